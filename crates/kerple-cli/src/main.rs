@@ -1,0 +1,2 @@
+//! The `kerple` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Row-wise operations of a transformer layer on slices, forward and backward.
