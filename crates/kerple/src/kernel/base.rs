@@ -43,34 +43,21 @@ impl Base {
         match (self, parameters) {
             (Base::Power, &[a, p]) => {
                 let power = d.powf(p);
-                Jet {
-                    value: -a * power,
-                    gradient: [-power, -a * power * log_d, 0.0],
-                }
+                Jet { value: -a * power, gradient: [-power, -a * power * log_d, 0.0] }
             }
             (Base::Log, &[b, a, p]) => {
                 let power = d.powf(p);
                 let log = (a * power).ln_1p();
                 let slope = -b * power / (1.0 + a * power);
-                Jet {
-                    value: -b * log,
-                    gradient: [-log, slope, slope * a * log_d],
-                }
+                Jet { value: -b * log, gradient: [-log, slope, slope * a * log_d] }
             }
             (Base::Exp, &[c, a, p]) => {
                 let power = d.powf(p);
                 let decay = (-a * power).exp();
                 let slope = -c * power * decay;
-                Jet {
-                    value: c * decay,
-                    gradient: [decay, slope, slope * a * log_d],
-                }
+                Jet { value: c * decay, gradient: [decay, slope, slope * a * log_d] }
             }
-            _ => panic!(
-                "{self:?} takes {} parameters, got {}",
-                self.parameters().len(),
-                parameters.len()
-            ),
+            _ => panic!("{self:?} takes {} parameters, got {}", self.parameters().len(), parameters.len()),
         }
     }
 }
@@ -107,10 +94,7 @@ mod tests {
     fn exponent_one_is_the_two_parameter_log_kernel() {
         for d in 0..5000 {
             let d = f64::from(d);
-            assert_eq!(
-                Base::Log.at(&[1.3, 0.7, 1.0], d).value,
-                -1.3 * (0.7 * d).ln_1p()
-            );
+            assert_eq!(Base::Log.at(&[1.3, 0.7, 1.0], d).value, -1.3 * (0.7 * d).ln_1p());
         }
     }
 }
