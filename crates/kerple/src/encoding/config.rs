@@ -1,8 +1,8 @@
 //! The `[encoding]` table of a run file.
 
 use super::Method;
-use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 /// Where a distance table enters relative to the `1/sqrt(D)` scale.
@@ -39,10 +39,9 @@ pub enum Clamp {
 }
 
 /// A positional method with the choices every method shares.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Encoding {
     /// Which method, with its own keys.
-    #[serde(flatten)]
     pub method: Method,
     /// Attention sees only this many positions, itself included; `None` sees all.
     pub window: Option<usize>,
@@ -60,31 +59,56 @@ impl From<Method> for Encoding {
     }
 }
 
-fn take<T: serde::de::DeserializeOwned + Default, E: Error>(map: &mut Map<String, Value>, key: &str) -> Result<T, E> {
-    match map.remove(key) {
-        None => Ok(T::default()),
-        Some(value) => serde_json::from_value(value).map_err(|error| E::custom(format!("`{key}`: {error}"))),
-    }
+/// The keys every method shares, as they stand in a run file.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Shared {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    window: Option<usize>,
+    scale: Scale,
+    compat: Compat,
+    clamp: Clamp,
+}
+
+const SHARED_KEYS: [&str; 4] = ["window", "scale", "compat", "clamp"];
+
+fn parse<T: DeserializeOwned, E: Error>(map: Map<String, Value>) -> Result<T, E> {
+    serde_path_to_error::deserialize(Value::Object(map)).map_err(|error| match error.path().iter().last() {
+        Some(key) => E::custom(format!("`{key}`: {}", error.inner())),
+        None => E::custom(error.inner()),
+    })
 }
 
 impl<'de> Deserialize<'de> for Encoding {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut map = match Value::deserialize(deserializer)? {
-            Value::String(kind) => Map::from_iter([("kind".to_owned(), Value::String(kind))]),
-            Value::Object(map) => map,
+        let (kind, mut own) = match Value::deserialize(deserializer)? {
+            Value::String(kind) => (kind, Map::new()),
+            Value::Object(mut map) => match map.remove("kind") {
+                Some(Value::String(kind)) => (kind, map),
+                _ => return Err(D::Error::custom("an encoding needs `kind`, the name of a method")),
+            },
             other => return Err(D::Error::custom(format!("expected a name or a table with `kind`, got {other}"))),
         };
-        let encoding = Encoding {
-            window: take(&mut map, "window")?,
-            scale: take(&mut map, "scale")?,
-            compat: take(&mut map, "compat")?,
-            clamp: take(&mut map, "clamp")?,
-            method: serde_json::from_value(Value::Object(map)).map_err(D::Error::custom)?,
-        };
-        if encoding.window == Some(0) {
+        let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
+        let Shared { window, scale, compat, clamp } = parse(shared)?;
+        if window == Some(0) {
             return Err(D::Error::custom("`window`: a window of 0 sees nothing; use at least 1 (the token itself)"));
         }
-        Ok(encoding)
+        let method = parse(Map::from_iter([(kind, Value::Object(own))]))?;
+        Ok(Encoding { method, window, scale, compat, clamp })
+    }
+}
+
+impl Serialize for Encoding {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
+        let method = serde_json::to_value(&self.method).map_err(serde::ser::Error::custom)?;
+        let shared = Shared { window: self.window, scale: self.scale, compat: self.compat, clamp: self.clamp };
+        let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
+        for keys in [&method[self.method.kind()], &shared] {
+            map.extend(keys.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
+        }
+        map.serialize(serializer)
     }
 }
 

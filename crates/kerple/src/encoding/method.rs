@@ -11,7 +11,7 @@ pub struct NoKeys {}
 
 /// One positional method and its own keys; `kind` names it in a run file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Method {
     /// No positions at all: the causal mask is the only order (NoPE).
     None(NoKeys),
@@ -70,7 +70,7 @@ pub const METHODS: [&str; 16] = [
 impl Method {
     /// The method of this kind with its default keys; `None` for an unknown name.
     pub fn named(kind: &str) -> Option<Method> {
-        serde_json::from_value(serde_json::json!({ "kind": kind })).ok()
+        serde_json::from_value(serde_json::json!({ kind: {} })).ok()
     }
 
     /// Name in run files, tables and folders.
