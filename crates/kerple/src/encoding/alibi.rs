@@ -1,6 +1,8 @@
 //! ALiBi: attention with linear biases. Press et al. 2022, arXiv:2108.12409, section 3.
 //!
-//!     b_h(d) = -slope_h d
+//! ```text
+//! b_h(d) = -slope_h d
+//! ```
 //!
 //! Slopes are a geometric sequence from `2^(-8/H)` for a power of two H; other head counts take the sequence of the next
 //! smaller power of two and every other slope of the next larger one. Enters: scores, after the `1/sqrt(D)` scale. Past the

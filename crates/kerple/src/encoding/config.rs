@@ -73,7 +73,7 @@ struct Shared {
 const SHARED_KEYS: [&str; 4] = ["window", "scale", "compat", "clamp"];
 
 fn parse<T: DeserializeOwned, E: Error>(map: Map<String, Value>) -> Result<T, E> {
-    serde_path_to_error::deserialize(Value::Object(map)).map_err(|error| match error.path().iter().last() {
+    serde_path_to_error::deserialize(Value::Object(map)).map_err(|error| match error.path().iter().next_back() {
         Some(key) => E::custom(format!("`{key}`: {}", error.inner())),
         None => E::custom(error.inner()),
     })

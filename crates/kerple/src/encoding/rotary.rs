@@ -1,7 +1,9 @@
 //! Rotary position embedding. Su et al. 2021, arXiv:2104.09864, section 3.2; half-split form of GPT-NeoX.
 //!
-//!     inv_freq_j = base^(-2j / n),  angle = position * inv_freq_j,  n = rotated features
-//!     (x_j, x_{j+n/2})  ->  (x_j cos - x_{j+n/2} sin,  x_{j+n/2} cos + x_j sin)
+//! ```text
+//! inv_freq_j = base^(-2j / n),  angle = position * inv_freq_j,  n = rotated features
+//! (x_j, x_{j+n/2})  ->  (x_j cos - x_{j+n/2} sin,  x_{j+n/2} cos + x_j sin)
+//! ```
 //!
 //! Enters: queries and keys of every layer, before caching. Past the training length: defined, but the model has not seen
 //! those angles. The original's low-precision runs round `inv_freq` and the positions to bf16.

@@ -1,6 +1,8 @@
 //! Sinusoidal positions. Vaswani et al. 2017, arXiv:1706.03762, section 3.5; sine half then cosine half, as in GPT-NeoX.
 //!
-//!     row(t) = [sin(t f_0), ..., sin(t f_{M/2-1}), cos(t f_0), ..., cos(t f_{M/2-1})],  f_j = base^(-2j / M)
+//! ```text
+//! row(t) = [sin(t f_0), ..., sin(t f_{M/2-1}), cos(t f_0), ..., cos(t f_{M/2-1})],  f_j = base^(-2j / M)
+//! ```
 //!
 //! Enters: added to the token embeddings, once. Past the training length: defined, but the model has not seen those rows.
 //! The original's low-precision runs do all of it in bf16.

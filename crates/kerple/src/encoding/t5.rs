@@ -1,6 +1,8 @@
 //! T5's relative bias. Raffel et al. 2020, arXiv:1910.10683, section 2.1; buckets and scale as in GPT-NeoX.
 //!
-//!     b_h(d) = sqrt(D) W[bucket(d), h]
+//! ```text
+//! b_h(d) = sqrt(D) W[bucket(d), h]
+//! ```
 //!
 //! Half the buckets hold one distance each, the other half grow logarithmically up to `max_distance`, beyond which all
 //! distances share the last bucket. Enters: scores, after the `1/sqrt(D)` scale; T5 itself uses neither scale.
