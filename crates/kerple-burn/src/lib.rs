@@ -7,4 +7,5 @@ pub mod array;
 pub mod composed;
 pub mod fused;
 pub mod layers;
+pub mod parameters;
 pub mod positions;
