@@ -92,6 +92,11 @@ impl Attention {
         self.heads
     }
 
+    /// `[B, L, M]` to `[B, L, M]`.
+    pub fn forward(&self, x: Tensor<3>, positions: &Positions) -> Tensor<3> {
+        self.composed(x, positions)
+    }
+
     /// The definition: `x + out(attention(qkv(norm(x))))` on `[B, L, M]`.
     pub fn composed(&self, x: Tensor<3>, positions: &Positions) -> Tensor<3> {
         let qkv = self.qkv.composed(self.norm.composed(x.clone()));
@@ -120,9 +125,24 @@ impl Mlp {
         }
     }
 
+    /// `[B, L, M]` to `[B, L, M]`.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        self.composed(x)
+    }
+
     /// The definition: `x + down(gelu(up(norm(x))))` on `[B, L, M]`.
     pub fn composed(&self, x: Tensor<3>) -> Tensor<3> {
         let hidden = burn::tensor::activation::gelu(self.up.composed(self.norm.composed(x.clone())));
         x + self.down.composed(hidden)
     }
+}
+
+/// Rows of `table` `[V, M]` for `[B, L]` token ids.
+pub fn embed(table: Tensor<2>, tokens: &[u32], shape: [usize; 2]) -> Tensor<3> {
+    composed::embed(table, tokens, shape)
+}
+
+/// Negative log-likelihood in nats of each target under `softmax(norm(x) W)`, `[B, L]`; `weight` is `[M, V]`.
+pub fn cross_entropy(x: Tensor<3>, norm: &LayerNorm, weight: Tensor<2>, targets: &[u32]) -> Tensor<2> {
+    composed::cross_entropy(norm.composed(x), weight, targets)
 }

@@ -94,6 +94,19 @@ pub fn update<M: Module>(module: M, change: impl FnMut(usize, &mut [f32])) -> M 
     module.map(&mut Update { index: 0, change })
 }
 
+struct Detach;
+
+impl ModuleMapper for Detach {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| if tensor.device().is_autodiff() { tensor.inner() } else { tensor })
+    }
+}
+
+/// The module for inference: the same values, shared, outside autodiff.
+pub fn without_autodiff<M: Module>(module: &M) -> M {
+    module.clone().map(&mut Detach)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
