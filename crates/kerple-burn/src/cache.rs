@@ -85,9 +85,8 @@ mod tests {
     fn growing_keeps_every_row() {
         let (heads, d) = (3, 2);
         let mut cache = Cache::new(2, heads, d);
-        let packed = |position: usize| -> Vec<f32> {
-            (0..2 * heads * 3 * d).map(|i| (1000 * position + i) as f32).collect()
-        };
+        let packed =
+            |position: usize| -> Vec<f32> { (0..2 * heads * 3 * d).map(|i| (1000 * position + i) as f32).collect() };
         for position in 0..600 {
             cache.push(&packed(position), 1);
         }

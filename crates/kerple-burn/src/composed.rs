@@ -81,11 +81,16 @@ pub fn rotate(x: Tensor<4>, positions: &Positions) -> Tensor<4> {
     Tensor::cat(parts, 3)
 }
 
+/// [`attention`] after the rotation of queries and keys, all `[B, H, L, D]`.
+pub fn rotated_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, positions: &Positions) -> Tensor<4> {
+    attention(rotate(q, positions), rotate(k, positions), v, positions)
+}
+
 /// Causal self-attention on a packed projection `[B, L, 3M]`; returns `[B, L, M]`.
 pub fn self_attention(qkv: Tensor<3>, heads: usize, positions: &Positions) -> Tensor<3> {
     let [batch, len, width] = qkv.dims();
     let [q, k, v] = unpack(qkv, heads);
-    let out = attention(rotate(q, positions), rotate(k, positions), v, positions);
+    let out = rotated_attention(q, k, v, positions);
     out.swap_dims(1, 2).reshape([batch, len, width / 3])
 }
 

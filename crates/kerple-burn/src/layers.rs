@@ -1,5 +1,6 @@
 //! The layers of a GPT-NeoX decoder as Burn modules: `x += Attn(LN(x)); x += MLP(LN(x))`.
 
+use crate::cache::Cache;
 use crate::composed;
 use crate::positions::Positions;
 use burn::module::{Module, Param};
@@ -97,6 +98,24 @@ impl Attention {
         self.composed(x, positions)
     }
 
+    /// New positions `[B, L, M]` behind those that `cache` holds; the cache then holds them too.
+    pub fn extend(&self, x: Tensor<3>, positions: &Positions, cache: &mut Cache) -> Tensor<3> {
+        let [batch, len, width] = x.dims();
+        let qkv = self.qkv.composed(self.norm.composed(x.clone()));
+        let head_dim = width / self.heads;
+        let [q, k, v] = composed::unpack(qkv, self.heads);
+        let (q, k) = (composed::rotate(q, positions), composed::rotate(k, positions));
+        let rows = Tensor::stack::<5>(vec![q.clone(), k, v], 3).swap_dims(1, 2).into_data();
+        cache.push(rows.as_slice::<f32>().expect("activations are f32"), len);
+        let whole = |rows: &[f32]| {
+            let shape = [batch, self.heads, cache.capacity(), head_dim];
+            let data = TensorData::new(rows.to_vec(), shape);
+            Tensor::<4>::from_data(data, (&x.device(), DType::F32)).narrow(2, 0, cache.len())
+        };
+        let out = composed::attention(q, whole(cache.keys()), whole(cache.values()), positions);
+        x + self.out.composed(out.swap_dims(1, 2).reshape([batch, len, width]))
+    }
+
     /// The definition: `x + out(attention(qkv(norm(x))))` on `[B, L, M]`.
     pub fn composed(&self, x: Tensor<3>, positions: &Positions) -> Tensor<3> {
         let qkv = self.qkv.composed(self.norm.composed(x.clone()));
@@ -145,4 +164,9 @@ pub fn embed(table: Tensor<2>, tokens: &[u32], shape: [usize; 2]) -> Tensor<3> {
 /// Negative log-likelihood in nats of each target under `softmax(norm(x) W)`, `[B, L]`; `weight` is `[M, V]`.
 pub fn cross_entropy(x: Tensor<3>, norm: &LayerNorm, weight: Tensor<2>, targets: &[u32]) -> Tensor<2> {
     composed::cross_entropy(norm.composed(x), weight, targets)
+}
+
+/// Causal self-attention on `[B, H, L, D]` after the rotation of queries and keys.
+pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, positions: &Positions) -> Tensor<4> {
+    composed::rotated_attention(q, k, v, positions)
 }

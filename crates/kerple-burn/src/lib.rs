@@ -4,8 +4,10 @@
 //! the fused versions run on the CPU backend through [`fused::apply`], with their own backward. A test holds them equal.
 
 pub mod array;
+pub mod cache;
 pub mod composed;
 pub mod fused;
+pub mod golden;
 pub mod layers;
 pub mod parameters;
 pub mod positions;

@@ -77,6 +77,12 @@ impl PositionalEncoding {
         &self.encoding
     }
 
+    /// The same learned values with attention restricted to a window.
+    pub fn with_window(&self, window: Option<usize>) -> PositionalEncoding {
+        let encoding = Encoding { window, ..(*self.encoding).clone() };
+        PositionalEncoding { encoding: Arc::new(encoding), ..self.clone() }
+    }
+
     /// Sizes of the model it serves.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry

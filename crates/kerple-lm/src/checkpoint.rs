@@ -29,16 +29,15 @@ pub struct State {
     pub optimizer_sha256: String,
 }
 
-fn bytes(values: &[f32]) -> &[u8] {
-    bytemuck::cast_slice(values)
-}
+/// A named tensor: path, shape, values.
+type Entry<'a> = (String, &'a [usize], &'a [f32]);
 
-fn write(path: &Path, tensors: &[(String, &[usize], &[f32])]) -> Result<String> {
-    let view = |(name, shape, values): &(String, &[usize], &[f32])| {
-        let view = TensorView::new(Dtype::F32, shape.to_vec(), bytes(values)).expect("shapes fit their values");
-        (name.clone(), view)
+fn write(path: &Path, tensors: &[Entry]) -> Result<String> {
+    let view = |shape: &[usize], values| {
+        TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(values)).expect("shapes fit their values")
     };
-    let data = safetensors::serialize(tensors.iter().map(view), None).expect("names are distinct");
+    let views = tensors.iter().map(|(name, shape, values)| (name.as_str(), view(shape, values)));
+    let data = safetensors::serialize(views, None).expect("names are distinct");
     fs::write(path, &data).map_err(Error::io(path, "write"))?;
     sync(path)?;
     Ok(hex(&data))
@@ -89,8 +88,12 @@ fn write_aside(aside: &Path, state: &State, model: &Decoder, optimizer: &Optimiz
     fs::create_dir_all(aside).map_err(Error::io(aside, "create"))?;
     let named = parameters::collect(model);
     let weights: Vec<_> = named.iter().map(|n| (n.name.clone(), n.array.shape(), n.array.slice::<f32>())).collect();
-    let first = named.iter().zip(&optimizer.moments).map(|(n, m)| (format!("first.{}", n.name), n.array.shape(), &m.first[..]));
-    let second = named.iter().zip(&optimizer.moments).map(|(n, m)| (format!("second.{}", n.name), n.array.shape(), &m.second[..]));
+    let first =
+        named.iter().zip(&optimizer.moments).map(|(n, m)| (format!("first.{}", n.name), n.array.shape(), &m.first[..]));
+    let second = named
+        .iter()
+        .zip(&optimizer.moments)
+        .map(|(n, m)| (format!("second.{}", n.name), n.array.shape(), &m.second[..]));
     let moments: Vec<_> = first.chain(second).collect();
     let state = State {
         model_sha256: write(&aside.join(MODEL), &weights)?,
@@ -132,7 +135,11 @@ impl Loaded {
     fn read(path: PathBuf, sha256: &str) -> Result<Loaded> {
         let data = fs::read(&path).map_err(Error::io(&path, "read"))?;
         if hex(&data) != sha256 {
-            return Err(Error::damaged(&path, "the checksum does not match", "remove this checkpoint's folder to go on from the one before"));
+            return Err(Error::damaged(
+                &path,
+                "the checksum does not match",
+                "remove this checkpoint's folder to go on from the one before",
+            ));
         }
         Ok(Loaded { path, data })
     }
@@ -144,7 +151,8 @@ impl Loaded {
 }
 
 fn fill(loaded: &Loaded, tensors: &SafeTensors, name: &str, values: &mut [f32]) -> Result<()> {
-    let view = tensors.tensor(name).ok().filter(|view| view.dtype() == Dtype::F32 && view.data().len() == 4 * values.len());
+    let view =
+        tensors.tensor(name).ok().filter(|view| view.dtype() == Dtype::F32 && view.data().len() == 4 * values.len());
     let Some(view) = view else {
         let message = format!("there is no tensor `{name}` of {} values", values.len());
         return Err(Error::damaged(&loaded.path, message, "this checkpoint belongs to another model"));
@@ -162,8 +170,9 @@ fn fill(loaded: &Loaded, tensors: &SafeTensors, name: &str, values: &mut [f32]) 
 pub fn state(checkpoint: &Path, plan_hash: &str) -> Result<State> {
     let path = checkpoint.join(STATE);
     let text = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
-    let state: State = serde_json::from_str(&text)
-        .map_err(|error| Error::damaged(&path, error.to_string(), "remove this checkpoint's folder to go on from the one before"))?;
+    let state: State = serde_json::from_str(&text).map_err(|error| {
+        Error::damaged(&path, error.to_string(), "remove this checkpoint's folder to go on from the one before")
+    })?;
     if state.plan != plan_hash {
         return Err(Error::damaged(
             &path,

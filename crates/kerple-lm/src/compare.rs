@@ -2,13 +2,12 @@
 
 use crate::config::RunConfig;
 use crate::corpus::Source;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::evaluate::{self, Request, Subject, Text};
 use crate::plan::Plan;
 use crate::train::{self, Progress};
-use burn::tensor::Device;
 use kerple::encoding::Encoding;
-use kerple_report::record::{self, EvaluationRow};
+use kerple_report::record::{self, EvaluationRow, Journal};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -110,9 +109,10 @@ pub fn evaluate_run(
     stop: &AtomicBool,
     tell: &mut dyn FnMut(Event),
 ) -> Result<Vec<EvaluationRow>> {
-    let (plan, state, model) = train::load(folder, &Device::flex())?;
+    let (plan, state, model) = train::load(folder, &crate::device())?;
     let path = folder.join("evaluation.jsonl");
-    let known = record::read_rows::<EvaluationRow>(&path).map_err(Error::from)?.rows;
+    let mut journal = Journal::open(&path)?;
+    let known = record::read_rows::<EvaluationRow>(&path)?.rows;
     let protocol = request.protocol.to_string();
     let mut rows = Vec::new();
     for length in request.lengths.iter().copied() {
@@ -142,7 +142,7 @@ pub fn evaluate_run(
         let row = evaluate::evaluate(&model, &subject, text, request, length, &mut |done, windows| {
             tell(Event::Evaluating { length, done, windows });
         })?;
-        record::append(&path, &row).map_err(Error::from)?;
+        journal.push(&row)?;
         tell(Event::Row(&row));
         rows.push(row);
     }

@@ -48,6 +48,9 @@ pub enum Error {
         /// Where to go on from.
         hint: String,
     },
+    /// A file of records could not be read or written.
+    #[error(transparent)]
+    Record(#[from] kerple_report::Error),
     /// A request that the data, the encoding or the model cannot serve.
     #[error("{message}")]
     Refused {
@@ -71,6 +74,7 @@ impl Error {
                 std::io::ErrorKind::StorageFull => "free some disk space; what was saved before is intact".to_owned(),
                 _ => "nothing half-written was kept".to_owned(),
             },
+            Error::Record(error) => error.hint().unwrap_or_else(|| "nothing half-written was kept".to_owned()),
             Error::Config { hint, .. }
             | Error::Damaged { hint, .. }
             | Error::NotFinite { hint, .. }

@@ -22,6 +22,13 @@ pub enum Protocol {
     Sliding(usize),
 }
 
+impl Protocol {
+    /// What the protocol scores, in words.
+    pub fn meaning(self) -> String {
+        kerple_report::record::protocol_meaning(&self.to_string())
+    }
+}
+
 impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
@@ -128,7 +135,8 @@ impl Request {
                     ));
                 }
                 let starts = kerple_data::random_segments(tokens, longest, self.segments, self.seed);
-                let window = |start: usize| Window { start: start + longest - length, len: length, score_from: length - count };
+                let window =
+                    |start: usize| Window { start: start + longest - length, len: length, score_from: length - count };
                 Ok(starts.into_iter().map(window).collect())
             }
             Protocol::Sliding(stride) => {

@@ -105,6 +105,9 @@ mod tests {
         assert_eq!(framed[framed.len() - 4..], masked_crc(&data));
         // step 300 as a varint behind its tag, then the summary with tag and value
         assert_eq!(data[9..12], [2 << 3, 0xac, 0x02]);
-        assert_eq!(data[12..], [&[5 << 3 | 2, 13, 1 << 3 | 2, 11, 1 << 3 | 2, 4][..], b"loss", &[2 << 3 | 5, 0, 0, 0, 64]].concat());
+        assert_eq!(
+            data[12..],
+            [&[5 << 3 | 2, 13, 1 << 3 | 2, 11, 1 << 3 | 2, 4][..], b"loss", &[2 << 3 | 5, 0, 0, 0, 64]].concat()
+        );
     }
 }

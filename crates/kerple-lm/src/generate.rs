@@ -77,7 +77,8 @@ fn choose(logits: &[f64], draw: &Draw, point: f64) -> u32 {
     if draw.top_k > 0 {
         order.truncate(draw.top_k);
     }
-    let weights: Vec<f64> = order.iter().map(|id| ((logits[*id] - logits[order[0]]) / draw.temperature).exp()).collect();
+    let weights: Vec<f64> =
+        order.iter().map(|id| ((logits[*id] - logits[order[0]]) / draw.temperature).exp()).collect();
     let mut left = point * weights.iter().sum::<f64>();
     for (id, weight) in order.iter().zip(&weights) {
         left -= weight;

@@ -2,10 +2,24 @@
 //!
 //! A [`config::RunConfig`] is what was written; [`plan::Plan`] is everything resolved and checked. Only plans run.
 
+pub mod checkpoint;
+//pub mod compare;
 pub mod config;
+//pub mod corpus;
 pub mod error;
+pub mod evaluate;
+pub mod events;
+pub mod generate;
+//pub mod golden;
 pub mod model;
+pub mod optimizer;
 pub mod plan;
 pub mod schedule;
+pub mod train;
 
 pub use error::{Error, Result};
+
+/// The CPU device that models run on outside training.
+pub fn device() -> burn::tensor::Device {
+    burn::tensor::Device::flex()
+}

@@ -75,7 +75,10 @@ impl Decoder {
     pub fn check_len(&self, len: usize) -> Result<()> {
         match self.encoding.encoding().longest(self.encoding.geometry()) {
             Some(longest) if len > longest => Err(Error::refused(
-                format!("{} is defined for {longest} positions, {len} were asked for", self.encoding.encoding().label()),
+                format!(
+                    "{} is defined for {longest} positions, {len} were asked for",
+                    self.encoding.encoding().label()
+                ),
                 "use a shorter length, or an encoding that extrapolates: `kerple describe` lists them",
             )),
             _ => Ok(()),
@@ -104,7 +107,12 @@ impl Decoder {
 
     /// Logits of every position, `[B, L, V]`: for short sequences and tests.
     pub fn logits(&self, tokens: Tokens) -> Tensor<3> {
-        let x = self.norm.composed(self.hidden(tokens));
+        self.project(self.hidden(tokens))
+    }
+
+    /// Logits `[B, L, V]` of the residual stream after the last layer.
+    pub fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
+        let x = self.norm.composed(hidden);
         let [batch, len, width] = x.dims();
         let head = self.head.val();
         let vocab = head.dims()[1];

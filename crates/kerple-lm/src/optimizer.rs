@@ -1,10 +1,10 @@
 //! AdamW with clipping by global norm, in the order and with the quirks of the paper's training.
 
 use crate::plan::Plan;
+use burn::module::Module;
 use kerple::encoding::{Clamp, Parameter};
 use kerple_burn::array::Array;
 use kerple_burn::parameters::{self, Named};
-use burn::module::Module;
 
 /// Moments of every parameter, and what each parameter needs.
 #[derive(Clone, Debug)]

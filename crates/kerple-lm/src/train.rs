@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 use kerple_burn::array::Array;
 use kerple_burn::parameters;
 use kerple_data::Batch;
-use kerple_report::record::{self, KernelSnapshot, MetricsRow};
+use kerple_report::record::{self, Journal, KernelSnapshot, MetricsRow};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -59,6 +59,7 @@ struct Trainer<'a> {
     model: Option<Decoder>,
     optimizer: Optimizer,
     state: State,
+    metrics: Journal<MetricsRow>,
     events: EventFile,
     saved: Option<PathBuf>,
 }
@@ -91,10 +92,6 @@ pub fn train(
             trainer.log(step_loss, norm, &fresh)?;
             fresh.clear();
         }
-        let stopping = stop.load(Ordering::Relaxed);
-        if step.is_multiple_of(plan.train.checkpoint_every) || done || stopping {
-            trainer.save()?;
-        }
         progress(&Progress {
             step,
             steps: plan.steps,
@@ -102,6 +99,10 @@ pub fn train(
             tokens_per_second: (plan.train.batch * plan.train_len) as f64 / seconds,
             seconds_left: started.elapsed().as_secs_f64() / (step - first) as f64 * (plan.steps - step) as f64,
         });
+        let stopping = stop.load(Ordering::Relaxed);
+        if step.is_multiple_of(plan.train.checkpoint_every) || done || stopping {
+            trainer.save()?;
+        }
         if stopping {
             break;
         }
@@ -142,32 +143,26 @@ pub fn read_plan(run: &Path) -> Result<Option<Plan>> {
     serde_json::from_str(&text).map(Some).map_err(|error| Error::damaged(&path, error.to_string(), hint))
 }
 
-/// Writes a file so that it is either the old one or the new one, never half of it.
-///
-/// # Errors
-/// What the file system refuses.
-pub fn write_whole(path: &Path, text: &str) -> Result<()> {
-    let aside = path.with_extension("partial");
-    std::fs::write(&aside, text).map_err(Error::io(&aside, "write"))?;
-    std::fs::rename(&aside, path).map_err(Error::io(path, "write"))
-}
-
 impl<'a> Trainer<'a> {
     fn open(plan: &'a Plan, run: &'a Path, batches: &'a dyn Batches) -> Result<Trainer<'a>> {
         std::fs::create_dir_all(run).map_err(Error::io(run, "create"))?;
         match read_plan(run)? {
             Some(old) if old.hash != plan.hash => {
                 return Err(Error::refused(
-                    format!("{} holds a run of another plan ({} instead of {})", run.display(), &old.hash[..12], &plan.hash[..12]),
+                    format!(
+                        "{} holds a run of another plan ({} instead of {})",
+                        run.display(),
+                        &old.hash[..12],
+                        &plan.hash[..12]
+                    ),
                     "use another --out folder, or the run file this folder was started with",
                 ));
             }
             _ => {
-                let text = serde_json::to_string_pretty(plan).expect("a plan is plain data");
-                write_whole(&run.join("plan.json"), &text)?;
+                record::write_json(&run.join("plan.json"), plan)?;
             }
         }
-        let device = Device::flex().autodiff();
+        let device = crate::device().autodiff();
         let mut model = Decoder::new(plan, &device);
         let mut optimizer = Optimizer::new(plan, &parameters::collect(&model));
         let mut state = State {
@@ -183,9 +178,10 @@ impl<'a> Trainer<'a> {
             model = checkpoint::load_model(path, &state, model)?;
             checkpoint::load_optimizer(path, &state, &model, &mut optimizer)?;
         }
-        record::truncate_after(&run.join("metrics.jsonl"), state.step)?;
+        let metrics = reopen_metrics(&run.join("metrics.jsonl"), state.step)?;
         let events = EventFile::create(&run.join("events"), state.step)?;
-        let mut trainer = Trainer { plan, run, batches, model: Some(model), optimizer, state, events, saved: newest };
+        let trainer =
+            Trainer { plan, run, batches, model: Some(model), optimizer, state, metrics, events, saved: newest };
         if trainer.state.step == 0 {
             trainer.snapshot_kernels()?;
         }
@@ -265,7 +261,7 @@ impl<'a> Trainer<'a> {
             valid_loss,
             encoding: names.zip(encoding.numbers()).filter(|(_, values)| small(values)).collect(),
         };
-        record::append(&self.run.join("metrics.jsonl"), &row)?;
+        self.metrics.push(&row)?;
         self.events.scalar(step, "loss/train", loss)?;
         self.events.scalar(step, "learning_rate", row.learning_rate)?;
         self.events.scalar(step, "grad_norm", grad_norm)?;
@@ -294,11 +290,24 @@ impl<'a> Trainer<'a> {
     fn snapshot_kernels(&self) -> Result<()> {
         let path = self.run.join("kernels.json");
         let Some(snapshot) = snapshot(self.model(), self.state.step) else { return Ok(()) };
-        let mut all: Vec<KernelSnapshot> = record::read_kernels(&path)?;
+        let mut all: Vec<KernelSnapshot> = if path.exists() { record::read_json(&path)? } else { Vec::new() };
         all.retain(|old| old.step < snapshot.step);
         all.push(snapshot);
-        write_whole(&path, &serde_json::to_string(&all).expect("numbers are plain data"))
+        Ok(record::write_json(&path, &all)?)
     }
+}
+
+/// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.
+fn reopen_metrics(path: &Path, step: u64) -> Result<Journal<MetricsRow>> {
+    let mut journal = Journal::open(path)?;
+    let rows = record::read_rows::<MetricsRow>(path)?.rows;
+    let kept = rows.iter().filter(|row| row.step <= step).count();
+    if kept < rows.len() {
+        std::fs::remove_file(path).map_err(Error::io(path, "rewrite"))?;
+        journal = Journal::open(path)?;
+        rows[..kept].iter().try_for_each(|row| journal.push(row))?;
+    }
+    Ok(journal)
 }
 
 /// Distances at which learned kernels are recorded: all up to 64, then about 24 an octave-less decade, to 20480.

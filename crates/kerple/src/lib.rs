@@ -1,7 +1,7 @@
 //! Relative positional encodings as functions of distance, the theory of their kernels, and exact attention that consumes them.
 //!
 //! The mathematics of kerple on plain slices: no tensor framework, no files. A positional method makes one of a few
-//! [forms](forms); an attention engine knows only the forms. See `ARCHITECTURE.md` for the whole picture.
+//! [forms]; an attention engine knows only the forms. See `ARCHITECTURE.md` for the whole picture.
 
 pub mod attention;
 pub mod encoding;

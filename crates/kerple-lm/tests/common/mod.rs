@@ -1,0 +1,53 @@
+//! A tiny model on a tiny language.
+
+use kerple::encoding::{Encoding, Method};
+use kerple_data::Batch;
+use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, RunConfig, TrainConfig};
+use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::train::Batches;
+use std::path::PathBuf;
+
+/// Sequences that count up from a start that the step decides, modulo 23.
+pub struct Counting(pub Plan);
+
+impl Counting {
+    fn make(&self, step: u64, batch: usize) -> Batch {
+        let len = self.0.train_len;
+        let token = |row: usize, at: usize| ((step as usize * 7 + row * 5 + at) % 23) as u32;
+        let all = |shift: usize| (0..batch).flat_map(|row| (0..len).map(move |at| token(row, at + shift))).collect();
+        Batch { tokens: all(0), targets: all(1), batch, seq_len: len }
+    }
+}
+
+impl Batches for Counting {
+    fn batch(&self, step: u64) -> kerple_lm::Result<Batch> {
+        Ok(self.make(step, self.0.train.batch))
+    }
+
+    fn validation(&self) -> kerple_lm::Result<Batch> {
+        Ok(self.make(1_000_003, 4))
+    }
+}
+
+/// A plan of a tiny decoder with this encoding.
+pub fn plan(encoding: &Encoding, train: TrainConfig) -> Plan {
+    let config = RunConfig {
+        seed: 7,
+        data: DataConfig { path: PathBuf::from("nowhere"), packing: PackingConfig::Random },
+        encoding: encoding.clone(),
+        model: ModelConfig {
+            n_layers: Some(2),
+            n_heads: Some(2),
+            head_dim: Some(8),
+            pad_vocab_to: Some(8),
+            ..ModelConfig::default()
+        },
+        train: TrainConfig { train_len: 12, batch: 4, ..train },
+    };
+    Plan::new(&config, DataFacts { vocab_size: 23, tokenizer: "counting".to_owned(), train_tokens: 1000 }).unwrap()
+}
+
+/// The encoding of this kind with default keys.
+pub fn encoding(kind: &str) -> Encoding {
+    Encoding::from(Method::named(kind).unwrap())
+}

@@ -1,0 +1,89 @@
+//! The decoder: sizes of the paper, causality, and decoding with a cache.
+
+mod common;
+
+use common::{encoding, plan};
+use kerple::encoding::METHODS;
+use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
+use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::plan::{DataFacts, Plan};
+
+fn logits(model: &Decoder, ids: &[u32]) -> Vec<f32> {
+    let tokens = Tokens { ids, batch: 1, len: ids.len() };
+    model.logits(tokens).into_data().try_to_vec::<f32>().unwrap()
+}
+
+const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
+
+#[test]
+fn the_papers_model_has_the_papers_size() {
+    for (kind, own) in [("kerple_log", 24), ("kerple_log3", 36), ("kerple_bias_weight", 48), ("t5", 384), ("alibi", 0)] {
+        let config = RunConfig {
+            seed: 0,
+            data: kerple_lm::config::DataConfig { path: "x".into(), packing: Default::default() },
+            encoding: encoding(kind),
+            model: ModelConfig { preset: Preset::Neox162m, ..ModelConfig::default() },
+            train: TrainConfig::default(),
+        };
+        let facts = DataFacts { vocab_size: 50_257, tokenizer: String::new(), train_tokens: 1 << 40 };
+        let plan = Plan::new(&config, facts).unwrap();
+        assert_eq!(plan.model.vocab_size, 50_304);
+        assert_eq!(plan.parameters, 162_322_944 + own, "{kind}");
+    }
+}
+
+#[test]
+fn a_model_has_as_many_values_as_its_plan_says() {
+    for kind in METHODS {
+        let plan = plan(&encoding(kind), TrainConfig::default());
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        let values: usize = kerple_burn::parameters::collect(&model).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
+        assert_eq!(values, plan.parameters, "{kind}");
+    }
+}
+
+#[test]
+fn the_future_changes_nothing() {
+    for kind in METHODS {
+        let model = Decoder::new(&plan(&encoding(kind), TrainConfig::default()), &kerple_lm::device());
+        let before = logits(&model, &IDS);
+        let mut changed = IDS;
+        changed[9] = 11;
+        let after = logits(&model, &changed);
+        let width = before.len() / IDS.len();
+        assert_eq!(before[..9 * width], after[..9 * width], "{kind}");
+        assert_ne!(before[9 * width..], after[9 * width..], "{kind}");
+    }
+}
+
+#[test]
+fn decoding_equals_recomputation() {
+    for kind in METHODS {
+        for window in [None, Some(5)] {
+            let mut encoding = encoding(kind);
+            encoding.window = window;
+            let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
+            let whole = logits(&model, &IDS);
+            let mut cache = model.caches(1);
+            let mut parts = Vec::new();
+            // a prefill of five, then one at a time
+            for range in [0..5].into_iter().chain((5..12).map(|at| at..at + 1)) {
+                let ids = &IDS[range];
+                let tokens = Tokens { ids, batch: 1, len: ids.len() };
+                parts.extend(model.extend(tokens, &mut cache).into_data().try_to_vec::<f32>().unwrap());
+            }
+            let largest = whole.iter().fold(0f32, |m, x| m.max(x.abs()));
+            let error = whole.iter().zip(&parts).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+            // the same sums in another order, in f32
+            assert!(error < 1e-5 * largest.max(1.0), "{kind} {window:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn lengths_beyond_a_learned_table_are_refused() {
+    let model = Decoder::new(&plan(&encoding("learned"), TrainConfig::default()), &kerple_lm::device());
+    let error = model.check_len(13).unwrap_err();
+    assert!(error.to_string().contains("12") && error.to_string().contains("13"), "{error}");
+    assert!(model.check_len(12).is_ok());
+}
