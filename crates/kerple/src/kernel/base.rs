@@ -1,8 +1,10 @@
 //! The base kernels: functions of a distance `d >= 0` and up to three parameters, with their derivatives.
 //!
-//!     power(d; a, p)     = -a d^p                  Chi et al. 2022, arXiv:2205.09921, Cor. 1
-//!     log(d; b, a, p)    = -b ln(1 + a d^p)        ibid.; p = 1 is KERPLE-log
-//!     exp(d; c, a, p)    =  c exp(-a d^p)          Gaussian for p = 2, stretched exponential in general
+//! ```text
+//! power(d; a, p)     = -a d^p                  Chi et al. 2022, arXiv:2205.09921, Cor. 1
+//! log(d; b, a, p)    = -b ln(1 + a d^p)        ibid.; p = 1 is KERPLE-log
+//! exp(d; c, a, p)    =  c exp(-a d^p)          Gaussian for p = 2, stretched exponential in general
+//! ```
 //!
 //! At `d = 0` every derivative in an exponent is 0, the limit of `d^p ln d` for `p > 0`.
 //! Raising to the power 1 is exact in IEEE arithmetic, so `log` with `p = 1` and the two-parameter kernel agree to the bit.
