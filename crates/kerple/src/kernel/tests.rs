@@ -10,6 +10,9 @@ use super::function::Function;
 use super::parse::ParseErrorKind;
 use super::rules::{Class, Rule};
 
+mod certificates;
+mod golden;
+
 /// A parameter: a number, or learned in one of the three spellings.
 fn value(name: &'static str, low: f64, high: f64) -> impl Strategy<Value = String> {
     (0u8..6, low..high).prop_map(move |(kind, x)| match kind {
