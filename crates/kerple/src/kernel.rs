@@ -5,6 +5,7 @@ pub mod certificate;
 pub mod error;
 pub mod expr;
 pub mod function;
+pub mod geometry;
 mod linalg;
 pub mod parameter;
 pub mod parse;

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::kernel::certificate::certify;
 use crate::kernel::expr::Expr;
+use crate::kernel::geometry::{effective_lengths, embed};
 use crate::kernel::linalg::gram;
 use crate::kernel::points::Points;
 
@@ -111,4 +112,32 @@ fn lemma_1_fails_on_its_counterexample() {
         assert!((ours - sign * exact * unit).abs() < 1e-12);
     }
     assert!(witness.quadratic_form.abs() < 1e-12);
+}
+
+#[test]
+fn fact_1_embeds_the_kernel() {
+    let golden = Golden::read();
+    let case = golden.case("theory/fact1_embedding");
+    let points = Points::line(&golden.array(&case["inputs"]["x"])).unwrap();
+    let embedding = embed(&expr(&case["params"]), &points).unwrap();
+    let tolerance = case["tolerance"]["atol"].as_f64().unwrap();
+    for (ours, theirs) in embedding.gram.iter().zip(golden.array(&case["expected"]["G"])) {
+        assert!((ours - theirs).abs() <= tolerance, "{ours} {theirs}");
+    }
+    // nine eigenvectors and squares: tens of roundings of numbers up to 10
+    assert!(embedding.error < 1e-13 * 1e2, "{}", embedding.error);
+}
+
+#[test]
+fn effective_lengths_match_the_reference() {
+    let golden = Golden::read();
+    let (log, power) = (Expr::parse("log(b, a)").unwrap(), Expr::parse("power(a, p)").unwrap());
+    let rows = golden.case("effective_length")["expected"]["rows"].as_array().unwrap().clone();
+    for row in &rows {
+        let number = |key: &str| row[key].as_f64().unwrap();
+        let (r1, r2, p) = (number("r1"), number("r2"), number("p"));
+        assert_eq!(effective_lengths(&log, &[r1, r2], 1, 20480)[0], row["log"].as_u64(), "{row}");
+        assert_eq!(effective_lengths(&power, &[r1, p], 1, 20480)[0], row["power"].as_u64(), "{row}");
+    }
+    assert_eq!(rows.len(), 8);
 }
