@@ -37,8 +37,8 @@ use super::rules::Derivation;
 pub const TOLERANCE: f64 = 1e-9;
 /// The same for the geometric search, whose tolerance grows with the shift.
 const SEARCH_TOLERANCE: f64 = 1e-10;
-/// Entries of `Kv` below this times `N max|K|` are rounding.
-const ROUNDING: f64 = 1e-12;
+/// Numbers below this times the size of what they are made of are rounding.
+pub(super) const ROUNDING: f64 = 1e-12;
 
 /// The strongest property a kernel has on a set of points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -266,14 +266,16 @@ fn geometric_search(spectrum: &Spectrum, largest: f64) -> Option<f64> {
     std::iter::successors(Some(1.0), |c| Some(2.0 * c)).take(1000).find(|c| accepted(*c))
 }
 
-/// Eight significant digits at most, exponents where they help.
-fn short(x: f64) -> String {
-    let rounded: f64 = format!("{x:.7e}").parse().unwrap_or(x);
+/// Six significant digits at most, exponents where they help.
+pub(super) fn short(x: f64) -> String {
+    let rounded: f64 = format!("{x:.5e}").parse().unwrap_or(x);
     if x == 0.0 || (1e-4..1e9).contains(&x.abs()) { format!("{rounded}") } else { format!("{x:.3e}") }
 }
 
 impl fmt::Display for Certificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rounding = self.tolerance / TOLERANCE * ROUNDING;
+        let short = |x: f64| if x.abs() < rounding { "0".to_owned() } else { short(x) };
         let few = |values: &[f64]| {
             let shown: Vec<_> = values.iter().take(4).map(|x| short(*x)).collect();
             format!("{}{}", shown.join(", "), if values.len() > 4 { ", ..." } else { "" })
