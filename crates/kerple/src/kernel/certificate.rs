@@ -234,7 +234,7 @@ fn witness(
     across: &Spectrum,
     refusal: Option<&Refusal>,
 ) -> Option<Witness> {
-    let (vector, shows) = match (verdict, refusal.and_then(|refusal| refusal.degenerate)) {
+    let (mut vector, shows) = match (verdict, refusal.and_then(|refusal| refusal.degenerate)) {
         (Verdict::PositiveDefinite, _) => return None,
         (Verdict::Neither, _) => {
             (split.sum_zero(&across.vector(0)), "not CPD: v sums to 0 and its quadratic form is negative")
@@ -244,6 +244,10 @@ fn witness(
         }
         _ => (spectrum.vector(0), "not PD: the quadratic form of v is negative"),
     };
+    // eigenvectors have no sign of their own: the first entry that is not rounding is positive
+    if vector.iter().find(|x| x.abs() > TOLERANCE).is_some_and(|x| *x < 0.0) {
+        vector.iter_mut().for_each(|x| *x = -*x);
+    }
     let quadratic_form = quadratic_form(gram, &vector);
     Some(Witness { vector, quadratic_form, shows: shows.to_owned() })
 }

@@ -185,7 +185,7 @@ impl fmt::Display for FeatureReport {
         writeln!(f, "k = {}", self.kernel)?;
         writeln!(f, "c = {}\n", short(self.shift))?;
         writeln!(f, "{:>6}  {:>12}  {:>12}", "rank", "max error", "Frobenius")?;
-        let rounding = ROUNDING * (1.0 + self.shift);
+        let rounding = 10.0 * ROUNDING * (1.0 + self.shift);
         let error = |x: f64| if x < rounding { "rounding".to_owned() } else { short(x) };
         for map in &self.maps {
             writeln!(f, "{:>6}  {:>12}  {:>12}", map.rank, error(map.max_error), error(map.frobenius_error))?;

@@ -11,6 +11,7 @@ use super::parse::ParseErrorKind;
 use super::rules::{Class, Rule};
 
 mod certificates;
+mod docs;
 mod golden;
 
 /// A parameter: a number, or learned in one of the three spellings.
