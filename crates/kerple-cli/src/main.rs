@@ -1,2 +1,34 @@
-//! The `kerple` command.
-fn main() {}
+//! The `kerple` command: stdout carries results, stderr the rest; exit 0 done, 1 failed, 2 misused.
+
+mod args;
+mod commands;
+mod failure;
+mod progress;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    let outcome = match command {
+        Command::Quickstart(args) => commands::quickstart::run(&args),
+        Command::Prepare(args) => commands::prepare::run(&args),
+        Command::Train(args) => commands::train::run(&args),
+        Command::Eval(args) => commands::eval::run(&args),
+        Command::Compare(args) => commands::compare::run(&args),
+        Command::Report(args) => commands::report::run(&args),
+        Command::Describe(args) => commands::describe::run(&args),
+        Command::Kernel(args) => commands::kernel::run(&args),
+        Command::Sample(args) => commands::sample::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
+        Command::Golden(args) => commands::golden::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {}\n\nhint: {}", failure.message, failure.hint);
+            ExitCode::from(failure.code)
+        }
+    }
+}

@@ -4,6 +4,7 @@
 //! [forms](forms); an attention engine knows only the forms. See `ARCHITECTURE.md` for the whole picture.
 
 pub mod attention;
+pub mod encoding;
 pub mod forms;
 pub mod kernel;
 pub mod ops;

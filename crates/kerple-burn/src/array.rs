@@ -1,0 +1,48 @@
+//! Contiguous CPU arrays: what a fused operation sees of a tensor.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Element, TensorData};
+use bytemuck::Pod;
+
+/// A contiguous array of the flex backend; cloning shares the data.
+#[derive(Clone, Debug)]
+pub struct Array(FlexTensor);
+
+impl Array {
+    /// The array of a tensor, copied only when its layout is strided.
+    pub fn new(tensor: FlexTensor) -> Array {
+        Array(tensor.to_contiguous())
+    }
+
+    /// An array that owns `values`.
+    ///
+    /// # Panics
+    /// When the shape does not hold as many values.
+    pub fn from_vec<T: Element>(values: Vec<T>, shape: &[usize]) -> Array {
+        Array(FlexTensor::from_data(TensorData::new(values, shape.to_vec())))
+    }
+
+    /// The values in row-major order.
+    ///
+    /// # Panics
+    /// When the array holds another type.
+    pub fn slice<T: Element + Pod>(&self) -> &[T] {
+        let found = self.0.dtype();
+        self.0.as_slice().unwrap_or_else(|| panic!("expected an array of {:?}, got {found:?}", T::dtype()))
+    }
+
+    /// Length of each axis.
+    pub fn shape(&self) -> &[usize] {
+        self.0.layout().shape()
+    }
+
+    /// Type of the values.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype()
+    }
+
+    /// The tensor of the flex backend.
+    pub fn into_tensor(self) -> FlexTensor {
+        self.0
+    }
+}

@@ -1,0 +1,179 @@
+//! The one door through which CPU operations with their own backward enter Burn.
+//!
+//! An [`Op`] computes on slices: outputs from inputs, and gradients from what it saved. [`apply`] runs it on the flex
+//! backend, tracked by Burn's autodiff when an input is. Everything else in this crate is an `Op` with a composed
+//! definition in plain Burn operations beside it, which other backends run.
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, Flex, backend_extension};
+use burn::tensor::Tensor;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::array::Array;
+
+/// An operation on contiguous CPU arrays with its own backward.
+pub trait Op: Debug + Send + Sync + 'static {
+    /// The output, and what the backward needs besides the inputs (empty when `tracked` is false).
+    fn forward(&self, inputs: &[Array], tracked: bool) -> Forward;
+
+    /// The gradient in each input, given the gradient in the output; `None` where an input is not differentiable.
+    fn backward(&self, step: &Step) -> Vec<Option<Array>>;
+}
+
+/// Result of [`Op::forward`].
+pub struct Forward {
+    /// The output.
+    pub output: Array,
+    /// Kept until the backward.
+    pub saved: Vec<Array>,
+}
+
+/// What [`Op::backward`] is given.
+pub struct Step<'a> {
+    /// The inputs of the forward.
+    pub inputs: &'a [Array],
+    /// What the forward saved.
+    pub saved: &'a [Array],
+    /// Gradient of the loss in the output.
+    pub d_output: &'a Array,
+    /// Which inputs want a gradient.
+    pub wanted: &'a [bool],
+}
+
+/// A shared operation.
+pub type OpRef = Arc<dyn Op>;
+
+#[derive(Clone, Debug)]
+struct State {
+    op: OpRef,
+    inputs: Vec<Array>,
+    saved: Vec<Array>,
+}
+
+#[derive(Debug)]
+struct FusedBackward;
+
+impl<const N: usize> Backward<Flex, N> for FusedBackward {
+    type State = State;
+
+    fn backward(self, ops: Ops<State, N>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let d_output = Array::new(grads.consume::<Flex>(&ops.node));
+        let State { op, inputs, saved } = ops.state;
+        let wanted = ops.parents.each_ref().map(Option::is_some);
+        let step = Step { inputs: &inputs, saved: &saved, d_output: &d_output, wanted: &wanted };
+        for (parent, gradient) in ops.parents.into_iter().zip(op.backward(&step)) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+                grads.register::<Flex>(parent.id, gradient.into_tensor());
+            }
+        }
+    }
+}
+
+fn track<C: CheckpointStrategy, const N: usize>(
+    inputs: [FloatTensor<Autodiff<Flex>>; N],
+    op: OpRef,
+) -> FloatTensor<Autodiff<Flex>> {
+    let nodes = inputs.each_ref().map(|input| input.node());
+    let inputs: Vec<Array> = inputs.into_iter().map(|input| Array::new(input.into_primitive())).collect();
+    match Backward::<Flex, N>::prepare::<C>(FusedBackward, nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => {
+            let Forward { output, saved } = op.forward(&inputs, true);
+            prep.finish(State { op, inputs, saved }, output.into_tensor())
+        }
+        OpsKind::UnTracked(prep) => prep.finish(op.forward(&inputs, false).output.into_tensor()),
+    }
+}
+
+fn run(inputs: Vec<FloatTensor<Flex>>, op: &OpRef) -> FloatTensor<Flex> {
+    let inputs: Vec<Array> = inputs.into_iter().map(Array::new).collect();
+    op.forward(&inputs, false).output.into_tensor()
+}
+
+/// Burn's extension mechanism wants one method for each number of tensors.
+macro_rules! arities {
+    ($($name:ident $count:literal: $($input:ident)+;)+) => {
+        /// Runs an [`Op`] on this many inputs.
+        #[backend_extension(Flex, Autodiff)]
+        pub trait FusedBackend: Backend {
+            $(
+                /// One call of an [`Op`].
+                fn $name($($input: FloatTensor<Self>,)+ op: OpRef) -> FloatTensor<Self>;
+            )+
+        }
+
+        impl FusedBackend for Flex {
+            $(fn $name($($input: FloatTensor<Self>,)+ op: OpRef) -> FloatTensor<Self> {
+                run(vec![$($input),+], &op)
+            })+
+        }
+
+        impl<C: CheckpointStrategy> FusedBackend for Autodiff<Flex, C> {
+            $(fn $name($($input: FloatTensor<Self>,)+ op: OpRef) -> FloatTensor<Self> {
+                track::<C, $count>([$($input),+], op)
+            })+
+        }
+
+        fn dispatch(inputs: Vec<DispatchTensor>, op: OpRef) -> DispatchTensor {
+            match inputs.len() {
+                $($count => {
+                    let Ok([$($input),+]) = <[DispatchTensor; $count]>::try_from(inputs) else {
+                        unreachable!("the length was just matched")
+                    };
+                    <Dispatch as FusedBackend>::$name($($input,)+ op)
+                })+
+                count => panic!("an operation takes 1 to 9 tensors, got {count}"),
+            }
+        }
+    };
+}
+
+arities! {
+    fused1 1: a;
+    fused2 2: a b;
+    fused3 3: a b c;
+    fused4 4: a b c d;
+    fused5 5: a b c d e;
+    fused6 6: a b c d e f;
+    fused7 7: a b c d e f g;
+    fused8 8: a b c d e f g h;
+    fused9 9: a b c d e f g h i;
+}
+
+/// A tensor of any rank, on its way into an operation.
+pub struct Input(DispatchTensor);
+
+impl<const D: usize> From<Tensor<D>> for Input {
+    fn from(tensor: Tensor<D>) -> Self {
+        Input(tensor.into_dispatch())
+    }
+}
+
+/// Runs `op` on 1 to 9 float tensors of the flex backend; the result takes part in autodiff when an input does.
+///
+/// # Panics
+/// When an input lives on another backend, or the inputs' types differ.
+pub fn apply<const D: usize>(op: impl Op, inputs: Vec<Input>) -> Tensor<D> {
+    Tensor::from_dispatch(dispatch(inputs.into_iter().map(|input| input.0).collect(), Arc::new(op)))
+}
+
+/// Whether fused operations run on this tensor's device; elsewhere the composed definitions do.
+pub fn runs_fused<const D: usize>(tensor: &Tensor<D>) -> bool {
+    tensor.device().without_autodiff() == burn::tensor::Device::flex()
+}
+
+/// Calls a generic function with the element type of an array.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! with_element {
+    ($array:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $array.dtype() {
+            burn::tensor::DType::F64 => $function::<f64>($($argument),*),
+            burn::tensor::DType::F32 => $function::<f32>($($argument),*),
+            other => panic!("fused operations take f32 or f64 tensors, got {other:?}"),
+        }
+    };
+}

@@ -1,0 +1,192 @@
+//! Encodings as Burn modules: learned parameters in, the forms that attention consumes out.
+
+use crate::array::Array;
+use crate::fused::{Forward, Input, Op, Step, apply};
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Device, Element, ElementConversion, Tensor, TensorData};
+use bytemuck::Pod;
+use kerple::encoding::{Encoding, Geometry, TableGradient};
+use kerple::forms::{Absolute, DistanceTable};
+use std::sync::Arc;
+
+/// Cosines and sines of the rotation angles of consecutive positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RotaryTables {
+    half: usize,
+    cos: Vec<f64>,
+    sin: Vec<f64>,
+}
+
+impl RotaryTables {
+    /// Rotated features, divided by two.
+    pub fn half(&self) -> usize {
+        self.half
+    }
+
+    /// Cosines, `[L, half]`.
+    pub fn cos(&self) -> &[f64] {
+        &self.cos
+    }
+
+    /// Sines, `[L, half]`.
+    pub fn sin(&self) -> &[f64] {
+        &self.sin
+    }
+}
+
+/// What every attention layer of one forward pass is given.
+#[derive(Clone, Debug, Default)]
+pub struct Positions {
+    /// Added to scaled scores by distance, `[H, T]` with at least as many distances as keys.
+    pub bias: Option<Tensor<2>>,
+    /// Multiplies scaled scores by distance, `[H, T]`.
+    pub weight: Option<Tensor<2>>,
+    /// Rotation of the queries and keys of this pass.
+    pub rotary: Option<Arc<RotaryTables>>,
+    /// Only distances below this are seen.
+    pub window: Option<usize>,
+}
+
+/// A positional encoding with its learned parameters, shared by all layers of a model.
+#[derive(Module, Debug)]
+pub struct PositionalEncoding {
+    /// Learned values, flattened, in the order of [`Encoding::parameters`].
+    pub values: Vec<Param<Tensor<1>>>,
+    #[module(skip)]
+    encoding: Arc<Encoding>,
+    #[module(skip)]
+    geometry: Arc<Geometry>,
+}
+
+impl PositionalEncoding {
+    /// A fresh encoding, initial values drawn from `seed`.
+    pub fn new(encoding: &Encoding, geometry: &Geometry, seed: u64, device: &Device) -> PositionalEncoding {
+        let param = |values: Vec<f64>| {
+            let shape = [values.len()];
+            Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), (device, DType::F32)))
+        };
+        PositionalEncoding {
+            values: encoding.initial(geometry, seed).into_iter().map(param).collect(),
+            encoding: Arc::new(encoding.clone()),
+            geometry: Arc::new(*geometry),
+        }
+    }
+
+    /// Which encoding this is.
+    pub fn encoding(&self) -> &Encoding {
+        &self.encoding
+    }
+
+    /// Sizes of the model it serves.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Learned values as numbers, in the order of [`Encoding::parameters`].
+    pub fn numbers(&self) -> Vec<Vec<f64>> {
+        self.values.iter().map(|value| value.val().into_data().iter::<f64>().collect()).collect()
+    }
+
+    /// The tables over distances `0..len` as numbers, for drawing and reports.
+    pub fn table(&self, len: usize) -> DistanceTable {
+        self.encoding.table(&self.geometry, &self.numbers(), len)
+    }
+
+    /// What attention needs for `queries` new positions at the end of `keys`.
+    pub fn positions(&self, queries: usize, keys: usize, device: &Device) -> Positions {
+        let shape = self.encoding.table(&self.geometry, &self.numbers(), 1);
+        let rotary = self.encoding.rotary(&self.geometry).map(|rotary| {
+            let (cos, sin) = rotary.tables(keys - queries, queries);
+            Arc::new(RotaryTables { half: rotary.rotated() / 2, cos, sin })
+        });
+        Positions {
+            bias: shape.bias.is_some().then(|| self.table_tensor(Part::Bias, keys, device)),
+            weight: shape.weight.is_some().then(|| self.table_tensor(Part::Weight, keys, device)),
+            rotary,
+            window: self.encoding.window,
+        }
+    }
+
+    /// Rows added to the embeddings of positions `start..start + len`, `[1, len, M]`.
+    pub fn absolute(&self, start: usize, len: usize, device: &Device) -> Option<Tensor<3>> {
+        let (geometry, width) = (&self.geometry, self.geometry.d_model());
+        match self.encoding.absolute(geometry, start + len)? {
+            Absolute::Fixed(rows) => {
+                let rows = TensorData::new(rows[start * width..].to_vec(), [1, len, width]);
+                Some(Tensor::from_data(rows, (device, DType::F32)))
+            }
+            Absolute::Learned { positions } => {
+                let table = self.values[0].val().reshape([1, positions, width]);
+                Some(table.narrow(1, start, len))
+            }
+        }
+    }
+
+    fn table_tensor(&self, part: Part, len: usize, device: &Device) -> Tensor<2> {
+        let sizes: Vec<usize> = self.values.iter().map(|value| value.dims()[0]).collect();
+        let op = TableOp { encoding: self.encoding.clone(), geometry: self.geometry.clone(), sizes, part, len };
+        if self.values.is_empty() {
+            let rows = op.table(&[]);
+            return Tensor::from_data(TensorData::new(rows, [self.geometry.heads, len]), (device, DType::F32));
+        }
+        let flat = Tensor::cat(self.values.iter().map(Param::val).collect(), 0);
+        apply(op, vec![Input::from(flat)])
+    }
+}
+
+/// Which of the two tables an operation makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Bias,
+    Weight,
+}
+
+/// Learned values, concatenated -> one table `[H, len]`. Made in f64, cast once.
+#[derive(Debug)]
+struct TableOp {
+    encoding: Arc<Encoding>,
+    geometry: Arc<Geometry>,
+    sizes: Vec<usize>,
+    part: Part,
+    len: usize,
+}
+
+impl TableOp {
+    fn values<T: Element + Pod>(&self, flat: &Array) -> Vec<Vec<f64>> {
+        let mut rest = flat.slice::<T>().iter().map(|value| value.elem::<f64>());
+        self.sizes.iter().map(|size| rest.by_ref().take(*size).collect()).collect()
+    }
+
+    fn table(&self, values: &[Vec<f64>]) -> Vec<f64> {
+        let table = self.encoding.table(&self.geometry, values, self.len);
+        let rows = if self.part == Part::Bias { table.bias } else { table.weight };
+        rows.expect("only tables that the method makes are asked for")
+    }
+}
+
+fn forward<T: Element + Pod>(op: &TableOp, flat: &Array) -> Array {
+    let rows = op.table(&op.values::<T>(flat));
+    Array::from_vec(rows.into_iter().map(|value| value.elem::<T>()).collect(), &[op.geometry.heads, op.len])
+}
+
+fn backward<T: Element + Pod>(op: &TableOp, flat: &Array, d_table: &Array) -> Array {
+    let d_table: Vec<f64> = d_table.slice::<T>().iter().map(|value| value.elem::<f64>()).collect();
+    let (d_bias, d_weight) = match op.part {
+        Part::Bias => (Some(d_table.as_slice()), None),
+        Part::Weight => (None, Some(d_table.as_slice())),
+    };
+    let gradient = TableGradient { len: op.len, d_bias, d_weight };
+    let d_values = op.encoding.table_backward(&op.geometry, &op.values::<T>(flat), gradient);
+    let d_values: Vec<T> = d_values.into_iter().flatten().map(|value| value.elem()).collect();
+    Array::from_vec(d_values, flat.shape())
+}
+
+impl Op for TableOp {
+    fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
+        Forward { output: crate::with_element!(inputs[0], forward(self, &inputs[0])), saved: Vec::new() }
+    }
+
+    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
+        vec![Some(crate::with_element!(step.inputs[0], backward(self, &step.inputs[0], step.d_output)))]
+    }
+}

@@ -1,0 +1,313 @@
+//! The command line. Names are fixed: people and scripts rely on them.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Train short, test long: relative positional encodings and length extrapolation in transformers.
+#[derive(Debug, Parser)]
+#[command(name = "kerple", version, arg_required_else_help = true, max_term_width = 110)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// The main job with defaults: prepare text, train several encodings short, evaluate them long, write a report.
+    Quickstart(Quickstart),
+    /// Turn text into token shards.
+    Prepare(Prepare),
+    /// Train one run; the same --out again resumes it.
+    Train(Train),
+    /// Evaluate a trained run at any lengths.
+    Eval(Eval),
+    /// Train and evaluate several encodings and seeds with the same settings; resumes where it stopped.
+    Compare(Compare),
+    /// Write tables, statistics and plots of run folders as HTML, Markdown, CSV and JSON.
+    Report(Report),
+    /// List every encoding, or show one: formula, parameters, source and a picture of its bias.
+    Describe(Describe),
+    /// Work with kernels of distance: which are valid, why, and what they look like.
+    Kernel(Kernel),
+    /// Stream text from a trained run.
+    Sample(Sample),
+    /// Check engines against the definition, then time them.
+    Bench(Bench),
+    /// Run every case of a folder of reference values through every engine that has it.
+    Golden(Golden),
+}
+
+#[derive(Debug, Args)]
+pub struct Quickstart {
+    /// Minutes the whole job may take; decides the number of training steps.
+    #[arg(long, default_value_t = 10.0)]
+    pub minutes: f64,
+    /// Text to use instead of the sources of the locked dependencies: files or folders.
+    #[arg(long, num_args = 1.., value_name = "PATH")]
+    pub data: Vec<PathBuf>,
+    /// Where everything is written.
+    #[arg(long, default_value = "runs/quickstart")]
+    pub out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Prepare {
+    /// .jsonl, .jsonl.zst, .jsonl.gz, .parquet, text files, folders of them, or a GPT-NeoX .bin/.idx pair.
+    #[arg(long, required = true, num_args = 1.., value_name = "PATH")]
+    pub input: Vec<PathBuf>,
+    /// Folder to write.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// `byte`, a Hugging Face tokenizer.json, or `bpe:N` to train one with N tokens.
+    #[arg(long, default_value = "byte")]
+    pub tokenizer: String,
+    /// Key of the text in JSON lines and Parquet columns.
+    #[arg(long, default_value = "text")]
+    pub text_key: String,
+    /// Shares of the documents for training, validation and test.
+    #[arg(long, default_value = "0.90,0.05,0.05")]
+    pub split: String,
+    /// Token that ends a document, when the tokenizer does not say.
+    #[arg(long)]
+    pub end_of_document: Option<String>,
+    /// Print the summary as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Train {
+    /// Run file.
+    #[arg(long)]
+    pub config: PathBuf,
+    /// Override a key of the run file, e.g. train.steps=100.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Run folder; resumes when it holds a run of the same plan.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// Print the outcome as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which part of the prepared text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Split {
+    /// The training split.
+    Train,
+    /// The validation split.
+    Valid,
+    /// The test split.
+    Test,
+}
+
+#[derive(Debug, Args)]
+pub struct Eval {
+    /// Run folder.
+    pub run: PathBuf,
+    /// Lengths to evaluate at, in tokens; 1x to 32x the training length when absent.
+    #[arg(long, value_delimiter = ',')]
+    pub lengths: Vec<usize>,
+    /// segments, blocks, last:COUNT or sliding:STRIDE.
+    #[arg(long, default_value = "segments")]
+    pub protocol: String,
+    /// Segments a length (segments, last); for blocks and sliding the text is this many segments of the shortest length.
+    #[arg(long, default_value_t = 320)]
+    pub segments: usize,
+    /// Keep the loss at every position.
+    #[arg(long)]
+    pub positions: bool,
+    /// Evaluate with attention restricted to this many positions.
+    #[arg(long)]
+    pub window: Option<usize>,
+    /// Part of the text.
+    #[arg(long, value_enum, default_value = "test")]
+    pub split: Split,
+    /// Other prepared data, with the same tokenizer.
+    #[arg(long, value_name = "PATH")]
+    pub data: Option<PathBuf>,
+    /// Print rows as JSON lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Compare {
+    /// Run file; its encoding is replaced by each of --encodings.
+    #[arg(long)]
+    pub config: PathBuf,
+    /// Names of encodings, or `@FILE` with a TOML list `[[encoding]]` of settings.
+    #[arg(long, required = true, value_delimiter = ',')]
+    pub encodings: Vec<String>,
+    /// Number of seeds, counted up from the run file's.
+    #[arg(long, default_value_t = 1)]
+    pub seeds: u64,
+    /// Override a key of the run file.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Lengths to evaluate at; 1x to 32x the training length when absent.
+    #[arg(long, value_delimiter = ',')]
+    pub lengths: Vec<usize>,
+    /// Evaluation protocol.
+    #[arg(long, default_value = "segments")]
+    pub protocol: String,
+    /// Segments a length.
+    #[arg(long, default_value_t = 320)]
+    pub segments: usize,
+    /// Keep the loss at every position.
+    #[arg(long)]
+    pub positions: bool,
+    /// Where run folders and the report are written.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// Print evaluation rows as JSON lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Report {
+    /// Folders with runs in them.
+    #[arg(required = true)]
+    pub dirs: Vec<PathBuf>,
+    /// Folder to write.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// Encoding that the paired tests compare with; kerple_log when present.
+    #[arg(long)]
+    pub reference: Option<String>,
+    /// Print the report's numbers as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Describe {
+    /// Name of an encoding, or `config` for the keys of a run file.
+    pub encoding: Option<String>,
+    /// Heads to draw.
+    #[arg(long, default_value_t = 8)]
+    pub heads: usize,
+    /// Distances to draw.
+    #[arg(long, default_value_t = 512)]
+    pub distances: usize,
+    /// Write the picture as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Print everything as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Kernel {
+    #[command(subcommand)]
+    pub command: KernelCommand,
+}
+
+/// What to do with a kernel.
+#[derive(Debug, Subcommand)]
+pub enum KernelCommand {
+    /// Is it conditionally positive definite, which shift makes it positive definite, and why not.
+    Check {
+        /// Kernel expression, e.g. 'log(b=1, a=0.5)'.
+        expression: String,
+        /// Positions: 0..7 (both ends in), 0,1,2, random(n=20, high=100, seed=1) or grid(4x5).
+        #[arg(long, default_value = "0..15")]
+        points: String,
+        /// Print as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Draw kernels, or the learned kernels of a run.
+    Plot {
+        /// Kernel expressions, or run folders.
+        #[arg(required = true)]
+        what: Vec<String>,
+        /// Largest distance.
+        #[arg(long, default_value_t = 512)]
+        distances: usize,
+        /// Write an SVG file instead of drawing in the terminal.
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Sample {
+    /// Run folder.
+    pub run: PathBuf,
+    /// Text to go on from.
+    #[arg(long, default_value = "")]
+    pub prompt: String,
+    /// Tokens to add.
+    #[arg(long, default_value_t = 256)]
+    pub tokens: usize,
+    /// 0 always takes the likeliest token; 1 samples from the model's distribution.
+    #[arg(long, default_value_t = 0.8)]
+    pub temperature: f64,
+    /// Only the likeliest tokens are considered; 0 considers all.
+    #[arg(long, default_value_t = 0)]
+    pub top_k: usize,
+    /// Seed of the draws.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Work {
+    /// One attention layer, forward and backward.
+    Attention,
+    /// A training step of a decoder.
+    Step,
+    /// Attention of one query over cached keys.
+    Decode,
+    /// Evaluation of one long segment.
+    Eval,
+}
+
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// What to time.
+    #[arg(value_enum)]
+    pub work: Work,
+    /// Sequence lengths (attention, step, eval) or cached keys (decode).
+    #[arg(long, value_delimiter = ',')]
+    pub lens: Vec<usize>,
+    /// Sequences.
+    #[arg(long)]
+    pub batch: Option<usize>,
+    /// Attention heads.
+    #[arg(long)]
+    pub heads: Option<usize>,
+    /// Features a head.
+    #[arg(long)]
+    pub head_dim: Option<usize>,
+    /// Layers (step, eval).
+    #[arg(long)]
+    pub layers: Option<usize>,
+    /// Vocabulary (step, eval).
+    #[arg(long)]
+    pub vocab: Option<usize>,
+    /// Threads; all when absent.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Timed repetitions.
+    #[arg(long, default_value_t = 5)]
+    pub repeats: usize,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Golden {
+    /// Folder with manifest.json and the files it names.
+    pub dir: PathBuf,
+    /// Print verdicts as JSON lines.
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,65 @@
+//! One module a command.
+
+pub mod bench;
+pub mod compare;
+pub mod describe;
+pub mod eval;
+pub mod golden;
+pub mod kernel;
+pub mod prepare;
+pub mod quickstart;
+pub mod report;
+pub mod sample;
+pub mod train;
+
+use crate::failure::{Failure, Outcome};
+use crate::progress::{Line, duration};
+use kerple_lm::train::Progress;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A flag that the first Ctrl-C or SIGTERM sets; a second one ends the process at once.
+pub fn stop_flag() -> Arc<AtomicBool> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let seen = flag.clone();
+    let handler = move || {
+        if seen.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("\nfinishing this step, then saving; once more to stop at once");
+    };
+    // another handler is only installed already when commands run one another
+    let _ = ctrlc::set_handler(handler);
+    flag
+}
+
+/// A training step as a progress line.
+pub fn step_line(what: &str, p: &Progress) -> String {
+    format!(
+        "{what}  step {}/{}  loss {:.4}  {:.0} tokens/s  {} left",
+        p.step,
+        p.steps,
+        p.loss,
+        p.tokens_per_second,
+        duration(p.seconds_left)
+    )
+}
+
+/// Lengths `1x, 2x, ... 32x` of the training length.
+pub fn default_lengths(train_len: usize) -> Vec<usize> {
+    (0..6).map(|octave| train_len << octave).collect()
+}
+
+/// Prints a value as one line of JSON.
+pub fn print_json(value: &impl serde::Serialize) {
+    println!("{}", serde_json::to_string(value).expect("results are plain data"));
+}
+
+/// Ends a progress line and fails when the user stopped the work.
+pub fn unless_stopped(line: &mut Line, stop: &AtomicBool, how: &str) -> Outcome {
+    if !stop.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    line.done("stopped");
+    Err(Failure { message: "stopped before the end; what was done is saved".to_owned(), hint: how.to_owned(), code: 1 })
+}

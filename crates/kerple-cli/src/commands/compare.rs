@@ -1,0 +1,105 @@
+//! `kerple compare`
+
+use super::{default_lengths, print_json, step_line, stop_flag};
+use crate::args::Compare;
+use crate::failure::{Failure, Outcome};
+use crate::progress::Line;
+use kerple::encoding::{Encoding, METHODS};
+use kerple_lm::compare::{Comparison, Event};
+use kerple_lm::config::RunConfig;
+use kerple_lm::evaluate::Request;
+use kerple_report::record::find_runs;
+use kerple_report::report::{self, Options};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+/// Trains and evaluates every encoding with every seed, then writes the report.
+pub fn run(args: &Compare) -> Outcome {
+    let config = RunConfig::read(&args.config, &args.set)?;
+    let lengths = if args.lengths.is_empty() { default_lengths(config.train.train_len) } else { args.lengths.clone() };
+    if args.seeds == 0 || args.segments == 0 || lengths.contains(&0) {
+        return Err(Failure::misuse("0 seeds, segments or tokens compare nothing", "use at least 1 of each"));
+    }
+    let request = Request {
+        lengths,
+        protocol: args.protocol.parse()?,
+        segments: args.segments,
+        seed: config.seed,
+        positions: args.positions,
+    };
+    let comparison =
+        Comparison { encodings: encodings(&args.encodings)?, seeds: args.seeds, request, out: args.out.clone(), config };
+    run_comparison(&comparison, &stop_flag(), args.json)?;
+    write_report(&args.out, args.json)
+}
+
+/// The encodings named on the command line; `@FILE` holds a TOML list `[[encoding]]`.
+fn encodings(names: &[String]) -> Result<Vec<Encoding>, Failure> {
+    let mut found = Vec::new();
+    for name in names {
+        match name.strip_prefix('@') {
+            Some(file) => found.extend(from_file(Path::new(file))?),
+            None => {
+                let known = kerple::encoding::Method::named(name).ok_or_else(|| {
+                    Failure::misuse(format!("there is no encoding `{name}`"), format!("use some of {}", METHODS.join(",")))
+                })?;
+                found.push(Encoding::from(known));
+            }
+        }
+    }
+    let mut labels: Vec<String> = found.iter().map(Encoding::label).collect();
+    labels.sort();
+    match labels.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(Failure::misuse(format!("`{}` is named twice", pair[0]), "name every encoding once")),
+        None => Ok(found),
+    }
+}
+
+fn from_file(file: &Path) -> Result<Vec<Encoding>, Failure> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct List {
+        encoding: Vec<Encoding>,
+    }
+    let hint = "the file holds tables [[encoding]] with `kind` and its keys";
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| Failure::misuse(format!("{}: cannot read: {error}", file.display()), hint))?;
+    let list: List = toml::from_str(&text)
+        .map_err(|error| Failure::misuse(format!("{}: {}", file.display(), error.to_string().trim_end()), hint))?;
+    Ok(list.encoding)
+}
+
+/// Runs a comparison with progress; fails when the user stops it.
+pub fn run_comparison(comparison: &Comparison, stop: &AtomicBool, json: bool) -> Outcome {
+    let mut line = Line::new();
+    let mut what = String::new();
+    let finished = comparison.run(stop, &mut |event| match event {
+        Event::Run { label, seed, index, runs } => what = format!("run {}/{runs}  {label} seed {seed}", index + 1),
+        Event::Step(step) => line.show(|| step_line(&what, step)),
+        Event::Evaluating { length, done, windows } => {
+            line.show(|| format!("{what}  evaluating length {length}  segment {done}/{windows}"));
+        }
+        Event::Row(row) if json => print_json(row),
+        Event::Row(row) => {
+            line.done(&format!("{what}  length {:>6}  perplexity {:.3}", row.length, row.perplexity));
+        }
+    })?;
+    if finished {
+        return Ok(());
+    }
+    line.done("stopped");
+    Err(Failure::failed("stopped before the end; what was done is saved", "the same command again goes on from here"))
+}
+
+/// Writes the report beside the runs and prints the table and where it is.
+pub fn write_report(out: &Path, json: bool) -> Outcome {
+    let runs = find_runs(&[out.to_owned()])?;
+    let summary = report::write(&runs, &out.join("report"), &Options::here())?;
+    if json {
+        print_json(&summary);
+    } else {
+        println!("{}", report::table_text(&runs));
+        println!("report: {}", summary.html.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! `kerple describe [ENCODING]`
+
+use super::print_json;
+use crate::args::Describe;
+use crate::failure::{Failure, Outcome};
+use kerple::encoding::{Encoding, Geometry, Init, METHODS, Method, Parameter};
+use kerple::kernel::picture::{self, Plot, Series};
+
+/// Lists all encodings, or shows one.
+pub fn run(args: &Describe) -> Outcome {
+    match args.encoding.as_deref() {
+        None => list(args.json),
+        Some("config") => print!("{}", kerple_lm::config::REFERENCE),
+        Some(kind) => {
+            let method = Method::named(kind).ok_or_else(|| {
+                Failure::misuse(format!("there is no encoding `{kind}`"), format!("use one of {}", METHODS.join(", ")))
+            })?;
+            return one(args, &Encoding::from(method));
+        }
+    }
+    Ok(())
+}
+
+fn list(json: bool) {
+    for method in METHODS.iter().filter_map(|kind| Method::named(kind)) {
+        let about = method.description();
+        if json {
+            print_json(&serde_json::json!({ "kind": method.kind(), "description": about }));
+        } else {
+            println!("{:<22} {:<24} {}", method.kind(), about.name, about.formula);
+        }
+    }
+    if !json {
+        println!("\n`kerple describe NAME` shows one; `kerple describe config` lists the keys of a run file.");
+    }
+}
+
+fn initial(parameter: &Parameter) -> String {
+    let start = match parameter.init {
+        Init::Constant(value) => format!("{value}"),
+        Init::Uniform([low, high]) => format!("U[{low}, {high})"),
+        Init::Normal { std } => format!("N(0, {std:.4}^2)"),
+    };
+    let range = match (parameter.low.is_finite(), parameter.high.is_finite()) {
+        (true, true) => format!(", kept in [{}, {}]", parameter.low, parameter.high),
+        (true, false) => format!(", kept at or above {}", parameter.low),
+        _ => String::new(),
+    };
+    format!("{:<10} {:?}, starts as {start}{range}", parameter.name, parameter.shape)
+}
+
+/// A plot of the encoding's table with parameters as they start.
+fn plot(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> {
+    let geometry = Geometry { heads, head_dim: 64, train_len: distances };
+    let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), distances);
+    let (rows, what) = match (&table.bias, &table.weight) {
+        (Some(bias), _) => (bias, "bias b(d)"),
+        (None, Some(weight)) => (weight, "weight w(d)"),
+        (None, None) => return None,
+    };
+    let points = |row: &[f64]| row.iter().enumerate().map(|(d, value)| (d as f64, *value)).collect();
+    let series = rows.chunks(distances).enumerate().map(|(head, row)| Series::new(format!("head {head}"), points(row)));
+    Some(Plot {
+        title: format!("{} as it starts, {what} by distance", encoding.method.kind()),
+        x_label: "distance d".to_owned(),
+        y_label: what.to_owned(),
+        series: series.collect(),
+        ..Plot::default()
+    })
+}
+
+fn one(args: &Describe, encoding: &Encoding) -> Outcome {
+    if args.heads == 0 || args.distances < 2 {
+        return Err(Failure::misuse("a picture needs at least 1 head and 2 distances", "raise --heads or --distances"));
+    }
+    let about = encoding.method.description();
+    let geometry = Geometry { heads: args.heads, head_dim: 64, train_len: 512 };
+    let parameters = encoding.parameters(&geometry);
+    let plot = plot(encoding, args.heads, args.distances);
+    if let (Some(path), Some(plot)) = (&args.svg, &plot) {
+        std::fs::write(path, picture::svg(plot)).map_err(|error| Failure::writing(path, &error))?;
+    }
+    if args.json {
+        let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), args.distances);
+        print_json(&serde_json::json!({
+            "kind": encoding.method.kind(), "description": about, "parameters": parameters, "config": encoding,
+            "heads": args.heads, "distances": args.distances, "bias": table.bias, "weight": table.weight,
+        }));
+        return Ok(());
+    }
+    println!("{} ({})\n", about.name, encoding.method.kind());
+    println!("  formula   {}", about.formula);
+    println!("            d = i - j, s = q.k / sqrt(D)");
+    println!("  enters    {}", about.enters);
+    println!("  learned   {}", about.learned);
+    println!("  beyond    {}", about.beyond);
+    println!("  source    {}", about.source);
+    for parameter in &parameters {
+        println!("  {}", initial(parameter));
+    }
+    let keys = toml::to_string(encoding).unwrap_or_default();
+    println!("\n[encoding]\n{keys}");
+    if let Some(plot) = &plot {
+        println!("{}", picture::text(plot, 100, 20));
+    }
+    Ok(())
+}

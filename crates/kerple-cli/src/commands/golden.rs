@@ -1,0 +1,29 @@
+//! `kerple golden DIR`
+
+use super::print_json;
+use crate::args::Golden;
+use crate::failure::{Failure, Outcome};
+
+/// Runs every case and prints it with its worst error and tolerance.
+pub fn run(args: &Golden) -> Outcome {
+    let (passed, failed) = kerple_lm::golden::run(&args.dir, &mut |verdict| {
+        if args.json {
+            print_json(verdict);
+            return;
+        }
+        let mark = if verdict.passed { "ok    " } else { "FAILED" };
+        let kerple_lm::golden::Verdict { case, engine, worst, tolerance, note, .. } = verdict;
+        println!("{mark} {case:<34} {engine:<18} error {worst:<9.2e} of {tolerance:<9.2e} {note}");
+    })?;
+    if !args.json {
+        println!("{passed} passed, {failed} failed");
+    }
+    match failed {
+        0 if passed > 0 => Ok(()),
+        0 => Err(Failure::failed(
+            format!("{} holds no case", args.dir.display()),
+            "give a folder whose manifest.json lists cases",
+        )),
+        _ => Err(Failure::failed(format!("{failed} cases failed"), "the lines marked FAILED say which value is off")),
+    }
+}

@@ -1,0 +1,36 @@
+//! `kerple prepare`
+
+use super::print_json;
+use crate::args::Prepare;
+use crate::failure::{Failure, Outcome};
+use crate::progress::Line;
+use kerple_data::{PrepareOptions, Progress, Sources};
+
+/// What a progress line says while text is prepared.
+pub fn progress_line(progress: &Progress) -> String {
+    progress.to_string()
+}
+
+/// Turns text into token shards.
+pub fn run(args: &Prepare) -> Outcome {
+    let shares: Vec<f64> = args.split.split(',').filter_map(|share| share.trim().parse().ok()).collect();
+    let split = <[f64; 3]>::try_from(shares).map_err(|_| {
+        Failure::misuse(format!("--split {}: three numbers are needed", args.split), "e.g. --split 0.9,0.05,0.05")
+    })?;
+    let options = PrepareOptions {
+        tokenizer: args.tokenizer.clone(),
+        text_key: args.text_key.clone(),
+        split,
+        end_of_document: args.end_of_document.clone(),
+        ..PrepareOptions::new(Sources::paths(&args.input), &args.out)
+    };
+    let mut line = Line::new();
+    let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress_line(progress)))?;
+    line.done("prepared");
+    if args.json {
+        print_json(&summary);
+    } else {
+        println!("{summary}");
+    }
+    Ok(())
+}

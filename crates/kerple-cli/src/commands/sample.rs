@@ -1,0 +1,46 @@
+//! `kerple sample RUN`
+
+use super::stop_flag;
+use crate::args::Sample;
+use crate::failure::{Failure, Outcome};
+use kerple_lm::config::DataConfig;
+use kerple_lm::corpus::Source;
+use kerple_lm::generate::{Draw, generate};
+use kerple_lm::train;
+use std::io::Write;
+use std::sync::atomic::Ordering;
+
+/// Streams text that goes on from the prompt.
+pub fn run(args: &Sample) -> Outcome {
+    if !(args.temperature.is_finite() && args.temperature >= 0.0) {
+        return Err(Failure::misuse(
+            format!("--temperature {} is out of range, it must be at least 0", args.temperature),
+            "0 always takes the likeliest token, 1 samples from the model's distribution",
+        ));
+    }
+    let (plan, _, model) = train::load(&args.run, &kerple_lm::device())?;
+    let source = Source::open(&DataConfig { path: plan.data.path.clone(), packing: plan.data.packing })?;
+    source.check_tokenizer(&plan.facts)?;
+    let tokenizer = source.tokenizer()?;
+    let mut prompt = vec![tokenizer.end_of_document()];
+    prompt.extend(tokenizer.encode(&args.prompt));
+    model.check_len(prompt.len() + args.tokens)?;
+    let mut out = std::io::stdout().lock();
+    let mut print = |text: &str| {
+        // a closed pipe ends the stream without fuss
+        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+            std::process::exit(0);
+        }
+    };
+    print(&args.prompt);
+    let stop = stop_flag();
+    let mut decoder = tokenizer.decoder();
+    let draw = Draw { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
+    generate(&model, &prompt, args.tokens, plan.facts.vocab_size, &draw, &mut |token| {
+        print(&decoder.push(token));
+        !stop.load(Ordering::Relaxed) && token != tokenizer.end_of_document()
+    });
+    print(&decoder.finish());
+    print("\n");
+    Ok(())
+}

@@ -1,0 +1,43 @@
+//! `kerple train`
+
+use super::{print_json, step_line, stop_flag};
+use crate::args::Train;
+use crate::failure::{Failure, Outcome};
+use crate::progress::{Line, duration};
+use kerple_lm::config::RunConfig;
+use kerple_lm::corpus::Source;
+use kerple_lm::plan::Plan;
+
+/// Trains or resumes one run.
+pub fn run(args: &Train) -> Outcome {
+    let config = RunConfig::read(&args.config, &args.set)?;
+    let source = Source::open(&config.data)?;
+    let plan = Plan::new(&config, source.facts())?;
+    eprintln!(
+        "{}: {} parameters, {} steps of {} x {} tokens, plan {}",
+        plan.label,
+        plan.parameters,
+        plan.steps,
+        plan.train.batch,
+        plan.train_len,
+        &plan.hash[..12]
+    );
+    let (stop, mut line) = (stop_flag(), Line::new());
+    let outcome = kerple_lm::train::train(&plan, &args.out, &source.batches(&plan), &stop, &mut |step| {
+        line.show(|| step_line(&plan.label, step));
+    })?;
+    let loss = outcome.loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
+    line.done(&format!("{} of {} steps{loss}, {}", outcome.step, plan.steps, duration(outcome.seconds)));
+    if args.json {
+        print_json(&serde_json::json!({
+            "run": args.out, "step": outcome.step, "finished": outcome.finished, "loss": outcome.loss,
+            "seconds": outcome.seconds, "parameters": plan.parameters, "plan": plan.hash,
+        }));
+    } else {
+        println!("{}", args.out.display());
+    }
+    if outcome.finished {
+        return Ok(());
+    }
+    Err(Failure::failed("stopped before the end; the run is saved", "the same command again goes on from here"))
+}

@@ -1,0 +1,38 @@
+//! What a command says when it cannot do its work.
+
+use std::path::Path;
+
+/// A message, what to do about it, and the exit code.
+#[derive(Debug)]
+pub struct Failure {
+    pub message: String,
+    pub hint: String,
+    /// 1 failed, 2 misused.
+    pub code: u8,
+}
+
+/// What a command returns.
+pub type Outcome = Result<(), Failure>;
+
+impl Failure {
+    /// The user asked for something impossible.
+    pub fn misuse(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: hint.into(), code: 2 }
+    }
+
+    /// Something did not work out.
+    pub fn failed(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: hint.into(), code: 1 }
+    }
+
+    /// A file that could not be written.
+    pub fn writing(path: &Path, error: &std::io::Error) -> Failure {
+        Failure::failed(format!("{}: cannot write: {error}", path.display()), "choose a folder you may write to")
+    }
+}
+
+impl From<kerple_lm::Error> for Failure {
+    fn from(error: kerple_lm::Error) -> Failure {
+        Failure { message: error.to_string(), hint: error.hint(), code: if error.is_misuse() { 2 } else { 1 } }
+    }
+}

@@ -1,0 +1,228 @@
+//! What a run file says. Plain data: `plan` resolves and checks it.
+
+use crate::error::{Error, Result};
+use crate::schedule::Decay;
+use kerple::encoding::Encoding;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// A run file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// Controls initial weights, data order and evaluation text.
+    #[serde(default = "RunConfig::default_seed")]
+    pub seed: u64,
+    /// What is read.
+    pub data: DataConfig,
+    /// How positions enter.
+    pub encoding: Encoding,
+    /// Sizes.
+    #[serde(default)]
+    pub model: ModelConfig,
+    /// Optimisation.
+    #[serde(default)]
+    pub train: TrainConfig,
+}
+
+impl RunConfig {
+    fn default_seed() -> u64 {
+        1235
+    }
+}
+
+/// `[data]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// A folder made by `kerple prepare`, or a GPT-NeoX prefix of `.bin` and `.idx` files.
+    pub path: PathBuf,
+    /// How sequences are cut from the stream of documents.
+    #[serde(default)]
+    pub packing: PackingConfig,
+}
+
+/// How training sequences are drawn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PackingConfig {
+    /// Windows at uniformly drawn places, with replacement.
+    #[default]
+    Random,
+    /// GPT-NeoX's shuffled epochs, sample by sample.
+    Megatron,
+}
+
+/// `[model]`: a preset, and what differs from it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// Sizes to start from.
+    pub preset: Preset,
+    /// Layers.
+    pub n_layers: Option<usize>,
+    /// Attention heads.
+    pub n_heads: Option<usize>,
+    /// Features a head.
+    pub head_dim: Option<usize>,
+    /// Inner width of the feed-forward layers; 4 times the model width when absent.
+    pub d_hidden: Option<usize>,
+    /// The vocabulary is padded to a multiple of this; padded logits take part in the softmax.
+    pub pad_vocab_to: Option<usize>,
+}
+
+/// Named model sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Preset {
+    /// 2 layers, 4 heads of 32: seconds on a laptop.
+    #[default]
+    #[serde(rename = "tiny")]
+    Tiny,
+    /// 4 layers, 4 heads of 64.
+    #[serde(rename = "small")]
+    Small,
+    /// The 162M model of the KERPLE paper: 12 layers, 12 heads of 64.
+    #[serde(rename = "neox-162m")]
+    Neox162m,
+}
+
+impl Preset {
+    /// `[layers, heads, head_dim]`
+    pub fn sizes(self) -> [usize; 3] {
+        match self {
+            Preset::Tiny => [2, 4, 32],
+            Preset::Small => [4, 4, 64],
+            Preset::Neox162m => [12, 12, 64],
+        }
+    }
+}
+
+/// `[train]`: the defaults are the paper's recipe.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Tokens a sequence.
+    pub train_len: usize,
+    /// Sequences an update.
+    pub batch: usize,
+    /// Sequences at once in memory; gradients of the parts of a batch are added. The whole batch when absent.
+    pub micro_batch: Option<usize>,
+    /// Updates.
+    pub steps: u64,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Floor of the decay.
+    pub min_learning_rate: f64,
+    /// Share of the steps that warms up.
+    pub warmup: f64,
+    /// Shape after warm-up.
+    pub decay: Decay,
+    /// Decay rates of Adam's moments.
+    pub betas: [f64; 2],
+    /// Added to the denominator of Adam's update.
+    pub eps: f64,
+    /// Decoupled weight decay of matrices; norms, biases and encoding parameters are never decayed.
+    pub weight_decay: f64,
+    /// Gradients are scaled down to this global norm; 0 turns clipping off.
+    pub clip: f64,
+    /// Adam's bias corrections of the first update are those of this step. The original's engine starts at 2.
+    pub first_adam_step: u64,
+    /// A line in `metrics.jsonl` every so many steps.
+    pub log_every: u64,
+    /// Loss on the validation split every so many steps; 0 never.
+    pub valid_every: u64,
+    /// Sequences of a validation.
+    pub valid_segments: usize,
+    /// A checkpoint every so many steps, and at the end.
+    pub checkpoint_every: u64,
+    /// Checkpoints kept.
+    pub keep: usize,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        TrainConfig {
+            train_len: 512,
+            batch: 32,
+            micro_batch: None,
+            steps: 50_000,
+            learning_rate: 6e-4,
+            min_learning_rate: 0.0,
+            warmup: 0.01,
+            decay: Decay::Cosine,
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            weight_decay: 0.0,
+            clip: 1.0,
+            first_adam_step: 1,
+            log_every: 10,
+            valid_every: 1000,
+            valid_segments: 10,
+            checkpoint_every: 1000,
+            keep: 2,
+        }
+    }
+}
+
+/// Parses `key.path=value` and puts it into `table`; the value is TOML, or a bare word.
+fn set(table: &mut toml::Table, assignment: &str) -> Result<()> {
+    let place = format!("--set {assignment}");
+    let fail = |message: String| Error::Config {
+        place: place.clone(),
+        message,
+        hint: "write --set key=value with a key of the run file, e.g. --set train.steps=100".to_owned(),
+    };
+    let (path, value) = assignment.split_once('=').ok_or_else(|| fail("there is no `=`".to_owned()))?;
+    let value = toml::from_str::<toml::Table>(&format!("value = {value}"))
+        .ok()
+        .and_then(|mut parsed| parsed.remove("value"))
+        .unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    let mut keys: Vec<&str> = path.split('.').map(str::trim).collect();
+    let last = keys.pop().filter(|key| !key.is_empty()).ok_or_else(|| fail("the key is empty".to_owned()))?;
+    let mut place = table;
+    for key in keys {
+        let entry = place.entry(key).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        place = entry.as_table_mut().ok_or_else(|| fail(format!("`{key}` is a value, not a table")))?;
+    }
+    place.insert(last.to_owned(), value);
+    Ok(())
+}
+
+impl RunConfig {
+    /// Reads a run file and applies `key=value` overrides.
+    ///
+    /// # Errors
+    /// A missing or unreadable file, TOML that does not parse, unknown or ill-typed keys.
+    pub fn read(file: &Path, overrides: &[String]) -> Result<RunConfig> {
+        let text = std::fs::read_to_string(file).map_err(Error::io(file, "read the run file"))?;
+        RunConfig::parse(&text, &file.display().to_string(), overrides)
+    }
+
+    /// Parses the text of a run file; `place` names it in errors.
+    ///
+    /// # Errors
+    /// As [`RunConfig::read`].
+    pub fn parse(text: &str, place: &str, overrides: &[String]) -> Result<RunConfig> {
+        let fail = |error: toml::de::Error| Error::Config {
+            place: place.to_owned(),
+            message: error.to_string().trim_end().to_owned(),
+            hint: "every key of a run file is listed by `kerple describe config`".to_owned(),
+        };
+        if overrides.is_empty() {
+            return toml::from_str(text).map_err(fail);
+        }
+        let mut table: toml::Table = toml::from_str(text).map_err(fail)?;
+        for assignment in overrides {
+            set(&mut table, assignment)?;
+        }
+        let text = toml::to_string(&table).expect("a parsed table can be written");
+        toml::from_str(&text).map_err(|error| match overrides {
+            [one] => Error::Config {
+                place: format!("{place} with --set {one}"),
+                message: error.message().to_owned(),
+                hint: "every key of a run file is listed by `kerple describe config`".to_owned(),
+            },
+            _ => fail(error),
+        })
+    }
+}

@@ -1,0 +1,98 @@
+//! What can go wrong with what a user typed or a file held.
+
+use std::path::{Path, PathBuf};
+
+/// An error for people: what is wrong, with the value and the limit, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file or folder could not be read or written.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was attempted, e.g. "read".
+        action: &'static str,
+        /// The operating system's answer.
+        source: std::io::Error,
+    },
+    /// A configuration file or `--set` argument is not what a run needs.
+    #[error("{place}: {message}")]
+    Config {
+        /// File, or `--set key=value`.
+        place: String,
+        /// What is wrong, naming key, value and limit.
+        message: String,
+        /// What to change.
+        hint: String,
+    },
+    /// A file of a run folder is damaged or of another run.
+    #[error("{}: {message}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+    /// Training produced a value that is not a number.
+    #[error("step {step}: {what} is {value}")]
+    NotFinite {
+        /// The step, counted from 1.
+        step: u64,
+        /// The loss, or the name of the parameter with the largest gradient.
+        what: String,
+        /// NaN or infinity.
+        value: f64,
+        /// Where to go on from.
+        hint: String,
+    },
+    /// A request that the data, the encoding or the model cannot serve.
+    #[error("{message}")]
+    Refused {
+        /// What was asked and the limit.
+        message: String,
+        /// What to ask instead.
+        hint: String,
+    },
+}
+
+/// `Result` of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// What to do about it.
+    pub fn hint(&self) -> String {
+        match self {
+            Error::Io { source, .. } => match source.kind() {
+                std::io::ErrorKind::NotFound => "check the path".to_owned(),
+                std::io::ErrorKind::PermissionDenied => "choose a folder you may write to".to_owned(),
+                std::io::ErrorKind::StorageFull => "free some disk space; what was saved before is intact".to_owned(),
+                _ => "nothing half-written was kept".to_owned(),
+            },
+            Error::Config { hint, .. }
+            | Error::Damaged { hint, .. }
+            | Error::NotFinite { hint, .. }
+            | Error::Refused { hint, .. } => hint.clone(),
+        }
+    }
+
+    /// Whether the user asked for something impossible (exit code 2) rather than something failed (1).
+    pub fn is_misuse(&self) -> bool {
+        matches!(self, Error::Config { .. } | Error::Refused { .. })
+    }
+
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error + use<> {
+        let path = path.to_owned();
+        move |source| Error::Io { path, action, source }
+    }
+
+    pub(crate) fn refused(message: impl Into<String>, hint: impl Into<String>) -> Error {
+        Error::Refused { message: message.into(), hint: hint.into() }
+    }
+
+    pub(crate) fn damaged(path: &Path, message: impl Into<String>, hint: impl Into<String>) -> Error {
+        Error::Damaged { path: path.to_owned(), message: message.into(), hint: hint.into() }
+    }
+}

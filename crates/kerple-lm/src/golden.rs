@@ -1,0 +1,152 @@
+//! Reference values: runs every case of a folder (`manifest.json`, `.safetensors`) through every engine that has it.
+//!
+//! A case this version does not know is a failure, not a skip.
+
+mod attention;
+mod data;
+mod folder;
+mod tables;
+mod theory;
+mod training;
+
+use crate::error::Result;
+use folder::{Case, Folder};
+use std::path::Path;
+
+/// What one engine made of one case.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Verdict {
+    /// Name of the case.
+    pub case: String,
+    /// What computed it.
+    pub engine: String,
+    /// Largest error over all expected values.
+    pub worst: f64,
+    /// The tolerance of the value with the largest error.
+    pub tolerance: f64,
+    /// Whether every value is within its tolerance.
+    pub passed: bool,
+    /// The quantity that is worst, or why the case could not be run.
+    pub note: String,
+}
+
+/// Allowed error: `absolute + relative * |expected|`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Tolerance {
+    absolute: f64,
+    relative: f64,
+}
+
+const EXACT: Tolerance = Tolerance { absolute: 0.0, relative: 0.0 };
+
+/// Collects the comparisons of one engine on one case.
+struct Score {
+    engine: String,
+    ratio: f64,
+    worst: f64,
+    tolerance: f64,
+    note: String,
+}
+
+impl Score {
+    fn new(engine: impl Into<String>) -> Score {
+        Score { engine: engine.into(), ratio: -1.0, worst: 0.0, tolerance: 0.0, note: String::new() }
+    }
+
+    /// Compares `got` with `expected` value by value.
+    fn compare(&mut self, what: &str, got: &[f64], expected: &[f64], tolerance: Tolerance) {
+        if got.len() != expected.len() {
+            self.fail(format!("{what}: {} values instead of {}", got.len(), expected.len()));
+            return;
+        }
+        for (got, expected) in got.iter().zip(expected) {
+            let allowed = tolerance.absolute + tolerance.relative * expected.abs();
+            let error = if got == expected { 0.0 } else { (got - expected).abs() };
+            let ratio = if error == 0.0 { 0.0 } else { error / allowed };
+            if ratio > self.ratio || ratio.is_nan() {
+                self.ratio = if ratio.is_nan() { f64::INFINITY } else { ratio };
+                (self.worst, self.tolerance, self.note) = (error, allowed, what.to_owned());
+            }
+        }
+    }
+
+    /// Compares two values of any type for equality.
+    fn equal<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, got: T, expected: T) {
+        if got == expected {
+            self.ratio = self.ratio.max(0.0);
+        } else {
+            self.fail(format!("{what}: {got:?} instead of {expected:?}"));
+        }
+    }
+
+    fn fail(&mut self, note: String) {
+        (self.ratio, self.worst, self.note) = (f64::INFINITY, f64::INFINITY, note);
+    }
+
+    fn verdict(self, case: &str) -> Verdict {
+        let passed = (0.0..=1.0).contains(&self.ratio);
+        let note = if self.ratio < 0.0 { "nothing was compared".to_owned() } else { self.note };
+        Verdict { case: case.to_owned(), engine: self.engine, worst: self.worst, tolerance: self.tolerance, passed, note }
+    }
+}
+
+type Runner = fn(&Folder, &Case) -> std::result::Result<Vec<Score>, String>;
+
+/// The family of a case: what runs it.
+fn runner(id: &str) -> Option<Runner> {
+    let family = id.split('/').next().unwrap_or(id);
+    Some(match family {
+        "attn" => attention::run,
+        "bias" => tables::bias,
+        "decode" => tables::decode,
+        "quirk" => tables::quirk,
+        "clamp" => tables::clamp,
+        "alibi_slopes" => tables::alibi_slopes,
+        "alibi_bias" => tables::alibi_bias,
+        "t5_buckets" => tables::t5_buckets,
+        "t5_values" => tables::t5_values,
+        "rotary_table" => tables::rotary_table,
+        "rotary_apply" => tables::rotary_apply,
+        "sinusoidal" => tables::sinusoidal,
+        "bf16_row" => tables::bf16_row,
+        "lr_schedule" => training::schedule,
+        "adam_clamp" => training::adam,
+        "ttest" => training::ttest,
+        "ppl" => training::perplexity,
+        "data" => data::run,
+        "theory" => theory::run,
+        "effective_length" => theory::effective_length,
+        _ => return None,
+    })
+}
+
+/// Runs every case of `folder`, telling each verdict as it comes; returns the numbers passed and failed.
+///
+/// A case counts as passed when every engine that runs it passes.
+///
+/// # Errors
+/// A folder without a readable manifest.
+pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<(usize, usize)> {
+    let folder = Folder::open(folder)?;
+    let (mut passed, mut failed) = (0, 0);
+    for case in folder.cases() {
+        let scores = match runner(case.id()) {
+            Some(run) => run(&folder, &case),
+            None => Err("this version does not know such a case".to_owned()),
+        };
+        let verdicts: Vec<Verdict> = match scores {
+            Ok(scores) => scores.into_iter().map(|score| score.verdict(case.id())).collect(),
+            Err(why) => {
+                let mut score = Score::new("none");
+                score.fail(why);
+                vec![score.verdict(case.id())]
+            }
+        };
+        verdicts.iter().for_each(&mut *tell);
+        match !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.passed) {
+            true => passed += 1,
+            false => failed += 1,
+        }
+    }
+    Ok((passed, failed))
+}

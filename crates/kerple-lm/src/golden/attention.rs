@@ -1,0 +1,168 @@
+//! `attn/*`: outputs and every gradient of whole attention layers, in every engine.
+
+use super::folder::{Case, Folder, Numbers};
+use super::tables::method;
+use super::{Score, Tolerance};
+use kerple::attention::{Dims, Gradients, Problem, Real, Strides, View, ViewMut, naive, tiled};
+use kerple::encoding::{Encoding, Geometry, TableGradient};
+
+/// A case, made ready for any engine.
+struct Task {
+    encoding: Encoding,
+    geometry: Geometry,
+    names: Vec<String>,
+    values: Vec<Vec<f64>>,
+    dims: Dims,
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    d_out: Vec<f64>,
+}
+
+/// What an engine returns; parameter gradients in the order of the encoding.
+struct Answer {
+    out: Vec<f64>,
+    d_q: Vec<f64>,
+    d_k: Vec<f64>,
+    d_v: Vec<f64>,
+    d_values: Vec<Vec<f64>>,
+}
+
+fn task(folder: &Folder, case: &Case) -> Result<Task, String> {
+    let name = case.id().split('/').nth(1).unwrap_or_default();
+    let q = case.numbers(folder, "inputs", "q")?;
+    let &[batch, heads, len, head_dim] = q.shape.as_slice() else { return Err("q is not [B, H, L, D]".to_owned()) };
+    let (encoding, names) = method(name, case)?;
+    let read = |key: &str| case.numbers(folder, "inputs", key).map(|numbers| numbers.values);
+    let values: Result<_, String> =
+        names.iter().map(|name| Ok(case.numbers(folder, "params", name)?.values)).collect();
+    Ok(Task {
+        encoding,
+        geometry: Geometry { heads, head_dim, train_len: len },
+        names,
+        values: values?,
+        dims: Dims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim },
+        k: read("k")?,
+        v: read("v")?,
+        d_out: read("dout")?,
+        q: q.values,
+    })
+}
+
+impl Task {
+    /// Rotates `[B, H, L, D]` rows in place; `sign = -1` turns back.
+    fn rotate(&self, x: &mut [f64], sign: f64) {
+        let Some(rotary) = self.encoding.rotary(&self.geometry) else { return };
+        let (len, width, half) = (self.dims.keys, self.dims.head_dim, rotary.rotated() / 2);
+        let (cos, sin) = rotary.tables(0, len);
+        for (row, x) in x.chunks_exact_mut(width).enumerate() {
+            let at = row % len * half;
+            for j in 0..half {
+                let (c, s) = (cos[at + j], sign * sin[at + j]);
+                (x[j], x[j + half]) = (x[j] * c - x[j + half] * s, x[j + half] * c + x[j] * s);
+            }
+        }
+    }
+
+    /// Runs forward and backward on slices with `T` numbers.
+    fn slices<T: Real>(&self, tiled: bool) -> Answer {
+        let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
+        let (mut q, mut k) = (self.q.clone(), self.k.clone());
+        self.rotate(&mut q, 1.0);
+        self.rotate(&mut k, 1.0);
+        let table = self.encoding.table(&self.geometry, &self.values, self.dims.keys);
+        let (bias, weight) = (table.bias.as_deref().map(cast), table.weight.as_deref().map(cast));
+        let problem = Problem {
+            dims: self.dims,
+            scale: T::from_f64((self.dims.head_dim as f64).sqrt().recip()),
+            window: self.encoding.window,
+            bias: bias.as_deref(),
+            weight: weight.as_deref(),
+            table_len: self.dims.keys,
+        };
+        let Dims { heads, keys, head_dim, batch, .. } = self.dims;
+        let strides = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
+        let (q, k, v, d_out) = (cast(&q), cast(&k), cast(&self.v), cast(&self.d_out));
+        let zeros = || vec![T::from_f64(0.0); q.len()];
+        let (mut out, mut d_q, mut d_k, mut d_v) = (zeros(), zeros(), zeros(), zeros());
+        let mut lse = vec![T::from_f64(0.0); batch * heads * keys];
+        let (mut d_bias, mut d_weight) = (bias.clone(), weight.clone());
+        let view = |data| View { data, strides };
+        let forward = if tiled { tiled::forward::<T> } else { naive::forward::<T> };
+        forward(&problem, view(&q), view(&k), view(&v), ViewMut { data: &mut out, strides }, &mut lse);
+        let gradients = Gradients {
+            d_q: ViewMut { data: &mut d_q, strides },
+            d_k: ViewMut { data: &mut d_k, strides },
+            d_v: ViewMut { data: &mut d_v, strides },
+            d_bias: d_bias.as_deref_mut(),
+            d_weight: d_weight.as_deref_mut(),
+        };
+        let backward = if tiled { tiled::backward::<T> } else { naive::backward::<T> };
+        backward(&problem, view(&q), view(&k), view(&v), view(&out), &lse, view(&d_out), gradients);
+        let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
+        let (mut d_q, mut d_k) = (wide(d_q), wide(d_k));
+        self.rotate(&mut d_q, -1.0);
+        self.rotate(&mut d_k, -1.0);
+        let (d_bias, d_weight) = (d_bias.map(wide), d_weight.map(wide));
+        let gradient = TableGradient { len: keys, d_bias: d_bias.as_deref(), d_weight: d_weight.as_deref() };
+        let d_values = self.encoding.table_backward(&self.geometry, &self.values, gradient);
+        Answer { out: wide(out), d_q, d_k, d_v: wide(d_v), d_values }
+    }
+
+    /// Runs forward and backward through Burn, with the fused operation or its composed definition.
+    fn burn(&self, fused: bool) -> Answer {
+        let answer = kerple_burn::golden::attention(&kerple_burn::golden::Task {
+            encoding: &self.encoding,
+            geometry: &self.geometry,
+            values: &self.values,
+            shape: [self.dims.batch, self.dims.heads, self.dims.keys, self.dims.head_dim],
+            q: &self.q,
+            k: &self.k,
+            v: &self.v,
+            d_out: &self.d_out,
+            fused,
+        });
+        let kerple_burn::golden::Answer { out, d_q, d_k, d_v, d_values } = answer;
+        Answer { out, d_q, d_k, d_v, d_values }
+    }
+
+    fn score(&self, engine: &str, double: bool, answer: &Answer, folder: &Folder, case: &Case) -> Result<Score, String> {
+        let mut score = Score::new(engine);
+        let tolerance = |expected: &Numbers| -> Tolerance {
+            match (double, expected.double) {
+                (false, _) => case.tolerance("if_you_compute_in_f32"),
+                (true, true) => case.tolerance("f64_arrays"),
+                (true, false) => case.tolerance("f32_arrays"),
+            }
+        };
+        for key in case.keys("expected") {
+            let got = match key {
+                "out" => &answer.out,
+                "grad_q" => &answer.d_q,
+                "grad_k" => &answer.d_k,
+                "grad_v" => &answer.d_v,
+                other => {
+                    let name = other.strip_prefix("grad_").unwrap_or(other);
+                    let at = self.names.iter().position(|own| own == name);
+                    &answer.d_values[at.ok_or_else(|| format!("expected.{other} is not a known quantity"))?]
+                }
+            };
+            let expected = case.numbers(folder, "expected", key)?;
+            score.compare(key, got, &expected.values, tolerance(&expected));
+        }
+        Ok(score)
+    }
+}
+
+pub fn run(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
+    let task = task(folder, case)?;
+    let engines: [(&str, bool, Answer); 6] = [
+        ("naive f64", true, task.slices::<f64>(false)),
+        ("naive f32", false, task.slices::<f32>(false)),
+        ("tiled f64", true, task.slices::<f64>(true)),
+        ("tiled f32", false, task.slices::<f32>(true)),
+        ("burn composed f64", true, task.burn(false)),
+        ("burn fused f64", true, task.burn(true)),
+    ];
+    engines.iter().map(|(engine, double, answer)| task.score(engine, *double, answer, folder, case)).collect()
+}

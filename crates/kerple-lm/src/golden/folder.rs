@@ -1,0 +1,134 @@
+//! Reading a folder of reference values.
+
+use super::{EXACT, Tolerance};
+use crate::error::{Error, Result};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// A manifest and the files it names.
+pub struct Folder {
+    path: PathBuf,
+    manifest: Value,
+    files: RefCell<HashMap<String, std::rc::Rc<Vec<u8>>>>,
+}
+
+/// One case of a manifest.
+pub struct Case<'a>(&'a Value);
+
+/// Numbers with a shape.
+#[derive(Clone, Debug)]
+pub struct Numbers {
+    pub shape: Vec<usize>,
+    pub values: Vec<f64>,
+    /// Whether they are stored in double precision.
+    pub double: bool,
+}
+
+type Found<T> = std::result::Result<T, String>;
+
+impl Folder {
+    pub fn open(path: &Path) -> Result<Folder> {
+        let file = path.join("manifest.json");
+        let text = std::fs::read_to_string(&file).map_err(Error::io(&file, "read"))?;
+        let hint = "a folder of reference values holds manifest.json and the .safetensors files it names";
+        let manifest: Value =
+            serde_json::from_str(&text).map_err(|error| Error::damaged(&file, error.to_string(), hint))?;
+        if !manifest["cases"].is_array() {
+            return Err(Error::damaged(&file, "there is no list `cases`", hint));
+        }
+        Ok(Folder { path: path.to_owned(), manifest, files: RefCell::default() })
+    }
+
+    pub fn cases(&self) -> impl Iterator<Item = Case<'_>> {
+        self.manifest["cases"].as_array().into_iter().flatten().map(Case)
+    }
+
+    /// The numbers behind an entry: a literal, a list, or a reference to a tensor.
+    pub fn numbers(&self, entry: &Value) -> Found<Numbers> {
+        match entry {
+            Value::Number(number) => {
+                Ok(Numbers { shape: vec![], values: vec![number.as_f64().unwrap_or(f64::NAN)], double: true })
+            }
+            Value::Array(items) => {
+                let values = items.iter().map(|item| item.as_f64().ok_or_else(|| format!("{item} is not a number")));
+                Ok(Numbers { shape: vec![items.len()], values: values.collect::<Found<_>>()?, double: true })
+            }
+            Value::Object(_) => self.tensor(entry),
+            other => Err(format!("expected numbers, found {other}")),
+        }
+    }
+
+    fn tensor(&self, entry: &Value) -> Found<Numbers> {
+        let (Some(file), Some(key)) = (entry["file"].as_str(), entry["key"].as_str()) else {
+            return Err(format!("expected `file` and `key`, found {entry}"));
+        };
+        if !self.files.borrow().contains_key(file) {
+            let path = self.path.join(file);
+            let data = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            self.files.borrow_mut().insert(file.to_owned(), data.into());
+        }
+        let data = self.files.borrow()[file].clone();
+        let tensors = SafeTensors::deserialize(&data).map_err(|error| format!("{file}: {error}"))?;
+        let view = tensors.tensor(key).map_err(|error| format!("{file}, {key}: {error}"))?;
+        let bytes = view.data();
+        fn all<const N: usize>(bytes: &[u8], number: fn([u8; N]) -> f64) -> Vec<f64> {
+            bytes.as_chunks::<N>().0.iter().map(|chunk| number(*chunk)).collect()
+        }
+        let values = match view.dtype() {
+            Dtype::F64 => all(bytes, f64::from_le_bytes),
+            Dtype::F32 => all(bytes, |b| f32::from_le_bytes(b).into()),
+            Dtype::BF16 => all(bytes, |b: [u8; 2]| f32::from_le_bytes([0, 0, b[0], b[1]]).into()),
+            Dtype::I64 => all(bytes, |b| i64::from_le_bytes(b) as f64),
+            Dtype::I32 => all(bytes, |b| i32::from_le_bytes(b).into()),
+            Dtype::U8 => all(bytes, |b: [u8; 1]| b[0].into()),
+            other => return Err(format!("{file}, {key}: tensors of {other:?} are not read")),
+        };
+        Ok(Numbers { shape: view.shape().to_vec(), values, double: view.dtype() == Dtype::F64 })
+    }
+}
+
+impl<'a> Case<'a> {
+    pub fn id(&self) -> &'a str {
+        self.0["id"].as_str().unwrap_or("(a case without id)")
+    }
+
+    pub fn get(&self, field: &str) -> &'a Value {
+        &self.0[field]
+    }
+
+    pub fn static_number(&self, key: &str) -> Option<f64> {
+        self.0["static"][key].as_f64()
+    }
+
+    pub fn static_size(&self, key: &str) -> Found<usize> {
+        self.0["static"][key].as_u64().map(|n| n as usize).ok_or_else(|| format!("static.{key} is missing"))
+    }
+
+    pub fn numbers(&self, folder: &Folder, field: &str, key: &str) -> Found<Numbers> {
+        let entry = &self.0[field][key];
+        if entry.is_null() {
+            return Err(format!("{field}.{key} is missing"));
+        }
+        folder.numbers(entry)
+    }
+
+    /// The tolerance written at `tolerance.path`, or at `tolerance` itself for an empty path.
+    pub fn tolerance(&self, path: &str) -> Tolerance {
+        let entry = if path.is_empty() { &self.0["tolerance"] } else { &self.0["tolerance"][path] };
+        if entry["exact"].as_bool() == Some(true) {
+            return EXACT;
+        }
+        Tolerance {
+            absolute: entry["atol"].as_f64().unwrap_or(0.0),
+            relative: entry["rtol"].as_f64().unwrap_or(0.0),
+        }
+    }
+
+    /// Names in an object field.
+    pub fn keys(&self, field: &str) -> impl Iterator<Item = &'a str> {
+        self.0[field].as_object().into_iter().flatten().map(|(key, _)| key.as_str())
+    }
+}

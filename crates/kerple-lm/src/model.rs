@@ -1,0 +1,113 @@
+//! The GPT-NeoX decoder: pre-norm, sequential residuals, untied output projection without bias.
+
+use crate::error::{Error, Result};
+use crate::plan::{ModelPlan, Plan};
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+use kerple_burn::layers::{self, Attention, LayerNorm, Mlp, normal_matrix};
+use kerple_burn::positions::PositionalEncoding;
+use rand::SeedableRng;
+
+/// One layer: attention, then feed-forward, each with its own norm and residual connection.
+#[derive(Module, Debug)]
+pub struct Block {
+    /// Attention.
+    pub attention: Attention,
+    /// Feed-forward.
+    pub mlp: Mlp,
+}
+
+/// A decoder with its positional encoding.
+#[derive(Module, Debug)]
+pub struct Decoder {
+    /// Token embeddings, `[V, M]`.
+    pub embedding: Param<Tensor<2>>,
+    /// The encoding, shared by all layers.
+    pub encoding: PositionalEncoding,
+    /// Layers.
+    pub blocks: Vec<Block>,
+    /// Before the output projection.
+    pub norm: LayerNorm,
+    /// Output projection, `[M, V]`.
+    pub head: Param<Tensor<2>>,
+}
+
+/// Standard deviation of initial weights.
+const STD: f64 = 0.02;
+
+impl Decoder {
+    /// A fresh model. Weights are N(0, 0.02^2), those that write to the residual stream N(0, (0.02 / sqrt(2 layers))^2).
+    ///
+    /// The same seed gives every encoding the same initial weights: the encoding draws from a stream of its own.
+    pub fn new(plan: &Plan, device: &Device) -> Decoder {
+        let ModelPlan { n_layers, n_heads, d_model, d_hidden, vocab_size, .. } = plan.model;
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(plan.seed);
+        let std = [STD, STD / (2.0 * n_layers as f64).sqrt()];
+        let embedding = normal_matrix([vocab_size, d_model], STD, &mut rng, device);
+        let blocks = (0..n_layers)
+            .map(|_| Block {
+                attention: Attention::new(d_model, n_heads, std, &mut rng, device),
+                mlp: Mlp::new(d_model, d_hidden, std, &mut rng, device),
+            })
+            .collect();
+        let head = normal_matrix([d_model, vocab_size], STD, &mut rng, device);
+        let encoding = PositionalEncoding::new(&plan.encoding, &plan.geometry(), plan.seed, device);
+        Decoder { embedding, encoding, blocks, norm: LayerNorm::new(d_model, device), head }
+    }
+}
+
+/// Token ids of `[batch, len]` sequences.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    /// Row-major ids.
+    pub ids: &'a [u32],
+    /// Sequences, B.
+    pub batch: usize,
+    /// Tokens a sequence, L.
+    pub len: usize,
+}
+
+impl Decoder {
+    /// Refuses lengths beyond what the encoding is defined for.
+    ///
+    /// # Errors
+    /// The length, the limit and what to use instead.
+    pub fn check_len(&self, len: usize) -> Result<()> {
+        match self.encoding.encoding().longest(self.encoding.geometry()) {
+            Some(longest) if len > longest => Err(Error::refused(
+                format!("{} is defined for {longest} positions, {len} were asked for", self.encoding.encoding().label()),
+                "use a shorter length, or an encoding that extrapolates: `kerple describe` lists them",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
+    pub fn hidden(&self, tokens: Tokens) -> Tensor<3> {
+        let Tokens { ids, batch, len } = tokens;
+        let device = self.embedding.val().device();
+        let positions = self.encoding.positions(len, len, &device);
+        let mut x = layers::embed(self.embedding.val(), ids, [batch, len]);
+        if let Some(rows) = self.encoding.absolute(0, len, &device) {
+            x = x + rows;
+        }
+        for block in &self.blocks {
+            x = block.mlp.forward(block.attention.forward(x, &positions));
+        }
+        x
+    }
+
+    /// Negative log-likelihood in nats of each target, `[B, L]`.
+    pub fn nll(&self, tokens: Tokens, targets: &[u32]) -> Tensor<2> {
+        layers::cross_entropy(self.hidden(tokens), &self.norm, self.head.val(), targets)
+    }
+
+    /// Logits of every position, `[B, L, V]`: for short sequences and tests.
+    pub fn logits(&self, tokens: Tokens) -> Tensor<3> {
+        let x = self.norm.composed(self.hidden(tokens));
+        let [batch, len, width] = x.dims();
+        let head = self.head.val();
+        let vocab = head.dims()[1];
+        x.reshape([batch * len, width]).matmul(head).reshape([batch, len, vocab])
+    }
+}

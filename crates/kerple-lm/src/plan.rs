@@ -1,0 +1,225 @@
+//! A plan: a run file with every choice made explicit, checked and hashed. It is saved with the run.
+
+use crate::config::{DataConfig, RunConfig, TrainConfig};
+use crate::error::{Error, Result};
+use crate::schedule::Schedule;
+use kerple::encoding::{Encoding, Geometry};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Sizes of a decoder, multiplied out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelPlan {
+    /// Layers.
+    pub n_layers: usize,
+    /// Attention heads, H.
+    pub n_heads: usize,
+    /// Features a head, D.
+    pub head_dim: usize,
+    /// Model width, M = H * D.
+    pub d_model: usize,
+    /// Inner width of the feed-forward layers.
+    pub d_hidden: usize,
+    /// Rows of the embedding, V: the tokenizer's vocabulary, padded.
+    pub vocab_size: usize,
+}
+
+impl ModelPlan {
+    /// Trained values without those of the encoding: `2VM + layers (4M^2 + 2MF + 9M + F) + 2M` with `F` the inner width.
+    pub fn parameters(&self) -> usize {
+        let (m, f) = (self.d_model, self.d_hidden);
+        let attention = 3 * m * m + 3 * m + m * m + m;
+        let mlp = 2 * m * f + f + m;
+        2 * self.vocab_size * m + self.n_layers * (attention + mlp + 4 * m) + 2 * m
+    }
+}
+
+/// What is known of the prepared data a run reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataFacts {
+    /// Tokens the tokenizer knows.
+    pub vocab_size: usize,
+    /// Fingerprint of the tokenizer.
+    pub tokenizer: String,
+    /// Tokens to train on.
+    pub train_tokens: u64,
+}
+
+/// Everything a run does, resolved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Short name of the encoding.
+    pub label: String,
+    /// Controls initial weights, data order and evaluation text.
+    pub seed: u64,
+    /// What is read.
+    pub data: DataConfig,
+    /// What is known of it.
+    pub facts: DataFacts,
+    /// How positions enter.
+    pub encoding: Encoding,
+    /// Sizes.
+    pub model: ModelPlan,
+    /// Optimisation; `micro_batch` is always set.
+    pub train: TrainConfig,
+    /// Tokens a training sequence.
+    pub train_len: usize,
+    /// Updates.
+    pub steps: u64,
+    /// Trained values, those of the encoding included.
+    pub parameters: usize,
+    /// SHA-256 of all of the above but the place of the data and how often things are saved and logged.
+    pub hash: String,
+}
+
+/// Refuses `value` unless it lies in `limits`.
+fn check(key: &str, value: f64, limits: std::ops::RangeInclusive<f64>, hint: &str) -> Result<()> {
+    if limits.contains(&value) {
+        return Ok(());
+    }
+    let (low, high) = limits.into_inner();
+    let limit = if high == f64::INFINITY { format!("at least {low}") } else { format!("between {low} and {high}") };
+    Err(Error::Config {
+        place: key.to_owned(),
+        message: format!("{value} is out of range, it must be {limit}"),
+        hint: hint.to_owned(),
+    })
+}
+
+impl Plan {
+    /// Resolves a run file for data with these facts.
+    ///
+    /// # Errors
+    /// A value out of range, or values that contradict each other, each with the key, the value and the limit.
+    pub fn new(config: &RunConfig, facts: DataFacts) -> Result<Plan> {
+        let mut train = config.train.clone();
+        let [layers, heads, head_dim] = config.model.preset.sizes();
+        let n_layers = config.model.n_layers.unwrap_or(layers);
+        let n_heads = config.model.n_heads.unwrap_or(heads);
+        let head_dim = config.model.head_dim.unwrap_or(head_dim);
+        let d_model = n_heads * head_dim;
+        let pad = config.model.pad_vocab_to.unwrap_or(128);
+        let model_hint = "leave it out to take the preset's";
+        for (key, value) in [
+            ("model.n_layers", n_layers),
+            ("model.n_heads", n_heads),
+            ("model.head_dim", head_dim),
+            ("model.d_hidden", config.model.d_hidden.unwrap_or(1)),
+            ("model.pad_vocab_to", pad),
+        ] {
+            check(key, value as f64, 1.0..=65_536.0, model_hint)?;
+        }
+        let model = ModelPlan {
+            n_layers,
+            n_heads,
+            head_dim,
+            d_model,
+            d_hidden: config.model.d_hidden.unwrap_or(4 * d_model),
+            vocab_size: facts.vocab_size.next_multiple_of(pad),
+        };
+        check_train(&train, &config.encoding, d_model)?;
+        let micro_batch = train.micro_batch.unwrap_or(train.batch);
+        if micro_batch == 0 || !train.batch.is_multiple_of(micro_batch) {
+            return Err(Error::Config {
+                place: "train.micro_batch".to_owned(),
+                message: format!("{micro_batch} does not divide the batch of {}", train.batch),
+                hint: "a batch is worked off in equal parts".to_owned(),
+            });
+        }
+        train.micro_batch = Some(micro_batch);
+        if facts.train_tokens <= train.train_len as u64 {
+            return Err(Error::refused(
+                format!(
+                    "the training split has {} tokens, a sequence of {} needs at least {}",
+                    facts.train_tokens,
+                    train.train_len,
+                    train.train_len + 1
+                ),
+                "prepare more text, or lower train.train_len",
+            ));
+        }
+        let geometry = Geometry { heads: n_heads, head_dim, train_len: train.train_len };
+        let mut plan = Plan {
+            label: config.encoding.label(),
+            seed: config.seed,
+            data: config.data.clone(),
+            facts,
+            parameters: model.parameters() + config.encoding.parameter_count(&geometry),
+            encoding: config.encoding.clone(),
+            model,
+            train_len: train.train_len,
+            steps: train.steps,
+            train,
+            hash: String::new(),
+        };
+        plan.hash = plan.digest();
+        Ok(plan)
+    }
+
+    /// Sizes the encoding needs.
+    pub fn geometry(&self) -> Geometry {
+        Geometry { heads: self.model.n_heads, head_dim: self.model.head_dim, train_len: self.train_len }
+    }
+
+    /// The learning rate of each update.
+    pub fn schedule(&self) -> Schedule {
+        Schedule {
+            learning_rate: self.train.learning_rate,
+            min_learning_rate: self.train.min_learning_rate,
+            steps: self.train.steps,
+            warmup: self.train.warmup,
+            decay: self.train.decay,
+        }
+    }
+
+    fn digest(&self) -> String {
+        let mut canonical = self.clone();
+        canonical.data.path = std::path::PathBuf::new();
+        canonical.hash = String::new();
+        let defaults = TrainConfig::default();
+        canonical.train = TrainConfig {
+            log_every: defaults.log_every,
+            valid_every: defaults.valid_every,
+            valid_segments: defaults.valid_segments,
+            checkpoint_every: defaults.checkpoint_every,
+            keep: defaults.keep,
+            ..canonical.train
+        };
+        let text = serde_json::to_string(&canonical).expect("a plan is plain data");
+        Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+fn check_train(train: &TrainConfig, encoding: &Encoding, d_model: usize) -> Result<()> {
+    let infinite = f64::INFINITY;
+    let below_one = 1.0 - f64::EPSILON;
+    for (key, value, limits) in [
+        ("train.train_len", train.train_len as f64, 1.0..=16_777_216.0),
+        ("train.batch", train.batch as f64, 1.0..=1_048_576.0),
+        ("train.steps", train.steps as f64, 0.0..=1e12),
+        ("train.learning_rate", train.learning_rate, 0.0..=10.0),
+        ("train.min_learning_rate", train.min_learning_rate, 0.0..=10.0),
+        ("train.warmup", train.warmup, 0.0..=0.5),
+        ("train.betas[0]", train.betas[0], 0.0..=below_one),
+        ("train.betas[1]", train.betas[1], 0.0..=below_one),
+        ("train.eps", train.eps, f64::MIN_POSITIVE..=1.0),
+        ("train.weight_decay", train.weight_decay, 0.0..=infinite),
+        ("train.clip", train.clip, 0.0..=infinite),
+        ("train.first_adam_step", train.first_adam_step as f64, 1.0..=1e9),
+        ("train.log_every", train.log_every as f64, 1.0..=1e12),
+        ("train.checkpoint_every", train.checkpoint_every as f64, 1.0..=1e12),
+        ("train.valid_segments", train.valid_segments as f64, 1.0..=1e9),
+        ("train.keep", train.keep as f64, 1.0..=1e9),
+    ] {
+        check(key, value, limits, "the defaults are the paper's recipe")?;
+    }
+    let absolute = matches!(encoding.method, kerple::encoding::Method::Sinusoidal(_));
+    if absolute && d_model % 2 == 1 {
+        return Err(Error::Config {
+            place: "encoding.kind".to_owned(),
+            message: format!("sinusoidal rows need an even model width, got {d_model}"),
+            hint: "change model.n_heads or model.head_dim".to_owned(),
+        });
+    }
+    Ok(())
+}

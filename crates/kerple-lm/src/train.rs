@@ -1,0 +1,345 @@
+//! The training loop: resumable to the bit, stoppable at any step, never silent about a number that is not one.
+
+use crate::checkpoint::{self, State};
+use crate::error::{Error, Result};
+use crate::events::EventFile;
+use crate::model::{Decoder, Tokens};
+use crate::optimizer::{self, Optimizer, Update};
+use crate::plan::Plan;
+use burn::tensor::{Device, Tensor};
+use kerple_burn::array::Array;
+use kerple_burn::parameters;
+use kerple_data::Batch;
+use kerple_report::record::{self, KernelSnapshot, MetricsRow};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Where training sequences come from: pure functions, so resuming needs no saved cursor.
+pub trait Batches {
+    /// The batch of an update, counted from 0.
+    fn batch(&self, step: u64) -> Result<Batch>;
+    /// Sequences to measure the validation loss on, always the same.
+    fn validation(&self) -> Result<Batch>;
+}
+
+/// What a progress display is told after every step.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    /// Updates done.
+    pub step: u64,
+    /// Updates of the whole run.
+    pub steps: u64,
+    /// Loss of this step, nats per token.
+    pub loss: f64,
+    /// Training tokens a second, over this step.
+    pub tokens_per_second: f64,
+    /// Seconds until the end at the pace so far.
+    pub seconds_left: f64,
+}
+
+/// How a call of [`train`] ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Updates done.
+    pub step: u64,
+    /// Whether the run is complete; otherwise it was told to stop and has saved.
+    pub finished: bool,
+    /// Loss of the last step of this sitting, when there was one.
+    pub loss: Option<f64>,
+    /// Training seconds, over all sittings.
+    pub seconds: f64,
+}
+
+/// A run being trained.
+struct Trainer<'a> {
+    plan: &'a Plan,
+    run: &'a Path,
+    batches: &'a dyn Batches,
+    model: Option<Decoder>,
+    optimizer: Optimizer,
+    state: State,
+    events: EventFile,
+    saved: Option<PathBuf>,
+}
+
+/// Trains `plan` in the folder `run` until it is complete or `stop` is set; the same folder again resumes.
+///
+/// # Errors
+/// What cannot be read or written, a checkpoint of another plan, or a number that is not one.
+pub fn train(
+    plan: &Plan,
+    run: &Path,
+    batches: &dyn Batches,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Outcome> {
+    let mut trainer = Trainer::open(plan, run, batches)?;
+    let (started, first) = (Instant::now(), trainer.state.step);
+    let mut loss = None;
+    let mut fresh = Vec::new();
+    while trainer.state.step < plan.steps {
+        let clock = Instant::now();
+        let (step_loss, norm) = trainer.step()?;
+        let seconds = clock.elapsed().as_secs_f64();
+        trainer.state.seconds += seconds;
+        fresh.push(seconds);
+        loss = Some(step_loss);
+        let step = trainer.state.step;
+        let done = step == plan.steps;
+        if step.is_multiple_of(plan.train.log_every) || step == first + 1 || done {
+            trainer.log(step_loss, norm, &fresh)?;
+            fresh.clear();
+        }
+        let stopping = stop.load(Ordering::Relaxed);
+        if step.is_multiple_of(plan.train.checkpoint_every) || done || stopping {
+            trainer.save()?;
+        }
+        progress(&Progress {
+            step,
+            steps: plan.steps,
+            loss: step_loss,
+            tokens_per_second: (plan.train.batch * plan.train_len) as f64 / seconds,
+            seconds_left: started.elapsed().as_secs_f64() / (step - first) as f64 * (plan.steps - step) as f64,
+        });
+        if stopping {
+            break;
+        }
+    }
+    let State { step, seconds, .. } = trainer.state;
+    Ok(Outcome { step, finished: step == plan.steps, loss, seconds })
+}
+
+/// The newest checkpoint of a finished or running run, its model and plan.
+///
+/// # Errors
+/// A folder without a plan or checkpoint, or damaged files.
+pub fn load(run: &Path, device: &Device) -> Result<(Plan, State, Decoder)> {
+    let plan = read_plan(run)?.ok_or_else(|| {
+        let hint = "give the --out folder of `kerple train`";
+        Error::refused(format!("{} holds no run: there is no plan.json", run.display()), hint)
+    })?;
+    let (_, newest) = checkpoint::list(run)?.pop().ok_or_else(|| {
+        let hint = "train it first: `kerple train --config FILE --out RUN`";
+        Error::refused(format!("{} has no checkpoint yet", run.display()), hint)
+    })?;
+    let state = checkpoint::state(&newest, &plan.hash)?;
+    let model = checkpoint::load_model(&newest, &state, Decoder::new(&plan, device))?;
+    Ok((plan, state, model))
+}
+
+/// The plan saved in a run folder, if there is one.
+///
+/// # Errors
+/// A plan that cannot be read.
+pub fn read_plan(run: &Path) -> Result<Option<Plan>> {
+    let path = run.join("plan.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+    let hint = "the file was changed by hand, or written by another version";
+    serde_json::from_str(&text).map(Some).map_err(|error| Error::damaged(&path, error.to_string(), hint))
+}
+
+/// Writes a file so that it is either the old one or the new one, never half of it.
+///
+/// # Errors
+/// What the file system refuses.
+pub fn write_whole(path: &Path, text: &str) -> Result<()> {
+    let aside = path.with_extension("partial");
+    std::fs::write(&aside, text).map_err(Error::io(&aside, "write"))?;
+    std::fs::rename(&aside, path).map_err(Error::io(path, "write"))
+}
+
+impl<'a> Trainer<'a> {
+    fn open(plan: &'a Plan, run: &'a Path, batches: &'a dyn Batches) -> Result<Trainer<'a>> {
+        std::fs::create_dir_all(run).map_err(Error::io(run, "create"))?;
+        match read_plan(run)? {
+            Some(old) if old.hash != plan.hash => {
+                return Err(Error::refused(
+                    format!("{} holds a run of another plan ({} instead of {})", run.display(), &old.hash[..12], &plan.hash[..12]),
+                    "use another --out folder, or the run file this folder was started with",
+                ));
+            }
+            _ => {
+                let text = serde_json::to_string_pretty(plan).expect("a plan is plain data");
+                write_whole(&run.join("plan.json"), &text)?;
+            }
+        }
+        let device = Device::flex().autodiff();
+        let mut model = Decoder::new(plan, &device);
+        let mut optimizer = Optimizer::new(plan, &parameters::collect(&model));
+        let mut state = State {
+            step: 0,
+            seconds: 0.0,
+            plan: plan.hash.clone(),
+            model_sha256: String::new(),
+            optimizer_sha256: String::new(),
+        };
+        let newest = checkpoint::list(run)?.pop().map(|(_, path)| path);
+        if let Some(path) = &newest {
+            state = checkpoint::state(path, &plan.hash)?;
+            model = checkpoint::load_model(path, &state, model)?;
+            checkpoint::load_optimizer(path, &state, &model, &mut optimizer)?;
+        }
+        record::truncate_after(&run.join("metrics.jsonl"), state.step)?;
+        let events = EventFile::create(&run.join("events"), state.step)?;
+        let mut trainer = Trainer { plan, run, batches, model: Some(model), optimizer, state, events, saved: newest };
+        if trainer.state.step == 0 {
+            trainer.snapshot_kernels()?;
+        }
+        Ok(trainer)
+    }
+
+    fn model(&self) -> &Decoder {
+        self.model.as_ref().expect("the model is only away during an update")
+    }
+
+    /// One update; returns the loss and the gradient's global norm.
+    fn step(&mut self) -> Result<(f64, f64)> {
+        let Plan { train, .. } = self.plan;
+        let batch = self.batches.batch(self.state.step)?;
+        let micro = train.micro_batch.unwrap_or(train.batch);
+        let parts = batch.batch / micro;
+        let (mut loss, mut sums) = (0.0, Vec::new());
+        for part in 0..parts {
+            let range = part * micro * batch.seq_len..(part + 1) * micro * batch.seq_len;
+            let tokens = Tokens { ids: &batch.tokens[range.clone()], batch: micro, len: batch.seq_len };
+            let mean = self.model().nll(tokens, &batch.targets[range]).mean() / parts as f64;
+            loss += f64::from(mean.clone().into_scalar::<f32>());
+            let found = parameters::gradients(self.model(), &mut mean.backward());
+            add(&mut sums, found, self.model());
+        }
+        let norm = optimizer::global_norm(&sums);
+        self.check_finite(loss, norm, &sums)?;
+        let update = Update {
+            learning_rate: self.plan.schedule().at(self.state.step),
+            adam_step: train.first_adam_step + self.state.step,
+            grad_norm: norm,
+        };
+        let model = self.model.take().expect("the model is only away during an update");
+        self.model = Some(self.optimizer.step(self.plan, model, &sums, update));
+        self.state.step += 1;
+        Ok((loss, norm))
+    }
+
+    fn check_finite(&self, loss: f64, norm: f64, gradients: &[Array]) -> Result<()> {
+        if loss.is_finite() && norm.is_finite() {
+            return Ok(());
+        }
+        let what = if loss.is_finite() {
+            let named = parameters::collect(self.model());
+            let bad = |gradient: &Array| gradient.slice::<f32>().iter().any(|value| !value.is_finite());
+            let place = gradients.iter().position(bad);
+            place.map_or("the norm of the gradient".to_owned(), |at| format!("the gradient of `{}`", named[at].name))
+        } else {
+            "the loss".to_owned()
+        };
+        let hint = match &self.saved {
+            Some(path) => format!("the last good checkpoint is {}; lower train.learning_rate", path.display()),
+            None => "there is no checkpoint yet; lower train.learning_rate".to_owned(),
+        };
+        let value = if loss.is_finite() { norm } else { loss };
+        Err(Error::NotFinite { step: self.state.step + 1, what, value, hint })
+    }
+
+    fn log(&mut self, loss: f64, grad_norm: f64, fresh: &[f64]) -> Result<()> {
+        let Plan { train, .. } = self.plan;
+        let step = self.state.step;
+        let due = train.valid_every > 0 && (step.is_multiple_of(train.valid_every) || step == self.plan.steps);
+        let valid_loss = if due { Some(self.validate()?) } else { None };
+        let encoding = &self.model().encoding;
+        let names = encoding.encoding().parameters(encoding.geometry()).into_iter().map(|parameter| parameter.name);
+        let small = |values: &Vec<f64>| values.len() <= 1024;
+        let mut sorted = fresh.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let row = MetricsRow {
+            step,
+            loss,
+            learning_rate: self.plan.schedule().at(step - 1),
+            grad_norm,
+            tokens: step * (train.batch * train.train_len) as u64,
+            seconds: self.state.seconds,
+            step_seconds: sorted[sorted.len() / 2],
+            valid_loss,
+            encoding: names.zip(encoding.numbers()).filter(|(_, values)| small(values)).collect(),
+        };
+        record::append(&self.run.join("metrics.jsonl"), &row)?;
+        self.events.scalar(step, "loss/train", loss)?;
+        self.events.scalar(step, "learning_rate", row.learning_rate)?;
+        self.events.scalar(step, "grad_norm", grad_norm)?;
+        self.events.scalar(step, "seconds_per_step", row.step_seconds)?;
+        if let Some(valid) = valid_loss {
+            self.events.scalar(step, "loss/valid", valid)?;
+        }
+        Ok(())
+    }
+
+    fn validate(&self) -> Result<f64> {
+        let batch = self.batches.validation()?;
+        let model = parameters::without_autodiff(self.model());
+        let tokens = Tokens { ids: &batch.tokens, batch: batch.batch, len: batch.seq_len };
+        let mean: Tensor<1> = model.nll(tokens, &batch.targets).mean();
+        Ok(f64::from(mean.into_scalar::<f32>()))
+    }
+
+    fn save(&mut self) -> Result<()> {
+        let path = checkpoint::save(self.run, self.plan.train.keep, &self.state, self.model(), &self.optimizer)?;
+        self.saved = Some(path);
+        self.snapshot_kernels()
+    }
+
+    /// Adds the learned tables as they are now to `kernels.json`.
+    fn snapshot_kernels(&self) -> Result<()> {
+        let path = self.run.join("kernels.json");
+        let Some(snapshot) = snapshot(self.model(), self.state.step) else { return Ok(()) };
+        let mut all: Vec<KernelSnapshot> = record::read_kernels(&path)?;
+        all.retain(|old| old.step < snapshot.step);
+        all.push(snapshot);
+        write_whole(&path, &serde_json::to_string(&all).expect("numbers are plain data"))
+    }
+}
+
+/// Distances at which learned kernels are recorded: all up to 64, then about 24 an octave-less decade, to 20480.
+fn recorded_distances() -> Vec<u64> {
+    let mut distances: Vec<u64> = (0..=64).collect();
+    let mut d = 64.0f64;
+    while d < 20_480.0 {
+        d *= 1.08;
+        distances.push((d as u64).min(20_480));
+    }
+    distances.dedup();
+    distances
+}
+
+fn snapshot(model: &Decoder, step: u64) -> Option<KernelSnapshot> {
+    let distances = recorded_distances();
+    let len = 20_481;
+    let table = model.encoding.table(len);
+    let pick = |rows: &Option<Vec<f64>>| {
+        let rows = rows.as_ref()?;
+        let row = |row: &[f64]| distances.iter().map(|d| row[*d as usize]).collect::<Vec<_>>();
+        Some(rows.chunks(len).map(row).collect::<Vec<_>>())
+    };
+    let effective = |row: &[f64]| row.iter().position(|value| *value < -2.0).map(|d| d as u64);
+    let effective_length = table.bias.iter().flat_map(|rows| rows.chunks(len).map(effective)).collect();
+    let (bias, weight) = (pick(&table.bias), pick(&table.weight));
+    (bias.is_some() || weight.is_some()).then_some(KernelSnapshot { step, distances, bias, weight, effective_length })
+}
+
+/// Adds gradients in place; a parameter that the loss does not depend on counts as zero.
+fn add(sums: &mut Vec<Array>, found: Vec<Option<Array>>, model: &Decoder) {
+    if sums.is_empty() {
+        let zero = |shape: &[usize]| Array::from_vec(vec![0.0f32; shape.iter().product()], shape);
+        let named = parameters::collect(model);
+        *sums = found.into_iter().zip(named).map(|(g, n)| g.unwrap_or_else(|| zero(n.array.shape()))).collect();
+        return;
+    }
+    for (sum, gradient) in sums.iter_mut().zip(found) {
+        if let Some(gradient) = gradient {
+            let values = sum.slice::<f32>().iter().zip(gradient.slice::<f32>()).map(|(a, b)| a + b).collect();
+            *sum = Array::from_vec(values, gradient.shape());
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! From run folders to a report: what training and evaluation write down, the statistics over seeds, and the pages.
+//!
+//! ```text
+//! run folders --find_runs--> Run --> tables of means, deviations and paired tests --write--> index.html, report.md, CSV, JSON
+//! ```
+//!
+//! [`record`] defines the files of a run folder; [`statistics`] is plain functions on slices. This crate knows no tensors
+//! and nothing of how a run is made: it reads what the files hold.
+
+pub mod error;
+mod number;
+pub mod record;
+pub mod statistics;
+
+pub use error::{Error, Result};

@@ -1,0 +1,314 @@
+//! The statistics behind the tables: perplexities, means over seeds, and whether a difference is more than the seeds' noise.
+//!
+//! Seeds change the text that is evaluated, so two encodings vary together from seed to seed; the test is therefore
+//! *paired*, as in Chi et al. 2022, arXiv:2205.09921, Table 3. Not for samples of different runs without a common seed.
+
+use std::f64::consts::LN_2;
+
+use statrs::distribution::{ContinuousCDF, StudentsT};
+use statrs::function::beta::beta_reg;
+
+/// The level below which the paper calls a difference significant.
+pub const ALPHA: f64 = 0.05;
+
+/// Arithmetic mean; NaN of nothing.
+pub fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Sample standard deviation, with `n - 1` in the denominator; `None` below two values.
+pub fn deviation(values: &[f64]) -> Option<f64> {
+    let center = mean(values);
+    let squares: f64 = values.iter().map(|x| (x - center).powi(2)).sum();
+    (values.len() >= 2).then(|| (squares / (values.len() - 1) as f64).sqrt())
+}
+
+/// Middle value, mean of the two middle ones if the count is even; NaN of nothing.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]),
+    }
+}
+
+/// Perplexity of losses in nats: `exp(mean nll)`.
+pub fn perplexity(nll: &[f64]) -> f64 {
+    mean(nll).exp()
+}
+
+/// Perplexity by position: `exp(mean over segments of nll[segment, position])`.
+///
+/// # Shapes
+/// `nll [segments, length]`, row by row; the result is `[length]`.
+///
+/// # Panics
+/// If `nll` is not a whole number of segments.
+pub fn position_perplexity(nll: &[f64], length: usize) -> Vec<f64> {
+    assert!(
+        length > 0 && nll.len().is_multiple_of(length),
+        "nll: {} losses are no whole segments of {length}",
+        nll.len()
+    );
+    (0..length)
+        .map(|position| {
+            let losses: Vec<f64> = nll.iter().skip(position).step_by(length).copied().collect();
+            perplexity(&losses)
+        })
+        .collect()
+}
+
+/// Bits per byte of text, from the summed loss in nats: `nll_total / (bytes ln 2)`. Comparable across tokenizers.
+pub fn bits_per_byte(nll_total: f64, bytes: u64) -> f64 {
+    nll_total / (bytes as f64 * LN_2)
+}
+
+/// A paired two-sided t-test of `mean(x - y) = 0`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PairedTest {
+    /// Pairs.
+    pub n: usize,
+    /// `mean(x - y)`.
+    pub mean_difference: f64,
+    /// Standard error of that mean.
+    pub standard_error: f64,
+    /// `mean_difference / standard_error`; 0 if all pairs are equal, infinite if all differ by the same amount.
+    pub t: f64,
+    /// Probability of a `t` at least as far from 0 if the true difference is 0.
+    pub p: f64,
+    /// Degrees of freedom, `n - 1`.
+    pub df: usize,
+}
+
+/// Why there is no test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Untestable {
+    /// The two samples are not pairs.
+    #[error("{x} values against {y}: not pairs")]
+    Unpaired {
+        /// Values of the first sample.
+        x: usize,
+        /// Values of the second sample.
+        y: usize,
+    },
+    /// One pair shows no spread.
+    #[error("{n} common seeds; a paired test needs at least 2")]
+    TooFew {
+        /// Pairs there are.
+        n: usize,
+    },
+    /// A value is NaN or infinite.
+    #[error("a value is not finite")]
+    NotFinite,
+}
+
+/// Tests whether `x` and `y` differ, given that `x[i]` and `y[i]` come from the same seed.
+///
+/// # Errors
+/// [`Untestable`] if the lengths differ, there are fewer than two pairs, or a value is not finite.
+///
+/// ```
+/// # use kerple_report::statistics::paired_t_test;
+/// let test = paired_t_test(&[20.2, 21.6, 19.9, 22.6, 18.6], &[20.0, 21.5, 19.7, 22.3, 18.5])?;
+/// assert!(test.first_is_larger(0.05));
+/// # Ok::<(), kerple_report::statistics::Untestable>(())
+/// ```
+pub fn paired_t_test(x: &[f64], y: &[f64]) -> Result<PairedTest, Untestable> {
+    if x.len() != y.len() {
+        return Err(Untestable::Unpaired { x: x.len(), y: y.len() });
+    }
+    let differences: Vec<f64> = x.iter().zip(y).map(|(x, y)| x - y).collect();
+    let n = differences.len();
+    if !differences.iter().all(|difference| difference.is_finite()) {
+        return Err(Untestable::NotFinite);
+    }
+    let spread = deviation(&differences).ok_or(Untestable::TooFew { n })?;
+    let (mean_difference, standard_error) = (mean(&differences), spread / (n as f64).sqrt());
+    let t = if mean_difference == 0.0 { 0.0 } else { mean_difference / standard_error };
+    Ok(PairedTest { n, mean_difference, standard_error, t, p: two_sided_p(t, n - 1), df: n - 1 })
+}
+
+/// `P(|T| >= |t|)`, from whichever tail of the incomplete beta function has the small argument.
+///
+/// `2 (1 - cdf(|t|))` would lose the digits of a small p, and `df / (df + t^2)` those of a small t.
+fn two_sided_p(t: f64, df: usize) -> f64 {
+    let (df, square) = (df as f64, t * t);
+    if square.is_infinite() {
+        0.0
+    } else if square < df {
+        1.0 - beta_reg(0.5, 0.5 * df, square / (df + square))
+    } else {
+        beta_reg(0.5 * df, 0.5, df / (df + square))
+    }
+}
+
+impl PairedTest {
+    /// Whether the first sample is significantly larger. With perplexities, the paper's dagger on `x`: `y` is better.
+    pub fn first_is_larger(&self, alpha: f64) -> bool {
+        self.mean_difference > 0.0 && self.p < alpha
+    }
+
+    /// Confidence interval of the mean difference at `level`, 0.95 for the usual one.
+    ///
+    /// # Panics
+    /// If `level` is not between 0 and 1.
+    pub fn interval(&self, level: f64) -> (f64, f64) {
+        assert!(level > 0.0 && level < 1.0, "level: expected between 0 and 1, got {level}");
+        let student = StudentsT::new(0.0, 1.0, self.df as f64).expect("a test has at least one degree of freedom");
+        let reach = student.inverse_cdf(0.5 + 0.5 * level) * self.standard_error;
+        (self.mean_difference - reach, self.mean_difference + reach)
+    }
+}
+
+/// Holm's step-down correction: the p-values, in the given order, as they count when this many are looked at together.
+///
+/// With `p_(1) <= ... <= p_(m)`, the corrected `p_(i)` is `max over j <= i of min(1, (m - j + 1) p_(j))`.
+/// Holm 1979, Scandinavian Journal of Statistics 6(2).
+pub fn holm(p: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..p.len()).collect();
+    order.sort_by(|&a, &b| p[a].total_cmp(&p[b]));
+    let mut corrected = vec![0.0; p.len()];
+    let mut largest: f64 = 0.0;
+    for (rank, &index) in order.iter().enumerate() {
+        largest = largest.max(((p.len() - rank) as f64 * p[index]).min(1.0));
+        corrected[index] = largest;
+    }
+    corrected
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::f64::consts::PI;
+
+    fn close(got: f64, expected: f64, relative: f64) {
+        assert!((got - expected).abs() <= relative * expected.abs(), "got {got}, expected {expected}");
+    }
+
+    #[test]
+    fn p_equals_the_closed_forms() {
+        // df 1, 2 and 4 have elementary distribution functions. 1e-12: a few hundred roundings of the continued fraction.
+        for t in [0.0, 1e-6, 0.3, 1.0, 2.776, 9.3, 40.0] {
+            close(two_sided_p(t, 1), 2.0 / PI * f64::atan2(1.0, t), 1e-12);
+            let s = t * t;
+            // 1 - t/sqrt(2 + t^2), rewritten without the cancellation, and so below.
+            let root = (2.0 + s).sqrt();
+            close(two_sided_p(t, 2), 2.0 / (root * (root + t)), 1e-12);
+            let u = t / (4.0 + s).sqrt();
+            let one_minus_u = 4.0 / (4.0 + s) / (1.0 + u);
+            close(two_sided_p(t, 4), 0.5 * one_minus_u.powi(2) * (2.0 + u), 1e-12);
+        }
+    }
+
+    #[test]
+    fn small_p_keeps_its_digits() {
+        // df 2: p = 1/t^2 - 3/(2 t^4) + ...; at t = 1e6 subtracting from 1 would leave four digits.
+        close(two_sided_p(1e6, 2), 1e-12, 1e-11);
+    }
+
+    #[test]
+    fn interval_uses_the_quantile() {
+        // Quantiles of Student's t at 0.975, from printed tables extended to 16 digits.
+        for (df, quantile) in [(1, 12.706204736174698), (4, 2.7764451051977987), (9, 2.2621571627409915)] {
+            let test = PairedTest { n: df + 1, mean_difference: 3.0, standard_error: 1.0, t: 3.0, p: 0.1, df };
+            let (low, high) = test.interval(0.95);
+            close(high - 3.0, quantile, 1e-9);
+            close(3.0 - low, quantile, 1e-9);
+        }
+    }
+
+    #[test]
+    fn equal_samples_have_p_one() {
+        let test = paired_t_test(&[3.0, 4.0], &[3.0, 4.0]).unwrap();
+        assert_eq!((test.t, test.p, test.interval(0.95)), (0.0, 1.0, (0.0, 0.0)));
+        assert!(!test.first_is_larger(ALPHA));
+    }
+
+    #[test]
+    fn a_constant_difference_is_certain() {
+        let test = paired_t_test(&[3.5, 4.5], &[3.0, 4.0]).unwrap();
+        assert_eq!((test.t, test.p), (f64::INFINITY, 0.0));
+        assert!(test.first_is_larger(ALPHA));
+    }
+
+    #[test]
+    fn what_cannot_be_tested_says_why() {
+        assert_eq!(paired_t_test(&[1.0], &[2.0]), Err(Untestable::TooFew { n: 1 }));
+        assert_eq!(paired_t_test(&[], &[]), Err(Untestable::TooFew { n: 0 }));
+        assert_eq!(paired_t_test(&[1.0, f64::NAN], &[2.0, 3.0]), Err(Untestable::NotFinite));
+        assert_eq!(paired_t_test(&[1.0, 2.0], &[2.0]), Err(Untestable::Unpaired { x: 2, y: 1 }));
+    }
+
+    #[test]
+    fn holm_by_hand() {
+        assert_eq!(holm(&[0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02]);
+        assert_eq!(holm(&[0.9, 0.8]), [1.0, 1.0]);
+        assert_eq!(holm(&[]), [0.0; 0]);
+    }
+
+    #[test]
+    fn deviation_median_and_bits() {
+        assert_eq!(deviation(&[2.0, 4.0, 6.0]), Some(2.0));
+        assert_eq!(deviation(&[2.0]), None);
+        assert_eq!(median(&[5.0, 1.0, 3.0]), 3.0);
+        assert_eq!(median(&[5.0, 1.0, 3.0, 4.0]), 3.5);
+        assert!(median(&[]).is_nan() && mean(&[]).is_nan());
+        // 8 bytes at a loss of ln 2 each are one bit per byte.
+        close(bits_per_byte(8.0 * LN_2, 8), 1.0, 1e-15);
+    }
+
+    fn pairs() -> impl Strategy<Value = Vec<(f64, f64)>> {
+        prop::collection::vec((1.0..50.0, 1.0..50.0), 2..12)
+    }
+
+    proptest! {
+        #[test]
+        fn swapping_the_samples_flips_the_sign(pairs in pairs()) {
+            let (x, y): (Vec<f64>, Vec<f64>) = pairs.into_iter().unzip();
+            let (a, b) = (paired_t_test(&x, &y).unwrap(), paired_t_test(&y, &x).unwrap());
+            prop_assert_eq!((a.t, a.p), (-b.t, b.p));
+            let ((low, high), (other_low, other_high)) = (a.interval(0.9), b.interval(0.9));
+            prop_assert_eq!((low, high), (-other_high, -other_low));
+        }
+
+        #[test]
+        fn the_interval_excludes_zero_exactly_when_p_is_small(pairs in pairs(), level in 0.5..0.99) {
+            let (x, y): (Vec<f64>, Vec<f64>) = pairs.into_iter().unzip();
+            let test = paired_t_test(&x, &y).unwrap();
+            let alpha: f64 = 1.0 - level;
+            prop_assume!((test.p - alpha).abs() > 1e-6);
+            let (low, high) = test.interval(level);
+            prop_assert_eq!(low > 0.0 || high < 0.0, test.p < alpha);
+        }
+
+        #[test]
+        fn scale_leaves_t_alone(pairs in pairs(), exponent in -8..8) {
+            let (x, y): (Vec<f64>, Vec<f64>) = pairs.into_iter().unzip();
+            let scaled = |values: &[f64]| values.iter().map(|v| v * 2f64.powi(exponent)).collect::<Vec<_>>();
+            prop_assert_eq!(paired_t_test(&x, &y).unwrap().t, paired_t_test(&scaled(&x), &scaled(&y)).unwrap().t);
+        }
+
+        #[test]
+        fn holm_lies_between_raw_and_bonferroni(p in prop::collection::vec(0.0..1.0f64, 1..10)) {
+            let corrected = holm(&p);
+            for (&raw, &holm) in p.iter().zip(&corrected) {
+                prop_assert!(holm >= raw && holm <= (raw * p.len() as f64).min(1.0));
+            }
+            for i in 0..p.len() {
+                for j in 0..p.len() {
+                    prop_assert!(p[i] > p[j] || corrected[i] <= corrected[j]);
+                }
+            }
+        }
+
+        #[test]
+        fn perplexity_is_the_geometric_mean_of_the_positions(nll in prop::collection::vec(0.0..12.0f64, 12)) {
+            let logs: Vec<f64> = position_perplexity(&nll, 4).iter().map(|p| p.ln()).collect();
+            // 1e-12: three exp/ln round trips and a sum of twelve.
+            prop_assert!((mean(&logs) - perplexity(&nll).ln()).abs() < 1e-12);
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! ALiBi: attention with linear biases. Press et al. 2022, arXiv:2108.12409, section 3.
+//!
+//! ```text
+//! b_h(d) = -slope_h d
+//! ```
+//!
+//! Slopes are a geometric sequence from `2^(-8/H)` for a power of two H; other head counts take the sequence of the next
+//! smaller power of two and every other slope of the next larger one. Enters: scores, after the `1/sqrt(D)` scale. Past the
+//! training length: defined for every d. As in the authors' code the slopes are float32 numbers.
+
+use super::bf16;
+use crate::forms::DistanceTable;
+use serde::{Deserialize, Serialize};
+
+/// Nothing to set: the slopes follow from the number of heads.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {}
+
+/// Slopes of `heads` heads.
+pub fn slopes(heads: usize) -> Vec<f64> {
+    let geometric = |n: usize| (1..=n).map(move |i| (-8.0 * i as f64 / n as f64).exp2());
+    if heads.is_power_of_two() {
+        return geometric(heads).collect();
+    }
+    let below = heads.next_power_of_two() / 2;
+    let extra = slopes(2 * below).into_iter().step_by(2).take(heads - below);
+    geometric(below).chain(extra).collect()
+}
+
+impl Config {
+    /// Bias at distances `0..len`.
+    pub fn table(&self, heads: usize, len: usize, low_precision: bool) -> DistanceTable {
+        let row = |slope: f64| {
+            (0..len).map(move |d| match low_precision {
+                true => -bf16::round(bf16::round(slope) * bf16::round(d as f64)),
+                false => -f64::from(slope as f32) * d as f64,
+            })
+        };
+        DistanceTable { heads, len, bias: Some(slopes(heads).into_iter().flat_map(row).collect()), weight: None }
+    }
+}
