@@ -27,13 +27,14 @@
 use std::str::FromStr;
 
 use super::expr::{Expr, Node, Value};
-use super::function::{Function, Slot};
-use super::parameter::{Init, Role};
+use super::function::Function;
+use super::parameter::Role;
 use super::rules::Class;
 use error::error;
 pub use error::{ParseError, ParseErrorKind};
 use token::{Span, Token, tokens};
 
+mod arguments;
 mod error;
 mod token;
 
@@ -360,7 +361,6 @@ impl<'a> Parser<'a> {
     }
 
     fn factor(&mut self) -> Parsed<Factor> {
-        let start = self.start();
         match self.peek(0).clone() {
             Token::Number(_) | Token::Symbol('-') => Ok(Factor::Scalar(Value::Literal(self.number()?))),
             Token::Symbol('(') => {
@@ -372,40 +372,44 @@ impl<'a> Parser<'a> {
                 }
                 Ok(Factor::Kernel(node))
             }
-            Token::Name(name) => {
-                self.next += 1;
-                let function = Function::ALL.into_iter().find(|function| function.name() == name);
-                let node = match (function, name.as_str()) {
-                    (Some(Function::Exp), _) if self.at("(") && self.holds_kernel() => {
-                        self.expect('(')?;
-                        let of = self.sum()?;
-                        self.expect(')')?;
-                        self.admit(Node::ExpOf(Box::new(of)), start)?
-                    }
-                    (Some(function), _) => self.call(function, start)?,
-                    (None, "neglog") => {
-                        self.expect('(')?;
-                        let of = self.sum()?;
-                        self.expect(')')?;
-                        self.negative_log(of, start)?
-                    }
-                    (None, "pow") => {
-                        self.expect('(')?;
-                        let of = self.sum()?;
-                        self.expect(',')?;
-                        let alpha = self.alpha()?;
-                        self.expect(')')?;
-                        self.fraction(of, alpha, start)?
-                    }
-                    (None, _) if self.at("(") => {
-                        return Err(self.fail(self.since(start), ParseErrorKind::UnknownFunction { name }));
-                    }
-                    (None, _) => return Ok(Factor::Scalar(self.learned(name, Role::Amplitude, 1.0)?)),
-                };
-                Ok(Factor::Kernel(node))
-            }
+            Token::Name(name) => self.named(name),
             _ => Err(self.unexpected(&["a kernel", "a number", "`(`"])),
         }
+    }
+
+    /// A call, or a learned scalar.
+    fn named(&mut self, name: String) -> Parsed<Factor> {
+        let start = self.start();
+        self.next += 1;
+        let function = Function::ALL.into_iter().find(|function| function.name() == name);
+        let node = match (function, name.as_str()) {
+            (Some(Function::Exp), _) if self.at("(") && self.holds_kernel() => {
+                self.expect('(')?;
+                let of = self.sum()?;
+                self.expect(')')?;
+                self.admit(Node::ExpOf(Box::new(of)), start)?
+            }
+            (Some(function), _) => self.call(function, start)?,
+            (None, "neglog") => {
+                self.expect('(')?;
+                let of = self.sum()?;
+                self.expect(')')?;
+                self.negative_log(of, start)?
+            }
+            (None, "pow") => {
+                self.expect('(')?;
+                let of = self.sum()?;
+                self.expect(',')?;
+                let alpha = self.alpha()?;
+                self.expect(')')?;
+                self.fraction(of, alpha, start)?
+            }
+            (None, _) if self.at("(") => {
+                return Err(self.fail(self.since(start), ParseErrorKind::UnknownFunction { name }));
+            }
+            (None, _) => return Ok(Factor::Scalar(self.learned(name, Role::Amplitude, 1.0)?)),
+        };
+        Ok(Factor::Kernel(node))
     }
 
     /// Whether the parentheses that follow hold one kernel rather than parameters: no comma at their top level.
@@ -429,95 +433,5 @@ impl<'a> Parser<'a> {
             Some((*depth, token))
         });
         depths.take_while(|(depth, _)| *depth > 0)
-    }
-
-    /// What follows the name of a learned parameter: nothing, `~ start` or `~ U(low, high)`.
-    fn learned(&mut self, name: String, role: Role, start: f64) -> Parsed<Value> {
-        if !self.take('~') {
-            return Ok(Value::Learned { name, init: Init::Uniform { low: 0.0, high: start }, default: true });
-        }
-        let from = self.start();
-        let init = if *self.peek(0) == Token::Name("U".into()) {
-            self.next += 1;
-            self.expect('(')?;
-            let low = self.number()?;
-            self.expect(',')?;
-            let high = self.number()?;
-            self.expect(')')?;
-            let (least, most) = role.limits();
-            if low > high || high < least || low > most {
-                let kind = ParseErrorKind::OutOfRange {
-                    name,
-                    value: if low > most { low } else { high },
-                    range: role.range(),
-                    demand: "a start U(low, high) has low <= high and meets the range",
-                };
-                return Err(self.fail(self.since(from), kind));
-            }
-            Init::Uniform { low, high }
-        } else {
-            let value = self.number()?;
-            Init::Fixed(self.check(&name, role, value, self.since(from))?)
-        };
-        Ok(Value::Learned { name, init, default: false })
-    }
-
-    /// The arguments of a base kernel; without parentheses, all parameters are learned.
-    fn call(&mut self, function: Function, start: usize) -> Parsed<Node> {
-        let slots = function.slots();
-        let mut arguments: Vec<Option<Value>> = vec![None; slots.len()];
-        if !self.take('(') {
-            let learn = |slot: &Slot| {
-                let init = Init::Uniform { low: 0.0, high: slot.start };
-                Value::Learned { name: slot.name.to_owned(), init, default: true }
-            };
-            return Ok(Node::Call { function, arguments: slots.iter().map(learn).collect() });
-        }
-        let mut position = 0;
-        while !self.take(')') {
-            if position > 0 {
-                self.expect(',')?;
-            }
-            let from = self.start();
-            let (index, value) = self.argument(function, position)?;
-            if arguments[index].replace(value).is_some() {
-                return Err(self.fail(self.since(from), ParseErrorKind::Repeated { name: slots[index].name }));
-            }
-            position += 1;
-            if !self.at(",") && !self.at(")") {
-                return Err(self.unexpected(&["`,`", "`)`"]));
-            }
-        }
-        let span = self.since(start);
-        let missing = |name| self.fail(span.clone(), ParseErrorKind::Missing { function: function.name(), name });
-        let arguments = arguments.into_iter().zip(slots);
-        let arguments =
-            arguments.map(|(value, slot)| value.ok_or_else(|| missing(slot.name))).collect::<Parsed<_>>()?;
-        self.admit(Node::Call { function, arguments }, start)
-    }
-
-    fn argument(&mut self, function: Function, position: usize) -> Parsed<(usize, Value)> {
-        let slots = function.slots();
-        let start = self.start();
-        let Token::Name(name) = self.peek(0).clone() else {
-            let value = self.number()?;
-            let Some(slot) = slots.get(position) else {
-                let kind = ParseErrorKind::TooMany { function: function.name(), limit: slots.len() };
-                return Err(self.fail(self.since(start), kind));
-            };
-            return Ok((position, Value::Literal(self.check(slot.name, slot.role, value, self.since(start))?)));
-        };
-        self.next += 1;
-        let Some(index) = slots.iter().position(|slot| slot.name == name) else {
-            let kind = ParseErrorKind::UnknownParameter { function: function.name(), name };
-            return Err(self.fail(self.since(start), kind));
-        };
-        let slot = slots[index];
-        if self.take('=') {
-            let from = self.start();
-            let value = self.number()?;
-            return Ok((index, Value::Literal(self.check(slot.name, slot.role, value, self.since(from))?)));
-        }
-        Ok((index, self.learned(name, slot.role, slot.start)?))
     }
 }

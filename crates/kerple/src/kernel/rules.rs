@@ -322,13 +322,13 @@ fn product(of: &[Derivation]) -> Step {
     let (low, high) = of.iter().map(|part| (part.low, part.high)).fold((1.0, 1.0), interval_product);
     Step {
         rule: Rule::Product,
-        outcome: proven(of).and_then(|()| match not_pd {
+        outcome: match not_pd {
             Some(part) => Err(format!(
                 "a product needs positive definite members, and {} is {}; exp of a CPD kernel is positive definite",
                 part.kernel, part.class
             )),
             None => Ok(Class::of(true, strict)),
-        }),
+        },
         why: if strict { "one strict member makes it strict".to_owned() } else { String::new() },
         low,
         high,
