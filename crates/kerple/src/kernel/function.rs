@@ -1,0 +1,109 @@
+//! The functions an expression can call: named cases of the [base kernels](super::base).
+
+use super::base::Base;
+use super::parameter::Role;
+
+/// The functions an expression can call, with their parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    /// `power(a, p) = -a d^p`
+    Power,
+    /// `log(b, a) = -b ln(1 + a d)`
+    Log,
+    /// `log3(b, a, p) = -b ln(1 + a d^p)`
+    Log3,
+    /// `sqdist = -d^2`
+    SqDist,
+    /// `gauss(c, a) = c exp(-a d^2)`
+    Gauss,
+    /// `exp(c, a, p) = c exp(-a d^p)`
+    Exp,
+    /// `const(c) = c`
+    Const,
+}
+
+/// One parameter of a [`Function`]: its name, its role and where it starts when learned and nothing else is said.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slot {
+    /// Name in the formula.
+    pub name: &'static str,
+    /// What the theory allows.
+    pub role: Role,
+    /// Upper end of the default start, uniform on `[0, start)`.
+    pub start: f64,
+}
+
+const fn slot(name: &'static str, role: Role, start: f64) -> Slot {
+    Slot { name, role, start }
+}
+
+impl Function {
+    /// Every function, in the order help lists them.
+    pub const ALL: [Function; 7] = [
+        Function::Power,
+        Function::Log,
+        Function::Log3,
+        Function::SqDist,
+        Function::Gauss,
+        Function::Exp,
+        Function::Const,
+    ];
+
+    /// Name in the grammar.
+    pub fn name(self) -> &'static str {
+        match self {
+            Function::Power => "power",
+            Function::Log => "log",
+            Function::Log3 => "log3",
+            Function::SqDist => "sqdist",
+            Function::Gauss => "gauss",
+            Function::Exp => "exp",
+            Function::Const => "const",
+        }
+    }
+
+    /// The formula, in terms of the slots' names.
+    pub fn formula(self) -> &'static str {
+        match self {
+            Function::Power => "-a |d|^p",
+            Function::Log => "-b ln(1 + a |d|)",
+            Function::Log3 => "-b ln(1 + a |d|^p)",
+            Function::SqDist => "-|d|^2",
+            Function::Gauss => "c exp(-a |d|^2)",
+            Function::Exp => "c exp(-a |d|^p)",
+            Function::Const => "c",
+        }
+    }
+
+    /// Parameters in order. Default starts are those of the released models where they exist, and by analogy elsewhere.
+    pub fn slots(self) -> &'static [Slot] {
+        const A: Slot = slot("a", Role::Rate, 1.0);
+        const B: Slot = slot("b", Role::Amplitude, 2.0);
+        const C: Slot = slot("c", Role::Amplitude, 1.0);
+        const P: Slot = slot("p", Role::Exponent, 2.0);
+        match self {
+            Function::Power => const { &[slot("a", Role::Amplitude, 1.0), P] },
+            Function::Log => &[B, A],
+            Function::Log3 => &[B, A, P],
+            Function::SqDist => &[],
+            Function::Gauss => &[C, A],
+            Function::Exp => &[C, A, P],
+            Function::Const => const { &[slot("c", Role::Level, 1.0)] },
+        }
+    }
+
+    /// The value at `d`, and the derivatives in the slots.
+    pub(super) fn at(self, values: [f64; 3], d: f64) -> (f64, [f64; 3]) {
+        let [x, y, z] = values;
+        let jet = match self {
+            Function::Power => Base::Power.at(&[x, y], d),
+            Function::Log => Base::Log.at(&[x, y, 1.0], d),
+            Function::Log3 => Base::Log.at(&[x, y, z], d),
+            Function::SqDist => Base::Power.at(&[1.0, 2.0], d),
+            Function::Gauss => Base::Exp.at(&[x, y, 2.0], d),
+            Function::Exp => Base::Exp.at(&[x, y, z], d),
+            Function::Const => return (x, [1.0, 0.0, 0.0]),
+        };
+        (jet.value, jet.gradient)
+    }
+}

@@ -1,0 +1,222 @@
+//! Parameters of a kernel expression: what a rule allows, where a learned value starts, how it stays in range.
+
+use rand::{Rng, RngExt};
+use serde::{Deserialize, Serialize};
+
+/// Smallest value of a learned positive parameter, as in the released models (Chi et al. 2022, `layers.py`).
+pub const FLOOR: f64 = 0.01;
+
+/// The role of a parameter, which fixes the values the theory allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Multiplies a kernel: positive.
+    Amplitude,
+    /// Multiplies the distance inside a kernel: positive.
+    Rate,
+    /// The power of a distance: in `(0, 2]`.
+    Exponent,
+    /// The power of a kernel: in `(0, 1)`.
+    Fraction,
+    /// An added constant: any real number, positive when learned.
+    Level,
+}
+
+impl Role {
+    /// Whether a rule covers this value.
+    pub fn allows(self, x: f64) -> bool {
+        match self {
+            Role::Amplitude | Role::Rate => x > 0.0 && x.is_finite(),
+            Role::Exponent => x > 0.0 && x <= 2.0,
+            Role::Fraction => x > 0.0 && x < 1.0,
+            Role::Level => x.is_finite(),
+        }
+    }
+
+    /// Whether the formula has a finite value at every distance, covered by a rule or not.
+    pub fn defines(self, x: f64) -> bool {
+        x.is_finite() && (x > 0.0 || matches!(self, Role::Amplitude | Role::Level))
+    }
+
+    /// The allowed values, as a person reads them.
+    pub fn range(self) -> &'static str {
+        match self {
+            Role::Amplitude | Role::Rate => "(0, inf)",
+            Role::Exponent => "(0, 2]",
+            Role::Fraction => "(0, 1)",
+            Role::Level => "(-inf, inf)",
+        }
+    }
+
+    /// Why values outside the range are not allowed.
+    pub fn demand(self) -> &'static str {
+        match self {
+            Role::Amplitude => "Fact 2: only positive multiples of a kernel stay conditionally positive definite",
+            Role::Rate => "Corollary 1 and Fact 5: the factor of the distance is positive",
+            Role::Exponent => {
+                "Corollary 1 and Fact 5: |d|^p gives a kernel for 0 < p <= 2, and a counterexample exists for every p > 2"
+            }
+            Role::Fraction => "Fact 3: -(-k)^alpha stays conditionally positive definite for 0 < alpha < 1",
+            Role::Level => "a constant is a finite number",
+        }
+    }
+
+    /// Closed interval of learned values.
+    pub fn limits(self) -> (f64, f64) {
+        match self {
+            Role::Amplitude | Role::Rate | Role::Level => (FLOOR, f64::INFINITY),
+            Role::Exponent => (FLOOR, 2.0),
+            Role::Fraction => (FLOOR, 1.0 - FLOOR),
+        }
+    }
+}
+
+/// Where a learned parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// The same value in every head.
+    Fixed(f64),
+    /// Drawn per head, uniformly from `[low, high)`, then brought into the parameter's range.
+    Uniform {
+        /// Lower end.
+        low: f64,
+        /// Upper end.
+        high: f64,
+    },
+}
+
+impl std::fmt::Display for Init {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Init::Fixed(x) => write!(f, "{x}"),
+            Init::Uniform { low, high } => write!(f, "U({low}, {high})"),
+        }
+    }
+}
+
+/// A learned parameter of an expression; one value per head.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Parameter {
+    /// Unique within the expression: `a`, or `power.a` and `power2.a` where two functions have an `a`.
+    pub name: String,
+    /// Smallest allowed value.
+    pub low: f64,
+    /// Largest allowed value, possibly infinite (`null` in JSON).
+    pub high: f64,
+    /// Initial value.
+    pub init: Init,
+}
+
+impl Parameter {
+    /// An initial value inside `[low, high]`.
+    pub fn draw(&self, rng: &mut impl Rng) -> f64 {
+        let x = match self.init {
+            Init::Fixed(x) => x,
+            Init::Uniform { low, high } => low + (high - low) * rng.random::<f64>(),
+        };
+        self.project(x)
+    }
+
+    /// The nearest allowed value.
+    pub fn project(&self, x: f64) -> f64 {
+        x.clamp(self.low, self.high)
+    }
+}
+
+/// How a learned parameter is kept in its range; the optimiser sees the *raw* value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Keep {
+    /// The raw value is the parameter, projected onto its range after each update.
+    #[default]
+    Projection,
+    /// `low + softplus(raw)`, or `low + (high - low) sigmoid(raw)` where the range is bounded.
+    Smooth,
+}
+
+impl Keep {
+    /// The parameter's value and its derivative in the raw value.
+    pub fn value(self, parameter: &Parameter, raw: f64) -> (f64, f64) {
+        let sigmoid = 1.0 / (1.0 + (-raw).exp());
+        match self {
+            Keep::Projection => (raw, 1.0),
+            Keep::Smooth if parameter.high.is_finite() => {
+                let width = parameter.high - parameter.low;
+                (parameter.low + width * sigmoid, width * sigmoid * (1.0 - sigmoid))
+            }
+            Keep::Smooth => (parameter.low + raw.max(0.0) + (-raw.abs()).exp().ln_1p(), sigmoid),
+        }
+    }
+
+    /// A raw value that gives `value`; ends of the range, which no raw value reaches, become points just inside it.
+    pub fn raw(self, parameter: &Parameter, value: f64) -> f64 {
+        const INSIDE: f64 = 1e-4;
+        match self {
+            Keep::Projection => value,
+            Keep::Smooth if parameter.high.is_finite() => {
+                let share = ((value - parameter.low) / (parameter.high - parameter.low)).clamp(INSIDE, 1.0 - INSIDE);
+                (share / (1.0 - share)).ln()
+            }
+            Keep::Smooth => {
+                let excess = (value - parameter.low).max(INSIDE);
+                excess + (-(-excess).exp_m1()).ln()
+            }
+        }
+    }
+
+    /// The raw value after an optimiser's update.
+    pub fn after_update(self, parameter: &Parameter, raw: f64) -> f64 {
+        match self {
+            Keep::Projection => parameter.project(raw),
+            Keep::Smooth => raw,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
+
+    fn parameters() -> [Parameter; 2] {
+        let init = Init::Uniform { low: 0.0, high: 2.0 };
+        [f64::INFINITY, 2.0].map(|high| Parameter { name: "a".into(), low: FLOOR, high, init })
+    }
+
+    proptest! {
+        #[test]
+        fn smooth_values_stay_in_range_and_invert(which in 0usize..2, raw in -8.0f64..8.0) {
+            let parameter = &parameters()[which];
+            let (value, slope) = Keep::Smooth.value(parameter, raw);
+            prop_assert!(value >= parameter.low && value <= parameter.high);
+            // the round trip loses digits near the ends, where the slope is small
+            prop_assert!((Keep::Smooth.raw(parameter, value) - raw).abs() < 1e-9 / slope);
+            let step = 1e-5;
+            let numeric = (Keep::Smooth.value(parameter, raw + step).0 - Keep::Smooth.value(parameter, raw - step).0) / (2.0 * step);
+            // truncation step^2 = 1e-10, rounding eps * value / step = 1e-10
+            prop_assert!((numeric - slope).abs() < 1e-8);
+        }
+
+        #[test]
+        fn ends_of_the_range_have_a_finite_raw_value(which in 0usize..2, value in -1.0f64..3.0) {
+            let parameter = &parameters()[which];
+            let raw = Keep::Smooth.raw(parameter, parameter.project(value));
+            prop_assert!(raw.is_finite());
+            prop_assert!((Keep::Smooth.value(parameter, raw).0 - parameter.project(value)).abs() < 1e-3);
+        }
+    }
+
+    #[test]
+    fn draws_are_in_range_and_projection_returns_there() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let [open, closed] = parameters();
+        for _ in 0..1000 {
+            assert!((FLOOR..=2.0).contains(&closed.draw(&mut rng)));
+        }
+        assert_eq!(Keep::Projection.after_update(&closed, 2.5), 2.0);
+        assert_eq!(Keep::Projection.after_update(&open, -1.0), FLOOR);
+        assert_eq!(Keep::Projection.value(&open, 0.3), (0.3, 1.0));
+    }
+}
