@@ -5,6 +5,7 @@
 //! its variant in [`Method`].
 
 pub mod alibi;
+pub mod expression;
 pub mod kerple;
 pub mod learned;
 pub mod rotary;
@@ -118,6 +119,7 @@ impl Encoding {
         match &self.method {
             Method::Learned(config) => config.parameters(geometry),
             Method::T5(config) => config.parameters(geometry),
+            Method::Kernel(config) => config.parameters(geometry.heads),
             method => method.family().map_or_else(Vec::new, |family| family.parameters(geometry.heads)),
         }
     }
@@ -145,6 +147,7 @@ impl Encoding {
         let mut table = match &self.method {
             Method::Alibi(config) => config.table(geometry.heads, len, bf16),
             Method::T5(config) => config.table(geometry, &values, len, bf16),
+            Method::Kernel(config) => config.table(geometry.heads, &values, len),
             method => method
                 .family()
                 .map_or_else(DistanceTable::default, |family| family.table(geometry.heads, &values, len, bf16)),
@@ -171,6 +174,7 @@ impl Encoding {
         }
         match &self.method {
             Method::T5(config) => vec![config.table_backward(geometry, gradient)],
+            Method::Kernel(config) => config.table_backward(geometry.heads, &values, gradient),
             method => {
                 method.family().map_or_else(Vec::new, |family| family.table_backward(geometry.heads, &values, gradient))
             }

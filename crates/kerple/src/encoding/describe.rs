@@ -93,6 +93,11 @@ impl Method {
             Method::GaussianBias(_) => kernel("Gaussian 2-para-bias", "z = s + r1 exp(-r2 d^2)", "r1, r2: 2 H"),
             Method::StretchedBias(_) => kernel("Gaussian 3-para-bias", "z = s + r1 exp(-r2 d^r3)", "r1, r2, r3: 3 H"),
             Method::GaussianWeight(_) => kernel("Gaussian 1-para-weight", "z = s exp(-r1 d^2)", "r1: H"),
+            Method::Kernel(_) => kernel(
+                "kernel expression",
+                "z = s weight(d) + bias(d), any expressions",
+                "what the expressions leave open",
+            ),
             Method::StretchedWeight(_) => kernel("Gaussian 2-para-weight", "z = s exp(-r1 d^r2)", "r1, r2: 2 H"),
         }
     }

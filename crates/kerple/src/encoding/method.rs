@@ -1,7 +1,7 @@
 //! The list of methods.
 
 use super::kerple::Family;
-use super::{alibi, kerple, learned, rotary, sinusoidal, t5};
+use super::{alibi, expression, kerple, learned, rotary, sinusoidal, t5};
 use serde::{Deserialize, Serialize};
 
 /// A method without keys of its own.
@@ -45,10 +45,12 @@ pub enum Method {
     GaussianWeight(kerple::GaussianWeight),
     /// Stretched-exponential weight, as named in the paper's appendix; the same as [`Method::KerpleWeight`].
     StretchedWeight(kerple::Weight),
+    /// Any expression of the kernel calculus.
+    Kernel(expression::Config),
 }
 
 /// Every kind, in the order of the documentation.
-pub const METHODS: [&str; 16] = [
+pub const METHODS: [&str; 17] = [
     "none",
     "learned",
     "sinusoidal",
@@ -65,6 +67,7 @@ pub const METHODS: [&str; 16] = [
     "stretched_bias",
     "gaussian_weight",
     "stretched_weight",
+    "kernel",
 ];
 
 impl Method {
@@ -92,6 +95,7 @@ impl Method {
             Method::StretchedBias(_) => METHODS[13],
             Method::GaussianWeight(_) => METHODS[14],
             Method::StretchedWeight(_) => METHODS[15],
+            Method::Kernel(_) => METHODS[16],
         }
     }
 
@@ -112,7 +116,8 @@ impl Method {
             | Method::Sinusoidal(_)
             | Method::Rotary(_)
             | Method::Alibi(_)
-            | Method::T5(_) => None,
+            | Method::T5(_)
+            | Method::Kernel(_) => None,
         }
     }
 }

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 const GEOMETRY: Geometry = Geometry { heads: 4, head_dim: 16, train_len: 32 };
 
 fn all() -> Vec<Encoding> {
-    METHODS.iter().map(|kind| Encoding::from(Method::named(kind).expect("every listed kind has defaults"))).collect()
+    let named = METHODS.iter().map(|kind| Encoding::from(Method::named(kind).expect("every listed kind has defaults")));
+    let smooth = r#"{"kind":"kernel","bias":"log(b, a) + 0.5*power(a, p)","weight":"exp(1, a, p)","keep":"smooth"}"#;
+    named.chain([serde_json::from_str(smooth).expect("a valid expression")]).collect()
 }
 
 fn loss(encoding: &Encoding, values: &[Vec<f64>], upstream: (&[f64], &[f64]), len: usize) -> f64 {
@@ -15,7 +17,7 @@ fn loss(encoding: &Encoding, values: &[Vec<f64>], upstream: (&[f64], &[f64]), le
 
 #[test]
 fn kinds_round_trip_through_their_names() {
-    for (kind, encoding) in METHODS.iter().zip(all()) {
+    for (kind, encoding) in METHODS.iter().chain(&["kernel"]).zip(all()) {
         assert_eq!(encoding.method.kind(), *kind);
         let written = serde_json::to_string(&encoding).unwrap();
         assert_eq!(serde_json::from_str::<Encoding>(&written).unwrap(), encoding, "{written}");
@@ -128,6 +130,46 @@ fn reductions_between_methods() {
     let values = vec![vec![0.3, 0.9, 1.5, 4.0], vec![0.1, 0.2, 0.7, 0.9]];
     let three = [values.clone(), vec![vec![1.0; 4]]].concat();
     assert_eq!(log3.table(&GEOMETRY, &three, 500), log.table(&GEOMETRY, &values, 500));
+}
+
+#[test]
+fn expressions_equal_the_named_kernels_to_the_last_bit() {
+    for (named, keys, names) in [
+        ("kerple_log", r#""bias":"log(b, a)""#, vec!["b", "a"]),
+        ("kerple_power", r#""bias":"power(a, p)""#, vec!["a", "p"]),
+        ("kerple_log3", r#""bias":"log3(b, a, p)""#, vec!["b", "a", "p"]),
+        ("kerple_weight", r#""weight":"exp(1, a, p)""#, vec!["a", "p"]),
+        ("gaussian_weight", r#""weight":"gauss(1, a)""#, vec!["a"]),
+        (
+            "kerple_bias_weight",
+            r#""bias":"power(a, p)","weight":"exp(1, a, p)""#,
+            vec!["bias.a", "bias.p", "weight.a", "weight.p"],
+        ),
+        ("stretched_bias", r#""bias":"exp(c, a, p)""#, vec!["c", "a", "p"]),
+    ] {
+        let named = Encoding::from(Method::named(named).unwrap());
+        let text = format!(r#"{{"kind":"kernel",{keys}}}"#);
+        let expression: Encoding = serde_json::from_str(&text).unwrap();
+        let found: Vec<String> = expression.parameters(&GEOMETRY).into_iter().map(|p| p.name).collect();
+        assert_eq!(found, names, "{text}");
+        let values = named.initial(&GEOMETRY, 5);
+        assert_eq!(named.table(&GEOMETRY, &values, 700), expression.table(&GEOMETRY, &values, 700), "{text}");
+        let up: Vec<f64> = (0..4 * 700).map(|i| (i as f64 * 0.3).cos()).collect();
+        let gradient = TableGradient { len: 700, d_bias: Some(&up), d_weight: Some(&up) };
+        let (a, b) = (
+            named.table_backward(&GEOMETRY, &values, gradient),
+            expression.table_backward(&GEOMETRY, &values, gradient),
+        );
+        assert_eq!(a, b, "{text}");
+    }
+}
+
+#[test]
+fn expressions_must_be_proven_or_admitted() {
+    let read = |text: &str| serde_json::from_str::<Encoding>(text);
+    assert!(read(r#"{"kind":"kernel","bias":"power(1, 2.5)"}"#).is_err());
+    assert!(read(r#"{"kind":"kernel","bias":"power(1, 2.5)","unproven":true}"#).is_ok());
+    assert!(read(r#"{"kind":"kernel","bias":"log(b"}"#).unwrap_err().to_string().contains("bias"));
 }
 
 #[test]
