@@ -36,3 +36,16 @@ impl From<kerple_lm::Error> for Failure {
         Failure { message: error.to_string(), hint: error.hint(), code: if error.is_misuse() { 2 } else { 1 } }
     }
 }
+
+impl From<kerple::kernel::error::Error> for Failure {
+    fn from(error: kerple::kernel::error::Error) -> Failure {
+        let hint = error.hint().unwrap_or_else(|| "docs/kernels.md teaches the language of kernels".to_owned());
+        Failure::misuse(error.to_string(), hint)
+    }
+}
+
+impl From<kerple_report::Error> for Failure {
+    fn from(error: kerple_report::Error) -> Failure {
+        kerple_lm::Error::from(error).into()
+    }
+}

@@ -6,6 +6,9 @@ use kerple::encoding::Encoding;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
+/// Every key of a run file with its default, as a run file.
+pub const REFERENCE: &str = include_str!("reference.toml");
+
 /// A run file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -17,7 +17,8 @@ const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 
 #[test]
 fn the_papers_model_has_the_papers_size() {
-    for (kind, own) in [("kerple_log", 24), ("kerple_log3", 36), ("kerple_bias_weight", 48), ("t5", 384), ("alibi", 0)] {
+    for (kind, own) in [("kerple_log", 24), ("kerple_log3", 36), ("kerple_bias_weight", 48), ("t5", 384), ("alibi", 0)]
+    {
         let config = RunConfig {
             seed: 0,
             data: kerple_lm::config::DataConfig { path: "x".into(), packing: Default::default() },
@@ -37,7 +38,8 @@ fn a_model_has_as_many_values_as_its_plan_says() {
     for kind in METHODS {
         let plan = plan(&encoding(kind), TrainConfig::default());
         let model = Decoder::new(&plan, &kerple_lm::device());
-        let values: usize = kerple_burn::parameters::collect(&model).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
+        let values: usize =
+            kerple_burn::parameters::collect(&model).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
         assert_eq!(values, plan.parameters, "{kind}");
     }
 }

@@ -55,7 +55,8 @@ fn resuming_equals_not_having_stopped() {
         assert_eq!(second.loss, straight.loss, "{kind}");
         assert!(weights(whole.path()) == weights(parts.path()), "{kind}: weights differ");
         let losses = |folder: &Path| -> Vec<(u64, f64)> {
-            let rows = kerple_report::record::read_rows::<kerple_report::record::MetricsRow>(&folder.join("metrics.jsonl"));
+            let rows =
+                kerple_report::record::read_rows::<kerple_report::record::MetricsRow>(&folder.join("metrics.jsonl"));
             rows.unwrap().rows.into_iter().map(|row| (row.step, row.loss)).collect()
         };
         assert_eq!(losses(whole.path()), losses(parts.path()), "{kind}");

@@ -1,0 +1,85 @@
+//! `kerple kernel`
+
+use super::print_json;
+use crate::args::{Kernel, KernelCommand};
+use crate::failure::{Failure, Outcome};
+use kerple::kernel::picture::{self, Plot, Series};
+use kerple::kernel::report;
+use kerple_report::record::{KernelSnapshot, read_json};
+use std::fmt::Display;
+use std::path::Path;
+
+/// Widest and tallest picture in a terminal.
+const TERMINAL: (usize, usize) = (72, 20);
+
+/// Checks, draws or measures a kernel.
+pub fn run(args: &Kernel) -> Outcome {
+    match &args.command {
+        KernelCommand::Check { expression, points, json } => show(&report::check(expression, points)?, *json),
+        KernelCommand::Features { expression, points, rank, json } => {
+            show(&report::features(expression, points, rank)?, *json);
+        }
+        KernelCommand::Reach { expression, length, scores, json } => {
+            show(&report::reach(expression, *length, *scores)?, *json);
+        }
+        KernelCommand::Plot { what, length, log, effective_lengths, svg } => {
+            let plot = match what.iter().all(|what| Path::new(what).is_dir()) {
+                true if *effective_lengths => reach_of_runs(what)?,
+                true => kernels_of_runs(what, *length, *log)?,
+                false => report::plot(&what.iter().map(String::as_str).collect::<Vec<_>>(), *length, *log)?,
+            };
+            match svg {
+                Some(path) => {
+                    std::fs::write(path, picture::svg(&plot)).map_err(|error| Failure::writing(path, &error))?;
+                    println!("{}", path.display());
+                }
+                None => print!("{}", picture::text(&plot, TERMINAL.0, TERMINAL.1)),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn show(answer: &(impl Display + serde::Serialize), json: bool) {
+    if json {
+        print_json(answer);
+    } else {
+        print!("{answer}");
+    }
+}
+
+/// The newest learned kernels of a run.
+fn newest(run: &str) -> Result<KernelSnapshot, Failure> {
+    let path = Path::new(run).join("kernels.json");
+    if !path.exists() {
+        return Err(Failure::misuse(
+            format!("{run} has no learned kernels: there is no kernels.json"),
+            "give the folder of a run whose encoding is a kernel of distance",
+        ));
+    }
+    let snapshots: Vec<KernelSnapshot> = read_json(&path)?;
+    snapshots.into_iter().next_back().ok_or_else(|| {
+        Failure::failed(format!("{}: there is no snapshot in it", path.display()), "train the run a little further")
+    })
+}
+
+fn kernels_of_runs(runs: &[String], length: usize, log_x: bool) -> Result<Plot, Failure> {
+    let mut series = Vec::new();
+    for run in runs {
+        let KernelSnapshot { distances, bias, weight, .. } = newest(run)?;
+        let name = |head: usize| if runs.len() > 1 { format!("{run} head {head}") } else { format!("head {head}") };
+        for (head, row) in bias.or(weight).into_iter().flatten().enumerate() {
+            let points = distances.iter().zip(row).map(|(d, value)| (*d as f64, value));
+            series.push(Series { name: name(head), points: points.take_while(|(d, _)| *d < length as f64).collect() });
+        }
+    }
+    let title = format!("learned kernels of {}", runs.join(", "));
+    Ok(Plot { title, x_label: "distance (tokens)".to_owned(), y_label: "value".to_owned(), log_x, series })
+}
+
+fn reach_of_runs(runs: &[String]) -> Result<Plot, Failure> {
+    let found: Result<Vec<_>, Failure> = runs.iter().map(|run| Ok((run.as_str(), newest(run)?.effective_length))).collect();
+    let found = found?;
+    let sets: Vec<(&str, &[Option<u64>])> = found.iter().map(|(run, lengths)| (*run, lengths.as_slice())).collect();
+    Ok(Plot::effective_lengths(&sets, 20_480))
+}

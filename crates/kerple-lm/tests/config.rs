@@ -1,0 +1,106 @@
+//! Run files: every shipped one plans, every key counts, every mistake is named.
+
+use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
+use kerple_lm::plan::{DataFacts, Plan};
+
+fn facts() -> DataFacts {
+    DataFacts { vocab_size: 256, tokenizer: "byte".to_owned(), train_tokens: 1 << 30 }
+}
+
+fn plan(overrides: &[&str]) -> Result<Plan, kerple_lm::Error> {
+    let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+    Plan::new(&RunConfig::parse(REFERENCE, "reference.toml", &overrides)?, facts())
+}
+
+#[test]
+fn shipped_run_files_plan() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let config = RunConfig::read(&entry.unwrap().path(), &[]).unwrap();
+        Plan::new(&config, facts()).unwrap();
+        count += 1;
+    }
+    assert!(count >= 3, "{count} run files");
+}
+
+#[test]
+fn the_reference_shows_the_defaults() {
+    let config = RunConfig::parse(REFERENCE, "reference.toml", &[]).unwrap();
+    assert_eq!(config.train, TrainConfig::default());
+    let bare = "[data]\npath = \"data/prepared\"\n[encoding]\nkind = \"kerple_log\"";
+    assert_eq!(RunConfig::parse(bare, "bare.toml", &[]).unwrap(), config);
+}
+
+#[test]
+fn every_key_changes_the_plan() {
+    let plain = plan(&[]).unwrap();
+    for key in [
+        "seed=1",
+        "data.packing=megatron",
+        "encoding.kind=alibi",
+        "encoding.window=64",
+        "encoding.scale=inside",
+        "encoding.compat=bf16",
+        "encoding.clamp=working_copy",
+        "model.preset=small",
+        "model.n_layers=3",
+        "model.n_heads=5",
+        "model.head_dim=16",
+        "model.d_hidden=100",
+        "model.pad_vocab_to=100",
+        "train.train_len=64",
+        "train.batch=16",
+        "train.micro_batch=8",
+        "train.steps=100",
+        "train.learning_rate=0.5",
+        "train.min_learning_rate=1e-5",
+        "train.warmup=0.1",
+        "train.decay=linear",
+        "train.betas=[0.9, 0.99]",
+        "train.eps=1e-6",
+        "train.weight_decay=0.1",
+        "train.clip=0.5",
+        "train.first_adam_step=2",
+    ] {
+        let changed = plan(&[key]).unwrap_or_else(|error| panic!("{key}: {error}"));
+        assert_ne!(changed.hash, plain.hash, "{key}");
+    }
+    // where the data lies and how often things are saved does not make another run
+    for key in [
+        "data.path=elsewhere",
+        "train.log_every=7",
+        "train.valid_every=7",
+        "train.valid_segments=7",
+        "train.checkpoint_every=7",
+        "train.keep=7",
+    ] {
+        let changed = plan(&[key]).unwrap();
+        assert_eq!(changed.hash, plain.hash, "{key}");
+        assert_ne!(changed, plain, "{key}");
+    }
+}
+
+#[test]
+fn mistakes_are_named() {
+    for (key, says) in [
+        ("train.stepz=3", "stepz"),
+        ("train.steps=many", "many"),
+        ("train.steps=-1", "-1"),
+        ("train.warmup=0.9", "0.9"),
+        ("train.betas=[0.9, 1.0]", "betas[1]"),
+        ("train.micro_batch=5", "divide"),
+        ("train.batch=0", "batch"),
+        ("encoding.kind=kerple_lag", "kerple_lag"),
+        ("encoding.r9=1", "r9"),
+        ("model.preset=huge", "huge"),
+        ("model.n_heads=0", "n_heads"),
+        ("nonsense", "="),
+        ("=3", "empty"),
+        ("seed.x=3", "seed"),
+        ("train.train_len=2000000000", "train_len"),
+    ] {
+        let error = plan(&[key]).expect_err(key);
+        assert!(error.to_string().contains(says) && !error.hint().is_empty(), "{key}: {error}");
+    }
+}
