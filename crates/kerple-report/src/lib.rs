@@ -8,8 +8,14 @@
 //! and nothing of how a run is made: it reads what the files hold.
 
 pub mod error;
+mod figures;
+mod format;
 mod number;
+pub mod plot;
 pub mod record;
+pub mod results;
+mod run;
 pub mod statistics;
 
 pub use error::{Error, Result};
+pub use run::{Run, find_runs};
