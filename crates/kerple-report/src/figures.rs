@@ -24,12 +24,8 @@ pub(crate) struct Figure {
     pub section: Section,
     pub title: String,
     pub caption: String,
-    pub pictures: Pictures,
-}
-
-pub(crate) enum Pictures {
-    One(Plot),
-    Many(Vec<Plot>),
+    /// One large plot, or small ones that carry their titles.
+    pub plots: Vec<Plot>,
 }
 
 /// All figures there are data for.
@@ -45,6 +41,9 @@ pub(crate) fn figures(runs: &[crate::Run], results: &Results) -> Vec<Figure> {
     figures.extend(training::losses(runs, results));
     figures
 }
+
+/// End of the axis that shows what a blown-up curve would hide, as a multiple of the lowest perplexity.
+const NEAR: f64 = 1.8;
 
 /// Least and greatest of the finite values.
 fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
@@ -84,22 +83,21 @@ fn by_length(results: &Results, table: &Table, index: usize) -> Vec<Figure> {
             "Both axes are logarithmic. Points are means and bars sample deviations over up to {seeds} seeds; a cross at the top \
              is a perplexity that is NaN or infinite."
         ),
-        pictures: Pictures::One(plot(
+        plots: vec![plot(
             Axis::log("perplexity", low * 0.95, high * 1.05),
             format!("{setting}: from {best:.1} to {worst:.1}."),
-        )),
+        )],
     }];
     if worst > 3.0 * best {
-        let axis = Axis::linear("perplexity", best * 0.95, best * 1.8);
+        let axis = Axis::linear("perplexity", best * 0.95, best * NEAR);
         figures.push(Figure {
             id: format!("perplexity-{index}-near"),
             section: Section::Table(index),
             title: "The same, near the best".into(),
             caption: format!(
-                "The same points on a linear axis from {:.3} to {:.3} times the lowest perplexity; lines that leave the frame go on above it.",
-                0.95, 1.8
+                "The same points on a linear axis that ends at {NEAR} times the lowest perplexity; lines that leave the frame go on above it."
             ),
-            pictures: Pictures::One(plot(axis, format!("{setting}, perplexities up to 1.8 times the lowest, {best:.1}."))),
+            plots: vec![plot(axis, format!("{setting}, perplexities up to {NEAR} times the lowest, {best:.1}."))],
         });
     }
     figures
@@ -168,7 +166,7 @@ fn position_figure(
             setting.title(),
             crate::results::BINS_AN_OCTAVE
         ),
-        pictures: Pictures::One(plot),
+        plots: vec![plot],
     })
 }
 

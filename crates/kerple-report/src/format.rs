@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(deviation(23.9, 0.0), "0.00");
         assert_eq!(deviation(f64::NAN, f64::NAN), "NaN");
         assert_eq!([0.0, 0.00004, 0.0312, 1.0].map(probability), ["0.000", "4e-5", "0.031", "1.000"]);
-        assert_eq!([3.14, 42.0, 75.0, 7260.0].map(duration), ["3.1 s", "42 s", "1 min 15 s", "2 h 1 min"]);
+        assert_eq!([3.25, 42.0, 75.0, 7260.0].map(duration), ["3.2 s", "42 s", "1 min 15 s", "2 h 1 min"]);
         assert_eq!(count(162_322_944), "162\u{202f}322\u{202f}944");
     }
 }

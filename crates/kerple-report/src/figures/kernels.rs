@@ -1,11 +1,11 @@
 //! What the encodings learned: kernels by distance, how far heads see, and parameters over training.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Figure, Pictures, Section, range};
+use super::{Figure, Section, range};
 use crate::plot::{Axis, Legend, Plot, Series};
 use crate::record::KernelSnapshot;
-use crate::results::Results;
+use crate::results::{EffectiveLength, Results};
 use crate::run::Run;
 
 /// A bias this far below 0 leaves a weight of `exp(-12)`, 6e-6: what lies beyond makes no difference to attention.
@@ -64,7 +64,7 @@ pub(super) fn kernels(runs: &[Run], results: &Results) -> Option<Figure> {
              multiplies them. Biases below {LOWEST_BIAS} are not shown: they leave weights of less than 6e\u{2212}6. Distance 0 has no place on \
              the logarithmic axis."
         ),
-        pictures: Pictures::Many(plots),
+        plots,
     })
 }
 
@@ -89,32 +89,33 @@ fn panel(title: String, y: Axis, snapshot: &KernelSnapshot, heads: &[Vec<f64>], 
 
 /// Heads with at most a given effective length: Chi et al. 2022, Figure 6.
 pub(super) fn effective_lengths(results: &Results) -> Option<Figure> {
-    let mut by_encoding: BTreeMap<usize, Vec<Option<u64>>> = BTreeMap::new();
+    let mut by_encoding: BTreeMap<usize, Vec<&EffectiveLength>> = BTreeMap::new();
     for row in &results.effective_lengths {
-        by_encoding.entry(results.place(&row.encoding)).or_default().push(row.effective_length);
+        by_encoding.entry(results.place(&row.encoding)).or_default().push(row);
     }
     let lengths = results.effective_lengths.iter().filter_map(|row| row.effective_length);
     let evaluated = results.tables.iter().flat_map(|table| table.lengths());
     let farthest = lengths.chain(evaluated).max().filter(|_| !by_encoding.is_empty())? as f64;
-    let most = by_encoding.values().map(|heads| heads.len()).max().unwrap_or(0);
     let series: Vec<Series> = by_encoding
         .iter()
         .map(|(&place, heads)| {
-            let mut finite: Vec<f64> = heads.iter().flatten().map(|&length| length.max(1) as f64).collect();
+            let runs = heads.iter().map(|head| head.seed).collect::<BTreeSet<_>>().len() as f64;
+            let mut finite: Vec<f64> =
+                heads.iter().filter_map(|head| Some(head.effective_length?.max(1) as f64)).collect();
             finite.sort_by(f64::total_cmp);
-            let share = |count: usize| 100.0 * count as f64 / heads.len() as f64;
-            let rises = finite.iter().enumerate().map(|(index, &length)| (length, share(index + 1)));
-            let points =
-                std::iter::once((1.0, 0.0)).chain(rises).chain(std::iter::once((farthest, share(finite.len()))));
+            let rises = finite.iter().enumerate().map(|(index, &length)| (length, (index + 1) as f64 / runs));
+            let end = (farthest, finite.len() as f64 / runs);
+            let points = std::iter::once((1.0, 0.0)).chain(rises).chain(std::iter::once(end));
             Series { steps: true, ..Series::line(&results.encodings[place], place, points) }
         })
         .collect();
+    let most = results.effective_lengths.iter().map(|row| row.head + 1).max().unwrap_or(1);
     let title = "How far heads see".to_owned();
     let plot = Plot {
         title: title.clone(),
-        description: "Share of heads whose effective length is at most the distance.".into(),
+        description: "Number of heads whose effective length is at most the distance.".into(),
         x: Axis::log("effective length, tokens", 1.0, farthest.max(2.0)),
-        y: Axis::linear("% of heads with at most this effective length", 0.0, 100.0),
+        y: Axis::linear("heads with at most this effective length", 0.0, most as f64),
         series,
         rule: None,
         legend: Legend::Ends,
@@ -125,10 +126,10 @@ pub(super) fn effective_lengths(results: &Results) -> Option<Figure> {
         section: Section::Kernels,
         title,
         caption: format!(
-            "The effective length of a head is the least distance whose bias is below \u{2212}2. A line that ends below 100 % has heads \
-             that never get there. All seeds together, up to {most} heads an encoding."
+            "The effective length of a head is the least distance whose bias is below \u{2212}2. A line that ends below {most} has heads \
+             that never get there. Mean over seeds."
         ),
-        pictures: Pictures::One(plot),
+        plots: vec![plot],
     })
 }
 
@@ -160,7 +161,7 @@ pub(super) fn parameters(runs: &[Run], results: &Results) -> Option<Figure> {
         section: Section::Kernels,
         title: "Kernel parameters over training".into(),
         caption: "One line a head, from the values logged while training.".into(),
-        pictures: Pictures::Many(plots),
+        plots,
     })
 }
 

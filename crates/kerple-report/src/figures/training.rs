@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Figure, Pictures, Section, range};
+use super::{Figure, Section, range};
 use crate::plot::{Axis, Legend, Plot, Series};
 use crate::results::Results;
 use crate::run::Run;
@@ -62,7 +62,7 @@ fn figure(results: &Results, id: &str, title: &str, losses: &Losses) -> Option<F
             "Mean over seeds and over bins of {} steps; the fall of the first 4 % of the steps leaves the frame. A line that became NaN or infinite ends in a cross.",
             last.div_ceil(BINS)
         ),
-        pictures: Pictures::One(plot),
+        plots: vec![plot],
     })
 }
 

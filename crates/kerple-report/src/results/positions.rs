@@ -39,9 +39,12 @@ pub struct PositionCurve {
     pub bins: Vec<PositionBin>,
 }
 
+/// Seed to the step of its latest checkpoint and the losses by position.
+type BySeed<'a> = BTreeMap<u64, (u64, &'a [f64])>;
+
 pub(super) fn curves(runs: &[&Run], encodings: &[String]) -> Vec<PositionCurve> {
     // Of several checkpoints of a run the latest counts, as in the tables.
-    let mut latest: BTreeMap<(Setting, u64, usize), BTreeMap<u64, (u64, &[f64])>> = BTreeMap::new();
+    let mut latest: BTreeMap<(Setting, u64, usize), BySeed> = BTreeMap::new();
     for run in runs {
         for row in &run.evaluations {
             let Some(losses) = row.position_nll.as_deref() else { continue };
