@@ -49,3 +49,9 @@ impl From<kerple_report::Error> for Failure {
         kerple_lm::Error::from(error).into()
     }
 }
+
+impl From<kerple_data::Error> for Failure {
+    fn from(error: kerple_data::Error) -> Failure {
+        kerple_lm::Error::from(error).into()
+    }
+}

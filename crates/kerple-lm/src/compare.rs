@@ -88,12 +88,12 @@ impl Comparison {
     fn one(&self, plan: &Plan, source: &Source, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let folder = self.folder(&plan.label, plan.seed);
         let outcome =
-            train::train(plan, &folder, &source.batches(plan), stop, &mut |step| tell(Event::Step(step)))?;
+            train::train(plan, &folder, &source.batches(plan)?, stop, &mut |step| tell(Event::Step(step)))?;
         if !outcome.finished {
             return Ok(false);
         }
         let request = Request { seed: plan.seed, ..self.request.clone() };
-        evaluate_run(&folder, source.text(crate::corpus::Split::Test).as_ref(), &request, stop, tell)?;
+        evaluate_run(&folder, &source.text(crate::corpus::Split::Test), &request, stop, tell)?;
         Ok(!stop.load(Ordering::Relaxed))
     }
 }

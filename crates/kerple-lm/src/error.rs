@@ -48,6 +48,9 @@ pub enum Error {
         /// Where to go on from.
         hint: String,
     },
+    /// Text or tokens could not be read, prepared or served.
+    #[error(transparent)]
+    Data(#[from] kerple_data::Error),
     /// A file of records could not be read or written.
     #[error(transparent)]
     Record(#[from] kerple_report::Error),
@@ -74,6 +77,7 @@ impl Error {
                 std::io::ErrorKind::StorageFull => "free some disk space; what was saved before is intact".to_owned(),
                 _ => "nothing half-written was kept".to_owned(),
             },
+            Error::Data(error) => error.hint(),
             Error::Record(error) => error.hint().unwrap_or_else(|| "nothing half-written was kept".to_owned()),
             Error::Config { hint, .. }
             | Error::Damaged { hint, .. }
@@ -84,7 +88,11 @@ impl Error {
 
     /// Whether the user asked for something impossible (exit code 2) rather than something failed (1).
     pub fn is_misuse(&self) -> bool {
-        matches!(self, Error::Config { .. } | Error::Refused { .. })
+        match self {
+            Error::Data(error) => error.is_misuse(),
+            Error::Config { .. } | Error::Refused { .. } => true,
+            _ => false,
+        }
     }
 
     pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error + use<> {

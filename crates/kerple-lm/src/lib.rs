@@ -3,14 +3,14 @@
 //! A [`config::RunConfig`] is what was written; [`plan::Plan`] is everything resolved and checked. Only plans run.
 
 pub mod checkpoint;
-//pub mod compare;
+pub mod compare;
 pub mod config;
-//pub mod corpus;
+pub mod corpus;
 pub mod error;
 pub mod evaluate;
 pub mod events;
 pub mod generate;
-//pub mod golden;
+pub mod golden;
 pub mod model;
 pub mod optimizer;
 pub mod plan;

@@ -18,9 +18,9 @@ use std::time::Instant;
 /// Where training sequences come from: pure functions, so resuming needs no saved cursor.
 pub trait Batches {
     /// The batch of an update, counted from 0.
-    fn batch(&self, step: u64) -> Result<Batch>;
-    /// Sequences to measure the validation loss on, always the same.
-    fn validation(&self) -> Result<Batch>;
+    fn batch(&self, step: u64) -> Batch;
+    /// Sequences to measure the validation loss on, always the same; `None` when there is no text for it.
+    fn validation(&self) -> Option<Batch>;
 }
 
 /// What a progress display is told after every step.
@@ -195,7 +195,7 @@ impl<'a> Trainer<'a> {
     /// One update; returns the loss and the gradient's global norm.
     fn step(&mut self) -> Result<(f64, f64)> {
         let Plan { train, .. } = self.plan;
-        let batch = self.batches.batch(self.state.step)?;
+        let batch = self.batches.batch(self.state.step);
         let micro = train.micro_batch.unwrap_or(train.batch);
         let parts = batch.batch / micro;
         let (mut loss, mut sums) = (0.0, Vec::new());
@@ -244,7 +244,7 @@ impl<'a> Trainer<'a> {
         let Plan { train, .. } = self.plan;
         let step = self.state.step;
         let due = train.valid_every > 0 && (step.is_multiple_of(train.valid_every) || step == self.plan.steps);
-        let valid_loss = if due { Some(self.validate()?) } else { None };
+        let valid_loss = if due { self.validate() } else { None };
         let encoding = &self.model().encoding;
         let names = encoding.encoding().parameters(encoding.geometry()).into_iter().map(|parameter| parameter.name);
         let small = |values: &Vec<f64>| values.len() <= 1024;
@@ -272,12 +272,12 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    fn validate(&self) -> Result<f64> {
+    fn validate(&self) -> Option<f64> {
         let batch = self.batches.validation()?;
         let model = parameters::without_autodiff(self.model());
         let tokens = Tokens { ids: &batch.tokens, batch: batch.batch, len: batch.seq_len };
         let mean: Tensor<1> = model.nll(tokens, &batch.targets).mean();
-        Ok(f64::from(mean.into_scalar::<f32>()))
+        Some(f64::from(mean.into_scalar::<f32>()))
     }
 
     fn save(&mut self) -> Result<()> {

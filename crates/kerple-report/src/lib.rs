@@ -8,8 +8,19 @@
 //! and nothing of how a run is made: it reads what the files hold.
 
 pub mod error;
+mod figures;
+mod format;
 mod number;
+mod page;
+pub mod plot;
 pub mod record;
+pub mod results;
+mod run;
 pub mod statistics;
+mod text;
+mod write;
 
 pub use error::{Error, Result};
+pub use run::{Run, find_runs};
+pub use text::table_text;
+pub use write::{Options, Summary, write};

@@ -1,5 +1,6 @@
 //! `kerple compare`
 
+use super::report::write_and_print;
 use super::{default_lengths, print_json, step_line, stop_flag};
 use crate::args::Compare;
 use crate::failure::{Failure, Outcome};
@@ -8,8 +9,6 @@ use kerple::encoding::{Encoding, METHODS};
 use kerple_lm::compare::{Comparison, Event};
 use kerple_lm::config::RunConfig;
 use kerple_lm::evaluate::Request;
-use kerple_report::record::find_runs;
-use kerple_report::report::{self, Options};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -30,7 +29,7 @@ pub fn run(args: &Compare) -> Outcome {
     let comparison =
         Comparison { encodings: encodings(&args.encodings)?, seeds: args.seeds, request, out: args.out.clone(), config };
     run_comparison(&comparison, &stop_flag(), args.json)?;
-    write_report(&args.out, args.json)
+    write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, args.json)
 }
 
 /// The encodings named on the command line; `@FILE` holds a TOML list `[[encoding]]`.
@@ -89,17 +88,4 @@ pub fn run_comparison(comparison: &Comparison, stop: &AtomicBool, json: bool) ->
     }
     line.done("stopped");
     Err(Failure::failed("stopped before the end; what was done is saved", "the same command again goes on from here"))
-}
-
-/// Writes the report beside the runs and prints the table and where it is.
-pub fn write_report(out: &Path, json: bool) -> Outcome {
-    let runs = find_runs(&[out.to_owned()])?;
-    let summary = report::write(&runs, &out.join("report"), &Options::here())?;
-    if json {
-        print_json(&summary);
-    } else {
-        println!("{}", report::table_text(&runs));
-        println!("report: {}", summary.html.display());
-    }
-    Ok(())
 }

@@ -8,6 +8,7 @@ use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
 use kerple_lm::evaluate::{self, Protocol, Request, Subject};
 use kerple_lm::train;
+use kerple_report::record::Journal;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
 pub fn run(args: &Eval) -> Outcome {
@@ -28,10 +29,10 @@ pub fn run(args: &Eval) -> Outcome {
     let path = args.data.clone().unwrap_or_else(|| plan.data.path.clone());
     let source = Source::open(&DataConfig { path, packing: plan.data.packing })?;
     source.check_tokenizer(&plan.facts)?;
-    let (split, name) = match args.split {
-        Split::Train => (corpus::Split::Train, "train"),
-        Split::Valid => (corpus::Split::Valid, "valid"),
-        Split::Test => (corpus::Split::Test, "test"),
+    let split = match args.split {
+        Split::Train => corpus::Split::Train,
+        Split::Valid => corpus::Split::Valid,
+        Split::Test => corpus::Split::Test,
     };
     let text = source.text(split);
     let request =
@@ -42,22 +43,23 @@ pub fn run(args: &Eval) -> Outcome {
         train_len: plan.train_len,
         step: state.step,
         window: model.encoding.encoding().window,
-        split: name,
+        split: split.name(),
     };
     eprintln!("{}: {}", protocol, protocol.meaning());
     for length in &lengths {
         model.check_len(*length)?;
         request.windows(*length, text.len())?;
     }
+    let mut journal = Journal::open(&args.run.join("evaluation.jsonl"))?;
     let (stop, mut line) = (stop_flag(), Line::new());
     if !args.json {
         println!("{:>8} {:>12} {:>10} {:>10} {:>9} {:>9}", "length", "perplexity", "nll", "bits/byte", "tokens", "seconds");
     }
     for length in lengths {
-        let row = evaluate::evaluate(&model, &subject, text.as_ref(), &request, length, &mut |done, windows| {
+        let row = evaluate::evaluate(&model, &subject, &text, &request, length, &mut |done, windows| {
             line.show(|| format!("{label}  length {length}  segment {done}/{windows}"));
         })?;
-        kerple_report::record::append(&args.run.join("evaluation.jsonl"), &row)?;
+        journal.push(&row)?;
         if args.json {
             print_json(&row);
         } else {

@@ -4,12 +4,7 @@ use super::print_json;
 use crate::args::Prepare;
 use crate::failure::{Failure, Outcome};
 use crate::progress::Line;
-use kerple_data::{PrepareOptions, Progress, Sources};
-
-/// What a progress line says while text is prepared.
-pub fn progress_line(progress: &Progress) -> String {
-    progress.to_string()
-}
+use kerple_data::{PrepareOptions, Sources};
 
 /// Turns text into token shards.
 pub fn run(args: &Prepare) -> Outcome {
@@ -25,7 +20,7 @@ pub fn run(args: &Prepare) -> Outcome {
         ..PrepareOptions::new(Sources::paths(&args.input), &args.out)
     };
     let mut line = Line::new();
-    let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress_line(progress)))?;
+    let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress.to_string()))?;
     line.done("prepared");
     if args.json {
         print_json(&summary);

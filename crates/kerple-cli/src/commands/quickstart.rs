@@ -1,7 +1,7 @@
 //! `kerple quickstart`: the main job with defaults.
 
-use super::compare::{run_comparison, write_report};
-use super::prepare::progress_line;
+use super::compare::run_comparison;
+use super::report::write_and_print;
 use super::stop_flag;
 use crate::args::Quickstart;
 use crate::failure::{Failure, Outcome};
@@ -65,7 +65,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         out: args.out.clone(),
     };
     run_comparison(&comparison, &stop_flag(), false)?;
-    write_report(&args.out, false)?;
+    write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, false)?;
     eprintln!("done in {}", duration(clock.elapsed().as_secs_f64()));
     Ok(())
 }
@@ -100,7 +100,7 @@ fn prepare(args: &Quickstart, out: &Path) -> Outcome {
     };
     let mut line = Line::new();
     let options = PrepareOptions { byte_budget: Some(TEXT_BYTES), ..PrepareOptions::new(inputs, out) };
-    let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress_line(progress)))?;
+    let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress.to_string()))?;
     line.done(&format!("text: {summary}"));
     Ok(())
 }
@@ -111,7 +111,7 @@ fn registry_text() -> Result<Sources, Failure> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")));
     let home = home.ok_or_else(|| Failure::failed("there is no home folder to find cargo's registry in", DATA_HINT))?;
-    Sources::registry(lock, &home).map_err(|error| Failure::failed(error.to_string(), DATA_HINT))
+    Sources::registry(lock, &home, &kerple_data::DEFAULT_CRATES).map_err(|error| Failure::failed(error.to_string(), DATA_HINT))
 }
 
 const DATA_HINT: &str = "give a text of your own: kerple quickstart --data FILE|DIR...";
@@ -126,8 +126,8 @@ fn recorded_steps(out: &Path) -> Option<u64> {
 }
 
 fn record_steps(out: &Path, steps: u64) -> Outcome {
-    let text = serde_json::json!({ "steps": steps }).to_string();
-    Ok(kerple_lm::train::write_whole(&steps_file(out), &text)?)
+    let text = serde_json::json!({ "steps": steps });
+    Ok(kerple_report::record::write_json(&steps_file(out), &text)?)
 }
 
 /// Times a few steps of the costliest method and fits the whole job into `seconds`; two significant digits.
@@ -141,7 +141,7 @@ fn affordable_steps(config: &RunConfig, out: &Path, seconds: f64) -> Result<u64,
     let mut before = Instant::now();
     let never = std::sync::atomic::AtomicBool::new(false);
     let mut line = Line::new();
-    kerple_lm::train::train(&plan, &folder, &source.batches(&plan), &never, &mut |step| {
+    kerple_lm::train::train(&plan, &folder, &source.batches(&plan)?, &never, &mut |step| {
         times.push(before.elapsed().as_secs_f64());
         before = Instant::now();
         line.show(|| format!("timing a training step: {}/{TRIAL}", step.step));

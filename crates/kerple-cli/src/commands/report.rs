@@ -3,19 +3,38 @@
 use super::print_json;
 use crate::args::Report;
 use crate::failure::Outcome;
-use kerple_report::record::find_runs;
-use kerple_report::report::{self, Options};
+use kerple_report::{Options, find_runs, table_text, write};
+use std::path::{Path, PathBuf};
 
 /// Writes the report and prints its headline table.
 pub fn run(args: &Report) -> Outcome {
-    let runs = find_runs(&args.dirs)?;
-    let options = Options { reference: args.reference.clone(), ..Options::here() };
-    let summary = report::write(&runs, &args.out, &options)?;
-    if args.json {
-        print_json(&summary);
+    write_and_print(&args.dirs, &args.out, args.reference.clone(), args.json)
+}
+
+/// Writes the report of all runs below `dirs`; prints the table and where the page is.
+pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, json: bool) -> Outcome {
+    let runs = find_runs(dirs)?;
+    let options = Options {
+        reference,
+        machine: Some(machine()),
+        commit: Some(concat!("kerple ", env!("CARGO_PKG_VERSION")).to_owned()),
+        ..Options::default()
+    };
+    let summary = write(&runs, out, &options)?;
+    if json {
+        print_json(&summary.results);
     } else {
-        println!("{}", report::table_text(&runs));
-        println!("{}", summary.html.display());
+        println!("{}", table_text(&runs)?);
+        println!("report: {}", summary.index.display());
     }
     Ok(())
+}
+
+/// Processor and threads, as the operating system names them.
+fn machine() -> String {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let name = name.map_or(std::env::consts::ARCH, |(_, name)| name.trim());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{name}, {threads} threads, {}", kerple::attention::instruction_set())
 }

@@ -23,7 +23,7 @@ pub fn run(args: &Sample) -> Outcome {
     source.check_tokenizer(&plan.facts)?;
     let tokenizer = source.tokenizer()?;
     let mut prompt = vec![tokenizer.end_of_document()];
-    prompt.extend(tokenizer.encode(&args.prompt));
+    prompt.extend(tokenizer.encode(&args.prompt).map_err(kerple_lm::Error::from)?);
     model.check_len(prompt.len() + args.tokens)?;
     let mut out = std::io::stdout().lock();
     let mut print = |text: &str| {

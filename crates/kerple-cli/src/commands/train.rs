@@ -23,7 +23,7 @@ pub fn run(args: &Train) -> Outcome {
         &plan.hash[..12]
     );
     let (stop, mut line) = (stop_flag(), Line::new());
-    let outcome = kerple_lm::train::train(&plan, &args.out, &source.batches(&plan), &stop, &mut |step| {
+    let outcome = kerple_lm::train::train(&plan, &args.out, &source.batches(&plan)?, &stop, &mut |step| {
         line.show(|| step_line(&plan.label, step));
     })?;
     let loss = outcome.loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));

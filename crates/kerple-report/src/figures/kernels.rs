@@ -1,0 +1,183 @@
+//! What the encodings learned: kernels by distance, how far heads see, and parameters over training.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Figure, Section, range};
+use crate::plot::{Axis, Legend, Plot, Series};
+use crate::record::KernelSnapshot;
+use crate::results::{EffectiveLength, Results};
+use crate::run::Run;
+
+/// A bias this far below 0 leaves a weight of `exp(-12)`, 6e-6: what lies beyond makes no difference to attention.
+const LOWEST_BIAS: f64 = -12.0;
+
+/// For every encoding the run of the least seed that has what is asked for, in the order of the tables.
+fn examples<'a>(runs: &'a [Run], results: &Results, has: impl Fn(&Run) -> bool) -> Vec<&'a Run> {
+    let mut first: BTreeMap<usize, &Run> = BTreeMap::new();
+    for run in runs.iter().filter(|run| run.duplicate_of.is_none() && has(run)) {
+        let kept = first.entry(results.place(&run.name)).or_insert(run);
+        if run.seed() < kept.seed() {
+            *kept = run;
+        }
+    }
+    first.into_values().collect()
+}
+
+fn seed_of(run: &Run) -> String {
+    run.seed().map_or_else(String::new, |seed| format!(", seed {seed}"))
+}
+
+/// One small plot an encoding, one line a head.
+pub(super) fn kernels(runs: &[Run], results: &Results) -> Option<Figure> {
+    let examples = examples(runs, results, |run| {
+        run.kernels.last().is_some_and(|last| last.bias.is_some() || last.weight.is_some())
+    });
+    let biases = examples.iter().filter_map(|run| run.kernels.last()?.bias.as_ref()).flatten().flatten().copied();
+    let (low, high) = range(biases).unwrap_or((-1.0, 0.0));
+    let (low, high) = (low.max(LOWEST_BIAS), high.clamp(0.0, -LOWEST_BIAS));
+    let mut plots = Vec::new();
+    for run in examples {
+        let last = run.kernels.last()?;
+        let title = format!("{}{}", run.name, seed_of(run));
+        let colour = results.place(&run.name);
+        if let Some(bias) = &last.bias {
+            let axis = Axis::linear("bias", low - 0.03 * (high - low), high + 0.05 * (high - low));
+            plots.extend(panel(title.clone(), axis, last, bias, colour));
+        }
+        if let Some(weight) = &last.weight {
+            let (low, high) = range(weight.iter().flatten().copied()).unwrap_or((0.0, 1.0));
+            plots.extend(panel(
+                format!("{title}, weight"),
+                Axis::linear("weight", low.min(0.0), high.max(1.0)),
+                last,
+                weight,
+                colour,
+            ));
+        }
+    }
+    (!plots.is_empty()).then(|| Figure {
+        id: "kernels".into(),
+        section: Section::Kernels,
+        title: "Kernels by distance".into(),
+        caption: format!(
+            "One line a head, after the last recorded step. The bias is added to the scores after the 1/\u{221a}D scale, a weight \
+             multiplies them. Biases below {LOWEST_BIAS} are not shown: they leave weights of less than 6e\u{2212}6. Distance 0 has no place on \
+             the logarithmic axis."
+        ),
+        plots,
+    })
+}
+
+fn panel(title: String, y: Axis, snapshot: &KernelSnapshot, heads: &[Vec<f64>], colour: usize) -> Option<Plot> {
+    let farthest = *snapshot.distances.last()?;
+    let series = heads.iter().enumerate().map(|(head, values)| {
+        let points =
+            snapshot.distances.iter().zip(values).filter(|(distance, value)| **distance > 0 && value.is_finite());
+        Series::line(format!("head {head}"), colour, points.map(|(&distance, &value)| (distance as f64, value)))
+    });
+    Some(Plot {
+        description: format!("{} heads, distances 1 to {farthest}.", heads.len()),
+        title,
+        x: Axis::log("distance", 1.0, farthest.max(2) as f64),
+        y,
+        series: series.collect(),
+        rule: None,
+        legend: Legend::None,
+        titled: true,
+    })
+}
+
+/// Heads with at most a given effective length: Chi et al. 2022, Figure 6.
+pub(super) fn effective_lengths(results: &Results) -> Option<Figure> {
+    let mut by_encoding: BTreeMap<usize, Vec<&EffectiveLength>> = BTreeMap::new();
+    for row in &results.effective_lengths {
+        by_encoding.entry(results.place(&row.encoding)).or_default().push(row);
+    }
+    let lengths = results.effective_lengths.iter().filter_map(|row| row.effective_length);
+    let evaluated = results.tables.iter().flat_map(|table| table.lengths());
+    let farthest = lengths.chain(evaluated).max().filter(|_| !by_encoding.is_empty())? as f64;
+    let series: Vec<Series> = by_encoding
+        .iter()
+        .map(|(&place, heads)| {
+            let runs = heads.iter().map(|head| head.seed).collect::<BTreeSet<_>>().len() as f64;
+            let mut finite: Vec<f64> =
+                heads.iter().filter_map(|head| Some(head.effective_length?.max(1) as f64)).collect();
+            finite.sort_by(f64::total_cmp);
+            let rises = finite.iter().enumerate().map(|(index, &length)| (length, (index + 1) as f64 / runs));
+            let end = (farthest, finite.len() as f64 / runs);
+            let points = std::iter::once((1.0, 0.0)).chain(rises).chain(std::iter::once(end));
+            Series { steps: true, ..Series::line(&results.encodings[place], place, points) }
+        })
+        .collect();
+    let most = results.effective_lengths.iter().map(|row| row.head + 1).max().unwrap_or(1);
+    let title = "How far heads see".to_owned();
+    let plot = Plot {
+        title: title.clone(),
+        description: "Number of heads whose effective length is at most the distance.".into(),
+        x: Axis::log("effective length, tokens", 1.0, farthest.max(2.0)),
+        y: Axis::linear("heads with at most this effective length", 0.0, most as f64),
+        series,
+        rule: None,
+        legend: Legend::Ends,
+        titled: false,
+    };
+    Some(Figure {
+        id: "effective-lengths".into(),
+        section: Section::Kernels,
+        title,
+        caption: format!(
+            "The effective length of a head is the least distance whose bias is below \u{2212}2. A line that ends below {most} has heads \
+             that never get there. Mean over seeds."
+        ),
+        plots: vec![plot],
+    })
+}
+
+/// One small plot for every learned parameter of every encoding, one line a head.
+pub(super) fn parameters(runs: &[Run], results: &Results) -> Option<Figure> {
+    let examples = examples(runs, results, |run| run.metrics.iter().any(|row| !row.encoding.is_empty()));
+    let mut plots = Vec::new();
+    for run in examples {
+        let mut heads: BTreeMap<(&str, usize), Vec<(f64, f64)>> = BTreeMap::new();
+        for row in &run.metrics {
+            for (name, values) in &row.encoding {
+                for (head, &value) in values.iter().enumerate().filter(|(_, value)| value.is_finite()) {
+                    heads.entry((name, head)).or_default().push((row.step as f64, value));
+                }
+            }
+        }
+        let mut parameters: BTreeMap<&str, Vec<Series>> = BTreeMap::new();
+        for ((name, head), points) in heads {
+            parameters.entry(name).or_default().push(Series::line(
+                format!("head {head}"),
+                results.place(&run.name),
+                points,
+            ));
+        }
+        plots.extend(parameters.into_iter().filter_map(|(name, series)| parameter_panel(run, name, series)));
+    }
+    (!plots.is_empty()).then(|| Figure {
+        id: "parameters".into(),
+        section: Section::Kernels,
+        title: "Kernel parameters over training".into(),
+        caption: "One line a head, from the values logged while training.".into(),
+        plots,
+    })
+}
+
+fn parameter_panel(run: &Run, name: &str, series: Vec<Series>) -> Option<Plot> {
+    let points = || series.iter().flat_map(|series| &series.points);
+    let (low, high) = range(points().map(|point| point.y))?;
+    let (first, last) = range(points().map(|point| point.x))?;
+    let margin = 0.05 * (high - low);
+    Some(Plot {
+        title: format!("{}: {name}{}", run.name, seed_of(run)),
+        description: format!("{} heads, from step {first} to {last}.", series.len()),
+        x: Axis::linear("step", first, last),
+        y: Axis::linear(name, low - margin, high + margin),
+        series,
+        rule: None,
+        legend: Legend::None,
+        titled: true,
+    })
+}

@@ -1,0 +1,382 @@
+//! Drawing a plot: layout, then marks, back to front.
+
+use std::fmt::Write;
+
+use super::{Legend, Plot, Point, Series, Tick};
+
+/// Colours and marker shapes there are.
+const COLOURS: usize = 8;
+/// Width of an average character of the 12-pixel font, a little more than most.
+const CHARACTER: f64 = 6.6;
+/// Height of a line of text.
+const LINE: f64 = 15.0;
+/// Below this width names go above the plot instead of beside the lines.
+const WIDE: f64 = 560.0;
+
+/// The inner frame in pixels, and the height of the legend above it.
+struct Frame {
+    left: f64,
+    top: f64,
+    width: f64,
+    height: f64,
+    legend_top: f64,
+    names_at_ends: bool,
+}
+
+/// Text as it may stand in XML.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            // Not allowed in XML at all.
+            control if control.is_control() => escaped.push(' '),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+impl Plot {
+    /// The plot as an SVG element of this many pixels, to go into a page that has [`STYLE`](super::STYLE).
+    pub fn svg(&self, width: f64, height: f64) -> String {
+        let frame = self.frame(width, height);
+        let mut svg = format!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" class="plot" role="img" viewBox="0 0 {width} {height}" width="{width}" height="{height}"><title>{}</title><desc>{}</desc>"#,
+            escape(&self.title),
+            escape(&self.description)
+        );
+        if self.titled {
+            text(&mut svg, frame.left.min(8.0), 15.0, "start", "title", &self.title);
+        }
+        self.draw_axes(&mut svg, &frame);
+        // A nested picture cuts off what leaves the frame.
+        let Frame { left, top, width, height, .. } = frame;
+        put(
+            &mut svg,
+            format_args!(
+                r#"<svg x="{left:.1}" y="{top:.1}" width="{width:.1}" height="{height:.1}" overflow="hidden">"#
+            ),
+        );
+        for series in &self.series {
+            self.draw_line(&mut svg, &frame, series);
+        }
+        svg.push_str("</svg>");
+        for series in &self.series {
+            self.draw_marks(&mut svg, &frame, series);
+        }
+        if self.legend == Legend::Ends {
+            if frame.names_at_ends { self.name_ends(&mut svg, &frame) } else { self.name_above(&mut svg, &frame) }
+        }
+        svg.push_str("</svg>");
+        svg
+    }
+
+    fn frame(&self, width: f64, height: f64) -> Frame {
+        let widest = |texts: &mut dyn Iterator<Item = &str>| texts.map(text_width).fold(0.0, f64::max);
+        let left = widest(&mut self.y.ticks.iter().map(|tick| tick.text.as_str())) + 12.0;
+        let names_at_ends = self.legend == Legend::Ends && width >= WIDE;
+        let right = if names_at_ends {
+            widest(&mut self.series.iter().map(|series| series.name.as_str())) + 22.0
+        } else {
+            14.0
+        };
+        let title = if self.titled { 20.0 } else { 0.0 };
+        let legend_rows = if self.legend == Legend::Ends && !names_at_ends { self.legend_rows(width).len() } else { 0 };
+        // The label of the vertical axis stands above it, where it reads without turning one's head.
+        let top = title + legend_rows as f64 * LINE + LINE + 8.0;
+        Frame { left, top, width: width - left - right, height: height - top - 38.0, legend_top: title, names_at_ends }
+    }
+
+    fn draw_axes(&self, svg: &mut String, frame: &Frame) {
+        let (bottom, right) = (frame.top + frame.height, frame.left + frame.width);
+        text(svg, 2.0, frame.top - 9.0, "start", "", &self.y.label);
+        text(svg, right, bottom + 33.0, "end", "", &self.x.label);
+        for Tick { at, text: label } in &self.y.ticks {
+            let y = bottom - self.y.fraction(*at) * frame.height;
+            put(
+                svg,
+                format_args!(r#"<line class="grid" x1="{:.1}" x2="{right:.1}" y1="{y:.1}" y2="{y:.1}"/>"#, frame.left),
+            );
+            text(svg, frame.left - 6.0, y + 4.0, "end", "", label);
+        }
+        let mut free_from = f64::NEG_INFINITY;
+        for Tick { at, text: label } in &self.x.ticks {
+            let x = frame.left + self.x.fraction(*at) * frame.width;
+            put(
+                svg,
+                format_args!(
+                    r#"<line class="frame" x1="{x:.1}" x2="{x:.1}" y1="{bottom:.1}" y2="{:.1}"/>"#,
+                    bottom + 4.0
+                ),
+            );
+            let half = 0.5 * text_width(label);
+            if x - half >= free_from {
+                text(svg, x, bottom + 17.0, "middle", "", label);
+                free_from = x + half + 5.0;
+            }
+        }
+        put(
+            svg,
+            format_args!(
+                r#"<line class="frame" x1="{:.1}" x2="{right:.1}" y1="{bottom:.1}" y2="{bottom:.1}"/>"#,
+                frame.left
+            ),
+        );
+        if let Some((at, label)) = &self.rule {
+            let x = frame.left + self.x.fraction(*at) * frame.width;
+            put(
+                svg,
+                format_args!(r#"<line class="rule" x1="{x:.1}" x2="{x:.1}" y1="{:.1}" y2="{bottom:.1}"/>"#, frame.top),
+            );
+            let room = x + 6.0 + text_width(label) < right;
+            let (x, anchor) = if room { (x + 5.0, "start") } else { (x - 5.0, "end") };
+            text(svg, x, frame.top + 11.0, anchor, "", label);
+        }
+    }
+
+    /// Pixel position inside the frame, if the value can be shown at all.
+    fn place(&self, frame: &Frame, x: f64, y: f64) -> Option<(f64, f64)> {
+        let (x, y) = (self.x.fraction(x) * frame.width, (1.0 - self.y.fraction(y)) * frame.height);
+        // Far outside is as good as outside, and keeps the numbers short.
+        (x.is_finite() && y.is_finite()).then(|| (x, y.clamp(-20.0 * frame.height, 20.0 * frame.height)))
+    }
+
+    fn draw_line(&self, svg: &mut String, frame: &Frame, series: &Series) {
+        let mut path = String::new();
+        let mut last: Option<(f64, f64)> = None;
+        for point in &series.points {
+            let here = self.place(frame, point.x, point.y);
+            match (last, here) {
+                (None, Some((x, y))) => put(&mut path, format_args!("M{x:.1} {y:.1}")),
+                (Some(_), Some((x, y))) if series.steps => put(&mut path, format_args!("H{x:.1}V{y:.1}")),
+                (Some(_), Some((x, y))) => put(&mut path, format_args!("L{x:.1} {y:.1}")),
+                (_, None) => {}
+            }
+            last = here;
+        }
+        let weight = if self.legend == Legend::None { "thin" } else { "line" };
+        let dash = if series.dashed || series.colour >= COLOURS { r#" stroke-dasharray="5 4""# } else { "" };
+        let colour = series.colour % COLOURS;
+        let name = escape(&series.name);
+        put(svg, format_args!(r#"<path class="{weight} s{colour}" d="{path}"{dash}><title>{name}</title></path>"#));
+    }
+
+    fn draw_marks(&self, svg: &mut String, frame: &Frame, series: &Series) {
+        let colour = series.colour % COLOURS;
+        for point in &series.points {
+            let tooltip = tooltip(series, point);
+            if !point.y.is_finite() {
+                let x = frame.left + self.x.fraction(point.x) * frame.width;
+                let (x, y) = (x + 5.0 * (series.colour as f64 - 1.0), frame.top + 6.0);
+                put(
+                    svg,
+                    format_args!(
+                        r#"<path class="lost s{colour}" d="M{:.1} {:.1}l8 8m0 -8l-8 8"><title>{tooltip}</title></path>"#,
+                        x - 4.0,
+                        y - 4.0
+                    ),
+                );
+                continue;
+            }
+            let Some((x, y)) = self.place(frame, point.x, point.y).filter(|_| series.markers) else { continue };
+            if !(-0.5..=frame.height + 0.5).contains(&y) {
+                continue;
+            }
+            let (x, y) = (x + frame.left, y + frame.top);
+            if point.error > 0.0 {
+                let reach = |y: f64| (1.0 - self.y.fraction(y)) * frame.height;
+                // Below zero a logarithmic axis has no place: the bar then runs to the bottom.
+                let end = |y: f64| {
+                    frame.top + if reach(y).is_finite() { reach(y).clamp(0.0, frame.height) } else { frame.height }
+                };
+                let (high, low) = (end(point.y + point.error), end(point.y - point.error));
+                put(svg, format_args!(r#"<path class="bar s{colour}" d="M{x:.1} {low:.1}V{high:.1}"/>"#));
+            }
+            let shape = marker(series.colour, x, y);
+            put(svg, format_args!(r#"<path class="mark f{colour}" d="{shape}"><title>{tooltip}</title></path>"#));
+        }
+    }
+
+    /// Names beside the last visible points, moved apart where they would overlap.
+    fn name_ends(&self, svg: &mut String, frame: &Frame) {
+        let mut names: Vec<(f64, f64, &Series)> = self
+            .series
+            .iter()
+            .map(|series| {
+                let mut placed = series.points.iter().filter_map(|point| self.place(frame, point.x, point.y));
+                let (x, y) = placed.next_back().unwrap_or((frame.width, 0.0));
+                (x, y.clamp(0.0, frame.height), series)
+            })
+            .collect();
+        names.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let wanted: Vec<f64> = names.iter().map(|name| name.1).collect();
+        for ((x, y, series), moved) in names.iter().zip(spread(&wanted, LINE, frame.height)) {
+            let (end, from) = (frame.left + frame.width, frame.left + x);
+            let colour = series.colour % COLOURS;
+            let (y, moved) = (y + frame.top, moved + frame.top);
+            if (y - moved).abs() > 2.0 || end - from > 2.0 {
+                put(
+                    svg,
+                    format_args!(
+                        r#"<path class="leader s{colour}" d="M{:.1} {y:.1}L{:.1} {moved:.1}"/>"#,
+                        from + 5.0,
+                        end + 12.0
+                    ),
+                );
+            }
+            text(svg, end + 14.0, moved + 4.0, "start", &format!("f{colour}"), &series.name);
+        }
+    }
+
+    /// Rows of series whose names fit beside each other.
+    fn legend_rows(&self, width: f64) -> Vec<Vec<&Series>> {
+        let mut rows: Vec<Vec<&Series>> = Vec::new();
+        let mut used = f64::INFINITY;
+        for series in &self.series {
+            let needs = text_width(&series.name) + 30.0;
+            if used + needs > width {
+                rows.push(Vec::new());
+                used = 2.0;
+            }
+            used += needs;
+            rows.last_mut().expect("the first series opens a row").push(series);
+        }
+        rows
+    }
+
+    fn name_above(&self, svg: &mut String, frame: &Frame) {
+        let width = frame.left + frame.width + 14.0;
+        for (row, members) in self.legend_rows(width).into_iter().enumerate() {
+            let (mut x, y) = (2.0, frame.legend_top + (row as f64 + 0.5) * LINE + 3.0);
+            for series in members {
+                let colour = series.colour % COLOURS;
+                let dash = if series.dashed || series.colour >= COLOURS { r#" stroke-dasharray="5 4""# } else { "" };
+                put(svg, format_args!(r#"<path class="line s{colour}" d="M{x:.1} {y:.1}h16"{dash}/>"#));
+                if series.markers {
+                    put(
+                        svg,
+                        format_args!(r#"<path class="mark f{colour}" d="{}"/>"#, marker(series.colour, x + 8.0, y)),
+                    );
+                }
+                text(svg, x + 20.0, y + 4.0, "start", &format!("f{colour}"), &series.name);
+                x += text_width(&series.name) + 30.0;
+            }
+        }
+    }
+}
+
+/// Moves increasing positions apart to at least `gap`, inside `0..=limit` if they fit, each as little as that allows.
+fn spread(wanted: &[f64], gap: f64, limit: f64) -> Vec<f64> {
+    let mut placed: Vec<f64> = Vec::with_capacity(wanted.len());
+    for &want in wanted {
+        placed.push(placed.last().map_or(want, |above| want.max(above + gap)));
+    }
+    let mut bound = limit;
+    for position in placed.iter_mut().rev() {
+        *position = position.min(bound);
+        bound = *position - gap;
+    }
+    placed
+}
+
+/// Outline of the marker of a colour, about eight pixels across.
+fn marker(colour: usize, x: f64, y: f64) -> String {
+    match colour % 5 {
+        0 => format!("M{:.1} {y:.1}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", x - 4.0),
+        1 => format!("M{:.1} {:.1}h7.4v7.4h-7.4z", x - 3.7, y - 3.7),
+        2 => format!("M{x:.1} {:.1}l5 5l-5 5l-5 -5z", y - 5.0),
+        3 => format!("M{x:.1} {:.1}l5 8.4h-10z", y - 5.2),
+        _ => format!("M{x:.1} {:.1}l5 -8.4h-10z", y + 5.2),
+    }
+}
+
+fn tooltip(series: &Series, point: &Point) -> String {
+    let spread = if point.error > 0.0 { format!(" ± {:.3}", point.error) } else { String::new() };
+    escape(&format!("{}, {}: {:.3}{spread}", series.name, point.x, point.y))
+}
+
+fn text_width(text: &str) -> f64 {
+    CHARACTER * text.chars().count() as f64
+}
+
+fn text(svg: &mut String, x: f64, y: f64, anchor: &str, class: &str, content: &str) {
+    let content = escape(content);
+    put(svg, format_args!(r#"<text class="{class}" x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{content}</text>"#));
+}
+
+fn put(svg: &mut String, piece: std::fmt::Arguments) {
+    svg.write_fmt(piece).expect("writing to a string does not fail");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Axis, grid, standalone};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn plot(values: &[f64]) -> Plot {
+        let points = values.iter().enumerate();
+        let points = points.map(|(i, &y)| Point { x: (i + 1) as f64, y, error: 2.0 }).collect();
+        Plot {
+            title: "a < b & \"c\"".into(),
+            description: "d\u{7}".into(),
+            x: Axis::log("tokens", 1.0, 8.0),
+            y: Axis::log("perplexity", 1.0, 100.0),
+            series: vec![Series { points, markers: true, ..Series::line("<x>", 9, []) }],
+            rule: Some((2.0, "trained".into())),
+            legend: Legend::Ends,
+            titled: true,
+        }
+    }
+
+    fn count(svg: &str, class: &str) -> usize {
+        let document = roxmltree::Document::parse(svg).unwrap();
+        document
+            .descendants()
+            .filter(|node| node.attribute("class").is_some_and(|c| c.split(' ').any(|c| c == class)))
+            .count()
+    }
+
+    #[test]
+    fn every_value_is_drawn_or_marked_as_lost() {
+        for width in [720.0, 358.0] {
+            let svg = plot(&[20.0, f64::NAN, 1.5, f64::INFINITY, 30.0]).svg(width, 300.0);
+            let markers_in_legend = usize::from(width < WIDE);
+            assert_eq!((count(&svg, "mark") - markers_in_legend, count(&svg, "lost"), count(&svg, "bar")), (3, 2, 3));
+        }
+    }
+
+    #[test]
+    fn what_leaves_the_frame_has_no_marker() {
+        assert_eq!(count(&plot(&[20.0, 1e9, 0.0]).svg(720.0, 300.0), "mark"), 1);
+    }
+
+    #[test]
+    fn grids_and_files_are_well_formed() {
+        let picture = plot(&[1.0, 2.0]).svg(300.0, 200.0);
+        let file = standalone(&grid(&[picture.clone(), picture.clone(), picture], 2, 300.0, 200.0));
+        assert_eq!(count(&file, "paper"), 1);
+        assert_eq!(roxmltree::Document::parse(&file).unwrap().root_element().attribute("height"), Some("400"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_data_gives_well_formed_svg(values in prop::collection::vec(prop::num::f64::ANY, 0..6), width in 200.0..900.0f64) {
+            let svg = plot(&values).svg(width, 260.0);
+            prop_assert!(roxmltree::Document::parse(&svg).is_ok());
+            prop_assert!(!svg.contains("NaN\"") && !svg.contains("inf\""));
+        }
+
+        #[test]
+        fn spread_keeps_order_and_distance(mut wanted in prop::collection::vec(0.0..200.0f64, 0..10)) {
+            wanted.sort_by(f64::total_cmp);
+            let placed = spread(&wanted, 15.0, 200.0);
+            prop_assert!(placed.windows(2).all(|pair| pair[1] - pair[0] >= 15.0 - 1e-9));
+            prop_assert!(placed.iter().all(|&y| y <= 200.0));
+        }
+    }
+}

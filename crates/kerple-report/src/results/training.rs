@@ -1,0 +1,190 @@
+//! What was run, how far it got, how fast it went, and how far its heads see.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::{Spread, number};
+use crate::run::Run;
+use crate::statistics::median;
+
+/// The encoding whose step time the others are given relative to, as in the KERPLE paper's Table 4: it adds no work.
+const USUAL_BASELINE: &str = "sinusoidal";
+
+/// How far a run got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// All planned steps are done.
+    Finished,
+    /// Some are, or it is unknown how many were planned.
+    Unfinished,
+    /// Nothing was logged or evaluated.
+    NotStarted,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunRow {
+    /// Name in the tables.
+    pub encoding: String,
+    /// Its seed.
+    pub seed: Option<u64>,
+    /// Tokens a training sequence.
+    pub train_len: Option<u64>,
+    /// Optimizer steps done.
+    pub steps: u64,
+    /// Optimizer steps planned.
+    pub planned_steps: Option<u64>,
+    /// How far it got.
+    pub state: State,
+    /// Trained parameters.
+    pub parameters: Option<u64>,
+    /// Seconds of training, summed over resumes.
+    #[serde(with = "number")]
+    pub training_seconds: Option<f64>,
+    /// Seconds of all its evaluations.
+    #[serde(with = "number")]
+    pub evaluation_seconds: f64,
+    /// Hash of its plan.
+    pub plan: Option<String>,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// The run reported in its place.
+    pub duplicate_of: Option<PathBuf>,
+}
+
+/// Seconds a training step, over seeds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Speed {
+    /// Tokens a training sequence, where the plan says it.
+    pub train_len: Option<u64>,
+    /// Name of the encoding.
+    pub encoding: String,
+    /// Runs measured.
+    pub n: usize,
+    /// Mean over runs of the run's median.
+    #[serde(with = "number")]
+    pub seconds: f64,
+    /// Sample deviation over runs.
+    #[serde(with = "number")]
+    pub seconds_deviation: Option<f64>,
+    /// `seconds` over the baseline's.
+    #[serde(with = "number")]
+    pub relative: f64,
+    /// The encoding that is 1.
+    pub baseline: String,
+}
+
+/// How far one head sees.
+#[derive(Clone, Debug, Serialize)]
+pub struct EffectiveLength {
+    /// Name of the encoding.
+    pub encoding: String,
+    /// Seed of the run.
+    pub seed: Option<u64>,
+    /// Optimizer steps of the snapshot.
+    pub step: u64,
+    /// The head, counted from 0.
+    pub head: usize,
+    /// The least distance whose bias is below -2; absent where there is none.
+    pub effective_length: Option<u64>,
+}
+
+pub(super) fn run_rows(runs: &[Run]) -> Vec<RunRow> {
+    runs.iter()
+        .map(|run| RunRow {
+            encoding: run.name.clone(),
+            seed: run.seed(),
+            train_len: run.train_len(),
+            steps: run.steps_done(),
+            planned_steps: run.planned_steps(),
+            state: state(run),
+            parameters: run.parameters(),
+            training_seconds: run.training_seconds(),
+            evaluation_seconds: run.evaluations.iter().map(|row| row.seconds).sum(),
+            plan: run.plan_hash().map(str::to_owned),
+            folder: run.folder.clone(),
+            duplicate_of: run.duplicate_of.clone(),
+        })
+        .collect()
+}
+
+fn state(run: &Run) -> State {
+    match run.steps_done() {
+        0 if run.evaluations.is_empty() => State::NotStarted,
+        done if run.planned_steps().is_some_and(|planned| done >= planned) => State::Finished,
+        _ => State::Unfinished,
+    }
+}
+
+/// What is odd about the runs, in sentences.
+pub(super) fn notes(runs: &[Run]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for run in runs {
+        let folder = run.folder.display();
+        match state(run) {
+            State::Finished => {}
+            State::NotStarted => notes.push(format!("{folder} holds a plan and no results.")),
+            State::Unfinished => {
+                let planned = run.planned_steps().map_or_else(|| "an unknown number".into(), |steps| steps.to_string());
+                notes.push(format!("{folder} is unfinished: {} of {planned} steps.", run.steps_done()));
+            }
+        }
+        if let Some(kept) = &run.duplicate_of {
+            notes.push(format!("{folder} has the plan and seed of {} and is not counted.", kept.display()));
+        }
+        if run.evaluations.is_empty() && run.steps_done() > 0 {
+            notes.push(format!("{folder} has no evaluations."));
+        }
+        notes.extend(run.notes.iter().map(|note| format!("{folder}: {note}.")));
+    }
+    notes
+}
+
+pub(super) fn speeds(runs: &[&Run], encodings: &[String]) -> Vec<Speed> {
+    let mut measured: BTreeMap<Option<u64>, BTreeMap<usize, Vec<f64>>> = BTreeMap::new();
+    for run in runs.iter().filter(|run| !run.metrics.is_empty()) {
+        let seconds: Vec<f64> = run.metrics.iter().map(|row| row.step_seconds).collect();
+        let place = encodings.iter().position(|name| *name == run.name).expect("every run's name is listed");
+        let at_length = measured.entry(run.train_len()).or_default();
+        at_length.entry(place).or_default().push(median(&seconds));
+    }
+    let rows = |(train_len, by_encoding): (Option<u64>, BTreeMap<usize, Vec<f64>>)| {
+        let spreads: Vec<(usize, usize, Spread)> = by_encoding
+            .into_iter()
+            .filter_map(|(place, values)| Some((place, values.len(), Spread::of(&values)?)))
+            .collect();
+        let usual = spreads.iter().find(|(place, ..)| encodings[*place] == USUAL_BASELINE);
+        let fastest = spreads.iter().min_by(|a, b| a.2.mean.total_cmp(&b.2.mean));
+        let (baseline, _, unit) = *usual.or(fastest).expect("a length is listed for a run");
+        let row = move |(place, n, spread): (usize, usize, Spread)| Speed {
+            train_len,
+            encoding: encodings[place].clone(),
+            n,
+            seconds: spread.mean,
+            seconds_deviation: spread.deviation,
+            relative: spread.mean / unit.mean,
+            baseline: encodings[baseline].clone(),
+        };
+        spreads.into_iter().map(row).collect::<Vec<_>>()
+    };
+    measured.into_iter().flat_map(rows).collect()
+}
+
+pub(super) fn effective_lengths(runs: &[&Run], encodings: &[String]) -> Vec<EffectiveLength> {
+    let mut rows: Vec<EffectiveLength> = Vec::new();
+    for run in runs {
+        let Some(last) = run.kernels.last().filter(|last| last.bias.is_some()) else { continue };
+        rows.extend(last.effective_length.iter().enumerate().map(|(head, &effective_length)| EffectiveLength {
+            encoding: run.name.clone(),
+            seed: run.seed(),
+            step: last.step,
+            head,
+            effective_length,
+        }));
+    }
+    rows.sort_by_key(|row| (encodings.iter().position(|name| *name == row.encoding), row.seed, row.head));
+    rows
+}

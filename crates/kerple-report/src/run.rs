@@ -1,0 +1,347 @@
+//! Finding run folders and reading what they hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, read_json, read_rows};
+
+/// One run folder.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The folder, as it was found.
+    pub folder: PathBuf,
+    /// The name its results are grouped under: the label, made longer where different plans share label and seed.
+    pub name: String,
+    /// `plan.json`. The report needs none of its keys but shows and groups by those that are there.
+    pub plan: Value,
+    /// Logged steps in order; those that a resume from an earlier checkpoint made again appear once.
+    pub metrics: Vec<MetricsRow>,
+    /// Evaluations; one that was repeated for the same checkpoint appears once, the last.
+    pub evaluations: Vec<EvaluationRow>,
+    /// Kernels over training, by step.
+    pub kernels: Vec<KernelSnapshot>,
+    /// Another run of the same plan and seed, which is reported in this one's place.
+    pub duplicate_of: Option<PathBuf>,
+    /// What was odd about the folder.
+    pub notes: Vec<String>,
+}
+
+impl Run {
+    /// Reads a run folder. Files other than `plan.json` may be missing.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] with file and line; [`Error::Io`].
+    pub fn read(folder: &Path) -> Result<Run> {
+        let plan = read_json(&folder.join(record::PLAN_FILE))?;
+        let mut notes = Vec::new();
+        let metrics = read_optional_rows(&folder.join(record::METRICS_FILE), &mut notes)?;
+        let evaluations = read_optional_rows(&folder.join(record::EVALUATION_FILE), &mut notes)?;
+        let kernels = folder.join(record::KERNELS_FILE);
+        let mut kernels: Vec<KernelSnapshot> = if kernels.exists() { read_json(&kernels)? } else { Vec::new() };
+        kernels.sort_by_key(|snapshot| snapshot.step);
+        let mut run = Run {
+            folder: folder.to_owned(),
+            name: String::new(),
+            plan,
+            metrics: without_repeated_steps(metrics),
+            evaluations: without_repeated_evaluations(evaluations),
+            kernels,
+            duplicate_of: None,
+            notes,
+        };
+        run.name = run.label();
+        Ok(run)
+    }
+
+    /// The plan's `label`; failing that the label of the evaluations, the kind of encoding, the folder's name.
+    pub fn label(&self) -> String {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        text(&self.plan["label"])
+            .or_else(|| self.evaluations.first().map(|row| row.encoding.clone()))
+            .or_else(|| text(&self.plan["encoding"]["kind"]))
+            .unwrap_or_else(|| self.folder_name())
+    }
+
+    /// The kind of encoding, where the plan says it.
+    pub fn encoding_kind(&self) -> Option<&str> {
+        self.plan["encoding"]["kind"].as_str()
+    }
+
+    /// The seed, from the plan or an evaluation.
+    pub fn seed(&self) -> Option<u64> {
+        self.plan["seed"].as_u64().or_else(|| self.evaluations.first().map(|row| row.seed))
+    }
+
+    /// Tokens a training sequence, from the plan or an evaluation.
+    pub fn train_len(&self) -> Option<u64> {
+        self.plan["train_len"].as_u64().or_else(|| self.evaluations.first().map(|row| row.train_len))
+    }
+
+    /// Optimizer steps the plan asks for.
+    pub fn planned_steps(&self) -> Option<u64> {
+        self.plan["steps"].as_u64()
+    }
+
+    /// Optimizer steps known to be done.
+    pub fn steps_done(&self) -> u64 {
+        let logged = self.metrics.last().map_or(0, |row| row.step);
+        self.evaluations.iter().map(|row| row.step).fold(logged, u64::max)
+    }
+
+    /// Number of trained parameters.
+    pub fn parameters(&self) -> Option<u64> {
+        self.plan["parameters"].as_u64()
+    }
+
+    /// Hash of the plan.
+    pub fn plan_hash(&self) -> Option<&str> {
+        self.plan["hash"].as_str()
+    }
+
+    /// Seconds of training, summed over resumes.
+    pub fn training_seconds(&self) -> Option<f64> {
+        self.metrics.last().map(|row| row.seconds)
+    }
+
+    /// The name to group an evaluation under.
+    pub(crate) fn name_of(&self, row: &EvaluationRow) -> String {
+        let label = self.label();
+        if row.encoding == label { self.name.clone() } else { self.name.replacen(&label, &row.encoding, 1) }
+    }
+
+    fn folder_name(&self) -> String {
+        self.folder.file_name().map_or_else(|| self.folder.display().to_string(), |name| name.to_string_lossy().into())
+    }
+}
+
+/// Reads every run below the folders, in order of path. Folders are walked down to the first `plan.json`; symbolic links
+/// below them are not followed.
+///
+/// A run of the same plan and seed as another keeps its place in the list with `duplicate_of` set; the one with more
+/// evaluations counts. Runs that share label, training length and seed but not the plan get longer names.
+///
+/// # Errors
+/// [`Error::NoRuns`] if there are none; [`Error::Corrupt`] with file and line; [`Error::Io`].
+pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
+    let mut found = BTreeMap::new();
+    for folder in folders {
+        walk(folder.as_ref(), &mut found)?;
+    }
+    if found.is_empty() {
+        return Err(Error::NoRuns { folders: folders.iter().map(|folder| folder.as_ref().to_owned()).collect() });
+    }
+    let mut runs = found.values().map(|folder| Run::read(folder)).collect::<Result<Vec<Run>>>()?;
+    mark_duplicates(&mut runs);
+    tell_apart(&mut runs);
+    Ok(runs)
+}
+
+/// Collects run folders by their canonical path, so that overlapping arguments give each once.
+fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
+    if folder.join(record::PLAN_FILE).is_file() {
+        let canonical = folder.canonicalize().map_err(Error::io("reading", folder))?;
+        found.entry(canonical).or_insert_with(|| folder.to_owned());
+        return Ok(());
+    }
+    for entry in std::fs::read_dir(folder).map_err(Error::io("reading", folder))? {
+        let entry = entry.map_err(Error::io("reading", folder))?;
+        let kind = entry.file_type().map_err(Error::io("reading", folder))?;
+        if kind.is_dir() {
+            walk(&entry.path(), found)?;
+        }
+    }
+    Ok(())
+}
+
+fn read_optional_rows<Row: DeserializeOwned>(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Row>> {
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let found = read_rows(path)?;
+    if let Some(line) = found.truncated_line {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        notes.push(format!("{name}: line {line}, the last, is incomplete and was left out"));
+    }
+    Ok(found.rows)
+}
+
+/// A resume continues from a checkpoint, so rows logged after it are superseded by the rows that follow.
+fn without_repeated_steps(rows: Vec<MetricsRow>) -> Vec<MetricsRow> {
+    let mut kept: Vec<MetricsRow> = Vec::with_capacity(rows.len());
+    for row in rows {
+        while kept.pop_if(|last| last.step >= row.step).is_some() {}
+        kept.push(row);
+    }
+    kept
+}
+
+fn without_repeated_evaluations(rows: Vec<EvaluationRow>) -> Vec<EvaluationRow> {
+    let mut seen = BTreeSet::new();
+    let mut kept: Vec<EvaluationRow> = rows
+        .into_iter()
+        .rev()
+        .filter(|row| {
+            let what = (row.encoding.clone(), row.protocol.clone(), row.split.clone());
+            seen.insert((what, row.seed, row.train_len, row.length, row.window, row.step))
+        })
+        .collect();
+    kept.reverse();
+    kept
+}
+
+fn mark_duplicates(runs: &mut [Run]) {
+    let mut same: BTreeMap<(String, u64), Vec<usize>> = BTreeMap::new();
+    for (index, run) in runs.iter().enumerate() {
+        if let (Some(hash), Some(seed)) = (run.plan_hash(), run.seed()) {
+            same.entry((hash.to_owned(), seed)).or_default().push(index);
+        }
+    }
+    for indices in same.values() {
+        let size = |&&index: &&usize| (runs[index].evaluations.len(), runs[index].metrics.len());
+        // `rev`: of equal ones `max_by_key` takes the last, and the first should count.
+        let keep = *indices.iter().rev().max_by_key(size).expect("a group has a member");
+        let kept = runs[keep].folder.clone();
+        for &index in indices.iter().filter(|&&index| index != keep) {
+            runs[index].duplicate_of = Some(kept.clone());
+        }
+    }
+}
+
+/// Gives runs longer names where one name would pool different plans under one seed: with the name of the folder
+/// above, if that separates them, else with their own folder.
+fn tell_apart(runs: &mut [Run]) {
+    let parent = |run: &Run| {
+        let above = run.folder.parent().and_then(Path::file_name);
+        above.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    };
+    let longer: [&dyn Fn(&Run) -> String; 2] = [&|run| format!("{} ({})", run.label(), parent(run)), &|run| {
+        format!("{} ({})", run.label(), run.folder.display())
+    }];
+    for name in longer {
+        let clashing = clashing_names(runs);
+        for run in runs.iter_mut().filter(|run| clashing.contains(&(run.name.clone(), run.train_len()))) {
+            run.name = name(run);
+        }
+    }
+    for run in runs.iter_mut().filter(|run| run.name != run.label()) {
+        run.notes.push(format!(
+            "another plan has the label {:?} and the same seed; called {:?} here",
+            run.label(),
+            run.name
+        ));
+    }
+}
+
+/// Names under which two counted runs have the same training length and seed.
+fn clashing_names(runs: &[Run]) -> BTreeSet<(String, Option<u64>)> {
+    let mut seen = BTreeSet::new();
+    let counted = runs.iter().filter(|run| run.duplicate_of.is_none());
+    counted
+        .filter(|run| !seen.insert((&run.name, run.train_len(), run.seed())))
+        .map(|run| (run.name.clone(), run.train_len()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn plan(folder: &Path, name: &str, plan: Value) {
+        let run = folder.join(name);
+        std::fs::create_dir_all(&run).unwrap();
+        std::fs::write(run.join(record::PLAN_FILE), plan.to_string()).unwrap();
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        find_runs(&[folder]).unwrap().into_iter().map(|run| run.name).collect()
+    }
+
+    #[test]
+    fn overlapping_folders_give_each_run_once_and_checkpoints_none() {
+        let root = tempfile::tempdir().unwrap();
+        plan(root.path(), "a/alibi-1", json!({"label": "alibi", "seed": 1}));
+        plan(root.path(), "a/alibi-1/checkpoint-100", json!({"label": "alibi", "seed": 1}));
+        plan(root.path(), "b/t5-1", json!({"label": "t5", "seed": 1}));
+        let runs = find_runs(&[root.path().to_owned(), root.path().join("a"), root.path().join("a/alibi-1")]).unwrap();
+        assert_eq!(runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>(), ["alibi", "t5"]);
+    }
+
+    #[test]
+    fn no_runs_is_an_error_with_a_hint() {
+        let root = tempfile::tempdir().unwrap();
+        let error = find_runs(&[root.path()]).unwrap_err();
+        assert!(matches!(error, Error::NoRuns { .. }));
+        assert!(error.hint().unwrap().contains("plan.json"));
+        assert!(matches!(find_runs(&[root.path().join("absent")]), Err(Error::Io { .. })));
+    }
+
+    #[test]
+    fn the_fuller_of_two_equal_plans_counts() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["first", "second", "third"] {
+            plan(root.path(), name, json!({"label": "alibi", "seed": 1, "hash": "abc"}));
+        }
+        plan(root.path(), "other-seed", json!({"label": "alibi", "seed": 2, "hash": "abc"}));
+        let metrics =
+            r#"{"step":1,"loss":2.0,"learning_rate":0.1,"grad_norm":1.0,"tokens":8,"seconds":1.0,"step_seconds":1.0}"#;
+        std::fs::write(root.path().join("second").join(record::METRICS_FILE), format!("{metrics}\n")).unwrap();
+        let runs = find_runs(&[root.path()]).unwrap();
+        let kept: Vec<_> = runs.iter().filter(|run| run.duplicate_of.is_none()).map(Run::folder_name).collect();
+        assert_eq!(kept, ["other-seed", "second"]);
+        assert_eq!(runs[0].duplicate_of, Some(root.path().join("second")));
+        assert_eq!(runs[0].name, "alibi");
+    }
+
+    #[test]
+    fn plans_that_clash_get_longer_names() {
+        let root = tempfile::tempdir().unwrap();
+        plan(root.path(), "short/alibi-1", json!({"label": "alibi", "seed": 1, "hash": "a"}));
+        plan(root.path(), "short/alibi-2", json!({"label": "alibi", "seed": 2, "hash": "a"}));
+        plan(root.path(), "long/alibi-1", json!({"label": "alibi", "seed": 1, "hash": "b"}));
+        plan(root.path(), "long/t5-1", json!({"label": "t5", "seed": 1, "hash": "c"}));
+        assert_eq!(names(root.path()), ["alibi (long)", "t5", "alibi (short)", "alibi (short)"]);
+        plan(root.path(), "long/alibi-1b", json!({"label": "alibi", "seed": 1, "hash": "d"}));
+        let all = names(root.path());
+        assert!(all[0].ends_with("long/alibi-1)") && all[1].ends_with("long/alibi-1b)"), "{all:?}");
+    }
+
+    #[test]
+    fn resumed_steps_and_repeated_evaluations_count_once() {
+        let metrics = |step, loss| {
+            let text = format!(
+                r#"{{"step":{step},"loss":{loss},"learning_rate":0,"grad_norm":0,"tokens":0,"seconds":0,"step_seconds":0}}"#
+            );
+            serde_json::from_str::<MetricsRow>(&text).unwrap()
+        };
+        let rows = [(10, 5.0), (20, 4.0), (30, 3.5), (20, 4.1), (30, 3.6)].map(|(step, loss)| metrics(step, loss));
+        let kept = without_repeated_steps(rows.to_vec());
+        assert_eq!(kept.iter().map(|row| (row.step, row.loss)).collect::<Vec<_>>(), [(10, 5.0), (20, 4.1), (30, 3.6)]);
+
+        let evaluation = |length, nll| EvaluationRow {
+            encoding: "alibi".into(),
+            seed: 1,
+            train_len: 64,
+            length,
+            protocol: "blocks".into(),
+            window: None,
+            split: "test".into(),
+            step: 30,
+            segments: 1,
+            tokens: 64,
+            bytes: None,
+            nll,
+            perplexity: f64::exp(nll),
+            bits_per_byte: None,
+            seconds: 1.0,
+            position_nll: None,
+            segment_nll: None,
+        };
+        let kept = without_repeated_evaluations(vec![evaluation(64, 2.0), evaluation(128, 2.5), evaluation(64, 2.1)]);
+        assert_eq!(kept, [evaluation(128, 2.5), evaluation(64, 2.1)]);
+    }
+}

@@ -1,0 +1,184 @@
+//! Writing the report's files.
+
+use std::path::{Component, Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::figures::{Figure, figures};
+use crate::page::{Layout, Page, SMALL, WIDE};
+use crate::plot::{grid, standalone};
+use crate::record::write_json;
+use crate::results::Results;
+use crate::run::Run;
+
+/// What the report says that no run knows.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Title of the page.
+    pub title: String,
+    /// Name of the encoding the others are compared with; `kerple_log` if absent and present among the runs.
+    pub reference: Option<String>,
+    /// The machine the runs were made on.
+    pub machine: Option<String>,
+    /// Version of the program that made them.
+    pub commit: Option<String>,
+    /// The day of the report.
+    pub date: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { title: "Length extrapolation".into(), reference: None, machine: None, commit: None, date: None }
+    }
+}
+
+/// What was written.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The page to open.
+    pub index: PathBuf,
+    /// Every file, the page included.
+    pub files: Vec<PathBuf>,
+    /// The numbers in them. Folders are relative to the report's.
+    pub results: Results,
+}
+
+/// Writes `index.html`, `report.md`, `report.json`, `tables/*.csv` and `figures/*.svg` into a folder, and replaces what is there.
+///
+/// # Errors
+/// [`Error::NoRuns`], [`Error::UnknownReference`], or [`Error::Io`] if a file cannot be written.
+pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> {
+    let mut results = Results::of(runs, options.reference.as_deref())?;
+    let figures = figures(runs, &results);
+    std::fs::create_dir_all(folder).map_err(Error::io("creating", folder))?;
+    make_relative(&mut results, folder);
+    let mut files = Vec::new();
+    let page = Page::new(&results, &figures, options);
+    for layout in [Layout::Html, Layout::Markdown] {
+        put(folder.join(layout.name()), page.render(layout)?.into_bytes(), &mut files)?;
+    }
+    let json = folder.join("report.json");
+    write_json(
+        &json,
+        &Document {
+            title: &options.title,
+            machine: &options.machine,
+            commit: &options.commit,
+            date: &options.date,
+            results: &results,
+        },
+    )?;
+    files.push(json);
+    for (name, table) in csv_tables(&results)? {
+        put(folder.join("tables").join(format!("{name}.csv")), table, &mut files)?;
+    }
+    for figure in &figures {
+        put(folder.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
+    }
+    Ok(Summary { index: folder.join(Layout::Html.name()), files, results })
+}
+
+/// `report.json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    title: &'a str,
+    machine: &'a Option<String>,
+    commit: &'a Option<String>,
+    date: &'a Option<String>,
+    #[serde(flatten)]
+    results: &'a Results,
+}
+
+fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> Result<()> {
+    let folder = path.parent().expect("a file is in a folder");
+    std::fs::create_dir_all(folder).map_err(Error::io("creating", folder))?;
+    std::fs::write(&path, content).map_err(Error::io("writing", &path))?;
+    files.push(path);
+    Ok(())
+}
+
+impl Figure {
+    /// Where the figure alone is, from the report's folder.
+    pub(crate) fn file(&self) -> String {
+        format!("figures/{}.svg", self.id)
+    }
+
+    fn alone(&self) -> String {
+        let small: Vec<String> =
+            self.plots.iter().filter(|plot| plot.titled).map(|plot| plot.svg(SMALL.0, SMALL.1)).collect();
+        match self.plots.first() {
+            Some(plot) if small.is_empty() => standalone(&plot.svg(WIDE.0, WIDE.1)),
+            _ => standalone(&grid(&small, 3, SMALL.0, SMALL.1)),
+        }
+    }
+}
+
+/// Every list of the results as a table, with its name.
+fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
+    let tables = &results.tables;
+    let positions = results.positions.iter();
+    Ok(vec![
+        (
+            "scores",
+            csv("scores", tables.iter().flat_map(|table| table.scores.iter().map(|row| (&table.setting, row))))?,
+        ),
+        ("tests", csv("tests", tables.iter().flat_map(|table| table.tests.iter().map(|row| (&table.setting, row))))?),
+        (
+            "evaluations",
+            csv(
+                "evaluations",
+                tables.iter().flat_map(|table| table.evaluations.iter().map(|row| (&table.setting, row))),
+            )?,
+        ),
+        (
+            "positions",
+            csv(
+                "positions",
+                positions.flat_map(|curve| {
+                    let what = Curve { length: curve.length, encoding: &curve.encoding, n: curve.n };
+                    curve.bins.iter().map(move |bin| (&curve.setting, what, bin))
+                }),
+            )?,
+        ),
+        ("speeds", csv("speeds", results.speeds.iter())?),
+        ("effective_lengths", csv("effective_lengths", results.effective_lengths.iter())?),
+        ("runs", csv("runs", results.runs.iter())?),
+    ])
+}
+
+/// Which curve a row of `positions.csv` belongs to.
+#[derive(Clone, Copy, Serialize)]
+struct Curve<'a> {
+    length: u64,
+    encoding: &'a str,
+    n: usize,
+}
+
+fn csv<Row: Serialize>(name: &'static str, rows: impl Iterator<Item = Row>) -> Result<Vec<u8>> {
+    let wrong = |reason: String| Error::Render { page: name, reason };
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    for row in rows {
+        writer.serialize(row).map_err(|error| wrong(error.to_string()))?;
+    }
+    writer.into_inner().map_err(|error| wrong(error.to_string()))
+}
+
+/// Gives folders as seen from the report, so that report and runs can move together.
+fn make_relative(results: &mut Results, report: &Path) {
+    let evaluations = results.tables.iter_mut().flat_map(|table| &mut table.evaluations).map(|row| &mut row.run);
+    let runs =
+        results.runs.iter_mut().flat_map(|row| std::iter::once(&mut row.folder).chain(row.duplicate_of.as_mut()));
+    for folder in evaluations.chain(runs) {
+        *folder = relative(report, folder);
+    }
+}
+
+/// `target` as seen from the folder `from`, or as it is where the two have nothing in common.
+fn relative(from: &Path, target: &Path) -> PathBuf {
+    let (Ok(from), Ok(target)) = (from.canonicalize(), target.canonicalize()) else { return target.to_owned() };
+    let shared = from.components().zip(target.components()).take_while(|(a, b)| a == b).count();
+    let up = from.components().skip(shared).map(|_| Component::ParentDir);
+    let path: PathBuf = up.chain(target.components().skip(shared)).collect();
+    if path.as_os_str().is_empty() { PathBuf::from(".") } else { path }
+}
