@@ -3,7 +3,7 @@
 use super::folder::{Case, Folder, Numbers};
 use super::tables::method;
 use super::{Score, Tolerance};
-use kerple::attention::{Dims, Gradients, Problem, Real, Strides, View, ViewMut, naive, tiled};
+use kerple::attention::{Dims, Gradients, Problem, Real, Saved, Strides, View, ViewMut, naive};
 use kerple::encoding::{Encoding, Geometry, TableGradient};
 
 /// A case, made ready for any engine.
@@ -17,6 +17,32 @@ struct Task {
     k: Vec<f64>,
     v: Vec<f64>,
     d_out: Vec<f64>,
+}
+
+/// A number type of an engine.
+trait Number: Real {
+    fn from_f64(value: f64) -> Self;
+    fn to_f64(self) -> f64;
+}
+
+impl Number for f32 {
+    fn from_f64(value: f64) -> f32 {
+        value as f32
+    }
+
+    fn to_f64(self) -> f64 {
+        self.into()
+    }
+}
+
+impl Number for f64 {
+    fn from_f64(value: f64) -> f64 {
+        value
+    }
+
+    fn to_f64(self) -> f64 {
+        self
+    }
 }
 
 /// What an engine returns; parameter gradients in the order of the encoding.
@@ -65,7 +91,7 @@ impl Task {
     }
 
     /// Runs forward and backward on slices with `T` numbers.
-    fn slices<T: Real>(&self, tiled: bool) -> Answer {
+    fn slices<T: Number>(&self, tiled: bool) -> Answer {
         let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
         let (mut q, mut k) = (self.q.clone(), self.k.clone());
         self.rotate(&mut q, 1.0);
@@ -88,17 +114,19 @@ impl Task {
         let mut lse = vec![T::from_f64(0.0); batch * heads * keys];
         let (mut d_bias, mut d_weight) = (bias.clone(), weight.clone());
         let view = |data| View { data, strides };
-        let forward = if tiled { tiled::forward::<T> } else { naive::forward::<T> };
-        forward(&problem, view(&q), view(&k), view(&v), ViewMut { data: &mut out, strides }, &mut lse);
+        let forward = naive::forward::<T>;
+        forward(&problem, view(&q), view(&k), view(&v), ViewMut::new(&mut out, strides), &mut lse);
         let gradients = Gradients {
-            d_q: ViewMut { data: &mut d_q, strides },
-            d_k: ViewMut { data: &mut d_k, strides },
-            d_v: ViewMut { data: &mut d_v, strides },
+            d_q: ViewMut::new(&mut d_q, strides),
+            d_k: ViewMut::new(&mut d_k, strides),
+            d_v: ViewMut::new(&mut d_v, strides),
             d_bias: d_bias.as_deref_mut(),
             d_weight: d_weight.as_deref_mut(),
         };
-        let backward = if tiled { tiled::backward::<T> } else { naive::backward::<T> };
-        backward(&problem, view(&q), view(&k), view(&v), view(&out), &lse, view(&d_out), gradients);
+        let backward = naive::backward::<T>;
+        let saved =
+            Saved { q: view(&q), k: view(&k), v: view(&v), out: view(&out), lse: &lse, d_out: view(&d_out) };
+        backward(&problem, saved, gradients);
         let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
         let (mut d_q, mut d_k) = (wide(d_q), wide(d_k));
         self.rotate(&mut d_q, -1.0);

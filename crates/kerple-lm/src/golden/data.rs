@@ -23,3 +23,22 @@ fn split_indices(folder: &Folder, case: &Case) -> Scores {
     }
     Ok(vec![score])
 }
+
+fn sample_index(folder: &Folder, case: &Case) -> Scores {
+    let sizes: Vec<i32> = case.numbers(folder, "inputs", "sizes")?.values.iter().map(|size| *size as i32).collect();
+    let documents: Vec<i32> = case.numbers(folder, "inputs", "doc_idx")?.values.iter().map(|doc| *doc as i32).collect();
+    let params = case.get("params");
+    let number = |key: &str| params[key].as_u64().ok_or_else(|| format!("params.{key} is missing"));
+    let (seq_len, epochs) = (number("seq_length")? as usize, number("num_epochs")? as usize);
+    let mut random = kerple_data::NumpyRandom::new(number("numpy_seed")? as u32);
+    let own_documents = kerple_data::document_index(sizes.len(), epochs, &mut random);
+    let samples = kerple_data::sample_index(&sizes, &documents, seq_len, epochs, number("tokens_per_epoch")? as usize);
+    let shuffled = kerple_data::shuffle_index(samples.len() - 1, &mut random);
+    let mut score = Score::new("packing");
+    score.equal("doc_idx", &own_documents, &documents);
+    let flat: Vec<f64> = samples.iter().flatten().map(|value| f64::from(*value)).collect();
+    score.compare("sample_idx", &flat, &case.numbers(folder, "expected", "sample_idx")?.values, EXACT);
+    let shuffled: Vec<f64> = shuffled.iter().map(|value| *value as f64).collect();
+    score.compare("shuffle_idx", &shuffled, &case.numbers(folder, "expected", "shuffle_idx")?.values, EXACT);
+    Ok(vec![score])
+}
