@@ -87,8 +87,7 @@ impl Comparison {
 
     fn one(&self, plan: &Plan, source: &Source, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let folder = self.folder(&plan.label, plan.seed);
-        let outcome =
-            train::train(plan, &folder, &source.batches(plan)?, stop, &mut |step| tell(Event::Step(step)))?;
+        let outcome = train::train(plan, &folder, &source.batches(plan)?, stop, &mut |step| tell(Event::Step(step)))?;
         if !outcome.finished {
             return Ok(false);
         }

@@ -71,7 +71,8 @@ impl Source {
         let train = kerple_data::Batches::new(self.corpus.split(Split::Train), packing, shape, plan.seed)?;
         let valid = self.corpus.split(Split::Valid);
         let validation = (valid.len() > plan.train_len).then(|| {
-            let starts = kerple_data::random_segments(valid.len(), plan.train_len, plan.train.valid_segments, plan.seed);
+            let starts =
+                kerple_data::random_segments(valid.len(), plan.train_len, plan.train.valid_segments, plan.seed);
             Batch::at(valid, &starts, plan.train_len)
         });
         Ok(CorpusBatches { train, validation })

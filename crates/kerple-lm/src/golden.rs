@@ -86,7 +86,14 @@ impl Score {
     fn verdict(self, case: &str) -> Verdict {
         let passed = (0.0..=1.0).contains(&self.ratio);
         let note = if self.ratio < 0.0 { "nothing was compared".to_owned() } else { self.note };
-        Verdict { case: case.to_owned(), engine: self.engine, worst: self.worst, tolerance: self.tolerance, passed, note }
+        Verdict {
+            case: case.to_owned(),
+            engine: self.engine,
+            worst: self.worst,
+            tolerance: self.tolerance,
+            passed,
+            note,
+        }
     }
 }
 

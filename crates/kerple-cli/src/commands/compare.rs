@@ -26,8 +26,13 @@ pub fn run(args: &Compare) -> Outcome {
         seed: config.seed,
         positions: args.positions,
     };
-    let comparison =
-        Comparison { encodings: encodings(&args.encodings)?, seeds: args.seeds, request, out: args.out.clone(), config };
+    let comparison = Comparison {
+        encodings: encodings(&args.encodings)?,
+        seeds: args.seeds,
+        request,
+        out: args.out.clone(),
+        config,
+    };
     run_comparison(&comparison, &stop_flag(), args.json)?;
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, args.json)
 }
@@ -40,7 +45,10 @@ fn encodings(names: &[String]) -> Result<Vec<Encoding>, Failure> {
             Some(file) => found.extend(from_file(Path::new(file))?),
             None => {
                 let known = kerple::encoding::Method::named(name).ok_or_else(|| {
-                    Failure::misuse(format!("there is no encoding `{name}`"), format!("use some of {}", METHODS.join(",")))
+                    Failure::misuse(
+                        format!("there is no encoding `{name}`"),
+                        format!("use some of {}", METHODS.join(",")),
+                    )
                 })?;
                 found.push(Encoding::from(known));
             }

@@ -59,7 +59,10 @@ fn plot(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> {
         (None, None) => return None,
     };
     let points = |row: &[f64]| row.iter().enumerate().map(|(d, value)| (d as f64, *value)).collect();
-    let series = rows.chunks(distances).enumerate().map(|(head, row)| Series { name: format!("head {head}"), points: points(row) });
+    let series = rows
+        .chunks(distances)
+        .enumerate()
+        .map(|(head, row)| Series { name: format!("head {head}"), points: points(row) });
     Some(Plot {
         title: format!("{} as it starts, {what} by distance", encoding.method.kind()),
         x_label: "distance d".to_owned(),

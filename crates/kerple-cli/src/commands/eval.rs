@@ -35,8 +35,13 @@ pub fn run(args: &Eval) -> Outcome {
         Split::Test => corpus::Split::Test,
     };
     let text = source.text(split);
-    let request =
-        Request { lengths: lengths.clone(), protocol, segments: args.segments, seed: plan.seed, positions: args.positions };
+    let request = Request {
+        lengths: lengths.clone(),
+        protocol,
+        segments: args.segments,
+        seed: plan.seed,
+        positions: args.positions,
+    };
     let subject = Subject {
         label: &label,
         seed: plan.seed,
@@ -53,7 +58,10 @@ pub fn run(args: &Eval) -> Outcome {
     let mut journal = Journal::open(&args.run.join("evaluation.jsonl"))?;
     let (stop, mut line) = (stop_flag(), Line::new());
     if !args.json {
-        println!("{:>8} {:>12} {:>10} {:>10} {:>9} {:>9}", "length", "perplexity", "nll", "bits/byte", "tokens", "seconds");
+        println!(
+            "{:>8} {:>12} {:>10} {:>10} {:>9} {:>9}",
+            "length", "perplexity", "nll", "bits/byte", "tokens", "seconds"
+        );
     }
     for length in lengths {
         let row = evaluate::evaluate(&model, &subject, &text, &request, length, &mut |done, windows| {

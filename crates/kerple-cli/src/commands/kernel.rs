@@ -78,7 +78,8 @@ fn kernels_of_runs(runs: &[String], length: usize, log_x: bool) -> Result<Plot, 
 }
 
 fn reach_of_runs(runs: &[String]) -> Result<Plot, Failure> {
-    let found: Result<Vec<_>, Failure> = runs.iter().map(|run| Ok((run.as_str(), newest(run)?.effective_length))).collect();
+    let found: Result<Vec<_>, Failure> =
+        runs.iter().map(|run| Ok((run.as_str(), newest(run)?.effective_length))).collect();
     let found = found?;
     let sets: Vec<(&str, &[Option<u64>])> = found.iter().map(|(run, lengths)| (*run, lengths.as_slice())).collect();
     Ok(Plot::effective_lengths(&sets, 20_480))

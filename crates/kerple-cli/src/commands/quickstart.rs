@@ -50,7 +50,10 @@ pub fn run(args: &Quickstart) -> Outcome {
         }
     };
     let runs = ENCODINGS.len() as u64 * SEEDS;
-    eprintln!("{} encodings x {SEEDS} seeds = {runs} runs of {steps} steps of {BATCH} x {TRAIN_LEN} tokens", ENCODINGS.len());
+    eprintln!(
+        "{} encodings x {SEEDS} seeds = {runs} runs of {steps} steps of {BATCH} x {TRAIN_LEN} tokens",
+        ENCODINGS.len()
+    );
     let comparison = Comparison {
         config: RunConfig { train: TrainConfig { steps, ..config.train.clone() }, ..config },
         encodings: ENCODINGS.iter().filter_map(|kind| Method::named(kind)).map(Encoding::from).collect(),
@@ -111,7 +114,8 @@ fn registry_text() -> Result<Sources, Failure> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")));
     let home = home.ok_or_else(|| Failure::failed("there is no home folder to find cargo's registry in", DATA_HINT))?;
-    Sources::registry(lock, &home, &kerple_data::DEFAULT_CRATES).map_err(|error| Failure::failed(error.to_string(), DATA_HINT))
+    Sources::registry(lock, &home, &kerple_data::DEFAULT_CRATES)
+        .map_err(|error| Failure::failed(error.to_string(), DATA_HINT))
 }
 
 const DATA_HINT: &str = "give a text of your own: kerple quickstart --data FILE|DIR...";

@@ -60,8 +60,7 @@ fn task(folder: &Folder, case: &Case) -> Result<Task, String> {
     let &[batch, heads, len, head_dim] = q.shape.as_slice() else { return Err("q is not [B, H, L, D]".to_owned()) };
     let (encoding, names) = method(name, case)?;
     let read = |key: &str| case.numbers(folder, "inputs", key).map(|numbers| numbers.values);
-    let values: Result<_, String> =
-        names.iter().map(|name| Ok(case.numbers(folder, "params", name)?.values)).collect();
+    let values: Result<_, String> = names.iter().map(|name| Ok(case.numbers(folder, "params", name)?.values)).collect();
     Ok(Task {
         encoding,
         geometry: Geometry { heads, head_dim, train_len: len },
@@ -124,8 +123,7 @@ impl Task {
             d_weight: d_weight.as_deref_mut(),
         };
         let backward = naive::backward::<T>;
-        let saved =
-            Saved { q: view(&q), k: view(&k), v: view(&v), out: view(&out), lse: &lse, d_out: view(&d_out) };
+        let saved = Saved { q: view(&q), k: view(&k), v: view(&v), out: view(&out), lse: &lse, d_out: view(&d_out) };
         backward(&problem, saved, gradients);
         let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
         let (mut d_q, mut d_k) = (wide(d_q), wide(d_k));
@@ -154,7 +152,14 @@ impl Task {
         Answer { out, d_q, d_k, d_v, d_values }
     }
 
-    fn score(&self, engine: &str, double: bool, answer: &Answer, folder: &Folder, case: &Case) -> Result<Score, String> {
+    fn score(
+        &self,
+        engine: &str,
+        double: bool,
+        answer: &Answer,
+        folder: &Folder,
+        case: &Case,
+    ) -> Result<Score, String> {
         let mut score = Score::new(engine);
         let tolerance = |expected: &Numbers| -> Tolerance {
             match (double, expected.double) {

@@ -121,10 +121,7 @@ impl<'a> Case<'a> {
         if entry["exact"].as_bool() == Some(true) {
             return EXACT;
         }
-        Tolerance {
-            absolute: entry["atol"].as_f64().unwrap_or(0.0),
-            relative: entry["rtol"].as_f64().unwrap_or(0.0),
-        }
+        Tolerance { absolute: entry["atol"].as_f64().unwrap_or(0.0), relative: entry["rtol"].as_f64().unwrap_or(0.0) }
     }
 
     /// Names in an object field.

@@ -178,8 +178,12 @@ pub fn t5_buckets(folder: &Folder, case: &Case) -> Scores {
         (case.static_size("num_buckets")?, case.static_size("max_distance")?, case.static_size("n")? as i64);
     // index i is the distance i, or for the two-sided form (key - query) + n
     let distances: Vec<i64> = if causal { (0..n).collect() } else { (-n..=n).map(|ahead| -ahead).collect() };
-    let boundary: Vec<i64> =
-        case.get("expected")["boundary_distances"].as_array().into_iter().flatten().filter_map(|d| d.as_i64()).collect();
+    let boundary: Vec<i64> = case.get("expected")["boundary_distances"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|d| d.as_i64())
+        .collect();
     let expected = case.numbers(folder, "expected", "bucket")?;
     if expected.values.len() != distances.len() {
         return Err(format!("{} buckets are expected, {} were made", expected.values.len(), distances.len()));
@@ -276,4 +280,3 @@ pub fn bf16_row(folder: &Folder, case: &Case) -> Scores {
     score.compare("row", &row, &case.numbers(folder, "expected", "row")?.values, BF16_ULP);
     Ok(vec![score])
 }
-

@@ -42,12 +42,11 @@ fn certificate(folder: &Folder, case: &Case) -> Scores {
     let mut score = Score::new("certificate");
     let gram: Vec<f64> = x.iter().flat_map(|a| x.iter().map(|b| kernel.at(&[], a - b)).collect::<Vec<_>>()).collect();
     score.compare("gram", &gram, &case.numbers(folder, "expected", "gram")?.values, case.tolerance("gram"));
-    for (what, found) in
-        [("is_pd", found.is_pd), ("is_cpd", found.is_cpd), ("strict_cpd", found.is_strictly_cpd)]
-    {
+    for (what, found) in [("is_pd", found.is_pd), ("is_cpd", found.is_cpd), ("strict_cpd", found.is_strictly_cpd)] {
         score.equal(what, Some(found), expected[what].as_bool());
     }
-    for (what, found) in [("c_geometric", found.shift.c_geometric), ("c_geometric_naive", found.shift.c_geometric_naive)]
+    for (what, found) in
+        [("c_geometric", found.shift.c_geometric), ("c_geometric_naive", found.shift.c_geometric_naive)]
     {
         score.equal(what, found, expected[what].as_f64());
     }

@@ -89,6 +89,11 @@ pub fn perplexity(folder: &Folder, case: &Case) -> Scores {
     let expected = number(case.get("expected"), "ppl")?;
     score.compare("ppl", &[statistics::perplexity(&nll.values)], &[expected], case.tolerance(""));
     let by_position = statistics::position_perplexity(&nll.values, positions);
-    score.compare("positionwise", &by_position, &case.numbers(folder, "expected", "positionwise")?.values, case.tolerance(""));
+    score.compare(
+        "positionwise",
+        &by_position,
+        &case.numbers(folder, "expected", "positionwise")?.values,
+        case.tolerance(""),
+    );
     Ok(vec![score])
 }

@@ -1,0 +1,76 @@
+//! What can go wrong with what a user typed or a file held.
+
+use std::path::{Path, PathBuf};
+
+/// An error for people: what is wrong and where, with the value and the limit, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file or folder could not be read or written.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was attempted, e.g. "read".
+        action: &'static str,
+        /// The operating system's answer.
+        source: std::io::Error,
+    },
+    /// A file does not hold what it should.
+    #[error("{place}: {message}")]
+    Damaged {
+        /// The file, with the line, row or byte where that is known.
+        place: String,
+        /// What is wrong, naming value and limit.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A request that the data or the tokenizer cannot serve.
+    #[error("{message}")]
+    Refused {
+        /// What was asked and the limit.
+        message: String,
+        /// What to ask instead.
+        hint: String,
+    },
+}
+
+/// `Result` of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// What to do about it.
+    pub fn hint(&self) -> String {
+        use std::io::ErrorKind;
+        match self {
+            Error::Io { source, .. } => match source.kind() {
+                ErrorKind::NotFound => "check the path".to_owned(),
+                ErrorKind::PermissionDenied => "choose a folder you may write to, or a file you may read".to_owned(),
+                ErrorKind::StorageFull => {
+                    "free some disk space or choose another disk; nothing was left behind".to_owned()
+                }
+                _ => "nothing half-written was kept".to_owned(),
+            },
+            Error::Damaged { hint, .. } | Error::Refused { hint, .. } => hint.clone(),
+        }
+    }
+
+    /// Whether the user asked for something impossible rather than something failed.
+    pub fn is_misuse(&self) -> bool {
+        matches!(self, Error::Refused { .. })
+    }
+
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error + use<> {
+        let path = path.to_owned();
+        move |source| Error::Io { path, action, source }
+    }
+
+    pub(crate) fn damaged(place: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) -> Error {
+        Error::Damaged { place: place.into(), message: message.into(), hint: hint.into() }
+    }
+
+    pub(crate) fn refused(message: impl Into<String>, hint: impl Into<String>) -> Error {
+        Error::Refused { message: message.into(), hint: hint.into() }
+    }
+}

@@ -1,0 +1,138 @@
+//! From a stream of tokens to batches: which windows are trained on, in which order.
+//!
+//! A batch is a function of the step alone. There is no cursor to save: a resumed run asks for the next step.
+
+mod megatron;
+mod numpy;
+mod random;
+
+pub use megatron::{document_index, sample_index, shuffle_index, split_boundaries};
+pub use numpy::NumpyRandom;
+pub use random::{blocks, random_segments};
+
+use crate::corpus::Tokens;
+use crate::error::{Error, Result};
+
+/// Which windows are trained on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// Windows at uniformly drawn places of the stream, with replacement.
+    #[default]
+    Random,
+    /// GPT-NeoX's order: documents shuffled over all epochs, cut into samples, samples shuffled.
+    Megatron {
+        /// Updates the order is made for; decides how many epochs are shuffled together.
+        steps: u64,
+    },
+}
+
+/// Sequences a batch and tokens a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens a sequence, not counting the last target.
+    pub seq_len: usize,
+}
+
+/// Sequences and, for every token, the token that follows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// `[batch, seq_len]`.
+    pub tokens: Vec<u32>,
+    /// `[batch, seq_len]`, shifted by one.
+    pub targets: Vec<u32>,
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens a sequence.
+    pub seq_len: usize,
+}
+
+impl Batch {
+    /// The windows of `seq_len + 1` tokens that begin at `starts`.
+    ///
+    /// # Panics
+    /// When a window reaches beyond the end.
+    pub fn at(tokens: &Tokens, starts: &[usize], seq_len: usize) -> Batch {
+        let shape = BatchShape { batch: starts.len(), seq_len };
+        Batch::gather(shape, |row, window| tokens.read_into(starts[row]..starts[row] + seq_len + 1, window))
+    }
+
+    fn gather(BatchShape { batch, seq_len }: BatchShape, mut read: impl FnMut(usize, &mut Vec<u32>)) -> Batch {
+        let mut tokens = Vec::with_capacity(batch * seq_len);
+        let mut targets = Vec::with_capacity(batch * seq_len);
+        let mut window = Vec::with_capacity(seq_len + 1);
+        for row in 0..batch {
+            window.clear();
+            read(row, &mut window);
+            tokens.extend_from_slice(&window[..seq_len]);
+            targets.extend_from_slice(&window[1..]);
+        }
+        Batch { tokens, targets, batch, seq_len }
+    }
+}
+
+/// The training batches of a run.
+pub struct Batches {
+    tokens: Tokens,
+    shape: BatchShape,
+    order: Order,
+}
+
+enum Order {
+    Random { seed: u64 },
+    Megatron(Box<megatron::Order>),
+}
+
+impl Batches {
+    /// Batches of `tokens`.
+    ///
+    /// # Errors
+    /// Fewer tokens than one sequence and its last target need, an empty shape, or a seed NumPy does not have.
+    pub fn new(tokens: &Tokens, packing: Packing, shape: BatchShape, seed: u64) -> Result<Batches> {
+        let BatchShape { batch, seq_len } = shape;
+        if batch == 0 || seq_len == 0 {
+            return Err(Error::refused(
+                format!("a batch of {batch} sequences of {seq_len} tokens is empty"),
+                "ask for at least 1 sequence of 1 token",
+            ));
+        }
+        if tokens.len() <= seq_len {
+            return Err(Error::refused(
+                format!("the split has {} tokens, sequences of {seq_len} need at least {}", tokens.len(), seq_len + 1),
+                "prepare more text or train on shorter sequences",
+            ));
+        }
+        let order = match packing {
+            Packing::Random => Order::Random { seed },
+            Packing::Megatron { steps } => {
+                let seed = u32::try_from(seed).map_err(|_| {
+                    Error::refused(
+                        format!("seed {seed} is too large for GPT-NeoX's data order, the limit is {}", u32::MAX),
+                        "choose a smaller seed, or the random packing",
+                    )
+                })?;
+                let needed = steps as usize * batch;
+                Order::Megatron(Box::new(megatron::Order::new(tokens, seq_len, needed, seed)))
+            }
+        };
+        Ok(Batches { tokens: tokens.clone(), shape, order })
+    }
+
+    /// The batch of an update, counted from 0.
+    pub fn batch(&self, step: u64) -> Batch {
+        let BatchShape { batch, seq_len } = self.shape;
+        match &self.order {
+            Order::Random { seed } => Batch::gather(self.shape, |row, out| {
+                let start = random::window(self.tokens.len(), seq_len, *seed, step, row as u64);
+                self.tokens.read_into(start..start + seq_len + 1, out);
+            }),
+            Order::Megatron(order) => Batch::gather(self.shape, |row, out| {
+                order.read(&self.tokens, step as usize * batch + row, out);
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! The sample order of Megatron-LM as GPT-NeoX uses it, number for number.
+//!
+//! ```text
+//! documents, repeated once an epoch --shuffle--> one stream --cut every L tokens--> samples of L + 1 --shuffle--> order
+//! ```
+//!
+//! Neighbouring samples share a token. The two shuffles take their draws from one [`NumpyRandom`], documents first.
+//! Needed to repeat runs of GPT-NeoX; [`Packing::Random`](super::Packing::Random) is simpler and needs no tables.
+
+use super::NumpyRandom;
+use crate::corpus::Tokens;
+use crate::error::{Error, Result};
+
+/// Where the splits of `documents` documents begin and end: train is `0..b[1]`, valid `b[1]..b[2]`, test `b[2]..b[3]`.
+///
+/// `shares` are up to three numbers separated by commas, e.g. `"949,50,1"`, in any unit. Each split's size is rounded on
+/// its own (half to even), then all boundaries move together so that the last is `documents`.
+///
+/// # Errors
+/// Shares that are not numbers, are negative or add up to nothing.
+pub fn split_boundaries(documents: u64, shares: &str) -> Result<[u64; 4]> {
+    let refuse = |what: &str| Error::refused(format!("split `{shares}`: {what}"), "write three shares, e.g. 949,50,1");
+    let mut parts = [0.0f64; 3];
+    for (at, share) in shares.split(',').enumerate() {
+        let part = parts.get_mut(at).ok_or_else(|| refuse("there are more than 3 shares"))?;
+        *part = share.trim().parse().map_err(|_| refuse(&format!("`{share}` is not a number")))?;
+        if !(part.is_finite() && *part >= 0.0) {
+            return Err(refuse(&format!("{part} is not a share, it must be at least 0")));
+        }
+    }
+    let sum: f64 = parts.iter().sum();
+    if sum <= 0.0 {
+        return Err(refuse("the shares add up to 0"));
+    }
+    let mut ends = [0i64; 4];
+    for (at, part) in parts.iter().enumerate() {
+        ends[at + 1] = ends[at] + (part / sum * documents as f64).round_ties_even() as i64;
+    }
+    let excess = ends[3] - documents as i64;
+    let moved = |end: i64| (end - excess).max(0) as u64;
+    Ok([0, moved(ends[1]), moved(ends[2]), documents])
+}
+
+/// `epochs` copies of `0..documents`, shuffled together.
+pub fn document_index(documents: usize, epochs: usize, random: &mut NumpyRandom) -> Vec<i32> {
+    let documents = i32::try_from(documents).expect("GPT-NeoX counts documents in 32 bits");
+    let mut index: Vec<i32> = (0..epochs).flat_map(|_| 0..documents).collect();
+    random.shuffle(&mut index);
+    index
+}
+
+/// Where samples begin: sample `i` runs from `index[i]` to `index[i + 1]`, inclusive, each `[place in doc_idx, offset]`.
+///
+/// `sizes` are the documents' token counts, `doc_idx` the order of documents over all epochs and `tokens_per_epoch` the
+/// sum of `sizes`. Makes `(epochs * tokens_per_epoch - 1) / seq_len` samples, thus one entry more.
+pub fn sample_index(
+    sizes: &[i32],
+    doc_idx: &[i32],
+    seq_len: usize,
+    epochs: usize,
+    tokens_per_epoch: usize,
+) -> Vec<[i32; 2]> {
+    let samples = samples_in(epochs * tokens_per_epoch, seq_len);
+    let (mut place, mut offset) = (0usize, 0usize);
+    let mut index = Vec::with_capacity(samples + 1);
+    index.push([0, 0]);
+    for _ in 0..samples {
+        let mut left = seq_len;
+        loop {
+            let rest = sizes[doc_idx[place] as usize] as usize - offset;
+            if left < rest {
+                offset += left;
+                break;
+            }
+            left -= rest;
+            (place, offset) = (place + 1, 0);
+        }
+        index.push([place as i32, offset as i32]);
+    }
+    index
+}
+
+/// The order in which `samples` samples are read.
+pub fn shuffle_index(samples: usize, random: &mut NumpyRandom) -> Vec<i64> {
+    let mut index: Vec<i64> = (0..samples as i64).collect();
+    random.shuffle(&mut index);
+    index
+}
+
+/// Samples of `seq_len + 1` tokens overlapping by one in a stream of `tokens`.
+fn samples_in(tokens: usize, seq_len: usize) -> usize {
+    tokens.saturating_sub(1) / seq_len
+}
+
+/// The tables of one training set.
+pub(super) struct Order {
+    documents: Vec<i32>,
+    samples: Vec<[i32; 2]>,
+    shuffled: Vec<i64>,
+    seq_len: usize,
+}
+
+impl Order {
+    /// Tables for at least `needed` samples, in as few epochs as that takes.
+    pub(super) fn new(tokens: &Tokens, seq_len: usize, needed: usize, seed: u32) -> Order {
+        let sizes: Vec<i32> = (0..tokens.documents())
+            .map(|document| i32::try_from(tokens.document(document).len()).expect("a document is below 2^31 tokens"))
+            .collect();
+        let mut epochs = 1;
+        while samples_in(epochs * tokens.len(), seq_len) < needed {
+            epochs += 1;
+        }
+        let mut random = NumpyRandom::new(seed);
+        let documents = document_index(sizes.len(), epochs, &mut random);
+        let samples = sample_index(&sizes, &documents, seq_len, epochs, tokens.len());
+        let shuffled = shuffle_index(samples.len() - 1, &mut random);
+        Order { documents, samples, shuffled, seq_len }
+    }
+
+    /// Samples that are read before the order starts over. GPT-NeoX reports one less than there are and so do we.
+    pub(super) fn len(&self) -> usize {
+        (self.shuffled.len() - 1).max(1)
+    }
+
+    /// Appends the `seq_len + 1` tokens of the `at`-th sample in reading order.
+    pub(super) fn read(&self, tokens: &Tokens, at: usize, out: &mut Vec<u32>) {
+        let sample = self.shuffled[at % self.len()] as usize;
+        let [place, offset] = self.samples[sample].map(|number| number as usize);
+        let (mut place, mut offset, mut left) = (place, offset, self.seq_len + 1);
+        while left > 0 {
+            let document = tokens.document(self.documents[place] as usize);
+            let start = document.start + offset;
+            let take = left.min(document.end - start);
+            tokens.read_into(start..start + take, out);
+            left -= take;
+            (place, offset) = (place + 1, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use safetensors::SafeTensors;
+
+    /// GPT-NeoX's own functions, run on small inputs; see `golden/kerple/manifest.json`, cases `data/*`.
+    const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden/kerple");
+
+    #[test]
+    fn split_boundaries_equal_the_reference() {
+        for (documents, expected) in [
+            (1, [0, 1, 1, 1]),
+            (7, [0, 7, 7, 7]),
+            (10, [0, 10, 10, 10]),
+            (100, [0, 95, 100, 100]),
+            (1000, [0, 949, 999, 1000]),
+            (1001, [0, 950, 1000, 1001]),
+            (12345, [0, 11716, 12333, 12345]),
+            (17_103_000, [0, 16_230_747, 17_085_897, 17_103_000]),
+        ] {
+            assert_eq!(split_boundaries(documents, "949,50,1").unwrap(), expected, "{documents} documents");
+        }
+    }
+
+    #[test]
+    fn shares_must_be_three_numbers() {
+        let message = |shares: &str| split_boundaries(10, shares).unwrap_err().to_string();
+        insta::assert_snapshot!(message("9,x"), @"split `9,x`: `x` is not a number");
+        insta::assert_snapshot!(message("1,-1"), @"split `1,-1`: -1 is not a share, it must be at least 0");
+        insta::assert_snapshot!(message("0,0,0"), @"split `0,0,0`: the shares add up to 0");
+        insta::assert_snapshot!(message("1,1,1,1"), @"split `1,1,1,1`: there are more than 3 shares");
+    }
+
+    /// Five inputs of the three reference cases: sizes, seed 520, and what GPT-NeoX made of them.
+    #[test]
+    fn indices_equal_the_reference() {
+        let data = std::fs::read(format!("{GOLDEN}/data.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&data).unwrap();
+        let ints = |key: String| -> Vec<i32> {
+            let bytes = tensors.tensor(&key).unwrap().data().to_vec();
+            bytes.as_chunks::<4>().0.iter().map(|chunk| i32::from_le_bytes(*chunk)).collect()
+        };
+        for (case, seq_len, epochs) in [("seq16_n10", 16, 1), ("seq7_n60", 7, 3), ("seq64_n5", 64, 2)] {
+            let sizes = ints(format!("{case}.sizes"));
+            let mut random = NumpyRandom::new(520);
+            let documents = document_index(sizes.len(), epochs, &mut random);
+            assert_eq!(documents, ints(format!("{case}.doc_idx")), "{case}");
+            let samples = sample_index(&sizes, &documents, seq_len, epochs, 207);
+            assert_eq!(samples.as_flattened(), ints(format!("{case}.sample_idx")), "{case}");
+            let shuffled = shuffle_index(samples.len() - 1, &mut random);
+            let tensor = tensors.tensor(&format!("{case}.shuffle_idx")).unwrap();
+            let expected: Vec<i64> =
+                tensor.data().as_chunks::<8>().0.iter().map(|chunk| i64::from_le_bytes(*chunk)).collect();
+            assert_eq!(shuffled, expected, "{case}");
+        }
+    }
+
+    proptest! {
+        /// Every sample, read document by document, is a window of the concatenated stream.
+        #[test]
+        fn samples_are_windows_of_the_stream(
+            sizes in prop::collection::vec(1i32..40, 1..12), seq_len in 1usize..50, epochs in 1usize..4, seed: u32,
+        ) {
+            let documents = document_index(sizes.len(), epochs, &mut NumpyRandom::new(seed));
+            let per_epoch = sizes.iter().sum::<i32>() as usize;
+            let samples = sample_index(&sizes, &documents, seq_len, epochs, per_epoch);
+            prop_assert_eq!(samples.len(), (epochs * per_epoch - 1) / seq_len + 1);
+            for (sample, [place, offset]) in samples.iter().enumerate() {
+                let before: i32 = documents[..*place as usize].iter().map(|document| sizes[*document as usize]).sum();
+                prop_assert_eq!((before + offset) as usize, sample * seq_len);
+            }
+        }
+
+        #[test]
+        fn boundaries_never_cross(documents in 0u64..5000, shares in prop::collection::vec(0u32..1000, 3)) {
+            prop_assume!(shares.iter().sum::<u32>() > 0);
+            let spec = shares.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            let ends = split_boundaries(documents, &spec).unwrap();
+            prop_assert!(ends.is_sorted() && ends[3] == documents, "{:?}", ends);
+        }
+    }
+}

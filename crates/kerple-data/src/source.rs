@@ -1,0 +1,288 @@
+//! Where text comes from: files of documents, found in a fixed order and read one document at a time.
+//!
+//! | files | documents |
+//! |---|---|
+//! | `.jsonl` | the lines, JSON objects with a text under a key, as in the Pile |
+//! | `.parquet` | the rows of a text column |
+//! | `.bin` and `.idx` | GPT-NeoX token files: documents that are tokens already |
+//! | any other file | one: the file, when it is UTF-8 text |
+//!
+//! `.jsonl` and text may be compressed: `.zst` or `.gz` after the name.
+
+mod json_lines;
+mod parquet;
+mod registry;
+mod walk;
+
+pub use registry::DEFAULT_CRATES;
+
+use crate::corpus::{Split, TokenFiles};
+use crate::error::{Error, Result};
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// What to read, in order.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// What the corpus will say it was made of.
+    labels: Vec<String>,
+    origin: Origin,
+}
+
+#[derive(Clone, Debug)]
+enum Origin {
+    Paths(Vec<PathBuf>),
+    Files(Vec<PathBuf>),
+}
+
+impl Sources {
+    /// Files and folders. Folders are walked in sorted order; hidden files and folders are passed over, and so are files
+    /// that are not text.
+    pub fn paths<P: AsRef<Path>>(paths: &[P]) -> Sources {
+        let paths: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_owned()).collect();
+        Sources { labels: paths.iter().map(|path| path.display().to_string()).collect(), origin: Origin::Paths(paths) }
+    }
+
+    /// The Rust and Markdown sources of crates that a `Cargo.lock` pins, as cargo unpacked them: text that every machine
+    /// that built the same project has, byte for byte. [`DEFAULT_CRATES`] is a list of names to start from.
+    ///
+    /// # Errors
+    /// A lock file that does not parse, or a crate that is not locked or not unpacked.
+    pub fn registry(lock: &str, cargo_home: &Path, names: &[&str]) -> Result<Sources> {
+        let (labels, files) = registry::sources(lock, cargo_home, names)?;
+        Ok(Sources { labels, origin: Origin::Files(files) })
+    }
+
+    pub(crate) fn labels(&self) -> &[String] {
+        &self.labels
+    }
+
+    /// All files, in reading order.
+    pub(crate) fn files(&self) -> Result<Vec<SourceFile>> {
+        let files = match &self.origin {
+            Origin::Files(paths) => paths.iter().map(|path| SourceFile::new(path, true)).collect::<Result<_>>()?,
+            Origin::Paths(paths) => {
+                let mut files = Vec::new();
+                for path in paths {
+                    walk::collect(path, &mut files)?;
+                }
+                files
+            }
+        };
+        if files.is_empty() {
+            let place = self.labels.join(", ");
+            return Err(Error::refused(
+                format!("there is no file to read in: {place}"),
+                "hidden files do not count; give files or folders of text, .jsonl, .parquet or .bin/.idx",
+            ));
+        }
+        Ok(files)
+    }
+}
+
+/// A file, or a pair of token files.
+#[derive(Clone, Debug)]
+pub(crate) struct SourceFile {
+    /// The file; for token files their common prefix.
+    pub(crate) path: PathBuf,
+    pub(crate) format: Format,
+    /// Bytes on disk.
+    pub(crate) size: u64,
+    /// Found in a folder rather than named: passed over when it is not text.
+    pub(crate) found: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    JsonLines(Compression),
+    Text(Compression),
+    Parquet,
+    TokenFiles,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compression {
+    None,
+    Zstd,
+    Gzip,
+}
+
+impl Format {
+    fn of(path: &Path) -> Format {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        let compressed = [(".zst", Compression::Zstd), (".gz", Compression::Gzip)];
+        let found = compressed.iter().find_map(|(end, kind)| name.strip_suffix(end).map(|stem| (stem, *kind)));
+        let (stem, compression) = found.unwrap_or((&name, Compression::None));
+        if stem.ends_with(".jsonl") {
+            Format::JsonLines(compression)
+        } else if name.ends_with(".parquet") {
+            Format::Parquet
+        } else {
+            Format::Text(compression)
+        }
+    }
+}
+
+impl SourceFile {
+    fn new(path: &Path, found: bool) -> Result<SourceFile> {
+        let size = std::fs::metadata(path).map_err(Error::io(path, "read"))?.len();
+        Ok(SourceFile { path: path.to_owned(), format: Format::of(path), size, found })
+    }
+
+    /// The split that the file's name says it belongs to.
+    pub(crate) fn named_split(&self) -> Option<Split> {
+        let name = self.path.file_name()?.to_str()?.to_lowercase();
+        match name.split('.').next()?.split(['-', '_']).next()? {
+            "train" | "training" => Some(Split::Train),
+            "valid" | "validation" | "val" | "dev" => Some(Split::Valid),
+            "test" => Some(Split::Test),
+            _ => None,
+        }
+    }
+
+    /// The documents, one at a time.
+    pub(crate) fn documents(&self, text_key: &str) -> Result<Documents> {
+        let read = Rc::new(Cell::new(0));
+        let reader: Reader = match self.format {
+            Format::JsonLines(compression) => {
+                let input = open(&self.path, compression, read.clone())?;
+                Box::new(json_lines::JsonLines::new(&self.path, input, text_key))
+            }
+            Format::Parquet => Box::new(parquet::Rows::open(&self.path, self.size, text_key, read.clone())?),
+            Format::Text(compression) => {
+                let input = open(&self.path, compression, read.clone())?;
+                Box::new(read_text(&self.path, input, self.found).transpose().into_iter())
+            }
+            Format::TokenFiles => {
+                let files = TokenFiles::open(&self.path)?;
+                let (size, count, read) = (self.size, files.documents() as u64, read.clone());
+                Box::new((0..files.documents()).map(move |index| {
+                    read.set(size * (index as u64 + 1) / count);
+                    Ok(Document { number: index, content: Content::Tokens(files.document(index)) })
+                }))
+            }
+        };
+        Ok(Documents { reader, read })
+    }
+
+    /// A document's place, for messages.
+    pub(crate) fn place(&self, number: usize) -> String {
+        let path = self.path.display();
+        match self.format {
+            Format::JsonLines(_) => format!("{path}, line {number}"),
+            Format::Parquet => format!("{path}, row {number}"),
+            Format::TokenFiles => format!("{path}, document {number}"),
+            Format::Text(_) => path.to_string(),
+        }
+    }
+}
+
+/// A document as it was found.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Document {
+    /// Line or row, counted from 1; document of token files, counted from 0.
+    pub(crate) number: usize,
+    pub(crate) content: Content,
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) enum Content {
+    Text(String),
+    Tokens(Vec<u32>),
+    /// A file that is not text.
+    NotText,
+}
+
+type Reader = Box<dyn Iterator<Item = Result<Document>>>;
+
+/// The documents of a file.
+pub(crate) struct Documents {
+    reader: Reader,
+    read: Rc<Cell<u64>>,
+}
+
+impl Documents {
+    /// How many of the file's bytes have been read.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.read.get()
+    }
+}
+
+impl Iterator for Documents {
+    type Item = Result<Document>;
+
+    fn next(&mut self) -> Option<Result<Document>> {
+        self.reader.next()
+    }
+}
+
+/// Counts what passes through.
+struct Counted<R> {
+    inner: R,
+    count: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.count.set(self.count.get() + count as u64);
+        Ok(count)
+    }
+}
+
+/// Opens a file for reading what it holds uncompressed.
+fn open(path: &Path, compression: Compression, count: Rc<Cell<u64>>) -> Result<Box<dyn BufRead>> {
+    const BUFFER: usize = 1 << 18;
+    let file = File::open(path).map_err(Error::io(path, "open"))?;
+    let raw = BufReader::with_capacity(BUFFER, Counted { inner: file, count });
+    Ok(match compression {
+        Compression::None => Box::new(raw),
+        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER, flate2::bufread::MultiGzDecoder::new(raw))),
+        Compression::Zstd => {
+            let mut decoder = zstd::Decoder::with_buffer(raw).map_err(Error::io(path, "read"))?;
+            // files made with `zstd --long` need a window beyond the default limit of 128 MiB
+            decoder.window_log_max(31).map_err(Error::io(path, "read"))?;
+            Box::new(BufReader::with_capacity(BUFFER, decoder))
+        }
+    })
+}
+
+/// An error of reading compressed bytes at a place.
+fn unreadable(place: String, error: &std::io::Error) -> Error {
+    Error::damaged(
+        place,
+        format!("cannot read on: {error}"),
+        "the file is cut short, damaged, or not compressed as its name says; fetch it again",
+    )
+}
+
+/// A whole file as one document.
+fn read_text(path: &Path, mut input: Box<dyn BufRead>, found: bool) -> Result<Option<Document>> {
+    let mut bytes = Vec::new();
+    input.read_to_end(&mut bytes).map_err(|error| unreadable(path.display().to_string(), &error))?;
+    let wrong = match std::str::from_utf8(&bytes) {
+        Err(error) => Some(format!("byte {} is not UTF-8", error.valid_up_to())),
+        Ok(text) => text.bytes().position(|byte| byte == 0).map(|at| format!("byte {at} is NUL, this is not text")),
+    };
+    let content = match wrong {
+        Some(_) if found => Content::NotText,
+        Some(message) => {
+            let hint = "give UTF-8 text, .jsonl, .parquet, or the prefix of .bin and .idx files";
+            return Err(Error::damaged(path.display().to_string(), message, hint));
+        }
+        None => {
+            let mut text = String::from_utf8(bytes).expect("checked above");
+            if text.starts_with('\u{feff}') {
+                text.drain(..'\u{feff}'.len_utf8());
+            }
+            Content::Text(text)
+        }
+    };
+    Ok(Some(Document { number: 1, content }))
+}
+
+#[cfg(test)]
+mod tests;

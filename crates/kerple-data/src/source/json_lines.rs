@@ -1,0 +1,127 @@
+//! One JSON object a line, the document's text under a key; other keys do not matter.
+
+use super::{Content, Document, unreadable};
+use crate::error::{Error, Result};
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io::{BufRead, Read};
+use std::path::Path;
+
+/// A longer line is taken for a file that is not JSON lines.
+const LONGEST_LINE: u64 = 1 << 30;
+
+pub(super) struct JsonLines {
+    path: String,
+    input: Box<dyn BufRead>,
+    key: String,
+    line: Vec<u8>,
+    number: usize,
+    longest: u64,
+}
+
+impl JsonLines {
+    pub(super) fn new(path: &Path, input: Box<dyn BufRead>, key: &str) -> JsonLines {
+        let (path, key) = (path.display().to_string(), key.to_owned());
+        JsonLines { path, input, key, line: Vec::new(), number: 0, longest: LONGEST_LINE }
+    }
+
+    fn place(&self) -> String {
+        format!("{}, line {}", self.path, self.number)
+    }
+
+    /// Reads the next line that is not blank.
+    fn advance(&mut self) -> Result<bool> {
+        loop {
+            self.line.clear();
+            self.number += 1;
+            let mut input = Read::take(&mut self.input, self.longest + 1);
+            let count = input.read_until(b'\n', &mut self.line).map_err(|error| unreadable(self.place(), &error))?;
+            if count as u64 > self.longest {
+                return Err(Error::damaged(
+                    self.place(),
+                    format!("the line is longer than {} bytes", self.longest),
+                    "is this JSON lines? A single text is read from a .txt file",
+                ));
+            }
+            if self.number == 1 && self.line.starts_with(b"\xef\xbb\xbf") {
+                self.line.drain(..3);
+            }
+            if count == 0 || !self.line.trim_ascii().is_empty() {
+                return Ok(count > 0);
+            }
+        }
+    }
+}
+
+impl Iterator for JsonLines {
+    type Item = Result<Document>;
+
+    fn next(&mut self) -> Option<Result<Document>> {
+        match self.advance() {
+            Err(error) => Some(Err(error)),
+            Ok(false) => None,
+            Ok(true) => Some(match text(&self.line, &self.key) {
+                Ok(text) => Ok(Document { number: self.number, content: Content::Text(text) }),
+                Err((message, hint)) => Err(Error::damaged(self.place(), message, hint)),
+            }),
+        }
+    }
+}
+
+/// The string under `key`, or what is wrong and what to do.
+fn text(line: &[u8], key: &str) -> std::result::Result<String, (String, &'static str)> {
+    let wrong = |error: serde_json::Error| {
+        let (column, message) = (error.column(), error.to_string());
+        let cause = message.split(" at line ").next().unwrap_or_default();
+        (format!("column {column}: {cause}"), "every line must be a JSON object; is the file cut short?")
+    };
+    let fields: BTreeMap<Cow<str>, &RawValue> = serde_json::from_slice(line).map_err(wrong)?;
+    let Some(value) = fields.get(key) else {
+        let keys: Vec<&str> = fields.keys().take(8).map(|key| key.as_ref()).collect();
+        let message = format!("there is no key `{key}`, the keys are: {}", keys.join(", "));
+        return Err((message, "name the key that holds the text with --text-key"));
+    };
+    if !value.get().starts_with('"') {
+        let start: String = value.get().chars().take(20).collect();
+        return Err((format!("`{key}` is not a string: {start}"), "name the key that holds the text with --text-key"));
+    }
+    serde_json::from_str(value.get()).map_err(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(lines: &str) -> Vec<Result<Document>> {
+        JsonLines::new(Path::new("x.jsonl"), Box::new(std::io::Cursor::new(lines.to_owned())), "text").collect()
+    }
+
+    fn failure(lines: &str) -> String {
+        read(lines).pop().unwrap().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn texts_are_found_among_other_keys() {
+        let lines = "\u{feff}{\"text\": \"a\\u00e9\\n\", \"meta\": {\"text\": 1}}\r\n\n{\"n\":1e999,\"text\":\"\"}";
+        let found: Vec<Document> = read(lines).into_iter().map(Result::unwrap).collect();
+        let document = |number, text: &str| Document { number, content: Content::Text(text.to_owned()) };
+        assert_eq!(found, [document(1, "aé\n"), document(3, "")]);
+    }
+
+    #[test]
+    fn errors_name_line_and_cause() {
+        insta::assert_snapshot!(failure("{\"text\":\"a\"}\n{\"text\":\"b"), @"x.jsonl, line 2: column 10: EOF while parsing a string");
+        insta::assert_snapshot!(failure("[1]"), @"x.jsonl, line 1: column 1: invalid type: sequence, expected a map");
+        insta::assert_snapshot!(failure("{\"body\":\"a\",\"id\":1}"), @"x.jsonl, line 1: there is no key `text`, the keys are: body, id");
+        insta::assert_snapshot!(failure("{\"text\":[\"a\"]}"), @r#"x.jsonl, line 1: `text` is not a string: ["a"]"#);
+    }
+
+    #[test]
+    fn lines_have_a_limit() {
+        let mut reader = JsonLines::new(Path::new("x.jsonl"), Box::new(std::io::Cursor::new("x".repeat(100))), "text");
+        reader.longest = 99;
+        let error = reader.next().unwrap().unwrap_err();
+        insta::assert_snapshot!(error, @"x.jsonl, line 1: the line is longer than 99 bytes");
+    }
+}

@@ -1,0 +1,57 @@
+//! Folders to files, in an order that depends on names only.
+
+use super::{Format, SourceFile};
+use crate::corpus::TokenFiles;
+use crate::error::{Error, Result};
+use std::path::Path;
+
+/// Appends the file at `path`, or all files below it.
+pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
+    if path.is_dir() {
+        return walk(path, files);
+    }
+    match token_prefix(path) {
+        Some(prefix) => files.push(token_files(&prefix)?),
+        None => files.push(SourceFile::new(path, false)?),
+    }
+    Ok(())
+}
+
+fn walk(folder: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
+    let mut entries = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
+        let entry = entry.map_err(Error::io(folder, "read"))?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            entries.push(entry);
+        }
+    }
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        let (path, kind) = (entry.path(), entry.file_type().map_err(Error::io(&entry.path(), "read"))?);
+        // a link to a folder may lead back up
+        if kind.is_dir() {
+            if path.file_name().is_none_or(|name| name != "CVS") {
+                walk(&path, files)?;
+            }
+        } else if path.is_file() {
+            match token_prefix(&path) {
+                Some(prefix) if path.extension().is_some_and(|end| end == "idx") => files.push(token_files(&prefix)?),
+                Some(_) => {}
+                None => files.push(SourceFile::new(&path, true)?),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The prefix, when a path names one of a pair of token files or their prefix.
+fn token_prefix(path: &Path) -> Option<std::path::PathBuf> {
+    let half = path.extension().is_some_and(|end| end == "bin" || end == "idx");
+    let prefix = if half { path.with_extension("") } else { path.to_owned() };
+    ((half || !path.exists()) && TokenFiles::exist(&prefix)).then_some(prefix)
+}
+
+fn token_files(prefix: &Path) -> Result<SourceFile> {
+    let size = TokenFiles::open(prefix)?.size();
+    Ok(SourceFile { path: prefix.to_owned(), format: Format::TokenFiles, size, found: false })
+}

@@ -1,0 +1,189 @@
+//! Text to token ids and back: bytes, or any Hugging Face `tokenizer.json`.
+//!
+//! A tokenizer here has one job more than usual, [`Tokenizer::token_bytes`]: how much text a token stands for, so that
+//! losses of different vocabularies can be compared in bits per byte.
+
+mod bpe;
+mod hugging_face;
+mod stream;
+
+pub(crate) use bpe::{SMALLEST, WordCounts};
+pub use stream::StreamDecoder;
+
+use crate::corpus::fingerprint;
+use crate::error::{Error, Result};
+use hugging_face::HuggingFace;
+use std::borrow::Cow;
+use std::path::Path;
+
+/// Definition of the byte tokenizer, as `tokenizer.json` keeps it.
+const BYTE: &str = "{\"kind\":\"byte\"}\n";
+
+/// Text is encoded in pieces of about this many bytes where that changes nothing.
+const PIECE: usize = 1 << 18;
+
+/// Turns text into token ids and back.
+pub struct Tokenizer {
+    kind: Kind,
+    definition: String,
+    fingerprint: String,
+    end_of_document: u32,
+}
+
+enum Kind {
+    /// Ids are bytes. 0 ends a document: text that holds a NUL is refused.
+    Byte,
+    HuggingFace(Box<HuggingFace>),
+}
+
+impl Tokenizer {
+    /// Ids are the bytes of UTF-8; 0 ends a document.
+    pub fn byte() -> Tokenizer {
+        Tokenizer::assemble(Kind::Byte, BYTE.to_owned(), 0)
+    }
+
+    /// A Hugging Face `tokenizer.json`. The token that ends a document is the one named, or else the first that the
+    /// vocabulary has among `<|endoftext|>`, `</s>`, `<eos>` and `[SEP]`.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no tokenizer, or one without a token that ends a document.
+    pub fn from_file(path: &Path, end_of_document: Option<&str>) -> Result<Tokenizer> {
+        let definition = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+        let inner = HuggingFace::parse(path, &definition)?;
+        let end = inner.find_end_of_document(path, end_of_document)?;
+        Ok(Tokenizer::assemble(Kind::HuggingFace(Box::new(inner)), definition, end))
+    }
+
+    /// The tokenizer kept in a prepared corpus.
+    pub(crate) fn from_definition(path: &Path, definition: String, end_of_document: Option<u32>) -> Result<Tokenizer> {
+        if definition == BYTE {
+            return Ok(Tokenizer::byte());
+        }
+        let inner = HuggingFace::parse(path, &definition)?;
+        let end = match end_of_document {
+            Some(end) => end,
+            None => inner.find_end_of_document(path, None)?,
+        };
+        Ok(Tokenizer::assemble(Kind::HuggingFace(Box::new(inner)), definition, end))
+    }
+
+    fn assemble(kind: Kind, definition: String, end_of_document: u32) -> Tokenizer {
+        let identity = format!("{definition}\0{end_of_document}");
+        Tokenizer { kind, definition, fingerprint: fingerprint(identity.as_bytes()), end_of_document }
+    }
+
+    /// The token ids of a text. Names of special tokens in the text are text.
+    ///
+    /// # Errors
+    /// Text the tokenizer has no tokens for; the byte tokenizer refuses NUL only.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        match &self.kind {
+            Kind::Byte if text.as_bytes().contains(&0) => Err(Error::refused(
+                "the text holds NUL, which the byte tokenizer ends documents with",
+                "remove NUL characters, or choose another tokenizer",
+            )),
+            Kind::Byte => Ok(text.bytes().map(u32::from).collect()),
+            Kind::HuggingFace(inner) => inner.encode(text),
+        }
+    }
+
+    /// The text of token ids. Bytes that are not UTF-8 become U+FFFD; special tokens have no text.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        let mut bytes = Vec::with_capacity(tokens.len());
+        for token in tokens {
+            match self.text_bytes(*token) {
+                Some(piece) => bytes.extend_from_slice(&piece),
+                None => return self.inner().decode(tokens),
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Decodes a growing sequence of tokens piece by piece.
+    pub fn decoder(&self) -> StreamDecoder<'_> {
+        StreamDecoder::new(self)
+    }
+
+    /// Tokens are below this.
+    pub fn vocab_size(&self) -> usize {
+        match &self.kind {
+            Kind::Byte => 256,
+            Kind::HuggingFace(inner) => inner.vocab_size(),
+        }
+    }
+
+    /// The token that ends a document.
+    pub fn end_of_document(&self) -> u32 {
+        self.end_of_document
+    }
+
+    /// Bytes of text a token stands for; 0 for special tokens and for ids beyond the vocabulary.
+    ///
+    /// Exact for byte-level tokenizers. For others, by how much the token lengthens decoded text when it follows a word.
+    pub fn token_bytes(&self, token: u32) -> usize {
+        match &self.kind {
+            _ if token == self.end_of_document => 0,
+            Kind::Byte => usize::from(token < 256),
+            Kind::HuggingFace(inner) => inner.token_bytes(token),
+        }
+    }
+
+    /// Identifies the definition: SHA-256 of it and of the token that ends a document, in hexadecimal.
+    pub fn fingerprint(&self) -> &String {
+        &self.fingerprint
+    }
+
+    /// The definition: the text of a `tokenizer.json`.
+    pub fn definition(&self) -> &str {
+        &self.definition
+    }
+
+    /// Cuts a text where encoding the parts on their own gives the same tokens as encoding the whole.
+    pub(crate) fn pieces<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        let separable = match &self.kind {
+            Kind::Byte => true,
+            Kind::HuggingFace(inner) => inner.splits_at_spaces(),
+        };
+        let (mut pieces, mut rest) = (Vec::new(), text);
+        while separable && let Some(at) = word_gap(rest, PIECE) {
+            let (piece, after) = rest.split_at(at);
+            pieces.push(piece);
+            rest = after;
+        }
+        pieces.push(rest);
+        pieces
+    }
+
+    /// The bytes of a token where tokens have bytes of their own.
+    fn text_bytes(&self, token: u32) -> Option<Cow<'_, [u8]>> {
+        match &self.kind {
+            Kind::Byte if token == 0 || token > 255 => Some(Cow::Borrowed(&[])),
+            Kind::Byte => Some(Cow::Owned(vec![token as u8])),
+            Kind::HuggingFace(inner) => inner.text_bytes(token).map(Cow::Borrowed),
+        }
+    }
+
+    fn inner(&self) -> &HuggingFace {
+        match &self.kind {
+            Kind::HuggingFace(inner) => inner,
+            Kind::Byte => unreachable!("every token of the byte tokenizer has bytes"),
+        }
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Tokenizer {{ {} tokens, {} }}", self.vocab_size(), self.fingerprint)
+    }
+}
+
+/// The first space between two ASCII letters at or after byte `from`.
+fn word_gap(text: &str, from: usize) -> Option<usize> {
+    let letter = |byte: u8| byte.is_ascii_alphabetic();
+    let tail = text.as_bytes().get(from..)?;
+    let gap = tail.windows(3).position(|three| letter(three[0]) && three[1] == b' ' && letter(three[2]))?;
+    Some(from + gap + 1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,80 @@
+//! Learning a byte-level BPE vocabulary.
+//!
+//! Sennrich et al. 2016, arXiv:1508.07909, on bytes as in GPT-2 (Radford et al. 2019). Merging is done by the
+//! `tokenizers` library; equal counts are decided by token id, so equal texts give equal vocabularies.
+
+use super::Tokenizer;
+use crate::error::{Error, Result};
+use rayon::prelude::*;
+use std::collections::HashMap;
+use std::path::Path;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+const END: &str = "<|endoftext|>";
+/// 256 bytes and the end of a document.
+pub(crate) const SMALLEST: usize = 257;
+
+/// How often each word occurs in the texts seen so far.
+#[derive(Default)]
+pub(crate) struct WordCounts(HashMap<String, u64>);
+
+impl WordCounts {
+    /// Counts the words of some texts.
+    pub(crate) fn add(&mut self, texts: &[String]) {
+        let parts: Vec<HashMap<String, u64>> = texts.par_iter().map(|text| words(text)).collect();
+        for (word, count) in parts.into_iter().flatten() {
+            *self.0.entry(word).or_default() += count;
+        }
+    }
+
+    /// Learns a vocabulary of `vocab_size` tokens.
+    ///
+    /// # Errors
+    /// A size too small for the bytes, or larger than the text has repeated pairs for.
+    pub(crate) fn train(self, vocab_size: usize) -> Result<Tokenizer> {
+        let end = AddedToken::from(END, true);
+        let trainer = BpeTrainer::builder()
+            .show_progress(false)
+            .vocab_size(vocab_size)
+            .min_frequency(2)
+            .special_tokens(vec![end.clone()])
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        let mut model = BPE::default();
+        let counts = self.0.iter().map(|(word, count)| (word.as_str().into(), *count)).collect();
+        let failed = |error: tokenizers::Error| Error::refused(format!("bpe:{vocab_size}: {error}"), "report this");
+        trainer.do_train(&counts, &mut model).map_err(failed)?;
+        let mut learned = tokenizers::Tokenizer::new(model);
+        learned.with_pre_tokenizer(Some(splitter()));
+        learned.with_decoder(Some(splitter()));
+        learned.add_special_tokens([end]).map_err(failed)?;
+        let found = learned.get_vocab_size(true);
+        if found < vocab_size {
+            return Err(Error::refused(
+                format!("bpe:{vocab_size}: the text has repeated pairs for {found} tokens only"),
+                format!("ask for bpe:{found} or fewer, or give more text"),
+            ));
+        }
+        let definition = learned.to_string(true).map_err(failed)?;
+        Tokenizer::from_definition(Path::new("the learned tokenizer"), definition, None)
+    }
+}
+
+fn splitter() -> ByteLevel {
+    ByteLevel::new(false, true, true)
+}
+
+fn words(text: &str) -> HashMap<String, u64> {
+    let mut split = PreTokenizedString::from(text);
+    splitter().pre_tokenize(&mut split).expect("splitting at a fixed expression cannot fail");
+    let mut counts = HashMap::<String, u64>::new();
+    for (word, _, _) in split.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
+        match counts.get_mut(word) {
+            Some(count) => *count += 1,
+            None => _ = counts.insert(word.to_owned(), 1),
+        }
+    }
+    counts
+}

@@ -1,0 +1,156 @@
+//! Tokenizers defined by a Hugging Face `tokenizer.json`.
+
+use crate::error::{Error, Result};
+use std::path::Path;
+use tokenizers::decoders::DecoderWrapper;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+
+/// Tokens that end documents in common vocabularies, most telling first.
+const ENDS: [&str; 4] = ["<|endoftext|>", "</s>", "<eos>", "[SEP]"];
+
+pub(super) struct HuggingFace {
+    inner: tokenizers::Tokenizer,
+    /// For byte-level vocabularies: the bytes of every token, none for special ones.
+    bytes: Option<Vec<Box<[u8]>>>,
+    /// Bytes of text of every token.
+    lengths: Vec<u32>,
+}
+
+impl HuggingFace {
+    /// Reads a definition; `path` is named in errors.
+    pub(super) fn parse(path: &Path, definition: &str) -> Result<HuggingFace> {
+        let damaged = |message: String| {
+            let hint = "give a tokenizer.json of the Hugging Face tokenizers library, `byte` or `bpe:N`";
+            Error::damaged(path.display().to_string(), message, hint)
+        };
+        let mut inner: tokenizers::Tokenizer =
+            definition.parse().map_err(|error| damaged(format!("this is not a tokenizer: {error}")))?;
+        inner.with_truncation(None).map_err(|error| damaged(error.to_string()))?;
+        inner.with_padding(None);
+        inner.set_encode_special_tokens(true);
+        let mut tokenizer = HuggingFace { inner, bytes: None, lengths: Vec::new() };
+        // a model without a token for the unknown fails on the first rare character; find out now
+        tokenizer.encode("\u{10fffd}").map_err(|error| damaged(format!("it cannot encode every text: {error}")))?;
+        if tokenizer.is_byte_level() {
+            let bytes = tokenizer.byte_table();
+            tokenizer.lengths = bytes.iter().map(|bytes| bytes.len() as u32).collect();
+            tokenizer.bytes = Some(bytes);
+        } else {
+            tokenizer.lengths = tokenizer.decoded_lengths();
+        }
+        Ok(tokenizer)
+    }
+
+    /// The token that ends a document: the one named, or a usual one.
+    pub(super) fn find_end_of_document(&self, path: &Path, named: Option<&str>) -> Result<u32> {
+        let id = |token: &str| self.inner.token_to_id(token);
+        let (found, message) = match named {
+            Some(name) => (id(name), format!("{}: there is no token `{name}`", path.display())),
+            None => (
+                ENDS.into_iter().find_map(id),
+                format!("{}: none of the tokens {} is in the vocabulary", path.display(), ENDS.join(" ")),
+            ),
+        };
+        found.ok_or_else(|| Error::refused(message, "name the token that ends a document with --end-of-document TOKEN"))
+    }
+
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, false).map_err(|error| {
+            Error::refused(format!("the tokenizer cannot encode a text: {error}"), "choose another tokenizer")
+        })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    pub(super) fn decode(&self, tokens: &[u32]) -> String {
+        self.inner.decode(tokens, true).unwrap_or_default()
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.lengths.len()
+    }
+
+    pub(super) fn token_bytes(&self, token: u32) -> usize {
+        self.lengths.get(token as usize).map_or(0, |length| *length as usize)
+    }
+
+    /// The bytes of a token of a byte-level vocabulary.
+    pub(super) fn text_bytes(&self, token: u32) -> Option<&[u8]> {
+        let bytes = self.bytes.as_ref()?;
+        Some(bytes.get(token as usize).map_or(&[], |bytes| bytes))
+    }
+
+    /// Whether no token reaches across a space between two letters: so for the pre-tokenizers of GPT-2 and its heirs.
+    pub(super) fn splits_at_spaces(&self) -> bool {
+        let byte_level = |step: &PreTokenizerWrapper| matches!(step, PreTokenizerWrapper::ByteLevel(_));
+        let splits = match self.inner.get_pre_tokenizer() {
+            Some(PreTokenizerWrapper::Sequence(steps)) => {
+                let regex = |step: &PreTokenizerWrapper| matches!(step, PreTokenizerWrapper::Split(_));
+                steps.as_ref().iter().any(byte_level)
+                    && steps.as_ref().iter().all(|step| byte_level(step) || regex(step))
+            }
+            Some(step) => byte_level(step),
+            None => false,
+        };
+        splits && self.inner.get_normalizer().is_none()
+    }
+
+    fn is_byte_level(&self) -> bool {
+        match self.inner.get_decoder() {
+            Some(DecoderWrapper::ByteLevel(_)) => true,
+            Some(DecoderWrapper::Sequence(steps)) => {
+                matches!(steps.get_decoders(), [DecoderWrapper::ByteLevel(_)])
+            }
+            _ => false,
+        }
+    }
+
+    /// Every token by id; ids without a token are empty.
+    fn names(&self) -> Vec<String> {
+        let vocabulary = self.inner.get_vocab(true);
+        let size = vocabulary.values().max().map_or(0, |largest| *largest as usize + 1);
+        let mut names = vec![String::new(); size];
+        for (name, id) in vocabulary {
+            names[id as usize] = name;
+        }
+        names
+    }
+
+    /// The bytes of every token of a byte-level vocabulary, which writes each byte as one character.
+    fn byte_table(&self) -> Vec<Box<[u8]>> {
+        let added = self.inner.get_added_tokens_decoder();
+        let bytes = |(id, name): (usize, String)| match added.get(&(id as u32)) {
+            Some(token) if token.special => Vec::new(),
+            Some(_) => name.into_bytes(),
+            None => name.chars().map(byte_of).collect::<Option<Vec<u8>>>().unwrap_or_else(|| name.into_bytes()),
+        };
+        self.names().into_iter().enumerate().map(|entry| bytes(entry).into()).collect()
+    }
+
+    /// By how much every token lengthens decoded text when it follows a word.
+    fn decoded_lengths(&self) -> Vec<u32> {
+        let word = self.encode("a").unwrap_or_default();
+        let alone = self.decode(&word).len();
+        let length = |(id, name): (usize, &String)| {
+            let is_byte = name.len() == 6 && name.starts_with("<0x") && name.ends_with('>');
+            if name.is_empty() || self.inner.get_added_vocabulary().is_special_token(name) {
+                return 0;
+            }
+            if is_byte {
+                return 1;
+            }
+            let both = [&word[..], &[id as u32]].concat();
+            self.decode(&both).len().saturating_sub(alone) as u32
+        };
+        self.names().iter().enumerate().map(length).collect()
+    }
+}
+
+/// The byte that a character of a byte-level vocabulary stands for: itself where that is a visible Latin-1 character,
+/// otherwise the n-th of the remaining bytes is written U+0100 + n.
+fn byte_of(letter: char) -> Option<u8> {
+    let visible = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match u32::from(letter) {
+        code @ 0..0x100 => u8::try_from(code).ok().filter(visible),
+        code => (0..=255u8).filter(|byte| !visible(byte)).nth(code as usize - 0x100),
+    }
+}

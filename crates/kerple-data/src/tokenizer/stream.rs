@@ -1,0 +1,76 @@
+//! Text out of tokens as they come.
+
+use super::Tokenizer;
+
+/// Decodes tokens one at a time; what comes out, joined, is [`Tokenizer::decode`] of all of them.
+///
+/// Never gives half of a character: bytes wait until the character is whole or can no longer become one.
+pub struct StreamDecoder<'t> {
+    tokenizer: &'t Tokenizer,
+    /// Bytes of an unfinished character.
+    bytes: Vec<u8>,
+    /// For tokenizers whose tokens have no bytes of their own: tokens since the one before last that gave text.
+    tokens: Vec<u32>,
+    /// How many of them have given their text.
+    shown: usize,
+}
+
+/// A character has at most 4 bytes, so at most 4 tokens can be waiting for its end.
+const LONGEST_WAIT: usize = 4;
+
+impl<'t> StreamDecoder<'t> {
+    pub(super) fn new(tokenizer: &'t Tokenizer) -> StreamDecoder<'t> {
+        StreamDecoder { tokenizer, bytes: Vec::new(), tokens: Vec::new(), shown: 0 }
+    }
+
+    /// The text that is certain once `token` has come.
+    pub fn push(&mut self, token: u32) -> String {
+        match self.tokenizer.text_bytes(token) {
+            Some(bytes) => {
+                self.bytes.extend_from_slice(&bytes);
+                let whole = self.bytes.len() - unfinished(&self.bytes);
+                self.take_bytes(whole)
+            }
+            None => {
+                self.tokens.push(token);
+                self.take_tokens(LONGEST_WAIT)
+            }
+        }
+    }
+
+    /// The rest, when no token follows.
+    pub fn finish(mut self) -> String {
+        let text = self.take_bytes(self.bytes.len());
+        text + &self.take_tokens(0)
+    }
+
+    fn take_bytes(&mut self, count: usize) -> String {
+        let text = String::from_utf8_lossy(&self.bytes[..count]).into_owned();
+        self.bytes.drain(..count);
+        text
+    }
+
+    /// Text of the tokens not shown, unless it ends within a character and fewer than `longest_wait` are waiting.
+    fn take_tokens(&mut self, longest_wait: usize) -> String {
+        let inner = self.tokenizer;
+        let (before, after) = (inner.decode(&self.tokens[..self.shown]), inner.decode(&self.tokens));
+        if after.ends_with(char::REPLACEMENT_CHARACTER) && self.tokens.len() - self.shown < longest_wait {
+            return String::new();
+        }
+        let text = after.strip_prefix(&before).unwrap_or_default().to_owned();
+        if !text.is_empty() {
+            self.tokens.drain(..self.shown);
+        }
+        self.shown = self.tokens.len();
+        text
+    }
+}
+
+/// Length of a character begun but not finished at the end.
+fn unfinished(bytes: &[u8]) -> usize {
+    let begun = |count: &usize| {
+        let tail = &bytes[bytes.len() - count..];
+        std::str::from_utf8(tail).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+    };
+    (1..=bytes.len().min(3)).find(begun).unwrap_or(0)
+}
