@@ -6,7 +6,7 @@ use crate::failure::{Failure, Outcome};
 use crate::progress::Line;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
-use kerple_lm::evaluate::{self, Protocol, Request, Subject};
+use kerple_lm::evaluate::{self, Protocol, Request, Subject, Text};
 use kerple_lm::train;
 use kerple_report::record::Journal;
 
