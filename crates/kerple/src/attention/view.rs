@@ -59,6 +59,11 @@ impl<'a, T> View<'a, T> {
         &self.data[self.strides.at(batch, head, row)..][..head_dim]
     }
 
+    /// Everything from one row on.
+    pub(super) fn rows_from(&self, batch: usize, head: usize, row: usize) -> &'a [T] {
+        &self.data[self.strides.at(batch, head, row)..]
+    }
+
     pub(super) fn check(&self, name: &str, shape: Shape) {
         let extent = shape.extent(self.strides);
         assert!(
