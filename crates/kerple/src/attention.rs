@@ -40,7 +40,7 @@ pub struct Dims {
     pub queries: usize,
     /// Key positions, K.
     pub keys: usize,
-    /// Features a head, D.
+    /// Features a head, D; at least 1.
     pub head_dim: usize,
 }
 
@@ -76,7 +76,8 @@ impl<T: Real> Problem<'_, T> {
     }
 
     fn check(&self) {
-        let Dims { heads, kv_heads, keys, .. } = self.dims;
+        let Dims { heads, kv_heads, keys, head_dim, .. } = self.dims;
+        assert!(head_dim > 0, "head_dim = 0");
         assert!(
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
             "kv_heads = {kv_heads} does not divide heads = {heads}"

@@ -11,6 +11,7 @@
 //! * `workers`: which thread does what, and why the bits do not depend on it.
 
 mod backward;
+mod decode;
 mod diagonal;
 mod forward;
 mod lanes;
@@ -114,7 +115,8 @@ pub fn forward_with<T: Real>(
     lse: &mut [T],
 ) {
     problem.check_forward(q, k, v, &out, lse);
-    T::dispatch(set, forward::Forward { problem, q, k, v, out, lse });
+    let call = forward::Forward { problem, q, k, v, out, lse };
+    if problem.dims.queries == 1 { T::dispatch(set, decode::Decode(call)) } else { T::dispatch(set, call) }
 }
 
 /// Writes every gradient of [`forward`], given its results and the gradient in `out`.

@@ -292,7 +292,7 @@ impl<R: Real> Kernel<R> for Softmax<'_, R> {
                     lanes.store(at, z);
                 }
                 let factor = lanes.exp(lanes.sub(before, now));
-                let mut sum = lanes.mul(lanes.load(total.as_ptr().add(lane)), factor);
+                let mut sum = lanes.splat(R::ZERO);
                 for key in 0..keys {
                     let at = scores.as_mut_ptr().add(key * QUERIES + lane);
                     let p = lanes.exp(lanes.sub(lanes.load(at), now));
@@ -300,7 +300,8 @@ impl<R: Real> Kernel<R> for Softmax<'_, R> {
                     lanes.store(at, p);
                 }
                 lanes.store(largest.as_mut_ptr().add(lane), now);
-                lanes.store(total.as_mut_ptr().add(lane), sum);
+                let total = total.as_mut_ptr().add(lane);
+                lanes.store(total, lanes.mul_add(lanes.load(total), factor, sum));
                 lanes.store(rescale.as_mut_ptr().add(lane), factor);
             }
         }
