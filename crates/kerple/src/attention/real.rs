@@ -1,6 +1,6 @@
 //! The two number types attention is written for.
 
-use super::tiled::Dispatch;
+use super::tiled::instructions::Dispatch;
 use std::fmt::Debug;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Sub};

@@ -7,16 +7,16 @@
 use super::diagonal::DiagonalSums;
 use super::lanes::{Kernel, Lanes};
 use super::product::{Keep, Matrix, Product};
-use super::rows::{CopyRows, Transpose};
+use super::rows::{AddRow, CopyRows, Transpose};
 use super::table::{Order, Table};
 use super::workers::{self, Turns};
 use crate::attention::{Dims, Gradients, Problem, Real, Saved, Strides, ViewMut};
 use std::ops::Range;
 
 /// Queries of one tile.
-pub(super) const QUERIES: usize = 64;
+pub(super) const QUERIES: usize = 96;
 /// Keys of one tile and of one item of work.
-pub(super) const KEYS: usize = 64;
+pub(super) const KEYS: usize = 96;
 /// Where the diagonal crosses a tile, queries are skipped in strips of this many.
 const STRIP: usize = 12;
 
@@ -307,7 +307,7 @@ impl<L: Lanes> Call<'_, L> {
             if is_first {
                 to.copy_from_slice(&from[..to.len()]);
             } else {
-                to.iter_mut().zip(from).for_each(|(to, &from)| *to += from);
+                self.lanes.run(AddRow { to, from });
             }
         }
     }

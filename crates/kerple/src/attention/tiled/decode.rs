@@ -103,10 +103,14 @@ impl<L: Lanes> Call<'_, L> {
                 stride: self.k.strides.row,
                 to: &mut scores[..keys.len()],
             });
-            let largest = self.apply_tables(&mut scores[..keys.len()], head, &keys);
-            scores[keys.len()..].fill(L::Real::NEG_INFINITY);
-            statistics[0] = largest;
-            statistics[1] = self.lanes.run(Exponentials { scores, largest });
+            let statistics_of = Statistics {
+                scale: self.problem.scale,
+                weight: self.distances(self.problem.weight, head, &keys),
+                bias: self.distances(self.problem.bias, head, &keys),
+                scores: &mut *scores,
+                keys: keys.len(),
+            };
+            (statistics[0], statistics[1]) = self.lanes.run(statistics_of);
             weighted.fill(L::Real::ZERO);
             for (i, scores) in scores[..keys.len()].chunks(RUN).enumerate() {
                 self.lanes.run(Product {
@@ -124,19 +128,11 @@ impl<L: Lanes> Call<'_, L> {
         }
     }
 
-    /// Scales the dots of `keys` with the query, applies weight and bias, and returns the largest.
-    fn apply_tables(&self, scores: &mut [L::Real], head: usize, keys: &Range<usize>) -> L::Real {
-        let last = self.problem.dims.keys - 1;
-        let distances = last + 1 - keys.end..last + 1 - keys.start;
-        let of_head = |table: &[L::Real], d: usize| table[head * self.problem.table_len + d];
-        let mut largest = L::Real::LOWEST;
-        for (score, d) in scores.iter_mut().zip(distances.rev()) {
-            let weight = self.problem.weight.map_or(L::Real::ONE, |weight| of_head(weight, d));
-            let bias = self.problem.bias.map_or(L::Real::ZERO, |bias| of_head(bias, d));
-            *score = *score * self.problem.scale * weight + bias;
-            largest = largest.max(*score);
-        }
-        largest
+    /// A head's table from the distance of the last key of `keys` up to that of the first.
+    fn distances<'t>(&self, table: Option<&'t [L::Real]>, head: usize, keys: &Range<usize>) -> Option<&'t [L::Real]> {
+        let of_head =
+            |table: &'t [L::Real]| &table[head * self.problem.table_len..][self.problem.dims.keys - keys.end..];
+        table.map(|table| &of_head(table)[..keys.len()])
     }
 }
 
@@ -170,26 +166,46 @@ impl<R: Real> Kernel<R> for Dots<'_, R> {
     }
 }
 
-/// `scores = exp(scores - largest)`; returns their sum.
-struct Exponentials<'a, R> {
+/// Turns dots into exponentials: `z = scale * dot * weight + bias`, then `exp(z - max z)`. Returns `max z` and their sum.
+struct Statistics<'a, R> {
+    scale: R,
+    /// By distance, so the last belongs to the first score.
+    weight: Option<&'a [R]>,
+    bias: Option<&'a [R]>,
+    /// Whole vectors, of which the first `keys` numbers count.
     scores: &'a mut [R],
-    largest: R,
+    keys: usize,
 }
 
-impl<R: Real> Kernel<R> for Exponentials<'_, R> {
-    type Output = R;
+impl<R: Real> Kernel<R> for Statistics<'_, R> {
+    type Output = (R, R);
 
     #[inline(always)]
-    fn run<L: Lanes<Real = R>>(self, lanes: L) -> R {
-        let (largest, mut sum) = (lanes.splat(self.largest), lanes.splat(R::ZERO));
-        for chunk in self.scores.chunks_exact_mut(L::COUNT) {
+    fn run<L: Lanes<Real = R>>(self, lanes: L) -> (R, R) {
+        let Statistics { scale, weight, bias, scores, keys } = self;
+        scores.iter_mut().for_each(|z| *z = *z * scale);
+        if let Some(weight) = weight {
+            scores.iter_mut().zip(weight.iter().rev()).for_each(|(z, &weight)| *z = *z * weight);
+        }
+        if let Some(bias) = bias {
+            scores.iter_mut().zip(bias.iter().rev()).for_each(|(z, &bias)| *z += bias);
+        }
+        scores[keys..].fill(R::NEG_INFINITY);
+        let mut largest = lanes.splat(R::LOWEST);
+        for scores in scores.chunks_exact(L::COUNT) {
+            // SAFETY: a chunk is one vector long.
+            largest = unsafe { lanes.max(largest, lanes.load(scores.as_ptr())) };
+        }
+        let largest = lanes.largest(largest);
+        let mut sum = lanes.splat(R::ZERO);
+        for scores in scores.chunks_exact_mut(L::COUNT) {
             // SAFETY: a chunk is one vector long.
             unsafe {
-                let p = lanes.exp(lanes.sub(lanes.load(chunk.as_ptr()), largest));
+                let p = lanes.exp(lanes.sub(lanes.load(scores.as_ptr()), lanes.splat(largest)));
                 sum = lanes.add(sum, p);
-                lanes.store(chunk.as_mut_ptr(), p);
+                lanes.store(scores.as_mut_ptr(), p);
             }
         }
-        lanes.sum(sum)
+        (largest, lanes.sum(sum))
     }
 }

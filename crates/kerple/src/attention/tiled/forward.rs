@@ -8,9 +8,9 @@ use super::workers;
 use crate::attention::{Dims, Problem, Real, Strides, View, ViewMut};
 
 /// Queries of one item of work.
-const QUERIES: usize = 128;
+const QUERIES: usize = 96;
 /// Keys of one tile.
-const KEYS: usize = 64;
+const KEYS: usize = 96;
 /// Where the diagonal crosses a tile, keys are skipped in strips of this many.
 const STRIP: usize = 12;
 

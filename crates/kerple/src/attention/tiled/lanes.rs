@@ -52,6 +52,15 @@ pub trait Lanes: Copy + Send + Sync {
     fn exp(self, x: Self::Vector) -> Self::Vector;
     /// The sum of a vector's numbers.
     fn sum(self, vector: Self::Vector) -> Self::Real;
+    /// The largest of a vector's numbers, none of them NaN.
+    #[inline(always)]
+    fn largest(self, vector: Self::Vector) -> Self::Real {
+        let mut numbers = [Self::Real::LOWEST; 16];
+        assert!(Self::COUNT <= numbers.len());
+        // SAFETY: `COUNT` numbers fit.
+        unsafe { self.store(numbers.as_mut_ptr(), vector) };
+        numbers.into_iter().fold(Self::Real::LOWEST, Self::Real::max)
+    }
 }
 
 /// Code written once for every kind of lanes.
@@ -128,7 +137,7 @@ use intrinsics;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::tiled::{Dispatch, InstructionSet};
+    use crate::attention::tiled::instructions::{Dispatch, InstructionSet};
 
     struct Exp<'a>(&'a mut [f32]);
 

@@ -57,3 +57,20 @@ impl<R: Real> Kernel<R> for Transpose<'_, R> {
         }
     }
 }
+
+/// `to += from`, as far as `to` goes.
+pub(super) struct AddRow<'a, R> {
+    pub(super) to: &'a mut [R],
+    pub(super) from: &'a [R],
+}
+
+impl<R: Real> Kernel<R> for AddRow<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Real = R>>(self, _: L) {
+        for (to, &from) in self.to.iter_mut().zip(self.from) {
+            *to += from;
+        }
+    }
+}

@@ -249,3 +249,16 @@ fn empty_sizes_do_nothing() {
         assert_eq!(case.tiled_f64().out, case.naive().out);
     }
 }
+
+#[test]
+fn nan_shows_in_its_row_and_nowhere_else() {
+    for (queries, row) in [(1, 0), (150, 77)] {
+        let mut case = Case::new(dims(1, 2, 1, queries, 150, 20), 27);
+        case.q[row * 20 + 3] = f64::NAN;
+        for set in InstructionSet::available() {
+            for (i, x) in case.tiled_f32(set).out.into_iter().enumerate() {
+                assert_eq!(x.is_nan(), i / 20 == row, "{set:?} row {}", i / 20);
+            }
+        }
+    }
+}
