@@ -5,6 +5,7 @@
 //! `[B, L, H, q|k|v, D]` projection needs no transpose.
 //!
 //! * [`naive`]: the definition, loops a student can read.
+//! * [`tiled`]: the same numbers in O(L) memory at the speed of the machine, and the same bits on any number of threads.
 //!
 //! Not for scores that are more than a function of the distance: those need all heads of a row at once.
 
@@ -12,6 +13,7 @@ pub mod naive;
 mod real;
 #[cfg(test)]
 mod tests;
+pub mod tiled;
 mod view;
 
 pub use real::Real;
@@ -19,6 +21,11 @@ pub use view::{Strides, View, ViewMut};
 
 use std::ops::Range;
 use view::Shape;
+
+/// The instruction set the tiled engine has chosen on this machine for f32, for reports.
+pub fn instruction_set() -> &'static str {
+    tiled::InstructionSet::best().name()
+}
 
 /// Sizes of one attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +40,7 @@ pub struct Dims {
     pub queries: usize,
     /// Key positions, K.
     pub keys: usize,
-    /// Features a head, D.
+    /// Features a head, D; at least 1.
     pub head_dim: usize,
 }
 
@@ -69,7 +76,8 @@ impl<T: Real> Problem<'_, T> {
     }
 
     fn check(&self) {
-        let Dims { heads, kv_heads, keys, .. } = self.dims;
+        let Dims { heads, kv_heads, keys, head_dim, .. } = self.dims;
+        assert!(head_dim > 0, "head_dim = 0");
         assert!(
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
             "kv_heads = {kv_heads} does not divide heads = {heads}"

@@ -9,7 +9,7 @@
 //! d_q += dz[j] weight[d] scale k[j]         d_k[j] += dz[j] weight[d] scale q         d_v[j] += p[j] d_out
 //! ```
 //!
-//! Not for speed: the tiled engine computes the same and is tested against this.
+//! Not for speed: [`tiled`](super::tiled) computes the same and is tested against this.
 
 use super::{Dims, Gradients, Problem, Real, Saved, View, ViewMut};
 

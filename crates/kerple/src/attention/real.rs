@@ -1,10 +1,11 @@
 //! The two number types attention is written for.
 
+use super::tiled::instructions::Dispatch;
 use std::fmt::Debug;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Sub};
 
-/// `f32` or `f64`.
+/// `f32` or `f64`; the tiled engine knows no others.
 pub trait Real:
     Copy
     + Debug
@@ -17,6 +18,7 @@ pub trait Real:
     + Div<Output = Self>
     + AddAssign
     + Sum
+    + Dispatch
     + 'static
 {
     /// 0

@@ -59,6 +59,11 @@ impl<'a, T> View<'a, T> {
         &self.data[self.strides.at(batch, head, row)..][..head_dim]
     }
 
+    /// Everything from one row on.
+    pub(super) fn rows_from(&self, batch: usize, head: usize, row: usize) -> &'a [T] {
+        &self.data[self.strides.at(batch, head, row)..]
+    }
+
     pub(super) fn check(&self, name: &str, shape: Shape) {
         let extent = shape.extent(self.strides);
         assert!(
@@ -131,6 +136,9 @@ impl<'a, T> ViewMut<'a, T> {
     pub(super) fn check(&self, name: &str, shape: Shape) {
         let extent = shape.extent(self.strides);
         assert!(self.len >= extent, "{name}: {shape:?} with {:?} reaches {extent}, got {}", self.strides, self.len);
+        if extent == 0 {
+            return;
+        }
         let mut covered = shape.head_dim;
         for (stride, length) in shape.axes(self.strides) {
             if length > 1 {

@@ -1,0 +1,495 @@
+//! All five products in one pass over the tiles, with keys as lanes.
+//!
+//! An item of work is a block of keys: it walks down the queries that see it, keeps its `d_k` and `d_v` beside it, and
+//! adds to the `d_q` of each block of queries when the block of keys before it has done so. Hence one order of
+//! additions, whoever computes, and threads that follow each other down the same head at a distance of one tile.
+
+use super::diagonal::DiagonalSums;
+use super::lanes::{Kernel, Lanes};
+use super::product::{Keep, Matrix, Product};
+use super::rows::{AddRow, CopyRows, Transpose};
+use super::table::{Order, Table};
+use super::workers::{self, Turns};
+use crate::attention::{Dims, Gradients, Problem, Real, Saved, Strides, ViewMut};
+use std::ops::Range;
+
+/// Queries of one tile.
+pub(super) const QUERIES: usize = 96;
+/// Keys of one tile and of one item of work.
+pub(super) const KEYS: usize = 96;
+/// Where the diagonal crosses a tile, queries are skipped in strips of this many.
+const STRIP: usize = 12;
+
+/// One call.
+pub(super) struct Backward<'a, R> {
+    pub(super) problem: &'a Problem<'a, R>,
+    pub(super) saved: Saved<'a, R>,
+    pub(super) gradients: Gradients<'a, R>,
+}
+
+impl<R: Real> Kernel<R> for Backward<'_, R> {
+    type Output = ();
+
+    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+        let Backward { problem, saved, gradients } = self;
+        let Dims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
+        let blocks = queries.div_ceil(QUERIES);
+        let Gradients { d_q, d_k, d_v, d_bias, d_weight } = gradients;
+        let partial = |wanted: bool| if wanted { vec![R::ZERO; batch * heads * keys] } else { Vec::new() };
+        let (mut bias_sums, mut weight_sums) = (partial(d_bias.is_some()), partial(d_weight.is_some()));
+        let strides = Strides { batch: heads * keys, head: keys, row: keys };
+        let mut means = vec![R::ZERO; batch * heads * queries];
+        let call = Call {
+            lanes,
+            problem,
+            saved,
+            d_q,
+            d_k,
+            d_v,
+            d_bias: d_bias.is_some().then(|| ViewMut::new(&mut bias_sums, strides)),
+            d_weight: d_weight.is_some().then(|| ViewMut::new(&mut weight_sums, strides)),
+            bias: Table::bias(problem, Order::Descending, QUERIES + KEYS),
+            weight: Table::weight(problem, Order::Descending, QUERIES + KEYS),
+            turns: Turns::new(batch * heads * blocks, |sum| key_blocks(problem, sum % blocks).start),
+            table_turns: Turns::new(batch * heads, |_| 0),
+            means: &[],
+        };
+        call.prepare(&mut means);
+        let call = Call { means: &means, ..call };
+        let schedule = Schedule::new(batch * kv_heads, keys.div_ceil(KEYS));
+        let scratch = || Scratch::new::<L>(problem, call.d_bias.is_some(), call.d_weight.is_some());
+        workers::for_each(batch * kv_heads * keys.div_ceil(KEYS), scratch, |scratch, item| {
+            let _guards = (call.turns.guard(), call.table_turns.guard());
+            let (unit, block) = schedule.item(item);
+            call.key_block(scratch, unit / kv_heads, unit % kv_heads, block);
+        });
+        drop(call);
+        for (table, sums) in [(d_bias, bias_sums), (d_weight, weight_sums)] {
+            if let Some(table) = table {
+                add_batches(problem, &sums, table);
+            }
+        }
+    }
+}
+
+/// `table[h, d] = sum over b of sums[b, h, d]`, zero past the last key.
+fn add_batches<R: Real>(problem: &Problem<R>, sums: &[R], table: &mut [R]) {
+    let Dims { batch, heads, keys, .. } = problem.dims;
+    table.fill(R::ZERO);
+    for unit in 0..batch * heads {
+        let to = &mut table[unit % heads * problem.table_len..][..keys];
+        to.iter_mut().zip(&sums[unit * keys..]).for_each(|(to, &sum)| *to += sum);
+    }
+}
+
+/// Blocks of keys that a block of queries sees.
+fn key_blocks<R: Real>(problem: &Problem<R>, query_block: usize) -> Range<usize> {
+    let last = (query_block * QUERIES + QUERIES).min(problem.dims.queries) - 1;
+    problem.visible(query_block * QUERIES).start / KEYS..problem.visible(last).end.div_ceil(KEYS)
+}
+
+/// The order in which (sequence, key head) units and their blocks of keys are claimed: as many units side by side as
+/// there are threads, so that threads rarely wait for each other.
+struct Schedule {
+    units: usize,
+    blocks: usize,
+    side_by_side: usize,
+}
+
+impl Schedule {
+    fn new(units: usize, blocks: usize) -> Self {
+        Schedule { units, blocks, side_by_side: rayon::current_num_threads().clamp(1, units.max(1)) }
+    }
+
+    /// Unit and block of an item; within a unit blocks come in order.
+    fn item(&self, item: usize) -> (usize, usize) {
+        let wave = item / (self.side_by_side * self.blocks);
+        let first = wave * self.side_by_side;
+        let (width, within) = (self.side_by_side.min(self.units - first), item - first * self.blocks);
+        (first + within % width, within / width)
+    }
+}
+
+struct Call<'a, L: Lanes> {
+    lanes: L,
+    problem: &'a Problem<'a, L::Real>,
+    saved: Saved<'a, L::Real>,
+    d_q: ViewMut<'a, L::Real>,
+    d_k: ViewMut<'a, L::Real>,
+    d_v: ViewMut<'a, L::Real>,
+    /// `[B, H, K]`, as one row for each head of each sequence.
+    d_bias: Option<ViewMut<'a, L::Real>>,
+    d_weight: Option<ViewMut<'a, L::Real>>,
+    bias: Table<L::Real>,
+    weight: Option<Table<L::Real>>,
+    /// Of each block of queries: which block of keys may add to its `d_q`.
+    turns: Turns,
+    /// Of each head of each sequence: which block of keys may add to its tables.
+    table_turns: Turns,
+    /// `d_out.out`, the mean of `d_out.v` under the weights, `[B, H, Q]`.
+    means: &'a [L::Real],
+}
+
+/// What one thread computes in. Widths are D rounded up to whole vectors.
+struct Scratch<R> {
+    /// `scale * k`, `[D, KEYS]` and `[KEYS, width]`
+    keys_transposed: Vec<R>,
+    keys: Vec<R>,
+    /// `[D, KEYS]`
+    values_transposed: Vec<R>,
+    /// `[QUERIES, width]`
+    q: Vec<R>,
+    d_out: Vec<R>,
+    d_q: Vec<R>,
+    /// Scores, then weights, `[QUERIES, KEYS]`
+    weights: Vec<R>,
+    /// `d_out.v`, then the gradient of `scale * q.k`, `[QUERIES, KEYS]`
+    d_scores: Vec<R>,
+    /// `[KEYS, width]`
+    d_k: Vec<R>,
+    d_v: Vec<R>,
+    d_bias: Option<DiagonalSums<R>>,
+    d_weight: Option<DiagonalSums<R>>,
+    width: usize,
+}
+
+impl<R: Real> Scratch<R> {
+    fn new<L: Lanes>(problem: &Problem<R>, d_bias: bool, d_weight: bool) -> Self {
+        let Dims { head_dim, keys, .. } = problem.dims;
+        let width = head_dim.next_multiple_of(L::COUNT);
+        let unset = |n| super::scratch(n);
+        let sums = |wanted: bool| wanted.then(|| DiagonalSums::new(L::COUNT, keys));
+        Scratch {
+            keys_transposed: unset(head_dim * KEYS),
+            keys: unset(KEYS * width),
+            values_transposed: unset(head_dim * KEYS),
+            q: unset(QUERIES * width),
+            d_out: unset(QUERIES * width),
+            d_q: unset(QUERIES * width),
+            weights: unset(QUERIES * KEYS),
+            d_scores: unset(QUERIES * KEYS),
+            d_k: unset(KEYS * width),
+            d_v: unset(KEYS * width),
+            d_bias: sums(d_bias),
+            d_weight: sums(d_weight),
+            width,
+        }
+    }
+}
+
+/// Where one tile lies.
+#[derive(Clone, Copy)]
+struct Tile {
+    batch: usize,
+    head: usize,
+    first_query: usize,
+    queries: usize,
+    keys: usize,
+    /// Distance between the first query and the first key.
+    distance: isize,
+}
+
+impl Tile {
+    /// Lanes of keys that the strip holding `query` has to look at.
+    fn lanes_seen_by(&self, query: usize, lanes: usize) -> usize {
+        let last = (query / STRIP * STRIP + STRIP).min(self.queries) as isize + self.distance;
+        (last.max(0) as usize).min(self.keys).next_multiple_of(lanes)
+    }
+
+    /// First query whose strip looks at the vector of keys from `key` on.
+    fn first_query_of(&self, key: usize) -> usize {
+        let first = (key as isize - self.distance).max(0) as usize;
+        if first < self.queries { first / STRIP * STRIP } else { self.queries }
+    }
+
+    /// Whether every lane of every query is visible.
+    fn is_whole(&self, window: Option<usize>) -> bool {
+        self.keys == KEYS
+            && self.distance + 1 >= KEYS as isize
+            && window.is_none_or(|window| self.distance + (self.queries as isize) <= window as isize)
+    }
+}
+
+impl<L: Lanes> Call<'_, L> {
+    /// Computes `means`, and clears `d_q` where no key is seen.
+    fn prepare(&self, means: &mut [L::Real]) {
+        let Dims { batch, heads, queries, head_dim, .. } = self.problem.dims;
+        let means = ViewMut::new(means, Strides { batch: heads * queries, head: queries, row: 1 });
+        let blocks = queries.div_ceil(QUERIES);
+        workers::for_each(
+            batch * heads * blocks,
+            || (),
+            |(), item| {
+                let (unit, block) = (item / blocks, item % blocks);
+                let (b, h, first) = (unit / heads, unit % heads, block * QUERIES);
+                // SAFETY: `means` is `[B, H, Q]` and this item alone writes these queries.
+                let means = unsafe { means.row(b, h, first, QUERIES.min(queries - first)) };
+                for (i, mean) in means.iter_mut().enumerate() {
+                    let (out, d_out) = (
+                        self.saved.out.row(b, h, first + i, head_dim),
+                        self.saved.d_out.row(b, h, first + i, head_dim),
+                    );
+                    *mean = out.iter().zip(d_out).map(|(&out, &d_out)| out * d_out).sum();
+                    if key_blocks(self.problem, block).is_empty() {
+                        // SAFETY: `d_q` is checked, and this item alone writes this row now.
+                        unsafe { self.d_q.row(b, h, first + i, head_dim) }.fill(L::Real::ZERO);
+                    }
+                }
+            },
+        );
+    }
+
+    fn key_block(&self, scratch: &mut Scratch<L::Real>, batch: usize, kv_head: usize, block: usize) {
+        let Dims { heads, kv_heads, queries, keys, .. } = self.problem.dims;
+        let first_key = block * KEYS;
+        let keys = (keys - first_key).min(KEYS);
+        self.load_keys(scratch, batch, kv_head, first_key, keys);
+        scratch.d_k.fill(L::Real::ZERO);
+        scratch.d_v.fill(L::Real::ZERO);
+        let group = heads / kv_heads;
+        for head in kv_head * group..(kv_head + 1) * group {
+            for query_block in 0..queries.div_ceil(QUERIES) {
+                let key_blocks = key_blocks(self.problem, query_block);
+                if !key_blocks.contains(&block) {
+                    continue;
+                }
+                let first_query = query_block * QUERIES;
+                let distance = self.problem.dims.position(first_query) - first_key as isize;
+                let queries = (queries - first_query).min(QUERIES);
+                let tile = Tile { batch, head, first_query, queries, keys, distance };
+                self.tile(scratch, &tile);
+                let sum = (batch * heads + head) * self.problem.dims.queries.div_ceil(QUERIES) + query_block;
+                self.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
+            }
+            self.add_tables(scratch, batch, head, block);
+        }
+        self.store_keys(scratch, batch, kv_head, first_key, keys);
+    }
+
+    fn load_keys(&self, scratch: &mut Scratch<L::Real>, batch: usize, kv_head: usize, first_key: usize, keys: usize) {
+        let head_dim = self.problem.dims.head_dim;
+        let (k, v) = (&self.saved.k, &self.saved.v);
+        for (view, factor, to) in
+            [(k, self.problem.scale, &mut scratch.keys_transposed), (v, L::Real::ONE, &mut scratch.values_transposed)]
+        {
+            let from = view.rows_from(batch, kv_head, first_key);
+            self.lanes.run(Transpose { from, stride: view.strides.row, rows: keys, head_dim, factor, to, width: KEYS });
+        }
+        self.lanes.run(CopyRows {
+            from: k.rows_from(batch, kv_head, first_key),
+            stride: k.strides.row,
+            rows: keys,
+            head_dim,
+            factor: self.problem.scale,
+            to: &mut scratch.keys,
+            width: scratch.width,
+        });
+    }
+
+    fn store_keys(&self, scratch: &Scratch<L::Real>, batch: usize, kv_head: usize, first_key: usize, keys: usize) {
+        for (view, from, factor) in
+            [(&self.d_k, &scratch.d_k, self.problem.scale), (&self.d_v, &scratch.d_v, L::Real::ONE)]
+        {
+            for key in 0..keys {
+                // SAFETY: the views are checked, and this item alone writes these keys.
+                let to = unsafe { view.row(batch, kv_head, first_key + key, self.problem.dims.head_dim) };
+                to.iter_mut().zip(&from[key * scratch.width..]).for_each(|(to, &from)| *to = factor * from);
+            }
+        }
+    }
+
+    fn add_d_q(&self, scratch: &Scratch<L::Real>, tile: &Tile, is_first: bool) {
+        for query in 0..tile.queries {
+            // SAFETY: the view is checked, and it is this item's turn to write these queries.
+            let to =
+                unsafe { self.d_q.row(tile.batch, tile.head, tile.first_query + query, self.problem.dims.head_dim) };
+            let from = &scratch.d_q[query * scratch.width..];
+            if is_first {
+                to.copy_from_slice(&from[..to.len()]);
+            } else {
+                self.lanes.run(AddRow { to, from });
+            }
+        }
+    }
+
+    fn add_tables(&self, scratch: &mut Scratch<L::Real>, batch: usize, head: usize, block: usize) {
+        let Dims { heads, keys, .. } = self.problem.dims;
+        self.table_turns.take(batch * heads + head, block, || {
+            for (sums, table) in [(&mut scratch.d_bias, &self.d_bias), (&mut scratch.d_weight, &self.d_weight)] {
+                if let (Some(sums), Some(table)) = (sums, table) {
+                    // SAFETY: the row is `[K]` of this head, and it is this item's turn to write it.
+                    sums.move_into(unsafe { table.row(batch, head, 0, keys) }, keys - block * KEYS);
+                }
+            }
+        });
+    }
+
+    fn tile(&self, scratch: &mut Scratch<L::Real>, tile: &Tile) {
+        let head_dim = self.problem.dims.head_dim;
+        for (view, to) in [(&self.saved.q, &mut scratch.q), (&self.saved.d_out, &mut scratch.d_out)] {
+            let from = view.rows_from(tile.batch, tile.head, tile.first_query);
+            let (stride, rows, width) = (view.strides.row, tile.queries, scratch.width);
+            self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Real::ONE, to, width });
+        }
+        let crosses = tile.lanes_seen_by(0, L::COUNT) < tile.keys;
+        let strip = if crosses { STRIP } else { tile.queries };
+        for query in (0..tile.queries).step_by(strip) {
+            self.scores(scratch, query, strip.min(tile.queries - query), tile.lanes_seen_by(query, L::COUNT));
+        }
+        let at = (tile.batch * self.problem.dims.heads + tile.head) * self.problem.dims.queries + tile.first_query;
+        let is_whole = tile.is_whole(self.problem.window);
+        self.lanes.run(ScoreGradient {
+            tile: *tile,
+            weights: &mut scratch.weights,
+            d_scores: &mut scratch.d_scores,
+            bias: (self.problem.bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
+            weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
+            lse: &self.saved.lse[at..][..tile.queries],
+            means: &self.means[at..][..tile.queries],
+            d_bias: scratch.d_bias.as_mut(),
+            d_weight: scratch.d_weight.as_mut(),
+        });
+        for query in (0..tile.queries).step_by(strip) {
+            let keys = tile.lanes_seen_by(query, L::COUNT).min(tile.keys);
+            self.d_q(scratch, query, strip.min(tile.queries - query), keys);
+        }
+        let group = if crosses { L::COUNT } else { tile.keys };
+        for key in (0..tile.keys).step_by(group) {
+            self.d_k_and_d_v(scratch, tile, key, group.min(tile.keys - key));
+        }
+    }
+
+    /// `weights = q (scale k)^T` and `d_scores = d_out v^T` for some queries and the first `columns` keys.
+    fn scores(&self, scratch: &mut Scratch<L::Real>, query: usize, queries: usize, columns: usize) {
+        let width = scratch.width;
+        for (rows, transposed, to) in [
+            (&scratch.q, &scratch.keys_transposed, &mut scratch.weights),
+            (&scratch.d_out, &scratch.values_transposed, &mut scratch.d_scores),
+        ] {
+            self.lanes.run(Product {
+                rows: queries,
+                inner: self.problem.dims.head_dim,
+                columns,
+                a: Matrix { data: &rows[query * width..], row_stride: width, column_stride: 1 },
+                b: transposed,
+                b_stride: KEYS,
+                c: &mut to[query * KEYS..],
+                c_stride: KEYS,
+                keep: Keep::Overwrite,
+            });
+        }
+    }
+
+    /// `d_q = d_scores (scale k)` for some queries, who see the first `keys` keys.
+    fn d_q(&self, scratch: &mut Scratch<L::Real>, query: usize, queries: usize, keys: usize) {
+        let width = scratch.width;
+        self.lanes.run(Product {
+            rows: queries,
+            inner: keys,
+            columns: width,
+            a: Matrix { data: &scratch.d_scores[query * KEYS..], row_stride: KEYS, column_stride: 1 },
+            b: &scratch.keys,
+            b_stride: width,
+            c: &mut scratch.d_q[query * width..],
+            c_stride: width,
+            keep: Keep::Overwrite,
+        });
+    }
+
+    /// `d_k += d_scores^T q` and `d_v += weights^T d_out` for some keys.
+    fn d_k_and_d_v(&self, scratch: &mut Scratch<L::Real>, tile: &Tile, key: usize, keys: usize) {
+        let (width, query) = (scratch.width, tile.first_query_of(key));
+        if query == tile.queries {
+            return;
+        }
+        for (columns, rows, to) in
+            [(&scratch.d_scores, &scratch.q, &mut scratch.d_k), (&scratch.weights, &scratch.d_out, &mut scratch.d_v)]
+        {
+            self.lanes.run(Product {
+                rows: keys,
+                inner: tile.queries - query,
+                columns: width,
+                a: Matrix { data: &columns[query * KEYS + key..], row_stride: 1, column_stride: KEYS },
+                b: &rows[query * width..],
+                b_stride: width,
+                c: &mut to[key * width..],
+                c_stride: width,
+                keep: Keep::Add,
+            });
+        }
+    }
+}
+
+/// Turns scores and `d_out.v` of a tile into weights and the gradient of the scores, and sums the latter by distance.
+struct ScoreGradient<'a, R> {
+    tile: Tile,
+    weights: &'a mut [R],
+    d_scores: &'a mut [R],
+    /// The head's row, and where the distance of the tile's first query and key lies in it.
+    bias: Option<(&'a [R], usize)>,
+    weight: Option<(&'a [R], usize)>,
+    lse: &'a [R],
+    means: &'a [R],
+    d_bias: Option<&'a mut DiagonalSums<R>>,
+    d_weight: Option<&'a mut DiagonalSums<R>>,
+}
+
+impl<R: Real> Kernel<R> for ScoreGradient<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Real = R>>(mut self, lanes: L) {
+        let tile = self.tile;
+        for sums in [&mut self.d_bias, &mut self.d_weight].into_iter().flatten() {
+            sums.clear_tile();
+        }
+        for query in 0..tile.queries {
+            let columns = tile.lanes_seen_by(query, L::COUNT);
+            let end = query * KEYS + columns;
+            assert!(columns <= KEYS && end <= self.weights.len() && end <= self.d_scores.len());
+            for (table, origin) in [self.bias, self.weight].into_iter().flatten() {
+                assert!(origin >= query && origin + columns <= table.len());
+            }
+            // A row that sees nothing has weights exp(z - MAX) = 0.
+            let seen = self.lse[query] != R::NEG_INFINITY;
+            let lse = lanes.splat(if seen { self.lse[query] } else { R::ZERO - R::LOWEST });
+            let mean = lanes.splat(self.means[query]);
+            for key in (0..columns).step_by(L::COUNT) {
+                // SAFETY: the assertions bound every index.
+                unsafe {
+                    let (at, d_at) = (
+                        self.weights.as_mut_ptr().add(query * KEYS + key),
+                        self.d_scores.as_mut_ptr().add(query * KEYS + key),
+                    );
+                    let score = lanes.load(at);
+                    let mut z = score;
+                    let mut factor = None;
+                    if let Some((table, origin)) = self.weight {
+                        let weight = lanes.load(table.as_ptr().add(origin - query + key));
+                        z = lanes.mul(z, weight);
+                        factor = Some(weight);
+                    }
+                    if let Some((table, origin)) = self.bias {
+                        z = lanes.add(z, lanes.load(table.as_ptr().add(origin - query + key)));
+                    }
+                    let p = lanes.exp(lanes.sub(z, lse));
+                    let mut d_z = lanes.mul(p, lanes.sub(lanes.load(d_at), mean));
+                    lanes.store(at, p);
+                    if let Some(sums) = &mut self.d_bias {
+                        sums.add(lanes, query, key, d_z);
+                    }
+                    if let Some(sums) = &mut self.d_weight {
+                        sums.add(lanes, query, key, lanes.mul(d_z, score));
+                    }
+                    if let Some(weight) = factor {
+                        d_z = lanes.mul(d_z, weight);
+                    }
+                    lanes.store(d_at, d_z);
+                }
+            }
+        }
+        for sums in [self.d_bias, self.d_weight].into_iter().flatten() {
+            sums.add_tile(lanes, tile.distance);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! One query and a long cache: every key and value is read once, so memory is the limit and tiles would not help.
+//!
+//! The keys are split into chunks whose length does not depend on the number of threads; each chunk leaves a maximum, a
+//! sum and a weighted sum of values, and these are put together in order.
+
+use super::forward::Forward;
+use super::lanes::{Kernel, Lanes};
+use super::product::{Keep, Matrix, Product};
+use super::rows::CopyRows;
+use super::workers;
+use crate::attention::{Dims, Problem, Real, Strides, View, ViewMut};
+use std::ops::Range;
+
+/// Keys of one item of work.
+const CHUNK: usize = 512;
+
+/// Keys whose values are summed before they join the others of the chunk: short sums round less.
+const RUN: usize = 64;
+
+/// The forward for a single query.
+pub(super) struct Decode<'a, R>(pub(super) Forward<'a, R>);
+
+impl<R: Real> Kernel<R> for Decode<'_, R> {
+    type Output = ();
+
+    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+        let Forward { problem, q, k, v, out, lse } = self.0;
+        let Dims { batch, heads, kv_heads, head_dim, .. } = problem.dims;
+        let visible = problem.visible(0);
+        let chunks = visible.len().div_ceil(CHUNK);
+        let width = head_dim.next_multiple_of(L::COUNT);
+        let mut partial = super::scratch(batch * heads * chunks * (2 + width));
+        let strides = Strides { batch: heads * chunks * (2 + width), head: chunks * (2 + width), row: 2 + width };
+        let call = Call { lanes, problem, q, k, v, width, partial: ViewMut::new(&mut partial, strides) };
+        let scratch = || (super::scratch(CHUNK.next_multiple_of(L::COUNT)), super::scratch(CHUNK * width));
+        workers::for_each(batch * kv_heads * chunks, scratch, |(scores, values), item| {
+            let (unit, chunk) = (item / chunks, item % chunks);
+            let first = visible.start + chunk * CHUNK;
+            let keys = first..visible.end.min(first + CHUNK);
+            call.chunk(scores, values, unit / kv_heads, unit % kv_heads, chunk, keys);
+        });
+        for (unit, lse) in lse.iter_mut().enumerate() {
+            // SAFETY: `out` is checked, and this is its only row in use.
+            let out = unsafe { out.row(unit / heads, unit % heads, 0, head_dim) };
+            *lse = combine(&partial[unit * chunks * (2 + width)..][..chunks * (2 + width)], 2 + width, out);
+        }
+    }
+}
+
+/// Puts chunks of `[maximum, sum, weighted values]` together; returns the log of the sum of exponentials.
+fn combine<R: Real>(chunks: &[R], stride: usize, out: &mut [R]) -> R {
+    out.fill(R::ZERO);
+    let chunks = || chunks.chunks_exact(stride);
+    let largest = chunks().fold(R::LOWEST, |largest, chunk| largest.max(chunk[0]));
+    let total: R = chunks().map(|chunk| chunk[1] * (chunk[0] - largest).exp()).sum();
+    if total == R::ZERO {
+        return R::NEG_INFINITY;
+    }
+    for chunk in chunks() {
+        let factor = (chunk[0] - largest).exp() / total;
+        out.iter_mut().zip(&chunk[2..]).for_each(|(out, &value)| *out += factor * value);
+    }
+    largest + total.ln()
+}
+
+struct Call<'a, L: Lanes> {
+    lanes: L,
+    problem: &'a Problem<'a, L::Real>,
+    q: View<'a, L::Real>,
+    k: View<'a, L::Real>,
+    v: View<'a, L::Real>,
+    /// D rounded up to whole vectors.
+    width: usize,
+    /// `[B, H, chunks, maximum | sum | values]`
+    partial: ViewMut<'a, L::Real>,
+}
+
+impl<L: Lanes> Call<'_, L> {
+    fn chunk(
+        &self,
+        scores: &mut [L::Real],
+        values: &mut [L::Real],
+        batch: usize,
+        kv_head: usize,
+        chunk: usize,
+        keys: Range<usize>,
+    ) {
+        let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
+        let (mut v, mut v_stride) = (self.v.rows_from(batch, kv_head, keys.start), self.v.strides.row);
+        if self.width > head_dim {
+            let (rows, factor, width) = (keys.len(), L::Real::ONE, self.width);
+            self.lanes.run(CopyRows { from: v, stride: v_stride, rows, head_dim, factor, to: values, width });
+            (v, v_stride) = (values, width);
+        }
+        let group = heads / kv_heads;
+        for head in kv_head * group..(kv_head + 1) * group {
+            // SAFETY: `partial` has a row for each chunk of each head, and this item alone writes this one.
+            let partial = unsafe { self.partial.row(batch, head, chunk, 2 + self.width) };
+            let (statistics, weighted) = partial.split_at_mut(2);
+            self.lanes.run(Dots {
+                q: self.q.row(batch, head, 0, head_dim),
+                k: self.k.rows_from(batch, kv_head, keys.start),
+                stride: self.k.strides.row,
+                to: &mut scores[..keys.len()],
+            });
+            let statistics_of = Statistics {
+                scale: self.problem.scale,
+                weight: self.distances(self.problem.weight, head, &keys),
+                bias: self.distances(self.problem.bias, head, &keys),
+                scores: &mut *scores,
+                keys: keys.len(),
+            };
+            (statistics[0], statistics[1]) = self.lanes.run(statistics_of);
+            weighted.fill(L::Real::ZERO);
+            for (i, scores) in scores[..keys.len()].chunks(RUN).enumerate() {
+                self.lanes.run(Product {
+                    rows: 1,
+                    inner: scores.len(),
+                    columns: self.width,
+                    a: Matrix { data: scores, row_stride: 0, column_stride: 1 },
+                    b: &v[i * RUN * v_stride..],
+                    b_stride: v_stride,
+                    c: weighted,
+                    c_stride: self.width,
+                    keep: Keep::Add,
+                });
+            }
+        }
+    }
+
+    /// A head's table from the distance of the last key of `keys` up to that of the first.
+    fn distances<'t>(&self, table: Option<&'t [L::Real]>, head: usize, keys: &Range<usize>) -> Option<&'t [L::Real]> {
+        let of_head =
+            |table: &'t [L::Real]| &table[head * self.problem.table_len..][self.problem.dims.keys - keys.end..];
+        table.map(|table| &of_head(table)[..keys.len()])
+    }
+}
+
+/// `to[j] = q.k[j]`
+struct Dots<'a, R> {
+    q: &'a [R],
+    k: &'a [R],
+    stride: usize,
+    to: &'a mut [R],
+}
+
+impl<R: Real> Kernel<R> for Dots<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+        for (j, to) in self.to.iter_mut().enumerate() {
+            let k = &self.k[j * self.stride..][..self.q.len()];
+            let mut sums = lanes.splat(R::ZERO);
+            let whole = k.len() / L::COUNT * L::COUNT;
+            for d in (0..whole).step_by(L::COUNT) {
+                // SAFETY: both slices hold `whole` numbers.
+                sums =
+                    unsafe { lanes.mul_add(lanes.load(self.q.as_ptr().add(d)), lanes.load(k.as_ptr().add(d)), sums) };
+            }
+            *to = lanes.sum(sums);
+            for (&q, &k) in self.q[whole..].iter().zip(&k[whole..]) {
+                *to += q * k;
+            }
+        }
+    }
+}
+
+/// Turns dots into exponentials: `z = scale * dot * weight + bias`, then `exp(z - max z)`. Returns `max z` and their sum.
+struct Statistics<'a, R> {
+    scale: R,
+    /// By distance, so the last belongs to the first score.
+    weight: Option<&'a [R]>,
+    bias: Option<&'a [R]>,
+    /// Whole vectors, of which the first `keys` numbers count.
+    scores: &'a mut [R],
+    keys: usize,
+}
+
+impl<R: Real> Kernel<R> for Statistics<'_, R> {
+    type Output = (R, R);
+
+    #[inline(always)]
+    fn run<L: Lanes<Real = R>>(self, lanes: L) -> (R, R) {
+        let Statistics { scale, weight, bias, scores, keys } = self;
+        scores.iter_mut().for_each(|z| *z = *z * scale);
+        if let Some(weight) = weight {
+            scores.iter_mut().zip(weight.iter().rev()).for_each(|(z, &weight)| *z = *z * weight);
+        }
+        if let Some(bias) = bias {
+            scores.iter_mut().zip(bias.iter().rev()).for_each(|(z, &bias)| *z += bias);
+        }
+        scores[keys..].fill(R::NEG_INFINITY);
+        let mut largest = lanes.splat(R::LOWEST);
+        for scores in scores.chunks_exact(L::COUNT) {
+            // SAFETY: a chunk is one vector long.
+            largest = unsafe { lanes.max(largest, lanes.load(scores.as_ptr())) };
+        }
+        let largest = lanes.largest(largest);
+        let mut sum = lanes.splat(R::ZERO);
+        for scores in scores.chunks_exact_mut(L::COUNT) {
+            // SAFETY: a chunk is one vector long.
+            unsafe {
+                let p = lanes.exp(lanes.sub(lanes.load(scores.as_ptr()), lanes.splat(largest)));
+                sum = lanes.add(sum, p);
+                lanes.store(scores.as_mut_ptr(), p);
+            }
+        }
+        (largest, lanes.sum(sum))
+    }
+}

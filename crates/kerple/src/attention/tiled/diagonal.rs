@@ -1,0 +1,73 @@
+//! Sums along the diagonals of tiles: `sums[d] += values[i, i - d]`.
+//!
+//! A row of a tile lies one element further along than the row above. Adding rows straight to the sums would make every
+//! load straddle what the two stores before it wrote, which stalls. So a tile has one buffer per lane: row `i` goes to
+//! buffer `i % COUNT`, at whole vectors, and the buffers are added up with their shifts once per tile.
+
+use super::backward::{KEYS, QUERIES};
+use super::lanes::Lanes;
+use crate::attention::Real;
+
+pub(super) struct DiagonalSums<R> {
+    /// Of the current tile, `[COUNT, stride]`; element `x` of buffer `b` belongs to distance `tile's + QUERIES + b - x`.
+    buffers: Vec<R>,
+    stride: usize,
+    /// Of the block of keys so far, distances descending.
+    sums: Vec<R>,
+    /// Where distance 0 lies in `sums`.
+    origin: usize,
+}
+
+impl<R: Real> DiagonalSums<R> {
+    pub(super) fn new(lanes: usize, keys: usize) -> Self {
+        let stride = QUERIES + KEYS + lanes;
+        let margin = QUERIES + KEYS;
+        let sums = vec![R::ZERO; keys + 2 * margin];
+        DiagonalSums { buffers: super::scratch(lanes * stride), stride, sums, origin: keys + margin }
+    }
+
+    #[inline(always)]
+    pub(super) fn clear_tile(&mut self) {
+        self.buffers.fill(R::ZERO);
+    }
+
+    /// Adds the values of a row of the tile at keys `key..key + COUNT`.
+    ///
+    /// # Safety
+    /// `query < QUERIES`, `key + COUNT <= KEYS`, and these sums were made for these lanes.
+    #[inline(always)]
+    pub(super) unsafe fn add<L: Lanes<Real = R>>(&mut self, lanes: L, query: usize, key: usize, values: L::Vector) {
+        let at = query % L::COUNT * self.stride + QUERIES - query / L::COUNT * L::COUNT + key;
+        // SAFETY: `at + COUNT <= (query % COUNT) * stride + QUERIES + KEYS`.
+        unsafe {
+            let at = self.buffers.as_mut_ptr().add(at);
+            lanes.store(at, lanes.add(lanes.load(at), values));
+        }
+    }
+
+    /// Adds the tile whose first query and first key are `distance` apart.
+    #[inline(always)]
+    pub(super) fn add_tile<L: Lanes<Real = R>>(&mut self, lanes: L, distance: isize) {
+        let start = self.origin.strict_add_signed(-(distance + QUERIES as isize));
+        let to = &mut self.sums[start..][..QUERIES + KEYS];
+        assert!(self.buffers.len() >= L::COUNT * self.stride && self.stride >= QUERIES + KEYS + L::COUNT);
+        for (x, to) in to.chunks_exact_mut(L::COUNT).enumerate() {
+            // SAFETY: buffer `b` is read at `x * COUNT + b` and on, less than `QUERIES + KEYS + COUNT`.
+            unsafe {
+                let mut sum = lanes.load(to.as_ptr());
+                for b in 0..L::COUNT {
+                    sum = lanes.add(sum, lanes.load(self.buffers.as_ptr().add(b * self.stride + x * L::COUNT + b)));
+                }
+                lanes.store(to.as_mut_ptr(), sum);
+            }
+        }
+    }
+
+    /// Adds distances `0..distances` to `table` and starts again from zero.
+    pub(super) fn move_into(&mut self, table: &mut [R], distances: usize) {
+        for (d, to) in table[..distances].iter_mut().enumerate() {
+            *to += self.sums[self.origin - d];
+        }
+        self.sums.fill(R::ZERO);
+    }
+}

@@ -1,0 +1,309 @@
+//! Scores with queries as lanes, so that every step of the softmax is vertical: no sums across a vector.
+
+use super::lanes::{Kernel, Lanes};
+use super::product::{Keep, Matrix, Product};
+use super::rows::{CopyRows, Transpose};
+use super::table::{Order, Table};
+use super::workers;
+use crate::attention::{Dims, Problem, Real, Strides, View, ViewMut};
+
+/// Queries of one item of work.
+const QUERIES: usize = 96;
+/// Keys of one tile.
+const KEYS: usize = 96;
+/// Where the diagonal crosses a tile, keys are skipped in strips of this many.
+const STRIP: usize = 12;
+
+/// One call.
+pub(super) struct Forward<'a, R> {
+    pub(super) problem: &'a Problem<'a, R>,
+    pub(super) q: View<'a, R>,
+    pub(super) k: View<'a, R>,
+    pub(super) v: View<'a, R>,
+    pub(super) out: ViewMut<'a, R>,
+    pub(super) lse: &'a mut [R],
+}
+
+impl<R: Real> Kernel<R> for Forward<'_, R> {
+    type Output = ();
+
+    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+        let Forward { problem, q, k, v, out, lse } = self;
+        let Dims { batch, heads, queries, .. } = problem.dims;
+        let call = Call {
+            lanes,
+            problem,
+            q,
+            k,
+            v,
+            out,
+            lse: ViewMut::new(lse, Strides { batch: heads * queries, head: queries, row: 1 }),
+            bias: Table::bias(problem, Order::Ascending, QUERIES + KEYS),
+            weight: Table::weight(problem, Order::Ascending, QUERIES + KEYS),
+        };
+        let blocks = queries.div_ceil(QUERIES);
+        workers::for_each(
+            batch * heads * blocks,
+            || Scratch::new::<L>(problem.dims.head_dim),
+            |scratch, item| {
+                let (unit, block) = (item / blocks, blocks - 1 - item % blocks);
+                call.query_block(scratch, unit / heads, unit % heads, block * QUERIES);
+            },
+        );
+    }
+}
+
+struct Call<'a, L: Lanes> {
+    lanes: L,
+    problem: &'a Problem<'a, L::Real>,
+    q: View<'a, L::Real>,
+    k: View<'a, L::Real>,
+    v: View<'a, L::Real>,
+    out: ViewMut<'a, L::Real>,
+    lse: ViewMut<'a, L::Real>,
+    bias: Table<L::Real>,
+    weight: Option<Table<L::Real>>,
+}
+
+/// What one thread computes in.
+struct Scratch<R> {
+    /// `scale * q`, `[D, QUERIES]`
+    q: Vec<R>,
+    /// `[KEYS, width]`
+    v: Vec<R>,
+    /// Scores, then their exponentials, `[KEYS, QUERIES]`
+    scores: Vec<R>,
+    /// Sum of exponentials times values so far, `[QUERIES, width]`
+    out: Vec<R>,
+    /// Of each query so far.
+    largest: Vec<R>,
+    total: Vec<R>,
+    /// What the last tile made of the earlier sums.
+    rescale: Vec<R>,
+    /// D rounded up to whole vectors.
+    width: usize,
+}
+
+impl<R: Real> Scratch<R> {
+    fn new<L: Lanes>(head_dim: usize) -> Self {
+        let width = head_dim.next_multiple_of(L::COUNT);
+        let unset = |n| super::scratch(n);
+        Scratch {
+            q: unset(head_dim * QUERIES),
+            v: unset(KEYS * width),
+            scores: unset(KEYS * QUERIES),
+            out: unset(QUERIES * width),
+            largest: unset(QUERIES),
+            total: unset(QUERIES),
+            rescale: unset(QUERIES),
+            width,
+        }
+    }
+}
+
+/// Where one tile lies.
+#[derive(Clone, Copy)]
+struct Tile {
+    batch: usize,
+    head: usize,
+    kv_head: usize,
+    queries: usize,
+    first_key: usize,
+    keys: usize,
+    /// Distance between the first query and the first key.
+    distance: isize,
+}
+
+impl Tile {
+    /// Keys of the tile that the lanes of `group` have to look at.
+    fn keys_seen_by(&self, group: usize, lanes: usize) -> usize {
+        let last = self.distance + ((group + 1) * lanes).min(self.queries) as isize;
+        (last.max(0) as usize).next_multiple_of(STRIP).min(self.keys)
+    }
+
+    fn is_whole(&self, window: Option<usize>) -> bool {
+        self.distance + 1 >= self.keys as isize
+            && window.is_none_or(|window| self.distance + (self.queries as isize) <= window as isize)
+    }
+}
+
+impl<L: Lanes> Call<'_, L> {
+    fn query_block(&self, scratch: &mut Scratch<L::Real>, batch: usize, head: usize, first_query: usize) {
+        let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
+        let queries = (self.problem.dims.queries - first_query).min(QUERIES);
+        let (first, last) = (self.problem.visible(first_query), self.problem.visible(first_query + queries - 1));
+        self.lanes.run(Transpose {
+            from: self.q.rows_from(batch, head, first_query),
+            stride: self.q.strides.row,
+            rows: queries,
+            head_dim,
+            factor: self.problem.scale,
+            to: &mut scratch.q,
+            width: QUERIES,
+        });
+        scratch.largest.fill(L::Real::LOWEST);
+        scratch.total.fill(L::Real::ZERO);
+        for first_key in (first.start..last.end).step_by(KEYS) {
+            let tile = Tile {
+                batch,
+                head,
+                kv_head: head / (heads / kv_heads),
+                queries,
+                first_key,
+                keys: (last.end - first_key).min(KEYS),
+                distance: self.problem.dims.position(first_query) - first_key as isize,
+            };
+            self.tile(scratch, &tile, first_key == first.start);
+        }
+        self.finish(scratch, batch, head, first_query, queries);
+    }
+
+    fn tile(&self, scratch: &mut Scratch<L::Real>, tile: &Tile, is_first: bool) {
+        let crosses = self.lanes_crossed(tile);
+        let strip = if crosses { STRIP } else { tile.keys };
+        for from in (0..tile.keys).step_by(strip) {
+            let skipped = (from as isize - tile.distance).max(0) as usize / L::COUNT * L::COUNT;
+            self.scores(scratch, tile, from, strip.min(tile.keys - from), if crosses { skipped } else { 0 });
+        }
+        let is_whole = tile.is_whole(self.problem.window);
+        self.lanes.run(Softmax {
+            tile: *tile,
+            scores: &mut scratch.scores,
+            bias: (self.problem.bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
+            weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
+            largest: &mut scratch.largest,
+            total: &mut scratch.total,
+            rescale: &mut scratch.rescale,
+        });
+        self.lanes.run(CopyRows {
+            from: self.v.rows_from(tile.batch, tile.kv_head, tile.first_key),
+            stride: self.v.strides.row,
+            rows: tile.keys,
+            head_dim: self.problem.dims.head_dim,
+            factor: L::Real::ONE,
+            to: &mut scratch.v,
+            width: scratch.width,
+        });
+        let group = if crosses { L::COUNT } else { tile.queries };
+        for from in (0..tile.queries).step_by(group) {
+            let keys = if crosses { tile.keys_seen_by(from / L::COUNT, L::COUNT) } else { tile.keys };
+            self.values(scratch, from, group.min(tile.queries - from), keys, is_first);
+        }
+    }
+
+    /// Whether some lanes see fewer keys of the tile than others.
+    fn lanes_crossed(&self, tile: &Tile) -> bool {
+        tile.keys_seen_by(0, L::COUNT) < tile.keys
+    }
+
+    /// Scores of `keys` keys from `from` on, for the queries from `skipped` on.
+    fn scores(&self, scratch: &mut Scratch<L::Real>, tile: &Tile, from: usize, keys: usize, skipped: usize) {
+        self.lanes.run(Product {
+            rows: keys,
+            inner: self.problem.dims.head_dim,
+            columns: tile.queries.next_multiple_of(L::COUNT) - skipped,
+            a: Matrix {
+                data: self.k.rows_from(tile.batch, tile.kv_head, tile.first_key + from),
+                row_stride: self.k.strides.row,
+                column_stride: 1,
+            },
+            b: &scratch.q[skipped..],
+            b_stride: QUERIES,
+            c: &mut scratch.scores[from * QUERIES + skipped..],
+            c_stride: QUERIES,
+            keep: Keep::Overwrite,
+        });
+    }
+
+    /// Adds the values of `keys` keys to `queries` queries from `from` on.
+    fn values(&self, scratch: &mut Scratch<L::Real>, from: usize, queries: usize, keys: usize, is_first: bool) {
+        self.lanes.run(Product {
+            rows: queries,
+            inner: keys,
+            columns: scratch.width,
+            a: Matrix { data: &scratch.scores[from..], row_stride: 1, column_stride: QUERIES },
+            b: &scratch.v,
+            b_stride: scratch.width,
+            c: &mut scratch.out[from * scratch.width..],
+            c_stride: scratch.width,
+            keep: if is_first { Keep::Overwrite } else { Keep::Scale(&scratch.rescale[from..]) },
+        });
+    }
+
+    fn finish(&self, scratch: &Scratch<L::Real>, batch: usize, head: usize, first_query: usize, queries: usize) {
+        let (zero, one) = (L::Real::ZERO, L::Real::ONE);
+        // SAFETY: `lse` is `[B, H, Q]` and this item alone writes these queries.
+        let lse = unsafe { self.lse.row(batch, head, first_query, queries) };
+        for (i, lse) in lse.iter_mut().enumerate() {
+            // SAFETY: `out` is checked, and this item alone writes this row.
+            let out = unsafe { self.out.row(batch, head, first_query + i, self.problem.dims.head_dim) };
+            if scratch.total[i] == zero {
+                out.fill(zero);
+                *lse = L::Real::NEG_INFINITY;
+                continue;
+            }
+            *lse = scratch.largest[i] + scratch.total[i].ln();
+            let factor = one / scratch.total[i];
+            for (out, &sum) in out.iter_mut().zip(&scratch.out[i * scratch.width..]) {
+                *out = factor * sum;
+            }
+        }
+    }
+}
+
+/// Turns the scores of a tile into exponentials and keeps the running maximum and total of each query.
+struct Softmax<'a, R> {
+    tile: Tile,
+    scores: &'a mut [R],
+    /// The head's row, and where the distance of the tile's first query and key lies in it.
+    bias: Option<(&'a [R], usize)>,
+    weight: Option<(&'a [R], usize)>,
+    largest: &'a mut [R],
+    total: &'a mut [R],
+    rescale: &'a mut [R],
+}
+
+impl<R: Real> Kernel<R> for Softmax<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+        let Softmax { tile, scores, bias, weight, largest, total, rescale } = self;
+        for group in 0..tile.queries.div_ceil(L::COUNT) {
+            let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
+            assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES.min(largest.len()));
+            for (table, origin) in [bias, weight].into_iter().flatten() {
+                assert!(origin + 1 >= keys && origin + lane + L::COUNT <= table.len());
+            }
+            // SAFETY: the assertions bound every index; `total` and `rescale` are as long as `largest`.
+            unsafe {
+                let before = lanes.load(largest.as_ptr().add(lane));
+                let mut now = before;
+                for key in 0..keys {
+                    let at = scores.as_mut_ptr().add(key * QUERIES + lane);
+                    let mut z = lanes.load(at);
+                    if let Some((table, origin)) = weight {
+                        z = lanes.mul(z, lanes.load(table.as_ptr().add(origin - key + lane)));
+                    }
+                    if let Some((table, origin)) = bias {
+                        z = lanes.add(z, lanes.load(table.as_ptr().add(origin - key + lane)));
+                    }
+                    now = lanes.max(now, z);
+                    lanes.store(at, z);
+                }
+                let factor = lanes.exp(lanes.sub(before, now));
+                let mut sum = lanes.splat(R::ZERO);
+                for key in 0..keys {
+                    let at = scores.as_mut_ptr().add(key * QUERIES + lane);
+                    let p = lanes.exp(lanes.sub(lanes.load(at), now));
+                    sum = lanes.add(sum, p);
+                    lanes.store(at, p);
+                }
+                lanes.store(largest.as_mut_ptr().add(lane), now);
+                let total = total.as_mut_ptr().add(lane);
+                lanes.store(total, lanes.mul_add(lanes.load(total), factor, sum));
+                lanes.store(rescale.as_mut_ptr().add(lane), factor);
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Threads that claim numbered items in order, and additions that happen in the order of their numbers.
+//!
+//! Which thread computes an item depends on chance; what is added to what, and in which order, does not. An item may wait
+//! only for items with smaller numbers. Those were claimed before it and are running, so somebody always advances.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Runs `work` on every item below `count`, on the threads of the current pool. Each thread makes its own scratch.
+pub(super) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: impl Fn(&mut S, usize) + Sync) {
+    let next = AtomicUsize::new(0);
+    let claim = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&item| item < count);
+    let worker = || {
+        let mut item = claim();
+        let mut scratch = item.map(|_| scratch());
+        while let (Some(number), Some(scratch)) = (item, &mut scratch) {
+            work(scratch, number);
+            item = claim();
+        }
+    };
+    rayon::scope(|scope| {
+        for _ in 1..rayon::current_num_threads().min(count) {
+            scope.spawn(|_| worker());
+        }
+        worker();
+    });
+}
+
+/// Counters that say whose turn it is to add to each of several sums.
+pub(super) struct Turns {
+    next: Vec<AtomicUsize>,
+    abandoned: AtomicBool,
+}
+
+impl Turns {
+    /// One counter per sum, each starting at `first(sum)`.
+    pub(super) fn new(sums: usize, first: impl Fn(usize) -> usize) -> Self {
+        Turns { next: (0..sums).map(|sum| AtomicUsize::new(first(sum))).collect(), abandoned: AtomicBool::new(false) }
+    }
+
+    /// Waits until turn `turn` of `sum` has come, adds, and passes the turn on.
+    pub(super) fn take(&self, sum: usize, turn: usize, add: impl FnOnce()) {
+        let mut spins = 0u32;
+        while self.next[sum].load(Ordering::Acquire) != turn {
+            assert!(!self.abandoned.load(Ordering::Relaxed), "another thread panicked");
+            spins += 1;
+            if spins.is_multiple_of(64) {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        add();
+        self.next[sum].store(turn + 1, Ordering::Release);
+    }
+
+    /// Lets waiting threads fail too if the holder of the returned guard panics.
+    pub(super) fn guard(&self) -> impl Drop {
+        struct Guard<'a>(&'a AtomicBool);
+        impl Drop for Guard<'_> {
+            fn drop(&mut self) {
+                if std::thread::panicking() {
+                    self.0.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+        Guard(&self.abandoned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn additions_happen_in_order() {
+        for threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let order = std::sync::Mutex::new(Vec::new());
+            let turns = Turns::new(1, |_| 0);
+            pool.install(|| for_each(100, || (), |(), item| turns.take(0, item, || order.lock().unwrap().push(item))));
+            assert_eq!(order.into_inner().unwrap(), (0..100).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_panic_reaches_the_waiting() {
+        let turns = Turns::new(1, |_| 0);
+        for_each(
+            4,
+            || (),
+            |(), item| {
+                let _guard = turns.guard();
+                assert!(item != 0, "the first never adds");
+                turns.take(0, item, || ());
+            },
+        );
+    }
+}
