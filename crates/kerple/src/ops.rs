@@ -7,9 +7,16 @@
 //! Gradients are overwritten unless a function says that it adds.
 
 pub mod dispatch;
-
+pub mod gelu;
 pub mod gemm;
 mod lanes;
+pub mod layer_norm;
 pub mod math;
+pub mod mlp;
+#[cfg(test)]
+mod testing;
 
 pub use math::Float;
+
+/// Rows a task of a row-wise operation takes.
+const ROWS_PER_TASK: usize = 64;

@@ -3,7 +3,7 @@
 //! A product is cut into blocks of the result whose sizes depend on its shape only, one block a task, each computed by
 //! one thread. So the bits do not depend on the number of threads, and a slow core delays one block, not half the work.
 
-use super::Float;
+use super::{Float, ROWS_PER_TASK, lanes};
 use crate::check_shape;
 use rayon::prelude::*;
 
@@ -86,28 +86,42 @@ impl Product {
 /// # Panics
 /// If a slice has the wrong size.
 pub fn matmul<T: Float>(c: &mut [T], a: &[T], b: &[T], product: Product) {
+    multiply(c, a, b, None, product);
+}
+
+/// `c = op(a) op(b) + bias` with `bias`, `[n]`, added to each row: a linear layer.
+///
+/// # Panics
+/// If a slice has the wrong size, or the product is one that adds to `c`.
+pub fn matmul_bias<T: Float>(c: &mut [T], a: &[T], b: &[T], bias: &[T], product: Product) {
+    let n = product.n;
+    check_shape!(bias, n = n);
+    assert!(!product.adds, "matmul_bias overwrites: the bias starts the sums");
+    multiply(c, a, b, Some(bias), product.add());
+}
+
+fn multiply<T: Float>(c: &mut [T], a: &[T], b: &[T], bias: Option<&[T]>, product: Product) {
     product.check(c, a, b);
     if product.b_is_transposed && product.m > BLOCK_ROWS {
         // the kernels pack a transposed right factor slowly, and anew for each block
         let b = transposed(b, product.n, product.k);
-        return matmul(c, a, &b, Product { b_is_transposed: false, ..product });
+        return multiply(c, a, &b, bias, Product { b_is_transposed: false, ..product });
     }
     let Product { m, n, .. } = product;
     let (rows, columns) = product.block();
     let c = Address(c.as_mut_ptr());
     let block = |i: usize, j: usize| {
-        let (i, j) = (i * rows, j * columns);
+        let corner = (i * rows, j * columns);
+        let size = (rows.min(m - corner.0), columns.min(n - corner.1));
         // SAFETY: `check` saw that the slices hold the matrices; the blocks lie in them and do not overlap.
-        unsafe { multiply_block(product, c, a, b, (i, j), (rows.min(m - i), columns.min(n - j))) }
+        unsafe { multiply_block(product, c, a, b, bias, corner, size) }
     };
     let (down, across) = (m.div_ceil(rows.max(1)), n.div_ceil(columns.max(1)));
-    if down * across <= 1 {
-        if down * across == 1 {
-            block(0, 0);
-        }
-        return;
+    match down * across {
+        0 => {}
+        1 => block(0, 0),
+        blocks => (0..blocks).into_par_iter().with_max_len(1).for_each(|t| block(t / across, t % across)),
     }
-    (0..down * across).into_par_iter().with_max_len(1).for_each(|t| block(t / across, t % across));
 }
 
 /// [`matmul`] by the calling thread alone, for callers that are one of many tasks.
@@ -118,7 +132,7 @@ pub fn matmul_serial<T: Float>(c: &mut [T], a: &[T], b: &[T], product: Product) 
     product.check(c, a, b);
     if product.m * product.n > 0 {
         // SAFETY: `check` saw that the slices hold the matrices; the block is all of `c`.
-        unsafe { multiply_block(product, Address(c.as_mut_ptr()), a, b, (0, 0), (product.m, product.n)) }
+        unsafe { multiply_block(product, Address(c.as_mut_ptr()), a, b, None, (0, 0), (product.m, product.n)) }
     }
 }
 
@@ -131,21 +145,29 @@ unsafe impl<T: Send> Send for Address<T> {}
 // SAFETY: likewise.
 unsafe impl<T: Send> Sync for Address<T> {}
 
-/// The block of the result with this corner and size.
+/// The block of the result with this corner and size, started from `bias` if there is one.
 ///
 /// # Safety
-/// `c`, `a` and `b` hold the matrices of `product`, the block lies inside the result, and nothing else uses it meanwhile.
+/// `c`, `a`, `b` and `bias` hold the matrices of `product`, the block lies inside the result, and nothing else uses it meanwhile.
 unsafe fn multiply_block<T: Float>(
     product: Product,
     c: Address<T>,
     a: &[T],
     b: &[T],
+    bias: Option<&[T]>,
     (i, j): (usize, usize),
     (rows, columns): (usize, usize),
 ) {
     let Product { m, k, n, a_is_transposed, b_is_transposed, adds } = product;
     let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
     let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
+    if let Some(bias) = bias {
+        for row in i..i + rows {
+            // SAFETY: the block lies inside the result and is this call's alone, by the caller's promise.
+            let row = unsafe { std::slice::from_raw_parts_mut(c.0.add(row * n + j), columns) };
+            row.copy_from_slice(&bias[j..j + columns]);
+        }
+    }
     // SAFETY: by the caller's promise every element the kernel touches lies in its matrix, and it alone writes the block.
     unsafe {
         gemm::gemm(
@@ -207,46 +229,30 @@ pub fn transposed<T: Float>(matrix: &[T], rows: usize, columns: usize) -> Vec<T>
     result
 }
 
-/// Adds `bias`, `[columns]`, to each row.
+/// The sum of the rows of `rows`, `[_, columns]`, into `sum`, `[columns]`: the gradient of a bias.
 ///
 /// # Panics
 /// If `rows` is not a whole number of rows.
-pub fn add_to_rows<T: Float>(rows: &mut [T], bias: &[T]) {
-    assert!(rows.len().is_multiple_of(bias.len().max(1)), "rows: {} values in rows of {}", rows.len(), bias.len());
-    for row in rows.chunks_exact_mut(bias.len().max(1)) {
-        for (value, bias) in row.iter_mut().zip(bias) {
-            *value += *bias;
-        }
+pub fn sum_rows<T: Float>(rows: &[T], sum: &mut [T]) {
+    let columns = sum.len();
+    let count = rows.len().checked_div(columns).unwrap_or(0);
+    check_shape!(rows, count = count, columns = columns);
+    sum.fill(T::ZERO);
+    if count == 0 {
+        return;
     }
+    let mut partial = vec![T::ZERO; count.div_ceil(ROWS_PER_TASK) * columns];
+    rows.par_chunks(ROWS_PER_TASK * columns)
+        .zip(partial.par_chunks_mut(columns))
+        .for_each(|(rows, sum)| rows.chunks_exact(columns).for_each(|row| lanes::add(sum, row)));
+    partial.chunks_exact(columns).for_each(|partial| lanes::add(sum, partial));
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
+    use crate::ops::testing::{assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
-    use rand::{RngExt, SeedableRng};
-    use std::fmt::Debug;
-
-    /// Uniform values in `-1..1`.
-    pub(crate) fn random(len: usize, seed: u64) -> Vec<f64> {
-        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
-        (0..len).map(|_| rng.random_range(-1.0..1.0)).collect()
-    }
-
-    /// The nearest `f32` values.
-    pub(crate) fn single(values: &[f64]) -> Vec<f32> {
-        values.iter().map(|value| *value as f32).collect()
-    }
-
-    /// Fails unless `run` gives the same bits in pools of 1, 2 and 3 threads.
-    pub(crate) fn assert_same_at_any_threads<R: PartialEq + Debug + Send>(run: impl Fn() -> R + Sync) {
-        let at = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a small pool");
-            pool.install(&run)
-        };
-        let one = at(1);
-        assert!(at(2) == one && at(3) == one, "the result depends on the number of threads");
-    }
 
     fn plain(product: Product, c: &[f64], a: &[f64], b: &[f64]) -> Vec<f64> {
         let Product { m, k, n, a_is_transposed, b_is_transposed, adds } = product;
@@ -327,10 +333,35 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn bias_is_added_to_each_row() {
-        let mut rows = vec![1.0f32, 2.0, 3.0, 4.0];
-        add_to_rows(&mut rows, &[10.0, 20.0]);
-        assert_eq!(rows, [11.0, 22.0, 13.0, 24.0]);
+    fn bias_starts_each_row() {
+        for (m, k, n) in [(2, 3, 4), (2 * BLOCK_ROWS + 1, 40, 130)] {
+            let (a, b, bias) = (random(m * k, 1), random(k * n, 2), random(n, 3));
+            for product in [Product::new(m, k, n), Product::new(m, k, n).transpose_b()] {
+                let (mut c, mut want) = (vec![f64::NAN; m * n], vec![0.0; m * n]);
+                matmul_bias(&mut c, &a, &b, &bias, product);
+                matmul(&mut want, &a, &b, product);
+                for (i, (c, want)) in c.iter().zip(&want).enumerate() {
+                    // the bias comes first or last in a sum of k + 1 terms below 1
+                    assert!((c - want - bias[i % n]).abs() < 1e-14, "{i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_summed() {
+        let rows: Vec<f32> = (0..7 * 201).map(|i| i as f32).collect();
+        let mut sum = [f32::NAN; 7];
+        sum_rows(&rows, &mut sum);
+        // 201 rows of 7 whole numbers: exact
+        assert_eq!(sum, std::array::from_fn(|j| (201 * 200 / 2 * 7 + 201 * j) as f32));
+        sum_rows(&[], &mut sum);
+        assert_eq!(sum, [0.0; 7]);
+        assert_same_at_any_threads(|| {
+            let mut sum = [0.0f32; 7];
+            sum_rows(&single(&random(7 * 1000, 1)), &mut sum);
+            sum
+        });
     }
 
     #[test]

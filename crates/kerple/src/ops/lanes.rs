@@ -55,6 +55,14 @@ pub(crate) fn max<T: Float>(values: &[T]) -> T {
     combine(fold_lanes([values], T::NEG_INFINITY, |largest, [value]| larger(largest, value)), larger)
 }
 
+/// Adds corresponding elements.
+pub(crate) fn add<T: Float>(to: &mut [T], from: &[T]) {
+    assert_eq!(to.len(), from.len());
+    for (to, from) in to.iter_mut().zip(from) {
+        *to += *from;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
