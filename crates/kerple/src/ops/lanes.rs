@@ -1,0 +1,89 @@
+//! Reductions over slices with a fixed order that fills vector registers.
+//!
+//! Element `i` goes to lane `i % 64`, and lanes are combined pairwise at the end.
+
+use super::Float;
+
+/// Partial results kept side by side; as many as fill the pipelines of a core with AVX-512.
+const LANES: usize = 64;
+
+/// Folds equally long slices lane by lane.
+#[inline(always)]
+fn fold_lanes<T: Float, const N: usize>(slices: [&[T]; N], start: T, step: impl Fn(T, [T; N]) -> T) -> [T; LANES] {
+    let len = slices[0].len();
+    let slices = slices.map(|slice| &slice[..len]);
+    let mut lanes = [start; LANES];
+    let whole = len - len % LANES;
+    let mut at = 0;
+    while at < whole {
+        let blocks = slices.map(|slice| &slice[at..at + LANES]);
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            *lane = step(*lane, blocks.map(|block| block[i]));
+        }
+        at += LANES;
+    }
+    let rest = slices.map(|slice| &slice[whole..]);
+    for (i, lane) in lanes.iter_mut().enumerate().take(len - whole) {
+        *lane = step(*lane, rest.map(|block| block[i]));
+    }
+    lanes
+}
+
+/// Combines lanes pairwise: 32 with 32, then 16 with 16, down to one.
+#[inline(always)]
+fn combine<T: Float>(mut lanes: [T; LANES], both: impl Fn(T, T) -> T) -> T {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = both(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// The sum of `term` over corresponding elements of equally long slices.
+#[inline(always)]
+pub(crate) fn sum<T: Float, const N: usize>(slices: [&[T]; N], term: impl Fn([T; N]) -> T) -> T {
+    combine(fold_lanes(slices, T::ZERO, |sum, values| sum + term(values)), |a, b| a + b)
+}
+
+/// The largest element, NaN ignored; minus infinity if there is none.
+#[inline(always)]
+pub(crate) fn max<T: Float>(values: &[T]) -> T {
+    let larger = |a: T, b: T| if b > a { b } else { a };
+    combine(fold_lanes([values], T::NEG_INFINITY, |largest, [value]| larger(largest, value)), larger)
+}
+
+/// Adds corresponding elements.
+pub(crate) fn add<T: Float>(to: &mut [T], from: &[T]) {
+    assert_eq!(to.len(), from.len());
+    for (to, from) in to.iter_mut().zip(from) {
+        *to += *from;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn sum_and_max_equal_plain_loops(values in prop::collection::vec(-1000i32..1000, 0..300)) {
+            // integers add exactly in any order
+            let x: Vec<f32> = values.iter().map(|v| *v as f32).collect();
+            let y: Vec<f32> = values.iter().rev().map(|v| (*v % 7) as f32).collect();
+            prop_assert_eq!(sum([&x], |[a]| a), x.iter().sum::<f32>());
+            prop_assert_eq!(sum([&x, &y], |[a, b]| a * b), x.iter().zip(&y).map(|(a, b)| a * b).sum::<f32>());
+            prop_assert_eq!(max(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        }
+    }
+
+    #[test]
+    fn max_ignores_nan() {
+        let mut x = vec![1.0f32; 130];
+        (x[3], x[70]) = (f32::NAN, 2.0);
+        assert_eq!(max(&x), 2.0);
+    }
+}
