@@ -198,4 +198,4 @@ impl Corpus {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

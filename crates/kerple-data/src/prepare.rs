@@ -86,7 +86,7 @@ impl fmt::Display for Progress {
 const BATCH: usize = 8 << 20;
 
 /// A vocabulary is learned from at most this many bytes of the training split.
-const LEARNED_FROM: usize = 256 << 20;
+const LEARNED_FROM: usize = 128 << 20;
 
 /// Reads the inputs, tokenizes them and writes a corpus that [`Corpus::open`](crate::Corpus::open) opens.
 ///

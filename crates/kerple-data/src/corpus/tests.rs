@@ -1,1 +1,170 @@
+use super::*;
+use proptest::prelude::*;
+use std::fs;
 
+/// Documents as an open shard.
+pub(crate) fn tokens(vocab_size: usize, documents: &[Vec<u32>]) -> Tokens {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.tokens");
+    write(&path, vocab_size, documents);
+    // the map outlives the folder
+    shard::open(&path).unwrap()
+}
+
+fn write(path: &Path, vocab_size: usize, documents: &[Vec<u32>]) {
+    let mut writer = ShardWriter::create(path, Width::of(vocab_size)).unwrap();
+    for document in documents {
+        let (first, rest) = document.split_at(document.len() / 2);
+        writer.extend(first).unwrap();
+        writer.extend(rest).unwrap();
+        writer.end_document();
+    }
+    writer.finish().unwrap();
+}
+
+/// Token files as GPT-NeoX writes them.
+fn write_megatron(prefix: &Path, kind: u8, documents: &[Vec<u32>]) {
+    let width = match kind {
+        1 => 1,
+        8 => 2,
+        _ => 4,
+    };
+    let mut idx = b"MMIDIDX\0\0".to_vec();
+    idx.extend(1u64.to_le_bytes());
+    idx.push(kind);
+    idx.extend((documents.len() as u64).to_le_bytes());
+    idx.extend((documents.len() as u64 + 1).to_le_bytes());
+    documents.iter().for_each(|document| idx.extend((document.len() as i32).to_le_bytes()));
+    let mut at = 0i64;
+    for document in documents {
+        idx.extend(at.to_le_bytes());
+        at += (document.len() * width) as i64;
+    }
+    (0..=documents.len() as i64).for_each(|bound| idx.extend(bound.to_le_bytes()));
+    let bin = documents.iter().flatten().flat_map(|token| token.to_le_bytes()[..width].to_vec()).collect::<Vec<u8>>();
+    fs::write(prefix.with_extension("idx"), idx).unwrap();
+    fs::write(prefix.with_extension("bin"), bin).unwrap();
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(
+        documents in prop::collection::vec(prop::collection::vec(0u32..200, 1..20), 0..10),
+        vocab_size in prop::sample::select(vec![200usize, 256, 257, 65_536, 65_537]),
+    ) {
+        let scale = (vocab_size - 1) as u32 / 199;
+        let documents: Vec<Vec<u32>> =
+            documents.into_iter().map(|document| document.into_iter().map(|token| token * scale).collect()).collect();
+        let shard = tokens(vocab_size, &documents);
+        let stream = documents.concat();
+        prop_assert_eq!(shard.read(0..stream.len()), &stream[..]);
+        prop_assert_eq!(shard.documents(), documents.len());
+        for (index, document) in documents.iter().enumerate() {
+            prop_assert_eq!(&shard.read(shard.document(index)), document);
+        }
+    }
+
+    /// Every byte of a shard is covered by a check.
+    #[test]
+    fn any_changed_byte_is_found(place in any::<prop::sample::Index>(), bit in 0..8) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.tokens");
+        write(&path, 300, &[vec![1, 2, 299], vec![4, 5]]);
+        let mut bytes = fs::read(&path).unwrap();
+        let at = place.index(bytes.len());
+        bytes[at] ^= 1u8 << bit;
+        fs::write(&path, bytes).unwrap();
+        prop_assert!(shard::open(&path).and_then(|tokens| shard::verify(&path, tokens.map())).is_err());
+    }
+
+    #[test]
+    fn token_files_are_read(
+        documents in prop::collection::vec(prop::collection::vec(0u32..250, 0..9), 1..30),
+        kind in prop::sample::select(vec![1u8, 4, 8]),
+    ) {
+        prop_assume!(documents.iter().any(|document| !document.is_empty()));
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("pile");
+        write_megatron(&prefix, kind, &documents);
+        let corpus = Corpus::open(&prefix).unwrap();
+        let streams = Split::ALL.map(|split| corpus.split(split).read(0..corpus.split(split).len()));
+        prop_assert_eq!(streams.concat(), documents.concat());
+        prop_assert_eq!(corpus.vocab_size(), *documents.iter().flatten().max().unwrap() as usize + 1);
+        let bounds = split_boundaries(documents.len() as u64, "949,50,1").unwrap();
+        prop_assert_eq!(corpus.split(Split::Train).documents() as u64, bounds[1]);
+    }
+}
+
+/// What is said of a shard after its bytes have been changed.
+fn shard_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.tokens");
+    write(&path, 256, &[vec![1, 2, 0]]);
+    let mut bytes = fs::read(&path).unwrap();
+    change(&mut bytes);
+    fs::write(&path, bytes).unwrap();
+    let error = shard::open(&path).and_then(|tokens| shard::verify(&path, tokens.map())).unwrap_err();
+    assert_eq!(error.hint(), "prepare the corpus again");
+    error.to_string().rsplit('/').next().unwrap().to_owned()
+}
+
+#[test]
+fn damage_is_described() {
+    insta::assert_snapshot!(shard_error(|bytes| bytes[..4].fill(b'x')), @"x.tokens: this is not a token shard: it begins with `xxxxLTOK`");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[8] = 9), @"x.tokens: the format's version is 9, this program reads 1");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[16] = 9), @"x.tokens: the header is damaged: its checksum does not match");
+    insta::assert_snapshot!(shard_error(|bytes| bytes.truncate(60)), @"x.tokens: the file has 60 bytes, its header says 64");
+    insta::assert_snapshot!(shard_error(|bytes| bytes.truncate(10)), @"x.tokens: the file has 10 bytes, its header alone has 48");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[48] = 7), @"x.tokens: checksum efb668d2e294d606, the header says dfe5645cef00e375");
+}
+
+/// What is said of token files after the bytes of their index have been changed.
+fn index_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("pile");
+    write_megatron(&prefix, 8, &[vec![1, 2, 3], vec![4, 5]]);
+    let mut bytes = fs::read(prefix.with_extension("idx")).unwrap();
+    change(&mut bytes);
+    fs::write(prefix.with_extension("idx"), bytes).unwrap();
+    let error = Corpus::open(&prefix).unwrap_err().to_string();
+    error.replace(&format!("{}/", folder.path().display()), "")
+}
+
+#[test]
+fn damaged_indices_are_described() {
+    insta::assert_snapshot!(index_error(|bytes| bytes[0] = b'X'), @r"pile.idx, byte 0: the file begins with `XMIDIDX\x00\x00`, not `MMIDIDX`");
+    insta::assert_snapshot!(index_error(|bytes| bytes[9] = 2), @"pile.idx, byte 9: the format's version is 2, this program reads 1");
+    insta::assert_snapshot!(index_error(|bytes| bytes[17] = 6), @"pile.idx, byte 17: tokens are of type 6, this program reads 1 (u8), 4 (i32) and 8 (u16)");
+    insta::assert_snapshot!(index_error(|bytes| bytes[18] = 3), @"pile.idx, byte 18: 3 sequences need 94 bytes, the file has 82");
+    insta::assert_snapshot!(index_error(|bytes| bytes.truncate(20)), @"pile.idx, byte 20: the file has 20 bytes, its header alone has 34");
+    insta::assert_snapshot!(index_error(|bytes| bytes[38] = 3), @"pile.idx, byte 38: document 1 has 3 tokens at byte 6, pile.bin has 10 bytes");
+    insta::assert_snapshot!(index_error(|bytes| bytes[50] = 4), @"pile.bin: document 1 does not follow its predecessor: it begins at token 2, not 3");
+}
+
+#[test]
+fn tokens_must_be_in_the_vocabulary() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("pile");
+    write_megatron(&prefix, 4, &[vec![1, 2], vec![9]]);
+    assert_eq!(Corpus::open_megatron(&prefix, "1,1,1", Some(10)).unwrap().vocab_size(), 10);
+    let message = |vocab_size| {
+        let error = Corpus::open_megatron(&prefix, "1,1,1", vocab_size).unwrap_err().to_string();
+        error.rsplit('/').next().unwrap().to_owned()
+    };
+    insta::assert_snapshot!(message(Some(9)), @"pile.bin, document 1: token 9, the vocabulary ends at 8");
+    write_megatron(&prefix, 4, &[vec![1, 2], vec![u32::MAX]]);
+    insta::assert_snapshot!(message(None), @"pile.bin, document 1: token -1 is negative");
+    let refused = Corpus::open_megatron(&prefix, "1,1", Some(9)).unwrap_err();
+    assert!(matches!(refused, Error::Damaged { .. }));
+}
+
+#[test]
+fn a_corpus_of_ids_has_no_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("pile");
+    write_megatron(&prefix, 1, &[vec![1, 2], vec![9]]);
+    let corpus = Corpus::open(&prefix).unwrap();
+    insta::assert_snapshot!(corpus.tokenizer().unwrap_err(), @"this corpus consists of token ids and has no tokenizer");
+    assert!(corpus.bytes_in(Split::Train, 0..1).is_err());
+    assert!(Corpus::open(&folder.path().join("nothing")).unwrap_err().to_string().contains("not a prepared corpus"));
+}

@@ -1,1 +1,91 @@
+use super::*;
+use crate::corpus::tests::tokens;
+use proptest::prelude::*;
 
+const SHAPE: BatchShape = BatchShape { batch: 3, seq_len: 4 };
+
+/// Documents of different sizes over a counting stream, so that a token is its own place.
+fn counting(sizes: &[u32]) -> Tokens {
+    let mut next = 0;
+    let document = |size: &u32| {
+        next += size;
+        (next - size..next).collect::<Vec<u32>>()
+    };
+    tokens(1 << 20, &sizes.iter().map(document).collect::<Vec<_>>())
+}
+
+#[test]
+fn targets_follow_tokens() {
+    let batch = Batch::at(&counting(&[5, 9, 6]), &[0, 15], 4);
+    assert_eq!(batch.tokens, [0, 1, 2, 3, 15, 16, 17, 18]);
+    assert_eq!(batch.targets, [1, 2, 3, 4, 16, 17, 18, 19]);
+    assert_eq!((batch.batch, batch.seq_len), (2, 4));
+}
+
+#[test]
+fn every_row_is_drawn_on_its_own() {
+    let tokens = counting(&[1000, 500]);
+    let batches = |batch: usize| Batches::new(&tokens, Packing::Random, BatchShape { batch, seq_len: 4 }, 7).unwrap();
+    let (small, large) = (batches(2).batch(11), batches(5).batch(11));
+    assert_eq!(small.tokens, large.tokens[..8]);
+    assert_ne!(large.tokens[..4], large.tokens[4..8]);
+    assert_ne!(batches(2).batch(12), small);
+}
+
+/// An epoch reads every token but those that do not fill a sample, each sample once, whatever the batch.
+#[test]
+fn megatron_order_reads_every_sample_once() {
+    let tokens = counting(&[13, 8, 2, 30, 5, 7]);
+    let packing = Packing::Megatron { steps: 5 };
+    let batches = Batches::new(&tokens, packing, SHAPE, 1).unwrap();
+    let mut targets: Vec<u32> = (0..5).flat_map(|step| batches.batch(step).targets).collect();
+    assert_eq!(targets.len(), 60);
+    targets.sort();
+    targets.dedup();
+    assert_eq!(targets.len(), 60, "65 tokens hold 16 samples; 15 of them are reported and read");
+    assert_eq!(batches.batch(5), batches.batch(0), "then the order starts over");
+}
+
+/// The tokens of every sample are those that the tables of the reference name.
+#[test]
+fn megatron_samples_are_what_the_tables_say() {
+    let sizes = [5, 17, 3, 40, 1, 22, 9, 64, 2, 31, 13];
+    let tokens = counting(&sizes.map(|size: i32| size as u32));
+    let shape = BatchShape { batch: 1, seq_len: 16 };
+    let batches = Batches::new(&tokens, Packing::Megatron { steps: 12 }, shape, 520).unwrap();
+    let mut random = NumpyRandom::new(520);
+    let documents = document_index(sizes.len(), 1, &mut random);
+    let stream: Vec<u32> =
+        documents.iter().flat_map(|document| tokens.read(tokens.document(*document as usize))).collect();
+    for (step, sample) in shuffle_index(12, &mut random).into_iter().take(11).enumerate() {
+        let start = sample as usize * 16;
+        assert_eq!(batches.batch(step as u64).tokens, stream[start..start + 16], "sample {sample}");
+    }
+}
+
+#[test]
+fn impossible_batches_are_refused() {
+    let tokens = counting(&[4]);
+    let message = |packing, shape, seed| Batches::new(&tokens, packing, shape, seed).err().unwrap().to_string();
+    insta::assert_snapshot!(message(Packing::Random, SHAPE, 1), @"the split has 4 tokens, sequences of 4 need at least 5");
+    let empty = BatchShape { batch: 0, seq_len: 4 };
+    insta::assert_snapshot!(message(Packing::Random, empty, 1), @"a batch of 0 sequences of 4 tokens is empty");
+    let one = BatchShape { batch: 1, seq_len: 2 };
+    insta::assert_snapshot!(message(Packing::Megatron { steps: 1 }, one, 1 << 32), @"seed 4294967296 is too large for GPT-NeoX's data order, the limit is 4294967295");
+}
+
+proptest! {
+    #[test]
+    fn batches_are_functions_of_the_step(
+        sizes in prop::collection::vec(1u32..60, 3..9), steps in 1u64..20, seed in 0u64..1000, megatron: bool,
+    ) {
+        let tokens = counting(&sizes);
+        prop_assume!(tokens.len() > SHAPE.seq_len);
+        let packing = if megatron { Packing::Megatron { steps } } else { Packing::Random };
+        let (one, two) = (Batches::new(&tokens, packing, SHAPE, seed), Batches::new(&tokens, packing, SHAPE, seed));
+        let (one, two) = (one.unwrap(), two.unwrap());
+        let forward: Vec<Batch> = (0..steps).map(|step| one.batch(step)).collect();
+        let backward: Vec<Batch> = (0..steps).rev().map(|step| two.batch(step)).collect();
+        prop_assert!(forward.iter().eq(backward.iter().rev()));
+    }
+}

@@ -72,9 +72,10 @@ impl Iterator for JsonLines {
 /// The string under `key`, or what is wrong and what to do.
 fn text(line: &[u8], key: &str) -> std::result::Result<String, (String, &'static str)> {
     let wrong = |error: serde_json::Error| {
-        let (column, message) = (error.column(), error.to_string());
+        let message = error.to_string();
         let cause = message.split(" at line ").next().unwrap_or_default();
-        (format!("column {column}: {cause}"), "every line must be a JSON object; is the file cut short?")
+        let column = Some(error.column()).filter(|column| *column > 0).map(|column| format!("column {column}: "));
+        (column.unwrap_or_default() + cause, "every line must be a JSON object; is the file cut short?")
     };
     let fields: BTreeMap<Cow<str>, &RawValue> = serde_json::from_slice(line).map_err(wrong)?;
     let Some(value) = fields.get(key) else {
@@ -112,7 +113,7 @@ mod tests {
     #[test]
     fn errors_name_line_and_cause() {
         insta::assert_snapshot!(failure("{\"text\":\"a\"}\n{\"text\":\"b"), @"x.jsonl, line 2: column 10: EOF while parsing a string");
-        insta::assert_snapshot!(failure("[1]"), @"x.jsonl, line 1: column 1: invalid type: sequence, expected a map");
+        insta::assert_snapshot!(failure("[1]"), @"x.jsonl, line 1: invalid type: sequence, expected a map");
         insta::assert_snapshot!(failure("{\"body\":\"a\",\"id\":1}"), @"x.jsonl, line 1: there is no key `text`, the keys are: body, id");
         insta::assert_snapshot!(failure("{\"text\":[\"a\"]}"), @r#"x.jsonl, line 1: `text` is not a string: ["a"]"#);
     }

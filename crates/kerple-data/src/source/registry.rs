@@ -3,8 +3,37 @@
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Crates that any build of this project unpacks, and that hold prose and code worth learning from.
-pub const DEFAULT_CRATES: [&str; 1] = ["serde"];
+/// Crates that every build of this project unpacks, on any platform: 27 MB of code written by hand, and its prose.
+pub const DEFAULT_CRATES: [&str; 28] = [
+    "aho-corasick",
+    "burn-autodiff",
+    "burn-backend",
+    "burn-core",
+    "burn-flex",
+    "burn-nn",
+    "burn-std",
+    "burn-tensor",
+    "clap",
+    "clap_builder",
+    "csv",
+    "fancy-regex",
+    "flate2",
+    "memchr",
+    "minijinja",
+    "nalgebra",
+    "num-traits",
+    "parquet",
+    "rayon",
+    "rayon-core",
+    "regex",
+    "regex-automata",
+    "serde",
+    "serde_core",
+    "serde_json",
+    "statrs",
+    "tokenizers",
+    "toml",
+];
 
 /// Labels `name version`, and the `.rs` and `.md` files of each, sorted by name, version and path.
 pub(super) fn sources(lock: &str, cargo_home: &Path, names: &[&str]) -> Result<(Vec<String>, Vec<PathBuf>)> {
@@ -69,4 +98,64 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const LOCK: &str = r#"
+        [[package]]
+        name = "b"
+        version = "1.0.0"
+        source = "registry+https://github.com/rust-lang/crates.io-index"
+        [[package]]
+        name = "a"
+        version = "0.2.0"
+        source = "registry+https://github.com/rust-lang/crates.io-index"
+        [[package]]
+        name = "ours"
+        version = "0.1.0"
+    "#;
+
+    fn home(files: &[&str]) -> tempfile::TempDir {
+        let home = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = home.path().join("registry/src/index-1").join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, file).unwrap();
+        }
+        home
+    }
+
+    #[test]
+    fn sources_are_sorted_and_chosen_by_the_lock() {
+        let home =
+            home(&["b-1.0.0/src/z.rs", "b-1.0.0/src/a/m.rs", "b-1.0.0/x.toml", "a-0.2.0/README.md", "a-0.1.0/o.rs"]);
+        let (labels, files) = sources(LOCK, home.path(), &["b", "a", "b"]).unwrap();
+        assert_eq!(labels, ["a 0.2.0", "b 1.0.0"]);
+        let root = home.path().join("registry/src/index-1");
+        let names: Vec<_> = files.iter().map(|file| file.strip_prefix(&root).unwrap().to_str().unwrap()).collect();
+        assert_eq!(names, ["a-0.2.0/README.md", "b-1.0.0/src/a/m.rs", "b-1.0.0/src/z.rs"]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let home = home(&["b-1.0.0/lib.rs"]);
+        let message = |names: &[&str]| sources(LOCK, home.path(), names).unwrap_err().to_string();
+        insta::assert_snapshot!(message(&["ours"]), @"crate ours is not in the lock file");
+        assert!(message(&["a"]).starts_with("crate a 0.2.0 is not unpacked in "));
+        let error = sources("[[package", home.path(), &["a"]).unwrap_err().to_string();
+        assert!(error.starts_with("Cargo.lock: "), "{error}");
+    }
+
+    #[test]
+    fn every_default_crate_is_locked_once() {
+        let locked = locked(include_str!("../../../../Cargo.lock")).unwrap();
+        for name in DEFAULT_CRATES {
+            assert_eq!(locked.iter().filter(|(package, _)| package == name).count(), 1, "{name}");
+        }
+        assert!(DEFAULT_CRATES.is_sorted());
+    }
 }

@@ -1,1 +1,165 @@
+use super::*;
+use ::parquet::column::writer::ColumnWriter;
+use ::parquet::data_type::ByteArray;
+use ::parquet::file::properties::WriterProperties;
+use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::schema::parser::parse_message_type;
+use std::fs;
+use std::io::Write;
+use std::sync::Arc;
+use tempfile::TempDir;
 
+fn folder(files: &[(&str, &[u8])]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    folder
+}
+
+fn read(path: &Path) -> Result<Vec<Content>> {
+    let mut found = Vec::new();
+    for file in Sources::paths(&[path]).files()? {
+        let mut documents = file.documents("text")?;
+        found.extend(
+            documents.by_ref().map(|document| document.map(|document| document.content)).collect::<Result<Vec<_>>>()?,
+        );
+        assert_eq!(documents.bytes_read(), file.size, "{}", file.path.display());
+    }
+    Ok(found)
+}
+
+fn texts(path: &Path) -> Vec<String> {
+    let text = |content| match content {
+        Content::Text(text) => text,
+        other => panic!("{other:?}"),
+    };
+    read(path).unwrap().into_iter().map(text).collect()
+}
+
+/// What is said of a file, without the folder it is in.
+fn failure(name: &str, bytes: &[u8]) -> String {
+    let folder = folder(&[(name, bytes)]);
+    let error = read(&folder.path().join(name)).unwrap_err().to_string();
+    error.replace(&format!("{}/", folder.path().display()), "")
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn lines(count: usize) -> Vec<u8> {
+    (0..count)
+        .flat_map(|line| format!("{{\"meta\":{{}},\"text\":\"line {line} {}\"}}\n", line * 77_777).into_bytes())
+        .collect()
+}
+
+/// A Parquet file with a column `id` and rows of an optional column `text`.
+fn parquet(rows: &[Option<&str>]) -> Vec<u8> {
+    let schema = parse_message_type("message m { required int32 id; optional binary text (STRING); }").unwrap();
+    let mut writer =
+        SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(WriterProperties::default())).unwrap();
+    for part in rows.chunks(2) {
+        let mut group = writer.next_row_group().unwrap();
+        while let Some(mut column) = group.next_column().unwrap() {
+            match column.untyped() {
+                ColumnWriter::Int32ColumnWriter(ids) => _ = ids.write_batch(&vec![7; part.len()], None, None).unwrap(),
+                ColumnWriter::ByteArrayColumnWriter(texts) => {
+                    let values: Vec<ByteArray> = part.iter().flatten().map(|text| ByteArray::from(*text)).collect();
+                    let levels: Vec<i16> = part.iter().map(|text| i16::from(text.is_some())).collect();
+                    texts.write_batch(&values, Some(&levels), None).unwrap();
+                }
+                _ => unreachable!(),
+            }
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+    }
+    writer.into_inner().unwrap()
+}
+
+#[test]
+fn folders_are_walked_in_order() {
+    let folder = folder(&[
+        ("b/z.md", b"z"),
+        ("b/a.rs", b"a"),
+        ("a.txt", b"\xef\xbb\xbffirst"),
+        (".git/x", b"hidden"),
+        (".hidden", b"hidden"),
+        ("b/CVS/Root", b"hidden"),
+        ("c.bin", b"a\0b"),
+        ("d.txt", b"\xff"),
+    ]);
+    let text = |text: &str| Content::Text(text.to_owned());
+    let expected = [text("first"), text("a"), text("z"), Content::NotText, Content::NotText];
+    assert_eq!(read(folder.path()).unwrap(), expected);
+}
+
+#[test]
+fn compressed_files_read_like_plain_ones() {
+    let plain = lines(5000);
+    let twice = [gzip(&plain), gzip(&plain)].concat();
+    let zstd = zstd::encode_all(&plain[..], 3).unwrap();
+    let folder = folder(&[("a.jsonl", &plain), ("b.jsonl.gz", &twice), ("c.jsonl.zst", &zstd), ("d.txt.zst", &zstd)]);
+    let expected = texts(&folder.path().join("a.jsonl"));
+    assert_eq!(expected.len(), 5000);
+    assert_eq!(texts(&folder.path().join("b.jsonl.gz")), [&expected[..], &expected].concat());
+    assert_eq!(texts(&folder.path().join("c.jsonl.zst")), expected);
+    assert_eq!(texts(&folder.path().join("d.txt.zst")).concat().into_bytes(), plain);
+}
+
+#[test]
+fn parquet_rows_are_documents() {
+    let folder = folder(&[("a.parquet", &parquet(&[Some("one"), Some("zwei é"), Some("")]))]);
+    assert_eq!(texts(folder.path()), ["one", "zwei é", ""]);
+    insta::assert_snapshot!(failure("a.parquet", &parquet(&[Some("one"), None])), @"a.parquet, row 2: column `text` is null");
+    let file = SourceFile::new(&folder.path().join("a.parquet"), false).unwrap();
+    let message = |key| file.documents(key).err().unwrap().to_string().rsplit('/').next().unwrap().to_owned();
+    insta::assert_snapshot!(message("body"), @"a.parquet: there is no column `body`, the columns are: id, text");
+    insta::assert_snapshot!(message("id"), @"a.parquet: column `id` does not hold text");
+}
+
+#[test]
+fn damaged_files_are_described() {
+    let plain = lines(5000);
+    let (zstd, gz) = (zstd::encode_all(&plain[..], 3).unwrap(), gzip(&plain));
+    insta::assert_snapshot!(failure("a.jsonl.zst", &zstd[..zstd.len() / 2]), @"a.jsonl.zst, line 1: cannot read on: incomplete frame");
+    insta::assert_snapshot!(failure("a.jsonl.zst", &plain), @"a.jsonl.zst, line 1: cannot read on: Unknown frame descriptor");
+    insta::assert_snapshot!(failure("a.jsonl.gz", &gz[..gz.len() / 2]), @"a.jsonl.gz, line 2534: cannot read on: incomplete deflate stream");
+    insta::assert_snapshot!(failure("a.txt.gz", b"no"), @"a.txt.gz: cannot read on: unexpected end of file");
+    insta::assert_snapshot!(failure("a.jsonl", &plain[..plain.len() - 5]), @"a.jsonl, line 5000: column 36: EOF while parsing a string");
+    insta::assert_snapshot!(failure("a.txt", b"ab\xffc"), @"a.txt: byte 2 is not UTF-8");
+    insta::assert_snapshot!(failure("a.rs", b"a\0"), @"a.rs: byte 1 is NUL, this is not text");
+    let rows = parquet(&[Some("one"), Some("two")]);
+    insta::assert_snapshot!(failure("a.parquet", &rows[..rows.len() / 2]), @"a.parquet: Parquet error: Invalid Parquet file. Corrupt footer");
+    insta::assert_snapshot!(failure("a.parquet", b""), @"a.parquet: EOF: Parquet file too small. Size is 0 but need 8");
+}
+
+#[test]
+fn missing_inputs_are_described() {
+    let folder = folder(&[(".hidden", b"x")]);
+    let error = read(&folder.path().join("none.txt")).unwrap_err();
+    assert!(error.to_string().contains("none.txt: cannot read: No such file"), "{error}");
+    assert_eq!(error.hint(), "check the path");
+    let error = read(folder.path()).unwrap_err();
+    assert!(error.to_string().starts_with("there is no file to read in: "), "{error}");
+}
+
+#[test]
+fn names_say_splits() {
+    let named = |name: &str| {
+        let format = Format::of(Path::new(name));
+        SourceFile { path: name.into(), format, size: 0, found: true }.named_split()
+    };
+    assert_eq!(named("x/train.jsonl.zst"), Some(Split::Train));
+    assert_eq!(named("train-00001-of-00005.parquet"), Some(Split::Train));
+    assert_eq!(named("validation.txt"), Some(Split::Valid));
+    assert_eq!(named("VAL.jsonl"), Some(Split::Valid));
+    assert_eq!(named("test_b.jsonl"), Some(Split::Test));
+    assert_eq!(named("training-data/part.jsonl"), None);
+    assert_eq!(named("trainer.rs"), None);
+}

@@ -4,13 +4,16 @@
 //! `tokenizers` library; equal counts are decided by token id, so equal texts give equal vocabularies.
 
 use super::Tokenizer;
+use super::hugging_face::letter_of;
 use crate::error::{Error, Result};
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::LazyLock;
+use tokenizers::AddedToken;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+use tokenizers::utils::SysRegex;
 
 const END: &str = "<|endoftext|>";
 /// 256 bytes and the end of a document.
@@ -23,9 +26,12 @@ pub(crate) struct WordCounts(HashMap<String, u64>);
 impl WordCounts {
     /// Counts the words of some texts.
     pub(crate) fn add(&mut self, texts: &[String]) {
-        let parts: Vec<HashMap<String, u64>> = texts.par_iter().map(|text| words(text)).collect();
+        let parts: Vec<HashMap<&str, u64>> = texts.par_iter().map(|text| words(text)).collect();
         for (word, count) in parts.into_iter().flatten() {
-            *self.0.entry(word).or_default() += count;
+            match self.0.get_mut(word) {
+                Some(sum) => *sum += count,
+                None => _ = self.0.insert(word.to_owned(), count),
+            }
         }
     }
 
@@ -43,7 +49,7 @@ impl WordCounts {
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
         let mut model = BPE::default();
-        let counts = self.0.iter().map(|(word, count)| (word.as_str().into(), *count)).collect();
+        let counts = self.0.iter().map(|(word, count)| (written(word).into(), *count)).collect();
         let failed = |error: tokenizers::Error| Error::refused(format!("bpe:{vocab_size}: {error}"), "report this");
         trainer.do_train(&counts, &mut model).map_err(failed)?;
         let mut learned = tokenizers::Tokenizer::new(model);
@@ -62,19 +68,23 @@ impl WordCounts {
     }
 }
 
+/// A word as a byte-level vocabulary writes it.
+fn written(word: &str) -> String {
+    word.bytes().map(letter_of).collect()
+}
+
 fn splitter() -> ByteLevel {
     ByteLevel::new(false, true, true)
 }
 
-fn words(text: &str) -> HashMap<String, u64> {
-    let mut split = PreTokenizedString::from(text);
-    splitter().pre_tokenize(&mut split).expect("splitting at a fixed expression cannot fail");
-    let mut counts = HashMap::<String, u64>::new();
-    for (word, _, _) in split.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
-        match counts.get_mut(word) {
-            Some(count) => *count += 1,
-            None => _ = counts.insert(word.to_owned(), 1),
-        }
+/// Words as GPT-2 sees them; merges never cross their bounds.
+const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+fn words(text: &str) -> HashMap<&str, u64> {
+    static SPLIT: LazyLock<SysRegex> = LazyLock::new(|| SysRegex::new(WORDS).expect("the expression is constant"));
+    let mut counts = HashMap::new();
+    for (start, end) in SPLIT.find_iter(text) {
+        *counts.entry(&text[start..end]).or_default() += 1;
     }
     counts
 }

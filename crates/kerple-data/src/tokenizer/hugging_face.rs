@@ -1,6 +1,7 @@
 //! Tokenizers defined by a Hugging Face `tokenizer.json`.
 
 use crate::error::{Error, Result};
+use std::collections::HashMap;
 use std::path::Path;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -30,7 +31,8 @@ impl HuggingFace {
         inner.set_encode_special_tokens(true);
         let mut tokenizer = HuggingFace { inner, bytes: None, lengths: Vec::new() };
         // a model without a token for the unknown fails on the first rare character; find out now
-        tokenizer.encode("\u{10fffd}").map_err(|error| damaged(format!("it cannot encode every text: {error}")))?;
+        let rare = tokenizer.inner.encode_fast("\u{10fffd}", false);
+        rare.map_err(|error| damaged(format!("it cannot encode every text: {error}")))?;
         if tokenizer.is_byte_level() {
             let bytes = tokenizer.byte_table();
             tokenizer.lengths = bytes.iter().map(|bytes| bytes.len() as u32).collect();
@@ -118,10 +120,13 @@ impl HuggingFace {
     /// The bytes of every token of a byte-level vocabulary, which writes each byte as one character.
     fn byte_table(&self) -> Vec<Box<[u8]>> {
         let added = self.inner.get_added_tokens_decoder();
+        let byte_of: HashMap<char, u8> = (0..=255).map(|byte| (letter_of(byte), byte)).collect();
+        let written =
+            |name: &str| name.chars().map(|letter| byte_of.get(&letter).copied()).collect::<Option<Vec<u8>>>();
         let bytes = |(id, name): (usize, String)| match added.get(&(id as u32)) {
             Some(token) if token.special => Vec::new(),
             Some(_) => name.into_bytes(),
-            None => name.chars().map(byte_of).collect::<Option<Vec<u8>>>().unwrap_or_else(|| name.into_bytes()),
+            None => written(&name).unwrap_or_else(|| name.into_bytes()),
         };
         self.names().into_iter().enumerate().map(|entry| bytes(entry).into()).collect()
     }
@@ -145,12 +150,12 @@ impl HuggingFace {
     }
 }
 
-/// The byte that a character of a byte-level vocabulary stands for: itself where that is a visible Latin-1 character,
-/// otherwise the n-th of the remaining bytes is written U+0100 + n.
-fn byte_of(letter: char) -> Option<u8> {
-    let visible = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    match u32::from(letter) {
-        code @ 0..0x100 => u8::try_from(code).ok().filter(visible),
-        code => (0..=255u8).filter(|byte| !visible(byte)).nth(code as usize - 0x100),
+/// How a byte-level vocabulary writes a byte: visible Latin-1 characters as themselves, the n-th of the rest as U+0100 + n.
+pub(super) fn letter_of(byte: u8) -> char {
+    let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match visible(byte) {
+        true => char::from(byte),
+        false => char::from_u32(0x100 + (0..byte).filter(|before| !visible(*before)).count() as u32)
+            .expect("the characters from U+0100 to U+0143 exist"),
     }
 }

@@ -2,9 +2,11 @@
 
 use super::Tokenizer;
 
-/// Decodes tokens one at a time; what comes out, joined, is [`Tokenizer::decode`] of all of them.
+/// Decodes tokens one at a time.
 ///
-/// Never gives half of a character: bytes wait until the character is whole or can no longer become one.
+/// Never gives half of a character: bytes wait until the character is whole or can no longer become one. What comes out,
+/// joined, is [`Tokenizer::decode`] of all tokens; where tokens have no bytes of their own (SentencePiece, WordPiece),
+/// as long as they spell UTF-8.
 pub struct StreamDecoder<'t> {
     tokenizer: &'t Tokenizer,
     /// Bytes of an unfinished character.

@@ -1,1 +1,168 @@
+use super::*;
+use proptest::prelude::*;
+use std::sync::LazyLock;
 
+/// A small byte-level vocabulary, learned from this very file.
+static LEARNED: LazyLock<Tokenizer> = LazyLock::new(|| learn(400).unwrap());
+
+fn learn(vocab_size: usize) -> Result<Tokenizer> {
+    let mut counts = WordCounts::default();
+    counts.add(&include_str!("tests.rs").lines().map(str::to_owned).collect::<Vec<_>>());
+    counts.add(&["naïve 文字 🙂 ".repeat(50)]);
+    counts.train(vocab_size)
+}
+
+fn parse(definition: &str, end: Option<&str>) -> Result<Tokenizer> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, definition).unwrap();
+    Tokenizer::from_file(&path, end)
+}
+
+/// SentencePiece-like: spaces as U+2581, unknown characters as bytes.
+fn sentence_piece() -> Tokenizer {
+    let bytes: Vec<String> = (0..256).map(|byte| format!("\"<0x{byte:02X}>\":{}", byte + 10)).collect();
+    let definition = format!(
+        r#"{{"version":"1.0","added_tokens":[{{"id":1,"content":"</s>","special":true,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false}}],
+        "normalizer":null,"pre_tokenizer":{{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}},"post_processor":null,
+        "decoder":{{"type":"Sequence","decoders":[{{"type":"Replace","pattern":{{"String":"▁"}},"content":" "}},{{"type":"ByteFallback"}},{{"type":"Fuse"}},{{"type":"Strip","content":" ","start":1,"stop":0}}]}},
+        "model":{{"type":"BPE","dropout":null,"unk_token":"<unk>","continuing_subword_prefix":null,"end_of_word_suffix":null,"fuse_unk":true,"byte_fallback":true,"ignore_merges":false,
+        "vocab":{{"<unk>":0,"</s>":1,"▁":2,"a":3,"b":4,"▁a":5,"ab":6,{}}},"merges":["▁ a","a b"]}}}}"#,
+        bytes.join(",")
+    );
+    parse(&definition, None).unwrap()
+}
+
+const WORD_PIECE: &str = r###"{"version":"1.0","added_tokens":[{"id":1,"content":"[SEP]","special":true,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false}],
+    "truncation":{"direction":"Right","max_length":2,"strategy":"LongestFirst","stride":0},
+    "normalizer":null,"pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":{"type":"WordPiece","prefix":"##","cleanup":false},
+    "model":{"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##","max_input_chars_per_word":100,"vocab":{"[UNK]":0,"[SEP]":1,"a":2,"##b":3,"cat":4}}}"###;
+
+fn streamed(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<String> {
+    let mut decoder = tokenizer.decoder();
+    let mut parts: Vec<String> = tokens.iter().map(|token| decoder.push(*token)).collect();
+    parts.push(decoder.finish());
+    parts
+}
+
+proptest! {
+    #[test]
+    fn text_survives(text in "\\PC{0,40}") {
+        for tokenizer in [&Tokenizer::byte(), &*LEARNED] {
+            let tokens = tokenizer.encode(&text).unwrap();
+            prop_assert_eq!(tokenizer.decode(&tokens), text.as_str());
+            prop_assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.vocab_size()));
+            let bytes: usize = tokens.iter().map(|token| tokenizer.token_bytes(*token)).sum();
+            prop_assert_eq!(bytes, text.len());
+        }
+    }
+
+    /// Any tokens at all, as a model may sample them.
+    #[test]
+    fn streaming_equals_decoding_at_once(tokens in prop::collection::vec(0u32..420, 0..60)) {
+        for tokenizer in [&Tokenizer::byte(), &*LEARNED] {
+            prop_assert_eq!(streamed(tokenizer, &tokens).concat(), tokenizer.decode(&tokens));
+        }
+    }
+
+    /// Texts without U+FFFD itself, so that it can only come from half a character.
+    #[test]
+    fn streaming_never_shows_half_a_character(text in "\\PC{0,20}") {
+        let text = text.replace(char::REPLACEMENT_CHARACTER, "?");
+        for tokenizer in [&Tokenizer::byte(), &*LEARNED, &sentence_piece()] {
+            let tokens = tokenizer.encode(&text).unwrap();
+            let parts = streamed(tokenizer, &tokens);
+            prop_assert!(parts.iter().all(|part| !part.contains(char::REPLACEMENT_CHARACTER)));
+            prop_assert_eq!(parts.concat(), tokenizer.decode(&tokens));
+        }
+    }
+
+    /// The table of bytes says what the library's own decoder does.
+    #[test]
+    fn byte_level_decoding_is_the_librarys(tokens in prop::collection::vec(0u32..400, 0..40)) {
+        prop_assert_eq!(LEARNED.decode(&tokens), LEARNED.inner().decode(&tokens));
+    }
+
+    #[test]
+    fn gaps_between_words_are_bounds_of_tokens(text in "[a-zA-Z0-9 .\n\té字']{0,200}", from in 0usize..100) {
+        if let Some(at) = word_gap(&text, from) {
+            let (left, right) = text.split_at(at);
+            let parts = [LEARNED.encode(left).unwrap(), LEARNED.encode(right).unwrap()].concat();
+            prop_assert_eq!(parts, LEARNED.encode(&text).unwrap());
+            prop_assert!(at > from && right.starts_with(' '));
+        }
+    }
+}
+
+#[test]
+fn long_texts_come_in_pieces() {
+    let text = "some words here\n".repeat(3 * PIECE / 16);
+    let pieces = LEARNED.pieces(&text);
+    assert!(pieces.len() == 3 && pieces.concat() == text, "{} pieces", pieces.len());
+    let parts: Vec<u32> = pieces.iter().flat_map(|piece| LEARNED.encode(piece).unwrap()).collect();
+    assert!(parts == LEARNED.encode(&text).unwrap());
+    assert_eq!(sentence_piece().pieces(&text).len(), 1);
+}
+
+#[test]
+fn learning_is_deterministic() {
+    let again = learn(400).unwrap();
+    assert_eq!(again.definition(), LEARNED.definition());
+    assert_eq!((again.vocab_size(), again.end_of_document()), (400, 0));
+    assert!(LEARNED.encode("tokenizer").unwrap().len() < 6, "common words are short");
+}
+
+#[test]
+fn special_tokens_in_text_are_text() {
+    let tokens = LEARNED.encode("a<|endoftext|>b").unwrap();
+    assert!(!tokens.contains(&LEARNED.end_of_document()));
+    assert_eq!(LEARNED.decode(&tokens), "a<|endoftext|>b");
+    assert_eq!(LEARNED.decode(&[LEARNED.end_of_document()]), "");
+    assert_eq!(LEARNED.token_bytes(LEARNED.end_of_document()), 0);
+    assert_eq!(LEARNED.token_bytes(1_000_000), 0);
+}
+
+#[test]
+fn the_byte_tokenizer_is_bytes() {
+    let byte = Tokenizer::byte();
+    assert_eq!(byte.encode("aé").unwrap(), [97, 195, 169]);
+    assert_eq!(byte.decode(&[97, 0, 195, 300, 98]), "a\u{fffd}b");
+    assert_eq!((byte.token_bytes(0), byte.token_bytes(97), byte.token_bytes(256)), (0, 1, 0));
+    insta::assert_snapshot!(byte.encode("a\0").unwrap_err(), @"the text holds NUL, which the byte tokenizer ends documents with");
+}
+
+#[test]
+fn other_tokenizers_know_the_length_of_their_tokens() {
+    let tokenizer = sentence_piece();
+    assert_eq!(tokenizer.encode("ab a").unwrap(), [5, 4, 5]);
+    assert_eq!(tokenizer.decode(&[5, 4, 5]), "ab a");
+    let lengths = |tokens: &[u32]| tokens.iter().map(|token| tokenizer.token_bytes(*token)).collect::<Vec<_>>();
+    assert_eq!(lengths(&[1, 2, 3, 5, 6, 10 + 0xe6]), [0, 1, 1, 2, 2, 1]);
+    let pieces = parse(WORD_PIECE, None).unwrap();
+    assert_eq!(pieces.encode("ab cat a").unwrap(), [2, 3, 4, 2], "the definition's truncation is not applied");
+    assert_eq!([1, 2, 3, 4].map(|token| pieces.token_bytes(token)), [0, 2, 1, 4]);
+    assert_eq!(streamed(&pieces, &[2, 3, 4]), ["a", "b", " cat", ""]);
+}
+
+#[test]
+fn the_end_of_a_document_is_found_or_named() {
+    assert_eq!(parse(WORD_PIECE, None).unwrap().end_of_document(), 1);
+    let named = parse(WORD_PIECE, Some("cat")).unwrap();
+    assert_eq!(named.end_of_document(), 4);
+    assert_ne!(named.fingerprint(), parse(WORD_PIECE, None).unwrap().fingerprint());
+    let message = |definition: &str, end| {
+        let error = parse(definition, end).unwrap_err().to_string();
+        error[error.find("tokenizer.json").unwrap()..].to_owned()
+    };
+    insta::assert_snapshot!(message(WORD_PIECE, Some("dog")), @"tokenizer.json: there is no token `dog`");
+    let without = WORD_PIECE.replace("[SEP]", "[END]");
+    insta::assert_snapshot!(message(&without, None), @"tokenizer.json: none of the tokens <|endoftext|> </s> <eos> [SEP] is in the vocabulary");
+    insta::assert_snapshot!(message("{}", None), @"tokenizer.json: this is not a tokenizer: Model missing. at line 1 column 2");
+    insta::assert_snapshot!(message(&WORD_PIECE.replace("\"unk_token\":\"[UNK]\"", "\"unk_token\":\"[NO]\""), None), @"tokenizer.json: it cannot encode every text: WordPiece error: Missing [UNK] token from the vocabulary");
+}
+
+#[test]
+fn vocabularies_have_limits() {
+    let error = learn(100_000).unwrap_err();
+    assert!(error.to_string().starts_with("bpe:100000: the text has repeated pairs for "), "{error}");
+}

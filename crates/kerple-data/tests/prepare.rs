@@ -1,0 +1,232 @@
+//! Preparing corpora end to end.
+
+use kerple_data::{Corpus, PrepareOptions, Progress, Sources, Split, Summary, is_prepared, prepare};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+fn folder(files: &[(&str, &str)]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    folder
+}
+
+fn lines(texts: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    texts.into_iter().map(|text| serde_json::json!({ "text": text.as_ref() }).to_string() + "\n").collect()
+}
+
+/// 300 different documents.
+fn many() -> Vec<String> {
+    (0..300).map(|at| format!("document {at} says {}\n", "word and word ".repeat(at % 7 + 1))).collect()
+}
+
+fn options(input: &Path, out: &Path) -> PrepareOptions {
+    PrepareOptions::new(Sources::paths(&[input]), out)
+}
+
+fn run(options: &PrepareOptions) -> kerple_data::Result<Summary> {
+    prepare(options, &mut |_| {})
+}
+
+/// All files of a folder.
+fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.file_name().unwrap().into(), fs::read(&path).unwrap())).collect()
+}
+
+/// The documents of a split, decoded.
+fn documents(corpus: &Corpus, split: Split) -> Vec<String> {
+    let (tokens, tokenizer) = (corpus.split(split), corpus.tokenizer().unwrap());
+    let document = |index| {
+        let mut document = tokens.read(tokens.document(index));
+        assert_eq!(document.pop(), Some(tokenizer.end_of_document()));
+        tokenizer.decode(&document)
+    };
+    (0..tokens.documents()).map(document).collect()
+}
+
+#[test]
+fn every_document_is_in_one_split() {
+    for tokenizer in ["byte", "bpe:300"] {
+        let input =
+            folder(&[("a.jsonl", &lines(many())), ("b.jsonl", &lines(&many()[..40])), ("c.jsonl", &lines([""]))]);
+        let out = input.path().join("../prepared-".to_owned() + input.path().file_name().unwrap().to_str().unwrap());
+        let summary = run(&PrepareOptions { tokenizer: tokenizer.to_owned(), ..options(input.path(), &out) }).unwrap();
+        let corpus = Corpus::open(&out).unwrap();
+        corpus.verify().unwrap();
+        assert_eq!(corpus.summary(), &summary);
+        assert_eq!((summary.duplicates, summary.empty), (40, 1));
+        let mut found: Vec<String> = Split::ALL.iter().flat_map(|split| documents(&corpus, *split)).collect();
+        found.sort();
+        let mut expected = many();
+        expected.sort();
+        assert_eq!(found, expected);
+        for split in Split::ALL {
+            let (counts, tokens) = (summary.split(split), corpus.split(split));
+            assert_eq!(corpus.bytes_in(split, 0..tokens.len()).unwrap(), counts.bytes);
+            assert_eq!((counts.tokens, counts.documents), (tokens.len() as u64, tokens.documents() as u64));
+        }
+        // 300 documents at 5 %: expected 15, standard deviation 3.8
+        assert!((1..35).contains(&summary.valid.documents), "{summary}");
+        fs::remove_dir_all(&out).unwrap();
+    }
+}
+
+#[test]
+fn equal_inputs_give_equal_bytes() {
+    let input = folder(&[("in/a.jsonl", &lines(many()))]);
+    let prepared = |name: &str, threads: usize| {
+        let out = input.path().join(name);
+        let options = PrepareOptions { tokenizer: "bpe:280".to_owned(), ..options(&input.path().join("in"), &out) };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| run(&options).unwrap());
+        contents(&out)
+    };
+    assert_eq!(prepared("one", 1), prepared("two", 3));
+    let again = PrepareOptions {
+        tokenizer: input.path().join("one/tokenizer.json").display().to_string(),
+        ..options(&input.path().join("in"), &input.path().join("three"))
+    };
+    let summary = run(&again).unwrap();
+    let (one, three) = (contents(&input.path().join("one")), contents(&again.out));
+    assert_eq!(one[Path::new("train.tokens")], three[Path::new("train.tokens")]);
+    assert_eq!(Corpus::open(&input.path().join("one")).unwrap().fingerprint(), summary.tokenizer_fingerprint);
+}
+
+#[test]
+fn names_of_files_decide_splits() {
+    let (many, few) = (many(), lines(["seen", "only here"]));
+    let input =
+        folder(&[("in/train.jsonl", &lines(&many)), ("in/valid.jsonl", &few), ("in/test.jsonl", &lines(["seen"]))]);
+    let out = input.path().join("out");
+    let summary = run(&options(&input.path().join("in"), &out)).unwrap();
+    let corpus = Corpus::open(&out).unwrap();
+    assert_eq!(documents(&corpus, Split::Train), many);
+    assert_eq!(documents(&corpus, Split::Test), ["seen"]);
+    assert_eq!(documents(&corpus, Split::Valid), ["only here"], "what is in two splits stays in the first read");
+    assert_eq!(summary.assignment, "as the names of the files say");
+    fs::remove_file(input.path().join("in/test.jsonl")).unwrap();
+    let summary = run(&options(&input.path().join("in"), &out)).unwrap();
+    assert_eq!(summary.valid.documents, 2);
+    assert!(summary.test.documents > 0 && summary.train.documents + summary.test.documents == 300);
+    insta::assert_snapshot!(summary.assignment, @"as the names of the files say, and train 0.9500 : 0.0000 : 0.0500 by a hash of each document");
+}
+
+#[test]
+fn few_texts_are_cut_into_runs() {
+    let text: String = (0..1000).map(|line| format!("line {line}\n")).collect();
+    let input = folder(&[("book.txt", &text)]);
+    let out = input.path().join("out");
+    let summary = run(&options(&input.path().join("book.txt"), &out)).unwrap();
+    let corpus = Corpus::open(&out).unwrap();
+    let runs = Split::ALL.map(|split| documents(&corpus, split).concat());
+    assert_eq!(runs.concat(), text);
+    assert!(runs.iter().all(|run| run.ends_with('\n')));
+    assert!(summary.train.bytes.abs_diff(text.len() as u64 * 9 / 10) < 20);
+    insta::assert_snapshot!(summary.assignment, @"0.9000 : 0.0500 : 0.0500, each of the 1 texts cut from beginning to end");
+}
+
+#[test]
+fn a_budget_stops_before_the_document_that_exceeds_it() {
+    let input = folder(&[("a.jsonl", &lines(many()))]);
+    let out = input.path().join("out");
+    let limit: usize = many()[..200].iter().map(String::len).sum();
+    let budget = |bytes| PrepareOptions { byte_budget: Some(bytes), ..options(&input.path().join("a.jsonl"), &out) };
+    let taken = |summary: &Summary| Split::ALL.iter().map(|split| summary.split(*split).documents).sum::<u64>();
+    let summary = run(&budget(limit as u64)).unwrap();
+    assert!(summary.cut_by_budget && taken(&summary) == 200);
+    assert_eq!(taken(&run(&budget(limit as u64 - 1)).unwrap()), 199);
+    assert!(!run(&budget(u64::MAX)).unwrap().cut_by_budget);
+}
+
+#[test]
+fn progress_counts_up_to_the_whole() {
+    let input = folder(&[("a.jsonl", &lines(many())), ("b.jsonl", &lines(["other"]))]);
+    let mut seen: Vec<Progress> = Vec::new();
+    let options =
+        PrepareOptions { tokenizer: "bpe:260".to_owned(), ..options(input.path(), &input.path().join("out")) };
+    prepare(&options, &mut |progress| seen.push(*progress)).unwrap();
+    let last = seen.last().unwrap();
+    assert_eq!((last.phase, last.bytes_read, last.documents), ("tokenizing", last.bytes_total, 301));
+    assert!(last.to_string().starts_with("tokenizing 100% of 0.0 MB, 301 documents, 0.0 M tokens"), "{last}");
+    assert_eq!(seen[0].phase, "learning a vocabulary");
+}
+
+/// What is said when a preparation fails; nothing may be left behind.
+fn failure(change: impl FnOnce(&Path, &mut PrepareOptions)) -> String {
+    let input = folder(&[("in/a.jsonl", &lines(many()))]);
+    let mut options = options(&input.path().join("in"), &input.path().join("deep/down/out"));
+    change(input.path(), &mut options);
+    let before = contents_below(input.path());
+    let error = run(&options).unwrap_err();
+    assert!(!error.hint().is_empty());
+    assert_eq!(contents_below(input.path()), before, "nothing is left behind");
+    error.to_string().replace(&format!("{}/", input.path().display()), "")
+}
+
+fn contents_below(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            found.extend(contents_below(&entry));
+        }
+        found.push(entry);
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn errors_name_what_is_wrong() {
+    let tokenizer = |name: &'static str| failure(move |_, options| options.tokenizer = name.to_owned());
+    insta::assert_snapshot!(tokenizer("bpe:x"), @"tokenizer `bpe:x`: `x` is not a number");
+    insta::assert_snapshot!(tokenizer("bpe:256"), @"tokenizer `bpe:256`: 257 tokens are needed for the bytes and the end of a document");
+    insta::assert_snapshot!(tokenizer("bpe:100000"), @"bpe:100000: the text has repeated pairs for 305 tokens only");
+    insta::assert_snapshot!(tokenizer("none.json"), @"tokenizer `none.json`: there is no such file");
+    insta::assert_snapshot!(failure(|_, options| options.split = [1.0, 0.0, 0.1]), @"the shares 1, 0, 0.1 must all be above 0");
+    insta::assert_snapshot!(failure(|_, options| options.byte_budget = Some(50)), @"the valid split is empty: 1 different documents were found, each split needs at least 1");
+    insta::assert_snapshot!(failure(|_, options| options.text_key = "body".to_owned()), @"in/a.jsonl, line 1: there is no key `body`, the keys are: text");
+    insta::assert_snapshot!(failure(|root, _| fs::write(root.join("in/b.jsonl"), lines(["a", "b\0"])).unwrap()), @"in/b.jsonl, line 2: the text holds NUL, which the byte tokenizer ends documents with");
+    insta::assert_snapshot!(failure(|root, options| {
+        fs::write(root.join("empty.jsonl"), "\n\n").unwrap();
+        options.inputs = Sources::paths(&[root.join("empty.jsonl")]);
+    }), @"empty.jsonl: there is no text in it");
+}
+
+#[test]
+fn only_prepared_folders_are_overwritten() {
+    insta::assert_snapshot!(failure(|root, options| {
+        options.out = root.join("in");
+    }), @"in: it exists and is not a prepared corpus, nothing was overwritten");
+    let input = folder(&[("a.jsonl", &lines(many())), ("file", "x")]);
+    let out = input.path().join("out");
+    fs::create_dir(&out).unwrap();
+    run(&options(&input.path().join("a.jsonl"), &out)).unwrap();
+    run(&options(&input.path().join("a.jsonl"), &out)).unwrap();
+    assert!(is_prepared(&out) && !is_prepared(input.path()));
+    fs::write(out.join("notes.txt"), "mine").unwrap();
+    assert!(run(&options(&input.path().join("a.jsonl"), &out)).is_err());
+    assert!(run(&options(&input.path().join("a.jsonl"), &input.path().join("file"))).is_err());
+    assert!(run(&options(&input.path().join("a.jsonl"), &input.path().join("file/out"))).is_err());
+}
+
+#[test]
+fn exchanged_files_are_noticed() {
+    let input = folder(&[("a.jsonl", &lines(many()))]);
+    let out = input.path().join("out");
+    run(&options(&input.path().join("a.jsonl"), &out)).unwrap();
+    let shard = out.join("train.tokens");
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[100] ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    assert!(Corpus::open(&out).unwrap_err().to_string().contains("train.tokens: checksum"));
+    fs::remove_file(&shard).unwrap();
+    assert!(Corpus::open(&out).unwrap_err().to_string().contains("train.tokens: cannot open"));
+    fs::write(out.join("meta.json"), "{}").unwrap();
+    assert!(Corpus::open(&out).unwrap_err().to_string().contains("meta.json: missing field"));
+}
