@@ -143,7 +143,7 @@ fn position_figure(
 ) -> Option<Figure> {
     let series: Vec<Series> = curves.iter().map(|curve| position_series(results, curve)).collect();
     let (low, high) = range(series.iter().flat_map(|series| &series.points).map(|point| point.y))?;
-    let top = high.min(low * 12.0);
+    let top = high.min(low * 5.0);
     let cut = if high > top { format!(" Values above {top:.0} leave the frame.") } else { String::new() };
     let title = format!("Perplexity by position at {length} tokens");
     let plot = Plot {

@@ -61,8 +61,9 @@ pub(super) fn kernels(runs: &[Run], results: &Results) -> Option<Figure> {
         title: "Kernels by distance".into(),
         caption: format!(
             "One line a head, after the last recorded step. The bias is added to the scores after the 1/\u{221a}D scale, a weight \
-             multiplies them. Biases below {LOWEST_BIAS} are not shown: they leave weights of less than 6e\u{2212}6. Distance 0 has no place on \
-             the logarithmic axis."
+             multiplies them. Biases below \u{2212}{} are not shown: they leave weights of less than 6e\u{2212}6. Distance 0 has no place on \
+             the logarithmic axis.",
+            -LOWEST_BIAS
         ),
         plots,
     })

@@ -65,8 +65,8 @@ impl Plot {
             self.draw_line(&mut svg, &frame, series);
         }
         svg.push_str("</svg>");
-        for series in &self.series {
-            self.draw_marks(&mut svg, &frame, series);
+        for (index, series) in self.series.iter().enumerate() {
+            self.draw_marks(&mut svg, &frame, series, &self.series[..index]);
         }
         if self.legend == Legend::Ends {
             if frame.names_at_ends { self.name_ends(&mut svg, &frame) } else { self.name_above(&mut svg, &frame) }
@@ -79,15 +79,15 @@ impl Plot {
         let widest = |texts: &mut dyn Iterator<Item = &str>| texts.map(text_width).fold(0.0, f64::max);
         let left = widest(&mut self.y.ticks.iter().map(|tick| tick.text.as_str())) + 12.0;
         let names_at_ends = self.legend == Legend::Ends && width >= WIDE;
-        let right = if names_at_ends {
-            widest(&mut self.series.iter().map(|series| series.name.as_str())) + 22.0
-        } else {
-            14.0
-        };
+        // The last label of the horizontal axis may stick out by half.
+        let last_tick = self.x.ticks.last().map_or(0.0, |tick| 0.5 * text_width(&tick.text));
+        let names = widest(&mut self.series.iter().map(|series| series.name.as_str())) + 22.0;
+        let right = if names_at_ends { names } else { last_tick.max(10.0) + 2.0 };
         let title = if self.titled { 20.0 } else { 0.0 };
         let legend_rows = if self.legend == Legend::Ends && !names_at_ends { self.legend_rows(width).len() } else { 0 };
         // The label of the vertical axis stands above it, where it reads without turning one's head.
-        let top = title + legend_rows as f64 * LINE + LINE + 8.0;
+        let legend = if legend_rows > 0 { legend_rows as f64 * LINE + 5.0 } else { 0.0 };
+        let top = title + legend + LINE + 8.0;
         Frame { left, top, width: width - left - right, height: height - top - 38.0, legend_top: title, names_at_ends }
     }
 
@@ -165,13 +165,14 @@ impl Plot {
         put(svg, format_args!(r#"<path class="{weight} s{colour}" d="{path}"{dash}><title>{name}</title></path>"#));
     }
 
-    fn draw_marks(&self, svg: &mut String, frame: &Frame, series: &Series) {
+    fn draw_marks(&self, svg: &mut String, frame: &Frame, series: &Series, below: &[Series]) {
         let colour = series.colour % COLOURS;
         for point in &series.points {
             let tooltip = tooltip(series, point);
             if !point.y.is_finite() {
-                let x = frame.left + self.x.fraction(point.x) * frame.width;
-                let (x, y) = (x + 5.0 * (series.colour as f64 - 1.0), frame.top + 6.0);
+                let also_lost = |other: &&Series| other.points.iter().any(|p| p.x == point.x && !p.y.is_finite());
+                let row = below.iter().filter(also_lost).count() as f64;
+                let (x, y) = (frame.left + self.x.fraction(point.x) * frame.width, frame.top + 6.0 + 12.0 * row);
                 put(
                     svg,
                     format_args!(
@@ -209,16 +210,16 @@ impl Plot {
             .map(|series| {
                 let mut placed = series.points.iter().filter_map(|point| self.place(frame, point.x, point.y));
                 let (x, y) = placed.next_back().unwrap_or((frame.width, 0.0));
-                (x, y.clamp(0.0, frame.height), series)
+                (x, y, series)
             })
             .collect();
         names.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let wanted: Vec<f64> = names.iter().map(|name| name.1).collect();
+        let wanted: Vec<f64> = names.iter().map(|name| name.1.clamp(0.0, frame.height)).collect();
         for ((x, y, series), moved) in names.iter().zip(spread(&wanted, LINE, frame.height)) {
             let (end, from) = (frame.left + frame.width, frame.left + x);
             let colour = series.colour % COLOURS;
-            let (y, moved) = (y + frame.top, moved + frame.top);
-            if (y - moved).abs() > 2.0 || end - from > 2.0 {
+            let (visible, y, moved) = ((0.0..=frame.height).contains(y), y + frame.top, moved + frame.top);
+            if visible && ((y - moved).abs() > 2.0 || end - from > 2.0) {
                 put(
                     svg,
                     format_args!(
