@@ -173,7 +173,6 @@ fn position_figure(
 fn position_series(results: &Results, curve: &PositionCurve) -> Series {
     // The middle of a bin, in the axis's own measure.
     let points = curve.bins.iter().map(|bin| ((bin.first as f64 * bin.last as f64).sqrt(), bin.perplexity));
-    let points = points.filter(|(_, perplexity)| perplexity.is_finite());
     let window = curve.setting.window.map_or_else(String::new, |window| format!(", window {window}"));
     let name = format!("{}{window}", curve.encoding);
     Series { dashed: curve.setting.window.is_some(), ..Series::line(name, results.place(&curve.encoding), points) }

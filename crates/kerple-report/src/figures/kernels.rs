@@ -11,6 +11,9 @@ use crate::run::Run;
 /// A bias this far below 0 leaves a weight of `exp(-12)`, 6e-6: what lies beyond makes no difference to attention.
 const LOWEST_BIAS: f64 = -12.0;
 
+/// Stands for infinity in kernels that overflow: far outside any frame, and still a place to draw a line to.
+const FAR: f64 = 1e9;
+
 /// For every encoding the run of the least seed that has what is asked for, in the order of the tables.
 fn examples<'a>(runs: &'a [Run], results: &Results, has: impl Fn(&Run) -> bool) -> Vec<&'a Run> {
     let mut first: BTreeMap<usize, &Run> = BTreeMap::new();
@@ -72,9 +75,12 @@ pub(super) fn kernels(runs: &[Run], results: &Results) -> Option<Figure> {
 fn panel(title: String, y: Axis, snapshot: &KernelSnapshot, heads: &[Vec<f64>], colour: usize) -> Option<Plot> {
     let farthest = *snapshot.distances.last()?;
     let series = heads.iter().enumerate().map(|(head, values)| {
-        let points =
-            snapshot.distances.iter().zip(values).filter(|(distance, value)| **distance > 0 && value.is_finite());
-        Series::line(format!("head {head}"), colour, points.map(|(&distance, &value)| (distance as f64, value)))
+        let points = snapshot.distances.iter().zip(values).filter(|(distance, _)| **distance > 0);
+        Series::line(
+            format!("head {head}"),
+            colour,
+            points.map(|(&distance, &value)| (distance as f64, value.clamp(-FAR, FAR))),
+        )
     });
     Some(Plot {
         description: format!("{} heads, distances 1 to {farthest}.", heads.len()),
@@ -142,7 +148,7 @@ pub(super) fn parameters(runs: &[Run], results: &Results) -> Option<Figure> {
         let mut heads: BTreeMap<(&str, usize), Vec<(f64, f64)>> = BTreeMap::new();
         for row in &run.metrics {
             for (name, values) in &row.encoding {
-                for (head, &value) in values.iter().enumerate().filter(|(_, value)| value.is_finite()) {
+                for (head, &value) in values.iter().enumerate() {
                     heads.entry((name, head)).or_default().push((row.step as f64, value));
                 }
             }
