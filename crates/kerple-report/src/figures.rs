@@ -73,6 +73,10 @@ fn by_length(results: &Results, table: &Table, index: usize) -> Vec<Figure> {
         titled: false,
     };
     let seeds = table.scores.iter().map(|score| score.n).max().unwrap_or(0);
+    let points = match seeds {
+        1 => "Points are single seeds".to_owned(),
+        _ => format!("Points are means and bars sample deviations over up to {seeds} seeds"),
+    };
     let low = low.max(best / 3.0);
     let setting = table.setting.title();
     let mut figures = vec![Figure {
@@ -80,8 +84,7 @@ fn by_length(results: &Results, table: &Table, index: usize) -> Vec<Figure> {
         section: Section::Table(index),
         title: "Perplexity by evaluated length".into(),
         caption: format!(
-            "Both axes are logarithmic. Points are means and bars sample deviations over up to {seeds} seeds; a cross at the top \
-             is a perplexity that is NaN or infinite."
+            "Both axes are logarithmic. {points}; a cross at the top is a perplexity that is NaN or infinite."
         ),
         plots: vec![plot(
             Axis::log("perplexity", low * 0.95, high * 1.05),

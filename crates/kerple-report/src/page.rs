@@ -173,10 +173,15 @@ fn headline(results: &Results) -> String {
         with_deviation(best.perplexity, best.perplexity_deviation),
         best.n
     );
-    let here = || table.tests.iter().filter(|test| test.length == length);
-    let beaten = here().filter(|test| test.dagger).count();
-    if results.reference.as_ref() == Some(&best.encoding) && here().count() > 0 {
-        text.push_str(&format!(" It is significantly better than {beaten} of the {} others.", here().count()));
+    let tested: Vec<_> = table.tests.iter().filter(|test| test.length == length && test.p.is_some()).collect();
+    if best.n == 1 {
+        text.push_str(" With one seed it is not known whether a difference is more than noise.");
+    } else if results.reference.as_ref() == Some(&best.encoding) && !tested.is_empty() {
+        let beaten = tested.iter().filter(|test| test.dagger).count();
+        text.push_str(&format!(
+            " It is significantly better than {beaten} of the {} it can be tested against.",
+            tested.len()
+        ));
     }
     text
 }

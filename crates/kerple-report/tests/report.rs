@@ -263,6 +263,14 @@ fn one_seed_and_one_encoding_make_a_report() {
     assert!(summary.results.tables[0].scores.iter().all(|score| !score.best && score.ratio.is_none()));
     assert!(summary.results.tables[0].tests.is_empty());
     assert!(read(&root, "index.html").contains("not yet a length at which two encodings can be compared"));
+    run(root.path(), "kerple_log", 1, &[(128, 20.0)]);
+    report(&root).unwrap();
+    let html = read(&root, "index.html");
+    assert!(
+        html.contains(
+            "kerple_log has the lowest perplexity of 2 encodings: 20.00 (n = 1). With one seed it is not known"
+        )
+    );
 }
 
 #[test]
