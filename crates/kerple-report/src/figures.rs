@@ -73,6 +73,10 @@ fn by_length(results: &Results, table: &Table, index: usize) -> Vec<Figure> {
         titled: false,
     };
     let seeds = table.scores.iter().map(|score| score.n).max().unwrap_or(0);
+    let points = match seeds {
+        1 => "Points are single seeds".to_owned(),
+        _ => format!("Points are means and bars sample deviations over up to {seeds} seeds"),
+    };
     let low = low.max(best / 3.0);
     let setting = table.setting.title();
     let mut figures = vec![Figure {
@@ -80,8 +84,7 @@ fn by_length(results: &Results, table: &Table, index: usize) -> Vec<Figure> {
         section: Section::Table(index),
         title: "Perplexity by evaluated length".into(),
         caption: format!(
-            "Both axes are logarithmic. Points are means and bars sample deviations over up to {seeds} seeds; a cross at the top \
-             is a perplexity that is NaN or infinite."
+            "Both axes are logarithmic. {points}; a cross at the top is a perplexity that is NaN or infinite."
         ),
         plots: vec![plot(
             Axis::log("perplexity", low * 0.95, high * 1.05),
@@ -143,7 +146,7 @@ fn position_figure(
 ) -> Option<Figure> {
     let series: Vec<Series> = curves.iter().map(|curve| position_series(results, curve)).collect();
     let (low, high) = range(series.iter().flat_map(|series| &series.points).map(|point| point.y))?;
-    let top = high.min(low * 12.0);
+    let top = high.min(low * 5.0);
     let cut = if high > top { format!(" Values above {top:.0} leave the frame.") } else { String::new() };
     let title = format!("Perplexity by position at {length} tokens");
     let plot = Plot {
@@ -173,7 +176,6 @@ fn position_figure(
 fn position_series(results: &Results, curve: &PositionCurve) -> Series {
     // The middle of a bin, in the axis's own measure.
     let points = curve.bins.iter().map(|bin| ((bin.first as f64 * bin.last as f64).sqrt(), bin.perplexity));
-    let points = points.filter(|(_, perplexity)| perplexity.is_finite());
     let window = curve.setting.window.map_or_else(String::new, |window| format!(", window {window}"));
     let name = format!("{}{window}", curve.encoding);
     Series { dashed: curve.setting.window.is_some(), ..Series::line(name, results.place(&curve.encoding), points) }

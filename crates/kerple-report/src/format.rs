@@ -1,6 +1,6 @@
 //! Numbers and times as a reader wants them: four digits, no more.
 
-/// Four significant digits; scientific from a million on; NaN and infinities by name.
+/// Four significant digits, three below 1; scientific from a million on; NaN and infinities by name.
 pub(crate) fn number(value: f64) -> String {
     if value.is_nan() {
         "NaN".into()
@@ -50,9 +50,10 @@ pub(crate) fn count(value: u64) -> String {
     groups.collect::<Vec<_>>().join("\u{202f}")
 }
 
+/// Decimals that make four digits, at most three of them for what is not far below 1.
 fn decimals(value: f64) -> usize {
     let magnitude = if value == 0.0 || !value.is_finite() { 0.0 } else { value.abs().log10().floor() };
-    (3.0 - magnitude).clamp(0.0, 6.0) as usize
+    (if magnitude < -1.0 { 2.0 - magnitude } else { (3.0 - magnitude).min(3.0) }).max(0.0) as usize
 }
 
 fn minus(text: String) -> String {
@@ -68,7 +69,7 @@ mod tests {
         let all = [23.914, 3.4017, 5507.4, 22621.0, 3.1e8, 0.01234, f64::NAN, f64::INFINITY, -0.25, 0.0].map(number);
         assert_eq!(
             all,
-            ["23.91", "3.402", "5507", "22621", "3.10e8", "0.01234", "NaN", "inf", "\u{2212}0.2500", "0.000"]
+            ["23.91", "3.402", "5507", "22621", "3.10e8", "0.0123", "NaN", "inf", "\u{2212}0.250", "0.000"]
         );
         assert_eq!(deviation(23.9, 0.62), "0.62");
         assert_eq!(deviation(23.9, 0.004), "<0.01");

@@ -13,7 +13,7 @@ use crate::results::{Results, Score, State, Table};
 use crate::write::Options;
 
 /// Size of a large plot on a wide and on a narrow page, and of a small one.
-pub(crate) const WIDE: (f64, f64) = (760.0, 400.0);
+pub(crate) const WIDE: (f64, f64) = (900.0, 420.0);
 const NARROW: (f64, f64) = (358.0, 320.0);
 pub(crate) const SMALL: (f64, f64) = (340.0, 230.0);
 
@@ -173,10 +173,15 @@ fn headline(results: &Results) -> String {
         with_deviation(best.perplexity, best.perplexity_deviation),
         best.n
     );
-    let here = || table.tests.iter().filter(|test| test.length == length);
-    let beaten = here().filter(|test| test.dagger).count();
-    if results.reference.as_ref() == Some(&best.encoding) && here().count() > 0 {
-        text.push_str(&format!(" It is significantly better than {beaten} of the {} others.", here().count()));
+    let tested: Vec<_> = table.tests.iter().filter(|test| test.length == length && test.p.is_some()).collect();
+    if best.n == 1 {
+        text.push_str(" With one seed it is not known whether a difference is more than noise.");
+    } else if results.reference.as_ref() == Some(&best.encoding) && !tested.is_empty() {
+        let beaten = tested.iter().filter(|test| test.dagger).count();
+        text.push_str(&format!(
+            " It is significantly better than {beaten} of the {} it can be tested against.",
+            tested.len()
+        ));
     }
     text
 }
@@ -199,26 +204,28 @@ fn setting_part(results: &Results, table: &Table, figures: Vec<FigurePart>) -> S
     let lengths = table.lengths();
     let seeds: Vec<usize> = table.scores.iter().map(|score| score.n).collect();
     let (least, most) = (seeds.iter().min().copied().unwrap_or(0), seeds.iter().max().copied().unwrap_or(0));
-    let seeds = if least == most {
-        format!("n = {most}")
-    } else {
-        format!("n = {least} to {most}, given where it is less than the rest")
-    };
-    let mut grids = vec![score_grid(results, table, &lengths, "Perplexity", |score| {
-        Some((score.perplexity, score.perplexity_deviation))
-    })];
+    let seeds = if least == most { format!("{most}") } else { format!("{least} to {most}; cells with fewer say so") };
+    let perplexity = |score: &Score| Some((score.perplexity, score.perplexity_deviation, score.best));
+    let mut grids = vec![score_grid(results, table, &lengths, "Perplexity", perplexity)];
+    for (row, name) in grids[0].rows.iter_mut().zip(table.encodings()) {
+        for (cell, &length) in row.cells.iter_mut().zip(&lengths) {
+            cell.dagger = table.score(name, length).is_some_and(|score| score.dagger);
+        }
+    }
     if table.scores.iter().any(|score| score.bits_per_byte.is_some()) {
         grids.push(score_grid(results, table, &lengths, "Bits per byte", |score| {
-            Some((score.bits_per_byte?, score.bits_per_byte_deviation))
+            Some((score.bits_per_byte?, score.bits_per_byte_deviation, score.best_bits_per_byte))
         }));
     }
     if table.scores.iter().any(|score| score.ratio.is_some()) {
         let caption =
             format!("Extrapolation ratio: perplexity over that at the training length, {}", table.setting.train_len);
-        grids.push(score_grid(results, table, &lengths, &caption, |score| Some((score.ratio?, score.ratio_deviation))));
+        grids.push(score_grid(results, table, &lengths, &caption, |score| {
+            Some((score.ratio?, score.ratio_deviation, false))
+        }));
     }
     SettingPart {
-        title: capitalized(&table.setting.title()),
+        title: table.setting.title(),
         meaning: table.setting.meaning(),
         seeds,
         grids,
@@ -232,20 +239,18 @@ fn score_grid(
     table: &Table,
     lengths: &[u64],
     caption: &str,
-    value: impl Fn(&Score) -> Option<(f64, Option<f64>)>,
+    value: impl Fn(&Score) -> Option<(f64, Option<f64>, bool)>,
 ) -> Grid {
-    let is_perplexity = caption == "Perplexity";
     let cell = |score: Option<&Score>| {
-        let Some((score, (mean, spread))) = score.and_then(|score| Some((score, value(score)?))) else {
+        let Some((score, (mean, spread, best))) = score.and_then(|score| Some((score, value(score)?))) else {
             return Cell::from("\u{2013}".to_owned());
         };
         Cell {
             text: number(mean),
-            spread: spread.map(|spread| deviation(mean, spread)),
-            best: score.best,
-            dagger: score.dagger && is_perplexity,
+            spread: spread.filter(|_| mean.is_finite()).map(|spread| deviation(mean, spread)),
+            best,
             note: cell_note(score),
-            link: None,
+            ..Cell::default()
         }
     };
     let row = |name: &str| Row {
@@ -337,6 +342,7 @@ fn runs(results: &Results) -> Grid {
     let unknown = || "\u{2013}".to_owned();
     let rows = results.runs.iter().map(|run| {
         let folder = run.folder.display().to_string();
+        let name = run.folder.file_name().map_or_else(|| folder.clone(), |name| name.to_string_lossy().into_owned());
         let state = match (run.state, &run.duplicate_of) {
             (_, Some(kept)) => Some(format!("duplicate of {}", kept.display())),
             (State::Finished, None) => None,
@@ -355,8 +361,8 @@ fn runs(results: &Results) -> Grid {
                 run.parameters.map_or_else(unknown, count).into(),
                 run.training_seconds.map_or_else(unknown, duration).into(),
                 duration(run.evaluation_seconds).into(),
-                run.plan.as_ref().map_or_else(unknown, |hash| hash.chars().take(12).collect()).into(),
-                Cell { link: Some(href(&folder)), ..folder.into() },
+                run.plan.as_ref().map_or_else(unknown, |hash| hash.chars().take(8).collect()).into(),
+                Cell { link: Some(href(&folder)), ..name.into() },
             ],
         }
     });
@@ -382,11 +388,6 @@ fn figure_part(figure: &Figure) -> FigurePart {
 
 fn with_deviation(mean: f64, spread: Option<f64>) -> String {
     spread.map_or_else(|| number(mean), |spread| format!("{} ± {}", number(mean), deviation(mean, spread)))
-}
-
-fn capitalized(text: &str) -> String {
-    let mut rest = text.chars();
-    rest.next().map_or_else(String::new, |first| first.to_uppercase().chain(rest).collect())
 }
 
 /// A path as a link: what a URL gives another meaning is written in hexadecimal.

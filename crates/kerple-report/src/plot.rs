@@ -104,3 +104,77 @@ pub fn standalone(svg: &str) -> String {
         &svg[body..]
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Severe deficiencies as matrices on linear RGB: Machado, Oliveira and Fernandes 2009, IEEE TVCG 15(6), Table 1.
+    const SIGHTS: [(&str, [[f64; 3]; 3]); 4] = [
+        ("full", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
+        (
+            "protanopia",
+            [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+        ),
+        (
+            "deuteranopia",
+            [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+        ),
+        (
+            "tritanopia",
+            [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+        ),
+    ];
+
+    type Colour = [f64; 3];
+
+    fn product(matrix: &[[f64; 3]; 3], colour: Colour) -> Colour {
+        matrix.map(|row| row.iter().zip(colour).map(|(a, b)| a * b).sum::<f64>())
+    }
+
+    /// Linear RGB of the variable in one of the two schemes.
+    fn colour(name: &str, scheme: usize) -> Colour {
+        let value = STYLE.split(&format!("--{name}: #")).nth(scheme + 1).unwrap();
+        [0, 2, 4].map(|at| {
+            let value = f64::from(u8::from_str_radix(&value[at..at + 2], 16).unwrap()) / 255.0;
+            if value <= 0.04045 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+        })
+    }
+
+    fn luminance(colour: Colour) -> f64 {
+        0.2126 * colour[0] + 0.7152 * colour[1] + 0.0722 * colour[2]
+    }
+
+    /// CIE L*a*b*, where distance is about the difference seen.
+    fn lab(colour: Colour) -> Colour {
+        let xyz = product(&[[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]], colour);
+        let [x, y, z] = [xyz[0] / 0.95047, xyz[1], xyz[2] / 1.08883]
+            .map(|v| if v > 0.008856 { v.cbrt() } else { 7.787 * v + 16.0 / 116.0 });
+        [116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)]
+    }
+
+    #[test]
+    fn colours_differ_for_every_sight_and_stand_out_from_the_paper() {
+        for scheme in [0, 1] {
+            let paper = luminance(colour("paper", scheme));
+            let colours: Vec<Colour> = (0..8).map(|index| colour(&format!("s{index}"), scheme)).collect();
+            for &colour in &colours {
+                let (a, b) = (luminance(colour) + 0.05, paper + 0.05);
+                // 3 to 1 is what the web accessibility guidelines ask of graphics.
+                assert!(a.max(b) / a.min(b) >= 3.0, "{colour:?} in scheme {scheme}");
+            }
+            for (sight, matrix) in SIGHTS {
+                let seen: Vec<Colour> =
+                    colours.iter().map(|&c| lab(product(&matrix, c).map(|v| v.clamp(0.0, 1.0)))).collect();
+                for a in 0..8 {
+                    for b in 0..a {
+                        let distance: f64 =
+                            seen[a].iter().zip(seen[b]).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+                        // About 2 is the least difference that is seen at all; thin lines need several times that.
+                        assert!(distance > 20.0, "s{a} and s{b} with {sight} sight in scheme {scheme}: {distance:.1}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -14,10 +14,20 @@ pub fn table_text(runs: &[Run]) -> Result<String> {
     let mut text = String::new();
     for table in &results.tables {
         text.push_str(&format!("{}\n", table.setting.title()));
-        text.push_str(&block("perplexity", table, |score| Some((score.perplexity, score.perplexity_deviation))));
+        text.push_str(&block("perplexity", table, |score| {
+            let mark = if score.best {
+                "*"
+            } else if score.dagger {
+                "\u{2020}"
+            } else {
+                " "
+            };
+            Some((score.perplexity, score.perplexity_deviation, mark))
+        }));
         if table.scores.iter().any(|score| score.bits_per_byte.is_some()) {
             text.push_str(&block("bits per byte", table, |score| {
-                Some((score.bits_per_byte?, score.bits_per_byte_deviation))
+                let mark = if score.best_bits_per_byte { "*" } else { " " };
+                Some((score.bits_per_byte?, score.bits_per_byte_deviation, mark))
             }));
         }
         text.push('\n');
@@ -26,7 +36,7 @@ pub fn table_text(runs: &[Run]) -> Result<String> {
         text.push_str("nothing evaluated yet\n\n");
     }
     if results.tables.iter().any(|table| table.scores.iter().any(|score| score.best)) {
-        text.push_str("* lowest perplexity at the length\n");
+        text.push_str("* lowest at the length\n");
     }
     if let Some(reference) =
         results.reference.filter(|_| results.tables.iter().any(|table| table.scores.iter().any(|score| score.dagger)))
@@ -39,8 +49,11 @@ pub fn table_text(runs: &[Run]) -> Result<String> {
     Ok(text)
 }
 
+/// Mean, deviation and the mark behind them.
+type Shown = (f64, Option<f64>, &'static str);
+
 /// Aligned columns: names to the left, numbers to the right.
-fn block(quantity: &str, table: &Table, value: impl Fn(&Score) -> Option<(f64, Option<f64>)>) -> String {
+fn block(quantity: &str, table: &Table, value: impl Fn(&Score) -> Option<Shown>) -> String {
     let lengths = table.lengths();
     let mut lines = vec![
         std::iter::once(quantity.to_owned())
@@ -63,15 +76,10 @@ fn block(quantity: &str, table: &Table, value: impl Fn(&Score) -> Option<(f64, O
     aligned.collect()
 }
 
-fn cell(score: &Score, (mean, spread): (f64, Option<f64>)) -> String {
-    let spread = spread.map_or_else(String::new, |spread| format!(" ± {}", deviation(mean, spread)));
+fn cell(score: &Score, (mean, spread, mark): Shown) -> String {
+    let spread = spread
+        .filter(|_| mean.is_finite())
+        .map_or_else(String::new, |spread| format!(" ± {}", deviation(mean, spread)));
     let partial = if score.n < score.n_expected { format!(" (n={})", score.n) } else { String::new() };
-    let mark = if score.best {
-        "*"
-    } else if score.dagger {
-        "\u{2020}"
-    } else {
-        " "
-    };
     format!("{}{spread}{partial}{mark}", number(mean))
 }

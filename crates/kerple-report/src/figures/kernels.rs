@@ -11,6 +11,9 @@ use crate::run::Run;
 /// A bias this far below 0 leaves a weight of `exp(-12)`, 6e-6: what lies beyond makes no difference to attention.
 const LOWEST_BIAS: f64 = -12.0;
 
+/// Stands for infinity in kernels that overflow: far outside any frame, and still a place to draw a line to.
+const FAR: f64 = 1e9;
+
 /// For every encoding the run of the least seed that has what is asked for, in the order of the tables.
 fn examples<'a>(runs: &'a [Run], results: &Results, has: impl Fn(&Run) -> bool) -> Vec<&'a Run> {
     let mut first: BTreeMap<usize, &Run> = BTreeMap::new();
@@ -61,8 +64,9 @@ pub(super) fn kernels(runs: &[Run], results: &Results) -> Option<Figure> {
         title: "Kernels by distance".into(),
         caption: format!(
             "One line a head, after the last recorded step. The bias is added to the scores after the 1/\u{221a}D scale, a weight \
-             multiplies them. Biases below {LOWEST_BIAS} are not shown: they leave weights of less than 6e\u{2212}6. Distance 0 has no place on \
-             the logarithmic axis."
+             multiplies them. Biases below \u{2212}{} are not shown: they leave weights of less than 6e\u{2212}6. Distance 0 has no place on \
+             the logarithmic axis.",
+            -LOWEST_BIAS
         ),
         plots,
     })
@@ -71,9 +75,12 @@ pub(super) fn kernels(runs: &[Run], results: &Results) -> Option<Figure> {
 fn panel(title: String, y: Axis, snapshot: &KernelSnapshot, heads: &[Vec<f64>], colour: usize) -> Option<Plot> {
     let farthest = *snapshot.distances.last()?;
     let series = heads.iter().enumerate().map(|(head, values)| {
-        let points =
-            snapshot.distances.iter().zip(values).filter(|(distance, value)| **distance > 0 && value.is_finite());
-        Series::line(format!("head {head}"), colour, points.map(|(&distance, &value)| (distance as f64, value)))
+        let points = snapshot.distances.iter().zip(values).filter(|(distance, _)| **distance > 0);
+        Series::line(
+            format!("head {head}"),
+            colour,
+            points.map(|(&distance, &value)| (distance as f64, value.clamp(-FAR, FAR))),
+        )
     });
     Some(Plot {
         description: format!("{} heads, distances 1 to {farthest}.", heads.len()),
@@ -141,7 +148,7 @@ pub(super) fn parameters(runs: &[Run], results: &Results) -> Option<Figure> {
         let mut heads: BTreeMap<(&str, usize), Vec<(f64, f64)>> = BTreeMap::new();
         for row in &run.metrics {
             for (name, values) in &row.encoding {
-                for (head, &value) in values.iter().enumerate().filter(|(_, value)| value.is_finite()) {
+                for (head, &value) in values.iter().enumerate() {
                     heads.entry((name, head)).or_default().push((row.step as f64, value));
                 }
             }

@@ -59,14 +59,14 @@ fn figure(results: &Results, id: &str, title: &str, losses: &Losses) -> Option<F
         section: Section::Training,
         title: title.into(),
         caption: format!(
-            "Mean over seeds and over bins of {} steps; the fall of the first 4 % of the steps leaves the frame. A line that became NaN or infinite ends in a cross.",
+            "Mean over seeds and over bins of {} steps; the fall of the first 4 % of the steps leaves the frame. A cross is where a line becomes NaN or infinite.",
             last.div_ceil(BINS)
         ),
         plots: vec![plot],
     })
 }
 
-/// Means over bins of steps, up to and including the first that is not finite.
+/// Means over bins of steps.
 fn binned(losses: &[(u64, f64)], last: u64) -> Vec<(f64, f64)> {
     let width = last.div_ceil(BINS).max(1);
     let mut bins: BTreeMap<u64, (Vec<f64>, Vec<f64>)> = BTreeMap::new();
@@ -75,9 +75,5 @@ fn binned(losses: &[(u64, f64)], last: u64) -> Vec<(f64, f64)> {
         bin.0.push(step as f64);
         bin.1.push(loss);
     }
-    let mut points: Vec<(f64, f64)> = bins.values().map(|(steps, losses)| (mean(steps), mean(losses))).collect();
-    if let Some(lost) = points.iter().position(|(_, loss)| !loss.is_finite()) {
-        points.truncate(lost + 1);
-    }
-    points
+    bins.values().map(|(steps, losses)| (mean(steps), mean(losses))).collect()
 }

@@ -33,6 +33,7 @@ pub fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             // Not allowed in XML at all.
+            '\u{fffe}' | '\u{ffff}' => escaped.push(' '),
             control if control.is_control() => escaped.push(' '),
             other => escaped.push(other),
         }
@@ -65,8 +66,8 @@ impl Plot {
             self.draw_line(&mut svg, &frame, series);
         }
         svg.push_str("</svg>");
-        for series in &self.series {
-            self.draw_marks(&mut svg, &frame, series);
+        for (index, series) in self.series.iter().enumerate() {
+            self.draw_marks(&mut svg, &frame, series, &self.series[..index]);
         }
         if self.legend == Legend::Ends {
             if frame.names_at_ends { self.name_ends(&mut svg, &frame) } else { self.name_above(&mut svg, &frame) }
@@ -78,16 +79,16 @@ impl Plot {
     fn frame(&self, width: f64, height: f64) -> Frame {
         let widest = |texts: &mut dyn Iterator<Item = &str>| texts.map(text_width).fold(0.0, f64::max);
         let left = widest(&mut self.y.ticks.iter().map(|tick| tick.text.as_str())) + 12.0;
-        let names_at_ends = self.legend == Legend::Ends && width >= WIDE;
-        let right = if names_at_ends {
-            widest(&mut self.series.iter().map(|series| series.name.as_str())) + 22.0
-        } else {
-            14.0
-        };
+        // The last label of the horizontal axis may stick out by half.
+        let last_tick = self.x.ticks.last().map_or(0.0, |tick| 0.5 * text_width(&tick.text));
+        let names = widest(&mut self.series.iter().map(|series| series.name.as_str())) + 22.0;
+        let names_at_ends = self.legend == Legend::Ends && width >= WIDE && names < 0.35 * width;
+        let right = if names_at_ends { names } else { last_tick.max(10.0) + 2.0 };
         let title = if self.titled { 20.0 } else { 0.0 };
         let legend_rows = if self.legend == Legend::Ends && !names_at_ends { self.legend_rows(width).len() } else { 0 };
         // The label of the vertical axis stands above it, where it reads without turning one's head.
-        let top = title + legend_rows as f64 * LINE + LINE + 8.0;
+        let legend = if legend_rows > 0 { legend_rows as f64 * LINE + 5.0 } else { 0.0 };
+        let top = title + legend + LINE + 8.0;
         Frame { left, top, width: width - left - right, height: height - top - 38.0, legend_top: title, names_at_ends }
     }
 
@@ -126,7 +127,8 @@ impl Plot {
                 frame.left
             ),
         );
-        if let Some((at, label)) = &self.rule {
+        let shown = |at: f64| (0.0..=1.0).contains(&self.x.fraction(at));
+        if let Some((at, label)) = self.rule.as_ref().filter(|(at, _)| shown(*at)) {
             let x = frame.left + self.x.fraction(*at) * frame.width;
             put(
                 svg,
@@ -165,40 +167,50 @@ impl Plot {
         put(svg, format_args!(r#"<path class="{weight} s{colour}" d="{path}"{dash}><title>{name}</title></path>"#));
     }
 
-    fn draw_marks(&self, svg: &mut String, frame: &Frame, series: &Series) {
-        let colour = series.colour % COLOURS;
+    /// Markers with their error bars, and a cross wherever the line is lost. `below` are the series drawn before.
+    fn draw_marks(&self, svg: &mut String, frame: &Frame, series: &Series, below: &[Series]) {
+        let mut lost = false;
         for point in &series.points {
-            let tooltip = tooltip(series, point);
-            if !point.y.is_finite() {
-                let x = frame.left + self.x.fraction(point.x) * frame.width;
-                let (x, y) = (x + 5.0 * (series.colour as f64 - 1.0), frame.top + 6.0);
-                put(
-                    svg,
-                    format_args!(
-                        r#"<path class="lost s{colour}" d="M{:.1} {:.1}l8 8m0 -8l-8 8"><title>{tooltip}</title></path>"#,
-                        x - 4.0,
-                        y - 4.0
-                    ),
-                );
-                continue;
+            let newly_lost = !point.y.is_finite() && (series.markers || !lost);
+            lost = !point.y.is_finite();
+            if newly_lost {
+                self.draw_lost(svg, frame, series, point, below);
             }
-            let Some((x, y)) = self.place(frame, point.x, point.y).filter(|_| series.markers) else { continue };
-            if !(-0.5..=frame.height + 0.5).contains(&y) {
-                continue;
-            }
-            let (x, y) = (x + frame.left, y + frame.top);
+            let placed = self.place(frame, point.x, point.y).filter(|_| series.markers);
+            let Some((x, y)) = placed.filter(|(_, y)| (-0.5..=frame.height + 0.5).contains(y)) else { continue };
+            let (x, y, colour) = (x + frame.left, y + frame.top, series.colour % COLOURS);
             if point.error > 0.0 {
-                let reach = |y: f64| (1.0 - self.y.fraction(y)) * frame.height;
-                // Below zero a logarithmic axis has no place: the bar then runs to the bottom.
-                let end = |y: f64| {
-                    frame.top + if reach(y).is_finite() { reach(y).clamp(0.0, frame.height) } else { frame.height }
-                };
-                let (high, low) = (end(point.y + point.error), end(point.y - point.error));
+                let (high, low) =
+                    (self.height(frame, point.y + point.error), self.height(frame, point.y - point.error));
                 put(svg, format_args!(r#"<path class="bar s{colour}" d="M{x:.1} {low:.1}V{high:.1}"/>"#));
             }
-            let shape = marker(series.colour, x, y);
+            let (shape, tooltip) = (marker(series.colour, x, y), tooltip(series, point));
             put(svg, format_args!(r#"<path class="mark f{colour}" d="{shape}"><title>{tooltip}</title></path>"#));
         }
+    }
+
+    /// A value's height in the picture, cut off at the frame; below all of a logarithmic axis is its bottom.
+    fn height(&self, frame: &Frame, y: f64) -> f64 {
+        let fraction = self.y.fraction(y);
+        let fraction = if fraction.is_nan() { 0.0 } else { fraction.clamp(0.0, 1.0) };
+        frame.top + (1.0 - fraction) * frame.height
+    }
+
+    /// A cross at the top of the frame, under those of other series lost at the same place.
+    fn draw_lost(&self, svg: &mut String, frame: &Frame, series: &Series, point: &Point, below: &[Series]) {
+        let across = self.x.fraction(point.x);
+        if !across.is_finite() {
+            return;
+        }
+        let also_lost = |other: &&Series| other.points.iter().any(|p| p.x == point.x && !p.y.is_finite());
+        let row = below.iter().filter(also_lost).count() as f64;
+        let (x, y) = (frame.left + across * frame.width - 4.0, frame.top + 2.0 + 12.0 * row);
+        let (colour, tooltip) = (series.colour % COLOURS, tooltip(series, point));
+        let cross = "l8 8m0 -8l-8 8";
+        put(
+            svg,
+            format_args!(r#"<path class="lost s{colour}" d="M{x:.1} {y:.1}{cross}"><title>{tooltip}</title></path>"#),
+        );
     }
 
     /// Names beside the last visible points, moved apart where they would overlap.
@@ -209,16 +221,16 @@ impl Plot {
             .map(|series| {
                 let mut placed = series.points.iter().filter_map(|point| self.place(frame, point.x, point.y));
                 let (x, y) = placed.next_back().unwrap_or((frame.width, 0.0));
-                (x, y.clamp(0.0, frame.height), series)
+                (x, y, series)
             })
             .collect();
         names.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let wanted: Vec<f64> = names.iter().map(|name| name.1).collect();
+        let wanted: Vec<f64> = names.iter().map(|name| name.1.clamp(0.0, frame.height)).collect();
         for ((x, y, series), moved) in names.iter().zip(spread(&wanted, LINE, frame.height)) {
             let (end, from) = (frame.left + frame.width, frame.left + x);
             let colour = series.colour % COLOURS;
-            let (y, moved) = (y + frame.top, moved + frame.top);
-            if (y - moved).abs() > 2.0 || end - from > 2.0 {
+            let (visible, y, moved) = ((0.0..=frame.height).contains(y), y + frame.top, moved + frame.top);
+            if visible && ((y - moved).abs() > 2.0 || end - from > 2.0) {
                 put(
                     svg,
                     format_args!(
@@ -319,8 +331,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn plot(values: &[f64]) -> Plot {
-        let points = values.iter().enumerate();
-        let points = points.map(|(i, &y)| Point { x: (i + 1) as f64, y, error: 2.0 }).collect();
+        let points: Vec<(f64, f64)> = values.iter().enumerate().map(|(i, &y)| ((i + 1) as f64, y)).collect();
+        plot_of(&points)
+    }
+
+    fn plot_of(points: &[(f64, f64)]) -> Plot {
+        let points = points.iter().map(|&(x, y)| Point { x, y, error: 2.0 }).collect();
         Plot {
             title: "a < b & \"c\"".into(),
             description: "d\u{7}".into(),
@@ -351,6 +367,13 @@ mod tests {
     }
 
     #[test]
+    fn a_line_without_markers_is_crossed_out_once() {
+        let mut plot = plot(&[20.0, f64::NAN, f64::NAN, 30.0, f64::INFINITY]);
+        plot.series[0].markers = false;
+        assert_eq!(count(&plot.svg(720.0, 300.0), "lost"), 2);
+    }
+
+    #[test]
     fn what_leaves_the_frame_has_no_marker() {
         assert_eq!(count(&plot(&[20.0, 1e9, 0.0]).svg(720.0, 300.0), "mark"), 1);
     }
@@ -365,10 +388,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_data_gives_well_formed_svg(values in prop::collection::vec(prop::num::f64::ANY, 0..6), width in 200.0..900.0f64) {
-            let svg = plot(&values).svg(width, 260.0);
-            prop_assert!(roxmltree::Document::parse(&svg).is_ok());
-            prop_assert!(!svg.contains("NaN\"") && !svg.contains("inf\""));
+        fn any_data_gives_well_formed_svg(
+            points in prop::collection::vec((prop::num::f64::ANY, prop::num::f64::ANY), 0..6),
+            width in 200.0..900.0f64,
+            name in ".{0,90}",
+            markers: bool,
+        ) {
+            let mut plot = plot_of(&points);
+            plot.series[0].markers = markers;
+            plot.series[0].name = name;
+            plot.rule = points.first().map(|point| (point.0, "rule".into()));
+            let svg = plot.svg(width, 260.0);
+            let document = roxmltree::Document::parse(&svg).unwrap();
+            for attribute in document.descendants().flat_map(|node| node.attributes()) {
+                let negative = attribute.name() == "width" && attribute.value().starts_with('-');
+                let not_finite = attribute.value().contains("NaN") || attribute.value().contains("inf");
+                prop_assert!(!(negative || not_finite), "{}", svg);
+            }
         }
 
         #[test]

@@ -17,10 +17,10 @@ pub struct Setting {
     pub train_len: u64,
     /// Part of the corpus.
     pub split: String,
-    /// How sequences are cut and which tokens are scored.
-    pub protocol: String,
     /// Keys a query may see; all before it if absent.
     pub window: Option<u64>,
+    /// How sequences are cut and which tokens are scored.
+    pub protocol: String,
 }
 
 impl Setting {
@@ -116,6 +116,8 @@ pub struct Score {
     pub ratio_deviation: Option<f64>,
     /// Whether this is the lowest perplexity at its length, of at least two.
     pub best: bool,
+    /// Whether these are the lowest bits per byte at its length, of at least two.
+    pub best_bits_per_byte: bool,
     /// Whether the reference is significantly better; see [`Test::dagger`].
     pub dagger: bool,
 }
@@ -201,10 +203,17 @@ impl Table {
     pub(super) fn notes(&self) -> Vec<String> {
         let (encodings, lengths) = (self.encodings(), self.lengths());
         let cells = |odd: &dyn Fn(Option<&Score>) -> bool| -> Vec<String> {
-            let all = encodings.iter().flat_map(|name| lengths.iter().map(move |&length| (name, length)));
-            all.filter(|(name, length)| odd(self.score(name, *length)))
-                .map(|(name, length)| format!("{name} at {length}"))
-                .collect()
+            let of = |name: &str| -> Option<String> {
+                let at: Vec<u64> = lengths.iter().copied().filter(|&length| odd(self.score(name, length))).collect();
+                let list = || at.iter().map(u64::to_string).collect::<Vec<_>>().join(" and ");
+                match at.len() {
+                    0 => None,
+                    n if n == lengths.len() => Some(format!("{name} at every length")),
+                    1..=3 => Some(format!("{name} at {}", list())),
+                    n => Some(format!("{name} at {n} lengths from {} to {}", at[0], at[n - 1])),
+                }
+            };
+            encodings.iter().filter_map(|name| of(name)).collect()
         };
         let kinds: [(&str, Vec<String>); 4] = [
             ("Not evaluated", cells(&|score| score.is_none())),
@@ -231,14 +240,24 @@ pub(super) fn tables(runs: &[&Run], reference: Option<&str>) -> Vec<Table> {
             settings.entry(Setting::of(row)).or_default().push(evaluation(run, row));
         }
     }
-    settings
+    let mut tables: Vec<Table> = settings
         .into_iter()
         .map(|(setting, evaluations)| {
             let evaluations = of_latest_steps(evaluations);
             let seeds = seeds(runs, setting.train_len, &evaluations);
             table(setting, evaluations, seeds, reference)
         })
-        .collect()
+        .collect();
+    // The paper's own protocol leads among those that are otherwise alike.
+    tables.sort_by_key(|table| {
+        (
+            table.setting.train_len,
+            table.setting.split.clone(),
+            table.setting.window,
+            table.setting.protocol != "segments",
+        )
+    });
+    tables
 }
 
 fn evaluation(run: &Run, row: &EvaluationRow) -> Evaluation {
@@ -290,7 +309,8 @@ fn table(setting: Setting, evaluations: Vec<Evaluation>, seeds: BTreeSet<u64>, r
         score(rows, at_train_len, seeds.len(), test)
     });
     let mut scores: Vec<Score> = scores.collect();
-    mark_best(&mut scores);
+    mark_lowest(&mut scores, |score| Some(score.perplexity), |score| score.best = true);
+    mark_lowest(&mut scores, |score| score.bits_per_byte, |score| score.best_bits_per_byte = true);
     Table { setting, scores, tests, evaluations }
 }
 
@@ -316,18 +336,20 @@ fn score(rows: &[&Evaluation], at_train_len: &[&Evaluation], n_expected: usize, 
         ratio: ratio.map(|spread| spread.mean),
         ratio_deviation: ratio.and_then(|spread| spread.deviation),
         best: false,
+        best_bits_per_byte: false,
         dagger: test.is_some_and(|test| test.dagger),
     }
 }
 
-fn mark_best(scores: &mut [Score]) {
+/// Marks the lowest finite value at every length where there are at least two.
+fn mark_lowest(scores: &mut [Score], value: impl Fn(&Score) -> Option<f64>, mark: impl Fn(&mut Score)) {
     let lengths: BTreeSet<u64> = scores.iter().map(|score| score.length).collect();
     for length in lengths {
-        let here = || scores.iter().enumerate().filter(|(_, score)| score.length == length);
-        let best = here().filter(|(_, score)| score.perplexity.is_finite());
-        let best = best.min_by(|a, b| a.1.perplexity.total_cmp(&b.1.perplexity)).map(|(index, _)| index);
-        if let Some(best) = best.filter(|_| here().count() >= 2) {
-            scores[best].best = true;
+        let here = scores.iter().enumerate().filter(|(_, score)| score.length == length);
+        let values: Vec<(usize, f64)> = here.filter_map(|(index, score)| Some((index, value(score)?))).collect();
+        let lowest = values.iter().filter(|(_, value)| value.is_finite()).min_by(|a, b| a.1.total_cmp(&b.1));
+        if let Some(&(lowest, _)) = lowest.filter(|_| values.len() >= 2) {
+            mark(&mut scores[lowest]);
         }
     }
 }

@@ -103,7 +103,7 @@ pub(super) fn run_rows(runs: &[Run]) -> Vec<RunRow> {
             state: state(run),
             parameters: run.parameters(),
             training_seconds: run.training_seconds(),
-            evaluation_seconds: run.evaluations.iter().map(|row| row.seconds).sum(),
+            evaluation_seconds: run.evaluations.iter().fold(0.0, |sum, row| sum + row.seconds),
             plan: run.plan_hash().map(str::to_owned),
             folder: run.folder.clone(),
             duplicate_of: run.duplicate_of.clone(),
