@@ -6,6 +6,7 @@
 //!
 //! Gradients are overwritten unless a function says that it adds.
 
+pub mod adam;
 pub mod dispatch;
 pub mod gelu;
 pub mod gemm;
@@ -13,6 +14,7 @@ mod lanes;
 pub mod layer_norm;
 pub mod math;
 pub mod mlp;
+pub mod rotary;
 #[cfg(test)]
 mod testing;
 
