@@ -6,6 +6,7 @@
 //!
 //! Gradients are overwritten unless a function says that it adds.
 
+pub mod cross_entropy;
 pub mod dispatch;
 pub mod gelu;
 pub mod gemm;
