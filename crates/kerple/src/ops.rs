@@ -6,14 +6,17 @@
 //!
 //! Gradients are overwritten unless a function says that it adds.
 
+pub mod adam;
 pub mod cross_entropy;
 pub mod dispatch;
+pub mod embedding;
 pub mod gelu;
 pub mod gemm;
 mod lanes;
 pub mod layer_norm;
 pub mod math;
 pub mod mlp;
+pub mod rotary;
 #[cfg(test)]
 mod testing;
 
