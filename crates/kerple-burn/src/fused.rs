@@ -165,14 +165,26 @@ pub fn runs_fused<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.device().without_autodiff() == burn::tensor::Device::flex()
 }
 
-/// Calls a generic function with the element type of an array.
+/// f32 or f64: what fused operations compute with.
+pub trait Number: burn::tensor::Element + bytemuck::Pod + kerple::ops::Float + kerple::attention::Real {}
+
+impl Number for f32 {}
+impl Number for f64 {}
+
+/// Evaluates an expression with a type name standing for the element type of an array.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! with_element {
-    ($array:expr, $function:ident($($argument:expr),* $(,)?)) => {
+    ($array:expr, $type:ident => $body:expr) => {
         match $array.dtype() {
-            burn::tensor::DType::F64 => $function::<f64>($($argument),*),
-            burn::tensor::DType::F32 => $function::<f32>($($argument),*),
+            burn::tensor::DType::F64 => {
+                type $type = f64;
+                $body
+            }
+            burn::tensor::DType::F32 => {
+                type $type = f32;
+                $body
+            }
             other => panic!("fused operations take f32 or f64 tensors, got {other:?}"),
         }
     };

@@ -68,7 +68,7 @@ pub fn attention(task: &Task) -> Answer {
         })
         .collect();
     let len = task.shape[2];
-    let positions = encoding.positions(len, len, &device);
+    let positions = encoding.positions(len, len, (&device, DType::F64));
     let run = if task.fused { layers::attention } else { composed::rotated_attention };
     let out = run(q.clone(), k.clone(), v.clone(), &positions);
     let gradients = (out.clone() * d_out).sum().backward();

@@ -2,6 +2,8 @@
 
 use crate::cache::Cache;
 use crate::composed;
+use crate::fused::runs_fused;
+use crate::head;
 use crate::positions::Positions;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -95,7 +97,7 @@ impl Attention {
 
     /// `[B, L, M]` to `[B, L, M]`.
     pub fn forward(&self, x: Tensor<3>, positions: &Positions) -> Tensor<3> {
-        self.composed(x, positions)
+        if runs_fused(&x) { self.fused(x, positions) } else { self.composed(x, positions) }
     }
 
     /// New positions `[B, L, M]` behind those that `cache` holds; the cache then holds them too.
@@ -146,7 +148,7 @@ impl Mlp {
 
     /// `[B, L, M]` to `[B, L, M]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        self.composed(x)
+        if runs_fused(&x) { self.fused(x) } else { self.composed(x) }
     }
 
     /// The definition: `x + down(gelu(up(norm(x))))` on `[B, L, M]`.
@@ -158,15 +160,26 @@ impl Mlp {
 
 /// Rows of `table` `[V, M]` for `[B, L]` token ids.
 pub fn embed(table: Tensor<2>, tokens: &[u32], shape: [usize; 2]) -> Tensor<3> {
-    composed::embed(table, tokens, shape)
+    if runs_fused(&table) { head::embed(table, tokens, shape) } else { composed::embed(table, tokens, shape) }
 }
 
 /// Negative log-likelihood in nats of each target under `softmax(norm(x) W)`, `[B, L]`; `weight` is `[M, V]`.
 pub fn cross_entropy(x: Tensor<3>, norm: &LayerNorm, weight: Tensor<2>, targets: &[u32]) -> Tensor<2> {
+    if runs_fused(&x) {
+        return head::loss(x, norm, weight, targets, false);
+    }
     composed::cross_entropy(norm.composed(x), weight, targets)
+}
+
+/// The mean of [`cross_entropy`], `[1]`. Its fused gradients are made with the loss, from one computation of the logits.
+pub fn mean_cross_entropy(x: Tensor<3>, norm: &LayerNorm, weight: Tensor<2>, targets: &[u32]) -> Tensor<1> {
+    if runs_fused(&x) {
+        return head::loss(x, norm, weight, targets, true);
+    }
+    composed::cross_entropy(norm.composed(x), weight, targets).mean()
 }
 
 /// Causal self-attention on `[B, H, L, D]` after the rotation of queries and keys.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, positions: &Positions) -> Tensor<4> {
-    composed::rotated_attention(q, k, v, positions)
+    crate::attention::attention(composed::rotate(q, positions), composed::rotate(k, positions), v, positions)
 }

@@ -4,10 +4,13 @@
 //! the fused versions run on the CPU backend through [`fused::apply`], with their own backward. A test holds them equal.
 
 pub mod array;
+pub mod attention;
 pub mod cache;
 pub mod composed;
 pub mod fused;
 pub mod golden;
+mod head;
 pub mod layers;
+mod mlp;
 pub mod parameters;
 pub mod positions;

@@ -2,6 +2,7 @@
 
 use crate::array::Array;
 use crate::fused::{Forward, Input, Op, Step, apply};
+use crate::with_element;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Element, ElementConversion, Tensor, TensorData};
 use bytemuck::Pod;
@@ -98,16 +99,16 @@ impl PositionalEncoding {
         self.encoding.table(&self.geometry, &self.numbers(), len)
     }
 
-    /// What attention needs for `queries` new positions at the end of `keys`.
-    pub fn positions(&self, queries: usize, keys: usize, device: &Device) -> Positions {
+    /// What attention of this type of numbers needs for `queries` new positions at the end of `keys`.
+    pub fn positions(&self, queries: usize, keys: usize, options: (&Device, DType)) -> Positions {
         let shape = self.encoding.table(&self.geometry, &self.numbers(), 1);
         let rotary = self.encoding.rotary(&self.geometry).map(|rotary| {
             let (cos, sin) = rotary.tables(keys - queries, queries);
             Arc::new(RotaryTables { half: rotary.rotated() / 2, cos, sin })
         });
         Positions {
-            bias: shape.bias.is_some().then(|| self.table_tensor(Part::Bias, keys, device)),
-            weight: shape.weight.is_some().then(|| self.table_tensor(Part::Weight, keys, device)),
+            bias: shape.bias.is_some().then(|| self.table_tensor(Part::Bias, keys, options)),
+            weight: shape.weight.is_some().then(|| self.table_tensor(Part::Weight, keys, options)),
             rotary,
             window: self.encoding.window,
         }
@@ -128,12 +129,12 @@ impl PositionalEncoding {
         }
     }
 
-    fn table_tensor(&self, part: Part, len: usize, device: &Device) -> Tensor<2> {
+    fn table_tensor(&self, part: Part, len: usize, (device, dtype): (&Device, DType)) -> Tensor<2> {
         let sizes: Vec<usize> = self.values.iter().map(|value| value.dims()[0]).collect();
         let op = TableOp { encoding: self.encoding.clone(), geometry: self.geometry.clone(), sizes, part, len };
         if self.values.is_empty() {
             let rows = op.table(&[]);
-            return Tensor::from_data(TensorData::new(rows, [self.geometry.heads, len]), (device, DType::F32));
+            return Tensor::from_data(TensorData::new(rows, [self.geometry.heads, len]), (device, dtype));
         }
         let flat = Tensor::cat(self.values.iter().map(Param::val).collect(), 0);
         apply(op, vec![Input::from(flat)])
@@ -189,10 +190,10 @@ fn backward<T: Element + Pod>(op: &TableOp, flat: &Array, d_table: &Array) -> Ar
 
 impl Op for TableOp {
     fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
-        Forward { output: crate::with_element!(inputs[0], forward(self, &inputs[0])), saved: Vec::new() }
+        Forward { output: with_element!(inputs[0], T => forward::<T>(self, &inputs[0])), saved: Vec::new() }
     }
 
     fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        vec![Some(crate::with_element!(step.inputs[0], backward(self, &step.inputs[0], step.d_output)))]
+        vec![Some(with_element!(step.inputs[0], T => backward::<T>(self, &step.inputs[0], step.d_output)))]
     }
 }

@@ -1,7 +1,7 @@
 //! Text, token by token, with a cache of keys and values.
 
 use crate::model::{Decoder, Tokens};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kerple_burn::cache::Cache;
 use kerple_burn::layers;
 use rand::{RngExt, SeedableRng};
@@ -23,7 +23,7 @@ impl Decoder {
         let Tokens { ids, batch, len } = tokens;
         let device = self.embedding.val().device();
         let before = cache.first().map_or(0, Cache::len);
-        let positions = self.encoding.positions(len, before + len, &device);
+        let positions = self.encoding.positions(len, before + len, (&device, DType::F32));
         let mut x = layers::embed(self.embedding.val(), ids, [batch, len]);
         if let Some(rows) = self.encoding.absolute(before, len, &device) {
             x = x + rows;

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use kerple_burn::layers::{self, Attention, LayerNorm, Mlp, normal_matrix};
 use kerple_burn::positions::PositionalEncoding;
 use rand::SeedableRng;
@@ -89,7 +89,7 @@ impl Decoder {
     pub fn hidden(&self, tokens: Tokens) -> Tensor<3> {
         let Tokens { ids, batch, len } = tokens;
         let device = self.embedding.val().device();
-        let positions = self.encoding.positions(len, len, &device);
+        let positions = self.encoding.positions(len, len, (&device, DType::F32));
         let mut x = layers::embed(self.embedding.val(), ids, [batch, len]);
         if let Some(rows) = self.encoding.absolute(0, len, &device) {
             x = x + rows;
@@ -103,6 +103,11 @@ impl Decoder {
     /// Negative log-likelihood in nats of each target, `[B, L]`.
     pub fn nll(&self, tokens: Tokens, targets: &[u32]) -> Tensor<2> {
         layers::cross_entropy(self.hidden(tokens), &self.norm, self.head.val(), targets)
+    }
+
+    /// The mean of [`Decoder::nll`], `[1]`: what training minimises.
+    pub fn loss(&self, tokens: Tokens, targets: &[u32]) -> Tensor<1> {
+        layers::mean_cross_entropy(self.hidden(tokens), &self.norm, self.head.val(), targets)
     }
 
     /// Logits of every position, `[B, L, V]`: for short sequences and tests.

@@ -202,7 +202,7 @@ impl<'a> Trainer<'a> {
         for part in 0..parts {
             let range = part * micro * batch.seq_len..(part + 1) * micro * batch.seq_len;
             let tokens = Tokens { ids: &batch.tokens[range.clone()], batch: micro, len: batch.seq_len };
-            let mean = self.model().nll(tokens, &batch.targets[range]).mean() / parts as f64;
+            let mean = self.model().loss(tokens, &batch.targets[range]) / parts as f64;
             loss += f64::from(mean.clone().into_scalar::<f32>());
             let found = parameters::gradients(self.model(), &mut mean.backward());
             add(&mut sums, found, self.model());
@@ -276,7 +276,7 @@ impl<'a> Trainer<'a> {
         let batch = self.batches.validation()?;
         let model = parameters::without_autodiff(self.model());
         let tokens = Tokens { ids: &batch.tokens, batch: batch.batch, len: batch.seq_len };
-        let mean: Tensor<1> = model.nll(tokens, &batch.targets).mean();
+        let mean: Tensor<1> = model.loss(tokens, &batch.targets);
         Some(f64::from(mean.into_scalar::<f32>()))
     }
 

@@ -7,7 +7,9 @@
 //! Gradients are overwritten unless a function says that it adds.
 
 pub mod adam;
+pub mod cross_entropy;
 pub mod dispatch;
+pub mod embedding;
 pub mod gelu;
 pub mod gemm;
 mod lanes;

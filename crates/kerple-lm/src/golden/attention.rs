@@ -3,7 +3,7 @@
 use super::folder::{Case, Folder, Numbers};
 use super::tables::method;
 use super::{Score, Tolerance};
-use kerple::attention::{Dims, Gradients, Problem, Real, Saved, Strides, View, ViewMut, naive};
+use kerple::attention::{Dims, Gradients, Problem, Real, Saved, Strides, View, ViewMut, naive, tiled};
 use kerple::encoding::{Encoding, Geometry, TableGradient};
 
 /// A case, made ready for any engine.
@@ -113,7 +113,7 @@ impl Task {
         let mut lse = vec![T::from_f64(0.0); batch * heads * keys];
         let (mut d_bias, mut d_weight) = (bias.clone(), weight.clone());
         let view = |data| View { data, strides };
-        let forward = naive::forward::<T>;
+        let forward = if tiled { tiled::forward::<T> } else { naive::forward::<T> };
         forward(&problem, view(&q), view(&k), view(&v), ViewMut::new(&mut out, strides), &mut lse);
         let gradients = Gradients {
             d_q: ViewMut::new(&mut d_q, strides),
@@ -122,7 +122,7 @@ impl Task {
             d_bias: d_bias.as_deref_mut(),
             d_weight: d_weight.as_deref_mut(),
         };
-        let backward = naive::backward::<T>;
+        let backward = if tiled { tiled::backward::<T> } else { naive::backward::<T> };
         let saved = Saved { q: view(&q), k: view(&k), v: view(&v), out: view(&out), lse: &lse, d_out: view(&d_out) };
         backward(&problem, saved, gradients);
         let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();

@@ -33,7 +33,7 @@ pub struct NormGradients<'a, T> {
 }
 
 /// What the backward pass needs of the forward pass besides `x`: one value a row.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats<T> {
     /// Mean of the row.
     pub mean: Vec<T>,

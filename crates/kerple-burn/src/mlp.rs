@@ -1,0 +1,81 @@
+//! The pre-norm feed-forward layer as one fused CPU operation.
+
+use crate::array::Array;
+use crate::fused::{Forward, Input, Number, Op, Step, apply};
+use crate::layers::{EPS, Mlp};
+use crate::with_element;
+use burn::tensor::Tensor;
+use kerple::ops::layer_norm::{Norm, NormGradients, Stats};
+use kerple::ops::mlp::{self, MlpGradients, Saved};
+
+/// Inputs: x, gamma, beta, W1, b1, W2, b2. Saved: mean, rstd, pre-activations.
+#[derive(Debug)]
+struct Layer;
+
+impl Mlp {
+    /// `x + down(gelu(up(norm(x))))` on `[B, L, M]`, fused.
+    pub(crate) fn fused(&self, x: Tensor<3>) -> Tensor<3> {
+        let inputs: Vec<Input> = vec![
+            x.into(),
+            self.norm.gamma.val().into(),
+            self.norm.beta.val().into(),
+            self.up.weight.val().into(),
+            self.up.bias.val().into(),
+            self.down.weight.val().into(),
+            self.down.bias.val().into(),
+        ];
+        apply(Layer, inputs)
+    }
+}
+
+impl Layer {
+    fn parameters<T: Number>(inputs: &[Array]) -> mlp::Mlp<'_, T> {
+        mlp::Mlp {
+            norm: Norm { gamma: inputs[1].slice(), beta: inputs[2].slice(), epsilon: EPS },
+            w1: inputs[3].slice(),
+            b1: inputs[4].slice(),
+            w2: inputs[5].slice(),
+            b2: inputs[6].slice(),
+        }
+    }
+
+    fn forward<T: Number>(inputs: &[Array], tracked: bool) -> Forward {
+        let x = inputs[0].slice::<T>();
+        let mut y = vec![T::from_f64(0.0); x.len()];
+        let saved = if tracked {
+            let Saved { stats: Stats { mean, rstd }, h } = mlp::forward_saving(Layer::parameters(inputs), x, &mut y);
+            let array = |values: Vec<T>| {
+                let len = values.len();
+                Array::from_vec(values, &[len])
+            };
+            [mean, rstd, h].map(array).into()
+        } else {
+            mlp::forward(Layer::parameters(inputs), x, &mut y);
+            Vec::new()
+        };
+        Forward { output: Array::from_vec(y, inputs[0].shape()), saved }
+    }
+
+    fn backward<T: Number>(step: &Step) -> Vec<Option<Array>> {
+        let inputs = step.inputs;
+        let mut d = [0, 1, 2, 3, 4, 5, 6].map(|at: usize| vec![T::from_f64(0.0); inputs[at].slice::<T>().len()]);
+        let [d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2] = &mut d;
+        let gradients = MlpGradients { norm: NormGradients { d_gamma, d_beta }, d_w1, d_b1, d_w2, d_b2 };
+        let [mean, rstd, h] = [0, 1, 2].map(|at: usize| step.saved[at].slice::<T>());
+        let stats = Stats { mean: mean.to_vec(), rstd: rstd.to_vec() };
+        let saved = Saved { stats, h: h.to_vec() };
+        let (x, d_y) = (inputs[0].slice(), step.d_output.slice());
+        mlp::backward(Layer::parameters(inputs), x, &saved, d_y, d_x, gradients);
+        d.into_iter().zip(inputs).map(|(d, input)| Some(Array::from_vec(d, input.shape()))).collect()
+    }
+}
+
+impl Op for Layer {
+    fn forward(&self, inputs: &[Array], tracked: bool) -> Forward {
+        with_element!(inputs[0], T => Layer::forward::<T>(inputs, tracked))
+    }
+
+    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
+        with_element!(step.inputs[0], T => Layer::backward::<T>(step))
+    }
+}

@@ -1,0 +1,362 @@
+//! The end of a language model: final layer norm, logits, and the loss of each target in nats, forward and backward.
+//!
+//!     logits = norm(x) W                              [rows, V], no bias
+//!     nll[i] = ln(sum_v exp(logits[i, v])) - logits[i, target[i]]
+//!     d_logits[i, v] = d_nll[i] (softmax(logits[i])[v] - (v == target[i]))
+//!
+//! Rows are taken in chunks, so logits are never held for all of them. A NaN among a row's logits makes its loss NaN.
+
+use super::dispatch::vectorized;
+use super::gemm::{Product, matmul, transposed};
+use super::layer_norm::{self, Norm, NormGradients, Stats};
+use super::{Float, lanes};
+use crate::check_shape;
+use rayon::prelude::*;
+
+/// Most logits held at once: 64 MiB in `f32`.
+const MOST_LOGITS: usize = 1 << 24;
+/// Most rows of a chunk, for small vocabularies.
+const MOST_ROWS: usize = 1152;
+/// Fewest rows whose losses a task takes.
+const FEWEST_ROWS_PER_TASK: usize = 16;
+
+/// The parameters of the head.
+#[derive(Clone, Copy, Debug)]
+pub struct Head<'a, T> {
+    /// Layer norm before the projection, `[M]`.
+    pub norm: Norm<'a, T>,
+    /// Projection to the vocabulary, `[M, V]`.
+    pub w: &'a [T],
+}
+
+/// Where the gradients go.
+#[derive(Debug)]
+pub struct HeadGradients<'a, T> {
+    /// `[M]` each
+    pub norm: NormGradients<'a, T>,
+    /// `[M, V]`
+    pub d_w: &'a mut [T],
+}
+
+/// What is to be predicted.
+#[derive(Clone, Copy, Debug)]
+pub struct Targets<'a> {
+    /// The token of each row, `[rows]`; below V where the row is scored, anything elsewhere.
+    pub ids: &'a [u32],
+    /// Which rows are scored, `[rows]`; `None` scores all. The others cost nothing, and have loss and gradient 0.
+    pub scored: Option<&'a [bool]>,
+}
+
+/// Loss of each row in nats, `[rows]`, for `x`, `[rows, M]`.
+///
+/// # Panics
+/// If a slice has the wrong size or a scored target is not in the vocabulary.
+pub fn forward<T: Float>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Vec<T> {
+    let plan = Plan::new(head, x, targets);
+    let mut chunk = Chunk::new(&plan);
+    let mut nll = vec![T::ZERO; plan.rows];
+    for rows in plan.scored.chunks(plan.chunk_rows) {
+        chunk.fill(head, x, rows);
+        let logits = chunk.logits.par_chunks(plan.v).with_min_len(FEWEST_ROWS_PER_TASK);
+        let losses: Vec<T> =
+            logits.zip(rows).map(|(logits, row)| row_loss(logits, targets.ids[*row] as usize)).collect();
+        rows.iter().zip(losses).for_each(|(row, loss)| nll[*row] = loss);
+    }
+    nll
+}
+
+/// [`forward`] with the gradients of `sum_i d_nll[i] nll[i]`; `x` and `d_x` are `[rows, M]`, `d_nll` is `[rows]`.
+///
+/// # Panics
+/// If a slice has the wrong size or a scored target is not in the vocabulary.
+pub fn forward_backward<T: Float>(
+    head: Head<'_, T>,
+    x: &[T],
+    targets: Targets<'_>,
+    d_nll: &[T],
+    d_x: &mut [T],
+    mut gradients: HeadGradients<'_, T>,
+) -> Vec<T> {
+    let plan = Plan::new(head, x, targets);
+    let (rows, m, v) = (plan.rows, plan.m, plan.v);
+    check_shape!(d_nll, rows = rows);
+    check_shape!(d_x, rows = rows, m = m);
+    gradients.clear(m, v);
+    d_x.fill(T::ZERO);
+    let transposed_w = transposed(head.w, m, v);
+    let mut chunk = Chunk::new(&plan);
+    let mut nll = vec![T::ZERO; rows];
+    for rows in plan.scored.chunks(plan.chunk_rows) {
+        let stats = chunk.fill(head, x, rows);
+        let logits = chunk.logits.par_chunks_mut(v).with_min_len(FEWEST_ROWS_PER_TASK);
+        let row_gradient =
+            |(logits, row): (&mut [T], &usize)| row_gradient(logits, targets.ids[*row] as usize, d_nll[*row]);
+        let losses: Vec<T> = logits.zip(rows).map(row_gradient).collect();
+        rows.iter().zip(losses).for_each(|(row, loss)| nll[*row] = loss);
+        let d_logits = &chunk.logits;
+        matmul(gradients.d_w, &chunk.normed, d_logits, Product::new(m, rows.len(), v).transpose_a().add());
+        // the normed rows are done with: their place takes their gradient
+        matmul(&mut chunk.normed, d_logits, &transposed_w, Product::new(rows.len(), v, m));
+        chunk.backward(head, &stats, &mut gradients);
+        rows.iter().zip(chunk.d_x.chunks_exact(m)).for_each(|(row, from)| d_x[row * m..][..m].copy_from_slice(from));
+    }
+    nll
+}
+
+/// Sizes, and which rows to work on.
+struct Plan {
+    rows: usize,
+    m: usize,
+    v: usize,
+    /// Numbers of the scored rows, ascending.
+    scored: Vec<usize>,
+    /// Scored rows of a chunk, except perhaps the last.
+    chunk_rows: usize,
+}
+
+impl Plan {
+    fn new<T: Float>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Plan {
+        let (w, ids, m, rows) = (head.w, targets.ids, head.norm.width(), targets.ids.len());
+        let v = w.len() / m;
+        check_shape!(w, m = m, v = v);
+        check_shape!(x, rows = rows, m = m);
+        let is_scored = |row: &usize| targets.scored.is_none_or(|scored| scored[*row]);
+        if let Some(scored) = targets.scored {
+            check_shape!(scored, rows = rows);
+        }
+        let scored: Vec<usize> = (0..rows).filter(is_scored).collect();
+        for row in &scored {
+            assert!((ids[*row] as usize) < v, "targets.ids[{row}]: expected below V = {v}, got {}", ids[*row]);
+        }
+        let chunk_rows = (MOST_LOGITS / v.max(1)).clamp(1, MOST_ROWS);
+        Plan { rows, m, v, scored, chunk_rows }
+    }
+}
+
+/// What is held for the scored rows of a chunk.
+struct Chunk<T> {
+    /// Their rows of `x`, `[rows, M]`.
+    x: Vec<T>,
+    /// Output of the layer norm, then the gradient in it, `[rows, M]`.
+    normed: Vec<T>,
+    /// `[rows, V]`, then the gradient in them.
+    logits: Vec<T>,
+    /// `[rows, M]`
+    d_x: Vec<T>,
+}
+
+impl<T: Float> Chunk<T> {
+    fn new(plan: &Plan) -> Chunk<T> {
+        let rows = plan.chunk_rows.min(plan.scored.len());
+        let features = || vec![T::ZERO; rows * plan.m];
+        Chunk { x: features(), normed: features(), logits: vec![T::ZERO; rows * plan.v], d_x: features() }
+    }
+
+    /// Takes these rows of `x` through the head.
+    fn fill(&mut self, head: Head<'_, T>, x: &[T], rows: &[usize]) -> Stats<T> {
+        let m = head.norm.width();
+        let v = head.w.len() / m;
+        for features in [&mut self.x, &mut self.normed, &mut self.d_x] {
+            features.truncate(rows.len() * m);
+        }
+        self.logits.truncate(rows.len() * v);
+        rows.iter().zip(self.x.chunks_exact_mut(m)).for_each(|(row, to)| to.copy_from_slice(&x[row * m..][..m]));
+        let stats = layer_norm::forward(head.norm, &self.x, &mut self.normed);
+        matmul(&mut self.logits, &self.normed, head.w, Product::new(rows.len(), m, v));
+        stats
+    }
+
+    /// From the gradient in `normed` to `d_x`; adds to the gradients of the norm.
+    fn backward(&mut self, head: Head<'_, T>, stats: &Stats<T>, gradients: &mut HeadGradients<'_, T>) {
+        let m = head.norm.width();
+        let (mut d_gamma, mut d_beta) = (vec![T::ZERO; m], vec![T::ZERO; m]);
+        let of_chunk = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
+        layer_norm::backward(head.norm, &self.x, stats, &self.normed, None, &mut self.d_x, of_chunk);
+        lanes::add(gradients.norm.d_gamma, &d_gamma);
+        lanes::add(gradients.norm.d_beta, &d_beta);
+    }
+}
+
+impl<T: Float> HeadGradients<'_, T> {
+    /// Checks the sizes and sets everything to 0.
+    fn clear(&mut self, m: usize, v: usize) {
+        let HeadGradients { norm: NormGradients { d_gamma, d_beta }, d_w } = self;
+        check_shape!(d_gamma, m = m);
+        check_shape!(d_beta, m = m);
+        check_shape!(d_w, m = m, v = v);
+        for gradient in [d_gamma, d_beta, d_w] {
+            gradient.fill(T::ZERO);
+        }
+    }
+}
+
+vectorized! {
+    /// The loss of one row.
+    fn row_loss(logits: &[T], target: usize) -> T {
+        let largest = lanes::max(logits);
+        let sum = lanes::sum([logits], |[logit]| (logit - largest).exp());
+        T::from_f64(sum.to_f64().ln()) + (largest - logits[target])
+    }
+}
+
+vectorized! {
+    /// The loss of one row, whose logits become their gradient.
+    fn row_gradient(logits: &mut [T], target: usize, d_nll: T) -> T {
+        let largest = lanes::max(logits);
+        let above = largest - logits[target];
+        for logit in logits.iter_mut() {
+            *logit = (*logit - largest).exp();
+        }
+        let sum = lanes::sum([&*logits], |[weight]| weight);
+        let scale = d_nll / sum;
+        for weight in logits.iter_mut() {
+            *weight = *weight * scale;
+        }
+        logits[target] -= d_nll;
+        T::from_f64(sum.to_f64().ln()) + above
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::dispatch::tests::at_every_level;
+    use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
+    use proptest::prelude::*;
+
+    /// gamma, beta, w
+    struct Owned<T>([Vec<T>; 3]);
+
+    impl<T: Float> Owned<T> {
+        fn head(&self) -> Head<'_, T> {
+            let [gamma, beta, w] = &self.0;
+            Head { norm: Norm { gamma, beta, epsilon: 1e-2 }, w }
+        }
+
+        fn gradients(&mut self) -> HeadGradients<'_, T> {
+            let [d_gamma, d_beta, d_w] = &mut self.0;
+            HeadGradients { norm: NormGradients { d_gamma, d_beta }, d_w }
+        }
+    }
+
+    fn parameters(m: usize, v: usize, seed: u64) -> Owned<f64> {
+        Owned([m, m, m * v].map(|len| random(len, seed + len as u64)))
+    }
+
+    fn plain(head: Head<'_, f64>, x: &[f64], targets: Targets<'_>) -> Vec<f64> {
+        let (m, v) = (head.norm.gamma.len(), head.w.len() / head.norm.gamma.len());
+        let loss = |row: usize| {
+            let x = &x[row * m..][..m];
+            let mean = x.iter().sum::<f64>() / m as f64;
+            let deviation = (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / m as f64 + head.norm.epsilon).sqrt();
+            let normed = |i| head.norm.gamma[i] * (x[i] - mean) / deviation + head.norm.beta[i];
+            let logit = |j| (0..m).map(|i| normed(i) * head.w[i * v + j]).sum::<f64>();
+            (0..v).map(|j| logit(j).exp()).sum::<f64>().ln() - logit(targets.ids[row] as usize)
+        };
+        let is_scored = |row: usize| targets.scored.is_none_or(|scored| scored[row]);
+        (0..targets.ids.len()).map(|row| if is_scored(row) { loss(row) } else { 0.0 }).collect()
+    }
+
+    /// Losses, d_x and the gradients of the parameters, from buffers of NaN.
+    fn everything<T: Float>(
+        owned: &Owned<T>,
+        x: &[T],
+        targets: Targets<'_>,
+        d_nll: &[T],
+    ) -> (Vec<T>, Vec<T>, Owned<T>) {
+        let nan = |values: &Vec<T>| vec![T::from_f64(f64::NAN); values.len()];
+        let (mut d_x, mut d) = (nan(&x.to_vec()), Owned(owned.0.each_ref().map(nan)));
+        let nll = forward_backward(owned.head(), x, targets, d_nll, &mut d_x, d.gradients());
+        (nll, d_x, d)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20))]
+        #[test]
+        fn equals_plain_and_its_differences(rows in 0usize..9, m in 1usize..8, v in 1usize..90, mask: u64, seed in 0u64..1000) {
+            let (owned, x, d_nll) = (parameters(m, v, seed), random(rows * m, seed + 1), random(rows, seed + 2));
+            let scored: Vec<bool> = (0..rows).map(|row| mask >> row & 1 == 0).collect();
+            // rows that are not scored have a target outside of the vocabulary
+            let ids: Vec<u32> = scored.iter().enumerate().map(|(i, s)| if *s { (i * 37 % v) as u32 } else { u32::MAX }).collect();
+            let targets = Targets { ids: &ids, scored: Some(&scored) };
+            let (nll, d_x, d) = everything(&owned, &x, targets, &d_nll);
+            let want = plain(owned.head(), &x, targets);
+            for ((a, b), want) in nll.iter().zip(forward(owned.head(), &x, targets)).zip(&want) {
+                prop_assert!((a - want).abs() < 1e-12 && (b - want).abs() < 1e-12);
+            }
+            let loss = |head: Head<'_, f64>, x: &[f64]| plain(head, x, targets).iter().zip(&d_nll).map(|(l, d)| l * d).sum::<f64>();
+            assert_gradient("d_x", &x, &d_x, |x| loss(owned.head(), x));
+            for (i, name) in ["d_gamma", "d_beta", "d_w"].into_iter().enumerate() {
+                assert_gradient(name, &owned.0[i], &d.0[i], |moved| {
+                    let mut owned = Owned(owned.0.clone());
+                    owned.0[i] = moved.to_vec();
+                    loss(owned.head(), &x)
+                });
+            }
+        }
+    }
+
+    /// Enough rows for two chunks, `f32`, no mask.
+    fn two_chunks() -> (Owned<f64>, Vec<f64>, Vec<u32>, Vec<f64>) {
+        let (rows, m, v) = (MOST_ROWS + 100, 12, 70);
+        let ids = (0..rows as u32).map(|i| i * 31 % v).collect();
+        let (owned, x) = (parameters(m, v as usize, 3), random(rows * m, 4));
+        (owned, x, ids, vec![1.0 / rows as f64; rows])
+    }
+
+    #[test]
+    fn chunks_and_single_precision_are_close_to_plain() {
+        let (owned, x, ids, d_nll) = two_chunks();
+        let targets = Targets { ids: &ids, scored: None };
+        let want = plain(owned.head(), &x, targets);
+        let (nll, d_x, d) = everything(&owned, &x, targets, &d_nll);
+        nll.iter().zip(&want).for_each(|(a, b)| assert!((a - b).abs() < 1e-12));
+        let float = Owned(owned.0.each_ref().map(|values| single(values)));
+        let (x, d_nll) = (single(&x), single(&d_nll));
+        let (nll32, d_x32, d32) = everything(&float, &x, targets, &d_nll);
+        assert_eq!(forward(float.head(), &x, targets), nll32);
+        let close = |float: &[f32], double: &[f64]| {
+            let largest = double.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+            let error = float.iter().zip(double).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+            // sums of up to 1252 terms rounded to 6e-8 each, in random directions
+            assert!(error < 1e-5 * largest, "{error} of {largest}");
+        };
+        close(&nll32, &nll);
+        close(&d_x32, &d_x);
+        d32.0.iter().zip(&d.0).for_each(|(float, double)| close(float, double));
+    }
+
+    #[test]
+    fn threads_and_instruction_sets_do_not_change_bits() {
+        let (owned, x, ids, d_nll) = two_chunks();
+        let (float, x, d_nll) = (Owned(owned.0.map(|values| single(&values))), single(&x), single(&d_nll));
+        assert_same_at_any_threads(|| {
+            let (nll, d_x, d) = everything(&float, &x, Targets { ids: &ids, scored: None }, &d_nll);
+            (nll, d_x, d.0, forward(float.head(), &x, Targets { ids: &ids, scored: None }))
+        });
+        let results = at_every_level(|| {
+            let mut row = x[..501].to_vec();
+            (row_loss(&row, 3), row_gradient(&mut row, 3, 0.5), row)
+        });
+        assert!(results.iter().all(|result| *result == results[0]));
+    }
+
+    #[test]
+    fn extreme_logits() {
+        let loss =
+            |mut logits: Vec<f32>, target| (row_loss(&logits, target), row_gradient(&mut logits, target, 1.0), logits);
+        assert_eq!(loss(vec![1000.0, 0.0], 1), (1000.0, 1000.0, vec![1.0, -1.0]));
+        assert_eq!(loss(vec![f32::NEG_INFINITY, 3.0], 1), (0.0, 0.0, vec![0.0, 0.0]));
+        for broken in [vec![f32::NAN, 0.0], vec![0.0, f32::NAN], vec![f32::INFINITY, 0.0], vec![f32::NEG_INFINITY; 2]] {
+            let (a, b, _) = loss(broken.clone(), 1);
+            assert!(a.is_nan() && b.is_nan(), "{broken:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "targets.ids[1]: expected below V = 5, got 5")]
+    fn target_outside_of_the_vocabulary_panics() {
+        let owned = parameters(2, 5, 1);
+        forward(owned.head(), &[0.0; 4], Targets { ids: &[4, 5], scored: None });
+    }
+}
