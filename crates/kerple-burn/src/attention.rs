@@ -1,14 +1,15 @@
 //! Attention with distance tables as fused CPU operations: on `q, k, v`, and as a whole pre-norm layer.
 
 use crate::array::Array;
-use crate::fused::{Forward, Input, Number, Op, Step, apply};
+use crate::fused::{Forward, Input, Number, Op, Saved, Step, apply};
 use crate::layers::{Attention, EPS};
 use crate::positions::{Positions, RotaryTables};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, tiled};
+use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut, tiled};
 use kerple::ops::gemm::{Product, matmul, matmul_bias, sum_rows};
 use kerple::ops::layer_norm::{self, Norm, NormGradients, Stats};
+use kerple::ops::rotary::{self, Angles, Extent, Turn};
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -77,7 +78,7 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, positions: &Positions
     apply(Core(Tables::of(positions)), inputs)
 }
 
-/// Inputs: q, k, v and the tables. Saved: output, log-sum-exp.
+/// Inputs: q, k, v and the tables. Saved: output and log-sum-exp.
 #[derive(Debug)]
 struct Core(Tables);
 
@@ -101,9 +102,8 @@ impl Core {
         let problem = self.0.problem(dims, &inputs[3..]);
         let out_view = ViewMut::new(&mut out, queries);
         tiled::forward(&problem, view(0, queries), view(1, keys), view(2, keys), out_view, &mut lse);
-        let lse_len = lse.len();
         let output = Array::from_vec(out, inputs[0].shape());
-        Forward { saved: vec![output.clone(), Array::from_vec(lse, &[lse_len])], output }
+        Forward { saved: Saved::new((output.clone(), lse)), output }
     }
 
     fn all_strides(dims: Dims) -> (Strides, Strides) {
@@ -115,14 +115,15 @@ impl Core {
         let inputs = step.inputs;
         let dims = Core::dims(inputs);
         let (queries, keys) = Core::all_strides(dims);
+        let (out, lse) = step.saved::<(Array, Vec<T>)>();
         let mut d = [0, 1, 2].map(|at| vec![T::from_f64(0.0); inputs[at].slice::<T>().len()]);
         let mut d_tables = self.0.gradients::<T>(&inputs[3..], &step.wanted[3..]);
-        let saved = Saved {
+        let saved = attention::Saved {
             q: View { data: inputs[0].slice::<T>(), strides: queries },
             k: View { data: inputs[1].slice::<T>(), strides: keys },
             v: View { data: inputs[2].slice::<T>(), strides: keys },
-            out: View { data: step.saved[0].slice::<T>(), strides: queries },
-            lse: step.saved[1].slice(),
+            out: View { data: out.slice(), strides: queries },
+            lse,
             d_out: View { data: step.d_output.slice::<T>(), strides: queries },
         };
         let [d_q, d_k, d_v] = &mut d;
@@ -170,12 +171,21 @@ impl Attention {
 }
 
 /// A whole attention layer. Inputs: x, gamma, beta, W_qkv, b_qkv, W_out, b_out and the tables.
-/// Saved: mean, rstd, rotated qkv, attention's output, log-sum-exp.
 #[derive(Debug)]
 struct Layer {
     heads: usize,
     rotary: Option<Arc<RotaryTables>>,
     tables: Tables,
+}
+
+/// What the layer's backward needs besides its inputs.
+struct Kept<T> {
+    stats: Stats<T>,
+    /// Packed projection after the rotation.
+    qkv: Vec<T>,
+    /// Attention's output, before the output projection.
+    a: Vec<T>,
+    lse: Vec<T>,
 }
 
 /// Inputs of [`Layer`] before the tables.
@@ -208,25 +218,16 @@ impl Layer {
         Norm { gamma: inputs[1].slice(), beta: inputs[2].slice(), epsilon: EPS }
     }
 
-    /// Turns the queries and keys of packed rows; `sign = -1` turns back.
-    fn rotate<T: Number>(&self, qkv: &mut [T], sizes: Sizes, sign: f64) {
+    /// Turns the queries and keys of packed rows.
+    fn rotate<T: Number>(&self, qkv: &mut [T], sizes: Sizes, turn: Turn) {
         let Some(rotary) = &self.rotary else { return };
-        let (half, d) = (rotary.half(), sizes.dims.head_dim);
-        let cos: Vec<T> = rotary.cos().iter().map(|value| T::from_f64(*value)).collect();
-        let sin: Vec<T> = rotary.sin().iter().map(|value| T::from_f64(sign * value)).collect();
-        qkv.par_chunks_exact_mut(3 * sizes.width).enumerate().for_each(|(row, packed)| {
-            let at = row % sizes.dims.keys * half;
-            let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
-            for head in packed.chunks_exact_mut(3 * d) {
-                let (q, rest) = head.split_at_mut(d);
-                for features in [q, &mut rest[..d]] {
-                    let (low, high) = features.split_at_mut(half);
-                    for j in 0..half {
-                        (low[j], high[j]) = (low[j] * cos[j] - high[j] * sin[j], high[j] * cos[j] + low[j] * sin[j]);
-                    }
-                }
-            }
-        });
+        let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
+        let (cos, sin) = (cast(rotary.cos()), cast(rotary.sin()));
+        let Dims { batch, keys, heads, head_dim, .. } = sizes.dims;
+        let angles = Angles { cos: &cos, sin: &sin, pairs: rotary.half() };
+        for part in [0, head_dim] {
+            rotary::rotate(&mut qkv[part..], sizes.packed, Extent { batch, len: keys, heads }, angles, turn);
+        }
     }
 
     fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
@@ -235,11 +236,11 @@ impl Layer {
         let zeros = |len: usize| vec![T::from_f64(0.0); len];
         let x = inputs[0].slice::<T>();
         let mut normed = zeros(rows * m);
-        let Stats { mean, rstd } = layer_norm::forward(Layer::norm(inputs), x, &mut normed);
+        let stats = layer_norm::forward(Layer::norm(inputs), x, &mut normed);
         let mut qkv = zeros(rows * 3 * m);
         matmul_bias(&mut qkv, &normed, inputs[3].slice(), inputs[4].slice(), Product::new(rows, m, 3 * m));
         drop(normed);
-        self.rotate(&mut qkv, sizes, 1.0);
+        self.rotate(&mut qkv, sizes, Turn::Forward);
         let (mut a, mut lse) = (zeros(rows * m), zeros(dims.batch * dims.heads * dims.queries));
         let problem = self.tables.problem(dims, &inputs[OWN..]);
         let part = |at: usize| View { data: &qkv[at * dims.head_dim..], strides: packed };
@@ -249,15 +250,7 @@ impl Layer {
         y.par_chunks_mut(m * 64)
             .zip(x.par_chunks(m * 64))
             .for_each(|(y, x)| y.iter_mut().zip(x).for_each(|(y, x)| *y += *x));
-        let saved = match tracked {
-            true => [mean, rstd, qkv, a, lse]
-                .map(|values| {
-                    let len = values.len();
-                    Array::from_vec(values, &[len])
-                })
-                .into(),
-            false => Vec::new(),
-        };
+        let saved = if tracked { Saved::new(Kept { stats, qkv, a, lse }) } else { Saved::nothing() };
         Forward { output: Array::from_vec(y, inputs[0].shape()), saved }
     }
 
@@ -266,7 +259,7 @@ impl Layer {
         let sizes = self.sizes(&inputs[0]);
         let Sizes { rows, width: m, dims, packed, merged } = sizes;
         let zeros = |len: usize| vec![T::from_f64(0.0); len];
-        let [mean, rstd, qkv, a, lse] = [0, 1, 2, 3, 4].map(|at| step.saved[at].slice::<T>());
+        let Kept { stats, qkv, a, lse } = step.saved::<Kept<T>>();
         let (x, d_y) = (inputs[0].slice::<T>(), step.d_output.slice::<T>());
 
         let (mut d_w_out, mut d_b_out, mut d_a) = (zeros(m * m), zeros(m), zeros(rows * m));
@@ -277,7 +270,7 @@ impl Layer {
         let mut d_qkv = zeros(rows * 3 * m);
         let mut d_tables = self.tables.gradients::<T>(&inputs[OWN..], &step.wanted[OWN..]);
         let part = |at: usize| View { data: &qkv[at * dims.head_dim..], strides: packed };
-        let saved = Saved {
+        let saved = attention::Saved {
             q: part(0),
             k: part(1),
             v: part(2),
@@ -291,7 +284,7 @@ impl Layer {
         let problem = self.tables.problem(dims, &inputs[OWN..]);
         tiled::backward(&problem, saved, Gradients { d_q, d_k, d_v, d_bias, d_weight });
         drop(d_a);
-        self.rotate(&mut d_qkv, sizes, -1.0);
+        self.rotate(&mut d_qkv, sizes, Turn::Inverse);
 
         let (mut d_w_qkv, mut d_b_qkv, mut d_normed) = (zeros(3 * m * m), zeros(3 * m), zeros(rows * m));
         let mut normed = zeros(rows * m);
@@ -303,9 +296,8 @@ impl Layer {
         drop(d_qkv);
 
         let (mut d_x, mut d_gamma, mut d_beta) = (zeros(rows * m), zeros(m), zeros(m));
-        let stats = Stats { mean: mean.to_vec(), rstd: rstd.to_vec() };
         let d_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
-        layer_norm::backward(Layer::norm(inputs), x, &stats, &d_normed, Some(d_y), &mut d_x, d_norm);
+        layer_norm::backward(Layer::norm(inputs), x, stats, &d_normed, Some(d_y), &mut d_x, d_norm);
 
         let own = [d_x, d_gamma, d_beta, d_w_qkv, d_b_qkv, d_w_out, d_b_out];
         let own = own.into_iter().zip(inputs).map(|(d, input)| Some(Array::from_vec(d, input.shape())));

@@ -41,7 +41,8 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, positions: &Positions
     let ([_, _, queries, head_dim], [_, _, keys, _]) = (q.dims(), k.dims());
     let device = q.device();
     let distances = distances(queries, keys);
-    let mut scores = q.matmul(k.swap_dims(2, 3)) / (head_dim as f64).sqrt();
+    // a product, since the derivative of a division by a number is rounded to f32
+    let mut scores = q.matmul(k.swap_dims(2, 3)) * (head_dim as f64).sqrt().recip();
     if let Some(weight) = &positions.weight {
         scores = scores * spread(weight.clone(), &distances, [queries, keys]).unsqueeze();
     }

@@ -10,6 +10,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, Flex, backend_extension};
 use burn::tensor::Tensor;
+use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::array::Array;
 
 /// An operation on contiguous CPU arrays with its own backward.
 pub trait Op: Debug + Send + Sync + 'static {
-    /// The output, and what the backward needs besides the inputs (empty when `tracked` is false).
+    /// The output, and what the backward needs besides the inputs (nothing when `tracked` is false).
     fn forward(&self, inputs: &[Array], tracked: bool) -> Forward;
 
     /// The gradient in each input, given the gradient in the output; `None` where an input is not differentiable.
@@ -29,19 +30,50 @@ pub struct Forward {
     /// The output.
     pub output: Array,
     /// Kept until the backward.
-    pub saved: Vec<Array>,
+    pub saved: Saved,
+}
+
+/// Whatever an operation keeps for its backward.
+#[derive(Clone)]
+pub struct Saved(Arc<dyn Any + Send + Sync>);
+
+impl Saved {
+    /// Keeps a value.
+    pub fn new(value: impl Any + Send + Sync) -> Saved {
+        Saved(Arc::new(value))
+    }
+
+    /// Keeps nothing.
+    pub fn nothing() -> Saved {
+        Saved::new(())
+    }
+}
+
+impl Debug for Saved {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str("Saved")
+    }
 }
 
 /// What [`Op::backward`] is given.
 pub struct Step<'a> {
     /// The inputs of the forward.
     pub inputs: &'a [Array],
-    /// What the forward saved.
-    pub saved: &'a [Array],
+    saved: &'a Saved,
     /// Gradient of the loss in the output.
     pub d_output: &'a Array,
     /// Which inputs want a gradient.
     pub wanted: &'a [bool],
+}
+
+impl Step<'_> {
+    /// What the forward saved.
+    ///
+    /// # Panics
+    /// When it saved another type.
+    pub fn saved<T: 'static>(&self) -> &T {
+        self.saved.0.downcast_ref().expect("an operation reads what it saved")
+    }
 }
 
 /// A shared operation.
@@ -51,7 +83,7 @@ pub type OpRef = Arc<dyn Op>;
 struct State {
     op: OpRef,
     inputs: Vec<Array>,
-    saved: Vec<Array>,
+    saved: Saved,
 }
 
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Token embeddings and the loss over the vocabulary as fused CPU operations.
 
 use crate::array::Array;
-use crate::fused::{Forward, Input, Number, Op, Step, apply};
+use crate::fused::{Forward, Input, Number, Op, Saved, Step, apply};
 use crate::layers::{EPS, LayerNorm};
 use crate::with_element;
 use burn::tensor::Tensor;
@@ -51,12 +51,12 @@ impl Loss {
 
     fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
         let count = self.targets.len();
-        let shape = |d: [Vec<T>; 4]| d.into_iter().zip(inputs).map(|(d, i)| Array::from_vec(d, i.shape())).collect();
+        let shape = |d: [Vec<T>; 4]| d.into_iter().zip(inputs).map(|(d, i)| Array::from_vec(d, i.shape()));
         let (nll, saved) = if tracked && self.mean {
             let (nll, d) = self.gradients(inputs, &vec![T::from_f64(1.0 / count as f64); count]);
-            (nll, shape(d))
+            (nll, Saved::new(shape(d).collect::<Vec<Array>>()))
         } else {
-            (cross_entropy::forward(Loss::head::<T>(inputs), inputs[0].slice(), self.targets()), Vec::new())
+            (cross_entropy::forward(Loss::head::<T>(inputs), inputs[0].slice(), self.targets()), Saved::nothing())
         };
         let output = if self.mean {
             let sum: f64 = nll.iter().map(|loss| loss.to_f64()).sum();
@@ -79,7 +79,7 @@ impl Loss {
             }
             Array::from_vec(saved.slice::<T>().iter().map(|d| *d * upstream[0]).collect(), saved.shape())
         };
-        step.saved.iter().map(|saved| Some(scale(saved))).collect()
+        step.saved::<Vec<Array>>().iter().map(|saved| Some(scale(saved))).collect()
     }
 }
 
@@ -123,7 +123,7 @@ impl Embed {
 impl Op for Embed {
     fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
         let output = with_element!(inputs[0], T => Embed::forward::<T>(self, &inputs[0]));
-        Forward { output, saved: Vec::new() }
+        Forward { output, saved: Saved::nothing() }
     }
 
     fn backward(&self, step: &Step) -> Vec<Option<Array>> {

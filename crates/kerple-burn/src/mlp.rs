@@ -1,14 +1,14 @@
 //! The pre-norm feed-forward layer as one fused CPU operation.
 
 use crate::array::Array;
-use crate::fused::{Forward, Input, Number, Op, Step, apply};
+use crate::fused::{Forward, Input, Number, Op, Saved, Step, apply};
 use crate::layers::{EPS, Mlp};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple::ops::layer_norm::{Norm, NormGradients, Stats};
-use kerple::ops::mlp::{self, MlpGradients, Saved};
+use kerple::ops::mlp::{self, MlpGradients};
 
-/// Inputs: x, gamma, beta, W1, b1, W2, b2. Saved: mean, rstd, pre-activations.
+/// Inputs: x, gamma, beta, W1, b1, W2, b2.
 #[derive(Debug)]
 struct Layer;
 
@@ -43,15 +43,12 @@ impl Layer {
         let x = inputs[0].slice::<T>();
         let mut y = vec![T::from_f64(0.0); x.len()];
         let saved = if tracked {
-            let Saved { stats: Stats { mean, rstd }, h } = mlp::forward_saving(Layer::parameters(inputs), x, &mut y);
-            let array = |values: Vec<T>| {
-                let len = values.len();
-                Array::from_vec(values, &[len])
-            };
-            [mean, rstd, h].map(array).into()
+            let mut saved = mlp::Saved { stats: Stats { mean: Vec::new(), rstd: Vec::new() }, h: Vec::new() };
+            mlp::forward_saving(Layer::parameters(inputs), x, &mut y, &mut saved);
+            Saved::new(saved)
         } else {
             mlp::forward(Layer::parameters(inputs), x, &mut y);
-            Vec::new()
+            Saved::nothing()
         };
         Forward { output: Array::from_vec(y, inputs[0].shape()), saved }
     }
@@ -61,11 +58,8 @@ impl Layer {
         let mut d = [0, 1, 2, 3, 4, 5, 6].map(|at: usize| vec![T::from_f64(0.0); inputs[at].slice::<T>().len()]);
         let [d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2] = &mut d;
         let gradients = MlpGradients { norm: NormGradients { d_gamma, d_beta }, d_w1, d_b1, d_w2, d_b2 };
-        let [mean, rstd, h] = [0, 1, 2].map(|at: usize| step.saved[at].slice::<T>());
-        let stats = Stats { mean: mean.to_vec(), rstd: rstd.to_vec() };
-        let saved = Saved { stats, h: h.to_vec() };
         let (x, d_y) = (inputs[0].slice(), step.d_output.slice());
-        mlp::backward(Layer::parameters(inputs), x, &saved, d_y, d_x, gradients);
+        mlp::backward(Layer::parameters(inputs), x, step.saved::<mlp::Saved<T>>(), d_y, d_x, gradients);
         d.into_iter().zip(inputs).map(|(d, input)| Some(Array::from_vec(d, input.shape()))).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Encodings as Burn modules: learned parameters in, the forms that attention consumes out.
 
 use crate::array::Array;
-use crate::fused::{Forward, Input, Op, Step, apply};
+use crate::fused::{Forward, Input, Op, Saved, Step, apply};
 use crate::with_element;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Element, ElementConversion, Tensor, TensorData};
@@ -190,7 +190,7 @@ fn backward<T: Element + Pod>(op: &TableOp, flat: &Array, d_table: &Array) -> Ar
 
 impl Op for TableOp {
     fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
-        Forward { output: with_element!(inputs[0], T => forward::<T>(self, &inputs[0])), saved: Vec::new() }
+        Forward { output: with_element!(inputs[0], T => forward::<T>(self, &inputs[0])), saved: Saved::nothing() }
     }
 
     fn backward(&self, step: &Step) -> Vec<Option<Array>> {

@@ -3,6 +3,7 @@
 use crate::plan::Plan;
 use burn::module::Module;
 use kerple::encoding::{Clamp, Parameter};
+use kerple::ops::adam;
 use kerple_burn::array::Array;
 use kerple_burn::parameters::{self, Named};
 
@@ -56,18 +57,20 @@ impl Optimizer {
 
     /// One update of `module` by `gradients`, in the same order.
     pub fn step<M: Module>(&mut self, plan: &Plan, module: M, gradients: &[Array], update: Update) -> M {
-        let scale = clip_factor(update.grad_norm, plan.train.clip);
+        let clip = plan.train.clip;
+        let scale = if clip > 0.0 { adam::clip_scale(update.grad_norm, clip) } else { 1.0 };
         parameters::update(module, |index, values| {
             let (moments, group) = (&mut self.moments[index], &self.groups[index]);
-            let adam = kerple::ops::adam::Adam {
-                learning_rate: update.learning_rate,
-                betas: plan.train.betas,
-                eps: plan.train.eps,
+            let settings = adam::Update {
+                lr: update.learning_rate,
+                beta1: plan.train.betas[0],
+                beta2: plan.train.betas[1],
+                epsilon: plan.train.eps,
                 weight_decay: group.decay,
                 step: update.adam_step,
                 gradient_scale: scale,
             };
-            adam.update(values, gradients[index].slice(), &mut moments.first, &mut moments.second);
+            adam::update(&settings, values, gradients[index].slice(), &mut moments.first, &mut moments.second);
             if let Some((low, high)) = group.range {
                 values.iter_mut().for_each(|value| *value = value.clamp(low, high));
             }
@@ -86,13 +89,7 @@ fn group(plan: &Plan, learned: &[Parameter], named: &Named) -> Group {
     }
 }
 
-/// The factor that brings a gradient of this norm down to `clip`, as Megatron computes it; 1 when `clip` is 0.
-pub fn clip_factor(norm: f64, clip: f64) -> f64 {
-    let factor = clip / (norm + 1e-6);
-    if clip > 0.0 && factor < 1.0 { factor } else { 1.0 }
-}
-
 /// Global norm of a set of gradients.
 pub fn global_norm(gradients: &[Array]) -> f64 {
-    gradients.iter().map(|gradient| kerple::ops::adam::sum_of_squares(gradient.slice::<f32>())).sum::<f64>().sqrt()
+    gradients.iter().map(|gradient| adam::sum_of_squares(gradient.slice::<f32>())).sum::<f64>().sqrt()
 }

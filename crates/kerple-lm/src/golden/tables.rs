@@ -2,8 +2,10 @@
 
 use super::folder::{Case, Folder};
 use super::{Score, Tolerance};
+use kerple::attention::Strides;
 use kerple::encoding::{Compat, Encoding, Geometry, Scale, TableGradient, alibi, rotary, sinusoidal, t5};
 use kerple::forms::DistanceTable;
+use kerple::ops::rotary::{Angles, Extent, Turn, rotate};
 use serde_json::json;
 
 type Scores = Result<Vec<Score>, String>;
@@ -253,13 +255,11 @@ pub fn rotary_apply(folder: &Folder, case: &Case) -> Scores {
         let len = input.shape[2];
         let rotary = rotary::Config { pct: 1.0, base }.rotary(rotated, false);
         let (cos, sin) = rotary.tables(offset, len);
+        let &[batch, heads, len, _] = input.shape.as_slice() else { return Err("expected [B, H, L, D]".to_owned()) };
         let mut x = input.values;
-        let rows = x.len() / width;
-        for row in 0..rows {
-            let at = row % len * (rotated / 2);
-            let table = (&cos[at..at + rotated / 2], &sin[at..at + rotated / 2]);
-            kerple::ops::rotary::rotate_row(&mut x[row * width..row * width + rotated], table.0, table.1);
-        }
+        let strides = Strides { batch: heads * len * width, head: len * width, row: width };
+        let angles = Angles { cos: &cos, sin: &sin, pairs: rotated / 2 };
+        rotate(&mut x, strides, Extent { batch, len, heads }, angles, Turn::Forward);
         score.compare(key, &x, &case.numbers(folder, "expected", key)?.values, case.tolerance(""));
     }
     Ok(vec![score])

@@ -3,7 +3,7 @@
 use super::folder::{Case, Folder};
 use super::{EXACT, Score};
 use crate::schedule::Schedule;
-use kerple::ops::adam::Adam;
+use kerple::ops::adam;
 use kerple_report::statistics;
 use serde_json::Value;
 
@@ -45,15 +45,16 @@ pub fn adam(folder: &Folder, case: &Case) -> Scores {
         }
         let mut trajectory = Vec::new();
         for (step, gradient) in (1..).zip(gradients.chunks(start.len())) {
-            let adam = Adam {
-                learning_rate: number(params, "lr")?,
-                betas,
-                eps: number(params, "eps")?,
+            let settings = adam::Update {
+                lr: number(params, "lr")?,
+                beta1: betas[0],
+                beta2: betas[1],
+                epsilon: number(params, "eps")?,
                 weight_decay: 0.0,
                 step,
                 gradient_scale: 1.0,
             };
-            adam.update(&mut values, gradient, &mut first, &mut second);
+            adam::update(&settings, &mut values, gradient, &mut first, &mut second);
             if project {
                 values = clamp(&values);
             }

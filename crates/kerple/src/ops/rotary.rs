@@ -6,7 +6,7 @@
 
 use super::Float;
 use super::dispatch::vectorized;
-use crate::attention::{Strides, ViewMut};
+use crate::attention::Strides;
 use crate::check_shape;
 use rayon::prelude::*;
 
@@ -44,14 +44,14 @@ pub struct Extent {
     pub heads: usize,
 }
 
-/// Rotates the first R features of each head of `x`, a view of `[B, H, L, D]` in place, by the angles of its position.
+/// Rotates the first R features of each head of `x`, a strided `[B, H, L, D]`, in place, by the angles of its position.
 ///
 /// For the queries and keys of a packed projection `[B, L, H, q|k|v, D]`, call it on the slice from the first query and
 /// on the slice from the first key.
 ///
 /// # Panics
 /// If there are fewer angles than positions, if `x` ends before its last row, or if rows overlap.
-pub fn rotate<T: Float>(x: ViewMut<'_, T>, extent: Extent, angles: Angles<'_, T>, turn: Turn) {
+pub fn rotate<T: Float>(x: &mut [T], strides: Strides, extent: Extent, angles: Angles<'_, T>, turn: Turn) {
     let Extent { batch, len, heads } = extent;
     let Angles { cos, sin, pairs } = angles;
     check_shape!(sin, positions = cos.len() / pairs.max(1), pairs = pairs);
@@ -59,14 +59,14 @@ pub fn rotate<T: Float>(x: ViewMut<'_, T>, extent: Extent, angles: Angles<'_, T>
     if batch * len * heads * pairs == 0 {
         return;
     }
-    let Strides { batch: per_batch, head: per_head, row: per_row } = x.strides;
+    let Strides { batch: per_batch, head: per_head, row: per_row } = strides;
     let by_row = per_row >= per_head;
     // the larger of the two strides steps the outer axis
     let (outer, inner) = if by_row { ((len, per_row), (heads, per_head)) } else { ((heads, per_head), (len, per_row)) };
-    check_layout(x.data.len(), &[(batch, per_batch), outer, inner], 2 * pairs);
+    check_layout(x.len(), &[(batch, per_batch), outer, inner], 2 * pairs);
     let sequence_len = (outer.0 - 1) * outer.1 + (inner.0 - 1) * inner.1 + 2 * pairs;
     let outer_len = (inner.0 - 1) * inner.1 + 2 * pairs;
-    x.data.par_chunks_mut(per_batch.max(sequence_len)).take(batch).for_each(|sequence| {
+    x.par_chunks_mut(per_batch.max(sequence_len)).take(batch).for_each(|sequence| {
         let outer_rows = sequence.par_chunks_mut(outer.1.max(outer_len)).take(outer.0).enumerate();
         outer_rows.with_min_len(FEWEST_ROWS_PER_TASK).for_each(|(i, data)| {
             for j in 0..inner.0 {
