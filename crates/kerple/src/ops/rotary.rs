@@ -133,7 +133,7 @@ mod tests {
             let (cos, sin) = tables(len + 2, pairs.max(1), 5);
             let angles = Angles { cos: &cos[..(len + 2) * pairs], sin: &sin[..(len + 2) * pairs], pairs };
             let mut turned = data.clone();
-            rotate(ViewMut { data: &mut turned[start..], strides }, extent, angles, Turn::Forward);
+            rotate(&mut turned[start..], strides, extent, angles, Turn::Forward);
             let mut want = data.clone();
             for (b, h, l) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..len).map(move |l| (b, h, l)))) {
                 for j in 0..pairs {
@@ -147,7 +147,7 @@ mod tests {
             for (i, (got, want)) in turned.iter().zip(&want).enumerate() {
                 prop_assert!((got - want).abs() < 1e-13, "{i}: {got} {want}");
             }
-            rotate(ViewMut { data: &mut turned[start..], strides }, extent, angles, Turn::Inverse);
+            rotate(&mut turned[start..], strides, extent, angles, Turn::Inverse);
             for (got, was) in turned.iter().zip(&data) {
                 prop_assert!((got - was).abs() < 1e-15);
             }
@@ -164,7 +164,7 @@ mod tests {
             let strides = Strides { batch: len * 2 * pairs, head: 2 * pairs, row: 2 * pairs };
             let extent = Extent { batch: 1, len, heads: 1 };
             let angles = Angles { cos: &cos, sin: &sin, pairs };
-            rotate(ViewMut { data: &mut rows, strides }, extent, angles, Turn::Forward);
+            rotate(&mut rows, strides, extent, angles, Turn::Forward);
             rows
         };
         let (q, k) = (all(&q), all(&k));
@@ -183,8 +183,7 @@ mod tests {
         let data = single(&random(2 * 90 * 3 * 3 * d, 4));
         assert_same_at_any_threads(|| {
             let mut data = data.clone();
-            let x = ViewMut { data: &mut data[d..], strides: strides(extent, d, true) };
-            rotate(x, extent, Angles { cos: &cos, sin: &sin, pairs: 6 }, Turn::Forward);
+                        rotate(&mut data[d..], strides(extent, d, true), extent, Angles { cos: &cos, sin: &sin, pairs: 6 }, Turn::Forward);
             data
         });
     }
@@ -195,7 +194,7 @@ mod tests {
         let strides = Strides { batch: 100, head: 4, row: 3 };
         let angles = Angles { cos: &[1.0f32; 10], sin: &[0.0; 10], pairs: 2 };
         rotate(
-            ViewMut { data: &mut [0.0; 100], strides },
+            &mut [0.0; 100], strides,
             Extent { batch: 1, len: 5, heads: 2 },
             angles,
             Turn::Forward,
