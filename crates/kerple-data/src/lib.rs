@@ -4,7 +4,7 @@
 //! files --Sources--> documents --Tokenizer--> shards --Corpus--> Tokens --Batches--> batch(step)
 //! ```
 //!
-//! [`prepare`] runs the first half once and leaves a folder a person can look into (`meta.json`, `tokenizer.json`,
+//! [`prepare()`] runs the first half once and leaves a folder a person can look into (`meta.json`, `tokenizer.json`,
 //! `train.tokens`, `valid.tokens`, `test.tokens`). [`Corpus::open`] maps it, or a GPT-NeoX `.bin`/`.idx` pair, into
 //! memory; [`Batches`] cuts training sequences from it and [`random_segments`] and [`blocks`] choose what to evaluate on.
 //! Nothing here knows of models or tensors.

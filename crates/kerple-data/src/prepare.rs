@@ -130,7 +130,7 @@ fn check_splits(summary: &Summary) -> Result<()> {
         None => Ok(()),
         Some(empty) => Err(Error::refused(
             format!(
-                "the {} split is empty: {found} different documents were found, each split needs at least 1",
+                "the {} split is empty: it needs at least 1 document, and {found} different ones were found in all",
                 empty.name()
             ),
             "give more documents, larger shares with --split, or files named train, valid and test",

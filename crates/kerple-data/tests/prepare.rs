@@ -128,7 +128,7 @@ fn few_texts_are_cut_into_runs() {
     assert_eq!(runs.concat(), text);
     assert!(runs.iter().all(|run| run.ends_with('\n')));
     assert!(summary.train.bytes.abs_diff(text.len() as u64 * 9 / 10) < 20);
-    insta::assert_snapshot!(summary.assignment, @"0.9000 : 0.0500 : 0.0500, each of the 1 texts cut from beginning to end");
+    insta::assert_snapshot!(summary.assignment, @"0.9000 : 0.0500 : 0.0500, each text cut from beginning to end");
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn errors_name_what_is_wrong() {
     insta::assert_snapshot!(tokenizer("bpe:100000"), @"bpe:100000: the text has repeated pairs for 305 tokens only");
     insta::assert_snapshot!(tokenizer("none.json"), @"tokenizer `none.json`: there is no such file");
     insta::assert_snapshot!(failure(|_, options| options.split = [1.0, 0.0, 0.1]), @"the shares 1, 0, 0.1 must all be above 0");
-    insta::assert_snapshot!(failure(|_, options| options.byte_budget = Some(50)), @"the valid split is empty: 1 different documents were found, each split needs at least 1");
+    insta::assert_snapshot!(failure(|_, options| options.byte_budget = Some(50)), @"the valid split is empty: it needs at least 1 document, and 1 different ones were found in all");
     insta::assert_snapshot!(failure(|_, options| options.text_key = "body".to_owned()), @"in/a.jsonl, line 1: there is no key `body`, the keys are: text");
     insta::assert_snapshot!(failure(|root, _| fs::write(root.join("in/b.jsonl"), lines(["a", "b\0"])).unwrap()), @"in/b.jsonl, line 2: the text holds NUL, which the byte tokenizer ends documents with");
     insta::assert_snapshot!(failure(|root, options| {

@@ -53,7 +53,7 @@ impl TokenFiles {
         for (at, (size, offset)) in sizes.zip(offsets).enumerate() {
             let (size, offset) = (i32::from_le_bytes(*size), i64::from_le_bytes(*offset));
             let end = i128::from(offset) + i128::from(size) * width.bytes() as i128;
-            if size < 0 || offset < 0 || end > limit as i128 || offset as usize % width.bytes() != 0 {
+            if size < 0 || offset < 0 || end > limit as i128 || !(offset as usize).is_multiple_of(width.bytes()) {
                 return Err(damaged(
                     HEADER + 4 * at,
                     format!("document {at} has {size} tokens at byte {offset}, {} has {limit} bytes", bin.display()),

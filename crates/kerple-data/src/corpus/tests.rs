@@ -1,4 +1,6 @@
 use super::*;
+use crate::prepare::{PrepareOptions, prepare};
+use crate::source::Sources;
 use proptest::prelude::*;
 use std::fs;
 
@@ -167,4 +169,46 @@ fn a_corpus_of_ids_has_no_tokenizer() {
     insta::assert_snapshot!(corpus.tokenizer().unwrap_err(), @"this corpus consists of token ids and has no tokenizer");
     assert!(corpus.bytes_in(Split::Train, 0..1).is_err());
     assert!(Corpus::open(&folder.path().join("nothing")).unwrap_err().to_string().contains("not a prepared corpus"));
+}
+
+/// Token files are copied as they are, with or without the tokenizer they were made with.
+#[test]
+fn token_files_are_prepared() {
+    let folder = tempfile::tempdir().unwrap();
+    let (prefix, out) = (folder.path().join("pile"), folder.path().join("out"));
+    let byte = Tokenizer::byte();
+    let document = |at| [byte.encode(&format!("text {at}")).unwrap(), vec![0]].concat();
+    let documents: Vec<Vec<u32>> = (0..200).map(document).collect();
+    write_megatron(&prefix, 8, &documents);
+    let options = PrepareOptions::new(Sources::paths(&[&prefix]), &out);
+    let prepared = |options: &PrepareOptions| {
+        prepare(options, &mut |_| {}).unwrap();
+        let corpus = Corpus::open(&out).unwrap();
+        let stream = Split::ALL.map(|split| corpus.split(split).read(0..corpus.split(split).len())).concat();
+        let mut found: Vec<&[u32]> = stream.split_inclusive(|token| *token == 0).collect();
+        let mut expected = documents.clone();
+        found.sort();
+        expected.sort();
+        assert!(found == expected);
+        corpus
+    };
+    let bare = prepared(&options);
+    assert_eq!((bare.vocab_size(), bare.summary().tokenizer.as_str()), (usize::from(b'x') + 1, "none"));
+    assert!(bare.tokenizer().is_err());
+    let wide = prepared(&PrepareOptions { vocab_size: Some(50_304), ..options.clone() });
+    assert_eq!(wide.vocab_size(), 50_304);
+    assert_ne!(wide.fingerprint(), bare.fingerprint());
+    let error = prepare(&PrepareOptions { tokenizer: "bpe:300".to_owned(), ..options }, &mut |_| {}).unwrap_err();
+    assert!(error.to_string().ends_with("pile holds tokens already, tokenizer `bpe:300` needs text"), "{error}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_named() {
+    let mut writer = ShardWriter::create(Path::new("/dev/full"), Width::U16).unwrap();
+    writer.extend(&[1, 2, 3]).unwrap();
+    writer.end_document();
+    let error = writer.finish().unwrap_err();
+    insta::assert_snapshot!(error, @"/dev/full: cannot write: No space left on device (os error 28)");
+    insta::assert_snapshot!(error.hint(), @"free some disk space or choose another disk; nothing was left behind");
 }

@@ -172,7 +172,7 @@ mod tests {
         insta::assert_snapshot!(message("1,1,1,1"), @"split `1,1,1,1`: there are more than 3 shares");
     }
 
-    /// Five inputs of the three reference cases: sizes, seed 520, and what GPT-NeoX made of them.
+    /// The reference cases: from document sizes and seed 520 to what GPT-NeoX made of them.
     #[test]
     fn indices_equal_the_reference() {
         let data = std::fs::read(format!("{GOLDEN}/data.safetensors")).unwrap();

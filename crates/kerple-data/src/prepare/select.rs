@@ -111,9 +111,7 @@ impl<'a> Selection<'a> {
         let shares = |[train, valid, test]: &[f64; 3]| format!("{train:.4} : {valid:.4} : {test:.4}");
         match &self.rule {
             Rule::Hash(parts) => format!("{}, by a hash of each document", shares(parts)),
-            Rule::Runs(parts) => {
-                format!("{}, each of the {} texts cut from beginning to end", shares(parts), self.files.len())
-            }
+            Rule::Runs(parts) => format!("{}, each text cut from beginning to end", shares(parts)),
             Rule::Names([_, 0.0, 0.0]) => "as the names of the files say".to_owned(),
             Rule::Names(parts) => {
                 format!("as the names of the files say, and train {} by a hash of each document", shares(parts))
