@@ -183,7 +183,13 @@ mod tests {
         let data = single(&random(2 * 90 * 3 * 3 * d, 4));
         assert_same_at_any_threads(|| {
             let mut data = data.clone();
-                        rotate(&mut data[d..], strides(extent, d, true), extent, Angles { cos: &cos, sin: &sin, pairs: 6 }, Turn::Forward);
+            rotate(
+                &mut data[d..],
+                strides(extent, d, true),
+                extent,
+                Angles { cos: &cos, sin: &sin, pairs: 6 },
+                Turn::Forward,
+            );
             data
         });
     }
@@ -193,11 +199,6 @@ mod tests {
     fn overlapping_rows_panic() {
         let strides = Strides { batch: 100, head: 4, row: 3 };
         let angles = Angles { cos: &[1.0f32; 10], sin: &[0.0; 10], pairs: 2 };
-        rotate(
-            &mut [0.0; 100], strides,
-            Extent { batch: 1, len: 5, heads: 2 },
-            angles,
-            Turn::Forward,
-        );
+        rotate(&mut [0.0; 100], strides, Extent { batch: 1, len: 5, heads: 2 }, angles, Turn::Forward);
     }
 }
