@@ -85,3 +85,39 @@ pub fn attention(task: &Task) -> Answer {
             .collect(),
     }
 }
+
+/// A KERPLE-log attention layer in single precision, to be timed.
+#[derive(Debug)]
+pub struct Layer {
+    encoding: PositionalEncoding,
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+}
+
+impl Layer {
+    /// A layer on `[B, H, D]` random inputs of `len` positions.
+    pub fn new(len: usize, [batch, heads, head_dim]: [usize; 3]) -> Layer {
+        let device = Device::flex().autodiff();
+        let input = || {
+            let noise = burn::tensor::Distribution::Uniform(-1.0, 1.0);
+            Tensor::<4>::random([batch, heads, len, head_dim], noise, &device).require_grad()
+        };
+        let encoding = Encoding::from(kerple::encoding::Method::KerpleLog(Default::default()));
+        let geometry = Geometry { heads, head_dim, train_len: len };
+        let encoding = PositionalEncoding::new(&encoding, &geometry, 0, &device);
+        Layer { encoding, q: input(), k: input(), v: input() }
+    }
+
+    /// One forward, and one backward of the sum of the outputs when asked.
+    pub fn run(&self, backward: bool, fused: bool) {
+        let len = self.q.dims()[2];
+        let (q, k, v) = (self.q.clone(), self.k.clone(), self.v.clone());
+        let positions = self.encoding.positions(len, len, (&q.device(), DType::F32));
+        let run = if fused { layers::attention } else { composed::rotated_attention };
+        let out = run(q, k, v, &positions);
+        if backward {
+            let _ = out.sum().backward();
+        }
+    }
+}

@@ -4,8 +4,9 @@ use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
+use kerple_burn::composed;
 use kerple_burn::layers::{self, Attention, LayerNorm, Mlp, normal_matrix};
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::positions::{PositionalEncoding, Positions};
 use rand::SeedableRng;
 
 /// One layer: attention, then feed-forward, each with its own norm and residual connection.
@@ -87,17 +88,32 @@ impl Decoder {
 
     /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
     pub fn hidden(&self, tokens: Tokens) -> Tensor<3> {
-        let Tokens { ids, batch, len } = tokens;
+        let embed = |ids: &[u32], shape| layers::embed(self.embedding.val(), ids, shape);
+        self.stream(tokens, embed, |block, x, positions| block.mlp.forward(block.attention.forward(x, positions)))
+    }
+
+    /// [`Decoder::loss`] by composed operations only: the definition.
+    pub fn composed_loss(&self, tokens: Tokens, targets: &[u32]) -> Tensor<1> {
+        let embed = |ids: &[u32], shape| composed::embed(self.embedding.val(), ids, shape);
+        let layer =
+            |block: &Block, x, positions: &Positions| block.mlp.composed(block.attention.composed(x, positions));
+        let x = self.norm.composed(self.stream(tokens, embed, layer));
+        composed::cross_entropy(x, self.head.val(), targets).mean()
+    }
+
+    fn stream(
+        &self,
+        Tokens { ids, batch, len }: Tokens,
+        embed: impl Fn(&[u32], [usize; 2]) -> Tensor<3>,
+        layer: impl Fn(&Block, Tensor<3>, &Positions) -> Tensor<3>,
+    ) -> Tensor<3> {
         let device = self.embedding.val().device();
         let positions = self.encoding.positions(len, len, (&device, DType::F32));
-        let mut x = layers::embed(self.embedding.val(), ids, [batch, len]);
+        let mut x = embed(ids, [batch, len]);
         if let Some(rows) = self.encoding.absolute(0, len, &device) {
             x = x + rows;
         }
-        for block in &self.blocks {
-            x = block.mlp.forward(block.attention.forward(x, &positions));
-        }
-        x
+        self.blocks.iter().fold(x, |x, block| layer(block, x, &positions))
     }
 
     /// Negative log-likelihood in nats of each target, `[B, L]`.

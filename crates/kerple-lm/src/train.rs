@@ -51,6 +51,42 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
+/// A model that takes training steps on given tokens, without a run around it: for timing.
+pub struct Stepper<'a> {
+    plan: &'a Plan,
+    model: Option<Decoder>,
+    optimizer: Optimizer,
+    fused: bool,
+    step: u64,
+}
+
+impl<'a> Stepper<'a> {
+    /// A fresh model; `fused` chooses between the fused operations and their composed definitions.
+    pub fn new(plan: &'a Plan, fused: bool) -> Stepper<'a> {
+        let model = Decoder::new(plan, &crate::device().autodiff());
+        let optimizer = Optimizer::new(plan, &parameters::collect(&model));
+        Stepper { plan, model: Some(model), optimizer, fused, step: 0 }
+    }
+
+    /// One update; returns the loss.
+    pub fn step(&mut self, tokens: Tokens, targets: &[u32]) -> f64 {
+        let model = self.model.take().expect("the model is only away during an update");
+        let mean = if self.fused { model.loss(tokens, targets) } else { model.composed_loss(tokens, targets) };
+        let loss = f64::from(mean.clone().into_scalar::<f32>());
+        let mut sums = Vec::new();
+        let found = parameters::gradients(&model, &mut mean.backward());
+        add(&mut sums, found, &model);
+        self.step += 1;
+        let update = Update {
+            learning_rate: self.plan.train.learning_rate,
+            adam_step: self.step,
+            grad_norm: optimizer::global_norm(&sums),
+        };
+        self.model = Some(self.optimizer.step(self.plan, model, &sums, update));
+        loss
+    }
+}
+
 /// A run being trained.
 struct Trainer<'a> {
     plan: &'a Plan,

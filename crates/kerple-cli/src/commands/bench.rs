@@ -1,9 +1,158 @@
-//! `kerple bench`
+//! `kerple bench`: checks against the definition, then times.
 
-use crate::args::Bench;
+mod attention;
+mod decode;
+mod machine;
+mod model;
+
+use super::print_json;
+use crate::args::{Bench, Work};
 use crate::failure::{Failure, Outcome};
+use serde::Serialize;
+use std::time::Instant;
 
-/// a
-pub fn run(_args: &Bench) -> Outcome {
-    Err(Failure::failed("not yet", "wait"))
+/// One measurement.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// What was timed: attention, step, decode or eval.
+    work: &'static str,
+    /// naive, tiled, fused or composed.
+    engine: &'static str,
+    /// Sequence length, or cached keys.
+    length: usize,
+    batch: usize,
+    heads: usize,
+    head_dim: usize,
+    /// Whether the backward is part of it.
+    backward: bool,
+    /// none, fixed or learned.
+    bias: &'static str,
+    median_ms: f64,
+    min_ms: f64,
+    max_ms: f64,
+    /// Multiply-adds that cannot be avoided, twice, over the median.
+    gflops: f64,
+    /// Share of the matrix-product peak measured beside it.
+    peak_share: f64,
+    /// Largest memory held beyond inputs, outputs and gradients.
+    extra_mib: f64,
+    /// Bytes read over the median, as a share of the memory bandwidth measured beside it; decoding only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bandwidth_share: Option<f64>,
+    threads: usize,
+    instructions: &'static str,
+}
+
+/// Times of one piece of work, in milliseconds, sorted, after one run that does not count.
+fn times(repeats: usize, mut work: impl FnMut()) -> Vec<f64> {
+    work();
+    let mut times: Vec<f64> = (0..repeats.max(1))
+        .map(|_| {
+            let clock = Instant::now();
+            work();
+            clock.elapsed().as_secs_f64() * 1e3
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+/// Sizes of what is timed, with what the command line left open.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    batch: usize,
+    heads: usize,
+    head_dim: usize,
+    repeats: usize,
+}
+
+impl Row {
+    fn new(work: &'static str, engine: &'static str, length: usize, sizes: Sizes, times: &[f64], flops: f64) -> Row {
+        let median = times[times.len() / 2];
+        let gflops = flops / median / 1e6;
+        Row {
+            work,
+            engine,
+            length,
+            batch: sizes.batch,
+            heads: sizes.heads,
+            head_dim: sizes.head_dim,
+            backward: false,
+            bias: "none",
+            median_ms: median,
+            min_ms: times[0],
+            max_ms: times[times.len() - 1],
+            gflops,
+            peak_share: gflops / machine::peak_gflops(),
+            extra_mib: 0.0,
+            bandwidth_share: None,
+            threads: rayon::current_num_threads(),
+            instructions: kerple::attention::instruction_set(),
+        }
+    }
+}
+
+fn heading() {
+    println!(
+        "{:<10} {:<9} {:>7} {:>9} {:>8} {:>11} {:>19} {:>9} {:>7} {:>10}",
+        "work", "engine", "length", "backward", "bias", "median ms", "min .. max", "GFLOP/s", "peak", "extra MiB"
+    );
+}
+
+fn show(row: &Row) {
+    let spread = format!("{:.2} .. {:.2}", row.min_ms, row.max_ms);
+    let bandwidth =
+        row.bandwidth_share.map_or_else(String::new, |share| format!("  {:.0} % of bandwidth", 100.0 * share));
+    println!(
+        "{:<10} {:<9} {:>7} {:>9} {:>8} {:>11.2} {spread:>19} {:>9.1} {:>5.0} % {:>10.1}{bandwidth}",
+        row.work,
+        row.engine,
+        row.length,
+        row.backward,
+        row.bias,
+        row.median_ms,
+        row.gflops,
+        100.0 * row.peak_share,
+        row.extra_mib
+    );
+}
+
+/// Checks, times and prints.
+pub fn run(args: &Bench) -> Outcome {
+    let threads = args.threads.unwrap_or(0);
+    let sizes = Sizes {
+        batch: args.batch.unwrap_or(if args.work == Work::Step { 8 } else { 1 }),
+        heads: args.heads.unwrap_or(if matches!(args.work, Work::Step | Work::Eval) { 4 } else { 12 }),
+        head_dim: args.head_dim.unwrap_or(64),
+        repeats: args.repeats,
+    };
+    let lens = match (args.lens.is_empty(), args.work) {
+        (false, _) => args.lens.clone(),
+        (true, Work::Attention) => vec![512, 2048],
+        (true, Work::Step) => vec![512],
+        (true, Work::Decode) => vec![1024, 8192],
+        (true, Work::Eval) => vec![16_384],
+    };
+    let layers = args.layers.unwrap_or(4);
+    let vocab = args.vocab.unwrap_or(256);
+    if [sizes.batch, sizes.heads, sizes.head_dim, layers, vocab].contains(&0) || lens.contains(&0) {
+        return Err(Failure::misuse("there is nothing to time in a size of 0", "use at least 1"));
+    }
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = pool.map_err(|error| Failure::failed(error.to_string(), "lower --threads"))?;
+    pool.install(|| {
+        if !args.json {
+            heading();
+        }
+        let mut tell = |row: Row| if args.json { print_json(&row) } else { show(&row) };
+        for length in lens {
+            match args.work {
+                Work::Attention => attention::run(length, sizes, &mut tell)?,
+                Work::Decode => decode::run(length, sizes, &mut tell)?,
+                Work::Step => model::step(length, sizes, [layers, vocab], &mut tell)?,
+                Work::Eval => model::eval(length, sizes, [layers, vocab], &mut tell)?,
+            }
+        }
+        Ok(())
+    })
 }

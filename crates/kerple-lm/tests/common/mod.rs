@@ -1,4 +1,5 @@
 //! A tiny model on a tiny language.
+#![allow(dead_code, reason = "each test file takes what it needs")]
 
 use kerple::encoding::{Encoding, Method};
 use kerple_data::Batch;

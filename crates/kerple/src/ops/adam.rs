@@ -1,10 +1,12 @@
 //! AdamW in one pass over a parameter, and clipping by global norm. Loshchilov and Hutter 2019, arXiv:1711.05101;
 //! rounding and order as in PyTorch's `AdamW`, which with weight decay 0 is Adam.
 //!
-//!     p -= lr weight_decay p                            decoupled decay
-//!     m += (1 - beta1) (g - m)
-//!     v  = beta2 v + (1 - beta2) g^2
-//!     p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+//! ```text
+//! p -= lr weight_decay p                            decoupled decay
+//! m += (1 - beta1) (g - m)
+//! v  = beta2 v + (1 - beta2) g^2
+//! p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+//! ```
 //!
 //! `g` is the gradient times [`Update::gradient_scale`], `t` counts from 1.
 

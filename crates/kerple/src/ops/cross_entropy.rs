@@ -1,8 +1,10 @@
 //! The end of a language model: final layer norm, logits, and the loss of each target in nats, forward and backward.
 //!
-//!     logits = norm(x) W                              [rows, V], no bias
-//!     nll[i] = ln(sum_v exp(logits[i, v])) - logits[i, target[i]]
-//!     d_logits[i, v] = d_nll[i] (softmax(logits[i])[v] - (v == target[i]))
+//! ```text
+//! logits = norm(x) W                              [rows, V], no bias
+//! nll[i] = ln(sum_v exp(logits[i, v])) - logits[i, target[i]]
+//! d_logits[i, v] = d_nll[i] (softmax(logits[i])[v] - (v == target[i]))
+//! ```
 //!
 //! Rows are taken in chunks, so logits are never held for all of them. A NaN among a row's logits makes its loss NaN.
 

@@ -1,7 +1,9 @@
 //! The exact Gaussian error linear unit, forward and backward. Hendrycks and Gimpel 2016, arXiv:1606.08415.
 //!
-//!     gelu(x)  = x P(x)             P the standard normal distribution, (1 + erf(x / sqrt 2)) / 2
-//!     gelu'(x) = P(x) + x p(x)      p its density
+//! ```text
+//! gelu(x)  = x P(x)             P the standard normal distribution, (1 + erf(x / sqrt 2)) / 2
+//! gelu'(x) = P(x) + x p(x)      p its density
+//! ```
 
 use super::dispatch::vectorized;
 use super::{Float, ROWS_PER_TASK, lanes};

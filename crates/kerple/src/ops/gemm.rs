@@ -27,7 +27,7 @@ const SMALL: usize = 64 * 64 * 64;
 /// matmul(&mut c, &a, &b, Product::new(2, 2, 2));
 /// assert_eq!(c, [3.0, 2.0, 7.0, 4.0]);
 /// matmul(&mut c, &a, &b, Product::new(2, 2, 2).transpose_b().add());
-/// assert_eq!(c, [4.0, 5.0, 10.0, 14.0]);
+/// assert_eq!(c, [4.0, 5.0, 10.0, 11.0]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {

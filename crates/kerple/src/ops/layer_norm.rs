@@ -1,8 +1,10 @@
 //! Layer normalisation of rows, forward and backward. Ba et al. 2016, arXiv:1607.06450.
 //!
-//!     y = gamma (x - mean) rstd + beta          rstd = 1 / sqrt(variance + epsilon), biased variance of the row
-//!     d_x = rstd (g - mean(g) - u mean(g u))    u = (x - mean) rstd,  g = gamma d_y
-//!     d_gamma = sum over rows of d_y u          d_beta = sum over rows of d_y
+//! ```text
+//! y = gamma (x - mean) rstd + beta          rstd = 1 / sqrt(variance + epsilon), biased variance of the row
+//! d_x = rstd (g - mean(g) - u mean(g u))    u = (x - mean) rstd,  g = gamma d_y
+//! d_gamma = sum over rows of d_y u          d_beta = sum over rows of d_y
+//! ```
 
 use super::dispatch::vectorized;
 use super::{Float, ROWS_PER_TASK, lanes};

@@ -1,6 +1,8 @@
 //! The feed-forward block of a transformer layer, with its layer norm and its residual, forward and backward.
 //!
-//!     y = x + W2 gelu(W1 norm(x) + b1) + b2
+//! ```text
+//! y = x + W2 gelu(W1 norm(x) + b1) + b2
+//! ```
 //!
 //! Rows run through the whole block a few at a time, so what lies between the two products stays in cache, and without a
 //! backward pass the `[rows, F]` activations are never held.

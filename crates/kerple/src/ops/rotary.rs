@@ -1,6 +1,8 @@
 //! Rotary position embedding in place on strided rows. Su et al. 2021, arXiv:2104.09864, in the half-split form.
 //!
-//!     (x[j], x[j + R/2])  ->  (x[j] cos - x[j + R/2] sin,  x[j + R/2] cos + x[j] sin)       j < R/2
+//! ```text
+//! (x[j], x[j + R/2])  ->  (x[j] cos - x[j + R/2] sin,  x[j + R/2] cos + x[j] sin)       j < R/2
+//! ```
 //!
 //! The first R features of a head turn, the others stay. The backward pass is the inverse rotation.
 

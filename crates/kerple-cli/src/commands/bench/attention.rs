@@ -1,0 +1,156 @@
+//! One attention layer: the tiled engine, the definition where it is short enough, and the composed Burn operations.
+
+use super::{Row, Sizes, machine, times};
+use crate::failure::{Failure, Outcome};
+use kerple::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, naive, tiled};
+use kerple::encoding::{Encoding, Geometry, Method};
+use kerple_burn::golden;
+
+/// Longest sequence the definition and the composed operations are timed at.
+const LONGEST_NAIVE: usize = 1024;
+const LONGEST_COMPOSED: usize = 2048;
+
+/// Inputs of one call, and room for what it returns.
+struct Task {
+    dims: Dims,
+    strides: Strides,
+    inputs: [Vec<f32>; 4],
+    bias: Option<Vec<f32>>,
+    out: Vec<f32>,
+    lse: Vec<f32>,
+    d: [Vec<f32>; 3],
+    d_bias: Option<Vec<f32>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Naive,
+    Tiled,
+}
+
+/// Numbers in [-1, 1) that differ from place to place.
+pub fn noise(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as f32 / (1u32 << 31) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// The bias of KERPLE-log heads as they start, `[H, len]`.
+pub fn log_bias(heads: usize, head_dim: usize, len: usize) -> Vec<f32> {
+    let geometry = Geometry { heads, head_dim, train_len: len };
+    let encoding = Encoding::from(Method::KerpleLog(Default::default()));
+    let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), len);
+    table.bias.unwrap_or_default().into_iter().map(|value| value as f32).collect()
+}
+
+impl Task {
+    fn new(length: usize, Sizes { batch, heads, head_dim, .. }: Sizes, bias: &str) -> Task {
+        let elements = batch * heads * length * head_dim;
+        let with = bias != "none";
+        Task {
+            dims: Dims { batch, heads, kv_heads: heads, queries: length, keys: length, head_dim },
+            strides: Strides { batch: heads * length * head_dim, head: length * head_dim, row: head_dim },
+            inputs: [1, 2, 3, 4].map(|seed| noise(elements, seed)),
+            bias: with.then(|| log_bias(heads, head_dim, length)),
+            out: vec![0.0; elements],
+            lse: vec![0.0; batch * heads * length],
+            d: [0, 1, 2].map(|_| vec![0.0; elements]),
+            d_bias: (bias == "learned").then(|| vec![0.0; heads * length]),
+        }
+    }
+
+    fn run(&mut self, engine: Engine, backward: bool) {
+        let Task { dims, strides, inputs, bias, out, lse, d, d_bias } = self;
+        let strides = *strides;
+        let problem = Problem {
+            dims: *dims,
+            scale: (dims.head_dim as f32).sqrt().recip(),
+            window: None,
+            bias: bias.as_deref(),
+            weight: None,
+            table_len: dims.keys,
+        };
+        let [q, k, v, d_out] = inputs.each_ref().map(|data| View { data, strides });
+        let forward = if engine == Engine::Tiled { tiled::forward } else { naive::forward };
+        forward(&problem, q, k, v, ViewMut::new(out, strides), lse);
+        if backward {
+            let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
+            let saved = Saved { q, k, v, out: View { data: out, strides }, lse, d_out };
+            let gradients = Gradients { d_q, d_k, d_v, d_bias: d_bias.as_deref_mut(), d_weight: None };
+            let run = if engine == Engine::Tiled { tiled::backward } else { naive::backward };
+            run(&problem, saved, gradients);
+        }
+    }
+
+    /// Everything the last run returned.
+    fn results(&self) -> Vec<&[f32]> {
+        let tables = self.d_bias.iter().map(Vec::as_slice);
+        [&self.out[..]].into_iter().chain(self.d.iter().map(Vec::as_slice)).chain(tables).collect()
+    }
+}
+
+/// Fails unless the tiled engine equals the definition on a problem of these sizes, at a length it can be run at.
+fn check(sizes: Sizes) -> Outcome {
+    let length = 193;
+    let (mut ours, mut definition) = (Task::new(length, sizes, "learned"), Task::new(length, sizes, "learned"));
+    ours.run(Engine::Tiled, true);
+    definition.run(Engine::Naive, true);
+    for (a, b) in ours.results().into_iter().zip(definition.results()) {
+        let largest = b.iter().fold(0f32, |m, x| m.max(x.abs()));
+        let error = a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        if error > 1e-5 * largest {
+            return Err(Failure::failed(
+                format!("the tiled engine is off by {error:e} of {largest:e}"),
+                "this is a bug: nothing was timed",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Multiply-adds that cannot be avoided, twice: 2 products forward, 5 backward, of half the pairs.
+fn flops(length: usize, sizes: Sizes, backward: bool) -> f64 {
+    let pairs = (length * (length + 1) / 2) as f64;
+    let products = if backward { 7.0 } else { 2.0 };
+    2.0 * products * pairs * (sizes.batch * sizes.heads * sizes.head_dim) as f64
+}
+
+fn composed(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) {
+    let layer = golden::Layer::new(length, [sizes.batch, sizes.heads, sizes.head_dim]);
+    for backward in [false, true] {
+        let all = times(sizes.repeats, || layer.run(backward, false));
+        let mut row = Row::new("attention", "composed", length, sizes, &all, flops(length, sizes, backward));
+        row.extra_mib = machine::extra_mib(|| layer.run(backward, false));
+        (row.backward, row.bias) = (backward, "learned");
+        tell(row);
+    }
+}
+
+/// Times one length.
+pub fn run(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+    check(sizes)?;
+    for (engine, name) in [(Engine::Tiled, "tiled"), (Engine::Naive, "naive")] {
+        if engine == Engine::Naive && length > LONGEST_NAIVE {
+            continue;
+        }
+        for backward in [false, true] {
+            for bias in ["none", "fixed", "learned"] {
+                let mut task = Task::new(length, sizes, bias);
+                let all = times(sizes.repeats, || task.run(engine, backward));
+                let mut row = Row::new("attention", name, length, sizes, &all, flops(length, sizes, backward));
+                row.extra_mib = machine::extra_mib(|| task.run(engine, backward));
+                (row.backward, row.bias) = (backward, bias);
+                tell(row);
+            }
+        }
+    }
+    if length <= LONGEST_COMPOSED {
+        composed(length, sizes, tell);
+    }
+    Ok(())
+}
