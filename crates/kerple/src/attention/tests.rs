@@ -68,12 +68,6 @@ impl Case {
         Case { dims, window: None, table_len, packed: false, q, k, v, d_out, bias, weight }
     }
 
-    /// Strides of a dense `[B, H, L, D]`.
-    fn dense(&self, heads: usize, rows: usize) -> Strides {
-        let row = self.dims.head_dim;
-        Strides { batch: heads * rows * row, head: rows * row, row }
-    }
-
     pub(super) fn naive(&self) -> Outcome<f64> {
         self.run(&Naive, |x| x, |x| x)
     }
@@ -97,126 +91,95 @@ impl Case {
             weight: tables[1].as_deref(),
             table_len: self.table_len,
         };
-        let (query, key) = (self.dense(dims.heads, dims.queries), self.dense(dims.kv_heads, dims.keys));
-        let dense = |values: &[f64]| cast(values);
-        let (q, k, v, d_out) = (dense(&self.q), dense(&self.k), dense(&self.v), dense(&self.d_out));
         let unset = number(f64::NAN); // every result must be overwritten
-        let mut out = vec![unset; q.len()];
+        let layout = Layout::new(dims, self.packed);
+        let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);
+        let [q, k, v] = layout.views(&inputs);
+        let dense = dense(dims.heads, dims.queries, dims.head_dim);
+        let mut out = vec![unset; self.q.len()];
         let mut lse = vec![unset; dims.batch * dims.heads * dims.queries];
+        engine.forward(&problem, q, k, v, ViewMut::new(&mut out, dense), &mut lse);
+        let d_out = cast(&self.d_out);
+        let [saved_out, d_out] = [&out, &d_out].map(|data| View { data, strides: dense });
+        let mut results = vec![unset; inputs.len()];
         let [mut d_bias, mut d_weight] = [(); 2].map(|()| vec![unset; dims.heads * self.table_len]);
-        let (d_q, d_k, d_v);
-        if self.packed {
-            let layout = Packed::new(dims);
-            let mut buffer = vec![unset; layout.len(dims)];
-            for (values, offset, heads, rows) in layout.parts(dims, [&q, &k, &v]) {
-                layout.copy(&mut buffer, offset, heads, rows, dims, |to, at, from| {
-                    to.copy_from_slice(&values[at..][..from])
-                });
-            }
-            let strides = layout.strides;
-            let [q, k, v] = layout.offsets.map(|offset| View { data: &buffer[offset..], strides });
-            engine.forward(&problem, q, k, v, ViewMut::new(&mut out, query), &mut lse);
-            let saved = Saved { q, k, v, out: view(&out, query), lse: &lse, d_out: view(&d_out, query) };
-            let mut results = vec![unset; buffer.len()];
-            let [to_q, to_k, to_v] = ViewMut::parts(&mut results, layout.offsets, strides);
-            let gradients =
-                Gradients { d_q: to_q, d_k: to_k, d_v: to_v, d_bias: Some(&mut d_bias), d_weight: Some(&mut d_weight) };
-            engine.backward(&problem, saved, gradients);
-            let mut dense = [q_like(&self.q, unset), q_like(&self.k, unset), q_like(&self.v, unset)];
-            for (part, (_, offset, heads, rows)) in layout.parts::<T>(dims, [&[], &[], &[]]).into_iter().enumerate() {
-                let to = &mut dense[part];
-                layout.copy(&mut results, offset, heads, rows, dims, |from, at, n| to[at..][..n].copy_from_slice(from));
-            }
-            [d_q, d_k, d_v] = dense;
-        } else {
-            engine.forward(
-                &problem,
-                view(&q, query),
-                view(&k, key),
-                view(&v, key),
-                ViewMut::new(&mut out, query),
-                &mut lse,
-            );
-            let (mut to_q, mut to_k, mut to_v) = (vec![unset; q.len()], vec![unset; k.len()], vec![unset; v.len()]);
-            let (q, k, v) = (view(&q, query), view(&k, key), view(&v, key));
-            let saved = Saved { q, k, v, out: view(&out, query), lse: &lse, d_out: view(&d_out, query) };
-            let gradients = Gradients {
-                d_q: ViewMut::new(&mut to_q, query),
-                d_k: ViewMut::new(&mut to_k, key),
-                d_v: ViewMut::new(&mut to_v, key),
-                d_bias: Some(&mut d_bias),
-                d_weight: Some(&mut d_weight),
-            };
-            engine.backward(&problem, saved, gradients);
-            (d_q, d_k, d_v) = (to_q, to_k, to_v);
-        }
-        Outcome {
-            out: widen(out),
-            lse: widen(lse),
-            d_q: widen(d_q),
-            d_k: widen(d_k),
-            d_v: widen(d_v),
-            d_bias: widen(d_bias),
-            d_weight: widen(d_weight),
-        }
+        let [d_q, d_k, d_v] = layout.views_mut(&mut results);
+        let gradients = Gradients { d_q, d_k, d_v, d_bias: Some(&mut d_bias), d_weight: Some(&mut d_weight) };
+        engine.backward(&problem, Saved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
+        let [d_q, d_k, d_v] = layout.split(&results).map(widen);
+        let [out, lse, d_bias, d_weight] = [out, lse, d_bias, d_weight].map(widen);
+        Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight }
     }
 }
 
-fn view<T>(data: &[T], strides: Strides) -> View<'_, T> {
-    View { data, strides }
+/// Strides of a dense `[B, H, L, D]`.
+fn dense(heads: usize, rows: usize, head_dim: usize) -> Strides {
+    Strides { batch: heads * rows * head_dim, head: rows * head_dim, row: head_dim }
 }
 
-fn q_like<T: Copy>(values: &[f64], unset: T) -> Vec<T> {
-    vec![unset; values.len()]
-}
-
-/// A packed projection `[B, L, q heads | k heads | v heads, D]`, or `[B, L, H, q|k|v, D]` where the head counts agree.
-struct Packed {
-    strides: Strides,
+/// Where q, k and v lie in one buffer: one after the other, or as a packed projection, which is
+/// `[B, L, q heads | k heads | v heads, D]`, or `[B, L, H, q|k|v, D]` if there are as many key heads as heads.
+struct Layout {
+    dims: Dims,
+    packed: bool,
     offsets: [usize; 3],
+    strides: [Strides; 3],
+    len: usize,
 }
 
-impl Packed {
-    fn new(dims: Dims) -> Self {
-        let Dims { heads, kv_heads, queries, keys, head_dim, .. } = dims;
+impl Layout {
+    fn new(dims: Dims, packed: bool) -> Self {
+        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
+        if !packed {
+            let strides = [(heads, queries), (kv_heads, keys), (kv_heads, keys)].map(|(h, l)| dense(h, l, head_dim));
+            let [q, k, v] = strides.map(|strides| batch * strides.batch);
+            return Layout { dims, packed, offsets: [0, q, q + k], strides, len: q + k + v };
+        }
         let row = (heads + 2 * kv_heads) * head_dim;
-        let strides = Strides { batch: queries.max(keys) * row, head: head_dim, row };
-        if heads == kv_heads {
-            return Packed { strides: Strides { head: 3 * head_dim, ..strides }, offsets: [0, head_dim, 2 * head_dim] };
+        let (head, offsets) = if heads == kv_heads {
+            (3 * head_dim, [0, head_dim, 2 * head_dim])
+        } else {
+            (head_dim, [0, heads * head_dim, (heads + kv_heads) * head_dim])
+        };
+        let strides = Strides { batch: queries.max(keys) * row, head, row };
+        Layout { dims, packed, offsets, strides: [strides; 3], len: batch * strides.batch }
+    }
+
+    fn views<'a, T>(&self, data: &'a [T]) -> [View<'a, T>; 3] {
+        [0, 1, 2].map(|part| View { data: &data[self.offsets[part]..], strides: self.strides[part] })
+    }
+
+    fn views_mut<'a, T>(&self, data: &'a mut [T]) -> [ViewMut<'a, T>; 3] {
+        if self.packed {
+            return ViewMut::parts(data, self.offsets, self.strides[0]);
         }
-        Packed { strides, offsets: [0, heads * head_dim, (heads + kv_heads) * head_dim] }
+        let (q, rest) = data.split_at_mut(self.offsets[1]);
+        let (k, v) = rest.split_at_mut(self.offsets[2] - self.offsets[1]);
+        [ViewMut::new(q, self.strides[0]), ViewMut::new(k, self.strides[1]), ViewMut::new(v, self.strides[2])]
     }
 
-    fn len(&self, dims: Dims) -> usize {
-        dims.batch * self.strides.batch
+    /// Where each row of a part starts in the buffer, in the order of a dense array.
+    fn rows(&self, part: usize) -> impl Iterator<Item = usize> {
+        let Dims { batch, heads, kv_heads, queries, keys, .. } = self.dims;
+        let (heads, rows) = if part == 0 { (heads, queries) } else { (kv_heads, keys) };
+        let (offset, strides) = (self.offsets[part], self.strides[part]);
+        (0..batch * heads * rows).map(move |i| {
+            offset + i / rows / heads * strides.batch + i / rows % heads * strides.head + i % rows * strides.row
+        })
     }
 
-    #[allow(clippy::type_complexity, reason = "four columns, used twice")]
-    fn parts<'a, T>(&self, dims: Dims, values: [&'a [T]; 3]) -> [(&'a [T], usize, usize, usize); 3] {
-        let Dims { heads, kv_heads, queries, keys, .. } = dims;
-        let [q, k, v] = values;
-        [
-            (q, self.offsets[0], heads, queries),
-            (k, self.offsets[1], kv_heads, keys),
-            (v, self.offsets[2], kv_heads, keys),
-        ]
-    }
-
-    /// Visits every row of a part: its features, where they lie in a dense array, and how many they are.
-    fn copy<T>(
-        &self,
-        buffer: &mut [T],
-        offset: usize,
-        heads: usize,
-        rows: usize,
-        dims: Dims,
-        mut visit: impl FnMut(&mut [T], usize, usize),
-    ) {
-        for index in 0..dims.batch * heads * rows {
-            let (batch, head, row) = (index / rows / heads, index / rows % heads, index % rows);
-            let at = offset + batch * self.strides.batch + head * self.strides.head + row * self.strides.row;
-            visit(&mut buffer[at..][..dims.head_dim], index * dims.head_dim, dims.head_dim);
+    fn join<T: Copy>(&self, parts: [Vec<T>; 3], unset: T) -> Vec<T> {
+        let mut buffer = vec![unset; self.len];
+        for (part, values) in parts.iter().enumerate() {
+            for (at, row) in self.rows(part).zip(values.chunks(self.dims.head_dim)) {
+                buffer[at..][..row.len()].copy_from_slice(row);
+            }
         }
+        buffer
+    }
+
+    fn split<T: Copy>(&self, buffer: &[T]) -> [Vec<T>; 3] {
+        [0, 1, 2].map(|part| self.rows(part).flat_map(|at| &buffer[at..][..self.dims.head_dim]).copied().collect())
     }
 }
 

@@ -32,7 +32,7 @@ pub fn forward<T: Real>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>
     forward_with(InstructionSet::best(), problem, q, k, v, out, lse);
 }
 
-/// [`forward`] with a chosen instruction set; one that the CPU lacks falls back to [`InstructionSet::Portable`].
+/// [`forward()`] with a chosen instruction set; one that the CPU lacks falls back to [`InstructionSet::Portable`].
 pub fn forward_with<T: Real>(
     set: InstructionSet,
     problem: &Problem<T>,
@@ -47,7 +47,7 @@ pub fn forward_with<T: Real>(
     if problem.dims.queries == 1 { T::dispatch(set, decode::Decode(call)) } else { T::dispatch(set, call) }
 }
 
-/// Writes every gradient of [`forward`], given its results and the gradient in `out`.
+/// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
@@ -55,7 +55,7 @@ pub fn backward<T: Real>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradi
     backward_with(InstructionSet::best(), problem, saved, gradients);
 }
 
-/// [`backward`] with a chosen instruction set, as in [`forward_with`].
+/// [`backward()`] with a chosen instruction set, as in [`forward_with`].
 pub fn backward_with<T: Real>(set: InstructionSet, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     problem.check_backward(&saved, &gradients);
     T::dispatch(set, backward::Backward { problem, saved, gradients });

@@ -7,10 +7,10 @@
 use super::diagonal::DiagonalSums;
 use super::lanes::{Kernel, Lanes};
 use super::product::{Keep, Matrix, Product};
-use super::rows::{AddRow, CopyRows, Transpose};
+use super::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
 use super::table::{Order, Table};
-use super::workers::{self, Turns};
-use crate::attention::{Dims, Gradients, Problem, Real, Saved, Strides, ViewMut};
+use super::workers::{self, Schedule, Turns};
+use crate::attention::{Dims, Gradients, Problem, Real, Saved, Strides, View, ViewMut};
 use std::ops::Range;
 
 /// Queries of one tile.
@@ -63,7 +63,6 @@ impl<R: Real> Kernel<R> for Backward<'_, R> {
             let (unit, block) = schedule.item(item);
             call.key_block(scratch, unit / kv_heads, unit % kv_heads, block);
         });
-        drop(call);
         for (table, sums) in [(d_bias, bias_sums), (d_weight, weight_sums)] {
             if let Some(table) = table {
                 add_batches(problem, &sums, table);
@@ -86,28 +85,6 @@ fn add_batches<R: Real>(problem: &Problem<R>, sums: &[R], table: &mut [R]) {
 fn key_blocks<R: Real>(problem: &Problem<R>, query_block: usize) -> Range<usize> {
     let last = (query_block * QUERIES + QUERIES).min(problem.dims.queries) - 1;
     problem.visible(query_block * QUERIES).start / KEYS..problem.visible(last).end.div_ceil(KEYS)
-}
-
-/// The order in which (sequence, key head) units and their blocks of keys are claimed: as many units side by side as
-/// there are threads, so that threads rarely wait for each other.
-struct Schedule {
-    units: usize,
-    blocks: usize,
-    side_by_side: usize,
-}
-
-impl Schedule {
-    fn new(units: usize, blocks: usize) -> Self {
-        Schedule { units, blocks, side_by_side: rayon::current_num_threads().clamp(1, units.max(1)) }
-    }
-
-    /// Unit and block of an item; within a unit blocks come in order.
-    fn item(&self, item: usize) -> (usize, usize) {
-        let wave = item / (self.side_by_side * self.blocks);
-        let first = wave * self.side_by_side;
-        let (width, within) = (self.side_by_side.min(self.units - first), item - first * self.blocks);
-        (first + within % width, within / width)
-    }
 }
 
 struct Call<'a, L: Lanes> {
@@ -210,7 +187,7 @@ impl Tile {
     }
 }
 
-impl<L: Lanes> Call<'_, L> {
+impl<'a, L: Lanes> Call<'a, L> {
     /// Computes `means`, and clears `d_q` where no key is seen.
     fn prepare(&self, means: &mut [L::Real]) {
         let Dims { batch, heads, queries, head_dim, .. } = self.problem.dims;
@@ -225,11 +202,9 @@ impl<L: Lanes> Call<'_, L> {
                 // SAFETY: `means` is `[B, H, Q]` and this item alone writes these queries.
                 let means = unsafe { means.row(b, h, first, QUERIES.min(queries - first)) };
                 for (i, mean) in means.iter_mut().enumerate() {
-                    let (out, d_out) = (
-                        self.saved.out.row(b, h, first + i, head_dim),
-                        self.saved.d_out.row(b, h, first + i, head_dim),
-                    );
-                    *mean = out.iter().zip(d_out).map(|(&out, &d_out)| out * d_out).sum();
+                    let row = |view: View<'a, L::Real>| view.row(b, h, first + i, head_dim);
+                    let (q, k) = (row(self.saved.d_out), row(self.saved.out));
+                    self.lanes.run(Dots { q, k, stride: 0, to: std::slice::from_mut(mean) });
                     if key_blocks(self.problem, block).is_empty() {
                         // SAFETY: `d_q` is checked, and this item alone writes this row now.
                         unsafe { self.d_q.row(b, h, first + i, head_dim) }.fill(L::Real::ZERO);
@@ -293,7 +268,7 @@ impl<L: Lanes> Call<'_, L> {
             for key in 0..keys {
                 // SAFETY: the views are checked, and this item alone writes these keys.
                 let to = unsafe { view.row(batch, kv_head, first_key + key, self.problem.dims.head_dim) };
-                to.iter_mut().zip(&from[key * scratch.width..]).for_each(|(to, &from)| *to = factor * from);
+                self.lanes.run(ScaleRow { to, factor, from: &from[key * scratch.width..] });
             }
         }
     }
@@ -440,9 +415,6 @@ impl<R: Real> Kernel<R> for ScoreGradient<'_, R> {
     #[inline(always)]
     fn run<L: Lanes<Real = R>>(mut self, lanes: L) {
         let tile = self.tile;
-        for sums in [&mut self.d_bias, &mut self.d_weight].into_iter().flatten() {
-            sums.clear_tile();
-        }
         for query in 0..tile.queries {
             let columns = tile.lanes_seen_by(query, L::COUNT);
             let end = query * KEYS + columns;

@@ -6,7 +6,7 @@
 use super::forward::Forward;
 use super::lanes::{Kernel, Lanes};
 use super::product::{Keep, Matrix, Product};
-use super::rows::CopyRows;
+use super::rows::{CopyRows, Dots};
 use super::workers;
 use crate::attention::{Dims, Problem, Real, Strides, View, ViewMut};
 use std::ops::Range;
@@ -133,36 +133,6 @@ impl<L: Lanes> Call<'_, L> {
         let of_head =
             |table: &'t [L::Real]| &table[head * self.problem.table_len..][self.problem.dims.keys - keys.end..];
         table.map(|table| &of_head(table)[..keys.len()])
-    }
-}
-
-/// `to[j] = q.k[j]`
-struct Dots<'a, R> {
-    q: &'a [R],
-    k: &'a [R],
-    stride: usize,
-    to: &'a mut [R],
-}
-
-impl<R: Real> Kernel<R> for Dots<'_, R> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes<Real = R>>(self, lanes: L) {
-        for (j, to) in self.to.iter_mut().enumerate() {
-            let k = &self.k[j * self.stride..][..self.q.len()];
-            let mut sums = lanes.splat(R::ZERO);
-            let whole = k.len() / L::COUNT * L::COUNT;
-            for d in (0..whole).step_by(L::COUNT) {
-                // SAFETY: both slices hold `whole` numbers.
-                sums =
-                    unsafe { lanes.mul_add(lanes.load(self.q.as_ptr().add(d)), lanes.load(k.as_ptr().add(d)), sums) };
-            }
-            *to = lanes.sum(sums);
-            for (&q, &k) in self.q[whole..].iter().zip(&k[whole..]) {
-                *to += q * k;
-            }
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::lanes::Lanes;
 use crate::attention::Real;
 
 pub(super) struct DiagonalSums<R> {
-    /// Of the current tile, `[COUNT, stride]`; element `x` of buffer `b` belongs to distance `tile's + QUERIES + b - x`.
+    /// Of the current tile and 0 between tiles, `[COUNT, stride]`; element `x` of buffer `b` belongs to distance `tile's + QUERIES + b - x`.
     buffers: Vec<R>,
     stride: usize,
     /// Of the block of keys so far, distances descending.
@@ -23,12 +23,7 @@ impl<R: Real> DiagonalSums<R> {
         let stride = QUERIES + KEYS + lanes;
         let margin = QUERIES + KEYS;
         let sums = vec![R::ZERO; keys + 2 * margin];
-        DiagonalSums { buffers: super::scratch(lanes * stride), stride, sums, origin: keys + margin }
-    }
-
-    #[inline(always)]
-    pub(super) fn clear_tile(&mut self) {
-        self.buffers.fill(R::ZERO);
+        DiagonalSums { buffers: vec![R::ZERO; lanes * stride], stride, sums, origin: keys + margin }
     }
 
     /// Adds the values of a row of the tile at keys `key..key + COUNT`.
@@ -45,18 +40,21 @@ impl<R: Real> DiagonalSums<R> {
         }
     }
 
-    /// Adds the tile whose first query and first key are `distance` apart.
+    /// Adds the tile whose first query and first key are `distance` apart, and clears the buffers for the next.
     #[inline(always)]
     pub(super) fn add_tile<L: Lanes<Real = R>>(&mut self, lanes: L, distance: isize) {
         let start = self.origin.strict_add_signed(-(distance + QUERIES as isize));
         let to = &mut self.sums[start..][..QUERIES + KEYS];
         assert!(self.buffers.len() >= L::COUNT * self.stride && self.stride >= QUERIES + KEYS + L::COUNT);
         for (x, to) in to.chunks_exact_mut(L::COUNT).enumerate() {
-            // SAFETY: buffer `b` is read at `x * COUNT + b` and on, less than `QUERIES + KEYS + COUNT`.
+            // SAFETY: buffer `b` is read at `x * COUNT + b` and on, less than `QUERIES + KEYS + COUNT`. What is cleared is
+            // not read again.
             unsafe {
                 let mut sum = lanes.load(to.as_ptr());
                 for b in 0..L::COUNT {
-                    sum = lanes.add(sum, lanes.load(self.buffers.as_ptr().add(b * self.stride + x * L::COUNT + b)));
+                    let at = self.buffers.as_mut_ptr().add(b * self.stride + x * L::COUNT);
+                    sum = lanes.add(sum, lanes.load(at.add(b)));
+                    lanes.store(at, lanes.splat(R::ZERO));
                 }
                 lanes.store(to.as_mut_ptr(), sum);
             }

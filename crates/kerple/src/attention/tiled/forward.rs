@@ -2,7 +2,7 @@
 
 use super::lanes::{Kernel, Lanes};
 use super::product::{Keep, Matrix, Product};
-use super::rows::{CopyRows, Transpose};
+use super::rows::{CopyRows, ScaleRow, Transpose};
 use super::table::{Order, Table};
 use super::workers;
 use crate::attention::{Dims, Problem, Real, Strides, View, ViewMut};
@@ -244,9 +244,7 @@ impl<L: Lanes> Call<'_, L> {
             }
             *lse = scratch.largest[i] + scratch.total[i].ln();
             let factor = one / scratch.total[i];
-            for (out, &sum) in out.iter_mut().zip(&scratch.out[i * scratch.width..]) {
-                *out = factor * sum;
-            }
+            self.lanes.run(ScaleRow { to: out, factor, from: &scratch.out[i * scratch.width..] });
         }
     }
 }

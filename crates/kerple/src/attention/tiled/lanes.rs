@@ -19,7 +19,7 @@ const EXP2: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0
 /// Adding this rounds a small number to an integer, which then sits in the low bits.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 
-/// `2^-127` has an all-zero pattern in [`exp`]'s arithmetic: anything below becomes 0.
+/// `2^-127` has an all-zero pattern in the arithmetic of [`Lanes::exp`]: anything below becomes 0.
 const LOWEST_EXPONENT: f32 = -127.0;
 
 /// Some numbers handled by one instruction.

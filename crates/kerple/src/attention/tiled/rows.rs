@@ -24,7 +24,9 @@ impl<R: Real> Kernel<R> for CopyRows<'_, R> {
             for (to, &from) in to.iter_mut().zip(&self.from[r * self.stride..]) {
                 *to = self.factor * from;
             }
-            padding.fill(R::ZERO);
+            if !padding.is_empty() {
+                padding.fill(R::ZERO);
+            }
         }
     }
 }
@@ -71,6 +73,54 @@ impl<R: Real> Kernel<R> for AddRow<'_, R> {
     fn run<L: Lanes<Real = R>>(self, _: L) {
         for (to, &from) in self.to.iter_mut().zip(self.from) {
             *to += from;
+        }
+    }
+}
+
+/// `to = factor * from`, as far as `to` goes.
+pub(super) struct ScaleRow<'a, R> {
+    pub(super) to: &'a mut [R],
+    pub(super) factor: R,
+    pub(super) from: &'a [R],
+}
+
+impl<R: Real> Kernel<R> for ScaleRow<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Real = R>>(self, _: L) {
+        for (to, &from) in self.to.iter_mut().zip(self.from) {
+            *to = self.factor * from;
+        }
+    }
+}
+
+/// `to[j] = q.k[j]`
+pub(super) struct Dots<'a, R> {
+    pub(super) q: &'a [R],
+    pub(super) k: &'a [R],
+    pub(super) stride: usize,
+    pub(super) to: &'a mut [R],
+}
+
+impl<R: Real> Kernel<R> for Dots<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+        for (j, to) in self.to.iter_mut().enumerate() {
+            let k = &self.k[j * self.stride..][..self.q.len()];
+            let mut sums = lanes.splat(R::ZERO);
+            let whole = k.len() / L::COUNT * L::COUNT;
+            for d in (0..whole).step_by(L::COUNT) {
+                // SAFETY: both slices hold `whole` numbers.
+                sums =
+                    unsafe { lanes.mul_add(lanes.load(self.q.as_ptr().add(d)), lanes.load(k.as_ptr().add(d)), sums) };
+            }
+            *to = lanes.sum(sums);
+            for (&q, &k) in self.q[whole..].iter().zip(&k[whole..]) {
+                *to += q * k;
+            }
         }
     }
 }

@@ -17,12 +17,38 @@ pub(super) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: im
             item = claim();
         }
     };
+    let threads = rayon::current_num_threads().min(count);
+    if threads <= 1 {
+        return worker();
+    }
     rayon::scope(|scope| {
-        for _ in 1..rayon::current_num_threads().min(count) {
+        for _ in 1..threads {
             scope.spawn(|_| worker());
         }
         worker();
     });
+}
+
+/// The order in which the blocks of several units are claimed, where a block may wait for the one before it in its unit:
+/// as many units side by side as there are threads, so that threads rarely wait for each other.
+pub(super) struct Schedule {
+    units: usize,
+    blocks: usize,
+    side_by_side: usize,
+}
+
+impl Schedule {
+    pub(super) fn new(units: usize, blocks: usize) -> Self {
+        Schedule { units, blocks, side_by_side: rayon::current_num_threads().clamp(1, units.max(1)) }
+    }
+
+    /// Unit and block of an item; within a unit blocks come in order.
+    pub(super) fn item(&self, item: usize) -> (usize, usize) {
+        let wave = item / (self.side_by_side * self.blocks);
+        let first = wave * self.side_by_side;
+        let (width, within) = (self.side_by_side.min(self.units - first), item - first * self.blocks);
+        (first + within % width, within / width)
+    }
 }
 
 /// Counters that say whose turn it is to add to each of several sums.
@@ -95,5 +121,19 @@ mod tests {
                 turns.take(0, item, || ());
             },
         );
+    }
+
+    #[test]
+    fn schedule_visits_every_block_once_and_in_order() {
+        for threads in 1..6 {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let schedule = pool.install(|| Schedule::new(7, 4));
+            let mut visited = [0; 7];
+            for (unit, block) in (0..7 * 4).map(|item| schedule.item(item)) {
+                assert_eq!(visited[unit], block, "{threads} threads");
+                visited[unit] += 1;
+            }
+            assert_eq!(visited, [4; 7]);
+        }
     }
 }
