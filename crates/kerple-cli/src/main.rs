@@ -3,15 +3,15 @@
 mod args;
 mod commands;
 mod failure;
+mod memory;
 mod progress;
 
 use args::{Cli, Command};
 use clap::Parser;
 use std::process::ExitCode;
 
-/// Keeps freed memory for the next step: large buffers come and go with every step of a training.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: memory::Counted = memory::Counted;
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;

@@ -19,7 +19,11 @@ pub struct Config {}
 
 /// Slopes of `heads` heads.
 pub fn slopes(heads: usize) -> Vec<f64> {
-    let geometric = |n: usize| (1..=n).map(move |i| (-8.0 * i as f64 / n as f64).exp2());
+    // powers of the rounded first slope, as in the authors' code
+    let geometric = |n: usize| {
+        let start = (-8.0 / n as f64).exp2();
+        (0..n).map(move |i| start * start.powf(i as f64))
+    };
     if heads.is_power_of_two() {
         return geometric(heads).collect();
     }

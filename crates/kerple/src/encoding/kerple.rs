@@ -17,7 +17,7 @@
 //! | `gaussian_weight`       | 0                        | `exp(-r1 d^2)`     | r1             |
 //!
 //! Enters: scores, after the `1/sqrt(D)` scale. Past the training length: defined for every d. Amplitudes and rates stay
-//! at or above 0.01, exponents in `[0.01, 2]`, as in the released code; where the paper gives no initial values (3-para-log
+//! at or above 0.01, exponents in `[0.01, 2]`, as in the released code; the Gaussian kinds are only kept positive; where the paper gives no initial values (3-para-log
 //! and the Gaussian kinds) they follow by analogy. The released code calls `r1` of the logarithmic kernel `bias_p` and
 //! `r2` `bias_a`, but `r1` of the power kernel `bias_a` and `r2` `bias_p`.
 
@@ -26,7 +26,10 @@ use crate::forms::DistanceTable;
 use crate::kernel::base::{Base, Jet};
 use serde::{Deserialize, Serialize};
 
+/// Smallest amplitude, rate and exponent of the released code's kernels.
 const FLOOR: f64 = 0.01;
+/// Smallest value of the Gaussian kinds, which the paper only wants positive; far above f32's smallest normal number.
+const POSITIVE: f64 = 1e-12;
 
 /// A parameter of a base kernel: fixed for all heads, fixed per head, or learned.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,6 +51,7 @@ pub struct Family {
     bias: Option<Term>,
     weight: Option<Term>,
     learned: Vec<(&'static str, Init, f64)>,
+    low: f64,
 }
 
 impl Term {
@@ -111,7 +115,12 @@ fn value_bf16(base: Base, arguments: [f64; 3], d: f64) -> f64 {
 
 impl Family {
     fn new(bias: Option<Term>, weight: Option<Term>, learned: &[(&'static str, Init, f64)]) -> Family {
-        Family { bias, weight, learned: learned.to_vec() }
+        Family { bias, weight, learned: learned.to_vec(), low: FLOOR }
+    }
+
+    /// The same with parameters that are only kept positive.
+    fn positive(self) -> Family {
+        Family { low: POSITIVE, ..self }
     }
 
     /// Learned tensors, `[heads]` each.
@@ -120,7 +129,7 @@ impl Family {
             name: name.to_owned(),
             shape: vec![heads],
             init,
-            low: FLOOR,
+            low: self.low,
             high,
         };
         self.learned.iter().map(parameter).collect()
@@ -264,7 +273,7 @@ impl GaussianBias {
     /// Kernels and parameters.
     pub fn family(&self) -> Family {
         let bias = Term::new(Base::Exp, &[Learned(0), Learned(1), Fixed(2.0)]);
-        Family::new(Some(bias), None, &[("r1", self.r1, FREE), ("r2", self.r2, FREE)])
+        Family::new(Some(bias), None, &[("r1", self.r1, FREE), ("r2", self.r2, FREE)]).positive()
     }
 }
 
@@ -273,7 +282,7 @@ impl StretchedBias {
     pub fn family(&self) -> Family {
         let bias = Term::new(Base::Exp, &[Learned(0), Learned(1), Learned(2)]);
         let learned = [("r1", self.r1, FREE), ("r2", self.r2, FREE), ("r3", self.r3, EXPONENT_MAX)];
-        Family::new(Some(bias), None, &learned)
+        Family::new(Some(bias), None, &learned).positive()
     }
 }
 
@@ -281,6 +290,6 @@ impl GaussianWeight {
     /// Kernels and parameters.
     pub fn family(&self) -> Family {
         let weight = Term::new(Base::Exp, &[Fixed(1.0), Learned(0), Fixed(2.0)]);
-        Family::new(None, Some(weight), &[("r1", self.r1, FREE)])
+        Family::new(None, Some(weight), &[("r1", self.r1, FREE)]).positive()
     }
 }

@@ -1,7 +1,8 @@
 //! One attention layer: the tiled engine, the definition where it is short enough, and the composed Burn operations.
 
-use super::{Row, Sizes, machine, times};
+use super::{Row, Sizes, times};
 use crate::failure::{Failure, Outcome};
+use crate::memory::extra_mib;
 use kerple::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, naive, tiled};
 use kerple::encoding::{Encoding, Geometry, Method};
 use kerple_burn::golden;
@@ -125,7 +126,7 @@ fn composed(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) {
     for backward in [false, true] {
         let all = times(sizes.repeats, || layer.run(backward, false));
         let mut row = Row::new("attention", "composed", length, sizes, &all, flops(length, sizes, backward));
-        row.extra_mib = machine::extra_mib(|| layer.run(backward, false));
+        row.extra_mib = extra_mib(|| layer.run(backward, false));
         (row.backward, row.bias) = (backward, "learned");
         tell(row);
     }
@@ -143,7 +144,7 @@ pub fn run(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
                 let mut task = Task::new(length, sizes, bias);
                 let all = times(sizes.repeats, || task.run(engine, backward));
                 let mut row = Row::new("attention", name, length, sizes, &all, flops(length, sizes, backward));
-                row.extra_mib = machine::extra_mib(|| task.run(engine, backward));
+                row.extra_mib = extra_mib(|| task.run(engine, backward));
                 (row.backward, row.bias) = (backward, bias);
                 tell(row);
             }

@@ -1,4 +1,4 @@
-//! What the machine can do, measured beside the work, and what memory the process holds.
+//! What the machine can do, measured beside the work.
 
 use kerple::ops::gemm::{Product, matmul};
 use rayon::prelude::*;
@@ -39,25 +39,4 @@ fn best(runs: usize, mut work: impl FnMut()) -> f64 {
         clock.elapsed().as_secs_f64()
     };
     (0..runs).map(time).fold(f64::INFINITY, f64::min)
-}
-
-/// Runs `work` and returns by how much the process's peak memory exceeded what it held before, in MiB.
-///
-/// Measured from the operating system's account, so it needs Linux; elsewhere it is NaN.
-pub fn extra_mib(work: impl FnOnce()) -> f64 {
-    // 5 resets the peak
-    if std::fs::write("/proc/self/clear_refs", "5").is_err() {
-        work();
-        return f64::NAN;
-    }
-    let before = status("VmRSS:");
-    work();
-    (status("VmHWM:") - before).max(0.0)
-}
-
-fn status(field: &str) -> f64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(field));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<f64>().ok());
-    kib.map_or(f64::NAN, |kib| kib / 1024.0)
 }

@@ -1,7 +1,8 @@
 //! Whole decoders: a training step, and the evaluation of one long segment.
 
-use super::{Row, Sizes, machine, times};
+use super::{Row, Sizes, times};
 use crate::failure::Outcome;
+use crate::memory::extra_mib;
 use kerple::encoding::{Encoding, Method};
 use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
@@ -58,7 +59,7 @@ pub fn step(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut
         };
         let all = times(sizes.repeats, &mut run);
         let mut row = Row::new("step", engine, length, sizes, &all, flops(&plan, sizes.batch, length, true));
-        row.extra_mib = machine::extra_mib(run);
+        row.extra_mib = extra_mib(run);
         (row.backward, row.bias) = (true, "learned");
         tell(row);
     }
@@ -76,7 +77,7 @@ pub fn eval(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut
     };
     let all = times(sizes.repeats, run);
     let mut row = Row::new("eval", "fused", length, sizes, &all, flops(&plan, sizes.batch, length, false));
-    row.extra_mib = machine::extra_mib(run);
+    row.extra_mib = extra_mib(run);
     row.bias = "fixed";
     tell(row);
     Ok(())

@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Times kerple against PyTorch on this machine, alternately, and prints the ratios.
+
+    pip install torch numpy
+    cargo build --release && python3 scripts/compare_torch.py [attention|step|eval|all] [--rounds 3]
+
+Attention is one KERPLE-log layer, B1 H12 D64, float32. A step trains a GPT-NeoX decoder (4 layers, width 256, 4 heads,
+length 512, batch 8, 256 tokens) with AdamW and clipping. A ratio above 1 means that kerple is faster.
+"""
+import argparse, json, math, os, resource, statistics, subprocess, sys, time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+KERPLE = os.path.join(ROOT, "target", "release", "kerple")
+
+
+def kerple(*args, pick):
+    out = subprocess.run([KERPLE, "bench", *args, "--json", "--repeats", "3"], check=True, capture_output=True, text=True).stdout
+    rows = [json.loads(line) for line in out.splitlines()]
+    return next(row["median_ms"] for row in rows if all(row[key] == value for key, value in pick.items()))
+
+
+def torch_child(kind, mode, length):
+    out = subprocess.run([sys.executable, __file__, "--child", kind, mode, str(length)], check=True, capture_output=True, text=True)
+    return json.loads(out.stdout.splitlines()[-1])
+
+
+def median_ms(run, repeats=3):
+    run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def attention(mode, length, backward):
+    import torch, torch.nn.functional as F
+    heads, dim = 12, 64
+    q, k, v, up = (torch.randn(1, heads, length, dim) for _ in range(4))
+    r1, r2 = torch.rand(heads) * 2, torch.rand(heads)
+    leaves = (q, k, v, r1, r2)
+    for leaf in leaves:
+        leaf.requires_grad_(backward)
+
+    def bias():
+        i = torch.arange(length)
+        d = i[:, None] - i[None]
+        table = -r1[:, None] * torch.log1p(r2[:, None] * torch.arange(length, dtype=torch.float32))
+        return table[:, d.clamp(min=0)].masked_fill(d < 0, -math.inf)[None]
+
+    if mode == "flex":
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        compiled = torch.compile(flex_attention)
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device="cpu")
+        mod = lambda s, b, h, i, j: s - r1[h] * torch.log1p(r2[h] * (i - j).float().clamp(min=0))
+    forward = {
+        "eager": lambda: ((q @ k.transpose(-1, -2)) / math.sqrt(dim) + bias()).softmax(-1) @ v,
+        "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias()),
+        "causal": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        "flex": lambda: compiled(q, k, v, score_mod=mod, block_mask=mask),
+    }[mode]
+
+    def run():
+        if not backward:
+            with torch.no_grad():
+                forward()
+            return
+        forward().backward(up)
+        for leaf in leaves:
+            leaf.grad = None
+
+    return median_ms(run)
+
+
+def decoder(torch, layers, width, heads, vocab):
+    nn, F = torch.nn, torch.nn.functional
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(vocab, width), nn.Linear(width, vocab, bias=False)
+            block = lambda: nn.ModuleList([nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width),
+                                           nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)])
+            self.blocks, self.norm = nn.ModuleList(block() for _ in range(layers)), nn.LayerNorm(width)
+            self.r1, self.r2 = nn.Parameter(torch.ones(heads, 1, 1)), nn.Parameter(torch.full((heads, 1, 1), 0.5))
+
+        def forward(self, tokens):
+            batch, length = tokens.shape
+            i = torch.arange(length)
+            d = i[:, None] - i[None]
+            bias = (-self.r1 * torch.log1p(self.r2 * d.clamp(min=0).float())).masked_fill(d < 0, -math.inf)
+            x = self.embedding(tokens)
+            for norm1, qkv, out, norm2, up, down in self.blocks:
+                q, k, v = (t.view(batch, length, heads, -1).transpose(1, 2) for t in qkv(norm1(x)).chunk(3, -1))
+                a = (q @ k.transpose(-1, -2) / math.sqrt(width // heads) + bias).softmax(-1) @ v
+                x = x + out(a.transpose(1, 2).reshape(batch, length, width))
+                x = x + down(F.gelu(up(norm2(x))))
+            return self.head(self.norm(x))
+
+    return Decoder()
+
+
+def step(mode, length):
+    import torch, torch.nn.functional as F
+    batch, vocab = 8, 256
+    model = decoder(torch, 4, 256, 4, vocab)
+    run_model = torch.compile(model) if mode == "compile" else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, weight_decay=0.0, fused=True)
+    tokens = torch.randint(0, vocab, (batch, length + 1))
+
+    def run():
+        loss = F.cross_entropy(run_model(tokens[:, :-1]).reshape(-1, vocab), tokens[:, 1:].reshape(-1))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return median_ms(run)
+
+
+def evaluation(length):
+    import torch, torch.nn.functional as F
+    model = decoder(torch, 4, 256, 4, 256)
+    tokens = torch.randint(0, 256, (1, length + 1))
+    start = time.perf_counter()
+    with torch.no_grad():
+        F.cross_entropy(model(tokens[:, :-1]).reshape(-1, 256), tokens[:, 1:].reshape(-1))
+    return 1e3 * (time.perf_counter() - start)
+
+
+def child(kind, mode, length):
+    work = {"forward": lambda: attention(mode, length, False), "both": lambda: attention(mode, length, True),
+            "step": lambda: step(mode, length), "eval": lambda: evaluation(length)}[kind]
+    ms = work()
+    print(json.dumps(dict(ms=ms, peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)))
+
+
+CASES = {
+    "attention": [("both", ["eager", "sdpa"], 512), ("both", ["eager", "sdpa"], 2048), ("both", ["causal"], 8192),
+                  ("forward", ["flex"], 2048), ("forward", ["flex"], 8192)],
+    "step": [("step", ["eager", "compile"], 512)],
+    "eval": [("eval", ["eager"], 16384)],
+}
+
+
+def compare(name, rounds):
+    for kind, modes, length in CASES[name]:
+        pick = dict(engine="fused" if name != "attention" else "tiled")
+        if name == "attention":
+            pick.update(backward=kind == "both", bias="learned")
+        ratios = {mode: [] for mode in modes}
+        for _ in range(rounds):
+            for mode in modes:
+                ours = kerple(name, "--lens", str(length), pick=pick)
+                theirs = torch_child(kind, mode, length)
+                ratios[mode].append(theirs["ms"] / ours)
+                print(f"  {kind} L={length}: kerple {ours:.1f} ms, torch {mode} {theirs['ms']:.1f} ms, peak {theirs['peak_mib']:.0f} MiB", file=sys.stderr)
+        for mode, found in ratios.items():
+            print(f"{kind:<8} L={length:<6} against {mode:<8} {statistics.median(found):6.2f}x  ({min(found):.2f} .. {max(found):.2f})", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        sys.exit()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", default="all", choices=["attention", "step", "eval", "all"])
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    for name in CASES if args.what == "all" else [args.what]:
+        compare(name, args.rounds)
