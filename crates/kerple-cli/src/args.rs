@@ -225,7 +225,8 @@ pub enum KernelCommand {
     /// Draw kernels, or the learned kernels of a run.
     Plot {
         /// Kernel expressions, or run folders.
-        #[arg(required = true, allow_hyphen_values = true)]
+        // one value at a time: with several, allow_hyphen_values would take the options after them, too
+        #[arg(required = true, allow_hyphen_values = true, num_args = 1, action = clap::ArgAction::Append)]
         what: Vec<String>,
         /// Distances to draw.
         #[arg(long, default_value_t = 512)]

@@ -19,10 +19,19 @@ pub fn run(args: &Kernel) -> Outcome {
         KernelCommand::Features { expression, points, rank, json } => {
             show(&report::features(expression, points, rank)?, *json);
         }
+        KernelCommand::Reach { scores, .. } if !(scores.is_finite() && *scores >= 0.0) => {
+            return Err(Failure::misuse(
+                format!("--scores {scores} is out of range, it must be at least 0 and finite"),
+                "it bounds |q.k| / sqrt(D), e.g. --scores 1",
+            ));
+        }
         KernelCommand::Reach { expression, length, scores, json } => {
             show(&report::reach(expression, *length, *scores)?, *json);
         }
         KernelCommand::Plot { what, length, log, effective_lengths, svg } => {
+            if *length < 2 {
+                return Err(Failure::misuse(format!("--length {length} is no picture"), "draw at least 2 distances"));
+            }
             let plot = match what.iter().all(|what| Path::new(what).is_dir()) {
                 true if *effective_lengths => reach_of_runs(what)?,
                 true => kernels_of_runs(what, *length, *log)?,
