@@ -1,6 +1,7 @@
 //! The command line. Names are fixed: people and scripts rely on them.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Train short, test long: relative positional encodings and length extrapolation in transformers.
@@ -213,7 +214,6 @@ pub enum KernelCommand {
     /// Is it conditionally positive definite, which shift makes it positive definite, and why not.
     Check {
         /// Kernel expression, e.g. 'log(b=1, a=0.5)'.
-        #[arg(allow_hyphen_values = true)]
         expression: String,
         /// Positions: 0..7 (both ends in), 0,1,2, random(n=20, high=100, seed=1) or grid(4x5).
         #[arg(long, default_value = "0..15")]
@@ -225,7 +225,7 @@ pub enum KernelCommand {
     /// Draw kernels, or the learned kernels of a run.
     Plot {
         /// Kernel expressions, or run folders.
-        #[arg(required = true, allow_hyphen_values = true)]
+        #[arg(required = true)]
         what: Vec<String>,
         /// Distances to draw.
         #[arg(long, default_value_t = 512)]
@@ -243,7 +243,6 @@ pub enum KernelCommand {
     /// Feature maps of the shifted kernel by eigendecomposition, with the error of low ranks.
     Features {
         /// Kernel expression.
-        #[arg(allow_hyphen_values = true)]
         expression: String,
         /// Positions.
         #[arg(long, default_value = "0..15")]
@@ -258,7 +257,6 @@ pub enum KernelCommand {
     /// How far a kernel lets attention reach.
     Reach {
         /// Kernel expression.
-        #[arg(allow_hyphen_values = true)]
         expression: String,
         /// Length of the row of attention.
         #[arg(long, default_value_t = 4096)]
@@ -347,4 +345,21 @@ pub struct Golden {
     /// Print verdicts as JSON lines.
     #[arg(long)]
     pub json: bool,
+}
+
+impl Cli {
+    /// Parses the arguments of the process; what is wrong with them ends it with exit code 2.
+    pub fn of_process() -> Cli {
+        Cli::parse_from(std::env::args_os().map(guard))
+    }
+}
+
+/// Keeps an expression that begins with a minus, `-(-k)^0.5`, from being read as an option: a space goes before it.
+fn guard(argument: OsString) -> OsString {
+    match argument.to_str() {
+        Some(text) if text.starts_with('-') && !text.starts_with("--") && text.contains('(') => {
+            format!(" {text}").into()
+        }
+        _ => argument,
+    }
 }

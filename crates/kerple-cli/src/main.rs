@@ -7,14 +7,13 @@ mod memory;
 mod progress;
 
 use args::{Cli, Command};
-use clap::Parser;
 use std::process::ExitCode;
 
 #[global_allocator]
 static ALLOCATOR: memory::Counted = memory::Counted;
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
+    let command = Cli::of_process().command;
     let outcome = match command {
         Command::Quickstart(args) => commands::quickstart::run(&args),
         Command::Prepare(args) => commands::prepare::run(&args),

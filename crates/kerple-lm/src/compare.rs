@@ -69,20 +69,29 @@ impl Comparison {
     /// The first error of a run.
     pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let source = Source::open(&self.config.data)?;
-        let mut index = 0;
-        let runs = self.encodings.len() * self.seeds as usize;
-        for seed in self.config.seed..self.config.seed + self.seeds {
-            for encoding in &self.encodings {
-                let config = RunConfig { seed, encoding: encoding.clone(), ..self.config.clone() };
-                let plan = Plan::new(&config, source.facts())?;
-                tell(Event::Run { label: &plan.label, seed, index, runs });
-                if !self.one(&plan, &source, stop, tell)? {
-                    return Ok(false);
-                }
-                index += 1;
+        let plans = self.plans(&source)?;
+        for (index, plan) in plans.iter().enumerate() {
+            tell(Event::Run { label: &plan.label, seed: plan.seed, index, runs: plans.len() });
+            if !self.one(plan, &source, stop, tell)? {
+                return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// The plans of all runs; refuses here what would fail after hours of training.
+    fn plans(&self, source: &Source) -> Result<Vec<Plan>> {
+        let text = source.text(crate::corpus::Split::Test);
+        for length in &self.request.lengths {
+            self.request.windows(*length, text.len())?;
+        }
+        let seeds = self.config.seed..self.config.seed + self.seeds;
+        let runs = seeds.flat_map(|seed| self.encodings.iter().map(move |encoding| (seed, encoding)));
+        runs.map(|(seed, encoding)| {
+            let config = RunConfig { seed, encoding: encoding.clone(), ..self.config.clone() };
+            Plan::new(&config, source.facts())
+        })
+        .collect()
     }
 
     fn one(&self, plan: &Plan, source: &Source, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {

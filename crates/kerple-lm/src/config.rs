@@ -219,13 +219,11 @@ impl RunConfig {
             set(&mut table, assignment)?;
         }
         let text = toml::to_string(&table).expect("a parsed table can be written");
-        toml::from_str(&text).map_err(|error| match overrides {
-            [one] => Error::Config {
-                place: format!("{place} with --set {one}"),
-                message: error.message().to_owned(),
-                hint: "every key of a run file is listed by `kerple describe config`".to_owned(),
-            },
-            _ => fail(error),
+        // lines of the merged text are not lines of the file, so only the message is passed on
+        toml::from_str(&text).map_err(|error| Error::Config {
+            place: format!("{place} with --set {}", overrides.join(" --set ")),
+            message: error.message().to_owned(),
+            hint: "every key of a run file is listed by `kerple describe config`".to_owned(),
         })
     }
 }

@@ -72,6 +72,12 @@ pub struct Plan {
     pub hash: String,
 }
 
+/// Largest model, in trained values: beyond it training would need hundreds of gigabytes.
+const MOST_PARAMETERS: f64 = (1u64 << 34) as f64;
+
+/// Tokens of the largest batch.
+const MOST_TOKENS: f64 = (1u64 << 28) as f64;
+
 /// Refuses `value` unless it lies in `limits`.
 fn check(key: &str, value: f64, limits: std::ops::RangeInclusive<f64>, hint: &str) -> Result<()> {
     if limits.contains(&value) {
@@ -109,6 +115,7 @@ impl Plan {
         ] {
             check(key, value as f64, 1.0..=65_536.0, model_hint)?;
         }
+        check("model.n_heads * model.head_dim", d_model as f64, 1.0..=65_536.0, model_hint)?;
         let model = ModelPlan {
             n_layers,
             n_heads,
@@ -152,8 +159,14 @@ impl Plan {
             train,
             hash: String::new(),
         };
+        check("trained values of the model", plan.parameters as f64, 1.0..=MOST_PARAMETERS, "make the model smaller")?;
         plan.hash = plan.digest();
         Ok(plan)
+    }
+
+    /// Whether nothing that the hash covers was changed since the plan was made.
+    pub fn is_genuine(&self) -> bool {
+        self.hash == self.digest()
     }
 
     /// Sizes the encoding needs.
@@ -196,6 +209,7 @@ fn check_train(train: &TrainConfig, encoding: &Encoding, d_model: usize) -> Resu
     for (key, value, limits) in [
         ("train.train_len", train.train_len as f64, 1.0..=16_777_216.0),
         ("train.batch", train.batch as f64, 1.0..=1_048_576.0),
+        ("train.batch * train.train_len", train.batch as f64 * train.train_len as f64, 1.0..=MOST_TOKENS),
         ("train.steps", train.steps as f64, 0.0..=1e12),
         ("train.learning_rate", train.learning_rate, 0.0..=10.0),
         ("train.min_learning_rate", train.min_learning_rate, 0.0..=10.0),

@@ -176,7 +176,11 @@ pub fn read_plan(run: &Path) -> Result<Option<Plan>> {
     }
     let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
     let hint = "the file was changed by hand, or written by another version";
-    serde_json::from_str(&text).map(Some).map_err(|error| Error::damaged(&path, error.to_string(), hint))
+    let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
+    match plan.is_genuine() {
+        true => Ok(Some(plan)),
+        false => Err(Error::damaged(&path, "the hash does not match the settings", hint)),
+    }
 }
 
 impl<'a> Trainer<'a> {

@@ -12,10 +12,19 @@ use kerple_lm::evaluate::Request;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+/// More seeds are a slip of the finger.
+const MOST_SEEDS: u64 = 10_000;
+
 /// Trains and evaluates every encoding with every seed, then writes the report.
 pub fn run(args: &Compare) -> Outcome {
     let config = RunConfig::read(&args.config, &args.set)?;
     let lengths = if args.lengths.is_empty() { default_lengths(config.train.train_len) } else { args.lengths.clone() };
+    if args.seeds > MOST_SEEDS {
+        return Err(Failure::misuse(
+            format!("--seeds {} is out of range, it must be at most {MOST_SEEDS}", args.seeds),
+            "a handful of seeds shows how much results vary",
+        ));
+    }
     if args.seeds == 0 || args.segments == 0 || lengths.contains(&0) {
         return Err(Failure::misuse("0 seeds, segments or tokens compare nothing", "use at least 1 of each"));
     }

@@ -6,6 +6,9 @@ use crate::failure::{Failure, Outcome};
 use kerple::encoding::{Encoding, Geometry, Init, METHODS, Method, Parameter};
 use kerple::kernel::picture::{self, Plot, Series};
 
+/// Largest table that is drawn or printed.
+const MOST_VALUES: usize = 1 << 24;
+
 /// Lists all encodings, or shows one.
 pub fn run(args: &Describe) -> Outcome {
     match args.encoding.as_deref() {
@@ -75,6 +78,12 @@ fn plot(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> {
 fn one(args: &Describe, encoding: &Encoding) -> Outcome {
     if args.heads == 0 || args.distances < 2 {
         return Err(Failure::misuse("a picture needs at least 1 head and 2 distances", "raise --heads or --distances"));
+    }
+    if args.heads.saturating_mul(args.distances) > MOST_VALUES {
+        return Err(Failure::misuse(
+            format!("{} heads of {} distances are more than {MOST_VALUES} values", args.heads, args.distances),
+            "lower --heads or --distances",
+        ));
     }
     let about = encoding.method.description();
     let geometry = Geometry { heads: args.heads, head_dim: 64, train_len: 512 };

@@ -16,6 +16,9 @@ pub fn run(args: &Eval) -> Outcome {
     if args.segments == 0 {
         return Err(Failure::misuse("--segments 0 scores nothing", "use at least 1"));
     }
+    if args.window == Some(0) {
+        return Err(Failure::misuse("--window 0 sees nothing", "use at least 1, the token itself"));
+    }
     let (plan, state, mut model) = train::load(&args.run, &kerple_lm::device())?;
     let lengths = if args.lengths.is_empty() { default_lengths(plan.train_len) } else { args.lengths.clone() };
     if lengths.contains(&0) {
@@ -50,11 +53,11 @@ pub fn run(args: &Eval) -> Outcome {
         window: model.encoding.encoding().window,
         split: split.name(),
     };
-    eprintln!("{}: {}", protocol, protocol.meaning());
     for length in &lengths {
         model.check_len(*length)?;
         request.windows(*length, text.len())?;
     }
+    eprintln!("{}: {}", protocol, protocol.meaning());
     let mut journal = Journal::open(&args.run.join("evaluation.jsonl"))?;
     let (stop, mut line) = (stop_flag(), Line::new());
     if !args.json {

@@ -15,18 +15,33 @@ const TERMINAL: (usize, usize) = (72, 20);
 /// Checks, draws or measures a kernel.
 pub fn run(args: &Kernel) -> Outcome {
     match &args.command {
-        KernelCommand::Check { expression, points, json } => show(&report::check(expression, points)?, *json),
+        KernelCommand::Check { expression, points, json } => show(&report::check(expression.trim(), points)?, *json),
         KernelCommand::Features { expression, points, rank, json } => {
-            show(&report::features(expression, points, rank)?, *json);
+            show(&report::features(expression.trim(), points, rank)?, *json);
+        }
+        KernelCommand::Reach { scores, .. } if !(scores.is_finite() && *scores >= 0.0) => {
+            return Err(Failure::misuse(
+                format!("--scores {scores} is out of range, it must be at least 0 and finite"),
+                "it bounds |q.k| / sqrt(D), e.g. --scores 1",
+            ));
         }
         KernelCommand::Reach { expression, length, scores, json } => {
-            show(&report::reach(expression, *length, *scores)?, *json);
+            show(&report::reach(expression.trim(), *length, *scores)?, *json);
         }
         KernelCommand::Plot { what, length, log, effective_lengths, svg } => {
+            if *length < 2 {
+                return Err(Failure::misuse(format!("--length {length} is no picture"), "draw at least 2 distances"));
+            }
+            if *effective_lengths && !what.iter().all(|what| Path::new(what).is_dir()) {
+                return Err(Failure::misuse(
+                    "--effective-lengths counts the heads of run folders, not of expressions",
+                    "give run folders, or leave the option out",
+                ));
+            }
             let plot = match what.iter().all(|what| Path::new(what).is_dir()) {
                 true if *effective_lengths => reach_of_runs(what)?,
                 true => kernels_of_runs(what, *length, *log)?,
-                false => report::plot(&what.iter().map(String::as_str).collect::<Vec<_>>(), *length, *log)?,
+                false => report::plot(&what.iter().map(|what| what.trim()).collect::<Vec<_>>(), *length, *log)?,
             };
             match svg {
                 Some(path) => {

@@ -8,10 +8,18 @@ use kerple_data::{PrepareOptions, Sources};
 
 /// Turns text into token shards.
 pub fn run(args: &Prepare) -> Outcome {
-    let shares: Vec<f64> = args.split.split(',').filter_map(|share| share.trim().parse().ok()).collect();
-    let split = <[f64; 3]>::try_from(shares).map_err(|_| {
+    let shares: Result<Vec<f64>, _> = args.split.split(',').map(|share| share.trim().parse()).collect();
+    let split = shares.ok().and_then(|shares| <[f64; 3]>::try_from(shares).ok()).ok_or_else(|| {
         Failure::misuse(format!("--split {}: three numbers are needed", args.split), "e.g. --split 0.9,0.05,0.05")
     })?;
+    if let Some(token) = &args.end_of_document
+        && (args.tokenizer == "byte" || args.tokenizer.starts_with("bpe:"))
+    {
+        return Err(Failure::misuse(
+            format!("--end-of-document {token}: tokenizer `{}` has its own end of a document", args.tokenizer),
+            "leave the option out, or give a tokenizer.json",
+        ));
+    }
     let options = PrepareOptions {
         tokenizer: args.tokenizer.clone(),
         text_key: args.text_key.clone(),

@@ -1,0 +1,52 @@
+//! A Burn module with a learned distance table: attention learns from the loss alone how far back to look.
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kerple::encoding::{Encoding, Geometry, Method};
+use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::{composed, parameters};
+
+const LEN: usize = 32;
+
+#[derive(Module, Debug)]
+struct Average {
+    encoding: PositionalEncoding,
+}
+
+impl Average {
+    /// With q = k = 0 only the bias decides: each position gets a mean of the past, weighted by distance.
+    fn forward(&self, v: Tensor<4>, device: &Device) -> Tensor<4> {
+        let nothing = v.zeros_like();
+        composed::attention(nothing.clone(), nothing, v, &self.encoding.positions(LEN, LEN, device))
+    }
+}
+
+fn main() {
+    let device = Device::flex().autodiff();
+    let geometry = Geometry { heads: 1, head_dim: 4, train_len: LEN };
+    let method = Method::named("kerple_power").expect("a name that `METHODS` lists");
+    let mut model = Average { encoding: PositionalEncoding::new(&Encoding::from(method), &geometry, 0, &device) };
+    let numbers = (0..LEN * 4).map(|n| ((n * n) as f32 * 0.37).sin()).collect::<Vec<_>>();
+    let v = Tensor::<4>::from_data(TensorData::new(numbers, [1, 1, LEN, 4]), (&device, DType::F32));
+    // the target looks back by exp(-0.5 d): r1 = 0.5, r2 = 1
+    let weigh = |d: usize| (-0.5 * d as f32).exp();
+    let row = |i: usize| (0..LEN).map(move |j| if j <= i { weigh(i - j) } else { 0.0 });
+    let weights = TensorData::new((0..LEN).flat_map(row).collect::<Vec<_>>(), [1, 1, LEN, LEN]);
+    let weights = Tensor::<4>::from_data(weights, (&device, DType::F32));
+    let target = (weights.clone() / weights.sum_dim(3)).matmul(v.clone());
+
+    for step in 0..=400 {
+        let loss = (model.forward(v.clone(), &device) - target.clone()).powi_scalar(2).mean();
+        if step % 100 == 0 {
+            let loss = loss.clone().into_scalar::<f32>();
+            println!("step {step:>3}  loss {loss:.2e}  r1, r2 = {:.3?}", model.encoding.numbers().concat());
+        }
+        let gradients = parameters::gradients(&model, &mut loss.backward());
+        model = parameters::update(model, |index, values| {
+            let gradient = gradients[index].as_ref().expect("the loss depends on every parameter");
+            values.iter_mut().zip(gradient.slice::<f32>()).for_each(|(value, slope)| *value -= 2.0 * slope);
+        });
+    }
+    let learned = model.encoding.table(3).bias.expect("a bias was learned");
+    println!("bias at distances 0, 1, 2: {learned:.3?}; the target's is 0, -0.5, -1");
+}

@@ -1,0 +1,191 @@
+//! The main job through the binary, small: prepare, train, stop and resume, evaluate, compare, report, sample, draw.
+
+mod common;
+
+use common::Place;
+use serde_json::Value;
+use std::fs;
+
+fn json_lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Step, loss, gradient norm and validation loss of every row: what must not depend on when a run was stopped.
+fn losses(place: &Place, run: &str) -> Vec<[Value; 4]> {
+    let rows = json_lines(&place.read(format!("{run}/metrics.jsonl")));
+    rows.iter().map(|row| ["step", "loss", "grad_norm", "valid_loss"].map(|key| row[key].clone())).collect()
+}
+
+#[cfg(unix)]
+#[test]
+fn stopped_and_resumed_equals_uninterrupted() {
+    let place = Place::new();
+    place.make_data();
+    let mut train = vec!["train", "--config", "run.toml", "--json"];
+    for set in ["train.steps=60", "train.batch=64", "train.log_every=1", "train.valid_every=7", "model.head_dim=32"] {
+        train.extend(["--set", set]);
+    }
+    let into = |out| [&train[..], &["--out", out]].concat();
+    let whole: Value = serde_json::from_str(&place.ok(&into("whole"))).unwrap();
+    assert_eq!((&whole["step"], &whole["finished"]), (&60.into(), &true.into()));
+
+    let mut child = place.command(&into("parts")).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let rows = || fs::read_to_string(place.path("parts/metrics.jsonl")).map_or(0, |text| text.lines().count());
+    while rows() < 3 {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended before it could be stopped");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(1), "a stopped run has not succeeded");
+    let stopped = losses(&place, "parts").len();
+    assert!((3..60).contains(&stopped), "stopped after {stopped} steps");
+
+    place.ok(&into("parts"));
+    assert_eq!(losses(&place, "parts"), losses(&place, "whole"));
+    for file in ["model", "optimizer"] {
+        let bytes =
+            |run: &str| fs::read(place.path(format!("{run}/checkpoints/step-00000060/{file}.safetensors"))).unwrap();
+        assert!(bytes("parts") == bytes("whole"), "{file} differs");
+    }
+    // what is finished is left as it is
+    let before = place.read("parts/metrics.jsonl");
+    place.ok(&into("parts"));
+    assert_eq!(place.read("parts/metrics.jsonl"), before);
+}
+
+#[test]
+fn every_protocol_scores_what_it_says() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    let mut printed = Vec::new();
+    // tokens scored at lengths 16 and 64 with 10 segments: blocks and sliding read max(10 * 16, 64) tokens
+    for (protocol, tokens) in
+        [("segments", [160, 640]), ("blocks", [160, 128]), ("last:8", [80, 80]), ("sliding:4", [160, 160])]
+    {
+        let lines = place.ok(&[
+            "eval",
+            "run",
+            "--json",
+            "--positions",
+            "--lengths",
+            "16,64",
+            "--segments",
+            "10",
+            "--protocol",
+            protocol,
+        ]);
+        let rows = json_lines(&lines);
+        assert_eq!(rows.len(), 2);
+        for (row, tokens) in rows.iter().zip(tokens) {
+            assert_eq!((&row["protocol"], &row["tokens"]), (&protocol.into(), &tokens.into()));
+            let nll = row["nll"].as_f64().unwrap();
+            assert_eq!(row["perplexity"].as_f64().unwrap(), nll.exp());
+            // an untrained model of 256 bytes is near ln 256 = 5.545
+            assert!((4.0..5.6).contains(&nll), "{nll}");
+            assert_eq!(row["position_nll"].as_array().unwrap().len() as u64, row["length"].as_u64().unwrap());
+        }
+        printed.extend(rows);
+    }
+    assert_eq!(json_lines(&place.read("run/evaluation.jsonl")), printed, "what is printed is what is kept");
+}
+
+/// Rows of a CSV file without quoted fields, by column.
+fn csv(text: &str) -> Vec<Vec<(String, String)>> {
+    let mut lines = text.lines().map(|line| line.split(',').map(str::to_owned).collect::<Vec<_>>());
+    let names = lines.next().unwrap();
+    lines.map(|line| names.iter().cloned().zip(line).collect()).collect()
+}
+
+#[test]
+fn a_comparison_ends_in_a_report() {
+    let place = Place::new();
+    place.make_data();
+    let compare = [
+        "compare",
+        "--config",
+        "run.toml",
+        "--encodings",
+        "kerple_log,alibi",
+        "--seeds",
+        "2",
+        "--lengths",
+        "16,64",
+        "--segments",
+        "20",
+        "--out",
+        "all",
+        "--json",
+    ];
+    let printed = place.ok(&compare);
+    assert_eq!(printed.lines().count(), 2 * 2 * 2 + 1, "a row an evaluation, then the report");
+    let report: Value = serde_json::from_str(&place.read("all/report/report.json")).unwrap();
+    let last = json_lines(&printed).pop().unwrap();
+    assert!(["tables", "runs", "speeds", "effective_lengths"].iter().all(|part| last[part] == report[part]));
+    assert!(place.read("all/report/index.html").contains("kerple_log"));
+    assert!(place.read("all/report/report.md").contains("kerple_log"));
+    assert!(place.read("all/report/figures/perplexity-0.svg").contains("<svg"));
+
+    for (file, list) in
+        [("evaluations", &report["tables"][0]["evaluations"]), ("scores", &report["tables"][0]["scores"])]
+    {
+        let rows = csv(&place.read(format!("all/report/tables/{file}.csv")));
+        assert_eq!(rows.len(), list.as_array().unwrap().len());
+        let mut compared = 0;
+        for (row, entry) in rows.iter().zip(list.as_array().unwrap()) {
+            for (name, value) in row.iter().filter(|(name, _)| entry[name].is_number()) {
+                assert_eq!(value.parse::<f64>().unwrap(), entry[name].as_f64().unwrap(), "{file}: {name}");
+                compared += 1;
+            }
+        }
+        assert!(compared >= 5 * rows.len(), "{file}: {compared} numbers");
+    }
+    // nothing is done twice
+    let evaluated = place.read("all/runs/alibi/seed-1236/evaluation.jsonl");
+    assert_eq!(place.ok(&compare).lines().count(), 1);
+    assert_eq!(place.read("all/runs/alibi/seed-1236/evaluation.jsonl"), evaluated);
+    assert!(place.ok(&["report", "all", "--out", "again"]).contains("again/index.html"));
+}
+
+#[test]
+fn samples_follow_their_seed() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    let sample = |options: &[&str]| {
+        let output = place.run(&[&["sample", "run", "--prompt", "ka lo", "--tokens", "40"], options].concat());
+        assert!(output.status.success());
+        output.stdout
+    };
+    let first = sample(&["--seed", "1"]);
+    assert!(first.starts_with(b"ka lo"));
+    assert_eq!(first, sample(&["--seed", "1"]));
+    assert_ne!(first, sample(&["--seed", "2"]));
+    let greedy = sample(&["--temperature", "0", "--seed", "1"]);
+    assert_eq!(greedy, sample(&["--temperature", "0", "--seed", "2"]));
+    assert_eq!(greedy, sample(&["--top-k", "1", "--seed", "3"]), "the likeliest of one");
+}
+
+#[test]
+fn pictures_and_descriptions() {
+    let place = Place::new();
+    let list = place.ok(&["describe", "--json"]);
+    for about in json_lines(&list) {
+        let kind = about["kind"].as_str().unwrap();
+        let text = place.ok(&["describe", kind, "--heads", "2", "--distances", "16"]);
+        assert!(text.contains(about["description"]["formula"].as_str().unwrap()), "{text}");
+        let all: Value = serde_json::from_str(&place.ok(&["describe", kind, "--json", "--heads", "2"])).unwrap();
+        if let Some(bias) = all["bias"].as_array() {
+            assert_eq!(bias.len(), 2 * 512, "{kind}");
+        }
+    }
+    place.ok(&["describe", "alibi", "--svg", "alibi.svg"]);
+    // an expression with a minus in front among options
+    place.ok(&["kernel", "plot", "log(1, 1)", "-(-log(1, 1))^0.5", "--length", "64", "--svg", "kernels.svg"]);
+    for file in ["alibi.svg", "kernels.svg"] {
+        let text = place.read(file);
+        assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
+    }
+    assert!(place.ok(&["kernel", "check", "log(1, 1)"]).contains("conditionally positive definite"));
+}
