@@ -1,7 +1,8 @@
 //! Rotary embeddings turn q and k by their positions; what is left in their product is the distance.
 
+use kerple::attention::Strides;
 use kerple::encoding::{Encoding, Geometry, Method};
-use kerple::ops::rotary::rotate_row;
+use kerple::ops::rotary::{Angles, Extent, Turn, rotate};
 
 fn main() {
     let geometry = Geometry { heads: 1, head_dim: 8, train_len: 64 };
@@ -14,7 +15,9 @@ fn main() {
     let at = |x: &[f64], position: usize| {
         let (cos, sin) = rotary.tables(position, 1);
         let mut turned = x.to_vec();
-        rotate_row(&mut turned, &cos, &sin);
+        let angles = Angles { cos: &cos, sin: &sin, pairs: 4 };
+        let one_row = (Strides { batch: 8, head: 8, row: 8 }, Extent { batch: 1, len: 1, heads: 1 });
+        rotate(&mut turned, one_row.0, one_row.1, angles, Turn::Forward);
         turned
     };
     let score = |i, j| at(&q, i).iter().zip(at(&k, j)).map(|(q, k)| q * k).sum::<f64>();

@@ -25,7 +25,7 @@ const SEGMENTS: usize = 48;
 /// Bytes of dependency sources taken as the default text.
 const TEXT_BYTES: u64 = 24 << 20;
 /// Share of the time spent training; the rest evaluates, prepares and reports.
-const TRAINING_SHARE: f64 = 0.75;
+const TRAINING_SHARE: f64 = 0.7;
 const FEWEST_STEPS: u64 = 20;
 
 /// Prepares, trains, evaluates and reports.
