@@ -17,7 +17,7 @@ impl Average {
     /// With q = k = 0 only the bias decides: each position gets a mean of the past, weighted by distance.
     fn forward(&self, v: Tensor<4>, device: &Device) -> Tensor<4> {
         let nothing = v.zeros_like();
-        composed::attention(nothing.clone(), nothing, v, &self.encoding.positions(LEN, LEN, device))
+        composed::attention(nothing.clone(), nothing, v, &self.encoding.positions(LEN, LEN, (device, DType::F32)))
     }
 }
 

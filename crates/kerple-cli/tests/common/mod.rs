@@ -1,4 +1,5 @@
 //! The real binary in a folder of its own.
+#![allow(dead_code, reason = "each test file takes what it needs")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
