@@ -236,7 +236,8 @@ proptest! {
     fn alibi_slopes_cover_every_head_once(heads in 1usize..70) {
         let mut slopes = alibi::slopes(heads);
         prop_assert_eq!(slopes.len(), heads);
-        prop_assert!(slopes.iter().all(|slope| (2f64.powi(-8)..1.0).contains(slope)));
+        // powers of a rounded number: 2^-8 is met to a few units in the last place
+        prop_assert!(slopes.iter().all(|slope| (2f64.powi(-8) * (1.0 - 1e-12)..1.0).contains(slope)));
         slopes.sort_by(f64::total_cmp);
         slopes.dedup();
         prop_assert_eq!(slopes.len(), heads);
