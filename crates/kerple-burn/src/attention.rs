@@ -1,11 +1,13 @@
 //! Attention with distance tables as fused CPU operations: on `q, k, v`, and as a whole pre-norm layer.
 
 use crate::array::Array;
+use crate::cache::Cache;
 use crate::fused::{Forward, Input, Number, Op, Saved, Step, apply};
 use crate::layers::{Attention, EPS};
 use crate::positions::{Positions, RotaryTables};
 use crate::with_element;
-use burn::tensor::Tensor;
+use burn::backend::Flex;
+use burn::tensor::{Tensor, TensorData};
 use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut, tiled};
 use kerple::ops::gemm::{Product, matmul, matmul_bias, sum_rows};
 use kerple::ops::layer_norm::{self, Norm, NormGradients, Stats};
@@ -76,6 +78,55 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, positions: &Positions
     }
     let inputs = [q, k, v].map(Input::from).into_iter().chain(tables(positions)).collect();
     apply(Core(Tables::of(positions)), inputs)
+}
+
+/// Causal self-attention of new positions, from a packed projection `[B, L, 3M]`, over all that `cache` then holds.
+///
+/// The keys are read where they lie; nothing of the size of the cache is copied or made.
+///
+/// # Panics
+/// When a tensor is not f32 on the CPU outside autodiff.
+pub fn extend(qkv: Tensor<3>, heads: usize, positions: &Positions, cache: &mut Cache) -> Tensor<3> {
+    let [batch, len, packed] = qkv.dims();
+    let (width, head_dim, device) = (packed / 3, packed / 3 / heads, qkv.device());
+    let mut rows: Vec<f32> = qkv.into_data().try_into_vec().expect("activations are f32");
+    let strides = Strides { batch: len * packed, head: 3 * head_dim, row: packed };
+    if let Some(rotary) = &positions.rotary {
+        rotate(&mut rows, rotary, strides, Extent { batch, len, heads }, head_dim, Turn::Forward);
+    }
+    cache.push(&rows, len);
+    let dims = Dims { batch, heads, kv_heads: heads, queries: len, keys: cache.len(), head_dim };
+    let tables: Vec<Array> = [&positions.bias, &positions.weight]
+        .into_iter()
+        .flatten()
+        .map(|table| Array::new(table.clone().try_into_primitive::<Flex>().expect("tables live on the flex backend")))
+        .collect();
+    let problem = Tables::of(positions).problem::<f32>(dims, &tables);
+    let cached =
+        Strides { batch: heads * cache.capacity() * head_dim, head: cache.capacity() * head_dim, row: head_dim };
+    let merged = Strides { batch: len * width, head: head_dim, row: width };
+    let (mut out, mut lse) = (vec![0.0f32; batch * len * width], vec![0.0f32; batch * heads * len]);
+    let view = |data, strides| View { data, strides };
+    let (q, k, v) = (view(&rows[..], strides), view(cache.keys(), cached), view(cache.values(), cached));
+    tiled::forward(&problem, q, k, v, ViewMut::new(&mut out, merged), &mut lse);
+    Tensor::from_data(TensorData::new(out, [batch, len, width]), &device)
+}
+
+/// Turns the queries and keys of packed rows `[B, L, H, q|k|v, D]`.
+fn rotate<T: Number>(
+    qkv: &mut [T],
+    rotary: &RotaryTables,
+    strides: Strides,
+    extent: Extent,
+    head_dim: usize,
+    turn: Turn,
+) {
+    let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
+    let (cos, sin) = (cast(rotary.cos()), cast(rotary.sin()));
+    let angles = Angles { cos: &cos, sin: &sin, pairs: rotary.half() };
+    for part in [0, head_dim] {
+        rotary::rotate(&mut qkv[part..], strides, extent, angles, turn);
+    }
 }
 
 /// Inputs: q, k, v and the tables. Saved: output and log-sum-exp.
@@ -218,15 +269,10 @@ impl Layer {
         Norm { gamma: inputs[1].slice(), beta: inputs[2].slice(), epsilon: EPS }
     }
 
-    /// Turns the queries and keys of packed rows.
     fn rotate<T: Number>(&self, qkv: &mut [T], sizes: Sizes, turn: Turn) {
-        let Some(rotary) = &self.rotary else { return };
-        let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
-        let (cos, sin) = (cast(rotary.cos()), cast(rotary.sin()));
         let Dims { batch, keys, heads, head_dim, .. } = sizes.dims;
-        let angles = Angles { cos: &cos, sin: &sin, pairs: rotary.half() };
-        for part in [0, head_dim] {
-            rotary::rotate(&mut qkv[part..], sizes.packed, Extent { batch, len: keys, heads }, angles, turn);
+        if let Some(rotary) = &self.rotary {
+            rotate(qkv, rotary, sizes.packed, Extent { batch, len: keys, heads }, head_dim, turn);
         }
     }
 

@@ -4,6 +4,8 @@
 //! backend, tracked by Burn's autodiff when an input is. Everything else in this crate is an `Op` with a composed
 //! definition in plain Burn operations beside it, which other backends run.
 
+#![allow(clippy::too_many_arguments, reason = "one argument a tensor: the extension macro takes no collections")]
+
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};

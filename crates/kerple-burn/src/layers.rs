@@ -100,22 +100,10 @@ impl Attention {
         if runs_fused(&x) { self.fused(x, positions) } else { self.composed(x, positions) }
     }
 
-    /// New positions `[B, L, M]` behind those that `cache` holds; the cache then holds them too.
+    /// New positions `[B, L, M]` behind those that `cache` holds; the cache then holds them too. For inference on the CPU.
     pub fn extend(&self, x: Tensor<3>, positions: &Positions, cache: &mut Cache) -> Tensor<3> {
-        let [batch, len, width] = x.dims();
         let qkv = self.qkv.composed(self.norm.composed(x.clone()));
-        let head_dim = width / self.heads;
-        let [q, k, v] = composed::unpack(qkv, self.heads);
-        let (q, k) = (composed::rotate(q, positions), composed::rotate(k, positions));
-        let rows = Tensor::stack::<5>(vec![q.clone(), k, v], 3).swap_dims(1, 2).into_data();
-        cache.push(rows.as_slice::<f32>().expect("activations are f32"), len);
-        let whole = |rows: &[f32]| {
-            let shape = [batch, self.heads, cache.capacity(), head_dim];
-            let data = TensorData::new(rows.to_vec(), shape);
-            Tensor::<4>::from_data(data, (&x.device(), DType::F32)).narrow(2, 0, cache.len())
-        };
-        let out = composed::attention(q, whole(cache.keys()), whole(cache.values()), positions);
-        x + self.out.composed(out.swap_dims(1, 2).reshape([batch, len, width]))
+        x + self.out.composed(crate::attention::extend(qkv, self.heads, positions, cache))
     }
 
     /// The definition: `x + out(attention(qkv(norm(x))))` on `[B, L, M]`.

@@ -206,7 +206,8 @@ fn runs() {
 
     place.write("untrained/plan.json", place.read("run/plan.json"));
     say.fails(&["eval", "untrained"]);
-    let damage: [(&str, &str, fn(&str) -> String); 6] = [
+    type Damage = (&'static str, &'static str, fn(&str) -> String);
+    let damage: [Damage; 6] = [
         ("half-plan", "plan.json", |text| text[..text.len() / 2].to_owned()),
         ("edited-plan", "plan.json", |text| text.replace("\"n_heads\": 2", "\"n_heads\": 3")),
         ("short-hash", "plan.json", |text| text.replace("\"hash\": \"", "\"hash\": \"\", \"was\": \"")),

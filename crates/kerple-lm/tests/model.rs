@@ -69,8 +69,8 @@ fn decoding_equals_recomputation() {
             let mut cache = model.caches(1);
             let mut parts = Vec::new();
             // a prefill of five, then one at a time
-            for range in [0..5].into_iter().chain((5..12).map(|at| at..at + 1)) {
-                let ids = &IDS[range];
+            for (start, end) in [(0, 5)].into_iter().chain((5..12).map(|at| (at, at + 1))) {
+                let ids = &IDS[start..end];
                 let tokens = Tokens { ids, batch: 1, len: ids.len() };
                 parts.extend(model.extend(tokens, &mut cache).into_data().try_to_vec::<f32>().unwrap());
             }
