@@ -13,6 +13,8 @@ use std::process::ExitCode;
 static ALLOCATOR: memory::Counted = memory::Counted;
 
 fn main() -> ExitCode {
+    memory::keep_freed();
+    end_quietly_on_a_closed_pipe();
     let command = Cli::of_process().command;
     let outcome = match command {
         Command::Quickstart(args) => commands::quickstart::run(&args),
@@ -33,5 +35,14 @@ fn main() -> ExitCode {
             eprintln!("error: {}\n\nhint: {}", failure.message, failure.hint);
             ExitCode::from(failure.code)
         }
+    }
+}
+
+/// `kerple ... | head` ends with its reader, as other programs do, instead of with a panic.
+fn end_quietly_on_a_closed_pipe() {
+    #[cfg(unix)]
+    // SAFETY: restores the default action of a signal before any other thread exists.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
     }
 }
