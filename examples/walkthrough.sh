@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-$(mktemp -d)}
+[ $# -gt 0 ] || trap 'rm -rf "$out"' EXIT
 kerple=${KERPLE:-${CARGO_TARGET_DIR:-target}/release/kerple}
 [ -x "$kerple" ] || cargo build --release --locked
 step() { printf '\n$ kerple %s\n' "$*"; "$kerple" "$@"; }

@@ -95,6 +95,20 @@ impl<'de> Deserialize<'de> for Encoding {
             return Err(D::Error::custom("`window`: a window of 0 sees nothing; use at least 1 (the token itself)"));
         }
         let method = parse(Map::from_iter([(kind, Value::Object(own))]))?;
+        if compat == Compat::Bf16 && matches!(method, Method::Kernel(_)) {
+            return Err(D::Error::custom(
+                "`compat`: bf16 is emulated for the original's methods, not for kernel expressions",
+            ));
+        }
+        if let Method::Rotary(config) = &method
+            && !(config.pct > 0.0 && config.pct <= 1.0 && config.base > 0.0)
+        {
+            let message = format!(
+                "rotary: `pct` is {}, it must be in (0, 1]; `base` is {}, it must be above 0",
+                config.pct, config.base
+            );
+            return Err(D::Error::custom(message));
+        }
         Ok(Encoding { method, window, scale, compat, clamp })
     }
 }

@@ -36,6 +36,9 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"t5","num_buckets":7}"#, "num_buckets"),
         (r#"{"kind":"t5","num_buckets":64,"max_distance":32}"#, "max_distance"),
         (r#"{"kind":"kerple_log","r1":"high"}"#, "r1"),
+        (r#"{"kind":"kernel","compat":"bf16"}"#, "compat"),
+        (r#"{"kind":"rotary","pct":1.5}"#, "pct"),
+        (r#"{"kind":"rotary","base":-1.0}"#, "base"),
     ] {
         let error = serde_json::from_str::<Encoding>(text).unwrap_err().to_string();
         assert!(error.contains(says), "{text}: {error}");
