@@ -9,10 +9,9 @@ use crate::with_element;
 use burn::backend::Flex;
 use burn::tensor::{Tensor, TensorData};
 use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut, tiled};
-use kerple::ops::gemm::{Product, matmul, matmul_bias, sum_rows};
-use kerple::ops::layer_norm::{self, Norm, NormGradients, Stats};
+use kerple::ops::gemm::{Product, add_rows, matmul, matmul_bias, matmul_then};
+use kerple::ops::layer_norm::{self, Norm, NormGradients};
 use kerple::ops::rotary::{self, Angles, Extent, Turn};
-use rayon::prelude::*;
 use std::sync::Arc;
 
 /// What the tables of a call are; their values are inputs.
@@ -231,7 +230,6 @@ struct Layer {
 
 /// What the layer's backward needs besides its inputs.
 struct Kept<T> {
-    stats: Stats<T>,
     /// Packed projection after the rotation.
     qkv: Vec<T>,
     /// Attention's output, before the output projection.
@@ -282,7 +280,7 @@ impl Layer {
         let zeros = |len: usize| vec![T::from_f64(0.0); len];
         let x = inputs[0].slice::<T>();
         let mut normed = zeros(rows * m);
-        let stats = layer_norm::forward(Layer::norm(inputs), x, &mut normed);
+        layer_norm::forward(Layer::norm(inputs), x, &mut normed);
         let mut qkv = zeros(rows * 3 * m);
         matmul_bias(&mut qkv, &normed, inputs[3].slice(), inputs[4].slice(), Product::new(rows, m, 3 * m));
         drop(normed);
@@ -292,11 +290,12 @@ impl Layer {
         let part = |at: usize| View { data: &qkv[at * dims.head_dim..], strides: packed };
         tiled::forward(&problem, part(0), part(1), part(2), ViewMut::new(&mut a, merged), &mut lse);
         let mut y = zeros(rows * m);
-        matmul_bias(&mut y, &a, inputs[5].slice(), inputs[6].slice(), Product::new(rows, m, m));
-        y.par_chunks_mut(m * 64)
-            .zip(x.par_chunks(m * 64))
-            .for_each(|(y, x)| y.iter_mut().zip(x).for_each(|(y, x)| *y += *x));
-        let saved = if tracked { Saved::new(Kept { stats, qkv, a, lse }) } else { Saved::nothing() };
+        let bias = inputs[6].slice::<T>();
+        matmul_then(&mut y, &mut [], &a, inputs[5].slice(), Product::new(rows, m, m), |row, columns, y, _| {
+            let x = &x[row * m..][columns.clone()];
+            y.iter_mut().zip(x.iter().zip(&bias[columns])).for_each(|(y, (x, bias))| *y += *x + *bias);
+        });
+        let saved = if tracked { Saved::new(Kept { qkv, a, lse }) } else { Saved::nothing() };
         Forward { output: Array::from_vec(y, inputs[0].shape()), saved }
     }
 
@@ -305,11 +304,11 @@ impl Layer {
         let sizes = self.sizes(&inputs[0]);
         let Sizes { rows, width: m, dims, packed, merged } = sizes;
         let zeros = |len: usize| vec![T::from_f64(0.0); len];
-        let Kept { stats, qkv, a, lse } = step.saved::<Kept<T>>();
+        let Kept { qkv, a, lse } = step.saved::<Kept<T>>();
         let (x, d_y) = (inputs[0].slice::<T>(), step.d_output.slice::<T>());
 
         let (mut d_w_out, mut d_b_out, mut d_a) = (zeros(m * m), zeros(m), zeros(rows * m));
-        sum_rows(d_y, &mut d_b_out);
+        add_rows(d_y, &mut d_b_out);
         matmul(&mut d_w_out, a, d_y, Product::new(m, rows, m).transpose_a());
         matmul(&mut d_a, d_y, inputs[5].slice(), Product::new(rows, m, m).transpose_b());
 
@@ -334,8 +333,8 @@ impl Layer {
 
         let (mut d_w_qkv, mut d_b_qkv, mut d_normed) = (zeros(3 * m * m), zeros(3 * m), zeros(rows * m));
         let mut normed = zeros(rows * m);
-        layer_norm::forward(Layer::norm(inputs), x, &mut normed);
-        sum_rows(&d_qkv, &mut d_b_qkv);
+        let stats = layer_norm::forward(Layer::norm(inputs), x, &mut normed);
+        add_rows(&d_qkv, &mut d_b_qkv);
         matmul(&mut d_w_qkv, &normed, &d_qkv, Product::new(m, rows, 3 * m).transpose_a());
         drop(normed);
         matmul(&mut d_normed, &d_qkv, inputs[3].slice(), Product::new(rows, 3 * m, m).transpose_b());
@@ -343,7 +342,7 @@ impl Layer {
 
         let (mut d_x, mut d_gamma, mut d_beta) = (zeros(rows * m), zeros(m), zeros(m));
         let d_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
-        layer_norm::backward(Layer::norm(inputs), x, stats, &d_normed, Some(d_y), &mut d_x, d_norm);
+        layer_norm::backward(Layer::norm(inputs), x, &stats, &d_normed, Some(d_y), &mut d_x, d_norm);
 
         let own = [d_x, d_gamma, d_beta, d_w_qkv, d_b_qkv, d_w_out, d_b_out];
         let own = own.into_iter().zip(inputs).map(|(d, input)| Some(Array::from_vec(d, input.shape())));

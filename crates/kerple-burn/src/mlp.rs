@@ -5,7 +5,7 @@ use crate::fused::{Forward, Input, Number, Op, Saved, Step, apply};
 use crate::layers::{EPS, Mlp};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple::ops::layer_norm::{Norm, NormGradients, Stats};
+use kerple::ops::layer_norm::{Norm, NormGradients};
 use kerple::ops::mlp::{self, MlpGradients};
 
 /// Inputs: x, gamma, beta, W1, b1, W2, b2.
@@ -43,9 +43,10 @@ impl Layer {
         let x = inputs[0].slice::<T>();
         let mut y = vec![T::from_f64(0.0); x.len()];
         let saved = if tracked {
-            let mut saved = mlp::Saved { stats: Stats { mean: Vec::new(), rstd: Vec::new() }, h: Vec::new() };
-            mlp::forward_saving(Layer::parameters(inputs), x, &mut y, &mut saved);
-            Saved::new(saved)
+            let parameters = Layer::parameters(inputs);
+            let mut h = vec![T::from_f64(0.0); x.len() / parameters.b2.len() * parameters.b1.len()];
+            mlp::forward_saving(parameters, x, &mut y, &mut h);
+            Saved::new(h)
         } else {
             mlp::forward(Layer::parameters(inputs), x, &mut y);
             Saved::nothing()
@@ -59,7 +60,7 @@ impl Layer {
         let [d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2] = &mut d;
         let gradients = MlpGradients { norm: NormGradients { d_gamma, d_beta }, d_w1, d_b1, d_w2, d_b2 };
         let (x, d_y) = (inputs[0].slice(), step.d_output.slice());
-        mlp::backward(Layer::parameters(inputs), x, step.saved::<mlp::Saved<T>>(), d_y, d_x, gradients);
+        mlp::backward(Layer::parameters(inputs), x, step.saved::<Vec<T>>(), d_y, d_x, gradients);
         d.into_iter().zip(inputs).map(|(d, input)| Some(Array::from_vec(d, input.shape()))).collect()
     }
 }

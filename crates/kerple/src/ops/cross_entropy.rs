@@ -9,16 +9,16 @@
 //! Rows are taken in chunks, so logits are never held for all of them. A NaN among a row's logits makes its loss NaN.
 
 use super::dispatch::vectorized;
-use super::gemm::{Product, matmul, transposed};
+use super::gemm::{Product, matmul};
 use super::layer_norm::{self, Norm, NormGradients, Stats};
 use super::{Float, lanes};
 use crate::check_shape;
 use rayon::prelude::*;
 
-/// Most logits held at once: 64 MiB in `f32`.
-const MOST_LOGITS: usize = 1 << 24;
+/// Most logits held at once: 128 MiB in `f32`.
+const MOST_LOGITS: usize = 1 << 25;
 /// Most rows of a chunk, for small vocabularies.
-const MOST_ROWS: usize = 1152;
+const MOST_ROWS: usize = 2048;
 /// Fewest rows whose losses a task takes.
 const FEWEST_ROWS_PER_TASK: usize = 16;
 
@@ -83,12 +83,11 @@ pub fn forward_backward<T: Float>(
     let (rows, m, v) = (plan.rows, plan.m, plan.v);
     check_shape!(d_nll, rows = rows);
     check_shape!(d_x, rows = rows, m = m);
-    gradients.clear(m, v);
+    gradients.start(m, v, plan.scored.len());
     d_x.fill(T::ZERO);
-    let transposed_w = transposed(head.w, m, v);
     let mut chunk = Chunk::new(&plan);
     let mut nll = vec![T::ZERO; rows];
-    for rows in plan.scored.chunks(plan.chunk_rows) {
+    for (i, rows) in plan.scored.chunks(plan.chunk_rows).enumerate() {
         let stats = chunk.fill(head, x, rows);
         let logits = chunk.logits.par_chunks_mut(v).with_min_len(FEWEST_ROWS_PER_TASK);
         let row_gradient =
@@ -96,10 +95,13 @@ pub fn forward_backward<T: Float>(
         let losses: Vec<T> = logits.zip(rows).map(row_gradient).collect();
         rows.iter().zip(losses).for_each(|(row, loss)| nll[*row] = loss);
         let d_logits = &chunk.logits;
-        matmul(gradients.d_w, &chunk.normed, d_logits, Product::new(m, rows.len(), v).transpose_a().add());
+        let product = Product::new(m, rows.len(), v).transpose_a();
+        matmul(gradients.d_w, &chunk.normed, d_logits, if i == 0 { product } else { product.add() });
         // the normed rows are done with: their place takes their gradient
-        matmul(&mut chunk.normed, d_logits, &transposed_w, Product::new(rows.len(), v, m));
-        chunk.backward(head, &stats, &mut gradients);
+        matmul(&mut chunk.normed, d_logits, head.w, Product::new(rows.len(), v, m).transpose_b());
+        let NormGradients { d_gamma, d_beta } = &mut gradients.norm;
+        let of_norm = NormGradients { d_gamma, d_beta };
+        layer_norm::backward(head.norm, &chunk.x, &stats, &chunk.normed, None, &mut chunk.d_x, of_norm);
         rows.iter().zip(chunk.d_x.chunks_exact(m)).for_each(|(row, from)| d_x[row * m..][..m].copy_from_slice(from));
     }
     nll
@@ -130,7 +132,8 @@ impl Plan {
         for row in &scored {
             assert!((ids[*row] as usize) < v, "targets.ids[{row}]: expected below V = {v}, got {}", ids[*row]);
         }
-        let chunk_rows = (MOST_LOGITS / v.max(1)).clamp(1, MOST_ROWS);
+        let most = (MOST_LOGITS / v.max(1)).clamp(1, MOST_ROWS);
+        let chunk_rows = scored.len().div_ceil(scored.len().div_ceil(most).max(1)).max(1);
         Plan { rows, m, v, scored, chunk_rows }
     }
 }
@@ -167,27 +170,19 @@ impl<T: Float> Chunk<T> {
         matmul(&mut self.logits, &self.normed, head.w, Product::new(rows.len(), m, v));
         stats
     }
-
-    /// From the gradient in `normed` to `d_x`; adds to the gradients of the norm.
-    fn backward(&mut self, head: Head<'_, T>, stats: &Stats<T>, gradients: &mut HeadGradients<'_, T>) {
-        let m = head.norm.width();
-        let (mut d_gamma, mut d_beta) = (vec![T::ZERO; m], vec![T::ZERO; m]);
-        let of_chunk = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
-        layer_norm::backward(head.norm, &self.x, stats, &self.normed, None, &mut self.d_x, of_chunk);
-        lanes::add(gradients.norm.d_gamma, &d_gamma);
-        lanes::add(gradients.norm.d_beta, &d_beta);
-    }
 }
 
 impl<T: Float> HeadGradients<'_, T> {
-    /// Checks the sizes and sets everything to 0.
-    fn clear(&mut self, m: usize, v: usize) {
+    /// Checks the sizes and sets to 0 what chunks add to; the first chunk overwrites the rest.
+    fn start(&mut self, m: usize, v: usize, scored: usize) {
         let HeadGradients { norm: NormGradients { d_gamma, d_beta }, d_w } = self;
         check_shape!(d_gamma, m = m);
         check_shape!(d_beta, m = m);
         check_shape!(d_w, m = m, v = v);
-        for gradient in [d_gamma, d_beta, d_w] {
-            gradient.fill(T::ZERO);
+        d_gamma.fill(T::ZERO);
+        d_beta.fill(T::ZERO);
+        if scored == 0 {
+            d_w.fill(T::ZERO);
         }
     }
 }

@@ -2,21 +2,24 @@
 //!
 //! A product is cut into blocks of the result whose sizes depend on its shape only, one block a task, each computed by
 //! one thread. So the bits do not depend on the number of threads, and a slow core delays one block, not half the work.
+//! A block is tall and narrow: its columns of the right factor are packed once and used for every row, while the kernels
+//! read a left factor that is not transposed where it lies.
 
 use super::{Float, ROWS_PER_TASK, lanes};
 use crate::check_shape;
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// Rows of a block of the result. A multiple of the kernel's tile (6 by 64 with AVX-512), and enough for packing the
-/// right factor to be cheap.
-const BLOCK_ROWS: usize = 192;
-/// Rows and most columns of a block when the left factor is transposed: then packing the left factor costs as well.
-const BLOCK_SIDE: usize = 768;
-/// Fewest blocks a large product is cut into, and the narrowest they may be.
+/// Columns of a block: two of the kernel's tiles with AVX-512. Of few blocks, and so of small ones, half as many.
+const BLOCK_COLUMNS: usize = 128;
+/// Most rows of a block; in a product of fewer rows, everything is packed once.
+const MOST_ROWS: usize = 2048;
+/// Rows of the kernel's tile.
+const TILE_ROWS: usize = 6;
+/// Fewest blocks a large product is cut into.
 const ENOUGH_BLOCKS: usize = 12;
-const NARROWEST_BLOCK: usize = 64;
-/// Products of fewer multiplications than this run as one block.
-const SMALL: usize = 64 * 64 * 64;
+/// Multiplications that are worth a task.
+const WORTH_A_TASK: usize = 1 << 18;
 
 /// Sizes and layout of one product `c = op(a) op(b)`: `op(a)` is `[m, k]`, `op(b)` is `[k, n]`, `c` is `[m, n]`.
 ///
@@ -70,14 +73,16 @@ impl Product {
     /// Rows and columns of the blocks of the result; a function of the shape only.
     fn block(self) -> (usize, usize) {
         let Product { m, k, n, .. } = self;
-        if m * k * n < SMALL {
-            return (m, n);
+        let worthwhile = m * k * n / WORTH_A_TASK;
+        if worthwhile < ENOUGH_BLOCKS {
+            return (m, n.div_ceil(worthwhile.max(1)).next_multiple_of(BLOCK_COLUMNS));
         }
-        let (rows, mut columns) = if self.a_is_transposed { (BLOCK_SIDE, n.min(BLOCK_SIDE)) } else { (BLOCK_ROWS, n) };
-        while m.div_ceil(rows) * n.div_ceil(columns) < ENOUGH_BLOCKS && columns > NARROWEST_BLOCK {
-            columns = (columns / 2).next_multiple_of(NARROWEST_BLOCK);
+        let (mut down, mut columns) = (m.div_ceil(MOST_ROWS), BLOCK_COLUMNS);
+        if down * n.div_ceil(columns) < ENOUGH_BLOCKS {
+            columns /= 2;
+            down = down.max(ENOUGH_BLOCKS / n.div_ceil(columns.max(1)));
         }
-        (rows, columns)
+        (m.div_ceil(down).next_multiple_of(TILE_ROWS), columns)
     }
 }
 
@@ -86,35 +91,50 @@ impl Product {
 /// # Panics
 /// If a slice has the wrong size.
 pub fn matmul<T: Float>(c: &mut [T], a: &[T], b: &[T], product: Product) {
-    multiply(c, a, b, None, product);
+    matmul_then(c, &mut [], a, b, product, |_, _, _, _| {});
 }
 
 /// `c = op(a) op(b) + bias` with `bias`, `[n]`, added to each row: a linear layer.
 ///
 /// # Panics
-/// If a slice has the wrong size, or the product is one that adds to `c`.
+/// If a slice has the wrong size.
 pub fn matmul_bias<T: Float>(c: &mut [T], a: &[T], b: &[T], bias: &[T], product: Product) {
     let n = product.n;
     check_shape!(bias, n = n);
-    assert!(!product.adds, "matmul_bias overwrites: the bias starts the sums");
-    multiply(c, a, b, Some(bias), product.add());
+    matmul_then(c, &mut [], a, b, product, |_, columns, c, _| lanes::add(c, &bias[columns]));
 }
 
-fn multiply<T: Float>(c: &mut [T], a: &[T], b: &[T], bias: Option<&[T]>, product: Product) {
+/// [`matmul`], and then `finish` on every piece of a row of `c` while it is in cache. It is given the row, the columns of
+/// the piece, the piece, and the same piece of `beside`, a second matrix of the shape of `c` (or an empty slice).
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn matmul_then<T: Float>(
+    c: &mut [T],
+    beside: &mut [T],
+    a: &[T],
+    b: &[T],
+    product: Product,
+    finish: impl Fn(usize, Range<usize>, &mut [T], &mut [T]) + Sync,
+) {
     product.check(c, a, b);
-    if product.b_is_transposed && product.m > BLOCK_ROWS {
-        // the kernels pack a transposed right factor slowly, and anew for each block
-        let b = transposed(b, product.n, product.k);
-        return multiply(c, a, &b, bias, Product { b_is_transposed: false, ..product });
-    }
     let Product { m, n, .. } = product;
+    let has_beside = !beside.is_empty();
+    if has_beside {
+        check_shape!(beside, m = m, n = n);
+    }
     let (rows, columns) = product.block();
-    let c = Address(c.as_mut_ptr());
+    let (c, beside) = (Matrix::new(c, n), Matrix::new(beside, n));
     let block = |i: usize, j: usize| {
-        let corner = (i * rows, j * columns);
-        let size = (rows.min(m - corner.0), columns.min(n - corner.1));
+        let (i, j) = (i * rows..m.min((i + 1) * rows), j * columns..n.min((j + 1) * columns));
         // SAFETY: `check` saw that the slices hold the matrices; the blocks lie in them and do not overlap.
-        unsafe { multiply_block(product, c, a, b, bias, corner, size) }
+        unsafe { multiply_block(product, c, a, b, i.clone(), j.clone()) };
+        for row in i {
+            // SAFETY: the piece belongs to this block, which is this task's alone.
+            let piece = |matrix: Matrix<T>| unsafe { matrix.piece(row, j.clone()) };
+            let beside = if has_beside { piece(beside) } else { &mut [] };
+            finish(row, j.clone(), piece(c), beside);
+        }
     };
     let (down, across) = (m.div_ceil(rows.max(1)), n.div_ceil(columns.max(1)));
     match down * across {
@@ -124,64 +144,60 @@ fn multiply<T: Float>(c: &mut [T], a: &[T], b: &[T], bias: Option<&[T]>, product
     }
 }
 
-/// [`matmul`] by the calling thread alone, for callers that are one of many tasks.
-///
-/// # Panics
-/// If a slice has the wrong size.
-pub fn matmul_serial<T: Float>(c: &mut [T], a: &[T], b: &[T], product: Product) {
-    product.check(c, a, b);
-    if product.m * product.n > 0 {
-        // SAFETY: `check` saw that the slices hold the matrices; the block is all of `c`.
-        unsafe { multiply_block(product, Address(c.as_mut_ptr()), a, b, None, (0, 0), (product.m, product.n)) }
+/// A row-major matrix that threads write in disjoint pieces.
+#[derive(Clone, Copy)]
+struct Matrix<T> {
+    start: *mut T,
+    columns: usize,
+}
+
+// SAFETY: it is written only through `piece` and `multiply_block`, whose callers give every piece to one thread.
+unsafe impl<T: Send> Send for Matrix<T> {}
+// SAFETY: likewise.
+unsafe impl<T: Send> Sync for Matrix<T> {}
+
+impl<T> Matrix<T> {
+    fn new(values: &mut [T], columns: usize) -> Matrix<T> {
+        Matrix { start: values.as_mut_ptr(), columns }
+    }
+
+    /// # Safety
+    /// The piece lies in the matrix, which outlives it, and nothing else uses it meanwhile.
+    unsafe fn piece<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.columns + columns.start), columns.len()) }
     }
 }
 
-/// Where the result starts; threads write disjoint blocks of it.
-#[derive(Clone, Copy)]
-struct Address<T>(*mut T);
-
-// SAFETY: only `multiply_block` writes through it, and its callers give every block to one thread.
-unsafe impl<T: Send> Send for Address<T> {}
-// SAFETY: likewise.
-unsafe impl<T: Send> Sync for Address<T> {}
-
-/// The block of the result with this corner and size, started from `bias` if there is one.
+/// The block of the result at these rows and columns.
 ///
 /// # Safety
-/// `c`, `a`, `b` and `bias` hold the matrices of `product`, the block lies inside the result, and nothing else uses it meanwhile.
+/// `c`, `a` and `b` hold the matrices of `product`, the block lies inside the result, and nothing else uses it meanwhile.
 unsafe fn multiply_block<T: Float>(
     product: Product,
-    c: Address<T>,
+    c: Matrix<T>,
     a: &[T],
     b: &[T],
-    bias: Option<&[T]>,
-    (i, j): (usize, usize),
-    (rows, columns): (usize, usize),
+    rows: Range<usize>,
+    columns: Range<usize>,
 ) {
     let Product { m, k, n, a_is_transposed, b_is_transposed, adds } = product;
     let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
     let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
-    if let Some(bias) = bias {
-        for row in i..i + rows {
-            // SAFETY: the block lies inside the result and is this call's alone, by the caller's promise.
-            let row = unsafe { std::slice::from_raw_parts_mut(c.0.add(row * n + j), columns) };
-            row.copy_from_slice(&bias[j..j + columns]);
-        }
-    }
     // SAFETY: by the caller's promise every element the kernel touches lies in its matrix, and it alone writes the block.
     unsafe {
         gemm::gemm(
-            rows,
-            columns,
+            rows.len(),
+            columns.len(),
             k,
-            c.0.add(i * n + j),
+            c.start.add(rows.start * n + columns.start),
             1,
             n as isize,
             adds,
-            a.as_ptr().add(i * a_row),
+            a.as_ptr().add(rows.start * a_row),
             a_column as isize,
             a_row as isize,
-            b.as_ptr().add(j * b_column),
+            b.as_ptr().add(columns.start * b_column),
             b_column as isize,
             b_row as isize,
             T::ONE,
@@ -194,50 +210,14 @@ unsafe fn multiply_block<T: Float>(
     }
 }
 
-/// The transpose of a `[rows, columns]` matrix.
-///
-/// # Panics
-/// If the slice has the wrong size.
-pub fn transposed<T: Float>(matrix: &[T], rows: usize, columns: usize) -> Vec<T> {
-    /// Side of the squares that are moved at once: a cache line of `f32`.
-    const TILE: usize = 16;
-    /// Columns of a task: neighbouring lines of a row are read one after the other.
-    const STRIP: usize = 8 * TILE;
-    check_shape!(matrix, rows = rows, columns = columns);
-    let mut result = vec![T::ZERO; matrix.len()];
-    if matrix.is_empty() {
-        return result;
-    }
-    result.par_chunks_mut(STRIP * rows).enumerate().for_each(|(strip, result)| {
-        for first_row in (0..rows).step_by(TILE) {
-            let height = TILE.min(rows - first_row);
-            for (tile, result) in result.chunks_mut(TILE * rows).enumerate() {
-                let (first_column, width) = (strip * STRIP + tile * TILE, result.len() / rows);
-                let mut square = [[T::ZERO; TILE]; TILE];
-                for row in 0..height {
-                    let from = &matrix[(first_row + row) * columns + first_column..][..width];
-                    for (column, value) in from.iter().enumerate() {
-                        square[column][row] = *value;
-                    }
-                }
-                for (line, to) in square.iter().zip(result.chunks_exact_mut(rows)) {
-                    to[first_row..first_row + height].copy_from_slice(&line[..height]);
-                }
-            }
-        }
-    });
-    result
-}
-
-/// The sum of the rows of `rows`, `[_, columns]`, into `sum`, `[columns]`: the gradient of a bias.
+/// Adds the sum of the rows of `rows`, `[_, columns]`, to `sum`, `[columns]`: the gradient of a bias.
 ///
 /// # Panics
 /// If `rows` is not a whole number of rows.
-pub fn sum_rows<T: Float>(rows: &[T], sum: &mut [T]) {
+pub fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
     let columns = sum.len();
     let count = rows.len().checked_div(columns).unwrap_or(0);
     check_shape!(rows, count = count, columns = columns);
-    sum.fill(T::ZERO);
     if count == 0 {
         return;
     }
@@ -277,15 +257,13 @@ mod tests {
         let (a, b, c) = (random(m * k, seed), random(k * n, seed + 1), random(m * n, seed + 2));
         for product in layouts(Product::new(m, k, n)) {
             let want = plain(product, &c, &a, &b);
-            let (mut double, mut serial, mut float) = (c.clone(), c.clone(), single(&c));
+            let (mut double, mut float) = (c.clone(), single(&c));
             matmul(&mut double, &a, &b, product);
-            matmul_serial(&mut serial, &a, &b, product);
             matmul(&mut float, &single(&a), &single(&b), product);
             for i in 0..m * n {
                 // rounding of k + 1 terms of size below 1, and of the inputs for f32
                 let size = (k + 1) as f64;
                 assert!((double[i] - want[i]).abs() <= 1e-15 * size, "{product:?} {i}");
-                assert!((serial[i] - want[i]).abs() <= 1e-15 * size, "{product:?} {i}");
                 assert!((f64::from(float[i]) - want[i]).abs() <= 3e-7 * size, "{product:?} {i}");
             }
         }
@@ -297,23 +275,13 @@ mod tests {
         fn product_equals_plain_loops(m in 0usize..40, k in 0usize..40, n in 0usize..40, seed: u64) {
             check_against_plain(m, k, n, seed % 1000);
         }
-
-        #[test]
-        fn transposing_moves_every_element(rows in 0usize..70, columns in 0usize..70) {
-            let matrix: Vec<f64> = (0..rows * columns).map(|i| i as f64).collect();
-            let result = transposed(&matrix, rows, columns);
-            for (i, value) in matrix.iter().enumerate() {
-                prop_assert_eq!(result[i % columns * rows + i / columns], *value);
-            }
-        }
     }
 
     #[test]
     fn large_products_equal_plain_loops() {
-        for (m, k, n) in
-            [(BLOCK_ROWS + 1, 70, 65), (2 * BLOCK_ROWS - 1, 33, 130), (7, 100, 1500), (BLOCK_SIDE + 1, 20, 129)]
-        {
-            assert!(Product::new(m, k, n).block() != (m, n), "more than one block");
+        for (m, k, n) in [(MOST_ROWS + 1, 70, 65), (386, 33, 130), (7, 100, 1500), (769, 20, 129)] {
+            let (rows, columns) = Product::new(m, k, n).block();
+            assert!(rows < m || columns < n, "more than one block");
             check_against_plain(m, k, n, 7);
         }
     }
@@ -333,17 +301,22 @@ mod tests {
     }
 
     #[test]
-    fn bias_starts_each_row() {
-        for (m, k, n) in [(2, 3, 4), (2 * BLOCK_ROWS + 1, 40, 130)] {
+    fn every_piece_is_finished_once() {
+        for (m, k, n) in [(2, 3, 4), (385, 40, 130)] {
             let (a, b, bias) = (random(m * k, 1), random(k * n, 2), random(n, 3));
-            for product in [Product::new(m, k, n), Product::new(m, k, n).transpose_b()] {
-                let (mut c, mut want) = (vec![f64::NAN; m * n], vec![0.0; m * n]);
-                matmul_bias(&mut c, &a, &b, &bias, product);
-                matmul(&mut want, &a, &b, product);
-                for (i, (c, want)) in c.iter().zip(&want).enumerate() {
-                    // the bias comes first or last in a sum of k + 1 terms below 1
-                    assert!((c - want - bias[i % n]).abs() < 1e-14, "{i}");
+            let product = Product::new(m, k, n);
+            let (mut c, mut biased, mut want) = (vec![f64::NAN; m * n], vec![f64::NAN; m * n], vec![0.0; m * n]);
+            let mut beside = vec![0.5; m * n];
+            matmul(&mut want, &a, &b, product);
+            matmul_bias(&mut biased, &a, &b, &bias, product);
+            matmul_then(&mut c, &mut beside, &a, &b, product, |row, columns, c, beside| {
+                for ((c, beside), column) in c.iter_mut().zip(beside).zip(columns) {
+                    *beside += *c;
+                    *c = (row * n + column) as f64;
                 }
+            });
+            for i in 0..m * n {
+                assert_eq!((c[i], beside[i], biased[i]), (i as f64, want[i] + 0.5, want[i] + bias[i % n]));
             }
         }
     }
@@ -351,15 +324,16 @@ mod tests {
     #[test]
     fn rows_are_summed() {
         let rows: Vec<f32> = (0..7 * 201).map(|i| i as f32).collect();
-        let mut sum = [f32::NAN; 7];
-        sum_rows(&rows, &mut sum);
+        let mut sum = [1.0f32; 7];
+        add_rows(&rows, &mut sum);
         // 201 rows of 7 whole numbers: exact
-        assert_eq!(sum, std::array::from_fn(|j| (201 * 200 / 2 * 7 + 201 * j) as f32));
-        sum_rows(&[], &mut sum);
-        assert_eq!(sum, [0.0; 7]);
+        assert_eq!(sum, std::array::from_fn(|j| (1 + 201 * 200 / 2 * 7 + 201 * j) as f32));
+        let before = sum;
+        add_rows(&[], &mut sum);
+        assert_eq!(sum, before);
         assert_same_at_any_threads(|| {
             let mut sum = [0.0f32; 7];
-            sum_rows(&single(&random(7 * 1000, 1)), &mut sum);
+            add_rows(&single(&random(7 * 1000, 1)), &mut sum);
             sum
         });
     }
