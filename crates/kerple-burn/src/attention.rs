@@ -12,6 +12,7 @@ use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut, 
 use kerple::ops::gemm::{Product, add_rows, matmul, matmul_bias, matmul_then};
 use kerple::ops::layer_norm::{self, Norm, NormGradients};
 use kerple::ops::rotary::{self, Angles, Extent, Turn};
+use kerple::ops::zeros;
 use std::sync::Arc;
 
 /// What the tables of a call are; their values are inputs.
@@ -49,9 +50,8 @@ impl Tables {
     /// Buffers for the tables' gradients, where they are wanted.
     fn gradients<T: Number>(&self, inputs: &[Array], wanted: &[bool]) -> [Option<Vec<T>>; 2] {
         let (bias, weight) = self.split(inputs);
-        let room = |table: Option<&Array>, wanted: bool| {
-            table.filter(|_| wanted).map(|table| vec![T::from_f64(0.0); table.slice::<T>().len()])
-        };
+        let room =
+            |table: Option<&Array>, wanted: bool| table.filter(|_| wanted).map(|table| zeros(table.slice::<T>().len()));
         let want_weight = wanted.get(usize::from(self.bias)).copied().unwrap_or(false);
         [room(bias, wanted.first().copied().unwrap_or(false)), room(weight, want_weight)]
     }
@@ -146,8 +146,8 @@ impl Core {
     fn forward<T: Number>(&self, inputs: &[Array]) -> Forward {
         let dims = Core::dims(inputs);
         let (queries, keys) = Core::all_strides(dims);
-        let mut out = vec![T::from_f64(0.0); inputs[0].slice::<T>().len()];
-        let mut lse = vec![T::from_f64(0.0); dims.batch * dims.heads * dims.queries];
+        let mut out = zeros(inputs[0].slice::<T>().len());
+        let mut lse = zeros(dims.batch * dims.heads * dims.queries);
         let view = |at: usize, strides| View { data: inputs[at].slice::<T>(), strides };
         let problem = self.0.problem(dims, &inputs[3..]);
         let out_view = ViewMut::new(&mut out, queries);
@@ -166,7 +166,7 @@ impl Core {
         let dims = Core::dims(inputs);
         let (queries, keys) = Core::all_strides(dims);
         let (out, lse) = step.saved::<(Array, Vec<T>)>();
-        let mut d = [0, 1, 2].map(|at| vec![T::from_f64(0.0); inputs[at].slice::<T>().len()]);
+        let mut d = [0, 1, 2].map(|at| zeros(inputs[at].slice::<T>().len()));
         let mut d_tables = self.0.gradients::<T>(&inputs[3..], &step.wanted[3..]);
         let saved = attention::Saved {
             q: View { data: inputs[0].slice::<T>(), strides: queries },
@@ -277,7 +277,6 @@ impl Layer {
     fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
         let sizes = self.sizes(&inputs[0]);
         let Sizes { rows, width: m, dims, packed, merged } = sizes;
-        let zeros = |len: usize| vec![T::from_f64(0.0); len];
         let x = inputs[0].slice::<T>();
         let mut normed = zeros(rows * m);
         layer_norm::forward(Layer::norm(inputs), x, &mut normed);
@@ -303,7 +302,6 @@ impl Layer {
         let inputs = step.inputs;
         let sizes = self.sizes(&inputs[0]);
         let Sizes { rows, width: m, dims, packed, merged } = sizes;
-        let zeros = |len: usize| vec![T::from_f64(0.0); len];
         let Kept { qkv, a, lse } = step.saved::<Kept<T>>();
         let (x, d_y) = (inputs[0].slice::<T>(), step.d_output.slice::<T>());
 
@@ -331,12 +329,13 @@ impl Layer {
         drop(d_a);
         self.rotate(&mut d_qkv, sizes, Turn::Inverse);
 
-        let (mut d_w_qkv, mut d_b_qkv, mut d_normed) = (zeros(3 * m * m), zeros(3 * m), zeros(rows * m));
+        let (mut d_w_qkv, mut d_b_qkv) = (zeros(3 * m * m), zeros(3 * m));
         let mut normed = zeros(rows * m);
         let stats = layer_norm::forward(Layer::norm(inputs), x, &mut normed);
         add_rows(&d_qkv, &mut d_b_qkv);
         matmul(&mut d_w_qkv, &normed, &d_qkv, Product::new(m, rows, 3 * m).transpose_a());
-        drop(normed);
+        // the normed rows are done with: their place takes their gradient
+        let mut d_normed = normed;
         matmul(&mut d_normed, &d_qkv, inputs[3].slice(), Product::new(rows, 3 * m, m).transpose_b());
         drop(d_qkv);
 

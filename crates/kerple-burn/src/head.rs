@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 use kerple::ops::cross_entropy::{self, HeadGradients, Targets};
 use kerple::ops::embedding;
 use kerple::ops::layer_norm::{Norm, NormGradients};
+use kerple::ops::zeros;
 
 /// Inputs: x, gamma, beta, W. The loss of each target, or their mean; the mean's gradients are made in the forward, so the
 /// logits are computed once.
@@ -41,7 +42,7 @@ impl Loss {
 
     /// The losses, and the gradients of their sum weighted by `d_nll`.
     fn gradients<T: Number>(&self, inputs: &[Array], d_nll: &[T]) -> (Vec<T>, [Vec<T>; 4]) {
-        let mut d = [0, 1, 2, 3].map(|at: usize| vec![T::from_f64(0.0); inputs[at].slice::<T>().len()]);
+        let mut d = [0, 1, 2, 3].map(|at: usize| zeros(inputs[at].slice::<T>().len()));
         let [d_x, d_gamma, d_beta, d_w] = &mut d;
         let gradients = HeadGradients { norm: NormGradients { d_gamma, d_beta }, d_w };
         let x = inputs[0].slice();
@@ -108,13 +109,13 @@ pub(crate) fn embed(table: Tensor<2>, tokens: &[u32], shape: [usize; 2]) -> Tens
 impl Embed {
     fn forward<T: Number>(&self, table: &Array) -> Array {
         let width = table.shape()[1];
-        let mut rows = vec![T::from_f64(0.0); self.tokens.len() * width];
+        let mut rows = zeros(self.tokens.len() * width);
         embedding::gather(table.slice::<T>(), &self.tokens, width, &mut rows);
         Array::from_vec(rows, &[self.shape[0], self.shape[1], width])
     }
 
     fn backward<T: Number>(&self, table: &Array, d_rows: &Array) -> Array {
-        let mut d_table = vec![T::from_f64(0.0); table.slice::<T>().len()];
+        let mut d_table = zeros(table.slice::<T>().len());
         embedding::scatter_add(d_rows.slice::<T>(), &self.tokens, table.shape()[1], &mut d_table);
         Array::from_vec(d_table, table.shape())
     }

@@ -7,6 +7,7 @@ use crate::with_element;
 use burn::tensor::Tensor;
 use kerple::ops::layer_norm::{Norm, NormGradients};
 use kerple::ops::mlp::{self, MlpGradients};
+use kerple::ops::zeros;
 
 /// Inputs: x, gamma, beta, W1, b1, W2, b2.
 #[derive(Debug)]
@@ -41,10 +42,10 @@ impl Layer {
 
     fn forward<T: Number>(inputs: &[Array], tracked: bool) -> Forward {
         let x = inputs[0].slice::<T>();
-        let mut y = vec![T::from_f64(0.0); x.len()];
+        let mut y = zeros(x.len());
         let saved = if tracked {
             let parameters = Layer::parameters(inputs);
-            let mut h = vec![T::from_f64(0.0); x.len() / parameters.b2.len() * parameters.b1.len()];
+            let mut h = zeros(x.len() / parameters.b2.len() * parameters.b1.len());
             mlp::forward_saving(parameters, x, &mut y, &mut h);
             Saved::new(h)
         } else {
@@ -56,7 +57,7 @@ impl Layer {
 
     fn backward<T: Number>(step: &Step) -> Vec<Option<Array>> {
         let inputs = step.inputs;
-        let mut d = [0, 1, 2, 3, 4, 5, 6].map(|at: usize| vec![T::from_f64(0.0); inputs[at].slice::<T>().len()]);
+        let mut d = [0, 1, 2, 3, 4, 5, 6].map(|at: usize| zeros(inputs[at].slice::<T>().len()));
         let [d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2] = &mut d;
         let gradients = MlpGradients { norm: NormGradients { d_gamma, d_beta }, d_w1, d_b1, d_w2, d_b2 };
         let (x, d_y) = (inputs[0].slice(), step.d_output.slice());

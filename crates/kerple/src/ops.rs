@@ -22,5 +22,19 @@ mod testing;
 
 pub use math::Float;
 
+use rayon::prelude::*;
+use std::mem::MaybeUninit;
+
+/// A buffer of zeros, cleared by all threads: one thread alone would take several percent of a training step for it.
+pub fn zeros<T: Float>(len: usize) -> Vec<T> {
+    /// Values that a task clears.
+    const PIECE: usize = 1 << 17;
+    let mut values = Vec::with_capacity(len);
+    values.spare_capacity_mut()[..len].par_chunks_mut(PIECE).for_each(|piece| piece.fill(MaybeUninit::new(T::ZERO)));
+    // SAFETY: the first `len` values have just been written.
+    unsafe { values.set_len(len) }
+    values
+}
+
 /// Rows a task of a row-wise operation takes.
 const ROWS_PER_TASK: usize = 64;

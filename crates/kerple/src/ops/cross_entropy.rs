@@ -11,7 +11,7 @@
 use super::dispatch::vectorized;
 use super::gemm::{Product, matmul};
 use super::layer_norm::{self, Norm, NormGradients, Stats};
-use super::{Float, lanes};
+use super::{Float, lanes, zeros};
 use crate::check_shape;
 use rayon::prelude::*;
 
@@ -153,8 +153,8 @@ struct Chunk<T> {
 impl<T: Float> Chunk<T> {
     fn new(plan: &Plan) -> Chunk<T> {
         let rows = plan.chunk_rows.min(plan.scored.len());
-        let features = || vec![T::ZERO; rows * plan.m];
-        Chunk { x: features(), normed: features(), logits: vec![T::ZERO; rows * plan.v], d_x: features() }
+        let features = || zeros(rows * plan.m);
+        Chunk { x: features(), normed: features(), logits: zeros(rows * plan.v), d_x: features() }
     }
 
     /// Takes these rows of `x` through the head.

@@ -9,7 +9,7 @@
 
 use super::gemm::{Product, add_rows, matmul, matmul_then};
 use super::layer_norm::{self, Norm, NormGradients};
-use super::{Float, gelu, lanes};
+use super::{Float, gelu, lanes, zeros};
 use crate::check_shape;
 
 /// Most rows of a span.
@@ -72,7 +72,7 @@ pub fn forward<T: Float>(mlp: Mlp<'_, T>, x: &[T], y: &mut [T]) {
     let (m, f, rows) = mlp.sizes(x);
     check_shape!(y, rows = rows, m = m);
     let mut span = Span::new(rows_per_span(rows), m, f);
-    let mut h = vec![T::ZERO; span.rows * f];
+    let mut h = zeros(span.rows * f);
     for (x, y) in x.chunks(span.rows * m).zip(y.chunks_mut(span.rows * m)) {
         span.forward(mlp, x, &mut h[..x.len() / m * f], y);
     }
@@ -111,7 +111,7 @@ pub fn backward<T: Float>(
     check_shape!(d_x, rows = rows, m = m);
     gradients.start(m, f, rows);
     let mut span = Span::new(rows_per_span(rows), m, f);
-    let mut d_h = vec![T::ZERO; span.rows * f];
+    let mut d_h = zeros(span.rows * f);
     let (narrow, wide) = (span.rows * m, span.rows * f);
     let spans = x.chunks(narrow).zip(h.chunks(wide)).zip(d_y.chunks(narrow).zip(d_x.chunks_mut(narrow)));
     for (i, ((x, h), (d_y, d_x))) in spans.enumerate() {
@@ -150,7 +150,7 @@ struct Span<T> {
 
 impl<T: Float> Span<T> {
     fn new(rows: usize, m: usize, f: usize) -> Span<T> {
-        Span { rows, normed: vec![T::ZERO; rows * m], a: vec![T::ZERO; rows * f] }
+        Span { rows, normed: zeros(rows * m), a: zeros(rows * f) }
     }
 
     /// From `x` to `h` and `y`.
