@@ -9,7 +9,7 @@ use crate::with_element;
 use burn::backend::Flex;
 use burn::tensor::{Tensor, TensorData};
 use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut, tiled};
-use kerple::ops::gemm::{Product, add_rows, matmul, matmul_bias, matmul_then};
+use kerple::ops::gemm::{Product, To, add_rows, matmul, matmul_bias, matmul_then};
 use kerple::ops::layer_norm::{self, Norm, NormGradients};
 use kerple::ops::rotary::{self, Angles, Extent, Turn};
 use kerple::ops::zeros;
@@ -280,17 +280,17 @@ impl Layer {
         let x = inputs[0].slice::<T>();
         let mut normed = zeros(rows * m);
         layer_norm::forward(Layer::norm(inputs), x, &mut normed);
-        let mut qkv = zeros(rows * 3 * m);
-        matmul_bias(&mut qkv, &normed, inputs[3].slice(), inputs[4].slice(), Product::new(rows, m, 3 * m));
+        let mut qkv = Vec::new();
+        matmul_bias(To::End(&mut qkv), &normed, inputs[3].slice(), inputs[4].slice(), Product::new(rows, m, 3 * m));
         drop(normed);
         self.rotate(&mut qkv, sizes, Turn::Forward);
         let (mut a, mut lse) = (zeros(rows * m), zeros(dims.batch * dims.heads * dims.queries));
         let problem = self.tables.problem(dims, &inputs[OWN..]);
         let part = |at: usize| View { data: &qkv[at * dims.head_dim..], strides: packed };
         tiled::forward(&problem, part(0), part(1), part(2), ViewMut::new(&mut a, merged), &mut lse);
-        let mut y = zeros(rows * m);
+        let mut y = Vec::new();
         let bias = inputs[6].slice::<T>();
-        matmul_then(&mut y, &mut [], &a, inputs[5].slice(), Product::new(rows, m, m), |row, columns, y, _| {
+        matmul_then(To::End(&mut y), None, &a, inputs[5].slice(), Product::new(rows, m, m), |row, columns, y, _| {
             let x = &x[row * m..][columns.clone()];
             y.iter_mut().zip(x.iter().zip(&bias[columns])).for_each(|(y, (x, bias))| *y += *x + *bias);
         });
@@ -305,10 +305,10 @@ impl Layer {
         let Kept { qkv, a, lse } = step.saved::<Kept<T>>();
         let (x, d_y) = (inputs[0].slice::<T>(), step.d_output.slice::<T>());
 
-        let (mut d_w_out, mut d_b_out, mut d_a) = (zeros(m * m), zeros(m), zeros(rows * m));
+        let (mut d_w_out, mut d_b_out, mut d_a) = (Vec::new(), zeros(m), Vec::new());
         add_rows(d_y, &mut d_b_out);
-        matmul(&mut d_w_out, a, d_y, Product::new(m, rows, m).transpose_a());
-        matmul(&mut d_a, d_y, inputs[5].slice(), Product::new(rows, m, m).transpose_b());
+        matmul(To::End(&mut d_w_out), a, d_y, Product::new(m, rows, m).transpose_a());
+        matmul(To::End(&mut d_a), d_y, inputs[5].slice(), Product::new(rows, m, m).transpose_b());
 
         let mut d_qkv = zeros(rows * 3 * m);
         let mut d_tables = self.tables.gradients::<T>(&inputs[OWN..], &step.wanted[OWN..]);
@@ -329,14 +329,14 @@ impl Layer {
         drop(d_a);
         self.rotate(&mut d_qkv, sizes, Turn::Inverse);
 
-        let (mut d_w_qkv, mut d_b_qkv) = (zeros(3 * m * m), zeros(3 * m));
+        let (mut d_w_qkv, mut d_b_qkv) = (Vec::new(), zeros(3 * m));
         let mut normed = zeros(rows * m);
         let stats = layer_norm::forward(Layer::norm(inputs), x, &mut normed);
         add_rows(&d_qkv, &mut d_b_qkv);
-        matmul(&mut d_w_qkv, &normed, &d_qkv, Product::new(m, rows, 3 * m).transpose_a());
+        matmul(To::End(&mut d_w_qkv), &normed, &d_qkv, Product::new(m, rows, 3 * m).transpose_a());
         // the normed rows are done with: their place takes their gradient
         let mut d_normed = normed;
-        matmul(&mut d_normed, &d_qkv, inputs[3].slice(), Product::new(rows, 3 * m, m).transpose_b());
+        matmul(To::Over(&mut d_normed), &d_qkv, inputs[3].slice(), Product::new(rows, 3 * m, m).transpose_b());
         drop(d_qkv);
 
         let (mut d_x, mut d_gamma, mut d_beta) = (zeros(rows * m), zeros(m), zeros(m));

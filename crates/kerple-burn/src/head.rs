@@ -5,9 +5,9 @@ use crate::fused::{Forward, Input, Number, Op, Saved, Step, apply};
 use crate::layers::{EPS, LayerNorm};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple::ops::cross_entropy::{self, HeadGradients, Targets};
+use kerple::ops::cross_entropy::{self, Gradients, Targets};
 use kerple::ops::embedding;
-use kerple::ops::layer_norm::{Norm, NormGradients};
+use kerple::ops::layer_norm::Norm;
 use kerple::ops::zeros;
 
 /// Inputs: x, gamma, beta, W. The loss of each target, or their mean; the mean's gradients are made in the forward, so the
@@ -42,12 +42,10 @@ impl Loss {
 
     /// The losses, and the gradients of their sum weighted by `d_nll`.
     fn gradients<T: Number>(&self, inputs: &[Array], d_nll: &[T]) -> (Vec<T>, [Vec<T>; 4]) {
-        let mut d = [0, 1, 2, 3].map(|at: usize| zeros(inputs[at].slice::<T>().len()));
-        let [d_x, d_gamma, d_beta, d_w] = &mut d;
-        let gradients = HeadGradients { norm: NormGradients { d_gamma, d_beta }, d_w };
-        let x = inputs[0].slice();
-        let nll = cross_entropy::forward_backward(Loss::head(inputs), x, self.targets(), d_nll, d_x, gradients);
-        (nll, d)
+        let (nll, gradients) =
+            cross_entropy::forward_backward(Loss::head(inputs), inputs[0].slice(), self.targets(), d_nll);
+        let Gradients { d_x, d_gamma, d_beta, d_w } = gradients;
+        (nll, [d_x, d_gamma, d_beta, d_w])
     }
 
     fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {

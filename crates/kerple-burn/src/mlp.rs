@@ -5,9 +5,8 @@ use crate::fused::{Forward, Input, Number, Op, Saved, Step, apply};
 use crate::layers::{EPS, Mlp};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple::ops::layer_norm::{Norm, NormGradients};
-use kerple::ops::mlp::{self, MlpGradients};
-use kerple::ops::zeros;
+use kerple::ops::layer_norm::Norm;
+use kerple::ops::mlp::{self, Gradients};
 
 /// Inputs: x, gamma, beta, W1, b1, W2, b2.
 #[derive(Debug)]
@@ -41,27 +40,22 @@ impl Layer {
     }
 
     fn forward<T: Number>(inputs: &[Array], tracked: bool) -> Forward {
-        let x = inputs[0].slice::<T>();
-        let mut y = zeros(x.len());
-        let saved = if tracked {
-            let parameters = Layer::parameters(inputs);
-            let mut h = zeros(x.len() / parameters.b2.len() * parameters.b1.len());
-            mlp::forward_saving(parameters, x, &mut y, &mut h);
-            Saved::new(h)
+        let (x, parameters) = (inputs[0].slice::<T>(), Layer::parameters(inputs));
+        let (y, saved) = if tracked {
+            let (y, h) = mlp::forward_saving(parameters, x);
+            (y, Saved::new(h))
         } else {
-            mlp::forward(Layer::parameters(inputs), x, &mut y);
-            Saved::nothing()
+            (mlp::forward(parameters, x), Saved::nothing())
         };
         Forward { output: Array::from_vec(y, inputs[0].shape()), saved }
     }
 
     fn backward<T: Number>(step: &Step) -> Vec<Option<Array>> {
         let inputs = step.inputs;
-        let mut d = [0, 1, 2, 3, 4, 5, 6].map(|at: usize| zeros(inputs[at].slice::<T>().len()));
-        let [d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2] = &mut d;
-        let gradients = MlpGradients { norm: NormGradients { d_gamma, d_beta }, d_w1, d_b1, d_w2, d_b2 };
-        let (x, d_y) = (inputs[0].slice(), step.d_output.slice());
-        mlp::backward(Layer::parameters(inputs), x, step.saved::<Vec<T>>(), d_y, d_x, gradients);
+        let (x, h, d_y) = (inputs[0].slice(), step.saved::<Vec<T>>(), step.d_output.slice());
+        let Gradients { d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2 } =
+            mlp::backward(Layer::parameters(inputs), x, h, d_y);
+        let d = [d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2];
         d.into_iter().zip(inputs).map(|(d, input)| Some(Array::from_vec(d, input.shape()))).collect()
     }
 }

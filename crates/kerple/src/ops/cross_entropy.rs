@@ -9,7 +9,7 @@
 //! Rows are taken in chunks, so logits are never held for all of them. A NaN among a row's logits makes its loss NaN.
 
 use super::dispatch::vectorized;
-use super::gemm::{Product, matmul};
+use super::gemm::{Product, To, matmul};
 use super::layer_norm::{self, Norm, NormGradients, Stats};
 use super::{Float, lanes, zeros};
 use crate::check_shape;
@@ -31,13 +31,17 @@ pub struct Head<'a, T> {
     pub w: &'a [T],
 }
 
-/// Where the gradients go.
-#[derive(Debug)]
-pub struct HeadGradients<'a, T> {
-    /// `[M]` each
-    pub norm: NormGradients<'a, T>,
+/// Gradients in the input of the head and in its parameters, of their shapes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients<T> {
+    /// `[rows, M]`
+    pub d_x: Vec<T>,
+    /// `[M]`
+    pub d_gamma: Vec<T>,
+    /// `[M]`
+    pub d_beta: Vec<T>,
     /// `[M, V]`
-    pub d_w: &'a mut [T],
+    pub d_w: Vec<T>,
 }
 
 /// What is to be predicted.
@@ -67,7 +71,7 @@ pub fn forward<T: Float>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Ve
     nll
 }
 
-/// [`forward`] with the gradients of `sum_i d_nll[i] nll[i]`; `x` and `d_x` are `[rows, M]`, `d_nll` is `[rows]`.
+/// [`forward`] with the gradients of `sum_i d_nll[i] nll[i]`; `x` is `[rows, M]`, `d_nll` is `[rows]`.
 ///
 /// # Panics
 /// If a slice has the wrong size or a scored target is not in the vocabulary.
@@ -76,18 +80,14 @@ pub fn forward_backward<T: Float>(
     x: &[T],
     targets: Targets<'_>,
     d_nll: &[T],
-    d_x: &mut [T],
-    mut gradients: HeadGradients<'_, T>,
-) -> Vec<T> {
+) -> (Vec<T>, Gradients<T>) {
     let plan = Plan::new(head, x, targets);
     let (rows, m, v) = (plan.rows, plan.m, plan.v);
     check_shape!(d_nll, rows = rows);
-    check_shape!(d_x, rows = rows, m = m);
-    gradients.start(m, v, plan.scored.len());
-    d_x.fill(T::ZERO);
+    let (mut d_x, mut d_gamma, mut d_beta, mut d_w) = (zeros(rows * m), zeros(m), zeros(m), Vec::new());
     let mut chunk = Chunk::new(&plan);
     let mut nll = vec![T::ZERO; rows];
-    for (i, rows) in plan.scored.chunks(plan.chunk_rows).enumerate() {
+    for rows in plan.scored.chunks(plan.chunk_rows) {
         let stats = chunk.fill(head, x, rows);
         let logits = chunk.logits.par_chunks_mut(v).with_min_len(FEWEST_ROWS_PER_TASK);
         let row_gradient =
@@ -95,16 +95,16 @@ pub fn forward_backward<T: Float>(
         let losses: Vec<T> = logits.zip(rows).map(row_gradient).collect();
         rows.iter().zip(losses).for_each(|(row, loss)| nll[*row] = loss);
         let d_logits = &chunk.logits;
-        let product = Product::new(m, rows.len(), v).transpose_a();
-        matmul(gradients.d_w, &chunk.normed, d_logits, if i == 0 { product } else { product.add() });
+        matmul(To::sum(&mut d_w), &chunk.normed, d_logits, Product::new(m, rows.len(), v).transpose_a());
         // the normed rows are done with: their place takes their gradient
-        matmul(&mut chunk.normed, d_logits, head.w, Product::new(rows.len(), v, m).transpose_b());
-        let NormGradients { d_gamma, d_beta } = &mut gradients.norm;
-        let of_norm = NormGradients { d_gamma, d_beta };
+        matmul(To::Over(&mut chunk.normed), d_logits, head.w, Product::new(rows.len(), v, m).transpose_b());
+        let of_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
         layer_norm::backward(head.norm, &chunk.x, &stats, &chunk.normed, None, &mut chunk.d_x, of_norm);
         rows.iter().zip(chunk.d_x.chunks_exact(m)).for_each(|(row, from)| d_x[row * m..][..m].copy_from_slice(from));
     }
-    nll
+    // of no rows
+    d_w.resize(m * v, T::ZERO);
+    (nll, Gradients { d_x, d_gamma, d_beta, d_w })
 }
 
 /// Sizes, and which rows to work on.
@@ -154,7 +154,7 @@ impl<T: Float> Chunk<T> {
     fn new(plan: &Plan) -> Chunk<T> {
         let rows = plan.chunk_rows.min(plan.scored.len());
         let features = || zeros(rows * plan.m);
-        Chunk { x: features(), normed: features(), logits: zeros(rows * plan.v), d_x: features() }
+        Chunk { x: features(), normed: features(), logits: Vec::new(), d_x: features() }
     }
 
     /// Takes these rows of `x` through the head.
@@ -164,26 +164,11 @@ impl<T: Float> Chunk<T> {
         for features in [&mut self.x, &mut self.normed, &mut self.d_x] {
             features.truncate(rows.len() * m);
         }
-        self.logits.truncate(rows.len() * v);
+        self.logits.clear();
         rows.iter().zip(self.x.chunks_exact_mut(m)).for_each(|(row, to)| to.copy_from_slice(&x[row * m..][..m]));
         let stats = layer_norm::forward(head.norm, &self.x, &mut self.normed);
-        matmul(&mut self.logits, &self.normed, head.w, Product::new(rows.len(), m, v));
+        matmul(To::End(&mut self.logits), &self.normed, head.w, Product::new(rows.len(), m, v));
         stats
-    }
-}
-
-impl<T: Float> HeadGradients<'_, T> {
-    /// Checks the sizes and sets to 0 what chunks add to; the first chunk overwrites the rest.
-    fn start(&mut self, m: usize, v: usize, scored: usize) {
-        let HeadGradients { norm: NormGradients { d_gamma, d_beta }, d_w } = self;
-        check_shape!(d_gamma, m = m);
-        check_shape!(d_beta, m = m);
-        check_shape!(d_w, m = m, v = v);
-        d_gamma.fill(T::ZERO);
-        d_beta.fill(T::ZERO);
-        if scored == 0 {
-            d_w.fill(T::ZERO);
-        }
     }
 }
 
@@ -229,11 +214,6 @@ mod tests {
             let [gamma, beta, w] = &self.0;
             Head { norm: Norm { gamma, beta, epsilon: 1e-2 }, w }
         }
-
-        fn gradients(&mut self) -> HeadGradients<'_, T> {
-            let [d_gamma, d_beta, d_w] = &mut self.0;
-            HeadGradients { norm: NormGradients { d_gamma, d_beta }, d_w }
-        }
     }
 
     fn parameters(m: usize, v: usize, seed: u64) -> Owned<f64> {
@@ -254,17 +234,15 @@ mod tests {
         (0..targets.ids.len()).map(|row| if is_scored(row) { loss(row) } else { 0.0 }).collect()
     }
 
-    /// Losses, d_x and the gradients of the parameters, from buffers of NaN.
+    /// Losses, d_x and the gradients of the parameters.
     fn everything<T: Float>(
         owned: &Owned<T>,
         x: &[T],
         targets: Targets<'_>,
         d_nll: &[T],
     ) -> (Vec<T>, Vec<T>, Owned<T>) {
-        let nan = |values: &Vec<T>| vec![T::from_f64(f64::NAN); values.len()];
-        let (mut d_x, mut d) = (nan(&x.to_vec()), Owned(owned.0.each_ref().map(nan)));
-        let nll = forward_backward(owned.head(), x, targets, d_nll, &mut d_x, d.gradients());
-        (nll, d_x, d)
+        let (nll, Gradients { d_x, d_gamma, d_beta, d_w }) = forward_backward(owned.head(), x, targets, d_nll);
+        (nll, d_x, Owned([d_gamma, d_beta, d_w]))
     }
 
     proptest! {

@@ -24,12 +24,12 @@ const WORTH_A_TASK: usize = 1 << 18;
 /// Sizes and layout of one product `c = op(a) op(b)`: `op(a)` is `[m, k]`, `op(b)` is `[k, n]`, `c` is `[m, n]`.
 ///
 /// ```
-/// use kerple::ops::gemm::{Product, matmul};
+/// use kerple::ops::gemm::{Product, To, matmul};
 /// let (a, b) = ([1.0f32, 2.0, 3.0, 4.0], [1.0f32, 0.0, 1.0, 1.0]);
-/// let mut c = [0.0f32; 4];
-/// matmul(&mut c, &a, &b, Product::new(2, 2, 2));
+/// let mut c = Vec::new();
+/// matmul(To::End(&mut c), &a, &b, Product::new(2, 2, 2));
 /// assert_eq!(c, [3.0, 2.0, 7.0, 4.0]);
-/// matmul(&mut c, &a, &b, Product::new(2, 2, 2).transpose_b().add());
+/// matmul(To::Sum(&mut c), &a, &b, Product::new(2, 2, 2).transpose_b());
 /// assert_eq!(c, [4.0, 5.0, 10.0, 11.0]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +39,12 @@ pub struct Product {
     n: usize,
     a_is_transposed: bool,
     b_is_transposed: bool,
-    adds: bool,
 }
 
 impl Product {
     /// `c = a b`.
     pub fn new(m: usize, k: usize, n: usize) -> Product {
-        Product { m, k, n, a_is_transposed: false, b_is_transposed: false, adds: false }
+        Product { m, k, n, a_is_transposed: false, b_is_transposed: false }
     }
 
     /// The slice of the left factor holds `[k, m]`.
@@ -56,18 +55,6 @@ impl Product {
     /// The slice of the right factor holds `[n, k]`.
     pub fn transpose_b(self) -> Product {
         Product { b_is_transposed: true, ..self }
-    }
-
-    /// `c += op(a) op(b)`.
-    pub fn add(self) -> Product {
-        Product { adds: true, ..self }
-    }
-
-    fn check<T>(self, c: &[T], a: &[T], b: &[T]) {
-        let Product { m, k, n, .. } = self;
-        check_shape!(a, m = m, k = k);
-        check_shape!(b, k = k, n = n);
-        check_shape!(c, m = m, n = n);
     }
 
     /// Rows and columns of the blocks of the result; a function of the shape only.
@@ -86,54 +73,80 @@ impl Product {
     }
 }
 
-/// `c = op(a) op(b)`, or `c += op(a) op(b)`, on the current rayon pool.
-///
-/// # Panics
-/// If a slice has the wrong size.
-pub fn matmul<T: Float>(c: &mut [T], a: &[T], b: &[T], product: Product) {
-    matmul_then(c, &mut [], a, b, product, |_, _, _, _| {});
+/// Where a matrix is written.
+#[derive(Debug)]
+pub enum To<'a, T> {
+    /// Over the matrix there.
+    Over(&'a mut [T]),
+    /// Added to the matrix there.
+    Sum(&'a mut [T]),
+    /// After the last value of a vector, which need not be cleared before.
+    End(&'a mut Vec<T>),
 }
 
-/// `c = op(a) op(b) + bias` with `bias`, `[n]`, added to each row: a linear layer.
+impl<'a, T> To<'a, T> {
+    /// A sum, started here: an empty vector gets its first matrix, another one has it added.
+    pub fn sum(to: &'a mut Vec<T>) -> To<'a, T> {
+        if to.is_empty() { To::End(to) } else { To::Sum(to) }
+    }
+}
+
+/// Writes `op(a) op(b)` to `c`, on the current rayon pool.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul_bias<T: Float>(c: &mut [T], a: &[T], b: &[T], bias: &[T], product: Product) {
+pub fn matmul<T: Float>(c: To<'_, T>, a: &[T], b: &[T], product: Product) {
+    matmul_then(c, None, a, b, product, |_, _, _, _| {});
+}
+
+/// [`matmul`] with `bias`, `[n]`, added to each row: a linear layer.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn matmul_bias<T: Float>(c: To<'_, T>, a: &[T], b: &[T], bias: &[T], product: Product) {
     let n = product.n;
     check_shape!(bias, n = n);
-    matmul_then(c, &mut [], a, b, product, |_, columns, c, _| lanes::add(c, &bias[columns]));
+    matmul_then(c, None, a, b, product, |_, columns, c, _| lanes::add(c, &bias[columns]));
 }
 
 /// [`matmul`], and then `finish` on every piece of a row of `c` while it is in cache. It is given the row, the columns of
-/// the piece, the piece, and the same piece of `beside`, a second matrix of the shape of `c` (or an empty slice).
+/// the piece, the piece, and the same piece of a new matrix of the shape of `c` that is appended to `beside`; it holds
+/// zeros, or is empty if there is no `beside`.
 ///
 /// # Panics
 /// If a slice has the wrong size.
 pub fn matmul_then<T: Float>(
-    c: &mut [T],
-    beside: &mut [T],
+    c: To<'_, T>,
+    mut beside: Option<&mut Vec<T>>,
     a: &[T],
     b: &[T],
     product: Product,
     finish: impl Fn(usize, Range<usize>, &mut [T], &mut [T]) + Sync,
 ) {
-    product.check(c, a, b);
-    let Product { m, n, .. } = product;
-    let has_beside = !beside.is_empty();
-    if has_beside {
-        check_shape!(beside, m = m, n = n);
-    }
+    let Product { m, k, n, .. } = product;
+    check_shape!(a, m = m, k = k);
+    check_shape!(b, k = k, n = n);
+    let adds = matches!(c, To::Sum(_));
+    let (start, appended) = match c {
+        To::Over(c) | To::Sum(c) => {
+            check_shape!(c, m = m, n = n);
+            (c.as_mut_ptr(), None)
+        }
+        To::End(c) => (room(c, m * n), Some(c)),
+    };
+    let matrix = |start| Matrix { start, columns: n };
+    let (c, second) = (matrix(start), beside.as_mut().map(|beside| matrix(room(beside, m * n))));
     let (rows, columns) = product.block();
-    let (c, beside) = (Matrix::new(c, n), Matrix::new(beside, n));
     let block = |i: usize, j: usize| {
         let (i, j) = (i * rows..m.min((i + 1) * rows), j * columns..n.min((j + 1) * columns));
-        // SAFETY: `check` saw that the slices hold the matrices; the blocks lie in them and do not overlap.
-        unsafe { multiply_block(product, c, a, b, i.clone(), j.clone()) };
+        // SAFETY: `a` and `b` were seen to hold their matrices, and `c` has room for its own; this block of it is written
+        // by this task alone, and where it is not added to, every element of it.
+        unsafe { multiply_block(product, c, adds, a, b, i.clone(), j.clone()) };
         for row in i {
-            // SAFETY: the piece belongs to this block, which is this task's alone.
-            let piece = |matrix: Matrix<T>| unsafe { matrix.piece(row, j.clone()) };
-            let beside = if has_beside { piece(beside) } else { &mut [] };
-            finish(row, j.clone(), piece(c), beside);
+            // SAFETY: the pieces lie in this block, which is this task's alone, and that of `c` has been written.
+            let pieces =
+                unsafe { (c.piece(row, j.clone()), second.map(|beside| beside.cleared_piece(row, j.clone()))) };
+            finish(row, j.clone(), pieces.0, pieces.1.unwrap_or_default());
         }
     };
     let (down, across) = (m.div_ceil(rows.max(1)), n.div_ceil(columns.max(1)));
@@ -142,6 +155,16 @@ pub fn matmul_then<T: Float>(
         1 => block(0, 0),
         blocks => (0..blocks).into_par_iter().with_max_len(1).for_each(|t| block(t / across, t % across)),
     }
+    for vector in [appended, beside].into_iter().flatten() {
+        // SAFETY: the blocks cover the matrix: all `m * n` values after the last one have been written.
+        unsafe { vector.set_len(vector.len() + m * n) }
+    }
+}
+
+/// Where a vector goes on, with room for this many values.
+fn room<T>(vector: &mut Vec<T>, values: usize) -> *mut T {
+    vector.reserve_exact(values);
+    vector.spare_capacity_mut().as_mut_ptr().cast()
 }
 
 /// A row-major matrix that threads write in disjoint pieces.
@@ -151,37 +174,45 @@ struct Matrix<T> {
     columns: usize,
 }
 
-// SAFETY: it is written only through `piece` and `multiply_block`, whose callers give every piece to one thread.
+// SAFETY: it is used only through its methods and `multiply_block`, whose callers give every piece to one thread.
 unsafe impl<T: Send> Send for Matrix<T> {}
 // SAFETY: likewise.
 unsafe impl<T: Send> Sync for Matrix<T> {}
 
-impl<T> Matrix<T> {
-    fn new(values: &mut [T], columns: usize) -> Matrix<T> {
-        Matrix { start: values.as_mut_ptr(), columns }
-    }
-
+impl<T: Float> Matrix<T> {
     /// # Safety
-    /// The piece lies in the matrix, which outlives it, and nothing else uses it meanwhile.
+    /// The piece lies in the matrix, which outlives it, has been written, and nothing else uses it meanwhile.
     unsafe fn piece<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [T] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.columns + columns.start), columns.len()) }
+    }
+
+    /// # Safety
+    /// As [`Matrix::piece`], but it need not have been written.
+    unsafe fn cleared_piece<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [T] {
+        // SAFETY: the caller's promise, and zero bytes are the number zero.
+        unsafe {
+            self.start.add(row * self.columns + columns.start).write_bytes(0, columns.len());
+            self.piece(row, columns)
+        }
     }
 }
 
 /// The block of the result at these rows and columns.
 ///
 /// # Safety
-/// `c`, `a` and `b` hold the matrices of `product`, the block lies inside the result, and nothing else uses it meanwhile.
+/// `c`, `a` and `b` have the sizes of `product`, the block lies inside the result, it has been written if the product is
+/// to be added to it, and nothing else uses it meanwhile.
 unsafe fn multiply_block<T: Float>(
     product: Product,
     c: Matrix<T>,
+    adds: bool,
     a: &[T],
     b: &[T],
     rows: Range<usize>,
     columns: Range<usize>,
 ) {
-    let Product { m, k, n, a_is_transposed, b_is_transposed, adds } = product;
+    let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
     let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
     let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
     // SAFETY: by the caller's promise every element the kernel touches lies in its matrix, and it alone writes the block.
@@ -234,36 +265,34 @@ mod tests {
     use crate::ops::testing::{assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
-    fn plain(product: Product, c: &[f64], a: &[f64], b: &[f64]) -> Vec<f64> {
-        let Product { m, k, n, a_is_transposed, b_is_transposed, adds } = product;
+    fn plain(product: Product, a: &[f64], b: &[f64]) -> Vec<f64> {
+        let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
         let a = |i: usize, l: usize| if a_is_transposed { a[l * m + i] } else { a[i * k + l] };
         let b = |l: usize, j: usize| if b_is_transposed { b[j * k + l] } else { b[l * n + j] };
-        let element = |i, j| (0..k).map(|l| a(i, l) * b(l, j)).sum::<f64>() + if adds { c[i * n + j] } else { 0.0 };
+        let element = |i, j| (0..k).map(|l| a(i, l) * b(l, j)).sum::<f64>();
         (0..m * n).map(|at| element(at / n, at % n)).collect()
     }
 
-    fn layouts(product: Product) -> [Product; 6] {
-        [
-            product,
-            product.add(),
-            product.transpose_a(),
-            product.transpose_b(),
-            product.transpose_a().transpose_b(),
-            product.transpose_b().add(),
-        ]
+    fn layouts(product: Product) -> [Product; 4] {
+        [product, product.transpose_a(), product.transpose_b(), product.transpose_a().transpose_b()]
     }
 
     fn check_against_plain(m: usize, k: usize, n: usize, seed: u64) {
         let (a, b, c) = (random(m * k, seed), random(k * n, seed + 1), random(m * n, seed + 2));
         for product in layouts(Product::new(m, k, n)) {
-            let want = plain(product, &c, &a, &b);
-            let (mut double, mut float) = (c.clone(), single(&c));
-            matmul(&mut double, &a, &b, product);
-            matmul(&mut float, &single(&a), &single(&b), product);
+            let want = plain(product, &a, &b);
+            let (mut over, mut sum, mut end) = (vec![f64::NAN; m * n], c.clone(), vec![0.5; 3]);
+            let mut float = Vec::new();
+            matmul(To::Over(&mut over), &a, &b, product);
+            matmul(To::Sum(&mut sum), &a, &b, product);
+            matmul(To::End(&mut end), &a, &b, product);
+            matmul(To::sum(&mut float), &single(&a), &single(&b), product);
+            assert_eq!((&end[..3], &end[3..]), (&[0.5; 3][..], &over[..]));
             for i in 0..m * n {
                 // rounding of k + 1 terms of size below 1, and of the inputs for f32
                 let size = (k + 1) as f64;
-                assert!((double[i] - want[i]).abs() <= 1e-15 * size, "{product:?} {i}");
+                assert!((over[i] - want[i]).abs() <= 1e-15 * size, "{product:?} {i}");
+                assert!((sum[i] - c[i] - want[i]).abs() <= 1e-15 * size, "{product:?} {i}");
                 assert!((f64::from(float[i]) - want[i]).abs() <= 3e-7 * size, "{product:?} {i}");
             }
         }
@@ -293,7 +322,7 @@ mod tests {
             for product in layouts(Product::new(m, k, n)) {
                 assert_same_at_any_threads(|| {
                     let mut c = vec![0.5f32; m * n];
-                    matmul(&mut c, &a, &b, product);
+                    matmul(To::Sum(&mut c), &a, &b, product);
                     c
                 });
             }
@@ -305,18 +334,18 @@ mod tests {
         for (m, k, n) in [(2, 3, 4), (385, 40, 130)] {
             let (a, b, bias) = (random(m * k, 1), random(k * n, 2), random(n, 3));
             let product = Product::new(m, k, n);
-            let (mut c, mut biased, mut want) = (vec![f64::NAN; m * n], vec![f64::NAN; m * n], vec![0.0; m * n]);
-            let mut beside = vec![0.5; m * n];
-            matmul(&mut want, &a, &b, product);
-            matmul_bias(&mut biased, &a, &b, &bias, product);
-            matmul_then(&mut c, &mut beside, &a, &b, product, |row, columns, c, beside| {
+            let (mut c, mut beside, mut biased, mut want) = (Vec::new(), vec![0.5], Vec::new(), Vec::new());
+            matmul(To::End(&mut want), &a, &b, product);
+            matmul_bias(To::End(&mut biased), &a, &b, &bias, product);
+            matmul_then(To::End(&mut c), Some(&mut beside), &a, &b, product, |row, columns, c, beside| {
                 for ((c, beside), column) in c.iter_mut().zip(beside).zip(columns) {
                     *beside += *c;
                     *c = (row * n + column) as f64;
                 }
             });
+            assert_eq!((c.len(), beside.len(), beside[0]), (m * n, m * n + 1, 0.5));
             for i in 0..m * n {
-                assert_eq!((c[i], beside[i], biased[i]), (i as f64, want[i] + 0.5, want[i] + bias[i % n]));
+                assert_eq!((c[i], beside[i + 1], biased[i]), (i as f64, want[i], want[i] + bias[i % n]));
             }
         }
     }
@@ -341,6 +370,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "b: expected [k, n] = [3, 4] (12 values), got 11")]
     fn wrong_size_panics() {
-        matmul(&mut [0.0f32; 8], &[0.0; 6], &[0.0; 11], Product::new(2, 3, 4));
+        matmul(To::Over(&mut [0.0f32; 8]), &[0.0; 6], &[0.0; 11], Product::new(2, 3, 4));
     }
 }

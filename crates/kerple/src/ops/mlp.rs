@@ -7,7 +7,7 @@
 //! Rows run through the whole block a span at a time, so without a backward pass the `[rows, F]` activations are never held.
 //! The elementwise operations are done on a product's pieces while they are in cache.
 
-use super::gemm::{Product, add_rows, matmul, matmul_then};
+use super::gemm::{Product, To, add_rows, matmul, matmul_then};
 use super::layer_norm::{self, Norm, NormGradients};
 use super::{Float, gelu, lanes, zeros};
 use crate::check_shape;
@@ -30,19 +30,23 @@ pub struct Mlp<'a, T> {
     pub b2: &'a [T],
 }
 
-/// Their gradients, of the same shapes.
-#[derive(Debug)]
-pub struct MlpGradients<'a, T> {
-    /// `[M]` each
-    pub norm: NormGradients<'a, T>,
-    /// `[M, F]`
-    pub d_w1: &'a mut [T],
-    /// `[F]`
-    pub d_b1: &'a mut [T],
-    /// `[F, M]`
-    pub d_w2: &'a mut [T],
+/// Gradients in the input of the block and in its parameters, of their shapes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients<T> {
+    /// `[rows, M]`
+    pub d_x: Vec<T>,
     /// `[M]`
-    pub d_b2: &'a mut [T],
+    pub d_gamma: Vec<T>,
+    /// `[M]`
+    pub d_beta: Vec<T>,
+    /// `[M, F]`
+    pub d_w1: Vec<T>,
+    /// `[F]`
+    pub d_b1: Vec<T>,
+    /// `[F, M]`
+    pub d_w2: Vec<T>,
+    /// `[M]`
+    pub d_b2: Vec<T>,
 }
 
 impl<T: Float> Mlp<'_, T> {
@@ -59,89 +63,72 @@ impl<T: Float> Mlp<'_, T> {
     }
 }
 
-/// Rows of a span when there are this many in all.
-fn rows_per_span(rows: usize) -> usize {
-    rows.div_ceil(rows.div_ceil(MOST_ROWS).max(1)).max(1)
-}
-
-/// The block's output for `x` into `y`, both `[rows, M]`, without a backward pass.
+/// The block's output for `x`, both `[rows, M]`, without a backward pass.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn forward<T: Float>(mlp: Mlp<'_, T>, x: &[T], y: &mut [T]) {
-    let (m, f, rows) = mlp.sizes(x);
-    check_shape!(y, rows = rows, m = m);
-    let mut span = Span::new(rows_per_span(rows), m, f);
-    let mut h = zeros(span.rows * f);
-    for (x, y) in x.chunks(span.rows * m).zip(y.chunks_mut(span.rows * m)) {
-        span.forward(mlp, x, &mut h[..x.len() / m * f], y);
-    }
+pub fn forward<T: Float>(mlp: Mlp<'_, T>, x: &[T]) -> Vec<T> {
+    let (mut y, mut h) = (Vec::with_capacity(x.len()), Vec::new());
+    mlp.by_spans(x, |span, x| {
+        h.clear();
+        span.forward(mlp, x, &mut h, &mut y);
+    });
+    y
 }
 
-/// [`forward`], keeping in `h`, `[rows, F]`, what [`backward`] needs besides `x`: `W1 norm(x) + b1`.
+/// [`forward`], and what [`backward`] needs besides `x`: `h = W1 norm(x) + b1`, `[rows, F]`.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn forward_saving<T: Float>(mlp: Mlp<'_, T>, x: &[T], y: &mut [T], h: &mut [T]) {
-    let (m, f, rows) = mlp.sizes(x);
-    check_shape!(y, rows = rows, m = m);
-    check_shape!(h, rows = rows, f = f);
-    let mut span = Span::new(rows_per_span(rows), m, f);
-    let (narrow, wide) = (span.rows * m, span.rows * f);
-    for ((x, y), h) in x.chunks(narrow).zip(y.chunks_mut(narrow)).zip(h.chunks_mut(wide)) {
-        span.forward(mlp, x, h, y);
-    }
+pub fn forward_saving<T: Float>(mlp: Mlp<'_, T>, x: &[T]) -> (Vec<T>, Vec<T>) {
+    let (m, f, _) = mlp.sizes(x);
+    let (mut y, mut h) = (Vec::with_capacity(x.len()), Vec::with_capacity(x.len() / m * f));
+    mlp.by_spans(x, |span, x| span.forward(mlp, x, &mut h, &mut y));
+    (y, h)
 }
 
-/// Gradients of [`forward_saving`], given `d_y`; `x`, `d_y` and `d_x` are `[rows, M]`.
+/// Gradients of [`forward_saving`], given `d_y`, `[rows, M]`.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn backward<T: Float>(
-    mlp: Mlp<'_, T>,
-    x: &[T],
-    h: &[T],
-    d_y: &[T],
-    d_x: &mut [T],
-    mut gradients: MlpGradients<'_, T>,
-) {
+pub fn backward<T: Float>(mlp: Mlp<'_, T>, x: &[T], h: &[T], d_y: &[T]) -> Gradients<T> {
     let (m, f, rows) = mlp.sizes(x);
     check_shape!(h, rows = rows, f = f);
     check_shape!(d_y, rows = rows, m = m);
-    check_shape!(d_x, rows = rows, m = m);
-    gradients.start(m, f, rows);
-    let mut span = Span::new(rows_per_span(rows), m, f);
-    let mut d_h = zeros(span.rows * f);
-    let (narrow, wide) = (span.rows * m, span.rows * f);
-    let spans = x.chunks(narrow).zip(h.chunks(wide)).zip(d_y.chunks(narrow).zip(d_x.chunks_mut(narrow)));
-    for (i, ((x, h), (d_y, d_x))) in spans.enumerate() {
-        span.backward(mlp, x, h, d_y, &mut d_h[..h.len()], d_x, &mut gradients, i == 0);
-    }
+    let mut gradients = Gradients {
+        d_x: zeros(rows * m),
+        d_gamma: zeros(m),
+        d_beta: zeros(m),
+        d_w1: Vec::new(),
+        d_b1: zeros(f),
+        d_w2: Vec::new(),
+        d_b2: zeros(m),
+    };
+    let (mut d_h, mut first) = (Vec::new(), 0);
+    mlp.by_spans(x, |span, x| {
+        let last = first + x.len() / m;
+        d_h.clear();
+        span.backward(mlp, x, &h[first * f..last * f], &d_y[first * m..last * m], &mut d_h, first * m, &mut gradients);
+        first = last;
+    });
+    // of no rows
+    gradients.d_w1.resize(m * f, T::ZERO);
+    gradients.d_w2.resize(f * m, T::ZERO);
+    gradients
 }
 
-impl<T: Float> MlpGradients<'_, T> {
-    /// Checks the sizes and sets to 0 what spans add to; the first span overwrites the rest.
-    fn start(&mut self, m: usize, f: usize, rows: usize) {
-        let MlpGradients { norm: NormGradients { d_gamma, d_beta }, d_w1, d_b1, d_w2, d_b2 } = self;
-        check_shape!(d_gamma, m = m);
-        check_shape!(d_beta, m = m);
-        check_shape!(d_w1, m = m, f = f);
-        check_shape!(d_b1, f = f);
-        check_shape!(d_w2, f = f, m = m);
-        check_shape!(d_b2, m = m);
-        for gradient in [d_gamma, d_beta, d_b1, d_b2] {
-            gradient.fill(T::ZERO);
-        }
-        if rows == 0 {
-            d_w1.fill(T::ZERO);
-            d_w2.fill(T::ZERO);
-        }
+impl<T: Float> Mlp<'_, T> {
+    /// Calls `work` with the rows of each span.
+    fn by_spans(&self, x: &[T], mut work: impl FnMut(&mut Span<T>, &[T])) {
+        let (m, _, rows) = self.sizes(x);
+        let span_rows = rows.div_ceil(rows.div_ceil(MOST_ROWS).max(1)).max(1);
+        let mut span = Span { normed: zeros(span_rows.min(rows) * m), a: Vec::new() };
+        x.chunks(span_rows * m).for_each(|x| work(&mut span, x));
     }
 }
 
 /// Activations of the rows of a span.
 struct Span<T> {
-    rows: usize,
     /// Output of the layer norm, then the gradient in it, `[rows, M]`.
     normed: Vec<T>,
     /// `gelu(h)`, `[rows, F]`.
@@ -149,53 +136,51 @@ struct Span<T> {
 }
 
 impl<T: Float> Span<T> {
-    fn new(rows: usize, m: usize, f: usize) -> Span<T> {
-        Span { rows, normed: zeros(rows * m), a: zeros(rows * f) }
-    }
-
-    /// From `x` to `h` and `y`.
-    fn forward(&mut self, mlp: Mlp<'_, T>, x: &[T], h: &mut [T], y: &mut [T]) {
+    /// From `x` to the next rows of `h` and `y`.
+    fn forward(&mut self, mlp: Mlp<'_, T>, x: &[T], h: &mut Vec<T>, y: &mut Vec<T>) {
         let Mlp { norm, w1, b1, w2, b2 } = mlp;
-        let (m, f, rows) = (b2.len(), b1.len(), x.len() / b2.len());
-        let (normed, a) = (&mut self.normed[..x.len()], &mut self.a[..h.len()]);
-        layer_norm::forward(norm, x, normed);
-        matmul_then(h, a, normed, w1, Product::new(rows, m, f), |_, columns, h, a| {
+        let (m, f, rows) = mlp.sizes(x);
+        let (Span { normed, a }, normed_len) = (self, x.len());
+        layer_norm::forward(norm, x, &mut normed[..normed_len]);
+        a.clear();
+        let up = Product::new(rows, m, f);
+        matmul_then(To::End(h), Some(a), &normed[..normed_len], w1, up, |_, columns, h, a| {
             lanes::add(h, &b1[columns]);
             gelu::forward(h, a);
         });
-        matmul_then(y, &mut [], a, w2, Product::new(rows, f, m), |row, columns, y, _| {
+        matmul_then(To::End(y), None, a, w2, Product::new(rows, f, m), |row, columns, y, _| {
             lanes::add(y, &x[row * m..][columns.clone()]);
             lanes::add(y, &b2[columns]);
         });
     }
 
-    /// From `d_y` to `d_h`, `d_x` and the gradients of the parameters.
-    #[expect(clippy::too_many_arguments, reason = "the slices are of one span, the rest of all")]
+    /// From `d_y` to `d_h` and the gradients; those in the rows of `x` start at `at` in `gradients.d_x`.
     fn backward(
         &mut self,
         mlp: Mlp<'_, T>,
         x: &[T],
         h: &[T],
         d_y: &[T],
-        d_h: &mut [T],
-        d_x: &mut [T],
-        gradients: &mut MlpGradients<'_, T>,
-        is_first: bool,
+        d_h: &mut Vec<T>,
+        at: usize,
+        gradients: &mut Gradients<T>,
     ) {
-        let (m, f, rows) = (mlp.b2.len(), mlp.b1.len(), x.len() / mlp.b2.len());
-        let (normed, a) = (&mut self.normed[..x.len()], &mut self.a[..h.len()]);
-        let MlpGradients { norm: NormGradients { d_gamma, d_beta }, d_w1, d_b1, d_w2, d_b2 } = gradients;
-        let sum = |product: Product| if is_first { product } else { product.add() };
+        let (m, f, rows) = mlp.sizes(x);
+        let Gradients { d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2 } = gradients;
+        let (normed, a) = (&mut self.normed[..x.len()], &mut self.a);
         let stats = layer_norm::forward(mlp.norm, x, normed);
-        matmul_then(d_h, a, d_y, mlp.w2, Product::new(rows, m, f).transpose_b(), |row, columns, d_h, a| {
+        a.clear();
+        let down = Product::new(rows, m, f).transpose_b();
+        matmul_then(To::End(d_h), Some(a), d_y, mlp.w2, down, |row, columns, d_h, a| {
             gelu::backward(&h[row * f..][columns], d_h, a);
         });
         add_rows(d_y, d_b2);
         add_rows(d_h, d_b1);
-        matmul(d_w2, a, d_y, sum(Product::new(f, rows, m).transpose_a()));
-        matmul(d_w1, normed, d_h, sum(Product::new(m, rows, f).transpose_a()));
+        matmul(To::sum(d_w2), a, d_y, Product::new(f, rows, m).transpose_a());
+        matmul(To::sum(d_w1), normed, d_h, Product::new(m, rows, f).transpose_a());
         // the normed rows are done with: their place takes their gradient
-        matmul(normed, d_h, mlp.w1, Product::new(rows, f, m).transpose_b());
+        matmul(To::Over(normed), d_h, mlp.w1, Product::new(rows, f, m).transpose_b());
+        let d_x = &mut d_x[at..][..x.len()];
         layer_norm::backward(mlp.norm, x, &stats, normed, Some(d_y), d_x, NormGradients { d_gamma, d_beta });
     }
 }
@@ -214,20 +199,10 @@ mod tests {
             let [gamma, beta, w1, b1, w2, b2] = &self.0;
             Mlp { norm: Norm { gamma, beta, epsilon: 1e-2 }, w1, b1, w2, b2 }
         }
-
-        fn gradients(&mut self) -> MlpGradients<'_, T> {
-            let [d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2] = &mut self.0;
-            MlpGradients { norm: NormGradients { d_gamma, d_beta }, d_w1, d_b1, d_w2, d_b2 }
-        }
     }
 
     fn parameters(m: usize, f: usize, seed: u64) -> Owned<f64> {
         Owned([m, m, m * f, f, f * m, m].map(|len| random(len, seed + len as u64)))
-    }
-
-    /// Of the same sizes, NaN everywhere.
-    fn unset<T: Float>(like: &Owned<T>) -> Owned<T> {
-        Owned(like.0.each_ref().map(|values| vec![T::from_f64(f64::NAN); values.len()]))
     }
 
     /// The formula, a row and an element at a time.
@@ -246,16 +221,12 @@ mod tests {
         y
     }
 
-    /// Both forward passes and the backward pass, from buffers of NaN.
+    /// The output, `d_x`, and the gradients of the parameters.
     fn everything<T: Float>(owned: &Owned<T>, x: &[T], d_y: &[T]) -> (Vec<T>, Vec<T>, Owned<T>) {
-        let nan = vec![T::from_f64(f64::NAN); x.len()];
-        let (mut y, mut also_y, mut d_x, mut d) = (nan.clone(), nan.clone(), nan, unset(owned));
-        forward(owned.mlp(), x, &mut also_y);
-        let mut h = vec![T::from_f64(f64::NAN); x.len() / owned.0[0].len() * owned.0[3].len()];
-        forward_saving(owned.mlp(), x, &mut y, &mut h);
-        assert_eq!(y, also_y);
-        backward(owned.mlp(), x, &h, d_y, &mut d_x, d.gradients());
-        (also_y, d_x, d)
+        let (y, h) = forward_saving(owned.mlp(), x);
+        assert_eq!(y, forward(owned.mlp(), x));
+        let Gradients { d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2 } = backward(owned.mlp(), x, &h, d_y);
+        (y, d_x, Owned([d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2]))
     }
 
     proptest! {
