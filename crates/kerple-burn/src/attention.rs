@@ -278,7 +278,7 @@ impl Layer {
         let sizes = self.sizes(&inputs[0]);
         let Sizes { rows, width: m, dims, packed, merged } = sizes;
         let x = inputs[0].slice::<T>();
-        let mut normed = zeros(rows * m);
+        let mut normed = Vec::new();
         layer_norm::forward(Layer::norm(inputs), x, &mut normed);
         let mut qkv = Vec::new();
         matmul_bias(To::End(&mut qkv), &normed, inputs[3].slice(), inputs[4].slice(), Product::new(rows, m, 3 * m));
@@ -330,7 +330,7 @@ impl Layer {
         self.rotate(&mut d_qkv, sizes, Turn::Inverse);
 
         let (mut d_w_qkv, mut d_b_qkv) = (Vec::new(), zeros(3 * m));
-        let mut normed = zeros(rows * m);
+        let mut normed = Vec::new();
         let stats = layer_norm::forward(Layer::norm(inputs), x, &mut normed);
         add_rows(&d_qkv, &mut d_b_qkv);
         matmul(To::End(&mut d_w_qkv), &normed, &d_qkv, Product::new(m, rows, 3 * m).transpose_a());
@@ -339,7 +339,7 @@ impl Layer {
         matmul(To::Over(&mut d_normed), &d_qkv, inputs[3].slice(), Product::new(rows, 3 * m, m).transpose_b());
         drop(d_qkv);
 
-        let (mut d_x, mut d_gamma, mut d_beta) = (zeros(rows * m), zeros(m), zeros(m));
+        let (mut d_x, mut d_gamma, mut d_beta) = (Vec::new(), zeros(m), zeros(m));
         let d_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
         layer_norm::backward(Layer::norm(inputs), x, &stats, &d_normed, Some(d_y), &mut d_x, d_norm);
 

@@ -29,11 +29,28 @@ use std::mem::MaybeUninit;
 pub fn zeros<T: Float>(len: usize) -> Vec<T> {
     /// Values that a task clears.
     const PIECE: usize = 1 << 17;
-    let mut values = Vec::with_capacity(len);
-    values.spare_capacity_mut()[..len].par_chunks_mut(PIECE).for_each(|piece| piece.fill(MaybeUninit::new(T::ZERO)));
-    // SAFETY: the first `len` values have just been written.
-    unsafe { values.set_len(len) }
+    let mut values = Vec::new();
+    append(&mut values, len, PIECE, (0..len.div_ceil(PIECE)).into_par_iter(), |_, _, _| {});
     values
+}
+
+/// Appends `len` values to `to`, a task for each `piece` of them, which clears it just before `set` is to fill it. `set` is
+/// given the number of the piece, the piece, and its item of `items`.
+fn append<T: Float, I: Send>(
+    to: &mut Vec<T>,
+    len: usize,
+    piece: usize,
+    items: impl IndexedParallelIterator<Item = I>,
+    set: impl Fn(usize, &mut [T], I) + Sync + Send,
+) {
+    to.reserve_exact(len);
+    to.spare_capacity_mut()[..len].par_chunks_mut(piece).zip_eq(items).enumerate().for_each(|(i, (piece, item))| {
+        piece.fill(MaybeUninit::new(T::ZERO));
+        // SAFETY: all of it has just been written.
+        set(i, unsafe { piece.assume_init_mut() }, item);
+    });
+    // SAFETY: the pieces are all of the `len` values after the last one.
+    unsafe { to.set_len(to.len() + len) }
 }
 
 /// Rows a task of a row-wise operation takes.

@@ -153,18 +153,17 @@ struct Chunk<T> {
 impl<T: Float> Chunk<T> {
     fn new(plan: &Plan) -> Chunk<T> {
         let rows = plan.chunk_rows.min(plan.scored.len());
-        let features = || zeros(rows * plan.m);
-        Chunk { x: features(), normed: features(), logits: Vec::new(), d_x: features() }
+        Chunk { x: zeros(rows * plan.m), normed: Vec::new(), logits: Vec::new(), d_x: Vec::new() }
     }
 
     /// Takes these rows of `x` through the head.
     fn fill(&mut self, head: Head<'_, T>, x: &[T], rows: &[usize]) -> Stats<T> {
         let m = head.norm.width();
         let v = head.w.len() / m;
-        for features in [&mut self.x, &mut self.normed, &mut self.d_x] {
-            features.truncate(rows.len() * m);
+        self.x.truncate(rows.len() * m);
+        for made in [&mut self.normed, &mut self.logits, &mut self.d_x] {
+            made.clear();
         }
-        self.logits.clear();
         rows.iter().zip(self.x.chunks_exact_mut(m)).for_each(|(row, to)| to.copy_from_slice(&x[row * m..][..m]));
         let stats = layer_norm::forward(head.norm, &self.x, &mut self.normed);
         matmul(To::End(&mut self.logits), &self.normed, head.w, Product::new(rows.len(), m, v));

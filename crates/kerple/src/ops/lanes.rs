@@ -3,6 +3,7 @@
 //! Element `i` goes to lane `i % 64`, and lanes are combined pairwise at the end.
 
 use super::Float;
+use super::dispatch::vectorized;
 
 /// Partial results kept side by side; as many as fill the pipelines of a core with AVX-512.
 const LANES: usize = 64;
@@ -55,11 +56,13 @@ pub(crate) fn max<T: Float>(values: &[T]) -> T {
     combine(fold_lanes([values], T::NEG_INFINITY, |largest, [value]| larger(largest, value)), larger)
 }
 
-/// Adds corresponding elements.
-pub(crate) fn add<T: Float>(to: &mut [T], from: &[T]) {
-    assert_eq!(to.len(), from.len());
-    for (to, from) in to.iter_mut().zip(from) {
-        *to += *from;
+vectorized! {
+    /// Adds corresponding elements.
+    pub(crate) fn add(to: &mut [T], from: &[T]) {
+        assert_eq!(to.len(), from.len());
+        for (to, from) in to.iter_mut().zip(from) {
+            *to += *from;
+        }
     }
 }
 

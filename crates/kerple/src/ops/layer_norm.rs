@@ -7,7 +7,7 @@
 //! ```
 
 use super::dispatch::vectorized;
-use super::{Float, ROWS_PER_TASK, lanes};
+use super::{Float, ROWS_PER_TASK, append, lanes};
 use crate::check_shape;
 use rayon::prelude::*;
 
@@ -63,26 +63,25 @@ impl<T> Norm<'_, T> {
     }
 }
 
-/// Normalises the rows of `x` into `y`, both `[rows, M]`.
+/// Normalises the rows of `x`, `[rows, M]`, and appends them to `y`.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn forward<T: Float>(norm: Norm<'_, T>, x: &[T], y: &mut [T]) -> Stats<T> {
+pub fn forward<T: Float>(norm: Norm<'_, T>, x: &[T], y: &mut Vec<T>) -> Stats<T> {
     let m = norm.width();
     let rows = x.len() / m;
     check_shape!(x, rows = rows, m = m);
-    check_shape!(y, rows = rows, m = m);
     let mut stats = Stats::new(rows);
-    x.par_chunks(ROWS_PER_TASK * m)
-        .zip(y.par_chunks_mut(ROWS_PER_TASK * m))
-        .zip(stats.mean.par_chunks_mut(ROWS_PER_TASK))
-        .zip(stats.rstd.par_chunks_mut(ROWS_PER_TASK))
-        .for_each(|(((x, y), mean), rstd)| forward_rows(norm, x, y, mean, rstd));
+    let of_rows = stats.mean.par_chunks_mut(ROWS_PER_TASK).zip(stats.rstd.par_chunks_mut(ROWS_PER_TASK));
+    let piece = ROWS_PER_TASK * m;
+    append(y, x.len(), piece, of_rows, |task, y, (mean, rstd)| {
+        forward_rows(norm, &x[task * piece..][..y.len()], y, mean, rstd);
+    });
     stats
 }
 
-/// Gradients of [`forward`], given `d_y`; `residual`, if any, is added to `d_x`, and the gradients of the parameters are
-/// added to what `gradients` holds. All of `x`, `d_y`, `residual` and `d_x` are `[rows, M]`.
+/// Gradients of [`forward`], given `d_y`: that in `x`, and `residual` if there is one, is appended to `d_x`; those in the
+/// parameters are added to what `gradients` holds. `x`, `d_y` and `residual` are `[rows, M]`.
 ///
 /// # Panics
 /// If a slice has the wrong size.
@@ -92,33 +91,30 @@ pub fn backward<T: Float>(
     stats: &Stats<T>,
     d_y: &[T],
     residual: Option<&[T]>,
-    d_x: &mut [T],
+    d_x: &mut Vec<T>,
     gradients: NormGradients<'_, T>,
 ) {
     let (m, rows) = (norm.width(), stats.mean.len());
     let NormGradients { d_gamma, d_beta } = gradients;
     check_shape!(x, rows = rows, m = m);
     check_shape!(d_y, rows = rows, m = m);
-    check_shape!(d_x, rows = rows, m = m);
     if let Some(residual) = residual {
         check_shape!(residual, rows = rows, m = m);
     }
     check_shape!(d_gamma, m = m);
     check_shape!(d_beta, m = m);
     let mut partial = vec![T::ZERO; rows.div_ceil(ROWS_PER_TASK) * 2 * m];
-    d_x.par_chunks_mut(ROWS_PER_TASK * m).zip(partial.par_chunks_mut(2 * m)).enumerate().for_each(
-        |(task, (d_x, partial))| {
-            let first = task * ROWS_PER_TASK;
-            let (rows, elements) = (first..first + d_x.len() / m, first * m..first * m + d_x.len());
-            let (d_gamma, d_beta) = partial.split_at_mut(m);
-            let saved = (&stats.mean[rows.clone()], &stats.rstd[rows]);
-            let gradients = NormGradients { d_gamma, d_beta };
-            backward_rows(norm, &x[elements.clone()], saved, &d_y[elements.clone()], d_x, gradients);
-            if let Some(residual) = residual {
-                lanes::add(d_x, &residual[elements]);
-            }
-        },
-    );
+    append(d_x, x.len(), ROWS_PER_TASK * m, partial.par_chunks_mut(2 * m), |task, d_x, partial| {
+        let first = task * ROWS_PER_TASK;
+        let (rows, elements) = (first..first + d_x.len() / m, first * m..first * m + d_x.len());
+        let (d_gamma, d_beta) = partial.split_at_mut(m);
+        let saved = (&stats.mean[rows.clone()], &stats.rstd[rows]);
+        let gradients = NormGradients { d_gamma, d_beta };
+        backward_rows(norm, &x[elements.clone()], saved, &d_y[elements.clone()], d_x, gradients);
+        if let Some(residual) = residual {
+            lanes::add(d_x, &residual[elements]);
+        }
+    });
     for partial in partial.chunks_exact(2 * m) {
         lanes::add(d_gamma, &partial[..m]);
         lanes::add(d_beta, &partial[m..]);
@@ -201,10 +197,10 @@ mod tests {
             let x: Vec<f64> = random(rows * m, seed + 2).iter().map(|x| x + shift).collect();
             let norm = Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON };
             let want = plain(norm, &x);
-            let mut y = vec![f64::NAN; rows * m];
+            let mut y = Vec::new();
             forward(norm, &x, &mut y);
             let (gamma, beta, x) = (single(&gamma), single(&beta), single(&x));
-            let mut z = vec![f32::NAN; rows * m];
+            let mut z = Vec::new();
             forward(Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON }, &x, &mut z);
             for i in 0..rows * m {
                 prop_assert!((y[i] - want[i]).abs() < 1e-11, "{i}: {} {}", y[i], want[i]);
@@ -219,9 +215,9 @@ mod tests {
             let (gamma, beta, x) = (random(m, seed), random(m, seed + 1), random(rows * m, seed + 2));
             let (d_y, residual) = (random(rows * m, seed + 3), random(rows * m, seed + 4));
             let norm = Norm { gamma: &gamma, beta: &beta, epsilon: 1e-2 };
-            let mut y = vec![0.0; rows * m];
+            let mut y = Vec::new();
             let stats = forward(norm, &x, &mut y);
-            let (mut d_x, mut d_gamma, mut d_beta) = (vec![f64::NAN; rows * m], vec![0.0; m], vec![0.0; m]);
+            let (mut d_x, mut d_gamma, mut d_beta) = (Vec::new(), vec![0.0; m], vec![0.0; m]);
             let gradients = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
             backward(norm, &x, &stats, &d_y, Some(&residual), &mut d_x, gradients);
             let loss = |norm: Norm<'_, f64>, x: &[f64]| {
@@ -240,7 +236,7 @@ mod tests {
         let (gamma, beta) = (single(&random(m, 1)), single(&random(m, 2)));
         let (x, d_y) = (single(&random(rows * m, 3)), single(&random(rows * m, 4)));
         let norm = Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON };
-        let [mut y, mut d_x] = [(); 2].map(|_| vec![f32::NAN; rows * m]);
+        let [mut y, mut d_x] = [(); 2].map(|_| Vec::new());
         let [mut d_gamma, mut d_beta] = [(); 2].map(|_| vec![0.5f32; m]);
         let stats = forward(norm, &x, &mut y);
         let gradients = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
@@ -274,7 +270,7 @@ mod tests {
         let near: Vec<f32> = (0..64).map(|i| i as f32).collect();
         let far: Vec<f32> = near.iter().map(|x| x + 4096.0).collect();
         let norm = Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON };
-        let [mut a, mut b] = [[0.0f32; 64]; 2];
+        let [mut a, mut b] = [Vec::new(), Vec::new()];
         forward(norm, &near, &mut a);
         forward(norm, &far, &mut b);
         // all sums are exact in f32

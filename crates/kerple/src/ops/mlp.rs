@@ -96,7 +96,7 @@ pub fn backward<T: Float>(mlp: Mlp<'_, T>, x: &[T], h: &[T], d_y: &[T]) -> Gradi
     check_shape!(h, rows = rows, f = f);
     check_shape!(d_y, rows = rows, m = m);
     let mut gradients = Gradients {
-        d_x: zeros(rows * m),
+        d_x: Vec::with_capacity(x.len()),
         d_gamma: zeros(m),
         d_beta: zeros(m),
         d_w1: Vec::new(),
@@ -108,7 +108,7 @@ pub fn backward<T: Float>(mlp: Mlp<'_, T>, x: &[T], h: &[T], d_y: &[T]) -> Gradi
     mlp.by_spans(x, |span, x| {
         let last = first + x.len() / m;
         d_h.clear();
-        span.backward(mlp, x, &h[first * f..last * f], &d_y[first * m..last * m], &mut d_h, first * m, &mut gradients);
+        span.backward(mlp, x, &h[first * f..last * f], &d_y[first * m..last * m], &mut d_h, &mut gradients);
         first = last;
     });
     // of no rows
@@ -118,12 +118,16 @@ pub fn backward<T: Float>(mlp: Mlp<'_, T>, x: &[T], h: &[T], d_y: &[T]) -> Gradi
 }
 
 impl<T: Float> Mlp<'_, T> {
-    /// Calls `work` with the rows of each span.
+    /// Calls `work` with the rows of each span, and room for its activations.
     fn by_spans(&self, x: &[T], mut work: impl FnMut(&mut Span<T>, &[T])) {
         let (m, _, rows) = self.sizes(x);
         let span_rows = rows.div_ceil(rows.div_ceil(MOST_ROWS).max(1)).max(1);
-        let mut span = Span { normed: zeros(span_rows.min(rows) * m), a: Vec::new() };
-        x.chunks(span_rows * m).for_each(|x| work(&mut span, x));
+        let mut span = Span { normed: Vec::new(), a: Vec::new() };
+        for x in x.chunks(span_rows * m) {
+            span.normed.clear();
+            span.a.clear();
+            work(&mut span, x);
+        }
     }
 }
 
@@ -140,11 +144,10 @@ impl<T: Float> Span<T> {
     fn forward(&mut self, mlp: Mlp<'_, T>, x: &[T], h: &mut Vec<T>, y: &mut Vec<T>) {
         let Mlp { norm, w1, b1, w2, b2 } = mlp;
         let (m, f, rows) = mlp.sizes(x);
-        let (Span { normed, a }, normed_len) = (self, x.len());
-        layer_norm::forward(norm, x, &mut normed[..normed_len]);
-        a.clear();
+        let Span { normed, a } = self;
+        layer_norm::forward(norm, x, normed);
         let up = Product::new(rows, m, f);
-        matmul_then(To::End(h), Some(a), &normed[..normed_len], w1, up, |_, columns, h, a| {
+        matmul_then(To::End(h), Some(a), normed, w1, up, |_, columns, h, a| {
             lanes::add(h, &b1[columns]);
             gelu::forward(h, a);
         });
@@ -154,7 +157,7 @@ impl<T: Float> Span<T> {
         });
     }
 
-    /// From `d_y` to `d_h` and the gradients; those in the rows of `x` start at `at` in `gradients.d_x`.
+    /// From `d_y` to `d_h` and the gradients; that in `x` is appended.
     fn backward(
         &mut self,
         mlp: Mlp<'_, T>,
@@ -162,14 +165,12 @@ impl<T: Float> Span<T> {
         h: &[T],
         d_y: &[T],
         d_h: &mut Vec<T>,
-        at: usize,
         gradients: &mut Gradients<T>,
     ) {
         let (m, f, rows) = mlp.sizes(x);
         let Gradients { d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2 } = gradients;
-        let (normed, a) = (&mut self.normed[..x.len()], &mut self.a);
+        let Span { normed, a } = self;
         let stats = layer_norm::forward(mlp.norm, x, normed);
-        a.clear();
         let down = Product::new(rows, m, f).transpose_b();
         matmul_then(To::End(d_h), Some(a), d_y, mlp.w2, down, |row, columns, d_h, a| {
             gelu::backward(&h[row * f..][columns], d_h, a);
@@ -180,7 +181,6 @@ impl<T: Float> Span<T> {
         matmul(To::sum(d_w1), normed, d_h, Product::new(m, rows, f).transpose_a());
         // the normed rows are done with: their place takes their gradient
         matmul(To::Over(normed), d_h, mlp.w1, Product::new(rows, f, m).transpose_b());
-        let d_x = &mut d_x[at..][..x.len()];
         layer_norm::backward(mlp.norm, x, &stats, normed, Some(d_y), d_x, NormGradients { d_gamma, d_beta });
     }
 }
