@@ -11,6 +11,7 @@ pub mod evaluate;
 pub mod events;
 pub mod generate;
 pub mod golden;
+pub mod learner;
 pub mod model;
 pub mod optimizer;
 pub mod plan;

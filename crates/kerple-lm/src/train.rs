@@ -3,8 +3,9 @@
 use crate::checkpoint::{self, State};
 use crate::error::{Error, Result};
 use crate::events::EventFile;
+use crate::learner::Learner;
 use crate::model::{Decoder, Tokens};
-use crate::optimizer::{self, Optimizer, Update};
+use crate::optimizer::{self, Update};
 use crate::plan::Plan;
 use burn::tensor::{Device, Tensor};
 use kerple_burn::array::Array;
@@ -51,49 +52,12 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
-/// A model that takes training steps on given tokens, without a run around it: for timing.
-pub struct Stepper<'a> {
-    plan: &'a Plan,
-    model: Option<Decoder>,
-    optimizer: Optimizer,
-    fused: bool,
-    step: u64,
-}
-
-impl<'a> Stepper<'a> {
-    /// A fresh model; `fused` chooses between the fused operations and their composed definitions.
-    pub fn new(plan: &'a Plan, fused: bool) -> Stepper<'a> {
-        let model = Decoder::new(plan, &crate::device().autodiff());
-        let optimizer = Optimizer::new(plan, &parameters::collect(&model));
-        Stepper { plan, model: Some(model), optimizer, fused, step: 0 }
-    }
-
-    /// One update; returns the loss.
-    pub fn step(&mut self, tokens: Tokens, targets: &[u32]) -> f64 {
-        let model = self.model.take().expect("the model is only away during an update");
-        let mean = if self.fused { model.loss(tokens, targets) } else { model.composed_loss(tokens, targets) };
-        let loss = f64::from(mean.clone().into_scalar::<f32>());
-        let mut sums = Vec::new();
-        let found = parameters::gradients(&model, &mut mean.backward());
-        add(&mut sums, found, &model);
-        self.step += 1;
-        let update = Update {
-            learning_rate: self.plan.train.learning_rate,
-            adam_step: self.step,
-            grad_norm: optimizer::global_norm(&sums),
-        };
-        self.model = Some(self.optimizer.step(self.plan, model, &sums, update));
-        loss
-    }
-}
-
 /// A run being trained.
 struct Trainer<'a> {
     plan: &'a Plan,
     run: &'a Path,
     batches: &'a dyn Batches,
-    model: Option<Decoder>,
-    optimizer: Optimizer,
+    learner: Learner<'a>,
     state: State,
     metrics: Journal<MetricsRow>,
     events: EventFile,
@@ -202,9 +166,7 @@ impl<'a> Trainer<'a> {
                 record::write_json(&run.join("plan.json"), plan)?;
             }
         }
-        let device = crate::device().autodiff();
-        let mut model = Decoder::new(plan, &device);
-        let mut optimizer = Optimizer::new(plan, &parameters::collect(&model));
+        let mut learner = Learner::new(plan);
         let mut state = State {
             step: 0,
             seconds: 0.0,
@@ -215,21 +177,15 @@ impl<'a> Trainer<'a> {
         let newest = checkpoint::list(run)?.pop().map(|(_, path)| path);
         if let Some(path) = &newest {
             state = checkpoint::state(path, &plan.hash)?;
-            model = checkpoint::load_model(path, &state, model)?;
-            checkpoint::load_optimizer(path, &state, &model, &mut optimizer)?;
+            learner.restore(path, &state)?;
         }
         let metrics = reopen_metrics(&run.join("metrics.jsonl"), state.step)?;
         let events = EventFile::create(&run.join("events"), state.step)?;
-        let trainer =
-            Trainer { plan, run, batches, model: Some(model), optimizer, state, metrics, events, saved: newest };
+        let trainer = Trainer { plan, run, batches, learner, state, metrics, events, saved: newest };
         if trainer.state.step == 0 {
             trainer.snapshot_kernels()?;
         }
         Ok(trainer)
-    }
-
-    fn model(&self) -> &Decoder {
-        self.model.as_ref().expect("the model is only away during an update")
     }
 
     /// One update; returns the loss and the gradient's global norm.
@@ -237,25 +193,19 @@ impl<'a> Trainer<'a> {
         let Plan { train, .. } = self.plan;
         let batch = self.batches.batch(self.state.step);
         let micro = train.micro_batch.unwrap_or(train.batch);
-        let parts = batch.batch / micro;
-        let (mut loss, mut sums) = (0.0, Vec::new());
-        for part in 0..parts {
-            let range = part * micro * batch.seq_len..(part + 1) * micro * batch.seq_len;
-            let tokens = Tokens { ids: &batch.tokens[range.clone()], batch: micro, len: batch.seq_len };
-            let mean = self.model().loss(tokens, &batch.targets[range]) / parts as f64;
-            loss += f64::from(mean.clone().into_scalar::<f32>());
-            let found = parameters::gradients(self.model(), &mut mean.backward());
-            add(&mut sums, found, self.model());
-        }
-        let norm = optimizer::global_norm(&sums);
-        self.check_finite(loss, norm, &sums)?;
+        let len = batch.seq_len;
+        let part = |(ids, targets)| (Tokens { ids, batch: micro, len }, targets);
+        let parts: Vec<(Tokens, &[u32])> =
+            batch.tokens.chunks(micro * len).zip(batch.targets.chunks(micro * len)).map(part).collect();
+        let (loss, gradients) = self.learner.gradients(&parts, Decoder::loss);
+        let norm = optimizer::global_norm(&gradients);
+        self.check_finite(loss, norm, &gradients)?;
         let update = Update {
             learning_rate: self.plan.schedule().at(self.state.step),
             adam_step: train.first_adam_step + self.state.step,
             grad_norm: norm,
         };
-        let model = self.model.take().expect("the model is only away during an update");
-        self.model = Some(self.optimizer.step(self.plan, model, &sums, update));
+        self.learner.update(&gradients, update);
         self.state.step += 1;
         Ok((loss, norm))
     }
@@ -265,7 +215,7 @@ impl<'a> Trainer<'a> {
             return Ok(());
         }
         let what = if loss.is_finite() {
-            let named = parameters::collect(self.model());
+            let named = parameters::collect(self.learner.model());
             let bad = |gradient: &Array| gradient.slice::<f32>().iter().any(|value| !value.is_finite());
             let place = gradients.iter().position(bad);
             place.map_or("the norm of the gradient".to_owned(), |at| format!("the gradient of `{}`", named[at].name))
@@ -285,7 +235,7 @@ impl<'a> Trainer<'a> {
         let step = self.state.step;
         let due = train.valid_every > 0 && (step.is_multiple_of(train.valid_every) || step == self.plan.steps);
         let valid_loss = if due { self.validate() } else { None };
-        let encoding = &self.model().encoding;
+        let encoding = &self.learner.model().encoding;
         let names = encoding.encoding().parameters(encoding.geometry()).into_iter().map(|parameter| parameter.name);
         let small = |values: &Vec<f64>| values.len() <= 1024;
         let mut sorted = fresh.to_vec();
@@ -314,14 +264,20 @@ impl<'a> Trainer<'a> {
 
     fn validate(&self) -> Option<f64> {
         let batch = self.batches.validation()?;
-        let model = parameters::without_autodiff(self.model());
+        let model = parameters::without_autodiff(self.learner.model());
         let tokens = Tokens { ids: &batch.tokens, batch: batch.batch, len: batch.seq_len };
         let mean: Tensor<1> = model.loss(tokens, &batch.targets);
         Some(f64::from(mean.into_scalar::<f32>()))
     }
 
     fn save(&mut self) -> Result<()> {
-        let path = checkpoint::save(self.run, self.plan.train.keep, &self.state, self.model(), &self.optimizer)?;
+        let path = checkpoint::save(
+            self.run,
+            self.plan.train.keep,
+            &self.state,
+            self.learner.model(),
+            self.learner.optimizer(),
+        )?;
         self.saved = Some(path);
         self.snapshot_kernels()
     }
@@ -329,7 +285,7 @@ impl<'a> Trainer<'a> {
     /// Adds the learned tables as they are now to `kernels.json`.
     fn snapshot_kernels(&self) -> Result<()> {
         let path = self.run.join("kernels.json");
-        let Some(snapshot) = snapshot(self.model(), self.state.step) else { return Ok(()) };
+        let Some(snapshot) = snapshot(self.learner.model(), self.state.step) else { return Ok(()) };
         let mut all: Vec<KernelSnapshot> = if path.exists() { record::read_json(&path)? } else { Vec::new() };
         all.retain(|old| old.step < snapshot.step);
         all.push(snapshot);
@@ -375,20 +331,4 @@ fn snapshot(model: &Decoder, step: u64) -> Option<KernelSnapshot> {
     let effective_length = table.bias.iter().flat_map(|rows| rows.chunks(len).map(effective)).collect();
     let (bias, weight) = (pick(&table.bias), pick(&table.weight));
     (bias.is_some() || weight.is_some()).then_some(KernelSnapshot { step, distances, bias, weight, effective_length })
-}
-
-/// Adds gradients in place; a parameter that the loss does not depend on counts as zero.
-fn add(sums: &mut Vec<Array>, found: Vec<Option<Array>>, model: &Decoder) {
-    if sums.is_empty() {
-        let zero = |shape: &[usize]| Array::from_vec(vec![0.0f32; shape.iter().product()], shape);
-        let named = parameters::collect(model);
-        *sums = found.into_iter().zip(named).map(|(g, n)| g.unwrap_or_else(|| zero(n.array.shape()))).collect();
-        return;
-    }
-    for (sum, gradient) in sums.iter_mut().zip(found) {
-        if let Some(gradient) = gradient {
-            let values = sum.slice::<f32>().iter().zip(gradient.slice::<f32>()).map(|(a, b)| a + b).collect();
-            *sum = Array::from_vec(values, gradient.shape());
-        }
-    }
 }

@@ -5,9 +5,10 @@ use crate::failure::Outcome;
 use crate::memory::extra_mib;
 use kerple::encoding::{Encoding, Method};
 use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfig, TrainConfig};
+use kerple_lm::learner::Learner;
 use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::optimizer::{Update, global_norm};
 use kerple_lm::plan::{DataFacts, Plan};
-use kerple_lm::train::Stepper;
 
 fn plan(length: usize, sizes: Sizes, [layers, vocab]: [usize; 2]) -> Result<Plan, kerple_lm::Error> {
     let config = RunConfig {
@@ -52,10 +53,16 @@ pub fn step(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut
     let plan = plan(length, sizes, shape)?;
     let count = sizes.batch * length;
     let (ids, targets) = (tokens(count, shape[1], 1), tokens(count, shape[1], 2));
-    for (engine, fused) in [("fused", true), ("composed", false)] {
-        let mut stepper = Stepper::new(&plan, fused);
+    let parts = [(Tokens { ids: &ids, batch: sizes.batch, len: length }, &targets[..])];
+    let losses: [(&str, fn(&Decoder, Tokens, &[u32]) -> _); 2] =
+        [("fused", Decoder::loss), ("composed", Decoder::composed_loss)];
+    for (engine, loss) in losses {
+        let (mut learner, mut adam_step) = (Learner::new(&plan), 0);
         let mut run = || {
-            stepper.step(Tokens { ids: &ids, batch: sizes.batch, len: length }, &targets);
+            let (_, gradients) = learner.gradients(&parts, loss);
+            adam_step += 1;
+            let (learning_rate, grad_norm) = (plan.train.learning_rate, global_norm(&gradients));
+            learner.update(&gradients, Update { learning_rate, adam_step, grad_norm });
         };
         let all = times(sizes.repeats, &mut run);
         let mut row = Row::new("step", engine, length, sizes, &all, flops(&plan, sizes.batch, length, true));
