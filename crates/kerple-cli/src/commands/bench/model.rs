@@ -54,9 +54,11 @@ pub fn step(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut
     let count = sizes.batch * length;
     let (ids, targets) = (tokens(count, shape[1], 1), tokens(count, shape[1], 2));
     let parts = [(Tokens { ids: &ids, batch: sizes.batch, len: length }, &targets[..])];
-    let losses: [(&str, fn(&Decoder, Tokens, &[u32]) -> _); 2] =
-        [("fused", Decoder::loss), ("composed", Decoder::composed_loss)];
-    for (engine, loss) in losses {
+    for (engine, fused) in [("fused", true), ("composed", false)] {
+        let loss = |model: &Decoder, tokens: Tokens, targets: &[u32]| match fused {
+            true => model.loss(tokens, targets),
+            false => model.composed_loss(tokens, targets),
+        };
         let (mut learner, mut adam_step) = (Learner::new(&plan), 0);
         let mut run = || {
             let (_, gradients) = learner.gradients(&parts, loss);
