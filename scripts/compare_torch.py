@@ -2,10 +2,11 @@
 """Times kerple against PyTorch on this machine, alternately, and prints the ratios.
 
     pip install torch numpy
-    cargo build --release && python3 scripts/compare_torch.py [attention|step|eval|all] [--rounds 3]
+    cargo build --release && python3 scripts/compare_torch.py [attention|step|neox|eval|all] [--rounds 3]
 
-Attention is one KERPLE-log layer, B1 H12 D64, float32. A step trains a GPT-NeoX decoder (4 layers, width 256, 4 heads,
-length 512, batch 8, 256 tokens) with AdamW and clipping. A ratio above 1 means that kerple is faster.
+Attention is one KERPLE-log layer, B1 H12 D64, float32. A step trains a GPT-NeoX decoder with AdamW and clipping: 4 layers,
+width 256, 4 heads, batch 8, 256 tokens, or for `neox` 12 layers, width 768, 12 heads, batch 2, 50304 tokens. A ratio above 1
+means that kerple is faster.
 """
 import argparse, json, math, os, resource, statistics, subprocess, sys, time
 
@@ -14,13 +15,18 @@ KERPLE = os.path.join(ROOT, "target", "release", "kerple")
 
 
 def kerple(*args, pick):
-    out = subprocess.run([KERPLE, "bench", *args, "--json", "--repeats", "3"], check=True, capture_output=True, text=True).stdout
-    rows = [json.loads(line) for line in out.splitlines()]
-    return next(row["median_ms"] for row in rows if all(row[key] == value for key, value in pick.items()))
+    command = [KERPLE, "bench", *args, "--json", "--repeats", "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        for line in process.stdout:
+            row = json.loads(line)
+            if all(row[key] == value for key, value in pick.items()):
+                process.kill()  # the engines after it are not asked for
+                return row["median_ms"]
+    sys.exit(f"`{' '.join(command)}` printed no row of {pick}")
 
 
-def torch_child(kind, mode, length):
-    out = subprocess.run([sys.executable, __file__, "--child", kind, mode, str(length)], check=True, capture_output=True, text=True)
+def torch_child(kind, mode, length, sizes):
+    out = subprocess.run([sys.executable, __file__, "--child", kind, mode, str(length), json.dumps(sizes)], check=True, capture_output=True, text=True)
     return json.loads(out.stdout.splitlines()[-1])
 
 
@@ -101,10 +107,9 @@ def decoder(torch, layers, width, heads, vocab):
     return Decoder()
 
 
-def step(mode, length):
+def step(mode, length, layers, heads, batch, vocab):
     import torch, torch.nn.functional as F
-    batch, vocab = 8, 256
-    model = decoder(torch, 4, 256, 4, vocab)
+    model = decoder(torch, layers, 64 * heads, heads, vocab)
     run_model = torch.compile(model) if mode == "compile" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, weight_decay=0.0, fused=True)
     tokens = torch.randint(0, vocab, (batch, length + 1))
@@ -129,9 +134,9 @@ def evaluation(length):
     return 1e3 * (time.perf_counter() - start)
 
 
-def child(kind, mode, length):
+def child(kind, mode, length, sizes):
     work = {"forward": lambda: attention(mode, length, False), "both": lambda: attention(mode, length, True),
-            "step": lambda: step(mode, length), "eval": lambda: evaluation(length)}[kind]
+            "step": lambda: step(mode, length, **sizes), "eval": lambda: evaluation(length)}[kind]
     ms = work()
     print(json.dumps(dict(ms=ms, peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)))
 
@@ -140,11 +145,21 @@ CASES = {
     "attention": [("both", ["eager", "sdpa"], 512), ("both", ["eager", "sdpa"], 2048), ("both", ["causal"], 8192),
                   ("forward", ["flex"], 2048), ("forward", ["flex"], 8192)],
     "step": [("step", ["eager", "compile"], 512)],
+    "neox": [("step", ["eager"], 512)],
     "eval": [("eval", ["eager"], 16384)],
 }
 
 
+SIZES = {
+    "step": dict(layers=4, heads=4, batch=8, vocab=256),
+    "neox": dict(layers=12, heads=12, batch=2, vocab=50304),
+}
+
+
 def compare(name, rounds):
+    sizes = SIZES.get(name, {})
+    work = "step" if name == "neox" else name
+    flags = [text for key, value in sizes.items() for text in (f"--{key}", str(value))]
     for kind, modes, length in CASES[name]:
         pick = dict(engine="fused" if name != "attention" else "tiled")
         if name == "attention":
@@ -152,20 +167,20 @@ def compare(name, rounds):
         ratios = {mode: [] for mode in modes}
         for _ in range(rounds):
             for mode in modes:
-                ours = kerple(name, "--lens", str(length), pick=pick)
-                theirs = torch_child(kind, mode, length)
+                ours = kerple(work, "--lens", str(length), *flags, pick=pick)
+                theirs = torch_child(kind, mode, length, sizes)
                 ratios[mode].append(theirs["ms"] / ours)
                 print(f"  {kind} L={length}: kerple {ours:.1f} ms, torch {mode} {theirs['ms']:.1f} ms, peak {theirs['peak_mib']:.0f} MiB", file=sys.stderr)
         for mode, found in ratios.items():
-            print(f"{kind:<8} L={length:<6} against {mode:<8} {statistics.median(found):6.2f}x  ({min(found):.2f} .. {max(found):.2f})", flush=True)
+            print(f"{kind if kind != work else name:<8} L={length:<6} against {mode:<8} {statistics.median(found):6.2f}x  ({min(found):.2f} .. {max(found):.2f})", flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        child(sys.argv[2], sys.argv[3], int(sys.argv[4]), json.loads(sys.argv[5]))
         sys.exit()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="all", choices=["attention", "step", "eval", "all"])
+    parser.add_argument("what", nargs="?", default="all", choices=[*CASES, "all"])
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     for name in CASES if args.what == "all" else [args.what]:

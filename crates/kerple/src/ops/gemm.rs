@@ -67,7 +67,7 @@ impl Product {
         let (mut down, mut columns) = (m.div_ceil(MOST_ROWS), BLOCK_COLUMNS);
         if down * n.div_ceil(columns) < ENOUGH_BLOCKS {
             columns /= 2;
-            down = down.max(ENOUGH_BLOCKS / n.div_ceil(columns.max(1)));
+            down = down.max(ENOUGH_BLOCKS / n.div_ceil(columns));
         }
         (m.div_ceil(down).next_multiple_of(TILE_ROWS), columns)
     }
@@ -190,9 +190,10 @@ impl<T: Float> Matrix<T> {
     /// # Safety
     /// As [`Matrix::piece`], but it need not have been written.
     unsafe fn cleared_piece<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [T] {
-        // SAFETY: the caller's promise, and zero bytes are the number zero.
+        // SAFETY: the caller's promise, and the piece is written before it is taken for numbers.
         unsafe {
-            self.start.add(row * self.columns + columns.start).write_bytes(0, columns.len());
+            let start = self.start.add(row * self.columns + columns.start);
+            (0..columns.len()).for_each(|i| start.add(i).write(T::ZERO));
             self.piece(row, columns)
         }
     }
