@@ -4,10 +4,10 @@ use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
+use kerple::seed::{Purpose, stream};
 use kerple_burn::composed;
 use kerple_burn::layers::{self, Attention, LayerNorm, Mlp, normal_matrix};
 use kerple_burn::positions::{PositionalEncoding, Positions};
-use rand::SeedableRng;
 
 /// One layer: attention, then feed-forward, each with its own norm and residual connection.
 #[derive(Module, Debug)]
@@ -39,10 +39,10 @@ const STD: f64 = 0.02;
 impl Decoder {
     /// A fresh model. Weights are N(0, 0.02^2), those that write to the residual stream N(0, (0.02 / sqrt(2 layers))^2).
     ///
-    /// The same seed gives every encoding the same initial weights: the encoding draws from a stream of its own.
+    /// The same seed gives every encoding the same initial weights: weights and encoding draw from streams of their own.
     pub fn new(plan: &Plan, device: &Device) -> Decoder {
         let ModelPlan { n_layers, n_heads, d_model, d_hidden, vocab_size, .. } = plan.model;
-        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(plan.seed);
+        let mut rng = stream(plan.seed, Purpose::Weights);
         let std = [STD, STD / (2.0 * n_layers as f64).sqrt()];
         let embedding = normal_matrix([vocab_size, d_model], STD, &mut rng, device);
         let blocks = (0..n_layers)

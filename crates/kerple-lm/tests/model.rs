@@ -44,6 +44,40 @@ fn a_model_has_as_many_values_as_its_plan_says() {
     }
 }
 
+/// Values of every parameter by its path.
+fn values(kind: &str, seed: u64) -> Vec<(String, Vec<f32>)> {
+    let mut plan = plan(&encoding(kind), TrainConfig::default());
+    plan.seed = seed;
+    let model = Decoder::new(&plan, &kerple_lm::device());
+    let found = kerple_burn::parameters::collect(&model).into_iter();
+    found.map(|named| (named.name, named.array.slice::<f32>().to_vec())).collect()
+}
+
+#[test]
+fn one_seed_gives_every_encoding_the_same_weights() {
+    let weights = |kind: &str, seed: u64| {
+        values(kind, seed).into_iter().filter(|(name, _)| !name.starts_with("encoding.")).collect::<Vec<_>>()
+    };
+    let expected = weights("none", 7);
+    assert_ne!(expected, weights("none", 8));
+    for kind in METHODS {
+        assert_eq!(weights(kind, 7), expected, "{kind}");
+    }
+}
+
+#[test]
+fn an_encoding_is_no_copy_of_the_weights() {
+    for kind in ["learned", "t5"] {
+        let values = values(kind, 7);
+        let of = |name: &str| &values.iter().find(|(found, _)| found == name).unwrap().1;
+        let (embedding, table) = (of("embedding"), of("encoding.values.0"));
+        let ratios: Vec<f32> = table.iter().zip(embedding).map(|(a, b)| a / b).collect();
+        // a copy, scaled or not, has one ratio
+        let same = ratios.iter().filter(|ratio| (*ratio - ratios[0]).abs() < 1e-3 * ratios[0].abs()).count();
+        assert!(same < ratios.len() / 20, "{kind}: {same} of {} values are copies", ratios.len());
+    }
+}
+
 #[test]
 fn the_future_changes_nothing() {
     for kind in METHODS {

@@ -22,7 +22,8 @@ pub use describe::Description;
 pub use method::{METHODS, Method, NoKeys};
 
 use crate::forms::{Absolute, DistanceTable, Rotary};
-use rand::{RngExt, SeedableRng};
+use crate::seed::{Purpose, stream_at};
+use rand::RngExt;
 use serde::{Deserialize, Serialize};
 
 /// Sizes of the model an encoding serves.
@@ -124,10 +125,13 @@ impl Encoding {
         }
     }
 
-    /// Initial values of [`Encoding::parameters`], drawn in order from one stream of `seed`.
+    /// Initial values of [`Encoding::parameters`], each drawn from a stream of its own of `seed`.
     pub fn initial(&self, geometry: &Geometry, seed: u64) -> Vec<Vec<f64>> {
-        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
-        self.parameters(geometry).iter().map(|parameter| parameter.draw(&mut rng)).collect()
+        let parameters = self.parameters(geometry);
+        let draw = |(place, parameter): (usize, &Parameter)| {
+            parameter.draw(&mut stream_at(seed, Purpose::Encoding, [place as u64, 0]))
+        };
+        parameters.iter().enumerate().map(draw).collect()
     }
 
     /// The values attention uses: `values` clamped to each parameter's range.

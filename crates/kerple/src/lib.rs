@@ -8,6 +8,7 @@ pub mod encoding;
 pub mod forms;
 pub mod kernel;
 pub mod ops;
+pub mod seed;
 
 /// Panics with the name, the expected shape letters and the lengths when a slice has the wrong size.
 ///
