@@ -8,7 +8,6 @@ pub mod attention;
 pub mod cache;
 pub mod composed;
 pub mod fused;
-pub mod golden;
 mod head;
 pub mod layers;
 mod mlp;

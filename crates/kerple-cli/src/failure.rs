@@ -55,3 +55,9 @@ impl From<kerple_data::Error> for Failure {
         kerple_lm::Error::from(error).into()
     }
 }
+
+impl From<kerple_golden::Error> for Failure {
+    fn from(error: kerple_golden::Error) -> Failure {
+        Failure::failed(error.to_string(), error.hint())
+    }
+}

@@ -10,7 +10,6 @@ pub mod error;
 pub mod evaluate;
 pub mod events;
 pub mod generate;
-pub mod golden;
 pub mod learner;
 pub mod model;
 pub mod optimizer;

@@ -6,13 +6,13 @@ use crate::failure::{Failure, Outcome};
 
 /// Runs every case and prints it with its worst error and tolerance.
 pub fn run(args: &Golden) -> Outcome {
-    let (passed, failed) = kerple_lm::golden::run(&args.dir, &mut |verdict| {
+    let (passed, failed) = kerple_golden::run(&args.dir, &mut |verdict| {
         if args.json {
             print_json(verdict);
             return;
         }
         let mark = if verdict.passed { "ok    " } else { "FAILED" };
-        let kerple_lm::golden::Verdict { case, engine, worst, tolerance, note, .. } = verdict;
+        let kerple_golden::Verdict { case, engine, worst, tolerance, note, .. } = verdict;
         println!("{mark} {case:<34} {engine:<18} error {worst:<9.2e} of {tolerance:<9.2e} {note}");
     })?;
     if !args.json {

@@ -3,9 +3,11 @@
 use super::{Row, Sizes, times};
 use crate::failure::{Failure, Outcome};
 use crate::memory::extra_mib;
+use burn::tensor::{DType, Device, Distribution, Tensor};
 use kerple::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, naive, tiled};
 use kerple::encoding::{Encoding, Geometry, Method};
-use kerple_burn::golden;
+use kerple_burn::composed as definition;
+use kerple_burn::positions::PositionalEncoding;
 
 /// Longest sequence the definition and the composed operations are timed at.
 const LONGEST_NAIVE: usize = 1024;
@@ -121,12 +123,41 @@ fn flops(length: usize, sizes: Sizes, backward: bool) -> f64 {
     2.0 * products * pairs * (sizes.batch * sizes.heads * sizes.head_dim) as f64
 }
 
+/// KERPLE-log attention in plain Burn operations.
+struct Composed {
+    encoding: PositionalEncoding,
+    inputs: [Tensor<4>; 3],
+}
+
+impl Composed {
+    fn new(length: usize, sizes: Sizes) -> Composed {
+        let device = Device::flex().autodiff();
+        let shape = [sizes.batch, sizes.heads, length, sizes.head_dim];
+        let input = || Tensor::<4>::random(shape, Distribution::Uniform(-1.0, 1.0), &device).require_grad();
+        let encoding = Encoding::from(Method::KerpleLog(Default::default()));
+        let geometry = Geometry { heads: sizes.heads, head_dim: sizes.head_dim, train_len: length };
+        let encoding = PositionalEncoding::new(&encoding, &geometry, 0, &device);
+        Composed { encoding, inputs: [input(), input(), input()] }
+    }
+
+    /// One forward, and one backward of the sum of the outputs when asked.
+    fn run(&self, backward: bool) {
+        let [q, k, v] = self.inputs.clone();
+        let length = q.dims()[2];
+        let positions = self.encoding.positions(length, length, (&q.device(), DType::F32));
+        let out = definition::rotated_attention(q, k, v, &positions);
+        if backward {
+            let _ = out.sum().backward();
+        }
+    }
+}
+
 fn composed(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) {
-    let layer = golden::Layer::new(length, [sizes.batch, sizes.heads, sizes.head_dim]);
+    let layer = Composed::new(length, sizes);
     for backward in [false, true] {
-        let all = times(sizes.repeats, || layer.run(backward, false));
+        let all = times(sizes.repeats, || layer.run(backward));
         let mut row = Row::new("attention", "composed", length, sizes, &all, flops(length, sizes, backward));
-        row.extra_mib = extra_mib(|| layer.run(backward, false));
+        row.extra_mib = extra_mib(|| layer.run(backward));
         (row.backward, row.bias) = (backward, "learned");
         tell(row);
     }

@@ -159,3 +159,24 @@ fn near_degeneracy_is_told_from_degeneracy() {
     let exact = certificate("power(1, 2)", "0..40");
     assert!(exact.shift.refused.unwrap().contains("which no positive semidefinite matrix allows"));
 }
+
+/// On 0, 1, 2 the squared distance is conditionally positive definite and no shift makes it positive definite: the
+/// determinant is -8 for every shift, because (1, -2, 1) is in the kernel's null cone and not in its null space.
+#[test]
+fn lemma_1_fails_on_its_counterexample() {
+    let points = Points::line(&[0.0, 1.0, 2.0]).unwrap();
+    let sqdist = Expr::parse("sqdist").unwrap();
+    let gram = gram(&sqdist, &points).unwrap();
+    for c in [0.0, 1.0, 2.0, 10.0, 1000.0] {
+        // entries up to c: the determinant loses about eps * c^2
+        assert!((gram.add_scalar(c).determinant() + 8.0).abs() < 1e-9 * (1.0 + c * c), "{c}");
+    }
+    let certificate = certify(&sqdist, &points).unwrap();
+    assert!(certificate.is_cpd && !certificate.is_strictly_cpd && certificate.shift.c_min.is_none());
+    let witness = certificate.witness.unwrap();
+    let unit = 1.0 / 6f64.sqrt();
+    for (ours, exact) in witness.vector.iter().zip([1.0, -2.0, 1.0]) {
+        assert!((ours - exact * unit).abs() < 1e-12);
+    }
+    assert!(witness.quadratic_form.abs() < 1e-12);
+}

@@ -1,9 +1,9 @@
 //! Schedules, optimiser updates and statistics.
 
-use super::folder::{Case, Folder};
-use super::{EXACT, Score};
-use crate::schedule::Schedule;
+use crate::folder::{Case, Folder};
+use crate::{EXACT, Score};
 use kerple::ops::adam;
+use kerple_lm::schedule::Schedule;
 use kerple_report::statistics;
 use serde_json::Value;
 

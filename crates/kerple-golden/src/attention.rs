@@ -1,8 +1,9 @@
 //! `attn/*`: outputs and every gradient of whole attention layers, in every engine.
 
-use super::folder::{Case, Folder, Numbers};
-use super::tables::method;
-use super::{Score, Tolerance};
+use crate::burn_layer;
+use crate::folder::{Case, Folder, Numbers};
+use crate::tables::method;
+use crate::{Score, Tolerance};
 use kerple::attention::{Dims, Gradients, Problem, Real, Saved, Strides, View, ViewMut, naive, tiled};
 use kerple::encoding::{Encoding, Geometry, TableGradient};
 
@@ -45,13 +46,13 @@ impl Number for f64 {
     }
 }
 
-/// What an engine returns; parameter gradients in the order of the encoding.
-struct Answer {
-    out: Vec<f64>,
-    d_q: Vec<f64>,
-    d_k: Vec<f64>,
-    d_v: Vec<f64>,
-    d_values: Vec<Vec<f64>>,
+/// What an engine returns; arrays are `[B, H, L, D]`, parameter gradients in the order of the encoding.
+pub struct Answer {
+    pub out: Vec<f64>,
+    pub d_q: Vec<f64>,
+    pub d_k: Vec<f64>,
+    pub d_v: Vec<f64>,
+    pub d_values: Vec<Vec<f64>>,
 }
 
 fn task(folder: &Folder, case: &Case) -> Result<Task, String> {
@@ -137,7 +138,7 @@ impl Task {
 
     /// Runs forward and backward through Burn, with the fused operation or its composed definition.
     fn burn(&self, fused: bool) -> Answer {
-        let answer = kerple_burn::golden::attention(&kerple_burn::golden::Task {
+        burn_layer::run(&burn_layer::Layer {
             encoding: &self.encoding,
             geometry: &self.geometry,
             values: &self.values,
@@ -147,9 +148,7 @@ impl Task {
             v: &self.v,
             d_out: &self.d_out,
             fused,
-        });
-        let kerple_burn::golden::Answer { out, d_q, d_k, d_v, d_values } = answer;
-        Answer { out, d_q, d_k, d_v, d_values }
+        })
     }
 
     fn score(

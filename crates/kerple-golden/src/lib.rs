@@ -3,13 +3,16 @@
 //! A case this version does not know is a failure, not a skip.
 
 mod attention;
+mod burn_layer;
 mod data;
+mod error;
 mod folder;
 mod tables;
 mod theory;
 mod training;
 
-use crate::error::Result;
+pub use error::{Error, Result};
+
 use folder::{Case, Folder};
 use std::path::Path;
 

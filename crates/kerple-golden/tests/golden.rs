@@ -6,7 +6,7 @@ use std::path::Path;
 fn every_reference_value_is_met() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/kerple");
     let mut failures = Vec::new();
-    let (passed, failed) = kerple_lm::golden::run(&folder, &mut |verdict| {
+    let (passed, failed) = kerple_golden::run(&folder, &mut |verdict| {
         if !verdict.passed {
             failures.push(format!("{} {}: {}", verdict.case, verdict.engine, verdict.note));
         }
@@ -26,7 +26,7 @@ fn an_unknown_case_and_a_wrong_value_fail() {
     ]}"#;
     std::fs::write(folder.path().join("manifest.json"), manifest).unwrap();
     let mut notes = Vec::new();
-    let counts = kerple_lm::golden::run(folder.path(), &mut |verdict| notes.push(verdict.note.clone())).unwrap();
+    let counts = kerple_golden::run(folder.path(), &mut |verdict| notes.push(verdict.note.clone())).unwrap();
     assert_eq!(counts, (0, 3), "{notes:?}");
     assert!(notes[0].contains("does not know") && notes[2].contains("nothing was compared"), "{notes:?}");
 }

@@ -1,7 +1,7 @@
 //! Tables, rotations, rows and slopes by themselves.
 
-use super::folder::{Case, Folder};
-use super::{Score, Tolerance};
+use crate::folder::{Case, Folder};
+use crate::{Score, Tolerance};
 use kerple::attention::Strides;
 use kerple::encoding::{Compat, Encoding, Geometry, Scale, TableGradient, alibi, rotary, sinusoidal, t5};
 use kerple::forms::DistanceTable;

@@ -1,7 +1,7 @@
 //! `theory/*`: kernels on point sets, and how far heads reach.
 
-use super::folder::{Case, Folder};
-use super::{EXACT, Score, Tolerance};
+use crate::folder::{Case, Folder};
+use crate::{EXACT, Score, Tolerance};
 use kerple::kernel::certificate::certify;
 use kerple::kernel::expr::Expr;
 use kerple::kernel::geometry::{effective_lengths, embed};
@@ -53,6 +53,15 @@ fn certificate(folder: &Folder, case: &Case) -> Scores {
     match (found.shift.c_min, expected["c_min"].as_f64()) {
         (Some(c), Some(expected)) => score.compare("c_min", &[c], &[expected], case.tolerance("c_min")),
         (found, expected) => score.equal("c_min", found, expected),
+    }
+    // PKP has one more eigenvalue than the space of vectors that sum to 0: the 0 of the ones
+    let mut projected = found.sum_zero_eigenvalues.clone();
+    projected.push(0.0);
+    projected.sort_by(f64::total_cmp);
+    // eigenvalues are exact to a few eps N max|K|, which 1e-6 of the decision's own tolerance allows for
+    let rounding = Tolerance { absolute: 1e-6 * found.tolerance, relative: 0.0 };
+    for (got, key) in projected.iter().zip(["min_eig_PKP", "second_eig_PKP"]) {
+        score.compare(key, &[*got], &case.numbers(folder, "expected", key)?.values, rounding);
     }
     Ok(vec![score])
 }

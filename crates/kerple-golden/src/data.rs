@@ -1,7 +1,7 @@
 //! `data/*`: GPT-NeoX's document splits and packing.
 
-use super::folder::{Case, Folder};
-use super::{EXACT, Score};
+use crate::folder::{Case, Folder};
+use crate::{EXACT, Score};
 
 type Scores = Result<Vec<Score>, String>;
 

@@ -1,7 +1,6 @@
 //! Reading a folder of reference values.
 
-use super::{EXACT, Tolerance};
-use crate::error::{Error, Result};
+use crate::{EXACT, Error, Result, Tolerance};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::cell::RefCell;
@@ -32,12 +31,14 @@ type Found<T> = std::result::Result<T, String>;
 impl Folder {
     pub fn open(path: &Path) -> Result<Folder> {
         let file = path.join("manifest.json");
-        let text = std::fs::read_to_string(&file).map_err(Error::io(&file, "read"))?;
-        let hint = "a folder of reference values holds manifest.json and the .safetensors files it names";
-        let manifest: Value =
-            serde_json::from_str(&text).map_err(|error| Error::damaged(&file, error.to_string(), hint))?;
+        let text = std::fs::read_to_string(&file).map_err(|source| Error::Io {
+            path: file.clone(),
+            action: "read",
+            source,
+        })?;
+        let manifest: Value = serde_json::from_str(&text).map_err(|error| Error::damaged(&file, error.to_string()))?;
         if !manifest["cases"].is_array() {
-            return Err(Error::damaged(&file, "there is no list `cases`", hint));
+            return Err(Error::damaged(&file, "there is no list `cases`"));
         }
         Ok(Folder { path: path.to_owned(), manifest, files: RefCell::default() })
     }

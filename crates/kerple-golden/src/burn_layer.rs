@@ -1,0 +1,71 @@
+//! Attention through Burn in double precision, forward and backward.
+
+use crate::attention::Answer;
+use burn::module::Param;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kerple::encoding::{Encoding, Geometry};
+use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::{composed, layers};
+
+/// One attention layer and the gradient that flows into its output; arrays are `[B, H, L, D]`.
+pub struct Layer<'a> {
+    /// How positions enter.
+    pub encoding: &'a Encoding,
+    /// Sizes.
+    pub geometry: &'a Geometry,
+    /// Learned values of the encoding.
+    pub values: &'a [Vec<f64>],
+    /// B, H, L, D.
+    pub shape: [usize; 4],
+    /// Queries.
+    pub q: &'a [f64],
+    /// Keys.
+    pub k: &'a [f64],
+    /// Values.
+    pub v: &'a [f64],
+    /// Gradient of the loss in the output.
+    pub d_out: &'a [f64],
+    /// The fused operation, or its composed definition.
+    pub fused: bool,
+}
+
+fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
+}
+
+/// Runs it through Burn's autodiff on the flex backend.
+pub fn run(layer: &Layer) -> Answer {
+    let device = Device::flex().autodiff();
+    let tensor = |values: &[f64]| {
+        let data = TensorData::new(values.to_vec(), layer.shape);
+        Tensor::<4>::from_data(data, (&device, DType::F64)).require_grad()
+    };
+    let [q, k, v] = [layer.q, layer.k, layer.v].map(tensor);
+    let d_out = tensor(layer.d_out).detach();
+    let mut encoding = PositionalEncoding::new(layer.encoding, layer.geometry, 0, &device);
+    encoding.values = layer
+        .values
+        .iter()
+        .map(|values| {
+            let data = TensorData::new(values.clone(), [values.len()]);
+            Param::from_tensor(Tensor::from_data(data, (&device, DType::F64)))
+        })
+        .collect();
+    let len = layer.shape[2];
+    let positions = encoding.positions(len, len, (&device, DType::F64));
+    let attention = if layer.fused { layers::attention } else { composed::rotated_attention };
+    let out = attention(q.clone(), k.clone(), v.clone(), &positions);
+    let gradients = (out.clone() * d_out).sum().backward();
+    let take = |tensor: &Tensor<4>| tensor.grad(&gradients).map(numbers).unwrap_or_default();
+    Answer {
+        out: numbers(out),
+        d_q: take(&q),
+        d_k: take(&k),
+        d_v: take(&v),
+        d_values: encoding
+            .values
+            .iter()
+            .map(|value| value.val().grad(&gradients).map(numbers).unwrap_or_default())
+            .collect(),
+    }
+}
