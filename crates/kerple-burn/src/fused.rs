@@ -199,8 +199,8 @@ pub fn runs_fused<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.device().without_autodiff() == burn::tensor::Device::flex()
 }
 
-/// f32 or f64: what fused operations compute with.
-pub trait Number: burn::tensor::Element + bytemuck::Pod + kerple::ops::Float + kerple::attention::Real {}
+/// `f32` or `f64` as Burn's element: what fused operations compute with.
+pub trait Number: burn::tensor::Element + bytemuck::Pod + kerple::Number {}
 
 impl Number for f32 {}
 impl Number for f64 {}

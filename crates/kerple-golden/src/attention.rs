@@ -4,7 +4,8 @@ use crate::burn_layer;
 use crate::folder::{Case, Folder, Numbers};
 use crate::tables::method;
 use crate::{Score, Tolerance};
-use kerple::attention::{Dims, Gradients, Problem, Real, Saved, Strides, View, ViewMut, naive, tiled};
+use kerple::Number;
+use kerple::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, naive, tiled};
 use kerple::encoding::{Encoding, Geometry, TableGradient};
 
 /// A case, made ready for any engine.
@@ -18,32 +19,6 @@ struct Task {
     k: Vec<f64>,
     v: Vec<f64>,
     d_out: Vec<f64>,
-}
-
-/// A number type of an engine.
-trait Number: Real {
-    fn from_f64(value: f64) -> Self;
-    fn to_f64(self) -> f64;
-}
-
-impl Number for f32 {
-    fn from_f64(value: f64) -> f32 {
-        value as f32
-    }
-
-    fn to_f64(self) -> f64 {
-        self.into()
-    }
-}
-
-impl Number for f64 {
-    fn from_f64(value: f64) -> f64 {
-        value
-    }
-
-    fn to_f64(self) -> f64 {
-        self
-    }
 }
 
 /// What an engine returns; arrays are `[B, H, L, D]`, parameter gradients in the order of the encoding.

@@ -10,22 +10,16 @@
 //! Not for scores that are more than a function of the distance: those need all heads of a row at once.
 
 pub mod naive;
-mod real;
 #[cfg(test)]
 mod tests;
 pub mod tiled;
 mod view;
 
-pub use real::Real;
 pub use view::{Strides, View, ViewMut};
 
+use crate::Number;
 use std::ops::Range;
 use view::Shape;
-
-/// The instruction set the tiled engine has chosen on this machine for f32, for reports.
-pub fn instruction_set() -> &'static str {
-    tiled::InstructionSet::best().name()
-}
 
 /// Sizes of one attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +62,7 @@ impl Dims {
     }
 }
 
-impl<T: Real> Problem<'_, T> {
+impl<T: Number> Problem<'_, T> {
     /// The keys that query `i` sees; empty where there is none.
     pub fn visible(&self, i: usize) -> Range<usize> {
         let end = (self.dims.position(i) + 1).max(0) as usize;

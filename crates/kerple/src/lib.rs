@@ -4,11 +4,15 @@
 //! [forms]; an attention engine knows only the forms. See `ARCHITECTURE.md` for the whole picture.
 
 pub mod attention;
+pub mod cpu;
 pub mod encoding;
 pub mod forms;
 pub mod kernel;
+mod number;
 pub mod ops;
 pub mod seed;
+
+pub use number::Number;
 
 /// Panics with the name, the expected shape letters and the lengths when a slice has the wrong size.
 ///

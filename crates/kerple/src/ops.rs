@@ -8,25 +8,22 @@
 
 pub mod adam;
 pub mod cross_entropy;
-pub mod dispatch;
 pub mod embedding;
 pub mod gelu;
 pub mod gemm;
-mod lanes;
 pub mod layer_norm;
-pub mod math;
 pub mod mlp;
 pub mod rotary;
 #[cfg(test)]
 mod testing;
 
-pub use math::Float;
+use crate::Number;
 
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
 /// A buffer of zeros, cleared by all threads: one thread alone would take several percent of a training step for it.
-pub fn zeros<T: Float>(len: usize) -> Vec<T> {
+pub fn zeros<T: Number>(len: usize) -> Vec<T> {
     /// Values that a task clears.
     const PIECE: usize = 1 << 17;
     let mut values = Vec::new();
@@ -36,7 +33,7 @@ pub fn zeros<T: Float>(len: usize) -> Vec<T> {
 
 /// Appends `len` values to `to`, a task for each `piece` of them, which clears it just before `set` is to fill it. `set` is
 /// given the number of the piece, the piece, and its item of `items`.
-fn append<T: Float, I: Send>(
+fn append<T: Number, I: Send>(
     to: &mut Vec<T>,
     len: usize,
     piece: usize,

@@ -87,7 +87,7 @@ impl Row {
             extra_mib: 0.0,
             bandwidth_share: None,
             threads: rayon::current_num_threads(),
-            instructions: kerple::attention::instruction_set(),
+            instructions: kerple::cpu::InstructionSet::current().name(),
         }
     }
 }

@@ -36,5 +36,5 @@ fn machine() -> String {
     let name = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     let name = name.map_or(std::env::consts::ARCH, |(_, name)| name.trim());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    format!("{name}, {threads} threads, {}", kerple::attention::instruction_set())
+    format!("{name}, {threads} threads, {}", kerple::cpu::InstructionSet::current().name())
 }

@@ -11,13 +11,14 @@
 //!
 //! Not for speed: [`tiled`](super::tiled) computes the same and is tested against this.
 
-use super::{Dims, Gradients, Problem, Real, Saved, View, ViewMut};
+use super::{Dims, Gradients, Problem, Saved, View, ViewMut};
+use crate::Number;
 
 /// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing).
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`.
-pub fn forward<T: Real>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
     problem.check_forward(q, k, v, &out, lse);
     for (row, lse) in rows(problem.dims).zip(lse) {
         let scores = row.scores(problem, q, k);
@@ -40,7 +41,7 @@ pub fn forward<T: Real>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
-pub fn backward<T: Real>(problem: &Problem<T>, saved: Saved<T>, mut gradients: Gradients<T>) {
+pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients: Gradients<T>) {
     problem.check_backward(&saved, &gradients);
     clear(problem.dims, &mut gradients);
     let Gradients { d_q, d_k, d_v, d_bias, d_weight } = &mut gradients;
@@ -107,7 +108,7 @@ impl Row {
     }
 
     /// `z` of the visible keys.
-    fn scores<T: Real>(&self, problem: &Problem<T>, q: View<T>, k: View<T>) -> Vec<T> {
+    fn scores<T: Number>(&self, problem: &Problem<T>, q: View<T>, k: View<T>) -> Vec<T> {
         let score = |key| {
             let at = self.table_index(problem, key);
             let scaled = problem.scale * dot(self.of_query(q), self.of_key(k, key));
@@ -117,17 +118,17 @@ impl Row {
     }
 }
 
-fn dot<T: Real>(a: &[T], b: &[T]) -> T {
+fn dot<T: Number>(a: &[T], b: &[T]) -> T {
     a.iter().zip(b).map(|(&a, &b)| a * b).sum()
 }
 
-fn add_scaled<T: Real>(to: &mut [T], factor: T, from: &[T]) {
+fn add_scaled<T: Number>(to: &mut [T], factor: T, from: &[T]) {
     for (to, &from) in to.iter_mut().zip(from) {
         *to += factor * from;
     }
 }
 
-fn clear<T: Real>(dims: Dims, gradients: &mut Gradients<T>) {
+fn clear<T: Number>(dims: Dims, gradients: &mut Gradients<T>) {
     let Gradients { d_q, d_k, d_v, d_bias, d_weight } = gradients;
     let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
     for (view, heads, rows) in [(d_q, heads, queries), (d_k, kv_heads, keys), (d_v, kv_heads, keys)] {

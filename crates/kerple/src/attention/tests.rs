@@ -1,6 +1,7 @@
 //! Cases shared by the engines' tests, and the tests of the definition itself.
 
-use super::{Dims, Gradients, Problem, Real, Saved, Strides, View, ViewMut, naive};
+use super::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, naive};
+use crate::Number;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -39,7 +40,7 @@ pub(super) trait Engine<T> {
 
 struct Naive;
 
-impl<T: Real> Engine<T> for Naive {
+impl<T: Number> Engine<T> for Naive {
     fn forward(&self, problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
         naive::forward(problem, q, k, v, out, lse);
     }
@@ -73,7 +74,7 @@ impl Case {
     }
 
     /// Runs an engine; `number` and `back` convert to and from its type.
-    pub(super) fn run<T: Real, E: Engine<T>>(
+    pub(super) fn run<T: Number, E: Engine<T>>(
         &self,
         engine: &E,
         number: fn(f64) -> T,

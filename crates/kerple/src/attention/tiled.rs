@@ -5,8 +5,7 @@
 //! (Dao et al. 2022, arXiv:2205.14135). Tiles that no query of theirs sees are skipped. Memory beyond inputs and outputs is
 //! a few tables of `[H, K]` and `[B, H, Q]` and some tiles per thread.
 //!
-//! * `product`: the small matrix product that every step is made of;
-//! * `lanes`: vectors of AVX-512, AVX2 or plain Rust, chosen by `instructions` when the program runs;
+//! * `product`: the small matrix product that every step is made of, on the vectors of [`cpu`](crate::cpu);
 //! * `forward`, `backward`: what is multiplied with what; `decode`: one query, where memory is the limit;
 //! * `workers`: which thread does what, and why the bits do not depend on it.
 
@@ -14,26 +13,25 @@ mod backward;
 mod decode;
 mod diagonal;
 mod forward;
-pub(super) mod instructions;
-mod lanes;
 mod product;
 mod rows;
 mod table;
 mod workers;
 
-use super::{Gradients, Problem, Real, Saved, View, ViewMut};
-pub use instructions::InstructionSet;
+use super::{Gradients, Problem, Saved, View, ViewMut};
+use crate::Number;
+use crate::cpu::InstructionSet;
 
 /// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing).
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`.
-pub fn forward<T: Real>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
-    forward_with(InstructionSet::best(), problem, q, k, v, out, lse);
+pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+    forward_with(InstructionSet::current(), problem, q, k, v, out, lse);
 }
 
 /// [`forward()`] with a chosen instruction set; one that the CPU lacks falls back to [`InstructionSet::Portable`].
-pub fn forward_with<T: Real>(
+pub fn forward_with<T: Number>(
     set: InstructionSet,
     problem: &Problem<T>,
     q: View<T>,
@@ -51,18 +49,18 @@ pub fn forward_with<T: Real>(
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
-pub fn backward<T: Real>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
-    backward_with(InstructionSet::best(), problem, saved, gradients);
+pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    backward_with(InstructionSet::current(), problem, saved, gradients);
 }
 
 /// [`backward()`] with a chosen instruction set, as in [`forward_with`].
-pub fn backward_with<T: Real>(set: InstructionSet, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+pub fn backward_with<T: Number>(set: InstructionSet, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     problem.check_backward(&saved, &gradients);
     T::dispatch(set, backward::Backward { problem, saved, gradients });
 }
 
 /// Numbers to be written before they are read; tests make sure by starting from NaN.
-fn scratch<R: Real>(len: usize) -> Vec<R> {
+fn scratch<R: Number>(len: usize) -> Vec<R> {
     vec![if cfg!(test) { R::NEG_INFINITY * R::ZERO } else { R::ZERO }; len]
 }
 

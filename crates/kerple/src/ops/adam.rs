@@ -10,9 +10,9 @@
 //!
 //! `g` is the gradient times [`Update::gradient_scale`], `t` counts from 1.
 
-use super::Float;
-use super::dispatch::vectorized;
+use crate::Number;
 use crate::check_shape;
+use crate::cpu::vectorized;
 use rayon::prelude::*;
 
 /// Elements a task takes.
@@ -48,7 +48,7 @@ impl Default for Update {
 ///
 /// # Panics
 /// If the slices differ in length or `step` is 0.
-pub fn update<T: Float>(settings: &Update, parameter: &mut [T], gradient: &[T], mean: &mut [T], square: &mut [T]) {
+pub fn update<T: Number>(settings: &Update, parameter: &mut [T], gradient: &[T], mean: &mut [T], square: &mut [T]) {
     let elements = parameter.len();
     check_shape!(gradient, elements = elements);
     check_shape!(mean, elements = elements);
@@ -75,7 +75,7 @@ struct Factors<T> {
     epsilon: T,
 }
 
-impl<T: Float> Factors<T> {
+impl<T: Number> Factors<T> {
     fn new(settings: &Update) -> Factors<T> {
         let Update { lr, beta1, beta2, epsilon, weight_decay, step, gradient_scale } = *settings;
         assert!(step > 0, "step: the bias corrections count from 1");
@@ -106,7 +106,7 @@ vectorized! {
 }
 
 /// The sum of squares in f64, in a fixed order. For `f32` it is finite exactly if every element is.
-pub fn sum_of_squares<T: Float>(values: &[T]) -> f64 {
+pub fn sum_of_squares<T: Number>(values: &[T]) -> f64 {
     let partial: Vec<f64> = values.par_chunks(ELEMENTS_PER_TASK).map(sum_of_squares_serial).collect();
     partial.into_iter().sum()
 }
@@ -132,7 +132,7 @@ vectorized! {
 }
 
 /// Where the first infinite or NaN element is.
-pub fn first_non_finite<T: Float>(values: &[T]) -> Option<usize> {
+pub fn first_non_finite<T: Number>(values: &[T]) -> Option<usize> {
     values.par_chunks(ELEMENTS_PER_TASK).enumerate().find_map_first(|(task, values)| {
         values.iter().position(|value| !value.is_finite()).map(|at| task * ELEMENTS_PER_TASK + at)
     })
@@ -148,7 +148,7 @@ pub fn clip_scale(norm: f64, limit: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::dispatch::tests::at_every_level;
+    use crate::cpu::tests::on_every_set;
     use crate::ops::testing::{assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
@@ -214,7 +214,7 @@ mod tests {
             (p, m, v, sum_of_squares(&gradient))
         };
         assert_same_at_any_threads(run);
-        let results = at_every_level(|| {
+        let results = on_every_set(|| {
             let (mut p, mut m, mut v) = (start[..99].to_vec(), gradient[..99].to_vec(), vec![0.5; 99]);
             update_elements(Factors::new(&Update::default()), &mut p, &gradient[..99], &mut m, &mut v);
             (p, m, v, sum_of_squares_serial(&gradient[..99]))

@@ -8,11 +8,13 @@
 //!
 //! Rows are taken in chunks, so logits are never held for all of them. A NaN among a row's logits makes its loss NaN.
 
-use super::dispatch::vectorized;
 use super::gemm::{Product, To, matmul};
 use super::layer_norm::{self, Norm, NormGradients, Stats};
-use super::{Float, lanes, zeros};
+use super::zeros;
+use crate::Number;
 use crate::check_shape;
+use crate::cpu::reduce;
+use crate::cpu::vectorized;
 use rayon::prelude::*;
 
 /// Most logits held at once: 128 MiB in `f32`.
@@ -57,7 +59,7 @@ pub struct Targets<'a> {
 ///
 /// # Panics
 /// If a slice has the wrong size or a scored target is not in the vocabulary.
-pub fn forward<T: Float>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Vec<T> {
+pub fn forward<T: Number>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Vec<T> {
     let plan = Plan::new(head, x, targets);
     let mut chunk = Chunk::new(&plan);
     let mut nll = vec![T::ZERO; plan.rows];
@@ -75,7 +77,7 @@ pub fn forward<T: Float>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Ve
 ///
 /// # Panics
 /// If a slice has the wrong size or a scored target is not in the vocabulary.
-pub fn forward_backward<T: Float>(
+pub fn forward_backward<T: Number>(
     head: Head<'_, T>,
     x: &[T],
     targets: Targets<'_>,
@@ -119,7 +121,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new<T: Float>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Plan {
+    fn new<T: Number>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Plan {
         let (w, ids, m, rows) = (head.w, targets.ids, head.norm.width(), targets.ids.len());
         let v = w.len() / m;
         check_shape!(w, m = m, v = v);
@@ -150,7 +152,7 @@ struct Chunk<T> {
     d_x: Vec<T>,
 }
 
-impl<T: Float> Chunk<T> {
+impl<T: Number> Chunk<T> {
     fn new(plan: &Plan) -> Chunk<T> {
         let rows = plan.chunk_rows.min(plan.scored.len());
         Chunk { x: zeros(rows * plan.m), normed: Vec::new(), logits: Vec::new(), d_x: Vec::new() }
@@ -174,8 +176,8 @@ impl<T: Float> Chunk<T> {
 vectorized! {
     /// The loss of one row.
     fn row_loss(logits: &[T], target: usize) -> T {
-        let largest = lanes::max(logits);
-        let sum = lanes::sum([logits], |[logit]| (logit - largest).exp());
+        let largest = reduce::max(logits);
+        let sum = reduce::sum([logits], |[logit]| (logit - largest).exp());
         T::from_f64(sum.to_f64().ln()) + (largest - logits[target])
     }
 }
@@ -183,12 +185,12 @@ vectorized! {
 vectorized! {
     /// The loss of one row, whose logits become their gradient.
     fn row_gradient(logits: &mut [T], target: usize, d_nll: T) -> T {
-        let largest = lanes::max(logits);
+        let largest = reduce::max(logits);
         let above = largest - logits[target];
         for logit in logits.iter_mut() {
             *logit = (*logit - largest).exp();
         }
-        let sum = lanes::sum([&*logits], |[weight]| weight);
+        let sum = reduce::sum([&*logits], |[weight]| weight);
         let scale = d_nll / sum;
         for weight in logits.iter_mut() {
             *weight = *weight * scale;
@@ -201,14 +203,14 @@ vectorized! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::dispatch::tests::at_every_level;
+    use crate::cpu::tests::on_every_set;
     use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
     /// gamma, beta, w
     struct Owned<T>([Vec<T>; 3]);
 
-    impl<T: Float> Owned<T> {
+    impl<T: Number> Owned<T> {
         fn head(&self) -> Head<'_, T> {
             let [gamma, beta, w] = &self.0;
             Head { norm: Norm { gamma, beta, epsilon: 1e-2 }, w }
@@ -234,7 +236,7 @@ mod tests {
     }
 
     /// Losses, d_x and the gradients of the parameters.
-    fn everything<T: Float>(
+    fn everything<T: Number>(
         owned: &Owned<T>,
         x: &[T],
         targets: Targets<'_>,
@@ -308,7 +310,7 @@ mod tests {
             let (nll, d_x, d) = everything(&float, &x, Targets { ids: &ids, scored: None }, &d_nll);
             (nll, d_x, d.0, forward(float.head(), &x, Targets { ids: &ids, scored: None }))
         });
-        let results = at_every_level(|| {
+        let results = on_every_set(|| {
             let mut row = x[..501].to_vec();
             (row_loss(&row, 3), row_gradient(&mut row, 3, 0.5), row)
         });

@@ -1,6 +1,8 @@
 //! Rows of a table by number, and the gradient of that.
 
-use super::{Float, ROWS_PER_TASK, lanes};
+use super::ROWS_PER_TASK;
+use crate::Number;
+use crate::cpu::reduce;
 use rayon::prelude::*;
 
 /// Most table rows a task of the backward pass owns; it looks through all ids for them.
@@ -12,7 +14,7 @@ const ENOUGH_TASKS: usize = 8;
 ///
 /// # Panics
 /// If a slice has the wrong size, M is 0, or an id is not below V.
-pub fn gather<T: Float>(table: &[T], ids: &[u32], m: usize, rows: &mut [T]) {
+pub fn gather<T: Number>(table: &[T], ids: &[u32], m: usize, rows: &mut [T]) {
     check_ids(table.len(), ids, m, rows.len());
     rows.par_chunks_mut(m).with_min_len(ROWS_PER_TASK).zip(ids).for_each(|(row, id)| {
         row.copy_from_slice(&table[*id as usize * m..][..m]);
@@ -23,7 +25,7 @@ pub fn gather<T: Float>(table: &[T], ids: &[u32], m: usize, rows: &mut [T]) {
 ///
 /// # Panics
 /// If a slice has the wrong size, M is 0, or an id is not below V.
-pub fn scatter_add<T: Float>(d_rows: &[T], ids: &[u32], m: usize, d_table: &mut [T]) {
+pub fn scatter_add<T: Number>(d_rows: &[T], ids: &[u32], m: usize, d_table: &mut [T]) {
     check_ids(d_table.len(), ids, m, d_rows.len());
     // a row of the table belongs to one task, so the split changes no sum
     let owned = (d_table.len() / m).div_ceil(ENOUGH_TASKS).clamp(1, MOST_TABLE_ROWS);
@@ -32,7 +34,7 @@ pub fn scatter_add<T: Float>(d_rows: &[T], ids: &[u32], m: usize, d_table: &mut 
         for (id, d_row) in ids.iter().zip(d_rows.chunks_exact(m)) {
             let id = *id as usize;
             if owned_ids.contains(&id) {
-                lanes::add(&mut d_table[(id - owned_ids.start) * m..][..m], d_row);
+                reduce::add(&mut d_table[(id - owned_ids.start) * m..][..m], d_row);
             }
         }
     });

@@ -5,7 +5,7 @@
 //! gelu'(x) = P(x) + x p(x)      p its density
 //! ```
 
-use super::dispatch::vectorized;
+use crate::cpu::vectorized;
 
 vectorized! {
     /// `a = gelu(h)` by the calling thread.
@@ -31,7 +31,7 @@ vectorized! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::dispatch::tests::at_every_level;
+    use crate::cpu::tests::on_every_set;
     use crate::ops::testing::{assert_gradient, random, single};
     use proptest::prelude::*;
 
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn instruction_sets_do_not_change_bits() {
         let (h, d_a) = (single(&random(6600, 1)), single(&random(6600, 2)));
-        let results = at_every_level(|| {
+        let results = on_every_set(|| {
             let (mut d, mut a) = (d_a.clone(), vec![f32::NAN; h.len()]);
             backward(&h, &mut d, &mut a);
             forward(&h, &mut d);

@@ -5,8 +5,10 @@
 //! A block is tall and narrow: its columns of the right factor are packed once and used for every row, while the kernels
 //! read a left factor that is not transposed where it lies.
 
-use super::{Float, ROWS_PER_TASK, lanes};
+use super::ROWS_PER_TASK;
+use crate::Number;
 use crate::check_shape;
+use crate::cpu::reduce;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -95,7 +97,7 @@ impl<'a, T> To<'a, T> {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul<T: Float>(c: To<'_, T>, a: &[T], b: &[T], product: Product) {
+pub fn matmul<T: Number>(c: To<'_, T>, a: &[T], b: &[T], product: Product) {
     matmul_then(c, None, a, b, product, |_, _, _, _| {});
 }
 
@@ -103,10 +105,10 @@ pub fn matmul<T: Float>(c: To<'_, T>, a: &[T], b: &[T], product: Product) {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul_bias<T: Float>(c: To<'_, T>, a: &[T], b: &[T], bias: &[T], product: Product) {
+pub fn matmul_bias<T: Number>(c: To<'_, T>, a: &[T], b: &[T], bias: &[T], product: Product) {
     let n = product.n;
     check_shape!(bias, n = n);
-    matmul_then(c, None, a, b, product, |_, columns, c, _| lanes::add(c, &bias[columns]));
+    matmul_then(c, None, a, b, product, |_, columns, c, _| reduce::add(c, &bias[columns]));
 }
 
 /// [`matmul`], and then `finish` on every piece of a row of `c` while it is in cache. It is given the row, the columns of
@@ -115,7 +117,7 @@ pub fn matmul_bias<T: Float>(c: To<'_, T>, a: &[T], b: &[T], bias: &[T], product
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul_then<T: Float>(
+pub fn matmul_then<T: Number>(
     c: To<'_, T>,
     mut beside: Option<&mut Vec<T>>,
     a: &[T],
@@ -179,7 +181,7 @@ unsafe impl<T: Send> Send for Matrix<T> {}
 // SAFETY: likewise.
 unsafe impl<T: Send> Sync for Matrix<T> {}
 
-impl<T: Float> Matrix<T> {
+impl<T: Number> Matrix<T> {
     /// # Safety
     /// The piece lies in the matrix, which outlives it, has been written, and nothing else uses it meanwhile.
     unsafe fn piece<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [T] {
@@ -204,7 +206,7 @@ impl<T: Float> Matrix<T> {
 /// # Safety
 /// `c`, `a` and `b` have the sizes of `product`, the block lies inside the result, it has been written if the product is
 /// to be added to it, and nothing else uses it meanwhile.
-unsafe fn multiply_block<T: Float>(
+unsafe fn multiply_block<T: Number>(
     product: Product,
     c: Matrix<T>,
     adds: bool,
@@ -246,7 +248,7 @@ unsafe fn multiply_block<T: Float>(
 ///
 /// # Panics
 /// If `rows` is not a whole number of rows.
-pub fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
+pub fn add_rows<T: Number>(rows: &[T], sum: &mut [T]) {
     let columns = sum.len();
     let count = rows.len().checked_div(columns).unwrap_or(0);
     check_shape!(rows, count = count, columns = columns);
@@ -256,8 +258,8 @@ pub fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
     let mut partial = vec![T::ZERO; count.div_ceil(ROWS_PER_TASK) * columns];
     rows.par_chunks(ROWS_PER_TASK * columns)
         .zip(partial.par_chunks_mut(columns))
-        .for_each(|(rows, sum)| rows.chunks_exact(columns).for_each(|row| lanes::add(sum, row)));
-    partial.chunks_exact(columns).for_each(|partial| lanes::add(sum, partial));
+        .for_each(|(rows, sum)| rows.chunks_exact(columns).for_each(|row| reduce::add(sum, row)));
+    partial.chunks_exact(columns).for_each(|partial| reduce::add(sum, partial));
 }
 
 #[cfg(test)]

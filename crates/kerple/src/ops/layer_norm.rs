@@ -6,9 +6,11 @@
 //! d_gamma = sum over rows of d_y u          d_beta = sum over rows of d_y
 //! ```
 
-use super::dispatch::vectorized;
-use super::{Float, ROWS_PER_TASK, append, lanes};
+use super::{ROWS_PER_TASK, append};
+use crate::Number;
 use crate::check_shape;
+use crate::cpu::reduce;
+use crate::cpu::vectorized;
 use rayon::prelude::*;
 
 /// Added to the variance unless a model says otherwise.
@@ -43,7 +45,7 @@ pub struct Stats<T> {
     pub rstd: Vec<T>,
 }
 
-impl<T: Float> Stats<T> {
+impl<T: Number> Stats<T> {
     /// Room for this many rows.
     pub(crate) fn new(rows: usize) -> Stats<T> {
         Stats { mean: vec![T::ZERO; rows], rstd: vec![T::ZERO; rows] }
@@ -67,7 +69,7 @@ impl<T> Norm<'_, T> {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn forward<T: Float>(norm: Norm<'_, T>, x: &[T], y: &mut Vec<T>) -> Stats<T> {
+pub fn forward<T: Number>(norm: Norm<'_, T>, x: &[T], y: &mut Vec<T>) -> Stats<T> {
     let m = norm.width();
     let rows = x.len() / m;
     check_shape!(x, rows = rows, m = m);
@@ -85,7 +87,7 @@ pub fn forward<T: Float>(norm: Norm<'_, T>, x: &[T], y: &mut Vec<T>) -> Stats<T>
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn backward<T: Float>(
+pub fn backward<T: Number>(
     norm: Norm<'_, T>,
     x: &[T],
     stats: &Stats<T>,
@@ -112,12 +114,12 @@ pub fn backward<T: Float>(
         let gradients = NormGradients { d_gamma, d_beta };
         backward_rows(norm, &x[elements.clone()], saved, &d_y[elements.clone()], d_x, gradients);
         if let Some(residual) = residual {
-            lanes::add(d_x, &residual[elements]);
+            reduce::add(d_x, &residual[elements]);
         }
     });
     for partial in partial.chunks_exact(2 * m) {
-        lanes::add(d_gamma, &partial[..m]);
-        lanes::add(d_beta, &partial[m..]);
+        reduce::add(d_gamma, &partial[..m]);
+        reduce::add(d_beta, &partial[m..]);
     }
 }
 
@@ -128,8 +130,8 @@ vectorized! {
         let per_feature = T::ONE / T::from_f64(m as f64);
         let rows = x.chunks_exact(m).zip(y.chunks_exact_mut(m)).zip(mean.iter_mut().zip(rstd));
         for ((x, y), (mean, rstd)) in rows {
-            let center = lanes::sum([x], |[x]| x) * per_feature;
-            let variance = lanes::sum([x], |[x]| (x - center) * (x - center)) * per_feature;
+            let center = reduce::sum([x], |[x]| x) * per_feature;
+            let variance = reduce::sum([x], |[x]| (x - center) * (x - center)) * per_feature;
             let scale = T::ONE / (variance + T::from_f64(norm.epsilon)).sqrt();
             (*mean, *rstd) = (center, scale);
             for (((x, y), gamma), beta) in x.iter().zip(y).zip(norm.gamma).zip(norm.beta) {
@@ -156,9 +158,9 @@ vectorized! {
         let rows = x.chunks_exact(m).zip(d_y.chunks_exact(m)).zip(d_x.chunks_exact_mut(m));
         for (((x, d_y), d_x), (mean, rstd)) in rows.zip(stats.0.iter().zip(stats.1)) {
             let (mean, rstd) = (*mean, *rstd);
-            let along_one = lanes::sum([d_y, norm.gamma], |[d_y, gamma]| d_y * gamma) * per_feature;
+            let along_one = reduce::sum([d_y, norm.gamma], |[d_y, gamma]| d_y * gamma) * per_feature;
             let along_u =
-                lanes::sum([x, d_y, norm.gamma], |[x, d_y, gamma]| d_y * gamma * ((x - mean) * rstd)) * per_feature;
+                reduce::sum([x, d_y, norm.gamma], |[x, d_y, gamma]| d_y * gamma * ((x - mean) * rstd)) * per_feature;
             for j in 0..m {
                 let (u, g) = ((x[j] - mean) * rstd, d_y[j] * norm.gamma[j]);
                 d_x[j] = rstd * (g - along_one - u * along_u);
@@ -172,7 +174,7 @@ vectorized! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::dispatch::tests::at_every_level;
+    use crate::cpu::tests::on_every_set;
     use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
@@ -253,7 +255,7 @@ mod tests {
     fn instruction_sets_do_not_change_bits() {
         let (gamma, beta, x) = (single(&random(67, 1)), single(&random(67, 2)), single(&random(3 * 67, 3)));
         let norm = Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON };
-        let results = at_every_level(|| {
+        let results = on_every_set(|| {
             let ([mut mean, mut rstd], [mut y, mut d_x]) = ([[0.0f32; 3]; 2], [[0.0f32; 3 * 67]; 2]);
             let ([mut d_gamma, mut d_beta], d_y) = ([[0.0f32; 67]; 2], x.clone());
             forward_rows(norm, &x, &mut y, &mut mean, &mut rstd);

@@ -9,8 +9,10 @@
 
 use super::gemm::{Product, To, add_rows, matmul, matmul_then};
 use super::layer_norm::{self, Norm, NormGradients};
-use super::{Float, gelu, lanes, zeros};
+use super::{gelu, zeros};
+use crate::Number;
 use crate::check_shape;
+use crate::cpu::reduce;
 
 /// Most rows of a span.
 const MOST_ROWS: usize = 2048;
@@ -49,7 +51,7 @@ pub struct Gradients<T> {
     pub d_b2: Vec<T>,
 }
 
-impl<T: Float> Mlp<'_, T> {
+impl<T: Number> Mlp<'_, T> {
     /// Checks the parameters and gives M, F and the rows of `x`.
     fn sizes(&self, x: &[T]) -> (usize, usize, usize) {
         let Mlp { w1, w2, b2, .. } = self;
@@ -67,7 +69,7 @@ impl<T: Float> Mlp<'_, T> {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn forward<T: Float>(mlp: Mlp<'_, T>, x: &[T]) -> Vec<T> {
+pub fn forward<T: Number>(mlp: Mlp<'_, T>, x: &[T]) -> Vec<T> {
     let (mut y, mut h) = (Vec::with_capacity(x.len()), Vec::new());
     mlp.by_spans(x, |span, x| {
         h.clear();
@@ -80,7 +82,7 @@ pub fn forward<T: Float>(mlp: Mlp<'_, T>, x: &[T]) -> Vec<T> {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn forward_saving<T: Float>(mlp: Mlp<'_, T>, x: &[T]) -> (Vec<T>, Vec<T>) {
+pub fn forward_saving<T: Number>(mlp: Mlp<'_, T>, x: &[T]) -> (Vec<T>, Vec<T>) {
     let (m, f, _) = mlp.sizes(x);
     let (mut y, mut h) = (Vec::with_capacity(x.len()), Vec::with_capacity(x.len() / m * f));
     mlp.by_spans(x, |span, x| span.forward(mlp, x, &mut h, &mut y));
@@ -91,7 +93,7 @@ pub fn forward_saving<T: Float>(mlp: Mlp<'_, T>, x: &[T]) -> (Vec<T>, Vec<T>) {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn backward<T: Float>(mlp: Mlp<'_, T>, x: &[T], h: &[T], d_y: &[T]) -> Gradients<T> {
+pub fn backward<T: Number>(mlp: Mlp<'_, T>, x: &[T], h: &[T], d_y: &[T]) -> Gradients<T> {
     let (m, f, rows) = mlp.sizes(x);
     check_shape!(h, rows = rows, f = f);
     check_shape!(d_y, rows = rows, m = m);
@@ -117,7 +119,7 @@ pub fn backward<T: Float>(mlp: Mlp<'_, T>, x: &[T], h: &[T], d_y: &[T]) -> Gradi
     gradients
 }
 
-impl<T: Float> Mlp<'_, T> {
+impl<T: Number> Mlp<'_, T> {
     /// Calls `work` with the rows of each span, and room for its activations.
     fn by_spans(&self, x: &[T], mut work: impl FnMut(&mut Span<T>, &[T])) {
         let (m, _, rows) = self.sizes(x);
@@ -139,7 +141,7 @@ struct Span<T> {
     a: Vec<T>,
 }
 
-impl<T: Float> Span<T> {
+impl<T: Number> Span<T> {
     /// From `x` to the next rows of `h` and `y`.
     fn forward(&mut self, mlp: Mlp<'_, T>, x: &[T], h: &mut Vec<T>, y: &mut Vec<T>) {
         let Mlp { norm, w1, b1, w2, b2 } = mlp;
@@ -148,12 +150,12 @@ impl<T: Float> Span<T> {
         layer_norm::forward(norm, x, normed);
         let up = Product::new(rows, m, f);
         matmul_then(To::End(h), Some(a), normed, w1, up, |_, columns, h, a| {
-            lanes::add(h, &b1[columns]);
+            reduce::add(h, &b1[columns]);
             gelu::forward(h, a);
         });
         matmul_then(To::End(y), None, a, w2, Product::new(rows, f, m), |row, columns, y, _| {
-            lanes::add(y, &x[row * m..][columns.clone()]);
-            lanes::add(y, &b2[columns]);
+            reduce::add(y, &x[row * m..][columns.clone()]);
+            reduce::add(y, &b2[columns]);
         });
     }
 
@@ -194,7 +196,7 @@ mod tests {
     /// Owned parameters: gamma, beta, w1, b1, w2, b2.
     struct Owned<T>([Vec<T>; 6]);
 
-    impl<T: Float> Owned<T> {
+    impl<T: Number> Owned<T> {
         fn mlp(&self) -> Mlp<'_, T> {
             let [gamma, beta, w1, b1, w2, b2] = &self.0;
             Mlp { norm: Norm { gamma, beta, epsilon: 1e-2 }, w1, b1, w2, b2 }
@@ -222,7 +224,7 @@ mod tests {
     }
 
     /// The output, `d_x`, and the gradients of the parameters.
-    fn everything<T: Float>(owned: &Owned<T>, x: &[T], d_y: &[T]) -> (Vec<T>, Vec<T>, Owned<T>) {
+    fn everything<T: Number>(owned: &Owned<T>, x: &[T], d_y: &[T]) -> (Vec<T>, Vec<T>, Owned<T>) {
         let (y, h) = forward_saving(owned.mlp(), x);
         assert_eq!(y, forward(owned.mlp(), x));
         let Gradients { d_x, d_gamma, d_beta, d_w1, d_b1, d_w2, d_b2 } = backward(owned.mlp(), x, &h, d_y);

@@ -6,10 +6,10 @@
 //!
 //! The first R features of a head turn, the others stay. The backward pass is the inverse rotation.
 
-use super::Float;
-use super::dispatch::vectorized;
+use crate::Number;
 use crate::attention::Strides;
 use crate::check_shape;
+use crate::cpu::vectorized;
 use rayon::prelude::*;
 
 /// Outer rows a task takes at least.
@@ -53,7 +53,7 @@ pub struct Extent {
 ///
 /// # Panics
 /// If there are fewer angles than positions, if `x` ends before its last row, or if rows overlap.
-pub fn rotate<T: Float>(x: &mut [T], strides: Strides, extent: Extent, angles: Angles<'_, T>, turn: Turn) {
+pub fn rotate<T: Number>(x: &mut [T], strides: Strides, extent: Extent, angles: Angles<'_, T>, turn: Turn) {
     let Extent { batch, len, heads } = extent;
     let Angles { cos, sin, pairs } = angles;
     check_shape!(sin, positions = cos.len() / pairs.max(1), pairs = pairs);

@@ -5,12 +5,13 @@
 //! additions, whoever computes, and threads that follow each other down the same head at a distance of one tile.
 
 use super::diagonal::DiagonalSums;
-use super::lanes::{Kernel, Lanes};
 use super::product::{Keep, Matrix, Product};
 use super::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
 use super::table::{Order, Table};
 use super::workers::{self, Schedule, Turns};
-use crate::attention::{Dims, Gradients, Problem, Real, Saved, Strides, View, ViewMut};
+use crate::Number;
+use crate::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut};
+use crate::cpu::lanes::{Kernel, Lanes};
 use std::ops::Range;
 
 /// Queries of one tile.
@@ -27,10 +28,10 @@ pub(super) struct Backward<'a, R> {
     pub(super) gradients: Gradients<'a, R>,
 }
 
-impl<R: Real> Kernel<R> for Backward<'_, R> {
+impl<R: Number> Kernel<R> for Backward<'_, R> {
     type Output = ();
 
-    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
         let Backward { problem, saved, gradients } = self;
         let Dims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
         let blocks = queries.div_ceil(QUERIES);
@@ -72,7 +73,7 @@ impl<R: Real> Kernel<R> for Backward<'_, R> {
 }
 
 /// `table[h, d] = sum over b of sums[b, h, d]`, zero past the last key.
-fn add_batches<R: Real>(problem: &Problem<R>, sums: &[R], table: &mut [R]) {
+fn add_batches<R: Number>(problem: &Problem<R>, sums: &[R], table: &mut [R]) {
     let Dims { batch, heads, keys, .. } = problem.dims;
     table.fill(R::ZERO);
     for unit in 0..batch * heads {
@@ -82,29 +83,29 @@ fn add_batches<R: Real>(problem: &Problem<R>, sums: &[R], table: &mut [R]) {
 }
 
 /// Blocks of keys that a block of queries sees.
-fn key_blocks<R: Real>(problem: &Problem<R>, query_block: usize) -> Range<usize> {
+fn key_blocks<R: Number>(problem: &Problem<R>, query_block: usize) -> Range<usize> {
     let last = (query_block * QUERIES + QUERIES).min(problem.dims.queries) - 1;
     problem.visible(query_block * QUERIES).start / KEYS..problem.visible(last).end.div_ceil(KEYS)
 }
 
 struct Call<'a, L: Lanes> {
     lanes: L,
-    problem: &'a Problem<'a, L::Real>,
-    saved: Saved<'a, L::Real>,
-    d_q: ViewMut<'a, L::Real>,
-    d_k: ViewMut<'a, L::Real>,
-    d_v: ViewMut<'a, L::Real>,
+    problem: &'a Problem<'a, L::Number>,
+    saved: Saved<'a, L::Number>,
+    d_q: ViewMut<'a, L::Number>,
+    d_k: ViewMut<'a, L::Number>,
+    d_v: ViewMut<'a, L::Number>,
     /// `[B, H, K]`, as one row for each head of each sequence.
-    d_bias: Option<ViewMut<'a, L::Real>>,
-    d_weight: Option<ViewMut<'a, L::Real>>,
-    bias: Table<L::Real>,
-    weight: Option<Table<L::Real>>,
+    d_bias: Option<ViewMut<'a, L::Number>>,
+    d_weight: Option<ViewMut<'a, L::Number>>,
+    bias: Table<L::Number>,
+    weight: Option<Table<L::Number>>,
     /// Of each block of queries: which block of keys may add to its `d_q`.
     turns: Turns,
     /// Of each head of each sequence: which block of keys may add to its tables.
     table_turns: Turns,
     /// `d_out.out`, the mean of `d_out.v` under the weights, `[B, H, Q]`.
-    means: &'a [L::Real],
+    means: &'a [L::Number],
 }
 
 /// What one thread computes in. Widths are D rounded up to whole vectors.
@@ -130,7 +131,7 @@ struct Scratch<R> {
     width: usize,
 }
 
-impl<R: Real> Scratch<R> {
+impl<R: Number> Scratch<R> {
     fn new<L: Lanes>(problem: &Problem<R>, d_bias: bool, d_weight: bool) -> Self {
         let Dims { head_dim, keys, .. } = problem.dims;
         let width = head_dim.next_multiple_of(L::COUNT);
@@ -189,7 +190,7 @@ impl Tile {
 
 impl<'a, L: Lanes> Call<'a, L> {
     /// Computes `means`, and clears `d_q` where no key is seen.
-    fn prepare(&self, means: &mut [L::Real]) {
+    fn prepare(&self, means: &mut [L::Number]) {
         let Dims { batch, heads, queries, head_dim, .. } = self.problem.dims;
         let means = ViewMut::new(means, Strides { batch: heads * queries, head: queries, row: 1 });
         let blocks = queries.div_ceil(QUERIES);
@@ -202,25 +203,25 @@ impl<'a, L: Lanes> Call<'a, L> {
                 // SAFETY: `means` is `[B, H, Q]` and this item alone writes these queries.
                 let means = unsafe { means.row(b, h, first, QUERIES.min(queries - first)) };
                 for (i, mean) in means.iter_mut().enumerate() {
-                    let row = |view: View<'a, L::Real>| view.row(b, h, first + i, head_dim);
+                    let row = |view: View<'a, L::Number>| view.row(b, h, first + i, head_dim);
                     let (q, k) = (row(self.saved.d_out), row(self.saved.out));
                     self.lanes.run(Dots { q, k, stride: 0, to: std::slice::from_mut(mean) });
                     if key_blocks(self.problem, block).is_empty() {
                         // SAFETY: `d_q` is checked, and this item alone writes this row now.
-                        unsafe { self.d_q.row(b, h, first + i, head_dim) }.fill(L::Real::ZERO);
+                        unsafe { self.d_q.row(b, h, first + i, head_dim) }.fill(L::Number::ZERO);
                     }
                 }
             },
         );
     }
 
-    fn key_block(&self, scratch: &mut Scratch<L::Real>, batch: usize, kv_head: usize, block: usize) {
+    fn key_block(&self, scratch: &mut Scratch<L::Number>, batch: usize, kv_head: usize, block: usize) {
         let Dims { heads, kv_heads, queries, keys, .. } = self.problem.dims;
         let first_key = block * KEYS;
         let keys = (keys - first_key).min(KEYS);
         self.load_keys(scratch, batch, kv_head, first_key, keys);
-        scratch.d_k.fill(L::Real::ZERO);
-        scratch.d_v.fill(L::Real::ZERO);
+        scratch.d_k.fill(L::Number::ZERO);
+        scratch.d_v.fill(L::Number::ZERO);
         let group = heads / kv_heads;
         for head in kv_head * group..(kv_head + 1) * group {
             for query_block in 0..queries.div_ceil(QUERIES) {
@@ -241,11 +242,11 @@ impl<'a, L: Lanes> Call<'a, L> {
         self.store_keys(scratch, batch, kv_head, first_key, keys);
     }
 
-    fn load_keys(&self, scratch: &mut Scratch<L::Real>, batch: usize, kv_head: usize, first_key: usize, keys: usize) {
+    fn load_keys(&self, scratch: &mut Scratch<L::Number>, batch: usize, kv_head: usize, first_key: usize, keys: usize) {
         let head_dim = self.problem.dims.head_dim;
         let (k, v) = (&self.saved.k, &self.saved.v);
         for (view, factor, to) in
-            [(k, self.problem.scale, &mut scratch.keys_transposed), (v, L::Real::ONE, &mut scratch.values_transposed)]
+            [(k, self.problem.scale, &mut scratch.keys_transposed), (v, L::Number::ONE, &mut scratch.values_transposed)]
         {
             let from = view.rows_from(batch, kv_head, first_key);
             self.lanes.run(Transpose { from, stride: view.strides.row, rows: keys, head_dim, factor, to, width: KEYS });
@@ -261,9 +262,9 @@ impl<'a, L: Lanes> Call<'a, L> {
         });
     }
 
-    fn store_keys(&self, scratch: &Scratch<L::Real>, batch: usize, kv_head: usize, first_key: usize, keys: usize) {
+    fn store_keys(&self, scratch: &Scratch<L::Number>, batch: usize, kv_head: usize, first_key: usize, keys: usize) {
         for (view, from, factor) in
-            [(&self.d_k, &scratch.d_k, self.problem.scale), (&self.d_v, &scratch.d_v, L::Real::ONE)]
+            [(&self.d_k, &scratch.d_k, self.problem.scale), (&self.d_v, &scratch.d_v, L::Number::ONE)]
         {
             for key in 0..keys {
                 // SAFETY: the views are checked, and this item alone writes these keys.
@@ -273,7 +274,7 @@ impl<'a, L: Lanes> Call<'a, L> {
         }
     }
 
-    fn add_d_q(&self, scratch: &Scratch<L::Real>, tile: &Tile, is_first: bool) {
+    fn add_d_q(&self, scratch: &Scratch<L::Number>, tile: &Tile, is_first: bool) {
         for query in 0..tile.queries {
             // SAFETY: the view is checked, and it is this item's turn to write these queries.
             let to =
@@ -287,7 +288,7 @@ impl<'a, L: Lanes> Call<'a, L> {
         }
     }
 
-    fn add_tables(&self, scratch: &mut Scratch<L::Real>, batch: usize, head: usize, block: usize) {
+    fn add_tables(&self, scratch: &mut Scratch<L::Number>, batch: usize, head: usize, block: usize) {
         let Dims { heads, keys, .. } = self.problem.dims;
         self.table_turns.take(batch * heads + head, block, || {
             for (sums, table) in [(&mut scratch.d_bias, &self.d_bias), (&mut scratch.d_weight, &self.d_weight)] {
@@ -299,12 +300,12 @@ impl<'a, L: Lanes> Call<'a, L> {
         });
     }
 
-    fn tile(&self, scratch: &mut Scratch<L::Real>, tile: &Tile) {
+    fn tile(&self, scratch: &mut Scratch<L::Number>, tile: &Tile) {
         let head_dim = self.problem.dims.head_dim;
         for (view, to) in [(&self.saved.q, &mut scratch.q), (&self.saved.d_out, &mut scratch.d_out)] {
             let from = view.rows_from(tile.batch, tile.head, tile.first_query);
             let (stride, rows, width) = (view.strides.row, tile.queries, scratch.width);
-            self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Real::ONE, to, width });
+            self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Number::ONE, to, width });
         }
         let crosses = tile.lanes_seen_by(0, L::COUNT) < tile.keys;
         let strip = if crosses { STRIP } else { tile.queries };
@@ -335,7 +336,7 @@ impl<'a, L: Lanes> Call<'a, L> {
     }
 
     /// `weights = q (scale k)^T` and `d_scores = d_out v^T` for some queries and the first `columns` keys.
-    fn scores(&self, scratch: &mut Scratch<L::Real>, query: usize, queries: usize, columns: usize) {
+    fn scores(&self, scratch: &mut Scratch<L::Number>, query: usize, queries: usize, columns: usize) {
         let width = scratch.width;
         for (rows, transposed, to) in [
             (&scratch.q, &scratch.keys_transposed, &mut scratch.weights),
@@ -356,7 +357,7 @@ impl<'a, L: Lanes> Call<'a, L> {
     }
 
     /// `d_q = d_scores (scale k)` for some queries, who see the first `keys` keys.
-    fn d_q(&self, scratch: &mut Scratch<L::Real>, query: usize, queries: usize, keys: usize) {
+    fn d_q(&self, scratch: &mut Scratch<L::Number>, query: usize, queries: usize, keys: usize) {
         let width = scratch.width;
         self.lanes.run(Product {
             rows: queries,
@@ -372,7 +373,7 @@ impl<'a, L: Lanes> Call<'a, L> {
     }
 
     /// `d_k += d_scores^T q` and `d_v += weights^T d_out` for some keys.
-    fn d_k_and_d_v(&self, scratch: &mut Scratch<L::Real>, tile: &Tile, key: usize, keys: usize) {
+    fn d_k_and_d_v(&self, scratch: &mut Scratch<L::Number>, tile: &Tile, key: usize, keys: usize) {
         let (width, query) = (scratch.width, tile.first_query_of(key));
         if query == tile.queries {
             return;
@@ -409,11 +410,11 @@ struct ScoreGradient<'a, R> {
     d_weight: Option<&'a mut DiagonalSums<R>>,
 }
 
-impl<R: Real> Kernel<R> for ScoreGradient<'_, R> {
+impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Real = R>>(mut self, lanes: L) {
+    fn run<L: Lanes<Number = R>>(mut self, lanes: L) {
         let tile = self.tile;
         for query in 0..tile.queries {
             let columns = tile.lanes_seen_by(query, L::COUNT);

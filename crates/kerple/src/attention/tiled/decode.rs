@@ -4,11 +4,12 @@
 //! sum and a weighted sum of values, and these are put together in order.
 
 use super::forward::Forward;
-use super::lanes::{Kernel, Lanes};
 use super::product::{Keep, Matrix, Product};
 use super::rows::{CopyRows, Dots};
 use super::workers;
-use crate::attention::{Dims, Problem, Real, Strides, View, ViewMut};
+use crate::Number;
+use crate::attention::{Dims, Problem, Strides, View, ViewMut};
+use crate::cpu::lanes::{Kernel, Lanes};
 use std::ops::Range;
 
 /// Keys of one item of work.
@@ -20,10 +21,10 @@ const RUN: usize = 64;
 /// The forward for a single query.
 pub(super) struct Decode<'a, R>(pub(super) Forward<'a, R>);
 
-impl<R: Real> Kernel<R> for Decode<'_, R> {
+impl<R: Number> Kernel<R> for Decode<'_, R> {
     type Output = ();
 
-    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
         let Forward { problem, q, k, v, out, lse } = self.0;
         let Dims { batch, heads, kv_heads, head_dim, .. } = problem.dims;
         let visible = problem.visible(0);
@@ -48,7 +49,7 @@ impl<R: Real> Kernel<R> for Decode<'_, R> {
 }
 
 /// Puts chunks of `[maximum, sum, weighted values]` together; returns the log of the sum of exponentials.
-fn combine<R: Real>(chunks: &[R], stride: usize, out: &mut [R]) -> R {
+fn combine<R: Number>(chunks: &[R], stride: usize, out: &mut [R]) -> R {
     out.fill(R::ZERO);
     let chunks = || chunks.chunks_exact(stride);
     let largest = chunks().fold(R::LOWEST, |largest, chunk| largest.max(chunk[0]));
@@ -65,21 +66,21 @@ fn combine<R: Real>(chunks: &[R], stride: usize, out: &mut [R]) -> R {
 
 struct Call<'a, L: Lanes> {
     lanes: L,
-    problem: &'a Problem<'a, L::Real>,
-    q: View<'a, L::Real>,
-    k: View<'a, L::Real>,
-    v: View<'a, L::Real>,
+    problem: &'a Problem<'a, L::Number>,
+    q: View<'a, L::Number>,
+    k: View<'a, L::Number>,
+    v: View<'a, L::Number>,
     /// D rounded up to whole vectors.
     width: usize,
     /// `[B, H, chunks, maximum | sum | values]`
-    partial: ViewMut<'a, L::Real>,
+    partial: ViewMut<'a, L::Number>,
 }
 
 impl<L: Lanes> Call<'_, L> {
     fn chunk(
         &self,
-        scores: &mut [L::Real],
-        values: &mut [L::Real],
+        scores: &mut [L::Number],
+        values: &mut [L::Number],
         batch: usize,
         kv_head: usize,
         chunk: usize,
@@ -88,7 +89,7 @@ impl<L: Lanes> Call<'_, L> {
         let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         let (mut v, mut v_stride) = (self.v.rows_from(batch, kv_head, keys.start), self.v.strides.row);
         if self.width > head_dim {
-            let (rows, factor, width) = (keys.len(), L::Real::ONE, self.width);
+            let (rows, factor, width) = (keys.len(), L::Number::ONE, self.width);
             self.lanes.run(CopyRows { from: v, stride: v_stride, rows, head_dim, factor, to: values, width });
             (v, v_stride) = (values, width);
         }
@@ -111,7 +112,7 @@ impl<L: Lanes> Call<'_, L> {
                 keys: keys.len(),
             };
             (statistics[0], statistics[1]) = self.lanes.run(statistics_of);
-            weighted.fill(L::Real::ZERO);
+            weighted.fill(L::Number::ZERO);
             for (i, scores) in scores[..keys.len()].chunks(RUN).enumerate() {
                 self.lanes.run(Product {
                     rows: 1,
@@ -129,9 +130,14 @@ impl<L: Lanes> Call<'_, L> {
     }
 
     /// A head's table from the distance of the last key of `keys` up to that of the first.
-    fn distances<'t>(&self, table: Option<&'t [L::Real]>, head: usize, keys: &Range<usize>) -> Option<&'t [L::Real]> {
+    fn distances<'t>(
+        &self,
+        table: Option<&'t [L::Number]>,
+        head: usize,
+        keys: &Range<usize>,
+    ) -> Option<&'t [L::Number]> {
         let of_head =
-            |table: &'t [L::Real]| &table[head * self.problem.table_len..][self.problem.dims.keys - keys.end..];
+            |table: &'t [L::Number]| &table[head * self.problem.table_len..][self.problem.dims.keys - keys.end..];
         table.map(|table| &of_head(table)[..keys.len()])
     }
 }
@@ -147,11 +153,11 @@ struct Statistics<'a, R> {
     keys: usize,
 }
 
-impl<R: Real> Kernel<R> for Statistics<'_, R> {
+impl<R: Number> Kernel<R> for Statistics<'_, R> {
     type Output = (R, R);
 
     #[inline(always)]
-    fn run<L: Lanes<Real = R>>(self, lanes: L) -> (R, R) {
+    fn run<L: Lanes<Number = R>>(self, lanes: L) -> (R, R) {
         let Statistics { scale, weight, bias, scores, keys } = self;
         scores.iter_mut().for_each(|z| *z = *z * scale);
         if let Some(weight) = weight {

@@ -5,8 +5,8 @@
 //! buffer `i % COUNT`, at whole vectors, and the buffers are added up with their shifts once per tile.
 
 use super::backward::{KEYS, QUERIES};
-use super::lanes::Lanes;
-use crate::attention::Real;
+use crate::Number;
+use crate::cpu::lanes::Lanes;
 
 pub(super) struct DiagonalSums<R> {
     /// Of the current tile and 0 between tiles, `[COUNT, stride]`; element `x` of buffer `b` belongs to distance `tile's + QUERIES + b - x`.
@@ -18,7 +18,7 @@ pub(super) struct DiagonalSums<R> {
     origin: usize,
 }
 
-impl<R: Real> DiagonalSums<R> {
+impl<R: Number> DiagonalSums<R> {
     pub(super) fn new(lanes: usize, keys: usize) -> Self {
         let stride = QUERIES + KEYS + lanes;
         let margin = QUERIES + KEYS;
@@ -31,7 +31,7 @@ impl<R: Real> DiagonalSums<R> {
     /// # Safety
     /// `query < QUERIES`, `key + COUNT <= KEYS`, and these sums were made for these lanes.
     #[inline(always)]
-    pub(super) unsafe fn add<L: Lanes<Real = R>>(&mut self, lanes: L, query: usize, key: usize, values: L::Vector) {
+    pub(super) unsafe fn add<L: Lanes<Number = R>>(&mut self, lanes: L, query: usize, key: usize, values: L::Vector) {
         let at = query % L::COUNT * self.stride + QUERIES - query / L::COUNT * L::COUNT + key;
         // SAFETY: `at + COUNT <= (query % COUNT) * stride + QUERIES + KEYS`.
         unsafe {
@@ -42,7 +42,7 @@ impl<R: Real> DiagonalSums<R> {
 
     /// Adds the tile whose first query and first key are `distance` apart, and clears the buffers for the next.
     #[inline(always)]
-    pub(super) fn add_tile<L: Lanes<Real = R>>(&mut self, lanes: L, distance: isize) {
+    pub(super) fn add_tile<L: Lanes<Number = R>>(&mut self, lanes: L, distance: isize) {
         let start = self.origin.strict_add_signed(-(distance + QUERIES as isize));
         let to = &mut self.sums[start..][..QUERIES + KEYS];
         assert!(self.buffers.len() >= L::COUNT * self.stride && self.stride >= QUERIES + KEYS + L::COUNT);

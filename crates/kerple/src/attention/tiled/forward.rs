@@ -1,11 +1,12 @@
 //! Scores with queries as lanes, so that every step of the softmax is vertical: no sums across a vector.
 
-use super::lanes::{Kernel, Lanes};
 use super::product::{Keep, Matrix, Product};
 use super::rows::{CopyRows, ScaleRow, Transpose};
 use super::table::{Order, Table};
 use super::workers;
-use crate::attention::{Dims, Problem, Real, Strides, View, ViewMut};
+use crate::Number;
+use crate::attention::{Dims, Problem, Strides, View, ViewMut};
+use crate::cpu::lanes::{Kernel, Lanes};
 
 /// Queries of one item of work.
 const QUERIES: usize = 96;
@@ -24,10 +25,10 @@ pub(super) struct Forward<'a, R> {
     pub(super) lse: &'a mut [R],
 }
 
-impl<R: Real> Kernel<R> for Forward<'_, R> {
+impl<R: Number> Kernel<R> for Forward<'_, R> {
     type Output = ();
 
-    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
         let Forward { problem, q, k, v, out, lse } = self;
         let Dims { batch, heads, queries, .. } = problem.dims;
         let call = Call {
@@ -55,14 +56,14 @@ impl<R: Real> Kernel<R> for Forward<'_, R> {
 
 struct Call<'a, L: Lanes> {
     lanes: L,
-    problem: &'a Problem<'a, L::Real>,
-    q: View<'a, L::Real>,
-    k: View<'a, L::Real>,
-    v: View<'a, L::Real>,
-    out: ViewMut<'a, L::Real>,
-    lse: ViewMut<'a, L::Real>,
-    bias: Table<L::Real>,
-    weight: Option<Table<L::Real>>,
+    problem: &'a Problem<'a, L::Number>,
+    q: View<'a, L::Number>,
+    k: View<'a, L::Number>,
+    v: View<'a, L::Number>,
+    out: ViewMut<'a, L::Number>,
+    lse: ViewMut<'a, L::Number>,
+    bias: Table<L::Number>,
+    weight: Option<Table<L::Number>>,
 }
 
 /// What one thread computes in.
@@ -84,7 +85,7 @@ struct Scratch<R> {
     width: usize,
 }
 
-impl<R: Real> Scratch<R> {
+impl<R: Number> Scratch<R> {
     fn new<L: Lanes>(head_dim: usize) -> Self {
         let width = head_dim.next_multiple_of(L::COUNT);
         let unset = |n| super::scratch(n);
@@ -128,7 +129,7 @@ impl Tile {
 }
 
 impl<L: Lanes> Call<'_, L> {
-    fn query_block(&self, scratch: &mut Scratch<L::Real>, batch: usize, head: usize, first_query: usize) {
+    fn query_block(&self, scratch: &mut Scratch<L::Number>, batch: usize, head: usize, first_query: usize) {
         let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         let queries = (self.problem.dims.queries - first_query).min(QUERIES);
         let (first, last) = (self.problem.visible(first_query), self.problem.visible(first_query + queries - 1));
@@ -141,8 +142,8 @@ impl<L: Lanes> Call<'_, L> {
             to: &mut scratch.q,
             width: QUERIES,
         });
-        scratch.largest.fill(L::Real::LOWEST);
-        scratch.total.fill(L::Real::ZERO);
+        scratch.largest.fill(L::Number::LOWEST);
+        scratch.total.fill(L::Number::ZERO);
         for first_key in (first.start..last.end).step_by(KEYS) {
             let tile = Tile {
                 batch,
@@ -158,7 +159,7 @@ impl<L: Lanes> Call<'_, L> {
         self.finish(scratch, batch, head, first_query, queries);
     }
 
-    fn tile(&self, scratch: &mut Scratch<L::Real>, tile: &Tile, is_first: bool) {
+    fn tile(&self, scratch: &mut Scratch<L::Number>, tile: &Tile, is_first: bool) {
         let crosses = self.lanes_crossed(tile);
         let strip = if crosses { STRIP } else { tile.keys };
         for from in (0..tile.keys).step_by(strip) {
@@ -180,7 +181,7 @@ impl<L: Lanes> Call<'_, L> {
             stride: self.v.strides.row,
             rows: tile.keys,
             head_dim: self.problem.dims.head_dim,
-            factor: L::Real::ONE,
+            factor: L::Number::ONE,
             to: &mut scratch.v,
             width: scratch.width,
         });
@@ -197,7 +198,7 @@ impl<L: Lanes> Call<'_, L> {
     }
 
     /// Scores of `keys` keys from `from` on, for the queries from `skipped` on.
-    fn scores(&self, scratch: &mut Scratch<L::Real>, tile: &Tile, from: usize, keys: usize, skipped: usize) {
+    fn scores(&self, scratch: &mut Scratch<L::Number>, tile: &Tile, from: usize, keys: usize, skipped: usize) {
         self.lanes.run(Product {
             rows: keys,
             inner: self.problem.dims.head_dim,
@@ -216,7 +217,7 @@ impl<L: Lanes> Call<'_, L> {
     }
 
     /// Adds the values of `keys` keys to `queries` queries from `from` on.
-    fn values(&self, scratch: &mut Scratch<L::Real>, from: usize, queries: usize, keys: usize, is_first: bool) {
+    fn values(&self, scratch: &mut Scratch<L::Number>, from: usize, queries: usize, keys: usize, is_first: bool) {
         self.lanes.run(Product {
             rows: queries,
             inner: keys,
@@ -230,8 +231,8 @@ impl<L: Lanes> Call<'_, L> {
         });
     }
 
-    fn finish(&self, scratch: &Scratch<L::Real>, batch: usize, head: usize, first_query: usize, queries: usize) {
-        let (zero, one) = (L::Real::ZERO, L::Real::ONE);
+    fn finish(&self, scratch: &Scratch<L::Number>, batch: usize, head: usize, first_query: usize, queries: usize) {
+        let (zero, one) = (L::Number::ZERO, L::Number::ONE);
         // SAFETY: `lse` is `[B, H, Q]` and this item alone writes these queries.
         let lse = unsafe { self.lse.row(batch, head, first_query, queries) };
         for (i, lse) in lse.iter_mut().enumerate() {
@@ -239,7 +240,7 @@ impl<L: Lanes> Call<'_, L> {
             let out = unsafe { self.out.row(batch, head, first_query + i, self.problem.dims.head_dim) };
             if scratch.total[i] == zero {
                 out.fill(zero);
-                *lse = L::Real::NEG_INFINITY;
+                *lse = L::Number::NEG_INFINITY;
                 continue;
             }
             *lse = scratch.largest[i] + scratch.total[i].ln();
@@ -261,11 +262,11 @@ struct Softmax<'a, R> {
     rescale: &'a mut [R],
 }
 
-impl<R: Real> Kernel<R> for Softmax<'_, R> {
+impl<R: Number> Kernel<R> for Softmax<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
         let Softmax { tile, scores, bias, weight, largest, total, rescale } = self;
         for group in 0..tile.queries.div_ceil(L::COUNT) {
             let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);

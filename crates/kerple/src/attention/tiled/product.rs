@@ -1,7 +1,7 @@
 //! The one matrix product behind all seven of attention: a small `C = A B` on scratch tiles.
 
-use super::lanes::{Kernel, Lanes};
-use crate::attention::Real;
+use crate::Number;
+use crate::cpu::lanes::{Kernel, Lanes};
 
 /// Rows of C that a block of registers holds.
 const BLOCK_ROWS: usize = 6;
@@ -41,7 +41,7 @@ pub(super) struct Matrix<'a, R> {
     pub(super) column_stride: usize,
 }
 
-impl<R: Real> Product<'_, R> {
+impl<R: Number> Product<'_, R> {
     /// Panics unless every index that `run` forms lies in its slice.
     fn check(&self, lanes: usize) {
         let Self { rows, inner, columns, a, .. } = *self;
@@ -58,11 +58,11 @@ impl<R: Real> Product<'_, R> {
     }
 }
 
-impl<R: Real> Kernel<R> for Product<'_, R> {
+impl<R: Number> Kernel<R> for Product<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
         self.check(L::COUNT);
         let c = self.c.as_mut_ptr();
         let vectors = self.columns / L::COUNT;
@@ -92,19 +92,19 @@ impl<R: Real> Kernel<R> for Product<'_, R> {
 #[inline(always)]
 unsafe fn block<L: Lanes, const M: usize, const N: usize>(
     lanes: L,
-    product: &Product<L::Real>,
-    c: *mut L::Real,
+    product: &Product<L::Number>,
+    c: *mut L::Number,
     row: usize,
     column: usize,
 ) {
-    let mut sums = [[lanes.splat(L::Real::ZERO); N]; M];
+    let mut sums = [[lanes.splat(L::Number::ZERO); N]; M];
     let Matrix { data, row_stride, column_stride } = product.a;
     // SAFETY: `check` bounds every index below; C is borrowed mutably by the product.
     unsafe {
         let mut a = data.as_ptr().add(row * row_stride);
         let mut b = product.b.as_ptr().add(column);
         for _ in 0..product.inner {
-            let mut vectors = [lanes.splat(L::Real::ZERO); N];
+            let mut vectors = [lanes.splat(L::Number::ZERO); N];
             for n in 0..N {
                 vectors[n] = lanes.load(b.add(n * L::COUNT));
             }

@@ -1,7 +1,7 @@
 //! Copies between strided arrays and tiles: what a tile holds is contiguous and padded to whole vectors.
 
-use super::lanes::{Kernel, Lanes};
-use crate::attention::Real;
+use crate::Number;
+use crate::cpu::lanes::{Kernel, Lanes};
 
 /// `to[r, d] = factor * from[r, d]`, and zeros up to `width`.
 pub(super) struct CopyRows<'a, R> {
@@ -14,11 +14,11 @@ pub(super) struct CopyRows<'a, R> {
     pub(super) width: usize,
 }
 
-impl<R: Real> Kernel<R> for CopyRows<'_, R> {
+impl<R: Number> Kernel<R> for CopyRows<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Real = R>>(self, _: L) {
+    fn run<L: Lanes<Number = R>>(self, _: L) {
         for (r, to) in self.to.chunks_exact_mut(self.width).take(self.rows).enumerate() {
             let (to, padding) = to.split_at_mut(self.head_dim);
             for (to, &from) in to.iter_mut().zip(&self.from[r * self.stride..]) {
@@ -42,11 +42,11 @@ pub(super) struct Transpose<'a, R> {
     pub(super) width: usize,
 }
 
-impl<R: Real> Kernel<R> for Transpose<'_, R> {
+impl<R: Number> Kernel<R> for Transpose<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Real = R>>(self, _: L) {
+    fn run<L: Lanes<Number = R>>(self, _: L) {
         for r in 0..self.width {
             let column = self.to[r..].iter_mut().step_by(self.width).take(self.head_dim);
             if r < self.rows {
@@ -66,11 +66,11 @@ pub(super) struct AddRow<'a, R> {
     pub(super) from: &'a [R],
 }
 
-impl<R: Real> Kernel<R> for AddRow<'_, R> {
+impl<R: Number> Kernel<R> for AddRow<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Real = R>>(self, _: L) {
+    fn run<L: Lanes<Number = R>>(self, _: L) {
         for (to, &from) in self.to.iter_mut().zip(self.from) {
             *to += from;
         }
@@ -84,11 +84,11 @@ pub(super) struct ScaleRow<'a, R> {
     pub(super) from: &'a [R],
 }
 
-impl<R: Real> Kernel<R> for ScaleRow<'_, R> {
+impl<R: Number> Kernel<R> for ScaleRow<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Real = R>>(self, _: L) {
+    fn run<L: Lanes<Number = R>>(self, _: L) {
         for (to, &from) in self.to.iter_mut().zip(self.from) {
             *to = self.factor * from;
         }
@@ -103,11 +103,11 @@ pub(super) struct Dots<'a, R> {
     pub(super) to: &'a mut [R],
 }
 
-impl<R: Real> Kernel<R> for Dots<'_, R> {
+impl<R: Number> Kernel<R> for Dots<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Real = R>>(self, lanes: L) {
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
         for (j, to) in self.to.iter_mut().enumerate() {
             let k = &self.k[j * self.stride..][..self.q.len()];
             let mut sums = lanes.splat(R::ZERO);

@@ -1,6 +1,7 @@
 //! Distance tables laid out so that a tile's row reads them as contiguous lanes, with the mask built in.
 
-use crate::attention::{Problem, Real};
+use crate::Number;
+use crate::attention::Problem;
 
 /// Values by distance for each head, with a margin on both sides for the lanes that a tile computes in vain.
 pub(super) struct Table<R> {
@@ -21,7 +22,7 @@ pub(super) enum Order {
     Descending,
 }
 
-impl<R: Real> Table<R> {
+impl<R: Number> Table<R> {
     /// The bias with minus infinity wherever a key is masked; zeros for no bias.
     pub(super) fn bias(problem: &Problem<R>, order: Order, margin: usize) -> Self {
         Self::new(problem, problem.bias, order, margin, R::ZERO, R::NEG_INFINITY)

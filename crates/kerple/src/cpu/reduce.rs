@@ -2,15 +2,15 @@
 //!
 //! Element `i` goes to lane `i % 64`, and lanes are combined pairwise at the end.
 
-use super::Float;
-use super::dispatch::vectorized;
+use super::vectorized;
+use crate::Number;
 
 /// Partial results kept side by side; as many as fill the pipelines of a core with AVX-512.
 const LANES: usize = 64;
 
 /// Folds equally long slices lane by lane.
 #[inline(always)]
-fn fold_lanes<T: Float, const N: usize>(slices: [&[T]; N], start: T, step: impl Fn(T, [T; N]) -> T) -> [T; LANES] {
+fn fold_lanes<T: Number, const N: usize>(slices: [&[T]; N], start: T, step: impl Fn(T, [T; N]) -> T) -> [T; LANES] {
     let len = slices[0].len();
     let slices = slices.map(|slice| &slice[..len]);
     let mut lanes = [start; LANES];
@@ -32,7 +32,7 @@ fn fold_lanes<T: Float, const N: usize>(slices: [&[T]; N], start: T, step: impl 
 
 /// Combines lanes pairwise: 32 with 32, then 16 with 16, down to one.
 #[inline(always)]
-fn combine<T: Float>(mut lanes: [T; LANES], both: impl Fn(T, T) -> T) -> T {
+fn combine<T: Number>(mut lanes: [T; LANES], both: impl Fn(T, T) -> T) -> T {
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {
@@ -45,13 +45,13 @@ fn combine<T: Float>(mut lanes: [T; LANES], both: impl Fn(T, T) -> T) -> T {
 
 /// The sum of `term` over corresponding elements of equally long slices.
 #[inline(always)]
-pub(crate) fn sum<T: Float, const N: usize>(slices: [&[T]; N], term: impl Fn([T; N]) -> T) -> T {
+pub(crate) fn sum<T: Number, const N: usize>(slices: [&[T]; N], term: impl Fn([T; N]) -> T) -> T {
     combine(fold_lanes(slices, T::ZERO, |sum, values| sum + term(values)), |a, b| a + b)
 }
 
 /// The largest element, NaN ignored; minus infinity if there is none.
 #[inline(always)]
-pub(crate) fn max<T: Float>(values: &[T]) -> T {
+pub(crate) fn max<T: Number>(values: &[T]) -> T {
     let larger = |a: T, b: T| if b > a { b } else { a };
     combine(fold_lanes([values], T::NEG_INFINITY, |largest, [value]| larger(largest, value)), larger)
 }

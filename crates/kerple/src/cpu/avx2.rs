@@ -1,0 +1,57 @@
+//! 8 f32 at a time, AVX2 with fused multiply-add.
+
+use super::lanes::{Arithmetic, Kernel, Lanes, Single, arithmetic};
+use super::{InstructionSet, elementary};
+use std::arch::x86_64::*;
+
+/// Proof that AVX2 and FMA are there.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Self> {
+        (InstructionSet::detected() >= InstructionSet::Avx2).then_some(Avx2(()))
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn enabled<K: Kernel<f32>>(lanes: Avx2, kernel: K) -> K::Output {
+    kernel.run(lanes)
+}
+
+arithmetic!(Avx2 __m256: _mm256_set1_ps _mm256_add_ps _mm256_sub_ps _mm256_mul_ps _mm256_fmadd_ps _mm256_max_ps _mm256_min_ps
+    to_bits _mm256_castps_si256 from_bits _mm256_castsi256_ps shift _mm256_slli_epi32);
+
+impl Lanes for Avx2 {
+    const COUNT: usize = 8;
+    const BLOCK_VECTORS: usize = 2;
+
+    #[inline]
+    fn run<K: Kernel<f32>>(self, kernel: K) -> K::Output {
+        // SAFETY: the token proves the instructions.
+        unsafe { enabled(self, kernel) }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m256 {
+        // SAFETY: the caller's promise; the token proves the instructions.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, vector: __m256) {
+        // SAFETY: as for `load`.
+        unsafe { _mm256_storeu_ps(to, vector) }
+    }
+    #[inline(always)]
+    fn exp(self, x: __m256) -> __m256 {
+        elementary::exp(self, x)
+    }
+    #[inline(always)]
+    fn sum(self, vector: __m256) -> f32 {
+        // SAFETY: the token proves the instructions.
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(vector), _mm256_extractf128_ps::<1>(vector));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+}
