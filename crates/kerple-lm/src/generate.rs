@@ -1,9 +1,6 @@
 //! Text, token by token, with a cache of keys and values.
 
 use crate::model::{Decoder, Tokens};
-use burn::tensor::{DType, Tensor};
-use kerple_burn::cache::Cache;
-use kerple_burn::layers;
 use rand::{RngExt, SeedableRng};
 
 /// How the next token is chosen.
@@ -15,30 +12,6 @@ pub struct Draw {
     pub top_k: usize,
     /// Seed of the draws.
     pub seed: u64,
-}
-
-impl Decoder {
-    /// Logits of the tokens that follow what `cache` holds, `[B, L, V]`; the cache then holds them too.
-    pub fn extend(&self, tokens: Tokens, cache: &mut [Cache]) -> Tensor<3> {
-        let Tokens { ids, batch, len } = tokens;
-        let device = self.embedding.val().device();
-        let before = cache.first().map_or(0, Cache::len);
-        let positions = self.encoding.positions(len, before + len, (&device, DType::F32));
-        let mut x = layers::embed(self.embedding.val(), ids, [batch, len]);
-        if let Some(rows) = self.encoding.absolute(before, len, &device) {
-            x = x + rows;
-        }
-        for (block, cache) in self.blocks.iter().zip(cache) {
-            x = block.mlp.forward(block.attention.extend(x, &positions, cache));
-        }
-        self.project(x)
-    }
-
-    /// Empty caches, one a layer, for `batch` sequences.
-    pub fn caches(&self, batch: usize) -> Vec<Cache> {
-        let geometry = self.encoding.geometry();
-        self.blocks.iter().map(|_| Cache::new(batch, geometry.heads, geometry.head_dim)).collect()
-    }
 }
 
 /// Extends `prompt` by up to `count` tokens below `vocab`, telling each; stops when `tell` returns false.
@@ -56,10 +29,8 @@ pub fn generate(
     for _ in 0..count {
         let len = next.len();
         let logits = model.extend(Tokens { ids: &next, batch: 1, len }, &mut cache).into_data();
-        let logits: Vec<f64> = logits.iter::<f64>().collect();
-        let width = logits.len() / len;
-        let last = &logits[(len - 1) * width..][..vocab];
-        let token = choose(last, draw, rng.random());
+        let logits: Vec<f64> = logits.iter::<f64>().take(vocab).collect();
+        let token = choose(&logits, draw, rng.random());
         if !tell(token) {
             break;
         }

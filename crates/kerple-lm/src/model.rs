@@ -5,6 +5,7 @@ use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use kerple::seed::{Purpose, stream};
+use kerple_burn::cache::Cache;
 use kerple_burn::composed;
 use kerple_burn::layers::{self, Attention, LayerNorm, Mlp, normal_matrix};
 use kerple_burn::positions::{PositionalEncoding, Positions};
@@ -35,6 +36,9 @@ pub struct Decoder {
 
 /// Standard deviation of initial weights.
 const STD: f64 = 0.02;
+
+/// Most positions that [`Decoder::extend`] takes through the layers at once, in all sequences together.
+const MOST_PREFILLED: usize = 4096;
 
 impl Decoder {
     /// A fresh model. Weights are N(0, 0.02^2), those that write to the residual stream N(0, (0.02 / sqrt(2 layers))^2).
@@ -138,5 +142,49 @@ impl Decoder {
         let head = self.head.val();
         let vocab = head.dims()[1];
         x.reshape([batch * len, width]).matmul(head).reshape([batch, len, vocab])
+    }
+
+    /// Logits of the token after the last of `tokens`, `[B, V]`, behind all that `memory` holds; it then holds `tokens` too.
+    ///
+    /// Long sequences are taken in pieces: beyond `memory`, what is held does not grow with their length.
+    ///
+    /// # Panics
+    /// When there is no token, or `memory` was made for another number of sequences.
+    pub fn extend(&self, tokens: Tokens, memory: &mut [Cache]) -> Tensor<2> {
+        let Tokens { ids, batch, len } = tokens;
+        assert!(len > 0, "there is no token to go on from");
+        let most = (MOST_PREFILLED / batch.max(1)).max(1);
+        let piece = |from: usize| -> Vec<u32> {
+            let to = len.min(from + most);
+            ids.chunks_exact(len).flat_map(|row| &row[from..to]).copied().collect()
+        };
+        let pieces = (0..len).step_by(most).map(|from| {
+            let ids = piece(from);
+            self.remember(Tokens { ids: &ids, batch, len: ids.len() / batch }, memory)
+        });
+        let x = pieces.last().expect("there is a token");
+        let last = x.dims()[1] - 1;
+        self.project(x.narrow(1, last, 1)).squeeze_dim(1)
+    }
+
+    /// The residual stream of new positions after the last layer, `[B, L, M]`.
+    fn remember(&self, Tokens { ids, batch, len }: Tokens, memory: &mut [Cache]) -> Tensor<3> {
+        let device = self.embedding.val().device();
+        let before = memory.first().map_or(0, Cache::len);
+        let positions = self.encoding.positions(len, before + len, (&device, DType::F32));
+        let mut x = layers::embed(self.embedding.val(), ids, [batch, len]);
+        if let Some(rows) = self.encoding.absolute(before, len, &device) {
+            x = x + rows;
+        }
+        for (block, memory) in self.blocks.iter().zip(memory) {
+            x = block.mlp.forward(block.attention.extend(x, &positions, memory));
+        }
+        x
+    }
+
+    /// Empty memories, one a layer, for `batch` sequences.
+    pub fn caches(&self, batch: usize) -> Vec<Cache> {
+        let geometry = self.encoding.geometry();
+        self.blocks.iter().map(|_| Cache::new(batch, geometry.heads, geometry.head_dim)).collect()
     }
 }

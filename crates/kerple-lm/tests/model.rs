@@ -100,19 +100,42 @@ fn decoding_equals_recomputation() {
             encoding.window = window;
             let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
             let whole = logits(&model, &IDS);
-            let mut cache = model.caches(1);
+            let width = whole.len() / IDS.len();
+            let mut memory = model.caches(1);
+            // a prefill of five, then one at a time; only the last of each is projected
             let mut parts = Vec::new();
-            // a prefill of five, then one at a time
             for (start, end) in [(0, 5)].into_iter().chain((5..12).map(|at| (at, at + 1))) {
                 let ids = &IDS[start..end];
-                let tokens = Tokens { ids, batch: 1, len: ids.len() };
-                parts.extend(model.extend(tokens, &mut cache).into_data().try_to_vec::<f32>().unwrap());
+                let last = model.extend(Tokens { ids, batch: 1, len: ids.len() }, &mut memory);
+                assert_eq!(last.dims(), [1, width], "{kind}");
+                parts.extend(last.into_data().try_to_vec::<f32>().unwrap());
             }
+            let whole = &whole[4 * width..];
             let largest = whole.iter().fold(0f32, |m, x| m.max(x.abs()));
             let error = whole.iter().zip(&parts).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
             // the same sums in another order, in f32
             assert!(error < 1e-5 * largest.max(1.0), "{kind} {window:?}: {error}");
         }
+    }
+}
+
+#[test]
+fn prompts_in_pieces_equal_whole_ones() {
+    // two sequences of 3000 are taken in pieces of 2048 positions
+    let (batch, len) = (2, 3000);
+    let ids: Vec<u32> = (0..batch * len).map(|at| (at * at % 23) as u32).collect();
+    for kind in ["kerple_log", "rotary", "sinusoidal"] {
+        let model = Decoder::new(&plan(&encoding(kind), TrainConfig::default()), &kerple_lm::device());
+        let whole = model.logits(Tokens { ids: &ids, batch, len });
+        let last = whole.narrow(1, len - 1, 1).into_data().try_to_vec::<f32>().unwrap();
+        let mut memory = model.caches(batch);
+        let extended = model.extend(Tokens { ids: &ids, batch, len }, &mut memory);
+        let extended = extended.into_data().try_to_vec::<f32>().unwrap();
+        assert_eq!(memory[0].len(), len, "{kind}");
+        let largest = last.iter().fold(0f32, |m, x| m.max(x.abs()));
+        let error = last.iter().zip(&extended).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        // the same sums in another order, in f32
+        assert!(last.len() == extended.len() && error < 1e-5 * largest.max(1.0), "{kind}: {error}");
     }
 }
 
