@@ -114,9 +114,14 @@ pub struct Eval {
     /// segments, blocks, last:COUNT or sliding:STRIDE.
     #[arg(long, default_value = "segments")]
     pub protocol: String,
-    /// Segments a length (segments, last); for blocks and sliding the text is this many segments of the shortest length.
-    #[arg(long, default_value_t = 320)]
-    pub segments: usize,
+    /// Segments of the text, refused when the text holds fewer; up to 320 when absent, for blocks and sliding as many as
+    /// hold 320 training sequences.
+    #[arg(long)]
+    pub segments: Option<usize>,
+    /// Tokens a segment of the text, the same for all lengths and at least the longest; when absent as in earlier
+    /// evaluations of the run, or 32 training lengths.
+    #[arg(long)]
+    pub span: Option<usize>,
     /// Keep the loss at every position.
     #[arg(long)]
     pub positions: bool,
@@ -154,9 +159,14 @@ pub struct Compare {
     /// Evaluation protocol.
     #[arg(long, default_value = "segments")]
     pub protocol: String,
-    /// Segments a length.
-    #[arg(long, default_value_t = 320)]
-    pub segments: usize,
+    /// Segments of the text, refused when the text holds fewer; up to 320 when absent, for blocks and sliding as many as
+    /// hold 320 training sequences.
+    #[arg(long)]
+    pub segments: Option<usize>,
+    /// Tokens a segment of the text, the same for all lengths and at least the longest; when absent as in earlier
+    /// evaluations, or 32 training lengths.
+    #[arg(long)]
+    pub span: Option<usize>,
     /// Keep the loss at every position.
     #[arg(long)]
     pub positions: bool,

@@ -12,8 +12,8 @@ pub mod report;
 pub mod sample;
 pub mod train;
 
-use crate::failure::{Failure, Outcome};
-use crate::progress::{Line, duration};
+use crate::progress::duration;
+use kerple_lm::evaluate::Amount;
 use kerple_lm::train::Progress;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,19 +47,15 @@ pub fn step_line(what: &str, p: &Progress) -> String {
 
 /// Lengths `1x, 2x, ... 32x` of the training length.
 pub fn default_lengths(train_len: usize) -> Vec<usize> {
-    (0..6).map(|octave| train_len << octave).collect()
+    (0..6).map(|octave| train_len.saturating_mul(1 << octave)).collect()
+}
+
+/// The amount of text `--segments` asks for; 320 segments, as the original evaluates, or what there is, when absent.
+pub fn amount(segments: Option<usize>) -> Amount {
+    segments.map_or(Amount::UpTo(320), Amount::Exactly)
 }
 
 /// Prints a value as one line of JSON.
 pub fn print_json(value: &impl serde::Serialize) {
     println!("{}", serde_json::to_string(value).expect("results are plain data"));
-}
-
-/// Ends a progress line and fails when the user stopped the work.
-pub fn unless_stopped(line: &mut Line, stop: &AtomicBool, how: &str) -> Outcome {
-    if !stop.load(Ordering::Relaxed) {
-        return Ok(());
-    }
-    line.done("stopped");
-    Err(Failure { message: "stopped before the end; what was done is saved".to_owned(), hint: how.to_owned(), code: 1 })
 }

@@ -60,9 +60,9 @@ fn every_protocol_scores_what_it_says() {
     place.make_data();
     place.ok(&["train", "--config", "run.toml", "--out", "run"]);
     let mut printed = Vec::new();
-    // tokens scored at lengths 16 and 64 with 10 segments: blocks and sliding read max(10 * 16, 64) tokens
+    // tokens scored at lengths 16 and 60 with 10 segments of 32 * 16 tokens; 60 does not divide 5120
     for (protocol, tokens) in
-        [("segments", [160, 640]), ("blocks", [160, 128]), ("last:8", [80, 80]), ("sliding:4", [160, 160])]
+        [("segments", [160, 600]), ("blocks", [5120, 5120]), ("last:8", [80, 80]), ("sliding:16", [5120, 5120])]
     {
         let lines = place.ok(&[
             "eval",
@@ -70,7 +70,7 @@ fn every_protocol_scores_what_it_says() {
             "--json",
             "--positions",
             "--lengths",
-            "16,64",
+            "16,60",
             "--segments",
             "10",
             "--protocol",

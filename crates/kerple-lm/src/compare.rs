@@ -1,15 +1,14 @@
 //! Several encodings and seeds under the same settings, one run after another, resumable.
 
 use crate::config::RunConfig;
-use crate::corpus::Source;
-use crate::error::Result;
-use crate::evaluate::{self, Request, Subject, Text};
+use crate::corpus::{Source, Split};
+use crate::error::{Error, Result};
+use crate::evaluate::{self, Amount, Evaluation, Request, Text};
 use crate::plan::Plan;
 use crate::train::{self, Progress};
 use kerple::encoding::Encoding;
-use kerple_report::record::{self, EvaluationRow, Journal};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 /// What is compared.
 #[derive(Clone, Debug)]
@@ -20,7 +19,8 @@ pub struct Comparison {
     pub encodings: Vec<Encoding>,
     /// Number of seeds, counted up from the configuration's.
     pub seeds: u64,
-    /// Lengths, protocol and amount of the evaluation; its seed is replaced by the run's.
+    /// Lengths, protocol and amount of the evaluation; its seed is replaced by the run's. Lengths that an encoding is
+    /// not defined for are left out.
     pub request: Request,
     /// Folder of everything.
     pub out: PathBuf,
@@ -42,17 +42,8 @@ pub enum Event<'a> {
     },
     /// A training step is done.
     Step(&'a Progress),
-    /// Segments of an evaluation are done.
-    Evaluating {
-        /// Input length.
-        length: usize,
-        /// Windows done.
-        done: usize,
-        /// Windows in all.
-        windows: usize,
-    },
-    /// A row was written.
-    Row(&'a EvaluationRow),
+    /// What an evaluation does.
+    Evaluation(evaluate::Event<'a>),
 }
 
 impl Comparison {
@@ -70,9 +61,10 @@ impl Comparison {
     pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let source = Source::open(&self.config.data)?;
         let plans = self.plans(&source)?;
+        let request = self.fixed_request(&plans, &source.text(Split::Test))?;
         for (index, plan) in plans.iter().enumerate() {
             tell(Event::Run { label: &plan.label, seed: plan.seed, index, runs: plans.len() });
-            if !self.one(plan, &source, stop, tell)? {
+            if !self.one(plan, &source, &request, stop, tell)? {
                 return Ok(false);
             }
         }
@@ -81,12 +73,11 @@ impl Comparison {
 
     /// The plans of all runs; refuses here what would fail after hours of training.
     fn plans(&self, source: &Source) -> Result<Vec<Plan>> {
-        let text = source.text(crate::corpus::Split::Test);
-        for length in &self.request.lengths {
-            self.request.windows(*length, text.len())?;
-        }
-        let seeds = self.config.seed..self.config.seed + self.seeds;
-        let runs = seeds.flat_map(|seed| self.encodings.iter().map(move |encoding| (seed, encoding)));
+        let Some(end) = self.config.seed.checked_add(self.seeds) else {
+            let message = format!("{} seeds from {} on are more than there are", self.seeds, self.config.seed);
+            return Err(Error::refused(message, "choose a smaller seed"));
+        };
+        let runs = (self.config.seed..end).flat_map(|seed| self.encodings.iter().map(move |encoding| (seed, encoding)));
         runs.map(|(seed, encoding)| {
             let config = RunConfig { seed, encoding: encoding.clone(), ..self.config.clone() };
             Plan::new(&config, source.facts())
@@ -94,65 +85,40 @@ impl Comparison {
         .collect()
     }
 
-    fn one(&self, plan: &Plan, source: &Source, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+    /// The request with its span fixed, so that all runs of a seed are scored on the same text whatever was evaluated in
+    /// some of them before.
+    fn fixed_request(&self, plans: &[Plan], text: &dyn Text) -> Result<Request> {
+        let mut rows = Vec::new();
+        for plan in plans {
+            rows.extend(evaluate::earlier_rows(&self.folder(&plan.label, plan.seed))?);
+        }
+        let earlier = evaluate::earlier_extents(&rows, text, self.request.protocol);
+        let extent = self.request.extent(self.config.train.train_len, text.len(), &earlier)?;
+        let segments = Amount::Exactly(extent.segments());
+        Ok(Request { span: Some(extent.span()), segments, ..self.request.clone() })
+    }
+
+    fn one(
+        &self,
+        plan: &Plan,
+        source: &Source,
+        request: &Request,
+        stop: &AtomicBool,
+        tell: &mut dyn FnMut(Event),
+    ) -> Result<bool> {
         let folder = self.folder(&plan.label, plan.seed);
         let outcome = train::train(plan, &folder, &source.batches(plan)?, stop, &mut |step| tell(Event::Step(step)))?;
         if !outcome.finished {
             return Ok(false);
         }
-        let request = Request { seed: plan.seed, ..self.request.clone() };
-        evaluate_run(&folder, &source.text(crate::corpus::Split::Test), &request, stop, tell)?;
-        Ok(!stop.load(Ordering::Relaxed))
-    }
-}
-
-/// Evaluates a run at every length its `evaluation.jsonl` lacks; lengths an encoding is not defined for are left out.
-///
-/// # Errors
-/// A damaged run, or text too short for a length.
-pub fn evaluate_run(
-    folder: &Path,
-    text: &dyn Text,
-    request: &Request,
-    stop: &AtomicBool,
-    tell: &mut dyn FnMut(Event),
-) -> Result<Vec<EvaluationRow>> {
-    let (plan, state, model) = train::load(folder, &crate::device())?;
-    let path = folder.join("evaluation.jsonl");
-    let mut journal = Journal::open(&path)?;
-    let known = record::read_rows::<EvaluationRow>(&path)?.rows;
-    let protocol = request.protocol.to_string();
-    let mut rows = Vec::new();
-    for length in request.lengths.iter().copied() {
-        let same = |row: &&EvaluationRow| {
-            row.length == length as u64
-                && row.protocol == protocol
-                && row.step == state.step
-                && row.seed == request.seed
-                && row.split == "test"
-                && (row.position_nll.is_some() || !request.positions)
-        };
-        if model.check_len(length).is_err() || known.iter().any(|row| same(&row)) {
-            rows.extend(known.iter().find(same).cloned());
-            continue;
+        let (plan, state, model) = train::load(&folder, &crate::device())?;
+        let lengths = request.lengths.iter().copied().filter(|length| model.check_len(*length).is_ok()).collect();
+        let request = Request { seed: plan.seed, lengths, ..request.clone() };
+        if request.lengths.is_empty() {
+            return Ok(true);
         }
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        let subject = Subject {
-            label: &plan.label,
-            seed: request.seed,
-            train_len: plan.train_len,
-            step: state.step,
-            window: plan.encoding.window,
-            split: "test",
-        };
-        let row = evaluate::evaluate(&model, &subject, text, request, length, &mut |done, windows| {
-            tell(Event::Evaluating { length, done, windows });
-        })?;
-        journal.push(&row)?;
-        tell(Event::Row(&row));
-        rows.push(row);
+        let text = source.text(Split::Test);
+        let evaluation = Evaluation::new(&folder, (&plan, state.step, &model), &text, &request)?;
+        evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))
     }
-    Ok(rows)
 }

@@ -80,7 +80,7 @@ impl Source {
 
     /// A split to evaluate on.
     pub fn text(&self, split: Split) -> CorpusText<'_> {
-        CorpusText { corpus: &self.corpus, split }
+        CorpusText { corpus: &self.corpus, split, checksum: checksum(&self.corpus, split) }
     }
 }
 
@@ -101,13 +101,34 @@ impl Batches for CorpusBatches {
 }
 
 /// A split of a corpus, to evaluate on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CorpusText<'a> {
     corpus: &'a Corpus,
     split: Split,
+    checksum: String,
+}
+
+/// SHA-256 of the tokens of a split, four bytes each, in hexadecimal.
+fn checksum(corpus: &Corpus, split: Split) -> String {
+    use sha2::{Digest, Sha256};
+    let tokens = corpus.split(split);
+    let mut digest = Sha256::new();
+    for start in (0..tokens.len()).step_by(1 << 16) {
+        let block = tokens.read(start..tokens.len().min(start + (1 << 16)));
+        block.iter().for_each(|token| digest.update(token.to_le_bytes()));
+    }
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Text for CorpusText<'_> {
+    fn split(&self) -> &'static str {
+        self.split.name()
+    }
+
+    fn checksum(&self) -> String {
+        self.checksum.clone()
+    }
+
     fn len(&self) -> usize {
         self.corpus.split(self.split).len()
     }

@@ -125,6 +125,7 @@ fn evaluation(
         window,
         split: "test".into(),
         step,
+        text: None,
         segments: 320,
         tokens,
         bytes: Some(bytes),

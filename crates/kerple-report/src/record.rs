@@ -82,7 +82,10 @@ pub struct EvaluationRow {
     pub split: String,
     /// Optimizer steps of the checkpoint.
     pub step: u64,
-    /// Sequences evaluated.
+    /// Which text was scored. Absent in rows of older versions, which are therefore comparable with no other row.
+    #[serde(default)]
+    pub text: Option<ScoredText>,
+    /// Sequences evaluated: windows of at most `length` tokens.
     pub segments: u64,
     /// Tokens scored.
     pub tokens: u64,
@@ -109,6 +112,26 @@ pub struct EvaluationRow {
     pub segment_nll: Option<Vec<f64>>,
 }
 
+/// The text an evaluation scored: the same value, split and protocol mean the same text.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ScoredText {
+    /// Checksum of the split's tokens.
+    pub checksum: String,
+    /// Tokens a segment of the text, the same for all lengths.
+    pub span: u64,
+    /// Segments of the text.
+    pub segments: u64,
+    /// Seed that chose where the segments lie.
+    pub seed: u64,
+}
+
+impl EvaluationRow {
+    /// Whether both rows are over the same text, scored by the same rule; rows that do not say never are.
+    pub fn same_text(&self, other: &EvaluationRow) -> bool {
+        self.text.is_some() && (&self.text, &self.split, &self.protocol) == (&other.text, &other.split, &other.protocol)
+    }
+}
+
 /// The kernels of every head as they were at one step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelSnapshot {
@@ -130,23 +153,25 @@ pub struct KernelSnapshot {
 pub fn protocol_meaning(protocol: &str) -> String {
     match protocol.split_once(':') {
         None if protocol == "segments" => {
-            "Segments of the evaluated length, drawn without overlap from the shuffled text. Every token is scored, also the first \
-             ones of a segment, which have little context. The same number of segments at every length, hence more text at \
-             longer lengths; the text depends on the seed, and is the same for every encoding under one seed."
+            "Segments that end where the spans of the text end, one a span at every length, so longer segments contain the shorter \
+             ones. Every token is scored, also the first ones of a segment, which have little context. The spans depend on the seed, \
+             and are the same for every encoding under one seed."
                 .into()
         }
         None if protocol == "blocks" => {
-            "The same text at every length, cut into consecutive blocks of that length that do not overlap. Every token is \
-             scored, also the first ones of a block, which have little context."
+            "The same text at every length, cut into consecutive blocks of that length that do not overlap; the last block is \
+             shorter where the length does not divide the text. Every token is scored, also the first ones of a block, which have \
+             little context."
                 .into()
         }
         Some(("last", count)) => format!(
-            "Whole segments of the evaluated length are read but only their last {count} tokens are scored (all of them where the \
-             segment is shorter), so every scored token has almost the full length as context."
+            "The last {count} tokens of every span of the text are scored, at every length the same tokens; the length is the \
+             context that is read, the scored tokens included."
         ),
         Some(("sliding", stride)) => format!(
             "A window of the evaluated length moves over the text by {stride} tokens at a time, and only the {stride} tokens new to it \
-             are scored, so every scored token past the first window has at least the length less {stride} tokens of context."
+             are scored, so every scored token past the first window has at least the length less {stride} tokens of context. The \
+             scored text is the same at every length; the last window is moved by what is left."
         ),
         _ => "As recorded by the run; this report knows no description of it.".into(),
     }
@@ -357,7 +382,31 @@ mod tests {
                 "segments":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"seconds":0.5,"from a newer version":true}"#,
         )
         .unwrap();
-        assert_eq!((row.window, row.bytes, row.position_nll), (None, None, None));
+        assert_eq!((row.window, row.bytes, &row.position_nll, &row.text), (None, None, &None, &None));
+        assert!(!row.same_text(&row), "what does not say its text is over no known text");
+    }
+
+    #[test]
+    fn any_difference_in_the_text_makes_rows_incomparable() {
+        let row: EvaluationRow = serde_json::from_str(
+            r#"{"encoding":"alibi","seed":1,"train_len":64,"length":128,"protocol":"blocks","split":"test","step":9,
+                "text":{"checksum":"ab","span":2048,"segments":8,"seed":1},
+                "segments":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"seconds":0.5}"#,
+        )
+        .unwrap();
+        let text = row.text.clone().unwrap();
+        let with = |text| EvaluationRow { text: Some(text), ..row.clone() };
+        assert!(row.same_text(&EvaluationRow { length: 64, encoding: "t5".into(), ..row.clone() }));
+        for other in [
+            with(ScoredText { checksum: "cd".into(), ..text.clone() }),
+            with(ScoredText { span: 1024, ..text.clone() }),
+            with(ScoredText { segments: 9, ..text.clone() }),
+            with(ScoredText { seed: 2, ..text }),
+            EvaluationRow { split: "valid".into(), ..row.clone() },
+            EvaluationRow { protocol: "segments".into(), ..row.clone() },
+        ] {
+            assert!(!row.same_text(&other), "{other:?}");
+        }
     }
 
     #[test]

@@ -331,6 +331,7 @@ mod tests {
             window: None,
             split: "test".into(),
             step: 30,
+            text: None,
             segments: 1,
             tokens: 64,
             bytes: None,

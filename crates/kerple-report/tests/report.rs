@@ -57,6 +57,7 @@ fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evaluatio
         window: None,
         split: "test".into(),
         step: 100,
+        text: None,
         segments: 2,
         tokens: 2 * length,
         bytes: Some(8 * length),

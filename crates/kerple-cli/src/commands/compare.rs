@@ -1,14 +1,14 @@
 //! `kerple compare`
 
 use super::report::write_and_print;
-use super::{default_lengths, print_json, step_line, stop_flag};
+use super::{amount, default_lengths, print_json, step_line, stop_flag};
 use crate::args::Compare;
 use crate::failure::{Failure, Outcome};
 use crate::progress::Line;
 use kerple::encoding::{Encoding, METHODS};
 use kerple_lm::compare::{Comparison, Event};
 use kerple_lm::config::RunConfig;
-use kerple_lm::evaluate::Request;
+use kerple_lm::evaluate::{self, Request};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -25,13 +25,14 @@ pub fn run(args: &Compare) -> Outcome {
             "a handful of seeds shows how much results vary",
         ));
     }
-    if args.seeds == 0 || args.segments == 0 || lengths.contains(&0) {
-        return Err(Failure::misuse("0 seeds, segments or tokens compare nothing", "use at least 1 of each"));
+    if args.seeds == 0 {
+        return Err(Failure::misuse("--seeds 0 compares nothing", "use at least 1"));
     }
     let request = Request {
         lengths,
         protocol: args.protocol.parse()?,
-        segments: args.segments,
+        segments: amount(args.segments),
+        span: args.span,
         seed: config.seed,
         positions: args.positions,
     };
@@ -92,11 +93,12 @@ pub fn run_comparison(comparison: &Comparison, stop: &AtomicBool, json: bool) ->
     let finished = comparison.run(stop, &mut |event| match event {
         Event::Run { label, seed, index, runs } => what = format!("run {}/{runs}  {label} seed {seed}", index + 1),
         Event::Step(step) => line.show(|| step_line(&what, step)),
-        Event::Evaluating { length, done, windows } => {
-            line.show(|| format!("{what}  evaluating length {length}  segment {done}/{windows}"));
+        Event::Evaluation(evaluate::Event::Evaluating { length, done, windows }) => {
+            line.show(|| format!("{what}  evaluating length {length}  window {done}/{windows}"));
         }
-        Event::Row(row) if json => print_json(row),
-        Event::Row(row) => {
+        Event::Evaluation(evaluate::Event::Row { fresh: false, .. }) => {}
+        Event::Evaluation(evaluate::Event::Row { row, .. }) if json => print_json(row),
+        Event::Evaluation(evaluate::Event::Row { row, .. }) => {
             line.done(&format!("{what}  length {:>6}  perplexity {:.3}", row.length, row.perplexity));
         }
     })?;

@@ -1,33 +1,25 @@
 //! `kerple eval RUN`
 
-use super::{default_lengths, print_json, stop_flag};
+use super::{amount, default_lengths, print_json, stop_flag};
 use crate::args::{Eval, Split};
 use crate::failure::{Failure, Outcome};
 use crate::progress::Line;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
-use kerple_lm::evaluate::{self, Protocol, Request, Subject, Text};
+use kerple_lm::evaluate::{Evaluation, Event, Protocol, Request};
 use kerple_lm::train;
-use kerple_report::record::Journal;
+use kerple_report::record::EvaluationRow;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
 pub fn run(args: &Eval) -> Outcome {
     let protocol: Protocol = args.protocol.parse()?;
-    if args.segments == 0 {
-        return Err(Failure::misuse("--segments 0 scores nothing", "use at least 1"));
-    }
     if args.window == Some(0) {
         return Err(Failure::misuse("--window 0 sees nothing", "use at least 1, the token itself"));
     }
     let (plan, state, mut model) = train::load(&args.run, &kerple_lm::device())?;
     let lengths = if args.lengths.is_empty() { default_lengths(plan.train_len) } else { args.lengths.clone() };
-    if lengths.contains(&0) {
-        return Err(Failure::misuse("--lengths 0 is no length", "lengths are in tokens, e.g. --lengths 512,1024"));
-    }
-    let mut label = plan.label.clone();
     if let Some(window) = args.window {
         model.encoding = model.encoding.with_window(Some(window));
-        label = model.encoding.encoding().label();
     }
     let path = args.data.clone().unwrap_or_else(|| plan.data.path.clone());
     let source = Source::open(&DataConfig { path, packing: plan.data.packing })?;
@@ -39,49 +31,47 @@ pub fn run(args: &Eval) -> Outcome {
     };
     let text = source.text(split);
     let request = Request {
-        lengths: lengths.clone(),
+        lengths,
         protocol,
-        segments: args.segments,
+        segments: amount(args.segments),
+        span: args.span,
         seed: plan.seed,
         positions: args.positions,
     };
-    let subject = Subject {
-        label: &label,
-        seed: plan.seed,
-        train_len: plan.train_len,
-        step: state.step,
-        window: model.encoding.encoding().window,
-        split: split.name(),
-    };
-    for length in &lengths {
-        model.check_len(*length)?;
-        request.windows(*length, text.len())?;
-    }
-    eprintln!("{}: {}", protocol, protocol.meaning());
-    let mut journal = Journal::open(&args.run.join("evaluation.jsonl"))?;
-    let (stop, mut line) = (stop_flag(), Line::new());
+    let evaluation = Evaluation::new(&args.run, (&plan, state.step, &model), &text, &request)?;
+    let extent = evaluation.extent();
+    eprintln!("{protocol}: {}", protocol.meaning());
+    eprintln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name());
     if !args.json {
         println!(
             "{:>8} {:>12} {:>10} {:>10} {:>9} {:>9}",
             "length", "perplexity", "nll", "bits/byte", "tokens", "seconds"
         );
     }
-    for length in lengths {
-        let row = evaluate::evaluate(&model, &subject, &text, &request, length, &mut |done, windows| {
-            line.show(|| format!("{label}  length {length}  segment {done}/{windows}"));
-        })?;
-        journal.push(&row)?;
-        if args.json {
-            print_json(&row);
-        } else {
-            let bits = row.bits_per_byte.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.4}"));
-            line.done(&format!("{label}  length {length}"));
-            println!(
-                "{length:>8} {:>12.4} {:>10.5} {bits:>10} {:>9} {:>9.2}",
-                row.perplexity, row.nll, row.tokens, row.seconds
-            );
+    let (label, mut line) = (model.encoding.encoding().label(), Line::new());
+    let finished = evaluation.run(&stop_flag(), &mut |event| match event {
+        Event::Evaluating { length, done, windows } => {
+            line.show(|| format!("{label}  length {length}  window {done}/{windows}"));
         }
-        super::unless_stopped(&mut line, &stop, "the same command again starts over with the lengths left out")?;
+        Event::Row { row, .. } if args.json => print_json(row),
+        Event::Row { row, fresh } => {
+            let known = if fresh { "" } else { "  (evaluated before)" };
+            line.done(&format!("{label}  length {}{known}", row.length));
+            print_row(row);
+        }
+    })?;
+    if finished {
+        return Ok(());
     }
-    Ok(())
+    line.done("stopped");
+    let hint = "the same command again goes on with the lengths that are missing";
+    Err(Failure::failed("stopped before the end; the lengths that were done are saved", hint))
+}
+
+fn print_row(row: &EvaluationRow) {
+    let bits = row.bits_per_byte.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.4}"));
+    println!(
+        "{:>8} {:>12.4} {:>10.5} {bits:>10} {:>9} {:>9.2}",
+        row.length, row.perplexity, row.nll, row.tokens, row.seconds
+    );
 }

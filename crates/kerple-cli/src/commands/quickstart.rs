@@ -11,7 +11,7 @@ use kerple_data::{PrepareOptions, Sources};
 use kerple_lm::compare::Comparison;
 use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::corpus::Source;
-use kerple_lm::evaluate::{Protocol, Request};
+use kerple_lm::evaluate::{Amount, Protocol, Request};
 use kerple_lm::plan::Plan;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -61,7 +61,8 @@ pub fn run(args: &Quickstart) -> Outcome {
         request: Request {
             lengths: super::default_lengths(TRAIN_LEN),
             protocol: Protocol::Last(TRAIN_LEN),
-            segments: SEGMENTS,
+            segments: Amount::UpTo(SEGMENTS),
+            span: None,
             seed: 0,
             positions: true,
         },

@@ -1,0 +1,337 @@
+//! Which text is scored, fixed once for all lengths, and the windows that read it at one length.
+//!
+//! The text is `segments` spans of `span` tokens, each with the token after it as its last target; the seed says where
+//! they lie. `segments` and `last:k` take spans from all over the split; `blocks` and `sliding` join them to one stretch.
+//!
+//! ```text
+//! segments   the last L tokens of each span, all scored
+//! last:k     the last L tokens of each span, the last k scored
+//! blocks     the stretch cut every L tokens, the last block being what is left; all scored
+//! sliding:s  windows of L tokens, moved by s, the last one by what is left; what is new in each is scored
+//! ```
+//!
+//! So `last`, `blocks` and `sliding` score the same tokens at every length, and longer `segments` contain shorter ones.
+
+use super::Protocol;
+use crate::error::{Error, Result};
+use kerple_report::record::{EvaluationRow, ScoredText};
+
+/// A stretch of text to run the model on: inputs `start..start + len`, each scored on the token after it, from
+/// `score_from` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// First input token.
+    pub start: usize,
+    /// Input tokens.
+    pub len: usize,
+    /// First scored position within the window.
+    pub score_from: usize,
+}
+
+/// How many segments are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// So many, or an error.
+    Exactly(usize),
+    /// So many, or as many as the text holds. `blocks` and `sliding`, which read the whole of every segment, take as
+    /// many as hold the tokens of this many training sequences.
+    UpTo(usize),
+}
+
+/// What is evaluated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Input lengths, in tokens.
+    pub lengths: Vec<usize>,
+    /// Which tokens are scored.
+    pub protocol: Protocol,
+    /// Segments of the text.
+    pub segments: Amount,
+    /// Tokens a segment of the text; when absent as in earlier rows, or enough for the lengths and for 32 times the
+    /// training length.
+    pub span: Option<usize>,
+    /// Selects the text; the same seed gives every method the same text.
+    pub seed: u64,
+    /// Whether the loss at every position is kept.
+    pub positions: bool,
+}
+
+/// The text of an evaluation, the same at every length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    protocol: Protocol,
+    span: usize,
+    segments: usize,
+    seed: u64,
+}
+
+/// The longest multiple of the training length that is evaluated when nothing else is said.
+const DEFAULT_MULTIPLE: usize = 32;
+
+impl Request {
+    /// Fixes the text in a split of `tokens` tokens for a model trained at `train_len`. `earlier` are spans and segments of
+    /// evaluations of the same split with this protocol and seed, of which the last that suits is taken.
+    ///
+    /// # Errors
+    /// A request that the split, or the protocol, cannot serve, with both numbers.
+    pub fn extent(&self, train_len: usize, tokens: usize, earlier: &[(u64, u64)]) -> Result<Extent> {
+        let longest = self.check_lengths()?;
+        if tokens <= longest {
+            return Err(Error::refused(
+                format!("the split has {tokens} tokens, a length of {longest} needs at least one more than it"),
+                "prepare more text, evaluate on another split, or ask for shorter lengths",
+            ));
+        }
+        let matches = |(span, segments): &(u64, u64)| {
+            let span = usize::try_from(*span).ok().filter(|span| *span >= longest)?;
+            (self.count(span, train_len, tokens) as u64 == *segments).then_some(span)
+        };
+        let span = match (self.span, earlier.iter().rev().find_map(matches)) {
+            (Some(span), _) | (None, Some(span)) => span,
+            (None, None) => self.default_span(longest, train_len, tokens),
+        };
+        if span < longest {
+            return Err(Error::refused(
+                format!("segments of {span} tokens are shorter than the longest length, {longest}"),
+                "raise --span, or drop the longer lengths",
+            ));
+        }
+        let segments = self.count(span, train_len, tokens);
+        match segments.checked_mul(span) {
+            Some(text) if segments > 0 && text < tokens => {}
+            _ => {
+                return Err(Error::refused(
+                    format!(
+                        "{segments} segments of {span} tokens were asked for, the split has {tokens} tokens, enough for {}",
+                        (tokens - 1) / span
+                    ),
+                    "ask for fewer segments or shorter lengths, evaluate on another split, or prepare more text",
+                ));
+            }
+        }
+        Ok(Extent { protocol: self.protocol, span, segments, seed: self.seed })
+    }
+
+    /// The longest length, after all were checked against the protocol.
+    fn check_lengths(&self) -> Result<usize> {
+        let (Some(shortest), Some(longest)) = (self.lengths.iter().min(), self.lengths.iter().max()) else {
+            return Err(Error::refused("no length was asked for", "lengths are in tokens, e.g. --lengths 512,1024"));
+        };
+        match self.protocol {
+            _ if *shortest == 0 => Err(Error::refused(
+                "a length of 0 tokens is no length",
+                "lengths are in tokens, e.g. --lengths 512,1024",
+            )),
+            Protocol::Last(count) if count > *shortest => Err(Error::refused(
+                format!("last:{count} scores more tokens than a length of {shortest} has"),
+                "lower the count, or drop the shorter lengths",
+            )),
+            Protocol::Sliding(stride) if stride > *shortest => Err(Error::refused(
+                format!("sliding:{stride} would skip tokens at a length of {shortest}"),
+                "choose a stride of at most the shortest length",
+            )),
+            _ => Ok(*longest),
+        }
+    }
+
+    fn default_span(&self, longest: usize, train_len: usize, tokens: usize) -> usize {
+        let wish = train_len.saturating_mul(DEFAULT_MULTIPLE).max(longest);
+        let fits = match self.segments {
+            Amount::Exactly(count) => (tokens - 1) / count.max(1),
+            Amount::UpTo(_) => tokens - 1,
+        };
+        wish.min(fits).max(longest)
+    }
+
+    /// Segments of `span` tokens; not more than fit, unless an exact number was asked for.
+    fn count(&self, span: usize, train_len: usize, tokens: usize) -> usize {
+        let most = match (self.segments, self.protocol) {
+            (Amount::Exactly(count), _) => return count,
+            (Amount::UpTo(count), Protocol::Segments | Protocol::Last(_)) => count,
+            (Amount::UpTo(count), Protocol::Blocks | Protocol::Sliding(_)) => {
+                count.saturating_mul(train_len).div_ceil(span.max(1))
+            }
+        };
+        most.min((tokens - 1) / span.max(1))
+    }
+}
+
+impl Extent {
+    /// Tokens a segment.
+    pub fn span(&self) -> usize {
+        self.span
+    }
+
+    /// Segments.
+    pub fn segments(&self) -> usize {
+        self.segments
+    }
+
+    /// What a row says of the text, for a split whose tokens have this checksum.
+    pub fn scored(&self, checksum: &str) -> ScoredText {
+        let (span, segments) = (self.span as u64, self.segments as u64);
+        ScoredText { checksum: checksum.to_owned(), span, segments, seed: self.seed }
+    }
+
+    /// The windows that read the text at one length, at most the span, in a split of `tokens` tokens.
+    pub fn windows(&self, length: usize, tokens: usize) -> Vec<Window> {
+        let stretch = self.span * self.segments;
+        let begin = || kerple_data::random_segments(tokens, stretch, 1, self.seed)[0];
+        let ends_of_spans = |score_from: usize| {
+            let starts = kerple_data::random_segments(tokens, self.span, self.segments, self.seed);
+            let window = |start: usize| Window { start: start + self.span - length, len: length, score_from };
+            starts.into_iter().map(window).collect()
+        };
+        match self.protocol {
+            Protocol::Segments => ends_of_spans(0),
+            Protocol::Last(count) => ends_of_spans(length - count),
+            Protocol::Blocks => {
+                let begin = begin();
+                let block = |at: usize| Window { start: begin + at, len: length.min(stretch - at), score_from: 0 };
+                (0..stretch).step_by(length).map(block).collect()
+            }
+            Protocol::Sliding(stride) => {
+                let begin = begin();
+                let first = Window { start: begin, len: length, score_from: 0 };
+                let next = |scored: usize| {
+                    let new = stride.min(stretch - scored);
+                    Window { start: begin + scored + new - length, len: length, score_from: length - new }
+                };
+                std::iter::once(first).chain((length..stretch).step_by(stride).map(next)).collect()
+            }
+        }
+    }
+}
+
+/// What makes an evaluation the same as another of the same run: all that its numbers depend on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvaluationKey {
+    /// The text.
+    pub text: ScoredText,
+    /// Name of the split.
+    pub split: String,
+    /// Protocol, as it is written.
+    pub protocol: String,
+    /// Keys a query may see.
+    pub window: Option<u64>,
+    /// Tokens a sequence.
+    pub length: u64,
+    /// Updates of the checkpoint.
+    pub step: u64,
+}
+
+impl EvaluationKey {
+    /// The key of a row; `None` where it does not say its text.
+    pub fn of(row: &EvaluationRow) -> Option<EvaluationKey> {
+        Some(EvaluationKey {
+            text: row.text.clone()?,
+            split: row.split.clone(),
+            protocol: row.protocol.clone(),
+            window: row.window,
+            length: row.length,
+            step: row.step,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn request(protocol: Protocol, lengths: &[usize], segments: Amount) -> Request {
+        Request { lengths: lengths.to_vec(), protocol, segments, span: None, seed: 3, positions: false }
+    }
+
+    fn scored(windows: &[Window]) -> Vec<usize> {
+        windows.iter().flat_map(|w| w.start + w.score_from + 1..=w.start + w.len).collect()
+    }
+
+    #[test]
+    fn the_same_tokens_are_scored_at_every_length_and_in_later_calls() {
+        for protocol in [Protocol::Last(8), Protocol::Blocks, Protocol::Sliding(5)] {
+            let asked = request(protocol, &[16, 37, 64], Amount::Exactly(7));
+            let extent = asked.extent(16, 10_000, &[]).unwrap();
+            assert_eq!((extent.span(), extent.segments()), (512, 7), "32 times the training length");
+            let expected: BTreeSet<usize> = scored(&extent.windows(16, 10_000)).into_iter().collect();
+            for length in [16, 37, 64, 100, 511, 512] {
+                let tokens = scored(&extent.windows(length, 10_000));
+                assert_eq!(
+                    tokens.len(),
+                    expected.len(),
+                    "{protocol} at {length}: a token is scored twice, or not at all"
+                );
+                assert_eq!(tokens.into_iter().collect::<BTreeSet<_>>(), expected, "{protocol} at {length}");
+            }
+            // a later call for other lengths, alone
+            let later = request(protocol, &[100], Amount::Exactly(7)).extent(16, 10_000, &[]).unwrap();
+            assert_eq!(later, extent);
+        }
+    }
+
+    #[test]
+    fn longer_segments_contain_shorter_ones() {
+        let extent = request(Protocol::Segments, &[16], Amount::Exactly(9)).extent(16, 10_000, &[]).unwrap();
+        let (short, long) = (extent.windows(16, 10_000), extent.windows(300, 10_000));
+        assert_eq!((short.len(), long.len()), (9, 9));
+        for (short, long) in short.iter().zip(&long) {
+            assert_eq!(short.start + short.len, long.start + long.len);
+        }
+    }
+
+    #[test]
+    fn an_earlier_span_is_taken_where_it_suits() {
+        let asked = request(Protocol::Last(4), &[64], Amount::Exactly(5));
+        let span = |asked: &Request, earlier: &[(u64, u64)]| asked.extent(16, 10_000, earlier).unwrap().span();
+        assert_eq!(span(&asked, &[(100, 5), (200, 5)]), 200, "the last of them");
+        assert_eq!(span(&asked, &[(100, 6)]), 512, "other segments are another text");
+        assert_eq!(span(&asked, &[(63, 5)]), 512, "too short for the length");
+        assert_eq!(span(&Request { span: Some(90), ..asked }, &[(100, 5)]), 90, "what is asked for counts");
+        let open = request(Protocol::Last(4), &[64], Amount::UpTo(320));
+        assert_eq!(span(&open, &[(100, 99)]), 100, "as many as fit");
+    }
+
+    #[test]
+    fn requests_are_never_silently_smaller() {
+        let extent = |segments, lengths: &[usize], span| {
+            let asked = Request { span, ..request(Protocol::Segments, lengths, segments) };
+            asked.extent(16, 1000, &[]).map(|extent| (extent.span(), extent.segments()))
+        };
+        assert_eq!(extent(Amount::UpTo(320), &[16], None).unwrap(), (512, 1));
+        assert_eq!(extent(Amount::UpTo(320), &[16], Some(16)).unwrap(), (16, 62));
+        assert_eq!(extent(Amount::Exactly(10), &[16], None).unwrap(), (99, 10), "a smaller span makes room");
+        let refused = |segments, lengths: &[usize], span| extent(segments, lengths, span).unwrap_err().to_string();
+        let message = refused(Amount::Exactly(63), &[16], None);
+        assert!(message.contains("63 segments of 16") && message.contains("enough for 62"), "{message}");
+        assert!(refused(Amount::Exactly(2), &[16], Some(500)).contains("enough for 1"), "one token more is needed");
+        assert!(refused(Amount::Exactly(1 << 60), &[16], None).contains("enough for 62"));
+        assert!(refused(Amount::Exactly(1 << 60), &[16], Some(16)).contains("enough for 62"), "no product wraps");
+        assert!(refused(Amount::Exactly(0), &[16], None).contains("0 segments"));
+        assert!(refused(Amount::UpTo(9), &[16], Some(0)).contains("shorter than"));
+        assert!(refused(Amount::UpTo(9), &[16], Some(usize::MAX)).contains("enough for 0"));
+        assert!(refused(Amount::UpTo(9), &[usize::MAX], None).contains("1000 tokens"));
+        assert!(refused(Amount::UpTo(9), &[1000], None).contains("1000 tokens"));
+        assert!(refused(Amount::UpTo(9), &[16, 0], None).contains("length of 0"));
+        assert!(refused(Amount::UpTo(9), &[], None).contains("no length"));
+    }
+
+    proptest! {
+        #[test]
+        fn windows_lie_in_the_text(
+            tokens in 40usize..4000, length in 1usize..30, count in 1usize..40, kind in 0usize..4, seed: u64,
+        ) {
+            let protocol =
+                [Protocol::Segments, Protocol::Blocks, Protocol::Last(1), Protocol::Sliding(length.div_ceil(3))][kind];
+            let asked = Request { seed, ..request(protocol, &[length], Amount::UpTo(count)) };
+            let extent = asked.extent(7, tokens, &[]).unwrap();
+            let windows = extent.windows(length, tokens);
+            prop_assert!(!windows.is_empty());
+            for window in &windows {
+                prop_assert!(window.len > window.score_from && window.start + window.len < tokens, "{:?}", window);
+            }
+            let scored = scored(&windows);
+            prop_assert_eq!(scored.iter().collect::<BTreeSet<_>>().len(), scored.len());
+        }
+    }
+}

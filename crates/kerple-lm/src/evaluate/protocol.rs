@@ -1,0 +1,69 @@
+//! The evaluation protocols people disagree about, each by name.
+
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Which tokens are scored, and with how much context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Protocol {
+    /// One segment of the length a span of the text, every token scored: the code released with KERPLE.
+    Segments,
+    /// Consecutive blocks of each length over the same text, every token scored: the KERPLE paper's description.
+    Blocks,
+    /// The last `k` tokens of each span of the text, the same tokens at every length: DAPE.
+    Last(usize),
+    /// A window moved by a stride over the same text, only its newest tokens scored.
+    Sliding(usize),
+}
+
+impl Protocol {
+    /// What the protocol scores, in words.
+    pub fn meaning(self) -> String {
+        kerple_report::record::protocol_meaning(&self.to_string())
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Protocol::Segments => f.write_str("segments"),
+            Protocol::Blocks => f.write_str("blocks"),
+            Protocol::Last(k) => write!(f, "last:{k}"),
+            Protocol::Sliding(stride) => write!(f, "sliding:{stride}"),
+        }
+    }
+}
+
+impl From<Protocol> for String {
+    fn from(protocol: Protocol) -> String {
+        protocol.to_string()
+    }
+}
+
+impl TryFrom<String> for Protocol {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Protocol> {
+        text.parse()
+    }
+}
+
+impl FromStr for Protocol {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Protocol> {
+        let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
+        let parsed = match text.split_once(':') {
+            None if text == "segments" => Some(Protocol::Segments),
+            None if text == "blocks" => Some(Protocol::Blocks),
+            Some(("last", count)) => number(count).map(Protocol::Last),
+            Some(("sliding", stride)) => number(stride).map(Protocol::Sliding),
+            _ => None,
+        };
+        let hint = "use segments, blocks, last:COUNT or sliding:STRIDE, e.g. last:256";
+        parsed.ok_or_else(|| Error::refused(format!("there is no evaluation protocol `{text}`"), hint))
+    }
+}
