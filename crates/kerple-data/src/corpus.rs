@@ -3,60 +3,33 @@
 mod megatron;
 mod shard;
 mod summary;
-mod tokens;
+mod verify;
 
 pub(crate) use megatron::TokenFiles;
 pub(crate) use shard::ShardWriter;
-pub(crate) use summary::fingerprint;
 pub use summary::{SplitCounts, Summary};
-pub use tokens::Tokens;
-pub(crate) use tokens::Width;
+pub use verify::{Report, Verified, verify};
 
 use crate::error::{Error, Result};
-use crate::packing::split_boundaries;
+use crate::hash::hex;
+use crate::order::split_boundaries;
+use crate::split::Split;
 use crate::tokenizer::Tokenizer;
+use crate::tokens::Tokens;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::Path;
+use twox_hash::XxHash3_64;
 
 /// The file that says what a prepared folder holds.
 pub(crate) const META: &str = "meta.json";
+/// A key that every version has written into it.
+const KERPLE_VERSION: &str = "\"kerple_version\"";
 /// The definition of the tokenizer, beside it.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
-/// Which part of a corpus.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Split {
-    /// To learn from.
-    Train,
-    /// To choose by.
-    Valid,
-    /// To report on.
-    Test,
-}
-
-impl Split {
-    /// All of them, in order.
-    pub const ALL: [Split; 3] = [Split::Train, Split::Valid, Split::Test];
-
-    /// Its name in files, options and reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Split::Train => "train",
-            Split::Valid => "valid",
-            Split::Test => "test",
-        }
-    }
-
-    pub(crate) fn file(self) -> String {
-        format!("{}.tokens", self.name())
-    }
-}
-
-/// Shards up to this many bytes are checksummed when a corpus is opened; larger ones by [`Corpus::verify`].
-const CHECKED_ON_OPEN: usize = 1 << 30;
+/// Splits up to this many bytes are compared with their checksums when a corpus is opened; larger ones by [`verify`].
+const CHECKED_ON_OPEN: u64 = 1 << 30;
 
 /// An open corpus.
 #[derive(Debug)]
@@ -64,8 +37,8 @@ pub struct Corpus {
     summary: Summary,
     tokenizer: Option<Tokenizer>,
     splits: [Tokens; 3],
-    /// Paths of the shards; GPT-NeoX files have no checksums.
-    shards: Option<[std::path::PathBuf; 3]>,
+    /// What the shards say of themselves; GPT-NeoX files say nothing.
+    headers: Option<[shard::Header; 3]>,
 }
 
 /// Whether a folder was made by [`prepare`](crate::prepare()).
@@ -73,76 +46,93 @@ pub fn is_prepared(folder: &Path) -> bool {
     Summary::read(folder).is_ok()
 }
 
+/// Whether a folder has a `meta.json` of this program, of any version or damaged.
+pub(crate) fn has_summary(folder: &Path) -> bool {
+    std::fs::read(folder.join(META))
+        .is_ok_and(|text| text.windows(KERPLE_VERSION.len()).any(|key| key == KERPLE_VERSION.as_bytes()))
+}
+
 impl Corpus {
     /// Opens a folder made by [`prepare`](crate::prepare()), or GPT-NeoX token files by their prefix: `name` for
     /// `name.bin` and `name.idx`. Those are split 949 : 50 : 1 by document, as GPT-NeoX does by default, and their
     /// vocabulary is taken to end with the largest token; [`Corpus::open_megatron`] takes both from the caller.
     ///
+    /// What is checked: `meta.json`, the tokenizer, and the header, split, size, vocabulary and table of documents of
+    /// each shard, and that they belong together; the tokens of splits up to 1 GiB too. [`verify`] reads everything.
+    ///
     /// # Errors
-    /// What cannot be read or is damaged.
+    /// What cannot be read or is damaged, and folders that versions without checksums prepared.
     pub fn open(path: &Path) -> Result<Corpus> {
+        let corpus = Corpus::open_unread(path)?;
+        corpus.check_tokens(CHECKED_ON_OPEN)?;
+        Ok(corpus)
+    }
+
+    /// Opens without comparing tokens with their checksums.
+    fn open_unread(path: &Path) -> Result<Corpus> {
         if !path.is_dir() && TokenFiles::exist(path) {
             return Corpus::open_megatron(path, "949,50,1", None);
         }
         let summary = Summary::read(path)?;
-        let definition = path.join(TOKENIZER);
-        let tokenizer = match summary.tokenizer.as_str() {
-            "none" => None,
-            _ => {
-                let text = std::fs::read_to_string(&definition).map_err(Error::io(&definition, "read"))?;
-                Some(Tokenizer::from_definition(&definition, text, summary.end_of_document)?)
+        let tokenizer = open_tokenizer(path, &summary)?;
+        let open = |split: Split| shard::open(&path.join(split.file()), split, summary.vocab_size);
+        let (train, valid, test) = (open(Split::Train)?, open(Split::Valid)?, open(Split::Test)?);
+        let (splits, headers) = ([train.0, valid.0, test.0], [train.1, valid.1, test.1]);
+        for ((split, header), tokens) in Split::ALL.into_iter().zip(&headers).zip(&splits) {
+            let (found, said) = (hex(header.stored.checksum), &summary.split(split).checksum);
+            if &found != said {
+                let message = format!("its tokens have checksum {found}, {META} says {said}");
+                return Err(Error::damaged(tokens.path(), message, "it belongs to another corpus; prepare again"));
             }
-        };
-        let found = tokenizer.as_ref().map_or(&summary.tokenizer_fingerprint, |tokenizer| tokenizer.fingerprint());
-        if found != &summary.tokenizer_fingerprint {
-            return Err(Error::damaged(
-                definition.display().to_string(),
-                format!("fingerprint {found}, {META} says {}", summary.tokenizer_fingerprint),
-                "the tokenizer was exchanged; prepare the corpus again",
-            ));
         }
-        let shards = Split::ALL.map(|split| path.join(split.file()));
-        let [train, valid, test] = &shards;
-        let splits = [shard::open(train)?, shard::open(valid)?, shard::open(test)?];
-        let corpus = Corpus { summary, tokenizer, splits, shards: Some(shards) };
-        corpus.check_shards(CHECKED_ON_OPEN)?;
-        Ok(corpus)
+        if summary.identity(headers.each_ref().map(|header| header.stored.table)) != summary.content {
+            let message = format!("the shards and {META} do not belong together: their content is not the same");
+            return Err(Error::damaged(path, message, shard::AGAIN));
+        }
+        Ok(Corpus { summary, tokenizer, splits, headers: Some(headers) })
     }
 
     /// Opens GPT-NeoX token files `prefix.bin` and `prefix.idx`, split by document into `shares`, e.g. "949,50,1".
+    ///
+    /// The files say nothing of their tokens, so all of them are read once, for the vocabulary and for
+    /// [`Corpus::checksum`]: 300 GB at 1 GB/s take five minutes, every time. Prepare such files to open them at once.
     ///
     /// # Errors
     /// What cannot be read, is damaged, or holds tokens outside `vocab_size`.
     pub fn open_megatron(prefix: &Path, shares: &str, vocab_size: Option<usize>) -> Result<Corpus> {
         let files = TokenFiles::open(prefix)?;
-        let vocab_size = files.vocab_size(vocab_size)?;
         let bounds = split_boundaries(files.documents() as u64, shares)?.map(|bound| bound as usize);
         let split = |at: usize| files.stream(bounds[at]..bounds[at + 1]);
         let splits = [split(0)?, split(1)?, split(2)?];
+        let (mut stored, mut largest) = (Vec::new(), 0);
+        for tokens in &splits {
+            let (checksum, found) = shard::survey(tokens)?;
+            let tail = shard::tail(tokens.len() as u64, tokens.width(), tokens.ends());
+            stored.push(shard::Stored { checksum, table: XxHash3_64::oneshot(&tail) });
+            largest = largest.max(found);
+        }
+        let vocab_size = files.vocab_size(largest, vocab_size)?;
         let mut summary = Summary::of_ids(vocab_size);
         summary.inputs = vec![prefix.display().to_string()];
         summary.assignment = format!("{shares}, by document, in file order");
         for (counts, tokens) in summary.splits_mut().into_iter().zip(&splits) {
             (counts.documents, counts.tokens) = (tokens.documents() as u64, tokens.len() as u64);
         }
-        Ok(Corpus { summary, tokenizer: None, splits, shards: None })
+        summary.seal(stored.try_into().expect("there are three splits"));
+        let splits = splits.map(|tokens| tokens.below(vocab_size));
+        Ok(Corpus { summary, tokenizer: None, splits, headers: None })
     }
 
-    /// Compares the checksums of all shards with their contents; reads everything once.
-    ///
-    /// # Errors
-    /// A shard that is damaged.
-    pub fn verify(&self) -> Result<()> {
-        self.check_shards(usize::MAX)
+    /// Identifies the tokens of a split, in hexadecimal: XXH3-128 of the tokens as they are stored, written down when
+    /// the corpus was prepared.
+    pub fn checksum(&self, split: Split) -> &str {
+        &self.summary.split(split).checksum
     }
 
-    fn check_shards(&self, limit: usize) -> Result<()> {
-        for (path, tokens) in self.shards.iter().flatten().zip(&self.splits) {
-            if tokens.map().bytes().len() <= limit {
-                shard::verify(path, tokens.map())?;
-            }
-        }
-        Ok(())
+    /// Identifies the corpus, in hexadecimal: the tokens of all splits, where documents end, the vocabulary and the
+    /// tokenizer.
+    pub fn content(&self) -> &str {
+        &self.summary.content
     }
 
     /// A part of the corpus.
@@ -181,7 +171,7 @@ impl Corpus {
     /// Bytes of text that a range of tokens stands for: what turns nats per token into bits per byte.
     ///
     /// # Errors
-    /// A corpus without a tokenizer.
+    /// A corpus without a tokenizer, or one that was changed since it was opened.
     ///
     /// # Panics
     /// When the range reaches beyond the end of the split.
@@ -190,11 +180,27 @@ impl Corpus {
         const BLOCK: usize = 1 << 16;
         let blocks = range.clone().step_by(BLOCK).collect::<Vec<_>>();
         let bytes = blocks.into_par_iter().map(|start| {
-            let block = tokens.read(start..range.end.min(start + BLOCK));
-            block.into_iter().map(|token| tokenizer.token_bytes(token) as u64).sum::<u64>()
+            let block = tokens.read(start..range.end.min(start + BLOCK))?;
+            Ok(block.into_iter().map(|token| tokenizer.token_bytes(token) as u64).sum::<u64>())
         });
-        Ok(bytes.sum())
+        bytes.sum()
     }
+}
+
+/// The tokenizer in a prepared folder, if it has one, compared with what is said of it.
+fn open_tokenizer(folder: &Path, summary: &Summary) -> Result<Option<Tokenizer>> {
+    if summary.tokenizer == "none" {
+        return Ok(None);
+    }
+    let path = folder.join(TOKENIZER);
+    let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+    let tokenizer = Tokenizer::from_definition(&path, text, summary.end_of_document)?;
+    let (found, said) = (tokenizer.fingerprint(), &summary.tokenizer_fingerprint);
+    if found != said {
+        let message = format!("fingerprint {found}, {META} says {said}");
+        return Err(Error::damaged(&path, message, "the tokenizer was exchanged; prepare the corpus again"));
+    }
+    Ok(Some(tokenizer))
 }
 
 #[cfg(test)]

@@ -17,9 +17,11 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file does not hold what it should.
-    #[error("{place}: {message}")]
+    #[error("{}{place}: {message}", path.display())]
     Damaged {
-        /// The file, with the line, row or byte where that is known.
+        /// The file.
+        path: PathBuf,
+        /// Where in it, e.g. ", line 7"; may be empty.
         place: String,
         /// What is wrong, naming value and limit.
         message: String,
@@ -66,11 +68,36 @@ impl Error {
         move |source| Error::Io { path, action, source }
     }
 
-    pub(crate) fn damaged(place: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) -> Error {
-        Error::Damaged { place: place.into(), message: message.into(), hint: hint.into() }
+    pub(crate) fn damaged(path: &Path, message: impl AsRef<str>, hint: impl Into<String>) -> Error {
+        Error::damaged_at(path, String::new(), message, hint)
     }
 
-    pub(crate) fn refused(message: impl Into<String>, hint: impl Into<String>) -> Error {
-        Error::Refused { message: message.into(), hint: hint.into() }
+    /// `place` follows the path in messages, e.g. ", line 7".
+    pub(crate) fn damaged_at(path: &Path, place: String, message: impl AsRef<str>, hint: impl Into<String>) -> Error {
+        Error::Damaged { path: path.to_owned(), place, message: printable(message.as_ref()), hint: hint.into() }
+    }
+
+    pub(crate) fn refused(message: impl AsRef<str>, hint: impl Into<String>) -> Error {
+        Error::Refused { message: printable(message.as_ref()), hint: hint.into() }
+    }
+}
+
+/// A message with control characters written out: what a file holds must not steer a terminal.
+fn printable(message: &str) -> String {
+    let written = |letter: char| match letter.is_control() && letter != '\n' {
+        true => letter.escape_default().collect::<String>(),
+        false => letter.to_string(),
+    };
+    message.chars().map(written).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_do_not_steer_the_terminal() {
+        let error = Error::damaged(Path::new("x"), "there is no key `a\u{1b}[2J\n`", "");
+        assert_eq!(error.to_string(), "x: there is no key `a\\u{1b}[2J\n`");
     }
 }

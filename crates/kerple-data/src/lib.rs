@@ -1,27 +1,33 @@
-//! Bytes to batches: text, tokenizers, memory-mapped token shards, and batches as pure functions of a seed and a step.
+//! Bytes to batches: text, tokenizers, token shards, and batches as pure functions of a seed and a step.
 //!
 //! ```text
 //! files --Sources--> documents --Tokenizer--> shards --Corpus--> Tokens --Batches--> batch(step)
 //! ```
 //!
 //! [`prepare()`] runs the first half once and leaves a folder a person can look into (`meta.json`, `tokenizer.json`,
-//! `train.tokens`, `valid.tokens`, `test.tokens`). [`Corpus::open`] maps it, or a GPT-NeoX `.bin`/`.idx` pair, into
-//! memory; [`Batches`] cuts training sequences from it and [`random_segments`] and [`blocks`] choose what to evaluate on.
+//! `train.tokens`, `valid.tokens`, `test.tokens`). [`Corpus::open`] opens it, or a GPT-NeoX `.bin`/`.idx` pair, and says
+//! which text it is ([`Corpus::content`]); [`verify`] reads all of it. [`Batches`] cuts training sequences from it, and
+//! [`random_segments`] and [`blocks`] choose what to evaluate on.
 //! Nothing here knows of models or tensors.
 
 mod corpus;
 mod error;
-mod packing;
+mod hash;
+mod order;
 mod prepare;
-mod source;
+mod split;
+mod text;
 mod tokenizer;
+mod tokens;
 
-pub use corpus::{Corpus, Split, SplitCounts, Summary, Tokens, is_prepared};
+pub use corpus::{Corpus, Report, SplitCounts, Summary, Verified, is_prepared, verify};
 pub use error::{Error, Result};
-pub use packing::{
-    Batch, BatchShape, Batches, NumpyRandom, Packing, blocks, document_index, random_segments, sample_index,
+pub use order::{
+    Batch, BatchShape, Batches, NumpyRandom, Packing, Segments, blocks, document_index, random_segments, sample_index,
     shuffle_index, split_boundaries,
 };
 pub use prepare::{PrepareOptions, Progress, prepare};
-pub use source::{DEFAULT_CRATES, Sources};
+pub use split::Split;
+pub use text::{DEFAULT_CRATES, Sources};
 pub use tokenizer::{StreamDecoder, Tokenizer};
+pub use tokens::Tokens;

@@ -6,10 +6,12 @@
 mod select;
 mod staging;
 
-use crate::corpus::{META, ShardWriter, Split, Summary, TOKENIZER, TokenFiles, Width};
+use crate::corpus::{META, ShardWriter, Summary, TOKENIZER, TokenFiles};
 use crate::error::{Error, Result};
-use crate::source::{Content, Format, SourceFile, Sources};
+use crate::split::Split;
+use crate::text::{Content, Format, SourceFile, Sources};
 use crate::tokenizer::{SMALLEST, Tokenizer, WordCounts};
+use crate::tokens::Width;
 use rayon::prelude::*;
 use select::{Selected, Selection, Tally};
 use staging::Staging;
@@ -175,7 +177,8 @@ fn choose_tokenizer(
     let mut vocab_size = tokenizer.as_ref().map_or(0, Tokenizer::vocab_size);
     let limit = tokenizer.as_ref().map(Tokenizer::vocab_size).or(options.vocab_size);
     for file in token_files {
-        vocab_size = vocab_size.max(TokenFiles::open(&file.path)?.vocab_size(limit)?);
+        let files = TokenFiles::open(&file.path)?;
+        vocab_size = vocab_size.max(files.vocab_size(files.largest()?, limit)?);
     }
     Ok((tokenizer, vocab_size))
 }
@@ -244,7 +247,7 @@ impl Writer<'_> {
         tokenizer: Option<&'t Tokenizer>,
         vocab_size: usize,
     ) -> Result<Writer<'t>> {
-        let shard = |split: Split| ShardWriter::create(&folder.join(split.file()), Width::of(vocab_size));
+        let shard = |split: Split| ShardWriter::create(folder, split, Width::of(vocab_size));
         let shards = [shard(Split::Train)?, shard(Split::Valid)?, shard(Split::Test)?];
         let bytes_total = selection.bytes_total();
         Ok(Writer { selection, tokenizer, shards, bytes: [0; 3], batch: Vec::new(), waiting: 0, bytes_total })
@@ -316,10 +319,12 @@ impl Writer<'_> {
     }
 
     fn finish(self, summary: &mut Summary) -> Result<()> {
+        let mut stored = Vec::new();
         for ((counts, shard), bytes) in summary.splits_mut().into_iter().zip(self.shards).zip(self.bytes) {
             (counts.documents, counts.tokens, counts.bytes) = (shard.documents(), shard.tokens(), bytes);
-            shard.finish()?;
+            stored.push(shard.finish()?);
         }
+        summary.seal(stored.try_into().expect("there are three shards"));
         Ok(())
     }
 }

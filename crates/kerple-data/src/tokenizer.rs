@@ -10,14 +10,17 @@ mod stream;
 pub(crate) use bpe::{SMALLEST, WordCounts};
 pub use stream::StreamDecoder;
 
-use crate::corpus::fingerprint;
 use crate::error::{Error, Result};
+use crate::hash::fingerprint;
 use hugging_face::HuggingFace;
 use std::borrow::Cow;
 use std::path::Path;
 
 /// Definition of the byte tokenizer, as `tokenizer.json` keeps it.
 const BYTE: &str = "{\"kind\":\"byte\"}\n";
+
+/// Vocabularies end below this: room for any in use, and little enough to hold a table of.
+pub(crate) const LARGEST_VOCABULARY: usize = 1 << 22;
 
 /// Text is encoded in pieces of about this many bytes where that changes nothing.
 const PIECE: usize = 1 << 18;

@@ -1,6 +1,6 @@
 //! Preparing corpora end to end.
 
-use kerple_data::{Corpus, PrepareOptions, Progress, Sources, Split, Summary, is_prepared, prepare};
+use kerple_data::{Corpus, PrepareOptions, Progress, Sources, Split, Summary, is_prepared, prepare, verify};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 fn documents(corpus: &Corpus, split: Split) -> Vec<String> {
     let (tokens, tokenizer) = (corpus.split(split), corpus.tokenizer().unwrap());
     let document = |index| {
-        let mut document = tokens.read(tokens.document(index));
+        let mut document = tokens.read(tokens.document(index)).unwrap();
         assert_eq!(document.pop(), Some(tokenizer.end_of_document()));
         tokenizer.decode(&document)
     };
@@ -215,18 +215,85 @@ fn only_prepared_folders_are_overwritten() {
     assert!(run(&options(&input.path().join("a.jsonl"), &input.path().join("file/out"))).is_err());
 }
 
-#[test]
-fn exchanged_files_are_noticed() {
+/// A prepared corpus, and what is said of it after a change.
+fn after(change: impl FnOnce(&Path)) -> String {
     let input = folder(&[("a.jsonl", &lines(many()))]);
     let out = input.path().join("out");
     run(&options(&input.path().join("a.jsonl"), &out)).unwrap();
-    let shard = out.join("train.tokens");
-    let mut bytes = fs::read(&shard).unwrap();
-    bytes[100] ^= 1;
-    fs::write(&shard, bytes).unwrap();
-    assert!(Corpus::open(&out).unwrap_err().to_string().contains("train.tokens: checksum"));
-    fs::remove_file(&shard).unwrap();
-    assert!(Corpus::open(&out).unwrap_err().to_string().contains("train.tokens: cannot open"));
-    fs::write(out.join("meta.json"), "{}").unwrap();
-    assert!(Corpus::open(&out).unwrap_err().to_string().contains("meta.json: missing field"));
+    change(&out);
+    let error = Corpus::open(&out).unwrap_err();
+    assert!(!error.hint().is_empty());
+    assert_eq!(verify(&out).unwrap_err().to_string(), error.to_string());
+    error.to_string().replace(&format!("{}/", input.path().display()), "")
+}
+
+#[test]
+fn exchanged_files_are_noticed() {
+    let edit = |file: &'static str, from: &'static str, to: &'static str| {
+        after(move |out| {
+            let text = fs::read_to_string(out.join(file)).unwrap();
+            assert!(text.contains(from), "{text}");
+            fs::write(out.join(file), text.replacen(from, to, 1)).unwrap();
+        })
+    };
+    let flipped = after(|out| {
+        let mut bytes = fs::read(out.join("train.tokens")).unwrap();
+        bytes[100] ^= 1;
+        fs::write(out.join("train.tokens"), bytes).unwrap();
+    });
+    assert!(flipped.starts_with("out/train.tokens: checksum "), "{flipped}");
+    insta::assert_snapshot!(after(|out| fs::remove_file(out.join("train.tokens")).unwrap()), @"out/train.tokens: cannot open: No such file or directory (os error 2)");
+    insta::assert_snapshot!(after(|out| _ = fs::copy(out.join("test.tokens"), out.join("train.tokens")).unwrap()), @"out/train.tokens: it holds the test split, not the train split");
+    insta::assert_snapshot!(edit("meta.json", "\"vocab_size\": 256", "\"vocab_size\": 100"), @"out/meta.json: it was changed after it was made: its checksum does not match");
+    insta::assert_snapshot!(edit("meta.json", "\"format\": 2,", ""), @"out/meta.json: an older version of this program prepared the corpus");
+    insta::assert_snapshot!(edit("meta.json", "\"format\": 2", "\"format\": 3"), @"out/meta.json: its format is 3, this program reads 2");
+    insta::assert_snapshot!(after(|out| fs::write(out.join("meta.json"), "{}").unwrap()), @"out/meta.json: this is no description of a corpus");
+    let foreign = after(|out| {
+        let other = folder(&[("b.jsonl", &lines(many().into_iter().map(|text| text.to_uppercase())))]);
+        run(&options(&other.path().join("b.jsonl"), &other.path().join("out"))).unwrap();
+        fs::copy(other.path().join("out/train.tokens"), out.join("train.tokens")).unwrap();
+    });
+    assert!(foreign.starts_with("out/train.tokens: its tokens have checksum "), "{foreign}");
+}
+
+/// What models see has a name, and anything else that models see another.
+#[test]
+fn content_identifies_what_models_see() {
+    let input = folder(&[("a.jsonl", &lines(many())), ("b.jsonl", &lines(many().iter().rev()))]);
+    let prepared = |file: &str, tokenizer: &str| {
+        let out = input.path().join("out");
+        let options = PrepareOptions { tokenizer: tokenizer.to_owned(), ..options(&input.path().join(file), &out) };
+        run(&options).unwrap();
+        Corpus::open(&out).unwrap()
+    };
+    let (one, again) = (prepared("a.jsonl", "byte"), prepared("a.jsonl", "byte"));
+    assert_eq!(one.content(), again.content());
+    let (other_order, other_tokens) = (prepared("b.jsonl", "byte"), prepared("a.jsonl", "bpe:280"));
+    for other in [&other_order, &other_tokens] {
+        assert_ne!(one.content(), other.content());
+        assert!(Split::ALL.iter().all(|split| one.checksum(*split) != other.checksum(*split)));
+    }
+    assert!(one.content().len() == 64 && one.checksum(Split::Train).len() == 32);
+    assert_ne!(one.checksum(Split::Train), one.checksum(Split::Valid));
+    let report = one.verify().unwrap();
+    assert_eq!((report.content.as_str(), report.splits.len()), (one.content(), 3));
+    assert_eq!(report.splits[2].checksum, one.checksum(Split::Test));
+}
+
+/// A shard that is cut short, or written to, while it is open is an error and not the end of the process.
+#[test]
+fn files_that_change_while_open_are_noticed() {
+    let input = folder(&[("a.jsonl", &lines(many()))]);
+    let out = input.path().join("out");
+    run(&PrepareOptions { tokenizer: "bpe:300".to_owned(), ..options(&input.path().join("a.jsonl"), &out) }).unwrap();
+    let corpus = Corpus::open(&out).unwrap();
+    let (train, path) = (corpus.split(Split::Train), out.join("train.tokens"));
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xff; 2], 72 + 20).unwrap();
+    let message = |error: kerple_data::Error| error.to_string().rsplit('/').next().unwrap().to_owned();
+    insta::assert_snapshot!(message(train.read(0..30).unwrap_err()), @"train.tokens, tokens 0 to 30: token 65535, the vocabulary ends at 299");
+    assert_eq!(train.read(11..30).unwrap().len(), 19);
+    file.set_len(100).unwrap();
+    let error = message(train.read(0..30).unwrap_err());
+    assert!(error.starts_with("train.tokens: it ends before byte 132, it had "), "{error}");
 }

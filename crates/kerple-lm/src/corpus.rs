@@ -70,17 +70,17 @@ impl Source {
         let shape = BatchShape { batch: plan.train.batch, seq_len: plan.train_len };
         let train = kerple_data::Batches::new(self.corpus.split(Split::Train), packing, shape, plan.seed)?;
         let valid = self.corpus.split(Split::Valid);
-        let validation = (valid.len() > plan.train_len).then(|| {
-            let starts =
-                kerple_data::random_segments(valid.len(), plan.train_len, plan.train.valid_segments, plan.seed);
-            Batch::at(valid, &starts, plan.train_len)
-        });
+        let starts = kerple_data::random_segments(valid.len(), plan.train_len, plan.train.valid_segments, plan.seed);
+        let validation = match starts.is_empty() {
+            true => None,
+            false => Some(Batch::at(valid, &starts, plan.train_len)?),
+        };
         Ok(CorpusBatches { train, validation })
     }
 
     /// A split to evaluate on.
     pub fn text(&self, split: Split) -> CorpusText<'_> {
-        CorpusText { corpus: &self.corpus, split, checksum: checksum(&self.corpus, split) }
+        CorpusText { corpus: &self.corpus, split }
     }
 }
 
@@ -91,8 +91,8 @@ pub struct CorpusBatches {
 }
 
 impl Batches for CorpusBatches {
-    fn batch(&self, step: u64) -> Batch {
-        self.train.batch(step)
+    fn batch(&self, step: u64) -> Result<Batch> {
+        Ok(self.train.batch(step, 0..self.train.shape().batch)?)
     }
 
     fn validation(&self) -> Option<Batch> {
@@ -101,23 +101,10 @@ impl Batches for CorpusBatches {
 }
 
 /// A split of a corpus, to evaluate on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct CorpusText<'a> {
     corpus: &'a Corpus,
     split: Split,
-    checksum: String,
-}
-
-/// SHA-256 of the tokens of a split, four bytes each, in hexadecimal.
-fn checksum(corpus: &Corpus, split: Split) -> String {
-    use sha2::{Digest, Sha256};
-    let tokens = corpus.split(split);
-    let mut digest = Sha256::new();
-    for start in (0..tokens.len()).step_by(1 << 16) {
-        let block = tokens.read(start..tokens.len().min(start + (1 << 16)));
-        block.iter().for_each(|token| digest.update(token.to_le_bytes()));
-    }
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Text for CorpusText<'_> {
@@ -126,15 +113,15 @@ impl Text for CorpusText<'_> {
     }
 
     fn checksum(&self) -> String {
-        self.checksum.clone()
+        self.corpus.checksum(self.split).to_owned()
     }
 
     fn len(&self) -> usize {
         self.corpus.split(self.split).len()
     }
 
-    fn read(&self, range: Range<usize>) -> Vec<u32> {
-        self.corpus.split(self.split).read(range)
+    fn read(&self, range: Range<usize>) -> Result<Vec<u32>> {
+        Ok(self.corpus.split(self.split).read(range)?)
     }
 
     fn bytes(&self, range: Range<usize>) -> Option<u64> {

@@ -33,7 +33,10 @@ pub trait Text {
         self.len() == 0
     }
     /// Token ids of a range.
-    fn read(&self, range: std::ops::Range<usize>) -> Vec<u32>;
+    ///
+    /// # Errors
+    /// Text that can no longer be read.
+    fn read(&self, range: std::ops::Range<usize>) -> Result<Vec<u32>>;
     /// Bytes of text that the tokens of a range stand for.
     fn bytes(&self, range: std::ops::Range<usize>) -> Option<u64>;
 }
@@ -75,12 +78,15 @@ impl Losses {
 pub const TOKENS_AT_ONCE: usize = 8192;
 
 /// Runs `model` on windows; `tell` is called with the number of windows done and says whether to go on. `None` when not.
+///
+/// # Errors
+/// Text that can no longer be read.
 pub fn losses(
     model: &Decoder,
     text: &dyn Text,
     windows: &[Window],
     tell: &mut dyn FnMut(usize) -> bool,
-) -> Option<Losses> {
+) -> Result<Option<Losses>> {
     let longest = windows.iter().map(|window| window.len).max().unwrap_or(0);
     let (position_sum, position_count) = (vec![0.0; longest], vec![0; longest]);
     let mut losses = Losses { position_sum, position_count, window_mean: Vec::with_capacity(windows.len()) };
@@ -89,7 +95,7 @@ pub fn losses(
         for group in equal.chunks((TOKENS_AT_ONCE / len).max(1)) {
             let (mut ids, mut targets) = (Vec::new(), Vec::new());
             for window in group {
-                let tokens = text.read(window.start..window.start + len + 1);
+                let tokens = text.read(window.start..window.start + len + 1)?;
                 ids.extend(&tokens[..len]);
                 targets.extend(&tokens[1..]);
             }
@@ -97,11 +103,11 @@ pub fn losses(
             let nll: Vec<f64> = nll.iter::<f64>().collect();
             group.iter().zip(nll.chunks_exact(len)).for_each(|(window, row)| losses.add(window, row));
             if !tell(losses.window_mean.len()) {
-                return None;
+                return Ok(None);
             }
         }
     }
-    Some(losses)
+    Ok(Some(losses))
 }
 
 /// What happens, as it happens.
@@ -213,7 +219,7 @@ impl<'a> Evaluation<'a> {
                 tell(Event::Row { row, fresh: false });
                 continue;
             }
-            let Some(row) = self.length(length, stop, tell) else { return Ok(false) };
+            let Some(row) = self.length(length, stop, tell)? else { return Ok(false) };
             Journal::open(&self.journal)?.push(&row)?;
             tell(Event::Row { row: &row, fresh: true });
         }
@@ -221,14 +227,22 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Evaluates one length; `None` when `stop` was set before the end.
-    pub fn length(&self, length: usize, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Option<EvaluationRow> {
+    ///
+    /// # Errors
+    /// Text that can no longer be read.
+    pub fn length(
+        &self,
+        length: usize,
+        stop: &AtomicBool,
+        tell: &mut dyn FnMut(Event),
+    ) -> Result<Option<EvaluationRow>> {
         let windows = self.extent.windows(length, self.text.len());
         let clock = Instant::now();
         let losses = losses(self.model, self.text, &windows, &mut |done| {
             tell(Event::Evaluating { length, done, windows: windows.len() });
             !stop.load(Ordering::Relaxed)
         })?;
-        Some(self.row(length, &windows, losses, clock.elapsed().as_secs_f64()))
+        Ok(losses.map(|losses| self.row(length, &windows, losses, clock.elapsed().as_secs_f64())))
     }
 
     fn row(&self, length: usize, windows: &[Window], losses: Losses, seconds: f64) -> EvaluationRow {

@@ -19,7 +19,10 @@ use std::time::Instant;
 /// Where training sequences come from: pure functions, so resuming needs no saved cursor.
 pub trait Batches {
     /// The batch of an update, counted from 0.
-    fn batch(&self, step: u64) -> Batch;
+    ///
+    /// # Errors
+    /// Text that can no longer be read.
+    fn batch(&self, step: u64) -> Result<Batch>;
     /// Sequences to measure the validation loss on, always the same; `None` when there is no text for it.
     fn validation(&self) -> Option<Batch>;
 }
@@ -191,7 +194,7 @@ impl<'a> Trainer<'a> {
     /// One update; returns the loss and the gradient's global norm.
     fn step(&mut self) -> Result<(f64, f64)> {
         let Plan { train, .. } = self.plan;
-        let batch = self.batches.batch(self.state.step);
+        let batch = self.batches.batch(self.state.step)?;
         let micro = train.micro_batch.unwrap_or(train.batch);
         let len = batch.seq_len;
         let part = |(ids, targets)| (Tokens { ids, batch: micro, len }, targets);

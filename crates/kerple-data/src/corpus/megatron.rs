@@ -7,11 +7,13 @@
 //!
 //! Little endian. A sequence is a document to GPT-NeoX, and here.
 
-use super::tokens::{Map, Tokens, Width};
+use super::shard::survey;
 use crate::error::{Error, Result};
-use rayon::prelude::*;
+use crate::tokenizer::LARGEST_VOCABULARY;
+use crate::tokens::{Bytes, Tokens, Width};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const HEADER: usize = 34;
@@ -19,8 +21,7 @@ const HINT: &str = "give the prefix of files written by GPT-NeoX's preprocess_da
 
 /// An open pair of files.
 pub(crate) struct TokenFiles {
-    bin: PathBuf,
-    tokens: Map,
+    tokens: Arc<Bytes>,
     width: Width,
     signed: bool,
     /// Where each document lies, in tokens.
@@ -41,19 +42,20 @@ impl TokenFiles {
 
     pub(crate) fn open(prefix: &Path) -> Result<TokenFiles> {
         let (idx, bin) = (with_extension(prefix, ".idx"), with_extension(prefix, ".bin"));
-        let index = Map::open(&idx)?;
-        let damaged =
-            |at: usize, message: String| Error::damaged(format!("{}, byte {at}", idx.display()), message, HINT);
-        let (width, signed, sequences) = parse_header(index.bytes()).map_err(|(at, message)| damaged(at, message))?;
-        let sizes = index.bytes()[HEADER..].as_chunks::<4>().0[..sequences].iter();
-        let offsets = index.bytes()[HEADER + 4 * sequences..].as_chunks::<8>().0[..sequences].iter();
-        let tokens = Map::open(&bin)?;
-        let limit = tokens.bytes().len();
+        let index = Bytes::open(&idx)?;
+        let damaged = |at: usize, message: String| Error::damaged_at(&idx, format!(", byte {at}"), message, HINT);
+        let start = index.read(0..index.len().min(HEADER as u64))?;
+        let (width, signed, sequences) =
+            parse_header(&start, index.len()).map_err(|(at, message)| damaged(at, message))?;
+        let table = index.read(HEADER as u64..(HEADER + 12 * sequences) as u64)?;
+        let (sizes, offsets) = table.split_at(4 * sequences);
+        let tokens = Bytes::open(&bin)?;
+        let limit = tokens.len();
         let mut documents = Vec::with_capacity(sequences);
-        for (at, (size, offset)) in sizes.zip(offsets).enumerate() {
+        for (at, (size, offset)) in sizes.as_chunks::<4>().0.iter().zip(offsets.as_chunks::<8>().0).enumerate() {
             let (size, offset) = (i32::from_le_bytes(*size), i64::from_le_bytes(*offset));
             let end = i128::from(offset) + i128::from(size) * width.bytes() as i128;
-            if size < 0 || offset < 0 || end > limit as i128 || !(offset as usize).is_multiple_of(width.bytes()) {
+            if size < 0 || offset < 0 || end > i128::from(limit) || !(offset as usize).is_multiple_of(width.bytes()) {
                 return Err(damaged(
                     HEADER + 4 * at,
                     format!("document {at} has {size} tokens at byte {offset}, {} has {limit} bytes", bin.display()),
@@ -62,26 +64,30 @@ impl TokenFiles {
             let start = offset as usize / width.bytes();
             documents.push(start..start + size as usize);
         }
-        Ok(TokenFiles { bin, tokens, width, signed, documents })
+        let stated: u128 = documents.iter().map(|document| document.len() as u128).sum();
+        if stated > u128::from(limit / width.bytes() as u64) {
+            let message = format!("all documents have {stated} tokens, {} has {limit} bytes", bin.display());
+            return Err(damaged(HEADER, message));
+        }
+        Ok(TokenFiles { tokens: Arc::new(tokens), width, signed, documents })
     }
 
     /// Bytes of tokens.
     pub(crate) fn size(&self) -> u64 {
-        self.tokens.bytes().len() as u64
+        self.tokens.len()
     }
 
     pub(crate) fn documents(&self) -> usize {
         self.documents.len()
     }
 
-    /// A document's tokens.
-    pub(crate) fn document(&self, index: usize) -> Vec<u32> {
+    /// A document's tokens, whatever they are.
+    pub(crate) fn document(&self, index: usize) -> Result<Vec<u32>> {
         let Range { start, end } = self.documents[index];
-        let at = start * self.width.bytes();
-        Tokens::new(self.tokens.clone(), at, self.width, vec![(end - start) as u64]).read(0..end - start)
+        self.tokens_at(start, vec![(end - start) as u64]).read(0..end - start)
     }
 
-    /// Neighbouring documents as one stream.
+    /// Neighbouring documents as one stream, whatever their tokens are.
     pub(crate) fn stream(&self, documents: Range<usize>) -> Result<Tokens> {
         let first = self.documents.get(documents.start).map_or(0, |document| document.start);
         let mut ends = Vec::with_capacity(documents.len());
@@ -91,7 +97,7 @@ impl TokenFiles {
                 return Err(Error::refused(
                     format!(
                         "{}: document {} does not follow its predecessor: it begins at token {}, not {last}",
-                        self.bin.display(),
+                        self.tokens.path().display(),
                         documents.start + index,
                         document.start
                     ),
@@ -101,38 +107,58 @@ impl TokenFiles {
             last = document.end;
             ends.push((last - first) as u64);
         }
-        Ok(Tokens::new(self.tokens.clone(), first * self.width.bytes(), self.width, ends))
+        Ok(self.tokens_at(first, ends))
+    }
+
+    fn tokens_at(&self, start: usize, ends: Vec<u64>) -> Tokens {
+        Tokens::new(self.tokens.clone(), (start * self.width.bytes()) as u64, self.width, ends, 1 << 32)
+    }
+
+    /// The largest token of all documents.
+    pub(crate) fn largest(&self) -> Result<u32> {
+        let mut largest = 0;
+        for run in self.documents.chunk_by(|one, next| one.end == next.start) {
+            let (start, end) = (run[0].start, run[run.len() - 1].end);
+            largest = largest.max(survey(&self.tokens_at(start, vec![(end - start) as u64]))?.1);
+        }
+        Ok(largest)
     }
 
     /// The size of the vocabulary: as stated, or the largest token and one.
-    pub(crate) fn vocab_size(&self, stated: Option<usize>) -> Result<usize> {
-        let largest = (0..self.documents()).into_par_iter().map(|index| {
-            let largest = self.document(index).into_iter().max();
-            (largest, std::cmp::Reverse(index))
-        });
-        let Some((Some(largest), document)) = largest.max() else {
-            return Err(Error::damaged(self.bin.display().to_string(), "there are no tokens", HINT));
-        };
-        let place = format!("{}, document {}", self.bin.display(), document.0);
-        if self.signed && largest > i32::MAX as u32 {
-            return Err(Error::damaged(place, format!("token {} is negative", largest as i32), HINT));
+    pub(crate) fn vocab_size(&self, largest: u32, stated: Option<usize>) -> Result<usize> {
+        if self.documents.iter().all(Range::is_empty) {
+            return Err(Error::damaged(self.tokens.path(), "there are no tokens", HINT));
         }
-        match stated {
-            Some(stated) if largest as usize >= stated => Err(Error::damaged(
-                place,
-                format!("token {largest}, the vocabulary ends at {}", stated as i128 - 1),
-                "state the vocabulary size of the tokenizer the tokens were made with",
-            )),
-            Some(stated) => Ok(stated),
-            None => Ok(largest as usize + 1),
+        let limit = stated.unwrap_or(LARGEST_VOCABULARY);
+        if (largest as usize) < limit && !(self.signed && largest > i32::MAX as u32) {
+            return Ok(stated.unwrap_or(largest as usize + 1));
         }
+        self.locate(largest, limit)
+    }
+
+    /// Says where a token is that is not in the vocabulary.
+    fn locate(&self, token: u32, vocab_size: usize) -> Result<usize> {
+        for index in 0..self.documents() {
+            if self.document(index)?.contains(&token) {
+                let place = format!(", document {index}");
+                let (message, hint) = match self.signed && token > i32::MAX as u32 {
+                    true => (format!("token {} is negative", token as i32), HINT),
+                    false => (
+                        format!("token {token}, the vocabulary ends at {}", vocab_size as i128 - 1),
+                        "state the vocabulary size of the tokenizer the tokens were made with",
+                    ),
+                };
+                return Err(Error::damaged_at(self.tokens.path(), place, message, hint));
+            }
+        }
+        Err(Error::damaged(self.tokens.path(), "it changed while it was read", "leave it alone while it is in use"))
     }
 }
 
 /// Width of tokens, whether they are signed, and how many sequences there are; or the byte at fault and why.
-fn parse_header(bytes: &[u8]) -> std::result::Result<(Width, bool, usize), (usize, String)> {
+fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<(Width, bool, usize), (usize, String)> {
     let Some(header) = bytes.first_chunk::<HEADER>() else {
-        return Err((bytes.len(), format!("the file has {} bytes, its header alone has {HEADER}", bytes.len())));
+        return Err((bytes.len(), format!("the file has {size} bytes, its header alone has {HEADER}")));
     };
     if &header[..9] != MAGIC {
         return Err((0, format!("the file begins with `{}`, not `MMIDIDX`", header[..9].escape_ascii())));
@@ -151,8 +177,8 @@ fn parse_header(bytes: &[u8]) -> std::result::Result<(Width, bool, usize), (usiz
     };
     let (sequences, bounds) = (number(18), number(26));
     let expected = HEADER as u128 + 12 * u128::from(sequences) + 8 * u128::from(bounds);
-    if (bytes.len() as u128) < expected {
-        return Err((18, format!("{sequences} sequences need {expected} bytes, the file has {}", bytes.len())));
+    if u128::from(size) < expected {
+        return Err((18, format!("{sequences} sequences need {expected} bytes, the file has {size}")));
     }
     Ok((width, signed, sequences as usize))
 }

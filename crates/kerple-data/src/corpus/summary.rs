@@ -1,18 +1,28 @@
 //! What a prepared corpus is: the contents of its `meta.json`.
 
-use super::{META, Split};
+use super::META;
+use super::shard::Stored;
 use crate::error::{Error, Result};
+use crate::hash::{fingerprint, hex};
+use crate::split::Split;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::fmt;
 use std::path::Path;
+
+/// The format of a prepared folder. 1 had no checksums of what it holds.
+const FORMAT: u64 = 2;
 
 /// What a prepared corpus holds, and how it came about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Summary {
+    /// Version of the folder's format.
+    pub format: u64,
     /// Version of the program that made it.
     pub kerple_version: String,
+    /// Identifies all that models see: the tokens of the three splits, where documents end, the vocabulary and the
+    /// tokenizer. SHA-256, in hexadecimal.
+    pub content: String,
     /// `byte`, `hugging_face`, `bpe:N`, or `none` for bare token ids.
     pub tokenizer: String,
     /// SHA-256 of the tokenizer's definition.
@@ -39,10 +49,12 @@ pub struct Summary {
     pub cut_by_budget: bool,
     /// What was read.
     pub inputs: Vec<String>,
+    /// SHA-256 of all of the above, as one line of JSON.
+    pub checksum: String,
 }
 
-/// How large a split is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What a split holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SplitCounts {
     /// Documents.
@@ -51,13 +63,17 @@ pub struct SplitCounts {
     pub tokens: u64,
     /// Bytes of text, in UTF-8.
     pub bytes: u64,
+    /// XXH3-128 of the tokens as they are stored, in hexadecimal.
+    pub checksum: String,
 }
 
 impl Summary {
     /// A corpus of bare ids, still empty.
     pub(crate) fn of_ids(vocab_size: usize) -> Summary {
         Summary {
+            format: FORMAT,
             kerple_version: env!("CARGO_PKG_VERSION").to_owned(),
+            content: String::new(),
             tokenizer: "none".to_owned(),
             tokenizer_fingerprint: fingerprint(format!("ids below {vocab_size}").as_bytes()),
             vocab_size,
@@ -71,15 +87,16 @@ impl Summary {
             skipped_files: 0,
             cut_by_budget: false,
             inputs: Vec::new(),
+            checksum: String::new(),
         }
     }
 
-    /// Counts of a split.
-    pub fn split(&self, split: Split) -> SplitCounts {
+    /// Counts and checksum of a split.
+    pub fn split(&self, split: Split) -> &SplitCounts {
         match split {
-            Split::Train => self.train,
-            Split::Valid => self.valid,
-            Split::Test => self.test,
+            Split::Train => &self.train,
+            Split::Valid => &self.valid,
+            Split::Test => &self.test,
         }
     }
 
@@ -87,18 +104,64 @@ impl Summary {
         [&mut self.train, &mut self.valid, &mut self.test]
     }
 
+    /// Writes down what the three splits hold, once all else is known.
+    pub(crate) fn seal(&mut self, stored: [Stored; 3]) {
+        for (counts, stored) in self.splits_mut().into_iter().zip(stored) {
+            counts.checksum = hex(stored.checksum);
+        }
+        self.content = self.identity(stored.map(|stored| stored.table));
+        self.checksum = self.own_checksum();
+    }
+
+    /// The content of a corpus with these tables of documents.
+    pub(super) fn identity(&self, tables: [u64; 3]) -> String {
+        let mut text = format!(
+            "kerple corpus\nvocabulary {}\ntokenizer {}\nend of document {:?}\n",
+            self.vocab_size, self.tokenizer_fingerprint, self.end_of_document
+        );
+        for (split, table) in Split::ALL.into_iter().zip(tables) {
+            let SplitCounts { documents, tokens, checksum, .. } = self.split(split);
+            text += &format!("{} {tokens} {checksum} {documents} {table:016x}\n", split.name());
+        }
+        fingerprint(text.as_bytes())
+    }
+
+    fn own_checksum(&self) -> String {
+        let bare = Summary { checksum: String::new(), ..self.clone() };
+        fingerprint(&serde_json::to_vec(&bare).expect("a summary has string keys only"))
+    }
+
     pub(crate) fn read(folder: &Path) -> Result<Summary> {
         let file = folder.join(META);
         let text = std::fs::read_to_string(&file).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Error::refused(
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Error::refused(
                 format!("{}: this is not a prepared corpus, it has no {META}", folder.display()),
                 "make one with `kerple prepare --input PATH --out DIR`, or give the prefix of .bin and .idx files",
             ),
             _ => Error::io(&file, "read")(error),
         })?;
-        serde_json::from_str(&text).map_err(|error| {
-            Error::damaged(file.display().to_string(), error.to_string(), "this is not a corpus this version prepared")
-        })
+        let damaged = |message: String| Error::damaged(&file, message, "prepare the corpus again");
+        let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
+        match value["format"].as_u64() {
+            Some(FORMAT) => {}
+            Some(newer) if newer > FORMAT => {
+                let message = format!("its format is {newer}, this program reads {FORMAT}");
+                return Err(Error::damaged(
+                    &file,
+                    message,
+                    "a newer version of this program prepared it: use that one",
+                ));
+            }
+            None if value["kerple_version"].is_null() => {
+                return Err(damaged("this is no description of a corpus".into()));
+            }
+            _ => return Err(damaged("an older version of this program prepared the corpus".to_owned())),
+        }
+        let summary: Summary = serde_json::from_value(value).map_err(|error| damaged(error.to_string()))?;
+        if summary.own_checksum() != summary.checksum {
+            return Err(damaged("it was changed after it was made: its checksum does not match".to_owned()));
+        }
+        Ok(summary)
     }
 
     pub(crate) fn to_json(&self) -> String {
@@ -106,16 +169,11 @@ impl Summary {
     }
 }
 
-/// SHA-256 in hexadecimal.
-pub(crate) fn fingerprint(definition: &[u8]) -> String {
-    Sha256::digest(definition).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 impl fmt::Display for Summary {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "{:<6} {:>12} {:>14} {:>15}", "split", "documents", "tokens", "bytes")?;
         for split in Split::ALL {
-            let SplitCounts { documents, tokens, bytes } = self.split(split);
+            let SplitCounts { documents, tokens, bytes, .. } = self.split(split);
             writeln!(out, "{:<6} {documents:>12} {tokens:>14} {bytes:>15}", split.name())?;
         }
         writeln!(out, "tokenizer {}, vocabulary {}", self.tokenizer, self.vocab_size)?;

@@ -1,6 +1,7 @@
 use super::*;
 use crate::prepare::{PrepareOptions, prepare};
-use crate::source::Sources;
+use crate::text::Sources;
+use crate::tokens::Width;
 use proptest::prelude::*;
 use std::fs;
 
@@ -9,12 +10,12 @@ pub(crate) fn tokens(vocab_size: usize, documents: &[Vec<u32>]) -> Tokens {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.tokens");
     write(&path, vocab_size, documents);
-    // the map outlives the folder
-    shard::open(&path).unwrap()
+    // the open file outlives the folder
+    shard::open(&path, Split::Train, vocab_size).unwrap().0
 }
 
 fn write(path: &Path, vocab_size: usize, documents: &[Vec<u32>]) {
-    let mut writer = ShardWriter::create(path, Width::of(vocab_size)).unwrap();
+    let mut writer = ShardWriter::at(path, Split::Train, Width::of(vocab_size)).unwrap();
     for document in documents {
         let (first, rest) = document.split_at(document.len() / 2);
         writer.extend(first).unwrap();
@@ -59,10 +60,10 @@ proptest! {
             documents.into_iter().map(|document| document.into_iter().map(|token| token * scale).collect()).collect();
         let shard = tokens(vocab_size, &documents);
         let stream = documents.concat();
-        prop_assert_eq!(shard.read(0..stream.len()), &stream[..]);
+        prop_assert_eq!(shard.read(0..stream.len()).unwrap(), &stream[..]);
         prop_assert_eq!(shard.documents(), documents.len());
         for (index, document) in documents.iter().enumerate() {
-            prop_assert_eq!(&shard.read(shard.document(index)), document);
+            prop_assert_eq!(&shard.read(shard.document(index)).unwrap(), document);
         }
     }
 
@@ -76,7 +77,7 @@ proptest! {
         let at = place.index(bytes.len());
         bytes[at] ^= 1u8 << bit;
         fs::write(&path, bytes).unwrap();
-        prop_assert!(shard::open(&path).and_then(|tokens| shard::verify(&path, tokens.map())).is_err());
+        prop_assert!(shard::open(&path, Split::Train, 300).and_then(|(tokens, header)| shard::verify(&tokens, &header)).is_err());
     }
 
     #[test]
@@ -89,7 +90,7 @@ proptest! {
         let prefix = folder.path().join("pile");
         write_megatron(&prefix, kind, &documents);
         let corpus = Corpus::open(&prefix).unwrap();
-        let streams = Split::ALL.map(|split| corpus.split(split).read(0..corpus.split(split).len()));
+        let streams = Split::ALL.map(|split| corpus.split(split).read(0..corpus.split(split).len()).unwrap());
         prop_assert_eq!(streams.concat(), documents.concat());
         prop_assert_eq!(corpus.vocab_size(), *documents.iter().flatten().max().unwrap() as usize + 1);
         let bounds = split_boundaries(documents.len() as u64, "949,50,1").unwrap();
@@ -105,7 +106,8 @@ fn shard_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut bytes = fs::read(&path).unwrap();
     change(&mut bytes);
     fs::write(&path, bytes).unwrap();
-    let error = shard::open(&path).and_then(|tokens| shard::verify(&path, tokens.map())).unwrap_err();
+    let error =
+        shard::open(&path, Split::Train, 300).and_then(|(tokens, header)| shard::verify(&tokens, &header)).unwrap_err();
     assert_eq!(error.hint(), "prepare the corpus again");
     error.to_string().rsplit('/').next().unwrap().to_owned()
 }
@@ -113,11 +115,12 @@ fn shard_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
 #[test]
 fn damage_is_described() {
     insta::assert_snapshot!(shard_error(|bytes| bytes[..4].fill(b'x')), @"x.tokens: this is not a token shard: it begins with `xxxxLTOK`");
-    insta::assert_snapshot!(shard_error(|bytes| bytes[8] = 9), @"x.tokens: the format's version is 9, this program reads 1");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[8] = 9), @"x.tokens: the format's version is 9, this program reads 2");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[8] = 1), @"x.tokens: an older version of this program prepared it: format 1, not 2");
     insta::assert_snapshot!(shard_error(|bytes| bytes[16] = 9), @"x.tokens: the header is damaged: its checksum does not match");
-    insta::assert_snapshot!(shard_error(|bytes| bytes.truncate(60)), @"x.tokens: the file has 60 bytes, its header says 64");
-    insta::assert_snapshot!(shard_error(|bytes| bytes.truncate(10)), @"x.tokens: the file has 10 bytes, its header alone has 48");
-    insta::assert_snapshot!(shard_error(|bytes| bytes[48] = 7), @"x.tokens: checksum efb668d2e294d606, the header says dfe5645cef00e375");
+    insta::assert_snapshot!(shard_error(|bytes| bytes.truncate(80)), @"x.tokens: the file has 80 bytes, its header says 88");
+    insta::assert_snapshot!(shard_error(|bytes| bytes.truncate(10)), @"x.tokens: the file has 10 bytes, its header alone has 72");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[72] = 7), @"x.tokens: checksum e10b4ddddf56adfd994bf7a41cf565d5, the header says d13a8f46b30b2ec2d78bdc59d53b1ffc");
 }
 
 /// What is said of token files after the bytes of their index have been changed.
@@ -184,7 +187,7 @@ fn token_files_are_prepared() {
     let prepared = |options: &PrepareOptions| {
         prepare(options, &mut |_| {}).unwrap();
         let corpus = Corpus::open(&out).unwrap();
-        let stream = Split::ALL.map(|split| corpus.split(split).read(0..corpus.split(split).len())).concat();
+        let stream = Split::ALL.map(|split| corpus.split(split).read(0..corpus.split(split).len()).unwrap()).concat();
         let mut found: Vec<&[u32]> = stream.split_inclusive(|token| *token == 0).collect();
         let mut expected = documents.clone();
         found.sort();
@@ -205,10 +208,36 @@ fn token_files_are_prepared() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_disk_is_named() {
-    let mut writer = ShardWriter::create(Path::new("/dev/full"), Width::U16).unwrap();
+    let mut writer = ShardWriter::at(Path::new("/dev/full"), Split::Test, Width::U16).unwrap();
     writer.extend(&[1, 2, 3]).unwrap();
     writer.end_document();
     let error = writer.finish().unwrap_err();
     insta::assert_snapshot!(error, @"/dev/full: cannot write: No space left on device (os error 28)");
     insta::assert_snapshot!(error.hint(), @"free some disk space or choose another disk; nothing was left behind");
+}
+
+/// Token files have no checksums of their own: they are made when the files are opened, and equal those of a copy.
+#[test]
+fn token_files_are_identified() {
+    let folder = tempfile::tempdir().unwrap();
+    let (prefix, out) = (folder.path().join("pile"), folder.path().join("out"));
+    let documents: Vec<Vec<u32>> = (0..40).map(|at| vec![at % 7, at % 5, 300]).collect();
+    write_megatron(&prefix, 8, &documents);
+    let one = Corpus::open_megatron(&prefix, "30,5,5", None).unwrap();
+    assert_eq!(verify(&prefix).unwrap().splits.len(), 3);
+    let whole = Corpus::open_megatron(&prefix, "1,0,0", None).unwrap();
+    assert_ne!((one.content(), one.checksum(Split::Train)), (whole.content(), whole.checksum(Split::Train)));
+    let mut writer = ShardWriter::at(&out, Split::Train, Width::U16).unwrap();
+    documents[..30].iter().for_each(|document| writer.extend(document).unwrap());
+    assert_eq!(hex(writer.finish().unwrap().checksum), one.checksum(Split::Train));
+    write_megatron(&prefix, 8, &[&documents[..39], &[vec![1, 2, 3, 4]]].concat());
+    let other = Corpus::open_megatron(&prefix, "30,5,5", Some(301)).unwrap();
+    assert_eq!(other.checksum(Split::Train), one.checksum(Split::Train));
+    assert_ne!((other.content(), other.checksum(Split::Test)), (one.content(), one.checksum(Split::Test)));
+}
+
+#[test]
+fn documents_that_overlap_are_damage() {
+    let message = index_error(|bytes| bytes[34] = 4);
+    insta::assert_snapshot!(message, @"pile.idx, byte 34: all documents have 6 tokens, pile.bin has 10 bytes");
 }

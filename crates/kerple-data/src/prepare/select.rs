@@ -1,9 +1,9 @@
 //! Which documents are taken, and into which split.
 
 use super::{PrepareOptions, Progress};
-use crate::corpus::Split;
 use crate::error::{Error, Result};
-use crate::source::{Content, Document, Format, SourceFile};
+use crate::split::Split;
+use crate::text::{Content, Document, Format, SourceFile};
 use std::collections::HashSet;
 use twox_hash::XxHash3_128;
 
@@ -127,7 +127,7 @@ impl<'a> Selection<'a> {
     /// Adds where a document was found to what is wrong with it.
     pub(super) fn locate(&self, error: Error, (file, number): (usize, usize)) -> Error {
         match error {
-            Error::Refused { message, hint } => Error::damaged(self.files[file].place(number), message, hint),
+            Error::Refused { message, hint } => self.files[file].wrong(number, message, hint),
             other => other,
         }
     }
@@ -161,11 +161,7 @@ impl<'a> Selection<'a> {
                 }
             }
             if !any && !file.found {
-                return Err(Error::damaged(
-                    file.path.display().to_string(),
-                    "there is no text in it",
-                    "give another file",
-                ));
+                return Err(Error::damaged(&file.path, "there is no text in it", "give another file"));
             }
             tally.bytes_read = before + file.size;
         }
@@ -192,23 +188,11 @@ impl<'a> Selection<'a> {
                 let named = self.files[origin.0].named_split();
                 let split = match (rule, named) {
                     (Rule::Names(_), Some(split @ (Split::Valid | Split::Test))) => split,
-                    (Rule::Names(shares) | Rule::Hash(shares) | Rule::Runs(shares), _) => draw(hash, shares),
+                    (Rule::Names(shares) | Rule::Hash(shares) | Rule::Runs(shares), _) => Split::draw(hash, shares),
                 };
                 sink(Selected { split, content, origin })
             }
         }
-    }
-}
-
-/// The split that a hash falls into.
-fn draw(hash: u128, [train, valid, _]: &[f64; 3]) -> Split {
-    let place = (hash as u64) as f64 / 2f64.powi(64);
-    if place < *train {
-        Split::Train
-    } else if place < train + valid {
-        Split::Valid
-    } else {
-        Split::Test
     }
 }
 

@@ -1,7 +1,8 @@
 //! A folder that appears whole or not at all.
 
-use crate::corpus::{META, Split, TOKENIZER, is_prepared};
+use crate::corpus::{META, TOKENIZER, has_summary};
 use crate::error::{Error, Result};
+use crate::split::Split;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
@@ -92,7 +93,7 @@ fn beside(parent: &Path, name: &std::ffi::OsStr, state: &str) -> PathBuf {
     parent.join(hidden)
 }
 
-/// Whether a folder is empty, or holds a prepared corpus and nothing else.
+/// Whether a folder is empty, or holds a corpus, of any version or damaged, and nothing else.
 fn is_replaceable(folder: &Path) -> Result<bool> {
     let known = |name: &OsString| {
         [META, TOKENIZER].iter().any(|file| name == file) || Split::ALL.iter().any(|split| name == &*split.file())
@@ -104,5 +105,5 @@ fn is_replaceable(folder: &Path) -> Result<bool> {
     for entry in fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
         names.push(entry.map_err(Error::io(folder, "read"))?.file_name());
     }
-    Ok(names.is_empty() || is_prepared(folder) && names.iter().all(known))
+    Ok(names.is_empty() || has_summary(folder) && names.iter().all(known))
 }

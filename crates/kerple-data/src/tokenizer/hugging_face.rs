@@ -22,7 +22,7 @@ impl HuggingFace {
     pub(super) fn parse(path: &Path, definition: &str) -> Result<HuggingFace> {
         let damaged = |message: String| {
             let hint = "give a tokenizer.json of the Hugging Face tokenizers library, `byte` or `bpe:N`";
-            Error::damaged(path.display().to_string(), message, hint)
+            Error::damaged(path, message, hint)
         };
         let mut inner: tokenizers::Tokenizer =
             definition.parse().map_err(|error| damaged(format!("this is not a tokenizer: {error}")))?;

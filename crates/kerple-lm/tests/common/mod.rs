@@ -21,8 +21,8 @@ impl Counting {
 }
 
 impl Batches for Counting {
-    fn batch(&self, step: u64) -> Batch {
-        self.make(step, self.0.train.batch)
+    fn batch(&self, step: u64) -> kerple_lm::Result<Batch> {
+        Ok(self.make(step, self.0.train.batch))
     }
 
     fn validation(&self) -> Option<Batch> {

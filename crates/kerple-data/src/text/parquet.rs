@@ -10,12 +10,12 @@ use parquet::record::reader::RowIter;
 use parquet::schema::types::Type;
 use std::cell::Cell;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
 pub(super) struct Rows {
-    path: String,
+    path: PathBuf,
     column: String,
     rows: RowIter<'static>,
     number: usize,
@@ -27,31 +27,30 @@ pub(super) struct Rows {
 impl Rows {
     pub(super) fn open(path: &Path, size: u64, column: &str, read: Rc<Cell<u64>>) -> Result<Rows> {
         let file = File::open(path).map_err(Error::io(path, "open"))?;
-        let name = path.display().to_string();
-        let reader = SerializedFileReader::new(file).map_err(|error| unreadable(name.clone(), error))?;
+        let reader = SerializedFileReader::new(file).map_err(|error| unreadable(path, String::new(), error))?;
         let schema = reader.metadata().file_metadata().schema();
         let Some(field) = schema.get_fields().iter().find(|field| field.name() == column) else {
             let names: Vec<&str> = schema.get_fields().iter().map(|field| field.name()).collect();
             return Err(Error::damaged(
-                name,
+                path,
                 format!("there is no column `{column}`, the columns are: {}", names.join(", ")),
                 "name the column that holds the text with --text-key",
             ));
         };
         if !is_text(field) {
             let message = format!("column `{column}` does not hold text");
-            return Err(Error::damaged(name, message, "name the column that holds the text with --text-key"));
+            return Err(Error::damaged(path, message, "name the column that holds the text with --text-key"));
         }
         let total = reader.metadata().file_metadata().num_rows() as usize;
         let projection = Type::group_type_builder(schema.name()).with_fields(vec![Arc::clone(field)]).build();
         let rows = projection
             .and_then(|projection| RowIter::from_file_into(Box::new(reader)).project(Some(projection)))
-            .map_err(|error| unreadable(name.clone(), error))?;
-        Ok(Rows { path: name, column: column.to_owned(), rows, number: 0, total, size, read })
+            .map_err(|error| unreadable(path, String::new(), error))?;
+        Ok(Rows { path: path.to_owned(), column: column.to_owned(), rows, number: 0, total, size, read })
     }
 
     fn place(&self) -> String {
-        format!("{}, row {}", self.path, self.number)
+        format!(", row {}", self.number)
     }
 }
 
@@ -63,9 +62,9 @@ fn is_text(field: &Type) -> bool {
         && matches!(kind, None | Some(LogicalType::String | LogicalType::Json))
 }
 
-fn unreadable(place: String, error: ParquetError) -> Error {
+fn unreadable(path: &Path, place: String, error: ParquetError) -> Error {
     let hint = "the file is cut short, damaged, or compressed in a way other than snappy, zstd or gzip";
-    Error::damaged(place, error.to_string(), hint)
+    Error::damaged_at(path, place, error.to_string(), hint)
 }
 
 impl Iterator for Rows {
@@ -77,7 +76,7 @@ impl Iterator for Rows {
         self.read.set(self.size * self.number as u64 / self.total.max(1) as u64);
         let row = match row {
             Ok(row) => row,
-            Err(error) => return Some(Err(unreadable(self.place(), error))),
+            Err(error) => return Some(Err(unreadable(&self.path, self.place(), error))),
         };
         let text = match row.get_column_iter().next() {
             Some((_, Field::Str(text))) => Ok(text.clone()),
@@ -86,7 +85,8 @@ impl Iterator for Rows {
         };
         Some(match text {
             Ok(text) => Ok(Document { number: self.number, content: Content::Text(text) }),
-            Err(what) => Err(Error::damaged(
+            Err(what) => Err(Error::damaged_at(
+                &self.path,
                 self.place(),
                 format!("column `{}` is {what}", self.column),
                 "remove such rows, or name another column with --text-key",

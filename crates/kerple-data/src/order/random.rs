@@ -5,6 +5,7 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::collections::HashMap;
 
 /// What the numbers are for; keeps the streams of different uses apart.
 #[derive(Clone, Copy)]
@@ -31,29 +32,70 @@ pub(super) fn window(tokens: usize, seq_len: usize, seed: u64, step: u64, row: u
     below(&mut stream(Use::Window, seed, step, row), tokens - seq_len)
 }
 
-/// Starts of up to `count` windows of `length + 1` tokens whose targets do not overlap, in random order.
+/// Where chosen windows begin, in the order they are read; a slice that also knows what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Segments {
+    starts: Vec<usize>,
+    asked: usize,
+}
+
+impl Segments {
+    /// How many windows were asked for but do not fit into the text.
+    pub fn missing(&self) -> usize {
+        self.asked - self.starts.len()
+    }
+}
+
+impl std::ops::Deref for Segments {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        &self.starts
+    }
+}
+
+impl IntoIterator for Segments {
+    type Item = usize;
+    type IntoIter = std::vec::IntoIter<usize>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.starts.into_iter()
+    }
+}
+
+/// Starts of `count` windows of `length + 1` tokens whose targets do not overlap, in random order; of fewer, and it says
+/// so, when `len` tokens hold fewer.
 ///
 /// The stream is cut every `length` tokens from a random phase, and windows are drawn without replacement. The first
-/// `n` are the same whatever the count. Fewer are returned when `len` tokens hold fewer.
-pub fn random_segments(len: usize, length: usize, count: usize, seed: u64) -> Vec<usize> {
-    let fitting = blocks(len, length).len();
-    if fitting == 0 {
-        return Vec::new();
+/// `n` are the same whatever the count.
+pub fn random_segments(len: usize, length: usize, count: usize, seed: u64) -> Segments {
+    let fitting = fitting(len, length);
+    let mut starts = Vec::with_capacity(count.min(fitting));
+    if fitting > 0 {
+        let mut random = stream(Use::Segments, seed, length as u64, 0);
+        let phase = below(&mut random, len - fitting * length);
+        // Fisher and Yates, of which only the swapped places are kept
+        let mut swapped = HashMap::new();
+        for at in 0..count.min(fitting) {
+            let from = at + below(&mut random, fitting - at);
+            let block = *swapped.get(&from).unwrap_or(&from);
+            swapped.insert(from, *swapped.get(&at).unwrap_or(&at));
+            starts.push(phase + block * length);
+        }
     }
-    let mut random = stream(Use::Segments, seed, length as u64, 0);
-    let phase = below(&mut random, len - fitting * length);
-    let mut starts: Vec<usize> = (0..fitting).map(|block| phase + block * length).collect();
-    for at in 0..count.min(fitting) {
-        starts.swap(at, at + below(&mut random, fitting - at));
-    }
-    starts.truncate(count);
-    starts
+    Segments { starts, asked: count }
+}
+
+/// How many windows of `length + 1` tokens, overlapping by one, `len` tokens hold.
+fn fitting(len: usize, length: usize) -> usize {
+    assert!(length > 0, "length: expected at least 1 token, got 0");
+    len.saturating_sub(1) / length
 }
 
 /// Starts of all windows of `length + 1` tokens whose targets do not overlap, from the beginning of `len` tokens.
 pub fn blocks(len: usize, length: usize) -> Vec<usize> {
-    assert!(length > 0, "length: expected at least 1 token, got 0");
-    (0..len.saturating_sub(1) / length).map(|block| block * length).collect()
+    (0..fitting(len, length)).map(|block| block * length).collect()
 }
 
 #[cfg(test)]
@@ -97,6 +139,7 @@ mod tests {
         fn segments_fit_and_do_not_overlap(len in 0usize..3000, length in 1usize..400, count in 0usize..40, seed: u64) {
             let starts = random_segments(len, length, count, seed);
             prop_assert_eq!(starts.len(), count.min(blocks(len, length).len()));
+            prop_assert_eq!(starts.missing(), count - starts.len());
             prop_assert!(starts.iter().all(|start| start + length < len));
             let cells: HashSet<_> = starts.iter().map(|start| start / length).collect();
             prop_assert_eq!(cells.len(), starts.len());

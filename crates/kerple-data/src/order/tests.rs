@@ -14,9 +14,15 @@ fn counting(sizes: &[u32]) -> Tokens {
     tokens(1 << 20, &sizes.iter().map(document).collect::<Vec<_>>())
 }
 
+impl Batches {
+    fn whole(&self, step: u64) -> Batch {
+        self.batch(step, 0..self.shape().batch).unwrap()
+    }
+}
+
 #[test]
 fn targets_follow_tokens() {
-    let batch = Batch::at(&counting(&[5, 9, 6]), &[0, 15], 4);
+    let batch = Batch::at(&counting(&[5, 9, 6]), &[0, 15], 4).unwrap();
     assert_eq!(batch.tokens, [0, 1, 2, 3, 15, 16, 17, 18]);
     assert_eq!(batch.targets, [1, 2, 3, 4, 16, 17, 18, 19]);
     assert_eq!((batch.batch, batch.seq_len), (2, 4));
@@ -26,10 +32,10 @@ fn targets_follow_tokens() {
 fn every_row_is_drawn_on_its_own() {
     let tokens = counting(&[1000, 500]);
     let batches = |batch: usize| Batches::new(&tokens, Packing::Random, BatchShape { batch, seq_len: 4 }, 7).unwrap();
-    let (small, large) = (batches(2).batch(11), batches(5).batch(11));
+    let (small, large) = (batches(2).whole(11), batches(5).whole(11));
     assert_eq!(small.tokens, large.tokens[..8]);
     assert_ne!(large.tokens[..4], large.tokens[4..8]);
-    assert_ne!(batches(2).batch(12), small);
+    assert_ne!(batches(2).whole(12), small);
 }
 
 /// An epoch reads every token but those that do not fill a sample, each sample once, whatever the batch.
@@ -38,12 +44,12 @@ fn megatron_order_reads_every_sample_once() {
     let tokens = counting(&[13, 8, 2, 30, 5, 7]);
     let packing = Packing::Megatron { steps: 5 };
     let batches = Batches::new(&tokens, packing, SHAPE, 1).unwrap();
-    let mut targets: Vec<u32> = (0..5).flat_map(|step| batches.batch(step).targets).collect();
+    let mut targets: Vec<u32> = (0..5).flat_map(|step| batches.whole(step).targets).collect();
     assert_eq!(targets.len(), 60);
     targets.sort();
     targets.dedup();
     assert_eq!(targets.len(), 60, "65 tokens hold 16 samples; 15 of them are reported and read");
-    assert_eq!(batches.batch(5), batches.batch(0), "then the order starts over");
+    assert_eq!(batches.whole(5), batches.whole(0), "then the order starts over");
 }
 
 /// The tokens of every sample are those that the tables of the reference name.
@@ -56,10 +62,10 @@ fn megatron_samples_are_what_the_tables_say() {
     let mut random = NumpyRandom::new(520);
     let documents = document_index(sizes.len(), 1, &mut random);
     let stream: Vec<u32> =
-        documents.iter().flat_map(|document| tokens.read(tokens.document(*document as usize))).collect();
+        documents.iter().flat_map(|document| tokens.read(tokens.document(*document as usize)).unwrap()).collect();
     for (step, sample) in shuffle_index(12, &mut random).into_iter().take(11).enumerate() {
         let start = sample as usize * 16;
-        assert_eq!(batches.batch(step as u64).tokens, stream[start..start + 16], "sample {sample}");
+        assert_eq!(batches.whole(step as u64).tokens, stream[start..start + 16], "sample {sample}");
     }
 }
 
@@ -84,8 +90,39 @@ proptest! {
         let packing = if megatron { Packing::Megatron { steps } } else { Packing::Random };
         let (one, two) = (Batches::new(&tokens, packing, SHAPE, seed), Batches::new(&tokens, packing, SHAPE, seed));
         let (one, two) = (one.unwrap(), two.unwrap());
-        let forward: Vec<Batch> = (0..steps).map(|step| one.batch(step)).collect();
-        let backward: Vec<Batch> = (0..steps).rev().map(|step| two.batch(step)).collect();
+        let forward: Vec<Batch> = (0..steps).map(|step| one.whole(step)).collect();
+        let backward: Vec<Batch> = (0..steps).rev().map(|step| two.whole(step)).collect();
         prop_assert!(forward.iter().eq(backward.iter().rev()));
     }
+
+    /// Several machines that share a batch read what one would.
+    #[test]
+    fn any_rows_are_those_of_the_whole_batch(
+        sizes in prop::collection::vec(1u32..60, 3..9), batch in 1usize..9, step in 0u64..40, seed in 0u64..1000,
+        megatron: bool, ends: [prop::sample::Index; 2],
+    ) {
+        let tokens = counting(&sizes);
+        prop_assume!(tokens.len() > SHAPE.seq_len);
+        let packing = if megatron { Packing::Megatron { steps: 3 } } else { Packing::Random };
+        let batches = Batches::new(&tokens, packing, BatchShape { batch, ..SHAPE }, seed).unwrap();
+        let [one, two] = ends.map(|end| end.index(batch + 1));
+        let (start, end) = (one.min(two), one.max(two));
+        let (part, whole) = (batches.batch(step, start..end).unwrap(), batches.whole(step));
+        prop_assert_eq!((part.batch, part.seq_len), (end - start, SHAPE.seq_len));
+        prop_assert_eq!(&part.tokens, &whole.tokens[start * SHAPE.seq_len..end * SHAPE.seq_len]);
+        prop_assert_eq!(&part.targets, &whole.targets[start * SHAPE.seq_len..end * SHAPE.seq_len]);
+    }
+}
+
+/// An update far beyond any run, and orders that have no tables.
+#[test]
+fn huge_numbers_do_not_wrap() {
+    let tokens = counting(&[40, 40]);
+    let shape = BatchShape { batch: 3, seq_len: 4 };
+    let batches = Batches::new(&tokens, Packing::Megatron { steps: 2 }, shape, 1).unwrap();
+    assert_eq!(batches.batch(u64::MAX, 2..3).unwrap().tokens.len(), 4);
+    let endless = Batches::new(&tokens, Packing::Megatron { steps: u64::MAX }, shape, 1).err().unwrap();
+    assert!(endless.to_string().starts_with("GPT-NeoX's data order counts documents in 32 bits, "), "{endless}");
+    let all = random_segments(1 << 40, 1 << 20, usize::MAX >> 20, 1);
+    assert_eq!((all.len(), all.missing()), ((1 << 20) - 1, (usize::MAX >> 20) - (1 << 20) + 1));
 }

@@ -6,13 +6,13 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{BufRead, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A longer line is taken for a file that is not JSON lines.
 const LONGEST_LINE: u64 = 1 << 30;
 
 pub(super) struct JsonLines {
-    path: String,
+    path: PathBuf,
     input: Box<dyn BufRead>,
     key: String,
     line: Vec<u8>,
@@ -22,12 +22,12 @@ pub(super) struct JsonLines {
 
 impl JsonLines {
     pub(super) fn new(path: &Path, input: Box<dyn BufRead>, key: &str) -> JsonLines {
-        let (path, key) = (path.display().to_string(), key.to_owned());
+        let (path, key) = (path.to_owned(), key.to_owned());
         JsonLines { path, input, key, line: Vec::new(), number: 0, longest: LONGEST_LINE }
     }
 
     fn place(&self) -> String {
-        format!("{}, line {}", self.path, self.number)
+        format!(", line {}", self.number)
     }
 
     /// Reads the next line that is not blank.
@@ -36,9 +36,12 @@ impl JsonLines {
             self.line.clear();
             self.number += 1;
             let mut input = Read::take(&mut self.input, self.longest + 1);
-            let count = input.read_until(b'\n', &mut self.line).map_err(|error| unreadable(self.place(), &error))?;
+            let count = input
+                .read_until(b'\n', &mut self.line)
+                .map_err(|error| unreadable(&self.path, self.place(), &error))?;
             if count as u64 > self.longest {
-                return Err(Error::damaged(
+                return Err(Error::damaged_at(
+                    &self.path,
                     self.place(),
                     format!("the line is longer than {} bytes", self.longest),
                     "is this JSON lines? A single text is read from a .txt file",
@@ -63,7 +66,7 @@ impl Iterator for JsonLines {
             Ok(false) => None,
             Ok(true) => Some(match text(&self.line, &self.key) {
                 Ok(text) => Ok(Document { number: self.number, content: Content::Text(text) }),
-                Err((message, hint)) => Err(Error::damaged(self.place(), message, hint)),
+                Err((message, hint)) => Err(Error::damaged_at(&self.path, self.place(), message, hint)),
             }),
         }
     }

@@ -8,8 +8,8 @@
 //! Needed to repeat runs of GPT-NeoX; [`Packing::Random`](super::Packing::Random) is simpler and needs no tables.
 
 use super::NumpyRandom;
-use crate::corpus::Tokens;
 use crate::error::{Error, Result};
+use crate::tokens::Tokens;
 
 /// Where the splits of `documents` documents begin and end: train is `0..b[1]`, valid `b[1]..b[2]`, test `b[2]..b[3]`.
 ///
@@ -102,19 +102,33 @@ pub(super) struct Order {
 
 impl Order {
     /// Tables for at least `needed` samples, in as few epochs as that takes.
-    pub(super) fn new(tokens: &Tokens, seq_len: usize, needed: usize, seed: u32) -> Order {
-        let sizes: Vec<i32> = (0..tokens.documents())
-            .map(|document| i32::try_from(tokens.document(document).len()).expect("a document is below 2^31 tokens"))
-            .collect();
-        let mut epochs = 1;
-        while samples_in(epochs * tokens.len(), seq_len) < needed {
-            epochs += 1;
+    ///
+    /// # Errors
+    /// More documents, tokens a document or memory than the tables have room for.
+    pub(super) fn new(tokens: &Tokens, seq_len: usize, needed: u128, seed: u32) -> Result<Order> {
+        let length = |document| i32::try_from(tokens.document(document).len());
+        let sizes: Vec<i32> =
+            (0..tokens.documents()).map(length).collect::<std::result::Result<_, _>>().map_err(|_| {
+                Error::refused(
+                    format!("GPT-NeoX's data order has no room for a document of more than {} tokens", i32::MAX),
+                    "choose the random packing, or shorter documents",
+                )
+            })?;
+        // the last token has no target in the epoch that ends with it
+        let epochs = needed.saturating_mul(seq_len as u128).saturating_add(1).div_ceil(tokens.len() as u128).max(1);
+        let places = epochs * sizes.len() as u128;
+        if places > i32::MAX as u128 {
+            return Err(Error::refused(
+                format!("GPT-NeoX's data order counts documents in 32 bits, {epochs} epochs have {places} of them"),
+                "train for fewer steps, or choose the random packing",
+            ));
         }
+        let epochs = epochs as usize;
         let mut random = NumpyRandom::new(seed);
         let documents = document_index(sizes.len(), epochs, &mut random);
         let samples = sample_index(&sizes, &documents, seq_len, epochs, tokens.len());
         let shuffled = shuffle_index(samples.len() - 1, &mut random);
-        Order { documents, samples, shuffled, seq_len }
+        Ok(Order { documents, samples, shuffled, seq_len })
     }
 
     /// Samples that are read before the order starts over. GPT-NeoX reports one less than there are and so do we.
@@ -123,18 +137,19 @@ impl Order {
     }
 
     /// Appends the `seq_len + 1` tokens of the `at`-th sample in reading order.
-    pub(super) fn read(&self, tokens: &Tokens, at: usize, out: &mut Vec<u32>) {
-        let sample = self.shuffled[at % self.len()] as usize;
+    pub(super) fn read(&self, tokens: &Tokens, at: u128, out: &mut Vec<u32>) -> Result<()> {
+        let sample = self.shuffled[(at % self.len() as u128) as usize] as usize;
         let [place, offset] = self.samples[sample].map(|number| number as usize);
         let (mut place, mut offset, mut left) = (place, offset, self.seq_len + 1);
         while left > 0 {
             let document = tokens.document(self.documents[place] as usize);
             let start = document.start + offset;
             let take = left.min(document.end - start);
-            tokens.read_into(start..start + take, out);
+            tokens.read_into(start..start + take, out)?;
             left -= take;
             (place, offset) = (place + 1, 0);
         }
+        Ok(())
     }
 }
 

@@ -16,8 +16,9 @@ mod walk;
 
 pub use registry::DEFAULT_CRATES;
 
-use crate::corpus::{Split, TokenFiles};
+use crate::corpus::TokenFiles;
 use crate::error::{Error, Result};
+use crate::split::Split;
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -161,22 +162,22 @@ impl SourceFile {
                 let (size, count, read) = (self.size, files.documents() as u64, read.clone());
                 Box::new((0..files.documents()).map(move |index| {
                     read.set(size * (index as u64 + 1) / count);
-                    Ok(Document { number: index, content: Content::Tokens(files.document(index)) })
+                    Ok(Document { number: index, content: Content::Tokens(files.document(index)?) })
                 }))
             }
         };
         Ok(Documents { reader, read })
     }
 
-    /// A document's place, for messages.
-    pub(crate) fn place(&self, number: usize) -> String {
-        let path = self.path.display();
-        match self.format {
-            Format::JsonLines(_) => format!("{path}, line {number}"),
-            Format::Parquet => format!("{path}, row {number}"),
-            Format::TokenFiles => format!("{path}, document {number}"),
-            Format::Text(_) => path.to_string(),
-        }
+    /// What is wrong with a document.
+    pub(crate) fn wrong(&self, number: usize, message: String, hint: String) -> Error {
+        let place = match self.format {
+            Format::JsonLines(_) => format!(", line {number}"),
+            Format::Parquet => format!(", row {number}"),
+            Format::TokenFiles => format!(", document {number}"),
+            Format::Text(_) => String::new(),
+        };
+        Error::damaged_at(&self.path, place, message, hint)
     }
 }
 
@@ -251,8 +252,9 @@ fn open(path: &Path, compression: Compression, count: Rc<Cell<u64>>) -> Result<B
 }
 
 /// An error of reading compressed bytes at a place.
-fn unreadable(place: String, error: &std::io::Error) -> Error {
-    Error::damaged(
+fn unreadable(path: &Path, place: String, error: &std::io::Error) -> Error {
+    Error::damaged_at(
+        path,
         place,
         format!("cannot read on: {error}"),
         "the file is cut short, damaged, or not compressed as its name says; fetch it again",
@@ -262,7 +264,7 @@ fn unreadable(place: String, error: &std::io::Error) -> Error {
 /// A whole file as one document.
 fn read_text(path: &Path, mut input: Box<dyn BufRead>, found: bool) -> Result<Option<Document>> {
     let mut bytes = Vec::new();
-    input.read_to_end(&mut bytes).map_err(|error| unreadable(path.display().to_string(), &error))?;
+    input.read_to_end(&mut bytes).map_err(|error| unreadable(path, String::new(), &error))?;
     let wrong = match std::str::from_utf8(&bytes) {
         Err(error) => Some(format!("byte {} is not UTF-8", error.valid_up_to())),
         Ok(text) => text.bytes().position(|byte| byte == 0).map(|at| format!("byte {at} is NUL, this is not text")),
@@ -271,7 +273,7 @@ fn read_text(path: &Path, mut input: Box<dyn BufRead>, found: bool) -> Result<Op
         Some(_) if found => Content::NotText,
         Some(message) => {
             let hint = "give UTF-8 text, .jsonl, .parquet, or the prefix of .bin and .idx files";
-            return Err(Error::damaged(path.display().to_string(), message, hint));
+            return Err(Error::damaged(path, message, hint));
         }
         None => {
             let mut text = String::from_utf8(bytes).expect("checked above");

@@ -8,10 +8,11 @@ mod random;
 
 pub use megatron::{document_index, sample_index, shuffle_index, split_boundaries};
 pub use numpy::NumpyRandom;
-pub use random::{blocks, random_segments};
+pub use random::{Segments, blocks, random_segments};
 
-use crate::corpus::Tokens;
 use crate::error::{Error, Result};
+use crate::tokens::Tokens;
+use std::ops::Range;
 
 /// Which windows are trained on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,24 +52,32 @@ pub struct Batch {
 impl Batch {
     /// The windows of `seq_len + 1` tokens that begin at `starts`.
     ///
+    /// # Errors
+    /// As [`Tokens::read`].
+    ///
     /// # Panics
     /// When a window reaches beyond the end.
-    pub fn at(tokens: &Tokens, starts: &[usize], seq_len: usize) -> Batch {
-        let shape = BatchShape { batch: starts.len(), seq_len };
-        Batch::gather(shape, |row, window| tokens.read_into(starts[row]..starts[row] + seq_len + 1, window))
+    pub fn at(tokens: &Tokens, starts: &[usize], seq_len: usize) -> Result<Batch> {
+        let read = |row: usize, window: &mut Vec<u32>| tokens.read_into(starts[row]..starts[row] + seq_len + 1, window);
+        Batch::gather(0..starts.len(), seq_len, read)
     }
 
-    fn gather(BatchShape { batch, seq_len }: BatchShape, mut read: impl FnMut(usize, &mut Vec<u32>)) -> Batch {
+    fn gather(
+        rows: Range<usize>,
+        seq_len: usize,
+        mut read: impl FnMut(usize, &mut Vec<u32>) -> Result<()>,
+    ) -> Result<Batch> {
+        let batch = rows.len();
         let mut tokens = Vec::with_capacity(batch * seq_len);
         let mut targets = Vec::with_capacity(batch * seq_len);
         let mut window = Vec::with_capacity(seq_len + 1);
-        for row in 0..batch {
+        for row in rows {
             window.clear();
-            read(row, &mut window);
+            read(row, &mut window)?;
             tokens.extend_from_slice(&window[..seq_len]);
             targets.extend_from_slice(&window[1..]);
         }
-        Batch { tokens, targets, batch, seq_len }
+        Ok(Batch { tokens, targets, batch, seq_len })
     }
 }
 
@@ -112,23 +121,35 @@ impl Batches {
                         "choose a smaller seed, or the random packing",
                     )
                 })?;
-                let needed = steps as usize * batch;
-                Order::Megatron(Box::new(megatron::Order::new(tokens, seq_len, needed, seed)))
+                let needed = u128::from(steps).saturating_mul(batch as u128);
+                Order::Megatron(Box::new(megatron::Order::new(tokens, seq_len, needed, seed)?))
             }
         };
         Ok(Batches { tokens: tokens.clone(), shape, order })
     }
 
-    /// The batch of an update, counted from 0.
-    pub fn batch(&self, step: u64) -> Batch {
+    /// Sequences a batch and tokens a sequence.
+    pub fn shape(&self) -> BatchShape {
+        self.shape
+    }
+
+    /// Rows of the batch of an update, counted from 0: of all of it, or any part, so that several machines can share it.
+    ///
+    /// # Errors
+    /// As [`Tokens::read`].
+    ///
+    /// # Panics
+    /// When there are not that many rows.
+    pub fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
         let BatchShape { batch, seq_len } = self.shape;
+        assert!(rows.start <= rows.end && rows.end <= batch, "rows {rows:?} of a batch of {batch}");
         match &self.order {
-            Order::Random { seed } => Batch::gather(self.shape, |row, out| {
+            Order::Random { seed } => Batch::gather(rows, seq_len, |row, out| {
                 let start = random::window(self.tokens.len(), seq_len, *seed, step, row as u64);
-                self.tokens.read_into(start..start + seq_len + 1, out);
+                self.tokens.read_into(start..start + seq_len + 1, out)
             }),
-            Order::Megatron(order) => Batch::gather(self.shape, |row, out| {
-                order.read(&self.tokens, step as usize * batch + row, out);
+            Order::Megatron(order) => Batch::gather(rows, seq_len, |row, out| {
+                order.read(&self.tokens, u128::from(step) * batch as u128 + row as u128, out)
             }),
         }
     }

@@ -1,0 +1,254 @@
+//! A stream of tokens in a file.
+
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A file read at any place, by any number of threads.
+///
+/// Not mapped into memory: a mapped file that another program cuts short ends the process with SIGBUS, a read is an
+/// error. The operating system's cache makes both equally fast for windows of text.
+#[derive(Debug)]
+pub(crate) struct Bytes {
+    file: File,
+    path: PathBuf,
+    len: u64,
+}
+
+impl Bytes {
+    pub(crate) fn open(path: &Path) -> Result<Bytes> {
+        let about = std::fs::metadata(path).map_err(Error::io(path, "open"))?;
+        if !about.is_file() {
+            return Err(Error::damaged(path, "this is not a regular file", "give the path of a file on disk"));
+        }
+        let file = File::open(path).map_err(Error::io(path, "open"))?;
+        Ok(Bytes { file, path: path.to_owned(), len: about.len() })
+    }
+
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of the file when it was opened.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Fills `out` with the bytes from `at` on.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or has become shorter since it was opened.
+    pub(crate) fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        read_exact_at(&self.file, at, out).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => Error::damaged(
+                &self.path,
+                format!("it ends before byte {}, it had {} bytes when it was opened", at + out.len() as u64, self.len),
+                "another program changed the file; leave it alone while it is in use",
+            ),
+            _ => Error::io(&self.path, "read")(error),
+        })
+    }
+
+    /// A range of bytes that is small enough to hold.
+    pub(crate) fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let mut out = vec![0; (range.end - range.start) as usize];
+        self.read_at(range.start, &mut out)?;
+        Ok(out)
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, at: u64, out: &mut [u8]) -> std::io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, at)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut at: u64, mut out: &mut [u8]) -> std::io::Result<()> {
+    while !out.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, out, at)? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            count => (at, out) = (at + count as u64, &mut out[count..]),
+        }
+    }
+    Ok(())
+}
+
+/// How a token is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Width {
+    U8,
+    U16,
+    U32,
+}
+
+impl Width {
+    /// The narrowest that holds every token of a vocabulary.
+    pub(crate) fn of(vocab_size: usize) -> Width {
+        match vocab_size {
+            0..=0x100 => Width::U8,
+            0x101..=0x1_0000 => Width::U16,
+            _ => Width::U32,
+        }
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Width::U8 => 1,
+            Width::U16 => 2,
+            Width::U32 => 4,
+        }
+    }
+
+    pub(crate) fn from_bytes(bytes: u32) -> Option<Width> {
+        [Width::U8, Width::U16, Width::U32].into_iter().find(|width| width.bytes() as u32 == bytes)
+    }
+
+    /// Appends tokens, little endian. The caller has checked that they fit.
+    pub(crate) fn encode(self, tokens: &[u32], out: &mut Vec<u8>) {
+        match self {
+            Width::U8 => out.extend(tokens.iter().map(|token| *token as u8)),
+            Width::U16 => out.extend(tokens.iter().flat_map(|token| (*token as u16).to_le_bytes())),
+            Width::U32 => out.extend(tokens.iter().flat_map(|token| token.to_le_bytes())),
+        }
+    }
+
+    /// Appends the tokens that `bytes` stand for.
+    pub(crate) fn decode(self, bytes: &[u8], out: &mut Vec<u32>) {
+        match self {
+            Width::U8 => out.extend(bytes.iter().map(|byte| u32::from(*byte))),
+            Width::U16 => out.extend(bytes.as_chunks().0.iter().map(|token| u32::from(u16::from_le_bytes(*token)))),
+            Width::U32 => out.extend(bytes.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token))),
+        }
+    }
+}
+
+/// Tokens are read in blocks of at most this many.
+const BLOCK: usize = 1 << 20;
+
+/// A stream of tokens: the documents of a split one after another, each closed by the end-of-document token.
+///
+/// Cheap to clone; clones share the open file.
+#[derive(Clone)]
+pub struct Tokens {
+    file: Arc<Bytes>,
+    at: u64,
+    width: Width,
+    ends: Arc<[u64]>,
+    vocab_size: usize,
+}
+
+impl Tokens {
+    /// The tokens from byte `at` of a file on, below `vocab_size`, with documents that end at `ends`.
+    pub(crate) fn new(file: Arc<Bytes>, at: u64, width: Width, ends: Vec<u64>, vocab_size: usize) -> Tokens {
+        Tokens { file, at, width, ends: ends.into(), vocab_size }
+    }
+
+    /// The same tokens of a vocabulary that is known now.
+    pub(crate) fn below(self, vocab_size: usize) -> Tokens {
+        Tokens { vocab_size, ..self }
+    }
+
+    /// Tokens in the stream.
+    pub fn len(&self) -> usize {
+        self.ends.last().map_or(0, |end| *end as usize)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many places a sequence of `seq_len` tokens and its last target can begin at; 0 when the stream is too short.
+    pub fn windows(&self, seq_len: usize) -> usize {
+        self.len().saturating_sub(seq_len)
+    }
+
+    /// Documents in the stream.
+    pub fn documents(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Where a document lies, its end-of-document token included.
+    ///
+    /// # Panics
+    /// When there are not that many documents.
+    pub fn document(&self, index: usize) -> Range<usize> {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start as usize..self.ends[index] as usize
+    }
+
+    /// The tokens of a range.
+    ///
+    /// # Errors
+    /// A file that has been changed since it was opened: cut short, or with tokens outside the vocabulary.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the end.
+    pub fn read(&self, range: Range<usize>) -> Result<Vec<u32>> {
+        let mut out = Vec::with_capacity(range.len());
+        self.read_into(range, &mut out)?;
+        Ok(out)
+    }
+
+    /// Appends the tokens of a range to `out`.
+    ///
+    /// # Errors
+    /// As [`Tokens::read`].
+    ///
+    /// # Panics
+    /// When the range reaches beyond the end.
+    pub fn read_into(&self, range: Range<usize>, out: &mut Vec<u32>) -> Result<()> {
+        self.blocks(range, |bytes, start| {
+            let before = out.len();
+            self.width.decode(bytes, out);
+            let largest = out[before..].iter().copied().max().unwrap_or(0);
+            match (largest as usize) < self.vocab_size {
+                true => Ok(()),
+                false => Err(Error::damaged_at(
+                    self.file.path(),
+                    format!(", tokens {start} to {}", start + bytes.len() / self.width.bytes()),
+                    format!("token {largest}, the vocabulary ends at {}", self.vocab_size as i128 - 1),
+                    "another program changed the file; check it with `kerple verify`, or prepare the corpus again",
+                )),
+            }
+        })
+    }
+
+    /// Passes the stored bytes of a range to `take`, block by block, each with its first token's place.
+    pub(crate) fn blocks(&self, range: Range<usize>, mut take: impl FnMut(&[u8], usize) -> Result<()>) -> Result<()> {
+        let len = self.len();
+        assert!(range.start <= range.end && range.end <= len, "tokens {range:?} of a stream of {len}");
+        let width = self.width.bytes();
+        let mut bytes = vec![0; range.len().min(BLOCK) * width];
+        for start in range.clone().step_by(BLOCK) {
+            let block = &mut bytes[..(range.end - start).min(BLOCK) * width];
+            self.file.read_at(self.at + (start * width) as u64, block)?;
+            take(block, start)?;
+        }
+        Ok(())
+    }
+
+    /// Where each document ends.
+    pub(crate) fn ends(&self) -> &[u64] {
+        &self.ends
+    }
+
+    /// How a token is stored.
+    pub(crate) fn width(&self) -> Width {
+        self.width
+    }
+
+    /// The file the tokens lie in.
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
+    }
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Tokens {{ {} tokens, {} documents }}", self.len(), self.documents())
+    }
+}
