@@ -6,7 +6,8 @@
 //! same bits (an x86 processor without FMA gets them from a slow library function). A `Kernel` handles whole vectors by
 //! itself, for loops whose registers must be planned, as in attention; its sums depend on the vectors' width.
 //!
-//! Both use the widest set that the processor has and [`limit`] allows; [`ops::gemm`](crate::ops::gemm) does likewise.
+//! Both use the widest set that the processor has and [`limit`] allows; so do the matrix products of
+//! [`ops::gemm`](crate::ops::gemm) in `f32`. What other crates compute, such as Burn for composed operations, is not limited.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

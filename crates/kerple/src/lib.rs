@@ -11,20 +11,7 @@ pub mod kernel;
 mod number;
 pub mod ops;
 pub mod seed;
+mod shape;
 
 pub use number::Number;
-
-/// Panics with the name, the expected shape letters and the lengths when a slice has the wrong size.
-///
-/// For callers' mistakes in code; whatever a user typed or a file held is a `Result` instead.
-#[macro_export]
-macro_rules! check_shape {
-    ($slice:expr, $($letter:ident = $size:expr),+) => {{
-        let (expected, got) = (1usize $(* $size)+, $slice.len());
-        assert!(
-            expected == got,
-            "{}: expected [{}] = {:?} ({expected} values), got {got}",
-            stringify!($slice), [$(stringify!($letter)),+].join(", "), [$($size),+],
-        );
-    }};
-}
+pub use shape::elements;

@@ -16,6 +16,8 @@ pub mod mlp;
 pub mod rotary;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 use crate::Number;
 

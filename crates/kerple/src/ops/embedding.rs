@@ -3,6 +3,7 @@
 use super::ROWS_PER_TASK;
 use crate::Number;
 use crate::cpu::reduce;
+use crate::elements;
 use rayon::prelude::*;
 
 /// Most table rows a task of the backward pass owns; it looks through all ids for them.
@@ -43,7 +44,11 @@ pub fn scatter_add<T: Number>(d_rows: &[T], ids: &[u32], m: usize, d_table: &mut
 fn check_ids(table_len: usize, ids: &[u32], m: usize, rows_len: usize) {
     assert!(m > 0, "m: a row of an embedding needs at least one feature");
     assert!(table_len.is_multiple_of(m), "table: {table_len} values in rows of {m}");
-    assert!(rows_len == ids.len() * m, "rows: expected [ids, m] = [{}, {m}], got {rows_len} values", ids.len());
+    assert!(
+        Some(rows_len) == elements(&[ids.len(), m]),
+        "rows: expected [ids, m] = [{}, {m}], got {rows_len} values",
+        ids.len()
+    );
     let v = table_len / m;
     if let Some(i) = ids.iter().position(|id| *id as usize >= v) {
         panic!("ids[{i}]: expected below V = {v}, got {}", ids[i]);

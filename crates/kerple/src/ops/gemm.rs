@@ -5,10 +5,13 @@
 //! A block is tall and narrow: its columns of the right factor are packed once and used for every row, while the kernels
 //! read a left factor that is not transposed where it lies.
 
+mod kernel;
+
 use super::ROWS_PER_TASK;
 use crate::Number;
-use crate::check_shape;
 use crate::cpu::reduce;
+use crate::{check_shape, elements};
+use kernel::Factor;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -62,7 +65,7 @@ impl Product {
     /// Rows and columns of the blocks of the result; a function of the shape only.
     fn block(self) -> (usize, usize) {
         let Product { m, k, n, .. } = self;
-        let worthwhile = m * k * n / WORTH_A_TASK;
+        let worthwhile = m.saturating_mul(k).saturating_mul(n) / WORTH_A_TASK;
         if worthwhile < ENOUGH_BLOCKS {
             return (m, n.div_ceil(worthwhile.max(1)).next_multiple_of(BLOCK_COLUMNS));
         }
@@ -128,16 +131,17 @@ pub fn matmul_then<T: Number>(
     let Product { m, k, n, .. } = product;
     check_shape!(a, m = m, k = k);
     check_shape!(b, k = k, n = n);
+    let values = elements(&[m, n]).unwrap_or_else(|| panic!("c: [m, n] = [{m}, {n}] are too many values"));
     let adds = matches!(c, To::Sum(_));
     let (start, appended) = match c {
         To::Over(c) | To::Sum(c) => {
             check_shape!(c, m = m, n = n);
             (c.as_mut_ptr(), None)
         }
-        To::End(c) => (room(c, m * n), Some(c)),
+        To::End(c) => (room(c, values), Some(c)),
     };
     let matrix = |start| Matrix { start, columns: n };
-    let (c, second) = (matrix(start), beside.as_mut().map(|beside| matrix(room(beside, m * n))));
+    let (c, second) = (matrix(start), beside.as_mut().map(|beside| matrix(room(beside, values))));
     let (rows, columns) = product.block();
     let block = |i: usize, j: usize| {
         let (i, j) = (i * rows..m.min((i + 1) * rows), j * columns..n.min((j + 1) * columns));
@@ -158,8 +162,8 @@ pub fn matmul_then<T: Number>(
         blocks => (0..blocks).into_par_iter().with_max_len(1).for_each(|t| block(t / across, t % across)),
     }
     for vector in [appended, beside].into_iter().flatten() {
-        // SAFETY: the blocks cover the matrix: all `m * n` values after the last one have been written.
-        unsafe { vector.set_len(vector.len() + m * n) }
+        // SAFETY: the blocks cover the matrix: all of the values after the last one have been written.
+        unsafe { vector.set_len(vector.len() + values) }
     }
 }
 
@@ -218,29 +222,14 @@ unsafe fn multiply_block<T: Number>(
     let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
     let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
     let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
+    // with k = 0 the factors have no elements, and the starts of their blocks may lie outside of them: `wrapping_add`
+    let a = Factor { start: a.as_ptr().wrapping_add(rows.start * a_row), row_stride: a_row, column_stride: a_column };
+    let b =
+        Factor { start: b.as_ptr().wrapping_add(columns.start * b_column), row_stride: b_row, column_stride: b_column };
     // SAFETY: by the caller's promise every element the kernel touches lies in its matrix, and it alone writes the block.
     unsafe {
-        gemm::gemm(
-            rows.len(),
-            columns.len(),
-            k,
-            c.start.add(rows.start * n + columns.start),
-            1,
-            n as isize,
-            adds,
-            a.as_ptr().add(rows.start * a_row),
-            a_column as isize,
-            a_row as isize,
-            b.as_ptr().add(columns.start * b_column),
-            b_column as isize,
-            b_row as isize,
-            T::ONE,
-            T::ONE,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
+        let c_start = c.start.add(rows.start * n + columns.start);
+        kernel::multiply([rows.len(), k, columns.len()], (c_start, n, adds), a, b);
     }
 }
 
@@ -265,6 +254,8 @@ pub fn add_rows<T: Number>(rows: &[T], sum: &mut [T]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::InstructionSet;
+    use crate::cpu::tests::on_every_set;
     use crate::ops::testing::{assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
@@ -368,6 +359,55 @@ mod tests {
             add_rows(&single(&random(7 * 1000, 1)), &mut sum);
             sum
         });
+    }
+
+    #[test]
+    fn every_instruction_set_multiplies() {
+        // one block, which this thread computes; rows and columns that end within the kernels' tiles
+        let (m, k, n) = (29, 67, 71);
+        let (a, b, c) = (random(m * k, 1), random(k * n, 2), random(m * n, 3));
+        for product in layouts(Product::new(m, k, n)) {
+            let want = plain(product, &a, &b);
+            let on_sets = on_every_set(|| {
+                let (mut over, mut sum) = (vec![f32::NAN; m * n], single(&c));
+                matmul(To::Over(&mut over), &single(&a), &single(&b), product);
+                matmul(To::Sum(&mut sum), &single(&a), &single(&b), product);
+                (over, sum)
+            });
+            for (set, (over, sum)) in InstructionSet::available().zip(&on_sets) {
+                for i in 0..m * n {
+                    // rounding of k + 1 terms of size below 1, and of the inputs
+                    let close = |got: f32, want: f64| (f64::from(got) - want).abs() <= 3e-7 * (k + 1) as f64;
+                    assert!(close(over[i], want[i]) && close(sum[i], c[i] + want[i]), "{set:?} {product:?} {i}");
+                }
+            }
+            // without fused multiply-add, sums round otherwise: so it was another kernel
+            assert!(on_sets.len() == 1 || on_sets[0] != on_sets[1], "{product:?}");
+        }
+    }
+
+    #[test]
+    fn products_of_nothing_are_zero() {
+        // many blocks of a result whose factors have no elements
+        let (m, n) = (3000, 300);
+        for product in layouts(Product::new(m, 0, n)) {
+            let (mut over, mut end) = (vec![f32::NAN; m * n], vec![1.0]);
+            matmul(To::Over(&mut over), &[], &[], product);
+            matmul(To::End(&mut end), &[], &[], product);
+            assert!(over.iter().chain(&end[1..]).all(|value| *value == 0.0) && end.len() == 1 + m * n);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "c: [m, n] = [8589934592, 2147483648] are too many values")]
+    fn results_that_wrap_are_refused() {
+        matmul(To::End(&mut Vec::new()), &[0.0f32; 0], &[], Product::new(1 << 33, 0, 1 << 31));
+    }
+
+    #[test]
+    #[should_panic(expected = "a: expected [m, k] = [8589934592, 2147483648] (too many values), got 0")]
+    fn factors_that_wrap_are_refused() {
+        matmul(To::Over(&mut [0.0f32; 0]), &[], &[], Product::new(1 << 33, 1 << 31, 0));
     }
 
     #[test]

@@ -8,8 +8,8 @@
 
 use crate::Number;
 use crate::attention::Strides;
-use crate::check_shape;
 use crate::cpu::vectorized;
+use crate::{check_shape, elements};
 use rayon::prelude::*;
 
 /// Outer rows a task takes at least.
@@ -57,8 +57,13 @@ pub fn rotate<T: Number>(x: &mut [T], strides: Strides, extent: Extent, angles: 
     let Extent { batch, len, heads } = extent;
     let Angles { cos, sin, pairs } = angles;
     check_shape!(sin, positions = cos.len() / pairs.max(1), pairs = pairs);
-    assert!(cos.len() >= len * pairs, "cos: expected [L, R/2] = [{len}, {pairs}], got {} values", cos.len());
-    if batch * len * heads * pairs == 0 {
+    let reached = elements(&[len, pairs]);
+    assert!(
+        reached.is_some_and(|reached| cos.len() >= reached),
+        "cos: expected [L, R/2] = [{len}, {pairs}], got {} values",
+        cos.len()
+    );
+    if [batch, len, heads, pairs].contains(&0) {
         return;
     }
     let Strides { batch: per_batch, head: per_head, row: per_row } = strides;
@@ -85,7 +90,8 @@ fn check_layout(len: usize, axes: &[(usize, usize)], width: usize) {
     let mut end = width;
     for (count, stride) in axes.iter().rev() {
         assert!(*count == 1 || *stride >= end, "strides: rows of {end} values overlap at a stride of {stride}");
-        end += (count - 1) * stride;
+        let steps = (count - 1).checked_mul(*stride).and_then(|steps| end.checked_add(steps));
+        end = steps.unwrap_or_else(|| panic!("strides: {count} steps of {stride} reach further than can be counted"));
     }
     assert!(len >= end, "data: expected at least {end} values, got {len}");
 }
@@ -177,6 +183,31 @@ mod tests {
         }
     }
 
+    /// Positions around a million, as `Rotary::tables` makes them, turned in f32, against the definition in f64.
+    #[test]
+    fn a_million_positions_are_as_exact_as_ten() {
+        let (pairs, len) = (32, 40);
+        let rotary = crate::encoding::rotary::Config::default().rotary(2 * pairs, false);
+        let x = random(len * 2 * pairs, 1);
+        for start in [0, 1_000_000 - len / 2, 16_777_216] {
+            let (cos, sin) = rotary.tables(start, len);
+            let (cos, sin) = (single(&cos), single(&sin));
+            let mut turned = single(&x);
+            let strides = Strides { batch: x.len(), head: x.len(), row: 2 * pairs };
+            let angles = Angles { cos: &cos, sin: &sin, pairs };
+            rotate(&mut turned, strides, Extent { batch: 1, len, heads: 1 }, angles, Turn::Forward);
+            for (i, got) in turned.iter().enumerate() {
+                let (position, j) = (start + i / (2 * pairs), i % (2 * pairs));
+                let angle = position as f64 * 10_000f64.powf(-((j % pairs) as f64) / pairs as f64);
+                let (a, b) = (x[i - j + j % pairs], x[i - j + j % pairs + pairs]);
+                let want =
+                    if j < pairs { a * angle.cos() - b * angle.sin() } else { b * angle.cos() + a * angle.sin() };
+                // five roundings to f32 of values below sqrt 2: of x, cos or sin, the two products and their sum
+                assert!((f64::from(*got) - want).abs() < 3e-7, "position {position}, feature {j}: {got} {want}");
+            }
+        }
+    }
+
     #[test]
     fn threads_do_not_change_bits() {
         let (extent, d) = (Extent { batch: 2, len: 90, heads: 3 }, 14);
@@ -194,6 +225,14 @@ mod tests {
             );
             data
         });
+    }
+
+    #[test]
+    #[should_panic(expected = "reach further than can be counted")]
+    fn strides_that_wrap_panic() {
+        let strides = Strides { batch: 1 << 63, head: 1 << 20, row: 2 };
+        let angles = Angles { cos: &[1.0f32], sin: &[0.0], pairs: 1 };
+        rotate(&mut [0.0; 2], strides, Extent { batch: 3, len: 1, heads: 1 }, angles, Turn::Forward);
     }
 
     #[test]
