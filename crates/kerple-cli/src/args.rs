@@ -1,6 +1,14 @@
 //! The command line. Names are fixed: people and scripts rely on them.
 
+mod groups;
+mod misuse;
+
+use crate::failure::Failure;
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use groups::count;
+pub use groups::{Evaluation, RunFile, default_lengths};
+use kerple::cpu::InstructionSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -79,12 +87,8 @@ pub struct Prepare {
 
 #[derive(Debug, Args)]
 pub struct Train {
-    /// Run file.
-    #[arg(long)]
-    pub config: PathBuf,
-    /// Override a key of the run file, e.g. train.steps=100.
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
+    #[command(flatten)]
+    pub file: RunFile,
     /// Run folder; resumes when it holds a run of the same plan.
     #[arg(long)]
     pub out: PathBuf,
@@ -108,25 +112,10 @@ pub enum Split {
 pub struct Eval {
     /// Run folder.
     pub run: PathBuf,
-    /// Lengths to evaluate at, in tokens; 1x to 32x the training length when absent.
-    #[arg(long, value_delimiter = ',')]
-    pub lengths: Vec<usize>,
-    /// segments, blocks, last:COUNT or sliding:STRIDE.
-    #[arg(long, default_value = "segments")]
-    pub protocol: String,
-    /// Segments of the text, refused when the text holds fewer; up to 320 when absent, for blocks and sliding as many as
-    /// hold 320 training sequences.
-    #[arg(long)]
-    pub segments: Option<usize>,
-    /// Tokens a segment of the text, the same for all lengths and at least the longest; when absent as in earlier
-    /// evaluations of the run, or 32 training lengths.
-    #[arg(long)]
-    pub span: Option<usize>,
-    /// Keep the loss at every position.
-    #[arg(long)]
-    pub positions: bool,
+    #[command(flatten)]
+    pub evaluation: Evaluation,
     /// Evaluate with attention restricted to this many positions.
-    #[arg(long)]
+    #[arg(long, value_parser = count)]
     pub window: Option<usize>,
     /// Part of the text.
     #[arg(long, value_enum, default_value = "test")]
@@ -141,35 +130,17 @@ pub struct Eval {
 
 #[derive(Debug, Args)]
 pub struct Compare {
-    /// Run file; its encoding is replaced by each of --encodings.
-    #[arg(long)]
-    pub config: PathBuf,
+    /// Its encoding is replaced by each of --encodings.
+    #[command(flatten)]
+    pub file: RunFile,
     /// Names of encodings, or `@FILE` with a TOML list `[[encoding]]` of settings.
     #[arg(long, required = true, value_delimiter = ',')]
     pub encodings: Vec<String>,
     /// Number of seeds, counted up from the run file's.
     #[arg(long, default_value_t = 1)]
     pub seeds: u64,
-    /// Override a key of the run file.
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-    /// Lengths to evaluate at; 1x to 32x the training length when absent.
-    #[arg(long, value_delimiter = ',')]
-    pub lengths: Vec<usize>,
-    /// Evaluation protocol.
-    #[arg(long, default_value = "segments")]
-    pub protocol: String,
-    /// Segments of the text, refused when the text holds fewer; up to 320 when absent, for blocks and sliding as many as
-    /// hold 320 training sequences.
-    #[arg(long)]
-    pub segments: Option<usize>,
-    /// Tokens a segment of the text, the same for all lengths and at least the longest; when absent as in earlier
-    /// evaluations, or 32 training lengths.
-    #[arg(long)]
-    pub span: Option<usize>,
-    /// Keep the loss at every position.
-    #[arg(long)]
-    pub positions: bool,
+    #[command(flatten)]
+    pub evaluation: Evaluation,
     /// Where run folders and the report are written.
     #[arg(long)]
     pub out: PathBuf,
@@ -199,10 +170,10 @@ pub struct Describe {
     /// Name of an encoding, or `config` for the keys of a run file.
     pub encoding: Option<String>,
     /// Heads to draw.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, value_parser = count)]
     pub heads: usize,
     /// Distances to draw.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 512, value_parser = count)]
     pub distances: usize,
     /// Write the picture as SVG.
     #[arg(long, value_name = "FILE")]
@@ -257,8 +228,8 @@ pub enum KernelCommand {
         /// Positions.
         #[arg(long, default_value = "0..15")]
         points: String,
-        /// Ranks to report.
-        #[arg(long, required = true)]
+        /// Ranks to report, e.g. 1,2,4.
+        #[arg(long, required = true, value_delimiter = ',')]
         rank: Vec<usize>,
         /// Print as JSON.
         #[arg(long)]
@@ -288,7 +259,7 @@ pub struct Sample {
     #[arg(long, default_value = "")]
     pub prompt: String,
     /// Tokens to add.
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, value_parser = count)]
     pub tokens: usize,
     /// 0 always takes the likeliest token; 1 samples from the model's distribution.
     #[arg(long, default_value_t = 0.8)]
@@ -320,32 +291,57 @@ pub struct Bench {
     #[arg(value_enum)]
     pub work: Work,
     /// Sequence lengths (attention, step, eval) or cached keys (decode).
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = count)]
     pub lens: Vec<usize>,
     /// Sequences.
-    #[arg(long)]
+    #[arg(long, value_parser = count)]
     pub batch: Option<usize>,
     /// Attention heads.
-    #[arg(long)]
+    #[arg(long, value_parser = count)]
     pub heads: Option<usize>,
     /// Features a head.
-    #[arg(long)]
+    #[arg(long, value_parser = count)]
     pub head_dim: Option<usize>,
     /// Layers (step, eval).
-    #[arg(long)]
+    #[arg(long, value_parser = count)]
     pub layers: Option<usize>,
     /// Vocabulary (step, eval).
-    #[arg(long)]
+    #[arg(long, value_parser = count)]
     pub vocab: Option<usize>,
     /// Threads; all when absent.
-    #[arg(long)]
+    #[arg(long, value_parser = count)]
     pub threads: Option<usize>,
     /// Timed repetitions.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = count)]
     pub repeats: usize,
+    /// Use no wider instructions than these.
+    #[arg(long, value_enum)]
+    pub instructions: Option<Instructions>,
     /// Print one JSON object a line.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Instruction sets, widest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Instructions {
+    /// AVX-512.
+    Avx512,
+    /// AVX2 with fused multiply-add.
+    Avx2,
+    /// What every processor of the architecture has.
+    Portable,
+}
+
+impl Instructions {
+    /// The set of this name.
+    pub fn set(self) -> InstructionSet {
+        match self {
+            Instructions::Avx512 => InstructionSet::Avx512,
+            Instructions::Avx2 => InstructionSet::Avx2,
+            Instructions::Portable => InstructionSet::Portable,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -358,9 +354,21 @@ pub struct Golden {
 }
 
 impl Cli {
-    /// Parses the arguments of the process; what is wrong with them ends it with exit code 2.
-    pub fn of_process() -> Cli {
-        Cli::parse_from(std::env::args_os().map(guard))
+    /// Parses the arguments of the process; `None` when they asked for help or the version, which is then printed.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn of_process() -> Result<Option<Cli>, Failure> {
+        match Cli::try_parse_from(std::env::args_os().map(guard)) {
+            Ok(cli) => Ok(Some(cli)),
+            Err(error) => match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                    let _ = error.print();
+                    Ok(None)
+                }
+                _ => Err(misuse::failure(&error)),
+            },
+        }
     }
 }
 

@@ -12,8 +12,8 @@ pub mod report;
 pub mod sample;
 pub mod train;
 
+use crate::output::{remarkln, resultln};
 use crate::progress::duration;
-use kerple_lm::evaluate::Amount;
 use kerple_lm::train::Progress;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ pub fn stop_flag() -> Arc<AtomicBool> {
         if seen.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        eprintln!("\nfinishing this step, then saving; once more to stop at once");
+        remarkln!("\nfinishing this step, then saving; once more to stop at once");
     };
     // another handler is only installed already when commands run one another
     let _ = ctrlc::set_handler(handler);
@@ -45,17 +45,7 @@ pub fn step_line(what: &str, p: &Progress) -> String {
     )
 }
 
-/// Lengths `1x, 2x, ... 32x` of the training length.
-pub fn default_lengths(train_len: usize) -> Vec<usize> {
-    (0..6).map(|octave| train_len.saturating_mul(1 << octave)).collect()
-}
-
-/// The amount of text `--segments` asks for; 320 segments, as the original evaluates, or what there is, when absent.
-pub fn amount(segments: Option<usize>) -> Amount {
-    segments.map_or(Amount::UpTo(320), Amount::Exactly)
-}
-
 /// Prints a value as one line of JSON.
 pub fn print_json(value: &impl serde::Serialize) {
-    println!("{}", serde_json::to_string(value).expect("results are plain data"));
+    resultln!("{}", serde_json::to_string(value).expect("results are plain data"));
 }

@@ -4,9 +4,12 @@ mod args;
 mod commands;
 mod failure;
 mod memory;
+mod output;
 mod progress;
 
 use args::{Cli, Command};
+use failure::Outcome;
+use output::remarkln;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -15,8 +18,17 @@ static ALLOCATOR: memory::Counted = memory::Counted;
 fn main() -> ExitCode {
     memory::keep_freed();
     end_quietly_on_a_closed_pipe();
-    let command = Cli::of_process().command;
-    let outcome = match command {
+    match Cli::of_process().and_then(|cli| cli.map_or(Ok(()), |cli| run(cli.command))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            remarkln!("error: {}\n\nhint: {}", failure.message, failure.hint);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn run(command: Command) -> Outcome {
+    match command {
         Command::Quickstart(args) => commands::quickstart::run(&args),
         Command::Prepare(args) => commands::prepare::run(&args),
         Command::Train(args) => commands::train::run(&args),
@@ -28,13 +40,6 @@ fn main() -> ExitCode {
         Command::Sample(args) => commands::sample::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Golden(args) => commands::golden::run(&args),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("error: {}\n\nhint: {}", failure.message, failure.hint);
-            ExitCode::from(failure.code)
-        }
     }
 }
 

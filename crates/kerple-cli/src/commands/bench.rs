@@ -8,6 +8,7 @@ mod model;
 use super::print_json;
 use crate::args::{Bench, Work};
 use crate::failure::{Failure, Outcome};
+use crate::output::resultln;
 use serde::Serialize;
 use std::time::Instant;
 
@@ -93,9 +94,18 @@ impl Row {
 }
 
 fn heading() {
-    println!(
+    resultln!(
         "{:<10} {:<9} {:>7} {:>9} {:>8} {:>11} {:>19} {:>9} {:>7} {:>10}",
-        "work", "engine", "length", "backward", "bias", "median ms", "min .. max", "GFLOP/s", "peak", "extra MiB"
+        "work",
+        "engine",
+        "length",
+        "backward",
+        "bias",
+        "median ms",
+        "min .. max",
+        "GFLOP/s",
+        "peak",
+        "extra MiB"
     );
 }
 
@@ -103,7 +113,7 @@ fn show(row: &Row) {
     let spread = format!("{:.2} .. {:.2}", row.min_ms, row.max_ms);
     let bandwidth =
         row.bandwidth_share.map_or_else(String::new, |share| format!("  {:.0} % of bandwidth", 100.0 * share));
-    println!(
+    resultln!(
         "{:<10} {:<9} {:>7} {:>9} {:>8} {:>11.2} {spread:>19} {:>9.1} {:>5.0} % {:>10.1}{bandwidth}",
         row.work,
         row.engine,
@@ -119,6 +129,16 @@ fn show(row: &Row) {
 
 /// Checks, times and prints.
 pub fn run(args: &Bench) -> Outcome {
+    if let Some(most) = args.instructions {
+        let wanted = most.set();
+        if kerple::cpu::limit(wanted) != wanted {
+            let has = kerple::cpu::InstructionSet::detected().name();
+            return Err(Failure::misuse(
+                format!("--instructions {}: this processor has no more than {has}", wanted.name()),
+                "choose a narrower set, or leave the option out",
+            ));
+        }
+    }
     let threads = args.threads.unwrap_or(0);
     let sizes = Sizes {
         batch: args.batch.unwrap_or(if args.work == Work::Step { 8 } else { 1 }),
@@ -135,9 +155,6 @@ pub fn run(args: &Bench) -> Outcome {
     };
     let layers = args.layers.unwrap_or(4);
     let vocab = args.vocab.unwrap_or(256);
-    if [sizes.batch, sizes.heads, sizes.head_dim, layers, vocab].contains(&0) || lens.contains(&0) {
-        return Err(Failure::misuse("there is nothing to time in a size of 0", "use at least 1"));
-    }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Failure::failed(error.to_string(), "lower --threads"))?;
     pool.install(|| {

@@ -1,14 +1,14 @@
 //! `kerple compare`
 
 use super::report::write_and_print;
-use super::{amount, default_lengths, print_json, step_line, stop_flag};
+use super::{print_json, step_line, stop_flag};
 use crate::args::Compare;
 use crate::failure::{Failure, Outcome};
 use crate::progress::Line;
 use kerple::encoding::{Encoding, METHODS};
 use kerple_lm::compare::{Comparison, Event};
 use kerple_lm::config::RunConfig;
-use kerple_lm::evaluate::{self, Request};
+use kerple_lm::evaluate;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -17,8 +17,7 @@ const MOST_SEEDS: u64 = 10_000;
 
 /// Trains and evaluates every encoding with every seed, then writes the report.
 pub fn run(args: &Compare) -> Outcome {
-    let config = RunConfig::read(&args.config, &args.set)?;
-    let lengths = if args.lengths.is_empty() { default_lengths(config.train.train_len) } else { args.lengths.clone() };
+    let config = RunConfig::read(&args.file.config, &args.file.set)?;
     if args.seeds > MOST_SEEDS {
         return Err(Failure::misuse(
             format!("--seeds {} is out of range, it must be at most {MOST_SEEDS}", args.seeds),
@@ -28,14 +27,7 @@ pub fn run(args: &Compare) -> Outcome {
     if args.seeds == 0 {
         return Err(Failure::misuse("--seeds 0 compares nothing", "use at least 1"));
     }
-    let request = Request {
-        lengths,
-        protocol: args.protocol.parse()?,
-        segments: amount(args.segments),
-        span: args.span,
-        seed: config.seed,
-        positions: args.positions,
-    };
+    let request = args.evaluation.request(config.train.train_len, config.seed)?;
     let comparison = Comparison {
         encodings: encodings(&args.encodings)?,
         seeds: args.seeds,

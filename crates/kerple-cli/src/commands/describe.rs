@@ -3,6 +3,7 @@
 use super::print_json;
 use crate::args::Describe;
 use crate::failure::{Failure, Outcome};
+use crate::output::{result, resultln};
 use kerple::encoding::{Encoding, Geometry, Init, METHODS, Method, Parameter};
 use kerple::kernel::picture::{self, Plot, Series};
 
@@ -13,7 +14,7 @@ const MOST_VALUES: usize = 1 << 24;
 pub fn run(args: &Describe) -> Outcome {
     match args.encoding.as_deref() {
         None => list(args.json),
-        Some("config") => print!("{}", kerple_lm::config::REFERENCE),
+        Some("config") => result(format_args!("{}", kerple_lm::config::REFERENCE)),
         Some(kind) => {
             let method = Method::named(kind).ok_or_else(|| {
                 Failure::misuse(format!("there is no encoding `{kind}`"), format!("use one of {}", METHODS.join(", ")))
@@ -30,11 +31,11 @@ fn list(json: bool) {
         if json {
             print_json(&serde_json::json!({ "kind": method.kind(), "description": about }));
         } else {
-            println!("{:<22} {:<24} {}", method.kind(), about.name, about.formula);
+            resultln!("{:<22} {:<24} {}", method.kind(), about.name, about.formula);
         }
     }
     if !json {
-        println!("\n`kerple describe NAME` shows one; `kerple describe config` lists the keys of a run file.");
+        resultln!("\n`kerple describe NAME` shows one; `kerple describe config` lists the keys of a run file.");
     }
 }
 
@@ -100,20 +101,20 @@ fn one(args: &Describe, encoding: &Encoding) -> Outcome {
         }));
         return Ok(());
     }
-    println!("{} ({})\n", about.name, encoding.method.kind());
-    println!("  formula   {}", about.formula);
-    println!("            d = i - j, s = q.k / sqrt(D)");
-    println!("  enters    {}", about.enters);
-    println!("  learned   {}", about.learned);
-    println!("  beyond    {}", about.beyond);
-    println!("  source    {}", about.source);
+    resultln!("{} ({})\n", about.name, encoding.method.kind());
+    resultln!("  formula   {}", about.formula);
+    resultln!("            d = i - j, s = q.k / sqrt(D)");
+    resultln!("  enters    {}", about.enters);
+    resultln!("  learned   {}", about.learned);
+    resultln!("  beyond    {}", about.beyond);
+    resultln!("  source    {}", about.source);
     for parameter in &parameters {
-        println!("  {}", initial(parameter));
+        resultln!("  {}", initial(parameter));
     }
     let keys = toml::to_string(encoding).unwrap_or_default();
-    println!("\n[encoding]\n{keys}");
+    resultln!("\n[encoding]\n{keys}");
     if let Some(plot) = &plot {
-        println!("{}", picture::text(plot, 100, 20));
+        resultln!("{}", picture::text(plot, 100, 20));
     }
     Ok(())
 }

@@ -1,23 +1,20 @@
 //! `kerple eval RUN`
 
-use super::{amount, default_lengths, print_json, stop_flag};
+use super::{print_json, stop_flag};
 use crate::args::{Eval, Split};
 use crate::failure::{Failure, Outcome};
+use crate::output::{remarkln, resultln};
 use crate::progress::Line;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
-use kerple_lm::evaluate::{Evaluation, Event, Protocol, Request};
+use kerple_lm::evaluate::{Evaluation, Event};
 use kerple_lm::train;
 use kerple_report::record::EvaluationRow;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
 pub fn run(args: &Eval) -> Outcome {
-    let protocol: Protocol = args.protocol.parse()?;
-    if args.window == Some(0) {
-        return Err(Failure::misuse("--window 0 sees nothing", "use at least 1, the token itself"));
-    }
     let (plan, state, mut model) = train::load(&args.run, &kerple_lm::device())?;
-    let lengths = if args.lengths.is_empty() { default_lengths(plan.train_len) } else { args.lengths.clone() };
+    let request = args.evaluation.request(plan.train_len, plan.seed)?;
     if let Some(window) = args.window {
         model.encoding = model.encoding.with_window(Some(window));
     }
@@ -30,22 +27,19 @@ pub fn run(args: &Eval) -> Outcome {
         Split::Test => corpus::Split::Test,
     };
     let text = source.text(split);
-    let request = Request {
-        lengths,
-        protocol,
-        segments: amount(args.segments),
-        span: args.span,
-        seed: plan.seed,
-        positions: args.positions,
-    };
     let evaluation = Evaluation::new(&args.run, (&plan, state.step, &model), &text, &request)?;
     let extent = evaluation.extent();
-    eprintln!("{protocol}: {}", protocol.meaning());
-    eprintln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name());
+    remarkln!("{}: {}", request.protocol, request.protocol.meaning());
+    remarkln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name());
     if !args.json {
-        println!(
+        resultln!(
             "{:>8} {:>12} {:>10} {:>10} {:>9} {:>9}",
-            "length", "perplexity", "nll", "bits/byte", "tokens", "seconds"
+            "length",
+            "perplexity",
+            "nll",
+            "bits/byte",
+            "tokens",
+            "seconds"
         );
     }
     let (label, mut line) = (model.encoding.encoding().label(), Line::new());
@@ -70,8 +64,12 @@ pub fn run(args: &Eval) -> Outcome {
 
 fn print_row(row: &EvaluationRow) {
     let bits = row.bits_per_byte.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.4}"));
-    println!(
+    resultln!(
         "{:>8} {:>12.4} {:>10.5} {bits:>10} {:>9} {:>9.2}",
-        row.length, row.perplexity, row.nll, row.tokens, row.seconds
+        row.length,
+        row.perplexity,
+        row.nll,
+        row.tokens,
+        row.seconds
     );
 }

@@ -3,6 +3,7 @@
 use super::print_json;
 use crate::args::Golden;
 use crate::failure::{Failure, Outcome};
+use crate::output::resultln;
 
 /// Runs every case and prints it with its worst error and tolerance.
 pub fn run(args: &Golden) -> Outcome {
@@ -13,10 +14,10 @@ pub fn run(args: &Golden) -> Outcome {
         }
         let mark = if verdict.passed { "ok    " } else { "FAILED" };
         let kerple_golden::Verdict { case, engine, worst, tolerance, note, .. } = verdict;
-        println!("{mark} {case:<34} {engine:<18} error {worst:<9.2e} of {tolerance:<9.2e} {note}");
+        resultln!("{mark} {case:<34} {engine:<18} error {worst:<9.2e} of {tolerance:<9.2e} {note}");
     })?;
     if !args.json {
-        println!("{passed} passed, {failed} failed");
+        resultln!("{passed} passed, {failed} failed");
     }
     match failed {
         0 if passed > 0 => Ok(()),

@@ -3,6 +3,7 @@
 use super::print_json;
 use crate::args::{Kernel, KernelCommand};
 use crate::failure::{Failure, Outcome};
+use crate::output::{result, resultln};
 use kerple::kernel::picture::{self, Plot, Series};
 use kerple::kernel::report;
 use kerple_report::record::{KernelSnapshot, read_json};
@@ -46,9 +47,9 @@ pub fn run(args: &Kernel) -> Outcome {
             match svg {
                 Some(path) => {
                     std::fs::write(path, picture::svg(&plot)).map_err(|error| Failure::writing(path, &error))?;
-                    println!("{}", path.display());
+                    resultln!("{}", path.display());
                 }
-                None => print!("{}", picture::text(&plot, TERMINAL.0, TERMINAL.1)),
+                None => result(format_args!("{}", picture::text(&plot, TERMINAL.0, TERMINAL.1))),
             }
         }
     }
@@ -59,7 +60,7 @@ fn show(answer: &(impl Display + serde::Serialize), json: bool) {
     if json {
         print_json(answer);
     } else {
-        print!("{answer}");
+        result(format_args!("{answer}"));
     }
 }
 

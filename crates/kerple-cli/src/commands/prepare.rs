@@ -3,6 +3,7 @@
 use super::print_json;
 use crate::args::Prepare;
 use crate::failure::{Failure, Outcome};
+use crate::output::resultln;
 use crate::progress::Line;
 use kerple_data::{PrepareOptions, Sources};
 
@@ -33,7 +34,7 @@ pub fn run(args: &Prepare) -> Outcome {
     if args.json {
         print_json(&summary);
     } else {
-        println!("{summary}");
+        resultln!("{summary}");
     }
     Ok(())
 }

@@ -3,8 +3,9 @@
 use super::compare::run_comparison;
 use super::report::write_and_print;
 use super::stop_flag;
-use crate::args::Quickstart;
+use crate::args::{Quickstart, default_lengths};
 use crate::failure::{Failure, Outcome};
+use crate::output::remarkln;
 use crate::progress::{Line, duration};
 use kerple::encoding::{Encoding, Method};
 use kerple_data::{PrepareOptions, Sources};
@@ -13,6 +14,8 @@ use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfi
 use kerple_lm::corpus::Source;
 use kerple_lm::evaluate::{Amount, Protocol, Request};
 use kerple_lm::plan::Plan;
+use kerple_report::record;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -38,19 +41,32 @@ pub fn run(args: &Quickstart) -> Outcome {
     }
     let clock = Instant::now();
     let data = args.out.join("data");
-    prepare(args, &data)?;
+    let mut job = Job::of(args)?;
+    if kerple_data::is_prepared(&data) {
+        job = job.continued(&args.out)?;
+    } else {
+        let inputs = inputs(args)?;
+        job.record(&args.out)?;
+        if let Err(failure) = prepare(inputs, &data) {
+            // nothing was begun: another call may ask for something else
+            let _ = std::fs::remove_file(Job::file(&args.out));
+            let _ = std::fs::remove_dir(&args.out);
+            return Err(failure);
+        }
+    }
     let config = config(&data);
-    let steps = match recorded_steps(&args.out) {
+    let steps = match job.steps {
         Some(steps) => steps,
         None => {
             let left = args.minutes * 60.0 - clock.elapsed().as_secs_f64();
             let steps = affordable_steps(&config, &args.out, left)?;
-            record_steps(&args.out, steps)?;
+            job.steps = Some(steps);
+            job.record(&args.out)?;
             steps
         }
     };
     let runs = ENCODINGS.len() as u64 * SEEDS;
-    eprintln!(
+    remarkln!(
         "{} encodings x {SEEDS} seeds = {runs} runs of {steps} steps of {BATCH} x {TRAIN_LEN} tokens",
         ENCODINGS.len()
     );
@@ -59,7 +75,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         encodings: ENCODINGS.iter().filter_map(|kind| Method::named(kind)).map(Encoding::from).collect(),
         seeds: SEEDS,
         request: Request {
-            lengths: super::default_lengths(TRAIN_LEN),
+            lengths: default_lengths(TRAIN_LEN),
             protocol: Protocol::Last(TRAIN_LEN),
             segments: Amount::UpTo(SEGMENTS),
             span: None,
@@ -70,7 +86,7 @@ pub fn run(args: &Quickstart) -> Outcome {
     };
     run_comparison(&comparison, &stop_flag(), false)?;
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, false)?;
-    eprintln!("done in {}", duration(clock.elapsed().as_secs_f64()));
+    remarkln!("done in {}", duration(clock.elapsed().as_secs_f64()));
     Ok(())
 }
 
@@ -93,15 +109,65 @@ fn config(data: &Path) -> RunConfig {
     }
 }
 
-/// Prepares the text unless an earlier sitting has.
-fn prepare(args: &Quickstart, out: &Path) -> Outcome {
-    if kerple_data::is_prepared(out) {
-        return Ok(());
+/// What a folder was started for, so that the same command goes on and another one is not taken for it.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Job {
+    /// Absolute paths of the text; none for the sources of the dependencies.
+    data: Vec<PathBuf>,
+    minutes: f64,
+    /// Training steps a run, once a step has been timed.
+    steps: Option<u64>,
+}
+
+impl Job {
+    fn of(args: &Quickstart) -> Result<Job, Failure> {
+        let absolute = |path: &PathBuf| {
+            std::path::absolute(path)
+                .map_err(|error| Failure::misuse(format!("{}: {error}", path.display()), DATA_HINT))
+        };
+        let data = args.data.iter().map(absolute).collect::<Result<_, _>>()?;
+        Ok(Job { data, minutes: args.minutes, steps: None })
     }
-    let inputs = match args.data.is_empty() {
-        false => Sources::paths(&args.data),
-        true => registry_text()?,
-    };
+
+    fn file(out: &Path) -> PathBuf {
+        out.join("quickstart.json")
+    }
+
+    fn record(&self, out: &Path) -> Outcome {
+        std::fs::create_dir_all(out).map_err(|error| Failure::writing(out, &error))?;
+        Ok(record::write_json(&Job::file(out), self)?)
+    }
+
+    /// This job as an earlier sitting left it.
+    fn continued(self, out: &Path) -> Result<Job, Failure> {
+        let hint = "the same --data and --minutes go on with it; for anything else name another folder with --out";
+        let file = Job::file(out);
+        if !file.exists() {
+            return Err(Failure::misuse(format!("{} holds prepared text of something else", out.display()), hint));
+        }
+        let before: Job = record::read_json(&file)?;
+        if before.data != self.data {
+            let text = |job: &Job| match job.data.as_slice() {
+                [] => "the sources of the dependencies".to_owned(),
+                paths => paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
+            };
+            let message = format!("{} was started on {}, not on {}", out.display(), text(&before), text(&self));
+            return Err(Failure::misuse(message, hint));
+        }
+        if before.minutes != self.minutes {
+            let message = format!("{} was started for {} minutes, not {}", out.display(), before.minutes, self.minutes);
+            return Err(Failure::misuse(message, hint));
+        }
+        Ok(before)
+    }
+}
+
+fn inputs(args: &Quickstart) -> Result<Sources, Failure> {
+    if args.data.is_empty() { registry_text() } else { Ok(Sources::paths(&args.data)) }
+}
+
+fn prepare(inputs: Sources, out: &Path) -> Outcome {
     let mut line = Line::new();
     let options = PrepareOptions { byte_budget: Some(TEXT_BYTES), ..PrepareOptions::new(inputs, out) };
     let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress.to_string()))?;
@@ -121,24 +187,14 @@ fn registry_text() -> Result<Sources, Failure> {
 
 const DATA_HINT: &str = "give a text of your own: kerple quickstart --data FILE|DIR...";
 
-fn steps_file(out: &Path) -> PathBuf {
-    out.join("quickstart.json")
-}
-
-fn recorded_steps(out: &Path) -> Option<u64> {
-    let text = std::fs::read_to_string(steps_file(out)).ok()?;
-    serde_json::from_str::<serde_json::Value>(&text).ok()?["steps"].as_u64()
-}
-
-fn record_steps(out: &Path, steps: u64) -> Outcome {
-    let text = serde_json::json!({ "steps": steps });
-    Ok(kerple_report::record::write_json(&steps_file(out), &text)?)
-}
-
 /// Times a few steps of the costliest method and fits the whole job into `seconds`; two significant digits.
 fn affordable_steps(config: &RunConfig, out: &Path, seconds: f64) -> Result<u64, Failure> {
     const TRIAL: u64 = 24;
     let folder = out.join(".trial");
+    if folder.exists() {
+        // an earlier sitting was killed in it
+        std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
+    }
     let trial = RunConfig { train: TrainConfig { steps: TRIAL, ..config.train.clone() }, ..config.clone() };
     let source = Source::open(&trial.data)?;
     let plan = Plan::new(&trial, source.facts())?;
@@ -151,7 +207,7 @@ fn affordable_steps(config: &RunConfig, out: &Path, seconds: f64) -> Result<u64,
         before = Instant::now();
         line.show(|| format!("timing a training step: {}/{TRIAL}", step.step));
     })?;
-    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
     times.sort_by(f64::total_cmp);
     let step = times[times.len() / 2];
     let runs = (ENCODINGS.len() as u64 * SEEDS) as f64;

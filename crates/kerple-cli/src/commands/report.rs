@@ -3,6 +3,7 @@
 use super::print_json;
 use crate::args::Report;
 use crate::failure::Outcome;
+use crate::output::resultln;
 use kerple_report::{Options, find_runs, table_text, write};
 use std::path::{Path, PathBuf};
 
@@ -24,8 +25,8 @@ pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, 
     if json {
         print_json(&summary.results);
     } else {
-        println!("{}", table_text(&runs)?);
-        println!("report: {}", summary.index.display());
+        resultln!("{}", table_text(&runs)?);
+        resultln!("report: {}", summary.index.display());
     }
     Ok(())
 }

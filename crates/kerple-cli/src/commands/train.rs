@@ -3,6 +3,7 @@
 use super::{print_json, step_line, stop_flag};
 use crate::args::Train;
 use crate::failure::{Failure, Outcome};
+use crate::output::{remarkln, resultln};
 use crate::progress::{Line, duration};
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::Source;
@@ -10,10 +11,10 @@ use kerple_lm::plan::Plan;
 
 /// Trains or resumes one run.
 pub fn run(args: &Train) -> Outcome {
-    let config = RunConfig::read(&args.config, &args.set)?;
+    let config = RunConfig::read(&args.file.config, &args.file.set)?;
     let source = Source::open(&config.data)?;
     let plan = Plan::new(&config, source.facts())?;
-    eprintln!(
+    remarkln!(
         "{}: {} parameters, {} steps of {} x {} tokens, plan {}",
         plan.label,
         plan.parameters,
@@ -34,7 +35,7 @@ pub fn run(args: &Train) -> Outcome {
             "seconds": outcome.seconds, "parameters": plan.parameters, "plan": plan.hash,
         }));
     } else {
-        println!("{}", args.out.display());
+        resultln!("{}", args.out.display());
     }
     if outcome.finished {
         return Ok(());

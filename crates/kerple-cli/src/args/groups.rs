@@ -1,0 +1,95 @@
+//! Options that several commands share, and the numbers they take.
+
+use clap::Args;
+use kerple_lm::evaluate::{Amount, Request};
+use std::path::PathBuf;
+
+/// A run file and what differs from it.
+#[derive(Debug, Args)]
+pub struct RunFile {
+    /// Run file.
+    #[arg(long)]
+    pub config: PathBuf,
+    /// Override a key of the run file, e.g. train.steps=100.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// What is evaluated.
+#[derive(Debug, Args)]
+pub struct Evaluation {
+    /// Lengths to evaluate at, in tokens; 1x to 32x the training length when absent.
+    #[arg(long, value_delimiter = ',', value_parser = count)]
+    pub lengths: Vec<usize>,
+    /// segments, blocks, last:COUNT or sliding:STRIDE.
+    #[arg(long, default_value = "segments")]
+    pub protocol: String,
+    /// Segments of the text, refused when the text holds fewer; up to 320 when absent, for blocks and sliding as many as
+    /// hold 320 training sequences.
+    #[arg(long, value_parser = count)]
+    pub segments: Option<usize>,
+    /// Tokens a segment of the text, the same for all lengths and at least the longest; when absent as in earlier
+    /// evaluations of the run, or 32 training lengths.
+    #[arg(long, value_parser = count)]
+    pub span: Option<usize>,
+    /// Keep the loss at every position.
+    #[arg(long)]
+    pub positions: bool,
+}
+
+impl Evaluation {
+    /// The request of a model trained at `train_len`; the lengths are 1x to 32x of it when none were named.
+    ///
+    /// # Errors
+    /// A protocol that does not exist.
+    pub fn request(&self, train_len: usize, seed: u64) -> Result<Request, kerple_lm::Error> {
+        Ok(Request {
+            lengths: if self.lengths.is_empty() { default_lengths(train_len) } else { self.lengths.clone() },
+            protocol: self.protocol.parse()?,
+            // 320 segments, as the original evaluates, or what there is
+            segments: self.segments.map_or(Amount::UpTo(320), Amount::Exactly),
+            span: self.span,
+            seed,
+            positions: self.positions,
+        })
+    }
+}
+
+/// `1x, 2x, ... 32x` of the training length.
+pub fn default_lengths(train_len: usize) -> Vec<usize> {
+    (0..6).map(|octave| train_len.saturating_mul(1 << octave)).collect()
+}
+
+/// Largest count an option takes: products of a few of them stay far from the end of 64 bits in floating point, and no
+/// machine holds as many tokens.
+const MOST: usize = 1 << 40;
+
+/// A number of things, from 1 on.
+pub fn count(text: &str) -> Result<usize, String> {
+    match text.trim().parse::<usize>() {
+        Ok(0) => Err("it must be at least 1".to_owned()),
+        Ok(number) if number <= MOST => Ok(number),
+        Err(error) if *error.kind() != std::num::IntErrorKind::PosOverflow => {
+            Err("it must be a whole number of at least 1".to_owned())
+        }
+        _ => Err(format!("it must be at most {MOST}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_have_limits() {
+        assert_eq!(count("7"), Ok(7));
+        assert_eq!(count(&MOST.to_string()), Ok(MOST));
+        assert!(count("0").unwrap_err().contains("at least 1"));
+        for text in [&(MOST + 1).to_string(), "18446744073709551615", "18446744073709551616"] {
+            assert!(count(text).unwrap_err().contains("at most"), "{text}");
+        }
+        for text in ["", "x", "-1", "1.5"] {
+            assert!(count(text).unwrap_err().contains("whole number"), "{text}");
+        }
+    }
+}
