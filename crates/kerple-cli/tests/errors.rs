@@ -339,6 +339,52 @@ fn kernels() {
 }
 
 #[test]
+fn arguments() {
+    let place = Place::new();
+    let mut say = Transcript::of(&place);
+    say.fails(&[]);
+    say.fails(&["evaluate"]);
+    say.fails(&["eval"]);
+    say.fails(&["eval", "run", "--length", "16"]);
+    say.fails(&["eval", "run", "--lengths", "16,x"]);
+    say.fails(&["eval", "run", "--lengths", "18446744073709551616"]);
+    say.fails(&["eval", "run", "--split", "tests"]);
+    say.fails(&["train", "--out", "out"]);
+    say.fails(&["sample", "run", "--tokens", "18446744073709551615"]);
+    say.fails(&["bench", "speed"]);
+    say.fails(&["kernel"]);
+    for flag in ["--lens", "--batch", "--heads", "--head-dim", "--layers", "--vocab", "--threads", "--repeats"] {
+        for number in ["0", "-1", "9223372036854775808", "18446744073709551615"] {
+            let output = place.run(&["bench", "attention", &format!("{flag}={number}")]);
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{flag} {number}\n{stderr}");
+            assert!(stderr.starts_with("error: ") && stderr.contains("\n\nhint: "), "{flag} {number}\n{stderr}");
+        }
+    }
+    say.done("arguments");
+}
+
+/// A log that cannot be written is no reason to end a run; a result that cannot be written is an error.
+#[cfg(target_os = "linux")]
+#[test]
+fn full_disks_behind_the_streams() {
+    let place = Place::new();
+    place.make_data();
+    let full = || fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let train = ["train", "--config", "run.toml", "--out", "run"];
+    assert!(place.command(&train).stderr(full()).status().unwrap().success());
+    assert_eq!(place.read("run/metrics.jsonl").lines().count(), 3, "a run of 20 steps, a row each 10 and the first");
+    for arguments in
+        [&["describe", "config"][..], &["describe", "--json"], &["eval", "run", "--lengths", "16", "--json"]]
+    {
+        let output = place.command(arguments).stdout(full()).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}\n{stderr}");
+        assert!(stderr.contains("error: stdout: cannot write") && !stderr.contains("panicked"), "{stderr}");
+    }
+}
+
+#[test]
 fn the_rest() {
     let place = Place::new();
     place.write("file", "");

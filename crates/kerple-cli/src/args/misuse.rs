@@ -7,7 +7,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 pub fn failure(error: &clap::Error) -> Failure {
     let text = error.render().to_string();
     // the rest is tips and usage, which the hint replaces
-    let what = text.split("\n\nUsage:").next().unwrap_or(&text);
+    let end = ["\n\nUsage:", "\n\nFor more information"].iter().filter_map(|mark| text.find(mark)).min();
+    let what = &text[..end.unwrap_or(text.len())];
     let (what, tips) = what.split_once("\n\n  tip: ").map_or((what, None), |(what, tips)| (what, Some(tips)));
     let what = what.strip_prefix("error: ").unwrap_or(what).trim_end();
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {

@@ -1,0 +1,70 @@
+//! `kerple quickstart` through the binary: what it writes, and what a second call does.
+
+mod common;
+
+use common::Place;
+use serde_json::Value;
+use std::fs;
+
+/// A quickstart of the fewest steps there are.
+fn quickstart<'a>(data: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["quickstart", "--data", data, "--minutes", "0.01", "--out", "q"], more].concat()
+}
+
+fn failure(place: &Place, arguments: &[&str]) -> String {
+    let output = place.run(arguments);
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn it_ends_in_tables_and_figures_and_goes_on_where_it_was_stopped() {
+    let place = Place::new();
+    place.make_text(12, 6000);
+    // killed in its trial: the folder of the trial is there, complete
+    fs::create_dir_all(place.path("q/.trial/checkpoints")).unwrap();
+    place.write("q/.trial/plan.json", "{}");
+    let printed = place.ok(&quickstart("text", &[]));
+    assert!(!place.path("q/.trial").exists());
+    for encoding in ["kerple_log", "kerple_power", "alibi", "t5", "rotary", "sinusoidal"] {
+        assert!(printed.contains(encoding), "{printed}");
+        let rows = place.read(format!("q/runs/{encoding}/seed-1235/evaluation.jsonl"));
+        let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lengths: Vec<u64> = rows.iter().map(|row| row["length"].as_u64().unwrap()).collect();
+        assert_eq!(lengths, [64, 128, 256, 512, 1024, 2048], "{encoding}");
+        let text: Vec<&Value> = rows.iter().map(|row| &row["text"]).collect();
+        assert!(text[0]["checksum"].is_string() && text.iter().all(|other| *other == text[0]), "{text:?}");
+    }
+    let report = place.read("q/report/index.html");
+    for figure in ["perplexity by", "kerple_log", "<svg"] {
+        assert!(report.to_lowercase().contains(figure), "{figure}");
+    }
+    let results: Value = serde_json::from_str(&place.read("q/report/report.json")).unwrap();
+    assert_eq!(results["tables"].as_array().unwrap().len(), 1);
+    assert!(!results["positions"].as_array().unwrap().is_empty(), "the page shows curves by position");
+
+    // the same command trains and evaluates nothing again
+    let rows = place.read("q/runs/alibi/seed-1236/evaluation.jsonl");
+    let metrics = place.read("q/runs/alibi/seed-1236/metrics.jsonl");
+    assert_eq!(place.ok(&quickstart("text", &[])), printed);
+    assert_eq!(place.read("q/runs/alibi/seed-1236/evaluation.jsonl"), rows);
+    assert_eq!(place.read("q/runs/alibi/seed-1236/metrics.jsonl"), metrics);
+
+    // another text or time is another job, not the old result
+    place.write("other/text.txt", "words of another kind ".repeat(4000));
+    let said = failure(&place, &quickstart("other", &[]));
+    assert!(said.contains("was started on") && said.contains("hint: the same --data"), "{said}");
+    assert!(failure(&place, &quickstart("nowhere", &[])).contains("was started on"));
+    assert!(
+        failure(&place, &["quickstart", "--data", "text", "--minutes", "1", "--out", "q"]).contains("0.01 minutes")
+    );
+}
+
+#[test]
+fn what_was_refused_leaves_nothing_in_the_way() {
+    let place = Place::new();
+    place.write("tiny.txt", "x");
+    let output = place.run(&quickstart("tiny.txt", &[]));
+    assert!(!output.status.success());
+    assert!(!place.path("q").exists(), "{}", String::from_utf8_lossy(&output.stderr));
+}
