@@ -8,7 +8,7 @@ use crate::positions::{Positions, RotaryTables};
 use crate::with_element;
 use burn::backend::Flex;
 use burn::tensor::{Tensor, TensorData};
-use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut, tiled};
+use kerple::attention::{self, Dims, Gradients, Problem, Scores, Sight, Strides, View, ViewMut, tiled};
 use kerple::ops::gemm::{Product, To, add_rows, matmul, matmul_bias, matmul_then};
 use kerple::ops::layer_norm::{self, Norm, NormGradients};
 use kerple::ops::rotary::{self, Angles, Extent, Turn};
@@ -40,10 +40,9 @@ impl Tables {
         Problem {
             dims,
             scale: T::from_f64((dims.head_dim as f64).sqrt().recip()),
-            window: self.window,
-            bias: bias.map(Array::slice),
-            weight: weight.map(Array::slice),
-            table_len,
+            sight: Sight::Causal { window: self.window },
+            lengths: None,
+            scores: Scores::table(bias.map(Array::slice), weight.map(Array::slice), table_len),
         }
     }
 
@@ -184,6 +183,7 @@ impl Core {
             d_v: ViewMut::new(d_v, keys),
             d_bias: d_bias.as_deref_mut(),
             d_weight: d_weight.as_deref_mut(),
+            d_map: None,
         };
         tiled::backward(&self.0.problem(dims, &inputs[3..]), saved, gradients);
         let own = d.into_iter().zip(inputs).map(|(d, input)| Some(Array::from_vec(d, input.shape())));
@@ -325,7 +325,7 @@ impl Layer {
         let [d_bias, d_weight] = &mut d_tables;
         let (d_bias, d_weight) = (d_bias.as_deref_mut(), d_weight.as_deref_mut());
         let problem = self.tables.problem(dims, &inputs[OWN..]);
-        tiled::backward(&problem, saved, Gradients { d_q, d_k, d_v, d_bias, d_weight });
+        tiled::backward(&problem, saved, Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: None });
         drop(d_a);
         self.rotate(&mut d_qkv, sizes, Turn::Inverse);
 

@@ -5,7 +5,7 @@ use crate::folder::{Case, Folder, Numbers};
 use crate::tables::method;
 use crate::{Score, Tolerance};
 use kerple::Number;
-use kerple::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, naive, tiled};
+use kerple::attention::{Dims, Gradients, Problem, Saved, Scores, Sight, Strides, View, ViewMut, naive, tiled};
 use kerple::encoding::{Encoding, Geometry, TableGradient};
 
 /// A case, made ready for any engine.
@@ -76,10 +76,9 @@ impl Task {
         let problem = Problem {
             dims: self.dims,
             scale: T::from_f64((self.dims.head_dim as f64).sqrt().recip()),
-            window: self.encoding.window,
-            bias: bias.as_deref(),
-            weight: weight.as_deref(),
-            table_len: self.dims.keys,
+            sight: Sight::Causal { window: self.encoding.window },
+            lengths: None,
+            scores: Scores::table(bias.as_deref(), weight.as_deref(), self.dims.keys),
         };
         let Dims { heads, keys, head_dim, batch, .. } = self.dims;
         let strides = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
@@ -97,6 +96,7 @@ impl Task {
             d_v: ViewMut::new(&mut d_v, strides),
             d_bias: d_bias.as_deref_mut(),
             d_weight: d_weight.as_deref_mut(),
+            d_map: None,
         };
         let backward = if tiled { tiled::backward::<T> } else { naive::backward::<T> };
         let saved = Saved { q: view(&q), k: view(&k), v: view(&v), out: view(&out), lse: &lse, d_out: view(&d_out) };

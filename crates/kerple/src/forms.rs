@@ -1,19 +1,137 @@
 //! The values a positional method hands over. Attention engines know these forms and no method.
+//!
+//! * [`Absolute`] enters once, at the embeddings; [`Rotary`] turns queries and keys in every layer.
+//! * [`DistanceTable`] and [`ScoreMap`] change scores between the product and the softmax: an engine takes one of them as
+//!   [`Scores`], with a [`Sight`] that says which keys a query sees.
+//!
+//! A method that replaces queries and keys by random features of both (SPE) would be a further form, a feature code: rows
+//! `[L, R]` for each head and feature, multiplied into q and k as [`Rotary`] is. No method needs it yet.
 
-/// Scores change with the distance `d = i - j >= 0` between query `i` and key `j`: `z = s * weight[h][d] + bias[h][d]`.
+mod scores;
+
+pub(crate) use scores::visible_keys;
+pub use scores::{Block, MapGradients, ScoreMap, Scores, Table};
+
+/// Which keys a query sees, by the distance `d = i - j` from query to key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// Itself and what came before, as a decoder: `0 <= d`, and `d < window` where there is one.
+    Causal {
+        /// Number of keys in sight; `None` sees all.
+        window: Option<usize>,
+    },
+    /// Both directions, as an encoder: `|d| < window` where there is one.
+    Both {
+        /// Keys in sight on each side, the query's own counted on both; `None` sees all.
+        window: Option<usize>,
+    },
+}
+
+impl Sight {
+    /// A decoder's, without a window.
+    pub const CAUSAL: Sight = Sight::Causal { window: None };
+    /// An encoder's, without a window.
+    pub const BOTH: Sight = Sight::Both { window: None };
+
+    /// Its window.
+    pub fn window(self) -> Option<usize> {
+        let (Sight::Causal { window } | Sight::Both { window }) = self;
+        window
+    }
+
+    /// Whether a key at this distance is seen.
+    pub fn sees(self, distance: isize) -> bool {
+        (self.sides() == Sides::Two || distance >= 0)
+            && self.window().is_none_or(|window| distance.unsigned_abs() < window)
+    }
+
+    /// The distances it needs of a table.
+    pub fn sides(self) -> Sides {
+        match self {
+            Sight::Causal { .. } => Sides::One,
+            Sight::Both { .. } => Sides::Two,
+        }
+    }
+}
+
+/// Which distances the columns of a table stand for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sides {
+    /// `0..len`: column `d`.
+    #[default]
+    One,
+    /// `-(len - 1)..=len - 1`: column `d + len - 1`. Negative distances are keys ahead of the query.
+    Two,
+}
+
+impl Sides {
+    /// Columns of a table that reaches distance `len - 1`.
+    pub fn columns(self, len: usize) -> usize {
+        match self {
+            Sides::One => len,
+            Sides::Two => (2 * len).saturating_sub(1),
+        }
+    }
+
+    /// The column of distance 0.
+    pub fn origin(self, len: usize) -> usize {
+        match self {
+            Sides::One => 0,
+            Sides::Two => len.saturating_sub(1),
+        }
+    }
+}
+
+/// Scores change with the distance `d = i - j` between query `i` and key `j`: `z = s * weight[h][d] + bias[h][d]`.
 ///
-/// Rows are heads, columns distances `0..len`; made in f64 and cast once to the compute type. `None` means the neutral
-/// table (bias 0, weight 1) and costs nothing in an engine.
+/// Rows are heads, columns distances as [`Sides`] says; made in f64 and cast once to the compute type. `None` means the
+/// neutral table (bias 0, weight 1) and costs nothing in an engine.
+///
+/// # Shapes
+/// `C = sides.columns(len)`: `[H, L]` for a decoder, `[H, 2L - 1]` for an encoder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DistanceTable {
     /// Number of heads, H.
     pub heads: usize,
-    /// Number of distances, L.
+    /// Number of distances on a side, L, 0 among them.
     pub len: usize,
-    /// Added to the scaled score, `[H, L]`.
+    /// Which distances there are.
+    pub sides: Sides,
+    /// Added to the scaled score, `[H, C]`.
     pub bias: Option<Vec<f64>>,
-    /// Multiplies the scaled score, `[H, L]`.
+    /// Multiplies the scaled score, `[H, C]`.
     pub weight: Option<Vec<f64>>,
+}
+
+impl DistanceTable {
+    /// The two-sided table of the kernel that depends on `|d|` alone and is this one-sided table for `d >= 0`.
+    ///
+    /// # Panics
+    /// If the table has two sides already.
+    pub fn mirrored(&self) -> DistanceTable {
+        assert_eq!(self.sides, Sides::One, "mirrored() of a table with two sides");
+        let mirror = |table: &Vec<f64>| {
+            let row = |row: &[f64]| row.iter().skip(1).rev().chain(row).copied().collect::<Vec<f64>>();
+            if self.len == 0 { Vec::new() } else { table.chunks_exact(self.len).flat_map(row).collect() }
+        };
+        let (bias, weight) = (self.bias.as_ref().map(mirror), self.weight.as_ref().map(mirror));
+        DistanceTable { sides: Sides::Two, bias, weight, ..*self }
+    }
+
+    /// The gradient in a one-sided table `[H, len]`, given that in its mirror image `[H, 2 len - 1]`.
+    ///
+    /// # Panics
+    /// If `d_mirrored` is not made of rows of `2 len - 1`.
+    pub fn mirrored_backward(d_mirrored: &[f64], len: usize) -> Vec<f64> {
+        let (columns, origin) = (Sides::Two.columns(len), Sides::Two.origin(len));
+        assert!(
+            columns > 0 && d_mirrored.len().is_multiple_of(columns),
+            "{} values are no rows of {columns}",
+            d_mirrored.len()
+        );
+        let both = |row: &[f64], d: usize| row[origin + d] + if d > 0 { row[origin - d] } else { 0.0 };
+        d_mirrored.chunks_exact(columns).flat_map(|row| (0..len).map(move |d| both(row, d))).collect()
+    }
 }
 
 /// Queries and keys are rotated in every layer: pairs `(x[j], x[j + rotated/2])` turn by `position * inv_freq[j]`.
@@ -35,4 +153,29 @@ pub enum Absolute {
         /// Number of rows.
         positions: usize,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sight_is_causal_or_symmetric() {
+        let causal: Vec<isize> = (-4..5).filter(|&d| Sight::Causal { window: Some(3) }.sees(d)).collect();
+        let both: Vec<isize> = (-4..5).filter(|&d| Sight::Both { window: Some(3) }.sees(d)).collect();
+        assert_eq!((causal, both), (vec![0, 1, 2], vec![-2, -1, 0, 1, 2]));
+        assert!(!Sight::CAUSAL.sees(-1) && Sight::CAUSAL.sees(isize::MAX) && Sight::BOTH.sees(isize::MIN));
+        assert!(!Sight::Both { window: Some(0) }.sees(0));
+    }
+
+    #[test]
+    fn mirror_images_depend_on_the_absolute_distance() {
+        let one = DistanceTable { heads: 2, len: 3, bias: Some((0..6).map(f64::from).collect()), ..Default::default() };
+        let two = one.mirrored();
+        assert_eq!(two.bias, Some(vec![2.0, 1.0, 0.0, 1.0, 2.0, 5.0, 4.0, 3.0, 4.0, 5.0]));
+        assert_eq!((two.sides, two.len, &two.weight), (Sides::Two, 3, &None));
+        let gradient: Vec<f64> = (0..10).map(f64::from).collect();
+        let folded = DistanceTable::mirrored_backward(&gradient, 3);
+        assert_eq!(folded, [2.0, 1.0 + 3.0, 0.0 + 4.0, 7.0, 6.0 + 8.0, 5.0 + 9.0]);
+    }
 }

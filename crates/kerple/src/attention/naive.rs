@@ -1,18 +1,22 @@
-//! The definition: one query at a time, one row of scores held.
+//! The definition: one query at a time, one row of scores for each head held.
 //!
 //! ```text
-//! z[j] = scale * q.k[j] * weight[d] + bias[d]        d = position of the query - j
-//! lse  = ln sum exp z        p[j] = exp(z[j] - lse)        out = sum p[j] v[j]
+//! s[h, j] = scale * q[h].k[h, j]        over the keys j in sight        d = position of the query - j
+//! z[h, j] = s[h, j] * weight[h, d] + bias[h, d]        or z = map(s), all heads at once
+//! lse[h]  = ln sum exp z[h]        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
 //!
-//! dz[j] = p[j] (d_out.v[j] - d_out.out)
-//! d_bias[d] += dz[j]         d_weight[d] += dz[j] * scale * q.k[j]
-//! d_q += dz[j] weight[d] scale k[j]         d_k[j] += dz[j] weight[d] scale q         d_v[j] += p[j] d_out
+//! dz[h, j] = p[h, j] (d_out[h].v[h, j] - d_out[h].out[h])
+//! d_bias[h, d] += dz[h, j]         d_weight[h, d] += dz[h, j] s[h, j]         ds[h, j] = dz[h, j] weight[h, d]
+//!                                                                             or ds = map's backward of dz
+//! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] d_out[h]
 //! ```
 //!
 //! Not for speed: [`tiled`](super::tiled) computes the same and is tested against this.
 
-use super::{Dims, Gradients, Problem, Saved, View, ViewMut};
+use super::{Dims, Gradients, Problem, Saved, Scores, View, ViewMut};
 use crate::Number;
+use crate::forms::{Block, MapGradients};
+use std::ops::Range;
 
 /// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing).
 ///
@@ -20,19 +24,22 @@ use crate::Number;
 /// If a slice does not fit the sizes of `problem`.
 pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
     problem.check_forward(q, k, v, &out, lse);
-    for (row, lse) in rows(problem.dims).zip(lse) {
-        let scores = row.scores(problem, q, k);
-        let largest = scores.iter().copied().fold(T::NEG_INFINITY, T::max);
-        // SAFETY: `out` is checked, and this is its only row in use.
-        let out = unsafe { out.row(row.batch, row.head, row.query, problem.dims.head_dim) };
-        out.fill(T::ZERO);
-        *lse = largest;
-        if largest == T::NEG_INFINITY {
-            continue;
-        }
-        *lse = largest + scores.iter().map(|&z| (z - largest).exp()).sum::<T>().ln();
-        for (key, &z) in problem.visible(row.query).zip(&scores) {
-            add_scaled(out, (z - *lse).exp(), row.of_key(v, key));
+    for row in rows(problem) {
+        let z = row.mapped(&row.scores(q, k), &row.queries(q));
+        for (head, z) in row.heads(&z) {
+            // SAFETY: `out` is checked, and this is its only row in use.
+            let out = unsafe { out.row(row.batch, head, row.query, problem.dims.head_dim) };
+            out.fill(T::ZERO);
+            let largest = z.iter().copied().fold(T::LOWEST, T::max);
+            let total: T = z.iter().map(|&z| (z - largest).exp()).sum(); // NaN if any of them is
+            let lse = &mut lse[row.of_lse(head)];
+            *lse = if total == T::ZERO { T::NEG_INFINITY } else { largest + total.ln() };
+            if total == T::ZERO {
+                continue;
+            }
+            for (key, &z) in row.visible.clone().zip(z) {
+                add_scaled(out, (z - *lse).exp(), row.of_key(v, head, key));
+            }
         }
     }
 }
@@ -44,77 +51,151 @@ pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<
 pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients: Gradients<T>) {
     problem.check_backward(&saved, &gradients);
     clear(problem.dims, &mut gradients);
-    let Gradients { d_q, d_k, d_v, d_bias, d_weight } = &mut gradients;
     let dim = problem.dims.head_dim;
-    for (row, &lse) in rows(problem.dims).zip(saved.lse) {
-        if lse == T::NEG_INFINITY {
-            continue;
+    for row in rows(problem) {
+        let (scores, queries) = (row.scores(saved.q, saved.k), row.queries(saved.q));
+        let mut d_scores = row.mapped(&scores, &queries);
+        for (head, d_scores) in (0..).zip(d_scores.chunks_exact_mut(row.visible.len().max(1))) {
+            let (lse, d_out) = (saved.lse[row.of_lse(head)], row.of_query(saved.d_out, head));
+            let mean = dot(d_out, row.of_query(saved.out, head));
+            for (key, d) in row.visible.clone().zip(d_scores) {
+                let p = if lse == T::NEG_INFINITY { T::ZERO } else { (*d - lse).exp() };
+                *d = p * (dot(d_out, row.of_key(saved.v, head, key)) - mean);
+                // SAFETY: the view is checked, and this is its only row in use.
+                add_scaled(unsafe { gradients.d_v.row(row.batch, row.kv_head(head), key, dim) }, p, d_out);
+            }
         }
-        let (q, d_out) = (row.of_query(saved.q), row.of_query(saved.d_out));
-        let mean = dot(d_out, row.of_query(saved.out));
-        let scores = row.scores(problem, saved.q, saved.k);
-        for (key, z) in problem.visible(row.query).zip(scores) {
-            let (k, v) = (row.of_key(saved.k, key), row.of_key(saved.v, key));
-            let at = row.table_index(problem, key);
-            let p = (z - lse).exp();
-            let d_z = p * (dot(d_out, v) - mean);
-            if let Some(d_bias) = d_bias {
-                d_bias[at] += d_z;
-            }
-            if let Some(d_weight) = d_weight {
-                d_weight[at] += d_z * problem.scale * dot(q, k);
-            }
-            let d_dot = d_z * problem.scale * problem.weight.map_or(T::ONE, |weight| weight[at]);
-            // SAFETY: the three views are checked to share no element, and one row of each is in use.
-            unsafe {
-                add_scaled(d_q.row(row.batch, row.head, row.query, dim), d_dot, k);
-                add_scaled(d_k.row(row.batch, row.kv_head, key, dim), d_dot, q);
-                add_scaled(d_v.row(row.batch, row.kv_head, key, dim), p, d_out);
+        row.mapped_backward(&scores, &queries, &mut d_scores, &mut gradients);
+        for (head, d_scores) in row.heads(&d_scores) {
+            for (key, &d_score) in row.visible.clone().zip(d_scores) {
+                let d_dot = d_score * problem.scale;
+                let (q, k) = (row.of_query(saved.q, head), row.of_key(saved.k, head, key));
+                // SAFETY: the views are checked to share no element, and one row of each is in use.
+                unsafe {
+                    add_scaled(gradients.d_q.row(row.batch, head, row.query, dim), d_dot, k);
+                    add_scaled(gradients.d_k.row(row.batch, row.kv_head(head), key, dim), d_dot, q);
+                }
             }
         }
     }
 }
 
-/// One query of one head of one sequence.
-struct Row {
-    dims: Dims,
+/// One query of one sequence, all its heads.
+struct Row<'a, T> {
+    problem: &'a Problem<'a, T>,
     batch: usize,
-    head: usize,
-    kv_head: usize,
     query: usize,
+    visible: Range<usize>,
 }
 
-/// Every row, in the order of `lse`.
-fn rows(dims: Dims) -> impl Iterator<Item = Row> {
-    (0..dims.batch * dims.heads * dims.queries).map(move |index| {
-        let (head, query) = (index / dims.queries % dims.heads, index % dims.queries);
-        let kv_head = head / (dims.heads / dims.kv_heads);
-        Row { dims, batch: index / dims.queries / dims.heads, head, kv_head, query }
+fn rows<'a, T: Number>(problem: &'a Problem<'a, T>) -> impl Iterator<Item = Row<'a, T>> {
+    let Dims { batch, queries, .. } = problem.dims;
+    (0..batch * queries).map(move |index| {
+        let (batch, query) = (index / queries, index % queries);
+        Row { problem, batch, query, visible: problem.visible(batch, query) }
     })
 }
 
-impl Row {
-    fn of_query<'a, T>(&self, view: View<'a, T>) -> &'a [T] {
-        view.row(self.batch, self.head, self.query, self.dims.head_dim)
+impl<'a, T: Number> Row<'a, T> {
+    fn kv_head(&self, head: usize) -> usize {
+        head / (self.problem.dims.heads / self.problem.dims.kv_heads)
     }
 
-    fn of_key<'a, T>(&self, view: View<'a, T>, key: usize) -> &'a [T] {
-        view.row(self.batch, self.kv_head, key, self.dims.head_dim)
+    fn of_query<'v>(&self, view: View<'v, T>, head: usize) -> &'v [T] {
+        view.row(self.batch, head, self.query, self.problem.dims.head_dim)
     }
 
-    /// Where a visible key's distance lies in a `[H, table_len]` table.
-    fn table_index<T>(&self, problem: &Problem<T>, key: usize) -> usize {
-        self.head * problem.table_len + self.dims.keys + self.query - self.dims.queries - key
+    fn of_key<'v>(&self, view: View<'v, T>, head: usize, key: usize) -> &'v [T] {
+        view.row(self.batch, self.kv_head(head), key, self.problem.dims.head_dim)
     }
 
-    /// `z` of the visible keys.
-    fn scores<T: Number>(&self, problem: &Problem<T>, q: View<T>, k: View<T>) -> Vec<T> {
-        let score = |key| {
-            let at = self.table_index(problem, key);
-            let scaled = problem.scale * dot(self.of_query(q), self.of_key(k, key));
-            scaled * problem.weight.map_or(T::ONE, |weight| weight[at]) + problem.bias.map_or(T::ZERO, |bias| bias[at])
-        };
-        problem.visible(self.query).map(score).collect()
+    fn of_lse(&self, head: usize) -> usize {
+        (self.batch * self.problem.dims.heads + head) * self.problem.dims.queries + self.query
+    }
+
+    /// `[H, visible]` head by head; nothing for a row that sees no key.
+    fn heads<'v>(&self, values: &'v [T]) -> impl Iterator<Item = (usize, &'v [T])> {
+        let seen = self.visible.len();
+        (0..self.problem.dims.heads).map(move |head| (head, &values[head * seen..][..seen]))
+    }
+
+    /// The queries of all heads, `[H, D]`.
+    fn queries(&self, q: View<T>) -> Vec<T> {
+        (0..self.problem.dims.heads).flat_map(|head| self.of_query(q, head)).copied().collect()
+    }
+
+    /// `s` of the visible keys, `[H, visible]`.
+    fn scores(&self, q: View<T>, k: View<T>) -> Vec<T> {
+        let score = |head, key| self.problem.scale * dot(self.of_query(q, head), self.of_key(k, head, key));
+        (0..self.problem.dims.heads).flat_map(|head| self.visible.clone().map(move |key| score(head, key))).collect()
+    }
+
+    /// `z`, of the same shape as `s`.
+    fn mapped(&self, scores: &[T], queries: &[T]) -> Vec<T> {
+        let mut z = scores.to_vec();
+        match self.problem.scores {
+            Scores::Map(map) => map.forward(&self.block(queries), &mut z),
+            Scores::Table(table) => {
+                for (z, at) in z.iter_mut().zip(self.table_indices()) {
+                    *z = *z * table.weight.map_or(T::ONE, |weight| weight[at])
+                        + table.bias.map_or(T::ZERO, |bias| bias[at]);
+                }
+            }
+        }
+        z
+    }
+
+    /// Turns the gradient in `z` into that in `s`, and adds those in tables, or in the map's parameters and in q.
+    fn mapped_backward(&self, scores: &[T], queries: &[T], d_scores: &mut [T], gradients: &mut Gradients<T>) {
+        match self.problem.scores {
+            Scores::Map(map) => {
+                let (mut d_q, mut d_map) = (vec![T::ZERO; queries.len()], vec![T::ZERO; map.parameters()]);
+                let of_block = MapGradients { d_scores, d_q: &mut d_q, d_parameters: &mut d_map };
+                map.backward(&self.block(queries), scores, of_block);
+                for (head, d_q) in d_q.chunks_exact(self.problem.dims.head_dim).enumerate() {
+                    // SAFETY: the view is checked, and this is its only row in use.
+                    add_scaled(unsafe { gradients.d_q.row(self.batch, head, self.query, d_q.len()) }, T::ONE, d_q);
+                }
+                if let Some(sum) = &mut gradients.d_map {
+                    add_scaled(sum, T::ONE, &d_map);
+                }
+            }
+            Scores::Table(table) => {
+                for ((d, &s), at) in d_scores.iter_mut().zip(scores).zip(self.table_indices()) {
+                    if let Some(d_bias) = &mut gradients.d_bias {
+                        d_bias[at] += *d;
+                    }
+                    if let Some(d_weight) = &mut gradients.d_weight {
+                        d_weight[at] += *d * s;
+                    }
+                    *d = *d * table.weight.map_or(T::ONE, |weight| weight[at]);
+                }
+            }
+        }
+    }
+
+    fn block<'q>(&self, q: &'q [T]) -> Block<'q, T> {
+        Block {
+            batch: self.batch,
+            heads: self.problem.dims.heads,
+            rows: 1,
+            columns: self.visible.len(),
+            first_position: self.problem.dims.position(self.query),
+            first_key: self.visible.start,
+            keys: self.problem.length(self.batch),
+            sight: self.problem.sight,
+            q,
+        }
+    }
+
+    /// Where the distances of the visible keys lie in a table, head by head.
+    fn table_indices(&self) -> impl Iterator<Item = usize> {
+        let (problem, table) = (self.problem, self.problem.tables());
+        let position = problem.dims.position(self.query);
+        (0..problem.dims.heads).flat_map(move |head| {
+            let origin = problem.origin(table, head);
+            self.visible.clone().map(move |key| origin.strict_add_signed(position - key as isize))
+        })
     }
 }
 
@@ -129,7 +210,7 @@ fn add_scaled<T: Number>(to: &mut [T], factor: T, from: &[T]) {
 }
 
 fn clear<T: Number>(dims: Dims, gradients: &mut Gradients<T>) {
-    let Gradients { d_q, d_k, d_v, d_bias, d_weight } = gradients;
+    let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map } = gradients;
     let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
     for (view, heads, rows) in [(d_q, heads, queries), (d_k, kv_heads, keys), (d_v, kv_heads, keys)] {
         for index in 0..batch * heads * rows {
@@ -137,7 +218,7 @@ fn clear<T: Number>(dims: Dims, gradients: &mut Gradients<T>) {
             unsafe { view.row(index / rows / heads, index / rows % heads, index % rows, head_dim) }.fill(T::ZERO);
         }
     }
-    for table in [d_bias, d_weight].into_iter().flatten() {
-        table.fill(T::ZERO);
+    for sums in [d_bias, d_weight, d_map].into_iter().flatten() {
+        sums.fill(T::ZERO);
     }
 }

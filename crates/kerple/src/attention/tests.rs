@@ -1,15 +1,23 @@
 //! Cases shared by the engines' tests, and the tests of the definition itself.
 
-use super::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, naive};
+mod mix;
+
+pub(super) use mix::Mix;
+
+use super::{Dims, Gradients, Problem, Saved, Scores, Sight, Strides, View, ViewMut, naive};
 use crate::Number;
+use crate::forms::{Sides, visible_keys};
+use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::ops::Range;
 
 /// One call with all its inputs, in f64.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) dims: Dims,
-    pub(super) window: Option<usize>,
+    pub(super) sight: Sight,
+    pub(super) lengths: Option<Vec<usize>>,
     pub(super) table_len: usize,
     pub(super) packed: bool,
     pub(super) q: Vec<f64>,
@@ -18,6 +26,8 @@ pub(super) struct Case {
     pub(super) d_out: Vec<f64>,
     pub(super) bias: Option<Vec<f64>>,
     pub(super) weight: Option<Vec<f64>>,
+    /// Instead of the tables.
+    pub(super) map: Option<Mix<f64>>,
 }
 
 /// What an engine makes of a [`Case`], dense `[B, H, L, D]` whatever the layout it was computed in.
@@ -30,6 +40,7 @@ pub(super) struct Outcome<T> {
     pub(super) d_v: Vec<T>,
     pub(super) d_bias: Vec<T>,
     pub(super) d_weight: Vec<T>,
+    pub(super) d_map: Vec<T>,
 }
 
 /// The two functions of an engine.
@@ -59,14 +70,44 @@ fn normal(rng: &mut ChaCha8Rng, n: usize) -> Vec<f64> {
 
 impl Case {
     pub(super) fn new(dims: Dims, seed: u64) -> Self {
+        Case::with_sight(dims, Sight::CAUSAL, seed)
+    }
+
+    pub(super) fn with_sight(dims: Dims, sight: Sight, seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let table_len = dims.keys + (seed % 3) as usize;
+        let reach = if sight.sides() == Sides::Two { dims.keys.max(dims.queries) } else { dims.keys };
+        let table_len = reach + (seed % 3) as usize;
         let query_len = dims.batch * dims.heads * dims.queries * dims.head_dim;
         let key_len = dims.batch * dims.kv_heads * dims.keys * dims.head_dim;
         let [q, d_out] = [(); 2].map(|()| normal(&mut rng, query_len));
         let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
-        let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * table_len)));
-        Case { dims, window: None, table_len, packed: false, q, k, v, d_out, bias, weight }
+        let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * sight.sides().columns(table_len))));
+        Case { dims, sight, lengths: None, table_len, packed: false, q, k, v, d_out, bias, weight, map: None }
+    }
+
+    /// The same with a random map.
+    pub(super) fn mapped(mut self, seed: u64) -> Self {
+        let random = |n| normal(&mut ChaCha8Rng::seed_from_u64(seed), n);
+        self.map = Some(Mix::new(&self, random));
+        self
+    }
+
+    /// The keys that a query of a sequence sees.
+    pub(super) fn visible(&self, batch: usize, query: usize) -> Range<usize> {
+        let length = self.lengths.as_ref().map_or(self.dims.keys, |lengths| lengths[batch]);
+        visible_keys(self.sight, self.dims.position(query), length)
+    }
+
+    /// The same numbers as f32 sees them.
+    pub(super) fn rounded(mut self) -> Self {
+        let Case { q, k, v, d_out, bias, weight, map, .. } = &mut self;
+        let map = map.as_mut().map(|map| &mut map.values);
+        for values in
+            [Some(q), Some(k), Some(v), Some(d_out), bias.as_mut(), weight.as_mut(), map].into_iter().flatten()
+        {
+            values.iter_mut().for_each(|x| *x = f64::from(*x as f32));
+        }
+        self
     }
 
     pub(super) fn naive(&self) -> Outcome<f64> {
@@ -84,14 +125,13 @@ impl Case {
         let cast = |values: &[f64]| values.iter().map(|&x| number(x)).collect::<Vec<_>>();
         let widen = |values: Vec<T>| values.into_iter().map(back).collect::<Vec<_>>();
         let tables = [&self.bias, &self.weight].map(|table| table.as_deref().map(cast));
-        let problem = Problem {
-            dims,
-            scale: number(0.37),
-            window: self.window,
-            bias: tables[0].as_deref(),
-            weight: tables[1].as_deref(),
-            table_len: self.table_len,
+        let map = self.map.as_ref().map(|map| map.cast(number));
+        let scores = match &map {
+            Some(map) => Scores::Map(map),
+            None => Scores::table(tables[0].as_deref(), tables[1].as_deref(), self.table_len),
         };
+        let lengths = self.lengths.as_deref();
+        let problem = Problem { dims, scale: number(0.37), sight: self.sight, lengths, scores };
         let unset = number(f64::NAN); // every result must be overwritten
         let layout = Layout::new(dims, self.packed);
         let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);
@@ -103,14 +143,109 @@ impl Case {
         let d_out = cast(&self.d_out);
         let [saved_out, d_out] = [&out, &d_out].map(|data| View { data, strides: dense });
         let mut results = vec![unset; inputs.len()];
-        let [mut d_bias, mut d_weight] = [(); 2].map(|()| vec![unset; dims.heads * self.table_len]);
+        let [mut d_bias, mut d_weight] =
+            [(); 2].map(|()| vec![unset; dims.heads * self.sight.sides().columns(self.table_len)]);
         let [d_q, d_k, d_v] = layout.views_mut(&mut results);
-        let gradients = Gradients { d_q, d_k, d_v, d_bias: Some(&mut d_bias), d_weight: Some(&mut d_weight) };
+        let mut d_map = map.as_ref().map(|map| vec![unset; map.values.len()]);
+        let of_table = |table| Some(table).filter(|_| self.map.is_none());
+        let gradients = Gradients {
+            d_q,
+            d_k,
+            d_v,
+            d_bias: of_table(&mut d_bias[..]),
+            d_weight: of_table(&mut d_weight[..]),
+            d_map: d_map.as_deref_mut(),
+        };
         engine.backward(&problem, Saved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
         let [d_q, d_k, d_v] = layout.split(&results).map(widen);
-        let [out, lse, d_bias, d_weight] = [out, lse, d_bias, d_weight].map(widen);
-        Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight }
+        let [out, lse, d_bias, d_weight, d_map] = [out, lse, d_bias, d_weight, d_map.unwrap_or_default()].map(widen);
+        let tables = |table| if self.map.is_none() { table } else { Vec::new() };
+        Outcome { out, lse, d_q, d_k, d_v, d_bias: tables(d_bias), d_weight: tables(d_weight), d_map }
     }
+}
+
+/// Asserts that every result is within `tolerance` of the expected one, relative to the largest value of its kind.
+///
+/// The scores of a row with a lone key have gradient 0, the difference of two equal dots summed in different orders. What is
+/// left are their roundings: D of them, of partial sums of order sqrt(D), so of order D altogether, times a key and a scale
+/// of order 1. A table adds up the residues of all such rows.
+pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f64>, tolerance: f64, what: &str) {
+    let rows = (0..case.dims.batch).flat_map(|b| (0..case.dims.queries).map(move |i| (b, i)));
+    let lone_rows = rows.filter(|&(b, i)| case.visible(b, i).len() == 1).count();
+    let residue = 0.1 + 0.02 * case.dims.head_dim as f64;
+    let fields = |o: &Outcome<f64>| {
+        let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map } = o.clone();
+        [
+            ("out", out),
+            ("lse", lse),
+            ("d_q", d_q),
+            ("d_k", d_k),
+            ("d_v", d_v),
+            ("d_bias", d_bias),
+            ("d_weight", d_weight),
+            ("d_map", d_map),
+        ]
+    };
+    for ((name, got), (_, expected)) in fields(got).into_iter().zip(fields(expected)) {
+        let finite = expected.iter().filter(|x| x.is_finite());
+        let residues = if ["d_bias", "d_weight", "d_map"].contains(&name) { lone_rows.max(1) } else { 1 };
+        let cancelled = residue * (residues as f64).sqrt(); // independent roundings
+        let largest = finite.fold(cancelled, |largest: f64, x| largest.max(x.abs()));
+        for (i, (&got, &expected)) in got.iter().zip(&expected).enumerate() {
+            let close = got == expected || (got - expected).abs() <= tolerance * largest;
+            assert!(close, "{what}: {name}[{i}] is {got}, not {expected}; largest {largest}");
+        }
+    }
+}
+
+/// What a random case is made from.
+#[derive(Clone, Debug)]
+pub(super) struct Recipe {
+    dims: Dims,
+    sight: Sight,
+    padded: bool,
+    bias: bool,
+    weight: bool,
+    packed: bool,
+    seed: u64,
+}
+
+impl Recipe {
+    pub(super) fn case(&self) -> Case {
+        let mut case = Case::with_sight(self.dims, self.sight, self.seed);
+        case.packed = self.packed;
+        let length = |b| (self.seed >> (16 * b)) as usize % (self.dims.keys + 1);
+        case.lengths = self.padded.then(|| (0..self.dims.batch).map(length).collect());
+        // keep scores of order 1 whatever D is, as the scale 1 / sqrt(D) would
+        case.q.iter_mut().for_each(|x| *x /= (self.dims.head_dim as f64).sqrt());
+        case.bias = case.bias.filter(|_| self.bias);
+        case.weight = case.weight.filter(|_| self.weight);
+        case
+    }
+}
+
+/// Cases with tables, all sights, odd sizes, padding and rows that see nothing among them.
+pub(super) fn recipes() -> impl Strategy<Value = Recipe> {
+    let sizes = (1usize..3, 1usize..3, 1usize..3, 1usize..200, 1usize..200, 0usize..4);
+    let head_dims = prop_oneof![1usize..40, 1usize..258, Just(64)];
+    let windows = prop_oneof![Just(None), (0usize..220).prop_map(Some)];
+    let sights = (any::<bool>(), windows)
+        .prop_map(|(causal, window)| if causal { Sight::Causal { window } } else { Sight::Both { window } });
+    let options = (any::<bool>(), any::<bool>(), any::<bool>(), prop_oneof![3 => Just(false), 1 => Just(true)], sights);
+    (sizes, head_dims, options, any::<u64>()).prop_map(|(sizes, head_dim, options, seed)| {
+        let (bias, weight, packed, padded, sight) = options;
+        let (batch, group, kv_heads, queries, more, kind) = sizes;
+        let (queries, keys) = [(queries, queries), (queries, queries + more), (queries, more), (1, 9 * more)][kind];
+        Recipe {
+            dims: dims(batch, group * kv_heads, kv_heads, queries, keys, head_dim),
+            sight,
+            padded,
+            bias,
+            weight,
+            packed,
+            seed,
+        }
+    })
 }
 
 /// Strides of a dense `[B, H, L, D]`.
@@ -189,21 +324,24 @@ fn loss(case: &Case) -> f64 {
     case.naive().out.iter().zip(&case.d_out).map(|(out, d_out)| out * d_out).sum()
 }
 
-#[test]
-fn naive_gradients_match_central_differences() {
-    let mut case = Case::new(dims(2, 4, 2, 5, 7, 3), 11);
-    case.window = Some(5);
+type Field = (&'static str, fn(&mut Case) -> &mut Vec<f64>, fn(&Outcome<f64>) -> &Vec<f64>);
+
+/// Asserts that the definition's gradients are the differences of its loss.
+fn assert_gradients_match_differences(case: &Case) {
     let exact = case.naive();
-    type Field = fn(&mut Case) -> &mut Vec<f64>;
-    let fields: [(&str, Field, &Vec<f64>); 5] = [
-        ("q", |case| &mut case.q, &exact.d_q),
-        ("k", |case| &mut case.k, &exact.d_k),
-        ("v", |case| &mut case.v, &exact.d_v),
-        ("bias", |case| case.bias.as_mut().unwrap(), &exact.d_bias),
-        ("weight", |case| case.weight.as_mut().unwrap(), &exact.d_weight),
+    let inputs: [Field; 3] = [
+        ("q", |case| &mut case.q, |outcome| &outcome.d_q),
+        ("k", |case| &mut case.k, |outcome| &outcome.d_k),
+        ("v", |case| &mut case.v, |outcome| &outcome.d_v),
     ];
-    for (name, field, exact) in fields {
-        for (i, &exact) in exact.iter().enumerate() {
+    let tables: [Field; 2] = [
+        ("bias", |case| case.bias.as_mut().unwrap(), |outcome| &outcome.d_bias),
+        ("weight", |case| case.weight.as_mut().unwrap(), |outcome| &outcome.d_weight),
+    ];
+    let map: [Field; 1] = [("map", |case| &mut case.map.as_mut().unwrap().values, |outcome| &outcome.d_map)];
+    let of_scores = if case.map.is_some() { &map[..] } else { &tables[..] };
+    for (name, field, gradient) in inputs.iter().chain(of_scores) {
+        for (i, &exact) in gradient(&exact).iter().enumerate() {
             let step = 1e-5;
             let moved = |by: f64| {
                 let mut case = case.clone();
@@ -214,6 +352,18 @@ fn naive_gradients_match_central_differences() {
             // truncation is step^2 times a third derivative of order 1..10, rounding 1e-16 * |loss| / step with |loss| < 100
             assert!((numeric - exact).abs() < 1e-8, "{name}[{i}]: {numeric} {exact}");
         }
+    }
+}
+
+#[test]
+fn naive_gradients_match_central_differences() {
+    for sight in [Sight::CAUSAL, Sight::Causal { window: Some(5) }, Sight::BOTH, Sight::Both { window: Some(3) }] {
+        let mut case = Case::with_sight(dims(2, 4, 2, 5, 7, 3), sight, 11);
+        assert_gradients_match_differences(&case);
+        assert_gradients_match_differences(&case.clone().mapped(12));
+        case.lengths = Some(vec![6, 3]);
+        assert_gradients_match_differences(&case);
+        assert_gradients_match_differences(&case.mapped(13));
     }
 }
 
@@ -257,13 +407,13 @@ fn gradients_that_share_elements_are_refused() {
     let mut buffer = vec![0.0; 64];
     let strides = Strides { batch: 64, head: 8, row: 16 };
     let dims = dims(1, 2, 2, 4, 4, 4);
-    let problem = Problem { dims, scale: 1.0, window: None, bias: None, weight: None, table_len: 4 };
+    let problem = Problem::causal(dims, 1.0);
     let zeros = vec![0.0; 64];
     let zeros_view = View { data: &zeros, strides };
     let saved =
         Saved { q: zeros_view, k: zeros_view, v: zeros_view, out: zeros_view, lse: &zeros[..8], d_out: zeros_view };
     let [d_q, d_k, d_v] = ViewMut::parts(&mut buffer, [0, 4, 2], strides);
-    naive::backward(&problem, saved, Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None });
+    naive::backward(&problem, saved, Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None });
 }
 
 #[test]
@@ -271,8 +421,7 @@ fn gradients_that_share_elements_are_refused() {
 fn rows_that_overlap_are_refused() {
     let (data, mut out) = (vec![0.0; 64], vec![0.0; 64]);
     let strides = Strides { batch: 64, head: 16, row: 4 };
-    let problem =
-        Problem { dims: dims(1, 2, 2, 4, 4, 4), scale: 1.0, window: None, bias: None, weight: None, table_len: 4 };
+    let problem = Problem::causal(dims(1, 2, 2, 4, 4, 4), 1.0);
     let input = View { data: &data, strides };
     naive::forward(&problem, input, input, input, ViewMut::new(&mut out, Strides { row: 3, ..strides }), &mut [0.0; 8]);
 }

@@ -13,10 +13,7 @@ mod backward;
 mod decode;
 mod diagonal;
 mod forward;
-mod product;
-mod rows;
 mod table;
-mod workers;
 
 use super::{Gradients, Problem, Saved, View, ViewMut};
 use crate::Number;
@@ -57,11 +54,6 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
 pub fn backward_with<T: Number>(set: InstructionSet, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     problem.check_backward(&saved, &gradients);
     T::dispatch(set, backward::Backward { problem, saved, gradients });
-}
-
-/// Numbers to be written before they are read; tests make sure by starting from NaN.
-fn scratch<R: Number>(len: usize) -> Vec<R> {
-    vec![if cfg!(test) { R::NEG_INFINITY * R::ZERO } else { R::ZERO }; len]
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! training length: defined for every d. As in the authors' code the slopes are float32 numbers.
 
 use super::bf16;
-use crate::forms::DistanceTable;
+use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
 
 /// Nothing to set: the slopes follow from the number of heads.
@@ -41,6 +41,12 @@ impl Config {
                 false => -f64::from(slope as f32) * d as f64,
             })
         };
-        DistanceTable { heads, len, bias: Some(slopes(heads).into_iter().flat_map(row).collect()), weight: None }
+        DistanceTable {
+            heads,
+            len,
+            sides: Sides::One,
+            bias: Some(slopes(heads).into_iter().flat_map(row).collect()),
+            weight: None,
+        }
     }
 }

@@ -8,7 +8,7 @@
 //! calculus cannot prove valid is refused unless `unproven = true`; a weight needs no proof, it only scales.
 
 use super::{Init, Parameter, TableGradient};
-use crate::forms::DistanceTable;
+use crate::forms::{DistanceTable, Sides};
 use crate::kernel::expr::Expr;
 use crate::kernel::parameter::{self, Keep};
 use serde::de::Error;
@@ -120,7 +120,7 @@ impl Config {
             })
         };
         let [bias, weight] = self.parts().map(rows);
-        DistanceTable { heads, len, bias, weight }
+        DistanceTable { heads, len, sides: Sides::One, bias, weight }
     }
 
     /// Gradient in each learned tensor.

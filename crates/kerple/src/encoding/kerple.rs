@@ -22,7 +22,7 @@
 //! `r2` `bias_a`, but `r1` of the power kernel `bias_a` and `r2` `bias_p`.
 
 use super::{Init, Parameter, TableGradient, alibi, bf16};
-use crate::forms::DistanceTable;
+use crate::forms::{DistanceTable, Sides};
 use crate::kernel::base::{Base, Jet};
 use serde::{Deserialize, Serialize};
 
@@ -138,7 +138,7 @@ impl Family {
     /// Bias and weight at distances `0..len` for clamped `values`.
     pub fn table(&self, heads: usize, values: &[Vec<f64>], len: usize, low_precision: bool) -> DistanceTable {
         let rows = |term: &Option<Term>| term.map(|term| term.rows(heads, values, len, low_precision));
-        DistanceTable { heads, len, bias: rows(&self.bias), weight: rows(&self.weight) }
+        DistanceTable { heads, len, sides: Sides::One, bias: rows(&self.bias), weight: rows(&self.weight) }
     }
 
     /// Gradient in each learned tensor.

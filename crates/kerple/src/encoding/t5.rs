@@ -9,7 +9,7 @@
 //! Past the training length: defined for every d, constant from `max_distance` on.
 
 use super::{Geometry, Init, Parameter, TableGradient, bf16};
-use crate::forms::DistanceTable;
+use crate::forms::{DistanceTable, Sides};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -97,7 +97,7 @@ impl Config {
         let round = |value: f64| if low_precision { bf16::round(value) } else { value };
         let entry = |bucket: usize, head: usize| round(scale * round(values[0][bucket * heads + head]));
         let bias = (0..heads).flat_map(|head| self.buckets(len).map(move |bucket| entry(bucket, head))).collect();
-        DistanceTable { heads, len, bias: Some(bias), weight: None }
+        DistanceTable { heads, len, sides: Sides::One, bias: Some(bias), weight: None }
     }
 
     /// Gradient in `W`.

@@ -4,7 +4,7 @@ use super::{Row, Sizes, times};
 use crate::failure::{Failure, Outcome};
 use crate::memory::extra_mib;
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use kerple::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, naive, tiled};
+use kerple::attention::{Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut, naive, tiled};
 use kerple::encoding::{Encoding, Geometry, Method};
 use kerple_burn::composed as definition;
 use kerple_burn::positions::PositionalEncoding;
@@ -71,12 +71,8 @@ impl Task {
         let Task { dims, strides, inputs, bias, out, lse, d, d_bias } = self;
         let strides = *strides;
         let problem = Problem {
-            dims: *dims,
-            scale: (dims.head_dim as f32).sqrt().recip(),
-            window: None,
-            bias: bias.as_deref(),
-            weight: None,
-            table_len: dims.keys,
+            scores: Scores::table(bias.as_deref(), None, dims.keys),
+            ..Problem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
         };
         let [q, k, v, d_out] = inputs.each_ref().map(|data| View { data, strides });
         let forward = if engine == Engine::Tiled { tiled::forward } else { naive::forward };
@@ -84,7 +80,7 @@ impl Task {
         if backward {
             let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
             let saved = Saved { q, k, v, out: View { data: out, strides }, lse, d_out };
-            let gradients = Gradients { d_q, d_k, d_v, d_bias: d_bias.as_deref_mut(), d_weight: None };
+            let gradients = Gradients { d_q, d_k, d_v, d_bias: d_bias.as_deref_mut(), d_weight: None, d_map: None };
             let run = if engine == Engine::Tiled { tiled::backward } else { naive::backward };
             run(&problem, saved, gradients);
         }

@@ -3,7 +3,7 @@
 use super::attention::{log_bias, noise};
 use super::{Row, Sizes, machine};
 use crate::failure::Outcome;
-use kerple::attention::{Dims, Problem, Strides, View, ViewMut, tiled};
+use kerple::attention::{Dims, Problem, Scores, Strides, View, ViewMut, tiled};
 use std::time::Instant;
 
 /// Times one number of cached keys.
@@ -15,13 +15,10 @@ pub fn run(keys: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
     let (mut out, mut lse) = (vec![0.0f32; q.len()], vec![0.0f32; batch * heads]);
     let one = Strides { batch: heads * head_dim, head: head_dim, row: head_dim };
     let all = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
+    let dims = Dims { batch, heads, kv_heads: heads, queries: 1, keys, head_dim };
     let problem = Problem {
-        dims: Dims { batch, heads, kv_heads: heads, queries: 1, keys, head_dim },
-        scale: (head_dim as f32).sqrt().recip(),
-        window: None,
-        bias: Some(&bias),
-        weight: None,
-        table_len: keys,
+        scores: Scores::table(Some(&bias), None, keys),
+        ..Problem::causal(dims, (head_dim as f32).sqrt().recip())
     };
     // a cold cache is what a decoder sees: between two calls it has read its weights and the other layers' keys
     let mut sweep = vec![1.0f32; 24 << 20];

@@ -5,11 +5,11 @@
 //! additions, whoever computes, and threads that follow each other down the same head at a distance of one tile.
 
 use super::diagonal::DiagonalSums;
-use super::product::{Keep, Matrix, Product};
-use super::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
-use super::table::{Order, Table};
-use super::workers::{self, Schedule, Turns};
+use super::table::{Order, PaddedTable};
 use crate::Number;
+use crate::attention::product::{Keep, Matrix, Product};
+use crate::attention::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
+use crate::attention::workers::{self, Schedule, Turns};
 use crate::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut};
 use crate::cpu::lanes::{Kernel, Lanes};
 use std::ops::Range;
@@ -35,10 +35,11 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
         let Backward { problem, saved, gradients } = self;
         let Dims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
         let blocks = queries.div_ceil(QUERIES);
-        let Gradients { d_q, d_k, d_v, d_bias, d_weight } = gradients;
-        let partial = |wanted: bool| if wanted { vec![R::ZERO; batch * heads * keys] } else { Vec::new() };
+        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: _ } = gradients;
+        let distances = problem.ahead() + keys;
+        let partial = |wanted: bool| if wanted { vec![R::ZERO; batch * heads * distances] } else { Vec::new() };
         let (mut bias_sums, mut weight_sums) = (partial(d_bias.is_some()), partial(d_weight.is_some()));
-        let strides = Strides { batch: heads * keys, head: keys, row: keys };
+        let strides = Strides { batch: heads * distances, head: distances, row: distances };
         let mut means = vec![R::ZERO; batch * heads * queries];
         let call = Call {
             lanes,
@@ -49,9 +50,11 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
             d_v,
             d_bias: d_bias.is_some().then(|| ViewMut::new(&mut bias_sums, strides)),
             d_weight: d_weight.is_some().then(|| ViewMut::new(&mut weight_sums, strides)),
-            bias: Table::bias(problem, Order::Descending, QUERIES + KEYS),
-            weight: Table::weight(problem, Order::Descending, QUERIES + KEYS),
-            turns: Turns::new(batch * heads * blocks, |sum| key_blocks(problem, sum % blocks).start),
+            bias: PaddedTable::bias(problem, Order::Descending, QUERIES + KEYS),
+            weight: PaddedTable::weight(problem, Order::Descending, QUERIES + KEYS),
+            turns: Turns::new(batch * heads * blocks, |sum| {
+                key_blocks(problem, sum / blocks / heads, sum % blocks).start
+            }),
             table_turns: Turns::new(batch * heads, |_| 0),
             means: &[],
         };
@@ -72,20 +75,20 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
     }
 }
 
-/// `table[h, d] = sum over b of sums[b, h, d]`, zero past the last key.
+/// `table[h, d] = sum over b of sums[b, h, d]`, zero at distances that no query has to a key.
 fn add_batches<R: Number>(problem: &Problem<R>, sums: &[R], table: &mut [R]) {
-    let Dims { batch, heads, keys, .. } = problem.dims;
+    let (Dims { batch, heads, keys, .. }, ahead) = (problem.dims, problem.ahead());
     table.fill(R::ZERO);
     for unit in 0..batch * heads {
-        let to = &mut table[unit % heads * problem.table_len..][..keys];
-        to.iter_mut().zip(&sums[unit * keys..]).for_each(|(to, &sum)| *to += sum);
+        let to = &mut table[problem.origin(problem.tables(), unit % heads) - ahead..][..ahead + keys];
+        to.iter_mut().zip(&sums[unit * (ahead + keys)..]).for_each(|(to, &sum)| *to += sum);
     }
 }
 
 /// Blocks of keys that a block of queries sees.
-fn key_blocks<R: Number>(problem: &Problem<R>, query_block: usize) -> Range<usize> {
+fn key_blocks<R: Number>(problem: &Problem<R>, batch: usize, query_block: usize) -> Range<usize> {
     let last = (query_block * QUERIES + QUERIES).min(problem.dims.queries) - 1;
-    problem.visible(query_block * QUERIES).start / KEYS..problem.visible(last).end.div_ceil(KEYS)
+    problem.visible(batch, query_block * QUERIES).start / KEYS..problem.visible(batch, last).end.div_ceil(KEYS)
 }
 
 struct Call<'a, L: Lanes> {
@@ -95,11 +98,11 @@ struct Call<'a, L: Lanes> {
     d_q: ViewMut<'a, L::Number>,
     d_k: ViewMut<'a, L::Number>,
     d_v: ViewMut<'a, L::Number>,
-    /// `[B, H, K]`, as one row for each head of each sequence.
+    /// By distance from `-ahead` on, as one row for each head of each sequence.
     d_bias: Option<ViewMut<'a, L::Number>>,
     d_weight: Option<ViewMut<'a, L::Number>>,
-    bias: Table<L::Number>,
-    weight: Option<Table<L::Number>>,
+    bias: PaddedTable<L::Number>,
+    weight: Option<PaddedTable<L::Number>>,
     /// Of each block of queries: which block of keys may add to its `d_q`.
     turns: Turns,
     /// Of each head of each sequence: which block of keys may add to its tables.
@@ -133,10 +136,10 @@ struct Scratch<R> {
 
 impl<R: Number> Scratch<R> {
     fn new<L: Lanes>(problem: &Problem<R>, d_bias: bool, d_weight: bool) -> Self {
-        let Dims { head_dim, keys, .. } = problem.dims;
+        let Dims { head_dim, queries, .. } = problem.dims;
         let width = head_dim.next_multiple_of(L::COUNT);
-        let unset = |n| super::scratch(n);
-        let sums = |wanted: bool| wanted.then(|| DiagonalSums::new(L::COUNT, keys));
+        let unset = |n| workers::scratch(n);
+        let sums = |wanted: bool| wanted.then(|| DiagonalSums::new(L::COUNT, queries));
         Scratch {
             keys_transposed: unset(head_dim * KEYS),
             keys: unset(KEYS * width),
@@ -165,25 +168,27 @@ struct Tile {
     keys: usize,
     /// Distance between the first query and the first key.
     distance: isize,
+    /// Keys after its own position that a query sees.
+    ahead: usize,
 }
 
 impl Tile {
     /// Lanes of keys that the strip holding `query` has to look at.
     fn lanes_seen_by(&self, query: usize, lanes: usize) -> usize {
-        let last = (query / STRIP * STRIP + STRIP).min(self.queries) as isize + self.distance;
+        let last = ((query / STRIP * STRIP + STRIP).min(self.queries) + self.ahead) as isize + self.distance;
         (last.max(0) as usize).min(self.keys).next_multiple_of(lanes)
     }
 
     /// First query whose strip looks at the vector of keys from `key` on.
     fn first_query_of(&self, key: usize) -> usize {
-        let first = (key as isize - self.distance).max(0) as usize;
+        let first = (key as isize - self.distance - self.ahead as isize).max(0) as usize;
         if first < self.queries { first / STRIP * STRIP } else { self.queries }
     }
 
     /// Whether every lane of every query is visible.
     fn is_whole(&self, window: Option<usize>) -> bool {
         self.keys == KEYS
-            && self.distance + 1 >= KEYS as isize
+            && self.distance + (self.ahead as isize) + 1 >= KEYS as isize
             && window.is_none_or(|window| self.distance + (self.queries as isize) <= window as isize)
     }
 }
@@ -206,7 +211,7 @@ impl<'a, L: Lanes> Call<'a, L> {
                     let row = |view: View<'a, L::Number>| view.row(b, h, first + i, head_dim);
                     let (q, k) = (row(self.saved.d_out), row(self.saved.out));
                     self.lanes.run(Dots { q, k, stride: 0, to: std::slice::from_mut(mean) });
-                    if key_blocks(self.problem, block).is_empty() {
+                    if key_blocks(self.problem, b, block).is_empty() {
                         // SAFETY: `d_q` is checked, and this item alone writes this row now.
                         unsafe { self.d_q.row(b, h, first + i, head_dim) }.fill(L::Number::ZERO);
                     }
@@ -218,28 +223,30 @@ impl<'a, L: Lanes> Call<'a, L> {
     fn key_block(&self, scratch: &mut Scratch<L::Number>, batch: usize, kv_head: usize, block: usize) {
         let Dims { heads, kv_heads, queries, keys, .. } = self.problem.dims;
         let first_key = block * KEYS;
-        let keys = (keys - first_key).min(KEYS);
+        let stored = (keys - first_key).min(KEYS);
+        let keys = self.problem.length(batch).saturating_sub(first_key).min(KEYS); // without padding
         self.load_keys(scratch, batch, kv_head, first_key, keys);
         scratch.d_k.fill(L::Number::ZERO);
         scratch.d_v.fill(L::Number::ZERO);
         let group = heads / kv_heads;
         for head in kv_head * group..(kv_head + 1) * group {
             for query_block in 0..queries.div_ceil(QUERIES) {
-                let key_blocks = key_blocks(self.problem, query_block);
+                let key_blocks = key_blocks(self.problem, batch, query_block);
                 if !key_blocks.contains(&block) {
                     continue;
                 }
                 let first_query = query_block * QUERIES;
                 let distance = self.problem.dims.position(first_query) - first_key as isize;
                 let queries = (queries - first_query).min(QUERIES);
-                let tile = Tile { batch, head, first_query, queries, keys, distance };
+                let ahead = self.problem.ahead();
+                let tile = Tile { batch, head, first_query, queries, keys, distance, ahead };
                 self.tile(scratch, &tile);
                 let sum = (batch * heads + head) * self.problem.dims.queries.div_ceil(QUERIES) + query_block;
                 self.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
             }
             self.add_tables(scratch, batch, head, block);
         }
-        self.store_keys(scratch, batch, kv_head, first_key, keys);
+        self.store_keys(scratch, batch, kv_head, first_key, stored);
     }
 
     fn load_keys(&self, scratch: &mut Scratch<L::Number>, batch: usize, kv_head: usize, first_key: usize, keys: usize) {
@@ -290,11 +297,14 @@ impl<'a, L: Lanes> Call<'a, L> {
 
     fn add_tables(&self, scratch: &mut Scratch<L::Number>, batch: usize, head: usize, block: usize) {
         let Dims { heads, keys, .. } = self.problem.dims;
+        let ahead = self.problem.ahead();
+        let origin = self.problem.dims.position(0) + ahead as isize - (block * KEYS) as isize;
         self.table_turns.take(batch * heads + head, block, || {
             for (sums, table) in [(&mut scratch.d_bias, &self.d_bias), (&mut scratch.d_weight, &self.d_weight)] {
                 if let (Some(sums), Some(table)) = (sums, table) {
-                    // SAFETY: the row is `[K]` of this head, and it is this item's turn to write it.
-                    sums.move_into(unsafe { table.row(batch, head, 0, keys) }, keys - block * KEYS);
+                    // SAFETY: the row is this head's, and it is this item's turn to write it.
+                    let row = unsafe { table.row(batch, head, 0, ahead + keys) };
+                    sums.move_into(row, origin);
                 }
             }
         });
@@ -313,12 +323,12 @@ impl<'a, L: Lanes> Call<'a, L> {
             self.scores(scratch, query, strip.min(tile.queries - query), tile.lanes_seen_by(query, L::COUNT));
         }
         let at = (tile.batch * self.problem.dims.heads + tile.head) * self.problem.dims.queries + tile.first_query;
-        let is_whole = tile.is_whole(self.problem.window);
+        let is_whole = tile.is_whole(self.problem.sight.window());
         self.lanes.run(ScoreGradient {
             tile: *tile,
             weights: &mut scratch.weights,
             d_scores: &mut scratch.d_scores,
-            bias: (self.problem.bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
+            bias: (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
             weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
             lse: &self.saved.lse[at..][..tile.queries],
             means: &self.means[at..][..tile.queries],
@@ -449,10 +459,10 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
                     let mut d_z = lanes.mul(p, lanes.sub(lanes.load(d_at), mean));
                     lanes.store(at, p);
                     if let Some(sums) = &mut self.d_bias {
-                        sums.add(lanes, query, key, d_z);
+                        sums.add(lanes, query, key, first_lanes(lanes, d_z, tile.keys - key));
                     }
                     if let Some(sums) = &mut self.d_weight {
-                        sums.add(lanes, query, key, lanes.mul(d_z, score));
+                        sums.add(lanes, query, key, first_lanes(lanes, lanes.mul(d_z, score), tile.keys - key));
                     }
                     if let Some(weight) = factor {
                         d_z = lanes.mul(d_z, weight);
@@ -462,7 +472,23 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
             }
         }
         for sums in [self.d_bias, self.d_weight].into_iter().flatten() {
-            sums.add_tile(lanes, tile.distance);
+            sums.add_tile(lanes, tile.first_query);
         }
+    }
+}
+
+/// The vector with zeros after its first `count` numbers: lanes after the last key are no key's.
+#[inline(always)]
+fn first_lanes<L: Lanes>(lanes: L, vector: L::Vector, count: usize) -> L::Vector {
+    if count >= L::COUNT {
+        return vector;
+    }
+    let mut numbers = [L::Number::ZERO; 16];
+    assert!(L::COUNT <= numbers.len());
+    // SAFETY: `COUNT` numbers fit.
+    unsafe {
+        lanes.store(numbers.as_mut_ptr(), vector);
+        numbers[count..].fill(L::Number::ZERO);
+        lanes.load(numbers.as_ptr())
     }
 }

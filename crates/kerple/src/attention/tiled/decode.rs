@@ -4,10 +4,11 @@
 //! sum and a weighted sum of values, and these are put together in order.
 
 use super::forward::Forward;
-use super::product::{Keep, Matrix, Product};
-use super::rows::{CopyRows, Dots};
-use super::workers;
 use crate::Number;
+use crate::attention::product::{Keep, Matrix, Product};
+use crate::attention::rows::{CopyRows, Dots};
+use crate::attention::softmax::Exponentials;
+use crate::attention::workers;
 use crate::attention::{Dims, Problem, Strides, View, ViewMut};
 use crate::cpu::lanes::{Kernel, Lanes};
 use std::ops::Range;
@@ -27,16 +28,16 @@ impl<R: Number> Kernel<R> for Decode<'_, R> {
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
         let Forward { problem, q, k, v, out, lse } = self.0;
         let Dims { batch, heads, kv_heads, head_dim, .. } = problem.dims;
-        let visible = problem.visible(0);
-        let chunks = visible.len().div_ceil(CHUNK);
+        let chunks = (0..batch).map(|b| problem.visible(b, 0).len().div_ceil(CHUNK)).max().unwrap_or(0);
         let width = head_dim.next_multiple_of(L::COUNT);
-        let mut partial = super::scratch(batch * heads * chunks * (2 + width));
+        let mut partial = workers::scratch(batch * heads * chunks * (2 + width));
         let strides = Strides { batch: heads * chunks * (2 + width), head: chunks * (2 + width), row: 2 + width };
         let call = Call { lanes, problem, q, k, v, width, partial: ViewMut::new(&mut partial, strides) };
-        let scratch = || (super::scratch(CHUNK.next_multiple_of(L::COUNT)), super::scratch(CHUNK * width));
+        let scratch = || (workers::scratch(CHUNK.next_multiple_of(L::COUNT)), workers::scratch(CHUNK * width));
         workers::for_each(batch * kv_heads * chunks, scratch, |(scores, values), item| {
             let (unit, chunk) = (item / chunks, item % chunks);
-            let first = visible.start + chunk * CHUNK;
+            let visible = problem.visible(unit / kv_heads, 0);
+            let first = (visible.start + chunk * CHUNK).min(visible.end); // shorter sequences have chunks without keys
             let keys = first..visible.end.min(first + CHUNK);
             call.chunk(scores, values, unit / kv_heads, unit % kv_heads, chunk, keys);
         });
@@ -87,14 +88,24 @@ impl<L: Lanes> Call<'_, L> {
         keys: Range<usize>,
     ) {
         let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
+        let group = heads / kv_heads;
+        let heads = kv_head * group..(kv_head + 1) * group;
+        if keys.is_empty() {
+            for head in heads {
+                // SAFETY: as below.
+                let partial = unsafe { self.partial.row(batch, head, chunk, 2 + self.width) };
+                partial.fill(L::Number::ZERO);
+                partial[0] = L::Number::LOWEST;
+            }
+            return;
+        }
         let (mut v, mut v_stride) = (self.v.rows_from(batch, kv_head, keys.start), self.v.strides.row);
         if self.width > head_dim {
             let (rows, factor, width) = (keys.len(), L::Number::ONE, self.width);
             self.lanes.run(CopyRows { from: v, stride: v_stride, rows, head_dim, factor, to: values, width });
             (v, v_stride) = (values, width);
         }
-        let group = heads / kv_heads;
-        for head in kv_head * group..(kv_head + 1) * group {
+        for head in heads {
             // SAFETY: `partial` has a row for each chunk of each head, and this item alone writes this one.
             let partial = unsafe { self.partial.row(batch, head, chunk, 2 + self.width) };
             let (statistics, weighted) = partial.split_at_mut(2);
@@ -106,8 +117,8 @@ impl<L: Lanes> Call<'_, L> {
             });
             let statistics_of = Statistics {
                 scale: self.problem.scale,
-                weight: self.distances(self.problem.weight, head, &keys),
-                bias: self.distances(self.problem.bias, head, &keys),
+                weight: self.distances(self.problem.tables().weight, head, &keys),
+                bias: self.distances(self.problem.tables().bias, head, &keys),
                 scores: &mut *scores,
                 keys: keys.len(),
             };
@@ -136,9 +147,8 @@ impl<L: Lanes> Call<'_, L> {
         head: usize,
         keys: &Range<usize>,
     ) -> Option<&'t [L::Number]> {
-        let of_head =
-            |table: &'t [L::Number]| &table[head * self.problem.table_len..][self.problem.dims.keys - keys.end..];
-        table.map(|table| &of_head(table)[..keys.len()])
+        let first = self.problem.origin(self.problem.tables(), head) + self.problem.dims.keys - keys.end;
+        table.map(|table| &table[first..][..keys.len()])
     }
 }
 
@@ -167,21 +177,6 @@ impl<R: Number> Kernel<R> for Statistics<'_, R> {
             scores.iter_mut().zip(bias.iter().rev()).for_each(|(z, &bias)| *z += bias);
         }
         scores[keys..].fill(R::NEG_INFINITY);
-        let mut largest = lanes.splat(R::LOWEST);
-        for scores in scores.chunks_exact(L::COUNT) {
-            // SAFETY: a chunk is one vector long.
-            largest = unsafe { lanes.max(largest, lanes.load(scores.as_ptr())) };
-        }
-        let largest = lanes.largest(largest);
-        let mut sum = lanes.splat(R::ZERO);
-        for scores in scores.chunks_exact_mut(L::COUNT) {
-            // SAFETY: a chunk is one vector long.
-            unsafe {
-                let p = lanes.exp(lanes.sub(lanes.load(scores.as_ptr()), lanes.splat(largest)));
-                sum = lanes.add(sum, p);
-                lanes.store(scores.as_mut_ptr(), p);
-            }
-        }
-        (largest, lanes.sum(sum))
+        Exponentials { scores }.run(lanes)
     }
 }

@@ -14,16 +14,18 @@ pub(super) struct DiagonalSums<R> {
     stride: usize,
     /// Of the block of keys so far, distances descending.
     sums: Vec<R>,
-    /// Where distance 0 lies in `sums`.
+    /// Where the distance of query 0 to the block's first key lies in `sums`.
     origin: usize,
 }
 
+/// Distances in vain on both sides of a tile.
+const MARGIN: usize = QUERIES + KEYS;
+
 impl<R: Number> DiagonalSums<R> {
-    pub(super) fn new(lanes: usize, keys: usize) -> Self {
+    pub(super) fn new(lanes: usize, queries: usize) -> Self {
         let stride = QUERIES + KEYS + lanes;
-        let margin = QUERIES + KEYS;
-        let sums = vec![R::ZERO; keys + 2 * margin];
-        DiagonalSums { buffers: vec![R::ZERO; lanes * stride], stride, sums, origin: keys + margin }
+        let sums = vec![R::ZERO; queries + 2 * MARGIN];
+        DiagonalSums { buffers: vec![R::ZERO; lanes * stride], stride, sums, origin: queries + MARGIN }
     }
 
     /// Adds the values of a row of the tile at keys `key..key + COUNT`.
@@ -40,10 +42,10 @@ impl<R: Number> DiagonalSums<R> {
         }
     }
 
-    /// Adds the tile whose first query and first key are `distance` apart, and clears the buffers for the next.
+    /// Adds the tile that starts at this query and the block's first key, and clears the buffers for the next.
     #[inline(always)]
-    pub(super) fn add_tile<L: Lanes<Number = R>>(&mut self, lanes: L, distance: isize) {
-        let start = self.origin.strict_add_signed(-(distance + QUERIES as isize));
+    pub(super) fn add_tile<L: Lanes<Number = R>>(&mut self, lanes: L, first_query: usize) {
+        let start = self.origin - first_query - QUERIES;
         let to = &mut self.sums[start..][..QUERIES + KEYS];
         assert!(self.buffers.len() >= L::COUNT * self.stride && self.stride >= QUERIES + KEYS + L::COUNT);
         for (x, to) in to.chunks_exact_mut(L::COUNT).enumerate() {
@@ -61,11 +63,15 @@ impl<R: Number> DiagonalSums<R> {
         }
     }
 
-    /// Adds distances `0..distances` to `table` and starts again from zero.
-    pub(super) fn move_into(&mut self, table: &mut [R], distances: usize) {
-        for (d, to) in table[..distances].iter_mut().enumerate() {
-            *to += self.sums[self.origin - d];
-        }
+    /// Adds to `table`, as far as it goes, and starts again from zero; `origin` is the column of the distance of query 0 to
+    /// the block's first key.
+    pub(super) fn move_into(&mut self, table: &mut [R], origin: isize) {
+        let queries = self.sums.len() - 2 * MARGIN;
+        let column = |from_origin: isize| (origin + from_origin).clamp(0, table.len() as isize) as usize;
+        let columns = column(1 - KEYS as isize)..column(queries as isize);
+        let first = self.origin.strict_add_signed(origin - columns.start as isize);
+        let sums = self.sums[..=first].iter().rev();
+        table[columns].iter_mut().zip(sums).for_each(|(to, &sum)| *to += sum);
         self.sums.fill(R::ZERO);
     }
 }

@@ -1,10 +1,10 @@
 //! Scores with queries as lanes, so that every step of the softmax is vertical: no sums across a vector.
 
-use super::product::{Keep, Matrix, Product};
-use super::rows::{CopyRows, ScaleRow, Transpose};
-use super::table::{Order, Table};
-use super::workers;
+use super::table::{Order, PaddedTable};
 use crate::Number;
+use crate::attention::product::{Keep, Matrix, Product};
+use crate::attention::rows::{CopyRows, ScaleRow, Transpose};
+use crate::attention::workers;
 use crate::attention::{Dims, Problem, Strides, View, ViewMut};
 use crate::cpu::lanes::{Kernel, Lanes};
 
@@ -39,8 +39,8 @@ impl<R: Number> Kernel<R> for Forward<'_, R> {
             v,
             out,
             lse: ViewMut::new(lse, Strides { batch: heads * queries, head: queries, row: 1 }),
-            bias: Table::bias(problem, Order::Ascending, QUERIES + KEYS),
-            weight: Table::weight(problem, Order::Ascending, QUERIES + KEYS),
+            bias: PaddedTable::bias(problem, Order::Ascending, QUERIES + KEYS),
+            weight: PaddedTable::weight(problem, Order::Ascending, QUERIES + KEYS),
         };
         let blocks = queries.div_ceil(QUERIES);
         workers::for_each(
@@ -62,8 +62,8 @@ struct Call<'a, L: Lanes> {
     v: View<'a, L::Number>,
     out: ViewMut<'a, L::Number>,
     lse: ViewMut<'a, L::Number>,
-    bias: Table<L::Number>,
-    weight: Option<Table<L::Number>>,
+    bias: PaddedTable<L::Number>,
+    weight: Option<PaddedTable<L::Number>>,
 }
 
 /// What one thread computes in.
@@ -88,7 +88,7 @@ struct Scratch<R> {
 impl<R: Number> Scratch<R> {
     fn new<L: Lanes>(head_dim: usize) -> Self {
         let width = head_dim.next_multiple_of(L::COUNT);
-        let unset = |n| super::scratch(n);
+        let unset = |n| workers::scratch(n);
         Scratch {
             q: unset(head_dim * QUERIES),
             v: unset(KEYS * width),
@@ -113,17 +113,19 @@ struct Tile {
     keys: usize,
     /// Distance between the first query and the first key.
     distance: isize,
+    /// Keys after its own position that a query sees.
+    ahead: usize,
 }
 
 impl Tile {
     /// Keys of the tile that the lanes of `group` have to look at.
     fn keys_seen_by(&self, group: usize, lanes: usize) -> usize {
-        let last = self.distance + ((group + 1) * lanes).min(self.queries) as isize;
+        let last = self.distance + (((group + 1) * lanes).min(self.queries) + self.ahead) as isize;
         (last.max(0) as usize).next_multiple_of(STRIP).min(self.keys)
     }
 
     fn is_whole(&self, window: Option<usize>) -> bool {
-        self.distance + 1 >= self.keys as isize
+        self.distance + (self.ahead as isize) + 1 >= self.keys as isize
             && window.is_none_or(|window| self.distance + (self.queries as isize) <= window as isize)
     }
 }
@@ -132,7 +134,8 @@ impl<L: Lanes> Call<'_, L> {
     fn query_block(&self, scratch: &mut Scratch<L::Number>, batch: usize, head: usize, first_query: usize) {
         let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         let queries = (self.problem.dims.queries - first_query).min(QUERIES);
-        let (first, last) = (self.problem.visible(first_query), self.problem.visible(first_query + queries - 1));
+        let (first, last) = (first_query, first_query + queries - 1);
+        let (first, last) = (self.problem.visible(batch, first), self.problem.visible(batch, last));
         self.lanes.run(Transpose {
             from: self.q.rows_from(batch, head, first_query),
             stride: self.q.strides.row,
@@ -153,6 +156,7 @@ impl<L: Lanes> Call<'_, L> {
                 first_key,
                 keys: (last.end - first_key).min(KEYS),
                 distance: self.problem.dims.position(first_query) - first_key as isize,
+                ahead: self.problem.ahead(),
             };
             self.tile(scratch, &tile, first_key == first.start);
         }
@@ -163,14 +167,14 @@ impl<L: Lanes> Call<'_, L> {
         let crosses = self.lanes_crossed(tile);
         let strip = if crosses { STRIP } else { tile.keys };
         for from in (0..tile.keys).step_by(strip) {
-            let skipped = (from as isize - tile.distance).max(0) as usize / L::COUNT * L::COUNT;
+            let skipped = (from as isize - tile.distance - tile.ahead as isize).max(0) as usize / L::COUNT * L::COUNT;
             self.scores(scratch, tile, from, strip.min(tile.keys - from), if crosses { skipped } else { 0 });
         }
-        let is_whole = tile.is_whole(self.problem.window);
+        let is_whole = tile.is_whole(self.problem.sight.window());
         self.lanes.run(Softmax {
             tile: *tile,
             scores: &mut scratch.scores,
-            bias: (self.problem.bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
+            bias: (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
             weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
             largest: &mut scratch.largest,
             total: &mut scratch.total,

@@ -3,8 +3,8 @@
 use crate::Number;
 use crate::attention::Problem;
 
-/// Values by distance for each head, with a margin on both sides for the lanes that a tile computes in vain.
-pub(super) struct Table<R> {
+/// Values for each head at the distances of a call, `-ahead..=K - 1`, with a margin on both sides for the lanes that a tile computes in vain.
+pub(super) struct PaddedTable<R> {
     values: Vec<R>,
     /// 0 where all heads share one row.
     head_stride: usize,
@@ -22,34 +22,53 @@ pub(super) enum Order {
     Descending,
 }
 
-impl<R: Number> Table<R> {
+impl Order {
+    /// Elements from distance 0 to `distance`.
+    fn along(self, distance: isize) -> isize {
+        match self {
+            Order::Ascending => distance,
+            Order::Descending => -distance,
+        }
+    }
+}
+
+impl<R: Number> PaddedTable<R> {
     /// The bias with minus infinity wherever a key is masked; zeros for no bias.
     pub(super) fn bias(problem: &Problem<R>, order: Order, margin: usize) -> Self {
-        Self::new(problem, problem.bias, order, margin, R::ZERO, R::NEG_INFINITY)
+        Self::new(problem, problem.tables().bias, order, margin, R::ZERO, R::NEG_INFINITY)
     }
 
     /// The weight, if there is one.
     pub(super) fn weight(problem: &Problem<R>, order: Order, margin: usize) -> Option<Self> {
-        problem.weight.map(|weight| Self::new(problem, Some(weight), order, margin, R::ONE, R::ONE))
+        problem.tables().weight.map(|weight| Self::new(problem, Some(weight), order, margin, R::ONE, R::ONE))
     }
 
     fn new(problem: &Problem<R>, table: Option<&[R]>, order: Order, margin: usize, neutral: R, masked: R) -> Self {
         let (heads, keys) = (if table.is_some() { problem.dims.heads } else { 1 }, problem.dims.keys);
-        let row = 2 * margin + keys;
+        let ahead = problem.ahead();
+        let seen = ahead + keys.min(problem.sight.window().unwrap_or(keys)); // distances, from -ahead on
+        let row = 2 * margin + ahead + keys;
         let mut values = vec![masked; heads * row];
-        let visible = keys.min(problem.window.unwrap_or(keys));
+        let origin = margin + if order == Order::Ascending { ahead } else { keys.saturating_sub(1) };
         for (head, row) in values.chunks_exact_mut(row).enumerate() {
-            let to = &mut row[margin..][..keys];
-            let value = |d| table.map_or(neutral, |table| table[head * problem.table_len + d]);
-            (0..visible).for_each(|d| to[if order == Order::Ascending { d } else { keys - 1 - d }] = value(d));
+            let from = table.map(|table| &table[problem.origin(problem.tables(), head) - ahead..][..seen]);
+            match (order, from) {
+                (Order::Ascending, Some(from)) => row[margin..][..seen].copy_from_slice(from),
+                (Order::Ascending, None) => row[margin..][..seen].fill(neutral),
+                (Order::Descending, from) => {
+                    let to = row[..=origin + ahead].iter_mut().rev().take(seen);
+                    match from {
+                        Some(from) => to.zip(from).for_each(|(to, &value)| *to = value),
+                        None => to.for_each(|to| *to = neutral),
+                    }
+                }
+            }
         }
-        let origin = if order == Order::Ascending { margin } else { (margin + keys).saturating_sub(1) };
-        Table { values, head_stride: if table.is_some() { row } else { 0 }, origin, order }
+        PaddedTable { values, head_stride: if table.is_some() { row } else { 0 }, origin, order }
     }
 
     /// A head's row and the index of `distance` in it.
     pub(super) fn at(&self, head: usize, distance: isize) -> (&[R], usize) {
-        let along = if self.order == Order::Ascending { distance } else { -distance };
-        (&self.values[head * self.head_stride..], self.origin.strict_add_signed(along))
+        (&self.values[head * self.head_stride..], self.origin.strict_add_signed(self.order.along(distance)))
     }
 }

@@ -3,6 +3,7 @@
 //! Which thread computes an item depends on chance; what is added to what, and in which order, does not. An item may wait
 //! only for items with smaller numbers. Those were claimed before it and are running, so somebody always advances.
 
+use crate::Number;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Runs `work` on every item below `count`, on the threads of the current pool. Each thread makes its own scratch.
@@ -27,6 +28,11 @@ pub(super) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: im
         }
         worker();
     });
+}
+
+/// Numbers to be written before they are read; tests make sure by starting from NaN.
+pub(super) fn scratch<R: Number>(len: usize) -> Vec<R> {
+    vec![if cfg!(test) { R::NEG_INFINITY * R::ZERO } else { R::ZERO }; len]
 }
 
 /// The order in which the blocks of several units are claimed, where a block may wait for the one before it in its unit:

@@ -1,0 +1,219 @@
+//! What is computed, and the checks that every engine makes first.
+
+use super::view::{Shape, View, ViewMut};
+use crate::Number;
+use crate::forms::{Scores, Sight, Table, visible_keys};
+use std::ops::Range;
+
+/// Sizes of one attention call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// Sequences, B.
+    pub batch: usize,
+    /// Query heads, H.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`. Query head `h` reads key head `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Query positions, Q.
+    pub queries: usize,
+    /// Key positions, K.
+    pub keys: usize,
+    /// Features a head, D; at least 1.
+    pub head_dim: usize,
+}
+
+impl Dims {
+    /// Position of query `i`, its distance to key 0; negative where the query sits before every key.
+    pub(super) fn position(&self, i: usize) -> isize {
+        (self.keys + i) as isize - self.queries as isize
+    }
+}
+
+/// What is computed, besides the values of q, k and v.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem<'a, T> {
+    /// Sizes.
+    pub dims: Dims,
+    /// Factor on `q.k`, usually `1 / sqrt(D)`.
+    pub scale: T,
+    /// Which keys a query sees.
+    pub sight: Sight,
+    /// Keys that each sequence has, `[B]`; those from there on are padding, which nobody sees and whose gradients are 0.
+    /// Positions count all keys, so queries end where the padding ends. `None`: no padding.
+    pub lengths: Option<&'a [usize]>,
+    /// What becomes of scaled scores. The tables of a call reach the furthest distance of its queries and keys, seen or not.
+    pub scores: Scores<'a, T>,
+}
+
+impl<'a, T: Number> Problem<'a, T> {
+    /// A decoder's, without a window, padding or tables.
+    pub fn causal(dims: Dims, scale: T) -> Self {
+        Problem { dims, scale, sight: Sight::CAUSAL, lengths: None, scores: Scores::PLAIN }
+    }
+
+    /// Keys of a sequence that are not padding.
+    pub(super) fn length(&self, batch: usize) -> usize {
+        self.lengths.map_or(self.dims.keys, |lengths| lengths[batch])
+    }
+
+    /// The keys that query `i` of a sequence sees; empty where there is none.
+    pub fn visible(&self, batch: usize, i: usize) -> Range<usize> {
+        visible_keys(self.sight, self.dims.position(i), self.length(batch))
+    }
+
+    /// How many keys after its own position a query sees at most: the distances of a call go from minus this to `K - 1`.
+    pub(super) fn ahead(&self) -> usize {
+        let furthest = self.dims.queries.saturating_sub(1);
+        match self.sight {
+            Sight::Causal { .. } => 0,
+            Sight::Both { window } => window.map_or(furthest, |window| window.saturating_sub(1).min(furthest)),
+        }
+    }
+
+    /// The tables, for an engine that takes nothing else.
+    pub(super) fn tables(&self) -> Table<'a, T> {
+        match self.scores {
+            Scores::Table(table) => table,
+            Scores::Map(map) => panic!("{map:?}: this engine takes distance tables"),
+        }
+    }
+
+    /// Columns of a table's row.
+    pub(super) fn columns(&self, table: Table<T>) -> usize {
+        self.sight.sides().columns(table.len)
+    }
+
+    /// Where distance 0 of a head lies in a table.
+    pub(super) fn origin(&self, table: Table<T>, head: usize) -> usize {
+        head * self.columns(table) + self.sight.sides().origin(table.len)
+    }
+
+    fn check(&self) {
+        let Dims { batch, heads, kv_heads, keys, head_dim, .. } = self.dims;
+        assert!(head_dim > 0, "head_dim = 0");
+        assert!(
+            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            "kv_heads = {kv_heads} does not divide heads = {heads}"
+        );
+        if let Some(lengths) = self.lengths {
+            crate::check_shape!(lengths, B = batch);
+            for (b, &length) in lengths.iter().enumerate() {
+                assert!(length <= keys, "lengths[{b}] = {length} is more than keys = {keys}");
+            }
+        }
+        if let Scores::Table(of) = self.scores {
+            for table in [of.bias, of.weight].into_iter().flatten() {
+                self.check_table(of, table);
+            }
+        }
+    }
+
+    /// Of a table, or of the gradient in one.
+    fn check_table(&self, of: Table<T>, table: &[T]) {
+        let Dims { heads, queries, keys, .. } = self.dims;
+        crate::check_shape!(table, H = heads, C = self.columns(of));
+        let needed = match self.sight {
+            Sight::Causal { .. } => keys,
+            Sight::Both { .. } => keys.max(queries),
+        };
+        assert!(of.len >= needed, "tables of len = {}, {queries} queries and {keys} keys need {needed}", of.len);
+    }
+
+    pub(super) fn query_shape(&self) -> Shape {
+        let Dims { batch, heads, queries, head_dim, .. } = self.dims;
+        Shape { batch, heads, rows: queries, head_dim }
+    }
+
+    pub(super) fn key_shape(&self) -> Shape {
+        let Dims { batch, kv_heads, keys, head_dim, .. } = self.dims;
+        Shape { batch, heads: kv_heads, rows: keys, head_dim }
+    }
+
+    pub(super) fn check_forward<'v>(
+        &self,
+        q: View<'v, T>,
+        k: View<'v, T>,
+        v: View<'v, T>,
+        out: &ViewMut<T>,
+        lse: &[T],
+    ) {
+        let Dims { batch, heads, queries, .. } = self.dims;
+        self.check();
+        q.check("q", self.query_shape());
+        k.check("k", self.key_shape());
+        v.check("v", self.key_shape());
+        out.check("out", self.query_shape());
+        crate::check_shape!(lse, B = batch, H = heads, Q = queries);
+    }
+
+    pub(super) fn check_backward(&self, saved: &Saved<T>, gradients: &Gradients<T>) {
+        let Dims { batch, heads, queries, .. } = self.dims;
+        self.check();
+        let (query_shape, key_shape) = (self.query_shape(), self.key_shape());
+        for (name, view, shape) in [
+            ("q", saved.q, query_shape),
+            ("k", saved.k, key_shape),
+            ("v", saved.v, key_shape),
+            ("out", saved.out, query_shape),
+            ("d_out", saved.d_out, query_shape),
+        ] {
+            view.check(name, shape);
+        }
+        crate::check_shape!(saved.lse, B = batch, H = heads, Q = queries);
+        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map } = gradients;
+        d_q.check("d_q", query_shape);
+        d_k.check("d_k", key_shape);
+        d_v.check("d_v", key_shape);
+        d_q.check_disjoint("d_q and d_k", query_shape, d_k, key_shape);
+        d_q.check_disjoint("d_q and d_v", query_shape, d_v, key_shape);
+        d_k.check_disjoint("d_k and d_v", key_shape, d_v, key_shape);
+        match self.scores {
+            Scores::Table(of) => {
+                for table in [d_bias, d_weight].into_iter().flatten() {
+                    self.check_table(of, table);
+                }
+                assert!(d_map.is_none(), "d_map of tables");
+            }
+            Scores::Map(map) => {
+                assert!(d_bias.is_none() && d_weight.is_none(), "d_bias or d_weight of a score map");
+                if let Some(d_map) = d_map {
+                    crate::check_shape!(d_map, P = map.parameters());
+                }
+            }
+        }
+    }
+}
+
+/// What the backward reads: the inputs, what the forward left, and the gradient it is given.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a, T> {
+    /// `[B, H, Q, D]`
+    pub q: View<'a, T>,
+    /// `[B, kv_heads, K, D]`
+    pub k: View<'a, T>,
+    /// `[B, kv_heads, K, D]`
+    pub v: View<'a, T>,
+    /// The forward's output, `[B, H, Q, D]`.
+    pub out: View<'a, T>,
+    /// The forward's log of the sum of exponentials, `[B, H, Q]`.
+    pub lse: &'a [T],
+    /// The gradient of the loss in `out`, `[B, H, Q, D]`.
+    pub d_out: View<'a, T>,
+}
+
+/// Where the gradients go; every buffer is overwritten.
+#[derive(Debug)]
+pub struct Gradients<'a, T> {
+    /// `[B, H, Q, D]`
+    pub d_q: ViewMut<'a, T>,
+    /// `[B, kv_heads, K, D]`
+    pub d_k: ViewMut<'a, T>,
+    /// `[B, kv_heads, K, D]`
+    pub d_v: ViewMut<'a, T>,
+    /// `[H, C]`, summed over batch and query; zero at distances that no query has to a key it sees. `None` skips the work.
+    pub d_bias: Option<&'a mut [T]>,
+    /// `[H, C]`, likewise.
+    pub d_weight: Option<&'a mut [T]>,
+    /// In the own parameters of a [`ScoreMap`](crate::forms::ScoreMap), `[P]`.
+    pub d_map: Option<&'a mut [T]>,
+}

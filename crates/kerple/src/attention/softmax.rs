@@ -1,0 +1,36 @@
+//! The softmax of whole rows of scores.
+
+use crate::Number;
+use crate::cpu::lanes::{Kernel, Lanes};
+
+/// `z` becomes `exp(z - max z)`. Returns `max z`, the lowest finite number at least, and the sum of what `z` becomes.
+///
+/// The row is whole vectors; what is masked holds minus infinity. The sum is 0 if everything is, and NaN if a score is.
+pub(super) struct Exponentials<'a, R> {
+    pub(super) scores: &'a mut [R],
+}
+
+impl<R: Number> Kernel<R> for Exponentials<'_, R> {
+    type Output = (R, R);
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = R>>(self, lanes: L) -> (R, R) {
+        assert!(self.scores.len().is_multiple_of(L::COUNT));
+        let mut largest = lanes.splat(R::LOWEST);
+        for scores in self.scores.chunks_exact(L::COUNT) {
+            // SAFETY: a chunk is one vector long.
+            largest = unsafe { lanes.max(largest, lanes.load(scores.as_ptr())) };
+        }
+        let largest = lanes.largest(largest);
+        let mut sum = lanes.splat(R::ZERO);
+        for scores in self.scores.chunks_exact_mut(L::COUNT) {
+            // SAFETY: a chunk is one vector long.
+            unsafe {
+                let p = lanes.exp(lanes.sub(lanes.load(scores.as_ptr()), lanes.splat(largest)));
+                sum = lanes.add(sum, p);
+                lanes.store(scores.as_mut_ptr(), p);
+            }
+        }
+        (largest, lanes.sum(sum))
+    }
+}

@@ -1,0 +1,145 @@
+//! What happens to scores between the product of query and key and the softmax.
+
+use super::Sight;
+use std::fmt::Debug;
+use std::ops::Range;
+
+/// What turns scaled scores `s = scale * q.k` into the `z` of the softmax.
+///
+/// Clocks (kernels over positions that the content sets, such as FoX and CABLE) are not here yet. They add to what a tile
+/// reads by distance one number per query and per key, `O(L)` a head, so they will be further fields of [`Table`] beside
+/// bias and weight, not a third variant: they combine with tables, and the tiles stay as they are.
+#[derive(Clone, Copy, Debug)]
+pub enum Scores<'a, T> {
+    /// `z = s * weight[h][d] + bias[h][d]`, each head by itself.
+    Table(Table<'a, T>),
+    /// All heads of a row at once become something else.
+    Map(&'a dyn ScoreMap<T>),
+}
+
+/// A [`DistanceTable`](super::DistanceTable) in the compute type, with the sides of the sight it is used with.
+#[derive(Clone, Copy, Debug)]
+pub struct Table<'a, T> {
+    /// Added to the scaled score, `[H, C]`.
+    pub bias: Option<&'a [T]>,
+    /// Multiplies the scaled score, `[H, C]`.
+    pub weight: Option<&'a [T]>,
+    /// Distances on a side, 0 among them: `C = len` for causal sight, `2 len - 1` for both directions.
+    pub len: usize,
+}
+
+impl<'a, T> Scores<'a, T> {
+    /// `z = s`
+    pub const PLAIN: Self = Scores::Table(Table { bias: None, weight: None, len: 0 });
+
+    /// By distance; see [`Table`].
+    pub fn table(bias: Option<&'a [T]>, weight: Option<&'a [T]>, len: usize) -> Self {
+        Scores::Table(Table { bias, weight, len })
+    }
+}
+
+/// A differentiable function of the scores of a row, all heads and all keys together, such as an MLP over heads (DAPE).
+///
+/// What a row becomes depends on that row only, never on which rows share its block or how many columns the block has.
+/// Keys that a row does not see have score 0 when a map gets it, and whatever the map puts there is ignored; so is the
+/// gradient there.
+///
+/// Memory and time are the map's own affair. An engine calls it from several threads, each with a block of its own.
+///
+/// ```
+/// use kerple::forms::{Block, MapGradients, ScoreMap};
+/// /// `z = cap tanh(s / cap)`, the soft cap of Gemma 2. One parameter: the cap.
+/// #[derive(Debug)]
+/// struct SoftCap(f64);
+/// impl ScoreMap<f64> for SoftCap {
+///     fn parameters(&self) -> usize {
+///         1
+///     }
+///     fn forward(&self, _: &Block<f64>, scores: &mut [f64]) {
+///         scores.iter_mut().for_each(|s| *s = self.0 * (*s / self.0).tanh());
+///     }
+///     fn backward(&self, _: &Block<f64>, scores: &[f64], gradients: MapGradients<f64>) {
+///         for (s, d) in scores.iter().zip(gradients.d_scores) {
+///             let t = (s / self.0).tanh();
+///             gradients.d_parameters[0] += *d * (t - s / self.0 * (1.0 - t * t));
+///             *d *= 1.0 - t * t;
+///         }
+///     }
+/// }
+/// ```
+pub trait ScoreMap<T>: Debug + Sync {
+    /// Numbers in the gradient of the map's own parameters, P.
+    fn parameters(&self) -> usize;
+
+    /// Replaces the scaled scores of a block by what the softmax gets.
+    ///
+    /// # Shapes
+    /// `scores`: `[H, rows, columns]`
+    fn forward(&self, block: &Block<T>, scores: &mut [T]);
+
+    /// Replaces the gradient in what [`forward`](ScoreMap::forward) made of `scores` by the gradient in `scores`, and adds
+    /// the gradients in its other inputs.
+    ///
+    /// # Shapes
+    /// `scores`: `[H, rows, columns]`
+    fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>);
+}
+
+/// The rows that a [`ScoreMap`] gets at a time: consecutive queries of one sequence, all heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a, T> {
+    /// Which sequence.
+    pub batch: usize,
+    /// Heads, H.
+    pub heads: usize,
+    /// Queries of the block.
+    pub rows: usize,
+    /// Keys of the block, with unseen ones among them and perhaps after the last: at least what its rows see.
+    pub columns: usize,
+    /// Position of the first query; negative where queries sit before every key.
+    pub first_position: isize,
+    /// Position of the key of the first column.
+    pub first_key: usize,
+    /// Keys the sequence has, its length.
+    pub keys: usize,
+    /// Which of them a query sees.
+    pub sight: Sight,
+    /// The queries, not scaled, for maps that need more than scores (CoPE, Transformer-XL), `[H, rows, D]`.
+    pub q: &'a [T],
+}
+
+impl<T> Block<'_, T> {
+    /// Distance from the query of a row to the key of a column.
+    pub fn distance(&self, row: usize, column: usize) -> isize {
+        self.first_position + row as isize - (self.first_key + column) as isize
+    }
+
+    /// The columns that a row sees.
+    pub fn visible(&self, row: usize) -> Range<usize> {
+        let keys = visible_keys(self.sight, self.first_position + row as isize, self.keys);
+        keys.start - self.first_key..keys.end - self.first_key
+    }
+}
+
+/// The keys that a query at `position` sees of a sequence that has `keys`; empty where there is none.
+pub(crate) fn visible_keys(sight: Sight, position: isize, keys: usize) -> Range<usize> {
+    let limit = |key: isize| key.clamp(0, keys as isize) as usize;
+    let window = sight.window().map_or(isize::MAX, |window| isize::try_from(window).unwrap_or(isize::MAX));
+    let end = match sight {
+        Sight::Causal { .. } => limit(position + 1),
+        Sight::Both { .. } => limit(position.saturating_add(window)),
+    };
+    limit((position + 1).saturating_sub(window)).min(end)..end
+}
+
+/// The gradients of one block in a [`ScoreMap`]'s backward.
+#[derive(Debug)]
+pub struct MapGradients<'a, T> {
+    /// In: the gradient in the mapped scores, 0 where a row does not see. Out: the gradient in the scores.
+    /// `[H, rows, columns]`
+    pub d_scores: &'a mut [T],
+    /// The gradient in [`Block::q`] is added here, `[H, rows, D]`; that through the scores is not the map's to add.
+    pub d_q: &'a mut [T],
+    /// The gradient in the map's own parameters is added here, `[P]`. Engines sum blocks in a fixed order.
+    pub d_parameters: &'a mut [T],
+}
