@@ -3,8 +3,10 @@
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::encoding::{Encoding, Geometry, Method};
+use kerple_burn::adamw::{AdamW, Settings, Update};
+use kerple_burn::composed;
+use kerple_burn::parameters::{self, Describe, Groups};
 use kerple_burn::positions::PositionalEncoding;
-use kerple_burn::{composed, parameters};
 
 const LEN: usize = 32;
 
@@ -18,6 +20,13 @@ impl Average {
     fn forward(&self, v: Tensor<4>, device: &Device) -> Tensor<4> {
         let nothing = v.zeros_like();
         composed::attention(nothing.clone(), nothing, v, &self.encoding.positions(LEN, LEN, (device, DType::F32)))
+    }
+}
+
+/// The encoding knows the ranges of its parameters, and that kernels are not decayed.
+impl Describe for Average {
+    fn describe(&self, groups: &mut Groups) {
+        self.encoding.describe(groups);
     }
 }
 
@@ -35,6 +44,8 @@ fn main() {
     let weights = Tensor::<4>::from_data(weights, (&device, DType::F32));
     let target = (weights.clone() / weights.sum_dim(3)).matmul(v.clone());
 
+    let settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.0, clip: 1.0 };
+    let mut optimizer = AdamW::new(&model, settings);
     for step in 0..=400 {
         let loss = (model.forward(v.clone(), &device) - target.clone()).powi_scalar(2).mean();
         if step % 100 == 0 {
@@ -42,10 +53,10 @@ fn main() {
             println!("step {step:>3}  loss {loss:.2e}  r1, r2 = {:.3?}", model.encoding.numbers().concat());
         }
         let gradients = parameters::gradients(&model, &mut loss.backward());
-        model = parameters::update(model, |index, values| {
-            let gradient = gradients[index].as_ref().expect("the loss depends on every parameter");
-            values.iter_mut().zip(gradient.slice::<f32>()).for_each(|(value, slope)| *value -= 2.0 * slope);
-        });
+        let gradients: Vec<_> =
+            gradients.into_iter().map(|slope| slope.expect("the loss depends on all of them")).collect();
+        let norm = optimizer.norm(&gradients);
+        model = optimizer.step(model, gradients, norm, Update { learning_rate: 0.02, adam_step: step + 1 });
     }
     let learned = model.encoding.table(3).bias.expect("a bias was learned");
     println!("bias at distances 0, 1, 2: {learned:.3?}; the target's is 0, -0.5, -1");

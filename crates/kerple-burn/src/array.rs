@@ -22,6 +22,11 @@ impl Array {
         Array(FlexTensor::from_data(TensorData::new(values, shape.to_vec())))
     }
 
+    /// An array of the values that were read from a device.
+    pub fn from_data(data: TensorData) -> Array {
+        Array(FlexTensor::from_data(data))
+    }
+
     /// The values in row-major order.
     ///
     /// # Panics
@@ -34,6 +39,14 @@ impl Array {
     /// Length of each axis.
     pub fn shape(&self) -> &[usize] {
         self.0.layout().shape()
+    }
+
+    /// The same values in another shape.
+    ///
+    /// # Panics
+    /// When the shape does not hold as many values.
+    pub fn reshape(&self, shape: &[usize]) -> Array {
+        Array(self.0.reshape(shape.to_vec().into()))
     }
 
     /// Type of the values.

@@ -3,6 +3,7 @@
 //! Each operation exists twice: [`composed`] holds the definitions in plain Burn operations, which any backend runs;
 //! the fused versions run on the CPU backend through [`fused::apply`], with their own backward. A test holds them equal.
 
+pub mod adamw;
 pub mod array;
 pub mod attention;
 pub mod cache;
@@ -12,4 +13,5 @@ mod head;
 pub mod layers;
 mod mlp;
 pub mod parameters;
+pub mod pass;
 pub mod positions;

@@ -2,11 +2,12 @@
 
 use crate::array::Array;
 use crate::fused::{Forward, Input, Op, Saved, Step, apply};
+use crate::parameters::{Describe, Group, Groups};
 use crate::with_element;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Element, ElementConversion, Tensor, TensorData};
 use bytemuck::Pod;
-use kerple::encoding::{Encoding, Geometry, TableGradient};
+use kerple::encoding::{Clamp, Encoding, Geometry, TableGradient};
 use kerple::forms::{Absolute, DistanceTable};
 use std::sync::Arc;
 
@@ -138,6 +139,19 @@ impl PositionalEncoding {
         }
         let flat = Tensor::cat(self.values.iter().map(Param::val).collect(), 0);
         apply(op, vec![Input::from(flat)])
+    }
+}
+
+impl Describe for PositionalEncoding {
+    /// Matrices (T5's table, learned positions) are decayed as GPT-NeoX does, kernel parameters are not; ranges are held by
+    /// projection only when the encoding says so.
+    fn describe(&self, groups: &mut Groups) {
+        let parameters = self.encoding.parameters(&self.geometry);
+        let projected = self.encoding.clamp == Clamp::Projected;
+        for (value, parameter) in self.values.iter().zip(parameters) {
+            let range = projected.then_some([parameter.low, parameter.high]);
+            groups.say(value, Group { decay: parameter.shape.len() > 1, range });
+        }
     }
 }
 

@@ -3,10 +3,10 @@
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::encoding::{Encoding, Geometry, METHODS, Method};
+use kerple_burn::composed;
 use kerple_burn::layers::{self, Attention, LayerNorm, Mlp};
 use kerple_burn::parameters;
 use kerple_burn::positions::{PositionalEncoding, Positions};
-use kerple_burn::{array::Array, composed};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -17,10 +17,6 @@ fn device() -> Device {
 fn random<const D: usize>(shape: [usize; D], rng: &mut ChaCha8Rng) -> Tensor<D> {
     let values: Vec<f64> = (0..shape.iter().product()).map(|_| rng.random::<f64>() * 2.0 - 1.0).collect();
     Tensor::from_data(TensorData::new(values, shape), (&device(), DType::F64))
-}
-
-fn numbers(array: &Array) -> Vec<f64> {
-    array.slice::<f64>().to_vec()
 }
 
 fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
@@ -42,7 +38,7 @@ fn run<M: Module>(module: &M, x: &Tensor<3>, up: &Tensor<3>, f: impl Fn(Tensor<3
     let out = f(x.clone());
     let mut gradients = (out.clone() * up.clone()).sum().backward();
     let mut all = vec![values(&out), values(&x.grad(&gradients).unwrap())];
-    all.extend(parameters::gradients(module, &mut gradients).iter().map(|g| numbers(g.as_ref().unwrap())));
+    all.extend(parameters::gradients(module, &mut gradients).iter().map(|g| values(g.as_ref().unwrap())));
     all
 }
 

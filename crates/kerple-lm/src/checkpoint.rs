@@ -1,9 +1,10 @@
 //! Checkpoints: weights and moments as safetensors, the rest as JSON; written aside, synced, renamed, checksummed.
 
 use crate::error::{Error, Result};
+use crate::learner::{Learner, Part};
 use crate::model::Decoder;
-use crate::optimizer::Optimizer;
-use kerple_burn::parameters;
+use crate::task::LanguageModel;
+use kerple_burn::parameters::{self, Named};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -29,14 +30,14 @@ pub struct State {
     pub optimizer_sha256: String,
 }
 
-/// A named tensor: path, shape, values.
-type Entry<'a> = (String, &'a [usize], &'a [f32]);
+/// What a run trains.
+pub type Trained = Learner<Decoder, LanguageModel>;
 
-fn write(path: &Path, tensors: &[Entry]) -> Result<String> {
+fn write(path: &Path, tensors: &[Named]) -> Result<String> {
     let view = |shape: &[usize], values| {
         TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(values)).expect("shapes fit their values")
     };
-    let views = tensors.iter().map(|(name, shape, values)| (name.as_str(), view(shape, values)));
+    let views = tensors.iter().map(|n| (n.name.as_str(), view(n.array.shape(), n.array.slice::<f32>())));
     let data = safetensors::serialize(views, None).expect("names are distinct");
     fs::write(path, &data).map_err(Error::io(path, "write"))?;
     sync(path)?;
@@ -60,10 +61,10 @@ pub fn folder(run: &Path) -> PathBuf {
 ///
 /// # Errors
 /// What the file system refuses; earlier checkpoints are then intact.
-pub fn save(run: &Path, keep: usize, state: &State, model: &Decoder, optimizer: &Optimizer) -> Result<PathBuf> {
+pub fn save(run: &Path, keep: usize, state: &State, learner: &Trained) -> Result<PathBuf> {
     let all = folder(run);
     let (aside, place) = (all.join(".partial"), all.join(format!("step-{:08}", state.step)));
-    let saved = write_aside(&aside, state, model, optimizer);
+    let saved = write_aside(&aside, state, learner);
     if let Err(error) = saved {
         let _ = fs::remove_dir_all(&aside);
         return Err(error);
@@ -81,23 +82,14 @@ pub fn save(run: &Path, keep: usize, state: &State, model: &Decoder, optimizer: 
     Ok(place)
 }
 
-fn write_aside(aside: &Path, state: &State, model: &Decoder, optimizer: &Optimizer) -> Result<()> {
+fn write_aside(aside: &Path, state: &State, learner: &Trained) -> Result<()> {
     if aside.exists() {
         fs::remove_dir_all(aside).map_err(Error::io(aside, "remove"))?;
     }
     fs::create_dir_all(aside).map_err(Error::io(aside, "create"))?;
-    let named = parameters::collect(model);
-    let weights: Vec<_> = named.iter().map(|n| (n.name.clone(), n.array.shape(), n.array.slice::<f32>())).collect();
-    let first =
-        named.iter().zip(&optimizer.moments).map(|(n, m)| (format!("first.{}", n.name), n.array.shape(), &m.first[..]));
-    let second = named
-        .iter()
-        .zip(&optimizer.moments)
-        .map(|(n, m)| (format!("second.{}", n.name), n.array.shape(), &m.second[..]));
-    let moments: Vec<_> = first.chain(second).collect();
     let state = State {
-        model_sha256: write(&aside.join(MODEL), &weights)?,
-        optimizer_sha256: write(&aside.join(MOMENTS), &moments)?,
+        model_sha256: write(&aside.join(MODEL), &learner.stored(Part::Weights))?,
+        optimizer_sha256: write(&aside.join(MOMENTS), &learner.stored(Part::Moments))?,
         ..state.clone()
     };
     let path = aside.join(STATE);
@@ -194,26 +186,21 @@ fn short(hash: &str) -> &str {
 pub fn load_model(checkpoint: &Path, state: &State, model: Decoder) -> Result<Decoder> {
     let loaded = Loaded::read(checkpoint.join(MODEL), &state.model_sha256)?;
     let tensors = loaded.tensors()?;
-    let names: Vec<String> = parameters::collect(&model).into_iter().map(|named| named.name).collect();
-    let mut failed = Ok(());
-    let model = parameters::update(model, |index, values| {
-        if failed.is_ok() {
-            failed = fill(&loaded, &tensors, &names[index], values);
-        }
-    });
-    failed.map(|()| model)
+    let (model, filled) = parameters::load(model, |name, values| fill(&loaded, &tensors, name, values));
+    filled.map(|()| model)
 }
 
-/// Puts a checkpoint's moments into `optimizer`.
+/// Puts a checkpoint's weights and moments into `learner`.
 ///
 /// # Errors
 /// A damaged file, or tensors of another model.
-pub fn load_optimizer(checkpoint: &Path, state: &State, model: &Decoder, optimizer: &mut Optimizer) -> Result<()> {
-    let loaded = Loaded::read(checkpoint.join(MOMENTS), &state.optimizer_sha256)?;
-    let tensors = loaded.tensors()?;
-    for (named, moments) in parameters::collect(model).iter().zip(&mut optimizer.moments) {
-        fill(&loaded, &tensors, &format!("first.{}", named.name), &mut moments.first)?;
-        fill(&loaded, &tensors, &format!("second.{}", named.name), &mut moments.second)?;
+pub fn restore(checkpoint: &Path, state: &State, learner: &mut Trained) -> Result<()> {
+    for (part, file, sha256) in
+        [(Part::Weights, MODEL, &state.model_sha256), (Part::Moments, MOMENTS, &state.optimizer_sha256)]
+    {
+        let loaded = Loaded::read(checkpoint.join(file), sha256)?;
+        let tensors = loaded.tensors()?;
+        learner.restore(part, |name, values| fill(&loaded, &tensors, name, values))?;
     }
     Ok(())
 }

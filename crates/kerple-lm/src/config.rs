@@ -124,7 +124,8 @@ pub struct TrainConfig {
     pub betas: [f64; 2],
     /// Added to the denominator of Adam's update.
     pub eps: f64,
-    /// Decoupled weight decay of matrices; norms, biases and encoding parameters are never decayed.
+    /// Decoupled weight decay of matrices, T5's table and learned positions among them, as in GPT-NeoX; norms, biases and
+    /// the kernels' parameters, vectors all, are never decayed.
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.
     pub clip: f64,

@@ -1,91 +1,237 @@
-//! A decoder that learns: the gradients of a batch, and updates by them.
+//! A model that learns a task: the gradients of a batch, and updates by them.
 
-use crate::checkpoint::{self, State};
-use crate::error::Result;
-use crate::model::{Decoder, Tokens};
-use crate::optimizer::{Optimizer, Update};
 use crate::plan::Plan;
+use crate::task::{Batch, Task};
+use burn::module::Module;
 use burn::tensor::Tensor;
+use kerple_burn::adamw::AdamW;
 use kerple_burn::array::Array;
-use kerple_burn::parameters;
-use std::path::Path;
+use kerple_burn::parameters::{self, Describe, Named};
+use kerple_burn::pass::Pass;
 
-/// A decoder and its optimizer.
-pub struct Learner<'a> {
-    plan: &'a Plan,
-    /// Away only during an update.
-    model: Option<Decoder>,
-    optimizer: Optimizer,
+pub use kerple_burn::adamw::{Settings, Update};
+
+/// Joins the ranks of data-parallel training, between the backward and clipping.
+///
+/// Each rank works on its own rows of the whole batch. A rank's loss and gradients are those of its rows' share of the
+/// mean over the *whole* batch, so joining them is a sum. It runs over ranks in the order of their numbers on every rank,
+/// so that all of them go on with the same bits, and the same as one rank that works off the same rows in as many parts.
+pub trait Reduce {
+    /// The sum over ranks of how many targets each scores.
+    fn weight(&self, own: usize) -> usize;
+
+    /// The sum over ranks of losses, and of each parameter's gradients.
+    fn sum(&self, loss: f64, gradients: Vec<Tensor<1>>) -> (f64, Vec<Tensor<1>>);
 }
 
-impl<'a> Learner<'a> {
-    /// A fresh decoder of the plan.
-    pub fn new(plan: &'a Plan) -> Learner<'a> {
-        let model = Decoder::new(plan, &crate::device().autodiff());
-        let optimizer = Optimizer::new(plan, &parameters::collect(&model));
-        Learner { plan, model: Some(model), optimizer }
+/// One rank: nothing to join.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Alone;
+
+impl Reduce for Alone {
+    fn weight(&self, own: usize) -> usize {
+        own
     }
 
-    /// Continues from a checkpoint of the same plan.
-    ///
-    /// # Errors
-    /// Files that are damaged or of other shapes.
-    pub fn restore(&mut self, path: &Path, state: &State) -> Result<()> {
-        let model = checkpoint::load_model(path, state, self.take())?;
-        checkpoint::load_optimizer(path, state, &model, &mut self.optimizer)?;
-        self.model = Some(model);
-        Ok(())
+    fn sum(&self, loss: f64, gradients: Vec<Tensor<1>>) -> (f64, Vec<Tensor<1>>) {
+        (loss, gradients)
+    }
+}
+
+/// The mean loss of a batch, and its gradient in each parameter, flattened, in the order of the module.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    /// Mean over the scored targets.
+    pub loss: f64,
+    /// Zero in a parameter that the loss does not depend on.
+    pub values: Vec<Tensor<1>>,
+}
+
+/// What an update did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Learned {
+    /// Mean loss of the batch before the update.
+    pub loss: f64,
+    /// Global norm of its gradient before clipping.
+    pub grad_norm: f64,
+}
+
+/// A loss or gradient that is not a number; nothing was updated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NotFinite {
+    /// The loss, or the name of the first parameter with such a gradient.
+    pub what: String,
+    /// NaN or infinity.
+    pub value: f64,
+}
+
+/// What of a learner a checkpoint holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The values of the parameters, by their paths.
+    Weights,
+    /// The optimizer's moments: `first.PATH` of all parameters, then `second.PATH`.
+    Moments,
+}
+
+/// A model, its task and its optimizer.
+pub struct Learner<M, T> {
+    /// Away only during an update.
+    model: Option<M>,
+    task: T,
+    optimizer: AdamW,
+    reduce: Box<dyn Reduce>,
+}
+
+/// The optimizer's settings of a plan.
+pub fn settings(plan: &Plan) -> Settings {
+    let train = &plan.train;
+    Settings { betas: train.betas, epsilon: train.eps, weight_decay: train.weight_decay, clip: train.clip }
+}
+
+impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
+    /// A learner that has seen nothing; `model` lives on a device with autodiff.
+    pub fn new(model: M, task: T, settings: Settings) -> Learner<M, T> {
+        let optimizer = AdamW::new(&model, settings);
+        Learner { model: Some(model), task, optimizer, reduce: Box::new(Alone) }
     }
 
-    /// The decoder as it is now.
-    pub fn model(&self) -> &Decoder {
+    /// The same with the optimizer's definition in place of its fused operations.
+    pub fn composed(self) -> Learner<M, T> {
+        Learner { optimizer: self.optimizer.composed(), ..self }
+    }
+
+    /// The same as one of several ranks.
+    pub fn with_reduce(self, reduce: impl Reduce + 'static) -> Learner<M, T> {
+        Learner { reduce: Box::new(reduce), ..self }
+    }
+
+    /// The model as it is now.
+    pub fn model(&self) -> &M {
         self.model.as_ref().expect("the model is only away during an update")
     }
 
-    /// The optimizer as it is now.
-    pub fn optimizer(&self) -> &Optimizer {
-        &self.optimizer
-    }
-
-    fn take(&mut self) -> Decoder {
+    fn take(&mut self) -> M {
         self.model.take().expect("the model is only away during an update")
     }
 
-    /// The mean of `loss` over equal parts of a batch, and its gradient in each parameter; zero in one that the loss does
-    /// not depend on.
-    pub fn gradients(
-        &self,
-        parts: &[(Tokens, &[u32])],
-        loss: impl Fn(&Decoder, Tokens, &[u32]) -> Tensor<1>,
-    ) -> (f64, Vec<Array>) {
-        let (mut total, mut sums) = (0.0, Vec::new());
-        for (tokens, targets) in parts {
-            let part = loss(self.model(), *tokens, targets) / parts.len() as f64;
-            total += f64::from(part.clone().into_scalar::<f32>());
-            add(&mut sums, parameters::gradients(self.model(), &mut part.backward()), self.model());
-        }
-        (total, sums)
+    /// What is learned.
+    pub fn task(&self) -> &T {
+        &self.task
     }
 
-    /// One update by these gradients.
-    pub fn update(&mut self, gradients: &[Array], update: Update) {
+    /// The loss and gradients of a batch that is worked off in `parts`, joined over ranks. `pass` is that of the first
+    /// part.
+    pub fn gradients(&self, parts: &[Batch], pass: Pass) -> Gradients {
+        let total = self.reduce.weight(parts.iter().map(|part| self.task.weight(part)).sum()) as f64;
+        let mut sums: Vec<Option<Tensor<1>>> = Vec::new();
+        let (mut loss, mut row) = (0.0, 0);
+        for part in parts {
+            let weight = self.task.weight(part);
+            // a part of which nothing is scored has no loss
+            if weight > 0 {
+                let part = self.task.loss(self.model(), part, &pass.at_row(row)) / (total / weight as f64);
+                loss += part.clone().into_data().iter::<f64>().sum::<f64>();
+                add(&mut sums, parameters::gradients(self.model(), &mut part.backward()));
+            }
+            row += part.rows;
+        }
+        sums.resize(self.optimizer.groups().len(), None);
+        let zeros = || parameters::values(self.model()).into_iter().map(|values| values.zeros_like());
+        let values = match sums.iter().all(Option::is_some) {
+            true => sums.into_iter().flatten().collect(),
+            false => sums.into_iter().zip(zeros()).map(|(sum, zeros)| sum.unwrap_or(zeros)).collect(),
+        };
+        let (loss, values) = self.reduce.sum(loss, values);
+        Gradients { loss, values }
+    }
+
+    /// One update by a batch that is worked off in `parts`.
+    ///
+    /// # Errors
+    /// A loss or gradient that is not finite; the learner is then as it was.
+    pub fn step(&mut self, parts: &[Batch], pass: Pass, update: Update) -> Result<Learned, NotFinite> {
+        let Gradients { loss, values } = self.gradients(parts, pass);
+        let grad_norm = self.optimizer.norm(&values);
+        self.check_finite(loss, grad_norm, &values)?;
         let model = self.take();
-        self.model = Some(self.optimizer.step(self.plan, model, gradients, update));
+        self.model = Some(self.optimizer.step(model, values, grad_norm, update));
+        Ok(Learned { loss, grad_norm })
+    }
+
+    fn check_finite(&self, loss: f64, norm: f64, gradients: &[Tensor<1>]) -> Result<(), NotFinite> {
+        if !loss.is_finite() {
+            return Err(NotFinite { what: "the loss".to_owned(), value: loss });
+        }
+        if norm.is_finite() {
+            return Ok(());
+        }
+        let place = gradients.iter().position(|gradient| !self.optimizer.is_finite(gradient));
+        let what = match place {
+            Some(at) => format!("the gradient of `{}`", parameters::names(self.model())[at]),
+            None => "the norm of the gradient".to_owned(),
+        };
+        Err(NotFinite { what, value: norm })
+    }
+
+    /// The first parameter that holds a value that is not finite: a checkpoint of it could not be gone on from.
+    pub fn not_finite(&self) -> Option<String> {
+        let place = parameters::values(self.model()).iter().position(|values| !self.optimizer.is_finite(values));
+        place.map(|at| parameters::names(self.model()).swap_remove(at))
+    }
+
+    /// What a checkpoint holds, on the host.
+    pub fn stored(&self, part: Part) -> Vec<Named> {
+        let weights = parameters::collect(self.model());
+        match part {
+            Part::Weights => weights,
+            Part::Moments => {
+                let moments = self.optimizer.moments();
+                let named = |which: usize| {
+                    let named = |(weight, moment): (&Named, &[Array; 2])| Named {
+                        name: moment_name(which == 1, &weight.name),
+                        array: moment[which].reshape(weight.array.shape()),
+                    };
+                    weights.iter().zip(&moments).map(named).collect::<Vec<_>>()
+                };
+                [named(0), named(1)].concat()
+            }
+        }
+    }
+
+    /// Replaces what a checkpoint holds: `fill` is given each name as [`Learner::stored`] gives it, and writes the values.
+    ///
+    /// # Errors
+    /// The first error of `fill`; the learner is then partly replaced.
+    pub fn restore<E>(&mut self, part: Part, mut fill: impl FnMut(&str, &mut [f32]) -> Result<(), E>) -> Result<(), E> {
+        match part {
+            Part::Weights => {
+                let (model, filled) = parameters::load(self.take(), fill);
+                self.model = Some(model);
+                filled
+            }
+            Part::Moments => {
+                let names = parameters::names(self.model());
+                self.optimizer.load_moments(|at, second, values| fill(&moment_name(second, &names[at]), values))
+            }
+        }
     }
 }
 
-/// Adds gradients in place; a parameter that the loss does not depend on counts as zero.
-fn add(sums: &mut Vec<Array>, found: Vec<Option<Array>>, model: &Decoder) {
+fn moment_name(second: bool, parameter: &str) -> String {
+    format!("{}.{parameter}", if second { "second" } else { "first" })
+}
+
+/// Adds the gradients of a part; a parameter that no part depends on stays without one.
+fn add(sums: &mut Vec<Option<Tensor<1>>>, found: Vec<Option<Tensor<1>>>) {
     if sums.is_empty() {
-        let zero = |shape: &[usize]| Array::from_vec(vec![0.0f32; shape.iter().product()], shape);
-        let named = parameters::collect(model);
-        *sums = found.into_iter().zip(named).map(|(g, n)| g.unwrap_or_else(|| zero(n.array.shape()))).collect();
+        *sums = found;
         return;
     }
     for (sum, gradient) in sums.iter_mut().zip(found) {
-        if let Some(gradient) = gradient {
-            let values = sum.slice::<f32>().iter().zip(gradient.slice::<f32>()).map(|(a, b)| a + b).collect();
-            *sum = Array::from_vec(values, gradient.shape());
-        }
+        *sum = match (sum.take(), gradient) {
+            (Some(sum), Some(gradient)) => Some(sum + gradient),
+            (sum, gradient) => sum.or(gradient),
+        };
     }
 }

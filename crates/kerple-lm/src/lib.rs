@@ -12,12 +12,13 @@ pub mod events;
 pub mod generate;
 pub mod learner;
 pub mod model;
-pub mod optimizer;
 pub mod plan;
 pub mod schedule;
+pub mod task;
 pub mod train;
 
 pub use error::{Error, Result};
+pub use kerple_burn::pass;
 
 /// The CPU device that models run on outside training.
 pub fn device() -> burn::tensor::Device {

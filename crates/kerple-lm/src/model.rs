@@ -8,6 +8,7 @@ use kerple::seed::{Purpose, stream};
 use kerple_burn::cache::Cache;
 use kerple_burn::composed;
 use kerple_burn::layers::{self, Attention, LayerNorm, Mlp, normal_matrix};
+use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::positions::{PositionalEncoding, Positions};
 
 /// One layer: attention, then feed-forward, each with its own norm and residual connection.
@@ -32,6 +33,12 @@ pub struct Decoder {
     pub norm: LayerNorm,
     /// Output projection, `[M, V]`.
     pub head: Param<Tensor<2>>,
+}
+
+impl Describe for Decoder {
+    fn describe(&self, groups: &mut Groups) {
+        self.encoding.describe(groups);
+    }
 }
 
 /// Standard deviation of initial weights.

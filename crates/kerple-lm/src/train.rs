@@ -3,13 +3,13 @@
 use crate::checkpoint::{self, State};
 use crate::error::{Error, Result};
 use crate::events::EventFile;
-use crate::learner::Learner;
-use crate::model::{Decoder, Tokens};
-use crate::optimizer::{self, Update};
+use crate::learner::{self, Learned, Learner, NotFinite, Update};
+use crate::model::Decoder;
 use crate::plan::Plan;
-use burn::tensor::{Device, Tensor};
-use kerple_burn::array::Array;
+use crate::task::{self, LanguageModel, Task};
+use burn::tensor::Device;
 use kerple_burn::parameters;
+use kerple_burn::pass::Pass;
 use kerple_data::Batch;
 use kerple_report::record::{self, Journal, KernelSnapshot, MetricsRow};
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ struct Trainer<'a> {
     plan: &'a Plan,
     run: &'a Path,
     batches: &'a dyn Batches,
-    learner: Learner<'a>,
+    learner: checkpoint::Trained,
     state: State,
     metrics: Journal<MetricsRow>,
     events: EventFile,
@@ -169,7 +169,8 @@ impl<'a> Trainer<'a> {
                 record::write_json(&run.join("plan.json"), plan)?;
             }
         }
-        let mut learner = Learner::new(plan);
+        let model = Decoder::new(plan, &crate::device().autodiff());
+        let mut learner = Learner::new(model, LanguageModel, learner::settings(plan));
         let mut state = State {
             step: 0,
             seconds: 0.0,
@@ -180,7 +181,7 @@ impl<'a> Trainer<'a> {
         let newest = checkpoint::list(run)?.pop().map(|(_, path)| path);
         if let Some(path) = &newest {
             state = checkpoint::state(path, &plan.hash)?;
-            learner.restore(path, &state)?;
+            checkpoint::restore(path, &state, &mut learner)?;
         }
         let metrics = reopen_metrics(&run.join("metrics.jsonl"), state.step)?;
         let events = EventFile::create(&run.join("events"), state.step)?;
@@ -194,43 +195,25 @@ impl<'a> Trainer<'a> {
     /// One update; returns the loss and the gradient's global norm.
     fn step(&mut self) -> Result<(f64, f64)> {
         let Plan { train, .. } = self.plan;
-        let batch = self.batches.batch(self.state.step)?;
-        let micro = train.micro_batch.unwrap_or(train.batch);
-        let len = batch.seq_len;
-        let part = |(ids, targets)| (Tokens { ids, batch: micro, len }, targets);
-        let parts: Vec<(Tokens, &[u32])> =
-            batch.tokens.chunks(micro * len).zip(batch.targets.chunks(micro * len)).map(part).collect();
-        let (loss, gradients) = self.learner.gradients(&parts, Decoder::loss);
-        let norm = optimizer::global_norm(&gradients);
-        self.check_finite(loss, norm, &gradients)?;
+        let batch = task::Batch::from(self.batches.batch(self.state.step)?);
+        let parts = batch.split(train.micro_batch.unwrap_or(train.batch))?;
         let update = Update {
             learning_rate: self.plan.schedule().at(self.state.step),
             adam_step: train.first_adam_step + self.state.step,
-            grad_norm: norm,
         };
-        self.learner.update(&gradients, update);
+        let pass = Pass::training(self.plan.seed, self.state.step);
+        let Learned { loss, grad_norm } =
+            self.learner.step(&parts, pass, update).map_err(|number| self.not_finite(number))?;
         self.state.step += 1;
-        Ok((loss, norm))
+        Ok((loss, grad_norm))
     }
 
-    fn check_finite(&self, loss: f64, norm: f64, gradients: &[Array]) -> Result<()> {
-        if loss.is_finite() && norm.is_finite() {
-            return Ok(());
-        }
-        let what = if loss.is_finite() {
-            let named = parameters::collect(self.learner.model());
-            let bad = |gradient: &Array| gradient.slice::<f32>().iter().any(|value| !value.is_finite());
-            let place = gradients.iter().position(bad);
-            place.map_or("the norm of the gradient".to_owned(), |at| format!("the gradient of `{}`", named[at].name))
-        } else {
-            "the loss".to_owned()
-        };
+    fn not_finite(&self, NotFinite { what, value }: NotFinite) -> Error {
         let hint = match &self.saved {
             Some(path) => format!("the last good checkpoint is {}; lower train.learning_rate", path.display()),
             None => "there is no checkpoint yet; lower train.learning_rate".to_owned(),
         };
-        let value = if loss.is_finite() { norm } else { loss };
-        Err(Error::NotFinite { step: self.state.step + 1, what, value, hint })
+        Error::NotFinite { step: self.state.step + 1, what, value, hint }
     }
 
     fn log(&mut self, loss: f64, grad_norm: f64, fresh: &[f64]) -> Result<()> {
@@ -268,19 +251,13 @@ impl<'a> Trainer<'a> {
     fn validate(&self) -> Option<f64> {
         let batch = self.batches.validation()?;
         let model = parameters::without_autodiff(self.learner.model());
-        let tokens = Tokens { ids: &batch.tokens, batch: batch.batch, len: batch.seq_len };
-        let mean: Tensor<1> = model.loss(tokens, &batch.targets);
+        let pass = Pass::evaluation(self.plan.seed);
+        let mean = self.learner.task().loss(&model, &batch.into(), &pass);
         Some(f64::from(mean.into_scalar::<f32>()))
     }
 
     fn save(&mut self) -> Result<()> {
-        let path = checkpoint::save(
-            self.run,
-            self.plan.train.keep,
-            &self.state,
-            self.learner.model(),
-            self.learner.optimizer(),
-        )?;
+        let path = checkpoint::save(self.run, self.plan.train.keep, &self.state, &self.learner)?;
         self.saved = Some(path);
         self.snapshot_kernels()
     }

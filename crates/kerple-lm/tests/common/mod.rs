@@ -32,18 +32,28 @@ impl Batches for Counting {
 
 /// A plan of a tiny decoder with this encoding.
 pub fn plan(encoding: &Encoding, train: TrainConfig) -> Plan {
+    plan_of(encoding, train, [2, 2, 8], [12, 4])
+}
+
+/// A plan of a decoder of this many layers, heads and features a head, for batches of this length and number.
+pub fn plan_of(
+    encoding: &Encoding,
+    train: TrainConfig,
+    [n_layers, n_heads, head_dim]: [usize; 3],
+    [train_len, batch]: [usize; 2],
+) -> Plan {
     let config = RunConfig {
         seed: 7,
         data: DataConfig { path: PathBuf::from("nowhere"), packing: PackingConfig::Random },
         encoding: encoding.clone(),
         model: ModelConfig {
-            n_layers: Some(2),
-            n_heads: Some(2),
-            head_dim: Some(8),
+            n_layers: Some(n_layers),
+            n_heads: Some(n_heads),
+            head_dim: Some(head_dim),
             pad_vocab_to: Some(8),
             ..ModelConfig::default()
         },
-        train: TrainConfig { train_len: 12, batch: 4, ..train },
+        train: TrainConfig { train_len, batch, ..train },
     };
     Plan::new(&config, DataFacts { vocab_size: 23, tokenizer: "counting".to_owned(), train_tokens: 1000 }).unwrap()
 }

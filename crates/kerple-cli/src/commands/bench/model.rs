@@ -5,10 +5,11 @@ use crate::failure::Outcome;
 use crate::memory::extra_mib;
 use kerple::encoding::{Encoding, Method};
 use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfig, TrainConfig};
-use kerple_lm::learner::Learner;
+use kerple_lm::learner::{Learner, Update, settings};
 use kerple_lm::model::{Decoder, Tokens};
-use kerple_lm::optimizer::{Update, global_norm};
+use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::task::{Batch, Composed, LanguageModel, Task};
 
 fn plan(length: usize, sizes: Sizes, [layers, vocab]: [usize; 2]) -> Result<Plan, kerple_lm::Error> {
     let config = RunConfig {
@@ -53,26 +54,35 @@ pub fn step(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut
     let plan = plan(length, sizes, shape)?;
     let count = sizes.batch * length;
     let (ids, targets) = (tokens(count, shape[1], 1), tokens(count, shape[1], 2));
-    let parts = [(Tokens { ids: &ids, batch: sizes.batch, len: length }, &targets[..])];
-    for (engine, fused) in [("fused", true), ("composed", false)] {
-        let loss = |model: &Decoder, tokens: Tokens, targets: &[u32]| match fused {
-            true => model.loss(tokens, targets),
-            false => model.composed_loss(tokens, targets),
-        };
-        let (mut learner, mut adam_step) = (Learner::new(&plan), 0);
+    let batch = Batch { tokens: ids, targets, rows: sizes.batch, len: length, ..Batch::default() };
+    let mut time = |engine, step: &mut dyn FnMut(u64)| {
+        let mut adam_step = 0;
         let mut run = || {
-            let (_, gradients) = learner.gradients(&parts, loss);
             adam_step += 1;
-            let (learning_rate, grad_norm) = (plan.train.learning_rate, global_norm(&gradients));
-            learner.update(&gradients, Update { learning_rate, adam_step, grad_norm });
+            step(adam_step);
         };
         let all = times(sizes.repeats, &mut run);
         let mut row = Row::new("step", engine, length, sizes, &all, flops(&plan, sizes.batch, length, true));
         row.extra_mib = extra_mib(run);
         (row.backward, row.bias) = (true, "learned");
         tell(row);
-    }
+    };
+    let parts = std::slice::from_ref(&batch);
+    let mut fused = learner(&plan, LanguageModel);
+    time("fused", &mut |adam_step| update(&mut fused, &plan, parts, adam_step));
+    drop(fused);
+    let mut composed = learner(&plan, Composed).composed();
+    time("composed", &mut |adam_step| update(&mut composed, &plan, parts, adam_step));
     Ok(())
+}
+
+fn learner<T: Task<Decoder>>(plan: &Plan, task: T) -> Learner<Decoder, T> {
+    Learner::new(Decoder::new(plan, &kerple_lm::device().autodiff()), task, settings(plan))
+}
+
+fn update<T: Task<Decoder>>(learner: &mut Learner<Decoder, T>, plan: &Plan, parts: &[Batch], adam_step: u64) {
+    let update = Update { learning_rate: plan.train.learning_rate, adam_step };
+    learner.step(parts, Pass::training(plan.seed, adam_step), update).expect("noise has a finite loss");
 }
 
 /// Times the evaluation of one segment.

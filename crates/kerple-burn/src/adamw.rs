@@ -1,0 +1,380 @@
+//! AdamW with clipping by global norm on the parameters of a module.
+//!
+//! [`kerple::ops::adam`] has the formula. On the CPU it runs as one pass over each parameter, in place; elsewhere as plain
+//! Burn operations on the parameter's device, which is the definition. Moments are tensors beside their parameter: nothing
+//! but the norm of the gradient crosses to the host.
+
+use crate::array::Array;
+use crate::fused::{Number, runs_fused};
+use crate::parameters::{self, Describe, Group, as_parameter, on_host, plain};
+use crate::with_element;
+use burn::backend::{Flex, flex::FlexTensor};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Tensor, TensorData};
+use kerple::ops::adam;
+
+/// What stays the same over a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// Decay rates of the moments.
+    pub betas: [f64; 2],
+    /// Added to the denominator.
+    pub epsilon: f64,
+    /// Decoupled weight decay of the parameters whose [`Group`] decays.
+    pub weight_decay: f64,
+    /// Gradients are scaled down to this global norm; 0 turns clipping off.
+    pub clip: f64,
+}
+
+/// What changes from one update to the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Step of the bias corrections, from 1.
+    pub adam_step: u64,
+}
+
+/// Exponential averages of a parameter's gradient and of its square, flattened.
+#[derive(Clone, Debug)]
+struct Moments {
+    first: Tensor<1>,
+    second: Tensor<1>,
+}
+
+/// The optimizer of a module.
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    settings: Settings,
+    /// Whether the definition runs even where the fused operations could.
+    composed: bool,
+    groups: Vec<Group>,
+    moments: Vec<Moments>,
+}
+
+impl AdamW {
+    /// Zero moments for each parameter of `module`, which says how it is updated.
+    pub fn new<M: Module + Describe>(module: &M, settings: Settings) -> AdamW {
+        let zeros = |values: Tensor<1>| Moments { first: values.zeros_like(), second: values.zeros_like() };
+        let moments = parameters::values(module).into_iter().map(zeros).collect();
+        AdamW { settings, composed: false, groups: parameters::groups(module), moments }
+    }
+
+    /// The same by the definition, on the CPU too.
+    pub fn composed(self) -> AdamW {
+        AdamW { composed: true, ..self }
+    }
+
+    fn fuses(&self, tensor: &Tensor<1>) -> bool {
+        !self.composed && runs_fused(tensor)
+    }
+
+    /// How each parameter is updated, in visiting order.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// First and second moments of each parameter on the host, flattened, in visiting order.
+    pub fn moments(&self) -> Vec<[Array; 2]> {
+        let pair = |Moments { first, second }: &Moments| [first, second].map(|moment| on_host(moment.clone()));
+        self.moments.iter().map(pair).collect()
+    }
+
+    /// Replaces the moments by what `fill` writes, given the parameter's index and whether it is the second moment.
+    ///
+    /// # Errors
+    /// The first error of `fill`; moments before it are then replaced.
+    pub fn load_moments<E>(&mut self, mut fill: impl FnMut(usize, bool, &mut [f32]) -> Result<(), E>) -> Result<(), E> {
+        for (index, Moments { first, second }) in self.moments.iter_mut().enumerate() {
+            for (is_second, moment) in [(false, first), (true, second)] {
+                let mut values = vec![0.0; moment.dims()[0]];
+                fill(index, is_second, &mut values)?;
+                let options = (&moment.device(), moment.dtype());
+                *moment = Tensor::from_data(TensorData::new(values, moment.dims()), options);
+            }
+        }
+        Ok(())
+    }
+
+    /// Global L2 norm of a set of gradients.
+    ///
+    /// Fused, squares are added in f64 in a fixed order, so that it is finite exactly if every element is. Composed, a
+    /// parameter's squares are added on its device in the type of the gradient, and the sums of parameters in f64.
+    pub fn norm(&self, gradients: &[Tensor<1>]) -> f64 {
+        let Some(first) = gradients.first() else { return 0.0 };
+        if self.fuses(first) {
+            let sum = |gradient: &Tensor<1>| {
+                let values = flex(gradient.clone());
+                with_element!(values, T => adam::sum_of_squares(slice::<T>(&values)))
+            };
+            return gradients.iter().map(sum).sum::<f64>().sqrt();
+        }
+        let sums = gradients.iter().map(|gradient| gradient.clone().square().sum()).collect();
+        Tensor::cat(sums, 0).into_data().iter::<f64>().sum::<f64>().sqrt()
+    }
+
+    /// Whether every value is finite.
+    pub fn is_finite(&self, values: &Tensor<1>) -> bool {
+        if self.fuses(values) {
+            let values = flex(values.clone());
+            return with_element!(values, T => adam::first_non_finite(slice::<T>(&values)).is_none());
+        }
+        values.clone().is_finite().all().into_scalar::<bool>()
+    }
+
+    /// One update of `module` by its gradients, whose global norm is `norm`.
+    ///
+    /// # Panics
+    /// When there is not one gradient for each parameter.
+    pub fn step<M: Module>(&mut self, module: M, gradients: Vec<Tensor<1>>, norm: f64, update: Update) -> M {
+        assert_eq!(gradients.len(), self.groups.len(), "gradients: expected one for each parameter");
+        let Settings { betas, epsilon, clip, .. } = self.settings;
+        let settings = adam::Update {
+            lr: update.learning_rate,
+            beta1: betas[0],
+            beta2: betas[1],
+            epsilon,
+            weight_decay: 0.0,
+            step: update.adam_step,
+            gradient_scale: if clip > 0.0 { adam::clip_scale(norm, clip) } else { 1.0 },
+        };
+        let entries = std::mem::take(&mut self.moments).into_iter().zip(gradients).zip(&self.groups);
+        let optimizer = (self.composed, self.settings.weight_decay);
+        let mut apply = Apply { optimizer, settings, entries, done: Vec::new() };
+        let module = module.map(&mut apply);
+        self.moments = apply.done;
+        module
+    }
+}
+
+/// Walks a module with the moments, gradient and group of each parameter.
+struct Apply<I> {
+    /// Whether the definition runs everywhere, and the weight decay of groups that decay.
+    optimizer: (bool, f64),
+    settings: adam::Update,
+    entries: I,
+    done: Vec<Moments>,
+}
+
+impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for Apply<I> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let ((moments, gradient), group) = self.entries.next().expect("mapping visits what visiting visits");
+        let (by_definition, weight_decay) = self.optimizer;
+        let settings = adam::Update { weight_decay: if group.decay { weight_decay } else { 0.0 }, ..self.settings };
+        param.map(|tensor| {
+            let tracked = tensor.device().is_autodiff();
+            let values = plain(tensor);
+            let (values, moments) = match by_definition || !runs_fused(&values) {
+                true => composed(&settings, group.range, values, gradient, moments),
+                false => fused(&settings, group.range, values, gradient, moments),
+            };
+            self.done.push(moments);
+            as_parameter(values, tracked)
+        })
+    }
+}
+
+/// The definition: one update of one parameter in plain Burn operations.
+fn composed<const D: usize>(
+    settings: &adam::Update,
+    range: Option<[f64; 2]>,
+    values: Tensor<D>,
+    gradient: Tensor<1>,
+    Moments { first, second }: Moments,
+) -> (Tensor<D>, Moments) {
+    let adam::Update { lr, beta1, beta2, epsilon, weight_decay, step, gradient_scale } = *settings;
+    let correction = |beta: f64| 1.0 - beta.powf(step as f64);
+    let shape = values.dims();
+    let g = gradient * gradient_scale;
+    let first = first.clone() + (g.clone() - first) * (1.0 - beta1);
+    let second = second * beta2 + g.clone() * (1.0 - beta2) * g;
+    let denominator = second.clone().sqrt() / correction(beta2).sqrt() + epsilon;
+    let change = first.clone() / denominator * (lr / correction(beta1));
+    let values = values.reshape([first.dims()[0]]) * (1.0 - lr * weight_decay) - change;
+    let values = match range {
+        Some([low, high]) => values.clamp(low, high),
+        None => values,
+    };
+    (values.reshape(shape), Moments { first, second })
+}
+
+fn flex<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
+    tensor.try_into_primitive::<Flex>().expect("fused operations run on the flex backend").to_contiguous()
+}
+
+fn slice<T: Number>(values: &FlexTensor) -> &[T] {
+    values.as_slice().expect("contiguous values of the type that was matched")
+}
+
+/// Into `low ..= high`; what is not a number stays so.
+fn clamp<T: PartialOrd>(value: T, low: T, high: T) -> T {
+    match value {
+        value if value < low => low,
+        value if value > high => high,
+        value => value,
+    }
+}
+
+fn in_place<T: Number>(
+    settings: &adam::Update,
+    range: Option<[f64; 2]>,
+    values: &mut [T],
+    gradient: &[T],
+    [first, second]: [&mut [T]; 2],
+) {
+    adam::update(settings, values, gradient, first, second);
+    if let Some([low, high]) = range {
+        let (low, high) = (T::from_f64(low), T::from_f64(high));
+        values.iter_mut().for_each(|value| *value = clamp(*value, low, high));
+    }
+}
+
+/// [`composed`] in one pass, in place where nothing else shares the values.
+fn fused<const D: usize>(
+    settings: &adam::Update,
+    range: Option<[f64; 2]>,
+    values: Tensor<D>,
+    gradient: Tensor<1>,
+    moments: Moments,
+) -> (Tensor<D>, Moments) {
+    let (mut values, gradient) = (flex(values), flex(gradient));
+    let (mut first, mut second) = (flex(moments.first), flex(moments.second));
+    with_element!(values, T => {
+        let moments = [first.storage_mut::<T>(), second.storage_mut::<T>()];
+        in_place(settings, range, values.storage_mut(), slice(&gradient), moments);
+    });
+    let moments =
+        Moments { first: Tensor::from_primitive::<Flex>(first), second: Tensor::from_primitive::<Flex>(second) };
+    (Tensor::from_primitive::<Flex>(values), moments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parameters::Groups;
+    use burn::tensor::{DType, Device};
+    use rand::{RngExt, SeedableRng};
+
+    /// A matrix, a vector, and a vector with a range that says nothing is decayed.
+    #[derive(Module, Debug)]
+    struct Three {
+        matrix: Param<Tensor<2>>,
+        vector: Param<Tensor<1>>,
+        kernel: Param<Tensor<1>>,
+    }
+
+    const LOW: f64 = 0.4;
+
+    impl Describe for Three {
+        fn describe(&self, groups: &mut Groups) {
+            groups.say(&self.kernel, Group { decay: false, range: Some([LOW, 2.0]) });
+        }
+    }
+
+    fn random<const D: usize>(shape: [usize; D], dtype: DType, seed: u64) -> Tensor<D> {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+        let values: Vec<f64> = (0..shape.iter().product()).map(|_| rng.random()).collect();
+        Tensor::from_data(TensorData::new(values, shape), (&Device::flex(), dtype))
+    }
+
+    fn three(dtype: DType) -> Three {
+        let vector = |seed| Param::from_tensor(Tensor::from_inner(random([40], dtype, seed)));
+        let matrix = Param::from_tensor(Tensor::from_inner(random([30, 70], dtype, 0)));
+        Three { matrix, vector: vector(1), kernel: vector(2) }
+    }
+
+    fn gradients(dtype: DType, step: u64) -> Vec<Tensor<1>> {
+        [2100, 40, 40].iter().zip(3 * step..).map(|(len, seed)| random([*len], dtype, 100 + seed) - 0.3).collect()
+    }
+
+    const SETTINGS: Settings = Settings { betas: [0.9, 0.99], epsilon: 1e-8, weight_decay: 0.1, clip: 1.0 };
+
+    /// Values of every parameter and moment after some updates.
+    fn train(dtype: DType, by_definition: bool, steps: u64) -> Vec<Vec<f64>> {
+        let mut model = three(dtype);
+        let mut optimizer = AdamW::new(&model, SETTINGS);
+        if by_definition {
+            optimizer = optimizer.composed();
+        }
+        for step in 1..=steps {
+            let gradients = gradients(dtype, step);
+            let norm = optimizer.norm(&gradients);
+            model = optimizer.step(model, gradients, norm, Update { learning_rate: 0.05, adam_step: step });
+        }
+        let moments = optimizer.moments.into_iter().flat_map(|Moments { first, second }| [first, second]);
+        let all = parameters::values(&model).into_iter().chain(moments);
+        all.map(|values| values.into_data().iter::<f64>().collect()).collect()
+    }
+
+    #[test]
+    fn fused_equals_composed() {
+        // the same roundings; f32 differs only by the norm, whose squares the definition adds in f32
+        for (dtype, tolerance) in [(DType::F64, 1e-14), (DType::F32, 1e-6)] {
+            let (fused, composed) = (train(dtype, false, 6), train(dtype, true, 6));
+            assert_eq!(fused.len(), 9);
+            for (fused, composed) in fused.iter().zip(&composed) {
+                let error = fused.iter().zip(composed).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
+                assert!(error <= tolerance && fused.len() == composed.len(), "{dtype:?}: {error:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_update_is_the_formula_with_clipping_decay_and_projection() {
+        let dtype = DType::F64;
+        let gradients = gradients(dtype, 1);
+        let numbers = |tensor: &Tensor<1>| tensor.clone().into_data().iter::<f64>().collect::<Vec<f64>>();
+        let norm = gradients.iter().flat_map(numbers).map(|g| g * g).sum::<f64>().sqrt();
+        assert!(norm > 1.0);
+        let before: Vec<_> = parameters::values(&three(dtype)).iter().map(numbers).collect();
+        let after = train(dtype, false, 1);
+        for (at, decay) in [(0, 0.1), (1, 0.0), (2, 0.0)] {
+            for ((old, gradient), new) in before[at].iter().zip(numbers(&gradients[at])).zip(&after[at]) {
+                // the first step's corrected moments are the clipped gradient and its square
+                let g = gradient / (norm + 1e-6);
+                let want = old * (1.0 - 0.05 * decay) - 0.05 * g / (g.abs() + 1e-8);
+                let want = if at == 2 { want.clamp(LOW, 2.0) } else { want };
+                assert!((new - want).abs() < 1e-12, "{at}: {new} {want}");
+            }
+        }
+        assert!(after[2].contains(&LOW), "no value was projected");
+    }
+
+    #[test]
+    fn values_that_are_no_numbers_are_found() {
+        for by_definition in [false, true] {
+            let optimizer = AdamW::new(&three(DType::F32), SETTINGS);
+            let optimizer = if by_definition { optimizer.composed() } else { optimizer };
+            let good = random::<1>([50], DType::F32, 0);
+            assert!(optimizer.is_finite(&good) && optimizer.norm(&[good.clone()]).is_finite());
+            for bad in [f64::NAN, f64::INFINITY] {
+                let bad = Tensor::cat(vec![good.clone(), good.clone() * bad], 0);
+                assert!(!optimizer.is_finite(&bad) && !optimizer.norm(&[good.clone(), bad]).is_finite());
+            }
+        }
+    }
+
+    #[test]
+    fn a_projection_keeps_what_is_no_number() {
+        assert!(clamp(f64::NAN, 0.0, 1.0).is_nan());
+        assert_eq!([-1.0, 0.5, 2.0].map(|value| clamp(value, 0.0, 1.0)), [0.0, 0.5, 1.0]);
+    }
+
+    #[test]
+    fn moments_go_out_and_come_back() {
+        let (mut model, dtype) = (three(DType::F32), DType::F32);
+        let mut optimizer = AdamW::new(&model, SETTINGS);
+        model = optimizer.step(model, gradients(dtype, 1), 1.0, Update { learning_rate: 0.1, adam_step: 1 });
+        let kept = optimizer.moments();
+        let mut other = AdamW::new(&model, SETTINGS);
+        let fill = |at: usize, second: bool, values: &mut [f32]| {
+            values.copy_from_slice(kept[at][usize::from(second)].slice());
+            Ok::<(), ()>(())
+        };
+        other.load_moments(fill).unwrap();
+        for (kept, loaded) in kept.iter().flatten().zip(other.moments().iter().flatten()) {
+            assert!(kept.slice::<f32>().iter().any(|value| *value != 0.0));
+            assert_eq!(kept.slice::<f32>(), loaded.slice::<f32>());
+        }
+    }
+}

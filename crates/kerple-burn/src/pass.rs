@@ -1,0 +1,74 @@
+//! What a forward pass is told besides its input: where it stands, and what it may draw.
+
+use kerple::seed::{Purpose, stream_at};
+use rand_chacha::ChaCha8Rng;
+
+/// One forward pass of a model.
+///
+/// Whatever is drawn in a pass (dropout, stochastic encodings, randomized positions) is a function of the seed, the step,
+/// the sequence's row in the whole batch and the place in the model, so neither the number of threads nor how a batch is
+/// split changes it, and a resumed run draws what an uninterrupted one would have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// Seed of the run.
+    pub seed: u64,
+    /// Updates done before this pass.
+    pub step: u64,
+    /// Row in the whole batch of the first sequence of this pass.
+    pub first_row: u64,
+    /// Whether the pass trains: dropout is off otherwise.
+    pub train: bool,
+}
+
+/// The step of evaluation passes: no update has this number.
+const EVALUATION: u64 = u64::MAX;
+
+impl Pass {
+    /// A pass of the update after `step` others.
+    pub fn training(seed: u64, step: u64) -> Pass {
+        Pass { seed, step, first_row: 0, train: true }
+    }
+
+    /// A pass that only measures; always the same draws for the same seed.
+    pub fn evaluation(seed: u64) -> Pass {
+        Pass { seed, step: EVALUATION, first_row: 0, train: false }
+    }
+
+    /// The same pass for sequences further down the batch.
+    pub fn at_row(self, row: usize) -> Pass {
+        Pass { first_row: self.first_row + row as u64, ..self }
+    }
+
+    /// The stream for the sequence `row` of this pass at a `place` in the model, a number that each use has to itself.
+    pub fn noise(&self, row: usize, place: u64) -> ChaCha8Rng {
+        let mut stream = stream_at(self.seed, Purpose::Noise, [self.step, self.first_row + row as u64]);
+        stream.set_stream(place);
+        stream
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::Rng;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_seed_step_row_and_place_draws_for_itself() {
+        let mut seen = HashSet::new();
+        for seed in [0, 1] {
+            for pass in [Pass::training(seed, 0), Pass::training(seed, 1), Pass::evaluation(seed)] {
+                for (row, place) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    assert!(seen.insert(pass.noise(row, place).next_u64()), "{pass:?} {row} {place}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_a_batch_draw_what_the_whole_does() {
+        let (whole, part) = (Pass::training(3, 9), Pass::training(3, 9).at_row(4).at_row(1));
+        assert_eq!(whole.noise(7, 2), part.noise(2, 2));
+        assert_eq!(Pass::evaluation(3).noise(1, 1), Pass::evaluation(3).noise(1, 1));
+    }
+}

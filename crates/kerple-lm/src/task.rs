@@ -1,0 +1,207 @@
+//! What a model is trained for: a batch of any task, its loss, and what an evaluation counts.
+
+use crate::error::{Error, Result};
+use crate::model::{Decoder, Tokens};
+use burn::tensor::{Tensor, TensorData};
+use kerple_burn::pass::Pass;
+use std::ops::Range;
+
+/// Sequences of one length with what is to be predicted from them.
+///
+/// `B` is [`Batch::rows`], `L` is [`Batch::len`]. A task decides how many targets a sequence has: a language model one a
+/// token, a classifier one, a transducer one for each place of its output.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// Token ids, `[B, L]`.
+    pub tokens: Vec<u32>,
+    /// `[B, targets a sequence]`.
+    pub targets: Vec<u32>,
+    /// Which targets are scored, as many as targets; all when absent.
+    pub scored: Option<Vec<bool>>,
+    /// Tokens of each sequence before its padding, `[B]`; all L when absent.
+    pub lengths: Option<Vec<usize>>,
+    /// Sequences, B.
+    pub rows: usize,
+    /// Tokens a sequence, L.
+    pub len: usize,
+}
+
+impl From<kerple_data::Batch> for Batch {
+    fn from(batch: kerple_data::Batch) -> Batch {
+        let kerple_data::Batch { tokens, targets, batch: rows, seq_len: len } = batch;
+        Batch { tokens, targets, scored: None, lengths: None, rows, len }
+    }
+}
+
+impl Batch {
+    /// The model's input.
+    pub fn input(&self) -> Tokens<'_> {
+        Tokens { ids: &self.tokens, batch: self.rows, len: self.len }
+    }
+
+    /// Some of the sequences.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    pub fn slice(&self, rows: Range<usize>) -> Batch {
+        fn part<T: Clone>(values: &[T], of: usize, rows: &Range<usize>) -> Vec<T> {
+            let width = values.len() / of;
+            values[rows.start * width..rows.end * width].to_vec()
+        }
+        Batch {
+            tokens: part(&self.tokens, self.rows, &rows),
+            targets: part(&self.targets, self.rows, &rows),
+            scored: self.scored.as_ref().map(|scored| part(scored, self.rows, &rows)),
+            lengths: self.lengths.as_ref().map(|lengths| part(lengths, self.rows, &rows)),
+            rows: rows.len(),
+            len: self.len,
+        }
+    }
+
+    /// The batch in parts of `rows` sequences, to be worked off one after the other.
+    ///
+    /// # Errors
+    /// Parts that would not be equal.
+    pub fn split(&self, rows: usize) -> Result<Vec<Batch>> {
+        if rows == 0 || !self.rows.is_multiple_of(rows) {
+            let message = format!("parts of {rows} sequences do not divide a batch of {}", self.rows);
+            return Err(Error::refused(message, "choose a train.micro_batch that divides train.batch"));
+        }
+        Ok((0..self.rows).step_by(rows).map(|row| self.slice(row..row + rows)).collect())
+    }
+
+    /// Targets that are scored.
+    pub fn count(&self) -> usize {
+        self.scored.as_ref().map_or(self.targets.len(), |scored| scored.iter().filter(|scored| **scored).count())
+    }
+}
+
+/// What an evaluation knows of each target of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scores {
+    /// Loss in nats, as many as targets; what is not scored has one too, which counts for nothing.
+    pub losses: Vec<f64>,
+    /// Whether the likeliest answer was the target; absent for tasks that do not ask.
+    pub hits: Option<Vec<bool>>,
+    /// Which targets count; all when absent.
+    pub scored: Option<Vec<bool>>,
+}
+
+impl Scores {
+    fn mean(&self, value: impl Fn(usize) -> f64) -> f64 {
+        let counts = |at: &usize| self.scored.as_ref().is_none_or(|scored| scored[*at]);
+        let (sum, count) = (0..self.losses.len()).filter(counts).fold((0.0, 0), |(s, n), at| (s + value(at), n + 1));
+        sum / f64::from(count)
+    }
+
+    /// Mean loss of the scored targets, nats; not a number when there is none.
+    pub fn loss(&self) -> f64 {
+        self.mean(|at| self.losses[at])
+    }
+
+    /// Share of the scored targets that were hit.
+    pub fn accuracy(&self) -> Option<f64> {
+        self.hits.as_ref().map(|hits| self.mean(|at| f64::from(u8::from(hits[at]))))
+    }
+}
+
+/// A task for models of type `M`.
+pub trait Task<M> {
+    /// The mean loss of the batch's scored targets, `[1]`: what training minimises.
+    fn loss(&self, model: &M, batch: &Batch, pass: &Pass) -> Tensor<1>;
+
+    /// The loss of each target, for evaluation; `model` is outside autodiff.
+    fn score(&self, model: &M, batch: &Batch, pass: &Pass) -> Scores;
+
+    /// How many targets [`Task::loss`] is a mean of: parts of a batch are weighted by it.
+    fn weight(&self, batch: &Batch) -> usize {
+        batch.count()
+    }
+}
+
+/// Predicting the next token: targets are `[B, L]`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LanguageModel;
+
+impl Task<Decoder> for LanguageModel {
+    fn loss(&self, model: &Decoder, batch: &Batch, _pass: &Pass) -> Tensor<1> {
+        match &batch.scored {
+            None => model.loss(batch.input(), &batch.targets),
+            Some(scored) => masked_mean(model.nll(batch.input(), &batch.targets), scored),
+        }
+    }
+
+    fn score(&self, model: &Decoder, batch: &Batch, _pass: &Pass) -> Scores {
+        let losses = model.nll(batch.input(), &batch.targets).into_data().iter::<f64>().collect();
+        Scores { losses, hits: None, scored: batch.scored.clone() }
+    }
+}
+
+/// [`LanguageModel`] trained by composed operations only: the definition.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Composed;
+
+impl Task<Decoder> for Composed {
+    fn loss(&self, model: &Decoder, batch: &Batch, _pass: &Pass) -> Tensor<1> {
+        model.composed_loss(batch.input(), &batch.targets)
+    }
+
+    fn score(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Scores {
+        LanguageModel.score(model, batch, pass)
+    }
+}
+
+/// The mean of the losses `[B, N]` that are scored, `[1]`.
+pub fn masked_mean(losses: Tensor<2>, scored: &[bool]) -> Tensor<1> {
+    let count = scored.iter().filter(|scored| **scored).count();
+    let mask: Vec<f32> = scored.iter().map(|scored| f32::from(u8::from(*scored))).collect();
+    let mask = Tensor::<2>::from_data(TensorData::new(mask, losses.dims()), (&losses.device(), losses.dtype()));
+    (losses * mask).sum() * (count as f64).recip()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch() -> Batch {
+        let scored = vec![true, false, true, true, false, false];
+        Batch {
+            tokens: (0..12).collect(),
+            targets: (0..6).collect(),
+            scored: Some(scored),
+            lengths: Some(vec![4, 3, 1]),
+            rows: 3,
+            len: 4,
+        }
+    }
+
+    #[test]
+    fn parts_have_the_rows_of_the_whole() {
+        let parts = batch().split(1).unwrap();
+        assert_eq!(parts.len(), 3);
+        assert_eq!((&parts[1].tokens[..], &parts[1].targets[..]), (&[4, 5, 6, 7][..], &[2, 3][..]));
+        assert_eq!((&parts[1].scored, &parts[1].lengths), (&Some(vec![true, true]), &Some(vec![3])));
+        assert_eq!(parts.iter().map(Batch::count).collect::<Vec<_>>(), [1, 2, 0]);
+        assert_eq!(batch().slice(0..3), batch());
+    }
+
+    #[test]
+    fn parts_that_are_not_equal_are_refused() {
+        for rows in [0, 2, 4] {
+            let error = batch().split(rows).unwrap_err();
+            assert!(error.to_string().contains(&rows.to_string()) && error.is_misuse(), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_scored_counts_for_nothing() {
+        let scores = Scores {
+            losses: vec![1.0, f64::NAN, 3.0, 8.0],
+            hits: Some(vec![true, true, false, true]),
+            scored: Some(vec![true, false, true, true]),
+        };
+        assert_eq!((scores.loss(), scores.accuracy()), (4.0, Some(2.0 / 3.0)));
+        let all = Scores { scored: None, losses: vec![1.0, 2.0, 3.0, 8.0], ..scores };
+        assert_eq!((all.loss(), all.accuracy()), (3.5, Some(0.75)));
+    }
+}

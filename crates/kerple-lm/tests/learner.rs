@@ -1,0 +1,369 @@
+//! The learner: any model and task, parts of a batch and ranks that add up, parameters updated as they say.
+
+mod common;
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Int, Tensor, TensorData, activation};
+use common::{encoding, plan};
+use kerple::encoding::METHODS;
+use kerple_burn::layers::normal_matrix;
+use kerple_burn::parameters::{self, Describe, Group};
+use kerple_lm::config::TrainConfig;
+use kerple_lm::learner::{Learned, Learner, NotFinite, Part, Reduce, Settings, Update, settings};
+use kerple_lm::model::Decoder;
+use kerple_lm::pass::Pass;
+use kerple_lm::plan::Plan;
+use kerple_lm::task::{Batch, Composed, LanguageModel, Scores, Task};
+use rand::{RngExt, SeedableRng};
+use std::sync::{Arc, Barrier, Mutex};
+
+const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.01, clip: 1.0 };
+
+fn device() -> Device {
+    kerple_lm::device().autodiff()
+}
+
+/// Which of two classes has more tokens in a sequence: the mean of the tokens' embeddings, `[V, 2]`, with dropout.
+#[derive(Module, Debug)]
+struct Bag {
+    table: Param<Tensor<2>>,
+}
+
+impl Describe for Bag {}
+
+impl Bag {
+    fn new() -> Bag {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(0);
+        Bag { table: normal_matrix([8, 2], 0.02, &mut rng, &device()) }
+    }
+}
+
+/// Classes of padded sequences.
+struct Majority {
+    dropout: f64,
+}
+
+impl Majority {
+    /// Log-probabilities, `[B, 2]`. Padding and dropped tokens do not count.
+    fn forward(&self, model: &Bag, batch: &Batch, pass: &Pass) -> Tensor<2> {
+        let device = model.table.val().device();
+        let [rows, len] = [batch.rows, batch.len];
+        let lengths = batch.lengths.clone().unwrap_or_else(|| vec![len; rows]);
+        let mut kept = Vec::new();
+        for (row, length) in lengths.into_iter().enumerate() {
+            let mut noise = pass.noise(row, 0);
+            kept.extend((0..len).map(|at| {
+                let dropped = pass.train && noise.random::<f64>() < self.dropout;
+                f32::from(u8::from(at < length && !dropped))
+            }));
+        }
+        let kept = Tensor::<3>::from_data(TensorData::new(kept, [rows, len, 1]), &device);
+        let ids: Vec<i64> = batch.tokens.iter().map(|id| i64::from(*id)).collect();
+        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [rows * len]), &device);
+        let embedded = model.table.val().select(0, ids).reshape([rows, len, 2]);
+        activation::log_softmax((embedded * kept).sum_dim(1).reshape([rows, 2]), 1)
+    }
+}
+
+impl Task<Bag> for Majority {
+    fn loss(&self, model: &Bag, batch: &Batch, pass: &Pass) -> Tensor<1> {
+        let found = self.forward(model, batch, pass);
+        let targets: Vec<i64> = batch.targets.iter().map(|id| i64::from(*id)).collect();
+        let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [batch.rows, 1]), &found.device());
+        -found.gather(1, targets).mean()
+    }
+
+    fn score(&self, model: &Bag, batch: &Batch, pass: &Pass) -> Scores {
+        let found: Vec<f64> = self.forward(model, batch, pass).into_data().iter::<f64>().collect();
+        let (losses, hits) = found
+            .chunks_exact(2)
+            .zip(&batch.targets)
+            .map(|(row, target)| (-row[*target as usize], u32::from(row[1] > row[0]) == *target))
+            .unzip();
+        Scores { losses, hits: Some(hits), scored: None }
+    }
+}
+
+/// Sequences of odd lengths among tokens 0..8; the class is whether most tokens are above 3. Padding would spoil it.
+fn majority(step: u64, rows: usize) -> Batch {
+    let len = 7;
+    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(step);
+    let (mut tokens, mut targets, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rows {
+        let length = [3, 5, 7][rng.random_range(0..3)];
+        let row: Vec<u32> = (0..length).map(|_| rng.random_range(0..8)).collect();
+        let high = row.iter().filter(|token| **token > 3).count();
+        let class = u32::from(2 * high > length);
+        tokens.extend(row.iter().copied().chain(std::iter::repeat_n(if class == 1 { 0 } else { 7 }, len - length)));
+        targets.push(class);
+        lengths.push(length);
+    }
+    Batch { tokens, targets, scored: None, lengths: Some(lengths), rows, len }
+}
+
+fn at(step: u64) -> Update {
+    Update { learning_rate: 0.05, adam_step: step + 1 }
+}
+
+fn weights<M: Module + Describe, T: Task<M>>(learner: &Learner<M, T>) -> Vec<f32> {
+    learner.stored(Part::Weights).iter().flat_map(|named| named.array.slice::<f32>().to_vec()).collect()
+}
+
+#[test]
+fn a_classifier_is_learned() {
+    let mut learner = Learner::new(Bag::new(), Majority { dropout: 0.1 }, SETTINGS);
+    for step in 0..300 {
+        let parts = majority(step, 16).split(8).unwrap();
+        learner.step(&parts, Pass::training(7, step), at(step)).unwrap();
+    }
+    let model = parameters::without_autodiff(learner.model());
+    let score = || learner.task().score(&model, &majority(1_000_000, 200), &Pass::evaluation(7));
+    assert!(score().accuracy().unwrap() > 0.95, "{:?}", score().accuracy());
+    assert!(score().loss() < 0.3, "{}", score().loss());
+    assert_eq!(score(), score(), "evaluation draws");
+}
+
+#[test]
+fn noise_depends_on_the_step_and_not_on_the_parts() {
+    let learner = Learner::new(Bag::new(), Majority { dropout: 0.5 }, SETTINGS);
+    let batch = majority(0, 12);
+    let gradients = |rows: usize, pass: Pass| {
+        let found = learner.gradients(&batch.split(rows).unwrap(), pass);
+        let values: Vec<f64> = found.values[0].clone().into_data().iter::<f64>().collect();
+        (found.loss, values)
+    };
+    let (loss, whole) = gradients(12, Pass::training(1, 0));
+    let (split_loss, parts) = gradients(4, Pass::training(1, 0));
+    // the same sums in another order, in f32
+    assert!((loss - split_loss).abs() < 1e-6, "{loss} {split_loss}");
+    assert!(whole.iter().zip(&parts).all(|(a, b)| (a - b).abs() < 1e-6), "{whole:?} {parts:?}");
+    assert_ne!(gradients(12, Pass::training(1, 1)).1, whole);
+    assert_ne!(gradients(12, Pass::training(2, 0)).1, whole);
+    assert_ne!(gradients(12, Pass::evaluation(1)).1, whole);
+}
+
+fn counting(step: u64, rows: usize, len: usize) -> Batch {
+    let token = |row: usize, at: usize| ((step as usize * 7 + row * 5 + at) % 23) as u32;
+    let all = |shift: usize| (0..rows).flat_map(|row| (0..len).map(move |at| token(row, at + shift))).collect();
+    Batch { tokens: all(0), targets: all(1), rows, len, ..Batch::default() }
+}
+
+fn decoder<T: Task<Decoder>>(plan: &Plan, task: T) -> Learner<Decoder, T> {
+    Learner::new(Decoder::new(plan, &device()), task, settings(plan))
+}
+
+fn config() -> TrainConfig {
+    TrainConfig { weight_decay: 0.1, ..TrainConfig::default() }
+}
+
+#[test]
+fn matrices_are_decayed_and_kernels_are_not() {
+    for kind in METHODS {
+        let plan = plan(&encoding(kind), config());
+        let model = Decoder::new(&plan, &device());
+        let learned = plan.encoding.parameters(&plan.geometry());
+        for (name, group) in parameters::names(&model).iter().zip(parameters::groups(&model)) {
+            let expected = match name.strip_prefix("encoding.values.") {
+                Some(index) => {
+                    let parameter = &learned[index.parse::<usize>().unwrap()];
+                    let matrix = ["t5", "learned"].contains(&kind);
+                    Group { decay: matrix, range: Some([parameter.low, parameter.high]) }
+                }
+                None => Group { decay: name.ends_with("weight") || name == "embedding" || name == "head", range: None },
+            };
+            assert_eq!(group, expected, "{kind}: {name}");
+        }
+    }
+    let mut free = encoding("kerple_log");
+    free.clamp = kerple::encoding::Clamp::WorkingCopy;
+    let model = Decoder::new(&plan(&free, config()), &device());
+    assert!(parameters::groups(&model).iter().all(|group| group.range.is_none()));
+}
+
+#[test]
+fn decay_pulls_a_table_and_leaves_a_kernel() {
+    let step = |kind: &str, weight_decay: f64| {
+        let plan = plan(&encoding(kind), TrainConfig { weight_decay, ..config() });
+        let mut learner = decoder(&plan, LanguageModel);
+        learner.step(&[counting(0, 4, 12)], Pass::training(7, 0), at(0)).unwrap();
+        learner.model().encoding.numbers()
+    };
+    for kind in ["t5", "learned"] {
+        assert_ne!(step(kind, 0.0), step(kind, 0.5), "{kind}");
+    }
+    assert_eq!(step("kerple_log", 0.0), step("kerple_log", 0.5));
+}
+
+#[test]
+fn composed_and_fused_learners_agree() {
+    for kind in ["kerple_log", "t5", "rotary", "learned"] {
+        let plan = plan(&encoding(kind), config());
+        let (mut fused, mut composed) = (decoder(&plan, LanguageModel), decoder(&plan, Composed).composed());
+        for step in 0..6 {
+            let parts = counting(step, 4, 12).split(2).unwrap();
+            let a = fused.step(&parts, Pass::training(7, step), at(step)).unwrap();
+            let b = composed.step(&parts, Pass::training(7, step), at(step)).unwrap();
+            // both in f32; Adam's first steps divide by the gradient's size and keep differences of the smallest alive
+            assert!((a.loss - b.loss).abs() < 2e-4 * a.loss, "{kind} {step}: {a:?} {b:?}");
+            assert!((a.grad_norm - b.grad_norm).abs() < 2e-3 * a.grad_norm, "{kind} {step}: {a:?} {b:?}");
+        }
+    }
+}
+
+#[test]
+fn only_scored_targets_count() {
+    let plan = plan(&encoding("alibi"), config());
+    let learner = decoder(&plan, LanguageModel);
+    let mut batch = counting(3, 4, 12);
+    // one, two, three and four targets of the rows
+    let scored: Vec<bool> = (0..48).map(|at| at % 12 <= at / 12).collect();
+    batch.scored = Some(scored.clone());
+    let model = parameters::without_autodiff(learner.model());
+    let scores = LanguageModel.score(&model, &batch, &Pass::evaluation(0));
+    let whole = learner.gradients(std::slice::from_ref(&batch), Pass::training(7, 0));
+    assert!((whole.loss - scores.loss()).abs() < 1e-5, "{} {}", whole.loss, scores.loss());
+
+    let values = |tensors: &[Tensor<1>]| -> Vec<f64> {
+        tensors.iter().flat_map(|t| t.clone().into_data().iter::<f64>().collect::<Vec<_>>()).collect()
+    };
+    for (target, scored) in batch.targets.iter_mut().zip(&scored) {
+        *target = if *scored { *target } else { 22 - *target };
+    }
+    let other = learner.gradients(std::slice::from_ref(&batch), Pass::training(7, 0));
+    assert_eq!((whole.loss, values(&whole.values)), (other.loss, values(&other.values)));
+
+    // parts score 1, 2, 3 and 4 targets: they are weighted by that
+    let parts = learner.gradients(&batch.split(1).unwrap(), Pass::training(7, 0));
+    assert!((whole.loss - parts.loss).abs() < 1e-5, "{} {}", whole.loss, parts.loss);
+    let largest = values(&whole.values).iter().fold(0f64, |m, x| m.max(x.abs()));
+    for (a, b) in values(&whole.values).iter().zip(values(&parts.values)) {
+        assert!((a - b).abs() < 1e-5 * largest, "{a} {b}"); // the same sums in another order, in f32
+    }
+}
+
+/// Ranks in threads of one process: each leaves its part on the table, and all add them up in order.
+#[derive(Clone)]
+struct Threads {
+    rank: usize,
+    barrier: Arc<Barrier>,
+    table: Arc<Mutex<Vec<Option<(f64, Vec<Tensor<1>>)>>>>,
+    weights: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Reduce for Threads {
+    fn weight(&self, own: usize) -> usize {
+        self.weights.lock().unwrap()[self.rank] = own;
+        self.barrier.wait();
+        let total = self.weights.lock().unwrap().iter().sum();
+        self.barrier.wait();
+        total
+    }
+
+    fn sum(&self, loss: f64, gradients: Vec<Tensor<1>>) -> (f64, Vec<Tensor<1>>) {
+        self.table.lock().unwrap()[self.rank] = Some((loss, gradients));
+        self.barrier.wait();
+        let all = self.table.lock().unwrap().clone();
+        self.barrier.wait();
+        let add = |(loss, sums): (f64, Vec<Tensor<1>>), (more, gradients): (f64, Vec<Tensor<1>>)| {
+            (loss + more, sums.into_iter().zip(gradients).map(|(a, b)| a + b).collect())
+        };
+        all.into_iter().flatten().reduce(add).unwrap()
+    }
+}
+
+#[test]
+fn two_ranks_equal_one_with_two_parts() {
+    let plan = plan(&encoding("kerple_log"), config());
+    let train = |mut learner: Learner<Decoder, LanguageModel>, rows: std::ops::Range<usize>| {
+        let mut losses = Vec::new();
+        for step in 0..4 {
+            let parts = counting(step, 4, 12).slice(rows.clone()).split(2).unwrap();
+            let pass = Pass::training(7, step).at_row(rows.start);
+            losses.push(learner.step(&parts, pass, at(step)).unwrap());
+        }
+        (losses, weights(&learner))
+    };
+    let alone = train(decoder(&plan, LanguageModel), 0..4);
+    let ranks = Threads {
+        rank: 0,
+        barrier: Arc::new(Barrier::new(2)),
+        table: Arc::new(Mutex::new(vec![None, None])),
+        weights: Arc::new(Mutex::new(vec![0, 0])),
+    };
+    let results = std::thread::scope(|scope| {
+        let run = |rank: usize| {
+            let (ranks, plan) = (Threads { rank, ..ranks.clone() }, &plan);
+            scope.spawn(move || train(decoder(plan, LanguageModel).with_reduce(ranks), 2 * rank..2 * rank + 2))
+        };
+        [run(0), run(1)].map(|thread| thread.join().unwrap())
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        assert_eq!(result, alone, "rank {rank}");
+    }
+}
+
+#[test]
+fn what_is_stored_brings_a_learner_back() {
+    let plan = plan(&encoding("kerple_bias_weight"), config());
+    let mut learner = decoder(&plan, LanguageModel);
+    let step = |learner: &mut Learner<Decoder, LanguageModel>, n: u64| {
+        learner.step(&[counting(n, 4, 12)], Pass::training(7, n), at(n)).unwrap()
+    };
+    step(&mut learner, 0);
+    let stored = [Part::Weights, Part::Moments].map(|part| learner.stored(part));
+    assert_eq!(stored[1].len(), 2 * stored[0].len());
+    assert_eq!(stored[1][0].name, format!("first.{}", stored[0][0].name));
+    assert_eq!(stored[1][0].array.shape(), stored[0][0].array.shape());
+
+    let mut other = decoder(&plan, LanguageModel);
+    for (part, stored) in [Part::Weights, Part::Moments].into_iter().zip(&stored) {
+        let fill = |name: &str, values: &mut [f32]| {
+            let named = stored.iter().find(|named| named.name == name).ok_or(())?;
+            values.copy_from_slice(named.array.slice());
+            Ok::<(), ()>(())
+        };
+        other.restore(part, fill).unwrap();
+    }
+    let expected: Vec<Learned> = (1..4).map(|n| step(&mut learner, n)).collect();
+    let got: Vec<Learned> = (1..4).map(|n| step(&mut other, n)).collect();
+    assert_eq!(got, expected);
+    assert_eq!(weights(&learner), weights(&other));
+}
+
+#[test]
+fn a_number_that_is_none_changes_nothing() {
+    let plan = plan(&encoding("kerple_log"), config());
+    let mut learner = decoder(&plan, LanguageModel);
+    assert_eq!(learner.not_finite(), None);
+    let poison = |name: &str, values: &mut [f32]| {
+        values.fill(if name == "head" { f32::INFINITY } else { 0.01 });
+        Ok::<(), ()>(())
+    };
+    learner.restore(Part::Weights, poison).unwrap();
+    assert_eq!(learner.not_finite().as_deref(), Some("head"));
+    let before = weights(&learner);
+    let error = learner.step(&[counting(0, 4, 12)], Pass::training(7, 0), at(0)).unwrap_err();
+    let NotFinite { what, value } = error;
+    assert!(what == "the loss" && !value.is_finite(), "{what} {value}");
+    assert_eq!(weights(&learner), before);
+}
+
+#[test]
+fn a_step_of_real_size_has_the_same_bits_at_any_number_of_threads() {
+    // several blocks of every product, several tiles of attention, several tasks of every row operation and of Adam
+    let plan = common::plan_of(&encoding("kerple_log"), config(), [3, 4, 64], [160, 8]);
+    let run = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let mut learner = decoder(&plan, LanguageModel);
+            let learned: Vec<Learned> = (0..2)
+                .map(|n| learner.step(&counting(n, 8, 160).split(4).unwrap(), Pass::training(7, n), at(n)).unwrap())
+                .collect();
+            (learned, weights(&learner))
+        })
+    };
+    let one = run(1);
+    for threads in [2, 3, 7] {
+        assert!(run(threads) == one, "{threads} threads");
+    }
+}
