@@ -1,7 +1,9 @@
 //! Text, token by token, with a cache of keys and values.
 
+use crate::error::{Error, Result};
 use crate::model::{Decoder, Tokens};
-use rand::{RngExt, SeedableRng};
+use kerple::seed::{Purpose, stream};
+use rand::RngExt;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,7 +16,27 @@ pub struct Draw {
     pub seed: u64,
 }
 
-/// Extends `prompt` by up to `count` tokens below `vocab`, telling each; stops when `tell` returns false.
+/// Refuses to extend a prompt of this many tokens by `count` where the model is not defined for as many positions.
+///
+/// # Errors
+/// An empty prompt, or more positions than the encoding has.
+pub fn check(model: &Decoder, prompt: usize, count: usize) -> Result<()> {
+    if prompt == 0 {
+        let hint = "begin with the end-of-document token, as every document does";
+        return Err(Error::refused("there is no token to go on from", hint));
+    }
+    // the last token drawn takes no position of its own
+    model.check_len(prompt.saturating_add(count.saturating_sub(1)))
+}
+
+/// Extends `prompt` by up to `count` tokens, telling each; stops when `tell` returns false. Nothing is held for tokens that
+/// are yet to come, so `count` may be any number.
+///
+/// `vocab` is the number of tokens that the tokenizer knows: rows that only pad the vocabulary are never drawn. The draws
+/// are those of [`Purpose::Sampling`], one a token.
+///
+/// # Errors
+/// What [`check`] refuses, and logits that are not numbers.
 pub fn generate(
     model: &Decoder,
     prompt: &[u32],
@@ -22,20 +44,25 @@ pub fn generate(
     vocab: usize,
     draw: &Draw,
     tell: &mut dyn FnMut(u32) -> bool,
-) {
-    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(draw.seed);
+) -> Result<()> {
+    check(model, prompt.len(), count)?;
+    let mut rng = stream(draw.seed, Purpose::Sampling);
     let mut cache = model.caches(1);
     let mut next = prompt.to_vec();
     for _ in 0..count {
-        let len = next.len();
-        let logits = model.extend(Tokens { ids: &next, batch: 1, len }, &mut cache).into_data();
+        let logits = model.extend(Tokens { ids: &next, batch: 1, len: next.len() }, &mut cache).into_data();
         let logits: Vec<f64> = logits.iter::<f64>().take(vocab).collect();
+        if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
+            let message = format!("a logit of the model is {bad}: there is nothing to draw from");
+            return Err(Error::refused(message, "sample an earlier checkpoint, or a run whose loss is finite"));
+        }
         let token = choose(&logits, draw, rng.random());
         if !tell(token) {
             break;
         }
         next = vec![token];
     }
+    Ok(())
 }
 
 /// The token whose share of the distribution covers `point` in `[0, 1)`.

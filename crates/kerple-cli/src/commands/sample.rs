@@ -5,7 +5,7 @@ use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::Source;
-use kerple_lm::generate::{Draw, generate};
+use kerple_lm::generate::{self, Draw};
 use kerple_lm::train;
 use std::io::Write;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ pub fn run(args: &Sample) -> Outcome {
     let tokenizer = source.tokenizer()?;
     let mut prompt = vec![tokenizer.end_of_document()];
     prompt.extend(tokenizer.encode(&args.prompt).map_err(kerple_lm::Error::from)?);
-    model.check_len(prompt.len() + args.tokens)?;
+    generate::check(&model, prompt.len(), args.tokens)?;
     let mut out = std::io::stdout().lock();
     let mut print = |text: &str| {
         // a closed pipe ends the stream without fuss
@@ -36,10 +36,10 @@ pub fn run(args: &Sample) -> Outcome {
     let stop = stop_flag();
     let mut decoder = tokenizer.decoder();
     let draw = Draw { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
-    generate(&model, &prompt, args.tokens, plan.facts.vocab_size, &draw, &mut |token| {
+    generate::generate(&model, &prompt, args.tokens, plan.facts.vocab_size, &draw, &mut |token| {
         print(&decoder.push(token));
         !stop.load(Ordering::Relaxed) && token != tokenizer.end_of_document()
-    });
+    })?;
     print(&decoder.finish());
     print("\n");
     Ok(())
