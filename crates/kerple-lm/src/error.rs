@@ -98,6 +98,7 @@ impl Error {
     pub fn is_misuse(&self) -> bool {
         match self {
             Error::Data(error) => error.is_misuse(),
+            Error::Record(error) => error.is_misuse(),
             Error::Config { .. } | Error::Refused { .. } => true,
             _ => false,
         }

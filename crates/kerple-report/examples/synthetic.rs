@@ -2,12 +2,13 @@
 //!
 //! `cargo run --release -p kerple-report --example synthetic -- OUT` writes run folders to `OUT/runs` and the report to
 //! `OUT/report`. The perplexities resemble Chi et al. 2022, arXiv:2205.09921, Table 3; nothing here is a measurement.
-//! Some runs are left unfinished and one diverges, because a report has to say so.
+//! Some runs are left unfinished, one diverges, some are of a smaller model and some rows do not say which text they are
+//! over, because a report has to say so.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow, write_json};
+use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow, ScoredText, write_json};
 use kerple_report::{Options, find_runs, table_text, write};
 use serde_json::json;
 
@@ -34,7 +35,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (index, (name, perplexities, step_seconds)) in ENCODINGS.into_iter().enumerate() {
         for seed in 1235..1240 {
             let mut noise = Noise(seed * 1000 + index as u64);
-            write_run(&runs.join(format!("{name}-{seed}")), name, seed, perplexities, step_seconds, &mut noise)?;
+            write_run(&runs.join(format!("{name}-{seed}")), name, seed, 12, perplexities, step_seconds, &mut noise)?;
+        }
+    }
+    for (index, (name, perplexities, step_seconds)) in ENCODINGS.into_iter().enumerate().take(3) {
+        for seed in [1, 2] {
+            let mut noise = Noise(seed * 1000 + index as u64);
+            let (folder, perplexities) = (runs.join(format!("small-{name}-{seed}")), perplexities.map(|p| 1.7 * p));
+            write_run(&folder, name, seed, 2, perplexities, 0.2 * step_seconds, &mut noise)?;
         }
     }
     let found = find_runs(&[&runs])?;
@@ -46,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..Options::default()
     };
     let summary = write(&found, &out.join("report"), &options)?;
-    print!("{}", table_text(&found)?);
+    print!("{}", table_text(&summary.results));
     eprintln!("{}", summary.index.display());
     Ok(())
 }
@@ -55,6 +63,7 @@ fn write_run(
     folder: &Path,
     name: &str,
     seed: u64,
+    layers: u64,
     perplexities: [f64; 6],
     step_seconds: f64,
     noise: &mut Noise,
@@ -66,7 +75,7 @@ fn write_run(
     let steps = if (name, seed) == ("rotary", 1239) { 3000 } else { STEPS };
     let plan = json!({
         "label": name, "seed": seed, "train_len": TRAIN_LEN, "steps": STEPS, "encoding": {"kind": name},
-        "parameters": 162_322_944, "hash": format!("{name:-<16}{TRAIN_LEN}"),
+        "parameters": 13_526_912 * layers, "hash": format!("{name:-<16}{layers}"), "model": {"n_layers": layers},
     });
     write_json(&folder.join(record::PLAN_FILE), &plan)?;
     let heads = Heads::new(name, noise);
@@ -78,6 +87,10 @@ fn write_run(
     let mut rows = Journal::open(&folder.join(record::EVALUATION_FILE))?;
     // The text of a seed is the same for every encoding, so its difficulty is too.
     let text = (seed as f64 - 1237.0) * 0.016;
+    if (name, layers) == ("alibi", 12) {
+        let row = evaluation(name, seed, 1024, "blocks", None, steps, perplexities[1].ln());
+        rows.push(&EvaluationRow { text: None, ..row })?;
+    }
     for protocol in ["segments", "last:256"] {
         for (length, perplexity) in LENGTHS.into_iter().zip(perplexities) {
             if (name, seed, length) == ("t5", 1238, 16384) {
@@ -107,14 +120,16 @@ fn evaluation(
 ) -> EvaluationRow {
     let tokens = 320 * if protocol == "segments" { length } else { 256 };
     let bytes = tokens * 9 / 2;
-    let positions = (protocol == "segments" && length >= 4096).then(|| {
+    let scored_from = if protocol == "segments" { 0 } else { length - 256 };
+    let positions = (protocol != "segments" || length >= 4096).then(|| {
         let mut noise = Noise(seed + length);
         // Early positions have little context; past the training length the loss goes where the encoding's mean goes.
         let short = 2.9 + 0.002 * (name.len() as f64);
         let beyond = |p: f64| (p / TRAIN_LEN as f64).max(1.0).ln() * (nll - 3.05) * 0.45;
-        let full = (1..=length).map(|p| p as f64);
         let seen = |p: f64| window.map_or(p, |window| p.min(window as f64));
-        full.map(|p| short + 4.5 / seen(p).powf(0.45) + beyond(p).max(-0.05) + 0.15 * noise.normal()).collect()
+        let loss = |p: f64| short + 4.5 / seen(p).powf(0.45) + beyond(p).max(-0.05) + 0.15 * noise.normal();
+        let losses: Vec<f64> = (1..=length).map(|p| p as f64).map(loss).collect();
+        losses.into_iter().enumerate().map(|(i, loss)| if (i as u64) < scored_from { f64::NAN } else { loss }).collect()
     });
     EvaluationRow {
         encoding: name.into(),
@@ -124,8 +139,8 @@ fn evaluation(
         protocol: protocol.into(),
         window,
         split: "test".into(),
+        text: Some(ScoredText { checksum: "0123456789abcdef".into(), span: 16384, segments: 320, seed }),
         step,
-        text: None,
         segments: 320,
         tokens,
         bytes: Some(bytes),

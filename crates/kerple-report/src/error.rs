@@ -9,36 +9,30 @@ pub enum Error {
     /// A file or folder could not be read or written.
     #[error("{action} {}: {source}", path.display())]
     Io {
-        /// What was attempted, as a verb: `reading`, `writing`.
-        action: &'static str,
         /// The file or folder.
         path: PathBuf,
+        /// What was attempted, as a verb: `reading`, `writing`.
+        action: &'static str,
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// A file of records holds something that is not a record.
-    #[error("{}:{line}: not a record: {reason}", path.display())]
-    Corrupt {
+    /// A file holds something else than it should.
+    #[error("{}: {message}", path.display())]
+    Damaged {
         /// The file.
         path: PathBuf,
-        /// Line, counted from 1.
-        line: usize,
-        /// What the parser expected.
-        reason: String,
+        /// Where in it, what was found, and what was expected.
+        message: String,
+        /// What to do about it.
+        hint: String,
     },
-    /// No `plan.json` below the given folders.
-    #[error("no runs below {}", list(folders))]
-    NoRuns {
-        /// The folders that were searched.
-        folders: Vec<PathBuf>,
-    },
-    /// The encoding that the others should be compared with was not evaluated.
-    #[error("no evaluated run has the encoding {wanted:?}; there are {}", available.join(", "))]
-    UnknownReference {
-        /// The encoding asked for.
-        wanted: String,
-        /// The encodings that were evaluated.
-        available: Vec<String>,
+    /// What was asked for cannot be done with what is there.
+    #[error("{message}")]
+    Refused {
+        /// What was asked for, and what there is.
+        message: String,
+        /// What to ask for instead.
+        hint: String,
     },
     /// A page could not be filled in: a mistake in a template, not in the runs.
     #[error("rendering {page}: {reason}")]
@@ -57,23 +51,40 @@ impl Error {
     /// What a person can do about it, if there is something better than reading the message.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Error::Corrupt { line, .. } => {
-                Some(format!("only an incomplete last line is forgiven; repair or delete line {line}, or leave the run out"))
-            }
-            Error::NoRuns { .. } => {
-                Some("a run folder holds plan.json; name the folder that `kerple train --out` or `kerple compare --out` wrote".into())
-            }
-            Error::UnknownReference { available, .. } => available.first().map(|name| format!("for example --reference {name}")),
+            Error::Damaged { hint, .. } | Error::Refused { hint, .. } => Some(hint.clone()),
             Error::Io { .. } | Error::Render { .. } => None,
         }
     }
 
+    /// Whether it is what was asked for, not what was found, that is wrong.
+    pub fn is_misuse(&self) -> bool {
+        matches!(self, Error::Refused { .. })
+    }
+
     /// For `map_err` at a file operation.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
-        move |source| Error::Io { action, path: path.to_owned(), source }
+        move |source| Error::Io { path: path.to_owned(), action, source }
     }
-}
 
-fn list(folders: &[PathBuf]) -> String {
-    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
+    /// A line, counted from 1, that is not what the file is made of.
+    pub(crate) fn damaged_line(path: &Path, line: usize, reason: &serde_json::Error) -> Error {
+        Error::Damaged {
+            path: path.to_owned(),
+            message: format!("line {line} is not a record: {reason}"),
+            hint: format!(
+                "only an incomplete last line is forgiven; repair or delete line {line}, or leave the run out"
+            ),
+        }
+    }
+
+    /// No `plan.json` below the given folders.
+    pub(crate) fn no_runs(folders: &[PathBuf]) -> Error {
+        let list: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+        let place = if list.is_empty() { String::new() } else { format!(" below {}", list.join(", ")) };
+        Error::Refused {
+            message: format!("no runs{place}"),
+            hint: "a run folder holds plan.json; name the folder that `kerple train --out` or `kerple compare --out` wrote"
+                .into(),
+        }
+    }
 }

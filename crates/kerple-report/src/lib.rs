@@ -7,8 +7,8 @@
 //! [`record`] defines the files of a run folder; [`statistics`] is plain functions on slices. This crate knows no tensors
 //! and nothing of how a run is made: it reads what the files hold.
 
+mod conditions;
 pub mod error;
-mod figures;
 mod format;
 mod number;
 mod page;
@@ -17,10 +17,10 @@ pub mod record;
 pub mod results;
 mod run;
 pub mod statistics;
-mod text;
 mod write;
 
+pub use conditions::{Conditions, Differences};
 pub use error::{Error, Result};
+pub use page::table_text;
 pub use run::{Run, find_runs};
-pub use text::table_text;
 pub use write::{Options, Summary, write};

@@ -1,14 +1,18 @@
-//! Line plots as SVG: axes with round ticks, logarithmic scales, error bars, legends, and grids of small plots.
+//! Line plots: axes with round ticks, logarithmic scales, error bars, legends, and grids of small plots.
 //!
-//! A plot is data until [`Plot::svg`] draws it at a width, so one plot serves a wide page and a telephone. Colours are the
+//! A plot is data until [`Plot::svg`] draws it at a width, so one plot serves a wide page and a telephone, or
+//! [`Plot::text`] for a terminal, from the same axes, ticks and lines. Colours of the SVG are the
 //! classes `s0` to `s7` of [`STYLE`], which has a light and a dark set; series also differ by marker shape, and by dashes
 //! beyond the eighth, so no reading depends on colour. Not a general plotting library: it draws what the report shows.
 
 mod axis;
-mod draw;
+mod braille;
+mod distance;
+mod svg;
 
 pub use axis::{Axis, Scale, Tick};
-pub use draw::escape;
+pub use distance::{heads_within, over_distances};
+pub use svg::escape;
 
 /// CSS of every plot, shared by the page and by [`standalone`] files.
 pub const STYLE: &str = include_str!("../templates/plot.css");
@@ -18,7 +22,7 @@ pub const STYLE: &str = include_str!("../templates/plot.css");
 pub struct Point {
     /// Position along the horizontal axis.
     pub x: f64,
-    /// Value. One that is not finite breaks the line and is drawn as a cross at the top of the frame.
+    /// Value. One that is not finite breaks the line, and an SVG has a cross at the top of the frame.
     pub y: f64,
     /// Half the length of the error bar; none if 0.
     pub error: f64,

@@ -252,7 +252,7 @@ pub struct Rows<Row> {
 /// Reads a file of records, one JSON value a line.
 ///
 /// # Errors
-/// [`Error::Corrupt`] with file and line if a line that ends properly is no record; [`Error::Io`] if the file cannot be read.
+/// [`Error::Damaged`] with file and line if a line that ends properly is no record; [`Error::Io`] if the file cannot be read.
 pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
     let text = std::fs::read(path).map_err(Error::io("reading", path))?;
     let mut found = Rows { rows: Vec::new(), truncated_line: None };
@@ -264,7 +264,7 @@ pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
             _ if !line.ends_with(b"\n") => found.truncated_line = Some(index + 1),
             Ok(row) => found.rows.push(row),
             Err(error) => {
-                return Err(Error::Corrupt { path: path.to_owned(), line: index + 1, reason: error.to_string() });
+                return Err(Error::damaged_line(path, index + 1, &error));
             }
         }
     }
@@ -274,14 +274,10 @@ pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
 /// Reads a file that holds one JSON value.
 ///
 /// # Errors
-/// [`Error::Corrupt`] with file and line if it holds something else; [`Error::Io`] if it cannot be read.
+/// [`Error::Damaged`] with file and line if it holds something else; [`Error::Io`] if it cannot be read.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = std::fs::read(path).map_err(Error::io("reading", path))?;
-    serde_json::from_slice(&text).map_err(|error| Error::Corrupt {
-        path: path.to_owned(),
-        line: error.line(),
-        reason: error.to_string(),
-    })
+    serde_json::from_slice(&text).map_err(|error| Error::damaged_line(path, error.line(), &error))
 }
 
 /// Writes a file that holds one JSON value, aside and then renamed, so that a crash leaves the old file or the new one.
@@ -370,8 +366,8 @@ mod tests {
         text.push_str("{\"step\": 2}\n");
         std::fs::write(&path, &text).unwrap();
         let error = read_rows::<MetricsRow>(&path).unwrap_err();
-        assert!(matches!(&error, Error::Corrupt { line: 2, .. }), "{error}");
-        assert!(error.to_string().contains("metrics.jsonl:2: not a record: missing field `loss`"), "{error}");
+        assert!(matches!(&error, Error::Damaged { .. }), "{error}");
+        assert!(error.to_string().contains("metrics.jsonl: line 2 is not a record: missing field `loss`"), "{error}");
         assert!(error.hint().unwrap().contains("line 2"));
     }
 

@@ -1,5 +1,6 @@
 //! Runs to numbers: every mean, deviation, ratio and test of the report, as plain rows that go unchanged to JSON and CSV.
 
+mod group;
 mod positions;
 mod table;
 mod training;
@@ -8,14 +9,16 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
+use self::group::Settings;
 use crate::error::{Error, Result};
 use crate::number;
 use crate::run::Run;
 use crate::statistics::{deviation, mean};
 
+pub use group::{Group, Setting};
 pub(crate) use positions::BINS_AN_OCTAVE;
 pub use positions::{PositionBin, PositionCurve};
-pub use table::{Evaluation, Score, Setting, Table, Test};
+pub use table::{Evaluation, Name, Score, Table, Test, name_text};
 pub use training::{EffectiveLength, RunRow, Speed, State};
 
 /// The encoding that others are compared with when it is there: the one the KERPLE paper recommends.
@@ -46,7 +49,9 @@ pub struct Results {
     pub reference: Option<String>,
     /// What is incomplete or odd, in sentences.
     pub notes: Vec<String>,
-    /// One per protocol, window, split and training length.
+    /// Runs that can be compared: one unless several kinds of training are in the report.
+    pub groups: Vec<Group>,
+    /// One per group, protocol, split and text.
     pub tables: Vec<Table>,
     /// Perplexity by position, where it was recorded.
     pub positions: Vec<PositionCurve>,
@@ -62,19 +67,22 @@ impl Results {
     /// Computes them. `reference` names the encoding to compare with, in place of the usual one.
     ///
     /// # Errors
-    /// [`Error::NoRuns`] of no runs; [`Error::UnknownReference`] if no run has the `reference`.
+    /// [`Error::Refused`] of no runs, or if no run has the `reference`.
     pub fn of(runs: &[Run], reference: Option<&str>) -> Result<Results> {
         if runs.is_empty() {
-            return Err(Error::NoRuns { folders: Vec::new() });
+            return Err(Error::no_runs(&[]));
         }
         let counted: Vec<&Run> = runs.iter().filter(|run| run.duplicate_of.is_none()).collect();
         let reference = choose_reference(&counted, reference)?;
-        let mut tables = table::tables(&counted, reference.as_deref());
+        let (groups, groups_note) = group::groups(&counted);
+        let settings = Settings::of(&counted, &groups);
+        let mut tables = table::tables(&counted, &groups, &settings, reference.as_deref());
         let encodings = order(&counted, &tables, reference.as_deref());
         for table in &mut tables {
             table.sort(&encodings);
         }
-        let mut notes = training::notes(runs);
+        let mut notes: Vec<String> = groups_note.into_iter().collect();
+        notes.extend(training::notes(runs));
         notes.extend(tables.iter().flat_map(Table::notes));
         if reference.is_none() && encodings.len() > 1 {
             notes.push(format!(
@@ -84,8 +92,9 @@ impl Results {
         Ok(Results {
             reference,
             notes,
-            positions: positions::curves(&counted, &encodings),
-            speeds: training::speeds(&counted, &encodings),
+            positions: positions::curves(&counted, &settings, &encodings),
+            speeds: training::speeds(&counted, &groups, &encodings),
+            groups,
             effective_lengths: training::effective_lengths(&counted, &encodings),
             runs: training::run_rows(runs),
             encodings,
@@ -101,34 +110,36 @@ impl Results {
 
 /// The named encoding, or else the usual one by name or by kind, where it has been evaluated.
 fn choose_reference(runs: &[&Run], wanted: Option<&str>) -> Result<Option<String>> {
-    let available: BTreeSet<String> =
-        runs.iter().flat_map(|run| run.evaluations.iter().map(|row| run.name_of(row))).collect();
-    match wanted {
-        Some(wanted) if available.contains(wanted) => Ok(Some(wanted.to_owned())),
-        Some(wanted) => {
-            Err(Error::UnknownReference { wanted: wanted.to_owned(), available: available.into_iter().collect() })
-        }
-        None if available.contains(USUAL_REFERENCE) => Ok(Some(USUAL_REFERENCE.to_owned())),
-        None => {
-            let of_kind = runs.iter().filter(|run| run.encoding_kind() == Some(USUAL_REFERENCE));
-            let mut names: BTreeSet<String> = of_kind.map(|run| run.name.clone()).collect();
-            names.retain(|name| available.contains(name));
-            // Two variants of the usual kind: choosing is up to the reader.
-            Ok(if names.len() == 1 { names.pop_first() } else { None })
-        }
+    let evaluated = || runs.iter().filter(|run| !run.evaluations.is_empty());
+    let available: BTreeSet<&str> = evaluated().map(|run| run.name.as_str()).collect();
+    let wanted_or_usual = wanted.unwrap_or(USUAL_REFERENCE);
+    if available.contains(wanted_or_usual) {
+        return Ok(Some(wanted_or_usual.to_owned()));
     }
+    if let Some(wanted) = wanted {
+        let list = available.iter().copied().collect::<Vec<_>>().join(", ");
+        return Err(Error::Refused {
+            message: format!("no evaluated run has the encoding {wanted:?}; there are {list}"),
+            hint: available
+                .first()
+                .map_or("evaluate the runs first".into(), |name| format!("for example --reference {name}")),
+        });
+    }
+    let of_kind = evaluated().filter(|run| run.encoding_kind() == Some(USUAL_REFERENCE));
+    let names: BTreeSet<&str> = of_kind.map(|run| run.name.as_str()).collect();
+    // Two variants of the usual kind: choosing is up to the reader.
+    Ok(names.first().filter(|_| names.len() == 1).map(|name| (*name).to_owned()))
 }
 
 /// The reference, then by perplexity at the longest length of the first table, then the rest by name.
 fn order(runs: &[&Run], tables: &[Table], reference: Option<&str>) -> Vec<String> {
-    let mut names: BTreeSet<String> = runs.iter().map(|run| run.name.clone()).collect();
-    names.extend(tables.iter().flat_map(|table| table.scores.iter().map(|score| score.encoding.clone())));
+    let names: BTreeSet<&String> = runs.iter().map(|run| &run.name).collect();
     let last = tables.first().and_then(|table| table.lengths().last().map(|&length| (table, length)));
     let perplexity = |name: &str| {
-        let score = last.and_then(|(table, length)| table.score(name, length));
+        let score = last.and_then(|(table, length)| table.score((name, None), length));
         score.map(|score| score.perplexity).filter(|value| !value.is_nan()).unwrap_or(f64::INFINITY)
     };
-    let mut ordered: Vec<String> = names.into_iter().collect();
+    let mut ordered: Vec<String> = names.into_iter().cloned().collect();
     ordered.sort_by(|a, b| {
         let first = |name: &str| Some(name) != reference;
         first(a).cmp(&first(b)).then(perplexity(a).total_cmp(&perplexity(b)))

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::conditions::{Conditions, Differences};
 use crate::error::{Error, Result};
 use crate::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, read_json, read_rows};
 
@@ -14,8 +15,10 @@ use crate::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, read_json, 
 pub struct Run {
     /// The folder, as it was found.
     pub folder: PathBuf,
-    /// The name its results are grouped under: the label, made longer where different plans share label and seed.
+    /// The name its results are grouped under: the label, made longer where different encodings share it.
     pub name: String,
+    /// What it was trained under. Only runs of equal conditions meet in a mean, a table or a test.
+    pub conditions: Conditions,
     /// `plan.json`. The report needs none of its keys but shows and groups by those that are there.
     pub plan: Value,
     /// Logged steps in order; those that a resume from an earlier checkpoint made again appear once.
@@ -34,9 +37,9 @@ impl Run {
     /// Reads a run folder. Files other than `plan.json` may be missing.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with file and line; [`Error::Io`].
+    /// [`Error::Damaged`] with file and line; [`Error::Io`].
     pub fn read(folder: &Path) -> Result<Run> {
-        let plan = read_json(&folder.join(record::PLAN_FILE))?;
+        let plan: Value = read_json(&folder.join(record::PLAN_FILE))?;
         let mut notes = Vec::new();
         let metrics = read_optional_rows(&folder.join(record::METRICS_FILE), &mut notes)?;
         let evaluations = read_optional_rows(&folder.join(record::EVALUATION_FILE), &mut notes)?;
@@ -46,6 +49,7 @@ impl Run {
         let mut run = Run {
             folder: folder.to_owned(),
             name: String::new(),
+            conditions: Conditions::of_plan(&plan),
             plan,
             metrics: without_repeated_steps(metrics),
             evaluations: without_repeated_evaluations(evaluations),
@@ -107,10 +111,14 @@ impl Run {
         self.metrics.last().map(|row| row.seconds)
     }
 
-    /// The name to group an evaluation under.
-    pub(crate) fn name_of(&self, row: &EvaluationRow) -> String {
-        let label = self.label();
-        if row.encoding == label { self.name.clone() } else { self.name.replacen(&label, &row.encoding, 1) }
+    /// The version of the program that trained it, where the plan says it.
+    pub fn commit(&self) -> Option<&str> {
+        self.plan["commit"].as_str()
+    }
+
+    /// The window that an evaluation restricted attention to, if the encoding was not trained with it.
+    pub(crate) fn window_of(&self, row: &EvaluationRow) -> Option<u64> {
+        row.window.filter(|&window| self.plan["encoding"]["window"].as_u64() != Some(window))
     }
 
     fn folder_name(&self) -> String {
@@ -125,17 +133,18 @@ impl Run {
 /// evaluations counts. Runs that share label, training length and seed but not the plan get longer names.
 ///
 /// # Errors
-/// [`Error::NoRuns`] if there are none; [`Error::Corrupt`] with file and line; [`Error::Io`].
+/// [`Error::NoRuns`] if there are none; [`Error::Damaged`] with file and line; [`Error::Io`].
 pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
     let mut found = BTreeMap::new();
     for folder in folders {
         walk(folder.as_ref(), &mut found)?;
     }
     if found.is_empty() {
-        return Err(Error::NoRuns { folders: folders.iter().map(|folder| folder.as_ref().to_owned()).collect() });
+        return Err(Error::no_runs(&folders.iter().map(|folder| folder.as_ref().to_owned()).collect::<Vec<_>>()));
     }
     let mut runs = found.values().map(|folder| Run::read(folder)).collect::<Result<Vec<Run>>>()?;
     mark_duplicates(&mut runs);
+    name_by_encoding(&mut runs);
     tell_apart(&mut runs);
     Ok(runs)
 }
@@ -185,7 +194,7 @@ fn without_repeated_evaluations(rows: Vec<EvaluationRow>) -> Vec<EvaluationRow> 
         .into_iter()
         .rev()
         .filter(|row| {
-            let what = (row.encoding.clone(), row.protocol.clone(), row.split.clone());
+            let what = (row.encoding.clone(), row.protocol.clone(), row.split.clone(), row.text.clone());
             seen.insert((what, row.seed, row.train_len, row.length, row.window, row.step))
         })
         .collect();
@@ -211,39 +220,53 @@ fn mark_duplicates(runs: &mut [Run]) {
     }
 }
 
-/// Gives runs longer names where one name would pool different plans under one seed: with the name of the folder
+/// A label says the kind of an encoding but not all of its keys: where runs share one and their keys differ, each is called
+/// by what differs.
+fn name_by_encoding(runs: &mut [Run]) {
+    let mut by_label: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (index, run) in runs.iter().enumerate() {
+        by_label.entry(run.label()).or_default().push(index);
+    }
+    for (label, indices) in by_label {
+        let encodings: Vec<Conditions> =
+            indices.iter().map(|&index| Conditions::of(&runs[index].plan["encoding"])).collect();
+        let differences = Differences::between(&encodings.iter().collect::<Vec<_>>());
+        for (place, &index) in indices.iter().enumerate() {
+            let title = differences.title(place);
+            if !title.is_empty() {
+                runs[index].name = format!("{label} ({title})");
+            }
+        }
+    }
+}
+
+/// Gives runs longer names where one name would still pool different plans under one seed: with the name of the folder
 /// above, if that separates them, else with their own folder.
 fn tell_apart(runs: &mut [Run]) {
     let parent = |run: &Run| {
         let above = run.folder.parent().and_then(Path::file_name);
         above.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
     };
-    let longer: [&dyn Fn(&Run) -> String; 2] = [&|run| format!("{} ({})", run.label(), parent(run)), &|run| {
-        format!("{} ({})", run.label(), run.folder.display())
-    }];
-    for name in longer {
-        let clashing = clashing_names(runs);
-        for run in runs.iter_mut().filter(|run| clashing.contains(&(run.name.clone(), run.train_len()))) {
-            run.name = name(run);
+    let before: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+    let longer: [&dyn Fn(&Run) -> String; 2] = [&parent, &|run| run.folder.display().to_string()];
+    for folder in longer {
+        let clashing = clashing_runs(runs);
+        for index in clashing {
+            runs[index].name = format!("{} ({})", before[index], folder(&runs[index]));
         }
     }
-    for run in runs.iter_mut().filter(|run| run.name != run.label()) {
-        run.notes.push(format!(
-            "another plan has the label {:?} and the same seed; called {:?} here",
-            run.label(),
-            run.name
-        ));
+    for (run, before) in runs.iter_mut().zip(before).filter(|(run, before)| run.name != *before) {
+        run.notes.push(format!("another plan has the label {before:?} and the same seed; called {:?} here", run.name));
     }
 }
 
-/// Names under which two counted runs have the same training length and seed.
-fn clashing_names(runs: &[Run]) -> BTreeSet<(String, Option<u64>)> {
+/// Runs whose name, under their conditions, has two counted runs of one seed.
+fn clashing_runs(runs: &[Run]) -> Vec<usize> {
+    let key = |run: &Run| (run.name.clone(), run.conditions.fingerprint(), run.train_len());
     let mut seen = BTreeSet::new();
     let counted = runs.iter().filter(|run| run.duplicate_of.is_none());
-    counted
-        .filter(|run| !seen.insert((&run.name, run.train_len(), run.seed())))
-        .map(|run| (run.name.clone(), run.train_len()))
-        .collect()
+    let clashing: BTreeSet<_> = counted.filter(|run| !seen.insert((key(run), run.seed()))).map(key).collect();
+    (0..runs.len()).filter(|&index| clashing.contains(&key(&runs[index]))).collect()
 }
 
 #[cfg(test)]
@@ -275,7 +298,7 @@ mod tests {
     fn no_runs_is_an_error_with_a_hint() {
         let root = tempfile::tempdir().unwrap();
         let error = find_runs(&[root.path()]).unwrap_err();
-        assert!(matches!(error, Error::NoRuns { .. }));
+        assert!(matches!(error, Error::Refused { .. }));
         assert!(error.hint().unwrap().contains("plan.json"));
         assert!(matches!(find_runs(&[root.path().join("absent")]), Err(Error::Io { .. })));
     }
@@ -308,6 +331,27 @@ mod tests {
         plan(root.path(), "long/alibi-1b", json!({"label": "alibi", "seed": 1, "hash": "d"}));
         let all = names(root.path());
         assert!(all[0].ends_with("long/alibi-1)") && all[1].ends_with("long/alibi-1b)"), "{all:?}");
+    }
+
+    #[test]
+    fn encodings_of_one_label_are_called_by_what_differs() {
+        let root = tempfile::tempdir().unwrap();
+        for (name, seed, bias) in [("a", 1, "log(1, a)"), ("b", 2, "log(1, a)"), ("c", 3, "power(1, p)")] {
+            let encoding = json!({"kind": "kernel", "bias": bias, "weight": null, "scale": "after"});
+            plan(root.path(), name, json!({"label": "kernel", "seed": seed, "hash": name, "encoding": encoding}));
+        }
+        let [log, power] = ["kernel (bias log(1, a))", "kernel (bias power(1, p))"];
+        assert_eq!(names(root.path()), [log, log, power]);
+    }
+
+    #[test]
+    fn one_label_and_seed_under_other_conditions_is_no_clash() {
+        let root = tempfile::tempdir().unwrap();
+        for layers in [2, 12] {
+            let name = layers.to_string();
+            plan(root.path(), &name, json!({"label": "t5", "seed": 1, "hash": name, "model": {"n_layers": layers}}));
+        }
+        assert_eq!(names(root.path()), ["t5", "t5"]);
     }
 
     #[test]

@@ -5,11 +5,11 @@ use std::path::{Component, Path, PathBuf};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::figures::{Figure, figures};
-use crate::page::{Layout, Page, SMALL, WIDE};
+use crate::page::figures::{Figure, figures};
+use crate::page::{Layout, MARK, Page, SMALL, WIDE};
 use crate::plot::{grid, standalone};
 use crate::record::write_json;
-use crate::results::Results;
+use crate::results::{PositionCurve, Results};
 use crate::run::Run;
 
 /// What the report says that no run knows.
@@ -44,12 +44,15 @@ pub struct Summary {
     pub results: Results,
 }
 
-/// Writes `index.html`, `report.md`, `report.json`, `tables/*.csv` and `figures/*.svg` into a folder, and replaces what is there.
+/// Writes `index.html`, `report.md`, `report.json`, `tables/*.csv` and `figures/*.svg` into a folder, and replaces an earlier
+/// report there. Each file is written aside and then renamed.
 ///
 /// # Errors
-/// [`Error::NoRuns`], [`Error::UnknownReference`], or [`Error::Io`] if a file cannot be written.
+/// [`Error::Refused`] of no runs, of an unknown reference, or if the folder holds a page that is no report;
+/// [`Error::Io`] if a file cannot be written.
 pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> {
     let mut results = Results::of(runs, options.reference.as_deref())?;
+    refuse_foreign(folder)?;
     let figures = figures(runs, &results);
     std::fs::create_dir_all(folder).map_err(Error::io("creating", folder))?;
     make_relative(&mut results, folder);
@@ -63,6 +66,7 @@ pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> 
         &json,
         &Document {
             title: &options.title,
+            generator: MARK,
             machine: &options.machine,
             commit: &options.commit,
             date: &options.date,
@@ -83,6 +87,7 @@ pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> 
 #[derive(Serialize)]
 struct Document<'a> {
     title: &'a str,
+    generator: &'a str,
     machine: &'a Option<String>,
     commit: &'a Option<String>,
     date: &'a Option<String>,
@@ -93,9 +98,46 @@ struct Document<'a> {
 fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> Result<()> {
     let folder = path.parent().expect("a file is in a folder");
     std::fs::create_dir_all(folder).map_err(Error::io("creating", folder))?;
-    std::fs::write(&path, content).map_err(Error::io("writing", &path))?;
+    let mut aside = path.clone().into_os_string();
+    aside.push(".part");
+    let aside = PathBuf::from(aside);
+    std::fs::write(&aside, content).map_err(Error::io("writing", &aside))?;
+    std::fs::rename(&aside, &path).map_err(Error::io("writing", &path))?;
     files.push(path);
     Ok(())
+}
+
+/// Refuses a folder with pages that no report of ours left there. Its `index.html` says whose the folder is.
+fn refuse_foreign(folder: &Path) -> Result<()> {
+    // How a page ends that was made before there was a mark.
+    const UNMARKED: &str = "The same numbers are in <a href=\"report.json\">";
+    let index = folder.join(Layout::Html.name());
+    let (found, ours) = match std::fs::read(&index) {
+        Ok(page) => {
+            let page = String::from_utf8_lossy(&page);
+            (index, page.trim().is_empty() || page.contains(MARK) || page.contains(UNMARKED))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let others = [Layout::Markdown.name(), "report.json"].map(|name| folder.join(name));
+            match others.into_iter().find(|path| path.exists()) {
+                Some(other) => {
+                    let text = std::fs::read(&other).map_err(Error::io("reading", &other))?;
+                    let ours = text.is_empty() || String::from_utf8_lossy(&text).contains(MARK);
+                    (other, ours)
+                }
+                None => return Ok(()),
+            }
+        }
+        // A folder that is a file, or one that cannot be read: writing will say so.
+        Err(_) => return Ok(()),
+    };
+    if ours {
+        return Ok(());
+    }
+    Err(Error::Refused {
+        message: format!("{} is there already and is no report of kerple", found.display()),
+        hint: "choose another folder with --out, or move the file away".into(),
+    })
 }
 
 impl Figure {
@@ -136,7 +178,8 @@ fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
             csv(
                 "positions",
                 positions.flat_map(|curve| {
-                    let what = Curve { length: curve.length, encoding: &curve.encoding, n: curve.n };
+                    let PositionCurve { length, encoding, window, n, .. } = curve;
+                    let what = Curve { length: *length, encoding, window: *window, n: *n };
                     curve.bins.iter().map(move |bin| (&curve.setting, what, bin))
                 }),
             )?,
@@ -152,6 +195,7 @@ fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
 struct Curve<'a> {
     length: u64,
     encoding: &'a str,
+    window: Option<u64>,
     n: usize,
 }
 

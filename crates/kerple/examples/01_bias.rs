@@ -1,7 +1,6 @@
-//! A positional bias is a table over distances: one row a head. Here as numbers, then as a picture.
+//! A positional bias is a table over distances: one row a head. Here as numbers, then as bars.
 
 use kerple::encoding::{Encoding, Geometry, Method};
-use kerple::kernel::picture::{self, Plot, Series};
 
 fn main() {
     let geometry = Geometry { heads: 4, head_dim: 64, train_len: 64 };
@@ -13,14 +12,10 @@ fn main() {
     let len = 64;
     let bias = encoding.table(&geometry, &values, len).bias.expect("KERPLE adds to scores"); // [H, L]
     println!("\nhead 0 adds {:.2?} ... to a score at distances 0 to 4\n", &bias[..5]);
-    let curve = |row: &[f64]| row.iter().enumerate().map(|(d, value)| (d as f64, *value)).collect();
-    let series = bias.chunks(len).enumerate();
-    let plot = Plot {
-        title: "KERPLE-log as it starts".to_owned(),
-        x_label: "distance d = i - j".to_owned(),
-        y_label: "bias".to_owned(),
-        series: series.map(|(head, row)| Series { name: format!("head {head}"), points: curve(row) }).collect(),
-        ..Plot::default()
-    };
-    println!("{}", picture::text(&plot, 72, 16));
+    println!("what two heads add, a bar for every fourth distance (`kerple describe kerple_log` draws all)\n");
+    let lowest = bias.iter().copied().fold(0.0, f64::min);
+    for distance in (0..len).step_by(4) {
+        let bar = |head: usize| "#".repeat((30.0 * bias[head * len + distance] / lowest).round() as usize);
+        println!("{distance:>3}  {:<30}  {:<30}", bar(0), bar(1));
+    }
 }

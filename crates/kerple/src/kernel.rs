@@ -46,7 +46,7 @@
 //!
 //! [`base`] functions and their derivatives; [`function`]s an expression can call; the [grammar](parse);
 //! [`expr`]essions with values, gradients and tables; learned [`parameter`]s; [`rules`] and proofs; [`points`] and
-//! [`certificate`]s by eigenvalues; the [`geometry`] that follows: embeddings, feature maps, reach; [`picture`]s; and
+//! [`certificate`]s by eigenvalues; the [`geometry`] that follows: embeddings, feature maps, reach; and
 //! [`report`], all of it from text to answer.
 
 pub mod base;
@@ -58,7 +58,6 @@ pub mod geometry;
 mod linalg;
 pub mod parameter;
 pub mod parse;
-pub mod picture;
 pub mod points;
 pub mod report;
 pub mod rules;

@@ -5,7 +5,7 @@ use crate::args::Describe;
 use crate::failure::{Failure, Outcome};
 use crate::output::{result, resultln};
 use kerple::encoding::{Encoding, Geometry, Init, METHODS, Method, Parameter};
-use kerple::kernel::picture::{self, Plot, Series};
+use kerple_report::plot::{Plot, over_distances};
 
 /// Largest table that is drawn or printed.
 const MOST_VALUES: usize = 1 << 24;
@@ -54,7 +54,7 @@ fn initial(parameter: &Parameter) -> String {
 }
 
 /// A plot of the encoding's table with parameters as they start.
-fn plot(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> {
+fn picture(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> {
     let geometry = Geometry { heads, head_dim: 64, train_len: distances };
     let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), distances);
     let (rows, what) = match (&table.bias, &table.weight) {
@@ -63,17 +63,9 @@ fn plot(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> {
         (None, None) => return None,
     };
     let points = |row: &[f64]| row.iter().enumerate().map(|(d, value)| (d as f64, *value)).collect();
-    let series = rows
-        .chunks(distances)
-        .enumerate()
-        .map(|(head, row)| Series { name: format!("head {head}"), points: points(row) });
-    Some(Plot {
-        title: format!("{} as it starts, {what} by distance", encoding.method.kind()),
-        x_label: "distance d".to_owned(),
-        y_label: what.to_owned(),
-        series: series.collect(),
-        ..Plot::default()
-    })
+    let curves = rows.chunks(distances).enumerate().map(|(head, row)| (format!("head {head}"), points(row)));
+    let title = format!("{} as it starts, {what} by distance d", encoding.method.kind());
+    Some(over_distances(title, what, false, curves))
 }
 
 fn one(args: &Describe, encoding: &Encoding) -> Outcome {
@@ -89,9 +81,9 @@ fn one(args: &Describe, encoding: &Encoding) -> Outcome {
     let about = encoding.method.description();
     let geometry = Geometry { heads: args.heads, head_dim: 64, train_len: 512 };
     let parameters = encoding.parameters(&geometry);
-    let plot = plot(encoding, args.heads, args.distances);
+    let plot = picture(encoding, args.heads, args.distances);
     if let (Some(path), Some(plot)) = (&args.svg, &plot) {
-        std::fs::write(path, picture::svg(plot)).map_err(|error| Failure::writing(path, &error))?;
+        std::fs::write(path, plot.file()).map_err(|error| Failure::writing(path, &error))?;
     }
     if args.json {
         let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), args.distances);
@@ -114,7 +106,7 @@ fn one(args: &Describe, encoding: &Encoding) -> Outcome {
     let keys = toml::to_string(encoding).unwrap_or_default();
     resultln!("\n[encoding]\n{keys}");
     if let Some(plot) = &plot {
-        resultln!("{}", picture::text(plot, 100, 20));
+        resultln!("{}", plot.text(100, 20));
     }
     Ok(())
 }

@@ -4,8 +4,8 @@ use super::print_json;
 use crate::args::{Kernel, KernelCommand};
 use crate::failure::{Failure, Outcome};
 use crate::output::{result, resultln};
-use kerple::kernel::picture::{self, Plot, Series};
 use kerple::kernel::report;
+use kerple_report::plot::{Plot, heads_within, over_distances};
 use kerple_report::record::{KernelSnapshot, read_json};
 use std::fmt::Display;
 use std::path::Path;
@@ -42,14 +42,14 @@ pub fn run(args: &Kernel) -> Outcome {
             let plot = match what.iter().all(|what| Path::new(what).is_dir()) {
                 true if *effective_lengths => reach_of_runs(what)?,
                 true => kernels_of_runs(what, *length, *log)?,
-                false => report::plot(&what.iter().map(|what| what.trim()).collect::<Vec<_>>(), *length, *log)?,
+                false => kernels(&what.iter().map(|what| what.trim()).collect::<Vec<_>>(), *length, *log)?,
             };
             match svg {
                 Some(path) => {
-                    std::fs::write(path, picture::svg(&plot)).map_err(|error| Failure::writing(path, &error))?;
+                    std::fs::write(path, plot.file()).map_err(|error| Failure::writing(path, &error))?;
                     resultln!("{}", path.display());
                 }
-                None => result(format_args!("{}", picture::text(&plot, TERMINAL.0, TERMINAL.1))),
+                None => result(format_args!("{}", plot.text(TERMINAL.0, TERMINAL.1))),
             }
         }
     }
@@ -79,18 +79,22 @@ fn newest(run: &str) -> Result<KernelSnapshot, Failure> {
     })
 }
 
-fn kernels_of_runs(runs: &[String], length: usize, log_x: bool) -> Result<Plot, Failure> {
-    let mut series = Vec::new();
+fn kernels(expressions: &[&str], length: usize, log: bool) -> Result<Plot, Failure> {
+    let curves = report::curves(expressions, length, log)?;
+    Ok(over_distances("kernels", "value", log, curves.into_iter().map(|curve| (curve.name, curve.points))))
+}
+
+fn kernels_of_runs(runs: &[String], length: usize, log: bool) -> Result<Plot, Failure> {
+    let mut curves = Vec::new();
     for run in runs {
         let KernelSnapshot { distances, bias, weight, .. } = newest(run)?;
         let name = |head: usize| if runs.len() > 1 { format!("{run} head {head}") } else { format!("head {head}") };
         for (head, row) in bias.or(weight).into_iter().flatten().enumerate() {
             let points = distances.iter().zip(row).map(|(d, value)| (*d as f64, value));
-            series.push(Series { name: name(head), points: points.take_while(|(d, _)| *d < length as f64).collect() });
+            curves.push((name(head), points.take_while(|(d, _)| *d < length as f64).collect()));
         }
     }
-    let title = format!("learned kernels of {}", runs.join(", "));
-    Ok(Plot { title, x_label: "distance (tokens)".to_owned(), y_label: "value".to_owned(), log_x, series })
+    Ok(over_distances(format!("learned kernels of {}", runs.join(", ")), "value", log, curves))
 }
 
 fn reach_of_runs(runs: &[String]) -> Result<Plot, Failure> {
@@ -98,5 +102,5 @@ fn reach_of_runs(runs: &[String]) -> Result<Plot, Failure> {
         runs.iter().map(|run| Ok((run.as_str(), newest(run)?.effective_length))).collect();
     let found = found?;
     let sets: Vec<(&str, &[Option<u64>])> = found.iter().map(|(run, lengths)| (*run, lengths.as_slice())).collect();
-    Ok(Plot::effective_lengths(&sets, 20_480))
+    Ok(heads_within(&sets, 20_480))
 }

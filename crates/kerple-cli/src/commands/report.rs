@@ -25,7 +25,7 @@ pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, 
     if json {
         print_json(&summary.results);
     } else {
-        resultln!("{}", table_text(&runs)?);
+        resultln!("{}", table_text(&summary.results));
         resultln!("report: {}", summary.index.display());
     }
     Ok(())

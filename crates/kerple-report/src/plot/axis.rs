@@ -7,6 +7,8 @@ pub enum Scale {
     Linear,
     /// Equal ratios, equal lengths.
     Log,
+    /// Equal ratios of 1 + value, equal lengths: nearly linear near 0, which it can show, and logarithmic far from it.
+    LogOnePlus,
 }
 
 /// A labelled position on an axis.
@@ -50,6 +52,19 @@ impl Axis {
         Axis { label: label.into(), scale: Scale::Log, low, high, ticks: log_ticks(low, high) }
     }
 
+    /// Equal ratios of 1 + value, from `low` to `high`, both at least 0.
+    ///
+    /// # Panics
+    /// If `low` is negative.
+    pub fn log_one_plus(label: impl Into<String>, low: f64, high: f64) -> Axis {
+        assert!(low >= 0.0, "low: expected an end of the axis at or above 0, got {low}");
+        let high = if high > low { high } else { 2.0 * low + 1.0 };
+        let powers = (0..=308).map(|power| 10f64.powi(power)).take_while(|&at| at <= high);
+        let ticks = std::iter::once(0.0).chain(powers).filter(|&at| at >= low);
+        let ticks = ticks.map(|at| Tick { at, text: compact(at) }).collect();
+        Axis { label: label.into(), scale: Scale::LogOnePlus, low, high, ticks }
+    }
+
     /// A logarithmic axis whose ticks are exactly the given sequence lengths.
     pub fn lengths(label: impl Into<String>, lengths: &[u64]) -> Axis {
         let ends = lengths.iter().fold((f64::INFINITY, 1.0), |(low, high): (f64, f64), &length| {
@@ -65,6 +80,7 @@ impl Axis {
         match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
             Scale::Log => (value / self.low).ln() / (self.high / self.low).ln(),
+            Scale::LogOnePlus => (value.ln_1p() - self.low.ln_1p()) / (self.high.ln_1p() - self.low.ln_1p()),
         }
     }
 }
@@ -134,6 +150,8 @@ mod tests {
         assert_eq!(texts(&Axis::log("", 20.0, 3e7)), ["100", "1000", "10k", "100k", "1M", "10M"]);
         assert_eq!(texts(&Axis::log("", 21.0, 24.0)), ["21", "22", "23", "24"]);
         assert_eq!(texts(&Axis::lengths("", &[512, 1024])), ["512", "1024"]);
+        assert_eq!(texts(&Axis::log_one_plus("", 0.0, 20000.0)), ["0", "1", "10", "100", "1000", "10k"]);
+        assert_eq!(texts(&Axis::log_one_plus("", 0.0, 0.0)), ["0", "1"]);
     }
 
     #[test]
@@ -148,8 +166,9 @@ mod tests {
     proptest! {
         #[test]
         fn ticks_lie_inside_and_are_few(low in 1e-4..1e6f64, ratio in 1.001..1e7f64) {
-            for axis in [Axis::linear("", low, low * ratio), Axis::log("", low, low * ratio)] {
-                prop_assert!((2..=12).contains(&axis.ticks.len()), "{:?}", axis);
+            let (one, other) = (Axis::linear("", low, low * ratio), Axis::log("", low, low * ratio));
+            for axis in [one, other, Axis::log_one_plus("", 0.0, low * ratio + 1.0)] {
+                prop_assert!((2..=15).contains(&axis.ticks.len()), "{:?}", axis);
                 for tick in &axis.ticks {
                     prop_assert!((-1e-6..=1.0 + 1e-6).contains(&axis.fraction(tick.at)), "{:?}", tick);
                 }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Setting, number};
+use super::group::{Setting, Settings};
+use super::number;
+use crate::record::EvaluationRow;
 use crate::run::Run;
 use crate::statistics::{mean, perplexity};
 
@@ -18,7 +20,7 @@ pub struct PositionBin {
     pub first: u64,
     /// Last position.
     pub last: u64,
-    /// `exp` of the loss, mean over segments, seeds and the positions of the bin.
+    /// `exp` of the loss, mean over segments, seeds and the scored positions of the bin.
     #[serde(with = "number")]
     pub perplexity: f64,
 }
@@ -33,63 +35,125 @@ pub struct PositionCurve {
     pub length: u64,
     /// Name of the encoding.
     pub encoding: String,
+    /// Keys a query saw, where only the evaluation restricted them.
+    pub window: Option<u64>,
     /// Seeds.
     pub n: usize,
-    /// Bins of equal ratio, by position.
+    /// Bins of equal ratio, by position; those in which nothing is scored are left out.
     pub bins: Vec<PositionBin>,
 }
 
-/// Seed to the step of its latest checkpoint and the losses by position.
-type BySeed<'a> = BTreeMap<u64, (u64, &'a [f64])>;
+/// What a curve is of: setting, length, place of the encoding, window.
+type Key = (Setting, u64, usize, Option<u64>);
 
-pub(super) fn curves(runs: &[&Run], encodings: &[String]) -> Vec<PositionCurve> {
+/// Seed to the row of its latest checkpoint.
+type BySeed<'a> = BTreeMap<u64, &'a EvaluationRow>;
+
+/// A curve for every encoding, window, setting and length that has losses by position. Rows over unknown text have none:
+/// a curve is a mean over seeds.
+pub(super) fn curves(runs: &[&Run], settings: &Settings, encodings: &[String]) -> Vec<PositionCurve> {
     // Of several checkpoints of a run the latest counts, as in the tables.
-    let mut latest: BTreeMap<(Setting, u64, usize), BySeed> = BTreeMap::new();
+    let mut latest: BTreeMap<Key, BySeed> = BTreeMap::new();
     for run in runs {
-        for row in &run.evaluations {
-            let Some(losses) = row.position_nll.as_deref() else { continue };
-            let place =
-                encodings.iter().position(|name| *name == run.name_of(row)).expect("every row's name is listed");
-            let seeds = latest.entry((Setting::of(row), row.length, place)).or_default();
-            if seeds.get(&row.seed).is_none_or(|(step, _)| *step <= row.step) {
-                seeds.insert(row.seed, (row.step, losses));
+        let place = encodings.iter().position(|name| *name == run.name).expect("every run's name is listed");
+        for row in run.evaluations.iter().filter(|row| row.position_nll.is_some() && row.text.is_some()) {
+            let key = (settings.of_row(run, row), row.length, place, run.window_of(row));
+            let seeds = latest.entry(key).or_default();
+            if seeds.get(&row.seed).is_none_or(|other| other.step <= row.step) {
+                seeds.insert(row.seed, row);
             }
         }
     }
-    latest
-        .into_iter()
-        .map(|((setting, length, place), seeds)| {
-            let losses: Vec<&[f64]> = seeds.values().map(|(_, losses)| *losses).collect();
-            PositionCurve { setting, length, encoding: encodings[place].clone(), n: losses.len(), bins: bins(&losses) }
+    let curve = |((setting, length, place, window), seeds): (Key, BySeed)| PositionCurve {
+        setting,
+        length,
+        encoding: encodings[place].clone(),
+        window,
+        n: seeds.len(),
+        bins: bins(&seeds.into_values().collect::<Vec<_>>()),
+    };
+    latest.into_iter().map(curve).filter(|curve| !curve.bins.is_empty()).collect()
+}
+
+/// Means over seeds and over the scored positions of bins of equal ratio; positions that not every seed has are left out.
+fn bins(seeds: &[&EvaluationRow]) -> Vec<PositionBin> {
+    let losses = |row: &&EvaluationRow| row.position_nll.as_ref().map_or(0, Vec::len);
+    let length = seeds.iter().map(losses).min().unwrap_or(0);
+    // Powers of two end their bins, so that a length that is one leaves no bin of a single, noisy position.
+    let bin_of = |position: usize| (BINS_AN_OCTAVE * (position as f64).log2() - 1e-9).ceil();
+    let positions: Vec<usize> =
+        (1..=length).filter(|&position| seeds.iter().all(|row| is_scored(row, position))).collect();
+    positions
+        .chunk_by(|&a, &b| bin_of(a) == bin_of(b))
+        .map(|bin| {
+            let loss = |row: &EvaluationRow| bin.iter().map(|&position| loss_at(row, position)).collect::<Vec<_>>();
+            let losses: Vec<f64> = seeds.iter().map(|row| mean(&loss(row))).collect();
+            PositionBin { first: bin[0] as u64, last: bin[bin.len() - 1] as u64, perplexity: perplexity(&losses) }
         })
         .collect()
 }
 
-/// Means over seeds and over bins of equal ratio; positions that not every seed has are left out.
-fn bins(seeds: &[&[f64]]) -> Vec<PositionBin> {
-    let length = seeds.iter().map(|losses| losses.len()).min().unwrap_or(0);
-    // Powers of two end their bins, so that a length that is one leaves no bin of a single, noisy position.
-    let bin_of = |position: usize| (BINS_AN_OCTAVE * (position as f64).log2() - 1e-9).ceil();
-    let positions: Vec<usize> = (1..=length).collect();
-    positions
-        .chunk_by(|&a, &b| bin_of(a) == bin_of(b))
-        .map(|bin| {
-            let (first, last) = (bin[0], bin[bin.len() - 1]);
-            let losses: Vec<f64> = seeds.iter().map(|losses| mean(&losses[first - 1..last])).collect();
-            PositionBin { first: first as u64, last: last as u64, perplexity: perplexity(&losses) }
-        })
-        .collect()
+/// The loss at a position, counted from 1; NaN where there is none.
+fn loss_at(row: &EvaluationRow, position: usize) -> f64 {
+    row.position_nll.as_ref().and_then(|losses| losses.get(position - 1)).copied().unwrap_or(f64::NAN)
+}
+
+/// Whether a position was scored. One that was not is NaN, and so is one that diverged; but then the row's mean is not
+/// finite either, and the protocol says what was scored.
+fn is_scored(row: &EvaluationRow, position: usize) -> bool {
+    let last = row.protocol.strip_prefix("last:").and_then(|count| count.parse::<u64>().ok());
+    let from = last.map_or(0, |count| row.length.saturating_sub(count));
+    position as u64 > from && !(row.nll.is_finite() && loss_at(row, position).is_nan())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn row(protocol: &str, losses: &[f64]) -> EvaluationRow {
+        let scored: Vec<f64> = losses.iter().copied().filter(|loss| !loss.is_nan()).collect();
+        EvaluationRow {
+            encoding: "alibi".into(),
+            seed: 1,
+            train_len: 64,
+            length: losses.len() as u64,
+            protocol: protocol.into(),
+            window: None,
+            split: "test".into(),
+            text: None,
+            step: 1,
+            segments: 1,
+            tokens: scored.len() as u64,
+            bytes: None,
+            nll: mean(&scored),
+            perplexity: perplexity(&scored),
+            bits_per_byte: None,
+            seconds: 1.0,
+            position_nll: Some(losses.to_vec()),
+            segment_nll: None,
+        }
+    }
+
+    #[test]
+    fn positions_that_are_not_scored_are_left_out() {
+        let mut losses = vec![f64::NAN; 128];
+        losses[96..].fill(2.0);
+        let found = bins(&[&row("last:32", &losses)]);
+        assert_eq!((found[0].first, found[found.len() - 1].last), (97, 128));
+        // 1e-15: exp of 2 twice.
+        assert!(found.iter().all(|bin| (bin.perplexity / 2f64.exp() - 1.0).abs() < 1e-15));
+        // A diverged loss among the scored ones is not hidden.
+        losses[100] = f64::NAN;
+        let diverged = EvaluationRow { nll: f64::NAN, ..row("last:32", &losses) };
+        let found = bins(&[&diverged]);
+        assert_eq!((found[0].first, found.iter().filter(|bin| bin.perplexity.is_nan()).count()), (97, 1));
+    }
+
     #[test]
     fn bins_cover_every_position_once_and_keep_the_mean_loss() {
         let losses: Vec<f64> = (0..100).map(|i| 5.0 / (1.0 + i as f64)).collect();
         let other: Vec<f64> = losses.iter().map(|loss| loss + 1.0).collect();
-        let bins = bins(&[&losses, &other]);
+        let bins = bins(&[&row("segments", &losses), &row("segments", &other)]);
         assert_eq!((bins[0].first, bins[bins.len() - 1].last), (1, 100));
         assert!(bins.iter().any(|bin| bin.first < 64 && bin.last == 64));
         assert!(bins.windows(2).all(|pair| pair[0].last + 1 == pair[1].first));

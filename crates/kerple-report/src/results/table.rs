@@ -1,56 +1,27 @@
-//! Encoding by length: one table for every way of evaluating.
+//! Encoding by length: one table for every setting.
+//!
+//! A row of a table is an encoding, or an encoding whose attention an evaluation restricted to a window: the windowed
+//! baseline of Chi et al. 2022, arXiv:2205.09921, section 5.5. Both stand in one table and are tested against the same
+//! reference, because they read the same text. Rows whose text is unknown are listed run by run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::group::{Group, Setting, Settings};
 use super::{Spread, number};
-use crate::record::{EvaluationRow, protocol_meaning};
+use crate::record::EvaluationRow;
 use crate::run::Run;
 use crate::statistics::{ALPHA, Untestable, bits_per_byte, holm, paired_t_test};
-
-/// What must be equal for two perplexities to be in one table.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Setting {
-    /// Tokens a training sequence.
-    pub train_len: u64,
-    /// Part of the corpus.
-    pub split: String,
-    /// Keys a query may see; all before it if absent.
-    pub window: Option<u64>,
-    /// How sequences are cut and which tokens are scored.
-    pub protocol: String,
-}
-
-impl Setting {
-    pub(super) fn of(row: &EvaluationRow) -> Setting {
-        let EvaluationRow { train_len, split, protocol, window, .. } = row;
-        Setting { train_len: *train_len, split: split.clone(), protocol: protocol.clone(), window: *window }
-    }
-
-    /// A few words that tell it from the other settings.
-    pub fn title(&self) -> String {
-        let window = self.window.map_or_else(String::new, |window| format!(", window of {window} keys"));
-        format!("{}, {} split, trained at {}{window}", self.protocol, self.split, self.train_len)
-    }
-
-    /// What was measured, in sentences.
-    pub fn meaning(&self) -> String {
-        let window = self.window.map_or_else(String::new, |window| {
-            format!(
-                " Attention is restricted to the last {window} keys, the query's own included, in the same checkpoints."
-            )
-        });
-        format!("{}{window}", protocol_meaning(&self.protocol))
-    }
-}
 
 /// One run's evaluation as it went into a table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Evaluation {
     /// Name in the tables.
     pub encoding: String,
+    /// Keys a query saw, where only the evaluation restricted them.
+    pub window: Option<u64>,
     /// Seed of the run.
     pub seed: u64,
     /// Tokens an evaluated sequence.
@@ -81,11 +52,20 @@ pub struct Evaluation {
     pub run: PathBuf,
 }
 
+impl Evaluation {
+    /// The run it is of, in words: encoding, window and seed.
+    pub fn run_name(&self) -> String {
+        format!("{}, seed {}", name_text((&self.encoding, self.window)), self.seed)
+    }
+}
+
 /// One cell: an encoding at a length, over seeds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Score {
     /// Name of the encoding.
     pub encoding: String,
+    /// Keys a query saw, where only the evaluation restricted them.
+    pub window: Option<u64>,
     /// Tokens an evaluated sequence.
     pub length: u64,
     /// Seeds evaluated here.
@@ -122,12 +102,21 @@ pub struct Score {
     pub dagger: bool,
 }
 
+impl Score {
+    /// Its row.
+    pub fn name(&self) -> Name<'_> {
+        (&self.encoding, self.window)
+    }
+}
+
 /// A paired t-test of an encoding's perplexities against the reference's.
 #[derive(Clone, Debug, Serialize)]
 pub struct Test {
     /// The encoding.
     pub encoding: String,
-    /// The one it is compared with.
+    /// Keys a query saw, where only the evaluation restricted them.
+    pub window: Option<u64>,
+    /// The one it is compared with, with attention as it was trained.
     pub reference: String,
     /// Tokens an evaluated sequence.
     pub length: u64,
@@ -159,52 +148,79 @@ pub struct Test {
     pub untestable: Option<String>,
 }
 
+/// An encoding, and the window that its evaluation restricted attention to.
+pub type Name<'a> = (&'a str, Option<u64>);
+
+/// How a row is called: the encoding, and the window if there is one.
+pub fn name_text((encoding, window): Name) -> String {
+    window.map_or_else(|| encoding.to_owned(), |window| format!("{encoding}, window {window}"))
+}
+
 /// All encodings at all lengths under one setting.
 #[derive(Clone, Debug, Serialize)]
 pub struct Table {
     /// What they have in common.
     #[serde(flatten)]
     pub setting: Setting,
-    /// The cells that exist.
+    /// The cells that exist; none where it is unknown which text was scored.
     pub scores: Vec<Score>,
     /// The comparisons with the reference.
     pub tests: Vec<Test>,
-    /// The runs' rows the cells are made of.
+    /// The runs' rows the cells are made of, each alone where the text is unknown.
     pub evaluations: Vec<Evaluation>,
 }
 
 impl Table {
     /// The lengths evaluated, increasing.
     pub fn lengths(&self) -> Vec<u64> {
-        self.scores.iter().map(|score| score.length).collect::<BTreeSet<_>>().into_iter().collect()
+        self.evaluations.iter().map(|row| row.length).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// The encodings evaluated, in the order of their rows.
-    pub fn encodings(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.scores.iter().map(|score| score.encoding.as_str()).collect();
+    /// What was evaluated, in the order of the rows.
+    pub fn names(&self) -> Vec<Name<'_>> {
+        let mut names: Vec<Name> = self.scores.iter().map(Score::name).collect();
         names.dedup();
         names
     }
 
-    /// The cell of an encoding and a length, if it exists.
-    pub fn score(&self, encoding: &str, length: u64) -> Option<&Score> {
-        self.scores.iter().find(|score| score.encoding == encoding && score.length == length)
+    /// Whether it is known which text was scored, so that runs can be compared.
+    pub fn has_text(&self) -> bool {
+        self.setting.text.is_some()
     }
 
-    /// Puts rows in the order of the names, then by length.
-    pub(super) fn sort(&mut self, names: &[String]) {
-        let place = |encoding: &str| names.iter().position(|name| name == encoding);
-        self.scores.sort_by_key(|row| (place(&row.encoding), row.length));
-        self.tests.sort_by_key(|row| (place(&row.encoding), row.length));
-        self.evaluations.sort_by_key(|row| (place(&row.encoding), row.length, row.seed));
+    /// The cell of a row and a length, if it exists.
+    pub fn score(&self, name: Name, length: u64) -> Option<&Score> {
+        self.scores.iter().find(|score| score.name() == name && score.length == length)
+    }
+
+    /// The evaluations of each run, those under one window together.
+    pub fn by_run(&self) -> Vec<Vec<Evaluation>> {
+        let mut runs: Vec<Vec<Evaluation>> = Vec::new();
+        for row in &self.evaluations {
+            let same = |rows: &&mut Vec<Evaluation>| rows[0].run_name() == row.run_name();
+            match runs.iter_mut().find(same) {
+                Some(rows) => rows.push(row.clone()),
+                None => runs.push(vec![row.clone()]),
+            }
+        }
+        runs
+    }
+
+    /// Puts rows in the order of the encodings, without a window first, then by length.
+    pub(super) fn sort(&mut self, encodings: &[String]) {
+        let place = |encoding: &str| encodings.iter().position(|name| name == encoding);
+        self.scores.sort_by_key(|row| (place(&row.encoding), row.window, row.length));
+        self.tests.sort_by_key(|row| (place(&row.encoding), row.window, row.length));
+        self.evaluations.sort_by_key(|row| (place(&row.encoding), row.window, row.length, row.seed));
     }
 
     /// What a reader of the table must know about missing and odd cells.
     pub(super) fn notes(&self) -> Vec<String> {
-        let (encodings, lengths) = (self.encodings(), self.lengths());
+        let (names, lengths) = (self.names(), self.lengths());
         let cells = |odd: &dyn Fn(Option<&Score>) -> bool| -> Vec<String> {
-            let of = |name: &str| -> Option<String> {
+            let of = |name: Name| -> Option<String> {
                 let at: Vec<u64> = lengths.iter().copied().filter(|&length| odd(self.score(name, length))).collect();
+                let name = name_text(name);
                 let list = || at.iter().map(u64::to_string).collect::<Vec<_>>().join(" and ");
                 match at.len() {
                     0 => None,
@@ -213,8 +229,17 @@ impl Table {
                     n => Some(format!("{name} at {n} lengths from {} to {}", at[0], at[n - 1])),
                 }
             };
-            encodings.iter().filter_map(|name| of(name)).collect()
+            names.iter().filter_map(|&name| of(name)).collect()
         };
+        if !self.has_text() {
+            let rows = self.evaluations.len();
+            return vec![format!(
+                "Text unknown ({}): {rows} {} written by an older version, which did not record what was scored; shown run \
+                 by run, with no means and no tests.",
+                self.setting.title,
+                if rows == 1 { "row was" } else { "rows were" }
+            )];
+        }
         let kinds: [(&str, Vec<String>); 4] = [
             ("Not evaluated", cells(&|score| score.is_none())),
             (
@@ -227,35 +252,32 @@ impl Table {
         kinds
             .into_iter()
             .filter(|(_, cells)| !cells.is_empty())
-            .map(|(kind, cells)| format!("{} ({}): {}.", kind, self.setting.title(), cells.join(", ")))
+            .map(|(kind, cells)| format!("{} ({}): {}.", kind, self.setting.title, cells.join(", ")))
             .collect()
     }
 }
 
 /// Every table there are rows for, by setting.
-pub(super) fn tables(runs: &[&Run], reference: Option<&str>) -> Vec<Table> {
-    let mut settings: BTreeMap<Setting, Vec<Evaluation>> = BTreeMap::new();
+pub(super) fn tables(runs: &[&Run], groups: &[Group], settings: &Settings, reference: Option<&str>) -> Vec<Table> {
+    let mut by_setting: BTreeMap<Setting, Vec<Evaluation>> = BTreeMap::new();
     for run in runs {
         for row in &run.evaluations {
-            settings.entry(Setting::of(row)).or_default().push(evaluation(run, row));
+            by_setting.entry(settings.of_row(run, row)).or_default().push(evaluation(run, row));
         }
     }
-    let mut tables: Vec<Table> = settings
+    let place = |setting: &Setting| groups.iter().position(|group| group.id == setting.group);
+    let mut tables: Vec<Table> = by_setting
         .into_iter()
         .map(|(setting, evaluations)| {
-            let evaluations = of_latest_steps(evaluations);
-            let seeds = seeds(runs, setting.train_len, &evaluations);
-            table(setting, evaluations, seeds, reference)
+            let planned = place(&setting).map(|place| &groups[place].seeds).into_iter().flatten();
+            let seeds = planned.copied().chain(evaluations.iter().map(|row| row.seed)).collect();
+            table(setting, of_latest_steps(evaluations), &seeds, reference)
         })
         .collect();
     // The paper's own protocol leads among those that are otherwise alike.
     tables.sort_by_key(|table| {
-        (
-            table.setting.train_len,
-            table.setting.split.clone(),
-            table.setting.window,
-            table.setting.protocol != "segments",
-        )
+        let Setting { train_len, split, protocol, .. } = &table.setting;
+        (!table.has_text(), place(&table.setting), *train_len, split.clone(), protocol != "segments")
     });
     tables
 }
@@ -263,7 +285,8 @@ pub(super) fn tables(runs: &[&Run], reference: Option<&str>) -> Vec<Table> {
 fn evaluation(run: &Run, row: &EvaluationRow) -> Evaluation {
     let derived = row.bytes.filter(|&bytes| bytes > 0).map(|bytes| bits_per_byte(row.nll * row.tokens as f64, bytes));
     Evaluation {
-        encoding: run.name_of(row),
+        encoding: run.name.clone(),
+        window: run.window_of(row),
         seed: row.seed,
         length: row.length,
         step: row.step,
@@ -281,9 +304,9 @@ fn evaluation(run: &Run, row: &EvaluationRow) -> Evaluation {
 
 /// Of several checkpoints of a run at one length, the latest.
 fn of_latest_steps(evaluations: Vec<Evaluation>) -> Vec<Evaluation> {
-    let mut latest: BTreeMap<(String, u64, u64), Evaluation> = BTreeMap::new();
+    let mut latest: BTreeMap<(String, Option<u64>, u64, u64), Evaluation> = BTreeMap::new();
     for row in evaluations {
-        let key = (row.encoding.clone(), row.length, row.seed);
+        let key = (row.encoding.clone(), row.window, row.length, row.seed);
         if latest.get(&key).is_none_or(|other| other.step <= row.step) {
             latest.insert(key, row);
         }
@@ -291,21 +314,21 @@ fn of_latest_steps(evaluations: Vec<Evaluation>) -> Vec<Evaluation> {
     latest.into_values().collect()
 }
 
-/// Seeds of the runs of a training length, whether or not they were evaluated.
-fn seeds(runs: &[&Run], train_len: u64, evaluations: &[Evaluation]) -> BTreeSet<u64> {
-    let planned = runs.iter().filter(|run| run.train_len() == Some(train_len)).filter_map(|run| run.seed());
-    planned.chain(evaluations.iter().map(|row| row.seed)).collect()
-}
+/// The evaluations of each row and length.
+type Cells<'a> = BTreeMap<(Name<'a>, u64), Vec<&'a Evaluation>>;
 
-fn table(setting: Setting, evaluations: Vec<Evaluation>, seeds: BTreeSet<u64>, reference: Option<&str>) -> Table {
-    let mut cells: BTreeMap<(&str, u64), Vec<&Evaluation>> = BTreeMap::new();
+fn table(setting: Setting, evaluations: Vec<Evaluation>, seeds: &BTreeSet<u64>, reference: Option<&str>) -> Table {
+    if setting.text.is_none() {
+        return Table { setting, scores: Vec::new(), tests: Vec::new(), evaluations };
+    }
+    let mut cells: Cells = BTreeMap::new();
     for row in &evaluations {
-        cells.entry((&row.encoding, row.length)).or_default().push(row);
+        cells.entry(((&row.encoding, row.window), row.length)).or_default().push(row);
     }
     let tests = reference.map_or_else(Vec::new, |reference| tests(&cells, reference));
-    let scores = cells.iter().map(|(&(encoding, length), rows)| {
-        let at_train_len = cells.get(&(encoding, setting.train_len)).map_or(&[][..], Vec::as_slice);
-        let test = tests.iter().find(|test| test.encoding == encoding && test.length == length);
+    let scores = cells.iter().map(|(&(name, length), rows)| {
+        let at_train_len = cells.get(&(name, setting.train_len)).map_or(&[][..], Vec::as_slice);
+        let test = tests.iter().find(|test| (test.encoding.as_str(), test.window) == name && test.length == length);
         score(rows, at_train_len, seeds.len(), test)
     });
     let mut scores: Vec<Score> = scores.collect();
@@ -324,6 +347,7 @@ fn score(rows: &[&Evaluation], at_train_len: &[&Evaluation], n_expected: usize, 
     let ratio = Spread::of(&ratios);
     Score {
         encoding: rows[0].encoding.clone(),
+        window: rows[0].window,
         length: rows[0].length,
         n: rows.len(),
         n_expected,
@@ -354,14 +378,14 @@ fn mark_lowest(scores: &mut [Score], value: impl Fn(&Score) -> Option<f64>, mark
     }
 }
 
-/// Every other encoding against the reference, at every length, and Holm's correction over all of them.
-fn tests(cells: &BTreeMap<(&str, u64), Vec<&Evaluation>>, reference: &str) -> Vec<Test> {
+/// Everything else against the reference, at every length, and Holm's correction over all of them.
+fn tests(cells: &Cells, reference: &str) -> Vec<Test> {
     let mut tests: Vec<Test> = cells
         .iter()
-        .filter(|((encoding, _), _)| *encoding != reference)
-        .map(|(&(encoding, length), rows)| {
-            let others = cells.get(&(reference, length)).map_or(&[][..], Vec::as_slice);
-            test(encoding, reference, length, rows, others)
+        .filter(|((name, _), _)| *name != (reference, None))
+        .map(|(&(name, length), rows)| {
+            let others = cells.get(&((reference, None), length)).map_or(&[][..], Vec::as_slice);
+            test(name, reference, length, rows, others)
         })
         .collect();
     let p: Vec<f64> = tests.iter().filter_map(|test| test.p).collect();
@@ -371,7 +395,8 @@ fn tests(cells: &BTreeMap<(&str, u64), Vec<&Evaluation>>, reference: &str) -> Ve
     tests
 }
 
-fn test(encoding: &str, reference: &str, length: u64, rows: &[&Evaluation], others: &[&Evaluation]) -> Test {
+/// A setting and a seed fix the text, so evaluations of one seed are pairs.
+fn test(name: Name, reference: &str, length: u64, rows: &[&Evaluation], others: &[&Evaluation]) -> Test {
     let pairs = rows.iter().filter_map(|row| {
         let other = others.iter().find(|other| other.seed == row.seed)?;
         Some((row.perplexity, other.perplexity))
@@ -381,7 +406,8 @@ fn test(encoding: &str, reference: &str, length: u64, rows: &[&Evaluation], othe
     let found = tested.ok();
     let interval = found.map(|found| found.interval(1.0 - ALPHA));
     Test {
-        encoding: encoding.to_owned(),
+        encoding: name.0.to_owned(),
+        window: name.1,
         reference: reference.to_owned(),
         length,
         n: x.len(),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::group::Group;
 use super::{Spread, number};
 use crate::run::Run;
 use crate::statistics::median;
@@ -49,6 +50,10 @@ pub struct RunRow {
     pub evaluation_seconds: f64,
     /// Hash of its plan.
     pub plan: Option<String>,
+    /// The [`Group`] it can be compared in.
+    pub group: String,
+    /// Version of the program that trained it, where the plan says it.
+    pub commit: Option<String>,
     /// Its folder.
     pub folder: PathBuf,
     /// The run reported in its place.
@@ -58,6 +63,8 @@ pub struct RunRow {
 /// Seconds a training step, over seeds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Speed {
+    /// The [`Group`] of the runs.
+    pub group: String,
     /// Tokens a training sequence, where the plan says it.
     pub train_len: Option<u64>,
     /// Name of the encoding.
@@ -80,6 +87,8 @@ pub struct Speed {
 /// How far one head sees.
 #[derive(Clone, Debug, Serialize)]
 pub struct EffectiveLength {
+    /// The [`Group`] of the run.
+    pub group: String,
     /// Name of the encoding.
     pub encoding: String,
     /// Seed of the run.
@@ -105,6 +114,8 @@ pub(super) fn run_rows(runs: &[Run]) -> Vec<RunRow> {
             training_seconds: run.training_seconds(),
             evaluation_seconds: run.evaluations.iter().fold(0.0, |sum, row| sum + row.seconds),
             plan: run.plan_hash().map(str::to_owned),
+            group: run.conditions.fingerprint(),
+            commit: run.commit().map(str::to_owned),
             folder: run.folder.clone(),
             duplicate_of: run.duplicate_of.clone(),
         })
@@ -143,34 +154,33 @@ pub(super) fn notes(runs: &[Run]) -> Vec<String> {
     notes
 }
 
-pub(super) fn speeds(runs: &[&Run], encodings: &[String]) -> Vec<Speed> {
-    let mut measured: BTreeMap<Option<u64>, BTreeMap<usize, Vec<f64>>> = BTreeMap::new();
-    for run in runs.iter().filter(|run| !run.metrics.is_empty()) {
+pub(super) fn speeds(runs: &[&Run], groups: &[Group], encodings: &[String]) -> Vec<Speed> {
+    groups.iter().flat_map(|group| group_speeds(runs, group, encodings)).collect()
+}
+
+fn group_speeds(runs: &[&Run], group: &Group, encodings: &[String]) -> Vec<Speed> {
+    let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    for run in runs.iter().filter(|run| !run.metrics.is_empty() && run.conditions.fingerprint() == group.id) {
         let seconds: Vec<f64> = run.metrics.iter().map(|row| row.step_seconds).collect();
         let place = encodings.iter().position(|name| *name == run.name).expect("every run's name is listed");
-        let at_length = measured.entry(run.train_len()).or_default();
-        at_length.entry(place).or_default().push(median(&seconds));
+        measured.entry(place).or_default().push(median(&seconds));
     }
-    let rows = |(train_len, by_encoding): (Option<u64>, BTreeMap<usize, Vec<f64>>)| {
-        let spreads: Vec<(usize, usize, Spread)> = by_encoding
-            .into_iter()
-            .filter_map(|(place, values)| Some((place, values.len(), Spread::of(&values)?)))
-            .collect();
-        let usual = spreads.iter().find(|(place, ..)| encodings[*place] == USUAL_BASELINE);
-        let fastest = spreads.iter().min_by(|a, b| a.2.mean.total_cmp(&b.2.mean));
-        let (baseline, _, unit) = *usual.or(fastest).expect("a length is listed for a run");
-        let row = move |(place, n, spread): (usize, usize, Spread)| Speed {
-            train_len,
-            encoding: encodings[place].clone(),
-            n,
-            seconds: spread.mean,
-            seconds_deviation: spread.deviation,
-            relative: spread.mean / unit.mean,
-            baseline: encodings[baseline].clone(),
-        };
-        spreads.into_iter().map(row).collect::<Vec<_>>()
+    let spreads: Vec<(usize, usize, Spread)> =
+        measured.iter().filter_map(|(&place, values)| Some((place, values.len(), Spread::of(values)?))).collect();
+    let usual = spreads.iter().find(|(place, ..)| encodings[*place] == USUAL_BASELINE);
+    let fastest = spreads.iter().min_by(|a, b| a.2.mean.total_cmp(&b.2.mean));
+    let Some(&(baseline, _, unit)) = usual.or(fastest) else { return Vec::new() };
+    let row = |&(place, n, spread): &(usize, usize, Spread)| Speed {
+        group: group.id.clone(),
+        train_len: group.train_len,
+        encoding: encodings[place].clone(),
+        n,
+        seconds: spread.mean,
+        seconds_deviation: spread.deviation,
+        relative: spread.mean / unit.mean,
+        baseline: encodings[baseline].clone(),
     };
-    measured.into_iter().flat_map(rows).collect()
+    spreads.iter().map(row).collect()
 }
 
 pub(super) fn effective_lengths(runs: &[&Run], encodings: &[String]) -> Vec<EffectiveLength> {
@@ -178,6 +188,7 @@ pub(super) fn effective_lengths(runs: &[&Run], encodings: &[String]) -> Vec<Effe
     for run in runs {
         let Some(last) = run.kernels.last().filter(|last| last.bias.is_some()) else { continue };
         rows.extend(last.effective_length.iter().enumerate().map(|(head, &effective_length)| EffectiveLength {
+            group: run.conditions.fingerprint(),
             encoding: run.name.clone(),
             seed: run.seed(),
             step: last.step,

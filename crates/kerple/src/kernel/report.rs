@@ -11,13 +11,12 @@ use super::error::Error;
 use super::expr::Expr;
 use super::geometry::{self, FarShare, Features};
 use super::parameter::{Init, Parameter};
-use super::picture::{Plot, Series};
 use super::points::Points;
 use super::rules::Derivation;
 
-/// Most distances in a picture or a table.
+/// Most distances of a curve or a table.
 pub const MAX_LENGTH: usize = 1 << 24;
-/// Points of a curve in a picture.
+/// Points of a curve: more cannot be told apart in a picture.
 const CURVE_POINTS: usize = 400;
 
 /// The answer of [`check`].
@@ -88,7 +87,17 @@ pub fn check(expr: &str, points: &str) -> Result<Check, Error> {
     Ok(Check::Family { kernel: expr.to_string(), parameters, by_construction: expr.derivation() })
 }
 
-/// Curves of kernels over the distances `0..len`: `kerple kernel plot EXPR...`.
+/// A kernel over distance, to be drawn.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Curve {
+    /// The kernel in canonical form, or the head.
+    pub name: String,
+    /// Distances, increasing, and the values there.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Curves of kernels over the distances `0..len`: `kerple kernel plot EXPR...`. With `log` the distances lie evenly on the
+/// scale of `log(1 + d)`.
 ///
 /// Learned parameters are drawn at their start, a uniform one at its middle.
 ///
@@ -96,21 +105,20 @@ pub fn check(expr: &str, points: &str) -> Result<Check, Error> {
 /// When an expression cannot be read or `len` is not in `2..=MAX_LENGTH`.
 ///
 /// ```
-/// use kerple::kernel::{picture, report};
-/// let plot = report::plot(&["log(1, 1)", "power(0.1, 1)"], 64, false)?;
-/// println!("{}", picture::text(&plot, 72, 14));
+/// use kerple::kernel::report;
+/// let curves = report::curves(&["log(1, 1)", "power(0.1, 1)"], 64, false)?;
+/// assert_eq!((curves[1].name.as_str(), curves[1].points[10]), ("power(0.1, 1)", (10.0, -1.0)));
 /// # Ok::<(), kerple::kernel::error::Error>(())
 /// ```
-pub fn plot(exprs: &[&str], len: usize, log_x: bool) -> Result<Plot, Error> {
+pub fn curves(exprs: &[&str], len: usize, log: bool) -> Result<Vec<Curve>, Error> {
     in_limits("the length", len, 2)?;
-    let mut series = Vec::new();
-    for text in exprs {
+    let curve = |text: &&str| {
         let expr = Expr::parse_unproven(text)?;
         let values: Vec<f64> = expr.parameters().iter().map(middle).collect();
-        let points = distances(len, log_x).into_iter().map(|d| (d, expr.at(&values, d))).collect();
-        series.push(Series { name: expr.with_values(&values).to_string(), points });
-    }
-    Ok(distance_plot("kernels", log_x, series))
+        let points = distances(len, log).into_iter().map(|d| (d, expr.at(&values, d))).collect();
+        Ok(Curve { name: expr.with_values(&values).to_string(), points })
+    };
+    exprs.iter().map(curve).collect()
 }
 
 /// Curves of the heads of a trained kernel, `parameters` `[H, P]`.
@@ -120,21 +128,15 @@ pub fn plot(exprs: &[&str], len: usize, log_x: bool) -> Result<Plot, Error> {
 ///
 /// # Panics
 /// When `parameters` has not `heads` rows of the expression's parameters.
-pub fn plot_heads(expr: &Expr, parameters: &[f64], heads: usize, len: usize, log_x: bool) -> Result<Plot, Error> {
+pub fn head_curves(expr: &Expr, parameters: &[f64], heads: usize, len: usize, log: bool) -> Result<Vec<Curve>, Error> {
     in_limits("the length", len, 2)?;
     let count = expr.parameters().len();
     crate::check_shape!(parameters, H = heads, P = count);
     let curve = |head: usize| {
         let own = &parameters[head * count..(head + 1) * count];
-        distances(len, log_x).into_iter().map(|d| (d, expr.at(own, d))).collect()
+        distances(len, log).into_iter().map(|d| (d, expr.at(own, d))).collect()
     };
-    let series = (0..heads).map(|head| Series { name: format!("head {head}"), points: curve(head) }).collect();
-    Ok(distance_plot(&expr.to_string(), log_x, series))
-}
-
-fn distance_plot(title: &str, log_x: bool, series: Vec<Series>) -> Plot {
-    let x_label = if log_x { "distance (tokens), on the scale of log(1 + d)" } else { "distance (tokens)" };
-    Plot { title: title.into(), x_label: x_label.into(), y_label: "value".into(), log_x, series }
+    Ok((0..heads).map(|head| Curve { name: format!("head {head}"), points: curve(head) }).collect())
 }
 
 /// Where a parameter is drawn before it is learned.
@@ -146,12 +148,12 @@ fn middle(parameter: &Parameter) -> f64 {
 }
 
 /// Integer distances from 0 to `len - 1`, evenly spread over the axis, at most [`CURVE_POINTS`].
-fn distances(len: usize, log_x: bool) -> Vec<f64> {
+fn distances(len: usize, log: bool) -> Vec<f64> {
     let last = (len - 1) as f64;
     let steps = (CURVE_POINTS - 1).min(len - 1);
     let spread = |i: usize| {
         let t = i as f64 / steps as f64;
-        if log_x { (t * last.ln_1p()).exp_m1() } else { t * last }
+        if log { (t * last.ln_1p()).exp_m1() } else { t * last }
     };
     let mut distances: Vec<f64> = (0..=steps).map(|i| spread(i).round().min(last)).collect();
     distances.dedup();
@@ -259,7 +261,6 @@ pub fn reach(expr: &str, len: usize, score_bound: f64) -> Result<Reach, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::picture;
     use super::*;
 
     #[test]
@@ -301,26 +302,25 @@ mod tests {
             assert!(check(expr, points).unwrap_err().hint().unwrap().contains(hint));
         }
         assert!(reach("log", 100, 1.0).unwrap_err().hint().unwrap().contains("`b=0.5`"));
-        assert!(plot(&["log"], 1, false).unwrap_err().to_string().contains("expected 2 to 16777216"));
+        assert!(curves(&["log"], 1, false).unwrap_err().to_string().contains("expected 2 to 16777216"));
     }
 
     #[test]
     fn curves_cover_the_axis_with_integer_distances() {
-        for (len, log_x) in [(2, false), (2, true), (100, false), (100, true), (20000, false), (20000, true)] {
-            let plot = plot(&["log", "power(0.1, 1)"], len, log_x).unwrap();
-            assert_eq!(plot.series[0].name, "log(1, 0.5)");
-            let x: Vec<f64> = plot.series[1].points.iter().map(|point| point.0).collect();
+        for (len, log) in [(2, false), (2, true), (100, false), (100, true), (20000, false), (20000, true)] {
+            let curves = curves(&["log", "power(0.1, 1)"], len, log).unwrap();
+            assert_eq!([curves[0].name.as_str(), &curves[1].name], ["log(1, 0.5)", "power(0.1, 1)"]);
+            let x: Vec<f64> = curves[1].points.iter().map(|point| point.0).collect();
             assert!(x.len() <= CURVE_POINTS && x.windows(2).all(|pair| pair[0] < pair[1]));
             assert!(x.iter().all(|d| d.fract() == 0.0) && x[0] == 0.0 && *x.last().unwrap() == (len - 1) as f64);
-            assert!(picture::text(&plot, 60, 8).contains("a log(1, 0.5)   b power(0.1, 1)"));
         }
     }
 
     #[test]
-    fn heads_are_plotted_from_their_own_parameters() {
+    fn heads_have_their_own_parameters() {
         let expr = Expr::parse("power(a, 1)").unwrap();
-        let plot = plot_heads(&expr, &[0.5, 0.25], 2, 9, false).unwrap();
-        assert_eq!(plot.series.iter().map(|s| s.points[8].1).collect::<Vec<_>>(), [-4.0, -2.0]);
+        let curves = head_curves(&expr, &[0.5, 0.25], 2, 9, false).unwrap();
+        assert_eq!(curves.iter().map(|s| s.points[8].1).collect::<Vec<_>>(), [-4.0, -2.0]);
     }
 
     #[test]

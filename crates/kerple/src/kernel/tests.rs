@@ -11,7 +11,6 @@ use super::parse::ParseErrorKind;
 use super::rules::{Class, Rule};
 
 mod certificates;
-mod docs;
 
 /// A parameter: a number, or learned in one of the three spellings.
 fn value(name: &'static str, low: f64, high: f64) -> impl Strategy<Value = String> {

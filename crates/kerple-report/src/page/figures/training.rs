@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Figure, Section, range};
+use super::{Figure, Part, Section, range};
 use crate::plot::{Axis, Legend, Plot, Series};
-use crate::results::Results;
 use crate::run::Run;
 use crate::statistics::mean;
 
@@ -12,19 +11,19 @@ use crate::statistics::mean;
 const BINS: u64 = 80;
 
 /// Training loss and, where it was measured, validation loss.
-pub(super) fn losses(runs: &[Run], results: &Results) -> Vec<Figure> {
-    let training = collect(runs, |run| run.metrics.iter().map(|row| (row.step, row.loss)).collect());
+pub(super) fn losses(part: &Part) -> Vec<Figure> {
+    let training = collect(part, |run| run.metrics.iter().map(|row| (row.step, row.loss)).collect());
     let validation =
-        collect(runs, |run| run.metrics.iter().filter_map(|row| Some((row.step, row.valid_loss?))).collect());
+        collect(part, |run| run.metrics.iter().filter_map(|row| Some((row.step, row.valid_loss?))).collect());
     let kinds = [("training-loss", "Training loss", training), ("validation-loss", "Validation loss", validation)];
-    kinds.into_iter().filter_map(|(id, title, rows)| figure(results, id, title, &rows)).collect()
+    kinds.into_iter().filter_map(|(id, title, rows)| figure(part, id, title, &rows)).collect()
 }
 
 type Losses<'a> = BTreeMap<&'a str, Vec<(u64, f64)>>;
 
-fn collect(runs: &[Run], losses: impl Fn(&Run) -> Vec<(u64, f64)>) -> Losses<'_> {
+fn collect<'a>(part: &Part<'a>, losses: impl Fn(&Run) -> Vec<(u64, f64)>) -> Losses<'a> {
     let mut all = Losses::new();
-    for run in runs.iter().filter(|run| run.duplicate_of.is_none()) {
+    for &run in &part.runs {
         let losses = losses(run);
         if !losses.is_empty() {
             all.entry(&run.name).or_default().extend(losses);
@@ -33,10 +32,12 @@ fn collect(runs: &[Run], losses: impl Fn(&Run) -> Vec<(u64, f64)>) -> Losses<'_>
     all
 }
 
-fn figure(results: &Results, id: &str, title: &str, losses: &Losses) -> Option<Figure> {
+fn figure(part: &Part, id: &str, title: &str, losses: &Losses) -> Option<Figure> {
     let last = losses.values().flatten().map(|(step, _)| *step).max()?;
-    let mut series: Vec<Series> =
-        losses.iter().map(|(name, losses)| Series::line(*name, results.place(name), binned(losses, last))).collect();
+    let mut series: Vec<Series> = losses
+        .iter()
+        .map(|(name, losses)| Series::line(*name, part.results.place(name), binned(losses, last)))
+        .collect();
     series.sort_by_key(|series| series.colour);
     let all = || series.iter().flat_map(|series| &series.points);
     let (low, _) = range(all().map(|point| point.y))?;
@@ -44,8 +45,9 @@ fn figure(results: &Results, id: &str, title: &str, losses: &Losses) -> Option<F
     let (_, high) =
         range(all().filter(|point| point.x > 0.04 * last as f64).map(|point| point.y)).unwrap_or((low, low));
     let margin = 0.05 * (high - low).max(1e-3);
+    let title = part.title(title);
     let plot = Plot {
-        title: title.into(),
+        title: title.clone(),
         description: format!("By step, up to step {last}."),
         x: Axis::linear("step", 0.0, last as f64),
         y: Axis::linear("nats per token", low - margin, high + margin),
@@ -55,9 +57,9 @@ fn figure(results: &Results, id: &str, title: &str, losses: &Losses) -> Option<F
         titled: false,
     };
     Some(Figure {
-        id: id.into(),
+        id: part.id(id),
         section: Section::Training,
-        title: title.into(),
+        title,
         caption: format!(
             "Mean over seeds and over bins of {} steps; the fall of the first 4 % of the steps leaves the frame. A cross is where a line becomes NaN or infinite.",
             last.div_ceil(BINS)

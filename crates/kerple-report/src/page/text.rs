@@ -1,19 +1,18 @@
-//! The table of results for a terminal.
+//! The tables of results for a terminal.
 
-use crate::error::Result;
 use crate::format::{count, deviation, number};
-use crate::results::{Results, Score, Table};
-use crate::run::Run;
+use crate::results::{Evaluation, Results, Score, Table, name_text};
 
 /// Encoding by length, perplexity and bits per byte, as plain text; `*` marks the lowest at a length.
-///
-/// # Errors
-/// [`Error::NoRuns`](crate::Error::NoRuns) of no runs.
-pub fn table_text(runs: &[Run]) -> Result<String> {
-    let results = Results::of(runs, None)?;
+pub fn table_text(results: &Results) -> String {
     let mut text = String::new();
     for table in &results.tables {
-        text.push_str(&format!("{}\n", table.setting.title()));
+        text.push_str(&format!("{}\n", table.setting.title));
+        if !table.has_text() {
+            text.push_str(&runs_block(table));
+            text.push('\n');
+            continue;
+        }
         text.push_str(&block("perplexity", table, |score| {
             let mark = if score.best {
                 "*"
@@ -38,35 +37,50 @@ pub fn table_text(runs: &[Run]) -> Result<String> {
     if results.tables.iter().any(|table| table.scores.iter().any(|score| score.best)) {
         text.push_str("* lowest at the length\n");
     }
-    if let Some(reference) =
-        results.reference.filter(|_| results.tables.iter().any(|table| table.scores.iter().any(|score| score.dagger)))
+    if let Some(reference) = results
+        .reference
+        .as_ref()
+        .filter(|_| results.tables.iter().any(|table| table.scores.iter().any(|score| score.dagger)))
     {
         text.push_str(&format!("\u{2020} {reference} is significantly better (paired t-test, p < 0.05)\n"));
     }
     for note in &results.notes {
         text.push_str(&format!("note: {note}\n"));
     }
-    Ok(text)
+    text
 }
 
 /// Mean, deviation and the mark behind them.
 type Shown = (f64, Option<f64>, &'static str);
 
-/// Aligned columns: names to the left, numbers to the right.
 fn block(quantity: &str, table: &Table, value: impl Fn(&Score) -> Option<Shown>) -> String {
     let lengths = table.lengths();
-    let mut lines = vec![
-        std::iter::once(quantity.to_owned())
-            .chain(lengths.iter().map(|&length| count(length) + " "))
-            .collect::<Vec<_>>(),
-    ];
-    for encoding in table.encodings() {
+    let row = |name| {
         let cells = lengths.iter().map(|&length| {
-            let score = table.score(encoding, length);
+            let score = table.score(name, length);
             score.and_then(|score| Some(cell(score, value(score)?))).unwrap_or_else(|| "- ".into())
         });
-        lines.push(std::iter::once(encoding.to_owned()).chain(cells).collect());
-    }
+        std::iter::once(name_text(name)).chain(cells).collect()
+    };
+    aligned(quantity, &lengths, table.names().into_iter().map(row).collect())
+}
+
+/// Perplexities run by run, where means would mix texts.
+fn runs_block(table: &Table) -> String {
+    let lengths = table.lengths();
+    let row = |rows: &[Evaluation]| {
+        let at = |length: &u64| rows.iter().find(|row| row.length == *length);
+        let cells =
+            lengths.iter().map(|length| at(length).map_or_else(|| "- ".into(), |row| number(row.perplexity) + " "));
+        std::iter::once(rows[0].run_name()).chain(cells).collect()
+    };
+    aligned("perplexity", &lengths, table.by_run().iter().map(|rows| row(rows)).collect())
+}
+
+/// Aligned columns: names to the left, numbers to the right, each with room for a mark.
+fn aligned(quantity: &str, lengths: &[u64], rows: Vec<Vec<String>>) -> String {
+    let head = std::iter::once(quantity.to_owned()).chain(lengths.iter().map(|&length| count(length) + " "));
+    let lines: Vec<Vec<String>> = std::iter::once(head.collect()).chain(rows).collect();
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..=lengths.len()).map(width).collect();
     let aligned = lines.iter().map(|line| {

@@ -1,8 +1,8 @@
-//! Drawing a plot: layout, then marks, back to front.
+//! Drawing a plot as SVG: layout, then marks, back to front.
 
 use std::fmt::Write;
 
-use super::{Legend, Plot, Point, Series, Tick};
+use super::{Legend, Plot, Point, Series, Tick, standalone};
 
 /// Colours and marker shapes there are.
 const COLOURS: usize = 8;
@@ -74,6 +74,14 @@ impl Plot {
         }
         svg.push_str("</svg>");
         svg
+    }
+
+    /// The plot as a file of its own, as high as its legend needs, and readable on a page of 320 pixels.
+    pub fn file(&self) -> String {
+        const WIDTH: f64 = 480.0;
+        const HEIGHT: f64 = 290.0;
+        let rows = if self.legend == Legend::Ends { self.legend_rows(WIDTH).len() } else { 0 };
+        standalone(&self.svg(WIDTH, HEIGHT + rows as f64 * LINE))
     }
 
     fn frame(&self, width: f64, height: f64) -> Frame {
@@ -326,7 +334,7 @@ fn put(svg: &mut String, piece: std::fmt::Arguments) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Axis, grid, standalone};
+    use super::super::{Axis, grid, over_distances};
     use super::*;
     use proptest::prelude::*;
 
@@ -376,6 +384,21 @@ mod tests {
     #[test]
     fn what_leaves_the_frame_has_no_marker() {
         assert_eq!(count(&plot(&[20.0, 1e9, 0.0]).svg(720.0, 300.0), "mark"), 1);
+    }
+
+    #[test]
+    fn files_have_every_curve_and_name_whatever_their_number() {
+        for heads in [1, 3, 64] {
+            let curves = (0..heads).map(|head| (format!("head <{head}>"), vec![(0.0, 0.0), (9.0, -0.1 * head as f64)]));
+            let file = over_distances("a \"title\"", "bias", true, curves).file();
+            let document = roxmltree::Document::parse(&file).unwrap();
+            let texts: Vec<_> = document.descendants().filter(|node| node.has_tag_name("text")).collect();
+            let shown = |wanted: &str| texts.iter().filter(|node| node.text() == Some(wanted)).count();
+            assert_eq!((shown("a \"title\""), shown("bias"), count(&file, "paper")), (1, 1, 1));
+            assert!((0..heads).all(|head| shown(&format!("head <{head}>")) == 1), "{file}");
+            // A line each in the frame, and one in the legend.
+            assert_eq!(count(&file, "line"), 2 * heads);
+        }
     }
 
     #[test]

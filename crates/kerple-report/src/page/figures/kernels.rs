@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Figure, Section, range};
+use super::{Figure, Part, Section, range};
 use crate::plot::{Axis, Legend, Plot, Series};
 use crate::record::KernelSnapshot;
-use crate::results::{EffectiveLength, Results};
+use crate::results::EffectiveLength;
 use crate::run::Run;
 
 /// A bias this far below 0 leaves a weight of `exp(-12)`, 6e-6: what lies beyond makes no difference to attention.
@@ -15,10 +15,10 @@ const LOWEST_BIAS: f64 = -12.0;
 const FAR: f64 = 1e9;
 
 /// For every encoding the run of the least seed that has what is asked for, in the order of the tables.
-fn examples<'a>(runs: &'a [Run], results: &Results, has: impl Fn(&Run) -> bool) -> Vec<&'a Run> {
+fn examples<'a>(part: &Part<'a>, has: impl Fn(&Run) -> bool) -> Vec<&'a Run> {
     let mut first: BTreeMap<usize, &Run> = BTreeMap::new();
-    for run in runs.iter().filter(|run| run.duplicate_of.is_none() && has(run)) {
-        let kept = first.entry(results.place(&run.name)).or_insert(run);
+    for &run in part.runs.iter().filter(|run| has(run)) {
+        let kept = first.entry(part.results.place(&run.name)).or_insert(run);
         if run.seed() < kept.seed() {
             *kept = run;
         }
@@ -31,10 +31,9 @@ fn seed_of(run: &Run) -> String {
 }
 
 /// One small plot an encoding, one line a head.
-pub(super) fn kernels(runs: &[Run], results: &Results) -> Option<Figure> {
-    let examples = examples(runs, results, |run| {
-        run.kernels.last().is_some_and(|last| last.bias.is_some() || last.weight.is_some())
-    });
+pub(super) fn kernels(part: &Part) -> Option<Figure> {
+    let examples =
+        examples(part, |run| run.kernels.last().is_some_and(|last| last.bias.is_some() || last.weight.is_some()));
     let biases = examples.iter().filter_map(|run| run.kernels.last()?.bias.as_ref()).flatten().flatten().copied();
     let (low, high) = range(biases).unwrap_or((-1.0, 0.0));
     let (low, high) = (low.max(LOWEST_BIAS), high.clamp(0.0, -LOWEST_BIAS));
@@ -42,7 +41,7 @@ pub(super) fn kernels(runs: &[Run], results: &Results) -> Option<Figure> {
     for run in examples {
         let last = run.kernels.last()?;
         let title = format!("{}{}", run.name, seed_of(run));
-        let colour = results.place(&run.name);
+        let colour = part.results.place(&run.name);
         if let Some(bias) = &last.bias {
             let axis = Axis::linear("bias", low - 0.03 * (high - low), high + 0.05 * (high - low));
             plots.extend(panel(title.clone(), axis, last, bias, colour));
@@ -59,9 +58,9 @@ pub(super) fn kernels(runs: &[Run], results: &Results) -> Option<Figure> {
         }
     }
     (!plots.is_empty()).then(|| Figure {
-        id: "kernels".into(),
+        id: part.id("kernels"),
         section: Section::Kernels,
-        title: "Kernels by distance".into(),
+        title: part.title("Kernels by distance"),
         caption: format!(
             "One line a head, after the last recorded step. The bias is added to the scores after the 1/\u{221a}D scale, a weight \
              multiplies them. Biases below \u{2212}{} are not shown: they leave weights of less than 6e\u{2212}6. Distance 0 has no place on \
@@ -95,13 +94,16 @@ fn panel(title: String, y: Axis, snapshot: &KernelSnapshot, heads: &[Vec<f64>], 
 }
 
 /// Heads with at most a given effective length: Chi et al. 2022, Figure 6.
-pub(super) fn effective_lengths(results: &Results) -> Option<Figure> {
+pub(super) fn effective_lengths(part: &Part) -> Option<Figure> {
+    let results = part.results;
+    let rows = || results.effective_lengths.iter().filter(|row| row.group == part.group.id);
     let mut by_encoding: BTreeMap<usize, Vec<&EffectiveLength>> = BTreeMap::new();
-    for row in &results.effective_lengths {
+    for row in rows() {
         by_encoding.entry(results.place(&row.encoding)).or_default().push(row);
     }
-    let lengths = results.effective_lengths.iter().filter_map(|row| row.effective_length);
-    let evaluated = results.tables.iter().flat_map(|table| table.lengths());
+    let lengths = rows().filter_map(|row| row.effective_length);
+    let tables = results.tables.iter().filter(|table| table.setting.group == part.group.id);
+    let evaluated = tables.flat_map(|table| table.lengths());
     let farthest = lengths.chain(evaluated).max().filter(|_| !by_encoding.is_empty())? as f64;
     let series: Vec<Series> = by_encoding
         .iter()
@@ -116,8 +118,8 @@ pub(super) fn effective_lengths(results: &Results) -> Option<Figure> {
             Series { steps: true, ..Series::line(&results.encodings[place], place, points) }
         })
         .collect();
-    let most = results.effective_lengths.iter().map(|row| row.head + 1).max().unwrap_or(1);
-    let title = "How far heads see".to_owned();
+    let most = rows().map(|row| row.head + 1).max().unwrap_or(1);
+    let title = part.title("How far heads see");
     let plot = Plot {
         title: title.clone(),
         description: "Number of heads whose effective length is at most the distance.".into(),
@@ -129,7 +131,7 @@ pub(super) fn effective_lengths(results: &Results) -> Option<Figure> {
         titled: false,
     };
     Some(Figure {
-        id: "effective-lengths".into(),
+        id: part.id("effective-lengths"),
         section: Section::Kernels,
         title,
         caption: format!(
@@ -141,8 +143,8 @@ pub(super) fn effective_lengths(results: &Results) -> Option<Figure> {
 }
 
 /// One small plot for every learned parameter of every encoding, one line a head.
-pub(super) fn parameters(runs: &[Run], results: &Results) -> Option<Figure> {
-    let examples = examples(runs, results, |run| run.metrics.iter().any(|row| !row.encoding.is_empty()));
+pub(super) fn parameters(part: &Part) -> Option<Figure> {
+    let examples = examples(part, |run| run.metrics.iter().any(|row| !row.encoding.is_empty()));
     let mut plots = Vec::new();
     for run in examples {
         let mut heads: BTreeMap<(&str, usize), Vec<(f64, f64)>> = BTreeMap::new();
@@ -157,16 +159,16 @@ pub(super) fn parameters(runs: &[Run], results: &Results) -> Option<Figure> {
         for ((name, head), points) in heads {
             parameters.entry(name).or_default().push(Series::line(
                 format!("head {head}"),
-                results.place(&run.name),
+                part.results.place(&run.name),
                 points,
             ));
         }
         plots.extend(parameters.into_iter().filter_map(|(name, series)| parameter_panel(run, name, series)));
     }
     (!plots.is_empty()).then(|| Figure {
-        id: "parameters".into(),
+        id: part.id("parameters"),
         section: Section::Kernels,
-        title: "Kernel parameters over training".into(),
+        title: part.title("Kernel parameters over training"),
         caption: "One line a head, from the values logged while training.".into(),
         plots,
     })

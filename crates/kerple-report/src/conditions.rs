@@ -1,0 +1,233 @@
+//! What a run was trained under, and how runs that differ in it are told apart in words.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+/// Keys of a plan that differ between the runs of one comparison, or that change no number: who is compared, where the
+/// data lies, what follows from other keys, and how often things are logged, saved and kept.
+const LEFT_OUT: [&str; 13] = [
+    "label",
+    "seed",
+    "encoding",
+    "parameters",
+    "hash",
+    "commit",
+    "data.path",
+    "train.log_every",
+    "train.valid_every",
+    "train.valid_segments",
+    "train.checkpoint_every",
+    "train.keep",
+    "train.seed",
+];
+
+/// What a reader looks at first when two settings differ; other keys follow by name.
+const FIRST: [&str; 9] =
+    ["n_layers", "d_model", "n_heads", "head_dim", "steps", "batch", "learning_rate", "packing", "tokenizer"];
+
+/// Differences named in a title, unless more are needed to tell all apart.
+const IN_A_TITLE: usize = 3;
+
+/// Settings as dotted keys with their values, and nothing nested.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conditions(BTreeMap<String, Value>);
+
+impl Conditions {
+    /// A plan without seed and encoding. Runs of equal conditions may meet in one mean, table or test.
+    pub fn of_plan(plan: &Value) -> Conditions {
+        let mut keys = Conditions::of(plan).0;
+        keys.retain(|key, _| {
+            !LEFT_OUT.iter().any(|left_out| key == left_out || key.starts_with(&format!("{left_out}.")))
+        });
+        // Plans say these twice, the second time for readers that know nothing of `train`.
+        for key in ["steps", "train_len"] {
+            if keys.contains_key(&format!("train.{key}")) {
+                keys.remove(key);
+            }
+        }
+        Conditions(keys)
+    }
+
+    /// Every value of an object, by its path.
+    pub fn of(value: &Value) -> Conditions {
+        let mut keys = BTreeMap::new();
+        flatten(String::new(), value, &mut keys);
+        Conditions(keys)
+    }
+
+    /// Sixteen hexadecimal digits that are equal for equal conditions: FNV-1a over keys and values.
+    pub fn fingerprint(&self) -> String {
+        let text = self.0.iter().map(|(key, value)| format!("{key}={value}\n")).collect::<String>();
+        let hash = text
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+        format!("{hash:016x}")
+    }
+}
+
+fn flatten(path: String, value: &Value, keys: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(members) => {
+            for (name, value) in members {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                flatten(path, value, keys);
+            }
+        }
+        // A key that is not set and one that is not there mean the same.
+        Value::Null => {}
+        value => {
+            keys.insert(path, value.clone());
+        }
+    }
+}
+
+/// The keys in which some of several conditions differ, the most telling first, with each one's value as it is shown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Differences {
+    /// Short name of each key, and the values in the order of the conditions.
+    keys: Vec<(String, Vec<String>)>,
+}
+
+impl Differences {
+    /// Compares all with all.
+    pub fn between(all: &[&Conditions]) -> Differences {
+        let paths: BTreeSet<&String> = all.iter().flat_map(|conditions| conditions.0.keys()).collect();
+        let differs = |path: &&String| all.windows(2).any(|pair| pair[0].0.get(*path) != pair[1].0.get(*path));
+        let paths: Vec<&String> = paths.into_iter().filter(differs).collect();
+        let last = |path: &str| path.rsplit('.').next().unwrap_or(path).to_owned();
+        let mut keys: Vec<(String, Vec<String>)> = paths
+            .iter()
+            .map(|path| {
+                let alone = paths.iter().filter(|other| last(other) == last(path)).count() == 1;
+                let values = all.iter().map(|conditions| shown(conditions.0.get(*path))).collect();
+                (if alone { last(path) } else { (*path).clone() }, values)
+            })
+            .collect();
+        let rank = |key: &str| FIRST.iter().position(|first| *first == key).unwrap_or(FIRST.len());
+        keys.sort_by_key(|(key, _)| rank(key));
+        Differences { keys }
+    }
+
+    /// What tells the conditions of this place from the others: `n_layers 2, steps 920`.
+    pub fn title(&self, place: usize) -> String {
+        let pieces = self.keys[..self.needed()].iter().map(|(key, values)| format!("{key} {}", values[place]));
+        pieces.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Everything in which the conditions of this place differ from some other's.
+    pub fn all(&self, place: usize) -> BTreeMap<String, String> {
+        self.keys.iter().map(|(key, values)| (key.clone(), values[place].clone())).collect()
+    }
+
+    /// Every value of the keys in the titles: `n_layers 2 | 12, steps 920 | 2000`.
+    pub fn summary(&self) -> String {
+        let values = |values: &[String]| {
+            let distinct = values.iter().enumerate().filter(|(at, value)| !values[..*at].contains(value));
+            distinct.map(|(_, value)| value.as_str()).collect::<Vec<_>>().join(" | ")
+        };
+        let pieces = self.keys[..self.needed()].iter().map(|(key, all)| format!("{key} {}", values(all)));
+        pieces.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Keys of a title: a few, or as many as it takes to tell as many apart as can be.
+    fn needed(&self) -> usize {
+        let apart = |count: usize| {
+            let places = self.keys.first().map_or(0, |(_, values)| values.len());
+            let title = |place: usize| self.keys[..count].iter().map(|(_, values)| &values[place]).collect::<Vec<_>>();
+            (0..places).map(title).collect::<BTreeSet<_>>().len()
+        };
+        let (few, most) = (self.keys.len().min(IN_A_TITLE), apart(self.keys.len()));
+        (few..=self.keys.len()).find(|&count| apart(count) == most).unwrap_or(self.keys.len())
+    }
+}
+
+/// A value in few characters. Checksums and other long words are cut.
+fn shown(value: Option<&Value>) -> String {
+    const LONGEST: usize = 40;
+    let text = match value {
+        None => return "none".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+    };
+    let checksum = text.len() >= 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match text.char_indices().nth(if checksum { 8 } else { LONGEST }) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn plan(layers: u64, steps: u64) -> Value {
+        json!({
+            "label": "alibi", "seed": 1, "encoding": {"kind": "alibi"}, "hash": "x", "parameters": 7, "steps": steps,
+            "data": {"path": "a", "packing": "random"}, "model": {"n_layers": layers, "n_heads": 4},
+            "train": {"steps": steps, "batch": 8, "log_every": 10, "micro_batch": null},
+        })
+    }
+
+    #[test]
+    fn seed_encoding_place_and_logging_are_no_conditions() {
+        let one = plan(2, 9);
+        let mut other = one.clone();
+        for (path, value) in [
+            ("/label", json!("t5")),
+            ("/seed", json!(2)),
+            ("/encoding", json!({"kind": "t5", "buckets": 32})),
+            ("/parameters", json!(8)),
+            ("/hash", json!("y")),
+            ("/data/path", json!("b")),
+            ("/train/log_every", json!(1)),
+        ] {
+            *other.pointer_mut(path).unwrap() = value;
+        }
+        assert_eq!(Conditions::of_plan(&one), Conditions::of_plan(&other));
+        for (path, value) in [
+            ("/model/n_heads", json!(8)),
+            ("/train/batch", json!(9)),
+            ("/train/steps", json!(10)),
+            ("/train/micro_batch", json!(4)),
+            ("/data/packing", json!("megatron")),
+        ] {
+            let mut other = one.clone();
+            *other.pointer_mut(path).unwrap() = value;
+            let (one, other) = (Conditions::of_plan(&one), Conditions::of_plan(&other));
+            assert_ne!(one, other, "{path}");
+            assert_ne!(one.fingerprint(), other.fingerprint(), "{path}");
+        }
+    }
+
+    #[test]
+    fn differences_are_named_shortly_and_tell_all_apart() {
+        let all = [plan(2, 920), plan(12, 2000)].map(|plan| Conditions::of_plan(&plan));
+        let differences = Differences::between(&[&all[0], &all[1]]);
+        assert_eq!([0, 1].map(|place| differences.title(place)), ["n_layers 2, steps 920", "n_layers 12, steps 2000"]);
+        assert_eq!(differences.summary(), "n_layers 2 | 12, steps 920 | 2000");
+        assert_eq!(Differences::between(&[&all[0]]).title(0), "");
+    }
+
+    #[test]
+    fn a_title_grows_until_it_tells_apart() {
+        let of = |values: [u64; 4]| {
+            let [a, b, c, d] = values;
+            Conditions::of(&json!({"a": a, "b": b, "c": c, "d": d}))
+        };
+        let all = [of([1, 1, 1, 1]), of([2, 2, 2, 1]), of([2, 2, 2, 2])];
+        let differences = Differences::between(&all.iter().collect::<Vec<_>>());
+        assert_eq!(differences.title(2), "a 2, b 2, c 2, d 2");
+        let differences = Differences::between(&[&all[0], &all[2]]);
+        assert_eq!((differences.title(1).as_str(), differences.all(1).len()), ("a 2, b 2, c 2", 4));
+    }
+
+    #[test]
+    fn keys_of_one_name_keep_their_path_and_long_values_are_cut() {
+        let of = |a: &str, b: u64| Conditions::of(&json!({"one": {"key": a}, "two": {"key": b}}));
+        let checksum = "0123456789abcdef".repeat(4);
+        let differences = Differences::between(&[&of(&checksum, 1), &of("short", 2)]);
+        assert_eq!(differences.title(0), "one.key 01234567…, two.key 1");
+    }
+}

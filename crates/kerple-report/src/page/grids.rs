@@ -1,0 +1,269 @@
+//! Tables as text, for every layout.
+
+use std::collections::BTreeMap;
+
+use super::{Cell, FigurePart, Grid, Row, SettingPart};
+use crate::format::{count, deviation, duration, number, probability};
+use crate::results::{Evaluation, Name, Results, Score, State, Table, Test, name_text};
+use crate::statistics::ALPHA;
+
+pub(super) fn setting_part(results: &Results, table: &Table, figures: Vec<FigurePart>) -> SettingPart {
+    let lengths = table.lengths();
+    let group = results.groups.iter().find(|group| group.id == table.setting.group);
+    let differs =
+        group.into_iter().flat_map(|group| &group.differs).map(|(key, value)| format!("{key} {value}")).collect();
+    if !table.has_text() {
+        return SettingPart {
+            title: table.setting.title.clone(),
+            meaning: table.setting.meaning(),
+            differs,
+            seeds: String::new(),
+            grids: vec![run_grid(results, table, &lengths)],
+            windows: Vec::new(),
+            tests: None,
+            figures,
+        };
+    }
+    let seeds: Vec<usize> = table.scores.iter().map(|score| score.n).collect();
+    let (least, most) = (seeds.iter().min().copied().unwrap_or(0), seeds.iter().max().copied().unwrap_or(0));
+    let seeds = if least == most { format!("{most}") } else { format!("{least} to {most}; cells with fewer say so") };
+    let perplexity = |score: &Score| Some((score.perplexity, score.perplexity_deviation, score.best));
+    let mut grids = vec![score_grid(results, table, &lengths, "Perplexity", perplexity)];
+    for (row, name) in grids[0].rows.iter_mut().zip(table.names()) {
+        for (cell, &length) in row.cells.iter_mut().zip(&lengths) {
+            cell.dagger = table.score(name, length).is_some_and(|score| score.dagger);
+        }
+    }
+    if table.scores.iter().any(|score| score.bits_per_byte.is_some()) {
+        grids.push(score_grid(results, table, &lengths, "Bits per byte", |score| {
+            Some((score.bits_per_byte?, score.bits_per_byte_deviation, score.best_bits_per_byte))
+        }));
+    }
+    if table.scores.iter().any(|score| score.ratio.is_some()) {
+        let caption =
+            format!("Extrapolation ratio: perplexity over that at the training length, {}", table.setting.train_len);
+        grids.push(score_grid(results, table, &lengths, &caption, |score| {
+            Some((score.ratio?, score.ratio_deviation, false))
+        }));
+    }
+    SettingPart {
+        title: table.setting.title.clone(),
+        meaning: table.setting.meaning(),
+        differs,
+        seeds,
+        grids,
+        windows: windows(table),
+        tests: test_grid(results, table),
+        figures,
+    }
+}
+
+fn score_grid(
+    results: &Results,
+    table: &Table,
+    lengths: &[u64],
+    caption: &str,
+    value: impl Fn(&Score) -> Option<(f64, Option<f64>, bool)>,
+) -> Grid {
+    let cell = |score: Option<&Score>| {
+        let Some((score, (mean, spread, best))) = score.and_then(|score| Some((score, value(score)?))) else {
+            return Cell::from("\u{2013}".to_owned());
+        };
+        Cell {
+            text: number(mean),
+            spread: spread.filter(|_| mean.is_finite()).map(|spread| deviation(mean, spread)),
+            best,
+            note: cell_note(score),
+            ..Cell::default()
+        }
+    };
+    let row = |name: Name| Row {
+        name: name_text(name),
+        colour: results.place(name.0),
+        cells: lengths.iter().map(|&length| cell(table.score(name, length))).collect(),
+    };
+    let filled = |name: &Name| table.scores.iter().any(|score| score.name() == *name && value(score).is_some());
+    let rows = table.names().into_iter().filter(filled).map(row).collect();
+    Grid { caption: caption.to_owned(), head: lengths_head(lengths), rows }
+}
+
+fn lengths_head(lengths: &[u64]) -> Vec<String> {
+    std::iter::once("encoding".to_owned()).chain(lengths.iter().map(|&length| count(length))).collect()
+}
+
+/// Perplexities run by run, where it is unknown whether they are over the same text.
+fn run_grid(results: &Results, table: &Table, lengths: &[u64]) -> Grid {
+    let cell = |rows: &[Evaluation], length: u64| {
+        let row = rows.iter().find(|row| row.length == length);
+        let note = row.filter(|row| row.unfinished).map(|_| "unfinished".to_owned());
+        Cell { note, ..row.map_or_else(|| "\u{2013}".to_owned(), |row| number(row.perplexity)).into() }
+    };
+    let row = |rows: Vec<Evaluation>| Row {
+        name: rows[0].run_name(),
+        colour: results.place(&rows[0].encoding),
+        cells: lengths.iter().map(|&length| cell(&rows, length)).collect(),
+    };
+    Grid {
+        caption: "Perplexity, run by run".to_owned(),
+        head: lengths_head(lengths),
+        rows: table.by_run().into_iter().map(row).collect(),
+    }
+}
+
+/// What the same checkpoints lose when they see only a window: whether the reference uses the context beyond it.
+fn windows(table: &Table) -> Vec<String> {
+    let of_reference = table.tests.iter().filter(|test| test.encoding == test.reference);
+    let mut longest: BTreeMap<u64, &Test> = BTreeMap::new();
+    for test in of_reference {
+        let Some(window) = test.window.filter(|&window| window < test.length) else { continue };
+        let kept = longest.entry(window).or_insert(test);
+        if test.length > kept.length {
+            *kept = test;
+        }
+    }
+    let sentence = |(window, test): (u64, &Test)| {
+        let what = format!(
+            "At {} tokens, {} that sees only the last {} keys",
+            count(test.length),
+            test.reference,
+            count(window)
+        );
+        let (Some(difference), Some(p)) = (test.difference, test.p) else {
+            let reason = test.untestable.as_deref().unwrap_or("there is no test");
+            return format!("{what} cannot be tested against the same checkpoints that see all: {reason}.");
+        };
+        let found = match (p < ALPHA, difference > 0.0) {
+            (true, true) => "so it uses what lies further back",
+            (true, false) => "so what lies further back harms it",
+            (false, _) => "which is no significant difference: nothing shows that it uses what lies further back",
+        };
+        let (size, more) = (number(difference.abs()), if difference > 0.0 { "higher" } else { "lower" });
+        format!(
+            "{what} has a perplexity {size} {more} than the same checkpoints that see all (n = {}, p = {}), {found}.",
+            test.n,
+            probability(p)
+        )
+    };
+    longest.into_iter().map(sentence).collect()
+}
+
+/// What is incomplete about a cell, in few words.
+fn cell_note(score: &Score) -> Option<String> {
+    let mut notes = Vec::new();
+    if score.n < score.n_expected {
+        notes.push(format!("n = {} of {}", score.n, score.n_expected));
+    }
+    if score.n_not_finite > 0 {
+        notes.push(format!("{} not finite", score.n_not_finite));
+    }
+    if score.n_unfinished > 0 {
+        notes.push(format!("{} unfinished", score.n_unfinished));
+    }
+    (!notes.is_empty()).then(|| notes.join(", "))
+}
+
+fn test_grid(results: &Results, table: &Table) -> Option<Grid> {
+    let reference = table.tests.first()?.reference.as_str();
+    let rows = table.tests.iter().map(|test| {
+        let interval = test.difference_low.zip(test.difference_high);
+        let interval = interval.map_or_else(String::new, |(low, high)| format!("{} to {}", number(low), number(high)));
+        let optional =
+            |value: Option<f64>, form: fn(f64) -> String| Cell::from(value.map_or_else(|| "\u{2013}".to_owned(), form));
+        Row {
+            name: name_text((&test.encoding, test.window)),
+            colour: results.place(&test.encoding),
+            cells: vec![
+                count(test.length).into(),
+                test.n.to_string().into(),
+                optional(test.difference, number),
+                Cell { text: interval, note: test.untestable.clone(), ..Cell::default() },
+                optional(test.t, number),
+                Cell { dagger: test.dagger, ..optional(test.p, probability) },
+                optional(test.p_holm, probability),
+            ],
+        }
+    });
+    let head = ["encoding", "length", "n", "difference", "95 % interval", "t", "p", "p, Holm"];
+    Some(Grid {
+        caption: format!("Paired t-tests of perplexity against {reference}"),
+        head: head.map(str::to_owned).to_vec(),
+        rows: rows.collect(),
+    })
+}
+
+pub(super) fn speeds(results: &Results) -> Vec<Grid> {
+    let by_group = results.speeds.chunk_by(|a, b| a.group == b.group);
+    by_group
+        .map(|speeds| {
+            let rows = speeds.iter().map(|speed| Row {
+                name: speed.encoding.clone(),
+                colour: results.place(&speed.encoding),
+                cells: vec![
+                    Cell {
+                        spread: speed.seconds_deviation.map(|spread| deviation(speed.seconds, spread)),
+                        ..number(speed.seconds).into()
+                    },
+                    format!("{:.3}", speed.relative).into(),
+                    speed.n.to_string().into(),
+                ],
+            });
+            let length =
+                speeds[0].train_len.map_or_else(String::new, |length| format!(" at {length} tokens a sequence"));
+            let group = results.groups.iter().find(|group| group.id == speeds[0].group && !group.title.is_empty());
+            let group = group.map_or_else(String::new, |group| format!(", {}", group.title));
+            let baseline = &speeds[0].baseline;
+            let why = if baseline == "sinusoidal" { "" } else { ", the fastest, as sinusoidal was not trained" };
+            Grid {
+                caption: format!("Seconds a training step{length}{group}; relative to {baseline}{why}"),
+                head: ["encoding", "seconds a step", "relative", "n"].map(str::to_owned).to_vec(),
+                rows: rows.collect(),
+            }
+        })
+        .collect()
+}
+
+pub(super) fn runs(results: &Results) -> Grid {
+    let unknown = || "\u{2013}".to_owned();
+    let rows = results.runs.iter().map(|run| {
+        let folder = run.folder.display().to_string();
+        let name = run.folder.file_name().map_or_else(|| folder.clone(), |name| name.to_string_lossy().into_owned());
+        let state = match (run.state, &run.duplicate_of) {
+            (_, Some(kept)) => Some(format!("duplicate of {}", kept.display())),
+            (State::Finished, None) => None,
+            (State::Unfinished, None) => Some("unfinished".into()),
+            (State::NotStarted, None) => Some("not started".into()),
+        };
+        let planned = run.planned_steps.filter(|&planned| planned != run.steps);
+        let planned = planned.map_or_else(String::new, |planned| format!(" of {}", count(planned)));
+        Row {
+            name: run.encoding.clone(),
+            colour: results.place(&run.encoding),
+            cells: vec![
+                run.seed.map_or_else(unknown, |seed| seed.to_string()).into(),
+                run.train_len.map_or_else(unknown, count).into(),
+                Cell { text: format!("{}{planned}", count(run.steps)), note: state, ..Cell::default() },
+                run.parameters.map_or_else(unknown, count).into(),
+                run.training_seconds.map_or_else(unknown, duration).into(),
+                duration(run.evaluation_seconds).into(),
+                run.plan.as_ref().map_or_else(unknown, |hash| hash.chars().take(8).collect()).into(),
+                Cell { link: Some(href(&folder)), ..name.into() },
+            ],
+        }
+    });
+    let head = ["encoding", "seed", "trained at", "steps", "parameters", "training", "evaluation", "plan", "folder"];
+    Grid { caption: "Runs".into(), head: head.map(str::to_owned).to_vec(), rows: rows.collect() }
+}
+
+/// A path as a link: what a URL gives another meaning is written in hexadecimal.
+fn href(path: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~=+,".contains(&byte);
+    path.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn links_survive_odd_folder_names() {
+        assert_eq!(super::href("../runs/a b#1%"), "../runs/a%20b%231%25");
+    }
+}

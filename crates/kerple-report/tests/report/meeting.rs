@@ -1,0 +1,202 @@
+//! What may meet in one mean, table and test, and what never does.
+
+use kerple_report::record::{self, EvaluationRow, Journal, ScoredText, write_json};
+use kerple_report::table_text;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::made_up::{complete, evaluation, read, report, run, run_of, text};
+
+#[test]
+fn other_settings_make_other_tables_and_the_latest_checkpoint_counts() {
+    let root = complete();
+    let file = root.path().join("runs/kerple_log #1").join(record::EVALUATION_FILE);
+    let mut rows = Journal::open(&file).unwrap();
+    let row = |length, perplexity| evaluation("kerple_log", 1, length, perplexity);
+    rows.push(&EvaluationRow { step: 50, ..row(64, 90.0) }).unwrap();
+    rows.push(&EvaluationRow { step: 50, ..row(256, 19.0) }).unwrap();
+    rows.push(&EvaluationRow { protocol: "last:16".into(), ..row(64, 40.0) }).unwrap();
+    let summary = report(&root).unwrap();
+    let found: Vec<_> = summary.results.tables.iter().map(|table| table.setting.title.clone()).collect();
+    assert_eq!(found, ["segments", "last:16"].map(|protocol| format!("{protocol}, test split, trained at 64")));
+    let table = &summary.results.tables[0];
+    assert_eq!(table.score(("kerple_log", None), 64).unwrap().perplexity, 22.0);
+    assert_eq!(table.score(("kerple_log", None), 256).unwrap().n_unfinished, 1);
+    assert!(read(&root, "index.html").contains("The last 16 tokens of every span"));
+}
+
+#[test]
+fn rows_over_other_text_never_meet() {
+    let other_texts: [(&str, fn(&mut ScoredText)); 4] = [
+        ("text decaf", |text| text.checksum = "decaf".into()),
+        ("segments of 512 tokens", |text| text.span = 512),
+        ("99 segments", |text| text.segments = 99),
+        ("text seed 77", |text| text.seed = 77),
+    ];
+    for (words, change) in other_texts {
+        let root = complete();
+        // The same split, protocol and length for every seed of one encoding, over other text.
+        for seed in [1, 2, 3] {
+            let file = root.path().join(format!("runs/kerple_log #{seed}")).join(record::EVALUATION_FILE);
+            let mut other = text(seed);
+            change(&mut other);
+            let row = EvaluationRow { text: Some(other), ..evaluation("kerple_log", seed, 128, 5.0) };
+            Journal::open(&file).unwrap().push(&row).unwrap();
+        }
+        let tables = report(&root).unwrap().results.tables;
+        assert_eq!(tables.len(), 2, "{words}");
+        let of = |title: bool| tables.iter().find(|table| table.setting.title.contains(words) == title).unwrap();
+        assert_eq!(of(false).score(("kerple_log", None), 128).unwrap().perplexity, 20.0, "{words}");
+        assert_eq!(of(true).score(("kerple_log", None), 128).unwrap().perplexity, 5.0, "{words}");
+        assert_eq!((of(true).tests.len(), of(false).tests.len()), (0, 2), "{words}");
+    }
+}
+
+#[test]
+fn rows_of_unknown_text_stand_alone() {
+    let root = complete();
+    for (label, seed) in [("kerple_log", 1), ("kerple_log", 2), ("sinusoidal", 1), ("sinusoidal", 2)] {
+        let file = root.path().join(format!("runs/{label} #{seed}")).join(record::EVALUATION_FILE);
+        let row = EvaluationRow { text: None, ..evaluation(label, seed, 256, 50.0 + seed as f64) };
+        Journal::open(&file).unwrap().push(&row).unwrap();
+    }
+    let results = report(&root).unwrap().results;
+    let [known, unknown] = &results.tables[..] else { panic!("two tables") };
+    assert!(known.has_text() && known.lengths() == [64, 128]);
+    assert!(unknown.scores.is_empty() && unknown.tests.is_empty() && unknown.evaluations.len() == 4);
+    assert!(results.notes.iter().any(|note| note.starts_with("Text unknown (segments, test split")), "{results:?}");
+    let html = read(&root, "index.html");
+    assert!(html.contains("kerple_log, seed 2") && html.contains("no means, no tests"));
+    let text = table_text(&results);
+    assert!(text.contains("kerple_log, seed 1  51.00") && text.contains("sinusoidal, seed 2  52.00"), "{text}");
+    assert!(results.positions.iter().all(|curve| curve.length < 256));
+}
+
+/// A small and a large model, two encodings with two seeds each.
+fn two_models() -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for seed in [1, 2] {
+        for (layers, perplexity) in [(2, 20.0), (12, 10.0)] {
+            for label in ["kerple_log", "alibi"] {
+                let model = json!({"n_layers": layers, "n_heads": layers});
+                let perplexity = perplexity + seed as f64 + label.len() as f64;
+                run_of(root.path(), &format!("runs/{layers}"), label, seed, model, &[(64, perplexity)]);
+            }
+        }
+    }
+    root
+}
+
+#[test]
+fn runs_of_other_plans_never_meet() {
+    let root = two_models();
+    let results = report(&root).unwrap().results;
+    let titles: Vec<_> = results.tables.iter().map(|table| table.setting.title.as_str()).collect();
+    let title = |layers: u64| format!("segments, test split, trained at 64, n_layers {layers}, n_heads {layers}");
+    assert!(titles.len() == 2 && [2, 12].iter().all(|&layers| titles.contains(&title(layers).as_str())), "{titles:?}");
+    for table in &results.tables {
+        let small = table.setting.title == title(2);
+        let log = table.score(("kerple_log", None), 64).unwrap();
+        assert_eq!((log.n, log.n_expected, log.perplexity), (2, 2, if small { 31.5 } else { 21.5 }));
+        assert_eq!(table.tests.iter().map(|test| test.n).collect::<Vec<_>>(), [2]);
+    }
+    assert!(results.notes.iter().any(|note| note.ends_with("n_layers 2 | 12, n_heads 2 | 12.")), "{:?}", results.notes);
+    // No figure and no time of a step is of both.
+    assert_eq!(results.speeds.iter().map(|speed| speed.n).collect::<Vec<_>>(), [2; 4]);
+    for figure in ["training-loss", "training-loss-2", "kernels", "kernels-2", "parameters-2", "effective-lengths-2"] {
+        assert!(root.path().join(format!("report/figures/{figure}.svg")).exists(), "{figure}");
+    }
+    assert!(read(&root, "index.html").contains("Training loss: n_layers 12, n_heads 12"));
+}
+
+#[test]
+fn another_place_of_the_data_and_other_logging_are_the_same_setting() {
+    let root = tempfile::tempdir().unwrap();
+    for seed in [1, 2] {
+        run(root.path(), "kerple_log", seed, &[(64, 20.0 + seed as f64)]);
+        let path = root.path().join(format!("runs/kerple_log #{seed}")).join(record::PLAN_FILE);
+        let mut plan: Value = record::read_json(&path).unwrap();
+        plan["data"] = json!({"path": format!("place {seed}"), "packing": "random"});
+        plan["train"] = json!({"batch": 8, "log_every": seed, "keep": seed});
+        write_json(&path, &plan).unwrap();
+    }
+    let results = report(&root).unwrap().results;
+    assert_eq!((results.groups.len(), results.tables[0].scores[0].n), (1, 2));
+}
+
+#[test]
+fn a_window_in_evaluation_is_tested_against_the_reference() {
+    let root = complete();
+    for seed in [1, 2, 3] {
+        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(record::EVALUATION_FILE);
+        let row =
+            evaluation("kerple_log-window32", seed, 128, 18.0 + 2.0 * (seed - 1) as f64 + 1.0 + 0.01 * seed as f64);
+        Journal::open(&file).unwrap().push(&EvaluationRow { window: Some(32), ..row }).unwrap();
+    }
+    let results = report(&root).unwrap().results;
+    let [table] = &results.tables[..] else { panic!("the same text, one table") };
+    let windowed = table.score(("kerple_log", Some(32)), 128).unwrap();
+    assert!(windowed.n == 3 && windowed.dagger && !windowed.best);
+    assert_eq!(table.score(("kerple_log", None), 128).unwrap().n, 3);
+    let test = table.tests.iter().find(|test| test.window == Some(32)).unwrap();
+    assert_eq!((test.encoding.as_str(), test.reference.as_str(), test.n), ("kerple_log", "kerple_log", 3));
+    // Three differences, each rounded once or twice.
+    assert!((test.difference.unwrap() - 1.02).abs() < 1e-12);
+    let html = read(&root, "index.html");
+    assert!(html.contains("At 128 tokens, kerple_log that sees only the last 32 keys has a perplexity 1.020 higher"));
+    assert!(html.contains("so it uses what lies further back"));
+    assert!(table_text(&results).contains("kerple_log, window 32"));
+}
+
+#[test]
+fn a_window_in_training_is_the_encodings_own() {
+    let root = tempfile::tempdir().unwrap();
+    run(root.path(), "alibi-window16", 1, &[]);
+    let folder = root.path().join("runs/alibi-window16 #1");
+    let mut plan: Value = record::read_json(&folder.join(record::PLAN_FILE)).unwrap();
+    plan["encoding"]["window"] = json!(16);
+    write_json(&folder.join(record::PLAN_FILE), &plan).unwrap();
+    let row = EvaluationRow { window: Some(16), ..evaluation("alibi-window16", 1, 64, 20.0) };
+    Journal::open(&folder.join(record::EVALUATION_FILE)).unwrap().push(&row).unwrap();
+    let results = report(&root).unwrap().results;
+    assert_eq!(results.tables[0].names(), [("alibi-window16", None)]);
+}
+
+#[test]
+fn last_tokens_make_a_curve_over_all_lengths() {
+    let root = complete();
+    for (label, seed) in [("kerple_log", 1), ("kerple_log", 2), ("sinusoidal", 1), ("sinusoidal", 2)] {
+        let file = root.path().join(format!("runs/{label} #{seed}")).join(record::EVALUATION_FILE);
+        let mut rows = Journal::open(&file).unwrap();
+        for length in [32, 128] {
+            // Only the last 32 positions are scored, and the others have no loss.
+            let losses = (0..length).map(|i| if i + 32 < length { f64::NAN } else { 2.0 }).collect();
+            let row = evaluation(label, seed, length, 2f64.exp());
+            rows.push(&EvaluationRow { protocol: "last:32".into(), position_nll: Some(losses), ..row }).unwrap();
+        }
+    }
+    let results = report(&root).unwrap().results;
+    let curves: Vec<_> = results.positions.iter().filter(|curve| curve.setting.protocol == "last:32").collect();
+    assert_eq!(curves.len(), 4);
+    for curve in &curves {
+        assert_eq!((curve.bins[0].first, curve.bins.last().unwrap().last), (curve.length - 31, curve.length));
+        assert!(curve.bins.iter().all(|bin| (bin.perplexity.ln() - 2.0).abs() < 1e-12));
+    }
+    let html = read(&root, "index.html");
+    assert!(html.contains("Perplexity by position, 32 to 128 tokens"));
+    let figure = html.split("<figure").find(|figure| figure.contains("Perplexity by position, 32 to 128")).unwrap();
+    let line = figure.split("class=\"line s0\" d=\"").nth(1).unwrap();
+    assert!(line[..line.find('"').unwrap()].matches('L').count() >= 10, "{line}");
+}
+
+#[test]
+fn duplicates_count_once() {
+    let root = complete();
+    let copy = root.path().join("runs/a copy");
+    std::fs::create_dir_all(&copy).unwrap();
+    std::fs::copy(root.path().join("runs/kerple_log #1").join(record::PLAN_FILE), copy.join(record::PLAN_FILE))
+        .unwrap();
+    let summary = report(&root).unwrap();
+    assert_eq!(summary.results.tables[0].score(("kerple_log", None), 64).unwrap().n, 3);
+    assert!(read(&root, "report.md").contains("(duplicate of ../runs/kerple_log #1)"));
+}
