@@ -18,7 +18,7 @@ pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, 
     let options = Options {
         reference,
         machine: Some(machine()),
-        commit: Some(concat!("kerple ", env!("CARGO_PKG_VERSION")).to_owned()),
+        commit: Some(concat!("kerple ", env!("CARGO_PKG_VERSION"), ", commit ", env!("KERPLE_COMMIT")).to_owned()),
         ..Options::default()
     };
     let summary = write(&runs, out, &options)?;
