@@ -92,6 +92,9 @@ pub struct Train {
     /// Run folder; resumes when it holds a run of the same plan.
     #[arg(long)]
     pub out: PathBuf,
+    /// Refuse a damaged checkpoint instead of going on from the one before.
+    #[arg(long)]
+    pub strict: bool,
     /// Print the outcome as JSON.
     #[arg(long)]
     pub json: bool,
@@ -123,6 +126,9 @@ pub struct Eval {
     /// Other prepared data, with the same tokenizer.
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
+    /// Refuse a damaged checkpoint instead of taking the one before.
+    #[arg(long)]
+    pub strict: bool,
     /// Print rows as JSON lines.
     #[arg(long)]
     pub json: bool,

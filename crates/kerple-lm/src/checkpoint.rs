@@ -22,12 +22,31 @@ pub struct State {
     pub step: u64,
     /// Training seconds so far, over all sittings.
     pub seconds: f64,
-    /// Hash of the plan that was followed.
+    /// What decides the updates: [`Plan::course`](crate::plan::Plan::course).
     pub plan: String,
     /// SHA-256 of the weights file.
     pub model_sha256: String,
     /// SHA-256 of the moments file.
     pub optimizer_sha256: String,
+    /// SHA-256 of this value as JSON, with this key empty.
+    pub sha256: String,
+}
+
+impl State {
+    /// Where a run of this course stands before its first update.
+    pub fn start(course: String) -> State {
+        let empty = String::new;
+        State { step: 0, seconds: 0.0, plan: course, model_sha256: empty(), optimizer_sha256: empty(), sha256: empty() }
+    }
+
+    fn sealed(self) -> State {
+        State { sha256: self.digest(), ..self }
+    }
+
+    fn digest(&self) -> String {
+        let open = State { sha256: String::new(), ..self.clone() };
+        hex(&serde_json::to_vec(&open).expect("a state is plain data"))
+    }
 }
 
 /// What a run trains.
@@ -57,41 +76,69 @@ pub fn folder(run: &Path) -> PathBuf {
     run.join("checkpoints")
 }
 
-/// Saves a checkpoint and removes all but the newest `keep`.
+/// Saves a checkpoint and removes all but the newest `keep`, and any of later steps, which are damaged or of a sitting that
+/// was given up.
+///
+/// At every moment the checkpoint that the run went on from is whole: what is removed is removed after the new one is in its
+/// place.
 ///
 /// # Errors
-/// What the file system refuses; earlier checkpoints are then intact.
+/// What the file system refuses, or a value that is not finite; earlier checkpoints are then intact.
 pub fn save(run: &Path, keep: usize, state: &State, learner: &Trained) -> Result<PathBuf> {
     let all = folder(run);
     let (aside, place) = (all.join(".partial"), all.join(format!("step-{:08}", state.step)));
+    let replaced = all.join(".replaced");
+    remove(&replaced)?;
     let saved = write_aside(&aside, state, learner);
     if let Err(error) = saved {
         let _ = fs::remove_dir_all(&aside);
         return Err(error);
     }
     if place.exists() {
-        fs::remove_dir_all(&place).map_err(Error::io(&place, "replace"))?;
+        // only a damaged one can be here: the run went on from an earlier checkpoint
+        fs::rename(&place, &replaced).map_err(Error::io(&place, "replace"))?;
     }
     fs::rename(&aside, &place).map_err(Error::io(&place, "rename to"))?;
     sync(&all)?;
-    let mut steps = list(run)?;
+    remove(&replaced)?;
+    let (later, mut steps): (Vec<_>, Vec<_>) = list(run)?.into_iter().partition(|(step, _)| *step > state.step);
     steps.truncate(steps.len().saturating_sub(keep));
-    for (_, old) in steps {
-        fs::remove_dir_all(&old).map_err(Error::io(&old, "remove"))?;
-    }
+    later.iter().chain(&steps).try_for_each(|(_, old)| remove(old))?;
     Ok(place)
 }
 
-fn write_aside(aside: &Path, state: &State, learner: &Trained) -> Result<()> {
-    if aside.exists() {
-        fs::remove_dir_all(aside).map_err(Error::io(aside, "remove"))?;
+fn remove(path: &Path) -> Result<()> {
+    if path.exists() {
+        fs::remove_dir_all(path).map_err(Error::io(path, "remove"))?;
     }
+    Ok(())
+}
+
+/// Refuses values that could not be gone on from.
+fn check_finite(step: u64, tensors: &[Named]) -> Result<()> {
+    for Named { name, array } in tensors {
+        if let Some(value) = array.slice::<f32>().iter().find(|value| !value.is_finite()) {
+            let hint = "no checkpoint was made of it; lower train.learning_rate or train.weight_decay".to_owned();
+            return Err(Error::NotFinite { step, what: name.clone(), value: f64::from(*value), hint });
+        }
+    }
+    Ok(())
+}
+
+fn write_aside(aside: &Path, state: &State, learner: &Trained) -> Result<()> {
+    remove(aside)?;
     fs::create_dir_all(aside).map_err(Error::io(aside, "create"))?;
-    let state = State {
-        model_sha256: write(&aside.join(MODEL), &learner.stored(Part::Weights))?,
-        optimizer_sha256: write(&aside.join(MOMENTS), &learner.stored(Part::Moments))?,
-        ..state.clone()
+    let save = |part: Part, file: &str| {
+        let tensors = learner.stored(part);
+        check_finite(state.step, &tensors)?;
+        write(&aside.join(file), &tensors)
     };
+    let state = State {
+        model_sha256: save(Part::Weights, MODEL)?,
+        optimizer_sha256: save(Part::Moments, MOMENTS)?,
+        ..state.clone()
+    }
+    .sealed();
     let path = aside.join(STATE);
     let text = serde_json::to_string_pretty(&state).expect("a state is plain data");
     fs::write(&path, text).map_err(Error::io(&path, "write"))?;
@@ -109,14 +156,19 @@ pub fn list(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
         return Ok(Vec::new());
     }
     let entries = fs::read_dir(&all).map_err(Error::io(&all, "list"))?;
-    let step = |path: PathBuf| {
-        let name = path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
-        Some((name, path))
-    };
+    let step = |path: PathBuf| Some((step_of(&path)?, path));
     let mut found: Vec<_> = entries.filter_map(|entry| step(entry.ok()?.path())).collect();
     found.sort();
     Ok(found)
 }
+
+/// The step a checkpoint's folder is named after.
+fn step_of(checkpoint: &Path) -> Option<u64> {
+    checkpoint.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
+}
+
+/// What to do about a damaged checkpoint.
+const AGAIN: &str = "remove this checkpoint's folder to go on from the one before";
 
 struct Loaded {
     path: PathBuf,
@@ -127,18 +179,13 @@ impl Loaded {
     fn read(path: PathBuf, sha256: &str) -> Result<Loaded> {
         let data = fs::read(&path).map_err(Error::io(&path, "read"))?;
         if hex(&data) != sha256 {
-            return Err(Error::damaged(
-                &path,
-                "the checksum does not match",
-                "remove this checkpoint's folder to go on from the one before",
-            ));
+            return Err(Error::damaged(&path, "the checksum does not match", AGAIN));
         }
         Ok(Loaded { path, data })
     }
 
     fn tensors(&self) -> Result<SafeTensors<'_>> {
-        SafeTensors::deserialize(&self.data)
-            .map_err(|error| Error::damaged(&self.path, error.to_string(), "remove this checkpoint's folder"))
+        SafeTensors::deserialize(&self.data).map_err(|error| Error::damaged(&self.path, error.to_string(), AGAIN))
     }
 }
 
@@ -155,28 +202,92 @@ fn fill(loaded: &Loaded, tensors: &SafeTensors, name: &str, values: &mut [f32]) 
     Ok(())
 }
 
-/// Reads the state of a checkpoint and refuses one of another plan.
+/// Reads the state of a checkpoint and refuses one of another course.
 ///
 /// # Errors
-/// A damaged file, or a checkpoint of another plan.
-pub fn state(checkpoint: &Path, plan_hash: &str) -> Result<State> {
+/// A damaged file, one of another step than its folder says, or of another course.
+pub fn state(checkpoint: &Path, course: &str) -> Result<State> {
+    let state = read_state(checkpoint)?;
+    if state.plan == course {
+        return Ok(state);
+    }
+    let message = format!("the checkpoint follows plan {}, the run asks for {}", short(&state.plan), short(course));
+    let hint = "use another --out folder, or the run file this folder was started with";
+    Err(Error::refused(format!("{}: {message}", checkpoint.join(STATE).display()), hint))
+}
+
+fn read_state(checkpoint: &Path) -> Result<State> {
     let path = checkpoint.join(STATE);
     let text = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
-    let state: State = serde_json::from_str(&text).map_err(|error| {
-        Error::damaged(&path, error.to_string(), "remove this checkpoint's folder to go on from the one before")
-    })?;
-    if state.plan != plan_hash {
-        return Err(Error::damaged(
-            &path,
-            format!("the checkpoint follows plan {}, the run asks for {}", short(&state.plan), short(plan_hash)),
-            "use another --out folder, or the run file this folder was started with",
-        ));
+    let damaged = |message: String| Error::damaged(&path, message, AGAIN);
+    let state: State = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
+    if state.sha256 != state.digest() {
+        return Err(damaged("the checksum does not match".to_owned()));
+    }
+    if Some(state.step) != step_of(checkpoint) {
+        return Err(damaged(format!("it is of step {}, its folder of another", state.step)));
     }
     Ok(state)
 }
 
-fn short(hash: &str) -> &str {
-    &hash[..hash.len().min(12)]
+/// The beginning of a hash, which may be anything that a file held.
+fn short(hash: &str) -> String {
+    hash.chars().take(12).collect()
+}
+
+/// Compares all checksums of a checkpoint with its files, and its course with this one.
+///
+/// # Errors
+/// What is damaged, or of another course.
+pub fn verify(checkpoint: &Path, course: Option<&str>) -> Result<()> {
+    let state = match course {
+        Some(course) => state(checkpoint, course)?,
+        None => read_state(checkpoint)?,
+    };
+    for (file, sha256) in [(MODEL, &state.model_sha256), (MOMENTS, &state.optimizer_sha256)] {
+        Loaded::read(checkpoint.join(file), sha256)?.tensors()?;
+    }
+    Ok(())
+}
+
+/// What [`newest`] found.
+#[derive(Debug)]
+pub struct Found<T> {
+    /// The checkpoint.
+    pub path: PathBuf,
+    /// What was read from it.
+    pub value: T,
+    /// Damaged checkpoints that were passed over, for the user.
+    pub notes: Vec<String>,
+}
+
+/// The newest checkpoint that `load` can read. Damaged ones are passed over with a note, or refused if `strict`; `None`
+/// where there is no checkpoint at all.
+///
+/// # Errors
+/// The first error, when no checkpoint can be read: a run never silently starts again from nothing.
+pub fn newest<T>(run: &Path, strict: bool, mut load: impl FnMut(&Path) -> Result<T>) -> Result<Option<Found<T>>> {
+    let (mut notes, mut first) = (Vec::new(), None);
+    for (step, path) in list(run)?.into_iter().rev() {
+        match load(&path) {
+            Ok(value) => return Ok(Some(Found { path, value, notes })),
+            Err(error) if strict || !is_damage(&error) => return Err(error),
+            Err(error) => {
+                notes.push(format!("the checkpoint of step {step} is passed over: {error}"));
+                first.get_or_insert(error);
+            }
+        }
+    }
+    first.map_or(Ok(None), Err)
+}
+
+/// Whether an error says that a checkpoint is not whole.
+fn is_damage(error: &Error) -> bool {
+    match error {
+        Error::Damaged { .. } => true,
+        Error::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+        _ => false,
+    }
 }
 
 /// Puts a checkpoint's weights into `model`.

@@ -4,8 +4,10 @@ use crate::config::RunConfig;
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
 use crate::evaluate::{self, Amount, Evaluation, Request, Text};
+use crate::memory::Limit;
 use crate::plan::Plan;
-use crate::train::{self, Progress};
+use crate::run::{RunFolder, Trained};
+use crate::train::{self, Sitting};
 use kerple::encoding::Encoding;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -40,16 +42,16 @@ pub enum Event<'a> {
         /// Runs in all.
         runs: usize,
     },
-    /// A training step is done.
-    Step(&'a Progress),
+    /// What training does.
+    Training(train::Event<'a>),
     /// What an evaluation does.
     Evaluation(evaluate::Event<'a>),
 }
 
 impl Comparison {
     /// Folder of one run.
-    pub fn folder(&self, label: &str, seed: u64) -> PathBuf {
-        self.out.join("runs").join(label).join(format!("seed-{seed}"))
+    pub fn folder(&self, label: &str, seed: u64) -> RunFolder {
+        RunFolder::new(self.out.join("runs").join(label).join(format!("seed-{seed}")))
     }
 
     /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end.
@@ -80,7 +82,11 @@ impl Comparison {
         let runs = (self.config.seed..end).flat_map(|seed| self.encodings.iter().map(move |encoding| (seed, encoding)));
         runs.map(|(seed, encoding)| {
             let config = RunConfig { seed, encoding: encoding.clone(), ..self.config.clone() };
-            Plan::new(&config, source.facts())
+            let plan = Plan::new(&config, source.facts())?;
+            let limit = Limit::here();
+            plan.check_training_memory(limit.as_ref())?;
+            self.request.lengths.iter().try_for_each(|length| plan.check_evaluation_memory(*length, limit.as_ref()))?;
+            Ok(plan)
         })
         .collect()
     }
@@ -90,7 +96,7 @@ impl Comparison {
     fn fixed_request(&self, plans: &[Plan], text: &dyn Text) -> Result<Request> {
         let mut rows = Vec::new();
         for plan in plans {
-            rows.extend(evaluate::earlier_rows(&self.folder(&plan.label, plan.seed))?);
+            rows.extend(self.folder(&plan.label, plan.seed).evaluations()?);
         }
         let earlier = evaluate::earlier_extents(&rows, text, self.request.protocol);
         let extent = self.request.extent(self.config.train.train_len, text.len(), &earlier)?;
@@ -106,19 +112,20 @@ impl Comparison {
         stop: &AtomicBool,
         tell: &mut dyn FnMut(Event),
     ) -> Result<bool> {
-        let folder = self.folder(&plan.label, plan.seed);
-        let outcome = train::train(plan, &folder, &source.batches(plan)?, stop, &mut |step| tell(Event::Step(step)))?;
-        if !outcome.finished {
+        let run = self.folder(&plan.label, plan.seed);
+        let batches = source.batches(plan)?;
+        let sitting = Sitting { plan, run: &run, batches: &batches, stop, strict: false };
+        if !train::train(&sitting, &mut |event| tell(Event::Training(event)))?.finished {
             return Ok(false);
         }
-        let (plan, state, model) = train::load(&folder, &crate::device())?;
+        let Trained { plan, state, model, .. } = run.load(&crate::device(), false)?;
         let lengths = request.lengths.iter().copied().filter(|length| model.check_len(*length).is_ok()).collect();
         let request = Request { seed: plan.seed, lengths, ..request.clone() };
         if request.lengths.is_empty() {
             return Ok(true);
         }
         let text = source.text(Split::Test);
-        let evaluation = Evaluation::new(&folder, (&plan, state.step, &model), &text, &request)?;
+        let evaluation = Evaluation::new(&run, (&plan, state.step, &model), &text, &request)?;
         evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))
     }
 }

@@ -112,6 +112,9 @@ pub struct TrainConfig {
     pub micro_batch: Option<usize>,
     /// Updates.
     pub steps: u64,
+    /// Updates the learning-rate schedule is laid out over; `steps` when absent. After them the rate stays where it is, so a
+    /// finished run goes on with a larger `steps` and this as it was.
+    pub schedule_steps: Option<u64>,
     /// Peak learning rate.
     pub learning_rate: f64,
     /// Floor of the decay.
@@ -131,7 +134,7 @@ pub struct TrainConfig {
     pub clip: f64,
     /// Adam's bias corrections of the first update are those of this step. The original's engine starts at 2.
     pub first_adam_step: u64,
-    /// A line in `metrics.jsonl` every so many steps.
+    /// A line in `metrics.jsonl` every so many steps, and at the first, the last and those of a validation.
     pub log_every: u64,
     /// Loss on the validation split every so many steps; 0 never.
     pub valid_every: u64,
@@ -150,6 +153,7 @@ impl Default for TrainConfig {
             batch: 32,
             micro_batch: None,
             steps: 50_000,
+            schedule_steps: None,
             learning_rate: 6e-4,
             min_learning_rate: 0.0,
             warmup: 0.01,

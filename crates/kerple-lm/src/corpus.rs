@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::evaluate::Text;
 use crate::plan::{DataFacts, Plan};
 use crate::train::Batches;
-use kerple_data::{Batch, BatchShape, Corpus, Packing, Tokenizer};
+use kerple_data::{Batch, BatchShape, Corpus, Packing, Tokenizer, Tokens};
 use std::ops::Range;
 
 pub use kerple_data::Split;
@@ -31,7 +31,17 @@ impl Source {
             vocab_size: self.corpus.vocab_size(),
             tokenizer: self.corpus.fingerprint().to_owned(),
             train_tokens: self.corpus.split(Split::Train).len() as u64,
+            content: self.corpus.content().to_owned(),
         }
+    }
+
+    /// Reads all of it and compares every checksum.
+    ///
+    /// # Errors
+    /// A file that is damaged.
+    pub fn verify(&self) -> Result<()> {
+        self.corpus.verify()?;
+        Ok(())
     }
 
     /// Refuses data of another tokenizer than a model was trained with.
@@ -69,13 +79,9 @@ impl Source {
         };
         let shape = BatchShape { batch: plan.train.batch, seq_len: plan.train_len };
         let train = kerple_data::Batches::new(self.corpus.split(Split::Train), packing, shape, plan.seed)?;
-        let valid = self.corpus.split(Split::Valid);
+        let valid = self.corpus.split(Split::Valid).clone();
         let starts = kerple_data::random_segments(valid.len(), plan.train_len, plan.train.valid_segments, plan.seed);
-        let validation = match starts.is_empty() {
-            true => None,
-            false => Some(Batch::at(valid, &starts, plan.train_len)?),
-        };
-        Ok(CorpusBatches { train, validation })
+        Ok(CorpusBatches { train, valid, starts: starts.to_vec(), len: plan.train_len })
     }
 
     /// A split to evaluate on.
@@ -84,10 +90,13 @@ impl Source {
     }
 }
 
-/// Training sequences of a corpus.
+/// Training and validation sequences of a corpus.
 pub struct CorpusBatches {
     train: kerple_data::Batches,
-    validation: Option<Batch>,
+    valid: Tokens,
+    /// Where the validation sequences begin.
+    starts: Vec<usize>,
+    len: usize,
 }
 
 impl Batches for CorpusBatches {
@@ -95,8 +104,12 @@ impl Batches for CorpusBatches {
         Ok(self.train.batch(step, 0..self.train.shape().batch)?)
     }
 
-    fn validation(&self) -> Option<Batch> {
-        self.validation.clone()
+    fn validation_rows(&self) -> usize {
+        self.starts.len()
+    }
+
+    fn validation(&self, rows: Range<usize>) -> Result<Batch> {
+        Ok(Batch::at(&self.valid, &self.starts[rows], self.len)?)
     }
 }
 

@@ -36,6 +36,14 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
+    /// Another process is training in a run folder.
+    #[error("{}: {holder} is training here", path.display())]
+    Busy {
+        /// The run folder.
+        path: PathBuf,
+        /// Process, machine, time and command.
+        holder: String,
+    },
     /// Training produced a value that is not a number.
     #[error("step {step}: {what} is {value}")]
     NotFinite {
@@ -87,6 +95,7 @@ impl Error {
             Error::Io { source, .. } | Error::Data(kerple_data::Error::Io { source, .. }) => io_hint(source).to_owned(),
             Error::Data(error) => error.hint(),
             Error::Record(error) => error.hint().unwrap_or_else(|| "nothing half-written was kept".to_owned()),
+            Error::Busy { .. } => "wait for it, stop it, or use another --out folder".to_owned(),
             Error::Config { hint, .. }
             | Error::Damaged { hint, .. }
             | Error::NotFinite { hint, .. }

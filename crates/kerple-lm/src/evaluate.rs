@@ -13,10 +13,12 @@ pub use extent::{Amount, EvaluationKey, Extent, Request, Window};
 pub use protocol::Protocol;
 
 use crate::error::Result;
+use crate::memory::Limit;
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
-use kerple_report::record::{EVALUATION_FILE, EvaluationRow, Journal, read_rows};
-use std::path::{Path, PathBuf};
+use crate::run::RunFolder;
+use kerple_report::record::{EvaluationRow, Journal};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -144,18 +146,6 @@ pub struct Evaluation<'a> {
     known: Vec<EvaluationRow>,
 }
 
-/// Rows of earlier evaluations of a run.
-///
-/// # Errors
-/// A file that cannot be read.
-pub fn earlier_rows(run: &Path) -> Result<Vec<EvaluationRow>> {
-    let path = run.join(EVALUATION_FILE);
-    if !path.exists() {
-        return Ok(Vec::new());
-    }
-    Ok(read_rows(&path)?.rows)
-}
-
 /// Span and segments of the rows over this text, for [`Request::extent`].
 pub fn earlier_extents(rows: &[EvaluationRow], text: &dyn Text, protocol: Protocol) -> Vec<(u64, u64)> {
     let (checksum, protocol) = (text.checksum(), protocol.to_string());
@@ -173,18 +163,20 @@ impl<'a> Evaluation<'a> {
     /// # Errors
     /// A request that the text or the encoding cannot serve, or damaged earlier rows.
     pub fn new(
-        run: &Path,
+        run: &RunFolder,
         (plan, step, model): (&'a Plan, u64, &'a Decoder),
         text: &'a dyn Text,
         request: &'a Request,
     ) -> Result<Evaluation<'a>> {
-        let known = earlier_rows(run)?;
+        let known = run.evaluations()?;
         let same_seed = |row: &&EvaluationRow| row.text.as_ref().is_some_and(|text| text.seed == request.seed);
         let earlier: Vec<EvaluationRow> = known.iter().filter(same_seed).cloned().collect();
         let extents = earlier_extents(&earlier, text, request.protocol);
         let extent = request.extent(plan.train_len, text.len(), &extents)?;
         request.lengths.iter().try_for_each(|length| model.check_len(*length))?;
-        let journal = run.join(EVALUATION_FILE);
+        let longest = request.lengths.iter().copied().max().unwrap_or(0);
+        plan.check_evaluation_memory(longest, Limit::here().as_ref())?;
+        let journal = run.evaluation_file();
         Ok(Evaluation { plan, step, model, text, checksum: text.checksum(), request, extent, journal, known })
     }
 

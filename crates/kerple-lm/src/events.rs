@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 #[derive(Debug)]
 pub struct EventFile {
     path: PathBuf,
-    file: File,
+    file: Option<File>,
 }
 
 fn varint(mut value: u64, out: &mut Vec<u8>) {
@@ -61,24 +61,69 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
+/// Length and step of the whole record that `data` begins with; `None` where it is cut or damaged.
+fn parse(data: &[u8]) -> Option<(usize, u64)> {
+    let length = usize::try_from(u64::from_le_bytes(*data.first_chunk()?)).ok()?;
+    let end = length.checked_add(12)?;
+    let event = data.get(12..end)?;
+    let sound = data[8..12] == masked_crc(&data[..8]) && *data.get(end..end.checked_add(4)?)? == masked_crc(event);
+    // wall time behind one byte, then the step as a varint behind another
+    let varint = event.get(10..).filter(|_| sound)?;
+    let bytes = varint.iter().position(|byte| byte & 0x80 == 0)?;
+    let step = varint[..=bytes].iter().rev().fold(0, |step: u64, byte| step << 7 | u64::from(byte & 0x7f));
+    Some((end + 4, step))
+}
+
+/// Cuts the files of earlier sittings off before the first event of a step after `step`, which will come again, and before
+/// anything a crash has left incomplete.
+fn forget_after(folder: &Path, step: u64) -> Result<()> {
+    for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
+        let path = entry.map_err(Error::io(folder, "list"))?.path();
+        if !path.extension().is_some_and(|extension| extension == "kerple") {
+            continue;
+        }
+        let data = std::fs::read(&path).map_err(Error::io(&path, "read"))?;
+        let mut kept = 0;
+        while let Some((length, found)) = parse(&data[kept..])
+            && found <= step
+        {
+            kept += length;
+        }
+        if kept < data.len() {
+            let file = File::options().write(true).open(&path).map_err(Error::io(&path, "open"))?;
+            file.set_len(kept as u64).map_err(Error::io(&path, "shorten"))?;
+        }
+    }
+    Ok(())
+}
+
 impl EventFile {
-    /// A new file in `folder` for a sitting that starts at `step`.
+    /// A new file in `folder` for a sitting that starts after `step` updates, made with its first number; later steps in the
+    /// files of earlier sittings are taken back.
     ///
     /// # Errors
     /// A folder that cannot be written.
     pub fn create(folder: &Path, step: u64) -> Result<EventFile> {
         std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+        forget_after(folder, step)?;
         let path = folder.join(format!("events.out.tfevents.{:010}.{step}.kerple", now() as u64));
-        let file = File::create(&path).map_err(Error::io(&path, "create"))?;
-        let mut events = EventFile { path, file };
-        let mut version = event(now(), 0);
-        bytes_field(3, b"brain.Event:2", &mut version);
-        events.write(&version)?;
-        Ok(events)
+        Ok(EventFile { path, file: None })
     }
 
     fn write(&mut self, event: &[u8]) -> Result<()> {
-        self.file.write_all(&record(event)).map_err(Error::io(&self.path, "append to"))
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => {
+                // two sittings of one second from one step share a file
+                let opened = File::options().append(true).create(true).open(&self.path);
+                let mut file = opened.map_err(Error::io(&self.path, "create"))?;
+                let mut version = self::event(now(), 0);
+                bytes_field(3, b"brain.Event:2", &mut version);
+                file.write_all(&record(&version)).map_err(Error::io(&self.path, "append to"))?;
+                none.insert(file)
+            }
+        };
+        file.write_all(&record(event)).map_err(Error::io(&self.path, "append to"))
     }
 
     /// Appends one number.
@@ -109,5 +154,37 @@ mod tests {
             data[12..],
             [&[5 << 3 | 2, 13, 1 << 3 | 2, 11, 1 << 3 | 2, 4][..], b"loss", &[2 << 3 | 5, 0, 0, 0, 64]].concat()
         );
+    }
+
+    fn steps(folder: &Path) -> Vec<u64> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let data = std::fs::read(entry.unwrap().path()).unwrap();
+            let mut at = 0;
+            while let Some((length, step)) = parse(&data[at..]) {
+                // the first record of a file names the format
+                found.extend((at > 0).then_some(step));
+                at += length;
+            }
+            assert_eq!(at, data.len(), "something is left behind the last whole record");
+        }
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn steps_do_not_repeat_after_a_crash() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut killed = EventFile::create(folder.path(), 0).unwrap();
+        for step in [1, 2, 300, 400] {
+            killed.scalar(step, "loss", 1.0).unwrap();
+        }
+        // a kill in the middle of a record
+        killed.file.unwrap().write_all(&record(&scalar_event(0.0, 2, "loss", 1.0))[..20]).unwrap();
+        let mut resumed = EventFile::create(folder.path(), 300).unwrap();
+        assert_eq!(steps(folder.path()), [1, 2, 300]);
+        resumed.scalar(400, "loss", 1.0).unwrap();
+        resumed.scalar(500, "loss", 1.0).unwrap();
+        assert_eq!(steps(folder.path()), [1, 2, 300, 400, 500]);
     }
 }

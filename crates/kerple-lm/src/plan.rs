@@ -1,6 +1,6 @@
 //! A plan: a run file with every choice made explicit, checked and hashed. It is saved with the run.
 
-use crate::config::{DataConfig, RunConfig, TrainConfig};
+use crate::config::{DataConfig, PackingConfig, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 use kerple::encoding::{Encoding, Geometry};
@@ -43,6 +43,8 @@ pub struct DataFacts {
     pub tokenizer: String,
     /// Tokens to train on.
     pub train_tokens: u64,
+    /// Fingerprint of all of it: splits, vocabulary and tokenizer. What is trained on is known by this, not by its place.
+    pub content: String,
 }
 
 /// Everything a run does, resolved.
@@ -60,7 +62,7 @@ pub struct Plan {
     pub encoding: Encoding,
     /// Sizes.
     pub model: ModelPlan,
-    /// Optimisation; `micro_batch` is always set.
+    /// Optimisation; `micro_batch` and `schedule_steps` are always set.
     pub train: TrainConfig,
     /// Tokens a training sequence.
     pub train_len: usize,
@@ -74,6 +76,10 @@ pub struct Plan {
 
 /// Largest model, in trained values: beyond it training would need hundreds of gigabytes.
 const MOST_PARAMETERS: f64 = (1u64 << 34) as f64;
+
+/// Most layers: the names and places of the moments of twice as many would not fit the header of a safetensors file, which
+/// is limited to 100 MB.
+const MOST_LAYERS: f64 = 16_384.0;
 
 /// Tokens of the largest batch.
 const MOST_TOKENS: f64 = (1u64 << 28) as f64;
@@ -115,6 +121,7 @@ impl Plan {
         ] {
             check(key, value as f64, 1.0..=65_536.0, model_hint)?;
         }
+        check("model.n_layers", n_layers as f64, 1.0..=MOST_LAYERS, model_hint)?;
         check("model.n_heads * model.head_dim", d_model as f64, 1.0..=65_536.0, model_hint)?;
         let model = ModelPlan {
             n_layers,
@@ -134,6 +141,14 @@ impl Plan {
             });
         }
         train.micro_batch = Some(micro_batch);
+        train.schedule_steps = Some(train.schedule_steps.unwrap_or(train.steps));
+        if config.seed > i64::MAX as u64 {
+            return Err(Error::Config {
+                place: "seed".to_owned(),
+                message: format!("{} is out of range, it must be at most {}", config.seed, i64::MAX),
+                hint: "choose a smaller seed".to_owned(),
+            });
+        }
         if facts.train_tokens <= train.train_len as u64 {
             return Err(Error::refused(
                 format!(
@@ -146,6 +161,17 @@ impl Plan {
             ));
         }
         let geometry = Geometry { heads: n_heads, head_dim, train_len: train.train_len };
+        if let Some(longest) = config.encoding.longest(&geometry).filter(|longest| *longest < train.train_len) {
+            return Err(Error::Config {
+                place: "train.train_len".to_owned(),
+                message: format!(
+                    "{} tokens a sequence, {} is defined for {longest} positions",
+                    train.train_len,
+                    config.encoding.label()
+                ),
+                hint: "lower train.train_len, or give the encoding more positions".to_owned(),
+            });
+        }
         let mut plan = Plan {
             label: config.encoding.label(),
             seed: config.seed,
@@ -179,10 +205,72 @@ impl Plan {
         Schedule {
             learning_rate: self.train.learning_rate,
             min_learning_rate: self.train.min_learning_rate,
-            steps: self.train.steps,
+            steps: self.train.schedule_steps.unwrap_or(self.train.steps),
             warmup: self.train.warmup,
             decay: self.train.decay,
         }
+    }
+
+    /// SHA-256 of all that decides what update `n` does, hence without how many there are. A run whose plan keeps its
+    /// course can be gone on with: that is how a finished run is extended. GPT-NeoX's data order depends on the number of
+    /// updates, so there it belongs to the course.
+    pub fn course(&self) -> String {
+        let mut course = self.clone();
+        if course.data.packing != PackingConfig::Megatron {
+            (course.steps, course.train.steps) = (0, 0);
+        }
+        course.digest()
+    }
+
+    /// Whether a run that was started with this plan may go on with `next` after `done` updates.
+    ///
+    /// # Errors
+    /// Other text, other settings, each with both values; fewer updates than are done.
+    pub fn may_become(&self, next: &Plan, done: u64) -> Result<()> {
+        if self.facts.content != next.facts.content {
+            return Err(Error::refused(
+                format!("{} holds other text than the run was started with", next.data.path.display()),
+                "put the text back, or train a new run on the new text in another --out folder",
+            ));
+        }
+        if self.course() != next.course() {
+            return Err(self.refuse_other(next));
+        }
+        if next.steps < done {
+            return Err(Error::refused(
+                format!("the run has done {done} updates, train.steps is {}", next.steps),
+                "evaluate it as it is, or raise train.steps",
+            ));
+        }
+        Ok(())
+    }
+
+    fn refuse_other(&self, next: &Plan) -> Error {
+        let (mut old, mut new) = (Vec::new(), Vec::new());
+        flatten("", &serde_json::to_value(self).expect("a plan is plain data"), &mut old);
+        flatten("", &serde_json::to_value(next).expect("a plan is plain data"), &mut new);
+        let derived = ["label", "hash", "parameters", "steps", "train_len", "data.path"];
+        let changed: Vec<(String, String)> = new
+            .into_iter()
+            .filter(|pair| !old.contains(pair) && !derived.contains(&pair.0.as_str()))
+            .map(|(key, value)| {
+                let was = old.iter().find(|(other, _)| *other == key).map_or("absent", |(_, value)| value.as_str());
+                (format!("{key} = {value} (was {was})"), key)
+            })
+            .collect();
+        let only_steps = changed.iter().all(|(_, key)| key == "train.steps" || key == "train.schedule_steps");
+        let hint = match only_steps && self.data.packing == PackingConfig::Random {
+            true => format!(
+                "to go on, keep the schedule: --set train.steps={} --set train.schedule_steps={}; the rate stays where the \
+                 schedule ended",
+                next.steps,
+                self.train.schedule_steps.unwrap_or(self.steps)
+            ),
+            false => "use another --out folder, or the run file this folder was started with".to_owned(),
+        };
+        let shown: Vec<&str> = changed.iter().take(4).map(|(text, _)| text.as_str()).collect();
+        let more = if changed.len() > 4 { format!(" and {} more", changed.len() - 4) } else { String::new() };
+        Error::refused(format!("the folder holds a run of another plan: {}{more}", shown.join(", ")), hint)
     }
 
     fn digest(&self) -> String {
@@ -203,22 +291,33 @@ impl Plan {
     }
 }
 
+/// Every value of a tree with its path.
+fn flatten(path: &str, value: &serde_json::Value, out: &mut Vec<(String, String)>) {
+    let within = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+    match value {
+        serde_json::Value::Object(map) => map.iter().for_each(|(key, value)| flatten(&within(key), value, out)),
+        value => out.push((path.to_owned(), value.to_string())),
+    }
+}
+
 fn check_train(train: &TrainConfig, encoding: &Encoding, d_model: usize) -> Result<()> {
-    let infinite = f64::INFINITY;
     let below_one = 1.0 - f64::EPSILON;
     for (key, value, limits) in [
         ("train.train_len", train.train_len as f64, 1.0..=16_777_216.0),
         ("train.batch", train.batch as f64, 1.0..=1_048_576.0),
         ("train.batch * train.train_len", train.batch as f64 * train.train_len as f64, 1.0..=MOST_TOKENS),
         ("train.steps", train.steps as f64, 0.0..=1e12),
+        ("train.schedule_steps", train.schedule_steps.unwrap_or(train.steps) as f64, 0.0..=1e12),
         ("train.learning_rate", train.learning_rate, 0.0..=10.0),
         ("train.min_learning_rate", train.min_learning_rate, 0.0..=10.0),
         ("train.warmup", train.warmup, 0.0..=0.5),
         ("train.betas[0]", train.betas[0], 0.0..=below_one),
         ("train.betas[1]", train.betas[1], 0.0..=below_one),
         ("train.eps", train.eps, f64::MIN_POSITIVE..=1.0),
-        ("train.weight_decay", train.weight_decay, 0.0..=infinite),
-        ("train.clip", train.clip, 0.0..=infinite),
+        ("train.weight_decay", train.weight_decay, 0.0..=1e6),
+        // at 1 an update alone would turn every matrix to zero
+        ("train.learning_rate * train.weight_decay", train.learning_rate * train.weight_decay, 0.0..=1.0),
+        ("train.clip", train.clip, 0.0..=1e9),
         ("train.first_adam_step", train.first_adam_step as f64, 1.0..=1e9),
         ("train.log_every", train.log_every as f64, 1.0..=1e12),
         ("train.checkpoint_every", train.checkpoint_every as f64, 1.0..=1e12),

@@ -1,18 +1,21 @@
 //! The training loop: resumable to the bit, stoppable at any step, never silent about a number that is not one.
 
-use crate::checkpoint::{self, State};
+use crate::checkpoint::{self, Found, State};
 use crate::error::{Error, Result};
+use crate::evaluate::TOKENS_AT_ONCE;
 use crate::events::EventFile;
 use crate::learner::{self, Learned, Learner, NotFinite, Update};
+use crate::memory::Limit;
 use crate::model::Decoder;
 use crate::plan::Plan;
+use crate::run::{Lock, RunFolder};
 use crate::task::{self, LanguageModel, Task};
-use burn::tensor::Device;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_data::Batch;
-use kerple_report::record::{self, Journal, KernelSnapshot, MetricsRow};
-use std::path::{Path, PathBuf};
+use kerple_report::record::{Journal, KernelSnapshot, MetricsRow};
+use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -23,8 +26,37 @@ pub trait Batches {
     /// # Errors
     /// Text that can no longer be read.
     fn batch(&self, step: u64) -> Result<Batch>;
-    /// Sequences to measure the validation loss on, always the same; `None` when there is no text for it.
-    fn validation(&self) -> Option<Batch>;
+    /// Sequences to measure the validation loss on; 0 where there is no text for it.
+    fn validation_rows(&self) -> usize;
+    /// Some of those sequences, always the same.
+    ///
+    /// # Errors
+    /// Text that can no longer be read.
+    fn validation(&self, rows: Range<usize>) -> Result<Batch>;
+}
+
+/// A training run and how this sitting works on it.
+#[derive(Clone, Copy)]
+pub struct Sitting<'a> {
+    /// What is trained.
+    pub plan: &'a Plan,
+    /// Where; what is there already is gone on with.
+    pub run: &'a RunFolder,
+    /// Where the sequences come from.
+    pub batches: &'a dyn Batches,
+    /// Set to save after the current step and end.
+    pub stop: &'a AtomicBool,
+    /// Refuse a damaged checkpoint instead of going on from the one before.
+    pub strict: bool,
+}
+
+/// What happens, as it happens.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// Something the user should know.
+    Note(String),
+    /// A step is done.
+    Step(&'a Progress),
 }
 
 /// What a progress display is told after every step.
@@ -57,135 +89,101 @@ pub struct Outcome {
 
 /// A run being trained.
 struct Trainer<'a> {
+    sitting: &'a Sitting<'a>,
     plan: &'a Plan,
-    run: &'a Path,
-    batches: &'a dyn Batches,
     learner: checkpoint::Trained,
     state: State,
     metrics: Journal<MetricsRow>,
     events: EventFile,
+    /// The last good checkpoint.
     saved: Option<PathBuf>,
+    /// Seconds of the steps since the last logged one.
+    fresh: Vec<f64>,
+    _lock: Lock,
 }
 
-/// Trains `plan` in the folder `run` until it is complete or `stop` is set; the same folder again resumes.
+/// Trains until the run is complete or told to stop; the same folder again resumes.
 ///
 /// # Errors
-/// What cannot be read or written, a checkpoint of another plan, or a number that is not one.
-pub fn train(
-    plan: &Plan,
-    run: &Path,
-    batches: &dyn Batches,
-    stop: &AtomicBool,
-    progress: &mut dyn FnMut(&Progress),
-) -> Result<Outcome> {
-    let mut trainer = Trainer::open(plan, run, batches)?;
+/// What cannot be read or written, a folder in use or of another plan, or a number that is not one.
+pub fn train(sitting: &Sitting, tell: &mut dyn FnMut(Event)) -> Result<Outcome> {
+    let plan = sitting.plan;
+    let mut trainer = Trainer::open(sitting, tell)?;
     let (started, first) = (Instant::now(), trainer.state.step);
     let mut loss = None;
-    let mut fresh = Vec::new();
     while trainer.state.step < plan.steps {
         let clock = Instant::now();
         let (step_loss, norm) = trainer.step()?;
         let seconds = clock.elapsed().as_secs_f64();
         trainer.state.seconds += seconds;
-        fresh.push(seconds);
+        trainer.fresh.push(seconds);
         loss = Some(step_loss);
         let step = trainer.state.step;
-        let done = step == plan.steps;
-        if step.is_multiple_of(plan.train.log_every) || step == first + 1 || done {
-            trainer.log(step_loss, norm, &fresh)?;
-            fresh.clear();
-        }
-        progress(&Progress {
+        trainer.log(step_loss, norm)?;
+        tell(Event::Step(&Progress {
             step,
             steps: plan.steps,
             loss: step_loss,
             tokens_per_second: (plan.train.batch * plan.train_len) as f64 / seconds,
             seconds_left: started.elapsed().as_secs_f64() / (step - first) as f64 * (plan.steps - step) as f64,
-        });
-        let stopping = stop.load(Ordering::Relaxed);
-        if step.is_multiple_of(plan.train.checkpoint_every) || done || stopping {
+        }));
+        let stopping = sitting.stop.load(Ordering::Relaxed);
+        let due = step.is_multiple_of(plan.train.checkpoint_every) || step == plan.steps;
+        if due {
+            trainer.snapshot_kernels()?;
+        }
+        if due || stopping {
             trainer.save()?;
         }
         if stopping {
             break;
         }
     }
+    if trainer.saved.is_none() && trainer.state.step == plan.steps {
+        trainer.save()?;
+    }
     let State { step, seconds, .. } = trainer.state;
     Ok(Outcome { step, finished: step == plan.steps, loss, seconds })
 }
 
-/// The newest checkpoint of a finished or running run, its model and plan.
-///
-/// # Errors
-/// A folder without a plan or checkpoint, or damaged files.
-pub fn load(run: &Path, device: &Device) -> Result<(Plan, State, Decoder)> {
-    let plan = read_plan(run)?.ok_or_else(|| {
-        let hint = "give the --out folder of `kerple train`";
-        Error::refused(format!("{} holds no run: there is no plan.json", run.display()), hint)
-    })?;
-    let (_, newest) = checkpoint::list(run)?.pop().ok_or_else(|| {
-        let hint = "train it first: `kerple train --config FILE --out RUN`";
-        Error::refused(format!("{} has no checkpoint yet", run.display()), hint)
-    })?;
-    let state = checkpoint::state(&newest, &plan.hash)?;
-    let model = checkpoint::load_model(&newest, &state, Decoder::new(&plan, device))?;
-    Ok((plan, state, model))
-}
-
-/// The plan saved in a run folder, if there is one.
-///
-/// # Errors
-/// A plan that cannot be read.
-pub fn read_plan(run: &Path) -> Result<Option<Plan>> {
-    let path = run.join("plan.json");
-    if !path.exists() {
-        return Ok(None);
-    }
-    let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
-    let hint = "the file was changed by hand, or written by another version";
-    let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
-    match plan.is_genuine() {
-        true => Ok(Some(plan)),
-        false => Err(Error::damaged(&path, "the hash does not match the settings", hint)),
-    }
+/// A learner of the plan that has seen nothing.
+fn fresh(plan: &Plan) -> checkpoint::Trained {
+    let model = Decoder::new(plan, &crate::device().autodiff());
+    Learner::new(model, LanguageModel, learner::settings(plan))
 }
 
 impl<'a> Trainer<'a> {
-    fn open(plan: &'a Plan, run: &'a Path, batches: &'a dyn Batches) -> Result<Trainer<'a>> {
-        std::fs::create_dir_all(run).map_err(Error::io(run, "create"))?;
-        match read_plan(run)? {
-            Some(old) if old.hash != plan.hash => {
-                return Err(Error::refused(
-                    format!(
-                        "{} holds a run of another plan ({} instead of {})",
-                        run.display(),
-                        &old.hash[..12],
-                        &plan.hash[..12]
-                    ),
-                    "use another --out folder, or the run file this folder was started with",
-                ));
-            }
-            _ => {
-                record::write_json(&run.join("plan.json"), plan)?;
-            }
-        }
-        let model = Decoder::new(plan, &crate::device().autodiff());
-        let mut learner = Learner::new(model, LanguageModel, learner::settings(plan));
-        let mut state = State {
-            step: 0,
-            seconds: 0.0,
-            plan: plan.hash.clone(),
-            model_sha256: String::new(),
-            optimizer_sha256: String::new(),
-        };
-        let newest = checkpoint::list(run)?.pop().map(|(_, path)| path);
-        if let Some(path) = &newest {
-            state = checkpoint::state(path, &plan.hash)?;
+    /// Takes the folder, checks all that is in it, and only then writes.
+    fn open(sitting: &'a Sitting<'a>, tell: &mut dyn FnMut(Event)) -> Result<Trainer<'a>> {
+        let Sitting { plan, run, batches, strict, .. } = *sitting;
+        plan.check_training_memory(Limit::here().as_ref())?;
+        let lock = run.lock()?;
+        let course = plan.course();
+        let found = checkpoint::newest(run.path(), strict, |path| {
+            let state = checkpoint::state(path, &course)?;
+            let mut learner = fresh(plan);
             checkpoint::restore(path, &state, &mut learner)?;
+            Ok((learner, state))
+        });
+        // of two reasons to refuse the plan's is the clearer one
+        let done = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.value.1.step);
+        if let Some(old) = run.plan()? {
+            old.may_become(plan, done)?;
         }
-        let metrics = reopen_metrics(&run.join("metrics.jsonl"), state.step)?;
-        let events = EventFile::create(&run.join("events"), state.step)?;
-        let trainer = Trainer { plan, run, batches, learner, state, metrics, events, saved: newest };
+        let (learner, state, saved) = match found? {
+            Some(Found { path, value: (learner, state), notes }) => {
+                notes.into_iter().for_each(|note| tell(Event::Note(note)));
+                (learner, state, Some(path))
+            }
+            None => (fresh(plan), State::start(course), None),
+        };
+        if let Some(note) = validation_note(plan, batches.validation_rows()) {
+            tell(Event::Note(note));
+        }
+        run.write_plan(plan)?;
+        let metrics = run.reopen_metrics(state.step)?;
+        let events = EventFile::create(&run.events(), state.step)?;
+        let trainer = Trainer { sitting, plan, learner, state, metrics, events, saved, fresh: Vec::new(), _lock: lock };
         if trainer.state.step == 0 {
             trainer.snapshot_kernels()?;
         }
@@ -195,7 +193,7 @@ impl<'a> Trainer<'a> {
     /// One update; returns the loss and the gradient's global norm.
     fn step(&mut self) -> Result<(f64, f64)> {
         let Plan { train, .. } = self.plan;
-        let batch = task::Batch::from(self.batches.batch(self.state.step)?);
+        let batch = task::Batch::from(self.sitting.batches.batch(self.state.step)?);
         let parts = batch.split(train.micro_batch.unwrap_or(train.batch))?;
         let update = Update {
             learning_rate: self.plan.schedule().at(self.state.step),
@@ -216,15 +214,20 @@ impl<'a> Trainer<'a> {
         Error::NotFinite { step: self.state.step + 1, what, value, hint }
     }
 
-    fn log(&mut self, loss: f64, grad_norm: f64, fresh: &[f64]) -> Result<()> {
-        let Plan { train, .. } = self.plan;
+    /// Writes a row if one is due: which steps have one does not depend on where sittings begin and end.
+    fn log(&mut self, loss: f64, grad_norm: f64) -> Result<()> {
+        let Plan { train, steps, .. } = self.plan;
         let step = self.state.step;
-        let due = train.valid_every > 0 && (step.is_multiple_of(train.valid_every) || step == self.plan.steps);
-        let valid_loss = if due { self.validate() } else { None };
+        let last = step == *steps;
+        let validate = train.valid_every > 0 && (step.is_multiple_of(train.valid_every) || last);
+        if !(validate || last || step == 1 || step.is_multiple_of(train.log_every)) {
+            return Ok(());
+        }
+        let valid_loss = if validate { self.validate()? } else { None };
         let encoding = &self.learner.model().encoding;
         let names = encoding.encoding().parameters(encoding.geometry()).into_iter().map(|parameter| parameter.name);
         let small = |values: &Vec<f64>| values.len() <= 1024;
-        let mut sorted = fresh.to_vec();
+        let mut sorted = std::mem::take(&mut self.fresh);
         sorted.sort_by(f64::total_cmp);
         let row = MetricsRow {
             step,
@@ -248,42 +251,46 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    fn validate(&self) -> Option<f64> {
-        let batch = self.batches.validation()?;
+    /// Mean loss of the validation sequences, a few at a time however many there are.
+    fn validate(&self) -> Result<Option<f64>> {
+        let batches = self.sitting.batches;
+        let rows = batches.validation_rows();
+        let at_once = (TOKENS_AT_ONCE / self.plan.train_len).max(1);
         let model = parameters::without_autodiff(self.learner.model());
-        let pass = Pass::evaluation(self.plan.seed);
-        let mean = self.learner.task().loss(&model, &batch.into(), &pass);
-        Some(f64::from(mean.into_scalar::<f32>()))
+        let (task, pass) = (self.learner.task(), Pass::evaluation(self.plan.seed));
+        let mut sum = 0.0;
+        for start in (0..rows).step_by(at_once) {
+            let batch = task::Batch::from(batches.validation(start..rows.min(start + at_once))?);
+            let mean = task.loss(&model, &batch, &pass);
+            sum += f64::from(mean.into_scalar::<f32>()) * batch.rows as f64;
+        }
+        Ok((rows > 0).then(|| sum / rows as f64))
     }
 
+    /// Saves a checkpoint, after the rows that lead to it are on disk.
     fn save(&mut self) -> Result<()> {
-        let path = checkpoint::save(self.run, self.plan.train.keep, &self.state, &self.learner)?;
-        self.saved = Some(path);
-        self.snapshot_kernels()
+        self.metrics.sync()?;
+        let keep = self.plan.train.keep;
+        self.saved = Some(checkpoint::save(self.sitting.run.path(), keep, &self.state, &self.learner)?);
+        Ok(())
     }
 
     /// Adds the learned tables as they are now to `kernels.json`.
     fn snapshot_kernels(&self) -> Result<()> {
-        let path = self.run.join("kernels.json");
-        let Some(snapshot) = snapshot(self.learner.model(), self.state.step) else { return Ok(()) };
-        let mut all: Vec<KernelSnapshot> = if path.exists() { record::read_json(&path)? } else { Vec::new() };
-        all.retain(|old| old.step < snapshot.step);
-        all.push(snapshot);
-        Ok(record::write_json(&path, &all)?)
+        let snapshot = snapshot(self.learner.model(), self.state.step);
+        snapshot.map_or(Ok(()), |snapshot| self.sitting.run.add_kernels(snapshot))
     }
 }
 
-/// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.
-fn reopen_metrics(path: &Path, step: u64) -> Result<Journal<MetricsRow>> {
-    let mut journal = Journal::open(path)?;
-    let rows = record::read_rows::<MetricsRow>(path)?.rows;
-    let kept = rows.iter().filter(|row| row.step <= step).count();
-    if kept < rows.len() {
-        std::fs::remove_file(path).map_err(Error::io(path, "rewrite"))?;
-        journal = Journal::open(path)?;
-        rows[..kept].iter().try_for_each(|row| journal.push(row))?;
+/// What to say of validation text that is shorter than was asked for.
+fn validation_note(plan: &Plan, rows: usize) -> Option<String> {
+    let train = &plan.train;
+    let (wanted, len) = (train.valid_segments, plan.train_len);
+    match rows {
+        _ if train.valid_every == 0 || rows >= wanted => None,
+        0 => Some(format!("there is no validation loss: the validation split is shorter than a sequence of {len}")),
+        _ => Some(format!("the validation loss is over {rows} sequences, the split holds no {wanted} of {len} tokens")),
     }
-    Ok(journal)
 }
 
 /// Distances at which learned kernels are recorded: all up to 64, then about 24 an octave-less decade, to 20480.

@@ -1,10 +1,11 @@
 //! Run files: every shipped one plans, every key counts, every mistake is named.
 
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
+use kerple_lm::memory::Limit;
 use kerple_lm::plan::{DataFacts, Plan};
 
 fn facts() -> DataFacts {
-    DataFacts { vocab_size: 256, tokenizer: "byte".to_owned(), train_tokens: 1 << 30 }
+    DataFacts { vocab_size: 256, tokenizer: "byte".to_owned(), train_tokens: 1 << 30, content: "text".to_owned() }
 }
 
 fn plan(overrides: &[&str]) -> Result<Plan, kerple_lm::Error> {
@@ -53,6 +54,7 @@ fn every_key_changes_the_plan() {
         "train.batch=16",
         "train.micro_batch=8",
         "train.steps=100",
+        "train.schedule_steps=100",
         "train.learning_rate=0.5",
         "train.min_learning_rate=1e-5",
         "train.warmup=0.1",
@@ -82,6 +84,49 @@ fn every_key_changes_the_plan() {
 }
 
 #[test]
+fn what_decides_an_update_is_the_course() {
+    let course = |keys: &[&str]| plan(keys).unwrap().course();
+    let steps = ["train.steps=100", "train.schedule_steps=50"];
+    assert_eq!(course(&steps), course(&["train.steps=200", "train.schedule_steps=50"]));
+    assert_ne!(course(&steps), course(&["train.steps=100"]));
+    assert_ne!(course(&steps), course(&["train.steps=100", "train.schedule_steps=50", "seed=1"]));
+    let megatron = |steps| course(&[steps, "train.schedule_steps=50", "data.packing=megatron"]);
+    assert_ne!(megatron("train.steps=100"), megatron("train.steps=200"), "its order is made for so many updates");
+}
+
+#[test]
+fn more_memory_than_there_is_is_refused_with_the_number_to_change() {
+    let limit = |bytes| Some(Limit { name: "the machine's memory", bytes });
+    let paper = plan(&["model.preset=neox-162m", "train.batch=32"]).unwrap();
+    assert!(paper.check_training_memory(None).is_ok(), "what cannot be read refuses nothing");
+    assert!(paper.check_training_memory(limit(1 << 40).as_ref()).is_ok());
+    let small = limit(8 << 30);
+    let error = paper.check_training_memory(small.as_ref()).unwrap_err();
+    assert!(error.to_string().contains("the machine's memory is 8.0 GiB") && error.is_misuse(), "{error}");
+    // the number of the hint fits, the next larger one does not
+    let hint = error.hint();
+    let rows: usize = hint.split_once("train.micro_batch=").unwrap().1.split_once(' ').unwrap().0.parse().unwrap();
+    let with = |rows: usize| {
+        let set = format!("train.micro_batch={rows}");
+        plan(&["model.preset=neox-162m", "train.batch=32", &set]).unwrap().check_training_memory(small.as_ref())
+    };
+    assert!(with(rows).is_ok() && with(2 * rows).is_err(), "{hint}");
+    let error = paper.check_training_memory(limit(1 << 20).as_ref()).unwrap_err();
+    assert!(error.hint().contains("smaller"), "{}", error.hint());
+    assert!(paper.check_evaluation_memory(usize::MAX, small.as_ref()).is_err(), "no product wraps");
+    assert!(paper.check_evaluation_memory(16_384, small.as_ref()).is_ok());
+}
+
+#[test]
+fn positions_that_end_before_the_sequence_are_refused() {
+    let error = plan(&["encoding.kind=learned", "encoding.positions=64"]).unwrap_err();
+    assert!(
+        error.to_string().contains("512 tokens a sequence") && error.to_string().contains("64 positions"),
+        "{error}"
+    );
+}
+
+#[test]
 fn mistakes_are_named() {
     for (key, says) in [
         ("train.stepz=3", "stepz"),
@@ -91,6 +136,14 @@ fn mistakes_are_named() {
         ("train.betas=[0.9, 1.0]", "betas[1]"),
         ("train.micro_batch=5", "divide"),
         ("train.batch=0", "batch"),
+        ("train.clip=inf", "train.clip"),
+        ("train.clip=nan", "train.clip"),
+        ("train.weight_decay=inf", "train.weight_decay"),
+        ("train.weight_decay=1e300", "train.weight_decay"),
+        ("train.weight_decay=2000", "train.learning_rate * train.weight_decay"),
+        ("train.schedule_steps=1000000000001", "train.schedule_steps"),
+        ("seed=9223372036854775808", "seed"),
+        ("model.n_layers=65536", "16384"),
         ("encoding.kind=kerple_lag", "kerple_lag"),
         ("encoding.r9=1", "r9"),
         ("model.preset=huge", "huge"),

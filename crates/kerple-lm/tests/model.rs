@@ -26,7 +26,8 @@ fn the_papers_model_has_the_papers_size() {
             model: ModelConfig { preset: Preset::Neox162m, ..ModelConfig::default() },
             train: TrainConfig::default(),
         };
-        let facts = DataFacts { vocab_size: 50_257, tokenizer: String::new(), train_tokens: 1 << 40 };
+        let facts =
+            DataFacts { vocab_size: 50_257, tokenizer: String::new(), train_tokens: 1 << 40, content: String::new() };
         let plan = Plan::new(&config, facts).unwrap();
         assert_eq!(plan.model.vocab_size, 50_304);
         assert_eq!(plan.parameters, 162_322_944 + own, "{kind}");

@@ -8,20 +8,16 @@
 //! | `kernels.json` | array of [`KernelSnapshot`] | replaced as a whole |
 //!
 //! A line is written with one write call, so a crash can leave an incomplete last line and nothing else. Reading forgives
-//! exactly that. Floats that are not finite are written as `"NaN"`, `"inf"` and `"-inf"`. Unknown keys are ignored, so
-//! older reports read newer runs.
+//! exactly that. What is replaced is written aside, synced and renamed. Floats that are not finite are written as `"NaN"`,
+//! `"inf"` and `"-inf"`. Unknown keys are ignored, so older reports read newer runs.
 
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::marker::PhantomData;
-use std::path::{Path, PathBuf};
-
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-
-use crate::error::{Error, Result};
 use crate::number;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+mod journal;
+
+pub use journal::{Journal, Rows, read_json, read_rows, replace_rows, write_json};
 
 /// Name of the file of the resolved plan.
 pub const PLAN_FILE: &str = "plan.json";
@@ -48,10 +44,11 @@ pub struct MetricsRow {
     pub grad_norm: f64,
     /// Tokens trained on so far.
     pub tokens: u64,
-    /// Wall time so far in seconds, summed over resumes.
+    /// Wall time so far in seconds, summed over resumes. The only key, with `step_seconds`, that differs between a resumed run
+    /// and an uninterrupted one.
     #[serde(with = "number")]
     pub seconds: f64,
-    /// Seconds a step, mean over the steps since the last row.
+    /// Seconds a step, median over the steps since the last row or the resume.
     #[serde(with = "number")]
     pub step_seconds: f64,
     /// Validation loss at this step, nats per token, where it was measured.
@@ -177,199 +174,9 @@ pub fn protocol_meaning(protocol: &str) -> String {
     }
 }
 
-/// A file of records, one JSON value a line, that only grows.
-///
-/// ```
-/// # use kerple_report::record::{Journal, read_rows};
-/// # let folder = tempfile::tempdir()?;
-/// let path = folder.path().join("rows.jsonl");
-/// Journal::open(&path)?.push(&vec![1, 2])?;
-/// Journal::open(&path)?.push(&vec![3])?;
-/// assert_eq!(read_rows::<Vec<u32>>(&path)?.rows, [vec![1, 2], vec![3]]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug)]
-pub struct Journal<Row> {
-    path: PathBuf,
-    file: File,
-    row: PhantomData<fn(&Row)>,
-}
-
-impl<Row: Serialize> Journal<Row> {
-    /// Opens the file for appending and creates it if absent. An incomplete last line, left by a crash, is removed.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the file cannot be created, read or repaired.
-    pub fn open(path: &Path) -> Result<Self> {
-        let opened = OpenOptions::new().read(true).append(true).create(true).open(path);
-        let mut file = opened.map_err(Error::io("opening", path))?;
-        let complete = complete_length(&mut file).map_err(Error::io("reading", path))?;
-        file.set_len(complete).map_err(Error::io("repairing", path))?;
-        Ok(Journal { path: path.to_owned(), file, row: PhantomData })
-    }
-
-    /// Appends one row with one write call.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the line could not be written.
-    pub fn push(&mut self, row: &Row) -> Result<()> {
-        let mut line = serde_json::to_vec(row).map_err(|error| Error::Io {
-            action: "encoding a row for",
-            path: self.path.clone(),
-            source: error.into(),
-        })?;
-        line.push(b'\n');
-        self.file.write_all(&line).map_err(Error::io("writing", &self.path))
-    }
-}
-
-/// Bytes up to and including the last line end.
-fn complete_length(file: &mut File) -> std::io::Result<u64> {
-    const CHUNK: u64 = 64 * 1024;
-    let mut end = file.seek(SeekFrom::End(0))?;
-    while end > 0 {
-        let start = end.saturating_sub(CHUNK);
-        let mut chunk = vec![0; (end - start) as usize];
-        file.seek(SeekFrom::Start(start))?;
-        file.read_exact(&mut chunk)?;
-        if let Some(at) = chunk.iter().rposition(|&byte| byte == b'\n') {
-            return Ok(start + at as u64 + 1);
-        }
-        end = start;
-    }
-    Ok(0)
-}
-
-/// What [`read_rows`] found.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rows<Row> {
-    /// The records, in the file's order.
-    pub rows: Vec<Row>,
-    /// Number of the last line if it was incomplete and left out.
-    pub truncated_line: Option<usize>,
-}
-
-/// Reads a file of records, one JSON value a line.
-///
-/// # Errors
-/// [`Error::Damaged`] with file and line if a line that ends properly is no record; [`Error::Io`] if the file cannot be read.
-pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
-    let text = std::fs::read(path).map_err(Error::io("reading", path))?;
-    let mut found = Rows { rows: Vec::new(), truncated_line: None };
-    for (index, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
-        if line.trim_ascii().is_empty() {
-            continue;
-        }
-        match serde_json::from_slice(line) {
-            _ if !line.ends_with(b"\n") => found.truncated_line = Some(index + 1),
-            Ok(row) => found.rows.push(row),
-            Err(error) => {
-                return Err(Error::damaged_line(path, index + 1, &error));
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// Reads a file that holds one JSON value.
-///
-/// # Errors
-/// [`Error::Damaged`] with file and line if it holds something else; [`Error::Io`] if it cannot be read.
-pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = std::fs::read(path).map_err(Error::io("reading", path))?;
-    serde_json::from_slice(&text).map_err(|error| Error::damaged_line(path, error.line(), &error))
-}
-
-/// Writes a file that holds one JSON value, aside and then renamed, so that a crash leaves the old file or the new one.
-///
-/// # Errors
-/// [`Error::Io`] if it cannot be written.
-pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
-    let aside = path.with_extension("json.part");
-    let mut text = serde_json::to_vec_pretty(value).map_err(|error| Error::Io {
-        action: "encoding",
-        path: path.to_owned(),
-        source: error.into(),
-    })?;
-    text.push(b'\n');
-    std::fs::write(&aside, text).map_err(Error::io("writing", &aside))?;
-    std::fs::rename(&aside, path).map_err(Error::io("writing", path))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn metrics(step: u64) -> MetricsRow {
-        MetricsRow {
-            step,
-            loss: f64::NAN,
-            learning_rate: 6e-4,
-            grad_norm: f64::INFINITY,
-            tokens: 512 * step,
-            seconds: 0.3,
-            step_seconds: 0.1,
-            valid_loss: None,
-            encoding: BTreeMap::from([("r1".into(), vec![0.25, 1.0 / 3.0])]),
-        }
-    }
-
-    fn steps(path: &Path) -> Vec<u64> {
-        read_rows::<MetricsRow>(path).unwrap().rows.iter().map(|row| row.step).collect()
-    }
-
-    #[test]
-    fn rows_come_back_bit_for_bit() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(METRICS_FILE);
-        Journal::open(&path).unwrap().push(&metrics(1)).unwrap();
-        let back = read_rows::<MetricsRow>(&path).unwrap();
-        assert!(back.rows[0].loss.is_nan());
-        assert_eq!(back.rows[0].grad_norm, f64::INFINITY);
-        assert_eq!(back.rows[0].encoding, metrics(1).encoding);
-        assert_eq!(back.truncated_line, None);
-    }
-
-    #[test]
-    fn an_incomplete_last_line_is_noted_and_then_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(METRICS_FILE);
-        let mut journal = Journal::open(&path).unwrap();
-        journal.push(&metrics(1)).unwrap();
-        journal.push(&metrics(2)).unwrap();
-        let whole = std::fs::read(&path).unwrap();
-        // A crash may cut anywhere, even just before the line end.
-        for cut in [whole.len() - 1, whole.len() - 9] {
-            std::fs::write(&path, &whole[..cut]).unwrap();
-            let back = read_rows::<MetricsRow>(&path).unwrap();
-            assert_eq!((back.rows.len(), back.truncated_line), (1, Some(2)));
-            Journal::open(&path).unwrap().push(&metrics(3)).unwrap();
-            assert_eq!(steps(&path), [1, 3]);
-        }
-    }
-
-    #[test]
-    fn a_single_long_incomplete_line_leaves_an_empty_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(METRICS_FILE);
-        std::fs::write(&path, vec![b'x'; 200_000]).unwrap();
-        Journal::<MetricsRow>::open(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
-    }
-
-    #[test]
-    fn a_corrupt_line_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(METRICS_FILE);
-        Journal::open(&path).unwrap().push(&metrics(1)).unwrap();
-        let mut text = std::fs::read_to_string(&path).unwrap();
-        text.push_str("{\"step\": 2}\n");
-        std::fs::write(&path, &text).unwrap();
-        let error = read_rows::<MetricsRow>(&path).unwrap_err();
-        assert!(matches!(&error, Error::Damaged { .. }), "{error}");
-        assert!(error.to_string().contains("metrics.jsonl: line 2 is not a record: missing field `loss`"), "{error}");
-        assert!(error.hint().unwrap().contains("line 2"));
-    }
 
     #[test]
     fn optional_keys_may_be_missing() {
@@ -403,23 +210,6 @@ mod tests {
         ] {
             assert!(!row.same_text(&other), "{other:?}");
         }
-    }
-
-    #[test]
-    fn kernels_replace_the_old_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(KERNELS_FILE);
-        let snapshot = |step| KernelSnapshot {
-            step,
-            distances: vec![0, 1, 8],
-            bias: Some(vec![vec![0.0, -0.5, f64::NEG_INFINITY]]),
-            weight: None,
-            effective_length: vec![Some(8)],
-        };
-        write_json(&path, &vec![snapshot(0)]).unwrap();
-        write_json(&path, &vec![snapshot(0), snapshot(10)]).unwrap();
-        assert_eq!(read_json::<Vec<KernelSnapshot>>(&path).unwrap(), [snapshot(0), snapshot(10)]);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]

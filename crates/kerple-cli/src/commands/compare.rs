@@ -9,6 +9,7 @@ use kerple::encoding::{Encoding, METHODS};
 use kerple_lm::compare::{Comparison, Event};
 use kerple_lm::config::RunConfig;
 use kerple_lm::evaluate;
+use kerple_lm::train;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -84,7 +85,8 @@ pub fn run_comparison(comparison: &Comparison, stop: &AtomicBool, json: bool) ->
     let mut what = String::new();
     let finished = comparison.run(stop, &mut |event| match event {
         Event::Run { label, seed, index, runs } => what = format!("run {}/{runs}  {label} seed {seed}", index + 1),
-        Event::Step(step) => line.show(|| step_line(&what, step)),
+        Event::Training(train::Event::Note(note)) => line.done(&format!("{what}  note: {note}")),
+        Event::Training(train::Event::Step(step)) => line.show(|| step_line(&what, step)),
         Event::Evaluation(evaluate::Event::Evaluating { length, done, windows }) => {
             line.show(|| format!("{what}  evaluating length {length}  window {done}/{windows}"));
         }

@@ -8,18 +8,22 @@ use crate::progress::Line;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
 use kerple_lm::evaluate::{Evaluation, Event};
-use kerple_lm::train;
+use kerple_lm::run::{RunFolder, Trained};
 use kerple_report::record::EvaluationRow;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
 pub fn run(args: &Eval) -> Outcome {
-    let (plan, state, mut model) = train::load(&args.run, &kerple_lm::device())?;
+    let run = RunFolder::new(&args.run);
+    let Trained { plan, state, mut model, notes } = run.load(&kerple_lm::device(), args.strict)?;
+    notes.iter().for_each(|note| remarkln!("note: {note}"));
     let request = args.evaluation.request(plan.train_len, plan.seed)?;
     if let Some(window) = args.window {
         model.encoding = model.encoding.with_window(Some(window));
     }
-    let path = args.data.clone().unwrap_or_else(|| plan.data.path.clone());
-    let source = Source::open(&DataConfig { path, packing: plan.data.packing })?;
+    let source = match &args.data {
+        Some(path) => Source::open(&DataConfig { path: path.clone(), packing: plan.data.packing })?,
+        None => run.open_data(&plan)?,
+    };
     source.check_tokenizer(&plan.facts)?;
     let split = match args.split {
         Split::Train => corpus::Split::Train,
@@ -27,10 +31,11 @@ pub fn run(args: &Eval) -> Outcome {
         Split::Test => corpus::Split::Test,
     };
     let text = source.text(split);
-    let evaluation = Evaluation::new(&args.run, (&plan, state.step, &model), &text, &request)?;
+    let evaluation = Evaluation::new(&run, (&plan, state.step, &model), &text, &request)?;
     let extent = evaluation.extent();
     remarkln!("{}: {}", request.protocol, request.protocol.meaning());
     remarkln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name());
+    remarkln!("{}", plan.evaluation_memory(request.lengths.iter().copied().max().unwrap_or(0)));
     if !args.json {
         resultln!(
             "{:>8} {:>12} {:>10} {:>10} {:>9} {:>9}",

@@ -14,6 +14,8 @@ use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfi
 use kerple_lm::corpus::Source;
 use kerple_lm::evaluate::{Amount, Protocol, Request};
 use kerple_lm::plan::Plan;
+use kerple_lm::run::RunFolder;
+use kerple_lm::train::{self, Sitting};
 use kerple_report::record;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -202,10 +204,14 @@ fn affordable_steps(config: &RunConfig, out: &Path, seconds: f64) -> Result<u64,
     let mut before = Instant::now();
     let never = std::sync::atomic::AtomicBool::new(false);
     let mut line = Line::new();
-    kerple_lm::train::train(&plan, &folder, &source.batches(&plan)?, &never, &mut |step| {
-        times.push(before.elapsed().as_secs_f64());
-        before = Instant::now();
-        line.show(|| format!("timing a training step: {}/{TRIAL}", step.step));
+    let (run, batches) = (RunFolder::new(&folder), source.batches(&plan)?);
+    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &never, strict: false };
+    train::train(&sitting, &mut |event| {
+        if let train::Event::Step(step) = event {
+            times.push(before.elapsed().as_secs_f64());
+            before = Instant::now();
+            line.show(|| format!("timing a training step: {}/{TRIAL}", step.step));
+        }
     })?;
     std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
     times.sort_by(f64::total_cmp);

@@ -3,10 +3,9 @@
 use super::stop_flag;
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
-use kerple_lm::config::DataConfig;
-use kerple_lm::corpus::Source;
+use crate::output::remarkln;
 use kerple_lm::generate::{self, Draw};
-use kerple_lm::train;
+use kerple_lm::run::{RunFolder, Trained};
 use std::io::Write;
 use std::sync::atomic::Ordering;
 
@@ -18,9 +17,10 @@ pub fn run(args: &Sample) -> Outcome {
             "0 always takes the likeliest token, 1 samples from the model's distribution",
         ));
     }
-    let (plan, _, model) = train::load(&args.run, &kerple_lm::device())?;
-    let source = Source::open(&DataConfig { path: plan.data.path.clone(), packing: plan.data.packing })?;
-    source.check_tokenizer(&plan.facts)?;
+    let run = RunFolder::new(&args.run);
+    let Trained { plan, model, notes, .. } = run.load(&kerple_lm::device(), false)?;
+    notes.iter().for_each(|note| remarkln!("note: {note}"));
+    let source = run.open_data(&plan)?;
     let tokenizer = source.tokenizer()?;
     let mut prompt = vec![tokenizer.end_of_document()];
     prompt.extend(tokenizer.encode(&args.prompt).map_err(kerple_lm::Error::from)?);

@@ -8,6 +8,8 @@ use crate::progress::{Line, duration};
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::Source;
 use kerple_lm::plan::Plan;
+use kerple_lm::run::RunFolder;
+use kerple_lm::train::{self, Event, Sitting};
 
 /// Trains or resumes one run.
 pub fn run(args: &Train) -> Outcome {
@@ -23,9 +25,13 @@ pub fn run(args: &Train) -> Outcome {
         plan.train_len,
         &plan.hash[..12]
     );
+    remarkln!("{}", plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch)));
     let (stop, mut line) = (stop_flag(), Line::new());
-    let outcome = kerple_lm::train::train(&plan, &args.out, &source.batches(&plan)?, &stop, &mut |step| {
-        line.show(|| step_line(&plan.label, step));
+    let (run, batches) = (RunFolder::new(&args.out), source.batches(&plan)?);
+    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict };
+    let outcome = train::train(&sitting, &mut |event| match event {
+        Event::Note(note) => line.done(&format!("note: {note}")),
+        Event::Step(step) => line.show(|| step_line(&plan.label, step)),
     })?;
     let loss = outcome.loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
     line.done(&format!("{} of {} steps{loss}, {}", outcome.step, plan.steps, duration(outcome.seconds)));

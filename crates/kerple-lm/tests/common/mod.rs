@@ -6,6 +6,7 @@ use kerple_data::Batch;
 use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, RunConfig, TrainConfig};
 use kerple_lm::plan::{DataFacts, Plan};
 use kerple_lm::train::Batches;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Sequences that count up from a start that the step decides, modulo 23.
@@ -25,8 +26,14 @@ impl Batches for Counting {
         Ok(self.make(step, self.0.train.batch))
     }
 
-    fn validation(&self) -> Option<Batch> {
-        Some(self.make(1_000_003, 4))
+    fn validation_rows(&self) -> usize {
+        self.0.train.valid_segments
+    }
+
+    fn validation(&self, rows: Range<usize>) -> kerple_lm::Result<Batch> {
+        let (whole, len) = (self.make(1_000_003, self.validation_rows()), self.0.train_len);
+        let part = |all: &[u32]| all[rows.start * len..rows.end * len].to_vec();
+        Ok(Batch { tokens: part(&whole.tokens), targets: part(&whole.targets), batch: rows.len(), seq_len: len })
     }
 }
 
@@ -55,7 +62,16 @@ pub fn plan_of(
         },
         train: TrainConfig { train_len, batch, ..train },
     };
-    Plan::new(&config, DataFacts { vocab_size: 23, tokenizer: "counting".to_owned(), train_tokens: 1000 }).unwrap()
+    Plan::new(
+        &config,
+        DataFacts {
+            vocab_size: 23,
+            tokenizer: "counting".to_owned(),
+            train_tokens: 1000,
+            content: "counting".to_owned(),
+        },
+    )
+    .unwrap()
 }
 
 /// The encoding of this kind with default keys.

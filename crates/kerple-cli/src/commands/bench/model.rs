@@ -31,7 +31,8 @@ fn plan(length: usize, sizes: Sizes, [layers, vocab]: [usize; 2]) -> Result<Plan
             ..TrainConfig::default()
         },
     };
-    let facts = DataFacts { vocab_size: vocab, tokenizer: String::new(), train_tokens: 1 << 40 };
+    let facts =
+        DataFacts { vocab_size: vocab, tokenizer: String::new(), train_tokens: 1 << 40, content: String::new() };
     Plan::new(&config, facts)
 }
 

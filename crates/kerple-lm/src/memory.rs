@@ -1,0 +1,230 @@
+//! How much memory a plan needs, before it is taken, and how much there is.
+//!
+//! With `P` trained values, `T` tokens worked on at once, `M` the model's width, `F` the inner width of the feed-forward
+//! layers, `H` heads, `V` the vocabulary, 4 bytes a value:
+//!
+//! ```text
+//! training     weights P, moments 2P, gradients P (2P when parts of a batch are added up), head and its gradient 2MV
+//!              activations  T (layers (6M + F + H) + 10M + 2F)    what the backward needs, and one layer at work
+//! evaluation   weights P
+//!              activations  T (8M + F)                            one layer at work
+//! both         logits of a few rows at a time
+//! saving       weights P, moments 2P, a copy of the weights, the moments as a file: 6P
+//! ```
+//!
+//! An estimate: allocators and the operating system add to it. A request is refused only where the estimate alone exceeds
+//! all the memory there is.
+
+use crate::error::{Error, Result};
+use crate::evaluate::TOKENS_AT_ONCE;
+use crate::plan::Plan;
+use std::fmt;
+use std::path::Path;
+
+/// Bytes by what they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Trained values.
+    pub weights: u64,
+    /// Adam's moments.
+    pub moments: u64,
+    /// Gradients of all trained values.
+    pub gradients: u64,
+    /// What the layers hold for the tokens worked on at once.
+    pub activations: u64,
+    /// Logits, a few rows at a time.
+    pub logits: u64,
+}
+
+/// Rows of logits at once, about.
+const LOGIT_ROWS: u64 = 256;
+
+impl Memory {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        let Memory { weights, moments, gradients, activations, logits } = *self;
+        [moments, gradients, activations, logits].into_iter().fold(weights, u64::saturating_add)
+    }
+
+    /// Refuses more than `limit`.
+    fn check(&self, limit: &Limit, what: &str, hint: impl FnOnce() -> String) -> Result<()> {
+        if self.total() <= limit.bytes {
+            return Ok(());
+        }
+        let (need, have) = (gibibytes(self.total()), gibibytes(limit.bytes));
+        Err(Error::refused(format!("{what} needs about {need}, {} is {have}\n  {self}", limit.name), hint()))
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "memory: about {} (weights {}", gibibytes(self.total()), gibibytes(self.weights))?;
+        for (name, bytes) in [
+            ("moments", self.moments),
+            ("gradients", self.gradients),
+            ("activations", self.activations),
+            ("logits", self.logits),
+        ] {
+            if bytes > 0 {
+                write!(f, ", {name} {}", gibibytes(bytes))?;
+            }
+        }
+        f.write_str(")")
+    }
+}
+
+fn gibibytes(bytes: u64) -> String {
+    match bytes {
+        0..=0x3fff_ffff => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
+}
+
+/// Bytes of so many values a factor; sizes of plans are limited far below where this would not fit 128 bits.
+fn bytes(factors: &[usize]) -> u64 {
+    let values = factors.iter().fold(4u128, |product, factor| product.saturating_mul(*factor as u128));
+    u64::try_from(values).unwrap_or(u64::MAX)
+}
+
+impl Plan {
+    /// What training takes, with parts of `micro_batch` sequences, or saving a checkpoint where that is more.
+    pub fn training_memory(&self, micro_batch: usize) -> Memory {
+        let model = &self.model;
+        let [m, f, h] = [model.d_model, model.d_hidden, model.n_heads];
+        let tokens = micro_batch.saturating_mul(self.train_len);
+        let parts = 1 + usize::from(micro_batch < self.train.batch);
+        let a_token = model.n_layers * (6 * m + f + h) + 10 * m + 2 * f;
+        let saving = bytes(&[3, self.parameters]);
+        let gradients = bytes(&[parts, self.parameters]).saturating_add(bytes(&[2, m, model.vocab_size]));
+        Memory {
+            weights: bytes(&[self.parameters]),
+            moments: bytes(&[2, self.parameters]),
+            // saving needs its copies after the gradients are gone
+            gradients: gradients.max(saving),
+            activations: bytes(&[tokens, a_token]),
+            logits: bytes(&[LOGIT_ROWS as usize, model.vocab_size]),
+        }
+    }
+
+    /// What evaluating sequences of `length` tokens takes.
+    pub fn evaluation_memory(&self, length: usize) -> Memory {
+        let model = &self.model;
+        let tokens = length.max(TOKENS_AT_ONCE);
+        Memory {
+            weights: bytes(&[self.parameters]),
+            moments: 0,
+            gradients: 0,
+            activations: bytes(&[tokens, 8 * model.d_model + model.d_hidden]),
+            logits: bytes(&[LOGIT_ROWS as usize, model.vocab_size]),
+        }
+    }
+
+    /// Refuses training that needs more memory than there is.
+    ///
+    /// # Errors
+    /// The estimate, the limit and the number to change.
+    pub fn check_training_memory(&self, limit: Option<&Limit>) -> Result<()> {
+        let Some(limit) = limit else { return Ok(()) };
+        let micro_batch = self.train.micro_batch.unwrap_or(self.train.batch);
+        self.training_memory(micro_batch).check(limit, "training", || {
+            let fits = |rows: &usize| self.training_memory(*rows).total() <= limit.bytes;
+            let divides = |rows: &usize| self.train.batch.is_multiple_of(*rows);
+            match (1..micro_batch).rev().filter(divides).find(fits) {
+                Some(rows) => format!("--set train.micro_batch={rows} fits, and trains the same"),
+                None => "make the model smaller, or lower train.train_len".to_owned(),
+            }
+        })
+    }
+
+    /// Refuses evaluations that need more memory than there is.
+    ///
+    /// # Errors
+    /// The estimate and the limit.
+    pub fn check_evaluation_memory(&self, length: usize, limit: Option<&Limit>) -> Result<()> {
+        let Some(limit) = limit else { return Ok(()) };
+        let what = format!("evaluating {length} tokens at once");
+        self.evaluation_memory(length).check(limit, &what, || "ask for shorter lengths".to_owned())
+    }
+}
+
+/// The most memory this process can have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// What sets it.
+    pub name: &'static str,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Limit {
+    /// The smallest limit that the system tells of: the machine's memory, that of the control groups this process is in, its
+    /// address space. `None` where nothing can be read.
+    pub fn here() -> Option<Limit> {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let groups = read("/proc/self/cgroup");
+        let limits = [
+            (machine(&read("/proc/meminfo")), "the machine's memory"),
+            (address_space(&read("/proc/self/limits")), "the limit of this process (ulimit -v)"),
+            (control_groups(&groups, &|path| std::fs::read_to_string(path).ok()), "the limit of this control group"),
+        ];
+        let known = limits.into_iter().filter_map(|(bytes, name)| Some(Limit { name, bytes: bytes? }));
+        known.min_by_key(|limit| limit.bytes)
+    }
+}
+
+/// `MemTotal:  32786 kB`
+fn machine(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// `Max address space   8192000000   unlimited   bytes`
+fn address_space(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// The smallest limit on the way from this process's group up to the root, of version 2 (`0::/path`, `memory.max`) and
+/// version 1 (`5:memory:/path`, `memory.limit_in_bytes`).
+fn control_groups(text: &str, read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
+    let limits = text.lines().flat_map(|line| -> Vec<u64> {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or("/"));
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            _ if controllers.split(',').any(|name| name == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => return Vec::new(),
+        };
+        let below = Path::new(path.trim_start_matches('/'));
+        let limit = |group: &Path| read(&Path::new(root).join(group).join(file))?.trim().parse::<u64>().ok();
+        below.ancestors().filter_map(limit).collect()
+    });
+    limits.min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_as_the_system_writes_them() {
+        assert_eq!(machine("MemFree: 1 kB\nMemTotal:       32786 kB\n"), Some(32786 * 1024));
+        assert_eq!(machine("MemTotal: many"), None);
+        let limits = "Limit   Soft Limit   Hard Limit   Units\nMax address space         8192   unlimited   bytes\n";
+        assert_eq!(address_space(limits), Some(8192));
+        assert_eq!(address_space("Max address space   unlimited   unlimited   bytes"), None);
+        let files = |path: &Path| match path.to_str()? {
+            "/sys/fs/cgroup/a/b/memory.max" => Some("max\n".to_owned()),
+            "/sys/fs/cgroup/a/memory.max" => Some("5000\n".to_owned()),
+            "/sys/fs/cgroup/memory/x/memory.limit_in_bytes" => Some("4000\n".to_owned()),
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes" => Some("9223372036854771712\n".to_owned()),
+            _ => None,
+        };
+        assert_eq!(control_groups("0::/a/b\n", &files), Some(5000));
+        assert_eq!(control_groups("3:cpu:/a\n5:cpu,memory:/x\n", &files), Some(4000));
+        assert_eq!(control_groups("0::/other", &files), None, "unreadable is no refusal");
+        assert_eq!(control_groups("nonsense", &files), None);
+    }
+}

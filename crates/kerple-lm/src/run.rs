@@ -1,0 +1,184 @@
+//! A run folder: what lies where, who may write, what of it can be trusted.
+//!
+//! | file | holds | written |
+//! |---|---|---|
+//! | `plan.json` | [`Plan`] | once, replaced as a whole when the run is extended |
+//! | `data.json` | [`Place`]: where the text was | with the plan |
+//! | `metrics.jsonl` | a row a logged step | appended while training, synced before every checkpoint |
+//! | `kernels.json` | learned kernels over training | replaced as a whole, before every checkpoint |
+//! | `evaluation.jsonl` | a row an evaluated length | appended |
+//! | `events/` | TensorBoard | appended while training |
+//! | `checkpoints/step-N/` | weights, moments, state | see [`checkpoint`] |
+//! | `.lock` | who trains | see [`Lock`] |
+//!
+//! What is replaced is written aside, synced and renamed, so a crash leaves the old file or the new one. One process trains
+//! in a folder at a time; reading, and appending evaluations, is always possible.
+
+mod lock;
+mod place;
+mod verify;
+
+pub use lock::{Holder, Lock};
+pub use place::Place;
+pub use verify::Verification;
+
+use crate::checkpoint::{self, Found, State};
+use crate::corpus::Source;
+use crate::error::{Error, Result};
+use crate::model::Decoder;
+use crate::plan::Plan;
+use burn::tensor::Device;
+use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow};
+use std::path::{Path, PathBuf};
+
+/// The folder of one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+/// A trained model with its plan and where it stands.
+#[derive(Debug)]
+pub struct Trained {
+    /// What was trained.
+    pub plan: Plan,
+    /// Where the checkpoint stands.
+    pub state: State,
+    /// The model.
+    pub model: Decoder,
+    /// What was odd, for the user: damaged checkpoints that were passed over.
+    pub notes: Vec<String>,
+}
+
+impl RunFolder {
+    /// The run in this folder, which need not exist yet.
+    pub fn new(path: impl Into<PathBuf>) -> RunFolder {
+        RunFolder { path: path.into() }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Creates the folder if need be and makes this process the only one that trains in it, until the lock is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] with who holds the lock; a folder that cannot be written.
+    pub fn lock(&self) -> Result<Lock> {
+        std::fs::create_dir_all(&self.path).map_err(Error::io(&self.path, "create"))?;
+        Lock::take(&self.path)
+    }
+
+    /// The saved plan, if there is one.
+    ///
+    /// # Errors
+    /// A plan that cannot be read, or was changed by hand.
+    pub fn plan(&self) -> Result<Option<Plan>> {
+        let path = self.path.join(record::PLAN_FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+        let hint = "the file was changed by hand, or written by another version";
+        let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
+        match plan.is_genuine() {
+            true => Ok(Some(plan)),
+            false => Err(Error::damaged(&path, "the hash does not match the settings", hint)),
+        }
+    }
+
+    /// The saved plan of a folder that must hold a run.
+    ///
+    /// # Errors
+    /// As [`RunFolder::plan`], and a folder without one.
+    pub fn existing_plan(&self) -> Result<Plan> {
+        self.plan()?.ok_or_else(|| {
+            let hint = "give the --out folder of `kerple train`";
+            Error::refused(format!("{} holds no run: there is no plan.json", self.path.display()), hint)
+        })
+    }
+
+    /// Saves the plan and where its text lies.
+    ///
+    /// # Errors
+    /// What the file system refuses.
+    pub fn write_plan(&self, plan: &Plan) -> Result<()> {
+        Place::of(&plan.data.path, &self.path).write(&self.path)?;
+        Ok(record::write_json(&self.path.join(record::PLAN_FILE), plan)?)
+    }
+
+    /// Opens the text the run was trained on, wherever it was last seen.
+    ///
+    /// # Errors
+    /// Where it was looked for, and what was found there instead.
+    pub fn open_data(&self, plan: &Plan) -> Result<Source> {
+        Place::read(&self.path)?.open(&self.path, plan)
+    }
+
+    /// The newest good checkpoint with its model; damaged ones are passed over with a note, or refused if `strict`.
+    ///
+    /// # Errors
+    /// A folder without a plan or a good checkpoint.
+    pub fn load(&self, device: &Device, strict: bool) -> Result<Trained> {
+        let plan = self.existing_plan()?;
+        let course = plan.course();
+        let found = checkpoint::newest(&self.path, strict, |path| {
+            let state = checkpoint::state(path, &course)?;
+            let model = checkpoint::load_model(path, &state, Decoder::new(&plan, device))?;
+            Ok((state, model))
+        })?;
+        let Some(Found { value: (state, model), notes, .. }) = found else {
+            let hint = "train it first: `kerple train --config FILE --out RUN`";
+            return Err(Error::refused(format!("{} has no checkpoint yet", self.path.display()), hint));
+        };
+        Ok(Trained { plan, state, model, notes })
+    }
+
+    /// Path of the rows of evaluations.
+    pub fn evaluation_file(&self) -> PathBuf {
+        self.path.join(record::EVALUATION_FILE)
+    }
+
+    /// Rows of earlier evaluations.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn evaluations(&self) -> Result<Vec<EvaluationRow>> {
+        let path = self.evaluation_file();
+        Ok(if path.exists() { record::read_rows(&path)?.rows } else { Vec::new() })
+    }
+
+    /// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.
+    ///
+    /// # Errors
+    /// A file that is damaged or cannot be written; it is then as it was.
+    pub fn reopen_metrics(&self, step: u64) -> Result<Journal<MetricsRow>> {
+        let path = self.path.join(record::METRICS_FILE);
+        let journal = Journal::open(&path)?;
+        let rows = record::read_rows::<MetricsRow>(&path)?.rows;
+        let kept: Vec<_> = rows.iter().filter(|row| row.step <= step).collect();
+        if kept.len() == rows.len() {
+            return Ok(journal);
+        }
+        record::replace_rows(&path, &kept)?;
+        Ok(Journal::open(&path)?)
+    }
+
+    /// Adds the learned tables as they are at a step; later ones, of a sitting whose end was lost, are dropped.
+    ///
+    /// # Errors
+    /// A file that is damaged or cannot be written.
+    pub fn add_kernels(&self, snapshot: KernelSnapshot) -> Result<()> {
+        let path = self.path.join(record::KERNELS_FILE);
+        let mut all: Vec<KernelSnapshot> = if path.exists() { record::read_json(&path)? } else { Vec::new() };
+        all.retain(|old| old.step < snapshot.step);
+        all.push(snapshot);
+        Ok(record::write_json(&path, &all)?)
+    }
+
+    /// Folder of the TensorBoard files.
+    pub fn events(&self) -> PathBuf {
+        self.path.join("events")
+    }
+}

@@ -1,0 +1,87 @@
+//! Where the text of a run lies. The plan holds what the text is; a place may change, and is known by that.
+
+use crate::config::DataConfig;
+use crate::corpus::Source;
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use serde::{Deserialize, Serialize};
+use std::path::{Component, Path, PathBuf};
+
+/// Name of the file of the place.
+const FILE: &str = "data.json";
+
+/// Where the text was when the run was last trained.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// As seen from the run folder, so that both can be moved together.
+    pub from_run: Option<PathBuf>,
+    /// From the root.
+    pub absolute: Option<PathBuf>,
+}
+
+impl Place {
+    /// The place of `path`, for a run in `run`. What cannot be written as text is left out.
+    pub fn of(path: &Path, run: &Path) -> Place {
+        let written = |path: PathBuf| path.to_str().is_some().then_some(path);
+        let (path, run) = (std::path::absolute(path).ok(), std::path::absolute(run).ok());
+        let from_run = path.as_ref().zip(run).and_then(|(path, run)| relative(path, &run));
+        Place { from_run: from_run.and_then(written), absolute: path.and_then(written) }
+    }
+
+    pub(super) fn write(&self, run: &Path) -> Result<()> {
+        Ok(kerple_report::record::write_json(&run.join(FILE), self)?)
+    }
+
+    /// What the run says, or nothing where it says nothing.
+    pub(super) fn read(run: &Path) -> Result<Place> {
+        let path = run.join(FILE);
+        match path.exists() {
+            true => Ok(kerple_report::record::read_json(&path)?),
+            false => Ok(Place::default()),
+        }
+    }
+
+    /// Opens the text of the plan: beside the run, where it was, or where the run file says, seen from here.
+    pub(super) fn open(&self, run: &Path, plan: &Plan) -> Result<Source> {
+        let beside = self.from_run.as_ref().map(|path| run.join(path));
+        let mut places: Vec<PathBuf> = Vec::new();
+        for place in [beside, self.absolute.clone(), Some(plan.data.path.clone())].into_iter().flatten() {
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        let mut looked = Vec::new();
+        for path in places {
+            match Source::open(&DataConfig { path: path.clone(), packing: plan.data.packing }) {
+                Ok(source) if source.facts().content == plan.facts.content => return Ok(source),
+                Ok(_) => looked.push(format!("{}: other text", path.display())),
+                Err(error) => looked.push(error.to_string()),
+            }
+        }
+        Err(Error::refused(
+            format!("the text of the run is not where it was\n  {}", looked.join("\n  ")),
+            "say where it is: kerple eval RUN --data PATH, or train again with --set data.path=PATH",
+        ))
+    }
+}
+
+/// `to` as seen from the folder `from`, both absolute; `None` where they have no root in common.
+fn relative(to: &Path, from: &Path) -> Option<PathBuf> {
+    let (to, from): (Vec<Component>, Vec<Component>) = (to.components().collect(), from.components().collect());
+    let common = to.iter().zip(&from).take_while(|(a, b)| a == b).count();
+    let up = std::iter::repeat_n(Component::ParentDir, from.len() - common);
+    (common > 0).then(|| up.chain(to[common..].iter().copied()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_seen_from_the_run() {
+        let seen = |to: &str, from: &str| relative(Path::new(to), Path::new(from)).unwrap();
+        assert_eq!(seen("/a/data", "/a/runs/x"), Path::new("../../data"));
+        assert_eq!(seen("/a/runs/x/data", "/a/runs/x"), Path::new("data"));
+        assert_eq!(seen("/b", "/a"), Path::new("../b"));
+    }
+}

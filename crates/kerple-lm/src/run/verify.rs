@@ -1,0 +1,80 @@
+//! Whether a run folder holds what it says: every file read, every checksum computed.
+
+use super::RunFolder;
+use crate::checkpoint;
+use crate::error::Error;
+use kerple_report::record::{self, KernelSnapshot, MetricsRow};
+
+/// What was checked, and what was wrong.
+#[derive(Debug, Default)]
+pub struct Verification {
+    /// A line for everything that is as it should be.
+    pub good: Vec<String>,
+    /// What is not.
+    pub problems: Vec<Error>,
+}
+
+impl Verification {
+    fn note<T>(&mut self, found: crate::Result<T>, good: impl FnOnce(T) -> String) {
+        match found {
+            Ok(found) => self.good.push(good(found)),
+            Err(error) => self.problems.push(error),
+        }
+    }
+
+    /// Whether nothing is wrong.
+    pub fn is_good(&self) -> bool {
+        self.problems.is_empty()
+    }
+}
+
+impl RunFolder {
+    /// Reads everything the folder holds and compares every checksum; changes nothing.
+    pub fn verify(&self) -> Verification {
+        let mut found = Verification::default();
+        let plan = self.existing_plan();
+        let known = plan.as_ref().ok().cloned();
+        found.note(plan, |plan| format!("plan.json: {}, plan {}", plan.label, &plan.hash[..12]));
+        match checkpoint::list(&self.path) {
+            Ok(all) => {
+                for (step, path) in all {
+                    let course = known.as_ref().map(|plan| plan.course());
+                    found.note(checkpoint::verify(&path, course.as_deref()), |()| {
+                        format!("checkpoints: step {step}, weights and moments")
+                    });
+                }
+            }
+            Err(error) => found.problems.push(error),
+        }
+        if self.path.join(record::METRICS_FILE).exists() {
+            found.note(self.check_metrics(), |rows| format!("{}: {rows} rows", record::METRICS_FILE));
+        }
+        if self.evaluation_file().exists() {
+            found.note(self.evaluations(), |rows| format!("{}: {} rows", record::EVALUATION_FILE, rows.len()));
+        }
+        let kernels = self.path.join(record::KERNELS_FILE);
+        if kernels.exists() {
+            let all = record::read_json::<Vec<KernelSnapshot>>(&kernels).map_err(Error::from);
+            found.note(all, |all| format!("{}: {} snapshots", record::KERNELS_FILE, all.len()));
+        }
+        if let Some(plan) = known {
+            let checked = self.open_data(&plan).and_then(|source| source.verify());
+            found.note(checked, |()| "data: as it was when the run began".to_owned());
+        }
+        found
+    }
+
+    /// Metrics in which no step is twice or out of order.
+    fn check_metrics(&self) -> crate::Result<usize> {
+        let path = self.path.join(record::METRICS_FILE);
+        let rows = record::read_rows::<MetricsRow>(&path)?.rows;
+        match rows.windows(2).find(|pair| pair[0].step >= pair[1].step) {
+            None => Ok(rows.len()),
+            Some(pair) => Err(Error::damaged(
+                &path,
+                format!("step {} follows step {}", pair[1].step, pair[0].step),
+                "two processes have written it, or it was changed by hand; the weights are checked apart from it",
+            )),
+        }
+    }
+}

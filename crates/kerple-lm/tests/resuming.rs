@@ -1,0 +1,303 @@
+//! A run that was stopped, killed or damaged goes on as if nothing had happened, or says why it cannot.
+
+mod common;
+
+use common::{Counting, encoding, plan};
+use kerple_lm::config::TrainConfig;
+use kerple_lm::plan::Plan;
+use kerple_lm::run::RunFolder;
+use kerple_lm::train::{Event, Outcome, Sitting, train};
+use kerple_lm::{Error, checkpoint};
+use kerple_report::record::{MetricsRow, read_rows};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+fn config(steps: u64) -> TrainConfig {
+    TrainConfig {
+        steps,
+        learning_rate: 1e-2,
+        warmup: 0.1,
+        weight_decay: 0.1,
+        micro_batch: Some(2),
+        log_every: 4,
+        valid_every: 3,
+        valid_segments: 3,
+        checkpoint_every: 5,
+        keep: 3,
+        ..TrainConfig::default()
+    }
+}
+
+/// One sitting; returns how it ended and what it said.
+fn sit(folder: &Path, plan: &Plan, stop_after: Option<u64>, strict: bool) -> (Result<Outcome, Error>, Vec<String>) {
+    let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
+    let mut notes = Vec::new();
+    let sitting = Sitting { plan, run: &run, batches: &batches, stop: &stop, strict };
+    let outcome = train(&sitting, &mut |event| match event {
+        Event::Step(progress) => stop.store(stop_after == Some(progress.step), Ordering::Relaxed),
+        Event::Note(note) => notes.push(note),
+    });
+    (outcome, notes)
+}
+
+fn go(folder: &Path, plan: &Plan) -> Outcome {
+    sit(folder, plan, None, false).0.unwrap()
+}
+
+fn refused(folder: &Path, plan: &Plan) -> Error {
+    sit(folder, plan, None, false).0.unwrap_err()
+}
+
+fn place(folder: &Path, step: u64) -> PathBuf {
+    checkpoint::folder(folder).join(format!("step-{step:08}"))
+}
+
+/// What must not depend on interruptions: weights and moments of the newest checkpoint, rows without times, kernels.
+fn trace(folder: &Path) -> (u64, Vec<u8>, Vec<u8>, Vec<MetricsRow>, Vec<u8>) {
+    let (step, newest) = checkpoint::list(folder).unwrap().pop().unwrap();
+    let mut rows = read_rows::<MetricsRow>(&folder.join("metrics.jsonl")).unwrap().rows;
+    rows.iter_mut().for_each(|row| (row.seconds, row.step_seconds) = (0.0, 0.0));
+    let read = |path: PathBuf| fs::read(path).unwrap_or_default();
+    let [weights, moments] = ["model", "optimizer"].map(|name| read(newest.join(name).with_extension("safetensors")));
+    (step, weights, moments, rows, read(folder.join("kernels.json")))
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        match path.is_dir() {
+            true => copy(&path, &target),
+            false => fs::write(&target, fs::read(&path).unwrap()).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn resuming_equals_not_having_stopped() {
+    for kind in ["kerple_bias_weight", "t5", "learned"] {
+        let plan = plan(&encoding(kind), config(14));
+        let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let straight = go(whole.path(), &plan);
+        for stop in [1, 3, 6, 10] {
+            let outcome = sit(parts.path(), &plan, Some(stop), false).0.unwrap();
+            assert_eq!((outcome.step, outcome.finished), (stop, false));
+        }
+        assert_eq!(go(parts.path(), &plan).loss, straight.loss, "{kind}");
+        assert!(trace(whole.path()) == trace(parts.path()), "{kind}");
+        let steps: Vec<u64> = trace(whole.path()).3.iter().map(|row| row.step).collect();
+        assert_eq!(steps, [1, 3, 4, 6, 8, 9, 12, 14], "every 4th, every 3rd for validation, first and last");
+        let validated = |row: &&MetricsRow| row.valid_loss.is_some();
+        let steps: Vec<u64> = trace(whole.path()).3.iter().filter(validated).map(|row| row.step).collect();
+        assert_eq!(steps, [3, 6, 9, 12, 14], "validation has its own steps");
+    }
+}
+
+#[test]
+fn whatever_a_crash_leaves_is_gone_on_from() {
+    let plan = plan(&encoding("kerple_log"), config(14));
+    let whole = tempfile::tempdir().unwrap();
+    go(whole.path(), &plan);
+    let checkpoints = |folder: &Path| checkpoint::folder(folder);
+    type Crash<'a> = (&'a str, &'a dyn Fn(&Path));
+    let crashes: [Crash; 6] = [
+        ("killed before the checkpoint", &|run| fs::remove_dir_all(place(run, 14)).unwrap()),
+        ("while the checkpoint was written", &|run| {
+            fs::rename(place(run, 14), checkpoints(run).join(".partial")).unwrap();
+            fs::remove_file(checkpoints(run).join(".partial/state.json")).unwrap();
+        }),
+        ("between the two renames of a replaced checkpoint", &|run| {
+            copy(&place(run, 14), &checkpoints(run).join(".partial"));
+            fs::rename(place(run, 14), checkpoints(run).join(".replaced")).unwrap();
+        }),
+        ("while old checkpoints were removed", &|run| fs::remove_file(place(run, 5).join("state.json")).unwrap()),
+        ("in the middle of a row, and while rows were replaced", &|run| {
+            fs::remove_dir_all(place(run, 14)).unwrap();
+            let rows = fs::read(run.join("metrics.jsonl")).unwrap();
+            fs::write(run.join("metrics.jsonl"), &rows[..rows.len() - 9]).unwrap();
+            fs::write(run.join("metrics.jsonl.part"), &rows[..40]).unwrap();
+        }),
+        ("before the first checkpoint", &|run| fs::remove_dir_all(checkpoints(run)).unwrap()),
+    ];
+    for (crash, make) in crashes {
+        let folder = tempfile::tempdir().unwrap();
+        copy(whole.path(), folder.path());
+        make(folder.path());
+        let (outcome, notes) = sit(folder.path(), &plan, None, false);
+        assert!(outcome.unwrap().finished && notes.is_empty(), "{crash}: {notes:?}");
+        assert!(trace(folder.path()) == trace(whole.path()), "{crash}");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_and_said() {
+    let plan = plan(&encoding("alibi"), config(14));
+    let whole = tempfile::tempdir().unwrap();
+    go(whole.path(), &plan);
+    let flip = |path: PathBuf| {
+        let mut data = fs::read(&path).unwrap();
+        *data.last_mut().unwrap() ^= 1;
+        fs::write(path, data).unwrap();
+    };
+    let edit = |path: PathBuf, from: &str, to: &str| {
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(path, text.replace(from, to)).unwrap();
+    };
+    type Damage<'a> = (&'a str, &'a dyn Fn(&Path));
+    let damages: [Damage; 6] = [
+        ("weights", &|at| flip(at.join("model.safetensors"))),
+        ("moments", &|at| flip(at.join("optimizer.safetensors"))),
+        ("step", &|at| edit(at.join("state.json"), "\"step\": 14", "\"step\": 4")),
+        ("seconds", &|at| edit(at.join("state.json"), "\"seconds\": ", "\"seconds\": 1")),
+        ("a plan that is not ASCII", &|at| edit(at.join("state.json"), "\"plan\": \"", "\"plan\": \"aéééééééé")),
+        ("a missing file", &|at| fs::remove_file(at.join("optimizer.safetensors")).unwrap()),
+    ];
+    for (what, damage) in damages {
+        let folder = tempfile::tempdir().unwrap();
+        copy(whole.path(), folder.path());
+        damage(&place(folder.path(), 14));
+        let found = RunFolder::new(folder.path()).verify();
+        assert_eq!(found.problems.len(), 1 + 1, "{what}, and the text that no one has: {:?}", found.problems);
+        let strict = sit(folder.path(), &plan, None, true).0.unwrap_err();
+        assert!(matches!(strict, Error::Damaged { .. } | Error::Io { .. }), "{what}: {strict}");
+        let (outcome, notes) = sit(folder.path(), &plan, None, false);
+        assert!(outcome.unwrap().finished, "{what}");
+        assert!(notes.len() == 1 && notes[0].contains("step 14"), "{what}: {notes:?}");
+        assert!(trace(folder.path()) == trace(whole.path()), "{what}");
+        assert!(!checkpoint::folder(folder.path()).join(".replaced").exists());
+    }
+    // nothing whole is left: the run is not silently begun again
+    for step in [5, 10, 14] {
+        flip(place(whole.path(), step).join("model.safetensors"));
+    }
+    let error = refused(whole.path(), &plan);
+    assert!(error.to_string().contains("checksum"), "{error}");
+    let error = RunFolder::new(whole.path()).load(&kerple_lm::device(), false).unwrap_err();
+    assert!(error.to_string().contains("checksum"), "{error}");
+}
+
+#[test]
+fn later_checkpoints_of_a_lost_sitting_do_not_push_out_good_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    go(folder.path(), &plan(&encoding("none"), TrainConfig { keep: 2, ..config(14) }));
+    fs::write(place(folder.path(), 14).join("model.safetensors"), "damaged").unwrap();
+    let other = plan(&encoding("none"), TrainConfig { keep: 1, checkpoint_every: 3, ..config(14) });
+    sit(folder.path(), &other, Some(12), false).0.unwrap();
+    let steps: Vec<u64> = checkpoint::list(folder.path()).unwrap().into_iter().map(|(step, _)| step).collect();
+    assert_eq!(steps, [12]);
+}
+
+#[test]
+fn one_process_trains_in_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(&encoding("alibi"), config(6));
+    let (run, batches, stop) = (RunFolder::new(folder.path()), Counting(plan.clone()), AtomicBool::new(false));
+    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false };
+    let mut seconds = 0;
+    train(&sitting, &mut |event| {
+        if let Event::Step(progress) = event {
+            let error = train(&sitting, &mut |_| panic!("a second trainer works")).unwrap_err();
+            assert!(matches!(error, Error::Busy { .. }), "{error}");
+            assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+            seconds += 1;
+            // readers are not kept out
+            assert_eq!(run.load(&kerple_lm::device(), false).is_ok(), progress.step > 5);
+        }
+    })
+    .unwrap();
+    assert_eq!(seconds, 6);
+    go(folder.path(), &plan);
+}
+
+#[test]
+fn a_refused_plan_leaves_the_folder_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = plan(&encoding("alibi"), config(3));
+    go(folder.path(), &good);
+    let batch = plan(&encoding("alibi"), TrainConfig { clip: 0.5, ..config(3) });
+    let error = refused(folder.path(), &batch);
+    assert!(error.to_string().contains("train.clip = 0.5 (was 1.0)") && error.is_misuse(), "{error}");
+    // as if the first plan.json had never reached the disk
+    fs::remove_file(folder.path().join("plan.json")).unwrap();
+    let error = refused(folder.path(), &batch);
+    assert!(error.to_string().contains("plan") && error.is_misuse(), "{error}");
+    assert!(!folder.path().join("plan.json").exists(), "a refused plan is not written");
+    assert!(go(folder.path(), &good).finished);
+    // other text under the same name
+    let mut other = good.clone();
+    other.facts.content = "another".to_owned();
+    let error = refused(folder.path(), &other);
+    assert!(error.to_string().contains("other text"), "{error}");
+}
+
+#[test]
+fn a_finished_run_is_extended_along_its_schedule() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |steps, schedule_steps| plan(&encoding("kerple_log"), TrainConfig { schedule_steps, ..config(steps) });
+    go(folder.path(), &of(8, None));
+    let error = refused(folder.path(), &of(14, None));
+    assert!(error.to_string().contains("train.steps = 14 (was 8)"), "{error}");
+    assert!(error.hint().contains("--set train.steps=14 --set train.schedule_steps=8"), "{}", error.hint());
+    assert!(go(folder.path(), &of(14, Some(8))).finished);
+    let straight = tempfile::tempdir().unwrap();
+    go(straight.path(), &of(14, Some(8)));
+    assert!(trace(folder.path()).1 == trace(straight.path()).1, "the same weights as in one go");
+    let rows = trace(folder.path()).3;
+    assert_eq!(rows.last().unwrap().learning_rate, of(8, None).schedule().at(8), "the rate stays where it ended");
+    let error = refused(folder.path(), &of(13, Some(8)));
+    assert!(error.to_string().contains("has done 14 updates, train.steps is 13"), "{error}");
+}
+
+#[test]
+fn no_step_at_all_still_makes_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(go(folder.path(), &plan(&encoding("t5"), config(0))).finished);
+    assert_eq!(RunFolder::new(folder.path()).load(&kerple_lm::device(), true).unwrap().state.step, 0);
+}
+
+#[test]
+fn checkpoints_hold_finite_values_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plan = plan(&encoding("alibi"), TrainConfig { checkpoint_every: 1, warmup: 0.0, ..config(5) });
+    plan.train.learning_rate = f64::INFINITY;
+    let error = refused(folder.path(), &plan);
+    assert!(matches!(error, Error::NotFinite { step: 1, .. }), "{error}");
+    assert_eq!(checkpoint::list(folder.path()).unwrap(), [], "what cannot be gone on from is not kept");
+}
+
+#[test]
+fn missing_validation_text_is_said_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let short = |rows: usize| {
+        struct Short(Counting, usize);
+        impl kerple_lm::train::Batches for Short {
+            fn batch(&self, step: u64) -> kerple_lm::Result<kerple_data::Batch> {
+                self.0.batch(step)
+            }
+            fn validation_rows(&self) -> usize {
+                self.1
+            }
+            fn validation(&self, rows: std::ops::Range<usize>) -> kerple_lm::Result<kerple_data::Batch> {
+                self.0.validation(rows)
+            }
+        }
+        let plan = plan(&encoding("none"), config(4));
+        let (run, stop) = (RunFolder::new(folder.path().join(rows.to_string())), AtomicBool::new(false));
+        let batches = Short(Counting(plan.clone()), rows);
+        let mut notes = Vec::new();
+        let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false };
+        let mut tell = |event: Event| {
+            if let Event::Note(note) = event {
+                notes.push(note);
+            }
+        };
+        train(&sitting, &mut tell).unwrap();
+        notes
+    };
+    assert!(matches!(&short(0)[..], [note] if note.contains("no validation loss")));
+    assert!(matches!(&short(2)[..], [note] if note.contains("over 2 sequences")));
+    assert!(short(3).is_empty());
+}
