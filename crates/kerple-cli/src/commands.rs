@@ -20,13 +20,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A flag that the first Ctrl-C or SIGTERM sets; a second one ends the process at once.
 pub fn stop_flag() -> Arc<AtomicBool> {
+    stop_flag_saying("finishing this step, then saving; once more to stop at once")
+}
+
+/// [`stop_flag`] of work that does something else than saving when it is stopped.
+pub fn stop_flag_saying(what: &'static str) -> Arc<AtomicBool> {
     let flag = Arc::new(AtomicBool::new(false));
     let seen = flag.clone();
     let handler = move || {
         if seen.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        remarkln!("\nfinishing this step, then saving; once more to stop at once");
+        remarkln!("\n{what}");
     };
     // another handler is only installed already when commands run one another
     let _ = ctrlc::set_handler(handler);

@@ -6,7 +6,7 @@ mod summary;
 mod verify;
 
 pub(crate) use megatron::TokenFiles;
-pub(crate) use shard::ShardWriter;
+pub(crate) use shard::{ShardWriter, is_shard};
 pub use summary::{SplitCounts, Summary};
 pub use verify::{Report, Verified, verify};
 
@@ -14,9 +14,10 @@ use crate::error::{Error, Result};
 use crate::hash::hex;
 use crate::order::split_boundaries;
 use crate::split::Split;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, read_definition};
 use crate::tokens::Tokens;
 use rayon::prelude::*;
+use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 use twox_hash::XxHash3_64;
@@ -48,8 +49,10 @@ pub fn is_prepared(folder: &Path) -> bool {
 
 /// Whether a folder has a `meta.json` of this program, of any version or damaged.
 pub(crate) fn has_summary(folder: &Path) -> bool {
-    std::fs::read(folder.join(META))
-        .is_ok_and(|text| text.windows(KERPLE_VERSION.len()).any(|key| key == KERPLE_VERSION.as_bytes()))
+    let path = folder.join(META);
+    let mut start = Vec::new();
+    let mut read = || std::fs::File::open(&path)?.take(1 << 16).read_to_end(&mut start);
+    path.is_file() && read().is_ok() && start.windows(KERPLE_VERSION.len()).any(|key| key == KERPLE_VERSION.as_bytes())
 }
 
 impl Corpus {
@@ -170,6 +173,9 @@ impl Corpus {
 
     /// Bytes of text that a range of tokens stands for: what turns nats per token into bits per byte.
     ///
+    /// Over the whole split these are the bytes of the text that was prepared. Where a tokenizer loses text its tokens
+    /// stand for fewer or more bytes, and every range is scaled by what that is over the split.
+    ///
     /// # Errors
     /// A corpus without a tokenizer, or one that was changed since it was opened.
     ///
@@ -183,7 +189,12 @@ impl Corpus {
             let block = tokens.read(start..range.end.min(start + BLOCK))?;
             Ok(block.into_iter().map(|token| tokenizer.token_bytes(token) as u64).sum::<u64>())
         });
-        bytes.sum()
+        let SplitCounts { bytes: text, token_bytes, .. } = self.summary.split(split);
+        let bytes: Result<u64> = bytes.sum();
+        Ok(match *token_bytes {
+            0 => 0,
+            all => (u128::from(bytes?) * u128::from(*text) / u128::from(all)) as u64,
+        })
     }
 }
 
@@ -193,8 +204,7 @@ fn open_tokenizer(folder: &Path, summary: &Summary) -> Result<Option<Tokenizer>>
         return Ok(None);
     }
     let path = folder.join(TOKENIZER);
-    let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
-    let tokenizer = Tokenizer::from_definition(&path, text, summary.end_of_document)?;
+    let tokenizer = Tokenizer::from_definition(&path, read_definition(&path)?, summary.end_of_document)?;
     let (found, said) = (tokenizer.fingerprint(), &summary.tokenizer_fingerprint);
     if found != said {
         let message = format!("fingerprint {found}, {META} says {said}");

@@ -36,6 +36,9 @@ pub enum Error {
         /// What to ask instead.
         hint: String,
     },
+    /// The user stopped the work.
+    #[error("stopped; nothing was written")]
+    Stopped,
 }
 
 /// `Result` of this crate.
@@ -55,6 +58,7 @@ impl Error {
                 _ => "nothing half-written was kept".to_owned(),
             },
             Error::Damaged { hint, .. } | Error::Refused { hint, .. } => hint.clone(),
+            Error::Stopped => "the same command starts over".to_owned(),
         }
     }
 

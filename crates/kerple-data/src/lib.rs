@@ -10,9 +10,11 @@
 //! [`random_segments`] and [`blocks`] choose what to evaluate on.
 //! Nothing here knows of models or tensors.
 
+mod contain;
 mod corpus;
 mod error;
 mod hash;
+mod machine;
 mod order;
 mod prepare;
 mod split;

@@ -7,18 +7,22 @@
 //! | `.bin` and `.idx` | GPT-NeoX token files: documents that are tokens already |
 //! | any other file | one: the file, when it is UTF-8 text |
 //!
-//! `.jsonl` and text may be compressed: `.zst` or `.gz` after the name.
+//! `.jsonl` and text may be compressed: `.zst` or `.gz` after the name. Texts of any size stream; a line of JSON, a row
+//! and what a `zstd --long` file looks back on, 2 GiB at most, are held.
 
 mod json_lines;
 mod parquet;
+mod plain;
 mod registry;
 mod walk;
 
+pub(crate) use plain::LongText;
 pub use registry::DEFAULT_CRATES;
 
 use crate::corpus::TokenFiles;
 use crate::error::{Error, Result};
 use crate::split::Split;
+use crate::tokens::Tokens;
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -61,18 +65,21 @@ impl Sources {
         &self.labels
     }
 
-    /// All files, in reading order.
-    pub(crate) fn files(&self) -> Result<Vec<SourceFile>> {
-        let files = match &self.origin {
-            Origin::Files(paths) => paths.iter().map(|path| SourceFile::new(path, true)).collect::<Result<_>>()?,
-            Origin::Paths(paths) => {
-                let mut files = Vec::new();
+    /// All files, in reading order, and how many prepared corpora were passed over on the way.
+    pub(crate) fn files(&self) -> Result<(Vec<SourceFile>, u64)> {
+        let (mut files, mut passed_over) = (Vec::new(), 0);
+        match &self.origin {
+            Origin::Files(paths) => {
                 for path in paths {
-                    walk::collect(path, &mut files)?;
+                    files.push(SourceFile::new(path, true)?);
                 }
-                files
             }
-        };
+            Origin::Paths(paths) => {
+                for path in paths {
+                    walk::collect(path, &mut files, &mut passed_over)?;
+                }
+            }
+        }
         if files.is_empty() {
             let place = self.labels.join(", ");
             return Err(Error::refused(
@@ -80,7 +87,12 @@ impl Sources {
                 "hidden files do not count; give files or folders of text, .jsonl, .parquet or .bin/.idx",
             ));
         }
-        Ok(files)
+        Ok((files, passed_over))
+    }
+
+    /// Whether these are many small files of one origin, which are never cut.
+    pub(crate) fn is_registry(&self) -> bool {
+        matches!(self.origin, Origin::Files(_))
     }
 }
 
@@ -129,14 +141,26 @@ impl Format {
 
 impl SourceFile {
     fn new(path: &Path, found: bool) -> Result<SourceFile> {
-        let size = std::fs::metadata(path).map_err(Error::io(path, "read"))?.len();
-        Ok(SourceFile { path: path.to_owned(), format: Format::of(path), size, found })
+        let about = std::fs::metadata(path).map_err(Error::io(path, "read"))?;
+        if !about.is_file() {
+            return Err(Error::refused(
+                format!("{}: this is not a regular file: pipes and devices cannot be read twice", path.display()),
+                "write what it gives into a file, and give that",
+            ));
+        }
+        Ok(SourceFile { path: path.to_owned(), format: Format::of(path), size: about.len(), found })
     }
 
-    /// The split that the file's name says it belongs to.
+    /// The split that the file's name says it belongs to: `train.jsonl`, `valid-00000-of-00005.parquet`; of plain texts
+    /// those that are called nothing else, `test.txt`.
     pub(crate) fn named_split(&self) -> Option<Split> {
         let name = self.path.file_name()?.to_str()?.to_lowercase();
-        match name.split('.').next()?.split(['-', '_']).next()? {
+        let (stem, ends) = name.split_once('.').unwrap_or((&name, ""));
+        let plain = matches!(self.format, Format::Text(_));
+        if plain && !matches!(ends.split('.').next(), Some("" | "txt" | "text" | "raw")) {
+            return None;
+        }
+        match if plain { stem } else { stem.split(['-', '_']).next()? } {
             "train" | "training" => Some(Split::Train),
             "valid" | "validation" | "val" | "dev" => Some(Split::Valid),
             "test" => Some(Split::Test),
@@ -154,15 +178,15 @@ impl SourceFile {
             }
             Format::Parquet => Box::new(parquet::Rows::open(&self.path, self.size, text_key, read.clone())?),
             Format::Text(compression) => {
-                let input = open(&self.path, compression, read.clone())?;
-                Box::new(read_text(&self.path, input, self.found).transpose().into_iter())
+                let content = plain::read(&self.path, compression, self.found, plain::HELD, read.clone());
+                Box::new(std::iter::once(content.map(|content| Document { number: 1, content })))
             }
             Format::TokenFiles => {
                 let files = TokenFiles::open(&self.path)?;
                 let (size, count, read) = (self.size, files.documents() as u64, read.clone());
                 Box::new((0..files.documents()).map(move |index| {
-                    read.set(size * (index as u64 + 1) / count);
-                    Ok(Document { number: index, content: Content::Tokens(files.document(index)?) })
+                    read.set((u128::from(size) * (index as u128 + 1) / u128::from(count)) as u64);
+                    Ok(Document { number: index, content: Content::Tokens(files.document(index)) })
                 }))
             }
         };
@@ -182,17 +206,18 @@ impl SourceFile {
 }
 
 /// A document as it was found.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct Document {
     /// Line or row, counted from 1; document of token files, counted from 0.
     pub(crate) number: usize,
     pub(crate) content: Content,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) enum Content {
     Text(String),
-    Tokens(Vec<u32>),
+    Long(LongText),
+    Tokens(Tokens),
     /// A file that is not text.
     NotText,
 }
@@ -259,31 +284,6 @@ fn unreadable(path: &Path, place: String, error: &std::io::Error) -> Error {
         format!("cannot read on: {error}"),
         "the file is cut short, damaged, or not compressed as its name says; fetch it again",
     )
-}
-
-/// A whole file as one document.
-fn read_text(path: &Path, mut input: Box<dyn BufRead>, found: bool) -> Result<Option<Document>> {
-    let mut bytes = Vec::new();
-    input.read_to_end(&mut bytes).map_err(|error| unreadable(path, String::new(), &error))?;
-    let wrong = match std::str::from_utf8(&bytes) {
-        Err(error) => Some(format!("byte {} is not UTF-8", error.valid_up_to())),
-        Ok(text) => text.bytes().position(|byte| byte == 0).map(|at| format!("byte {at} is NUL, this is not text")),
-    };
-    let content = match wrong {
-        Some(_) if found => Content::NotText,
-        Some(message) => {
-            let hint = "give UTF-8 text, .jsonl, .parquet, or the prefix of .bin and .idx files";
-            return Err(Error::damaged(path, message, hint));
-        }
-        None => {
-            let mut text = String::from_utf8(bytes).expect("checked above");
-            if text.starts_with('\u{feff}') {
-                text.drain(..'\u{feff}'.len_utf8());
-            }
-            Content::Text(text)
-        }
-    };
-    Ok(Some(Document { number: 1, content }))
 }
 
 #[cfg(test)]

@@ -5,9 +5,12 @@
 
 mod bpe;
 mod hugging_face;
+mod pieces;
+mod shape;
 mod stream;
 
 pub(crate) use bpe::{SMALLEST, WordCounts};
+pub(crate) use pieces::{Cuts, Pieces};
 pub use stream::StreamDecoder;
 
 use crate::error::{Error, Result};
@@ -22,8 +25,8 @@ const BYTE: &str = "{\"kind\":\"byte\"}\n";
 /// Vocabularies end below this: room for any in use, and little enough to hold a table of.
 pub(crate) const LARGEST_VOCABULARY: usize = 1 << 22;
 
-/// Text is encoded in pieces of about this many bytes where that changes nothing.
-const PIECE: usize = 1 << 18;
+/// Definitions are read up to this many bytes.
+const LONGEST_DEFINITION: u64 = 1 << 28;
 
 /// Turns text into token ids and back.
 pub struct Tokenizer {
@@ -51,7 +54,7 @@ impl Tokenizer {
     /// # Errors
     /// A file that cannot be read or is no tokenizer, or one without a token that ends a document.
     pub fn from_file(path: &Path, end_of_document: Option<&str>) -> Result<Tokenizer> {
-        let definition = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+        let definition = read_definition(path)?;
         let inner = HuggingFace::parse(path, &definition)?;
         let end = inner.find_end_of_document(path, end_of_document)?;
         Ok(Tokenizer::assemble(Kind::HuggingFace(Box::new(inner)), definition, end))
@@ -141,20 +144,28 @@ impl Tokenizer {
         &self.definition
     }
 
-    /// Cuts a text where encoding the parts on their own gives the same tokens as encoding the whole.
-    pub(crate) fn pieces<'t>(&self, text: &'t str) -> Vec<&'t str> {
-        let separable = match &self.kind {
-            Kind::Byte => true,
-            Kind::HuggingFace(inner) => inner.splits_at_spaces(),
-        };
-        let (mut pieces, mut rest) = (Vec::new(), text);
-        while separable && let Some(at) = word_gap(rest, PIECE) {
-            let (piece, after) = rest.split_at(at);
-            pieces.push(piece);
-            rest = after;
+    /// Where texts may be cut so that encoding the pieces gives the same tokens as encoding the whole.
+    pub(crate) fn cuts(&self) -> Cuts {
+        match &self.kind {
+            Kind::Byte => Cuts::Anywhere,
+            Kind::HuggingFace(inner) => inner.cuts(),
         }
-        pieces.push(rest);
-        pieces
+    }
+
+    /// The token for what the vocabulary does not have.
+    pub(crate) fn unknown(&self) -> Option<u32> {
+        match &self.kind {
+            Kind::Byte => None,
+            Kind::HuggingFace(inner) => inner.unknown(),
+        }
+    }
+
+    /// What of the definition is not as its author may expect.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        match &self.kind {
+            Kind::Byte => Vec::new(),
+            Kind::HuggingFace(inner) => inner.warnings(),
+        }
     }
 
     /// The bytes of a token where tokens have bytes of their own.
@@ -180,12 +191,17 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// The first space between two ASCII letters at or after byte `from`.
-fn word_gap(text: &str, from: usize) -> Option<usize> {
-    let letter = |byte: u8| byte.is_ascii_alphabetic();
-    let tail = text.as_bytes().get(from..)?;
-    let gap = tail.windows(3).position(|three| letter(three[0]) && three[1] == b' ' && letter(three[2]))?;
-    Some(from + gap + 1)
+/// The text of a `tokenizer.json`.
+pub(crate) fn read_definition(path: &Path) -> Result<String> {
+    let about = std::fs::metadata(path).map_err(Error::io(path, "read"))?;
+    if !about.is_file() || about.len() > LONGEST_DEFINITION {
+        let message = match about.is_file() {
+            true => format!("it has {} bytes, definitions of up to {LONGEST_DEFINITION} are read", about.len()),
+            false => "this is not a regular file".to_owned(),
+        };
+        return Err(Error::damaged(path, message, "give a tokenizer.json"));
+    }
+    std::fs::read_to_string(path).map_err(Error::io(path, "read"))
 }
 
 #[cfg(test)]

@@ -231,6 +231,26 @@ impl Tokens {
         Ok(())
     }
 
+    /// Passes the tokens on, block by block.
+    pub(crate) fn each(&self, mut take: impl FnMut(&[u32]) -> Result<()>) -> Result<()> {
+        let mut block = Vec::new();
+        (0..self.len()).step_by(BLOCK).try_for_each(|start| {
+            block.clear();
+            self.read_into(start..self.len().min(start + BLOCK), &mut block)?;
+            take(&block)
+        })
+    }
+
+    /// Whether a token occurs.
+    pub(crate) fn contains(&self, token: u32) -> Result<bool> {
+        let mut found = false;
+        self.each(|block| {
+            found |= block.contains(&token);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
     /// Where each document ends.
     pub(crate) fn ends(&self) -> &[u64] {
         &self.ends

@@ -109,16 +109,16 @@ fn names_of_files_decide_splits() {
     assert_eq!(documents(&corpus, Split::Train), many);
     assert_eq!(documents(&corpus, Split::Test), ["seen"]);
     assert_eq!(documents(&corpus, Split::Valid), ["only here"], "what is in two splits stays in the first read");
-    assert_eq!(summary.assignment, "as the names of the files say");
+    assert_eq!(summary.assignment, "files called train, valid or test as they say");
     fs::remove_file(input.path().join("in/test.jsonl")).unwrap();
-    let summary = run(&options(&input.path().join("in"), &out)).unwrap();
-    assert_eq!(summary.valid.documents, 2);
-    assert!(summary.test.documents > 0 && summary.train.documents + summary.test.documents == 300);
-    insta::assert_snapshot!(summary.assignment, @"as the names of the files say, and train 0.9500 : 0.0000 : 0.0500 by a hash of each document");
+    let error = run(&options(&input.path().join("in"), &out)).unwrap_err();
+    insta::assert_snapshot!(error, @"the test split is empty: it needs at least 1 document, and 302 different ones were found in all");
+    assert!(error.hint().contains("a file called test.jsonl or test.txt"), "{}", error.hint());
+    assert_eq!(Corpus::open(&out).unwrap().content(), corpus.content(), "what was there before is still there");
 }
 
 #[test]
-fn few_texts_are_cut_into_runs() {
+fn named_texts_are_cut_into_runs() {
     let text: String = (0..1000).map(|line| format!("line {line}\n")).collect();
     let input = folder(&[("book.txt", &text)]);
     let out = input.path().join("out");
@@ -128,7 +128,153 @@ fn few_texts_are_cut_into_runs() {
     assert_eq!(runs.concat(), text);
     assert!(runs.iter().all(|run| run.ends_with('\n')));
     assert!(summary.train.bytes.abs_diff(text.len() as u64 * 9 / 10) < 20);
-    insta::assert_snapshot!(summary.assignment, @"0.9000 : 0.0500 : 0.0500, each text cut from beginning to end");
+    insta::assert_snapshot!(summary.assignment, @"0.9000 : 0.0500 : 0.0500, long texts, and those named themselves, cut from beginning to end");
+}
+
+/// The split of every line of the inputs.
+fn splits(input: &Path, out: &Path) -> BTreeMap<String, Split> {
+    run(&options(input, out)).unwrap();
+    let corpus = Corpus::open(out).unwrap();
+    let lines = |split: Split| {
+        let documents = documents(&corpus, split).concat();
+        documents.lines().map(|line| (line.to_owned(), split)).collect::<Vec<_>>()
+    };
+    Split::ALL.into_iter().flat_map(lines).collect()
+}
+
+/// Whatever is added, and whatever it is called, nothing moves from one split into another.
+#[test]
+fn more_files_move_nothing() {
+    let input = folder(&[]);
+    let (folder, out) = (input.path().join("in"), input.path().join("out"));
+    let add = |name: &str, lines: usize| {
+        let text: String = (0..lines).map(|line| format!("line {line} of {name} {}\n", line * 7919)).collect();
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(name), text).unwrap();
+    };
+    (0..18).for_each(|at| add(&format!("{at:02}.txt"), if at % 2 == 0 { 2000 } else { 3 }));
+    let mut before = splits(&folder, &out);
+    assert!(Split::ALL.iter().all(|split| before.values().any(|found| found == split)));
+    for names in
+        [&["18.txt", "19.txt", "20.txt"][..], &["more.md", "deep.rs"], &["test.txt"], &["valid.txt", "train.txt"]]
+    {
+        names.iter().for_each(|name| add(name, 40));
+        let after = splits(&folder, &out);
+        let moved = before.iter().find(|(line, split)| after[*line] != **split);
+        assert!(after.len() > before.len() && moved.is_none(), "{names:?} moved {moved:?}");
+        before = after;
+    }
+    for number in 0..40 {
+        assert_eq!(before[&format!("line {number} of test.txt {}", number * 7919)], Split::Test);
+    }
+    fs::write(folder.join("some.jsonl"), lines(many())).unwrap();
+    let after = splits(&folder, &out);
+    assert!(before.iter().all(|(line, split)| after[line] == *split));
+}
+
+/// What an earlier preparation has written is not read as text.
+#[test]
+fn prepared_corpora_are_not_text() {
+    let input = folder(&[("a.jsonl", &lines(many()))]);
+    let first = run(&options(input.path(), &input.path().join("out"))).unwrap();
+    let again = run(&options(input.path(), &input.path().join("out"))).unwrap();
+    assert_eq!((again.content.as_str(), again.passed_over), (first.content.as_str(), 1));
+    let other = run(&options(input.path(), &input.path().join("deep/other"))).unwrap();
+    assert_eq!((other.content.as_str(), other.passed_over), (first.content.as_str(), 1));
+    let error = run(&options(&input.path().join("out"), &input.path().join("third"))).unwrap_err().to_string();
+    assert!(error.ends_with("out: this is a prepared corpus already, not text"), "{error}");
+}
+
+/// Text longer than what is held is cut like text that is held, compressed or not.
+#[test]
+fn long_texts_stream() {
+    let text: String = (0..400_000).map(|line| format!("line {line} says é\n")).collect();
+    let input = folder(&[("a.txt", &text)]);
+    let zstd = zstd::encode_all(text.as_bytes(), 1).unwrap();
+    fs::write(input.path().join("b.txt.zst"), zstd).unwrap();
+    let mut contents = Vec::new();
+    for (name, tokenizer) in [("a.txt", "byte"), ("b.txt.zst", "byte"), ("a.txt", "bpe:300")] {
+        let out = input.path().join("out");
+        let tokenizer = tokenizer.to_owned();
+        run(&PrepareOptions { tokenizer, ..options(&input.path().join(name), &out) }).unwrap();
+        let corpus = Corpus::open(&out).unwrap();
+        let runs = Split::ALL.map(|split| documents(&corpus, split).concat());
+        assert!(runs.concat() == text && runs.iter().all(|run| run.ends_with('\n')));
+        contents.push(corpus.content().to_owned());
+    }
+    assert!(contents[0] == contents[1] && contents[1] != contents[2]);
+}
+
+#[test]
+#[cfg(unix)]
+fn pipes_and_devices_are_refused() {
+    let input = folder(&[("in/a.jsonl", &lines(many()))]);
+    let pipe = input.path().join("in/pipe.txt");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [pipe.as_path(), Path::new("/dev/zero")] {
+        let error = run(&options(path, &input.path().join("out"))).unwrap_err();
+        assert!(error.is_misuse() && error.to_string().contains("this is not a regular file"), "{error}");
+        let tokenizer = path.display().to_string();
+        let options = PrepareOptions { tokenizer, ..options(&input.path().join("in"), &input.path().join("out")) };
+        assert!(run(&options).unwrap_err().to_string().ends_with("this is not a regular file"));
+    }
+    run(&options(&input.path().join("in"), &input.path().join("out"))).unwrap();
+}
+
+/// A word-level tokenizer that knows the words given.
+fn word_level(path: &Path, words: &[&str]) -> String {
+    let names = ["[UNK]", "[SEP]"].iter().chain(words);
+    let vocab: BTreeMap<&str, usize> = names.enumerate().map(|(id, name)| (*name, id)).collect();
+    let definition = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null, "decoder": null,
+        "added_tokens": [{ "id": 1, "content": "[SEP]", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true }],
+        "pre_tokenizer": { "type": "Whitespace" },
+        "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]" },
+    });
+    fs::write(path, definition.to_string()).unwrap();
+    path.display().to_string()
+}
+
+/// Text that its tokens do not give back is said, and refused when next to nothing comes back.
+#[test]
+fn lossy_tokenizers_are_noticed() {
+    let input = folder(&[("a.jsonl", &lines(many()))]);
+    let out = input.path().join("out");
+    let with = |words: &[&str]| {
+        let tokenizer = word_level(&input.path().join("words.json"), words);
+        run(&PrepareOptions { tokenizer, ..options(&input.path().join("a.jsonl"), &out) })
+    };
+    let error = with(&["none"]).unwrap_err().to_string();
+    assert!(error.ends_with("words.json`: of the first 17557 letters only 0 come back from their tokens"), "{error}");
+    assert!(!out.exists());
+    let summary = with(&["word", "and", "document"]).unwrap();
+    let warning = &summary.warnings[..];
+    insta::assert_snapshot!(warning.join("\n"), @"the tokenizer loses text: of the first 17557 letters 15567 come back from their tokens (88.7 %)");
+    assert!(summary.to_string().ends_with(&format!("\nwarning: {}", warning[0])), "{summary}");
+    let corpus = Corpus::open(&out).unwrap();
+    for split in Split::ALL {
+        let counts = summary.split(split);
+        assert_ne!(counts.token_bytes, counts.bytes);
+        let all = corpus.bytes_in(split, 0..counts.tokens as usize).unwrap();
+        assert_eq!(all, counts.bytes, "bits per byte count the bytes of the text");
+    }
+    assert!(run(&options(&input.path().join("a.jsonl"), &out)).unwrap().warnings.is_empty());
+}
+
+/// Stopping leaves nothing behind, and nothing undone of what was there.
+#[test]
+fn stopping_leaves_nothing() {
+    let input = folder(&[("a.jsonl", &lines(many()))]);
+    let out = input.path().join("new/out");
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    for tokenizer in ["byte", "bpe:300"] {
+        let (stop, tokenizer) = (Some(stop.clone()), tokenizer.to_owned());
+        let error =
+            run(&PrepareOptions { stop, tokenizer, ..options(&input.path().join("a.jsonl"), &out) }).unwrap_err();
+        assert_eq!((error.to_string().as_str(), error.is_misuse()), ("stopped; nothing was written", false));
+        assert!(!input.path().join("new").exists());
+    }
 }
 
 #[test]
@@ -186,6 +332,7 @@ fn errors_name_what_is_wrong() {
     let tokenizer = |name: &'static str| failure(move |_, options| options.tokenizer = name.to_owned());
     insta::assert_snapshot!(tokenizer("bpe:x"), @"tokenizer `bpe:x`: `x` is not a number");
     insta::assert_snapshot!(tokenizer("bpe:256"), @"tokenizer `bpe:256`: 257 tokens are needed for the bytes and the end of a document");
+    insta::assert_snapshot!(tokenizer("bpe:18446744073709551615"), @"tokenizer `bpe:18446744073709551615`: vocabularies have at most 4194304 tokens");
     insta::assert_snapshot!(tokenizer("bpe:100000"), @"bpe:100000: the text has repeated pairs for 305 tokens only");
     insta::assert_snapshot!(tokenizer("none.json"), @"tokenizer `none.json`: there is no such file");
     insta::assert_snapshot!(failure(|_, options| options.split = [1.0, 0.0, 0.1]), @"the shares 1, 0, 0.1 must all be above 0");

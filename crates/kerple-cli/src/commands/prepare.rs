@@ -1,6 +1,6 @@
 //! `kerple prepare`
 
-use super::print_json;
+use super::{print_json, stop_flag_saying};
 use crate::args::Prepare;
 use crate::failure::{Failure, Outcome};
 use crate::output::resultln;
@@ -26,6 +26,7 @@ pub fn run(args: &Prepare) -> Outcome {
         text_key: args.text_key.clone(),
         split,
         end_of_document: args.end_of_document.clone(),
+        stop: Some(stop_flag_saying("stopping; nothing will be left behind")),
         ..PrepareOptions::new(Sources::paths(&args.input), &args.out)
     };
     let mut line = Line::new();

@@ -81,10 +81,10 @@ impl TokenFiles {
         self.documents.len()
     }
 
-    /// A document's tokens, whatever they are.
-    pub(crate) fn document(&self, index: usize) -> Result<Vec<u32>> {
+    /// A document, whatever its tokens are.
+    pub(crate) fn document(&self, index: usize) -> Tokens {
         let Range { start, end } = self.documents[index];
-        self.tokens_at(start, vec![(end - start) as u64]).read(0..end - start)
+        self.tokens_at(start, vec![(end - start) as u64])
     }
 
     /// Neighbouring documents as one stream, whatever their tokens are.
@@ -139,7 +139,7 @@ impl TokenFiles {
     /// Says where a token is that is not in the vocabulary.
     fn locate(&self, token: u32, vocab_size: usize) -> Result<usize> {
         for index in 0..self.documents() {
-            if self.document(index)?.contains(&token) {
+            if self.document(index).contains(token)? {
                 let place = format!(", document {index}");
                 let (message, hint) = match self.signed && token > i32::MAX as u32 {
                     true => (format!("token {} is negative", token as i32), HINT),

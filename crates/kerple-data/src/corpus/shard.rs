@@ -213,6 +213,11 @@ pub(super) fn open(path: &Path, split: Split, vocab_size: usize) -> Result<(Toke
     Ok((tokens, header))
 }
 
+/// Whether a file begins as shards do.
+pub(crate) fn is_shard(path: &Path) -> bool {
+    path.is_file() && Bytes::open(path).and_then(|file| file.read(0..8)).is_ok_and(|start| start == MAGIC)
+}
+
 /// Compares the tokens with what the header says of them; reads all of them once.
 pub(super) fn verify(tokens: &Tokens, header: &Header) -> Result<()> {
     let (checksum, largest) = survey(tokens)?;

@@ -45,10 +45,14 @@ pub struct Summary {
     pub empty: u64,
     /// Files left out because they are not text.
     pub skipped_files: u64,
+    /// Prepared corpora passed over among the inputs.
+    pub passed_over: u64,
     /// Whether the byte budget ended before the inputs did.
     pub cut_by_budget: bool,
     /// What was read.
     pub inputs: Vec<String>,
+    /// What to know before training on it.
+    pub warnings: Vec<String>,
     /// SHA-256 of all of the above, as one line of JSON.
     pub checksum: String,
 }
@@ -63,6 +67,8 @@ pub struct SplitCounts {
     pub tokens: u64,
     /// Bytes of text, in UTF-8.
     pub bytes: u64,
+    /// Bytes that the tokens stand for one by one; the same, unless the tokenizer loses text.
+    pub token_bytes: u64,
     /// XXH3-128 of the tokens as they are stored, in hexadecimal.
     pub checksum: String,
 }
@@ -85,8 +91,10 @@ impl Summary {
             duplicates: 0,
             empty: 0,
             skipped_files: 0,
+            passed_over: 0,
             cut_by_budget: false,
             inputs: Vec::new(),
+            warnings: Vec::new(),
             checksum: String::new(),
         }
     }
@@ -182,12 +190,16 @@ impl fmt::Display for Summary {
             (self.duplicates, "duplicate documents"),
             (self.empty, "empty documents"),
             (self.skipped_files, "files that are not text"),
+            (self.passed_over, "prepared corpora among the inputs"),
         ];
         for (count, what) in left_out.into_iter().filter(|(count, _)| *count > 0) {
             write!(out, "\nleft out {count} {what}")?;
         }
         if self.cut_by_budget {
             write!(out, "\nstopped at the byte budget")?;
+        }
+        for warning in &self.warnings {
+            write!(out, "\nwarning: {warning}")?;
         }
         Ok(())
     }

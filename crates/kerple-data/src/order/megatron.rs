@@ -9,6 +9,7 @@
 
 use super::NumpyRandom;
 use crate::error::{Error, Result};
+use crate::machine;
 use crate::tokens::Tokens;
 
 /// Where the splits of `documents` documents begin and end: train is `0..b[1]`, valid `b[1]..b[2]`, test `b[2]..b[3]`.
@@ -123,6 +124,9 @@ impl Order {
                 "train for fewer steps, or choose the random packing",
             ));
         }
+        let samples = epochs * tokens.len() as u128 / seq_len as u128;
+        let hint = "train for fewer steps, or choose the random packing, which has no tables";
+        machine::require("GPT-NeoX's data order", 4 * places + 16 * samples, hint)?;
         let epochs = epochs as usize;
         let mut random = NumpyRandom::new(seed);
         let documents = document_index(sizes.len(), epochs, &mut random);

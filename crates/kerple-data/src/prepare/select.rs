@@ -1,22 +1,34 @@
 //! Which documents are taken, and into which split.
 
+use super::runs::Runs;
 use super::{PrepareOptions, Progress};
 use crate::error::{Error, Result};
+use crate::hash::Checksum;
 use crate::split::Split;
 use crate::text::{Content, Document, Format, SourceFile};
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use twox_hash::XxHash3_128;
 
-/// Up to this many plain texts are cut into runs; more are documents to choose among.
-const FEW_TEXTS: usize = 20;
+/// A plain text of at least this many bytes is cut into the three splits, wherever it was found.
+const LONG: u64 = 32 << 10;
 
-/// A document that is taken.
-pub(super) struct Selected {
+/// A part of a document that is taken. The parts of one document follow each other, [`Body::End`] last.
+pub(super) struct Part<'d> {
     pub(super) split: Split,
-    pub(super) content: Content,
+    pub(super) body: Body<'d>,
     /// Index of its file, and its number there.
     pub(super) origin: (usize, usize),
 }
+
+pub(super) enum Body<'d> {
+    Text(&'d str),
+    Tokens(&'d [u32]),
+    End,
+}
+
+/// Takes parts, and says whether it wants more.
+pub(super) type Sink<'s> = dyn FnMut(Part, &Tally) -> Result<ControlFlow<()>> + 's;
 
 /// What has passed so far.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +37,10 @@ pub(super) struct Tally {
     pub(super) empty: u64,
     pub(super) not_text: u64,
     pub(super) cut_by_budget: bool,
+    /// Documents by how they came into a split.
+    hashed: u64,
+    cut: u64,
+    named: u64,
     documents: u64,
     bytes: u64,
     bytes_read: u64,
@@ -32,47 +48,60 @@ pub(super) struct Tally {
 
 impl Tally {
     pub(super) fn progress(&self, phase: &'static str, bytes_total: u64, tokens: u64) -> Progress {
-        Progress { phase, bytes_read: self.bytes_read.min(bytes_total), bytes_total, documents: self.documents, tokens }
+        let (bytes_read, documents) = (self.bytes_read.min(bytes_total), self.documents);
+        Progress { phase, bytes_read, bytes_total, documents, tokens, memory: 0 }
     }
 }
 
 impl Content {
     /// Bytes of text, or tokens.
-    pub(super) fn size(&self) -> usize {
+    fn size(&self) -> u64 {
         match self {
-            Content::Text(text) => text.len(),
-            Content::Tokens(tokens) => tokens.len(),
+            Content::Text(text) => text.len() as u64,
+            Content::Long(text) => text.bytes(),
+            Content::Tokens(tokens) => tokens.len() as u64,
             Content::NotText => 0,
         }
     }
 
-    fn hash(&self) -> u128 {
-        match self {
+    fn hash(&self) -> Result<u128> {
+        Ok(match self {
             Content::Text(text) => XxHash3_128::oneshot(text.as_bytes()),
+            Content::Long(text) => text.hash(),
             Content::Tokens(tokens) => {
-                XxHash3_128::oneshot(&tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<_>>())
+                let mut sum = Checksum::default();
+                tokens.each(|block| {
+                    block.iter().for_each(|token| sum.add(&token.to_le_bytes()));
+                    Ok(())
+                })?;
+                sum.finish()
             }
             Content::NotText => 0,
-        }
+        })
     }
-}
-
-#[derive(Debug, PartialEq)]
-enum Rule {
-    /// By a hash of the text, with these shares.
-    Hash([f64; 3]),
-    /// By the names of the files; a split that no name mentions takes its share of train.
-    Names([f64; 3]),
-    /// Every text is cut into three runs.
-    Runs([f64; 3]),
 }
 
 /// The documents to take from some files.
+///
+/// The split of a document depends on the document, the shares and how its own file was given, never on what else there
+/// is: more files move nothing from one split into another.
 pub(super) struct Selection<'a> {
     files: &'a [SourceFile],
     text_key: &'a str,
     budget: u64,
-    rule: Rule,
+    shares: [f64; 3],
+    /// Whether long texts are cut.
+    cut_long: bool,
+}
+
+/// How a document comes into a split.
+enum Rule {
+    /// As the name of its file says.
+    Named(Split),
+    /// By a hash of all of it.
+    Hashed,
+    /// It is cut from beginning to end.
+    Cut,
 }
 
 impl<'a> Selection<'a> {
@@ -86,35 +115,35 @@ impl<'a> Selection<'a> {
             ));
         }
         let shares = options.split.map(|share| share / sum);
-        let names: Option<Vec<Split>> = files.iter().map(SourceFile::named_split).collect();
-        let rule = match names {
-            Some(names) if names.contains(&Split::Train) => {
-                let mut rest = shares;
-                for split in [Split::Valid, Split::Test] {
-                    if names.contains(&split) {
-                        rest[split as usize] = 0.0;
-                    }
-                }
-                rest[0] = 1.0 - rest[1] - rest[2];
-                Rule::Names(rest)
-            }
-            _ if files.len() <= FEW_TEXTS && files.iter().all(|file| matches!(file.format, Format::Text(_))) => {
-                Rule::Runs(shares)
-            }
-            _ => Rule::Hash(shares),
-        };
-        Ok(Selection { files, text_key: &options.text_key, budget: options.byte_budget.unwrap_or(u64::MAX), rule })
+        let budget = options.byte_budget.unwrap_or(u64::MAX);
+        Ok(Selection { files, text_key: &options.text_key, budget, shares, cut_long: !options.inputs.is_registry() })
     }
 
-    /// How documents come into splits, in words.
-    pub(super) fn describe(&self) -> String {
-        let shares = |[train, valid, test]: &[f64; 3]| format!("{train:.4} : {valid:.4} : {test:.4}");
-        match &self.rule {
-            Rule::Hash(parts) => format!("{}, by a hash of each document", shares(parts)),
-            Rule::Runs(parts) => format!("{}, each text cut from beginning to end", shares(parts)),
-            Rule::Names([_, 0.0, 0.0]) => "as the names of the files say".to_owned(),
-            Rule::Names(parts) => {
-                format!("as the names of the files say, and train {} by a hash of each document", shares(parts))
+    fn rule(&self, file: &SourceFile, content: &Content) -> Rule {
+        let plain = matches!(file.format, Format::Text(_)) && self.cut_long;
+        match file.named_split().filter(|_| self.cut_long) {
+            Some(split) => Rule::Named(split),
+            None if plain && (!file.found || content.size() >= LONG) => Rule::Cut,
+            None => Rule::Hashed,
+        }
+    }
+
+    /// How documents came into splits, in words.
+    pub(super) fn describe(&self, tally: &Tally) -> String {
+        let [train, valid, test] = self.shares;
+        let mut ways = Vec::new();
+        if tally.hashed > 0 {
+            ways.push("by a hash of each document");
+        }
+        if tally.cut > 0 {
+            ways.push("long texts, and those named themselves, cut from beginning to end");
+        }
+        let named = if tally.named > 0 { "files called train, valid or test as they say" } else { "" };
+        match ways.is_empty() {
+            true => named.to_owned(),
+            false => {
+                let ways = ways.into_iter().chain(Some(named).filter(|named| !named.is_empty())).collect::<Vec<_>>();
+                format!("{train:.4} : {valid:.4} : {test:.4}, {}", ways.join("; "))
             }
         }
     }
@@ -132,32 +161,43 @@ impl<'a> Selection<'a> {
         }
     }
 
-    /// Passes every document to take to `sink`, in order.
-    pub(super) fn run(&self, sink: &mut dyn FnMut(Selected, &Tally) -> Result<()>) -> Result<Tally> {
+    /// Passes every document to take to `sink`, in order, until it wants no more.
+    pub(super) fn run(&self, sink: &mut Sink) -> Result<Tally> {
         let (mut tally, mut seen) = (Tally::default(), HashSet::new());
         for (index, file) in self.files.iter().enumerate() {
             let (before, mut any) = (tally.bytes_read, false);
             let mut documents = file.documents(self.text_key)?;
             while let Some(document) = documents.next() {
                 let Document { number, content } = document?;
+                let size = content.size();
                 tally.bytes_read = before + documents.bytes_read();
-                any |= content.size() > 0;
-                if content == Content::NotText {
+                any |= size > 0;
+                if matches!(content, Content::NotText) {
                     tally.not_text += 1;
-                } else if content.size() == 0 {
+                } else if size == 0 {
                     tally.empty += 1;
-                } else if tally.bytes + content.size() as u64 > self.budget {
+                } else if tally.bytes.saturating_add(size) > self.budget {
                     tally.cut_by_budget = true;
                     return Ok(tally);
                 } else {
-                    let hash = content.hash();
+                    let hash = content.hash()?;
                     if !seen.insert(hash) {
                         tally.duplicates += 1;
                         continue;
                     }
-                    tally.bytes += content.size() as u64;
+                    tally.bytes += size;
                     tally.documents += 1;
-                    self.assign(content, hash, (index, number), &mut |selected| sink(selected, &tally))?;
+                    let rule = self.rule(file, &content);
+                    match rule {
+                        Rule::Named(_) => tally.named += 1,
+                        Rule::Hashed => tally.hashed += 1,
+                        Rule::Cut => tally.cut += 1,
+                    }
+                    let mut document = Passing { origin: (index, number), split: None, tally: &mut tally, sink };
+                    let read = || before + documents.bytes_read();
+                    if document.pass(&content, rule, hash, &self.shares, &read)?.is_break() {
+                        return Ok(tally);
+                    }
                 }
             }
             if !any && !file.found {
@@ -167,43 +207,86 @@ impl<'a> Selection<'a> {
         }
         Ok(tally)
     }
+}
 
-    fn assign(
-        &self,
-        content: Content,
+/// A document on its way.
+struct Passing<'d, 's> {
+    origin: (usize, usize),
+    /// The split that is being filled.
+    split: Option<Split>,
+    tally: &'d mut Tally,
+    sink: &'d mut Sink<'s>,
+}
+
+impl Passing<'_, '_> {
+    fn pass(
+        &mut self,
+        content: &Content,
+        rule: Rule,
         hash: u128,
-        origin: (usize, usize),
-        sink: &mut dyn FnMut(Selected) -> Result<()>,
-    ) -> Result<()> {
-        match (&self.rule, content) {
-            (Rule::Runs(shares), Content::Text(text)) => {
-                for (split, run) in Split::ALL.into_iter().zip(runs(&text, shares)) {
-                    if !run.is_empty() {
-                        sink(Selected { split, content: Content::Text(run.to_owned()), origin })?;
+        shares: &[f64; 3],
+        read: &dyn Fn() -> u64,
+    ) -> Result<ControlFlow<()>> {
+        let split = match rule {
+            Rule::Named(split) => Some(split),
+            Rule::Hashed => Some(Split::draw(hash, shares)),
+            Rule::Cut => None,
+        };
+        let mut flow = ControlFlow::Continue(());
+        let mut runs = Runs::new(content.size(), shares);
+        let mut text = |chunk: &str| {
+            self.tally.bytes_read = read();
+            match split {
+                _ if flow.is_break() => {}
+                Some(split) => flow = self.part(split, Body::Text(chunk))?,
+                None => runs.push(chunk, &mut |split, run| {
+                    if flow.is_continue() {
+                        flow = self.part(split, Body::Text(run))?;
                     }
-                }
-                Ok(())
+                    Ok(())
+                })?,
             }
-            (rule, content) => {
-                let named = self.files[origin.0].named_split();
-                let split = match (rule, named) {
-                    (Rule::Names(_), Some(split @ (Split::Valid | Split::Test))) => split,
-                    (Rule::Names(shares) | Rule::Hash(shares) | Rule::Runs(shares), _) => Split::draw(hash, shares),
-                };
-                sink(Selected { split, content, origin })
+            Ok(())
+        };
+        match content {
+            Content::Text(whole) => chunks(whole).try_for_each(&mut text)?,
+            Content::Long(long) => long.stream(&mut text)?,
+            Content::Tokens(tokens) => {
+                let split = split.unwrap_or(Split::Train);
+                tokens.each(|block| {
+                    flow = self.part(split, Body::Tokens(block))?;
+                    Ok(())
+                })?;
             }
+            Content::NotText => {}
+        }
+        match flow {
+            ControlFlow::Continue(()) => self.end(),
+            stopped => Ok(stopped),
+        }
+    }
+
+    fn part(&mut self, split: Split, body: Body) -> Result<ControlFlow<()>> {
+        if self.split.is_some_and(|current| current != split) && self.end()?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        self.split = Some(split);
+        (self.sink)(Part { split, body, origin: self.origin }, self.tally)
+    }
+
+    fn end(&mut self) -> Result<ControlFlow<()>> {
+        match self.split.take() {
+            Some(split) => (self.sink)(Part { split, body: Body::End, origin: self.origin }, self.tally),
+            None => Ok(ControlFlow::Continue(())),
         }
     }
 }
 
-/// Three runs of a text in the given shares, each ending with a line where one ends nearby.
-fn runs<'t>(text: &'t str, [train, valid, _]: &[f64; 3]) -> [&'t str; 3] {
-    const NEARBY: usize = 1000;
-    let cut = |share: f64| {
-        let at = text.floor_char_boundary((share * text.len() as f64) as usize);
-        let from = text.floor_char_boundary(at.saturating_sub(NEARBY.min(text.len() / 100)));
-        text[from..at].rfind('\n').map_or(at, |line| from + line + 1)
-    };
-    let (first, second) = (cut(*train), cut(train + valid));
-    [&text[..first], &text[first..second.max(first)], &text[second.max(first)..]]
+/// A text in parts of about a megabyte, so that what is made of it is never held all at once.
+fn chunks(mut text: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let (chunk, rest) = text.split_at(text.floor_char_boundary(1 << 20));
+        text = rest;
+        Some(chunk).filter(|chunk| !chunk.is_empty())
+    })
 }

@@ -1,44 +1,66 @@
 //! A folder that appears whole or not at all.
+//!
+//! It is made beside its place, as `.NAME-PID.partial`, and takes its name in one step; what it replaces is removed after
+//! that. Where a folder cannot be exchanged in one step the old one waits as `.NAME-PID.old` for the moment between two
+//! renames. What processes that were killed have left of either is put back or swept away by the next that starts. A mount
+//! point cannot be renamed: there the folder is made inside, and `meta.json`, without which nothing is a corpus, comes
+//! last.
 
-use crate::corpus::{META, TOKENIZER, has_summary};
+use crate::corpus::{META, TOKENIZER, has_summary, is_shard};
 use crate::error::{Error, Result};
 use crate::split::Split;
-use std::ffi::OsString;
-use std::fs;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// A folder beside the one to be made; removed when dropped before it is committed.
+/// A folder in the making; removed when dropped before it is committed.
 pub(super) struct Staging {
     partial: PathBuf,
     out: PathBuf,
+    /// Whether `partial` lies inside `out`, which is a mount point.
+    inside: bool,
     /// Folders made on the way to `out`, outermost first.
     parents: Vec<PathBuf>,
+    /// Held as long as this process lives, so that others leave the folder alone.
+    lock: Option<File>,
     committed: bool,
 }
 
 impl Staging {
     /// Begins the folder `out`, which must not exist, be empty, or be a prepared corpus to replace.
-    pub(super) fn create(out: &Path) -> Result<Staging> {
-        if out.exists() && !is_replaceable(out)? {
-            return Err(Error::refused(
-                format!("{}: it exists and is not a prepared corpus, nothing was overwritten", out.display()),
-                "choose another folder with --out, or remove this one",
-            ));
-        }
-        let out = std::path::absolute(out).map_err(Error::io(out, "find"))?;
+    pub(super) fn create(named: &Path) -> Result<Staging> {
+        // a link stays a link, to what is made
+        let out = match fs::canonicalize(named) {
+            Ok(found) => found,
+            Err(_) => std::path::absolute(named).map_err(Error::io(named, "find"))?,
+        };
         let (Some(parent), Some(name)) = (out.parent(), out.file_name()) else {
             return Err(Error::refused(
-                format!("{}: this is not a folder to make", out.display()),
+                format!("{}: this is not a folder to make", named.display()),
                 "choose another --out",
             ));
         };
+        let inside = is_mount_point(&out);
+        sweep(parent, name, &out);
+        if inside {
+            sweep(&out, name, &out);
+        }
+        if out.exists() && !is_replaceable(&out)? {
+            return Err(Error::refused(
+                format!("{}: it exists and is not a prepared corpus, nothing was overwritten", named.display()),
+                "choose another folder with --out, or remove this one",
+            ));
+        }
         let mut missing: Vec<PathBuf> =
             parent.ancestors().take_while(|folder| !folder.exists()).map(Path::to_owned).collect();
         missing.reverse();
-        let partial = beside(parent, name, "partial");
-        let staging = Staging { partial, parents: missing, out: out.clone(), committed: false };
-        fs::create_dir_all(&staging.partial).map_err(Error::io(&out, "create"))?;
+        let partial = beside(if inside { &out } else { parent }, name, "partial");
+        let mut staging = Staging { partial, inside, parents: missing, out, lock: None, committed: false };
+        let created = fs::create_dir_all(&staging.partial).and_then(|()| File::open(&staging.partial));
+        let folder = created.map_err(Error::io(&staging.out, "create"))?;
+        // where folders cannot be locked, the number of the process in its name protects it
+        staging.lock = folder.try_lock().is_ok().then_some(folder);
         Ok(staging)
     }
 
@@ -48,7 +70,7 @@ impl Staging {
 
     pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
         let write = || {
-            let mut file = fs::File::create(self.partial.join(name))?;
+            let mut file = File::create(self.partial.join(name))?;
             file.write_all(text.as_bytes())?;
             file.sync_all()
         };
@@ -57,22 +79,46 @@ impl Staging {
 
     /// Gives the folder its name.
     pub(super) fn commit(mut self) -> Result<()> {
-        let old = self.partial.with_extension("old");
-        let replaces = self.out.exists();
-        if replaces {
-            fs::rename(&self.out, &old).map_err(Error::io(&self.out, "replace"))?;
+        sync(&self.partial).map_err(Error::io(&self.out, "write"))?;
+        match (self.inside, self.out.exists()) {
+            (true, _) => self.move_in(),
+            (false, true) => self.replace(),
+            (false, false) => fs::rename(&self.partial, &self.out),
         }
-        if let Err(error) = fs::rename(&self.partial, &self.out) {
-            if replaces {
-                fs::rename(&old, &self.out).map_err(Error::io(&old, "restore"))?;
-            }
-            return Err(Error::io(&self.out, "create")(error));
-        }
+        .map_err(Error::io(&self.out, "create"))?;
         self.committed = true;
-        if replaces {
-            fs::remove_dir_all(&old).map_err(Error::io(&old, "remove"))?;
-        }
+        // the new folder is in place; what cannot be removed or synced now is swept or written later
+        _ = sync(self.out.parent().unwrap_or(&self.out));
+        _ = fs::remove_dir_all(&self.partial);
         Ok(())
+    }
+
+    /// Exchanges the new folder for the old one, in one step where the file system can.
+    fn replace(&self) -> std::io::Result<()> {
+        if exchange(&self.partial, &self.out).is_ok() {
+            return Ok(());
+        }
+        let old = self.partial.with_extension("old");
+        fs::rename(&self.out, &old)?;
+        if let Err(error) = fs::rename(&self.partial, &self.out) {
+            fs::rename(&old, &self.out)?;
+            return Err(error);
+        }
+        fs::remove_dir_all(&old)
+    }
+
+    /// Moves the files into a folder that cannot be renamed.
+    fn move_in(&self) -> std::io::Result<()> {
+        let old = self.out.join(META);
+        if old.exists() {
+            fs::remove_file(&old)?;
+            sync(&self.out)?;
+        }
+        let shards = Split::ALL.map(Split::file);
+        for name in shards.iter().map(String::as_str).chain([TOKENIZER, META]) {
+            fs::rename(self.partial.join(name), self.out.join(name))?;
+        }
+        sync(&self.out)
     }
 }
 
@@ -86,11 +132,66 @@ impl Drop for Staging {
     }
 }
 
-fn beside(parent: &Path, name: &std::ffi::OsStr, state: &str) -> PathBuf {
+/// Makes names in a folder last.
+fn sync(folder: &Path) -> std::io::Result<()> {
+    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+}
+
+#[cfg(target_os = "linux")]
+fn exchange(one: &Path, other: &Path) -> std::io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    Ok(renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange(_: &Path, _: &Path) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
+/// Whether another file system, or another part of one, begins at a folder.
+fn is_mount_point(folder: &Path) -> bool {
+    let Ok(mounts) = fs::read_to_string("/proc/self/mountinfo") else { return false };
+    // the fifth field, with spaces, tabs, line ends and backslashes written as octal numbers
+    let places = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    let written =
+        |place: &str| place.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\");
+    places.map(written).any(|place| Path::new(&place) == folder)
+}
+
+fn beside(parent: &Path, name: &OsStr, state: &str) -> PathBuf {
     let mut hidden = OsString::from(".");
     hidden.push(name);
     hidden.push(format!("-{}.{state}", std::process::id()));
     parent.join(hidden)
+}
+
+/// Removes what earlier processes that no longer live have left of making `out`, and puts back what they had moved away.
+/// What cannot be read or removed stays.
+fn sweep(folder: &Path, name: &OsStr, out: &Path) {
+    let begin = [b".", name.as_encoded_bytes(), b"-"].concat();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        let Some(rest) = file.as_encoded_bytes().strip_prefix(&*begin).and_then(|rest| std::str::from_utf8(rest).ok())
+        else {
+            continue;
+        };
+        let path = entry.path();
+        match rest.split_once('.').map(|(process, state)| (process.parse::<u32>(), state)) {
+            Some((Ok(process), "partial")) if is_abandoned(&path, process) => _ = fs::remove_dir_all(&path),
+            Some((Ok(process), "old")) if is_abandoned(&path, process) => {
+                _ = if out.exists() { fs::remove_dir_all(&path) } else { fs::rename(&path, out) };
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether the process that made a folder has ended: it holds no lock on it, here or in another container, and its number
+/// is not that of a process here, other than this one, which has only begun.
+fn is_abandoned(folder: &Path, process: u32) -> bool {
+    let unlocked = File::open(folder).is_ok_and(|folder| folder.try_lock().is_ok());
+    let lives = process != std::process::id() && Path::new("/proc").join(process.to_string()).exists();
+    unlocked && !lives
 }
 
 /// Whether a folder is empty, or holds a corpus, of any version or damaged, and nothing else.
@@ -105,5 +206,114 @@ fn is_replaceable(folder: &Path) -> Result<bool> {
     for entry in fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
         names.push(entry.map_err(Error::io(folder, "read"))?.file_name());
     }
-    Ok(names.is_empty() || has_summary(folder) && names.iter().all(known))
+    // what a new file system begins with is not the user's
+    names.retain(|name| name != "lost+found");
+    // a corpus whose meta.json was being replaced still has its shards
+    let ours = has_summary(folder) || Split::ALL.iter().any(|split| is_shard(&folder.join(split.file())));
+    Ok(names.is_empty() || ours && names.iter().all(known))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with the five files of a corpus in it, as a test sees them.
+    fn fill(folder: &Path, text: &str) {
+        fs::create_dir_all(folder).unwrap();
+        let shards = Split::ALL.map(Split::file);
+        shards.iter().for_each(|name| fs::write(folder.join(name), text).unwrap());
+        fs::write(folder.join(TOKENIZER), text).unwrap();
+        fs::write(folder.join(META), format!("{{\"kerple_version\": \"{text}\"}}")).unwrap();
+    }
+
+    fn text(out: &Path) -> String {
+        fs::read_to_string(out.join(TOKENIZER)).unwrap()
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    }
+
+    /// The number of a process that has ended.
+    fn dead() -> u32 {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        child.id()
+    }
+
+    #[test]
+    fn the_old_gives_way_to_the_new_in_every_way() {
+        for way in ["exchange", "rename", "inside"] {
+            let root = tempfile::tempdir().unwrap();
+            let out = fs::canonicalize(root.path()).unwrap().join("out");
+            fill(&out, "old");
+            let mut staging = Staging::create(&out).unwrap();
+            if way == "inside" {
+                fs::remove_dir(&staging.partial).unwrap();
+                (staging.inside, staging.partial) = (true, out.join(".out-1.partial"));
+            }
+            fill(&staging.partial, "new");
+            match way {
+                "rename" => {
+                    let old = staging.partial.with_extension("old");
+                    fs::rename(&out, &old).unwrap();
+                    fs::rename(&staging.partial, &out).unwrap();
+                    staging.committed = true;
+                    drop(staging);
+                    sweep(root.path(), OsStr::new("out"), &out);
+                }
+                _ => staging.commit().unwrap(),
+            }
+            assert_eq!((text(&out).as_str(), names(&out).len()), ("new", 5), "{way}");
+            assert_eq!(names(root.path()), ["out"], "{way}");
+        }
+    }
+
+    /// Killed between two renames: the next preparation finds the old folder again.
+    #[test]
+    fn what_was_moved_away_comes_back() {
+        let root = tempfile::tempdir().unwrap();
+        let out = fs::canonicalize(root.path()).unwrap().join("out");
+        fill(&root.path().join(format!(".out-{}.old", dead())), "old");
+        let staging = Staging::create(&out).unwrap();
+        assert_eq!(text(&out), "old");
+        drop(staging);
+        assert_eq!((names(root.path()), text(&out)), (vec!["out".to_owned()], "old".to_owned()));
+    }
+
+    #[test]
+    fn only_what_the_dead_have_left_is_swept() {
+        let root = tempfile::tempdir().unwrap();
+        let mut living = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let kept = [
+            format!(".out-{}.partial", living.id()),
+            ".out-x.partial".to_owned(),
+            format!(".other-{}.partial", dead()),
+            format!(".out-{}.else", dead()),
+        ];
+        let locked = format!(".out-{}.partial", dead());
+        kept.iter().chain([&locked]).for_each(|name| fs::create_dir(root.path().join(name)).unwrap());
+        let holder = File::open(root.path().join(&locked)).unwrap();
+        holder.lock().unwrap();
+        let swept = root.path().join(format!(".out-{}.partial", dead()));
+        fill(&swept, "half");
+        drop(Staging::create(&root.path().join("out")).unwrap());
+        let mut expected = [&kept[..], std::slice::from_ref(&locked)].concat();
+        expected.sort();
+        assert_eq!(names(root.path()), expected, "another container's folder is locked, its process is not seen here");
+        drop(holder);
+        drop(Staging::create(&root.path().join("out")).unwrap());
+        assert!(!names(root.path()).contains(&locked));
+        living.kill().unwrap();
+        living.wait().unwrap();
+    }
+
+    #[test]
+    fn mount_points_are_known() {
+        assert!(is_mount_point(Path::new("/")) && is_mount_point(Path::new("/proc")));
+        assert!(!is_mount_point(tempfile::tempdir().unwrap().path()));
+    }
 }

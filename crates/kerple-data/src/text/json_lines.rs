@@ -2,14 +2,15 @@
 
 use super::{Content, Document, unreadable};
 use crate::error::{Error, Result};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
-/// A longer line is taken for a file that is not JSON lines.
-const LONGEST_LINE: u64 = 1 << 30;
+/// A longer line is taken for a file that is not JSON lines: a line is held in memory.
+const LONGEST_LINE: u64 = 1 << 28;
 
 pub(super) struct JsonLines {
     path: PathBuf,
@@ -80,9 +81,10 @@ fn text(line: &[u8], key: &str) -> std::result::Result<String, (String, &'static
         let column = Some(error.column()).filter(|column| *column > 0).map(|column| format!("column {column}: "));
         (column.unwrap_or_default() + cause, "every line must be a JSON object; is the file cut short?")
     };
-    let fields: BTreeMap<Cow<str>, &RawValue> = serde_json::from_slice(line).map_err(wrong)?;
-    let Some(value) = fields.get(key) else {
-        let keys: Vec<&str> = fields.keys().take(8).map(|key| key.as_ref()).collect();
+    let mut reader = serde_json::Deserializer::from_slice(line);
+    let Fields { value, keys } = Find(key).deserialize(&mut reader).map_err(wrong)?;
+    reader.end().map_err(wrong)?;
+    let Some(value) = value else {
         let message = format!("there is no key `{key}`, the keys are: {}", keys.join(", "));
         return Err((message, "name the key that holds the text with --text-key"));
     };
@@ -91,6 +93,44 @@ fn text(line: &[u8], key: &str) -> std::result::Result<String, (String, &'static
         return Err((format!("`{key}` is not a string: {start}"), "name the key that holds the text with --text-key"));
     }
     serde_json::from_str(value.get()).map_err(wrong)
+}
+
+/// Keeps the value of one key of an object, the last where there are several, and the names of the first keys.
+struct Find<'k>(&'k str);
+
+struct Fields<'l> {
+    value: Option<&'l RawValue>,
+    keys: Vec<String>,
+}
+
+impl<'l> DeserializeSeed<'l> for Find<'_> {
+    type Value = Fields<'l>;
+
+    fn deserialize<D: Deserializer<'l>>(self, line: D) -> std::result::Result<Fields<'l>, D::Error> {
+        line.deserialize_map(self)
+    }
+}
+
+impl<'l> Visitor<'l> for Find<'_> {
+    type Value = Fields<'l>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'l>>(self, mut object: A) -> std::result::Result<Fields<'l>, A::Error> {
+        const SHOWN: usize = 8;
+        let mut fields = Fields { value: None, keys: Vec::new() };
+        while let Some(key) = object.next_key::<Cow<str>>()? {
+            let value = object.next_value()?;
+            if key == self.0 {
+                fields.value = Some(value);
+            } else if fields.keys.len() < SHOWN {
+                fields.keys.push(key.into_owned());
+            }
+        }
+        Ok(fields)
+    }
 }
 
 #[cfg(test)]
@@ -110,7 +150,8 @@ mod tests {
         let lines = "\u{feff}{\"text\": \"a\\u00e9\\n\", \"meta\": {\"text\": 1}}\r\n\n{\"n\":1e999,\"text\":\"\"}";
         let found: Vec<Document> = read(lines).into_iter().map(Result::unwrap).collect();
         let document = |number, text: &str| Document { number, content: Content::Text(text.to_owned()) };
-        assert_eq!(found, [document(1, "aé\n"), document(3, "")]);
+        let shown = |document: &Document| format!("{document:?}");
+        assert!(found.iter().map(shown).eq([document(1, "aé\n"), document(3, "")].iter().map(shown)));
     }
 
     #[test]

@@ -1,52 +1,139 @@
 //! The rows of a text column of a Parquet file.
+//!
+//! Read page by page, with the sizes that pages claim checked against the bytes they have, because the library takes
+//! memory for what a page claims.
 
 use super::{Content, Document};
+use crate::contain::contain;
 use crate::error::{Error, Result};
-use parquet::basic::{LogicalType, Type as Physical};
-use parquet::errors::ParquetError;
+use parquet::basic::{Encoding, LogicalType, Repetition, Type as Physical};
+use parquet::column::page::{Page, PageMetadata, PageReader};
+use parquet::column::reader::ColumnReaderImpl;
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::errors::{ParquetError, Result as Parquet};
 use parquet::file::reader::{FileReader, SerializedFileReader};
-use parquet::record::Field;
-use parquet::record::reader::RowIter;
-use parquet::schema::types::Type;
+use parquet::schema::types::{ColumnDescPtr, Type};
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
+
+/// Rows decoded at once.
+const ROWS: usize = 1024;
+
+/// Values of a page; writers put thousands into one.
+const LARGEST_PAGE: usize = 1 << 24;
 
 pub(super) struct Rows {
     path: PathBuf,
-    column: String,
-    rows: RowIter<'static>,
+    name: String,
+    file: SerializedFileReader<File>,
+    column: usize,
+    description: ColumnDescPtr,
+    /// The row group being read, and how many of its rows are left.
+    group: Option<(ColumnReaderImpl<ByteArrayType>, u64)>,
+    next_group: usize,
+    /// Rows decoded and not yet passed on; none for null.
+    waiting: VecDeque<Option<ByteArray>>,
     number: usize,
-    total: usize,
+    total: u64,
     size: u64,
     read: Rc<Cell<u64>>,
+    failed: bool,
 }
 
 impl Rows {
-    pub(super) fn open(path: &Path, size: u64, column: &str, read: Rc<Cell<u64>>) -> Result<Rows> {
+    pub(super) fn open(path: &Path, size: u64, name: &str, read: Rc<Cell<u64>>) -> Result<Rows> {
         let file = File::open(path).map_err(Error::io(path, "open"))?;
-        let reader = SerializedFileReader::new(file).map_err(|error| unreadable(path, String::new(), error))?;
-        let schema = reader.metadata().file_metadata().schema();
-        let Some(field) = schema.get_fields().iter().find(|field| field.name() == column) else {
-            let names: Vec<&str> = schema.get_fields().iter().map(|field| field.name()).collect();
-            return Err(Error::damaged(
-                path,
-                format!("there is no column `{column}`, the columns are: {}", names.join(", ")),
-                "name the column that holds the text with --text-key",
-            ));
+        let failed = |message: String| unreadable(path, String::new(), message);
+        let file = contain(|| SerializedFileReader::new(file)).map_err(failed)?;
+        let file = file.map_err(|error| failed(error.to_string()))?;
+        let about = file.metadata().file_metadata();
+        let schema = about.schema();
+        let hint = "name the column that holds the text with --text-key";
+        let Some(field) = schema.get_fields().iter().find(|field| field.name() == name) else {
+            let names: Vec<&str> = schema.get_fields().iter().take(20).map(|field| field.name()).collect();
+            let message = format!("there is no column `{name}`, the columns are: {}", names.join(", "));
+            return Err(Error::damaged(path, message, hint));
         };
-        if !is_text(field) {
-            let message = format!("column `{column}` does not hold text");
-            return Err(Error::damaged(path, message, "name the column that holds the text with --text-key"));
+        let columns = about.schema_descr();
+        let column = (0..columns.num_columns()).find(|column| columns.get_column_root(*column).name() == name);
+        let Some(column) = column.filter(|_| is_text(field)) else {
+            return Err(Error::damaged(path, format!("column `{name}` does not hold text"), hint));
+        };
+        let description = columns.column(column);
+        let total = about.num_rows().try_into().unwrap_or(0);
+        let (path, name, waiting) = (path.to_owned(), name.to_owned(), VecDeque::new());
+        let (group, next_group, number, failed) = (None, 0, 0, false);
+        Ok(Rows {
+            path,
+            name,
+            file,
+            column,
+            description,
+            group,
+            next_group,
+            waiting,
+            number,
+            total,
+            size,
+            read,
+            failed,
+        })
+    }
+
+    /// Decodes more rows; false when there are none.
+    fn advance(&mut self) -> std::result::Result<bool, String> {
+        let optional = self.description.max_def_level() > 0;
+        while self.waiting.is_empty() {
+            if self.group.is_none() {
+                if self.next_group == self.file.num_row_groups() {
+                    return Ok(false);
+                }
+                let group = self.file.get_row_group(self.next_group).map_err(|error| error.to_string())?;
+                let rows = u64::try_from(group.metadata().num_rows()).map_err(|_| "a negative number of rows")?;
+                let pages = group.get_column_page_reader(self.column).map_err(|error| error.to_string())?;
+                let pages = Box::new(Checked { pages, optional });
+                self.group = Some((ColumnReaderImpl::new(self.description.clone(), pages), rows));
+                self.next_group += 1;
+            }
+            let Some((reader, left)) = &mut self.group else { unreachable!("a group is open") };
+            if *left == 0 {
+                self.group = None;
+                continue;
+            }
+            let (mut values, mut levels) = (Vec::new(), Vec::new());
+            let asked = ROWS.min(*left as usize);
+            let read = reader.read_records(asked, optional.then_some(&mut levels), None, &mut values);
+            let (rows, _, _) = read.map_err(|error| error.to_string())?;
+            if rows == 0 {
+                return Err(format!("row group {} ends {left} rows early", self.next_group - 1));
+            }
+            *left -= rows as u64;
+            let mut values = values.into_iter();
+            match optional {
+                false => self.waiting.extend(values.map(Some)),
+                true => self.waiting.extend(levels.iter().map(|level| if *level > 0 { values.next() } else { None })),
+            }
         }
-        let total = reader.metadata().file_metadata().num_rows() as usize;
-        let projection = Type::group_type_builder(schema.name()).with_fields(vec![Arc::clone(field)]).build();
-        let rows = projection
-            .and_then(|projection| RowIter::from_file_into(Box::new(reader)).project(Some(projection)))
-            .map_err(|error| unreadable(path, String::new(), error))?;
-        Ok(Rows { path: path.to_owned(), column: column.to_owned(), rows, number: 0, total, size, read })
+        Ok(true)
+    }
+
+    fn text(&self, value: Option<ByteArray>) -> Result<Document> {
+        let text = match &value {
+            None => Err("null"),
+            Some(bytes) => std::str::from_utf8(bytes.data()).map_err(|_| "not UTF-8"),
+        };
+        match text {
+            Ok(text) => Ok(Document { number: self.number, content: Content::Text(text.to_owned()) }),
+            Err(what) => Err(Error::damaged_at(
+                &self.path,
+                self.place(),
+                format!("column `{}` is {what}", self.name),
+                "remove such rows, or name another column with --text-key",
+            )),
+        }
     }
 
     fn place(&self) -> String {
@@ -54,43 +141,116 @@ impl Rows {
     }
 }
 
-/// Strings, and bytes that may be strings.
-fn is_text(field: &Type) -> bool {
-    let kind = field.get_basic_info().logical_type_ref();
-    field.is_primitive()
-        && field.get_physical_type() == Physical::BYTE_ARRAY
-        && matches!(kind, None | Some(LogicalType::String | LogicalType::Json))
-}
-
-fn unreadable(path: &Path, place: String, error: ParquetError) -> Error {
-    let hint = "the file is cut short, damaged, or compressed in a way other than snappy, zstd or gzip";
-    Error::damaged_at(path, place, error.to_string(), hint)
-}
-
 impl Iterator for Rows {
     type Item = Result<Document>;
 
     fn next(&mut self) -> Option<Result<Document>> {
-        let row = self.rows.next()?;
+        if self.failed {
+            return None;
+        }
         self.number += 1;
-        self.read.set(self.size * self.number as u64 / self.total.max(1) as u64);
-        let row = match row {
-            Ok(row) => row,
-            Err(error) => return Some(Err(unreadable(&self.path, self.place(), error))),
+        let document = match contain(|| self.advance()).flatten() {
+            Ok(false) => {
+                self.read.set(self.size);
+                return None;
+            }
+            Ok(true) => {
+                let done = u128::from(self.size) * self.number as u128 / u128::from(self.total.max(1));
+                self.read.set(self.size.min(done as u64));
+                let value = self.waiting.pop_front().flatten();
+                contain(|| self.text(value))
+                    .unwrap_or_else(|message| Err(unreadable(&self.path, self.place(), message)))
+            }
+            Err(message) => Err(unreadable(&self.path, self.place(), message)),
         };
-        let text = match row.get_column_iter().next() {
-            Some((_, Field::Str(text))) => Ok(text.clone()),
-            Some((_, Field::Bytes(bytes))) => bytes.as_utf8().map(str::to_owned).map_err(|_| "not UTF-8"),
-            _ => Err("null"),
+        self.failed = document.is_err();
+        Some(document)
+    }
+}
+
+/// Strings, and bytes that may be strings.
+fn is_text(field: &Type) -> bool {
+    let about = field.get_basic_info();
+    field.is_primitive()
+        && field.get_physical_type() == Physical::BYTE_ARRAY
+        && !(about.has_repetition() && about.repetition() == Repetition::REPEATED)
+        && matches!(about.logical_type_ref(), None | Some(LogicalType::String | LogicalType::Json))
+}
+
+fn unreadable(path: &Path, place: String, message: String) -> Error {
+    let hint = "the file is cut short, damaged, or compressed in a way other than snappy, zstd or gzip";
+    Error::damaged_at(path, place, message, hint)
+}
+
+/// Pages whose claims fit the bytes they have.
+struct Checked {
+    pages: Box<dyn PageReader>,
+    /// Whether values may be null, and pages thus have levels before the values.
+    optional: bool,
+}
+
+impl Checked {
+    fn check(&self, page: &Page) -> Parquet<()> {
+        let (values, bytes) = (page.num_values() as usize, page.buffer());
+        let fits = match (page, page.encoding()) {
+            // every value has its length before it, 4 bytes
+            (Page::DictionaryPage { .. }, _) => values.saturating_mul(4) <= bytes.len(),
+            (_, Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY) => {
+                values <= LARGEST_PAGE && delta_count(self.values(page)).is_none_or(|count| count <= values as u64)
+            }
+            _ => values <= LARGEST_PAGE,
         };
-        Some(match text {
-            Ok(text) => Ok(Document { number: self.number, content: Content::Text(text) }),
-            Err(what) => Err(Error::damaged_at(
-                &self.path,
-                self.place(),
-                format!("column `{}` is {what}", self.column),
-                "remove such rows, or name another column with --text-key",
-            )),
-        })
+        match fits {
+            true => Ok(()),
+            false => Err(ParquetError::General(format!("a page of {} bytes cannot hold what it claims", bytes.len()))),
+        }
+    }
+
+    /// The bytes of a page after its levels.
+    fn values<'p>(&self, page: &'p Page) -> &'p [u8] {
+        let bytes: &[u8] = page.buffer();
+        let levels = match page {
+            Page::DataPageV2 { def_levels_byte_len, rep_levels_byte_len, .. } => {
+                *def_levels_byte_len as usize + *rep_levels_byte_len as usize
+            }
+            Page::DataPage { .. } if self.optional => {
+                bytes.first_chunk().map_or(0, |size| 4 + u32::from_le_bytes(*size) as usize)
+            }
+            Page::DataPage { .. } | Page::DictionaryPage { .. } => 0,
+        };
+        bytes.get(levels..).unwrap_or_default()
+    }
+}
+
+/// How many numbers a delta-encoded run claims: the third of the variable-length numbers at its start.
+fn delta_count(bytes: &[u8]) -> Option<u64> {
+    let mut ends = bytes.iter().enumerate().filter(|(_, byte)| **byte < 128).map(|(at, _)| at);
+    let start = ends.nth(1)? + 1;
+    let end = bytes[start..].iter().position(|byte| *byte < 128)? + start;
+    let groups = bytes[start..=end].iter().rev().take(10);
+    Some(groups.fold(0u64, |number, byte| number.saturating_mul(128) | u64::from(byte & 127)))
+}
+
+impl Iterator for Checked {
+    type Item = Parquet<Page>;
+
+    fn next(&mut self) -> Option<Parquet<Page>> {
+        self.get_next_page().transpose()
+    }
+}
+
+impl PageReader for Checked {
+    fn get_next_page(&mut self) -> Parquet<Option<Page>> {
+        let page = self.pages.get_next_page()?;
+        page.iter().try_for_each(|page| self.check(page))?;
+        Ok(page)
+    }
+
+    fn peek_next_page(&mut self) -> Parquet<Option<PageMetadata>> {
+        self.pages.peek_next_page()
+    }
+
+    fn skip_next_page(&mut self) -> Parquet<()> {
+        self.pages.skip_next_page()
     }
 }

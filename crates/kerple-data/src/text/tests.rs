@@ -21,7 +21,7 @@ fn folder(files: &[(&str, &[u8])]) -> TempDir {
 
 fn read(path: &Path) -> Result<Vec<Content>> {
     let mut found = Vec::new();
-    for file in Sources::paths(&[path]).files()? {
+    for file in Sources::paths(&[path]).files()?.0 {
         let mut documents = file.documents("text")?;
         found.extend(
             documents.by_ref().map(|document| document.map(|document| document.content)).collect::<Result<Vec<_>>>()?,
@@ -94,9 +94,8 @@ fn folders_are_walked_in_order() {
         ("c.bin", b"a\0b"),
         ("d.txt", b"\xff"),
     ]);
-    let text = |text: &str| Content::Text(text.to_owned());
-    let expected = [text("first"), text("a"), text("z"), Content::NotText, Content::NotText];
-    assert_eq!(read(folder.path()).unwrap(), expected);
+    let found = format!("{:?}", read(folder.path()).unwrap());
+    assert_eq!(found, r#"[Text("first"), Text("a"), Text("z"), NotText, NotText]"#);
 }
 
 #[test]
@@ -162,4 +161,6 @@ fn names_say_splits() {
     assert_eq!(named("test_b.jsonl"), Some(Split::Test));
     assert_eq!(named("training-data/part.jsonl"), None);
     assert_eq!(named("trainer.rs"), None);
+    assert_eq!(named("test.txt.gz"), Some(Split::Test));
+    assert_eq!((named("test.rs"), named("test-plan.txt"), named("train")), (None, None, Some(Split::Train)));
 }

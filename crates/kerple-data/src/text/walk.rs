@@ -1,14 +1,20 @@
 //! Folders to files, in an order that depends on names only.
 
 use super::{Format, SourceFile};
-use crate::corpus::TokenFiles;
+use crate::corpus::{TokenFiles, has_summary};
 use crate::error::{Error, Result};
 use std::path::Path;
 
-/// Appends the file at `path`, or all files below it.
-pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
+/// Appends the file at `path`, or all files below it but those of prepared corpora, which are counted.
+pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Result<()> {
     if path.is_dir() {
-        return walk(path, files);
+        if has_summary(path) {
+            return Err(Error::refused(
+                format!("{}: this is a prepared corpus already, not text", path.display()),
+                "give the text it was made of",
+            ));
+        }
+        return walk(path, files, passed_over);
     }
     match token_prefix(path) {
         Some(prefix) => files.push(token_files(&prefix)?),
@@ -17,7 +23,12 @@ pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
     Ok(())
 }
 
-fn walk(folder: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
+fn walk(folder: &Path, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Result<()> {
+    // what an earlier preparation has written is not text to read
+    if has_summary(folder) {
+        *passed_over += 1;
+        return Ok(());
+    }
     let mut entries = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
         let entry = entry.map_err(Error::io(folder, "read"))?;
@@ -31,7 +42,7 @@ fn walk(folder: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
         // a link to a folder may lead back up
         if kind.is_dir() {
             if path.file_name().is_none_or(|name| name != "CVS") {
-                walk(&path, files)?;
+                walk(&path, files, passed_over)?;
             }
         } else if path.is_file() {
             match token_prefix(&path) {

@@ -24,7 +24,7 @@ pub(crate) const SMALLEST: usize = 257;
 pub(crate) struct WordCounts(HashMap<String, u64>);
 
 impl WordCounts {
-    /// Counts the words of some texts.
+    /// Counts the words of some texts, which begin and end where words do.
     pub(crate) fn add(&mut self, texts: &[String]) {
         let parts: Vec<HashMap<&str, u64>> = texts.par_iter().map(|text| words(text)).collect();
         for (word, count) in parts.into_iter().flatten() {
@@ -35,10 +35,17 @@ impl WordCounts {
         }
     }
 
+    /// About how many bytes of memory learning takes: every byte of a different word is a symbol with its neighbours, and
+    /// the pairs of symbols know the words they are in.
+    pub(crate) fn memory(&self, vocab_size: usize) -> u128 {
+        let words: u128 = self.0.keys().map(|word| 300 + 100 * word.len() as u128).sum();
+        words + 300 * vocab_size as u128
+    }
+
     /// Learns a vocabulary of `vocab_size` tokens.
     ///
     /// # Errors
-    /// A size too small for the bytes, or larger than the text has repeated pairs for.
+    /// A size larger than the text has repeated pairs for.
     pub(crate) fn train(self, vocab_size: usize) -> Result<Tokenizer> {
         let end = AddedToken::from(END, true);
         let trainer = BpeTrainer::builder()

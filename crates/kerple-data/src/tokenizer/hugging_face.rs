@@ -1,10 +1,12 @@
 //! Tokenizers defined by a Hugging Face `tokenizer.json`.
 
+use super::shape::{self, Shape};
+use super::{Cuts, LARGEST_VOCABULARY};
+use crate::contain::contain;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::path::Path;
 use tokenizers::decoders::DecoderWrapper;
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 
 /// Tokens that end documents in common vocabularies, most telling first.
 const ENDS: [&str; 4] = ["<|endoftext|>", "</s>", "<eos>", "[SEP]"];
@@ -15,6 +17,7 @@ pub(super) struct HuggingFace {
     bytes: Option<Vec<Box<[u8]>>>,
     /// Bytes of text of every token.
     lengths: Vec<u32>,
+    shape: Shape,
 }
 
 impl HuggingFace {
@@ -24,14 +27,24 @@ impl HuggingFace {
             let hint = "give a tokenizer.json of the Hugging Face tokenizers library, `byte` or `bpe:N`";
             Error::damaged(path, message, hint)
         };
-        let mut inner: tokenizers::Tokenizer =
-            definition.parse().map_err(|error| damaged(format!("this is not a tokenizer: {error}")))?;
+        let mut inner = parse(definition).map_err(damaged)?;
+        let shape = Shape::of(definition).map_err(|error| damaged(format!("this is not a tokenizer: {error}")))?;
+        if shape.dropout().is_some() {
+            // encoding must not be left to chance: equal texts give equal tokens
+            inner = parse(&shape::without_dropout(definition)).map_err(damaged)?;
+        }
+        let largest = inner.get_vocab(true).into_iter().map(|(name, id)| (id, name)).max();
+        if let Some((id, name)) = largest
+            && id as usize >= LARGEST_VOCABULARY
+        {
+            return Err(damaged(format!("token `{name}` has id {id}, vocabularies end at {}", LARGEST_VOCABULARY - 1)));
+        }
         inner.with_truncation(None).map_err(|error| damaged(error.to_string()))?;
         inner.with_padding(None);
         inner.set_encode_special_tokens(true);
-        let mut tokenizer = HuggingFace { inner, bytes: None, lengths: Vec::new() };
+        let mut tokenizer = HuggingFace { inner, bytes: None, lengths: Vec::new(), shape };
         // a model without a token for the unknown fails on the first rare character; find out now
-        let rare = tokenizer.inner.encode_fast("\u{10fffd}", false);
+        let rare = contain(|| tokenizer.inner.encode_fast("\u{10fffd}", false)).map_err(damaged)?;
         rare.map_err(|error| damaged(format!("it cannot encode every text: {error}")))?;
         if tokenizer.is_byte_level() {
             let bytes = tokenizer.byte_table();
@@ -57,14 +70,15 @@ impl HuggingFace {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|error| {
+        let encoding = contain(|| self.inner.encode_fast(text, false).map_err(|error| error.to_string())).flatten();
+        let encoding = encoding.map_err(|error| {
             Error::refused(format!("the tokenizer cannot encode a text: {error}"), "choose another tokenizer")
         })?;
         Ok(encoding.get_ids().to_vec())
     }
 
     pub(super) fn decode(&self, tokens: &[u32]) -> String {
-        self.inner.decode(tokens, true).unwrap_or_default()
+        contain(|| self.inner.decode(tokens, true).unwrap_or_default()).unwrap_or_default()
     }
 
     pub(super) fn vocab_size(&self) -> usize {
@@ -81,19 +95,19 @@ impl HuggingFace {
         Some(bytes.get(token as usize).map_or(&[], |bytes| bytes))
     }
 
-    /// Whether no token reaches across a space between two letters: so for the pre-tokenizers of GPT-2 and its heirs.
-    pub(super) fn splits_at_spaces(&self) -> bool {
-        let byte_level = |step: &PreTokenizerWrapper| matches!(step, PreTokenizerWrapper::ByteLevel(_));
-        let splits = match self.inner.get_pre_tokenizer() {
-            Some(PreTokenizerWrapper::Sequence(steps)) => {
-                let regex = |step: &PreTokenizerWrapper| matches!(step, PreTokenizerWrapper::Split(_));
-                steps.as_ref().iter().any(byte_level)
-                    && steps.as_ref().iter().all(|step| byte_level(step) || regex(step))
-            }
-            Some(step) => byte_level(step),
-            None => false,
-        };
-        splits && self.inner.get_normalizer().is_none()
+    pub(super) fn cuts(&self) -> Cuts {
+        if self.shape.splits_at_gaps() { Cuts::Gaps } else { Cuts::Nowhere }
+    }
+
+    pub(super) fn unknown(&self) -> Option<u32> {
+        self.shape.unknown(|name| self.inner.token_to_id(name))
+    }
+
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let dropout = self.shape.dropout().map(|dropout| {
+            format!("the tokenizer's dropout of {dropout} is not applied: equal texts give equal tokens")
+        });
+        dropout.into_iter().collect()
     }
 
     fn is_byte_level(&self) -> bool {
@@ -148,6 +162,11 @@ impl HuggingFace {
         };
         self.names().iter().enumerate().map(length).collect()
     }
+}
+
+fn parse(definition: &str) -> std::result::Result<tokenizers::Tokenizer, String> {
+    let parsed = contain(|| definition.parse::<tokenizers::Tokenizer>().map_err(|error| error.to_string())).flatten();
+    parsed.map_err(|error| format!("this is not a tokenizer: {error}"))
 }
 
 /// How a byte-level vocabulary writes a byte: visible Latin-1 characters as themselves, the n-th of the rest as U+0100 + n.

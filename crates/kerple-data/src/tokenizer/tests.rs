@@ -1,3 +1,4 @@
+use super::pieces::{PIECE, gap};
 use super::*;
 use proptest::prelude::*;
 use std::sync::LazyLock;
@@ -83,25 +84,148 @@ proptest! {
         prop_assert_eq!(LEARNED.decode(&tokens), LEARNED.inner().decode(&tokens));
     }
 
+    /// The claim that cutting rests on, for every way of splitting words that is known.
     #[test]
-    fn gaps_between_words_are_bounds_of_tokens(text in "[a-zA-Z0-9 .\n\té字']{0,200}", from in 0usize..100) {
-        if let Some(at) = word_gap(&text, from) {
+    fn gaps_are_bounds_of_tokens(text in "[a-zA-Z0-9 .,/\n\r\t'é文。(\u{301}]{0,80}", from in 0usize..60) {
+        if let Some(at) = gap(&text, from) {
             let (left, right) = text.split_at(at);
-            let parts = [LEARNED.encode(left).unwrap(), LEARNED.encode(right).unwrap()].concat();
-            prop_assert_eq!(parts, LEARNED.encode(&text).unwrap());
-            prop_assert!(at > from && right.starts_with(' '));
+            prop_assert!(at >= from && !left.is_empty() && !right.is_empty());
+            for tokenizer in std::iter::once(&*LEARNED).chain(SPLITTERS.iter()) {
+                let parts = [tokenizer.encode(left).unwrap(), tokenizer.encode(right).unwrap()].concat();
+                prop_assert_eq!(parts, tokenizer.encode(&text).unwrap());
+            }
         }
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    /// Pieces, however the text comes, are the text.
+    #[test]
+    fn pieces_are_the_text(words in prop::collection::vec("[a-z]{1,9}", 1..50), chunk in 500usize..200_000) {
+        let text = words.join(" ") + " ";
+        let text = text.repeat(3 * PIECE / text.len() + 1);
+        for cuts in [Cuts::Anywhere, Cuts::Gaps, Cuts::Nowhere] {
+            let mut pieces = Pieces::new(cuts);
+            let mut found = Vec::new();
+            for start in (0..text.len()).step_by(chunk) {
+                pieces.push(&text[start..text.len().min(start + chunk)], &mut |piece| found.push(piece)).unwrap();
+            }
+            prop_assert!(found.iter().all(|piece| piece.len() >= PIECE));
+            prop_assert!((found.len() < 2) == (cuts == Cuts::Nowhere));
+            found.push(pieces.finish());
+            prop_assert!(found.concat() == text);
+        }
+    }
+}
+
+/// Tokenizers that differ from [`LEARNED`] in how they split words and in a merge, `. `, that could reach across.
+static SPLITTERS: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
+    let split = |pattern: String| {
+        let mut definition: serde_json::Value = serde_json::from_str(LEARNED.definition()).unwrap();
+        definition["pre_tokenizer"] = serde_json::json!({ "type": "Sequence", "pretokenizers": [
+            { "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false },
+            { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
+        ] });
+        definition["normalizer"] = serde_json::json!({ "type": "NFC" });
+        parse(&definition.to_string(), None).unwrap()
+    };
+    shape::known_splits().map(split).collect()
+});
+
+/// Tokens of a text encoded in pieces as preparing does.
+fn piecewise(tokenizer: &Tokenizer, text: &str) -> (usize, Vec<u32>) {
+    let mut pieces = Pieces::new(tokenizer.cuts());
+    let mut found = Vec::new();
+    pieces.push(text, &mut |piece| found.push(piece)).unwrap();
+    found.push(pieces.finish());
+    (found.len(), found.iter().flat_map(|piece| tokenizer.encode(piece).unwrap()).collect())
 }
 
 #[test]
 fn long_texts_come_in_pieces() {
     let text = "some words here\n".repeat(3 * PIECE / 16);
-    let pieces = LEARNED.pieces(&text);
-    assert!(pieces.len() == 3 && pieces.concat() == text, "{} pieces", pieces.len());
-    let parts: Vec<u32> = pieces.iter().flat_map(|piece| LEARNED.encode(piece).unwrap()).collect();
-    assert!(parts == LEARNED.encode(&text).unwrap());
-    assert_eq!(sentence_piece().pieces(&text).len(), 1);
+    for tokenizer in std::iter::once(&*LEARNED).chain(SPLITTERS.iter()) {
+        let (pieces, tokens) = piecewise(tokenizer, &text);
+        assert!(pieces == 3 && tokens == tokenizer.encode(&text).unwrap(), "{pieces} pieces");
+    }
+    assert_eq!(sentence_piece().cuts(), Cuts::Nowhere);
+    assert_eq!(Tokenizer::byte().cuts(), Cuts::Anywhere);
+}
+
+/// A tokenizer with merges across spaces: `a b` is one token, however long the text.
+#[test]
+fn what_merges_across_spaces_is_not_cut() {
+    let mut definition: serde_json::Value = serde_json::from_str(LEARNED.definition()).unwrap();
+    let space = hugging_face::letter_of(b' ');
+    definition["pre_tokenizer"]["use_regex"] = false.into();
+    let model = &mut definition["model"];
+    (model["vocab"][format!("a{space}")], model["vocab"][format!("a{space}b")]) = (400.into(), 401.into());
+    model["merges"] = serde_json::json!([["a", space.to_string()], [format!("a{space}"), "b"]]);
+    let crossing = parse(&definition.to_string(), None).unwrap();
+    assert_eq!(crossing.encode("a b").unwrap(), [401]);
+    let text = "a b".repeat(PIECE);
+    let (pieces, tokens) = piecewise(&crossing, &text);
+    assert!(pieces == 1 && tokens == crossing.encode(&text).unwrap());
+    let mut endless = Pieces::new(crossing.cuts());
+    let error = endless.push(&"a b".repeat(pieces::WHOLE / 3 + 1), &mut |_| ()).unwrap_err();
+    insta::assert_snapshot!(error, @"a text of more than 8 MB cannot be encoded in pieces with this tokenizer");
+}
+
+/// Whatever could look beyond a gap keeps texts whole.
+#[test]
+fn only_what_is_known_is_cut() {
+    let with = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut definition: serde_json::Value = serde_json::from_str(SPLITTERS[0].definition()).unwrap();
+        change(&mut definition);
+        parse(&definition.to_string(), None).unwrap().cuts()
+    };
+    let added = |content: &str, rstrip: bool, single_word: bool| {
+        serde_json::json!([{ "id": 400, "content": content, "single_word": single_word, "lstrip": false, "rstrip": rstrip,
+            "normalized": false, "special": false }])
+    };
+    assert_eq!(with(&|_| ()), Cuts::Gaps);
+    assert_eq!(with(&|all| all["added_tokens"] = serde_json::json!([])), Cuts::Gaps);
+    assert_eq!(with(&|all| all["added_tokens"][0]["rstrip"] = true.into()), Cuts::Gaps, "special tokens are text");
+    assert_eq!(with(&|all| all["normalizer"] = serde_json::json!({ "type": "Lowercase" })), Cuts::Nowhere);
+    assert_eq!(with(&|all| all["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\n".into()), Cuts::Nowhere);
+    assert_eq!(with(&|all| all["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed".into()), Cuts::Nowhere);
+    assert_eq!(with(&|all| all["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true.into()), Cuts::Nowhere);
+    for (content, rstrip, single, cuts) in [
+        ("   ", false, false, Cuts::Gaps),
+        ("a b", false, false, Cuts::Nowhere),
+        ("a ", false, false, Cuts::Nowhere),
+        ("\nx", false, false, Cuts::Nowhere),
+        ("zz", true, false, Cuts::Nowhere),
+        ("zz", false, true, Cuts::Nowhere),
+    ] {
+        let found = with(&|all| {
+            let end = all["added_tokens"][0].clone();
+            all["added_tokens"] = added(content, rstrip, single);
+            all["added_tokens"].as_array_mut().unwrap().insert(0, end);
+        });
+        assert_eq!(found, cuts, "{content:?} {rstrip} {single}");
+    }
+}
+
+/// Chance in a definition is switched off, and said.
+#[test]
+fn dropout_is_not_applied() {
+    let mut definition: serde_json::Value = serde_json::from_str(LEARNED.definition()).unwrap();
+    definition["model"]["dropout"] = 0.9.into();
+    let dropping = parse(&definition.to_string(), None).unwrap();
+    let text = "some words to be encoded ".repeat(20);
+    assert_eq!(dropping.encode(&text).unwrap(), LEARNED.encode(&text).unwrap());
+    assert_eq!(dropping.warnings(), ["the tokenizer's dropout of 0.9 is not applied: equal texts give equal tokens"]);
+    assert!(LEARNED.warnings().is_empty());
+}
+
+#[test]
+fn huge_ids_are_refused() {
+    let definition = WORD_PIECE.replace("\"cat\":4", "\"cat\":4000000000");
+    let error = parse(&definition, None).unwrap_err().to_string();
+    assert!(error.ends_with("tokenizer.json: token `cat` has id 4000000000, vocabularies end at 4194303"), "{error}");
+    assert_eq!(parse(WORD_PIECE, None).unwrap().unknown(), Some(0));
 }
 
 #[test]

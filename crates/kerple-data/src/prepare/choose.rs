@@ -1,0 +1,121 @@
+//! The tokenizer of a corpus: bytes, one that a file defines, or one learned from the text.
+
+use super::select::{Body, Selection};
+use super::{BATCH, PrepareOptions, Progress};
+use crate::corpus::TokenFiles;
+use crate::error::{Error, Result};
+use crate::machine;
+use crate::split::Split;
+use crate::text::{Format, SourceFile};
+use crate::tokenizer::{Cuts, LARGEST_VOCABULARY, Pieces, SMALLEST, Tokenizer, WordCounts};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+/// A vocabulary is learned from at most this many bytes of the training split.
+const LEARNED_FROM: usize = 128 << 20;
+
+/// The tokenizer, if there is one, and the size of the vocabulary.
+pub(super) fn tokenizer(
+    options: &PrepareOptions,
+    files: &[SourceFile],
+    selection: &Selection,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<(Option<Tokenizer>, usize)> {
+    let token_files: Vec<&SourceFile> = files.iter().filter(|file| file.format == Format::TokenFiles).collect();
+    let learned = options.tokenizer.strip_prefix("bpe:");
+    if !token_files.is_empty() && (learned.is_some() || options.tokenizer == "byte" && token_files.len() < files.len())
+    {
+        return Err(Error::refused(
+            format!(
+                "{} holds tokens already, tokenizer `{}` needs text",
+                token_files[0].path.display(),
+                options.tokenizer
+            ),
+            "prepare token files on their own, or give the tokenizer.json they were made with",
+        ));
+    }
+    let tokenizer = match (options.tokenizer.as_str(), learned) {
+        ("byte", _) if !token_files.is_empty() => None,
+        ("byte", _) => Some(Tokenizer::byte()),
+        (_, Some(size)) => Some(learn(vocabulary(&options.tokenizer, size)?, options, selection, progress)?),
+        (path, None) => Some(from_file(Path::new(path), options)?),
+    };
+    let mut vocab_size = tokenizer.as_ref().map_or(0, Tokenizer::vocab_size);
+    let limit = tokenizer.as_ref().map(Tokenizer::vocab_size).or(options.vocab_size);
+    for file in token_files {
+        let files = TokenFiles::open(&file.path)?;
+        vocab_size = vocab_size.max(files.vocab_size(files.largest()?, limit)?);
+    }
+    Ok((tokenizer, vocab_size))
+}
+
+fn from_file(path: &Path, options: &PrepareOptions) -> Result<Tokenizer> {
+    Tokenizer::from_file(path, options.end_of_document.as_deref()).map_err(|error| match error {
+        Error::Io { path, source, .. } if source.kind() == std::io::ErrorKind::NotFound => Error::refused(
+            format!("tokenizer `{}`: there is no such file", path.display()),
+            "choose `byte`, `bpe:N`, or the path of a tokenizer.json",
+        ),
+        other => other,
+    })
+}
+
+/// The number of tokens to learn.
+fn vocabulary(name: &str, size: &str) -> Result<usize> {
+    let refuse = |what: String| {
+        let hint = "write bpe:N with a number of tokens, e.g. bpe:4096";
+        Err(Error::refused(format!("tokenizer `{name}`: {what}"), hint))
+    };
+    match size.parse::<u128>() {
+        Err(_) => refuse(format!("`{size}` is not a number")),
+        Ok(size) if size < SMALLEST as u128 => {
+            refuse(format!("{SMALLEST} tokens are needed for the bytes and the end of a document"))
+        }
+        Ok(size) if size > LARGEST_VOCABULARY as u128 => {
+            refuse(format!("vocabularies have at most {LARGEST_VOCABULARY} tokens"))
+        }
+        Ok(size) => Ok(size as usize),
+    }
+}
+
+/// Learns a vocabulary from the training split.
+fn learn(
+    vocab_size: usize,
+    options: &PrepareOptions,
+    selection: &Selection,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Tokenizer> {
+    let bytes_total = selection.bytes_total();
+    let (mut counts, mut batch, mut waiting, mut learned) = (WordCounts::default(), Vec::new(), 0, 0);
+    let mut pieces = Pieces::new(Cuts::Gaps);
+    let tally = selection.run(&mut |part, tally| {
+        options.check_stop()?;
+        let mut take = |piece: String| {
+            waiting += piece.len();
+            batch.push(piece);
+        };
+        match part.body {
+            Body::Text(text) if part.split == Split::Train => {
+                learned += text.len();
+                pieces.push(text, &mut take).map_err(|error| selection.locate(error, part.origin))?;
+            }
+            Body::End => take(pieces.finish()),
+            Body::Text(_) | Body::Tokens(_) => {}
+        }
+        if waiting >= BATCH {
+            counts.add(&std::mem::take(&mut batch));
+            waiting = 0;
+            progress(&tally.progress("counting words", bytes_total, 0));
+        }
+        Ok(if learned < LEARNED_FROM { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    })?;
+    batch.push(pieces.finish());
+    counts.add(&batch);
+    let memory = counts.memory(vocab_size);
+    machine::require(
+        &format!("tokenizer `{}`: learning from this text", options.tokenizer),
+        memory,
+        "ask for a smaller vocabulary, or learn it from less text and give its tokenizer.json here",
+    )?;
+    progress(&Progress { memory: memory as u64, ..tally.progress("learning a vocabulary", bytes_total, 0) });
+    counts.train(vocab_size)
+}

@@ -1,0 +1,150 @@
+//! Encoding what was selected, on all cores, and writing it to the three shards in order.
+
+use super::fidelity::Fidelity;
+use super::select::{Body, Part, Selection, Tally};
+use super::{BATCH, Progress};
+use crate::corpus::{ShardWriter, Summary};
+use crate::error::Result;
+use crate::split::Split;
+use crate::tokenizer::{Cuts, Pieces, Tokenizer};
+use crate::tokens::Width;
+use rayon::prelude::*;
+use std::path::Path;
+
+/// A piece of a document.
+struct Job {
+    split: Split,
+    origin: (usize, usize),
+    content: Piece,
+    /// Whether the document ends with it.
+    last: bool,
+}
+
+enum Piece {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Writes the shards of a corpus.
+pub(super) struct Writer<'t> {
+    selection: &'t Selection<'t>,
+    tokenizer: Option<&'t Tokenizer>,
+    shards: [ShardWriter; 3],
+    bytes: [u64; 3],
+    token_bytes: [u64; 3],
+    fidelity: Fidelity,
+    /// The document being read.
+    pieces: Pieces,
+    /// Pieces to encode, and their size.
+    jobs: Vec<Job>,
+    waiting: usize,
+    bytes_total: u64,
+}
+
+impl Writer<'_> {
+    pub(super) fn create<'t>(
+        folder: &Path,
+        selection: &'t Selection<'t>,
+        tokenizer: Option<&'t Tokenizer>,
+        vocab_size: usize,
+    ) -> Result<Writer<'t>> {
+        let shard = |split: Split| ShardWriter::create(folder, split, Width::of(vocab_size));
+        Ok(Writer {
+            selection,
+            tokenizer,
+            shards: [shard(Split::Train)?, shard(Split::Valid)?, shard(Split::Test)?],
+            bytes: [0; 3],
+            token_bytes: [0; 3],
+            fidelity: Fidelity::default(),
+            pieces: Pieces::new(tokenizer.map_or(Cuts::Anywhere, Tokenizer::cuts)),
+            jobs: Vec::new(),
+            waiting: 0,
+            bytes_total: selection.bytes_total(),
+        })
+    }
+
+    pub(super) fn take(&mut self, part: Part, tally: &Tally, progress: &mut dyn FnMut(&Progress)) -> Result<()> {
+        let Part { split, body, origin } = part;
+        let (jobs, waiting) = (&mut self.jobs, &mut self.waiting);
+        let mut add = |content: Piece, last: bool| {
+            *waiting += match &content {
+                Piece::Text(text) => text.len(),
+                Piece::Tokens(tokens) => 4 * tokens.len(),
+            };
+            jobs.push(Job { split, origin, content, last });
+        };
+        match body {
+            Body::Text(text) => {
+                self.bytes[split as usize] += text.len() as u64;
+                let pieces = self.pieces.push(text, &mut |piece| add(Piece::Text(piece), false));
+                pieces.map_err(|error| self.selection.locate(error, origin))?;
+            }
+            Body::Tokens(tokens) => add(Piece::Tokens(tokens.to_vec()), false),
+            Body::End => {
+                let rest = self.pieces.finish();
+                add(if rest.is_empty() { Piece::Tokens(Vec::new()) } else { Piece::Text(rest) }, true);
+            }
+        }
+        if self.waiting >= BATCH { self.flush(tally, progress) } else { Ok(()) }
+    }
+
+    /// Encodes what is waiting on all cores and writes it in order.
+    pub(super) fn flush(&mut self, tally: &Tally, progress: &mut dyn FnMut(&Progress)) -> Result<()> {
+        let jobs = std::mem::take(&mut self.jobs);
+        self.waiting = 0;
+        let encoded: Vec<Result<Vec<u32>>> = jobs.par_iter().map(|job| self.encode(job)).collect();
+        for (Job { split, origin, content, last }, tokens) in jobs.iter().zip(encoded) {
+            let tokens = tokens.map_err(|error| self.selection.locate(error, *origin))?;
+            let at = *split as usize;
+            if let Some(tokenizer) = self.tokenizer {
+                let bytes: u64 = tokens.iter().map(|token| tokenizer.token_bytes(*token) as u64).sum();
+                self.token_bytes[at] += bytes;
+                match content {
+                    Piece::Text(text) if !self.fidelity.is_known() => {
+                        self.fidelity.add(tokenizer, text, &tokens[..tokens.len() - usize::from(*last)]);
+                    }
+                    Piece::Text(_) => {}
+                    // token files have no other text than what their tokens stand for
+                    Piece::Tokens(_) => self.bytes[at] += bytes,
+                }
+            }
+            self.shards[at].extend(&tokens)?;
+            if *last {
+                self.shards[at].end_document();
+            }
+        }
+        let tokens = self.shards.iter().map(ShardWriter::tokens).sum();
+        progress(&tally.progress("tokenizing", self.bytes_total, tokens));
+        Ok(())
+    }
+
+    /// What the text so far has shown of the tokenizer.
+    pub(super) fn fidelity(&self) -> &Fidelity {
+        &self.fidelity
+    }
+
+    /// The tokens of a piece, with the end of the document after the last piece of a text.
+    fn encode(&self, job: &Job) -> Result<Vec<u32>> {
+        match (&job.content, self.tokenizer) {
+            (Piece::Text(text), Some(tokenizer)) => {
+                let mut tokens = tokenizer.encode(text)?;
+                tokens.extend(job.last.then_some(tokenizer.end_of_document()));
+                Ok(tokens)
+            }
+            (Piece::Tokens(tokens), _) => Ok(tokens.clone()),
+            (Piece::Text(_), None) => unreachable!("text is refused where there is no tokenizer"),
+        }
+    }
+
+    /// Closes the shards and writes down what they hold.
+    pub(super) fn finish(self, summary: &mut Summary) -> Result<()> {
+        let mut stored = Vec::new();
+        for (at, (counts, shard)) in summary.splits_mut().into_iter().zip(self.shards).enumerate() {
+            (counts.documents, counts.tokens) = (shard.documents(), shard.tokens());
+            (counts.bytes, counts.token_bytes) = (self.bytes[at], self.token_bytes[at]);
+            stored.push(shard.finish()?);
+        }
+        summary.seal(stored.try_into().expect("there are three shards"));
+        Ok(())
+    }
+}
