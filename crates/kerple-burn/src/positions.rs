@@ -118,9 +118,9 @@ impl PositionalEncoding {
     /// Rows added to the embeddings of positions `start..start + len`, `[1, len, M]`.
     pub fn absolute(&self, start: usize, len: usize, device: &Device) -> Option<Tensor<3>> {
         let (geometry, width) = (&self.geometry, self.geometry.d_model());
-        match self.encoding.absolute(geometry, start + len)? {
+        match self.encoding.absolute(geometry, start..start + len)? {
             Absolute::Fixed(rows) => {
-                let rows = TensorData::new(rows[start * width..].to_vec(), [1, len, width]);
+                let rows = TensorData::new(rows, [1, len, width]);
                 Some(Tensor::from_data(rows, (device, DType::F32)))
             }
             Absolute::Learned { positions } => {
@@ -149,8 +149,8 @@ impl Describe for PositionalEncoding {
         let parameters = self.encoding.parameters(&self.geometry);
         let projected = self.encoding.clamp == Clamp::Projected;
         for (value, parameter) in self.values.iter().zip(parameters) {
-            let range = projected.then_some([parameter.low, parameter.high]);
-            groups.say(value, Group { decay: parameter.shape.len() > 1, range });
+            let range = projected.then(|| parameter.stored_range());
+            groups.say(value, Group { decay: parameter.decay, range });
         }
     }
 }

@@ -79,7 +79,7 @@ fn attention_layers_equal_their_definition_for_every_encoding() {
         let width = heads * head_dim;
         let attention = Attention::new(width, heads, [0.1, 0.1], &mut rng, &device()).map(&mut Randomize(&mut rng));
         let mut both = Both { attention, encoding };
-        if both.encoding.encoding().absolute(&geometry(heads, head_dim), 1).is_some() {
+        if both.encoding.encoding().absolute(&geometry(heads, head_dim), 0..1).is_some() {
             both.encoding.values.clear(); // its rows enter before attention
         }
         let (x, up) = (random([batch, len, width], &mut rng), random([batch, len, width], &mut rng));

@@ -116,7 +116,7 @@ pub fn quirk(_folder: &Folder, case: &Case) -> Scores {
     let mut score = Score::new("table f64");
     for entry in log {
         let len = entry[0].as_u64().ok_or("a length is missing")? as usize;
-        let table = alibi::Config::default().table(4, len, false);
+        let table = alibi::Config::default().table(4, len, Compat::Exact);
         score.equal("number of distances", table.bias.map_or(0, |bias| bias.len()), 4 * len);
     }
     Ok(vec![score])
@@ -143,7 +143,7 @@ pub fn clamp(folder: &Folder, case: &Case) -> Scores {
     }
     let gradient = TableGradient { len, d_bias: Some(&d_bias), d_weight: None };
     let d_values = encoding.table_backward(&geometry, &values, gradient);
-    let clamped = encoding.clamped(&geometry, &values);
+    let clamped = encoding.true_values(&geometry, &values);
     let mut score = Score::new("table f64");
     score.compare("y", &y, &case.numbers(folder, "expected", "y")?.values, case.tolerance(""));
     for (at, name) in names.iter().enumerate() {
@@ -166,7 +166,7 @@ pub fn alibi_slopes(folder: &Folder, case: &Case) -> Scores {
 
 pub fn alibi_bias(folder: &Folder, case: &Case) -> Scores {
     let (heads, len) = (case.static_size("H")?, case.static_size("L")?);
-    let bias = alibi::Config::default().table(heads, len, false).bias.unwrap_or_default();
+    let bias = alibi::Config::default().table(heads, len, Compat::Exact).bias.unwrap_or_default();
     let mut score = Score::new("table f64");
     let expected = case.numbers(folder, "expected", "bias")?;
     score.compare("bias", &matrix(&bias, heads, len, len), &expected.values, case.tolerance(""));
@@ -239,8 +239,8 @@ pub fn rotary_table(folder: &Folder, case: &Case) -> Scores {
     let config = rotary::Config { pct: 1.0, base };
     // angles are concatenated with themselves
     let twice = |half: &[f64]| half.chunks(dim / 2).flat_map(|row| [row, row].concat()).collect::<Vec<f64>>();
-    let (cos, sin) = config.rotary(dim, false).tables(0, n);
-    let (low_cos, low_sin) = config.rotary(dim, true).tables(0, n);
+    let (cos, sin) = config.rotary(dim, Compat::Exact).tables(0, n);
+    let (low_cos, low_sin) = config.rotary(dim, Compat::Bf16).tables(0, n);
     let mut scores = precisions(folder, case, "cos", &twice(&cos), &twice(&low_cos))?;
     scores.extend(precisions(folder, case, "sin", &twice(&sin), &twice(&low_sin))?);
     Ok(scores)
@@ -253,7 +253,7 @@ pub fn rotary_apply(folder: &Folder, case: &Case) -> Scores {
     for key in case.keys("expected") {
         let input = case.numbers(folder, "inputs", key)?;
         let len = input.shape[2];
-        let rotary = rotary::Config { pct: 1.0, base }.rotary(rotated, false);
+        let rotary = rotary::Config { pct: 1.0, base }.rotary(rotated, Compat::Exact);
         let (cos, sin) = rotary.tables(offset, len);
         let &[batch, heads, len, _] = input.shape.as_slice() else { return Err("expected [B, H, L, D]".to_owned()) };
         let mut x = input.values;
@@ -268,7 +268,7 @@ pub fn rotary_apply(folder: &Folder, case: &Case) -> Scores {
 pub fn sinusoidal(folder: &Folder, case: &Case) -> Scores {
     let (dim, n) = (case.static_size("dim")?, case.static_size("n")?);
     let config = sinusoidal::Config { base: case.static_number("base").unwrap_or(10_000.0) };
-    precisions(folder, case, "", &config.rows(dim, n, false), &config.rows(dim, n, true))
+    precisions(folder, case, "", &config.rows(dim, 0..n, Compat::Exact), &config.rows(dim, 0..n, Compat::Bf16))
 }
 
 pub fn bf16_row(folder: &Folder, case: &Case) -> Scores {

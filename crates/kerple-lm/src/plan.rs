@@ -3,7 +3,7 @@
 use crate::config::{DataConfig, PackingConfig, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
-use kerple::encoding::{Encoding, Geometry};
+use kerple::encoding::{Encoding, Geometry, Refusal};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -131,7 +131,7 @@ impl Plan {
             d_hidden: config.model.d_hidden.unwrap_or(4 * d_model),
             vocab_size: facts.vocab_size.next_multiple_of(pad),
         };
-        check_train(&train, &config.encoding, d_model)?;
+        check_train(&train)?;
         let micro_batch = train.micro_batch.unwrap_or(train.batch);
         if micro_batch == 0 || !train.batch.is_multiple_of(micro_batch) {
             return Err(Error::Config {
@@ -161,23 +161,13 @@ impl Plan {
             ));
         }
         let geometry = Geometry { heads: n_heads, head_dim, train_len: train.train_len };
-        if let Some(longest) = config.encoding.longest(&geometry).filter(|longest| *longest < train.train_len) {
-            return Err(Error::Config {
-                place: "train.train_len".to_owned(),
-                message: format!(
-                    "{} tokens a sequence, {} is defined for {longest} positions",
-                    train.train_len,
-                    config.encoding.label()
-                ),
-                hint: "lower train.train_len, or give the encoding more positions".to_owned(),
-            });
-        }
+        config.encoding.check(&geometry).map_err(refused)?;
         let mut plan = Plan {
             label: config.encoding.label(),
             seed: config.seed,
             data: config.data.clone(),
             facts,
-            parameters: model.parameters() + config.encoding.parameter_count(&geometry),
+            parameters: model.parameters() + config.encoding.parameter_count(&geometry, n_layers),
             encoding: config.encoding.clone(),
             model,
             train_len: train.train_len,
@@ -300,7 +290,11 @@ fn flatten(path: &str, value: &serde_json::Value, out: &mut Vec<(String, String)
     }
 }
 
-fn check_train(train: &TrainConfig, encoding: &Encoding, d_model: usize) -> Result<()> {
+fn refused(Refusal { key, message, hint }: Refusal) -> Error {
+    Error::Config { place: format!("encoding.{key}"), message, hint }
+}
+
+fn check_train(train: &TrainConfig) -> Result<()> {
     let below_one = 1.0 - f64::EPSILON;
     for (key, value, limits) in [
         ("train.train_len", train.train_len as f64, 1.0..=16_777_216.0),
@@ -325,14 +319,6 @@ fn check_train(train: &TrainConfig, encoding: &Encoding, d_model: usize) -> Resu
         ("train.keep", train.keep as f64, 1.0..=1e9),
     ] {
         check(key, value, limits, "the defaults are the paper's recipe")?;
-    }
-    let absolute = matches!(encoding.method, kerple::encoding::Method::Sinusoidal(_));
-    if absolute && d_model % 2 == 1 {
-        return Err(Error::Config {
-            place: "encoding.kind".to_owned(),
-            message: format!("sinusoidal rows need an even model width, got {d_model}"),
-            hint: "change model.n_heads or model.head_dim".to_owned(),
-        });
     }
     Ok(())
 }

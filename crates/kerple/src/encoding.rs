@@ -1,30 +1,38 @@
 //! Positional methods: which parameters they learn and which form they hand over.
 //!
 //! [`Encoding`] is what a run file's `[encoding]` table says: a [`Method`] and the choices every method shares.
-//! One file a method, or a family of methods that differ only in a formula; nothing about a method lives elsewhere but
-//! its variant in [`Method`].
+//! One file a method, or a family of methods that differ only in a formula, each with its keys, checks, words, parameters,
+//! form and derivatives: what [`Positional`] asks for. Nothing about a method lives elsewhere but its line in [`Method`].
 
 pub mod alibi;
 pub mod expression;
 pub mod kerple;
 pub mod learned;
+pub mod none;
 pub mod rotary;
 pub mod sinusoidal;
 pub mod t5;
 
-mod bf16;
 mod config;
-mod describe;
+mod finite;
+mod kernels;
+mod label;
 mod method;
+mod parameter;
+mod refusal;
+mod words;
 
-pub use config::{Clamp, Compat, Encoding, Scale};
-pub use describe::Description;
-pub use method::{METHODS, Method, NoKeys};
+pub use crate::compat::Compat;
+pub use config::{Clamp, Encoding, Scale};
+pub use method::{Inputs, METHODS, Method, Positional};
+pub use parameter::{Init, Parameter, Scope, standard_normal};
+pub use refusal::{Checked, Refusal};
+pub use words::Description;
 
-use crate::forms::{Absolute, DistanceTable, Rotary};
+use crate::forms::{Absolute, DistanceTable, Form, Rotary, Slopes, TableSlopes};
 use crate::seed::{Purpose, stream_at};
-use rand::RngExt;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Sizes of the model an encoding serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,65 +52,6 @@ impl Geometry {
     }
 }
 
-/// How a learned parameter starts: `0.5` in a run file is a constant, `[0.0, 2.0]` a uniform draw.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Init {
-    /// Every value is this one.
-    Constant(f64),
-    /// Independent draws from `[low, high)`.
-    Uniform([f64; 2]),
-    /// Independent draws from a normal distribution with mean 0.
-    Normal {
-        /// Standard deviation.
-        std: f64,
-    },
-}
-
-/// One learned tensor of an encoding, shared by all layers.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Parameter {
-    /// Name within the encoding, e.g. `r1`.
-    pub name: String,
-    /// `[H]` for kernels, `[num_buckets, H]` for T5, `[positions, M]` for a learned table.
-    pub shape: Vec<usize>,
-    /// Initial values.
-    pub init: Init,
-    /// Smallest value used; smaller ones are clamped.
-    pub low: f64,
-    /// Largest value used.
-    pub high: f64,
-}
-
-impl Parameter {
-    /// Number of values.
-    pub fn len(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// Whether the parameter holds no value at all.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    fn draw(&self, rng: &mut impl rand::Rng) -> Vec<f64> {
-        (0..self.len())
-            .map(|_| match self.init {
-                Init::Constant(value) => value,
-                Init::Uniform([low, high]) => low + (high - low) * rng.random::<f64>(),
-                Init::Normal { std } => std * standard_normal(rng),
-            })
-            .map(|value| value.clamp(self.low, self.high))
-            .collect()
-    }
-}
-
-/// A draw from N(0, 1) by the Box-Muller transform.
-pub fn standard_normal(rng: &mut impl rand::Rng) -> f64 {
-    let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
-    radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()
-}
-
 /// Gradients of the loss in a [`DistanceTable`], `[H, L]` each; `None` where the engine computed none.
 #[derive(Clone, Copy, Debug)]
 pub struct TableGradient<'a> {
@@ -114,108 +63,133 @@ pub struct TableGradient<'a> {
     pub d_weight: Option<&'a [f64]>,
 }
 
+/// What is learned exists as *stored* numbers, which an optimizer changes, and *true values*, which formulas use: the
+/// stored number itself, clamped to its range, or what a smooth map makes of it. Functions here take stored numbers.
 impl Encoding {
     /// The learned tensors, in the order every other function takes them. Empty for fixed methods.
     pub fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        match &self.method {
-            Method::Learned(config) => config.parameters(geometry),
-            Method::T5(config) => config.parameters(geometry),
-            Method::Kernel(config) => config.parameters(geometry.heads),
-            method => method.family().map_or_else(Vec::new, |family| family.parameters(geometry.heads)),
-        }
+        let own = self.method.positional().parameters(geometry);
+        own.into_iter().map(|parameter| Parameter { scope: self.scope, ..parameter }).collect()
     }
 
-    /// Initial values of [`Encoding::parameters`], each drawn from a stream of its own of `seed`.
+    /// Initial stored numbers of [`Encoding::parameters`], of the first layer where each layer has its own.
     pub fn initial(&self, geometry: &Geometry, seed: u64) -> Vec<Vec<f64>> {
-        let parameters = self.parameters(geometry);
-        let draw = |(place, parameter): (usize, &Parameter)| {
-            parameter.draw(&mut stream_at(seed, Purpose::Encoding, [place as u64, 0]))
-        };
-        parameters.iter().enumerate().map(draw).collect()
+        self.initial_in_layer(geometry, seed, 0)
     }
 
-    /// The values attention uses: `values` clamped to each parameter's range.
-    pub fn clamped(&self, geometry: &Geometry, values: &[Vec<f64>]) -> Vec<Vec<f64>> {
-        let clamp = |(parameter, values): (&Parameter, &Vec<f64>)| {
-            values.iter().map(|value| value.clamp(parameter.low, parameter.high)).collect()
+    /// Initial stored numbers of one layer; parameters that layers share are the same in all of them.
+    ///
+    /// Every parameter of every layer has a random stream of its own.
+    pub fn initial_in_layer(&self, geometry: &Geometry, seed: u64, layer: usize) -> Vec<Vec<f64>> {
+        let draw = |(index, parameter): (usize, Parameter)| {
+            let layer = if parameter.scope == Scope::Layer { layer } else { 0 };
+            parameter.draw(&mut stream_at(seed, Purpose::Encoding, [index as u64, layer as u64]))
         };
-        self.parameters(geometry).iter().zip(values).map(clamp).collect()
+        self.parameters(geometry).into_iter().enumerate().map(draw).collect()
+    }
+
+    /// True values of stored numbers: what formulas use, and what reports show.
+    pub fn true_values(&self, geometry: &Geometry, stored: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let value = |(parameter, stored): (Parameter, &Vec<f64>)| {
+            stored.iter().map(|number| parameter.value(*number).0).collect()
+        };
+        self.parameters(geometry).into_iter().zip(stored).map(value).collect()
+    }
+
+    /// What enters the model in a pass over these positions; tables cover distances `0..positions.end`.
+    ///
+    /// With [`Scale::Inside`] the bias is divided by `sqrt(D)`, as Chi et al. 2022, Eq. 1 reads literally.
+    pub fn form(&self, geometry: &Geometry, stored: &[Vec<f64>], positions: Range<usize>) -> Form {
+        let values = self.true_values(geometry, stored);
+        let inputs = Inputs { geometry, values: &values, positions, compat: self.compat };
+        let mut form = self.method.positional().form(&inputs);
+        if let (Scale::Inside, Form::Table(DistanceTable { bias: Some(bias), .. })) = (self.scale, &mut form) {
+            bias.iter_mut().for_each(|value| *value *= inside(geometry));
+        }
+        form
+    }
+
+    /// Derivatives of the form's tables in the stored numbers.
+    ///
+    /// The clamp passes gradients straight through, so these are the formula's derivatives at the clamped values.
+    pub fn table_slopes(&self, geometry: &Geometry, stored: &[Vec<f64>], len: usize) -> TableSlopes {
+        let values = self.true_values(geometry, stored);
+        let inputs = Inputs { geometry, values: &values, positions: 0..len, compat: self.compat };
+        let mut slopes = self.method.positional().slopes(&inputs);
+        let parameters = self.parameters(geometry);
+        for part in [&mut slopes.bias, &mut slopes.weight].into_iter().flatten() {
+            let Slopes::PerHead(own) = part else { continue }; // matrices are stored as they are
+            for (index, rows) in own {
+                for (row, stored) in rows.chunks_mut(len.max(1)).zip(&stored[*index]) {
+                    let (_, slope) = parameters[*index].value(*stored);
+                    row.iter_mut().for_each(|value| *value *= slope);
+                }
+            }
+        }
+        if let (Scale::Inside, Some(bias)) = (self.scale, &mut slopes.bias) {
+            bias.scale(inside(geometry));
+        }
+        slopes
     }
 
     /// Bias and weight at distances `0..len`; neutral for methods that enter elsewhere.
-    ///
-    /// With [`Scale::Inside`] the bias is divided by `sqrt(D)`, as Chi et al. 2022, Eq. 1 reads literally.
-    pub fn table(&self, geometry: &Geometry, values: &[Vec<f64>], len: usize) -> DistanceTable {
-        let values = self.clamped(geometry, values);
-        let bf16 = self.compat == Compat::Bf16;
-        let mut table = match &self.method {
-            Method::Alibi(config) => config.table(geometry.heads, len, bf16),
-            Method::T5(config) => config.table(geometry, &values, len, bf16),
-            Method::Kernel(config) => config.table(geometry.heads, &values, len),
-            method => method
-                .family()
-                .map_or_else(DistanceTable::default, |family| family.table(geometry.heads, &values, len, bf16)),
-        };
-        (table.heads, table.len) = (geometry.heads, len);
-        if let (Scale::Inside, Some(bias)) = (self.scale, &mut table.bias) {
-            let factor = (geometry.head_dim as f64).sqrt().recip();
-            bias.iter_mut().for_each(|value| *value *= factor);
-        }
-        table
-    }
-
-    /// Gradient of the loss in the parameters, given its gradient in the table; one vector a parameter.
-    ///
-    /// The clamp passes gradients straight through, so this is the formula's gradient at the clamped values.
-    pub fn table_backward(&self, geometry: &Geometry, values: &[Vec<f64>], gradient: TableGradient) -> Vec<Vec<f64>> {
-        let values = self.clamped(geometry, values);
-        let scaled;
-        let mut gradient = gradient;
-        if let (Scale::Inside, Some(d_bias)) = (self.scale, gradient.d_bias) {
-            let factor = (geometry.head_dim as f64).sqrt().recip();
-            scaled = d_bias.iter().map(|value| value * factor).collect::<Vec<_>>();
-            gradient.d_bias = Some(&scaled);
-        }
-        match &self.method {
-            Method::T5(config) => vec![config.table_backward(geometry, gradient)],
-            Method::Kernel(config) => config.table_backward(geometry.heads, &values, gradient),
-            method => {
-                method.family().map_or_else(Vec::new, |family| family.table_backward(geometry.heads, &values, gradient))
+    pub fn table(&self, geometry: &Geometry, stored: &[Vec<f64>], len: usize) -> DistanceTable {
+        match self.form(geometry, stored, 0..len) {
+            Form::Table(table) => table,
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => {
+                DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() }
             }
         }
+    }
+
+    /// Gradient of the loss in the stored numbers, given its gradient in the tables; one vector a parameter.
+    pub fn table_backward(&self, geometry: &Geometry, stored: &[Vec<f64>], gradient: TableGradient) -> Vec<Vec<f64>> {
+        let slopes = self.table_slopes(geometry, stored, gradient.len);
+        let mut d_stored: Vec<Vec<f64>> = stored.iter().map(|values| vec![0.0; values.len()]).collect();
+        for (slopes, d_table) in [(slopes.bias, gradient.d_bias), (slopes.weight, gradient.d_weight)] {
+            if let (Some(slopes), Some(d_table)) = (slopes, d_table) {
+                crate::check_shape!(d_table, H = geometry.heads, L = gradient.len);
+                slopes.backward(geometry.heads, d_table, &mut d_stored);
+            }
+        }
+        d_stored
     }
 
     /// Rotation of queries and keys, for rotary methods.
     pub fn rotary(&self, geometry: &Geometry) -> Option<Rotary> {
-        match &self.method {
-            Method::Rotary(config) => Some(config.rotary(geometry.head_dim, self.compat == Compat::Bf16)),
-            _ => None,
+        match self.form(geometry, &self.zeros(geometry), 0..0) {
+            Form::Rotary(rotary) => Some(rotary),
+            Form::Nothing | Form::Absolute(_) | Form::Table(_) => None,
         }
     }
 
-    /// What is added to the embeddings of positions `0..len`, for absolute methods.
-    pub fn absolute(&self, geometry: &Geometry, len: usize) -> Option<Absolute> {
-        match &self.method {
-            Method::Sinusoidal(config) => {
-                Some(Absolute::Fixed(config.rows(geometry.d_model(), len, self.compat == Compat::Bf16)))
-            }
-            Method::Learned(config) => Some(Absolute::Learned { positions: config.positions(geometry) }),
-            _ => None,
+    /// What is added to the embeddings of these positions, for absolute methods.
+    pub fn absolute(&self, geometry: &Geometry, positions: Range<usize>) -> Option<Absolute> {
+        match self.form(geometry, &self.zeros(geometry), positions) {
+            Form::Absolute(rows) => Some(rows),
+            Form::Nothing | Form::Rotary(_) | Form::Table(_) => None,
         }
+    }
+
+    fn zeros(&self, geometry: &Geometry) -> Vec<Vec<f64>> {
+        self.parameters(geometry).iter().map(|parameter| vec![0.0; parameter.len()]).collect()
     }
 
     /// The longest sequence the method is defined for, in tokens; `None` when it is defined for all.
     pub fn longest(&self, geometry: &Geometry) -> Option<usize> {
-        match &self.method {
-            Method::Learned(config) => Some(config.positions(geometry)),
-            _ => None,
-        }
+        self.method.positional().longest(geometry)
     }
 
-    /// Learned values beyond those of the model without positions.
-    pub fn parameter_count(&self, geometry: &Geometry) -> usize {
-        self.parameters(geometry).iter().map(Parameter::len).sum()
+    /// Learned values beyond those of a model of this many layers without positions.
+    pub fn parameter_count(&self, geometry: &Geometry, layers: usize) -> usize {
+        let times = |parameter: &Parameter| if parameter.scope == Scope::Layer { layers } else { 1 };
+        let count = |parameter: &Parameter| parameter.len().saturating_mul(times(parameter));
+        self.parameters(geometry).iter().map(count).fold(0, usize::saturating_add)
     }
+}
+
+fn inside(geometry: &Geometry) -> f64 {
+    (geometry.head_dim as f64).sqrt().recip()
 }
 
 #[cfg(test)]

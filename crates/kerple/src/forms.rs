@@ -1,14 +1,18 @@
 //! The values a positional method hands over. Attention engines know these forms and no method.
 //!
+//! A method hands over one [`Form`]:
+//!
 //! * [`Absolute`] enters once, at the embeddings; [`Rotary`] turns queries and keys in every layer.
 //! * [`DistanceTable`] and [`ScoreMap`] change scores between the product and the softmax: an engine takes one of them as
 //!   [`Scores`], with a [`Sight`] that says which keys a query sees.
 //!
 //! A method that replaces queries and keys by random features of both (SPE) would be a further form, a feature code: rows
-//! `[L, R]` for each head and feature, multiplied into q and k as [`Rotary`] is. No method needs it yet.
+//! `[L, R]` for each head and feature, multiplied into q and k as [`Rotary`] is. No method needs it yet, nor a map of its own.
 
+mod form;
 mod scores;
 
+pub use form::{Form, Slopes, TableSlopes};
 pub(crate) use scores::visible_keys;
 pub use scores::{Block, MapGradients, ScoreMap, Scores, Table};
 

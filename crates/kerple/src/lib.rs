@@ -4,6 +4,7 @@
 //! [forms]; an attention engine knows only the forms. See `ARCHITECTURE.md` for the whole picture.
 
 pub mod attention;
+mod compat;
 pub mod cpu;
 pub mod encoding;
 pub mod forms;

@@ -8,8 +8,11 @@
 //! smaller power of two and every other slope of the next larger one. Enters: scores, after the `1/sqrt(D)` scale. Past the
 //! training length: defined for every d. As in the authors' code the slopes are float32 numbers.
 
-use super::bf16;
-use crate::forms::{DistanceTable, Sides};
+use super::method::{Inputs, Positional};
+use super::refusal::Checked;
+use super::words::{DEFINED, Description, SCORES};
+use super::{Compat, Geometry, Parameter};
+use crate::forms::{DistanceTable, Form, Sides, TableSlopes};
 use serde::{Deserialize, Serialize};
 
 /// Nothing to set: the slopes follow from the number of heads.
@@ -34,19 +37,51 @@ pub fn slopes(heads: usize) -> Vec<f64> {
 
 impl Config {
     /// Bias at distances `0..len`.
-    pub fn table(&self, heads: usize, len: usize, low_precision: bool) -> DistanceTable {
-        let row = |slope: f64| {
-            (0..len).map(move |d| match low_precision {
-                true => -bf16::round(bf16::round(slope) * bf16::round(d as f64)),
-                false => -f64::from(slope as f32) * d as f64,
-            })
-        };
-        DistanceTable {
-            heads,
-            len,
-            sides: Sides::One,
-            bias: Some(slopes(heads).into_iter().flat_map(row).collect()),
-            weight: None,
+    pub fn table(&self, heads: usize, len: usize, compat: Compat) -> DistanceTable {
+        let r = move |value: f64| compat.round(value);
+        let row = |slope: f64| (0..len).map(move |d| -r(r(f64::from(slope as f32)) * r(d as f64)));
+        let bias = slopes(heads).into_iter().flat_map(row).collect();
+        DistanceTable { heads, len, sides: Sides::One, bias: Some(bias), weight: None }
+    }
+}
+
+impl Positional for Config {
+    fn words(&self) -> Description {
+        Description {
+            name: "ALiBi",
+            formula: "z = s - slope_h d",
+            learned: "nothing",
+            enters: SCORES,
+            beyond: DEFINED,
+            source: "Press et al. 2022, arXiv:2108.12409",
         }
+    }
+
+    fn check_keys(&self) -> Checked {
+        Ok(())
+    }
+
+    fn check(&self, _: &Geometry) -> Checked {
+        Ok(())
+    }
+
+    fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
+        Vec::new()
+    }
+
+    fn may_differ_by_layer(&self) -> bool {
+        false
+    }
+
+    fn longest(&self, _: &Geometry) -> Option<usize> {
+        None
+    }
+
+    fn form(&self, inputs: &Inputs) -> Form {
+        Form::Table(self.table(inputs.geometry.heads, inputs.positions.end, inputs.compat))
+    }
+
+    fn slopes(&self, _: &Inputs) -> TableSlopes {
+        TableSlopes::default()
     }
 }

@@ -1,9 +1,12 @@
 //! The `[encoding]` table of a run file.
 
-use super::Method;
+use super::parameter::Scope;
+use super::refusal::{Checked, Refusal};
+use super::{Compat, Geometry, METHODS, Method, finite};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
+use serde_path_to_error::Segment;
 
 /// Where a distance table enters relative to the `1/sqrt(D)` scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,17 +17,6 @@ pub enum Scale {
     After,
     /// `(q.k + b(d)) / sqrt(D)`: Eq. 1 of the KERPLE paper, literally.
     Inside,
-}
-
-/// Precision of positions and tables.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Compat {
-    /// Made in f64, cast once.
-    #[default]
-    Exact,
-    /// Positions, parameters and every intermediate rounded to bf16, as in the original's training runs.
-    Bf16,
 }
 
 /// When out-of-range kernel parameters are clamped.
@@ -51,11 +43,14 @@ pub struct Encoding {
     pub compat: Compat,
     /// When parameters are clamped.
     pub clamp: Clamp,
+    /// Whether layers share what is learned.
+    pub scope: Scope,
 }
 
 impl From<Method> for Encoding {
     fn from(method: Method) -> Self {
-        Encoding { method, window: None, scale: Scale::After, compat: Compat::Exact, clamp: Clamp::Projected }
+        let Shared { window, scale, compat, clamp, scope } = Shared::default();
+        Encoding { method, window, scale, compat, clamp, scope }
     }
 }
 
@@ -68,20 +63,34 @@ struct Shared {
     scale: Scale,
     compat: Compat,
     clamp: Clamp,
+    /// Not written when it is the default, so that plans from before it existed keep their hash.
+    #[serde(skip_serializing_if = "is_shared")]
+    scope: Scope,
 }
 
-const SHARED_KEYS: [&str; 4] = ["window", "scale", "compat", "clamp"];
+fn is_shared(scope: &Scope) -> bool {
+    *scope == Scope::Model
+}
 
-fn parse<T: DeserializeOwned, E: Error>(map: Map<String, Value>) -> Result<T, E> {
-    serde_path_to_error::deserialize(Value::Object(map)).map_err(|error| match error.path().iter().next_back() {
-        Some(key) => E::custom(format!("`{key}`: {}", error.inner())),
-        None => E::custom(error.inner()),
+const SHARED_KEYS: [&str; 5] = ["window", "scale", "compat", "clamp", "scope"];
+
+/// Reads `value`, naming the key that does not fit and saying what would in words.
+fn parse<T: DeserializeOwned, E: Error>(value: Value) -> Result<T, E> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let message = error.inner().to_string();
+        let message =
+            message.replace("expected usize", "expected a whole number").replace("expected f64", "expected a number");
+        let key = error.path().iter().rfind(|segment| matches!(segment, Segment::Map { .. }));
+        match key {
+            Some(key) => E::custom(format!("`{key}`: {message}")),
+            None => E::custom(message),
+        }
     })
 }
 
 impl<'de> Deserialize<'de> for Encoding {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (kind, mut own) = match Value::deserialize(deserializer)? {
+        let (kind, mut own) = match finite::value(deserializer)? {
             Value::String(kind) => (kind, Map::new()),
             Value::Object(mut map) => match map.remove("kind") {
                 Some(Value::String(kind)) => (kind, map),
@@ -89,59 +98,57 @@ impl<'de> Deserialize<'de> for Encoding {
             },
             other => return Err(D::Error::custom(format!("expected a name or a table with `kind`, got {other}"))),
         };
+        if !METHODS.contains(&kind.as_str()) {
+            return Err(D::Error::custom(format!("`kind`: there is no `{kind}`, use one of {}", METHODS.join(", "))));
+        }
         let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
-        let Shared { window, scale, compat, clamp } = parse(shared)?;
-        if window == Some(0) {
-            return Err(D::Error::custom("`window`: a window of 0 sees nothing; use at least 1 (the token itself)"));
-        }
-        let method = parse(Map::from_iter([(kind, Value::Object(own))]))?;
-        if compat == Compat::Bf16 && matches!(method, Method::Kernel(_)) {
-            return Err(D::Error::custom(
-                "`compat`: bf16 is emulated for the original's methods, not for kernel expressions",
-            ));
-        }
-        if let Method::Rotary(config) = &method
-            && !(config.pct > 0.0 && config.pct <= 1.0 && config.base > 0.0)
-        {
-            let message = format!(
-                "rotary: `pct` is {}, it must be in (0, 1]; `base` is {}, it must be above 0",
-                config.pct, config.base
-            );
-            return Err(D::Error::custom(message));
-        }
-        Ok(Encoding { method, window, scale, compat, clamp })
+        let Shared { window, scale, compat, clamp, scope } = parse(Value::Object(shared))?;
+        let method = parse(Value::Object(Map::from_iter([(kind, Value::Object(own))])))?;
+        let encoding = Encoding { method, window, scale, compat, clamp, scope };
+        encoding.check_keys().map_err(|refusal| D::Error::custom(refusal.line()))?;
+        Ok(encoding)
     }
 }
 
 impl Serialize for Encoding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
-        let method = serde_json::to_value(&self.method).map_err(serde::ser::Error::custom)?;
-        let shared = Shared { window: self.window, scale: self.scale, compat: self.compat, clamp: self.clamp };
+        let Encoding { window, scale, compat, clamp, scope, .. } = *self;
+        let shared = Shared { window, scale, compat, clamp, scope };
         let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
-        for keys in [&method[self.method.kind()], &shared] {
-            map.extend(keys.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
-        }
+        map.extend(self.method.keys());
+        map.extend(shared.as_object().cloned().unwrap_or_default());
         map.serialize(serializer)
     }
 }
 
+impl Method {
+    /// The method's own keys as they are written to a run file.
+    pub(super) fn keys(&self) -> Map<String, Value> {
+        let written = serde_json::to_value(self).expect("keys are plain data");
+        written[self.kind()].as_object().cloned().unwrap_or_default()
+    }
+}
+
 impl Encoding {
-    /// Short name for tables and folders: the kind, and what differs from the defaults.
-    pub fn label(&self) -> String {
-        let mut label = self.method.kind().to_owned();
-        if let Some(window) = self.window {
-            label += &format!("-window{window}");
+    fn check_keys(&self) -> Checked {
+        if self.window == Some(0) {
+            let hint = "use at least 1, the token itself, or leave it out to see everything";
+            return Err(Refusal::new("window", "a window of 0 sees nothing", hint));
         }
-        if self.scale == Scale::Inside {
-            label += "-inside";
+        if self.scope == Scope::Layer && !self.method.positional().may_differ_by_layer() {
+            let message = format!("`{}` learns nothing that a layer could have for itself", self.method.kind());
+            return Err(Refusal::new("scope", message, "leave it out, or use an encoding that learns a table"));
         }
-        if self.compat == Compat::Bf16 {
-            label += "-bf16";
-        }
-        if self.clamp == Clamp::WorkingCopy {
-            label += "-working_copy";
-        }
-        label
+        self.method.positional().check_keys()
+    }
+
+    /// Refuses what no model, or no model of these sizes, can be built from.
+    ///
+    /// # Errors
+    /// The key, the value, the limit and what to change.
+    pub fn check(&self, geometry: &Geometry) -> Checked {
+        self.check_keys()?;
+        self.method.positional().check(geometry)
     }
 }

@@ -7,8 +7,12 @@
 //! Enters: scores, after the `1/sqrt(D)` scale. Past the training length: defined for every d. What the rules of the
 //! calculus cannot prove valid is refused unless `unproven = true`; a weight needs no proof, it only scales.
 
-use super::{Init, Parameter, TableGradient};
-use crate::forms::{DistanceTable, Sides};
+use super::kernels::Kernels;
+use super::method::{Inputs, Positional};
+use super::refusal::Checked;
+use super::words::{DEFINED, Description, KERPLE, SCORES};
+use super::{Geometry, Init, Parameter};
+use crate::forms::{Form, TableSlopes};
 use crate::kernel::expr::Expr;
 use crate::kernel::parameter::{self, Keep};
 use serde::de::Error;
@@ -63,81 +67,67 @@ impl<'de> Deserialize<'de> for Config {
     }
 }
 
-/// One of the two expressions with the place of its values among the encoding's.
-struct Part<'a> {
-    expr: &'a Expr,
-    parameters: Vec<parameter::Parameter>,
-    offset: usize,
+impl Config {
+    fn kernels(&self) -> Kernels<'_> {
+        Kernels { bias: self.bias.as_ref(), weight: self.weight.as_ref() }
+    }
+
+    fn parameter(&self, name: String, heads: usize, own: &parameter::Parameter) -> Parameter {
+        let init = match own.init {
+            parameter::Init::Fixed(x) => Init::Constant(x),
+            parameter::Init::Uniform { low, high } => Init::Uniform([low, high]),
+        };
+        Parameter { keep: self.keep, ..Parameter::per_head(&name, heads, init, [own.low, own.high]) }
+    }
 }
 
-impl Config {
-    fn parts(&self) -> [Option<Part<'_>>; 2] {
-        let mut offset = 0;
-        [&self.bias, &self.weight].map(|expr| {
-            expr.as_ref().map(|expr| {
-                let parameters = expr.parameters();
-                offset += parameters.len();
-                Part { expr, offset: offset - parameters.len(), parameters }
-            })
-        })
+impl Positional for Config {
+    fn words(&self) -> Description {
+        Description {
+            name: "kernel expression",
+            formula: "z = s weight(d) + bias(d), any expressions",
+            learned: "what the expressions leave open",
+            enters: SCORES,
+            beyond: DEFINED,
+            source: KERPLE,
+        }
+    }
+
+    /// The expressions were checked when they were read.
+    fn check_keys(&self) -> Checked {
+        Ok(())
+    }
+
+    fn check(&self, _: &Geometry) -> Checked {
+        Ok(())
     }
 
     /// Learned tensors, `[heads]` each; a name is prefixed where both expressions have it.
-    pub fn parameters(&self, heads: usize) -> Vec<Parameter> {
-        let [bias, weight] = self.parts().map(|part| part.map_or_else(Vec::new, |part| part.parameters));
+    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+        let [bias, weight] =
+            [&self.bias, &self.weight].map(|expr| expr.as_ref().map_or_else(Vec::new, Expr::parameters));
         let shared = |name: &str| bias.iter().any(|p| p.name == name) && weight.iter().any(|p| p.name == name);
-        let parameter = |(prefix, own): (&str, &parameter::Parameter)| {
-            let raw = |value| self.keep.raw(own, value);
-            let (init, low, high) = match (self.keep, own.init) {
-                (Keep::Projection, parameter::Init::Fixed(x)) => (Init::Constant(x), own.low, own.high),
-                (Keep::Projection, parameter::Init::Uniform { low, high }) => {
-                    (Init::Uniform([low, high]), own.low, own.high)
-                }
-                (Keep::Smooth, parameter::Init::Fixed(x)) => (Init::Constant(raw(x)), f64::NEG_INFINITY, f64::INFINITY),
-                (Keep::Smooth, parameter::Init::Uniform { low, high }) => {
-                    (Init::Uniform([raw(low), raw(high)]), f64::NEG_INFINITY, f64::INFINITY)
-                }
-            };
-            let name = if shared(&own.name) { format!("{prefix}.{}", own.name) } else { own.name.clone() };
-            Parameter { name, shape: vec![heads], init, low, high }
-        };
         let biases = bias.iter().map(|own| ("bias", own));
+        let parameter = |(prefix, own): (&str, &parameter::Parameter)| {
+            let name = if shared(&own.name) { format!("{prefix}.{}", own.name) } else { own.name.clone() };
+            self.parameter(name, geometry.heads, own)
+        };
         biases.chain(weight.iter().map(|own| ("weight", own))).map(parameter).collect()
     }
 
-    /// Values of one head of a part, and their derivatives in the raw values.
-    fn head(&self, part: &Part, values: &[Vec<f64>], head: usize) -> (Vec<f64>, Vec<f64>) {
-        let value = |(at, own): (usize, &parameter::Parameter)| self.keep.value(own, values[part.offset + at][head]);
-        part.parameters.iter().enumerate().map(value).unzip()
+    fn may_differ_by_layer(&self) -> bool {
+        true
     }
 
-    /// Bias and weight at distances `0..len`.
-    pub fn table(&self, heads: usize, values: &[Vec<f64>], len: usize) -> DistanceTable {
-        let rows = |part: Option<Part>| {
-            part.map(|part| {
-                let row = |head| part.expr.table(&self.head(&part, values, head).0, 1, len);
-                (0..heads).flat_map(row).collect::<Vec<f64>>()
-            })
-        };
-        let [bias, weight] = self.parts().map(rows);
-        DistanceTable { heads, len, sides: Sides::One, bias, weight }
+    fn longest(&self, _: &Geometry) -> Option<usize> {
+        None
     }
 
-    /// Gradient in each learned tensor.
-    pub fn table_backward(&self, heads: usize, values: &[Vec<f64>], gradient: TableGradient) -> Vec<Vec<f64>> {
-        let mut d_values = vec![vec![0.0; heads]; values.len()];
-        for (part, d_table) in self.parts().iter().zip([gradient.d_bias, gradient.d_weight]) {
-            let (Some(part), Some(d_table)) = (part, d_table) else { continue };
-            crate::check_shape!(d_table, H = heads, L = gradient.len);
-            for (head, row) in d_table.chunks_exact(gradient.len).enumerate() {
-                let (own, slopes) = self.head(part, values, head);
-                let mut d_own = vec![0.0; own.len()];
-                part.expr.table_backward(&own, 1, gradient.len, row, &mut d_own);
-                for (at, (d, slope)) in d_own.iter().zip(slopes).enumerate() {
-                    d_values[part.offset + at][head] += d * slope;
-                }
-            }
-        }
-        d_values
+    fn form(&self, inputs: &Inputs) -> Form {
+        Form::Table(self.kernels().table(inputs))
+    }
+
+    fn slopes(&self, inputs: &Inputs) -> TableSlopes {
+        self.kernels().slopes(inputs)
     }
 }

@@ -1,8 +1,17 @@
 //! Learned absolute positions: a trained row for each position, added to the token embeddings. Vaswani et al. 2017, 3.5.
 //!
-//! Past the training length: not defined; longer sequences are refused.
+//! ```text
+//! x_t += P[t]        P [positions, M], N(0, 0.02^2)
+//! ```
+//!
+//! Enters: token embeddings, once. Learned: P, decayed as every matrix is. Past the training length: not defined; longer
+//! sequences are refused.
 
-use super::{Geometry, Init, Parameter};
+use super::method::{Inputs, Positional};
+use super::refusal::{Checked, Refusal};
+use super::words::{Description, EMBEDDINGS};
+use super::{Geometry, Parameter};
+use crate::forms::{Absolute, Form, TableSlopes};
 use serde::{Deserialize, Serialize};
 
 /// Keys of learned positions.
@@ -18,15 +27,54 @@ impl Config {
     pub fn positions(&self, geometry: &Geometry) -> usize {
         self.positions.unwrap_or(geometry.train_len)
     }
+}
 
-    /// The table, `[positions, M]`, N(0, 0.02^2).
-    pub fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        vec![Parameter {
-            name: "positions".to_owned(),
-            shape: vec![self.positions(geometry), geometry.d_model()],
-            init: Init::Normal { std: 0.02 },
-            low: f64::NEG_INFINITY,
-            high: f64::INFINITY,
-        }]
+impl Positional for Config {
+    fn words(&self) -> Description {
+        Description {
+            name: "learned positions",
+            formula: "x_t += P[t]",
+            learned: "P: train_len * M",
+            enters: EMBEDDINGS,
+            beyond: "refused: there is no row for it",
+            source: "Vaswani et al. 2017, arXiv:1706.03762",
+        }
+    }
+
+    fn check_keys(&self) -> Checked {
+        Ok(())
+    }
+
+    fn check(&self, geometry: &Geometry) -> Checked {
+        let positions = self.positions(geometry);
+        if positions >= geometry.train_len {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            "positions",
+            format!("{positions} rows are too few for training sequences of {} tokens", geometry.train_len),
+            "raise it to the training length, or leave it out",
+        ))
+    }
+
+    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+        vec![Parameter::matrix("positions", [self.positions(geometry), geometry.d_model()], 0.02)]
+    }
+
+    fn may_differ_by_layer(&self) -> bool {
+        false
+    }
+
+    fn longest(&self, geometry: &Geometry) -> Option<usize> {
+        Some(self.positions(geometry))
+    }
+
+    fn form(&self, inputs: &Inputs) -> Form {
+        Form::Absolute(Absolute::Learned { positions: self.positions(inputs.geometry) })
+    }
+
+    /// None: the rows enter through the embeddings.
+    fn slopes(&self, _: &Inputs) -> TableSlopes {
+        TableSlopes::default()
     }
 }

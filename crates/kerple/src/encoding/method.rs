@@ -1,123 +1,139 @@
-//! The list of methods.
+//! The list of methods, and what every one of them must say.
 
-use super::kerple::Family;
-use super::{alibi, expression, kerple, learned, rotary, sinusoidal, t5};
+use super::parameter::Parameter;
+use super::refusal::Checked;
+use super::words::Description;
+use super::{Compat, Geometry};
+use super::{alibi, expression, kerple, learned, none, rotary, sinusoidal, t5};
+use crate::forms::{Form, TableSlopes};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
-/// A method without keys of its own.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NoKeys {}
-
-/// One positional method and its own keys; `kind` names it in a run file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Method {
-    /// No positions at all: the causal mask is the only order (NoPE).
-    None(NoKeys),
-    /// A trained row for each position.
-    Learned(learned::Config),
-    /// Sine and cosine rows added to the embeddings.
-    Sinusoidal(sinusoidal::Config),
-    /// Rotation of queries and keys.
-    Rotary(rotary::Config),
-    /// A fixed linear bias a head.
-    Alibi(alibi::Config),
-    /// A learned bias for each bucket of distances.
-    T5(t5::Config),
-    /// KERPLE, logarithmic kernel.
-    KerpleLog(kerple::Log),
-    /// KERPLE, power kernel.
-    KerplePower(kerple::Power),
-    /// KERPLE, power bias times stretched-exponential weight.
-    KerpleBiasWeight(kerple::BiasWeight),
-    /// KERPLE, stretched-exponential weight only.
-    KerpleWeight(kerple::Weight),
-    /// KERPLE's power kernel with exponent 1 and fixed ALiBi slopes, clamped to 0.01.
-    KerplePowerOriginal(kerple::PowerOriginal),
-    /// KERPLE, logarithmic kernel of a power.
-    KerpleLog3(kerple::Log3),
-    /// Gaussian bias.
-    GaussianBias(kerple::GaussianBias),
-    /// Stretched-exponential bias.
-    StretchedBias(kerple::StretchedBias),
-    /// Gaussian weight.
-    GaussianWeight(kerple::GaussianWeight),
-    /// Stretched-exponential weight, as named in the paper's appendix; the same as [`Method::KerpleWeight`].
-    StretchedWeight(kerple::Weight),
-    /// Any expression of the kernel calculus.
-    Kernel(expression::Config),
+/// What a method makes its form from.
+#[derive(Clone, Debug)]
+pub struct Inputs<'a> {
+    /// Sizes of the model.
+    pub geometry: &'a Geometry,
+    /// Values of [`Positional::parameters`], in range.
+    pub values: &'a [Vec<f64>],
+    /// Positions of one pass: rows are made for these, tables cover distances `0..positions.end`.
+    pub positions: Range<usize>,
+    /// Precision.
+    pub compat: Compat,
 }
 
-/// Every kind, in the order of the documentation.
-pub const METHODS: [&str; 17] = [
-    "none",
-    "learned",
-    "sinusoidal",
-    "rotary",
-    "alibi",
-    "t5",
-    "kerple_log",
-    "kerple_power",
-    "kerple_bias_weight",
-    "kerple_weight",
-    "kerple_power_original",
-    "kerple_log3",
-    "gaussian_bias",
-    "stretched_bias",
-    "gaussian_weight",
-    "stretched_weight",
-    "kernel",
-];
+/// A positional method: all that anything else asks about it, implemented by its keys.
+///
+/// Nothing here has a default, so that a new method is whole before it compiles.
+pub trait Positional {
+    /// The method in words.
+    fn words(&self) -> Description;
+
+    /// Refuses keys that are wrong for every model.
+    ///
+    /// # Errors
+    /// The key, the value and the limit.
+    fn check_keys(&self) -> Checked;
+
+    /// Refuses keys that are wrong for this model.
+    ///
+    /// # Errors
+    /// The key, the value and the limit.
+    fn check(&self, geometry: &Geometry) -> Checked;
+
+    /// Learned tensors, in the order every other function takes them.
+    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter>;
+
+    /// Whether each layer may have learned tensors of its own: not where the form enters the model once.
+    fn may_differ_by_layer(&self) -> bool;
+
+    /// The longest sequence it is defined for, in tokens; `None` when it is defined for all.
+    fn longest(&self, geometry: &Geometry) -> Option<usize>;
+
+    /// What enters the model.
+    fn form(&self, inputs: &Inputs) -> Form;
+
+    /// Derivatives of the form's tables in the parameters.
+    fn slopes(&self, inputs: &Inputs) -> TableSlopes;
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $kind:literal $variant:ident($config:ty)),+ $(,)?) => {
+        /// One positional method and its own keys; `kind` names it in a run file.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        pub enum Method {
+            $($(#[$doc])* #[serde(rename = $kind)] $variant($config)),+
+        }
+
+        /// Every kind, in the order of the documentation.
+        pub const METHODS: [&str; [$($kind),+].len()] = [$($kind),+];
+
+        impl Method {
+            /// The method of this kind with its default keys; `None` for an unknown name.
+            pub fn named(kind: &str) -> Option<Method> {
+                match kind {
+                    $($kind => Some(Method::$variant(Default::default())),)+
+                    _ => None,
+                }
+            }
+
+            /// Name in run files, tables and folders.
+            pub fn kind(&self) -> &'static str {
+                match self {
+                    $(Method::$variant(_) => $kind,)+
+                }
+            }
+
+            /// What the method says about itself.
+            pub fn positional(&self) -> &dyn Positional {
+                match self {
+                    $(Method::$variant(config) => config,)+
+                }
+            }
+        }
+    };
+}
+
+methods! {
+    /// No positions at all: the causal mask is the only order (NoPE).
+    "none" None(none::Config),
+    /// A trained row for each position.
+    "learned" Learned(learned::Config),
+    /// Sine and cosine rows added to the embeddings.
+    "sinusoidal" Sinusoidal(sinusoidal::Config),
+    /// Rotation of queries and keys.
+    "rotary" Rotary(rotary::Config),
+    /// A fixed linear bias a head.
+    "alibi" Alibi(alibi::Config),
+    /// A learned bias for each bucket of distances.
+    "t5" T5(t5::Config),
+    /// KERPLE, logarithmic kernel.
+    "kerple_log" KerpleLog(kerple::Log),
+    /// KERPLE, power kernel.
+    "kerple_power" KerplePower(kerple::Power),
+    /// KERPLE, power bias times stretched-exponential weight.
+    "kerple_bias_weight" KerpleBiasWeight(kerple::BiasWeight),
+    /// KERPLE, stretched-exponential weight only.
+    "kerple_weight" KerpleWeight(kerple::Weight),
+    /// KERPLE's power kernel with exponent 1 and fixed ALiBi slopes, clamped to 0.01.
+    "kerple_power_original" KerplePowerOriginal(kerple::PowerOriginal),
+    /// KERPLE, logarithmic kernel of a power.
+    "kerple_log3" KerpleLog3(kerple::Log3),
+    /// Gaussian bias.
+    "gaussian_bias" GaussianBias(kerple::GaussianBias),
+    /// Stretched-exponential bias.
+    "stretched_bias" StretchedBias(kerple::StretchedBias),
+    /// Gaussian weight.
+    "gaussian_weight" GaussianWeight(kerple::GaussianWeight),
+    /// Stretched-exponential weight, as named in the paper's appendix; the same as [`Method::KerpleWeight`].
+    "stretched_weight" StretchedWeight(kerple::StretchedWeight),
+    /// Any expression of the kernel calculus.
+    "kernel" Kernel(expression::Config),
+}
 
 impl Method {
-    /// The method of this kind with its default keys; `None` for an unknown name.
-    pub fn named(kind: &str) -> Option<Method> {
-        serde_json::from_value(serde_json::json!({ kind: {} })).ok()
-    }
-
-    /// Name in run files, tables and folders.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Method::None(_) => METHODS[0],
-            Method::Learned(_) => METHODS[1],
-            Method::Sinusoidal(_) => METHODS[2],
-            Method::Rotary(_) => METHODS[3],
-            Method::Alibi(_) => METHODS[4],
-            Method::T5(_) => METHODS[5],
-            Method::KerpleLog(_) => METHODS[6],
-            Method::KerplePower(_) => METHODS[7],
-            Method::KerpleBiasWeight(_) => METHODS[8],
-            Method::KerpleWeight(_) => METHODS[9],
-            Method::KerplePowerOriginal(_) => METHODS[10],
-            Method::KerpleLog3(_) => METHODS[11],
-            Method::GaussianBias(_) => METHODS[12],
-            Method::StretchedBias(_) => METHODS[13],
-            Method::GaussianWeight(_) => METHODS[14],
-            Method::StretchedWeight(_) => METHODS[15],
-            Method::Kernel(_) => METHODS[16],
-        }
-    }
-
-    /// The kernels of distance behind a KERPLE-like method.
-    pub(super) fn family(&self) -> Option<Family> {
-        match self {
-            Method::KerpleLog(config) => Some(config.family()),
-            Method::KerplePower(config) => Some(config.family()),
-            Method::KerpleBiasWeight(config) => Some(config.family()),
-            Method::KerpleWeight(config) | Method::StretchedWeight(config) => Some(config.family()),
-            Method::KerplePowerOriginal(config) => Some(config.family()),
-            Method::KerpleLog3(config) => Some(config.family()),
-            Method::GaussianBias(config) => Some(config.family()),
-            Method::StretchedBias(config) => Some(config.family()),
-            Method::GaussianWeight(config) => Some(config.family()),
-            Method::None(_)
-            | Method::Learned(_)
-            | Method::Sinusoidal(_)
-            | Method::Rotary(_)
-            | Method::Alibi(_)
-            | Method::T5(_)
-            | Method::Kernel(_) => None,
-        }
+    /// The method in words.
+    pub fn description(&self) -> Description {
+        self.positional().words()
     }
 }

@@ -7,8 +7,13 @@
 //! Enters: added to the token embeddings, once. Past the training length: defined, but the model has not seen those rows.
 //! The original's low-precision runs do all of it in bf16.
 
-use super::bf16;
+use super::method::{Inputs, Positional};
+use super::refusal::{Checked, Refusal, check_base};
+use super::words::{Description, EMBEDDINGS, UNSEEN};
+use super::{Compat, Geometry, Parameter};
+use crate::forms::{Absolute, Form, TableSlopes};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Keys of sinusoidal positions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,11 +30,58 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Rows of positions `0..len`, `[len, d_model]`; `d_model` even.
-    pub fn rows(&self, d_model: usize, len: usize, low_precision: bool) -> Vec<f64> {
-        let r = |value: f64| if low_precision { bf16::round(value) } else { value };
+    /// Rows of these positions, `[L, d_model]`; `d_model` even.
+    pub fn rows(&self, d_model: usize, positions: Range<usize>, compat: Compat) -> Vec<f64> {
+        let r = |value: f64| compat.round(value);
         let rates: Vec<f64> = (0..d_model / 2).map(|j| r(self.base.powf(-2.0 * j as f64 / d_model as f64))).collect();
         let angles = |t: usize| rates.iter().map(move |rate| r(r(t as f64) * rate));
-        (0..len).flat_map(|t| angles(t).map(move |a| r(a.sin())).chain(angles(t).map(move |a| r(a.cos())))).collect()
+        positions.flat_map(|t| angles(t).map(move |a| r(a.sin())).chain(angles(t).map(move |a| r(a.cos())))).collect()
+    }
+}
+
+impl Positional for Config {
+    fn words(&self) -> Description {
+        Description {
+            name: "sinusoidal",
+            formula: "x_t += [sin(t f_j), cos(t f_j)], f_j = base^(-2j/M)",
+            learned: "nothing",
+            enters: EMBEDDINGS,
+            beyond: UNSEEN,
+            source: "Vaswani et al. 2017, arXiv:1706.03762",
+        }
+    }
+
+    fn check_keys(&self) -> Checked {
+        check_base(self.base)
+    }
+
+    fn check(&self, geometry: &Geometry) -> Checked {
+        let width = geometry.d_model();
+        if width.is_multiple_of(2) {
+            return Ok(());
+        }
+        let message = format!("sinusoidal rows need an even model width, got {width}");
+        Err(Refusal::new("kind", message, "change model.n_heads or model.head_dim"))
+    }
+
+    fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
+        Vec::new()
+    }
+
+    fn may_differ_by_layer(&self) -> bool {
+        false
+    }
+
+    fn longest(&self, _: &Geometry) -> Option<usize> {
+        None
+    }
+
+    fn form(&self, inputs: &Inputs) -> Form {
+        let rows = self.rows(inputs.geometry.d_model(), inputs.positions.clone(), inputs.compat);
+        Form::Absolute(Absolute::Fixed(rows))
+    }
+
+    fn slopes(&self, _: &Inputs) -> TableSlopes {
+        TableSlopes::default()
     }
 }

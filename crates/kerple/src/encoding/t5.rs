@@ -5,16 +5,20 @@
 //! ```
 //!
 //! Half the buckets hold one distance each, the other half grow logarithmically up to `max_distance`, beyond which all
-//! distances share the last bucket. Enters: scores, after the `1/sqrt(D)` scale; T5 itself uses neither scale.
+//! distances share the last bucket. Enters: scores, after the `1/sqrt(D)` scale; T5 itself uses neither scale. Learned: W,
+//! decayed as every matrix is.
 //! Past the training length: defined for every d, constant from `max_distance` on.
 
-use super::{Geometry, Init, Parameter, TableGradient, bf16};
-use crate::forms::{DistanceTable, Sides};
-use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize};
+use super::method::{Inputs, Positional};
+use super::refusal::{Checked, Refusal};
+use super::words::{Description, SCORES};
+use super::{Geometry, Parameter};
+use crate::forms::{DistanceTable, Form, Sides, Slopes, TableSlopes};
+use serde::{Deserialize, Serialize};
 
 /// Keys of a T5 bias.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Number of buckets, even and at least 2.
     pub num_buckets: usize,
@@ -25,34 +29,6 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config { num_buckets: 32, max_distance: 128 }
-    }
-}
-
-impl<'de> Deserialize<'de> for Config {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields, default)]
-        struct Keys {
-            num_buckets: usize,
-            max_distance: usize,
-        }
-        impl Default for Keys {
-            fn default() -> Self {
-                let Config { num_buckets, max_distance } = Config::default();
-                Keys { num_buckets, max_distance }
-            }
-        }
-        let Keys { num_buckets, max_distance } = Keys::deserialize(deserializer)?;
-        if num_buckets < 2 || num_buckets % 2 == 1 {
-            return Err(D::Error::custom(format!("`num_buckets` is {num_buckets}, it must be even and at least 2")));
-        }
-        if max_distance <= num_buckets / 2 {
-            return Err(D::Error::custom(format!(
-                "`max_distance` is {max_distance}, it must exceed num_buckets / 2 = {}",
-                num_buckets / 2
-            )));
-        }
-        Ok(Config { num_buckets, max_distance })
     }
 }
 
@@ -75,43 +51,69 @@ pub fn bucket(distance: i64, num_buckets: usize, max_distance: usize, causal: bo
 }
 
 impl Config {
-    /// `W`, `[num_buckets, H]`, Xavier-normal.
-    pub fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        let std = (2.0 / (self.num_buckets + geometry.heads) as f64).sqrt();
-        vec![Parameter {
-            name: "weight".to_owned(),
-            shape: vec![self.num_buckets, geometry.heads],
-            init: Init::Normal { std },
-            low: f64::NEG_INFINITY,
-            high: f64::INFINITY,
-        }]
-    }
-
-    fn buckets(&self, len: usize) -> impl Iterator<Item = usize> + '_ {
+    fn rows(&self, len: usize) -> impl Iterator<Item = usize> + '_ {
         (0..len).map(|d| bucket(d as i64, self.num_buckets, self.max_distance, true))
     }
+}
 
-    /// Bias at distances `0..len`.
-    pub fn table(&self, geometry: &Geometry, values: &[Vec<f64>], len: usize, low_precision: bool) -> DistanceTable {
-        let (heads, scale) = (geometry.heads, (geometry.head_dim as f64).sqrt());
-        let round = |value: f64| if low_precision { bf16::round(value) } else { value };
-        let entry = |bucket: usize, head: usize| round(scale * round(values[0][bucket * heads + head]));
-        let bias = (0..heads).flat_map(|head| self.buckets(len).map(move |bucket| entry(bucket, head))).collect();
-        DistanceTable { heads, len, sides: Sides::One, bias: Some(bias), weight: None }
+fn factor(geometry: &Geometry) -> f64 {
+    (geometry.head_dim as f64).sqrt()
+}
+
+impl Positional for Config {
+    fn words(&self) -> Description {
+        Description {
+            name: "T5 bias",
+            formula: "z = s + sqrt(D) W[bucket(d), h]",
+            learned: "W: num_buckets * H",
+            enters: SCORES,
+            beyond: "defined: all distances from max_distance on share a value",
+            source: "Raffel et al. 2020, arXiv:1910.10683",
+        }
     }
 
-    /// Gradient in `W`.
-    pub fn table_backward(&self, geometry: &Geometry, gradient: TableGradient) -> Vec<f64> {
-        let (heads, scale) = (geometry.heads, (geometry.head_dim as f64).sqrt());
-        let mut d_weight = vec![0.0; self.num_buckets * heads];
-        if let Some(d_bias) = gradient.d_bias {
-            crate::check_shape!(d_bias, H = heads, L = gradient.len);
-            for (head, row) in d_bias.chunks_exact(gradient.len).enumerate() {
-                for (bucket, upstream) in self.buckets(gradient.len).zip(row) {
-                    d_weight[bucket * heads + head] += scale * upstream;
-                }
-            }
+    fn check_keys(&self) -> Checked {
+        let Config { num_buckets, max_distance } = *self;
+        if num_buckets < 2 || num_buckets % 2 == 1 {
+            let message = format!("{num_buckets} is out of range, it must be even and at least 2");
+            return Err(Refusal::new("num_buckets", message, "the original has 32"));
         }
-        d_weight
+        if max_distance <= num_buckets / 2 {
+            let message = format!("{max_distance} must exceed num_buckets / 2 = {}", num_buckets / 2);
+            return Err(Refusal::new("max_distance", message, "half of the buckets hold one distance each"));
+        }
+        Ok(())
+    }
+
+    fn check(&self, _: &Geometry) -> Checked {
+        Ok(())
+    }
+
+    /// `W`, `[num_buckets, H]`, Xavier-normal.
+    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+        let std = (2.0 / (self.num_buckets as f64 + geometry.heads as f64)).sqrt();
+        vec![Parameter::matrix("weight", [self.num_buckets, geometry.heads], std)]
+    }
+
+    fn may_differ_by_layer(&self) -> bool {
+        true
+    }
+
+    fn longest(&self, _: &Geometry) -> Option<usize> {
+        None
+    }
+
+    fn form(&self, inputs: &Inputs) -> Form {
+        let (heads, len, factor) = (inputs.geometry.heads, inputs.positions.end, factor(inputs.geometry));
+        let round = |value: f64| inputs.compat.round(value);
+        let entry = |bucket: usize, head: usize| round(factor * round(inputs.values[0][bucket * heads + head]));
+        let rows: Vec<usize> = self.rows(len).collect();
+        let bias = (0..heads).flat_map(|head| rows.iter().map(move |bucket| entry(*bucket, head))).collect();
+        Form::Table(DistanceTable { heads, len, sides: Sides::One, bias: Some(bias), weight: None })
+    }
+
+    fn slopes(&self, inputs: &Inputs) -> TableSlopes {
+        let rows = self.rows(inputs.positions.end).collect();
+        TableSlopes { bias: Some(Slopes::Rows { factor: factor(inputs.geometry), rows }), weight: None }
     }
 }

@@ -9,6 +9,8 @@
 //! At `d = 0` every derivative in an exponent is 0, the limit of `d^p ln d` for `p > 0`.
 //! Raising to the power 1 is exact in IEEE arithmetic, so `log` with `p = 1` and the two-parameter kernel agree to the bit.
 
+use crate::compat::Compat;
+
 /// One base kernel; its parameters are passed beside it, in the order of [`Base::parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
@@ -40,6 +42,7 @@ impl Base {
     }
 
     /// Value and derivatives at distance `d >= 0`.
+    #[inline(always)] // so that a caller who wants the value alone pays for no derivative
     pub fn at(self, parameters: &[f64], d: f64) -> Jet {
         let log_d = if d > 0.0 { d.ln() } else { 0.0 };
         match (self, parameters) {
@@ -60,6 +63,17 @@ impl Base {
                 Jet { value: c * decay, gradient: [decay, slope, slope * a * log_d] }
             }
             _ => panic!("{self:?} takes {} parameters, got {}", self.parameters().len(), parameters.len()),
+        }
+    }
+
+    /// The value with every intermediate rounded to bf16, in the original's order of operations; parameters and `d` are
+    /// rounded already.
+    pub(super) fn at_bf16(self, parameters: [f64; 3], d: f64) -> f64 {
+        let r = |value| Compat::Bf16.round(value);
+        match (self, parameters) {
+            (Base::Power, [a, p, _]) => -r(r(d.powf(p)) * a),
+            (Base::Log, [b, a, p]) => r(-b * r(r(1.0 + r(a * r(d.powf(p)))).ln())),
+            (Base::Exp, [c, a, p]) => r(c * r((-r(r(d.powf(p)) * a)).exp())),
         }
     }
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::function::Function;
 use super::parameter::{Init, Parameter, Role};
 use crate::check_shape;
+use crate::compat::Compat;
 
 /// A parameter in an expression: given, or learned per head.
 #[derive(Clone, Debug, PartialEq)]
@@ -137,7 +138,7 @@ impl Expr {
     /// The kernel at distance `|d|`; `parameters` in the order of [`Expr::parameters`].
     pub fn at(&self, parameters: &[f64], d: f64) -> f64 {
         let mut next = 0;
-        let value = self.root.at(parameters, d.abs(), &mut next);
+        let value = self.root.at(parameters, d.abs(), &mut next, Compat::Exact);
         debug_assert_eq!(next, parameters.len(), "one value per learned parameter");
         value
     }
@@ -160,41 +161,37 @@ impl Expr {
     pub fn table(&self, parameters: &[f64], heads: usize, len: usize) -> Vec<f64> {
         let count = self.root.count();
         check_shape!(parameters, H = heads, P = count);
-        (0..heads)
-            .flat_map(|head| {
-                let own = &parameters[head * count..(head + 1) * count];
-                (0..len).map(move |d| self.at(own, d as f64))
-            })
-            .collect()
+        let row = |head: usize| self.row(&parameters[head * count..(head + 1) * count], len, Compat::Exact);
+        (0..heads).flat_map(row).collect()
     }
 
-    /// Adds the gradient in the parameters, given the loss's gradient in the [table](Expr::table).
+    /// Values of one head at distances `0..len`.
     ///
     /// # Shapes
-    /// `parameters` and `d_parameters` `[H, P]`, `d_table` `[H, L]`.
-    pub fn table_backward(
-        &self,
-        parameters: &[f64],
-        heads: usize,
-        len: usize,
-        d_table: &[f64],
-        d_parameters: &mut [f64],
-    ) {
+    /// `parameters` `[P]`, result `[L]`.
+    pub fn row(&self, parameters: &[f64], len: usize, compat: Compat) -> Vec<f64> {
+        check_shape!(parameters, P = self.root.count());
+        (0..len).map(|d| self.root.at(parameters, compat.round(d as f64), &mut 0, compat)).collect()
+    }
+
+    /// Derivatives of [`Expr::row`] in each parameter.
+    ///
+    /// In low precision these are the exact derivatives at the rounded parameters and distances, so that a staircase of
+    /// distances is what a model learns from as well as what it sees.
+    ///
+    /// # Shapes
+    /// `parameters` `[P]`, result `[P][L]`.
+    pub fn slopes(&self, parameters: &[f64], len: usize, compat: Compat) -> Vec<Vec<f64>> {
         let count = self.root.count();
-        check_shape!(parameters, H = heads, P = count);
-        check_shape!(d_parameters, H = heads, P = count);
-        check_shape!(d_table, H = heads, L = len);
+        check_shape!(parameters, P = count);
+        let parameters: Vec<f64> = parameters.iter().map(|value| compat.round(*value)).collect();
         let mut gradient = vec![0.0; count];
-        for head in 0..heads {
-            let own = head * count..(head + 1) * count;
-            for d in 0..len {
-                self.gradient(&parameters[own.clone()], d as f64, &mut gradient);
-                let upstream = d_table[head * len + d];
-                for (sum, slope) in d_parameters[own.clone()].iter_mut().zip(&gradient) {
-                    *sum += upstream * slope;
-                }
-            }
+        let mut slopes = vec![vec![0.0; len]; count];
+        for d in 0..len {
+            self.root.gradient(&parameters, compat.round(d as f64), &mut gradient, &mut 0);
+            slopes.iter_mut().zip(&gradient).for_each(|(row, slope)| row[d] = *slope);
         }
+        slopes
     }
 }
 
@@ -257,24 +254,31 @@ impl Node {
     }
 
     /// Value at `d`; `next` is the index of the next learned parameter.
-    fn at(&self, parameters: &[f64], d: f64, next: &mut usize) -> f64 {
+    fn at(&self, parameters: &[f64], d: f64, next: &mut usize, compat: Compat) -> f64 {
+        let round = |value| compat.round(value);
         match self {
             Node::Call { function, arguments } => {
                 let mut values = [0.0; 3];
                 for (slot, value) in values.iter_mut().zip(arguments) {
-                    *slot = value.read(parameters, next).0;
+                    *slot = round(value.read(parameters, next).0);
                 }
-                function.at(values, d).0
+                function.value(values, d, compat)
             }
-            Node::Scale { factor, of } => factor.read(parameters, next).0 * of.at(parameters, d, next),
-            Node::Sum(of) => of.iter().map(|node| node.at(parameters, d, next)).sum(),
-            Node::Product(of) => of.iter().map(|node| node.at(parameters, d, next)).product(),
+            Node::Scale { factor, of } => {
+                let factor = round(factor.read(parameters, next).0);
+                round(factor * of.at(parameters, d, next, compat))
+            }
+            Node::Sum(of) => of.iter().fold(0.0, |sum, node| round(sum + node.at(parameters, d, next, compat))),
+            Node::Product(of) => of.iter().fold(1.0, |all, node| round(all * node.at(parameters, d, next, compat))),
             Node::Fraction { of, alpha } => {
-                let magnitude = -of.at(parameters, d, next);
-                -magnitude.powf(alpha.read(parameters, next).0)
+                let magnitude = -of.at(parameters, d, next, compat);
+                -round(magnitude.powf(round(alpha.read(parameters, next).0)))
             }
-            Node::NegLog(of) => -(-of.at(parameters, d, next)).ln_1p(),
-            Node::ExpOf(of) => of.at(parameters, d, next).exp(),
+            Node::NegLog(of) => match compat {
+                Compat::Exact => -(-of.at(parameters, d, next, compat)).ln_1p(),
+                Compat::Bf16 => -round(round(1.0 - of.at(parameters, d, next, compat)).ln()),
+            },
+            Node::ExpOf(of) => round(of.at(parameters, d, next, compat).exp()),
         }
     }
 
@@ -287,7 +291,7 @@ impl Node {
                 for (i, value) in arguments.iter().enumerate() {
                     (values[i], learned[i]) = value.read(parameters, next);
                 }
-                let (value, slopes) = function.at(values, d);
+                let (value, slopes) = function.jet(values, d);
                 for (index, slope) in learned.into_iter().zip(slopes) {
                     if let Some(index) = index {
                         gradient[index] = slope;

@@ -9,6 +9,7 @@ use super::expr::Expr;
 use super::function::Function;
 use super::parse::ParseErrorKind;
 use super::rules::{Class, Rule};
+use crate::compat::Compat;
 
 mod certificates;
 
@@ -233,23 +234,40 @@ fn tables_are_prefixes_of_longer_ones_and_every_parameter_matters() {
 }
 
 #[test]
-fn table_backward_adds_the_gradient_of_every_head() {
+fn slopes_match_central_differences() {
     let expr = Expr::parse("log(b, a) + 0.5*gauss(c, a)").unwrap();
-    let (heads, len, count) = (2, 9, 4);
-    let values = expr.initial(heads, &mut ChaCha8Rng::seed_from_u64(9));
-    let d_table: Vec<f64> = (0..heads * len).map(|i| (i as f64).sin()).collect();
-    let mut d_values = vec![1.0; heads * count];
-    expr.table_backward(&values, heads, len, &d_table, &mut d_values);
-    let loss = |values: &[f64]| -> f64 {
-        expr.table(values, heads, len).iter().zip(&d_table).map(|(value, weight)| value * weight).sum()
-    };
-    for i in 0..values.len() {
+    let len = 9;
+    let values = expr.initial(1, &mut ChaCha8Rng::seed_from_u64(9));
+    let slopes = expr.slopes(&values, len, Compat::Exact);
+    for (i, slopes) in slopes.iter().enumerate() {
         let step = 1e-6;
         let [mut up, mut down] = [values.clone(), values.clone()];
         up[i] += step;
         down[i] -= step;
-        // truncation 1e-12, rounding 1e-16 * 10 / 1e-6
-        assert!((d_values[i] - 1.0 - (loss(&up) - loss(&down)) / (2.0 * step)).abs() < 1e-8);
+        let [up, down] = [up, down].map(|values| expr.row(&values, len, Compat::Exact));
+        for ((slope, up), down) in slopes.iter().zip(up).zip(down) {
+            // truncation 1e-12, rounding 1e-16 * 10 / 1e-6
+            assert!((slope - (up - down) / (2.0 * step)).abs() < 1e-8);
+        }
+    }
+}
+
+#[test]
+fn low_precision_is_a_staircase_for_values_and_slopes() {
+    for text in ["log(b, a)", "0.3*power(a, p) - (-log)^0.7", "exp(log(b, a))*gauss + 2", "-log(1 - power)"] {
+        let expr = Expr::parse(text).unwrap();
+        let values = expr.initial(1, &mut ChaCha8Rng::seed_from_u64(3));
+        let row = expr.row(&values, 300, Compat::Bf16);
+        assert_eq!(row[257], row[256], "{text}"); // bf16 has no 257
+        assert!(row.iter().all(|value| Compat::Bf16.round(*value) == *value), "{text}");
+        let exact = expr.row(&values, 300, Compat::Exact);
+        // eight binary digits a step, and a few steps; differences of large terms lose more
+        assert!(row.iter().zip(&exact).all(|(low, high)| (low - high).abs() < 0.1 * high.abs().max(1.0)), "{text}");
+        let rounded: Vec<f64> = values.iter().map(|value| Compat::Bf16.round(*value)).collect();
+        for (low, high) in expr.slopes(&values, 300, Compat::Bf16).iter().zip(expr.slopes(&rounded, 300, Compat::Exact))
+        {
+            assert_eq!((low[257], low[258]), (high[256], high[258]), "{text}");
+        }
     }
 }
 

@@ -1,0 +1,66 @@
+//! Kernel expressions as distance tables: what the methods with names and those of a run file share.
+
+use super::method::Inputs;
+use crate::forms::{DistanceTable, Sides, Slopes, TableSlopes};
+use crate::kernel::expr::Expr;
+
+/// The expressions of a method. Its values are those of the bias, then those of the weight, `[H]` each.
+pub(super) struct Kernels<'a> {
+    pub bias: Option<&'a Expr>,
+    pub weight: Option<&'a Expr>,
+}
+
+/// One of the two, with the place of its values among the method's.
+struct Part<'a> {
+    expr: &'a Expr,
+    first: usize,
+    count: usize,
+}
+
+impl Part<'_> {
+    fn values(&self, inputs: &Inputs, head: usize) -> Vec<f64> {
+        inputs.values[self.first..self.first + self.count].iter().map(|values| values[head]).collect()
+    }
+
+    fn rows(&self, inputs: &Inputs) -> Vec<f64> {
+        let row = |head| self.expr.row(&self.values(inputs, head), inputs.positions.end, inputs.compat);
+        (0..inputs.geometry.heads).flat_map(row).collect()
+    }
+
+    fn slopes(&self, inputs: &Inputs) -> Option<Slopes> {
+        let size = inputs.geometry.heads * inputs.positions.end;
+        let mut found: Vec<(usize, Vec<f64>)> =
+            (0..self.count).map(|at| (self.first + at, Vec::with_capacity(size))).collect();
+        for head in 0..inputs.geometry.heads {
+            let rows = self.expr.slopes(&self.values(inputs, head), inputs.positions.end, inputs.compat);
+            found.iter_mut().zip(rows).for_each(|((_, all), row)| all.extend(row));
+        }
+        (self.count > 0).then_some(Slopes::PerHead(found))
+    }
+}
+
+impl<'a> Kernels<'a> {
+    fn parts(&self) -> [Option<Part<'a>>; 2] {
+        let mut first = 0;
+        [self.bias, self.weight].map(|expr| {
+            expr.map(|expr| {
+                let count = expr.parameters().len();
+                first += count;
+                Part { expr, first: first - count, count }
+            })
+        })
+    }
+
+    /// Bias and weight at distances `0..positions.end`.
+    pub fn table(&self, inputs: &Inputs) -> DistanceTable {
+        let [bias, weight] = self.parts().map(|part| part.map(|part| part.rows(inputs)));
+        let (heads, len) = (inputs.geometry.heads, inputs.positions.end);
+        DistanceTable { heads, len, sides: Sides::One, bias, weight }
+    }
+
+    /// Derivatives in every value.
+    pub fn slopes(&self, inputs: &Inputs) -> TableSlopes {
+        let [bias, weight] = self.parts().map(|part| part.and_then(|part| part.slopes(inputs)));
+        TableSlopes { bias, weight }
+    }
+}

@@ -1,0 +1,60 @@
+//! No positions at all (NoPE): the causal mask is the only order. Haviv et al. 2022, arXiv:2203.16634.
+//!
+//! ```text
+//! z = s
+//! ```
+//!
+//! Enters: nowhere. Learned: nothing. Past the training length: defined for every distance.
+
+use super::method::{Inputs, Positional};
+use super::refusal::Checked;
+use super::words::{DEFINED, Description};
+use super::{Geometry, Parameter};
+use crate::forms::{Form, TableSlopes};
+use serde::{Deserialize, Serialize};
+
+/// Nothing to set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {}
+
+impl Positional for Config {
+    fn words(&self) -> Description {
+        Description {
+            name: "NoPE",
+            formula: "z = s",
+            learned: "nothing",
+            enters: "nowhere: the causal mask is the only order",
+            beyond: DEFINED,
+            source: "Haviv et al. 2022, arXiv:2203.16634",
+        }
+    }
+
+    fn check_keys(&self) -> Checked {
+        Ok(())
+    }
+
+    fn check(&self, _: &Geometry) -> Checked {
+        Ok(())
+    }
+
+    fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
+        Vec::new()
+    }
+
+    fn may_differ_by_layer(&self) -> bool {
+        false
+    }
+
+    fn longest(&self, _: &Geometry) -> Option<usize> {
+        None
+    }
+
+    fn form(&self, _: &Inputs) -> Form {
+        Form::Nothing
+    }
+
+    fn slopes(&self, _: &Inputs) -> TableSlopes {
+        TableSlopes::default()
+    }
+}

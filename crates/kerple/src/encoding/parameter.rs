@@ -1,0 +1,187 @@
+//! Learned tensors of an encoding: shapes, starts, ranges, and how stored numbers become values.
+
+use super::refusal::{Checked, Refusal};
+use crate::kernel::parameter::Keep;
+use rand::{Rng, RngExt};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+/// How a learned parameter starts: `0.5` in a run file is a constant, `[0.0, 2.0]` a uniform draw.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Init {
+    /// Every value is this one.
+    Constant(f64),
+    /// Independent draws from `[low, high)`.
+    Uniform([f64; 2]),
+    /// Independent draws from a normal distribution with mean 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+}
+
+impl<'de> Deserialize<'de> for Init {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let init = match &value {
+            Value::Number(number) => number.as_f64().map(Init::Constant),
+            Value::Array(ends) => match ends.as_slice() {
+                [low, high] => low.as_f64().zip(high.as_f64()).map(|(low, high)| Init::Uniform([low, high])),
+                _ => None,
+            },
+            Value::Object(keys) if keys.len() == 1 => {
+                keys.get("std").and_then(Value::as_f64).map(|std| Init::Normal { std })
+            }
+            _ => None,
+        };
+        init.ok_or_else(|| {
+            D::Error::custom(format!("a start is a number, a range [low, high] or {{ std = number }}, got {value}"))
+        })
+    }
+}
+
+impl Init {
+    /// Refuses a start that is no number, or cannot give a value in `[low, high]`.
+    ///
+    /// # Errors
+    /// The key, the start and the range.
+    pub fn check(&self, key: &str, [low, high]: [f64; 2]) -> Checked {
+        let hint = format!("start `{key}` inside {}", range(low, high));
+        let refuse = |message: String| Err(Refusal::new(key, message, hint.clone()));
+        match *self {
+            Init::Constant(value) if !(value.is_finite() && (low..=high).contains(&value)) => {
+                refuse(format!("{value} is out of range, it must be {}", range(low, high)))
+            }
+            Init::Uniform([from, to]) if !(from.is_finite() && to.is_finite() && from <= to) => {
+                refuse(format!("[{from}, {to}] is no range, the first number must not exceed the second"))
+            }
+            Init::Uniform([from, to]) if from > high || to < low => {
+                refuse(format!("[{from}, {to}] lies outside of the allowed values, {}", range(low, high)))
+            }
+            Init::Normal { std } if !(std.is_finite() && std >= 0.0) => {
+                refuse(format!("std is {std}, it must be at least 0"))
+            }
+            Init::Constant(_) | Init::Uniform(_) | Init::Normal { .. } => Ok(()),
+        }
+    }
+
+    fn draw(&self, rng: &mut impl Rng) -> f64 {
+        match *self {
+            Init::Constant(value) => value,
+            Init::Uniform([low, high]) => low + (high - low) * rng.random::<f64>(),
+            Init::Normal { std } => std * standard_normal(rng),
+        }
+    }
+}
+
+fn range(low: f64, high: f64) -> String {
+    match (low.is_finite(), high.is_finite()) {
+        (true, true) => format!("between {low} and {high}"),
+        (true, false) => format!("at least {low}"),
+        (false, true) => format!("at most {high}"),
+        (false, false) => "finite".to_owned(),
+    }
+}
+
+/// A draw from N(0, 1) by the Box-Muller transform.
+pub fn standard_normal(rng: &mut impl Rng) -> f64 {
+    let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
+    radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()
+}
+
+/// How often a learned tensor exists in a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// Once: all layers share it.
+    #[default]
+    Model,
+    /// Once a layer.
+    Layer,
+}
+
+/// One learned tensor of an encoding.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Parameter {
+    /// Name within the encoding, e.g. `r1`.
+    pub name: String,
+    /// `[H]` for kernels, `[num_buckets, H]` for T5, `[positions, M]` for a learned table.
+    pub shape: Vec<usize>,
+    /// Initial values.
+    pub init: Init,
+    /// Smallest value used.
+    pub low: f64,
+    /// Largest value used.
+    pub high: f64,
+    /// How values stay in `[low, high]`, and so what the stored numbers mean.
+    pub keep: Keep,
+    /// How often it exists in a model.
+    pub scope: Scope,
+    /// Whether weight decay shrinks it: matrices are decayed, numbers of a kernel are not.
+    pub decay: bool,
+}
+
+impl Parameter {
+    /// A matrix of any finite numbers: starts N(0, std^2), is decayed, exists once.
+    pub(super) fn matrix(name: &str, shape: [usize; 2], std: f64) -> Parameter {
+        Parameter {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            init: Init::Normal { std },
+            low: f64::NEG_INFINITY,
+            high: f64::INFINITY,
+            keep: Keep::Projection,
+            scope: Scope::Model,
+            decay: true,
+        }
+    }
+
+    /// A number a head in `[low, high]`, never decayed.
+    pub(super) fn per_head(name: &str, heads: usize, init: Init, [low, high]: [f64; 2]) -> Parameter {
+        Parameter {
+            name: name.to_owned(),
+            shape: vec![heads],
+            init,
+            low,
+            high,
+            keep: Keep::Projection,
+            scope: Scope::Model,
+            decay: false,
+        }
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.shape.iter().fold(1, |product, size| product.saturating_mul(*size))
+    }
+
+    /// Whether the parameter holds no value at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What a stored number means, and the derivative of the meaning in the number.
+    ///
+    /// The clamp to `[low, high]` passes gradients straight through, as the released code does.
+    pub fn value(&self, stored: f64) -> (f64, f64) {
+        let (value, slope) = self.keep.value([self.low, self.high], stored);
+        (value.clamp(self.low, self.high), slope)
+    }
+
+    /// Stored numbers outside of this range are brought back after an update: the range itself, or all numbers where a
+    /// smooth map keeps values in range.
+    pub fn stored_range(&self) -> [f64; 2] {
+        match self.keep {
+            Keep::Projection => [self.low, self.high],
+            Keep::Smooth => [f64::NEG_INFINITY, f64::INFINITY],
+        }
+    }
+
+    /// Stored numbers of initial values: values are drawn, brought into range, then mapped to what is stored.
+    pub(super) fn draw(&self, rng: &mut impl Rng) -> Vec<f64> {
+        let values = (0..self.len()).map(|_| self.init.draw(rng).clamp(self.low, self.high));
+        values.map(|value| self.keep.raw([self.low, self.high], value)).collect()
+    }
+}

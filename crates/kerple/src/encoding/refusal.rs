@@ -1,0 +1,36 @@
+//! Settings that no model can be built from.
+
+/// A setting that is out of range or contradicts another: which key, what is wrong, what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{key}`: {message}")]
+pub struct Refusal {
+    /// Key of the `[encoding]` table.
+    pub key: String,
+    /// The value and its limit.
+    pub message: String,
+    /// What to change.
+    pub hint: String,
+}
+
+impl Refusal {
+    /// A refusal of the value of `key`.
+    pub fn new(key: &str, message: impl Into<String>, hint: impl Into<String>) -> Refusal {
+        Refusal { key: key.to_owned(), message: message.into(), hint: hint.into() }
+    }
+
+    /// Message and hint as one line.
+    pub fn line(&self) -> String {
+        format!("{self}; {}", self.hint)
+    }
+}
+
+/// What a check returns.
+pub type Checked = Result<(), Refusal>;
+
+/// Refuses a base of rates that does not give rates in `(0, 1]`.
+pub(super) fn check_base(base: f64) -> Checked {
+    if base.is_finite() && base >= 1.0 {
+        return Ok(());
+    }
+    Err(Refusal::new("base", format!("{base} is out of range, it must be at least 1"), "10000 is the usual base"))
+}

@@ -1,0 +1,184 @@
+//! What is written in a run file: refusals in words, and labels.
+
+use super::*;
+
+fn read(text: &str) -> Result<Encoding, String> {
+    serde_json::from_str::<Encoding>(text).map_err(|error| error.to_string())
+}
+
+#[test]
+fn unknown_and_ill_typed_keys_are_refused() {
+    for (text, says) in [
+        (r#"{"kind":"kerple_log","r9":1.0}"#, "r9"),
+        (r#"{"kind":"alibi","slope":1}"#, "slope"),
+        (r#"{"kind":"none","x":1}"#, "x"),
+        (r#"{"kind":"kerple_logg"}"#, "there is no `kerple_logg`"),
+        (r#"{"kind":"kerple_log","scale":"twice"}"#, "scale"),
+        (r#"{"kind":"kerple_log","window":0}"#, "`window`"),
+        (r#"{"kind":"kerple_log","window":-5}"#, "`window`: invalid value: integer `-5`, expected a whole number"),
+        (r#"{"kind":"t5","num_buckets":7}"#, "`num_buckets`: 7 is out of range"),
+        (r#"{"kind":"t5","num_buckets":64,"max_distance":32}"#, "`max_distance`: 32 must exceed num_buckets / 2 = 32"),
+        (r#"{"kind":"kerple_log","r1":"high"}"#, "`r1`: a start is a number, a range [low, high]"),
+        (r#"{"kind":"kerple_log","r1":[1,2,3]}"#, "`r1`: a start is a number, a range [low, high]"),
+        (r#"{"kind":"kerple_log","r1":null}"#, "`r1`: a start is a number, a range [low, high]"),
+        (r#"{"kind":"kerple_log","r1":[2,0]}"#, "`r1`: [2, 0] is no range"),
+        (
+            r#"{"kind":"kerple_power","r2":[5,9]}"#,
+            "`r2`: [5, 9] lies outside of the allowed values, between 0.01 and 2",
+        ),
+        (r#"{"kind":"kerple_power","r2":2.5}"#, "`r2`: 2.5 is out of range, it must be between 0.01 and 2"),
+        (r#"{"kind":"kerple_power","r1":-1}"#, "`r1`: -1 is out of range, it must be at least 0.01"),
+        (r#"{"kind":"kerple_power","r1":{"std":-1}}"#, "`r1`: std is -1"),
+        (r#"{"kind":"rotary","pct":1.5}"#, "`pct`: 1.5 is out of range, it must be above 0 and at most 1"),
+        (r#"{"kind":"rotary","pct":1,"base":-1.0}"#, "`base`: -1 is out of range, it must be at least 1"),
+        (r#"{"kind":"sinusoidal","base":0}"#, "`base`: 0 is out of range"),
+        (r#"{"kind":"alibi","scope":"layer"}"#, "`scope`: `alibi` learns nothing that a layer could have for itself"),
+        (r#"{"kind":"learned","scope":"layer"}"#, "`scope`"),
+        (r#"{"kind":"kernel","bias":"log(b"}"#, "`bias`"),
+        (r#"{"window":5}"#, "kind"),
+        ("5", "kind"),
+    ] {
+        let error = read(text).expect_err(text);
+        assert!(error.contains(says), "{text}: {error}");
+        for jargon in ["untagged", "usize", "f64", "variant", "null,", "unit"] {
+            assert!(!error.contains(jargon) || text.contains("\"scale\""), "{text}: {error}");
+        }
+    }
+}
+
+/// Numbers that JSON has no form for, as TOML brings them.
+#[test]
+fn numbers_that_are_not_finite_are_refused_by_name() {
+    use serde::de::IntoDeserializer;
+    use serde::de::value::{Error, MapDeserializer};
+    for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        for key in ["window", "r1"] {
+            let pairs = [(key, value)].into_iter();
+            let map = MapDeserializer::<_, Error>::new(pairs);
+            let error = Encoding::deserialize(map).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{key}`: {value} is not a finite number")), "{error}");
+        }
+    }
+    let text: serde::de::value::StrDeserializer<Error> = "alibi".into_deserializer();
+    assert_eq!(Encoding::deserialize(text).unwrap().label(), "alibi");
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    let odd = Geometry { heads: 3, head_dim: 5, train_len: 32 };
+    let one = Geometry { heads: 4, head_dim: 1, train_len: 32 };
+    for (text, geometry, says) in [
+        (r#"{"kind":"rotary","pct":0.1}"#, GEOMETRY, "`pct`: 0.1 of 16 features a head is less than one pair"),
+        (r#"{"kind":"rotary"}"#, one, "`kind`: rotary turns pairs of features, a head has 1"),
+        (r#"{"kind":"sinusoidal"}"#, odd, "`kind`: sinusoidal rows need an even model width, got 15"),
+        (
+            r#"{"kind":"learned","positions":31}"#,
+            GEOMETRY,
+            "`positions`: 31 rows are too few for training sequences of 32",
+        ),
+    ] {
+        let refusal = read(text).unwrap().check(&geometry).expect_err(text);
+        assert!(refusal.to_string().contains(says), "{text}: {refusal}");
+        assert!(!refusal.hint.is_empty());
+    }
+    let mut made = Encoding::from(Method::named("alibi").unwrap());
+    made.window = Some(0);
+    assert!(made.check(&GEOMETRY).is_err(), "what code made is checked as what was read");
+    for encoding in all() {
+        assert_eq!(encoding.check(&GEOMETRY), Ok(()), "{}", encoding.label());
+    }
+    assert_eq!(read(r#"{"kind":"rotary","pct":0.125}"#).unwrap().check(&GEOMETRY), Ok(()));
+    assert_eq!(read(r#"{"kind":"learned","positions":32}"#).unwrap().check(&GEOMETRY), Ok(()));
+}
+
+/// Settings of every key, several values each.
+fn variants() -> Vec<Encoding> {
+    let own: &[(&str, &[&str])] = &[
+        ("learned", &[r#""positions":9"#, r#""positions":90"#]),
+        ("sinusoidal", &[r#""base":500"#, r#""base":500.5"#]),
+        ("rotary", &[r#""pct":0.5"#, r#""base":500"#, r#""pct":0.5,"base":500"#, r#""pct":0.25,"base":1e6"#]),
+        ("t5", &[r#""num_buckets":16"#, r#""max_distance":16,"num_buckets":8"#, r#""max_distance":168"#]),
+        ("kerple_log", &[r#""r1":1"#, r#""r2":1"#, r#""r1":[0.5,1]"#, r#""r1":[0.5,1.1]"#, r#""r1":{"std":1}"#]),
+        ("kerple_power", &[r#""r1":1,"r2":1.5"#, r#""r1":1.1,"r2":1.5"#, r#""r2":[1e-7,1]"#]),
+        (
+            "kernel",
+            &[
+                r#""bias":"power(a, p)""#,
+                r#""bias":"power(a, p)","keep":"smooth""#,
+                r#""bias":"power(a, p=1)""#,
+                r#""bias":"power(a~1, p=1)""#,
+                r#""bias":"power(a, p=1) + log(b, a)""#,
+                r#""bias":"power(a, p=1) + log(b~0.5, a) + power(a~0.25, p=1.25)""#,
+                r#""bias":"power(a, p=1) + log(b~0.5, a) + power(a~0.25, p=1.75)""#,
+                r#""weight":"power(a, p)""#,
+                r#""weight":"exp(1, a, p)""#,
+                r#""bias":"log(b, a)","weight":"exp(1, a, p)""#,
+                r#""bias":"power(1, 2.5)","unproven":true"#,
+            ],
+        ),
+    ];
+    let own = own.iter().flat_map(|(kind, keys)| keys.iter().map(move |keys| format!(r#"{{"kind":"{kind}",{keys}}}"#)));
+    let mut found: Vec<Encoding> =
+        own.map(|text| read(&text).unwrap_or_else(|error| panic!("{text}: {error}"))).collect();
+    found.extend(all());
+    found
+}
+
+#[test]
+fn labels_tell_encodings_apart_and_fit_a_file_name() {
+    let mut seen: Vec<(String, Encoding)> = Vec::new();
+    for plain in variants() {
+        for (window, scale, compat, clamp) in [
+            (None, Scale::After, Compat::Exact, Clamp::Projected),
+            (Some(64), Scale::After, Compat::Bf16, Clamp::Projected),
+            (Some(640), Scale::Inside, Compat::Exact, Clamp::WorkingCopy),
+        ] {
+            for scope in [Scope::Model, Scope::Layer] {
+                let encoding = Encoding { window, scale, compat, clamp, scope, ..plain.clone() };
+                seen.push((encoding.label(), encoding));
+            }
+        }
+    }
+    for (label, encoding) in &seen {
+        assert!(label.chars().all(|c| c.is_ascii_alphanumeric() || "._=-".contains(c)), "{label}");
+        assert!(label.len() <= 160 && label.starts_with(encoding.method.kind()), "{label}");
+        let same = seen.iter().filter(|(other, _)| other == label);
+        assert!(same.into_iter().all(|(_, other)| other == encoding), "{label} stands for two encodings");
+    }
+    for kind in METHODS {
+        assert_eq!(Encoding::from(Method::named(kind).unwrap()).label(), kind);
+    }
+    for (text, label) in [
+        (r#"{"kind":"t5","num_buckets":16,"max_distance":64}"#, "t5-max_distance=64-num_buckets=16"),
+        (r#"{"kind":"rotary","base":500000.0}"#, "rotary-base=500000"),
+        (r#"{"kind":"kerple_log","r1":[0.5,1],"window":64,"scope":"layer"}"#, "kerple_log-r1=0.5..1-window64-layer"),
+        (r#"{"kind":"kernel","bias":"power(a, p)"}"#, "kernel-bias=power_a_p."),
+    ] {
+        assert!(read(text).unwrap().label().starts_with(label), "{}", read(text).unwrap().label());
+    }
+}
+
+proptest! {
+    #[test]
+    fn equal_labels_mean_equal_encodings(
+        r in prop::collection::vec((0u8..4, 0.01f64..2.0, 0.01f64..2.0), 2..=2), window in prop::option::of(1usize..40),
+        other in prop::collection::vec((0u8..4, 0.01f64..2.0, 0.01f64..2.0), 2..=2), steps in 1u32..50,
+    ) {
+        // few values, so that pairs of equal ones occur
+        let round = |x: f64| (x * f64::from(steps)).ceil() / f64::from(steps);
+        let init = |&(which, x, y): &(u8, f64, f64)| match which {
+            0 => Init::Constant(round(x).min(2.0)),
+            1 => Init::Uniform([round(x).min(round(y)).min(2.0), round(x).max(round(y))]),
+            2 => Init::Normal { std: round(x) },
+            _ => Init::Uniform([0.0, 2.0]),
+        };
+        let encoding = |r: &[(u8, f64, f64)]| Encoding {
+            window,
+            ..Encoding::from(Method::KerplePower(kerple::Power { r1: init(&r[0]), r2: init(&r[1]) }))
+        };
+        let (a, b) = (encoding(&r), encoding(&other));
+        prop_assert_eq!(a.label() == b.label(), a == b, "{} {}", a.label(), b.label());
+        let back: Encoding = serde_json::from_str(&serde_json::to_string(&a).unwrap()).unwrap();
+        prop_assert_eq!(back.label(), a.label());
+    }
+}

@@ -1,0 +1,77 @@
+//! What a method hands over as a whole, and the derivatives of its tables.
+
+use super::{Absolute, DistanceTable, Rotary};
+
+/// What a positional method hands over; a model passes it to the place it enters.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Form {
+    /// Nothing: the causal mask is the only order.
+    Nothing,
+    /// Rows for the token embeddings.
+    Absolute(Absolute),
+    /// A rotation of queries and keys.
+    Rotary(Rotary),
+    /// A change of scores by distance.
+    Table(DistanceTable),
+}
+
+/// Derivatives of a [`DistanceTable`] in what an encoding learns; `None` where a table depends on nothing learned.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TableSlopes {
+    /// Of the bias.
+    pub bias: Option<Slopes>,
+    /// Of the weight.
+    pub weight: Option<Slopes>,
+}
+
+/// Derivatives of one table `[H, L]`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Slopes {
+    /// Row `h` depends on value `h` of parameters `[H]`: the parameter's index and the derivatives in it, `[H, L]`.
+    PerHead(Vec<(usize, Vec<f64>)>),
+    /// Entry `[h, d]` is `factor` times entry `[rows[d], h]` of the only parameter, a matrix `[R, H]`.
+    Rows {
+        /// What the entry is multiplied by.
+        factor: f64,
+        /// Row of each distance, `[L]`.
+        rows: Vec<usize>,
+    },
+}
+
+impl Slopes {
+    /// Multiplies all derivatives.
+    pub fn scale(&mut self, by: f64) {
+        match self {
+            Slopes::PerHead(parameters) => {
+                parameters.iter_mut().flat_map(|(_, rows)| rows).for_each(|slope| *slope *= by);
+            }
+            Slopes::Rows { factor, .. } => *factor *= by,
+        }
+    }
+
+    /// Adds to `d_values`, one vector a parameter, the gradient through the table, given the gradient `d_table` in it.
+    ///
+    /// Sums run from the smallest distance to the largest.
+    pub fn backward(&self, heads: usize, d_table: &[f64], d_values: &mut [Vec<f64>]) {
+        let len = d_table.len() / heads;
+        match self {
+            Slopes::PerHead(parameters) => {
+                for (index, slopes) in parameters {
+                    crate::check_shape!(slopes, H = heads, L = len);
+                    for (head, d_value) in d_values[*index].iter_mut().enumerate() {
+                        let row = head * len..(head + 1) * len;
+                        *d_value += slopes[row.clone()].iter().zip(&d_table[row]).map(|(a, b)| a * b).sum::<f64>();
+                    }
+                }
+            }
+            Slopes::Rows { factor, rows } => {
+                crate::check_shape!(rows, L = len);
+                for (head, d_row) in d_table.chunks_exact(len).enumerate() {
+                    for (row, upstream) in rows.iter().zip(d_row) {
+                        d_values[0][row * heads + head] += factor * upstream;
+                    }
+                }
+            }
+        }
+    }
+}
