@@ -8,13 +8,16 @@
 //! |---|---|---|
 //! | [`naive`] | all | one row of scores: the definition, loops a student can read |
 //! | [`tiled`] | [`Scores::Table`] | O(L), at the speed of the machine |
+//! | [`row_block`] | [`Scores::Map`] | O(K) for each of a block of rows and each head |
 //!
-//! The tiled engine gives the same bits on any number of threads. A value that is not a number reaches every result that depends on it. It may also reach a query that does not see it: a
+//! [`forward`] and [`backward`] choose between the last two, whose results have the same bits on any number of threads.
+//! A value that is not a number reaches every result that depends on it. It may also reach a query that does not see it: a
 //! tile multiplies the values it has masked by 0.
 
 pub mod naive;
 mod problem;
 mod product;
+pub mod row_block;
 mod rows;
 mod softmax;
 #[cfg(test)]
@@ -26,3 +29,28 @@ mod workers;
 pub use crate::forms::{Scores, Sight, Table};
 pub use problem::{Dims, Gradients, Problem, Saved};
 pub use view::{Strides, View, ViewMut};
+
+use crate::Number;
+
+/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing), by the engine for
+/// the problem's scores.
+///
+/// # Panics
+/// If a slice does not fit the sizes of `problem`.
+pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+    match problem.scores {
+        Scores::Table(_) => tiled::forward(problem, q, k, v, out, lse),
+        Scores::Map(_) => row_block::forward(problem, q, k, v, out, lse),
+    }
+}
+
+/// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
+///
+/// # Panics
+/// If a slice does not fit the sizes of `problem`, or two gradients share an element.
+pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    match problem.scores {
+        Scores::Table(_) => tiled::backward(problem, saved, gradients),
+        Scores::Map(_) => row_block::backward(problem, saved, gradients),
+    }
+}

@@ -11,7 +11,7 @@
 //! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] d_out[h]
 //! ```
 //!
-//! Not for speed: [`tiled`](super::tiled) computes the same and is tested against this.
+//! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
 
 use super::{Dims, Gradients, Problem, Saved, Scores, View, ViewMut};
 use crate::Number;

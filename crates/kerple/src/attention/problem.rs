@@ -74,7 +74,7 @@ impl<'a, T: Number> Problem<'a, T> {
     pub(super) fn tables(&self) -> Table<'a, T> {
         match self.scores {
             Scores::Table(table) => table,
-            Scores::Map(map) => panic!("{map:?}: this engine takes distance tables"),
+            Scores::Map(map) => panic!("{map:?}: this engine takes distance tables, attention::row_block takes maps"),
         }
     }
 

@@ -34,3 +34,35 @@ impl<R: Number> Kernel<R> for Exponentials<'_, R> {
         (largest, lanes.sum(sum))
     }
 }
+
+/// `z` becomes the weights `p = exp(z - lse)`, and `d = d_out.v` the gradient in `z`, `p (d - mean)`.
+///
+/// Both rows are whole vectors of the same length.
+pub(super) struct ScoreGradient<'a, R> {
+    pub(super) scores: &'a mut [R],
+    pub(super) d_scores: &'a mut [R],
+    /// Log of the sum of exponentials.
+    pub(super) lse: R,
+    /// `d_out.out`
+    pub(super) mean: R,
+}
+
+impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
+        let (lse, mean) = (lanes.splat(self.lse), lanes.splat(self.mean));
+        assert!(self.scores.len().is_multiple_of(L::COUNT) && self.scores.len() == self.d_scores.len());
+        let rows = self.scores.chunks_exact_mut(L::COUNT).zip(self.d_scores.chunks_exact_mut(L::COUNT));
+        for (scores, d_scores) in rows {
+            // SAFETY: the chunks are one vector long.
+            unsafe {
+                let p = lanes.exp(lanes.sub(lanes.load(scores.as_ptr()), lse));
+                lanes.store(scores.as_mut_ptr(), p);
+                let d = lanes.mul(p, lanes.sub(lanes.load(d_scores.as_ptr()), mean));
+                lanes.store(d_scores.as_mut_ptr(), d);
+            }
+        }
+    }
+}

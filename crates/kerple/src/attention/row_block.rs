@@ -1,0 +1,299 @@
+//! Exact attention for [score maps](crate::forms::ScoreMap): a block of query rows with all heads and keys at a time.
+//!
+//! ```text
+//! forward    s = scale q k^T  [H, rows, columns]  ->  map  ->  mask  ->  softmax  ->  times v
+//! backward   the same up to the weights p         d_v += p^T d_out         dz = p (d_out v^T - d_out.out)
+//!            map's backward: dz -> ds, gradients in q and in its own parameters
+//!            d_q = scale ds k         d_k += scale ds^T q
+//! ```
+//!
+//! A map mixes heads, and may mix the keys of a row, so there is no online softmax over tiles: what is held at a time is
+//! `[H, rows, columns]` for each thread, once in the forward and three times in the backward, and `[B, P]` for the
+//! gradient in the map's parameters. Keys that no row of a block sees are left out.
+//!
+//! Blocks add to `d_k`, `d_v` and the map's parameters in the order of their rows, so the bits do not depend on the number
+//! of threads. Not for distance tables, which need only a tile at a time: see [`tiled`](super::tiled).
+
+mod backward;
+mod forward;
+#[cfg(test)]
+mod tests;
+
+use super::product::{Keep, Matrix, Product};
+use super::rows::{CopyRows, Dots, Transpose};
+use super::workers;
+use super::{Dims, Gradients, Problem, Saved, Scores, View, ViewMut};
+use crate::Number;
+use crate::cpu::InstructionSet;
+use crate::cpu::lanes::Lanes;
+use crate::forms::{Block, ScoreMap};
+
+/// Queries of one block.
+const ROWS: usize = 48;
+/// Keys of one tile of a product.
+const KEYS: usize = 96;
+
+/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing).
+///
+/// # Panics
+/// If a slice does not fit the sizes of `problem`, or its scores are no map.
+pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+    forward_with(InstructionSet::current(), problem, q, k, v, out, lse);
+}
+
+fn forward_with<T: Number>(
+    set: InstructionSet,
+    problem: &Problem<T>,
+    q: View<T>,
+    k: View<T>,
+    v: View<T>,
+    out: ViewMut<T>,
+    lse: &mut [T],
+) {
+    problem.check_forward(q, k, v, &out, lse);
+    T::dispatch(set, forward::Forward { inputs: Inputs { problem, map: map(problem), q, k, v }, out, lse });
+}
+
+/// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
+///
+/// # Panics
+/// If a slice does not fit the sizes of `problem`, two gradients share an element, or the scores are no map.
+pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    backward_with(InstructionSet::current(), problem, saved, gradients);
+}
+
+fn backward_with<T: Number>(set: InstructionSet, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    problem.check_backward(&saved, &gradients);
+    let inputs = Inputs { problem, map: map(problem), q: saved.q, k: saved.k, v: saved.v };
+    T::dispatch(set, backward::Backward { inputs, saved, gradients });
+}
+
+fn map<'a, T>(problem: &Problem<'a, T>) -> &'a dyn ScoreMap<T> {
+    match problem.scores {
+        Scores::Map(map) => map,
+        Scores::Table(_) => panic!("attention::row_block takes score maps, attention::tiled takes distance tables"),
+    }
+}
+
+/// What both directions read.
+#[derive(Clone, Copy)]
+struct Inputs<'a, T> {
+    problem: &'a Problem<'a, T>,
+    map: &'a dyn ScoreMap<T>,
+    q: View<'a, T>,
+    k: View<'a, T>,
+    v: View<'a, T>,
+}
+
+/// Where one block lies.
+#[derive(Clone, Copy)]
+struct Place {
+    batch: usize,
+    first_query: usize,
+    rows: usize,
+    first_key: usize,
+    /// Keys from the first that a row of the block sees to the last.
+    keys: usize,
+    /// As many, rounded up to whole vectors.
+    columns: usize,
+}
+
+/// Rows of queries, `[H, rows, width]` with features padded to whole vectors, and a tile of keys or values.
+struct Tiles<T> {
+    /// `scale * q`
+    q: Vec<T>,
+    /// The queries as a map gets them, `[H, rows, D]`.
+    q_of_map: Vec<T>,
+    /// `[D, KEYS]`
+    transposed: Vec<T>,
+    /// `[KEYS, width]`
+    tile: Vec<T>,
+    /// D rounded up to whole vectors.
+    width: usize,
+}
+
+impl<T: Number> Inputs<'_, T> {
+    fn tiles<L: Lanes>(&self) -> Tiles<T> {
+        let Dims { heads, head_dim, .. } = self.problem.dims;
+        let width = head_dim.next_multiple_of(L::COUNT);
+        Tiles {
+            q: workers::scratch(heads * ROWS * width),
+            q_of_map: workers::scratch(heads * ROWS * head_dim),
+            transposed: workers::scratch(head_dim * KEYS),
+            tile: workers::scratch(KEYS * width),
+            width,
+        }
+    }
+
+    /// Room for the scores of the largest block.
+    fn scores<L: Lanes>(&self) -> Vec<T> {
+        let Dims { heads, queries, keys, .. } = self.problem.dims;
+        workers::scratch(heads * queries.min(ROWS) * keys.next_multiple_of(L::COUNT))
+    }
+
+    /// Blocks of a sequence.
+    fn blocks(&self) -> usize {
+        self.problem.dims.queries.div_ceil(ROWS)
+    }
+
+    fn place<L: Lanes>(&self, batch: usize, block: usize) -> Place {
+        let first_query = block * ROWS;
+        let rows = (self.problem.dims.queries - first_query).min(ROWS);
+        let first_key = self.problem.visible(batch, first_query).start;
+        let keys = self.problem.visible(batch, first_query + rows - 1).end - first_key;
+        Place { batch, first_query, rows, first_key, keys, columns: keys.next_multiple_of(L::COUNT) }
+    }
+
+    /// The same for a map.
+    fn block<'q>(&self, place: &Place, q_of_map: &'q [T]) -> Block<'q, T> {
+        let Dims { heads, head_dim, .. } = self.problem.dims;
+        Block {
+            batch: place.batch,
+            heads,
+            rows: place.rows,
+            columns: place.columns,
+            first_position: self.problem.dims.position(place.first_query),
+            first_key: place.first_key,
+            keys: self.problem.length(place.batch),
+            sight: self.problem.sight,
+            q: &q_of_map[..heads * place.rows * head_dim],
+        }
+    }
+
+    /// Fills what the rows do not see.
+    fn fill_unseen(&self, place: &Place, value: T, scores: &mut [T]) {
+        let visible = |row| {
+            let keys = self.problem.visible(place.batch, place.first_query + row);
+            keys.start - place.first_key..keys.end - place.first_key
+        };
+        for head in scores.chunks_exact_mut(place.rows * place.columns) {
+            for (row, scores) in head.chunks_exact_mut(place.columns).enumerate() {
+                let visible = visible(row);
+                scores[visible.end..].fill(value);
+                scores[..visible.start].fill(value);
+            }
+        }
+    }
+
+    /// The scores that the map gets, `[H, rows, columns]`, after loading the queries.
+    fn raw_scores<L: Lanes<Number = T>>(&self, lanes: L, place: &Place, tiles: &mut Tiles<T>, scores: &mut [T]) {
+        let Dims { heads, head_dim, .. } = self.problem.dims;
+        let Tiles { q, q_of_map, transposed, width, .. } = tiles;
+        for (to, factor, width) in [(&mut *q, self.problem.scale, *width), (q_of_map, T::ONE, head_dim)] {
+            self.load_rows(lanes, place, self.q, factor, to, width);
+        }
+        if place.rows > 1 {
+            self.products(lanes, place, self.k, q, *width, transposed, scores);
+        } else {
+            // a single row is a matter of reading the keys once
+            let group = heads / self.problem.dims.kv_heads;
+            for (head, to) in scores.chunks_exact_mut(place.columns).enumerate() {
+                let k = self.k.rows_from(place.batch, head / group, place.first_key);
+                let (q, stride, to) = (&q[head * *width..][..head_dim], self.k.strides.row, &mut to[..place.keys]);
+                lanes.run(Dots { q, k, stride, to });
+            }
+        }
+        self.fill_unseen(place, T::ZERO, scores);
+    }
+
+    /// Copies the block's rows of all heads to `[H, rows, width]`.
+    fn load_rows<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        place: &Place,
+        view: View<T>,
+        factor: T,
+        to: &mut [T],
+        width: usize,
+    ) {
+        let head_dim = self.problem.dims.head_dim;
+        for head in 0..self.problem.dims.heads {
+            let from = view.rows_from(place.batch, head, place.first_query);
+            let (stride, rows, to) = (view.strides.row, place.rows, &mut to[head * place.rows * width..]);
+            lanes.run(CopyRows { from, stride, rows, head_dim, factor, to, width });
+        }
+    }
+
+    /// `to[h, i, j] = rows[h, i].keys[j]`: rows `[H, rows, width]`, to `[H, rows, columns]`.
+    #[allow(clippy::too_many_arguments, reason = "two arrays, their scratch and their result")]
+    fn products<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        place: &Place,
+        keys: View<T>,
+        rows: &[T],
+        width: usize,
+        transposed: &mut [T],
+        to: &mut [T],
+    ) {
+        let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
+        for (kv_head, first, count) in tiles(kv_heads, place.keys) {
+            lanes.run(Transpose {
+                from: keys.rows_from(place.batch, kv_head, place.first_key + first),
+                stride: keys.strides.row,
+                rows: count,
+                head_dim,
+                factor: T::ONE,
+                to: transposed,
+                width: KEYS,
+            });
+            for head in kv_head * (heads / kv_heads)..(kv_head + 1) * (heads / kv_heads) {
+                lanes.run(Product {
+                    rows: place.rows,
+                    inner: head_dim,
+                    columns: count.next_multiple_of(L::COUNT),
+                    a: Matrix { data: &rows[head * place.rows * width..], row_stride: width, column_stride: 1 },
+                    b: transposed,
+                    b_stride: KEYS,
+                    c: &mut to[head * place.rows * place.columns + first..],
+                    c_stride: place.columns,
+                    keep: Keep::Overwrite,
+                });
+            }
+        }
+    }
+
+    /// `to[h, i] = factor * sum over j of weights[h, i, j] keys[j]`: weights `[H, rows, columns]`, to `[H, rows, width]`.
+    #[allow(clippy::too_many_arguments, reason = "two arrays, their scratch and their result")]
+    fn weighted<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        place: &Place,
+        weights: &[T],
+        keys: View<T>,
+        factor: T,
+        tile: &mut [T],
+        to: &mut [T],
+    ) {
+        let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
+        let width = head_dim.next_multiple_of(L::COUNT);
+        to[..heads * place.rows * width].fill(T::ZERO);
+        for (kv_head, first, count) in tiles(kv_heads, place.keys) {
+            let from = keys.rows_from(place.batch, kv_head, place.first_key + first);
+            lanes.run(CopyRows { from, stride: keys.strides.row, rows: count, head_dim, factor, to: tile, width });
+            for head in kv_head * (heads / kv_heads)..(kv_head + 1) * (heads / kv_heads) {
+                lanes.run(Product {
+                    rows: place.rows,
+                    inner: count,
+                    columns: width,
+                    a: Matrix {
+                        data: &weights[head * place.rows * place.columns + first..],
+                        row_stride: place.columns,
+                        column_stride: 1,
+                    },
+                    b: tile,
+                    b_stride: width,
+                    c: &mut to[head * place.rows * width..],
+                    c_stride: width,
+                    keep: Keep::Add,
+                });
+            }
+        }
+    }
+}
+
+/// Key head, first key and number of keys of each tile.
+fn tiles(kv_heads: usize, keys: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..kv_heads)
+        .flat_map(move |head| (0..keys).step_by(KEYS).map(move |first| (head, first, (keys - first).min(KEYS))))
+}

@@ -1,0 +1,224 @@
+//! Rows of all heads backwards: scores, map and weights again, then every gradient.
+
+use super::{Inputs, KEYS, Place, ROWS, Tiles, tiles};
+use crate::Number;
+use crate::attention::product::{Keep, Matrix, Product};
+use crate::attention::rows::{AddRow, Dots};
+use crate::attention::softmax::ScoreGradient;
+use crate::attention::workers::{Schedule, Turns};
+use crate::attention::{Dims, Gradients, Saved, Strides, ViewMut, workers};
+use crate::cpu::lanes::{Kernel, Lanes};
+use crate::forms::MapGradients;
+
+/// One call.
+pub(super) struct Backward<'a, T> {
+    pub(super) inputs: Inputs<'a, T>,
+    pub(super) saved: Saved<'a, T>,
+    pub(super) gradients: Gradients<'a, T>,
+}
+
+struct Call<'a, L: Lanes> {
+    lanes: L,
+    inputs: Inputs<'a, L::Number>,
+    saved: Saved<'a, L::Number>,
+    d_q: ViewMut<'a, L::Number>,
+    d_k: ViewMut<'a, L::Number>,
+    d_v: ViewMut<'a, L::Number>,
+    /// `[B, P]`, as a row for each sequence.
+    d_map: ViewMut<'a, L::Number>,
+    /// Of each key head of each sequence: which block may add to its `d_k` and `d_v`.
+    turns: Turns,
+    /// Of each sequence: which block may add to `d_map`.
+    map_turns: Turns,
+}
+
+/// What one thread computes in.
+struct Scratch<T> {
+    tiles: Tiles<T>,
+    /// `[H, rows, width]`
+    d_out: Vec<T>,
+    d_q: Vec<T>,
+    /// What the map adds to `d_q`, `[H, rows, D]`
+    d_q_of_map: Vec<T>,
+    /// As the map gets them, `[H, rows, columns]`
+    scores: Vec<T>,
+    /// Mapped scores, then weights.
+    weights: Vec<T>,
+    /// `d_out.v`, then the gradient in the mapped scores, then that in the scores.
+    d_scores: Vec<T>,
+    /// `[P]`
+    d_map: Vec<T>,
+}
+
+impl<T: Number> Kernel<T> for Backward<'_, T> {
+    type Output = ();
+
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let Backward { inputs, saved, gradients } = self;
+        let Dims { batch, kv_heads, .. } = inputs.problem.dims;
+        let Gradients { d_q, d_k, d_v, d_map, d_bias: _, d_weight: _ } = gradients;
+        let parameters = inputs.map.parameters();
+        let mut sums = vec![T::ZERO; batch * parameters];
+        let call = Call {
+            lanes,
+            inputs,
+            saved,
+            d_q,
+            d_k,
+            d_v,
+            d_map: ViewMut::new(&mut sums, Strides { batch: parameters, head: parameters, row: parameters }),
+            turns: Turns::new(batch * kv_heads, |_| 0),
+            map_turns: Turns::new(batch, |_| 0),
+        };
+        call.clear();
+        let blocks = inputs.blocks();
+        let schedule = Schedule::new(batch, blocks);
+        workers::for_each(
+            batch * blocks,
+            || call.scratch(),
+            |scratch, item| {
+                let _guards = (call.turns.guard(), call.map_turns.guard());
+                let (batch, block) = schedule.item(item);
+                call.block(scratch, &inputs.place::<L>(batch, block), block);
+            },
+        );
+        if let Some(d_map) = d_map {
+            d_map.fill(T::ZERO);
+            sums.chunks_exact(parameters.max(1)).for_each(|from| lanes.run(AddRow { to: d_map, from }));
+        }
+    }
+}
+
+impl<L: Lanes> Call<'_, L> {
+    /// Clears `d_k` and `d_v`, to which blocks add.
+    fn clear(&self) {
+        let Dims { batch, kv_heads, keys, head_dim, .. } = self.inputs.problem.dims;
+        workers::for_each(
+            batch * kv_heads,
+            || (),
+            |(), unit| {
+                for key in 0..keys {
+                    for view in [&self.d_k, &self.d_v] {
+                        // SAFETY: the views are checked, and this item alone writes this head now.
+                        unsafe { view.row(unit / kv_heads, unit % kv_heads, key, head_dim) }.fill(L::Number::ZERO);
+                    }
+                }
+            },
+        );
+    }
+
+    fn scratch(&self) -> Scratch<L::Number> {
+        let Dims { heads, head_dim, .. } = self.inputs.problem.dims;
+        let tiles = self.inputs.tiles::<L>();
+        let [d_out, d_q] = [(); 2].map(|()| workers::scratch(heads * ROWS * tiles.width));
+        let [scores, weights, d_scores] = [(); 3].map(|()| self.inputs.scores::<L>());
+        let (d_q_of_map, d_map) =
+            (workers::scratch(heads * ROWS * head_dim), workers::scratch(self.inputs.map.parameters()));
+        Scratch { tiles, d_out, d_q, d_q_of_map, scores, weights, d_scores, d_map }
+    }
+
+    fn block(&self, scratch: &mut Scratch<L::Number>, place: &Place, block: usize) {
+        let Dims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
+        scratch.d_q_of_map.fill(L::Number::ZERO);
+        scratch.d_map.fill(L::Number::ZERO);
+        if place.columns > 0 {
+            self.weights(scratch, place);
+            let size = heads * place.rows * place.columns;
+            let of_block = MapGradients {
+                d_scores: &mut scratch.d_scores[..size],
+                d_q: &mut scratch.d_q_of_map[..heads * place.rows * head_dim],
+                d_parameters: &mut scratch.d_map,
+            };
+            let described = self.inputs.block(place, &scratch.tiles.q_of_map);
+            self.inputs.map.backward(&described, &scratch.scores[..size], of_block);
+            self.inputs.fill_unseen(place, L::Number::ZERO, &mut scratch.d_scores[..size]);
+        }
+        self.store_d_q(scratch, place);
+        for kv_head in 0..kv_heads {
+            self.turns.take(place.batch * kv_heads + kv_head, block, || self.add_d_k_and_d_v(scratch, place, kv_head));
+        }
+        self.map_turns.take(place.batch, block, || {
+            // SAFETY: the row is `[P]`, and it is this item's turn to write it.
+            let to = unsafe { self.d_map.row(place.batch, 0, 0, scratch.d_map.len()) };
+            self.lanes.run(AddRow { to, from: &scratch.d_map });
+        });
+    }
+
+    /// Scores, weights, and the gradient in the mapped scores.
+    fn weights(&self, scratch: &mut Scratch<L::Number>, place: &Place) {
+        let (inputs, lanes) = (&self.inputs, self.lanes);
+        let Dims { heads, queries, head_dim, .. } = inputs.problem.dims;
+        let size = heads * place.rows * place.columns;
+        let Scratch { tiles, d_out, scores, weights, d_scores, .. } = scratch;
+        let (scores, weights, d_scores) = (&mut scores[..size], &mut weights[..size], &mut d_scores[..size]);
+        inputs.raw_scores(lanes, place, tiles, scores);
+        weights.copy_from_slice(scores);
+        inputs.map.forward(&inputs.block(place, &tiles.q_of_map), weights);
+        inputs.load_rows(lanes, place, self.saved.d_out, L::Number::ONE, d_out, tiles.width);
+        inputs.products(lanes, place, inputs.v, d_out, tiles.width, &mut tiles.transposed, d_scores);
+        for at in 0..heads * place.rows {
+            let (head, query) = (at / place.rows, place.first_query + at % place.rows);
+            let mut mean = [L::Number::ZERO];
+            let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(place.batch, head, query, head_dim));
+            lanes.run(Dots { q, k, stride: 0, to: &mut mean });
+            let row = at * place.columns..(at + 1) * place.columns;
+            let lse = self.saved.lse[(place.batch * heads + head) * queries + query];
+            if lse == L::Number::NEG_INFINITY {
+                weights[row.clone()].fill(L::Number::ZERO);
+                d_scores[row].fill(L::Number::ZERO);
+            } else {
+                let (scores, d_scores) = (&mut weights[row.clone()], &mut d_scores[row]);
+                lanes.run(ScoreGradient { scores, d_scores, lse, mean: mean[0] });
+            }
+        }
+        inputs.fill_unseen(place, L::Number::ZERO, weights);
+        inputs.fill_unseen(place, L::Number::ZERO, d_scores);
+    }
+
+    /// `d_q = scale ds k`, and what the map adds.
+    fn store_d_q(&self, scratch: &mut Scratch<L::Number>, place: &Place) {
+        let Dims { heads, head_dim, .. } = self.inputs.problem.dims;
+        let Scratch { tiles, d_q, d_q_of_map, d_scores, .. } = scratch;
+        let (k, scale) = (self.inputs.k, self.inputs.problem.scale);
+        self.inputs.weighted(self.lanes, place, d_scores, k, scale, &mut tiles.tile, d_q);
+        for at in 0..heads * place.rows {
+            // SAFETY: the view is checked, and this item alone writes this row.
+            let to =
+                unsafe { self.d_q.row(place.batch, at / place.rows, place.first_query + at % place.rows, head_dim) };
+            to.copy_from_slice(&d_q_of_map[at * head_dim..][..head_dim]);
+            self.lanes.run(AddRow { to, from: &d_q[at * tiles.width..] });
+        }
+    }
+
+    /// `d_k += ds^T (scale q)` and `d_v += p^T d_out` for one key head.
+    fn add_d_k_and_d_v(&self, scratch: &mut Scratch<L::Number>, place: &Place, kv_head: usize) {
+        let Dims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
+        let Scratch { tiles: Tiles { q, tile, width, .. }, d_out, weights, d_scores, .. } = scratch;
+        for (_, first, count) in tiles(1, place.keys) {
+            for (of_scores, rows, view) in [(&*d_scores, &*q, &self.d_k), (&*weights, &*d_out, &self.d_v)] {
+                let group = heads / kv_heads;
+                for head in kv_head * group..(kv_head + 1) * group {
+                    let data = &of_scores[head * place.rows * place.columns + first..];
+                    self.lanes.run(Product {
+                        rows: count,
+                        inner: place.rows,
+                        columns: *width,
+                        a: Matrix { data, row_stride: 1, column_stride: place.columns },
+                        b: &rows[head * place.rows * *width..],
+                        b_stride: *width,
+                        c: tile,
+                        c_stride: *width,
+                        keep: if head % group == 0 { Keep::Overwrite } else { Keep::Add },
+                    });
+                }
+                for (key, from) in tile.chunks_exact(*width).take(count).enumerate() {
+                    // SAFETY: the views are checked, and it is this item's turn to write these keys.
+                    let to = unsafe { view.row(place.batch, kv_head, place.first_key + first + key, head_dim) };
+                    self.lanes.run(AddRow { to, from });
+                }
+            }
+        }
+    }
+}
+
+const _: () = assert!(KEYS.is_multiple_of(16), "a tile starts at a whole vector");

@@ -1,0 +1,147 @@
+//! The engine against the definition, on every instruction set this CPU has.
+
+use super::{backward_with, forward_with};
+use crate::Number;
+use crate::attention::tests::{Case, Engine, Mix, Outcome, assert_close, dims, recipes};
+use crate::attention::{Gradients, Problem, Saved, Sight, View, ViewMut};
+use crate::cpu::InstructionSet;
+use proptest::prelude::*;
+
+struct RowBlock(InstructionSet);
+
+impl<T: Number> Engine<T> for RowBlock {
+    fn forward(&self, problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+        forward_with(self.0, problem, q, k, v, out, lse);
+    }
+    fn backward(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+        backward_with(self.0, problem, saved, gradients);
+    }
+}
+
+fn in_f32(case: &Case, set: InstructionSet) -> Outcome<f64> {
+    case.run(&RowBlock(set), |x| x as f32, f64::from)
+}
+
+fn in_f64(case: &Case) -> Outcome<f64> {
+    case.run(&RowBlock(InstructionSet::Portable), |x| x, |x| x)
+}
+
+fn assert_row_block_equals_naive(case: Case) {
+    let case = case.rounded();
+    let expected = case.naive();
+    for set in InstructionSet::available() {
+        // f32 carries 6e-8; sums over heads, a few hundred keys and features lose two digits
+        assert_close(&case, &in_f32(&case, set), &expected, 2e-5, set.name());
+    }
+    assert_close(&case, &in_f64(&case), &expected, 1e-12, "f64"); // f64 carries 1e-16, likewise
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn row_block_equals_naive(recipe in recipes(), seed in any::<u64>()) {
+        assert_row_block_equals_naive(recipe.case().mapped(seed));
+    }
+}
+
+/// Blocks of 48 rows are whole, odd and one over.
+#[test]
+fn blocks_equal_the_whole() {
+    for (queries, keys) in [(1, 300), (48, 48), (49, 49), (97, 131), (131, 60)] {
+        for sight in [Sight::CAUSAL, Sight::Causal { window: Some(50) }, Sight::BOTH, Sight::Both { window: Some(7) }] {
+            assert_row_block_equals_naive(Case::with_sight(dims(2, 4, 2, queries, keys, 5), sight, 40).mapped(41));
+        }
+    }
+}
+
+#[test]
+fn the_identity_map_is_plain_attention() {
+    for sight in [Sight::CAUSAL, Sight::BOTH, Sight::Causal { window: Some(60) }] {
+        let mut plain = Case::with_sight(dims(2, 4, 2, 150, 170, 20), sight, 42).rounded();
+        (plain.bias, plain.weight) = (None, None);
+        let mut mapped = plain.clone();
+        mapped.map = Some(Mix::identity(&plain));
+        for set in InstructionSet::available() {
+            let (mut plain, mut mapped) = (plain.tiled_f32(set), in_f32(&mapped, set));
+            for outcome in [&mut plain, &mut mapped] {
+                (outcome.d_bias, outcome.d_weight, outcome.d_map) = (vec![], vec![], vec![]);
+            }
+            // both are within 1e-5 of the definition, see `tiled_equals_naive`
+            assert_close(&Case::with_sight(dims(2, 4, 2, 150, 170, 20), sight, 42), &mapped, &plain, 2e-5, set.name());
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    for case in [
+        Case::new(dims(3, 4, 2, 150, 201, 20), 43),
+        Case::with_sight(dims(1, 1, 1, 300, 300, 8), Sight::BOTH, 44),
+        Case::new(dims(1, 2, 2, 400, 400, 8), 45),
+    ] {
+        let case = case.mapped(46);
+        for set in InstructionSet::available() {
+            let on = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| in_f32(&case, set))
+            };
+            let one = on(1);
+            assert!(one == on(2) && one == on(3) && one == on(7), "{set:?} {:?}", case.dims);
+        }
+    }
+}
+
+#[test]
+fn rows_that_see_nothing_are_zero() {
+    let mut case = Case::new(dims(2, 2, 1, 70, 30, 4), 47).mapped(48); // queries 0..40 sit before every key
+    case.lengths = Some(vec![30, 0]); // and the second sequence is padding
+    for set in InstructionSet::available() {
+        let Outcome { out, d_q, d_k, d_v, lse, .. } = in_f32(&case, set);
+        let head = 70 * 4;
+        for (h, (out, d_q)) in out.chunks(head).zip(d_q.chunks(head)).enumerate() {
+            let unseen = if h < 2 { 40 * 4 } else { head };
+            assert!(out[..unseen].iter().chain(&d_q[..unseen]).all(|&x| x == 0.0), "{set:?} head {h}");
+            assert!(out[unseen..].iter().all(|&x| x != 0.0), "{set:?} head {h}");
+            assert!(lse[h * 70..][..unseen / 4].iter().all(|&x| x == f64::NEG_INFINITY), "{set:?} head {h}");
+        }
+        let half = d_k.len() / 2;
+        assert!(d_k[half..].iter().chain(&d_v[half..]).all(|&x| x == 0.0), "{set:?}");
+    }
+}
+
+#[test]
+fn nan_shows_in_every_row_that_sees_it() {
+    for queries in [1, 150] {
+        let mut case = Case::new(dims(1, 2, 1, queries, 150, 20), 49).mapped(50);
+        case.k[70 * 20 + 3] = f64::NAN;
+        let engines = InstructionSet::available().map(|set| in_f32(&case, set)).chain([in_f64(&case), case.naive()]);
+        for outcome in engines {
+            for (row, out) in outcome.out.chunks(20).enumerate() {
+                let seen = 150 - queries + row % queries >= 70;
+                assert!(out.iter().all(|x| x.is_nan()) || !seen, "row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "attention::tiled takes distance tables")]
+fn tables_are_refused() {
+    in_f64(&Case::new(dims(1, 1, 1, 3, 3, 2), 51));
+}
+
+#[test]
+fn the_general_entry_takes_tables_and_maps() {
+    struct Either;
+    impl<T: Number> Engine<T> for Either {
+        fn forward(&self, problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+            crate::attention::forward(problem, q, k, v, out, lse);
+        }
+        fn backward(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+            crate::attention::backward(problem, saved, gradients);
+        }
+    }
+    for case in [Case::new(dims(1, 2, 1, 30, 40, 8), 52), Case::new(dims(1, 2, 1, 30, 40, 8), 52).mapped(53)] {
+        assert_close(&case, &case.run(&Either, |x| x, |x| x), &case.naive(), 1e-12, "either");
+    }
+}
