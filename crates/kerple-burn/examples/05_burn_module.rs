@@ -4,7 +4,8 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::encoding::{Encoding, Geometry, Method};
 use kerple_burn::adamw::{AdamW, Settings, Update};
-use kerple_burn::composed;
+use kerple_burn::fused::Engine;
+use kerple_burn::ops::attention::{attention, default_scale};
 use kerple_burn::parameters::{self, Describe, Groups};
 use kerple_burn::positions::PositionalEncoding;
 
@@ -19,7 +20,8 @@ impl Average {
     /// With q = k = 0 only the bias decides: each position gets a mean of the past, weighted by distance.
     fn forward(&self, v: Tensor<4>, device: &Device) -> Tensor<4> {
         let nothing = v.zeros_like();
-        composed::attention(nothing.clone(), nothing, v, &self.encoding.positions(LEN, LEN, (device, DType::F32)))
+        let positions = self.encoding.positions(LEN, LEN, (device, DType::F32));
+        attention(nothing.clone(), nothing, v, default_scale(4), &positions, Engine::Fused)
     }
 }
 

@@ -159,7 +159,7 @@ macro_rules! arities {
                     };
                     <Dispatch as FusedBackend>::$name($($input,)+ op)
                 })+
-                count => panic!("an operation takes 1 to 9 tensors, got {count}"),
+                count => panic!("an operation takes 1 to 10 tensors, got {count}"),
             }
         }
     };
@@ -175,6 +175,7 @@ arities! {
     fused7 7: a b c d e f g;
     fused8 8: a b c d e f g h;
     fused9 9: a b c d e f g h i;
+    fused10 10: a b c d e f g h i j;
 }
 
 /// A tensor of any rank, on its way into an operation.
@@ -186,7 +187,76 @@ impl<const D: usize> From<Tensor<D>> for Input {
     }
 }
 
-/// Runs `op` on 1 to 9 float tensors of the flex backend; the result takes part in autodiff when an input does.
+/// The tensors of an operation, in the order in which they were added; each is known by its place from then on.
+#[derive(Default)]
+pub struct Inputs(Vec<Input>);
+
+impl Inputs {
+    /// Adds a tensor and tells its place.
+    pub fn add<const D: usize>(&mut self, tensor: Tensor<D>) -> usize {
+        self.0.push(tensor.into());
+        self.0.len() - 1
+    }
+
+    /// The same for a tensor that may be absent.
+    pub fn add_some<const D: usize>(&mut self, tensor: Option<Tensor<D>>) -> Option<usize> {
+        tensor.map(|tensor| self.add(tensor))
+    }
+
+    /// Runs `op` on them, see [`apply`].
+    pub fn apply<const D: usize>(self, op: impl Op) -> Tensor<D> {
+        apply(op, self.0)
+    }
+}
+
+/// The gradients of an operation by the places of its inputs, while they are being made.
+pub struct Found<'a> {
+    inputs: &'a [Array],
+    gradients: Vec<Option<Array>>,
+}
+
+impl<'a> Found<'a> {
+    /// No gradient yet.
+    pub fn new(inputs: &'a [Array]) -> Found<'a> {
+        Found { inputs, gradients: inputs.iter().map(|_| None).collect() }
+    }
+
+    /// The gradient in the input at this place.
+    ///
+    /// # Panics
+    /// When it has another number of values.
+    pub fn put<T: Number>(&mut self, place: usize, gradient: Vec<T>) {
+        self.gradients[place] = Some(Array::from_vec(gradient, self.inputs[place].shape()));
+    }
+
+    /// The gradient in an input that may be absent.
+    ///
+    /// # Panics
+    /// When there is one without the other.
+    pub fn put_some<T: Number>(&mut self, place: Option<usize>, gradient: Option<Vec<T>>) {
+        match (place, gradient) {
+            (Some(place), Some(gradient)) => self.put(place, gradient),
+            (place, gradient) => assert!(place.is_none() && gradient.is_none(), "a gradient without its input"),
+        }
+    }
+
+    /// A gradient that is an array already, such as the one that came in.
+    pub fn pass(&mut self, place: usize, gradient: Array) {
+        self.gradients[place] = Some(gradient);
+    }
+
+    /// The inputs.
+    pub fn inputs(&self) -> &'a [Array] {
+        self.inputs
+    }
+
+    /// All of them, in the order of the inputs.
+    pub fn finish(self) -> Vec<Option<Array>> {
+        self.gradients
+    }
+}
+
+/// Runs `op` on 1 to 10 float tensors of the flex backend; the result takes part in autodiff when an input does.
 ///
 /// # Panics
 /// When an input lives on another backend, or the inputs' types differ.
@@ -194,7 +264,24 @@ pub fn apply<const D: usize>(op: impl Op, inputs: Vec<Input>) -> Tensor<D> {
     Tensor::from_dispatch(dispatch(inputs.into_iter().map(|input| input.0).collect(), Arc::new(op)))
 }
 
-/// Whether fused operations run on this tensor's device; elsewhere the composed definitions do.
+/// Which version of an operation runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// The fused one where the tensor's device has it, the definition elsewhere.
+    #[default]
+    Fused,
+    /// The definition in plain Burn operations, on every device.
+    Composed,
+}
+
+impl Engine {
+    /// Whether the fused version runs on this tensor.
+    pub fn is_fused_on<const D: usize>(self, tensor: &Tensor<D>) -> bool {
+        self == Engine::Fused && runs_fused(tensor)
+    }
+}
+
+/// Whether this tensor's device has fused operations; elsewhere the composed definitions run.
 pub fn runs_fused<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.device().without_autodiff() == burn::tensor::Device::flex()
 }

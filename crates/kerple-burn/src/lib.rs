@@ -1,17 +1,19 @@
-//! Positional encodings, exact attention with learned distance tables, and fused training operations for Burn.
+//! Positional encodings, exact attention with learned distance tables, and transformer blocks for Burn.
 //!
-//! Each operation exists twice: [`composed`] holds the definitions in plain Burn operations, which any backend runs;
-//! the fused versions run on the CPU backend through [`fused::apply`], with their own backward. A test holds them equal.
+//! * [`fused`] is the door through which CPU operations with their own backward enter Burn; [`array`] is what they see.
+//! * [`ops`] are functions of tensors: the fused version of each beside its definition in plain Burn operations, which any
+//!   backend runs. An [`Engine`](fused::Engine) chooses.
+//! * [`layers`] are modules with parameters that call them, [`block`] joins two of them as a [`plan`] says.
+//! * [`positions`] turns an encoding's parameters into what attention takes; [`memory`] keeps what was seen.
 
 pub mod adamw;
 pub mod array;
-pub mod attention;
-pub mod cache;
-pub mod composed;
+pub mod block;
 pub mod fused;
-mod head;
 pub mod layers;
-mod mlp;
+pub mod memory;
+pub mod ops;
 pub mod parameters;
 pub mod pass;
+pub mod plan;
 pub mod positions;

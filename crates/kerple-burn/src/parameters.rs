@@ -228,13 +228,15 @@ pub fn groups<M: Module + Describe>(module: &M) -> Vec<Group> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::Linear;
-    use burn::tensor::Device;
+    use crate::layers::{Init, Linear};
+    use burn::tensor::{DType, Device};
     use rand::SeedableRng;
 
     fn layer() -> Linear {
         let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(0);
-        Linear::new([3, 2], 1.0, &mut rng, &Device::flex().autodiff())
+        let device = Device::flex().autodiff();
+        let mut init = Init { rng: &mut rng, std: 1.0, std_out: 1.0, device: &device, dtype: DType::F32 };
+        Linear::new([3, 2], true, 1.0, &mut init)
     }
 
     #[test]
@@ -251,7 +253,7 @@ mod tests {
         assert_eq!(after[0].array.slice::<f32>(), [5.0; 6]);
         assert_eq!(after[1].array.slice::<f32>(), [6.0; 2]);
 
-        let loss = layer.composed(Tensor::ones([1, 4, 3], &Device::flex().autodiff())).sum();
+        let loss = layer.forward(Tensor::ones([1, 4, 3], &Device::flex().autodiff())).sum();
         let found = gradients(&layer, &mut loss.backward());
         assert_eq!(on_host(found[0].clone().unwrap()).slice::<f32>(), [4.0; 6]);
         assert_eq!(on_host(found[1].clone().unwrap()).slice::<f32>(), [4.0; 2]);
@@ -276,9 +278,10 @@ mod tests {
         let (layer, group) = (layer(), Group { decay: true, range: Some([0.0, 1.0]) });
         let mut groups = Groups::default();
         let said = Said(&layer, group);
-        groups.say(&said.0.bias, said.1);
+        let bias = said.0.bias.as_ref().expect("the layer has a bias");
+        groups.say(bias, said.1);
         assert_eq!(groups.of(&layer.weight), Group { decay: true, range: None });
-        assert_eq!(groups.of(&layer.bias), group);
-        assert_eq!(Groups::default().of(&layer.bias), Group { decay: false, range: None });
+        assert_eq!(groups.of(bias), group);
+        assert_eq!(Groups::default().of(bias), Group { decay: false, range: None });
     }
 }

@@ -4,8 +4,9 @@ use crate::attention::Answer;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::encoding::{Encoding, Geometry};
+use kerple_burn::fused::Engine;
+use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::positions::PositionalEncoding;
-use kerple_burn::{composed, layers};
 
 /// One attention layer and the gradient that flows into its output; arrays are `[B, H, L, D]`.
 pub struct Layer<'a> {
@@ -53,8 +54,8 @@ pub fn run(layer: &Layer) -> Answer {
         .collect();
     let len = layer.shape[2];
     let positions = encoding.positions(len, len, (&device, DType::F64));
-    let attention = if layer.fused { layers::attention } else { composed::rotated_attention };
-    let out = attention(q.clone(), k.clone(), v.clone(), &positions);
+    let engine = if layer.fused { Engine::Fused } else { Engine::Composed };
+    let out = rotated(q.clone(), k.clone(), v.clone(), default_scale(layer.shape[3]), &positions, engine);
     let gradients = (out.clone() * d_out).sum().backward();
     let take = |tensor: &Tensor<4>| tensor.grad(&gradients).map(numbers).unwrap_or_default();
     Answer {

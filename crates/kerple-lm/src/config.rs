@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::schedule::Decay;
 use kerple::encoding::Encoding;
+use kerple_burn::plan::BlockPlan;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -68,10 +69,15 @@ pub struct ModelConfig {
     pub n_heads: Option<usize>,
     /// Features a head.
     pub head_dim: Option<usize>,
+    /// Model width; heads times their features when absent.
+    pub d_model: Option<usize>,
     /// Inner width of the feed-forward layers; 4 times the model width when absent.
     pub d_hidden: Option<usize>,
     /// The vocabulary is padded to a multiple of this; padded logits take part in the softmax.
     pub pad_vocab_to: Option<usize>,
+    /// What a block is made of: `[model.block]`, by default the paper's.
+    #[serde(skip_serializing_if = "BlockPlan::is_default")]
+    pub block: BlockPlan,
 }
 
 /// Named model sizes.

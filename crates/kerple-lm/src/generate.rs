@@ -47,7 +47,7 @@ pub fn generate(
 ) -> Result<()> {
     check(model, prompt.len(), count)?;
     let mut rng = stream(draw.seed, Purpose::Sampling);
-    let mut cache = model.caches(1);
+    let mut cache = model.memories(1);
     let mut next = prompt.to_vec();
     for _ in 0..count {
         let logits = model.extend(Tokens { ids: &next, batch: 1, len: next.len() }, &mut cache).into_data();

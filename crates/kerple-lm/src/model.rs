@@ -1,38 +1,36 @@
-//! The GPT-NeoX decoder: pre-norm, sequential residuals, untied output projection without bias.
+//! The decoder: token embeddings, blocks with a positional encoding, and an output projection, as the plan says.
 
 use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use kerple::seed::{Purpose, stream};
-use kerple_burn::cache::Cache;
-use kerple_burn::composed;
-use kerple_burn::layers::{self, Attention, LayerNorm, Mlp, normal_matrix};
+use kerple_burn::block::Block;
+use kerple_burn::fused::Engine;
+use kerple_burn::layers::{Init, Norm, normal_matrix};
+use kerple_burn::memory::Memory;
+use kerple_burn::ops::embedding::embed;
+use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::parameters::{Describe, Groups};
-use kerple_burn::positions::{PositionalEncoding, Positions};
-
-/// One layer: attention, then feed-forward, each with its own norm and residual connection.
-#[derive(Module, Debug)]
-pub struct Block {
-    /// Attention.
-    pub attention: Attention,
-    /// Feed-forward.
-    pub mlp: Mlp,
-}
+use kerple_burn::positions::PositionalEncoding;
 
 /// A decoder with its positional encoding.
 #[derive(Module, Debug)]
 pub struct Decoder {
     /// Token embeddings, `[V, M]`.
     pub embedding: Param<Tensor<2>>,
+    /// Right after the embedding, where the plan has it.
+    pub embedding_norm: Option<Norm>,
     /// The encoding, shared by all layers.
     pub encoding: PositionalEncoding,
     /// Layers.
     pub blocks: Vec<Block>,
     /// Before the output projection.
-    pub norm: LayerNorm,
-    /// Output projection, `[M, V]`.
-    pub head: Param<Tensor<2>>,
+    pub norm: Norm,
+    /// Output projection, `[M, V]`; the embedding serves when it is tied.
+    pub head: Option<Param<Tensor<2>>>,
+    #[module(skip)]
+    engine: Engine,
 }
 
 impl Describe for Decoder {
@@ -52,19 +50,28 @@ impl Decoder {
     ///
     /// The same seed gives every encoding the same initial weights: weights and encoding draw from streams of their own.
     pub fn new(plan: &Plan, device: &Device) -> Decoder {
-        let ModelPlan { n_layers, n_heads, d_model, d_hidden, vocab_size, .. } = plan.model;
+        let ModelPlan { n_layers, d_model, vocab_size, block, .. } = &plan.model;
+        let sizes = plan.model.sizes();
+        let std_out = STD / (2.0 * *n_layers as f64).sqrt();
         let mut rng = stream(plan.seed, Purpose::Weights);
-        let std = [STD, STD / (2.0 * n_layers as f64).sqrt()];
-        let embedding = normal_matrix([vocab_size, d_model], STD, &mut rng, device);
-        let blocks = (0..n_layers)
-            .map(|_| Block {
-                attention: Attention::new(d_model, n_heads, std, &mut rng, device),
-                mlp: Mlp::new(d_model, d_hidden, std, &mut rng, device),
-            })
-            .collect();
-        let head = normal_matrix([d_model, vocab_size], STD, &mut rng, device);
-        let encoding = PositionalEncoding::new(&plan.encoding, &plan.geometry(), plan.seed, device);
-        Decoder { embedding, encoding, blocks, norm: LayerNorm::new(d_model, device), head }
+        let mut init = Init { rng: &mut rng, std: STD, std_out, device, dtype: DType::F32 };
+        let embedding = normal_matrix([*vocab_size, *d_model], STD, &mut init);
+        let blocks = (0..*n_layers).map(|layer| Block::new(block, &sizes, layer, &mut init)).collect();
+        let head = (!block.tied_head).then(|| normal_matrix([*d_model, *vocab_size], STD, &mut init));
+        Decoder {
+            embedding,
+            embedding_norm: block.embedding_norm.then(|| Norm::new(block, *d_model, &init)),
+            encoding: PositionalEncoding::new(&plan.encoding, &plan.geometry(), plan.seed, device),
+            blocks,
+            norm: Norm::new(block, *d_model, &init),
+            head,
+            engine: Engine::Fused,
+        }
+    }
+
+    /// The same model, computing with this engine.
+    pub fn with_engine(self, engine: Engine) -> Decoder {
+        Decoder { engine, ..self }
     }
 }
 
@@ -97,58 +104,60 @@ impl Decoder {
         }
     }
 
+    /// Embeddings of tokens from position `start` on, `[B, L, M]`, with what the encoding adds to them.
+    fn embed(&self, Tokens { ids, batch, len }: Tokens, start: usize) -> Tensor<3> {
+        let table = self.embedding.val();
+        let device = table.device();
+        let mut x = embed(table, ids, [batch, len], self.engine);
+        if let Some(norm) = &self.embedding_norm {
+            x = norm.forward(x, self.engine);
+        }
+        match self.encoding.absolute(start, len, &device) {
+            Some(rows) => x + rows,
+            None => x,
+        }
+    }
+
     /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
     pub fn hidden(&self, tokens: Tokens) -> Tensor<3> {
-        let embed = |ids: &[u32], shape| layers::embed(self.embedding.val(), ids, shape);
-        self.stream(tokens, embed, |block, x, positions| block.mlp.forward(block.attention.forward(x, positions)))
+        let x = self.embed(tokens, 0);
+        let positions = self.encoding.positions(tokens.len, tokens.len, (&x.device(), x.dtype()));
+        self.blocks.iter().fold(x, |x, block| block.forward(x, &positions, self.engine))
     }
 
-    /// [`Decoder::loss`] by composed operations only: the definition.
-    pub fn composed_loss(&self, tokens: Tokens, targets: &[u32]) -> Tensor<1> {
-        let embed = |ids: &[u32], shape| composed::embed(self.embedding.val(), ids, shape);
-        let layer =
-            |block: &Block, x, positions: &Positions| block.mlp.composed(block.attention.composed(x, positions));
-        let x = self.norm.composed(self.stream(tokens, embed, layer));
-        composed::cross_entropy(x, self.head.val(), targets).mean()
-    }
-
-    fn stream(
-        &self,
-        Tokens { ids, batch, len }: Tokens,
-        embed: impl Fn(&[u32], [usize; 2]) -> Tensor<3>,
-        layer: impl Fn(&Block, Tensor<3>, &Positions) -> Tensor<3>,
-    ) -> Tensor<3> {
-        let device = self.embedding.val().device();
-        let positions = self.encoding.positions(len, len, (&device, DType::F32));
-        let mut x = embed(ids, [batch, len]);
-        if let Some(rows) = self.encoding.absolute(0, len, &device) {
-            x = x + rows;
-        }
-        self.blocks.iter().fold(x, |x, block| layer(block, x, &positions))
+    fn output(&self) -> Head {
+        let (weight, tied) = match &self.head {
+            Some(head) => (head.val(), false),
+            None => (self.embedding.val(), true),
+        };
+        Head { norm: self.norm.tensors(), weight, tied }
     }
 
     /// Negative log-likelihood in nats of each target, `[B, L]`.
     pub fn nll(&self, tokens: Tokens, targets: &[u32]) -> Tensor<2> {
-        layers::cross_entropy(self.hidden(tokens), &self.norm, self.head.val(), targets)
+        self.losses(tokens, Targets { ids: targets, scored: None })
+    }
+
+    /// The same where some targets are not scored; theirs is 0.
+    pub fn losses(&self, tokens: Tokens, targets: Targets) -> Tensor<2> {
+        loss::losses(self.hidden(tokens), self.output(), targets, self.engine)
     }
 
     /// The mean of [`Decoder::nll`], `[1]`: what training minimises.
     pub fn loss(&self, tokens: Tokens, targets: &[u32]) -> Tensor<1> {
-        layers::mean_cross_entropy(self.hidden(tokens), &self.norm, self.head.val(), targets)
+        let targets = Targets { ids: targets, scored: None };
+        self.weighted_loss(tokens, targets, loss::mean_share(targets))
+    }
+
+    /// `share` times the sum of [`Decoder::losses`], `[1]`: the part of a batch's mean that these sequences bring when the
+    /// share is one over all the batch's scored targets.
+    pub fn weighted_loss(&self, tokens: Tokens, targets: Targets, share: f64) -> Tensor<1> {
+        loss::loss(self.hidden(tokens), self.output(), targets, share, self.engine)
     }
 
     /// Logits of every position, `[B, L, V]`: for short sequences and tests.
     pub fn logits(&self, tokens: Tokens) -> Tensor<3> {
-        self.project(self.hidden(tokens))
-    }
-
-    /// Logits `[B, L, V]` of the residual stream after the last layer.
-    pub fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
-        let x = self.norm.composed(hidden);
-        let [batch, len, width] = x.dims();
-        let head = self.head.val();
-        let vocab = head.dims()[1];
-        x.reshape([batch * len, width]).matmul(head).reshape([batch, len, vocab])
+        loss::logits(self.hidden(tokens), self.output())
     }
 
     /// Logits of the token after the last of `tokens`, `[B, V]`, behind all that `memory` holds; it then holds `tokens` too.
@@ -157,7 +166,7 @@ impl Decoder {
     ///
     /// # Panics
     /// When there is no token, or `memory` was made for another number of sequences.
-    pub fn extend(&self, tokens: Tokens, memory: &mut [Cache]) -> Tensor<2> {
+    pub fn extend(&self, tokens: Tokens, memory: &mut [Memory]) -> Tensor<2> {
         let Tokens { ids, batch, len } = tokens;
         assert!(len > 0, "there is no token to go on from");
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
@@ -171,27 +180,20 @@ impl Decoder {
         });
         let x = pieces.last().expect("there is a token");
         let last = x.dims()[1] - 1;
-        self.project(x.narrow(1, last, 1)).squeeze_dim(1)
+        loss::logits(x.narrow(1, last, 1), self.output()).squeeze_dim(1)
     }
 
     /// The residual stream of new positions after the last layer, `[B, L, M]`.
-    fn remember(&self, Tokens { ids, batch, len }: Tokens, memory: &mut [Cache]) -> Tensor<3> {
-        let device = self.embedding.val().device();
-        let before = memory.first().map_or(0, Cache::len);
-        let positions = self.encoding.positions(len, before + len, (&device, DType::F32));
-        let mut x = layers::embed(self.embedding.val(), ids, [batch, len]);
-        if let Some(rows) = self.encoding.absolute(before, len, &device) {
-            x = x + rows;
-        }
-        for (block, memory) in self.blocks.iter().zip(memory) {
-            x = block.mlp.forward(block.attention.extend(x, &positions, memory));
-        }
-        x
+    fn remember(&self, tokens: Tokens, memory: &mut [Memory]) -> Tensor<3> {
+        let before = memory.first().map_or(0, Memory::len);
+        let x = self.embed(tokens, before);
+        let positions = self.encoding.positions(tokens.len, before + tokens.len, (&x.device(), x.dtype()));
+        let layers = self.blocks.iter().zip(memory);
+        layers.fold(x, |x, (block, memory)| block.extend(x, &positions, memory, self.engine))
     }
 
     /// Empty memories, one a layer, for `batch` sequences.
-    pub fn caches(&self, batch: usize) -> Vec<Cache> {
-        let geometry = self.encoding.geometry();
-        self.blocks.iter().map(|_| Cache::new(batch, geometry.heads, geometry.head_dim)).collect()
+    pub fn memories(&self, batch: usize) -> Vec<Memory> {
+        self.blocks.iter().map(|block| block.attention.memory(batch, self.engine)).collect()
     }
 }

@@ -4,11 +4,12 @@ use crate::config::{DataConfig, PackingConfig, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 use kerple::encoding::{Encoding, Geometry, Refusal};
+use kerple_burn::plan::{BlockPlan, Sizes};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Sizes of a decoder, multiplied out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelPlan {
     /// Layers.
     pub n_layers: usize,
@@ -16,21 +17,29 @@ pub struct ModelPlan {
     pub n_heads: usize,
     /// Features a head, D.
     pub head_dim: usize,
-    /// Model width, M = H * D.
+    /// Model width, M; H * D unless the run file says otherwise.
     pub d_model: usize,
     /// Inner width of the feed-forward layers.
     pub d_hidden: usize,
     /// Rows of the embedding, V: the tokenizer's vocabulary, padded.
     pub vocab_size: usize,
+    /// What a block is made of; not written down where it is the default.
+    #[serde(default, skip_serializing_if = "BlockPlan::is_default")]
+    pub block: BlockPlan,
 }
 
 impl ModelPlan {
-    /// Trained values without those of the encoding: `2VM + layers (4M^2 + 2MF + 9M + F) + 2M` with `F` the inner width.
+    /// Sizes of a block.
+    pub fn sizes(&self) -> Sizes {
+        let ModelPlan { n_heads, head_dim, d_model, d_hidden, .. } = *self;
+        Sizes { d_model, n_heads, head_dim, d_hidden }
+    }
+
+    /// Trained values without those of the encoding.
     pub fn parameters(&self) -> usize {
-        let (m, f) = (self.d_model, self.d_hidden);
-        let attention = 3 * m * m + 3 * m + m * m + m;
-        let mlp = 2 * m * f + f + m;
-        2 * self.vocab_size * m + self.n_layers * (attention + mlp + 4 * m) + 2 * m
+        let matrices = self.vocab_size * self.d_model * if self.block.tied_head { 1 } else { 2 };
+        let norms = if self.block.embedding_norm { 2 } else { 1 } * self.block.norm.vectors() * self.d_model;
+        matrices + self.n_layers * self.sizes().parameters(&self.block) + norms
     }
 }
 
@@ -109,7 +118,7 @@ impl Plan {
         let n_layers = config.model.n_layers.unwrap_or(layers);
         let n_heads = config.model.n_heads.unwrap_or(heads);
         let head_dim = config.model.head_dim.unwrap_or(head_dim);
-        let d_model = n_heads * head_dim;
+        let d_model = config.model.d_model.unwrap_or(n_heads * head_dim);
         let pad = config.model.pad_vocab_to.unwrap_or(128);
         let model_hint = "leave it out to take the preset's";
         for (key, value) in [
@@ -122,7 +131,8 @@ impl Plan {
             check(key, value as f64, 1.0..=65_536.0, model_hint)?;
         }
         check("model.n_layers", n_layers as f64, 1.0..=MOST_LAYERS, model_hint)?;
-        check("model.n_heads * model.head_dim", d_model as f64, 1.0..=65_536.0, model_hint)?;
+        check("model.n_heads * model.head_dim", (n_heads * head_dim) as f64, 1.0..=65_536.0, model_hint)?;
+        check("model.d_model", d_model as f64, 1.0..=65_536.0, model_hint)?;
         let model = ModelPlan {
             n_layers,
             n_heads,
@@ -130,7 +140,9 @@ impl Plan {
             d_model,
             d_hidden: config.model.d_hidden.unwrap_or(4 * d_model),
             vocab_size: facts.vocab_size.next_multiple_of(pad),
+            block: config.model.block.clone(),
         };
+        check_block(&model)?;
         check_train(&train)?;
         let micro_batch = train.micro_batch.unwrap_or(train.batch);
         if micro_batch == 0 || !train.batch.is_multiple_of(micro_batch) {
@@ -162,6 +174,7 @@ impl Plan {
         }
         let geometry = Geometry { heads: n_heads, head_dim, train_len: train.train_len };
         config.encoding.check(&geometry).map_err(refused)?;
+        check_width(&config.encoding, &geometry, d_model)?;
         let mut plan = Plan {
             label: config.encoding.label(),
             seed: config.seed,
@@ -288,6 +301,40 @@ fn flatten(path: &str, value: &serde_json::Value, out: &mut Vec<(String, String)
         serde_json::Value::Object(map) => map.iter().for_each(|(key, value)| flatten(&within(key), value, out)),
         value => out.push((path.to_owned(), value.to_string())),
     }
+}
+
+fn check_block(model: &ModelPlan) -> Result<()> {
+    let block = &model.block;
+    let hint = "leave it out to take the paper's block";
+    check("model.block.norm_eps", block.norm_eps, 0.0..=1.0, hint)?;
+    let finite = -f64::MAX..=f64::MAX;
+    check("model.block.score_scale", block.score_scale.unwrap_or(1.0), finite, hint)?;
+    check("model.block.clamp_qkv", block.clamp_qkv.unwrap_or(1.0), f64::MIN_POSITIVE..=f64::MAX, hint)?;
+    let kv_heads = block.kv_heads.unwrap_or(model.n_heads);
+    if kv_heads == 0 || !model.n_heads.is_multiple_of(kv_heads) {
+        return Err(Error::Config {
+            place: "model.block.kv_heads".to_owned(),
+            message: format!("{kv_heads} does not divide the {} query heads", model.n_heads),
+            hint: "every key head serves equally many query heads".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// Absolute positions are as wide as the heads together.
+fn check_width(encoding: &Encoding, geometry: &Geometry, d_model: usize) -> Result<()> {
+    if d_model == geometry.d_model() || encoding.absolute(geometry, 0..1).is_none() {
+        return Ok(());
+    }
+    Err(Error::Config {
+        place: "model.d_model".to_owned(),
+        message: format!(
+            "{} adds rows of n_heads * head_dim = {} features, not {d_model}",
+            encoding.label(),
+            geometry.d_model()
+        ),
+        hint: "leave model.d_model out, or use an encoding that enters attention".to_owned(),
+    })
 }
 
 fn refused(Refusal { key, message, hint }: Refusal) -> Error {

@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::model::{Decoder, Tokens};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::Tensor;
+use kerple_burn::fused::Engine;
+use kerple_burn::ops::loss::{Targets, mean_share};
 use kerple_burn::pass::Pass;
 use std::ops::Range;
 
@@ -125,10 +127,8 @@ pub struct LanguageModel;
 
 impl Task<Decoder> for LanguageModel {
     fn loss(&self, model: &Decoder, batch: &Batch, _pass: &Pass) -> Tensor<1> {
-        match &batch.scored {
-            None => model.loss(batch.input(), &batch.targets),
-            Some(scored) => masked_mean(model.nll(batch.input(), &batch.targets), scored),
-        }
+        let targets = Targets { ids: &batch.targets, scored: batch.scored.as_deref() };
+        model.weighted_loss(batch.input(), targets, mean_share(targets))
     }
 
     fn score(&self, model: &Decoder, batch: &Batch, _pass: &Pass) -> Scores {
@@ -142,21 +142,13 @@ impl Task<Decoder> for LanguageModel {
 pub struct Composed;
 
 impl Task<Decoder> for Composed {
-    fn loss(&self, model: &Decoder, batch: &Batch, _pass: &Pass) -> Tensor<1> {
-        model.composed_loss(batch.input(), &batch.targets)
+    fn loss(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Tensor<1> {
+        LanguageModel.loss(&model.clone().with_engine(Engine::Composed), batch, pass)
     }
 
     fn score(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Scores {
         LanguageModel.score(model, batch, pass)
     }
-}
-
-/// The mean of the losses `[B, N]` that are scored, `[1]`.
-pub fn masked_mean(losses: Tensor<2>, scored: &[bool]) -> Tensor<1> {
-    let count = scored.iter().filter(|scored| **scored).count();
-    let mask: Vec<f32> = scored.iter().map(|scored| f32::from(u8::from(*scored))).collect();
-    let mask = Tensor::<2>::from_data(TensorData::new(mask, losses.dims()), (&losses.device(), losses.dtype()));
-    (losses * mask).sum() * (count as f64).recip()
 }
 
 #[cfg(test)]

@@ -50,6 +50,23 @@ fn every_key_changes_the_plan() {
         "model.head_dim=16",
         "model.d_hidden=100",
         "model.pad_vocab_to=100",
+        "model.d_model=64",
+        "model.block.norm=rms",
+        "model.block.norm=layer_without_shift",
+        "model.block.norm_eps=1e-6",
+        "model.block.embedding_norm=true",
+        "model.block.residual=parallel",
+        "model.block.residual=normed",
+        "model.block.qkv_bias=false",
+        "model.block.out_bias=false",
+        "model.block.mlp_bias=false",
+        "model.block.kv_heads=2",
+        "model.block.activation=silu",
+        "model.block.gated=true",
+        "model.block.score_scale=1.0",
+        "model.block.scale_by_layer=true",
+        "model.block.clamp_qkv=8.0",
+        "model.block.tied_head=true",
         "train.train_len=64",
         "train.batch=16",
         "train.micro_batch=8",
@@ -148,6 +165,15 @@ fn mistakes_are_named() {
         ("encoding.r9=1", "r9"),
         ("model.preset=huge", "huge"),
         ("model.n_heads=0", "n_heads"),
+        ("model.d_model=0", "model.d_model"),
+        ("model.block.kv_heads=3", "divide"),
+        ("model.block.kv_heads=0", "divide"),
+        ("model.block.norm_eps=nan", "norm_eps"),
+        ("model.block.clamp_qkv=0.0", "clamp_qkv"),
+        ("model.block.score_scale=inf", "score_scale"),
+        ("model.block.norm=group", "group"),
+        ("model.block.activation=mish", "mish"),
+        ("model.block.bias=true", "bias"),
         ("nonsense", "="),
         ("=3", "empty"),
         ("seed.x=3", "seed"),
@@ -156,4 +182,26 @@ fn mistakes_are_named() {
         let error = plan(&[key]).expect_err(key);
         assert!(error.to_string().contains(says) && !error.hint().is_empty(), "{key}: {error}");
     }
+}
+
+#[test]
+fn a_default_block_leaves_plans_and_hashes_as_they_were() {
+    let plain = plan(&[]).unwrap();
+    assert!(plain.model.block.is_default());
+    let text = serde_json::to_string(&plain).unwrap();
+    assert!(!text.contains("block"), "{text}");
+    let read: Plan = serde_json::from_str(&text).unwrap();
+    assert!(read == plain && read.is_genuine());
+    let changed = plan(&["model.block.gated=true"]).unwrap();
+    let read: Plan = serde_json::from_str(&serde_json::to_string(&changed).unwrap()).unwrap();
+    assert!(read == changed && read.is_genuine() && read.model.block.gated);
+}
+
+#[test]
+fn absolute_rows_of_another_width_are_refused() {
+    for kind in ["sinusoidal", "learned"] {
+        let error = plan(&[&format!("encoding.kind={kind}"), "model.d_model=64"]).expect_err(kind);
+        assert!(error.to_string().contains("64") && error.to_string().contains("128"), "{kind}: {error}");
+    }
+    assert!(plan(&["encoding.kind=rotary", "model.d_model=64"]).is_ok());
 }

@@ -74,7 +74,7 @@ fn padding_of_the_vocabulary_is_never_drawn() {
     });
     let mut padded = 0;
     for first in 0..VOCAB as u32 {
-        let logits = model.extend(Tokens { ids: &[first], batch: 1, len: 1 }, &mut model.caches(1)).into_data();
+        let logits = model.extend(Tokens { ids: &[first], batch: 1, len: 1 }, &mut model.memories(1)).into_data();
         let logits: Vec<f64> = logits.iter::<f64>().collect();
         padded += usize::from(logits[..VOCAB].iter().all(|logit| *logit < logits[VOCAB]));
         for temperature in [0.0, 1.0] {

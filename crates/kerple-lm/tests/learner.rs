@@ -3,10 +3,10 @@
 mod common;
 
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use common::{encoding, plan};
 use kerple::encoding::METHODS;
-use kerple_burn::layers::normal_matrix;
+use kerple_burn::layers::{Init, normal_matrix};
 use kerple_burn::parameters::{self, Describe, Group};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::learner::{Learned, Learner, NotFinite, Part, Reduce, Settings, Update, settings};
@@ -33,8 +33,9 @@ impl Describe for Bag {}
 
 impl Bag {
     fn new() -> Bag {
-        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(0);
-        Bag { table: normal_matrix([8, 2], 0.02, &mut rng, &device()) }
+        let (mut rng, device) = (rand_chacha::ChaCha8Rng::seed_from_u64(0), device());
+        let mut init = Init { rng: &mut rng, std: 0.02, std_out: 0.02, device: &device, dtype: DType::F32 };
+        Bag { table: normal_matrix([8, 2], 0.02, &mut init) }
     }
 }
 

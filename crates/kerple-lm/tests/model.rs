@@ -2,8 +2,11 @@
 
 mod common;
 
-use common::{encoding, plan};
-use kerple::encoding::METHODS;
+use common::{encoding, plan, plan_with};
+use kerple::encoding::{Encoding, METHODS};
+use kerple_burn::fused::Engine;
+use kerple_burn::ops::activation::Activation;
+use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::plan::{DataFacts, Plan};
@@ -93,29 +96,66 @@ fn the_future_changes_nothing() {
     }
 }
 
+/// Fails unless a prefill of five and single steps give the logits of whole sequences.
+fn assert_decoding(model: &Decoder, what: &str) {
+    let whole = logits(model, &IDS);
+    let width = whole.len() / IDS.len();
+    let mut memory = model.memories(1);
+    let mut parts = Vec::new();
+    for (start, end) in [(0, 5)].into_iter().chain((5..12).map(|at| (at, at + 1))) {
+        let ids = &IDS[start..end];
+        let last = model.extend(Tokens { ids, batch: 1, len: ids.len() }, &mut memory);
+        assert_eq!(last.dims(), [1, width], "{what}");
+        parts.extend(last.into_data().try_to_vec::<f32>().unwrap());
+    }
+    // only the last of each piece is projected
+    let whole = &whole[4 * width..];
+    let largest = whole.iter().fold(0f32, |m, x| m.max(x.abs()));
+    assert_eq!(whole.len(), parts.len());
+    let error = whole.iter().zip(&parts).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    // the same sums in another order, in f32
+    assert!(error < 1e-5 * largest.max(1.0), "{what}: {error}");
+}
+
 #[test]
 fn decoding_equals_recomputation() {
     for kind in METHODS {
         for window in [None, Some(5)] {
-            let mut encoding = encoding(kind);
-            encoding.window = window;
+            let encoding = Encoding { window, ..encoding(kind) };
             let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
-            let whole = logits(&model, &IDS);
-            let width = whole.len() / IDS.len();
-            let mut memory = model.caches(1);
-            // a prefill of five, then one at a time; only the last of each is projected
-            let mut parts = Vec::new();
-            for (start, end) in [(0, 5)].into_iter().chain((5..12).map(|at| (at, at + 1))) {
-                let ids = &IDS[start..end];
-                let last = model.extend(Tokens { ids, batch: 1, len: ids.len() }, &mut memory);
-                assert_eq!(last.dims(), [1, width], "{kind}");
-                parts.extend(last.into_data().try_to_vec::<f32>().unwrap());
-            }
-            let whole = &whole[4 * width..];
-            let largest = whole.iter().fold(0f32, |m, x| m.max(x.abs()));
-            let error = whole.iter().zip(&parts).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-            // the same sums in another order, in f32
-            assert!(error < 1e-5 * largest.max(1.0), "{kind} {window:?}: {error}");
+            assert_decoding(&model, kind);
+            assert_decoding(&model.with_engine(Engine::Composed), kind);
+        }
+    }
+}
+
+/// The families that other decoders come in.
+fn families() -> Vec<BlockPlan> {
+    let default = BlockPlan::default();
+    let bare = BlockPlan { qkv_bias: false, out_bias: false, mlp_bias: false, ..default.clone() };
+    vec![
+        BlockPlan { residual: ResidualKind::Parallel, ..default.clone() },
+        BlockPlan { activation: Activation::GeluTanh, tied_head: true, ..default.clone() },
+        BlockPlan { embedding_norm: true, residual: ResidualKind::Normed, tied_head: true, ..default },
+        BlockPlan { norm: NormKind::LayerWithoutShift, clamp_qkv: Some(0.01), tied_head: true, ..bare.clone() },
+        BlockPlan { norm: NormKind::Rms, gated: true, kv_heads: Some(1), activation: Activation::Silu, ..bare },
+    ]
+}
+
+#[test]
+fn other_families_decode_count_and_are_fused_as_defined() {
+    for block in families() {
+        for kind in ["kerple_log", "rotary", "learned"] {
+            let what = format!("{block:?} {kind}");
+            let plan = plan_with(&encoding(kind), TrainConfig::default(), block.clone());
+            let model = Decoder::new(&plan, &kerple_lm::device());
+            let values = |n: &kerple_burn::parameters::Named| n.array.shape().iter().product::<usize>();
+            let count: usize = kerple_burn::parameters::collect(&model).iter().map(values).sum();
+            assert_eq!(count, plan.parameters, "{what}");
+            assert_decoding(&model, &what);
+            let (fused, composed) = (logits(&model, &IDS), logits(&model.clone().with_engine(Engine::Composed), &IDS));
+            let error = fused.iter().zip(&composed).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+            assert!(error < 1e-5, "{what}: {error}");
         }
     }
 }
@@ -129,7 +169,7 @@ fn prompts_in_pieces_equal_whole_ones() {
         let model = Decoder::new(&plan(&encoding(kind), TrainConfig::default()), &kerple_lm::device());
         let whole = model.logits(Tokens { ids: &ids, batch, len });
         let last = whole.narrow(1, len - 1, 1).into_data().try_to_vec::<f32>().unwrap();
-        let mut memory = model.caches(batch);
+        let mut memory = model.memories(batch);
         let extended = model.extend(Tokens { ids: &ids, batch, len }, &mut memory);
         let extended = extended.into_data().try_to_vec::<f32>().unwrap();
         assert_eq!(memory[0].len(), len, "{kind}");

@@ -6,12 +6,14 @@
 //!
 //! Gradients are overwritten unless a function says that it adds.
 
+pub mod activation;
 pub mod adam;
 pub mod cross_entropy;
 pub mod embedding;
 pub mod gelu;
 pub mod gemm;
 pub mod layer_norm;
+pub mod linear;
 pub mod mlp;
 pub mod rotary;
 #[cfg(test)]

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
 use kerple::encoding::{Encoding, Method};
+use kerple_burn::plan::BlockPlan;
 use kerple_data::Batch;
 use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, RunConfig, TrainConfig};
 use kerple_lm::plan::{DataFacts, Plan};
@@ -42,12 +43,22 @@ pub fn plan(encoding: &Encoding, train: TrainConfig) -> Plan {
     plan_of(encoding, train, [2, 2, 8], [12, 4])
 }
 
+/// The same of other blocks.
+pub fn plan_with(encoding: &Encoding, train: TrainConfig, block: BlockPlan) -> Plan {
+    plan_from(encoding, train, [2, 2, 8], [12, 4], block)
+}
+
 /// A plan of a decoder of this many layers, heads and features a head, for batches of this length and number.
-pub fn plan_of(
+pub fn plan_of(encoding: &Encoding, train: TrainConfig, sizes: [usize; 3], batch: [usize; 2]) -> Plan {
+    plan_from(encoding, train, sizes, batch, BlockPlan::default())
+}
+
+fn plan_from(
     encoding: &Encoding,
     train: TrainConfig,
     [n_layers, n_heads, head_dim]: [usize; 3],
     [train_len, batch]: [usize; 2],
+    block: BlockPlan,
 ) -> Plan {
     let config = RunConfig {
         seed: 7,
@@ -58,6 +69,7 @@ pub fn plan_of(
             n_heads: Some(n_heads),
             head_dim: Some(head_dim),
             pad_vocab_to: Some(8),
+            block,
             ..ModelConfig::default()
         },
         train: TrainConfig { train_len, batch, ..train },

@@ -31,6 +31,8 @@ pub struct Head<'a, T> {
     pub norm: Norm<'a, T>,
     /// Projection to the vocabulary, `[M, V]`.
     pub w: &'a [T],
+    /// `w` is the embedding, `[V, M]`, and serves transposed.
+    pub tied: bool,
 }
 
 /// Gradients in the input of the head and in its parameters, of their shapes.
@@ -40,9 +42,9 @@ pub struct Gradients<T> {
     pub d_x: Vec<T>,
     /// `[M]`
     pub d_gamma: Vec<T>,
-    /// `[M]`
-    pub d_beta: Vec<T>,
-    /// `[M, V]`
+    /// `[M]`, where there is a beta.
+    pub d_beta: Option<Vec<T>>,
+    /// Of the shape of `w`.
     pub d_w: Vec<T>,
 }
 
@@ -86,7 +88,8 @@ pub fn forward_backward<T: Number>(
     let plan = Plan::new(head, x, targets);
     let (rows, m, v) = (plan.rows, plan.m, plan.v);
     check_shape!(d_nll, rows = rows);
-    let (mut d_x, mut d_gamma, mut d_beta, mut d_w) = (zeros(rows * m), zeros(m), zeros(m), Vec::new());
+    let (mut d_x, mut d_gamma, mut d_w) = (zeros(rows * m), zeros(m), Vec::new());
+    let mut d_beta = head.norm.beta.map(|_| zeros(m));
     let mut chunk = Chunk::new(&plan);
     let mut nll = vec![T::ZERO; rows];
     for rows in plan.scored.chunks(plan.chunk_rows) {
@@ -97,10 +100,15 @@ pub fn forward_backward<T: Number>(
         let losses: Vec<T> = logits.zip(rows).map(row_gradient).collect();
         rows.iter().zip(losses).for_each(|(row, loss)| nll[*row] = loss);
         let d_logits = &chunk.logits;
-        matmul(To::sum(&mut d_w), &chunk.normed, d_logits, Product::new(m, rows.len(), v).transpose_a());
+        match head.tied {
+            false => matmul(To::sum(&mut d_w), &chunk.normed, d_logits, Product::new(m, rows.len(), v).transpose_a()),
+            true => matmul(To::sum(&mut d_w), d_logits, &chunk.normed, Product::new(v, rows.len(), m).transpose_a()),
+        }
         // the normed rows are done with: their place takes their gradient
-        matmul(To::Over(&mut chunk.normed), d_logits, head.w, Product::new(rows.len(), v, m).transpose_b());
-        let of_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
+        let back = Product::new(rows.len(), v, m);
+        let back = if head.tied { back } else { back.transpose_b() };
+        matmul(To::Over(&mut chunk.normed), d_logits, head.w, back);
+        let of_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: d_beta.as_deref_mut() };
         layer_norm::backward(head.norm, &chunk.x, &stats, &chunk.normed, None, &mut chunk.d_x, of_norm);
         rows.iter().zip(chunk.d_x.chunks_exact(m)).for_each(|(row, from)| d_x[row * m..][..m].copy_from_slice(from));
     }
@@ -168,7 +176,9 @@ impl<T: Number> Chunk<T> {
         }
         rows.iter().zip(self.x.chunks_exact_mut(m)).for_each(|(row, to)| to.copy_from_slice(&x[row * m..][..m]));
         let stats = layer_norm::forward(head.norm, &self.x, &mut self.normed);
-        matmul(To::End(&mut self.logits), &self.normed, head.w, Product::new(rows.len(), m, v));
+        let product = Product::new(rows.len(), m, v);
+        let product = if head.tied { product.transpose_b() } else { product };
+        matmul(To::End(&mut self.logits), &self.normed, head.w, product);
         stats
     }
 }
@@ -204,21 +214,22 @@ vectorized! {
 mod tests {
     use super::*;
     use crate::cpu::tests::on_every_set;
+    use crate::ops::layer_norm::Kind;
     use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
-    /// gamma, beta, w
-    struct Owned<T>([Vec<T>; 3]);
+    /// gamma, beta, w, and whether w is tied.
+    struct Owned<T>([Vec<T>; 3], bool);
 
     impl<T: Number> Owned<T> {
         fn head(&self) -> Head<'_, T> {
             let [gamma, beta, w] = &self.0;
-            Head { norm: Norm { gamma, beta, epsilon: 1e-2 }, w }
+            Head { norm: Norm { kind: Kind::Layer, gamma, beta: Some(beta), epsilon: 1e-2 }, w, tied: self.1 }
         }
     }
 
     fn parameters(m: usize, v: usize, seed: u64) -> Owned<f64> {
-        Owned([m, m, m * v].map(|len| random(len, seed + len as u64)))
+        Owned([m, m, m * v].map(|len| random(len, seed + len as u64)), seed % 2 == 1)
     }
 
     fn plain(head: Head<'_, f64>, x: &[f64], targets: Targets<'_>) -> Vec<f64> {
@@ -227,8 +238,9 @@ mod tests {
             let x = &x[row * m..][..m];
             let mean = x.iter().sum::<f64>() / m as f64;
             let deviation = (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / m as f64 + head.norm.epsilon).sqrt();
-            let normed = |i| head.norm.gamma[i] * (x[i] - mean) / deviation + head.norm.beta[i];
-            let logit = |j| (0..m).map(|i| normed(i) * head.w[i * v + j]).sum::<f64>();
+            let normed = |i| head.norm.gamma[i] * (x[i] - mean) / deviation + head.norm.beta.unwrap()[i];
+            let logit =
+                |j| (0..m).map(|i| normed(i) * head.w[if head.tied { j * m + i } else { i * v + j }]).sum::<f64>();
             (0..v).map(|j| logit(j).exp()).sum::<f64>().ln() - logit(targets.ids[row] as usize)
         };
         let is_scored = |row: usize| targets.scored.is_none_or(|scored| scored[row]);
@@ -243,7 +255,7 @@ mod tests {
         d_nll: &[T],
     ) -> (Vec<T>, Vec<T>, Owned<T>) {
         let (nll, Gradients { d_x, d_gamma, d_beta, d_w }) = forward_backward(owned.head(), x, targets, d_nll);
-        (nll, d_x, Owned([d_gamma, d_beta, d_w]))
+        (nll, d_x, Owned([d_gamma, d_beta.unwrap(), d_w], owned.1))
     }
 
     proptest! {
@@ -264,7 +276,7 @@ mod tests {
             assert_gradient("d_x", &x, &d_x, |x| loss(owned.head(), x));
             for (i, name) in ["d_gamma", "d_beta", "d_w"].into_iter().enumerate() {
                 assert_gradient(name, &owned.0[i], &d.0[i], |moved| {
-                    let mut owned = Owned(owned.0.clone());
+                    let mut owned = Owned(owned.0.clone(), owned.1);
                     owned.0[i] = moved.to_vec();
                     loss(owned.head(), &x)
                 });
@@ -287,7 +299,7 @@ mod tests {
         let want = plain(owned.head(), &x, targets);
         let (nll, d_x, d) = everything(&owned, &x, targets, &d_nll);
         nll.iter().zip(&want).for_each(|(a, b)| assert!((a - b).abs() < 1e-12));
-        let float = Owned(owned.0.each_ref().map(|values| single(values)));
+        let float = Owned(owned.0.each_ref().map(|values| single(values)), owned.1);
         let (x, d_nll) = (single(&x), single(&d_nll));
         let (nll32, d_x32, d32) = everything(&float, &x, targets, &d_nll);
         assert_eq!(forward(float.head(), &x, targets), nll32);
@@ -305,7 +317,7 @@ mod tests {
     #[test]
     fn threads_and_instruction_sets_do_not_change_bits() {
         let (owned, x, ids, d_nll) = two_chunks();
-        let (float, x, d_nll) = (Owned(owned.0.map(|values| single(&values))), single(&x), single(&d_nll));
+        let (float, x, d_nll) = (Owned(owned.0.map(|values| single(&values)), false), single(&x), single(&d_nll));
         assert_same_at_any_threads(|| {
             let (nll, d_x, d) = everything(&float, &x, Targets { ids: &ids, scored: None }, &d_nll);
             (nll, d_x, d.0, forward(float.head(), &x, Targets { ids: &ids, scored: None }))

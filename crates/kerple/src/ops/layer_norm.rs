@@ -1,4 +1,5 @@
-//! Layer normalisation of rows, forward and backward. Ba et al. 2016, arXiv:1607.06450.
+//! Layer normalisation of rows, forward and backward (Ba et al. 2016, arXiv:1607.06450), and by the root mean square alone
+//! (Zhang and Sennrich 2019, arXiv:1910.07467), where the mean counts as 0.
 //!
 //! ```text
 //! y = gamma (x - mean) rstd + beta          rstd = 1 / sqrt(variance + epsilon), biased variance of the row
@@ -16,13 +17,25 @@ use rayon::prelude::*;
 /// Added to the variance unless a model says otherwise.
 pub const EPSILON: f64 = 1e-5;
 
-/// The parameters of one layer norm.
+/// What a row is measured against.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// Its mean, and its deviation from it.
+    #[default]
+    Layer,
+    /// 0, and its root mean square.
+    Rms,
+}
+
+/// The parameters of one norm.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a, T> {
+    /// Layer norm or root mean square.
+    pub kind: Kind,
     /// Scale, `[M]`.
     pub gamma: &'a [T],
-    /// Shift, `[M]`.
-    pub beta: &'a [T],
+    /// Shift, `[M]`; `None` adds nothing.
+    pub beta: Option<&'a [T]>,
     /// Added to the variance, usually [`EPSILON`].
     pub epsilon: f64,
 }
@@ -32,8 +45,8 @@ pub struct Norm<'a, T> {
 pub struct NormGradients<'a, T> {
     /// In the scale.
     pub d_gamma: &'a mut [T],
-    /// In the shift.
-    pub d_beta: &'a mut [T],
+    /// In the shift; `None` where there is none.
+    pub d_beta: Option<&'a mut [T]>,
 }
 
 /// What the backward pass needs of the forward pass besides `x`: one value a row.
@@ -58,9 +71,11 @@ impl<T> Norm<'_, T> {
     /// # Panics
     /// If there are none, or `gamma` and `beta` differ in length.
     pub(crate) fn width(&self) -> usize {
-        let (beta, m) = (self.beta, self.gamma.len());
+        let m = self.gamma.len();
         assert!(m > 0, "gamma: a layer norm needs at least one feature");
-        check_shape!(beta, m = m);
+        if let Some(beta) = self.beta {
+            check_shape!(beta, m = m);
+        }
         m
     }
 }
@@ -104,22 +119,23 @@ pub fn backward<T: Number>(
         check_shape!(residual, rows = rows, m = m);
     }
     check_shape!(d_gamma, m = m);
-    check_shape!(d_beta, m = m);
+    if let Some(d_beta) = &d_beta {
+        check_shape!(d_beta, m = m);
+    }
     let mut partial = vec![T::ZERO; rows.div_ceil(ROWS_PER_TASK) * 2 * m];
     append(d_x, x.len(), ROWS_PER_TASK * m, partial.par_chunks_mut(2 * m), |task, d_x, partial| {
         let first = task * ROWS_PER_TASK;
         let (rows, elements) = (first..first + d_x.len() / m, first * m..first * m + d_x.len());
         let (d_gamma, d_beta) = partial.split_at_mut(m);
         let saved = (&stats.mean[rows.clone()], &stats.rstd[rows]);
-        let gradients = NormGradients { d_gamma, d_beta };
-        backward_rows(norm, &x[elements.clone()], saved, &d_y[elements.clone()], d_x, gradients);
+        backward_rows(norm, &x[elements.clone()], saved, &d_y[elements.clone()], d_x, (d_gamma, d_beta));
         if let Some(residual) = residual {
             reduce::add(d_x, &residual[elements]);
         }
     });
-    for partial in partial.chunks_exact(2 * m) {
-        reduce::add(d_gamma, &partial[..m]);
-        reduce::add(d_beta, &partial[m..]);
+    partial.chunks_exact(2 * m).for_each(|partial| reduce::add(d_gamma, &partial[..m]));
+    if let Some(d_beta) = d_beta {
+        partial.chunks_exact(2 * m).for_each(|partial| reduce::add(d_beta, &partial[m..]));
     }
 }
 
@@ -130,11 +146,20 @@ vectorized! {
         let per_feature = T::ONE / T::from_f64(m as f64);
         let rows = x.chunks_exact(m).zip(y.chunks_exact_mut(m)).zip(mean.iter_mut().zip(rstd));
         for ((x, y), (mean, rstd)) in rows {
-            let center = reduce::sum([x], |[x]| x) * per_feature;
+            let center = match norm.kind {
+                Kind::Layer => reduce::sum([x], |[x]| x) * per_feature,
+                Kind::Rms => T::ZERO,
+            };
             let variance = reduce::sum([x], |[x]| (x - center) * (x - center)) * per_feature;
             let scale = T::ONE / (variance + T::from_f64(norm.epsilon)).sqrt();
             (*mean, *rstd) = (center, scale);
-            for (((x, y), gamma), beta) in x.iter().zip(y).zip(norm.gamma).zip(norm.beta) {
+            let Some(beta) = norm.beta else {
+                for ((x, y), gamma) in x.iter().zip(y).zip(norm.gamma) {
+                    *y = (*x - center) * scale * *gamma;
+                }
+                continue;
+            };
+            for (((x, y), gamma), beta) in x.iter().zip(y).zip(norm.gamma).zip(beta) {
                 *y = ((*x - center) * scale).mul_add(*gamma, *beta);
             }
         }
@@ -142,23 +167,25 @@ vectorized! {
 }
 
 vectorized! {
-    /// [`backward`] by one thread; `stats` is mean and `rstd`. Adds to the gradients of the parameters.
+    /// [`backward`] by one thread; `stats` is mean and `rstd`. Adds to the gradients of gamma and beta.
     fn backward_rows(
         norm: Norm<'_, T>,
         x: &[T],
         stats: (&[T], &[T]),
         d_y: &[T],
         d_x: &mut [T],
-        gradients: NormGradients<'_, T>,
+        gradients: (&mut [T], &mut [T]),
     ) {
         let m = norm.gamma.len();
-        let NormGradients { d_gamma, d_beta } = gradients;
-        let (d_gamma, d_beta) = (&mut d_gamma[..m], &mut d_beta[..m]);
+        let (d_gamma, d_beta) = (&mut gradients.0[..m], &mut gradients.1[..m]);
         let per_feature = T::ONE / T::from_f64(m as f64);
         let rows = x.chunks_exact(m).zip(d_y.chunks_exact(m)).zip(d_x.chunks_exact_mut(m));
         for (((x, d_y), d_x), (mean, rstd)) in rows.zip(stats.0.iter().zip(stats.1)) {
             let (mean, rstd) = (*mean, *rstd);
-            let along_one = reduce::sum([d_y, norm.gamma], |[d_y, gamma]| d_y * gamma) * per_feature;
+            let along_one = match norm.kind {
+                Kind::Layer => reduce::sum([d_y, norm.gamma], |[d_y, gamma]| d_y * gamma) * per_feature,
+                Kind::Rms => T::ZERO,
+            };
             let along_u =
                 reduce::sum([x, d_y, norm.gamma], |[x, d_y, gamma]| d_y * gamma * ((x - mean) * rstd)) * per_feature;
             for j in 0..m {
@@ -182,10 +209,10 @@ mod tests {
         let m = norm.gamma.len();
         let mut y = Vec::new();
         for row in x.chunks(m) {
-            let mean = row.iter().sum::<f64>() / m as f64;
+            let mean = if norm.kind == Kind::Rms { 0.0 } else { row.iter().sum::<f64>() / m as f64 };
             let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / m as f64;
-            let shift =
-                |(j, x): (usize, &f64)| norm.gamma[j] * (x - mean) / (variance + norm.epsilon).sqrt() + norm.beta[j];
+            let beta = |j: usize| norm.beta.map_or(0.0, |beta| beta[j]);
+            let shift = |(j, x): (usize, &f64)| norm.gamma[j] * (x - mean) / (variance + norm.epsilon).sqrt() + beta(j);
             y.extend(row.iter().enumerate().map(shift));
         }
         y
@@ -194,16 +221,17 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(30))]
         #[test]
-        fn forward_equals_plain(rows in 0usize..150, m in 1usize..200, seed in 0u64..1000, shift in -10.0..10.0) {
+        fn forward_equals_plain(rows in 0usize..150, m in 1usize..200, seed in 0u64..1000, shift in -10.0..10.0, shifted: bool, rms: bool) {
             let (gamma, beta) = (random(m, seed), random(m, seed + 1));
             let x: Vec<f64> = random(rows * m, seed + 2).iter().map(|x| x + shift).collect();
-            let norm = Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON };
+            let kind = if rms { Kind::Rms } else { Kind::Layer };
+            let norm = Norm { kind, gamma: &gamma, beta: shifted.then_some(&beta), epsilon: EPSILON };
             let want = plain(norm, &x);
             let mut y = Vec::new();
             forward(norm, &x, &mut y);
             let (gamma, beta, x) = (single(&gamma), single(&beta), single(&x));
             let mut z = Vec::new();
-            forward(Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON }, &x, &mut z);
+            forward(Norm { kind, gamma: &gamma, beta: shifted.then_some(&beta), epsilon: EPSILON }, &x, &mut z);
             for i in 0..rows * m {
                 prop_assert!((y[i] - want[i]).abs() < 1e-11, "{i}: {} {}", y[i], want[i]);
                 // x is rounded to eps |x| <= 7e-7; dividing by a deviation of at least sqrt(1e-5) enlarges that 316 times
@@ -213,14 +241,15 @@ mod tests {
         }
 
         #[test]
-        fn gradients_match_central_differences(rows in 1usize..5, m in 1usize..70, seed in 0u64..1000) {
+        fn gradients_match_central_differences(rows in 1usize..5, m in 1usize..70, seed in 0u64..1000, shifted: bool, rms: bool) {
             let (gamma, beta, x) = (random(m, seed), random(m, seed + 1), random(rows * m, seed + 2));
             let (d_y, residual) = (random(rows * m, seed + 3), random(rows * m, seed + 4));
-            let norm = Norm { gamma: &gamma, beta: &beta, epsilon: 1e-2 };
+            let kind = if rms { Kind::Rms } else { Kind::Layer };
+            let norm = Norm { kind, gamma: &gamma, beta: shifted.then_some(&beta), epsilon: 1e-2 };
             let mut y = Vec::new();
             let stats = forward(norm, &x, &mut y);
             let (mut d_x, mut d_gamma, mut d_beta) = (Vec::new(), vec![0.0; m], vec![0.0; m]);
-            let gradients = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
+            let gradients = NormGradients { d_gamma: &mut d_gamma, d_beta: Some(&mut d_beta) };
             backward(norm, &x, &stats, &d_y, Some(&residual), &mut d_x, gradients);
             let loss = |norm: Norm<'_, f64>, x: &[f64]| {
                 plain(norm, x).iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>()
@@ -228,7 +257,9 @@ mod tests {
             };
             assert_gradient("d_x", &x, &d_x, |x| loss(norm, x));
             assert_gradient("d_gamma", &gamma, &d_gamma, |gamma| loss(Norm { gamma, ..norm }, &x));
-            assert_gradient("d_beta", &beta, &d_beta, |beta| loss(Norm { beta, ..norm }, &x));
+            if shifted {
+                assert_gradient("d_beta", &beta, &d_beta, |beta| loss(Norm { beta: Some(beta), ..norm }, &x));
+            }
         }
     }
 
@@ -237,11 +268,11 @@ mod tests {
         let (rows, m) = (150, 67);
         let (gamma, beta) = (single(&random(m, 1)), single(&random(m, 2)));
         let (x, d_y) = (single(&random(rows * m, 3)), single(&random(rows * m, 4)));
-        let norm = Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON };
+        let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
         let [mut y, mut d_x] = [(); 2].map(|_| Vec::new());
         let [mut d_gamma, mut d_beta] = [(); 2].map(|_| vec![0.5f32; m]);
         let stats = forward(norm, &x, &mut y);
-        let gradients = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
+        let gradients = NormGradients { d_gamma: &mut d_gamma, d_beta: Some(&mut d_beta) };
         backward(norm, &x, &stats, &d_y, None, &mut d_x, gradients);
         [y, d_x, d_gamma, d_beta]
     }
@@ -254,13 +285,12 @@ mod tests {
     #[test]
     fn instruction_sets_do_not_change_bits() {
         let (gamma, beta, x) = (single(&random(67, 1)), single(&random(67, 2)), single(&random(3 * 67, 3)));
-        let norm = Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON };
+        let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
         let results = on_every_set(|| {
             let ([mut mean, mut rstd], [mut y, mut d_x]) = ([[0.0f32; 3]; 2], [[0.0f32; 3 * 67]; 2]);
             let ([mut d_gamma, mut d_beta], d_y) = ([[0.0f32; 67]; 2], x.clone());
             forward_rows(norm, &x, &mut y, &mut mean, &mut rstd);
-            let gradients = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
-            backward_rows(norm, &x, (&mean, &rstd), &d_y, &mut d_x, gradients);
+            backward_rows(norm, &x, (&mean, &rstd), &d_y, &mut d_x, (&mut d_gamma, &mut d_beta));
             (y, d_x, d_gamma, d_beta)
         });
         assert!(results.iter().all(|result| *result == results[0]));
@@ -271,7 +301,7 @@ mod tests {
         let (gamma, beta) = (vec![1.0f32; 64], vec![0.0f32; 64]);
         let near: Vec<f32> = (0..64).map(|i| i as f32).collect();
         let far: Vec<f32> = near.iter().map(|x| x + 4096.0).collect();
-        let norm = Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON };
+        let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
         let [mut a, mut b] = [Vec::new(), Vec::new()];
         forward(norm, &near, &mut a);
         forward(norm, &far, &mut b);

@@ -1,11 +1,13 @@
 //! Claims about all operations at the sizes of a real training step, where every one of them is cut into several tasks.
 
+use super::activation::Activation;
 use super::adam::{self, Update};
 use super::cross_entropy::{self, Head, Targets};
 use super::embedding::{gather, scatter_add};
 use super::gemm::{Product, To, add_rows, matmul};
-use super::layer_norm::{self, EPSILON, Norm, NormGradients};
-use super::mlp::{self, Mlp};
+use super::layer_norm::{self, EPSILON, Kind, Norm, NormGradients};
+use super::linear::Linear;
+use super::mlp::{self, Mlp, Residual};
 use super::rotary::{Angles, Extent, Turn, rotate};
 use super::testing::{assert_same_at_any_threads, random, single};
 use crate::attention::Strides;
@@ -43,15 +45,18 @@ fn threads_do_not_change_bits_of_a_block() {
     let (x, d_y) = (values(ROWS * M, 1), values(ROWS * M, 2));
     let [gamma, beta, b2] = [3, 4, 5].map(|seed| values(M, seed));
     let (w1, b1, w2) = (values(M * F, 6), values(F, 7), values(F * M, 8));
-    let norm = Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON };
-    let block = Mlp { norm, w1: &w1, b1: &b1, w2: &w2, b2: &b2 };
+    let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
+    let linear = |weight, bias| Linear { weight, bias: Some(bias) };
+    let (up, down) = (linear(&w1[..], &b1[..]), linear(&w2[..], &b2[..]));
+    let (activation, residual) = (Activation::Gelu, Residual::Input);
+    let block = Mlp { norm, up, gate: None, down, activation, residual };
     assert_same_at_any_threads(|| {
         let (y, h) = mlp::forward_saving(block, &x);
         let gradients = mlp::backward(block, &x, &h, &d_y);
         let (mut normed, mut d_x) = (Vec::new(), Vec::new());
         let [mut d_gamma, mut d_beta] = [(); 2].map(|_| vec![0.0f32; M]);
         let stats = layer_norm::forward(norm, &x, &mut normed);
-        let of_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: &mut d_beta };
+        let of_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: Some(&mut d_beta) };
         layer_norm::backward(norm, &x, &stats, &d_y, Some(&x), &mut d_x, of_norm);
         (y, h, gradients, [normed, d_x, d_gamma, d_beta])
     });
@@ -62,9 +67,9 @@ fn threads_do_not_change_bits_of_the_ends() {
     let (x, table, d_nll) = (values(ROWS * M, 1), values(V * M, 2), values(ROWS, 3));
     let [gamma, beta] = [4, 5].map(|seed| values(M, seed));
     let (w, ids) = (values(M * V, 6), ids());
-    let norm = Norm { gamma: &gamma, beta: &beta, epsilon: EPSILON };
+    let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
     assert_same_at_any_threads(|| {
-        let head = Head { norm, w: &w };
+        let head = Head { norm, w: &w, tied: false };
         let targets = Targets { ids: &ids, scored: None };
         let (nll, gradients) = cross_entropy::forward_backward(head, &x, targets, &d_nll);
         let (mut rows, mut d_table) = (vec![0.0; ROWS * M], vec![0.0; V * M]);

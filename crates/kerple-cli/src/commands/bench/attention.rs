@@ -6,7 +6,8 @@ use crate::memory::extra_mib;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kerple::attention::{Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut, naive, tiled};
 use kerple::encoding::{Encoding, Geometry, Method};
-use kerple_burn::composed as definition;
+use kerple_burn::fused;
+use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::positions::PositionalEncoding;
 
 /// Longest sequence the definition and the composed operations are timed at.
@@ -139,9 +140,9 @@ impl Composed {
     /// One forward, and one backward of the sum of the outputs when asked.
     fn run(&self, backward: bool) {
         let [q, k, v] = self.inputs.clone();
-        let length = q.dims()[2];
+        let [_, _, length, head_dim] = q.dims();
         let positions = self.encoding.positions(length, length, (&q.device(), DType::F32));
-        let out = definition::rotated_attention(q, k, v, &positions);
+        let out = rotated(q, k, v, default_scale(head_dim), &positions, fused::Engine::Composed);
         if backward {
             let _ = out.sum().backward();
         }

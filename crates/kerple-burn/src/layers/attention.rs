@@ -1,0 +1,87 @@
+//! Self-attention with its parameters.
+
+use super::{Init, Linear, Norm};
+use crate::fused::Engine;
+use crate::memory::Memory;
+use crate::ops::attention::default_scale;
+use crate::ops::attention_layer::{self, AttentionLayer, Heads};
+use crate::ops::{Residual, linear, norm};
+use crate::plan::{BlockPlan, Sizes};
+use crate::positions::Positions;
+use burn::module::Module;
+use burn::tensor::Tensor;
+use rand::Rng;
+
+/// A self-attention branch: norm, packed projection, attention, output projection.
+#[derive(Module, Debug)]
+pub struct Attention {
+    /// Applied to the input.
+    pub norm: Norm,
+    /// Packed projection, `[M, (H + 2 G) D]`, see [`Heads`].
+    pub qkv: Linear,
+    /// Output projection, `[H D, M]`.
+    pub out: Linear,
+    #[module(skip)]
+    heads: Heads,
+    scale: f64,
+    #[module(skip)]
+    clamp: Option<f64>,
+}
+
+impl Attention {
+    /// A fresh branch of layer `layer`, counted from 0.
+    pub fn new(plan: &BlockPlan, sizes: &Sizes, layer: usize, init: &mut Init<impl Rng>) -> Attention {
+        let heads = sizes.heads(plan);
+        let scale = plan.score_scale.unwrap_or(default_scale(heads.head_dim));
+        let divisor = if plan.scale_by_layer { (layer + 1) as f64 } else { 1.0 };
+        Attention {
+            norm: Norm::new(plan, sizes.d_model, init),
+            qkv: Linear::new([sizes.d_model, heads.packed()], plan.qkv_bias, init.std, init),
+            out: Linear::new([heads.inner(), sizes.d_model], plan.out_bias, init.std_out, init),
+            heads,
+            scale: scale / divisor,
+            clamp: plan.clamp_qkv,
+        }
+    }
+
+    /// Numbers of heads.
+    pub fn heads(&self) -> Heads {
+        self.heads
+    }
+
+    /// Its tensors and choices, adding to `residual`.
+    pub fn tensors(&self, residual: Residual) -> AttentionLayer {
+        AttentionLayer {
+            norm: self.norm.tensors(),
+            qkv: self.qkv.tensors(),
+            out: self.out.tensors(),
+            heads: self.heads,
+            scale: self.scale,
+            clamp: self.clamp,
+            residual,
+        }
+    }
+
+    /// `[B, L, M]` to `[B, L, M]`.
+    pub fn forward(&self, x: Tensor<3>, residual: Residual, positions: &Positions, engine: Engine) -> Tensor<3> {
+        attention_layer::attention_layer(x, self.tensors(residual), positions, engine)
+    }
+
+    /// New positions `[B, L, M]` behind those that `memory` holds; it then holds them too. For inference.
+    pub fn extend(&self, x: Tensor<3>, residual: Residual, positions: &Positions, memory: &mut Memory) -> Tensor<3> {
+        let normed = norm::composed(x.clone(), self.norm.tensors());
+        let qkv = attention_layer::clamped(linear::composed(normed.clone(), self.qkv.tensors()), self.clamp);
+        let a = memory.attend(qkv, self.heads, self.scale, positions);
+        let base = match residual {
+            Residual::Input => x,
+            Residual::Normed => normed,
+            Residual::Beside(base) => base,
+        };
+        base + linear::composed(a, self.out.tensors())
+    }
+
+    /// An empty memory for `batch` sequences.
+    pub fn memory(&self, batch: usize, engine: Engine) -> Memory {
+        Memory::new(batch, self.heads, &self.qkv.weight.val(), engine)
+    }
+}

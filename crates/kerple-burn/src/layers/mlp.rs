@@ -1,0 +1,57 @@
+//! A feed-forward branch with its parameters.
+
+use super::{Init, Linear, Norm};
+use crate::fused::Engine;
+use crate::ops::Residual;
+use crate::ops::activation::Activation;
+use crate::ops::feed_forward::{self, FeedForward};
+use crate::plan::{BlockPlan, Sizes};
+use burn::module::Module;
+use burn::tensor::Tensor;
+use rand::Rng;
+
+/// A feed-forward branch: norm, up projection with or without a gate, activation, down projection.
+#[derive(Module, Debug)]
+pub struct Mlp {
+    /// Applied to the input.
+    pub norm: Norm,
+    /// `[M, F]`
+    pub up: Linear,
+    /// `[M, F]`, where the branch is gated.
+    pub gate: Option<Linear>,
+    /// `[F, M]`
+    pub down: Linear,
+    #[module(skip)]
+    activation: Activation,
+}
+
+impl Mlp {
+    /// A fresh branch.
+    pub fn new(plan: &BlockPlan, sizes: &Sizes, init: &mut Init<impl Rng>) -> Mlp {
+        let (width, hidden, bias, std) = (sizes.d_model, sizes.d_hidden, plan.mlp_bias, init.std);
+        Mlp {
+            norm: Norm::new(plan, width, init),
+            up: Linear::new([width, hidden], bias, std, init),
+            gate: plan.gated.then(|| Linear::new([width, hidden], bias, std, init)),
+            down: Linear::new([hidden, width], bias, init.std_out, init),
+            activation: plan.activation,
+        }
+    }
+
+    /// Its tensors and choices, adding to `residual`.
+    pub fn tensors(&self, residual: Residual) -> FeedForward {
+        FeedForward {
+            norm: self.norm.tensors(),
+            up: self.up.tensors(),
+            gate: self.gate.as_ref().map(Linear::tensors),
+            down: self.down.tensors(),
+            activation: self.activation,
+            residual,
+        }
+    }
+
+    /// `[B, L, M]` to `[B, L, M]`.
+    pub fn forward(&self, x: Tensor<3>, residual: Residual, engine: Engine) -> Tensor<3> {
+        feed_forward::feed_forward(x, self.tensors(residual), engine)
+    }
+}

@@ -1,0 +1,176 @@
+//! What a layer remembers of the positions it has seen, so that new ones are added without computing the old ones again.
+//!
+//! Attention remembers keys and values, which grow with the positions. A recurrent layer would remember a state of fixed size
+//! instead: a further variant of [`Memory`], made by its module as [`Attention::memory`](crate::layers::Attention::memory)
+//! makes these, and advanced by a method beside [`Memory::attend`].
+
+use crate::fused::Engine;
+use crate::ops::attention::{self, Tables};
+use crate::ops::attention_layer::Heads;
+use crate::positions::Positions;
+use burn::tensor::{DType, Tensor, TensorData};
+use kerple::attention::{Dims, Strides, View, ViewMut, tiled};
+use kerple::ops::rotary::Turn;
+
+/// The memory of one layer.
+#[derive(Clone, Debug)]
+pub enum Memory {
+    /// Keys and values where the fused operations read them; f32 on the CPU.
+    Rows(Rows),
+    /// Keys and values as tensors `[B, G, L, D]`, on any device; `None` before the first position.
+    Tensors(Option<[Tensor<4>; 2]>),
+}
+
+impl Memory {
+    /// An empty memory for `batch` sequences of a layer whose parameters are like this one.
+    pub fn new(batch: usize, heads: Heads, parameter: &Tensor<2>, engine: Engine) -> Memory {
+        if engine.is_fused_on(parameter) && parameter.dtype() == DType::F32 {
+            return Memory::Rows(Rows::new(batch, heads));
+        }
+        Memory::Tensors(None)
+    }
+
+    /// Positions held.
+    pub fn len(&self) -> usize {
+        match self {
+            Memory::Rows(rows) => rows.len,
+            Memory::Tensors(held) => held.as_ref().map_or(0, |[keys, _]| keys.dims()[2]),
+        }
+    }
+
+    /// Whether no position is held yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Causal self-attention of new positions, from a packed projection `[B, L, (H + 2 G) D]`, over all that is then held;
+    /// returns `[B, L, H D]`.
+    ///
+    /// Held rows are read where they lie: with [`Memory::Rows`] nothing of the size of the memory is copied or made.
+    ///
+    /// # Panics
+    /// When a tensor is of another type, device or number of sequences than what is held.
+    pub fn attend(&mut self, qkv: Tensor<3>, heads: Heads, scale: f64, positions: &Positions) -> Tensor<3> {
+        match self {
+            Memory::Rows(rows) => rows.attend(qkv, heads, scale, positions),
+            Memory::Tensors(held) => {
+                let [batch, len, _] = qkv.dims();
+                let [q, k, v] = heads.unpack(qkv);
+                let (q, k) = (attention::rotate(q, positions), attention::rotate(k, positions));
+                let [k, v] = match held.take() {
+                    Some([keys, values]) => [Tensor::cat(vec![keys, k], 2), Tensor::cat(vec![values, v], 2)],
+                    None => [k, v],
+                };
+                *held = Some([k.clone(), v.clone()]);
+                let a = attention::composed(q, k, v, scale, positions);
+                a.swap_dims(1, 2).reshape([batch, len, heads.inner()])
+            }
+        }
+    }
+}
+
+/// Growing keys and values, `[B, G, capacity, D]` each, so that a head's keys are contiguous.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    batch: usize,
+    heads: Heads,
+    len: usize,
+    capacity: usize,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+const FIRST_CAPACITY: usize = 256;
+
+impl Rows {
+    /// Nothing yet.
+    pub fn new(batch: usize, heads: Heads) -> Rows {
+        Rows { batch, heads, len: 0, capacity: 0, keys: Vec::new(), values: Vec::new() }
+    }
+
+    fn attend(&mut self, qkv: Tensor<3>, heads: Heads, scale: f64, positions: &Positions) -> Tensor<3> {
+        let ([batch, len, _], device) = (qkv.dims(), qkv.device());
+        let mut rows: Vec<f32> = qkv.into_data().try_into_vec().expect("activations are f32");
+        if let Some(rotary) = &positions.rotary {
+            heads.rotate(&mut rows, rotary, len, Turn::Forward);
+        }
+        self.push(&rows, len);
+        let Heads { heads: query_heads, kv_heads, head_dim } = heads;
+        let dims = Dims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
+        let (tables, inputs) = Tables::outside_autodiff(positions);
+        let problem = tables.problem::<f32>(dims, scale, &inputs);
+        let ([start, ..], packed) = heads.layout(len);
+        let head = self.capacity * head_dim;
+        let held = Strides { batch: kv_heads * head, head, row: head_dim };
+        let inner = heads.inner();
+        let merged = Strides { batch: len * inner, head: head_dim, row: inner };
+        let (mut out, mut lse) = (vec![0.0f32; batch * len * inner], vec![0.0f32; batch * query_heads * len]);
+        let view = |data, strides| View { data, strides };
+        let (q, k, v) = (view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held));
+        tiled::forward(&problem, q, k, v, ViewMut::new(&mut out, merged), &mut lse);
+        Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
+    }
+
+    /// Adds the keys and values of `len` positions from packed rows, see [`Heads`].
+    fn push(&mut self, qkv: &[f32], len: usize) {
+        let (packed, Heads { kv_heads, head_dim: d, .. }) = (self.heads.packed(), self.heads);
+        kerple::check_shape!(qkv, B = self.batch, L = len, packed = packed);
+        self.reserve(self.len + len);
+        let ([_, key, value], strides) = self.heads.layout(len);
+        for sequence in 0..self.batch {
+            for head in 0..kv_heads {
+                for position in 0..len {
+                    let from = sequence * strides.batch + position * strides.row + head * strides.head;
+                    let to = ((sequence * kv_heads + head) * self.capacity + self.len + position) * d;
+                    self.keys[to..to + d].copy_from_slice(&qkv[from + key..][..d]);
+                    self.values[to..to + d].copy_from_slice(&qkv[from + value..][..d]);
+                }
+            }
+        }
+        self.len += len;
+    }
+
+    fn reserve(&mut self, len: usize) {
+        if len <= self.capacity {
+            return;
+        }
+        let Heads { kv_heads, head_dim, .. } = self.heads;
+        let capacity = len.next_power_of_two().max(FIRST_CAPACITY);
+        let (old, new) = (self.capacity * head_dim, capacity * head_dim);
+        let used = self.len * head_dim;
+        for rows in [&mut self.keys, &mut self.values] {
+            let mut grown = vec![0.0; self.batch * kv_heads * new];
+            for head in 0..self.batch * kv_heads {
+                grown[head * new..][..used].copy_from_slice(&rows[head * old..][..used]);
+            }
+            *rows = grown;
+        }
+        self.capacity = capacity;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growing_keeps_every_row() {
+        for kv_heads in [3, 1] {
+            let heads = Heads { heads: 3, kv_heads, head_dim: 2 };
+            let (d, width) = (2, heads.packed());
+            let mut rows = Rows::new(2, heads);
+            let packed =
+                |position: usize| -> Vec<f32> { (0..2 * width).map(|i| (1000 * position + i) as f32).collect() };
+            for position in 0..600 {
+                rows.push(&packed(position), 1);
+            }
+            let ([_, key, value], strides) = heads.layout(1);
+            for (sequence, head, position) in [(0, 0, 0), (1, kv_heads - 1, 599), (1, 0, 300), (0, kv_heads / 2, 256)] {
+                let at = ((sequence * kv_heads + head) * rows.capacity + position) * d;
+                let from = sequence * width + head * strides.head;
+                assert_eq!(rows.keys[at..at + d], packed(position)[from + key..][..d]);
+                assert_eq!(rows.values[at..at + d], packed(position)[from + value..][..d]);
+            }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Operations: functions of tensors, each fused for the CPU beside its definition in plain Burn operations.
+//!
+//! `operation(.., engine)` runs the fused version where there is one for the tensor's device and
+//! [`Engine::Fused`](crate::fused::Engine) is asked for, and the definition elsewhere; `composed(..)` is the definition.
+//! The definitions hold whole score matrices in memory: the price of being readable and portable. Tests hold the two equal,
+//! in the output and in every gradient. Parameters belong to the modules of [`layers`](crate::layers), which call these.
+
+pub mod activation;
+pub mod attention;
+pub mod attention_layer;
+pub mod embedding;
+pub mod feed_forward;
+pub mod linear;
+pub mod loss;
+pub mod norm;
+
+pub use linear::Linear;
+pub use norm::Norm;
+
+use burn::tensor::Tensor;
+
+/// What the result of a branch is added to.
+#[derive(Clone, Debug)]
+pub enum Residual {
+    /// The input of the branch.
+    Input,
+    /// That input after the branch's norm.
+    Normed,
+    /// Another tensor, `[B, L, M]`; attention branches do without it.
+    Beside(Tensor<3>),
+}

@@ -1,0 +1,310 @@
+//! A self-attention branch with its norm and its residual: `base + out(attention(qkv(norm(x))))`.
+
+use super::attention::{self, Tables};
+use super::{Linear, Norm, Residual, linear, norm};
+use crate::array::Array;
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::positions::{Positions, RotaryTables};
+use crate::with_element;
+use burn::tensor::Tensor;
+use kerple::attention::{Dims, Gradients, Strides, View, ViewMut, tiled};
+use kerple::ops::gemm::To;
+use kerple::ops::layer_norm;
+use kerple::ops::linear::add;
+use kerple::ops::rotary::{self, Angles, Extent, Turn};
+use kerple::ops::zeros;
+use std::sync::Arc;
+
+/// Heads of a self-attention layer, and how queries, keys and values lie in a row of the packed projection.
+///
+/// With as many key heads as query heads the row is `[head][q|k|v][D]`, as GPT-NeoX has it. With fewer it is
+/// `[q heads][k heads][v heads]`, the separate matrices of other models side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads, H.
+    pub heads: usize,
+    /// Key and value heads, G, a divisor of H; query head `h` reads key head `h / (H / G)`.
+    pub kv_heads: usize,
+    /// Features a head, D.
+    pub head_dim: usize,
+}
+
+impl Heads {
+    /// Features of all query heads, `H D`: what the output projection takes.
+    pub fn inner(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Features of a packed row, `(H + 2 G) D`.
+    pub fn packed(self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    fn is_interleaved(self) -> bool {
+        self.heads == self.kv_heads
+    }
+
+    /// Where the first query, key and value of a row start, and the strides of all three.
+    pub fn layout(self, len: usize) -> ([usize; 3], Strides) {
+        let Heads { heads, kv_heads, head_dim: d } = self;
+        let (starts, head) = match self.is_interleaved() {
+            true => ([0, d, 2 * d], 3 * d),
+            false => ([0, heads * d, (heads + kv_heads) * d], d),
+        };
+        (starts, Strides { batch: len * self.packed(), head, row: self.packed() })
+    }
+
+    /// Splits a packed projection `[B, L, (H + 2 G) D]` into `[B, H, L, D]` queries and `[B, G, L, D]` keys and values.
+    pub fn unpack(self, qkv: Tensor<3>) -> [Tensor<4>; 3] {
+        let [batch, len, _] = qkv.dims();
+        let Heads { heads, kv_heads, head_dim: d } = self;
+        if self.is_interleaved() {
+            let packed = qkv.reshape([batch, len, heads, 3, d]);
+            return [0, 1, 2]
+                .map(|part| packed.clone().narrow(3, part, 1).reshape([batch, len, heads, d]).swap_dims(1, 2));
+        }
+        let (starts, _) = self.layout(len);
+        let part = |(start, heads): (usize, usize)| {
+            qkv.clone().narrow(2, start, heads * d).reshape([batch, len, heads, d]).swap_dims(1, 2)
+        };
+        [(starts[0], heads), (starts[1], kv_heads), (starts[2], kv_heads)].map(part)
+    }
+
+    /// Turns the queries and keys of packed rows `[B, L, (H + 2 G) D]` in place.
+    pub(crate) fn rotate<T: Number>(self, qkv: &mut [T], rotary: &RotaryTables, len: usize, turn: Turn) {
+        let ([q, k, _], strides) = self.layout(len);
+        let [cos, sin] = attention::angles::<T>(rotary);
+        let angles = Angles { cos: &cos, sin: &sin, pairs: rotary.half() };
+        let batch = qkv.len() / (len * self.packed()).max(1);
+        for (start, heads) in [(q, self.heads), (k, self.kv_heads)] {
+            rotary::rotate(&mut qkv[start..], strides, Extent { batch, len, heads }, angles, turn);
+        }
+    }
+}
+
+/// The tensors of a self-attention branch and its choices.
+#[derive(Clone, Debug)]
+pub struct AttentionLayer {
+    /// Applied to the input, `[M]`.
+    pub norm: Norm,
+    /// Packed projection, `[M, (H + 2 G) D]`, see [`Heads`].
+    pub qkv: Linear,
+    /// Output projection, `[H D, M]`.
+    pub out: Linear,
+    /// Numbers of heads.
+    pub heads: Heads,
+    /// Factor on `q.k`.
+    pub scale: f64,
+    /// Queries, keys and values are cut to `-clamp ..= clamp` before everything else.
+    pub clamp: Option<f64>,
+    /// What the branch adds to.
+    pub residual: Residual,
+}
+
+/// The branch on `[B, L, M]`.
+pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
+    // clamped projections are rare, and would need their signs kept: they take the parts one by one
+    if !engine.is_fused_on(&x) || layer.clamp.is_some() {
+        return by_parts(x, layer, positions, engine);
+    }
+    let AttentionLayer { norm, qkv, out, heads, scale, clamp: _, residual } = layer;
+    let mut inputs = Inputs::default();
+    let x = inputs.add(x);
+    let (base, normed_base) = match residual {
+        Residual::Input => (None, false),
+        Residual::Normed => (None, true),
+        Residual::Beside(base) => (Some(base), false),
+    };
+    let op = Branch {
+        x,
+        base: inputs.add_some(base),
+        normed_base,
+        norm: norm::Places::add(norm, &mut inputs),
+        qkv: linear::Places::add(qkv, &mut inputs),
+        out: linear::Places::add(out, &mut inputs),
+        tables: Tables::add(positions, &mut inputs),
+        rotary: positions.rotary.clone(),
+        heads,
+        scale,
+    };
+    inputs.apply(op)
+}
+
+/// The definition.
+pub fn composed(x: Tensor<3>, layer: AttentionLayer, positions: &Positions) -> Tensor<3> {
+    by_parts(x, layer, positions, Engine::Composed)
+}
+
+/// Norm, projections and attention, each by this engine.
+fn by_parts(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
+    let AttentionLayer { norm, qkv, out, heads, scale, clamp, residual } = layer;
+    let [batch, len, _] = x.dims();
+    let normed = norm::norm(x.clone(), norm, engine);
+    let qkv = clamped(linear::composed(normed.clone(), qkv), clamp);
+    let [q, k, v] = heads.unpack(qkv);
+    let a = attention::rotated(q, k, v, scale, positions, engine);
+    let a = a.swap_dims(1, 2).reshape([batch, len, heads.inner()]);
+    let base = match residual {
+        Residual::Input => x,
+        Residual::Normed => normed,
+        Residual::Beside(base) => base,
+    };
+    base + linear::composed(a, out)
+}
+
+/// A packed projection cut to `-clamp ..= clamp`.
+pub(crate) fn clamped(qkv: Tensor<3>, clamp: Option<f64>) -> Tensor<3> {
+    match clamp {
+        Some(clamp) => qkv.clamp(-clamp, clamp),
+        None => qkv,
+    }
+}
+
+/// Norm, projection, rotation, attention, projection and residual.
+#[derive(Debug)]
+struct Branch {
+    x: usize,
+    /// Where the rows are that are added to, if neither the input nor its normed rows.
+    base: Option<usize>,
+    normed_base: bool,
+    norm: norm::Places,
+    qkv: linear::Places,
+    out: linear::Places,
+    tables: Tables,
+    rotary: Option<Arc<RotaryTables>>,
+    heads: Heads,
+    scale: f64,
+}
+
+/// What the backward needs of the forward: the projection after rotation, attention's output, its log-sum-exp.
+struct Kept<T> {
+    qkv: Vec<T>,
+    a: Vec<T>,
+    lse: Vec<T>,
+}
+
+/// Sizes of one call.
+#[derive(Clone, Copy)]
+struct Sizes {
+    width: usize,
+    dims: Dims,
+    /// Starts of q, k and v in a packed row.
+    starts: [usize; 3],
+    packed: Strides,
+    merged: Strides,
+}
+
+impl Branch {
+    fn sizes(&self, x: &Array) -> Sizes {
+        let &[batch, len, width] = x.shape() else { panic!("x: expected [B, L, M], got {:?}", x.shape()) };
+        let Heads { heads, kv_heads, head_dim } = self.heads;
+        let (starts, packed) = self.heads.layout(len);
+        let inner = self.heads.inner();
+        let merged = Strides { batch: len * inner, head: head_dim, row: inner };
+        Sizes {
+            width,
+            dims: Dims { batch, heads, kv_heads, queries: len, keys: len, head_dim },
+            starts,
+            packed,
+            merged,
+        }
+    }
+
+    fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
+        let Sizes { width, dims, starts, packed, merged } = self.sizes(&inputs[self.x]);
+        let x = inputs[self.x].slice::<T>();
+        let (mut normed, mut qkv) = (Vec::new(), Vec::new());
+        layer_norm::forward(self.norm.of(inputs), x, &mut normed);
+        self.qkv.of::<T>(inputs).forward(To::End(&mut qkv), &normed, width);
+        if !self.normed_base {
+            normed = Vec::new();
+        }
+        if let Some(rotary) = &self.rotary {
+            self.heads.rotate(&mut qkv, rotary, dims.queries, Turn::Forward);
+        }
+        let rows = dims.batch * dims.queries;
+        let (mut a, mut lse) = (zeros(rows * self.heads.inner()), zeros(rows * dims.heads));
+        let problem = self.tables.problem(dims, self.scale, inputs);
+        let [q, k, v] = starts.map(|start| View { data: &qkv[start..], strides: packed });
+        tiled::forward(&problem, q, k, v, ViewMut::new(&mut a, merged), &mut lse);
+        let base = match self.base {
+            Some(base) => inputs[base].slice(),
+            None if self.normed_base => &normed[..],
+            None => x,
+        };
+        let mut y = Vec::new();
+        self.out.of::<T>(inputs).forward_onto(To::End(&mut y), &a, self.heads.inner(), base);
+        let saved = if tracked { Saved::new(Kept { qkv, a, lse }) } else { Saved::nothing() };
+        Forward { output: Array::from_vec(y, inputs[self.x].shape()), saved }
+    }
+
+    fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
+        let (inputs, inner) = (step.inputs, self.heads.inner());
+        let width = self.sizes(&inputs[self.x]).width;
+        let kept = step.saved::<Kept<T>>();
+        let (x, d_y) = (inputs[self.x].slice::<T>(), step.d_output.slice::<T>());
+        let mut found = Found::new(inputs);
+
+        let out = self.out.of::<T>(inputs);
+        let (mut d_out, mut d_a) = (out.gradients(inner), Vec::new());
+        out.backward(&kept.a, d_y, inner, &mut d_out);
+        out.backward_input(To::End(&mut d_a), d_y, inner);
+        self.out.put(d_out, &mut found);
+        let d_qkv = self.backward_attention(step, kept, d_a, &mut found);
+
+        let (norm, qkv) = (self.norm.of::<T>(inputs), self.qkv.of::<T>(inputs));
+        let mut normed = Vec::new();
+        let stats = layer_norm::forward(norm, x, &mut normed);
+        let mut d_weights = qkv.gradients(width);
+        qkv.backward(&normed, &d_qkv, width, &mut d_weights);
+        self.qkv.put(d_weights, &mut found);
+        // the normed rows are done with: their place takes their gradient
+        let mut d_normed = normed;
+        qkv.backward_input(To::Over(&mut d_normed), &d_qkv, width);
+        drop(d_qkv);
+        let through = match self.base {
+            Some(base) => {
+                found.pass(base, step.d_output.clone());
+                None
+            }
+            None if self.normed_base => {
+                add(&mut d_normed, d_y);
+                None
+            }
+            None => Some(d_y),
+        };
+        let d_x = self.norm.backward(x, &stats, &d_normed, through, &mut found);
+        found.put(self.x, d_x);
+        found.finish()
+    }
+
+    /// From the gradient in attention's output to that in the packed projection; records those of the tables.
+    fn backward_attention<T: Number>(&self, step: &Step, kept: &Kept<T>, d_a: Vec<T>, found: &mut Found) -> Vec<T> {
+        let Sizes { dims, starts, packed, merged, .. } = self.sizes(&step.inputs[self.x]);
+        let Kept { qkv, a, lse } = kept;
+        let mut d_qkv = zeros(qkv.len());
+        let mut d_tables = self.tables.gradients::<T>(step);
+        let [q, k, v] = starts.map(|start| View { data: &qkv[start..], strides: packed });
+        let merged = |data| View { data, strides: merged };
+        let saved = kerple::attention::Saved { q, k, v, out: merged(a), lse, d_out: merged(&d_a) };
+        let [d_q, d_k, d_v] = ViewMut::parts(&mut d_qkv, starts, packed);
+        let [d_bias, d_weight] = d_tables.each_mut().map(|table| table.as_deref_mut());
+        let problem = self.tables.problem(dims, self.scale, step.inputs);
+        tiled::backward(&problem, saved, Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: None });
+        self.tables.put(d_tables, found);
+        if let Some(rotary) = &self.rotary {
+            self.heads.rotate(&mut d_qkv, rotary, dims.queries, Turn::Inverse);
+        }
+        d_qkv
+    }
+}
+
+impl Op for Branch {
+    fn forward(&self, inputs: &[Array], tracked: bool) -> Forward {
+        with_element!(inputs[0], T => Branch::forward::<T>(self, inputs, tracked))
+    }
+
+    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
+        with_element!(step.inputs[0], T => Branch::backward::<T>(self, step))
+    }
+}

@@ -1,0 +1,144 @@
+//! A feed-forward branch with its norm and its residual: `base + down(act(up(norm(x))))`, gated or not.
+
+use super::activation::{self, Activation};
+use super::{Linear, Norm, Residual, linear, norm};
+use crate::array::Array;
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::with_element;
+use burn::tensor::Tensor;
+use kerple::ops::mlp::{self, Gradients, Hidden};
+
+/// The tensors of a feed-forward branch and its choices: M features, F hidden ones.
+#[derive(Clone, Debug)]
+pub struct FeedForward {
+    /// Applied to the input.
+    pub norm: Norm,
+    /// `[M, F]`
+    pub up: Linear,
+    /// `[M, F]`; its activated values multiply those of `up`.
+    pub gate: Option<Linear>,
+    /// `[F, M]`
+    pub down: Linear,
+    /// Of the hidden values, or of the gate's.
+    pub activation: Activation,
+    /// What the branch adds to.
+    pub residual: Residual,
+}
+
+/// The branch on `[B, L, M]`.
+pub fn feed_forward(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<3> {
+    if !engine.is_fused_on(&x) {
+        return composed(x, layer);
+    }
+    let FeedForward { norm, up, gate, down, activation, residual } = layer;
+    let mut inputs = Inputs::default();
+    let x = inputs.add(x);
+    let base = match residual {
+        Residual::Input => Base::Input,
+        Residual::Normed => Base::Normed,
+        Residual::Beside(base) => Base::At(inputs.add(base)),
+    };
+    let op = Branch {
+        x,
+        base,
+        norm: norm::Places::add(norm, &mut inputs),
+        up: linear::Places::add(up, &mut inputs),
+        gate: gate.map(|gate| linear::Places::add(gate, &mut inputs)),
+        down: linear::Places::add(down, &mut inputs),
+        activation,
+    };
+    inputs.apply(op)
+}
+
+/// The definition.
+pub fn composed(x: Tensor<3>, layer: FeedForward) -> Tensor<3> {
+    let FeedForward { norm, up, gate, down, activation, residual } = layer;
+    let normed = norm::composed(x.clone(), norm);
+    let hidden = linear::composed(normed.clone(), up);
+    let hidden = match gate {
+        Some(gate) => activation::composed(linear::composed(normed.clone(), gate), activation) * hidden,
+        None => activation::composed(hidden, activation),
+    };
+    let base = match residual {
+        Residual::Input => x,
+        Residual::Normed => normed,
+        Residual::Beside(base) => base,
+    };
+    base + linear::composed(hidden, down)
+}
+
+/// A [`Residual`] among the inputs.
+#[derive(Clone, Copy, Debug)]
+enum Base {
+    Input,
+    Normed,
+    At(usize),
+}
+
+#[derive(Debug)]
+struct Branch {
+    x: usize,
+    base: Base,
+    norm: norm::Places,
+    up: linear::Places,
+    gate: Option<linear::Places>,
+    down: linear::Places,
+    activation: Activation,
+}
+
+impl Branch {
+    fn mlp<'a, T: Number>(&self, inputs: &'a [Array]) -> mlp::Mlp<'a, T> {
+        mlp::Mlp {
+            norm: self.norm.of(inputs),
+            up: self.up.of(inputs),
+            gate: self.gate.map(|gate| gate.of(inputs)),
+            down: self.down.of(inputs),
+            activation: self.activation,
+            residual: match self.base {
+                Base::Input => mlp::Residual::Input,
+                Base::Normed => mlp::Residual::Normed,
+                Base::At(base) => mlp::Residual::Beside(inputs[base].slice()),
+            },
+        }
+    }
+
+    fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
+        let (mlp, x) = (self.mlp::<T>(inputs), inputs[self.x].slice());
+        let (y, saved) = if tracked {
+            let (y, hidden) = mlp::forward_saving(mlp, x);
+            (y, Saved::new(hidden))
+        } else {
+            (mlp::forward(mlp, x), Saved::nothing())
+        };
+        Forward { output: Array::from_vec(y, inputs[self.x].shape()), saved }
+    }
+
+    fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
+        let (inputs, d_y) = (step.inputs, step.d_output);
+        let (x, hidden) = (inputs[self.x].slice(), step.saved::<Hidden<T>>());
+        let Gradients { d_x, d_gamma, d_beta, up, gate, down } =
+            mlp::backward(self.mlp(inputs), x, hidden, d_y.slice());
+        let mut found = Found::new(inputs);
+        found.put(self.x, d_x);
+        if let Base::At(base) = self.base {
+            found.pass(base, d_y.clone());
+        }
+        self.norm.put(d_gamma, d_beta, &mut found);
+        self.up.put(up, &mut found);
+        if let (Some(place), Some(gate)) = (self.gate, gate) {
+            place.put(gate, &mut found);
+        }
+        self.down.put(down, &mut found);
+        found.finish()
+    }
+}
+
+impl Op for Branch {
+    fn forward(&self, inputs: &[Array], tracked: bool) -> Forward {
+        with_element!(inputs[0], T => Branch::forward::<T>(self, inputs, tracked))
+    }
+
+    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
+        with_element!(step.inputs[0], T => Branch::backward::<T>(self, step))
+    }
+}

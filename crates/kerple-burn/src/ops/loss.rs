@@ -1,0 +1,164 @@
+//! The end of a language model: final norm, logits, and the loss of each target in nats.
+
+use super::{Norm, linear, norm};
+use crate::array::Array;
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::with_element;
+use burn::tensor::{Int, Tensor, TensorData, activation};
+pub use kerple::ops::cross_entropy::Targets;
+use kerple::ops::cross_entropy::{self, Gradients};
+
+/// The tensors of the head.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// Before the projection.
+    pub norm: Norm,
+    /// `[M, V]`; `[V, M]`, the embedding itself, when tied.
+    pub weight: Tensor<2>,
+    /// Whether the weight is the embedding.
+    pub tied: bool,
+}
+
+/// Logits `[B, L, V]` of `x`, `[B, L, M]`: for few positions and for tests.
+pub fn logits(x: Tensor<3>, Head { norm, weight, tied }: Head) -> Tensor<3> {
+    let weight = if tied { weight.swap_dims(0, 1) } else { weight };
+    linear::composed(norm::composed(x, norm), linear::Linear { weight, bias: None })
+}
+
+/// Loss in nats of each target, `[B, L]`, given `x` `[B, L, M]`; 0 where it is not scored.
+///
+/// # Panics
+/// When the targets are not `B L` many, or a scored one is not below V.
+pub fn losses(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Tensor<2> {
+    if engine.is_fused_on(&x) { fused(x, head, targets, None) } else { composed(x, head, targets) }
+}
+
+/// `share` times the sum of [`losses`], `[1]`; the mean for a share of [`mean_share`]. The fused gradients are made with the
+/// loss, from one computation of the logits.
+///
+/// # Panics
+/// As [`losses`].
+pub fn loss(x: Tensor<3>, head: Head, targets: Targets, share: f64, engine: Engine) -> Tensor<1> {
+    if engine.is_fused_on(&x) {
+        return fused(x, head, targets, Some(share));
+    }
+    composed(x, head, targets).sum() * share
+}
+
+/// What each scored target counts in their mean: one over their number; 0 when there are none.
+pub fn mean_share(targets: Targets) -> f64 {
+    let all = targets.ids.len();
+    let count = targets.scored.map_or(all, |scored| scored.iter().filter(|scored| **scored).count());
+    if count == 0 { 0.0 } else { 1.0 / count as f64 }
+}
+
+/// The definition of [`losses`].
+pub fn composed(x: Tensor<3>, head: Head, targets: Targets) -> Tensor<2> {
+    let ([batch, len, _], device) = (x.dims(), x.device());
+    let rows = batch * len;
+    let logits = logits(x, head);
+    let vocab = logits.dims()[2];
+    let log_probabilities = activation::log_softmax(logits.reshape([rows, vocab]), 1);
+    let is_scored = |row: usize| targets.scored.is_none_or(|scored| scored[row]);
+    // a target that is not scored may be anything; some row has to be looked up
+    let id = |(row, id): (usize, &u32)| if is_scored(row) { i64::from(*id) } else { 0 };
+    let index: Vec<i64> = targets.ids.iter().enumerate().map(id).collect();
+    let index = Tensor::<2, Int>::from_data(TensorData::new(index, [rows, 1]), &device);
+    let losses = -log_probabilities.gather(1, index).reshape([batch, len]);
+    match targets.scored {
+        None => losses,
+        Some(scored) => {
+            let hidden: Vec<bool> = scored.iter().map(|scored| !scored).collect();
+            losses.mask_fill(Tensor::from_data(TensorData::new(hidden, [batch, len]), &device), 0.0)
+        }
+    }
+}
+
+fn fused<const D: usize>(x: Tensor<3>, head: Head, targets: Targets, share: Option<f64>) -> Tensor<D> {
+    let Head { norm, weight, tied } = head;
+    let mut inputs = Inputs::default();
+    let x = inputs.add(x);
+    let norm = norm::Places::add(norm, &mut inputs);
+    let weight = inputs.add(weight);
+    let (ids, scored) = (targets.ids.to_vec(), targets.scored.map(<[bool]>::to_vec));
+    inputs.apply(Loss { x, norm, weight, tied, ids, scored, share })
+}
+
+/// The losses, or their sum times a share; the gradients of the sum are made in the forward.
+#[derive(Debug)]
+struct Loss {
+    x: usize,
+    norm: norm::Places,
+    weight: usize,
+    tied: bool,
+    ids: Vec<u32>,
+    scored: Option<Vec<bool>>,
+    share: Option<f64>,
+}
+
+impl Loss {
+    fn head<'a, T: Number>(&self, inputs: &'a [Array]) -> cross_entropy::Head<'a, T> {
+        cross_entropy::Head { norm: self.norm.of(inputs), w: inputs[self.weight].slice(), tied: self.tied }
+    }
+
+    fn targets(&self) -> Targets<'_> {
+        Targets { ids: &self.ids, scored: self.scored.as_deref() }
+    }
+
+    /// The losses, and the gradients of their sum weighted by `d_nll`.
+    fn gradients<T: Number>(&self, inputs: &[Array], d_nll: &[T]) -> (Vec<T>, Vec<Option<Array>>) {
+        let x = inputs[self.x].slice();
+        let (nll, gradients) = cross_entropy::forward_backward(self.head(inputs), x, self.targets(), d_nll);
+        let Gradients { d_x, d_gamma, d_beta, d_w } = gradients;
+        let mut found = Found::new(inputs);
+        found.put(self.x, d_x);
+        self.norm.put(d_gamma, d_beta, &mut found);
+        found.put(self.weight, d_w);
+        (nll, found.finish())
+    }
+
+    fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
+        let (nll, saved) = match self.share {
+            Some(share) if tracked => {
+                let (nll, gradients) = self.gradients(inputs, &vec![T::from_f64(share); self.ids.len()]);
+                (nll, Saved::new(gradients))
+            }
+            _ => (
+                cross_entropy::forward(self.head::<T>(inputs), inputs[self.x].slice(), self.targets()),
+                Saved::nothing(),
+            ),
+        };
+        let output = match self.share {
+            Some(share) => {
+                let sum: f64 = nll.iter().map(|loss| loss.to_f64()).sum();
+                Array::from_vec(vec![T::from_f64(sum * share)], &[1])
+            }
+            None => Array::from_vec(nll, &inputs[self.x].shape()[..2]),
+        };
+        Forward { output, saved }
+    }
+
+    fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
+        let upstream = step.d_output.slice::<T>();
+        if self.share.is_none() {
+            return self.gradients(step.inputs, upstream).1;
+        }
+        let scale = |saved: &Array| {
+            if upstream[0] == T::from_f64(1.0) {
+                return saved.clone();
+            }
+            Array::from_vec(saved.slice::<T>().iter().map(|d| *d * upstream[0]).collect(), saved.shape())
+        };
+        step.saved::<Vec<Option<Array>>>().iter().map(|saved| saved.as_ref().map(scale)).collect()
+    }
+}
+
+impl Op for Loss {
+    fn forward(&self, inputs: &[Array], tracked: bool) -> Forward {
+        with_element!(inputs[0], T => Loss::forward::<T>(self, inputs, tracked))
+    }
+
+    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
+        with_element!(step.inputs[0], T => Loss::backward::<T>(self, step))
+    }
+}

@@ -1,0 +1,146 @@
+//! What a transformer block is made of, as plain data.
+
+use crate::ops::activation::Activation;
+use crate::ops::attention_layer::Heads;
+use serde::{Deserialize, Serialize};
+
+/// The choices in which decoders of one shape differ. The default is GPT-NeoX's sequential block, as KERPLE trains it.
+///
+/// | family | what differs from the default |
+/// |---|---|
+/// | GPT-NeoX, Pythia | `residual = "parallel"` |
+/// | GPT-2 | `activation = "gelu_tanh"`, `tied_head` |
+/// | BLOOM | `activation = "gelu_tanh"`, `embedding_norm`, `tied_head`; a flag makes it `residual = "normed"` |
+/// | MPT | `norm = "layer_without_shift"`, no biases, `tied_head`, perhaps `clamp_qkv` |
+/// | LLaMA | `norm = "rms"`, `norm_eps`, no biases, `gated`, `activation = "silu"`, `kv_heads` |
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BlockPlan {
+    /// Kind of every norm.
+    pub norm: NormKind,
+    /// Added to the variance in every norm.
+    pub norm_eps: f64,
+    /// Whether a norm of its own follows the embedding.
+    pub embedding_norm: bool,
+    /// How the two branches of a block are joined.
+    pub residual: ResidualKind,
+    /// Whether the projection to queries, keys and values has a bias.
+    pub qkv_bias: bool,
+    /// Whether the projection after attention has one.
+    pub out_bias: bool,
+    /// Whether the projections of the feed-forward branch have one.
+    pub mlp_bias: bool,
+    /// Key and value heads, a divisor of the query heads; as many as those when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_heads: Option<usize>,
+    /// Activation of the feed-forward branch.
+    pub activation: Activation,
+    /// Whether the feed-forward branch has a gate: `down(act(gate(x)) * up(x))`.
+    pub gated: bool,
+    /// Factor on `q.k`; `1 / sqrt(D)` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub score_scale: Option<f64>,
+    /// Whether layer `i`, from 0, divides that factor by `i + 1`.
+    pub scale_by_layer: bool,
+    /// Queries, keys and values are cut to `-clamp_qkv ..= clamp_qkv`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clamp_qkv: Option<f64>,
+    /// Whether the output projection is the embedding, transposed.
+    pub tied_head: bool,
+}
+
+impl Default for BlockPlan {
+    fn default() -> Self {
+        BlockPlan {
+            norm: NormKind::Layer,
+            norm_eps: 1e-5,
+            embedding_norm: false,
+            residual: ResidualKind::Sequential,
+            qkv_bias: true,
+            out_bias: true,
+            mlp_bias: true,
+            kv_heads: None,
+            activation: Activation::Gelu,
+            gated: false,
+            score_scale: None,
+            scale_by_layer: false,
+            clamp_qkv: None,
+            tied_head: false,
+        }
+    }
+}
+
+impl BlockPlan {
+    /// Whether nothing differs from the default; such a plan is not written down.
+    pub fn is_default(&self) -> bool {
+        *self == BlockPlan::default()
+    }
+}
+
+/// How rows are normalised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormKind {
+    /// Layer norm with scale and shift.
+    #[default]
+    Layer,
+    /// Layer norm with scale only.
+    LayerWithoutShift,
+    /// By the root mean square, with scale only.
+    Rms,
+}
+
+impl NormKind {
+    /// Trained values of one norm, in multiples of the model width.
+    pub fn vectors(self) -> usize {
+        match self {
+            NormKind::Layer => 2,
+            NormKind::LayerWithoutShift | NormKind::Rms => 1,
+        }
+    }
+}
+
+/// How attention and feed-forward are joined; `n1` and `n2` are their norms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResidualKind {
+    /// `x += attention(n1(x)); x += mlp(n2(x))`
+    #[default]
+    Sequential,
+    /// `x += attention(n1(x)) + mlp(n2(x))`
+    Parallel,
+    /// `h = n1(x); x = h + attention(h); h = n2(x); x = h + mlp(h)`
+    Normed,
+}
+
+/// Sizes of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Width of the residual stream, M.
+    pub d_model: usize,
+    /// Query heads, H.
+    pub n_heads: usize,
+    /// Features a head, D.
+    pub head_dim: usize,
+    /// Inner width of the feed-forward branch, F.
+    pub d_hidden: usize,
+}
+
+impl Sizes {
+    /// The heads of a block of this plan.
+    pub fn heads(&self, plan: &BlockPlan) -> Heads {
+        let (heads, head_dim) = (self.n_heads, self.head_dim);
+        Heads { heads, kv_heads: plan.kv_heads.unwrap_or(heads), head_dim }
+    }
+
+    /// Trained values of a block of this plan.
+    pub fn parameters(&self, plan: &BlockPlan) -> usize {
+        let (m, f, heads) = (self.d_model, self.d_hidden, self.heads(plan));
+        let bias = |has: bool, width: usize| if has { width } else { 0 };
+        let attention = m * heads.packed() + bias(plan.qkv_bias, heads.packed());
+        let out = heads.inner() * m + bias(plan.out_bias, m);
+        let inward = (m * f + bias(plan.mlp_bias, f)) * if plan.gated { 2 } else { 1 };
+        let down = f * m + bias(plan.mlp_bias, m);
+        2 * plan.norm.vectors() * m + attention + out + inward + down
+    }
+}

@@ -1,0 +1,173 @@
+//! Every choice of a block's plan: the fused block equals its definition in the output and every gradient, and passes finite
+//! differences.
+
+mod common;
+
+use burn::module::Module;
+use burn::tensor::{DType, Tensor};
+use common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
+use kerple::encoding::{Encoding, Geometry, Method};
+use kerple_burn::block::Block;
+use kerple_burn::fused::Engine;
+use kerple_burn::ops::activation::Activation;
+use kerple_burn::parameters;
+use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind, Sizes};
+use kerple_burn::positions::PositionalEncoding;
+
+/// A block and an encoding, so that the tables' gradients reach its parameters.
+#[derive(Module, Debug)]
+struct Both {
+    block: Block,
+    encoding: PositionalEncoding,
+}
+
+const SIZES: Sizes = Sizes { d_model: 10, n_heads: 4, head_dim: 6, d_hidden: 14 };
+
+impl Both {
+    fn new(plan: &BlockPlan, kind: &str, layer: usize, seed: u64) -> Both {
+        let (device, mut rng) = (device(), rng(seed));
+        let block = Block::new(plan, &SIZES, layer, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
+        let geometry = Geometry { heads: SIZES.n_heads, head_dim: SIZES.head_dim, train_len: 64 };
+        let encoding = Encoding::from(Method::named(kind).unwrap());
+        Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 3, &device).map(&mut ToDouble) }
+    }
+
+    fn forward(&self, x: Tensor<3>, engine: Engine) -> Tensor<3> {
+        let len = x.dims()[1];
+        let positions = self.encoding.positions(len, len, (&device(), DType::F64));
+        self.block.forward(x, &positions, engine)
+    }
+}
+
+fn check(plan: &BlockPlan, kind: &str, layer: usize, seed: u64) {
+    let (both, mut rng) = (Both::new(plan, kind, layer, seed), rng(seed + 1));
+    let (batch, len) = ([1, 2][seed as usize % 2], [5, 9, 1, 33][seed as usize % 4]);
+    let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
+    let what = format!("{plan:?} {kind}");
+    let fused = run(&both, &x, &up, |both, x| both.forward(x, Engine::Fused));
+    let composed = run(&both, &x, &up, |both, x| both.forward(x, Engine::Composed));
+    assert_close(&fused, &composed, &what);
+    let kinked = plan.clamp_qkv.is_some() || matches!(plan.activation, Activation::Relu | Activation::Relu2);
+    let step = if kinked { 1e-5 } else { 1e-4 };
+    assert_slopes(&both, &x, &up, |both, x| both.forward(x, Engine::Fused), &fused, step, &what);
+    let values: usize =
+        parameters::collect(&both.block).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
+    assert_eq!(values, SIZES.parameters(plan), "{what}");
+}
+
+#[test]
+fn products_of_choices_equal_their_definition() {
+    let mut seed = 0;
+    for norm in [NormKind::Layer, NormKind::LayerWithoutShift, NormKind::Rms] {
+        for residual in [ResidualKind::Sequential, ResidualKind::Parallel, ResidualKind::Normed] {
+            for (gated, kv_heads, biases) in [
+                (false, None, true),
+                (true, Some(2), false),
+                (true, None, true),
+                (false, Some(1), true),
+                (false, Some(4), false),
+            ] {
+                seed += 1;
+                let activation = Activation::ALL[seed as usize % 4];
+                let plan = BlockPlan {
+                    norm,
+                    residual,
+                    gated,
+                    kv_heads,
+                    qkv_bias: biases,
+                    out_bias: biases,
+                    mlp_bias: biases,
+                    activation,
+                    ..BlockPlan::default()
+                };
+                check(&plan, ["kerple_bias_weight", "rotary", "t5"][seed as usize % 3], 0, seed);
+            }
+        }
+    }
+}
+
+#[test]
+fn single_choices_equal_their_definition() {
+    let default = BlockPlan::default();
+    for (seed, plan) in [
+        BlockPlan { qkv_bias: false, ..default.clone() },
+        BlockPlan { out_bias: false, ..default.clone() },
+        BlockPlan { mlp_bias: false, ..default.clone() },
+        BlockPlan { norm_eps: 0.3, ..default.clone() },
+        BlockPlan { score_scale: Some(1.0), ..default.clone() },
+        BlockPlan { scale_by_layer: true, ..default.clone() },
+        BlockPlan { clamp_qkv: Some(0.4), ..default.clone() },
+        BlockPlan { clamp_qkv: Some(0.4), kv_heads: Some(2), residual: ResidualKind::Normed, ..default.clone() },
+        BlockPlan { activation: Activation::Relu, ..default.clone() },
+        BlockPlan { activation: Activation::Relu2, ..default.clone() },
+        default,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        check(&plan, ["kerple_log", "rotary"][seed % 2], 2, seed as u64 + 100);
+    }
+}
+
+/// Each choice changes what a block computes.
+#[test]
+fn every_choice_matters() {
+    let plain = BlockPlan::default();
+    let out = |plan: &BlockPlan, layer: usize| {
+        let (both, mut rng) = (Both::new(plan, "kerple_log", layer, 5), rng(6));
+        common::values(&both.forward(random([1, 7, SIZES.d_model], &mut rng), Engine::Fused))
+    };
+    // those that keep the parameters, and with them the random draws
+    for changed in [
+        BlockPlan { norm_eps: 0.3, ..plain.clone() },
+        BlockPlan { residual: ResidualKind::Parallel, ..plain.clone() },
+        BlockPlan { residual: ResidualKind::Normed, ..plain.clone() },
+        BlockPlan { activation: Activation::GeluTanh, ..plain.clone() },
+        BlockPlan { activation: Activation::Silu, ..plain.clone() },
+        BlockPlan { activation: Activation::QuickGelu, ..plain.clone() },
+        BlockPlan { score_scale: Some(1.0), ..plain.clone() },
+        BlockPlan { scale_by_layer: true, ..plain.clone() },
+        BlockPlan { clamp_qkv: Some(0.1), ..plain.clone() },
+    ] {
+        assert_ne!(out(&changed, 1), out(&plain, 1), "{changed:?}");
+    }
+    let by_layer = BlockPlan { scale_by_layer: true, ..plain.clone() };
+    assert_eq!(out(&by_layer, 0), out(&plain, 0));
+    let usual = BlockPlan { score_scale: Some((SIZES.head_dim as f64).sqrt().recip()), ..plain.clone() };
+    assert_eq!(out(&usual, 0), out(&plain, 0));
+}
+
+/// One key head with H query heads is the same as H equal key heads.
+#[test]
+fn shared_key_heads_equal_repeated_ones() {
+    let (device, mut rng) = (device(), rng(8));
+    let none = Encoding::from(Method::named("none").unwrap());
+    let geometry = Geometry { heads: SIZES.n_heads, head_dim: SIZES.head_dim, train_len: 64 };
+    let none = PositionalEncoding::new(&none, &geometry, 0, &device);
+    let positions = none.positions(9, 9, (&device, DType::F64));
+    let one = BlockPlan { kv_heads: Some(1), ..BlockPlan::default() };
+    let one = Block::new(&one, &SIZES, 0, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
+    let mut all = Block::new(&BlockPlan::default(), &SIZES, 0, &mut init(&mut rng, &device));
+    // every parameter but the packed projection is the same
+    let (d, m) = (SIZES.head_dim, SIZES.d_model);
+    let columns = |packed: &[f64], width: usize| -> Vec<f64> {
+        let row = |row: &[f64]| {
+            let head = |h: usize| [&row[h * d..(h + 1) * d], &row[SIZES.n_heads * d..]].concat();
+            (0..SIZES.n_heads).flat_map(head).collect::<Vec<f64>>()
+        };
+        packed.chunks(width).flat_map(row).collect()
+    };
+    let packed = one.attention.heads().packed();
+    let weight = columns(&common::values(&one.attention.qkv.weight.val()), packed);
+    let bias = columns(&common::values(&one.attention.qkv.bias.as_ref().unwrap().val()), packed);
+    let out = one.attention.out.clone();
+    let wide = weight.len() / m;
+    all.attention.norm = one.attention.norm.clone();
+    all.attention.qkv.weight = burn::module::Param::from_tensor(common::tensor(weight, [m, wide]));
+    all.attention.qkv.bias = Some(burn::module::Param::from_tensor(common::tensor(bias, [wide])));
+    all.attention.out = out;
+    all.mlp = one.mlp.clone();
+    let x = random([2, 9, m], &mut rng);
+    let (a, b) = (one.forward(x.clone(), &positions, Engine::Fused), all.forward(x, &positions, Engine::Fused));
+    assert_close(&[common::values(&a)], &[common::values(&b)], "shared key heads");
+}

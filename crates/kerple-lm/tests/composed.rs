@@ -1,0 +1,109 @@
+//! Without fused operations a decoder is the same: its definition runs on any backend, and trains as the fused one does.
+
+mod common;
+
+use common::{encoding, plan, plan_with};
+use kerple::encoding::METHODS;
+use kerple_burn::fused::Engine;
+use kerple_burn::ops::activation::Activation;
+use kerple_burn::ops::loss::Targets;
+use kerple_burn::parameters;
+use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind};
+use kerple_lm::config::TrainConfig;
+use kerple_lm::learner::{Learner, Settings, Update};
+use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::pass::Pass;
+use kerple_lm::plan::Plan;
+use kerple_lm::task::{Batch, LanguageModel};
+
+const BATCH: usize = 4;
+const LEN: usize = 12;
+
+/// Sequences that count up from a start that the step decides, modulo 23, and what follows each token.
+fn counting(step: u64) -> [Vec<u32>; 2] {
+    let token = |row: usize, at: usize| ((step as usize * 7 + row * 5 + at) % 23) as u32;
+    [0, 1].map(|shift| (0..BATCH).flat_map(|row| (0..LEN).map(move |at| token(row, at + shift))).collect())
+}
+
+/// Small gradients stay small: the sign of one that is only rounding decides nothing.
+const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-2, weight_decay: 0.01, clip: 1.0 };
+
+fn assert_same_training(plan: &Plan, what: &str) {
+    let model = Decoder::new(plan, &kerple_lm::device().autodiff());
+    let mut fused = Learner::new(model.clone(), LanguageModel, SETTINGS);
+    let mut composed = Learner::new(model.with_engine(Engine::Composed), LanguageModel, SETTINGS).composed();
+    let names = parameters::names(fused.model());
+    let mut first = None;
+    for step in 0..6 {
+        let [tokens, targets] = counting(step);
+        let batch = [Batch { tokens, targets, rows: BATCH, len: LEN, ..Batch::default() }];
+        let pass = Pass::training(plan.seed, step);
+        let (a, b) = (fused.gradients(&batch, pass), composed.gradients(&batch, pass));
+        // f32, a few hundred roundings apart; updates let the two drift a little further
+        assert!((a.loss - b.loss).abs() < 1e-5 * b.loss, "{what}, step {step}: {} {}", a.loss, b.loss);
+        for (name, (a, b)) in names.iter().zip(a.values.into_iter().zip(b.values)) {
+            let [a, b] = [a, b].map(|values| values.into_data().try_to_vec::<f32>().unwrap());
+            let largest = b.iter().fold(1e-5f32, |m, x| m.max(x.abs()));
+            let error = a.iter().zip(&b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+            assert!(a.len() == b.len() && error <= 1e-3 * largest, "{what} {step} {name}: {error:e} of {largest:e}");
+        }
+        let update = Update { learning_rate: 0.02, adam_step: step + 1 };
+        fused.step(&batch, pass, update).unwrap();
+        composed.step(&batch, pass, update).unwrap();
+        let first = *first.get_or_insert(b.loss);
+        assert!(step < 5 || b.loss < first - 0.05, "{what}: the loss went from {first} to {}", b.loss);
+    }
+}
+
+#[test]
+fn every_method_trains_composed_as_fused() {
+    for kind in METHODS {
+        assert_same_training(&plan(&encoding(kind), TrainConfig::default()), kind);
+    }
+}
+
+#[test]
+fn other_blocks_train_composed_as_fused() {
+    let default = BlockPlan::default();
+    for block in [
+        BlockPlan { residual: ResidualKind::Parallel, tied_head: true, ..default.clone() },
+        BlockPlan { embedding_norm: true, clamp_qkv: Some(0.05), ..default.clone() },
+        BlockPlan {
+            norm: NormKind::Rms,
+            gated: true,
+            kv_heads: Some(1),
+            activation: Activation::Silu,
+            qkv_bias: false,
+            out_bias: false,
+            mlp_bias: false,
+            ..default
+        },
+    ] {
+        assert_same_training(
+            &plan_with(&encoding("kerple_log"), TrainConfig::default(), block.clone()),
+            &format!("{block:?}"),
+        );
+    }
+}
+
+#[test]
+fn parts_of_a_batch_bring_their_share_of_the_mean() {
+    let plan = plan(&encoding("kerple_log"), TrainConfig::default());
+    let model = Decoder::new(&plan, &kerple_lm::device());
+    let [ids, targets] = counting(3);
+    let scored: Vec<bool> = (0..ids.len()).map(|at| at % 5 < 2).collect();
+    let number = |tensor: burn::tensor::Tensor<1>| f64::from(tensor.into_scalar::<f32>());
+    let all = Targets { ids: &targets, scored: Some(&scored) };
+    let tokens = Tokens { ids: &ids, batch: BATCH, len: LEN };
+    let share = kerple_burn::ops::loss::mean_share(all);
+    let whole = number(model.weighted_loss(tokens, all, share));
+    let part = |rows: std::ops::Range<usize>| {
+        let at = rows.start * LEN..rows.end * LEN;
+        let targets = Targets { ids: &targets[at.clone()], scored: Some(&scored[at.clone()]) };
+        number(model.weighted_loss(Tokens { ids: &ids[at], batch: rows.len(), len: LEN }, targets, share))
+    };
+    assert!((whole - part(0..1) - part(1..4)).abs() < 1e-6 * whole);
+    let losses: Vec<f32> = model.losses(tokens, all).into_data().try_to_vec().unwrap();
+    let mean = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() * share;
+    assert!((whole - mean).abs() < 1e-6 * whole, "{whole} {mean}");
+}
