@@ -89,12 +89,16 @@ impl<'a, T: Number> Problem<'a, T> {
     }
 
     fn check(&self) {
-        let Dims { batch, heads, kv_heads, keys, head_dim, .. } = self.dims;
+        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         assert!(head_dim > 0, "head_dim = 0");
         assert!(
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
             "kv_heads = {kv_heads} does not divide heads = {heads}"
         );
+        // what engines make room for, so that none of their sizes wraps: views may repeat elements and so be larger than memory
+        let reach = queries.saturating_add(keys).saturating_add(1 << 10);
+        let room = crate::elements(&[batch.max(1), heads.max(1), reach, head_dim.saturating_add(1 << 6)]);
+        assert!(room.is_some_and(|room| room <= isize::MAX as usize / size_of::<T>()), "{:?} is too large", self.dims);
         if let Some(lengths) = self.lengths {
             crate::check_shape!(lengths, B = batch);
             for (b, &length) in lengths.iter().enumerate() {

@@ -417,6 +417,17 @@ fn gradients_that_share_elements_are_refused() {
 }
 
 #[test]
+#[should_panic(expected = "is too large")]
+fn sizes_that_wrap_are_refused() {
+    // keys and values that repeat one row, as many as do not count
+    let (row, mut out) = ([0.0; 1], [0.0; 4]);
+    let repeated = View { data: &row, strides: Strides { batch: 0, head: 0, row: 0 } };
+    let strides = Strides { batch: 4, head: 1, row: 1 };
+    let problem = Problem::causal(dims(1, 4, 1, 1, 1 << 62, 1), 1.0);
+    super::tiled::forward(&problem, repeated, repeated, repeated, ViewMut::new(&mut out, strides), &mut [0.0; 4]);
+}
+
+#[test]
 #[should_panic(expected = "overlap")]
 fn rows_that_overlap_are_refused() {
     let (data, mut out) = (vec![0.0; 64], vec![0.0; 64]);

@@ -426,6 +426,10 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(mut self, lanes: L) {
         let tile = self.tile;
+        assert!(tile.queries <= QUERIES);
+        for sums in [&self.d_bias, &self.d_weight].into_iter().flatten() {
+            sums.check::<L>();
+        }
         for query in 0..tile.queries {
             let columns = tile.lanes_seen_by(query, L::COUNT);
             let end = query * KEYS + columns;
@@ -438,7 +442,7 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
             let lse = lanes.splat(if seen { self.lse[query] } else { R::ZERO - R::LOWEST });
             let mean = lanes.splat(self.means[query]);
             for key in (0..columns).step_by(L::COUNT) {
-                // SAFETY: the assertions bound every index.
+                // SAFETY: the assertions bound every index: `columns` is whole vectors and at most KEYS.
                 unsafe {
                     let (at, d_at) = (
                         self.weights.as_mut_ptr().add(query * KEYS + key),

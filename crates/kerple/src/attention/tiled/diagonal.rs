@@ -28,14 +28,20 @@ impl<R: Number> DiagonalSums<R> {
         DiagonalSums { buffers: vec![R::ZERO; lanes * stride], stride, sums, origin: queries + MARGIN }
     }
 
+    /// Panics unless these sums were made for these lanes.
+    #[inline(always)]
+    pub(super) fn check<L: Lanes<Number = R>>(&self) {
+        assert!(self.buffers.len() >= L::COUNT * self.stride && self.stride >= QUERIES + KEYS + L::COUNT);
+    }
+
     /// Adds the values of a row of the tile at keys `key..key + COUNT`.
     ///
     /// # Safety
-    /// `query < QUERIES`, `key + COUNT <= KEYS`, and these sums were made for these lanes.
+    /// `query < QUERIES`, `key + COUNT <= KEYS`, and [`DiagonalSums::check`] has passed for these lanes.
     #[inline(always)]
     pub(super) unsafe fn add<L: Lanes<Number = R>>(&mut self, lanes: L, query: usize, key: usize, values: L::Vector) {
         let at = query % L::COUNT * self.stride + QUERIES - query / L::COUNT * L::COUNT + key;
-        // SAFETY: `at + COUNT <= (query % COUNT) * stride + QUERIES + KEYS`.
+        // SAFETY: `at + COUNT <= (query % COUNT) * stride + QUERIES + KEYS`, the end of buffer `query % COUNT` at most.
         unsafe {
             let at = self.buffers.as_mut_ptr().add(at);
             lanes.store(at, lanes.add(lanes.load(at), values));
@@ -46,8 +52,8 @@ impl<R: Number> DiagonalSums<R> {
     #[inline(always)]
     pub(super) fn add_tile<L: Lanes<Number = R>>(&mut self, lanes: L, first_query: usize) {
         let start = self.origin - first_query - QUERIES;
+        self.check::<L>();
         let to = &mut self.sums[start..][..QUERIES + KEYS];
-        assert!(self.buffers.len() >= L::COUNT * self.stride && self.stride >= QUERIES + KEYS + L::COUNT);
         for (x, to) in to.chunks_exact_mut(L::COUNT).enumerate() {
             // SAFETY: buffer `b` is read at `x * COUNT + b` and on, less than `QUERIES + KEYS + COUNT`. What is cleared is
             // not read again.

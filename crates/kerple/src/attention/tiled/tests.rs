@@ -143,7 +143,8 @@ fn threads_do_not_change_a_bit() {
     let decode = Case::new(dims(2, 4, 2, 1, 3000, 20), 18);
     let both = Case::with_sight(dims(2, 2, 1, 300, 300, 8), Sight::BOTH, 19);
     let one_head = Case::new(dims(1, 1, 1, 700, 700, 8), 19);
-    for case in [full_case(), one_head, Case::new(dims(3, 3, 1, 90, 90, 8), 20), decode, both] {
+    let layer = Case::new(dims(1, 4, 4, 512, 512, 64), 28);
+    for case in [full_case(), one_head, Case::new(dims(3, 3, 1, 90, 90, 8), 20), decode, both, layer] {
         for set in InstructionSet::available() {
             let on = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
