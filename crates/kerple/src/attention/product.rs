@@ -3,9 +3,6 @@
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
 
-/// Rows of C that a block of registers holds.
-const BLOCK_ROWS: usize = 6;
-
 /// What happens to the old C.
 #[derive(Clone, Copy)]
 pub(super) enum Keep<'a, R> {
@@ -45,8 +42,9 @@ impl<R: Number> Product<'_, R> {
     /// Panics unless every index that `run` forms lies in its slice.
     fn check(&self, lanes: usize) {
         let Self { rows, inner, columns, a, .. } = *self;
+        // from the first element to the last of `rows` pieces of `length`; saturating is beyond every slice
         let end = |rows: usize, stride: usize, length: usize| {
-            if rows * length == 0 { 0 } else { (rows - 1) * stride + length }
+            if rows == 0 || length == 0 { 0 } else { (rows - 1).saturating_mul(stride).saturating_add(length) }
         };
         assert!(columns.is_multiple_of(lanes) && self.b_stride >= columns && self.c_stride >= columns);
         assert!(a.data.len() >= end(rows, a.row_stride, end(inner, a.column_stride, 1)));
@@ -65,23 +63,39 @@ impl<R: Number> Kernel<R> for Product<'_, R> {
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
         self.check(L::COUNT);
         let c = self.c.as_mut_ptr();
-        let vectors = self.columns / L::COUNT;
-        for vector in (0..vectors).step_by(L::BLOCK_VECTORS) {
-            for row in (0..self.rows).step_by(BLOCK_ROWS) {
-                let (rows, vectors) = ((self.rows - row).min(BLOCK_ROWS), (vectors - vector).min(L::BLOCK_VECTORS));
+        for (vector, vectors) in parts(self.columns / L::COUNT, L::BLOCK_ROWS.len()) {
+            for (row, rows) in parts(self.rows, L::BLOCK_ROWS[vectors - 1]) {
                 macro_rules! block_of {
                     ($($m:literal $n:literal),+) => {
                         match (rows, vectors) {
                             // SAFETY: `check` has passed, and rows and columns of the block lie inside C.
-                            $(($m, $n) if $n <= L::BLOCK_VECTORS => unsafe { block::<L, $m, $n>(lanes, &self, c, row, vector * L::COUNT) },)+
-                            _ => unreachable!("blocks are at most {BLOCK_ROWS} x 4"),
+                            $(($m, $n) if holds::<L>($m, $n) => unsafe { block::<L, $m, $n>(lanes, &self, c, row, vector * L::COUNT) },)+
+                            _ => unreachable!("blocks are at most 8 x 4"),
                         }
                     };
                 }
-                block_of!(6 4, 5 4, 4 4, 3 4, 2 4, 1 4, 6 3, 5 3, 4 3, 3 3, 2 3, 1 3, 6 2, 5 2, 4 2, 3 2, 2 2, 1 2, 6 1, 5 1, 4 1, 3 1, 2 1, 1 1);
+                block_of!(
+                    6 4, 5 4, 4 4, 3 4, 2 4, 1 4, 8 3, 7 3, 6 3, 5 3, 4 3, 3 3, 2 3, 1 3, 8 2, 7 2, 6 2, 5 2, 4 2, 3 2, 2 2, 1 2,
+                    8 1, 7 1, 6 1, 5 1, 4 1, 3 1, 2 1, 1 1
+                );
             }
         }
     }
+}
+
+/// Whether registers hold a block of these rows and vectors; known when the program is compiled.
+#[inline(always)]
+fn holds<L: Lanes>(rows: usize, vectors: usize) -> bool {
+    vectors <= L::BLOCK_ROWS.len() && rows <= L::BLOCK_ROWS[vectors - 1]
+}
+
+/// Start and length of as few parts of `0..whole` as are at most `most` long, their lengths as equal as can be: a short last
+/// part would wait for its sums instead of computing.
+#[inline(always)]
+fn parts(whole: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let count = whole.div_ceil(most);
+    let (length, longer) = if count == 0 { (0, 0) } else { (whole / count, whole % count) };
+    (0..count).map(move |part| (part * length + part.min(longer), length + usize::from(part < longer)))
 }
 
 /// M rows and N vectors of columns of C, held in registers while the inner dimension runs.
@@ -129,6 +143,62 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
                     }
                 };
                 lanes.store(at, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::InstructionSet;
+    use crate::cpu::lanes::Dispatch;
+
+    #[test]
+    fn parts_cover_in_order_and_are_even() {
+        for (whole, most) in (0..40).flat_map(|whole| (1..9).map(move |most| (whole, most))) {
+            let all: Vec<_> = parts(whole, most).collect();
+            assert_eq!(all.len(), whole.div_ceil(most));
+            assert_eq!(
+                all.iter().fold(0, |end, &(start, length)| if start == end { end + length } else { usize::MAX }),
+                whole
+            );
+            let lengths = || all.iter().map(|part| part.1);
+            assert!(lengths().all(|length| (1..=most).contains(&length)));
+            assert!(lengths().max().unwrap_or(0) - lengths().min().unwrap_or(0) <= 1);
+        }
+    }
+
+    /// Every shape of block, in whole numbers, which add exactly in any order.
+    #[test]
+    fn every_block_multiplies() {
+        let number = |i: usize| (i * i % 7) as f32 - 3.0;
+        for (rows, columns) in (0..20).flat_map(|rows| (0..9).map(move |vectors| (rows, 16 * vectors))) {
+            let (inner, a_stride, stride) = (5, 7, columns + 16);
+            let a: Vec<f32> = (0..rows * a_stride).map(number).collect();
+            let b: Vec<f32> = (0..inner * stride).map(|i| number(i + 3)).collect();
+            let factors: Vec<f32> = (0..rows).map(number).collect();
+            for (keep, old) in [(Keep::Overwrite, 0.0), (Keep::Add, 1.0), (Keep::Scale(&factors), 1.0)] {
+                for set in InstructionSet::available() {
+                    let mut c = vec![old; rows * stride];
+                    let a = Matrix { data: &a, row_stride: a_stride, column_stride: 1 };
+                    let (b, c_slice) = (&b[..], &mut c[..]);
+                    f32::dispatch(
+                        set,
+                        Product { rows, inner, columns, a, b, b_stride: stride, c: c_slice, c_stride: stride, keep },
+                    );
+                    for (i, got) in c.iter().enumerate() {
+                        let (row, column) = (i / stride, i % stride);
+                        let sum: f32 = (0..inner).map(|l| a.data[row * a_stride + l] * b[l * stride + column]).sum();
+                        let want = match keep {
+                            _ if column >= columns => old,
+                            Keep::Overwrite => sum,
+                            Keep::Add => old + sum,
+                            Keep::Scale(factors) => factors[row] * old + sum,
+                        };
+                        assert_eq!(*got, want, "{set:?} {rows} x {columns} at {row}, {column}");
+                    }
+                }
             }
         }
     }

@@ -18,15 +18,11 @@ impl<R: Number> Kernel<R> for CopyRows<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Number = R>>(self, _: L) {
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
         for (r, to) in self.to.chunks_exact_mut(self.width).take(self.rows).enumerate() {
             let (to, padding) = to.split_at_mut(self.head_dim);
-            for (to, &from) in to.iter_mut().zip(&self.from[r * self.stride..]) {
-                *to = self.factor * from;
-            }
-            if !padding.is_empty() {
-                padding.fill(R::ZERO);
-            }
+            scale_row(lanes, to, self.factor, &self.from[r * self.stride..]);
+            padding.fill(R::ZERO);
         }
     }
 }
@@ -46,17 +42,27 @@ impl<R: Number> Kernel<R> for Transpose<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Number = R>>(self, _: L) {
-        for r in 0..self.width {
-            let column = self.to[r..].iter_mut().step_by(self.width).take(self.head_dim);
-            if r < self.rows {
-                for (to, &from) in column.zip(&self.from[r * self.stride..]) {
-                    *to = self.factor * from;
-                }
-            } else {
-                column.for_each(|to| *to = R::ZERO);
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
+        let Self { from, stride, rows, head_dim, factor, to, width } = self;
+        let (whole_rows, whole_dim) = (rows / L::SIDE * L::SIDE, head_dim / L::SIDE * L::SIDE);
+        assert!(rows <= width && to.len() >= head_dim * width);
+        for r in (0..whole_rows).step_by(L::SIDE) {
+            let from = &from[r * stride..];
+            assert!(from.len() >= (L::SIDE - 1) * stride + head_dim);
+            for d in (0..whole_dim).step_by(L::SIDE) {
+                // SAFETY: `r + SIDE <= width` and `d + SIDE <= head_dim`, so the assertions bound both squares.
+                unsafe {
+                    lanes.transpose(from.as_ptr().add(d), stride, to.as_mut_ptr().add(d * width + r), width, factor)
+                };
             }
         }
+        for r in 0..rows {
+            let done = if r < whole_rows { whole_dim } else { 0 };
+            for (d, &from) in from[r * stride..][..head_dim].iter().enumerate().skip(done) {
+                to[d * width + r] = factor * from;
+            }
+        }
+        to.chunks_exact_mut(width).take(head_dim).for_each(|to| to[rows..].fill(R::ZERO));
     }
 }
 
@@ -70,8 +76,17 @@ impl<R: Number> Kernel<R> for AddRow<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Number = R>>(self, _: L) {
-        for (to, &from) in self.to.iter_mut().zip(self.from) {
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
+        let from = &self.from[..self.to.len()];
+        let whole = from.len() / L::COUNT * L::COUNT;
+        for d in (0..whole).step_by(L::COUNT) {
+            // SAFETY: both slices hold `whole` numbers.
+            unsafe {
+                let to = self.to.as_mut_ptr().add(d);
+                lanes.store(to, lanes.add(lanes.load(to), lanes.load(from.as_ptr().add(d))));
+            }
+        }
+        for (to, &from) in self.to[whole..].iter_mut().zip(&from[whole..]) {
             *to += from;
         }
     }
@@ -88,10 +103,25 @@ impl<R: Number> Kernel<R> for ScaleRow<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes<Number = R>>(self, _: L) {
-        for (to, &from) in self.to.iter_mut().zip(self.from) {
-            *to = self.factor * from;
+    fn run<L: Lanes<Number = R>>(self, lanes: L) {
+        scale_row(lanes, self.to, self.factor, self.from);
+    }
+}
+
+/// `to = factor * from`, as far as `to` goes.
+#[inline(always)]
+fn scale_row<L: Lanes>(lanes: L, to: &mut [L::Number], factor: L::Number, from: &[L::Number]) {
+    let from = &from[..to.len()];
+    let whole = from.len() / L::COUNT * L::COUNT;
+    for d in (0..whole).step_by(L::COUNT) {
+        // SAFETY: both slices hold `whole` numbers.
+        unsafe {
+            let scaled = lanes.mul(lanes.splat(factor), lanes.load(from.as_ptr().add(d)));
+            lanes.store(to.as_mut_ptr().add(d), scaled);
         }
+    }
+    for (to, &from) in to[whole..].iter_mut().zip(&from[whole..]) {
+        *to = factor * from;
     }
 }
 
@@ -120,6 +150,39 @@ impl<R: Number> Kernel<R> for Dots<'_, R> {
             *to = lanes.sum(sums);
             for (&q, &k) in self.q[whole..].iter().zip(&k[whole..]) {
                 *to += q * k;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::InstructionSet;
+    use crate::cpu::lanes::Dispatch;
+
+    #[test]
+    fn transposes_and_copies_pad_with_zeros() {
+        for (rows, head_dim) in (0..20).flat_map(|rows| (1..20).map(move |head_dim| (rows, head_dim))) {
+            let (stride, width) = (head_dim + 3, 24);
+            let from: Vec<f32> = (0..(rows * stride + head_dim)).map(|i| i as f32).collect();
+            for set in InstructionSet::available() {
+                let mut turned = vec![f32::NAN; head_dim * width];
+                let to = &mut turned[..];
+                f32::dispatch(set, Transpose { from: &from, stride, rows, head_dim, factor: 2.0, to, width });
+                let mut copied = vec![f32::NAN; rows * width];
+                let to = &mut copied[..];
+                f32::dispatch(set, CopyRows { from: &from, stride, rows, head_dim, factor: 2.0, to, width });
+                for (r, d) in (0..width).flat_map(|r| (0..width).map(move |d| (r, d))) {
+                    let want = if r < rows && d < head_dim { 2.0 * from[r * stride + d] } else { 0.0 };
+                    assert!(d >= head_dim || turned[d * width + r] == want, "{set:?} {rows} x {head_dim} at {r}, {d}");
+                    assert!(r >= rows || copied[r * width + d] == want, "{set:?} {rows} x {head_dim} at {r}, {d}");
+                }
+                if rows > 0 {
+                    let mut sum = vec![1.0; head_dim];
+                    f32::dispatch(set, AddRow { to: &mut sum, from: &from });
+                    assert!(sum.iter().zip(&from).all(|(sum, from)| *sum == from + 1.0));
+                }
             }
         }
     }

@@ -22,9 +22,45 @@ fn enabled<K: Kernel<f32>>(lanes: Avx2, kernel: K) -> K::Output {
 arithmetic!(Avx2 __m256: _mm256_set1_ps _mm256_add_ps _mm256_sub_ps _mm256_mul_ps _mm256_fmadd_ps _mm256_max_ps _mm256_min_ps
     to_bits _mm256_castps_si256 from_bits _mm256_castsi256_ps shift _mm256_slli_epi32);
 
+/// [`Lanes::transpose`] of 8 x 8.
+///
+/// # Safety
+/// As there, on a processor with AVX2.
+#[inline(always)]
+pub(super) unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize, factor: f32) {
+    for half in [0, 4] {
+        // SAFETY: the caller's promise, for four of the columns.
+        unsafe {
+            // rows r and r + 4 in the halves of a vector, straight from memory: no shuffling across halves
+            let row = |r: usize| from.add(r * from_stride + half);
+            let mut rows = [_mm256_setzero_ps(); 4];
+            for (r, both) in rows.iter_mut().enumerate() {
+                let low = _mm256_castps128_ps256(_mm_loadu_ps(row(r)));
+                *both = _mm256_insertf128_ps::<1>(low, _mm_loadu_ps(row(r + 4)));
+            }
+            let pairs = [
+                _mm256_unpacklo_ps(rows[0], rows[1]),
+                _mm256_unpacklo_ps(rows[2], rows[3]),
+                _mm256_unpackhi_ps(rows[0], rows[1]),
+                _mm256_unpackhi_ps(rows[2], rows[3]),
+            ];
+            let columns = [
+                _mm256_shuffle_ps::<0x44>(pairs[0], pairs[1]),
+                _mm256_shuffle_ps::<0xee>(pairs[0], pairs[1]),
+                _mm256_shuffle_ps::<0x44>(pairs[2], pairs[3]),
+                _mm256_shuffle_ps::<0xee>(pairs[2], pairs[3]),
+            ];
+            for (c, column) in columns.into_iter().enumerate() {
+                _mm256_storeu_ps(to.add((half + c) * to_stride), _mm256_mul_ps(column, _mm256_set1_ps(factor)));
+            }
+        }
+    }
+}
+
 impl Lanes for Avx2 {
     const COUNT: usize = 8;
-    const BLOCK_VECTORS: usize = 2;
+    const SIDE: usize = 8;
+    const BLOCK_ROWS: &[usize] = &[8, 6];
 
     #[inline]
     fn run<K: Kernel<f32>>(self, kernel: K) -> K::Output {
@@ -44,6 +80,11 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn exp(self, x: __m256) -> __m256 {
         elementary::exp(self, x)
+    }
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize, factor: f32) {
+        // SAFETY: the caller's promise; the token proves the instructions.
+        unsafe { transpose(from, from_stride, to, to_stride, factor) }
     }
     #[inline(always)]
     fn sum(self, vector: __m256) -> f32 {

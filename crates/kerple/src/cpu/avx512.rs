@@ -1,7 +1,7 @@
 //! 16 f32 at a time, AVX-512.
 
 use super::lanes::{Arithmetic, Kernel, Lanes, Single, arithmetic};
-use super::{InstructionSet, elementary};
+use super::{InstructionSet, avx2, elementary};
 use std::arch::x86_64::*;
 
 /// Proof that AVX-512 F is there.
@@ -24,7 +24,8 @@ arithmetic!(Avx512 __m512: _mm512_set1_ps _mm512_add_ps _mm512_sub_ps _mm512_mul
 
 impl Lanes for Avx512 {
     const COUNT: usize = 16;
-    const BLOCK_VECTORS: usize = 4;
+    const SIDE: usize = 8;
+    const BLOCK_ROWS: &[usize] = &[8, 8, 8, 6];
 
     #[inline]
     fn run<K: Kernel<f32>>(self, kernel: K) -> K::Output {
@@ -44,6 +45,11 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn exp(self, x: __m512) -> __m512 {
         elementary::exp(self, x)
+    }
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize, factor: f32) {
+        // SAFETY: the caller's promise; the token proves the instructions, AVX2 among them.
+        unsafe { avx2::transpose(from, from_stride, to, to_stride, factor) }
     }
     #[inline(always)]
     fn sum(self, vector: __m512) -> f32 {

@@ -41,8 +41,12 @@ pub trait Single: Arithmetic<Number = f32> {
 pub trait Lanes: Arithmetic {
     /// Numbers in a vector.
     const COUNT: usize;
-    /// Vectors side by side in a block of a product that fits the registers, at most 4.
-    const BLOCK_VECTORS: usize;
+    /// Rows of 1, 2, 3, .. vectors that a product's block in registers may have, at most 8: `rows * vectors` sums, enough
+    /// to hide their latency, beside `vectors` factors and one more.
+    const BLOCK_ROWS: &[usize];
+
+    /// Rows and columns of the square that [`Lanes::transpose`] turns at once.
+    const SIDE: usize;
 
     /// Runs a kernel compiled for these lanes.
     fn run<K: Kernel<Self::Number>>(self, kernel: K) -> K::Output;
@@ -55,6 +59,18 @@ pub trait Lanes: Arithmetic {
     unsafe fn store(self, to: *mut Self::Number, vector: Self::Vector);
     /// `e^x` as [`Number::exp`], to its bound.
     fn exp(self, x: Self::Vector) -> Self::Vector;
+    /// `to[c * to_stride + r] = factor * from[r * from_stride + c]` for `r` and `c` below [`Lanes::SIDE`].
+    ///
+    /// # Safety
+    /// Those elements can be read and written.
+    unsafe fn transpose(
+        self,
+        from: *const Self::Number,
+        from_stride: usize,
+        to: *mut Self::Number,
+        to_stride: usize,
+        factor: Self::Number,
+    );
     /// The sum of a vector's numbers.
     fn sum(self, vector: Self::Vector) -> Self::Number;
     /// The largest of a vector's numbers, NaN if one of them is.

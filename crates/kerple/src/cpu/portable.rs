@@ -53,7 +53,8 @@ impl Single for Portable<f32> {
 
 impl<T: Number> Lanes for Portable<T> {
     const COUNT: usize = 4;
-    const BLOCK_VECTORS: usize = 2;
+    const SIDE: usize = 4;
+    const BLOCK_ROWS: &[usize] = &[6, 6];
 
     #[inline]
     fn run<K: Kernel<T>>(self, kernel: K) -> K::Output {
@@ -72,6 +73,13 @@ impl<T: Number> Lanes for Portable<T> {
     #[inline(always)]
     fn exp(self, x: [T; 4]) -> [T; 4] {
         <T as Dispatch>::portable_exp(x)
+    }
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const T, from_stride: usize, to: *mut T, to_stride: usize, factor: T) {
+        for (r, c) in (0..4).flat_map(|r| (0..4).map(move |c| (r, c))) {
+            // SAFETY: the caller's promise.
+            unsafe { *to.add(c * to_stride + r) = factor * *from.add(r * from_stride + c) };
+        }
     }
     #[inline(always)]
     fn sum(self, vector: [T; 4]) -> T {

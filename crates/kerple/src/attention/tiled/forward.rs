@@ -274,26 +274,24 @@ impl<R: Number> Kernel<R> for Softmax<'_, R> {
         let Softmax { tile, scores, bias, weight, largest, total, rescale } = self;
         for group in 0..tile.queries.div_ceil(L::COUNT) {
             let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
-            assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES.min(largest.len()));
+            assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES);
+            assert!([largest.len(), total.len(), rescale.len()].into_iter().all(|len| len >= lane + L::COUNT));
             for (table, origin) in [bias, weight].into_iter().flatten() {
                 assert!(origin + 1 >= keys && origin + lane + L::COUNT <= table.len());
             }
-            // SAFETY: the assertions bound every index; `total` and `rescale` are as long as `largest`.
+            // SAFETY: the assertions bound every index.
             unsafe {
                 let before = lanes.load(largest.as_ptr().add(lane));
-                let mut now = before;
-                for key in 0..keys {
-                    let at = scores.as_mut_ptr().add(key * QUERIES + lane);
-                    let mut z = lanes.load(at);
-                    if let Some((table, origin)) = weight {
-                        z = lanes.mul(z, lanes.load(table.as_ptr().add(origin - key + lane)));
-                    }
-                    if let Some((table, origin)) = bias {
-                        z = lanes.add(z, lanes.load(table.as_ptr().add(origin - key + lane)));
-                    }
-                    now = lanes.max(now, z);
-                    lanes.store(at, z);
+                // of even and of odd keys, which need not wait for each other
+                let (mut even, mut odd) = (before, before);
+                for key in (1..keys).step_by(2) {
+                    even = lanes.max(even, finish_score(lanes, scores, key - 1, lane, weight, bias));
+                    odd = lanes.max(odd, finish_score(lanes, scores, key, lane, weight, bias));
                 }
+                if !keys.is_multiple_of(2) {
+                    even = lanes.max(even, finish_score(lanes, scores, keys - 1, lane, weight, bias));
+                }
+                let now = lanes.max(even, odd);
                 let factor = lanes.exp(lanes.sub(before, now));
                 let mut sum = lanes.splat(R::ZERO);
                 for key in 0..keys {
@@ -308,5 +306,33 @@ impl<R: Number> Kernel<R> for Softmax<'_, R> {
                 lanes.store(rescale.as_mut_ptr().add(lane), factor);
             }
         }
+    }
+}
+
+/// Makes the scores of a key and the lanes from `lane` on what the tables make of them, and returns them.
+///
+/// # Safety
+/// They lie in the scores, and those lanes of the distances `key` below the origins in the tables.
+#[inline(always)]
+unsafe fn finish_score<L: Lanes>(
+    lanes: L,
+    scores: &mut [L::Number],
+    key: usize,
+    lane: usize,
+    weight: Option<(&[L::Number], usize)>,
+    bias: Option<(&[L::Number], usize)>,
+) -> L::Vector {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let at = scores.as_mut_ptr().add(key * QUERIES + lane);
+        let mut z = lanes.load(at);
+        if let Some((table, origin)) = weight {
+            z = lanes.mul(z, lanes.load(table.as_ptr().add(origin - key + lane)));
+        }
+        if let Some((table, origin)) = bias {
+            z = lanes.add(z, lanes.load(table.as_ptr().add(origin - key + lane)));
+        }
+        lanes.store(at, z);
+        z
     }
 }
