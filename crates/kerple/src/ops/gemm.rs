@@ -19,6 +19,8 @@ use std::ops::Range;
 const BLOCK_COLUMNS: usize = 128;
 /// Most rows of a block; in a product of fewer rows, everything is packed once.
 const MOST_ROWS: usize = 2048;
+/// Rows of both factors that are copied together where both run down.
+const PANEL_DEPTH: usize = 256;
 /// Rows of the kernel's tile.
 const TILE_ROWS: usize = 6;
 /// Fewest blocks a large product is cut into.
@@ -220,6 +222,10 @@ unsafe fn multiply_block<T: Number>(
     columns: Range<usize>,
 ) {
     let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
+    if a_is_transposed && !b_is_transposed && k > PANEL_DEPTH {
+        // SAFETY: the caller's promise.
+        return unsafe { multiply_panels(product, c, adds, a, b, rows, columns) };
+    }
     let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
     let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
     // with k = 0 the factors have no elements, and the starts of their blocks may lie outside of them: `wrapping_add`
@@ -230,6 +236,42 @@ unsafe fn multiply_block<T: Number>(
     unsafe {
         let c_start = c.start.add(rows.start * n + columns.start);
         kernel::multiply([rows.len(), k, columns.len()], (c_start, n, adds), a, b);
+    }
+}
+
+/// [`multiply_block`] where both factors run down: `a` is `[k, m]` and `b` is `[k, n]`, as for the gradient of weights.
+///
+/// The kernel would step from row to row of both factors, each in another page of memory and often in the same set of the
+/// cache. So the block's part of some rows is copied next to each other first, and the product is a sum over such panels.
+///
+/// # Safety
+/// As for [`multiply_block`].
+unsafe fn multiply_panels<T: Number>(
+    Product { m, k, n, .. }: Product,
+    c: Matrix<T>,
+    adds: bool,
+    a: &[T],
+    b: &[T],
+    rows: Range<usize>,
+    columns: Range<usize>,
+) {
+    let copy = |panel: &mut Vec<T>, from: &[T], width: usize, depth: &Range<usize>, part: &Range<usize>| {
+        panel.clear();
+        depth.clone().for_each(|row| panel.extend_from_slice(&from[row * width..][part.clone()]));
+    };
+    let [mut a_panel, mut b_panel] = [rows.len(), columns.len()].map(|width| Vec::with_capacity(PANEL_DEPTH * width));
+    for first in (0..k).step_by(PANEL_DEPTH) {
+        let depth = first..k.min(first + PANEL_DEPTH);
+        copy(&mut a_panel, a, m, &depth, &rows);
+        copy(&mut b_panel, b, n, &depth, &columns);
+        let a = Factor { start: a_panel.as_ptr(), row_stride: 1, column_stride: rows.len() };
+        let b = Factor { start: b_panel.as_ptr(), row_stride: columns.len(), column_stride: 1 };
+        // SAFETY: the panels hold their factors; the block lies in `c`, is this call's alone, and after the first panel has
+        // been written.
+        unsafe {
+            let c_start = c.start.add(rows.start * n + columns.start);
+            kernel::multiply([rows.len(), depth.len(), columns.len()], (c_start, n, adds || first > 0), a, b);
+        }
     }
 }
 
@@ -302,7 +344,8 @@ mod tests {
 
     #[test]
     fn large_products_equal_plain_loops() {
-        for (m, k, n) in [(MOST_ROWS + 1, 70, 65), (386, 33, 130), (7, 100, 1500), (769, 20, 129)] {
+        // the last one is deeper than two panels
+        for (m, k, n) in [(MOST_ROWS + 1, 70, 65), (386, 33, 130), (7, 100, 1500), (769, 20, 129), (100, 519, 131)] {
             let (rows, columns) = Product::new(m, k, n).block();
             assert!(rows < m || columns < n, "more than one block");
             check_against_plain(m, k, n, 7);
