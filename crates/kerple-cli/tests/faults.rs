@@ -38,11 +38,9 @@ fn until_done(place: &Place, arguments: &[&str], longest: u64, state: &mut u64) 
     }
 }
 
-#[test]
-fn kills_change_nothing() {
-    let place = Place::new();
-    place.make_data();
-    let mut train = vec!["train", "--config", "run.toml"];
+/// The arguments of a training run, and of its evaluation, in which every kind of file is written often.
+fn train(out: &str) -> Vec<&str> {
+    let mut train = vec!["train", "--config", "run.toml", "--out", out];
     for set in [
         "data.packing=megatron",
         "train.steps=400",
@@ -54,20 +52,66 @@ fn kills_change_nothing() {
     ] {
         train.extend(["--set", set]);
     }
-    let into = |out| [&train[..], &["--out", out]].concat();
-    place.ok(&into("whole"));
-    let mut state = 20_261_121;
-    let kills = until_done(&place, &into("killed"), 120, &mut state);
-    assert!(kills >= 5, "killed {kills} times only");
+    train
+}
+
+fn eval(run: &str) -> [&str; 8] {
+    ["eval", run, "--lengths", "16,64,128,256,512", "--segments", "8", "--protocol", "blocks"]
+}
+
+/// Whether a run is what an undisturbed one is.
+fn check_equal(place: &Place, run: &str) {
     for file in ["model.safetensors", "optimizer.safetensors"] {
         let read = |run: &str| fs::read(place.path(format!("{run}/checkpoints/step-00000400/{file}"))).unwrap();
-        assert!(read("killed") == read("whole"), "{file} after {kills} kills");
+        assert!(read(run) == read("whole"), "{file}");
     }
-    assert_eq!(rows(&place, "killed/metrics.jsonl"), rows(&place, "whole/metrics.jsonl"));
-    assert_eq!(place.read("killed/kernels.json"), place.read("whole/kernels.json"));
+    for file in ["metrics.jsonl", "evaluation.jsonl"] {
+        assert_eq!(rows(place, &format!("{run}/{file}")), rows(place, &format!("whole/{file}")), "{file}");
+    }
+    assert_eq!(place.read(format!("{run}/kernels.json")), place.read("whole/kernels.json"));
+}
 
-    let eval = |run| ["eval", run, "--lengths", "16,64,128,256,512", "--segments", "8", "--protocol", "blocks"];
+#[test]
+fn kills_change_nothing() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&train("whole"));
     place.ok(&eval("whole"));
+    let mut state = 20_261_121;
+    let kills = until_done(&place, &train("killed"), 120, &mut state);
+    assert!(kills >= 5, "killed {kills} times only");
     until_done(&place, &eval("killed"), 40, &mut state);
-    assert_eq!(rows(&place, "killed/evaluation.jsonl"), rows(&place, "whole/evaluation.jsonl"));
+    check_equal(&place, "killed");
+}
+
+/// Files may not grow beyond a limit, so that a write fails in its middle, as on a full disk; or the process is killed there.
+#[test]
+fn writes_that_fail_change_nothing() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&train("whole"));
+    place.ok(&eval("whole"));
+    let limited = |command: &str, arguments: &[&str], blocks: usize| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", command, &blocks.to_string(), env!("CARGO_BIN_EXE_kerple")]).args(arguments);
+        shell.current_dir(place.path("")).output().unwrap()
+    };
+    let (error, kill) = ("trap '' XFSZ; ulimit -f $0; exec \"$@\"", "ulimit -c 0; ulimit -f $0; exec \"$@\"");
+    let mut failures = 0;
+    for arguments in [&train("full")[..], &eval("full")] {
+        for blocks in [0, 1, 2, 3, 5, 8, 12, 20, 30, 40, 50, 60, 70, 80, 90, 100, 120, 140, 160, 180, 200] {
+            let output = limited(error, arguments, blocks);
+            let message = String::from_utf8_lossy(&output.stderr);
+            let code = output.status.code();
+            assert!(matches!(code, Some(0 | 1)), "{blocks} blocks: {code:?} {message}");
+            if code == Some(1) {
+                failures += 1;
+                assert!(message.contains("error: ") && message.contains("\n\nhint: "), "{blocks} blocks: {message}");
+            }
+            failures += usize::from(limited(kill, arguments, blocks).status.code().is_none());
+        }
+        place.ok(arguments);
+    }
+    assert!(failures >= 10, "{failures} failures");
+    check_equal(&place, "full");
 }

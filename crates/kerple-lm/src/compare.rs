@@ -83,6 +83,9 @@ impl Comparison {
         runs.map(|(seed, encoding)| {
             let config = RunConfig { seed, encoding: encoding.clone(), ..self.config.clone() };
             let plan = Plan::new(&config, source.facts())?;
+            if let Some(old) = self.folder(&plan.label, seed).plan()? {
+                old.may_become(&plan, 0)?;
+            }
             let limit = Limit::here();
             plan.check_training_memory(limit.as_ref())?;
             self.request.lengths.iter().try_for_each(|length| plan.check_evaluation_memory(*length, limit.as_ref()))?;
