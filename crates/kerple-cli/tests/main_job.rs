@@ -91,9 +91,22 @@ fn every_protocol_scores_what_it_says() {
     assert_eq!(json_lines(&place.read("run/evaluation.jsonl")), printed, "what is printed is what is kept");
 }
 
-/// Rows of a CSV file without quoted fields, by column.
+/// Fields of a line of CSV; quoted ones may hold commas.
+fn fields(line: &str) -> Vec<String> {
+    let (mut fields, mut quoted) = (vec![String::new()], false);
+    for c in line.chars() {
+        match c {
+            '"' => quoted = !quoted,
+            ',' if !quoted => fields.push(String::new()),
+            c => fields.last_mut().unwrap().push(c),
+        }
+    }
+    fields
+}
+
+/// Rows of a CSV file, by column.
 fn csv(text: &str) -> Vec<Vec<(String, String)>> {
-    let mut lines = text.lines().map(|line| line.split(',').map(str::to_owned).collect::<Vec<_>>());
+    let mut lines = text.lines().map(fields);
     let names = lines.next().unwrap();
     lines.map(|line| names.iter().cloned().zip(line).collect()).collect()
 }

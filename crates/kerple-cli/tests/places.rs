@@ -3,6 +3,7 @@
 mod common;
 
 use common::Place;
+use kerple_lm::run::RunFolder;
 use std::fs;
 
 #[test]
@@ -18,6 +19,9 @@ fn a_run_works_from_any_folder() {
     };
     let (code, message) = eval("../runs/one", &[]);
     assert_eq!(code, Some(0), "{message}");
+    let found = RunFolder::new(place.path("runs/one")).verify();
+    assert!(found.is_good(), "{:?}", found.problems);
+    assert_eq!(found.good.len(), 6, "plan, checkpoint, metrics, evaluations, kernels, data: {:?}", found.good);
 
     // run and text moved together
     fs::create_dir(place.path("moved")).unwrap();

@@ -267,10 +267,25 @@ pub struct Found<T> {
 /// # Errors
 /// The first error, when no checkpoint can be read: a run never silently starts again from nothing.
 pub fn newest<T>(run: &Path, strict: bool, mut load: impl FnMut(&Path) -> Result<T>) -> Result<Option<Found<T>>> {
+    loop {
+        let listed = list(run)?;
+        let found = newest_of(&listed, strict, &mut load);
+        // a process that trains here may have replaced what was just listed; it does so every many steps, so this ends
+        if !matches!(&found, Err(error) if is_damage(error)) || list(run)? == listed {
+            return found;
+        }
+    }
+}
+
+fn newest_of<T>(
+    listed: &[(u64, PathBuf)],
+    strict: bool,
+    load: &mut dyn FnMut(&Path) -> Result<T>,
+) -> Result<Option<Found<T>>> {
     let (mut notes, mut first) = (Vec::new(), None);
-    for (step, path) in list(run)?.into_iter().rev() {
-        match load(&path) {
-            Ok(value) => return Ok(Some(Found { path, value, notes })),
+    for (step, path) in listed.iter().rev() {
+        match load(path) {
+            Ok(value) => return Ok(Some(Found { path: path.clone(), value, notes })),
             Err(error) if strict || !is_damage(&error) => return Err(error),
             Err(error) => {
                 notes.push(format!("the checkpoint of step {step} is passed over: {error}"));

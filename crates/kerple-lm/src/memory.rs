@@ -7,12 +7,13 @@
 //! training     weights P, moments 2P, gradients P (2P when parts of a batch are added up), head and its gradient 2MV
 //!              activations  T (layers (6M + F + H) + 10M + 2F)    what the backward needs, and one layer at work
 //! evaluation   weights P
-//!              activations  T (8M + F)                            one layer at work
+//!              activations  8TM                                   one layer at work, its inner width in pieces
 //! both         logits of a few rows at a time
 //! saving       weights P, moments 2P, a copy of the weights, the moments as a file: 6P
 //! ```
 //!
-//! An estimate: allocators and the operating system add to it. A request is refused only where the estimate alone exceeds
+//! An estimate: allocators and the operating system add to it. Peaks of resident memory that were measured lie between 8 %
+//! below and 35 % above it, the latter where all of it is less than 200 MiB. A request is refused only where the estimate alone exceeds
 //! all the memory there is.
 
 use crate::error::{Error, Result};
@@ -114,7 +115,7 @@ impl Plan {
             weights: bytes(&[self.parameters]),
             moments: 0,
             gradients: 0,
-            activations: bytes(&[tokens, 8 * model.d_model + model.d_hidden]),
+            activations: bytes(&[tokens, 8, model.d_model]),
             logits: bytes(&[LOGIT_ROWS as usize, model.vocab_size]),
         }
     }

@@ -180,6 +180,22 @@ fn a_damaged_checkpoint_is_passed_over_and_said() {
 }
 
 #[test]
+fn a_reader_follows_a_trainer_that_replaces_what_it_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    go(folder.path(), &plan(&encoding("none"), TrainConfig { keep: 1, ..config(3) }));
+    let found = checkpoint::newest(folder.path(), false, |path| {
+        if path == place(folder.path(), 3) {
+            fs::rename(path, place(folder.path(), 4)).unwrap();
+            let source = fs::read(path).unwrap_err();
+            return Err(Error::Io { path: path.to_owned(), action: "read", source });
+        }
+        Ok(path.to_owned())
+    });
+    let found = found.unwrap().unwrap();
+    assert_eq!((found.value, found.notes), (place(folder.path(), 4), vec![]));
+}
+
+#[test]
 fn later_checkpoints_of_a_lost_sitting_do_not_push_out_good_ones() {
     let folder = tempfile::tempdir().unwrap();
     go(folder.path(), &plan(&encoding("none"), TrainConfig { keep: 2, ..config(14) }));
