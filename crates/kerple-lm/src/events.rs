@@ -79,7 +79,7 @@ fn parse(data: &[u8]) -> Option<(usize, u64)> {
 fn forget_after(folder: &Path, step: u64) -> Result<()> {
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
         let path = entry.map_err(Error::io(folder, "list"))?.path();
-        if !path.extension().is_some_and(|extension| extension == "kerple") {
+        if path.extension().is_none_or(|extension| extension != "kerple") {
             continue;
         }
         let data = std::fs::read(&path).map_err(Error::io(&path, "read"))?;

@@ -137,10 +137,7 @@ fn more_memory_than_there_is_is_refused_with_the_number_to_change() {
 #[test]
 fn positions_that_end_before_the_sequence_are_refused() {
     let error = plan(&["encoding.kind=learned", "encoding.positions=64"]).unwrap_err();
-    assert!(
-        error.to_string().contains("512 tokens a sequence") && error.to_string().contains("64 positions"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("64 rows") && error.to_string().contains("of 512 tokens"), "{error}");
 }
 
 #[test]
