@@ -69,7 +69,8 @@ pub struct Setting {
     pub text_segments: Option<u64>,
     /// What the segments were drawn with; absent where it is each run's own seed.
     pub text_seed: Option<u64>,
-    /// A few words that tell it from the other settings of the report.
+    /// A few words that tell it from the other settings of the report; programs have the keys above.
+    #[serde(skip)]
     pub title: String,
 }
 
@@ -120,8 +121,9 @@ impl Settings {
         let title = |setting: &Setting| {
             let mut title = setting.title.clone();
             let group = groups.iter().find(|group| group.id == setting.group).map_or("", |group| &group.title);
-            if !group.is_empty() {
-                title += &format!(", {group}");
+            // The training length is said already.
+            for piece in group.split(", ").filter(|piece| !piece.is_empty() && !piece.starts_with("train_len ")) {
+                title += &format!(", {piece}");
             }
             let alike: Vec<&Setting> =
                 all.iter().filter(|other| other.title == setting.title && other.group == setting.group).collect();

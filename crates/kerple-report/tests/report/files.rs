@@ -93,7 +93,7 @@ fn csv_and_json_hold_the_same_numbers() {
         let rows = tables.flat_map(|table| {
             table[list].as_array().unwrap().iter().map(|row| {
                 let mut row = row.clone();
-                let setting = ["train_len", "split", "protocol", "group", "title"];
+                let setting = ["train_len", "split", "protocol", "group"];
                 for name in setting.iter().chain(&["text", "text_span", "text_segments", "text_seed"]) {
                     row[name] = table[name].clone();
                 }

@@ -110,6 +110,27 @@ fn runs_of_other_plans_never_meet() {
 }
 
 #[test]
+fn other_training_lengths_are_said_once() {
+    let root = tempfile::tempdir().unwrap();
+    for (label, train_len) in [("alibi", 64), ("t5", 32)] {
+        run(root.path(), label, 1, &[]);
+        let folder = root.path().join(format!("runs/{label} #1"));
+        let mut plan: Value = record::read_json(&folder.join(record::PLAN_FILE)).unwrap();
+        plan["train_len"] = json!(train_len);
+        write_json(&folder.join(record::PLAN_FILE), &plan).unwrap();
+        let row = EvaluationRow { train_len, ..evaluation(label, 1, 64, 20.0) };
+        Journal::open(&folder.join(record::EVALUATION_FILE)).unwrap().push(&row).unwrap();
+    }
+    let results = report(&root).unwrap().results;
+    let titles: Vec<_> = results.tables.iter().map(|table| table.setting.title.as_str()).collect();
+    assert_eq!(titles, ["segments, test split, trained at 32", "segments, test split, trained at 64"]);
+    assert_eq!(
+        results.groups.iter().map(|group| group.title.as_str()).collect::<Vec<_>>(),
+        ["train_len 32", "train_len 64"]
+    );
+}
+
+#[test]
 fn another_place_of_the_data_and_other_logging_are_the_same_setting() {
     let root = tempfile::tempdir().unwrap();
     for seed in [1, 2] {
