@@ -217,9 +217,10 @@ impl Table {
     /// What a reader of the table must know about missing and odd cells.
     pub(super) fn notes(&self) -> Vec<String> {
         let (names, lengths) = (self.names(), self.lengths());
-        let cells = |odd: &dyn Fn(Option<&Score>) -> bool| -> Vec<String> {
+        let cells = |odd: &dyn Fn(Name, Option<&Score>) -> bool| -> Vec<String> {
             let of = |name: Name| -> Option<String> {
-                let at: Vec<u64> = lengths.iter().copied().filter(|&length| odd(self.score(name, length))).collect();
+                let at: Vec<u64> =
+                    lengths.iter().copied().filter(|&length| odd(name, self.score(name, length))).collect();
                 let name = name_text(name);
                 let list = || at.iter().map(u64::to_string).collect::<Vec<_>>().join(" and ");
                 match at.len() {
@@ -241,13 +242,14 @@ impl Table {
             )];
         }
         let kinds: [(&str, Vec<String>); 4] = [
-            ("Not evaluated", cells(&|score| score.is_none())),
+            // A windowed baseline is for some lengths only.
+            ("Not evaluated", cells(&|(_, window), score| score.is_none() && window.is_none())),
             (
                 "Fewer seeds than others, so the means cover different text",
-                cells(&|score| score.is_some_and(|s| s.n < s.n_expected)),
+                cells(&|_, score| score.is_some_and(|s| s.n < s.n_expected)),
             ),
-            ("Checkpoints of unfinished training", cells(&|score| score.is_some_and(|s| s.n_unfinished > 0))),
-            ("NaN or infinite for some seed", cells(&|score| score.is_some_and(|s| s.n_not_finite > 0))),
+            ("Checkpoints of unfinished training", cells(&|_, score| score.is_some_and(|s| s.n_unfinished > 0))),
+            ("NaN or infinite for some seed", cells(&|_, score| score.is_some_and(|s| s.n_not_finite > 0))),
         ];
         kinds
             .into_iter()

@@ -108,6 +108,23 @@ fn csv_and_json_hold_the_same_numbers() {
 }
 
 #[test]
+fn every_column_is_documented() {
+    let root = complete();
+    let chapter = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/results.md")).unwrap();
+    let (settings, tables) = chapter.split_once("Further columns:").unwrap();
+    for file in report(&root).unwrap().files.iter().filter(|file| file.extension().is_some_and(|e| e == "csv")) {
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let line = tables.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).expect(name);
+        let of_setting = ["scores.csv", "tests.csv", "evaluations.csv", "positions.csv"].contains(&name);
+        for column in csv::Reader::from_path(file).unwrap().headers().unwrap() {
+            let quoted = format!("`{column}`");
+            let shown = line.contains(&quoted) || (of_setting && settings.contains(&quoted));
+            assert!(shown, "docs/results.md: {name}: {column}");
+        }
+    }
+}
+
+#[test]
 fn a_page_of_others_is_never_overwritten() {
     let root = complete();
     for name in ["index.html", "report.md", "report.json"] {
