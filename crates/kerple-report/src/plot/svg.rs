@@ -54,12 +54,15 @@ impl Plot {
             text(&mut svg, frame.left.min(8.0), 15.0, "start", "title", &self.title);
         }
         self.draw_axes(&mut svg, &frame);
-        // A nested picture cuts off what leaves the frame.
+        // A nested picture cuts off what leaves the frame, but no half of a line that runs along its edge.
+        const EDGE: f64 = 1.5;
         let Frame { left, top, width, height, .. } = frame;
         put(
             &mut svg,
             format_args!(
-                r#"<svg x="{left:.1}" y="{top:.1}" width="{width:.1}" height="{height:.1}" overflow="hidden">"#
+                r#"<svg x="{left:.1}" y="{:.1}" width="{width:.1}" height="{1:.1}" viewBox="0 -{EDGE} {width:.1} {1:.1}" overflow="hidden">"#,
+                top - EDGE,
+                height + 2.0 * EDGE
             ),
         );
         for series in &self.series {
