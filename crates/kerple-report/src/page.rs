@@ -50,7 +50,7 @@ pub(crate) struct Page<'a> {
 struct SettingPart {
     title: String,
     meaning: String,
-    /// In which keys of the plan this and other settings differ.
+    /// In which keys of the plan this and other settings differ, beside those in the title.
     differs: Vec<String>,
     /// How many, in words; empty where runs stand for themselves.
     seeds: String,

@@ -150,16 +150,21 @@ fn score_series(results: &Results, table: &Table, name: Name) -> Series {
 /// Perplexity by position: a figure for each of the two longest lengths, or one over all lengths where each length has only
 /// its last positions scored, which are the same tokens with more and more context.
 fn by_position(results: &Results) -> Vec<Figure> {
-    let mut settings: BTreeMap<&Setting, BTreeMap<u64, Vec<&PositionCurve>>> = BTreeMap::new();
-    for curve in &results.positions {
-        settings.entry(&curve.setting).or_default().entry(curve.length).or_default().push(curve);
-    }
-    let panels = settings.into_iter().flat_map(|(setting, lengths)| {
-        if setting.protocol.starts_with("last:") {
-            return vec![(setting, lengths.into_values().flatten().collect::<Vec<_>>())];
+    let panels = results.tables.iter().flat_map(|table| {
+        let setting = &table.setting;
+        let mut lengths: BTreeMap<u64, Vec<&PositionCurve>> = BTreeMap::new();
+        for curve in results.positions.iter().filter(|curve| curve.setting == *setting) {
+            lengths.entry(curve.length).or_default().push(curve);
         }
-        let skip = lengths.len().saturating_sub(2);
-        lengths.into_values().skip(skip).map(|curves| (setting, curves)).collect()
+        let all_in_one = setting.protocol.starts_with("last:") && !lengths.is_empty();
+        let panels: Vec<Vec<&PositionCurve>> = match all_in_one {
+            true => vec![lengths.into_values().flatten().collect()],
+            false => {
+                let skip = lengths.len().saturating_sub(2);
+                lengths.into_values().skip(skip).collect()
+            }
+        };
+        panels.into_iter().map(move |curves| (setting, curves))
     });
     let figure = |(index, (setting, curves)): (usize, (&Setting, Vec<&PositionCurve>))| {
         position_figure(results, index, setting, &curves)
@@ -183,6 +188,9 @@ fn position_figure(results: &Results, index: usize, setting: &Setting, curves: &
                 .to_owned(),
         ),
     };
+    let group = results.groups.iter().find(|group| group.id == setting.group && !group.title.is_empty());
+    let title = group.map_or(title.clone(), |group| format!("{title}: {}", group.title));
+    let first = curves.iter().flat_map(|curve| curve.bins.first()).map(|bin| bin.first).min()?;
     let windowed = if curves.iter().any(|curve| curve.window.is_some()) {
         " Dashed: attention restricted to a window."
     } else {
@@ -191,7 +199,7 @@ fn position_figure(results: &Results, index: usize, setting: &Setting, curves: &
     let plot = Plot {
         title: title.clone(),
         description: format!("{}: positions up to {length}.", setting.title),
-        x: Axis::log("position", 1.0, length as f64),
+        x: Axis::log("position", first as f64, length as f64),
         y: Axis::log("perplexity", low * 0.95, top * 1.05),
         series,
         rule: (setting.train_len < length).then(|| (setting.train_len as f64, "trained".into())),

@@ -10,8 +10,10 @@ use crate::statistics::ALPHA;
 pub(super) fn setting_part(results: &Results, table: &Table, figures: Vec<FigurePart>) -> SettingPart {
     let lengths = table.lengths();
     let group = results.groups.iter().find(|group| group.id == table.setting.group);
-    let differs =
-        group.into_iter().flat_map(|group| &group.differs).map(|(key, value)| format!("{key} {value}")).collect();
+    let differs = group.map_or_else(Vec::new, |group| {
+        let all = group.differs.iter().map(|(key, value)| format!("{key} {value}"));
+        all.filter(|piece| !group.title.contains(piece)).collect()
+    });
     if !table.has_text() {
         return SettingPart {
             title: table.setting.title.clone(),

@@ -235,8 +235,8 @@ impl Table {
         if !self.has_text() {
             let rows = self.evaluations.len();
             return vec![format!(
-                "Text unknown ({}): {rows} {} written by an older version, which did not record what was scored; shown run \
-                 by run, with no means and no tests.",
+                "{}: {rows} {} written by an older version, which did not record what was scored; shown run by run, with no \
+                 means and no tests.",
                 self.setting.title,
                 if rows == 1 { "row was" } else { "rows were" }
             )];
