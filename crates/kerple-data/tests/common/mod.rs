@@ -1,0 +1,60 @@
+//! What several test programs share.
+#![allow(dead_code, reason = "each test program takes what it needs")]
+
+use kerple_data::{PrepareOptions, Sources, Summary, prepare};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// The system's allocator, and how much it has given out.
+pub struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+fn taken(bytes: usize) {
+    MOST.fetch_max(NOW.fetch_add(bytes, Relaxed) + bytes, Relaxed);
+}
+
+// SAFETY: every call is passed on to the system's allocator; the counters do not touch what it gives.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        taken(layout.size());
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        taken(layout.size());
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        taken(size);
+        NOW.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: the caller keeps the contract of `realloc`.
+        unsafe { System.realloc(old, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(old, layout) }
+    }
+}
+
+/// What `work` gives, and the most bytes it held at once beyond those held before.
+pub fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = NOW.load(Relaxed);
+    MOST.store(before, Relaxed);
+    let result = work();
+    (result, MOST.load(Relaxed) - before)
+}
+
+/// Prepares one input with a tokenizer.
+pub fn prepared(input: &Path, tokenizer: &str, out: &Path) -> kerple_data::Result<Summary> {
+    let options =
+        PrepareOptions { tokenizer: tokenizer.to_owned(), ..PrepareOptions::new(Sources::paths(&[input]), out) };
+    prepare(&options, &mut |_| {})
+}

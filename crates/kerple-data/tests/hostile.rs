@@ -1,0 +1,303 @@
+//! Damaged and lying files of every format that is read: an error or a success, never a panic, never more memory than a
+//! page of Parquet may claim. Cases that once failed are kept in `tests/hostile/` and run first.
+
+mod common;
+
+use common::{Counting, most, prepared};
+use kerple_data::{Corpus, Split, verify};
+use parquet::basic::Compression;
+use parquet::column::writer::ColumnWriter;
+use parquet::data_type::ByteArray;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+use proptest::test_runner::{Config, TestRunner};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use twox_hash::XxHash3_64;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A page of Parquet may claim to be 2 GiB when decompressed; the memory is reserved and not touched.
+const MOST: usize = 5 << 29;
+
+/// A change of some bytes.
+#[derive(Clone, Debug)]
+enum Change {
+    Flip(Index, u8),
+    Truncate(Index),
+    /// Removes some bytes and puts others there.
+    Replace(Index, usize, Vec<u8>),
+    /// Copies some bytes to another place.
+    Copy(Index, Index, usize),
+}
+
+/// Numbers that readers may trust, as they are written in one format or another.
+fn numbers() -> Vec<Vec<u8>> {
+    let mut found: Vec<Vec<u8>> = Vec::new();
+    for number in
+        [0u64, 1, 127, 255, 65_535, 1 << 30, (1 << 31) - 1, u32::MAX.into(), 1 << 40, i64::MAX as u64, u64::MAX]
+    {
+        found.push(number.to_le_bytes().to_vec());
+        found.push((number as u32).to_le_bytes().to_vec());
+        let mut rest = number;
+        let mut variable = Vec::new();
+        while rest > 127 {
+            variable.push(rest as u8 | 128);
+            rest >>= 7;
+        }
+        variable.push(rest as u8);
+        found.push(variable);
+        found.push(number.to_string().into_bytes());
+    }
+    let words = ["-1", "1e999", "null", "\"\"", "{}", "[]", "\0", "\u{1}", "\u{fffd}", "\\ud800", "true", ",", "\n"];
+    found.extend(words.map(|word| word.as_bytes().to_vec()));
+    found.push(b"[".repeat(5000));
+    found.push(b"\xff".to_vec());
+    found
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        (any::<Index>(), 0u8..8).prop_map(|(at, bit)| Change::Flip(at, bit)),
+        any::<Index>().prop_map(Change::Truncate),
+        (any::<Index>(), 0usize..9, select(numbers())).prop_map(|(at, len, bytes)| Change::Replace(at, len, bytes)),
+        (any::<Index>(), any::<Index>(), 1usize..40).prop_map(|(from, to, len)| Change::Copy(from, to, len)),
+    ]
+}
+
+fn apply(bytes: &mut Vec<u8>, change: &Change) {
+    if bytes.is_empty() {
+        return;
+    }
+    match change {
+        Change::Flip(at, bit) => {
+            let at = at.index(bytes.len());
+            bytes[at] ^= 1 << bit;
+        }
+        Change::Truncate(at) => bytes.truncate(at.index(bytes.len())),
+        Change::Replace(at, len, new) => {
+            let at = at.index(bytes.len());
+            bytes.splice(at..(at + len).min(bytes.len()), new.iter().copied());
+        }
+        Change::Copy(from, to, len) => {
+            let (from, to) = (from.index(bytes.len()), to.index(bytes.len()));
+            let copied = bytes[from..(from + len).min(bytes.len())].to_vec();
+            bytes.splice(to..to, copied);
+        }
+    }
+}
+
+/// A file that is read, and how.
+struct Target {
+    name: &'static str,
+    bytes: Vec<u8>,
+    /// Makes lies pass the checksums that would catch them.
+    seal: fn(&mut Vec<u8>),
+    /// Reads a folder in which the file is.
+    read: fn(&Path, &str) -> kerple_data::Result<()>,
+}
+
+fn as_text(folder: &Path, name: &str) -> kerple_data::Result<()> {
+    prepared(&folder.join(name), "byte", &folder.join("out")).map(|_| ())
+}
+
+fn as_tokenizer(folder: &Path, name: &str) -> kerple_data::Result<()> {
+    let tokenizer = folder.join(name).display().to_string();
+    prepared(&folder.join("text.jsonl"), &tokenizer, &folder.join("out")).map(|_| ())
+}
+
+fn as_corpus(folder: &Path, _: &str) -> kerple_data::Result<()> {
+    verify(folder)?;
+    read_all(&Corpus::open(folder)?)
+}
+
+fn as_token_files(folder: &Path, name: &str) -> kerple_data::Result<()> {
+    let prefix = folder.join(name).with_extension("");
+    let opened = Corpus::open(&prefix).and_then(|corpus| read_all(&corpus));
+    prepared(&prefix, "byte", &folder.join("out")).map(|_| ()).and(opened)
+}
+
+fn read_all(corpus: &Corpus) -> kerple_data::Result<()> {
+    for split in Split::ALL {
+        let tokens = corpus.split(split);
+        tokens.read(0..tokens.len())?;
+        (0..tokens.documents()).try_for_each(|document| tokens.read(tokens.document(document)).map(|_| ()))?;
+    }
+    Ok(())
+}
+
+fn documents() -> Vec<String> {
+    (0..300).map(|at| format!("document {at} says {} é\n", "word ".repeat(at % 5))).collect()
+}
+
+fn json_lines() -> Vec<u8> {
+    documents()
+        .iter()
+        .flat_map(|text| {
+            serde_json::json!({ "id": 1, "text": text }).to_string().into_bytes().into_iter().chain([b'\n'])
+        })
+        .collect()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    std::io::Write::write_all(&mut encoder, bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// Rows of an optional column, repeated so that a dictionary pays.
+fn parquet(properties: WriterProperties) -> Vec<u8> {
+    let schema = parse_message_type("message m { optional binary text (STRING); }").unwrap();
+    let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties)).unwrap();
+    for part in documents().chunks(150) {
+        let mut group = writer.next_row_group().unwrap();
+        while let Some(mut column) = group.next_column().unwrap() {
+            if let ColumnWriter::ByteArrayColumnWriter(texts) = column.untyped() {
+                let values: Vec<ByteArray> = part.iter().map(|text| ByteArray::from(text.as_str())).collect();
+                texts.write_batch(&values, Some(&vec![1; part.len()]), None).unwrap();
+            }
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+    }
+    writer.into_inner().unwrap()
+}
+
+fn index(documents: &[u32]) -> Vec<u8> {
+    let mut bytes = b"MMIDIDX\0\0".to_vec();
+    bytes.extend(1u64.to_le_bytes());
+    bytes.push(8);
+    bytes.extend((documents.len() as u64).to_le_bytes());
+    bytes.extend((documents.len() as u64 + 1).to_le_bytes());
+    documents.iter().for_each(|len| bytes.extend(len.to_le_bytes()));
+    let mut at = 0u64;
+    for len in documents {
+        bytes.extend(at.to_le_bytes());
+        at += 2 * u64::from(*len);
+    }
+    (0..=documents.len() as u64).for_each(|bound| bytes.extend(bound.to_le_bytes()));
+    bytes
+}
+
+/// 300 tokens of two bytes.
+fn tokens() -> Vec<u8> {
+    (0..600u32).map(|at| at as u8).collect()
+}
+
+const WORD_LEVEL: &str = r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[{"id":1,"content":"</s>","single_word":false,
+    "lstrip":false,"rstrip":false,"normalized":false,"special":true}],"normalizer":{"type":"NFC"},"pre_tokenizer":{"type":"Whitespace"},
+    "post_processor":null,"decoder":{"type":"ByteFallback"},"model":{"type":"WordLevel","vocab":{"<unk>":0,"</s>":1,"word":2,"says":3,
+    "document":4},"unk_token":"<unk>"}}"#;
+const MERGING: &str = r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[{"id":9,"content":"<eos>","single_word":false,
+    "lstrip":false,"rstrip":true,"normalized":false,"special":false}],"normalizer":{"type":"Lowercase"},"pre_tokenizer":{"type":"Sequence",
+    "pretokenizers":[{"type":"Split","pattern":{"Regex":"\\s+|o(?=r)"},"behavior":"Isolated","invert":false},{"type":"ByteLevel",
+    "add_prefix_space":false,"trim_offsets":true,"use_regex":true}]},"post_processor":null,"decoder":{"type":"ByteLevel","add_prefix_space":true,
+    "trim_offsets":true,"use_regex":true},"model":{"type":"BPE","dropout":0.1,"unk_token":"w","continuing_subword_prefix":null,
+    "end_of_word_suffix":null,"fuse_unk":true,"byte_fallback":false,"ignore_merges":false,"vocab":{"w":0,"o":1,"r":2,"d":3,"wo":4,"rd":5,
+    "word":6,"s":7,"a":8},"merges":["w o","r d","wo rd"]}}"#;
+const UNIGRAM: &str = r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,"pre_tokenizer":{"type":
+    "Metaspace","replacement":"▁","prepend_scheme":"always","split":true},"post_processor":null,"decoder":{"type":"Metaspace","replacement":
+    "▁","prepend_scheme":"always","split":true},"model":{"type":"Unigram","unk_id":0,"vocab":[["<unk>",0.0],["</s>",0.0],["▁word",-1.5],
+    ["▁",-2.0],["d",-3.0],["o",-3.0]],"byte_fallback":false}}"#;
+
+fn targets(corpus: &Path) -> Vec<Target> {
+    let as_is: fn(&mut Vec<u8>) = |_| ();
+    let lines = json_lines();
+    let of = |name: &str| fs::read(corpus.join(name)).unwrap();
+    let properties = |compression| {
+        let builder = WriterProperties::builder().set_compression(compression);
+        builder.set_statistics_enabled(parquet::file::properties::EnabledStatistics::None)
+    };
+    let text = |name, bytes| Target { name, bytes, seal: as_is, read: as_text };
+    let tokenizer =
+        |name, text: &str| Target { name, bytes: text.as_bytes().to_vec(), seal: as_is, read: as_tokenizer };
+    let delta = properties(Compression::UNCOMPRESSED)
+        .set_dictionary_enabled(false)
+        .set_encoding(parquet::basic::Encoding::DELTA_LENGTH_BYTE_ARRAY)
+        .set_writer_version(parquet::file::properties::WriterVersion::PARQUET_2_0);
+    vec![
+        text("a.jsonl", lines.clone()),
+        text("a.jsonl.gz", gzip(&lines)),
+        text("a.jsonl.zst", zstd::encode_all(&lines[..], 3).unwrap()),
+        text("a.txt", lines.clone()),
+        text("a.txt.zst", zstd::encode_all(&lines[..], 3).unwrap()),
+        text("plain.parquet", parquet(properties(Compression::UNCOMPRESSED).set_dictionary_enabled(false).build())),
+        text("words.parquet", parquet(properties(Compression::SNAPPY).build())),
+        text("delta.parquet", parquet(delta.build())),
+        tokenizer("word_level.json", WORD_LEVEL),
+        tokenizer("merging.json", MERGING),
+        tokenizer("unigram.json", UNIGRAM),
+        Target { name: "a.idx", bytes: index(&[3; 100]), seal: as_is, read: as_token_files },
+        Target { name: "a.bin", bytes: tokens(), seal: as_is, read: as_token_files },
+        Target { name: "meta.json", bytes: of("meta.json"), seal: as_is, read: as_corpus },
+        Target { name: "tokenizer.json", bytes: of("tokenizer.json"), seal: as_is, read: as_corpus },
+        Target { name: "train.tokens", bytes: of("train.tokens"), seal: as_is, read: as_corpus },
+        Target { name: "test.tokens", bytes: of("test.tokens"), seal: seal_header, read: as_corpus },
+    ]
+}
+
+/// Makes the header of a shard consistent with itself.
+fn seal_header(bytes: &mut Vec<u8>) {
+    if bytes.len() >= 72 {
+        let sum = XxHash3_64::oneshot(&bytes[..64]);
+        bytes[64..72].copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
+/// A folder with everything that the readers need beside the file at hand.
+fn surroundings() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text.jsonl"), json_lines()).unwrap();
+    prepared(&folder.path().join("text.jsonl"), "bpe:260", &folder.path().join("corpus")).unwrap();
+    for entry in fs::read_dir(folder.path().join("corpus")).unwrap().map(|entry| entry.unwrap()) {
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    fs::write(folder.path().join("a.idx"), index(&[3; 100])).unwrap();
+    fs::write(folder.path().join("a.bin"), tokens()).unwrap();
+    folder
+}
+
+/// Reads the file with these bytes; panics when reading does, or takes too much memory.
+fn try_reading(target: &Target, folder: &Path, bytes: &[u8]) -> bool {
+    fs::write(folder.join(target.name), bytes).unwrap();
+    let (result, taken) = most(|| (target.read)(folder, target.name));
+    assert!(taken < MOST, "{}: {} MiB", target.name, taken >> 20);
+    if let Err(error) = &result {
+        let said = format!("{error}\n{}", error.hint());
+        assert!(!said.chars().any(|letter| letter.is_control() && letter != '\n'), "{said:?}");
+    }
+    result.is_ok()
+}
+
+#[test]
+fn damaged_files_are_errors() {
+    let folder = surroundings();
+    for target in targets(&folder.path().join("corpus")) {
+        assert!(try_reading(&target, folder.path(), &target.bytes), "{} is good", target.name);
+        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hostile").join(target.name);
+        for case in fs::read_dir(&kept).into_iter().flatten().map(|entry| entry.unwrap().path()) {
+            try_reading(&target, folder.path(), &fs::read(&case).unwrap());
+        }
+        // PROPTEST_CASES makes a longer hunt
+        let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { 60 };
+        let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
+        let found = TestRunner::new(config).run(&prop::collection::vec(change(), 1..4), |changes| {
+            let mut bytes = target.bytes.clone();
+            changes.iter().for_each(|change| apply(&mut bytes, change));
+            (target.seal)(&mut bytes);
+            let read = std::panic::catch_unwind(|| try_reading(&target, folder.path(), &bytes));
+            prop_assert!(read.is_ok(), "keep {} as a file in tests/hostile/{}", bytes.escape_ascii(), target.name);
+            Ok(())
+        });
+        if let Err(error) = found {
+            panic!("{}: {error}", target.name);
+        }
+        fs::write(folder.path().join(target.name), &target.bytes).unwrap();
+        _ = fs::remove_dir_all(folder.path().join("out"));
+    }
+}
