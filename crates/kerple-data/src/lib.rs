@@ -13,6 +13,7 @@
 mod contain;
 mod corpus;
 mod error;
+mod file;
 mod hash;
 mod machine;
 mod order;

@@ -14,6 +14,7 @@ pub(crate) use pieces::{Cuts, Pieces};
 pub use stream::StreamDecoder;
 
 use crate::error::{Error, Result};
+use crate::file::read_text;
 use crate::hash::fingerprint;
 use hugging_face::HuggingFace;
 use std::borrow::Cow;
@@ -193,15 +194,7 @@ impl std::fmt::Debug for Tokenizer {
 
 /// The text of a `tokenizer.json`.
 pub(crate) fn read_definition(path: &Path) -> Result<String> {
-    let about = std::fs::metadata(path).map_err(Error::io(path, "read"))?;
-    if !about.is_file() || about.len() > LONGEST_DEFINITION {
-        let message = match about.is_file() {
-            true => format!("it has {} bytes, definitions of up to {LONGEST_DEFINITION} are read", about.len()),
-            false => "this is not a regular file".to_owned(),
-        };
-        return Err(Error::damaged(path, message, "give a tokenizer.json"));
-    }
-    std::fs::read_to_string(path).map_err(Error::io(path, "read"))
+    read_text(path, LONGEST_DEFINITION, "give a tokenizer.json")
 }
 
 #[cfg(test)]

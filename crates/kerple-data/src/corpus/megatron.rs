@@ -9,8 +9,9 @@
 
 use super::shard::survey;
 use crate::error::{Error, Result};
+use crate::file::Bytes;
 use crate::tokenizer::LARGEST_VOCABULARY;
-use crate::tokens::{Bytes, Tokens, Width};
+use crate::tokens::{Tokens, Width};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

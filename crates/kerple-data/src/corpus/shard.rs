@@ -11,9 +11,10 @@
 //! Little endian. A document's last token is the end-of-document token.
 
 use crate::error::{Error, Result};
+use crate::file::Bytes;
 use crate::hash::{Checksum, hex};
 use crate::split::Split;
-use crate::tokens::{Bytes, Tokens, Width};
+use crate::tokens::{Tokens, Width};
 use std::fs::File;
 use std::io::{BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};

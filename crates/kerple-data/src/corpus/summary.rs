@@ -1,16 +1,21 @@
 //! What a prepared corpus is: the contents of its `meta.json`.
 
 use super::META;
-use super::shard::Stored;
+use super::shard::{AGAIN, Stored};
 use crate::error::{Error, Result};
+use crate::file::read_text;
 use crate::hash::{fingerprint, hex};
 use crate::split::Split;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// The format of a prepared folder. 1 had no checksums of what it holds.
 const FORMAT: u64 = 2;
+
+/// A longer `meta.json` is not one.
+const LONGEST: u64 = 1 << 26;
 
 /// What a prepared corpus holds, and how it came about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,14 +146,17 @@ impl Summary {
 
     pub(crate) fn read(folder: &Path) -> Result<Summary> {
         let file = folder.join(META);
-        let text = std::fs::read_to_string(&file).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Error::refused(
-                format!("{}: this is not a prepared corpus, it has no {META}", folder.display()),
-                "make one with `kerple prepare --input PATH --out DIR`, or give the prefix of .bin and .idx files",
-            ),
-            _ => Error::io(&file, "read")(error),
+        let none = || format!("{}: this is not a prepared corpus, it has no {META}", folder.display());
+        let text = read_text(&file, LONGEST, AGAIN).map_err(|error| match error {
+            Error::Io { source, .. } if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Error::refused(
+                    none(),
+                    "make one with `kerple prepare --input PATH --out DIR`, or give the prefix of .bin and .idx files",
+                )
+            }
+            other => other,
         })?;
-        let damaged = |message: String| Error::damaged(&file, message, "prepare the corpus again");
+        let damaged = |message: String| Error::damaged(&file, message, AGAIN);
         let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
         match value["format"].as_u64() {
             Some(FORMAT) => {}

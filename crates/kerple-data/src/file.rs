@@ -1,0 +1,89 @@
+//! Files that are read with checks: regular ones, at any place, of a size that is known.
+
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// A file read at any place, by any number of threads.
+///
+/// Not mapped into memory: a mapped file that another program cuts short ends the process with SIGBUS, a read is an
+/// error. The operating system's cache makes both equally fast for windows of text.
+#[derive(Debug)]
+pub(crate) struct Bytes {
+    file: File,
+    path: PathBuf,
+    len: u64,
+}
+
+impl Bytes {
+    pub(crate) fn open(path: &Path) -> Result<Bytes> {
+        let about = std::fs::metadata(path).map_err(Error::io(path, "open"))?;
+        if !about.is_file() {
+            return Err(Error::damaged(path, "this is not a regular file", "give the path of a file on disk"));
+        }
+        let file = File::open(path).map_err(Error::io(path, "open"))?;
+        Ok(Bytes { file, path: path.to_owned(), len: about.len() })
+    }
+
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of the file when it was opened.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Fills `out` with the bytes from `at` on.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or has become shorter since it was opened.
+    pub(crate) fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        read_exact_at(&self.file, at, out).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => Error::damaged(
+                &self.path,
+                format!("it ends before byte {}, it had {} bytes when it was opened", at + out.len() as u64, self.len),
+                "another program changed the file; leave it alone while it is in use",
+            ),
+            _ => Error::io(&self.path, "read")(error),
+        })
+    }
+
+    /// A range of bytes that is small enough to hold.
+    pub(crate) fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let mut out = vec![0; (range.end - range.start) as usize];
+        self.read_at(range.start, &mut out)?;
+        Ok(out)
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, at: u64, out: &mut [u8]) -> std::io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, at)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut at: u64, mut out: &mut [u8]) -> std::io::Result<()> {
+    while !out.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, out, at)? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            count => (at, out) = (at + count as u64, &mut out[count..]),
+        }
+    }
+    Ok(())
+}
+
+/// All of a text file of at most `limit` bytes.
+///
+/// # Errors
+/// A file that cannot be read, is longer, is no regular file, or is not UTF-8.
+pub(crate) fn read_text(path: &Path, limit: u64, hint: &str) -> Result<String> {
+    let file = Bytes::open(path)?;
+    if file.len() > limit {
+        return Err(Error::damaged(path, format!("it has {} bytes, up to {limit} are read", file.len()), hint));
+    }
+    let text = String::from_utf8(file.read(0..file.len())?);
+    text.map_err(|error| Error::damaged(path, format!("byte {} is not UTF-8", error.utf8_error().valid_up_to()), hint))
+}
