@@ -73,7 +73,7 @@ impl Sides {
     pub fn columns(self, len: usize) -> usize {
         match self {
             Sides::One => len,
-            Sides::Two => (2 * len).saturating_sub(1),
+            Sides::Two => len.saturating_mul(2).saturating_sub(1),
         }
     }
 

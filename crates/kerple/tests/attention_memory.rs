@@ -1,35 +1,105 @@
-//! Memory of a long forward and backward, measured on a process of its own.
-#![cfg(target_os = "linux")]
+//! Memory that the engines take beyond inputs and outputs, counted by the allocator.
 
-use kerple::attention::{Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut, tiled};
+use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut};
+use kerple::forms::{Block, MapGradients, ScoreMap};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Largest resident size of this process so far, in MiB.
-fn peak_mib() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() / 1024
+/// The system's allocator, with the bytes in use and the most there have been.
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: the system's allocator does all the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        PEAK.fetch_max(LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// Tests run one at a time: the counter is the process's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The most bytes in use at a time while `run` runs, beyond those before.
+fn extra(run: impl FnOnce()) -> usize {
+    let before = LIVE.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    run();
+    PEAK.load(Ordering::Relaxed) - before
+}
+
+/// Extra bytes of a forward and of a backward with `parameters` gradients of a table or of a map.
+fn of_forward_and_backward(dims: Dims, scores: Scores<f32>, parameters: usize) -> [usize; 2] {
+    let Dims { heads, queries: len, head_dim, .. } = dims;
+    let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
+    let input: Vec<f32> = (0..strides.batch).map(|i| (i % 7) as f32 / 7.0).collect();
+    let mut results = vec![vec![0.0; strides.batch]; 4];
+    let (mut lse, mut d_parameters) = (vec![0.0; heads * len], vec![0.0; parameters]);
+    let problem = Problem { scores, ..Problem::causal(dims, 0.125) };
+    let view = View { data: &input, strides };
+    let [out, d_q, d_k, d_v] = results.as_mut_slice() else { unreachable!("there are four") };
+    let forward = extra(|| attention::forward(&problem, view, view, view, ViewMut::new(out, strides), &mut lse));
+    let saved = Saved { q: view, k: view, v: view, out: View { data: out, strides }, lse: &lse, d_out: view };
+    let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|gradient| ViewMut::new(gradient, strides));
+    let none = Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None };
+    let gradients = match scores {
+        Scores::Table(_) => Gradients { d_bias: Some(&mut d_parameters), ..none },
+        Scores::Map(_) => Gradients { d_map: Some(&mut d_parameters), ..none },
+    };
+    let backward = extra(|| attention::backward(&problem, saved, gradients));
+    [forward, backward]
 }
 
 #[test]
-fn sixteen_thousand_positions_need_few_mebibytes() {
-    let (heads, len, head_dim) = (12, 16384, 4); // the scratch grows with heads and length; features only cost time
+fn tables_cost_a_few_numbers_for_each_position() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (heads, len, head_dim) = (2, 16384, 64);
     let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
-    let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
-    let filled = |value: f32, n: usize| vec![value; n]; // not 0, so that every page is there before the measurement
-    let (input, table) = (filled(0.5, strides.batch), filled(-1.0, heads * len));
-    let [mut out, mut d_q, mut d_k, mut d_v] = [(); 4].map(|()| filled(1.0, strides.batch));
-    let (mut lse, mut d_bias) = (filled(1.0, heads * len), filled(1.0, heads * len));
-    let problem = Problem { scores: Scores::table(Some(&table[..]), None, len), ..Problem::causal(dims, 0.5) };
-    let view = View { data: &input, strides };
-    let before = peak_mib();
-    tiled::forward(&problem, view, view, view, ViewMut::new(&mut out, strides), &mut lse);
-    let saved = Saved { q: view, k: view, v: view, out: View { data: &out, strides }, lse: &lse, d_out: view };
-    let [d_q, d_k, d_v] = [&mut d_q, &mut d_k, &mut d_v].map(|gradient| ViewMut::new(gradient, strides));
-    tiled::backward(
-        &problem,
-        saved,
-        Gradients { d_q, d_k, d_v, d_bias: Some(&mut d_bias), d_weight: None, d_map: None },
-    );
-    let extra = peak_mib() - before;
-    assert!(extra < 64, "{extra} MiB; one head's scores would be 1024 MiB");
+    let bias: Vec<f32> = (0..heads * len).map(|i| -((i % len) as f32).ln_1p()).collect();
+    let [forward, backward] = of_forward_and_backward(dims, Scores::table(Some(&bias), None, len), bias.len());
+    // the table again, and in the backward its gradient and the means; tiles and diagonal sums for each thread
+    let (positions, threads) = (4 * heads * len, rayon::current_num_threads());
+    assert!(forward < 5 * positions / 4 + threads * (192 << 10), "{forward} bytes forward");
+    assert!(backward < 13 * positions / 4 + threads * (448 << 10), "{backward} bytes; one head's scores are a GiB");
+}
+
+/// `z = s + parameter`, which a softmax does not see.
+#[derive(Debug)]
+struct Shift(f32);
+
+impl ScoreMap<f32> for Shift {
+    fn parameters(&self) -> usize {
+        1
+    }
+    fn forward(&self, _: &Block<f32>, scores: &mut [f32]) {
+        scores.iter_mut().for_each(|s| *s += self.0);
+    }
+    fn backward(&self, _: &Block<f32>, _: &[f32], gradients: MapGradients<f32>) {
+        gradients.d_parameters[0] += gradients.d_scores.iter().sum::<f32>();
+    }
+}
+
+#[test]
+fn maps_cost_a_block_of_rows_for_each_thread() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (heads, len, head_dim) = (3, 4096, 16);
+    let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let [forward, backward] = of_forward_and_backward(dims, Scores::Map(&Shift(0.5)), 1);
+    let (block, thread) = (4 * heads * 48 * len, 256 << 10); // rows and tiles of 16 features for each thread
+    let threads = rayon::current_num_threads();
+    assert!(forward < threads * (block + thread), "{forward} bytes forward, a block is {block}");
+    assert!(backward < threads * (3 * block + thread), "{backward} bytes backward, a block is {block}");
 }

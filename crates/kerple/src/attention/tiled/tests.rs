@@ -3,7 +3,7 @@
 use super::{backward_with, forward_with};
 use crate::Number;
 use crate::attention::tests::{Case, Engine, Outcome, assert_close, dims, recipes};
-use crate::attention::{Gradients, Problem, Saved, Sight, View, ViewMut};
+use crate::attention::{Dims, Gradients, Problem, Saved, Sight, View, ViewMut};
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
 
@@ -158,27 +158,30 @@ fn threads_do_not_change_a_bit() {
 
 #[test]
 fn huge_biases_neither_overflow_nor_vanish() {
-    let mut case = Case::new(dims(1, 3, 3, 130, 130, 16), 21);
-    let len = case.table_len;
-    let bias = case.bias.as_mut().unwrap();
-    // far keys vanish, rows whose every key is far below zero keep their differences, and large positive values win
-    bias[40..len].fill(-1e5);
-    bias[len..2 * len].iter_mut().for_each(|b| *b = b.round() - 16384.0);
-    bias[2 * len..].iter_mut().for_each(|b| *b = 10.0 * b.round() + 65536.0);
-    let case = case.rounded();
-    let expected = case.naive();
-    assert!(expected.out.iter().all(|x| x.is_finite()));
-    for set in InstructionSet::available() {
-        let got = case.tiled_f32(set);
-        assert!(got.out.iter().chain(&got.lse).chain(&got.d_q).chain(&got.d_bias).all(|x| x.is_finite()), "{set:?}");
-        // head 0 is an ordinary head; the sums of the others carry an ulp of 16384 or 65536, 1e-3 and 4e-3
-        let head = 130 * 16;
-        for (i, (got, expected)) in got.out.iter().zip(&expected.out).enumerate() {
-            let tolerance = [1e-5, 1e-2, 4e-2][i / head];
-            assert!((got - expected).abs() <= tolerance, "{set:?} out[{i}] is {got}, not {expected}");
+    for sight in [Sight::CAUSAL, Sight::BOTH] {
+        let mut case = Case::with_sight(dims(1, 3, 3, 130, 130, 16), sight, 21);
+        let (columns, origin) = (sight.sides().columns(case.table_len), sight.sides().origin(case.table_len));
+        let bias = case.bias.as_mut().unwrap();
+        // far keys vanish, rows whose every key is far below zero keep their differences, and large positive values win
+        (0..columns).filter(|c| c.abs_diff(origin) >= 40).for_each(|c| bias[c] = -1e5);
+        bias[columns..2 * columns].iter_mut().for_each(|b| *b = b.round() - 16384.0);
+        bias[2 * columns..].iter_mut().for_each(|b| *b = 10.0 * b.round() + 65536.0);
+        let case = case.rounded();
+        let expected = case.naive();
+        assert!(expected.out.iter().all(|x| x.is_finite()));
+        for set in InstructionSet::available() {
+            let got = case.tiled_f32(set);
+            let all = got.out.iter().chain(&got.lse).chain(&got.d_q).chain(&got.d_bias);
+            assert!(all.copied().all(f64::is_finite), "{set:?} {sight:?}");
+            // head 0 is an ordinary head; the sums of the others carry an ulp of 16384 or 65536, 1e-3 and 4e-3
+            let head = 130 * 16;
+            for (i, (got, expected)) in got.out.iter().zip(&expected.out).enumerate() {
+                let tolerance = [1e-5, 1e-2, 4e-2][i / head];
+                assert!((got - expected).abs() <= tolerance, "{set:?} {sight:?} out[{i}] is {got}, not {expected}");
+            }
         }
+        assert_close(&case, &case.tiled_f64(), &expected, 1e-10, "f64"); // an ulp of 65536 is 7e-12
     }
-    assert_close(&case, &case.tiled_f64(), &expected, 1e-10, "f64"); // an ulp of 65536 is 7e-12
 }
 
 #[test]
@@ -214,25 +217,36 @@ fn outputs_ignore_the_future() {
     }
 }
 
-#[test]
-fn permuted_heads_permute_outputs() {
-    fn swapped(values: &[f64], batch: usize) -> Vec<f64> {
-        let half = values.len() / batch / 2;
-        values.chunks(2 * half).flat_map(|sequence| [&sequence[half..], &sequence[..half]].concat()).collect()
-    }
-    let case = Case::new(dims(2, 2, 2, 70, 90, 12), 24);
-    let mut other = case.clone();
-    for values in [&mut other.q, &mut other.k, &mut other.v, &mut other.d_out] {
-        *values = swapped(values, 2);
-    }
-    for table in [&mut other.bias, &mut other.weight] {
-        *table = table.as_ref().map(|table| swapped(table, 1));
-    }
-    for set in InstructionSet::available() {
-        let (one, other) = (case.tiled_f32(set), other.tiled_f32(set));
-        assert_eq!(swapped(&one.out, 2), other.out, "{set:?}");
-        assert_eq!(swapped(&one.d_k, 2), other.d_k, "{set:?}");
-        assert_eq!(swapped(&one.d_bias, 1), other.d_bias, "{set:?}");
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn permuted_heads_permute_outputs(recipe in recipes(), turn in 1usize..4) {
+        let case = recipe.case().rounded();
+        let Dims { batch, kv_heads, heads, .. } = case.dims;
+        // key heads take their query heads along
+        let turned = |values: &[f64], batch: usize, parts: usize| -> Vec<f64> {
+            let mut values = values.to_vec();
+            let part = values.len() / batch / parts;
+            values.chunks_mut((part * parts).max(1)).for_each(|sequence| sequence.rotate_left(turn % parts * part));
+            values
+        };
+        let mut other = case.clone();
+        for values in [&mut other.q, &mut other.k, &mut other.v, &mut other.d_out] {
+            *values = turned(values, batch, kv_heads);
+        }
+        for table in [&mut other.bias, &mut other.weight] {
+            *table = table.as_ref().map(|table| turned(table, 1, kv_heads));
+        }
+        prop_assert!(heads.is_multiple_of(kv_heads));
+        for set in InstructionSet::available() {
+            let (one, other) = (case.tiled_f32(set), other.tiled_f32(set));
+            let per_sequence: [fn(&Outcome<f64>) -> &Vec<f64>; 4] = [|o| &o.out, |o| &o.d_q, |o| &o.d_k, |o| &o.d_v];
+            for of in per_sequence {
+                prop_assert_eq!(&turned(of(&one), batch, kv_heads), of(&other));
+            }
+            prop_assert_eq!(turned(&one.d_bias, 1, kv_heads), other.d_bias);
+            prop_assert_eq!(turned(&one.d_weight, 1, kv_heads), other.d_weight);
+        }
     }
 }
 
