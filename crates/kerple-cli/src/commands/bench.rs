@@ -93,6 +93,17 @@ impl Row {
     }
 }
 
+/// Fails unless what an engine gave equals what the definition gave, up to `tolerance` of the largest value.
+fn agree(what: &str, got: &[f32], definition: &[f32], tolerance: f32) -> Outcome {
+    let largest = definition.iter().fold(0f32, |m, x| m.max(x.abs()));
+    let error = got.iter().zip(definition).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    // a value that is not a number fails too
+    if got.len() == definition.len() && error <= tolerance * largest && got.iter().all(|x| x.is_finite()) {
+        return Ok(());
+    }
+    Err(Failure::failed(format!("{what} is off by {error:e} of {largest:e}"), "this is a bug: nothing was timed"))
+}
+
 fn heading() {
     resultln!(
         "{:<10} {:<9} {:>7} {:>9} {:>8} {:>11} {:>19} {:>9} {:>7} {:>10}",

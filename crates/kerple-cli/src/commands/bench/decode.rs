@@ -1,9 +1,9 @@
 //! Attention of one query over cached keys.
 
 use super::attention::{log_bias, noise};
-use super::{Row, Sizes, machine};
+use super::{Row, Sizes, agree, machine};
 use crate::failure::Outcome;
-use kerple::attention::{Dims, Problem, Scores, Strides, View, ViewMut, tiled};
+use kerple::attention::{Dims, Problem, Scores, Strides, View, ViewMut, naive, tiled};
 use std::time::Instant;
 
 /// Times one number of cached keys.
@@ -20,15 +20,22 @@ pub fn run(keys: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
         scores: Scores::table(Some(&bias), None, keys),
         ..Problem::causal(dims, (head_dim as f32).sqrt().recip())
     };
+    let view = |data, strides| View { data, strides };
+    let views = || (view(&q[..], one), view(&k[..], all), view(&v[..], all));
+    let mut definition = out.clone();
+    let (vq, vk, vv) = views();
+    naive::forward(&problem, vq, vk, vv, ViewMut::new(&mut definition, one), &mut lse);
+    tiled::forward(&problem, vq, vk, vv, ViewMut::new(&mut out, one), &mut lse);
+    // means over all keys, rounded in another order
+    agree("decoding", &out, &definition, 1e-4)?;
     // a cold cache is what a decoder sees: between two calls it has read its weights and the other layers' keys
     let mut sweep = vec![1.0f32; 24 << 20];
     let mut measured: Vec<f64> = (0..repeats.max(1))
         .map(|_| {
             sweep.iter_mut().for_each(|value| *value += 1.0);
-            let view = |data, strides| View { data, strides };
-            let (q, k, v) = (view(&q[..], one), view(&k[..], all), view(&v[..], all));
+            let (vq, vk, vv) = views();
             let clock = Instant::now();
-            tiled::forward(&problem, q, k, v, ViewMut::new(&mut out, one), &mut lse);
+            tiled::forward(&problem, vq, vk, vv, ViewMut::new(&mut out, one), &mut lse);
             clock.elapsed().as_secs_f64() * 1e3
         })
         .collect();

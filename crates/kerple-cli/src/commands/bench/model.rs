@@ -1,8 +1,9 @@
 //! Whole decoders: a training step, and the evaluation of one long segment.
 
-use super::{Row, Sizes, times};
+use super::{Row, Sizes, agree, times};
 use crate::failure::Outcome;
 use crate::memory::extra_mib;
+use burn::tensor::Tensor;
 use kerple::encoding::{Encoding, Method};
 use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::learner::{Learner, Update, settings};
@@ -50,12 +51,38 @@ fn flops(plan: &Plan, batch: usize, length: usize, backward: bool) -> f64 {
     2.0 * (batch * length) as f64 * (matrix_passes * matrices + attention_passes * attention)
 }
 
+/// Tokens a sequence of the models that are checked before they are timed.
+const CHECKED: usize = 40;
+
+fn noise_batch(sizes: Sizes, length: usize, vocab: usize) -> Batch {
+    let count = sizes.batch * length;
+    let (tokens, targets) = (tokens(count, vocab, 1), tokens(count, vocab, 2));
+    Batch { tokens, targets, rows: sizes.batch, len: length, ..Batch::default() }
+}
+
+/// Fails unless the loss and every gradient of the fused model equal the definition's.
+fn check_step(sizes: Sizes, shape: [usize; 2]) -> Outcome {
+    let sizes = Sizes { batch: sizes.batch.min(2), ..sizes };
+    let plan = plan(CHECKED, sizes, shape)?;
+    let batch = [noise_batch(sizes, CHECKED, shape[1])];
+    let pass = Pass::training(plan.seed, 0);
+    let fused = learner(&plan, LanguageModel).gradients(&batch, pass);
+    let definition = learner(&plan, Composed).gradients(&batch, pass);
+    // a chain of products in f32, each rounded in another order
+    const TOLERANCE: f32 = 1e-3;
+    agree("the loss of the fused step", &[fused.loss as f32], &[definition.loss as f32], TOLERANCE)?;
+    let values = |tensor: Tensor<1>| tensor.into_data().iter::<f32>().collect::<Vec<f32>>();
+    for (at, (fused, definition)) in fused.values.into_iter().zip(definition.values).enumerate() {
+        agree(&format!("gradient {at} of the fused step"), &values(fused), &values(definition), TOLERANCE)?;
+    }
+    Ok(())
+}
+
 /// Times training steps.
 pub fn step(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut(Row)) -> Outcome {
+    check_step(sizes, shape)?;
     let plan = plan(length, sizes, shape)?;
-    let count = sizes.batch * length;
-    let (ids, targets) = (tokens(count, shape[1], 1), tokens(count, shape[1], 2));
-    let batch = Batch { tokens: ids, targets, rows: sizes.batch, len: length, ..Batch::default() };
+    let batch = noise_batch(sizes, length, shape[1]);
     let mut time = |engine, step: &mut dyn FnMut(u64)| {
         let mut adam_step = 0;
         let mut run = || {
