@@ -43,6 +43,8 @@ pub enum Command {
     Sample(Sample),
     /// Check engines against the definition, then time them.
     Bench(Bench),
+    /// Read all of some prepared data or runs and compare every checksum; exit code 1 when something is damaged.
+    Verify(Verify),
     /// Run every case of a folder of reference values through every engine that has it.
     Golden(Golden),
 }
@@ -348,6 +350,16 @@ impl Instructions {
             Instructions::Portable => InstructionSet::Portable,
         }
     }
+}
+
+#[derive(Debug, Args)]
+pub struct Verify {
+    /// Folders of prepared data, GPT-NeoX prefixes, or run folders.
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Print one JSON object a path.
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

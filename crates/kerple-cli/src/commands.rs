@@ -11,6 +11,7 @@ pub mod quickstart;
 pub mod report;
 pub mod sample;
 pub mod train;
+pub mod verify;
 
 use crate::output::{remarkln, resultln};
 use crate::progress::duration;

@@ -39,6 +39,7 @@ fn run(command: Command) -> Outcome {
         Command::Kernel(args) => commands::kernel::run(&args),
         Command::Sample(args) => commands::sample::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::Verify(args) => commands::verify::run(&args),
         Command::Golden(args) => commands::golden::run(&args),
     }
 }
