@@ -1,11 +1,11 @@
 //! A transformer block: attention and feed-forward, joined as its plan says.
 
+use crate::forms::Positions;
 use crate::fused::Engine;
 use crate::layers::{Attention, Init, Mlp};
 use crate::memory::Memory;
 use crate::ops::Residual;
 use crate::plan::{BlockPlan, ResidualKind, Sizes};
-use crate::positions::Positions;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use rand::Rng;

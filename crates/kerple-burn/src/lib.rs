@@ -4,11 +4,12 @@
 //! * [`ops`] are functions of tensors: the fused version of each beside its definition in plain Burn operations, which any
 //!   backend runs. An [`Engine`](fused::Engine) chooses.
 //! * [`layers`] are modules with parameters that call them, [`block`] joins two of them as a [`plan`] says.
-//! * [`positions`] turns an encoding's parameters into what attention takes; [`memory`] keeps what was seen.
+//! * [`positions`] turns an encoding's parameters into the [`forms`] that attention takes; [`memory`] keeps what was seen.
 
 pub mod adamw;
 pub mod array;
 pub mod block;
+pub mod forms;
 pub mod fused;
 pub mod layers;
 pub mod memory;

@@ -4,16 +4,17 @@
 //! instead: a further variant of [`Memory`], made by its module as [`Attention::memory`](crate::layers::Attention::memory)
 //! makes these, and advanced by a method beside [`Memory::attend`].
 
+use crate::forms::Positions;
 use crate::fused::Engine;
 use crate::ops::attention::{self, Tables};
 use crate::ops::attention_layer::Heads;
-use crate::positions::Positions;
 use burn::tensor::{DType, Tensor, TensorData};
 use kerple::attention::{Dims, Strides, View, ViewMut, tiled};
 use kerple::ops::rotary::Turn;
 
 /// The memory of one layer.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one of them a layer")]
 pub enum Memory {
     /// Keys and values where the fused operations read them; f32 on the CPU.
     Rows(Rows),

@@ -21,6 +21,7 @@ use burn::tensor::Tensor;
 
 /// What the result of a branch is added to.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "held for the length of a call")]
 pub enum Residual {
     /// The input of the branch.
     Input,

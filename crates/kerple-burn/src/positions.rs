@@ -1,6 +1,7 @@
 //! Encodings as Burn modules: learned parameters in, the forms that attention consumes out.
 
 use crate::array::Array;
+use crate::forms::{Positions, RotaryTables, Scores};
 use crate::fused::{Forward, Input, Op, Saved, Step, apply};
 use crate::parameters::{Describe, Group, Groups};
 use crate::with_element;
@@ -8,46 +9,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Element, ElementConversion, Tensor, TensorData};
 use bytemuck::Pod;
 use kerple::encoding::{Clamp, Encoding, Geometry, TableGradient};
-use kerple::forms::{Absolute, DistanceTable};
+use kerple::forms::{Absolute, DistanceTable, Sight};
 use std::sync::Arc;
-
-/// Cosines and sines of the rotation angles of consecutive positions.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RotaryTables {
-    half: usize,
-    cos: Vec<f64>,
-    sin: Vec<f64>,
-}
-
-impl RotaryTables {
-    /// Rotated features, divided by two.
-    pub fn half(&self) -> usize {
-        self.half
-    }
-
-    /// Cosines, `[L, half]`.
-    pub fn cos(&self) -> &[f64] {
-        &self.cos
-    }
-
-    /// Sines, `[L, half]`.
-    pub fn sin(&self) -> &[f64] {
-        &self.sin
-    }
-}
-
-/// What every attention layer of one forward pass is given.
-#[derive(Clone, Debug, Default)]
-pub struct Positions {
-    /// Added to scaled scores by distance, `[H, T]` with at least as many distances as keys.
-    pub bias: Option<Tensor<2>>,
-    /// Multiplies scaled scores by distance, `[H, T]`.
-    pub weight: Option<Tensor<2>>,
-    /// Rotation of the queries and keys of this pass.
-    pub rotary: Option<Arc<RotaryTables>>,
-    /// Only distances below this are seen.
-    pub window: Option<usize>,
-}
 
 /// A positional encoding with its learned parameters, shared by all layers of a model.
 #[derive(Module, Debug)]
@@ -105,14 +68,13 @@ impl PositionalEncoding {
         let shape = self.encoding.table(&self.geometry, &self.numbers(), 1);
         let rotary = self.encoding.rotary(&self.geometry).map(|rotary| {
             let (cos, sin) = rotary.tables(keys - queries, queries);
-            Arc::new(RotaryTables { half: rotary.rotated() / 2, cos, sin })
+            Arc::new(RotaryTables::new(rotary.rotated() / 2, cos, sin))
         });
-        Positions {
-            bias: shape.bias.is_some().then(|| self.table_tensor(Part::Bias, keys, options)),
-            weight: shape.weight.is_some().then(|| self.table_tensor(Part::Weight, keys, options)),
-            rotary,
-            window: self.encoding.window,
-        }
+        let bias = shape.bias.is_some().then(|| self.table_tensor(Part::Bias, keys, options));
+        let weight = shape.weight.is_some().then(|| self.table_tensor(Part::Weight, keys, options));
+        let scores = if bias.is_none() && weight.is_none() { Scores::Plain } else { Scores::Table { bias, weight } };
+        let sight = Sight::Causal { window: self.encoding.window };
+        Positions { rotary, scores, sight, ..Positions::default() }
     }
 
     /// Rows added to the embeddings of positions `start..start + len`, `[1, len, M]`.

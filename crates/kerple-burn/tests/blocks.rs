@@ -8,6 +8,7 @@ use burn::tensor::{DType, Tensor};
 use common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
 use kerple::encoding::{Encoding, Geometry, Method};
 use kerple_burn::block::Block;
+use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::parameters;
@@ -135,6 +136,35 @@ fn every_choice_matters() {
     assert_eq!(out(&by_layer, 0), out(&plain, 0));
     let usual = BlockPlan { score_scale: Some((SIZES.head_dim as f64).sqrt().recip()), ..plain.clone() };
     assert_eq!(out(&usual, 0), out(&plain, 0));
+}
+
+/// An encoder's attention: both directions, padded sequences, with and without a window.
+#[test]
+fn both_directions_equal_their_definition() {
+    let plans = [
+        BlockPlan::default(),
+        BlockPlan { kv_heads: Some(2), residual: ResidualKind::Parallel, ..BlockPlan::default() },
+        BlockPlan { clamp_qkv: Some(0.9), ..BlockPlan::default() },
+    ];
+    let kinds = ["kerple_bias_weight", "rotary", "none", "alibi"];
+    for (seed, (plan, kind)) in plans.iter().flat_map(|plan| kinds.map(|kind| (plan, kind))).enumerate() {
+        let (both, mut rng) = (Both::new(plan, kind, 0, seed as u64), rng(seed as u64 + 50));
+        let encoding = both.encoding.with_window([None, Some(3)][seed % 2]);
+        let both = Both { encoding, ..both };
+        let (batch, len) = (3, 7);
+        let lengths = [None, Some([7, 4, 1])][seed / 2 % 2];
+        let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
+        let forward = |both: &Both, x: Tensor<3>, engine| {
+            let positions = both.encoding.positions(len, len, (&device(), DType::F64)).in_both_directions();
+            let positions = Positions { lengths: lengths.map(|lengths| lengths.into()), ..positions };
+            both.block.forward(x, &positions, engine)
+        };
+        let what = format!("{plan:?} {kind} {lengths:?}");
+        let fused = run(&both, &x, &up, |both, x| forward(both, x, Engine::Fused));
+        let composed = run(&both, &x, &up, |both, x| forward(both, x, Engine::Composed));
+        assert_close(&fused, &composed, &what);
+        assert_slopes(&both, &x, &up, |both, x| forward(both, x, Engine::Fused), &fused, 1e-5, &what);
+    }
 }
 
 /// One key head with H query heads is the same as H equal key heads.

@@ -6,12 +6,13 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, values};
 use kerple::encoding::{Encoding, Geometry, METHODS, Method};
+use kerple_burn::forms::{Positions, Scores};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Attention, Norm, normal_matrix};
 use kerple_burn::ops::loss::{self, Head, Targets, losses};
 use kerple_burn::ops::{Residual, attention::attention, embedding::embed};
 use kerple_burn::plan::{BlockPlan, NormKind, Sizes};
-use kerple_burn::positions::{PositionalEncoding, Positions};
+use kerple_burn::positions::PositionalEncoding;
 use rand::RngExt;
 
 /// A layer that holds an encoding, so that the tables' gradients reach its parameters.
@@ -122,22 +123,23 @@ fn nothing_scored_is_no_loss() {
 fn attention_gradients_pass_finite_differences() {
     let mut rng = rng(4);
     let (heads, kv_heads, queries, keys, d) = (4, 2, 5, 8, 3);
-    let tables = Positions {
-        bias: Some(random([heads, keys], &mut rng).require_grad()),
-        weight: Some(random([heads, keys], &mut rng).require_grad()),
+    let tables = [(), ()].map(|()| random([heads, keys], &mut rng).require_grad());
+    let positions = |[bias, weight]: [Tensor<2>; 2]| Positions {
+        scores: Scores::Table { bias: Some(bias), weight: Some(weight) },
         ..Positions::default()
     };
     let q = random([1, heads, queries, d], &mut rng).require_grad();
     let k = random([1, kv_heads, keys, d], &mut rng).require_grad();
     let v = random([1, kv_heads, keys, d], &mut rng).require_grad();
     let up = random([1, heads, queries, d], &mut rng);
-    let loss = |q: &Tensor<4>, k: &Tensor<4>, v: &Tensor<4>, tables: &Positions, engine| {
-        (attention(q.clone(), k.clone(), v.clone(), 0.7, tables, engine) * up.clone()).sum()
+    let loss = |q: &Tensor<4>, k: &Tensor<4>, v: &Tensor<4>, tables: &[Tensor<2>; 2], engine| {
+        let positions = positions(tables.clone());
+        (attention(q.clone(), k.clone(), v.clone(), 0.7, &positions, engine) * up.clone()).sum()
     };
     let found = |engine| {
         let gradients = loss(&q, &k, &v, &tables, engine).backward();
         let own = [&q, &k, &v].map(|tensor| values(&tensor.grad(&gradients).unwrap()));
-        let of_tables = [&tables.bias, &tables.weight].map(|t| values(&t.as_ref().unwrap().grad(&gradients).unwrap()));
+        let of_tables = tables.each_ref().map(|table| values(&table.grad(&gradients).unwrap()));
         own.into_iter().chain(of_tables).collect::<Vec<_>>()
     };
     let fused = found(Engine::Fused);
@@ -158,13 +160,11 @@ fn attention_gradients_pass_finite_differences() {
                     let data = TensorData::new(moved_tensor(values(t), by), t.dims());
                     Tensor::<4>::from_data(data, (&device(), DType::F64))
                 };
-                let two = |t: &Option<Tensor<2>>, is: bool| {
-                    let t = t.as_ref()?;
+                let two = |t: &Tensor<2>, is: bool| {
                     let values = if is { moved_tensor(values(t), by) } else { values(t) };
-                    Some(Tensor::from_data(TensorData::new(values, t.dims()), (&device(), DType::F64)))
+                    Tensor::<2>::from_data(TensorData::new(values, t.dims()), (&device(), DType::F64))
                 };
-                let (bias, weight) = (two(&tables.bias, which == 3), two(&tables.weight, which == 4));
-                let tables = Positions { bias, weight, ..Positions::default() };
+                let tables = [two(&tables[0], which == 3), two(&tables[1], which == 4)];
                 let (q, k, v) = (four(&q, which == 0), four(&k, which == 1), four(&v, which == 2));
                 loss(&q, &k, &v, &tables, Engine::Fused).into_scalar::<f64>()
             };

@@ -1,4 +1,10 @@
 //! The decoder: token embeddings, blocks with a positional encoding, and an output projection, as the plan says.
+//!
+//! An [`Encoder`] is made of the same, see there.
+
+mod encoder;
+
+pub use encoder::{Classifier, Encoder};
 
 use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
@@ -6,6 +12,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use kerple::seed::{Purpose, stream};
 use kerple_burn::block::Block;
+use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, Norm, normal_matrix};
 use kerple_burn::memory::Memory;
@@ -13,6 +20,7 @@ use kerple_burn::ops::embedding::embed;
 use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::positions::PositionalEncoding;
+use rand::Rng;
 
 /// A decoder with its positional encoding.
 #[derive(Module, Debug)]
@@ -45,18 +53,26 @@ const STD: f64 = 0.02;
 /// Most positions that [`Decoder::extend`] takes through the layers at once, in all sequences together.
 const MOST_PREFILLED: usize = 4096;
 
+fn init<'a, R>(plan: &Plan, rng: &'a mut R, device: &'a Device) -> Init<'a, R> {
+    let std_out = STD / (2.0 * plan.model.n_layers as f64).sqrt();
+    Init { rng, std: STD, std_out, device, dtype: DType::F32 }
+}
+
+fn blocks(plan: &Plan, init: &mut Init<impl Rng>) -> Vec<Block> {
+    let sizes = plan.model.sizes();
+    (0..plan.model.n_layers).map(|layer| Block::new(&plan.model.block, &sizes, layer, init)).collect()
+}
+
 impl Decoder {
     /// A fresh model. Weights are N(0, 0.02^2), those that write to the residual stream N(0, (0.02 / sqrt(2 layers))^2).
     ///
     /// The same seed gives every encoding the same initial weights: weights and encoding draw from streams of their own.
     pub fn new(plan: &Plan, device: &Device) -> Decoder {
-        let ModelPlan { n_layers, d_model, vocab_size, block, .. } = &plan.model;
-        let sizes = plan.model.sizes();
-        let std_out = STD / (2.0 * *n_layers as f64).sqrt();
+        let ModelPlan { d_model, vocab_size, block, .. } = &plan.model;
         let mut rng = stream(plan.seed, Purpose::Weights);
-        let mut init = Init { rng: &mut rng, std: STD, std_out, device, dtype: DType::F32 };
+        let mut init = init(plan, &mut rng, device);
         let embedding = normal_matrix([*vocab_size, *d_model], STD, &mut init);
-        let blocks = (0..*n_layers).map(|layer| Block::new(block, &sizes, layer, &mut init)).collect();
+        let blocks = blocks(plan, &mut init);
         let head = (!block.tied_head).then(|| normal_matrix([*d_model, *vocab_size], STD, &mut init));
         Decoder {
             embedding,
@@ -104,25 +120,14 @@ impl Decoder {
         }
     }
 
-    /// Embeddings of tokens from position `start` on, `[B, L, M]`, with what the encoding adds to them.
-    fn embed(&self, Tokens { ids, batch, len }: Tokens, start: usize) -> Tensor<3> {
-        let table = self.embedding.val();
-        let device = table.device();
-        let mut x = embed(table, ids, [batch, len], self.engine);
-        if let Some(norm) = &self.embedding_norm {
-            x = norm.forward(x, self.engine);
-        }
-        match self.encoding.absolute(start, len, &device) {
-            Some(rows) => x + rows,
-            None => x,
-        }
+    fn trunk(&self) -> Trunk<'_> {
+        let Decoder { embedding, embedding_norm, encoding, blocks, engine, .. } = self;
+        Trunk { embedding, embedding_norm, encoding, blocks, engine: *engine }
     }
 
     /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
     pub fn hidden(&self, tokens: Tokens) -> Tensor<3> {
-        let x = self.embed(tokens, 0);
-        let positions = self.encoding.positions(tokens.len, tokens.len, (&x.device(), x.dtype()));
-        self.blocks.iter().fold(x, |x, block| block.forward(x, &positions, self.engine))
+        self.trunk().hidden(tokens, |positions| positions)
     }
 
     fn output(&self) -> Head {
@@ -186,7 +191,7 @@ impl Decoder {
     /// The residual stream of new positions after the last layer, `[B, L, M]`.
     fn remember(&self, tokens: Tokens, memory: &mut [Memory]) -> Tensor<3> {
         let before = memory.first().map_or(0, Memory::len);
-        let x = self.embed(tokens, before);
+        let x = self.trunk().embed(tokens, before);
         let positions = self.encoding.positions(tokens.len, before + tokens.len, (&x.device(), x.dtype()));
         let layers = self.blocks.iter().zip(memory);
         layers.fold(x, |x, (block, memory)| block.extend(x, &positions, memory, self.engine))
@@ -195,5 +200,37 @@ impl Decoder {
     /// Empty memories, one a layer, for `batch` sequences.
     pub fn memories(&self, batch: usize) -> Vec<Memory> {
         self.blocks.iter().map(|block| block.attention.memory(batch, self.engine)).collect()
+    }
+}
+
+/// What a decoder and an encoder have in common, borrowed from either.
+struct Trunk<'a> {
+    embedding: &'a Param<Tensor<2>>,
+    embedding_norm: &'a Option<Norm>,
+    encoding: &'a PositionalEncoding,
+    blocks: &'a [Block],
+    engine: Engine,
+}
+
+impl Trunk<'_> {
+    /// Embeddings of tokens from position `start` on, `[B, L, M]`, with what the encoding adds to them.
+    fn embed(&self, Tokens { ids, batch, len }: Tokens, start: usize) -> Tensor<3> {
+        let table = self.embedding.val();
+        let device = table.device();
+        let mut x = embed(table, ids, [batch, len], self.engine);
+        if let Some(norm) = self.embedding_norm {
+            x = norm.forward(x, self.engine);
+        }
+        match self.encoding.absolute(start, len, &device) {
+            Some(rows) => x + rows,
+            None => x,
+        }
+    }
+
+    /// The residual stream after the last layer, `[B, L, M]`; `adapt` says how these layers see.
+    fn hidden(&self, tokens: Tokens, adapt: impl FnOnce(Positions) -> Positions) -> Tensor<3> {
+        let x = self.embed(tokens, 0);
+        let positions = adapt(self.encoding.positions(tokens.len, tokens.len, (&x.device(), x.dtype())));
+        self.blocks.iter().fold(x, |x, block| block.forward(x, &positions, self.engine))
     }
 }

@@ -1,13 +1,13 @@
 //! Self-attention with its parameters.
 
 use super::{Init, Linear, Norm};
+use crate::forms::Positions;
 use crate::fused::Engine;
 use crate::memory::Memory;
 use crate::ops::attention::default_scale;
 use crate::ops::attention_layer::{self, AttentionLayer, Heads};
 use crate::ops::{Residual, linear, norm};
 use crate::plan::{BlockPlan, Sizes};
-use crate::positions::Positions;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use rand::Rng;

@@ -1,13 +1,15 @@
 //! Exact attention on queries, keys and values: `softmax(scale q.k weight[d] + bias[d]) v`, with the gradients of the tables.
 
 use crate::array::Array;
+use crate::forms::{Positions, RotaryTables};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
 use crate::parameters::on_host;
-use crate::positions::{Positions, RotaryTables};
 use crate::with_element;
-use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
-use kerple::attention::{self, Dims, Gradients, Problem, Scores, Sight, Strides, View, ViewMut, tiled};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
+use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut, tiled};
+use kerple::forms::{Sides, Sight};
 use kerple::ops::zeros;
+use std::sync::Arc;
 
 /// The usual factor on `q.k`, `1 / sqrt(D)`.
 pub fn default_scale(head_dim: usize) -> f64 {
@@ -45,18 +47,26 @@ pub fn rotated(
     attention(rotate(q, positions), rotate(k, positions), v, scale, positions, engine)
 }
 
-/// `[Q, K]` of the distances from query `i` at position `keys - queries + i` to key `j`; negative ahead of the query.
-fn distances(queries: usize, keys: usize) -> Vec<i64> {
-    let row = |i: usize| (0..keys).map(move |j| (keys + i) as i64 - (queries + j) as i64);
-    (0..queries).flat_map(row).collect()
-}
-
-/// Spreads a table over distances `[H, T]` into `[H, Q, K]`; entries ahead of the query take distance 0.
-fn spread(table: Tensor<2>, distances: &[i64], [queries, keys]: [usize; 2]) -> Tensor<3> {
-    let heads = table.dims()[0];
-    let index: Vec<i64> = distances.iter().map(|d| (*d).max(0)).collect();
+/// Spreads a table over distances into `[H, Q, K]`. Entries that the sight hides take some entry of the table.
+fn spread(table: Tensor<2>, sight: Sight, distances: &[isize], [queries, keys]: [usize; 2]) -> Tensor<3> {
+    let [heads, columns] = table.dims();
+    let origin = match sight.sides() {
+        Sides::One => 0,
+        Sides::Two => columns / 2,
+    };
+    let column = |d: &isize| (origin as isize + d).clamp(0, columns as isize - 1) as i64;
+    let index: Vec<i64> = distances.iter().map(column).collect();
     let index = Tensor::<1, Int>::from_data(TensorData::new(index, [queries * keys]), &table.device());
     table.select(1, index).reshape([heads, queries, keys])
+}
+
+/// Which pairs are hidden, `[B, 1, Q, K]`, or `[1, 1, Q, K]` where all sequences are alike.
+fn hidden(positions: &Positions, distances: &[isize], [queries, keys]: [usize; 2], device: &Device) -> Tensor<4, Bool> {
+    let all = [keys];
+    let lengths = positions.lengths.as_deref().unwrap_or(&all);
+    let pair = |length: usize| move |(at, d): (usize, &isize)| at % keys >= length || !positions.sight.sees(*d);
+    let pairs: Vec<bool> = lengths.iter().flat_map(|length| distances.iter().enumerate().map(pair(*length))).collect();
+    Tensor::from_data(TensorData::new(pairs, [lengths.len(), 1, queries, keys]), device)
 }
 
 /// Each of G heads repeated for the H / G query heads that read it: `[B, G, K, D]` to `[B, H, K, D]`.
@@ -72,22 +82,24 @@ fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
 /// The definition of [`attention`].
 pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, positions: &Positions) -> Tensor<4> {
     let ([_, heads, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
-    let device = q.device();
-    let distances = distances(queries, keys);
+    let (size, device) = ([queries, keys], q.device());
+    // from query `i` at position `keys - queries + i` to key `j`
+    let row = |i: usize| (0..keys).map(move |j| (keys + i) as isize - (queries + j) as isize);
+    let distances: Vec<isize> = (0..queries).flat_map(row).collect();
     let (k, v) = (repeat_heads(k, heads), repeat_heads(v, heads));
     // a product, since the derivative of a division by a number is rounded to f32
     let mut scores = q.matmul(k.swap_dims(2, 3)) * scale;
-    if let Some(weight) = &positions.weight {
-        scores = scores * spread(weight.clone(), &distances, [queries, keys]).unsqueeze();
+    let [bias, weight] = positions.scores.tables();
+    if let Some(weight) = weight {
+        scores = scores * spread(weight.clone(), positions.sight, &distances, size).unsqueeze();
     }
-    if let Some(bias) = &positions.bias {
-        scores = scores + spread(bias.clone(), &distances, [queries, keys]).unsqueeze();
+    if let Some(bias) = bias {
+        scores = scores + spread(bias.clone(), positions.sight, &distances, size).unsqueeze();
     }
-    let window = positions.window.unwrap_or(usize::MAX) as u64;
-    let hidden: Vec<bool> = distances.iter().map(|d| *d < 0 || *d as u64 >= window).collect();
-    let hidden = Tensor::<2, Bool>::from_data(TensorData::new(hidden, [queries, keys]), &device);
-    let weights = activation::softmax(scores.mask_fill(hidden.unsqueeze(), f64::NEG_INFINITY), 3);
-    weights.matmul(v)
+    let hidden = hidden(positions, &distances, size, &device);
+    let weights = activation::softmax(scores.mask_fill(hidden.clone(), f64::NEG_INFINITY), 3);
+    // a row that sees nothing has no weights rather than undefined ones
+    weights.mask_fill(hidden, 0.0).matmul(v)
 }
 
 /// Turns the first features of `[B, H, L, D]` by the angles of `positions`, half-split; composed.
@@ -109,43 +121,44 @@ pub fn rotate(x: Tensor<4>, positions: &Positions) -> Tensor<4> {
 }
 
 /// Where the tables of a call are among an operation's inputs, and what else an engine is told of positions.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Tables {
     bias: Option<usize>,
     weight: Option<usize>,
-    window: Option<usize>,
+    sight: Sight,
+    lengths: Option<Arc<[usize]>>,
 }
 
 impl Tables {
     pub(crate) fn add(positions: &Positions, inputs: &mut Inputs) -> Tables {
-        Tables {
-            bias: inputs.add_some(positions.bias.clone()),
-            weight: inputs.add_some(positions.weight.clone()),
-            window: positions.window,
-        }
+        let [bias, weight] = positions.scores.tables().map(|table| inputs.add_some(table.cloned()));
+        Tables { bias, weight, sight: positions.sight, lengths: positions.lengths.clone() }
     }
 
     /// For a computation outside autodiff: the tables, and the arrays they are places of.
     pub(crate) fn outside_autodiff(positions: &Positions) -> (Tables, Vec<Array>) {
         let mut arrays = Vec::new();
-        let mut place = |table: &Option<Tensor<2>>| {
-            arrays.push(on_host(table.clone()?));
+        let [bias, weight] = positions.scores.tables().map(|table| {
+            arrays.push(on_host(table?.clone()));
             Some(arrays.len() - 1)
-        };
-        let (bias, weight) = (place(&positions.bias), place(&positions.weight));
-        (Tables { bias, weight, window: positions.window }, arrays)
+        });
+        (Tables { bias, weight, sight: positions.sight, lengths: positions.lengths.clone() }, arrays)
     }
 
-    pub(crate) fn problem<'a, T: Number>(&self, dims: Dims, scale: f64, inputs: &'a [Array]) -> Problem<'a, T> {
+    pub(crate) fn problem<'a, T: Number>(&'a self, dims: Dims, scale: f64, inputs: &'a [Array]) -> Problem<'a, T> {
         let table = |place: Option<usize>| place.map(|place| &inputs[place]);
         let (bias, weight) = (table(self.bias), table(self.weight));
-        let table_len = bias.or(weight).map_or(0, |table| table.shape()[1]);
+        let columns = bias.or(weight).map_or(0, |table| table.shape()[1]);
+        let len = match self.sight.sides() {
+            Sides::One => columns,
+            Sides::Two => columns.div_ceil(2),
+        };
         Problem {
             dims,
             scale: T::from_f64(scale),
-            sight: Sight::Causal { window: self.window },
-            lengths: None,
-            scores: Scores::table(bias.map(Array::slice), weight.map(Array::slice), table_len),
+            sight: self.sight,
+            lengths: self.lengths.as_deref(),
+            scores: kerple::forms::Scores::table(bias.map(Array::slice), weight.map(Array::slice), len),
         }
     }
 

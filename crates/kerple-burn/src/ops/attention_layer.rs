@@ -3,8 +3,8 @@
 use super::attention::{self, Tables};
 use super::{Linear, Norm, Residual, linear, norm};
 use crate::array::Array;
+use crate::forms::{Positions, RotaryTables};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
-use crate::positions::{Positions, RotaryTables};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple::attention::{Dims, Gradients, Strides, View, ViewMut, tiled};

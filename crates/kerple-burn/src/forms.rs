@@ -1,0 +1,115 @@
+//! What a positional method hands to attention: the forms of [`kerple::forms`] as tensors.
+//!
+//! Rows added to the embeddings never reach attention. A score map would be a further variant of [`Scores`]: its tensors,
+//! and a [`kerple::forms::ScoreMap`] over their values for the fused engine.
+
+use burn::tensor::Tensor;
+pub use kerple::forms::Sight;
+use std::sync::Arc;
+
+/// What every attention layer of one forward pass is given.
+#[derive(Clone, Debug)]
+pub struct Positions {
+    /// Rotation of the queries and keys of this pass.
+    pub rotary: Option<Arc<RotaryTables>>,
+    /// What becomes of scores.
+    pub scores: Scores,
+    /// Which keys a query sees.
+    pub sight: Sight,
+    /// Keys that each sequence has, `[B]`; the rest is padding. `None`: all of them.
+    pub lengths: Option<Arc<[usize]>>,
+}
+
+impl Default for Positions {
+    /// A decoder's without any encoding.
+    fn default() -> Self {
+        Positions { rotary: None, scores: Scores::Plain, sight: Sight::CAUSAL, lengths: None }
+    }
+}
+
+impl Positions {
+    /// The same kernel as an encoder sees it: in both directions, by the absolute distance.
+    ///
+    /// # Panics
+    /// When these are an encoder's already.
+    pub fn in_both_directions(self) -> Positions {
+        let Sight::Causal { window } = self.sight else { panic!("positions of a decoder, got {:?}", self.sight) };
+        let scores = match self.scores {
+            Scores::Plain => Scores::Plain,
+            Scores::Table { bias, weight } => Scores::Table { bias: bias.map(mirrored), weight: weight.map(mirrored) },
+        };
+        Positions { scores, sight: Sight::Both { window }, ..self }
+    }
+}
+
+/// `[H, L]` over distances `0..L` becomes `[H, 2 L - 1]` over `-(L - 1)..L`.
+fn mirrored(table: Tensor<2>) -> Tensor<2> {
+    let len = table.dims()[1];
+    if len < 2 {
+        return table;
+    }
+    let ahead = table.clone().narrow(1, 1, len - 1).flip([1]);
+    Tensor::cat(vec![ahead, table], 1)
+}
+
+/// What happens to scores between the product of query and key and the softmax.
+#[derive(Clone, Debug, Default)]
+#[allow(clippy::large_enum_variant, reason = "one of them a forward pass")]
+pub enum Scores {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// By distance: `z = s * weight[h][d] + bias[h][d]`. Columns are distances as [`kerple::forms::Sides`] of the sight has
+    /// them, at least as many as there are keys.
+    Table {
+        /// Added to scaled scores, `[H, C]`.
+        bias: Option<Tensor<2>>,
+        /// Multiplies scaled scores, `[H, C]`.
+        weight: Option<Tensor<2>>,
+    },
+}
+
+impl Scores {
+    /// Bias and weight, where there are any.
+    pub fn tables(&self) -> [Option<&Tensor<2>>; 2] {
+        match self {
+            Scores::Plain => [None, None],
+            Scores::Table { bias, weight } => [bias.as_ref(), weight.as_ref()],
+        }
+    }
+}
+
+/// Cosines and sines of the rotation angles of consecutive positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RotaryTables {
+    half: usize,
+    cos: Vec<f64>,
+    sin: Vec<f64>,
+}
+
+impl RotaryTables {
+    /// Tables `[L, half]` each.
+    ///
+    /// # Panics
+    /// When they differ in size, or are no rows of `half` values.
+    pub fn new(half: usize, cos: Vec<f64>, sin: Vec<f64>) -> RotaryTables {
+        kerple::check_shape!(cos, L = cos.len() / half.max(1), half = half);
+        kerple::check_shape!(sin, L = cos.len() / half.max(1), half = half);
+        RotaryTables { half, cos, sin }
+    }
+
+    /// Rotated features, divided by two.
+    pub fn half(&self) -> usize {
+        self.half
+    }
+
+    /// Cosines, `[L, half]`.
+    pub fn cos(&self) -> &[f64] {
+        &self.cos
+    }
+
+    /// Sines, `[L, half]`.
+    pub fn sin(&self) -> &[f64] {
+        &self.sin
+    }
+}

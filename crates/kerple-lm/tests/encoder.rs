@@ -1,0 +1,117 @@
+//! The encoder sees in both directions and not into padding; a classifier on top of it learns.
+
+mod common;
+
+use burn::tensor::{Int, Tensor, TensorData, activation};
+use common::{encoding, plan};
+use kerple::encoding::METHODS;
+use kerple_burn::fused::Engine;
+use kerple_burn::parameters::without_autodiff;
+use kerple_lm::config::TrainConfig;
+use kerple_lm::learner::{Learner, Settings, Update};
+use kerple_lm::model::{Classifier, Encoder, Tokens};
+use kerple_lm::pass::Pass;
+use kerple_lm::task::{Batch, Scores, Task};
+
+const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
+
+fn rows(model: &Encoder, ids: &[u32], batch: usize, lengths: Option<&[usize]>) -> Vec<f32> {
+    model.forward(Tokens { ids, batch, len: ids.len() / batch }, lengths).into_data().try_to_vec().unwrap()
+}
+
+fn assert_near(a: &[f32], b: &[f32], what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    let error = a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    // rows are of size 1: the same sums in another order, in f32
+    assert!(error < 2e-5, "{what}: {error}");
+}
+
+#[test]
+fn every_position_sees_every_other() {
+    for kind in METHODS {
+        let model = Encoder::new(&plan(&encoding(kind), TrainConfig::default()), &kerple_lm::device());
+        let before = rows(&model, &IDS, 1, None);
+        let width = before.len() / IDS.len();
+        for place in [0, 11] {
+            let mut changed = IDS;
+            changed[place] = 7;
+            let after = rows(&model, &changed, 1, None);
+            let same = |at: usize| before[at * width..][..width] == after[at * width..][..width];
+            assert!((0..IDS.len()).all(|at| !same(at)), "{kind} {place}");
+        }
+        assert_near(&before, &rows(&model.with_engine(Engine::Composed), &IDS, 1, None), kind);
+    }
+}
+
+#[test]
+fn padding_changes_nothing() {
+    for kind in METHODS {
+        for engine in [Engine::Fused, Engine::Composed] {
+            let plan = plan(&encoding(kind), TrainConfig::default());
+            let model = Encoder::new(&plan, &kerple_lm::device()).with_engine(engine);
+            let short = rows(&model, &IDS[..5], 1, None);
+            let mut padded = [IDS, IDS].concat();
+            padded[17..].fill(11); // the second sequence ends after five tokens
+            let both = rows(&model, &padded, 2, Some(&[12, 5]));
+            let width = short.len() / 5;
+            assert_near(&both[..12 * width], &rows(&model, &IDS, 1, None), kind);
+            assert_near(&both[12 * width..][..5 * width], &short, kind);
+        }
+    }
+}
+
+/// Whether token 0 is in a sequence.
+struct Contains;
+
+impl Task<Classifier> for Contains {
+    fn loss(&self, model: &Classifier, batch: &Batch, _pass: &Pass) -> Tensor<1> {
+        let found = activation::log_softmax(model.logits(batch.input(), batch.lengths.as_deref()), 1);
+        let targets: Vec<i64> = batch.targets.iter().map(|id| i64::from(*id)).collect();
+        let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [batch.rows, 1]), &found.device());
+        -found.gather(1, targets).mean()
+    }
+
+    fn score(&self, model: &Classifier, batch: &Batch, _pass: &Pass) -> Scores {
+        let found: Vec<f64> = model.logits(batch.input(), batch.lengths.as_deref()).into_data().iter::<f64>().collect();
+        let hit = |(row, target): (&[f64], &u32)| u32::from(row[1] > row[0]) == *target;
+        let hits: Vec<bool> = found.chunks_exact(2).zip(&batch.targets).map(hit).collect();
+        Scores { losses: vec![0.0; hits.len()], hits: Some(hits), scored: None }
+    }
+}
+
+/// Sequences of lengths 2 to 6; the class is whether token 0 is among them.
+fn batch(step: u64, rows: usize) -> Batch {
+    let len = 6;
+    let noise = |n: u64| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize;
+    let (mut tokens, mut targets, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+    for row in 0..rows as u64 {
+        let seed = (step * 1000 + row) * 10;
+        let length = 2 + noise(seed) % 5;
+        let mut ids: Vec<u32> = (0..len).map(|at| 1 + (noise(seed + 1 + at as u64) % 9) as u32).collect();
+        let class = (noise(seed + 8) % 2) as u32;
+        if class == 1 {
+            ids[noise(seed + 9) % length] = 0;
+        } else if length < len {
+            ids[length] = 0; // in the padding, where it must not count
+        }
+        tokens.extend(ids);
+        targets.push(class);
+        lengths.push(length);
+    }
+    Batch { tokens, targets, scored: None, lengths: Some(lengths), rows, len }
+}
+
+#[test]
+fn a_classifier_learns_from_whole_sequences() {
+    let plan = plan(&encoding("kerple_log"), TrainConfig::default());
+    let model = Classifier::new(&plan, 2, &kerple_lm::device().autodiff());
+    let settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.0, clip: 1.0 };
+    let mut learner = Learner::new(model, Contains, settings);
+    for step in 0..150 {
+        let update = Update { learning_rate: 0.01, adam_step: step + 1 };
+        learner.step(&[batch(step, 32)], Pass::training(1, step), update).unwrap();
+    }
+    let model = without_autodiff(learner.model());
+    let accuracy = Contains.score(&model, &batch(1 << 20, 300), &Pass::evaluation(1)).accuracy().unwrap();
+    assert!(accuracy > 0.95, "{accuracy}");
+}
