@@ -94,7 +94,7 @@ fn holds<L: Lanes>(rows: usize, vectors: usize) -> bool {
 #[inline(always)]
 fn parts(whole: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = whole.div_ceil(most);
-    let (length, longer) = if count == 0 { (0, 0) } else { (whole / count, whole % count) };
+    let (length, longer) = (whole / count.max(1), whole % count.max(1));
     (0..count).map(move |part| (part * length + part.min(longer), length + usize::from(part < longer)))
 }
 
