@@ -27,7 +27,8 @@ fn other_settings_make_other_tables_and_the_latest_checkpoint_counts() {
 
 #[test]
 fn rows_over_other_text_never_meet() {
-    let other_texts: [(&str, fn(&mut ScoredText)); 4] = [
+    type Change = fn(&mut ScoredText);
+    let other_texts: [(&str, Change); 4] = [
         ("text decaf", |text| text.checksum = "decaf".into()),
         ("segments of 512 tokens", |text| text.span = 512),
         ("99 segments", |text| text.segments = 99),
