@@ -162,6 +162,46 @@ fn a_comparison_ends_in_a_report() {
 }
 
 #[test]
+fn variants_of_one_kind_are_compared() {
+    let place = Place::new();
+    place.make_data();
+    place.write(
+        "variants.toml",
+        r#"
+        [[encoding]]
+        kind = "kernel"
+        bias = "log(b, a) + 0.5*power(a~0.1, p=1)"
+        [[encoding]]
+        kind = "kernel"
+        bias = "power(a, p)"
+        [[encoding]]
+        kind = "t5"
+        num_buckets = 8
+        max_distance = 32
+        [[encoding]]
+        kind = "rotary"
+        base = 500.0
+        "#,
+    );
+    place.ok(&[
+        "compare",
+        "--config",
+        "run.toml",
+        "--encodings",
+        "@variants.toml,t5,rotary",
+        "--lengths",
+        "16",
+        "--out",
+        "all",
+    ]);
+    let report: Value = serde_json::from_str(&place.read("all/report/report.json")).unwrap();
+    let names: std::collections::BTreeSet<&str> =
+        report["encodings"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    assert_eq!(names.len(), 6, "{names:?}");
+    assert!(names.contains("t5") && names.contains("rotary-base=500"), "{names:?}");
+}
+
+#[test]
 fn samples_follow_their_seed() {
     let place = Place::new();
     place.make_data();

@@ -5,9 +5,10 @@ use crate::failure::Outcome;
 use crate::memory::extra_mib;
 use burn::tensor::Tensor;
 use kerple::encoding::{Encoding, Method};
+use kerple_burn::fused::Engine;
 use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::learner::{Learner, Update, settings};
-use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::model::Decoder;
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataFacts, Plan};
 use kerple_lm::task::{Batch, Composed, LanguageModel, Task};
@@ -113,15 +114,21 @@ fn update<T: Task<Decoder>>(learner: &mut Learner<Decoder, T>, plan: &Plan, part
     learner.step(parts, Pass::training(plan.seed, adam_step), update).expect("noise has a finite loss");
 }
 
+/// The loss of every token.
+fn losses(model: &Decoder, batch: &Batch) -> Vec<f32> {
+    model.nll(batch.input(), &batch.targets).into_data().iter::<f32>().collect()
+}
+
 /// Times the evaluation of one segment.
 pub fn eval(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut(Row)) -> Outcome {
     let plan = plan(length, sizes, shape)?;
     let model = Decoder::new(&plan, &kerple_lm::device());
-    let count = sizes.batch * length;
-    let (ids, targets) = (tokens(count, shape[1], 1), tokens(count, shape[1], 2));
-    let run = || {
-        let _ = model.nll(Tokens { ids: &ids, batch: sizes.batch, len: length }, &targets).into_data();
-    };
+    let checked = noise_batch(sizes, CHECKED.min(length), shape[1]);
+    let definition = losses(&model.clone().with_engine(Engine::Composed), &checked);
+    // a chain of products in f32, each rounded in another order
+    agree("the loss of a token", &losses(&model, &checked), &definition, 1e-4)?;
+    let batch = noise_batch(sizes, length, shape[1]);
+    let run = || drop(losses(&model, &batch));
     let all = times(sizes.repeats, run);
     let mut row = Row::new("eval", "fused", length, sizes, &all, flops(&plan, sizes.batch, length, false));
     row.extra_mib = extra_mib(run);
