@@ -240,9 +240,9 @@ proptest! {
         prop_assert!(heads.is_multiple_of(kv_heads));
         for set in InstructionSet::available() {
             let (one, other) = (case.tiled_f32(set), other.tiled_f32(set));
-            let per_sequence: [fn(&Outcome<f64>) -> &Vec<f64>; 4] = [|o| &o.out, |o| &o.d_q, |o| &o.d_k, |o| &o.d_v];
-            for of in per_sequence {
-                prop_assert_eq!(&turned(of(&one), batch, kv_heads), of(&other));
+            let per_sequence = |o: &Outcome<f64>| [&o.out, &o.d_q, &o.d_k, &o.d_v].map(Clone::clone);
+            for (one, other) in per_sequence(&one).into_iter().zip(per_sequence(&other)) {
+                prop_assert_eq!(turned(&one, batch, kv_heads), other);
             }
             prop_assert_eq!(turned(&one.d_bias, 1, kv_heads), other.d_bias);
             prop_assert_eq!(turned(&one.d_weight, 1, kv_heads), other.d_weight);
