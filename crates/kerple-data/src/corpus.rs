@@ -29,7 +29,7 @@ const KERPLE_VERSION: &str = "\"kerple_version\"";
 /// The definition of the tokenizer, beside it.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
-/// Splits up to this many bytes are compared with their checksums when a corpus is opened; larger ones by [`verify`].
+/// Splits up to this many bytes are compared with their checksums when a corpus is opened; larger ones by [`verify()`].
 const CHECKED_ON_OPEN: u64 = 1 << 30;
 
 /// An open corpus.
@@ -61,7 +61,7 @@ impl Corpus {
     /// vocabulary is taken to end with the largest token; [`Corpus::open_megatron`] takes both from the caller.
     ///
     /// What is checked: `meta.json`, the tokenizer, and the header, split, size, vocabulary and table of documents of
-    /// each shard, and that they belong together; the tokens of splits up to 1 GiB too. [`verify`] reads everything.
+    /// each shard, and that they belong together; the tokens of splits up to 1 GiB too. [`verify()`] reads everything.
     ///
     /// # Errors
     /// What cannot be read or is damaged, and folders that versions without checksums prepared.

@@ -6,7 +6,7 @@
 //!
 //! [`prepare()`] runs the first half once and leaves a folder a person can look into (`meta.json`, `tokenizer.json`,
 //! `train.tokens`, `valid.tokens`, `test.tokens`). [`Corpus::open`] opens it, or a GPT-NeoX `.bin`/`.idx` pair, and says
-//! which text it is ([`Corpus::content`]); [`verify`] reads all of it. [`Batches`] cuts training sequences from it, and
+//! which text it is ([`Corpus::content`]); [`verify()`] reads all of it. [`Batches`] cuts training sequences from it, and
 //! [`random_segments`] and [`blocks`] choose what to evaluate on.
 //! Nothing here knows of models or tensors.
 

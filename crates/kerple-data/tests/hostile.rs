@@ -97,7 +97,7 @@ struct Target {
     name: &'static str,
     bytes: Vec<u8>,
     /// Makes lies pass the checksums that would catch them.
-    seal: fn(&mut Vec<u8>),
+    seal: fn(&mut [u8]),
     /// Reads a folder in which the file is.
     read: fn(&Path, &str) -> kerple_data::Result<()>,
 }
@@ -206,7 +206,7 @@ const UNIGRAM: &str = r#"{"version":"1.0","truncation":null,"padding":null,"adde
     ["▁",-2.0],["d",-3.0],["o",-3.0]],"byte_fallback":false}}"#;
 
 fn targets(corpus: &Path) -> Vec<Target> {
-    let as_is: fn(&mut Vec<u8>) = |_| ();
+    let as_is: fn(&mut [u8]) = |_| ();
     let lines = json_lines();
     let of = |name: &str| fs::read(corpus.join(name)).unwrap();
     let properties = |compression| {
@@ -242,7 +242,7 @@ fn targets(corpus: &Path) -> Vec<Target> {
 }
 
 /// Makes the header of a shard consistent with itself.
-fn seal_header(bytes: &mut Vec<u8>) {
+fn seal_header(bytes: &mut [u8]) {
     if bytes.len() >= 72 {
         let sum = XxHash3_64::oneshot(&bytes[..64]);
         bytes[64..72].copy_from_slice(&sum.to_le_bytes());

@@ -183,7 +183,7 @@ impl Header {
 }
 
 /// Opens the shard of a split. The header, the split, the size, the vocabulary and the table of documents are checked;
-/// the tokens by [`verify`].
+/// the tokens by [`verify()`].
 pub(super) fn open(path: &Path, split: Split, vocab_size: usize) -> Result<(Tokens, Header)> {
     let file = Bytes::open(path)?;
     let damaged = |message: String| Error::damaged(path, message, AGAIN);

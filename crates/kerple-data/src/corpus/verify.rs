@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::fmt;
 use std::path::Path;
 
-/// What [`verify`] has found to be as it should.
+/// What [`verify()`] has found to be as it should.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Identifies the corpus, as [`Corpus::content`].
@@ -44,7 +44,7 @@ pub fn verify(path: &Path) -> Result<Report> {
 }
 
 impl Corpus {
-    /// [`verify`] for an open corpus.
+    /// [`verify()`] for an open corpus.
     ///
     /// # Errors
     /// The first thing that is not as it should be.

@@ -68,7 +68,7 @@ pub(super) fn sources(lock: &str, cargo_home: &Path, names: &[&str]) -> Result<(
 /// Names and versions of the crates that come from a registry, sorted by name and version.
 fn locked(lock: &str) -> Result<Vec<(String, String)>> {
     let parsed: toml::Table = lock.parse().map_err(|error: toml::de::Error| {
-        Error::damaged(Path::new("Cargo.lock"), error.message().to_owned(), "give the contents of a Cargo.lock")
+        Error::damaged(Path::new("Cargo.lock"), error.message(), "give the contents of a Cargo.lock")
     })?;
     let packages = parsed.get("package").and_then(toml::Value::as_array).into_iter().flatten();
     let text = |package: &toml::Value, key: &str| package.get(key).and_then(toml::Value::as_str).map(str::to_owned);
