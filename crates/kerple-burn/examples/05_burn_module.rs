@@ -20,7 +20,7 @@ impl Average {
     /// With q = k = 0 only the bias decides: each position gets a mean of the past, weighted by distance.
     fn forward(&self, v: Tensor<4>, device: &Device) -> Tensor<4> {
         let nothing = v.zeros_like();
-        let positions = self.encoding.positions(LEN, LEN, (device, DType::F32));
+        let positions = self.encoding.positions(0, [LEN, LEN], (device, DType::F32), Engine::Fused);
         attention(nothing.clone(), nothing, v, default_scale(4), &positions, Engine::Fused)
     }
 }
@@ -36,7 +36,7 @@ fn main() {
     let device = Device::flex().autodiff();
     let geometry = Geometry { heads: 1, head_dim: 4, train_len: LEN };
     let method = Method::named("kerple_power").expect("a name that `METHODS` lists");
-    let mut model = Average { encoding: PositionalEncoding::new(&Encoding::from(method), &geometry, 0, &device) };
+    let mut model = Average { encoding: PositionalEncoding::new(&Encoding::from(method), &geometry, 1, 0, &device) };
     let numbers = (0..LEN * 4).map(|n| ((n * n) as f32 * 0.37).sin()).collect::<Vec<_>>();
     let v = Tensor::<4>::from_data(TensorData::new(numbers, [1, 1, LEN, 4]), (&device, DType::F32));
     // the target looks back by exp(-0.5 d): r1 = 0.5, r2 = 1
@@ -52,7 +52,7 @@ fn main() {
         let loss = (model.forward(v.clone(), &device) - target.clone()).powi_scalar(2).mean();
         if step % 100 == 0 {
             let loss = loss.clone().into_scalar::<f32>();
-            println!("step {step:>3}  loss {loss:.2e}  r1, r2 = {:.3?}", model.encoding.numbers().concat());
+            println!("step {step:>3}  loss {loss:.2e}  r1, r2 = {:.3?}", model.encoding.numbers(0).concat());
         }
         let gradients = parameters::gradients(&model, &mut loss.backward());
         let gradients: Vec<_> =
@@ -60,6 +60,6 @@ fn main() {
         let norm = optimizer.norm(&gradients);
         model = optimizer.step(model, gradients, norm, Update { learning_rate: 0.02, adam_step: step + 1 });
     }
-    let learned = model.encoding.table(3).bias.expect("a bias was learned");
+    let learned = model.encoding.table(0, 3).bias.expect("a bias was learned");
     println!("bias at distances 0, 1, 2: {learned:.3?}; the target's is 0, -0.5, -1");
 }

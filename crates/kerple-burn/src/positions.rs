@@ -2,38 +2,70 @@
 
 use crate::array::Array;
 use crate::forms::{Positions, RotaryTables, Scores};
-use crate::fused::{Forward, Input, Op, Saved, Step, apply};
+use crate::fused::{Engine, Forward, Input, Op, Saved, Step, apply};
 use crate::parameters::{Describe, Group, Groups};
 use crate::with_element;
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Element, ElementConversion, Tensor, TensorData};
+use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
 use bytemuck::Pod;
-use kerple::encoding::{Clamp, Encoding, Geometry, TableGradient};
-use kerple::forms::{Absolute, DistanceTable, Sight};
+use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Scope};
+use kerple::forms::{Absolute, DistanceTable, Form, Sight, Slopes};
 use std::sync::Arc;
 
-/// A positional encoding with its learned parameters, shared by all layers of a model.
+/// Where an encoding enters a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Nowhere,
+    Embeddings,
+    Rotation,
+    Scores,
+}
+
+/// A positional encoding with its learned parameters, those that layers share once and the others once a layer.
 #[derive(Module, Debug)]
 pub struct PositionalEncoding {
-    /// Learned values, flattened, in the order of [`Encoding::parameters`].
+    /// Stored numbers that all layers share, flattened, in the order of [`Encoding::parameters`].
     pub values: Vec<Param<Tensor<1>>>,
+    /// Stored numbers of each layer, likewise; empty when layers share everything.
+    pub layers: Vec<Vec<Param<Tensor<1>>>>,
     #[module(skip)]
     encoding: Arc<Encoding>,
     #[module(skip)]
     geometry: Arc<Geometry>,
+    #[module(skip)]
+    place: Place,
+    #[module(skip)]
+    depth: usize,
 }
 
 impl PositionalEncoding {
-    /// A fresh encoding, initial values drawn from `seed`.
-    pub fn new(encoding: &Encoding, geometry: &Geometry, seed: u64, device: &Device) -> PositionalEncoding {
-        let param = |values: Vec<f64>| {
-            let shape = [values.len()];
-            Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), (device, DType::F32)))
+    /// A fresh encoding of a model of `depth` layers, initial values drawn from `seed`.
+    pub fn new(
+        encoding: &Encoding,
+        geometry: &Geometry,
+        depth: usize,
+        seed: u64,
+        device: &Device,
+    ) -> PositionalEncoding {
+        let parameters = encoding.parameters(geometry);
+        let drawn = |layer: usize, scope: Scope| -> Vec<Param<Tensor<1>>> {
+            let all = encoding.initial_in_layer(geometry, seed, layer).into_iter().zip(&parameters);
+            all.filter(|(_, parameter)| parameter.scope == scope).map(|(values, _)| param(values, device)).collect()
+        };
+        let has_own = parameters.iter().any(|parameter| parameter.scope == Scope::Layer);
+        let place = match encoding.form(geometry, &encoding.initial(geometry, seed), 0..1) {
+            Form::Nothing => Place::Nowhere,
+            Form::Absolute(_) => Place::Embeddings,
+            Form::Rotary(_) => Place::Rotation,
+            Form::Table(_) => Place::Scores,
         };
         PositionalEncoding {
-            values: encoding.initial(geometry, seed).into_iter().map(param).collect(),
+            values: drawn(0, Scope::Model),
+            layers: (0..if has_own { depth } else { 0 }).map(|layer| drawn(layer, Scope::Layer)).collect(),
             encoding: Arc::new(encoding.clone()),
             geometry: Arc::new(*geometry),
+            place,
+            depth,
         }
     }
 
@@ -53,123 +85,205 @@ impl PositionalEncoding {
         &self.geometry
     }
 
-    /// Learned values as numbers, in the order of [`Encoding::parameters`].
-    pub fn numbers(&self) -> Vec<Vec<f64>> {
-        self.values.iter().map(|value| value.val().into_data().iter::<f64>().collect()).collect()
+    /// Number of sets of tables: one, or one a layer.
+    pub fn sets(&self) -> usize {
+        self.layers.len().max(1)
     }
 
-    /// The tables over distances `0..len` as numbers, for drawing and reports.
-    pub fn table(&self, len: usize) -> DistanceTable {
-        self.encoding.table(&self.geometry, &self.numbers(), len)
+    /// The tensors of one layer, in the order of [`Encoding::parameters`].
+    fn stored(&self, layer: usize) -> Vec<Tensor<1>> {
+        let mut shared = self.values.iter();
+        let mut own = self.layers.get(layer).into_iter().flatten();
+        let find = |parameter: Parameter| match parameter.scope {
+            Scope::Model => shared.next(),
+            Scope::Layer => own.next(),
+        };
+        self.encoding.parameters(&self.geometry).into_iter().filter_map(find).map(Param::val).collect()
     }
 
-    /// What attention of this type of numbers needs for `queries` new positions at the end of `keys`.
-    pub fn positions(&self, queries: usize, keys: usize, options: (&Device, DType)) -> Positions {
-        let shape = self.encoding.table(&self.geometry, &self.numbers(), 1);
-        let rotary = self.encoding.rotary(&self.geometry).map(|rotary| {
-            let (cos, sin) = rotary.tables(keys - queries, queries);
-            Arc::new(RotaryTables::new(rotary.rotated() / 2, cos, sin))
-        });
-        let bias = shape.bias.is_some().then(|| self.table_tensor(Part::Bias, keys, options));
-        let weight = shape.weight.is_some().then(|| self.table_tensor(Part::Weight, keys, options));
-        let scores = if bias.is_none() && weight.is_none() { Scores::Plain } else { Scores::Table { bias, weight } };
-        let sight = Sight::Causal { window: self.encoding.window };
-        Positions { rotary, scores, sight, ..Positions::default() }
+    /// Stored numbers of one layer, in the order of [`Encoding::parameters`].
+    pub fn numbers(&self, layer: usize) -> Vec<Vec<f64>> {
+        self.stored(layer).into_iter().map(|values| values.into_data().iter::<f64>().collect()).collect()
+    }
+
+    /// True values of what is learned, by name: `r1`, or `layer0.r1` where each layer has its own.
+    pub fn true_values(&self) -> Vec<(String, Vec<f64>)> {
+        let parameters = self.encoding.parameters(&self.geometry);
+        let mut found = Vec::new();
+        for layer in 0..self.sets() {
+            let values = self.encoding.true_values(&self.geometry, &self.numbers(layer));
+            for (parameter, values) in parameters.iter().zip(values) {
+                match parameter.scope {
+                    Scope::Layer => found.push((format!("layer{layer}.{}", parameter.name), values)),
+                    Scope::Model if layer == 0 => found.push((parameter.name.clone(), values)),
+                    Scope::Model => {}
+                }
+            }
+        }
+        found
+    }
+
+    /// The tables of one layer over distances `0..len` as numbers, for drawing and reports.
+    pub fn table(&self, layer: usize, len: usize) -> DistanceTable {
+        self.encoding.table(&self.geometry, &self.numbers(layer), len)
+    }
+
+    /// One `make(layer)` for each layer of the model; layers that share everything share the result.
+    pub fn every_layer(&self, make: impl Fn(usize) -> Positions) -> Vec<Positions> {
+        if self.layers.is_empty() {
+            return vec![make(0); self.depth];
+        }
+        (0..self.depth).map(make).collect()
+    }
+
+    /// What attention of this type of numbers needs in one layer for `queries` new positions at the end of `keys`.
+    pub fn positions(
+        &self,
+        layer: usize,
+        [queries, keys]: [usize; 2],
+        options: (&Device, DType),
+        engine: Engine,
+    ) -> Positions {
+        let mut positions = Positions { sight: Sight::Causal { window: self.encoding.window }, ..Positions::default() };
+        match self.place {
+            Place::Nowhere | Place::Embeddings => {}
+            Place::Rotation => {
+                let rotary = self.encoding.rotary(&self.geometry).expect("this encoding rotates");
+                let (cos, sin) = rotary.tables(keys - queries, queries);
+                positions.rotary = Some(Arc::new(RotaryTables::new(rotary.rotated() / 2, cos, sin)));
+            }
+            Place::Scores => {
+                let stored = self.stored(layer);
+                let tensor = |table: Table| table.tensor(&stored, options, engine);
+                let [bias, weight] = self.tables(layer, keys, &stored).map(|table| table.map(tensor));
+                positions.scores = Scores::Table { bias, weight };
+            }
+        }
+        positions
+    }
+
+    /// Bias and weight of one layer, with their derivatives when `stored` is tracked.
+    fn tables(&self, layer: usize, len: usize, stored: &[Tensor<1>]) -> [Option<Table>; 2] {
+        let numbers = self.numbers(layer);
+        let DistanceTable { heads, bias, weight, .. } = self.encoding.table(&self.geometry, &numbers, len);
+        let tracked = stored.iter().any(|values| values.device().is_autodiff());
+        let slopes = tracked.then(|| self.encoding.table_slopes(&self.geometry, &numbers, len)).unwrap_or_default();
+        let numbers = Arc::new(numbers);
+        [(bias, slopes.bias), (weight, slopes.weight)]
+            .map(|(rows, slopes)| rows.map(|rows| Table { heads, len, rows, slopes, numbers: numbers.clone() }))
     }
 
     /// Rows added to the embeddings of positions `start..start + len`, `[1, len, M]`.
-    pub fn absolute(&self, start: usize, len: usize, device: &Device) -> Option<Tensor<3>> {
-        let (geometry, width) = (&self.geometry, self.geometry.d_model());
-        match self.encoding.absolute(geometry, start..start + len)? {
-            Absolute::Fixed(rows) => {
-                let rows = TensorData::new(rows, [1, len, width]);
-                Some(Tensor::from_data(rows, (device, DType::F32)))
-            }
+    pub fn absolute(&self, start: usize, len: usize, (device, dtype): (&Device, DType)) -> Option<Tensor<3>> {
+        if self.place != Place::Embeddings {
+            return None;
+        }
+        let width = self.geometry.d_model();
+        match self.encoding.absolute(&self.geometry, start..start + len)? {
+            Absolute::Fixed(rows) => Some(Tensor::from_data(TensorData::new(rows, [1, len, width]), (device, dtype))),
             Absolute::Learned { positions } => {
-                let table = self.values[0].val().reshape([1, positions, width]);
-                Some(table.narrow(1, start, len))
+                let rows = self.values[0].val().reshape([1, positions, width]).narrow(1, start, len);
+                Some(cast(rows, dtype))
             }
         }
-    }
-
-    fn table_tensor(&self, part: Part, len: usize, (device, dtype): (&Device, DType)) -> Tensor<2> {
-        let sizes: Vec<usize> = self.values.iter().map(|value| value.dims()[0]).collect();
-        let op = TableOp { encoding: self.encoding.clone(), geometry: self.geometry.clone(), sizes, part, len };
-        if self.values.is_empty() {
-            let rows = op.table(&[]);
-            return Tensor::from_data(TensorData::new(rows, [self.geometry.heads, len]), (device, dtype));
-        }
-        let flat = Tensor::cat(self.values.iter().map(Param::val).collect(), 0);
-        apply(op, vec![Input::from(flat)])
     }
 }
 
 impl Describe for PositionalEncoding {
-    /// Matrices (T5's table, learned positions) are decayed as GPT-NeoX does, kernel parameters are not; ranges are held by
-    /// projection only when the encoding says so.
+    /// What an encoding says of its parameters; ranges are held by projection only when the encoding says so.
     fn describe(&self, groups: &mut Groups) {
         let parameters = self.encoding.parameters(&self.geometry);
         let projected = self.encoding.clamp == Clamp::Projected;
-        for (value, parameter) in self.values.iter().zip(parameters) {
-            let range = projected.then(|| parameter.stored_range());
-            groups.say(value, Group { decay: parameter.decay, range });
+        let mut say = |values: &[Param<Tensor<1>>], scope: Scope| {
+            for (value, parameter) in values.iter().zip(parameters.iter().filter(|known| known.scope == scope)) {
+                let range = projected.then(|| parameter.stored_range());
+                groups.say(value, Group { decay: parameter.decay, range });
+            }
+        };
+        say(&self.values, Scope::Model);
+        self.layers.iter().for_each(|own| say(own, Scope::Layer));
+    }
+}
+
+fn param(values: Vec<f64>, device: &Device) -> Param<Tensor<1>> {
+    let shape = [values.len()];
+    Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), (device, DType::F32)))
+}
+
+fn cast<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
+    if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
+}
+
+/// One table made in f64 on the host, `[H, L]`, with its derivatives in the stored numbers it was made from.
+#[derive(Debug)]
+struct Table {
+    heads: usize,
+    len: usize,
+    rows: Vec<f64>,
+    slopes: Option<Slopes>,
+    numbers: Arc<Vec<Vec<f64>>>,
+}
+
+impl Table {
+    /// The table as a tensor `[H, L]` through which gradients reach `stored`.
+    fn tensor(self, stored: &[Tensor<1>], (device, dtype): (&Device, DType), engine: Engine) -> Tensor<2> {
+        if self.slopes.is_none() {
+            return Tensor::from_data(TensorData::new(self.rows, [self.heads, self.len]), (device, dtype));
+        }
+        if engine.is_fused_on(&stored[0]) {
+            return cast(apply(self, vec![Input::from(Tensor::cat(stored.to_vec(), 0))]), dtype);
+        }
+        self.composed(stored, (device, dtype))
+    }
+
+    /// `rows + sum_k slopes_k (stored_k - numbers_k)`: the differences are zero and carry the gradients.
+    fn composed(self, stored: &[Tensor<1>], (device, dtype): (&Device, DType)) -> Tensor<2> {
+        let Table { heads, len, rows, slopes, numbers } = self;
+        let constant = |rows: Vec<f64>| Tensor::<2>::from_data(TensorData::new(rows, [heads, len]), (device, dtype));
+        let difference = |index: usize| {
+            let values: &Tensor<1> = &stored[index];
+            let numbers = TensorData::new(numbers[index].clone(), [numbers[index].len()]);
+            let numbers = Tensor::<1>::from_data(numbers, (&values.device(), values.dtype()));
+            cast(values.clone() - numbers, dtype)
+        };
+        let table = constant(rows);
+        match slopes {
+            None => table,
+            Some(Slopes::PerHead(parameters)) => parameters
+                .into_iter()
+                .fold(table, |table, (index, slopes)| table + constant(slopes) * difference(index).reshape([heads, 1])),
+            Some(Slopes::Rows { factor, rows }) => {
+                let matrix = difference(0).reshape([-1, heads as i32]);
+                let index: Vec<i64> = rows.into_iter().map(|row| row as i64).collect();
+                let index = Tensor::<1, Int>::from_data(TensorData::new(index, [len]), device);
+                table + matrix.select(0, index).swap_dims(0, 1) * factor
+            }
         }
     }
 }
 
-/// Which of the two tables an operation makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    Bias,
-    Weight,
+fn forward<T: Element + Pod>(table: &Table) -> Array {
+    Array::from_vec(table.rows.iter().map(|value| value.elem::<T>()).collect(), &[table.heads, table.len])
 }
 
-/// Learned values, concatenated -> one table `[H, len]`. Made in f64, cast once.
-#[derive(Debug)]
-struct TableOp {
-    encoding: Arc<Encoding>,
-    geometry: Arc<Geometry>,
-    sizes: Vec<usize>,
-    part: Part,
-    len: usize,
-}
-
-impl TableOp {
-    fn values<T: Element + Pod>(&self, flat: &Array) -> Vec<Vec<f64>> {
-        let mut rest = flat.slice::<T>().iter().map(|value| value.elem::<f64>());
-        self.sizes.iter().map(|size| rest.by_ref().take(*size).collect()).collect()
-    }
-
-    fn table(&self, values: &[Vec<f64>]) -> Vec<f64> {
-        let table = self.encoding.table(&self.geometry, values, self.len);
-        let rows = if self.part == Part::Bias { table.bias } else { table.weight };
-        rows.expect("only tables that the method makes are asked for")
-    }
-}
-
-fn forward<T: Element + Pod>(op: &TableOp, flat: &Array) -> Array {
-    let rows = op.table(&op.values::<T>(flat));
-    Array::from_vec(rows.into_iter().map(|value| value.elem::<T>()).collect(), &[op.geometry.heads, op.len])
-}
-
-fn backward<T: Element + Pod>(op: &TableOp, flat: &Array, d_table: &Array) -> Array {
+fn backward<T: Element + Pod>(table: &Table, d_table: &Array) -> Array {
     let d_table: Vec<f64> = d_table.slice::<T>().iter().map(|value| value.elem::<f64>()).collect();
-    let (d_bias, d_weight) = match op.part {
-        Part::Bias => (Some(d_table.as_slice()), None),
-        Part::Weight => (None, Some(d_table.as_slice())),
-    };
-    let gradient = TableGradient { len: op.len, d_bias, d_weight };
-    let d_values = op.encoding.table_backward(&op.geometry, &op.values::<T>(flat), gradient);
-    let d_values: Vec<T> = d_values.into_iter().flatten().map(|value| value.elem()).collect();
-    Array::from_vec(d_values, flat.shape())
+    let mut d_stored: Vec<Vec<f64>> = table.numbers.iter().map(|numbers| vec![0.0; numbers.len()]).collect();
+    if let Some(slopes) = &table.slopes {
+        slopes.backward(table.heads, &d_table, &mut d_stored);
+    }
+    let d_stored: Vec<T> = d_stored.into_iter().flatten().map(|value| value.elem()).collect();
+    let count = d_stored.len();
+    Array::from_vec(d_stored, &[count])
 }
 
-impl Op for TableOp {
+/// The table exists already; the operation ties it to the stored numbers, all of a layer concatenated.
+impl Op for Table {
     fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
-        Forward { output: with_element!(inputs[0], T => forward::<T>(self, &inputs[0])), saved: Saved::nothing() }
+        Forward { output: with_element!(inputs[0], T => forward::<T>(self)), saved: Saved::nothing() }
     }
 
     fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        vec![Some(with_element!(step.inputs[0], T => backward::<T>(self, &step.inputs[0], step.d_output)))]
+        vec![Some(with_element!(step.inputs[0], T => backward::<T>(self, step.d_output)))]
     }
 }

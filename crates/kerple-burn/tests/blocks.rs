@@ -30,12 +30,12 @@ impl Both {
         let block = Block::new(plan, &SIZES, layer, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
         let geometry = Geometry { heads: SIZES.n_heads, head_dim: SIZES.head_dim, train_len: 64 };
         let encoding = Encoding::from(Method::named(kind).unwrap());
-        Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 3, &device).map(&mut ToDouble) }
+        Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 1, 3, &device).map(&mut ToDouble) }
     }
 
     fn forward(&self, x: Tensor<3>, engine: Engine) -> Tensor<3> {
         let len = x.dims()[1];
-        let positions = self.encoding.positions(len, len, (&device(), DType::F64));
+        let positions = self.encoding.positions(0, [len, len], (&device(), DType::F64), engine);
         self.block.forward(x, &positions, engine)
     }
 }
@@ -155,7 +155,8 @@ fn both_directions_equal_their_definition() {
         let lengths = [None, Some([7, 4, 1])][seed / 2 % 2];
         let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
         let forward = |both: &Both, x: Tensor<3>, engine| {
-            let positions = both.encoding.positions(len, len, (&device(), DType::F64)).in_both_directions();
+            let positions = both.encoding.positions(0, [len, len], (&device(), DType::F64), engine);
+            let positions = positions.in_both_directions();
             let positions = Positions { lengths: lengths.map(|lengths| lengths.into()), ..positions };
             both.block.forward(x, &positions, engine)
         };
@@ -173,8 +174,8 @@ fn shared_key_heads_equal_repeated_ones() {
     let (device, mut rng) = (device(), rng(8));
     let none = Encoding::from(Method::named("none").unwrap());
     let geometry = Geometry { heads: SIZES.n_heads, head_dim: SIZES.head_dim, train_len: 64 };
-    let none = PositionalEncoding::new(&none, &geometry, 0, &device);
-    let positions = none.positions(9, 9, (&device, DType::F64));
+    let none = PositionalEncoding::new(&none, &geometry, 1, 0, &device);
+    let positions = none.positions(0, [9, 9], (&device, DType::F64), Engine::Fused);
     let one = BlockPlan { kv_heads: Some(1), ..BlockPlan::default() };
     let one = Block::new(&one, &SIZES, 0, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
     let mut all = Block::new(&BlockPlan::default(), &SIZES, 0, &mut init(&mut rng, &device));

@@ -29,14 +29,14 @@ fn attention_layers_equal_their_definition_for_every_encoding() {
         let (heads, head_dim, batch, len) = ([1, 2, 3][n % 3], [4, 6][n % 2], 2, [1, 5, 33][n % 3]);
         let (width, geometry) = (heads * head_dim, Geometry { heads, head_dim, train_len: 64 });
         let encoding = Encoding { window: (n % 2 == 1).then_some(7), ..Encoding::from(Method::named(kind).unwrap()) };
-        let encoding = PositionalEncoding::new(&encoding, &geometry, 3, &device()).map(&mut ToDouble);
+        let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 3, &device()).map(&mut ToDouble);
         let sizes = Sizes { d_model: width, n_heads: heads, head_dim, d_hidden: 1 };
         let attention = Attention::new(&BlockPlan::default(), &sizes, 0, &mut init(&mut rng, &device()));
         let both = Both { attention: attention.map(&mut Randomize(&mut rng)), encoding };
         let (x, up) = (random([batch, len, width], &mut rng), random([batch, len, width], &mut rng));
         let by = |engine: Engine| {
             run(&both, &x, &up, |both, x| {
-                let positions = both.encoding.positions(len, len, (&device(), DType::F64));
+                let positions = both.encoding.positions(0, [len, len], (&device(), DType::F64), engine);
                 both.attention.forward(x, Residual::Input, &positions, engine)
             })
         };

@@ -43,7 +43,7 @@ pub fn run(layer: &Layer) -> Answer {
     };
     let [q, k, v] = [layer.q, layer.k, layer.v].map(tensor);
     let d_out = tensor(layer.d_out).detach();
-    let mut encoding = PositionalEncoding::new(layer.encoding, layer.geometry, 0, &device);
+    let mut encoding = PositionalEncoding::new(layer.encoding, layer.geometry, 1, 0, &device);
     encoding.values = layer
         .values
         .iter()
@@ -53,8 +53,8 @@ pub fn run(layer: &Layer) -> Answer {
         })
         .collect();
     let len = layer.shape[2];
-    let positions = encoding.positions(len, len, (&device, DType::F64));
     let engine = if layer.fused { Engine::Fused } else { Engine::Composed };
+    let positions = encoding.positions(0, [len, len], (&device, DType::F64), engine);
     let out = rotated(q.clone(), k.clone(), v.clone(), default_scale(layer.shape[3]), &positions, engine);
     let gradients = (out.clone() * d_out).sum().backward();
     let take = |tensor: &Tensor<4>| tensor.grad(&gradients).map(numbers).unwrap_or_default();

@@ -29,7 +29,7 @@ pub struct Decoder {
     pub embedding: Param<Tensor<2>>,
     /// Right after the embedding, where the plan has it.
     pub embedding_norm: Option<Norm>,
-    /// The encoding, shared by all layers.
+    /// The encoding, with a set of learned values for all layers or one a layer.
     pub encoding: PositionalEncoding,
     /// Layers.
     pub blocks: Vec<Block>,
@@ -77,7 +77,7 @@ impl Decoder {
         Decoder {
             embedding,
             embedding_norm: block.embedding_norm.then(|| Norm::new(block, *d_model, &init)),
-            encoding: PositionalEncoding::new(&plan.encoding, &plan.geometry(), plan.seed, device),
+            encoding: PositionalEncoding::new(&plan.encoding, &plan.geometry(), plan.model.n_layers, plan.seed, device),
             blocks,
             norm: Norm::new(block, *d_model, &init),
             head,
@@ -192,9 +192,11 @@ impl Decoder {
     fn remember(&self, tokens: Tokens, memory: &mut [Memory]) -> Tensor<3> {
         let before = memory.first().map_or(0, Memory::len);
         let x = self.trunk().embed(tokens, before);
-        let positions = self.encoding.positions(tokens.len, before + tokens.len, (&x.device(), x.dtype()));
-        let layers = self.blocks.iter().zip(memory);
-        layers.fold(x, |x, (block, memory)| block.extend(x, &positions, memory, self.engine))
+        let (pass, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
+        let positions =
+            self.encoding.every_layer(|layer| self.encoding.positions(layer, pass, (&device, dtype), self.engine));
+        let layers = self.blocks.iter().zip(&positions).zip(memory);
+        layers.fold(x, |x, ((block, positions), memory)| block.extend(x, positions, memory, self.engine))
     }
 
     /// Empty memories, one a layer, for `batch` sequences.
@@ -221,16 +223,19 @@ impl Trunk<'_> {
         if let Some(norm) = self.embedding_norm {
             x = norm.forward(x, self.engine);
         }
-        match self.encoding.absolute(start, len, &device) {
+        match self.encoding.absolute(start, len, (&device, x.dtype())) {
             Some(rows) => x + rows,
             None => x,
         }
     }
 
     /// The residual stream after the last layer, `[B, L, M]`; `adapt` says how these layers see.
-    fn hidden(&self, tokens: Tokens, adapt: impl FnOnce(Positions) -> Positions) -> Tensor<3> {
+    fn hidden(&self, tokens: Tokens, adapt: impl Fn(Positions) -> Positions) -> Tensor<3> {
         let x = self.embed(tokens, 0);
-        let positions = adapt(self.encoding.positions(tokens.len, tokens.len, (&x.device(), x.dtype())));
-        self.blocks.iter().fold(x, |x, block| block.forward(x, &positions, self.engine))
+        let (pass, device, dtype) = ([tokens.len, tokens.len], x.device(), x.dtype());
+        let positions = |layer| self.encoding.positions(layer, pass, (&device, dtype), self.engine);
+        let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
+        let layers = self.blocks.iter().zip(&positions);
+        layers.fold(x, |x, (block, positions)| block.forward(x, positions, self.engine))
     }
 }

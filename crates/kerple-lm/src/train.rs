@@ -10,6 +10,7 @@ use crate::model::Decoder;
 use crate::plan::Plan;
 use crate::run::{Lock, RunFolder};
 use crate::task::{self, LanguageModel, Task};
+use kerple::forms::DistanceTable;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_data::Batch;
@@ -225,7 +226,6 @@ impl<'a> Trainer<'a> {
         }
         let valid_loss = if validate { self.validate()? } else { None };
         let encoding = &self.learner.model().encoding;
-        let names = encoding.encoding().parameters(encoding.geometry()).into_iter().map(|parameter| parameter.name);
         let small = |values: &Vec<f64>| values.len() <= 1024;
         let mut sorted = std::mem::take(&mut self.fresh);
         sorted.sort_by(f64::total_cmp);
@@ -238,7 +238,7 @@ impl<'a> Trainer<'a> {
             seconds: self.state.seconds,
             step_seconds: sorted[sorted.len() / 2],
             valid_loss,
-            encoding: names.zip(encoding.numbers()).filter(|(_, values)| small(values)).collect(),
+            encoding: encoding.true_values().into_iter().filter(|(_, values)| small(values)).collect(),
         };
         self.metrics.push(&row)?;
         self.events.scalar(step, "loss/train", loss)?;
@@ -305,17 +305,19 @@ fn recorded_distances() -> Vec<u64> {
     distances
 }
 
+/// The kernels of a model: a row for each head, layer by layer where each layer has its own.
 fn snapshot(model: &Decoder, step: u64) -> Option<KernelSnapshot> {
     let distances = recorded_distances();
     let len = 20_481;
-    let table = model.encoding.table(len);
-    let pick = |rows: &Option<Vec<f64>>| {
-        let rows = rows.as_ref()?;
-        let row = |row: &[f64]| distances.iter().map(|d| row[*d as usize]).collect::<Vec<_>>();
-        Some(rows.chunks(len).map(row).collect::<Vec<_>>())
+    let tables: Vec<_> = (0..model.encoding.sets()).map(|layer| model.encoding.table(layer, len)).collect();
+    let pick = |rows: fn(&DistanceTable) -> &Option<Vec<f64>>| {
+        let rows = tables.iter().flat_map(|table| rows(table)).flat_map(|rows| rows.chunks(len));
+        let picked = rows.map(|row| distances.iter().map(|d| row[*d as usize]).collect()).collect::<Vec<Vec<f64>>>();
+        (!picked.is_empty()).then_some(picked)
     };
     let effective = |row: &[f64]| row.iter().position(|value| *value < -2.0).map(|d| d as u64);
-    let effective_length = table.bias.iter().flat_map(|rows| rows.chunks(len).map(effective)).collect();
-    let (bias, weight) = (pick(&table.bias), pick(&table.weight));
+    let biases = tables.iter().flat_map(|table| &table.bias).flat_map(|rows| rows.chunks(len));
+    let effective_length = biases.map(effective).collect();
+    let (bias, weight) = (pick(|table| &table.bias), pick(|table| &table.weight));
     (bias.is_some() || weight.is_some()).then_some(KernelSnapshot { step, distances, bias, weight, effective_length })
 }

@@ -44,6 +44,7 @@ fn every_key_changes_the_plan() {
         "encoding.scale=inside",
         "encoding.compat=bf16",
         "encoding.clamp=working_copy",
+        "encoding.scope=layer",
         "model.preset=small",
         "model.n_layers=3",
         "model.n_heads=5",
@@ -137,7 +138,10 @@ fn more_memory_than_there_is_is_refused_with_the_number_to_change() {
 #[test]
 fn positions_that_end_before_the_sequence_are_refused() {
     let error = plan(&["encoding.kind=learned", "encoding.positions=64"]).unwrap_err();
-    assert!(error.to_string().contains("64 rows") && error.to_string().contains("of 512 tokens"), "{error}");
+    let says = "encoding.positions: 64 rows are too few for training sequences of 512 tokens";
+    assert!(error.to_string().contains(says) && !error.hint().is_empty(), "{error}");
+    let error = plan(&["encoding.kind=rotary", "encoding.pct=0.01"]).unwrap_err();
+    assert!(error.to_string().contains("encoding.pct: 0.01 of 32 features"), "{error}");
 }
 
 #[test]
@@ -160,6 +164,10 @@ fn mistakes_are_named() {
         ("model.n_layers=65536", "16384"),
         ("encoding.kind=kerple_lag", "kerple_lag"),
         ("encoding.r9=1", "r9"),
+        ("encoding.window=nan", "`window`: NaN is not a finite number"),
+        ("encoding.window=-inf", "`window`: -inf is not a finite number"),
+        ("encoding.r1=[2.0, 0.0]", "`r1`: [2, 0] is no range"),
+        ("encoding.r1=\"high\"", "`r1`: a start is a number"),
         ("model.preset=huge", "huge"),
         ("model.n_heads=0", "n_heads"),
         ("model.d_model=0", "model.d_model"),

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{encoding, plan, plan_with};
-use kerple::encoding::{Encoding, METHODS};
+use kerple::encoding::{Encoding, METHODS, Scope};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind};
@@ -37,10 +37,18 @@ fn the_papers_model_has_the_papers_size() {
     }
 }
 
+/// Every method, and some that learn tables with a set of values a layer.
+fn every_encoding() -> Vec<Encoding> {
+    let mut all: Vec<Encoding> = METHODS.iter().map(|kind| encoding(kind)).collect();
+    all.extend(["kerple_log", "kernel", "t5"].map(|kind| Encoding { scope: Scope::Layer, ..encoding(kind) }));
+    all
+}
+
 #[test]
 fn a_model_has_as_many_values_as_its_plan_says() {
-    for kind in METHODS {
-        let plan = plan(&encoding(kind), TrainConfig::default());
+    for encoding in every_encoding() {
+        let plan = plan(&encoding, TrainConfig::default());
+        let kind = encoding.label();
         let model = Decoder::new(&plan, &kerple_lm::device());
         let values: usize =
             kerple_burn::parameters::collect(&model).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
@@ -119,14 +127,40 @@ fn assert_decoding(model: &Decoder, what: &str) {
 
 #[test]
 fn decoding_equals_recomputation() {
-    for kind in METHODS {
+    for encoding in every_encoding() {
         for window in [None, Some(5)] {
-            let encoding = Encoding { window, ..encoding(kind) };
-            let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
-            assert_decoding(&model, kind);
-            assert_decoding(&model.with_engine(Engine::Composed), kind);
+            let encoding = Encoding { window, ..encoding.clone() };
+            let (model, label) = (plan(&encoding, TrainConfig::default()), encoding.label());
+            let model = Decoder::new(&model, &kerple_lm::device());
+            assert_decoding(&model, &label);
+            assert_decoding(&model.with_engine(Engine::Composed), &label);
         }
     }
+}
+
+#[test]
+fn the_loss_is_the_one_of_plain_operations() {
+    for encoding in every_encoding() {
+        let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
+        let loss = |model: &Decoder| {
+            let tokens = Tokens { ids: &IDS, batch: 1, len: IDS.len() };
+            model.loss(tokens, &IDS).into_scalar::<f32>()
+        };
+        let (fused, plain) = (loss(&model), loss(&model.clone().with_engine(Engine::Composed)));
+        // sums of some hundred terms in f32 in another order
+        assert!((fused - plain).abs() < 1e-5 * plain, "{}: {fused} {plain}", encoding.label());
+    }
+}
+
+#[test]
+fn layers_start_alike_only_where_they_share() {
+    let tables = |scope: Scope| {
+        let encoding = Encoding { scope, ..encoding("kerple_log") };
+        let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
+        [0, 1].map(|layer| model.encoding.table(layer, 9).bias.unwrap())
+    };
+    let ([shared, same], [own, other]) = (tables(Scope::Model), tables(Scope::Layer));
+    assert!(shared == same && shared == own && own != other);
 }
 
 /// The families that other decoders come in.

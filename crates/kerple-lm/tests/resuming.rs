@@ -3,12 +3,13 @@
 mod common;
 
 use common::{Counting, encoding, plan};
+use kerple::encoding::{Encoding, Scope};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::train::{Event, Outcome, Sitting, train};
 use kerple_lm::{Error, checkpoint};
-use kerple_report::record::{MetricsRow, read_rows};
+use kerple_report::record::{KernelSnapshot, MetricsRow, read_json, read_rows};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,8 +78,10 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn resuming_equals_not_having_stopped() {
-    for kind in ["kerple_bias_weight", "t5", "learned"] {
-        let plan = plan(&encoding(kind), config(14));
+    let layered = Encoding { scope: Scope::Layer, ..encoding("kerple_log") };
+    for encoding in [encoding("kerple_bias_weight"), encoding("t5"), encoding("learned"), layered] {
+        let plan = plan(&encoding, config(14));
+        let kind = encoding.label();
         let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let straight = go(whole.path(), &plan);
         for stop in [1, 3, 6, 10] {
@@ -92,6 +95,25 @@ fn resuming_equals_not_having_stopped() {
         let validated = |row: &&MetricsRow| row.valid_loss.is_some();
         let steps: Vec<u64> = trace(whole.path()).3.iter().filter(validated).map(|row| row.step).collect();
         assert_eq!(steps, [3, 6, 9, 12, 14], "validation has its own steps");
+    }
+}
+
+#[test]
+fn layers_with_kernels_of_their_own_are_recorded_one_by_one() {
+    let plan = plan(&Encoding { scope: Scope::Layer, ..encoding("kerple_log") }, config(3));
+    let run = tempfile::tempdir().unwrap();
+    go(run.path(), &plan);
+    let rows = read_rows::<MetricsRow>(&run.path().join("metrics.jsonl")).unwrap().rows;
+    let names: Vec<&str> = rows[0].encoding.keys().map(String::as_str).collect();
+    assert_eq!(names, ["layer0.r1", "layer0.r2", "layer1.r1", "layer1.r2"]);
+    let snapshots: Vec<KernelSnapshot> = read_json(&run.path().join("kernels.json")).unwrap();
+    let last = snapshots.last().unwrap();
+    let bias = last.bias.as_ref().unwrap();
+    assert_eq!((bias.len(), last.effective_length.len()), (4, 4), "two heads of two layers");
+    for (row, name) in bias.iter().zip(["layer0", "layer0", "layer1", "layer1"].iter().enumerate()) {
+        let (at, layer) = name;
+        let value = |parameter: &str| rows.last().unwrap().encoding[&format!("{layer}.{parameter}")][at % 2];
+        assert_eq!(row[1], -value("r1") * value("r2").ln_1p(), "head {} of {layer}", at % 2);
     }
 }
 

@@ -129,7 +129,7 @@ impl EvaluationRow {
     }
 }
 
-/// The kernels of every head as they were at one step.
+/// The kernels of every head as they were at one step; of every head of every layer where layers have kernels of their own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelSnapshot {
     /// Optimizer steps done.

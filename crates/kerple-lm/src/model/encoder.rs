@@ -20,7 +20,7 @@ pub struct Encoder {
     pub embedding: Param<Tensor<2>>,
     /// Right after the embedding, where the plan has it.
     pub embedding_norm: Option<Norm>,
-    /// The encoding, shared by all layers.
+    /// The encoding, with a set of learned values for all layers or one a layer.
     pub encoding: PositionalEncoding,
     /// Layers.
     pub blocks: Vec<Block>,
@@ -47,7 +47,7 @@ impl Encoder {
         Encoder {
             embedding: normal_matrix([model.vocab_size, model.d_model], super::STD, &mut init),
             embedding_norm: model.block.embedding_norm.then(|| Norm::new(&model.block, model.d_model, &init)),
-            encoding: PositionalEncoding::new(&plan.encoding, &plan.geometry(), plan.seed, device),
+            encoding: PositionalEncoding::new(&plan.encoding, &plan.geometry(), plan.model.n_layers, plan.seed, device),
             blocks: super::blocks(plan, &mut init),
             norm: Norm::new(&model.block, model.d_model, &init),
             engine: Engine::Fused,
@@ -78,7 +78,8 @@ impl Encoder {
             engine: self.engine,
         };
         let lengths: Option<Arc<[usize]>> = lengths.map(Arc::from);
-        let x = trunk.hidden(tokens, |positions| Positions { lengths, ..positions.in_both_directions() });
+        let x =
+            trunk.hidden(tokens, |positions| Positions { lengths: lengths.clone(), ..positions.in_both_directions() });
         self.norm.forward(x, self.engine)
     }
 }

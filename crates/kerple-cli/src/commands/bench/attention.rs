@@ -124,7 +124,7 @@ impl Composed {
         let input = || Tensor::<4>::random(shape, Distribution::Uniform(-1.0, 1.0), &device).require_grad();
         let encoding = Encoding::from(Method::KerpleLog(Default::default()));
         let geometry = Geometry { heads: sizes.heads, head_dim: sizes.head_dim, train_len: length };
-        let encoding = PositionalEncoding::new(&encoding, &geometry, 0, &device);
+        let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 0, &device);
         Composed { encoding, inputs: [input(), input(), input()] }
     }
 
@@ -132,7 +132,8 @@ impl Composed {
     fn run(&self, backward: bool) {
         let [q, k, v] = self.inputs.clone();
         let [_, _, length, head_dim] = q.dims();
-        let positions = self.encoding.positions(length, length, (&q.device(), DType::F32));
+        let positions =
+            self.encoding.positions(0, [length, length], (&q.device(), DType::F32), fused::Engine::Composed);
         let out = rotated(q, k, v, default_scale(head_dim), &positions, fused::Engine::Composed);
         if backward {
             let _ = out.sum().backward();
