@@ -346,7 +346,7 @@ mod tests {
             let optimizer = AdamW::new(&three(DType::F32), SETTINGS);
             let optimizer = if by_definition { optimizer.composed() } else { optimizer };
             let good = random::<1>([50], DType::F32, 0);
-            assert!(optimizer.is_finite(&good) && optimizer.norm(&[good.clone()]).is_finite());
+            assert!(optimizer.is_finite(&good) && optimizer.norm(std::slice::from_ref(&good)).is_finite());
             for bad in [f64::NAN, f64::INFINITY] {
                 let bad = Tensor::cat(vec![good.clone(), good.clone() * bad], 0);
                 assert!(!optimizer.is_finite(&bad) && !optimizer.norm(&[good.clone(), bad]).is_finite());

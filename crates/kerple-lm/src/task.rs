@@ -72,10 +72,19 @@ impl Batch {
         Ok((0..self.rows).step_by(rows).map(|row| self.slice(row..row + rows)).collect())
     }
 
-    /// Targets that are scored.
-    pub fn count(&self) -> usize {
-        self.scored.as_ref().map_or(self.targets.len(), |scored| scored.iter().filter(|scored| **scored).count())
+    /// Which of the targets `[B, L]`, one a token, are scored and not padding; all when absent.
+    pub fn scored_tokens(&self) -> Option<Vec<bool>> {
+        let Some(lengths) = &self.lengths else { return self.scored.clone() };
+        let within = lengths.iter().flat_map(|length| (0..self.len).map(move |at| at < *length));
+        Some(match &self.scored {
+            Some(scored) => within.zip(scored).map(|(within, scored)| within && *scored).collect(),
+            None => within.collect(),
+        })
     }
+}
+
+fn count(scored: &[bool]) -> usize {
+    scored.iter().filter(|scored| **scored).count()
 }
 
 /// What an evaluation knows of each target of a batch.
@@ -117,23 +126,28 @@ pub trait Task<M> {
 
     /// How many targets [`Task::loss`] is a mean of: parts of a batch are weighted by it.
     fn weight(&self, batch: &Batch) -> usize {
-        batch.count()
+        batch.scored.as_deref().map_or(batch.targets.len(), count)
     }
 }
 
-/// Predicting the next token: targets are `[B, L]`.
+/// Predicting the next token: targets are `[B, L]`, those of padding are never scored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LanguageModel;
 
 impl Task<Decoder> for LanguageModel {
     fn loss(&self, model: &Decoder, batch: &Batch, _pass: &Pass) -> Tensor<1> {
-        let targets = Targets { ids: &batch.targets, scored: batch.scored.as_deref() };
+        let scored = batch.scored_tokens();
+        let targets = Targets { ids: &batch.targets, scored: scored.as_deref() };
         model.weighted_loss(batch.input(), targets, mean_share(targets))
     }
 
     fn score(&self, model: &Decoder, batch: &Batch, _pass: &Pass) -> Scores {
         let losses = model.nll(batch.input(), &batch.targets).into_data().iter::<f64>().collect();
-        Scores { losses, hits: None, scored: batch.scored.clone() }
+        Scores { losses, hits: None, scored: batch.scored_tokens() }
+    }
+
+    fn weight(&self, batch: &Batch) -> usize {
+        batch.scored_tokens().map_or(batch.targets.len(), |scored| count(&scored))
     }
 }
 
@@ -148,6 +162,10 @@ impl Task<Decoder> for Composed {
 
     fn score(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Scores {
         LanguageModel.score(model, batch, pass)
+    }
+
+    fn weight(&self, batch: &Batch) -> usize {
+        LanguageModel.weight(batch)
     }
 }
 
@@ -173,8 +191,22 @@ mod tests {
         assert_eq!(parts.len(), 3);
         assert_eq!((&parts[1].tokens[..], &parts[1].targets[..]), (&[4, 5, 6, 7][..], &[2, 3][..]));
         assert_eq!((&parts[1].scored, &parts[1].lengths), (&Some(vec![true, true]), &Some(vec![3])));
-        assert_eq!(parts.iter().map(Batch::count).collect::<Vec<_>>(), [1, 2, 0]);
         assert_eq!(batch().slice(0..3), batch());
+    }
+
+    #[test]
+    fn padding_is_not_scored() {
+        let mut batch = Batch { targets: (0..12).collect(), scored: None, ..batch() };
+        let marks = |batch: &Batch| -> String {
+            batch.scored_tokens().unwrap().iter().map(|scored| if *scored { 'x' } else { '-' }).collect()
+        };
+        assert_eq!(marks(&batch), "xxxxxxx-x---");
+        batch.scored = Some((0..12).map(|at| at % 2 == 1).collect());
+        assert_eq!(marks(&batch), "-x-x-x------");
+        batch.lengths = None;
+        assert_eq!(marks(&batch), "-x-x-x-x-x-x");
+        batch.scored = None;
+        assert_eq!(batch.scored_tokens(), None);
     }
 
     #[test]

@@ -233,6 +233,10 @@ fn only_scored_targets_count() {
     let other = learner.gradients(std::slice::from_ref(&batch), Pass::training(7, 0));
     assert_eq!((whole.loss, values(&whole.values)), (other.loss, values(&other.values)));
 
+    // what is padding is not scored either, and as the last of its row changes nothing before it
+    let lengths = Batch { scored: None, lengths: Some(vec![1, 2, 3, 4]), ..batch.clone() };
+    assert_eq!(learner.gradients(&[lengths], Pass::training(7, 0)).loss, whole.loss);
+
     // parts score 1, 2, 3 and 4 targets: they are weighted by that
     let parts = learner.gradients(&batch.split(1).unwrap(), Pass::training(7, 0));
     assert!((whole.loss - parts.loss).abs() < 1e-5, "{} {}", whole.loss, parts.loss);
@@ -242,12 +246,15 @@ fn only_scored_targets_count() {
     }
 }
 
+/// A rank's loss and gradients.
+type Share = (f64, Vec<Tensor<1>>);
+
 /// Ranks in threads of one process: each leaves its part on the table, and all add them up in order.
 #[derive(Clone)]
 struct Threads {
     rank: usize,
     barrier: Arc<Barrier>,
-    table: Arc<Mutex<Vec<Option<(f64, Vec<Tensor<1>>)>>>>,
+    table: Arc<Mutex<Vec<Option<Share>>>>,
     weights: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -265,7 +272,7 @@ impl Reduce for Threads {
         self.barrier.wait();
         let all = self.table.lock().unwrap().clone();
         self.barrier.wait();
-        let add = |(loss, sums): (f64, Vec<Tensor<1>>), (more, gradients): (f64, Vec<Tensor<1>>)| {
+        let add = |(loss, sums): Share, (more, gradients): Share| {
             (loss + more, sums.into_iter().zip(gradients).map(|(a, b)| a + b).collect())
         };
         all.into_iter().flatten().reduce(add).unwrap()
