@@ -100,8 +100,8 @@ pub struct CorpusBatches {
 }
 
 impl Batches for CorpusBatches {
-    fn batch(&self, step: u64) -> Result<Batch> {
-        Ok(self.train.batch(step, 0..self.train.shape().batch)?)
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
+        Ok(self.train.batch(step, rows)?)
     }
 
     fn validation_rows(&self) -> usize {

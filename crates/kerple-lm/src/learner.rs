@@ -8,6 +8,7 @@ use kerple_burn::adamw::AdamW;
 use kerple_burn::array::Array;
 use kerple_burn::parameters::{self, Describe, Named};
 use kerple_burn::pass::Pass;
+use std::ops::Range;
 
 pub use kerple_burn::adamw::{Settings, Update};
 
@@ -17,6 +18,9 @@ pub use kerple_burn::adamw::{Settings, Update};
 /// mean over the *whole* batch, so joining them is a sum. It runs over ranks in the order of their numbers on every rank,
 /// so that all of them go on with the same bits, and the same as one rank that works off the same rows in as many parts.
 pub trait Reduce {
+    /// The rows of a batch of `batch` sequences that are this rank's.
+    fn rows(&self, batch: usize) -> Range<usize>;
+
     /// The sum over ranks of how many targets each scores.
     fn weight(&self, own: usize) -> usize;
 
@@ -29,6 +33,10 @@ pub trait Reduce {
 pub struct Alone;
 
 impl Reduce for Alone {
+    fn rows(&self, batch: usize) -> Range<usize> {
+        0..batch
+    }
+
     fn weight(&self, own: usize) -> usize {
         own
     }
@@ -118,6 +126,11 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     /// What is learned.
     pub fn task(&self) -> &T {
         &self.task
+    }
+
+    /// The rows of a batch of `batch` sequences that are this rank's: all when it is alone.
+    pub fn rows(&self, batch: usize) -> Range<usize> {
+        self.reduce.rows(batch)
     }
 
     /// The loss and gradients of a batch that is worked off in `parts`, joined over ranks. `pass` is that of the first

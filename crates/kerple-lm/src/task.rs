@@ -60,16 +60,12 @@ impl Batch {
         }
     }
 
-    /// The batch in parts of `rows` sequences, to be worked off one after the other.
+    /// The batch in parts of `each` sequences, to be worked off one after the other.
     ///
     /// # Errors
-    /// Parts that would not be equal.
-    pub fn split(&self, rows: usize) -> Result<Vec<Batch>> {
-        if rows == 0 || !self.rows.is_multiple_of(rows) {
-            let message = format!("parts of {rows} sequences do not divide a batch of {}", self.rows);
-            return Err(Error::refused(message, "choose a train.micro_batch that divides train.batch"));
-        }
-        Ok((0..self.rows).step_by(rows).map(|row| self.slice(row..row + rows)).collect())
+    /// As [`parts`].
+    pub fn split(&self, each: usize) -> Result<Vec<Batch>> {
+        Ok(parts(0..self.rows, each)?.into_iter().map(|rows| self.slice(rows)).collect())
     }
 
     /// Which of the targets `[B, L]`, one a token, are scored and not padding; all when absent.
@@ -81,6 +77,18 @@ impl Batch {
             None => within.collect(),
         })
     }
+}
+
+/// `rows` of a batch in parts of `each` rows.
+///
+/// # Errors
+/// Parts that would not be equal.
+pub fn parts(rows: Range<usize>, each: usize) -> Result<Vec<Range<usize>>> {
+    if each == 0 || !rows.len().is_multiple_of(each) {
+        let message = format!("parts of {each} sequences do not divide a batch of {}", rows.len());
+        return Err(Error::refused(message, "choose a train.micro_batch that divides train.batch"));
+    }
+    Ok(rows.step_by(each).map(|row| row..row + each).collect())
 }
 
 fn count(scored: &[bool]) -> usize {

@@ -22,11 +22,11 @@ use std::time::Instant;
 
 /// Where training sequences come from: pure functions, so resuming needs no saved cursor.
 pub trait Batches {
-    /// The batch of an update, counted from 0.
+    /// Rows of the batch of an update, counted from 0.
     ///
     /// # Errors
     /// Text that can no longer be read.
-    fn batch(&self, step: u64) -> Result<Batch>;
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch>;
     /// Sequences to measure the validation loss on; 0 where there is no text for it.
     fn validation_rows(&self) -> usize;
     /// Some of those sequences, always the same.
@@ -194,13 +194,15 @@ impl<'a> Trainer<'a> {
     /// One update; returns the loss and the gradient's global norm.
     fn step(&mut self) -> Result<(f64, f64)> {
         let Plan { train, .. } = self.plan;
-        let batch = task::Batch::from(self.sitting.batches.batch(self.state.step)?);
-        let parts = batch.split(train.micro_batch.unwrap_or(train.batch))?;
+        let rows = self.learner.rows(train.batch);
+        let part = |rows| Ok(self.sitting.batches.batch(self.state.step, rows)?.into());
+        let parts = task::parts(rows.clone(), train.micro_batch.unwrap_or(train.batch))?;
+        let parts = parts.into_iter().map(part).collect::<Result<Vec<task::Batch>>>()?;
         let update = Update {
             learning_rate: self.plan.schedule().at(self.state.step),
             adam_step: train.first_adam_step + self.state.step,
         };
-        let pass = Pass::training(self.plan.seed, self.state.step);
+        let pass = Pass::training(self.plan.seed, self.state.step).at_row(rows.start);
         let Learned { loss, grad_norm } =
             self.learner.step(&parts, pass, update).map_err(|number| self.not_finite(number))?;
         self.state.step += 1;

@@ -15,6 +15,7 @@ use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::task::{Batch, Composed, LanguageModel, Scores, Task};
 use rand::{RngExt, SeedableRng};
+use std::ops::Range;
 use std::sync::{Arc, Barrier, Mutex};
 
 const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.01, clip: 1.0 };
@@ -259,6 +260,11 @@ struct Threads {
 }
 
 impl Reduce for Threads {
+    fn rows(&self, batch: usize) -> Range<usize> {
+        let each = batch / 2;
+        self.rank * each..(self.rank + 1) * each
+    }
+
     fn weight(&self, own: usize) -> usize {
         self.weights.lock().unwrap()[self.rank] = own;
         self.barrier.wait();
@@ -282,8 +288,8 @@ impl Reduce for Threads {
 #[test]
 fn two_ranks_equal_one_with_two_parts() {
     let plan = plan(&encoding("kerple_log"), config());
-    let train = |mut learner: Learner<Decoder, LanguageModel>, rows: std::ops::Range<usize>| {
-        let mut losses = Vec::new();
+    let train = |mut learner: Learner<Decoder, LanguageModel>| {
+        let (rows, mut losses) = (learner.rows(4), Vec::new());
         for step in 0..4 {
             let parts = counting(step, 4, 12).slice(rows.clone()).split(2).unwrap();
             let pass = Pass::training(7, step).at_row(rows.start);
@@ -291,7 +297,7 @@ fn two_ranks_equal_one_with_two_parts() {
         }
         (losses, weights(&learner))
     };
-    let alone = train(decoder(&plan, LanguageModel), 0..4);
+    let alone = train(decoder(&plan, LanguageModel));
     let ranks = Threads {
         rank: 0,
         barrier: Arc::new(Barrier::new(2)),
@@ -301,7 +307,7 @@ fn two_ranks_equal_one_with_two_parts() {
     let results = std::thread::scope(|scope| {
         let run = |rank: usize| {
             let (ranks, plan) = (Threads { rank, ..ranks.clone() }, &plan);
-            scope.spawn(move || train(decoder(plan, LanguageModel).with_reduce(ranks), 2 * rank..2 * rank + 2))
+            scope.spawn(move || train(decoder(plan, LanguageModel).with_reduce(ranks)))
         };
         [run(0), run(1)].map(|thread| thread.join().unwrap())
     });

@@ -312,8 +312,8 @@ fn missing_validation_text_is_said_once() {
     let short = |rows: usize| {
         struct Short(Counting, usize);
         impl kerple_lm::train::Batches for Short {
-            fn batch(&self, step: u64) -> kerple_lm::Result<kerple_data::Batch> {
-                self.0.batch(step)
+            fn batch(&self, step: u64, rows: std::ops::Range<usize>) -> kerple_lm::Result<kerple_data::Batch> {
+                self.0.batch(step, rows)
             }
             fn validation_rows(&self) -> usize {
                 self.1

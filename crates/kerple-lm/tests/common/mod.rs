@@ -14,17 +14,19 @@ use std::path::PathBuf;
 pub struct Counting(pub Plan);
 
 impl Counting {
-    fn make(&self, step: u64, batch: usize) -> Batch {
+    fn make(&self, step: u64, rows: Range<usize>) -> Batch {
         let len = self.0.train_len;
         let token = |row: usize, at: usize| ((step as usize * 7 + row * 5 + at) % 23) as u32;
-        let all = |shift: usize| (0..batch).flat_map(|row| (0..len).map(move |at| token(row, at + shift))).collect();
-        Batch { tokens: all(0), targets: all(1), batch, seq_len: len }
+        let all = |shift: usize| {
+            rows.clone().flat_map(|row| (0..len).map(move |at| token(row, at + shift))).collect::<Vec<u32>>()
+        };
+        Batch { tokens: all(0), targets: all(1), batch: rows.len(), seq_len: len }
     }
 }
 
 impl Batches for Counting {
-    fn batch(&self, step: u64) -> kerple_lm::Result<Batch> {
-        Ok(self.make(step, self.0.train.batch))
+    fn batch(&self, step: u64, rows: Range<usize>) -> kerple_lm::Result<Batch> {
+        Ok(self.make(step, rows))
     }
 
     fn validation_rows(&self) -> usize {
@@ -32,9 +34,7 @@ impl Batches for Counting {
     }
 
     fn validation(&self, rows: Range<usize>) -> kerple_lm::Result<Batch> {
-        let (whole, len) = (self.make(1_000_003, self.validation_rows()), self.0.train_len);
-        let part = |all: &[u32]| all[rows.start * len..rows.end * len].to_vec();
-        Ok(Batch { tokens: part(&whole.tokens), targets: part(&whole.targets), batch: rows.len(), seq_len: len })
+        Ok(self.make(1_000_003, rows))
     }
 }
 
