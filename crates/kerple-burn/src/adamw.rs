@@ -5,7 +5,7 @@
 //! but the norm of the gradient crosses to the host.
 
 use crate::array::Array;
-use crate::fused::{Number, runs_fused};
+use crate::fused::{Engine, Number};
 use crate::parameters::{self, Describe, Group, as_parameter, on_host, plain};
 use crate::with_element;
 use burn::backend::{Flex, flex::FlexTensor};
@@ -46,8 +46,7 @@ struct Moments {
 #[derive(Clone, Debug)]
 pub struct AdamW {
     settings: Settings,
-    /// Whether the definition runs even where the fused operations could.
-    composed: bool,
+    engine: Engine,
     groups: Vec<Group>,
     moments: Vec<Moments>,
 }
@@ -57,16 +56,12 @@ impl AdamW {
     pub fn new<M: Module + Describe>(module: &M, settings: Settings) -> AdamW {
         let zeros = |values: Tensor<1>| Moments { first: values.zeros_like(), second: values.zeros_like() };
         let moments = parameters::values(module).into_iter().map(zeros).collect();
-        AdamW { settings, composed: false, groups: parameters::groups(module), moments }
+        AdamW { settings, engine: Engine::Fused, groups: parameters::groups(module), moments }
     }
 
-    /// The same by the definition, on the CPU too.
-    pub fn composed(self) -> AdamW {
-        AdamW { composed: true, ..self }
-    }
-
-    fn fuses(&self, tensor: &Tensor<1>) -> bool {
-        !self.composed && runs_fused(tensor)
+    /// The same, computing with this engine.
+    pub fn with_engine(self, engine: Engine) -> AdamW {
+        AdamW { engine, ..self }
     }
 
     /// How each parameter is updated, in visiting order.
@@ -102,7 +97,7 @@ impl AdamW {
     /// parameter's squares are added on its device in the type of the gradient, and the sums of parameters in f64.
     pub fn norm(&self, gradients: &[Tensor<1>]) -> f64 {
         let Some(first) = gradients.first() else { return 0.0 };
-        if self.fuses(first) {
+        if self.engine.is_fused_on(first) {
             let sum = |gradient: &Tensor<1>| {
                 let values = flex(gradient.clone());
                 with_element!(values, T => adam::sum_of_squares(slice::<T>(&values)))
@@ -115,7 +110,7 @@ impl AdamW {
 
     /// Whether every value is finite.
     pub fn is_finite(&self, values: &Tensor<1>) -> bool {
-        if self.fuses(values) {
+        if self.engine.is_fused_on(values) {
             let values = flex(values.clone());
             return with_element!(values, T => adam::first_non_finite(slice::<T>(&values)).is_none());
         }
@@ -139,7 +134,7 @@ impl AdamW {
             gradient_scale: if clip > 0.0 { adam::clip_scale(norm, clip) } else { 1.0 },
         };
         let entries = std::mem::take(&mut self.moments).into_iter().zip(gradients).zip(&self.groups);
-        let optimizer = (self.composed, self.settings.weight_decay);
+        let optimizer = (self.engine, self.settings.weight_decay);
         let mut apply = Apply { optimizer, settings, entries, done: Vec::new() };
         let module = module.map(&mut apply);
         self.moments = apply.done;
@@ -149,8 +144,8 @@ impl AdamW {
 
 /// Walks a module with the moments, gradient and group of each parameter.
 struct Apply<I> {
-    /// Whether the definition runs everywhere, and the weight decay of groups that decay.
-    optimizer: (bool, f64),
+    /// What computes, and the weight decay of groups that decay.
+    optimizer: (Engine, f64),
     settings: adam::Update,
     entries: I,
     done: Vec<Moments>,
@@ -159,14 +154,14 @@ struct Apply<I> {
 impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for Apply<I> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let ((moments, gradient), group) = self.entries.next().expect("mapping visits what visiting visits");
-        let (by_definition, weight_decay) = self.optimizer;
+        let (engine, weight_decay) = self.optimizer;
         let settings = adam::Update { weight_decay: if group.decay { weight_decay } else { 0.0 }, ..self.settings };
         param.map(|tensor| {
             let tracked = tensor.device().is_autodiff();
             let values = plain(tensor);
-            let (values, moments) = match by_definition || !runs_fused(&values) {
-                true => composed(&settings, group.range, values, gradient, moments),
-                false => fused(&settings, group.range, values, gradient, moments),
+            let (values, moments) = match engine.is_fused_on(&values) {
+                true => fused(&settings, group.range, values, gradient, moments),
+                false => composed(&settings, group.range, values, gradient, moments),
             };
             self.done.push(moments);
             as_parameter(values, tracked)
@@ -290,12 +285,9 @@ mod tests {
     const SETTINGS: Settings = Settings { betas: [0.9, 0.99], epsilon: 1e-8, weight_decay: 0.1, clip: 1.0 };
 
     /// Values of every parameter and moment after some updates.
-    fn train(dtype: DType, by_definition: bool, steps: u64) -> Vec<Vec<f64>> {
+    fn train(dtype: DType, engine: Engine, steps: u64) -> Vec<Vec<f64>> {
         let mut model = three(dtype);
-        let mut optimizer = AdamW::new(&model, SETTINGS);
-        if by_definition {
-            optimizer = optimizer.composed();
-        }
+        let mut optimizer = AdamW::new(&model, SETTINGS).with_engine(engine);
         for step in 1..=steps {
             let gradients = gradients(dtype, step);
             let norm = optimizer.norm(&gradients);
@@ -310,7 +302,7 @@ mod tests {
     fn fused_equals_composed() {
         // the same roundings; f32 differs only by the norm, whose squares the definition adds in f32
         for (dtype, tolerance) in [(DType::F64, 1e-14), (DType::F32, 1e-6)] {
-            let (fused, composed) = (train(dtype, false, 6), train(dtype, true, 6));
+            let (fused, composed) = (train(dtype, Engine::Fused, 6), train(dtype, Engine::Composed, 6));
             assert_eq!(fused.len(), 9);
             for (fused, composed) in fused.iter().zip(&composed) {
                 let error = fused.iter().zip(composed).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
@@ -327,7 +319,7 @@ mod tests {
         let norm = gradients.iter().flat_map(numbers).map(|g| g * g).sum::<f64>().sqrt();
         assert!(norm > 1.0);
         let before: Vec<_> = parameters::values(&three(dtype)).iter().map(numbers).collect();
-        let after = train(dtype, false, 1);
+        let after = train(dtype, Engine::Fused, 1);
         for (at, decay) in [(0, 0.1), (1, 0.0), (2, 0.0)] {
             for ((old, gradient), new) in before[at].iter().zip(numbers(&gradients[at])).zip(&after[at]) {
                 // the first step's corrected moments are the clipped gradient and its square
@@ -342,9 +334,8 @@ mod tests {
 
     #[test]
     fn values_that_are_no_numbers_are_found() {
-        for by_definition in [false, true] {
-            let optimizer = AdamW::new(&three(DType::F32), SETTINGS);
-            let optimizer = if by_definition { optimizer.composed() } else { optimizer };
+        for engine in [Engine::Fused, Engine::Composed] {
+            let optimizer = AdamW::new(&three(DType::F32), SETTINGS).with_engine(engine);
             let good = random::<1>([50], DType::F32, 0);
             assert!(optimizer.is_finite(&good) && optimizer.norm(std::slice::from_ref(&good)).is_finite());
             for bad in [f64::NAN, f64::INFINITY] {

@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use kerple_burn::adamw::AdamW;
 use kerple_burn::array::Array;
+use kerple_burn::fused::Engine;
 use kerple_burn::parameters::{self, Describe, Named};
 use kerple_burn::pass::Pass;
 use std::ops::Range;
@@ -104,9 +105,9 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
         Learner { model: Some(model), task, optimizer, reduce: Box::new(Alone) }
     }
 
-    /// The same with the optimizer's definition in place of its fused operations.
-    pub fn composed(self) -> Learner<M, T> {
-        Learner { optimizer: self.optimizer.composed(), ..self }
+    /// The same with an optimizer that computes with this engine.
+    pub fn with_engine(self, engine: Engine) -> Learner<M, T> {
+        Learner { optimizer: self.optimizer.with_engine(engine), ..self }
     }
 
     /// The same as one of several ranks.

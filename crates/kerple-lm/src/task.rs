@@ -3,7 +3,6 @@
 use crate::error::{Error, Result};
 use crate::model::{Decoder, Tokens};
 use burn::tensor::Tensor;
-use kerple_burn::fused::Engine;
 use kerple_burn::ops::loss::{Targets, mean_share};
 use kerple_burn::pass::Pass;
 use std::ops::Range;
@@ -156,24 +155,6 @@ impl Task<Decoder> for LanguageModel {
 
     fn weight(&self, batch: &Batch) -> usize {
         batch.scored_tokens().map_or(batch.targets.len(), |scored| count(&scored))
-    }
-}
-
-/// [`LanguageModel`] trained by composed operations only: the definition.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Composed;
-
-impl Task<Decoder> for Composed {
-    fn loss(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Tensor<1> {
-        LanguageModel.loss(&model.clone().with_engine(Engine::Composed), batch, pass)
-    }
-
-    fn score(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Scores {
-        LanguageModel.score(model, batch, pass)
-    }
-
-    fn weight(&self, batch: &Batch) -> usize {
-        LanguageModel.weight(batch)
     }
 }
 

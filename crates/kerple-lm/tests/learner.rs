@@ -6,6 +6,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use common::{encoding, plan};
 use kerple::encoding::METHODS;
+use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, normal_matrix};
 use kerple_burn::parameters::{self, Describe, Group};
 use kerple_lm::config::TrainConfig;
@@ -13,7 +14,7 @@ use kerple_lm::learner::{Learned, Learner, NotFinite, Part, Reduce, Settings, Up
 use kerple_lm::model::Decoder;
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
-use kerple_lm::task::{Batch, Composed, LanguageModel, Scores, Task};
+use kerple_lm::task::{Batch, LanguageModel, Scores, Task};
 use rand::{RngExt, SeedableRng};
 use std::ops::Range;
 use std::sync::{Arc, Barrier, Mutex};
@@ -150,8 +151,8 @@ fn counting(step: u64, rows: usize, len: usize) -> Batch {
     Batch { tokens: all(0), targets: all(1), rows, len, ..Batch::default() }
 }
 
-fn decoder<T: Task<Decoder>>(plan: &Plan, task: T) -> Learner<Decoder, T> {
-    Learner::new(Decoder::new(plan, &device()), task, settings(plan))
+fn decoder(plan: &Plan) -> Learner<Decoder, LanguageModel> {
+    Learner::new(Decoder::new(plan, &device()), LanguageModel, settings(plan))
 }
 
 fn config() -> TrainConfig {
@@ -186,7 +187,7 @@ fn matrices_are_decayed_and_kernels_are_not() {
 fn decay_pulls_a_table_and_leaves_a_kernel() {
     let step = |kind: &str, weight_decay: f64| {
         let plan = plan(&encoding(kind), TrainConfig { weight_decay, ..config() });
-        let mut learner = decoder(&plan, LanguageModel);
+        let mut learner = decoder(&plan);
         learner.step(&[counting(0, 4, 12)], Pass::training(7, 0), at(0)).unwrap();
         learner.model().encoding.numbers(0)
     };
@@ -200,7 +201,11 @@ fn decay_pulls_a_table_and_leaves_a_kernel() {
 fn composed_and_fused_learners_agree() {
     for kind in ["kerple_log", "t5", "rotary", "learned"] {
         let plan = plan(&encoding(kind), config());
-        let (mut fused, mut composed) = (decoder(&plan, LanguageModel), decoder(&plan, Composed).composed());
+        let learner = |engine| {
+            let model = Decoder::new(&plan, &device()).with_engine(engine);
+            Learner::new(model, LanguageModel, settings(&plan)).with_engine(engine)
+        };
+        let (mut fused, mut composed) = (learner(Engine::Fused), learner(Engine::Composed));
         for step in 0..6 {
             let parts = counting(step, 4, 12).split(2).unwrap();
             let a = fused.step(&parts, Pass::training(7, step), at(step)).unwrap();
@@ -215,7 +220,7 @@ fn composed_and_fused_learners_agree() {
 #[test]
 fn only_scored_targets_count() {
     let plan = plan(&encoding("alibi"), config());
-    let learner = decoder(&plan, LanguageModel);
+    let learner = decoder(&plan);
     let mut batch = counting(3, 4, 12);
     // one, two, three and four targets of the rows
     let scored: Vec<bool> = (0..48).map(|at| at % 12 <= at / 12).collect();
@@ -297,7 +302,7 @@ fn two_ranks_equal_one_with_two_parts() {
         }
         (losses, weights(&learner))
     };
-    let alone = train(decoder(&plan, LanguageModel));
+    let alone = train(decoder(&plan));
     let ranks = Threads {
         rank: 0,
         barrier: Arc::new(Barrier::new(2)),
@@ -307,7 +312,7 @@ fn two_ranks_equal_one_with_two_parts() {
     let results = std::thread::scope(|scope| {
         let run = |rank: usize| {
             let (ranks, plan) = (Threads { rank, ..ranks.clone() }, &plan);
-            scope.spawn(move || train(decoder(plan, LanguageModel).with_reduce(ranks)))
+            scope.spawn(move || train(decoder(plan).with_reduce(ranks)))
         };
         [run(0), run(1)].map(|thread| thread.join().unwrap())
     });
@@ -319,7 +324,7 @@ fn two_ranks_equal_one_with_two_parts() {
 #[test]
 fn what_is_stored_brings_a_learner_back() {
     let plan = plan(&encoding("kerple_bias_weight"), config());
-    let mut learner = decoder(&plan, LanguageModel);
+    let mut learner = decoder(&plan);
     let step = |learner: &mut Learner<Decoder, LanguageModel>, n: u64| {
         learner.step(&[counting(n, 4, 12)], Pass::training(7, n), at(n)).unwrap()
     };
@@ -329,7 +334,7 @@ fn what_is_stored_brings_a_learner_back() {
     assert_eq!(stored[1][0].name, format!("first.{}", stored[0][0].name));
     assert_eq!(stored[1][0].array.shape(), stored[0][0].array.shape());
 
-    let mut other = decoder(&plan, LanguageModel);
+    let mut other = decoder(&plan);
     for (part, stored) in [Part::Weights, Part::Moments].into_iter().zip(&stored) {
         let fill = |name: &str, values: &mut [f32]| {
             let named = stored.iter().find(|named| named.name == name).ok_or(())?;
@@ -347,7 +352,7 @@ fn what_is_stored_brings_a_learner_back() {
 #[test]
 fn a_number_that_is_none_changes_nothing() {
     let plan = plan(&encoding("kerple_log"), config());
-    let mut learner = decoder(&plan, LanguageModel);
+    let mut learner = decoder(&plan);
     assert_eq!(learner.not_finite(), None);
     let poison = |name: &str, values: &mut [f32]| {
         values.fill(if name == "head" { f32::INFINITY } else { 0.01 });
@@ -369,7 +374,7 @@ fn a_step_of_real_size_has_the_same_bits_at_any_number_of_threads() {
     let run = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let mut learner = decoder(&plan, LanguageModel);
+            let mut learner = decoder(&plan);
             let learned: Vec<Learned> = (0..2)
                 .map(|n| learner.step(&counting(n, 8, 160).split(4).unwrap(), Pass::training(7, n), at(n)).unwrap())
                 .collect();

@@ -11,7 +11,7 @@ use kerple_lm::learner::{Learner, Update, settings};
 use kerple_lm::model::Decoder;
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataFacts, Plan};
-use kerple_lm::task::{Batch, Composed, LanguageModel, Task};
+use kerple_lm::task::{Batch, LanguageModel};
 
 fn plan(length: usize, sizes: Sizes, [layers, vocab]: [usize; 2]) -> Result<Plan, kerple_lm::Error> {
     let config = RunConfig {
@@ -52,6 +52,11 @@ fn flops(plan: &Plan, batch: usize, length: usize, backward: bool) -> f64 {
     2.0 * (batch * length) as f64 * (matrix_passes * matrices + attention_passes * attention)
 }
 
+fn learner(plan: &Plan, engine: Engine) -> Learner<Decoder, LanguageModel> {
+    let model = Decoder::new(plan, &kerple_lm::device().autodiff()).with_engine(engine);
+    Learner::new(model, LanguageModel, settings(plan)).with_engine(engine)
+}
+
 /// Tokens a sequence of the models that are checked before they are timed.
 const CHECKED: usize = 40;
 
@@ -67,8 +72,8 @@ fn check_step(sizes: Sizes, shape: [usize; 2]) -> Outcome {
     let plan = plan(CHECKED, sizes, shape)?;
     let batch = [noise_batch(sizes, CHECKED, shape[1])];
     let pass = Pass::training(plan.seed, 0);
-    let fused = learner(&plan, LanguageModel).gradients(&batch, pass);
-    let definition = learner(&plan, Composed).gradients(&batch, pass);
+    let fused = learner(&plan, Engine::Fused).gradients(&batch, pass);
+    let definition = learner(&plan, Engine::Composed).gradients(&batch, pass);
     // a chain of products in f32, each rounded in another order
     const TOLERANCE: f32 = 1e-3;
     agree("the loss of the fused step", &[fused.loss as f32], &[definition.loss as f32], TOLERANCE)?;
@@ -84,34 +89,22 @@ pub fn step(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut
     check_step(sizes, shape)?;
     let plan = plan(length, sizes, shape)?;
     let batch = noise_batch(sizes, length, shape[1]);
-    let mut time = |engine, step: &mut dyn FnMut(u64)| {
+    for (name, engine) in [("fused", Engine::Fused), ("composed", Engine::Composed)] {
+        let mut learner = learner(&plan, engine);
         let mut adam_step = 0;
         let mut run = || {
             adam_step += 1;
-            step(adam_step);
+            let update = Update { learning_rate: plan.train.learning_rate, adam_step };
+            let pass = Pass::training(plan.seed, adam_step);
+            learner.step(std::slice::from_ref(&batch), pass, update).expect("noise has a finite loss");
         };
         let all = times(sizes.repeats, &mut run);
-        let mut row = Row::new("step", engine, length, sizes, &all, flops(&plan, sizes.batch, length, true));
+        let mut row = Row::new("step", name, length, sizes, &all, flops(&plan, sizes.batch, length, true));
         row.extra_mib = extra_mib(run);
         (row.backward, row.bias) = (true, "learned");
         tell(row);
-    };
-    let parts = std::slice::from_ref(&batch);
-    let mut fused = learner(&plan, LanguageModel);
-    time("fused", &mut |adam_step| update(&mut fused, &plan, parts, adam_step));
-    drop(fused);
-    let mut composed = learner(&plan, Composed).composed();
-    time("composed", &mut |adam_step| update(&mut composed, &plan, parts, adam_step));
+    }
     Ok(())
-}
-
-fn learner<T: Task<Decoder>>(plan: &Plan, task: T) -> Learner<Decoder, T> {
-    Learner::new(Decoder::new(plan, &kerple_lm::device().autodiff()), task, settings(plan))
-}
-
-fn update<T: Task<Decoder>>(learner: &mut Learner<Decoder, T>, plan: &Plan, parts: &[Batch], adam_step: u64) {
-    let update = Update { learning_rate: plan.train.learning_rate, adam_step };
-    learner.step(parts, Pass::training(plan.seed, adam_step), update).expect("noise has a finite loss");
 }
 
 /// The loss of every token.
