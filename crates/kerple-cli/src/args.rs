@@ -12,9 +12,12 @@ use kerple::cpu::InstructionSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+/// The version and the commit it was built from.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("KERPLE_COMMIT"), ")");
+
 /// Train short, test long: relative positional encodings and length extrapolation in transformers.
 #[derive(Debug, Parser)]
-#[command(name = "kerple", version, arg_required_else_help = true, max_term_width = 110)]
+#[command(name = "kerple", version = VERSION, arg_required_else_help = true, max_term_width = 110)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

@@ -26,6 +26,8 @@ pub struct Comparison {
     pub request: Request,
     /// Folder of everything.
     pub out: PathBuf,
+    /// The program that runs it, for the plans.
+    pub commit: Option<String>,
 }
 
 /// What happens, as it happens.
@@ -82,7 +84,7 @@ impl Comparison {
         let runs = (self.config.seed..end).flat_map(|seed| self.encodings.iter().map(move |encoding| (seed, encoding)));
         runs.map(|(seed, encoding)| {
             let config = RunConfig { seed, encoding: encoding.clone(), ..self.config.clone() };
-            let plan = Plan::new(&config, source.facts())?;
+            let plan = Plan { commit: self.commit.clone(), ..Plan::new(&config, source.facts())? };
             if let Some(old) = self.folder(&plan.label, seed).plan()? {
                 old.may_become(&plan, 0)?;
             }

@@ -81,6 +81,9 @@ pub struct Plan {
     pub parameters: usize,
     /// SHA-256 of all of the above but the place of the data and how often things are saved and logged.
     pub hash: String,
+    /// The program that began the run, where it knows; no part of the hash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
 }
 
 /// Largest model, in trained values: beyond it training would need hundreds of gigabytes.
@@ -187,6 +190,7 @@ impl Plan {
             steps: train.steps,
             train,
             hash: String::new(),
+            commit: None,
         };
         check("trained values of the model", plan.parameters as f64, 1.0..=MOST_PARAMETERS, "make the model smaller")?;
         plan.hash = plan.digest();
@@ -280,6 +284,7 @@ impl Plan {
         let mut canonical = self.clone();
         canonical.data.path = std::path::PathBuf::new();
         canonical.hash = String::new();
+        canonical.commit = None;
         let defaults = TrainConfig::default();
         canonical.train = TrainConfig {
             log_every: defaults.log_every,

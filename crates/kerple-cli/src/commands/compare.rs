@@ -34,6 +34,7 @@ pub fn run(args: &Compare) -> Outcome {
         seeds: args.seeds,
         request,
         out: args.out.clone(),
+        commit: super::commit(),
         config,
     };
     run_comparison(&comparison, &stop_flag(), args.json)?;

@@ -85,6 +85,7 @@ pub fn run(args: &Quickstart) -> Outcome {
             positions: true,
         },
         out: args.out.clone(),
+        commit: super::commit(),
     };
     run_comparison(&comparison, &stop_flag(), false)?;
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, false)?;

@@ -15,7 +15,7 @@ use kerple_lm::train::{self, Event, Sitting};
 pub fn run(args: &Train) -> Outcome {
     let config = RunConfig::read(&args.file.config, &args.file.set)?;
     let source = Source::open(&config.data)?;
-    let plan = Plan::new(&config, source.facts())?;
+    let plan = Plan { commit: super::commit(), ..Plan::new(&config, source.facts())? };
     remarkln!(
         "{}: {} parameters, {} steps of {} x {} tokens, plan {}",
         plan.label,
