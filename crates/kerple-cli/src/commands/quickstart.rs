@@ -19,6 +19,8 @@ use kerple_lm::train::{self, Sitting};
 use kerple_report::record;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// At least these are always trained; `none` and the rest are a `kerple compare` away.
@@ -41,7 +43,7 @@ pub fn run(args: &Quickstart) -> Outcome {
             "give a number above 0, e.g. --minutes 10",
         ));
     }
-    let clock = Instant::now();
+    let (clock, stop) = (Instant::now(), stop_flag());
     let data = args.out.join("data");
     let mut job = Job::of(args)?;
     if kerple_data::is_prepared(&data) {
@@ -49,7 +51,7 @@ pub fn run(args: &Quickstart) -> Outcome {
     } else {
         let inputs = inputs(args)?;
         job.record(&args.out)?;
-        if let Err(failure) = prepare(inputs, &data) {
+        if let Err(failure) = prepare(inputs, &data, &stop) {
             // nothing was begun: another call may ask for something else
             let _ = std::fs::remove_file(Job::file(&args.out));
             let _ = std::fs::remove_dir(&args.out);
@@ -61,7 +63,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         Some(steps) => steps,
         None => {
             let left = args.minutes * 60.0 - clock.elapsed().as_secs_f64();
-            let steps = affordable_steps(&config, &args.out, left)?;
+            let steps = affordable_steps(&config, &args.out, left, &stop)?;
             job.steps = Some(steps);
             job.record(&args.out)?;
             steps
@@ -87,7 +89,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         out: args.out.clone(),
         commit: super::commit(),
     };
-    run_comparison(&comparison, &stop_flag(), false)?;
+    run_comparison(&comparison, &stop, false)?;
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, false)?;
     remarkln!("done in {}", duration(clock.elapsed().as_secs_f64()));
     Ok(())
@@ -170,9 +172,10 @@ fn inputs(args: &Quickstart) -> Result<Sources, Failure> {
     if args.data.is_empty() { registry_text() } else { Ok(Sources::paths(&args.data)) }
 }
 
-fn prepare(inputs: Sources, out: &Path) -> Outcome {
+fn prepare(inputs: Sources, out: &Path, stop: &Arc<AtomicBool>) -> Outcome {
     let mut line = Line::new();
-    let options = PrepareOptions { byte_budget: Some(TEXT_BYTES), ..PrepareOptions::new(inputs, out) };
+    let options =
+        PrepareOptions { byte_budget: Some(TEXT_BYTES), stop: Some(stop.clone()), ..PrepareOptions::new(inputs, out) };
     let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress.to_string()))?;
     line.done(&format!("text: {summary}"));
     Ok(())
@@ -191,7 +194,7 @@ fn registry_text() -> Result<Sources, Failure> {
 const DATA_HINT: &str = "give a text of your own: kerple quickstart --data FILE|DIR...";
 
 /// Times a few steps of the costliest method and fits the whole job into `seconds`; two significant digits.
-fn affordable_steps(config: &RunConfig, out: &Path, seconds: f64) -> Result<u64, Failure> {
+fn affordable_steps(config: &RunConfig, out: &Path, seconds: f64, stop: &AtomicBool) -> Result<u64, Failure> {
     const TRIAL: u64 = 24;
     let folder = out.join(".trial");
     if folder.exists() {
@@ -203,11 +206,10 @@ fn affordable_steps(config: &RunConfig, out: &Path, seconds: f64) -> Result<u64,
     let plan = Plan::new(&trial, source.facts())?;
     let mut times = Vec::new();
     let mut before = Instant::now();
-    let never = std::sync::atomic::AtomicBool::new(false);
     let mut line = Line::new();
     let (run, batches) = (RunFolder::new(&folder), source.batches(&plan)?);
-    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &never, strict: false };
-    train::train(&sitting, &mut |event| {
+    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop, strict: false };
+    let outcome = train::train(&sitting, &mut |event| {
         if let train::Event::Step(step) = event {
             times.push(before.elapsed().as_secs_f64());
             before = Instant::now();
@@ -215,6 +217,10 @@ fn affordable_steps(config: &RunConfig, out: &Path, seconds: f64) -> Result<u64,
         }
     })?;
     std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
+    if !outcome.finished {
+        line.done("stopped");
+        return Err(Failure::failed("stopped before the first run", "the same command again goes on from here"));
+    }
     times.sort_by(f64::total_cmp);
     let step = times[times.len() / 2];
     let runs = (ENCODINGS.len() as u64 * SEEDS) as f64;
