@@ -1,7 +1,11 @@
-//! Kills at random moments: a run that is started again until it is done equals one that was never disturbed.
+//! Kills, and errors of system calls, at drawn moments: a run that is started again until it is done equals one that was
+//! never disturbed.
 #![cfg(unix)]
 
 mod common;
+#[cfg(target_os = "linux")]
+#[path = "faults/injected.rs"]
+mod injected;
 
 use common::Place;
 use serde_json::Value;
@@ -40,16 +44,16 @@ fn until_done(place: &Place, arguments: &[&str], longest: u64, state: &mut u64) 
 
 /// The arguments of a training run, and of its evaluation, in which every kind of file is written often.
 fn train(out: &str) -> Vec<&str> {
+    train_with(out, ["train.steps=400", "train.checkpoint_every=4"])
+}
+
+fn train_with<'a>(out: &'a str, sets: [&'a str; 2]) -> Vec<&'a str> {
     let mut train = vec!["train", "--config", "run.toml", "--out", out];
-    for set in [
-        "data.packing=megatron",
-        "train.steps=400",
-        "train.batch=8",
-        "train.micro_batch=4",
-        "train.log_every=3",
-        "train.valid_every=7",
-        "train.checkpoint_every=4",
-    ] {
+    for set in
+        ["data.packing=megatron", "train.batch=8", "train.micro_batch=4", "train.log_every=3", "train.valid_every=7"]
+            .into_iter()
+            .chain(sets)
+    {
         train.extend(["--set", set]);
     }
     train
@@ -59,10 +63,10 @@ fn eval(run: &str) -> [&str; 8] {
     ["eval", run, "--lengths", "16,64,128,256,512", "--segments", "8", "--protocol", "blocks"]
 }
 
-/// Whether a run is what an undisturbed one is.
-fn check_equal(place: &Place, run: &str) {
+/// Whether a run of this many steps is what an undisturbed one is.
+fn check_equal(place: &Place, run: &str, steps: u64) {
     for file in ["model.safetensors", "optimizer.safetensors"] {
-        let read = |run: &str| fs::read(place.path(format!("{run}/checkpoints/step-00000400/{file}"))).unwrap();
+        let read = |run: &str| fs::read(place.path(format!("{run}/checkpoints/step-{steps:08}/{file}"))).unwrap();
         assert!(read(run) == read("whole"), "{file}");
     }
     for file in ["metrics.jsonl", "evaluation.jsonl"] {
@@ -81,7 +85,7 @@ fn kills_change_nothing() {
     let kills = until_done(&place, &train("killed"), 120, &mut state);
     assert!(kills >= 5, "killed {kills} times only");
     until_done(&place, &eval("killed"), 40, &mut state);
-    check_equal(&place, "killed");
+    check_equal(&place, "killed", 400);
 }
 
 /// Files may not grow beyond a limit, so that a write fails in its middle, as on a full disk; or the process is killed there.
@@ -113,5 +117,40 @@ fn writes_that_fail_change_nothing() {
         place.ok(arguments);
     }
     assert!(failures >= 10, "{failures} failures");
-    check_equal(&place, "full");
+    check_equal(&place, "full", 400);
+}
+
+/// Starts a command, sends it a signal once `file` has a line, and returns what it said.
+fn interrupted(place: &Place, arguments: &[&str], file: &str, signal: i32) -> (Option<i32>, String) {
+    let mut child = place.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    for _ in 0..6000 {
+        if fs::read_to_string(place.path(file)).is_ok_and(|text| text.contains('\n')) {
+            break;
+        }
+        assert!(child.try_wait().unwrap().is_none(), "{arguments:?} ended before {file} had a line");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // SAFETY: a signal to a child that is not waited for yet, whose id hence is its own.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn signals_end_with_what_is_done_saved() {
+    let place = Place::new();
+    place.make_data();
+    for (run, signal) in [("int", libc::SIGINT), ("term", libc::SIGTERM), ("hup", libc::SIGHUP)] {
+        let train = ["train", "--config", "run.toml", "--out", run, "--set", "train.steps=1000000"];
+        let (code, said) = interrupted(&place, &train, &format!("{run}/metrics.jsonl"), signal);
+        assert!(code == Some(1) && said.contains("finishing this step, then saving"), "{run}: {code:?} {said}");
+        let verified = place.ok(&["verify", run]);
+        assert!(verified.contains("weights and moments"), "{run}: {verified}");
+    }
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    // the second length takes minutes
+    let eval = ["eval", "run", "--lengths", "16,1024", "--protocol", "sliding:1"];
+    let (code, said) = interrupted(&place, &eval, "run/evaluation.jsonl", libc::SIGTERM);
+    assert!(code == Some(1) && said.contains("the lengths that are done are saved"), "{code:?} {said}");
+    assert_eq!(place.read("run/evaluation.jsonl").lines().count(), 1);
 }

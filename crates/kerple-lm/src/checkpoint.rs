@@ -94,7 +94,7 @@ pub fn save(run: &Path, keep: usize, state: &State, learner: &Trained) -> Result
         let _ = fs::remove_dir_all(&aside);
         return Err(error);
     }
-    if place.exists() {
+    if present(&place)? {
         // only a damaged one can be here: the run went on from an earlier checkpoint
         fs::rename(&place, &replaced).map_err(Error::io(&place, "replace"))?;
     }
@@ -107,8 +107,13 @@ pub fn save(run: &Path, keep: usize, state: &State, learner: &Trained) -> Result
     Ok(place)
 }
 
+/// Whether something is at `path`. A disk that does not answer is an error: what could not be seen is not absent.
+pub(crate) fn present(path: &Path) -> Result<bool> {
+    path.try_exists().map_err(Error::io(path, "look for"))
+}
+
 fn remove(path: &Path) -> Result<()> {
-    if path.exists() {
+    if present(path)? {
         fs::remove_dir_all(path).map_err(Error::io(path, "remove"))?;
     }
     Ok(())
@@ -152,12 +157,14 @@ fn write_aside(aside: &Path, state: &State, learner: &Trained) -> Result<()> {
 /// A folder that cannot be read.
 pub fn list(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let all = folder(run);
-    if !all.exists() {
+    if !present(&all)? {
         return Ok(Vec::new());
     }
-    let entries = fs::read_dir(&all).map_err(Error::io(&all, "list"))?;
-    let step = |path: PathBuf| Some((step_of(&path)?, path));
-    let mut found: Vec<_> = entries.filter_map(|entry| step(entry.ok()?.path())).collect();
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&all).map_err(Error::io(&all, "list"))? {
+        let path = entry.map_err(Error::io(&all, "list"))?.path();
+        found.extend(step_of(&path).map(|step| (step, path)));
+    }
     found.sort();
     Ok(found)
 }

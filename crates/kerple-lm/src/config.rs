@@ -178,6 +178,9 @@ impl Default for TrainConfig {
     }
 }
 
+/// Most parts of a dotted key. No key of a run file is this deep, and a table is read with a call a level.
+const DEEPEST: usize = 8;
+
 /// Parses `key.path=value` and puts it into `table`; the value is TOML, or a bare word.
 fn set(table: &mut toml::Table, assignment: &str) -> Result<()> {
     let place = format!("--set {assignment}");
@@ -191,6 +194,14 @@ fn set(table: &mut toml::Table, assignment: &str) -> Result<()> {
         .ok()
         .and_then(|mut parsed| parsed.remove("value"))
         .unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    if path.split('.').nth(DEEPEST).is_some() {
+        let start: String = path.chars().take(40).collect();
+        return Err(Error::Config {
+            place: format!("--set {start}..."),
+            message: format!("the key has more than {DEEPEST} parts"),
+            hint: "every key of a run file is listed by `kerple describe config`".to_owned(),
+        });
+    }
     let mut keys: Vec<&str> = path.split('.').map(str::trim).collect();
     let last = keys.pop().filter(|key| !key.is_empty()).ok_or_else(|| fail("the key is empty".to_owned()))?;
     let mut place = table;

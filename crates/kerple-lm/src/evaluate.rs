@@ -104,7 +104,9 @@ pub fn losses(
             let nll = model.nll(Tokens { ids: &ids, batch: group.len(), len }, &targets).into_data();
             let nll: Vec<f64> = nll.iter::<f64>().collect();
             group.iter().zip(nll.chunks_exact(len)).for_each(|(window, row)| losses.add(window, row));
-            if !tell(losses.window_mean.len()) {
+            let done = losses.window_mean.len();
+            // what is done to the end is kept
+            if !tell(done) && done < windows.len() {
                 return Ok(None);
             }
         }

@@ -22,7 +22,7 @@ pub use lock::{Holder, Lock};
 pub use place::Place;
 pub use verify::Verification;
 
-use crate::checkpoint::{self, Found, State};
+use crate::checkpoint::{self, Found, State, present};
 use crate::corpus::Source;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
@@ -76,7 +76,7 @@ impl RunFolder {
     /// A plan that cannot be read, or was changed by hand.
     pub fn plan(&self) -> Result<Option<Plan>> {
         let path = self.path.join(record::PLAN_FILE);
-        if !path.exists() {
+        if !present(&path)? {
             return Ok(None);
         }
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
@@ -146,7 +146,7 @@ impl RunFolder {
     /// A file that cannot be read.
     pub fn evaluations(&self) -> Result<Vec<EvaluationRow>> {
         let path = self.evaluation_file();
-        Ok(if path.exists() { record::read_rows(&path)?.rows } else { Vec::new() })
+        Ok(if present(&path)? { record::read_rows(&path)?.rows } else { Vec::new() })
     }
 
     /// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.
@@ -171,7 +171,7 @@ impl RunFolder {
     /// A file that is damaged or cannot be written.
     pub fn add_kernels(&self, snapshot: KernelSnapshot) -> Result<()> {
         let path = self.path.join(record::KERNELS_FILE);
-        let mut all: Vec<KernelSnapshot> = if path.exists() { record::read_json(&path)? } else { Vec::new() };
+        let mut all: Vec<KernelSnapshot> = if present(&path)? { record::read_json(&path)? } else { Vec::new() };
         all.retain(|old| old.step < snapshot.step);
         all.push(snapshot);
         Ok(record::write_json(&path, &all)?)

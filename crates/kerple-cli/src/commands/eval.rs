@@ -1,6 +1,6 @@
 //! `kerple eval RUN`
 
-use super::{print_json, stop_flag};
+use super::{print_json, stop_flag_saying};
 use crate::args::{Eval, Split};
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
@@ -48,7 +48,9 @@ pub fn run(args: &Eval) -> Outcome {
         );
     }
     let (label, mut line) = (model.encoding.encoding().label(), Line::new());
-    let finished = evaluation.run(&stop_flag(), &mut |event| match event {
+    let stop =
+        stop_flag_saying("stopping; the lengths that are done are saved, this one is not; once more to stop at once");
+    let finished = evaluation.run(&stop, &mut |event| match event {
         Event::Evaluating { length, done, windows } => {
             line.show(|| format!("{label}  length {length}  window {done}/{windows}"));
         }

@@ -1,6 +1,6 @@
 //! `kerple sample RUN`
 
-use super::stop_flag;
+use super::stop_flag_saying;
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
 use crate::output::remarkln;
@@ -33,7 +33,7 @@ pub fn run(args: &Sample) -> Outcome {
         }
     };
     print(&args.prompt);
-    let stop = stop_flag();
+    let stop = stop_flag_saying("stopping after this token; once more to stop at once");
     let mut decoder = tokenizer.decoder();
     let draw = Draw { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     generate::generate(&model, &prompt, args.tokens, plan.facts.vocab_size, &draw, &mut |token| {

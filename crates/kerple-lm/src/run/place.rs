@@ -1,5 +1,6 @@
 //! Where the text of a run lies. The plan holds what the text is; a place may change, and is known by that.
 
+use crate::checkpoint::present;
 use crate::config::DataConfig;
 use crate::corpus::Source;
 use crate::error::{Error, Result};
@@ -35,7 +36,7 @@ impl Place {
     /// What the run says, or nothing where it says nothing.
     pub(super) fn read(run: &Path) -> Result<Place> {
         let path = run.join(FILE);
-        match path.exists() {
+        match present(&path)? {
             true => Ok(kerple_report::record::read_json(&path)?),
             false => Ok(Place::default()),
         }

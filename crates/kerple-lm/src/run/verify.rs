@@ -4,6 +4,7 @@ use super::RunFolder;
 use crate::checkpoint;
 use crate::error::Error;
 use kerple_report::record::{self, KernelSnapshot, MetricsRow};
+use std::path::Path;
 
 /// What was checked, and what was wrong.
 #[derive(Debug, Default)]
@@ -46,14 +47,16 @@ impl RunFolder {
             }
             Err(error) => found.problems.push(error),
         }
-        if self.path.join(record::METRICS_FILE).exists() {
+        // what cannot be seen is read all the same, so that the reason is a problem
+        let present = |path: &Path| path.try_exists().unwrap_or(true);
+        if present(&self.path.join(record::METRICS_FILE)) {
             found.note(self.check_metrics(), |rows| format!("{}: {rows} rows", record::METRICS_FILE));
         }
-        if self.evaluation_file().exists() {
+        if present(&self.evaluation_file()) {
             found.note(self.evaluations(), |rows| format!("{}: {} rows", record::EVALUATION_FILE, rows.len()));
         }
         let kernels = self.path.join(record::KERNELS_FILE);
-        if kernels.exists() {
+        if present(&kernels) {
             let all = record::read_json::<Vec<KernelSnapshot>>(&kernels).map_err(Error::from);
             found.note(all, |all| format!("{}: {} snapshots", record::KERNELS_FILE, all.len()));
         }

@@ -1,0 +1,278 @@
+//! Damaged and lying run files, assignments, run folders and kernels: an error or a success, never a panic, never more
+//! memory or time than the good ones are worth. Cases that once failed are kept at the end.
+
+#[path = "../../kerple-data/tests/common/change.rs"]
+mod change;
+mod common;
+#[path = "../../kerple-data/tests/common/mod.rs"]
+mod counting;
+
+use change::{apply, change};
+use common::{Counting, encoding, plan};
+use kerple::kernel::points::Points;
+use kerple_lm::checkpoint::{self, State};
+use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
+use kerple_lm::learner::{self, Learner};
+use kerple_lm::model::Decoder;
+use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::run::RunFolder;
+use kerple_lm::task::LanguageModel;
+use kerple_lm::train::{Sitting, train};
+use kerple_lm::{Error, Result};
+use kerple_report::record::{EvaluationRow, Journal};
+use kerple_report::{Options, find_runs, write};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+#[global_allocator]
+static ALLOCATOR: counting::Counting = counting::Counting;
+
+/// The allocations of one test at a time are counted.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// What any of these readers may take; the good files need a thousandth.
+const MOST: usize = 256 << 20;
+
+/// Far beyond what reading takes on a busy machine.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// Reads `bytes` and checks what it takes and what it says.
+fn check(name: &str, bytes: &[u8], read: &dyn Fn(&[u8]) -> Result<()>) -> bool {
+    let clock = Instant::now();
+    let (result, taken) = counting::most(|| read(bytes));
+    assert!(taken < MOST, "{name}: {} MiB", taken >> 20);
+    assert!(clock.elapsed() < LONGEST, "{name}: {:?}", clock.elapsed());
+    if let Err(error) = &result {
+        assert!(!error.to_string().is_empty() && !error.hint().is_empty(), "{name}: {error:?}");
+    }
+    result.is_ok()
+}
+
+/// Changes a good text in many ways. `PROPTEST_CASES` makes a longer hunt.
+fn hunt(name: &str, good: &[u8], cases: u32, read: &dyn Fn(&[u8]) -> Result<()>) {
+    assert!(check(name, good, read), "{name} is good");
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { cases };
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
+    let found = TestRunner::new(config).run(&prop::collection::vec(change(), 1..4), |changes| {
+        let mut bytes = good.to_vec();
+        changes.iter().for_each(|change| apply(&mut bytes, change));
+        let survived = catch_unwind(AssertUnwindSafe(|| check(name, &bytes, read)));
+        prop_assert!(survived.is_ok(), "keep {}", bytes.escape_ascii());
+        Ok(())
+    });
+    if let Err(error) = found {
+        panic!("{name}: {error}");
+    }
+}
+
+fn facts() -> DataFacts {
+    DataFacts { vocab_size: 300, tokenizer: "t".to_owned(), train_tokens: 1 << 40, content: "c".to_owned() }
+}
+
+/// A run file, down to its plan and what it would take.
+fn as_run_file(bytes: &[u8], set: &[String]) -> Result<()> {
+    let config = RunConfig::parse(&String::from_utf8_lossy(bytes), "run.toml", set)?;
+    let plan = Plan::new(&config, facts())?;
+    let _ = plan.training_memory(plan.train.batch).to_string();
+    let back: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).expect("what is written is read");
+    assert_eq!(back.hash, plan.hash);
+    Ok(())
+}
+
+/// Every kind of value a run file has, and encodings with keys of their own.
+fn run_files() -> Vec<String> {
+    let commented = REFERENCE.replace("\n# ", "\n");
+    let of = |encoding: &str| format!("[data]\npath = \"d\"\n[encoding]\n{encoding}\n[train]\nsteps = 10\nbatch = 4\n");
+    let mut files = vec![REFERENCE.to_owned()];
+    if RunConfig::parse(&commented, "run.toml", &[]).is_ok() {
+        files.push(commented);
+    }
+    files.extend([
+        of("kind = \"t5\"\nnum_buckets = 32\nmax_distance = 128"),
+        of("kind = \"rotary\"\nbase = 10000.0\npct = 0.5"),
+        of("kind = \"kernel\"\nbias = \"log(b=1, a=0.5) + power(1, 1)\""),
+        of("kind = \"kerple_power\"\na = [0.5, 1.5]\np = 1.0\nkeep = \"smooth\""),
+    ]);
+    files.retain(|file| as_run_file(file.as_bytes(), &[]).is_ok());
+    files
+}
+
+#[test]
+fn run_files_and_assignments() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let files = run_files();
+    assert!(files.len() >= 4, "{} of the run files are good", files.len());
+    for file in &files {
+        hunt("run file", file.as_bytes(), 400, &|bytes| as_run_file(bytes, &[]));
+    }
+    for set in [
+        "train.steps=100",
+        "encoding={kind=\"kerple_log\",r1=[0.0,2.0]}",
+        "train.betas=[0.9, 0.95]",
+        "model.block.norm=rms",
+        "model.n_heads=4",
+        "data.path=elsewhere",
+    ] {
+        let read = |bytes: &[u8]| as_run_file(REFERENCE.as_bytes(), &[String::from_utf8_lossy(bytes).into_owned()]);
+        hunt("assignment", set.as_bytes(), 200, &read);
+    }
+}
+
+/// A short finished run with evaluations.
+struct Finished {
+    folder: tempfile::TempDir,
+    plan: Plan,
+    checkpoint: PathBuf,
+}
+
+impl Finished {
+    fn new() -> Finished {
+        let settings =
+            TrainConfig { steps: 3, log_every: 1, valid_every: 2, valid_segments: 2, ..TrainConfig::default() };
+        let (folder, plan) = (tempfile::tempdir().unwrap(), plan(&encoding("kerple_log"), settings));
+        let (run, batches, stop) = (RunFolder::new(folder.path()), Counting(plan.clone()), AtomicBool::new(false));
+        let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false };
+        assert!(train(&sitting, &mut |_| {}).unwrap().finished);
+        let mut rows = Journal::open(&run.evaluation_file()).unwrap();
+        for length in [12, 24, 48] {
+            rows.push(&evaluation(&plan, length)).unwrap();
+        }
+        let checkpoint = checkpoint::folder(folder.path()).join("step-00000003");
+        Finished { folder, plan, checkpoint }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Reads everything, as training, evaluation, `verify` and `report` do.
+    fn read(&self) -> Result<()> {
+        let run = RunFolder::new(self.path());
+        let _ = run.verify();
+        let report =
+            find_runs(&[self.path()]).and_then(|runs| write(&runs, &self.path().join("page"), &Options::default()));
+        let loaded = run.load(&kerple_lm::device(), false).map(|_| ());
+        let state = checkpoint::state(&self.checkpoint, &self.plan.course())?;
+        let model = Decoder::new(&self.plan, &kerple_lm::device().autodiff());
+        let mut learner = Learner::new(model, LanguageModel, learner::settings(&self.plan));
+        checkpoint::restore(&self.checkpoint, &state, &mut learner)?;
+        run.evaluations()?;
+        let metrics = run.path().join("metrics.jsonl");
+        let kept = fs::read(&metrics).unwrap();
+        let reopened = run.reopen_metrics(2).map(|_| ());
+        fs::write(&metrics, kept).unwrap();
+        report?;
+        loaded.and(reopened)
+    }
+
+    /// State as it would be written, after `change`.
+    fn seal(&self, change: impl FnOnce(&mut State)) {
+        let path = self.checkpoint.join("state.json");
+        let Ok(mut state) = serde_json::from_slice::<State>(&fs::read(&path).unwrap()) else { return };
+        change(&mut state);
+        state.sha256 = String::new();
+        state.sha256 = sha256(&serde_json::to_vec(&state).unwrap());
+        fs::write(path, serde_json::to_vec(&state).unwrap()).unwrap();
+    }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn evaluation(plan: &Plan, length: u64) -> EvaluationRow {
+    let text = serde_json::json!({ "checksum": "c", "span": 48, "segments": 2, "seed": 7 });
+    let row = serde_json::json!({
+        "encoding": plan.label, "seed": plan.seed, "train_len": plan.train_len, "length": length, "protocol": "segments",
+        "split": "test", "step": 3, "text": text, "segments": 2, "tokens": 2 * length, "nll": 2.0, "perplexity": 7.4,
+        "seconds": 0.1, "position_nll": vec![2.0; length as usize], "segment_nll": [2.0, 2.0],
+    });
+    serde_json::from_value(row).unwrap()
+}
+
+#[test]
+fn run_folders() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let run = Finished::new();
+    let weights = |run: &Finished, bytes: &[u8]| run.seal(|state| state.model_sha256 = sha256(bytes));
+    let moments = |run: &Finished, bytes: &[u8]| run.seal(|state| state.optimizer_sha256 = sha256(bytes));
+    type Seal<'a> = &'a dyn Fn(&Finished, &[u8]);
+    // checksums that would catch the lie are made to fit it
+    let files: [(&str, Seal); 8] = [
+        ("plan.json", &|_, _| ()),
+        ("metrics.jsonl", &|_, _| ()),
+        ("evaluation.jsonl", &|_, _| ()),
+        ("kernels.json", &|_, _| ()),
+        ("checkpoints/step-00000003/state.json", &|_, _| ()),
+        ("checkpoints/step-00000003/state.json", &|run, _| run.seal(|_| ())),
+        ("checkpoints/step-00000003/model.safetensors", &weights),
+        ("checkpoints/step-00000003/optimizer.safetensors", &moments),
+    ];
+    for (name, seal) in files {
+        let path = run.path().join(name);
+        let state = fs::read(run.checkpoint.join("state.json")).unwrap();
+        let good = fs::read(&path).unwrap();
+        hunt(name, &good, 60, &|bytes| {
+            fs::write(run.checkpoint.join("state.json"), &state).unwrap();
+            fs::write(&path, bytes).unwrap();
+            seal(&run, bytes);
+            run.read()
+        });
+        fs::write(run.checkpoint.join("state.json"), &state).unwrap();
+        fs::write(&path, &good).unwrap();
+    }
+}
+
+#[test]
+fn kernels_and_points() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let refused = |message: String| Error::Refused { message, hint: "docs/kernels.md".to_owned() };
+    for kernel in [
+        "log(b=1, a=0.5) + 2 * power(1, 1.5)",
+        "exp(-power(0.5, 1))",
+        "0.5 * gauss(3) * (1 + log(1, 1))^0.5",
+        "cauchy(1) - min(log(1, 2), 3)",
+    ] {
+        let read = |bytes: &[u8]| {
+            let report = kerple::kernel::report::check(&String::from_utf8_lossy(bytes), "0..15")
+                .map_err(|error| refused(error.to_string()))?;
+            let _ = report.to_string();
+            Ok(())
+        };
+        // not all of these are in the language; what their changes do counts
+        let good = if read(kernel.as_bytes()).is_ok() { kernel } else { "log(1, 1)" };
+        hunt("kernel", good.as_bytes(), 300, &read);
+    }
+    for points in ["0..31", "0,1,2.5,9", "grid(4x5)", "random(n=20, high=100, seed=1)", "0..10..0.5"] {
+        let read = |bytes: &[u8]| match Points::parse(&String::from_utf8_lossy(bytes)) {
+            Ok(points) => {
+                assert!(points.len() <= 1024 && (0..points.len()).all(|at| points.point(at).len() == points.dim()));
+                Ok(())
+            }
+            Err(error) => Err(refused(error.to_string())),
+        };
+        let good = if read(points.as_bytes()).is_ok() { points } else { "0..31" };
+        hunt("points", good.as_bytes(), 300, &read);
+    }
+}
+
+/// Deep nesting once overflowed the stack, in an assignment and in a run file.
+#[test]
+fn deep_keys_are_errors() {
+    let deep = "a.".repeat(20_000);
+    let refused = RunConfig::parse(REFERENCE, "run.toml", &[format!("{deep}b=1")]).unwrap_err();
+    assert!(refused.to_string().contains("more than 8 parts") && refused.to_string().len() < 200, "{refused}");
+    for text in [format!("{deep}b = 1\n"), format!("[{deep}b]\n"), format!("x = {}", "[".repeat(20_000))] {
+        assert!(RunConfig::parse(&text, "run.toml", &[]).is_err());
+        assert!(RunConfig::parse(REFERENCE, "run.toml", &[format!("seed={text}")]).is_err());
+    }
+    let inline = format!("{}1{}", "{a=".repeat(20_000), "}".repeat(20_000));
+    assert!(RunConfig::parse(REFERENCE, "run.toml", &[format!("seed={inline}")]).is_err());
+}
