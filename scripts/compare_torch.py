@@ -2,11 +2,11 @@
 """Times kerple against PyTorch on this machine, alternately, and prints the ratios.
 
     pip install torch numpy
-    cargo build --release && python3 scripts/compare_torch.py [attention|step|neox|eval|all] [--rounds 3]
+    cargo build --release && python3 scripts/compare_torch.py [attention|step|neox|eval|all] [--rounds 3] [--instructions avx2]
 
 Attention is one KERPLE-log layer, B1 H12 D64, float32. A step trains a GPT-NeoX decoder with AdamW and clipping: 4 layers,
 width 256, 4 heads, batch 8, 256 tokens, or for `neox` 12 layers, width 768, 12 heads, batch 2, 50304 tokens. A ratio above 1
-means that kerple is faster.
+means that kerple is faster. With --instructions avx2 neither side uses wider ones.
 """
 import argparse, json, math, os, resource, statistics, subprocess, sys, time
 
@@ -14,8 +14,13 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERPLE = os.path.join(ROOT, "target", "release", "kerple")
 
 
+NARROW = []  # what keeps kerple to the narrower instructions
+# the same for PyTorch: its own kernels, oneDNN and MKL
+NARROW_TORCH = dict(ATEN_CPU_CAPABILITY="avx2", DNNL_MAX_CPU_ISA="AVX2", MKL_ENABLE_INSTRUCTIONS="AVX2")
+
+
 def kerple(*args, pick):
-    command = [KERPLE, "bench", *args, "--json", "--repeats", "3"]
+    command = [KERPLE, "bench", *args, *NARROW, "--json", "--repeats", "3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         for line in process.stdout:
             row = json.loads(line)
@@ -26,7 +31,8 @@ def kerple(*args, pick):
 
 
 def torch_child(kind, mode, length, sizes):
-    out = subprocess.run([sys.executable, __file__, "--child", kind, mode, str(length), json.dumps(sizes)], check=True, capture_output=True, text=True)
+    out = subprocess.run([sys.executable, __file__, "--child", kind, mode, str(length), json.dumps(sizes)], check=True, capture_output=True, text=True,
+                         env=os.environ | (NARROW_TORCH if NARROW else {}))
     return json.loads(out.stdout.splitlines()[-1])
 
 
@@ -182,6 +188,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="all", choices=[*CASES, "all"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--instructions", choices=["avx2"])
     args = parser.parse_args()
+    if args.instructions:
+        NARROW.extend(["--instructions", args.instructions])
     for name in CASES if args.what == "all" else [args.what]:
         compare(name, args.rounds)
