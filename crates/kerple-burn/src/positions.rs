@@ -9,7 +9,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
 use bytemuck::Pod;
 use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Scope};
-use kerple::forms::{Absolute, DistanceTable, Form, Sight, Slopes};
+use kerple::forms::{Absolute, DistanceTable, Form, Sight, Slopes, TableSlopes};
 use std::sync::Arc;
 
 /// Where an encoding enters a model.
@@ -167,7 +167,8 @@ impl PositionalEncoding {
         let numbers = self.numbers(layer);
         let DistanceTable { heads, bias, weight, .. } = self.encoding.table(&self.geometry, &numbers, len);
         let tracked = stored.iter().any(|values| values.device().is_autodiff());
-        let slopes = tracked.then(|| self.encoding.table_slopes(&self.geometry, &numbers, len)).unwrap_or_default();
+        let slopes =
+            if tracked { self.encoding.table_slopes(&self.geometry, &numbers, len) } else { TableSlopes::default() };
         let numbers = Arc::new(numbers);
         [(bias, slopes.bias), (weight, slopes.weight)]
             .map(|(rows, slopes)| rows.map(|rows| Table { heads, len, rows, slopes, numbers: numbers.clone() }))

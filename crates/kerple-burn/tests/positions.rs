@@ -57,8 +57,11 @@ fn up() -> Tensor<2> {
     Tensor::from_data(TensorData::new(values, [GEOMETRY.heads, LEN]), (&device(), DType::F64))
 }
 
+/// The tables, and the gradient in each learned value.
+type Ran = (Vec<Vec<f64>>, Vec<Option<Vec<f64>>>);
+
 /// Tables, and the gradient of their products with `up` in every parameter.
-fn run(module: &PositionalEncoding, positions: &Positions) -> Option<(Vec<Vec<f64>>, Vec<Option<Vec<f64>>>)> {
+fn run(module: &PositionalEncoding, positions: &Positions) -> Option<Ran> {
     let tables: Vec<&Tensor<2>> = positions.scores.tables().into_iter().flatten().collect();
     let loss = tables.iter().map(|table| ((*table).clone() * up()).sum()).reduce(|a, b| a + b)?;
     let values = tables.into_iter().map(numbers).collect();

@@ -313,7 +313,7 @@ fn snapshot(model: &Decoder, step: u64) -> Option<KernelSnapshot> {
     let len = 20_481;
     let tables: Vec<_> = (0..model.encoding.sets()).map(|layer| model.encoding.table(layer, len)).collect();
     let pick = |rows: fn(&DistanceTable) -> &Option<Vec<f64>>| {
-        let rows = tables.iter().flat_map(|table| rows(table)).flat_map(|rows| rows.chunks(len));
+        let rows = tables.iter().flat_map(&rows).flat_map(|rows| rows.chunks(len));
         let picked = rows.map(|row| distances.iter().map(|d| row[*d as usize]).collect()).collect::<Vec<Vec<f64>>>();
         (!picked.is_empty()).then_some(picked)
     };
