@@ -122,7 +122,9 @@ impl Encoding {
             for (index, rows) in own {
                 for (row, stored) in rows.chunks_mut(len.max(1)).zip(&stored[*index]) {
                     let (_, slope) = parameters[*index].value(*stored);
-                    row.iter_mut().for_each(|value| *value *= slope);
+                    if slope != 1.0 {
+                        row.iter_mut().for_each(|value| *value *= slope);
+                    }
                 }
             }
         }

@@ -32,8 +32,9 @@ impl Part<'_> {
         let mut found: Vec<(usize, Vec<f64>)> =
             (0..self.count).map(|at| (self.first + at, Vec::with_capacity(size))).collect();
         for head in 0..inputs.geometry.heads {
-            let rows = self.expr.slopes(&self.values(inputs, head), inputs.positions.end, inputs.compat);
-            found.iter_mut().zip(rows).for_each(|((_, all), row)| all.extend(row));
+            self.expr.each_gradient(&self.values(inputs, head), inputs.positions.end, inputs.compat, |gradient| {
+                found.iter_mut().zip(gradient).for_each(|((_, rows), slope)| rows.push(*slope));
+            });
         }
         (self.count > 0).then_some(Slopes::PerHead(found))
     }

@@ -1,6 +1,7 @@
 //! What a method hands over as a whole, and the derivatives of its tables.
 
 use super::{Absolute, DistanceTable, Rotary};
+use crate::cpu::reduce;
 
 /// What a positional method hands over; a model passes it to the place it enters.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,7 +52,7 @@ impl Slopes {
 
     /// Adds to `d_values`, one vector a parameter, the gradient through the table, given the gradient `d_table` in it.
     ///
-    /// Sums run from the smallest distance to the largest.
+    /// Sums have a fixed order.
     pub fn backward(&self, heads: usize, d_table: &[f64], d_values: &mut [Vec<f64>]) {
         let len = d_table.len() / heads;
         match self {
@@ -60,7 +61,7 @@ impl Slopes {
                     crate::check_shape!(slopes, H = heads, L = len);
                     for (head, d_value) in d_values[*index].iter_mut().enumerate() {
                         let row = head * len..(head + 1) * len;
-                        *d_value += slopes[row.clone()].iter().zip(&d_table[row]).map(|(a, b)| a * b).sum::<f64>();
+                        *d_value += reduce::sum([&slopes[row.clone()], &d_table[row]], |[a, b]| a * b);
                     }
                 }
             }

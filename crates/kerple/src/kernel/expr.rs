@@ -174,24 +174,22 @@ impl Expr {
         (0..len).map(|d| self.root.at(parameters, compat.round(d as f64), &mut 0, compat)).collect()
     }
 
-    /// Derivatives of [`Expr::row`] in each parameter.
+    /// Calls `each` with the derivatives of [`Expr::row`] in the parameters, one distance after the other.
     ///
     /// In low precision these are the exact derivatives at the rounded parameters and distances, so that a staircase of
     /// distances is what a model learns from as well as what it sees.
     ///
     /// # Shapes
-    /// `parameters` `[P]`, result `[P][L]`.
-    pub fn slopes(&self, parameters: &[f64], len: usize, compat: Compat) -> Vec<Vec<f64>> {
+    /// `parameters` and what `each` is given `[P]`; `each` is called L times.
+    pub fn each_gradient(&self, parameters: &[f64], len: usize, compat: Compat, mut each: impl FnMut(&[f64])) {
         let count = self.root.count();
         check_shape!(parameters, P = count);
         let parameters: Vec<f64> = parameters.iter().map(|value| compat.round(*value)).collect();
         let mut gradient = vec![0.0; count];
-        let mut slopes = vec![vec![0.0; len]; count];
         for d in 0..len {
             self.root.gradient(&parameters, compat.round(d as f64), &mut gradient, &mut 0);
-            slopes.iter_mut().zip(&gradient).for_each(|(row, slope)| row[d] = *slope);
+            each(&gradient);
         }
-        slopes
     }
 }
 

@@ -93,32 +93,39 @@ impl Function {
         }
     }
 
-    /// The base kernel behind it with all its parameters; none for a constant.
-    fn base(self, [x, y, z]: [f64; 3]) -> Option<(Base, [f64; 3])> {
-        match self {
-            Function::Power => Some((Base::Power, [x, y, 0.0])),
-            Function::Log => Some((Base::Log, [x, y, 1.0])),
-            Function::Log3 => Some((Base::Log, [x, y, z])),
-            Function::SqDist => Some((Base::Power, [1.0, 2.0, 0.0])),
-            Function::Gauss => Some((Base::Exp, [x, y, 2.0])),
-            Function::Exp => Some((Base::Exp, [x, y, z])),
-            Function::Const => None,
-        }
-    }
-
     /// The value at `d`.
     pub(super) fn value(self, values: [f64; 3], d: f64, compat: Compat) -> f64 {
-        let Some((base, parameters)) = self.base(values) else { return values[0] };
         match compat {
-            Compat::Exact => base.at(&parameters[..base.parameters().len()], d).value,
-            Compat::Bf16 => base.at_bf16(parameters, d),
+            Compat::Exact => self.jet(values, d).0,
+            Compat::Bf16 => self.value_bf16(values, d),
         }
     }
 
-    /// The derivatives in the slots at `d`, and the exact value.
-    pub(super) fn jet(self, values: [f64; 3], d: f64) -> (f64, [f64; 3]) {
-        let Some((base, parameters)) = self.base(values) else { return (values[0], [1.0, 0.0, 0.0]) };
-        let jet = base.at(&parameters[..base.parameters().len()], d);
+    /// The exact value at `d`, and the derivatives in the slots.
+    // inlined, so that constant exponents cost nothing, nor derivatives that the caller drops
+    #[inline(always)]
+    pub(super) fn jet(self, [x, y, z]: [f64; 3], d: f64) -> (f64, [f64; 3]) {
+        let jet = match self {
+            Function::Power => Base::Power.at(&[x, y], d),
+            Function::Log => Base::Log.at(&[x, y, 1.0], d),
+            Function::Log3 => Base::Log.at(&[x, y, z], d),
+            Function::SqDist => Base::Power.at(&[1.0, 2.0], d),
+            Function::Gauss => Base::Exp.at(&[x, y, 2.0], d),
+            Function::Exp => Base::Exp.at(&[x, y, z], d),
+            Function::Const => return (x, [1.0, 0.0, 0.0]),
+        };
         (jet.value, jet.gradient)
+    }
+
+    fn value_bf16(self, [x, y, z]: [f64; 3], d: f64) -> f64 {
+        match self {
+            Function::Power => Base::Power.at_bf16([x, y, 0.0], d),
+            Function::Log => Base::Log.at_bf16([x, y, 1.0], d),
+            Function::Log3 => Base::Log.at_bf16([x, y, z], d),
+            Function::SqDist => Base::Power.at_bf16([1.0, 2.0, 0.0], d),
+            Function::Gauss => Base::Exp.at_bf16([x, y, 2.0], d),
+            Function::Exp => Base::Exp.at_bf16([x, y, z], d),
+            Function::Const => x,
+        }
     }
 }
