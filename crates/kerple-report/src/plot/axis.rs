@@ -38,7 +38,9 @@ pub struct Axis {
 impl Axis {
     /// Equal steps from `low` to `high`, widened to a round range where it is empty.
     pub fn linear(label: impl Into<String>, low: f64, high: f64) -> Axis {
-        let (low, high) = if high > low { (low, high) } else { (low - 0.5, low + 0.5) };
+        // half a unit is nothing beside 1e17
+        let half = (4.0 * f64::EPSILON * low.abs()).max(0.5);
+        let (low, high) = if high > low { (low, high) } else { (low - half, low + half) };
         Axis { label: label.into(), scale: Scale::Linear, low, high, ticks: linear_ticks(low, high) }
     }
 
@@ -85,13 +87,20 @@ impl Axis {
     }
 }
 
+/// No float is below ten to minus this, nor above ten to this.
+const SMALLEST_POWER: f64 = 324.0;
+
 /// Multiples of 1, 2 or 5 times a power of ten, about five of them.
 fn linear_ticks(low: f64, high: f64) -> Vec<Tick> {
     let rough = (high - low) / 5.0;
     let power = 10f64.powf(rough.log10().floor());
     let step =
         [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|&step| step >= rough * 0.999).unwrap_or(rough);
-    let decimals = (-step.log10().floor()).max(0.0) as usize;
+    if !(step > 0.0 && step.is_finite()) {
+        // a range at the ends of what floats can be has no round numbers
+        return Vec::new();
+    }
+    let decimals = (-step.log10().floor()).clamp(0.0, SMALLEST_POWER) as usize;
     let (first, last) = ((low / step - 1e-9).ceil() as i64, (high / step + 1e-9).floor() as i64);
     (first..=last)
         .map(|multiple| multiple as f64 * step)
@@ -107,7 +116,8 @@ fn log_ticks(low: f64, high: f64) -> Vec<Tick> {
     let decades = (high / low).log10();
     let multiples: &[f64] = if decades <= 3.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
     let every = (decades / 8.0).ceil().max(1.0) as i32;
-    let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
+    let power = |value: f64| value.log10().clamp(-SMALLEST_POWER, SMALLEST_POWER);
+    let (first, last) = (power(low).floor() as i32, power(high).ceil() as i32);
     let inside = |at: &f64| *at >= low * (1.0 - 1e-9) && *at <= high * (1.0 + 1e-9);
     let ticks: Vec<Tick> = (first..=last)
         .filter(|power| power.rem_euclid(every) == 0)
@@ -140,6 +150,19 @@ mod tests {
 
     fn texts(axis: &Axis) -> Vec<&str> {
         axis.ticks.iter().map(|tick| tick.text.as_str()).collect()
+    }
+
+    #[test]
+    fn ends_of_any_size_have_few_ticks() {
+        for low in [0.0, 5e-324, 1e-300, 0.5, 1e17, -1.3e17, 1e300, f64::MAX, -f64::MAX] {
+            for high in [low, low.next_up(), 2.0 * low, f64::MAX, f64::INFINITY] {
+                let axis = Axis::linear("", low, high);
+                assert!(axis.ticks.len() < 20 && axis.low < axis.high, "{low} to {high}: {axis:?}");
+                if low > 0.0 {
+                    assert!(Axis::log("", low, high).ticks.len() < 20, "{low} to {high}");
+                }
+            }
+        }
     }
 
     #[test]
