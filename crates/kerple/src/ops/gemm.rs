@@ -25,6 +25,12 @@ const PANEL_DEPTH: usize = 256;
 const TILE_ROWS: usize = 6;
 /// Fewest blocks a large product is cut into.
 const ENOUGH_BLOCKS: usize = 12;
+/// Most rows and columns of a block that is finished into a second matrix, and the fewest rows that are worth it. Such a
+/// block has whole rows if it can: narrow pieces at strides of a power of two use few sets of the cache, and reads of one
+/// matrix wait for writes at the same place in a page of the other.
+const FINISHED_ROWS: usize = 256;
+const FINISHED_COLUMNS: usize = 1024;
+const FEWEST_FINISHED_ROWS: usize = 96;
 /// Multiplications that are worth a task.
 const WORTH_A_TASK: usize = 1 << 18;
 
@@ -64,12 +70,20 @@ impl Product {
         Product { b_is_transposed: true, ..self }
     }
 
-    /// Rows and columns of the blocks of the result; a function of the shape only.
-    fn block(self) -> (usize, usize) {
+    /// Rows and columns of the blocks of the result; a function of the shape and of whether there is a second matrix.
+    fn block(self, beside: bool) -> (usize, usize) {
         let Product { m, k, n, .. } = self;
         let worthwhile = m.saturating_mul(k).saturating_mul(n) / WORTH_A_TASK;
         if worthwhile < ENOUGH_BLOCKS {
             return (m, n.div_ceil(worthwhile.max(1)).next_multiple_of(BLOCK_COLUMNS));
+        }
+        if beside {
+            let across = n.div_ceil(FINISHED_COLUMNS);
+            let down = m.div_ceil(FINISHED_ROWS).max(ENOUGH_BLOCKS.div_ceil(across));
+            let rows = m.div_ceil(down).next_multiple_of(TILE_ROWS);
+            if rows >= FEWEST_FINISHED_ROWS {
+                return (rows, n.div_ceil(across).next_multiple_of(BLOCK_COLUMNS));
+            }
         }
         let (mut down, mut columns) = (m.div_ceil(MOST_ROWS), BLOCK_COLUMNS);
         if down * n.div_ceil(columns) < ENOUGH_BLOCKS {
@@ -144,7 +158,7 @@ pub fn matmul_then<T: Number>(
     };
     let matrix = |start| Matrix { start, columns: n };
     let (c, second) = (matrix(start), beside.as_mut().map(|beside| matrix(room(beside, values))));
-    let (rows, columns) = product.block();
+    let (rows, columns) = product.block(beside.is_some());
     let block = |i: usize, j: usize| {
         let (i, j) = (i * rows..m.min((i + 1) * rows), j * columns..n.min((j + 1) * columns));
         // SAFETY: `a` and `b` were seen to hold their matrices, and `c` has room for its own; this block of it is written
@@ -346,7 +360,7 @@ mod tests {
     fn large_products_equal_plain_loops() {
         // the last one is deeper than two panels
         for (m, k, n) in [(MOST_ROWS + 1, 70, 65), (386, 33, 130), (7, 100, 1500), (769, 20, 129), (100, 519, 131)] {
-            let (rows, columns) = Product::new(m, k, n).block();
+            let (rows, columns) = Product::new(m, k, n).block(false);
             assert!(rows < m || columns < n, "more than one block");
             check_against_plain(m, k, n, 7);
         }
@@ -368,7 +382,8 @@ mod tests {
 
     #[test]
     fn every_piece_is_finished_once() {
-        for (m, k, n) in [(2, 3, 4), (385, 40, 130)] {
+        // the last two in blocks of many columns, one across and two
+        for (m, k, n) in [(2, 3, 4), (385, 40, 130), (1300, 40, 130), (1300, 20, 1100)] {
             let (a, b, bias) = (random(m * k, 1), random(k * n, 2), random(n, 3));
             let product = Product::new(m, k, n);
             let (mut c, mut beside, mut biased, mut want) = (Vec::new(), vec![0.5], Vec::new(), Vec::new());
