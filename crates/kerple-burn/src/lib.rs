@@ -1,6 +1,6 @@
 //! Positional encodings, exact attention with learned distance tables, and transformer blocks for Burn.
 //!
-//! * [`fused`] is the door through which CPU operations with their own backward enter Burn; [`array`] is what they see.
+//! * [`fused`] is the door through which CPU operations with their own backward enter Burn; [`mod@array`] is what they see.
 //! * [`ops`] are functions of tensors: the fused version of each beside its definition in plain Burn operations, which any
 //!   backend runs. An [`Engine`](fused::Engine) chooses.
 //! * [`layers`] are modules with parameters that call them, [`block`] joins two of them as a [`plan`] says.

@@ -133,7 +133,7 @@ impl Run {
 /// evaluations counts. Runs that share label, training length and seed but not the plan get longer names.
 ///
 /// # Errors
-/// [`Error::NoRuns`] if there are none; [`Error::Damaged`] with file and line; [`Error::Io`].
+/// [`Error::Refused`] if there are none; [`Error::Damaged`] with file and line; [`Error::Io`].
 pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
     let mut found = BTreeMap::new();
     for folder in folders {

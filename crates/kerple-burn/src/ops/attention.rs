@@ -35,7 +35,7 @@ pub fn attention(
     inputs.apply(Core { own, tables, scale })
 }
 
-/// [`attention`] after the rotation of queries and keys, which are at the same positions; all `[B, H, L, D]`.
+/// [`attention()`] after the rotation of queries and keys, which are at the same positions; all `[B, H, L, D]`.
 pub fn rotated(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -79,7 +79,7 @@ fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
     x.reshape([batch, kv_heads, 1, keys, head_dim]).repeat_dim(2, times).reshape([batch, heads, keys, head_dim])
 }
 
-/// The definition of [`attention`].
+/// The definition of [`attention()`].
 pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, positions: &Positions) -> Tensor<4> {
     let ([_, heads, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
     let (size, device) = ([queries, keys], q.device());
