@@ -4,7 +4,7 @@ use crate::config::RunConfig;
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
 use crate::evaluate::{self, Amount, Evaluation, Request, Text};
-use crate::memory::Limit;
+use crate::memory::{Limit, Memory};
 use crate::plan::Plan;
 use crate::run::{RunFolder, Trained};
 use crate::train::{self, Sitting};
@@ -43,6 +43,8 @@ pub enum Event<'a> {
         index: usize,
         /// Runs in all.
         runs: usize,
+        /// What training it takes.
+        memory: Memory,
     },
     /// What training does.
     Training(train::Event<'a>),
@@ -67,7 +69,8 @@ impl Comparison {
         let plans = self.plans(&source)?;
         let request = self.fixed_request(&plans, &source.text(Split::Test))?;
         for (index, plan) in plans.iter().enumerate() {
-            tell(Event::Run { label: &plan.label, seed: plan.seed, index, runs: plans.len() });
+            let memory = plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch));
+            tell(Event::Run { label: &plan.label, seed: plan.seed, index, runs: plans.len(), memory });
             if !self.one(plan, &source, &request, stop, tell)? {
                 return Ok(false);
             }

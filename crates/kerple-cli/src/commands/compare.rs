@@ -85,7 +85,13 @@ pub fn run_comparison(comparison: &Comparison, stop: &AtomicBool, json: bool) ->
     let mut line = Line::new();
     let mut what = String::new();
     let finished = comparison.run(stop, &mut |event| match event {
-        Event::Run { label, seed, index, runs } => what = format!("run {}/{runs}  {label} seed {seed}", index + 1),
+        Event::Run { label, seed, index, runs, memory } => {
+            what = format!("run {}/{runs}  {label} seed {seed}", index + 1);
+            // the runs differ by a few learned values
+            if index == 0 {
+                line.done(&memory.to_string());
+            }
+        }
         Event::Training(train::Event::Note(note)) => line.done(&format!("{what}  note: {note}")),
         Event::Training(train::Event::Step(step)) => line.show(|| step_line(&what, step)),
         Event::Evaluation(evaluate::Event::Evaluating { length, done, windows }) => {
