@@ -7,6 +7,7 @@ use kerple_burn::adamw::{AdamW, Settings, Update};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::attention::{attention, default_scale};
 use kerple_burn::parameters::{self, Describe, Groups};
+use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 
 const LEN: usize = 32;
@@ -20,7 +21,8 @@ impl Average {
     /// With q = k = 0 only the bias decides: each position gets a mean of the past, weighted by distance.
     fn forward(&self, v: Tensor<4>, device: &Device) -> Tensor<4> {
         let nothing = v.zeros_like();
-        let positions = self.encoding.positions(0, [LEN, LEN], (device, DType::F32), Engine::Fused);
+        let positions =
+            self.encoding.positions(0, [LEN, LEN], (device, DType::F32), Engine::Fused, &Pass::evaluation(0));
         attention(nothing.clone(), nothing, v, default_scale(4), &positions, Engine::Fused)
     }
 }

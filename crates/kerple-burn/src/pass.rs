@@ -18,6 +18,9 @@ pub struct Pass {
     pub first_row: u64,
     /// Whether the pass trains: dropout is off otherwise.
     pub train: bool,
+    /// Positions of the whole sequence where a pass takes it in pieces, as decoding does; `None`: it is taken at once.
+    /// What is drawn for all positions together is drawn for this many.
+    pub span: Option<usize>,
 }
 
 /// The step of evaluation passes: no update has this number.
@@ -25,18 +28,28 @@ const EVALUATION: u64 = u64::MAX;
 
 impl Pass {
     /// A pass of the update after `step` others.
-    pub fn training(seed: u64, step: u64) -> Pass {
-        Pass { seed, step, first_row: 0, train: true }
+    pub const fn training(seed: u64, step: u64) -> Pass {
+        Pass { seed, step, first_row: 0, train: true, span: None }
     }
 
     /// A pass that only measures; always the same draws for the same seed.
-    pub fn evaluation(seed: u64) -> Pass {
-        Pass { seed, step: EVALUATION, first_row: 0, train: false }
+    pub const fn evaluation(seed: u64) -> Pass {
+        Pass { seed, step: EVALUATION, first_row: 0, train: false, span: None }
     }
 
     /// The same pass for sequences further down the batch.
     pub fn at_row(self, row: usize) -> Pass {
         Pass { first_row: self.first_row + row as u64, ..self }
+    }
+
+    /// The same pass over sequences of which it gets a piece at a time, and which will have this many positions.
+    pub fn over(self, span: usize) -> Pass {
+        Pass { span: Some(span), ..self }
+    }
+
+    /// The stream that all sequences of this pass share at a `place`, however a batch is split.
+    pub fn shared_noise(&self, place: u64) -> ChaCha8Rng {
+        Pass { first_row: u64::MAX, ..*self }.noise(0, place)
     }
 
     /// The stream for the sequence `row` of this pass at a `place` in the model, a number that each use has to itself.
@@ -61,6 +74,7 @@ mod tests {
                 for (row, place) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                     assert!(seen.insert(pass.noise(row, place).next_u64()), "{pass:?} {row} {place}");
                 }
+                assert!(seen.insert(pass.shared_noise(0).next_u64()), "{pass:?}, shared");
             }
         }
     }
@@ -69,6 +83,7 @@ mod tests {
     fn parts_of_a_batch_draw_what_the_whole_does() {
         let (whole, part) = (Pass::training(3, 9), Pass::training(3, 9).at_row(4).at_row(1));
         assert_eq!(whole.noise(7, 2), part.noise(2, 2));
+        assert_eq!(whole.shared_noise(2), part.shared_noise(2));
         assert_eq!(Pass::evaluation(3).noise(1, 1), Pass::evaluation(3).noise(1, 1));
     }
 }

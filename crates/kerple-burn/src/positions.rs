@@ -4,6 +4,7 @@ use crate::array::Array;
 use crate::forms::{Positions, RotaryTables, Scores};
 use crate::fused::{Engine, Forward, Input, Op, Saved, Step, apply};
 use crate::parameters::{Describe, Group, Groups};
+use crate::pass::Pass;
 use crate::with_element;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
@@ -143,6 +144,7 @@ impl PositionalEncoding {
         [queries, keys]: [usize; 2],
         options: (&Device, DType),
         engine: Engine,
+        _pass: &Pass,
     ) -> Positions {
         let mut positions = Positions { sight: Sight::Causal { window: self.encoding.window }, ..Positions::default() };
         match self.place {
@@ -175,7 +177,13 @@ impl PositionalEncoding {
     }
 
     /// Rows added to the embeddings of positions `start..start + len`, `[1, len, M]`.
-    pub fn absolute(&self, start: usize, len: usize, (device, dtype): (&Device, DType)) -> Option<Tensor<3>> {
+    pub fn absolute(
+        &self,
+        start: usize,
+        len: usize,
+        (device, dtype): (&Device, DType),
+        _pass: &Pass,
+    ) -> Option<Tensor<3>> {
         if self.place != Place::Embeddings {
             return None;
         }

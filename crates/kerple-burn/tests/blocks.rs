@@ -5,7 +5,7 @@ mod common;
 
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
-use common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
+use common::{PASS, Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
 use kerple::encoding::{Encoding, Geometry, Method};
 use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
@@ -35,7 +35,7 @@ impl Both {
 
     fn forward(&self, x: Tensor<3>, engine: Engine) -> Tensor<3> {
         let len = x.dims()[1];
-        let positions = self.encoding.positions(0, [len, len], (&device(), DType::F64), engine);
+        let positions = self.encoding.positions(0, [len, len], (&device(), DType::F64), engine, &PASS);
         self.block.forward(x, &positions, engine)
     }
 }
@@ -155,7 +155,7 @@ fn both_directions_equal_their_definition() {
         let lengths = [None, Some([7, 4, 1])][seed / 2 % 2];
         let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
         let forward = |both: &Both, x: Tensor<3>, engine| {
-            let positions = both.encoding.positions(0, [len, len], (&device(), DType::F64), engine);
+            let positions = both.encoding.positions(0, [len, len], (&device(), DType::F64), engine, &PASS);
             let positions = positions.in_both_directions();
             let positions = Positions { lengths: lengths.map(|lengths| lengths.into()), ..positions };
             both.block.forward(x, &positions, engine)
@@ -175,7 +175,7 @@ fn shared_key_heads_equal_repeated_ones() {
     let none = Encoding::from(Method::named("none").unwrap());
     let geometry = Geometry { heads: SIZES.n_heads, head_dim: SIZES.head_dim, train_len: 64 };
     let none = PositionalEncoding::new(&none, &geometry, 1, 0, &device);
-    let positions = none.positions(0, [9, 9], (&device, DType::F64), Engine::Fused);
+    let positions = none.positions(0, [9, 9], (&device, DType::F64), Engine::Fused, &PASS);
     let one = BlockPlan { kv_heads: Some(1), ..BlockPlan::default() };
     let one = Block::new(&one, &SIZES, 0, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
     let mut all = Block::new(&BlockPlan::default(), &SIZES, 0, &mut init(&mut rng, &device));

@@ -4,7 +4,7 @@ mod common;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
-use common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, values};
+use common::{PASS, Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, values};
 use kerple::encoding::{Encoding, Geometry, METHODS, Method};
 use kerple_burn::forms::{Positions, Scores};
 use kerple_burn::fused::Engine;
@@ -36,7 +36,7 @@ fn attention_layers_equal_their_definition_for_every_encoding() {
         let (x, up) = (random([batch, len, width], &mut rng), random([batch, len, width], &mut rng));
         let by = |engine: Engine| {
             run(&both, &x, &up, |both, x| {
-                let positions = both.encoding.positions(0, [len, len], (&device(), DType::F64), engine);
+                let positions = both.encoding.positions(0, [len, len], (&device(), DType::F64), engine, &PASS);
                 both.attention.forward(x, Residual::Input, &positions, engine)
             })
         };

@@ -7,10 +7,12 @@ use kerple::kernel::{expr::Expr, parameter::Keep};
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::parameters::{self, Group};
+use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 
 const GEOMETRY: Geometry = Geometry { heads: 3, head_dim: 4, train_len: 16 };
 const LEN: usize = 40;
+const PASS: Pass = Pass::evaluation(0);
 
 fn device() -> Device {
     Device::flex().autodiff()
@@ -86,8 +88,8 @@ fn fused_tables_equal_composed_ones_in_values_and_gradients() {
         let module = double(&encoding, 3);
         for layer in 0..3 {
             let options = (&device(), DType::F64);
-            let fused = run(&module, &module.positions(layer, [LEN, LEN], options, Engine::Fused));
-            let composed = run(&module, &module.positions(layer, [LEN, LEN], options, Engine::Composed));
+            let fused = run(&module, &module.positions(layer, [LEN, LEN], options, Engine::Fused, &PASS));
+            let composed = run(&module, &module.positions(layer, [LEN, LEN], options, Engine::Composed, &PASS));
             let what = encoding.label();
             let (Some(fused), Some(composed)) = (fused, composed) else { continue };
             assert_eq!(fused.0, composed.0, "{what}: tables are the same numbers");
@@ -109,7 +111,7 @@ fn gradients_in_stored_numbers_pass_finite_differences() {
         let free = Encoding { clamp: Clamp::WorkingCopy, ..encoding.clone() };
         let module = double(&free, 1);
         let options = (&device(), DType::F64);
-        let Some((_, gradients)) = run(&module, &module.positions(0, [LEN, LEN], options, Engine::Fused)) else {
+        let Some((_, gradients)) = run(&module, &module.positions(0, [LEN, LEN], options, Engine::Fused, &PASS)) else {
             continue;
         };
         let stored = module.numbers(0);
@@ -155,7 +157,7 @@ fn layers_share_values_or_have_their_own() {
 
     let module = double(&own, 3);
     let options = (&device(), DType::F64);
-    let positions = module.every_layer(|layer| module.positions(layer, [LEN, LEN], options, Engine::Fused));
+    let positions = module.every_layer(|layer| module.positions(layer, [LEN, LEN], options, Engine::Fused, &PASS));
     let tables: Vec<Vec<f64>> = positions.iter().map(|p| numbers(p.scores.tables()[0].unwrap())).collect();
     assert!(tables[0] != tables[1] && tables[1] != tables[2] && tables[0] != tables[2]);
     assert_eq!(tables[2], module.table(2, LEN).bias.unwrap());
@@ -164,10 +166,10 @@ fn layers_share_values_or_have_their_own() {
     assert_eq!(reached, [false, false, true, true, false, false], "a layer's table is made of its own values");
 
     let module = double(&shared, 3);
-    let positions = module.every_layer(|layer| module.positions(layer, [LEN, LEN], options, Engine::Fused));
+    let positions = module.every_layer(|layer| module.positions(layer, [LEN, LEN], options, Engine::Fused, &PASS));
     let bias = |layer: usize| positions[layer].scores.tables()[0].unwrap().clone();
     let loss = (bias(0) * up()).sum() + (bias(2) * up()).sum();
-    let once = run(&module, &module.positions(1, [LEN, LEN], options, Engine::Fused)).unwrap().1; // a graph serves one backward
+    let once = run(&module, &module.positions(1, [LEN, LEN], options, Engine::Fused, &PASS)).unwrap().1; // a graph serves one backward
     let twice = parameters::gradients(&module, &mut loss.backward());
     for (once, twice) in once.into_iter().zip(twice) {
         let doubled: Vec<f64> = once.unwrap().iter().map(|x| 2.0 * x).collect();
@@ -208,12 +210,12 @@ fn tables_are_made_in_the_type_that_is_asked_for() {
     for encoding in all() {
         let module = PositionalEncoding::new(&encoding, &GEOMETRY, 2, 3, &device());
         for dtype in [DType::F32, DType::F64] {
-            let fused = module.positions(1, [8, 8], (&device(), dtype), Engine::Fused);
-            let composed = module.positions(1, [8, 8], (&device(), dtype), Engine::Composed);
+            let fused = module.positions(1, [8, 8], (&device(), dtype), Engine::Fused, &PASS);
+            let composed = module.positions(1, [8, 8], (&device(), dtype), Engine::Composed, &PASS);
             for table in [fused, composed].iter().flat_map(|positions| positions.scores.tables()).flatten() {
                 assert_eq!(table.dtype(), dtype, "{}", encoding.label());
             }
-            if let Some(rows) = module.absolute(2, 3, (&device(), dtype)) {
+            if let Some(rows) = module.absolute(2, 3, (&device(), dtype), &PASS) {
                 assert_eq!((rows.dtype(), rows.dims()), (dtype, [1, 3, 12]));
             }
         }

@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::attention::{default_scale, rotated};
+use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 
 /// One attention layer and the gradient that flows into its output; arrays are `[B, H, L, D]`.
@@ -54,7 +55,7 @@ pub fn run(layer: &Layer) -> Answer {
         .collect();
     let len = layer.shape[2];
     let engine = if layer.fused { Engine::Fused } else { Engine::Composed };
-    let positions = encoding.positions(0, [len, len], (&device, DType::F64), engine);
+    let positions = encoding.positions(0, [len, len], (&device, DType::F64), engine, &Pass::evaluation(0));
     let out = rotated(q.clone(), k.clone(), v.clone(), default_scale(layer.shape[3]), &positions, engine);
     let gradients = (out.clone() * d_out).sum().backward();
     let take = |tensor: &Tensor<4>| tensor.grad(&gradients).map(numbers).unwrap_or_default();

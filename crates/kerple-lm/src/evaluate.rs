@@ -17,6 +17,7 @@ use crate::memory::Limit;
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
 use crate::run::RunFolder;
+use kerple_burn::pass::Pass;
 use kerple_report::record::{EvaluationRow, Journal};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -79,7 +80,7 @@ impl Losses {
 /// Tokens worked on at once when windows are short; one window at least.
 pub const TOKENS_AT_ONCE: usize = 8192;
 
-/// Runs `model` on windows; `tell` is called with the number of windows done and says whether to go on. `None` when not.
+/// Runs `model` on windows, which are the rows of `pass`; `tell` is called with the number of windows done and says whether to go on. `None` when not.
 ///
 /// # Errors
 /// Text that can no longer be read.
@@ -87,6 +88,7 @@ pub fn losses(
     model: &Decoder,
     text: &dyn Text,
     windows: &[Window],
+    pass: Pass,
     tell: &mut dyn FnMut(usize) -> bool,
 ) -> Result<Option<Losses>> {
     let longest = windows.iter().map(|window| window.len).max().unwrap_or(0);
@@ -101,7 +103,8 @@ pub fn losses(
                 ids.extend(&tokens[..len]);
                 targets.extend(&tokens[1..]);
             }
-            let nll = model.nll(Tokens { ids: &ids, batch: group.len(), len }, &targets).into_data();
+            let (tokens, pass) = (Tokens { ids: &ids, batch: group.len(), len }, pass.at_row(losses.window_mean.len()));
+            let nll = model.nll(tokens, &targets, &pass).into_data();
             let nll: Vec<f64> = nll.iter::<f64>().collect();
             group.iter().zip(nll.chunks_exact(len)).for_each(|(window, row)| losses.add(window, row));
             let done = losses.window_mean.len();
@@ -232,7 +235,8 @@ impl<'a> Evaluation<'a> {
     ) -> Result<Option<EvaluationRow>> {
         let windows = self.extent.windows(length, self.text.len());
         let clock = Instant::now();
-        let losses = losses(self.model, self.text, &windows, &mut |done| {
+        let pass = Pass::evaluation(self.plan.seed);
+        let losses = losses(self.model, self.text, &windows, pass, &mut |done| {
             tell(Event::Evaluating { length, done, windows: windows.len() });
             !stop.load(Ordering::Relaxed)
         })?;

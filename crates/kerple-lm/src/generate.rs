@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::model::{Decoder, Tokens};
 use kerple::seed::{Purpose, stream};
+use kerple_burn::pass::Pass;
 use rand::RngExt;
 
 /// How the next token is chosen.
@@ -33,7 +34,7 @@ pub fn check(model: &Decoder, prompt: usize, count: usize) -> Result<()> {
 /// are yet to come, so `count` may be any number.
 ///
 /// `vocab` is the number of tokens that the tokenizer knows: rows that only pad the vocabulary are never drawn. The draws
-/// are those of [`Purpose::Sampling`], one a token.
+/// are those of [`Purpose::Sampling`], one a token; what the encoding draws is drawn once for the whole sequence.
 ///
 /// # Errors
 /// What [`check`] refuses, and logits that are not numbers.
@@ -48,9 +49,12 @@ pub fn generate(
     check(model, prompt.len(), count)?;
     let mut rng = stream(draw.seed, Purpose::Sampling);
     let mut cache = model.memories(1);
+    // the last token drawn takes no position of its own
+    let pass = Pass::evaluation(draw.seed).over(prompt.len().saturating_add(count.saturating_sub(1)));
     let mut next = prompt.to_vec();
     for _ in 0..count {
-        let logits = model.extend(Tokens { ids: &next, batch: 1, len: next.len() }, &mut cache).into_data();
+        let tokens = Tokens { ids: &next, batch: 1, len: next.len() };
+        let logits = model.extend(tokens, &mut cache, &pass).into_data();
         let logits: Vec<f64> = logits.iter::<f64>().take(vocab).collect();
         if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
             let message = format!("a logit of the model is {bad}: there is nothing to draw from");

@@ -19,6 +19,7 @@ use kerple_burn::memory::Memory;
 use kerple_burn::ops::embedding::embed;
 use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::parameters::{Describe, Groups};
+use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 use rand::Rng;
 
@@ -126,8 +127,8 @@ impl Decoder {
     }
 
     /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
-    pub fn hidden(&self, tokens: Tokens) -> Tensor<3> {
-        self.trunk().hidden(tokens, |positions| positions)
+    pub fn hidden(&self, tokens: Tokens, pass: &Pass) -> Tensor<3> {
+        self.trunk().hidden(tokens, pass, |positions| positions)
     }
 
     fn output(&self) -> Head {
@@ -139,39 +140,41 @@ impl Decoder {
     }
 
     /// Negative log-likelihood in nats of each target, `[B, L]`.
-    pub fn nll(&self, tokens: Tokens, targets: &[u32]) -> Tensor<2> {
-        self.losses(tokens, Targets { ids: targets, scored: None })
+    pub fn nll(&self, tokens: Tokens, targets: &[u32], pass: &Pass) -> Tensor<2> {
+        self.losses(tokens, Targets { ids: targets, scored: None }, pass)
     }
 
     /// The same where some targets are not scored; theirs is 0.
-    pub fn losses(&self, tokens: Tokens, targets: Targets) -> Tensor<2> {
-        loss::losses(self.hidden(tokens), self.output(), targets, self.engine)
+    pub fn losses(&self, tokens: Tokens, targets: Targets, pass: &Pass) -> Tensor<2> {
+        loss::losses(self.hidden(tokens, pass), self.output(), targets, self.engine)
     }
 
     /// The mean of [`Decoder::nll`], `[1]`: what training minimises.
-    pub fn loss(&self, tokens: Tokens, targets: &[u32]) -> Tensor<1> {
+    pub fn loss(&self, tokens: Tokens, targets: &[u32], pass: &Pass) -> Tensor<1> {
         let targets = Targets { ids: targets, scored: None };
-        self.weighted_loss(tokens, targets, loss::mean_share(targets))
+        self.weighted_loss(tokens, targets, loss::mean_share(targets), pass)
     }
 
     /// `share` times the sum of [`Decoder::losses`], `[1]`: the part of a batch's mean that these sequences bring when the
     /// share is one over all the batch's scored targets.
-    pub fn weighted_loss(&self, tokens: Tokens, targets: Targets, share: f64) -> Tensor<1> {
-        loss::loss(self.hidden(tokens), self.output(), targets, share, self.engine)
+    pub fn weighted_loss(&self, tokens: Tokens, targets: Targets, share: f64, pass: &Pass) -> Tensor<1> {
+        loss::loss(self.hidden(tokens, pass), self.output(), targets, share, self.engine)
     }
 
     /// Logits of every position, `[B, L, V]`: for short sequences and tests.
-    pub fn logits(&self, tokens: Tokens) -> Tensor<3> {
-        loss::logits(self.hidden(tokens), self.output())
+    pub fn logits(&self, tokens: Tokens, pass: &Pass) -> Tensor<3> {
+        loss::logits(self.hidden(tokens, pass), self.output())
     }
 
     /// Logits of the token after the last of `tokens`, `[B, V]`, behind all that `memory` holds; it then holds `tokens` too.
     ///
-    /// Long sequences are taken in pieces: beyond `memory`, what is held does not grow with their length.
+    /// Long sequences are taken in pieces: beyond `memory`, what is held does not grow with their length. One pass serves a
+    /// whole sequence; encodings that draw for all positions together need to be told how many there will be, see
+    /// [`Pass::over`].
     ///
     /// # Panics
     /// When there is no token, or `memory` was made for another number of sequences.
-    pub fn extend(&self, tokens: Tokens, memory: &mut [Memory]) -> Tensor<2> {
+    pub fn extend(&self, tokens: Tokens, memory: &mut [Memory], pass: &Pass) -> Tensor<2> {
         let Tokens { ids, batch, len } = tokens;
         assert!(len > 0, "there is no token to go on from");
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
@@ -181,7 +184,7 @@ impl Decoder {
         };
         let pieces = (0..len).step_by(most).map(|from| {
             let ids = piece(from);
-            self.remember(Tokens { ids: &ids, batch, len: ids.len() / batch }, memory)
+            self.remember(Tokens { ids: &ids, batch, len: ids.len() / batch }, memory, pass)
         });
         let x = pieces.last().expect("there is a token");
         let last = x.dims()[1] - 1;
@@ -189,12 +192,12 @@ impl Decoder {
     }
 
     /// The residual stream of new positions after the last layer, `[B, L, M]`.
-    fn remember(&self, tokens: Tokens, memory: &mut [Memory]) -> Tensor<3> {
+    fn remember(&self, tokens: Tokens, memory: &mut [Memory], pass: &Pass) -> Tensor<3> {
         let before = memory.first().map_or(0, Memory::len);
-        let x = self.trunk().embed(tokens, before);
-        let (pass, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
-        let positions =
-            self.encoding.every_layer(|layer| self.encoding.positions(layer, pass, (&device, dtype), self.engine));
+        let x = self.trunk().embed(tokens, before, pass);
+        let (lens, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
+        let positions = |layer| self.encoding.positions(layer, lens, (&device, dtype), self.engine, pass);
+        let positions = self.encoding.every_layer(positions);
         let layers = self.blocks.iter().zip(&positions).zip(memory);
         layers.fold(x, |x, ((block, positions), memory)| block.extend(x, positions, memory, self.engine))
     }
@@ -216,24 +219,24 @@ struct Trunk<'a> {
 
 impl Trunk<'_> {
     /// Embeddings of tokens from position `start` on, `[B, L, M]`, with what the encoding adds to them.
-    fn embed(&self, Tokens { ids, batch, len }: Tokens, start: usize) -> Tensor<3> {
+    fn embed(&self, Tokens { ids, batch, len }: Tokens, start: usize, pass: &Pass) -> Tensor<3> {
         let table = self.embedding.val();
         let device = table.device();
         let mut x = embed(table, ids, [batch, len], self.engine);
         if let Some(norm) = self.embedding_norm {
             x = norm.forward(x, self.engine);
         }
-        match self.encoding.absolute(start, len, (&device, x.dtype())) {
+        match self.encoding.absolute(start, len, (&device, x.dtype()), pass) {
             Some(rows) => x + rows,
             None => x,
         }
     }
 
     /// The residual stream after the last layer, `[B, L, M]`; `adapt` says how these layers see.
-    fn hidden(&self, tokens: Tokens, adapt: impl Fn(Positions) -> Positions) -> Tensor<3> {
-        let x = self.embed(tokens, 0);
-        let (pass, device, dtype) = ([tokens.len, tokens.len], x.device(), x.dtype());
-        let positions = |layer| self.encoding.positions(layer, pass, (&device, dtype), self.engine);
+    fn hidden(&self, tokens: Tokens, pass: &Pass, adapt: impl Fn(Positions) -> Positions) -> Tensor<3> {
+        let x = self.embed(tokens, 0, pass);
+        let (lens, device, dtype) = ([tokens.len, tokens.len], x.device(), x.dtype());
+        let positions = |layer| self.encoding.positions(layer, lens, (&device, dtype), self.engine, pass);
         let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
         let layers = self.blocks.iter().zip(&positions);
         layers.fold(x, |x, (block, positions)| block.forward(x, positions, self.engine))

@@ -142,14 +142,14 @@ pub trait Task<M> {
 pub struct LanguageModel;
 
 impl Task<Decoder> for LanguageModel {
-    fn loss(&self, model: &Decoder, batch: &Batch, _pass: &Pass) -> Tensor<1> {
+    fn loss(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Tensor<1> {
         let scored = batch.scored_tokens();
         let targets = Targets { ids: &batch.targets, scored: scored.as_deref() };
-        model.weighted_loss(batch.input(), targets, mean_share(targets))
+        model.weighted_loss(batch.input(), targets, mean_share(targets), pass)
     }
 
-    fn score(&self, model: &Decoder, batch: &Batch, _pass: &Pass) -> Scores {
-        let losses = model.nll(batch.input(), &batch.targets).into_data().iter::<f64>().collect();
+    fn score(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Scores {
+        let losses = model.nll(batch.input(), &batch.targets, pass).into_data().iter::<f64>().collect();
         Scores { losses, hits: None, scored: batch.scored_tokens() }
     }
 

@@ -263,7 +263,7 @@ impl<'a> Trainer<'a> {
         let mut sum = 0.0;
         for start in (0..rows).step_by(at_once) {
             let batch = task::Batch::from(batches.validation(start..rows.min(start + at_once))?);
-            let mean = task.loss(&model, &batch, &pass);
+            let mean = task.loss(&model, &batch, &pass.at_row(start));
             sum += f64::from(mean.into_scalar::<f32>()) * batch.rows as f64;
         }
         Ok((rows > 0).then(|| sum / rows as f64))

@@ -96,15 +96,15 @@ fn parts_of_a_batch_bring_their_share_of_the_mean() {
     let number = |tensor: burn::tensor::Tensor<1>| f64::from(tensor.into_scalar::<f32>());
     let all = Targets { ids: &targets, scored: Some(&scored) };
     let tokens = Tokens { ids: &ids, batch: BATCH, len: LEN };
-    let share = kerple_burn::ops::loss::mean_share(all);
-    let whole = number(model.weighted_loss(tokens, all, share));
+    let (share, pass) = (kerple_burn::ops::loss::mean_share(all), Pass::evaluation(0));
+    let whole = number(model.weighted_loss(tokens, all, share, &pass));
     let part = |rows: std::ops::Range<usize>| {
         let at = rows.start * LEN..rows.end * LEN;
         let targets = Targets { ids: &targets[at.clone()], scored: Some(&scored[at.clone()]) };
-        number(model.weighted_loss(Tokens { ids: &ids[at], batch: rows.len(), len: LEN }, targets, share))
+        number(model.weighted_loss(Tokens { ids: &ids[at], batch: rows.len(), len: LEN }, targets, share, &pass))
     };
     assert!((whole - part(0..1) - part(1..4)).abs() < 1e-6 * whole);
-    let losses: Vec<f32> = model.losses(tokens, all).into_data().try_to_vec().unwrap();
+    let losses: Vec<f32> = model.losses(tokens, all, &pass).into_data().try_to_vec().unwrap();
     let mean = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() * share;
     assert!((whole - mean).abs() < 1e-6 * whole, "{whole} {mean}");
 }

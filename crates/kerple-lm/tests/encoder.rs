@@ -16,7 +16,11 @@ use kerple_lm::task::{Batch, Scores, Task};
 const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 
 fn rows(model: &Encoder, ids: &[u32], batch: usize, lengths: Option<&[usize]>) -> Vec<f32> {
-    model.forward(Tokens { ids, batch, len: ids.len() / batch }, lengths).into_data().try_to_vec().unwrap()
+    model
+        .forward(Tokens { ids, batch, len: ids.len() / batch }, lengths, &Pass::evaluation(0))
+        .into_data()
+        .try_to_vec()
+        .unwrap()
 }
 
 fn assert_near(a: &[f32], b: &[f32], what: &str) {
@@ -64,15 +68,16 @@ fn padding_changes_nothing() {
 struct Contains;
 
 impl Task<Classifier> for Contains {
-    fn loss(&self, model: &Classifier, batch: &Batch, _pass: &Pass) -> Tensor<1> {
-        let found = activation::log_softmax(model.logits(batch.input(), batch.lengths.as_deref()), 1);
+    fn loss(&self, model: &Classifier, batch: &Batch, pass: &Pass) -> Tensor<1> {
+        let found = activation::log_softmax(model.logits(batch.input(), batch.lengths.as_deref(), pass), 1);
         let targets: Vec<i64> = batch.targets.iter().map(|id| i64::from(*id)).collect();
         let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [batch.rows, 1]), &found.device());
         -found.gather(1, targets).mean()
     }
 
-    fn score(&self, model: &Classifier, batch: &Batch, _pass: &Pass) -> Scores {
-        let found: Vec<f64> = model.logits(batch.input(), batch.lengths.as_deref()).into_data().iter::<f64>().collect();
+    fn score(&self, model: &Classifier, batch: &Batch, pass: &Pass) -> Scores {
+        let found: Vec<f64> =
+            model.logits(batch.input(), batch.lengths.as_deref(), pass).into_data().iter::<f64>().collect();
         let hit = |(row, target): (&[f64], &u32)| u32::from(row[1] > row[0]) == *target;
         let hits: Vec<bool> = found.chunks_exact(2).zip(&batch.targets).map(hit).collect();
         Scores { losses: vec![0.0; hits.len()], hits: Some(hits), scored: None }

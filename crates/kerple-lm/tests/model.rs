@@ -9,13 +9,15 @@ use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataFacts, Plan};
 
 fn logits(model: &Decoder, ids: &[u32]) -> Vec<f32> {
     let tokens = Tokens { ids, batch: 1, len: ids.len() };
-    model.logits(tokens).into_data().try_to_vec::<f32>().unwrap()
+    model.logits(tokens, &PASS).into_data().try_to_vec::<f32>().unwrap()
 }
 
+const PASS: Pass = Pass::evaluation(0);
 const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 
 #[test]
@@ -112,7 +114,7 @@ fn assert_decoding(model: &Decoder, what: &str) {
     let mut parts = Vec::new();
     for (start, end) in [(0, 5)].into_iter().chain((5..12).map(|at| (at, at + 1))) {
         let ids = &IDS[start..end];
-        let last = model.extend(Tokens { ids, batch: 1, len: ids.len() }, &mut memory);
+        let last = model.extend(Tokens { ids, batch: 1, len: ids.len() }, &mut memory, &PASS.over(IDS.len()));
         assert_eq!(last.dims(), [1, width], "{what}");
         parts.extend(last.into_data().try_to_vec::<f32>().unwrap());
     }
@@ -144,7 +146,7 @@ fn the_loss_is_the_one_of_plain_operations() {
         let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
         let loss = |model: &Decoder| {
             let tokens = Tokens { ids: &IDS, batch: 1, len: IDS.len() };
-            model.loss(tokens, &IDS).into_scalar::<f32>()
+            model.loss(tokens, &IDS, &PASS).into_scalar::<f32>()
         };
         let (fused, plain) = (loss(&model), loss(&model.clone().with_engine(Engine::Composed)));
         // sums of some hundred terms in f32 in another order
@@ -201,10 +203,10 @@ fn prompts_in_pieces_equal_whole_ones() {
     let ids: Vec<u32> = (0..batch * len).map(|at| (at * at % 23) as u32).collect();
     for kind in ["kerple_log", "rotary", "sinusoidal"] {
         let model = Decoder::new(&plan(&encoding(kind), TrainConfig::default()), &kerple_lm::device());
-        let whole = model.logits(Tokens { ids: &ids, batch, len });
+        let whole = model.logits(Tokens { ids: &ids, batch, len }, &PASS);
         let last = whole.narrow(1, len - 1, 1).into_data().try_to_vec::<f32>().unwrap();
         let mut memory = model.memories(batch);
-        let extended = model.extend(Tokens { ids: &ids, batch, len }, &mut memory);
+        let extended = model.extend(Tokens { ids: &ids, batch, len }, &mut memory, &PASS.over(len));
         let extended = extended.into_data().try_to_vec::<f32>().unwrap();
         assert_eq!(memory[0].len(), len, "{kind}");
         let largest = last.iter().fold(0f32, |m, x| m.max(x.abs()));

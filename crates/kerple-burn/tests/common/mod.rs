@@ -5,8 +5,11 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple_burn::layers::Init;
 use kerple_burn::parameters;
+use kerple_burn::pass::Pass;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+pub const PASS: Pass = Pass::evaluation(0);
 
 pub fn device() -> Device {
     Device::flex().autodiff()

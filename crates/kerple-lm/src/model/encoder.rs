@@ -10,6 +10,7 @@ use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Linear, Norm, normal_matrix};
 use kerple_burn::parameters::{Describe, Groups};
+use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 use std::sync::Arc;
 
@@ -64,7 +65,7 @@ impl Encoder {
     ///
     /// # Panics
     /// When there are not as many lengths as sequences, or one exceeds L.
-    pub fn forward(&self, tokens: Tokens, lengths: Option<&[usize]>) -> Tensor<3> {
+    pub fn forward(&self, tokens: Tokens, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<3> {
         if let Some(lengths) = lengths {
             let Tokens { batch, len, .. } = tokens;
             let longest = lengths.iter().max().copied().unwrap_or(0);
@@ -78,8 +79,8 @@ impl Encoder {
             engine: self.engine,
         };
         let lengths: Option<Arc<[usize]>> = lengths.map(Arc::from);
-        let x =
-            trunk.hidden(tokens, |positions| Positions { lengths: lengths.clone(), ..positions.in_both_directions() });
+        let x = trunk
+            .hidden(tokens, pass, |positions| Positions { lengths: lengths.clone(), ..positions.in_both_directions() });
         self.norm.forward(x, self.engine)
     }
 }
@@ -117,8 +118,8 @@ impl Classifier {
     ///
     /// # Panics
     /// As [`Encoder::forward`], or when a sequence is empty.
-    pub fn logits(&self, tokens: Tokens, lengths: Option<&[usize]>) -> Tensor<2> {
-        let rows = self.encoder.forward(tokens, lengths);
+    pub fn logits(&self, tokens: Tokens, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<2> {
+        let rows = self.encoder.forward(tokens, lengths, pass);
         let [batch, len, width] = rows.dims();
         let lengths = lengths.map_or_else(|| vec![len; batch], <[usize]>::to_vec);
         assert!(!lengths.contains(&0), "lengths: a sequence without tokens has no class");

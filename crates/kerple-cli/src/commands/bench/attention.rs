@@ -8,6 +8,7 @@ use kerple::attention::{Dims, Gradients, Problem, Saved, Scores, Strides, View, 
 use kerple::encoding::{Encoding, Geometry, Method};
 use kerple_burn::fused;
 use kerple_burn::ops::attention::{default_scale, rotated};
+use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 
 /// Longest sequence the definition and the composed operations are timed at.
@@ -132,8 +133,13 @@ impl Composed {
     fn run(&self, backward: bool) {
         let [q, k, v] = self.inputs.clone();
         let [_, _, length, head_dim] = q.dims();
-        let positions =
-            self.encoding.positions(0, [length, length], (&q.device(), DType::F32), fused::Engine::Composed);
+        let positions = self.encoding.positions(
+            0,
+            [length, length],
+            (&q.device(), DType::F32),
+            fused::Engine::Composed,
+            &Pass::evaluation(0),
+        );
         let out = rotated(q, k, v, default_scale(head_dim), &positions, fused::Engine::Composed);
         if backward {
             let _ = out.sum().backward();

@@ -109,7 +109,7 @@ pub fn step(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut
 
 /// The loss of every token.
 fn losses(model: &Decoder, batch: &Batch) -> Vec<f32> {
-    model.nll(batch.input(), &batch.targets).into_data().iter::<f32>().collect()
+    model.nll(batch.input(), &batch.targets, &Pass::evaluation(0)).into_data().iter::<f32>().collect()
 }
 
 /// Times the evaluation of one segment.
