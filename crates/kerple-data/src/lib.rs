@@ -8,7 +8,7 @@
 //! `train.tokens`, `valid.tokens`, `test.tokens`). [`Corpus::open`] opens it, or a GPT-NeoX `.bin`/`.idx` pair, and says
 //! which text it is ([`Corpus::content`]); [`verify()`] reads all of it. [`Batches`] cuts training sequences from it, and
 //! [`random_segments`] and [`blocks`] choose what to evaluate on.
-//! Nothing here knows of models or tensors.
+//! [`tasks`] are questions with known answers instead of text. Nothing here knows of models or tensors.
 
 mod contain;
 mod corpus;
@@ -19,6 +19,7 @@ mod machine;
 mod order;
 mod prepare;
 mod split;
+pub mod tasks;
 mod text;
 mod tokenizer;
 mod tokens;

@@ -9,6 +9,7 @@ mod random;
 pub use megatron::{document_index, sample_index, shuffle_index, split_boundaries};
 pub use numpy::NumpyRandom;
 pub use random::{Segments, blocks, random_segments};
+pub(crate) use random::{Use, below, stream};
 
 use crate::error::{Error, Result};
 use crate::tokens::Tokens;

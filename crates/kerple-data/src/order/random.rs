@@ -9,12 +9,15 @@ use std::collections::HashMap;
 
 /// What the numbers are for; keeps the streams of different uses apart.
 #[derive(Clone, Copy)]
-enum Use {
+pub(crate) enum Use {
     Window = 0,
     Segments = 1,
+    Example = 2,
+    Length = 3,
+    Shuffle = 4,
 }
 
-fn stream(purpose: Use, seed: u64, step: u64, row: u64) -> ChaCha8Rng {
+pub(crate) fn stream(purpose: Use, seed: u64, step: u64, row: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
     for (part, number) in key.chunks_exact_mut(8).zip([seed, step, row, purpose as u64]) {
         part.copy_from_slice(&number.to_le_bytes());
@@ -23,7 +26,7 @@ fn stream(purpose: Use, seed: u64, step: u64, row: u64) -> ChaCha8Rng {
 }
 
 /// A number in `0..bound`; the bias is below `bound / 2^64`.
-fn below(random: &mut ChaCha8Rng, bound: usize) -> usize {
+pub(crate) fn below(random: &mut ChaCha8Rng, bound: usize) -> usize {
     ((u128::from(random.next_u64()) * bound as u128) >> 64) as usize
 }
 

@@ -1,0 +1,176 @@
+//! `data.task` of a run file.
+
+use super::chomsky::Chomsky;
+use super::recall::{Passkey, Recall};
+use super::{Examples, Facts};
+use crate::error::Result;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+
+/// Which task: its name, `task = "even_pairs"`, or its name and its keys, `task = { kind = "passkey", digits = 5 }`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TaskConfig {
+    /// A formal language.
+    Chomsky(Chomsky),
+    /// A number hidden in noise.
+    Passkey(Passkey),
+    /// Multi-query associative recall.
+    Recall(Recall),
+}
+
+impl TaskConfig {
+    /// Every name.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        Chomsky::ALL.into_iter().map(Chomsky::name).chain(["passkey", "recall"])
+    }
+
+    /// The task of this name with the default keys.
+    pub fn named(name: &str) -> Option<TaskConfig> {
+        match name {
+            "passkey" => Some(TaskConfig::Passkey(Passkey::default())),
+            "recall" => Some(TaskConfig::Recall(Recall::default())),
+            name => Chomsky::named(name).map(TaskConfig::Chomsky),
+        }
+    }
+
+    fn drawn(&self) -> &dyn Examples {
+        match self {
+            TaskConfig::Chomsky(task) => task,
+            TaskConfig::Passkey(task) => task,
+            TaskConfig::Recall(task) => task,
+        }
+    }
+
+    /// What is known of its examples.
+    pub fn facts(&self) -> Facts {
+        self.drawn().facts()
+    }
+
+    /// Targets of a sequence of `length` tokens.
+    pub fn answers(&self, length: usize) -> usize {
+        self.drawn().answers(length)
+    }
+
+    /// Its examples.
+    ///
+    /// # Errors
+    /// Keys out of range.
+    pub fn open(&self) -> Result<Box<dyn Examples>> {
+        Ok(match self {
+            TaskConfig::Chomsky(task) => Box::new(*task),
+            TaskConfig::Passkey(task) => {
+                task.check()?;
+                Box::new(*task)
+            }
+            TaskConfig::Recall(task) => {
+                task.check()?;
+                Box::new(*task)
+            }
+        })
+    }
+}
+
+/// A table with the name and the keys of a task.
+fn with_kind<S: Serializer>(serializer: S, kind: &str, keys: &impl Serialize) -> std::result::Result<S::Ok, S::Error> {
+    let keys = serde_json::to_value(keys).map_err(serde::ser::Error::custom)?;
+    let mut map = serializer.serialize_map(None)?;
+    map.serialize_entry("kind", kind)?;
+    for (key, value) in keys.as_object().into_iter().flatten() {
+        map.serialize_entry(key, value)?;
+    }
+    map.end()
+}
+
+impl Serialize for TaskConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            TaskConfig::Chomsky(task) => serializer.serialize_str(task.name()),
+            TaskConfig::Passkey(keys) => with_kind(serializer, "passkey", keys),
+            TaskConfig::Recall(keys) => with_kind(serializer, "recall", keys),
+        }
+    }
+}
+
+struct Written;
+
+impl<'de> Visitor<'de> for Written {
+    type Value = TaskConfig;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("the name of a task, or a table with its `kind` and keys")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<TaskConfig, E> {
+        TaskConfig::named(name).ok_or_else(|| {
+            let names: Vec<&str> = TaskConfig::names().collect();
+            E::custom(format!("there is no task `{name}`; the tasks are {}", names.join(", ")))
+        })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> std::result::Result<TaskConfig, A::Error> {
+        let mut keys = serde_json::Map::deserialize(MapAccessDeserializer::new(map))?;
+        let kind = keys.remove("kind");
+        let Some(kind) = kind.as_ref().and_then(|kind| kind.as_str()) else {
+            return Err(A::Error::custom("a task has a `kind`, e.g. task = { kind = \"passkey\" }"));
+        };
+        fn read<T: for<'a> Deserialize<'a>, E: serde::de::Error>(
+            keys: serde_json::Map<String, serde_json::Value>,
+        ) -> std::result::Result<T, E> {
+            serde_json::from_value(keys.into()).map_err(E::custom)
+        }
+        match self.visit_str(kind)? {
+            TaskConfig::Passkey(_) => Ok(TaskConfig::Passkey(read(keys)?)),
+            TaskConfig::Recall(_) => Ok(TaskConfig::Recall(read(keys)?)),
+            TaskConfig::Chomsky(task) => match keys.keys().next() {
+                None => Ok(TaskConfig::Chomsky(task)),
+                Some(key) => Err(A::Error::custom(format!("unknown field `{key}`: {kind} has no keys"))),
+            },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for TaskConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<TaskConfig, D::Error> {
+        deserializer.deserialize_any(Written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Data {
+        task: TaskConfig,
+    }
+
+    fn read(text: &str) -> std::result::Result<TaskConfig, toml::de::Error> {
+        toml::from_str::<Data>(text).map(|data| data.task)
+    }
+
+    #[test]
+    fn tasks_are_written_as_they_are_read() {
+        let keys = Passkey { digits: 3, ..Passkey::default() };
+        assert_eq!(read("task = { kind = \"passkey\", digits = 3 }").unwrap(), TaskConfig::Passkey(keys));
+        for name in TaskConfig::names() {
+            let task = read(&format!("task = \"{name}\"")).unwrap();
+            assert_eq!(read(&format!("task = {{ kind = \"{name}\" }}")).unwrap(), task);
+            assert_eq!(read(&toml::to_string(&Data { task: task.clone() }).unwrap()).unwrap(), task, "{name}");
+            assert_eq!(task.facts().name, name);
+            assert!(task.open().is_ok());
+        }
+    }
+
+    #[test]
+    fn what_is_no_task_is_refused_with_what_there_is() {
+        let message = |text: &str| read(text).unwrap_err().to_string();
+        assert!(message("task = \"even pairs\"").contains("the tasks are even_pairs, modular_arithmetic"));
+        assert!(message("task = { kind = \"even_pairs\", digits = 3 }").contains("even_pairs has no keys"));
+        assert!(message("task = { kind = \"passkey\", pairs = 3 }").contains("unknown field `pairs`"));
+        assert!(message("task = { digits = 3 }").contains("`kind`"));
+        assert!(message("task = 7").contains("the name of a task"));
+    }
+}
