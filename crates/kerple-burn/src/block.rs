@@ -2,9 +2,11 @@
 
 use crate::forms::Positions;
 use crate::fused::Engine;
-use crate::layers::{Attention, Init, Mlp};
+use crate::layers::{Attention, Init, Mlp, Norm};
 use crate::memory::Memory;
 use crate::ops::Residual;
+use crate::ops::dropout::{Dropout, dropout};
+use crate::pass::{BRANCHES, Pass};
 use crate::plan::{BlockPlan, ResidualKind, Sizes};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -19,38 +21,72 @@ pub struct Block {
     pub mlp: Mlp,
     #[module(skip)]
     residual: ResidualKind,
+    dropout: f64,
+    layer: usize,
 }
 
 impl Block {
     /// A fresh block, layer `layer` from 0.
     pub fn new(plan: &BlockPlan, sizes: &Sizes, layer: usize, init: &mut Init<impl Rng>) -> Block {
         let attention = Attention::new(plan, sizes, layer, init);
-        Block { attention, mlp: Mlp::new(plan, sizes, init), residual: plan.residual }
+        let (residual, dropout) = (plan.residual, plan.dropout);
+        Block { attention, mlp: Mlp::new(plan, sizes, init), residual, dropout, layer }
     }
 
-    /// `[B, L, M]` to `[B, L, M]`.
-    pub fn forward(&self, x: Tensor<3>, positions: &Positions, engine: Engine) -> Tensor<3> {
-        self.join(x, engine, |x, residual| self.attention.forward(x, residual, positions, engine))
+    /// `[B, L, M]` to `[B, L, M]`; values of both branches are dropped when `pass` trains.
+    pub fn forward(&self, x: Tensor<3>, positions: &Positions, pass: &Pass, engine: Engine) -> Tensor<3> {
+        let attention = |x, residual| self.attention.forward(x, residual, positions, engine);
+        if !pass.train || self.dropout == 0.0 {
+            return self.join(x, attention, |x, residual| self.mlp.forward(x, residual, engine));
+        }
+        let drop = |branch: u64, x| {
+            let place = BRANCHES + 2 * self.layer as u64 + branch;
+            dropout(x, Dropout { share: self.dropout, pass, place }, engine)
+        };
+        let normed = |norm: Option<&Norm>, x: Tensor<3>| norm.map_or(x.clone(), |norm| norm.forward(x, engine));
+        self.join(
+            x,
+            |x, residual| {
+                let base = base(&x, residual, |x| normed(self.attention.norm.as_ref(), x));
+                let nothing = Residual::Beside(x.zeros_like());
+                base + drop(0, attention(x, nothing))
+            },
+            |x, residual| {
+                let base = base(&x, residual, |x| normed(Some(&self.mlp.norm), x));
+                let nothing = Residual::Beside(x.zeros_like());
+                base + drop(1, self.mlp.forward(x, nothing, engine))
+            },
+        )
     }
 
     /// New positions `[B, L, M]` behind those that `memory` holds; it then holds them too. For inference.
     pub fn extend(&self, x: Tensor<3>, positions: &Positions, memory: &mut Memory, engine: Engine) -> Tensor<3> {
-        self.join(x, engine, |x, residual| self.attention.extend(x, residual, positions, memory))
+        let attention = |x, residual| self.attention.extend(x, residual, positions, memory);
+        self.join(x, attention, |x, residual| self.mlp.forward(x, residual, engine))
     }
 
     fn join(
         &self,
         x: Tensor<3>,
-        engine: Engine,
         attention: impl FnOnce(Tensor<3>, Residual) -> Tensor<3>,
+        mlp: impl FnOnce(Tensor<3>, Residual) -> Tensor<3>,
     ) -> Tensor<3> {
         match self.residual {
-            ResidualKind::Sequential => self.mlp.forward(attention(x, Residual::Input), Residual::Input, engine),
+            ResidualKind::Sequential => mlp(attention(x, Residual::Input), Residual::Input),
             ResidualKind::Parallel => {
                 let attended = attention(x.clone(), Residual::Input);
-                self.mlp.forward(x, Residual::Beside(attended), engine)
+                mlp(x, Residual::Beside(attended))
             }
-            ResidualKind::Normed => self.mlp.forward(attention(x, Residual::Normed), Residual::Normed, engine),
+            ResidualKind::Normed | ResidualKind::Post => mlp(attention(x, Residual::Normed), Residual::Normed),
         }
+    }
+}
+
+/// What a branch's result is added to.
+fn base(x: &Tensor<3>, residual: Residual, norm: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Tensor<3> {
+    match residual {
+        Residual::Input => x.clone(),
+        Residual::Normed => norm(x.clone()),
+        Residual::Beside(base) => base,
     }
 }

@@ -10,6 +10,7 @@ pub use linear::{Linear, normal_matrix};
 pub use mlp::Mlp;
 pub use norm::Norm;
 
+use crate::plan::InitKind;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -18,6 +19,8 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 pub struct Init<'a, R> {
     /// Draws the matrices, in the order in which they are made.
     pub rng: &'a mut R,
+    /// How matrices begin.
+    pub kind: InitKind,
     /// Standard deviation of matrices.
     pub std: f64,
     /// That of matrices that write to the residual stream.

@@ -8,6 +8,7 @@
 pub mod activation;
 pub mod attention;
 pub mod attention_layer;
+pub mod dropout;
 pub mod embedding;
 pub mod feed_forward;
 pub mod linear;

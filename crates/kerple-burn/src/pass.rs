@@ -23,6 +23,11 @@ pub struct Pass {
     pub span: Option<usize>,
 }
 
+/// Place of the embeddings' dropout.
+pub const EMBEDDINGS: u64 = 1 << 32;
+/// Place of the dropout of the first layer's attention; its feed-forward branch has the next one, then comes the next layer.
+pub const BRANCHES: u64 = EMBEDDINGS + 1;
+
 /// The step of evaluation passes: no update has this number.
 const EVALUATION: u64 = u64::MAX;
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 /// | GPT-2 | `activation = "gelu_tanh"`, `tied_head` |
 /// | BLOOM | `activation = "gelu_tanh"`, `embedding_norm`, `tied_head`; a flag makes it `residual = "normed"` |
 /// | MPT | `norm = "layer_without_shift"`, no biases, `tied_head`, perhaps `clamp_qkv` |
+/// | the first Transformer | `residual = "post"`, `activation = "relu"`, `scaled_embedding`, `dropout` |
 /// | LLaMA | `norm = "rms"`, `norm_eps`, no biases, `gated`, `activation = "silu"`, `kv_heads` |
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -47,6 +48,23 @@ pub struct BlockPlan {
     pub clamp_qkv: Option<f64>,
     /// Whether the output projection is the embedding, transposed.
     pub tied_head: bool,
+    /// Whether embeddings are multiplied by the square root of the model width.
+    #[serde(skip_serializing_if = "is_false")]
+    pub scaled_embedding: bool,
+    /// How matrices begin.
+    #[serde(skip_serializing_if = "InitKind::is_default")]
+    pub init: InitKind,
+    /// Share of the values of both branches, and of embeddings with an encoding added to them, that a training step drops.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub dropout: f64,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
 }
 
 impl Default for BlockPlan {
@@ -66,6 +84,9 @@ impl Default for BlockPlan {
             scale_by_layer: false,
             clamp_qkv: None,
             tied_head: false,
+            scaled_embedding: false,
+            init: InitKind::Normal,
+            dropout: 0.0,
         }
     }
 }
@@ -111,6 +132,28 @@ pub enum ResidualKind {
     Parallel,
     /// `h = n1(x); x = h + attention(h); h = n2(x); x = h + mlp(h)`
     Normed,
+    /// `x = n1(x + attention(x)); x = n2(x + mlp(x))`, post-norm (Vaswani et al. 2017, arXiv:1706.03762). Computed as
+    /// `normed` with every norm in front of the branch that follows it: the first branch has none, and the last is the norm
+    /// of the model's result.
+    Post,
+}
+
+/// How matrices begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InitKind {
+    /// N(0, 0.02^2), those that write to the residual stream N(0, (0.02 / sqrt(2 layers))^2).
+    #[default]
+    Normal,
+    /// A normal cut at two standard deviations, of standard deviation `1 / sqrt(inputs)` before the cut; that of embeddings
+    /// is 0.02.
+    FanIn,
+}
+
+impl InitKind {
+    fn is_default(&self) -> bool {
+        *self == InitKind::default()
+    }
 }
 
 /// Sizes of a block.
@@ -133,7 +176,7 @@ impl Sizes {
         Heads { heads, kv_heads: plan.kv_heads.unwrap_or(heads), head_dim }
     }
 
-    /// Trained values of a block of this plan.
+    /// Trained values of a block of this plan, each with two norms.
     pub fn parameters(&self, plan: &BlockPlan) -> usize {
         let (m, f, heads) = (self.d_model, self.d_hidden, self.heads(plan));
         let bias = |has: bool, width: usize| if has { width } else { 0 };

@@ -5,11 +5,13 @@ mod common;
 
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
-use common::{PASS, Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
+use common::{PASS, Randomize, TRAINING, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
 use kerple::encoding::{Encoding, Geometry, Method};
 use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
+use kerple_burn::layers::Attention;
+use kerple_burn::ops::Residual;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::parameters;
 use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind, Sizes};
@@ -36,7 +38,7 @@ impl Both {
     fn forward(&self, x: Tensor<3>, engine: Engine) -> Tensor<3> {
         let len = x.dims()[1];
         let positions = self.encoding.positions(0, [len, len], (&device(), DType::F64), engine, &PASS);
-        self.block.forward(x, &positions, engine)
+        self.block.forward(x, &positions, &TRAINING, engine)
     }
 }
 
@@ -53,14 +55,16 @@ fn check(plan: &BlockPlan, kind: &str, layer: usize, seed: u64) {
     assert_slopes(&both, &x, &up, |both, x| both.forward(x, Engine::Fused), &fused, step, &what);
     let values: usize =
         parameters::collect(&both.block).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
-    assert_eq!(values, SIZES.parameters(plan), "{what}");
+    // the first block of a post-norm model has one norm less
+    let absent = if both.block.attention.norm.is_none() { plan.norm.vectors() * SIZES.d_model } else { 0 };
+    assert_eq!(values + absent, SIZES.parameters(plan), "{what}");
 }
 
 #[test]
 fn products_of_choices_equal_their_definition() {
     let mut seed = 0;
     for norm in [NormKind::Layer, NormKind::LayerWithoutShift, NormKind::Rms] {
-        for residual in [ResidualKind::Sequential, ResidualKind::Parallel, ResidualKind::Normed] {
+        for residual in [ResidualKind::Sequential, ResidualKind::Parallel, ResidualKind::Normed, ResidualKind::Post] {
             for (gated, kv_heads, biases) in [
                 (false, None, true),
                 (true, Some(2), false),
@@ -101,6 +105,10 @@ fn single_choices_equal_their_definition() {
         BlockPlan { clamp_qkv: Some(0.4), kv_heads: Some(2), residual: ResidualKind::Normed, ..default.clone() },
         BlockPlan { activation: Activation::Relu, ..default.clone() },
         BlockPlan { activation: Activation::Relu2, ..default.clone() },
+        BlockPlan { dropout: 0.4, ..default.clone() },
+        BlockPlan { dropout: 0.4, residual: ResidualKind::Parallel, ..default.clone() },
+        BlockPlan { dropout: 0.4, residual: ResidualKind::Normed, ..default.clone() },
+        BlockPlan { dropout: 0.4, residual: ResidualKind::Post, ..default.clone() },
         default,
     ]
     .into_iter()
@@ -129,6 +137,7 @@ fn every_choice_matters() {
         BlockPlan { score_scale: Some(1.0), ..plain.clone() },
         BlockPlan { scale_by_layer: true, ..plain.clone() },
         BlockPlan { clamp_qkv: Some(0.1), ..plain.clone() },
+        BlockPlan { dropout: 0.4, ..plain.clone() },
     ] {
         assert_ne!(out(&changed, 1), out(&plain, 1), "{changed:?}");
     }
@@ -158,7 +167,7 @@ fn both_directions_equal_their_definition() {
             let positions = both.encoding.positions(0, [len, len], (&device(), DType::F64), engine, &PASS);
             let positions = positions.in_both_directions();
             let positions = Positions { lengths: lengths.map(|lengths| lengths.into()), ..positions };
-            both.block.forward(x, &positions, engine)
+            both.block.forward(x, &positions, &PASS, engine)
         };
         let what = format!("{plan:?} {kind} {lengths:?}");
         let fused = run(&both, &x, &up, |both, x| forward(both, x, Engine::Fused));
@@ -166,6 +175,34 @@ fn both_directions_equal_their_definition() {
         assert_close(&fused, &composed, &what);
         assert_slopes(&both, &x, &up, |both, x| forward(both, x, Engine::Fused), &fused, 1e-5, &what);
     }
+}
+
+/// The first branch of a post-norm model has no norm, every other one that of the branch before it.
+#[test]
+fn post_norm_norms_what_a_branch_was_added_to() {
+    let plan = BlockPlan { residual: ResidualKind::Post, ..BlockPlan::default() };
+    let (first, second) = (Both::new(&plan, "none", 0, 1), Both::new(&plan, "none", 1, 2));
+    let x = random([2, 5, SIZES.d_model], &mut rng(3));
+    let positions = first.encoding.positions(0, [5, 5], (&device(), DType::F64), Engine::Fused, &PASS);
+    let e = Engine::Composed;
+    let fed = |both: &Both, x: Tensor<3>| {
+        let mlp = &both.block.mlp;
+        mlp.down.forward(burn::tensor::activation::gelu(mlp.up.forward(x)))
+    };
+    let attended = |both: &Both, x: Tensor<3>| {
+        let mut bare: Attention = both.block.attention.clone();
+        bare.norm = None;
+        bare.forward(x, Residual::Input, &positions, e)
+    };
+    let expected = {
+        let n1 = first.block.mlp.norm.forward(attended(&first, x.clone()), e);
+        let x = n1.clone() + fed(&first, n1);
+        let n2 = second.block.attention.norm.as_ref().unwrap().forward(x, e);
+        let n3 = second.block.mlp.norm.forward(attended(&second, n2), e);
+        n3.clone() + fed(&second, n3)
+    };
+    let got = second.forward(first.forward(x, Engine::Fused), Engine::Fused);
+    assert_close(&[common::values(&got)], &[common::values(&expected)], "post-norm");
 }
 
 /// One key head with H query heads is the same as H equal key heads.
@@ -199,6 +236,7 @@ fn shared_key_heads_equal_repeated_ones() {
     all.attention.out = out;
     all.mlp = one.mlp.clone();
     let x = random([2, 9, m], &mut rng);
-    let (a, b) = (one.forward(x.clone(), &positions, Engine::Fused), all.forward(x, &positions, Engine::Fused));
+    let (a, b) =
+        (one.forward(x.clone(), &positions, &PASS, Engine::Fused), all.forward(x, &positions, &PASS, Engine::Fused));
     assert_close(&[common::values(&a)], &[common::values(&b)], "shared key heads");
 }

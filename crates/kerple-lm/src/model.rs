@@ -3,8 +3,10 @@
 //! An [`Encoder`] is made of the same, see there.
 
 mod encoder;
+mod transducer;
 
 pub use encoder::{Classifier, Encoder};
+pub use transducer::Transducer;
 
 use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
@@ -16,10 +18,11 @@ use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, Norm, normal_matrix};
 use kerple_burn::memory::Memory;
+use kerple_burn::ops::dropout::{Dropout, dropout};
 use kerple_burn::ops::embedding::embed;
 use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::parameters::{Describe, Groups};
-use kerple_burn::pass::Pass;
+use kerple_burn::pass::{EMBEDDINGS, Pass};
 use kerple_burn::positions::PositionalEncoding;
 use rand::Rng;
 
@@ -39,6 +42,8 @@ pub struct Decoder {
     /// Output projection, `[M, V]`; the embedding serves when it is tied.
     pub head: Option<Param<Tensor<2>>>,
     #[module(skip)]
+    embedded: Embedded,
+    #[module(skip)]
     engine: Engine,
 }
 
@@ -56,7 +61,7 @@ const MOST_PREFILLED: usize = 4096;
 
 fn init<'a, R>(plan: &Plan, rng: &'a mut R, device: &'a Device) -> Init<'a, R> {
     let std_out = STD / (2.0 * plan.model.n_layers as f64).sqrt();
-    Init { rng, std: STD, std_out, device, dtype: DType::F32 }
+    Init { rng, kind: plan.model.block.init, std: STD, std_out, device, dtype: DType::F32 }
 }
 
 fn blocks(plan: &Plan, init: &mut Init<impl Rng>) -> Vec<Block> {
@@ -65,7 +70,7 @@ fn blocks(plan: &Plan, init: &mut Init<impl Rng>) -> Vec<Block> {
 }
 
 impl Decoder {
-    /// A fresh model. Weights are N(0, 0.02^2), those that write to the residual stream N(0, (0.02 / sqrt(2 layers))^2).
+    /// A fresh model whose matrices begin as the plan's [`InitKind`](kerple_burn::plan::InitKind) says.
     ///
     /// The same seed gives every encoding the same initial weights: weights and encoding draw from streams of their own.
     pub fn new(plan: &Plan, device: &Device) -> Decoder {
@@ -82,6 +87,7 @@ impl Decoder {
             blocks,
             norm: Norm::new(block, *d_model, &init),
             head,
+            embedded: Embedded::of(plan),
             engine: Engine::Fused,
         }
     }
@@ -122,8 +128,8 @@ impl Decoder {
     }
 
     fn trunk(&self) -> Trunk<'_> {
-        let Decoder { embedding, embedding_norm, encoding, blocks, engine, .. } = self;
-        Trunk { embedding, embedding_norm, encoding, blocks, engine: *engine }
+        let Decoder { embedding, embedding_norm, encoding, blocks, embedded, engine, .. } = self;
+        Trunk { embedding, embedding_norm, encoding, blocks, embedded: *embedded, engine: *engine }
     }
 
     /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
@@ -214,7 +220,25 @@ struct Trunk<'a> {
     embedding_norm: &'a Option<Norm>,
     encoding: &'a PositionalEncoding,
     blocks: &'a [Block],
+    embedded: Embedded,
     engine: Engine,
+}
+
+/// What becomes of embeddings besides their norm.
+#[derive(Clone, Copy, Debug)]
+struct Embedded {
+    /// Factor on them.
+    scale: f64,
+    /// Share that training drops where an encoding was added.
+    dropout: f64,
+}
+
+impl Embedded {
+    fn of(plan: &Plan) -> Embedded {
+        let ModelPlan { d_model, block, .. } = &plan.model;
+        let scale = if block.scaled_embedding { (*d_model as f64).sqrt() } else { 1.0 };
+        Embedded { scale, dropout: block.dropout }
+    }
 }
 
 impl Trunk<'_> {
@@ -223,11 +247,17 @@ impl Trunk<'_> {
         let table = self.embedding.val();
         let device = table.device();
         let mut x = embed(table, ids, [batch, len], self.engine);
+        if self.embedded.scale != 1.0 {
+            x = x * self.embedded.scale;
+        }
         if let Some(norm) = self.embedding_norm {
             x = norm.forward(x, self.engine);
         }
         match self.encoding.absolute(start, len, (&device, x.dtype()), pass) {
-            Some(rows) => x + rows,
+            Some(rows) => {
+                let share = self.embedded.dropout;
+                dropout(x + rows, Dropout { share, pass, place: EMBEDDINGS }, self.engine)
+            }
             None => x,
         }
     }
@@ -239,6 +269,6 @@ impl Trunk<'_> {
         let positions = |layer| self.encoding.positions(layer, lens, (&device, dtype), self.engine, pass);
         let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
         let layers = self.blocks.iter().zip(&positions);
-        layers.fold(x, |x, (block, positions)| block.forward(x, positions, self.engine))
+        layers.fold(x, |x, (block, positions)| block.forward(x, positions, pass, self.engine))
     }
 }

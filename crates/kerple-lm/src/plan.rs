@@ -4,7 +4,7 @@ use crate::config::{DataConfig, PackingConfig, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 use kerple::encoding::{Encoding, Geometry, Refusal};
-use kerple_burn::plan::{BlockPlan, Sizes};
+use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -39,7 +39,11 @@ impl ModelPlan {
     pub fn parameters(&self) -> usize {
         let matrices = self.vocab_size * self.d_model * if self.block.tied_head { 1 } else { 2 };
         let norms = if self.block.embedding_norm { 2 } else { 1 } * self.block.norm.vectors() * self.d_model;
-        matrices + self.n_layers * self.sizes().parameters(&self.block) + norms
+        let absent = match self.block.residual {
+            ResidualKind::Post => self.block.norm.vectors() * self.d_model,
+            ResidualKind::Sequential | ResidualKind::Parallel | ResidualKind::Normed => 0,
+        };
+        matrices + self.n_layers * self.sizes().parameters(&self.block) + norms - absent
     }
 }
 
@@ -311,6 +315,7 @@ fn flatten(path: &str, value: &serde_json::Value, out: &mut Vec<(String, String)
 fn check_block(model: &ModelPlan) -> Result<()> {
     let block = &model.block;
     let hint = "leave it out to take the paper's block";
+    check("model.block.dropout", block.dropout, 0.0..=0.95, hint)?;
     check("model.block.norm_eps", block.norm_eps, 0.0..=1.0, hint)?;
     let finite = -f64::MAX..=f64::MAX;
     check("model.block.score_scale", block.score_scale.unwrap_or(1.0), finite, hint)?;

@@ -9,6 +9,7 @@ use kerple::encoding::METHODS;
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, normal_matrix};
 use kerple_burn::parameters::{self, Describe, Group};
+use kerple_burn::plan::InitKind;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::learner::{Learned, Learner, NotFinite, Part, Reduce, Settings, Update, settings};
 use kerple_lm::model::Decoder;
@@ -36,7 +37,14 @@ impl Describe for Bag {}
 impl Bag {
     fn new() -> Bag {
         let (mut rng, device) = (rand_chacha::ChaCha8Rng::seed_from_u64(0), device());
-        let mut init = Init { rng: &mut rng, std: 0.02, std_out: 0.02, device: &device, dtype: DType::F32 };
+        let mut init = Init {
+            rng: &mut rng,
+            kind: InitKind::Normal,
+            std: 0.02,
+            std_out: 0.02,
+            device: &device,
+            dtype: DType::F32,
+        };
         Bag { table: normal_matrix([8, 2], 0.02, &mut init) }
     }
 }

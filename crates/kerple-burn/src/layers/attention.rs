@@ -7,7 +7,7 @@ use crate::memory::Memory;
 use crate::ops::attention::default_scale;
 use crate::ops::attention_layer::{self, AttentionLayer, Heads};
 use crate::ops::{Residual, linear, norm};
-use crate::plan::{BlockPlan, Sizes};
+use crate::plan::{BlockPlan, ResidualKind, Sizes};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use rand::Rng;
@@ -15,8 +15,8 @@ use rand::Rng;
 /// A self-attention branch: norm, packed projection, attention, output projection.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// Applied to the input.
-    pub norm: Norm,
+    /// Applied to the input; absent in the first layer of a model with [`ResidualKind::Post`].
+    pub norm: Option<Norm>,
     /// Packed projection, `[M, (H + 2 G) D]`, see [`Heads`].
     pub qkv: Linear,
     /// Output projection, `[H D, M]`.
@@ -35,7 +35,7 @@ impl Attention {
         let scale = plan.score_scale.unwrap_or(default_scale(heads.head_dim));
         let divisor = if plan.scale_by_layer { (layer + 1) as f64 } else { 1.0 };
         Attention {
-            norm: Norm::new(plan, sizes.d_model, init),
+            norm: (layer > 0 || plan.residual != ResidualKind::Post).then(|| Norm::new(plan, sizes.d_model, init)),
             qkv: Linear::new([sizes.d_model, heads.packed()], plan.qkv_bias, init.std, init),
             out: Linear::new([heads.inner(), sizes.d_model], plan.out_bias, init.std_out, init),
             heads,
@@ -52,7 +52,7 @@ impl Attention {
     /// Its tensors and choices, adding to `residual`.
     pub fn tensors(&self, residual: Residual) -> AttentionLayer {
         AttentionLayer {
-            norm: self.norm.tensors(),
+            norm: self.norm.as_ref().map(Norm::tensors),
             qkv: self.qkv.tensors(),
             out: self.out.tensors(),
             heads: self.heads,
@@ -69,7 +69,10 @@ impl Attention {
 
     /// New positions `[B, L, M]` behind those that `memory` holds; it then holds them too. For inference.
     pub fn extend(&self, x: Tensor<3>, residual: Residual, positions: &Positions, memory: &mut Memory) -> Tensor<3> {
-        let normed = norm::composed(x.clone(), self.norm.tensors());
+        let normed = match &self.norm {
+            Some(norm) => norm::composed(x.clone(), norm.tensors()),
+            None => x.clone(),
+        };
         let qkv = attention_layer::clamped(linear::composed(normed.clone(), self.qkv.tensors()), self.clamp);
         let a = memory.attend(qkv, self.heads, self.scale, positions);
         let base = match residual {

@@ -85,8 +85,8 @@ impl Heads {
 /// The tensors of a self-attention branch and its choices.
 #[derive(Clone, Debug)]
 pub struct AttentionLayer {
-    /// Applied to the input, `[M]`.
-    pub norm: Norm,
+    /// Applied to the input, `[M]`, where there is one.
+    pub norm: Option<Norm>,
     /// Packed projection, `[M, (H + 2 G) D]`, see [`Heads`].
     pub qkv: Linear,
     /// Output projection, `[H D, M]`.
@@ -103,11 +103,12 @@ pub struct AttentionLayer {
 
 /// The branch on `[B, L, M]`.
 pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
-    // clamped projections are rare, and would need their signs kept: they take the parts one by one
-    if !engine.is_fused_on(&x) || layer.clamp.is_some() {
+    // clamped projections are rare, and would need their signs kept, and one layer of a model may have no norm: they take
+    // the parts one by one
+    let (true, None, Some(norm)) = (engine.is_fused_on(&x), layer.clamp, layer.norm.clone()) else {
         return by_parts(x, layer, positions, engine);
-    }
-    let AttentionLayer { norm, qkv, out, heads, scale, clamp: _, residual } = layer;
+    };
+    let AttentionLayer { norm: _, qkv, out, heads, scale, clamp: _, residual } = layer;
     let mut inputs = Inputs::default();
     let x = inputs.add(x);
     let (base, normed_base) = match residual {
@@ -139,7 +140,10 @@ pub fn composed(x: Tensor<3>, layer: AttentionLayer, positions: &Positions) -> T
 fn by_parts(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
     let AttentionLayer { norm, qkv, out, heads, scale, clamp, residual } = layer;
     let [batch, len, _] = x.dims();
-    let normed = norm::norm(x.clone(), norm, engine);
+    let normed = match norm {
+        Some(norm) => norm::norm(x.clone(), norm, engine),
+        None => x.clone(),
+    };
     let qkv = clamped(linear::composed(normed.clone(), qkv), clamp);
     let [q, k, v] = heads.unpack(qkv);
     let a = attention::rotated(q, k, v, scale, positions, engine);

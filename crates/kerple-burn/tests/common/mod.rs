@@ -6,10 +6,13 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple_burn::layers::Init;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
+use kerple_burn::plan::InitKind;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 pub const PASS: Pass = Pass::evaluation(0);
+/// A pass that drops values where a plan says so.
+pub const TRAINING: Pass = Pass::training(3, 5);
 
 pub fn device() -> Device {
     Device::flex().autodiff()
@@ -20,7 +23,7 @@ pub fn rng(seed: u64) -> ChaCha8Rng {
 }
 
 pub fn init<'a>(rng: &'a mut ChaCha8Rng, device: &'a Device) -> Init<'a, ChaCha8Rng> {
-    Init { rng, std: 0.1, std_out: 0.1, device, dtype: DType::F64 }
+    Init { rng, kind: InitKind::Normal, std: 0.1, std_out: 0.1, device, dtype: DType::F64 }
 }
 
 pub fn tensor<const D: usize>(values: Vec<f64>, shape: [usize; D]) -> Tensor<D> {

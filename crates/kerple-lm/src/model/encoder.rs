@@ -1,6 +1,6 @@
 //! The encoder: the decoder's blocks, seeing in both directions, over padded sequences; and a classifier on top of it.
 
-use super::{Tokens, Trunk};
+use super::{Embedded, Tokens, Trunk};
 use crate::plan::Plan;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -28,6 +28,8 @@ pub struct Encoder {
     /// Of the result.
     pub norm: Norm,
     #[module(skip)]
+    embedded: Embedded,
+    #[module(skip)]
     engine: Engine,
 }
 
@@ -43,7 +45,7 @@ impl Encoder {
         Encoder::draw(plan, device, &mut stream(plan.seed, Purpose::Weights))
     }
 
-    fn draw(plan: &Plan, device: &Device, rng: &mut impl rand::Rng) -> Encoder {
+    pub(super) fn draw(plan: &Plan, device: &Device, rng: &mut impl rand::Rng) -> Encoder {
         let (model, mut init) = (&plan.model, super::init(plan, rng, device));
         Encoder {
             embedding: normal_matrix([model.vocab_size, model.d_model], super::STD, &mut init),
@@ -51,6 +53,7 @@ impl Encoder {
             encoding: PositionalEncoding::new(&plan.encoding, &plan.geometry(), plan.model.n_layers, plan.seed, device),
             blocks: super::blocks(plan, &mut init),
             norm: Norm::new(&model.block, model.d_model, &init),
+            embedded: Embedded::of(plan),
             engine: Engine::Fused,
         }
     }
@@ -76,6 +79,7 @@ impl Encoder {
             embedding_norm: &self.embedding_norm,
             encoding: &self.encoding,
             blocks: &self.blocks,
+            embedded: self.embedded,
             engine: self.engine,
         };
         let lengths: Option<Arc<[usize]>> = lengths.map(Arc::from);

@@ -1,0 +1,130 @@
+//! Dropout: a share of the values becomes 0, the others grow by what that takes. Srivastava et al. 2014.
+
+use crate::array::Array;
+use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step};
+use crate::pass::Pass;
+use crate::with_element;
+use burn::tensor::{Tensor, TensorData};
+use rand::Rng;
+use rayon::prelude::*;
+
+/// What is dropped where.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout<'a> {
+    /// Share of the values, below 1.
+    pub share: f64,
+    /// The pass that draws; outside training nothing is dropped.
+    pub pass: &'a Pass,
+    /// The place of its noise.
+    pub place: u64,
+}
+
+/// `x` `[B, L, M]` with each value either 0, with probability `share`, or divided by `1 - share`. Every sequence draws for
+/// itself, so how a batch is split changes nothing.
+///
+/// # Panics
+/// When the share is not in `0..1`.
+pub fn dropout(x: Tensor<3>, dropout: Dropout, engine: Engine) -> Tensor<3> {
+    assert!((0.0..1.0).contains(&dropout.share), "dropout: a share of {}", dropout.share);
+    if !dropout.pass.train || dropout.share == 0.0 {
+        return x;
+    }
+    if !engine.is_fused_on(&x) {
+        return composed(x, dropout);
+    }
+    let kept = kept(x.dims(), dropout);
+    let mut inputs = Inputs::default();
+    inputs.add(x);
+    inputs.apply(Drop { kept, growth: growth(dropout) })
+}
+
+/// The definition, for a pass that trains.
+pub fn composed(x: Tensor<3>, dropout: Dropout) -> Tensor<3> {
+    let shape = x.dims();
+    let growth = growth(dropout);
+    let factors: Vec<f64> = kept(shape, dropout).into_iter().map(|kept| if kept { growth } else { 0.0 }).collect();
+    let factors = Tensor::<3>::from_data(TensorData::new(factors, shape), (&x.device(), x.dtype()));
+    x * factors
+}
+
+/// What values that stay are multiplied by.
+fn growth(dropout: Dropout) -> f64 {
+    (1.0 - dropout.share).recip()
+}
+
+/// Which values stay, `[B, L, M]`.
+fn kept([batch, len, width]: [usize; 3], Dropout { share, pass, place }: Dropout) -> Vec<bool> {
+    let limit = (share * 2f64.powi(32)) as u32;
+    let mut kept = vec![false; batch * len * width];
+    kept.par_chunks_mut((len * width).max(1)).enumerate().for_each(|(row, kept)| {
+        let mut noise = pass.noise(row, place);
+        kept.iter_mut().for_each(|kept| *kept = noise.next_u32() >= limit);
+    });
+    kept
+}
+
+#[derive(Debug)]
+struct Drop {
+    kept: Vec<bool>,
+    growth: f64,
+}
+
+impl Drop {
+    /// The same for values and for gradients.
+    fn apply<T: Number>(&self, x: &Array) -> Array {
+        let growth = T::from_f64(self.growth);
+        let values = x.slice::<T>().iter().zip(&self.kept);
+        Array::from_vec(values.map(|(x, kept)| if *kept { *x * growth } else { T::ZERO }).collect(), x.shape())
+    }
+}
+
+impl Op for Drop {
+    fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
+        Forward { output: with_element!(inputs[0], T => self.apply::<T>(&inputs[0])), saved: Saved::nothing() }
+    }
+
+    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
+        vec![Some(with_element!(step.inputs[0], T => self.apply::<T>(step.d_output)))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    fn numbers(tensor: Tensor<3>) -> Vec<f64> {
+        tensor.into_data().iter::<f64>().collect()
+    }
+
+    fn ones(shape: [usize; 3]) -> Tensor<3> {
+        Tensor::ones(shape, &Device::flex().autodiff()).require_grad()
+    }
+
+    #[test]
+    fn values_stay_or_go_and_the_mean_stays() {
+        let pass = Pass::training(1, 2);
+        let y = numbers(dropout(ones([8, 50, 40]), Dropout { share: 0.25, pass: &pass, place: 3 }, Engine::Fused));
+        assert!(y.iter().all(|y| *y == 0.0 || (y - 4.0 / 3.0).abs() < 1e-6));
+        // six standard deviations of 16,000 draws
+        let mean = y.iter().sum::<f64>() / 16_000.0;
+        assert!((mean - 1.0).abs() < 6.0 * (1.0f64 / 3.0 / 16_000.0).sqrt(), "{mean}");
+    }
+
+    #[test]
+    fn fused_equals_composed_with_its_gradient_and_parts_equal_the_whole() {
+        let pass = Pass::training(1, 2);
+        let all = [Engine::Fused, Engine::Composed].map(|engine| {
+            let x = ones([3, 4, 5]);
+            let y = dropout(x.clone(), Dropout { share: 0.5, pass: &pass, place: 3 }, engine);
+            let gradients = y.clone().powi_scalar(2).sum().backward();
+            (numbers(y), numbers(x.grad(&gradients).unwrap()))
+        });
+        assert_eq!(all[0], all[1]);
+        assert!(all[0].0.contains(&0.0) && all[0].0.contains(&2.0));
+        let row = Dropout { share: 0.5, pass: &pass.at_row(2), place: 3 };
+        assert_eq!(numbers(dropout(ones([1, 4, 5]), row, Engine::Fused)), all[0].0[40..]);
+        let off = Dropout { share: 0.5, pass: &Pass::evaluation(1), place: 3 };
+        assert_eq!(numbers(dropout(ones([1, 4, 5]), off, Engine::Fused)), vec![1.0; 20]);
+    }
+}

@@ -1,0 +1,52 @@
+//! A model from sequences to sequences of answers: an encoder reads the input and empty places behind it, and answers there.
+//! Ruoss et al. 2023, arXiv:2305.16843.
+
+use super::{Encoder, Tokens};
+use crate::plan::Plan;
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use kerple::seed::{Purpose, stream};
+use kerple_burn::fused::Engine;
+use kerple_burn::layers::Linear;
+use kerple_burn::parameters::{Describe, Groups};
+use kerple_burn::pass::Pass;
+
+/// An encoder and a linear layer over answers at its last places.
+#[derive(Module, Debug)]
+pub struct Transducer {
+    /// Makes the rows.
+    pub encoder: Encoder,
+    /// `[M, C]`
+    pub head: Linear,
+}
+
+impl Describe for Transducer {
+    fn describe(&self, groups: &mut Groups) {
+        self.encoder.describe(groups);
+    }
+}
+
+impl Transducer {
+    /// A fresh model of this many answers.
+    pub fn new(plan: &Plan, classes: usize, device: &Device) -> Transducer {
+        let mut rng = stream(plan.seed, Purpose::Weights);
+        let encoder = Encoder::draw(plan, device, &mut rng);
+        let mut init = super::init(plan, &mut rng, device);
+        Transducer { encoder, head: Linear::new([plan.model.d_model, classes], true, super::STD, &mut init) }
+    }
+
+    /// The same model, computing with this engine.
+    pub fn with_engine(self, engine: Engine) -> Transducer {
+        Transducer { encoder: self.encoder.with_engine(engine), ..self }
+    }
+
+    /// Logits at the last `places` tokens, `[B, places, C]`.
+    ///
+    /// # Panics
+    /// When there are not as many tokens.
+    pub fn logits(&self, tokens: Tokens, places: usize, pass: &Pass) -> Tensor<3> {
+        assert!(places <= tokens.len, "{places} answers at {} tokens", tokens.len);
+        let rows = self.encoder.forward(tokens, None, pass);
+        self.head.forward(rows.narrow(1, tokens.len - places, places))
+    }
+}
