@@ -27,6 +27,8 @@ pub struct Pass {
 pub const EMBEDDINGS: u64 = 1 << 32;
 /// Place of the dropout of the first layer's attention; its feed-forward branch has the next one, then comes the next layer.
 pub const BRANCHES: u64 = EMBEDDINGS + 1;
+/// Place of the randomized positions at the embeddings; those of the first layer and of the others follow.
+pub const POSITIONS: u64 = 2 << 32;
 
 /// The step of evaluation passes: no update has this number.
 const EVALUATION: u64 = u64::MAX;

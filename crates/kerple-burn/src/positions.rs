@@ -4,12 +4,12 @@ use crate::array::Array;
 use crate::forms::{Positions, RotaryTables, Scores};
 use crate::fused::{Engine, Forward, Input, Op, Saved, Step, apply};
 use crate::parameters::{Describe, Group, Groups};
-use crate::pass::Pass;
+use crate::pass::{POSITIONS, Pass};
 use crate::with_element;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
 use bytemuck::Pod;
-use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Scope};
+use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Places, Scope};
 use kerple::forms::{Absolute, DistanceTable, Form, Sight, Slopes, TableSlopes};
 use std::sync::Arc;
 
@@ -129,9 +129,9 @@ impl PositionalEncoding {
         self.encoding.table(&self.geometry, &self.numbers(layer), len)
     }
 
-    /// One `make(layer)` for each layer of the model; layers that share everything share the result.
+    /// One `make(layer)` for each layer of the model; layers that share everything, draws included, share the result.
     pub fn every_layer(&self, make: impl Fn(usize) -> Positions) -> Vec<Positions> {
-        if self.layers.is_empty() {
+        if self.layers.is_empty() && self.encoding.randomized.is_none() {
             return vec![make(0); self.depth];
         }
         (0..self.depth).map(make).collect()
@@ -144,33 +144,51 @@ impl PositionalEncoding {
         [queries, keys]: [usize; 2],
         options: (&Device, DType),
         engine: Engine,
-        _pass: &Pass,
+        pass: &Pass,
     ) -> Positions {
         let mut positions = Positions { sight: Sight::Causal { window: self.encoding.window }, ..Positions::default() };
         match self.place {
             Place::Nowhere | Place::Embeddings => {}
             Place::Rotation => {
-                let rotary = self.encoding.rotary(&self.geometry).expect("this encoding rotates");
-                let (cos, sin) = rotary.tables(keys - queries, queries);
+                let drawn = self.draw(POSITIONS + 1 + layer as u64, keys, pass);
+                let span = pass.span.unwrap_or(keys);
+                let places = Places { range: keys - queries..keys, span, drawn: drawn.as_deref() };
+                let rotary = self.encoding.rotary(&self.geometry, span).expect("this encoding rotates");
+                let (cos, sin) = rotary.tables(places.positions());
                 positions.rotary = Some(Arc::new(RotaryTables::new(rotary.rotated() / 2, cos, sin)));
             }
             Place::Scores => {
+                let drawn = self.draw(POSITIONS + 1 + layer as u64, keys, pass);
+                let places = Places { drawn: drawn.as_deref(), ..Places::from(keys) };
                 let stored = self.stored(layer);
                 let tensor = |table: Table| table.tensor(&stored, options, engine);
-                let [bias, weight] = self.tables(layer, keys, &stored).map(|table| table.map(tensor));
+                let [bias, weight] = self.tables(layer, places, &stored).map(|table| table.map(tensor));
                 positions.scores = Scores::Table { bias, weight };
             }
         }
         positions
     }
 
+    /// What stands in the place of the positions of a sequence, or of its distances, at this place in the model.
+    ///
+    /// # Panics
+    /// When the pass is over fewer positions than there are keys.
+    fn draw(&self, place: u64, keys: usize, pass: &Pass) -> Option<Vec<usize>> {
+        let span = pass.span.unwrap_or(keys);
+        assert!(keys <= span, "a pass over {span} positions got {keys}");
+        self.encoding.draw(span, &mut pass.shared_noise(place))
+    }
+
     /// Bias and weight of one layer, with their derivatives when `stored` is tracked.
-    fn tables(&self, layer: usize, len: usize, stored: &[Tensor<1>]) -> [Option<Table>; 2] {
+    fn tables(&self, layer: usize, places: Places, stored: &[Tensor<1>]) -> [Option<Table>; 2] {
         let numbers = self.numbers(layer);
-        let DistanceTable { heads, bias, weight, .. } = self.encoding.table(&self.geometry, &numbers, len);
+        let DistanceTable { heads, len, bias, weight, .. } =
+            self.encoding.table(&self.geometry, &numbers, places.clone());
         let tracked = stored.iter().any(|values| values.device().is_autodiff());
-        let slopes =
-            if tracked { self.encoding.table_slopes(&self.geometry, &numbers, len) } else { TableSlopes::default() };
+        let slopes = match tracked {
+            true => self.encoding.table_slopes(&self.geometry, &numbers, places),
+            false => TableSlopes::default(),
+        };
         let numbers = Arc::new(numbers);
         [(bias, slopes.bias), (weight, slopes.weight)]
             .map(|(rows, slopes)| rows.map(|rows| Table { heads, len, rows, slopes, numbers: numbers.clone() }))
@@ -182,17 +200,26 @@ impl PositionalEncoding {
         start: usize,
         len: usize,
         (device, dtype): (&Device, DType),
-        _pass: &Pass,
+        pass: &Pass,
     ) -> Option<Tensor<3>> {
         if self.place != Place::Embeddings {
             return None;
         }
         let width = self.geometry.d_model();
-        match self.encoding.absolute(&self.geometry, start..start + len)? {
+        let drawn = self.draw(POSITIONS, start + len, pass);
+        let places = Places { drawn: drawn.as_deref(), ..Places::from(start..start + len) };
+        match self.encoding.absolute(&self.geometry, places.clone())? {
             Absolute::Fixed(rows) => Some(Tensor::from_data(TensorData::new(rows, [1, len, width]), (device, dtype))),
             Absolute::Learned { positions } => {
-                let rows = self.values[0].val().reshape([1, positions, width]).narrow(1, start, len);
-                Some(cast(rows, dtype))
+                let table = self.values[0].val().reshape([positions, width]);
+                let rows = match drawn {
+                    None => table.narrow(0, start, len),
+                    Some(_) => {
+                        let index: Vec<i64> = places.positions().map(|position| position as i64).collect();
+                        table.select(0, Tensor::<1, Int>::from_data(TensorData::new(index, [len]), device))
+                    }
+                };
+                Some(cast(rows.unsqueeze(), dtype))
             }
         }
     }

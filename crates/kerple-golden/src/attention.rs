@@ -53,9 +53,9 @@ fn task(folder: &Folder, case: &Case) -> Result<Task, String> {
 impl Task {
     /// Rotates `[B, H, L, D]` rows in place; `sign = -1` turns back.
     fn rotate(&self, x: &mut [f64], sign: f64) {
-        let Some(rotary) = self.encoding.rotary(&self.geometry) else { return };
+        let Some(rotary) = self.encoding.rotary(&self.geometry, 0) else { return };
         let (len, width, half) = (self.dims.keys, self.dims.head_dim, rotary.rotated() / 2);
-        let (cos, sin) = rotary.tables(0, len);
+        let (cos, sin) = rotary.tables(0..len);
         for (row, x) in x.chunks_exact_mut(width).enumerate() {
             let at = row % len * half;
             for j in 0..half {

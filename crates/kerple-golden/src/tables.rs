@@ -236,11 +236,11 @@ const BF16_ULP: Tolerance = Tolerance { absolute: 0.0, relative: 1.0 / 128.0 };
 pub fn rotary_table(folder: &Folder, case: &Case) -> Scores {
     let (dim, n) = (case.static_size("dim")?, case.static_size("n")?);
     let base = case.static_number("base").unwrap_or(10_000.0);
-    let config = rotary::Config { pct: 1.0, base };
+    let config = rotary::Config { base, ..Default::default() };
     // angles are concatenated with themselves
     let twice = |half: &[f64]| half.chunks(dim / 2).flat_map(|row| [row, row].concat()).collect::<Vec<f64>>();
-    let (cos, sin) = config.rotary(dim, Compat::Exact).tables(0, n);
-    let (low_cos, low_sin) = config.rotary(dim, Compat::Bf16).tables(0, n);
+    let (cos, sin) = config.rotary(dim, Compat::Exact).tables(0..n);
+    let (low_cos, low_sin) = config.rotary(dim, Compat::Bf16).tables(0..n);
     let mut scores = precisions(folder, case, "cos", &twice(&cos), &twice(&low_cos))?;
     scores.extend(precisions(folder, case, "sin", &twice(&sin), &twice(&low_sin))?);
     Ok(scores)
@@ -253,8 +253,8 @@ pub fn rotary_apply(folder: &Folder, case: &Case) -> Scores {
     for key in case.keys("expected") {
         let input = case.numbers(folder, "inputs", key)?;
         let len = input.shape[2];
-        let rotary = rotary::Config { pct: 1.0, base }.rotary(rotated, Compat::Exact);
-        let (cos, sin) = rotary.tables(offset, len);
+        let rotary = rotary::Config { base, ..Default::default() }.rotary(rotated, Compat::Exact);
+        let (cos, sin) = rotary.tables(offset..offset + len);
         let &[batch, heads, len, _] = input.shape.as_slice() else { return Err("expected [B, H, L, D]".to_owned()) };
         let mut x = input.values;
         let strides = Strides { batch: heads * len * width, head: len * width, row: width };

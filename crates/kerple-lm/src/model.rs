@@ -121,7 +121,10 @@ impl Decoder {
                     "{} is defined for {longest} positions, {len} were asked for",
                     self.encoding.encoding().label()
                 ),
-                "use a shorter length, or an encoding that extrapolates: `kerple describe` lists them",
+                match self.encoding.encoding().randomized {
+                    Some(most) if most == longest => "use a shorter length, or train with a larger `randomized`",
+                    _ => "use a shorter length, or an encoding that extrapolates: `kerple describe` lists them",
+                },
             )),
             _ => Ok(()),
         }

@@ -45,6 +45,7 @@ fn every_key_changes_the_plan() {
         "encoding.compat=bf16",
         "encoding.clamp=working_copy",
         "encoding.scope=layer",
+        "encoding.randomized=2048",
         "model.preset=small",
         "model.n_layers=3",
         "model.n_heads=5",

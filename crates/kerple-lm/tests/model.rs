@@ -39,10 +39,21 @@ fn the_papers_model_has_the_papers_size() {
     }
 }
 
+/// Positions or distances drawn from 40.
+fn randomized(kind: &str) -> Encoding {
+    Encoding { randomized: Some(40), ..encoding(kind) }
+}
+
 /// Every method, and some that learn tables with a set of values a layer.
 fn every_encoding() -> Vec<Encoding> {
     let mut all: Vec<Encoding> = METHODS.iter().map(|kind| encoding(kind)).collect();
     all.extend(["kerple_log", "kernel", "t5"].map(|kind| Encoding { scope: Scope::Layer, ..encoding(kind) }));
+    all.extend(["rotary", "sinusoidal", "t5", "kerple_weight"].map(randomized));
+    all.push(serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap());
+    all.extend(["yarn", "dynamic"].map(|name| {
+        let scaling = serde_json::json!({ "kind": name, "original_len": 4 });
+        encoding("rotary").with_rope_scaling(serde_json::from_value(scaling).unwrap()).unwrap()
+    }));
     all
 }
 
@@ -214,6 +225,47 @@ fn prompts_in_pieces_equal_whole_ones() {
         // the same sums in another order, in f32
         assert!(last.len() == extended.len() && error < 1e-5 * largest.max(1.0), "{kind}: {error}");
     }
+}
+
+#[test]
+fn draws_change_in_training_and_with_the_layer_and_not_in_evaluation() {
+    let losses = |encoding: &Encoding, pass: Pass, rows: std::ops::Range<usize>| {
+        let model = Decoder::new(&plan(encoding, TrainConfig::default()), &kerple_lm::device());
+        let ids = [IDS, IDS, IDS].concat();
+        let at = rows.start * IDS.len()..rows.end * IDS.len();
+        let tokens = Tokens { ids: &ids[at.clone()], batch: rows.len(), len: IDS.len() };
+        model.nll(tokens, &ids[at], &pass.at_row(rows.start)).into_data().try_to_vec::<f32>().unwrap()
+    };
+    let learned = serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap();
+    let all = ["rotary", "sinusoidal", "t5", "kerple_log"].map(randomized).into_iter().chain([learned]);
+    for encoding in all {
+        let (label, training) = (encoding.label(), Pass::training(1, 5));
+        let whole = losses(&encoding, training, 0..3);
+        assert_eq!(whole[..12], whole[12..24], "{label}: one draw for all sequences");
+        assert_eq!(whole[12..], losses(&encoding, training, 1..3), "{label}: however a batch is split");
+        assert_ne!(whole, losses(&encoding, Pass::training(1, 6), 0..3), "{label}");
+        assert_ne!(whole, losses(&Encoding { randomized: None, ..encoding.clone() }, training, 0..3), "{label}");
+        let evaluated = losses(&encoding, PASS, 0..1);
+        assert_eq!(evaluated, losses(&encoding, PASS, 0..1), "{label}");
+        assert_ne!(evaluated, losses(&encoding, Pass::evaluation(1), 0..1), "{label}");
+    }
+    let one = randomized("kerple_log");
+    let model = Decoder::new(&plan(&one, TrainConfig::default()), &kerple_lm::device());
+    let options = (&kerple_lm::device(), burn::tensor::DType::F32);
+    let bias = |layer: usize| {
+        let positions = model.encoding.positions(layer, [12, 12], options, Engine::Fused, &PASS);
+        positions.scores.tables()[0].unwrap().clone().into_data().try_to_vec::<f32>().unwrap()
+    };
+    assert_ne!(bias(0), bias(1), "each layer draws for itself");
+}
+
+#[test]
+fn more_positions_than_are_drawn_from_are_refused() {
+    let model = Decoder::new(&plan(&randomized("rotary"), TrainConfig::default()), &kerple_lm::device());
+    assert!(model.check_len(40).is_ok());
+    let error = model.check_len(41).unwrap_err();
+    assert!(error.to_string().contains("40 positions, 41"), "{error}");
+    assert!(error.hint().contains("randomized"), "{error:?}");
 }
 
 #[test]

@@ -7,13 +7,13 @@ use kerple::ops::rotary::{Angles, Extent, Turn, rotate};
 fn main() {
     let geometry = Geometry { heads: 1, head_dim: 8, train_len: 64 };
     let encoding = Encoding::from(Method::named("rotary").expect("a name that `METHODS` lists"));
-    let rotary = encoding.rotary(&geometry).expect("this method rotates");
+    let rotary = encoding.rotary(&geometry, 0).expect("this method rotates");
     println!("radians a position: {:.4?}\n", rotary.inv_freq);
 
     let q: Vec<f64> = (0..8).map(|n| f64::from(n).sin()).collect();
     let k: Vec<f64> = (0..8).map(|n| f64::from(n).cos()).collect();
     let at = |x: &[f64], position: usize| {
-        let (cos, sin) = rotary.tables(position, 1);
+        let (cos, sin) = rotary.tables([position]);
         let mut turned = x.to_vec();
         let angles = Angles { cos: &cos, sin: &sin, pairs: 4 };
         let one_row = (Strides { batch: 8, head: 8, row: 8 }, Extent { batch: 1, len: 1, heads: 1 });

@@ -10,6 +10,7 @@ pub mod kerple;
 pub mod learned;
 pub mod none;
 pub mod rotary;
+pub mod scaling;
 pub mod sinusoidal;
 pub mod t5;
 
@@ -19,6 +20,7 @@ mod kernels;
 mod label;
 mod method;
 mod parameter;
+mod randomized;
 mod refusal;
 mod words;
 
@@ -26,13 +28,13 @@ pub use crate::compat::Compat;
 pub use config::{Clamp, Encoding, Scale};
 pub use method::{Inputs, METHODS, Method, Positional};
 pub use parameter::{Init, Parameter, Scope, standard_normal};
+pub use randomized::{Places, Randomized};
 pub use refusal::{Checked, Refusal};
 pub use words::Description;
 
 use crate::forms::{Absolute, DistanceTable, Form, Rotary, Slopes, TableSlopes};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
-use std::ops::Range;
 
 /// Sizes of the model an encoding serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,13 +98,18 @@ impl Encoding {
         self.parameters(geometry).into_iter().zip(stored).map(value).collect()
     }
 
-    /// What enters the model in a pass over these positions; tables cover distances `0..positions.end`.
+    /// What enters the model in a pass over these positions; tables cover distances `0..range.end`, or the drawn ones.
     ///
     /// With [`Scale::Inside`] the bias is divided by `sqrt(D)`, as Chi et al. 2022, Eq. 1 reads literally.
-    pub fn form(&self, geometry: &Geometry, stored: &[Vec<f64>], positions: Range<usize>) -> Form {
+    pub fn form<'a>(&self, geometry: &Geometry, stored: &[Vec<f64>], places: impl Into<Places<'a>>) -> Form {
+        let places = places.into();
         let values = self.true_values(geometry, stored);
-        let inputs = Inputs { geometry, values: &values, positions, compat: self.compat };
+        let (own, lags) = self.lags(&places);
+        let inputs = Inputs { geometry, values: &values, places: own, compat: self.compat };
         let mut form = self.method.positional().form(&inputs);
+        if let (Some(lags), Form::Table(table)) = (lags, &mut form) {
+            *table = table.columns(lags);
+        }
         if let (Scale::Inside, Form::Table(DistanceTable { bias: Some(bias), .. })) = (self.scale, &mut form) {
             bias.iter_mut().for_each(|value| *value *= inside(geometry));
         }
@@ -112,10 +119,21 @@ impl Encoding {
     /// Derivatives of the form's tables in the stored numbers.
     ///
     /// The clamp passes gradients straight through, so these are the formula's derivatives at the clamped values.
-    pub fn table_slopes(&self, geometry: &Geometry, stored: &[Vec<f64>], len: usize) -> TableSlopes {
+    pub fn table_slopes<'a>(
+        &self,
+        geometry: &Geometry,
+        stored: &[Vec<f64>],
+        places: impl Into<Places<'a>>,
+    ) -> TableSlopes {
+        let places = places.into();
         let values = self.true_values(geometry, stored);
-        let inputs = Inputs { geometry, values: &values, positions: 0..len, compat: self.compat };
+        let (own, lags) = self.lags(&places);
+        let inputs = Inputs { geometry, values: &values, places: own, compat: self.compat };
         let mut slopes = self.method.positional().slopes(&inputs);
+        if let Some(lags) = lags {
+            slopes.keep_columns(inputs.places.range.end, lags);
+        }
+        let len = places.range.end;
         let parameters = self.parameters(geometry);
         for part in [&mut slopes.bias, &mut slopes.weight].into_iter().flatten() {
             let Slopes::PerHead(own) = part else { continue }; // matrices are stored as they are
@@ -134,9 +152,23 @@ impl Encoding {
         slopes
     }
 
-    /// Bias and weight at distances `0..len`; neutral for methods that enter elsewhere.
-    pub fn table(&self, geometry: &Geometry, stored: &[Vec<f64>], len: usize) -> DistanceTable {
-        match self.form(geometry, stored, 0..len) {
+    /// Where a method makes its form for these places, and the distances to keep of its table where they are drawn.
+    fn lags<'a>(&self, places: &Places<'a>) -> (Places<'a>, Option<&'a [usize]>) {
+        match (places.drawn, self.method.positional().randomized()) {
+            (Some(drawn), Randomized::Distances) => {
+                let lags = &drawn[..places.range.end];
+                let end = lags.last().map_or(0, |last| last + 1);
+                (Places { range: 0..end, span: places.span, drawn: Some(lags) }, Some(lags))
+            }
+            (_, Randomized::Positions | Randomized::Distances | Randomized::Never(_)) => (places.clone(), None),
+        }
+    }
+
+    /// Bias and weight at distances `0..range.end`, or the drawn ones; neutral for methods that enter elsewhere.
+    pub fn table<'a>(&self, geometry: &Geometry, stored: &[Vec<f64>], places: impl Into<Places<'a>>) -> DistanceTable {
+        let places = places.into();
+        let len = places.range.end;
+        match self.form(geometry, stored, places) {
             Form::Table(table) => table,
             Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => {
                 DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() }
@@ -157,17 +189,17 @@ impl Encoding {
         d_stored
     }
 
-    /// Rotation of queries and keys, for rotary methods.
-    pub fn rotary(&self, geometry: &Geometry) -> Option<Rotary> {
-        match self.form(geometry, &self.zeros(geometry), 0..0) {
+    /// Rotation of queries and keys in a sequence of `span` positions, for rotary methods.
+    pub fn rotary(&self, geometry: &Geometry, span: usize) -> Option<Rotary> {
+        match self.form(geometry, &self.zeros(geometry), Places { span, ..Places::from(0) }) {
             Form::Rotary(rotary) => Some(rotary),
             Form::Nothing | Form::Absolute(_) | Form::Table(_) => None,
         }
     }
 
     /// What is added to the embeddings of these positions, for absolute methods.
-    pub fn absolute(&self, geometry: &Geometry, positions: Range<usize>) -> Option<Absolute> {
-        match self.form(geometry, &self.zeros(geometry), positions) {
+    pub fn absolute<'a>(&self, geometry: &Geometry, places: impl Into<Places<'a>>) -> Option<Absolute> {
+        match self.form(geometry, &self.zeros(geometry), places) {
             Form::Absolute(rows) => Some(rows),
             Form::Nothing | Form::Rotary(_) | Form::Table(_) => None,
         }
@@ -179,7 +211,8 @@ impl Encoding {
 
     /// The longest sequence the method is defined for, in tokens; `None` when it is defined for all.
     pub fn longest(&self, geometry: &Geometry) -> Option<usize> {
-        self.method.positional().longest(geometry)
+        let own = self.method.positional().longest(geometry);
+        own.into_iter().chain(self.randomized).min()
     }
 
     /// Learned values beyond those of a model of this many layers without positions.

@@ -108,6 +108,17 @@ pub struct DistanceTable {
 }
 
 impl DistanceTable {
+    /// The one-sided table over these of its distances.
+    ///
+    /// # Panics
+    /// If the table has two sides, or lacks one of the distances.
+    pub fn columns(&self, distances: &[usize]) -> DistanceTable {
+        assert_eq!(self.sides, Sides::One, "columns() of a table with two sides");
+        let keep = |table: &Vec<f64>| kept_columns(table, self.len, distances);
+        let (bias, weight) = (self.bias.as_ref().map(keep), self.weight.as_ref().map(keep));
+        DistanceTable { len: distances.len(), bias, weight, ..*self }
+    }
+
     /// The two-sided table of the kernel that depends on `|d|` alone and is this one-sided table for `d >= 0`.
     ///
     /// # Panics
@@ -138,11 +149,18 @@ impl DistanceTable {
     }
 }
 
+/// Of rows of `len` values each the columns `keep`.
+fn kept_columns(table: &[f64], len: usize, keep: &[usize]) -> Vec<f64> {
+    table.chunks_exact(len.max(1)).flat_map(|row| keep.iter().map(|column| row[*column])).collect()
+}
+
 /// Queries and keys are rotated in every layer: pairs `(x[j], x[j + rotated/2])` turn by `position * inv_freq[j]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
     /// Rotation rates in radians per position, `[rotated / 2]`.
     pub inv_freq: Vec<f64>,
+    /// Cosines and sines are multiplied by it, so that scores of rotated features grow by its square; 1 but for YaRN.
+    pub amplitude: f64,
     /// Positions are rounded to bf16 before the product, as the original's low-precision runs do.
     pub bf16_positions: bool,
 }

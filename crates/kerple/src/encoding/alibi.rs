@@ -9,6 +9,7 @@
 //! training length: defined for every d. As in the authors' code the slopes are float32 numbers.
 
 use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
 use super::refusal::Checked;
 use super::words::{DEFINED, Description, SCORES};
 use super::{Compat, Geometry, Parameter};
@@ -73,12 +74,16 @@ impl Positional for Config {
         false
     }
 
+    fn randomized(&self) -> Randomized {
+        Randomized::Distances
+    }
+
     fn longest(&self, _: &Geometry) -> Option<usize> {
         None
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        Form::Table(self.table(inputs.geometry.heads, inputs.positions.end, inputs.compat))
+        Form::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.compat))
     }
 
     fn slopes(&self, _: &Inputs) -> TableSlopes {

@@ -1,8 +1,10 @@
 //! The `[encoding]` table of a run file.
 
 use super::parameter::Scope;
+use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
-use super::{Compat, Geometry, METHODS, Method, finite};
+use super::scaling::Scaling;
+use super::{Compat, Geometry, METHODS, Method, finite, rotary};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -45,12 +47,14 @@ pub struct Encoding {
     pub clamp: Clamp,
     /// Whether layers share what is learned.
     pub scope: Scope,
+    /// Positions, or distances, are drawn from this many; see [`Randomized`].
+    pub randomized: Option<usize>,
 }
 
 impl From<Method> for Encoding {
     fn from(method: Method) -> Self {
-        let Shared { window, scale, compat, clamp, scope } = Shared::default();
-        Encoding { method, window, scale, compat, clamp, scope }
+        let Shared { window, scale, compat, clamp, scope, randomized } = Shared::default();
+        Encoding { method, window, scale, compat, clamp, scope, randomized }
     }
 }
 
@@ -66,13 +70,15 @@ struct Shared {
     /// Not written when it is the default, so that plans from before it existed keep their hash.
     #[serde(skip_serializing_if = "is_shared")]
     scope: Scope,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    randomized: Option<usize>,
 }
 
 fn is_shared(scope: &Scope) -> bool {
     *scope == Scope::Model
 }
 
-const SHARED_KEYS: [&str; 5] = ["window", "scale", "compat", "clamp", "scope"];
+const SHARED_KEYS: [&str; 6] = ["window", "scale", "compat", "clamp", "scope", "randomized"];
 
 /// Reads `value`, naming the key that does not fit and saying what would in words.
 fn parse<T: DeserializeOwned, E: Error>(value: Value) -> Result<T, E> {
@@ -102,9 +108,9 @@ impl<'de> Deserialize<'de> for Encoding {
             return Err(D::Error::custom(format!("`kind`: there is no `{kind}`, use one of {}", METHODS.join(", "))));
         }
         let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
-        let Shared { window, scale, compat, clamp, scope } = parse(Value::Object(shared))?;
+        let Shared { window, scale, compat, clamp, scope, randomized } = parse(Value::Object(shared))?;
         let method = parse(Value::Object(Map::from_iter([(kind, Value::Object(own))])))?;
-        let encoding = Encoding { method, window, scale, compat, clamp, scope };
+        let encoding = Encoding { method, window, scale, compat, clamp, scope, randomized };
         encoding.check_keys().map_err(|refusal| D::Error::custom(refusal.line()))?;
         Ok(encoding)
     }
@@ -113,8 +119,8 @@ impl<'de> Deserialize<'de> for Encoding {
 impl Serialize for Encoding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
-        let Encoding { window, scale, compat, clamp, scope, .. } = *self;
-        let shared = Shared { window, scale, compat, clamp, scope };
+        let Encoding { window, scale, compat, clamp, scope, randomized, .. } = *self;
+        let shared = Shared { window, scale, compat, clamp, scope, randomized };
         let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
         map.extend(self.method.keys());
         map.extend(shared.as_object().cloned().unwrap_or_default());
@@ -140,7 +146,42 @@ impl Encoding {
             let message = format!("`{}` learns nothing that a layer could have for itself", self.method.kind());
             return Err(Refusal::new("scope", message, "leave it out, or use an encoding that learns a table"));
         }
+        if let (Some(_), Randomized::Never(why)) = (self.randomized, self.method.positional().randomized()) {
+            let message = format!("`{}` cannot be randomized: {why}", self.method.kind());
+            return Err(Refusal::new("randomized", message, "leave it out"));
+        }
         self.method.positional().check_keys()
+    }
+
+    /// The same with rotary rates stretched in this way.
+    ///
+    /// # Errors
+    /// A method that does not rotate, or a scaling that gives no rates.
+    pub fn with_rope_scaling(&self, scaling: Scaling) -> Result<Encoding, Refusal> {
+        let Method::Rotary(rotary) = &self.method else {
+            let message = format!("`{}` does not rotate queries and keys", self.method.kind());
+            return Err(Refusal::new("scaling", message, "only rotary rates can be scaled"));
+        };
+        scaling.check()?;
+        let rotary = rotary::Config { scaling: Some(scaling), ..rotary.clone() };
+        Ok(Encoding { method: Method::Rotary(rotary), ..self.clone() })
+    }
+
+    fn check_randomized(&self, geometry: &Geometry) -> Checked {
+        let Some(most) = self.randomized else { return Ok(()) };
+        let refuse = |message: String, hint: String| Err(Refusal::new("randomized", message, hint));
+        if most < geometry.train_len {
+            let message =
+                format!("{most} positions are too few for training sequences of {} tokens", geometry.train_len);
+            return refuse(message, "raise it to the longest sequence that is to be evaluated".to_owned());
+        }
+        match self.method.positional().longest(geometry) {
+            Some(rows) if rows < most => {
+                let message = format!("positions are drawn from {most}, `{}` has {rows}", self.method.kind());
+                refuse(message, format!("set `positions = {most}` beside it"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses what no model, or no model of these sizes, can be built from.
@@ -149,6 +190,7 @@ impl Encoding {
     /// The key, the value, the limit and what to change.
     pub fn check(&self, geometry: &Geometry) -> Checked {
         self.check_keys()?;
-        self.method.positional().check(geometry)
+        self.method.positional().check(geometry)?;
+        self.check_randomized(geometry)
     }
 }

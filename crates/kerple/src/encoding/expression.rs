@@ -9,6 +9,7 @@
 
 use super::kernels::Kernels;
 use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
 use super::refusal::Checked;
 use super::words::{DEFINED, Description, KERPLE, SCORES};
 use super::{Geometry, Init, Parameter};
@@ -117,6 +118,10 @@ impl Positional for Config {
 
     fn may_differ_by_layer(&self) -> bool {
         true
+    }
+
+    fn randomized(&self) -> Randomized {
+        Randomized::Distances
     }
 
     fn longest(&self, _: &Geometry) -> Option<usize> {

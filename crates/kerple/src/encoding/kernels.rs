@@ -23,16 +23,16 @@ impl Part<'_> {
     }
 
     fn rows(&self, inputs: &Inputs) -> Vec<f64> {
-        let row = |head| self.expr.row(&self.values(inputs, head), inputs.positions.end, inputs.compat);
+        let row = |head| self.expr.row(&self.values(inputs, head), inputs.places.range.end, inputs.compat);
         (0..inputs.geometry.heads).flat_map(row).collect()
     }
 
     fn slopes(&self, inputs: &Inputs) -> Option<Slopes> {
-        let size = inputs.geometry.heads * inputs.positions.end;
+        let size = inputs.geometry.heads * inputs.places.range.end;
         let mut found: Vec<(usize, Vec<f64>)> =
             (0..self.count).map(|at| (self.first + at, Vec::with_capacity(size))).collect();
         for head in 0..inputs.geometry.heads {
-            self.expr.each_gradient(&self.values(inputs, head), inputs.positions.end, inputs.compat, |gradient| {
+            self.expr.each_gradient(&self.values(inputs, head), inputs.places.range.end, inputs.compat, |gradient| {
                 found.iter_mut().zip(gradient).for_each(|((_, rows), slope)| rows.push(*slope));
             });
         }
@@ -52,10 +52,10 @@ impl<'a> Kernels<'a> {
         })
     }
 
-    /// Bias and weight at distances `0..positions.end`.
+    /// Bias and weight at distances `0..places.range.end`.
     pub fn table(&self, inputs: &Inputs) -> DistanceTable {
         let [bias, weight] = self.parts().map(|part| part.map(|part| part.rows(inputs)));
-        let (heads, len) = (inputs.geometry.heads, inputs.positions.end);
+        let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
         DistanceTable { heads, len, sides: Sides::One, bias, weight }
     }
 

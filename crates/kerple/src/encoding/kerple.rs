@@ -26,6 +26,7 @@
 
 use super::kernels::Kernels;
 use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
 use super::refusal::Checked;
 use super::words::{DEFINED, Description, KERPLE, SCORES};
 use super::{Geometry, Init, Parameter, alibi};
@@ -97,6 +98,10 @@ impl<K: Named> Positional for K {
 
     fn may_differ_by_layer(&self) -> bool {
         true
+    }
+
+    fn randomized(&self) -> Randomized {
+        Randomized::Distances
     }
 
     fn longest(&self, _: &Geometry) -> Option<usize> {
@@ -252,6 +257,10 @@ impl Positional for PowerOriginal {
 
     fn may_differ_by_layer(&self) -> bool {
         false
+    }
+
+    fn randomized(&self) -> Randomized {
+        Randomized::Distances
     }
 
     fn longest(&self, _: &Geometry) -> Option<usize> {

@@ -27,6 +27,9 @@ impl Encoding {
         if let Some(window) = self.window {
             label += &format!("-window{window}");
         }
+        if let Some(most) = self.randomized {
+            label += &format!("-randomized{most}");
+        }
         for (differs, word) in [
             (self.scale == Scale::Inside, "-inside"),
             (self.compat == Compat::Bf16, "-bf16"),
@@ -49,7 +52,12 @@ fn short(value: &Value) -> String {
         }
         Value::String(text) => readable(text),
         Value::Array(list) => list.iter().map(short).collect::<Vec<_>>().join(".."),
-        Value::Object(keys) => keys.iter().map(|(key, value)| format!("{key}{}", short(value))).collect(),
+        Value::Object(keys) => {
+            let kind = keys.get("kind").map(short);
+            let others = keys.iter().filter(|(key, _)| *key != "kind");
+            let others = others.map(|(key, value)| format!("{key}{}", short(value)));
+            kind.into_iter().chain(others).collect::<Vec<_>>().join(".")
+        }
     }
 }
 

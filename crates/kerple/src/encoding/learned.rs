@@ -8,6 +8,7 @@
 //! sequences are refused.
 
 use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{Description, EMBEDDINGS};
 use super::{Geometry, Parameter};
@@ -63,6 +64,10 @@ impl Positional for Config {
 
     fn may_differ_by_layer(&self) -> bool {
         false
+    }
+
+    fn randomized(&self) -> Randomized {
+        Randomized::Positions
     }
 
     fn longest(&self, geometry: &Geometry) -> Option<usize> {

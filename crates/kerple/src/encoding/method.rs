@@ -1,13 +1,13 @@
 //! The list of methods, and what every one of them must say.
 
 use super::parameter::Parameter;
+use super::randomized::{Places, Randomized};
 use super::refusal::Checked;
 use super::words::Description;
 use super::{Compat, Geometry};
 use super::{alibi, expression, kerple, learned, none, rotary, sinusoidal, t5};
 use crate::forms::{Form, TableSlopes};
 use serde::{Deserialize, Serialize};
-use std::ops::Range;
 
 /// What a method makes its form from.
 #[derive(Clone, Debug)]
@@ -16,8 +16,9 @@ pub struct Inputs<'a> {
     pub geometry: &'a Geometry,
     /// Values of [`Positional::parameters`], in range.
     pub values: &'a [Vec<f64>],
-    /// Positions of one pass: rows are made for these, tables cover distances `0..positions.end`.
-    pub positions: Range<usize>,
+    /// Positions of one pass. Tables cover distances `0..places.range.end`; which of them are kept where distances are drawn
+    /// is not their affair.
+    pub places: Places<'a>,
     /// Precision.
     pub compat: Compat,
 }
@@ -46,6 +47,9 @@ pub trait Positional {
 
     /// Whether each layer may have learned tensors of its own: not where the form enters the model once.
     fn may_differ_by_layer(&self) -> bool;
+
+    /// What of it randomized positions draw.
+    fn randomized(&self) -> Randomized;
 
     /// The longest sequence it is defined for, in tokens; `None` when it is defined for all.
     fn longest(&self, geometry: &Geometry) -> Option<usize>;

@@ -7,6 +7,7 @@
 //! Enters: nowhere. Learned: nothing. Past the training length: defined for every distance.
 
 use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
 use super::refusal::Checked;
 use super::words::{DEFINED, Description};
 use super::{Geometry, Parameter};
@@ -44,6 +45,10 @@ impl Positional for Config {
 
     fn may_differ_by_layer(&self) -> bool {
         false
+    }
+
+    fn randomized(&self) -> Randomized {
+        Randomized::Never("no position enters the model")
     }
 
     fn longest(&self, _: &Geometry) -> Option<usize> {

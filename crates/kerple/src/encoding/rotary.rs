@@ -6,11 +6,13 @@
 //! ```
 //!
 //! Enters: queries and keys of every layer, before caching. Past the training length: defined, but the model has not seen
-//! those angles. The original's low-precision runs round `inv_freq` and the positions to bf16.
+//! those angles; [`Scaling`] makes other rates for longer sequences, in training or in the evaluation of a trained model. The original's low-precision runs round `inv_freq` and the positions to bf16.
 
 use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
-use super::words::{Description, UNSEEN};
+use super::scaling::{Lengths, Scaled, Scaling, plain_rates};
+use super::words::Description;
 use super::{Compat, Geometry, Parameter};
 use crate::forms::{Form, Rotary, TableSlopes};
 use serde::{Deserialize, Serialize};
@@ -23,11 +25,14 @@ pub struct Config {
     pub pct: f64,
     /// Base of the geometric sequence of rates.
     pub base: f64,
+    /// Other rates for sequences longer than those of training.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaling>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { pct: 1.0, base: 10_000.0 }
+        Config { pct: 1.0, base: 10_000.0, scaling: None }
     }
 }
 
@@ -38,11 +43,23 @@ impl Config {
         rotated / 2 * 2
     }
 
-    /// The rotation for heads of `head_dim` features.
+    /// The rotation for heads of `head_dim` features, without any scaling.
     pub fn rotary(&self, head_dim: usize, compat: Compat) -> Rotary {
-        let rotated = self.rotated(head_dim);
-        let rate = |j: usize| compat.round(self.base.powf(-2.0 * j as f64 / rotated as f64));
-        Rotary { inv_freq: (0..rotated / 2).map(rate).collect(), bf16_positions: compat == Compat::Bf16 }
+        let rates = plain_rates(self.base, self.rotated(head_dim));
+        Config::turning(Scaled { rates, amplitude: 1.0 }, compat)
+    }
+
+    /// The same in sequences of these lengths.
+    fn scaled(&self, head_dim: usize, lengths: Lengths, compat: Compat) -> Rotary {
+        match self.scaling {
+            Some(scaling) => Config::turning(scaling.scaled(self.base, self.rotated(head_dim), lengths), compat),
+            None => self.rotary(head_dim, compat),
+        }
+    }
+
+    fn turning(Scaled { rates, amplitude }: Scaled, compat: Compat) -> Rotary {
+        let inv_freq = rates.into_iter().map(|rate| compat.round(rate)).collect();
+        Rotary { inv_freq, amplitude, bf16_positions: compat == Compat::Bf16 }
     }
 }
 
@@ -53,14 +70,15 @@ impl Positional for Config {
             formula: "q_i, k_j turned by i f_n, j f_n, f_n = base^(-2n/D)",
             learned: "nothing",
             enters: "queries and keys of every layer",
-            beyond: UNSEEN,
+            beyond: "defined, but the model has not seen those positions; `scaling` makes other rates for them",
             source: "Su et al. 2021, arXiv:2104.09864",
         }
     }
 
     fn check_keys(&self) -> Checked {
         if self.pct > 0.0 && self.pct <= 1.0 {
-            return check_base(self.base);
+            check_base(self.base)?;
+            return self.scaling.map_or(Ok(()), |scaling| scaling.check());
         }
         let message = format!("{} is out of range, it must be above 0 and at most 1", self.pct);
         Err(Refusal::new("pct", message, "it is the share of each head's features that is rotated; 1 rotates all"))
@@ -90,12 +108,17 @@ impl Positional for Config {
         false
     }
 
+    fn randomized(&self) -> Randomized {
+        Randomized::Positions
+    }
+
     fn longest(&self, _: &Geometry) -> Option<usize> {
         None
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        Form::Rotary(self.rotary(inputs.geometry.head_dim, inputs.compat))
+        let Geometry { head_dim, train_len, .. } = *inputs.geometry;
+        Form::Rotary(self.scaled(head_dim, Lengths { train_len, span: inputs.places.span }, inputs.compat))
     }
 
     fn slopes(&self, _: &Inputs) -> TableSlopes {
@@ -104,13 +127,13 @@ impl Positional for Config {
 }
 
 impl Rotary {
-    /// `cos` and `sin` of the angles of positions `start..start + len`, `[len, rotated / 2]` each.
-    pub fn tables(&self, start: usize, len: usize) -> (Vec<f64>, Vec<f64>) {
+    /// `cos` and `sin` of the angles of these positions times the amplitude, `[len, rotated / 2]` each.
+    pub fn tables(&self, positions: impl IntoIterator<Item = usize>) -> (Vec<f64>, Vec<f64>) {
         let compat = if self.bf16_positions { Compat::Bf16 } else { Compat::Exact };
         let angle = |position: usize, rate: f64| compat.round(compat.round(position as f64) * rate);
         let angles =
-            (start..start + len).flat_map(|position| self.inv_freq.iter().map(move |rate| angle(position, *rate)));
-        angles.map(|angle| (angle.cos(), angle.sin())).unzip()
+            positions.into_iter().flat_map(|position| self.inv_freq.iter().map(move |rate| angle(position, *rate)));
+        angles.map(|angle| (self.amplitude * angle.cos(), self.amplitude * angle.sin())).unzip()
     }
 
     /// Number of rotated features.

@@ -8,12 +8,12 @@
 //! The original's low-precision runs do all of it in bf16.
 
 use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::words::{Description, EMBEDDINGS, UNSEEN};
 use super::{Compat, Geometry, Parameter};
 use crate::forms::{Absolute, Form, TableSlopes};
 use serde::{Deserialize, Serialize};
-use std::ops::Range;
 
 /// Keys of sinusoidal positions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ impl Default for Config {
 
 impl Config {
     /// Rows of these positions, `[L, d_model]`; `d_model` even.
-    pub fn rows(&self, d_model: usize, positions: Range<usize>, compat: Compat) -> Vec<f64> {
+    pub fn rows(&self, d_model: usize, positions: impl Iterator<Item = usize>, compat: Compat) -> Vec<f64> {
         let r = |value: f64| compat.round(value);
         let rates: Vec<f64> = (0..d_model / 2).map(|j| r(self.base.powf(-2.0 * j as f64 / d_model as f64))).collect();
         let angles = |t: usize| rates.iter().map(move |rate| r(r(t as f64) * rate));
@@ -72,12 +72,16 @@ impl Positional for Config {
         false
     }
 
+    fn randomized(&self) -> Randomized {
+        Randomized::Positions
+    }
+
     fn longest(&self, _: &Geometry) -> Option<usize> {
         None
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        let rows = self.rows(inputs.geometry.d_model(), inputs.positions.clone(), inputs.compat);
+        let rows = self.rows(inputs.geometry.d_model(), inputs.places.positions(), inputs.compat);
         Form::Absolute(Absolute::Fixed(rows))
     }
 

@@ -10,6 +10,7 @@
 //! Past the training length: defined for every d, constant from `max_distance` on.
 
 use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{Description, SCORES};
 use super::{Geometry, Parameter};
@@ -99,12 +100,16 @@ impl Positional for Config {
         true
     }
 
+    fn randomized(&self) -> Randomized {
+        Randomized::Distances
+    }
+
     fn longest(&self, _: &Geometry) -> Option<usize> {
         None
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        let (heads, len, factor) = (inputs.geometry.heads, inputs.positions.end, factor(inputs.geometry));
+        let (heads, len, factor) = (inputs.geometry.heads, inputs.places.range.end, factor(inputs.geometry));
         let round = |value: f64| inputs.compat.round(value);
         let entry = |bucket: usize, head: usize| round(factor * round(inputs.values[0][bucket * heads + head]));
         let rows: Vec<usize> = self.rows(len).collect();
@@ -113,7 +118,7 @@ impl Positional for Config {
     }
 
     fn slopes(&self, inputs: &Inputs) -> TableSlopes {
-        let rows = self.rows(inputs.positions.end).collect();
+        let rows = self.rows(inputs.places.range.end).collect();
         TableSlopes { bias: Some(Slopes::Rows { factor: factor(inputs.geometry), rows }), weight: None }
     }
 }

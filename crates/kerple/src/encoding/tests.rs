@@ -303,7 +303,7 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
             }
             Form::Absolute(Absolute::Learned { positions }) => positions >= len,
             Form::Rotary(rotary) => {
-                let (cos, sin) = rotary.tables(len - 1, 1);
+                let (cos, sin) = rotary.tables([len - 1]);
                 cos.iter().zip(&sin).all(|(cos, sin)| (cos * cos + sin * sin - 1.0).abs() < 1e-12)
             }
             Form::Table(table) => {
@@ -330,8 +330,8 @@ fn positions_around_a_million_are_exact() {
     let start = 999_998;
     // the angle is rounded once: half a unit in the last place of 1e6, with f32 it would be 0.03
     let close = |got: f64, expected: f64| (got - expected).abs() <= 6e-11;
-    let rotary = Encoding::from(Method::named("rotary").unwrap()).rotary(&GEOMETRY).unwrap();
-    let (cos, sin) = rotary.tables(start, 4);
+    let rotary = Encoding::from(Method::named("rotary").unwrap()).rotary(&GEOMETRY, 0).unwrap();
+    let (cos, sin) = rotary.tables(start..start + 4);
     let rows = Encoding::from(Method::named("sinusoidal").unwrap()).absolute(&GEOMETRY, start..start + 4);
     let Some(Absolute::Fixed(rows)) = rows else { panic!("rows of numbers") };
     for at in 0..4 {
@@ -373,11 +373,16 @@ fn every_key_changes_what_is_handed_over() {
         let values = e.initial(&GEOMETRY, 3);
         let absolute = e.absolute(&GEOMETRY, 0..8);
         let layers = e.parameter_count(&GEOMETRY, 2);
-        (e.table(&GEOMETRY, &values, 300), e.rotary(&GEOMETRY), absolute, values, e.window, e.clamp, layers)
+        let shared = (e.window, e.clamp, e.randomized);
+        (e.table(&GEOMETRY, &values, 300), e.rotary(&GEOMETRY, 64), absolute, values, shared, layers)
     };
     for (kind, key) in [
         ("rotary", "\"pct\":0.5"),
         ("rotary", "\"base\":500"),
+        ("rotary", "\"scaling\":\"linear\""),
+        ("rotary", "\"scaling\":\"yarn\""),
+        ("rotary", "\"randomized\":64"),
+        ("kerple_log", "\"randomized\":64"),
         ("sinusoidal", "\"base\":500"),
         ("learned", "\"positions\":9"),
         ("t5", "\"num_buckets\":16"),
@@ -435,8 +440,8 @@ proptest! {
     #[test]
     fn rotary_angles_of_a_late_start_equal_the_tail(start in 0usize..500) {
         let rotary = rotary::Config::default().rotary(16, Compat::Exact);
-        let (cos, sin) = rotary.tables(0, start + 5);
-        let (late_cos, late_sin) = rotary.tables(start, 5);
+        let (cos, sin) = rotary.tables(0..start + 5);
+        let (late_cos, late_sin) = rotary.tables(start..start + 5);
         prop_assert_eq!(&cos[start * 8..], &late_cos[..]);
         prop_assert_eq!(&sin[start * 8..], &late_sin[..]);
     }

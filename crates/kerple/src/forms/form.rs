@@ -1,6 +1,6 @@
 //! What a method hands over as a whole, and the derivatives of its tables.
 
-use super::{Absolute, DistanceTable, Rotary};
+use super::{Absolute, DistanceTable, Rotary, kept_columns};
 use crate::cpu::reduce;
 
 /// What a positional method hands over; a model passes it to the place it enters.
@@ -23,6 +23,20 @@ pub struct TableSlopes {
     pub bias: Option<Slopes>,
     /// Of the weight.
     pub weight: Option<Slopes>,
+}
+
+impl TableSlopes {
+    /// Of tables over `len` distances keeps the derivatives at these.
+    pub fn keep_columns(&mut self, len: usize, distances: &[usize]) {
+        for slopes in [&mut self.bias, &mut self.weight].into_iter().flatten() {
+            match slopes {
+                Slopes::PerHead(parameters) => {
+                    parameters.iter_mut().for_each(|(_, rows)| *rows = kept_columns(rows, len, distances));
+                }
+                Slopes::Rows { rows, .. } => *rows = distances.iter().map(|distance| rows[*distance]).collect(),
+            }
+        }
+    }
 }
 
 /// Derivatives of one table `[H, L]`.

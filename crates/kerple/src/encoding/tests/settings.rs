@@ -35,6 +35,10 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"alibi","scope":"layer"}"#, "`scope`: `alibi` learns nothing that a layer could have for itself"),
         (r#"{"kind":"learned","scope":"layer"}"#, "`scope`"),
         (r#"{"kind":"kernel","bias":"log(b"}"#, "`bias`"),
+        (r#"{"kind":"rotary","scaling":"yarm"}"#, "`scaling`: there is no scaling `yarm`, use one of linear"),
+        (r#"{"kind":"rotary","scaling":{"kind":"linear","factor":0}}"#, "`scaling`: factor 0 is out of range"),
+        (r#"{"kind":"alibi","scaling":"yarn"}"#, "scaling"),
+        (r#"{"kind":"none","randomized":64}"#, "`randomized`: `none` cannot be randomized: no position enters"),
         (r#"{"window":5}"#, "kind"),
         ("5", "kind"),
     ] {
@@ -76,6 +80,16 @@ fn sizes_that_do_not_fit_are_refused() {
             GEOMETRY,
             "`positions`: 31 rows are too few for training sequences of 32",
         ),
+        (
+            r#"{"kind":"alibi","randomized":31}"#,
+            GEOMETRY,
+            "`randomized`: 31 positions are too few for training sequences of 32 tokens",
+        ),
+        (
+            r#"{"kind":"learned","randomized":64}"#,
+            GEOMETRY,
+            "`randomized`: positions are drawn from 64, `learned` has 32",
+        ),
     ] {
         let refusal = read(text).unwrap().check(&geometry).expect_err(text);
         assert!(refusal.to_string().contains(says), "{text}: {refusal}");
@@ -96,6 +110,9 @@ fn variants() -> Vec<Encoding> {
     let own: &[(&str, &[&str])] = &[
         ("learned", &[r#""positions":9"#, r#""positions":90"#]),
         ("sinusoidal", &[r#""base":500"#, r#""base":500.5"#]),
+        ("rotary", &[r#""scaling":"yarn""#, r#""scaling":{"kind":"yarn","factor":4}"#, r#""scaling":"ntk""#]),
+        ("rotary", &[r#""randomized":64"#, r#""randomized":640"#]),
+        ("t5", &[r#""randomized":64"#, r#""randomized":64,"window":64"#]),
         ("rotary", &[r#""pct":0.5"#, r#""base":500"#, r#""pct":0.5,"base":500"#, r#""pct":0.25,"base":1e6"#]),
         ("t5", &[r#""num_buckets":16"#, r#""max_distance":16,"num_buckets":8"#, r#""max_distance":168"#]),
         ("kerple_log", &[r#""r1":1"#, r#""r2":1"#, r#""r1":[0.5,1]"#, r#""r1":[0.5,1.1]"#, r#""r1":{"std":1}"#]),
@@ -134,8 +151,11 @@ fn labels_tell_encodings_apart_and_fit_a_file_name() {
             (Some(640), Scale::Inside, Compat::Exact, Clamp::WorkingCopy),
         ] {
             for scope in [Scope::Model, Scope::Layer] {
+                let window = window.or(plain.window);
                 let encoding = Encoding { window, scale, compat, clamp, scope, ..plain.clone() };
-                seen.push((encoding.label(), encoding));
+                if seen.iter().all(|(_, other)| *other != encoding) {
+                    seen.push((encoding.label(), encoding));
+                }
             }
         }
     }
@@ -151,6 +171,8 @@ fn labels_tell_encodings_apart_and_fit_a_file_name() {
     for (text, label) in [
         (r#"{"kind":"t5","num_buckets":16,"max_distance":64}"#, "t5-max_distance=64-num_buckets=16"),
         (r#"{"kind":"rotary","base":500000.0}"#, "rotary-base=500000"),
+        (r#"{"kind":"rotary","scaling":"yarn","randomized":64}"#, "rotary-scaling=yarn-randomized64"),
+        (r#"{"kind":"rotary","scaling":{"kind":"linear","factor":4}}"#, "rotary-scaling=linear.factor4"),
         (r#"{"kind":"kerple_log","r1":[0.5,1],"window":64,"scope":"layer"}"#, "kerple_log-r1=0.5..1-window64-layer"),
         (r#"{"kind":"kernel","bias":"power(a, p)"}"#, "kernel-bias=power_a_p."),
     ] {

@@ -1,0 +1,409 @@
+//! Rotary rates for longer sequences than a model was trained on.
+//!
+//! With `n` rotated features, rates `f_j = base^(-2j/n)`, a training length `P` and a stretch `s`:
+//!
+//! ```text
+//! linear    f_j / s                                               position interpolation; Chen et al. 2023, arXiv:2306.15595
+//! ntk       f_j by the base  base s^(n/(n-2))                     the slowest rate becomes f / s, the fastest stays
+//! dynamic   f_j by the base  base (factor L/P - (factor-1))^(n/(n-2)), L at least P                 as in transformers
+//! yarn      f_j (g_j + (1 - g_j) / s),  g_j = 1 for fast rates, 0 for slow ones, a ramp between
+//!           cos and sin times 0.1 ln s + 1                        Peng et al. 2023, arXiv:2309.00071, section 3
+//! llama3    f_j, or f_j / s where 2 pi / f_j exceeds P / low, between them a ramp; s = 8
+//! ```
+//!
+//! `s` is `factor`, or without one the length of the sequence over `P`, at least 1: sequences that are not longer than in
+//! training are rotated as in training. In a sequence that grows, all positions are rotated for the length it will have.
+
+use super::refusal::{Checked, Refusal};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use std::f64::consts::TAU;
+
+/// A way to stretch rates: in a run file its name, or a table with `kind` and keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scaling {
+    /// All rates are divided.
+    Linear(Stretch),
+    /// The base grows, so that the slowest rate is divided.
+    Ntk(Stretch),
+    /// The base grows with the length.
+    Dynamic(Dynamic),
+    /// Slow rates are divided, and rotated features grow a little.
+    Yarn(Yarn),
+    /// Slow rates are divided, as in Llama 3.1.
+    Llama3(Llama3),
+}
+
+/// Keys of `linear` and `ntk`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Stretch {
+    /// The stretch; by the length when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub factor: Option<f64>,
+    /// Length the rates were made for; the training length when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub original_len: Option<usize>,
+}
+
+/// Keys of `dynamic`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Dynamic {
+    /// How much faster than the length the stretch grows.
+    pub factor: f64,
+    /// Length the rates were made for; the training length when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub original_len: Option<usize>,
+}
+
+/// Keys of `yarn`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Yarn {
+    /// The stretch; by the length when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub factor: Option<f64>,
+    /// Length the rates were made for; the training length when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub original_len: Option<usize>,
+    /// Rates that turn this often within the original length stay.
+    pub beta_fast: f64,
+    /// Rates that turn only this often are divided.
+    pub beta_slow: f64,
+    /// What the ramp between the two is linear in.
+    pub ramp: Ramp,
+    /// Factor on cosines and sines; by the stretch when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_factor: Option<f64>,
+}
+
+/// What YaRN's ramp is linear in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ramp {
+    /// In the number of turns, as in the paper.
+    #[default]
+    Turns,
+    /// In the number of the rate, between whole numbers, as in the released code and in transformers.
+    Index,
+}
+
+/// Keys of `llama3`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Llama3 {
+    /// The stretch.
+    pub factor: f64,
+    /// Rates that turn less often than this within the original length are divided.
+    pub low_freq_factor: f64,
+    /// Rates that turn more often than this stay.
+    pub high_freq_factor: f64,
+    /// Length the rates were made for; the training length when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub original_len: Option<usize>,
+}
+
+impl Default for Dynamic {
+    fn default() -> Self {
+        Dynamic { factor: 1.0, original_len: None }
+    }
+}
+
+impl Default for Yarn {
+    fn default() -> Self {
+        let (factor, original_len, attention_factor) = (None, None, None);
+        Yarn { factor, original_len, beta_fast: 32.0, beta_slow: 1.0, ramp: Ramp::default(), attention_factor }
+    }
+}
+
+impl Default for Llama3 {
+    fn default() -> Self {
+        Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_len: None }
+    }
+}
+
+/// The form of a table, with its `kind` among the keys.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum Written {
+    Linear(Stretch),
+    Ntk(Stretch),
+    Dynamic(Dynamic),
+    Yarn(Yarn),
+    Llama3(Llama3),
+}
+
+/// Names of the kinds.
+pub const SCALINGS: [&str; 5] = ["linear", "ntk", "dynamic", "yarn", "llama3"];
+
+impl<'de> Deserialize<'de> for Scaling {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = match Value::deserialize(deserializer)? {
+            Value::String(kind) => serde_json::json!({ "kind": kind }),
+            table => table,
+        };
+        let kind = value["kind"].as_str().unwrap_or_default();
+        if !SCALINGS.contains(&kind) {
+            let message = format!("there is no scaling `{kind}`, use one of {}", SCALINGS.join(", "));
+            return Err(D::Error::custom(message));
+        }
+        Ok(match serde_json::from_value(value).map_err(D::Error::custom)? {
+            Written::Linear(keys) => Scaling::Linear(keys),
+            Written::Ntk(keys) => Scaling::Ntk(keys),
+            Written::Dynamic(keys) => Scaling::Dynamic(keys),
+            Written::Yarn(keys) => Scaling::Yarn(keys),
+            Written::Llama3(keys) => Scaling::Llama3(keys),
+        })
+    }
+}
+
+/// A name where every key has its default, which makes short labels.
+impl Serialize for Scaling {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (written, kind) = match *self {
+            Scaling::Linear(keys) => (Written::Linear(keys), (keys == Stretch::default()).then_some("linear")),
+            Scaling::Ntk(keys) => (Written::Ntk(keys), (keys == Stretch::default()).then_some("ntk")),
+            Scaling::Dynamic(keys) => (Written::Dynamic(keys), (keys == Dynamic::default()).then_some("dynamic")),
+            Scaling::Yarn(keys) => (Written::Yarn(keys), (keys == Yarn::default()).then_some("yarn")),
+            Scaling::Llama3(keys) => (Written::Llama3(keys), (keys == Llama3::default()).then_some("llama3")),
+        };
+        match kind {
+            Some(kind) => kind.serialize(serializer),
+            None => written.serialize(serializer),
+        }
+    }
+}
+
+/// Rates, and what cosines and sines are multiplied by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scaled {
+    /// Radians per position, `[n / 2]`.
+    pub rates: Vec<f64>,
+    /// Factor on both.
+    pub amplitude: f64,
+}
+
+/// The lengths a stretch follows from.
+#[derive(Clone, Copy, Debug)]
+pub struct Lengths {
+    /// Tokens of a training sequence.
+    pub train_len: usize,
+    /// Tokens of this sequence.
+    pub span: usize,
+}
+
+impl Lengths {
+    fn original(self, asked: Option<usize>) -> f64 {
+        asked.unwrap_or(self.train_len) as f64
+    }
+
+    /// The stretch `s`.
+    fn stretch(self, factor: Option<f64>, original_len: Option<usize>) -> f64 {
+        factor.unwrap_or_else(|| (self.span as f64 / self.original(original_len)).max(1.0))
+    }
+}
+
+/// `base^(-2j/n)`
+pub(super) fn plain_rates(base: f64, rotated: usize) -> Vec<f64> {
+    (0..rotated / 2).map(|j| base.powf(-2.0 * j as f64 / rotated as f64)).collect()
+}
+
+/// The rates by the base whose slowest rate is that of `base` divided by `stretch`.
+fn with_larger_base(base: f64, rotated: usize, stretch: f64) -> Vec<f64> {
+    if rotated <= 2 {
+        return plain_rates(base, rotated); // one rate, 1 by any base
+    }
+    plain_rates(base * stretch.powf(rotated as f64 / (rotated as f64 - 2.0)), rotated)
+}
+
+/// `rate` where `keep` is 1, `rate / stretch` where it is 0.
+fn partly(rate: f64, stretch: f64, keep: f64) -> f64 {
+    rate * keep + rate / stretch * (1.0 - keep)
+}
+
+impl Scaling {
+    /// The rates of `rotated` features.
+    pub fn scaled(&self, base: f64, rotated: usize, lengths: Lengths) -> Scaled {
+        let divided = |s: f64| plain_rates(base, rotated).into_iter().map(move |rate| rate / s).collect();
+        let (rates, amplitude) = match self {
+            Scaling::Linear(Stretch { factor, original_len }) => {
+                (divided(lengths.stretch(*factor, *original_len)), 1.0)
+            }
+            Scaling::Ntk(Stretch { factor, original_len }) => {
+                (with_larger_base(base, rotated, lengths.stretch(*factor, *original_len)), 1.0)
+            }
+            Scaling::Dynamic(Dynamic { factor, original_len }) => {
+                let stretch = factor * lengths.stretch(None, *original_len) - (factor - 1.0);
+                (with_larger_base(base, rotated, stretch), 1.0)
+            }
+            Scaling::Yarn(yarn) => yarn.rates(base, rotated, lengths),
+            Scaling::Llama3(llama) => {
+                let original = lengths.original(llama.original_len);
+                let Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. } = *llama;
+                let keep = |rate: f64| ((original * rate / TAU - low) / (high - low)).clamp(0.0, 1.0);
+                let rates = plain_rates(base, rotated).into_iter();
+                (rates.map(|rate| partly(rate, factor, keep(rate))).collect(), 1.0)
+            }
+        };
+        Scaled { rates, amplitude }
+    }
+
+    /// Refuses keys that give no rates in `(0, 1]`.
+    pub(super) fn check(&self) -> Checked {
+        let refuse = |message: String, hint: &str| Err(Refusal::new("scaling", message, hint));
+        let (factor, original_len) = match self {
+            Scaling::Linear(keys) | Scaling::Ntk(keys) => (keys.factor, keys.original_len),
+            Scaling::Dynamic(keys) => (Some(keys.factor), keys.original_len),
+            Scaling::Yarn(keys) => (keys.factor, keys.original_len),
+            Scaling::Llama3(keys) => (Some(keys.factor), keys.original_len),
+        };
+        if let Some(factor) = factor.filter(|factor| !(factor.is_finite() && *factor >= 1.0)) {
+            let message = format!("factor {factor} is out of range, it must be at least 1");
+            return refuse(message, "it says how much longer sequences are than in training");
+        }
+        if original_len == Some(0) {
+            return refuse("an original_len of 0 is no length".to_owned(), "leave it out to take the training length");
+        }
+        match *self {
+            Scaling::Yarn(Yarn { beta_fast, beta_slow, .. }) if !(beta_slow > 0.0 && beta_fast > beta_slow) => refuse(
+                format!("beta_fast {beta_fast} must exceed beta_slow {beta_slow}, and both must exceed 0"),
+                "the paper has 32 and 1",
+            ),
+            Scaling::Yarn(Yarn { attention_factor: Some(amplitude), .. }) if !(amplitude > 0.0) => {
+                refuse(format!("attention_factor {amplitude} must exceed 0"), "leave it out to take 0.1 ln s + 1")
+            }
+            Scaling::Llama3(Llama3 { low_freq_factor: low, high_freq_factor: high, .. })
+                if !(low > 0.0 && high > low) =>
+            {
+                refuse(
+                    format!("high_freq_factor {high} must exceed low_freq_factor {low}, and both must exceed 0"),
+                    "Llama 3.1 has 4 and 1",
+                )
+            }
+            Scaling::Linear(_) | Scaling::Ntk(_) | Scaling::Dynamic(_) | Scaling::Yarn(_) | Scaling::Llama3(_) => {
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Yarn {
+    fn rates(&self, base: f64, rotated: usize, lengths: Lengths) -> (Vec<f64>, f64) {
+        let (original, s) = (lengths.original(self.original_len), lengths.stretch(self.factor, self.original_len));
+        let (rates, most) = (plain_rates(base, rotated), (rotated as f64 - 1.0).max(0.0));
+        // the number of the rate that turns this often within the original length
+        let number = |turns: f64| rotated as f64 * (original / (TAU * turns)).ln() / (2.0 * base.ln());
+        let (first, last) = (number(self.beta_fast).floor().max(0.0), number(self.beta_slow).ceil().min(most));
+        let keep = |(j, rate): (usize, f64)| match self.ramp {
+            Ramp::Turns => (original * rate / TAU - self.beta_slow) / (self.beta_fast - self.beta_slow),
+            // equal ends make a step
+            Ramp::Index if first == last => 1.0 - (j as f64 - first) / 0.001,
+            Ramp::Index => 1.0 - (j as f64 - first) / (last - first),
+        };
+        let scaled = rates.iter().enumerate().map(|(j, rate)| partly(*rate, s, keep((j, *rate)).clamp(0.0, 1.0)));
+        (scaled.collect(), self.attention_factor.unwrap_or(0.1 * s.ln() + 1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const LENGTHS: Lengths = Lengths { train_len: 2048, span: 8192 };
+
+    fn read(value: Value) -> Scaling {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn rates(value: Value) -> Vec<f64> {
+        read(value).scaled(10_000.0, 64, LENGTHS).rates
+    }
+
+    #[test]
+    fn names_and_tables_round_trip() {
+        for kind in SCALINGS {
+            let plain = read(json!(kind));
+            assert_eq!(serde_json::to_value(plain).unwrap(), json!(kind));
+            let long = read(json!({ "kind": kind, "original_len": 77 }));
+            assert_ne!(plain, long);
+            assert_eq!(read(serde_json::to_value(long).unwrap()), long);
+            assert_eq!(plain.check(), Ok(()));
+        }
+        for (value, says) in [
+            (json!("yarm"), "there is no scaling `yarm`"),
+            (json!({"kind": "linear", "beta_fast": 3}), "beta_fast"),
+            (json!(5), "there is no scaling"),
+        ] {
+            let error = serde_json::from_value::<Scaling>(value).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_gives_no_rates_is_refused() {
+        for (value, says) in [
+            (json!({"kind": "linear", "factor": 0.5}), "factor 0.5"),
+            (json!({"kind": "dynamic", "factor": -1}), "factor -1"),
+            (json!({"kind": "ntk", "original_len": 0}), "original_len of 0"),
+            (json!({"kind": "yarn", "beta_fast": 1, "beta_slow": 1}), "beta_fast 1 must exceed"),
+            (json!({"kind": "yarn", "attention_factor": 0}), "attention_factor 0"),
+            (json!({"kind": "llama3", "low_freq_factor": 4}), "high_freq_factor 4 must exceed"),
+        ] {
+            let refusal = read(value).check().unwrap_err();
+            assert!(refusal.to_string().contains(says), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn sequences_of_the_training_length_are_rotated_as_in_training() {
+        let lengths = Lengths { span: 100, ..LENGTHS };
+        for kind in ["linear", "ntk", "dynamic", "yarn"] {
+            let Scaled { rates, amplitude } = read(json!(kind)).scaled(10_000.0, 64, lengths);
+            assert_eq!(amplitude, 1.0);
+            for (got, plain) in rates.iter().zip(plain_rates(10_000.0, 64)) {
+                // partly() adds two parts of a rate
+                assert!((got - plain).abs() <= 1e-15 * plain, "{kind}: {got} {plain}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_slowest_rate_is_divided_and_the_fastest_stays_but_for_linear() {
+        let plain = plain_rates(10_000.0, 64);
+        for kind in ["linear", "ntk", "dynamic", "yarn"] {
+            let rates = rates(json!(kind));
+            assert!((rates[31] * 4.0 / plain[31] - 1.0).abs() < 1e-13, "{kind}: a stretch of 8192 / 2048");
+            let first = if kind == "linear" { 0.25 } else { 1.0 };
+            assert!((rates[0] - first).abs() < 1e-13, "{kind}");
+            assert!(rates.is_sorted_by(|a, b| a > b), "{kind}");
+        }
+        let llama = rates(json!("llama3"));
+        assert_eq!((llama[0], llama[31]), (1.0, plain[31] / 8.0));
+        // a factor of its own, and one that grows faster than the length: 2 * 4 - 1
+        assert_eq!(rates(json!({"kind": "linear", "factor": 2}))[0], 0.5);
+        let dynamic = rates(json!({"kind": "dynamic", "factor": 2}));
+        assert!((dynamic[31] * 7.0 / plain[31] - 1.0).abs() < 1e-13);
+        assert_eq!(dynamic, rates(json!({"kind": "ntk", "factor": 7})));
+    }
+
+    /// Peng et al. 2023, Eq. 17 to 22, for one rate on the ramp: 2048 f_9 / 2 pi = 24.4 turns.
+    #[test]
+    fn yarn_follows_its_paper_and_its_code() {
+        let yarn = read(json!("yarn")).scaled(10_000.0, 64, LENGTHS);
+        assert!((yarn.amplitude - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-15);
+        let rate = 10_000f64.powf(-18.0 / 64.0);
+        let keep = (2048.0 * rate / TAU - 1.0) / 31.0;
+        assert!((0.6..0.9).contains(&keep));
+        assert!((yarn.rates[9] - (rate * keep + rate / 4.0 * (1.0 - keep))).abs() < 1e-15);
+        // in transformers 8 turns happen between rates 8 and 21: floor(64 ln(2048 / 64 pi) / 2 ln 10000), ceil(.. / 2 pi)
+        let index = rates(json!({"kind": "yarn", "ramp": "index"}));
+        let plain = plain_rates(10_000.0, 64);
+        assert_eq!((index[8], index[21]), (plain[8], plain[21] / 4.0));
+        let keep = 1.0 - 4.0 / 13.0;
+        assert!((index[12] - (plain[12] * keep + plain[12] / 4.0 * (1.0 - keep))).abs() < 1e-16);
+        assert_eq!(read(json!({"kind": "yarn", "attention_factor": 2})).scaled(1e4, 64, LENGTHS).amplitude, 2.0);
+    }
+}
