@@ -177,12 +177,16 @@ impl Corpus {
     /// stand for fewer or more bytes, and every range is scaled by what that is over the split.
     ///
     /// # Errors
-    /// A corpus without a tokenizer, or one that was changed since it was opened.
+    /// A corpus without a tokenizer, one of music, or one that was changed since it was opened.
     ///
     /// # Panics
     /// When the range reaches beyond the end of the split.
     pub fn bytes_in(&self, split: Split, range: Range<usize>) -> Result<u64> {
         let (tokenizer, tokens) = (self.tokenizer()?, self.split(split));
+        if tokenizer.music_vocabulary().is_some() {
+            let hint = "compare losses of music in nats per token";
+            return Err(Error::refused("the tokens are events of music, which stand for no bytes of text", hint));
+        }
         const BLOCK: usize = 1 << 16;
         let blocks = range.clone().step_by(BLOCK).collect::<Vec<_>>();
         let bytes = blocks.into_par_iter().map(|start| {

@@ -12,6 +12,7 @@ mod write;
 
 use crate::corpus::{META, Summary, TOKENIZER};
 use crate::error::{Error, Result};
+use crate::music::Representation;
 use crate::split::Split;
 use crate::text::Sources;
 use crate::tokenizer::Tokenizer;
@@ -31,7 +32,8 @@ pub struct PrepareOptions {
     pub inputs: Sources,
     /// The folder to make.
     pub out: PathBuf,
-    /// `byte`, the path of a `tokenizer.json`, or `bpe:N` to learn a byte-level BPE of N tokens.
+    /// `byte`, the path of a `tokenizer.json`, `bpe:N` to learn a byte-level BPE of N tokens, or `remi` or `groove` for the
+    /// events of MIDI files.
     ///
     /// Token files need none: `byte` leaves them as they are, a path says which tokenizer they were made with.
     pub tokenizer: String,
@@ -45,6 +47,8 @@ pub struct PrepareOptions {
     pub byte_budget: Option<u64>,
     /// Vocabulary of token files; up to their largest token when absent.
     pub vocab_size: Option<usize>,
+    /// Altered copies of each training piece of music, drawn as published; of music only.
+    pub copies: u64,
     /// Set when the work is to end early; nothing is left behind.
     pub stop: Option<Arc<AtomicBool>>,
 }
@@ -61,6 +65,7 @@ impl PrepareOptions {
             split: [0.9, 0.05, 0.05],
             byte_budget: None,
             vocab_size: None,
+            copies: 0,
             stop: None,
         }
     }
@@ -122,7 +127,21 @@ const BATCH: usize = 8 << 20;
 /// survive, a folder that may not be written.
 pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) -> Result<Summary> {
     let staging = Staging::create(&options.out)?;
-    let (files, passed_over) = options.inputs.files()?;
+    let (mut files, passed_over) = options.inputs.files()?;
+    let music = Representation::named(&options.tokenizer);
+    match music {
+        Some(representation) => files.iter_mut().for_each(|file| file.expect_music(representation)),
+        None if options.copies > 0 => {
+            return Err(Error::refused(
+                format!(
+                    "{} altered copies were asked for, and tokenizer `{}` is not for music",
+                    options.copies, options.tokenizer
+                ),
+                "only music is altered: choose `remi` or `groove`",
+            ));
+        }
+        None => {}
+    }
     let selection = Selection::new(options, &files)?;
     let (tokenizer, vocab_size) = choose::tokenizer(options, &files, &selection, progress)?;
     let mut writer = Writer::create(staging.folder(), &selection, tokenizer.as_ref(), vocab_size)?;
@@ -138,7 +157,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     let mut summary = Summary::of_ids(vocab_size);
     if let Some(tokenizer) = &tokenizer {
         summary.tokenizer = match options.tokenizer.as_str() {
-            kind if kind == "byte" || kind.starts_with("bpe:") => kind.to_owned(),
+            kind if kind == "byte" || music.is_some() || kind.starts_with("bpe:") => kind.to_owned(),
             _ => "hugging_face".to_owned(),
         };
         summary.tokenizer_fingerprint = tokenizer.fingerprint().clone();
@@ -147,6 +166,9 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
         summary.warnings.extend(writer.fidelity().verdict(&options.tokenizer)?);
     }
     summary.assignment = selection.describe(&tally);
+    if options.copies > 0 {
+        summary.assignment += &format!("; {} altered copies of each training piece", options.copies);
+    }
     summary.inputs = options.inputs.labels().to_vec();
     (summary.duplicates, summary.empty) = (tally.duplicates, tally.empty);
     (summary.skipped_files, summary.passed_over) = (tally.not_text, passed_over);

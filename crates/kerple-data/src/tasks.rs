@@ -159,7 +159,7 @@ pub fn shuffled(seed: u64, index: u64, count: u64) -> u64 {
 }
 
 /// Uniform draws for examples.
-pub(crate) struct Draw(ChaCha8Rng);
+pub(crate) struct Draw(pub(crate) ChaCha8Rng);
 
 impl Draw {
     /// A number in `0..bound`.

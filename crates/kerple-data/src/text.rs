@@ -5,12 +5,14 @@
 //! | `.jsonl` | the lines, JSON objects with a text under a key, as in the Pile |
 //! | `.parquet` | the rows of a text column |
 //! | `.bin` and `.idx` | GPT-NeoX token files: documents that are tokens already |
+//! | `.mid`, `.tar` of them | pieces of music, when a tokenizer for music is asked for |
 //! | any other file | one: the file, when it is UTF-8 text |
 //!
-//! `.jsonl` and text may be compressed: `.zst` or `.gz` after the name. Texts of any size stream; a line of JSON, a row
+//! `.jsonl`, `.tar` and text may be compressed: `.zst` or `.gz` after the name. Texts of any size stream; a line of JSON, a row
 //! and what a `zstd --long` file looks back on, 2 GiB at most, are held.
 
 mod json_lines;
+mod midi;
 mod parquet;
 mod plain;
 mod registry;
@@ -21,6 +23,7 @@ pub use registry::DEFAULT_CRATES;
 
 use crate::corpus::TokenFiles;
 use crate::error::{Error, Result};
+use crate::music::{Representation, Score};
 use crate::split::Split;
 use crate::tokens::Tokens;
 use std::cell::Cell;
@@ -114,6 +117,11 @@ pub(crate) enum Format {
     Text(Compression),
     Parquet,
     TokenFiles,
+    Midi(Representation),
+    /// A tar archive of MIDI files.
+    MidiArchive(Representation, Compression),
+    /// What lies between MIDI files and is not one.
+    Ignored,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,12 +132,23 @@ pub(crate) enum Compression {
 }
 
 impl Format {
-    fn of(path: &Path) -> Format {
+    /// The format that a name says; MIDI is only read as music.
+    fn of(path: &Path, music: Option<Representation>) -> Format {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let compressed = [(".zst", Compression::Zstd), (".gz", Compression::Gzip)];
         let found = compressed.iter().find_map(|(end, kind)| name.strip_suffix(end).map(|stem| (stem, *kind)));
         let (stem, compression) = found.unwrap_or((&name, Compression::None));
-        if stem.ends_with(".jsonl") {
+        if let Some(representation) = music
+            && midi::is_midi(stem)
+            && compression == Compression::None
+        {
+            Format::Midi(representation)
+        } else if let Some(representation) = music
+            && (stem.ends_with(".tar") || name.ends_with(".tgz"))
+        {
+            let compression = if name.ends_with(".tgz") { Compression::Gzip } else { compression };
+            Format::MidiArchive(representation, compression)
+        } else if stem.ends_with(".jsonl") {
             Format::JsonLines(compression)
         } else if name.ends_with(".parquet") {
             Format::Parquet
@@ -148,13 +167,27 @@ impl SourceFile {
                 "write what it gives into a file, and give that",
             ));
         }
-        Ok(SourceFile { path: path.to_owned(), format: Format::of(path), size: about.len(), found })
+        Ok(SourceFile { path: path.to_owned(), format: Format::of(path, None), size: about.len(), found })
+    }
+
+    /// Takes MIDI files for music, and passes over plain texts that were found between them.
+    pub(crate) fn expect_music(&mut self, representation: Representation) {
+        if self.format != Format::TokenFiles {
+            self.format = Format::of(&self.path, Some(representation));
+        }
+        if self.found && matches!(self.format, Format::Text(_)) {
+            self.format = Format::Ignored;
+        }
     }
 
     /// The split that the file's name says it belongs to: `train.jsonl`, `valid-00000-of-00005.parquet`; of plain texts
-    /// those that are called nothing else, `test.txt`.
+    /// those that are called nothing else, `test.txt`; of MIDI files those in a folder of this name.
     pub(crate) fn named_split(&self) -> Option<Split> {
-        let name = self.path.file_name()?.to_str()?.to_lowercase();
+        let named = match self.format {
+            Format::Midi(_) => self.path.parent()?,
+            _ => &self.path,
+        };
+        let name = named.file_name()?.to_str()?.to_lowercase();
         let (stem, ends) = name.split_once('.').unwrap_or((&name, ""));
         let plain = matches!(self.format, Format::Text(_));
         if plain && !matches!(ends.split('.').next(), Some("" | "txt" | "text" | "raw")) {
@@ -181,6 +214,16 @@ impl SourceFile {
                 let content = plain::read(&self.path, compression, self.found, plain::HELD, read.clone());
                 Box::new(std::iter::once(content.map(|content| Document { number: 1, content })))
             }
+            Format::Midi(representation) => {
+                let size = self.size;
+                let document = midi::file(&self.path, representation).inspect(|_| read.set(size));
+                Box::new(std::iter::once(document))
+            }
+            Format::MidiArchive(representation, compression) => {
+                let input = open(&self.path, compression, read.clone())?;
+                Box::new(midi::Archive::new(&self.path, input, representation))
+            }
+            Format::Ignored => Box::new(std::iter::once(Ok(Document { number: 1, content: Content::NotText }))),
             Format::TokenFiles => {
                 let files = TokenFiles::open(&self.path)?;
                 let (size, count, read) = (self.size, files.documents() as u64, read.clone());
@@ -199,7 +242,8 @@ impl SourceFile {
             Format::JsonLines(_) => format!(", line {number}"),
             Format::Parquet => format!(", row {number}"),
             Format::TokenFiles => format!(", document {number}"),
-            Format::Text(_) => String::new(),
+            Format::MidiArchive(..) => format!(", entry {number}"),
+            Format::Text(_) | Format::Midi(_) | Format::Ignored => String::new(),
         };
         Error::damaged_at(&self.path, place, message, hint)
     }
@@ -208,7 +252,7 @@ impl SourceFile {
 /// A document as it was found.
 #[derive(Debug)]
 pub(crate) struct Document {
-    /// Line or row, counted from 1; document of token files, counted from 0.
+    /// Line, row or entry, counted from 1; document of token files, counted from 0.
     pub(crate) number: usize,
     pub(crate) content: Content,
 }
@@ -218,6 +262,7 @@ pub(crate) enum Content {
     Text(String),
     Long(LongText),
     Tokens(Tokens),
+    Music(Box<Score>),
     /// A file that is not text.
     NotText,
 }

@@ -1,4 +1,4 @@
-//! Text to token ids and back: bytes, or any Hugging Face `tokenizer.json`.
+//! Text to token ids and back: bytes, any Hugging Face `tokenizer.json`, or the words of musical events.
 //!
 //! A tokenizer here has one job more than usual, [`Tokenizer::token_bytes`]: how much text a token stands for, so that
 //! losses of different vocabularies can be compared in bits per byte.
@@ -16,6 +16,7 @@ pub use stream::StreamDecoder;
 use crate::error::{Error, Result};
 use crate::file::read_text;
 use crate::hash::fingerprint;
+use crate::music::{Representation, Vocabulary};
 use hugging_face::HuggingFace;
 use std::borrow::Cow;
 use std::path::Path;
@@ -41,12 +42,22 @@ enum Kind {
     /// Ids are bytes. 0 ends a document: text that holds a NUL is refused.
     Byte,
     HuggingFace(Box<HuggingFace>),
+    /// Ids are words, each followed by a space.
+    Music(&'static Vocabulary),
 }
 
 impl Tokenizer {
     /// Ids are the bytes of UTF-8; 0 ends a document.
     pub fn byte() -> Tokenizer {
         Tokenizer::assemble(Kind::Byte, BYTE.to_owned(), 0)
+    }
+
+    /// The words of a representation of music; its definition lists them.
+    pub fn music(representation: Representation) -> Tokenizer {
+        let vocabulary = representation.vocabulary();
+        let definition = serde_json::json!({ "kind": representation.name(), "words": vocabulary.words() });
+        let definition = serde_json::to_string_pretty(&definition).expect("names and words are text") + "\n";
+        Tokenizer::assemble(Kind::Music(vocabulary), definition, vocabulary.end())
     }
 
     /// A Hugging Face `tokenizer.json`. The token that ends a document is the one named, or else the first that the
@@ -65,6 +76,11 @@ impl Tokenizer {
     pub(crate) fn from_definition(path: &Path, definition: String, end_of_document: Option<u32>) -> Result<Tokenizer> {
         if definition == BYTE {
             return Ok(Tokenizer::byte());
+        }
+        if let Some(music) =
+            Representation::ALL.map(Tokenizer::music).into_iter().find(|music| music.definition == definition)
+        {
+            return Ok(music);
         }
         let inner = HuggingFace::parse(path, &definition)?;
         let end = match end_of_document {
@@ -91,6 +107,7 @@ impl Tokenizer {
             )),
             Kind::Byte => Ok(text.bytes().map(u32::from).collect()),
             Kind::HuggingFace(inner) => inner.encode(text),
+            Kind::Music(vocabulary) => vocabulary.parse(text),
         }
     }
 
@@ -115,7 +132,16 @@ impl Tokenizer {
     pub fn vocab_size(&self) -> usize {
         match &self.kind {
             Kind::Byte => 256,
+            Kind::Music(vocabulary) => vocabulary.words().len(),
             Kind::HuggingFace(inner) => inner.vocab_size(),
+        }
+    }
+
+    /// The vocabulary, when tokens are events of music.
+    pub fn music_vocabulary(&self) -> Option<&'static Vocabulary> {
+        match &self.kind {
+            Kind::Music(vocabulary) => Some(vocabulary),
+            Kind::Byte | Kind::HuggingFace(_) => None,
         }
     }
 
@@ -124,7 +150,7 @@ impl Tokenizer {
         self.end_of_document
     }
 
-    /// Bytes of text a token stands for; 0 for special tokens and for ids beyond the vocabulary.
+    /// Bytes of text a token stands for; 0 for special tokens, for ids beyond the vocabulary, and for events of music.
     ///
     /// Exact for byte-level tokenizers. For others, by how much the token lengthens decoded text when it follows a word.
     pub fn token_bytes(&self, token: u32) -> usize {
@@ -132,6 +158,7 @@ impl Tokenizer {
             _ if token == self.end_of_document => 0,
             Kind::Byte => usize::from(token < 256),
             Kind::HuggingFace(inner) => inner.token_bytes(token),
+            Kind::Music(_) => 0,
         }
     }
 
@@ -150,13 +177,14 @@ impl Tokenizer {
         match &self.kind {
             Kind::Byte => Cuts::Anywhere,
             Kind::HuggingFace(inner) => inner.cuts(),
+            Kind::Music(_) => Cuts::Nowhere,
         }
     }
 
     /// The token for what the vocabulary does not have.
     pub(crate) fn unknown(&self) -> Option<u32> {
         match &self.kind {
-            Kind::Byte => None,
+            Kind::Byte | Kind::Music(_) => None,
             Kind::HuggingFace(inner) => inner.unknown(),
         }
     }
@@ -164,7 +192,7 @@ impl Tokenizer {
     /// What of the definition is not as its author may expect.
     pub(crate) fn warnings(&self) -> Vec<String> {
         match &self.kind {
-            Kind::Byte => Vec::new(),
+            Kind::Byte | Kind::Music(_) => Vec::new(),
             Kind::HuggingFace(inner) => inner.warnings(),
         }
     }
@@ -175,13 +203,15 @@ impl Tokenizer {
             Kind::Byte if token == 0 || token > 255 => Some(Cow::Borrowed(&[])),
             Kind::Byte => Some(Cow::Owned(vec![token as u8])),
             Kind::HuggingFace(inner) => inner.text_bytes(token).map(Cow::Borrowed),
+            Kind::Music(_) if token == self.end_of_document => Some(Cow::Borrowed(&[])),
+            Kind::Music(vocabulary) => Some(Cow::Owned(vocabulary.spell(&[token]).into_bytes())),
         }
     }
 
     fn inner(&self) -> &HuggingFace {
         match &self.kind {
             Kind::HuggingFace(inner) => inner,
-            Kind::Byte => unreachable!("every token of the byte tokenizer has bytes"),
+            Kind::Byte | Kind::Music(_) => unreachable!("every token has bytes of its own"),
         }
     }
 }

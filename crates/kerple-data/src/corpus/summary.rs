@@ -28,7 +28,7 @@ pub struct Summary {
     /// Identifies all that models see: the tokens of the three splits, where documents end, the vocabulary and the
     /// tokenizer. SHA-256, in hexadecimal.
     pub content: String,
-    /// `byte`, `hugging_face`, `bpe:N`, or `none` for bare token ids.
+    /// `byte`, `hugging_face`, `bpe:N`, `remi`, `groove`, or `none` for bare token ids.
     pub tokenizer: String,
     /// SHA-256 of the tokenizer's definition.
     pub tokenizer_fingerprint: String,

@@ -15,6 +15,8 @@ pub(crate) enum Use {
     Example = 2,
     Length = 3,
     Shuffle = 4,
+    /// Altered copies of music.
+    Music = 5,
 }
 
 pub(crate) fn stream(purpose: Use, seed: u64, step: u64, row: u64) -> ChaCha8Rng {

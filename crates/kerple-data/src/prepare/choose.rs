@@ -5,6 +5,7 @@ use super::{BATCH, PrepareOptions, Progress};
 use crate::corpus::TokenFiles;
 use crate::error::{Error, Result};
 use crate::machine;
+use crate::music::Representation;
 use crate::split::Split;
 use crate::text::{Format, SourceFile};
 use crate::tokenizer::{Cuts, LARGEST_VOCABULARY, Pieces, SMALLEST, Tokenizer, WordCounts};
@@ -37,6 +38,7 @@ pub(super) fn tokenizer(
     let tokenizer = match (options.tokenizer.as_str(), learned) {
         ("byte", _) if !token_files.is_empty() => None,
         ("byte", _) => Some(Tokenizer::byte()),
+        (name, None) if Representation::named(name).is_some() => Representation::named(name).map(Tokenizer::music),
         (_, Some(size)) => Some(learn(vocabulary(&options.tokenizer, size)?, options, selection, progress)?),
         (path, None) => Some(from_file(Path::new(path), options)?),
     };
@@ -53,7 +55,7 @@ fn from_file(path: &Path, options: &PrepareOptions) -> Result<Tokenizer> {
     Tokenizer::from_file(path, options.end_of_document.as_deref()).map_err(|error| match error {
         Error::Io { path, source, .. } if source.kind() == std::io::ErrorKind::NotFound => Error::refused(
             format!("tokenizer `{}`: there is no such file", path.display()),
-            "choose `byte`, `bpe:N`, or the path of a tokenizer.json",
+            "choose `byte`, `bpe:N`, `remi`, `groove`, or the path of a tokenizer.json",
         ),
         other => other,
     })

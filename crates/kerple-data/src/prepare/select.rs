@@ -4,6 +4,7 @@ use super::runs::Runs;
 use super::{PrepareOptions, Progress};
 use crate::error::{Error, Result};
 use crate::hash::Checksum;
+use crate::music::Score;
 use crate::split::Split;
 use crate::text::{Content, Document, Format, SourceFile};
 use std::collections::HashSet;
@@ -60,6 +61,7 @@ impl Content {
             Content::Text(text) => text.len() as u64,
             Content::Long(text) => text.bytes(),
             Content::Tokens(tokens) => tokens.len() as u64,
+            Content::Music(score) => score.text().len() as u64,
             Content::NotText => 0,
         }
     }
@@ -68,6 +70,7 @@ impl Content {
         Ok(match self {
             Content::Text(text) => XxHash3_128::oneshot(text.as_bytes()),
             Content::Long(text) => text.hash(),
+            Content::Music(score) => XxHash3_128::oneshot(score.text().as_bytes()),
             Content::Tokens(tokens) => {
                 let mut sum = Checksum::default();
                 tokens.each(|block| {
@@ -92,6 +95,8 @@ pub(super) struct Selection<'a> {
     shares: [f64; 3],
     /// Whether long texts are cut.
     cut_long: bool,
+    /// Altered copies of each training piece of music.
+    copies: u64,
 }
 
 /// How a document comes into a split.
@@ -116,7 +121,14 @@ impl<'a> Selection<'a> {
         }
         let shares = options.split.map(|share| share / sum);
         let budget = options.byte_budget.unwrap_or(u64::MAX);
-        Ok(Selection { files, text_key: &options.text_key, budget, shares, cut_long: !options.inputs.is_registry() })
+        Ok(Selection {
+            files,
+            text_key: &options.text_key,
+            budget,
+            shares,
+            cut_long: !options.inputs.is_registry(),
+            copies: options.copies,
+        })
     }
 
     fn rule(&self, file: &SourceFile, content: &Content) -> Rule {
@@ -193,7 +205,8 @@ impl<'a> Selection<'a> {
                         Rule::Hashed => tally.hashed += 1,
                         Rule::Cut => tally.cut += 1,
                     }
-                    let mut document = Passing { origin: (index, number), split: None, tally: &mut tally, sink };
+                    let mut document =
+                        Passing { origin: (index, number), split: None, tally: &mut tally, sink, copies: self.copies };
                     let read = || before + documents.bytes_read();
                     if document.pass(&content, rule, hash, &self.shares, &read)?.is_break() {
                         return Ok(tally);
@@ -216,6 +229,7 @@ struct Passing<'d, 's> {
     split: Option<Split>,
     tally: &'d mut Tally,
     sink: &'d mut Sink<'s>,
+    copies: u64,
 }
 
 impl Passing<'_, '_> {
@@ -258,12 +272,30 @@ impl Passing<'_, '_> {
                     Ok(())
                 })?;
             }
+            Content::Music(score) => flow = self.music(score, split.unwrap_or(Split::Train))?,
             Content::NotText => {}
         }
         match flow {
             ControlFlow::Continue(()) => self.end(),
             stopped => Ok(stopped),
         }
+    }
+
+    /// A piece and, to train on, its altered copies, each a document of its own.
+    fn music(&mut self, score: &Score, split: Split) -> Result<ControlFlow<()>> {
+        let mut flow = self.part(split, Body::Text(score.text()))?;
+        let copies = if split == Split::Train { self.copies } else { 0 };
+        for number in 0..copies {
+            if flow.is_break() || self.end()?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            let text = score.copy(number)?;
+            // what is left of a piece may have no notes
+            if !text.is_empty() {
+                flow = self.part(split, Body::Text(&text))?;
+            }
+        }
+        Ok(flow)
     }
 
     fn part(&mut self, split: Split, body: Body) -> Result<ControlFlow<()>> {

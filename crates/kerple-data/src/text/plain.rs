@@ -187,7 +187,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, bytes).unwrap();
-        let Format::Text(compression) = Format::of(&path) else { panic!("{name} is text") };
+        let Format::Text(compression) = Format::of(&path, None) else { panic!("{name} is text") };
         let content = read(&path, compression, false, held, Rc::default());
         (folder, content)
     }

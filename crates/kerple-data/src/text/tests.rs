@@ -151,7 +151,7 @@ fn missing_inputs_are_described() {
 #[test]
 fn names_say_splits() {
     let named = |name: &str| {
-        let format = Format::of(Path::new(name));
+        let format = Format::of(Path::new(name), None);
         SourceFile { path: name.into(), format, size: 0, found: true }.named_split()
     };
     assert_eq!(named("x/train.jsonl.zst"), Some(Split::Train));

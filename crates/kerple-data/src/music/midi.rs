@@ -1,0 +1,174 @@
+//! Standard MIDI files, by the `midly` crate.
+
+use super::piece::{Marker, Note, Piece, Tempo, Track};
+use crate::contain::contain;
+use midly::num::{u4, u7, u15, u24, u28};
+use midly::{Format, Header, MetaMessage, MidiMessage, Smf, Timing, TrackEvent, TrackEventKind};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Microseconds a minute.
+const MINUTE: f64 = 60e6;
+
+/// The channel of drums, counted from 0.
+const DRUMS: u8 = 9;
+
+type Found<T> = Result<T, String>;
+
+pub(super) fn parse(bytes: &[u8]) -> Found<Piece> {
+    let smf = contain(|| Smf::parse(bytes).map_err(|error| format!("this is not a MIDI file: {error}"))).flatten()?;
+    let resolution = match smf.header.timing {
+        Timing::Metrical(ticks) if ticks.as_int() > 0 => u32::from(ticks.as_int()),
+        Timing::Metrical(_) => return Err("it has 0 ticks a beat".to_owned()),
+        Timing::Timecode(..) => return Err("its time is in frames, not in beats".to_owned()),
+    };
+    if smf.header.format == Format::Sequential {
+        return Err("its tracks are pieces one after the other (format 2), one piece is expected".to_owned());
+    }
+    let mut piece = Piece::empty(resolution);
+    for events in &smf.tracks {
+        read_track(events, &mut piece);
+    }
+    piece.tempos.sort_by_key(|tempo| tempo.start);
+    piece.markers.sort_by_key(|marker| marker.start);
+    Ok(piece)
+}
+
+/// An instrument in the making: a track of a file may hold several, one a channel.
+#[derive(Default)]
+struct Instrument {
+    program: Option<u8>,
+    notes: Vec<Note>,
+    /// Notes that sound, by pitch, first come first: start and velocity.
+    sounding: BTreeMap<u8, VecDeque<(u64, u8)>>,
+}
+
+fn read_track(events: &[TrackEvent], piece: &mut Piece) {
+    let (mut now, mut name) = (0u64, String::new());
+    let mut channels: BTreeMap<u8, Instrument> = BTreeMap::new();
+    for event in events {
+        now += u64::from(event.delta.as_int());
+        match event.kind {
+            TrackEventKind::Midi { channel, message } => {
+                channels.entry(channel.as_int()).or_default().take(message, now);
+            }
+            TrackEventKind::Meta(MetaMessage::TrackName(text)) => name = words(text),
+            TrackEventKind::Meta(MetaMessage::Marker(text)) => {
+                piece.markers.push(Marker { start: now, text: words(text) });
+            }
+            TrackEventKind::Meta(MetaMessage::Tempo(micros)) if micros.as_int() > 0 => {
+                piece.tempos.push(Tempo { start: now, beats_per_minute: MINUTE / f64::from(micros.as_int()) });
+            }
+            _ => {}
+        }
+    }
+    for (channel, mut instrument) in channels {
+        let open = std::mem::take(&mut instrument.sounding).into_iter();
+        for (pitch, notes) in open {
+            instrument.notes.extend(notes.into_iter().map(|(start, velocity)| Note {
+                start,
+                pitch,
+                duration: now - start,
+                velocity,
+            }));
+        }
+        if !instrument.notes.is_empty() {
+            let Instrument { program, notes, .. } = instrument;
+            let (program, drums) = (program.unwrap_or(0), channel == DRUMS);
+            piece.tracks.push(Track { name: name.clone(), program, drums, notes });
+        }
+    }
+}
+
+impl Instrument {
+    fn take(&mut self, message: MidiMessage, now: u64) {
+        match message {
+            MidiMessage::NoteOn { key, vel } if vel.as_int() > 0 => {
+                self.sounding.entry(key.as_int()).or_default().push_back((now, vel.as_int()));
+            }
+            MidiMessage::NoteOn { key, .. } | MidiMessage::NoteOff { key, .. } => {
+                let first = self.sounding.get_mut(&key.as_int()).and_then(VecDeque::pop_front);
+                if let Some((start, velocity)) = first {
+                    self.notes.push(Note { start, pitch: key.as_int(), duration: now - start, velocity });
+                }
+            }
+            MidiMessage::ProgramChange { program } => {
+                self.program.get_or_insert(program.as_int());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Texts have no encoding of their own: what is not UTF-8 is marked.
+fn words(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).trim().to_owned()
+}
+
+pub(super) fn assemble(piece: &Piece) -> Found<Vec<u8>> {
+    let resolution = u16::try_from(piece.resolution).ok().and_then(u15::try_from).filter(|ticks| ticks.as_int() > 0);
+    let resolution = resolution
+        .ok_or_else(|| format!("{} ticks a beat cannot be written as MIDI, at most 32767 can", piece.resolution))?;
+    let mut smf = Smf::new(Header::new(Format::Parallel, Timing::Metrical(resolution)));
+    smf.tracks.push(score(piece)?);
+    let mut channels = (0..16).filter(|channel| *channel != DRUMS).cycle();
+    for track in &piece.tracks {
+        let channel = if track.drums { DRUMS } else { channels.next().expect("the cycle has no end") };
+        smf.tracks.push(instrument(track, channel)?);
+    }
+    let mut bytes = Vec::new();
+    smf.write(&mut bytes).map_err(|error| format!("it cannot be written as MIDI: {error:?}"))?;
+    Ok(bytes)
+}
+
+/// Events at their times; of equal times by rank, then in the order they came.
+type Timed<'a> = Vec<(u64, u8, TrackEventKind<'a>)>;
+
+/// The track of tempi and markers.
+fn score(piece: &Piece) -> Found<Vec<TrackEvent<'_>>> {
+    let mut events: Timed = vec![(0, 0, TrackEventKind::Meta(MetaMessage::TimeSignature(4, 2, 24, 8)))];
+    for Tempo { start, beats_per_minute } in &piece.tempos {
+        let micros = (MINUTE / beats_per_minute).round();
+        if !(1.0..16_777_216.0).contains(&micros) {
+            return Err(format!("a tempo of {beats_per_minute} beats a minute cannot be written as MIDI"));
+        }
+        events.push((*start, 1, TrackEventKind::Meta(MetaMessage::Tempo(u24::new(micros as u32)))));
+    }
+    for Marker { start, text } in &piece.markers {
+        events.push((*start, 2, TrackEventKind::Meta(MetaMessage::Marker(text.as_bytes()))));
+    }
+    finish(events)
+}
+
+fn instrument(track: &Track, channel: u8) -> Found<Vec<TrackEvent<'_>>> {
+    let data = |value: u8, what: &str| {
+        u7::try_from(value).ok_or_else(|| format!("{what} {value} cannot be written as MIDI, it ends at 127"))
+    };
+    let message = |message| TrackEventKind::Midi { channel: u4::new(channel), message };
+    let mut events: Timed = vec![
+        (0, 0, TrackEventKind::Meta(MetaMessage::TrackName(track.name.as_bytes()))),
+        (0, 0, message(MidiMessage::ProgramChange { program: data(track.program, "program")? })),
+    ];
+    for note in &track.notes {
+        let (key, vel) = (data(note.pitch, "pitch")?, data(note.velocity.max(1), "velocity")?);
+        // a note that ends when it begins would end after the next of its pitch has begun
+        let end = note.start.saturating_add(note.duration.max(1));
+        events.push((note.start, 2, message(MidiMessage::NoteOn { key, vel })));
+        events.push((end, 1, message(MidiMessage::NoteOff { key, vel: u7::new(0) })));
+    }
+    finish(events)
+}
+
+/// Times as differences, closed by the end of the track.
+fn finish(mut events: Timed) -> Found<Vec<TrackEvent>> {
+    events.sort_by_key(|(time, rank, _)| (*time, *rank));
+    let mut now = 0;
+    let mut track = Vec::with_capacity(events.len() + 1);
+    for (time, _, kind) in events {
+        let delta = u32::try_from(time - now).ok().and_then(u28::try_from);
+        let delta = delta.ok_or_else(|| format!("a pause of {} ticks cannot be written as MIDI", time - now))?;
+        track.push(TrackEvent { delta, kind });
+        now = time;
+    }
+    track.push(TrackEvent { delta: u28::new(0), kind: TrackEventKind::Meta(MetaMessage::EndOfTrack) });
+    Ok(track)
+}

@@ -1,0 +1,168 @@
+//! What a MIDI file says: tracks of notes, tempi and markers, in the file's own ticks.
+
+use super::midi;
+use crate::error::{Error, Result};
+use crate::file::Bytes;
+use std::io::Write;
+use std::path::Path;
+
+/// A longer file is not taken for a piece of music.
+const LONGEST_FILE: u64 = 1 << 24;
+
+/// A piece of music.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// Ticks a beat, 1 to 32767.
+    pub resolution: u32,
+    /// Tracks, in the order of the file.
+    pub tracks: Vec<Track>,
+    /// Changes of tempo, by time; 120 beats a minute before the first.
+    pub tempos: Vec<Tempo>,
+    /// Markers, by time: chords as `root_quality_bass`.
+    pub markers: Vec<Marker>,
+}
+
+/// Notes of one instrument.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Track {
+    /// Its name, may be empty.
+    pub name: String,
+    /// General MIDI program, 0 to 127.
+    pub program: u8,
+    /// Whether pitches are drums.
+    pub drums: bool,
+    /// Notes, in the order of their ends in the file.
+    pub notes: Vec<Note>,
+}
+
+/// A note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Note {
+    /// Ticks from the beginning of the piece.
+    pub start: u64,
+    /// MIDI pitch, 0 to 127.
+    pub pitch: u8,
+    /// Ticks.
+    pub duration: u64,
+    /// Loudness, 1 to 127.
+    pub velocity: u8,
+}
+
+/// A tempo from a time on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tempo {
+    /// Ticks from the beginning of the piece.
+    pub start: u64,
+    /// Beats a minute.
+    pub beats_per_minute: f64,
+}
+
+/// A text at a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marker {
+    /// Ticks from the beginning of the piece.
+    pub start: u64,
+    /// What it says.
+    pub text: String,
+}
+
+impl Piece {
+    /// A piece without music.
+    pub fn empty(resolution: u32) -> Piece {
+        Piece { resolution, tracks: Vec::new(), tempos: Vec::new(), markers: Vec::new() }
+    }
+
+    /// Reads the bytes of a MIDI file. Notes that are not ended last until their track ends.
+    ///
+    /// # Errors
+    /// What is wrong with them, in words: bytes that are not MIDI, time in frames instead of beats.
+    pub fn from_midi(bytes: &[u8]) -> std::result::Result<Piece, String> {
+        midi::parse(bytes)
+    }
+
+    /// The bytes of a MIDI file, one track for tempi and markers and one for each instrument.
+    ///
+    /// # Errors
+    /// A resolution, pitch, velocity or time that MIDI cannot say.
+    pub fn to_midi(&self) -> std::result::Result<Vec<u8>, String> {
+        midi::assemble(self)
+    }
+
+    /// Reads a MIDI file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is too long, or is not MIDI.
+    pub fn read(path: &Path) -> Result<Piece> {
+        let file = Bytes::open(path)?;
+        let hint = "give a standard MIDI file (.mid)";
+        if file.len() > LONGEST_FILE {
+            let message = format!("it has {} bytes, MIDI files are read up to {LONGEST_FILE}", file.len());
+            return Err(Error::damaged(path, message, hint));
+        }
+        let piece = Piece::from_midi(&file.read(0..file.len())?);
+        piece.map_err(|message| Error::damaged(path, message, hint))
+    }
+
+    /// Writes a MIDI file, whole or not at all.
+    ///
+    /// # Errors
+    /// A file that cannot be written, or what [`Piece::to_midi`] refuses.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let bytes = self.to_midi().map_err(|message| Error::refused(message, "nothing was written"))?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let partial = folder.join(format!(".{name}-{}.partial", std::process::id()));
+        let write = || {
+            let mut file = std::fs::File::create(&partial)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&partial, path)
+        };
+        write().map_err(|error| {
+            // what could not be written is not left behind
+            _ = std::fs::remove_file(&partial);
+            Error::io(path, "write")(error)
+        })
+    }
+
+    /// Notes in all tracks.
+    pub fn notes(&self) -> usize {
+        self.tracks.iter().map(|track| track.notes.len()).sum()
+    }
+
+    /// When the last note ends, ticks.
+    pub fn end(&self) -> u64 {
+        self.tracks.iter().flat_map(|track| &track.notes).map(Note::end).max().unwrap_or(0)
+    }
+
+    /// The piece without what begins before a time, which becomes the beginning. The tempo there is kept.
+    pub fn after(&self, time: u64) -> Piece {
+        let later = |note: &Note| note.start.checked_sub(time).map(|start| Note { start, ..*note });
+        let cut = |track: &Track| Track { notes: track.notes.iter().filter_map(later).collect(), ..track.clone() };
+        let before = self.tempos.iter().take_while(|tempo| tempo.start <= time).count();
+        let tempos = self.tempos[before.saturating_sub(1)..].iter();
+        let markers = self.markers.iter().filter(|marker| marker.start >= time);
+        Piece {
+            resolution: self.resolution,
+            tracks: self.tracks.iter().map(cut).collect(),
+            tempos: tempos.map(|tempo| Tempo { start: tempo.start.saturating_sub(time), ..*tempo }).collect(),
+            markers: markers.map(|marker| Marker { start: marker.start - time, text: marker.text.clone() }).collect(),
+        }
+    }
+
+    /// The piece without notes that end after a time, and without tempi and markers from it on.
+    pub fn until(&self, time: u64) -> Piece {
+        let mut piece = self.clone();
+        piece.tracks.iter_mut().for_each(|track| track.notes.retain(|note| note.end() <= time));
+        piece.tempos.retain(|tempo| tempo.start < time);
+        piece.markers.retain(|marker| marker.start < time);
+        piece
+    }
+}
+
+impl Note {
+    /// When it ends, ticks.
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.duration)
+    }
+}

@@ -1,0 +1,69 @@
+//! Which events may follow when music is sampled, as published.
+
+use super::groove::{self, TRACKS, after_shift};
+use super::remi;
+
+/// Keeps track of a growing piece.
+///
+/// Pop piano: a position is not before the last one of its bar; no padding. Grooves: only notes that sound end, time goes
+/// forward, and a piece does not begin again. Whatever has come, some event may follow.
+#[derive(Clone, Debug)]
+pub struct Rules(State);
+
+#[derive(Clone, Debug)]
+enum State {
+    Remi { events: Vec<remi::Event>, position: u8 },
+    Groove { events: Vec<groove::Event>, now: u64, sounding: Box<[[u32; 128]; TRACKS]> },
+}
+
+impl Rules {
+    pub(super) fn remi(events: Vec<remi::Event>) -> Rules {
+        Rules(State::Remi { events, position: 0 })
+    }
+
+    pub(super) fn groove(events: Vec<groove::Event>) -> Rules {
+        Rules(State::Groove { events, now: 0, sounding: Box::new([[0; 128]; TRACKS]) })
+    }
+
+    /// Whether an event may come next.
+    pub fn allows(&self, token: u32) -> bool {
+        match &self.0 {
+            State::Remi { events, position } => match events.get(token as usize) {
+                Some(remi::Event::Beat(next)) => next >= position,
+                Some(remi::Event::Padding) | None => false,
+                Some(_) => true,
+            },
+            State::Groove { events, now, sounding } => match events.get(token as usize) {
+                Some(groove::Event::NoteOff(track, pitch)) => sounding[usize::from(*track)][usize::from(*pitch)] > 0,
+                Some(groove::Event::TimeShift(beats, tick)) => after_shift(*now, *beats, *tick) > *now,
+                Some(groove::Event::Begin) | None => false,
+                Some(groove::Event::NoteOn(..) | groove::Event::End) => true,
+            },
+        }
+    }
+
+    /// Takes the next event, of the prompt or drawn.
+    pub fn take(&mut self, token: u32) {
+        match &mut self.0 {
+            State::Remi { events, position } => match events.get(token as usize) {
+                Some(remi::Event::Bar) => *position = 0,
+                Some(remi::Event::Beat(next)) => *position = *next,
+                _ => {}
+            },
+            State::Groove { events, now, sounding } => match events.get(token as usize) {
+                Some(groove::Event::TimeShift(beats, tick)) => *now = after_shift(*now, *beats, *tick),
+                Some(groove::Event::NoteOn(track, pitch)) => {
+                    sounding[usize::from(*track)][usize::from(*pitch)] += 1;
+                }
+                Some(groove::Event::NoteOff(track, pitch)) => {
+                    let count = &mut sounding[usize::from(*track)][usize::from(*pitch)];
+                    *count = count.saturating_sub(1);
+                }
+                Some(groove::Event::Begin | groove::Event::End) => {
+                    (*now, **sounding) = (0, [[0; 128]; TRACKS]);
+                }
+                None => {}
+            },
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! How alike pieces are in style: histograms of what their notes do, and the cosine between two.
+//!
+//! Cífka et al. 2020 (Groove2Groove), as Liutkus et al. 2021, arXiv:2105.08399, section 3.3, use them: *time-pitch* says
+//! which intervals follow which, *onset-duration* where in the bar notes begin and how long they are, *onset-drum* where in
+//! the bar which drum is struck. A histogram is a density over all given pieces; bars have four beats.
+
+use super::piece::Piece;
+
+/// Width of a bin of time, beats.
+const BIN: f64 = 1.0 / 6.0;
+/// Half-tone steps up or down that are told apart.
+const INTERVALS: i32 = 20;
+/// Time between notes that are compared, and length of a bar: beats.
+const BEATS: f64 = 4.0;
+/// Bins of [`BEATS`].
+const COLUMNS: usize = 24;
+/// Beats of the longest duration that is counted.
+const LONGEST: f64 = 2.0;
+/// What the published edges leave out at their end.
+const EPSILON: f64 = 1e-9;
+
+/// A density over a grid of bins.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Histogram {
+    /// Bins of the first quantity.
+    pub rows: usize,
+    /// Bins of the second.
+    pub columns: usize,
+    /// Share of each bin divided by its area, `[rows, columns]`; all 0 when nothing was counted.
+    pub density: Vec<f64>,
+}
+
+/// What the onsets of [`onset_duration`] and [`onset_drum`] are measured in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Onset {
+    /// Beats: bins cover the bar.
+    Beats,
+    /// Ticks of the piece against bins in beats, as the published code has it: only notes that begin in the first four
+    /// ticks of a bar are counted.
+    Published,
+}
+
+/// Which intervals follow which, `[41, 24]`: over all pairs of two notes less than four beats apart, of any track, the half
+/// tones from the earlier to the later (-20 to 20) and the time between them.
+pub fn time_pitch(pieces: &[Piece]) -> Histogram {
+    let mut counts = vec![0u64; (2 * INTERVALS as usize + 1) * COLUMNS];
+    for piece in pieces {
+        let notes = piece.tracks.iter().flat_map(|track| &track.notes);
+        let mut notes: Vec<(u64, u8)> = notes.map(|note| (note.start, note.pitch)).collect();
+        notes.sort_unstable();
+        let beats = |ticks: u64| ticks as f64 / f64::from(piece.resolution);
+        for (at, (start, pitch)) in notes.iter().enumerate() {
+            for (later, (next, other)) in notes.iter().enumerate().skip(first_at(&notes, *start)) {
+                let time = beats(*next) - beats(*start);
+                if time >= BEATS - EPSILON {
+                    break;
+                }
+                let interval = i32::from(*other) - i32::from(*pitch);
+                if later != at && interval.abs() <= INTERVALS {
+                    counts[(interval + INTERVALS) as usize * COLUMNS + bin(time)] += 1;
+                }
+            }
+        }
+    }
+    density(counts, COLUMNS, BIN)
+}
+
+/// The first of the notes at a time: notes at one time follow each other both ways.
+fn first_at(notes: &[(u64, u8)], start: u64) -> usize {
+    notes.partition_point(|(time, _)| *time < start)
+}
+
+/// Where in the bar notes begin and how long they are, `[24, 12]`, durations up to two beats.
+pub fn onset_duration(pieces: &[Piece], onset: Onset) -> Histogram {
+    const DURATIONS: usize = COLUMNS / 2;
+    let mut counts = vec![0u64; COLUMNS * DURATIONS];
+    for piece in pieces {
+        for note in piece.tracks.iter().flat_map(|track| &track.notes) {
+            let duration = note.duration as f64 / f64::from(piece.resolution);
+            if let (Some(row), true) = (onset_bin(note.start, piece.resolution, onset), duration <= LONGEST) {
+                counts[row * DURATIONS + bin(duration).min(DURATIONS - 1)] += 1;
+            }
+        }
+    }
+    density(counts, DURATIONS, BIN * BIN)
+}
+
+/// Where in the bar which drum is struck, `[24, 128]`; tracks that are not drums do not count.
+pub fn onset_drum(pieces: &[Piece], onset: Onset) -> Histogram {
+    const PITCHES: usize = 128;
+    let mut counts = vec![0u64; COLUMNS * PITCHES];
+    for piece in pieces {
+        for note in piece.tracks.iter().filter(|track| track.drums).flat_map(|track| &track.notes) {
+            if let Some(row) = onset_bin(note.start, piece.resolution, onset) {
+                counts[row * PITCHES + usize::from(note.pitch.min(127))] += 1;
+            }
+        }
+    }
+    density(counts, PITCHES, BIN)
+}
+
+fn onset_bin(start: u64, resolution: u32, onset: Onset) -> Option<usize> {
+    let ticks = (start % (4 * u64::from(resolution))) as f64;
+    let at = match onset {
+        Onset::Beats => ticks / f64::from(resolution),
+        Onset::Published => ticks,
+    };
+    (at <= BEATS).then(|| bin(at).min(COLUMNS - 1))
+}
+
+/// The bin of a time whose edges are the products that the published code compares with, rounded as they are.
+fn bin(beats: f64) -> usize {
+    let near = (beats / BIN) as usize;
+    (near.saturating_sub(1)..=near + 1).rev().find(|at| *at as f64 * BIN <= beats).unwrap_or(0)
+}
+
+fn density(counts: Vec<u64>, columns: usize, area: f64) -> Histogram {
+    let total: u64 = counts.iter().sum();
+    let share = |count: &u64| if total == 0 { 0.0 } else { *count as f64 / total as f64 / area };
+    Histogram { rows: counts.len() / columns, columns, density: counts.iter().map(share).collect() }
+}
+
+impl Histogram {
+    /// The cosine of the angle between two, 0 to 1; `None` when one of them counted nothing.
+    ///
+    /// # Panics
+    /// When they have different bins.
+    pub fn similarity(&self, other: &Histogram) -> Option<f64> {
+        assert_eq!((self.rows, self.columns), (other.rows, other.columns), "histograms of the same bins");
+        let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let size = (product(&self.density, &self.density) * product(&other.density, &other.density)).sqrt();
+        (size > 0.0).then(|| product(&self.density, &other.density) / size)
+    }
+}

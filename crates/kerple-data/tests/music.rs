@@ -1,0 +1,127 @@
+//! Corpora of music: folders and archives of MIDI files.
+
+use kerple_data::music::{Note, Piece, Representation, Track};
+use kerple_data::{Corpus, PrepareOptions, Sources, Split, Summary, prepare};
+use std::fs;
+use std::path::Path;
+
+/// Two bars that differ from piece to piece.
+fn piece(seed: u64) -> Piece {
+    let note = |at: u64| Note {
+        start: 240 * at,
+        duration: 120 + 120 * (seed >> (at % 3) & 1),
+        pitch: 30 + ((at * 7 + seed * (at + 1)) % 71) as u8,
+        velocity: 64,
+    };
+    let track = Track { name: "piano".to_owned(), notes: (0..16).map(note).collect(), ..Track::default() };
+    Piece { tracks: vec![track], ..Piece::empty(480) }
+}
+
+fn archive(path: &Path, pieces: impl IntoIterator<Item = u64>) {
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut add = |name: String, bytes: &[u8]| {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, name, bytes).unwrap();
+    };
+    add("README.md".to_owned(), b"about the pieces");
+    add("._000.mid".to_owned(), b"not MIDI");
+    for seed in pieces {
+        // longer than the 100 bytes of a plain header
+        add(format!("{}/{seed:03}.mid", "folder".repeat(20)), &piece(seed).to_midi().unwrap());
+    }
+    fs::write(path, zstd::encode_all(&tar.into_inner().unwrap()[..], 3).unwrap()).unwrap();
+}
+
+fn run(input: &Path, out: &Path, tokenizer: &str, copies: u64) -> kerple_data::Result<Summary> {
+    let tokenizer = tokenizer.to_owned();
+    prepare(&PrepareOptions { tokenizer, copies, ..PrepareOptions::new(Sources::paths(&[input]), out) }, &mut |_| {})
+}
+
+#[test]
+fn archives_and_folders_give_the_same_pieces() {
+    let folder = tempfile::tempdir().unwrap();
+    let [packed, plain] = ["packed", "plain"].map(|name| folder.path().join(name));
+    for (split, seeds) in [("train", 0..20), ("valid", 20..23), ("test", 23..26)] {
+        fs::create_dir_all(plain.join(split)).unwrap();
+        fs::create_dir_all(&packed).unwrap();
+        archive(&packed.join(format!("{split}.tar.zst")), seeds.clone());
+        for seed in seeds {
+            piece(seed).write(&plain.join(split).join(format!("{seed:03}.MID"))).unwrap();
+        }
+        fs::write(plain.join(split).join("about.txt"), "two bars each").unwrap();
+    }
+    for representation in Representation::ALL {
+        let name = representation.name();
+        let out = [&packed, &plain].map(|input| {
+            let out = folder.path().join(format!("{name}-{}", input.file_name().unwrap().display()));
+            let summary = run(input, &out, name, 0).unwrap();
+            assert_eq!([summary.train.documents, summary.valid.documents, summary.test.documents], [20, 3, 3]);
+            assert_eq!((summary.tokenizer.as_str(), summary.warnings.len()), (name, 0));
+            Corpus::open(&out).unwrap()
+        });
+        assert_eq!(out[0].content(), out[1].content());
+        let (tokens, tokenizer) = (out[0].split(Split::Test), out[0].tokenizer().unwrap());
+        let vocabulary = tokenizer.music_vocabulary().unwrap();
+        let mut first = tokens.read(tokens.document(0)).unwrap();
+        assert_eq!(first.pop(), Some(vocabulary.end()));
+        assert_eq!(first, vocabulary.tokens(&piece(23)).unwrap());
+        assert_eq!(tokenizer.encode(&tokenizer.decode(&first)).unwrap(), first);
+        let error = out[0].bytes_in(Split::Test, 0..4).unwrap_err().to_string();
+        assert!(error.contains("no bytes of text"), "{error}");
+    }
+}
+
+#[test]
+fn copies_are_only_trained_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    fs::create_dir_all(&input).unwrap();
+    (0..60).for_each(|seed| piece(seed).write(&input.join(format!("{seed}.mid"))).unwrap());
+    let one = run(&input, &folder.path().join("one"), "remi", 0).unwrap();
+    let many = run(&input, &folder.path().join("many"), "remi", 4).unwrap();
+    assert_eq!(many.train.documents, 5 * one.train.documents);
+    assert_eq!((&many.valid, &many.test), (&one.valid, &one.test));
+    assert!(many.assignment.ends_with("4 altered copies of each training piece"), "{}", many.assignment);
+    let error = run(&input, &folder.path().join("none"), "byte", 4).unwrap_err();
+    assert!(error.to_string().contains("not for music") && error.is_misuse(), "{error}");
+}
+
+#[test]
+fn damaged_pieces_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bytes = piece(1).to_midi().unwrap();
+    bytes.truncate(bytes.len() - 9);
+    fs::write(folder.path().join("cut.mid"), &bytes).unwrap();
+    let out = folder.path().join("out");
+    let error = run(&folder.path().join("cut.mid"), &out, "remi", 0).unwrap_err().to_string();
+    assert!(error.contains("cut.mid: this is not a MIDI file"), "{error}");
+    archive(&folder.path().join("all.tar.zst"), 0..3);
+    let whole = zstd::decode_all(&fs::read(folder.path().join("all.tar.zst")).unwrap()[..]).unwrap();
+    fs::write(folder.path().join("cut.tar"), &whole[..whole.len() - 2500]).unwrap();
+    let error = run(&folder.path().join("cut.tar"), &out, "remi", 0).unwrap_err().to_string();
+    assert!(error.contains("cut.tar, entry 5"), "{error}");
+    assert!(!out.exists());
+    let error = Piece::read(&folder.path().join("none.mid")).unwrap_err();
+    assert_eq!(error.hint(), "check the path");
+}
+
+#[test]
+fn words_in_text_are_music_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let vocabulary = Representation::Groove.vocabulary();
+    let lines: String = (0..80)
+        .map(|seed| {
+            let text = vocabulary.spell(&vocabulary.tokens(&piece(seed)).unwrap());
+            serde_json::json!({ "text": text }).to_string() + "\n"
+        })
+        .collect();
+    let path = folder.path().join("pieces.jsonl");
+    fs::write(&path, lines).unwrap();
+    let summary = run(&path, &folder.path().join("out"), "groove", 0).unwrap();
+    assert_eq!(summary.train.documents + summary.valid.documents + summary.test.documents, 80);
+    fs::write(&path, "{\"text\": \"bos note_on_0_60 la\"}\n").unwrap();
+    let error = run(&path, &folder.path().join("bad"), "groove", 0).unwrap_err().to_string();
+    assert!(error.contains("line 1") && error.contains("`la` is not a word"), "{error}");
+}
