@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use groups::count;
-pub use groups::{Evaluation, RunFile, default_lengths};
+pub use groups::{Array, Evaluation, RunFile, Sharing, default_lengths};
 use kerple::cpu::InstructionSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -36,6 +36,8 @@ pub enum Command {
     Eval(Eval),
     /// Train and evaluate several encodings and seeds with the same settings; resumes where it stopped.
     Compare(Compare),
+    /// Reproduce a paper: its runs, then its tables and figures beside the printed numbers; resumes where it stopped.
+    Reproduce(Reproduce),
     /// Write tables, statistics and plots of run folders as HTML, Markdown, CSV and JSON.
     Report(Report),
     /// List every encoding, or show one: formula, parameters, source and a picture of its bias.
@@ -155,7 +157,38 @@ pub struct Compare {
     /// Where run folders and the report are written.
     #[arg(long)]
     pub out: PathBuf,
+    #[command(flatten)]
+    pub sharing: Sharing,
     /// Print evaluation rows as JSON lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Reproduce {
+    /// The paper: kerple.
+    pub paper: String,
+    /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
+    #[arg(long, default_value = "small")]
+    pub scale: String,
+    /// Tables and figures that are wanted, e.g. table3,figure5; all when absent.
+    #[arg(long, value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Folder of the texts' folders, e.g. latex/, code/ and web/; smoke has text of its own.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Where texts, runs and pages are written.
+    #[arg(long)]
+    pub out: PathBuf,
+    #[command(flatten)]
+    pub sharing: Sharing,
+    /// Train nothing; make the pages of what is there.
+    #[arg(long)]
+    pub render: bool,
+    /// Train nothing; copy plans, logs, evaluations and kernels to a folder, without checkpoints and texts, with pages.
+    #[arg(long, value_name = "DIR")]
+    pub export: Option<PathBuf>,
+    /// Print what was made as JSON.
     #[arg(long)]
     pub json: bool,
 }

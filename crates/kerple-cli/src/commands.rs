@@ -9,7 +9,9 @@ pub mod kernel;
 pub mod prepare;
 pub mod quickstart;
 pub mod report;
+pub mod reproduce;
 pub mod sample;
+pub mod slurm;
 pub mod train;
 pub mod verify;
 

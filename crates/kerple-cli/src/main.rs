@@ -34,6 +34,7 @@ fn run(command: Command) -> Outcome {
         Command::Train(args) => commands::train::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
+        Command::Reproduce(args) => commands::reproduce::run(&args),
         Command::Report(args) => commands::report::run(&args),
         Command::Describe(args) => commands::describe::run(&args),
         Command::Kernel(args) => commands::kernel::run(&args),

@@ -3,14 +3,16 @@
 use crate::config::RunConfig;
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, Amount, Evaluation, Request, Text};
-use crate::memory::{Limit, Memory};
+use crate::evaluate::{self, Amount, Request, Text};
+use crate::job::{self, Ask, Job, Shard};
+use crate::memory::Limit;
 use crate::plan::Plan;
-use crate::run::{RunFolder, Trained};
-use crate::train::{self, Sitting};
+use crate::run::RunFolder;
 use kerple::encoding::Encoding;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
+
+pub use crate::job::Event;
 
 /// What is compared.
 #[derive(Clone, Debug)]
@@ -30,52 +32,29 @@ pub struct Comparison {
     pub commit: Option<String>,
 }
 
-/// What happens, as it happens.
-#[derive(Debug)]
-pub enum Event<'a> {
-    /// A run begins, or goes on from `done` steps.
-    Run {
-        /// The encoding's label.
-        label: &'a str,
-        /// The run's seed.
-        seed: u64,
-        /// Runs before this one.
-        index: usize,
-        /// Runs in all.
-        runs: usize,
-        /// What training it takes.
-        memory: Memory,
-    },
-    /// What training does.
-    Training(train::Event<'a>),
-    /// What an evaluation does.
-    Evaluation(evaluate::Event<'a>),
-}
-
 impl Comparison {
     /// Folder of one run.
     pub fn folder(&self, label: &str, seed: u64) -> RunFolder {
         RunFolder::new(self.out.join("runs").join(label).join(format!("seed-{seed}")))
     }
 
-    /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end.
+    /// Trains and evaluates what is not done yet of a shard's runs; `false` when `stop` was set before the end.
     ///
     /// Seeds are the outer loop, so that after every round all encodings have the same number of runs.
     ///
     /// # Errors
-    /// The first error of a run.
-    pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+    /// As [`job::work_off`].
+    pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let source = Source::open(&self.config.data)?;
         let plans = self.plans(&source)?;
-        let request = self.fixed_request(&plans, &source.text(Split::Test))?;
-        for (index, plan) in plans.iter().enumerate() {
-            let memory = plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch));
-            tell(Event::Run { label: &plan.label, seed: plan.seed, index, runs: plans.len(), memory });
-            if !self.one(plan, &source, &request, stop, tell)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let asks = [Ask { request: self.fixed_request(&plans, &source.text(Split::Test))?, window: None }];
+        let folders: Vec<RunFolder> = plans.iter().map(|plan| self.folder(&plan.label, plan.seed)).collect();
+        let jobs: Vec<Job> = plans
+            .iter()
+            .zip(&folders)
+            .map(|(plan, folder)| Job { name: &plan.label, folder, plan, source: &source, asks: &asks })
+            .collect();
+        job::work_off(&jobs, shard, stop, tell)
     }
 
     /// The plans of all runs; refuses here what would fail after hours of training.
@@ -110,30 +89,5 @@ impl Comparison {
         let extent = self.request.extent(self.config.train.train_len, text.len(), &earlier)?;
         let segments = Amount::Exactly(extent.segments());
         Ok(Request { span: Some(extent.span()), segments, ..self.request.clone() })
-    }
-
-    fn one(
-        &self,
-        plan: &Plan,
-        source: &Source,
-        request: &Request,
-        stop: &AtomicBool,
-        tell: &mut dyn FnMut(Event),
-    ) -> Result<bool> {
-        let run = self.folder(&plan.label, plan.seed);
-        let batches = source.batches(plan)?;
-        let sitting = Sitting { plan, run: &run, batches: &batches, stop, strict: false };
-        if !train::train(&sitting, &mut |event| tell(Event::Training(event)))?.finished {
-            return Ok(false);
-        }
-        let Trained { plan, state, model, .. } = run.load(&crate::device(), false)?;
-        let lengths = request.lengths.iter().copied().filter(|length| model.check_len(*length).is_ok()).collect();
-        let request = Request { seed: plan.seed, lengths, ..request.clone() };
-        if request.lengths.is_empty() {
-            return Ok(true);
-        }
-        let text = source.text(Split::Test);
-        let evaluation = Evaluation::new(&run, (&plan, state.step, &model), &text, &request)?;
-        evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))
     }
 }

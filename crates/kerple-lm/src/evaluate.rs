@@ -18,7 +18,7 @@ use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
 use crate::run::RunFolder;
 use kerple_burn::pass::Pass;
-use kerple_report::record::{EvaluationRow, Journal};
+use kerple_report::record::{EvaluationRow, Journal, ScoredText};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -161,6 +161,44 @@ pub fn earlier_extents(rows: &[EvaluationRow], text: &dyn Text, protocol: Protoc
     rows.iter().filter_map(of).collect()
 }
 
+fn key(
+    (text, split): (ScoredText, &str),
+    protocol: Protocol,
+    window: Option<usize>,
+    length: usize,
+    step: u64,
+) -> EvaluationKey {
+    let window = window.map(|window| window as u64);
+    EvaluationKey { text, split: split.to_owned(), protocol: protocol.to_string(), window, length: length as u64, step }
+}
+
+/// Whether a row is what would be computed again.
+fn covers(row: &EvaluationRow, key: &EvaluationKey, positions: bool) -> bool {
+    EvaluationKey::of(row).as_ref() == Some(key) && (row.position_nll.is_some() || !positions)
+}
+
+/// Lengths of a request that no row of the plan's last step covers, by the rows alone. `window` takes the place of the one
+/// the plan's encoding was trained with.
+///
+/// # Errors
+/// A request that the text cannot serve.
+pub fn missing(
+    rows: &[EvaluationRow],
+    plan: &Plan,
+    window: Option<usize>,
+    text: &dyn Text,
+    request: &Request,
+) -> Result<Vec<usize>> {
+    let extent = request.extent(plan.train_len, text.len(), &[])?;
+    let scored = extent.scored(&text.checksum());
+    let is_missing = |length: &usize| {
+        let window = window.or(plan.encoding.window);
+        let key = key((scored.clone(), text.split()), request.protocol, window, *length, plan.steps);
+        !rows.iter().any(|row| covers(row, &key, request.positions))
+    };
+    Ok(request.lengths.iter().copied().filter(is_missing).collect())
+}
+
 impl<'a> Evaluation<'a> {
     /// Prepares the evaluation of the checkpoint of `run` after `step` updates, whose model, possibly with another attention
     /// window than it was trained with, is given. Nothing is written yet.
@@ -192,14 +230,8 @@ impl<'a> Evaluation<'a> {
 
     /// Identifies the evaluation of one length.
     pub fn key(&self, length: usize) -> EvaluationKey {
-        EvaluationKey {
-            text: self.extent.scored(&self.checksum),
-            split: self.text.split().to_owned(),
-            protocol: self.request.protocol.to_string(),
-            window: self.model.encoding.encoding().window.map(|window| window as u64),
-            length: length as u64,
-            step: self.step,
-        }
+        let scored = (self.extent.scored(&self.checksum), self.text.split());
+        key(scored, self.request.protocol, self.model.encoding.encoding().window, length, self.step)
     }
 
     /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
@@ -208,10 +240,8 @@ impl<'a> Evaluation<'a> {
     /// A file that cannot be written.
     pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         for length in self.request.lengths.iter().copied() {
-            let key = Some(self.key(length));
-            let same = |row: &&EvaluationRow| {
-                EvaluationKey::of(row) == key && (row.position_nll.is_some() || !self.request.positions)
-            };
+            let key = self.key(length);
+            let same = |row: &&EvaluationRow| covers(row, &key, self.request.positions);
             if let Some(row) = self.known.iter().rev().find(same) {
                 tell(Event::Row { row, fresh: false });
                 continue;

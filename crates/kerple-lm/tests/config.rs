@@ -17,8 +17,9 @@ fn plan(overrides: &[&str]) -> Result<Plan, kerple_lm::Error> {
 fn shipped_run_files_plan() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs");
     let mut count = 0;
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let config = RunConfig::read(&entry.unwrap().path(), &[]).unwrap();
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    for file in files.filter(|path| path.is_file()) {
+        let config = RunConfig::read(&file, &[]).unwrap();
         Plan::new(&config, facts()).unwrap();
         count += 1;
     }

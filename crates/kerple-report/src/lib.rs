@@ -13,6 +13,7 @@ pub mod error;
 mod format;
 mod number;
 mod page;
+pub mod paper;
 pub mod plot;
 pub mod record;
 pub mod results;

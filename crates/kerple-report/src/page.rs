@@ -62,33 +62,33 @@ struct SettingPart {
 }
 
 /// A table as text.
-#[derive(Serialize)]
-struct Grid {
-    caption: String,
-    head: Vec<String>,
-    rows: Vec<Row>,
+#[derive(Clone, Serialize)]
+pub(crate) struct Grid {
+    pub caption: String,
+    pub head: Vec<String>,
+    pub rows: Vec<Row>,
+}
+
+#[derive(Clone, Serialize)]
+pub(crate) struct Row {
+    pub name: String,
+    /// Colour of the encoding in the plots, where the row is one.
+    pub colour: Option<usize>,
+    pub cells: Vec<Cell>,
+}
+
+#[derive(Clone, Default, Serialize)]
+pub(crate) struct Cell {
+    pub text: String,
+    pub spread: Option<String>,
+    pub best: bool,
+    pub dagger: bool,
+    pub note: Option<String>,
+    pub link: Option<String>,
 }
 
 #[derive(Serialize)]
-struct Row {
-    name: String,
-    /// Colour of the encoding in the plots.
-    colour: usize,
-    cells: Vec<Cell>,
-}
-
-#[derive(Default, Serialize)]
-struct Cell {
-    text: String,
-    spread: Option<String>,
-    best: bool,
-    dagger: bool,
-    note: Option<String>,
-    link: Option<String>,
-}
-
-#[derive(Serialize)]
-struct FigurePart {
+pub(crate) struct FigurePart {
     id: String,
     title: String,
     caption: String,
@@ -135,9 +135,7 @@ impl<'a> Page<'a> {
     /// [`Error::Render`] if the template is wrong.
     pub(crate) fn render(&self, layout: Layout) -> Result<String> {
         let render = || {
-            let mut environment = minijinja::Environment::new();
-            environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-            environment.set_undefined_behavior(UndefinedBehavior::Strict);
+            let mut environment = environment()?;
             environment.add_template(layout.name(), layout.source())?;
             let page_style = include_str!("../templates/page.css");
             let context = context! { page => Serde(self), plot_style => plot::STYLE, page_style, mark => MARK };
@@ -145,6 +143,16 @@ impl<'a> Page<'a> {
         };
         render().map_err(|error: minijinja::Error| Error::Render { page: layout.name(), reason: format!("{error:#}") })
     }
+}
+
+/// Templates as all pages want them, with the tables and figures they share. The engine escapes by a name's extension.
+pub(crate) fn environment() -> std::result::Result<minijinja::Environment<'static>, minijinja::Error> {
+    let mut environment = minijinja::Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.add_template("parts.html", include_str!("../templates/parts.html.jinja"))?;
+    environment.add_template("parts.md", include_str!("../templates/parts.md.jinja"))?;
+    Ok(environment)
 }
 
 /// The two forms of the page.
@@ -222,7 +230,7 @@ fn facts(results: &Results, options: &Options) -> Vec<(&'static str, String)> {
     facts
 }
 
-fn figure_part(figure: &Figure) -> FigurePart {
+pub(crate) fn figure_part(figure: &Figure) -> FigurePart {
     let small = figure.plots.iter().filter(|plot| plot.titled).map(|plot| plot.svg(SMALL.0, SMALL.1)).collect();
     let large = |size: (f64, f64)| {
         figure.plots.iter().find(|plot| !plot.titled).map_or_else(String::new, |plot| plot.svg(size.0, size.1))

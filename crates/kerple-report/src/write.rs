@@ -95,7 +95,7 @@ struct Document<'a> {
     results: &'a Results,
 }
 
-fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> Result<()> {
+pub(crate) fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> Result<()> {
     let folder = path.parent().expect("a file is in a folder");
     std::fs::create_dir_all(folder).map_err(Error::io("creating", folder))?;
     let mut aside = path.clone().into_os_string();
@@ -108,7 +108,7 @@ fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> Result<()> 
 }
 
 /// Refuses a folder with pages that no report of ours left there. Its `index.html` says whose the folder is.
-fn refuse_foreign(folder: &Path) -> Result<()> {
+pub(crate) fn refuse_foreign(folder: &Path) -> Result<()> {
     // How a page ends that was made before there was a mark.
     const UNMARKED: &str = "The same numbers are in <a href=\"report.json\">";
     let index = folder.join(Layout::Html.name());
@@ -146,7 +146,8 @@ impl Figure {
         format!("figures/{}.svg", self.id)
     }
 
-    fn alone(&self) -> String {
+    /// The figure as a file of its own.
+    pub(crate) fn alone(&self) -> String {
         let small: Vec<String> =
             self.plots.iter().filter(|plot| plot.titled).map(|plot| plot.svg(SMALL.0, SMALL.1)).collect();
         match self.plots.first() {
@@ -199,7 +200,7 @@ struct Curve<'a> {
     n: usize,
 }
 
-fn csv<Row: Serialize>(name: &'static str, rows: impl Iterator<Item = Row>) -> Result<Vec<u8>> {
+pub(crate) fn csv<Row: Serialize>(name: &'static str, rows: impl Iterator<Item = Row>) -> Result<Vec<u8>> {
     let wrong = |reason: String| Error::Render { page: name, reason };
     let mut writer = csv::Writer::from_writer(Vec::new());
     for row in rows {

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use kerple_lm::evaluate::{Amount, Request};
+use kerple_lm::job::Shard;
 use std::path::PathBuf;
 
 /// A run file and what differs from it.
@@ -55,6 +56,33 @@ impl Evaluation {
     }
 }
 
+/// How runs are divided among processes.
+#[derive(Debug, Args)]
+pub struct Sharing {
+    /// Take only every N-th run, from the I-th on, counted from 0; folders of all shards are merged by copying them together.
+    #[arg(long, value_name = "I/N")]
+    pub shard: Option<Shard>,
+    /// Train nothing; write scripts for a Slurm job array of N tasks, K of them at a time, and a job that makes the pages.
+    #[arg(long, value_name = "N[%K]", conflicts_with = "shard")]
+    pub slurm: Option<Array>,
+}
+
+/// Tasks of a job array, and how many run at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Array {
+    pub tasks: usize,
+    pub at_once: Option<usize>,
+}
+
+impl std::str::FromStr for Array {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Array, String> {
+        let (tasks, at_once) = text.split_once('%').map_or((text, None), |(tasks, most)| (tasks, Some(most)));
+        Ok(Array { tasks: count(tasks)?, at_once: at_once.map(count).transpose()? })
+    }
+}
+
 /// `1x, 2x, ... 32x` of the training length.
 pub fn default_lengths(train_len: usize) -> Vec<usize> {
     (0..6).map(|octave| train_len.saturating_mul(1 << octave)).collect()
@@ -79,6 +107,15 @@ pub fn count(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arrays_say_how_many_run_at_once() {
+        assert_eq!("8".parse(), Ok(Array { tasks: 8, at_once: None }));
+        assert_eq!("8%2".parse(), Ok(Array { tasks: 8, at_once: Some(2) }));
+        for text in ["", "0", "8%", "8%0", "%2"] {
+            assert!(text.parse::<Array>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn counts_have_limits() {

@@ -1,14 +1,16 @@
 //! `kerple compare`
 
 use super::report::write_and_print;
-use super::{print_json, step_line, stop_flag};
+use super::{print_json, slurm, step_line, stop_flag};
 use crate::args::Compare;
 use crate::failure::{Failure, Outcome};
+use crate::output::remarkln;
 use crate::progress::Line;
 use kerple::encoding::{Encoding, METHODS};
 use kerple_lm::compare::{Comparison, Event};
 use kerple_lm::config::RunConfig;
 use kerple_lm::evaluate;
+use kerple_lm::job::Shard;
 use kerple_lm::train;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -37,7 +39,15 @@ pub fn run(args: &Compare) -> Outcome {
         commit: super::commit(),
         config,
     };
-    run_comparison(&comparison, &stop_flag(), args.json)?;
+    if let Some(array) = args.sharing.slurm {
+        let render = ["report".into(), (&args.out).into(), "--out".into(), args.out.join("report").into()];
+        return slurm::write_and_print(&args.out, array, &render);
+    }
+    run_comparison(&comparison, args.sharing.shard.unwrap_or(Shard::WHOLE), &stop_flag(), args.json)?;
+    if let Some(shard) = args.sharing.shard {
+        remarkln!("shard {shard} is done; when all are, `kerple report {}` makes the page", args.out.display());
+        return Ok(());
+    }
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, args.json)
 }
 
@@ -80,18 +90,24 @@ fn from_file(file: &Path) -> Result<Vec<Encoding>, Failure> {
     Ok(list.encoding)
 }
 
-/// Runs a comparison with progress; fails when the user stops it.
-pub fn run_comparison(comparison: &Comparison, stop: &AtomicBool, json: bool) -> Outcome {
+/// Runs a shard of a comparison with progress; fails when the user stops it.
+pub fn run_comparison(comparison: &Comparison, shard: Shard, stop: &AtomicBool, json: bool) -> Outcome {
+    work(json, |tell| comparison.run(shard, stop, tell))
+}
+
+/// Does jobs with progress; fails when the user stops it.
+pub fn work(json: bool, run: impl FnOnce(&mut dyn FnMut(Event)) -> kerple_lm::Result<bool>) -> Outcome {
     let mut line = Line::new();
-    let mut what = String::new();
-    let finished = comparison.run(stop, &mut |event| match event {
-        Event::Run { label, seed, index, runs, memory } => {
-            what = format!("run {}/{runs}  {label} seed {seed}", index + 1);
+    let (mut what, mut first) = (String::new(), true);
+    let finished = run(&mut |event| match event {
+        Event::Run { name, seed, index, runs, memory } => {
+            what = format!("run {}/{runs}  {name} seed {seed}", index + 1);
             // the runs differ by a few learned values
-            if index == 0 {
+            if std::mem::take(&mut first) {
                 line.done(&memory.to_string());
             }
         }
+        Event::Lost { error, .. } => line.done(&format!("{what}  lost: {error}; the other runs go on")),
         Event::Training(train::Event::Note(note)) => line.done(&format!("{what}  note: {note}")),
         Event::Training(train::Event::Step(step)) => line.show(|| step_line(&what, step)),
         Event::Evaluation(evaluate::Event::Evaluating { length, done, windows }) => {

@@ -13,6 +13,7 @@ use kerple_lm::compare::Comparison;
 use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::corpus::Source;
 use kerple_lm::evaluate::{Amount, Protocol, Request};
+use kerple_lm::job::Shard;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::train::{self, Sitting};
@@ -89,7 +90,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         out: args.out.clone(),
         commit: super::commit(),
     };
-    run_comparison(&comparison, &stop, false)?;
+    run_comparison(&comparison, Shard::WHOLE, &stop, false)?;
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, false)?;
     remarkln!("done in {}", duration(clock.elapsed().as_secs_f64()));
     Ok(())
@@ -181,13 +182,20 @@ fn prepare(inputs: Sources, out: &Path, stop: &Arc<AtomicBool>) -> Outcome {
     Ok(())
 }
 
+/// The dependencies this program is built from.
+pub const LOCK: &str = include_str!("../../../../Cargo.lock");
+
+/// Where cargo keeps their sources.
+pub fn cargo_home() -> Option<PathBuf> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")))
+}
+
 /// The sources of the locked dependencies, which every machine that built the project has.
 fn registry_text() -> Result<Sources, Failure> {
-    let lock = include_str!("../../../../Cargo.lock");
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")));
+    let home = cargo_home();
     let home = home.ok_or_else(|| Failure::failed("there is no home folder to find cargo's registry in", DATA_HINT))?;
-    Sources::registry(lock, &home, &kerple_data::DEFAULT_CRATES)
+    Sources::registry(LOCK, &home, &kerple_data::DEFAULT_CRATES)
         .map_err(|error| Failure::failed(error.to_string(), DATA_HINT))
 }
 

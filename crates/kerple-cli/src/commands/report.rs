@@ -15,12 +15,7 @@ pub fn run(args: &Report) -> Outcome {
 /// Writes the report of all runs below `dirs`; prints the table and where the page is.
 pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, json: bool) -> Outcome {
     let runs = find_runs(dirs)?;
-    let options = Options {
-        reference,
-        machine: Some(machine()),
-        commit: Some(concat!("kerple ", env!("CARGO_PKG_VERSION"), ", commit ", env!("KERPLE_COMMIT")).to_owned()),
-        ..Options::default()
-    };
+    let options = Options { reference, machine: Some(machine()), commit: Some(program()), ..Options::default() };
     let summary = write(&runs, out, &options)?;
     if json {
         print_json(&summary.results);
@@ -31,8 +26,13 @@ pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, 
     Ok(())
 }
 
+/// This program and its version.
+pub fn program() -> String {
+    concat!("kerple ", env!("CARGO_PKG_VERSION"), ", commit ", env!("KERPLE_COMMIT")).to_owned()
+}
+
 /// Processor and threads, as the operating system names them.
-fn machine() -> String {
+pub fn machine() -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     let name = name.map_or(std::env::consts::ARCH, |(_, name)| name.trim());

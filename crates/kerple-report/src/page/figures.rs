@@ -1,6 +1,6 @@
 //! Which plots a report has, from results and runs.
 
-mod kernels;
+pub(crate) mod kernels;
 mod training;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -172,7 +172,12 @@ fn by_position(results: &Results) -> Vec<Figure> {
     panels.enumerate().filter_map(figure).collect()
 }
 
-fn position_figure(results: &Results, index: usize, setting: &Setting, curves: &[&PositionCurve]) -> Option<Figure> {
+pub(crate) fn position_figure(
+    results: &Results,
+    index: usize,
+    setting: &Setting,
+    curves: &[&PositionCurve],
+) -> Option<Figure> {
     let lengths: BTreeSet<u64> = curves.iter().map(|curve| curve.length).collect();
     let (&shortest, &length) = (lengths.first()?, lengths.last()?);
     let series = position_series(results, curves);

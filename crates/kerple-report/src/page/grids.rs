@@ -81,7 +81,7 @@ fn score_grid(
     };
     let row = |name: Name| Row {
         name: name_text(name),
-        colour: results.place(name.0),
+        colour: Some(results.place(name.0)),
         cells: lengths.iter().map(|&length| cell(table.score(name, length))).collect(),
     };
     let filled = |name: &Name| table.scores.iter().any(|score| score.name() == *name && value(score).is_some());
@@ -102,7 +102,7 @@ fn run_grid(results: &Results, table: &Table, lengths: &[u64]) -> Grid {
     };
     let row = |rows: Vec<Evaluation>| Row {
         name: rows[0].run_name(),
-        colour: results.place(&rows[0].encoding),
+        colour: Some(results.place(&rows[0].encoding)),
         cells: lengths.iter().map(|&length| cell(&rows, length)).collect(),
     };
     Grid {
@@ -173,7 +173,7 @@ fn test_grid(results: &Results, table: &Table) -> Option<Grid> {
             |value: Option<f64>, form: fn(f64) -> String| Cell::from(value.map_or_else(|| "\u{2013}".to_owned(), form));
         Row {
             name: name_text((&test.encoding, test.window)),
-            colour: results.place(&test.encoding),
+            colour: Some(results.place(&test.encoding)),
             cells: vec![
                 count(test.length).into(),
                 test.n.to_string().into(),
@@ -199,7 +199,7 @@ pub(super) fn speeds(results: &Results) -> Vec<Grid> {
         .map(|speeds| {
             let rows = speeds.iter().map(|speed| Row {
                 name: speed.encoding.clone(),
-                colour: results.place(&speed.encoding),
+                colour: Some(results.place(&speed.encoding)),
                 cells: vec![
                     Cell {
                         spread: speed.seconds_deviation.map(|spread| deviation(speed.seconds, spread)),
@@ -239,7 +239,7 @@ pub(super) fn runs(results: &Results) -> Grid {
         let planned = planned.map_or_else(String::new, |planned| format!(" of {}", count(planned)));
         Row {
             name: run.encoding.clone(),
-            colour: results.place(&run.encoding),
+            colour: Some(results.place(&run.encoding)),
             cells: vec![
                 run.seed.map_or_else(unknown, |seed| seed.to_string()).into(),
                 run.train_len.map_or_else(unknown, count).into(),

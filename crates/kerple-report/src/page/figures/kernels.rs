@@ -34,29 +34,14 @@ fn seed_of(run: &Run) -> String {
 pub(super) fn kernels(part: &Part) -> Option<Figure> {
     let examples =
         examples(part, |run| run.kernels.last().is_some_and(|last| last.bias.is_some() || last.weight.is_some()));
-    let biases = examples.iter().filter_map(|run| run.kernels.last()?.bias.as_ref()).flatten().flatten().copied();
-    let (low, high) = range(biases).unwrap_or((-1.0, 0.0));
-    let (low, high) = (low.max(LOWEST_BIAS), high.clamp(0.0, -LOWEST_BIAS));
-    let mut plots = Vec::new();
-    for run in examples {
-        let last = run.kernels.last()?;
-        let title = format!("{}{}", run.name, seed_of(run));
-        let colour = part.results.place(&run.name);
-        if let Some(bias) = &last.bias {
-            let axis = Axis::linear("bias", low - 0.03 * (high - low), high + 0.05 * (high - low));
-            plots.extend(panel(title.clone(), axis, last, bias, colour));
-        }
-        if let Some(weight) = &last.weight {
-            let (low, high) = range(weight.iter().flatten().copied()).unwrap_or((0.0, 1.0));
-            plots.extend(panel(
-                format!("{title}, weight"),
-                Axis::linear("weight", low.min(0.0), high.max(1.0)),
-                last,
-                weight,
-                colour,
-            ));
-        }
-    }
+    let (low, high) = bias_range(examples.iter().copied());
+    let plots: Vec<Plot> = examples
+        .into_iter()
+        .flat_map(|run| {
+            let title = format!("{}{}", run.name, seed_of(run));
+            panels(run, &title, (low, high), part.results.place(&run.name))
+        })
+        .collect();
     (!plots.is_empty()).then(|| Figure {
         id: part.id("kernels"),
         section: Section::Kernels,
@@ -69,6 +54,33 @@ pub(super) fn kernels(part: &Part) -> Option<Figure> {
         ),
         plots,
     })
+}
+
+/// Ends of the biases of some runs, as far as they are shown.
+fn bias_range<'a>(runs: impl Iterator<Item = &'a Run>) -> (f64, f64) {
+    let biases = runs.filter_map(|run| run.kernels.last()?.bias.as_ref()).flatten().flatten().copied();
+    let (low, high) = range(biases).unwrap_or((-1.0, 0.0));
+    (low.max(LOWEST_BIAS), high.clamp(0.0, -LOWEST_BIAS))
+}
+
+/// The kernels of a run at its last snapshot, on axes of their own.
+pub(crate) fn panels_of(run: &Run, title: &str) -> Vec<Plot> {
+    panels(run, title, bias_range(std::iter::once(run)), 0)
+}
+
+/// A panel for the bias and one for the weight, where there are such.
+fn panels(run: &Run, title: &str, (low, high): (f64, f64), colour: usize) -> Vec<Plot> {
+    let Some(last) = run.kernels.last() else { return Vec::new() };
+    let bias = last.bias.as_ref().and_then(|bias| {
+        let axis = Axis::linear("bias", low - 0.03 * (high - low), high + 0.05 * (high - low));
+        panel(title.to_owned(), axis, last, bias, colour)
+    });
+    let weight = last.weight.as_ref().and_then(|weight| {
+        let (low, high) = range(weight.iter().flatten().copied()).unwrap_or((0.0, 1.0));
+        let axis = Axis::linear("weight", low.min(0.0), high.max(1.0));
+        panel(format!("{title}, weight"), axis, last, weight, colour)
+    });
+    bias.into_iter().chain(weight).collect()
 }
 
 fn panel(title: String, y: Axis, snapshot: &KernelSnapshot, heads: &[Vec<f64>], colour: usize) -> Option<Plot> {

@@ -1,0 +1,105 @@
+//! `kerple reproduce PAPER`
+
+use super::compare::work;
+use super::{print_json, quickstart, slurm, stop_flag};
+use crate::args::Reproduce;
+use crate::failure::{Failure, Outcome};
+use crate::output::{remarkln, resultln};
+use crate::progress::Line;
+use kerple_lm::job::Shard;
+use kerple_lm::reproduce::{Reproduction, Request, export};
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Runs what is not done yet, then makes the pages.
+pub fn run(args: &Reproduce) -> Outcome {
+    let reproduction = Reproduction::new(Request {
+        paper: &args.paper,
+        scale: &args.scale,
+        data: args.data.clone(),
+        out: args.out.clone(),
+        only: args.only.clone(),
+        commit: super::commit(),
+    })?;
+    if let Some(folder) = &args.export {
+        let runs = export(&args.out, folder)?;
+        remarkln!("{runs} evaluated runs copied to {}", folder.display());
+        return pages(folder, args);
+    }
+    if args.render {
+        return pages(&args.out, args);
+    }
+    if let Some(array) = args.sharing.slurm {
+        return slurm::write_and_print(&args.out, array, &render_arguments(args));
+    }
+    let (shard, stop) = (args.sharing.shard.unwrap_or(Shard::WHOLE), stop_flag());
+    prepare(&reproduction, &stop)?;
+    reproduction.write_manifest()?;
+    remarkln!("{} runs in {}", reproduction.runs(), reproduction.out().display());
+    work(false, |tell| reproduction.run(shard, &stop, tell))?;
+    if shard.is_first() {
+        time(&reproduction, &stop)?;
+    }
+    if args.sharing.shard.is_some() {
+        remarkln!(
+            "shard {shard} is done; when all are, the same command with --render in place of --shard makes the pages"
+        );
+        return Ok(());
+    }
+    pages(&args.out, args)
+}
+
+/// The arguments that make the pages.
+fn render_arguments(args: &Reproduce) -> Vec<OsString> {
+    let mut words: Vec<OsString> =
+        vec!["reproduce".into(), (&args.paper).into(), "--scale".into(), (&args.scale).into()];
+    if !args.only.is_empty() {
+        words.extend(["--only".into(), args.only.join(",").into()]);
+    }
+    words.extend(["--out".into(), (&args.out).into(), "--render".into()]);
+    words
+}
+
+fn prepare(reproduction: &Reproduction, stop: &Arc<AtomicBool>) -> Outcome {
+    let home = quickstart::cargo_home();
+    let built_in = home.as_deref().map(|home| (quickstart::LOCK, home));
+    for (name, options) in reproduction.to_prepare(built_in, stop)? {
+        let mut line = Line::new();
+        match kerple_data::prepare(&options, &mut |progress| line.show(|| format!("{name}: {progress}"))) {
+            Ok(summary) => line.done(&format!("{name}: {summary}")),
+            // another shard was faster
+            Err(_) if kerple_data::is_prepared(&options.out) => line.done(&format!("{name}: prepared")),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn time(reproduction: &Reproduction, stop: &AtomicBool) -> Outcome {
+    let mut line = Line::new();
+    let finished = reproduction.time(stop, &mut |done, rounds| {
+        line.show(|| format!("timing training steps in turns: round {done}/{rounds}"));
+    })?;
+    if finished {
+        return Ok(());
+    }
+    line.done("stopped");
+    Err(Failure::failed("stopped while steps were timed", "the same command again goes on from here"))
+}
+
+/// Makes the pages of a folder and prints how complete they are.
+fn pages(folder: &Path, args: &Reproduce) -> Outcome {
+    let facts = [("machine", super::report::machine()), ("pages by", super::report::program())];
+    let summary = kerple_report::paper::write(folder, &args.only, &facts)?;
+    if args.json {
+        print_json(&summary);
+        return Ok(());
+    }
+    for item in &summary.items {
+        resultln!("{:<9} {:>4} of {:<4} {}", item.id, item.complete, item.planned, item.title);
+    }
+    resultln!("page: {}", summary.index.display());
+    Ok(())
+}

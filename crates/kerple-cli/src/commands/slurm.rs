@@ -1,0 +1,145 @@
+//! Scripts for a Slurm job array whose tasks are shards, and for the job that makes the pages when all are done.
+
+use crate::args::Array;
+use crate::failure::{Failure, Outcome};
+use crate::output::{remarkln, resultln};
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// Name of the folder of the scripts and logs, within that of the runs.
+const FOLDER: &str = "slurm";
+
+/// Writes `array.sh`, which is this command without `--slurm` and as a shard, `render.sh`, which is this program with the
+/// arguments `render`, and `submit.sh`; prints how to submit them.
+pub fn write_and_print(out: &Path, array: Array, render: &[OsString]) -> Outcome {
+    let folder = std::path::absolute(out.join(FOLDER)).map_err(|error| Failure::writing(out, &error))?;
+    std::fs::create_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
+    let here =
+        std::env::current_dir().map_err(|error| Failure::failed(format!("this folder: {error}"), "change to one"))?;
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::failed(format!("the path of this program: {error}"), "call it by its path"))?;
+    let own: Vec<OsString> = without_slurm(std::env::args_os().skip(1));
+    let command = |arguments: &[OsString]| {
+        let words = std::iter::once(program.as_os_str()).chain(arguments.iter().map(OsString::as_os_str));
+        words.map(quoted).collect::<Vec<_>>().join(" ")
+    };
+    let place = Place { folder: quoted(folder.as_os_str()), here: quoted(here.as_os_str()) };
+    for (name, text) in [
+        ("array.sh", array_script(&place, array, &command(&own))),
+        ("render.sh", render_script(&place, &command(render))),
+        ("submit.sh", SUBMIT.to_owned()),
+    ] {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(|error| Failure::writing(&path, &error))?;
+    }
+    resultln!("bash {}", quoted(folder.join("submit.sh").as_os_str()));
+    remarkln!("options of sbatch follow it: --cpus-per-task=8 --time=4:00:00 --partition=NAME; logs are beside it");
+    Ok(())
+}
+
+/// Folders as the shell reads them.
+struct Place {
+    folder: String,
+    here: String,
+}
+
+/// The arguments without `--slurm N`.
+fn without_slurm(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut value_follows = false;
+    for argument in arguments {
+        match argument.to_str() {
+            _ if value_follows => value_follows = false,
+            Some("--slurm") => value_follows = true,
+            Some(text) if text.starts_with("--slurm=") => {}
+            _ => kept.push(argument),
+        }
+    }
+    kept
+}
+
+/// A word that the shell takes as it is.
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.into_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+fn array_script(Place { folder, here }: &Place, Array { tasks, at_once }: Array, command: &str) -> String {
+    let limit = at_once.map_or_else(String::new, |most| format!("%{most}"));
+    let last = tasks - 1;
+    format!(
+        r#"#!/usr/bin/env bash
+# {tasks} shards of the runs. Each can be run again at any time: what is done is skipped, what was begun goes on.
+#SBATCH --job-name=kerple
+#SBATCH --array=0-{last}{limit}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:TERM@120
+set -u
+exec >>{folder}/shard-"$SLURM_ARRAY_TASK_ID".log 2>&1
+cd {here} || exit
+export RAYON_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
+{command} --shard "$SLURM_ARRAY_TASK_ID/{tasks}" &
+work=$!
+# before the time is over Slurm sends TERM: the run is saved, and the task goes into the queue again
+stopped=
+trap 'stopped=yes; kill -TERM "$work"' TERM
+wait "$work"
+status=$?
+if [ -n "$stopped" ]; then
+    wait "$work"
+    status=$?
+    if [ "$status" -ne 0 ]; then
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
+fi
+exit "$status"
+"#
+    )
+}
+
+fn render_script(Place { folder, here }: &Place, command: &str) -> String {
+    format!(
+        r#"#!/usr/bin/env bash
+# Tables and figures of what the shards wrote.
+#SBATCH --job-name=kerple-pages
+set -u
+exec >>{folder}/pages.log 2>&1
+cd {here} || exit
+exec {command}
+"#
+    )
+}
+
+const SUBMIT: &str = r#"#!/usr/bin/env bash
+# Submits the shards, and behind them the job that makes the pages. Options of sbatch may follow.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+shards=$(sbatch --parsable --output=/dev/null "$@" "$here/array.sh")
+pages=$(sbatch --parsable --output=/dev/null --dependency=afterok:"${shards%%;*}" --kill-on-invalid-dep=yes "$@" "$here/render.sh")
+echo "shards: job ${shards%%;*}, pages: job ${pages%%;*}, logs: $here"
+"#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shell_reads_words_as_they_were() {
+        let all = ["plain", "", "a b", "it's", "$HOME", "--set=train.steps=3", "x;y"];
+        let script = format!("printf '%s\\n' {}", all.map(|word| quoted(OsStr::new(word))).join(" "));
+        let output = std::process::Command::new("sh").arg("-c").arg(script).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap().lines().collect::<Vec<_>>(), all);
+    }
+
+    #[test]
+    fn the_switch_is_taken_out() {
+        let of = |words: &[&str]| without_slurm(words.iter().map(OsString::from));
+        assert_eq!(of(&["compare", "--slurm", "4", "--out", "x"]), of(&["compare", "--out", "x"]));
+        assert_eq!(of(&["compare", "--slurm=4%2", "--out", "x"]), of(&["compare", "--out", "x"]));
+    }
+}

@@ -1,0 +1,193 @@
+//! `kerple reproduce` through the binary: tables and figures, going on, sharing runs, scripts for Slurm.
+
+mod common;
+
+use common::{Place, RUN};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const SMOKE: [&str; 4] = ["reproduce", "kerple", "--scale", "smoke"];
+
+fn smoke<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&SMOKE[..], &["--out", out], more].concat()
+}
+
+/// Every file below a folder whose bytes do not depend on the clock.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut left = vec![folder.to_owned()];
+    while let Some(next) = left.pop() {
+        for entry in fs::read_dir(&next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                left.push(path);
+            } else {
+                found.insert(path.strip_prefix(folder).unwrap().to_owned(), fs::read(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+/// The rows of all runs without their times.
+fn rows(place: &Place, out: &str) -> BTreeMap<PathBuf, Vec<Value>> {
+    let of = |(path, bytes): (PathBuf, Vec<u8>)| {
+        let text = String::from_utf8(bytes).unwrap();
+        let row = |line: &str| {
+            let mut row: Value = serde_json::from_str(line).unwrap();
+            row["seconds"] = Value::Null;
+            row
+        };
+        (path, text.lines().map(row).collect())
+    };
+    let all = files(&place.path(out)).into_iter();
+    all.filter(|(path, _)| path.ends_with("evaluation.jsonl")).map(of).collect()
+}
+
+#[test]
+fn it_ends_in_every_table_and_figure_and_a_second_call_does_nothing() {
+    let place = Place::new();
+    let printed = place.ok(&smoke("r", &[]));
+    for line in printed.lines().filter(|line| !line.starts_with("page:")) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!((words[1], words[2]), (words[3], "of"), "{line}");
+        assert_ne!(words[3], "0", "{line}");
+    }
+    assert_eq!(printed.lines().count(), 15, "{printed}");
+    let page = place.read("r/paper/index.html").replace("&#x2f;", "/");
+    let markdown = place.read("r/paper/report.md");
+    for part in ["Table 3", "paper: 31.3 ± 5.20 †", "Figure 7", "out of memory", "github/kerple_log/seed-1235"] {
+        assert!(page.contains(part) && markdown.contains(part), "{part}");
+    }
+    assert!(page.contains("href=\"../github/rotary-bf16/\"") && place.path("r/github/rotary-bf16/seed-1235").is_dir());
+    let cells: Vec<Value> = serde_json::from_str(&place.read("r/paper/cells.json")).unwrap();
+    let is_complete = |cell: &Value| cell["n"] == cell["planned"] && cell["perplexity"].as_f64().is_some();
+    assert_eq!((cells.len(), cells.iter().filter(|cell| is_complete(cell)).count()), (329, 329));
+    // one seed gives every encoding the same text
+    let all = rows(&place, "r");
+    let text = |label: &str| all[Path::new(&format!("github/{label}/seed-1236/evaluation.jsonl"))][0]["text"].clone();
+    assert!(text("alibi").is_object());
+    assert_eq!(text("alibi"), text("kerple_log3"));
+
+    let before = files(&place.path("r"));
+    assert_eq!(place.ok(&smoke("r", &[])), printed);
+    assert_eq!(files(&place.path("r")), before, "a second call changes no file");
+
+    // what is exported makes the same tables, of less
+    let exported = place.ok(&smoke("r", &["--export", "kept"]));
+    assert_eq!(exported.replace("kept/", "r/"), printed);
+    assert_eq!(place.read("kept/paper/cells.csv"), place.read("r/paper/cells.csv"));
+    assert!(!place.path("kept/data").exists() && !place.path("kept/github/alibi/seed-1235/checkpoints").exists());
+}
+
+#[test]
+fn shards_together_are_one_run() {
+    let place = Place::new();
+    let few = ["--only", "table10,figure2"];
+    place.ok(&smoke("whole", &few));
+    for (shard, folder) in [("0/2", "a"), ("1/2", "b")] {
+        place.ok(&smoke(folder, &[&few[..], &["--shard", shard]].concat()));
+        assert!(!place.path(folder).join("paper").exists());
+    }
+    let (a, b) = (rows(&place, "a"), rows(&place, "b"));
+    assert!(!a.is_empty() && !b.is_empty() && a.keys().all(|run| !b.contains_key(run)), "no run is in both");
+    // half of it: what is missing says so
+    let partial = place.ok(&smoke("a", &[&few[..], &["--render"]].concat()));
+    let line = partial.lines().find(|line| line.starts_with("table10")).unwrap();
+    assert!(!line.contains("14 of 14"), "{line}");
+    assert!(place.read("a/paper/report.md").contains("0 of 2 seeds"));
+    // merged by copying
+    for (path, bytes) in files(&place.path("b")) {
+        place.write(place.path("a").join(path).to_str().unwrap(), bytes);
+    }
+    assert_eq!(rows(&place, "a"), rows(&place, "whole"));
+    assert_eq!(
+        place.ok(&smoke("a", &[&few[..], &["--render"]].concat())).replace("a/paper", "whole/paper"),
+        place.ok(&smoke("whole", &few))
+    );
+    assert_eq!(place.read("a/paper/cells.csv"), place.read("whole/paper/cells.csv"));
+}
+
+#[test]
+fn mistakes_are_named() {
+    let place = Place::new();
+    place.ok(&smoke("r", &["--only", "table1"]));
+    for (arguments, part) in [
+        (vec!["reproduce", "rope", "--out", "x"], "no reproduction of `rope`"),
+        (vec!["reproduce", "kerple", "--out", "x"], "the small scale needs texts"),
+        (vec!["reproduce", "kerple", "--scale", "small", "--out", "r"], "holds the smoke reproduction"),
+        (smoke("x", &["--only", "table7"]), "no such table or figure"),
+        (smoke("x", &["--shard", "2/2"]), "shards 0 to 1"),
+        (smoke("x", &["--shard", "0/2", "--slurm", "2"]), "cannot be used with"),
+        (smoke("x", &["--slurm", "0"]), "at least 1"),
+        (smoke("x", &["--render"]), "holds no reproduction"),
+    ] {
+        let output = place.run(&arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}\n{said}");
+        assert!(said.contains(part) && said.contains("hint: "), "{arguments:?}\n{said}");
+    }
+    assert!(!place.path("x").exists());
+}
+
+/// A script of `--slurm`, run as Slurm would, with a `scontrol` that writes down what it is asked.
+fn task(place: &Place, script: &str, index: &str) -> std::process::Child {
+    place.write("bin/scontrol", "#!/bin/sh\necho \"$@\" >> \"$(dirname \"$0\")/asked\"\n");
+    let scontrol = place.path("bin/scontrol");
+    let mut mode = fs::metadata(&scontrol).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+    fs::set_permissions(&scontrol, mode).unwrap();
+    let path = format!("{}:{}", place.path("bin").display(), std::env::var("PATH").unwrap());
+    std::process::Command::new("bash")
+        .arg(place.path(script))
+        .env("PATH", path)
+        .env("SLURM_ARRAY_TASK_ID", index)
+        .env("SLURM_JOB_ID", "77")
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn the_scripts_for_slurm_share_the_runs_and_make_the_page() {
+    let place = Place::new();
+    place.make_data();
+    let compare = ["compare", "--config", "run.toml", "--encodings", "alibi,t5", "--seeds", "2", "--lengths", "16,32"];
+    place.ok(&[&compare[..], &["--out", "whole"]].concat());
+    let printed = place.ok(&[&compare[..], &["--out", "it's", "--slurm", "2%1"]].concat());
+    assert!(printed.starts_with("bash ") && printed.contains("submit.sh"), "{printed}");
+    assert!(!place.path("it's/runs").exists(), "nothing is trained");
+    let script = place.read("it's/slurm/array.sh");
+    assert!(script.contains("#SBATCH --array=0-1%1") && script.contains("--signal=B:TERM@120"), "{script}");
+    for index in ["0", "1"] {
+        assert!(task(&place, "it's/slurm/array.sh", index).wait().unwrap().success());
+    }
+    let strip = |out: &str| rows(&place, out);
+    assert_eq!(strip("it's"), strip("whole"));
+    assert!(task(&place, "it's/slurm/render.sh", "").wait().unwrap().success());
+    let page = |out: &str| place.read(format!("{out}/report/tables/scores.csv"));
+    assert_eq!(page("it's"), page("whole"));
+}
+
+#[test]
+fn a_task_that_is_stopped_saves_and_asks_for_the_queue() {
+    let place = Place::new();
+    place.make_data();
+    // too long to be done before it is stopped
+    place.write("run.toml", RUN.replace("steps = 20", "steps = 1000000"));
+    place.ok(&["compare", "--config", "run.toml", "--encodings", "alibi", "--out", "c", "--slurm", "1"]);
+    let mut child = task(&place, "c/slurm/array.sh", "0");
+    let log = place.path("c/runs/alibi/seed-1235/metrics.jsonl");
+    let clock = std::time::Instant::now();
+    while fs::metadata(&log).map_or(0, |file| file.len()) == 0 {
+        assert!(clock.elapsed().as_secs() < 60, "no step was logged");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let killed = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(place.read("bin/asked"), "requeue 77\n");
+    assert!(place.path("c/runs/alibi/seed-1235/checkpoints").read_dir().unwrap().next().is_some(), "it was saved");
+    assert!(place.read("c/slurm/shard-0.log").contains("stopped before the end"));
+}

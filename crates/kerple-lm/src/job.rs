@@ -1,0 +1,223 @@
+//! Runs that are worked off one after another: each trained, evaluated, and left alone once it is done.
+//!
+//! Jobs are numbered in a fixed order, so that a [`Shard`] on another machine takes its own and no two touch one folder;
+//! what they wrote merges by copying folders together.
+
+use crate::corpus::{Source, Split};
+use crate::error::{Error, Result};
+use crate::evaluate::{self, Evaluation, Request, Text};
+use crate::memory::Memory;
+use crate::plan::Plan;
+use crate::run::{RunFolder, Trained};
+use crate::train::{self, Sitting};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::AtomicBool;
+
+/// A run, and what is evaluated of it.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
+    /// What people call it.
+    pub name: &'a str,
+    /// Where it is kept.
+    pub folder: &'a RunFolder,
+    /// What is trained.
+    pub plan: &'a Plan,
+    /// The text.
+    pub source: &'a Source,
+    /// What is evaluated, in this order.
+    pub asks: &'a [Ask],
+}
+
+/// An evaluation of a trained run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ask {
+    /// Which text, at which lengths: `span` is set, so that all runs of a seed are scored on the same text whatever was
+    /// evaluated of some of them before. Lengths that the encoding is not defined for are left out.
+    pub request: Request,
+    /// Keys a query may see, where that is not what the run was trained with.
+    pub window: Option<usize>,
+}
+
+/// One of several processes that share the jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    index: usize,
+    count: usize,
+}
+
+/// What happens, as it happens.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A run begins, or goes on.
+    Run {
+        /// What people call it.
+        name: &'a str,
+        /// Its seed.
+        seed: u64,
+        /// Runs before this one.
+        index: usize,
+        /// Runs in all, those of other shards included.
+        runs: usize,
+        /// What training it takes.
+        memory: Memory,
+    },
+    /// A run produced what is not a number; the others go on.
+    Lost {
+        /// What people call it.
+        name: &'a str,
+        /// Its seed.
+        seed: u64,
+        /// What happened.
+        error: &'a Error,
+    },
+    /// What training does.
+    Training(train::Event<'a>),
+    /// What an evaluation does.
+    Evaluation(evaluate::Event<'a>),
+}
+
+impl Shard {
+    /// The only process.
+    pub const WHOLE: Shard = Shard { index: 0, count: 1 };
+
+    /// Whether a job, by its number, is this process's.
+    pub fn takes(self, job: usize) -> bool {
+        job % self.count == self.index
+    }
+
+    /// Whether this process is to do what is done once.
+    pub fn is_first(self) -> bool {
+        self.index == 0
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}/{}", self.index, self.count)
+    }
+}
+
+impl FromStr for Shard {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Shard> {
+        let hint = "write I/N with I counted from 0, e.g. 0/4 to 3/4";
+        let parsed = text.split_once('/').and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
+        match parsed {
+            Some((index, count)) if index < count => Ok(Shard { index, count }),
+            Some((index, count)) => {
+                Err(Error::refused(format!("shard {index}/{count}: there are shards 0 to {}", count.max(1) - 1), hint))
+            }
+            None => Err(Error::refused(format!("`{text}` is no shard"), hint)),
+        }
+    }
+}
+
+/// Works off the jobs of a shard; `false` when `stop` was set before the end.
+///
+/// # Errors
+/// The first error of a job. A run whose numbers stop being numbers does not keep the others from being trained: its error
+/// is returned at the end.
+pub fn work_off(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+    let mut lost = None;
+    for (index, job) in jobs.iter().enumerate().filter(|(index, _)| shard.takes(*index)) {
+        let (name, seed, runs) = (job.name, job.plan.seed, jobs.len());
+        let memory = job.plan.training_memory(job.plan.train.micro_batch.unwrap_or(job.plan.train.batch));
+        tell(Event::Run { name, seed, index, runs, memory });
+        match job.work(stop, tell) {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(error @ Error::NotFinite { .. }) => {
+                tell(Event::Lost { name, seed, error: &error });
+                lost = lost.or(Some(error));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    lost.map_or(Ok(true), Err)
+}
+
+impl Job<'_> {
+    /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end.
+    fn work(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+        let Job { plan, folder, source, .. } = *self;
+        let text = source.text(Split::Test);
+        if self.is_done(&text)? {
+            return Ok(true);
+        }
+        let batches = source.batches(plan)?;
+        let sitting = Sitting { plan, run: folder, batches: &batches, stop, strict: false };
+        if !train::train(&sitting, &mut |event| tell(Event::Training(event)))?.finished {
+            return Ok(false);
+        }
+        let Trained { plan, state, model, .. } = folder.load(&crate::device(), false)?;
+        for ask in self.asks {
+            let request = self.served(ask);
+            if request.lengths.is_empty() {
+                continue;
+            }
+            let mut model = model.clone();
+            if ask.window.is_some() {
+                model.encoding = model.encoding.with_window(ask.window);
+            }
+            let evaluation = Evaluation::new(folder, (&plan, state.step, &model), &text, &request)?;
+            if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether every row is there already. Rows say of which plan's last step they are, so no checkpoint is needed: rows
+    /// that were copied together from several machines count.
+    fn is_done(&self, text: &dyn Text) -> Result<bool> {
+        if self.folder.plan()?.is_none_or(|old| old.hash != self.plan.hash) {
+            return Ok(false);
+        }
+        let rows = self.folder.evaluations()?;
+        let mut expected = 0;
+        for ask in self.asks {
+            let request = self.served(ask);
+            if request.lengths.is_empty() {
+                continue;
+            }
+            expected += request.lengths.len();
+            if !evaluate::missing(&rows, self.plan, ask.window, text, &request)?.is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(expected > 0)
+    }
+
+    /// The request of this run's seed at the lengths its encoding is defined for.
+    fn served(&self, ask: &Ask) -> Request {
+        let longest = self.plan.encoding.longest(&self.plan.geometry()).unwrap_or(usize::MAX);
+        let lengths = ask.request.lengths.iter().copied().filter(|length| *length <= longest).collect();
+        Request { seed: self.plan.seed, lengths, ..ask.request.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_job_has_one_shard() {
+        let shards: Vec<Shard> = (0..4).map(|index| format!("{index}/4").parse().unwrap()).collect();
+        for job in 0..30 {
+            assert_eq!(shards.iter().filter(|shard| shard.takes(job)).count(), 1, "job {job}");
+        }
+        assert!((0..30).all(|job| Shard::WHOLE.takes(job)));
+        assert_eq!(shards[3].to_string(), "3/4");
+    }
+
+    #[test]
+    fn shards_are_counted_from_zero() {
+        for (text, part) in [("4/4", "0 to 3"), ("0/0", "shard 0/0"), ("1", "no shard"), ("-1/2", "no shard")] {
+            let error = text.parse::<Shard>().unwrap_err();
+            assert!(error.to_string().contains(part), "{text}: {error}");
+            assert!(error.hint().contains("0/4"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Reproductions of papers: an experiment file becomes numbered runs in one folder, and a manifest of them.
+//!
+//! ```text
+//! experiment.toml -> Reproduction -> OUT/data/CORPUS, OUT/reproduction.json, OUT/CORPUS[-VARIANT]/LABEL/seed-N, OUT/timing.json
+//! ```
+//!
+//! What is done is skipped, what was begun goes on, and a [`Shard`] takes every n-th run, so that folders of several
+//! machines are merged by copying them together. Tables and figures are made of the folder alone: `kerple_report::paper`.
+
+mod experiment;
+mod export;
+mod timing;
+
+pub use experiment::{CorpusConfig, EvaluationConfig, Experiment, PartConfig, TimingConfig};
+pub use export::export;
+
+use crate::config::RunConfig;
+use crate::corpus::Source;
+use crate::error::{Error, Result};
+use crate::job::{self, Ask, Event, Job, Shard};
+use crate::memory::Limit;
+use crate::plan::Plan;
+use crate::run::RunFolder;
+use kerple::encoding::Encoding;
+use kerple_data::{Corpus, PrepareOptions, Sources};
+use kerple_report::paper::{
+    CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, runs_folder,
+};
+use kerple_report::record;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The experiment files there are, by paper and scale.
+const FILES: [(&str, &str, &str); 3] = [
+    ("kerple", "smoke", include_str!("../../../configs/reproduce/kerple-smoke.toml")),
+    ("kerple", "small", include_str!("../../../configs/reproduce/kerple-small.toml")),
+    ("kerple", "paper", include_str!("../../../configs/reproduce/kerple-paper.toml")),
+];
+
+/// Name of the folder of prepared texts.
+const DATA: &str = "data";
+
+/// A paper's experiment at a scale, in a folder.
+pub struct Reproduction {
+    paper: String,
+    scale: String,
+    experiment: Experiment,
+    /// Folder with the texts' folders; the built-in text when absent.
+    data: Option<PathBuf>,
+    out: PathBuf,
+    /// Tables and figures that are wanted; all when empty.
+    only: Vec<String>,
+    commit: Option<String>,
+    planned: Vec<Planned>,
+}
+
+/// A run and what of the experiment it comes from.
+struct Planned {
+    run: PlannedRun,
+    encoding: Encoding,
+    /// Number of the part that says how it is trained.
+    part: usize,
+}
+
+/// Papers that can be reproduced.
+pub fn papers() -> Vec<&'static str> {
+    let mut papers: Vec<&str> = FILES.iter().map(|(paper, ..)| *paper).collect();
+    papers.dedup();
+    papers
+}
+
+/// The experiment file of a paper at a scale.
+///
+/// # Errors
+/// A paper or scale there is none of.
+pub fn experiment_file(paper: &str, scale: &str) -> Result<&'static str> {
+    let of_paper: Vec<_> = FILES.iter().filter(|(name, ..)| *name == paper).collect();
+    if of_paper.is_empty() {
+        let hint = format!("there are {}", papers().join(", "));
+        return Err(Error::refused(format!("there is no reproduction of `{paper}`"), hint));
+    }
+    let found = of_paper.iter().find(|(_, name, _)| *name == scale);
+    found.map(|(_, _, text)| *text).ok_or_else(|| {
+        let scales: Vec<&str> = of_paper.iter().map(|(_, name, _)| *name).collect();
+        Error::refused(format!("there is no scale `{scale}` of {paper}"), format!("use one of {}", scales.join(", ")))
+    })
+}
+
+/// What is asked for on the command line.
+pub struct Request<'a> {
+    /// Name of the paper.
+    pub paper: &'a str,
+    /// Name of the scale.
+    pub scale: &'a str,
+    /// Folder with the texts' folders; the built-in text when absent.
+    pub data: Option<PathBuf>,
+    /// Folder of everything.
+    pub out: PathBuf,
+    /// Tables and figures that are wanted; all when empty.
+    pub only: Vec<String>,
+    /// The program that runs it, for the plans.
+    pub commit: Option<String>,
+}
+
+impl Reproduction {
+    /// Resolves a request; nothing is read or written but its folder's manifest.
+    ///
+    /// # Errors
+    /// Names there are none of, a folder of another reproduction, texts that are nowhere.
+    pub fn new(request: Request) -> Result<Reproduction> {
+        let Request { paper, scale, data, out, only, commit } = request;
+        let place = format!("configs/reproduce/{paper}-{scale}.toml");
+        let experiment = Experiment::parse(experiment_file(paper, scale)?, &place)?;
+        let items = kerple_report::paper::items(paper);
+        if let Some(unknown) = only.iter().find(|item| !items.contains(&item.as_str())) {
+            let hint = format!("there are {}", items.join(", "));
+            return Err(Error::refused(format!("--only {unknown}: {paper} has no such table or figure"), hint));
+        }
+        if out.join(MANIFEST_FILE).exists() {
+            let old = Manifest::read(&out)?;
+            if (old.paper.as_str(), old.scale.as_str()) != (paper, scale) {
+                let message = format!("{} holds the {} reproduction of {}", out.display(), old.scale, old.paper);
+                return Err(Error::refused(message, "choose another --out folder"));
+            }
+        }
+        let planned = planned(&experiment, &only);
+        let (paper, scale) = (paper.to_owned(), scale.to_owned());
+        Ok(Reproduction { paper, scale, experiment, data, out, only, commit, planned })
+    }
+
+    /// Folder of everything.
+    pub fn out(&self) -> &Path {
+        &self.out
+    }
+
+    /// Runs that are wanted.
+    pub fn runs(&self) -> usize {
+        self.planned.len()
+    }
+
+    /// Whether training steps are timed.
+    fn is_timed(&self) -> bool {
+        self.is_wanted(&["table4".to_owned()]) && !self.experiment.timing.encodings.is_empty()
+    }
+
+    fn is_wanted(&self, serves: &[String]) -> bool {
+        self.only.is_empty() || serves.iter().any(|item| self.only.contains(item))
+    }
+
+    /// Corpora that are needed and not prepared yet, with where their text is. Without a folder of texts that is the
+    /// sources of locked crates: `built_in` are the lock file's text and cargo's home.
+    ///
+    /// # Errors
+    /// Texts that are nowhere.
+    pub fn to_prepare(
+        &self,
+        built_in: Option<(&str, &Path)>,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Vec<(&str, PrepareOptions)>> {
+        let needed: BTreeSet<&str> = self.planned.iter().map(|planned| planned.run.corpus.as_str()).collect();
+        let needs = |corpus: &&CorpusConfig| {
+            let listed = self.is_wanted(&["table1".to_owned()]);
+            (listed || needed.contains(corpus.name.as_str())) && !kerple_data::is_prepared(&self.data_of(&corpus.name))
+        };
+        let options = |corpus: &CorpusConfig| {
+            let crates: Vec<&str> = corpus.crates.iter().map(String::as_str).collect();
+            let inputs = match (&self.data, built_in) {
+                (Some(data), _) => Sources::paths(&[data.join(&corpus.texts)]),
+                (None, Some((lock, home))) if !crates.is_empty() => Sources::registry(lock, home, &crates)?,
+                (None, _) => {
+                    let message = format!("the {} scale needs texts", self.scale);
+                    let folders: Vec<_> =
+                        self.experiment.corpora.iter().map(|c| c.texts.display().to_string()).collect();
+                    let hint = format!("give --data DIR, the folder that holds {}", folders.join(", "));
+                    return Err(Error::refused(message, hint));
+                }
+            };
+            let tokenizer = match &self.data {
+                Some(data) if corpus.tokenizer.ends_with(".json") => data.join(&corpus.tokenizer).display().to_string(),
+                _ => corpus.tokenizer.clone(),
+            };
+            Ok(PrepareOptions {
+                tokenizer,
+                split: corpus.split,
+                byte_budget: corpus.bytes,
+                stop: Some(stop.clone()),
+                ..PrepareOptions::new(inputs, &self.data_of(&corpus.name))
+            })
+        };
+        let corpora = self.experiment.corpora.iter().filter(needs);
+        corpora.map(|corpus| Ok((corpus.name.as_str(), options(corpus)?))).collect()
+    }
+
+    fn data_of(&self, corpus: &str) -> PathBuf {
+        self.out.join(DATA).join(corpus)
+    }
+
+    /// Writes what there is to be, after the texts were prepared.
+    ///
+    /// # Errors
+    /// What cannot be read or written.
+    pub fn write_manifest(&self) -> Result<()> {
+        let corpus = |corpus: &CorpusConfig| {
+            let mut facts = CorpusFacts {
+                name: corpus.name.clone(),
+                title: corpus.title.clone(),
+                texts: match self.data {
+                    Some(_) => corpus.texts.display().to_string(),
+                    None => "sources of locked crates".to_owned(),
+                },
+                tokenizer: corpus.tokenizer.clone(),
+                vocab_size: None,
+                splits: BTreeMap::new(),
+            };
+            let folder = self.data_of(&corpus.name);
+            if kerple_data::is_prepared(&folder) {
+                let corpus = Corpus::open(&folder)?;
+                facts.vocab_size = Some(corpus.vocab_size() as u64);
+                for split in kerple_data::Split::ALL {
+                    let counts = corpus.summary().split(split);
+                    let (documents, tokens, bytes) = (counts.documents, counts.tokens, counts.bytes);
+                    facts.splits.insert(split.name().to_owned(), SplitFacts { documents, tokens, bytes });
+                }
+            }
+            Ok(facts)
+        };
+        let manifest = Manifest {
+            paper: self.paper.clone(),
+            scale: self.scale.clone(),
+            title: self.experiment.title.clone(),
+            about: self.experiment.about.trim().to_owned(),
+            corpora: self.experiment.corpora.iter().map(corpus).collect::<Result<_>>()?,
+            evaluations: self
+                .experiment
+                .evaluations
+                .iter()
+                .map(|(name, config)| (name.clone(), facts(config)))
+                .collect(),
+            runs: planned(&self.experiment, &[]).into_iter().map(|planned| planned.run).collect(),
+        };
+        std::fs::create_dir_all(&self.out).map_err(Error::io(&self.out, "create"))?;
+        Ok(record::write_json(&self.out.join(MANIFEST_FILE), &manifest)?)
+    }
+
+    /// Trains and evaluates what is not done yet of a shard's runs; `false` when `stop` was set before the end.
+    ///
+    /// # Errors
+    /// As [`job::work_off`]; what would fail after hours of training is refused before the first run.
+    pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+        let sources = self.sources()?;
+        let plans = self.planned.iter().map(|planned| self.plan(planned, &sources)).collect::<Result<Vec<Plan>>>()?;
+        let asks: Vec<Vec<Ask>> = self.planned.iter().map(|planned| self.asks(planned)).collect();
+        let folders: Vec<RunFolder> =
+            self.planned.iter().map(|p| RunFolder::new(self.out.join(&p.run.folder))).collect();
+        let names: Vec<String> = self
+            .planned
+            .iter()
+            .map(|Planned { run, .. }| format!("{}/{}", runs_folder(&run.corpus, &run.variant), run.label))
+            .collect();
+        let job = |at: usize| Job {
+            name: &names[at],
+            folder: &folders[at],
+            plan: &plans[at],
+            source: &sources[&self.planned[at].run.corpus],
+            asks: &asks[at],
+        };
+        let jobs: Vec<Job> = (0..self.planned.len()).map(job).collect();
+        job::work_off(&jobs, shard, stop, tell)
+    }
+
+    /// The texts that runs need, by name.
+    fn sources(&self) -> Result<BTreeMap<String, Source>> {
+        let needed: BTreeSet<&str> = self.planned.iter().map(|planned| planned.run.corpus.as_str()).collect();
+        let config =
+            |name: &str| crate::config::DataConfig { path: self.data_of(name), packing: self.experiment.packing };
+        needed.into_iter().map(|name| Ok((name.to_owned(), Source::open(&config(name))?))).collect()
+    }
+
+    /// The run file of a planned run.
+    fn config(&self, planned: &Planned) -> Result<RunConfig> {
+        let config = self.experiment.config(&self.experiment.parts[planned.part], self.data_of(&planned.run.corpus))?;
+        Ok(RunConfig { seed: planned.run.seed, encoding: planned.encoding.clone(), ..config })
+    }
+
+    fn plan(&self, planned: &Planned, sources: &BTreeMap<String, Source>) -> Result<Plan> {
+        let facts = sources[&planned.run.corpus].facts();
+        let plan = Plan { commit: self.commit.clone(), ..Plan::new(&self.config(planned)?, facts)? };
+        if let Some(old) = RunFolder::new(self.out.join(&planned.run.folder)).plan()? {
+            old.may_become(&plan, 0)?;
+        }
+        let limit = Limit::here();
+        plan.check_training_memory(limit.as_ref())?;
+        for ask in self.asks(planned) {
+            ask.request.lengths.iter().try_for_each(|length| plan.check_evaluation_memory(*length, limit.as_ref()))?;
+        }
+        Ok(plan)
+    }
+
+    fn asks(&self, planned: &Planned) -> Vec<Ask> {
+        let ask = |name: &String| {
+            let config = &self.experiment.evaluations[name];
+            Ask { request: config.request(), window: config.window }
+        };
+        planned.run.evaluate.iter().map(ask).collect()
+    }
+}
+
+fn facts(config: &EvaluationConfig) -> EvaluationFacts {
+    EvaluationFacts {
+        protocol: config.protocol.to_string(),
+        span: config.span as u64,
+        segments: config.segments as u64,
+        lengths: config.lengths.iter().map(|length| *length as u64).collect(),
+        window: config.window.map(|window| window as u64),
+        positions: config.positions,
+    }
+}
+
+/// The runs of the parts that serve what is wanted: seeds outermost, then parts, corpora and encodings, so that partial
+/// results are of some use. A run of several parts is in the place of the first and is evaluated as all of them say.
+fn planned(experiment: &Experiment, only: &[String]) -> Vec<Planned> {
+    let wanted = |part: &PartConfig| only.is_empty() || part.serves.iter().any(|item| only.contains(item));
+    let most = experiment.parts.iter().map(|part| part.seeds).max().unwrap_or(0);
+    let mut found: Vec<Planned> = Vec::new();
+    let mut places: BTreeMap<PathBuf, usize> = BTreeMap::new();
+    for nth in 0..most {
+        let seed = experiment.seed + nth;
+        let parts = experiment.parts.iter().enumerate().filter(|(_, part)| nth < part.seeds && wanted(part));
+        for (number, part) in parts {
+            for corpus in experiment.corpora_of(part) {
+                for encoding in &part.encodings {
+                    let label = encoding.label();
+                    let runs = runs_folder(&corpus.name, &part.variant);
+                    let folder = PathBuf::from(runs).join(&label).join(format!("seed-{seed}"));
+                    let place = *places.entry(folder.clone()).or_insert(found.len());
+                    if place == found.len() {
+                        let (corpus, variant) = (corpus.name.clone(), part.variant.clone());
+                        let (evaluate, serves) = (Vec::new(), Vec::new());
+                        let run = PlannedRun { folder, corpus, variant, label, seed, evaluate, serves };
+                        found.push(Planned { run, encoding: encoding.clone(), part: number });
+                    }
+                    add(&mut found[place].run.evaluate, &part.evaluate);
+                    add(&mut found[place].run.serves, &part.serves);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Adds what is not there yet.
+fn add(list: &mut Vec<String>, more: &[String]) {
+    for name in more {
+        if !list.contains(name) {
+            list.push(name.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

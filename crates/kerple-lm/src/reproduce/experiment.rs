@@ -1,0 +1,186 @@
+//! What an experiment file says. Plain data; [`super::Reproduction`] resolves and checks it.
+
+use crate::config::{DataConfig, ModelConfig, PackingConfig, RunConfig, TrainConfig};
+use crate::error::{Error, Result};
+use crate::evaluate::{Amount, Protocol, Request};
+use kerple::encoding::{Encoding, Method};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// An experiment: texts, models, methods and what is measured.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    /// Title of the page.
+    pub title: String,
+    /// What differs from the paper, for the page.
+    pub about: String,
+    /// The first seed; others count up from it.
+    pub seed: u64,
+    /// How training sequences are drawn.
+    #[serde(default)]
+    pub packing: PackingConfig,
+    /// Sizes.
+    #[serde(default)]
+    pub model: ModelConfig,
+    /// Optimisation.
+    #[serde(default)]
+    pub train: TrainConfig,
+    /// Texts: `[[corpus]]`.
+    #[serde(rename = "corpus")]
+    pub corpora: Vec<CorpusConfig>,
+    /// Ways to evaluate, by name: `[evaluation.NAME]`.
+    #[serde(rename = "evaluation")]
+    pub evaluations: BTreeMap<String, EvaluationConfig>,
+    /// Sets of runs: `[[part]]`.
+    #[serde(rename = "part")]
+    pub parts: Vec<PartConfig>,
+    /// Encodings whose training step is timed.
+    #[serde(default)]
+    pub timing: TimingConfig,
+}
+
+/// A text.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CorpusConfig {
+    /// Short name; also that of the folder of its runs.
+    pub name: String,
+    /// The paper's name for it.
+    pub title: String,
+    /// Folder of its texts within `--data`.
+    pub texts: PathBuf,
+    /// `byte`, `bpe:N`, or a tokenizer.json within `--data`.
+    pub tokenizer: String,
+    /// Shares of training, validation and test, of files whose names do not say it.
+    #[serde(default = "shares")]
+    pub split: [f64; 3],
+    /// Crates of the lock file whose sources stand for it without `--data`.
+    #[serde(default)]
+    pub crates: Vec<String>,
+    /// Most bytes of text taken.
+    pub bytes: Option<u64>,
+}
+
+fn shares() -> [f64; 3] {
+    [0.9, 0.05, 0.05]
+}
+
+/// A way to evaluate. The text is fixed: `segments` of `span` tokens.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvaluationConfig {
+    /// Which tokens are scored.
+    pub protocol: Protocol,
+    /// Segments of the text.
+    pub segments: usize,
+    /// Tokens a segment.
+    pub span: usize,
+    /// Lengths, in tokens.
+    pub lengths: Vec<usize>,
+    /// Whether the loss at every position is kept.
+    #[serde(default)]
+    pub positions: bool,
+    /// Keys a query may see.
+    #[serde(default)]
+    pub window: Option<usize>,
+}
+
+impl EvaluationConfig {
+    /// What is asked of a run; its seed is the run's.
+    pub fn request(&self) -> Request {
+        Request {
+            lengths: self.lengths.clone(),
+            protocol: self.protocol,
+            segments: Amount::Exactly(self.segments),
+            span: Some(self.span),
+            seed: 0,
+            positions: self.positions,
+        }
+    }
+}
+
+/// Runs that belong together: every encoding on every corpus with every seed.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartConfig {
+    /// Tables and figures it is for.
+    pub serves: Vec<String>,
+    /// Names of corpora; all when absent.
+    #[serde(default)]
+    pub corpora: Vec<String>,
+    /// Encodings.
+    pub encodings: Vec<Encoding>,
+    /// Number of seeds.
+    pub seeds: u64,
+    /// Names of evaluations, in the order in which they are made.
+    pub evaluate: Vec<String>,
+    /// Name of what is trained otherwise, a part of the folder's name.
+    #[serde(default)]
+    pub variant: String,
+    /// What that is: `key=value` of a run file.
+    #[serde(default)]
+    pub set: Vec<String>,
+}
+
+/// Training steps that are timed beside each other, in turns.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TimingConfig {
+    /// Encodings.
+    pub encodings: Vec<Encoding>,
+    /// Rounds; in each every encoding makes one step that counts.
+    pub rounds: usize,
+}
+
+impl Experiment {
+    /// Parses the text of an experiment file; `place` names it in errors.
+    ///
+    /// # Errors
+    /// What does not parse, and names that mean nothing.
+    pub fn parse(text: &str, place: &str) -> Result<Experiment> {
+        let fail =
+            |message: String, hint: &str| Error::Config { place: place.to_owned(), message, hint: hint.to_owned() };
+        let experiment: Experiment = toml::from_str(text)
+            .map_err(|error| fail(error.to_string().trim_end().to_owned(), "see configs/reproduce for examples"))?;
+        let corpora: Vec<&str> = experiment.corpora.iter().map(|corpus| corpus.name.as_str()).collect();
+        for part in &experiment.parts {
+            if let Some(name) = part.corpora.iter().find(|name| !corpora.contains(&name.as_str())) {
+                return Err(fail(format!("part: there is no corpus `{name}`"), "name one of the [[corpus]] tables"));
+            }
+            if let Some(name) = part.evaluate.iter().find(|name| !experiment.evaluations.contains_key(*name)) {
+                return Err(fail(format!("part: there is no evaluation `{name}`"), "add [evaluation.NAME]"));
+            }
+            if part.variant.is_empty() != part.set.is_empty() {
+                return Err(fail("part: `variant` and `set` go together".to_owned(), "name what `set` changes"));
+            }
+        }
+        Ok(experiment)
+    }
+
+    /// The corpora of a part.
+    pub fn corpora_of(&self, part: &PartConfig) -> Vec<&CorpusConfig> {
+        let wanted = |corpus: &&CorpusConfig| part.corpora.is_empty() || part.corpora.contains(&corpus.name);
+        self.corpora.iter().filter(wanted).collect()
+    }
+
+    /// The run file of a part's runs on data in a folder; seed and encoding are replaced.
+    ///
+    /// # Errors
+    /// Overrides that are no keys of a run file.
+    pub fn config(&self, part: &PartConfig, data: PathBuf) -> Result<RunConfig> {
+        let config = RunConfig {
+            seed: self.seed,
+            data: DataConfig { path: data, packing: self.packing },
+            encoding: Encoding::from(Method::None(Default::default())),
+            model: self.model.clone(),
+            train: self.train.clone(),
+        };
+        if part.set.is_empty() {
+            return Ok(config);
+        }
+        let text = toml::to_string(&config).expect("a configuration is plain data");
+        RunConfig::parse(&text, "the experiment", &part.set)
+    }
+}

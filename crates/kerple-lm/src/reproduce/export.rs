@@ -1,0 +1,42 @@
+//! What of a reproduction is small enough to be kept with a project: everything but checkpoints, prepared texts and
+//! TensorBoard files. Tables and figures can be made of it again.
+
+use crate::error::{Error, Result};
+use kerple_report::paper::{MANIFEST_FILE, Manifest, TIMING_FILE};
+use kerple_report::record::{EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE};
+use std::path::Path;
+
+/// Copies the manifest, the timing, and the records of every run that has been evaluated into `folder`, where older ones
+/// are replaced; returns how many runs that were.
+///
+/// # Errors
+/// A folder that holds no reproduction, files that cannot be copied.
+pub fn export(out: &Path, folder: &Path) -> Result<usize> {
+    let manifest = Manifest::read(out)?;
+    let copy = |from: &Path, to: &Path| {
+        let above = to.parent().expect("a file is in a folder");
+        std::fs::create_dir_all(above).map_err(Error::io(above, "create"))?;
+        let aside = to.with_extension("part");
+        std::fs::copy(from, &aside).map_err(Error::io(from, "copy"))?;
+        std::fs::rename(&aside, to).map_err(Error::io(to, "write"))
+    };
+    let mut runs = 0;
+    for run in &manifest.runs {
+        let from = out.join(&run.folder);
+        if !from.join(EVALUATION_FILE).exists() {
+            continue;
+        }
+        for name in [PLAN_FILE, METRICS_FILE, EVALUATION_FILE, KERNELS_FILE] {
+            if from.join(name).exists() {
+                copy(&from.join(name), &folder.join(&run.folder).join(name))?;
+            }
+        }
+        runs += 1;
+    }
+    for name in [MANIFEST_FILE, TIMING_FILE] {
+        if out.join(name).exists() {
+            copy(&out.join(name), &folder.join(name))?;
+        }
+    }
+    Ok(runs)
+}

@@ -1,0 +1,112 @@
+use super::*;
+use crate::plan::DataFacts;
+
+fn experiment(scale: &str) -> Experiment {
+    Experiment::parse(experiment_file("kerple", scale).unwrap(), scale).unwrap()
+}
+
+fn facts(vocab_size: usize) -> DataFacts {
+    DataFacts { vocab_size, tokenizer: String::new(), train_tokens: 1 << 40, content: String::new() }
+}
+
+#[test]
+fn shipped_experiments_can_be_run() {
+    for (paper, scale, _) in FILES {
+        let experiment = Experiment::parse(experiment_file(paper, scale).unwrap(), scale).unwrap();
+        let items = kerple_report::paper::items(paper);
+        for part in &experiment.parts {
+            let config = experiment.config(part, "nowhere".into()).unwrap();
+            for encoding in &part.encodings {
+                let plan = Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, facts(1024)).unwrap();
+                for name in &part.evaluate {
+                    let asked = &experiment.evaluations[name];
+                    let extent = asked.request().extent(plan.train_len, 1 << 40, &[]).unwrap();
+                    assert_eq!((extent.span(), extent.segments()), (asked.span, asked.segments));
+                }
+                // every length of a table is a multiple of what its models were trained at, or near it
+                let shortest = part.evaluate.iter().flat_map(|name| &experiment.evaluations[name].lengths).min();
+                assert!(shortest.is_none_or(|length| *length >= plan.train_len), "{scale}: {part:?}");
+            }
+            for item in &part.serves {
+                assert!(items.contains(&item.as_str()), "{scale}: {item}");
+            }
+        }
+        let served = |item: &&&str| {
+            **item == "table1" || experiment.parts.iter().any(|part| part.serves.iter().any(|name| name == **item))
+        };
+        assert_eq!(items.iter().filter(served).count(), items.len(), "{scale}");
+    }
+}
+
+#[test]
+fn the_papers_scale_is_the_papers() {
+    let experiment = experiment("paper");
+    let usual = experiment.parts.iter().find(|part| part.serves.contains(&"table3".to_owned())).unwrap();
+    let config = experiment.config(usual, "nowhere".into()).unwrap();
+    let config = RunConfig { encoding: usual.encodings[0].clone(), ..config };
+    let plan = Plan::new(&config, facts(50_257)).unwrap();
+    // Table 2, and 24 values of the kernel
+    assert_eq!((plan.parameters, plan.steps, plan.train.batch, plan.train_len), (162_322_944 + 24, 50_000, 32, 512));
+    let planned = planned(&experiment, &["table3".to_owned()]);
+    let seeds: BTreeSet<u64> = planned.iter().map(|planned| planned.run.seed).collect();
+    assert_eq!(seeds.into_iter().collect::<Vec<_>>(), [1235, 1236, 1237, 1238, 1239]);
+    assert_eq!(planned.len(), 8 * 3 * 5);
+}
+
+#[test]
+fn runs_are_numbered_by_seed_and_each_is_there_once() {
+    let experiment = experiment("small");
+    let planned = planned(&experiment, &[]);
+    let folders: BTreeSet<&PathBuf> = planned.iter().map(|planned| &planned.run.folder).collect();
+    assert_eq!(folders.len(), planned.len());
+    // the sum in the head of the file
+    assert_eq!(planned.len(), 126 + 24 + 27 + 6);
+    assert!(planned.windows(2).all(|pair| pair[0].run.seed <= pair[1].run.seed), "the seed is the outer loop");
+    let of = |folder: &str| planned.iter().find(|planned| planned.run.folder == Path::new(folder)).unwrap();
+    let log = of("github/kerple_log/seed-1235");
+    assert_eq!(log.run.evaluate, ["positions", "positions_window", "lengths"]);
+    assert!(["table3", "table5", "table6", "figure7"].iter().all(|item| log.run.serves.contains(&(*item).to_owned())));
+    assert_eq!(of("arxiv-twice/t5/seed-1237").run.variant, "twice");
+    assert_eq!(of("openwebtext2/rotary-bf16/seed-1236").run.evaluate, ["lengths"]);
+}
+
+#[test]
+fn only_what_is_asked_for_is_run() {
+    let experiment = experiment("small");
+    let runs = |only: &str| planned(&experiment, &[only.to_owned()]).len();
+    assert_eq!((runs("table6"), runs("figure5"), runs("table1"), runs("table9")), (5 * 9, 4 * 3, 0, 27));
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let request = |paper, scale, only: &[&str]| {
+        let only = only.iter().map(|item| (*item).to_owned()).collect();
+        Reproduction::new(Request { paper, scale, data: None, out: "nowhere".into(), only, commit: None })
+    };
+    for (paper, scale, only, message, hint) in [
+        ("rope", "small", &[][..], "`rope`", "kerple"),
+        ("kerple", "huge", &[], "`huge`", "smoke, small, paper"),
+        ("kerple", "small", &["table7"], "--only table7", "table9"),
+    ] {
+        let error = request(paper, scale, only).err().unwrap();
+        assert!(error.to_string().contains(message) && error.hint().contains(hint), "{error}: {}", error.hint());
+        assert!(error.is_misuse());
+    }
+    let small = request("kerple", "small", &[]).unwrap();
+    let error = small.to_prepare(None, &Arc::default()).err().unwrap();
+    assert!(error.hint().contains("--data DIR, the folder that holds web, code, latex"), "{}", error.hint());
+}
+
+#[test]
+fn mistakes_in_an_experiment_are_named() {
+    let text = experiment_file("kerple", "small").unwrap();
+    for (from, to, part) in [
+        ("corpora = [\"github\"]", "corpora = [\"gitlab\"]", "no corpus `gitlab`"),
+        ("evaluate = [\"lengths\"]", "evaluate = [\"length\"]", "no evaluation `length`"),
+        ("variant = \"twice\"\n", "", "go together"),
+        ("seeds = 5", "seed = 5", "unknown field `seed`"),
+    ] {
+        let error = Experiment::parse(&text.replacen(from, to, 1), "here.toml").unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("here.toml"), "{error}");
+    }
+}

@@ -1,0 +1,131 @@
+//! What a reproduction consists of: which runs there are to be, over which text. Written before the first run, so that
+//! tables say what is missing, and pages can be made of the folder alone.
+
+use crate::error::{Error, Result};
+use crate::record::read_json;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Name of the file in the folder of a reproduction.
+pub const MANIFEST_FILE: &str = "reproduction.json";
+
+/// A reproduction of a paper.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Short name of the paper: `kerple`.
+    pub paper: String,
+    /// `smoke`, `small` or `paper`.
+    pub scale: String,
+    /// Title of the page.
+    pub title: String,
+    /// What differs from the paper, in sentences.
+    pub about: String,
+    /// Texts, in the paper's order.
+    pub corpora: Vec<CorpusFacts>,
+    /// Ways to evaluate, by name.
+    pub evaluations: BTreeMap<String, EvaluationFacts>,
+    /// Every run, in the order in which they are worked off.
+    pub runs: Vec<PlannedRun>,
+}
+
+/// A text of a reproduction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CorpusFacts {
+    /// Short name.
+    pub name: String,
+    /// The paper's name for it.
+    pub title: String,
+    /// What stands for it here.
+    pub texts: String,
+    /// Tokenizer, as it is named when text is prepared.
+    pub tokenizer: String,
+    /// Tokens the tokenizer knows, once the text is prepared.
+    #[serde(default)]
+    pub vocab_size: Option<u64>,
+    /// Documents, tokens and bytes of text by split, once the text is prepared.
+    #[serde(default)]
+    pub splits: BTreeMap<String, SplitFacts>,
+}
+
+/// What a split holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitFacts {
+    /// Documents.
+    pub documents: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// Bytes of text.
+    pub bytes: u64,
+}
+
+/// How runs are evaluated; the keys are those of [`EvaluationRow`](crate::record::EvaluationRow) and of its text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvaluationFacts {
+    /// Protocol.
+    pub protocol: String,
+    /// Tokens a segment of the text.
+    pub span: u64,
+    /// Segments of the text.
+    pub segments: u64,
+    /// Lengths, in tokens.
+    pub lengths: Vec<u64>,
+    /// Keys a query may see, where the evaluation restricts them.
+    #[serde(default)]
+    pub window: Option<u64>,
+    /// Whether the loss at every position is kept.
+    #[serde(default)]
+    pub positions: bool,
+}
+
+/// A run that is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedRun {
+    /// Its folder, from that of the reproduction.
+    pub folder: PathBuf,
+    /// Name of its corpus.
+    pub corpus: String,
+    /// What is trained otherwise than usual; empty for the usual runs.
+    #[serde(default)]
+    pub variant: String,
+    /// Label of its encoding.
+    pub label: String,
+    /// Its seed.
+    pub seed: u64,
+    /// Names of its evaluations.
+    pub evaluate: Vec<String>,
+    /// Tables and figures that need it.
+    pub serves: Vec<String>,
+}
+
+impl Manifest {
+    /// Reads the manifest of a folder.
+    ///
+    /// # Errors
+    /// A folder without one, or one that is damaged.
+    pub fn read(folder: &Path) -> Result<Manifest> {
+        let path = folder.join(MANIFEST_FILE);
+        if !path.exists() {
+            return Err(Error::Refused {
+                message: format!("{} holds no reproduction: there is no {MANIFEST_FILE}", folder.display()),
+                hint: "give the --out folder of `kerple reproduce`".into(),
+            });
+        }
+        read_json(&path)
+    }
+
+    /// The corpus of this name.
+    pub fn corpus(&self, name: &str) -> Option<&CorpusFacts> {
+        self.corpora.iter().find(|corpus| corpus.name == name)
+    }
+
+    /// Runs of a corpus and variant, whatever their encoding and seed.
+    pub fn of<'a>(&'a self, corpus: &'a str, variant: &'a str) -> impl Iterator<Item = &'a PlannedRun> {
+        self.runs.iter().filter(move |run| run.corpus == corpus && run.variant == variant)
+    }
+}
+
+/// The folder of the runs of a corpus and variant, from that of the reproduction.
+pub fn runs_folder(corpus: &str, variant: &str) -> String {
+    if variant.is_empty() { corpus.to_owned() } else { format!("{corpus}-{variant}") }
+}

@@ -1,0 +1,152 @@
+//! The page of a reproduction.
+
+use super::cells::CellRow;
+use super::{ItemSummary, Reproduction};
+use crate::error::{Error, Result};
+use crate::page::figures::Figure;
+use crate::page::{Cell, FigurePart, Grid, MARK, Row, environment, figure_part};
+use crate::plot;
+use minijinja::context;
+use minijinja::value::Serde;
+use serde::Serialize;
+
+/// A table or figure.
+pub(super) struct Item {
+    /// `table3`.
+    pub id: &'static str,
+    pub title: &'static str,
+    /// What it shows.
+    pub text: String,
+    /// What is missing.
+    pub notes: Vec<String>,
+    pub grids: Vec<Grid>,
+    pub figures: Vec<Figure>,
+    /// The cells of its grids; `complete` and `planned` count something else where there are none.
+    pub cells: Vec<CellRow>,
+    pub complete: usize,
+    pub planned: usize,
+}
+
+impl Item {
+    pub(super) fn new(id: &'static str, title: &'static str, text: &str) -> Item {
+        let (notes, grids, figures, cells) = Default::default();
+        Item { id, title, text: text.to_owned(), notes, grids, figures, cells, complete: 0, planned: 0 }
+    }
+
+    pub(super) fn summary(&self) -> ItemSummary {
+        let complete = self.cells.iter().filter(|cell| cell.is_complete()).count() + self.complete;
+        let (id, title) = (self.id.to_owned(), self.title.to_owned());
+        ItemSummary { id, title, complete, planned: self.cells.len() + self.planned }
+    }
+}
+
+/// A page, ready to be laid out.
+#[derive(Serialize)]
+pub(super) struct Page<'a> {
+    title: &'a str,
+    about: &'a str,
+    facts: Vec<(&'a str, String)>,
+    items: Vec<Part>,
+    runs: Grid,
+}
+
+#[derive(Serialize)]
+struct Part {
+    id: &'static str,
+    title: &'static str,
+    text: String,
+    notes: Vec<String>,
+    grids: Vec<Grid>,
+    figures: Vec<FigurePart>,
+}
+
+impl<'a> Page<'a> {
+    pub(super) fn new(all: &'a Reproduction, items: &[Item], facts: &'a [(&'static str, String)]) -> Page<'a> {
+        let part = |item: &Item| {
+            let ItemSummary { complete, planned, .. } = item.summary();
+            let mut notes = item.notes.clone();
+            if !item.cells.is_empty() && complete < planned {
+                notes.insert(0, format!("{complete} of {planned} cells have all their seeds."));
+            }
+            Part {
+                id: item.id,
+                title: item.title,
+                text: item.text.clone(),
+                notes,
+                grids: item.grids.clone(),
+                figures: item.figures.iter().map(figure_part).collect(),
+            }
+        };
+        let done = all.manifest.runs.iter().filter(|run| is_done(all, run)).count();
+        let mut head =
+            vec![("scale", all.manifest.scale.clone()), ("runs", format!("{done} of {}", all.manifest.runs.len()))];
+        head.extend(facts.iter().cloned());
+        Page {
+            title: &all.manifest.title,
+            about: &all.manifest.about,
+            facts: head,
+            items: items.iter().map(part).collect(),
+            runs: runs(all),
+        }
+    }
+
+    /// The files of the page with their names.
+    ///
+    /// # Errors
+    /// [`Error::Render`] if a template is wrong.
+    pub(super) fn render(&self) -> Result<[(&'static str, String); 2]> {
+        let render = |name: &'static str, source: &'static str| {
+            let lay_out = || {
+                let mut environment = environment()?;
+                environment.add_template(name, source)?;
+                let page_style = include_str!("../../templates/page.css");
+                let context = context! { page => Serde(self), plot_style => plot::STYLE, page_style, mark => MARK };
+                environment.get_template(name)?.render(context)
+            };
+            lay_out()
+                .map(|text| (name, text))
+                .map_err(|error: minijinja::Error| Error::Render { page: name, reason: format!("{error:#}") })
+        };
+        Ok([
+            render("index.html", include_str!("../../templates/paper.html.jinja"))?,
+            render("report.md", include_str!("../../templates/paper.md.jinja"))?,
+        ])
+    }
+}
+
+fn found<'a>(all: &'a Reproduction, run: &super::PlannedRun) -> Option<&'a crate::Run> {
+    let group = all.group(&run.corpus, &run.variant)?;
+    group.runs.iter().find(|found| found.label() == run.label && found.seed() == Some(run.seed))
+}
+
+fn is_done(all: &Reproduction, run: &super::PlannedRun) -> bool {
+    found(all, run).is_some_and(|run| !run.evaluations.is_empty() && Some(run.steps_done()) >= run.planned_steps())
+}
+
+/// Every planned run, with where it is and how far it got.
+fn runs(all: &Reproduction) -> Grid {
+    let row = |run: &super::PlannedRun| {
+        let found = found(all, run);
+        let state = match found {
+            None => "not begun".to_owned(),
+            Some(_) if is_done(all, run) => "done".to_owned(),
+            Some(run) => format!("{} of {} updates", run.steps_done(), run.planned_steps().unwrap_or(0)),
+        };
+        let folder = run.folder.display().to_string();
+        let link = found.map(|_| format!("../{folder}/"));
+        let text = |value: Option<String>| Cell::from(value.unwrap_or_else(|| "\u{2013}".to_owned()));
+        Row {
+            name: folder.clone(),
+            colour: None,
+            cells: vec![
+                Cell { link, ..state.into() },
+                text(found.and_then(|run| run.plan_hash()).map(|hash| hash.chars().take(12).collect())),
+                text(found.and_then(|run| run.commit()).map(str::to_owned)),
+                text(found.and_then(|run| run.training_seconds()).map(crate::format::duration)),
+                run.serves.join(", ").into(),
+            ],
+        }
+    };
+    let head = ["run", "state", "plan", "trained by", "training", "needed by"].map(str::to_owned).into();
+    Grid { caption: "Runs".to_owned(), head, rows: all.manifest.runs.iter().map(row).collect() }
+}
