@@ -66,7 +66,7 @@ fn runs_are_numbered_by_seed_and_each_is_there_once() {
     let log = of("github/kerple_log/seed-1235");
     assert_eq!(log.run.evaluate, ["positions", "positions_window", "lengths"]);
     assert!(["table3", "table5", "table6", "figure7"].iter().all(|item| log.run.serves.contains(&(*item).to_owned())));
-    assert_eq!(of("arxiv-twice/t5/seed-1237").run.variant, "twice");
+    assert_eq!(of("arxiv-twice/t5-max_distance=32/seed-1237").run.variant, "twice");
     assert_eq!(of("openwebtext2/rotary-bf16/seed-1236").run.evaluate, ["lengths"]);
 }
 

@@ -78,7 +78,7 @@ pub(super) struct Spec<'a> {
     /// What was trained otherwise than usual.
     pub variant: &'a str,
     /// Heads of the columns with the labels of their encodings and the names under which their numbers were printed.
-    pub columns: &'a [(&'a str, &'a str, &'a str)],
+    pub columns: &'a [(&'static str, &'static str, &'static str)],
     /// The numbers, and the corpus under which they were printed when it is another one.
     pub printed: (&'a Printed, Option<&'a str>),
     /// The length that counts as once the training length.
@@ -93,7 +93,11 @@ impl Spec<'_> {
             let runs = all.manifest.of(corpus, self.variant);
             runs.filter(|run| run.label == label && run.evaluate.iter().any(|name| name == self.evaluation)).count()
         };
-        let columns: Vec<_> = self.columns.iter().filter(|(_, label, _)| planned(label) > 0).collect();
+        let column = |(head, label, printed): &(&'static str, &'static str, &'static str)| {
+            let label = all.manifest.label_of(corpus, self.variant, label)?;
+            (planned(label) > 0).then_some((*head, label, *printed))
+        };
+        let columns: Vec<(&str, &str, &str)> = self.columns.iter().filter_map(column).collect();
         if columns.is_empty() {
             return None;
         }

@@ -2,6 +2,7 @@
 
 use super::cells::Spec;
 use super::figures;
+use super::manifest::without_keys;
 use super::page::Item;
 use super::published::{self, Kerple, Printed};
 use super::{Reproduction, Timing};
@@ -191,7 +192,7 @@ fn table2(all: &Reproduction, data: &Kerple) -> Item {
 /// Seconds a step relative to the logarithmic kernel: the median over rounds of the ratio of steps made right after each
 /// other.
 fn table4(all: &Reproduction, data: &Kerple) -> Item {
-    let text = "Training steps on the first text, made in turns, so that whatever else the machine does meets all alike: the median over rounds \
+    let text = "Training steps on one text, made in turns, so that whatever else the machine does meets all alike: the median over rounds \
                 of the time relative to log in the same round. Published on an A100.";
     let mut item = Item::new("table4", "Table 4: time of a training step", text);
     item.planned = 1;
@@ -205,7 +206,7 @@ fn table4(all: &Reproduction, data: &Kerple) -> Item {
         let ratios =
             log.map(|log| row.seconds.iter().zip(&log.seconds).map(|(own, log)| own / log).collect::<Vec<_>>());
         let relative = ratios.map_or_else(|| "\u{2013}".to_owned(), |ratios| format!("{:.3}", median(&ratios)));
-        let printed = data.table4.get(&row.encoding);
+        let printed = data.table4.get(without_keys(&row.encoding));
         let printed_relative = printed.zip(data.table4.get("kerple_log")).map(|(own, log)| format!("{:.3}", own / log));
         let missing = || "\u{2013}".to_owned();
         let cells = [

@@ -119,13 +119,45 @@ impl Manifest {
         self.corpora.iter().find(|corpus| corpus.name == name)
     }
 
+    /// The label of an encoding among the runs of a corpus and variant, where it may have keys of its own.
+    pub(super) fn label_of(&self, corpus: &str, variant: &str, name: &str) -> Option<&str> {
+        let mut labels =
+            self.runs.iter().filter(|run| run.corpus == corpus && run.variant == variant).map(|run| &run.label);
+        labels.find(|label| without_keys(label) == name).map(String::as_str)
+    }
+
     /// Runs of a corpus and variant, whatever their encoding and seed.
     pub fn of<'a>(&'a self, corpus: &'a str, variant: &'a str) -> impl Iterator<Item = &'a PlannedRun> {
         self.runs.iter().filter(move |run| run.corpus == corpus && run.variant == variant)
     }
 }
 
+/// What a label says of an encoding before its own keys: `t5` of `t5-max_distance=32`, `rotary-bf16` of itself.
+pub(super) fn without_keys(label: &str) -> &str {
+    let end = label.find('=').and_then(|equals| label[..equals].rfind('-'));
+    &label[..end.unwrap_or(label.len())]
+}
+
 /// The folder of the runs of a corpus and variant, from that of the reproduction.
 pub fn runs_folder(corpus: &str, variant: &str) -> String {
     if variant.is_empty() { corpus.to_owned() } else { format!("{corpus}-{variant}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_no_part_of_an_encodings_name() {
+        let all = [
+            ("t5-max_distance=32", "t5"),
+            ("rotary-bf16", "rotary-bf16"),
+            ("rotary-base=5-bf16", "rotary"),
+            ("t5", "t5"),
+        ];
+        for (label, name) in all {
+            assert_eq!(without_keys(label), name);
+        }
+        assert_eq!(runs_folder("arxiv", "twice"), "arxiv-twice");
+    }
 }
