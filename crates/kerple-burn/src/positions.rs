@@ -9,7 +9,8 @@ use crate::with_element;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
 use bytemuck::Pod;
-use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Places, Scope};
+use kerple::encoding::scaling::Scaling;
+use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Places, Refusal, Scope};
 use kerple::forms::{Absolute, DistanceTable, Form, Sight, Slopes, TableSlopes};
 use std::sync::Arc;
 
@@ -77,8 +78,20 @@ impl PositionalEncoding {
 
     /// The same learned values with attention restricted to a window.
     pub fn with_window(&self, window: Option<usize>) -> PositionalEncoding {
-        let encoding = Encoding { window, ..(*self.encoding).clone() };
+        self.evaluated_as(Encoding { window, ..(*self.encoding).clone() })
+    }
+
+    /// The same learned values as part of an encoding that differs in its window or in how it scales rotary rates.
+    pub fn evaluated_as(&self, encoding: Encoding) -> PositionalEncoding {
         PositionalEncoding { encoding: Arc::new(encoding), ..self.clone() }
+    }
+
+    /// The same with rotary rates scaled in this way.
+    ///
+    /// # Errors
+    /// A method that does not rotate, or a scaling that gives no rates.
+    pub fn with_rope_scaling(&self, scaling: Scaling) -> Result<PositionalEncoding, Refusal> {
+        self.encoding.with_rope_scaling(scaling).map(|encoding| self.evaluated_as(encoding))
     }
 
     /// Sizes of the model it serves.

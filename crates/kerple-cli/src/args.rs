@@ -6,9 +6,10 @@ mod misuse;
 use crate::failure::Failure;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use groups::count;
 pub use groups::{Array, Evaluation, RunFile, Sharing, default_lengths};
+use groups::{count, rope_scaling};
 use kerple::cpu::InstructionSet;
+use kerple::encoding::scaling::Scaling;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -127,6 +128,10 @@ pub struct Eval {
     /// Evaluate with attention restricted to this many positions.
     #[arg(long, value_parser = count)]
     pub window: Option<usize>,
+    /// Evaluate with other rotary rates: `linear`, `ntk`, `dynamic`, `yarn`, `llama3`, or keys as in a run file,
+    /// `{ kind = "yarn", factor = 4 }`.
+    #[arg(long, value_parser = rope_scaling)]
+    pub rope_scaling: Option<Scaling>,
     /// Part of the text.
     #[arg(long, value_enum, default_value = "test")]
     pub split: Split,
@@ -154,6 +159,9 @@ pub struct Compare {
     pub seeds: u64,
     #[command(flatten)]
     pub evaluation: Evaluation,
+    /// Evaluate runs that rotate with other rotary rates too, e.g. `yarn`; may be repeated.
+    #[arg(long, value_parser = rope_scaling)]
+    pub rope_scaling: Vec<Scaling>,
     /// Where run folders and the report are written.
     #[arg(long)]
     pub out: PathBuf,

@@ -88,3 +88,40 @@ fn numbers_do_not_wrap() {
     }
     assert_eq!(place.read(format!("{RUN}/evaluation.jsonl")), kept);
 }
+
+#[test]
+fn scaled_rotations_are_results_of_their_own() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--set", "encoding.kind=rotary", "--out", "rotary"]);
+    let eval = |options: &[&str]| {
+        let basic = ["eval", "rotary", "--json", "--lengths", "16,64", "--segments", "4"];
+        rows(&place.ok(&[&basic[..], options].concat()))
+    };
+    let (plain, yarn) = (eval(&[]), eval(&["--rope-scaling", "yarn"]));
+    let linear = eval(&["--rope-scaling", "{ kind = 'linear', factor = 4 }"]);
+    assert!(plain[0].get("rope_scaling").is_none());
+    assert_eq!((&yarn[1]["rope_scaling"], &linear[1]["rope_scaling"]), (&"yarn".into(), &"linear.factor4".into()));
+    assert_eq!(plain[0]["nll"], yarn[0]["nll"], "a sequence of the training length is not stretched");
+    assert_ne!(plain[1]["nll"], yarn[1]["nll"]);
+    assert_ne!(linear[1]["nll"], yarn[1]["nll"]);
+    assert_eq!(eval(&["--rope-scaling", "yarn"]), yarn, "and not evaluated again");
+    assert_eq!(rows(&place.read("rotary/evaluation.jsonl")).len(), 6);
+    place.ok(&["report", "rotary", "--out", "page"]);
+    let scores = place.read("page/tables/scores.csv");
+    for name in ["rotary,", "\"rotary, yarn\"", "\"rotary, linear.factor4\""] {
+        let found = scores.lines().filter(|line| line.contains(name)).count();
+        assert_eq!(found, 2, "{name} at both lengths:\n{scores}");
+    }
+}
+
+#[test]
+fn a_comparison_scales_the_runs_that_rotate() {
+    let place = Place::new();
+    place.make_data();
+    let basic = ["compare", "--config", "run.toml", "--encodings", "alibi,rotary", "--out", "all", "--json"];
+    let asked = ["--lengths", "16,64", "--segments", "4", "--rope-scaling", "yarn", "--rope-scaling", "linear"];
+    let compare = || rows(&place.ok(&[basic, asked].concat())).into_iter().filter(|row| row["length"].is_u64()).count();
+    assert_eq!(compare(), 2 + 3 * 2);
+    assert_eq!(compare(), 0, "nothing is done twice");
+}

@@ -9,6 +9,7 @@ use crate::memory::Limit;
 use crate::plan::Plan;
 use crate::run::RunFolder;
 use kerple::encoding::Encoding;
+use kerple::encoding::scaling::Scaling;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
@@ -26,6 +27,8 @@ pub struct Comparison {
     /// Lengths, protocol and amount of the evaluation; its seed is replaced by the run's. Lengths that an encoding is
     /// not defined for are left out.
     pub request: Request,
+    /// Other rotary rates that runs which rotate are evaluated with too.
+    pub rope_scalings: Vec<Scaling>,
     /// Folder of everything.
     pub out: PathBuf,
     /// The program that runs it, for the plans.
@@ -47,7 +50,9 @@ impl Comparison {
     pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let source = Source::open(&self.config.data)?;
         let plans = self.plans(&source)?;
-        let asks = [Ask { request: self.fixed_request(&plans, &source.text(Split::Test))?, window: None }];
+        let request = self.fixed_request(&plans, &source.text(Split::Test))?;
+        let ask = |rope_scaling| Ask { request: request.clone(), window: None, rope_scaling };
+        let asks: Vec<Ask> = [None].into_iter().chain(self.rope_scalings.iter().copied().map(Some)).map(ask).collect();
         let folders: Vec<RunFolder> = plans.iter().map(|plan| self.folder(&plan.label, plan.seed)).collect();
         let jobs: Vec<Job> = plans
             .iter()

@@ -17,6 +17,7 @@ use crate::memory::Limit;
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
 use crate::run::RunFolder;
+use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
 use kerple_report::record::{EvaluationRow, Journal, ScoredText};
 use std::path::PathBuf;
@@ -164,12 +165,19 @@ pub fn earlier_extents(rows: &[EvaluationRow], text: &dyn Text, protocol: Protoc
 fn key(
     (text, split): (ScoredText, &str),
     protocol: Protocol,
-    window: Option<usize>,
+    encoding: &Encoding,
     length: usize,
     step: u64,
 ) -> EvaluationKey {
-    let window = window.map(|window| window as u64);
-    EvaluationKey { text, split: split.to_owned(), protocol: protocol.to_string(), window, length: length as u64, step }
+    EvaluationKey {
+        text,
+        split: split.to_owned(),
+        protocol: protocol.to_string(),
+        window: encoding.window.map(|window| window as u64),
+        rope_scaling: encoding.rope_scaling(),
+        length: length as u64,
+        step,
+    }
 }
 
 /// Whether a row is what would be computed again.
@@ -177,23 +185,22 @@ fn covers(row: &EvaluationRow, key: &EvaluationKey, positions: bool) -> bool {
     EvaluationKey::of(row).as_ref() == Some(key) && (row.position_nll.is_some() || !positions)
 }
 
-/// Lengths of a request that no row of the plan's last step covers, by the rows alone. `window` takes the place of the one
-/// the plan's encoding was trained with.
+/// Lengths of a request that no row of the plan's last step covers, by the rows alone. `encoding` is what they are
+/// evaluated with, which may differ from what the plan was trained with.
 ///
 /// # Errors
 /// A request that the text cannot serve.
 pub fn missing(
     rows: &[EvaluationRow],
     plan: &Plan,
-    window: Option<usize>,
+    encoding: &Encoding,
     text: &dyn Text,
     request: &Request,
 ) -> Result<Vec<usize>> {
     let extent = request.extent(plan.train_len, text.len(), &[])?;
     let scored = extent.scored(&text.checksum());
     let is_missing = |length: &usize| {
-        let window = window.or(plan.encoding.window);
-        let key = key((scored.clone(), text.split()), request.protocol, window, *length, plan.steps);
+        let key = key((scored.clone(), text.split()), request.protocol, encoding, *length, plan.steps);
         !rows.iter().any(|row| covers(row, &key, request.positions))
     };
     Ok(request.lengths.iter().copied().filter(is_missing).collect())
@@ -231,7 +238,7 @@ impl<'a> Evaluation<'a> {
     /// Identifies the evaluation of one length.
     pub fn key(&self, length: usize) -> EvaluationKey {
         let scored = (self.extent.scored(&self.checksum), self.text.split());
-        key(scored, self.request.protocol, self.model.encoding.encoding().window, length, self.step)
+        key(scored, self.request.protocol, self.model.encoding.encoding(), length, self.step)
     }
 
     /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
@@ -279,7 +286,7 @@ impl<'a> Evaluation<'a> {
         let bytes: Option<u64> = windows.iter().map(scored).sum();
         let (nll, tokens) = (losses.mean(), losses.tokens());
         let mean = |(sum, count): (&f64, &u64)| sum / *count as f64;
-        let EvaluationKey { text, split, protocol, window, length, step } = self.key(length);
+        let EvaluationKey { text, split, protocol, window, rope_scaling, length, step } = self.key(length);
         let encoding = self.model.encoding.encoding();
         EvaluationRow {
             encoding: if encoding == &self.plan.encoding { self.plan.label.clone() } else { encoding.label() },
@@ -288,6 +295,7 @@ impl<'a> Evaluation<'a> {
             length,
             protocol,
             window,
+            rope_scaling,
             split,
             step,
             text: Some(text),

@@ -10,6 +10,8 @@ use crate::memory::Memory;
 use crate::plan::Plan;
 use crate::run::{RunFolder, Trained};
 use crate::train::{self, Sitting};
+use kerple::encoding::Encoding;
+use kerple::encoding::scaling::Scaling;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
@@ -37,6 +39,19 @@ pub struct Ask {
     pub request: Request,
     /// Keys a query may see, where that is not what the run was trained with.
     pub window: Option<usize>,
+    /// Other rotary rates than the run was trained with; asked only of runs that rotate.
+    pub rope_scaling: Option<Scaling>,
+}
+
+impl Ask {
+    /// What a run trained with `trained` is evaluated with; `None` where this is not asked of it.
+    fn encoding(&self, trained: &Encoding) -> Option<Encoding> {
+        let scaled = match self.rope_scaling {
+            Some(scaling) => trained.with_rope_scaling(scaling).ok()?,
+            None => trained.clone(),
+        };
+        Some(Encoding { window: self.window.or(scaled.window), ..scaled })
+    }
 }
 
 /// One of several processes that share the jobs.
@@ -153,14 +168,9 @@ impl Job<'_> {
         }
         let Trained { plan, state, model, .. } = folder.load(&crate::device(), false)?;
         for ask in self.asks {
-            let request = self.served(ask);
-            if request.lengths.is_empty() {
-                continue;
-            }
+            let Some((encoding, request)) = self.served(ask) else { continue };
             let mut model = model.clone();
-            if ask.window.is_some() {
-                model.encoding = model.encoding.with_window(ask.window);
-            }
+            model.encoding = model.encoding.evaluated_as(encoding);
             let evaluation = Evaluation::new(folder, (&plan, state.step, &model), &text, &request)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
@@ -178,23 +188,23 @@ impl Job<'_> {
         let rows = self.folder.evaluations()?;
         let mut expected = 0;
         for ask in self.asks {
-            let request = self.served(ask);
-            if request.lengths.is_empty() {
-                continue;
-            }
+            let Some((encoding, request)) = self.served(ask) else { continue };
             expected += request.lengths.len();
-            if !evaluate::missing(&rows, self.plan, ask.window, text, &request)?.is_empty() {
+            if !evaluate::missing(&rows, self.plan, &encoding, text, &request)?.is_empty() {
                 return Ok(false);
             }
         }
         Ok(expected > 0)
     }
 
-    /// The request of this run's seed at the lengths its encoding is defined for.
-    fn served(&self, ask: &Ask) -> Request {
-        let longest = self.plan.encoding.longest(&self.plan.geometry()).unwrap_or(usize::MAX);
-        let lengths = ask.request.lengths.iter().copied().filter(|length| *length <= longest).collect();
-        Request { seed: self.plan.seed, lengths, ..ask.request.clone() }
+    /// What is asked of this run: the encoding, and the request of the run's seed at the lengths that is defined for;
+    /// `None` when nothing is.
+    fn served(&self, ask: &Ask) -> Option<(Encoding, Request)> {
+        let encoding = ask.encoding(&self.plan.encoding)?;
+        let longest = encoding.longest(&self.plan.geometry()).unwrap_or(usize::MAX);
+        let lengths: Vec<usize> = ask.request.lengths.iter().copied().filter(|length| *length <= longest).collect();
+        let request = Request { seed: self.plan.seed, lengths, ..ask.request.clone() };
+        (!request.lengths.is_empty()).then_some((encoding, request))
     }
 }
 

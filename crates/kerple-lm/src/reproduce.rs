@@ -301,7 +301,7 @@ impl Reproduction {
     fn asks(&self, planned: &Planned) -> Vec<Ask> {
         let ask = |name: &String| {
             let config = &self.experiment.evaluations[name];
-            Ask { request: config.request(), window: config.window }
+            Ask { request: config.request(), window: config.window, rope_scaling: config.rope_scaling }
         };
         planned.run.evaluate.iter().map(ask).collect()
     }
@@ -314,6 +314,7 @@ fn facts(config: &EvaluationConfig) -> EvaluationFacts {
         segments: config.segments as u64,
         lengths: config.lengths.iter().map(|length| *length as u64).collect(),
         window: config.window.map(|window| window as u64),
+        rope_scaling: config.rope_scaling.map(|scaling| scaling.label()),
         positions: config.positions,
     }
 }

@@ -138,6 +138,7 @@ fn evaluation(
         length,
         protocol: protocol.into(),
         window,
+        rope_scaling: None,
         split: "test".into(),
         text: Some(ScoredText { checksum: "0123456789abcdef".into(), span: 16384, segments: 320, seed }),
         step,

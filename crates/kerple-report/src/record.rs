@@ -75,6 +75,9 @@ pub struct EvaluationRow {
     /// Keys a query may see, itself included; all before it if absent.
     #[serde(default)]
     pub window: Option<u64>,
+    /// How rotary rates were scaled, in training or for this evaluation; not at all if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<String>,
     /// Part of the corpus: `valid`, `test`.
     pub split: String,
     /// Optimizer steps of the checkpoint.

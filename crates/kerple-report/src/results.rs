@@ -133,13 +133,16 @@ fn choose_reference(runs: &[&Run], wanted: Option<&str>) -> Result<Option<String
 
 /// The reference, then by perplexity at the longest length of the first table, then the rest by name.
 fn order(runs: &[&Run], tables: &[Table], reference: Option<&str>) -> Vec<String> {
-    let names: BTreeSet<&String> = runs.iter().map(|run| &run.name).collect();
+    let names = runs.iter().flat_map(|run| {
+        run.evaluations.iter().map(|row| run.name_of(row)).chain([run.name.clone()]).collect::<BTreeSet<String>>()
+    });
+    let names: BTreeSet<String> = names.collect();
     let last = tables.first().and_then(|table| table.lengths().last().map(|&length| (table, length)));
     let perplexity = |name: &str| {
         let score = last.and_then(|(table, length)| table.score((name, None), length));
         score.map(|score| score.perplexity).filter(|value| !value.is_nan()).unwrap_or(f64::INFINITY)
     };
-    let mut ordered: Vec<String> = names.into_iter().cloned().collect();
+    let mut ordered: Vec<String> = names.into_iter().collect();
     ordered.sort_by(|a, b| {
         let first = |name: &str| Some(name) != reference;
         first(a).cmp(&first(b)).then(perplexity(a).total_cmp(&perplexity(b)))

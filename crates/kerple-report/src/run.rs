@@ -121,6 +121,16 @@ impl Run {
         row.window.filter(|&window| self.plan["encoding"]["window"].as_u64() != Some(window))
     }
 
+    /// The name of an evaluation's results: the run's, and the scaling of rotary rates that only the evaluation had.
+    pub(crate) fn name_of(&self, row: &EvaluationRow) -> String {
+        let label = self.label();
+        let trained = |scaling: &str| label.split('-').any(|part| part.strip_prefix("scaling=") == Some(scaling));
+        match row.rope_scaling.as_deref() {
+            Some(scaling) if !trained(scaling) => format!("{}, {scaling}", self.name),
+            _ => self.name.clone(),
+        }
+    }
+
     fn folder_name(&self) -> String {
         self.folder.file_name().map_or_else(|| self.folder.display().to_string(), |name| name.to_string_lossy().into())
     }
@@ -195,7 +205,7 @@ fn without_repeated_evaluations(rows: Vec<EvaluationRow>) -> Vec<EvaluationRow> 
         .rev()
         .filter(|row| {
             let what = (row.encoding.clone(), row.protocol.clone(), row.split.clone(), row.text.clone());
-            seen.insert((what, row.seed, row.train_len, row.length, row.window, row.step))
+            seen.insert((what, row.rope_scaling.clone(), row.seed, row.train_len, row.length, row.window, row.step))
         })
         .collect();
     kept.reverse();
@@ -373,6 +383,7 @@ mod tests {
             length,
             protocol: "blocks".into(),
             window: None,
+            rope_scaling: None,
             split: "test".into(),
             step: 30,
             text: None,

@@ -1,6 +1,7 @@
 //! Options that several commands share, and the numbers they take.
 
 use clap::Args;
+use kerple::encoding::scaling::Scaling;
 use kerple_lm::evaluate::{Amount, Request};
 use kerple_lm::job::Shard;
 use std::path::PathBuf;
@@ -104,6 +105,17 @@ pub fn count(text: &str) -> Result<usize, String> {
     }
 }
 
+/// A scaling of rotary rates: a name, or keys as a run file's inline table.
+pub fn rope_scaling(text: &str) -> Result<Scaling, String> {
+    #[derive(serde::Deserialize)]
+    struct Line {
+        scaling: Scaling,
+    }
+    let value = if text.trim_start().starts_with('{') { text.to_owned() } else { format!("{:?}", text.trim()) };
+    let line: Line = toml::from_str(&format!("scaling = {value}")).map_err(|error| error.message().to_owned())?;
+    Ok(line.scaling)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +126,18 @@ mod tests {
         assert_eq!("8%2".parse(), Ok(Array { tasks: 8, at_once: Some(2) }));
         for text in ["", "0", "8%", "8%0", "%2"] {
             assert!(text.parse::<Array>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn scalings_are_names_or_tables() {
+        let label = |text: &str| rope_scaling(text).map(|scaling| scaling.label());
+        assert_eq!(label("yarn"), Ok("yarn".to_owned()));
+        assert_eq!(label(r#"{ kind = "linear", factor = 4 }"#), Ok("linear.factor4".to_owned()));
+        for (text, says) in
+            [("yarm", "there is no scaling `yarm`"), ("{ kind = 3", ""), (r#"{ kind = "ntk", f = 3 }"#, "f")]
+        {
+            assert!(label(text).unwrap_err().contains(says), "{text}: {:?}", label(text));
         }
     }
 

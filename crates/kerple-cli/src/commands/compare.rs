@@ -35,6 +35,7 @@ pub fn run(args: &Compare) -> Outcome {
         encodings: encodings(&args.encodings)?,
         seeds: args.seeds,
         request,
+        rope_scalings: args.rope_scaling.clone(),
         out: args.out.clone(),
         commit: super::commit(),
         config,

@@ -20,6 +20,12 @@ pub fn run(args: &Eval) -> Outcome {
     if let Some(window) = args.window {
         model.encoding = model.encoding.with_window(Some(window));
     }
+    if let Some(scaling) = &args.rope_scaling {
+        model.encoding = model
+            .encoding
+            .with_rope_scaling(*scaling)
+            .map_err(|refusal| Failure::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))?;
+    }
     let source = match &args.data {
         Some(path) => Source::open(&DataConfig { path: path.clone(), packing: plan.data.packing })?,
         None => run.open_data(&plan)?,

@@ -87,6 +87,7 @@ pub fn run(args: &Quickstart) -> Outcome {
             seed: 0,
             positions: true,
         },
+        rope_scalings: Vec::new(),
         out: args.out.clone(),
         commit: super::commit(),
     };

@@ -214,6 +214,8 @@ pub struct EvaluationKey {
     pub protocol: String,
     /// Keys a query may see.
     pub window: Option<u64>,
+    /// How rotary rates are scaled.
+    pub rope_scaling: Option<String>,
     /// Tokens a sequence.
     pub length: u64,
     /// Updates of the checkpoint.
@@ -228,6 +230,7 @@ impl EvaluationKey {
             split: row.split.clone(),
             protocol: row.protocol.clone(),
             window: row.window,
+            rope_scaling: row.rope_scaling.clone(),
             length: row.length,
             step: row.step,
         })

@@ -3,6 +3,7 @@
 use crate::config::{DataConfig, ModelConfig, PackingConfig, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::evaluate::{Amount, Protocol, Request};
+use kerple::encoding::scaling::Scaling;
 use kerple::encoding::{Encoding, Method};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -85,6 +86,9 @@ pub struct EvaluationConfig {
     /// Keys a query may see.
     #[serde(default)]
     pub window: Option<usize>,
+    /// Other rotary rates, for runs that rotate.
+    #[serde(default)]
+    pub rope_scaling: Option<Scaling>,
 }
 
 impl EvaluationConfig {

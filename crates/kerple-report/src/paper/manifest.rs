@@ -73,6 +73,9 @@ pub struct EvaluationFacts {
     /// Keys a query may see, where the evaluation restricts them.
     #[serde(default)]
     pub window: Option<u64>,
+    /// Other rotary rates that runs which rotate are evaluated with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<String>,
     /// Whether the loss at every position is kept.
     #[serde(default)]
     pub positions: bool,

@@ -55,8 +55,9 @@ pub(super) fn curves(runs: &[&Run], settings: &Settings, encodings: &[String]) -
     // Of several checkpoints of a run the latest counts, as in the tables.
     let mut latest: BTreeMap<Key, BySeed> = BTreeMap::new();
     for run in runs {
-        let place = encodings.iter().position(|name| *name == run.name).expect("every run's name is listed");
         for row in run.evaluations.iter().filter(|row| row.position_nll.is_some() && row.text.is_some()) {
+            let name = run.name_of(row);
+            let place = encodings.iter().position(|known| *known == name).expect("every name is listed");
             let key = (settings.of_row(run, row), row.length, place, run.window_of(row));
             let seeds = latest.entry(key).or_default();
             if seeds.get(&row.seed).is_none_or(|other| other.step <= row.step) {
@@ -119,6 +120,7 @@ mod tests {
             length: losses.len() as u64,
             protocol: protocol.into(),
             window: None,
+            rope_scaling: None,
             split: "test".into(),
             text: None,
             step: 1,

@@ -287,7 +287,7 @@ pub(super) fn tables(runs: &[&Run], groups: &[Group], settings: &Settings, refer
 fn evaluation(run: &Run, row: &EvaluationRow) -> Evaluation {
     let derived = row.bytes.filter(|&bytes| bytes > 0).map(|bytes| bits_per_byte(row.nll * row.tokens as f64, bytes));
     Evaluation {
-        encoding: run.name.clone(),
+        encoding: run.name_of(row),
         window: run.window_of(row),
         seed: row.seed,
         length: row.length,

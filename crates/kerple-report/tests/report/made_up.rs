@@ -65,6 +65,7 @@ pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evalu
         length,
         protocol: "segments".into(),
         window: None,
+        rope_scaling: None,
         split: "test".into(),
         text: Some(text(seed)),
         step: 100,

@@ -167,6 +167,14 @@ impl Encoding {
         Ok(Encoding { method: Method::Rotary(rotary), ..self.clone() })
     }
 
+    /// How rotary rates are scaled, as in its label.
+    pub fn rope_scaling(&self) -> Option<String> {
+        match &self.method {
+            Method::Rotary(rotary::Config { scaling: Some(scaling), .. }) => Some(scaling.label()),
+            _ => None,
+        }
+    }
+
     fn check_randomized(&self, geometry: &Geometry) -> Checked {
         let Some(most) = self.randomized else { return Ok(()) };
         let refuse = |message: String, hint: String| Err(Refusal::new("randomized", message, hint));

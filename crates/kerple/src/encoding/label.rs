@@ -1,5 +1,6 @@
 //! Short names of encodings for tables and folders.
 
+use super::scaling::Scaling;
 use super::{Clamp, Compat, Encoding, Method, Scale, Scope};
 use serde_json::Value;
 
@@ -39,6 +40,13 @@ impl Encoding {
             label += if differs { word } else { "" };
         }
         label
+    }
+}
+
+impl Scaling {
+    /// Its part of a label: `yarn`, `linear.factor4`.
+    pub fn label(&self) -> String {
+        short(&serde_json::to_value(self).expect("keys are plain data"))
     }
 }
 
