@@ -1,10 +1,10 @@
 //! What a positional method hands to attention: the forms of [`kerple::forms`] as tensors.
 //!
-//! Rows added to the embeddings never reach attention. A score map would be a further variant of [`Scores`]: its tensors,
-//! and a [`kerple::forms::ScoreMap`] over their values for the fused engine.
+//! Rows added to the embeddings never reach attention.
 
 use burn::tensor::Tensor;
 pub use kerple::forms::Sight;
+use kerple::maps::Map;
 use std::sync::Arc;
 
 /// What every attention layer of one forward pass is given.
@@ -37,6 +37,9 @@ impl Positions {
         let scores = match self.scores {
             Scores::Plain => Scores::Plain,
             Scores::Table { bias, weight } => Scores::Table { bias: bias.map(mirrored), weight: weight.map(mirrored) },
+            Scores::Map { map, bias, weight, own } => {
+                Scores::Map { map, bias: bias.map(mirrored), weight: weight.map(mirrored), own }
+            }
         };
         Positions { scores, sight: Sight::Both { window }, ..self }
     }
@@ -67,14 +70,25 @@ pub enum Scores {
         /// Multiplies scaled scores, `[H, C]`.
         weight: Option<Tensor<2>>,
     },
+    /// All heads at once, by a map of this kind over these numbers.
+    Map {
+        /// What is computed.
+        map: Arc<Map>,
+        /// A bias by distance, `[H, C]`, where the map takes one.
+        bias: Option<Tensor<2>>,
+        /// A weight by distance, `[H, C]`, where the map takes one.
+        weight: Option<Tensor<2>>,
+        /// The other numbers of the map, one after another.
+        own: Option<Tensor<1>>,
+    },
 }
 
 impl Scores {
-    /// Bias and weight, where there are any.
+    /// Bias and weight by distance, where there are any.
     pub fn tables(&self) -> [Option<&Tensor<2>>; 2] {
         match self {
             Scores::Plain => [None, None],
-            Scores::Table { bias, weight } => [bias.as_ref(), weight.as_ref()],
+            Scores::Table { bias, weight } | Scores::Map { bias, weight, .. } => [bias.as_ref(), weight.as_ref()],
         }
     }
 }

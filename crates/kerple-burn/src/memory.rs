@@ -6,10 +6,10 @@
 
 use crate::forms::Positions;
 use crate::fused::Engine;
-use crate::ops::attention::{self, Tables};
+use crate::ops::attention::{self, ScoreInputs};
 use crate::ops::attention_layer::Heads;
 use burn::tensor::{DType, Tensor, TensorData};
-use kerple::attention::{Dims, Strides, View, ViewMut, tiled};
+use kerple::attention::{Dims, Strides, View, ViewMut};
 use kerple::ops::rotary::Turn;
 
 /// The memory of one layer.
@@ -98,8 +98,7 @@ impl Rows {
         self.push(&rows, len);
         let Heads { heads: query_heads, kv_heads, head_dim } = heads;
         let dims = Dims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
-        let (tables, inputs) = Tables::outside_autodiff(positions);
-        let problem = tables.problem::<f32>(dims, scale, &inputs);
+        let (scores, inputs) = ScoreInputs::outside_autodiff(positions);
         let ([start, ..], packed) = heads.layout(len);
         let head = self.capacity * head_dim;
         let held = Strides { batch: kv_heads * head, head, row: head_dim };
@@ -108,7 +107,10 @@ impl Rows {
         let (mut out, mut lse) = (vec![0.0f32; batch * len * inner], vec![0.0f32; batch * query_heads * len]);
         let view = |data, strides| View { data, strides };
         let (q, k, v) = (view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held));
-        tiled::forward(&problem, q, k, v, ViewMut::new(&mut out, merged), &mut lse);
+        let to = ViewMut::new(&mut out, merged);
+        scores.with_problem::<f32, _>(dims, scale, &inputs, |problem| {
+            kerple::attention::forward(problem, q, k, v, to, &mut lse);
+        });
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
     }
 

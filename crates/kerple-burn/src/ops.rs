@@ -13,6 +13,7 @@ pub mod embedding;
 pub mod feed_forward;
 pub mod linear;
 pub mod loss;
+mod maps;
 pub mod norm;
 
 pub use linear::Linear;

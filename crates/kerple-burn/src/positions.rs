@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, Tenso
 use bytemuck::Pod;
 use kerple::encoding::scaling::Scaling;
 use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Places, Refusal, Scope};
-use kerple::forms::{Absolute, DistanceTable, Form, Sight, Slopes, TableSlopes};
+use kerple::forms::{Absolute, DistanceTable, Form, MapForm, Rotary, Sight, Slopes, TableSlopes};
 use std::sync::Arc;
 
 /// Where an encoding enters a model.
@@ -20,7 +20,8 @@ enum Place {
     Nowhere,
     Embeddings,
     Rotation,
-    Scores,
+    Tables,
+    Map,
 }
 
 /// A positional encoding with its learned parameters, those that layers share once and the others once a layer.
@@ -59,7 +60,8 @@ impl PositionalEncoding {
             Form::Nothing => Place::Nowhere,
             Form::Absolute(_) => Place::Embeddings,
             Form::Rotary(_) => Place::Rotation,
-            Form::Table(_) => Place::Scores,
+            Form::Table(_) => Place::Tables,
+            Form::Map(_) => Place::Map,
         };
         PositionalEncoding {
             values: drawn(0, Scope::Model),
@@ -160,23 +162,37 @@ impl PositionalEncoding {
         pass: &Pass,
     ) -> Positions {
         let mut positions = Positions { sight: Sight::Causal { window: self.encoding.window }, ..Positions::default() };
+        if let Place::Nowhere | Place::Embeddings = self.place {
+            return positions;
+        }
+        let drawn = self.draw(POSITIONS + 1 + layer as u64, keys, pass);
+        let span = pass.span.unwrap_or(keys);
+        let places = Places { range: keys - queries..keys, span, drawn: drawn.as_deref() };
         match self.place {
             Place::Nowhere | Place::Embeddings => {}
             Place::Rotation => {
-                let drawn = self.draw(POSITIONS + 1 + layer as u64, keys, pass);
-                let span = pass.span.unwrap_or(keys);
-                let places = Places { range: keys - queries..keys, span, drawn: drawn.as_deref() };
                 let rotary = self.encoding.rotary(&self.geometry, span).expect("this encoding rotates");
-                let (cos, sin) = rotary.tables(places.positions());
-                positions.rotary = Some(Arc::new(RotaryTables::new(rotary.rotated() / 2, cos, sin)));
+                positions.rotary = Some(turned(&rotary, &places));
             }
-            Place::Scores => {
-                let drawn = self.draw(POSITIONS + 1 + layer as u64, keys, pass);
-                let places = Places { drawn: drawn.as_deref(), ..Places::from(keys) };
-                let stored = self.stored(layer);
-                let tensor = |table: Table| table.tensor(&stored, options, engine);
-                let [bias, weight] = self.tables(layer, places, &stored).map(|table| table.map(tensor));
+            Place::Tables => {
+                let places = Places { range: 0..keys, ..places };
+                let (stored, numbers) = (self.stored(layer), self.numbers(layer));
+                let table = self.encoding.table(&self.geometry, &numbers, places.clone());
+                let [bias, weight] = self.tensors(table, places, numbers, &stored, options, engine);
                 positions.scores = Scores::Table { bias, weight };
+            }
+            Place::Map => {
+                let (stored, numbers) = (self.stored(layer), self.numbers(layer));
+                let all = Places { range: 0..keys, ..places.clone() };
+                let Form::Map(form) = self.encoding.form(&self.geometry, &numbers, all.clone()) else {
+                    unreachable!("an encoding keeps its form")
+                };
+                let MapForm { map, table, rotary, own } = form;
+                let own: Vec<Tensor<1>> = stored[stored.len() - own..].to_vec();
+                let own = (!own.is_empty()).then(|| cast(Tensor::cat(own, 0), options.1));
+                let [bias, weight] = self.tensors(table, all, numbers, &stored, options, engine);
+                positions.rotary = rotary.map(|rotary| turned(&rotary, &places));
+                positions.scores = Scores::Map { map: Arc::new(map), bias, weight, own };
             }
         }
         positions
@@ -192,19 +208,27 @@ impl PositionalEncoding {
         self.encoding.draw(span, &mut pass.shared_noise(place))
     }
 
-    /// Bias and weight of one layer, with their derivatives when `stored` is tracked.
-    fn tables(&self, layer: usize, places: Places, stored: &[Tensor<1>]) -> [Option<Table>; 2] {
-        let numbers = self.numbers(layer);
-        let DistanceTable { heads, len, bias, weight, .. } =
-            self.encoding.table(&self.geometry, &numbers, places.clone());
+    /// Bias and weight as tensors through which gradients reach `stored`, whose `numbers` they were made of.
+    fn tensors(
+        &self,
+        table: DistanceTable,
+        places: Places,
+        numbers: Vec<Vec<f64>>,
+        stored: &[Tensor<1>],
+        options: (&Device, DType),
+        engine: Engine,
+    ) -> [Option<Tensor<2>>; 2] {
+        let DistanceTable { heads, len, bias, weight, .. } = table;
         let tracked = stored.iter().any(|values| values.device().is_autodiff());
         let slopes = match tracked {
             true => self.encoding.table_slopes(&self.geometry, &numbers, places),
             false => TableSlopes::default(),
         };
         let numbers = Arc::new(numbers);
-        [(bias, slopes.bias), (weight, slopes.weight)]
-            .map(|(rows, slopes)| rows.map(|rows| Table { heads, len, rows, slopes, numbers: numbers.clone() }))
+        [(bias, slopes.bias), (weight, slopes.weight)].map(|(rows, slopes)| {
+            let table = |rows| Table { heads, len, rows, slopes, numbers: numbers.clone() };
+            rows.map(|rows| table(rows).tensor(stored, options, engine))
+        })
     }
 
     /// Rows added to the embeddings of positions `start..start + len`, `[1, len, M]`.
@@ -252,6 +276,12 @@ impl Describe for PositionalEncoding {
         say(&self.values, Scope::Model);
         self.layers.iter().for_each(|own| say(own, Scope::Layer));
     }
+}
+
+/// Cosines and sines of the angles at these positions.
+fn turned(rotary: &Rotary, places: &Places) -> Arc<RotaryTables> {
+    let (cos, sin) = rotary.tables(places.positions());
+    Arc::new(RotaryTables::new(rotary.rotated() / 2, cos, sin))
 }
 
 fn param(values: Vec<f64>, device: &Device) -> Param<Tensor<1>> {

@@ -16,7 +16,7 @@
 
 pub mod naive;
 mod problem;
-mod product;
+pub(crate) mod product;
 pub mod row_block;
 mod rows;
 mod softmax;

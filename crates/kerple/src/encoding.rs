@@ -6,6 +6,7 @@
 
 pub mod alibi;
 pub mod expression;
+pub mod fire;
 pub mod kerple;
 pub mod learned;
 pub mod none;
@@ -32,7 +33,7 @@ pub use randomized::{Places, Randomized};
 pub use refusal::{Checked, Refusal};
 pub use words::Description;
 
-use crate::forms::{Absolute, DistanceTable, Form, Rotary, Slopes, TableSlopes};
+use crate::forms::{Absolute, DistanceTable, Form, MapForm, Rotary, Slopes, TableSlopes};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
 
@@ -107,10 +108,11 @@ impl Encoding {
         let (own, lags) = self.lags(&places);
         let inputs = Inputs { geometry, values: &values, places: own, compat: self.compat };
         let mut form = self.method.positional().form(&inputs);
-        if let (Some(lags), Form::Table(table)) = (lags, &mut form) {
+        let (Form::Table(table) | Form::Map(MapForm { table, .. })) = &mut form else { return form };
+        if let Some(lags) = lags {
             *table = table.columns(lags);
         }
-        if let (Scale::Inside, Form::Table(DistanceTable { bias: Some(bias), .. })) = (self.scale, &mut form) {
+        if let (Scale::Inside, Some(bias)) = (self.scale, &mut table.bias) {
             bias.iter_mut().for_each(|value| *value *= inside(geometry));
         }
         form
@@ -164,12 +166,13 @@ impl Encoding {
         }
     }
 
-    /// Bias and weight at distances `0..range.end`, or the drawn ones; neutral for methods that enter elsewhere.
+    /// Bias and weight at distances `0..range.end`, or the drawn ones; those that a score map computes with, and neutral
+    /// for methods that have none.
     pub fn table<'a>(&self, geometry: &Geometry, stored: &[Vec<f64>], places: impl Into<Places<'a>>) -> DistanceTable {
         let places = places.into();
         let len = places.range.end;
         match self.form(geometry, stored, places) {
-            Form::Table(table) => table,
+            Form::Table(table) | Form::Map(MapForm { table, .. }) => table,
             Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => {
                 DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() }
             }
@@ -189,10 +192,11 @@ impl Encoding {
         d_stored
     }
 
-    /// Rotation of queries and keys in a sequence of `span` positions, for rotary methods.
+    /// Rotation of queries and keys in a sequence of `span` positions, for methods that have one.
     pub fn rotary(&self, geometry: &Geometry, span: usize) -> Option<Rotary> {
         match self.form(geometry, &self.zeros(geometry), Places { span, ..Places::from(0) }) {
             Form::Rotary(rotary) => Some(rotary),
+            Form::Map(MapForm { rotary, .. }) => rotary,
             Form::Nothing | Form::Absolute(_) | Form::Table(_) => None,
         }
     }
@@ -201,7 +205,7 @@ impl Encoding {
     pub fn absolute<'a>(&self, geometry: &Geometry, places: impl Into<Places<'a>>) -> Option<Absolute> {
         match self.form(geometry, &self.zeros(geometry), places) {
             Form::Absolute(rows) => Some(rows),
-            Form::Nothing | Form::Rotary(_) | Form::Table(_) => None,
+            Form::Nothing | Form::Rotary(_) | Form::Table(_) | Form::Map(_) => None,
         }
     }
 

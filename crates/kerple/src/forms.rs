@@ -7,14 +7,14 @@
 //!   [`Scores`], with a [`Sight`] that says which keys a query sees.
 //!
 //! A method that replaces queries and keys by random features of both (SPE) would be a further form, a feature code: rows
-//! `[L, R]` for each head and feature, multiplied into q and k as [`Rotary`] is. No method needs it yet, nor a map of its own.
+//! `[L, R]` for each head and feature, multiplied into q and k as [`Rotary`] is. No method needs it yet.
 
 mod form;
 mod scores;
 
-pub use form::{Form, Slopes, TableSlopes};
+pub use form::{Form, MapForm, Slopes, TableSlopes};
 pub(crate) use scores::visible_keys;
-pub use scores::{Block, MapGradients, ScoreMap, Scores, Table};
+pub use scores::{Block, MapGradients, Reach, ScoreMap, Scores, Table};
 
 /// Which keys a query sees, by the distance `d = i - j` from query to key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

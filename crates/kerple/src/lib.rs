@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod encoding;
 pub mod forms;
 pub mod kernel;
+pub mod maps;
 mod number;
 pub mod ops;
 pub mod seed;

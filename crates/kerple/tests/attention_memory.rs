@@ -1,7 +1,7 @@
 //! Memory that the engines take beyond inputs and outputs, counted by the allocator.
 
 use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut};
-use kerple::forms::{Block, MapGradients, ScoreMap};
+use kerple::forms::{Block, MapGradients, Reach, ScoreMap};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,6 +83,9 @@ struct Shift(f32);
 impl ScoreMap<f32> for Shift {
     fn parameters(&self) -> usize {
         1
+    }
+    fn reach(&self) -> Reach {
+        Reach::Row
     }
     fn forward(&self, _: &Block<f32>, scores: &mut [f32]) {
         scores.iter_mut().for_each(|s| *s += self.0);

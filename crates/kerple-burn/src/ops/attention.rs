@@ -1,13 +1,16 @@
-//! Exact attention on queries, keys and values: `softmax(scale q.k weight[d] + bias[d]) v`, with the gradients of the tables.
+//! Exact attention on queries, keys and values: `softmax(scale q.k weight[d] + bias[d]) v`, or with a map of all heads, with
+//! the gradients of tables and maps.
 
+use super::maps::{self, Mapped};
 use crate::array::Array;
-use crate::forms::{Positions, RotaryTables};
+use crate::forms::{Positions, RotaryTables, Scores};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
-use crate::parameters::on_host;
+use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
-use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut, tiled};
+use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
 use kerple::forms::{Sides, Sight};
+use kerple::maps::{Extent, Map};
 use kerple::ops::zeros;
 use std::sync::Arc;
 
@@ -31,8 +34,8 @@ pub fn attention(
     }
     let mut inputs = Inputs::default();
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
-    let tables = Tables::add(positions, &mut inputs);
-    inputs.apply(Core { own, tables, scale })
+    let scores = ScoreInputs::add(positions, &mut inputs);
+    inputs.apply(Core { own, scores, scale })
 }
 
 /// [`attention()`] after the rotation of queries and keys, which are at the same positions; all `[B, H, L, D]`.
@@ -88,15 +91,20 @@ pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, positions:
     let distances: Vec<isize> = (0..queries).flat_map(row).collect();
     let (k, v) = (repeat_heads(k, heads), repeat_heads(v, heads));
     // a product, since the derivative of a division by a number is rounded to f32
-    let mut scores = q.matmul(k.swap_dims(2, 3)) * scale;
-    let [bias, weight] = positions.scores.tables();
-    if let Some(weight) = weight {
-        scores = scores * spread(weight.clone(), positions.sight, &distances, size).unsqueeze();
-    }
-    if let Some(bias) = bias {
-        scores = scores + spread(bias.clone(), positions.sight, &distances, size).unsqueeze();
-    }
+    let scores = q.clone().matmul(k.swap_dims(2, 3)) * scale;
+    let spread = |table: &Tensor<2>| spread(table.clone(), positions.sight, &distances, size).unsqueeze::<4>();
+    let [bias, weight] = positions.scores.tables().map(|table| table.map(spread));
     let hidden = hidden(positions, &distances, size, &device);
+    let scores = match &positions.scores {
+        Scores::Plain => scores,
+        Scores::Table { .. } => {
+            let weighted = if let Some(weight) = weight { scores * weight } else { scores };
+            if let Some(bias) = bias { weighted + bias } else { weighted }
+        }
+        Scores::Map { map, own, .. } => {
+            maps::composed(map, Mapped { scores, bias, own: own.as_ref(), distances: &distances })
+        }
+    };
     let weights = activation::softmax(scores.mask_fill(hidden.clone(), f64::NEG_INFINITY), 3);
     // a row that sees nothing has no weights rather than undefined ones
     weights.mask_fill(hidden, 0.0).matmul(v)
@@ -120,57 +128,109 @@ pub fn rotate(x: Tensor<4>, positions: &Positions) -> Tensor<4> {
     Tensor::cat(parts, 3)
 }
 
-/// Where the tables of a call are among an operation's inputs, and what else an engine is told of positions.
+/// Where the numbers of a call's scores are among an operation's inputs, and what else an engine is told of positions.
 #[derive(Clone, Debug)]
-pub(crate) struct Tables {
-    bias: Option<usize>,
-    weight: Option<usize>,
+pub(crate) struct ScoreInputs {
+    places: Places,
     sight: Sight,
     lengths: Option<Arc<[usize]>>,
 }
 
-impl Tables {
-    pub(crate) fn add(positions: &Positions, inputs: &mut Inputs) -> Tables {
-        let [bias, weight] = positions.scores.tables().map(|table| inputs.add_some(table.cloned()));
-        Tables { bias, weight, sight: positions.sight, lengths: positions.lengths.clone() }
+#[derive(Clone, Debug)]
+enum Places {
+    Tables([Option<usize>; 2]),
+    /// All numbers of a map in one array.
+    Map(Arc<Map>, usize),
+}
+
+/// All numbers of a map, one after another.
+fn numbers(tables: [Option<&Tensor<2>>; 2], own: Option<&Tensor<1>>) -> Tensor<1> {
+    let tables = tables.into_iter().flatten().map(|table| flat(table.clone()));
+    Tensor::cat(tables.chain(own.cloned()).collect(), 0)
+}
+
+/// Room for the gradients of bias, weight and map, where they are wanted.
+pub(crate) type ScoreGradients<T> = [Option<Vec<T>>; 3];
+
+impl ScoreInputs {
+    pub(crate) fn add(positions: &Positions, inputs: &mut Inputs) -> ScoreInputs {
+        let places = match &positions.scores {
+            Scores::Plain | Scores::Table { .. } => {
+                Places::Tables(positions.scores.tables().map(|table| inputs.add_some(table.cloned())))
+            }
+            Scores::Map { map, own, .. } => {
+                Places::Map(map.clone(), inputs.add(numbers(positions.scores.tables(), own.as_ref())))
+            }
+        };
+        ScoreInputs { places, sight: positions.sight, lengths: positions.lengths.clone() }
     }
 
-    /// For a computation outside autodiff: the tables, and the arrays they are places of.
-    pub(crate) fn outside_autodiff(positions: &Positions) -> (Tables, Vec<Array>) {
+    /// For a computation outside autodiff: the places, and the arrays that are there.
+    pub(crate) fn outside_autodiff(positions: &Positions) -> (ScoreInputs, Vec<Array>) {
         let mut arrays = Vec::new();
-        let [bias, weight] = positions.scores.tables().map(|table| {
-            arrays.push(on_host(table?.clone()));
-            Some(arrays.len() - 1)
-        });
-        (Tables { bias, weight, sight: positions.sight, lengths: positions.lengths.clone() }, arrays)
+        let places = match &positions.scores {
+            Scores::Plain | Scores::Table { .. } => Places::Tables(positions.scores.tables().map(|table| {
+                arrays.push(on_host(table?.clone()));
+                Some(arrays.len() - 1)
+            })),
+            Scores::Map { map, own, .. } => {
+                arrays.push(on_host(numbers(positions.scores.tables(), own.as_ref())));
+                Places::Map(map.clone(), 0)
+            }
+        };
+        (ScoreInputs { places, sight: positions.sight, lengths: positions.lengths.clone() }, arrays)
     }
 
-    pub(crate) fn problem<'a, T: Number>(&'a self, dims: Dims, scale: f64, inputs: &'a [Array]) -> Problem<'a, T> {
-        let table = |place: Option<usize>| place.map(|place| &inputs[place]);
-        let (bias, weight) = (table(self.bias), table(self.weight));
+    /// Calls `f` with the problem over these inputs.
+    pub(crate) fn with_problem<T: Number, R>(
+        &self,
+        dims: Dims,
+        scale: f64,
+        inputs: &[Array],
+        f: impl FnOnce(&Problem<T>) -> R,
+    ) -> R {
+        let over = match &self.places {
+            Places::Tables(_) => None,
+            Places::Map(map, place) => {
+                let extent = Extent { sides: self.sight.sides(), len: dims.keys.max(dims.queries) };
+                Some(map.over(inputs[*place].slice::<T>(), extent))
+            }
+        };
+        let scores = match (&self.places, &over) {
+            (Places::Tables(places), _) => self.tables(places, inputs),
+            (Places::Map(..), Some(map)) => kerple::forms::Scores::Map(&**map),
+            (Places::Map(..), None) => unreachable!("a map was made for them"),
+        };
+        let lengths = self.lengths.as_deref();
+        f(&Problem { dims, scale: T::from_f64(scale), sight: self.sight, lengths, scores })
+    }
+
+    fn tables<'a, T: Number>(&self, places: &[Option<usize>; 2], inputs: &'a [Array]) -> kerple::forms::Scores<'a, T> {
+        let [bias, weight] = places.map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.shape()[1]);
         let len = match self.sight.sides() {
             Sides::One => columns,
             Sides::Two => columns.div_ceil(2),
         };
-        Problem {
-            dims,
-            scale: T::from_f64(scale),
-            sight: self.sight,
-            lengths: self.lengths.as_deref(),
-            scores: kerple::forms::Scores::table(bias.map(Array::slice), weight.map(Array::slice), len),
+        kerple::forms::Scores::table(bias.map(Array::slice), weight.map(Array::slice), len)
+    }
+
+    fn each_place(&self) -> [Option<usize>; 3] {
+        match self.places {
+            Places::Tables([bias, weight]) => [bias, weight, None],
+            Places::Map(_, place) => [None, None, Some(place)],
         }
     }
 
-    /// Buffers for the gradients of bias and weight, where they are wanted.
-    pub(crate) fn gradients<T: Number>(&self, step: &Step) -> [Option<Vec<T>>; 2] {
+    /// Buffers for the gradients, where they are wanted.
+    pub(crate) fn gradients<T: Number>(&self, step: &Step) -> ScoreGradients<T> {
         let room = |place: &usize| zeros(step.inputs[*place].slice::<T>().len());
-        [self.bias, self.weight].map(|place| place.filter(|place| step.wanted[*place]).as_ref().map(room))
+        self.each_place().map(|place| place.filter(|place| step.wanted[*place]).as_ref().map(room))
     }
 
     /// Records the gradients.
-    pub(crate) fn put<T: Number>(&self, gradients: [Option<Vec<T>>; 2], found: &mut Found) {
-        for (place, gradient) in [self.bias, self.weight].into_iter().zip(gradients) {
+    pub(crate) fn put<T: Number>(&self, gradients: ScoreGradients<T>, found: &mut Found) {
+        for (place, gradient) in self.each_place().into_iter().zip(gradients) {
             if let (Some(place), Some(gradient)) = (place, gradient) {
                 found.put(place, gradient);
             }
@@ -183,11 +243,11 @@ pub(crate) fn angles<T: Number>(rotary: &RotaryTables) -> [Vec<T>; 2] {
     [rotary.cos(), rotary.sin()].map(|values| values.iter().map(|value| T::from_f64(*value)).collect())
 }
 
-/// Inputs: q, k, v and the tables. Saved: output and log-sum-exp.
+/// Inputs: q, k, v and the numbers of the scores. Saved: output and log-sum-exp.
 #[derive(Debug)]
 struct Core {
     own: [usize; 3],
-    tables: Tables,
+    scores: ScoreInputs,
     scale: f64,
 }
 
@@ -204,10 +264,11 @@ impl Core {
         let (dims, queries, keys) = self.sizes(inputs);
         let [q, k, v] = self.own.map(|place| inputs[place].slice::<T>());
         let (mut out, mut lse) = (zeros(q.len()), zeros(dims.batch * dims.heads * dims.queries));
-        let problem = self.tables.problem(dims, self.scale, inputs);
         let view = |data, strides| View { data, strides };
         let out_view = ViewMut::new(&mut out, queries);
-        tiled::forward(&problem, view(q, queries), view(k, keys), view(v, keys), out_view, &mut lse);
+        self.scores.with_problem(dims, self.scale, inputs, |problem| {
+            attention::forward(problem, view(q, queries), view(k, keys), view(v, keys), out_view, &mut lse);
+        });
         let output = Array::from_vec(out, inputs[self.own[0]].shape());
         Forward { saved: Saved::new((output.clone(), lse)), output }
     }
@@ -217,7 +278,7 @@ impl Core {
         let (out, lse) = step.saved::<(Array, Vec<T>)>();
         let [q, k, v] = self.own.map(|place| step.inputs[place].slice::<T>());
         let [mut d_q, mut d_k, mut d_v] = [q, k, v].map(|values| zeros(values.len()));
-        let mut d_tables = self.tables.gradients::<T>(step);
+        let mut d_scores = self.scores.gradients::<T>(step);
         let view = |data, strides| View { data, strides };
         let saved = attention::Saved {
             q: view(q, queries),
@@ -227,19 +288,20 @@ impl Core {
             lse,
             d_out: view(step.d_output.slice::<T>(), queries),
         };
-        let [d_bias, d_weight] = d_tables.each_mut().map(|table| table.as_deref_mut());
+        let [d_bias, d_weight, d_map] = d_scores.each_mut().map(|values| values.as_deref_mut());
         let gradients = Gradients {
             d_q: ViewMut::new(&mut d_q, queries),
             d_k: ViewMut::new(&mut d_k, keys),
             d_v: ViewMut::new(&mut d_v, keys),
             d_bias,
             d_weight,
-            d_map: None,
+            d_map,
         };
-        tiled::backward(&self.tables.problem(dims, self.scale, step.inputs), saved, gradients);
+        self.scores
+            .with_problem(dims, self.scale, step.inputs, |problem| attention::backward(problem, saved, gradients));
         let mut found = Found::new(step.inputs);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
-        self.tables.put(d_tables, &mut found);
+        self.scores.put(d_scores, &mut found);
         found.finish()
     }
 }

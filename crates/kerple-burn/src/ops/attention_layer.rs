@@ -1,13 +1,13 @@
 //! A self-attention branch with its norm and its residual: `base + out(attention(qkv(norm(x))))`.
 
-use super::attention::{self, Tables};
+use super::attention::{self, ScoreInputs};
 use super::{Linear, Norm, Residual, linear, norm};
 use crate::array::Array;
 use crate::forms::{Positions, RotaryTables};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple::attention::{Dims, Gradients, Strides, View, ViewMut, tiled};
+use kerple::attention::{Dims, Gradients, Strides, View, ViewMut};
 use kerple::ops::gemm::To;
 use kerple::ops::layer_norm;
 use kerple::ops::linear::add;
@@ -123,7 +123,7 @@ pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Position
         norm: norm::Places::add(norm, &mut inputs),
         qkv: linear::Places::add(qkv, &mut inputs),
         out: linear::Places::add(out, &mut inputs),
-        tables: Tables::add(positions, &mut inputs),
+        scores: ScoreInputs::add(positions, &mut inputs),
         rotary: positions.rotary.clone(),
         heads,
         scale,
@@ -174,7 +174,7 @@ struct Branch {
     norm: norm::Places,
     qkv: linear::Places,
     out: linear::Places,
-    tables: Tables,
+    scores: ScoreInputs,
     rotary: Option<Arc<RotaryTables>>,
     heads: Heads,
     scale: f64,
@@ -228,9 +228,11 @@ impl Branch {
         }
         let rows = dims.batch * dims.queries;
         let (mut a, mut lse) = (zeros(rows * self.heads.inner()), zeros(rows * dims.heads));
-        let problem = self.tables.problem(dims, self.scale, inputs);
         let [q, k, v] = starts.map(|start| View { data: &qkv[start..], strides: packed });
-        tiled::forward(&problem, q, k, v, ViewMut::new(&mut a, merged), &mut lse);
+        let to = ViewMut::new(&mut a, merged);
+        self.scores.with_problem(dims, self.scale, inputs, |problem| {
+            kerple::attention::forward(problem, q, k, v, to, &mut lse);
+        });
         let base = match self.base {
             Some(base) => inputs[base].slice(),
             None if self.normed_base => &normed[..],
@@ -282,20 +284,22 @@ impl Branch {
         found.finish()
     }
 
-    /// From the gradient in attention's output to that in the packed projection; records those of the tables.
+    /// From the gradient in attention's output to that in the packed projection; records those of the scores' numbers.
     fn backward_attention<T: Number>(&self, step: &Step, kept: &Kept<T>, d_a: Vec<T>, found: &mut Found) -> Vec<T> {
         let Sizes { dims, starts, packed, merged, .. } = self.sizes(&step.inputs[self.x]);
         let Kept { qkv, a, lse } = kept;
         let mut d_qkv = zeros(qkv.len());
-        let mut d_tables = self.tables.gradients::<T>(step);
+        let mut d_scores = self.scores.gradients::<T>(step);
         let [q, k, v] = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let merged = |data| View { data, strides: merged };
         let saved = kerple::attention::Saved { q, k, v, out: merged(a), lse, d_out: merged(&d_a) };
         let [d_q, d_k, d_v] = ViewMut::parts(&mut d_qkv, starts, packed);
-        let [d_bias, d_weight] = d_tables.each_mut().map(|table| table.as_deref_mut());
-        let problem = self.tables.problem(dims, self.scale, step.inputs);
-        tiled::backward(&problem, saved, Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: None });
-        self.tables.put(d_tables, found);
+        let [d_bias, d_weight, d_map] = d_scores.each_mut().map(|values| values.as_deref_mut());
+        let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map };
+        self.scores.with_problem(dims, self.scale, step.inputs, |problem| {
+            kerple::attention::backward(problem, saved, gradients);
+        });
+        self.scores.put(d_scores, found);
         if let Some(rotary) = &self.rotary {
             self.heads.rotate(&mut d_qkv, rotary, dims.queries, Turn::Inverse);
         }

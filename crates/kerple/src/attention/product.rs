@@ -5,7 +5,7 @@ use crate::cpu::lanes::{Kernel, Lanes};
 
 /// What happens to the old C.
 #[derive(Clone, Copy)]
-pub(super) enum Keep<'a, R> {
+pub(crate) enum Keep<'a, R> {
     /// Nothing of it is kept.
     Overwrite,
     /// `C += A B`
@@ -17,25 +17,25 @@ pub(super) enum Keep<'a, R> {
 /// `C = A B`: A is `[rows, inner]` with any strides, B `[inner, columns]` and C `[rows, columns]` have contiguous rows.
 ///
 /// Each number of A is read once per block of columns and multiplies whole vectors of B, so A needs no packing.
-pub(super) struct Product<'a, R> {
-    pub(super) rows: usize,
-    pub(super) inner: usize,
+pub(crate) struct Product<'a, R> {
+    pub(crate) rows: usize,
+    pub(crate) inner: usize,
     /// A multiple of the lanes.
-    pub(super) columns: usize,
-    pub(super) a: Matrix<'a, R>,
-    pub(super) b: &'a [R],
-    pub(super) b_stride: usize,
-    pub(super) c: &'a mut [R],
-    pub(super) c_stride: usize,
-    pub(super) keep: Keep<'a, R>,
+    pub(crate) columns: usize,
+    pub(crate) a: Matrix<'a, R>,
+    pub(crate) b: &'a [R],
+    pub(crate) b_stride: usize,
+    pub(crate) c: &'a mut [R],
+    pub(crate) c_stride: usize,
+    pub(crate) keep: Keep<'a, R>,
 }
 
 /// Numbers at `row * row_stride + column * column_stride`.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix<'a, R> {
-    pub(super) data: &'a [R],
-    pub(super) row_stride: usize,
-    pub(super) column_stride: usize,
+pub(crate) struct Matrix<'a, R> {
+    pub(crate) data: &'a [R],
+    pub(crate) row_stride: usize,
+    pub(crate) column_stride: usize,
 }
 
 impl<R: Number> Product<'_, R> {

@@ -12,7 +12,7 @@ use super::method::{Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::Checked;
 use super::words::{DEFINED, Description, SCORES};
-use super::{Compat, Geometry, Parameter};
+use super::{Compat, Geometry, Parameter, Scope};
 use crate::forms::{DistanceTable, Form, Sides, TableSlopes};
 use serde::{Deserialize, Serialize};
 
@@ -70,8 +70,8 @@ impl Positional for Config {
         Vec::new()
     }
 
-    fn may_differ_by_layer(&self) -> bool {
-        false
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED
     }
 
     fn randomized(&self) -> Randomized {

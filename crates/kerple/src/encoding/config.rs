@@ -53,7 +53,8 @@ pub struct Encoding {
 
 impl From<Method> for Encoding {
     fn from(method: Method) -> Self {
-        let Shared { window, scale, compat, clamp, scope, randomized } = Shared::default();
+        let Shared { window, scale, compat, clamp, scope: _, randomized } = Shared::default();
+        let scope = method.positional().scopes()[0];
         Encoding { method, window, scale, compat, clamp, scope, randomized }
     }
 }
@@ -67,15 +68,11 @@ struct Shared {
     scale: Scale,
     compat: Compat,
     clamp: Clamp,
-    /// Not written when it is the default, so that plans from before it existed keep their hash.
-    #[serde(skip_serializing_if = "is_shared")]
-    scope: Scope,
+    /// Not written when it is the method's usual one, so that plans from before it existed keep their hash.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scope: Option<Scope>,
     #[serde(skip_serializing_if = "Option::is_none")]
     randomized: Option<usize>,
-}
-
-fn is_shared(scope: &Scope) -> bool {
-    *scope == Scope::Model
 }
 
 const SHARED_KEYS: [&str; 6] = ["window", "scale", "compat", "clamp", "scope", "randomized"];
@@ -109,7 +106,8 @@ impl<'de> Deserialize<'de> for Encoding {
         }
         let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
         let Shared { window, scale, compat, clamp, scope, randomized } = parse(Value::Object(shared))?;
-        let method = parse(Value::Object(Map::from_iter([(kind, Value::Object(own))])))?;
+        let method: Method = parse(Value::Object(Map::from_iter([(kind, Value::Object(own))])))?;
+        let scope = scope.unwrap_or(method.positional().scopes()[0]);
         let encoding = Encoding { method, window, scale, compat, clamp, scope, randomized };
         encoding.check_keys().map_err(|refusal| D::Error::custom(refusal.line()))?;
         Ok(encoding)
@@ -119,7 +117,8 @@ impl<'de> Deserialize<'de> for Encoding {
 impl Serialize for Encoding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
-        let Encoding { window, scale, compat, clamp, scope, randomized, .. } = *self;
+        let Encoding { window, scale, compat, clamp, randomized, .. } = *self;
+        let scope = Some(self.scope).filter(|_| !self.has_usual_scope());
         let shared = Shared { window, scale, compat, clamp, scope, randomized };
         let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
         map.extend(self.method.keys());
@@ -137,12 +136,17 @@ impl Method {
 }
 
 impl Encoding {
+    /// Whether layers share what is learned or not as they usually do with this method.
+    pub(super) fn has_usual_scope(&self) -> bool {
+        self.method.positional().scopes()[0] == self.scope
+    }
+
     fn check_keys(&self) -> Checked {
         if self.window == Some(0) {
             let hint = "use at least 1, the token itself, or leave it out to see everything";
             return Err(Refusal::new("window", "a window of 0 sees nothing", hint));
         }
-        if self.scope == Scope::Layer && !self.method.positional().may_differ_by_layer() {
+        if !self.method.positional().scopes().contains(&self.scope) {
             let message = format!("`{}` learns nothing that a layer could have for itself", self.method.kind());
             return Err(Refusal::new("scope", message, "leave it out, or use an encoding that learns a table"));
         }

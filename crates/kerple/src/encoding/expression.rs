@@ -12,7 +12,7 @@ use super::method::{Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::Checked;
 use super::words::{DEFINED, Description, KERPLE, SCORES};
-use super::{Geometry, Init, Parameter};
+use super::{Geometry, Init, Parameter, Scope};
 use crate::forms::{Form, TableSlopes};
 use crate::kernel::expr::Expr;
 use crate::kernel::parameter::{self, Keep};
@@ -116,8 +116,8 @@ impl Positional for Config {
         biases.chain(weight.iter().map(|own| ("weight", own))).map(parameter).collect()
     }
 
-    fn may_differ_by_layer(&self) -> bool {
-        true
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {

@@ -29,7 +29,7 @@ use super::method::{Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::Checked;
 use super::words::{DEFINED, Description, KERPLE, SCORES};
-use super::{Geometry, Init, Parameter, alibi};
+use super::{Geometry, Init, Parameter, Scope, alibi};
 use crate::forms::{Form, TableSlopes};
 use crate::kernel::expr::Expr;
 use crate::kernel::parameter::FLOOR;
@@ -96,8 +96,8 @@ impl<K: Named> Positional for K {
         self.learned().into_iter().map(parameter).collect()
     }
 
-    fn may_differ_by_layer(&self) -> bool {
-        true
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {
@@ -255,8 +255,8 @@ impl Positional for PowerOriginal {
         Vec::new()
     }
 
-    fn may_differ_by_layer(&self) -> bool {
-        false
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED
     }
 
     fn randomized(&self) -> Randomized {

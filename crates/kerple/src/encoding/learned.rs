@@ -11,7 +11,7 @@ use super::method::{Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{Description, EMBEDDINGS};
-use super::{Geometry, Parameter};
+use super::{Geometry, Parameter, Scope};
 use crate::forms::{Absolute, Form, TableSlopes};
 use serde::{Deserialize, Serialize};
 
@@ -62,8 +62,8 @@ impl Positional for Config {
         vec![Parameter::matrix("positions", [self.positions(geometry), geometry.d_model()], 0.02)]
     }
 
-    fn may_differ_by_layer(&self) -> bool {
-        false
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED
     }
 
     fn randomized(&self) -> Randomized {

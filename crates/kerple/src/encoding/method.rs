@@ -1,11 +1,11 @@
 //! The list of methods, and what every one of them must say.
 
-use super::parameter::Parameter;
+use super::parameter::{Parameter, Scope};
 use super::randomized::{Places, Randomized};
 use super::refusal::Checked;
 use super::words::Description;
 use super::{Compat, Geometry};
-use super::{alibi, expression, kerple, learned, none, rotary, sinusoidal, t5};
+use super::{alibi, expression, fire, kerple, learned, none, rotary, sinusoidal, t5};
 use crate::forms::{Form, TableSlopes};
 use serde::{Deserialize, Serialize};
 
@@ -45,8 +45,9 @@ pub trait Positional {
     /// Learned tensors, in the order every other function takes them.
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter>;
 
-    /// Whether each layer may have learned tensors of its own: not where the form enters the model once.
-    fn may_differ_by_layer(&self) -> bool;
+    /// How often its learned tensors may exist, the usual choice first: never once a layer where the form enters the model
+    /// once.
+    fn scopes(&self) -> &'static [Scope];
 
     /// What of it randomized positions draw.
     fn randomized(&self) -> Randomized;
@@ -131,6 +132,8 @@ methods! {
     "gaussian_weight" GaussianWeight(kerple::GaussianWeight),
     /// Stretched-exponential weight, as named in the paper's appendix; the same as [`Method::KerpleWeight`].
     "stretched_weight" StretchedWeight(kerple::StretchedWeight),
+    /// A bias by a network over distances that are measured against the query's position.
+    "fire" Fire(fire::Config),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::Config),
 }

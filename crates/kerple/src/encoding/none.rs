@@ -10,7 +10,7 @@ use super::method::{Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::Checked;
 use super::words::{DEFINED, Description};
-use super::{Geometry, Parameter};
+use super::{Geometry, Parameter, Scope};
 use crate::forms::{Form, TableSlopes};
 use serde::{Deserialize, Serialize};
 
@@ -43,8 +43,8 @@ impl Positional for Config {
         Vec::new()
     }
 
-    fn may_differ_by_layer(&self) -> bool {
-        false
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED
     }
 
     fn randomized(&self) -> Randomized {

@@ -102,6 +102,15 @@ pub enum Scope {
     Layer,
 }
 
+impl Scope {
+    /// Of methods whose form enters the model once, or that learn nothing.
+    pub const SHARED: &[Scope] = &[Scope::Model];
+    /// Of methods that share what they learn unless told otherwise.
+    pub const SHARED_OR_OWN: &[Scope] = &[Scope::Model, Scope::Layer];
+    /// Of methods whose layers learn for themselves unless told otherwise.
+    pub const OWN_OR_SHARED: &[Scope] = &[Scope::Layer, Scope::Model];
+}
+
 /// One learned tensor of an encoding.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Parameter {
@@ -136,6 +145,15 @@ impl Parameter {
             scope: Scope::Model,
             decay: true,
         }
+    }
+
+    /// Weights of a network's layer, or its biases, as PyTorch starts both: `U(-1/sqrt(inputs), 1/sqrt(inputs))`. Weights are
+    /// decayed.
+    pub(super) fn of_layer(name: &str, shape: &[usize], inputs: usize) -> Parameter {
+        let end = (inputs as f64).sqrt().recip();
+        let init = Init::Uniform([-end, end]);
+        let decay = shape.len() > 1;
+        Parameter { shape: shape.to_vec(), init, decay, ..Parameter::matrix(name, [0, 0], 0.0) }
     }
 
     /// A number a head in `[low, high]`, never decayed.

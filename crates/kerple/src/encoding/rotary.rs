@@ -13,7 +13,7 @@ use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::scaling::{Lengths, Scaled, Scaling, plain_rates};
 use super::words::Description;
-use super::{Compat, Geometry, Parameter};
+use super::{Compat, Geometry, Parameter, Scope};
 use crate::forms::{Form, Rotary, TableSlopes};
 use serde::{Deserialize, Serialize};
 
@@ -104,8 +104,8 @@ impl Positional for Config {
         Vec::new()
     }
 
-    fn may_differ_by_layer(&self) -> bool {
-        false
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED
     }
 
     fn randomized(&self) -> Randomized {

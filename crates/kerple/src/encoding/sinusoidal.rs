@@ -11,7 +11,7 @@ use super::method::{Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::words::{Description, EMBEDDINGS, UNSEEN};
-use super::{Compat, Geometry, Parameter};
+use super::{Compat, Geometry, Parameter, Scope};
 use crate::forms::{Absolute, Form, TableSlopes};
 use serde::{Deserialize, Serialize};
 
@@ -68,8 +68,8 @@ impl Positional for Config {
         Vec::new()
     }
 
-    fn may_differ_by_layer(&self) -> bool {
-        false
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED
     }
 
     fn randomized(&self) -> Randomized {

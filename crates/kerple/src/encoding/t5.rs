@@ -13,7 +13,7 @@ use super::method::{Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{Description, SCORES};
-use super::{Geometry, Parameter};
+use super::{Geometry, Parameter, Scope};
 use crate::forms::{DistanceTable, Form, Sides, Slopes, TableSlopes};
 use serde::{Deserialize, Serialize};
 
@@ -96,8 +96,8 @@ impl Positional for Config {
         vec![Parameter::matrix("weight", [self.num_buckets, geometry.heads], std)]
     }
 
-    fn may_differ_by_layer(&self) -> bool {
-        true
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {

@@ -1,4 +1,6 @@
 use super::*;
+use crate::forms::{Block, Sides, Sight};
+use crate::maps::Extent;
 use proptest::prelude::*;
 
 mod settings;
@@ -285,9 +287,31 @@ fn layers_draw_values_of_their_own_where_they_have_their_own() {
 fn matrices_are_decayed_and_kernels_are_not() {
     for encoding in all() {
         for parameter in encoding.parameters(&GEOMETRY) {
-            assert_eq!(parameter.decay, parameter.shape.len() > 1, "{} {}", encoding.label(), parameter.name);
+            // but for the two numbers of FIRE, which its code decays
+            let decayed = parameter.shape.len() > 1 || ["c", "multiplier"].contains(&&*parameter.name);
+            assert_eq!(parameter.decay, decayed, "{} {}", encoding.label(), parameter.name);
         }
     }
+}
+
+/// What a map makes of the last query's scores.
+fn last_row(form: &MapForm, values: &[Vec<f64>], len: usize) -> Vec<f64> {
+    let tables = form.table.bias.iter().chain(&form.table.weight).flatten();
+    let numbers: Vec<f64> = tables.chain(values[values.len() - form.own..].iter().flatten()).copied().collect();
+    let mut scores: Vec<f64> = (0..4 * len).map(|at| (at as f64).sin()).collect();
+    let block = Block {
+        batch: 0,
+        heads: 4,
+        rows: 1,
+        columns: len,
+        first_position: len as isize - 1,
+        first_key: 0,
+        keys: len,
+        sight: Sight::CAUSAL,
+        q: &[0.5; 64],
+    };
+    form.map.over(&numbers, Extent { sides: Sides::One, len }).forward(&block, &mut scores);
+    scores
 }
 
 #[test]
@@ -310,6 +334,7 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
                 let sized = |rows: &Option<Vec<f64>>| rows.as_ref().is_none_or(|rows| rows.len() == 4 * len);
                 finite(&table.bias) && finite(&table.weight) && sized(&table.bias) && sized(&table.weight)
             }
+            Form::Map(form) => last_row(&form, &values, len).iter().all(|score| score.is_finite()),
         };
         let said = encoding.longest(&GEOMETRY).is_none_or(|longest| longest >= len);
         assert_eq!(defined, said, "{}", encoding.label());
@@ -374,7 +399,7 @@ fn every_key_changes_what_is_handed_over() {
         let absolute = e.absolute(&GEOMETRY, 0..8);
         let layers = e.parameter_count(&GEOMETRY, 2);
         let shared = (e.window, e.clamp, e.randomized);
-        (e.table(&GEOMETRY, &values, 300), e.rotary(&GEOMETRY, 64), absolute, values, shared, layers)
+        (e.form(&GEOMETRY, &values, 0..300), e.rotary(&GEOMETRY, 64), absolute, values, shared, layers)
     };
     for (kind, key) in [
         ("rotary", "\"pct\":0.5"),
@@ -401,6 +426,9 @@ fn every_key_changes_what_is_handed_over() {
         ("kerple_bias_weight", "\"r4\":1"),
         ("kerple_log3", "\"r3\":[0.5,1]"),
         ("gaussian_weight", "\"r1\":1"),
+        ("fire", "\"width\":8"),
+        ("fire", "\"threshold\":64"),
+        ("fire", "\"scope\":\"model\""),
     ] {
         let (plain, changed) = (format!("{{\"kind\":\"{kind}\"}}"), format!("{{\"kind\":\"{kind}\",{key}}}"));
         assert_ne!(observe(&plain), observe(&changed), "{changed}");

@@ -2,6 +2,7 @@
 
 use super::{Absolute, DistanceTable, Rotary, kept_columns};
 use crate::cpu::reduce;
+use crate::maps::Map;
 
 /// What a positional method hands over; a model passes it to the place it enters.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +15,21 @@ pub enum Form {
     Rotary(Rotary),
     /// A change of scores by distance.
     Table(DistanceTable),
+    /// A change of the scores of all heads together.
+    Map(MapForm),
+}
+
+/// A score map as a method hands it over: a description, and where the numbers that it computes with come from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MapForm {
+    /// What is computed.
+    pub map: Map,
+    /// Tables made of the method's first parameters, whose derivatives are the method's slopes; neutral where it has none.
+    pub table: DistanceTable,
+    /// A rotation of queries and keys before their product.
+    pub rotary: Option<Rotary>,
+    /// How many of the method's parameters, the last ones, the map takes as they are.
+    pub own: usize,
 }
 
 /// Derivatives of a [`DistanceTable`] in what an encoding learns; `None` where a table depends on nothing learned.

@@ -47,13 +47,16 @@ impl<'a, T> Scores<'a, T> {
 /// Memory and time are the map's own affair. An engine calls it from several threads, each with a block of its own.
 ///
 /// ```
-/// use kerple::forms::{Block, MapGradients, ScoreMap};
+/// use kerple::forms::{Block, MapGradients, Reach, ScoreMap};
 /// /// `z = cap tanh(s / cap)`, the soft cap of Gemma 2. One parameter: the cap.
 /// #[derive(Debug)]
 /// struct SoftCap(f64);
 /// impl ScoreMap<f64> for SoftCap {
 ///     fn parameters(&self) -> usize {
 ///         1
+///     }
+///     fn reach(&self) -> Reach {
+///         Reach::Pair
 ///     }
 ///     fn forward(&self, _: &Block<f64>, scores: &mut [f64]) {
 ///         scores.iter_mut().for_each(|s| *s = self.0 * (*s / self.0).tanh());
@@ -71,6 +74,9 @@ pub trait ScoreMap<T>: Debug + Sync {
     /// Numbers in the gradient of the map's own parameters, P.
     fn parameters(&self) -> usize;
 
+    /// What a mapped score depends on; an engine may hand over parts of rows where that is less than the row.
+    fn reach(&self) -> Reach;
+
     /// Replaces the scaled scores of a block by what the softmax gets.
     ///
     /// # Shapes
@@ -85,6 +91,15 @@ pub trait ScoreMap<T>: Debug + Sync {
     fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>);
 }
 
+/// How many of a row's scores one mapped score depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Those of its own query and key, of all heads.
+    Pair,
+    /// All of the row.
+    Row,
+}
+
 /// The rows that a [`ScoreMap`] gets at a time: consecutive queries of one sequence, all heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a, T> {
@@ -94,7 +109,8 @@ pub struct Block<'a, T> {
     pub heads: usize,
     /// Queries of the block.
     pub rows: usize,
-    /// Keys of the block, with unseen ones among them and perhaps after the last: at least what its rows see.
+    /// Keys of the block, with unseen ones among them and perhaps after the last: at least what its rows see, or for
+    /// [`Reach::Pair`] any part of it.
     pub columns: usize,
     /// Position of the first query; negative where queries sit before every key.
     pub first_position: isize,
@@ -117,7 +133,8 @@ impl<T> Block<'_, T> {
     /// The columns that a row sees.
     pub fn visible(&self, row: usize) -> Range<usize> {
         let keys = visible_keys(self.sight, self.first_position + row as isize, self.keys);
-        keys.start - self.first_key..keys.end - self.first_key
+        let [start, end] = [keys.start, keys.end].map(|key| key.saturating_sub(self.first_key).min(self.columns));
+        start..end
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Case;
 use crate::Number;
-use crate::forms::{Block, MapGradients, ScoreMap, Sides};
+use crate::forms::{Block, MapGradients, Reach, ScoreMap, Sides};
 
 /// With heads `h, g`, row `i`, key `j`, distance `d`:
 ///
@@ -90,6 +90,10 @@ fn each_seen<T>(block: &Block<T>) -> impl Iterator<Item = (usize, usize, usize)>
 impl<T: Number> ScoreMap<T> for Mix<T> {
     fn parameters(&self) -> usize {
         self.values.len()
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::Row
     }
 
     fn forward(&self, block: &Block<T>, scores: &mut [T]) {

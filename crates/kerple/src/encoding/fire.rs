@@ -1,0 +1,126 @@
+//! FIRE: functional interpolation for relative positions. Li et al. 2023, arXiv:2310.04418, section 3.
+//!
+//! ```text
+//! b_h(i, j) = W2 relu(w1 t + b1) + b2        t = psi(i - j) / (psi(max(i, P)) + 1e-6)
+//! psi(x) = ln(1 + |c x|)                     P = |m p|
+//! ```
+//!
+//! `p`, the threshold, is the training length in the paper; the released code of DAPE, which the reference values come from,
+//! has 64 whatever the training length. Encoders take `|i - j|` and `max(i, j, P)`. Enters: scores, after the `1/sqrt(D)`
+//! scale. Learned: c, m, and the network, in every layer for itself; all but its biases are decayed.
+//! Past the training length: defined for every query and key, the measure grows with the query's position.
+
+use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
+use super::refusal::{Checked, Refusal};
+use super::words::{Description, SCORES};
+use super::{Geometry, Init, Parameter, Scope};
+use crate::forms::{DistanceTable, Form, MapForm, TableSlopes};
+use crate::maps::Mixed;
+use crate::maps::fire::Fire;
+use crate::maps::mixed::Bias;
+use serde::{Deserialize, Serialize};
+
+/// Keys of FIRE.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Hidden units of the network.
+    pub width: usize,
+    /// Positions below this one share one measure; the training length when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threshold: Option<f64>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { width: 32, threshold: None }
+    }
+}
+
+/// Most hidden units of an encoding's network.
+pub(super) const MOST_HIDDEN: usize = 1024;
+
+/// Refuses a number of hidden units.
+pub(super) fn check_hidden(key: &str, units: usize) -> Checked {
+    if (1..=MOST_HIDDEN).contains(&units) {
+        return Ok(());
+    }
+    let message = format!("{units} is out of range, it must be between 1 and {MOST_HIDDEN}");
+    Err(Refusal::new(key, message, "32 is the usual number of hidden units"))
+}
+
+impl Config {
+    /// The bias of a model, its hidden units with this slope below 0.
+    pub(super) fn bias(&self, geometry: &Geometry, slope: f64) -> Fire {
+        Fire { width: self.width, threshold: self.threshold.unwrap_or(geometry.train_len as f64), slope }
+    }
+}
+
+impl Positional for Config {
+    fn words(&self) -> Description {
+        Description {
+            name: "FIRE",
+            formula: "z = s + mlp(psi(d) / psi(max(i, P))), psi(x) = ln(1 + abs(c x))",
+            learned: "c, m, a network: 2 + 2 W + H W + H a layer",
+            enters: SCORES,
+            beyond: "defined for every distance, measured against the query's position",
+            source: "Li et al. 2023, arXiv:2310.04418",
+        }
+    }
+
+    fn check_keys(&self) -> Checked {
+        check_hidden("width", self.width)?;
+        match self.threshold {
+            Some(threshold) if !(threshold.is_finite() && threshold > 0.0) => {
+                let message = format!("{threshold} is out of range, it must be above 0");
+                Err(Refusal::new("threshold", message, "leave it out to use the training length"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check(&self, _: &Geometry) -> Checked {
+        Ok(())
+    }
+
+    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+        let (heads, width) = (geometry.heads, self.width);
+        let scalar = |name: &str, start: f64| Parameter {
+            shape: vec![1],
+            init: Init::Constant(start),
+            ..Parameter::matrix(name, [1, 1], 0.0)
+        };
+        vec![
+            scalar("c", 0.1),
+            scalar("multiplier", 1.0),
+            Parameter::of_layer("weight1", &[width, 1], 1),
+            Parameter::of_layer("bias1", &[width], 1),
+            Parameter::of_layer("weight2", &[heads, width], width),
+            Parameter::of_layer("bias2", &[heads], width),
+        ]
+    }
+
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::OWN_OR_SHARED
+    }
+
+    fn randomized(&self) -> Randomized {
+        Randomized::Never("FIRE measures distances against positions, not against drawn ones")
+    }
+
+    fn longest(&self, _: &Geometry) -> Option<usize> {
+        None
+    }
+
+    fn form(&self, inputs: &Inputs) -> Form {
+        let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
+        let map = Mixed { heads, bias: Bias::Fire(self.bias(inputs.geometry, 0.0)), network: None };
+        let table = DistanceTable { heads, len, ..DistanceTable::default() };
+        Form::Map(MapForm { map: map.into(), table, rotary: None, own: 6 })
+    }
+
+    fn slopes(&self, _: &Inputs) -> TableSlopes {
+        TableSlopes::default()
+    }
+}

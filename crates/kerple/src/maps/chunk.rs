@@ -1,0 +1,195 @@
+//! Arithmetic on a chunk: the pairs of one query with a few dozen keys, channel by channel, `[channels, WIDTH]`.
+//!
+//! Channels are heads or hidden units, columns are keys. What lies after the last key of a chunk is zero or ignored.
+
+use crate::Number;
+use crate::attention::product::{Keep, Matrix, Product};
+use crate::cpu::lanes::{Kernel, Lanes};
+
+/// Keys of a chunk at most; whole vectors of every instruction set.
+pub(super) const WIDTH: usize = 96;
+
+/// An array `[channels, WIDTH]` of zeros.
+pub(super) fn channels<T: Number>(count: usize) -> Vec<T> {
+    vec![T::ZERO; count * WIDTH]
+}
+
+/// `to += weights from`: weights `[rows, inner]`, from `[inner, columns]`, to `[rows, WIDTH]`.
+#[inline(always)]
+pub(super) fn add_product<L: Lanes>(
+    lanes: L,
+    [rows, inner]: [usize; 2],
+    weights: Matrix<L::Number>,
+    from: (&[L::Number], usize),
+    to: &mut [L::Number],
+    columns: usize,
+) {
+    lanes.run(Product {
+        rows,
+        inner,
+        columns: columns.next_multiple_of(L::COUNT),
+        a: weights,
+        b: from.0,
+        b_stride: from.1,
+        c: to,
+        c_stride: WIDTH,
+        keep: Keep::Add,
+    });
+}
+
+/// Copies `[channels, stride]` to `[channels, WIDTH]` and clears up to a whole vector.
+#[inline(always)]
+pub(super) fn load<L: Lanes>(_: L, from: &[L::Number], stride: usize, to: &mut [L::Number], columns: usize) {
+    for (to, from) in to.chunks_exact_mut(WIDTH).zip(from.chunks(stride)) {
+        to[..columns].copy_from_slice(&from[..columns]);
+        to[columns..columns.next_multiple_of(L::COUNT)].fill(L::Number::ZERO);
+    }
+}
+
+/// Writes one number a channel to all its columns.
+#[inline(always)]
+pub(super) fn spread<T: Number>(from: &[T], to: &mut [T], columns: usize) {
+    for (to, &from) in to.chunks_exact_mut(WIDTH).zip(from) {
+        to[..columns].fill(from);
+    }
+}
+
+/// `x` where it is positive, `slope x` elsewhere, in place.
+#[inline(always)]
+pub(super) fn rectify<T: Number>(values: &mut [T], slope: T, columns: usize) {
+    for row in values.chunks_exact_mut(WIDTH) {
+        for value in &mut row[..columns] {
+            *value = if *value > T::ZERO { *value } else { slope * *value };
+        }
+    }
+}
+
+/// From the gradient in [`rectify`]'s results to that in its inputs, given the results.
+#[inline(always)]
+pub(super) fn rectify_backward<T: Number>(results: &[T], gradient: &mut [T], slope: T, columns: usize) {
+    for (row, d_row) in results.chunks_exact(WIDTH).zip(gradient.chunks_exact_mut(WIDTH)) {
+        for (value, d) in row[..columns].iter().zip(&mut d_row[..columns]) {
+            *d = if *value > T::ZERO { *d } else { slope * *d };
+        }
+    }
+}
+
+/// Sums `sum over columns of a[m] b[n]`, `[M, N]`, each kept as a vector of partial sums until all chunks are in.
+pub(super) struct Sums<T> {
+    shape: [usize; 2],
+    partial: Vec<T>,
+}
+
+impl<T: Number> Sums<T> {
+    pub(super) fn new<L: Lanes>(shape: [usize; 2]) -> Sums<T> {
+        Sums { shape, partial: vec![T::ZERO; shape[0] * shape[1] * L::COUNT] }
+    }
+
+    /// Number of sums.
+    pub(super) fn len(&self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+
+    /// Adds a chunk: `a` is `[M, stride]`, `b` `[N, stride]`, both zero after the last column of at least one of them.
+    #[inline(always)]
+    pub(super) fn add<L: Lanes<Number = T>>(&mut self, lanes: L, a: (&[T], usize), b: (&[T], usize), columns: usize) {
+        let columns = columns.next_multiple_of(L::COUNT);
+        lanes.run(Outer { a, b, columns, shape: self.shape, partial: &mut self.partial });
+    }
+
+    /// Adds the sums to `to[m * strides[0] + n * strides[1]]`.
+    #[inline(always)]
+    pub(super) fn finish<L: Lanes<Number = T>>(&self, lanes: L, to: &mut [T], strides: [usize; 2]) {
+        for (at, partial) in self.partial.chunks_exact(L::COUNT).enumerate() {
+            // SAFETY: a chunk is one vector long.
+            let sum = lanes.sum(unsafe { lanes.load(partial.as_ptr()) });
+            to[at / self.shape[1] * strides[0] + at % self.shape[1] * strides[1]] += sum;
+        }
+    }
+}
+
+struct Outer<'a, T> {
+    a: (&'a [T], usize),
+    b: (&'a [T], usize),
+    columns: usize,
+    shape: [usize; 2],
+    partial: &'a mut [T],
+}
+
+impl<T: Number> Kernel<T> for Outer<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let [m, n] = self.shape;
+        let holds =
+            |rows: usize, (data, stride): (&[T], usize)| rows == 0 || data.len() >= (rows - 1) * stride + self.columns;
+        assert!(self.columns.is_multiple_of(L::COUNT) && holds(m, self.a) && holds(n, self.b));
+        assert!(self.partial.len() >= m * n * L::COUNT);
+        let partial = self.partial.as_mut_ptr();
+        // sums that fill the registers, beside a vector of each channel
+        let (rows, columns) = if L::BLOCK_ROWS.len() > 3 { (4, 4) } else { (2, 4) };
+        for row in (0..m).step_by(rows) {
+            for column in (0..n).step_by(columns) {
+                // SAFETY: rows and columns of the blocks are below M and N, and the assertions bound the rest.
+                unsafe {
+                    match (m - row >= rows && n - column >= columns, rows) {
+                        (true, 4) => block::<L, 4, 4>(lanes, &self, partial, row, column),
+                        (true, _) => block::<L, 2, 4>(lanes, &self, partial, row, column),
+                        (false, _) => {
+                            for row in row..(row + rows).min(m) {
+                                for column in column..(column + columns).min(n) {
+                                    block::<L, 1, 1>(lanes, &self, partial, row, column);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// M by N sums.
+///
+/// # Safety
+/// The operands hold `columns` numbers in rows below `row + M` and `column + N`; `partial` is `shape` whole vectors that
+/// nothing else uses.
+#[allow(clippy::needless_range_loop, reason = "three arrays walk together")]
+#[inline(always)]
+unsafe fn block<L: Lanes, const M: usize, const N: usize>(
+    lanes: L,
+    outer: &Outer<L::Number>,
+    partial: *mut L::Number,
+    row: usize,
+    column: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let partial = partial.add((row * outer.shape[1] + column) * L::COUNT);
+        let mut sums = [[lanes.splat(L::Number::ZERO); N]; M];
+        for m in 0..M {
+            for n in 0..N {
+                sums[m][n] = lanes.load(partial.add((m * outer.shape[1] + n) * L::COUNT));
+            }
+        }
+        let (a, b) = (outer.a.0.as_ptr().add(row * outer.a.1), outer.b.0.as_ptr().add(column * outer.b.1));
+        for key in (0..outer.columns).step_by(L::COUNT) {
+            let mut of_b = [lanes.splat(L::Number::ZERO); N];
+            for n in 0..N {
+                of_b[n] = lanes.load(b.add(n * outer.b.1 + key));
+            }
+            for m in 0..M {
+                let of_a = lanes.load(a.add(m * outer.a.1 + key));
+                for n in 0..N {
+                    sums[m][n] = lanes.mul_add(of_a, of_b[n], sums[m][n]);
+                }
+            }
+        }
+        for m in 0..M {
+            for n in 0..N {
+                lanes.store(partial.add((m * outer.shape[1] + n) * L::COUNT), sums[m][n]);
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Every map against central differences, itself in parts of rows, and itself in f32 on every instruction set.
+
+use super::fire::Fire;
+use super::mixed::Bias;
+use super::network::{Network, Variant};
+use super::{Extent, Map, Mixed};
+use crate::Number;
+use crate::cpu::tests::on_every_set;
+use crate::forms::{Block, MapGradients, Reach, Sight};
+
+const HEADS: usize = 3;
+
+fn noise(len: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (state >> 33) as f64 / f64::from(1u32 << 30) - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn maps() -> Vec<Map> {
+    let biases = || {
+        let fire = |slope| Bias::Fire(Fire { width: 5, threshold: 6.5, slope });
+        [Bias::None, Bias::Table, fire(0.0), fire(0.01)]
+    };
+    let variants = [Variant::ConcatResidual, Variant::Concat, Variant::AddResidual, Variant::BiasOnly];
+    let network = |variant| Some(Network { hidden: 6, variant });
+    let all = |network: Option<Network>| biases().map(|bias| Mixed { heads: HEADS, bias, network: network.clone() });
+    let with = variants.into_iter().flat_map(|variant| all(network(variant)));
+    with.chain(all(None)).map(Map::from).collect()
+}
+
+/// A map with numbers, and rows for it.
+struct Case {
+    map: Map,
+    extent: Extent,
+    sight: Sight,
+    keys: usize,
+    rows: usize,
+    first_position: isize,
+    values: Vec<f64>,
+}
+
+impl Case {
+    fn new(map: &Map, sight: Sight, [rows, keys]: [usize; 2], seed: u64) -> Case {
+        let extent = Extent { sides: sight.sides(), len: keys };
+        let Map::Mixed(mixed) = map;
+        let mut values = noise(mixed.sizes(extent).iter().sum::<usize>(), seed);
+        if let Bias::Fire(_) = mixed.bias {
+            values[..2].copy_from_slice(&[-0.3, 1.25]); // c and m, with a threshold among the positions
+        }
+        Case { map: map.clone(), extent, sight, keys, rows, first_position: (keys - rows) as isize, values }
+    }
+
+    fn block<T>(&self) -> Block<'_, T> {
+        Block {
+            batch: 0,
+            heads: HEADS,
+            rows: self.rows,
+            columns: self.keys,
+            first_position: self.first_position,
+            first_key: 0,
+            keys: self.keys,
+            sight: self.sight,
+            q: &[],
+        }
+    }
+
+    fn size(&self) -> usize {
+        HEADS * self.rows * self.keys
+    }
+
+    /// Zero where a row does not see.
+    fn seen(&self, mut values: Vec<f64>) -> Vec<f64> {
+        let block = self.block::<f64>();
+        for (at, value) in values.iter_mut().enumerate() {
+            if !block.visible(at / self.keys % self.rows).contains(&(at % self.keys)) {
+                *value = 0.0;
+            }
+        }
+        values
+    }
+
+    fn forward<T: Number>(&self, values: &[f64], scores: &[f64]) -> Vec<f64> {
+        let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
+        let (values, mut scores) = (cast(values), cast(scores));
+        self.map.over(&values, self.extent).forward(&self.block(), &mut scores);
+        self.seen(scores.into_iter().map(T::to_f64).collect())
+    }
+
+    /// Gradients in the scores and in the map's numbers.
+    fn backward<T: Number>(&self, scores: &[f64], up: &[f64]) -> [Vec<f64>; 2] {
+        let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
+        let (values, scores, mut d_scores) = (cast(&self.values), cast(scores), cast(up));
+        let mut d_parameters = vec![T::ZERO; values.len()];
+        let map = self.map.over(&values, self.extent);
+        assert_eq!((map.parameters(), map.reach()), (values.len(), Reach::Pair));
+        let gradients = MapGradients { d_scores: &mut d_scores, d_q: &mut [], d_parameters: &mut d_parameters };
+        map.backward(&self.block(), &scores, gradients);
+        let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
+        [self.seen(wide(d_scores)), wide(d_parameters)]
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn assert_close(got: &[f64], want: &[f64], relative: f64, what: &str) {
+    let scale = want.iter().fold(1.0, |largest: f64, value| largest.max(value.abs()));
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (at, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!((got - want).abs() <= relative * scale, "{what} at {at}: {got} {want}");
+    }
+}
+
+fn sights() -> [Sight; 4] {
+    [Sight::CAUSAL, Sight::BOTH, Sight::Causal { window: Some(4) }, Sight::Both { window: Some(3) }]
+}
+
+#[test]
+fn gradients_match_central_differences() {
+    for (seed, map) in (1..).zip(maps()) {
+        for sight in sights() {
+            let case = Case::new(&map, sight, [7, 10], seed);
+            let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
+            let [d_scores, d_values] = case.backward::<f64>(&scores, &up);
+            let slope = |of: &dyn Fn(f64) -> Vec<f64>| {
+                let step = 1e-6;
+                (dot(&of(step), &up) - dot(&of(-step), &up)) / (2.0 * step)
+            };
+            let moved = |values: &[f64], at: usize, by: f64| {
+                let mut values = values.to_vec();
+                values[at] += by;
+                values
+            };
+            let in_score = |at| slope(&|by| case.forward::<f64>(&case.values, &moved(&scores, at, by)));
+            let in_value = |at| slope(&|by| case.forward::<f64>(&moved(&case.values, at, by), &scores));
+            let numeric = case.seen((0..scores.len()).map(in_score).collect());
+            // differences of sums of a few hundred terms at 1e-6; kinks are nowhere that near
+            assert_close(&d_scores, &numeric, 1e-7, &format!("{map:?} {sight:?}, scores"));
+            let numeric: Vec<f64> = (0..case.values.len()).map(in_value).collect();
+            assert_close(&d_values, &numeric, 1e-7, &format!("{map:?} {sight:?}, numbers"));
+        }
+    }
+}
+
+#[test]
+fn f32_equals_f64_on_every_instruction_set() {
+    for (seed, map) in (1..).zip(maps()) {
+        for (sight, sizes) in [(Sight::CAUSAL, [3, 130]), (Sight::BOTH, [2, 97]), (Sight::CAUSAL, [1, 1])] {
+            let case = Case::new(&map, sight, sizes, seed);
+            let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
+            let [d_scores, d_values] = case.backward::<f64>(&scores, &up);
+            let mapped = case.forward::<f64>(&case.values, &scores);
+            for got in on_every_set(|| (case.forward::<f32>(&case.values, &scores), case.backward::<f32>(&scores, &up)))
+            {
+                let (got, [got_scores, got_values]) = got;
+                // sums of a few hundred numbers of size 1
+                assert_close(&got, &mapped, 1e-5, &format!("{map:?}, forward"));
+                assert_close(&got_scores, &d_scores, 1e-5, &format!("{map:?}, scores"));
+                assert_close(&got_values, &d_values, 3e-5, &format!("{map:?}, numbers"));
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_of_rows_equal_whole_rows() {
+    for (seed, map) in (1..).zip(maps()) {
+        for sight in sights() {
+            let case = Case::new(&map, sight, [5, 12], seed);
+            let scores = case.seen(noise(case.size(), seed + 50));
+            let whole = case.forward::<f64>(&case.values, &scores);
+            for (first, columns) in [(0, 5), (5, 7), (3, 1)] {
+                let row = |values: &[f64], at: usize| values[at * case.keys + first..][..columns].to_vec();
+                let mut part: Vec<f64> = (0..HEADS * case.rows).flat_map(|at| row(&scores, at)).collect();
+                let block = Block { columns, first_key: first, ..case.block() };
+                case.map.over(&case.values, case.extent).forward(&block, &mut part);
+                for (at, got) in part.chunks_exact(columns).enumerate() {
+                    let seen = block.visible(at % case.rows);
+                    assert_eq!(got[seen.clone()], row(&whole, at)[seen], "{map:?} {sight:?} from {first}");
+                }
+            }
+        }
+    }
+}
