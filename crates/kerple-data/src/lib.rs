@@ -15,6 +15,7 @@ mod corpus;
 mod error;
 mod file;
 mod hash;
+pub mod lra;
 mod machine;
 pub mod music;
 mod order;

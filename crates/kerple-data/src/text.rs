@@ -305,7 +305,7 @@ impl<R: Read> Read for Counted<R> {
 }
 
 /// Opens a file for reading what it holds uncompressed.
-fn open(path: &Path, compression: Compression, count: Rc<Cell<u64>>) -> Result<Box<dyn BufRead>> {
+pub(crate) fn open(path: &Path, compression: Compression, count: Rc<Cell<u64>>) -> Result<Box<dyn BufRead>> {
     const BUFFER: usize = 1 << 18;
     let file = File::open(path).map_err(Error::io(path, "open"))?;
     let raw = BufReader::with_capacity(BUFFER, Counted { inner: file, count });

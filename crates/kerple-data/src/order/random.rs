@@ -17,6 +17,12 @@ pub(crate) enum Use {
     Shuffle = 4,
     /// Altered copies of music.
     Music = 5,
+    /// Expressions of ListOps.
+    ListOps = 6,
+    /// Made-up pairs of texts.
+    Pairs = 7,
+    /// Images of Pathfinder.
+    Pathfinder = 8,
 }
 
 pub(crate) fn stream(purpose: Use, seed: u64, step: u64, row: u64) -> ChaCha8Rng {

@@ -4,11 +4,13 @@ use super::chomsky::Chomsky;
 use super::recall::{Passkey, Recall};
 use super::{Examples, Facts};
 use crate::error::Result;
+use crate::lra::Arena;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
+use std::path::Path;
 
 /// Which task: its name, `task = "even_pairs"`, or its name and its keys, `task = { kind = "passkey", digits = 5 }`.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,12 +21,14 @@ pub enum TaskConfig {
     Passkey(Passkey),
     /// Multi-query associative recall.
     Recall(Recall),
+    /// A task of the Long Range Arena.
+    Arena(Arena),
 }
 
 impl TaskConfig {
     /// Every name.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        Chomsky::ALL.into_iter().map(Chomsky::name).chain(["passkey", "recall"])
+        Chomsky::ALL.into_iter().map(Chomsky::name).chain(["passkey", "recall"]).chain(Arena::NAMES)
     }
 
     /// The task of this name with the default keys.
@@ -32,33 +36,35 @@ impl TaskConfig {
         match name {
             "passkey" => Some(TaskConfig::Passkey(Passkey::default())),
             "recall" => Some(TaskConfig::Recall(Recall::default())),
-            name => Chomsky::named(name).map(TaskConfig::Chomsky),
+            name => Chomsky::named(name).map(TaskConfig::Chomsky).or_else(|| Arena::named(name).map(TaskConfig::Arena)),
         }
     }
 
-    fn drawn(&self) -> &dyn Examples {
-        match self {
-            TaskConfig::Chomsky(task) => task,
-            TaskConfig::Passkey(task) => task,
-            TaskConfig::Recall(task) => task,
-        }
-    }
-
-    /// What is known of its examples.
+    /// What is known of its examples before data is read.
     pub fn facts(&self) -> Facts {
-        self.drawn().facts()
+        match self {
+            TaskConfig::Chomsky(task) => task.facts(),
+            TaskConfig::Passkey(task) => task.facts(),
+            TaskConfig::Recall(task) => task.facts(),
+            TaskConfig::Arena(task) => task.facts(),
+        }
     }
 
     /// Targets of a sequence of `length` tokens.
     pub fn answers(&self, length: usize) -> usize {
-        self.drawn().answers(length)
+        match self {
+            TaskConfig::Chomsky(task) => task.answers(length),
+            TaskConfig::Passkey(task) => task.answers(length),
+            TaskConfig::Recall(task) => task.answers(length),
+            TaskConfig::Arena(_) => 1,
+        }
     }
 
-    /// Its examples.
+    /// Its examples, from the files at `path` where the task is about data.
     ///
     /// # Errors
-    /// Keys out of range.
-    pub fn open(&self) -> Result<Box<dyn Examples>> {
+    /// Keys out of range, files that are missing or damaged.
+    pub fn open(&self, path: Option<&Path>) -> Result<Box<dyn Examples>> {
         Ok(match self {
             TaskConfig::Chomsky(task) => Box::new(*task),
             TaskConfig::Passkey(task) => {
@@ -69,6 +75,7 @@ impl TaskConfig {
                 task.check()?;
                 Box::new(*task)
             }
+            TaskConfig::Arena(task) => task.open(path)?,
         })
     }
 }
@@ -90,6 +97,7 @@ impl Serialize for TaskConfig {
             TaskConfig::Chomsky(task) => serializer.serialize_str(task.name()),
             TaskConfig::Passkey(keys) => with_kind(serializer, "passkey", keys),
             TaskConfig::Recall(keys) => with_kind(serializer, "recall", keys),
+            TaskConfig::Arena(task) => with_kind(serializer, task.name(), &task.keys()),
         }
     }
 }
@@ -124,6 +132,7 @@ impl<'de> Visitor<'de> for Written {
         match self.visit_str(kind)? {
             TaskConfig::Passkey(_) => Ok(TaskConfig::Passkey(read(keys)?)),
             TaskConfig::Recall(_) => Ok(TaskConfig::Recall(read(keys)?)),
+            TaskConfig::Arena(task) => Ok(TaskConfig::Arena(task.with_keys(keys).map_err(A::Error::custom)?)),
             TaskConfig::Chomsky(task) => match keys.keys().next() {
                 None => Ok(TaskConfig::Chomsky(task)),
                 Some(key) => Err(A::Error::custom(format!("unknown field `{key}`: {kind} has no keys"))),
@@ -160,7 +169,8 @@ mod tests {
             assert_eq!(read(&format!("task = {{ kind = \"{name}\" }}")).unwrap(), task);
             assert_eq!(read(&toml::to_string(&Data { task: task.clone() }).unwrap()).unwrap(), task, "{name}");
             assert_eq!(task.facts().name, name);
-            assert!(task.open().is_ok());
+            // some are about data
+            assert!(task.open(None).is_ok() || ["lra_text", "lra_image"].contains(&name));
         }
     }
 

@@ -1,0 +1,112 @@
+//! Images with a class, pixel by pixel: grey values 0 to 255, row by row.
+//!
+//! Published: CIFAR-10 in grey, the first 90 % of the training images to train on, the rest to validate on. Read are its
+//! binary files (`data_batch_1.bin` to `5`, `test_batch.bin`) or IDX files as MNIST and Fashion-MNIST have them
+//! (`train-images-idx3-ubyte`, `t10k-labels-idx1-ubyte`; plain or `.gz`), which are stand-ins.
+
+use super::store::{self, Sequences, Store};
+use crate::error::{Error, Result};
+use crate::tasks::{Examples, Facts};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// More is not read: images are held in memory.
+const LONGEST_FILE: u64 = 1 << 31;
+/// A record of CIFAR-10: a label, and 1024 values each of red, green and blue.
+const RECORD: usize = 1 + 3 * PIXELS;
+const PIXELS: usize = 1024;
+
+/// Keys of `task = { kind = "lra_image" }`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Image {
+    /// Labels are below this.
+    pub classes: usize,
+}
+
+impl Default for Image {
+    fn default() -> Image {
+        Image { classes: 10 }
+    }
+}
+
+impl Image {
+    pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+        let hint = "give a folder of CIFAR-10's binary files (data_batch_1.bin ...) or of IDX files (train-images-idx3-ubyte.gz ...)";
+        let path = path.ok_or_else(|| Error::refused("lra_image: there is no data.path", hint))?;
+        super::check_classes(self.classes)?;
+        let inner = path.join("cifar-10-batches-bin");
+        let folder = if inner.is_dir() { &inner } else { path };
+        let (mut train, test) = match store::find(folder, "data_batch_1.bin") {
+            Some(_) => cifar(folder, hint)?,
+            None => (idx_pair(folder, "train", hint)?, idx_pair(folder, "t10k", hint)?),
+        };
+        let valid = train.split_off(train.len() * 9 / 10);
+        Ok(Box::new(Store::new(facts, path, [train, valid, test], 0)?))
+    }
+}
+
+/// The training and test images of CIFAR-10.
+fn cifar(folder: &Path, hint: &str) -> Result<(Sequences, Sequences)> {
+    let mut sets = [Sequences::default(), Sequences::default()];
+    let names = (1..=5).map(|number| (0, format!("data_batch_{number}.bin")));
+    for (set, name) in names.chain([(1, "test_batch.bin".to_owned())]) {
+        let (file, compression) = store::require(folder, &[&name], hint)?;
+        let bytes = store::read(&file, compression, LONGEST_FILE)?;
+        let (records, rest) = bytes.as_chunks::<RECORD>();
+        if !rest.is_empty() {
+            let message = format!("it has {} bytes, which are no whole number of images of {RECORD}", bytes.len());
+            return Err(Error::damaged(&file, message, "fetch the file again"));
+        }
+        for [label, colours @ ..] in records {
+            sets[set].push((0..PIXELS).map(|at| grey([0, 1, 2].map(|of| colours[of * PIXELS + at]))), u32::from(*label));
+        }
+    }
+    let [train, test] = sets;
+    Ok((train, test))
+}
+
+/// The grey value of a colour: weights of BT.601 on values in 0 to 1, in single precision as TensorFlow has it, back to 0 to
+/// 255.
+pub fn grey(colour: [u8; 3]) -> u8 {
+    let [red, green, blue] = colour.map(|value| f32::from(value) * (1.0 / 255.0));
+    ((0.2989 * red + 0.5870 * green + 0.1140 * blue) * 255.5) as u8
+}
+
+/// Images and labels of IDX files.
+fn idx_pair(folder: &Path, name: &str, hint: &str) -> Result<Sequences> {
+    let file = |end: &str| store::require(folder, &[&format!("{name}-{end}")], hint);
+    let (images, labels) = (file("images-idx3-ubyte")?, file("labels-idx1-ubyte")?);
+    let ([count, rows, columns], pixels) = shape::<3>(&images.0, &store::read(&images.0, images.1, LONGEST_FILE)?)?;
+    let ([labelled], label) = shape::<1>(&labels.0, &store::read(&labels.0, labels.1, LONGEST_FILE)?)?;
+    if labelled != count {
+        let message = format!("it has {labelled} labels, {} has {count} images", images.0.display());
+        return Err(Error::damaged(&labels.0, message, "the two files belong to different sets"));
+    }
+    let mut found = Sequences::default();
+    for (image, label) in pixels.chunks_exact((rows * columns).max(1)).zip(label) {
+        found.push(image.iter().copied(), u32::from(label));
+    }
+    Ok(found)
+}
+
+/// The sizes and the values of an IDX file of bytes with `N` axes.
+fn shape<const N: usize>(path: &Path, bytes: &[u8]) -> Result<([usize; N], Vec<u8>)> {
+    let hint = "give an IDX file of bytes, or fetch it again";
+    let bad = |message: String| Error::damaged(path, message, hint);
+    let (header, values) =
+        bytes.split_at_checked(4 + 4 * N).ok_or_else(|| bad(format!("it has {} bytes, no header", bytes.len())))?;
+    let magic = [0, 0, 8, N as u8];
+    if header[..4] != magic {
+        return Err(bad(format!("it begins with {:02x?}, an IDX file of {N} axes with {magic:02x?}", &header[..4])));
+    }
+    let mut sizes = [0; N];
+    for (size, bytes) in sizes.iter_mut().zip(header[4..].as_chunks().0) {
+        *size = u32::from_be_bytes(*bytes) as usize;
+    }
+    let expected = sizes.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+    if expected != Some(values.len()) {
+        return Err(bad(format!("it says {sizes:?} and has {} values", values.len())));
+    }
+    Ok((sizes, values.to_vec()))
+}

@@ -1,0 +1,304 @@
+//! ListOps: nested minima, maxima, medians and sums modulo 10 of digits.
+//!
+//! Nangia and Bowman 2018, by the generator of Tay et al. 2021: a node above the deepest level is an operation with
+//! probability 1/4, else a digit; an operation has 2 to 10 arguments. Expressions of more than 500 and fewer than 2000 tokens
+//! are kept.
+//!
+//! ```text
+//! [MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]
+//! ```
+//!
+//! Published files write each expression as a left-nested pair, `( ( ( [MAX 4 ) 3 ) ] )`. The tokenizer of the published runs
+//! dropped closing brackets, which leaves no way to tell where an operation ends; `brackets = false` does the same.
+//!
+//! Equal expressions are in one split: an expression belongs to the split that a hash of it says, in the shares of the
+//! published counts. The published generator draws without replacement instead, which for expressions of this length is the
+//! same; shorter ones, of own limits, may repeat within a split.
+
+use super::{example, store};
+use crate::error::{Error, Result};
+use crate::order::Use;
+use crate::random::Draw;
+use crate::split::Split;
+use crate::tasks::{Example, Examples, Facts, Place};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use twox_hash::XxHash3_64;
+
+/// Padding, digits, operations, the closing bracket.
+pub const VOCABULARY: usize = 16;
+
+/// Operations, by token.
+const OPERATIONS: [&str; 4] = ["[MIN", "[MAX", "[MED", "[SM"];
+const FIRST_DIGIT: u32 = 1;
+const FIRST_OPERATION: u32 = 11;
+const CLOSE: u32 = 15;
+
+/// A longer file is not one of them: the published ones have 350 MB.
+const LONGEST_FILE: u64 = 1 << 31;
+
+/// Keys of `task = { kind = "listops" }`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ListOps {
+    /// Whether closing brackets are tokens.
+    pub brackets: bool,
+    /// Expressions have more tokens than this, brackets counted.
+    pub more_than: usize,
+    /// Expressions have fewer tokens than this, brackets counted.
+    pub fewer_than: usize,
+    /// Most nodes on the way to a digit.
+    pub depth: usize,
+    /// Most arguments of an operation.
+    pub arguments: usize,
+    /// Expressions to train on.
+    pub train: u64,
+    /// Expressions to validate on.
+    pub valid: u64,
+    /// Expressions to test on.
+    pub test: u64,
+    /// Seed of the generator.
+    pub seed: u64,
+}
+
+impl Default for ListOps {
+    fn default() -> ListOps {
+        ListOps {
+            brackets: true,
+            more_than: 500,
+            fewer_than: 2000,
+            depth: 10,
+            arguments: 10,
+            train: 96_000,
+            valid: 2000,
+            test: 2000,
+            seed: 0,
+        }
+    }
+}
+
+impl ListOps {
+    pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+        self.check()?;
+        match path {
+            None => Ok(Box::new(Generated { keys: *self, facts })),
+            Some(path) => {
+                let files = [&["basic_train.tsv"][..], &["basic_val.tsv"], &["basic_test.tsv"]];
+                let read = |names: &&[&str]| {
+                    let (file, compression) = store::require(path, names, "give the folder of the published files")?;
+                    self.read(&file, &store::read(&file, compression, LONGEST_FILE)?)
+                };
+                let [train, valid, test] = [read(&files[0])?, read(&files[1])?, read(&files[2])?];
+                Ok(Box::new(store::Store::new(facts, path, [train, valid, test], 0)?))
+            }
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let refuse = |message: String, hint: &str| Err(Error::refused(message, hint));
+        let ListOps { more_than, fewer_than, depth, arguments, .. } = *self;
+        if fewer_than < more_than + 2 {
+            return refuse(
+                format!("data.task: no expression has more than {more_than} and fewer than {fewer_than} tokens"),
+                "published are more_than = 500 and fewer_than = 2000",
+            );
+        }
+        if !(2..=1000).contains(&arguments) || !(1..=64).contains(&depth) {
+            return refuse(
+                format!("data.task: arguments = {arguments}, depth = {depth} are out of range"),
+                "2 to 1000 arguments and a depth of 1 to 64; published are 10 and 10",
+            );
+        }
+        if self.train.min(self.valid).min(self.test) == 0 {
+            return refuse("data.task: train, valid and test must all be above 0".to_owned(), "published: 96000, 2000, 2000");
+        }
+        // the smallest expression of some length there is must fit: one draw shows whether any does
+        let place = Place { split: Split::Train, seed: 0, index: 0 };
+        match self.expression(place) {
+            Some(_) => Ok(()),
+            None => refuse(
+                format!("data.task: of {MOST_DRAWS} expressions none has more than {more_than} and fewer than {fewer_than} tokens"),
+                "widen the limits, or allow more arguments or depth",
+            ),
+        }
+    }
+
+    /// The expression at a place; `None` when none of many draws is of the right length and split.
+    fn expression(&self, place: Place) -> Option<Vec<u32>> {
+        let split = place.split as u64;
+        let mut draw = Draw::new(Use::ListOps, [self.seed, split, place.index]);
+        (0..MOST_DRAWS).find_map(|_| {
+            let mut tokens = Vec::new();
+            self.tree(&mut draw, 1, &mut tokens);
+            let fits = tokens.len() > self.more_than && tokens.len() < self.fewer_than;
+            (fits && self.split_of(&tokens) == place.split).then_some(tokens)
+        })
+    }
+
+    /// Appends an expression; one that is too long is not finished.
+    fn tree(&self, draw: &mut Draw, depth: usize, tokens: &mut Vec<u32>) {
+        if tokens.len() >= self.fewer_than {
+            return;
+        }
+        if depth >= self.depth || draw.unit() > 0.25 {
+            tokens.push(FIRST_DIGIT + draw.below(10) as u32);
+            return;
+        }
+        tokens.push(FIRST_OPERATION + draw.below(OPERATIONS.len()) as u32);
+        for _ in 0..draw.between(2, self.arguments) {
+            self.tree(draw, depth + 1, tokens);
+        }
+        tokens.push(CLOSE);
+    }
+
+    fn split_of(&self, tokens: &[u32]) -> Split {
+        let bytes: Vec<u8> = tokens.iter().map(|token| *token as u8).collect();
+        let all = (self.train + self.valid + self.test) as f64;
+        let shares = [self.train, self.valid, self.test].map(|count| count as f64 / all);
+        Split::draw(u128::from(XxHash3_64::oneshot(&bytes)), &shares)
+    }
+
+    /// The examples of a published file.
+    fn read(&self, path: &Path, bytes: &[u8]) -> Result<store::Sequences> {
+        let mut found = store::Sequences::default();
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| Error::damaged(path, format!("byte {} is not UTF-8", error.valid_up_to()), HINT))?;
+        for (number, line) in (1..).zip(text.lines()).skip(1) {
+            let bad = |message: String| Error::damaged_at(path, format!(", line {number}"), message, HINT);
+            let (source, target) =
+                line.split_once('\t').ok_or_else(|| bad("there is no tab between expression and answer".to_owned()))?;
+            let tokens = tokens(source).map_err(bad)?;
+            let label = target.trim().parse::<u32>().map_err(|_| bad(format!("the answer `{target}` is no number")))?;
+            found.push(self.shown(&tokens).map(|token| token as u8), label);
+        }
+        Ok(found)
+    }
+
+    /// The tokens that a model sees.
+    fn shown<'t>(&self, tokens: &'t [u32]) -> impl Iterator<Item = u32> + 't {
+        let brackets = self.brackets;
+        tokens.iter().copied().filter(move |token| brackets || *token != CLOSE)
+    }
+}
+
+const HINT: &str = "the files have a line `Source<tab>Target` and then an expression and its answer a line";
+
+/// Draws before it is said that there is no such expression; one in twelve is of the published length.
+const MOST_DRAWS: usize = 200_000;
+
+/// Expressions that are drawn when they are asked for.
+struct Generated {
+    keys: ListOps,
+    facts: Facts,
+}
+
+impl Examples for Generated {
+    fn facts(&self) -> Facts {
+        self.facts.clone()
+    }
+
+    fn count(&self, split: Split) -> Option<u64> {
+        Some(match split {
+            Split::Train => self.keys.train,
+            Split::Valid => self.keys.valid,
+            Split::Test => self.keys.test,
+        })
+    }
+
+    fn example(&self, place: Place, length: usize) -> Result<Example> {
+        let tokens = self.keys.expression(place).ok_or_else(|| {
+            let message = format!("data.task: no expression of the {} split was found", place.split.name());
+            Error::refused(message, "widen the limits of the length")
+        })?;
+        let label = evaluate(&tokens).expect("generated expressions are whole");
+        Ok(example(self.keys.shown(&tokens).take(length).collect(), label))
+    }
+
+    fn answers(&self, _: usize) -> usize {
+        1
+    }
+}
+
+/// The tokens of an expression as published files write it; parentheses say nothing that brackets do not.
+///
+/// # Errors
+/// A word that is none of ListOps.
+pub fn tokens(source: &str) -> std::result::Result<Vec<u32>, String> {
+    let token = |word: &str| match word {
+        "]" => Ok(CLOSE),
+        digit if digit.len() == 1 && digit.as_bytes()[0].is_ascii_digit() => {
+            Ok(FIRST_DIGIT + u32::from(digit.as_bytes()[0] - b'0'))
+        }
+        name => match OPERATIONS.iter().position(|known| *known == name) {
+            Some(at) => Ok(FIRST_OPERATION + at as u32),
+            None => Err(format!("`{name}` is not a word of ListOps")),
+        },
+    };
+    source.split_whitespace().filter(|word| !matches!(*word, "(" | ")")).map(token).collect()
+}
+
+/// An expression as published files write it.
+///
+/// # Errors
+/// Tokens that are not an expression.
+pub fn source(tokens: &[u32]) -> std::result::Result<String, String> {
+    fold(
+        tokens,
+        |digit| digit.to_string(),
+        |operation, arguments: Vec<String>| {
+            let parts = arguments.into_iter().chain(["]".to_owned()]);
+            parts.fold(OPERATIONS[operation].to_owned(), |left, right| format!("( {left} {right} )"))
+        },
+    )
+}
+
+/// The answer of an expression, 0 to 9. A median between two digits is rounded down.
+///
+/// # Errors
+/// Tokens that are not an expression.
+pub fn evaluate(tokens: &[u32]) -> std::result::Result<u32, String> {
+    fold(
+        tokens,
+        |digit| digit,
+        |operation, mut values: Vec<u32>| {
+            values.sort_unstable();
+            let (smallest, largest) = (values[0], values[values.len() - 1]);
+            match operation {
+                0 => smallest,
+                1 => largest,
+                2 => (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2,
+                _ => values.iter().sum::<u32>() % 10,
+            }
+        },
+    )
+}
+
+/// Makes one value of an expression, from the innermost operations out.
+fn fold<T>(
+    tokens: &[u32],
+    digit: impl Fn(u32) -> T,
+    operation: impl Fn(usize, Vec<T>) -> T,
+) -> std::result::Result<T, String> {
+    let mut open: Vec<(usize, Vec<T>)> = Vec::new();
+    for (at, token) in tokens.iter().enumerate() {
+        let value = match *token {
+            token if (FIRST_DIGIT..FIRST_OPERATION).contains(&token) => digit(token - FIRST_DIGIT),
+            token if (FIRST_OPERATION..CLOSE).contains(&token) => {
+                open.push(((token - FIRST_OPERATION) as usize, Vec::new()));
+                continue;
+            }
+            CLOSE => match open.pop() {
+                Some((name, arguments)) if !arguments.is_empty() => operation(name, arguments),
+                Some(_) => return Err(format!("the operation that token {at} closes has no arguments")),
+                None => return Err(format!("token {at} closes what was not opened")),
+            },
+            other => return Err(format!("token {at} is {other}, which is none of ListOps")),
+        };
+        match open.last_mut() {
+            Some((_, arguments)) => arguments.push(value),
+            None if at + 1 == tokens.len() => return Ok(value),
+            None => return Err(format!("the expression ends at token {at} of {}", tokens.len())),
+        }
+    }
+    Err(format!("{} operations are not closed", open.len()))
+}

@@ -1,0 +1,136 @@
+//! The published images: lists, and PNG files that are read when they are asked for.
+
+use crate::contain::contain;
+use crate::error::{Error, Result};
+use crate::file::read_text;
+use crate::hash::{Checksum, hex};
+use crate::lra::example;
+use crate::split::Split;
+use crate::tasks::{Example, Examples, Facts, Place};
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+/// A longer list is not one.
+const LONGEST_LIST: u64 = 1 << 28;
+
+/// The images of a level.
+pub(super) struct Files {
+    facts: Facts,
+    folder: PathBuf,
+    /// Pixels a side.
+    size: usize,
+    /// Path within the folder, and class.
+    images: Vec<(PathBuf, u32)>,
+}
+
+impl Files {
+    pub(super) fn open(facts: Facts, path: &Path, level: &str, size: usize) -> Result<Files> {
+        let inner = path.join(level);
+        let folder = if inner.is_dir() { inner } else { path.to_owned() };
+        let (mut images, mut sum) = (Vec::new(), Checksum::default());
+        for list in lists(&folder)? {
+            let text = read_text(&list, LONGEST_LIST, HINT)?;
+            for (line, number) in text.lines().zip(1..) {
+                let bad = |message: String| Error::damaged_at(&list, format!(", line {number}"), message, HINT);
+                let fields: Vec<&str> = line.split(' ').collect();
+                let [place, name, _, label, ..] = fields[..] else {
+                    return Err(bad(format!("it has {} fields", fields.len())));
+                };
+                let label = match label {
+                    "0" => 0,
+                    "1" => 1,
+                    other => return Err(bad(format!("the label is `{other}`, it must be 0 or 1"))),
+                };
+                let image = Path::new(place).join(name);
+                if image.is_absolute() || place.split('/').any(|part| part == "..") {
+                    return Err(bad(format!("{} lies outside of the folder", image.display())));
+                }
+                let bytes = std::fs::metadata(folder.join(&image)).map_err(Error::io(&folder.join(&image), "read"))?.len();
+                // the published set has some files without content
+                if bytes > 0 {
+                    sum.add(format!("{place}/{name} {label} {bytes}\n").as_bytes());
+                    images.push((image, label));
+                }
+            }
+        }
+        if images.len() < 10 {
+            let message = format!("{}: its lists name {} images, 10 are needed for three splits", folder.display(), images.len());
+            return Err(Error::refused(message, HINT));
+        }
+        let content = format!("{} {}", facts.content, hex(sum.finish()));
+        Ok(Files { facts: Facts { content, ..facts }, folder, size, images })
+    }
+
+    /// Where a split begins and ends: 80 %, 10 %, 10 %.
+    fn range(&self, split: Split) -> std::ops::Range<usize> {
+        let at = |percent: usize| self.images.len() * percent / 100;
+        match split {
+            Split::Train => 0..at(80),
+            Split::Valid => at(80)..at(90),
+            Split::Test => at(90)..at(100),
+        }
+    }
+}
+
+const HINT: &str = "give the folder of a level of the published images, with metadata/*.npy and imgs/";
+
+/// The lists of a folder, by their numbers.
+fn lists(folder: &Path) -> Result<Vec<PathBuf>> {
+    let metadata = folder.join("metadata");
+    let entries = std::fs::read_dir(&metadata).map_err(Error::io(&metadata, "read"))?;
+    let mut lists = entries
+        .map(|entry| entry.map(|entry| entry.path()).map_err(Error::io(&metadata, "read")))
+        .collect::<Result<Vec<_>>>()?;
+    lists.retain(|path| path.extension().is_some_and(|end| end == "npy"));
+    let number = |path: &PathBuf| path.file_stem().and_then(|name| name.to_str()?.parse::<u64>().ok());
+    lists.sort_by_key(|path| (number(path), path.clone()));
+    Ok(lists)
+}
+
+impl Examples for Files {
+    fn facts(&self) -> Facts {
+        self.facts.clone()
+    }
+
+    fn count(&self, split: Split) -> Option<u64> {
+        Some(self.range(split).len() as u64)
+    }
+
+    fn example(&self, place: Place, length: usize) -> Result<Example> {
+        let (image, label) = &self.images[self.range(place.split).start + place.index as usize];
+        let path = self.folder.join(image);
+        let pixels = grey_pixels(&path, self.size)?;
+        Ok(example(pixels.into_iter().take(length).map(u32::from).collect(), *label))
+    }
+
+    fn answers(&self, _: usize) -> usize {
+        1
+    }
+}
+
+/// The pixels of a square PNG image of grey values, or of the first channel of one in colour.
+fn grey_pixels(path: &Path, size: usize) -> Result<Vec<u8>> {
+    let file = File::open(path).map_err(Error::io(path, "open"))?;
+    let bad = |message: String| Error::damaged(path, message, "fetch the image again");
+    let decoded = contain(|| -> std::result::Result<(png::OutputInfo, Vec<u8>), String> {
+        let mut decoder = png::Decoder::new_with_limits(BufReader::new(file), png::Limits { bytes: 1 << 24 });
+        decoder.set_transformations(png::Transformations::normalize_to_color8());
+        let mut reader = decoder.read_info().map_err(|error| error.to_string())?;
+        let info = reader.info();
+        if (info.width as usize, info.height as usize) != (size, size) {
+            return Err(format!("it has {} x {} pixels, {size} x {size} are expected", info.width, info.height));
+        }
+        let bytes = reader.output_buffer_size().ok_or("it is too large")?;
+        let mut pixels = vec![0; bytes];
+        let info = reader.next_frame(&mut pixels).map_err(|error| error.to_string())?;
+        pixels.truncate(info.buffer_size());
+        Ok((info, pixels))
+    });
+    let (info, pixels) = decoded.flatten().map_err(bad)?;
+    let pixels: Vec<u8> = pixels.into_iter().step_by(info.color_type.samples()).collect();
+    match pixels.len() == size * size {
+        true => Ok(pixels),
+        false => Err(bad(format!("it has {} pixels instead of {}", pixels.len(), size * size))),
+    }
+}

@@ -1,0 +1,227 @@
+//! Whether two texts belong together, byte by byte: the first, a separator, the second.
+//!
+//! Published: papers of the ACL Anthology Network (AAN), cut at 4000 bytes each, of which one cites the other or not. Read are
+//! `new_aan_pairs.{train,eval,test}.tsv`: a label (0.0 or 1.0), two ids and two texts, separated by tabs, without quotes.
+//! Each text takes half of the sequence, less the separator.
+//!
+//! Without `data.path` pairs are made up: texts of words of one language, where pairs that belong together have a phrase of
+//! rare words in common. They stand in for the published data and are called `lra_retrieval` with `content` "made up".
+
+use super::{example, store};
+use crate::error::{Error, Result};
+use crate::file::Bytes;
+use crate::hash::{Checksum, hex};
+use crate::order::Use;
+use crate::random::Draw;
+use crate::split::Split;
+use crate::tasks::{Example, Examples, Facts, Place};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+/// Padding, bytes, the separator.
+pub const VOCABULARY: usize = store::BYTES + 1;
+const SEPARATOR: u32 = store::BYTES as u32;
+
+/// A longer line is not a pair: the texts of papers are shorter.
+const LONGEST_LINE: u64 = 1 << 26;
+
+/// Keys of `task = { kind = "lra_retrieval" }`; all are about pairs that are made up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retrieval {
+    /// Made-up pairs to train on.
+    pub train: u64,
+    /// Made-up pairs to validate on.
+    pub valid: u64,
+    /// Made-up pairs to test on.
+    pub test: u64,
+    /// Words of the phrase that pairs have in common.
+    pub phrase: usize,
+    /// Seed of what is made up.
+    pub seed: u64,
+}
+
+impl Default for Retrieval {
+    fn default() -> Retrieval {
+        Retrieval { train: 20_000, valid: 2000, test: 2000, phrase: 3, seed: 0 }
+    }
+}
+
+impl Retrieval {
+    pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+        if self.train.min(self.valid).min(self.test) == 0 || !(1..=64).contains(&self.phrase) {
+            let message = "data.task: train, valid and test must be above 0, and the phrase have 1 to 64 words";
+            return Err(Error::refused(message, "e.g. train = 20000, valid = 2000, test = 2000, phrase = 3"));
+        }
+        match path {
+            Some(path) => Ok(Box::new(Files::open(facts, path)?)),
+            None => {
+                let content = format!("made up {}", facts.content);
+                Ok(Box::new(MadeUp { keys: *self, facts: Facts { content, ..facts } }))
+            }
+        }
+    }
+}
+
+/// The published files, read where they are.
+struct Files {
+    facts: Facts,
+    splits: [Table; 3],
+}
+
+/// A file of pairs, and where each lies in it.
+struct Table {
+    file: Bytes,
+    lines: Vec<(u64, u32)>,
+}
+
+impl Files {
+    fn open(facts: Facts, folder: &Path) -> Result<Files> {
+        let mut sum = Checksum::default();
+        let mut table = |part: &str| -> Result<Table> {
+            let path = folder.join(format!("new_aan_pairs.{part}.tsv"));
+            let file = Bytes::open(&path)?;
+            let mut input = BufReader::with_capacity(1 << 18, File::open(&path).map_err(Error::io(&path, "open"))?);
+            let (mut lines, mut line, mut at) = (Vec::new(), Vec::new(), 0u64);
+            loop {
+                line.clear();
+                let mut limited = std::io::Read::take(&mut input, LONGEST_LINE + 1);
+                let count = limited.read_until(b'\n', &mut line).map_err(Error::io(&path, "read"))? as u64;
+                if count == 0 {
+                    break;
+                }
+                let place = format!(", line {}", lines.len() + 1);
+                if count > LONGEST_LINE {
+                    return Err(Error::damaged_at(&path, place, format!("it has more than {LONGEST_LINE} bytes"), HINT));
+                }
+                pair(&line).map_err(|message| Error::damaged_at(&path, place, message, HINT))?;
+                sum.add(&line);
+                lines.push((at, count as u32));
+                at += count;
+            }
+            match lines.is_empty() {
+                true => Err(Error::damaged(&path, "it holds no pair", HINT)),
+                false => Ok(Table { file, lines }),
+            }
+        };
+        let splits = [table("train")?, table("eval")?, table("test")?];
+        let content = format!("{} {}", facts.content, hex(sum.finish()));
+        Ok(Files { facts: Facts { content, ..facts }, splits })
+    }
+}
+
+const HINT: &str = "a line holds a label, two ids and two texts, separated by tabs";
+
+/// Label and texts of a line.
+fn pair(line: &[u8]) -> std::result::Result<(u32, [&[u8]; 2]), String> {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let fields: Vec<&[u8]> = line.splitn(5, |byte| *byte == b'\t').collect();
+    let [label, _, _, first, second] = fields[..] else { return Err(format!("it has {} fields", fields.len())) };
+    let text = std::str::from_utf8(label).unwrap_or_default();
+    match text.trim().parse::<f64>() {
+        Ok(0.0) => Ok((0, [first, second])),
+        Ok(1.0) => Ok((1, [first, second])),
+        _ => Err(format!("the label is `{}`, it must be 0 or 1", String::from_utf8_lossy(label))),
+    }
+}
+
+/// The sequence of a pair, at most `length` tokens.
+fn joined([first, second]: [&[u8]; 2], length: usize) -> Vec<u32> {
+    let half = length.saturating_sub(1) / 2;
+    let tokens = |text: &[u8]| text.iter().take(half).map(|byte| u32::from(*byte) + 1).collect::<Vec<_>>();
+    [tokens(first), vec![SEPARATOR], tokens(second)].concat()
+}
+
+impl Examples for Files {
+    fn facts(&self) -> Facts {
+        self.facts.clone()
+    }
+
+    fn count(&self, split: Split) -> Option<u64> {
+        Some(self.splits[split as usize].lines.len() as u64)
+    }
+
+    fn example(&self, place: Place, length: usize) -> Result<Example> {
+        let Table { file, lines } = &self.splits[place.split as usize];
+        let (at, count) = lines[place.index as usize];
+        let line = file.read(at..at + u64::from(count))?;
+        let (label, texts) = pair(&line).map_err(|message| {
+            let again = "another program changed the file; leave it alone while it is in use";
+            Error::damaged_at(file.path(), format!(", line {}", place.index + 1), message, again)
+        })?;
+        Ok(example(joined(texts, length), label))
+    }
+
+    fn answers(&self, _: usize) -> usize {
+        1
+    }
+}
+
+/// Pairs that are drawn when they are asked for.
+struct MadeUp {
+    keys: Retrieval,
+    facts: Facts,
+}
+
+/// Words of the language; those from here on are rare and only occur in phrases.
+const COMMON: usize = 200;
+const RARE: usize = 5000;
+
+/// The letters of a word, by its number: consonants and vowels in turn.
+fn word(mut number: usize) -> String {
+    let mut letters = String::new();
+    for _ in 0..3 {
+        letters.push(char::from(b"bdfghklmnprstvz"[number % 15]));
+        letters.push(char::from(b"aeiou"[number / 15 % 5]));
+        number /= 75;
+    }
+    letters
+}
+
+impl MadeUp {
+    /// A text of common words of `bytes` bytes with a phrase of rare ones somewhere.
+    fn text(&self, draw: &mut Draw, phrase: &[usize], bytes: usize) -> Vec<u8> {
+        let phrase: String = phrase.iter().map(|rare| word(COMMON + rare) + " ").collect();
+        let mut text = String::new();
+        while text.len() + phrase.len() < bytes {
+            text += &word(draw.below(COMMON));
+            text.push(' ');
+        }
+        // phrases begin with a word
+        let words = text.len() / 7;
+        text.insert_str(7 * draw.below(words + 1), &phrase);
+        text.truncate(bytes);
+        text.into_bytes()
+    }
+}
+
+impl Examples for MadeUp {
+    fn facts(&self) -> Facts {
+        self.facts.clone()
+    }
+
+    fn count(&self, split: Split) -> Option<u64> {
+        Some(match split {
+            Split::Train => self.keys.train,
+            Split::Valid => self.keys.valid,
+            Split::Test => self.keys.test,
+        })
+    }
+
+    fn example(&self, place: Place, length: usize) -> Result<Example> {
+        let mut draw = Draw::new(Use::Pairs, [self.keys.seed, place.split as u64, place.index]);
+        let label = draw.below(2);
+        let mut phrase = || (0..self.keys.phrase).map(|_| draw.below(RARE)).collect::<Vec<_>>();
+        let first = phrase();
+        let second = if label == 1 { first.clone() } else { phrase() };
+        let half = length.saturating_sub(1) / 2;
+        let texts = [self.text(&mut draw, &first, half), self.text(&mut draw, &second, half)];
+        Ok(example(joined(texts.each_ref().map(Vec::as_slice), length), label as u32))
+    }
+
+    fn answers(&self, _: usize) -> usize {
+        1
+    }
+}

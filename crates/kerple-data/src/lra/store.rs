@@ -1,0 +1,136 @@
+//! Labelled byte sequences in memory, and files read whole.
+
+use super::example;
+use crate::error::{Error, Result};
+use crate::hash::{Checksum, hex};
+use crate::split::Split;
+use crate::tasks::{Example, Examples, Facts, Place};
+use crate::text::{Compression, open};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// Tokens of bytes: 0 is padding, a byte is itself plus 1.
+pub(super) const BYTES: usize = 257;
+
+/// Sequences of bytes one after the other.
+#[derive(Default)]
+pub(super) struct Sequences {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+    labels: Vec<u32>,
+}
+
+impl Sequences {
+    pub(super) fn push(&mut self, bytes: impl IntoIterator<Item = u8>, label: u32) {
+        self.bytes.extend(bytes);
+        self.ends.push(self.bytes.len());
+        self.labels.push(label);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The sequences from `at` on, which are taken out.
+    pub(super) fn split_off(&mut self, at: usize) -> Sequences {
+        let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let ends = self.ends.split_off(at).into_iter().map(|end| end - start).collect();
+        Sequences { bytes: self.bytes.split_off(start), ends, labels: self.labels.split_off(at) }
+    }
+
+    fn get(&self, index: usize) -> (&[u8], u32) {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        (&self.bytes[start..self.ends[index]], self.labels[index])
+    }
+}
+
+/// A data set in memory.
+pub(super) struct Store {
+    facts: Facts,
+    splits: [Sequences; 3],
+    /// What is added to a byte to make it a token.
+    offset: u32,
+}
+
+impl Store {
+    /// # Errors
+    /// A split without sequences, or a label beyond the classes.
+    pub(super) fn new(facts: Facts, path: &Path, splits: [Sequences; 3], offset: u32) -> Result<Store> {
+        let mut sum = Checksum::default();
+        for (split, sequences) in Split::ALL.into_iter().zip(&splits) {
+            if sequences.len() == 0 {
+                let message = format!("there are no sequences to use for {}", split.name());
+                return Err(Error::damaged(path, message, "each of train, valid and test needs at least one"));
+            }
+            if let Some(label) = sequences.labels.iter().find(|label| **label as usize >= facts.classes) {
+                return Err(bad_label(path, *label, facts.classes));
+            }
+            sum.add(&(sequences.len() as u64).to_le_bytes());
+            sequences.ends.iter().for_each(|end| sum.add(&(*end as u64).to_le_bytes()));
+            sequences.labels.iter().for_each(|label| sum.add(&label.to_le_bytes()));
+            sum.add(&sequences.bytes);
+        }
+        let content = format!("{} {}", facts.content, hex(sum.finish()));
+        Ok(Store { facts: Facts { content, ..facts }, splits, offset })
+    }
+}
+
+pub(super) fn bad_label(path: &Path, label: u32, classes: usize) -> Error {
+    let message = format!("label {label}, the classes are 0 to {}", classes - 1);
+    Error::damaged(path, message, "say how many classes there are with the key `classes` of data.task")
+}
+
+impl Examples for Store {
+    fn facts(&self) -> Facts {
+        self.facts.clone()
+    }
+
+    fn count(&self, split: Split) -> Option<u64> {
+        Some(self.splits[split as usize].len() as u64)
+    }
+
+    fn example(&self, place: Place, length: usize) -> Result<Example> {
+        let (bytes, label) = self.splits[place.split as usize].get(place.index as usize);
+        let tokens = bytes.iter().take(length).map(|byte| u32::from(*byte) + self.offset);
+        Ok(example(tokens.collect(), label))
+    }
+
+    fn answers(&self, _: usize) -> usize {
+        1
+    }
+}
+
+/// The file of this name in a folder, plain or compressed.
+pub(super) fn find(folder: &Path, name: &str) -> Option<(PathBuf, Compression)> {
+    let endings = [("", Compression::None), (".zst", Compression::Zstd), (".gz", Compression::Gzip)];
+    endings.into_iter().map(|(end, kind)| (folder.join(format!("{name}{end}")), kind)).find(|(path, _)| path.is_file())
+}
+
+/// [`find`] of the first of several names.
+///
+/// # Errors
+/// None of them is there.
+pub(super) fn require(folder: &Path, names: &[&str], hint: &str) -> Result<(PathBuf, Compression)> {
+    let found = names.iter().find_map(|name| find(folder, name));
+    found.ok_or_else(|| {
+        let message = format!("{}: there is no {} in it", folder.display(), names.join(", no "));
+        Error::refused(message, hint)
+    })
+}
+
+/// What a file holds, decompressed, up to a limit.
+///
+/// # Errors
+/// A file that cannot be read, or holds more.
+pub(super) fn read(path: &Path, compression: Compression, limit: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let input = open(path, compression, Rc::default())?;
+    let again = "the file is cut short, damaged, or not compressed as its name says; fetch it again";
+    let read = Read::take(input, limit + 1).read_to_end(&mut bytes);
+    read.map_err(|error| Error::damaged(path, format!("cannot read on: {error}"), again))?;
+    match bytes.len() as u64 > limit {
+        true => Err(Error::damaged(path, format!("it holds more than {limit} bytes"), "give the published files")),
+        false => Ok(bytes),
+    }
+}

@@ -1,0 +1,301 @@
+use super::list_ops::{evaluate, source, tokens};
+use super::*;
+use crate::split::Split;
+use crate::tasks::Place;
+use std::fs;
+
+fn place(split: Split, index: u64) -> Place {
+    Place { split, seed: 0, index }
+}
+
+fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    std::io::Write::write_all(&mut encoder, bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// Message and hint of what a task refuses.
+fn refused(task: &Arena, path: Option<&Path>) -> String {
+    let error = task.open(path).err().expect("this is refused");
+    format!("{error}\n{}", error.hint())
+}
+
+fn get(task: &Arena, path: Option<&Path>, split: Split, index: u64, length: usize) -> (Vec<u32>, u32) {
+    let example = task.open(path).unwrap().example(place(split, index), length).unwrap();
+    assert_eq!(example.scored, [true]);
+    (example.input, example.targets[0])
+}
+
+#[test]
+fn expressions_are_evaluated() {
+    let cases = [
+        ("( ( ( ( [MIN 2 ) 9 ) 3 ) ] )", 2),
+        ("( ( ( ( [MAX 2 ) 9 ) 3 ) ] )", 9),
+        ("( ( ( ( [SM 7 ) 7 ) 2 ) ] )", 6),
+        ("( ( ( ( ( [MED 3 ) 8 ) 7 ) 4 ) ] )", 5),
+        ("( ( ( [MED ( ( ( [MIN 5 ) 6 ) ] ) ) 9 ) ] )", 7),
+        ("4", 4),
+    ];
+    for (text, answer) in cases {
+        let tokens = tokens(text).unwrap();
+        assert_eq!((evaluate(&tokens), source(&tokens).as_deref()), (Ok(answer), Ok(text)), "{text}");
+    }
+    for wrong in ["[MAX 3", "[MAX ]", "]", "3 3", "[MAX 3 ] 4", ""] {
+        assert!(evaluate(&tokens(wrong).unwrap()).is_err(), "{wrong}");
+    }
+    assert!(tokens("[MAX 12 ]").unwrap_err().contains("`12`"));
+}
+
+#[test]
+fn generated_expressions_are_published_ones() {
+    let task = Arena::named("listops").unwrap();
+    let source = task.open(None).unwrap();
+    assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(96_000), Some(2000), Some(2000)]);
+    let mut lengths = Vec::new();
+    for index in 0..300 {
+        let example = source.example(place(Split::Train, index), 5000).unwrap();
+        assert_eq!(evaluate(&example.input).unwrap(), example.targets[0]);
+        lengths.push(example.input.len());
+    }
+    lengths.sort();
+    assert!(lengths[0] > 500 && lengths[299] < 2000, "{lengths:?}");
+    // measured of the original: 951; the median of 300 has a standard deviation of about 30
+    assert!((830..1080).contains(&lengths[150]), "median {}", lengths[150]);
+    let cut = source.example(place(Split::Train, 0), 100).unwrap().input;
+    assert_eq!(cut[..], source.example(place(Split::Train, 0), 2000).unwrap().input[..100]);
+}
+
+/// Even where there are few expressions, none is in two splits.
+#[test]
+fn splits_of_expressions_are_disjoint() {
+    let keys = ListOps { more_than: 3, fewer_than: 6, train: 400, valid: 100, test: 100, ..ListOps::default() };
+    let task = Arena::ListOps(keys);
+    let source = task.open(None).unwrap();
+    let [train, valid, test] = Split::ALL.map(|split| -> std::collections::BTreeSet<Vec<u32>> {
+        let count = source.count(split).unwrap();
+        (0..count).map(|index| source.example(place(split, index), 10).unwrap().input).collect()
+    });
+    assert!(train.is_disjoint(&valid) && train.is_disjoint(&test) && valid.is_disjoint(&test));
+    let message = refused(&Arena::ListOps(ListOps { more_than: 7, fewer_than: 8, ..keys }), None);
+    assert!(message.contains("more than 7 and fewer than 8"), "{message}");
+    let message = refused(&Arena::ListOps(ListOps { depth: 1, ..keys }), None);
+    assert!(message.contains("none has more than 3"), "{message}");
+}
+
+#[test]
+fn published_expressions_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, answer) in [("train", 9), ("val", 8), ("test", 7)] {
+        let text = format!("Source\tTarget\r\n( ( ( [MAX {answer} ) 2 ) ] )\t{answer}\r\n( ( ( [MIN 9 ) {answer} ) ] )\t{answer}\r\n");
+        write(folder.path(), &format!("basic_{name}.tsv"), text);
+    }
+    let task = Arena::named("listops").unwrap();
+    assert_eq!(get(&task, Some(folder.path()), Split::Valid, 1, 99), (vec![11, 10, 9, 15], 8));
+    let broken = Arena::ListOps(ListOps { brackets: false, ..ListOps::default() });
+    assert_eq!(get(&broken, Some(folder.path()), Split::Test, 0, 99), (vec![12, 8, 3], 7));
+    write(folder.path(), "basic_val.tsv", "Source\tTarget\n[MAX 3 ]\t3\n[MEAN 2 ]\t2\n");
+    let message = refused(&task, Some(folder.path()));
+    assert!(message.contains("basic_val.tsv, line 3: `[MEAN` is not"), "{message}");
+}
+
+#[test]
+fn texts_are_read_from_lines_and_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let (lines, reviews) = (folder.path().join("lines"), folder.path().join("imdb"));
+    for name in ["train", "valid", "test"] {
+        let text = format!("{{\"text\": \"é {name}\", \"label\": 1, \"meta\": 3}}\n\n{{\"text\": \"b\", \"label\": 0}}\n");
+        write(&lines, &format!("{name}.jsonl.zst"), zstd::encode_all(text.as_bytes(), 1).unwrap());
+    }
+    let task = Arena::named("lra_text").unwrap();
+    assert_eq!(get(&task, Some(&lines), Split::Valid, 0, 4), (vec![196, 170, 33, 119], 1));
+    assert_eq!(get(&task, Some(&lines), Split::Test, 1, 4), (vec![99], 0));
+    for part in ["train", "test"] {
+        write(&reviews, &format!("{part}/pos/7_9.txt"), format!("good {part}"));
+        write(&reviews, &format!("{part}/neg/3_1.txt"), "bad");
+        write(&reviews, &format!("{part}/unsup/1_0.txt"), "?");
+    }
+    let source = task.open(Some(&reviews)).unwrap();
+    assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(2); 3]);
+    assert_eq!(source.example(place(Split::Valid, 1), 99).unwrap(), source.example(place(Split::Test, 1), 99).unwrap());
+    assert_eq!(get(&task, Some(&reviews), Split::Train, 0, 99), (vec![99, 98, 101], 0));
+    assert_ne!(source.facts().content, task.open(Some(&lines)).unwrap().facts().content);
+    write(&lines, "valid.jsonl.zst", zstd::encode_all(&b"{\"text\": \"a\", \"label\": 2}\n"[..], 1).unwrap());
+    let message = refused(&task, Some(&lines));
+    assert!(message.contains("label 2, the classes are 0 to 1") && message.contains("`classes`"), "{message}");
+    write(&lines, "valid.jsonl.zst", zstd::encode_all(&b"{\"text\": \"a\", \"label\": \"no\"}\n"[..], 1).unwrap());
+    assert!(refused(&task, Some(&lines)).contains("valid.jsonl.zst, line 1: invalid type"));
+    assert!(refused(&task, None).contains("no data.path"));
+    assert!(refused(&Arena::Text(Text { classes: 1 }), Some(&lines)).contains("classes = 1"));
+}
+
+fn idx(magic: [u8; 4], sizes: &[u32], values: &[u8]) -> Vec<u8> {
+    [&magic[..], &sizes.iter().flat_map(|size| size.to_be_bytes()).collect::<Vec<u8>>(), values].concat()
+}
+
+#[test]
+fn images_are_read_from_idx_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let images = |count: u8| idx([0, 0, 8, 3], &[count.into(), 1, 2], &(0..2 * count).collect::<Vec<u8>>());
+    let labels = |count: u8| idx([0, 0, 8, 1], &[count.into()], &(0..count).map(|at| at % 10).collect::<Vec<u8>>());
+    write(folder.path(), "train-images-idx3-ubyte.gz", gzip(&images(20)));
+    write(folder.path(), "train-labels-idx1-ubyte", labels(20));
+    write(folder.path(), "t10k-images-idx3-ubyte", images(3));
+    write(folder.path(), "t10k-labels-idx1-ubyte.gz", gzip(&labels(3)));
+    let task = Arena::named("lra_image").unwrap();
+    let source = task.open(Some(folder.path())).unwrap();
+    assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(18), Some(2), Some(3)]);
+    assert_eq!(get(&task, Some(folder.path()), Split::Valid, 1, 9), (vec![38, 39], 9));
+    assert_eq!(get(&task, Some(folder.path()), Split::Test, 2, 1), (vec![4], 2));
+    let lies = [
+        (images(21), "21 images"),
+        (idx([0, 0, 9, 3], &[20, 1, 2], &[0; 40]), "begins with"),
+        (idx([0, 0, 8, 3], &[u32::MAX; 3], &[0; 40]), "and has 40 values"),
+        (vec![0; 5], "no header"),
+    ];
+    for (bytes, expected) in lies {
+        write(folder.path(), "train-images-idx3-ubyte.gz", gzip(&bytes));
+        assert!(refused(&task, Some(folder.path())).contains(expected));
+    }
+    write(folder.path(), "train-images-idx3-ubyte.gz", &gzip(&images(20))[..30]);
+    assert!(refused(&task, Some(folder.path())).contains("cannot read on"));
+}
+
+#[test]
+fn images_are_read_from_cifars_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = |label: u8, red: u8, green: u8, blue: u8| {
+        let channel = |value: u8| vec![value; 1024];
+        [vec![label], channel(red), channel(green), channel(blue)].concat()
+    };
+    for number in 1..=5u8 {
+        let two = [record(number, 255, 0, 0), record(number, 10 * number, 10 * number, 10 * number)].concat();
+        write(folder.path(), &format!("cifar-10-batches-bin/data_batch_{number}.bin"), two);
+    }
+    write(folder.path(), "cifar-10-batches-bin/test_batch.bin", record(3, 255, 255, 255));
+    let task = Arena::named("lra_image").unwrap();
+    assert_eq!(get(&task, Some(folder.path()), Split::Train, 0, 2), (vec![76, 76], 1), "0.2989 * 255.5 = 76.4");
+    assert_eq!(get(&task, Some(folder.path()), Split::Valid, 0, 1), (vec![50], 5));
+    assert_eq!(get(&task, Some(folder.path()), Split::Test, 0, 5000), (vec![255; 1024], 3));
+    write(folder.path(), "cifar-10-batches-bin/data_batch_4.bin", vec![0; 3072]);
+    assert!(refused(&task, Some(folder.path())).contains("data_batch_4.bin: it has 3072 bytes"));
+    // greys stay what they are
+    assert!((0..=255u8).all(|value| image::grey([value; 3]).abs_diff(value) <= 1));
+}
+
+#[test]
+fn pairs_are_read_where_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    for part in ["train", "eval", "test"] {
+        let text = format!("0.0\tA\tB\tone \"{part}\tanother\n1.0\tC\tD\té\tlast\ttab\n");
+        write(folder.path(), &format!("new_aan_pairs.{part}.tsv"), text);
+    }
+    let task = Arena::named("lra_retrieval").unwrap();
+    let path = Some(folder.path());
+    assert_eq!(get(&task, path, Split::Test, 0, 7), (vec![112, 111, 102, 257, 98, 111, 112], 0));
+    let (tokens, label) = get(&task, path, Split::Train, 1, 99);
+    assert_eq!((tokens.len(), tokens[..3].to_vec(), label), (11, vec![196, 170, 257], 1));
+    write(folder.path(), "new_aan_pairs.eval.tsv", "0.5\tA\tB\tx\ty\n");
+    assert!(refused(&task, path).contains("new_aan_pairs.eval.tsv, line 1: the label is `0.5`"));
+    write(folder.path(), "new_aan_pairs.eval.tsv", "1.0\tA\tB\tx\n");
+    assert!(refused(&task, path).contains("it has 4 fields"));
+}
+
+#[test]
+fn made_up_pairs_share_a_phrase_or_do_not() {
+    let task = Arena::named("lra_retrieval").unwrap();
+    let source = task.open(None).unwrap();
+    assert!(source.facts().content.contains("made up"));
+    let (mut joined, mut told) = (0, 0);
+    for index in 0..200 {
+        let example = source.example(place(Split::Train, index), 801).unwrap();
+        assert_eq!((example.input.len(), example.input[400]), (801, 257));
+        let words = |tokens: &[u32]| -> std::collections::BTreeSet<Vec<u32>> {
+            tokens.split(|token| *token == 33).filter(|word| word.len() == 6).map(<[u32]>::to_vec).collect()
+        };
+        // common words are the numbers below 200, whose second syllable is one of 75's first multiples: ba, da, fa
+        let [first, second] = [words(&example.input[..400]), words(&example.input[401..])];
+        let shared = first.intersection(&second).filter(|word| !(word[3] == 98 && [99, 101, 103].contains(&word[2]))).count();
+        joined += example.targets[0];
+        told += u32::from((shared > 0) == (example.targets[0] == 1));
+    }
+    // 100 expected, standard deviation 7
+    assert!((65..135).contains(&joined), "{joined}");
+    assert!(told >= 150, "the phrase tells {told} of 200");
+}
+
+fn png(pixels: &[u8], side: u32, colour: png::ColorType) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, side, side);
+    encoder.set_color(colour);
+    encoder.write_header().unwrap().write_image_data(pixels).unwrap();
+    bytes
+}
+
+#[test]
+fn published_paths_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let level = folder.path().join("curv_contour_length_14");
+    let mut list = String::new();
+    for at in 0..21 {
+        let name = format!("sample_{at}.png");
+        let bytes = if at == 3 { Vec::new() } else { png(&[at as u8; 1024], 32, png::ColorType::Grayscale) };
+        write(&level, &format!("imgs/0/{name}"), bytes);
+        list += &format!("imgs/0/{name} {at} {} 1.8 14 4 2 0.5 1 1\n", at % 2);
+    }
+    write(&level, "metadata/10.npy", list.lines().skip(10).collect::<Vec<_>>().join("\n") + "\n");
+    write(&level, "metadata/2.npy", list.lines().take(10).collect::<Vec<_>>().join("\n") + "\n");
+    let task = Arena::named("pathfinder").unwrap();
+    let source = task.open(Some(folder.path())).unwrap();
+    assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(16), Some(2), Some(2)]);
+    assert_eq!(get(&task, Some(&level), Split::Train, 3, 2), (vec![4, 4], 0), "the empty one is passed over");
+    assert_eq!(get(&task, Some(folder.path()), Split::Test, 1, 5000), (vec![20; 1024], 0));
+    write(&level, "imgs/0/sample_0.png", png(&[7; 3 * 1024], 32, png::ColorType::Rgb));
+    assert_eq!(get(&task, Some(&level), Split::Train, 0, 2), (vec![7, 7], 0));
+    for (bytes, expected) in [(png(&[0; 16], 4, png::ColorType::Grayscale), "4 x 4 pixels"), (vec![1; 9], "sample_0.png: ")] {
+        write(&level, "imgs/0/sample_0.png", bytes);
+        let error = task.open(Some(&level)).unwrap().example(place(Split::Train, 0), 9).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    write(&level, "metadata/2.npy", "../.. passwd 0 1\n");
+    assert!(refused(&task, Some(&level)).contains("outside of the folder"));
+    write(&level, "metadata/2.npy", "imgs/0 sample_1.png 0 yes\n");
+    assert!(refused(&task, Some(&level)).contains("2.npy, line 1: the label is `yes`"));
+}
+
+#[test]
+fn generated_paths_are_balanced() {
+    let keys = Pathfinder { level: pathfinder::Level::Easy, ..Pathfinder::default() };
+    let source = Arena::Pathfinder(keys).open(None).unwrap();
+    let labels: u32 = (0..100).map(|at| source.example(place(Split::Valid, at), 1024).unwrap().targets[0]).sum();
+    assert!((25..75).contains(&labels), "{labels}");
+    assert!(refused(&Arena::Pathfinder(Pathfinder { size: 33, ..keys }), None).contains("size = 33"));
+}
+
+#[test]
+fn keys_are_read_back_and_matter() {
+    for name in Arena::NAMES {
+        let task = Arena::named(name).unwrap();
+        assert_eq!((task.name(), task.facts().name.as_str()), (name, name));
+        let Value::Object(keys) = task.keys() else { panic!("{name} has keys") };
+        assert_eq!(task.with_keys(keys.clone()).unwrap(), task);
+        for (key, value) in &keys {
+            let other = match value {
+                Value::Bool(value) => Value::Bool(!value),
+                Value::Number(_) => Value::from(64),
+                _ => Value::from("easy"),
+            };
+            let mut changed = keys.clone();
+            changed.insert(key.clone(), other);
+            let changed = task.with_keys(changed).unwrap();
+            assert_ne!(changed.facts().content, task.facts().content, "{name}.{key}");
+        }
+        let unknown = [("word".to_owned(), Value::from(1))].into_iter().collect();
+        assert!(task.with_keys(unknown).unwrap_err().to_string().contains("word"));
+    }
+}

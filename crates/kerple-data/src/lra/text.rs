@@ -1,0 +1,86 @@
+//! Texts with a class, byte by byte.
+//!
+//! Published: IMDb's reviews, 25000 to train and 25000 to validate *and* test on, cut at 1000 bytes (Liutkus et al. 2021) or
+//! 4000 (Tay et al. 2021). Read are IMDb's folders (`train/pos/*.txt` and so on; positive is 1) or
+//! `{train,valid,test}.jsonl`, plain or compressed, with `text` and `label`: any other data set in this form is a stand-in.
+
+use super::store::{self, Sequences, Store};
+use crate::error::{Error, Result};
+use crate::tasks::{Examples, Facts};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// More text is not read: it is held in memory.
+const LONGEST_FILE: u64 = 1 << 31;
+
+/// Keys of `task = { kind = "lra_text" }`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Text {
+    /// Labels are below this.
+    pub classes: usize,
+}
+
+impl Default for Text {
+    fn default() -> Text {
+        Text { classes: 2 }
+    }
+}
+
+#[derive(Deserialize)]
+struct Line {
+    text: String,
+    label: u32,
+}
+
+impl Text {
+    pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+        let hint = "give the folder of IMDb's reviews, or one of train.jsonl, valid.jsonl and test.jsonl";
+        let path = path.ok_or_else(|| Error::refused("lra_text: there is no data.path", hint))?;
+        super::check_classes(self.classes)?;
+        let splits = if path.join("train").join("pos").is_dir() {
+            // the published runs validate on the test set
+            [reviews(&path.join("train"))?, reviews(&path.join("test"))?, reviews(&path.join("test"))?]
+        } else {
+            let read = |name: &str| -> Result<Sequences> {
+                let (file, compression) = store::require(path, &[name], hint)?;
+                lines(&file, &store::read(&file, compression, LONGEST_FILE)?)
+            };
+            [read("train.jsonl")?, read("valid.jsonl")?, read("test.jsonl")?]
+        };
+        Ok(Box::new(Store::new(facts, path, splits, 1)?))
+    }
+}
+
+fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
+    let mut found = Sequences::default();
+    let filled = bytes.split(|byte| *byte == b'\n').zip(1..).filter(|(line, _)| !line.trim_ascii().is_empty());
+    for (line, number) in filled {
+        let Line { text, label } = serde_json::from_slice(line).map_err(|error| {
+            let message = error.to_string();
+            let cause = message.split(" at line ").next().unwrap_or_default();
+            let hint = "every line is a JSON object with a `text` and a `label`, a number from 0 on";
+            Error::damaged_at(path, format!(", line {number}"), cause, hint)
+        })?;
+        found.push(text.bytes(), label);
+    }
+    Ok(found)
+}
+
+/// The reviews in `neg` and `pos`, by name.
+fn reviews(folder: &Path) -> Result<Sequences> {
+    let mut found = Sequences::default();
+    for (name, label) in [("neg", 0), ("pos", 1)] {
+        let folder = folder.join(name);
+        let entries = std::fs::read_dir(&folder).map_err(Error::io(&folder, "read"))?;
+        let mut files: Vec<PathBuf> = entries
+            .map(|entry| entry.map(|entry| entry.path()).map_err(Error::io(&folder, "read")))
+            .collect::<Result<_>>()?;
+        files.retain(|path| path.extension().is_some_and(|end| end == "txt"));
+        files.sort();
+        for file in files {
+            found.push(std::fs::read(&file).map_err(Error::io(&file, "read"))?, label);
+        }
+    }
+    Ok(found)
+}
