@@ -70,13 +70,15 @@ pub struct Quickstart {
 
 #[derive(Debug, Args)]
 pub struct Prepare {
-    /// .jsonl, .jsonl.zst, .jsonl.gz, .parquet, text files, folders of them, or a GPT-NeoX .bin/.idx pair.
+    /// .jsonl, .jsonl.zst, .jsonl.gz, .parquet, text files, folders of them, a GPT-NeoX .bin/.idx pair, or, with a tokenizer
+    /// for music, MIDI files and .tar, .tar.zst, .tar.gz of them.
     #[arg(long, required = true, num_args = 1.., value_name = "PATH")]
     pub input: Vec<PathBuf>,
     /// Folder to write.
     #[arg(long)]
     pub out: PathBuf,
-    /// `byte`, a Hugging Face tokenizer.json, or `bpe:N` to train one with N tokens.
+    /// `byte`, a Hugging Face tokenizer.json, `bpe:N` to train one with N tokens, or, for MIDI files, `remi` (pop piano) or
+    /// `groove` (bass, drums and one more).
     #[arg(long, default_value = "byte")]
     pub tokenizer: String,
     /// Key of the text in JSON lines and Parquet columns.
@@ -85,6 +87,9 @@ pub struct Prepare {
     /// Shares of the documents for training, validation and test.
     #[arg(long, default_value = "0.90,0.05,0.05")]
     pub split: String,
+    /// Altered copies of each training piece of music, drawn as published: transposed, for grooves cut and thinned too.
+    #[arg(long, default_value_t = 0)]
+    pub copies: u64,
     /// Token that ends a document, when the tokenizer does not say.
     #[arg(long)]
     pub end_of_document: Option<String>,
@@ -307,18 +312,34 @@ pub enum KernelCommand {
 pub struct Sample {
     /// Run folder.
     pub run: PathBuf,
-    /// Text to go on from.
+    /// Text to go on from; of music, words of events.
     #[arg(long, default_value = "")]
     pub prompt: String,
+    /// Music to go on from: the first bars of a MIDI file.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub prompt_midi: Option<PathBuf>,
+    /// How many bars of it.
+    #[arg(long, default_value_t = 2, requires = "prompt_midi")]
+    pub bars: u64,
+    /// Write the music as a MIDI file.
+    #[arg(long, value_name = "FILE")]
+    pub midi: Option<PathBuf>,
+    /// Write a picture of the music, a piano roll, as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
     /// Tokens to add.
     #[arg(long, default_value_t = 256, value_parser = count)]
     pub tokens: usize,
-    /// 0 always takes the likeliest token; 1 samples from the model's distribution.
-    #[arg(long, default_value_t = 0.8)]
-    pub temperature: f64,
+    /// 0 always takes the likeliest token; 1 samples from the model's distribution. By default 0.8 for text, 1.2 for pop
+    /// piano and 0.6 for grooves, as published.
+    #[arg(long)]
+    pub temperature: Option<f64>,
     /// Only the likeliest tokens are considered; 0 considers all.
     #[arg(long, default_value_t = 0)]
     pub top_k: usize,
+    /// Only the likeliest tokens that together have this share are considered. By default 0.9 for pop piano, else 1.
+    #[arg(long)]
+    pub top_p: Option<f64>,
     /// Seed of the draws.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,

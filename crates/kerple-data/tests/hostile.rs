@@ -7,6 +7,8 @@ mod common;
 
 use change::{apply, change};
 use common::{Counting, most, prepared};
+use kerple_data::music::{Note, Piece, Track};
+use kerple_data::tasks::{Place, TaskConfig};
 use kerple_data::{Corpus, Split, verify};
 use parquet::basic::Compression;
 use parquet::column::writer::ColumnWriter;
@@ -17,7 +19,7 @@ use parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
@@ -55,6 +57,33 @@ fn as_token_files(folder: &Path, name: &str) -> kerple_data::Result<()> {
     let prefix = folder.join(name).with_extension("");
     let opened = Corpus::open(&prefix).and_then(|corpus| read_all(&corpus));
     prepared(&prefix, "byte", &folder.join("out")).map(|_| ()).and(opened)
+}
+
+fn as_music(folder: &Path, name: &str) -> kerple_data::Result<()> {
+    let groove = prepared(&folder.join(name), "groove", &folder.join("out"));
+    prepared(&folder.join(name), "remi", &folder.join("out")).and(groove).map(|_| ()).or_else(|error| {
+        // three splits need more pieces than a file of its own has
+        if error.to_string().contains("split is empty") { Ok(()) } else { Err(error) }
+    })
+}
+
+/// The file is one of those that a task of the Long Range Arena reads.
+fn as_arena(folder: &Path, name: &str) -> kerple_data::Result<()> {
+    let task = match name {
+        _ if name.starts_with("basic") => "listops",
+        _ if name.starts_with("train.jsonl") => "lra_text",
+        _ if name.starts_with("new_aan") => "lra_retrieval",
+        _ if name.starts_with("metadata") || name.ends_with(".png") => "pathfinder",
+        _ => "lra_image",
+    };
+    let examples = TaskConfig::named(task).unwrap().open(Some(&folder.join("arena")))?;
+    for split in Split::ALL {
+        for index in 0..examples.count(split).unwrap() {
+            let example = examples.example(Place { split, seed: 0, index }, 4000)?;
+            assert!(example.input.iter().all(|token| (*token as usize) < examples.facts().vocab));
+        }
+    }
+    Ok(())
 }
 
 fn read_all(corpus: &Corpus) -> kerple_data::Result<()> {
@@ -101,6 +130,48 @@ fn parquet(properties: WriterProperties) -> Vec<u8> {
         group.close().unwrap();
     }
     writer.into_inner().unwrap()
+}
+
+/// A piece of a bar.
+fn midi() -> Vec<u8> {
+    let note = |at: u64| Note { start: 120 * at, duration: 200, pitch: 60 + at as u8, velocity: 64 };
+    let tracks = [0, 33].map(|program| Track { program, notes: (0..12).map(note).collect(), ..Track::default() });
+    Piece { tracks: tracks.into(), ..Piece::empty(480) }.to_midi().unwrap()
+}
+
+fn archive() -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for name in ["a.mid", "about.txt", "b.mid"] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(midi().len() as u64);
+        tar.append_data(&mut header, format!("{}/{name}", "long".repeat(30)), &midi()[..]).unwrap();
+    }
+    tar.into_inner().unwrap()
+}
+
+/// Small data sets in the published formats, by name.
+fn arena() -> Vec<(&'static str, Vec<u8>)> {
+    let mut png = Vec::new();
+    let mut encoder = png::Encoder::new(&mut png, 32, 32);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.write_header().unwrap().write_image_data(&(0..1024u32).map(|at| at as u8).collect::<Vec<_>>()).unwrap();
+    let idx = |sizes: &[u32], values: usize| {
+        let header = [0, 0, 8, sizes.len() as u8];
+        let sizes = sizes.iter().flat_map(|size| size.to_be_bytes());
+        gzip(&header.into_iter().chain(sizes).chain((0..values).map(|at| (at % 10) as u8)).collect::<Vec<_>>())
+    };
+    let expressions = "Source\tTarget\n( ( ( [MAX 2 ) 9 ) ] )\t9\n( ( ( [SM 4 ) 9 ) ] )\t3\n".as_bytes().to_vec();
+    let pairs = "0.0\tA\tB\tsome text\tanother\n1.0\tC\tD\tmore\tlast\n".as_bytes().to_vec();
+    let texts = "{\"text\": \"good\", \"label\": 1}\n{\"text\": \"bad\", \"label\": 0}\n".as_bytes().to_vec();
+    let list = (0..12).map(|at| format!("imgs a.png {at} {} 1.8\n", at % 2)).collect::<String>().into_bytes();
+    let mut files = vec![("metadata/0.npy", list), ("imgs/a.png", png)];
+    files.extend(["basic_train.tsv", "basic_val.tsv", "basic_test.tsv"].map(|name| (name, expressions.clone())));
+    files.extend(["train.jsonl", "valid.jsonl", "test.jsonl"].map(|name| (name, texts.clone())));
+    let tables = ["new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv", "new_aan_pairs.test.tsv"];
+    files.extend(tables.map(|name| (name, pairs.clone())));
+    files.extend(["train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"].map(|name| (name, idx(&[20, 2, 3], 120))));
+    files.extend(["train-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte.gz"].map(|name| (name, idx(&[20], 20))));
+    files
 }
 
 fn index(documents: &[u32]) -> Vec<u8> {
@@ -155,7 +226,11 @@ fn targets(corpus: &Path) -> Vec<Target> {
         .set_dictionary_enabled(false)
         .set_encoding(parquet::basic::Encoding::DELTA_LENGTH_BYTE_ARRAY)
         .set_writer_version(parquet::file::properties::WriterVersion::PARQUET_2_0);
-    vec![
+    let music = |name, bytes| Target { name, bytes, seal: as_is, read: as_music };
+    let mut targets = vec![
+        music("a.mid", midi()),
+        music("a.tar", archive()),
+        music("a.tar.zst", zstd::encode_all(&archive()[..], 3).unwrap()),
         text("a.jsonl", lines.clone()),
         text("a.jsonl.gz", gzip(&lines)),
         text("a.jsonl.zst", zstd::encode_all(&lines[..], 3).unwrap()),
@@ -173,7 +248,17 @@ fn targets(corpus: &Path) -> Vec<Target> {
         Target { name: "tokenizer.json", bytes: of("tokenizer.json"), seal: as_is, read: as_corpus },
         Target { name: "train.tokens", bytes: of("train.tokens"), seal: as_is, read: as_corpus },
         Target { name: "test.tokens", bytes: of("test.tokens"), seal: seal_header, read: as_corpus },
-    ]
+    ];
+    let read = ["basic_val.tsv", "train.jsonl", "new_aan_pairs.test.tsv", "metadata/0.npy", "imgs/a.png"];
+    let images = ["train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"];
+    let wanted = |(name, _): &(&str, Vec<u8>)| read.contains(name) || images.contains(name);
+    targets.extend(arena().into_iter().filter(wanted).map(|(name, bytes)| Target {
+        name,
+        bytes,
+        seal: as_is,
+        read: as_arena,
+    }));
+    targets
 }
 
 /// Makes the header of a shard consistent with itself.
@@ -194,12 +279,26 @@ fn surroundings() -> tempfile::TempDir {
     }
     fs::write(folder.path().join("a.idx"), index(&[3; 100])).unwrap();
     fs::write(folder.path().join("a.bin"), tokens()).unwrap();
+    for (name, bytes) in arena() {
+        let path = folder.path().join("arena").join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
     folder
+}
+
+/// Where the file of a target lies.
+fn place(target: &Target, folder: &Path) -> PathBuf {
+    if arena().iter().any(|(name, _)| *name == target.name) {
+        folder.join("arena").join(target.name)
+    } else {
+        folder.join(target.name)
+    }
 }
 
 /// Reads the file with these bytes; panics when reading does, or takes too much memory.
 fn try_reading(target: &Target, folder: &Path, bytes: &[u8]) -> bool {
-    fs::write(folder.join(target.name), bytes).unwrap();
+    fs::write(place(target, folder), bytes).unwrap();
     let (result, taken) = most(|| (target.read)(folder, target.name));
     assert!(taken < MOST, "{}: {} MiB", target.name, taken >> 20);
     if let Err(error) = &result {
@@ -232,7 +331,7 @@ fn damaged_files_are_errors() {
         if let Err(error) = found {
             panic!("{}: {error}", target.name);
         }
-        fs::write(folder.path().join(target.name), &target.bytes).unwrap();
+        fs::write(place(&target, folder.path()), &target.bytes).unwrap();
         _ = fs::remove_dir_all(folder.path().join("out"));
     }
 }

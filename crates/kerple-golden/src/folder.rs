@@ -47,6 +47,11 @@ impl Folder {
         self.manifest["cases"].as_array().into_iter().flatten().map(Case)
     }
 
+    /// A file beside the manifest, where there is one.
+    pub fn beside(&self, file: &str) -> Option<Value> {
+        serde_json::from_str(&std::fs::read_to_string(self.path.join(file)).ok()?).ok()
+    }
+
     /// The numbers behind an entry: a literal, a list, or a reference to a tensor.
     pub fn numbers(&self, entry: &Value) -> Found<Numbers> {
         match entry {
@@ -93,7 +98,8 @@ impl Folder {
 
 impl<'a> Case<'a> {
     pub fn id(&self) -> &'a str {
-        self.0["id"].as_str().unwrap_or("(a case without id)")
+        let known = self.0["id"].as_str().or(self.0["name"].as_str());
+        known.unwrap_or("(a case without id or name)")
     }
 
     pub fn get(&self, field: &str) -> &'a Value {
@@ -114,6 +120,11 @@ impl<'a> Case<'a> {
             return Err(format!("{field}.{key} is missing"));
         }
         folder.numbers(entry)
+    }
+
+    /// A tensor of the case's own file.
+    pub fn own(&self, folder: &Folder, key: &str) -> Found<Numbers> {
+        folder.numbers(&serde_json::json!({ "file": self.0["file"], "key": key }))
     }
 
     /// The tolerance written at `tolerance.path`, or at `tolerance` itself for an empty path.

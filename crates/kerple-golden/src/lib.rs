@@ -7,6 +7,7 @@ mod burn_layer;
 mod data;
 mod error;
 mod folder;
+mod media;
 mod tables;
 mod theory;
 mod training;
@@ -126,7 +127,7 @@ fn runner(id: &str) -> Option<Runner> {
         "data" => data::run,
         "theory" => theory::run,
         "effective_length" => theory::effective_length,
-        _ => return None,
+        _ => return media::runner(id),
     })
 }
 

@@ -4,16 +4,18 @@ use std::path::Path;
 
 #[test]
 fn every_reference_value_is_met() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/kerple");
-    let mut failures = Vec::new();
-    let (passed, failed) = kerple_golden::run(&folder, &mut |verdict| {
-        if !verdict.passed {
-            failures.push(format!("{} {}: {}", verdict.case, verdict.engine, verdict.note));
-        }
-    })
-    .unwrap();
-    assert_eq!(failed, 0, "{failures:#?}");
-    assert_eq!(passed, 134);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden");
+    for (name, cases) in [("kerple", 134), ("media", 3)] {
+        let mut failures = Vec::new();
+        let (passed, failed) = kerple_golden::run(&root.join(name), &mut |verdict| {
+            if !verdict.passed {
+                failures.push(format!("{} {}: {}", verdict.case, verdict.engine, verdict.note));
+            }
+        })
+        .unwrap();
+        assert_eq!(failed, 0, "{name}: {failures:#?}");
+        assert_eq!(passed, cases, "{name}");
+    }
 }
 
 #[test]

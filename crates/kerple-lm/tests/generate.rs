@@ -14,7 +14,7 @@ use rand::RngExt;
 /// Tokens that the tokenizer of [`common::plan`] knows; the model has 24 rows.
 const VOCAB: usize = 23;
 const PROMPT: [u32; 3] = [3, 1, 4];
-const LIVELY: Draw = Draw { temperature: 1.0, top_k: 0, seed: 5 };
+const LIVELY: Draw = Draw { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 };
 
 fn decoder(kind: &str) -> Decoder {
     Decoder::new(&plan(&encoding(kind), TrainConfig::default()), &kerple_lm::device())

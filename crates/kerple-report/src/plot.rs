@@ -8,10 +8,12 @@
 mod axis;
 mod braille;
 mod distance;
+mod piano_roll;
 mod svg;
 
 pub use axis::{Axis, Scale, Tick};
 pub use distance::{heads_within, over_distances};
+pub use piano_roll::{PianoRoll, Sound};
 pub use svg::escape;
 
 /// CSS of every plot, shared by the page and by [`standalone`] files.

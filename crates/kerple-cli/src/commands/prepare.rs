@@ -14,7 +14,7 @@ pub fn run(args: &Prepare) -> Outcome {
         Failure::misuse(format!("--split {}: three numbers are needed", args.split), "e.g. --split 0.9,0.05,0.05")
     })?;
     if let Some(token) = &args.end_of_document
-        && (args.tokenizer == "byte" || args.tokenizer.starts_with("bpe:"))
+        && (matches!(args.tokenizer.as_str(), "byte" | "remi" | "groove") || args.tokenizer.starts_with("bpe:"))
     {
         return Err(Failure::misuse(
             format!("--end-of-document {token}: tokenizer `{}` has its own end of a document", args.tokenizer),
@@ -26,6 +26,7 @@ pub fn run(args: &Prepare) -> Outcome {
         text_key: args.text_key.clone(),
         split,
         end_of_document: args.end_of_document.clone(),
+        copies: args.copies,
         stop: Some(stop_flag_saying("stopping; nothing will be left behind")),
         ..PrepareOptions::new(Sources::paths(&args.input), &args.out)
     };

@@ -4,43 +4,176 @@ use super::stop_flag_saying;
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
 use crate::output::remarkln;
-use kerple_lm::generate::{self, Draw};
+use kerple_data::music::{Piece, Rules, Vocabulary};
+use kerple_data::{StreamDecoder, Tokenizer};
+use kerple_lm::generate::{self, Draw, Follow};
 use kerple_lm::run::{RunFolder, Trained};
+use kerple_report::plot::{PianoRoll, Sound};
 use std::io::Write;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Streams text that goes on from the prompt.
+/// Streams text, or the words of music, that goes on from the prompt.
 pub fn run(args: &Sample) -> Outcome {
-    if !(args.temperature.is_finite() && args.temperature >= 0.0) {
-        return Err(Failure::misuse(
-            format!("--temperature {} is out of range, it must be at least 0", args.temperature),
-            "0 always takes the likeliest token, 1 samples from the model's distribution",
-        ));
-    }
+    check_range(
+        "--temperature",
+        args.temperature,
+        f64::MAX,
+        "0 always takes the likeliest token, 1 samples from the model's distribution",
+    )?;
+    check_range(
+        "--top-p",
+        args.top_p,
+        1.0,
+        "0.9 considers the likeliest tokens that together have nine tenths of the distribution, 1 all",
+    )?;
     let run = RunFolder::new(&args.run);
     let Trained { plan, model, notes, .. } = run.load(&kerple_lm::device(), false)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let source = run.open_data(&plan)?;
     let tokenizer = source.tokenizer()?;
-    let mut prompt = vec![tokenizer.end_of_document()];
-    prompt.extend(tokenizer.encode(&args.prompt).map_err(kerple_lm::Error::from)?);
+    let music = tokenizer.music_vocabulary();
+    let prompt = prompt(args, tokenizer)?;
     generate::check(&model, prompt.len(), args.tokens)?;
-    let mut out = std::io::stdout().lock();
-    let mut print = |text: &str| {
-        // a closed pipe ends the stream without fuss
-        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-            std::process::exit(0);
-        }
+    let (temperature, top_p) = music.map_or((0.8, 1.0), |music| music.representation().sampling());
+    let draw = Draw {
+        temperature: args.temperature.unwrap_or(temperature),
+        top_k: args.top_k,
+        top_p: args.top_p.unwrap_or(top_p),
+        seed: args.seed,
     };
-    print(&args.prompt);
-    let stop = stop_flag_saying("stopping after this token; once more to stop at once");
-    let mut decoder = tokenizer.decoder();
-    let draw = Draw { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
-    generate::generate(&model, &prompt, args.tokens, plan.facts.vocab_size, &draw, &mut |token| {
-        print(&decoder.push(token));
-        !stop.load(Ordering::Relaxed) && token != tokenizer.end_of_document()
-    })?;
+    let mut sampled = Sampled {
+        decoder: tokenizer.decoder(),
+        rules: music.map(Vocabulary::rules),
+        tokens: Vec::new(),
+        end: tokenizer.end_of_document(),
+        stop: stop_flag_saying("stopping after this token; once more to stop at once"),
+    };
+    if music.is_none() {
+        // as it was written: tokens may give back another spelling
+        print(&args.prompt);
+    }
+    sampled.begin(&prompt[1..], music.is_some());
+    generate::generate(&model, &prompt, args.tokens, plan.facts.vocab_size, &draw, &mut sampled)?;
+    let Sampled { decoder, tokens, .. } = sampled;
     print(&decoder.finish());
     print("\n");
+    match music {
+        Some(music) => save(args, &music.piece(&tokens)),
+        None => Ok(()),
+    }
+}
+
+fn check_range(option: &str, value: Option<f64>, most: f64, hint: &str) -> Outcome {
+    let Some(value) = value.filter(|value| !(value.is_finite() && (0.0..=most).contains(value))) else { return Ok(()) };
+    let limit = if most == f64::MAX { "at least 0".to_owned() } else { format!("between 0 and {most}") };
+    Err(Failure::misuse(format!("{option} {value} is out of range, it must be {limit}"), hint))
+}
+
+/// The tokens to go on from, after the one that ends the document before.
+fn prompt(args: &Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    let mut prompt = vec![tokenizer.end_of_document()];
+    let Some(music) = tokenizer.music_vocabulary() else {
+        let options = [("--prompt-midi", &args.prompt_midi), ("--midi", &args.midi), ("--svg", &args.svg)];
+        if let Some((option, _)) = options.iter().find(|(_, file)| file.is_some()) {
+            return Err(Failure::misuse(
+                format!("{option}: this run was trained on text, not on music"),
+                "leave the option out; `kerple prepare --tokenizer remi` makes data of MIDI files",
+            ));
+        }
+        prompt.extend(tokenizer.encode(&args.prompt).map_err(kerple_lm::Error::from)?);
+        return Ok(prompt);
+    };
+    let mut tokens = match &args.prompt_midi {
+        None => tokenizer.encode(&args.prompt).map_err(kerple_lm::Error::from)?,
+        Some(path) => {
+            let piece = Piece::read(path).and_then(|piece| music.tokens(&piece)).map_err(kerple_lm::Error::from)?;
+            piece[..music.prompt_len(&piece, args.bars)].to_vec()
+        }
+    };
+    if tokens.first() != Some(&music.begin()) {
+        tokens.insert(0, music.begin());
+    }
+    prompt.extend(tokens);
+    Ok(prompt)
+}
+
+/// What has been sampled so far.
+struct Sampled<'t> {
+    decoder: StreamDecoder<'t>,
+    rules: Option<Rules>,
+    tokens: Vec<u32>,
+    end: u32,
+    stop: Arc<AtomicBool>,
+}
+
+impl Sampled<'_> {
+    /// Takes the prompt.
+    fn begin(&mut self, prompt: &[u32], show: bool) {
+        for token in prompt {
+            self.add(*token, show);
+        }
+    }
+
+    fn add(&mut self, token: u32, show: bool) {
+        if show {
+            print(&self.decoder.push(token));
+        }
+        self.tokens.push(token);
+        if let Some(rules) = &mut self.rules {
+            rules.take(token);
+        }
+    }
+}
+
+impl Follow for Sampled<'_> {
+    fn allows(&self, token: u32) -> bool {
+        self.rules.as_ref().is_none_or(|rules| rules.allows(token))
+    }
+
+    fn take(&mut self, token: u32) -> bool {
+        self.add(token, true);
+        !self.stop.load(Ordering::Relaxed) && token != self.end
+    }
+}
+
+fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    // a closed pipe ends the stream without fuss
+    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+/// Writes the music where it was asked for.
+fn save(args: &Sample, piece: &Piece) -> Outcome {
+    if let Some(path) = &args.midi {
+        piece.write(path).map_err(kerple_lm::Error::from)?;
+    }
+    if let Some(path) = &args.svg {
+        let title = format!("{}, seed {}", args.run.display(), args.seed);
+        std::fs::write(path, roll(title, piece).file())
+            .map_err(|error| Failure::failed(format!("{}: cannot write: {error}", path.display()), "check the path"))?;
+    }
     Ok(())
+}
+
+/// A picture of a piece, time in beats.
+fn roll(title: String, piece: &Piece) -> PianoRoll {
+    let beats = |ticks: u64| ticks as f64 / f64::from(piece.resolution);
+    let tracks = piece.tracks.iter().enumerate();
+    let sounds = tracks.flat_map(|(voice, track)| {
+        track.notes.iter().map(move |note| Sound {
+            start: beats(note.start),
+            duration: beats(note.duration),
+            pitch: note.pitch,
+            voice,
+        })
+    });
+    PianoRoll {
+        title,
+        voices: piece.tracks.iter().map(|track| track.name.clone()).collect(),
+        sounds: sounds.collect(),
+        rule: None,
+    }
 }

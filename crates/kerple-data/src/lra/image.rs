@@ -59,7 +59,8 @@ fn cifar(folder: &Path, hint: &str) -> Result<(Sequences, Sequences)> {
             return Err(Error::damaged(&file, message, "fetch the file again"));
         }
         for [label, colours @ ..] in records {
-            sets[set].push((0..PIXELS).map(|at| grey([0, 1, 2].map(|of| colours[of * PIXELS + at]))), u32::from(*label));
+            sets[set]
+                .push((0..PIXELS).map(|at| grey([0, 1, 2].map(|of| colours[of * PIXELS + at]))), u32::from(*label));
         }
     }
     let [train, test] = sets;

@@ -110,14 +110,19 @@ impl ListOps {
             );
         }
         if self.train.min(self.valid).min(self.test) == 0 {
-            return refuse("data.task: train, valid and test must all be above 0".to_owned(), "published: 96000, 2000, 2000");
+            return refuse(
+                "data.task: train, valid and test must all be above 0".to_owned(),
+                "published: 96000, 2000, 2000",
+            );
         }
         // the smallest expression of some length there is must fit: one draw shows whether any does
         let place = Place { split: Split::Train, seed: 0, index: 0 };
         match self.expression(place) {
             Some(_) => Ok(()),
             None => refuse(
-                format!("data.task: of {MOST_DRAWS} expressions none has more than {more_than} and fewer than {fewer_than} tokens"),
+                format!(
+                    "data.task: of {MOST_DRAWS} expressions none has more than {more_than} and fewer than {fewer_than} tokens"
+                ),
                 "widen the limits, or allow more arguments or depth",
             ),
         }

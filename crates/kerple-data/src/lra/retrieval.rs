@@ -94,7 +94,12 @@ impl Files {
                 }
                 let place = format!(", line {}", lines.len() + 1);
                 if count > LONGEST_LINE {
-                    return Err(Error::damaged_at(&path, place, format!("it has more than {LONGEST_LINE} bytes"), HINT));
+                    return Err(Error::damaged_at(
+                        &path,
+                        place,
+                        format!("it has more than {LONGEST_LINE} bytes"),
+                        HINT,
+                    ));
                 }
                 pair(&line).map_err(|message| Error::damaged_at(&path, place, message, HINT))?;
                 sum.add(&line);

@@ -92,7 +92,9 @@ fn splits_of_expressions_are_disjoint() {
 fn published_expressions_are_read() {
     let folder = tempfile::tempdir().unwrap();
     for (name, answer) in [("train", 9), ("val", 8), ("test", 7)] {
-        let text = format!("Source\tTarget\r\n( ( ( [MAX {answer} ) 2 ) ] )\t{answer}\r\n( ( ( [MIN 9 ) {answer} ) ] )\t{answer}\r\n");
+        let text = format!(
+            "Source\tTarget\r\n( ( ( [MAX {answer} ) 2 ) ] )\t{answer}\r\n( ( ( [MIN 9 ) {answer} ) ] )\t{answer}\r\n"
+        );
         write(folder.path(), &format!("basic_{name}.tsv"), text);
     }
     let task = Arena::named("listops").unwrap();
@@ -109,7 +111,8 @@ fn texts_are_read_from_lines_and_folders() {
     let folder = tempfile::tempdir().unwrap();
     let (lines, reviews) = (folder.path().join("lines"), folder.path().join("imdb"));
     for name in ["train", "valid", "test"] {
-        let text = format!("{{\"text\": \"é {name}\", \"label\": 1, \"meta\": 3}}\n\n{{\"text\": \"b\", \"label\": 0}}\n");
+        let text =
+            format!("{{\"text\": \"é {name}\", \"label\": 1, \"meta\": 3}}\n\n{{\"text\": \"b\", \"label\": 0}}\n");
         write(&lines, &format!("{name}.jsonl.zst"), zstd::encode_all(text.as_bytes(), 1).unwrap());
     }
     let task = Arena::named("lra_text").unwrap();
@@ -220,7 +223,8 @@ fn made_up_pairs_share_a_phrase_or_do_not() {
         };
         // common words are the numbers below 200, whose second syllable is one of 75's first multiples: ba, da, fa
         let [first, second] = [words(&example.input[..400]), words(&example.input[401..])];
-        let shared = first.intersection(&second).filter(|word| !(word[3] == 98 && [99, 101, 103].contains(&word[2]))).count();
+        let shared =
+            first.intersection(&second).filter(|word| !(word[3] == 98 && [99, 101, 103].contains(&word[2]))).count();
         joined += example.targets[0];
         told += u32::from((shared > 0) == (example.targets[0] == 1));
     }
@@ -246,7 +250,7 @@ fn published_paths_are_read() {
         let name = format!("sample_{at}.png");
         let bytes = if at == 3 { Vec::new() } else { png(&[at as u8; 1024], 32, png::ColorType::Grayscale) };
         write(&level, &format!("imgs/0/{name}"), bytes);
-        list += &format!("imgs/0/{name} {at} {} 1.8 14 4 2 0.5 1 1\n", at % 2);
+        list += &format!("imgs/0 {name} {at} {} 1.8 14 4 2 0.5 1 1\n", at % 2);
     }
     write(&level, "metadata/10.npy", list.lines().skip(10).collect::<Vec<_>>().join("\n") + "\n");
     write(&level, "metadata/2.npy", list.lines().take(10).collect::<Vec<_>>().join("\n") + "\n");
@@ -257,7 +261,9 @@ fn published_paths_are_read() {
     assert_eq!(get(&task, Some(folder.path()), Split::Test, 1, 5000), (vec![20; 1024], 0));
     write(&level, "imgs/0/sample_0.png", png(&[7; 3 * 1024], 32, png::ColorType::Rgb));
     assert_eq!(get(&task, Some(&level), Split::Train, 0, 2), (vec![7, 7], 0));
-    for (bytes, expected) in [(png(&[0; 16], 4, png::ColorType::Grayscale), "4 x 4 pixels"), (vec![1; 9], "sample_0.png: ")] {
+    for (bytes, expected) in
+        [(png(&[0; 16], 4, png::ColorType::Grayscale), "4 x 4 pixels"), (vec![1; 9], "sample_0.png: ")]
+    {
         write(&level, "imgs/0/sample_0.png", bytes);
         let error = task.open(Some(&level)).unwrap().example(place(Split::Train, 0), 9).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

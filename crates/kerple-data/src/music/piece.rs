@@ -134,30 +134,6 @@ impl Piece {
     pub fn end(&self) -> u64 {
         self.tracks.iter().flat_map(|track| &track.notes).map(Note::end).max().unwrap_or(0)
     }
-
-    /// The piece without what begins before a time, which becomes the beginning. The tempo there is kept.
-    pub fn after(&self, time: u64) -> Piece {
-        let later = |note: &Note| note.start.checked_sub(time).map(|start| Note { start, ..*note });
-        let cut = |track: &Track| Track { notes: track.notes.iter().filter_map(later).collect(), ..track.clone() };
-        let before = self.tempos.iter().take_while(|tempo| tempo.start <= time).count();
-        let tempos = self.tempos[before.saturating_sub(1)..].iter();
-        let markers = self.markers.iter().filter(|marker| marker.start >= time);
-        Piece {
-            resolution: self.resolution,
-            tracks: self.tracks.iter().map(cut).collect(),
-            tempos: tempos.map(|tempo| Tempo { start: tempo.start.saturating_sub(time), ..*tempo }).collect(),
-            markers: markers.map(|marker| Marker { start: marker.start - time, text: marker.text.clone() }).collect(),
-        }
-    }
-
-    /// The piece without notes that end after a time, and without tempi and markers from it on.
-    pub fn until(&self, time: u64) -> Piece {
-        let mut piece = self.clone();
-        piece.tracks.iter_mut().for_each(|track| track.notes.retain(|note| note.end() <= time));
-        piece.tempos.retain(|tempo| tempo.start < time);
-        piece.markers.retain(|marker| marker.start < time);
-        piece
-    }
 }
 
 impl Note {

@@ -237,6 +237,26 @@ fn rules_keep_time_going_forward() {
 }
 
 #[test]
+fn prompts_are_the_first_bars() {
+    let piece = Piece {
+        tracks: vec![track("", (0..40).map(|beat| note(12 * beat, 12, 60, 60)).collect::<Vec<_>>())],
+        ..Piece::empty(12)
+    };
+    for representation in Representation::ALL {
+        let vocabulary = representation.vocabulary();
+        let tokens = vocabulary.tokens(&piece).unwrap();
+        for bars in 0..=10 {
+            let prompt = vocabulary.piece(&tokens[..vocabulary.prompt_len(&tokens, bars)]);
+            let ticks = u64::from(prompt.resolution);
+            let starts = prompt.tracks.iter().flat_map(|track| &track.notes).map(|note| note.start / ticks);
+            // what sounds at the end of a prompt of grooves has not ended yet
+            let open = u64::from(representation == Representation::Groove && (1..10).contains(&bars));
+            assert_eq!(starts.collect::<Vec<_>>(), (0..(4 * bars).min(40) - open).collect::<Vec<_>>(), "{bars} bars");
+        }
+    }
+}
+
+#[test]
 fn style_counts_what_notes_do() {
     // two notes together, one half a beat later
     let piece = Piece {

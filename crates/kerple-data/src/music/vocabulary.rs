@@ -33,6 +33,14 @@ impl Representation {
         Representation::ALL.into_iter().find(|representation| representation.name() == name)
     }
 
+    /// The published temperature and nucleus that music is sampled with; a nucleus of 1 is all of the distribution.
+    pub fn sampling(self) -> (f64, f64) {
+        match self {
+            Representation::Remi => (1.2, 0.9),
+            Representation::Groove => (0.6, 1.0),
+        }
+    }
+
     /// Its published vocabulary.
     pub fn vocabulary(self) -> &'static Vocabulary {
         static REMI: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary::new(Representation::Remi));
@@ -184,6 +192,28 @@ impl Vocabulary {
         match &self.events {
             Events::Remi(events) => remi::piece(&known(events, ids)),
             Events::Groove(events) => groove::piece(&known(events, ids)),
+        }
+    }
+
+    /// How many of a piece's ids say its first bars of four beats: what music is continued from. With pop piano the bar that
+    /// follows is begun.
+    pub fn prompt_len(&self, ids: &[u32], bars: u64) -> usize {
+        match &self.events {
+            Events::Remi(events) => {
+                let begun =
+                    ids.iter().enumerate().filter(|(_, id)| events.get(**id as usize) == Some(&remi::Event::Bar));
+                begun.map(|(at, _)| at + 1).nth(bars as usize).unwrap_or(ids.len())
+            }
+            Events::Groove(events) => {
+                let (mut now, end) = (0, 4 * u64::from(groove::RESOLUTION) * bars);
+                let within = ids.iter().take_while(|id| {
+                    if let Some(groove::Event::TimeShift(beats, tick)) = events.get(**id as usize) {
+                        now = groove::after_shift(now, *beats, *tick);
+                    }
+                    now < end
+                });
+                within.count()
+            }
         }
     }
 

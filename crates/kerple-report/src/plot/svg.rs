@@ -326,12 +326,12 @@ fn text_width(text: &str) -> f64 {
     CHARACTER * text.chars().count() as f64
 }
 
-fn text(svg: &mut String, x: f64, y: f64, anchor: &str, class: &str, content: &str) {
+pub(super) fn text(svg: &mut String, x: f64, y: f64, anchor: &str, class: &str, content: &str) {
     let content = escape(content);
     put(svg, format_args!(r#"<text class="{class}" x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{content}</text>"#));
 }
 
-fn put(svg: &mut String, piece: std::fmt::Arguments) {
+pub(super) fn put(svg: &mut String, piece: std::fmt::Arguments) {
     svg.write_fmt(piece).expect("writing to a string does not fail");
 }
 

@@ -171,7 +171,8 @@ fn extend(style: &Style, chain: &mut Chain, others: &[Dash], random: &mut Draw) 
         let to = ahead(chain.pivot, direction, style.step());
         let dash = Dash { from: ahead(chain.pivot, direction, style.margin), to };
         let before = &chain.dashes[..chain.dashes.len() - 1];
-        (weight > 1e-9 && is_free(style, dash, others) && is_free(style, dash, before)).then_some((weight, direction, dash))
+        (weight > 1e-9 && is_free(style, dash, others) && is_free(style, dash, before))
+            .then_some((weight, direction, dash))
     });
     let candidates: Vec<(f64, f64, Dash)> = candidates.collect();
     let mut left = random.unit() * candidates.iter().map(|(weight, ..)| weight).sum::<f64>();
@@ -198,7 +199,8 @@ fn is_free(style: &Style, dash: Dash, others: &[Dash]) -> bool {
 /// Between two line segments.
 fn distance(one: Dash, other: Dash) -> f64 {
     let side = |a: Point, b: Point, c: Point| (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]);
-    let parts = |line: Dash, points: Dash| side(line.from, line.to, points.from) * side(line.from, line.to, points.to) < 0.0;
+    let parts =
+        |line: Dash, points: Dash| side(line.from, line.to, points.from) * side(line.from, line.to, points.to) < 0.0;
     if parts(one, other) && parts(other, one) {
         return 0.0;
     }

@@ -46,7 +46,8 @@ impl Files {
                 if image.is_absolute() || place.split('/').any(|part| part == "..") {
                     return Err(bad(format!("{} lies outside of the folder", image.display())));
                 }
-                let bytes = std::fs::metadata(folder.join(&image)).map_err(Error::io(&folder.join(&image), "read"))?.len();
+                let bytes =
+                    std::fs::metadata(folder.join(&image)).map_err(Error::io(&folder.join(&image), "read"))?.len();
                 // the published set has some files without content
                 if bytes > 0 {
                     sum.add(format!("{place}/{name} {label} {bytes}\n").as_bytes());
@@ -55,7 +56,8 @@ impl Files {
             }
         }
         if images.len() < 10 {
-            let message = format!("{}: its lists name {} images, 10 are needed for three splits", folder.display(), images.len());
+            let message =
+                format!("{}: its lists name {} images, 10 are needed for three splits", folder.display(), images.len());
             return Err(Error::refused(message, HINT));
         }
         let content = format!("{} {}", facts.content, hex(sum.finish()));
