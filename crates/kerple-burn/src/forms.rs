@@ -2,7 +2,8 @@
 //!
 //! Rows added to the embeddings never reach attention.
 
-use burn::tensor::Tensor;
+use crate::pass::Pass;
+use burn::tensor::{DType, Tensor};
 pub use kerple::forms::Sight;
 use kerple::maps::Map;
 use std::sync::Arc;
@@ -18,12 +19,65 @@ pub struct Positions {
     pub sight: Sight,
     /// Keys that each sequence has, `[B]`; the rest is padding. `None`: all of them.
     pub lengths: Option<Arc<[usize]>>,
+    /// A stochastic code of queries and keys; linear attention takes it.
+    pub code: Option<Arc<Code>>,
+    /// What becomes of products with distance in linear attention, instead of tables.
+    pub fading: Option<Arc<Fading>>,
+    /// What is drawn in attention (codes, features) is drawn from this.
+    pub pass: Pass,
+}
+
+/// A stochastic code with what it learns.
+#[derive(Clone, Debug)]
+pub struct Code {
+    /// Which code.
+    pub plan: kerple::forms::Code,
+    /// The encoding's parameters, flattened, in their order.
+    pub values: Vec<Tensor<1>>,
+}
+
+impl Code {
+    /// All parameters, one after another.
+    pub(crate) fn joined(&self, dtype: DType) -> Tensor<1> {
+        let all = Tensor::cat(self.values.clone(), 0);
+        if all.dtype() == dtype { all } else { all.cast(dtype) }
+    }
+
+    /// The numbers of each parameter, of those of all.
+    pub(crate) fn split(&self, joined: &[f64]) -> Vec<Vec<f64>> {
+        let mut rest = joined;
+        let part = |values: &Tensor<1>| {
+            let (part, more) = rest.split_at(values.dims()[0]);
+            rest = more;
+            part.to_vec()
+        };
+        self.values.iter().map(part).collect()
+    }
+}
+
+/// A decay of linear attention, see [`kerple::attention::linear::Decay`].
+#[derive(Clone, Debug)]
+pub struct Fading {
+    /// Inside of a chunk, `[H, CHUNK]`.
+    pub near: Tensor<2>,
+    /// Weights of the exponentials beyond, `[H, K]`.
+    pub weights: Tensor<2>,
+    /// Their rates, `[H, K]`.
+    pub rates: Arc<[f64]>,
 }
 
 impl Default for Positions {
     /// A decoder's without any encoding.
     fn default() -> Self {
-        Positions { rotary: None, scores: Scores::Plain, sight: Sight::CAUSAL, lengths: None }
+        Positions {
+            rotary: None,
+            scores: Scores::Plain,
+            sight: Sight::CAUSAL,
+            lengths: None,
+            code: None,
+            fading: None,
+            pass: Pass::evaluation(0),
+        }
     }
 }
 

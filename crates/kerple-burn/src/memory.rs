@@ -1,16 +1,19 @@
 //! What a layer remembers of the positions it has seen, so that new ones are added without computing the old ones again.
 //!
-//! Attention remembers keys and values, which grow with the positions. A recurrent layer would remember a state of fixed size
-//! instead: a further variant of [`Memory`], made by its module as [`Attention::memory`](crate::layers::Attention::memory)
-//! makes these, and advanced by a method beside [`Memory::attend`].
+//! Softmax attention remembers keys and values, which grow with the positions. Linear attention remembers sums over them, of a
+//! fixed size: [`Recurrent`].
 
 use crate::forms::Positions;
 use crate::fused::Engine;
 use crate::ops::attention::{self, ScoreInputs};
 use crate::ops::attention_layer::Heads;
+use crate::ops::linear_attention::{self, Linear, Maps};
 use burn::tensor::{DType, Tensor, TensorData};
+use kerple::attention::linear::{self, Problem, State};
 use kerple::attention::{Dims, Strides, View, ViewMut};
 use kerple::ops::rotary::Turn;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// The memory of one layer.
 #[derive(Clone, Debug)]
@@ -18,24 +21,36 @@ use kerple::ops::rotary::Turn;
 pub enum Memory {
     /// Keys and values where the fused operations read them; f32 on the CPU.
     Rows(Rows),
-    /// Keys and values as tensors `[B, G, L, D]`, on any device; `None` before the first position.
-    Tensors(Option<[Tensor<4>; 2]>),
+    /// Keys and values as tensors, on any device.
+    Tensors(Held),
+    /// The state of linear attention; f32 on the CPU.
+    Recurrent(Box<Recurrent>),
+}
+
+/// Keys and values of any layer as tensors.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// `[B, G, L, D]`; `None` before the first position.
+    rows: Option<[Tensor<4>; 2]>,
+    linear: Option<Linear>,
 }
 
 impl Memory {
     /// An empty memory for `batch` sequences of a layer whose parameters are like this one.
-    pub fn new(batch: usize, heads: Heads, parameter: &Tensor<2>, engine: Engine) -> Memory {
-        if engine.is_fused_on(parameter) && parameter.dtype() == DType::F32 {
-            return Memory::Rows(Rows::new(batch, heads));
+    pub fn new(batch: usize, heads: Heads, linear: Option<&Linear>, parameter: &Tensor<2>, engine: Engine) -> Memory {
+        match (engine.is_fused_on(parameter) && parameter.dtype() == DType::F32, linear) {
+            (true, None) => Memory::Rows(Rows::new(batch, heads)),
+            (true, Some(linear)) => Memory::Recurrent(Box::new(Recurrent::new(batch, linear.clone()))),
+            (false, linear) => Memory::Tensors(Held { rows: None, linear: linear.cloned() }),
         }
-        Memory::Tensors(None)
     }
 
     /// Positions held.
     pub fn len(&self) -> usize {
         match self {
             Memory::Rows(rows) => rows.len,
-            Memory::Tensors(held) => held.as_ref().map_or(0, |[keys, _]| keys.dims()[2]),
+            Memory::Tensors(held) => held.rows.as_ref().map_or(0, |[keys, _]| keys.dims()[2]),
+            Memory::Recurrent(recurrent) => recurrent.len,
         }
     }
 
@@ -54,19 +69,101 @@ impl Memory {
     pub fn attend(&mut self, qkv: Tensor<3>, heads: Heads, scale: f64, positions: &Positions) -> Tensor<3> {
         match self {
             Memory::Rows(rows) => rows.attend(qkv, heads, scale, positions),
+            Memory::Recurrent(recurrent) => recurrent.attend(qkv, heads, positions),
             Memory::Tensors(held) => {
                 let [batch, len, _] = qkv.dims();
                 let [q, k, v] = heads.unpack(qkv);
                 let (q, k) = (attention::rotate(q, positions), attention::rotate(k, positions));
-                let [k, v] = match held.take() {
+                let [k, v] = match held.rows.take() {
                     Some([keys, values]) => [Tensor::cat(vec![keys, k], 2), Tensor::cat(vec![values, v], 2)],
                     None => [k, v],
                 };
-                *held = Some([k.clone(), v.clone()]);
-                let a = attention::composed(q, k, v, scale, positions);
+                held.rows = Some([k.clone(), v.clone()]);
+                let a = match &held.linear {
+                    None => attention::composed(q, k, v, scale, positions),
+                    Some(linear) => linear_attention::composed([q, k, v], linear, positions),
+                };
                 a.swap_dims(1, 2).reshape([batch, len, heads.inner()])
             }
         }
+    }
+}
+
+/// What linear attention knows of the positions before: its size does not grow with them.
+#[derive(Clone, Debug)]
+pub struct Recurrent {
+    batch: usize,
+    linear: Linear,
+    len: usize,
+    begun: Option<Begun>,
+}
+
+/// Positions whose noise is drawn at once when they come one by one.
+const FEWEST_HELD: usize = 256;
+
+/// What a sequence keeps from its first positions on: what was drawn, the decay, the sums.
+#[derive(Clone, Debug)]
+struct Begun {
+    maps: Maps<f32>,
+    /// Positions whose noise is held.
+    held: Range<usize>,
+    decay: Option<(Vec<f32>, Vec<f32>, Arc<[f64]>)>,
+    state: Option<State<f32>>,
+}
+
+impl Begun {
+    fn new(linear: &Linear, head_dim: usize, positions: &Positions) -> Begun {
+        let numbers = |tensor: Tensor<1>| tensor.into_data().iter::<f64>().collect::<Vec<f64>>();
+        let single = |table: &Tensor<2>| table.clone().into_data().iter::<f32>().collect::<Vec<f32>>();
+        let values: Option<Vec<Vec<f64>>> =
+            positions.code.as_ref().map(|code| code.values.iter().cloned().map(numbers).collect());
+        let code = positions.code.as_ref().zip(values.as_ref()).map(|(code, values)| (&code.plan, &values[..]));
+        let maps = Maps::new(linear, head_dim, code, &positions.pass);
+        let fading = positions.fading.as_ref();
+        let decay = fading.map(|fading| (single(&fading.near), single(&fading.weights), fading.rates.clone()));
+        Begun { maps, held: 0..0, decay, state: None }
+    }
+}
+
+impl Recurrent {
+    /// Nothing yet.
+    pub fn new(batch: usize, linear: Linear) -> Recurrent {
+        Recurrent { batch, linear, len: 0, begun: None }
+    }
+
+    fn attend(&mut self, qkv: Tensor<3>, heads: Heads, positions: &Positions) -> Tensor<3> {
+        let ([batch, len, _], device) = (qkv.dims(), qkv.device());
+        assert_eq!(batch, self.batch, "the memory was made for another number of sequences");
+        let mut rows: Vec<f32> = qkv.into_data().try_into_vec().expect("activations are f32");
+        if let Some(rotary) = &positions.rotary {
+            heads.rotate(&mut rows, rotary, len, Turn::Forward);
+        }
+        let Heads { heads: count, head_dim, .. } = heads;
+        let begun = self.begun.get_or_insert_with(|| Begun::new(&self.linear, head_dim, positions));
+        if self.len < begun.held.start || self.len + len > begun.held.end {
+            begun.held = self.len..self.len + len.max(FEWEST_HELD);
+            begun.maps.hold(begun.held.clone());
+        }
+        let chain = begun.maps.chain();
+        let tables =
+            begun.decay.as_ref().map(|(near, weights, rates)| linear_attention::Tables { near, weights, rates });
+        let problem = Problem {
+            dims: linear::Dims { batch, heads: count, len, head_dim, value_dim: head_dim },
+            reach: linear::Reach::Causal,
+            lengths: None,
+            maps: &chain,
+            decay: tables.map(|tables| tables.decay(count)),
+            guard: linear_attention::guard(self.linear.plan.features),
+        };
+        let state = begun.state.get_or_insert_with(|| State::new(&problem));
+        let (starts, strides) = heads.layout(len);
+        let [q, k, v] = starts.map(|start| View { data: &rows[start..], strides });
+        let inner = heads.inner();
+        let mut out = vec![0.0f32; batch * len * inner];
+        let merged = Strides { batch: len * inner, head: head_dim, row: inner };
+        linear::extend(&problem, linear::Inputs { q, k, v }, ViewMut::new(&mut out, merged), state);
+        self.len += len;
+        Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
     }
 }
 

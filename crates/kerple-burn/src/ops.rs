@@ -12,6 +12,7 @@ pub mod dropout;
 pub mod embedding;
 pub mod feed_forward;
 pub mod linear;
+pub mod linear_attention;
 pub mod loss;
 mod maps;
 pub mod norm;

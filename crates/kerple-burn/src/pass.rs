@@ -30,6 +30,13 @@ pub const BRANCHES: u64 = EMBEDDINGS + 1;
 /// Place of the randomized positions at the embeddings; those of the first layer and of the others follow.
 pub const POSITIONS: u64 = 2 << 32;
 
+/// Place of a stochastic code that all layers share; those of the first layer and of the others follow.
+pub const CODES: u64 = 3 << 32;
+/// Place of the gate's noise in the first layer; those of the others follow.
+pub const GATES: u64 = 4 << 32;
+/// Place of the random features of the first layer; those of the others follow.
+pub const FEATURES: u64 = 5 << 32;
+
 /// The step of evaluation passes: no update has this number.
 const EVALUATION: u64 = u64::MAX;
 

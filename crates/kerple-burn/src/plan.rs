@@ -2,6 +2,7 @@
 
 use crate::ops::activation::Activation;
 use crate::ops::attention_layer::Heads;
+use kerple::kernel::exponentials::{Amplitude, Demand, Tolerance};
 use serde::{Deserialize, Serialize};
 
 /// The choices in which decoders of one shape differ. The default is GPT-NeoX's sequential block, as KERPLE trains it.
@@ -48,6 +49,9 @@ pub struct BlockPlan {
     pub clamp_qkv: Option<f64>,
     /// Whether the output projection is the embedding, transposed.
     pub tied_head: bool,
+    /// Kind of attention.
+    #[serde(skip_serializing_if = "AttentionKind::is_softmax")]
+    pub attention: AttentionKind,
     /// Whether embeddings are multiplied by the square root of the model width.
     #[serde(skip_serializing_if = "is_false")]
     pub scaled_embedding: bool,
@@ -84,6 +88,7 @@ impl Default for BlockPlan {
             scale_by_layer: false,
             clamp_qkv: None,
             tied_head: false,
+            attention: AttentionKind::Softmax,
             scaled_embedding: false,
             init: InitKind::Normal,
             dropout: 0.0,
@@ -96,6 +101,93 @@ impl BlockPlan {
     pub fn is_default(&self) -> bool {
         *self == BlockPlan::default()
     }
+}
+
+/// What turns queries, keys and values into the output of a head.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionKind {
+    /// Softmax attention, exact.
+    #[default]
+    Softmax,
+    /// Linear attention: features of queries and keys, `attention = { linear = { features = "favor" } }`.
+    Linear(LinearPlan),
+}
+
+impl AttentionKind {
+    fn is_softmax(&self) -> bool {
+        *self == AttentionKind::Softmax
+    }
+
+    /// Its plan, where it is linear.
+    pub fn linear(&self) -> Option<&LinearPlan> {
+        match self {
+            AttentionKind::Softmax => None,
+            AttentionKind::Linear(plan) => Some(plan),
+        }
+    }
+}
+
+/// Linear attention, see [`kerple::attention::linear`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LinearPlan {
+    /// The feature map.
+    pub features: FeatureKind,
+    /// Number of random features, M; even for `favor`, whose projection has half as many columns. Not used by the others.
+    pub count: usize,
+    /// Random features are drawn anew every so many updates; 0: never. Evaluation has a draw of its own, always the same,
+    /// which is also that of `redraw = 0`.
+    pub redraw: u64,
+    /// Furthest distance, in tokens, for which the kernel of an encoding is met within the tolerance.
+    pub horizon: usize,
+    /// Largest relative error of the kernel up to there: 0.01, 0.001 or 0.0001.
+    pub tolerance: f64,
+    /// Largest amplitude of a logarithmic kernel: 2, 4 or 8; larger ones are used as this.
+    pub amplitude: f64,
+}
+
+impl Default for LinearPlan {
+    fn default() -> Self {
+        let (features, horizon) = (FeatureKind::Favor, 1 << 20);
+        LinearPlan { features, count: 128, redraw: 20, horizon, tolerance: 1e-3, amplitude: 4.0 }
+    }
+}
+
+impl LinearPlan {
+    /// What sums of exponentials must do; `None` for a tolerance or an amplitude that there is no grid for.
+    pub fn demand(&self) -> Option<Demand> {
+        let tolerance = match self.tolerance {
+            0.01 => Tolerance::Hundredth,
+            0.001 => Tolerance::Thousandth,
+            0.0001 => Tolerance::TenThousandth,
+            _ => return None,
+        };
+        let amplitude = match self.amplitude {
+            2.0 => Amplitude::Two,
+            4.0 => Amplitude::Four,
+            8.0 => Amplitude::Eight,
+            _ => return None,
+        };
+        Some(Demand { horizon: self.horizon, tolerance, amplitude })
+    }
+}
+
+/// Features of linear attention. All are positive, or not negative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FeatureKind {
+    /// FAVOR+ with exponentials of both signs (fast-transformers), random.
+    #[default]
+    Favor,
+    /// FAVOR+ with positive exponentials and a floor (Performer, JAX), random.
+    FavorJax,
+    /// `relu(x) + 0.001`, the Linear Transformer-ReLU.
+    Relu,
+    /// `relu(x Omega)`, generalised random features.
+    ReluRf,
+    /// `elu(x) + 1`
+    Elu,
 }
 
 /// How rows are normalised.

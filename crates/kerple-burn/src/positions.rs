@@ -1,10 +1,11 @@
 //! Encodings as Burn modules: learned parameters in, the forms that attention consumes out.
 
 use crate::array::Array;
-use crate::forms::{Positions, RotaryTables, Scores};
+use crate::forms::{Code, Fading, Positions, RotaryTables, Scores};
 use crate::fused::{Engine, Forward, Input, Op, Saved, Step, apply};
 use crate::parameters::{Describe, Group, Groups};
 use crate::pass::{POSITIONS, Pass};
+use crate::plan::AttentionKind;
 use crate::with_element;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
@@ -12,16 +13,19 @@ use bytemuck::Pod;
 use kerple::encoding::scaling::Scaling;
 use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Places, Refusal, Scope};
 use kerple::forms::{Absolute, DistanceTable, Form, MapForm, Rotary, Sight, Slopes, TableSlopes};
+use kerple::kernel::exponentials::Demand;
 use std::sync::Arc;
 
 /// Where an encoding enters a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Place {
     Nowhere,
     Embeddings,
     Rotation,
     Tables,
     Map,
+    /// Queries and keys of linear attention.
+    Code(kerple::forms::Code),
 }
 
 /// A positional encoding with its learned parameters, those that layers share once and the others once a layer.
@@ -39,6 +43,8 @@ pub struct PositionalEncoding {
     place: Place,
     #[module(skip)]
     depth: usize,
+    #[module(skip)]
+    demand: Option<Demand>,
 }
 
 impl PositionalEncoding {
@@ -62,6 +68,7 @@ impl PositionalEncoding {
             Form::Rotary(_) => Place::Rotation,
             Form::Table(_) => Place::Tables,
             Form::Map(_) => Place::Map,
+            Form::Code(code) => Place::Code(code),
         };
         PositionalEncoding {
             values: drawn(0, Scope::Model),
@@ -70,7 +77,17 @@ impl PositionalEncoding {
             geometry: Arc::new(*geometry),
             place,
             depth,
+            demand: None,
         }
+    }
+
+    /// The same for this kind of attention: linear attention takes kernels as decays.
+    ///
+    /// # Panics
+    /// For a tolerance or an amplitude that there are no decays for; plans with one are refused.
+    pub fn with_attention(self, kind: &AttentionKind) -> PositionalEncoding {
+        let demand = kind.linear().map(|plan| plan.demand().expect("the plan was checked"));
+        PositionalEncoding { demand, ..self }
     }
 
     /// Which encoding this is.
@@ -161,18 +178,25 @@ impl PositionalEncoding {
         engine: Engine,
         pass: &Pass,
     ) -> Positions {
-        let mut positions = Positions { sight: Sight::Causal { window: self.encoding.window }, ..Positions::default() };
+        let sight = Sight::Causal { window: self.encoding.window };
+        let mut positions = Positions { sight, pass: *pass, ..Positions::default() };
         if let Place::Nowhere | Place::Embeddings = self.place {
             return positions;
         }
         let drawn = self.draw(POSITIONS + 1 + layer as u64, keys, pass);
         let span = pass.span.unwrap_or(keys);
         let places = Places { range: keys - queries..keys, span, drawn: drawn.as_deref() };
-        match self.place {
+        match &self.place {
             Place::Nowhere | Place::Embeddings => {}
             Place::Rotation => {
                 let rotary = self.encoding.rotary(&self.geometry, span).expect("this encoding rotates");
                 positions.rotary = Some(turned(&rotary, &places));
+            }
+            Place::Code(plan) => {
+                positions.code = Some(Arc::new(Code { plan: plan.clone(), values: self.stored(layer) }));
+            }
+            Place::Tables if self.demand.is_some() => {
+                positions.fading = self.demand.as_ref().map(|demand| self.fading(layer, demand, options, engine));
             }
             Place::Tables => {
                 let places = Places { range: 0..keys, ..places };
@@ -196,6 +220,20 @@ impl PositionalEncoding {
             }
         }
         positions
+    }
+
+    /// The decay of one layer.
+    fn fading(&self, layer: usize, demand: &Demand, options: (&Device, DType), engine: Engine) -> Arc<Fading> {
+        let (stored, numbers) = (self.stored(layer), Arc::new(self.numbers(layer)));
+        let found = self.encoding.fading(&self.geometry, &numbers, demand).expect("plans check that an encoding fades");
+        let (heads, tracked) = (self.geometry.heads, stored.iter().any(|values| values.device().is_autodiff()));
+        let table = |rows: Vec<f64>, slopes: Option<Slopes>| {
+            let slopes = slopes.filter(|_| tracked);
+            let table = Table { heads, len: rows.len() / heads, rows, slopes, numbers: numbers.clone() };
+            table.tensor(&stored, options, engine)
+        };
+        let (near, weights) = (table(found.near, found.near_slopes), table(found.weights, found.weight_slopes));
+        Arc::new(Fading { near, weights, rates: found.rates.into() })
     }
 
     /// What stands in the place of the positions of a sequence, or of its distances, at this place in the model.

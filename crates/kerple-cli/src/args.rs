@@ -356,6 +356,8 @@ pub enum Work {
     Decode,
     /// Evaluation of one long segment.
     Eval,
+    /// One layer of linear attention, forward and backward.
+    Linear,
 }
 
 #[derive(Debug, Args)]
@@ -363,7 +365,7 @@ pub struct Bench {
     /// What to time.
     #[arg(value_enum)]
     pub work: Work,
-    /// Sequence lengths (attention, step, eval) or cached keys (decode).
+    /// Sequence lengths (attention, linear, step, eval) or cached keys (decode).
     #[arg(long, value_delimiter = ',', value_parser = count)]
     pub lens: Vec<usize>,
     /// Sequences.

@@ -4,10 +4,13 @@
 
 mod attention;
 mod burn_layer;
+mod che;
 mod data;
 mod error;
 mod folder;
+mod maps;
 mod media;
+mod spe;
 mod tables;
 mod theory;
 mod training;
@@ -83,6 +86,11 @@ impl Score {
         }
     }
 
+    /// Whether anything was compared.
+    fn compared(&self) -> bool {
+        self.ratio >= 0.0
+    }
+
     fn fail(&mut self, note: String) {
         (self.ratio, self.worst, self.note) = (f64::INFINITY, f64::INFINITY, note);
     }
@@ -103,11 +111,13 @@ impl Score {
 
 type Runner = fn(&Folder, &Case) -> std::result::Result<Vec<Score>, String>;
 
-/// The family of a case: what runs it.
-fn runner(id: &str) -> Option<Runner> {
-    let family = id.split('/').next().unwrap_or(id);
+/// The family of a case, or its operation: what runs it.
+fn runner(case: &Case) -> Option<Runner> {
+    let family = case.get("op").as_str().or(case.id().split('/').next())?;
     Some(match family {
         "attn" => attention::run,
+        "score" => maps::scores,
+        "causal_attention" => maps::attention,
         "bias" => tables::bias,
         "decode" => tables::decode,
         "quirk" => tables::quirk,
@@ -127,7 +137,7 @@ fn runner(id: &str) -> Option<Runner> {
         "data" => data::run,
         "theory" => theory::run,
         "effective_length" => theory::effective_length,
-        _ => return media::runner(id),
+        _ => return spe::runner(case.id()).or_else(|| media::runner(case.id())),
     })
 }
 
@@ -141,7 +151,7 @@ pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<(usize, usiz
     let folder = Folder::open(folder)?;
     let (mut passed, mut failed) = (0, 0);
     for case in folder.cases() {
-        let scores = match runner(case.id()) {
+        let scores = match runner(&case) {
             Some(run) => run(&folder, &case),
             None => Err("this version does not know such a case".to_owned()),
         };
@@ -155,6 +165,13 @@ pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<(usize, usiz
         };
         verdicts.iter().for_each(&mut *tell);
         match !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.passed) {
+            true => passed += 1,
+            false => failed += 1,
+        }
+    }
+    for verdict in che::verdicts(&folder) {
+        tell(&verdict);
+        match verdict.passed {
             true => passed += 1,
             false => failed += 1,
         }

@@ -2,20 +2,43 @@
 
 use std::path::Path;
 
+fn every_case_passes(folder: &str, cases: usize) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(folder);
+    let mut failures = Vec::new();
+    let (passed, failed) = kerple_golden::run(&folder, &mut |verdict| {
+        if !verdict.passed {
+            failures.push(format!("{} {}: {} ({:.1e})", verdict.case, verdict.engine, verdict.note, verdict.worst));
+        }
+    })
+    .unwrap();
+    assert_eq!(failed, 0, "{failures:#?}");
+    assert_eq!(passed, cases);
+}
+
 #[test]
-fn every_reference_value_is_met() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden");
-    for (name, cases) in [("kerple", 134), ("media", 3)] {
-        let mut failures = Vec::new();
-        let (passed, failed) = kerple_golden::run(&root.join(name), &mut |verdict| {
-            if !verdict.passed {
-                failures.push(format!("{} {}: {}", verdict.case, verdict.engine, verdict.note));
-            }
-        })
-        .unwrap();
-        assert_eq!(failed, 0, "{name}: {failures:#?}");
-        assert_eq!(passed, cases, "{name}");
-    }
+fn every_reference_value_of_kerple_is_met() {
+    every_case_passes("kerple", 134);
+}
+
+#[test]
+fn every_reference_value_of_spe_is_met() {
+    every_case_passes("spe", 20);
+}
+
+#[test]
+fn every_reference_value_of_dape_is_met() {
+    every_case_passes("dape", 68);
+}
+
+#[test]
+fn every_reference_value_of_media_is_met() {
+    every_case_passes("media", 3);
+}
+
+#[test]
+fn formal_languages_and_their_encoder_are_the_originals() {
+    // 15 languages, and the encoder with three encodings through two engines
+    every_case_passes("che", 21);
 }
 
 #[test]

@@ -105,8 +105,7 @@ pub fn losses(
                 targets.extend(&tokens[1..]);
             }
             let (tokens, pass) = (Tokens { ids: &ids, batch: group.len(), len }, pass.at_row(losses.window_mean.len()));
-            let nll = model.nll(tokens, &targets, &pass).into_data();
-            let nll: Vec<f64> = nll.iter::<f64>().collect();
+            let nll = model.scored(tokens, &targets, &pass);
             group.iter().zip(nll.chunks_exact(len)).for_each(|(window, row)| losses.add(window, row));
             let done = losses.window_mean.len();
             // what is done to the end is kept

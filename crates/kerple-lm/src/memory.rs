@@ -110,7 +110,8 @@ impl Plan {
     /// What evaluating sequences of `length` tokens takes.
     pub fn evaluation_memory(&self, length: usize) -> Memory {
         let model = &self.model;
-        let tokens = length.max(TOKENS_AT_ONCE);
+        // linear attention takes long sequences in pieces
+        let tokens = if model.block.attention.linear().is_some() { TOKENS_AT_ONCE } else { length.max(TOKENS_AT_ONCE) };
         Memory {
             weights: bytes(&[self.parameters]),
             moments: 0,

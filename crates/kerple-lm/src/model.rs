@@ -64,6 +64,12 @@ fn init<'a, R>(plan: &Plan, rng: &'a mut R, device: &'a Device) -> Init<'a, R> {
     Init { rng, kind: plan.model.block.init, std: STD, std_out, device, dtype: DType::F32 }
 }
 
+fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
+    let ModelPlan { n_layers, block, .. } = &plan.model;
+    let encoding = PositionalEncoding::new(&plan.encoding, &plan.geometry(), *n_layers, plan.seed, device);
+    encoding.with_attention(&block.attention)
+}
+
 fn blocks(plan: &Plan, init: &mut Init<impl Rng>) -> Vec<Block> {
     let sizes = plan.model.sizes();
     (0..plan.model.n_layers).map(|layer| Block::new(&plan.model.block, &sizes, layer, init)).collect()
@@ -83,7 +89,7 @@ impl Decoder {
         Decoder {
             embedding,
             embedding_norm: block.embedding_norm.then(|| Norm::new(block, *d_model, &init)),
-            encoding: PositionalEncoding::new(&plan.encoding, &plan.geometry(), plan.model.n_layers, plan.seed, device),
+            encoding: encoding(plan, device),
             blocks,
             norm: Norm::new(block, *d_model, &init),
             head,
@@ -168,6 +174,31 @@ impl Decoder {
     /// share is one over all the batch's scored targets.
     pub fn weighted_loss(&self, tokens: Tokens, targets: Targets, share: f64, pass: &Pass) -> Tensor<1> {
         loss::loss(self.hidden(tokens, pass), self.output(), targets, share, self.engine)
+    }
+
+    /// [`Decoder::nll`] as numbers. Where layers keep a state of fixed size, long sequences are taken in pieces, and what is
+    /// held does not grow with their length.
+    pub fn scored(&self, tokens: Tokens, targets: &[u32], pass: &Pass) -> Vec<f64> {
+        let Tokens { ids, batch, len } = tokens;
+        let most = (MOST_PREFILLED / batch.max(1)).max(1);
+        if len <= most || !self.blocks.iter().all(|block| block.attention.is_linear()) {
+            return self.nll(tokens, targets, pass).into_data().iter::<f64>().collect();
+        }
+        let (mut memory, pass) = (self.memories(batch), pass.over(len));
+        let mut scored = vec![0.0; batch * len];
+        for from in (0..len).step_by(most) {
+            let count = most.min(len - from);
+            let piece = |all: &[u32]| -> Vec<u32> {
+                all.chunks_exact(len).flat_map(|row| &row[from..from + count]).copied().collect()
+            };
+            let (ids, targets) = (piece(ids), piece(targets));
+            let x = self.remember(Tokens { ids: &ids, batch, len: count }, &mut memory, &pass);
+            let losses = loss::losses(x, self.output(), Targets { ids: &targets, scored: None }, self.engine);
+            for (at, loss) in losses.into_data().iter::<f64>().enumerate() {
+                scored[at / count * len + from + at % count] = loss;
+            }
+        }
+        scored
     }
 
     /// Logits of every position, `[B, L, V]`: for short sequences and tests.

@@ -3,8 +3,8 @@
 use crate::config::{DataConfig, PackingConfig, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
-use kerple::encoding::{Encoding, Geometry, Refusal};
-use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
+use kerple::encoding::{Encoding, Geometry, Method, Refusal};
+use kerple_burn::plan::{BlockPlan, FeatureKind, ResidualKind, Sizes};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -182,6 +182,7 @@ impl Plan {
         let geometry = Geometry { heads: n_heads, head_dim, train_len: train.train_len };
         config.encoding.check(&geometry).map_err(refused)?;
         check_width(&config.encoding, &geometry, d_model)?;
+        check_attention(&config.encoding, &model)?;
         let mut plan = Plan {
             label: config.encoding.label(),
             seed: config.seed,
@@ -345,6 +346,65 @@ fn check_width(encoding: &Encoding, geometry: &Geometry, d_model: usize) -> Resu
         ),
         hint: "leave model.d_model out, or use an encoding that enters attention".to_owned(),
     })
+}
+
+/// Linear attention takes features of its own, and of the encodings those that are no change of scores.
+fn check_attention(encoding: &Encoding, model: &ModelPlan) -> Result<()> {
+    let refuse = |key: &str, message: String, hint: &str| {
+        Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
+    };
+    let is_code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
+    let block = &model.block;
+    let Some(linear) = block.attention.linear() else {
+        if is_code {
+            let message = format!("{} is a code of queries and keys for linear attention", encoding.label());
+            return refuse(
+                "encoding.kind",
+                message,
+                "set model.block.attention = { linear = { features = \"favor\" } }",
+            );
+        }
+        return Ok(());
+    };
+    let fits = match encoding.method {
+        Method::None(_) | Method::Rotary(_) | Method::Sinusoidal(_) | Method::Learned(_) => encoding.window.is_none(),
+        Method::SineSpe(_) | Method::ConvSpe(_) => encoding.window.is_none(),
+        _ => encoding.can_fade(),
+    };
+    if !fits {
+        let message = format!("{} changes scores in a way that linear attention cannot take", encoding.label());
+        let hint = "use none, rotary, sinusoidal, learned, sine_spe, conv_spe, or without a window, bf16 and scale = \"inside\" \
+                    kerple_log, kerple_power_original or alibi; or softmax attention";
+        return refuse("encoding", message, hint);
+    }
+    if block.kv_heads.is_some_and(|kv_heads| kv_heads != model.n_heads) {
+        return refuse(
+            "model.block.kv_heads",
+            "linear attention has as many key heads as query heads".to_owned(),
+            "leave it out",
+        );
+    }
+    if block.score_scale.is_some() || block.scale_by_layer {
+        let message = "linear attention has no scores to scale".to_owned();
+        return refuse("model.block.score_scale", message, "leave score_scale and scale_by_layer out");
+    }
+    let hint = "leave it out to take the default";
+    check("model.block.attention.linear.count", linear.count as f64, 2.0..=65_536.0, hint)?;
+    check("model.block.attention.linear.horizon", linear.horizon as f64, 1.0..=1e12, hint)?;
+    if linear.features == FeatureKind::Favor && !linear.count.is_multiple_of(2) {
+        let message = format!("{} is odd, `favor` has two features for each random direction", linear.count);
+        return refuse("model.block.attention.linear.count", message, "use an even number");
+    }
+    if linear.demand().is_none() {
+        let message =
+            format!("there are no decays for tolerance {} and amplitude {}", linear.tolerance, linear.amplitude);
+        return refuse(
+            "model.block.attention.linear.tolerance",
+            message,
+            "tolerance is 0.01, 0.001 or 0.0001, amplitude 2, 4 or 8",
+        );
+    }
+    Ok(())
 }
 
 fn refused(Refusal { key, message, hint }: Refusal) -> Error {

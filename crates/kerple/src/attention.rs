@@ -13,12 +13,16 @@
 //! [`forward`] and [`backward`] choose between the last two, whose results have the same bits on any number of threads.
 //! A value that is not a number reaches every result that depends on it. It may also reach a query that does not see it: a
 //! tile multiplies the values it has masked by 0.
+//!
+//! [`linear`] is another attention: features instead of a softmax, in time linear in the length.
 
+pub mod linear;
+pub mod measure;
 pub mod naive;
 mod problem;
 pub(crate) mod product;
 pub mod row_block;
-mod rows;
+pub(crate) mod rows;
 mod softmax;
 #[cfg(test)]
 mod tests;

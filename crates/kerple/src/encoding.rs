@@ -6,6 +6,7 @@
 
 pub mod alibi;
 pub mod expression;
+mod fading;
 pub mod fire;
 pub mod kerple;
 pub mod learned;
@@ -13,6 +14,7 @@ pub mod none;
 pub mod rotary;
 pub mod scaling;
 pub mod sinusoidal;
+pub mod spe;
 pub mod t5;
 
 mod config;
@@ -27,13 +29,14 @@ mod words;
 
 pub use crate::compat::Compat;
 pub use config::{Clamp, Encoding, Scale};
+pub use fading::Fading;
 pub use method::{Inputs, METHODS, Method, Positional};
 pub use parameter::{Init, Parameter, Scope, standard_normal};
 pub use randomized::{Places, Randomized};
 pub use refusal::{Checked, Refusal};
 pub use words::Description;
 
-use crate::forms::{Absolute, DistanceTable, Form, MapForm, Rotary, Slopes, TableSlopes};
+use crate::forms::{Absolute, Code, DistanceTable, Form, MapForm, Rotary, Slopes, TableSlopes};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
 
@@ -72,7 +75,8 @@ impl Encoding {
     /// The learned tensors, in the order every other function takes them. Empty for fixed methods.
     pub fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
         let own = self.method.positional().parameters(geometry);
-        own.into_iter().map(|parameter| Parameter { scope: self.scope, ..parameter }).collect()
+        let scope = |own: Scope| if self.scope == Scope::Layer { Scope::Layer } else { own };
+        own.into_iter().map(|parameter| Parameter { scope: scope(parameter.scope), ..parameter }).collect()
     }
 
     /// Initial stored numbers of [`Encoding::parameters`], of the first layer where each layer has its own.
@@ -173,7 +177,7 @@ impl Encoding {
         let len = places.range.end;
         match self.form(geometry, stored, places) {
             Form::Table(table) | Form::Map(MapForm { table, .. }) => table,
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => {
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => {
                 DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() }
             }
         }
@@ -197,7 +201,7 @@ impl Encoding {
         match self.form(geometry, &self.zeros(geometry), Places { span, ..Places::from(0) }) {
             Form::Rotary(rotary) => Some(rotary),
             Form::Map(MapForm { rotary, .. }) => rotary,
-            Form::Nothing | Form::Absolute(_) | Form::Table(_) => None,
+            Form::Nothing | Form::Absolute(_) | Form::Table(_) | Form::Code(_) => None,
         }
     }
 
@@ -205,7 +209,15 @@ impl Encoding {
     pub fn absolute<'a>(&self, geometry: &Geometry, places: impl Into<Places<'a>>) -> Option<Absolute> {
         match self.form(geometry, &self.zeros(geometry), places) {
             Form::Absolute(rows) => Some(rows),
-            Form::Nothing | Form::Rotary(_) | Form::Table(_) | Form::Map(_) => None,
+            Form::Nothing | Form::Rotary(_) | Form::Table(_) | Form::Map(_) | Form::Code(_) => None,
+        }
+    }
+
+    /// The code of queries and keys, for stochastic methods.
+    pub fn code(&self, geometry: &Geometry) -> Option<Code> {
+        match self.form(geometry, &self.zeros(geometry), 0) {
+            Form::Code(code) => Some(code),
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Map(_) => None,
         }
     }
 

@@ -5,13 +5,13 @@
 //! * [`Absolute`] enters once, at the embeddings; [`Rotary`] turns queries and keys in every layer.
 //! * [`DistanceTable`] and [`ScoreMap`] change scores between the product and the softmax: an engine takes one of them as
 //!   [`Scores`], with a [`Sight`] that says which keys a query sees.
-//!
-//! A method that replaces queries and keys by random features of both (SPE) would be a further form, a feature code: rows
-//! `[L, R]` for each head and feature, multiplied into q and k as [`Rotary`] is. No method needs it yet.
+//! * A [`Code`] contracts queries and keys with random rows of both, before the features of linear attention.
 
+mod code;
 mod form;
 mod scores;
 
+pub use code::{Code, CodeKind, Drawn};
 pub use form::{Form, MapForm, Slopes, TableSlopes};
 pub(crate) use scores::visible_keys;
 pub use scores::{Block, MapGradients, Reach, ScoreMap, Scores, Table};

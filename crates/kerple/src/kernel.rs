@@ -52,6 +52,7 @@
 pub mod base;
 pub mod certificate;
 pub mod error;
+pub mod exponentials;
 pub mod expr;
 pub mod function;
 pub mod geometry;

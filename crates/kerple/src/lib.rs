@@ -7,6 +7,7 @@ pub mod attention;
 mod compat;
 pub mod cpu;
 pub mod encoding;
+pub mod features;
 pub mod forms;
 pub mod kernel;
 pub mod maps;

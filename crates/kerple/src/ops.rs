@@ -17,7 +17,7 @@ pub mod linear;
 pub mod mlp;
 pub mod rotary;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -6,7 +6,7 @@ use crate::fused::Engine;
 use crate::memory::Memory;
 use crate::ops::attention::default_scale;
 use crate::ops::attention_layer::{self, AttentionLayer, Heads};
-use crate::ops::{Residual, linear, norm};
+use crate::ops::{Residual, linear, linear_attention, norm};
 use crate::plan::{BlockPlan, ResidualKind, Sizes};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -26,6 +26,8 @@ pub struct Attention {
     scale: f64,
     #[module(skip)]
     clamp: Option<f64>,
+    #[module(skip)]
+    linear: Option<linear_attention::Linear>,
 }
 
 impl Attention {
@@ -41,12 +43,18 @@ impl Attention {
             heads,
             scale: scale / divisor,
             clamp: plan.clamp_qkv,
+            linear: plan.attention.linear().map(|plan| linear_attention::Linear { plan: plan.clone(), layer }),
         }
     }
 
     /// Numbers of heads.
     pub fn heads(&self) -> Heads {
         self.heads
+    }
+
+    /// Whether attention is linear, and memory of fixed size.
+    pub fn is_linear(&self) -> bool {
+        self.linear.is_some()
     }
 
     /// Its tensors and choices, adding to `residual`.
@@ -58,6 +66,7 @@ impl Attention {
             heads: self.heads,
             scale: self.scale,
             clamp: self.clamp,
+            linear: self.linear.clone(),
             residual,
         }
     }
@@ -85,6 +94,6 @@ impl Attention {
 
     /// An empty memory for `batch` sequences.
     pub fn memory(&self, batch: usize, engine: Engine) -> Memory {
-        Memory::new(batch, self.heads, &self.qkv.weight.val(), engine)
+        Memory::new(batch, self.heads, self.linear.as_ref(), &self.qkv.weight.val(), engine)
     }
 }

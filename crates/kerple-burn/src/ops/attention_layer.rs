@@ -1,7 +1,7 @@
 //! A self-attention branch with its norm and its residual: `base + out(attention(qkv(norm(x))))`.
 
 use super::attention::{self, ScoreInputs};
-use super::{Linear, Norm, Residual, linear, norm};
+use super::{Linear, Norm, Residual, linear, linear_attention, norm};
 use crate::array::Array;
 use crate::forms::{Positions, RotaryTables};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
@@ -97,18 +97,27 @@ pub struct AttentionLayer {
     pub scale: f64,
     /// Queries, keys and values are cut to `-clamp ..= clamp` before everything else.
     pub clamp: Option<f64>,
+    /// Features instead of a softmax, where attention is linear.
+    pub linear: Option<linear_attention::Linear>,
     /// What the branch adds to.
     pub residual: Residual,
 }
 
 /// The branch on `[B, L, M]`.
+///
+/// # Panics
+/// When positions are a code or a decay and attention is not linear: plans of such models are refused.
 pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
+    let softmax = positions.code.is_none() && positions.fading.is_none();
+    assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
     // clamped projections are rare, and would need their signs kept, and one layer of a model may have no norm: they take
     // the parts one by one
-    let (true, None, Some(norm)) = (engine.is_fused_on(&x), layer.clamp, layer.norm.clone()) else {
+    // and linear attention is an operation of its own
+    let (true, None, None, Some(norm)) = (engine.is_fused_on(&x), layer.clamp, &layer.linear, layer.norm.clone())
+    else {
         return by_parts(x, layer, positions, engine);
     };
-    let AttentionLayer { norm: _, qkv, out, heads, scale, clamp: _, residual } = layer;
+    let AttentionLayer { norm: _, qkv, out, heads, scale, clamp: _, linear: _, residual } = layer;
     let mut inputs = Inputs::default();
     let x = inputs.add(x);
     let (base, normed_base) = match residual {
@@ -138,7 +147,7 @@ pub fn composed(x: Tensor<3>, layer: AttentionLayer, positions: &Positions) -> T
 
 /// Norm, projections and attention, each by this engine.
 fn by_parts(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
-    let AttentionLayer { norm, qkv, out, heads, scale, clamp, residual } = layer;
+    let AttentionLayer { norm, qkv, out, heads, scale, clamp, linear: features, residual } = layer;
     let [batch, len, _] = x.dims();
     let normed = match norm {
         Some(norm) => norm::norm(x.clone(), norm, engine),
@@ -146,7 +155,13 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: 
     };
     let qkv = clamped(linear::composed(normed.clone(), qkv), clamp);
     let [q, k, v] = heads.unpack(qkv);
-    let a = attention::rotated(q, k, v, scale, positions, engine);
+    let a = match features {
+        None => attention::rotated(q, k, v, scale, positions, engine),
+        Some(linear) => {
+            let rows = [attention::rotate(q, positions), attention::rotate(k, positions), v];
+            linear_attention::linear_attention(rows, &linear, positions, engine)
+        }
+    };
     let a = a.swap_dims(1, 2).reshape([batch, len, heads.inner()]);
     let base = match residual {
         Residual::Input => x,

@@ -2,6 +2,7 @@
 
 mod attention;
 mod decode;
+mod linear;
 mod machine;
 mod model;
 
@@ -15,9 +16,9 @@ use std::time::Instant;
 /// One measurement.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// What was timed: attention, step, decode or eval.
+    /// What was timed: attention, linear, step, decode or eval.
     work: &'static str,
-    /// naive, tiled, fused or composed.
+    /// naive, tiled, chunked, fft, fused or composed.
     engine: &'static str,
     /// Sequence length, or cached keys.
     length: usize,
@@ -26,7 +27,7 @@ pub struct Row {
     head_dim: usize,
     /// Whether the backward is part of it.
     backward: bool,
-    /// none, fixed or learned.
+    /// none, fixed or learned; of linear attention none, sine_spe or kerple_log.
     bias: &'static str,
     median_ms: f64,
     min_ms: f64,
@@ -106,7 +107,7 @@ fn agree(what: &str, got: &[f32], definition: &[f32], tolerance: f32) -> Outcome
 
 fn heading() {
     resultln!(
-        "{:<10} {:<9} {:>7} {:>9} {:>8} {:>11} {:>19} {:>9} {:>7} {:>10}",
+        "{:<10} {:<9} {:>7} {:>9} {:>10} {:>11} {:>19} {:>9} {:>7} {:>10}",
         "work",
         "engine",
         "length",
@@ -125,7 +126,7 @@ fn show(row: &Row) {
     let bandwidth =
         row.bandwidth_share.map_or_else(String::new, |share| format!("  {:.0} % of bandwidth", 100.0 * share));
     resultln!(
-        "{:<10} {:<9} {:>7} {:>9} {:>8} {:>11.2} {spread:>19} {:>9.1} {:>5.0} % {:>10.1}{bandwidth}",
+        "{:<10} {:<9} {:>7} {:>9} {:>10} {:>11.2} {spread:>19} {:>9.1} {:>5.0} % {:>10.1}{bandwidth}",
         row.work,
         row.engine,
         row.length,
@@ -163,6 +164,7 @@ pub fn run(args: &Bench) -> Outcome {
         (true, Work::Step) => vec![512],
         (true, Work::Decode) => vec![1024, 8192],
         (true, Work::Eval) => vec![16_384],
+        (true, Work::Linear) => vec![4096, 32_768],
     };
     let layers = args.layers.unwrap_or(4);
     let vocab = args.vocab.unwrap_or(256);
@@ -177,6 +179,7 @@ pub fn run(args: &Bench) -> Outcome {
             match args.work {
                 Work::Attention => attention::run(length, sizes, &mut tell)?,
                 Work::Decode => decode::run(length, sizes, &mut tell)?,
+                Work::Linear => linear::run(length, sizes, &mut tell)?,
                 Work::Step => model::step(length, sizes, [layers, vocab], &mut tell)?,
                 Work::Eval => model::eval(length, sizes, [layers, vocab], &mut tell)?,
             }

@@ -44,6 +44,8 @@ fn initial(parameter: &Parameter) -> String {
         Init::Constant(value) => format!("{value}"),
         Init::Uniform([low, high]) => format!("U[{low}, {high})"),
         Init::Normal { std } => format!("N(0, {std:.4}^2)"),
+        Init::Around { mean, std } => format!("N({mean}, {std:.4}^2)"),
+        Init::Gains { .. } => "2 N(0, 1) / sqrt(norm)".to_owned(),
     };
     let range = match (parameter.low.is_finite(), parameter.high.is_finite()) {
         (true, true) => format!(", kept in [{}, {}]", parameter.low, parameter.high),

@@ -50,7 +50,7 @@ impl Encoder {
         Encoder {
             embedding: normal_matrix([model.vocab_size, model.d_model], super::STD, &mut init),
             embedding_norm: model.block.embedding_norm.then(|| Norm::new(&model.block, model.d_model, &init)),
-            encoding: PositionalEncoding::new(&plan.encoding, &plan.geometry(), plan.model.n_layers, plan.seed, device),
+            encoding: super::encoding(plan, device),
             blocks: super::blocks(plan, &mut init),
             norm: Norm::new(&model.block, model.d_model, &init),
             embedded: Embedded::of(plan),

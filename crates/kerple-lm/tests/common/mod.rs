@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
 use kerple::encoding::{Encoding, Method};
-use kerple_burn::plan::BlockPlan;
+use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
 use kerple_data::Batch;
 use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, RunConfig, TrainConfig};
 use kerple_lm::plan::{DataFacts, Plan};
@@ -58,8 +58,11 @@ fn plan_from(
     train: TrainConfig,
     [n_layers, n_heads, head_dim]: [usize; 3],
     [train_len, batch]: [usize; 2],
-    block: BlockPlan,
+    mut block: BlockPlan,
 ) -> Plan {
+    if matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_)) {
+        block.attention = AttentionKind::Linear(LinearPlan::default());
+    }
     let config = RunConfig {
         seed: 7,
         data: DataConfig { path: PathBuf::from("nowhere"), packing: PackingConfig::Random },

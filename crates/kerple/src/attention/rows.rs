@@ -4,14 +4,14 @@ use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
 
 /// `to[r, d] = factor * from[r, d]`, and zeros up to `width`.
-pub(super) struct CopyRows<'a, R> {
-    pub(super) from: &'a [R],
-    pub(super) stride: usize,
-    pub(super) rows: usize,
-    pub(super) head_dim: usize,
-    pub(super) factor: R,
-    pub(super) to: &'a mut [R],
-    pub(super) width: usize,
+pub(crate) struct CopyRows<'a, R> {
+    pub(crate) from: &'a [R],
+    pub(crate) stride: usize,
+    pub(crate) rows: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) factor: R,
+    pub(crate) to: &'a mut [R],
+    pub(crate) width: usize,
 }
 
 impl<R: Number> Kernel<R> for CopyRows<'_, R> {
@@ -28,14 +28,14 @@ impl<R: Number> Kernel<R> for CopyRows<'_, R> {
 }
 
 /// `to[d, r] = factor * from[r, d]`, and zeros from the last row up to `width`.
-pub(super) struct Transpose<'a, R> {
-    pub(super) from: &'a [R],
-    pub(super) stride: usize,
-    pub(super) rows: usize,
-    pub(super) head_dim: usize,
-    pub(super) factor: R,
-    pub(super) to: &'a mut [R],
-    pub(super) width: usize,
+pub(crate) struct Transpose<'a, R> {
+    pub(crate) from: &'a [R],
+    pub(crate) stride: usize,
+    pub(crate) rows: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) factor: R,
+    pub(crate) to: &'a mut [R],
+    pub(crate) width: usize,
 }
 
 impl<R: Number> Kernel<R> for Transpose<'_, R> {
@@ -67,9 +67,9 @@ impl<R: Number> Kernel<R> for Transpose<'_, R> {
 }
 
 /// `to += from`, as far as `to` goes.
-pub(super) struct AddRow<'a, R> {
-    pub(super) to: &'a mut [R],
-    pub(super) from: &'a [R],
+pub(crate) struct AddRow<'a, R> {
+    pub(crate) to: &'a mut [R],
+    pub(crate) from: &'a [R],
 }
 
 impl<R: Number> Kernel<R> for AddRow<'_, R> {
@@ -93,10 +93,10 @@ impl<R: Number> Kernel<R> for AddRow<'_, R> {
 }
 
 /// `to = factor * from`, as far as `to` goes.
-pub(super) struct ScaleRow<'a, R> {
-    pub(super) to: &'a mut [R],
-    pub(super) factor: R,
-    pub(super) from: &'a [R],
+pub(crate) struct ScaleRow<'a, R> {
+    pub(crate) to: &'a mut [R],
+    pub(crate) factor: R,
+    pub(crate) from: &'a [R],
 }
 
 impl<R: Number> Kernel<R> for ScaleRow<'_, R> {
@@ -126,11 +126,11 @@ fn scale_row<L: Lanes>(lanes: L, to: &mut [L::Number], factor: L::Number, from: 
 }
 
 /// `to[j] = q.k[j]`
-pub(super) struct Dots<'a, R> {
-    pub(super) q: &'a [R],
-    pub(super) k: &'a [R],
-    pub(super) stride: usize,
-    pub(super) to: &'a mut [R],
+pub(crate) struct Dots<'a, R> {
+    pub(crate) q: &'a [R],
+    pub(crate) k: &'a [R],
+    pub(crate) stride: usize,
+    pub(crate) to: &'a mut [R],
 }
 
 impl<R: Number> Kernel<R> for Dots<'_, R> {

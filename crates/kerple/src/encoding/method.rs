@@ -5,7 +5,7 @@ use super::randomized::{Places, Randomized};
 use super::refusal::Checked;
 use super::words::Description;
 use super::{Compat, Geometry};
-use super::{alibi, expression, fire, kerple, learned, none, rotary, sinusoidal, t5};
+use super::{alibi, expression, fire, kerple, learned, none, rotary, sinusoidal, spe, t5};
 use crate::forms::{Form, TableSlopes};
 use serde::{Deserialize, Serialize};
 
@@ -136,6 +136,10 @@ methods! {
     "fire" Fire(fire::Config),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::Config),
+    /// Stochastic positional encoding by sinusoids, for linear attention.
+    "sine_spe" SineSpe(spe::Sine),
+    /// Stochastic positional encoding by filtered noise, for linear attention.
+    "conv_spe" ConvSpe(spe::Conv),
 }
 
 impl Method {

@@ -1,6 +1,7 @@
 //! Learned tensors of an encoding: shapes, starts, ranges, and how stored numbers become values.
 
 use super::refusal::{Checked, Refusal};
+use crate::features::scale_gains;
 use crate::kernel::parameter::Keep;
 use rand::{Rng, RngExt};
 use serde::de::Error;
@@ -19,6 +20,18 @@ pub enum Init {
     Normal {
         /// Standard deviation.
         std: f64,
+    },
+    /// Independent normal draws around a mean.
+    Around {
+        /// Mean.
+        mean: f64,
+        /// Standard deviation.
+        std: f64,
+    },
+    /// Gains of SineSPE: N(0, 1) draws, so many a feature, divided by half the root of their norm.
+    Gains {
+        /// Gains a feature.
+        waves: usize,
     },
 }
 
@@ -63,7 +76,9 @@ impl Init {
             Init::Normal { std } if !(std.is_finite() && std >= 0.0) => {
                 refuse(format!("std is {std}, it must be at least 0"))
             }
-            Init::Constant(_) | Init::Uniform(_) | Init::Normal { .. } => Ok(()),
+            Init::Constant(_) | Init::Uniform(_) | Init::Normal { .. } | Init::Around { .. } | Init::Gains { .. } => {
+                Ok(())
+            }
         }
     }
 
@@ -72,6 +87,8 @@ impl Init {
             Init::Constant(value) => value,
             Init::Uniform([low, high]) => low + (high - low) * rng.random::<f64>(),
             Init::Normal { std } => std * standard_normal(rng),
+            Init::Around { mean, std } => mean + std * standard_normal(rng),
+            Init::Gains { .. } => standard_normal(rng),
         }
     }
 }
@@ -199,7 +216,11 @@ impl Parameter {
 
     /// Stored numbers of initial values: values are drawn, brought into range, then mapped to what is stored.
     pub(super) fn draw(&self, rng: &mut impl Rng) -> Vec<f64> {
-        let values = (0..self.len()).map(|_| self.init.draw(rng).clamp(self.low, self.high));
-        values.map(|value| self.keep.raw([self.low, self.high], value)).collect()
+        let mut values: Vec<f64> = (0..self.len()).map(|_| self.init.draw(rng)).collect();
+        if let Init::Gains { waves } = self.init {
+            scale_gains(waves, &mut values);
+        }
+        let raw = |value: f64| self.keep.raw([self.low, self.high], value.clamp(self.low, self.high));
+        values.into_iter().map(raw).collect()
     }
 }

@@ -288,7 +288,10 @@ fn matrices_are_decayed_and_kernels_are_not() {
     for encoding in all() {
         for parameter in encoding.parameters(&GEOMETRY) {
             // but for the two numbers of FIRE, which its code decays
-            let decayed = parameter.shape.len() > 1 || ["c", "multiplier"].contains(&&*parameter.name);
+            let named = ["c", "multiplier"].contains(&&*parameter.name);
+            // frequencies, filters and gates are the numbers of kernels, however many
+            let code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
+            let decayed = (parameter.shape.len() > 1 && !code) || named;
             assert_eq!(parameter.decay, decayed, "{} {}", encoding.label(), parameter.name);
         }
     }
@@ -321,7 +324,7 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
         let values = encoding.initial(&GEOMETRY, 2);
         let finite = |rows: &Option<Vec<f64>>| rows.iter().flatten().all(|value| value.is_finite());
         let defined = match encoding.form(&GEOMETRY, &values, len - 1..len) {
-            Form::Nothing => true,
+            Form::Nothing | Form::Code(_) => true,
             Form::Absolute(Absolute::Fixed(rows)) => {
                 rows.len() == GEOMETRY.d_model() && rows.iter().all(|value| value.is_finite())
             }

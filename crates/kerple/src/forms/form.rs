@@ -1,6 +1,6 @@
 //! What a method hands over as a whole, and the derivatives of its tables.
 
-use super::{Absolute, DistanceTable, Rotary, kept_columns};
+use super::{Absolute, Code, DistanceTable, Rotary, kept_columns};
 use crate::cpu::reduce;
 use crate::maps::Map;
 
@@ -17,6 +17,8 @@ pub enum Form {
     Table(DistanceTable),
     /// A change of the scores of all heads together.
     Map(MapForm),
+    /// A stochastic code of queries and keys.
+    Code(Code),
 }
 
 /// A score map as a method hands it over: a description, and where the numbers that it computes with come from.

@@ -1,0 +1,296 @@
+//! Linear attention: features of queries and keys instead of a softmax, see [`kerple::attention::linear`].
+
+mod composed;
+
+pub use composed::composed;
+
+use crate::array::Array;
+use crate::forms::{Code, Positions};
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::pass::{CODES, FEATURES, GATES, Pass};
+use crate::plan::{FeatureKind, LinearPlan};
+use crate::with_element;
+use burn::tensor::Tensor;
+use kerple::attention::linear::{self, Decay, DecayGradient, Dims, Gradients, Guard, Problem, Reach};
+use kerple::attention::{Strides, View, ViewMut};
+use kerple::features::{Favor, Form, Offset, Pointwise, Project, RowMap, omega};
+use kerple::forms::{Drawn, Sight};
+use kerple::ops::zeros;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What a layer of linear attention is told besides its tensors.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    /// Features and decays.
+    pub plan: LinearPlan,
+    /// Which layer, from 0: each draws for itself.
+    pub layer: usize,
+}
+
+/// Linear attention of `[B, H, L, D]` queries, keys and values at the same positions, after their rotation.
+pub fn linear_attention(
+    [q, k, v]: [Tensor<4>; 3],
+    linear: &Linear,
+    positions: &Positions,
+    engine: Engine,
+) -> Tensor<4> {
+    if !engine.is_fused_on(&q) {
+        return composed([q, k, v], linear, positions);
+    }
+    let dtype = q.dtype();
+    let mut inputs = Inputs::default();
+    let own = [q, k, v].map(|tensor| inputs.add(tensor));
+    let code = positions.code.as_ref().map(|code| (inputs.add(code.joined(dtype)), code.clone()));
+    let fading = positions.fading.as_ref().map(|fading| {
+        let tables = [&fading.near, &fading.weights].map(|table| inputs.add(table.clone()));
+        (tables, fading.rates.clone())
+    });
+    let core = Core {
+        own,
+        code,
+        fading,
+        linear: linear.clone(),
+        pass: positions.pass,
+        reach: reach(positions.sight),
+        lengths: positions.lengths.clone(),
+    };
+    inputs.apply(core)
+}
+
+fn reach(sight: Sight) -> Reach {
+    match sight {
+        Sight::Causal { window: None } => Reach::Causal,
+        Sight::Both { window: None } => Reach::Both,
+        Sight::Causal { window: Some(_) } | Sight::Both { window: Some(_) } => {
+            panic!("linear attention has no window: plans with one are refused")
+        }
+    }
+}
+
+/// What keeps denominators of these features from 0: as published with each.
+pub(crate) fn guard(kind: FeatureKind) -> Guard {
+    match kind {
+        FeatureKind::Favor | FeatureKind::ReluRf | FeatureKind::Elu => Guard::Add(1e-6),
+        FeatureKind::FavorJax => Guard::Small(1e-6),
+        FeatureKind::Relu => Guard::Nothing,
+    }
+}
+
+impl Linear {
+    /// The random projection of this layer in a pass, `[width, columns]`; empty for features without one.
+    ///
+    /// It is drawn anew every so many updates, and is always the same one in evaluation.
+    pub(crate) fn omega(&self, width: usize, pass: &Pass) -> Vec<f64> {
+        let LinearPlan { features, count, redraw, .. } = self.plan;
+        let (columns, lengths) = match features {
+            FeatureKind::Favor => (count.div_ceil(2), omega::Lengths::OfRows),
+            FeatureKind::ReluRf => (count, omega::Lengths::OfRows),
+            FeatureKind::FavorJax => (count, omega::Lengths::Drawn),
+            FeatureKind::Relu | FeatureKind::Elu => return Vec::new(),
+        };
+        let pass = match (pass.train, pass.step.checked_div(redraw)) {
+            (true, Some(draw)) => Pass { step: draw * redraw, ..*pass },
+            (true, None) => Pass::evaluation(pass.seed),
+            (false, _) => *pass,
+        };
+        let mut noise = pass.shared_noise(FEATURES + self.layer as u64);
+        omega::orthogonal([width, columns], lengths, &mut noise)
+    }
+
+    /// The noise of a code, and of its gate.
+    pub(crate) fn noise(&self, code: &kerple::forms::Code, pass: &Pass) -> [rand_chacha::ChaCha8Rng; 2] {
+        let layer = self.layer as u64;
+        let place = if code.shared { CODES } else { CODES + 1 + layer };
+        [place, GATES + layer].map(|place| pass.shared_noise(place))
+    }
+}
+
+/// The maps of a layer in a pass.
+#[derive(Clone, Debug)]
+pub(crate) struct Maps<T> {
+    code: Option<Drawn<T>>,
+    features: Vec<Arc<dyn RowMap<T>>>,
+}
+
+/// Most numbers of noise that a layer holds while it works: 256 MiB in f32.
+const MOST_HELD: usize = 1 << 26;
+
+impl<T: Number> Maps<T> {
+    /// For rows of `head_dim`; `code` with the values of what it learns.
+    pub(crate) fn new(
+        linear: &Linear,
+        head_dim: usize,
+        code: Option<(&kerple::forms::Code, &[Vec<f64>])>,
+        pass: &Pass,
+    ) -> Maps<T> {
+        let width = code.map_or(head_dim, |(code, _)| code.realisations());
+        let code = code.map(|(code, values)| code.drawn(values, linear.noise(code, pass)));
+        let omega = linear.omega(width, pass);
+        let columns = omega.len() / width;
+        let features: Vec<Arc<dyn RowMap<T>>> = match linear.plan.features {
+            FeatureKind::Favor => vec![Arc::new(Favor::new(&omega, [width, columns], Form::BothSigns))],
+            FeatureKind::FavorJax => {
+                let floor = 1e-6 / (columns as f64).sqrt();
+                let favor = Favor::new(&omega, [width, columns], Form::Positive).with(Offset::Row, Offset::None, floor);
+                vec![Arc::new(favor)]
+            }
+            FeatureKind::Relu => vec![Arc::new(Pointwise::Relu { width, shift: 1e-3 })],
+            FeatureKind::ReluRf => vec![
+                Arc::new(Project::new(&omega, [width, columns], 1.0)),
+                Arc::new(Pointwise::Relu { width: columns, shift: 0.0 }),
+            ],
+            FeatureKind::Elu => vec![Arc::new(Pointwise::Elu { width })],
+        };
+        Maps { code, features }
+    }
+
+    /// Holds the noise of these positions while there is room for it.
+    pub(crate) fn hold(&mut self, positions: Range<usize>) {
+        if let Some(code) = &mut self.code {
+            code.hold(positions, MOST_HELD);
+        }
+    }
+
+    pub(crate) fn chain(&self) -> Vec<&dyn RowMap<T>> {
+        self.code.iter().map(Drawn::map).chain(self.features.iter().map(|map| &**map)).collect()
+    }
+}
+
+/// A decay in the type of an operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables<'a, T> {
+    pub(crate) near: &'a [T],
+    pub(crate) weights: &'a [T],
+    pub(crate) rates: &'a [f64],
+}
+
+impl<'a, T: Number> Tables<'a, T> {
+    pub(crate) fn decay(self, heads: usize) -> Decay<'a, T> {
+        let Tables { near, weights, rates } = self;
+        Decay { near, terms: weights.len() / heads, rates, weights }
+    }
+}
+
+/// Inputs: q, k, v, what a code learns, the tables of a decay. Saved: output, denominators, maps.
+#[derive(Debug)]
+struct Core {
+    own: [usize; 3],
+    code: Option<(usize, Arc<Code>)>,
+    fading: Option<([usize; 2], Arc<[f64]>)>,
+    linear: Linear,
+    pass: Pass,
+    reach: Reach,
+    lengths: Option<Arc<[usize]>>,
+}
+
+struct Kept<T> {
+    out: Array,
+    denominators: Vec<T>,
+    maps: Maps<T>,
+}
+
+impl Core {
+    fn dims(&self, inputs: &[Array]) -> Dims {
+        let &[batch, heads, len, head_dim] = inputs[self.own[0]].shape() else { panic!("q: expected [B, H, L, D]") };
+        Dims { batch, heads, len, head_dim, value_dim: inputs[self.own[2]].shape()[3] }
+    }
+
+    fn maps<T: Number>(&self, inputs: &[Array]) -> Maps<T> {
+        let values = self.code.as_ref().map(|(place, code)| {
+            let joined: Vec<f64> = inputs[*place].slice::<T>().iter().map(|value| value.to_f64()).collect();
+            code.split(&joined)
+        });
+        let code = self.code.as_ref().zip(values.as_ref()).map(|((_, code), values)| (&code.plan, &values[..]));
+        Maps::new(&self.linear, self.dims(inputs).head_dim, code, &self.pass)
+    }
+
+    fn problem<'a, T: Number>(&'a self, inputs: &'a [Array], maps: &'a [&'a dyn RowMap<T>]) -> Problem<'a, T> {
+        let dims = self.dims(inputs);
+        let decay = self.fading.as_ref().map(|([near, weights], rates)| {
+            Tables { near: inputs[*near].slice(), weights: inputs[*weights].slice(), rates }.decay(dims.heads)
+        });
+        let guard = guard(self.linear.plan.features);
+        Problem { dims, reach: self.reach, lengths: self.lengths.as_deref(), maps, decay, guard }
+    }
+
+    fn inputs<'a, T: Number>(&self, inputs: &'a [Array]) -> linear::Inputs<'a, T> {
+        let view = |place: usize| {
+            let &[_, heads, len, d] = inputs[place].shape() else { panic!("expected [B, H, L, D]") };
+            View { data: inputs[place].slice(), strides: contiguous([heads, len, d]) }
+        };
+        let [q, k, v] = self.own.map(view);
+        linear::Inputs { q, k, v }
+    }
+
+    fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
+        let (dims, mut maps) = (self.dims(inputs), self.maps::<T>(inputs));
+        maps.hold(0..dims.len);
+        let shape = inputs[self.own[2]].shape();
+        let strides = contiguous([dims.heads, dims.len, dims.value_dim]);
+        let mut out = zeros(dims.batch * dims.heads * dims.len * dims.value_dim);
+        let mut denominators = zeros(dims.batch * dims.heads * dims.len);
+        let chain = maps.chain();
+        let problem = self.problem(inputs, &chain);
+        linear::forward(&problem, self.inputs(inputs), ViewMut::new(&mut out, strides), &mut denominators);
+        drop(chain);
+        maps.hold(0..0);
+        let out = Array::from_vec(out, shape);
+        let kept = |out: &Array| Saved::new(Kept { out: out.clone(), denominators, maps });
+        Forward { saved: if tracked { kept(&out) } else { Saved::nothing() }, output: out }
+    }
+
+    fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
+        let inputs = step.inputs;
+        let (dims, Kept { out, denominators, maps }) = (self.dims(inputs), step.saved::<Kept<T>>());
+        let mut maps = maps.clone();
+        maps.hold(0..dims.len);
+        let chain = maps.chain();
+        let problem = self.problem(inputs, &chain);
+        let (rows, values) =
+            (contiguous([dims.heads, dims.len, dims.head_dim]), contiguous([dims.heads, dims.len, dims.value_dim]));
+        let [mut d_q, mut d_k, mut d_v] = self.own.map(|place| zeros(inputs[place].slice::<T>().len()));
+        let mut d_parameters = zeros(dims.heads * problem.parameters());
+        let wanted = self.fading.as_ref().filter(|([near, weights], _)| step.wanted[*near] || step.wanted[*weights]);
+        let room = |place: usize| zeros::<T>(inputs[place].slice::<T>().len());
+        let mut d_tables = wanted.map(|(places, _)| places.map(room));
+        let saved = linear::Saved {
+            inputs: self.inputs(inputs),
+            out: View { data: out.slice::<T>(), strides: values },
+            denominators,
+            d_out: View { data: step.d_output.slice::<T>(), strides: values },
+        };
+        let gradients = Gradients {
+            d_q: ViewMut::new(&mut d_q, rows),
+            d_k: ViewMut::new(&mut d_k, rows),
+            d_v: ViewMut::new(&mut d_v, values),
+            d_parameters: &mut d_parameters,
+            d_decay: d_tables.as_mut().map(|[d_near, d_weights]| DecayGradient { d_near, d_weights }),
+        };
+        linear::backward(&problem, saved, gradients);
+        let mut found = Found::new(inputs);
+        self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
+        if let (Some((place, _)), Some(code)) = (&self.code, &maps.code) {
+            let joined = code.gradient(&d_parameters).concat();
+            found.put(*place, joined.into_iter().map(T::from_f64).collect::<Vec<T>>());
+        }
+        if let (Some((places, _)), Some(d_tables)) = (&self.fading, d_tables) {
+            places.iter().zip(d_tables).for_each(|(place, gradient)| found.put(*place, gradient));
+        }
+        found.finish()
+    }
+}
+
+fn contiguous([heads, len, d]: [usize; 3]) -> Strides {
+    Strides { batch: heads * len * d, head: len * d, row: d }
+}
+
+impl Op for Core {
+    fn forward(&self, inputs: &[Array], tracked: bool) -> Forward {
+        with_element!(inputs[0], T => Core::forward::<T>(self, inputs, tracked))
+    }
+
+    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
+        with_element!(step.inputs[0], T => Core::backward::<T>(self, step))
+    }
+}

@@ -1,0 +1,197 @@
+//! The definition of linear attention in plain Burn operations: whole codes, all pairs.
+
+use super::{Linear, guard};
+use crate::forms::{Code, Fading, Positions};
+use crate::plan::FeatureKind;
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};
+use kerple::attention::linear::{CHUNK, Guard};
+use kerple::features::{ConvShape, Gating, Normals, SineShape};
+use kerple::forms::CodeKind;
+use std::f64::consts::TAU;
+
+/// Linear attention of `[B, H, Q, D]` queries over `[B, H, K, D]` keys and values; the last query is at the last key's
+/// position.
+pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Positions) -> Tensor<4> {
+    let ([_, _, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
+    let (q, k) = match &positions.code {
+        Some(code) => {
+            let contract = |x: Tensor<4>, side: usize, first: usize| {
+                let len = x.dims()[2];
+                contracted(x, codes(code, linear, positions, side, first..first + len))
+            };
+            (contract(q, 0, keys - queries), contract(k, 1, 0))
+        }
+        None => (q, k),
+    };
+    let omega = linear.omega(q.dims()[3], &positions.pass);
+    let (q, k) = (features(q, linear, &omega, true), features(k, linear, &omega, false));
+    let mut products = q.matmul(k.swap_dims(2, 3));
+    if let Some(fading) = &positions.fading {
+        products = products * decays(fading, [queries, keys]).unsqueeze();
+    }
+    let products = products.mask_fill(hidden(positions, [queries, keys], &v.device()), 0.0);
+    let sums = products.clone().sum_dim(3);
+    let sums = match guard(linear.plan.features) {
+        Guard::Nothing => sums,
+        Guard::Add(epsilon) => sums + epsilon,
+        Guard::Small(epsilon) => {
+            let small = sums.clone().abs().lower_equal_elem(epsilon);
+            sums + small.float().cast(v.dtype()) * (2.0 * epsilon)
+        }
+    };
+    let nothing = sums.clone().equal_elem(0.0);
+    products.matmul(v) / sums.mask_fill(nothing, 1.0)
+}
+
+/// Which pairs do not count, `[B, 1, Q, K]`, or `[1, 1, Q, K]` where all sequences are alike.
+fn hidden(positions: &Positions, [queries, keys]: [usize; 2], device: &Device) -> Tensor<4, Bool> {
+    let all = [keys];
+    let lengths = positions.lengths.as_deref().unwrap_or(&all);
+    let pair = |length: usize| {
+        let sight = positions.sight;
+        let distance = move |at: usize| (keys + at / keys) as isize - (queries + at % keys) as isize;
+        move |at: usize| at % keys >= length || !sight.sees(distance(at))
+    };
+    let pairs: Vec<bool> = lengths.iter().flat_map(|length| (0..queries * keys).map(pair(*length))).collect();
+    Tensor::from_data(TensorData::new(pairs, [lengths.len(), 1, queries, keys]), device)
+}
+
+/// The factor of every pair, `[H, Q, K]`; that of pairs which do not count is some number.
+fn decays(fading: &Fading, [queries, keys]: [usize; 2]) -> Tensor<3> {
+    let [heads, terms] = fading.weights.dims();
+    let (device, dtype) = (fading.weights.device(), fading.weights.dtype());
+    let constant =
+        |values: Vec<f64>, shape: [usize; 3]| Tensor::<3>::from_data(TensorData::new(values, shape), (&device, dtype));
+    let faded = |at: usize| (-fading.rates[at / keys] * (at % keys) as f64).exp();
+    let faded = constant((0..heads * terms * keys).map(faded).collect(), [heads, terms, keys]);
+    let far = fading.weights.clone().reshape([heads, 1, terms]).matmul(faded).reshape([heads, keys]);
+    let place = |at: usize| (keys - queries + at / keys, at % keys);
+    let select = |table: Tensor<2>, most: usize| {
+        let column = |at: usize| place(at).0.saturating_sub(place(at).1).min(most - 1) as i64;
+        let index: Vec<i64> = (0..queries * keys).map(column).collect();
+        let index = Tensor::<1, Int>::from_data(TensorData::new(index, [queries * keys]), &device);
+        table.select(1, index).reshape([heads, queries, keys])
+    };
+    let same = |at: usize| f64::from(u8::from(place(at).0 / CHUNK == place(at).1 / CHUNK));
+    let same = constant((0..queries * keys).map(same).collect(), [1, queries, keys]);
+    let other = same.clone() * -1.0 + 1.0;
+    select(fading.near.clone(), CHUNK) * same + select(far, keys) * other
+}
+
+fn features(x: Tensor<4>, linear: &Linear, omega: &[f64], is_query: bool) -> Tensor<4> {
+    let width = x.dims()[3];
+    let columns = omega.len() / width;
+    let project = |x: Tensor<4>, scale: f64| {
+        let values = omega.iter().map(|value| value * scale).collect::<Vec<f64>>();
+        let matrix = Tensor::<2>::from_data(TensorData::new(values, [width, columns]), (&x.device(), x.dtype()));
+        x.matmul(matrix.unsqueeze())
+    };
+    let favor = |both: bool, floor: f64| {
+        let z = project(x.clone(), (width as f64).powf(-0.25));
+        let less = x.clone().powi_scalar(2).sum_dim(3) * (0.5 / (width as f64).sqrt());
+        let size = if both { z.clone().abs() } else { z.clone() };
+        let less = if is_query { less + size.max_dim(3) } else { less };
+        let signs = if both { vec![z.clone(), -z] } else { vec![z] };
+        let count = (columns * signs.len()) as f64;
+        let parts = signs.into_iter().map(|z| (z - less.clone()).exp() * count.sqrt().recip() + floor).collect();
+        Tensor::cat(parts, 3)
+    };
+    match linear.plan.features {
+        FeatureKind::Favor => favor(true, 0.0),
+        FeatureKind::FavorJax => favor(false, 1e-6 / (columns as f64).sqrt()),
+        FeatureKind::Relu => activation::relu(x) + 1e-3,
+        FeatureKind::ReluRf => activation::relu(project(x, 1.0)),
+        FeatureKind::Elu => activation::relu(x.clone()) + x.clone().clamp_max(0.0).exp(),
+    }
+}
+
+/// `[B, H, L, D]` rows by a code `[H, L, D, R]`: `[B, H, L, R]`.
+fn contracted(x: Tensor<4>, code: Tensor<4>) -> Tensor<4> {
+    x.permute([1, 2, 0, 3]).matmul(code).permute([2, 0, 1, 3])
+}
+
+type Range = std::ops::Range<usize>;
+
+/// The code of queries (0) or keys (1) at these positions, `[H, L, D, R]`.
+fn codes(code: &Code, linear: &Linear, positions: &Positions, side: usize, range: Range) -> Tensor<4> {
+    let (device, dtype) = (code.values[0].device(), code.values[0].dtype());
+    let values: Vec<Tensor<1>> = code.values.clone();
+    let [noise, gate_noise] = linear.noise(&code.plan, &positions.pass);
+    let noise = Normals::drawn(noise);
+    let (heads, d, r) = match &code.plan.kind {
+        CodeKind::Sine(SineShape { heads, head_dim, realisations, .. }) => (*heads, *head_dim, *realisations),
+        CodeKind::Conv(ConvShape { heads, head_dim, realisations, .. }) => (*heads, *head_dim, *realisations),
+    };
+    let (streams, len, options) = (heads * d, range.len(), (&device, dtype));
+    let rows = match &code.plan.kind {
+        CodeKind::Sine(shape) => sines(&values, shape.waves, &noise, side, [streams, r], range, options),
+        CodeKind::Conv(shape) => filtered(values[side].clone(), shape, &noise, [streams, r], range, options),
+    };
+    let mut rows = rows * ((r * d) as f64).powf(-0.25);
+    if let (Some(gating), Some(gate)) = (code.plan.gating, values.last()) {
+        let share = activation::sigmoid(gate.clone()).reshape([streams, 1, 1]);
+        let rest = share.clone() * -1.0 + 1.0;
+        let (of_code, of_noise) = match gating {
+            Gating::Torch => (rest, share),
+            Gating::Jax => (share, rest),
+        };
+        let gate_noise = Normals::drawn(gate_noise);
+        let shared: Vec<f64> = (0..streams).flat_map(|stream| gate_noise.rows(stream, 0, [1, r])).collect();
+        let shared = Tensor::<3>::from_data(TensorData::new(shared, [streams, 1, r]), options);
+        rows = rows * of_code.sqrt() + shared * ((r * d) as f64).powf(-0.25) * of_noise.sqrt();
+    }
+    rows.reshape([heads, d, len, r]).swap_dims(1, 2)
+}
+
+/// `[H D, L, R]`, without its scale.
+fn sines(
+    values: &[Tensor<1>],
+    waves: usize,
+    noise: &Normals,
+    side: usize,
+    [streams, r]: [usize; 2],
+    range: Range,
+    options: (&Device, DType),
+) -> Tensor<3> {
+    let len = range.len();
+    let shape = [streams, 1, waves];
+    let f = activation::sigmoid(values[0].clone()).reshape(shape) * (0.5 * TAU);
+    let gains = activation::softplus(values[2].clone(), 1.0).reshape(shape) * ((2 * waves) as f64).sqrt().recip();
+    let places: Vec<f64> = range.map(|position| position as f64).collect();
+    let places = Tensor::<3>::from_data(TensorData::new(places, [1, len, 1]), options);
+    let mut angle = f * places;
+    if side == 0 {
+        angle = angle + values[1].clone().reshape(shape);
+    }
+    let part = |which: usize| {
+        let rows = (0..streams).flat_map(|stream| {
+            let all = noise.rows(stream, 0, [2 * waves, r]);
+            (0..waves).flat_map(|k| all[(2 * k + which) * r..(2 * k + which + 1) * r].to_vec()).collect::<Vec<f64>>()
+        });
+        Tensor::<3>::from_data(TensorData::new(rows.collect::<Vec<f64>>(), [streams, waves, r]), options)
+    };
+    (angle.clone().cos() * gains.clone()).matmul(part(0)) + (angle.sin() * gains).matmul(part(1))
+}
+
+/// `[H D, L, R]`, without its scale.
+fn filtered(
+    filter: Tensor<1>,
+    shape: &ConvShape,
+    noise: &Normals,
+    [streams, r]: [usize; 2],
+    range: Range,
+    options: (&Device, DType),
+) -> Tensor<3> {
+    let (len, taps) = (range.len(), shape.filter());
+    let reached: Vec<Vec<usize>> = range.map(|position| shape.reached(position)).collect();
+    let rows = 1 + reached.iter().flatten().max().copied().unwrap_or(0);
+    let values: Vec<f64> = (0..streams).flat_map(|stream| noise.rows(stream, 0, [rows, r])).collect();
+    let values = Tensor::<3>::from_data(TensorData::new(values, [streams, rows, r]), options);
+    let filter = filter.reshape([streams, taps, 1]);
+    let tap = |tap: usize| {
+        let index: Vec<i64> = reached.iter().map(|rows| rows[tap] as i64).collect();
+        let index = Tensor::<1, Int>::from_data(TensorData::new(index, [len]), options.0);
+        filter.clone().narrow(1, tap, 1) * values.clone().select(1, index)
+    };
+    (1..taps).map(tap).fold(tap(0), |sum, part| sum + part)
+}

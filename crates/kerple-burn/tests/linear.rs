@@ -1,0 +1,160 @@
+//! Linear attention in a block: the fused operation equals its definition in the output and every gradient, for every feature
+//! map and every encoding it takes; and going on from a state equals having computed all at once.
+
+mod common;
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor};
+use common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
+use kerple::encoding::{Encoding, Geometry};
+use kerple_burn::block::Block;
+use kerple_burn::forms::Positions;
+use kerple_burn::fused::Engine;
+use kerple_burn::layers::Init;
+use kerple_burn::pass::Pass;
+use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, InitKind, LinearPlan, Sizes};
+use kerple_burn::positions::PositionalEncoding;
+
+#[derive(Module, Debug)]
+struct Both {
+    block: Block,
+    encoding: PositionalEncoding,
+}
+
+const SIZES: Sizes = Sizes { d_model: 10, n_heads: 2, head_dim: 4, d_hidden: 12 };
+const GEOMETRY: Geometry = Geometry { heads: 2, head_dim: 4, train_len: 64 };
+const FEATURES: [FeatureKind; 5] =
+    [FeatureKind::Favor, FeatureKind::FavorJax, FeatureKind::Relu, FeatureKind::ReluRf, FeatureKind::Elu];
+
+fn encodings() -> Vec<Encoding> {
+    let read = |text: &str| serde_json::from_str::<Encoding>(text).unwrap();
+    [
+        r#"{"kind":"none"}"#,
+        r#"{"kind":"rotary"}"#,
+        r#"{"kind":"alibi"}"#,
+        r#"{"kind":"kerple_log"}"#,
+        r#"{"kind":"sine_spe","waves":2,"realisations":6}"#,
+        r#"{"kind":"sine_spe","waves":1,"realisations":5,"gated":false,"noise":"shared","scope":"layer"}"#,
+        r#"{"kind":"sine_spe","waves":1,"realisations":5,"gating":"jax"}"#,
+        r#"{"kind":"conv_spe","taps":[5],"realisations":6}"#,
+        r#"{"kind":"conv_spe","taps":[2,3],"size":[12,20],"realisations":6,"gated":false}"#,
+    ]
+    .map(read)
+    .into()
+}
+
+fn plan(features: FeatureKind) -> BlockPlan {
+    let linear = LinearPlan { features, count: 10, ..LinearPlan::default() };
+    BlockPlan { attention: AttentionKind::Linear(linear), ..BlockPlan::default() }
+}
+
+impl Both {
+    fn new(plan: &BlockPlan, encoding: &Encoding, seed: u64) -> Both {
+        let (device, mut rng) = (device(), rng(seed));
+        let block = Block::new(plan, &SIZES, 1, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
+        let encoding = PositionalEncoding::new(encoding, &GEOMETRY, 2, 3, &device).map(&mut ToDouble);
+        Both { block, encoding: encoding.with_attention(&plan.attention) }
+    }
+
+    fn positions(&self, len: usize, pass: &Pass, engine: Engine) -> Positions {
+        self.encoding.positions(1, [len, len], (&device(), DType::F64), engine, pass)
+    }
+}
+
+#[test]
+fn fused_equals_its_definition() {
+    let all = encodings().into_iter().flat_map(|encoding| FEATURES.map(|features| (encoding.clone(), features)));
+    for (seed, (encoding, features)) in all.enumerate() {
+        let (both, mut rng) = (Both::new(&plan(features), &encoding, seed as u64), rng(seed as u64 + 1));
+        // more than a chunk in some of them
+        let (batch, len) = ([1, 2][seed % 2], [7, 140, 33][seed % 3]);
+        let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
+        let fades = both.encoding.encoding().can_fade();
+        let lengths = (seed % 4 == 3).then(|| vec![len / 2; batch]);
+        let forward = |both: &Both, x: Tensor<3>, engine| {
+            let positions = both.positions(len, &Pass::training(3, 5), engine);
+            let positions = if fades || seed % 5 > 1 { positions } else { positions.in_both_directions() };
+            let positions = Positions { lengths: lengths.clone().map(|lengths| lengths.into()), ..positions };
+            both.block.forward(x, &positions, &Pass::training(3, 5), engine)
+        };
+        let what = format!("{} {features:?} {len}", encoding.label());
+        let fused = run(&both, &x, &up, |both, x| forward(both, x, Engine::Fused));
+        let composed = run(&both, &x, &up, |both, x| forward(both, x, Engine::Composed));
+        assert_close(&fused, &composed, &what);
+        if seed % 7 == 0 {
+            let kinked = matches!(features, FeatureKind::Relu | FeatureKind::ReluRf);
+            let step = if kinked { 1e-5 } else { 1e-4 };
+            assert_slopes(&both, &x, &up, |both, x| forward(both, x, Engine::Fused), &fused, step, &what);
+        }
+    }
+}
+
+#[test]
+fn a_state_equals_whole_sequences() {
+    let device = Device::flex();
+    for (seed, encoding) in encodings().into_iter().enumerate() {
+        let features = FEATURES[seed % FEATURES.len()];
+        let (plan, mut draws) = (plan(features), rng(seed as u64));
+        let mut init = Init {
+            rng: &mut draws,
+            kind: InitKind::Normal,
+            std: 0.3,
+            std_out: 0.3,
+            device: &device,
+            dtype: DType::F32,
+        };
+        let block = Block::new(&plan, &SIZES, 0, &mut init);
+        let module = PositionalEncoding::new(&encoding, &GEOMETRY, 1, 3, &device).with_attention(&plan.attention);
+        let (len, pass) = (200, Pass::evaluation(4));
+        let x = random([2, len, SIZES.d_model], &mut rng(9)).inner().cast(DType::F32);
+        for engine in [Engine::Fused, Engine::Composed] {
+            let at = |new: usize, all: usize| module.positions(0, [new, all], (&device, DType::F32), engine, &pass);
+            let whole = block.forward(x.clone(), &at(len, len), &pass, engine);
+            let mut memory = block.attention.memory(2, engine);
+            let mut first = 0;
+            let mut parts = Vec::new();
+            for step in [1, 3, 120, 10, 1, 65] {
+                let part = x.clone().narrow(1, first, step);
+                first += step;
+                parts.push(block.extend(part, &at(step, first), &mut memory, engine));
+            }
+            assert_eq!((first, memory.len()), (len, len));
+            let parts = Tensor::cat(parts, 1);
+            let error = (whole.clone() - parts).abs().max().into_scalar::<f32>();
+            let size = whole.abs().max().into_scalar::<f32>();
+            // f32 sums in another order
+            assert!(error <= 2e-5 * size, "{} {features:?} {engine:?}: {error} of {size}", encoding.label());
+        }
+    }
+}
+
+#[test]
+fn draws_are_by_step_in_training_and_fixed_in_evaluation() {
+    let encoding = serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","realisations":6}"#).unwrap();
+    let out = |plan: &BlockPlan, pass: Pass| {
+        let both = Both::new(plan, &encoding, 1);
+        let x = random([1, 9, SIZES.d_model], &mut rng(2));
+        let positions = both.positions(9, &pass, Engine::Fused);
+        common::values(&both.block.forward(x, &positions, &pass, Engine::Fused))
+    };
+    let plan = plan(FeatureKind::Favor);
+    let train = |step| out(&plan, Pass::training(1, step));
+    assert_eq!(train(3), train(3));
+    assert_ne!(train(3), train(4));
+    let evaluated = out(&plan, Pass::evaluation(1));
+    assert_eq!(evaluated, out(&plan, Pass::evaluation(1).at_row(5)), "rows of a batch share a draw");
+    assert_ne!(evaluated, out(&plan, Pass::evaluation(2)));
+    // features alone: the same for so many updates
+    let none = serde_json::from_str::<Encoding>(r#"{"kind":"none"}"#).unwrap();
+    let omega = |redraw: u64, pass: Pass| {
+        let linear = LinearPlan { count: 10, redraw, ..LinearPlan::default() };
+        let plan = BlockPlan { attention: AttentionKind::Linear(linear), ..BlockPlan::default() };
+        let both = Both::new(&plan, &none, 1);
+        let positions = both.positions(9, &pass, Engine::Fused);
+        let x = random([1, 9, SIZES.d_model], &mut rng(2));
+        common::values(&both.block.forward(x, &positions, &pass, Engine::Fused))
+    };
+    assert_eq!(omega(20, Pass::training(1, 20)), omega(20, Pass::training(1, 39)));
+    assert_ne!(omega(20, Pass::training(1, 39)), omega(20, Pass::training(1, 40)));
+    assert_eq!(omega(0, Pass::training(1, 39)), omega(0, Pass::evaluation(1)));
+}

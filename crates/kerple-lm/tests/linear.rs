@@ -1,0 +1,85 @@
+//! Decoders with linear attention: what plans refuse, and long texts in pieces.
+
+mod common;
+
+use common::{encoding, plan, plan_with};
+use kerple::encoding::Encoding;
+use kerple_burn::parameters;
+use kerple_burn::pass::Pass;
+use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, LinearPlan};
+use kerple_lm::config::{RunConfig, TrainConfig};
+use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::plan::{DataFacts, Plan};
+
+fn linear(features: FeatureKind) -> BlockPlan {
+    let linear = LinearPlan { features, count: 16, ..LinearPlan::default() };
+    BlockPlan { attention: AttentionKind::Linear(linear), ..BlockPlan::default() }
+}
+
+fn read(text: &str) -> Result<Plan, String> {
+    let text = format!("data.path = \"nowhere\"\nmodel.n_heads = 2\nmodel.head_dim = 8\n{text}");
+    let config = RunConfig::parse(&text, "test", &[]).map_err(|error| error.to_string())?;
+    let facts = DataFacts { vocab_size: 23, tokenizer: String::new(), train_tokens: 10_000, content: String::new() };
+    Plan::new(&config, facts).map_err(|error| error.to_string())
+}
+
+#[test]
+fn plans_say_what_linear_attention_cannot_take() {
+    let features = "model.block.attention = { linear = { features = \"elu\" } }";
+    for kind in ["none", "rotary", "sinusoidal", "learned", "alibi", "kerple_log", "sine_spe", "conv_spe"] {
+        read(&format!("encoding.kind = \"{kind}\"\n{features}")).unwrap();
+    }
+    for (text, key) in [
+        ("encoding.kind = \"sine_spe\"", "encoding.kind"),
+        (&format!("encoding.kind = \"t5\"\n{features}"), "encoding"),
+        (&format!("encoding.kind = \"kerple_log\"\nencoding.window = 9\n{features}"), "encoding"),
+        (&format!("encoding.kind = \"none\"\nmodel.block.kv_heads = 1\n{features}"), "kv_heads"),
+        (&format!("encoding.kind = \"none\"\nmodel.block.score_scale = 1.0\n{features}"), "score_scale"),
+        ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { count = 7 } }", "count"),
+        ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { tolerance = 0.5 } }", "tolerance"),
+        ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { horizon = 0 } }", "horizon"),
+        ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { tolerances = 1 } }", "tolerances"),
+        ("encoding = { kind = \"conv_spe\", taps = [2, 2] }", "size"),
+    ] {
+        let refused = read(text).unwrap_err();
+        assert!(refused.contains(key), "{text}: {refused}");
+    }
+}
+
+#[test]
+fn softmax_attention_is_not_written_down() {
+    let text = |block: &BlockPlan| serde_json::to_string(block).unwrap();
+    assert!(!text(&BlockPlan::default()).contains("attention"));
+    let written = text(&linear(FeatureKind::Relu));
+    assert_eq!(serde_json::from_str::<BlockPlan>(&written).unwrap(), linear(FeatureKind::Relu));
+}
+
+#[test]
+fn long_texts_in_pieces_equal_whole_ones() {
+    let encodings = [
+        encoding("kerple_log"),
+        serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","waves":2,"realisations":6}"#).unwrap(),
+        encoding("rotary"),
+    ];
+    for (encoding, features) in encodings.iter().zip([FeatureKind::Favor, FeatureKind::FavorJax, FeatureKind::Elu]) {
+        let plan = plan_with(encoding, TrainConfig::default(), linear(features));
+        let model = parameters::without_autodiff(&Decoder::new(&plan, &kerple_lm::device()));
+        let len = 4500;
+        let ids: Vec<u32> = (0..2 * len).map(|at| (at * at % 23) as u32).collect();
+        let targets: Vec<u32> = (0..2 * len).map(|at| (at * 7 % 23) as u32).collect();
+        let (tokens, pass) = (Tokens { ids: &ids, batch: 2, len }, Pass::evaluation(3));
+        let whole: Vec<f64> = model.nll(tokens, &targets, &pass).into_data().iter::<f64>().collect();
+        let pieces = model.scored(tokens, &targets, &pass);
+        let worst = whole.iter().zip(&pieces).fold(0.0f64, |worst, (a, b)| worst.max((a - b).abs()));
+        // f32 sums over thousands of positions in another order
+        assert!(worst < 2e-4, "{}: {worst}", encoding.label());
+        assert_eq!(pieces.len(), 2 * len);
+    }
+}
+
+#[test]
+fn plans_of_codes_count_what_they_learn() {
+    let plan = plan(&encoding("sine_spe"), TrainConfig::default());
+    // 2 heads of 8 features and 5 waves, 3 values each, and a gate in each of 2 layers
+    assert_eq!(plan.encoding.parameter_count(&plan.geometry(), 2), 3 * 2 * 8 * 5 + 2 * 2 * 8);
+}

@@ -1,0 +1,288 @@
+//! Linear attention: `sum_j a(i - j) phi(q_i).phi(k_j) v_j`, divided by the same without `v`, in time linear in the length.
+//!
+//! ```text
+//! out_i = sum_j a_h(i - j) phi(q_i).phi(k_j) v_j / (guard + sum_j a_h(i - j) phi(q_i).phi(k_j))        over the keys in sight
+//! ```
+//!
+//! `phi` is a chain of [`RowMap`](crate::features::RowMap)s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
+//! a table inside of chunks of [`CHUNK`] positions and a sum of decaying exponentials between them. What this is *not* is
+//! softmax attention: with FAVOR+ features numerator and denominator are those of softmax with bias `ln a` in expectation only.
+//!
+//! Rows are worked off chunk by chunk. Between chunks a head of a sequence keeps sums of a fixed size,
+//!
+//! ```text
+//! S_k(s) = sum over j < s of exp(-rate_k (s - j)) phi(k_j) [v_j, 1]        [M, D + 1] for each of K rates
+//! ```
+//!
+//! which are [`State`] when it is kept: the next call goes on behind the last, one row or many, with the same result as one
+//! call for all. Decays are applied once a chunk, from tables made in f64, so f32 does not drift over a million positions.
+//!
+//! * [`naive`] is the definition, in quadratic time.
+//! * Padding: keys from a sequence's length on count for nothing.
+//! * Heads of sequences are independent pieces of work, and sums have a fixed order: the bits do not depend on threads.
+
+mod backward;
+mod both;
+mod decay;
+mod forward;
+pub mod naive;
+mod state;
+#[cfg(test)]
+mod tests;
+pub mod toeplitz;
+
+pub use decay::{Decay, DecayGradient};
+pub use state::State;
+
+use super::view::Shape;
+use super::{Strides, View, ViewMut, workers};
+use crate::Number;
+use crate::features::{Chain, RowMap, Side};
+
+/// Positions of a chunk.
+pub const CHUNK: usize = crate::features::MOST_ROWS;
+
+/// Sizes of one call; queries and keys have the same positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// Sequences, B.
+    pub batch: usize,
+    /// Heads, H.
+    pub heads: usize,
+    /// Positions, L.
+    pub len: usize,
+    /// Features of queries and keys, D.
+    pub head_dim: usize,
+    /// Features of values.
+    pub value_dim: usize,
+}
+
+/// Which keys a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Itself and what came before.
+    Causal,
+    /// All.
+    Both,
+}
+
+/// What keeps the denominator from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Guard {
+    /// Nothing. A row whose denominator is 0 gives zeros.
+    #[default]
+    Nothing,
+    /// This much is added (fast-transformers: 1e-6).
+    Add(f64),
+    /// Twice this much is added where it is at most this much (Performer: 1e-6).
+    Small(f64),
+}
+
+impl Guard {
+    fn apply<T: Number>(self, sum: T) -> T {
+        match self {
+            Guard::Nothing => sum,
+            Guard::Add(epsilon) => sum + T::from_f64(epsilon),
+            Guard::Small(epsilon) if sum.to_f64().abs() <= epsilon => sum + T::from_f64(2.0 * epsilon),
+            Guard::Small(_) => sum,
+        }
+    }
+}
+
+/// What is computed, besides the values of q, k and v.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem<'a, T> {
+    /// Sizes.
+    pub dims: Dims,
+    /// Which keys a query sees.
+    pub reach: Reach,
+    /// Positions that each sequence has, `[B]`; keys from there on are padding. `None`: no padding.
+    pub lengths: Option<&'a [usize]>,
+    /// From rows to features, one map after another.
+    pub maps: &'a [&'a dyn RowMap<T>],
+    /// What becomes of products with distance; `None`: nothing.
+    pub decay: Option<Decay<'a, T>>,
+    /// What keeps the denominator from 0.
+    pub guard: Guard,
+}
+
+impl<'a, T: Number> Problem<'a, T> {
+    fn chain(&self) -> Chain<'a, T> {
+        Chain::new(self.maps)
+    }
+
+    /// Numbers in the gradient of the parameters of all maps, `[H, P]`: the P.
+    pub fn parameters(&self) -> usize {
+        self.chain().parameters()
+    }
+
+    /// Positions of a sequence that are no padding, of those of a call that starts at `first`.
+    fn valid(&self, batch: usize, first: usize) -> usize {
+        self.lengths.map_or(usize::MAX, |lengths| lengths[batch]).saturating_sub(first)
+    }
+
+    fn shapes(&self) -> [Shape; 2] {
+        let Dims { batch, heads, len, head_dim, value_dim } = self.dims;
+        [head_dim, value_dim].map(|head_dim| Shape { batch, heads, rows: len, head_dim })
+    }
+
+    fn check(&self) {
+        let Dims { heads, batch, len, head_dim, value_dim } = self.dims;
+        assert!(head_dim > 0 && value_dim > 0, "{:?}: rows of nothing", self.dims);
+        let room =
+            crate::elements(&[batch.max(1), heads.max(1), len.saturating_add(CHUNK), head_dim.max(value_dim) + 64]);
+        assert!(room.is_some_and(|room| room <= isize::MAX as usize / size_of::<T>()), "{:?} is too large", self.dims);
+        let takes = self.chain().widths()[0];
+        assert!(takes == head_dim, "the first map takes rows of {takes}, head_dim = {head_dim}");
+        if let Some(lengths) = self.lengths {
+            crate::check_shape!(lengths, B = batch);
+        }
+        if let Some(decay) = &self.decay {
+            decay.check(heads);
+            assert!(self.reach == Reach::Causal, "decays are defined for causal attention");
+        }
+    }
+}
+
+/// What a call reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a, T> {
+    /// `[B, H, L, D]`
+    pub q: View<'a, T>,
+    /// `[B, H, L, D]`
+    pub k: View<'a, T>,
+    /// `[B, H, L, value_dim]`
+    pub v: View<'a, T>,
+}
+
+impl<T: Number> Inputs<'_, T> {
+    fn check(&self, [rows, values]: [Shape; 2]) {
+        self.q.check("q", rows);
+        self.k.check("k", rows);
+        self.v.check("v", values);
+    }
+}
+
+/// Writes `out`, `[B, H, L, value_dim]`, and the guarded denominators that the backward needs, `[B, H, L]`.
+///
+/// # Panics
+/// If a slice does not fit the sizes of `problem`.
+pub fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
+    check_forward(problem, &inputs, &out, denominators);
+    match problem.reach {
+        Reach::Causal => forward::forward(problem, inputs, out, denominators, None),
+        Reach::Both => both::forward(problem, inputs, out, denominators),
+    }
+}
+
+/// The same behind the positions that `state` holds; it then holds these too. Causal, without padding.
+///
+/// # Panics
+/// If a slice does not fit, the problem is not causal or has padding, or the state is of another problem.
+pub fn extend<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, state: &mut State<T>) {
+    let Dims { batch, heads, len, .. } = problem.dims;
+    let mut denominators = vec![T::ZERO; batch * heads * len];
+    check_forward(problem, &inputs, &out, &denominators);
+    assert!(
+        problem.reach == Reach::Causal && problem.lengths.is_none(),
+        "a state goes on with causal rows without padding"
+    );
+    forward::forward(problem, inputs, out, &mut denominators, Some(state));
+}
+
+fn check_forward<T: Number>(problem: &Problem<T>, inputs: &Inputs<T>, out: &ViewMut<T>, denominators: &[T]) {
+    problem.check();
+    inputs.check(problem.shapes());
+    out.check("out", problem.shapes()[1]);
+    let Dims { batch, heads, len, .. } = problem.dims;
+    crate::check_shape!(denominators, B = batch, H = heads, L = len);
+}
+
+/// What the backward reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a, T> {
+    /// Of the forward.
+    pub inputs: Inputs<'a, T>,
+    /// The forward's output, `[B, H, L, value_dim]`.
+    pub out: View<'a, T>,
+    /// The forward's denominators, `[B, H, L]`.
+    pub denominators: &'a [T],
+    /// The gradient of the loss in `out`.
+    pub d_out: View<'a, T>,
+}
+
+/// Where the gradients go; every buffer is overwritten.
+#[derive(Debug)]
+pub struct Gradients<'a, T> {
+    /// `[B, H, L, D]`
+    pub d_q: ViewMut<'a, T>,
+    /// `[B, H, L, D]`
+    pub d_k: ViewMut<'a, T>,
+    /// `[B, H, L, value_dim]`
+    pub d_v: ViewMut<'a, T>,
+    /// In the parameters of all maps, `[H, P]`, map after map.
+    pub d_parameters: &'a mut [T],
+    /// In the decay, where there is one and its gradient is wanted.
+    pub d_decay: Option<DecayGradient<'a, T>>,
+}
+
+/// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
+///
+/// # Panics
+/// If a slice does not fit the sizes of `problem`, or two gradients share an element.
+pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    check_backward(problem, &saved, &gradients);
+    match problem.reach {
+        Reach::Causal => backward::backward(problem, saved, gradients),
+        Reach::Both => both::backward(problem, saved, gradients),
+    }
+}
+
+fn check_backward<T: Number>(problem: &Problem<T>, saved: &Saved<T>, gradients: &Gradients<T>) {
+    problem.check();
+    let Dims { batch, heads, len, .. } = problem.dims;
+    let [rows, values] = problem.shapes();
+    saved.inputs.check([rows, values]);
+    saved.out.check("out", values);
+    saved.d_out.check("d_out", values);
+    let Saved { denominators, .. } = *saved;
+    crate::check_shape!(denominators, B = batch, H = heads, L = len);
+    let Gradients { d_q, d_k, d_v, d_parameters, d_decay } = gradients;
+    d_q.check("d_q", rows);
+    d_k.check("d_k", rows);
+    d_v.check("d_v", values);
+    d_q.check_disjoint("d_q and d_k", rows, d_k, rows);
+    d_q.check_disjoint("d_q and d_v", rows, d_v, values);
+    d_k.check_disjoint("d_k and d_v", rows, d_v, values);
+    crate::check_shape!(d_parameters, H = heads, P = problem.parameters());
+    if let Some(gradient) = d_decay {
+        let decay = problem.decay.as_ref().expect("the gradient of a decay needs a decay");
+        let DecayGradient { d_near, d_weights } = gradient;
+        crate::check_shape!(d_near, H = heads, CHUNK = CHUNK);
+        crate::check_shape!(d_weights, H = heads, K = decay.terms);
+    }
+}
+
+/// Head and sequence of an item of work, sequences of a head next to each other.
+fn unit(dims: Dims, item: usize) -> (usize, usize) {
+    (item / dims.batch.max(1), item % dims.batch.max(1))
+}
+
+/// Sums over sequences, in order, what each left for a head: `[H, B, n]` to `[H, n]`.
+fn sum_batch<T: Number>(dims: Dims, parts: &[T], to: &mut [T]) {
+    let size = to.len() / dims.heads.max(1);
+    if size == 0 {
+        return;
+    }
+    for (to, parts) in to.chunks_exact_mut(size).zip(parts.chunks_exact(dims.batch * size)) {
+        to.fill(T::ZERO);
+        for part in parts.chunks_exact(size) {
+            to.iter_mut().zip(part).for_each(|(to, part)| *to += *part);
+        }
+    }
+}
+
+/// The view of a packed `[H, B, n]` buffer, one row for each head of each sequence.
+fn parts<T>(dims: Dims, size: usize, data: &mut [T]) -> ViewMut<'_, T> {
+    ViewMut::new(data, Strides { batch: size, head: dims.batch * size, row: 0 })
+}

@@ -1,0 +1,147 @@
+//! The definition: features of single rows, and every pair of positions.
+//!
+//! ```text
+//! r_i = guard + sum_j a(i - j) phi(q_i).phi(k_j)        out_i = sum_j a(i - j) phi(q_i).phi(k_j) v_j / r_i
+//! d_r_i = -d_out_i.out_i / r_i        d_p_ij = a(i - j) (d_out_i.v_j / r_i + d_r_i)
+//! d_phi(q_i) = sum_j d_p_ij phi(k_j)        d_phi(k_j) = sum_i d_p_ij phi(q_i)        d_v_j = sum_i a(i - j) phi(q_i).phi(k_j) d_out_i / r_i
+//! d_a(i - j) = phi(q_i).phi(k_j) d_p_ij / a(i - j)
+//! ```
+//!
+//! Not for speed: [`forward`](super::forward()) and [`backward`](super::backward()) compute the same and are tested against this.
+
+use super::{CHUNK, DecayGradient, Gradients, Inputs, Problem, Reach, Saved, Side, check_backward, check_forward};
+use crate::Number;
+use crate::attention::{View, ViewMut};
+use crate::features::{Place, padded};
+
+/// Features of all rows of a head of a sequence, `[L, padded(M)]`.
+fn features<T: Number>(problem: &Problem<T>, (side, batch, head): (Side, usize, usize), rows: View<T>) -> Vec<T> {
+    let (chain, d) = (problem.chain(), problem.dims.head_dim);
+    let (width, mut room) = (padded(chain.widths()[1]), chain.room(|len| vec![T::ZERO; len]));
+    let mut all = vec![T::ZERO; problem.dims.len * width];
+    for (first, to) in all.chunks_exact_mut(width).enumerate() {
+        let x = rows.row(batch, head, first, d);
+        chain.forward(Place { side, batch, head, first, rows: 1 }, |to| copy(x, to), &mut room, to);
+    }
+    all
+}
+
+fn copy<T: Number>(from: &[T], to: &mut [T]) {
+    to.fill(T::ZERO);
+    to[..from.len()].copy_from_slice(from);
+}
+
+fn dot<T: Number>(a: &[T], b: &[T]) -> T {
+    a.iter().zip(b).map(|(a, b)| *a * *b).sum()
+}
+
+/// Keys that a query sees.
+fn seen<T: Number>(problem: &Problem<T>, batch: usize, i: usize) -> usize {
+    let end = match problem.reach {
+        Reach::Causal => i + 1,
+        Reach::Both => problem.dims.len,
+    };
+    end.min(problem.valid(batch, 0))
+}
+
+/// `a` of a pair; there is a decay in causal problems only.
+fn factor<T: Number>(problem: &Problem<T>, head: usize, i: usize, j: usize) -> T {
+    problem.decay.as_ref().map_or(T::ONE, |decay| decay.between(head, i, j))
+}
+
+/// Writes outputs and guarded denominators, see [`forward`](super::forward()).
+///
+/// # Panics
+/// If a slice does not fit the sizes of `problem`.
+pub fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
+    check_forward(problem, &inputs, &out, denominators);
+    let (dims, width) = (problem.dims, padded(problem.chain().widths()[1]));
+    for (batch, head) in (0..dims.batch).flat_map(|batch| (0..dims.heads).map(move |head| (batch, head))) {
+        let queries = features(problem, (Side::Query, batch, head), inputs.q);
+        let keys = features(problem, (Side::Key, batch, head), inputs.k);
+        for (i, q) in queries.chunks_exact(width).enumerate() {
+            let (mut sum, mut numerators) = (T::ZERO, vec![T::ZERO; dims.value_dim]);
+            for (j, k) in keys.chunks_exact(width).enumerate().take(seen(problem, batch, i)) {
+                let product = factor(problem, head, i, j) * dot(q, k);
+                sum += product;
+                let v = inputs.v.row(batch, head, j, dims.value_dim);
+                numerators.iter_mut().zip(v).for_each(|(to, v)| *to += product * *v);
+            }
+            let denominator = problem.guard.apply(sum);
+            denominators[(batch * dims.heads + head) * dims.len + i] = denominator;
+            // SAFETY: `out` is checked, and this is its only row in use.
+            let out = unsafe { out.row(batch, head, i, dims.value_dim) };
+            let over = |x: T| if denominator == T::ZERO { T::ZERO } else { x / denominator };
+            out.iter_mut().zip(&numerators).for_each(|(out, x)| *out = over(*x));
+        }
+    }
+}
+
+/// Writes every gradient, see [`backward`](super::backward()).
+///
+/// # Panics
+/// If a slice does not fit the sizes of `problem`, or two gradients share an element.
+pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    check_backward(problem, &saved, &gradients);
+    let (dims, width, chain) = (problem.dims, padded(problem.chain().widths()[1]), problem.chain());
+    let Gradients { d_q, d_k, d_v, d_parameters, mut d_decay } = gradients;
+    d_parameters.fill(T::ZERO);
+    if let Some(DecayGradient { d_near, d_weights }) = &mut d_decay {
+        d_near.fill(T::ZERO);
+        d_weights.fill(T::ZERO);
+    }
+    let size = chain.parameters();
+    for (batch, head) in (0..dims.batch).flat_map(|batch| (0..dims.heads).map(move |head| (batch, head))) {
+        let queries = features(problem, (Side::Query, batch, head), saved.inputs.q);
+        let keys = features(problem, (Side::Key, batch, head), saved.inputs.k);
+        let (mut d_queries, mut d_keys) = (vec![T::ZERO; queries.len()], vec![T::ZERO; keys.len()]);
+        let mut d_values = vec![T::ZERO; dims.len * dims.value_dim];
+        for i in 0..dims.len {
+            let denominator = saved.denominators[(batch * dims.heads + head) * dims.len + i];
+            if denominator == T::ZERO {
+                continue;
+            }
+            let d_out = saved.d_out.row(batch, head, i, dims.value_dim);
+            let d_sum = -(dot(d_out, saved.out.row(batch, head, i, dims.value_dim)) / denominator);
+            for j in 0..seen(problem, batch, i) {
+                let (q, k) = (i * width..(i + 1) * width, j * width..(j + 1) * width);
+                let (a, product) = (factor(problem, head, i, j), dot(&queries[q.clone()], &keys[k.clone()]));
+                let along = dot(d_out, saved.inputs.v.row(batch, head, j, dims.value_dim)) / denominator + d_sum;
+                let d_product = a * along;
+                d_queries[q.clone()].iter_mut().zip(&keys[k.clone()]).for_each(|(to, k)| *to += d_product * *k);
+                d_keys[k].iter_mut().zip(&queries[q]).for_each(|(to, q)| *to += d_product * *q);
+                let to = &mut d_values[j * dims.value_dim..][..dims.value_dim];
+                to.iter_mut().zip(d_out).for_each(|(to, d)| *to += a * product * *d / denominator);
+                if let (Some(decay), Some(d)) = (&problem.decay, &mut d_decay) {
+                    if i / CHUNK == j / CHUNK {
+                        d.d_near[head * CHUNK + i - j] += product * along;
+                    } else {
+                        for k in 0..decay.terms {
+                            d.d_weights[head * decay.terms + k] += product * along * decay.faded(head, k, i - j);
+                        }
+                    }
+                }
+            }
+        }
+        let mut room = chain.room(|len| vec![T::ZERO; len]);
+        let d_parameters = &mut d_parameters[head * size..(head + 1) * size];
+        for (side, rows, y, d_y, to) in [
+            (Side::Query, saved.inputs.q, &queries, &d_queries, &d_q),
+            (Side::Key, saved.inputs.k, &keys, &d_keys, &d_k),
+        ] {
+            for first in 0..dims.len {
+                let place = Place { side, batch, head, first, rows: 1 };
+                let (at, x) = (first * width..(first + 1) * width, rows.row(batch, head, first, dims.head_dim));
+                let mut again = vec![T::ZERO; width];
+                chain.forward(place, |to| copy(x, to), &mut room, &mut again);
+                let d_x = chain.backward(place, &y[at.clone()], &d_y[at], &mut room, d_parameters);
+                // SAFETY: the view is checked, and this is its only row in use.
+                unsafe { to.row(batch, head, first, dims.head_dim) }.copy_from_slice(&d_x[..dims.head_dim]);
+            }
+        }
+        for (j, d) in d_values.chunks_exact(dims.value_dim).enumerate() {
+            // SAFETY: likewise.
+            unsafe { d_v.row(batch, head, j, dims.value_dim) }.copy_from_slice(d);
+        }
+    }
+}

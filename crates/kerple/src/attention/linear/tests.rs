@@ -1,0 +1,336 @@
+use super::*;
+use crate::attention::Strides;
+use crate::features::*;
+use crate::ops::testing::{assert_same_at_any_threads, random};
+use crate::seed::{Purpose, stream};
+
+const HEADS: usize = 2;
+const D: usize = 5;
+const R: usize = 6;
+
+/// The maps of a test: a code or none, then features.
+struct Maps<T> {
+    code: Option<Box<dyn RowMap<T>>>,
+    project: Option<Project<T>>,
+    features: Box<dyn RowMap<T>>,
+}
+
+impl<T: Number> Maps<T> {
+    fn all(&self) -> Vec<&dyn RowMap<T>> {
+        let project = self.project.as_ref().map(|project| project as &dyn RowMap<T>);
+        self.code.as_deref().into_iter().chain(project).chain([&*self.features]).collect()
+    }
+}
+
+fn sine<T: Number>() -> Sine<T> {
+    let values: Vec<Vec<f64>> = (0..4).map(|seed| random(HEADS * D * 3, 40 + seed)).collect();
+    let shape = SineShape { heads: HEADS, head_dim: D, waves: 3, realisations: R };
+    let gate = Gate { values: &values[3][..HEADS * D], noise: random(HEADS * D * R, 50), gating: Gating::Torch };
+    let waves = Waves { freqs: &values[0], offsets: &values[1], gains: &values[2] };
+    Sine::new(shape, waves, &Normals::drawn(stream(3, Purpose::Noise)), Some(&gate))
+}
+
+fn conv<T: Number>(taps: Vec<usize>, size: Vec<usize>) -> Conv<T> {
+    let shape = ConvShape { heads: HEADS, head_dim: D, realisations: R, taps, size };
+    let (query, key) = (random(HEADS * D * shape.filter(), 60), random(HEADS * D * shape.filter(), 61));
+    let gate = Gate { values: &random(HEADS * D, 62), noise: random(HEADS * D * R, 63), gating: Gating::Jax };
+    let noise = Normals::drawn(stream(4, Purpose::Noise));
+    Conv::new(shape, Filters { query: &query, key: &key }, noise, Some(&gate))
+}
+
+/// Every kind of map, with its name.
+fn maps<T: Number>() -> Vec<(&'static str, Maps<T>)> {
+    let rng = || stream(1, Purpose::Noise);
+    let omega = |d: usize, m: usize| omega::orthogonal([d, m], omega::Lengths::OfRows, &mut rng());
+    let favor = |d: usize| Favor::new(&omega(d, 9), [d, 9], Form::BothSigns);
+    let plain = |features: Box<dyn RowMap<T>>| Maps { code: None, project: None, features };
+    let coded = |code: Box<dyn RowMap<T>>| Maps { code: Some(code), project: None, features: Box::new(favor(R)) };
+    let jax = Favor::new(&omega(D, 20), [D, 20], Form::Positive).with(Offset::Row, Offset::None, 1e-6);
+    let relu = Pointwise::Relu { width: 11, shift: 0.0 };
+    let project = Some(Project::new(&omega(D, 11), [D, 11], 1.0));
+    vec![
+        ("elu", plain(Box::new(Pointwise::Elu { width: D }))),
+        ("relu", plain(Box::new(Pointwise::Relu { width: D, shift: 1e-3 }))),
+        ("relu_rf", Maps { code: None, project, features: Box::new(relu) }),
+        ("favor", plain(Box::new(favor(D)))),
+        ("favor_jax", plain(Box::new(jax))),
+        ("sine", coded(Box::new(sine()))),
+        ("conv", coded(Box::new(conv(vec![7], vec![0])))),
+        ("conv2", coded(Box::new(conv(vec![3, 4], vec![30, 11])))),
+    ]
+}
+
+struct Values {
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    d_out: Vec<f64>,
+    near: Vec<f64>,
+    rates: Vec<f64>,
+    weights: Vec<f64>,
+}
+
+const TERMS: usize = 3;
+
+fn values(dims: Dims) -> Values {
+    let Dims { batch, heads, len, head_dim, value_dim } = dims;
+    let positive = |len: usize, seed| random(len, seed).into_iter().map(|x| 0.3 + x.abs()).collect::<Vec<f64>>();
+    let rows = batch * heads * len;
+    Values {
+        q: random(rows * head_dim, 1),
+        k: random(rows * head_dim, 2),
+        v: random(rows * value_dim, 3),
+        d_out: random(rows * value_dim, 4),
+        near: positive(heads * CHUNK, 5),
+        rates: positive(heads * TERMS, 6).into_iter().map(|x| 0.02 * x).collect(),
+        weights: positive(heads * TERMS, 7),
+    }
+}
+
+fn strides(dims: Dims, width: usize) -> Strides {
+    Strides { batch: dims.heads * dims.len * width, head: dims.len * width, row: width }
+}
+
+struct Case<'a> {
+    dims: Dims,
+    reach: Reach,
+    lengths: Option<&'a [usize]>,
+    guard: Guard,
+    decays: bool,
+    naive: bool,
+}
+
+/// Output, denominators, and gradients in q, k, v, parameters, near and weights.
+fn run<T: Number>(case: &Case, maps: &[&dyn RowMap<T>], values: &Values) -> Vec<Vec<T>> {
+    let cast = |values: &[f64]| values.iter().map(|x| T::from_f64(*x)).collect::<Vec<T>>();
+    let [q, k, v, d_out, near, weights] =
+        [&values.q, &values.k, &values.v, &values.d_out, &values.near, &values.weights].map(|x| cast(x));
+    let Case { dims, reach, lengths, guard, decays, naive } = *case;
+    let decay = Decay { near: &near, terms: TERMS, rates: &values.rates, weights: &weights };
+    let problem = Problem { dims, reach, lengths, maps, decay: decays.then_some(decay), guard };
+    let (rows, wide) = (strides(dims, dims.head_dim), strides(dims, dims.value_dim));
+    let view = |data, strides| View { data, strides };
+    let inputs = Inputs { q: view(&q, rows), k: view(&k, rows), v: view(&v, wide) };
+    let nan = |len: usize| vec![T::NEG_INFINITY * T::ZERO; len];
+    let (mut out, mut den) = (nan(v.len()), nan(dims.batch * dims.heads * dims.len));
+    let forward = if naive { super::naive::forward::<T> } else { super::forward::<T> };
+    forward(&problem, inputs, ViewMut::new(&mut out, wide), &mut den);
+    let [mut d_q, mut d_k, mut d_v] = [&q, &k, &v].map(|x| nan(x.len()));
+    let (mut d_parameters, mut d_near, mut d_weights) =
+        (nan(dims.heads * problem.parameters()), nan(near.len()), nan(weights.len()));
+    let saved = Saved { inputs, out: view(&out, wide), denominators: &den, d_out: view(&d_out, wide) };
+    let gradients = Gradients {
+        d_q: ViewMut::new(&mut d_q, rows),
+        d_k: ViewMut::new(&mut d_k, rows),
+        d_v: ViewMut::new(&mut d_v, wide),
+        d_parameters: &mut d_parameters,
+        d_decay: decays.then_some(DecayGradient { d_near: &mut d_near, d_weights: &mut d_weights }),
+    };
+    let backward = if naive { super::naive::backward::<T> } else { super::backward::<T> };
+    backward(&problem, saved, gradients);
+    if !decays {
+        (d_near, d_weights) = (vec![], vec![]);
+    }
+    vec![out, den, d_q, d_k, d_v, d_parameters, d_near, d_weights]
+}
+
+fn assert_close(got: &[Vec<f64>], want: &[Vec<f64>], tolerance: f64, what: &str) {
+    for (part, (got, want)) in got.iter().zip(want).enumerate() {
+        // the inputs are of size 1, and a gradient may cancel to nothing
+        let size = want.iter().fold(1.0f64, |largest, x| largest.max(x.abs()));
+        assert_eq!(got.len(), want.len());
+        for (at, (got, want)) in got.iter().zip(want).enumerate() {
+            assert!((got - want).abs() <= tolerance * size, "{what}, part {part} at {at}: {got} instead of {want}");
+        }
+    }
+}
+
+fn double(parts: Vec<Vec<f32>>) -> Vec<Vec<f64>> {
+    parts.into_iter().map(|part| part.into_iter().map(f64::from).collect()).collect()
+}
+
+#[test]
+fn chunked_equals_naive() {
+    for (len, lengths) in [(1, None), (7, Some([7, 3])), (300, Some([290, 100])), (256, None)] {
+        let dims = Dims { batch: 2, heads: HEADS, len, head_dim: D, value_dim: 3 };
+        let lengths = lengths.as_ref().map(|lengths| &lengths[..]);
+        let values = values(dims);
+        for (name, maps) in maps::<f64>() {
+            for (reach, decays) in [(Reach::Causal, false), (Reach::Causal, true), (Reach::Both, false)] {
+                let case = |naive| Case { dims, reach, lengths, guard: Guard::Add(1e-6), decays, naive };
+                let [got, want] = [false, true].map(|naive| run(&case(naive), &maps.all(), &values));
+                // rounding of sums of hundreds of terms, relative to the largest value
+                assert_close(&got, &want, 1e-10, &format!("{name} {len} {reach:?} {decays}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn single_precision_is_close() {
+    let dims = Dims { batch: 1, heads: HEADS, len: 400, head_dim: D, value_dim: 4 };
+    let values = values(dims);
+    for ((name, maps), (_, exact)) in maps::<f32>().into_iter().zip(maps::<f64>()) {
+        let case =
+            |naive| Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays: true, naive };
+        let got = double(run(&case(false), &maps.all(), &values));
+        let want = run(&case(true), &exact.all(), &values);
+        // f32 rounding of products and exponentials over 400 positions
+        assert_close(&got, &want, 2e-4, name);
+    }
+}
+
+/// Central differences of the loss `sum out d_out` in some of the inputs.
+#[test]
+fn gradients_are_those_of_finite_differences() {
+    let dims = Dims { batch: 1, heads: HEADS, len: 150, head_dim: D, value_dim: 2 };
+    let values = values(dims);
+    for (name, maps) in maps::<f64>() {
+        for (reach, decays) in [(Reach::Causal, true), (Reach::Both, false)] {
+            let case = Case { dims, reach, lengths: None, guard: Guard::Add(1e-6), decays, naive: false };
+            let maps = maps.all();
+            let found = run(&case, &maps, &values);
+            let loss = |values: &Values| -> f64 {
+                run(&case, &maps, values)[0].iter().zip(&values.d_out).map(|(out, d)| out * d).sum()
+            };
+            let inputs: [fn(&mut Values) -> &mut Vec<f64>; 5] =
+                [|v| &mut v.q, |v| &mut v.k, |v| &mut v.v, |v| &mut v.near, |v| &mut v.weights];
+            for (input, part) in inputs.into_iter().zip([2, 3, 4, 6, 7]) {
+                if found[part].is_empty() {
+                    continue;
+                }
+                for at in (0..found[part].len()).step_by(found[part].len() / 5 + 1) {
+                    let h = 1e-5;
+                    let [above, below] = [h, -h].map(|h| {
+                        let mut moved = self::values(dims);
+                        input(&mut moved)[at] += h;
+                        loss(&moved)
+                    });
+                    let (slope, got) = ((above - below) / (2.0 * h), found[part][at]);
+                    // cut off at h^2, rounding of 1e-16 / h
+                    assert!(
+                        (slope - got).abs() <= 1e-7 * (1.0 + slope.abs()),
+                        "{name} {reach:?} {part} {at}: {got} {slope}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_state_goes_on_where_it_stopped() {
+    let dims = Dims { batch: 2, heads: HEADS, len: 330, head_dim: D, value_dim: 3 };
+    let values = values(dims);
+    for (name, maps) in maps::<f64>() {
+        for decays in [false, true] {
+            let case = Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays, naive: false };
+            let maps = maps.all();
+            let whole = run(&case, &maps, &values).swap_remove(0);
+            let decay = Decay { near: &values.near, terms: TERMS, rates: &values.rates, weights: &values.weights };
+            let problem = Problem {
+                dims,
+                reach: Reach::Causal,
+                lengths: None,
+                maps: &maps,
+                decay: decays.then_some(decay),
+                guard: Guard::Nothing,
+            };
+            let mut state = State::new(&problem);
+            let size = state.bytes();
+            let mut out = vec![f64::NAN; values.v.len()];
+            let (rows, wide) = (strides(dims, D), strides(dims, 3));
+            let mut first = 0;
+            for step in [1, 1, 5, 121, 1, 129, 2, 70] {
+                let part = Problem { dims: Dims { len: step, ..dims }, ..problem };
+                let inputs = Inputs {
+                    q: View { data: &values.q[first * D..], strides: rows },
+                    k: View { data: &values.k[first * D..], strides: rows },
+                    v: View { data: &values.v[first * 3..], strides: wide },
+                };
+                extend(&part, inputs, ViewMut::new(&mut out[first * 3..], wide), &mut state);
+                first += step;
+            }
+            assert_eq!((first, state.len(), state.bytes()), (330, 330, size));
+            assert_close(&[out], &[whole], 1e-11, name);
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_bits() {
+    let dims = Dims { batch: 3, heads: HEADS, len: 200, head_dim: D, value_dim: 4 };
+    let values = values(dims);
+    for (_, maps) in maps::<f32>() {
+        let case =
+            Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays: true, naive: false };
+        assert_same_at_any_threads(|| run(&case, &maps.all(), &values).concat());
+    }
+}
+
+#[test]
+fn the_future_and_padding_change_nothing() {
+    let dims = Dims { batch: 1, heads: HEADS, len: 200, head_dim: D, value_dim: 2 };
+    let (plain, mut other) = (values(dims), values(dims));
+    for head in 0..HEADS {
+        for j in 150..200 {
+            let row = head * 200 + j;
+            other.k[row * D..(row + 1) * D].fill(3.0);
+            other.v[row * 2..(row + 1) * 2].fill(-5.0);
+        }
+    }
+    for (name, maps) in maps::<f64>() {
+        let outs = |case: Case| [&plain, &other].map(|values| run(&case, &maps.all(), values).swap_remove(0));
+        let guard = Guard::Nothing;
+        let causal = Case { dims, reach: Reach::Causal, lengths: None, guard, decays: true, naive: false };
+        let [a, b] = outs(causal);
+        for head in 0..HEADS {
+            let before = head * 400..head * 400 + 300;
+            assert_eq!(a[before.clone()], b[before], "{name}");
+        }
+        let [a, b] = outs(Case { dims, reach: Reach::Both, lengths: Some(&[150]), guard, decays: false, naive: false });
+        assert_eq!(a, b, "{name}");
+    }
+}
+
+#[test]
+fn what_sees_nothing_gives_zeros() {
+    let dims = Dims { batch: 1, heads: HEADS, len: 3, head_dim: D, value_dim: 2 };
+    let values = values(dims);
+    let maps = [&Pointwise::Elu { width: D } as &dyn RowMap<f64>];
+    for naive in [false, true] {
+        let case = Case { dims, reach: Reach::Both, lengths: Some(&[0]), guard: Guard::Nothing, decays: false, naive };
+        assert!(run(&case, &maps, &values).iter().flatten().all(|x| *x == 0.0));
+    }
+}
+
+#[test]
+fn sums_of_a_million_positions_stay_accurate() {
+    // one head, one slow rate and one fast; the sums of ones are known: sum over d of exp(-rate d)
+    let dims = Dims { batch: 1, heads: 1, len: 4096, head_dim: 1, value_dim: 1 };
+    let maps = [&Pointwise::Relu { width: 1, shift: 0.0 } as &dyn RowMap<f32>];
+    let rates: [f64; 2] = [1e-6, 0.3];
+    let a = |d: usize| rates.iter().map(|rate| (-rate * d as f64).exp()).sum::<f64>();
+    let near: Vec<f32> = (0..CHUNK).map(|d| a(d) as f32).collect();
+    let decay = Decay { near: &near, terms: 2, rates: &rates, weights: &[1.0, 1.0] };
+    let problem =
+        Problem { dims, reach: Reach::Causal, lengths: None, maps: &maps, decay: Some(decay), guard: Guard::Nothing };
+    let mut state = State::new(&problem);
+    let ones = vec![1.0f32; 4096];
+    let view = View { data: &ones[..], strides: strides(dims, 1) };
+    let (mut out, mut den) = (vec![0.0; 4096], vec![0.0; 4096]);
+    for _ in 0..256 {
+        super::forward::forward(
+            &problem,
+            Inputs { q: view, k: view, v: view },
+            ViewMut::new(&mut out, strides(dims, 1)),
+            &mut den,
+            Some(&mut state),
+        );
+    }
+    let sum = |rate: f64| (-f64::exp_m1(-rate * 1_048_576.0)) / -f64::exp_m1(-rate);
+    let want: f64 = rates.iter().map(|rate| sum(*rate)).sum();
+    // 8192 additions of f32 with rounding that does not add up
+    assert!((f64::from(den[4095]) / want - 1.0).abs() < 2e-5, "{} instead of {want}", den[4095]);
+    assert!((out[4095] - 1.0).abs() < 1e-5);
+}

@@ -1,0 +1,242 @@
+//! Stochastic positional encoding (SPE), for linear attention. Liutkus et al. 2021, arXiv:2105.08399.
+//!
+//! ```text
+//! q_hat[m, r] = sum_d q[m, d] q_bar[m, d, r]        k_hat[n, r] = sum_d k[n, d] k_bar[n, d, r]        r = 1..R
+//! E q_hat[m].k_hat[n] / sqrt(R) = sum_d q[m, d] P_d(m - n) k[n, d] / sqrt(D)
+//! ```
+//!
+//! | kind       | kernel `P_d`                                     | learned, for each head and feature |
+//! |------------|--------------------------------------------------|-------------------------------|
+//! | `sine_spe` | `1/(2K) sum_k lambda_k^2 cos(2 pi f_k lag + theta_k)` | freqs, offsets, gains    |
+//! | `conv_spe` | `sum_j a_j b_(j + lag)`, 0 from a lag of P on    | two filters, query and key    |
+//!
+//! Both may have a gate, see [`Gating`]. Enters: queries and keys of every layer, before the feature map; attention is
+//! linear, see `model.block.attention`. Learned values are shared by layers or not by `scope`, as for every encoding; the gate
+//! is each layer's own. The noise is drawn for a whole pass: anew for every update in training, always the same one in
+//! evaluation, and one for a whole decoded sequence. (The original draws in evaluation too, and anew for every token.)
+//!
+//! Past the training length: defined for every position of a line; for those of `size` over a plane or volume.
+
+use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
+use super::refusal::{Checked, Refusal};
+use super::words::{DEFINED, Description};
+use super::{Geometry, Init, Parameter, Scope};
+use crate::features::{ConvShape, Gating, SineShape, filter_scale};
+use crate::forms::{Code, CodeKind, Form, TableSlopes};
+use crate::kernel::parameter::Keep;
+use serde::{Deserialize, Serialize};
+
+const SOURCE: &str = "Liutkus et al. 2021, arXiv:2105.08399";
+const ENTERS: &str = "queries and keys of every layer, before the features of linear attention";
+/// Most realisations, waves and taps: codes beyond would be far larger than any model they serve.
+const MOST: usize = 1 << 16;
+
+/// What layers share of a draw.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Noise {
+    /// Nothing: every layer draws for itself (the JAX code).
+    #[default]
+    Layer,
+    /// The code: one for all layers (the PyTorch code with `share_pe`).
+    Shared,
+}
+
+/// SineSPE.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sine {
+    /// Sinusoids for each feature, K.
+    pub waves: usize,
+    /// Realisations, R: features of a query or key after the code.
+    pub realisations: usize,
+    /// Whether the code is gated.
+    pub gated: bool,
+    /// Which share the gate is of.
+    pub gating: Gating,
+    /// What layers share of a draw.
+    pub noise: Noise,
+}
+
+impl Default for Sine {
+    fn default() -> Self {
+        Sine { waves: 5, realisations: 64, gated: true, gating: Gating::Torch, noise: Noise::Layer }
+    }
+}
+
+/// ConvSPE.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Conv {
+    /// Taps of a filter along each axis, P: one number for sequences, two or three for rows of pixels or voxels.
+    pub taps: Vec<usize>,
+    /// Positions along each axis where there is more than one; their product is the longest sequence.
+    pub size: Vec<usize>,
+    /// Realisations, R.
+    pub realisations: usize,
+    /// Whether the code is gated.
+    pub gated: bool,
+    /// Which share the gate is of.
+    pub gating: Gating,
+    /// What layers share of a draw.
+    pub noise: Noise,
+}
+
+impl Default for Conv {
+    fn default() -> Self {
+        let (gating, noise) = (Gating::Torch, Noise::Layer);
+        Conv { taps: vec![128], size: vec![], realisations: 64, gated: true, gating, noise }
+    }
+}
+
+fn check(key: &str, value: usize) -> Checked {
+    if (1..=MOST).contains(&value) {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        key,
+        format!("{value} is out of range, it must be between 1 and {MOST}"),
+        "leave it out to take the default",
+    ))
+}
+
+fn parameter(name: &str, shape: Vec<usize>, init: Init, scope: Scope) -> Parameter {
+    let (low, high, keep) = (f64::NEG_INFINITY, f64::INFINITY, Keep::Projection);
+    Parameter { name: name.to_owned(), shape, init, low, high, keep, scope, decay: false }
+}
+
+fn gate(geometry: &Geometry, gated: bool) -> Option<Parameter> {
+    let shape = vec![geometry.heads, geometry.head_dim];
+    gated.then(|| parameter("gate", shape, Init::Normal { std: 1.0 }, Scope::Layer))
+}
+
+impl Positional for Sine {
+    fn words(&self) -> Description {
+        Description {
+            name: "SineSPE",
+            formula: "z = q_hat.k_hat / sqrt(R), E z = sum_i q_i k_i sum_k lambda_k^2 cos(2 pi f_k d + theta_k) / (2K sqrt(D))",
+            learned: "freqs, offsets, gains: 3 K M; gate: M a layer",
+            enters: ENTERS,
+            beyond: DEFINED,
+            source: SOURCE,
+        }
+    }
+
+    fn check_keys(&self) -> Checked {
+        check("waves", self.waves)?;
+        check("realisations", self.realisations)
+    }
+
+    fn check(&self, _: &Geometry) -> Checked {
+        Ok(())
+    }
+
+    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+        let shape = || vec![geometry.heads, geometry.head_dim, self.waves];
+        let wave = |name, init| parameter(name, shape(), init, Scope::Model);
+        let own = [
+            wave("freqs", Init::Around { mean: -4.0, std: 1.0 }),
+            wave("offsets", Init::Normal { std: 1.0 }),
+            wave("gains", Init::Gains { waves: self.waves }),
+        ];
+        own.into_iter().chain(gate(geometry, self.gated)).collect()
+    }
+
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED_OR_OWN
+    }
+
+    fn randomized(&self) -> Randomized {
+        Randomized::Never("its code is drawn, its positions are not")
+    }
+
+    fn longest(&self, _: &Geometry) -> Option<usize> {
+        None
+    }
+
+    fn form(&self, inputs: &Inputs) -> Form {
+        let Geometry { heads, head_dim, .. } = *inputs.geometry;
+        let Sine { waves, realisations, .. } = *self;
+        let kind = CodeKind::Sine(SineShape { heads, head_dim, waves, realisations });
+        Form::Code(Code { kind, gating: self.gated.then_some(self.gating), shared: self.noise == Noise::Shared })
+    }
+
+    fn slopes(&self, _: &Inputs) -> TableSlopes {
+        TableSlopes::default()
+    }
+}
+
+impl Positional for Conv {
+    fn words(&self) -> Description {
+        Description {
+            name: "ConvSPE",
+            formula: "z = q_hat.k_hat / sqrt(R), E z = sum_i q_i k_i sum_j a_j b_(j+d) / sqrt(D)",
+            learned: "query, key: 2 P M; gate: M a layer",
+            enters: ENTERS,
+            beyond: DEFINED,
+            source: SOURCE,
+        }
+    }
+
+    fn check_keys(&self) -> Checked {
+        let axes = self.taps.len();
+        if !(1..=3).contains(&axes) {
+            return Err(Refusal::new(
+                "taps",
+                format!("{axes} axes, there are 1 to 3"),
+                "taps = [128] is the usual filter",
+            ));
+        }
+        let sizes = if axes == 1 { 0 } else { axes };
+        if self.size.len() != sizes {
+            let message = format!("{} axes, taps of {axes} need {sizes}", self.size.len());
+            return Err(Refusal::new("size", message, "give the positions along each axis, and nothing for a line"));
+        }
+        self.taps.iter().chain(&self.size).try_for_each(|value| check("taps", *value))?;
+        check("taps", self.taps.iter().fold(1, |all: usize, taps| all.saturating_mul(*taps)))?;
+        check("realisations", self.realisations)
+    }
+
+    fn check(&self, geometry: &Geometry) -> Checked {
+        match self.longest(geometry) {
+            Some(longest) if longest < geometry.train_len => {
+                let message = format!("{:?} has {longest} positions, train_len is {}", self.size, geometry.train_len);
+                Err(Refusal::new("size", message, "give the positions along each axis of a whole sequence"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+        let shape = || [&[geometry.heads, geometry.head_dim], &self.taps[..]].concat();
+        let init = Init::Uniform([0.0, filter_scale(&self.taps)]);
+        let own = ["query", "key"].map(|name| parameter(name, shape(), init, Scope::Model));
+        own.into_iter().chain(gate(geometry, self.gated)).collect()
+    }
+
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::SHARED_OR_OWN
+    }
+
+    fn randomized(&self) -> Randomized {
+        Randomized::Never("its code is drawn, its positions are not")
+    }
+
+    fn longest(&self, _: &Geometry) -> Option<usize> {
+        let all = || self.size.iter().fold(1, |all: usize, size| all.saturating_mul(*size));
+        (!self.size.is_empty()).then(all)
+    }
+
+    fn form(&self, inputs: &Inputs) -> Form {
+        let Geometry { heads, head_dim, .. } = *inputs.geometry;
+        let size = if self.size.is_empty() { vec![1] } else { self.size.clone() };
+        let (taps, realisations) = (self.taps.clone(), self.realisations);
+        let kind = CodeKind::Conv(ConvShape { heads, head_dim, realisations, taps, size });
+        Form::Code(Code { kind, gating: self.gated.then_some(self.gating), shared: self.noise == Noise::Shared })
+    }
+
+    fn slopes(&self, _: &Inputs) -> TableSlopes {
+        TableSlopes::default()
+    }
+}

@@ -1,0 +1,182 @@
+//! FAVOR+: positive random features of the softmax kernel. Choromanski et al. 2021, arXiv:2009.14794.
+//!
+//! ```text
+//! x' = x / D^(1/4)        z = x' Omega        n = |x'|^2 / 2        c: an offset, see below
+//! both signs   phi = [exp(z - n - c), exp(-z - n - c)] / sqrt(2 m) + floor        (fast-transformers, PyTorch)
+//! positive     phi = [exp(z - n - c)] / sqrt(m) + floor                           (Performer, JAX)
+//! ```
+//!
+//! With `c = 0` and `floor = 0`, `E phi(q).phi(k) = exp(q.k / sqrt(D))` over Omega. An offset that all keys of a head share,
+//! and one that a query has to itself, cancel between numerator and denominator (but for the floor and the guard).
+//!
+//! A key has features of at most `exp(|omega|^2 / 2)`, whatever it is, since `z - |x'|^2 / 2 = |omega|^2 / 2 - |x' - omega|^2 / 2`.
+//! So keys need no offset that depends on the sequence, which would let a token see what comes after it; queries take their
+//! own largest `z`, [`Offset::Row`]. The published codes subtract maxima over the sequence or over the whole batch instead:
+//! [`Offset::Given`].
+
+use super::{MOST_ROWS, Place, Project, RowGradients, RowMap, Rows, Side, padded};
+use crate::Number;
+
+/// Which exponentials are features.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Those of `z` and of `-z`: two features for each column of Omega.
+    BothSigns,
+    /// Those of `z`.
+    Positive,
+}
+
+/// What is subtracted from exponents.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Offset<T> {
+    /// Nothing.
+    None,
+    /// The row's largest `z`, or `|z|` where both signs are features.
+    Row,
+    /// A number for each head of each sequence, `[B, heads]`.
+    Given {
+        /// The numbers.
+        values: Vec<T>,
+        /// Heads of a sequence.
+        heads: usize,
+    },
+}
+
+/// The feature map.
+#[derive(Clone, Debug)]
+pub struct Favor<T> {
+    project: Project<T>,
+    form: Form,
+    queries: Offset<T>,
+    keys: Offset<T>,
+    floor: T,
+}
+
+impl<T: Number> Favor<T> {
+    /// With `omega`, `[D, m]`; queries take their own largest exponent, keys none, and there is no floor.
+    ///
+    /// # Panics
+    /// If `omega` has another size.
+    pub fn new(omega: &[f64], sizes: [usize; 2], form: Form) -> Favor<T> {
+        let project = Project::new(omega, sizes, (sizes[0] as f64).powf(-0.25));
+        Favor { project, form, queries: Offset::Row, keys: Offset::None, floor: T::ZERO }
+    }
+
+    /// The same with these offsets and this floor.
+    pub fn with(self, queries: Offset<T>, keys: Offset<T>, floor: f64) -> Favor<T> {
+        Favor { queries, keys, floor: T::from_f64(floor), ..self }
+    }
+
+    fn signs(&self) -> usize {
+        match self.form {
+            Form::BothSigns => 2,
+            Form::Positive => 1,
+        }
+    }
+
+    /// The offset of a row whose exponents are `z`.
+    fn offset(&self, place: Place, z: &[T]) -> T {
+        let offset = match place.side {
+            Side::Query => &self.queries,
+            Side::Key => &self.keys,
+        };
+        match offset {
+            Offset::None => T::ZERO,
+            Offset::Row => largest(z, self.form).1,
+            Offset::Given { values, heads } => values[place.batch * heads + place.head],
+        }
+    }
+
+    fn is_by_row(&self, side: Side) -> bool {
+        let offset = match side {
+            Side::Query => &self.queries,
+            Side::Key => &self.keys,
+        };
+        *offset == Offset::Row
+    }
+}
+
+/// Where the largest exponent of a row is, and the exponent.
+fn largest<T: Number>(z: &[T], form: Form) -> (usize, T) {
+    let size = |z: T| match form {
+        Form::BothSigns => T::max(z, -z),
+        Form::Positive => z,
+    };
+    let mut found = (0, size(z[0]));
+    for (at, z) in z.iter().enumerate().skip(1) {
+        // a NaN takes the place and stays
+        if !(size(*z) <= found.1) && found.1 == found.1 {
+            found = (at, size(*z));
+        }
+    }
+    found
+}
+
+crate::cpu::vectorized! {
+    /// `y = factor exp(sign z - less) + floor`
+    fn exponentials(y: &mut [T], z: &[T], sign: T, less: T, factor: T, floor: T) {
+        for (y, z) in y.iter_mut().zip(z) {
+            *y = factor * (sign * *z - less).exp() + floor;
+        }
+    }
+}
+
+impl<T: Number> RowMap<T> for Favor<T> {
+    fn widths(&self) -> [usize; 2] {
+        let [d, m] = self.project.sizes();
+        [d, self.signs() * m]
+    }
+
+    fn parameters(&self) -> usize {
+        0
+    }
+
+    /// The exponents `z`, and their gradient.
+    fn room(&self) -> usize {
+        2 * MOST_ROWS * padded(self.project.sizes()[1])
+    }
+
+    fn forward(&self, place: Place, x: &[T], y: &mut [T], room: &mut [T]) {
+        let [d, m] = self.project.sizes();
+        let factor = T::from_f64(((self.signs() * m) as f64).sqrt().recip());
+        let half = T::from_f64(0.5 / (d as f64).sqrt());
+        self.project.apply(place.rows, x, room);
+        let rows = x.chunks_exact(padded(d)).zip(y.chunks_exact_mut(padded(self.signs() * m)));
+        for ((x, y), z) in rows.zip(room.chunks_exact(padded(m))) {
+            let z = &z[..m];
+            let less = half * x.iter().map(|x| *x * *x).sum::<T>() + self.offset(place, z);
+            y[self.signs() * m..].fill(T::ZERO);
+            for (y, sign) in y[..self.signs() * m].chunks_exact_mut(m).zip([T::ONE, -T::ONE]) {
+                exponentials(y, z, sign, less, factor, self.floor);
+            }
+        }
+    }
+
+    fn backward(&self, place: Place, rows: Rows<T>, room: &mut [T], gradients: RowGradients<T>) {
+        let [d, m] = self.project.sizes();
+        let (stride, wide) = (padded(m), padded(self.signs() * m));
+        let rate = T::from_f64((d as f64).sqrt().recip());
+        let (z, d_z) = room.split_at_mut(MOST_ROWS * stride);
+        let mut sums = [T::ZERO; MOST_ROWS];
+        for (row, (d_z, sum)) in d_z.chunks_exact_mut(stride).zip(&mut sums).take(place.rows).enumerate() {
+            let (y, d_y) = (&rows.y[row * wide..][..self.signs() * m], &rows.d_y[row * wide..]);
+            d_z.fill(T::ZERO);
+            for (at, (y, d_y)) in y.iter().zip(d_y).enumerate() {
+                let d = (*y - self.floor) * *d_y;
+                *sum += d;
+                d_z[at % m] += if at < m { d } else { -d };
+            }
+            if self.is_by_row(place.side) {
+                let z = &z[row * stride..][..m];
+                let (at, _) = largest(z, self.form);
+                let sign = if self.form == Form::BothSigns && z[at] < T::ZERO { -T::ONE } else { T::ONE };
+                d_z[at] = d_z[at] - sign * *sum;
+            }
+        }
+        self.project.apply_backward(place.rows, d_z, gradients.d_x);
+        let d_x = gradients.d_x.chunks_exact_mut(padded(d)).zip(rows.x.chunks_exact(padded(d)));
+        for ((d_x, x), sum) in d_x.zip(&sums) {
+            d_x.iter_mut().zip(x).for_each(|(d_x, x)| *d_x = *d_x - rate * *sum * *x);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+use super::*;
+use crate::ops::testing::random;
+use crate::seed::{Purpose, stream_at};
+use omega::Lengths;
+
+fn normals(seed: u64) -> Normals {
+    Normals::drawn(stream_at(seed, Purpose::Noise, [1, 2]))
+}
+
+/// The image of one row.
+fn image(map: &dyn RowMap<f64>, side: Side, head: usize, first: usize, x: &[f64]) -> Vec<f64> {
+    let mut row = vec![0.0; padded(x.len())];
+    row[..x.len()].copy_from_slice(x);
+    let mut y = vec![f64::NAN; padded(map.widths()[1])];
+    let mut room = vec![f64::NAN; map.room()];
+    map.forward(Place { side, batch: 0, head, first, rows: 1 }, &row, &mut y, &mut room);
+    assert!(y[map.widths()[1]..].iter().all(|x| *x == 0.0), "beyond the width");
+    y.truncate(map.widths()[1]);
+    y
+}
+
+/// The code of a position: images of the unit rows, `[D, R]`.
+fn code(map: &dyn RowMap<f64>, side: Side, head: usize, position: usize) -> Vec<Vec<f64>> {
+    let d = map.widths()[0];
+    let unit = |at: usize| (0..d).map(|i| f64::from(u8::from(i == at))).collect::<Vec<f64>>();
+    (0..d).map(|at| image(map, side, head, position, &unit(at))).collect()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[test]
+fn features_have_the_softmax_kernel_as_mean() {
+    let (d, m, draws) = (6, 12, 3000);
+    let (q, k) = (random(d, 1), random(d, 2));
+    let want = (dot(&q, &k) / (d as f64).sqrt()).exp();
+    for (form, lengths) in [(Form::BothSigns, Lengths::OfRows), (Form::Positive, Lengths::Drawn)] {
+        let estimates: Vec<f64> = (0..draws)
+            .map(|seed| {
+                let omega = omega::orthogonal([d, m], lengths, &mut stream_at(seed, Purpose::Noise, [0, 0]));
+                let favor = Favor::new(&omega, [d, m], form).with(Offset::None, Offset::None, 0.0);
+                dot(&image(&favor, Side::Query, 0, 0, &q), &image(&favor, Side::Key, 0, 0, &k))
+            })
+            .collect();
+        let mean = estimates.iter().sum::<f64>() / draws as f64;
+        let variance = estimates.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / draws as f64;
+        // four standard errors
+        assert!((mean - want).abs() < 4.0 * (variance / draws as f64).sqrt(), "{form:?}: {mean} instead of {want}");
+        assert!(estimates.iter().all(|x| *x > 0.0));
+    }
+}
+
+#[test]
+fn columns_of_a_block_are_orthogonal() {
+    let (d, m) = (7, 17);
+    for lengths in [Lengths::OfRows, Lengths::Drawn, Lengths::Equal] {
+        let omega = omega::orthogonal([d, m], lengths, &mut stream_at(5, Purpose::Noise, [0, 0]));
+        let column = |c: usize| (0..d).map(|r| omega[r * m + c]).collect::<Vec<f64>>();
+        for a in 0..m {
+            for b in (0..m).filter(|b| b / d == a / d && *b != a) {
+                assert!(dot(&column(a), &column(b)).abs() < 1e-12);
+            }
+            let length = dot(&column(a), &column(a)).sqrt();
+            assert!(length > 0.1 && (lengths != Lengths::Equal || (length - (d as f64).sqrt()).abs() < 1e-12));
+        }
+    }
+}
+
+#[test]
+fn codes_have_their_kernel_as_mean() {
+    let (heads, d, r) = (2, 3, 40_000);
+    let (freqs, offsets, gains) = (random(heads * d * 2, 1), random(heads * d * 2, 2), random(heads * d * 2, 3));
+    let waves = Waves { freqs: &freqs, offsets: &offsets, gains: &gains };
+    let gates = random(heads * d, 4);
+    let taps = 5;
+    let (query, key) = (random(heads * d * taps, 5), random(heads * d * taps, 6));
+    let filters = Filters { query: &query, key: &key };
+    for gating in [None, Some(Gating::Torch), Some(Gating::Jax)] {
+        let noise = (0..heads * d).flat_map(|hd| normals(9).rows(hd, 0, [1, r])).collect();
+        let gate = gating.map(|gating| Gate { values: &gates, noise, gating });
+        let sine =
+            Sine::new(SineShape { heads, head_dim: d, waves: 2, realisations: r }, waves, &normals(7), gate.as_ref());
+        let shape = ConvShape { heads, head_dim: d, realisations: r, taps: vec![taps], size: vec![0] };
+        let conv = Conv::new(shape, filters, normals(8), gate.as_ref());
+        for (m, n) in [(4usize, 4usize), (9, 6), (2, 5)] {
+            let lag = m as isize - n as isize;
+            for (which, map) in [&sine as &dyn RowMap<f64>, &conv].into_iter().enumerate() {
+                let (q, k) = (code(map, Side::Query, 1, m), code(map, Side::Key, 1, n));
+                for at in 0..d {
+                    let hd = d + at;
+                    let plain =
+                        if which == 0 { waves.kernel(2, hd, lag as f64) } else { filters.kernel(taps, hd, lag) };
+                    let want = gating.map_or(plain, |gating| gated_kernel(plain, gates[hd], gating));
+                    let got = dot(&q[at], &k[at]) * (d as f64 / r as f64).sqrt();
+                    // variances of the codes are below 6 here; four standard errors
+                    assert!(
+                        (got - want).abs() < 4.0 * (36.0f64 / r as f64).sqrt(),
+                        "{which} {gating:?} {lag}: {got} {want}"
+                    );
+                    let other = dot(&q[at], &k[(at + 1) % d]) * (d as f64 / r as f64).sqrt();
+                    assert!(
+                        gating.is_some() || other.abs() < 4.0 * (36.0f64 / r as f64).sqrt(),
+                        "features are independent"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The gradient in what codes learn, against central differences of a contraction.
+#[test]
+fn codes_know_their_slopes() {
+    let (heads, d, r, rows) = (2, 3, 4, 20);
+    let x = random(rows * padded(d), 1);
+    let x: Vec<f64> = x.iter().enumerate().map(|(at, x)| if at % padded(d) < d { *x } else { 0.0 }).collect();
+    let d_y: Vec<f64> = random(rows * padded(r), 2)
+        .iter()
+        .enumerate()
+        .map(|(at, x)| if at % padded(r) < r { *x } else { 0.0 })
+        .collect();
+    let gate_noise = random(heads * d * r, 3);
+    let place = |side, head| Place { side, batch: 0, head, first: 37, rows };
+    type Make<'a> = &'a dyn Fn(&[Vec<f64>]) -> (Box<dyn RowMap<f64>>, Box<dyn Fn(&[f64]) -> Vec<Vec<f64>>>);
+    let check = |values: Vec<Vec<f64>>, make: Make| {
+        let loss = |values: &[Vec<f64>]| -> f64 {
+            let (map, _) = make(values);
+            let (mut y, mut room) = (vec![0.0; rows * padded(r)], vec![f64::NAN; map.room()]);
+            let of = |side, head: usize| {
+                map.forward(place(side, head), &x, &mut y, &mut room);
+                dot(&y, &d_y) * (1.0 + head as f64)
+            };
+            let mut of = of;
+            of(Side::Query, 0) + of(Side::Key, 0) + of(Side::Query, 1) + of(Side::Key, 1)
+        };
+        let (map, gradient) = make(&values);
+        let size = map.parameters();
+        let (mut y, mut room) = (vec![0.0; rows * padded(r)], vec![f64::NAN; map.room()]);
+        let (mut d_x, mut d) = (vec![f64::NAN; x.len()], vec![0.0; heads * size]);
+        for (side, head) in [(Side::Query, 0), (Side::Key, 0), (Side::Query, 1), (Side::Key, 1)] {
+            map.forward(place(side, head), &x, &mut y, &mut room);
+            let d_y: Vec<f64> = d_y.iter().map(|d| d * (1.0 + head as f64)).collect();
+            let gradients = RowGradients { d_x: &mut d_x, d_parameters: &mut d[head * size..(head + 1) * size] };
+            map.backward(place(side, head), Rows { x: &x, y: &y, d_y: &d_y }, &mut room, gradients);
+        }
+        for (which, found) in gradient(&d).into_iter().enumerate() {
+            assert_eq!(found.len(), values[which].len());
+            for (at, got) in found.into_iter().enumerate() {
+                let h = 1e-5;
+                let [above, below] = [h, -h].map(|h| {
+                    let mut moved = values.clone();
+                    moved[which][at] += h;
+                    loss(&moved)
+                });
+                let slope = (above - below) / (2.0 * h);
+                // cut off at h^2 times third derivatives of up to 1e4 in a frequency
+                assert!(
+                    (slope - got).abs() <= 1e-5 * (1.0 + slope.abs()),
+                    "value {which}, {at}: {got} instead of {slope}"
+                );
+            }
+        }
+    };
+    let noise = gate_noise.clone();
+    check((10..14).map(|seed| random(heads * d * if seed == 13 { 1 } else { 2 }, seed)).collect(), &move |values| {
+        let (shape, noise) = (SineShape { heads, head_dim: d, waves: 2, realisations: r }, noise.clone());
+        let values = values.to_vec();
+        let make = move |values: &[Vec<f64>]| {
+            let waves = Waves { freqs: &values[0], offsets: &values[1], gains: &values[2] };
+            let gate = Gate { values: &values[3], noise: noise.clone(), gating: Gating::Torch };
+            Sine::<f64>::new(shape, waves, &normals(7), Some(&gate))
+        };
+        let (sine, noise) = (make(&values), gate_noise.clone());
+        let gradient = move |d: &[f64]| {
+            let waves = Waves { freqs: &values[0], offsets: &values[1], gains: &values[2] };
+            let gate = Gate { values: &values[3], noise: noise.clone(), gating: Gating::Torch };
+            let found = make(&values).gradient(waves, Some(&gate), d);
+            vec![found.freqs, found.offsets, found.gains, found.gate]
+        };
+        (Box::new(sine), Box::new(gradient))
+    });
+    let noise = random(heads * d * r, 3);
+    check(vec![random(heads * d * 6, 20), random(heads * d * 6, 21), random(heads * d, 22)], &move |values| {
+        let shape = ConvShape { heads, head_dim: d, realisations: r, taps: vec![2, 3], size: vec![9, 8] };
+        let (values, noise) = (values.to_vec(), noise.clone());
+        let make = move |values: &[Vec<f64>]| {
+            let gate = Gate { values: &values[2], noise: noise.clone(), gating: Gating::Jax };
+            let filters = Filters { query: &values[0], key: &values[1] };
+            let conv = Conv::<f64>::new(shape.clone(), filters, normals(8), Some(&gate));
+            let found = move |values: &[Vec<f64>], d: &[f64], conv: &Conv<f64>| {
+                let gate = Gate { values: &values[2], noise: noise.clone(), gating: Gating::Jax };
+                conv.gradient(Filters { query: &values[0], key: &values[1] }, Some(&gate), d)
+            };
+            (conv, found)
+        };
+        let (conv, found) = make(&values);
+        let copy = conv.clone();
+        let gradient = move |d: &[f64]| {
+            let found = found(&values, d, &copy);
+            vec![found.query, found.key, found.gate]
+        };
+        (Box::new(conv), Box::new(gradient))
+    });
+}
+
+#[test]
+fn noise_at_a_place_is_always_the_same() {
+    let noise = normals(1);
+    let all = noise.rows(3, 0, [20, 5]);
+    assert_eq!(noise.rows(3, 7, [4, 5]), all[35..55]);
+    assert_ne!(noise.rows(4, 0, [20, 5]), all);
+    let table = Normals::Table(Table { values: all.clone(), rows: 10, width: 5 });
+    assert_eq!(table.rows(1, 2, [3, 5]), all[60..75]);
+}
+
+#[test]
+fn codes_do_not_depend_on_how_rows_are_cut() {
+    let conv = {
+        let shape = ConvShape { heads: 1, head_dim: 3, realisations: 4, taps: vec![3, 2, 4], size: vec![9, 3, 5] };
+        let (query, key) = (random(3 * 24, 1), random(3 * 24, 2));
+        Conv::<f64>::new(shape, Filters { query: &query, key: &key }, normals(2), None)
+    };
+    let x = random(100 * padded(3), 3);
+    let x: Vec<f64> = x.iter().enumerate().map(|(at, x)| if at % padded(3) < 3 { *x } else { 0.0 }).collect();
+    let (mut y, mut room) = (vec![0.0; 100 * padded(4)], vec![f64::NAN; conv.room()]);
+    let place = Place { side: Side::Query, batch: 0, head: 0, first: 11, rows: 100 };
+    conv.forward(place, &x, &mut y, &mut room);
+    let mut holding = conv.clone();
+    holding.hold(10..120, usize::MAX);
+    let mut of_held = vec![0.0; y.len()];
+    holding.forward(place, &x, &mut of_held, &mut room);
+    assert_eq!(y, of_held);
+    for row in [0, 3, 4, 50, 99] {
+        let alone = image(&conv, Side::Query, 0, 11 + row, &x[row * padded(3)..][..3]);
+        let together = &y[row * padded(4)..][..4];
+        assert!(alone.iter().zip(together).all(|(a, b)| (a - b).abs() < 1e-12), "{alone:?} {together:?}");
+    }
+}
