@@ -1,4 +1,5 @@
-//! Exact attention for [score maps](crate::forms::ScoreMap): a block of query rows with all heads and keys at a time.
+//! Exact attention for [score maps](crate::forms::ScoreMap): a block of query rows with all heads at a time, and all keys or,
+//! where a map does not mix keys, a tile of them.
 //!
 //! ```text
 //! forward    s = scale q k^T  [H, rows, columns]  ->  map  ->  mask  ->  softmax  ->  times v
@@ -7,12 +8,13 @@
 //!            d_q = scale ds k         d_k += scale ds^T q
 //! ```
 //!
-//! A map mixes heads, and may mix the keys of a row, so there is no online softmax over tiles: what is held at a time is
-//! `[H, rows, columns]` for each thread, once in the forward and three times in the backward, and `[B, P]` for the
-//! gradient in the map's parameters. Keys that no row of a block sees are left out.
+//! A map mixes heads, so what is held at a time is `[H, rows, columns]` for each thread, once in the forward and three times in
+//! the backward, and `[B, P]` for the gradient in the map's parameters. The columns are all keys of a row where the map mixes
+//! them ([`Reach::Row`]); otherwise they are a tile of keys, small enough for the cache, and the softmax goes on from tile to
+//! tile. Keys that no row of a block sees are left out.
 //!
-//! Blocks add to `d_k`, `d_v` and the map's parameters in the order of their rows, so the bits do not depend on the number
-//! of threads. Not for distance tables, which need only a tile at a time: see [`tiled`](super::tiled).
+//! Blocks add to the `d_k` and `d_v` of each tile and to the map's parameters in the order of their rows, so the bits do not
+//! depend on the number of threads. Not for distance tables, which need only a tile at a time: see [`tiled`](super::tiled).
 
 mod backward;
 mod forward;
@@ -26,7 +28,7 @@ use super::{Dims, Gradients, Problem, Saved, Scores, View, ViewMut};
 use crate::Number;
 use crate::cpu::InstructionSet;
 use crate::cpu::lanes::Lanes;
-use crate::forms::{Block, ScoreMap};
+use crate::forms::{Block, Reach, ScoreMap};
 
 /// Queries of one block.
 const ROWS: usize = 48;
@@ -85,14 +87,14 @@ struct Inputs<'a, T> {
     v: View<'a, T>,
 }
 
-/// Where one block lies.
+/// Where one block lies, or the part of it over a tile of keys.
 #[derive(Clone, Copy)]
 struct Place {
     batch: usize,
     first_query: usize,
     rows: usize,
     first_key: usize,
-    /// Keys from the first that a row of the block sees to the last.
+    /// Keys from the first that a row of the block sees to the last; or those of the tile among them.
     keys: usize,
     /// As many, rounded up to whole vectors.
     columns: usize,
@@ -125,10 +127,36 @@ impl<T: Number> Inputs<'_, T> {
         }
     }
 
-    /// Room for the scores of the largest block.
+    /// Room for the scores of the largest part.
     fn scores<L: Lanes>(&self) -> Vec<T> {
-        let Dims { heads, queries, keys, .. } = self.problem.dims;
-        workers::scratch(heads * queries.min(ROWS) * keys.next_multiple_of(L::COUNT))
+        let Dims { heads, queries, .. } = self.problem.dims;
+        workers::scratch(heads * queries.min(ROWS) * self.span().next_multiple_of(L::COUNT))
+    }
+
+    /// Keys that are handled at a time: all of them where the map mixes those of a row.
+    fn span(&self) -> usize {
+        let keys = self.problem.dims.keys;
+        match self.map.reach() {
+            Reach::Row => keys.max(1),
+            Reach::Pair => keys.clamp(1, KEYS),
+        }
+    }
+
+    /// Tiles of keys of a sequence.
+    fn spans(&self) -> usize {
+        self.problem.dims.keys.div_ceil(self.span())
+    }
+
+    /// The parts of a block, each with the number of its tile.
+    fn parts<L: Lanes>(&self, whole: &Place) -> impl Iterator<Item = (usize, Place)> + use<L, T> {
+        let (whole, span) = (*whole, self.span());
+        let end = whole.first_key + whole.keys;
+        let tiles = if whole.keys == 0 { 0..0 } else { whole.first_key / span..end.div_ceil(span) };
+        tiles.map(move |tile| {
+            let first_key = whole.first_key.max(tile * span);
+            let keys = end.min((tile + 1) * span) - first_key;
+            (tile, Place { first_key, keys, columns: keys.next_multiple_of(L::COUNT), ..whole })
+        })
     }
 
     /// Blocks of a sequence.
@@ -164,7 +192,8 @@ impl<T: Number> Inputs<'_, T> {
     fn fill_unseen(&self, place: &Place, value: T, scores: &mut [T]) {
         let visible = |row| {
             let keys = self.problem.visible(place.batch, place.first_query + row);
-            keys.start - place.first_key..keys.end - place.first_key
+            let [start, end] = [keys.start, keys.end].map(|key| key.saturating_sub(place.first_key).min(place.keys));
+            start..end
         };
         for head in scores.chunks_exact_mut(place.rows * place.columns) {
             for (row, scores) in head.chunks_exact_mut(place.columns).enumerate() {
@@ -175,13 +204,19 @@ impl<T: Number> Inputs<'_, T> {
         }
     }
 
-    /// The scores that the map gets, `[H, rows, columns]`, after loading the queries.
-    fn raw_scores<L: Lanes<Number = T>>(&self, lanes: L, place: &Place, tiles: &mut Tiles<T>, scores: &mut [T]) {
-        let Dims { heads, head_dim, .. } = self.problem.dims;
-        let Tiles { q, q_of_map, transposed, width, .. } = tiles;
-        for (to, factor, width) in [(&mut *q, self.problem.scale, *width), (q_of_map, T::ONE, head_dim)] {
+    /// Loads the queries of a block.
+    fn load_queries<L: Lanes<Number = T>>(&self, lanes: L, place: &Place, tiles: &mut Tiles<T>) {
+        let head_dim = self.problem.dims.head_dim;
+        let Tiles { q, q_of_map, width, .. } = tiles;
+        for (to, factor, width) in [(q, self.problem.scale, *width), (q_of_map, T::ONE, head_dim)] {
             self.load_rows(lanes, place, self.q, factor, to, width);
         }
+    }
+
+    /// The scores that the map gets, `[H, rows, columns]`, of loaded queries.
+    fn raw_scores<L: Lanes<Number = T>>(&self, lanes: L, place: &Place, tiles: &mut Tiles<T>, scores: &mut [T]) {
+        let Dims { heads, head_dim, .. } = self.problem.dims;
+        let Tiles { q, transposed, width, .. } = tiles;
         if place.rows > 1 {
             self.products(lanes, place, self.k, q, *width, transposed, scores);
         } else {
@@ -253,21 +288,22 @@ impl<T: Number> Inputs<'_, T> {
         }
     }
 
-    /// `to[h, i] = factor * sum over j of weights[h, i, j] keys[j]`: weights `[H, rows, columns]`, to `[H, rows, width]`.
-    #[allow(clippy::too_many_arguments, reason = "two arrays, their scratch and their result")]
-    fn weighted<L: Lanes<Number = T>>(
+    /// `to[h, i] = rescale[h, i] to[h, i] + factor * sum over j of weights[h, i, j] keys[j]`: weights `[H, rows, columns]`, to
+    /// `[H, rows, width]`; nothing is rescaled without `rescale`.
+    #[allow(clippy::too_many_arguments, reason = "three arrays, their scratch and their result")]
+    fn add_weighted<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         place: &Place,
         weights: &[T],
         keys: View<T>,
         factor: T,
+        rescale: Option<&[T]>,
         tile: &mut [T],
         to: &mut [T],
     ) {
         let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         let width = head_dim.next_multiple_of(L::COUNT);
-        to[..heads * place.rows * width].fill(T::ZERO);
         for (kv_head, first, count) in tiles(kv_heads, place.keys) {
             let from = keys.rows_from(place.batch, kv_head, place.first_key + first);
             lanes.run(CopyRows { from, stride: keys.strides.row, rows: count, head_dim, factor, to: tile, width });
@@ -285,7 +321,10 @@ impl<T: Number> Inputs<'_, T> {
                     b_stride: width,
                     c: &mut to[head * place.rows * width..],
                     c_stride: width,
-                    keep: Keep::Add,
+                    keep: match rescale {
+                        Some(rescale) if first == 0 => Keep::Scale(&rescale[head * place.rows..]),
+                        _ => Keep::Add,
+                    },
                 });
             }
         }

@@ -35,6 +35,38 @@ impl<R: Number> Kernel<R> for Exponentials<'_, R> {
     }
 }
 
+/// The same for a part of a row, given `largest` of the parts before: returns that of all parts so far, the factor
+/// `exp(largest before - largest now)` for sums over the parts before, and the sum over this one.
+pub(super) struct NextExponentials<'a, R> {
+    pub(super) scores: &'a mut [R],
+    pub(super) largest: R,
+}
+
+impl<R: Number> Kernel<R> for NextExponentials<'_, R> {
+    type Output = [R; 3];
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = R>>(self, lanes: L) -> [R; 3] {
+        assert!(self.scores.len().is_multiple_of(L::COUNT));
+        let mut largest = lanes.splat(self.largest);
+        for scores in self.scores.chunks_exact(L::COUNT) {
+            // SAFETY: a chunk is one vector long.
+            largest = unsafe { lanes.max(largest, lanes.load(scores.as_ptr())) };
+        }
+        let largest = lanes.largest(largest);
+        let mut sum = lanes.splat(R::ZERO);
+        for scores in self.scores.chunks_exact_mut(L::COUNT) {
+            // SAFETY: a chunk is one vector long.
+            unsafe {
+                let p = lanes.exp(lanes.sub(lanes.load(scores.as_ptr()), lanes.splat(largest)));
+                sum = lanes.add(sum, p);
+                lanes.store(scores.as_mut_ptr(), p);
+            }
+        }
+        [largest, (self.largest - largest).exp(), lanes.sum(sum)]
+    }
+}
+
 /// `z` becomes the weights `p = exp(z - lse)`, and `d = d_out.v` the gradient in `z`, `p (d - mean)`.
 ///
 /// Both rows are whole vectors of the same length.

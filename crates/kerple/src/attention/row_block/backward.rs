@@ -26,7 +26,7 @@ struct Call<'a, L: Lanes> {
     d_v: ViewMut<'a, L::Number>,
     /// `[B, P]`, as a row for each sequence.
     d_map: ViewMut<'a, L::Number>,
-    /// Of each key head of each sequence: which block may add to its `d_k` and `d_v`.
+    /// Of each tile of each key head of each sequence: which block may add to its `d_k` and `d_v`.
     turns: Turns,
     /// Of each sequence: which block may add to `d_map`.
     map_turns: Turns,
@@ -37,6 +37,8 @@ struct Scratch<T> {
     tiles: Tiles<T>,
     /// `[H, rows, width]`
     d_out: Vec<T>,
+    /// `d_out.out`, `[H, rows]`
+    means: Vec<T>,
     d_q: Vec<T>,
     /// What the map adds to `d_q`, `[H, rows, D]`
     d_q_of_map: Vec<T>,
@@ -59,6 +61,8 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
         let Gradients { d_q, d_k, d_v, d_map, d_bias: _, d_weight: _ } = gradients;
         let parameters = inputs.map.parameters();
         let mut sums = vec![T::ZERO; batch * parameters];
+        let (blocks, spans) = (inputs.blocks(), inputs.spans());
+        let first = first_blocks::<L>(&inputs);
         let call = Call {
             lanes,
             inputs,
@@ -67,11 +71,10 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
             d_k,
             d_v,
             d_map: ViewMut::new(&mut sums, Strides { batch: parameters, head: parameters, row: parameters }),
-            turns: Turns::new(batch * kv_heads, |_| 0),
+            turns: Turns::new(batch * kv_heads * spans, |sum| first[sum / kv_heads / spans * spans + sum % spans]),
             map_turns: Turns::new(batch, |_| 0),
         };
         call.clear();
-        let blocks = inputs.blocks();
         let schedule = Schedule::new(batch, blocks);
         workers::for_each(
             batch * blocks,
@@ -87,6 +90,18 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
             sums.chunks_exact(parameters.max(1)).for_each(|from| lanes.run(AddRow { to: d_map, from }));
         }
     }
+}
+
+/// The first block that sees each tile of each sequence, `[B, spans]`. Those that see it are consecutive.
+fn first_blocks<L: Lanes>(inputs: &Inputs<L::Number>) -> Vec<usize> {
+    let (blocks, spans) = (inputs.blocks(), inputs.spans());
+    let mut first = vec![usize::MAX; inputs.problem.dims.batch * spans];
+    for (batch, first) in first.chunks_exact_mut(spans.max(1)).enumerate() {
+        for block in (0..blocks).rev() {
+            inputs.parts::<L>(&inputs.place::<L>(batch, block)).for_each(|(tile, _)| first[tile] = block);
+        }
+    }
+    first
 }
 
 impl<L: Lanes> Call<'_, L> {
@@ -114,29 +129,23 @@ impl<L: Lanes> Call<'_, L> {
         let [scores, weights, d_scores] = [(); 3].map(|()| self.inputs.scores::<L>());
         let (d_q_of_map, d_map) =
             (workers::scratch(heads * ROWS * head_dim), workers::scratch(self.inputs.map.parameters()));
-        Scratch { tiles, d_out, d_q, d_q_of_map, scores, weights, d_scores, d_map }
+        let means = workers::scratch(heads * ROWS);
+        Scratch { tiles, d_out, means, d_q, d_q_of_map, scores, weights, d_scores, d_map }
     }
 
     fn block(&self, scratch: &mut Scratch<L::Number>, place: &Place, block: usize) {
-        let Dims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
         scratch.d_q_of_map.fill(L::Number::ZERO);
+        scratch.d_q.fill(L::Number::ZERO);
         scratch.d_map.fill(L::Number::ZERO);
-        if place.columns > 0 {
-            self.weights(scratch, place);
-            let size = heads * place.rows * place.columns;
-            let of_block = MapGradients {
-                d_scores: &mut scratch.d_scores[..size],
-                d_q: &mut scratch.d_q_of_map[..heads * place.rows * head_dim],
-                d_parameters: &mut scratch.d_map,
-            };
-            let described = self.inputs.block(place, &scratch.tiles.q_of_map);
-            self.inputs.map.backward(&described, &scratch.scores[..size], of_block);
-            self.inputs.fill_unseen(place, L::Number::ZERO, &mut scratch.d_scores[..size]);
+        let (inputs, d_out) = (&self.inputs, self.saved.d_out);
+        inputs.load_queries(self.lanes, place, &mut scratch.tiles);
+        let width = scratch.tiles.width;
+        inputs.load_rows(self.lanes, place, d_out, L::Number::ONE, &mut scratch.d_out, width);
+        self.means(scratch, place);
+        for (tile, part) in inputs.parts::<L>(place) {
+            self.part(scratch, &part, block, tile);
         }
         self.store_d_q(scratch, place);
-        for kv_head in 0..kv_heads {
-            self.turns.take(place.batch * kv_heads + kv_head, block, || self.add_d_k_and_d_v(scratch, place, kv_head));
-        }
         self.map_turns.take(place.batch, block, || {
             // SAFETY: the row is `[P]`, and it is this item's turn to write it.
             let to = unsafe { self.d_map.row(place.batch, 0, 0, scratch.d_map.len()) };
@@ -144,23 +153,51 @@ impl<L: Lanes> Call<'_, L> {
         });
     }
 
+    /// `d_out.out` of every row.
+    fn means(&self, scratch: &mut Scratch<L::Number>, place: &Place) {
+        let Dims { heads, head_dim, .. } = self.inputs.problem.dims;
+        for (at, mean) in scratch.means[..heads * place.rows].chunks_exact_mut(1).enumerate() {
+            let (head, query) = (at / place.rows, place.first_query + at % place.rows);
+            let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(place.batch, head, query, head_dim));
+            self.lanes.run(Dots { q, k, stride: 0, to: mean });
+        }
+    }
+
+    /// Adds what a tile of keys brings to the gradients.
+    fn part(&self, scratch: &mut Scratch<L::Number>, place: &Place, block: usize, tile: usize) {
+        let Dims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
+        self.weights(scratch, place);
+        let size = heads * place.rows * place.columns;
+        let of_block = MapGradients {
+            d_scores: &mut scratch.d_scores[..size],
+            d_q: &mut scratch.d_q_of_map[..heads * place.rows * head_dim],
+            d_parameters: &mut scratch.d_map,
+        };
+        let described = self.inputs.block(place, &scratch.tiles.q_of_map);
+        self.inputs.map.backward(&described, &scratch.scores[..size], of_block);
+        self.inputs.fill_unseen(place, L::Number::ZERO, &mut scratch.d_scores[..size]);
+        let Scratch { tiles, d_q, d_scores, .. } = scratch;
+        let (k, scale) = (self.inputs.k, self.inputs.problem.scale);
+        self.inputs.add_weighted(self.lanes, place, d_scores, k, scale, None, &mut tiles.tile, d_q);
+        for kv_head in 0..kv_heads {
+            let sum = (place.batch * kv_heads + kv_head) * self.inputs.spans() + tile;
+            self.turns.take(sum, block, || self.add_d_k_and_d_v(scratch, place, kv_head));
+        }
+    }
+
     /// Scores, weights, and the gradient in the mapped scores.
     fn weights(&self, scratch: &mut Scratch<L::Number>, place: &Place) {
         let (inputs, lanes) = (&self.inputs, self.lanes);
-        let Dims { heads, queries, head_dim, .. } = inputs.problem.dims;
+        let Dims { heads, queries, .. } = inputs.problem.dims;
         let size = heads * place.rows * place.columns;
-        let Scratch { tiles, d_out, scores, weights, d_scores, .. } = scratch;
+        let Scratch { tiles, d_out, means, scores, weights, d_scores, .. } = scratch;
         let (scores, weights, d_scores) = (&mut scores[..size], &mut weights[..size], &mut d_scores[..size]);
         inputs.raw_scores(lanes, place, tiles, scores);
         weights.copy_from_slice(scores);
         inputs.map.forward(&inputs.block(place, &tiles.q_of_map), weights);
-        inputs.load_rows(lanes, place, self.saved.d_out, L::Number::ONE, d_out, tiles.width);
         inputs.products(lanes, place, inputs.v, d_out, tiles.width, &mut tiles.transposed, d_scores);
         for at in 0..heads * place.rows {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
-            let mut mean = [L::Number::ZERO];
-            let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(place.batch, head, query, head_dim));
-            lanes.run(Dots { q, k, stride: 0, to: &mut mean });
             let row = at * place.columns..(at + 1) * place.columns;
             let lse = self.saved.lse[(place.batch * heads + head) * queries + query];
             if lse == L::Number::NEG_INFINITY {
@@ -168,7 +205,7 @@ impl<L: Lanes> Call<'_, L> {
                 d_scores[row].fill(L::Number::ZERO);
             } else {
                 let (scores, d_scores) = (&mut weights[row.clone()], &mut d_scores[row]);
-                lanes.run(ScoreGradient { scores, d_scores, lse, mean: mean[0] });
+                lanes.run(ScoreGradient { scores, d_scores, lse, mean: means[at] });
             }
         }
         inputs.fill_unseen(place, L::Number::ZERO, weights);
@@ -178,9 +215,7 @@ impl<L: Lanes> Call<'_, L> {
     /// `d_q = scale ds k`, and what the map adds.
     fn store_d_q(&self, scratch: &mut Scratch<L::Number>, place: &Place) {
         let Dims { heads, head_dim, .. } = self.inputs.problem.dims;
-        let Scratch { tiles, d_q, d_q_of_map, d_scores, .. } = scratch;
-        let (k, scale) = (self.inputs.k, self.inputs.problem.scale);
-        self.inputs.weighted(self.lanes, place, d_scores, k, scale, &mut tiles.tile, d_q);
+        let Scratch { tiles, d_q, d_q_of_map, .. } = scratch;
         for at in 0..heads * place.rows {
             // SAFETY: the view is checked, and this item alone writes this row.
             let to =

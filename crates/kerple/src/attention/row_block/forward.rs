@@ -3,7 +3,7 @@
 use super::{Inputs, Place, ROWS, Tiles};
 use crate::Number;
 use crate::attention::rows::ScaleRow;
-use crate::attention::softmax::Exponentials;
+use crate::attention::softmax::NextExponentials;
 use crate::attention::{Dims, Strides, ViewMut, workers};
 use crate::cpu::lanes::{Kernel, Lanes};
 
@@ -19,10 +19,13 @@ struct Scratch<T> {
     tiles: Tiles<T>,
     /// Scores, then their exponentials, `[H, rows, columns]`
     scores: Vec<T>,
-    /// `[H, rows, width]`
+    /// Sum of exponentials times values so far, `[H, rows, width]`
     out: Vec<T>,
-    /// One over the sum of exponentials, `[H, rows]`; 0 for a row that sees nothing.
-    factors: Vec<T>,
+    /// Of each row so far, `[H, rows]`.
+    largest: Vec<T>,
+    total: Vec<T>,
+    /// What the last tile made of the earlier sums.
+    rescale: Vec<T>,
 }
 
 impl<T: Number> Kernel<T> for Forward<'_, T> {
@@ -36,16 +39,27 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
         let scratch = || {
             let tiles = inputs.tiles::<L>();
             let out = workers::scratch(heads * ROWS * tiles.width);
-            Scratch { tiles, scores: inputs.scores::<L>(), out, factors: workers::scratch(heads * ROWS) }
+            let [largest, total, rescale] = [(); 3].map(|()| workers::scratch(heads * ROWS));
+            Scratch { tiles, scores: inputs.scores::<L>(), out, largest, total, rescale }
         };
         workers::for_each(batch * blocks, scratch, |scratch, item| {
             // the longest rows of a decoder first
             let place = inputs.place::<L>(item / blocks, blocks - 1 - item % blocks);
-            weights(&inputs, lanes, &place, scratch, &lse);
-            let Scratch { tiles, scores, out: sums, factors } = scratch;
-            inputs.weighted(lanes, &place, scores, inputs.v, T::ONE, &mut tiles.tile, sums);
-            for (at, &factor) in factors[..heads * place.rows].iter().enumerate() {
+            scratch.out.fill(T::ZERO);
+            scratch.total.fill(T::ZERO);
+            scratch.largest.fill(T::LOWEST);
+            inputs.load_queries(lanes, &place, &mut scratch.tiles);
+            for (_, part) in inputs.parts::<L>(&place) {
+                add_part(&inputs, lanes, &part, scratch);
+            }
+            let Scratch { tiles, out: sums, largest, total, .. } = scratch;
+            for at in 0..heads * place.rows {
                 let (head, query) = (at / place.rows, place.first_query + at % place.rows);
+                let seen = total[at] != T::ZERO;
+                // SAFETY: `lse` is `[B, H, Q]`, and this item alone writes this number.
+                let lse = unsafe { lse.row(place.batch, head, query, 1) };
+                lse[0] = if seen { largest[at] + total[at].ln() } else { T::NEG_INFINITY };
+                let factor = if seen { T::ONE / total[at] } else { T::ZERO };
                 // SAFETY: `out` is checked, and this item alone writes this row.
                 let to = unsafe { out.row(place.batch, head, query, inputs.problem.dims.head_dim) };
                 lanes.run(ScaleRow { to, factor, from: &sums[at * tiles.width..] });
@@ -54,30 +68,18 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
     }
 }
 
-/// Leaves the exponentials of the mapped scores, and writes `lse` and `factors`.
-fn weights<L: Lanes>(
-    inputs: &Inputs<L::Number>,
-    lanes: L,
-    place: &Place,
-    scratch: &mut Scratch<L::Number>,
-    lse: &ViewMut<L::Number>,
-) {
-    let Scratch { tiles, scores, factors, .. } = scratch;
+/// Adds what a tile of keys brings to the sums of a block.
+fn add_part<L: Lanes>(inputs: &Inputs<L::Number>, lanes: L, place: &Place, scratch: &mut Scratch<L::Number>) {
+    let Scratch { tiles, scores, out, largest, total, rescale } = scratch;
     let heads = inputs.problem.dims.heads;
-    factors.fill(L::Number::ZERO);
     let scores = &mut scores[..heads * place.rows * place.columns];
-    if place.columns > 0 {
-        inputs.raw_scores(lanes, place, tiles, scores);
-        inputs.map.forward(&inputs.block(place, &tiles.q_of_map), scores);
-        inputs.fill_unseen(place, L::Number::NEG_INFINITY, scores);
+    inputs.raw_scores(lanes, place, tiles, scores);
+    inputs.map.forward(&inputs.block(place, &tiles.q_of_map), scores);
+    inputs.fill_unseen(place, L::Number::NEG_INFINITY, scores);
+    for (at, scores) in scores.chunks_exact_mut(place.columns).enumerate() {
+        let [now, factor, sum] = lanes.run(NextExponentials { scores, largest: largest[at] });
+        total[at] = total[at] * factor + sum;
+        (largest[at], rescale[at]) = (now, factor);
     }
-    for at in 0..heads * place.rows {
-        let scores = &mut scores[at * place.columns..][..place.columns];
-        let (largest, total) = lanes.run(Exponentials { scores });
-        let seen = total != L::Number::ZERO;
-        // SAFETY: `lse` is `[B, H, Q]`, and this item alone writes this number.
-        let lse = unsafe { lse.row(place.batch, at / place.rows, place.first_query + at % place.rows, 1) };
-        lse[0] = if seen { largest + total.ln() } else { L::Number::NEG_INFINITY };
-        factors[at] = if seen { L::Number::ONE / total } else { L::Number::ZERO };
-    }
+    inputs.add_weighted(lanes, place, scores, inputs.v, L::Number::ONE, Some(rescale), &mut tiles.tile, out);
 }

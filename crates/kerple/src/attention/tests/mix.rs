@@ -18,6 +18,8 @@ pub(in crate::attention) struct Mix<T> {
     /// Of the table: distances on a side.
     len: usize,
     sides: Sides,
+    /// `Pair`: near is 0.
+    reach: Reach,
     /// `[H, H]`, `[H]`, `[H, C]` and `[H, D]`, one after the other.
     pub(in crate::attention) values: Vec<T>,
 }
@@ -35,7 +37,7 @@ impl Mix<f64> {
         let (heads, sides) = (case.dims.heads, case.sight.sides());
         let mut values = random(heads * (heads + 1 + sides.columns(case.table_len) + case.dims.head_dim));
         values.iter_mut().for_each(|x| *x *= 0.5);
-        Mix { heads, len: case.table_len, sides, values }
+        Mix { heads, len: case.table_len, sides, reach: Reach::Row, values }
     }
 
     /// `z = s`
@@ -45,11 +47,19 @@ impl Mix<f64> {
         mix
     }
 
+    /// The same without other keys of the row.
+    pub(in crate::attention) fn pairwise(mut self) -> Self {
+        let near = self.heads * self.heads..self.heads * (self.heads + 1);
+        self.values[near].fill(0.0);
+        Mix { reach: Reach::Pair, ..self }
+    }
+
     pub(in crate::attention) fn cast<T>(&self, number: fn(f64) -> T) -> Mix<T> {
         Mix {
             heads: self.heads,
             len: self.len,
             sides: self.sides,
+            reach: self.reach,
             values: self.values.iter().map(|&x| number(x)).collect(),
         }
     }
@@ -93,7 +103,7 @@ impl<T: Number> ScoreMap<T> for Mix<T> {
     }
 
     fn reach(&self) -> Reach {
-        Reach::Row
+        self.reach
     }
 
     fn forward(&self, block: &Block<T>, scores: &mut [T]) {
@@ -107,7 +117,7 @@ impl<T: Number> ScoreMap<T> for Mix<T> {
             for g in 0..self.heads {
                 z += mix[h * self.heads + g] * s[index(g, row, column)];
             }
-            if column > block.visible(row).start {
+            if column > block.visible(row).start && self.reach == Reach::Row {
                 z += near[h] * s[index(h, row, column - 1)];
             }
             let q = &block.q[(h * block.rows + row) * head_dim..][..head_dim];
@@ -131,7 +141,7 @@ impl<T: Number> ScoreMap<T> for Mix<T> {
                 d.mix[h * self.heads + g] += d_z * scores[index(g, row, column)];
                 d_scores[index(g, row, column)] += d_z * mix[h * self.heads + g];
             }
-            if column > block.visible(row).start {
+            if column > block.visible(row).start && self.reach == Reach::Row {
                 d.near[h] += d_z * scores[index(h, row, column - 1)];
                 d_scores[index(h, row, column - 1)] += d_z * near[h];
             }
