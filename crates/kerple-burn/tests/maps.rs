@@ -16,8 +16,23 @@ use kerple_burn::positions::PositionalEncoding;
 const SIZES: Sizes = Sizes { d_model: 8, n_heads: 4, head_dim: 5, d_hidden: 6 };
 
 /// A threshold that is no position: where they are equal, the slope of FIRE's bias in it jumps.
-const ENCODINGS: &[&str] =
-    &[r#"{"kind":"fire","threshold":4.5}"#, r#"{"kind":"fire","width":3,"threshold":6.25,"window":5}"#];
+const ENCODINGS: &[&str] = &[
+    r#"{"kind":"fire","threshold":4.5}"#,
+    r#"{"kind":"fire","width":3,"threshold":6.25,"window":5}"#,
+    r#"{"kind":"dape"}"#,
+    r#"{"kind":"dape","base":"alibi","variant":"concat","hidden":7}"#,
+    r#"{"kind":"dape","base":"t5","variant":"add_residual","hidden":4,"window":3}"#,
+    r#"{"kind":"dape","base":{"kind":"kernel","bias":"log(b, a) + 0.5*power(a, p)","keep":"smooth"},"variant":"bias_only"}"#,
+    r#"{"kind":"dape","base":"none","hidden":5}"#,
+    r#"{"kind":"dape","base":"rotary","hidden":5}"#,
+    r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"hidden":5}"#,
+    r#"{"kind":"dape","kernel":3,"hidden":5}"#,
+    r#"{"kind":"dape","base":"alibi","kernel":3,"variant":"concat","hidden":5,"window":4}"#,
+    r#"{"kind":"dape","kernel":5,"variant":"add_residual","hidden":3,"edge":"closed"}"#,
+    r#"{"kind":"dape","base":"alibi","kernel":7,"variant":"bias_only","hidden":3,"edge":"closed","window":4}"#,
+    r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"kernel":3,"hidden":5}"#,
+    r#"{"kind":"dape","base":"rotary","kernel":5,"hidden":5}"#,
+];
 
 /// A block and an encoding, so that gradients reach the parameters of both.
 #[derive(Module, Debug)]
@@ -61,7 +76,7 @@ impl Both {
 fn fused_equals_composed_and_finite_differences() {
     let shared = BlockPlan { kv_heads: Some(2), ..BlockPlan::default() };
     let clamped = BlockPlan { clamp_qkv: Some(2.0), ..BlockPlan::default() }; // takes the parts one by one
-    for (seed, text) in (0..).zip(ENCODINGS) {
+    for (seed, &text) in (0..).zip(ENCODINGS) {
         for (plan, sees, len) in [
             (BlockPlan::default(), Sees::Before, 9),
             (shared.clone(), Sees::Before, 1),

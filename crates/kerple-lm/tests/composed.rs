@@ -61,6 +61,9 @@ fn every_method_trains_composed_as_fused() {
     for kind in METHODS {
         assert_same_training(&plan(&encoding(kind), TrainConfig::default()), kind);
     }
+    for encoding in common::maps() {
+        assert_same_training(&plan(&encoding, TrainConfig::default()), &encoding.label());
+    }
 }
 
 #[test]

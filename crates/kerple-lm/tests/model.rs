@@ -50,6 +50,7 @@ fn every_encoding() -> Vec<Encoding> {
     all.extend(["kerple_log", "kernel", "t5"].map(|kind| Encoding { scope: Scope::Layer, ..encoding(kind) }));
     all.extend(["rotary", "sinusoidal", "t5", "kerple_weight"].map(randomized));
     all.push(serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap());
+    all.extend(common::maps());
     all.extend(["yarn", "dynamic"].map(|name| {
         let scaling = serde_json::json!({ "kind": name, "original_len": 4 });
         encoding("rotary").with_rope_scaling(serde_json::from_value(scaling).unwrap()).unwrap()

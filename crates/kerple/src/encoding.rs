@@ -5,6 +5,7 @@
 //! form and derivatives: what [`Positional`] asks for. Nothing about a method lives elsewhere but its line in [`Method`].
 
 pub mod alibi;
+pub mod dape;
 pub mod expression;
 mod fading;
 pub mod fire;

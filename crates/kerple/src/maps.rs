@@ -5,7 +5,9 @@
 //! of plain tensor operations, its definition. The array holds, one after another: a bias `[H, C]` and a weight `[H, C]` by
 //! distance where the method hands over such tables, then the method's own parameters in their order.
 
+mod bias;
 mod chunk;
+pub mod convolved;
 pub mod fire;
 pub mod mixed;
 pub mod network;
@@ -37,7 +39,10 @@ impl Map {
     /// If there are not as many as the map takes.
     pub fn over<'a, T: Number>(&'a self, values: &'a [T], extent: Extent) -> Box<dyn ScoreMap<T> + 'a> {
         match self {
-            Map::Mixed(mixed) => Box::new(mixed.over(values, extent)),
+            Map::Mixed(mixed) => match &mixed.network {
+                Some(network) if network.kernel > 1 => Box::new(convolved::Over::new(mixed, network, values, extent)),
+                _ => Box::new(mixed.over(values, extent)),
+            },
         }
     }
 }

@@ -1,7 +1,10 @@
 //! Memory that the engines take beyond inputs and outputs, counted by the allocator.
 
 use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut};
-use kerple::forms::{Block, MapGradients, Reach, ScoreMap};
+use kerple::forms::{Block, MapGradients, Reach, ScoreMap, Sides};
+use kerple::maps::mixed::{Bias, Mixed};
+use kerple::maps::network::{Edge, Network, Variant};
+use kerple::maps::{Extent, Map};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -105,4 +108,25 @@ fn maps_cost_a_block_of_rows_for_each_thread() {
     let threads = rayon::current_num_threads();
     assert!(forward < threads * (block + thread), "{forward} bytes forward, a block is {block}");
     assert!(backward < threads * (3 * block + thread), "{backward} bytes backward, a block is {block}");
+}
+
+/// Of the numbers of a whole evaluation: 8192 tokens, where `[H, L, L]` of a single array would be 1 GiB.
+#[test]
+fn dape_costs_tables_and_a_tile_for_each_thread() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (heads, len, head_dim, hidden) = (4, 8192, 16, 32);
+    let network = Network { hidden, variant: Variant::ConcatResidual, kernel: 1, edge: Edge::Open };
+    let map = Map::from(Mixed { heads, bias: Bias::Table, network: Some(network) });
+    let count = heads * len + hidden * (3 * heads + 1) + heads;
+    let values: Vec<f32> = (0..count).map(|i| (i % 5) as f32 / 50.0).collect();
+    let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let extent = Extent { sides: Sides::One, len };
+    let tables = extra(|| drop(map.over(&values, extent)));
+    assert!(tables < 4 * (heads + hidden) * (len + 192) + (64 << 10), "{tables} bytes of tables");
+    let [forward, backward] = of_forward_and_backward(dims, Scores::Map(&*map.over(&values, extent)), count);
+    let (tile, thread, threads) = (4 * heads * 48 * 96, 512 << 10, rayon::current_num_threads());
+    assert!(forward < threads * (tile + thread), "{forward} bytes forward, a tile is {tile}");
+    // and the gradient in the numbers, once for the sequence and once for each thread
+    let numbers = 4 * count * (1 + threads);
+    assert!(backward < numbers + threads * (3 * tile + thread), "{backward} bytes backward, a tile is {tile}");
 }

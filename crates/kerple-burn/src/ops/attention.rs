@@ -102,7 +102,9 @@ pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, positions:
             if let Some(bias) = bias { weighted + bias } else { weighted }
         }
         Scores::Map { map, own, .. } => {
-            maps::composed(map, Mapped { scores, bias, own: own.as_ref(), distances: &distances })
+            let (own, lengths) = (own.as_ref(), positions.lengths.as_deref());
+            let sight = positions.sight;
+            maps::composed(map, Mapped { scores, bias, own, distances: &distances, hidden: &hidden, sight, lengths })
         }
     };
     let weights = activation::softmax(scores.mask_fill(hidden.clone(), f64::NEG_INFINITY), 3);

@@ -3,7 +3,8 @@
 mod fire;
 mod mixed;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Bool, Tensor};
+use kerple::forms::Sight;
 use kerple::maps::Map;
 
 /// What a map is given.
@@ -16,6 +17,12 @@ pub(super) struct Mapped<'a> {
     pub(super) own: Option<&'a Tensor<1>>,
     /// From each query to each key, `[Q, K]`.
     pub(super) distances: &'a [isize],
+    /// What a query does not see, `[B or 1, 1, Q, K]`.
+    pub(super) hidden: &'a Tensor<4, Bool>,
+    /// Which keys a query sees.
+    pub(super) sight: Sight,
+    /// Keys that each sequence has, where some are padding.
+    pub(super) lengths: Option<&'a [usize]>,
 }
 
 /// What the softmax gets, `[B, H, Q, K]`; any numbers where a query does not see.
@@ -32,8 +39,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn new(own: Option<&Tensor<1>>) -> Numbers {
-        Numbers { all: own.expect("the map learns something").clone(), taken: 0 }
+    fn new(all: &Tensor<1>) -> Numbers {
+        Numbers { all: all.clone(), taken: 0 }
     }
 
     /// The next ones, in this shape.

@@ -38,6 +38,23 @@ impl Batches for Counting {
     }
 }
 
+/// Encodings that change the scores of all heads, other than by their defaults.
+pub fn maps() -> Vec<Encoding> {
+    let texts = [
+        r#"{"kind":"fire","threshold":5.5,"scope":"model"}"#,
+        r#"{"kind":"dape","base":"alibi","variant":"concat"}"#,
+        r#"{"kind":"dape","base":"t5","variant":"add_residual","randomized":40}"#,
+        r#"{"kind":"dape","base":"kerple_power","variant":"bias_only","scope":"model"}"#,
+        r#"{"kind":"dape","base":"rotary","hidden":5}"#,
+        r#"{"kind":"dape","base":"none","kernel":3}"#,
+        r#"{"kind":"dape","base":{"kind":"fire","threshold":5.5}}"#,
+        r#"{"kind":"dape","base":{"kind":"fire","threshold":5.5},"kernel":3,"hidden":4}"#,
+        r#"{"kind":"dape","kernel":5,"variant":"concat"}"#,
+        r#"{"kind":"dape","base":"rotary","kernel":7}"#,
+    ];
+    texts.map(|text| serde_json::from_str(text).unwrap()).to_vec()
+}
+
 /// A plan of a tiny decoder with this encoding.
 pub fn plan(encoding: &Encoding, train: TrainConfig) -> Plan {
     plan_of(encoding, train, [2, 2, 8], [12, 4])

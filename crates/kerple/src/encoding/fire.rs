@@ -38,6 +38,8 @@ impl Default for Config {
     }
 }
 
+/// Number of FIRE's parameters.
+pub(super) const PARAMETERS: usize = 6;
 /// Most hidden units of an encoding's network.
 pub(super) const MOST_HIDDEN: usize = 1024;
 
@@ -117,7 +119,7 @@ impl Positional for Config {
         let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
         let map = Mixed { heads, bias: Bias::Fire(self.bias(inputs.geometry, 0.0)), network: None };
         let table = DistanceTable { heads, len, ..DistanceTable::default() };
-        Form::Map(MapForm { map: map.into(), table, rotary: None, own: 6 })
+        Form::Map(MapForm { map: map.into(), table, rotary: None, own: PARAMETERS })
     }
 
     fn slopes(&self, _: &Inputs) -> TableSlopes {

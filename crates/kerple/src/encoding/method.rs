@@ -5,7 +5,7 @@ use super::randomized::{Places, Randomized};
 use super::refusal::Checked;
 use super::words::Description;
 use super::{Compat, Geometry};
-use super::{alibi, expression, fire, kerple, learned, none, rotary, sinusoidal, spe, t5};
+use super::{alibi, dape, expression, fire, kerple, learned, none, rotary, sinusoidal, spe, t5};
 use crate::forms::{Form, TableSlopes};
 use serde::{Deserialize, Serialize};
 
@@ -134,6 +134,8 @@ methods! {
     "stretched_weight" StretchedWeight(kerple::StretchedWeight),
     /// A bias by a network over distances that are measured against the query's position.
     "fire" Fire(fire::Config),
+    /// A network over heads that adapts biases to the data.
+    "dape" Dape(dape::Config),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::Config),
     /// Stochastic positional encoding by sinusoids, for linear attention.

@@ -287,8 +287,10 @@ fn layers_draw_values_of_their_own_where_they_have_their_own() {
 fn matrices_are_decayed_and_kernels_are_not() {
     for encoding in all() {
         for parameter in encoding.parameters(&GEOMETRY) {
-            // but for the two numbers of FIRE, which its code decays
-            let named = ["c", "multiplier"].contains(&&*parameter.name);
+            // but for two numbers of FIRE and what DAPE takes from its base, which the released code decays
+            let (name, is_dape) = (parameter.name.as_str(), encoding.method.kind() == "dape");
+            let of_base = is_dape && ["r1", "r2"].contains(&name);
+            let named = of_base || ["c", "multiplier"].contains(&name);
             // frequencies, filters and gates are the numbers of kernels, however many
             let code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
             let decayed = (parameter.shape.len() > 1 && !code) || named;
@@ -429,6 +431,12 @@ fn every_key_changes_what_is_handed_over() {
         ("kerple_bias_weight", "\"r4\":1"),
         ("kerple_log3", "\"r3\":[0.5,1]"),
         ("gaussian_weight", "\"r1\":1"),
+        ("dape", "\"base\":\"alibi\""),
+        ("dape", "\"base\":{\"kind\":\"kerple_log\",\"r1\":1}"),
+        ("dape", "\"variant\":\"concat\""),
+        ("dape", "\"kernel\":3"),
+        ("dape", "\"hidden\":8"),
+        ("dape", "\"edge\":\"closed\""),
         ("fire", "\"width\":8"),
         ("fire", "\"threshold\":64"),
         ("fire", "\"scope\":\"model\""),
@@ -476,4 +484,40 @@ proptest! {
         prop_assert_eq!(&cos[start * 8..], &late_cos[..]);
         prop_assert_eq!(&sin[start * 8..], &late_sin[..]);
     }
+}
+
+#[test]
+fn dape_takes_bases_that_add_a_bias_and_refuses_others() {
+    let read = |text: &str| serde_json::from_str::<Encoding>(text).map_err(|error| error.to_string());
+    for base in
+        [r#""alibi""#, r#""t5""#, r#""none""#, r#""rotary""#, r#""fire""#, r#"{"kind":"kernel","bias":"log(b, a)"}"#]
+    {
+        let encoding = read(&format!(r#"{{"kind":"dape","base":{base}}}"#)).unwrap();
+        let written = serde_json::to_string(&encoding).unwrap();
+        assert_eq!(read(&written).unwrap(), encoding, "{written}");
+    }
+    for (keys, said) in [
+        (r#""base":"sinusoidal""#, "is added to the embeddings"),
+        (r#""base":"kerple_weight""#, "multiplies scores"),
+        (r#""base":"dape""#, "changes all heads together itself"),
+        (r#""base":"alibie""#, "there is no `alibie`"),
+        (r#""base":{"kind":"alibi","r1":1}"#, "unknown field"),
+        (r#""base":{"kind":"fire","width":0}"#, "`width`: 0 is out of range"),
+        (r#""base":"none","variant":"concat""#, "there is one variant"),
+        (r#""kernel":2"#, "it must be odd"),
+        (r#""hidden":0"#, "0 is out of range"),
+    ] {
+        let error = read(&format!(r#"{{"kind":"dape",{keys}}}"#)).unwrap_err();
+        assert!(error.contains(said), "{keys}: {error}");
+    }
+}
+
+/// What the paper counts: 1,196 values a layer beside those of the base.
+#[test]
+fn dape_learns_as_many_values_as_published() {
+    let geometry = Geometry { heads: 12, head_dim: 64, train_len: 512 };
+    let count = |text: &str| serde_json::from_str::<Encoding>(text).unwrap().parameter_count(&geometry, 12);
+    assert_eq!(count(r#"{"kind":"dape","base":"alibi"}"#), 14_352);
+    assert_eq!(count(r#"{"kind":"dape"}"#), 14_352 + 12 * 24);
+    assert_eq!(count(r#"{"kind":"fire"}"#), 12 * (2 + 64 + 12 * 32 + 12));
 }

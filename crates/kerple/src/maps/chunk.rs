@@ -4,10 +4,25 @@
 
 use crate::Number;
 use crate::attention::product::{Keep, Matrix, Product};
+use crate::cpu::InstructionSet;
 use crate::cpu::lanes::{Kernel, Lanes};
 
 /// Keys of a chunk at most; whole vectors of every instruction set.
 pub(super) const WIDTH: usize = 96;
+
+/// Runs a kernel, all of it compiled for the instruction set in use.
+pub(super) fn run<T: Number, K: Kernel<T>>(kernel: K) -> K::Output {
+    struct Whole<K>(K);
+    impl<T: Number, K: Kernel<T>> Kernel<T> for Whole<K> {
+        type Output = K::Output;
+
+        #[inline(always)]
+        fn run<L: Lanes<Number = T>>(self, lanes: L) -> K::Output {
+            lanes.run(self.0)
+        }
+    }
+    T::dispatch(InstructionSet::current(), Whole(kernel))
+}
 
 /// An array `[channels, WIDTH]` of zeros.
 pub(super) fn channels<T: Number>(count: usize) -> Vec<T> {

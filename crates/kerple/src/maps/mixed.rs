@@ -9,12 +9,12 @@
 //! once a call, and its gradient is summed over the diagonals of a block before W1b and b see it. So a pair costs the scores'
 //! share, `2 H D` multiply-adds, whatever the bias.
 
+use super::bias::{BiasSums, DiagonalSums, Diagonals, Source};
 use super::chunk::{self, WIDTH, channels};
 use super::fire::{self, Fire, Pairs};
 use super::network::{self, Network, Part};
 use super::{Extent, Map};
 use crate::Number;
-use crate::cpu::InstructionSet;
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::forms::{Block, MapGradients, Reach, ScoreMap};
 
@@ -68,16 +68,11 @@ impl Mixed {
     pub(super) fn over<'a, T: Number>(&'a self, values: &'a [T], extent: Extent) -> Over<'a, T> {
         let sizes = self.sizes(extent);
         crate::check_shape!(values, P = sizes.iter().sum::<usize>());
-        let (table, rest) = values.split_at(sizes[0]);
-        let (of_fire, of_network) = rest.split_at(sizes[1]);
+        let (of_bias, of_network) = values.split_at(sizes[0] + sizes[1]);
         let network = self.network.as_ref();
         let network = network.map(|network| network::Over::new(network, self.heads, self.has_bias(), of_network));
-        let bias = match &self.bias {
-            Bias::None => Source::None,
-            Bias::Table => Source::Table(Diagonals::new(self.heads, table, extent, network.as_ref())),
-            Bias::Fire(fire) => Source::Fire(fire::Over::new(fire, self.heads, of_fire, extent)),
-        };
-        Over { mixed: self, sizes, bias, network }
+        let source = Source::new(self, of_bias, sizes, extent, network.as_ref());
+        Over { mixed: self, sizes, source, network }
     }
 }
 
@@ -86,76 +81,8 @@ impl Mixed {
 pub(super) struct Over<'a, T> {
     mixed: &'a Mixed,
     sizes: [usize; 3],
-    bias: Source<'a, T>,
+    source: Source<'a, T>,
     network: Option<network::Over<'a, T>>,
-}
-
-#[derive(Debug)]
-enum Source<'a, T> {
-    None,
-    Table(Diagonals<T>),
-    Fire(fire::Over<'a, T>),
-}
-
-/// A table and its share of the hidden layer, from the largest distance down, so that the keys of a query lie in order.
-#[derive(Debug)]
-struct Diagonals<T> {
-    /// `[H, stride]`
-    bias: Vec<T>,
-    /// `W1b b + b1`, `[D, stride]`
-    hidden: Vec<T>,
-    /// Columns of the table, C.
-    columns: usize,
-    /// C, and room for whole vectors after it.
-    stride: usize,
-    /// The largest distance, that of column 0.
-    furthest: isize,
-}
-
-impl<T: Number> Diagonals<T> {
-    fn new(heads: usize, table: &[T], extent: Extent, network: Option<&network::Over<T>>) -> Self {
-        let columns = extent.sides.columns(extent.len);
-        let stride = (columns + WIDTH).next_multiple_of(WIDTH);
-        let mut bias = vec![T::ZERO; heads * stride];
-        for (to, from) in bias.chunks_exact_mut(stride).zip(table.chunks_exact(columns.max(1))) {
-            to.iter_mut().zip(from.iter().rev()).for_each(|(to, from)| *to = *from);
-        }
-        let hidden = network.map_or_else(Vec::new, |network| {
-            let of_table = HiddenOfTable { bias: &bias, stride, network };
-            T::dispatch(InstructionSet::current(), of_table)
-        });
-        Diagonals { bias, hidden, columns, stride, furthest: extent.len as isize - 1 }
-    }
-
-    /// The column of a distance; outside of the table where nothing is seen.
-    fn column(&self, distance: isize) -> isize {
-        self.furthest - distance
-    }
-}
-
-struct HiddenOfTable<'a, T> {
-    bias: &'a [T],
-    stride: usize,
-    network: &'a network::Over<'a, T>,
-}
-
-impl<T: Number> Kernel<T> for HiddenOfTable<'_, T> {
-    type Output = Vec<T>;
-
-    #[inline(always)]
-    fn run<L: Lanes<Number = T>>(self, lanes: L) -> Vec<T> {
-        let HiddenOfTable { bias, stride, network } = self;
-        let units = network.first_bias.len();
-        let (mut hidden, mut part) = (vec![T::ZERO; units * stride], channels(units));
-        for first in (0..stride).step_by(WIDTH) {
-            chunk::spread(network.first_bias, &mut part, WIDTH);
-            network.add_first(lanes, Part::Biases, (&bias[first..], stride), &mut part, WIDTH);
-            for (to, from) in hidden.chunks_exact_mut(stride).zip(part.chunks_exact(WIDTH)) {
-                to[first..first + WIDTH].copy_from_slice(from);
-            }
-        }
-        hidden
-    }
 }
 
 impl<T: Number> ScoreMap<T> for Over<'_, T> {
@@ -168,12 +95,12 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
     }
 
     fn forward(&self, block: &Block<T>, scores: &mut [T]) {
-        T::dispatch(InstructionSet::current(), Forward { over: self, block, scores });
+        chunk::run(Forward { over: self, block, scores });
     }
 
     fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>) {
         let MapGradients { d_scores, d_q: _, d_parameters } = gradients;
-        T::dispatch(InstructionSet::current(), Backward { over: self, block, scores, d_scores, d_parameters });
+        chunk::run(Backward { over: self, block, scores, d_scores, d_parameters });
     }
 }
 
@@ -214,9 +141,8 @@ struct Scratch<T> {
 impl<T: Number> Over<'_, T> {
     fn scratch(&self) -> Scratch<T> {
         let (heads, hidden) = (self.mixed.heads, self.mixed.network.as_ref().map_or(0, |network| network.hidden));
-        let fire = if let Source::Fire(fire) = &self.bias { Some(fire.scratch()) } else { None };
         let [scores, bias, mapped] = [(); 3].map(|()| channels(heads));
-        Scratch { scores, bias, mapped, hidden: channels(hidden), fire }
+        Scratch { scores, bias, mapped, hidden: channels(hidden), fire: self.source.scratch() }
     }
 
     /// Loads scores, biases and the network's inputs to its hidden units.
@@ -232,19 +158,9 @@ impl<T: Number> Over<'_, T> {
         let (count, stride) = (chunk.pairs.count, block.rows * block.columns);
         let Scratch { scores, bias, hidden, fire, .. } = scratch;
         chunk::load(lanes, &all[chunk.at..], stride, scores, count);
-        match (&self.bias, &self.network) {
-            (Source::None, _) => {}
-            (Source::Fire(source), _) => {
-                let fire = fire.as_mut().expect("scratch is made for the map");
-                source.bias(lanes, chunk.pairs, fire, bias);
-            }
-            (Source::Table(table), _) => {
-                let first = table.column(chunk.distance) as usize;
-                chunk::load(lanes, &table.bias[first..], table.stride, bias, count);
-            }
-        }
+        self.source.load(lanes, chunk.pairs, chunk.distance, fire.as_mut(), bias);
         let Some(network) = &self.network else { return };
-        if let Source::Table(table) = &self.bias {
+        if let Source::Table(table) = &self.source {
             let first = table.column(chunk.distance) as usize;
             chunk::load(lanes, &table.hidden[first..], table.stride, hidden, count);
         } else {
@@ -303,41 +219,6 @@ struct Backward<'a, T> {
     d_parameters: &'a mut [T],
 }
 
-/// Sums of gradients over the distances of a block.
-struct DiagonalSums<T> {
-    /// Column of the table that is the first here; negative where nothing is seen.
-    first: isize,
-    width: usize,
-    /// `[H, width]`
-    mapped: Vec<T>,
-    /// `[D, width]`
-    hidden: Vec<T>,
-}
-
-impl<T: Number> DiagonalSums<T> {
-    fn new(block: &Block<T>, table: &Diagonals<T>, hidden: usize) -> Self {
-        let first = table.column(block.distance(block.rows.saturating_sub(1), 0));
-        let width = (block.rows + block.columns + WIDTH).next_multiple_of(WIDTH);
-        let [mapped, hidden] = [block.heads, hidden].map(|channels| vec![T::ZERO; channels * width]);
-        DiagonalSums { first, width, mapped, hidden }
-    }
-
-    /// Adds `[channels, WIDTH]` at the distances of a chunk.
-    #[inline(always)]
-    fn add(to: &mut [T], width: usize, at: usize, from: &[T], count: usize) {
-        for (to, from) in to.chunks_exact_mut(width).zip(from.chunks_exact(WIDTH)) {
-            to[at..at + count].iter_mut().zip(&from[..count]).for_each(|(to, from)| *to += *from);
-        }
-    }
-}
-
-/// The gradient in what a kind of bias learns, while it is summed.
-enum BiasSums<T> {
-    None,
-    Table(DiagonalSums<T>),
-    Fire(fire::Gradient<T>),
-}
-
 impl<T: Number> Kernel<T> for Backward<'_, T> {
     type Output = ();
 
@@ -348,11 +229,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
         let mut scratch = over.scratch();
         let (mut d_mapped, mut d_hidden) = (channels(over.mixed.heads), scratch.hidden.clone());
         let mut of_network = over.network.as_ref().map(|network| network.gradient::<L>());
-        let mut of_bias = match &over.bias {
-            Source::None => BiasSums::None,
-            Source::Table(table) => BiasSums::Table(DiagonalSums::new(block, table, scratch.hidden.len() / WIDTH)),
-            Source::Fire(fire) => BiasSums::Fire(fire.gradient::<L>()),
-        };
+        let mut of_bias = over.source.sums::<L>(block, scratch.hidden.len() / WIDTH);
         each_chunk(block, |chunk| {
             let count = chunk.pairs.count;
             over.load(lanes, block, scores, chunk, &mut scratch);
@@ -370,30 +247,24 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
             for (to, from) in d_scores[chunk.at..].chunks_mut(stride).zip(mapped.chunks_exact(WIDTH)) {
                 to[..count].copy_from_slice(&from[..count]);
             }
-            match (&over.bias, &mut of_bias) {
-                (Source::Table(table), BiasSums::Table(sums)) => {
-                    let at = (table.column(chunk.distance) - sums.first) as usize;
-                    DiagonalSums::add(&mut sums.mapped, sums.width, at, &d_mapped, count);
-                    DiagonalSums::add(&mut sums.hidden, sums.width, at, &d_hidden, count);
-                }
-                (source, sums) => {
-                    over.hidden_backward(lanes, &d_hidden, bias, &mut of_network, count);
-                    if let (Source::Fire(source), BiasSums::Fire(sums)) = (source, sums) {
-                        over.bias_backward(lanes, (&d_mapped, WIDTH), (&d_hidden, WIDTH), bias, count);
-                        let fire = fire.as_mut().expect("scratch is made for the map");
-                        source.backward(lanes, chunk.pairs, bias, fire, sums);
-                    }
-                }
+            if let (Source::Table(table), BiasSums::Table(sums)) = (&over.source, &mut of_bias) {
+                let at = (table.column(chunk.distance) - sums.first) as usize;
+                DiagonalSums::add(&mut sums.mapped, sums.width, at, &d_mapped, count);
+                DiagonalSums::add(&mut sums.hidden, sums.width, at, &d_hidden, count);
+                return;
+            }
+            over.hidden_backward(lanes, &d_hidden, bias, &mut of_network, count);
+            if let Source::Fire(_) = over.source {
+                over.bias_backward(lanes, (&d_mapped, WIDTH), (&d_hidden, WIDTH), bias, count);
+                over.source.backward(lanes, chunk.pairs, chunk.distance, bias, fire.as_mut(), &mut of_bias);
             }
         });
-        let (of_table, rest) = d_parameters.split_at_mut(over.sizes[0]);
-        let (to_fire, to_network) = rest.split_at_mut(over.sizes[1]);
-        match (&over.bias, of_bias) {
+        let (to_bias, to_network) = d_parameters.split_at_mut(over.sizes[0] + over.sizes[1]);
+        match (&over.source, &of_bias) {
             (Source::Table(table), BiasSums::Table(sums)) => {
-                over.finish_table(lanes, table, &sums, of_table, &mut of_network);
+                over.finish_table(lanes, table, sums, to_bias, &mut of_network);
             }
-            (_, BiasSums::Fire(sums)) => sums.finish(lanes, to_fire),
-            _ => {}
+            (source, sums) => source.finish(lanes, sums, to_bias),
         }
         if let (Some(network), Some(sums)) = (&over.network, &of_network) {
             network.finish(lanes, sums, to_network);
@@ -448,16 +319,13 @@ impl<T: Number> Over<'_, T> {
         of_network: &mut Option<network::Gradient<T>>,
     ) {
         let mut d_bias = channels(self.mixed.heads);
-        let (start, end) = (sums.first.max(0), (sums.first + sums.width as isize).min(table.columns as isize));
+        let (start, end) = sums.within(table);
         for column in (start..end).step_by(WIDTH) {
             let (count, at) = ((end - column).min(WIDTH as isize) as usize, (column - sums.first) as usize);
             let (column, of_hidden) = (column as usize, &sums.hidden[at.min(sums.hidden.len())..]);
             let (d_mapped, d_hidden) = ((&sums.mapped[at..], sums.width), (of_hidden, sums.width));
             self.bias_backward(lanes, d_mapped, d_hidden, &mut d_bias, count);
-            for (to, from) in d_table.chunks_exact_mut(table.columns).zip(d_bias.chunks_exact(WIDTH)) {
-                let to = &mut to[table.columns - column - count..table.columns - column];
-                to.iter_mut().rev().zip(from).for_each(|(to, from)| *to += *from);
-            }
+            table.add_gradient(column, (&d_bias, WIDTH), count, d_table);
             if let (Some(network), Some(sums)) = (&self.network, &mut *of_network) {
                 network.add_to_first_bias(lanes, d_hidden, sums, count);
                 let bias = (&table.bias[column..], table.stride);

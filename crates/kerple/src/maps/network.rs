@@ -37,14 +37,25 @@ impl Variant {
     }
 
     /// Which block of H inputs the scores go through, if any.
-    fn scores(self) -> Option<usize> {
+    pub(super) fn scores(self) -> Option<usize> {
         (self != Variant::BiasOnly).then_some(0)
     }
 
     /// Which block of H inputs the biases go through.
-    fn biases(self) -> usize {
+    pub(super) fn biases(self) -> usize {
         self.inputs() - 1
     }
+}
+
+/// What a network that sees neighbours finds after the last key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Edge {
+    /// Hidden units as any longer sequence has them there: rows do not depend on what follows.
+    #[default]
+    Open,
+    /// Zeros, as in the released code.
+    Closed,
 }
 
 /// Slope of the hidden units below 0.
@@ -57,6 +68,10 @@ pub struct Network {
     pub hidden: usize,
     /// Inputs and residual.
     pub variant: Variant,
+    /// Keys that each layer sees, k; odd. More than 1: see [`convolved`](super::convolved).
+    pub kernel: usize,
+    /// What there is after the last key.
+    pub edge: Edge,
 }
 
 impl Network {
@@ -65,9 +80,9 @@ impl Network {
         heads * if has_bias { self.variant.inputs() } else { 1 }
     }
 
-    /// Numbers it takes: `W1 [D, C]`, `b1 [D]`, `W2 [H, D]`, `b2 [H]`.
+    /// Numbers it takes: `W1 [D, C, k]`, `b1 [D]`, `W2 [H, D, k]`, `b2 [H]`.
     pub fn len(&self, heads: usize, has_bias: bool) -> usize {
-        self.hidden * (self.inputs(heads, has_bias) + 1 + heads) + heads
+        self.hidden * (self.kernel * (self.inputs(heads, has_bias) + heads) + 1) + heads
     }
 
     /// Whether it has no hidden unit.

@@ -2,11 +2,11 @@
 
 use super::fire::Fire;
 use super::mixed::Bias;
-use super::network::{Network, Variant};
+use super::network::{Edge, Network, Variant};
 use super::{Extent, Map, Mixed};
 use crate::Number;
 use crate::cpu::tests::on_every_set;
-use crate::forms::{Block, MapGradients, Reach, Sight};
+use crate::forms::{Block, MapGradients, Reach, ScoreMap, Sight};
 
 const HEADS: usize = 3;
 
@@ -25,10 +25,11 @@ fn maps() -> Vec<Map> {
         [Bias::None, Bias::Table, fire(0.0), fire(0.01)]
     };
     let variants = [Variant::ConcatResidual, Variant::Concat, Variant::AddResidual, Variant::BiasOnly];
-    let network = |variant| Some(Network { hidden: 6, variant });
+    let network = |variant, kernel, edge| Some(Network { hidden: 6, variant, kernel, edge });
     let all = |network: Option<Network>| biases().map(|bias| Mixed { heads: HEADS, bias, network: network.clone() });
-    let with = variants.into_iter().flat_map(|variant| all(network(variant)));
-    with.chain(all(None)).map(Map::from).collect()
+    let kernels = [(1, Edge::Open), (3, Edge::Open), (5, Edge::Closed)];
+    let choices = variants.into_iter().flat_map(|variant| kernels.map(|(kernel, edge)| network(variant, kernel, edge)));
+    choices.flat_map(all).chain(all(None)).map(Map::from).collect()
 }
 
 /// A map with numbers, and rows for it.
@@ -95,7 +96,7 @@ impl Case {
         let (values, scores, mut d_scores) = (cast(&self.values), cast(scores), cast(up));
         let mut d_parameters = vec![T::ZERO; values.len()];
         let map = self.map.over(&values, self.extent);
-        assert_eq!((map.parameters(), map.reach()), (values.len(), Reach::Pair));
+        assert_eq!(map.parameters(), values.len());
         let gradients = MapGradients { d_scores: &mut d_scores, d_q: &mut [], d_parameters: &mut d_parameters };
         map.backward(&self.block(), &scores, gradients);
         let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
@@ -171,6 +172,9 @@ fn parts_of_rows_equal_whole_rows() {
     for (seed, map) in (1..).zip(maps()) {
         for sight in sights() {
             let case = Case::new(&map, sight, [5, 12], seed);
+            if case.map.over(&case.values, case.extent).reach() == Reach::Row {
+                continue;
+            }
             let scores = case.seen(noise(case.size(), seed + 50));
             let whole = case.forward::<f64>(&case.values, &scores);
             for (first, columns) in [(0, 5), (5, 7), (3, 1)] {
@@ -183,6 +187,53 @@ fn parts_of_rows_equal_whole_rows() {
                     assert_eq!(got[seen.clone()], row(&whole, at)[seen], "{map:?} {sight:?} from {first}");
                 }
             }
+        }
+    }
+}
+
+/// What a query gets does not depend on the keys that follow, unless the edge is closed.
+#[test]
+fn rows_of_a_prefix_are_rows_of_the_whole() {
+    for (seed, map) in (1..).zip(maps()) {
+        let Map::Mixed(Mixed { network, .. }) = &map;
+        let kernel = network.as_ref().map_or(1, |network| network.kernel);
+        let closed = network.as_ref().is_some_and(|network| network.edge == Edge::Closed);
+        let whole = Case::new(&map, Sight::CAUSAL, [20, 20], seed);
+        let scores = whole.seen(noise(whole.size(), seed + 50));
+        let mapped = whole.forward::<f64>(&whole.values, &scores);
+        let keys = 13;
+        let block = Block { rows: keys, columns: keys, keys, ..whole.block() };
+        let part = |values: &[f64], at: usize| values[(at / keys * 20 + at % keys) * 20..][..keys].to_vec();
+        let mut prefix: Vec<f64> = (0..HEADS * keys).flat_map(|at| part(&scores, at)).collect();
+        map.over(&whole.values, whole.extent).forward(&block, &mut prefix);
+        let last_rows = if closed { kernel / 2 } else { 0 };
+        for (at, got) in prefix.chunks_exact(keys).enumerate() {
+            let (row, seen) = (at % keys, block.visible(at % keys));
+            let equal = got[seen.clone()] == part(&mapped, at)[seen];
+            assert_eq!(equal, row < keys - last_rows, "{map:?}, row {row}");
+        }
+    }
+}
+
+/// A kernel of one key is the network without neighbours.
+#[test]
+fn a_kernel_of_one_key_sees_no_neighbour() {
+    for (seed, map) in (1..).zip(maps()) {
+        let Map::Mixed(mixed) = &map;
+        let Some(network) = mixed.network.as_ref().filter(|network| network.kernel == 1) else { continue };
+        for sight in sights() {
+            let case = Case::new(&map, sight, [7, 110], seed);
+            let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
+            let [d_scores, d_values] = case.backward::<f64>(&scores, &up);
+            let convolved = super::convolved::Over::new(mixed, network, &case.values, case.extent);
+            let (mut mapped, mut got) = (scores.clone(), up.clone());
+            convolved.forward(&case.block(), &mut mapped);
+            assert_close(&case.seen(mapped), &case.forward::<f64>(&case.values, &scores), 1e-13, "forward");
+            let mut d_parameters = vec![0.0; d_values.len()];
+            let gradients = MapGradients { d_scores: &mut got, d_q: &mut [], d_parameters: &mut d_parameters };
+            convolved.backward(&case.block(), &scores, gradients);
+            assert_close(&case.seen(got), &d_scores, 1e-12, "scores");
+            assert_close(&d_parameters, &d_values, 1e-12, "numbers");
         }
     }
 }

@@ -1,50 +1,85 @@
-//! A bias and perhaps a network over heads, see [`kerple::maps::mixed`].
+//! A bias and perhaps a network over heads, see [`kerple::maps::mixed`] and [`kerple::maps::convolved`].
 
 use super::{Mapped, Numbers, fire, rectified};
-use burn::tensor::Tensor;
+use burn::tensor::{Bool, Tensor, TensorData};
+use kerple::forms::Sight;
 use kerple::maps::Mixed;
 use kerple::maps::mixed::Bias;
-use kerple::maps::network::{Network, SLOPE, Variant};
+use kerple::maps::network::{Edge, Network, SLOPE, Variant};
 
 pub(super) fn composed(mixed: &Mixed, mapped: Mapped) -> Tensor<4> {
-    let Mapped { scores, bias, own, distances } = mapped;
-    let [batch, heads, queries, keys] = scores.dims();
-    let mut numbers = own.map(|own| Numbers::new(Some(own)));
+    let [batch, heads, queries, keys] = mapped.scores.dims();
+    let mut numbers = mapped.own.map(Numbers::new);
     let bias = match (&mixed.bias, numbers.as_mut()) {
-        (Bias::None, _) => None,
-        (Bias::Table, _) => bias,
-        (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, distances, [queries, keys])),
-        (Bias::Fire(_), None) => unreachable!("FIRE learns something"),
+        (Bias::None, _) | (Bias::Fire(_), None) => None,
+        (Bias::Table, _) => mapped.bias.clone(),
+        (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, mapped.distances, [queries, keys])),
     };
     let bias = bias.map(|bias| bias.expand([batch, heads, queries, keys]));
+    let scores = mapped.scores.clone();
     let residual = match &bias {
         Some(bias) if mixed.adds_bias() => scores.clone() + bias.clone(),
         _ => scores.clone(),
     };
     match (&mixed.network, numbers) {
-        (Some(network), Some(mut numbers)) => residual + over_heads(network, scores, bias, &mut numbers),
-        (None, _) => residual,
-        (Some(_), None) => unreachable!("a network learns something"),
+        (Some(network), Some(mut numbers)) => residual + over_heads(network, scores, bias, &mapped, &mut numbers),
+        (None, _) | (Some(_), None) => residual,
     }
 }
 
 /// `f(s, b)`, `[B, H, Q, K]`
-fn over_heads(network: &Network, scores: Tensor<4>, bias: Option<Tensor<4>>, numbers: &mut Numbers) -> Tensor<4> {
-    let (heads, has_bias) = (scores.dims()[1], bias.is_some());
+fn over_heads(
+    network: &Network,
+    scores: Tensor<4>,
+    bias: Option<Tensor<4>>,
+    mapped: &Mapped,
+    numbers: &mut Numbers,
+) -> Tensor<4> {
+    let ([batch, heads, queries, keys], has_bias) = (scores.dims(), bias.is_some());
+    let (k, reach) = (network.kernel, network.kernel / 2);
     let inputs = match (network.variant, bias) {
         (_, None) => scores,
         (Variant::ConcatResidual | Variant::Concat, Some(bias)) => Tensor::cat(vec![scores, bias], 1),
         (Variant::AddResidual, Some(bias)) => scores + bias,
         (Variant::BiasOnly, Some(bias)) => bias,
     };
-    let hidden = rectified(layer(inputs, [network.hidden, network.inputs(heads, has_bias)], numbers), SLOPE);
-    layer(hidden, [heads, network.hidden], numbers)
+    let channels = inputs.dims()[1];
+    let unseen = mapped.hidden.clone().expand([batch, channels, queries, keys]);
+    let inputs = if k == 1 { inputs } else { inputs.mask_fill(unseen, 0.0) };
+    let open = network.edge == Edge::Open && matches!(mapped.sight, Sight::Causal { .. });
+    let after = if open { reach } else { 0 };
+    let shape = [network.hidden, network.inputs(heads, has_bias), k];
+    let hidden = rectified(layer(padded(inputs, [0, after]), shape, numbers), SLOPE);
+    let hidden = match mapped.lengths.filter(|_| !open) {
+        Some(lengths) => hidden.clone().mask_fill(after_the_end(&hidden, lengths), 0.0),
+        None => hidden,
+    };
+    layer(hidden, [heads, network.hidden, k], numbers).narrow(3, 0, keys)
 }
 
-/// A layer over channels: `[B, inputs, Q, K]` to `[B, outputs, Q, K]`.
-fn layer(x: Tensor<4>, [outputs, inputs]: [usize; 2], numbers: &mut Numbers) -> Tensor<4> {
-    let weight = numbers.take([1, 1, outputs, inputs]);
+/// Columns of zeros before and after the keys.
+fn padded(x: Tensor<4>, [before, after]: [usize; 2]) -> Tensor<4> {
+    let [batch, channels, queries, _] = x.dims();
+    let zeros = |columns: usize| Tensor::<4>::zeros([batch, channels, queries, columns], (&x.device(), x.dtype()));
+    let parts = [(before > 0).then(|| zeros(before)), Some(x.clone()), (after > 0).then(|| zeros(after))];
+    Tensor::cat(parts.into_iter().flatten().collect(), 3)
+}
+
+/// Which columns are after the last key of their sequence, of the shape of `x`.
+fn after_the_end(x: &Tensor<4>, lengths: &[usize]) -> Tensor<4, Bool> {
+    let columns = x.dims()[3];
+    let all: Vec<bool> = lengths.iter().flat_map(|length| (0..columns).map(move |column| column >= *length)).collect();
+    let ends = Tensor::<4, Bool>::from_data(TensorData::new(all, [lengths.len(), 1, 1, columns]), &x.device());
+    ends.expand(x.dims())
+}
+
+/// A layer over channels and k neighbouring keys: `[B, inputs, Q, K]` to `[B, outputs, Q, K]`.
+fn layer(x: Tensor<4>, [outputs, inputs, k]: [usize; 3], numbers: &mut Numbers) -> Tensor<4> {
+    let keys = x.dims()[3];
+    let weight = numbers.take([outputs, inputs, k]).swap_dims(1, 2).reshape([1, 1, outputs, k * inputs]);
     let bias = numbers.take([1, 1, 1, outputs]);
-    let y = x.permute([0, 2, 3, 1]).matmul(weight.swap_dims(2, 3)) + bias;
+    let x = padded(x, [k / 2, k / 2]);
+    let taps = (0..k).map(|tap| x.clone().narrow(3, tap, keys)).collect();
+    let y = Tensor::cat(taps, 1).permute([0, 2, 3, 1]).matmul(weight.swap_dims(2, 3)) + bias;
     y.permute([0, 3, 1, 2])
 }

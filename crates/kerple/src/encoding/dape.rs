@@ -1,0 +1,228 @@
+//! DAPE: data-adaptive positional encoding. Zheng et al. 2024, arXiv:2405.14722, section 3; with `kernel` above 1 its second
+//! version, arXiv:2410.04798.
+//!
+//! ```text
+//! z = s + b + W2 act(W1 [s; b] + b1) + b2        act(x) = x for x > 0, else 0.01 x
+//! ```
+//!
+//! At each query and key one network mixes the scaled scores `s` and the biases `b` of all heads. `b` is that of the base:
+//! any encoding that hands over a bias by distance, FIRE, or nothing beside a rotation or none. `variant` says what the
+//! network sees and what is added; `kernel` keys at a time are seen by each of its layers, see [`crate::maps::convolved`].
+//!
+//! Enters: scores of all heads, after the `1/sqrt(D)` scale. Learned: the network, and what the base learns, in every layer
+//! for itself; all but the network's biases are decayed, the base's too, as in the released code. The base's FIRE has the
+//! released code's leaky units, which plain FIRE has not. `b2` shifts all keys of a query alike, so it learns nothing.
+//! Past the training length: defined where the base is. Differs from the released code: rows do not depend on what follows
+//! them where `kernel > 1`, unless `edge = "closed"`, and decoding gives what training computes.
+
+use super::fire::{self, check_hidden};
+use super::method::{Inputs, Method, Positional};
+use super::randomized::Randomized;
+use super::refusal::{Checked, Refusal};
+use super::words::{Description, SCORES};
+use super::{Compat, Geometry, METHODS, Parameter, Places, Scope};
+use crate::forms::{DistanceTable, Form, MapForm, Rotary, TableSlopes};
+use crate::maps::fire::Fire;
+use crate::maps::mixed::{Bias, Mixed};
+use crate::maps::network::{Edge, Network, SLOPE, Variant};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+/// Keys of DAPE.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where the biases come from.
+    pub base: Base,
+    /// What the network sees, and what its result is added to.
+    pub variant: Variant,
+    /// Keys that each layer of the network sees; odd.
+    pub kernel: usize,
+    /// Hidden units of the network.
+    pub hidden: usize,
+    /// What the network sees after the last key, where `kernel > 1`.
+    #[serde(skip_serializing_if = "is_open")]
+    pub edge: Edge,
+}
+
+fn is_open(edge: &Edge) -> bool {
+    *edge == Edge::Open
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let base = Base(Box::new(Method::KerpleLog(Default::default())));
+        Config { base, variant: Variant::default(), kernel: 1, hidden: 32, edge: Edge::Open }
+    }
+}
+
+/// The encoding whose bias is adapted: a name, or a table with `kind` and its own keys.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Base(pub Box<Method>);
+
+impl<'de> Deserialize<'de> for Base {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (kind, keys) = match Value::deserialize(deserializer)? {
+            Value::String(kind) => (kind, Map::new()),
+            Value::Object(mut keys) => match keys.remove("kind") {
+                Some(Value::String(kind)) => (kind, keys),
+                _ => return Err(D::Error::custom("`base` needs `kind`, the name of an encoding")),
+            },
+            other => return Err(D::Error::custom(format!("`base` is a name or a table with `kind`, got {other}"))),
+        };
+        if !METHODS.contains(&kind.as_str()) {
+            return Err(D::Error::custom(format!("`base`: there is no `{kind}`, use one of {}", METHODS.join(", "))));
+        }
+        let method = serde_json::from_value(Value::Object(Map::from_iter([(kind, Value::Object(keys))])));
+        method.map(|method| Base(Box::new(method))).map_err(|error| D::Error::custom(format!("`base`: {error}")))
+    }
+}
+
+impl Serialize for Base {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (kind, keys) = (self.0.kind(), self.0.keys());
+        if Method::named(kind).is_some_and(|usual| usual == *self.0) {
+            return kind.serialize(serializer);
+        }
+        let kind = ("kind".to_owned(), Value::from(kind));
+        [kind].into_iter().chain(keys).collect::<Map<String, Value>>().serialize(serializer)
+    }
+}
+
+/// What a base hands over.
+enum Source {
+    Nothing,
+    Rotation(Rotary),
+    Table(DistanceTable),
+    Fire(Fire),
+    /// Something that is no bias of scores.
+    Other(&'static str),
+}
+
+impl Base {
+    fn positional(&self) -> &dyn Positional {
+        self.0.positional()
+    }
+
+    fn source(&self, inputs: &Inputs) -> Source {
+        if let Method::Fire(fire) = &*self.0 {
+            return Source::Fire(fire.bias(inputs.geometry, SLOPE));
+        }
+        match self.positional().form(inputs) {
+            Form::Nothing => Source::Nothing,
+            Form::Rotary(rotary) => Source::Rotation(rotary),
+            Form::Table(table) if table.weight.is_none() => Source::Table(table),
+            Form::Table(_) => Source::Other("multiplies scores by a weight"),
+            Form::Absolute(_) => Source::Other("is added to the embeddings"),
+            Form::Map(_) => Source::Other("changes all heads together itself"),
+        }
+    }
+
+    /// What kind of source it is in any model.
+    fn kind_of_source(&self) -> Source {
+        let geometry = Geometry { heads: 2, head_dim: 4, train_len: 2 };
+        let parameters = self.positional().parameters(&geometry);
+        let values: Vec<Vec<f64>> = parameters.iter().map(|parameter| vec![0.5; parameter.len()]).collect();
+        let inputs = Inputs { geometry: &geometry, values: &values, places: Places::from(2), compat: Compat::Exact };
+        self.source(&inputs)
+    }
+
+    fn has_bias(&self) -> bool {
+        matches!(self.kind_of_source(), Source::Table(_) | Source::Fire(_))
+    }
+}
+
+impl Config {
+    fn network(&self) -> Network {
+        let Config { variant, kernel, hidden, edge, .. } = *self;
+        Network { hidden, variant, kernel, edge }
+    }
+}
+
+impl Positional for Config {
+    fn words(&self) -> Description {
+        Description {
+            name: "DAPE",
+            formula: "z = s + b + mlp(s, b) over all heads, b of the base",
+            learned: "the base's, and a network: 3 H hidden + hidden + H a layer",
+            enters: SCORES,
+            beyond: "defined where the base is",
+            source: "Zheng et al. 2024, arXiv:2405.14722 and arXiv:2410.04798",
+        }
+    }
+
+    fn check_keys(&self) -> Checked {
+        check_hidden("hidden", self.hidden)?;
+        if self.kernel % 2 == 0 || self.kernel > 15 {
+            let message = format!("{} is out of range, it must be odd and at most 15", self.kernel);
+            return Err(Refusal::new("kernel", message, "1 sees a key at a time; the second version has 3, 5 or 7"));
+        }
+        self.base.positional().check_keys()?;
+        let name = self.base.0.kind();
+        match self.base.kind_of_source() {
+            Source::Other(why) => {
+                let hint = "use a base that adds a bias to scores, such as kerple_log, or none or rotary";
+                Err(Refusal::new("base", format!("`{name}` {why}"), hint))
+            }
+            Source::Nothing | Source::Rotation(_) if self.variant != Variant::default() => {
+                let message = format!("`{name}` adds no bias to scores, so there is one variant");
+                Err(Refusal::new("variant", message, "leave it out"))
+            }
+            Source::Nothing | Source::Rotation(_) | Source::Table(_) | Source::Fire(_) => Ok(()),
+        }
+    }
+
+    fn check(&self, geometry: &Geometry) -> Checked {
+        self.base.positional().check(geometry)
+    }
+
+    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+        let (heads, hidden, k) = (geometry.heads, self.hidden, self.kernel);
+        let inputs = self.network().inputs(heads, self.base.has_bias());
+        let of_base = self.base.positional().parameters(geometry).into_iter();
+        let of_base = of_base.map(|own| match &*self.base.0 {
+            Method::Fire(_) => own,
+            _ => Parameter { decay: true, ..own },
+        });
+        let shape =
+            |outputs: usize, inputs: usize| if k == 1 { vec![outputs, inputs] } else { vec![outputs, inputs, k] };
+        let network = [
+            Parameter::of_layer("mix1.weight", &shape(hidden, inputs), inputs * k),
+            Parameter::of_layer("mix1.bias", &[hidden], inputs * k),
+            Parameter::of_layer("mix2.weight", &shape(heads, hidden), hidden * k),
+            Parameter::of_layer("mix2.bias", &[heads], hidden * k),
+        ];
+        of_base.chain(network).collect()
+    }
+
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::OWN_OR_SHARED
+    }
+
+    fn randomized(&self) -> Randomized {
+        self.base.positional().randomized()
+    }
+
+    fn longest(&self, geometry: &Geometry) -> Option<usize> {
+        self.base.positional().longest(geometry)
+    }
+
+    fn form(&self, inputs: &Inputs) -> Form {
+        let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
+        let neutral = DistanceTable { heads, len, ..DistanceTable::default() };
+        let (bias, table, rotary) = match self.base.source(inputs) {
+            Source::Nothing | Source::Other(_) => (Bias::None, neutral, None),
+            Source::Rotation(rotary) => (Bias::None, neutral, Some(rotary)),
+            Source::Table(table) => (Bias::Table, table, None),
+            Source::Fire(fire) => (Bias::Fire(fire), neutral, None),
+        };
+        let own = 4 + if let Bias::Fire(_) = bias { fire::PARAMETERS } else { 0 };
+        let map = Mixed { heads, bias, network: Some(self.network()) };
+        Form::Map(MapForm { map: map.into(), table, rotary, own })
+    }
+
+    fn slopes(&self, inputs: &Inputs) -> TableSlopes {
+        self.base.positional().slopes(inputs)
+    }
+}

@@ -1,0 +1,219 @@
+//! Where the biases of a [`Mixed`] map come from: a table over distances, read along its diagonals, or FIRE.
+
+use super::Extent;
+use super::chunk::{self, WIDTH, channels};
+use super::fire::{self, Pairs};
+use super::mixed::{Bias, Mixed};
+use super::network::{self, Part};
+use crate::Number;
+use crate::cpu::lanes::{Kernel, Lanes};
+use crate::forms::Block;
+
+/// Where the bias comes from, with its numbers.
+#[derive(Debug)]
+pub(super) enum Source<'a, T> {
+    None,
+    Table(Diagonals<T>),
+    Fire(fire::Over<'a, T>),
+}
+
+impl<'a, T: Number> Source<'a, T> {
+    /// Over the numbers of table and FIRE; with the table's share of a network's hidden layer.
+    pub(super) fn new(
+        mixed: &'a Mixed,
+        values: &'a [T],
+        sizes: [usize; 3],
+        extent: Extent,
+        network: Option<&network::Over<T>>,
+    ) -> Self {
+        let (table, of_fire) = values.split_at(sizes[0]);
+        match &mixed.bias {
+            Bias::None => Source::None,
+            Bias::Table => Source::Table(Diagonals::new(mixed.heads, table, extent, network)),
+            Bias::Fire(fire) => Source::Fire(fire::Over::new(fire, mixed.heads, of_fire, extent)),
+        }
+    }
+
+    pub(super) fn scratch(&self) -> Option<fire::Scratch<T>> {
+        if let Source::Fire(fire) = self { Some(fire.scratch()) } else { None }
+    }
+
+    /// The biases of pairs whose first has this distance, `[H, WIDTH]`.
+    #[inline(always)]
+    pub(super) fn load<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        pairs: Pairs,
+        distance: isize,
+        scratch: Option<&mut fire::Scratch<T>>,
+        to: &mut [T],
+    ) {
+        match (self, scratch) {
+            (Source::None, _) => {}
+            (Source::Table(table), _) => {
+                let first = table.column(distance) as usize;
+                chunk::load(lanes, &table.bias[first..], table.stride, to, pairs.count);
+            }
+            (Source::Fire(fire), Some(scratch)) => fire.bias(lanes, pairs, scratch, to),
+            (Source::Fire(_), None) => unreachable!("scratch is made for the source"),
+        }
+    }
+
+    /// Nothing yet, for a block and this many hidden units.
+    pub(super) fn sums<L: Lanes<Number = T>>(&self, block: &Block<T>, hidden: usize) -> BiasSums<T> {
+        match self {
+            Source::None => BiasSums::None,
+            Source::Table(table) => BiasSums::Table(DiagonalSums::new(block, table, hidden)),
+            Source::Fire(fire) => BiasSums::Fire(fire.gradient::<L>()),
+        }
+    }
+
+    /// Adds the gradient of a chunk, given that in its bias, `[H, WIDTH]` with zeros up to a whole vector; `scratch` is as
+    /// [`Source::load`] left it.
+    #[inline(always)]
+    pub(super) fn backward<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        pairs: Pairs,
+        distance: isize,
+        d_bias: &[T],
+        scratch: Option<&mut fire::Scratch<T>>,
+        sums: &mut BiasSums<T>,
+    ) {
+        match (self, sums, scratch) {
+            (Source::Table(table), BiasSums::Table(sums), _) => {
+                let at = (table.column(distance) - sums.first) as usize;
+                DiagonalSums::add(&mut sums.mapped, sums.width, at, d_bias, pairs.count);
+            }
+            (Source::Fire(fire), BiasSums::Fire(sums), Some(scratch)) => {
+                fire.backward(lanes, pairs, d_bias, scratch, sums);
+            }
+            _ => {}
+        }
+    }
+
+    /// Adds the sums to the gradient of the numbers of table and FIRE.
+    #[inline(always)]
+    pub(super) fn finish<L: Lanes<Number = T>>(&self, lanes: L, sums: &BiasSums<T>, to: &mut [T]) {
+        match (self, sums) {
+            (Source::Table(table), BiasSums::Table(sums)) => {
+                let (start, end) = sums.within(table);
+                let at = (start - sums.first) as usize;
+                table.add_gradient(start as usize, (&sums.mapped[at..], sums.width), (end - start) as usize, to);
+            }
+            (Source::Fire(_), BiasSums::Fire(sums)) => sums.finish(lanes, to),
+            _ => {}
+        }
+    }
+}
+
+/// A table and its share of the hidden layer, from the largest distance down, so that the keys of a query lie in order.
+#[derive(Debug)]
+pub(super) struct Diagonals<T> {
+    /// `[H, stride]`
+    pub(super) bias: Vec<T>,
+    /// `W1b b + b1`, `[D, stride]`
+    pub(super) hidden: Vec<T>,
+    /// Columns of the table, C.
+    pub(super) columns: usize,
+    /// C, and room for whole vectors after it.
+    pub(super) stride: usize,
+    /// The largest distance, that of column 0.
+    furthest: isize,
+}
+
+impl<T: Number> Diagonals<T> {
+    fn new(heads: usize, table: &[T], extent: Extent, network: Option<&network::Over<T>>) -> Self {
+        let columns = extent.sides.columns(extent.len);
+        let stride = (columns + WIDTH).next_multiple_of(WIDTH);
+        let mut bias = vec![T::ZERO; heads * stride];
+        for (to, from) in bias.chunks_exact_mut(stride).zip(table.chunks_exact(columns.max(1))) {
+            to.iter_mut().zip(from.iter().rev()).for_each(|(to, from)| *to = *from);
+        }
+        let hidden = network.map_or_else(Vec::new, |network| {
+            let of_table = HiddenOfTable { bias: &bias, stride, network };
+            chunk::run(of_table)
+        });
+        Diagonals { bias, hidden, columns, stride, furthest: extent.len as isize - 1 }
+    }
+
+    /// The column of a distance; outside of the table where nothing is seen.
+    pub(super) fn column(&self, distance: isize) -> isize {
+        self.furthest - distance
+    }
+
+    /// Adds `[H, stride]` at this many columns from `column` on to the gradient of the table, `[H, C]`.
+    #[inline(always)]
+    pub(super) fn add_gradient(&self, column: usize, (from, stride): (&[T], usize), count: usize, to: &mut [T]) {
+        for (to, from) in to.chunks_exact_mut(self.columns).zip(from.chunks(stride)) {
+            let to = &mut to[self.columns - column - count..self.columns - column];
+            to.iter_mut().rev().zip(from).for_each(|(to, from)| *to += *from);
+        }
+    }
+}
+
+struct HiddenOfTable<'a, T> {
+    bias: &'a [T],
+    stride: usize,
+    network: &'a network::Over<'a, T>,
+}
+
+impl<T: Number> Kernel<T> for HiddenOfTable<'_, T> {
+    type Output = Vec<T>;
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) -> Vec<T> {
+        let HiddenOfTable { bias, stride, network } = self;
+        let units = network.first_bias.len();
+        let (mut hidden, mut part) = (vec![T::ZERO; units * stride], channels(units));
+        for first in (0..stride).step_by(WIDTH) {
+            chunk::spread(network.first_bias, &mut part, WIDTH);
+            network.add_first(lanes, Part::Biases, (&bias[first..], stride), &mut part, WIDTH);
+            for (to, from) in hidden.chunks_exact_mut(stride).zip(part.chunks_exact(WIDTH)) {
+                to[first..first + WIDTH].copy_from_slice(from);
+            }
+        }
+        hidden
+    }
+}
+
+/// Sums of gradients over the distances of a block.
+pub(super) struct DiagonalSums<T> {
+    /// Column of the table that is the first here; negative where nothing is seen.
+    pub(super) first: isize,
+    pub(super) width: usize,
+    /// `[H, width]`
+    pub(super) mapped: Vec<T>,
+    /// `[D, width]`
+    pub(super) hidden: Vec<T>,
+}
+
+impl<T: Number> DiagonalSums<T> {
+    fn new(block: &Block<T>, table: &Diagonals<T>, hidden: usize) -> Self {
+        let first = table.column(block.distance(block.rows.saturating_sub(1), 0));
+        let width = (block.rows + block.columns + WIDTH).next_multiple_of(WIDTH);
+        let [mapped, hidden] = [block.heads, hidden].map(|channels| vec![T::ZERO; channels * width]);
+        DiagonalSums { first, width, mapped, hidden }
+    }
+
+    /// Columns of the table that are here, first and end.
+    pub(super) fn within(&self, table: &Diagonals<T>) -> (isize, isize) {
+        let start = self.first.max(0);
+        (start, (self.first + self.width as isize).min(table.columns as isize).max(start))
+    }
+
+    /// Adds `[channels, WIDTH]` at the distances of a chunk.
+    #[inline(always)]
+    pub(super) fn add(to: &mut [T], width: usize, at: usize, from: &[T], count: usize) {
+        for (to, from) in to.chunks_exact_mut(width).zip(from.chunks_exact(WIDTH)) {
+            to[at..at + count].iter_mut().zip(&from[..count]).for_each(|(to, from)| *to += *from);
+        }
+    }
+}
+
+/// The gradient in what a kind of bias learns, while it is summed.
+pub(super) enum BiasSums<T> {
+    None,
+    Table(DiagonalSums<T>),
+    Fire(fire::Gradient<T>),
+}
