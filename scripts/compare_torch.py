@@ -2,9 +2,9 @@
 """Times kerple against PyTorch on this machine, alternately, and prints the ratios.
 
     pip install torch numpy
-    cargo build --release && python3 scripts/compare_torch.py [attention|step|neox|eval|all] [--rounds 3] [--instructions avx2]
+    cargo build --release && python3 scripts/compare_torch.py [attention|dape|step|neox|eval|all] [--rounds 3] [--instructions avx2]
 
-Attention is one KERPLE-log layer, B1 H12 D64, float32. A step trains a GPT-NeoX decoder with AdamW and clipping: 4 layers,
+Attention is one KERPLE-log layer, B1 H12 D64, float32; `dape` the same with a network of 32 hidden units over heads. A step trains a GPT-NeoX decoder with AdamW and clipping: 4 layers,
 width 256, 4 heads, batch 8, 256 tokens, or for `neox` 12 layers, width 768, 12 heads, batch 2, 50304 tokens. A ratio above 1
 means that kerple is faster. With --instructions avx2 neither side uses wider ones.
 """
@@ -51,7 +51,8 @@ def attention(mode, length, backward):
     heads, dim = 12, 64
     q, k, v, up = (torch.randn(1, heads, length, dim) for _ in range(4))
     r1, r2 = torch.rand(heads) * 2, torch.rand(heads)
-    leaves = (q, k, v, r1, r2)
+    mix = torch.nn.Sequential(torch.nn.Linear(2 * heads, 32), torch.nn.LeakyReLU(), torch.nn.Linear(32, heads))
+    leaves = (q, k, v, r1, r2, *(mix.parameters() if mode == "dape" else ()))
     for leaf in leaves:
         leaf.requires_grad_(backward)
 
@@ -60,6 +61,13 @@ def attention(mode, length, backward):
         d = i[:, None] - i[None]
         table = -r1[:, None] * torch.log1p(r2[:, None] * torch.arange(length, dtype=torch.float32))
         return table[:, d.clamp(min=0)].masked_fill(d < 0, -math.inf)[None]
+
+    def dape():  # as the authors' code: scores and biases of all heads stacked, mixed, masked
+        d = torch.arange(length)[:, None] - torch.arange(length)[None]
+        b = (-r1[:, None, None] * torch.log1p(r2[:, None, None] * d.clamp(min=0).float()))[None]
+        x = (q @ k.transpose(-1, -2)) / math.sqrt(dim)
+        f = mix(torch.cat([x, b.expand_as(x)], 1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return (x + b + f).masked_fill(d < 0, torch.finfo(x.dtype).min).softmax(-1) @ v
 
     if mode == "flex":
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -70,6 +78,7 @@ def attention(mode, length, backward):
         "eager": lambda: ((q @ k.transpose(-1, -2)) / math.sqrt(dim) + bias()).softmax(-1) @ v,
         "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias()),
         "causal": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        "dape": dape,
         "flex": lambda: compiled(q, k, v, score_mod=mod, block_mask=mask),
     }[mode]
 
@@ -150,6 +159,7 @@ def child(kind, mode, length, sizes):
 CASES = {
     "attention": [("both", ["eager", "sdpa"], 512), ("both", ["eager", "sdpa"], 2048), ("both", ["causal"], 8192),
                   ("forward", ["flex"], 2048), ("forward", ["flex"], 8192)],
+    "dape": [("both", ["dape"], 512), ("both", ["dape"], 1024)],
     "step": [("step", ["eager", "compile"], 512)],
     "neox": [("step", ["eager"], 512)],
     "eval": [("eval", ["eager"], 16384)],
@@ -157,6 +167,7 @@ CASES = {
 
 
 SIZES = {
+    "dape": dict(encoding="dape"),
     "step": dict(layers=4, heads=4, batch=8, vocab=256),
     "neox": dict(layers=12, heads=12, batch=2, vocab=50304),
 }
@@ -164,12 +175,12 @@ SIZES = {
 
 def compare(name, rounds):
     sizes = SIZES.get(name, {})
-    work = "step" if name == "neox" else name
+    work = {"neox": "step", "dape": "attention"}.get(name, name)
     flags = [text for key, value in sizes.items() for text in (f"--{key}", str(value))]
     for kind, modes, length in CASES[name]:
         pick = dict(engine="fused" if name != "attention" else "tiled")
-        if name == "attention":
-            pick.update(backward=kind == "both", bias="learned")
+        if work == "attention":
+            pick.update(backward=kind == "both", bias="learned" if name == "attention" else name)
         ratios = {mode: [] for mode in modes}
         for _ in range(rounds):
             for mode in modes:

@@ -383,6 +383,9 @@ pub struct Bench {
     /// Vocabulary (step, eval).
     #[arg(long, value_parser = count)]
     pub vocab: Option<usize>,
+    /// Time the scores of this encoding, alternately with KERPLE-log's (attention): a name, or a table in JSON.
+    #[arg(long)]
+    pub encoding: Option<String>,
     /// Threads; all when absent.
     #[arg(long, value_parser = count)]
     pub threads: Option<usize>,

@@ -2,23 +2,26 @@
 
 use crate::burn_layer;
 use crate::folder::{Case, Folder, Numbers};
+use crate::maps;
 use crate::tables::method;
 use crate::{Score, Tolerance};
 use kerple::Number;
-use kerple::attention::{Dims, Gradients, Problem, Saved, Scores, Sight, Strides, View, ViewMut, naive, tiled};
+use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, Strides, View, ViewMut, naive};
 use kerple::encoding::{Encoding, Geometry, TableGradient};
+use kerple::forms::{DistanceTable, Form, MapForm, Sides};
+use kerple::maps::Extent;
 
 /// A case, made ready for any engine.
-struct Task {
-    encoding: Encoding,
-    geometry: Geometry,
-    names: Vec<String>,
-    values: Vec<Vec<f64>>,
-    dims: Dims,
-    q: Vec<f64>,
-    k: Vec<f64>,
-    v: Vec<f64>,
-    d_out: Vec<f64>,
+pub(crate) struct Task {
+    pub(crate) encoding: Encoding,
+    pub(crate) geometry: Geometry,
+    pub(crate) names: Vec<String>,
+    pub(crate) values: Vec<Vec<f64>>,
+    pub(crate) dims: Dims,
+    pub(crate) q: Vec<f64>,
+    pub(crate) k: Vec<f64>,
+    pub(crate) v: Vec<f64>,
+    pub(crate) d_out: Vec<f64>,
 }
 
 /// What an engine returns; arrays are `[B, H, L, D]`, parameter gradients in the order of the encoding.
@@ -65,20 +68,38 @@ impl Task {
         }
     }
 
+    /// All numbers of a score map; none for other forms.
+    fn numbers(&self, form: &Form) -> Vec<f64> {
+        let Form::Map(MapForm { table, own, .. }) = form else { return Vec::new() };
+        let values = self.encoding.true_values(&self.geometry, &self.values);
+        let own = values[values.len() - own..].iter();
+        [&table.bias, &table.weight].into_iter().flatten().chain(own).flatten().copied().collect()
+    }
+
     /// Runs forward and backward on slices with `T` numbers.
-    fn slices<T: Number>(&self, tiled: bool) -> Answer {
+    pub(crate) fn slices<T: Number>(&self, fused: bool) -> Answer {
         let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
         let (mut q, mut k) = (self.q.clone(), self.k.clone());
         self.rotate(&mut q, 1.0);
         self.rotate(&mut k, 1.0);
-        let table = self.encoding.table(&self.geometry, &self.values, self.dims.keys);
+        let form = self.encoding.form(&self.geometry, &self.values, self.dims.keys);
+        let (numbers, extent) = (self.numbers(&form), Extent { sides: Sides::One, len: self.dims.keys });
+        let numbers = cast(&numbers);
+        let (table, map) = match &form {
+            Form::Table(table) => (table.clone(), None),
+            Form::Map(form) => (DistanceTable::default(), Some(form.map.over(&numbers, extent))),
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => (DistanceTable::default(), None),
+        };
         let (bias, weight) = (table.bias.as_deref().map(cast), table.weight.as_deref().map(cast));
         let problem = Problem {
             dims: self.dims,
             scale: T::from_f64((self.dims.head_dim as f64).sqrt().recip()),
             sight: Sight::Causal { window: self.encoding.window },
             lengths: None,
-            scores: Scores::table(bias.as_deref(), weight.as_deref(), self.dims.keys),
+            scores: match &map {
+                Some(map) => Scores::Map(&**map),
+                None => Scores::table(bias.as_deref(), weight.as_deref(), self.dims.keys),
+            },
         };
         let Dims { heads, keys, head_dim, batch, .. } = self.dims;
         let strides = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
@@ -87,8 +108,9 @@ impl Task {
         let (mut out, mut d_q, mut d_k, mut d_v) = (zeros(), zeros(), zeros(), zeros());
         let mut lse = vec![T::from_f64(0.0); batch * heads * keys];
         let (mut d_bias, mut d_weight) = (bias.clone(), weight.clone());
+        let mut d_map = map.is_some().then(|| numbers.clone());
         let view = |data| View { data, strides };
-        let forward = if tiled { tiled::forward::<T> } else { naive::forward::<T> };
+        let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
         forward(&problem, view(&q), view(&k), view(&v), ViewMut::new(&mut out, strides), &mut lse);
         let gradients = Gradients {
             d_q: ViewMut::new(&mut d_q, strides),
@@ -96,23 +118,28 @@ impl Task {
             d_v: ViewMut::new(&mut d_v, strides),
             d_bias: d_bias.as_deref_mut(),
             d_weight: d_weight.as_deref_mut(),
-            d_map: None,
+            d_map: d_map.as_deref_mut(),
         };
-        let backward = if tiled { tiled::backward::<T> } else { naive::backward::<T> };
+        let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
         let saved = Saved { q: view(&q), k: view(&k), v: view(&v), out: view(&out), lse: &lse, d_out: view(&d_out) };
         backward(&problem, saved, gradients);
         let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
         let (mut d_q, mut d_k) = (wide(d_q), wide(d_k));
         self.rotate(&mut d_q, -1.0);
         self.rotate(&mut d_k, -1.0);
-        let (d_bias, d_weight) = (d_bias.map(wide), d_weight.map(wide));
-        let gradient = TableGradient { len: keys, d_bias: d_bias.as_deref(), d_weight: d_weight.as_deref() };
-        let d_values = self.encoding.table_backward(&self.geometry, &self.values, gradient);
+        let d_values = match d_map {
+            Some(d_map) => maps::d_values(&self.encoding, &self.geometry, &self.values, keys, &wide(d_map)),
+            None => {
+                let (d_bias, d_weight) = (d_bias.map(wide), d_weight.map(wide));
+                let gradient = TableGradient { len: keys, d_bias: d_bias.as_deref(), d_weight: d_weight.as_deref() };
+                self.encoding.table_backward(&self.geometry, &self.values, gradient)
+            }
+        };
         Answer { out: wide(out), d_q, d_k, d_v: wide(d_v), d_values }
     }
 
     /// Runs forward and backward through Burn, with the fused operation or its composed definition.
-    fn burn(&self, fused: bool) -> Answer {
+    pub(crate) fn burn(&self, fused: bool) -> Answer {
         burn_layer::run(&burn_layer::Layer {
             encoding: &self.encoding,
             geometry: &self.geometry,
@@ -126,36 +153,29 @@ impl Task {
         })
     }
 
-    fn score(
+    pub(crate) fn score(
         &self,
         engine: &str,
-        double: bool,
         answer: &Answer,
         folder: &Folder,
         case: &Case,
+        tolerance: impl Fn(&str, &Numbers) -> Tolerance,
     ) -> Result<Score, String> {
         let mut score = Score::new(engine);
-        let tolerance = |expected: &Numbers| -> Tolerance {
-            match (double, expected.double) {
-                (false, _) => case.tolerance("if_you_compute_in_f32"),
-                (true, true) => case.tolerance("f64_arrays"),
-                (true, false) => case.tolerance("f32_arrays"),
-            }
-        };
         for key in case.keys("expected") {
             let got = match key {
                 "out" => &answer.out,
-                "grad_q" => &answer.d_q,
-                "grad_k" => &answer.d_k,
-                "grad_v" => &answer.d_v,
+                "grad_q" | "dq" => &answer.d_q,
+                "grad_k" | "dk" => &answer.d_k,
+                "grad_v" | "dv" => &answer.d_v,
                 other => {
-                    let name = other.strip_prefix("grad_").unwrap_or(other);
+                    let name = other.strip_prefix("grad_").or(other.strip_prefix("d_")).unwrap_or(other);
                     let at = self.names.iter().position(|own| own == name);
                     &answer.d_values[at.ok_or_else(|| format!("expected.{other} is not a known quantity"))?]
                 }
             };
             let expected = case.numbers(folder, "expected", key)?;
-            score.compare(key, got, &expected.values, tolerance(&expected));
+            score.compare(key, got, &expected.values, tolerance(key, &expected));
         }
         Ok(score)
     }
@@ -171,5 +191,13 @@ pub fn run(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
         ("burn composed f64", true, task.burn(false)),
         ("burn fused f64", true, task.burn(true)),
     ];
-    engines.iter().map(|(engine, double, answer)| task.score(engine, *double, answer, folder, case)).collect()
+    let tolerance = |double: bool, expected: &Numbers| match (double, expected.double) {
+        (false, _) => case.tolerance("if_you_compute_in_f32"),
+        (true, true) => case.tolerance("f64_arrays"),
+        (true, false) => case.tolerance("f32_arrays"),
+    };
+    let score = |(engine, double, answer): &(&str, bool, Answer)| {
+        task.score(engine, answer, folder, case, |_, expected| tolerance(*double, expected))
+    };
+    engines.iter().map(score).collect()
 }

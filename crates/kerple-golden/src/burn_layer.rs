@@ -45,14 +45,19 @@ pub fn run(layer: &Layer) -> Answer {
     let [q, k, v] = [layer.q, layer.k, layer.v].map(tensor);
     let d_out = tensor(layer.d_out).detach();
     let mut encoding = PositionalEncoding::new(layer.encoding, layer.geometry, 1, 0, &device);
-    encoding.values = layer
+    let values: Vec<_> = layer
         .values
         .iter()
         .map(|values| {
             let data = TensorData::new(values.clone(), [values.len()]);
-            Param::from_tensor(Tensor::from_data(data, (&device, DType::F64)))
+            Param::from_tensor(Tensor::<1>::from_data(data, (&device, DType::F64)))
         })
         .collect();
+    // the only layer's own, or those that layers share
+    match encoding.layers.as_mut_slice() {
+        [] => encoding.values = values.clone(),
+        own => own[0] = values.clone(),
+    }
     let len = layer.shape[2];
     let engine = if layer.fused { Engine::Fused } else { Engine::Composed };
     let positions = encoding.positions(0, [len, len], (&device, DType::F64), engine, &Pass::evaluation(0));
@@ -64,10 +69,6 @@ pub fn run(layer: &Layer) -> Answer {
         d_q: take(&q),
         d_k: take(&k),
         d_v: take(&v),
-        d_values: encoding
-            .values
-            .iter()
-            .map(|value| value.val().grad(&gradients).map(numbers).unwrap_or_default())
-            .collect(),
+        d_values: values.iter().map(|value| value.val().grad(&gradients).map(numbers).unwrap_or_default()).collect(),
     }
 }

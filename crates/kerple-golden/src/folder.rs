@@ -68,7 +68,8 @@ impl Folder {
     }
 
     fn tensor(&self, entry: &Value) -> Found<Numbers> {
-        let (Some(file), Some(key)) = (entry["file"].as_str(), entry["key"].as_str()) else {
+        let key = entry["key"].as_str().or(entry["tensor"].as_str());
+        let (Some(file), Some(key)) = (entry["file"].as_str(), key) else {
             return Err(format!("expected `file` and `key`, found {entry}"));
         };
         if !self.files.borrow().contains_key(file) {

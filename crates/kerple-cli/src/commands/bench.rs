@@ -10,6 +10,7 @@ use super::print_json;
 use crate::args::{Bench, Work};
 use crate::failure::{Failure, Outcome};
 use crate::output::resultln;
+use kerple::encoding::Encoding;
 use serde::Serialize;
 use std::time::Instant;
 
@@ -139,6 +140,17 @@ fn show(row: &Row) {
     );
 }
 
+/// An encoding by its name or as a table in JSON.
+fn encoding(text: &str) -> Result<Encoding, Failure> {
+    let value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
+    serde_json::from_value::<Encoding>(value).map_err(|error| {
+        Failure::misuse(
+            format!("--encoding {text}: {error}"),
+            "give a name, or a table such as {\"kind\":\"dape\",\"kernel\":3}",
+        )
+    })
+}
+
 /// Checks, times and prints.
 pub fn run(args: &Bench) -> Outcome {
     if let Some(most) = args.instructions {
@@ -167,6 +179,7 @@ pub fn run(args: &Bench) -> Outcome {
         (true, Work::Linear) => vec![4096, 32_768],
     };
     let layers = args.layers.unwrap_or(4);
+    let encoding = args.encoding.as_deref().map(encoding).transpose()?;
     let vocab = args.vocab.unwrap_or(256);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Failure::failed(error.to_string(), "lower --threads"))?;
@@ -177,7 +190,10 @@ pub fn run(args: &Bench) -> Outcome {
         let mut tell = |row: Row| if args.json { print_json(&row) } else { show(&row) };
         for length in lens {
             match args.work {
-                Work::Attention => attention::run(length, sizes, &mut tell)?,
+                Work::Attention => match &encoding {
+                    Some(encoding) => attention::run_encoding(encoding, length, sizes, &mut tell)?,
+                    None => attention::run(length, sizes, &mut tell)?,
+                },
                 Work::Decode => decode::run(length, sizes, &mut tell)?,
                 Work::Linear => linear::run(length, sizes, &mut tell)?,
                 Work::Step => model::step(length, sizes, [layers, vocab], &mut tell)?,

@@ -4,12 +4,15 @@ use super::{Row, Sizes, agree, times};
 use crate::failure::Outcome;
 use crate::memory::extra_mib;
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use kerple::attention::{Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut, naive, tiled};
+use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut, naive};
 use kerple::encoding::{Encoding, Geometry, Method};
+use kerple::forms::{Form, MapForm, Sides};
+use kerple::maps::{Extent, Map};
 use kerple_burn::fused;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
+use std::time::Instant;
 
 /// Longest sequence the definition and the composed operations are timed at.
 const LONGEST_NAIVE: usize = 1024;
@@ -21,10 +24,13 @@ struct Task {
     strides: Strides,
     inputs: [Vec<f32>; 4],
     bias: Option<Vec<f32>>,
+    /// A score map and its numbers, in the place of a bias.
+    map: Option<(Map, Vec<f32>)>,
     out: Vec<f32>,
     lse: Vec<f32>,
     d: [Vec<f32>; 3],
     d_bias: Option<Vec<f32>>,
+    d_map: Option<Vec<f32>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,35 +68,64 @@ impl Task {
             strides: Strides { batch: heads * length * head_dim, head: length * head_dim, row: head_dim },
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, seed)),
             bias: with.then(|| log_bias(heads, head_dim, length)),
+            map: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
             d: [0, 1, 2].map(|_| vec![0.0; elements]),
             d_bias: (bias == "learned").then(|| vec![0.0; heads * length]),
+            d_map: None,
+        }
+    }
+
+    /// With the scores of an encoding as it starts; its rotation is left out.
+    fn of(encoding: &Encoding, length: usize, sizes: Sizes) -> Task {
+        let geometry = Geometry { heads: sizes.heads, head_dim: sizes.head_dim, train_len: length };
+        let stored = encoding.initial(&geometry, 0);
+        let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
+        let plain = Task::new(length, sizes, "none");
+        match encoding.form(&geometry, &stored, length) {
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => plain,
+            Form::Table(table) => {
+                let bias = table.bias.map(cast);
+                Task { d_bias: bias.clone(), bias, ..plain }
+            }
+            Form::Map(MapForm { map, table, own, .. }) => {
+                let tables = [table.bias, table.weight].into_iter().flatten();
+                let own = stored[stored.len() - own..].iter().cloned();
+                let values: Vec<f32> = tables.chain(own).flat_map(cast).collect();
+                Task { d_map: Some(values.clone()), map: Some((map, values)), ..plain }
+            }
         }
     }
 
     fn run(&mut self, engine: Engine, backward: bool) {
-        let Task { dims, strides, inputs, bias, out, lse, d, d_bias } = self;
+        let Task { dims, strides, inputs, bias, map, out, lse, d, d_bias, d_map } = self;
         let strides = *strides;
+        let extent = Extent { sides: Sides::One, len: dims.keys };
+        let map = map.as_ref().map(|(map, values)| map.over(values, extent));
         let problem = Problem {
-            scores: Scores::table(bias.as_deref(), None, dims.keys),
+            scores: match &map {
+                Some(map) => Scores::Map(&**map),
+                None => Scores::table(bias.as_deref(), None, dims.keys),
+            },
             ..Problem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
         };
         let [q, k, v, d_out] = inputs.each_ref().map(|data| View { data, strides });
-        let forward = if engine == Engine::Tiled { tiled::forward } else { naive::forward };
+        let forward = if engine == Engine::Tiled { attention::forward } else { naive::forward };
         forward(&problem, q, k, v, ViewMut::new(out, strides), lse);
         if backward {
             let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
             let saved = Saved { q, k, v, out: View { data: out, strides }, lse, d_out };
-            let gradients = Gradients { d_q, d_k, d_v, d_bias: d_bias.as_deref_mut(), d_weight: None, d_map: None };
-            let run = if engine == Engine::Tiled { tiled::backward } else { naive::backward };
+            let [d_bias, d_map] = [d_bias, d_map].map(|values| values.as_deref_mut());
+            let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight: None, d_map };
+            let run = if engine == Engine::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
         }
     }
 
     /// Everything the last run returned.
     fn results(&self) -> Vec<&[f32]> {
-        let tables = self.d_bias.iter().map(Vec::as_slice);
+        let tables = self.d_bias.iter().chain(&self.d_map).map(Vec::as_slice);
         [&self.out[..]].into_iter().chain(self.d.iter().map(Vec::as_slice)).chain(tables).collect()
     }
 }
@@ -103,6 +138,38 @@ fn check(sizes: Sizes) -> Outcome {
     definition.run(Engine::Naive, true);
     // sums of 193 products, rounded in another order
     ours.results().into_iter().zip(definition.results()).try_for_each(|(a, b)| agree("the tiled engine", a, b, 1e-5))
+}
+
+/// Times an encoding and, alternately, KERPLE-log's table.
+pub fn run_encoding(encoding: &Encoding, length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+    let (mut ours, mut definition) = (Task::of(encoding, 193, sizes), Task::of(encoding, 193, sizes));
+    ours.run(Engine::Tiled, true);
+    definition.run(Engine::Naive, true);
+    for (ours, definition) in ours.results().into_iter().zip(definition.results()) {
+        // sums of up to 193^2 products, rounded in another order
+        agree("the fused engine", ours, definition, 1e-4)?;
+    }
+    for backward in [false, true] {
+        let (mut plain, mut own) = (Task::new(length, sizes, "learned"), Task::of(encoding, length, sizes));
+        let mut all = [Vec::new(), Vec::new()];
+        for repeat in 0..=sizes.repeats.max(1) {
+            for (task, all) in [&mut plain, &mut own].into_iter().zip(&mut all) {
+                let clock = Instant::now();
+                task.run(Engine::Tiled, backward);
+                // the first does not count
+                all.extend((repeat > 0).then(|| clock.elapsed().as_secs_f64() * 1e3));
+            }
+        }
+        let tasks = [("tiled", "learned", &mut plain), ("fused", encoding.method.kind(), &mut own)];
+        for ((engine, bias, task), mut all) in tasks.into_iter().zip(all) {
+            all.sort_by(f64::total_cmp);
+            let mut row = Row::new("attention", engine, length, sizes, &all, flops(length, sizes, backward));
+            row.extra_mib = extra_mib(|| task.run(Engine::Tiled, backward));
+            (row.backward, row.bias) = (backward, bias);
+            tell(row);
+        }
+    }
+    Ok(())
 }
 
 /// Multiply-adds that cannot be avoided, twice: 2 products forward, 5 backward, of half the pairs.
