@@ -2,9 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::learner::{Learner, Part};
-use crate::model::Decoder;
-use crate::task::LanguageModel;
-use kerple_burn::parameters::{self, Named};
+use crate::task::Task;
+use burn::module::Module;
+use kerple_burn::parameters::{self, Describe, Named};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -49,9 +49,6 @@ impl State {
     }
 }
 
-/// What a run trains.
-pub type Trained = Learner<Decoder, LanguageModel>;
-
 fn write(path: &Path, tensors: &[Named]) -> Result<String> {
     let view = |shape: &[usize], values| {
         TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(values)).expect("shapes fit their values")
@@ -84,7 +81,12 @@ pub fn folder(run: &Path) -> PathBuf {
 ///
 /// # Errors
 /// What the file system refuses, or a value that is not finite; earlier checkpoints are then intact.
-pub fn save(run: &Path, keep: usize, state: &State, learner: &Trained) -> Result<PathBuf> {
+pub fn save<M: Module + Describe, T: Task<M>>(
+    run: &Path,
+    keep: usize,
+    state: &State,
+    learner: &Learner<M, T>,
+) -> Result<PathBuf> {
     let all = folder(run);
     let (aside, place) = (all.join(".partial"), all.join(format!("step-{:08}", state.step)));
     let replaced = all.join(".replaced");
@@ -130,7 +132,7 @@ fn check_finite(step: u64, tensors: &[Named]) -> Result<()> {
     Ok(())
 }
 
-fn write_aside(aside: &Path, state: &State, learner: &Trained) -> Result<()> {
+fn write_aside<M: Module + Describe, T: Task<M>>(aside: &Path, state: &State, learner: &Learner<M, T>) -> Result<()> {
     remove(aside)?;
     fs::create_dir_all(aside).map_err(Error::io(aside, "create"))?;
     let save = |part: Part, file: &str| {
@@ -316,7 +318,7 @@ fn is_damage(error: &Error) -> bool {
 ///
 /// # Errors
 /// A damaged file, or tensors of another model.
-pub fn load_model(checkpoint: &Path, state: &State, model: Decoder) -> Result<Decoder> {
+pub fn load_model<M: Module>(checkpoint: &Path, state: &State, model: M) -> Result<M> {
     let loaded = Loaded::read(checkpoint.join(MODEL), &state.model_sha256)?;
     let tensors = loaded.tensors()?;
     let (model, filled) = parameters::load(model, |name, values| fill(&loaded, &tensors, name, values));
@@ -327,7 +329,11 @@ pub fn load_model(checkpoint: &Path, state: &State, model: Decoder) -> Result<De
 ///
 /// # Errors
 /// A damaged file, or tensors of another model.
-pub fn restore(checkpoint: &Path, state: &State, learner: &mut Trained) -> Result<()> {
+pub fn restore<M: Module + Describe, T: Task<M>>(
+    checkpoint: &Path,
+    state: &State,
+    learner: &mut Learner<M, T>,
+) -> Result<()> {
     for (part, file, sha256) in
         [(Part::Weights, MODEL, &state.model_sha256), (Part::Moments, MOMENTS, &state.optimizer_sha256)]
     {

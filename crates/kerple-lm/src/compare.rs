@@ -50,7 +50,10 @@ impl Comparison {
     pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let source = Source::open(&self.config.data)?;
         let plans = self.plans(&source)?;
-        let request = self.fixed_request(&plans, &source.text(Split::Test))?;
+        let request = match source.task() {
+            Some(_) => self.request.clone(),
+            None => self.fixed_request(&plans, &source.text(Split::Test)?)?,
+        };
         let ask = |rope_scaling| Ask { request: request.clone(), window: None, rope_scaling };
         let asks: Vec<Ask> = [None].into_iter().chain(self.rope_scalings.iter().copied().map(Some)).map(ask).collect();
         let folders: Vec<RunFolder> = plans.iter().map(|plan| self.folder(&plan.label, plan.seed)).collect();

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::schedule::Decay;
 use kerple::encoding::Encoding;
 use kerple_burn::plan::BlockPlan;
+use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -35,15 +36,40 @@ impl RunConfig {
     }
 }
 
-/// `[data]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// `[data]`: a text by its path, or a task.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
     /// A folder made by `kerple prepare`, or a GPT-NeoX prefix of `.bin` and `.idx` files.
     pub path: PathBuf,
     /// How sequences are cut from the stream of documents.
-    #[serde(default)]
     pub packing: PackingConfig,
+    /// What is learned instead of a text: the name of a task, or a table of its `kind` and keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskConfig>,
+}
+
+impl DataConfig {
+    /// The text at this place.
+    pub fn text(path: impl Into<PathBuf>) -> DataConfig {
+        DataConfig { path: path.into(), ..DataConfig::default() }
+    }
+
+    /// Refuses data that is neither a text nor a task.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn check(&self) -> Result<()> {
+        if self.task.is_some() || !self.path.as_os_str().is_empty() {
+            return Ok(());
+        }
+        Err(Error::Config {
+            place: "data".to_owned(),
+            message: "missing field `path`".to_owned(),
+            hint: "name a text, path = \"...\", or a task, task = \"...\"; `kerple describe config` lists the keys"
+                .to_owned(),
+        })
+    }
 }
 
 /// How training sequences are drawn.

@@ -1,37 +1,71 @@
-//! Prepared text as training and evaluation need it.
+//! Prepared text as training and evaluation need it, or a task in its place.
 
 use crate::config::{DataConfig, PackingConfig};
 use crate::error::{Error, Result};
 use crate::evaluate::Text;
 use crate::plan::{DataFacts, Plan};
+use crate::task::Batch;
+use crate::tasks::{self, TaskBatches, TaskSource};
 use crate::train::Batches;
-use kerple_data::{Batch, BatchShape, Corpus, Packing, Tokenizer, Tokens};
+use kerple_data::{BatchShape, Corpus, Packing, Tokenizer, Tokens};
 use std::ops::Range;
 
 pub use kerple_data::Split;
 
-/// An open corpus.
+/// What a run learns from.
 #[derive(Debug)]
 pub struct Source {
-    corpus: Corpus,
+    content: Content,
+    facts: DataFacts,
+}
+
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one of them a run")]
+enum Content {
+    Text(Corpus),
+    Task(TaskSource),
 }
 
 impl Source {
-    /// Opens the corpus a run file names.
+    /// Opens the corpus or the task a run file names.
     ///
     /// # Errors
-    /// What cannot be read, or is damaged.
+    /// What cannot be read, or is damaged; keys of a task out of range.
     pub fn open(config: &DataConfig) -> Result<Source> {
-        Ok(Source { corpus: Corpus::open(&config.path)? })
+        config.check()?;
+        if let Some(task) = &config.task {
+            return Ok(Source { facts: tasks::facts(task), content: Content::Task(TaskSource::open(task)?) });
+        }
+        let corpus = Corpus::open(&config.path)?;
+        let facts = DataFacts {
+            vocab_size: corpus.vocab_size(),
+            tokenizer: corpus.fingerprint().to_owned(),
+            train_tokens: corpus.split(Split::Train).len() as u64,
+            content: corpus.content().to_owned(),
+        };
+        Ok(Source { content: Content::Text(corpus), facts })
     }
 
     /// What a plan needs to know of it.
     pub fn facts(&self) -> DataFacts {
-        DataFacts {
-            vocab_size: self.corpus.vocab_size(),
-            tokenizer: self.corpus.fingerprint().to_owned(),
-            train_tokens: self.corpus.split(Split::Train).len() as u64,
-            content: self.corpus.content().to_owned(),
+        self.facts.clone()
+    }
+
+    /// The task, where it is one.
+    pub fn task(&self) -> Option<&TaskSource> {
+        match &self.content {
+            Content::Text(_) => None,
+            Content::Task(task) => Some(task),
+        }
+    }
+
+    fn corpus(&self) -> Result<&Corpus> {
+        match &self.content {
+            Content::Text(corpus) => Ok(corpus),
+            Content::Task(_) => {
+                let message = format!("{} is a task: there is no text", self.facts.tokenizer);
+                Err(Error::refused(message, "this needs a run that was trained on a text, or the --data of one"))
+            }
         }
     }
 
@@ -40,7 +74,11 @@ impl Source {
     /// # Errors
     /// A file that is damaged.
     pub fn verify(&self) -> Result<()> {
-        self.corpus.verify()?;
+        match &self.content {
+            Content::Text(corpus) => drop(corpus.verify()?),
+            // made when it is asked for
+            Content::Task(_) => {}
+        }
         Ok(())
     }
 
@@ -49,7 +87,7 @@ impl Source {
     /// # Errors
     /// Both fingerprints.
     pub fn check_tokenizer(&self, facts: &DataFacts) -> Result<()> {
-        let found = self.corpus.fingerprint();
+        let found = self.corpus()?.fingerprint();
         if found == facts.tokenizer {
             return Ok(());
         }
@@ -65,28 +103,66 @@ impl Source {
     /// # Errors
     /// A corpus of token ids without one.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
-        Ok(self.corpus.tokenizer()?)
+        Ok(self.corpus()?.tokenizer()?)
     }
 
     /// Training sequences of a plan.
     ///
     /// # Errors
     /// Too few tokens for a sequence.
-    pub fn batches(&self, plan: &Plan) -> Result<CorpusBatches> {
+    pub fn batches(&self, plan: &Plan) -> Result<SourceBatches<'_>> {
+        let corpus = match &self.content {
+            Content::Text(corpus) => corpus,
+            Content::Task(task) => return Ok(SourceBatches::Task(task.batches(plan))),
+        };
         let packing = match plan.data.packing {
             PackingConfig::Random => Packing::Random,
             PackingConfig::Megatron => Packing::Megatron { steps: plan.steps },
         };
         let shape = BatchShape { batch: plan.train.batch, seq_len: plan.train_len };
-        let train = kerple_data::Batches::new(self.corpus.split(Split::Train), packing, shape, plan.seed)?;
-        let valid = self.corpus.split(Split::Valid).clone();
+        let train = kerple_data::Batches::new(corpus.split(Split::Train), packing, shape, plan.seed)?;
+        let valid = corpus.split(Split::Valid).clone();
         let starts = kerple_data::random_segments(valid.len(), plan.train_len, plan.train.valid_segments, plan.seed);
-        Ok(CorpusBatches { train, valid, starts: starts.to_vec(), len: plan.train_len })
+        Ok(SourceBatches::Text(CorpusBatches { train, valid, starts: starts.to_vec(), len: plan.train_len }))
     }
 
     /// A split to evaluate on.
-    pub fn text(&self, split: Split) -> CorpusText<'_> {
-        CorpusText { corpus: &self.corpus, split }
+    ///
+    /// # Errors
+    /// A task, which has no text.
+    pub fn text(&self, split: Split) -> Result<CorpusText<'_>> {
+        Ok(CorpusText { corpus: self.corpus()?, split })
+    }
+}
+
+/// Training and validation sequences of whatever a run learns from.
+pub enum SourceBatches<'a> {
+    /// Windows of a text.
+    Text(CorpusBatches),
+    /// Examples of a task.
+    Task(TaskBatches<'a>),
+}
+
+impl SourceBatches<'_> {
+    fn inner(&self) -> &dyn Batches {
+        match self {
+            SourceBatches::Text(batches) => batches,
+            SourceBatches::Task(batches) => batches,
+        }
+    }
+}
+
+impl Batches for SourceBatches<'_> {
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
+        self.inner().batch(step, rows)
+    }
+
+    fn validation_rows(&self) -> usize {
+        self.inner().validation_rows()
+    }
+
+    fn validation(&self, rows: Range<usize>) -> Result<Batch> {
+        self.inner().validation(rows)
     }
 }
 
@@ -101,7 +177,7 @@ pub struct CorpusBatches {
 
 impl Batches for CorpusBatches {
     fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
-        Ok(self.train.batch(step, rows)?)
+        Ok(self.train.batch(step, rows)?.into())
     }
 
     fn validation_rows(&self) -> usize {
@@ -109,7 +185,7 @@ impl Batches for CorpusBatches {
     }
 
     fn validation(&self, rows: Range<usize>) -> Result<Batch> {
-        Ok(Batch::at(&self.valid, &self.starts[rows], self.len)?)
+        Ok(kerple_data::Batch::at(&self.valid, &self.starts[rows], self.len)?.into())
     }
 }
 

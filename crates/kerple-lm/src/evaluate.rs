@@ -6,9 +6,11 @@
 //!
 //! A row knows its text, so what was scored once is recognised ([`EvaluationKey`]) and never mixed with other text.
 
+mod answers;
 mod extent;
 mod protocol;
 
+pub use answers::{AnswersEvaluation, AnswersRequest, default_lengths, missing_answers, served};
 pub use extent::{Amount, EvaluationKey, Extent, Request, Window};
 pub use protocol::Protocol;
 
@@ -308,6 +310,7 @@ impl<'a> Evaluation<'a> {
             position_nll: (self.request.positions)
                 .then(|| losses.position_sum.iter().zip(&losses.position_count).map(mean).collect()),
             segment_nll: Some(losses.window_mean),
+            answers: None,
         }
     }
 }

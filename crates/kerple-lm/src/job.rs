@@ -5,10 +5,11 @@
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, Evaluation, Request, Text};
+use crate::evaluate::{self, AnswersEvaluation, Evaluation, Request};
 use crate::memory::Memory;
 use crate::plan::Plan;
 use crate::run::{RunFolder, Trained};
+use crate::tasks::TaskSource;
 use crate::train::{self, Sitting};
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
@@ -157,8 +158,7 @@ impl Job<'_> {
     /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end.
     fn work(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let Job { plan, folder, source, .. } = *self;
-        let text = source.text(Split::Test);
-        if self.is_done(&text)? {
+        if self.is_done()? {
             return Ok(true);
         }
         let batches = source.batches(plan)?;
@@ -166,6 +166,10 @@ impl Job<'_> {
         if !train::train(&sitting, &mut |event| tell(Event::Training(event)))?.finished {
             return Ok(false);
         }
+        if let Some(task) = source.task() {
+            return self.answers(task, stop, tell);
+        }
+        let text = source.text(Split::Test)?;
         let Trained { plan, state, model, .. } = folder.load(&crate::device(), false)?;
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
@@ -179,9 +183,25 @@ impl Job<'_> {
         Ok(true)
     }
 
+    /// Evaluates what is not done yet of a task; `false` when `stop` was set before the end.
+    fn answers(&self, task: &TaskSource, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+        let mut trained = self.folder.load_solver(&crate::device(), false)?;
+        let learned = trained.model.encoding().clone();
+        for ask in self.asks {
+            let Some((encoding, request)) = self.served(ask) else { continue };
+            let request = request.answers(Split::Test);
+            *trained.model.encoding_mut() = learned.evaluated_as(encoding);
+            let evaluation = AnswersEvaluation::new(self.folder, &trained, task, &request)?;
+            if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Whether every row is there already. Rows say of which plan's last step they are, so no checkpoint is needed: rows
     /// that were copied together from several machines count.
-    fn is_done(&self, text: &dyn Text) -> Result<bool> {
+    fn is_done(&self) -> Result<bool> {
         if self.folder.plan()?.is_none_or(|old| old.hash != self.plan.hash) {
             return Ok(false);
         }
@@ -190,7 +210,11 @@ impl Job<'_> {
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             expected += request.lengths.len();
-            if !evaluate::missing(&rows, self.plan, &encoding, text, &request)?.is_empty() {
+            let missing = match self.source.task() {
+                Some(_) => evaluate::missing_answers(&rows, self.plan, &encoding, &request.answers(Split::Test)),
+                None => evaluate::missing(&rows, self.plan, &encoding, &self.source.text(Split::Test)?, &request)?,
+            };
+            if !missing.is_empty() {
                 return Ok(false);
             }
         }
@@ -201,8 +225,7 @@ impl Job<'_> {
     /// `None` when nothing is.
     fn served(&self, ask: &Ask) -> Option<(Encoding, Request)> {
         let encoding = ask.encoding(&self.plan.encoding)?;
-        let longest = encoding.longest(&self.plan.geometry()).unwrap_or(usize::MAX);
-        let lengths: Vec<usize> = ask.request.lengths.iter().copied().filter(|length| *length <= longest).collect();
+        let lengths = evaluate::served(self.plan, &encoding, &ask.request.lengths);
         let request = Request { seed: self.plan.seed, lengths, ..ask.request.clone() };
         (!request.lengths.is_empty()).then_some((encoding, request))
     }

@@ -18,7 +18,9 @@ pub mod plan;
 pub mod reproduce;
 pub mod run;
 pub mod schedule;
+pub mod solver;
 pub mod task;
+pub mod tasks;
 pub mod train;
 
 pub use error::{Error, Result};

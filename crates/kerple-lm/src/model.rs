@@ -11,7 +11,7 @@ pub use transducer::Transducer;
 use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kerple::seed::{Purpose, stream};
 use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
@@ -204,6 +204,19 @@ impl Decoder {
     /// Logits of every position, `[B, L, V]`: for short sequences and tests.
     pub fn logits(&self, tokens: Tokens, pass: &Pass) -> Tensor<3> {
         loss::logits(self.hidden(tokens, pass), self.output())
+    }
+
+    /// Logits at some of the `B L` tokens, counted row by row, `[places, V]`.
+    ///
+    /// # Panics
+    /// When there are not as many tokens.
+    pub fn logits_at(&self, tokens: Tokens, places: &[usize], pass: &Pass) -> Tensor<2> {
+        let x = self.hidden(tokens, pass);
+        let [batch, len, width] = x.dims();
+        let index: Vec<i64> = places.iter().map(|place| *place as i64).collect();
+        let index = Tensor::<1, Int>::from_data(TensorData::new(index, [places.len()]), &x.device());
+        let rows = x.reshape([batch * len, width]).select(0, index);
+        loss::logits(rows.unsqueeze_dim(0), self.output()).squeeze_dim(0)
     }
 
     /// Logits of the token after the last of `tokens`, `[B, V]`, behind all that `memory` holds; it then holds `tokens` too.

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 use kerple::encoding::{Encoding, Geometry, Method, Refusal};
 use kerple_burn::plan::{BlockPlan, FeatureKind, ResidualKind, Sizes};
+use kerple_data::tasks::{Answer, Facts, TaskConfig};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -35,9 +36,15 @@ impl ModelPlan {
         Sizes { d_model, n_heads, head_dim, d_hidden }
     }
 
-    /// Trained values without those of the encoding.
-    pub fn parameters(&self) -> usize {
-        let matrices = self.vocab_size * self.d_model * if self.block.tied_head { 1 } else { 2 };
+    /// Trained values without those of the encoding, of the model that a text or this task is learned with.
+    pub fn parameters(&self, task: Option<&TaskConfig>) -> usize {
+        let head = match task.map(TaskConfig::facts) {
+            // with a bias
+            Some(Facts { answer: Answer::Tape | Answer::Class, classes, .. }) => (self.d_model + 1) * classes,
+            Some(Facts { answer: Answer::Marked, .. }) | None if self.block.tied_head => 0,
+            Some(Facts { answer: Answer::Marked, .. }) | None => self.vocab_size * self.d_model,
+        };
+        let matrices = self.vocab_size * self.d_model + head;
         let norms = if self.block.embedding_norm { 2 } else { 1 } * self.block.norm.vectors() * self.d_model;
         let absent = match self.block.residual {
             ResidualKind::Post => self.block.norm.vectors() * self.d_model,
@@ -126,7 +133,10 @@ impl Plan {
         let n_heads = config.model.n_heads.unwrap_or(heads);
         let head_dim = config.model.head_dim.unwrap_or(head_dim);
         let d_model = config.model.d_model.unwrap_or(n_heads * head_dim);
-        let pad = config.model.pad_vocab_to.unwrap_or(128);
+        config.data.check()?;
+        let task = config.data.task.as_ref();
+        // tokens of tasks are few, and matrices of texts are wide
+        let pad = config.model.pad_vocab_to.unwrap_or(if task.is_some() { 1 } else { 128 });
         let model_hint = "leave it out to take the preset's";
         for (key, value) in [
             ("model.n_layers", n_layers),
@@ -168,7 +178,9 @@ impl Plan {
                 hint: "choose a smaller seed".to_owned(),
             });
         }
-        if facts.train_tokens <= train.train_len as u64 {
+        if let Some(task) = task {
+            check_task(task, &train)?;
+        } else if facts.train_tokens <= train.train_len as u64 {
             return Err(Error::refused(
                 format!(
                     "the training split has {} tokens, a sequence of {} needs at least {}",
@@ -179,7 +191,8 @@ impl Plan {
                 "prepare more text, or lower train.train_len",
             ));
         }
-        let geometry = Geometry { heads: n_heads, head_dim, train_len: train.train_len };
+        let train_len = sequence_len(task, train.train_len);
+        let geometry = Geometry { heads: n_heads, head_dim, train_len };
         config.encoding.check(&geometry).map_err(refused)?;
         check_width(&config.encoding, &geometry, d_model)?;
         check_attention(&config.encoding, &model)?;
@@ -188,7 +201,7 @@ impl Plan {
             seed: config.seed,
             data: config.data.clone(),
             facts,
-            parameters: model.parameters() + config.encoding.parameter_count(&geometry, n_layers),
+            parameters: model.parameters(task) + config.encoding.parameter_count(&geometry, n_layers),
             encoding: config.encoding.clone(),
             model,
             train_len: train.train_len,
@@ -209,7 +222,17 @@ impl Plan {
 
     /// Sizes the encoding needs.
     pub fn geometry(&self) -> Geometry {
-        Geometry { heads: self.model.n_heads, head_dim: self.model.head_dim, train_len: self.train_len }
+        Geometry { heads: self.model.n_heads, head_dim: self.model.head_dim, train_len: self.sequence_len() }
+    }
+
+    /// Tokens of the longest training sequence, those of empty places included.
+    pub fn sequence_len(&self) -> usize {
+        self.sequence_of(self.train_len)
+    }
+
+    /// Tokens of a sequence of this length with the empty places of its answer.
+    pub fn sequence_of(&self, length: usize) -> usize {
+        sequence_len(self.data.task.as_ref(), length)
     }
 
     /// The learning rate of each update.
@@ -311,6 +334,22 @@ fn flatten(path: &str, value: &serde_json::Value, out: &mut Vec<(String, String)
         serde_json::Value::Object(map) => map.iter().for_each(|(key, value)| flatten(&within(key), value, out)),
         value => out.push((path.to_owned(), value.to_string())),
     }
+}
+
+/// Tokens of a sequence of `length` with its empty places.
+fn sequence_len(task: Option<&TaskConfig>, length: usize) -> usize {
+    match task.map(|task| (task, task.facts().answer)) {
+        Some((task, Answer::Tape)) => length + task.answers(length),
+        Some((_, Answer::Marked | Answer::Class)) | None => length,
+    }
+}
+
+/// Refuses a task with keys out of range, or sequences that are too short for it.
+fn check_task(task: &TaskConfig, train: &TrainConfig) -> Result<()> {
+    task.open()?;
+    let Facts { name, shortest, .. } = task.facts();
+    let place = format!("train.train_len of {name}");
+    check(&place, train.train_len as f64, shortest as f64..=f64::INFINITY, "sequences must have room for the task")
 }
 
 fn check_block(model: &ModelPlan) -> Result<()> {

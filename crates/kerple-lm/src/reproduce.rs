@@ -14,7 +14,7 @@ mod timing;
 pub use experiment::{CorpusConfig, EvaluationConfig, Experiment, PartConfig, TimingConfig};
 pub use export::export;
 
-use crate::config::RunConfig;
+use crate::config::{DataConfig, RunConfig};
 use crate::corpus::Source;
 use crate::error::{Error, Result};
 use crate::job::{self, Ask, Event, Job, Shard};
@@ -22,6 +22,7 @@ use crate::memory::Limit;
 use crate::plan::Plan;
 use crate::run::RunFolder;
 use kerple::encoding::Encoding;
+use kerple_data::tasks::Level;
 use kerple_data::{Corpus, PrepareOptions, Sources};
 use kerple_report::paper::{
     CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, runs_folder,
@@ -33,7 +34,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// The experiment files there are, by paper and scale.
-const FILES: [(&str, &str, &str); 3] = [
+const FILES: [(&str, &str, &str); 6] = [
+    ("dape", "smoke", include_str!("../../../configs/reproduce/dape-smoke.toml")),
+    ("dape", "small", include_str!("../../../configs/reproduce/dape-small.toml")),
+    ("dape", "paper", include_str!("../../../configs/reproduce/dape-paper.toml")),
     ("kerple", "smoke", include_str!("../../../configs/reproduce/kerple-smoke.toml")),
     ("kerple", "small", include_str!("../../../configs/reproduce/kerple-small.toml")),
     ("kerple", "paper", include_str!("../../../configs/reproduce/kerple-paper.toml")),
@@ -162,7 +166,10 @@ impl Reproduction {
         let needed: BTreeSet<&str> = self.planned.iter().map(|planned| planned.run.corpus.as_str()).collect();
         let needs = |corpus: &&CorpusConfig| {
             let listed = self.is_wanted(&["table1".to_owned()]);
-            (listed || needed.contains(corpus.name.as_str())) && !kerple_data::is_prepared(&self.data_of(&corpus.name))
+            let is_text = corpus.task.is_none();
+            is_text
+                && (listed || needed.contains(corpus.name.as_str()))
+                && !kerple_data::is_prepared(&self.data_of(&corpus.name))
         };
         let options = |corpus: &CorpusConfig| {
             let crates: Vec<&str> = corpus.crates.iter().map(String::as_str).collect();
@@ -206,9 +213,10 @@ impl Reproduction {
             let mut facts = CorpusFacts {
                 name: corpus.name.clone(),
                 title: corpus.title.clone(),
-                texts: match self.data {
-                    Some(_) => corpus.texts.display().to_string(),
-                    None => "sources of locked crates".to_owned(),
+                texts: match (&corpus.task, &self.data) {
+                    (Some(task), _) => task.facts().level.map_or("drawn", Level::letters).to_owned(),
+                    (None, Some(_)) => corpus.texts.display().to_string(),
+                    (None, None) => "sources of locked crates".to_owned(),
                 },
                 tokenizer: corpus.tokenizer.clone(),
                 vocab_size: None,
@@ -270,17 +278,25 @@ impl Reproduction {
         job::work_off(&jobs, shard, stop, tell)
     }
 
-    /// The texts that runs need, by name.
+    /// What a run file says of a corpus.
+    fn data_config(&self, name: &str) -> DataConfig {
+        let corpus = self.experiment.corpora.iter().find(|corpus| corpus.name == name);
+        match corpus.and_then(|corpus| corpus.task.clone()) {
+            Some(task) => DataConfig { task: Some(task), ..DataConfig::default() },
+            None => DataConfig { packing: self.experiment.packing, ..DataConfig::text(self.data_of(name)) },
+        }
+    }
+
+    /// The texts and tasks that runs need, by name.
     fn sources(&self) -> Result<BTreeMap<String, Source>> {
         let needed: BTreeSet<&str> = self.planned.iter().map(|planned| planned.run.corpus.as_str()).collect();
-        let config =
-            |name: &str| crate::config::DataConfig { path: self.data_of(name), packing: self.experiment.packing };
-        needed.into_iter().map(|name| Ok((name.to_owned(), Source::open(&config(name))?))).collect()
+        needed.into_iter().map(|name| Ok((name.to_owned(), Source::open(&self.data_config(name))?))).collect()
     }
 
     /// The run file of a planned run.
     fn config(&self, planned: &Planned) -> Result<RunConfig> {
-        let config = self.experiment.config(&self.experiment.parts[planned.part], self.data_of(&planned.run.corpus))?;
+        let config =
+            self.experiment.config(&self.experiment.parts[planned.part], self.data_config(&planned.run.corpus))?;
         Ok(RunConfig { seed: planned.run.seed, encoding: planned.encoding.clone(), ..config })
     }
 

@@ -25,9 +25,11 @@ pub use verify::Verification;
 use crate::checkpoint::{self, Found, State, present};
 use crate::corpus::Source;
 use crate::error::{Error, Result};
-use crate::model::Decoder;
+use crate::model::{Classifier, Decoder, Transducer};
 use crate::plan::Plan;
+use crate::solver::{Planned, Solver};
 use burn::tensor::Device;
+use kerple_data::tasks::Answer;
 use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow};
 use std::path::{Path, PathBuf};
 
@@ -39,13 +41,13 @@ pub struct RunFolder {
 
 /// A trained model with its plan and where it stands.
 #[derive(Debug)]
-pub struct Trained {
+pub struct Trained<M = Decoder> {
     /// What was trained.
     pub plan: Plan,
     /// Where the checkpoint stands.
     pub state: State,
     /// The model.
-    pub model: Decoder,
+    pub model: M,
     /// What was odd, for the user: damaged checkpoints that were passed over.
     pub notes: Vec<String>,
 }
@@ -119,13 +121,42 @@ impl RunFolder {
     /// The newest good checkpoint with its model; damaged ones are passed over with a note, or refused if `strict`.
     ///
     /// # Errors
-    /// A folder without a plan or a good checkpoint.
+    /// A folder without a plan or a good checkpoint, or with a run of a task.
     pub fn load(&self, device: &Device, strict: bool) -> Result<Trained> {
         let plan = self.existing_plan()?;
+        if let Some(task) = &plan.data.task {
+            let message = format!("{} holds a run of the task {}", self.path.display(), task.facts().name);
+            return Err(Error::refused(message, "this needs a run that was trained on a text"));
+        }
+        self.load_as(plan, device, strict)
+    }
+
+    /// The same of a run of a task.
+    ///
+    /// # Errors
+    /// A folder without a plan or a good checkpoint, or with a run of a text.
+    pub fn load_solver(&self, device: &Device, strict: bool) -> Result<Trained<Solver>> {
+        fn solver<M>(trained: Trained<M>, of: fn(M) -> Solver) -> Trained<Solver> {
+            let Trained { plan, state, model, notes } = trained;
+            Trained { plan, state, model: of(model), notes }
+        }
+        let plan = self.existing_plan()?;
+        match Solver::answer(&plan) {
+            Some(Answer::Marked) => Ok(solver(self.load_as(plan, device, strict)?, Solver::Decoder)),
+            Some(Answer::Tape) => Ok(solver(self.load_as::<Transducer>(plan, device, strict)?, Solver::Transducer)),
+            Some(Answer::Class) => Ok(solver(self.load_as::<Classifier>(plan, device, strict)?, Solver::Classifier)),
+            None => {
+                let message = format!("{} holds a run of a text", self.path.display());
+                Err(Error::refused(message, "this needs a run that was trained on a task"))
+            }
+        }
+    }
+
+    fn load_as<M: Planned>(&self, plan: Plan, device: &Device, strict: bool) -> Result<Trained<M>> {
         let course = plan.course();
         let found = checkpoint::newest(&self.path, strict, |path| {
             let state = checkpoint::state(path, &course)?;
-            let model = checkpoint::load_model(path, &state, Decoder::new(&plan, device))?;
+            let model = checkpoint::load_model(path, &state, M::of(&plan, device))?;
             Ok((state, model))
         })?;
         let Some(Found { value: (state, model), notes, .. }) = found else {

@@ -1,5 +1,9 @@
 //! What a model is trained for: a batch of any task, its loss, and what an evaluation counts.
 
+mod answering;
+
+pub use answering::{Answering, classified};
+
 use crate::error::{Error, Result};
 use crate::model::{Decoder, Tokens};
 use burn::tensor::Tensor;

@@ -6,14 +6,16 @@ use crate::evaluate::TOKENS_AT_ONCE;
 use crate::events::EventFile;
 use crate::learner::{self, Learned, Learner, NotFinite, Update};
 use crate::memory::Limit;
-use crate::model::Decoder;
+use crate::model::{Classifier, Decoder, Transducer};
 use crate::plan::Plan;
 use crate::run::{Lock, RunFolder};
-use crate::task::{self, LanguageModel, Task};
+use crate::solver::{Planned, Solver};
+use crate::task::{self, Answering, LanguageModel, Task};
 use kerple::forms::DistanceTable;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
-use kerple_data::Batch;
+use kerple_burn::positions::PositionalEncoding;
+use kerple_data::tasks::Answer;
 use kerple_report::record::{Journal, KernelSnapshot, MetricsRow};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -26,14 +28,14 @@ pub trait Batches {
     ///
     /// # Errors
     /// Text that can no longer be read.
-    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch>;
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<task::Batch>;
     /// Sequences to measure the validation loss on; 0 where there is no text for it.
     fn validation_rows(&self) -> usize;
     /// Some of those sequences, always the same.
     ///
     /// # Errors
     /// Text that can no longer be read.
-    fn validation(&self, rows: Range<usize>) -> Result<Batch>;
+    fn validation(&self, rows: Range<usize>) -> Result<task::Batch>;
 }
 
 /// A training run and how this sitting works on it.
@@ -89,10 +91,10 @@ pub struct Outcome {
 }
 
 /// A run being trained.
-struct Trainer<'a> {
+struct Trainer<'a, M, T> {
     sitting: &'a Sitting<'a>,
     plan: &'a Plan,
-    learner: checkpoint::Trained,
+    learner: Learner<M, T>,
     state: State,
     metrics: Journal<MetricsRow>,
     events: EventFile,
@@ -108,8 +110,21 @@ struct Trainer<'a> {
 /// # Errors
 /// What cannot be read or written, a folder in use or of another plan, or a number that is not one.
 pub fn train(sitting: &Sitting, tell: &mut dyn FnMut(Event)) -> Result<Outcome> {
+    match Solver::answer(sitting.plan) {
+        None => train_with::<Decoder, _>(sitting, LanguageModel, tell),
+        Some(Answer::Marked) => train_with::<Decoder, _>(sitting, Answering, tell),
+        Some(Answer::Tape) => train_with::<Transducer, _>(sitting, Answering, tell),
+        Some(Answer::Class) => train_with::<Classifier, _>(sitting, Answering, tell),
+    }
+}
+
+fn train_with<M: Planned, T: Task<M> + Copy>(
+    sitting: &Sitting,
+    task: T,
+    tell: &mut dyn FnMut(Event),
+) -> Result<Outcome> {
     let plan = sitting.plan;
-    let mut trainer = Trainer::open(sitting, tell)?;
+    let mut trainer = Trainer::<M, T>::open(sitting, task, tell)?;
     let (started, first) = (Instant::now(), trainer.state.step);
     let mut loss = None;
     while trainer.state.step < plan.steps {
@@ -148,21 +163,20 @@ pub fn train(sitting: &Sitting, tell: &mut dyn FnMut(Event)) -> Result<Outcome> 
 }
 
 /// A learner of the plan that has seen nothing.
-fn fresh(plan: &Plan) -> checkpoint::Trained {
-    let model = Decoder::new(plan, &crate::device().autodiff());
-    Learner::new(model, LanguageModel, learner::settings(plan))
+fn fresh<M: Planned, T: Task<M>>(plan: &Plan, task: T) -> Learner<M, T> {
+    Learner::new(M::of(plan, &crate::device().autodiff()), task, learner::settings(plan))
 }
 
-impl<'a> Trainer<'a> {
+impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     /// Takes the folder, checks all that is in it, and only then writes.
-    fn open(sitting: &'a Sitting<'a>, tell: &mut dyn FnMut(Event)) -> Result<Trainer<'a>> {
+    fn open(sitting: &'a Sitting<'a>, task: T, tell: &mut dyn FnMut(Event)) -> Result<Trainer<'a, M, T>> {
         let Sitting { plan, run, batches, strict, .. } = *sitting;
         plan.check_training_memory(Limit::here().as_ref())?;
         let lock = run.lock()?;
         let course = plan.course();
         let found = checkpoint::newest(run.path(), strict, |path| {
             let state = checkpoint::state(path, &course)?;
-            let mut learner = fresh(plan);
+            let mut learner = fresh(plan, task);
             checkpoint::restore(path, &state, &mut learner)?;
             Ok((learner, state))
         });
@@ -176,7 +190,7 @@ impl<'a> Trainer<'a> {
                 notes.into_iter().for_each(|note| tell(Event::Note(note)));
                 (learner, state, Some(path))
             }
-            None => (fresh(plan), State::start(course), None),
+            None => (fresh(plan, task), State::start(course), None),
         };
         if let Some(note) = validation_note(plan, batches.validation_rows()) {
             tell(Event::Note(note));
@@ -195,7 +209,7 @@ impl<'a> Trainer<'a> {
     fn step(&mut self) -> Result<(f64, f64)> {
         let Plan { train, .. } = self.plan;
         let rows = self.learner.rows(train.batch);
-        let part = |rows| Ok(self.sitting.batches.batch(self.state.step, rows)?.into());
+        let part = |rows| self.sitting.batches.batch(self.state.step, rows);
         let parts = task::parts(rows.clone(), train.micro_batch.unwrap_or(train.batch))?;
         let parts = parts.into_iter().map(part).collect::<Result<Vec<task::Batch>>>()?;
         let update = Update {
@@ -227,7 +241,7 @@ impl<'a> Trainer<'a> {
             return Ok(());
         }
         let valid_loss = if validate { self.validate()? } else { None };
-        let encoding = &self.learner.model().encoding;
+        let encoding = self.learner.model().encoding();
         let small = |values: &Vec<f64>| values.len() <= 1024;
         let mut sorted = std::mem::take(&mut self.fresh);
         sorted.sort_by(f64::total_cmp);
@@ -257,12 +271,12 @@ impl<'a> Trainer<'a> {
     fn validate(&self) -> Result<Option<f64>> {
         let batches = self.sitting.batches;
         let rows = batches.validation_rows();
-        let at_once = (TOKENS_AT_ONCE / self.plan.train_len).max(1);
+        let at_once = (TOKENS_AT_ONCE / self.plan.sequence_len()).max(1);
         let model = parameters::without_autodiff(self.learner.model());
         let (task, pass) = (self.learner.task(), Pass::evaluation(self.plan.seed));
         let mut sum = 0.0;
         for start in (0..rows).step_by(at_once) {
-            let batch = task::Batch::from(batches.validation(start..rows.min(start + at_once))?);
+            let batch = batches.validation(start..rows.min(start + at_once))?;
             let mean = task.loss(&model, &batch, &pass.at_row(start));
             sum += f64::from(mean.into_scalar::<f32>()) * batch.rows as f64;
         }
@@ -279,7 +293,7 @@ impl<'a> Trainer<'a> {
 
     /// Adds the learned tables as they are now to `kernels.json`.
     fn snapshot_kernels(&self) -> Result<()> {
-        let snapshot = snapshot(self.learner.model(), self.state.step);
+        let snapshot = snapshot(self.learner.model().encoding(), self.state.step);
         snapshot.map_or(Ok(()), |snapshot| self.sitting.run.add_kernels(snapshot))
     }
 }
@@ -308,10 +322,10 @@ fn recorded_distances() -> Vec<u64> {
 }
 
 /// The kernels of a model: a row for each head, layer by layer where each layer has its own.
-fn snapshot(model: &Decoder, step: u64) -> Option<KernelSnapshot> {
+fn snapshot(encoding: &PositionalEncoding, step: u64) -> Option<KernelSnapshot> {
     let distances = recorded_distances();
     let len = 20_481;
-    let tables: Vec<_> = (0..model.encoding.sets()).map(|layer| model.encoding.table(layer, len)).collect();
+    let tables: Vec<_> = (0..encoding.sets()).map(|layer| encoding.table(layer, len)).collect();
     let pick = |rows: fn(&DistanceTable) -> &Option<Vec<f64>>| {
         let rows = tables.iter().flat_map(&rows).flat_map(|rows| rows.chunks(len));
         let picked = rows.map(|row| distances.iter().map(|d| row[*d as usize]).collect()).collect::<Vec<Vec<f64>>>();

@@ -40,6 +40,7 @@ fn every_key_changes_the_plan() {
     for key in [
         "seed=1",
         "data.packing=megatron",
+        "data.task=even_pairs",
         "encoding.kind=alibi",
         "encoding.window=64",
         "encoding.scale=inside",

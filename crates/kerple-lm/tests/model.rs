@@ -26,7 +26,7 @@ fn the_papers_model_has_the_papers_size() {
     {
         let config = RunConfig {
             seed: 0,
-            data: kerple_lm::config::DataConfig { path: "x".into(), packing: Default::default() },
+            data: kerple_lm::config::DataConfig::text("x"),
             encoding: encoding(kind),
             model: ModelConfig { preset: Preset::Neox162m, ..ModelConfig::default() },
             train: TrainConfig::default(),

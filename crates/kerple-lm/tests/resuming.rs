@@ -312,13 +312,13 @@ fn missing_validation_text_is_said_once() {
     let short = |rows: usize| {
         struct Short(Counting, usize);
         impl kerple_lm::train::Batches for Short {
-            fn batch(&self, step: u64, rows: std::ops::Range<usize>) -> kerple_lm::Result<kerple_data::Batch> {
+            fn batch(&self, step: u64, rows: std::ops::Range<usize>) -> kerple_lm::Result<kerple_lm::task::Batch> {
                 self.0.batch(step, rows)
             }
             fn validation_rows(&self) -> usize {
                 self.1
             }
-            fn validation(&self, rows: std::ops::Range<usize>) -> kerple_lm::Result<kerple_data::Batch> {
+            fn validation(&self, rows: std::ops::Range<usize>) -> kerple_lm::Result<kerple_lm::task::Batch> {
                 self.0.validation(rows)
             }
         }

@@ -151,6 +151,7 @@ fn evaluation(
         seconds: tokens as f64 / 20_000.0,
         position_nll: positions,
         segment_nll: None,
+        answers: None,
     }
 }
 

@@ -7,6 +7,8 @@ use minijinja::value::Serde;
 use minijinja::{UndefinedBehavior, context};
 use serde::Serialize;
 
+use self::answers::AnswersPart;
+pub(crate) use self::answers::percent;
 use self::figures::{Figure, Section};
 use self::grids::{runs, setting_part, speeds};
 use crate::error::{Error, Result};
@@ -15,6 +17,7 @@ use crate::plot;
 use crate::results::{Results, State, name_text};
 use crate::write::Options;
 
+mod answers;
 pub(crate) mod figures;
 mod grids;
 mod text;
@@ -38,6 +41,7 @@ pub(crate) struct Page<'a> {
     notes: &'a [String],
     reference: Option<&'a str>,
     sections: Vec<SettingPart>,
+    answers: Vec<AnswersPart>,
     positions: Vec<FigurePart>,
     kernels: Vec<FigurePart>,
     training: Vec<FigurePart>,
@@ -121,6 +125,12 @@ impl<'a> Page<'a> {
                 .enumerate()
                 .map(|(i, table)| setting_part(results, table, part(Section::Table(i))))
                 .collect(),
+            answers: results
+                .answers
+                .iter()
+                .enumerate()
+                .map(|(i, table)| AnswersPart::new(results, table, part(Section::Answers(i))))
+                .collect(),
             positions: part(Section::Positions),
             kernels: part(Section::Kernels),
             training: part(Section::Training),
@@ -186,6 +196,9 @@ fn headline(results: &Results) -> String {
         Some((table, length, table.scores.iter().find(|score| score.length == length && score.best)?))
     });
     let Some((table, length, best)) = found else {
+        if let Some(sentence) = results.answers.iter().find_map(answers::headline) {
+            return sentence;
+        }
         return "There is not yet a length at which two encodings can be compared.".into();
     };
     let factor = length as f64 / table.setting.train_len as f64;

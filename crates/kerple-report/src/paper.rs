@@ -8,6 +8,7 @@
 //! Means, deviations and paired tests are those of [`Results`](crate::results::Results). What is missing says so.
 
 mod cells;
+mod dape;
 mod figures;
 mod kerple;
 mod manifest;
@@ -56,6 +57,7 @@ pub struct TimingRow {
 /// Tables and figures of a paper that can be made; none of a paper that is unknown here.
 pub fn items(paper: &str) -> &'static [&'static str] {
     match paper {
+        "dape" => &dape::ITEMS,
         "kerple" => &kerple::ITEMS,
         _ => &[],
     }
@@ -134,6 +136,7 @@ pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -
     let out = folder.join(PAGE_FOLDER);
     refuse_foreign(&out)?;
     let made = match reproduction.manifest.paper.as_str() {
+        "dape" => dape::items(&reproduction),
         "kerple" => kerple::items(&reproduction),
         other => {
             return Err(Error::Refused {

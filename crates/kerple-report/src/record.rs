@@ -42,7 +42,7 @@ pub struct MetricsRow {
     /// Global L2 norm of the gradient before clipping.
     #[serde(with = "number")]
     pub grad_norm: f64,
-    /// Tokens trained on so far.
+    /// Tokens trained on so far; of tasks, whose batches differ in length, as if all had the training length.
     pub tokens: u64,
     /// Wall time so far in seconds, summed over resumes. The only key, with `step_seconds`, that differs between a resumed run
     /// and an uninterrupted one.
@@ -59,7 +59,7 @@ pub struct MetricsRow {
     pub encoding: BTreeMap<String, Vec<f64>>,
 }
 
-/// One evaluated (checkpoint, length, protocol).
+/// One evaluated (checkpoint, length, protocol). Of tasks, `tokens` and `nll` are of the counted answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationRow {
     /// The run's label, the name its results are grouped under.
@@ -110,7 +110,30 @@ pub struct EvaluationRow {
     /// Mean loss of each segment, nats per scored token, where it was asked for.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub segment_nll: Option<Vec<f64>>,
+    /// How many answers were right, where the run learned a task instead of a text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answers: Option<Answers>,
 }
+
+/// Right answers of a task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Answers {
+    /// Name of the task.
+    pub task: String,
+    /// Share of the counted answers that were right.
+    #[serde(with = "number")]
+    pub accuracy: f64,
+    /// Share that guessing would have right.
+    #[serde(with = "number")]
+    pub chance: f64,
+    /// The accuracy by where in the sequence the answer was to be found, in equal parts from the beginning to the end; for
+    /// tasks with one such place. A part without a sequence is NaN.
+    #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
+    pub by_depth: Option<Vec<f64>>,
+}
+
+/// The protocol of rows of tasks.
+pub const ANSWERS: &str = "answers";
 
 /// The text an evaluation scored: the same value, split and protocol mean the same text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -156,6 +179,11 @@ pub fn protocol_meaning(protocol: &str) -> String {
             "Segments that end where the spans of the text end, one a span at every length, so longer segments contain the shorter \
              ones. Every token is scored, also the first ones of a segment, which have little context. The spans depend on the seed, \
              and are the same for every encoding under one seed."
+                .into()
+        }
+        None if protocol == ANSWERS => {
+            "Fresh sequences of each length, the same for every encoding under one seed. A share of answers is right; where an \
+             answer has several tokens, each counts."
                 .into()
         }
         None if protocol == "blocks" => {
@@ -217,7 +245,7 @@ mod tests {
 
     #[test]
     fn every_protocol_has_words() {
-        for protocol in ["segments", "blocks", "last:256", "sliding:128"] {
+        for protocol in ["segments", "blocks", "last:256", "sliding:128", ANSWERS] {
             assert!(!protocol_meaning(protocol).contains("no description"), "{protocol}");
         }
         assert!(protocol_meaning("sliding:128").contains("128"));

@@ -1,5 +1,6 @@
 //! Runs to numbers: every mean, deviation, ratio and test of the report, as plain rows that go unchanged to JSON and CSV.
 
+mod answers;
 mod group;
 mod positions;
 mod table;
@@ -15,6 +16,7 @@ use crate::number;
 use crate::run::Run;
 use crate::statistics::{deviation, mean};
 
+pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerTable};
 pub use group::{Group, Setting};
 pub(crate) use positions::BINS_AN_OCTAVE;
 pub use positions::{PositionBin, PositionCurve};
@@ -53,6 +55,8 @@ pub struct Results {
     pub groups: Vec<Group>,
     /// One per group, protocol, split and text.
     pub tables: Vec<Table>,
+    /// Right answers, one per group, task and part of the data.
+    pub answers: Vec<AnswerTable>,
     /// Perplexity by position, where it was recorded.
     pub positions: Vec<PositionCurve>,
     /// Seconds a training step.
@@ -84,7 +88,7 @@ impl Results {
         let mut notes: Vec<String> = groups_note.into_iter().collect();
         notes.extend(training::notes(runs));
         notes.extend(tables.iter().flat_map(Table::notes));
-        if reference.is_none() && encodings.len() > 1 {
+        if reference.is_none() && encodings.len() > 1 && !tables.is_empty() {
             notes.push(format!(
                 "No run has the encoding {USUAL_REFERENCE} and no other was named as reference: nothing is tested."
             ));
@@ -94,6 +98,7 @@ impl Results {
             notes,
             positions: positions::curves(&counted, &settings, &encodings),
             speeds: training::speeds(&counted, &groups, &encodings),
+            answers: answers::tables(&counted, &groups, &encodings),
             groups,
             effective_lengths: training::effective_lengths(&counted, &encodings),
             runs: training::run_rows(runs),

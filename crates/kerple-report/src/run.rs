@@ -396,6 +396,7 @@ mod tests {
             seconds: 1.0,
             position_nll: None,
             segment_nll: None,
+            answers: None,
         };
         let kept = without_repeated_evaluations(vec![evaluation(64, 2.0), evaluation(128, 2.5), evaluation(64, 2.1)]);
         assert_eq!(kept, [evaluation(128, 2.5), evaluation(64, 2.1)]);

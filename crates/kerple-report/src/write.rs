@@ -9,7 +9,7 @@ use crate::page::figures::{Figure, figures};
 use crate::page::{Layout, MARK, Page, SMALL, WIDE};
 use crate::plot::{grid, standalone};
 use crate::record::write_json;
-use crate::results::{PositionCurve, Results};
+use crate::results::{AnswerScore, AnswerTable, PositionCurve, Results};
 use crate::run::Run;
 
 /// What the report says that no run knows.
@@ -185,10 +185,28 @@ fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
                 }),
             )?,
         ),
+        ("answers", csv("answers", results.answers.iter().flat_map(answer_rows))?),
         ("speeds", csv("speeds", results.speeds.iter())?),
         ("effective_lengths", csv("effective_lengths", results.effective_lengths.iter())?),
         ("runs", csv("runs", results.runs.iter())?),
     ])
+}
+
+/// Which table a row of `answers.csv` belongs to.
+#[derive(Clone, Copy, Serialize)]
+struct Task<'a> {
+    task: &'a str,
+    group: &'a str,
+    split: &'a str,
+    train_len: u64,
+    examples: u64,
+    chance: f64,
+}
+
+fn answer_rows(table: &AnswerTable) -> impl Iterator<Item = (Task<'_>, &AnswerScore)> {
+    let AnswerTable { task, group, split, train_len, examples, chance, .. } = table;
+    let of = Task { task, group, split, train_len: *train_len, examples: *examples, chance: *chance };
+    table.scores.iter().map(move |score| (of, score))
 }
 
 /// Which curve a row of `positions.csv` belongs to.

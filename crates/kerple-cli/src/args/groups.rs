@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kerple::encoding::scaling::Scaling;
-use kerple_lm::evaluate::{Amount, Request};
+use kerple_lm::evaluate::{self, Amount, Request};
 use kerple_lm::job::Shard;
 use std::path::PathBuf;
 
@@ -20,14 +20,14 @@ pub struct RunFile {
 /// What is evaluated.
 #[derive(Debug, Args)]
 pub struct Evaluation {
-    /// Lengths to evaluate at, in tokens; 1x to 32x the training length when absent.
+    /// Lengths to evaluate at, in tokens; 1x to 32x the training length when absent, for tasks every half up to 12.5x.
     #[arg(long, value_delimiter = ',', value_parser = count)]
     pub lengths: Vec<usize>,
     /// segments, blocks, last:COUNT or sliding:STRIDE.
     #[arg(long, default_value = "segments")]
     pub protocol: String,
     /// Segments of the text, refused when the text holds fewer; up to 320 when absent, for blocks and sliding as many as
-    /// hold 320 training sequences.
+    /// hold 320 training sequences. Of a task, sequences of each length; 512 when absent.
     #[arg(long, value_parser = count)]
     pub segments: Option<usize>,
     /// Tokens a segment of the text, the same for all lengths and at least the longest; when absent as in earlier
@@ -40,13 +40,18 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// The request of a model trained at `train_len`; the lengths are 1x to 32x of it when none were named.
+    /// The request of a model trained at `train_len` on a text or a task; when none were named the lengths are 1x to 32x of it,
+    /// of a task every half of it up to 12.5x.
     ///
     /// # Errors
     /// A protocol that does not exist.
-    pub fn request(&self, train_len: usize, seed: u64) -> Result<Request, kerple_lm::Error> {
+    pub fn request(&self, train_len: usize, seed: u64, task: bool) -> Result<Request, kerple_lm::Error> {
         Ok(Request {
-            lengths: if self.lengths.is_empty() { default_lengths(train_len) } else { self.lengths.clone() },
+            lengths: match (self.lengths.is_empty(), task) {
+                (false, _) => self.lengths.clone(),
+                (true, false) => default_lengths(train_len),
+                (true, true) => evaluate::default_lengths(train_len),
+            },
             protocol: self.protocol.parse()?,
             // 320 segments, as the original evaluates, or what there is
             segments: self.segments.map_or(Amount::UpTo(320), Amount::Exactly),

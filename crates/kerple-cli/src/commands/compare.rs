@@ -30,7 +30,7 @@ pub fn run(args: &Compare) -> Outcome {
     if args.seeds == 0 {
         return Err(Failure::misuse("--seeds 0 compares nothing", "use at least 1"));
     }
-    let request = args.evaluation.request(config.train.train_len, config.seed)?;
+    let request = args.evaluation.request(config.train.train_len, config.seed, config.data.task.is_some())?;
     let comparison = Comparison {
         encodings: encodings(&args.encodings)?,
         seeds: args.seeds,
@@ -117,7 +117,11 @@ pub fn work(json: bool, run: impl FnOnce(&mut dyn FnMut(Event)) -> kerple_lm::Re
         Event::Evaluation(evaluate::Event::Row { fresh: false, .. }) => {}
         Event::Evaluation(evaluate::Event::Row { row, .. }) if json => print_json(row),
         Event::Evaluation(evaluate::Event::Row { row, .. }) => {
-            line.done(&format!("{what}  length {:>6}  perplexity {:.3}", row.length, row.perplexity));
+            let found = match &row.answers {
+                Some(answers) => format!("right {:.2} %", 100.0 * answers.accuracy),
+                None => format!("perplexity {:.3}", row.perplexity),
+            };
+            line.done(&format!("{what}  length {:>6}  {found}", row.length));
         }
     })?;
     if finished {

@@ -5,38 +5,36 @@ use crate::args::{Eval, Split};
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::Line;
+use kerple::encoding::scaling::Scaling;
+use kerple_burn::positions::PositionalEncoding;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
-use kerple_lm::evaluate::{Evaluation, Event};
+use kerple_lm::evaluate::{AnswersEvaluation, Evaluation, Event};
 use kerple_lm::run::{RunFolder, Trained};
 use kerple_report::record::EvaluationRow;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
 pub fn run(args: &Eval) -> Outcome {
     let run = RunFolder::new(&args.run);
+    if run.existing_plan()?.data.task.is_some() {
+        return run_task(args, &run);
+    }
     let Trained { plan, state, mut model, notes } = run.load(&kerple_lm::device(), args.strict)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
-    let request = args.evaluation.request(plan.train_len, plan.seed)?;
+    let request = args.evaluation.request(plan.train_len, plan.seed, false)?;
     if let Some(window) = args.window {
         model.encoding = model.encoding.with_window(Some(window));
     }
     if let Some(scaling) = &args.rope_scaling {
-        model.encoding = model
-            .encoding
-            .with_rope_scaling(*scaling)
-            .map_err(|refusal| Failure::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))?;
+        model.encoding = scaled(&model.encoding, *scaling)?;
     }
     let source = match &args.data {
-        Some(path) => Source::open(&DataConfig { path: path.clone(), packing: plan.data.packing })?,
+        Some(path) => Source::open(&DataConfig { path: path.clone(), ..plan.data.clone() })?,
         None => run.open_data(&plan)?,
     };
     source.check_tokenizer(&plan.facts)?;
-    let split = match args.split {
-        Split::Train => corpus::Split::Train,
-        Split::Valid => corpus::Split::Valid,
-        Split::Test => corpus::Split::Test,
-    };
-    let text = source.text(split);
+    let split = split(args);
+    let text = source.text(split)?;
     let evaluation = Evaluation::new(&run, (&plan, state.step, &model), &text, &request)?;
     let extent = evaluation.extent();
     remarkln!("{}: {}", request.protocol, request.protocol.meaning());
@@ -67,12 +65,71 @@ pub fn run(args: &Eval) -> Outcome {
             print_row(row);
         }
     })?;
+    ended(finished, &mut line)
+}
+
+fn scaled(encoding: &PositionalEncoding, scaling: Scaling) -> Result<PositionalEncoding, Failure> {
+    let scaled = encoding.with_rope_scaling(scaling);
+    scaled.map_err(|refusal| Failure::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))
+}
+
+fn split(args: &Eval) -> corpus::Split {
+    match args.split {
+        Split::Train => corpus::Split::Train,
+        Split::Valid => corpus::Split::Valid,
+        Split::Test => corpus::Split::Test,
+    }
+}
+
+fn ended(finished: bool, line: &mut Line) -> Outcome {
     if finished {
         return Ok(());
     }
     line.done("stopped");
     let hint = "the same command again goes on with the lengths that are missing";
     Err(Failure::failed("stopped before the end; the lengths that were done are saved", hint))
+}
+
+/// The same for a run of a task: right answers by length.
+fn run_task(args: &Eval, run: &RunFolder) -> Outcome {
+    let mut trained = run.load_solver(&kerple_lm::device(), args.strict)?;
+    trained.notes.iter().for_each(|note| remarkln!("note: {note}"));
+    let encoding = trained.model.encoding_mut();
+    if let Some(window) = args.window {
+        *encoding = encoding.with_window(Some(window));
+    }
+    if let Some(scaling) = &args.rope_scaling {
+        *encoding = scaled(encoding, *scaling)?;
+    }
+    let data = match &args.data {
+        Some(path) => DataConfig { path: path.clone(), ..trained.plan.data.clone() },
+        None => trained.plan.data.clone(),
+    };
+    let source = Source::open(&data)?;
+    let Some(task) = source.task() else { unreachable!("the plan has a task") };
+    let request = args.evaluation.request(trained.plan.train_len, trained.plan.seed, true)?.answers(split(args));
+    let evaluation = AnswersEvaluation::new(run, &trained, task, &request)?;
+    let facts = task.facts();
+    remarkln!("{}: {} sequences of each length, chance is {:.1} %", facts.name, request.examples, 100.0 * facts.chance);
+    if !args.json {
+        resultln!("{:>8} {:>9} {:>10} {:>9} {:>9}", "length", "right %", "nll", "answers", "seconds");
+    }
+    let (label, mut line) = (trained.model.encoding().encoding().label(), Line::new());
+    let stop =
+        stop_flag_saying("stopping; the lengths that are done are saved, this one is not; once more to stop at once");
+    let finished = evaluation.run(&stop, &mut |event| match event {
+        Event::Evaluating { length, done, windows } => {
+            line.show(|| format!("{label}  length {length}  sequence {done}/{windows}"));
+        }
+        Event::Row { row, .. } if args.json => print_json(row),
+        Event::Row { row, fresh } => {
+            let known = if fresh { "" } else { "  (evaluated before)" };
+            line.done(&format!("{label}  length {}{known}", row.length));
+            let right = row.answers.as_ref().map_or(f64::NAN, |answers| 100.0 * answers.accuracy);
+            resultln!("{:>8} {right:>9.2} {:>10.5} {:>9} {:>9.2}", row.length, row.nll, row.tokens, row.seconds);
+        }
+    })?;
+    ended(finished, &mut line)
 }
 
 fn print_row(row: &EvaluationRow) {

@@ -10,7 +10,7 @@ use crate::progress::{Line, duration};
 use kerple::encoding::{Encoding, Method};
 use kerple_data::{PrepareOptions, Sources};
 use kerple_lm::compare::Comparison;
-use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfig, TrainConfig};
+use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::corpus::Source;
 use kerple_lm::evaluate::{Amount, Protocol, Request};
 use kerple_lm::job::Shard;
@@ -100,7 +100,7 @@ pub fn run(args: &Quickstart) -> Outcome {
 fn config(data: &Path) -> RunConfig {
     RunConfig {
         seed: 1235,
-        data: DataConfig { path: data.to_owned(), packing: PackingConfig::Random },
+        data: DataConfig::text(data),
         encoding: Encoding::from(Method::KerpleLog(Default::default())),
         model: ModelConfig { preset: Preset::Tiny, ..ModelConfig::default() },
         train: TrainConfig {

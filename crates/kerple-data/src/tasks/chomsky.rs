@@ -137,11 +137,17 @@ impl Chomsky {
             assert_eq!(targets.len(), answers, "{}: answers to {} tokens", row.name, input.len());
             return (targets, vec![true; answers]);
         }
-        let counted = targets.len() + 1;
         targets.push(END);
-        assert!(counted <= answers, "{}: {counted} answers to {} tokens", row.name, input.len());
+        assert!(targets.len() <= answers, "{}: {} answers to {} tokens", row.name, targets.len(), input.len());
         targets.resize(answers, 0);
-        (targets, (0..answers).map(|at| at < counted).collect())
+        let counted = self.counted(&targets);
+        (targets, counted)
+    }
+
+    /// Which tokens of an answer count for accuracy: all, or those up to its end.
+    pub fn counted(self, targets: &[u32]) -> Vec<bool> {
+        let end = targets.iter().position(|token| *token == END).filter(|_| self.row().ends);
+        (0..targets.len()).map(|at| end.is_none_or(|end| at <= end)).collect()
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::evaluate::{Amount, Protocol, Request};
 use kerple::encoding::scaling::Scaling;
 use kerple::encoding::{Encoding, Method};
+use kerple_data::tasks::TaskConfig;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -51,9 +52,13 @@ pub struct CorpusConfig {
     /// The paper's name for it.
     pub title: String,
     /// Folder of its texts within `--data`.
+    #[serde(default)]
     pub texts: PathBuf,
     /// `byte`, `bpe:N`, or a tokenizer.json within `--data`.
+    #[serde(default)]
     pub tokenizer: String,
+    /// A task in place of a text.
+    pub task: Option<TaskConfig>,
     /// Shares of training, validation and test, of files whose names do not say it.
     #[serde(default = "shares")]
     pub split: [f64; 3],
@@ -68,15 +73,18 @@ fn shares() -> [f64; 3] {
     [0.9, 0.05, 0.05]
 }
 
-/// A way to evaluate. The text is fixed: `segments` of `span` tokens.
+/// A way to evaluate. The text is fixed: `segments` of `span` tokens. Of a task, `segments` are sequences of each length, and
+/// there is no protocol and no span.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvaluationConfig {
     /// Which tokens are scored.
+    #[serde(default = "segments")]
     pub protocol: Protocol,
     /// Segments of the text.
     pub segments: usize,
     /// Tokens a segment.
+    #[serde(default)]
     pub span: usize,
     /// Lengths, in tokens.
     pub lengths: Vec<usize>,
@@ -89,6 +97,10 @@ pub struct EvaluationConfig {
     /// Other rotary rates, for runs that rotate.
     #[serde(default)]
     pub rope_scaling: Option<Scaling>,
+}
+
+fn segments() -> Protocol {
+    Protocol::Segments
 }
 
 impl EvaluationConfig {
@@ -169,14 +181,14 @@ impl Experiment {
         self.corpora.iter().filter(wanted).collect()
     }
 
-    /// The run file of a part's runs on data in a folder; seed and encoding are replaced.
+    /// The run file of a part's runs on this data; seed and encoding are replaced.
     ///
     /// # Errors
     /// Overrides that are no keys of a run file.
-    pub fn config(&self, part: &PartConfig, data: PathBuf) -> Result<RunConfig> {
+    pub fn config(&self, part: &PartConfig, data: DataConfig) -> Result<RunConfig> {
         let config = RunConfig {
             seed: self.seed,
-            data: DataConfig { path: data, packing: self.packing },
+            data,
             encoding: Encoding::from(Method::None(Default::default())),
             model: self.model.clone(),
             train: self.train.clone(),

@@ -1,5 +1,7 @@
 use super::*;
+use crate::evaluate;
 use crate::plan::DataFacts;
+use crate::tasks;
 
 fn experiment(scale: &str) -> Experiment {
     Experiment::parse(experiment_file("kerple", scale).unwrap(), scale).unwrap()
@@ -15,17 +17,32 @@ fn shipped_experiments_can_be_run() {
         let experiment = Experiment::parse(experiment_file(paper, scale).unwrap(), scale).unwrap();
         let items = kerple_report::paper::items(paper);
         for part in &experiment.parts {
-            let config = experiment.config(part, "nowhere".into()).unwrap();
-            for encoding in &part.encodings {
-                let plan = Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, facts(1024)).unwrap();
+            let corpora = experiment.corpora_of(part);
+            for (corpus, encoding) in corpora.iter().flat_map(|c| part.encodings.iter().map(move |e| (c, e))) {
+                let (data, facts) = match &corpus.task {
+                    Some(task) => {
+                        (DataConfig { task: Some(task.clone()), ..DataConfig::default() }, tasks::facts(task))
+                    }
+                    None => (DataConfig::text("nowhere"), facts(1024)),
+                };
+                let config = experiment.config(part, data).unwrap();
+                let plan = Plan::new(&RunConfig { encoding: encoding.clone(), ..config }, facts).unwrap();
                 for name in &part.evaluate {
+                    if corpus.task.is_some() {
+                        // beyond the training length too, and never refused
+                        let lengths = &experiment.evaluations[name].lengths;
+                        assert_eq!(&evaluate::served(&plan, encoding, lengths), lengths, "{scale}: {}", plan.label);
+                        assert!(lengths.iter().any(|length| *length > plan.train_len));
+                        continue;
+                    }
                     let asked = &experiment.evaluations[name];
                     let extent = asked.request().extent(plan.train_len, 1 << 40, &[]).unwrap();
                     assert_eq!((extent.span(), extent.segments()), (asked.span, asked.segments));
                 }
                 // every length of a table is a multiple of what its models were trained at, or near it
                 let shortest = part.evaluate.iter().flat_map(|name| &experiment.evaluations[name].lengths).min();
-                assert!(shortest.is_none_or(|length| *length >= plan.train_len), "{scale}: {part:?}");
+                let is_task = corpus.task.is_some();
+                assert!(is_task || shortest.is_none_or(|length| *length >= plan.train_len), "{scale}: {part:?}");
             }
             for item in &part.serves {
                 assert!(items.contains(&item.as_str()), "{scale}: {item}");
@@ -42,7 +59,7 @@ fn shipped_experiments_can_be_run() {
 fn the_papers_scale_is_the_papers() {
     let experiment = experiment("paper");
     let usual = experiment.parts.iter().find(|part| part.serves.contains(&"table3".to_owned())).unwrap();
-    let config = experiment.config(usual, "nowhere".into()).unwrap();
+    let config = experiment.config(usual, DataConfig::text("nowhere")).unwrap();
     let config = RunConfig { encoding: usual.encodings[0].clone(), ..config };
     let plan = Plan::new(&config, facts(50_257)).unwrap();
     // Table 2, and 24 values of the kernel

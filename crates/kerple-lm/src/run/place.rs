@@ -53,7 +53,7 @@ impl Place {
         }
         let mut looked = Vec::new();
         for path in places {
-            match Source::open(&DataConfig { path: path.clone(), packing: plan.data.packing }) {
+            match Source::open(&DataConfig { path: path.clone(), ..plan.data.clone() }) {
                 Ok(source) if source.facts().content == plan.facts.content => return Ok(source),
                 Ok(_) => looked.push(format!("{}: other text", path.display())),
                 Err(error) => looked.push(error.to_string()),

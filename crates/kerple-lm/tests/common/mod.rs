@@ -3,12 +3,11 @@
 
 use kerple::encoding::{Encoding, Method};
 use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
-use kerple_data::Batch;
-use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, RunConfig, TrainConfig};
+use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, TrainConfig};
 use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::task::Batch;
 use kerple_lm::train::Batches;
 use std::ops::Range;
-use std::path::PathBuf;
 
 /// Sequences that count up from a start that the step decides, modulo 23.
 pub struct Counting(pub Plan);
@@ -20,7 +19,7 @@ impl Counting {
         let all = |shift: usize| {
             rows.clone().flat_map(|row| (0..len).map(move |at| token(row, at + shift))).collect::<Vec<u32>>()
         };
-        Batch { tokens: all(0), targets: all(1), batch: rows.len(), seq_len: len }
+        Batch { tokens: all(0), targets: all(1), rows: rows.len(), len, ..Batch::default() }
     }
 }
 
@@ -82,7 +81,7 @@ fn plan_from(
     }
     let config = RunConfig {
         seed: 7,
-        data: DataConfig { path: PathBuf::from("nowhere"), packing: PackingConfig::Random },
+        data: DataConfig::text("nowhere"),
         encoding: encoding.clone(),
         model: ModelConfig {
             n_layers: Some(n_layers),

@@ -13,6 +13,8 @@ use crate::results::{Group, Name, PositionCurve, Results, Setting, Table, name_t
 pub(crate) enum Section {
     /// Beside the table of this number.
     Table(usize),
+    /// Beside the table of answers of this number.
+    Answers(usize),
     Positions,
     Kernels,
     Training,
@@ -33,6 +35,9 @@ pub(crate) fn figures(runs: &[crate::Run], results: &Results) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (index, table) in results.tables.iter().enumerate() {
         figures.extend(by_length(results, table, index));
+    }
+    for (index, table) in results.answers.iter().enumerate() {
+        figures.extend(super::answers::figures(results, table, index));
     }
     figures.extend(by_position(results));
     for part in parts(runs, results) {

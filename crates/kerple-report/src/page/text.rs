@@ -1,7 +1,8 @@
 //! The tables of results for a terminal.
 
+use super::answers::percent;
 use crate::format::{count, deviation, number};
-use crate::results::{Evaluation, Results, Score, Table, name_text};
+use crate::results::{AnswerMean, AnswerTable, Evaluation, Results, Score, Table, name_text};
 
 /// Encoding by length, perplexity and bits per byte, as plain text; `*` marks the lowest at a length.
 pub fn table_text(results: &Results) -> String {
@@ -31,11 +32,19 @@ pub fn table_text(results: &Results) -> String {
         }
         text.push('\n');
     }
-    if results.tables.is_empty() {
+    for table in &results.answers {
+        text.push_str(&format!("{}: right answers in percent, guessing has {}\n", table.title, percent(table.chance)));
+        text.push_str(&answers_block(table));
+        text.push('\n');
+    }
+    if results.tables.is_empty() && results.answers.is_empty() {
         text.push_str("nothing evaluated yet\n\n");
     }
     if results.tables.iter().any(|table| table.scores.iter().any(|score| score.best)) {
         text.push_str("* lowest at the length\n");
+    }
+    if results.answers.iter().any(|table| table.scores.iter().any(|score| score.best)) {
+        text.push_str("* most right answers at the length\n");
     }
     if let Some(reference) = results
         .reference
@@ -48,6 +57,23 @@ pub fn table_text(results: &Results) -> String {
         text.push_str(&format!("note: {note}\n"));
     }
     text
+}
+
+/// Means within and beyond the training length, and some lengths.
+fn answers_block(table: &AnswerTable) -> String {
+    let lengths = table.some_lengths();
+    let shown = |share: Option<f64>| share.map_or_else(|| "- ".to_owned(), |share| percent(share) + " ");
+    let row = |mean: &AnswerMean| {
+        let at = lengths.iter().map(|&length| {
+            let score = table.score(mean.name(), length);
+            let mark = if score.is_some_and(|score| score.best) { "*" } else { " " };
+            score.map_or_else(|| "- ".to_owned(), |score| percent(score.accuracy) + mark)
+        });
+        [name_text(mean.name()), shown(mean.within), shown(mean.beyond)].into_iter().chain(at).collect()
+    };
+    let head = [format!("up to {} ", table.train_len), format!("beyond {} ", table.train_len)];
+    let head = head.into_iter().chain(lengths.iter().map(|&length| count(length) + " "));
+    columns("right %", head.collect(), table.means.iter().map(row).collect())
 }
 
 /// Mean, deviation and the mark behind them.
@@ -79,10 +105,15 @@ fn runs_block(table: &Table) -> String {
 
 /// Aligned columns: names to the left, numbers to the right, each with room for a mark.
 fn aligned(quantity: &str, lengths: &[u64], rows: Vec<Vec<String>>) -> String {
-    let head = std::iter::once(quantity.to_owned()).chain(lengths.iter().map(|&length| count(length) + " "));
+    columns(quantity, lengths.iter().map(|&length| count(length) + " ").collect(), rows)
+}
+
+fn columns(quantity: &str, head: Vec<String>, rows: Vec<Vec<String>>) -> String {
+    let count = head.len();
+    let head = std::iter::once(quantity.to_owned()).chain(head);
     let lines: Vec<Vec<String>> = std::iter::once(head.collect()).chain(rows).collect();
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..=lengths.len()).map(width).collect();
+    let widths: Vec<usize> = (0..=count).map(width).collect();
     let aligned = lines.iter().map(|line| {
         let cells = line[1..].iter().zip(&widths[1..]).map(|(cell, width)| format!("  {cell:>width$}"));
         format!("  {:<first$}{}", line[0], cells.collect::<String>(), first = widths[0]).trim_end().to_owned() + "\n"

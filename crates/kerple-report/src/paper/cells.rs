@@ -37,6 +37,12 @@ pub(super) struct CellRow {
     /// Mean over seeds.
     #[serde(with = "number")]
     pub bits_per_byte: Option<f64>,
+    /// Mean share of right answers beyond the training length, over all runs.
+    #[serde(with = "number")]
+    pub accuracy: Option<f64>,
+    /// That of the best run.
+    #[serde(with = "number")]
+    pub accuracy_max: Option<f64>,
     /// Seeds of the paired test against the logarithmic kernel.
     pub pairs: Option<usize>,
     /// Mean of the perplexity less the logarithmic kernel's.
@@ -63,6 +69,34 @@ pub(super) struct CellRow {
 }
 
 impl CellRow {
+    /// A cell of the usual runs without any numbers.
+    pub fn empty(item: &str, corpus: &str, encoding: &str, length: u64, planned: usize, n: usize) -> CellRow {
+        CellRow {
+            item: item.to_owned(),
+            corpus: corpus.to_owned(),
+            variant: String::new(),
+            encoding: encoding.to_owned(),
+            length,
+            multiple: f64::NAN,
+            n,
+            planned,
+            perplexity: None,
+            perplexity_deviation: None,
+            bits_per_byte: None,
+            accuracy: None,
+            accuracy_max: None,
+            pairs: None,
+            difference: None,
+            p: None,
+            dagger: false,
+            printed: None,
+            printed_deviation: None,
+            printed_dagger: false,
+            printed_text: None,
+            runs: String::new(),
+        }
+    }
+
     /// Whether all its seeds are there.
     pub fn is_complete(&self) -> bool {
         self.planned > 0 && self.n >= self.planned
@@ -153,6 +187,8 @@ impl Spec<'_> {
             perplexity: score.map(|score| score.perplexity),
             perplexity_deviation: score.and_then(|score| score.perplexity_deviation),
             bits_per_byte: score.and_then(|score| score.bits_per_byte),
+            accuracy: None,
+            accuracy_max: None,
             pairs: test.map(|test| test.n),
             difference: test.and_then(|test| test.difference),
             p: test.and_then(|test| test.p),

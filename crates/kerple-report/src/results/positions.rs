@@ -133,6 +133,7 @@ mod tests {
             seconds: 1.0,
             position_nll: Some(losses.to_vec()),
             segment_nll: None,
+            answers: None,
         }
     }
 

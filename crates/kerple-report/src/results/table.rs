@@ -263,7 +263,7 @@ impl Table {
 pub(super) fn tables(runs: &[&Run], groups: &[Group], settings: &Settings, reference: Option<&str>) -> Vec<Table> {
     let mut by_setting: BTreeMap<Setting, Vec<Evaluation>> = BTreeMap::new();
     for run in runs {
-        for row in &run.evaluations {
+        for row in run.evaluations.iter().filter(|row| row.answers.is_none()) {
             by_setting.entry(settings.of_row(run, row)).or_default().push(evaluation(run, row));
         }
     }

@@ -78,6 +78,7 @@ pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evalu
         seconds: 1.0,
         position_nll: Some(vec![perplexity.ln(); length as usize]),
         segment_nll: None,
+        answers: None,
     }
 }
 

@@ -6,7 +6,7 @@ use crate::memory::extra_mib;
 use burn::tensor::Tensor;
 use kerple::encoding::{Encoding, Method};
 use kerple_burn::fused::Engine;
-use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, Preset, RunConfig, TrainConfig};
+use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::learner::{Learner, Update, settings};
 use kerple_lm::model::Decoder;
 use kerple_lm::pass::Pass;
@@ -16,7 +16,7 @@ use kerple_lm::task::{Batch, LanguageModel};
 fn plan(length: usize, sizes: Sizes, [layers, vocab]: [usize; 2]) -> Result<Plan, kerple_lm::Error> {
     let config = RunConfig {
         seed: 0,
-        data: DataConfig { path: "none".into(), packing: PackingConfig::Random },
+        data: DataConfig::text("none"),
         encoding: Encoding::from(Method::KerpleLog(Default::default())),
         model: ModelConfig {
             preset: Preset::Small,

@@ -1,0 +1,244 @@
+//! The Chomsky-hierarchy tasks and their encoder: `che.json` and `che_encoder.json` beside a manifest, as the released
+//! generators and model of Ruoss et al. 2023, arXiv:2305.16843, made them.
+//!
+//! Answers are recomputed from the inputs, losses and accuracies from logits, encodings through the whole model.
+
+use crate::folder::Folder;
+use crate::{Score, Tolerance, Verdict};
+use kerple_burn::fused::Engine;
+use kerple_burn::parameters;
+use kerple_burn::pass::Pass;
+use kerple_data::tasks::TaskConfig;
+use kerple_data::tasks::chomsky::Chomsky;
+use kerple_lm::config::RunConfig;
+use kerple_lm::model::{Tokens, Transducer};
+use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::task::classified;
+use serde_json::Value;
+
+const TASKS: &str = "che.json";
+const ENCODER: &str = "che_encoder.json";
+
+/// What the two files of a folder say, where it has them.
+pub fn verdicts(folder: &Folder) -> Vec<Verdict> {
+    let mut found = Vec::new();
+    if let Some(all) = folder.beside(TASKS) {
+        for (name, values) in all["tasks"].as_object().into_iter().flatten() {
+            found.push(verdict(&format!("che/{name}"), task(name, values)));
+        }
+    }
+    if let Some(all) = folder.beside(ENCODER) {
+        for case in all["cases"].as_array().into_iter().flatten() {
+            let name = case["encoding"].as_str().unwrap_or("(no encoding)");
+            for engine in [Engine::Fused, Engine::Composed] {
+                found.push(verdict(&format!("che_encoder/{name}"), encoder(folder, &all["config"], case, engine)));
+            }
+        }
+    }
+    found
+}
+
+fn verdict(case: &str, score: Result<Score, String>) -> Verdict {
+    let score = score.unwrap_or_else(|why| {
+        let mut score = Score::new("none");
+        score.fail(why);
+        score
+    });
+    score.verdict(case)
+}
+
+fn integers(value: &Value) -> Vec<u32> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_u64).map(|number| number as u32).collect()
+}
+
+/// Every example's answer and mask from its input, and the loss and accuracy of some logits.
+fn task(name: &str, values: &Value) -> Result<Score, String> {
+    let task = Chomsky::named(name).ok_or_else(|| format!("there is no task `{name}`"))?;
+    let facts = TaskConfig::Chomsky(task).facts();
+    let mut score = Score::new("solver");
+    let level = match task.level().letters() {
+        "R" => "regular",
+        "DCF" => "dcf",
+        _ => "cs",
+    };
+    score.equal("level", Some(level), values["level"].as_str());
+    score.equal("input_size", Some(facts.vocab as u64), values["input_size"].as_u64());
+    score.equal("output_size", Some(facts.classes as u64), values["output_size"].as_u64());
+    for example in values["examples"].as_array().into_iter().flatten() {
+        let input = integers(&example["input"]);
+        let (targets, scored) = task.solve(&input);
+        score.equal(&format!("answer to {input:?}"), targets, integers(&example["output"]));
+        let scored: Vec<u32> = scored.into_iter().map(u32::from).collect();
+        score.equal(&format!("mask of {input:?}"), scored, integers(&example["mask"]));
+        let length = example["length"].as_u64().unwrap_or(0) as usize;
+        let drawn = length - usize::from(task == Chomsky::ModularArithmetic && length.is_multiple_of(2));
+        score.equal("length", input.len(), drawn);
+    }
+    metric(task, &values["metric_case"], &mut score)?;
+    Ok(score)
+}
+
+/// The mean loss over all answers and the accuracy over those that count, of given logits.
+fn metric(task: Chomsky, case: &Value, score: &mut Score) -> Result<(), String> {
+    fn flat(value: &Value, out: &mut Vec<f64>) {
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| flat(item, out)),
+            number => out.extend(number.as_f64()),
+        }
+    }
+    let (mut logits, mut targets) = (Vec::new(), Vec::new());
+    flat(&case["logits"], &mut logits);
+    flat(&case["targets"], &mut targets);
+    let targets: Vec<u32> = targets.into_iter().map(|target| target as u32).collect();
+    if targets.is_empty() || !logits.len().is_multiple_of(targets.len()) {
+        return Err("the metric case has no targets".to_owned());
+    }
+    let classes = logits.len() / targets.len();
+    let each = case["targets"][0].as_array().map_or(1, Vec::len);
+    let scored: Vec<bool> = targets.chunks(each).flat_map(|row| task.counted(row)).collect();
+    let found = classified(&logits, classes, &targets, None);
+    // the original computes both in single precision
+    let single = Tolerance { absolute: 2e-7, relative: 2e-6 };
+    score.compare("loss", &[found.loss()], &[case["loss"].as_f64().unwrap_or(f64::NAN)], single);
+    let counted = kerple_lm::task::Scores { scored: Some(scored), ..found };
+    let accuracy = counted.accuracy().unwrap_or(f64::NAN);
+    score.compare("accuracy", &[accuracy], &[case["accuracy"].as_f64().unwrap_or(f64::NAN)], single);
+    Ok(())
+}
+
+/// The encoder's logits at every token with the original's weights.
+fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Result<Score, String> {
+    let mut score = Score::new(format!("{engine:?}").to_lowercase());
+    let name = case["encoding"].as_str().unwrap_or("");
+    let kind = match name {
+        "NONE" => "none",
+        "SIN_COS" => "sinusoidal",
+        "ROTARY" => "rotary",
+        other => return Err(format!("no encoding of this version is `{other}` of the original")),
+    };
+    let size =
+        |key: &str| config[key].as_u64().map(|size| size as usize).ok_or_else(|| format!("config.{key} is missing"));
+    let sizes = Sizes { width: size("embedding_dim")?, heads: size("num_heads")?, layers: size("num_layers")? };
+    let plan = sizes.plan(kind, size("vocab")?)?;
+    let tensor = |key: &str| folder.numbers(&serde_json::json!({"file": FILE, "key": key}));
+    let onehot = tensor("input_onehot")?;
+    let tokens: Vec<u32> = onehot
+        .values
+        .chunks(size("vocab")?)
+        .map(|row| row.iter().position(|value| *value == 1.0).map(|id| id as u32).ok_or("a token that is none"))
+        .collect::<Result<_, _>>()?;
+    let model = Transducer::new(&plan, size("output_size")?, &kerple_lm::device()).with_engine(engine);
+    let rotated = kind == "rotary";
+    let (model, filled) = parameters::load(model, |path, values| {
+        let found = sizes.original(path, rotated, &|key| tensor(&format!("{name}/{key}")).map(|found| found.values))?;
+        if found.len() != values.len() {
+            return Err(format!("{path}: {} values instead of {}", found.len(), values.len()));
+        }
+        values.iter_mut().zip(found).for_each(|(value, found)| *value = found as f32);
+        Ok(())
+    });
+    filled?;
+    let [batch, len] = [size("batch")?, size("T")?];
+    let logits = model.logits(Tokens { ids: &tokens, batch, len }, len, &Pass::evaluation(0)).into_data();
+    let got: Vec<f64> = logits.iter::<f64>().collect();
+    // as the file's own note has it: both sides are in single precision
+    let tolerance = Tolerance { absolute: 2e-5, relative: 2e-5 };
+    score.compare("logits", &got, &tensor(&format!("{name}/output"))?.values, tolerance);
+    Ok(score)
+}
+
+const FILE: &str = "che_encoder.safetensors";
+
+/// Sizes of the original's encoder.
+struct Sizes {
+    width: usize,
+    heads: usize,
+    layers: usize,
+}
+
+impl Sizes {
+    fn plan(&self, kind: &str, vocab: usize) -> Result<Plan, String> {
+        let Sizes { width, heads, layers } = self;
+        let text = format!(
+            r#"
+            data = {{ task = "even_pairs" }}
+            encoding = {{ kind = "{kind}" }}
+            [model]
+            n_layers = {layers}
+            n_heads = {heads}
+            head_dim = {}
+            [model.block]
+            residual = "post"
+            activation = "relu"
+            qkv_bias = false
+            out_bias = false
+            scaled_embedding = true
+            "#,
+            width / heads
+        );
+        let config = RunConfig::parse(&text, "the original's encoder", &[]).map_err(|error| error.to_string())?;
+        let facts = config.data.task.as_ref().map(kerple_lm::tasks::facts).ok_or("a task has a name")?;
+        let facts = DataFacts { vocab_size: vocab, ..facts };
+        Plan::new(&config, facts).map_err(|error| error.to_string())
+    }
+
+    /// The original's values of one of our parameters. Its norms stand behind the branches that ours stand in front of.
+    fn original(
+        &self,
+        path: &str,
+        rotated: bool,
+        read: &dyn Fn(&str) -> Result<Vec<f64>, String>,
+    ) -> Result<Vec<f64>, String> {
+        let numbered = |name: &str, number: usize| match number {
+            0 => name.to_owned(),
+            _ => format!("{name}_{number}"),
+        };
+        let within = |name: String| read(&format!("transformer_encoder/{name}"));
+        let norm = |number: usize, which: &str| {
+            let part = if which == "gamma" { "scale" } else { "offset" };
+            within(format!("{}/{part}", numbered("layer_norm", number)))
+        };
+        let linear = |number: usize, which: &str| within(format!("{}/{}", numbered("linear", number), &which[..1]));
+        let attention = |layer: usize, number: usize| {
+            within(format!("{}/{}/w", numbered("multi_head_dot_product_attention", layer), numbered("linear", number)))
+        };
+        let parts: Vec<&str> = path.split('.').collect();
+        let layer = || parts[2].parse::<usize>().map_err(|error| error.to_string());
+        match parts[..] {
+            ["head", which] => read(&format!("linear/{}", &which[..1])),
+            ["encoder", "embedding"] => within("transformer_embedder/~embed_sequences/linear/w".to_owned()),
+            ["encoder", "norm", which] => norm(2 * self.layers - 1, which),
+            ["encoder", "blocks", _, "attention", "norm", which] => norm(2 * layer()? - 1, which),
+            ["encoder", "blocks", _, "mlp", "norm", which] => norm(2 * layer()?, which),
+            ["encoder", "blocks", _, "mlp", "up", which] => linear(2 * layer()?, which),
+            ["encoder", "blocks", _, "mlp", "down", which] => linear(2 * layer()? + 1, which),
+            ["encoder", "blocks", _, "attention", "out", "weight"] => attention(layer()?, 3),
+            ["encoder", "blocks", _, "attention", "qkv", "weight"] => {
+                let layer = layer()?;
+                let [q, k, v] = [attention(layer, 0)?, attention(layer, 1)?, attention(layer, 2)?];
+                Ok(self.packed([(&q, rotated), (&k, rotated), (&v, false)]))
+            }
+            _ => Err(format!("the original has nothing like {path}")),
+        }
+    }
+
+    /// Matrices `[M, M]` side by side, head by head; columns that turn in neighbouring pairs become those that turn in halves.
+    fn packed(&self, parts: [(&[f64], bool); 3]) -> Vec<f64> {
+        let head_dim = self.width / self.heads;
+        let column = |at: usize, rotated: bool| match (rotated, at < head_dim / 2) {
+            (false, _) => at,
+            (true, true) => 2 * at,
+            (true, false) => 2 * (at - head_dim / 2) + 1,
+        };
+        let mut packed = Vec::with_capacity(3 * self.width * self.width);
+        for row in 0..self.width {
+            for head in 0..self.heads {
+                for (matrix, rotated) in parts {
+                    let start = row * self.width + head * head_dim;
+                    packed.extend((0..head_dim).map(|at| matrix[start + column(at, rotated)]));
+                }
+            }
+        }
+        packed
+    }
+}

@@ -1,0 +1,290 @@
+//! Evaluation of a task: the share of right answers at each length.
+
+use super::{Amount, EvaluationKey, Event, Protocol, Request, TOKENS_AT_ONCE};
+use crate::error::{Error, Result};
+use crate::memory::Limit;
+use crate::plan::Plan;
+use crate::run::{RunFolder, Trained};
+use crate::solver::Solver;
+use crate::task::{Batch, Scores};
+use crate::tasks::TaskSource;
+use kerple::encoding::Encoding;
+use kerple_burn::pass::Pass;
+use kerple_data::Split;
+use kerple_data::tasks::Facts;
+use kerple_report::record::{ANSWERS, Answers, EvaluationRow, Journal, ScoredText};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// What is evaluated of a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnswersRequest {
+    /// Tokens of a sequence, without empty places.
+    pub lengths: Vec<usize>,
+    /// Sequences of each length.
+    pub examples: u64,
+    /// Which sequences: the same seed gives every method the same.
+    pub seed: u64,
+    /// Which part of the data.
+    pub split: Split,
+}
+
+impl Request {
+    /// The request as tasks have it: segments are sequences of each length.
+    pub fn answers(&self, split: Split) -> AnswersRequest {
+        let examples = match self.segments {
+            Amount::Exactly(count) => count as u64,
+            Amount::UpTo(_) => EXAMPLES,
+        };
+        AnswersRequest { lengths: self.lengths.clone(), examples, seed: self.seed, split }
+    }
+}
+
+/// Sequences of each length when nothing else is said: as many as Ruoss et al. evaluate.
+const EXAMPLES: u64 = 512;
+
+/// The longest length that is evaluated when nothing else is said, in training lengths: 500 for 40.
+const DEFAULT_MULTIPLE: f64 = 12.5;
+
+/// Parts of a sequence by which answers at a depth are counted.
+const DEPTHS: usize = 10;
+
+/// Lengths that are evaluated when nothing else is said: every half training length up to 12.5 of them.
+pub fn default_lengths(train_len: usize) -> Vec<usize> {
+    let step = (train_len / 2).max(1);
+    let longest = (train_len as f64 * DEFAULT_MULTIPLE) as usize;
+    (1..=longest / step).map(|number| number * step).collect()
+}
+
+/// A trained run of a task, its examples, and what is asked about them: checked, so that it runs to the end.
+pub struct AnswersEvaluation<'a> {
+    plan: &'a Plan,
+    step: u64,
+    solver: &'a Solver,
+    source: &'a TaskSource,
+    facts: Facts,
+    request: &'a AnswersRequest,
+    journal: PathBuf,
+    known: Vec<EvaluationRow>,
+}
+
+/// Lengths that an encoding of a plan's run is defined for, the empty places of a task included, and that have room for the
+/// task.
+pub fn served(plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize> {
+    let longest = encoding.longest(&plan.geometry()).unwrap_or(usize::MAX);
+    let shortest = plan.data.task.as_ref().map_or(0, |task| task.facts().shortest);
+    let serves = |length: &usize| *length >= shortest && plan.sequence_of(*length) <= longest;
+    lengths.iter().copied().filter(serves).collect()
+}
+
+/// Identifies the evaluation of one length of a plan's run with an encoding.
+fn key(plan: &Plan, encoding: &Encoding, request: &AnswersRequest, length: usize, step: u64) -> EvaluationKey {
+    let AnswersRequest { examples, seed, split, .. } = *request;
+    let text = ScoredText { checksum: plan.facts.content.clone(), span: length as u64, segments: examples, seed };
+    let known = super::key((text, split.name()), Protocol::Segments, encoding, length, step);
+    EvaluationKey { protocol: ANSWERS.to_owned(), ..known }
+}
+
+/// Lengths of a request that no row of the plan's last step covers, by the rows alone. `encoding` is what they are
+/// evaluated with, which may differ from what the plan was trained with.
+pub fn missing_answers(
+    rows: &[EvaluationRow],
+    plan: &Plan,
+    encoding: &Encoding,
+    request: &AnswersRequest,
+) -> Vec<usize> {
+    let is_missing = |length: &usize| {
+        let key = Some(key(plan, encoding, request, *length, plan.steps));
+        !rows.iter().any(|row| EvaluationKey::of(row) == key)
+    };
+    request.lengths.iter().copied().filter(is_missing).collect()
+}
+
+impl<'a> AnswersEvaluation<'a> {
+    /// Prepares the evaluation of a run's checkpoint. Nothing is written yet.
+    ///
+    /// # Errors
+    /// Lengths that the task has no room in or the encoding is not defined for, more sequences than there are, or damaged
+    /// earlier rows.
+    pub fn new(
+        run: &RunFolder,
+        trained: &'a Trained<Solver>,
+        source: &'a TaskSource,
+        request: &'a AnswersRequest,
+    ) -> Result<AnswersEvaluation<'a>> {
+        let Trained { plan, state, model, .. } = trained;
+        let facts = source.facts();
+        if request.lengths.is_empty() {
+            return Err(Error::refused("no length was asked for", "lengths are in tokens, e.g. --lengths 40,100,500"));
+        }
+        let encoding = model.encoding().encoding();
+        let served = served(plan, encoding, &request.lengths);
+        if let Some(length) = request.lengths.iter().find(|length| !served.contains(length)) {
+            let limit = match encoding.longest(model.encoding().geometry()) {
+                Some(longest) => format!(" and {} for {longest} positions, empty places included", encoding.label()),
+                None => String::new(),
+            };
+            return Err(Error::refused(
+                format!(
+                    "{} is defined for {} tokens or more{limit}, {length} were asked for",
+                    facts.name, facts.shortest
+                ),
+                "use another length, or an encoding that extrapolates: `kerple describe` lists them",
+            ));
+        }
+        let available = source.available(request.split, request.examples);
+        if request.examples == 0 || available < request.examples {
+            return Err(Error::refused(
+                format!(
+                    "{} sequences were asked for, the {} split has {available}",
+                    request.examples,
+                    request.split.name()
+                ),
+                "ask for at least 1 and at most as many as there are: --segments",
+            ));
+        }
+        let longest = served.iter().map(|length| plan.sequence_of(*length)).max().unwrap_or(0);
+        plan.check_evaluation_memory(longest, Limit::here().as_ref())?;
+        let (journal, known) = (run.evaluation_file(), run.evaluations()?);
+        Ok(AnswersEvaluation { plan, step: state.step, solver: model, source, facts, request, journal, known })
+    }
+
+    /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
+    ///
+    /// # Errors
+    /// A file that cannot be written, or data that can no longer be read.
+    pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+        for length in self.request.lengths.iter().copied() {
+            let key = Some(self.key(length));
+            if let Some(row) = self.known.iter().rev().find(|row| EvaluationKey::of(row) == key) {
+                tell(Event::Row { row, fresh: false });
+                continue;
+            }
+            let Some(row) = self.length(length, stop, tell)? else { return Ok(false) };
+            Journal::open(&self.journal)?.push(&row)?;
+            tell(Event::Row { row: &row, fresh: true });
+        }
+        Ok(true)
+    }
+
+    fn key(&self, length: usize) -> EvaluationKey {
+        key(self.plan, self.solver.encoding().encoding(), self.request, length, self.step)
+    }
+
+    /// Evaluates one length; `None` when `stop` was set before the end.
+    fn length(&self, length: usize, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<Option<EvaluationRow>> {
+        let AnswersRequest { examples, seed, split, .. } = *self.request;
+        let at_once = (TOKENS_AT_ONCE / self.plan.sequence_of(length)).max(1) as u64;
+        let (clock, pass) = (Instant::now(), Pass::evaluation(self.plan.seed));
+        let mut found = Count::default();
+        for first in (0..examples).step_by(at_once as usize) {
+            let last = examples.min(first + at_once);
+            let (batch, depths) = self.source.batch(split, seed, first..last, length)?;
+            found.add(&batch, &self.solver.score(&batch, &pass.at_row(first as usize)), &depths);
+            tell(Event::Evaluating { length, done: last as usize, windows: examples as usize });
+            if stop.load(Ordering::Relaxed) && last < examples {
+                return Ok(None);
+            }
+        }
+        Ok(Some(self.row(length, &found, clock.elapsed().as_secs_f64())))
+    }
+
+    fn row(&self, length: usize, found: &Count, seconds: f64) -> EvaluationRow {
+        let EvaluationKey { text, split, protocol, window, rope_scaling, length, step } = self.key(length);
+        let encoding = self.solver.encoding().encoding();
+        let nll = found.loss / found.counted as f64;
+        EvaluationRow {
+            encoding: if encoding == &self.plan.encoding { self.plan.label.clone() } else { encoding.label() },
+            seed: self.plan.seed,
+            train_len: self.plan.train_len as u64,
+            length,
+            protocol,
+            window,
+            rope_scaling,
+            split,
+            step,
+            segments: text.segments,
+            text: Some(text),
+            tokens: found.counted,
+            bytes: None,
+            nll,
+            perplexity: nll.exp(),
+            bits_per_byte: None,
+            seconds,
+            position_nll: None,
+            segment_nll: None,
+            answers: Some(Answers {
+                task: self.facts.name.clone(),
+                accuracy: found.right as f64 / found.counted as f64,
+                chance: self.facts.chance,
+                by_depth: found.by_depth(),
+            }),
+        }
+    }
+}
+
+/// Answers so far.
+#[derive(Default)]
+struct Count {
+    loss: f64,
+    right: u64,
+    counted: u64,
+    /// Right and counted ones by depth.
+    depths: [(u64, u64); DEPTHS],
+}
+
+impl Count {
+    fn add(&mut self, batch: &Batch, scores: &Scores, depths: &[Option<f64>]) {
+        let each = scores.losses.len() / batch.rows.max(1);
+        let hits = scores.hits.as_deref().unwrap_or(&[]);
+        for (at, (loss, hit)) in scores.losses.iter().zip(hits).enumerate() {
+            if scores.scored.as_ref().is_some_and(|scored| !scored[at]) {
+                continue;
+            }
+            self.loss += loss;
+            self.counted += 1;
+            self.right += u64::from(*hit);
+            if let Some(depth) = depths[at / each] {
+                let (right, counted) = &mut self.depths[((depth * DEPTHS as f64) as usize).min(DEPTHS - 1)];
+                *right += u64::from(*hit);
+                *counted += 1;
+            }
+        }
+    }
+
+    fn by_depth(&self) -> Option<Vec<f64>> {
+        let share = |(right, counted): &(u64, u64)| *right as f64 / *counted as f64;
+        let any = self.depths.iter().any(|(_, counted)| *counted > 0);
+        any.then(|| self.depths.iter().map(share).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_count_counts_for_nothing() {
+        let batch = Batch { rows: 2, len: 3, ..Batch::default() };
+        let scores = Scores {
+            losses: vec![1.0, f64::NAN, 2.0, 4.0],
+            hits: Some(vec![true, true, false, true]),
+            scored: Some(vec![true, false, true, true]),
+        };
+        let mut found = Count::default();
+        found.add(&batch, &scores, &[Some(0.0), Some(1.0)]);
+        assert_eq!((found.loss, found.right, found.counted), (7.0, 2, 3));
+        let by_depth = found.by_depth().unwrap();
+        assert_eq!((by_depth[0], by_depth[9]), (1.0, 0.5));
+        assert!(by_depth[1..9].iter().all(|share| share.is_nan()));
+        assert_eq!(Count::default().by_depth(), None);
+    }
+
+    #[test]
+    fn default_lengths_are_those_of_the_papers_range() {
+        let lengths = default_lengths(40);
+        assert_eq!((lengths[0], lengths[1], *lengths.last().unwrap(), lengths.len()), (20, 40, 500, 25));
+        assert_eq!(default_lengths(1).last(), Some(&12));
+    }
+}

@@ -1,0 +1,140 @@
+//! Tasks as training and evaluation need them: batches of examples.
+
+use crate::error::Result;
+use crate::plan::{DataFacts, Plan};
+use crate::task::Batch;
+use crate::train::Batches;
+use kerple_data::Split;
+use kerple_data::tasks::{Answer, Examples, Facts, Place, TaskConfig, shuffled, training_length};
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::ops::Range;
+
+/// The examples of a task.
+pub struct TaskSource {
+    examples: Box<dyn Examples>,
+}
+
+impl fmt::Debug for TaskSource {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("TaskSource").field("facts", &self.facts()).finish()
+    }
+}
+
+/// What a plan needs to know of a task.
+pub fn facts(task: &TaskConfig) -> DataFacts {
+    let Facts { name, answer, vocab, content, .. } = task.facts();
+    let content = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
+    // the empty place is a token too
+    let vocab_size = vocab + usize::from(answer == Answer::Tape);
+    DataFacts { vocab_size, tokenizer: name, train_tokens: 0, content }
+}
+
+impl TaskSource {
+    /// Opens the examples a run file names.
+    ///
+    /// # Errors
+    /// Keys out of range.
+    pub fn open(task: &TaskConfig) -> Result<TaskSource> {
+        Ok(TaskSource { examples: task.open()? })
+    }
+
+    /// What is known of all examples.
+    pub fn facts(&self) -> Facts {
+        self.examples.facts()
+    }
+
+    /// Sequences of the split to evaluate on: as many as are asked for, or as there are.
+    pub fn available(&self, split: Split, wanted: u64) -> u64 {
+        self.examples.count(split).map_or(wanted, |count| count.min(wanted))
+    }
+
+    /// Some examples of a split, made one batch; and where in each the answer lies, for tasks with one such place. Those of
+    /// different lengths are padded.
+    ///
+    /// # Errors
+    /// Data that can no longer be read, or a length that is too short for the task.
+    pub fn batch(
+        &self,
+        split: Split,
+        seed: u64,
+        indices: impl IntoIterator<Item = u64>,
+        length: usize,
+    ) -> Result<(Batch, Vec<Option<f64>>)> {
+        let Facts { answer, vocab, .. } = self.facts();
+        let (mut rows, mut depths) = (Vec::new(), Vec::new());
+        let mut batch = Batch::default();
+        let mut scored = Vec::new();
+        for index in indices {
+            let example = self.examples.example(Place { split, seed, index }, length)?;
+            let mut tokens = example.input;
+            if answer == Answer::Tape {
+                tokens.resize(tokens.len() + example.targets.len(), vocab as u32);
+            }
+            rows.push(tokens);
+            batch.targets.extend(example.targets);
+            scored.extend(example.scored);
+            depths.push(example.depth);
+        }
+        (batch.rows, batch.len) = (rows.len(), rows.iter().map(Vec::len).max().unwrap_or(0));
+        batch.scored = (!scored.iter().all(|scored| *scored)).then_some(scored);
+        if rows.iter().any(|row| row.len() < batch.len) {
+            batch.lengths = Some(rows.iter().map(Vec::len).collect());
+        }
+        for mut row in rows {
+            row.resize(batch.len, 0);
+            batch.tokens.extend(row);
+        }
+        Ok((batch, depths))
+    }
+
+    /// Training batches of a plan: drawn examples all of one length a batch, from the shortest up to the training length;
+    /// those of a data set in shuffled epochs, cut at it.
+    pub fn batches(&self, plan: &Plan) -> TaskBatches<'_> {
+        let Facts { shortest, .. } = self.facts();
+        TaskBatches {
+            source: self,
+            seed: plan.seed,
+            batch: plan.train.batch,
+            lengths: shortest..plan.train_len + 1,
+            valid: self.available(Split::Valid, plan.train.valid_segments as u64) as usize,
+        }
+    }
+}
+
+/// Training and validation sequences of a task.
+pub struct TaskBatches<'a> {
+    source: &'a TaskSource,
+    seed: u64,
+    batch: usize,
+    lengths: Range<usize>,
+    valid: usize,
+}
+
+impl Batches for TaskBatches<'_> {
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
+        let Range { start, end } = self.lengths.clone();
+        let number = |row: usize| step * self.batch as u64 + row as u64;
+        let (batch, _) = match self.source.examples.count(Split::Train) {
+            None => {
+                let length = training_length(self.seed, step, start, end - 1);
+                self.source.batch(Split::Train, self.seed, rows.map(number), length)?
+            }
+            Some(count) => {
+                let indices = rows.map(|row| shuffled(self.seed, number(row), count));
+                self.source.batch(Split::Train, self.seed, indices, end - 1)?
+            }
+        };
+        Ok(batch)
+    }
+
+    fn validation_rows(&self) -> usize {
+        self.valid
+    }
+
+    /// At the training length.
+    fn validation(&self, rows: Range<usize>) -> Result<Batch> {
+        let indices = rows.map(|row| row as u64);
+        Ok(self.source.batch(Split::Valid, self.seed, indices, self.lengths.end - 1)?.0)
+    }
+}

@@ -1,0 +1,237 @@
+//! Tasks from a run file to rows: batches, training, stopping and going on, evaluation.
+
+use kerple::encoding::Encoding;
+use kerple_burn::fused::Engine;
+use kerple_burn::parameters;
+use kerple_data::Split;
+use kerple_data::tasks::TaskConfig;
+use kerple_lm::config::RunConfig;
+use kerple_lm::corpus::Source;
+use kerple_lm::evaluate::{AnswersEvaluation, AnswersRequest, Event as Evaluating, missing_answers, served};
+use kerple_lm::learner::{Learner, settings};
+use kerple_lm::model::{Decoder, Transducer};
+use kerple_lm::pass::Pass;
+use kerple_lm::plan::Plan;
+use kerple_lm::run::RunFolder;
+use kerple_lm::solver::Planned;
+use kerple_lm::task::{Answering, Task};
+use kerple_lm::train::{Batches, Event, Outcome, Sitting, train};
+use kerple_report::record::{self, EvaluationRow, MetricsRow};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A small post-norm encoder, or decoder, on a task.
+fn config(task: &str, more: &[&str]) -> RunConfig {
+    let text = format!(
+        r#"
+        data = {{ task = {task} }}
+        encoding = {{ kind = "alibi" }}
+        [model]
+        n_layers = 2
+        n_heads = 2
+        head_dim = 8
+        [model.block]
+        residual = "post"
+        activation = "relu"
+        qkv_bias = false
+        out_bias = false
+        scaled_embedding = true
+        init = "fan_in"
+        dropout = 0.1
+        [train]
+        train_len = 8
+        batch = 16
+        steps = 12
+        learning_rate = 3e-3
+        warmup = 0.0
+        decay = "constant"
+        log_every = 1
+        checkpoint_every = 5
+        valid_every = 6
+        "#
+    );
+    let more: Vec<String> = more.iter().map(|more| (*more).to_owned()).collect();
+    RunConfig::parse(&text, "test", &more).unwrap()
+}
+
+fn plan(config: &RunConfig) -> (Plan, Source) {
+    let source = Source::open(&config.data).unwrap();
+    (Plan::new(config, source.facts()).unwrap(), source)
+}
+
+/// Trains in a folder; the stop flag is set at `stop_at`.
+fn run(config: &RunConfig, folder: &Path, stop_at: u64) -> Outcome {
+    let (plan, source) = plan(config);
+    let (run, stop) = (RunFolder::new(folder), AtomicBool::new(false));
+    let batches = source.batches(&plan).unwrap();
+    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false };
+    let outcome = train(&sitting, &mut |event| {
+        if let Event::Step(progress) = event {
+            stop.store(progress.step >= stop_at, Ordering::Relaxed);
+        }
+    });
+    outcome.unwrap()
+}
+
+fn evaluate(folder: &Path, request: &AnswersRequest) -> (Vec<EvaluationRow>, usize) {
+    let run = RunFolder::new(folder);
+    let trained = run.load_solver(&kerple_lm::device(), true).unwrap();
+    let source = Source::open(&trained.plan.data).unwrap();
+    let evaluation = AnswersEvaluation::new(&run, &trained, source.task().unwrap(), request).unwrap();
+    let (mut rows, mut fresh_ones) = (Vec::new(), 0);
+    let finished = evaluation.run(&AtomicBool::new(false), &mut |event| {
+        if let Evaluating::Row { row, fresh } = event {
+            rows.push(row.clone());
+            fresh_ones += usize::from(fresh);
+        }
+    });
+    assert!(finished.unwrap());
+    (rows, fresh_ones)
+}
+
+fn request(lengths: &[usize]) -> AnswersRequest {
+    AnswersRequest { lengths: lengths.to_vec(), examples: 40, seed: 7, split: Split::Test }
+}
+
+#[test]
+fn a_stopped_run_goes_on_as_if_it_had_not_been_stopped() {
+    for (task, length) in [("\"stack_manipulation\"", "8"), ("{ kind = \"passkey\", digits = 2 }", "8")] {
+        let config = config(task, &[&format!("train.train_len={length}")]);
+        let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        assert!(run(&config, whole.path(), 100).finished);
+        assert!(!run(&config, parts.path(), 7).finished);
+        assert!(run(&config, parts.path(), 100).finished);
+        let weights =
+            |folder: &Path| std::fs::read(folder.join("checkpoints/step-00000012/model.safetensors")).unwrap();
+        assert_eq!(weights(whole.path()), weights(parts.path()), "{task}");
+        let request = request(&[8, 16]);
+        assert_eq!(
+            evaluate(whole.path(), &request).0.iter().map(|row| row.nll).collect::<Vec<_>>(),
+            evaluate(parts.path(), &request).0.iter().map(|row| row.nll).collect::<Vec<_>>(),
+        );
+        assert!(RunFolder::new(whole.path()).verify().is_good());
+    }
+}
+
+#[test]
+fn rows_say_what_was_evaluated_and_are_not_made_twice() {
+    let config = config("\"bucket_sort\"", &[]);
+    let folder = tempfile::tempdir().unwrap();
+    run(&config, folder.path(), 100);
+    let (rows, fresh) = evaluate(folder.path(), &request(&[8, 24]));
+    assert_eq!((rows.len(), fresh), (2, 2));
+    let answers = rows[1].answers.as_ref().unwrap();
+    assert_eq!((rows[1].length, rows[1].segments, rows[1].tokens), (24, 40, 40 * 24));
+    assert_eq!((answers.task.as_str(), answers.chance, &answers.by_depth), ("bucket_sort", 0.2, &None));
+    assert!((0.0..=1.0).contains(&answers.accuracy));
+    let (again, fresh) = evaluate(folder.path(), &request(&[24, 8, 9]));
+    assert_eq!((again.len(), fresh, &again[0]), (3, 1, &rows[1]));
+    // another number of sequences, or other ones, is another evaluation
+    let (_, fresh) = evaluate(folder.path(), &AnswersRequest { examples: 41, ..request(&[8]) });
+    let (_, other) = evaluate(folder.path(), &AnswersRequest { seed: 8, ..request(&[8]) });
+    assert_eq!((fresh, other), (1, 1));
+    let (plan, _) = plan(&config);
+    let known = RunFolder::new(folder.path()).evaluations().unwrap();
+    assert_eq!(missing_answers(&known, &plan, &plan.encoding, &request(&[8, 9, 10, 24])), [10]);
+    let windowed = Encoding { window: Some(4), ..plan.encoding.clone() };
+    assert_eq!(missing_answers(&known, &plan, &windowed, &request(&[8])), [8], "a window is another evaluation");
+}
+
+#[test]
+fn a_task_is_learned() {
+    let config = config("\"bucket_sort\"", &["train.steps=120", "train.valid_every=0", "model.block.dropout=0.0"]);
+    let folder = tempfile::tempdir().unwrap();
+    run(&config, folder.path(), 1000);
+    let losses = record::read_rows::<MetricsRow>(&folder.path().join(record::METRICS_FILE)).unwrap().rows;
+    let mean = |rows: &[MetricsRow]| rows.iter().map(|row| row.loss).sum::<f64>() / rows.len() as f64;
+    let (first, last) = (mean(&losses[..5]), mean(&losses[100..]));
+    assert!(last < 0.9 * first, "{first} to {last}");
+}
+
+#[test]
+fn batches_are_functions_of_the_step() {
+    let (plan, source) = plan(&config("\"binary_addition\"", &[]));
+    let batches = source.batches(&plan).unwrap();
+    let whole = batches.batch(3, 0..16).unwrap();
+    let [first, second] = [0..6, 6..16].map(|rows| batches.batch(3, rows).unwrap());
+    assert_eq!(whole.tokens, [first.tokens.clone(), second.tokens].concat(), "one length for all rows of a step");
+    assert_eq!(whole.targets, [first.targets, second.targets].concat());
+    let lengths: std::collections::BTreeSet<usize> =
+        (0..200).map(|step| batches.batch(step, 0..1).unwrap().len).collect();
+    // L tokens and L + 1 empty places
+    assert_eq!(lengths, (1..=8).map(|length| 2 * length + 1).collect());
+    assert_eq!(whole.len, first.len);
+    assert!(whole.tokens[whole.len - whole.targets.len() / 16..whole.len].iter().all(|token| *token == 3));
+}
+
+#[test]
+fn fused_models_equal_their_definition() {
+    for (task, more) in [("\"reverse_string\"", "model.block.dropout=0.1"), ("\"passkey\"", "train.train_len=16")] {
+        let (plan, source) = plan(&config(task, &[more]));
+        let batch = source.batches(&plan).unwrap().batch(1, 0..4).unwrap();
+        let device = kerple_lm::device().autodiff();
+        let pass = Pass::training(1, 2);
+        let gradients = |engine: Engine| -> (f64, Vec<f64>) {
+            let parts = std::slice::from_ref(&batch);
+            let found = match task {
+                "\"passkey\"" => {
+                    let model = Decoder::of(&plan, &device).with_engine(engine);
+                    Learner::new(model, Answering, settings(&plan)).gradients(parts, pass)
+                }
+                _ => {
+                    let model = Transducer::of(&plan, &device).with_engine(engine);
+                    Learner::new(model, Answering, settings(&plan)).gradients(parts, pass)
+                }
+            };
+            let values =
+                found.values.iter().flat_map(|values| values.clone().into_data().iter::<f64>().collect::<Vec<_>>());
+            (found.loss, values.collect())
+        };
+        let (fused, composed) = (gradients(Engine::Fused), gradients(Engine::Composed));
+        assert!((fused.0 - composed.0).abs() < 1e-5, "{task}: {} {}", fused.0, composed.0);
+        let worst = fused.1.iter().zip(&composed.1).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let size = fused.1.iter().map(|a| a.abs()).fold(0.0, f64::max);
+        // single precision
+        assert!(worst < 1e-4 * size.max(1.0), "{task}: {worst} of {size}");
+        assert!(size > 0.0);
+    }
+}
+
+#[test]
+fn losses_and_scores_agree() {
+    let (plan, source) = plan(&config("{ kind = \"recall\", pairs = 2 }", &["train.train_len=12"]));
+    let batch = source.batches(&plan).unwrap().batch(1, 0..4).unwrap();
+    let model = Decoder::of(&plan, &kerple_lm::device());
+    let pass = Pass::evaluation(1);
+    let scores = Answering.score(&model, &batch, &pass);
+    let loss = f64::from(Answering.loss(&model, &batch, &pass).into_scalar::<f32>());
+    assert!((scores.loss() - loss).abs() < 1e-5, "{} {loss}", scores.loss());
+    assert_eq!(scores.scored.unwrap().iter().filter(|scored| **scored).count(), 8);
+    let parameters: usize = parameters::collect(&model).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
+    assert_eq!(parameters, plan.parameters);
+    let (plan, _) = self::plan(&config("\"reverse_string\"", &[]));
+    let model = Transducer::of(&plan, &kerple_lm::device());
+    let parameters: usize = parameters::collect(&model).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
+    assert_eq!(parameters, plan.parameters);
+}
+
+#[test]
+fn impossible_tasks_are_refused() {
+    let refused = |task: &str, more: &[&str]| {
+        let config = config(task, more);
+        let facts = kerple_lm::tasks::facts(config.data.task.as_ref().unwrap());
+        Plan::new(&config, facts).unwrap_err().to_string()
+    };
+    assert!(refused("\"passkey\"", &[]).contains("train.train_len of passkey: 8 is out of range"));
+    assert!(refused("{ kind = \"recall\", pairs = 64 }", &[]).contains("data.task.pairs"));
+    let empty = RunConfig::parse("data = {}\nencoding = { kind = \"alibi\" }", "test", &[]).unwrap();
+    assert!(Source::open(&empty.data).unwrap_err().to_string().contains("missing field `path`"));
+    // learned positions have rows for the training sequences with their empty places
+    let (plan, source) = plan(&config("\"duplicate_string\"", &["encoding.kind=learned"]));
+    assert_eq!(plan.sequence_len(), 24);
+    assert_eq!(served(&plan, &plan.encoding, &[4, 8, 9, 100]), [4, 8]);
+    assert_eq!(plan.facts.vocab_size, 3);
+    assert!(source.text(Split::Test).unwrap_err().to_string().contains("duplicate_string is a task"));
+    let hidden = TaskConfig::named("duplicate_string").unwrap();
+    assert_eq!(plan.data.task, Some(hidden));
+}

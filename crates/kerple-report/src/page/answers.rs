@@ -1,0 +1,145 @@
+//! Tables and figures of right answers.
+
+use super::figures::{Figure, Section};
+use super::{Cell, FigurePart, Grid, Row};
+use crate::format::count;
+use crate::plot::{Axis, Legend, Plot, Point, Series};
+use crate::results::{AnswerMean, AnswerTable, Name, Results, name_text};
+use serde::Serialize;
+
+/// One table of answers with what belongs to it.
+#[derive(Serialize)]
+pub(super) struct AnswersPart {
+    title: String,
+    meaning: String,
+    grid: Grid,
+    figures: Vec<FigurePart>,
+}
+
+/// A share as it is shown: percent with two digits.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.2}", 100.0 * share)
+}
+
+impl AnswersPart {
+    pub(super) fn new(results: &Results, table: &AnswerTable, figures: Vec<FigurePart>) -> AnswersPart {
+        let lengths = table.some_lengths();
+        let mut head: Vec<String> = [
+            "encoding".to_owned(),
+            format!("up to {}", count(table.train_len)),
+            format!("beyond {}", count(table.train_len)),
+            "best seed".to_owned(),
+        ]
+        .into();
+        head.extend(lengths.iter().map(|&length| count(length)));
+        let row = |mean: &AnswerMean| {
+            let shown = |value: Option<f64>| Cell::from(value.map_or_else(|| "\u{2013}".to_owned(), percent));
+            let spread = mean.beyond_deviation.map(percent);
+            let note = Some(format!("n = {}", mean.n));
+            let mut cells =
+                vec![shown(mean.within), Cell { spread, note, ..shown(mean.beyond) }, shown(mean.beyond_max)];
+            cells.extend(lengths.iter().map(|&length| {
+                let score = table.score(mean.name(), length);
+                let spread = score.and_then(|score| score.accuracy_deviation).map(percent);
+                let best = score.is_some_and(|score| score.best);
+                Cell { spread, best, ..shown(score.map(|score| score.accuracy)) }
+            }));
+            Row { name: name_text(mean.name()), colour: Some(results.place(&mean.encoding)), cells }
+        };
+        let mut rows: Vec<Row> = table.means.iter().map(row).collect();
+        let guess = vec![Cell::from(percent(table.chance)); lengths.len() + 3];
+        rows.push(Row { name: "guessing".to_owned(), colour: None, cells: guess });
+        let caption = format!("Right answers in percent: means over lengths, and at some of {}", table.lengths().len());
+        let grid = Grid { caption, head, rows };
+        AnswersPart { title: table.title.clone(), meaning: table.meaning(), grid, figures }
+    }
+}
+
+/// Accuracy by length, and by depth at the longest length.
+pub(super) fn figures(results: &Results, table: &AnswerTable, index: usize) -> Vec<Figure> {
+    let mut figures = vec![by_length(results, table, index)];
+    figures.extend(by_depth(results, table, index));
+    figures
+}
+
+fn plot(title: &str, table: &AnswerTable, x: Axis, mut series: Vec<Series>, ends: [f64; 2]) -> Plot {
+    let places = series.len();
+    let chance = ends.map(|x| (x, 100.0 * table.chance));
+    series.push(Series { dashed: true, ..Series::line("guessing", places, chance) });
+    Plot {
+        title: title.to_owned(),
+        description: format!("{}: right answers in percent, guessing has {} %.", table.title, percent(table.chance)),
+        x,
+        y: Axis::linear("right answers, %", 0.0, 100.0),
+        series,
+        rule: None,
+        legend: Legend::Ends,
+        titled: false,
+    }
+}
+
+fn by_length(results: &Results, table: &AnswerTable, index: usize) -> Figure {
+    let lengths = table.lengths();
+    let ends = [lengths.first(), lengths.last()].map(|end| end.copied().unwrap_or(1) as f64);
+    let line = |name: Name| {
+        let scores = table.scores.iter().filter(|score| score.name() == name);
+        let points = scores.map(|score| Point {
+            x: score.length as f64,
+            y: 100.0 * score.accuracy,
+            error: 100.0 * score.accuracy_deviation.filter(|deviation| deviation.is_finite()).unwrap_or(0.0),
+        });
+        let line = Series::line(name_text(name), results.place(name.0), []);
+        Series { points: points.collect(), markers: lengths.len() <= 40, dashed: name.1.is_some(), ..line }
+    };
+    let series = table.means.iter().map(|mean| line(mean.name())).collect();
+    let title = "Right answers by length";
+    let axis = Axis::linear("tokens of a sequence", ends[0].min(0.0), ends[1]);
+    let plot =
+        Plot { rule: Some((table.train_len as f64, "trained".into())), ..plot(title, table, axis, series, ends) };
+    Figure {
+        id: format!("answers-{index}"),
+        section: Section::Answers(index),
+        title: format!("{title}: {}", table.title),
+        caption: "Points are means over seeds, bars their sample deviation; dashed: guessing.".to_owned(),
+        plots: vec![plot],
+    }
+}
+
+fn by_depth(results: &Results, table: &AnswerTable, index: usize) -> Option<Figure> {
+    let longest = table.depths.iter().map(|depths| depths.length).max()?;
+    let here = table.depths.iter().filter(|depths| depths.length == longest);
+    let series = here.map(|depths| {
+        let parts = depths.accuracy.len() as f64;
+        let points = depths.accuracy.iter().enumerate();
+        let points = points.map(|(at, share)| (100.0 * (at as f64 + 0.5) / parts, 100.0 * share));
+        let name = (depths.encoding.as_str(), depths.window);
+        let line = Series::line(name_text(name), results.place(name.0), points);
+        Series { markers: true, dashed: name.1.is_some(), ..line }
+    });
+    let title = format!("Right answers by the place of the key, {} tokens", count(longest));
+    let axis = Axis::linear("place of the key, % of the sequence", 0.0, 100.0);
+    Some(Figure {
+        id: format!("answers-{index}-depth"),
+        section: Section::Answers(index),
+        title: format!("{title}: {}", table.title),
+        caption: "0 % is the beginning of the sequence, where the key is farthest from the question.".to_owned(),
+        plots: vec![plot(&title, table, axis, series.collect(), [0.0, 100.0])],
+    })
+}
+
+/// The main finding of a table, where two encodings can be compared.
+pub(super) fn headline(table: &AnswerTable) -> Option<String> {
+    let mut means: Vec<&AnswerMean> = table.means.iter().filter(|mean| mean.beyond.is_some()).collect();
+    means.sort_by(|a, b| b.beyond.unwrap_or(0.0).total_cmp(&a.beyond.unwrap_or(0.0)));
+    let [best, _, ..] = means[..] else { return None };
+    Some(format!(
+        "{}: beyond the training length of {}, {} has the most right answers of {} encodings: {} % (n = {}), guessing has {} %.",
+        table.title,
+        table.train_len,
+        name_text(best.name()),
+        means.len(),
+        percent(best.beyond?),
+        best.n,
+        percent(table.chance)
+    ))
+}

@@ -1,0 +1,304 @@
+//! Right answers of tasks by length: one table for every task, setting and part of the data.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::group::Group;
+use super::table::Name;
+use super::{Spread, number};
+use crate::record::{Answers, EvaluationRow};
+use crate::run::Run;
+
+/// The accuracy of an encoding at a length, over seeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AnswerScore {
+    /// Name of the encoding.
+    pub encoding: String,
+    /// Keys a query saw, where only the evaluation restricted them.
+    pub window: Option<u64>,
+    /// Tokens an evaluated sequence.
+    pub length: u64,
+    /// Seeds evaluated here.
+    pub n: usize,
+    /// Mean share of right answers.
+    #[serde(with = "number")]
+    pub accuracy: f64,
+    /// Its sample deviation.
+    #[serde(with = "number")]
+    pub accuracy_deviation: Option<f64>,
+    /// The largest one.
+    #[serde(with = "number")]
+    pub accuracy_max: f64,
+    /// Whether the mean is the highest at its length, of at least two.
+    pub best: bool,
+}
+
+/// The mean accuracy of an encoding over several lengths, over seeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AnswerMean {
+    /// Name of the encoding.
+    pub encoding: String,
+    /// Keys a query saw, where only the evaluation restricted them.
+    pub window: Option<u64>,
+    /// Seeds that were evaluated at all lengths of the table.
+    pub n: usize,
+    /// Mean over lengths up to the training length, and over seeds.
+    #[serde(with = "number")]
+    pub within: Option<f64>,
+    /// Mean over the lengths beyond it, and over seeds: the score of Delétang et al. 2023.
+    #[serde(with = "number")]
+    pub beyond: Option<f64>,
+    /// Its sample deviation over seeds.
+    #[serde(with = "number")]
+    pub beyond_deviation: Option<f64>,
+    /// That of the best seed, which is what Delétang et al. report.
+    #[serde(with = "number")]
+    pub beyond_max: Option<f64>,
+}
+
+/// The accuracy by where in a sequence the answer lies.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AnswerDepths {
+    /// Name of the encoding.
+    pub encoding: String,
+    /// Keys a query saw, where only the evaluation restricted them.
+    pub window: Option<u64>,
+    /// Tokens an evaluated sequence.
+    pub length: u64,
+    /// Mean over seeds, in equal parts from the beginning of the sequence to its end.
+    #[serde(with = "number")]
+    pub accuracy: Vec<f64>,
+}
+
+/// All encodings at all lengths of one task under one setting.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AnswerTable {
+    /// Name of the task.
+    pub task: String,
+    /// The [`Group`] of the runs.
+    pub group: String,
+    /// Part of the data.
+    pub split: String,
+    /// Tokens of the longest training sequence.
+    pub train_len: u64,
+    /// Sequences of each length and seed.
+    pub examples: u64,
+    /// Share of right answers of a guess.
+    #[serde(with = "number")]
+    pub chance: f64,
+    /// A few words that tell it from the other tables of the report.
+    #[serde(skip)]
+    pub title: String,
+    /// The cells that exist.
+    pub scores: Vec<AnswerScore>,
+    /// Means over lengths.
+    pub means: Vec<AnswerMean>,
+    /// Where the answers lie, for tasks with one such place.
+    pub depths: Vec<AnswerDepths>,
+}
+
+impl AnswerTable {
+    /// The lengths evaluated, increasing.
+    pub fn lengths(&self) -> Vec<u64> {
+        self.scores.iter().map(|score| score.length).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// A few of the lengths, for a table that a person reads: the training length, what lies closest to its double and so on,
+    /// the shortest and the longest.
+    pub fn some_lengths(&self) -> Vec<u64> {
+        let all = self.lengths();
+        let (Some(first), Some(last)) = (all.first(), all.last()) else { return Vec::new() };
+        let closest = |wanted: u64| all.iter().copied().min_by_key(|length| length.abs_diff(wanted));
+        let doubled = (0..8).filter_map(|octave| closest(self.train_len << octave));
+        doubled.chain([*first, *last]).collect::<BTreeSet<u64>>().into_iter().collect()
+    }
+
+    /// The cell of a row and a length, if it exists.
+    pub fn score(&self, name: Name, length: u64) -> Option<&AnswerScore> {
+        self.scores.iter().find(|score| score.name() == name && score.length == length)
+    }
+
+    /// What was measured, in sentences.
+    pub fn meaning(&self) -> String {
+        format!(
+            "Share of right answers on {} fresh sequences of each length; trained up to length {}. Guessing has {:.0} % right.",
+            self.examples,
+            self.train_len,
+            100.0 * self.chance
+        )
+    }
+}
+
+impl AnswerScore {
+    /// Its row.
+    pub fn name(&self) -> Name<'_> {
+        (&self.encoding, self.window)
+    }
+}
+
+impl AnswerMean {
+    /// Its row.
+    pub fn name(&self) -> Name<'_> {
+        (&self.encoding, self.window)
+    }
+}
+
+/// What must be equal for two accuracies to be in one table: group, task, split, content, sequences of a length.
+type Key = (String, String, String, String, u64);
+
+/// A seed's accuracies by length.
+type Curve = BTreeMap<u64, f64>;
+
+pub(super) fn tables(runs: &[&Run], groups: &[Group], encodings: &[String]) -> Vec<AnswerTable> {
+    let mut found: BTreeMap<Key, Vec<(&Run, &EvaluationRow, &Answers)>> = BTreeMap::new();
+    for run in runs {
+        for row in &run.evaluations {
+            let (Some(answers), Some(text)) = (&row.answers, &row.text) else { continue };
+            let key = (
+                run.conditions.fingerprint(),
+                answers.task.clone(),
+                row.split.clone(),
+                text.checksum.clone(),
+                text.segments,
+            );
+            found.entry(key).or_default().push((run, row, answers));
+        }
+    }
+    let place = |id: &str| groups.iter().position(|group| group.id == id);
+    let mut tables: Vec<AnswerTable> =
+        found.into_iter().map(|(key, rows)| table(key, &of_latest_steps(rows), groups, encodings)).collect();
+    tables.sort_by_key(|table| (place(&table.group), table.task.clone(), table.split.clone()));
+    tables
+}
+
+/// Of several checkpoints of a run at one length, the latest.
+fn of_latest_steps<'a>(
+    rows: Vec<(&'a Run, &'a EvaluationRow, &'a Answers)>,
+) -> Vec<(&'a Run, &'a EvaluationRow, &'a Answers)> {
+    let mut latest: BTreeMap<_, (&Run, &EvaluationRow, &Answers)> = BTreeMap::new();
+    for (run, row, answers) in rows {
+        let kept =
+            latest.entry((run.name_of(row), run.window_of(row), row.length, row.seed)).or_insert((run, row, answers));
+        if row.step >= kept.1.step {
+            *kept = (run, row, answers);
+        }
+    }
+    latest.into_values().collect()
+}
+
+fn table(
+    (group, task, split, _, examples): Key,
+    rows: &[(&Run, &EvaluationRow, &Answers)],
+    groups: &[Group],
+    encodings: &[String],
+) -> AnswerTable {
+    let (_, first, answers) = rows[0];
+    let mut curves: BTreeMap<(usize, String, Option<u64>), BTreeMap<u64, Curve>> = BTreeMap::new();
+    let mut depths: BTreeMap<(usize, String, Option<u64>, u64), Vec<&Vec<f64>>> = BTreeMap::new();
+    for (run, row, answers) in rows {
+        let place = encodings.iter().position(|name| *name == run.name).unwrap_or(encodings.len());
+        let (name, window) = (run.name_of(row), run.window_of(row));
+        let curve = curves.entry((place, name.clone(), window)).or_default().entry(row.seed).or_default();
+        curve.insert(row.length, answers.accuracy);
+        if let Some(by_depth) = &answers.by_depth {
+            depths.entry((place, name, window, row.length)).or_default().push(by_depth);
+        }
+    }
+    let lengths: BTreeSet<u64> = rows.iter().map(|(_, row, _)| row.length).collect();
+    let mut scores = Vec::new();
+    for ((_, name, window), seeds) in &curves {
+        for &length in &lengths {
+            let found: Vec<f64> = seeds.values().filter_map(|curve| curve.get(&length)).copied().collect();
+            scores.extend(score(name.clone(), *window, length, &found));
+        }
+    }
+    mark_best(&mut scores);
+    let means = curves.iter().map(|((_, name, window), seeds)| {
+        mean(name.clone(), *window, first.train_len, seeds.values().filter(|curve| curve.len() == lengths.len()))
+    });
+    let depths = depths.iter().map(|((_, name, window, length), all)| AnswerDepths {
+        encoding: name.clone(),
+        window: *window,
+        length: *length,
+        accuracy: by_part(all),
+    });
+    let title = groups.iter().find(|known| known.id == group).map_or("", |group| &group.title);
+    let title = if title.is_empty() { task.clone() } else { format!("{task}, {title}") };
+    AnswerTable {
+        group,
+        split,
+        train_len: first.train_len,
+        examples,
+        chance: answers.chance,
+        title,
+        means: means.collect(),
+        depths: depths.collect(),
+        scores,
+        task,
+    }
+}
+
+fn score(encoding: String, window: Option<u64>, length: u64, found: &[f64]) -> Option<AnswerScore> {
+    let Spread { mean, deviation } = Spread::of(found)?;
+    let most = found.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    Some(AnswerScore {
+        encoding,
+        window,
+        length,
+        n: found.len(),
+        accuracy: mean,
+        accuracy_deviation: deviation,
+        accuracy_max: most,
+        best: false,
+    })
+}
+
+fn mean<'a>(
+    encoding: String,
+    window: Option<u64>,
+    train_len: u64,
+    curves: impl Iterator<Item = &'a Curve>,
+) -> AnswerMean {
+    let over = |curve: &Curve, beyond: bool| {
+        let chosen: Vec<f64> =
+            curve.iter().filter(|(length, _)| (**length > train_len) == beyond).map(|(_, value)| *value).collect();
+        Spread::of(&chosen).map(|spread| spread.mean)
+    };
+    let (within, beyond): (Vec<_>, Vec<_>) = curves.map(|curve| (over(curve, false), over(curve, true))).unzip();
+    let n = within.len();
+    let [within, beyond]: [Vec<f64>; 2] = [within, beyond].map(|values| values.into_iter().flatten().collect());
+    let spread = Spread::of(&beyond);
+    AnswerMean {
+        encoding,
+        window,
+        n,
+        within: Spread::of(&within).map(|spread| spread.mean),
+        beyond: spread.map(|spread| spread.mean),
+        beyond_deviation: spread.and_then(|spread| spread.deviation),
+        beyond_max: beyond.into_iter().reduce(f64::max),
+    }
+}
+
+/// The mean of each part over the seeds that have sequences there.
+fn by_part(all: &[&Vec<f64>]) -> Vec<f64> {
+    let parts = all.iter().map(|parts| parts.len()).max().unwrap_or(0);
+    let part = |at: usize| {
+        let values: Vec<f64> =
+            all.iter().filter_map(|parts| parts.get(at)).copied().filter(|value| !value.is_nan()).collect();
+        Spread::of(&values).map_or(f64::NAN, |spread| spread.mean)
+    };
+    (0..parts).map(part).collect()
+}
+
+/// Marks the highest mean at every length where there are at least two.
+fn mark_best(scores: &mut [AnswerScore]) {
+    let lengths: BTreeSet<u64> = scores.iter().map(|score| score.length).collect();
+    for length in lengths {
+        let here: Vec<usize> = (0..scores.len()).filter(|&at| scores[at].length == length).collect();
+        let best = here.iter().max_by(|a, b| scores[**a].accuracy.total_cmp(&scores[**b].accuracy));
+        if let Some(&best) = best.filter(|_| here.len() >= 2) {
+            scores[best].best = true;
+        }
+    }
+}

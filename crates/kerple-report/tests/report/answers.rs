@@ -1,0 +1,104 @@
+//! Runs of a task: right answers instead of perplexities.
+
+use std::path::Path;
+
+use kerple_report::record::{ANSWERS, Answers, EvaluationRow, ScoredText};
+use kerple_report::{Options, find_runs, table_text, write};
+use serde_json::json;
+
+/// A run folder with the accuracies of some lengths.
+fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths: Option<&[f64]>) {
+    let folder = root.join(format!("{encoding}-{seed}"));
+    std::fs::create_dir_all(&folder).unwrap();
+    let plan = json!({
+        "label": encoding, "seed": seed, "train_len": 40, "steps": 9, "hash": format!("{encoding}{seed}"),
+        "encoding": {"kind": encoding}, "data": {"task": "passkey"},
+    });
+    std::fs::write(folder.join("plan.json"), plan.to_string()).unwrap();
+    let mut text = String::new();
+    for &(length, accuracy) in accuracies {
+        let row = EvaluationRow {
+            encoding: encoding.to_owned(),
+            seed,
+            train_len: 40,
+            length,
+            protocol: ANSWERS.to_owned(),
+            window: None,
+            rope_scaling: None,
+            split: "test".to_owned(),
+            step: 9,
+            text: Some(ScoredText { checksum: "ab".to_owned(), span: length, segments: 64, seed }),
+            segments: 64,
+            tokens: 320,
+            bytes: None,
+            nll: 1.0,
+            perplexity: 1f64.exp(),
+            bits_per_byte: None,
+            seconds: 0.5,
+            position_nll: None,
+            segment_nll: None,
+            answers: Some(Answers {
+                task: "passkey".to_owned(),
+                accuracy,
+                chance: 0.1,
+                by_depth: depths.map(<[f64]>::to_vec),
+            }),
+        };
+        text += &(serde_json::to_string(&row).unwrap() + "\n");
+    }
+    std::fs::write(folder.join("evaluation.jsonl"), text).unwrap();
+}
+
+fn all(root: &Path) {
+    run(root, "alibi", 1, &[(20, 1.0), (40, 0.9), (80, 0.8), (160, 0.6)], Some(&[0.5, f64::NAN]));
+    run(root, "alibi", 2, &[(20, 1.0), (40, 0.7), (80, 0.4), (160, 0.2)], Some(&[0.1, 0.9]));
+    run(root, "rotary", 1, &[(20, 1.0), (40, 1.0), (80, 0.3), (160, 0.1)], None);
+}
+
+#[test]
+fn accuracies_meet_by_length_with_their_means() {
+    let root = tempfile::tempdir().unwrap();
+    all(root.path());
+    let summary = write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &Options::default()).unwrap();
+    let results = summary.results;
+    assert!(results.tables.is_empty() && results.answers.len() == 1, "{results:?}");
+    let table = &results.answers[0];
+    assert_eq!((table.task.as_str(), table.examples, table.lengths()), ("passkey", 64, vec![20, 40, 80, 160]));
+    let close = |a: f64, b: f64| (a - b).abs() < 1e-12;
+    let alibi = table.means.iter().find(|mean| mean.encoding == "alibi").unwrap();
+    assert!(alibi.n == 2 && close(alibi.within.unwrap(), 0.9), "{alibi:?}");
+    // (0.8 + 0.6) / 2 and (0.4 + 0.2) / 2
+    assert!(close(alibi.beyond.unwrap(), 0.5) && close(alibi.beyond_max.unwrap(), 0.7), "{alibi:?}");
+    assert!(close(alibi.beyond_deviation.unwrap(), 0.08f64.sqrt()), "{alibi:?}");
+    let at = |name: &str, length: u64| table.score((name, None), length).unwrap();
+    assert!(close(at("alibi", 80).accuracy, 0.6) && at("alibi", 80).best && !at("rotary", 80).best);
+    assert!(at("rotary", 40).best && close(at("alibi", 40).accuracy_max, 0.9));
+    let depths = table.depths.iter().find(|depths| depths.length == 160).unwrap();
+    assert!(close(depths.accuracy[0], 0.3) && close(depths.accuracy[1], 0.9), "{depths:?}");
+
+    let page = std::fs::read_to_string(&summary.index).unwrap();
+    for part in ["Right answers", "passkey: beyond the training length of 40, alibi", "guessing", "place of the key"] {
+        assert!(page.contains(part), "{part}");
+    }
+    assert!(!page.contains("id=\"results\""), "there is no text");
+    let markdown = std::fs::read_to_string(root.path().join("report/report.md")).unwrap();
+    assert!(markdown.contains("## Right answers") && !markdown.contains("## Results"), "{markdown}");
+    let csv = std::fs::read_to_string(root.path().join("report/tables/answers.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 8, "{csv}");
+    for figure in ["answers-0", "answers-0-depth"] {
+        assert!(root.path().join(format!("report/figures/{figure}.svg")).exists(), "{figure}");
+    }
+    let text = table_text(&results);
+    assert!(text.contains("beyond 40") && text.contains("50.00") && !text.contains("nothing evaluated"), "{text}");
+}
+
+#[test]
+fn texts_and_tasks_have_tables_of_their_own() {
+    let root = tempfile::tempdir().unwrap();
+    all(root.path());
+    crate::made_up::run(root.path(), "t5", 9, &[(64, 2.0)]);
+    let summary = write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &Options::default()).unwrap();
+    assert_eq!((summary.results.tables.len(), summary.results.answers.len()), (1, 1));
+    let rows = &summary.results.tables[0].evaluations;
+    assert!(rows.iter().all(|row| !row.run.to_string_lossy().contains("rotary-1")), "{rows:?}");
+}
