@@ -55,7 +55,7 @@ fn it_ends_in_every_table_and_figure_and_a_second_call_does_nothing() {
         assert_eq!((words[1], words[2]), (words[3], "of"), "{line}");
         assert_ne!(words[3], "0", "{line}");
     }
-    assert_eq!(printed.lines().count(), 15, "{printed}");
+    assert_eq!(printed.lines().count(), 16, "{printed}");
     let page = place.read("r/paper/index.html").replace("&#x2f;", "/");
     let markdown = place.read("r/paper/report.md");
     for part in ["Table 3", "paper: 31.3 ± 5.20 †", "Figure 7", "out of memory", "github/kerple_log/seed-1235"] {

@@ -144,15 +144,6 @@ impl Reproduction {
         self.planned.len()
     }
 
-    /// Whether training steps are timed.
-    fn is_timed(&self) -> bool {
-        self.is_wanted(&["table4".to_owned()]) && !self.experiment.timing.encodings.is_empty()
-    }
-
-    fn is_wanted(&self, serves: &[String]) -> bool {
-        self.only.is_empty() || serves.iter().any(|item| self.only.contains(item))
-    }
-
     /// Corpora that are needed and not prepared yet, with where their text is. Without a folder of texts that is the
     /// sources of locked crates: `built_in` are the lock file's text and cargo's home.
     ///
@@ -165,11 +156,9 @@ impl Reproduction {
     ) -> Result<Vec<(&str, PrepareOptions)>> {
         let needed: BTreeSet<&str> = self.planned.iter().map(|planned| planned.run.corpus.as_str()).collect();
         let needs = |corpus: &&CorpusConfig| {
-            let listed = self.is_wanted(&["table1".to_owned()]);
-            let is_text = corpus.task.is_none();
-            is_text
-                && (listed || needed.contains(corpus.name.as_str()))
-                && !kerple_data::is_prepared(&self.data_of(&corpus.name))
+            // what needs no run is about the texts, or about how long a step takes
+            let is_needed = needed.is_empty() || needed.contains(corpus.name.as_str());
+            corpus.task.is_none() && is_needed && !kerple_data::is_prepared(&self.data_of(&corpus.name))
         };
         let options = |corpus: &CorpusConfig| {
             let crates: Vec<&str> = corpus.crates.iter().map(String::as_str).collect();
@@ -213,10 +202,10 @@ impl Reproduction {
             let mut facts = CorpusFacts {
                 name: corpus.name.clone(),
                 title: corpus.title.clone(),
-                texts: match (&corpus.task, &self.data) {
-                    (Some(task), _) => task.facts().level.map_or("drawn", Level::letters).to_owned(),
-                    (None, Some(_)) => corpus.texts.display().to_string(),
-                    (None, None) => "sources of locked crates".to_owned(),
+                texts: match &corpus.task {
+                    Some(task) => task.facts().level.map_or("drawn", Level::letters).to_owned(),
+                    None if self.data.is_none() && !corpus.crates.is_empty() => "sources of locked crates".to_owned(),
+                    None => corpus.texts.display().to_string(),
                 },
                 tokenizer: corpus.tokenizer.clone(),
                 vocab_size: None,
@@ -249,7 +238,11 @@ impl Reproduction {
             runs: planned(&self.experiment, &[]).into_iter().map(|planned| planned.run).collect(),
         };
         std::fs::create_dir_all(&self.out).map_err(Error::io(&self.out, "create"))?;
-        Ok(record::write_json(&self.out.join(MANIFEST_FILE), &manifest)?)
+        // shards that begin together each write aside under a name of their own
+        let (file, aside) = (self.out.join(MANIFEST_FILE), format!("{MANIFEST_FILE}.{}", std::process::id()));
+        let aside = self.out.join(aside);
+        record::write_json(&aside, &manifest)?;
+        std::fs::rename(&aside, &file).map_err(Error::io(&file, "write"))
     }
 
     /// Trains and evaluates what is not done yet of a shard's runs; `false` when `stop` was set before the end.

@@ -19,7 +19,7 @@ use crate::write::Options;
 
 mod answers;
 pub(crate) mod figures;
-mod grids;
+pub(crate) mod grids;
 mod text;
 
 pub use text::table_text;

@@ -8,6 +8,7 @@
 //! Means, deviations and paired tests are those of [`Results`](crate::results::Results). What is missing says so.
 
 mod cells;
+mod claims;
 mod dape;
 mod figures;
 mod kerple;

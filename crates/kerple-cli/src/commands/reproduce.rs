@@ -66,10 +66,13 @@ fn prepare(reproduction: &Reproduction, stop: &Arc<AtomicBool>) -> Outcome {
     let home = quickstart::cargo_home();
     let built_in = home.as_deref().map(|home| (quickstart::LOCK, home));
     for (name, options) in reproduction.to_prepare(built_in, stop)? {
+        if kerple_data::is_prepared(&options.out) {
+            // another shard was faster
+            continue;
+        }
         let mut line = Line::new();
         match kerple_data::prepare(&options, &mut |progress| line.show(|| format!("{name}: {progress}"))) {
             Ok(summary) => line.done(&format!("{name}: {summary}")),
-            // another shard was faster
             Err(_) if kerple_data::is_prepared(&options.out) => line.done(&format!("{name}: prepared")),
             Err(error) => return Err(error.into()),
         }

@@ -87,7 +87,7 @@ export RAYON_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
 work=$!
 # before the time is over Slurm sends TERM: the run is saved, and the task goes into the queue again
 stopped=
-trap 'stopped=yes; kill -TERM "$work"' TERM
+trap 'trap "" TERM; stopped=yes; kill -TERM "$work"' TERM
 wait "$work"
 status=$?
 if [ -n "$stopped" ]; then

@@ -144,6 +144,8 @@ pub struct PartConfig {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TimingConfig {
+    /// Tables it is for.
+    pub serves: Vec<String>,
     /// Encodings.
     pub encodings: Vec<Encoding>,
     /// Rounds; in each every encoding makes one step that counts.

@@ -2,12 +2,14 @@
 
 use super::Reproduction;
 use crate::config::RunConfig;
+use crate::corpus::Source;
 use crate::error::{Error, Result};
 use crate::learner::{self, Learner, Update};
 use crate::model::Decoder;
 use crate::plan::Plan;
 use crate::task::{Batch, LanguageModel};
 use crate::train::Batches;
+use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
 use kerple_report::paper::{TIMING_FILE, Timing, TimingRow};
 use kerple_report::record;
@@ -22,39 +24,34 @@ impl Reproduction {
     /// Text that cannot be read, a file that cannot be written.
     pub fn time(&self, stop: &AtomicBool, tell: &mut dyn FnMut(usize, usize)) -> Result<bool> {
         let file = self.out.join(TIMING_FILE);
-        if !self.is_timed() || file.exists() {
+        let timing = &self.experiment.timing;
+        let wanted = self.only.is_empty() || timing.serves.iter().any(|item| self.only.contains(item));
+        if !wanted || timing.encodings.is_empty() || file.exists() {
             return Ok(true);
         }
-        let plans = self.timed_plans()?;
-        let mut rows: Vec<TimingRow> =
-            plans.iter().map(|plan| TimingRow { encoding: plan.label.clone(), seconds: Vec::new() }).collect();
-        let rounds = self.experiment.timing.rounds;
-        let sources = self.sources()?;
-        let Some(source) = sources.values().next() else { return Ok(true) };
-        for round in 0..rounds {
+        // the usual runs on the first text
+        let (Some(part), Some(corpus)) = (self.experiment.parts.first(), self.experiment.corpora.first()) else {
+            return Ok(true);
+        };
+        let config = self.experiment.config(part, self.data_of(&corpus.name))?;
+        let source = Source::open(&config.data)?;
+        let plan = |encoding: &Encoding| {
+            Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, source.facts())
+        };
+        let plans = timing.encodings.iter().map(plan).collect::<Result<Vec<Plan>>>()?;
+        let row = |plan: &Plan| TimingRow { encoding: plan.label.clone(), seconds: Vec::new() };
+        let mut rows: Vec<TimingRow> = plans.iter().map(row).collect();
+        for round in 0..timing.rounds {
             for (plan, row) in plans.iter().zip(&mut rows) {
                 if stop.load(Ordering::Relaxed) {
                     return Ok(false);
                 }
                 row.seconds.push(seconds(plan, &source.batches(plan)?)?);
             }
-            tell(round + 1, rounds);
+            tell(round + 1, timing.rounds);
         }
-        let Some(plan) = plans.first() else { return Ok(true) };
-        let (train_len, batch) = (plan.train_len as u64, plan.train.batch as u64);
+        let (train_len, batch) = (config.train.train_len as u64, config.train.batch as u64);
         Ok(record::write_json(&file, &Timing { train_len, batch, rows }).map(|()| true)?)
-    }
-
-    /// The plans of the usual runs with these encodings, on the first text that is there.
-    fn timed_plans(&self) -> Result<Vec<Plan>> {
-        let sources = self.sources()?;
-        let usual = self.planned.iter().find(|planned| planned.run.variant.is_empty());
-        let (Some(usual), Some(source)) = (usual, sources.values().next()) else { return Ok(Vec::new()) };
-        let config = self.config(usual)?;
-        let plan = |encoding: &kerple::encoding::Encoding| {
-            Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, source.facts())
-        };
-        self.experiment.timing.encodings.iter().map(plan).collect()
     }
 }
 

@@ -4,6 +4,7 @@ use super::Reproduction;
 use super::page::Item;
 use crate::page::figures::kernels::panels_of;
 use crate::page::figures::{Figure, Section, position_figure};
+use crate::page::grids::windows;
 use crate::plot::{Axis, Legend, Plot, Series};
 use crate::results::{EffectiveLength, PositionCurve};
 use std::collections::BTreeSet;
@@ -71,6 +72,10 @@ pub(super) fn positions(all: &Reproduction, id: &'static str, title: &'static st
         item.notes.push(format!("{} of {} evaluations are done.", item.complete, item.planned));
     }
     let Some(setting) = curves.first().map(|curve| &curve.setting) else { return item };
+    if facts.lengths.iter().max() == Some(&length) {
+        let table = group.results.tables.iter().find(|table| table.setting == *setting);
+        item.text = table.map_or_else(String::new, |table| windows(table).join(" "));
+    }
     let figure = position_figure(&group.results, place, setting, &curves);
     item.figures.extend(figure.map(|figure| Figure { id: id.to_owned(), title: title.to_owned(), ..figure }));
     item

@@ -1,20 +1,19 @@
 //! The tables and figures of KERPLE: Chi et al. 2022, arXiv:2205.09921.
 
 use super::cells::Spec;
-use super::figures;
 use super::manifest::without_keys;
 use super::page::Item;
 use super::published::{self, Kerple, Printed};
-use super::{Reproduction, Timing};
+use super::{Reproduction, Timing, claims, figures};
 use crate::format::{count, number};
 use crate::page::{Cell, Grid, Row};
 use crate::statistics::median;
 use serde_json::Value;
 
 /// What can be made.
-pub(super) const ITEMS: [&str; 14] = [
-    "table1", "table2", "table3", "table4", "table5", "table6", "table9", "table10", "figure2", "figure3", "figure4",
-    "figure5", "figure6", "figure7",
+pub(super) const ITEMS: [&str; 15] = [
+    "claims", "table1", "table2", "table3", "table4", "table5", "table6", "table9", "table10", "figure2", "figure3",
+    "figure4", "figure5", "figure6", "figure7",
 ];
 
 /// A column: its head, the label of its encoding, and the name under which the paper's numbers are kept.
@@ -54,6 +53,7 @@ pub(super) fn items(all: &Reproduction) -> Vec<Item> {
         item
     };
     vec![
+        claims::claims(all),
         table1(all, &data),
         table2(all, &data),
         perplexities(
@@ -117,7 +117,7 @@ fn table1(all: &Reproduction, data: &Kerple) -> Item {
             corpus.splits.get(name).map_or_else(
                 || Cell { note: Some("not prepared".to_owned()), ..Cell::from("\u{2013}".to_owned()) },
                 |split| Cell {
-                    note: Some(format!("{} documents, {} bytes", count(split.documents), count(split.bytes))),
+                    note: Some(format!("{:.1} MB", split.bytes as f64 / 1e6)),
                     ..Cell::from(count(split.tokens))
                 },
             )
