@@ -111,6 +111,19 @@ fn detect() -> InstructionSet {
     InstructionSet::Portable
 }
 
+/// Asks for what is at this address, which need not be anybody's, to be brought into the cache.
+#[inline(always)]
+pub(crate) fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every x86-64 processor has the instruction, and it does nothing at an address that cannot be read.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Defines a function over [`Number`](crate::Number) whose body is compiled for every [`InstructionSet`] and run with the
 /// current one.
 ///

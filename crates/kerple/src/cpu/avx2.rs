@@ -61,6 +61,7 @@ impl Lanes for Avx2 {
     const COUNT: usize = 8;
     const SIDE: usize = 8;
     const BLOCK_ROWS: &[usize] = &[8, 6];
+    const TILE_ROWS: usize = 6;
 
     #[inline]
     fn run<K: Kernel<f32>>(self, kernel: K) -> K::Output {

@@ -26,6 +26,7 @@ impl Lanes for Avx512 {
     const COUNT: usize = 16;
     const SIDE: usize = 8;
     const BLOCK_ROWS: &[usize] = &[8, 8, 8, 6];
+    const TILE_ROWS: usize = 12;
 
     #[inline]
     fn run<K: Kernel<f32>>(self, kernel: K) -> K::Output {

@@ -44,6 +44,8 @@ pub trait Lanes: Arithmetic {
     /// Rows of 1, 2, 3, .. vectors that a product's block in registers may have, at most 8: `rows * vectors` sums, enough
     /// to hide their latency, beside `vectors` factors and one more.
     const BLOCK_ROWS: &[usize];
+    /// Rows of two vectors in a tile of a product whose factors lie as it reads them.
+    const TILE_ROWS: usize;
 
     /// Rows and columns of the square that [`Lanes::transpose`] turns at once.
     const SIDE: usize;

@@ -55,6 +55,7 @@ impl<T: Number> Lanes for Portable<T> {
     const COUNT: usize = 4;
     const SIDE: usize = 4;
     const BLOCK_ROWS: &[usize] = &[6, 6];
+    const TILE_ROWS: usize = 6;
 
     #[inline]
     fn run<K: Kernel<T>>(self, kernel: K) -> K::Output {

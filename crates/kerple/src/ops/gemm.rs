@@ -3,9 +3,10 @@
 //! A product is cut into blocks of the result whose sizes depend on its shape only, one block a task, each computed by
 //! one thread. So the bits do not depend on the number of threads, and a slow core delays one block, not half the work.
 //! A block is tall and narrow: its columns of the right factor are packed once and used for every row, while the kernels
-//! read a left factor that is not transposed where it lies.
+//! read a left factor that is not transposed where it lies. Where both factors run down, `panels` takes their place.
 
 mod kernel;
+mod panels;
 
 use super::ROWS_PER_TASK;
 use crate::Number;
@@ -19,8 +20,8 @@ use std::ops::Range;
 const BLOCK_COLUMNS: usize = 128;
 /// Most rows of a block; in a product of fewer rows, everything is packed once.
 const MOST_ROWS: usize = 2048;
-/// Rows of both factors that are copied together where both run down.
-const PANEL_DEPTH: usize = 256;
+/// Rows of two factors that both run down, from which on they are copied first.
+const WORTH_PANELS: usize = 256;
 /// Rows of the kernel's tile.
 const TILE_ROWS: usize = 6;
 /// Fewest blocks a large product is cut into.
@@ -117,6 +118,14 @@ impl<'a, T> To<'a, T> {
 /// # Panics
 /// If a slice has the wrong size.
 pub fn matmul<T: Number>(c: To<'_, T>, a: &[T], b: &[T], product: Product) {
+    let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
+    // elsewhere the kernels of the `gemm` crate are the better ones
+    if cfg!(target_arch = "x86_64") && a_is_transposed && !b_is_transposed && k >= WORTH_PANELS {
+        check_shape!(a, k = k, m = m);
+        check_shape!(b, k = k, n = n);
+        // SAFETY: the factors and the result have these sizes, and this call alone writes it.
+        return write(c, [m, n], |c, adds| unsafe { panels::multiply(c, adds, a, b, [m, k, n]) });
+    }
     matmul_then(c, None, a, b, product, |_, _, _, _| {});
 }
 
@@ -138,7 +147,7 @@ pub fn matmul_bias<T: Number>(c: To<'_, T>, a: &[T], b: &[T], bias: &[T], produc
 /// If a slice has the wrong size.
 pub fn matmul_then<T: Number>(
     c: To<'_, T>,
-    mut beside: Option<&mut Vec<T>>,
+    beside: Option<&mut Vec<T>>,
     a: &[T],
     b: &[T],
     product: Product,
@@ -147,39 +156,51 @@ pub fn matmul_then<T: Number>(
     let Product { m, k, n, .. } = product;
     check_shape!(a, m = m, k = k);
     check_shape!(b, k = k, n = n);
+    let (rows, columns) = product.block(beside.is_some());
+    let (down, across) = (m.div_ceil(rows.max(1)), n.div_ceil(columns.max(1)));
+    let work = |c: Matrix<T>, adds: bool, beside: Option<Matrix<T>>| {
+        let block = |t: usize| {
+            let (i, j) = (t / across, t % across);
+            let (i, j) = (i * rows..m.min((i + 1) * rows), j * columns..n.min((j + 1) * columns));
+            // SAFETY: `a` and `b` were seen to hold their matrices, and `c` has room for its own; this block of it is written
+            // by this task alone, and where it is not added to, every element of it.
+            unsafe { multiply_block(product, c, adds, a, b, i.clone(), j.clone()) };
+            for row in i {
+                // SAFETY: the pieces lie in this block, which is this task's alone, and that of `c` has been written.
+                let pieces =
+                    unsafe { (c.piece(row, j.clone()), beside.map(|beside| beside.cleared_piece(row, j.clone()))) };
+                finish(row, j.clone(), pieces.0, pieces.1.unwrap_or_default());
+            }
+        };
+        match down * across {
+            1 => block(0),
+            blocks => (0..blocks).into_par_iter().with_max_len(1).for_each(block),
+        }
+    };
+    write(c, [m, n], |c, adds| match beside {
+        Some(beside) => write(To::End(beside), [m, n], |beside, _| work(c, adds, Some(beside))),
+        None => work(c, adds, None),
+    });
+}
+
+/// Has all of a matrix `[m, n]` written where it goes, or added to what is there if it is told so.
+///
+/// # Panics
+/// If there is no room of this size.
+fn write<T: Number>(c: To<'_, T>, [m, n]: [usize; 2], by: impl FnOnce(Matrix<T>, bool)) {
     let values = elements(&[m, n]).unwrap_or_else(|| panic!("c: [m, n] = [{m}, {n}] are too many values"));
+    let matrix = |start| Matrix { start, columns: n };
     let adds = matches!(c, To::Sum(_));
-    let (start, appended) = match c {
+    match c {
         To::Over(c) | To::Sum(c) => {
             check_shape!(c, m = m, n = n);
-            (c.as_mut_ptr(), None)
+            by(matrix(c.as_mut_ptr()), adds);
         }
-        To::End(c) => (room(c, values), Some(c)),
-    };
-    let matrix = |start| Matrix { start, columns: n };
-    let (c, second) = (matrix(start), beside.as_mut().map(|beside| matrix(room(beside, values))));
-    let (rows, columns) = product.block(beside.is_some());
-    let block = |i: usize, j: usize| {
-        let (i, j) = (i * rows..m.min((i + 1) * rows), j * columns..n.min((j + 1) * columns));
-        // SAFETY: `a` and `b` were seen to hold their matrices, and `c` has room for its own; this block of it is written
-        // by this task alone, and where it is not added to, every element of it.
-        unsafe { multiply_block(product, c, adds, a, b, i.clone(), j.clone()) };
-        for row in i {
-            // SAFETY: the pieces lie in this block, which is this task's alone, and that of `c` has been written.
-            let pieces =
-                unsafe { (c.piece(row, j.clone()), second.map(|beside| beside.cleared_piece(row, j.clone()))) };
-            finish(row, j.clone(), pieces.0, pieces.1.unwrap_or_default());
+        To::End(c) => {
+            by(matrix(room(c, values)), false);
+            // SAFETY: all of the values after the last one have been written.
+            unsafe { c.set_len(c.len() + values) }
         }
-    };
-    let (down, across) = (m.div_ceil(rows.max(1)), n.div_ceil(columns.max(1)));
-    match down * across {
-        0 => {}
-        1 => block(0, 0),
-        blocks => (0..blocks).into_par_iter().with_max_len(1).for_each(|t| block(t / across, t % across)),
-    }
-    for vector in [appended, beside].into_iter().flatten() {
-        // SAFETY: the blocks cover the matrix: all of the values after the last one have been written.
-        unsafe { vector.set_len(vector.len() + values) }
     }
 }
 
@@ -219,6 +240,17 @@ impl<T: Number> Matrix<T> {
             self.piece(row, columns)
         }
     }
+
+    /// # Safety
+    /// As [`Matrix::piece`], but it need not have been written.
+    unsafe fn copy_piece(self, row: usize, columns: Range<usize>, from: &[T]) {
+        assert_eq!(from.len(), columns.len());
+        // SAFETY: the caller's promise; the piece and what may be read of `from` are apart, since the piece is used by nobody.
+        unsafe {
+            let start = self.start.add(row * self.columns + columns.start);
+            std::ptr::copy_nonoverlapping(from.as_ptr(), start, from.len());
+        }
+    }
 }
 
 /// The block of the result at these rows and columns.
@@ -236,10 +268,6 @@ unsafe fn multiply_block<T: Number>(
     columns: Range<usize>,
 ) {
     let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
-    if a_is_transposed && !b_is_transposed && k > PANEL_DEPTH {
-        // SAFETY: the caller's promise.
-        return unsafe { multiply_panels(product, c, adds, a, b, rows, columns) };
-    }
     let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
     let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
     // with k = 0 the factors have no elements, and the starts of their blocks may lie outside of them: `wrapping_add`
@@ -250,42 +278,6 @@ unsafe fn multiply_block<T: Number>(
     unsafe {
         let c_start = c.start.add(rows.start * n + columns.start);
         kernel::multiply([rows.len(), k, columns.len()], (c_start, n, adds), a, b);
-    }
-}
-
-/// [`multiply_block`] where both factors run down: `a` is `[k, m]` and `b` is `[k, n]`, as for the gradient of weights.
-///
-/// The kernel would step from row to row of both factors, each in another page of memory and often in the same set of the
-/// cache. So the block's part of some rows is copied next to each other first, and the product is a sum over such panels.
-///
-/// # Safety
-/// As for [`multiply_block`].
-unsafe fn multiply_panels<T: Number>(
-    Product { m, k, n, .. }: Product,
-    c: Matrix<T>,
-    adds: bool,
-    a: &[T],
-    b: &[T],
-    rows: Range<usize>,
-    columns: Range<usize>,
-) {
-    let copy = |panel: &mut Vec<T>, from: &[T], width: usize, depth: &Range<usize>, part: &Range<usize>| {
-        panel.clear();
-        depth.clone().for_each(|row| panel.extend_from_slice(&from[row * width..][part.clone()]));
-    };
-    let [mut a_panel, mut b_panel] = [rows.len(), columns.len()].map(|width| Vec::with_capacity(PANEL_DEPTH * width));
-    for first in (0..k).step_by(PANEL_DEPTH) {
-        let depth = first..k.min(first + PANEL_DEPTH);
-        copy(&mut a_panel, a, m, &depth, &rows);
-        copy(&mut b_panel, b, n, &depth, &columns);
-        let a = Factor { start: a_panel.as_ptr(), row_stride: 1, column_stride: rows.len() };
-        let b = Factor { start: b_panel.as_ptr(), row_stride: columns.len(), column_stride: 1 };
-        // SAFETY: the panels hold their factors; the block lies in `c`, is this call's alone, and after the first panel has
-        // been written.
-        unsafe {
-            let c_start = c.start.add(rows.start * n + columns.start);
-            kernel::multiply([rows.len(), depth.len(), columns.len()], (c_start, n, adds || first > 0), a, b);
-        }
     }
 }
 
@@ -358,8 +350,10 @@ mod tests {
 
     #[test]
     fn large_products_equal_plain_loops() {
-        // the last one is deeper than two panels
-        for (m, k, n) in [(MOST_ROWS + 1, 70, 65), (386, 33, 130), (7, 100, 1500), (769, 20, 129), (100, 519, 131)] {
+        // the last ones are cut along k where both factors run down, within blocks and with many of them
+        for (m, k, n) in
+            [(MOST_ROWS + 1, 70, 65), (386, 33, 130), (7, 100, 1500), (769, 20, 129), (100, 519, 131), (257, 1000, 300)]
+        {
             let (rows, columns) = Product::new(m, k, n).block(false);
             assert!(rows < m || columns < n, "more than one block");
             check_against_plain(m, k, n, 7);
@@ -442,6 +436,21 @@ mod tests {
             // without fused multiply-add, sums round otherwise: so it was another kernel
             assert!(on_sets.len() == 1 || on_sets[0] != on_sets[1], "{product:?}");
         }
+    }
+
+    #[test]
+    fn panels_give_the_same_bits_on_wide_instruction_sets() {
+        let (m, k, n) = (67, 700, 71);
+        let (a, b) = (single(&random(m * k, 1)), single(&random(k * n, 2)));
+        // of this thread alone, which the set is for
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().unwrap();
+        let on_sets = on_every_set(|| {
+            let mut c = vec![f32::NAN; m * n];
+            pool.install(|| matmul(To::Over(&mut c), &a, &b, Product::new(m, k, n).transpose_a()));
+            c
+        });
+        assert!(on_sets.len() < 3 || on_sets[1] == on_sets[2]);
+        assert!(on_sets.len() == 1 || on_sets[0] != on_sets[1], "without fused multiply-add, sums round otherwise");
     }
 
     #[test]

@@ -1,0 +1,229 @@
+//! Products of two factors that both run down, `c = a^T b` with `a` `[k, m]` and `b` `[k, n]`: gradients of weights.
+//!
+//! The sum over `k`, all rows of a batch, is long, and the result small. So blocks of the result are large, and each copies
+//! its part of some rows next to each other first, as tiles that are read from one end to the other. Where there are few
+//! blocks, their sums are cut along `k` as well, by shape alone, and added in order. Within the rows that are copied together
+//! an element is one chain of fused additions: AVX2 and AVX-512 give the same bits.
+
+use super::{ENOUGH_BLOCKS, Matrix, room};
+use crate::Number;
+use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::{InstructionSet, prefetch, reduce};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Most rows and columns of a block of the result.
+const BLOCK: usize = 256;
+/// Most rows of both factors that are copied together.
+const DEPTH: usize = 128;
+/// Rows worth a cut along `k`.
+const WORTH_A_CUT: usize = 256;
+/// Elements of the result that a task adds the later sums to.
+const ADDED: usize = 1 << 14;
+/// Vectors of columns in a tile.
+const VECTORS: usize = 2;
+
+/// Part `i` of `count` nearly equal ones.
+fn part(whole: Range<usize>, count: usize, i: usize) -> Range<usize> {
+    whole.start + whole.len() * i / count..whole.start + whole.len() * (i + 1) / count
+}
+
+/// Writes the product to `c`, or adds it.
+///
+/// # Safety
+/// `a`, `b` and `c` have these sizes, `c` has been written if it is added to, and nothing else uses it meanwhile.
+pub(super) unsafe fn multiply<T: Number>(c: Matrix<T>, adds: bool, a: &[T], b: &[T], [m, k, n]: [usize; 3]) {
+    let (down, across) = (m.div_ceil(BLOCK), n.div_ceil(BLOCK));
+    let blocks = down * across;
+    let along = ENOUGH_BLOCKS.div_ceil(blocks.max(1)).min(k.div_ceil(WORTH_A_CUT)).max(1);
+    // the sums of the first rows go to `c`, the others here
+    let mut later = Vec::new();
+    let later_sums = Matrix { start: room(&mut later, (along - 1) * m * n), columns: n };
+    (0..along * blocks).into_par_iter().with_max_len(1).for_each(|t| {
+        let (cut, i, j) = (t / blocks, t % blocks / across, t % across);
+        let (rows, columns) = (part(0..m, down, i), part(0..n, across, j));
+        let a = Part { factor: a, width: m, columns: rows.clone() };
+        let b = Part { factor: b, width: n, columns: columns.clone() };
+        let (sums, stride) = T::dispatch(InstructionSet::current(), Block { a, b, depth: part(0..k, along, cut) });
+        for (row, sums) in rows.zip(sums.chunks(stride)) {
+            let (columns, sums) = (columns.clone(), &sums[..columns.len()]);
+            // SAFETY: this row of the block lies in its matrix and is this task's alone; what is added to has been written.
+            unsafe {
+                match cut {
+                    0 if adds => reduce::add(c.piece(row, columns), sums),
+                    0 => c.copy_piece(row, columns, sums),
+                    _ => later_sums.copy_piece((cut - 1) * m + row, columns, sums),
+                }
+            }
+        }
+    });
+    // SAFETY: the tasks have written all of both.
+    let (c, later) = unsafe {
+        later.set_len((along - 1) * m * n);
+        (std::slice::from_raw_parts_mut(c.start, m * n), later)
+    };
+    if along > 1 {
+        c.par_chunks_mut(ADDED).enumerate().for_each(|(i, c)| {
+            later.chunks_exact(m * n).for_each(|sums| reduce::add(c, &sums[i * ADDED..][..c.len()]));
+        });
+    }
+}
+
+/// Some columns of a factor.
+struct Part<'a, T> {
+    factor: &'a [T],
+    /// Of the factor's rows.
+    width: usize,
+    columns: Range<usize>,
+}
+
+/// One block of the result for some rows of the factors; gives the sums, and how far apart their rows are.
+struct Block<'a, T> {
+    a: Part<'a, T>,
+    b: Part<'a, T>,
+    depth: Range<usize>,
+}
+
+impl<T: Number> Kernel<T> for Block<'_, T> {
+    type Output = (Vec<T>, usize);
+
+    fn run<L: Lanes<Number = T>>(self, lanes: L) -> (Vec<T>, usize) {
+        let Block { a, b, depth } = self;
+        let stride = b.columns.len().next_multiple_of(VECTORS * L::COUNT);
+        let mut sums = vec![T::ZERO; a.columns.len().next_multiple_of(L::TILE_ROWS) * stride];
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        let panels = depth.len().div_ceil(DEPTH);
+        for panel in 0..panels {
+            let rows = part(depth.clone(), panels, panel);
+            lanes.run(Pack { to: &mut left, from: &a, rows: rows.clone(), side: Side::Left });
+            lanes.run(Pack { to: &mut right, from: &b, rows: rows.clone(), side: Side::Right });
+            lanes.run(Multiply { left: &left, right: &right, depth: rows.len(), sums: &mut sums, stride });
+        }
+        (sums, stride)
+    }
+}
+
+/// Adds a product of tiles, of `left` `[tiles, depth, TILE_ROWS]` and `right` `[tiles, depth, VECTORS COUNT]`, to the sums.
+struct Multiply<'a, T> {
+    left: &'a [T],
+    right: &'a [T],
+    depth: usize,
+    sums: &'a mut [T],
+    stride: usize,
+}
+
+impl<T: Number> Kernel<T> for Multiply<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let Multiply { left, right, depth, sums, stride } = self;
+        let (rows, columns) = (L::TILE_ROWS, VECTORS * L::COUNT);
+        for (j, right) in right.chunks_exact(depth * columns).enumerate() {
+            for (i, left) in left.chunks_exact(depth * rows).enumerate() {
+                let sums = &mut sums[i * rows * stride + j * columns..];
+                assert!(sums.len() >= (rows - 1) * stride + columns);
+                // SAFETY: the factors are tiles of this depth, and the sums have room for the result.
+                unsafe {
+                    match rows {
+                        6 => add_tile::<L, 6>(lanes, [left.as_ptr(), right.as_ptr()], depth, sums.as_mut_ptr(), stride),
+                        12 => {
+                            add_tile::<L, 12>(lanes, [left.as_ptr(), right.as_ptr()], depth, sums.as_mut_ptr(), stride)
+                        }
+                        _ => unreachable!("tiles have 6 or 12 rows"),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds the product of two tiles, held in registers while the rows of the factors run, to the sums.
+///
+/// # Safety
+/// The factors are `[depth, M]` and `[depth, VECTORS COUNT]`; `M` rows of so many sums, `stride` apart, can be written.
+#[allow(clippy::needless_range_loop, reason = "arrays walk together")]
+#[inline(always)]
+unsafe fn add_tile<L: Lanes, const M: usize>(
+    lanes: L,
+    [mut left, mut right]: [*const L::Number; 2],
+    depth: usize,
+    sums: *mut L::Number,
+    stride: usize,
+) {
+    let mut tile = [[lanes.splat(L::Number::ZERO); VECTORS]; M];
+    // SAFETY: the caller's promise.
+    unsafe {
+        for _ in 0..depth {
+            let vectors: [L::Vector; VECTORS] = [lanes.load(right), lanes.load(right.add(L::COUNT))];
+            for m in 0..M {
+                let factor = lanes.splat(*left.add(m));
+                for n in 0..VECTORS {
+                    tile[m][n] = lanes.mul_add(factor, vectors[n], tile[m][n]);
+                }
+            }
+            (left, right) = (left.add(M), right.add(VECTORS * L::COUNT));
+        }
+        for m in 0..M {
+            for n in 0..VECTORS {
+                let at = sums.add(m * stride + n * L::COUNT);
+                lanes.store(at, lanes.add(lanes.load(at), tile[m][n]));
+            }
+        }
+    }
+}
+
+/// Copies the columns of some rows to tiles, `[tiles, rows, tile]`; the last is filled up with zeros.
+struct Pack<'a, T> {
+    to: &'a mut Vec<T>,
+    from: &'a Part<'a, T>,
+    rows: Range<usize>,
+    side: Side,
+}
+
+/// Which factor it is, and so how wide its tiles are.
+#[derive(Clone, Copy)]
+enum Side {
+    Left,
+    Right,
+}
+
+impl<T: Number> Kernel<T> for Pack<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, _: L) {
+        // two calls, in each of which the compiler knows the width
+        match self.side {
+            Side::Left => self.copy(L::TILE_ROWS),
+            Side::Right => self.copy(VECTORS * L::COUNT),
+        }
+    }
+}
+
+impl<T: Number> Pack<'_, T> {
+    #[inline(always)]
+    fn copy(self, tile: usize) {
+        /// Rows taken together, so that a few cache lines at least are written one after the other.
+        const ROWS: usize = 8;
+        let Pack { to, from: Part { factor, width, columns }, rows, .. } = self;
+        let depth = rows.len();
+        to.resize(columns.len().div_ceil(tile) * depth * tile, T::ZERO);
+        for first in (0..depth).step_by(ROWS) {
+            for (i, to) in to.chunks_exact_mut(depth * tile).enumerate() {
+                let (start, length) = (columns.start + i * tile, tile.min(columns.len() - i * tile));
+                let from = (first..depth.min(first + ROWS)).map(|row| &factor[(rows.start + row) * width + start..]);
+                for (to, from) in to[first * tile..].chunks_exact_mut(tile).zip(from) {
+                    if length == tile {
+                        // each row may lie in another page, where the processor does not foresee what is read
+                        prefetch(from.as_ptr().wrapping_add(ROWS * width));
+                        to.copy_from_slice(&from[..tile]);
+                    } else {
+                        to[..length].copy_from_slice(&from[..length]);
+                        to[length..].fill(T::ZERO);
+                    }
+                }
+            }
+        }
+    }
+}
