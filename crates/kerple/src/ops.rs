@@ -10,7 +10,6 @@ pub mod activation;
 pub mod adam;
 pub mod cross_entropy;
 pub mod embedding;
-pub mod gelu;
 pub mod gemm;
 pub mod layer_norm;
 pub mod linear;
