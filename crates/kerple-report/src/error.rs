@@ -61,6 +61,14 @@ impl Error {
         matches!(self, Error::Refused { .. })
     }
 
+    /// Nothing where a file that was to be read is not there; a disk that does not answer stays an error.
+    pub(crate) fn unless_absent<T>(read: Result<T>) -> Result<Option<T>> {
+        match read {
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            read => read.map(Some),
+        }
+    }
+
     /// For `map_err` at a file operation.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
         move |source| Error::Io { path: path.to_owned(), action, source }

@@ -43,8 +43,8 @@ impl Run {
         let mut notes = Vec::new();
         let metrics = read_optional_rows(&folder.join(record::METRICS_FILE), &mut notes)?;
         let evaluations = read_optional_rows(&folder.join(record::EVALUATION_FILE), &mut notes)?;
-        let kernels = folder.join(record::KERNELS_FILE);
-        let mut kernels: Vec<KernelSnapshot> = if kernels.exists() { read_json(&kernels)? } else { Vec::new() };
+        let kernels = Error::unless_absent(read_json(&folder.join(record::KERNELS_FILE)))?;
+        let mut kernels: Vec<KernelSnapshot> = kernels.unwrap_or_default();
         kernels.sort_by_key(|snapshot| snapshot.step);
         let mut run = Run {
             folder: folder.to_owned(),
@@ -177,10 +177,7 @@ fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
 }
 
 fn read_optional_rows<Row: DeserializeOwned>(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Row>> {
-    if !path.exists() {
-        return Ok(Vec::new());
-    }
-    let found = read_rows(path)?;
+    let Some(found) = Error::unless_absent(read_rows(path))? else { return Ok(Vec::new()) };
     if let Some(line) = found.truncated_line {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         notes.push(format!("{name}: line {line}, the last, is incomplete and was left out"));

@@ -119,14 +119,13 @@ pub(crate) fn refuse_foreign(folder: &Path) -> Result<()> {
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let others = [Layout::Markdown.name(), "report.json"].map(|name| folder.join(name));
-            match others.into_iter().find(|path| path.exists()) {
-                Some(other) => {
-                    let text = std::fs::read(&other).map_err(Error::io("reading", &other))?;
-                    let ours = text.is_empty() || String::from_utf8_lossy(&text).contains(MARK);
-                    (other, ours)
-                }
-                None => return Ok(()),
-            }
+            let mut read = others.into_iter().filter_map(|other| {
+                let text = std::fs::read(&other).map_err(Error::io("reading", &other));
+                Error::unless_absent(text).map(|text| Some((other, text?))).transpose()
+            });
+            let Some((other, text)) = read.next().transpose()? else { return Ok(()) };
+            let ours = text.is_empty() || String::from_utf8_lossy(&text).contains(MARK);
+            (other, ours)
         }
         // A folder that is a file, or one that cannot be read: writing will say so.
         Err(_) => return Ok(()),
