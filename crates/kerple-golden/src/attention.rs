@@ -88,7 +88,7 @@ impl Task {
         let (table, map) = match &form {
             Form::Table(table) => (table.clone(), None),
             Form::Map(form) => (DistanceTable::default(), Some(form.map.over(&numbers, extent))),
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => (DistanceTable::default(), None),
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => (DistanceTable::default(), None),
         };
         let (bias, weight) = (table.bias.as_deref().map(cast), table.weight.as_deref().map(cast));
         let problem = Problem {

@@ -177,7 +177,8 @@ impl Sizes {
             width / heads
         );
         let config = RunConfig::parse(&text, "the original's encoder", &[]).map_err(|error| error.to_string())?;
-        let facts = config.data.task.as_ref().map(kerple_lm::tasks::facts).ok_or("a task has a name")?;
+        let facts =
+            config.data.task.as_ref().map(|task| kerple_lm::tasks::facts(task.facts())).ok_or("a task has a name")?;
         let facts = DataFacts { vocab_size: vocab, ..facts };
         Plan::new(&config, facts).map_err(|error| error.to_string())
     }

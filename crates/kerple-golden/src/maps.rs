@@ -6,7 +6,7 @@ use crate::{Score, Tolerance};
 use kerple::Number;
 use kerple::attention::Dims;
 use kerple::encoding::{Encoding, Geometry, TableGradient};
-use kerple::forms::{Block, Form, MapForm, MapGradients, ScoreMap, Sides, Sight};
+use kerple::forms::{Block, Form, MapForm, MapGradients, Sides, Sight};
 use kerple::maps::{Extent, Map};
 use serde_json::{Value, json};
 
@@ -175,7 +175,7 @@ pub(crate) fn d_values(
 ) -> Vec<Vec<f64>> {
     let own = match encoding.form(geometry, values, len) {
         Form::Map(form) => form.own,
-        Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) => 0,
+        Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Code(_) => 0,
     };
     let of_own: usize = values[values.len() - own..].iter().map(Vec::len).sum();
     let (of_table, mut rest) = d_numbers.split_at(d_numbers.len() - of_own);

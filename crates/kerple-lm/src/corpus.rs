@@ -34,7 +34,9 @@ impl Source {
     pub fn open(config: &DataConfig) -> Result<Source> {
         config.check()?;
         if let Some(task) = &config.task {
-            return Ok(Source { facts: tasks::facts(task), content: Content::Task(TaskSource::open(task)?) });
+            let path = (!config.path.as_os_str().is_empty()).then_some(config.path.as_path());
+            let source = TaskSource::open(task, path)?;
+            return Ok(Source { facts: tasks::facts(source.facts()), content: Content::Task(source) });
         }
         let corpus = Corpus::open(&config.path)?;
         let facts = DataFacts {

@@ -346,7 +346,7 @@ fn sequence_len(task: Option<&TaskConfig>, length: usize) -> usize {
 
 /// Refuses a task with keys out of range, or sequences that are too short for it.
 fn check_task(task: &TaskConfig, train: &TrainConfig) -> Result<()> {
-    task.open()?;
+    task.check()?;
     let Facts { name, shortest, .. } = task.facts();
     let place = format!("train.train_len of {name}");
     check(&place, train.train_len as f64, shortest as f64..=f64::INFINITY, "sequences must have room for the task")

@@ -9,6 +9,7 @@ use kerple_data::tasks::{Answer, Examples, Facts, Place, TaskConfig, shuffled, t
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::ops::Range;
+use std::path::Path;
 
 /// The examples of a task.
 pub struct TaskSource {
@@ -22,8 +23,8 @@ impl fmt::Debug for TaskSource {
 }
 
 /// What a plan needs to know of a task.
-pub fn facts(task: &TaskConfig) -> DataFacts {
-    let Facts { name, answer, vocab, content, .. } = task.facts();
+pub fn facts(task: Facts) -> DataFacts {
+    let Facts { name, answer, vocab, content, .. } = task;
     let content = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
     // the empty place is a token too
     let vocab_size = vocab + usize::from(answer == Answer::Tape);
@@ -31,12 +32,12 @@ pub fn facts(task: &TaskConfig) -> DataFacts {
 }
 
 impl TaskSource {
-    /// Opens the examples a run file names.
+    /// Opens the examples a run file names, from the files at `path` where the task is about data.
     ///
     /// # Errors
-    /// Keys out of range.
-    pub fn open(task: &TaskConfig) -> Result<TaskSource> {
-        Ok(TaskSource { examples: task.open()? })
+    /// Keys out of range, files that are missing or damaged.
+    pub fn open(task: &TaskConfig, path: Option<&Path>) -> Result<TaskSource> {
+        Ok(TaskSource { examples: task.open(path)? })
     }
 
     /// What is known of all examples.

@@ -219,7 +219,7 @@ fn losses_and_scores_agree() {
 fn impossible_tasks_are_refused() {
     let refused = |task: &str, more: &[&str]| {
         let config = config(task, more);
-        let facts = kerple_lm::tasks::facts(config.data.task.as_ref().unwrap());
+        let facts = kerple_lm::tasks::facts(config.data.task.as_ref().unwrap().facts());
         Plan::new(&config, facts).unwrap_err().to_string()
     };
     assert!(refused("\"passkey\"", &[]).contains("train.train_len of passkey: 8 is out of range"));

@@ -21,7 +21,7 @@ fn shipped_experiments_can_be_run() {
             for (corpus, encoding) in corpora.iter().flat_map(|c| part.encodings.iter().map(move |e| (c, e))) {
                 let (data, facts) = match &corpus.task {
                     Some(task) => {
-                        (DataConfig { task: Some(task.clone()), ..DataConfig::default() }, tasks::facts(task))
+                        (DataConfig { task: Some(task.clone()), ..DataConfig::default() }, tasks::facts(task.facts()))
                     }
                     None => (DataConfig::text("nowhere"), facts(1024)),
                 };

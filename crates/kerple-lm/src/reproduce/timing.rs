@@ -33,7 +33,7 @@ impl Reproduction {
         let (Some(part), Some(corpus)) = (self.experiment.parts.first(), self.experiment.corpora.first()) else {
             return Ok(true);
         };
-        let config = self.experiment.config(part, self.data_of(&corpus.name))?;
+        let config = self.experiment.config(part, self.data_config(&corpus.name))?;
         let source = Source::open(&config.data)?;
         let plan = |encoding: &Encoding| {
             Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, source.facts())

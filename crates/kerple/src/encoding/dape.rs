@@ -116,6 +116,7 @@ impl Base {
             Form::Table(_) => Source::Other("multiplies scores by a weight"),
             Form::Absolute(_) => Source::Other("is added to the embeddings"),
             Form::Map(_) => Source::Other("changes all heads together itself"),
+            Form::Code(_) => Source::Other("replaces queries and keys by codes"),
         }
     }
 

@@ -84,7 +84,7 @@ impl Task {
         let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
         let plain = Task::new(length, sizes, "none");
         match encoding.form(&geometry, &stored, length) {
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => plain,
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => plain,
             Form::Table(table) => {
                 let bias = table.bias.map(cast);
                 Task { d_bias: bias.clone(), bias, ..plain }
