@@ -32,6 +32,8 @@ fn encoding(folder: &Folder, case: &Case) -> Result<(Encoding, Vec<&'static str>
         "fire" => (fire()?, &FIRE),
         "nope" | "none" => (plain("none"), &[]),
         "rotary" => (plain("rotary"), &[]),
+        "cope" => (json!({ "kind": "cope", "positions": case.get("npos_max") }), &["pos_emb"]),
+        "xl" => (plain("transformer_xl"), &["r_net.weight", "r_w_bias", "r_r_bias"]),
         other => return Err(format!("the method `{other}` is not known")),
     };
     let mut names = names.to_vec();
