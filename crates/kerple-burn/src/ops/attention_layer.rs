@@ -110,9 +110,8 @@ pub struct AttentionLayer {
 pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
     let softmax = positions.code.is_none() && positions.fading.is_none();
     assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
-    // clamped projections are rare, and would need their signs kept, and one layer of a model may have no norm: they take
-    // the parts one by one
-    // and linear attention is an operation of its own
+    // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, and linear
+    // attention is an operation of its own: they take the parts one by one
     let (true, None, None, Some(norm)) = (engine.is_fused_on(&x), layer.clamp, &layer.linear, layer.norm.clone())
     else {
         return by_parts(x, layer, positions, engine);
