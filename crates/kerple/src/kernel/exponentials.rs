@@ -110,9 +110,9 @@ impl Grid {
             (Four, Hundredth) => (0.851, 1.700),
             (Four, Thousandth) => (0.672, 2.220),
             (Four, TenThousandth) => (0.561, 2.480),
-            (Eight, Hundredth) => (0.634, 2.480),
+            (Eight, Hundredth) => (0.627, 2.480),
             (Eight, Thousandth) => (0.512, 2.740),
-            (Eight, TenThousandth) => (0.435, 2.740),
+            (Eight, TenThousandth) => (0.430, 2.900),
         };
         let slowest = match demand.tolerance {
             Hundredth => 0.2,
