@@ -409,7 +409,7 @@ fn the_rest() {
     insta::assert_snapshot!(verdicts, @r"
     FAILED teleport/3                         none               error inf       of 0.00e0    this version does not know such a case
     FAILED attn/no_inputs                     none               error inf       of 0.00e0    inputs.q is missing
-    FAILED (a case without id)                none               error inf       of 0.00e0    this version does not know such a case
+    FAILED (a case without id or name)        none               error inf       of 0.00e0    this version does not know such a case
     0 passed, 3 failed
     ");
     say.done("the_rest");

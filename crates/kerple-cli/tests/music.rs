@@ -25,7 +25,7 @@ fn music_is_learned_and_written() {
     }
     let summary = place.ok(&["prepare", "--input", "midi", "--tokenizer", "remi", "--copies", "2", "--out", "data"]);
     assert!(summary.contains("tokenizer remi, vocabulary 333"), "{summary}");
-    place.write("run.toml", RUN.replace("steps = 20", "steps = 60"));
+    place.write("run.toml", RUN.replace("steps = 20", "steps = 150\nlearning_rate = 1e-2"));
     place.ok(&["train", "--config", "run.toml", "--out", "run"]);
     let rows = place.ok(&["eval", "run", "--lengths", "16,64", "--json"]);
     let row: serde_json::Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();
