@@ -41,12 +41,13 @@ pub struct AnswerMean {
     pub encoding: String,
     /// Keys a query saw, where only the evaluation restricted them.
     pub window: Option<u64>,
-    /// Seeds that were evaluated at all lengths of the table.
+    /// Seeds that were evaluated.
     pub n: usize,
-    /// Mean over lengths up to the training length, and over seeds.
+    /// Mean over lengths up to the training length, and over the seeds that were evaluated at all of them.
     #[serde(with = "number")]
     pub within: Option<f64>,
-    /// Mean over the lengths beyond it, and over seeds: the score of Delétang et al. 2023.
+    /// Mean over the lengths beyond it, and over the seeds that were evaluated at all of them: the score of Delétang et al.
+    /// 2023.
     #[serde(with = "number")]
     pub beyond: Option<f64>,
     /// Its sample deviation over seeds.
@@ -214,9 +215,9 @@ fn table(
         }
     }
     mark_best(&mut scores);
-    let means = curves.iter().map(|((_, name, window), seeds)| {
-        mean(name.clone(), *window, first.train_len, seeds.values().filter(|curve| curve.len() == lengths.len()))
-    });
+    let means = curves
+        .iter()
+        .map(|((_, name, window), seeds)| mean(name.clone(), *window, (first.train_len, &lengths), seeds.values()));
     let depths = depths.iter().map(|((_, name, window, length), all)| AnswerDepths {
         encoding: name.clone(),
         window: *window,
@@ -257,13 +258,14 @@ fn score(encoding: String, window: Option<u64>, length: u64, found: &[f64]) -> O
 fn mean<'a>(
     encoding: String,
     window: Option<u64>,
-    train_len: u64,
+    (train_len, lengths): (u64, &BTreeSet<u64>),
     curves: impl Iterator<Item = &'a Curve>,
 ) -> AnswerMean {
+    // over all of the lengths or not at all: means over different ones cannot be compared
     let over = |curve: &Curve, beyond: bool| {
-        let chosen: Vec<f64> =
-            curve.iter().filter(|(length, _)| (**length > train_len) == beyond).map(|(_, value)| *value).collect();
-        Spread::of(&chosen).map(|spread| spread.mean)
+        let wanted = lengths.iter().filter(|length| (**length > train_len) == beyond);
+        let chosen: Option<Vec<f64>> = wanted.map(|length| curve.get(length).copied()).collect();
+        Spread::of(&chosen?).map(|spread| spread.mean)
     };
     let (within, beyond): (Vec<_>, Vec<_>) = curves.map(|curve| (over(curve, false), over(curve, true))).unzip();
     let n = within.len();

@@ -93,6 +93,17 @@ fn accuracies_meet_by_length_with_their_means() {
 }
 
 #[test]
+fn means_over_other_lengths_are_not_shown() {
+    let root = tempfile::tempdir().unwrap();
+    all(root.path());
+    run(root.path(), "learned", 1, &[(20, 0.5), (40, 0.7), (80, 0.9)], None);
+    let summary = write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &Options::default()).unwrap();
+    let table = &summary.results.answers[0];
+    let learned = table.means.iter().find(|mean| mean.encoding == "learned").unwrap();
+    assert!((learned.within.unwrap() - 0.6).abs() < 1e-12 && learned.beyond.is_none(), "{learned:?}");
+}
+
+#[test]
 fn texts_and_tasks_have_tables_of_their_own() {
     let root = tempfile::tempdir().unwrap();
     all(root.path());

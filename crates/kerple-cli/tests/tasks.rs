@@ -1,0 +1,108 @@
+//! Tasks through the binary: trained, answered at longer lengths, compared, reported and reproduced.
+
+mod common;
+
+use common::Place;
+use serde_json::Value;
+
+/// A run that takes a fraction of a second.
+const TASK: &str = r#"
+[data]
+task = { kind = "passkey", digits = 2 }
+
+[encoding]
+kind = "alibi"
+
+[model]
+n_layers = 1
+n_heads = 2
+head_dim = 8
+
+[train]
+train_len = 16
+batch = 4
+steps = 12
+valid_every = 6
+"#;
+
+fn place() -> Place {
+    let place = Place::new();
+    place.write("run.toml", TASK);
+    place
+}
+
+#[test]
+fn a_run_of_a_task_is_trained_evaluated_verified_and_reported() {
+    let place = place();
+    place.ok(&["train", "--config", "run.toml", "--out", "r"]);
+    let rows = place.ok(&["eval", "r", "--lengths", "16,64", "--segments", "8", "--json"]);
+    let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(
+        (&rows[1]["length"], &rows[1]["tokens"], &rows[1]["protocol"]),
+        (&64.into(), &16.into(), &"answers".into())
+    );
+    assert_eq!(rows[1]["answers"]["by_depth"].as_array().unwrap().len(), 10);
+    let again = place.ok(&["eval", "r", "--lengths", "16,64", "--segments", "8", "--json"]);
+    assert_eq!(again.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), rows);
+    assert!(place.ok(&["verify", "r"]).contains("data: as it was"));
+    let printed = place.ok(&["report", "r", "--out", "page"]);
+    assert!(printed.contains("passkey: right answers in percent, guessing has 10.00"), "{printed}");
+    assert!(place.read("page/index.html").contains("place of the key"));
+    // a text is needed to sample
+    let refused = place.run(&["sample", "r", "--prompt", "x"]);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && message.contains("a run of the task passkey"), "{message}");
+}
+
+#[test]
+fn encodings_are_compared_on_a_task() {
+    let place = place();
+    let compare = ["compare", "--config", "run.toml", "--encodings", "alibi,learned", "--seeds", "2", "--out", "c"];
+    let lengths = ["--lengths", "8,16,32", "--segments", "4"];
+    let printed = place.ok(&[&compare[..], &lengths].concat());
+    assert!(printed.contains("beyond 16") && printed.contains("learned"), "{printed}");
+    // no row for what learned positions are not defined for
+    let rows = place.read("c/runs/learned/seed-1235/evaluation.jsonl");
+    assert_eq!(rows.lines().count(), 2, "{rows}");
+    assert_eq!(place.ok(&[&compare[..], &lengths].concat()), printed, "nothing is done twice");
+}
+
+#[test]
+fn what_is_no_task_or_has_no_room_is_refused() {
+    let place = place();
+    for (set, part) in [
+        ("data.task=pass_key", "there is no task `pass_key`; the tasks are even_pairs"),
+        ("data.task.digits=0", "data.task.digits: 0 is out of range"),
+        ("train.train_len=4", "train.train_len of passkey: 4 is out of range"),
+        ("data.task.pairs=3", "unknown field `pairs`"),
+    ] {
+        let refused = place.run(&["train", "--config", "run.toml", "--set", set, "--out", "r"]);
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(2) && message.contains(part), "{set}: {message}");
+        assert!(!place.path("r").exists(), "{set}");
+    }
+    place.ok(&["train", "--config", "run.toml", "--out", "r"]);
+    let refused = place.run(&["eval", "r", "--lengths", "3"]);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        refused.status.code() == Some(2) && message.contains("passkey is defined for 5 tokens or more"),
+        "{message}"
+    );
+}
+
+#[test]
+fn the_table_of_formal_languages_is_reproduced() {
+    let place = Place::new();
+    let command = ["reproduce", "dape", "--scale", "smoke", "--only", "che", "--out", "d"];
+    let printed = place.ok(&command);
+    let words: Vec<&str> = printed.split_whitespace().collect();
+    assert_eq!((words[0], words[1], words[2]), ("che", words[3], "of"), "{printed}");
+    let page = place.read("d/paper/report.md");
+    for part in
+        ["Regular (R)", "Deterministic context-free (DCF)", "Even Pairs", "paper: 57.50", "Bucket Sort \u{2021}"]
+    {
+        assert!(page.contains(part), "{part}\n{page}");
+    }
+    assert_eq!(place.ok(&command), printed, "nothing is done twice");
+}
