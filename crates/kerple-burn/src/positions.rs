@@ -322,9 +322,10 @@ fn turned(rotary: &Rotary, places: &Places) -> Arc<RotaryTables> {
     Arc::new(RotaryTables::new(rotary.rotated() / 2, cos, sin))
 }
 
+/// A parameter of the device's type of numbers.
 fn param(values: Vec<f64>, device: &Device) -> Param<Tensor<1>> {
     let shape = [values.len()];
-    Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), (device, DType::F32)))
+    Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), device))
 }
 
 fn cast<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {

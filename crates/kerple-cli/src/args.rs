@@ -6,7 +6,7 @@ mod misuse;
 use crate::failure::Failure;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-pub use groups::{Array, Evaluation, RunFile, Sharing, default_lengths};
+pub use groups::{Array, Evaluation, Hardware, RunFile, Sharing, default_lengths};
 use groups::{count, rope_scaling};
 use kerple::cpu::InstructionSet;
 use kerple::encoding::scaling::Scaling;
@@ -63,6 +63,8 @@ pub struct Quickstart {
     /// Text to use instead of the sources of the locked dependencies: files or folders.
     #[arg(long, num_args = 1.., value_name = "PATH")]
     pub data: Vec<PathBuf>,
+    #[command(flatten)]
+    pub hardware: Hardware,
     /// Where everything is written.
     #[arg(long, default_value = "runs/quickstart")]
     pub out: PathBuf,
@@ -105,6 +107,8 @@ pub struct Train {
     /// Run folder; resumes when it holds a run of the same plan.
     #[arg(long)]
     pub out: PathBuf,
+    #[command(flatten)]
+    pub hardware: Hardware,
     /// Refuse a damaged checkpoint instead of going on from the one before.
     #[arg(long)]
     pub strict: bool,
@@ -143,6 +147,8 @@ pub struct Eval {
     /// Other prepared data, with the same tokenizer.
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
+    #[command(flatten)]
+    pub hardware: Hardware,
     /// Refuse a damaged checkpoint instead of taking the one before.
     #[arg(long)]
     pub strict: bool,
@@ -172,6 +178,8 @@ pub struct Compare {
     pub out: PathBuf,
     #[command(flatten)]
     pub sharing: Sharing,
+    #[command(flatten)]
+    pub hardware: Hardware,
     /// Print evaluation rows as JSON lines.
     #[arg(long)]
     pub json: bool,
@@ -201,6 +209,8 @@ pub struct Reproduce {
     /// Train nothing; copy plans, logs, evaluations and kernels to a folder, without checkpoints and texts, with pages.
     #[arg(long, value_name = "DIR")]
     pub export: Option<PathBuf>,
+    #[command(flatten)]
+    pub hardware: Hardware,
     /// Print what was made as JSON.
     #[arg(long)]
     pub json: bool,
@@ -340,6 +350,8 @@ pub struct Sample {
     /// Only the likeliest tokens that together have this share are considered. By default 0.9 for pop piano, else 1.
     #[arg(long)]
     pub top_p: Option<f64>,
+    #[command(flatten)]
+    pub hardware: Hardware,
     /// Seed of the draws.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -365,6 +377,12 @@ pub struct Bench {
     /// What to time.
     #[arg(value_enum)]
     pub work: Work,
+    /// Run file whose model is timed (step, eval); its text is not read.
+    #[arg(long, conflicts_with_all = ["heads", "head_dim", "layers"])]
+    pub config: Option<PathBuf>,
+    /// Override a key of the run file, e.g. model.block.gated=true.
+    #[arg(long, value_name = "KEY=VALUE", requires = "config")]
+    pub set: Vec<String>,
     /// Sequence lengths (attention, linear, step, eval) or cached keys (decode).
     #[arg(long, value_delimiter = ',', value_parser = count)]
     pub lens: Vec<usize>,
@@ -395,6 +413,8 @@ pub struct Bench {
     /// Use no wider instructions than these.
     #[arg(long, value_enum)]
     pub instructions: Option<Instructions>,
+    #[command(flatten)]
+    pub hardware: Hardware,
     /// Print one JSON object a line.
     #[arg(long)]
     pub json: bool,

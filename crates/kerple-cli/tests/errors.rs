@@ -350,8 +350,10 @@ fn arguments() {
     say.fails(&["eval", "run", "--lengths", "18446744073709551616"]);
     say.fails(&["eval", "run", "--split", "tests"]);
     say.fails(&["train", "--out", "out"]);
+    say.fails(&["train", "--config", "run.toml", "--out", "out", "--device", "gpu"]);
     say.fails(&["sample", "run", "--tokens", "18446744073709551615"]);
     say.fails(&["bench", "speed"]);
+    say.fails(&["bench", "step", "--config", "run.toml", "--layers", "2"]);
     say.fails(&["kernel"]);
     for flag in ["--lens", "--batch", "--heads", "--head-dim", "--layers", "--vocab", "--threads", "--repeats"] {
         for number in ["0", "-1", "9223372036854775808", "18446744073709551615"] {

@@ -8,6 +8,7 @@ use crate::job::{self, Ask, Job, Shard};
 use crate::memory::Limit;
 use crate::plan::Plan;
 use crate::run::RunFolder;
+use burn::tensor::Device;
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
 use std::path::PathBuf;
@@ -33,6 +34,8 @@ pub struct Comparison {
     pub out: PathBuf,
     /// The program that runs it, for the plans.
     pub commit: Option<String>,
+    /// Where models are.
+    pub device: Device,
 }
 
 impl Comparison {
@@ -60,7 +63,14 @@ impl Comparison {
         let jobs: Vec<Job> = plans
             .iter()
             .zip(&folders)
-            .map(|(plan, folder)| Job { name: &plan.label, folder, plan, source: &source, asks: &asks })
+            .map(|(plan, folder)| Job {
+                name: &plan.label,
+                folder,
+                plan,
+                source: &source,
+                asks: &asks,
+                device: &self.device,
+            })
             .collect();
         job::work_off(&jobs, shard, stop, tell)
     }

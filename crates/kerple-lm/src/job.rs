@@ -11,6 +11,7 @@ use crate::plan::Plan;
 use crate::run::{RunFolder, Trained};
 use crate::tasks::TaskSource;
 use crate::train::{self, Sitting};
+use burn::tensor::Device;
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
 use std::fmt;
@@ -30,6 +31,8 @@ pub struct Job<'a> {
     pub source: &'a Source,
     /// What is evaluated, in this order.
     pub asks: &'a [Ask],
+    /// Where the model is.
+    pub device: &'a Device,
 }
 
 /// An evaluation of a trained run.
@@ -157,12 +160,12 @@ pub fn work_off(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn Fn
 impl Job<'_> {
     /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end.
     fn work(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        let Job { plan, folder, source, .. } = *self;
+        let Job { plan, folder, source, device, .. } = *self;
         if self.is_done()? {
             return Ok(true);
         }
         let batches = source.batches(plan)?;
-        let sitting = Sitting { plan, run: folder, batches: &batches, stop, strict: false };
+        let sitting = Sitting { plan, run: folder, batches: &batches, stop, strict: false, device };
         if !train::train(&sitting, &mut |event| tell(Event::Training(event)))?.finished {
             return Ok(false);
         }
@@ -170,7 +173,7 @@ impl Job<'_> {
             return self.answers(task, stop, tell);
         }
         let text = source.text(Split::Test)?;
-        let Trained { plan, state, model, .. } = folder.load(&crate::device(), false)?;
+        let Trained { plan, state, model, .. } = folder.load(device, false)?;
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             let mut model = model.clone();
@@ -185,7 +188,7 @@ impl Job<'_> {
 
     /// Evaluates what is not done yet of a task; `false` when `stop` was set before the end.
     fn answers(&self, task: &TaskSource, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        let mut trained = self.folder.load_solver(&crate::device(), false)?;
+        let mut trained = self.folder.load_solver(self.device, false)?;
         let learned = trained.model.encoding().clone();
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };

@@ -26,7 +26,7 @@ pub mod train;
 pub use error::{Error, Result};
 pub use kerple_burn::pass;
 
-/// The CPU device that models run on outside training.
+/// The processor, where models run unless another device is asked for.
 pub fn device() -> burn::tensor::Device {
     burn::tensor::Device::flex()
 }

@@ -11,7 +11,7 @@ pub use transducer::Transducer;
 use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use kerple::seed::{Purpose, stream};
 use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
@@ -61,7 +61,7 @@ const MOST_PREFILLED: usize = 4096;
 
 fn init<'a, R>(plan: &Plan, rng: &'a mut R, device: &'a Device) -> Init<'a, R> {
     let std_out = STD / (2.0 * plan.model.n_layers as f64).sqrt();
-    Init { rng, kind: plan.model.block.init, std: STD, std_out, device, dtype: DType::F32 }
+    Init { rng, kind: plan.model.block.init, std: STD, std_out, device, dtype: device.settings().float_dtype.into() }
 }
 
 fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {

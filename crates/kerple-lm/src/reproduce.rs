@@ -21,6 +21,7 @@ use crate::job::{self, Ask, Event, Job, Shard};
 use crate::memory::Limit;
 use crate::plan::Plan;
 use crate::run::RunFolder;
+use burn::tensor::Device;
 use kerple::encoding::Encoding;
 use kerple_data::tasks::Level;
 use kerple_data::{Corpus, PrepareOptions, Sources};
@@ -57,6 +58,7 @@ pub struct Reproduction {
     /// Tables and figures that are wanted; all when empty.
     only: Vec<String>,
     commit: Option<String>,
+    device: Device,
     planned: Vec<Planned>,
 }
 
@@ -106,6 +108,8 @@ pub struct Request<'a> {
     pub only: Vec<String>,
     /// The program that runs it, for the plans.
     pub commit: Option<String>,
+    /// Where models are.
+    pub device: Device,
 }
 
 impl Reproduction {
@@ -114,7 +118,7 @@ impl Reproduction {
     /// # Errors
     /// Names there are none of, a folder of another reproduction, texts that are nowhere.
     pub fn new(request: Request) -> Result<Reproduction> {
-        let Request { paper, scale, data, out, only, commit } = request;
+        let Request { paper, scale, data, out, only, commit, device } = request;
         let place = format!("configs/reproduce/{paper}-{scale}.toml");
         let experiment = Experiment::parse(experiment_file(paper, scale)?, &place)?;
         let items = kerple_report::paper::items(paper);
@@ -131,7 +135,7 @@ impl Reproduction {
         }
         let planned = planned(&experiment, &only);
         let (paper, scale) = (paper.to_owned(), scale.to_owned());
-        Ok(Reproduction { paper, scale, experiment, data, out, only, commit, planned })
+        Ok(Reproduction { paper, scale, experiment, data, out, only, commit, device, planned })
     }
 
     /// Folder of everything.
@@ -266,6 +270,7 @@ impl Reproduction {
             plan: &plans[at],
             source: &sources[&self.planned[at].run.corpus],
             asks: &asks[at],
+            device: &self.device,
         };
         let jobs: Vec<Job> = (0..self.planned.len()).map(job).collect();
         job::work_off(&jobs, shard, stop, tell)

@@ -11,6 +11,7 @@ use crate::plan::Plan;
 use crate::run::{Lock, RunFolder};
 use crate::solver::{Planned, Solver};
 use crate::task::{self, Answering, LanguageModel, Task};
+use burn::tensor::Device;
 use kerple::forms::DistanceTable;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
@@ -51,6 +52,8 @@ pub struct Sitting<'a> {
     pub stop: &'a AtomicBool,
     /// Refuse a damaged checkpoint instead of going on from the one before.
     pub strict: bool,
+    /// Where the model is; no part of the plan.
+    pub device: &'a Device,
 }
 
 /// What happens, as it happens.
@@ -163,20 +166,20 @@ fn train_with<M: Planned, T: Task<M> + Copy>(
 }
 
 /// A learner of the plan that has seen nothing.
-fn fresh<M: Planned, T: Task<M>>(plan: &Plan, task: T) -> Learner<M, T> {
-    Learner::new(M::of(plan, &crate::device().autodiff()), task, learner::settings(plan))
+fn fresh<M: Planned, T: Task<M>>(plan: &Plan, task: T, device: &Device) -> Learner<M, T> {
+    Learner::new(M::of(plan, &device.clone().autodiff()), task, learner::settings(plan))
 }
 
 impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     /// Takes the folder, checks all that is in it, and only then writes.
     fn open(sitting: &'a Sitting<'a>, task: T, tell: &mut dyn FnMut(Event)) -> Result<Trainer<'a, M, T>> {
-        let Sitting { plan, run, batches, strict, .. } = *sitting;
+        let Sitting { plan, run, batches, strict, device, .. } = *sitting;
         plan.check_training_memory(Limit::here().as_ref())?;
         let lock = run.lock()?;
         let course = plan.course();
         let found = checkpoint::newest(run.path(), strict, |path| {
             let state = checkpoint::state(path, &course)?;
-            let mut learner = fresh(plan, task);
+            let mut learner = fresh(plan, task, device);
             checkpoint::restore(path, &state, &mut learner)?;
             Ok((learner, state))
         });
@@ -190,7 +193,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
                 notes.into_iter().for_each(|note| tell(Event::Note(note)));
                 (learner, state, Some(path))
             }
-            None => (fresh(plan, task), State::start(course), None),
+            None => (fresh(plan, task, device), State::start(course), None),
         };
         if let Some(note) = validation_note(plan, batches.validation_rows()) {
             tell(Event::Note(note));

@@ -34,7 +34,7 @@ fn config(steps: u64) -> TrainConfig {
 fn sit(folder: &Path, plan: &Plan, stop_after: Option<u64>, strict: bool) -> (Result<Outcome, Error>, Vec<String>) {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
     let mut notes = Vec::new();
-    let sitting = Sitting { plan, run: &run, batches: &batches, stop: &stop, strict };
+    let sitting = Sitting { plan, run: &run, batches: &batches, stop: &stop, strict, device: &kerple_lm::device() };
     let outcome = train(&sitting, &mut |event| match event {
         Event::Step(progress) => stop.store(stop_after == Some(progress.step), Ordering::Relaxed),
         Event::Note(note) => notes.push(note),
@@ -233,7 +233,8 @@ fn one_process_trains_in_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let plan = plan(&encoding("alibi"), config(6));
     let (run, batches, stop) = (RunFolder::new(folder.path()), Counting(plan.clone()), AtomicBool::new(false));
-    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false };
+    let sitting =
+        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, device: &kerple_lm::device() };
     let mut seconds = 0;
     train(&sitting, &mut |event| {
         if let Event::Step(progress) = event {
@@ -326,7 +327,14 @@ fn missing_validation_text_is_said_once() {
         let (run, stop) = (RunFolder::new(folder.path().join(rows.to_string())), AtomicBool::new(false));
         let batches = Short(Counting(plan.clone()), rows);
         let mut notes = Vec::new();
-        let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false };
+        let sitting = Sitting {
+            plan: &plan,
+            run: &run,
+            batches: &batches,
+            stop: &stop,
+            strict: false,
+            device: &kerple_lm::device(),
+        };
         let mut tell = |event: Event| {
             if let Event::Note(note) = event {
                 notes.push(note);

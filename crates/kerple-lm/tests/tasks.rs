@@ -64,7 +64,8 @@ fn run(config: &RunConfig, folder: &Path, stop_at: u64) -> Outcome {
     let (plan, source) = plan(config);
     let (run, stop) = (RunFolder::new(folder), AtomicBool::new(false));
     let batches = source.batches(&plan).unwrap();
-    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false };
+    let sitting =
+        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, device: &kerple_lm::device() };
     let outcome = train(&sitting, &mut |event| {
         if let Event::Step(progress) = event {
             stop.store(progress.step >= stop_at, Ordering::Relaxed);

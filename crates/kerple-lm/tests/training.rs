@@ -28,7 +28,8 @@ fn run(folder: &Path, kind: &str, config: TrainConfig, stop_after: Option<u64>) 
     let plan = plan(&encoding(kind), config);
     let stop = AtomicBool::new(false);
     let (run, batches) = (RunFolder::new(folder), Counting(plan.clone()));
-    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false };
+    let sitting =
+        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, device: &kerple_lm::device() };
     train(&sitting, &mut |event| {
         if let Event::Step(progress) = event {
             stop.store(stop_after == Some(progress.step), Ordering::Relaxed);
@@ -40,7 +41,10 @@ fn run(folder: &Path, kind: &str, config: TrainConfig, stop_after: Option<u64>) 
 /// Trains to the end without being stopped.
 fn try_train(folder: &Path, plan: &Plan) -> Result<Outcome, Error> {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
-    train(&Sitting { plan, run: &run, batches: &batches, stop: &stop, strict: false }, &mut |_| {})
+    train(
+        &Sitting { plan, run: &run, batches: &batches, stop: &stop, strict: false, device: &kerple_lm::device() },
+        &mut |_| {},
+    )
 }
 
 fn weights(folder: &Path) -> Vec<u8> {

@@ -1,6 +1,7 @@
 //! Options that several commands share, and the numbers they take.
 
-use clap::Args;
+use burn::tensor::Device;
+use clap::{Args, ValueEnum};
 use kerple::encoding::scaling::Scaling;
 use kerple_lm::evaluate::{self, Amount, Request};
 use kerple_lm::job::Shard;
@@ -59,6 +60,30 @@ impl Evaluation {
             seed,
             positions: self.positions,
         })
+    }
+}
+
+/// What models run on.
+#[derive(Debug, Args)]
+pub struct Hardware {
+    /// Where models run; no part of a plan, which gives the same run on all of them up to rounding.
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub device: DeviceName,
+}
+
+/// Devices this program was built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceName {
+    /// The processor.
+    Cpu,
+}
+
+impl Hardware {
+    /// The device.
+    pub fn device(&self) -> Device {
+        match self.device {
+            DeviceName::Cpu => kerple_lm::device(),
+        }
     }
 }
 

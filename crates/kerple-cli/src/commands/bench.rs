@@ -178,9 +178,8 @@ pub fn run(args: &Bench) -> Outcome {
         (true, Work::Eval) => vec![16_384],
         (true, Work::Linear) => vec![4096, 32_768],
     };
-    let layers = args.layers.unwrap_or(4);
+    let subject = model::Subject::new(args, sizes)?;
     let encoding = args.encoding.as_deref().map(encoding).transpose()?;
-    let vocab = args.vocab.unwrap_or(256);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Failure::failed(error.to_string(), "lower --threads"))?;
     pool.install(|| {
@@ -196,8 +195,8 @@ pub fn run(args: &Bench) -> Outcome {
                 },
                 Work::Decode => decode::run(length, sizes, &mut tell)?,
                 Work::Linear => linear::run(length, sizes, &mut tell)?,
-                Work::Step => model::step(length, sizes, [layers, vocab], &mut tell)?,
-                Work::Eval => model::eval(length, sizes, [layers, vocab], &mut tell)?,
+                Work::Step => model::step(&subject, length, sizes, &mut tell)?,
+                Work::Eval => model::eval(&subject, length, sizes, &mut tell)?,
             }
         }
         Ok(())

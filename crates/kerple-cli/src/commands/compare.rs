@@ -38,6 +38,7 @@ pub fn run(args: &Compare) -> Outcome {
         rope_scalings: args.rope_scaling.clone(),
         out: args.out.clone(),
         commit: super::commit(),
+        device: args.hardware.device(),
         config,
     };
     if let Some(array) = args.sharing.slurm {

@@ -19,7 +19,7 @@ pub fn run(args: &Eval) -> Outcome {
     if run.existing_plan()?.data.task.is_some() {
         return run_task(args, &run);
     }
-    let Trained { plan, state, mut model, notes } = run.load(&kerple_lm::device(), args.strict)?;
+    let Trained { plan, state, mut model, notes } = run.load(&args.hardware.device(), args.strict)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let request = args.evaluation.request(plan.train_len, plan.seed, false)?;
     if let Some(window) = args.window {
@@ -92,7 +92,7 @@ fn ended(finished: bool, line: &mut Line) -> Outcome {
 
 /// The same for a run of a task: right answers by length.
 fn run_task(args: &Eval, run: &RunFolder) -> Outcome {
-    let mut trained = run.load_solver(&kerple_lm::device(), args.strict)?;
+    let mut trained = run.load_solver(&args.hardware.device(), args.strict)?;
     trained.notes.iter().for_each(|note| remarkln!("note: {note}"));
     let encoding = trained.model.encoding_mut();
     if let Some(window) = args.window {

@@ -7,6 +7,7 @@ use crate::args::{Quickstart, default_lengths};
 use crate::failure::{Failure, Outcome};
 use crate::output::remarkln;
 use crate::progress::{Line, duration};
+use burn::tensor::Device;
 use kerple::encoding::{Encoding, Method};
 use kerple_data::{PrepareOptions, Sources};
 use kerple_lm::compare::Comparison;
@@ -44,7 +45,7 @@ pub fn run(args: &Quickstart) -> Outcome {
             "give a number above 0, e.g. --minutes 10",
         ));
     }
-    let (clock, stop) = (Instant::now(), stop_flag());
+    let (clock, stop, device) = (Instant::now(), stop_flag(), args.hardware.device());
     let data = args.out.join("data");
     let mut job = Job::of(args)?;
     if kerple_data::is_prepared(&data) {
@@ -64,7 +65,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         Some(steps) => steps,
         None => {
             let left = args.minutes * 60.0 - clock.elapsed().as_secs_f64();
-            let steps = affordable_steps(&config, &args.out, left, &stop)?;
+            let steps = affordable_steps(&config, &args.out, left, &stop, &device)?;
             job.steps = Some(steps);
             job.record(&args.out)?;
             steps
@@ -90,6 +91,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         rope_scalings: Vec::new(),
         out: args.out.clone(),
         commit: super::commit(),
+        device,
     };
     run_comparison(&comparison, Shard::WHOLE, &stop, false)?;
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, false)?;
@@ -203,7 +205,13 @@ fn registry_text() -> Result<Sources, Failure> {
 const DATA_HINT: &str = "give a text of your own: kerple quickstart --data FILE|DIR...";
 
 /// Times a few steps of the costliest method and fits the whole job into `seconds`; two significant digits.
-fn affordable_steps(config: &RunConfig, out: &Path, seconds: f64, stop: &AtomicBool) -> Result<u64, Failure> {
+fn affordable_steps(
+    config: &RunConfig,
+    out: &Path,
+    seconds: f64,
+    stop: &AtomicBool,
+    device: &Device,
+) -> Result<u64, Failure> {
     const TRIAL: u64 = 24;
     let folder = out.join(".trial");
     if folder.exists() {
@@ -217,7 +225,7 @@ fn affordable_steps(config: &RunConfig, out: &Path, seconds: f64, stop: &AtomicB
     let mut before = Instant::now();
     let mut line = Line::new();
     let (run, batches) = (RunFolder::new(&folder), source.batches(&plan)?);
-    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop, strict: false };
+    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop, strict: false, device };
     let outcome = train::train(&sitting, &mut |event| {
         if let train::Event::Step(step) = event {
             times.push(before.elapsed().as_secs_f64());

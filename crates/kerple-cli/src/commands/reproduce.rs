@@ -22,6 +22,7 @@ pub fn run(args: &Reproduce) -> Outcome {
         out: args.out.clone(),
         only: args.only.clone(),
         commit: super::commit(),
+        device: args.hardware.device(),
     })?;
     if let Some(folder) = &args.export {
         let runs = export(&args.out, folder)?;

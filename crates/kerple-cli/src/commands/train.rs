@@ -28,7 +28,9 @@ pub fn run(args: &Train) -> Outcome {
     remarkln!("{}", plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch)));
     let (stop, mut line) = (stop_flag(), Line::new());
     let (run, batches) = (RunFolder::new(&args.out), source.batches(&plan)?);
-    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict };
+    let device = args.hardware.device();
+    let sitting =
+        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, device: &device };
     let outcome = train::train(&sitting, &mut |event| match event {
         Event::Note(note) => line.done(&format!("note: {note}")),
         Event::Step(step) => line.show(|| step_line(&plan.label, step)),

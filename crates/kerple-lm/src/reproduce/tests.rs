@@ -102,7 +102,15 @@ fn only_what_is_asked_for_is_run() {
 fn what_is_not_there_is_named() {
     let request = |paper, scale, only: &[&str]| {
         let only = only.iter().map(|item| (*item).to_owned()).collect();
-        Reproduction::new(Request { paper, scale, data: None, out: "nowhere".into(), only, commit: None })
+        Reproduction::new(Request {
+            paper,
+            scale,
+            data: None,
+            out: "nowhere".into(),
+            only,
+            commit: None,
+            device: crate::device(),
+        })
     };
     for (paper, scale, only, message, hint) in [
         ("rope", "small", &[][..], "`rope`", "kerple"),

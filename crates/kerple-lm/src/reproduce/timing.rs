@@ -9,6 +9,7 @@ use crate::model::Decoder;
 use crate::plan::Plan;
 use crate::task::{Batch, LanguageModel};
 use crate::train::Batches;
+use burn::tensor::Device;
 use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
 use kerple_report::paper::{TIMING_FILE, Timing, TimingRow};
@@ -46,7 +47,7 @@ impl Reproduction {
                 if stop.load(Ordering::Relaxed) {
                     return Ok(false);
                 }
-                row.seconds.push(seconds(plan, &source.batches(plan)?)?);
+                row.seconds.push(seconds(plan, &source.batches(plan)?, &self.device)?);
             }
             tell(round + 1, timing.rounds);
         }
@@ -56,8 +57,8 @@ impl Reproduction {
 }
 
 /// Seconds of the second step of a fresh learner; the first one meets cold caches.
-fn seconds(plan: &Plan, batches: &dyn Batches) -> Result<f64> {
-    let model = Decoder::new(plan, &crate::device().autodiff());
+fn seconds(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
+    let model = Decoder::new(plan, &device.clone().autodiff());
     let mut learner = Learner::new(model, LanguageModel, learner::settings(plan));
     let mut last = 0.0;
     for step in 0..2 {

@@ -1,9 +1,10 @@
 //! Whole decoders: a training step, and the evaluation of one long segment.
 
 use super::{Row, Sizes, agree, times};
+use crate::args::Bench;
 use crate::failure::Outcome;
 use crate::memory::extra_mib;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kerple::encoding::{Encoding, Method};
 use kerple_burn::fused::Engine;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
@@ -13,29 +14,58 @@ use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataFacts, Plan};
 use kerple_lm::task::{Batch, LanguageModel};
 
-fn plan(length: usize, sizes: Sizes, [layers, vocab]: [usize; 2]) -> Result<Plan, kerple_lm::Error> {
-    let config = RunConfig {
-        seed: 0,
-        data: DataConfig::text("none"),
-        encoding: Encoding::from(Method::KerpleLog(Default::default())),
-        model: ModelConfig {
-            preset: Preset::Small,
-            n_layers: Some(layers),
-            n_heads: Some(sizes.heads),
-            head_dim: Some(sizes.head_dim),
-            ..ModelConfig::default()
-        },
-        train: TrainConfig {
-            train_len: length,
-            batch: sizes.batch,
-            steps: 1000,
-            warmup: 0.0,
-            ..TrainConfig::default()
-        },
-    };
-    let facts =
-        DataFacts { vocab_size: vocab, tokenizer: String::new(), train_tokens: 1 << 40, content: String::new() };
-    Plan::new(&config, facts)
+/// The model that is timed.
+pub struct Subject {
+    config: RunConfig,
+    vocab: usize,
+    device: Device,
+}
+
+impl Subject {
+    /// What the options say, or the run file they name.
+    ///
+    /// # Errors
+    /// A run file that cannot be read.
+    pub fn new(args: &Bench, sizes: Sizes) -> Result<Subject, kerple_lm::Error> {
+        let config = match &args.config {
+            Some(path) => RunConfig::read(path, &args.set)?,
+            None => RunConfig {
+                seed: 0,
+                data: DataConfig::text("none"),
+                encoding: Encoding::from(Method::KerpleLog(Default::default())),
+                model: ModelConfig {
+                    preset: Preset::Small,
+                    n_layers: args.layers,
+                    n_heads: Some(sizes.heads),
+                    head_dim: Some(sizes.head_dim),
+                    ..ModelConfig::default()
+                },
+                train: TrainConfig { steps: 1000, warmup: 0.0, ..TrainConfig::default() },
+            },
+        };
+        Ok(Subject { config, vocab: args.vocab.unwrap_or(256), device: args.hardware.device() })
+    }
+
+    fn plan(&self, length: usize, batch: usize) -> Result<Plan, kerple_lm::Error> {
+        let train = TrainConfig { train_len: length, batch, micro_batch: None, ..self.config.train.clone() };
+        let facts = DataFacts {
+            vocab_size: self.vocab,
+            tokenizer: String::new(),
+            train_tokens: 1 << 40,
+            content: String::new(),
+        };
+        Plan::new(&RunConfig { train, ..self.config.clone() }, facts)
+    }
+
+    fn learner(&self, plan: &Plan, engine: Engine) -> Learner<Decoder, LanguageModel> {
+        let model = Decoder::new(plan, &self.device.clone().autodiff()).with_engine(engine);
+        Learner::new(model, LanguageModel, settings(plan)).with_engine(engine)
+    }
+}
+
+/// The sizes of a plan, for a row.
+fn sizes_of(plan: &Plan, sizes: Sizes) -> Sizes {
+    Sizes { heads: plan.model.n_heads, head_dim: plan.model.head_dim, ..sizes }
 }
 
 fn tokens(count: usize, vocab: usize, seed: u32) -> Vec<u32> {
@@ -46,34 +76,31 @@ fn tokens(count: usize, vocab: usize, seed: u32) -> Vec<u32> {
 fn flops(plan: &Plan, batch: usize, length: usize, backward: bool) -> f64 {
     let model = &plan.model;
     let (m, f, v) = (model.d_model as f64, model.d_hidden as f64, model.vocab_size as f64);
-    let matrices = model.n_layers as f64 * (4.0 * m * m + 2.0 * m * f) + m * v;
-    let attention = model.n_layers as f64 * m * length as f64;
+    let (inner, groups) = ((model.n_heads * model.head_dim) as f64, model.block.kv_heads.unwrap_or(model.n_heads));
+    let key = (groups * model.head_dim) as f64;
+    let feed_forward = if model.block.gated { 3.0 } else { 2.0 } * m * f;
+    let matrices = model.n_layers as f64 * (2.0 * m * (inner + key) + feed_forward) + m * v;
+    let attention = model.n_layers as f64 * inner * length as f64;
     let (matrix_passes, attention_passes) = if backward { (3.0, 3.5) } else { (1.0, 1.0) };
     2.0 * (batch * length) as f64 * (matrix_passes * matrices + attention_passes * attention)
-}
-
-fn learner(plan: &Plan, engine: Engine) -> Learner<Decoder, LanguageModel> {
-    let model = Decoder::new(plan, &kerple_lm::device().autodiff()).with_engine(engine);
-    Learner::new(model, LanguageModel, settings(plan)).with_engine(engine)
 }
 
 /// Tokens a sequence of the models that are checked before they are timed.
 const CHECKED: usize = 40;
 
-fn noise_batch(sizes: Sizes, length: usize, vocab: usize) -> Batch {
-    let count = sizes.batch * length;
+fn noise_batch(rows: usize, length: usize, vocab: usize) -> Batch {
+    let count = rows * length;
     let (tokens, targets) = (tokens(count, vocab, 1), tokens(count, vocab, 2));
-    Batch { tokens, targets, rows: sizes.batch, len: length, ..Batch::default() }
+    Batch { tokens, targets, rows, len: length, ..Batch::default() }
 }
 
 /// Fails unless the loss and every gradient of the fused model equal the definition's.
-fn check_step(sizes: Sizes, shape: [usize; 2]) -> Outcome {
-    let sizes = Sizes { batch: sizes.batch.min(2), ..sizes };
-    let plan = plan(CHECKED, sizes, shape)?;
-    let batch = [noise_batch(sizes, CHECKED, shape[1])];
+fn check_step(subject: &Subject, batch: usize) -> Outcome {
+    let plan = subject.plan(CHECKED, batch.min(2))?;
+    let batch = [noise_batch(plan.train.batch, CHECKED, subject.vocab)];
     let pass = Pass::training(plan.seed, 0);
-    let fused = learner(&plan, Engine::Fused).gradients(&batch, pass);
-    let definition = learner(&plan, Engine::Composed).gradients(&batch, pass);
+    let fused = subject.learner(&plan, Engine::Fused).gradients(&batch, pass);
+    let definition = subject.learner(&plan, Engine::Composed).gradients(&batch, pass);
     // a chain of products in f32, each rounded in another order
     const TOLERANCE: f32 = 1e-3;
     agree("the loss of the fused step", &[fused.loss as f32], &[definition.loss as f32], TOLERANCE)?;
@@ -85,12 +112,12 @@ fn check_step(sizes: Sizes, shape: [usize; 2]) -> Outcome {
 }
 
 /// Times training steps.
-pub fn step(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut(Row)) -> Outcome {
-    check_step(sizes, shape)?;
-    let plan = plan(length, sizes, shape)?;
-    let batch = noise_batch(sizes, length, shape[1]);
+pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+    check_step(subject, sizes.batch)?;
+    let plan = subject.plan(length, sizes.batch)?;
+    let batch = noise_batch(sizes.batch, length, subject.vocab);
     for (name, engine) in [("fused", Engine::Fused), ("composed", Engine::Composed)] {
-        let mut learner = learner(&plan, engine);
+        let mut learner = subject.learner(&plan, engine);
         let mut adam_step = 0;
         let mut run = || {
             adam_step += 1;
@@ -99,7 +126,8 @@ pub fn step(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut
             learner.step(std::slice::from_ref(&batch), pass, update).expect("noise has a finite loss");
         };
         let all = times(sizes.repeats, &mut run);
-        let mut row = Row::new("step", name, length, sizes, &all, flops(&plan, sizes.batch, length, true));
+        let flops = flops(&plan, sizes.batch, length, true);
+        let mut row = Row::new("step", name, length, sizes_of(&plan, sizes), &all, flops);
         row.extra_mib = extra_mib(run);
         (row.backward, row.bias) = (true, "learned");
         tell(row);
@@ -113,17 +141,18 @@ fn losses(model: &Decoder, batch: &Batch) -> Vec<f32> {
 }
 
 /// Times the evaluation of one segment.
-pub fn eval(length: usize, sizes: Sizes, shape: [usize; 2], tell: &mut dyn FnMut(Row)) -> Outcome {
-    let plan = plan(length, sizes, shape)?;
-    let model = Decoder::new(&plan, &kerple_lm::device());
-    let checked = noise_batch(sizes, CHECKED.min(length), shape[1]);
+pub fn eval(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+    let plan = subject.plan(length, sizes.batch)?;
+    let model = Decoder::new(&plan, &subject.device);
+    let checked = noise_batch(sizes.batch, CHECKED.min(length), subject.vocab);
     let definition = losses(&model.clone().with_engine(Engine::Composed), &checked);
     // a chain of products in f32, each rounded in another order
     agree("the loss of a token", &losses(&model, &checked), &definition, 1e-4)?;
-    let batch = noise_batch(sizes, length, shape[1]);
+    let batch = noise_batch(sizes.batch, length, subject.vocab);
     let run = || drop(losses(&model, &batch));
     let all = times(sizes.repeats, run);
-    let mut row = Row::new("eval", "fused", length, sizes, &all, flops(&plan, sizes.batch, length, false));
+    let flops = flops(&plan, sizes.batch, length, false);
+    let mut row = Row::new("eval", "fused", length, sizes_of(&plan, sizes), &all, flops);
     row.extra_mib = extra_mib(run);
     row.bias = "fixed";
     tell(row);
