@@ -5,7 +5,7 @@
 use crate::pass::Pass;
 use burn::tensor::{DType, Tensor};
 pub use kerple::forms::Sight;
-use kerple::maps::Map;
+use kerple::maps::{Extent, Map};
 use std::sync::Arc;
 
 /// What every attention layer of one forward pass is given.
@@ -82,6 +82,11 @@ impl Default for Positions {
 }
 
 impl Positions {
+    /// What a map is told of attention over this many keys.
+    pub(crate) fn extent(&self, keys: usize, scale: f64) -> Extent {
+        Extent { sides: self.sight.sides(), len: keys, scale }
+    }
+
     /// The same kernel as an encoder sees it: in both directions, by the absolute distance.
     ///
     /// # Panics

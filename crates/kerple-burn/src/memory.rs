@@ -188,6 +188,10 @@ impl Rows {
 
     fn attend(&mut self, qkv: Tensor<3>, heads: Heads, scale: f64, positions: &Positions) -> Tensor<3> {
         let ([batch, len, _], device) = (qkv.dims(), qkv.device());
+        let qkv = match heads.query_bias(positions) {
+            Some(bias) => qkv + bias.unsqueeze::<3>(),
+            None => qkv,
+        };
         let mut rows: Vec<f32> = qkv.into_data().try_into_vec().expect("activations are f32");
         if let Some(rotary) = &positions.rotary {
             heads.rotate(&mut rows, rotary, len, Turn::Forward);
@@ -195,7 +199,7 @@ impl Rows {
         self.push(&rows, len);
         let Heads { heads: query_heads, kv_heads, head_dim } = heads;
         let dims = Dims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
-        let (scores, inputs) = ScoreInputs::outside_autodiff(positions);
+        let (scores, inputs) = ScoreInputs::outside_autodiff(positions, positions.extent(self.len, scale));
         let ([start, ..], packed) = heads.layout(len);
         let head = self.capacity * head_dim;
         let held = Strides { batch: kv_heads * head, head, row: head_dim };

@@ -32,6 +32,12 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"dape","base":"alibi","kernel":7,"variant":"bias_only","hidden":3,"edge":"closed","window":4}"#,
     r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"kernel":3,"hidden":5}"#,
     r#"{"kind":"dape","base":"rotary","kernel":5,"hidden":5}"#,
+    r#"{"kind":"transformer_xl"}"#,
+    r#"{"kind":"transformer_xl","randomized":200,"window":4}"#,
+    r#"{"kind":"shaw","max_distance":3}"#,
+    r#"{"kind":"shaw","max_distance":8,"randomized":200}"#,
+    r#"{"kind":"cope","positions":3}"#,
+    r#"{"kind":"cope","window":5}"#,
 ];
 
 /// A block and an encoding, so that gradients reach the parameters of both.

@@ -53,6 +53,11 @@ fn task(folder: &Folder, case: &Case) -> Result<Task, String> {
     })
 }
 
+/// What a map is told of a case.
+fn extent(dims: Dims) -> Extent {
+    Extent { sides: Sides::One, len: dims.keys, scale: (dims.head_dim as f64).sqrt().recip() }
+}
+
 impl Task {
     /// Rotates `[B, H, L, D]` rows in place; `sign = -1` turns back.
     fn rotate(&self, x: &mut [f64], sign: f64) {
@@ -83,7 +88,7 @@ impl Task {
         self.rotate(&mut q, 1.0);
         self.rotate(&mut k, 1.0);
         let form = self.encoding.form(&self.geometry, &self.values, self.dims.keys);
-        let (numbers, extent) = (self.numbers(&form), Extent { sides: Sides::One, len: self.dims.keys });
+        let (numbers, extent) = (self.numbers(&form), extent(self.dims));
         let numbers = cast(&numbers);
         let (table, map) = match &form {
             Form::Table(table) => (table.clone(), None),

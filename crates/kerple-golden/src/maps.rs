@@ -132,7 +132,8 @@ impl Given<'_> {
         };
         let own = values[values.len() - own..].iter().flatten();
         let numbers: Vec<T> = table.bias.iter().flatten().chain(own).map(|value| T::from_f64(*value)).collect();
-        let map = map.over(&numbers, Extent { sides: Sides::One, len });
+        let map = map
+            .over(&numbers, Extent { sides: Sides::One, len, scale: (self.geometry.head_dim as f64).sqrt().recip() });
         let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
         let (scores, mut mapped, mut d_scores) = (cast(x), cast(x), cast(up));
         let mut d_numbers = vec![T::from_f64(0.0); numbers.len()];

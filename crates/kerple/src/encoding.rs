@@ -5,6 +5,7 @@
 //! form and derivatives: what [`Positional`] asks for. Nothing about a method lives elsewhere but its line in [`Method`].
 
 pub mod alibi;
+pub mod cope;
 pub mod dape;
 pub mod expression;
 mod fading;
@@ -13,10 +14,13 @@ pub mod kerple;
 pub mod learned;
 pub mod none;
 pub mod rotary;
+pub mod sandwich;
 pub mod scaling;
+pub mod shaw;
 pub mod sinusoidal;
 pub mod spe;
 pub mod t5;
+pub mod transformer_xl;
 
 mod config;
 mod finite;

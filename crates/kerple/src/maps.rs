@@ -3,33 +3,44 @@
 //! A method that changes the scores of all heads together describes what it does by a [`Map`]. With the numbers it learns,
 //! one array of them, a map becomes a [`ScoreMap`] that attention engines call ([`Map::over`]); `kerple-burn` makes the same
 //! of plain tensor operations, its definition. The array holds, one after another: a bias `[H, C]` and a weight `[H, C]` by
-//! distance where the method hands over such tables, then the method's own parameters in their order.
+//! distance where the method hands over such tables, then what
+//! [`Map::numbers`] makes of the method's own parameters: those themselves, in their order, for most maps.
 
 mod bias;
 mod chunk;
 pub mod convolved;
+pub mod cope;
 pub mod fire;
 pub mod mixed;
 pub mod network;
+pub mod relative;
 
 use crate::Number;
 use crate::forms::{ScoreMap, Sides};
+pub use cope::Cope;
 pub use mixed::Mixed;
+pub use relative::Relative;
 
 /// What a method does to the scores of all heads.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Map {
     /// A bias, and perhaps a network over heads: FIRE, DAPE.
     Mixed(Mixed),
+    /// Products of queries with vectors of relative position: Transformer-XL, Shaw et al.
+    Relative(Relative),
+    /// Positions that gates count: CoPE.
+    Cope(Cope),
 }
 
-/// What the arrays of a call reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a map is told of a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Extent {
     /// The sides of the tables.
     pub sides: Sides,
     /// Positions of queries and keys are below this number.
     pub len: usize,
+    /// Factor on `q.k`.
+    pub scale: f64,
 }
 
 impl Map {
@@ -43,6 +54,16 @@ impl Map {
                 Some(network) if network.kernel > 1 => Box::new(convolved::Over::new(mixed, network, values, extent)),
                 _ => Box::new(mixed.over(values, extent)),
             },
+            Map::Relative(relative) => Box::new(relative.over(values, extent)),
+            Map::Cope(cope) => Box::new(cope.over(values)),
+        }
+    }
+
+    /// The numbers of [`Map::over`] that are made of a method's own parameters, given those one after another.
+    pub fn numbers(&self, own: &[f64], extent: Extent) -> Vec<f64> {
+        match self {
+            Map::Relative(relative) => relative.numbers(own, extent),
+            Map::Mixed(_) | Map::Cope(_) => own.to_vec(),
         }
     }
 }

@@ -120,7 +120,7 @@ fn dape_costs_tables_and_a_tile_for_each_thread() {
     let count = heads * len + hidden * (3 * heads + 1) + heads;
     let values: Vec<f32> = (0..count).map(|i| (i % 5) as f32 / 50.0).collect();
     let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
-    let extent = Extent { sides: Sides::One, len };
+    let extent = Extent { sides: Sides::One, len, scale: 1.0 };
     let tables = extra(|| drop(map.over(&values, extent)));
     assert!(tables < 4 * (heads + hidden) * (len + 192) + (64 << 10), "{tables} bytes of tables");
     let [forward, backward] = of_forward_and_backward(dims, Scores::Map(&*map.over(&values, extent)), count);

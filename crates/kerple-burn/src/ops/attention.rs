@@ -20,7 +20,7 @@ pub fn default_scale(head_dim: usize) -> f64 {
 }
 
 /// Attention of `[B, H, Q, D]` queries over `[B, G, K, D]` keys and values; G divides H, and the last query is at the last
-/// key's position. Rotations are not part of it, see [`rotated`].
+/// key's position. Rotations are not part of it, see [`rotated`]; what a method adds to queries is.
 pub fn attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -32,9 +32,10 @@ pub fn attention(
     if !engine.is_fused_on(&q) {
         return composed(q, k, v, scale, positions);
     }
+    let (q, keys) = (shifted(q, positions), k.dims()[2]);
     let mut inputs = Inputs::default();
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
-    let scores = ScoreInputs::add(positions, &mut inputs);
+    let scores = ScoreInputs::add(positions, positions.extent(keys, scale), &mut inputs);
     inputs.apply(Core { own, scores, scale })
 }
 
@@ -82,9 +83,18 @@ fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
     x.reshape([batch, kv_heads, 1, keys, head_dim]).repeat_dim(2, times).reshape([batch, heads, keys, head_dim])
 }
 
+/// Queries with what a method adds to them.
+fn shifted(q: Tensor<4>, positions: &Positions) -> Tensor<4> {
+    match maps::query_bias(&positions.scores) {
+        Some(bias) => q + bias.unsqueeze_dim::<3>(1).unsqueeze::<4>(),
+        None => q,
+    }
+}
+
 /// The definition of [`attention()`].
 pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, positions: &Positions) -> Tensor<4> {
     let ([_, heads, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
+    let q = shifted(q, positions);
     let (size, device) = ([queries, keys], q.device());
     // from query `i` at position `keys - queries + i` to key `j`
     let row = |i: usize| (0..keys).map(move |j| (keys + i) as isize - (queries + j) as isize);
@@ -103,8 +113,10 @@ pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, positions:
         }
         Scores::Map { map, own, .. } => {
             let (own, lengths) = (own.as_ref(), positions.lengths.as_deref());
-            let sight = positions.sight;
-            maps::composed(map, Mapped { scores, bias, own, distances: &distances, hidden: &hidden, sight, lengths })
+            let (sight, extent) = (positions.sight, positions.extent(keys, scale));
+            let mapped =
+                Mapped { scores, bias, own, distances: &distances, hidden: &hidden, sight, lengths, q, extent };
+            maps::composed(map, mapped)
         }
     };
     let weights = activation::softmax(scores.mask_fill(hidden.clone(), f64::NEG_INFINITY), 3);
@@ -146,29 +158,29 @@ enum Places {
 }
 
 /// All numbers of a map, one after another.
-fn numbers(tables: [Option<&Tensor<2>>; 2], own: Option<&Tensor<1>>) -> Tensor<1> {
-    let tables = tables.into_iter().flatten().map(|table| flat(table.clone()));
-    Tensor::cat(tables.chain(own.cloned()).collect(), 0)
+fn numbers(map: &Map, scores: &Scores, own: Option<&Tensor<1>>, extent: Extent) -> Tensor<1> {
+    let tables = scores.tables().into_iter().flatten().map(|table| flat(table.clone()));
+    Tensor::cat(tables.chain(maps::numbers(map, own, extent)).collect(), 0)
 }
 
 /// Room for the gradients of bias, weight and map, where they are wanted.
 pub(crate) type ScoreGradients<T> = [Option<Vec<T>>; 3];
 
 impl ScoreInputs {
-    pub(crate) fn add(positions: &Positions, inputs: &mut Inputs) -> ScoreInputs {
+    pub(crate) fn add(positions: &Positions, extent: Extent, inputs: &mut Inputs) -> ScoreInputs {
         let places = match &positions.scores {
             Scores::Plain | Scores::Table { .. } => {
                 Places::Tables(positions.scores.tables().map(|table| inputs.add_some(table.cloned())))
             }
             Scores::Map { map, own, .. } => {
-                Places::Map(map.clone(), inputs.add(numbers(positions.scores.tables(), own.as_ref())))
+                Places::Map(map.clone(), inputs.add(numbers(map, &positions.scores, own.as_ref(), extent)))
             }
         };
         ScoreInputs { places, sight: positions.sight, lengths: positions.lengths.clone() }
     }
 
     /// For a computation outside autodiff: the places, and the arrays that are there.
-    pub(crate) fn outside_autodiff(positions: &Positions) -> (ScoreInputs, Vec<Array>) {
+    pub(crate) fn outside_autodiff(positions: &Positions, extent: Extent) -> (ScoreInputs, Vec<Array>) {
         let mut arrays = Vec::new();
         let places = match &positions.scores {
             Scores::Plain | Scores::Table { .. } => Places::Tables(positions.scores.tables().map(|table| {
@@ -176,7 +188,7 @@ impl ScoreInputs {
                 Some(arrays.len() - 1)
             })),
             Scores::Map { map, own, .. } => {
-                arrays.push(on_host(numbers(positions.scores.tables(), own.as_ref())));
+                arrays.push(on_host(numbers(map, &positions.scores, own.as_ref(), extent)));
                 Places::Map(map.clone(), 0)
             }
         };
@@ -194,7 +206,7 @@ impl ScoreInputs {
         let over = match &self.places {
             Places::Tables(_) => None,
             Places::Map(map, place) => {
-                let extent = Extent { sides: self.sight.sides(), len: dims.keys.max(dims.queries) };
+                let extent = Extent { sides: self.sight.sides(), len: dims.keys, scale };
                 Some(map.over(inputs[*place].slice::<T>(), extent))
             }
         };

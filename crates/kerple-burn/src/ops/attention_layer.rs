@@ -1,7 +1,7 @@
 //! A self-attention branch with its norm and its residual: `base + out(attention(qkv(norm(x))))`.
 
 use super::attention::{self, ScoreInputs};
-use super::{Linear, Norm, Residual, linear, linear_attention, norm};
+use super::{Linear, Norm, Residual, linear, linear_attention, maps, norm};
 use crate::array::Array;
 use crate::forms::{Positions, RotaryTables};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
@@ -70,6 +70,25 @@ impl Heads {
         [(starts[0], heads), (starts[1], kv_heads), (starts[2], kv_heads)].map(part)
     }
 
+    /// What a method adds to queries, for packed rows: `[(H + 2 G) D]`, 0 for keys and values.
+    pub(crate) fn query_bias(self, positions: &Positions) -> Option<Tensor<1>> {
+        let Heads { heads, kv_heads, head_dim: d } = self;
+        let bias = maps::query_bias(&positions.scores)?;
+        let rest = |shape: [usize; 2]| Tensor::<2>::zeros(shape, (&bias.device(), bias.dtype()));
+        let packed = match self.is_interleaved() {
+            true => Tensor::cat(vec![bias.clone(), rest([heads, 2 * d])], 1),
+            false => Tensor::cat(vec![bias.clone(), rest([2 * kv_heads, d])], 0),
+        };
+        Some(packed.reshape([self.packed()]))
+    }
+
+    /// The packed projection with it.
+    fn shift_queries(self, qkv: Linear, positions: &Positions) -> Linear {
+        let Some(shift) = self.query_bias(positions) else { return qkv };
+        let bias = Some(if let Some(bias) = qkv.bias { bias + shift } else { shift });
+        Linear { bias, ..qkv }
+    }
+
     /// Turns the queries and keys of packed rows `[B, L, (H + 2 G) D]` in place.
     pub(crate) fn rotate<T: Number>(self, qkv: &mut [T], rotary: &RotaryTables, len: usize, turn: Turn) {
         let ([q, k, _], strides) = self.layout(len);
@@ -117,6 +136,8 @@ pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Position
         return by_parts(x, layer, positions, engine);
     };
     let AttentionLayer { norm: _, qkv, out, heads, scale, clamp: _, linear: _, residual } = layer;
+    let qkv = heads.shift_queries(qkv, positions);
+    let extent = positions.extent(x.dims()[1], scale);
     let mut inputs = Inputs::default();
     let x = inputs.add(x);
     let (base, normed_base) = match residual {
@@ -131,7 +152,7 @@ pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Position
         norm: norm::Places::add(norm, &mut inputs),
         qkv: linear::Places::add(qkv, &mut inputs),
         out: linear::Places::add(out, &mut inputs),
-        scores: ScoreInputs::add(positions, &mut inputs),
+        scores: ScoreInputs::add(positions, extent, &mut inputs),
         rotary: positions.rotary.clone(),
         heads,
         scale,

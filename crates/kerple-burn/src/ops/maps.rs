@@ -1,11 +1,14 @@
 //! Score maps in plain Burn operations: the definitions of [`kerple::maps`].
 
+mod cope;
 mod fire;
 mod mixed;
+mod relative;
 
+use crate::forms::Scores;
 use burn::tensor::{Bool, Tensor};
 use kerple::forms::Sight;
-use kerple::maps::Map;
+use kerple::maps::{Extent, Map};
 
 /// What a map is given.
 pub(super) struct Mapped<'a> {
@@ -23,12 +26,37 @@ pub(super) struct Mapped<'a> {
     pub(super) sight: Sight,
     /// Keys that each sequence has, where some are padding.
     pub(super) lengths: Option<&'a [usize]>,
+    /// Not scaled, `[B, H, Q, D]`.
+    pub(super) q: Tensor<4>,
+    /// What a map is told of a call.
+    pub(super) extent: Extent,
+}
+
+/// The numbers of a map that are made of its method's own parameters; the definition of [`Map::numbers`].
+pub(super) fn numbers(map: &Map, own: Option<&Tensor<1>>, extent: Extent) -> Option<Tensor<1>> {
+    match map {
+        Map::Relative(relative) => own.map(|own| relative::numbers(relative, own, extent)),
+        Map::Mixed(_) | Map::Cope(_) => own.cloned(),
+    }
+}
+
+/// What a method adds to queries before their product with the keys, `[H, D]`.
+pub(crate) fn query_bias(scores: &Scores) -> Option<Tensor<2>> {
+    match scores {
+        Scores::Plain | Scores::Table { .. } => None,
+        Scores::Map { map, own, .. } => match (&**map, own) {
+            (Map::Relative(relative), Some(own)) => relative::query_bias(relative, own),
+            (Map::Relative(_) | Map::Mixed(_) | Map::Cope(_), _) => None,
+        },
+    }
 }
 
 /// What the softmax gets, `[B, H, Q, K]`; any numbers where a query does not see.
 pub(super) fn composed(map: &Map, mapped: Mapped) -> Tensor<4> {
     match map {
         Map::Mixed(mixed) => mixed::composed(mixed, mapped),
+        Map::Relative(relative) => relative::composed(relative, mapped),
+        Map::Cope(cope) => cope::composed(cope, mapped),
     }
 }
 

@@ -5,7 +5,10 @@ use super::randomized::{Places, Randomized};
 use super::refusal::Checked;
 use super::words::Description;
 use super::{Compat, Geometry};
-use super::{alibi, dape, expression, fire, kerple, learned, none, rotary, sinusoidal, spe, t5};
+use super::{
+    alibi, cope, dape, expression, fire, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
+    transformer_xl,
+};
 use crate::forms::{Form, TableSlopes};
 use serde::{Deserialize, Serialize};
 
@@ -136,6 +139,14 @@ methods! {
     "fire" Fire(fire::Config),
     /// A network over heads that adapts biases to the data.
     "dape" Dape(dape::Config),
+    /// The product of two sinusoidal positions as a bias.
+    "sandwich" Sandwich(sandwich::Config),
+    /// Transformer-XL's products of queries with projected waves.
+    "transformer_xl" TransformerXl(transformer_xl::Config),
+    /// A learned vector for each distance, added to keys.
+    "shaw" Shaw(shaw::Config),
+    /// Contextual positions.
+    "cope" Cope(cope::Config),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::Config),
     /// Stochastic positional encoding by sinusoids, for linear attention.

@@ -302,7 +302,9 @@ fn matrices_are_decayed_and_kernels_are_not() {
 /// What a map makes of the last query's scores.
 fn last_row(form: &MapForm, values: &[Vec<f64>], len: usize) -> Vec<f64> {
     let tables = form.table.bias.iter().chain(&form.table.weight).flatten();
-    let numbers: Vec<f64> = tables.chain(values[values.len() - form.own..].iter().flatten()).copied().collect();
+    let extent = Extent { sides: Sides::One, len, scale: 0.25 };
+    let own = form.map.numbers(&values[values.len() - form.own..].concat(), extent);
+    let numbers: Vec<f64> = tables.copied().chain(own).collect();
     let mut scores: Vec<f64> = (0..4 * len).map(|at| (at as f64).sin()).collect();
     let block = Block {
         batch: 0,
@@ -315,7 +317,7 @@ fn last_row(form: &MapForm, values: &[Vec<f64>], len: usize) -> Vec<f64> {
         sight: Sight::CAUSAL,
         q: &[0.5; 64],
     };
-    form.map.over(&numbers, Extent { sides: Sides::One, len }).forward(&block, &mut scores);
+    form.map.over(&numbers, extent).forward(&block, &mut scores);
     scores
 }
 
@@ -437,6 +439,10 @@ fn every_key_changes_what_is_handed_over() {
         ("dape", "\"kernel\":3"),
         ("dape", "\"hidden\":8"),
         ("dape", "\"edge\":\"closed\""),
+        ("sandwich", "\"features\":64"),
+        ("sandwich", "\"base\":500"),
+        ("shaw", "\"max_distance\":4"),
+        ("cope", "\"positions\":9"),
         ("fire", "\"width\":8"),
         ("fire", "\"threshold\":64"),
         ("fire", "\"scope\":\"model\""),

@@ -3,12 +3,14 @@
 use super::fire::Fire;
 use super::mixed::Bias;
 use super::network::{Edge, Network, Variant};
-use super::{Extent, Map, Mixed};
+use super::relative::{Relative, Source};
+use super::{Cope, Extent, Map, Mixed};
 use crate::Number;
 use crate::cpu::tests::on_every_set;
-use crate::forms::{Block, MapGradients, Reach, ScoreMap, Sight};
+use crate::forms::{Block, MapGradients, Reach, ScoreMap, Sides, Sight};
 
 const HEADS: usize = 3;
+const D: usize = 5;
 
 fn noise(len: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -29,7 +31,19 @@ fn maps() -> Vec<Map> {
     let all = |network: Option<Network>| biases().map(|bias| Mixed { heads: HEADS, bias, network: network.clone() });
     let kernels = [(1, Edge::Open), (3, Edge::Open), (5, Edge::Closed)];
     let choices = variants.into_iter().flat_map(|variant| kernels.map(|(kernel, edge)| network(variant, kernel, edge)));
-    choices.flat_map(all).chain(all(None)).map(Map::from).collect()
+    let (heads, head_dim) = (HEADS, D);
+    let relative = |source, lags| Map::from(Relative { heads, head_dim, source, lags });
+    let lags = Some((0..200).map(|d| d + d / 3).collect());
+    let others = [
+        relative(Source::Learned { reach: 4 }, None),
+        relative(Source::Learned { reach: 300 }, None),
+        relative(Source::Learned { reach: 4 }, lags.clone()),
+        relative(Source::Projected, None),
+        relative(Source::Projected, lags),
+        Map::from(Cope { heads, head_dim, positions: 4 }),
+        Map::from(Cope { heads, head_dim, positions: 90 }),
+    ];
+    choices.flat_map(all).chain(all(None)).map(Map::from).chain(others).collect()
 }
 
 /// A map with numbers, and rows for it.
@@ -41,20 +55,26 @@ struct Case {
     rows: usize,
     first_position: isize,
     values: Vec<f64>,
+    q: Vec<f64>,
 }
 
 impl Case {
     fn new(map: &Map, sight: Sight, [rows, keys]: [usize; 2], seed: u64) -> Case {
-        let extent = Extent { sides: sight.sides(), len: keys };
-        let Map::Mixed(mixed) = map;
-        let mut values = noise(mixed.sizes(extent).iter().sum::<usize>(), seed);
-        if let Bias::Fire(_) = mixed.bias {
+        let extent = Extent { sides: sight.sides(), len: keys, scale: 0.7 };
+        let count = match map {
+            Map::Mixed(mixed) => mixed.sizes(extent).iter().sum::<usize>(),
+            Map::Relative(relative) => relative.sizes(extent).iter().sum::<usize>(),
+            Map::Cope(cope) => cope.len(),
+        };
+        let mut values = noise(count, seed);
+        if let Map::Mixed(Mixed { bias: Bias::Fire(_), .. }) = map {
             values[..2].copy_from_slice(&[-0.3, 1.25]); // c and m, with a threshold among the positions
         }
-        Case { map: map.clone(), extent, sight, keys, rows, first_position: (keys - rows) as isize, values }
+        let (q, first_position) = (noise(HEADS * rows * D, seed + 7), (keys - rows) as isize);
+        Case { map: map.clone(), extent, sight, keys, rows, first_position, values, q }
     }
 
-    fn block<T>(&self) -> Block<'_, T> {
+    fn block<'q, T>(&self, q: &'q [T]) -> Block<'q, T> {
         Block {
             batch: 0,
             heads: HEADS,
@@ -64,7 +84,7 @@ impl Case {
             first_key: 0,
             keys: self.keys,
             sight: self.sight,
-            q: &[],
+            q,
         }
     }
 
@@ -74,7 +94,7 @@ impl Case {
 
     /// Zero where a row does not see.
     fn seen(&self, mut values: Vec<f64>) -> Vec<f64> {
-        let block = self.block::<f64>();
+        let block = self.block::<f64>(&[]);
         for (at, value) in values.iter_mut().enumerate() {
             if !block.visible(at / self.keys % self.rows).contains(&(at % self.keys)) {
                 *value = 0.0;
@@ -83,24 +103,24 @@ impl Case {
         values
     }
 
-    fn forward<T: Number>(&self, values: &[f64], scores: &[f64]) -> Vec<f64> {
+    fn forward<T: Number>(&self, q: &[f64], values: &[f64], scores: &[f64]) -> Vec<f64> {
         let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
-        let (values, mut scores) = (cast(values), cast(scores));
-        self.map.over(&values, self.extent).forward(&self.block(), &mut scores);
+        let (q, values, mut scores) = (cast(q), cast(values), cast(scores));
+        self.map.over(&values, self.extent).forward(&self.block(&q), &mut scores);
         self.seen(scores.into_iter().map(T::to_f64).collect())
     }
 
-    /// Gradients in the scores and in the map's numbers.
-    fn backward<T: Number>(&self, scores: &[f64], up: &[f64]) -> [Vec<f64>; 2] {
+    /// Gradients in the scores, in the map's numbers and in the queries.
+    fn backward<T: Number>(&self, scores: &[f64], up: &[f64]) -> [Vec<f64>; 3] {
         let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
-        let (values, scores, mut d_scores) = (cast(&self.values), cast(scores), cast(up));
-        let mut d_parameters = vec![T::ZERO; values.len()];
+        let (q, values, scores, mut d_scores) = (cast(&self.q), cast(&self.values), cast(scores), cast(up));
+        let (mut d_q, mut d_parameters) = (vec![T::ZERO; q.len()], vec![T::ZERO; values.len()]);
         let map = self.map.over(&values, self.extent);
         assert_eq!(map.parameters(), values.len());
-        let gradients = MapGradients { d_scores: &mut d_scores, d_q: &mut [], d_parameters: &mut d_parameters };
-        map.backward(&self.block(), &scores, gradients);
+        let gradients = MapGradients { d_scores: &mut d_scores, d_q: &mut d_q, d_parameters: &mut d_parameters };
+        map.backward(&self.block(&q), &scores, gradients);
         let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
-        [self.seen(wide(d_scores)), wide(d_parameters)]
+        [self.seen(wide(d_scores)), wide(d_parameters), wide(d_q)]
     }
 }
 
@@ -126,7 +146,7 @@ fn gradients_match_central_differences() {
         for sight in sights() {
             let case = Case::new(&map, sight, [7, 10], seed);
             let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
-            let [d_scores, d_values] = case.backward::<f64>(&scores, &up);
+            let [d_scores, d_values, d_q] = case.backward::<f64>(&scores, &up);
             let slope = |of: &dyn Fn(f64) -> Vec<f64>| {
                 let step = 1e-6;
                 (dot(&of(step), &up) - dot(&of(-step), &up)) / (2.0 * step)
@@ -136,13 +156,16 @@ fn gradients_match_central_differences() {
                 values[at] += by;
                 values
             };
-            let in_score = |at| slope(&|by| case.forward::<f64>(&case.values, &moved(&scores, at, by)));
-            let in_value = |at| slope(&|by| case.forward::<f64>(&moved(&case.values, at, by), &scores));
+            let in_score = |at| slope(&|by| case.forward::<f64>(&case.q, &case.values, &moved(&scores, at, by)));
+            let in_value = |at| slope(&|by| case.forward::<f64>(&case.q, &moved(&case.values, at, by), &scores));
+            let in_query = |at| slope(&|by| case.forward::<f64>(&moved(&case.q, at, by), &case.values, &scores));
             let numeric = case.seen((0..scores.len()).map(in_score).collect());
             // differences of sums of a few hundred terms at 1e-6; kinks are nowhere that near
             assert_close(&d_scores, &numeric, 1e-7, &format!("{map:?} {sight:?}, scores"));
             let numeric: Vec<f64> = (0..case.values.len()).map(in_value).collect();
             assert_close(&d_values, &numeric, 1e-7, &format!("{map:?} {sight:?}, numbers"));
+            let numeric: Vec<f64> = (0..case.q.len()).map(in_query).collect();
+            assert_close(&d_q, &numeric, 1e-7, &format!("{map:?} {sight:?}, queries"));
         }
     }
 }
@@ -153,15 +176,16 @@ fn f32_equals_f64_on_every_instruction_set() {
         for (sight, sizes) in [(Sight::CAUSAL, [3, 130]), (Sight::BOTH, [2, 97]), (Sight::CAUSAL, [1, 1])] {
             let case = Case::new(&map, sight, sizes, seed);
             let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
-            let [d_scores, d_values] = case.backward::<f64>(&scores, &up);
-            let mapped = case.forward::<f64>(&case.values, &scores);
-            for got in on_every_set(|| (case.forward::<f32>(&case.values, &scores), case.backward::<f32>(&scores, &up)))
-            {
-                let (got, [got_scores, got_values]) = got;
+            let [d_scores, d_values, d_q] = case.backward::<f64>(&scores, &up);
+            let mapped = case.forward::<f64>(&case.q, &case.values, &scores);
+            let in_f32 = || (case.forward::<f32>(&case.q, &case.values, &scores), case.backward::<f32>(&scores, &up));
+            for got in on_every_set(in_f32) {
+                let (got, [got_scores, got_values, got_q]) = got;
                 // sums of a few hundred numbers of size 1
                 assert_close(&got, &mapped, 1e-5, &format!("{map:?}, forward"));
                 assert_close(&got_scores, &d_scores, 1e-5, &format!("{map:?}, scores"));
                 assert_close(&got_values, &d_values, 3e-5, &format!("{map:?}, numbers"));
+                assert_close(&got_q, &d_q, 3e-5, &format!("{map:?}, queries"));
             }
         }
     }
@@ -176,11 +200,11 @@ fn parts_of_rows_equal_whole_rows() {
                 continue;
             }
             let scores = case.seen(noise(case.size(), seed + 50));
-            let whole = case.forward::<f64>(&case.values, &scores);
+            let whole = case.forward::<f64>(&case.q, &case.values, &scores);
             for (first, columns) in [(0, 5), (5, 7), (3, 1)] {
                 let row = |values: &[f64], at: usize| values[at * case.keys + first..][..columns].to_vec();
                 let mut part: Vec<f64> = (0..HEADS * case.rows).flat_map(|at| row(&scores, at)).collect();
-                let block = Block { columns, first_key: first, ..case.block() };
+                let block = Block { columns, first_key: first, ..case.block(&case.q) };
                 case.map.over(&case.values, case.extent).forward(&block, &mut part);
                 for (at, got) in part.chunks_exact(columns).enumerate() {
                     let seen = block.visible(at % case.rows);
@@ -195,14 +219,15 @@ fn parts_of_rows_equal_whole_rows() {
 #[test]
 fn rows_of_a_prefix_are_rows_of_the_whole() {
     for (seed, map) in (1..).zip(maps()) {
-        let Map::Mixed(Mixed { network, .. }) = &map;
+        let network = if let Map::Mixed(Mixed { network, .. }) = &map { network.clone() } else { None };
         let kernel = network.as_ref().map_or(1, |network| network.kernel);
         let closed = network.as_ref().is_some_and(|network| network.edge == Edge::Closed);
         let whole = Case::new(&map, Sight::CAUSAL, [20, 20], seed);
         let scores = whole.seen(noise(whole.size(), seed + 50));
-        let mapped = whole.forward::<f64>(&whole.values, &scores);
+        let mapped = whole.forward::<f64>(&whole.q, &whole.values, &scores);
         let keys = 13;
-        let block = Block { rows: keys, columns: keys, keys, ..whole.block() };
+        let q: Vec<f64> = whole.q.chunks_exact(20 * D).flat_map(|head| head[..keys * D].iter().copied()).collect();
+        let block = Block { rows: keys, columns: keys, keys, ..whole.block(&q) };
         let part = |values: &[f64], at: usize| values[(at / keys * 20 + at % keys) * 20..][..keys].to_vec();
         let mut prefix: Vec<f64> = (0..HEADS * keys).flat_map(|at| part(&scores, at)).collect();
         map.over(&whole.values, whole.extent).forward(&block, &mut prefix);
@@ -215,25 +240,99 @@ fn rows_of_a_prefix_are_rows_of_the_whole() {
     }
 }
 
+/// Pair by pair, from the formulas.
+#[test]
+fn vectors_and_gates_are_as_their_formulas_say() {
+    let (rows, keys) = (6, 9);
+    for sight in sights() {
+        for (seed, map) in (1..).zip(maps()) {
+            let case = Case::new(&map, sight, [rows, keys], seed);
+            let scores = case.seen(noise(case.size(), seed + 50));
+            let mapped = case.forward::<f64>(&case.q, &case.values, &scores);
+            let block = case.block::<f64>(&case.q);
+            for (at, row) in scores.chunks_exact(keys).enumerate() {
+                let (head, i) = (at / rows, at % rows);
+                let q = &case.q[at * D..][..D];
+                for j in block.visible(i) {
+                    let added = match &map {
+                        Map::Mixed(_) => continue,
+                        Map::Relative(relative) => {
+                            let range = relative.distances(case.extent);
+                            let place = block.distance(i, j).clamp(*range.start(), *range.end()) - range.start();
+                            let of_head = if relative.is_shifted() { head } else { 0 };
+                            let vector = (place as usize * relative.vector_heads() + of_head) * D;
+                            let shift = case.values.len() - HEADS * D + head * D;
+                            let q = |n: usize| q[n] + if relative.is_shifted() { case.values[shift + n] } else { 0.0 };
+                            0.7 * (0..D).map(|n| q(n) * case.values[vector + n]).sum::<f64>()
+                        }
+                        Map::Cope(cope) => {
+                            let own = (case.first_position + i as isize) as usize;
+                            let between = own.min(j)..=own.max(j);
+                            let gates = between.map(|t| {
+                                if block.visible(i).contains(&t) { 1.0 / (1.0 + (-row[t]).exp()) } else { 0.0 }
+                            });
+                            let p = gates.sum::<f64>().min(cope.positions as f64 - 1.0);
+                            let z = |n: f64| {
+                                (0..D).map(|f| q[f] * case.values[f * cope.positions + n as usize]).sum::<f64>()
+                            };
+                            z(p.floor()) * (1.0 - p.fract()) + z(p.ceil()) * p.fract()
+                        }
+                    };
+                    let error = mapped[at * keys + j] - row[j] - added;
+                    // sums of a few products of size 1
+                    assert!(error.abs() < 1e-14, "{map:?} {sight:?} {head} {i} {j}: {error:e}");
+                }
+            }
+        }
+    }
+}
+
 /// A kernel of one key is the network without neighbours.
 #[test]
 fn a_kernel_of_one_key_sees_no_neighbour() {
     for (seed, map) in (1..).zip(maps()) {
-        let Map::Mixed(mixed) = &map;
+        let Map::Mixed(mixed) = &map else { continue };
         let Some(network) = mixed.network.as_ref().filter(|network| network.kernel == 1) else { continue };
         for sight in sights() {
             let case = Case::new(&map, sight, [7, 110], seed);
             let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
-            let [d_scores, d_values] = case.backward::<f64>(&scores, &up);
+            let [d_scores, d_values, _] = case.backward::<f64>(&scores, &up);
             let convolved = super::convolved::Over::new(mixed, network, &case.values, case.extent);
             let (mut mapped, mut got) = (scores.clone(), up.clone());
-            convolved.forward(&case.block(), &mut mapped);
-            assert_close(&case.seen(mapped), &case.forward::<f64>(&case.values, &scores), 1e-13, "forward");
+            convolved.forward(&case.block(&[]), &mut mapped);
+            assert_close(&case.seen(mapped), &case.forward::<f64>(&case.q, &case.values, &scores), 1e-13, "forward");
             let mut d_parameters = vec![0.0; d_values.len()];
             let gradients = MapGradients { d_scores: &mut got, d_q: &mut [], d_parameters: &mut d_parameters };
-            convolved.backward(&case.block(), &scores, gradients);
+            convolved.backward(&case.block(&[]), &scores, gradients);
             assert_close(&case.seen(got), &d_scores, 1e-12, "scores");
             assert_close(&d_parameters, &d_values, 1e-12, "numbers");
+        }
+    }
+}
+
+/// The vectors of Transformer-XL, from its formula, on both sides and for drawn distances.
+#[test]
+fn projected_vectors_are_waves_through_a_matrix() {
+    let (heads, head_dim, width) = (2, 3, 6);
+    let own = noise(width * width + 2 * width, 3);
+    for (sides, lags) in [(Sides::One, None), (Sides::Two, None), (Sides::Two, Some(vec![0, 3, 900_000]))] {
+        let map = Relative { heads, head_dim, source: Source::Projected, lags: lags.clone() };
+        let extent = Extent { sides, len: 3, scale: 1.0 };
+        let numbers = Map::from(map).numbers(&own, extent);
+        let distances: &[isize] = if sides == Sides::One { &[0, 1, 2] } else { &[-2, -1, 0, 1, 2] };
+        for (at, distance) in distances.iter().enumerate() {
+            let lag = lags.as_ref().map_or(distance.unsigned_abs(), |lags| lags[distance.unsigned_abs()]);
+            let lag = (lag as f64).copysign(*distance as f64);
+            let rate = |k: usize| 10_000f64.powf(-(2.0 * k as f64) / width as f64);
+            let wave = |m: usize| if m < 3 { (lag * rate(m)).sin() } else { (lag * rate(m - 3)).cos() };
+            for feature in 0..width {
+                let want: f64 = (0..width).map(|m| own[feature * width + m] * wave(m)).sum();
+                assert!((numbers[at * width + feature] - want).abs() < 1e-14, "{distance} {feature}");
+            }
+        }
+        for n in 0..width {
+            let [u, v] = [0, width].map(|from| own[width * width + from + n]);
+            assert_eq!(numbers[distances.len() * width + n], v - u);
         }
     }
 }

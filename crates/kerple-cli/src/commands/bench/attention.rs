@@ -91,8 +91,9 @@ impl Task {
             }
             Form::Map(MapForm { map, table, own, .. }) => {
                 let tables = [table.bias, table.weight].into_iter().flatten();
-                let own = stored[stored.len() - own..].iter().cloned();
-                let values: Vec<f32> = tables.chain(own).flat_map(cast).collect();
+                let extent = Extent { sides: Sides::One, len: length, scale: default_scale(sizes.head_dim) };
+                let own = map.numbers(&stored[stored.len() - own..].concat(), extent);
+                let values: Vec<f32> = tables.chain([own]).flat_map(cast).collect();
                 Task { d_map: Some(values.clone()), map: Some((map, values)), ..plain }
             }
         }
@@ -101,7 +102,7 @@ impl Task {
     fn run(&mut self, engine: Engine, backward: bool) {
         let Task { dims, strides, inputs, bias, map, out, lse, d, d_bias, d_map } = self;
         let strides = *strides;
-        let extent = Extent { sides: Sides::One, len: dims.keys };
+        let extent = Extent { sides: Sides::One, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
         let problem = Problem {
             scores: match &map {

@@ -38,6 +38,11 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"rotary","scaling":"yarm"}"#, "`scaling`: there is no scaling `yarm`, use one of linear"),
         (r#"{"kind":"rotary","scaling":{"kind":"linear","factor":0}}"#, "`scaling`: factor 0 is out of range"),
         (r#"{"kind":"alibi","scaling":"yarn"}"#, "scaling"),
+        (r#"{"kind":"sandwich","features":7}"#, "`features`: 7 is out of range, it must be even"),
+        (r#"{"kind":"sandwich","base":0}"#, "`base`: 0 is out of range"),
+        (r#"{"kind":"shaw","max_distance":0}"#, "`max_distance`: 0 is out of range"),
+        (r#"{"kind":"cope","positions":1}"#, "`positions`: 1 is out of range, it must be between 2"),
+        (r#"{"kind":"cope","randomized":64}"#, "`randomized`: `cope` cannot be randomized: its positions follow"),
         (r#"{"kind":"none","randomized":64}"#, "`randomized`: `none` cannot be randomized: no position enters"),
         (r#"{"window":5}"#, "kind"),
         ("5", "kind"),
@@ -74,6 +79,7 @@ fn sizes_that_do_not_fit_are_refused() {
     for (text, geometry, says) in [
         (r#"{"kind":"rotary","pct":0.1}"#, GEOMETRY, "`pct`: 0.1 of 16 features a head is less than one pair"),
         (r#"{"kind":"rotary"}"#, one, "`kind`: rotary turns pairs of features, a head has 1"),
+        (r#"{"kind":"transformer_xl"}"#, odd, "`kind`: waves need an even number of features in all heads, got 15"),
         (r#"{"kind":"sinusoidal"}"#, odd, "`kind`: sinusoidal rows need an even model width, got 15"),
         (
             r#"{"kind":"learned","positions":31}"#,

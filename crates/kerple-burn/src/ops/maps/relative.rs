@@ -1,0 +1,61 @@
+//! Products of queries with vectors of relative position, see [`kerple::maps::relative`].
+
+use super::{Mapped, Numbers};
+use burn::tensor::{Int, Tensor, TensorData};
+use kerple::maps::Extent;
+use kerple::maps::relative::{Relative, Source};
+
+/// Vectors and `w`, one after another, of what is learned.
+pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: Extent) -> Tensor<1> {
+    let (d, width) = (relative.head_dim, relative.heads * relative.head_dim);
+    let (device, dtype) = (own.device(), own.dtype());
+    match relative.source {
+        Source::Learned { .. } if relative.lags.is_none() => own.clone(),
+        Source::Learned { reach } => {
+            let places: Vec<i64> = relative.places(reach, extent).map(|place| place as i64).collect();
+            let count = places.len();
+            let places = Tensor::<1, Int>::from_data(TensorData::new(places, [count]), &device);
+            own.clone().reshape([2 * reach + 1, d]).select(0, places).reshape([count * d])
+        }
+        Source::Projected => {
+            let mut learned = Numbers::new(own);
+            let matrix = learned.take([width, width]);
+            let [u, v] = [(); 2].map(|()| learned.take([width]));
+            let waves = relative.waves(extent);
+            let count = waves.len() / width;
+            let waves = Tensor::<2>::from_data(TensorData::new(waves, [count, width]), (&device, dtype));
+            let vectors = waves.matmul(matrix.transpose()).reshape([count * width]);
+            Tensor::cat(vec![vectors, v - u], 0)
+        }
+    }
+}
+
+/// What is added to queries before their product with the keys, `[H, D]`: `u`.
+pub(super) fn query_bias(relative: &Relative, own: &Tensor<1>) -> Option<Tensor<2>> {
+    let (heads, d) = (relative.heads, relative.head_dim);
+    match relative.source {
+        Source::Learned { .. } => None,
+        Source::Projected => {
+            let width = heads * d;
+            Some(own.clone().narrow(0, width * width, width).reshape([heads, d]))
+        }
+    }
+}
+
+pub(super) fn composed(relative: &Relative, mapped: Mapped) -> Tensor<4> {
+    let Mapped { scores, own, distances, q, extent, .. } = mapped;
+    let [batch, heads, queries, keys] = scores.dims();
+    let (d, of_vectors) = (relative.head_dim, relative.vector_heads());
+    let all = numbers(relative, own.expect("vectors are learned"), extent);
+    let mut all = Numbers::new(&all);
+    let range = relative.distances(extent);
+    let (first, count) = (*range.start(), range.count());
+    // [1, Hr, D, N]
+    let vectors = all.take([1, count, of_vectors, d]).permute([0, 2, 3, 1]);
+    let vectors = if of_vectors == heads { vectors } else { vectors.repeat_dim(1, heads) };
+    let shifted = if relative.is_shifted() { q + all.take([1, heads, 1, d]) } else { q };
+    let products = (shifted * extent.scale).matmul(vectors.repeat_dim(0, batch));
+    let places: Vec<i64> = distances.iter().map(|d| (d - first).clamp(0, count as isize - 1) as i64).collect();
+    let places = Tensor::<4, Int>::from_data(TensorData::new(places, [1, 1, queries, keys]), &scores.device());
+    scores + products.gather(3, places.repeat_dim(0, batch).repeat_dim(1, heads))
+}

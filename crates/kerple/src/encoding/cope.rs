@@ -1,0 +1,90 @@
+//! CoPE: contextual position encoding. Golovneva et al. 2024, arXiv:2405.18719, section 3.
+//!
+//! ```text
+//! p_ij = min(sum over t from j to i of sigmoid(s_it), P - 1)
+//! z_ij = s_ij + q_i . e[p_ij]        e at whole positions is learned, between them interpolated
+//! ```
+//!
+//! A key's position is how many gates are open between it and the query, so it depends on the content: sentences or
+//! paragraphs may count instead of tokens. `q` is not scaled in `q . e`, as in the paper's code. Enters: scores. Learned: e,
+//! `[D, P]`, the same for all heads, in every layer for itself, decayed; it starts at 0. Past the training length: defined;
+//! keys behind more than P - 1 open gates share a position.
+
+use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
+use super::refusal::{Checked, Refusal};
+use super::words::{Description, SCORES};
+use super::{Geometry, Init, Parameter, Scope};
+use crate::forms::{DistanceTable, Form, MapForm, TableSlopes};
+use crate::maps::Cope;
+use serde::{Deserialize, Serialize};
+
+/// Keys of contextual positions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// P: whole positions.
+    pub positions: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { positions: 64 }
+    }
+}
+
+/// Most whole positions.
+const MOST: usize = 1 << 16;
+
+impl Positional for Config {
+    fn words(&self) -> Description {
+        Description {
+            name: "CoPE",
+            formula: "z = s + q.e[p], p = min(sum of sigmoid(s) from key to query, P - 1)",
+            learned: "e: D P a layer",
+            enters: SCORES,
+            beyond: "defined: keys behind more than P - 1 open gates share a position",
+            source: "Golovneva et al. 2024, arXiv:2405.18719",
+        }
+    }
+
+    fn check_keys(&self) -> Checked {
+        if (2..=MOST).contains(&self.positions) {
+            return Ok(());
+        }
+        let message = format!("{} is out of range, it must be between 2 and {MOST}", self.positions);
+        Err(Refusal::new("positions", message, "64 is the usual number of whole positions"))
+    }
+
+    fn check(&self, _: &Geometry) -> Checked {
+        Ok(())
+    }
+
+    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+        let start = Init::Constant(0.0);
+        vec![Parameter { init: start, ..Parameter::matrix("embedding", [geometry.head_dim, self.positions], 0.0) }]
+    }
+
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::OWN_OR_SHARED
+    }
+
+    fn randomized(&self) -> Randomized {
+        Randomized::Never("its positions follow from the content")
+    }
+
+    fn longest(&self, _: &Geometry) -> Option<usize> {
+        None
+    }
+
+    fn form(&self, inputs: &Inputs) -> Form {
+        let Geometry { heads, head_dim, .. } = *inputs.geometry;
+        let map = Cope { heads, head_dim, positions: self.positions }.into();
+        let table = DistanceTable { heads, len: inputs.places.range.end, ..DistanceTable::default() };
+        Form::Map(MapForm { map, table, rotary: None, own: 1 })
+    }
+
+    fn slopes(&self, _: &Inputs) -> TableSlopes {
+        TableSlopes::default()
+    }
+}

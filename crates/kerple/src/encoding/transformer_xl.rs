@@ -1,0 +1,84 @@
+//! Transformer-XL's relative positions. Dai et al. 2019, arXiv:1901.02860, section 3.3, without its recurrence.
+//!
+//! ```text
+//! z = [(q_i + u) . k_j + (q_i + v) . r_{i-j}] / sqrt(D)        r_d = W [sin(d f_0), .., cos(d f_0), ..]
+//! f_n = 10000^(-2n/M), n < M/2, M = H D
+//! ```
+//!
+//! `u` is added to the queries before their product with the keys, `(q + v) . r` enters afterwards as a map. Enters: queries
+//! and scores. Learned: W, u and v, in every layer for itself, all decayed. Encoders take waves of negative distances for
+//! keys ahead. Past the training length: defined for every distance, by waves that the model has not seen.
+
+use super::method::{Inputs, Positional};
+use super::randomized::Randomized;
+use super::refusal::{Checked, Refusal};
+use super::words::{Description, UNSEEN};
+use super::{Geometry, Parameter, Scope};
+use crate::forms::{DistanceTable, Form, MapForm, TableSlopes};
+use crate::maps::relative::{Relative, Source};
+use serde::{Deserialize, Serialize};
+
+/// Nothing to set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {}
+
+impl Positional for Config {
+    fn words(&self) -> Description {
+        Description {
+            name: "Transformer-XL",
+            formula: "z = ((q + u).k + (q + v).r_d) / sqrt(D), r_d = W [sin(d f), cos(d f)]",
+            learned: "W, u, v: M^2 + 2 M a layer",
+            enters: "queries and attention scores of every layer",
+            beyond: UNSEEN,
+            source: "Dai et al. 2019, arXiv:1901.02860",
+        }
+    }
+
+    fn check_keys(&self) -> Checked {
+        Ok(())
+    }
+
+    fn check(&self, geometry: &Geometry) -> Checked {
+        let width = geometry.heads * geometry.head_dim;
+        if width.is_multiple_of(2) {
+            return Ok(());
+        }
+        let message = format!("waves need an even number of features in all heads, got {width}");
+        Err(Refusal::new("kind", message, "change model.n_heads or model.head_dim"))
+    }
+
+    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+        let (heads, d) = (geometry.heads, geometry.head_dim);
+        let width = heads * d;
+        vec![
+            Parameter::of_layer("weight", &[width, width], width),
+            Parameter::matrix("u", [heads, d], 0.02),
+            Parameter::matrix("v", [heads, d], 0.02),
+        ]
+    }
+
+    fn scopes(&self) -> &'static [Scope] {
+        Scope::OWN_OR_SHARED
+    }
+
+    fn randomized(&self) -> Randomized {
+        Randomized::Distances
+    }
+
+    fn longest(&self, _: &Geometry) -> Option<usize> {
+        None
+    }
+
+    fn form(&self, inputs: &Inputs) -> Form {
+        let (Geometry { heads, head_dim, .. }, places) = (*inputs.geometry, &inputs.places);
+        let lags = places.drawn.map(<[usize]>::to_vec);
+        let map = Relative { heads, head_dim, source: Source::Projected, lags }.into();
+        let table = DistanceTable { heads, len: places.range.end, ..DistanceTable::default() };
+        Form::Map(MapForm { map, table, rotary: None, own: 3 })
+    }
+
+    fn slopes(&self, _: &Inputs) -> TableSlopes {
+        TableSlopes::default()
+    }
+}
