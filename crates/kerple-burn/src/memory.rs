@@ -101,13 +101,16 @@ pub struct Recurrent {
 /// Positions whose noise is drawn at once when they come one by one.
 const FEWEST_HELD: usize = 256;
 
+/// Near weights, weights and rates of a decay.
+type HeldDecay = (Vec<f32>, Vec<f32>, Arc<[f64]>);
+
 /// What a sequence keeps from its first positions on: what was drawn, the decay, the sums.
 #[derive(Clone, Debug)]
 struct Begun {
     maps: Maps<f32>,
     /// Positions whose noise is held.
     held: Range<usize>,
-    decay: Option<(Vec<f32>, Vec<f32>, Arc<[f64]>)>,
+    decay: Option<HeldDecay>,
     state: Option<State<f32>>,
 }
 

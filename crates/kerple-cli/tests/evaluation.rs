@@ -109,7 +109,7 @@ fn scaled_rotations_are_results_of_their_own() {
     assert_eq!(rows(&place.read("rotary/evaluation.jsonl")).len(), 6);
     place.ok(&["report", "rotary", "--out", "page"]);
     let scores = place.read("page/tables/scores.csv");
-    for name in ["rotary,", "\"rotary, yarn\"", "\"rotary, linear.factor4\""] {
+    for name in [",rotary,", "\"rotary, yarn\"", "\"rotary, linear.factor4\""] {
         let found = scores.lines().filter(|line| line.contains(name)).count();
         assert_eq!(found, 2, "{name} at both lengths:\n{scores}");
     }

@@ -39,10 +39,7 @@ fn encoding(folder: &Folder, case: &Case) -> Result<(Encoding, Vec<&'static str>
     let mut names = names.to_vec();
     let text = if method.starts_with("dape") {
         names.extend(NETWORK);
-        let variant = match case.get("variant").as_str() {
-            Some(variant @ ("concat" | "add_residual")) => variant,
-            _ => "concat_residual",
-        };
+        let variant = case.get("variant").as_str().unwrap_or("concat_residual");
         let kernel = case.get("kernel").as_u64().unwrap_or(1);
         let edge = if kernel > 1 { "closed" } else { "open" };
         let hidden = case.get("hidden");

@@ -5,7 +5,7 @@ mod common;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use common::{encoding, plan};
-use kerple::encoding::METHODS;
+use kerple::encoding::{METHODS, Scope};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, normal_matrix};
 use kerple_burn::parameters::{self, Describe, Group};
@@ -181,7 +181,10 @@ fn matrices_are_decayed_and_kernels_are_not() {
                     Group { decay: matrix, range: Some([parameter.low, parameter.high]) }
                 }
                 None if name.starts_with("encoding.layers.") => {
-                    Group { decay: false, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }
+                    // networks over scores: which of their numbers are decayed is said one by one
+                    let index: usize = name.rsplit('.').next().unwrap().parse().unwrap();
+                    let parameter = learned.iter().filter(|known| known.scope == Scope::Layer).nth(index).unwrap();
+                    Group { decay: parameter.decay, range: Some(parameter.stored_range()) }
                 }
                 None => Group { decay: name.ends_with("weight") || name == "embedding" || name == "head", range: None },
             };

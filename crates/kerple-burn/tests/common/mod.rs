@@ -101,6 +101,10 @@ pub fn assert_close(fused: &[Vec<f64>], composed: &[Vec<f64>], what: &str) {
     assert_eq!(fused.len(), composed.len());
     for (at, (a, b)) in fused.iter().zip(composed).enumerate() {
         assert_eq!(a.len(), b.len(), "{what} {at}");
+        // what adds one number to all keys of a row has no gradient: on both sides it is what rounding leaves of terms of size 1
+        if a.iter().chain(b).all(|x| x.abs() < 1e-14) {
+            continue;
+        }
         let largest = b.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
         let error = a.iter().zip(b).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
         // f64 sums of up to a thousand terms in another order

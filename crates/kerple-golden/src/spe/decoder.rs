@@ -117,9 +117,11 @@ impl Decoder<'_> {
         let (table, len) = (self.param("token_emb.emb_lookup.weight")?, self.sizes[1]);
         let coded = self.values.has("noise.0");
         let scale = (width as f64).sqrt();
+        // the original makes its waves in f32
         let position = |l: usize, i: usize| {
-            let angle = l as f64 * 10_000f64.powf(-((i / 2 * 2) as f64) / width as f64);
-            if i.is_multiple_of(2) { angle.sin() } else { angle.cos() }
+            let rate = ((i / 2 * 2) as f32 * (-(10_000f64.ln()) / width as f64) as f32).exp();
+            let angle = l as f32 * rate;
+            f64::from(if i.is_multiple_of(2) { angle.sin() } else { angle.cos() })
         };
         let value = |(at, token): (usize, &f64)| {
             let row = table[*token as usize * width..][..width].iter().enumerate();

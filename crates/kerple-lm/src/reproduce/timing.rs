@@ -64,8 +64,7 @@ fn seconds(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
     for step in 0..2 {
         let micro = plan.train.micro_batch.unwrap_or(plan.train.batch);
         let parts = crate::task::parts(0..plan.train.batch, micro)?;
-        let parts =
-            parts.into_iter().map(|rows| Ok(batches.batch(step, rows)?.into())).collect::<Result<Vec<Batch>>>()?;
+        let parts = parts.into_iter().map(|rows| batches.batch(step, rows)).collect::<Result<Vec<Batch>>>()?;
         let update = Update { learning_rate: plan.schedule().at(step), adam_step: plan.train.first_adam_step + step };
         let clock = Instant::now();
         learner.step(&parts, Pass::training(plan.seed, step), update).map_err(|number| Error::NotFinite {

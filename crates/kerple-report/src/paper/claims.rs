@@ -272,11 +272,11 @@ mod tests {
                 "seconds": 1.0})
         };
         for (label, values) in [("alibi", own), ("kerple_log", [&[log; 3][..], &[log; 3]])] {
-            for seed in 0..3 {
+            for (seed, (short, long)) in values[0].iter().zip(values[1]).enumerate() {
                 let folder = root.path().join(format!("{label}-{seed}"));
                 std::fs::create_dir_all(&folder).unwrap();
                 std::fs::write(folder.join("plan.json"), format!(r#"{{"label":"{label}","seed":{seed}}}"#)).unwrap();
-                let rows = [(64, values[0][seed]), (2048, values[1][seed])];
+                let rows = [(64, *short), (2048, *long)];
                 let rows = rows.map(|(length, value)| format!("{}\n", row(label, seed, length, value))).concat();
                 std::fs::write(folder.join("evaluation.jsonl"), rows).unwrap();
             }

@@ -195,15 +195,17 @@ fn table(
     encodings: &[String],
 ) -> AnswerTable {
     let (_, first, answers) = rows[0];
-    let mut curves: BTreeMap<(usize, String, Option<u64>), BTreeMap<u64, Curve>> = BTreeMap::new();
-    let mut depths: BTreeMap<(usize, String, Option<u64>, u64), Vec<&Vec<f64>>> = BTreeMap::new();
+    // by place in the order of encodings, name and window
+    type Setting = (usize, String, Option<u64>);
+    let mut curves: BTreeMap<Setting, BTreeMap<u64, Curve>> = BTreeMap::new();
+    let mut depths: BTreeMap<(Setting, u64), Vec<&Vec<f64>>> = BTreeMap::new();
     for (run, row, answers) in rows {
         let place = encodings.iter().position(|name| *name == run.name).unwrap_or(encodings.len());
         let (name, window) = (run.name_of(row), run.window_of(row));
         let curve = curves.entry((place, name.clone(), window)).or_default().entry(row.seed).or_default();
         curve.insert(row.length, answers.accuracy);
         if let Some(by_depth) = &answers.by_depth {
-            depths.entry((place, name, window, row.length)).or_default().push(by_depth);
+            depths.entry(((place, name, window), row.length)).or_default().push(by_depth);
         }
     }
     let lengths: BTreeSet<u64> = rows.iter().map(|(_, row, _)| row.length).collect();
@@ -218,7 +220,7 @@ fn table(
     let means = curves
         .iter()
         .map(|((_, name, window), seeds)| mean(name.clone(), *window, (first.train_len, &lengths), seeds.values()));
-    let depths = depths.iter().map(|((_, name, window, length), all)| AnswerDepths {
+    let depths = depths.iter().map(|(((_, name, window), length), all)| AnswerDepths {
         encoding: name.clone(),
         window: *window,
         length: *length,

@@ -155,7 +155,7 @@ impl Positional for Config {
 
     fn check_keys(&self) -> Checked {
         check_hidden("hidden", self.hidden)?;
-        if self.kernel % 2 == 0 || self.kernel > 15 {
+        if self.kernel.is_multiple_of(2) || self.kernel > 15 {
             let message = format!("{} is out of range, it must be odd and at most 15", self.kernel);
             return Err(Refusal::new("kernel", message, "1 sees a key at a time; the second version has 3, 5 or 7"));
         }

@@ -78,8 +78,8 @@ impl Encoding {
         let (heads, grid, parameters) = (geometry.heads, Grid::log(demand), self.parameters(geometry));
         let (mut near, mut weights) = (Vec::new(), Vec::new());
         let (mut near_slopes, mut weight_slopes) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-        for head in 0..heads {
-            let [(r1, in_r1), (r2, in_r2)] = [0, 1].map(|at| parameters[at].value(stored[at][head]));
+        for (r1, r2) in stored[0].iter().zip(&stored[1]) {
+            let ((r1, in_r1), (r2, in_r2)) = (parameters[0].value(*r1), parameters[1].value(*r2));
             let found = grid.log_weights(r1, r2);
             weights.extend(found.values);
             weight_slopes[0].extend(found.in_r1.iter().map(|slope| slope * in_r1));

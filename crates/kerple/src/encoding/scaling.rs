@@ -271,7 +271,7 @@ impl Scaling {
                 format!("beta_fast {beta_fast} must exceed beta_slow {beta_slow}, and both must exceed 0"),
                 "the paper has 32 and 1",
             ),
-            Scaling::Yarn(Yarn { attention_factor: Some(amplitude), .. }) if !(amplitude > 0.0) => {
+            Scaling::Yarn(Yarn { attention_factor: Some(amplitude), .. }) if amplitude.is_nan() || amplitude <= 0.0 => {
                 refuse(format!("attention_factor {amplitude} must exceed 0"), "leave it out to take 0.1 ln s + 1")
             }
             Scaling::Llama3(Llama3 { low_freq_factor: low, high_freq_factor: high, .. })

@@ -105,8 +105,10 @@ fn largest<T: Number>(z: &[T], form: Form) -> (usize, T) {
     let mut found = (0, size(z[0]));
     for (at, z) in z.iter().enumerate().skip(1) {
         // a NaN takes the place and stays
-        if !(size(*z) <= found.1) && found.1 == found.1 {
-            found = (at, size(*z));
+        let (held, next) = (found.1, size(*z));
+        let is_number = held.partial_cmp(&held).is_some();
+        if is_number && next.partial_cmp(&held).is_none_or(std::cmp::Ordering::is_gt) {
+            found = (at, next);
         }
     }
     found
@@ -170,13 +172,13 @@ impl<T: Number> RowMap<T> for Favor<T> {
                 let z = &z[row * stride..][..m];
                 let (at, _) = largest(z, self.form);
                 let sign = if self.form == Form::BothSigns && z[at] < T::ZERO { -T::ONE } else { T::ONE };
-                d_z[at] = d_z[at] - sign * *sum;
+                d_z[at] -= sign * *sum;
             }
         }
         self.project.apply_backward(place.rows, d_z, gradients.d_x);
         let d_x = gradients.d_x.chunks_exact_mut(padded(d)).zip(rows.x.chunks_exact(padded(d)));
         for ((d_x, x), sum) in d_x.zip(&sums) {
-            d_x.iter_mut().zip(x).for_each(|(d_x, x)| *d_x = *d_x - rate * *sum * *x);
+            d_x.iter_mut().zip(x).for_each(|(d_x, x)| *d_x -= rate * *sum * *x);
         }
     }
 }

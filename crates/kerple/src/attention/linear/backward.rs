@@ -112,7 +112,6 @@ pub(super) fn for_each_unit<T: Number>(
             work(&task, &saved, &outputs, scratch);
         },
     );
-    drop(outputs);
     sum_batch(dims, &own[0], to_parameters);
     if let Some(DecayGradient { d_near, d_weights }) = d_decay {
         sum_batch(dims, &own[1], d_near);

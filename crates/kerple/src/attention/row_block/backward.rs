@@ -196,7 +196,7 @@ impl<L: Lanes> Call<'_, L> {
         weights.copy_from_slice(scores);
         inputs.map.forward(&inputs.block(place, &tiles.q_of_map), weights);
         inputs.products(lanes, place, inputs.v, d_out, tiles.width, &mut tiles.transposed, d_scores);
-        for at in 0..heads * place.rows {
+        for (at, &mean) in means.iter().enumerate().take(heads * place.rows) {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
             let row = at * place.columns..(at + 1) * place.columns;
             let lse = self.saved.lse[(place.batch * heads + head) * queries + query];
@@ -205,7 +205,7 @@ impl<L: Lanes> Call<'_, L> {
                 d_scores[row].fill(L::Number::ZERO);
             } else {
                 let (scores, d_scores) = (&mut weights[row.clone()], &mut d_scores[row]);
-                lanes.run(ScoreGradient { scores, d_scores, lse, mean: means[at] });
+                lanes.run(ScoreGradient { scores, d_scores, lse, mean });
             }
         }
         inputs.fill_unseen(place, L::Number::ZERO, weights);
