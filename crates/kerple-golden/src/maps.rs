@@ -39,7 +39,9 @@ fn encoding(folder: &Folder, case: &Case) -> Result<(Encoding, Vec<&'static str>
     let mut names = names.to_vec();
     let text = if method.starts_with("dape") {
         names.extend(NETWORK);
-        let variant = case.get("variant").as_str().unwrap_or("concat_residual");
+        // names of other kinds than a variant's are of the network that is meant anyway
+        let is_variant = |name: &&str| ["concat", "add_residual"].contains(name);
+        let variant = case.get("variant").as_str().filter(is_variant).unwrap_or("concat_residual");
         let kernel = case.get("kernel").as_u64().unwrap_or(1);
         let edge = if kernel > 1 { "closed" } else { "open" };
         let hidden = case.get("hidden");

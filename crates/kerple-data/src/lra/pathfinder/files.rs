@@ -9,7 +9,7 @@ use crate::split::Split;
 use crate::tasks::{Example, Examples, Facts, Place};
 use std::fs::File;
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// A longer list is not one.
 const LONGEST_LIST: u64 = 1 << 28;
@@ -43,7 +43,10 @@ impl Files {
                     other => return Err(bad(format!("the label is `{other}`, it must be 0 or 1"))),
                 };
                 let image = Path::new(place).join(name);
-                if image.is_absolute() || place.split('/').any(|part| part == "..") {
+                if [place, name].concat().chars().any(char::is_control) {
+                    return Err(bad(format!("`{place}` and `{name}` are no names of a folder and a file")));
+                }
+                if image.components().any(|part| !matches!(part, Component::Normal(_))) {
                     return Err(bad(format!("{} lies outside of the folder", image.display())));
                 }
                 let bytes =
