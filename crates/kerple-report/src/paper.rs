@@ -5,7 +5,7 @@
 //! reproduction.json, CORPUS[-VARIANT]/LABEL/seed-N/*, timing.json --write--> paper/index.html, report.md, cells.csv, figures/*.svg
 //! ```
 //!
-//! Means, deviations and paired tests are those of [`Results`](crate::results::Results). What is missing says so.
+//! Means, deviations and paired tests are those of [`Results`]. What is missing says so.
 
 mod cells;
 mod claims;

@@ -4,7 +4,7 @@
 //! out_i = sum_j a_h(i - j) phi(q_i).phi(k_j) v_j / (guard + sum_j a_h(i - j) phi(q_i).phi(k_j))        over the keys in sight
 //! ```
 //!
-//! `phi` is a chain of [`RowMap`](crate::features::RowMap)s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
+//! `phi` is a chain of [`RowMap`]s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
 //! a table inside of chunks of [`CHUNK`] positions and a sum of decaying exponentials between them. What this is *not* is
 //! softmax attention: with FAVOR+ features numerator and denominator are those of softmax with bias `ln a` in expectation only.
 //!
