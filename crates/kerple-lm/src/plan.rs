@@ -196,6 +196,7 @@ impl Plan {
         config.encoding.check(&geometry).map_err(refused)?;
         check_width(&config.encoding, &geometry, d_model)?;
         check_attention(&config.encoding, &model)?;
+        check_direction(task, &config.encoding, &model)?;
         let mut plan = Plan {
             label: config.encoding.label(),
             seed: config.seed,
@@ -384,6 +385,19 @@ fn check_width(encoding: &Encoding, geometry: &Geometry, d_model: usize) -> Resu
             geometry.d_model()
         ),
         hint: "leave model.d_model out, or use an encoding that enters attention".to_owned(),
+    })
+}
+
+/// Sums fade from the past on only, and encoders read in both directions.
+fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, model: &ModelPlan) -> Result<()> {
+    let is_encoder = task.is_some_and(|task| task.facts().answer != Answer::Marked);
+    if !is_encoder || model.block.attention.linear().is_none() || !encoding.can_fade() {
+        return Ok(());
+    }
+    Err(Error::Config {
+        place: "encoding".to_owned(),
+        message: format!("{} fades from the past on, and this task is read in both directions", encoding.label()),
+        hint: "use none, rotary, sinusoidal, sine_spe or conv_spe; or softmax attention".to_owned(),
     })
 }
 
