@@ -31,6 +31,11 @@ fn every_reference_value_of_dape_is_met() {
 }
 
 #[test]
+fn every_reference_value_of_encodings_that_dape_compares_with_is_met() {
+    every_case_passes("encodings", 5);
+}
+
+#[test]
 fn every_reference_value_of_media_is_met() {
     every_case_passes("media", 3);
 }
