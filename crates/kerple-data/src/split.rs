@@ -15,6 +15,16 @@ pub enum Split {
 }
 
 impl Split {
+    /// The one of three things, in the order of [`Split::ALL`], that belongs to this split.
+    pub(crate) fn of<T>(self, things: [T; 3]) -> T {
+        let [train, valid, test] = things;
+        match self {
+            Split::Train => train,
+            Split::Valid => valid,
+            Split::Test => test,
+        }
+    }
+
     /// All of them, in order.
     pub const ALL: [Split; 3] = [Split::Train, Split::Valid, Split::Test];
 

@@ -114,11 +114,7 @@ impl Examples for Generated {
     }
 
     fn count(&self, split: Split) -> Option<u64> {
-        Some(match split {
-            Split::Train => self.keys.train,
-            Split::Valid => self.keys.valid,
-            Split::Test => self.keys.test,
-        })
+        Some(split.of([self.keys.train, self.keys.valid, self.keys.test]))
     }
 
     fn example(&self, place: Place, length: usize) -> Result<Example> {

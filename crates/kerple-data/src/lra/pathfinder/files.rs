@@ -70,11 +70,7 @@ impl Files {
     /// Where a split begins and ends: 80 %, 10 %, 10 %.
     fn range(&self, split: Split) -> std::ops::Range<usize> {
         let at = |percent: usize| self.images.len() * percent / 100;
-        match split {
-            Split::Train => 0..at(80),
-            Split::Valid => at(80)..at(90),
-            Split::Test => at(90)..at(100),
-        }
+        split.of([0..at(80), at(80)..at(90), at(90)..at(100)])
     }
 }
 
