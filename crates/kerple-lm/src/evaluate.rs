@@ -287,30 +287,14 @@ impl<'a> Evaluation<'a> {
         let bytes: Option<u64> = windows.iter().map(scored).sum();
         let (nll, tokens) = (losses.mean(), losses.tokens());
         let mean = |(sum, count): (&f64, &u64)| sum / *count as f64;
-        let EvaluationKey { text, split, protocol, window, rope_scaling, length, step } = self.key(length);
-        let encoding = self.model.encoding.encoding();
         EvaluationRow {
-            encoding: if encoding == &self.plan.encoding { self.plan.label.clone() } else { encoding.label() },
-            seed: self.plan.seed,
-            train_len: self.plan.train_len as u64,
-            length,
-            protocol,
-            window,
-            rope_scaling,
-            split,
-            step,
-            text: Some(text),
             segments: windows.len() as u64,
-            tokens,
             bytes,
-            nll,
-            perplexity: nll.exp(),
             bits_per_byte: bytes.map(|bytes| nll * tokens as f64 / (bytes as f64 * std::f64::consts::LN_2)),
-            seconds,
             position_nll: (self.request.positions)
                 .then(|| losses.position_sum.iter().zip(&losses.position_count).map(mean).collect()),
             segment_nll: Some(losses.window_mean),
-            answers: None,
+            ..self.key(length).row(self.plan, self.model.encoding.encoding(), (nll, tokens), seconds)
         }
     }
 }

@@ -191,36 +191,15 @@ impl<'a> AnswersEvaluation<'a> {
     }
 
     fn row(&self, length: usize, found: &Count, seconds: f64) -> EvaluationRow {
-        let EvaluationKey { text, split, protocol, window, rope_scaling, length, step } = self.key(length);
-        let encoding = self.solver.encoding().encoding();
-        let nll = found.loss / found.counted as f64;
-        EvaluationRow {
-            encoding: if encoding == &self.plan.encoding { self.plan.label.clone() } else { encoding.label() },
-            seed: self.plan.seed,
-            train_len: self.plan.train_len as u64,
-            length,
-            protocol,
-            window,
-            rope_scaling,
-            split,
-            step,
-            segments: text.segments,
-            text: Some(text),
-            tokens: found.counted,
-            bytes: None,
-            nll,
-            perplexity: nll.exp(),
-            bits_per_byte: None,
-            seconds,
-            position_nll: None,
-            segment_nll: None,
-            answers: Some(Answers {
-                task: self.facts.name.clone(),
-                accuracy: found.right as f64 / found.counted as f64,
-                chance: self.facts.chance,
-                by_depth: found.by_depth(),
-            }),
-        }
+        let mean = (found.loss / found.counted as f64, found.counted);
+        let answers = Answers {
+            task: self.facts.name.clone(),
+            accuracy: found.right as f64 / found.counted as f64,
+            chance: self.facts.chance,
+            by_depth: found.by_depth(),
+        };
+        let row = self.key(length).row(self.plan, self.solver.encoding().encoding(), mean, seconds);
+        EvaluationRow { answers: Some(answers), ..row }
     }
 }
 

@@ -14,6 +14,8 @@
 
 use super::Protocol;
 use crate::error::{Error, Result};
+use crate::plan::Plan;
+use kerple::encoding::Encoding;
 use kerple_report::record::{EvaluationRow, ScoredText};
 
 /// A stretch of text to run the model on: inputs `start..start + len`, each scored on the token after it, from
@@ -234,6 +236,39 @@ impl EvaluationKey {
             length: row.length,
             step: row.step,
         })
+    }
+
+    /// The row of a plan's run that was evaluated with an encoding: a mean loss over so many tokens.
+    pub(super) fn row(
+        self,
+        plan: &Plan,
+        encoding: &Encoding,
+        (nll, tokens): (f64, u64),
+        seconds: f64,
+    ) -> EvaluationRow {
+        let EvaluationKey { text, split, protocol, window, rope_scaling, length, step } = self;
+        EvaluationRow {
+            encoding: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },
+            seed: plan.seed,
+            train_len: plan.train_len as u64,
+            length,
+            protocol,
+            window,
+            rope_scaling,
+            split,
+            step,
+            segments: text.segments,
+            text: Some(text),
+            tokens,
+            bytes: None,
+            nll,
+            perplexity: nll.exp(),
+            bits_per_byte: None,
+            seconds,
+            position_nll: None,
+            segment_nll: None,
+            answers: None,
+        }
     }
 }
 
