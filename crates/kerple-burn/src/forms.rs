@@ -87,12 +87,9 @@ impl Positions {
         Extent { sides: self.sight.sides(), len: keys, scale }
     }
 
-    /// The same kernel as an encoder sees it: in both directions, by the absolute distance.
-    ///
-    /// # Panics
-    /// When these are an encoder's already.
+    /// As an encoder sees it: in both directions, by the absolute distance where tables have only one side.
     pub fn in_both_directions(self) -> Positions {
-        let Sight::Causal { window } = self.sight else { panic!("positions of a decoder, got {:?}", self.sight) };
+        let Sight::Causal { window } = self.sight else { return self };
         let scores = match self.scores {
             Scores::Plain => Scores::Plain,
             Scores::Table { bias, weight } => Scores::Table { bias: bias.map(mirrored), weight: weight.map(mirrored) },

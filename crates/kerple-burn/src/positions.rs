@@ -12,7 +12,7 @@ use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, Tenso
 use bytemuck::Pod;
 use kerple::encoding::scaling::Scaling;
 use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Places, Refusal, Scope};
-use kerple::forms::{Absolute, DistanceTable, Form, MapForm, Rotary, Sight, Slopes, TableSlopes};
+use kerple::forms::{Absolute, DistanceTable, Form, MapForm, Rotary, Sides, Sight, Slopes, TableSlopes};
 use kerple::kernel::exponentials::Demand;
 use std::sync::Arc;
 
@@ -178,8 +178,7 @@ impl PositionalEncoding {
         engine: Engine,
         pass: &Pass,
     ) -> Positions {
-        let sight = Sight::Causal { window: self.encoding.window };
-        let mut positions = Positions { sight, pass: *pass, ..Positions::default() };
+        let mut positions = Positions { sight: self.sight(Sides::One), pass: *pass, ..Positions::default() };
         if let Place::Nowhere | Place::Embeddings = self.place {
             return positions;
         }
@@ -201,7 +200,10 @@ impl PositionalEncoding {
             Place::Tables => {
                 let places = Places { range: 0..keys, ..places };
                 let (stored, numbers) = (self.stored(layer), self.numbers(layer));
-                let table = self.encoding.table(&self.geometry, &numbers, places.clone());
+                let Form::Table(table) = self.encoding.form(&self.geometry, &numbers, places.clone()) else {
+                    unreachable!("an encoding keeps its form")
+                };
+                positions.sight = self.sight(table.sides);
                 let [bias, weight] = self.tensors(table, places, numbers, &stored, options, engine);
                 positions.scores = Scores::Table { bias, weight };
             }
@@ -214,12 +216,22 @@ impl PositionalEncoding {
                 let MapForm { map, table, rotary, own } = form;
                 let own: Vec<Tensor<1>> = stored[stored.len() - own..].to_vec();
                 let own = (!own.is_empty()).then(|| cast(Tensor::cat(own, 0), options.1));
+                positions.sight = self.sight(table.sides);
                 let [bias, weight] = self.tensors(table, all, numbers, &stored, options, engine);
                 positions.rotary = rotary.map(|rotary| turned(&rotary, &places));
                 positions.scores = Scores::Map { map: Arc::new(map), bias, weight, own };
             }
         }
         positions
+    }
+
+    /// What is seen with tables of these sides: the past, until an encoder says otherwise, or all.
+    fn sight(&self, sides: Sides) -> Sight {
+        let window = self.encoding.window;
+        match sides {
+            Sides::One => Sight::Causal { window },
+            Sides::Two => Sight::Both { window },
+        }
     }
 
     /// The decay of one layer.
@@ -256,7 +268,8 @@ impl PositionalEncoding {
         options: (&Device, DType),
         engine: Engine,
     ) -> [Option<Tensor<2>>; 2] {
-        let DistanceTable { heads, len, bias, weight, .. } = table;
+        let DistanceTable { heads, len, sides, bias, weight } = table;
+        let len = sides.columns(len);
         let tracked = stored.iter().any(|values| values.device().is_autodiff());
         let slopes = match tracked {
             true => self.encoding.table_slopes(&self.geometry, &numbers, places),

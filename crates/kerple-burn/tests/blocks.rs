@@ -6,7 +6,7 @@ mod common;
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
 use common::{PASS, Randomize, TRAINING, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
-use kerple::encoding::{Encoding, Geometry, Method};
+use kerple::encoding::{Encoding, Geometry, Method, t5};
 use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
@@ -31,7 +31,10 @@ impl Both {
         let (device, mut rng) = (device(), rng(seed));
         let block = Block::new(plan, &SIZES, layer, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
         let geometry = Geometry { heads: SIZES.n_heads, head_dim: SIZES.head_dim, train_len: 64 };
-        let encoding = Encoding::from(Method::named(kind).unwrap());
+        let encoding = match kind {
+            "t5_encoder" => Method::T5(t5::Config { bidirectional: true, ..t5::Config::default() }).into(),
+            kind => Encoding::from(Method::named(kind).unwrap()),
+        };
         Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 1, 3, &device).map(&mut ToDouble) }
     }
 
@@ -155,7 +158,7 @@ fn both_directions_equal_their_definition() {
         BlockPlan { kv_heads: Some(2), residual: ResidualKind::Parallel, ..BlockPlan::default() },
         BlockPlan { clamp_qkv: Some(0.9), ..BlockPlan::default() },
     ];
-    let kinds = ["kerple_bias_weight", "rotary", "none", "alibi"];
+    let kinds = ["kerple_bias_weight", "rotary", "none", "alibi", "t5_encoder"];
     for (seed, (plan, kind)) in plans.iter().flat_map(|plan| kinds.map(|kind| (plan, kind))).enumerate() {
         let (both, mut rng) = (Both::new(plan, kind, 0, seed as u64), rng(seed as u64 + 50));
         let encoding = both.encoding.with_window([None, Some(3)][seed % 2]);

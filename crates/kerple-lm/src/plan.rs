@@ -196,7 +196,7 @@ impl Plan {
         config.encoding.check(&geometry).map_err(refused)?;
         check_width(&config.encoding, &geometry, d_model)?;
         check_attention(&config.encoding, &model)?;
-        check_direction(task, &config.encoding, &model)?;
+        check_direction(task, &config.encoding, &geometry, &model)?;
         let mut plan = Plan {
             label: config.encoding.label(),
             seed: config.seed,
@@ -388,9 +388,21 @@ fn check_width(encoding: &Encoding, geometry: &Geometry, d_model: usize) -> Resu
     })
 }
 
-/// Sums fade from the past on only, and encoders read in both directions.
-fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, model: &ModelPlan) -> Result<()> {
+/// Only encoders read in both directions, and sums fade from the past on only.
+fn check_direction(
+    task: Option<&TaskConfig>,
+    encoding: &Encoding,
+    geometry: &Geometry,
+    model: &ModelPlan,
+) -> Result<()> {
     let is_encoder = task.is_some_and(|task| task.facts().answer != Answer::Marked);
+    if !is_encoder && encoding.tells_ahead(geometry) {
+        return Err(Error::Config {
+            place: "encoding".to_owned(),
+            message: format!("{} has a bias of keys ahead, and a decoder sees none", encoding.label()),
+            hint: "leave bidirectional out, or train an encoder on a task".to_owned(),
+        });
+    }
     if !is_encoder || model.block.attention.linear().is_none() || !encoding.can_fade() {
         return Ok(());
     }

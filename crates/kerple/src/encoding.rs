@@ -41,7 +41,7 @@ pub use randomized::{Places, Randomized};
 pub use refusal::{Checked, Refusal};
 pub use words::Description;
 
-use crate::forms::{Absolute, Code, DistanceTable, Form, MapForm, Rotary, Slopes, TableSlopes};
+use crate::forms::{Absolute, Code, DistanceTable, Form, MapForm, Rotary, Sides, Slopes, TableSlopes};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
 
@@ -142,14 +142,14 @@ impl Encoding {
         let inputs = Inputs { geometry, values: &values, places: own, compat: self.compat };
         let mut slopes = self.method.positional().slopes(&inputs);
         if let Some(lags) = lags {
-            slopes.keep_columns(inputs.places.range.end, lags);
+            slopes = slopes.columns(inputs.places.range.end, lags);
         }
-        let len = places.range.end;
+        let columns = slopes.sides.columns(places.range.end);
         let parameters = self.parameters(geometry);
         for part in [&mut slopes.bias, &mut slopes.weight].into_iter().flatten() {
             let Slopes::PerHead(own) = part else { continue }; // matrices are stored as they are
             for (index, rows) in own {
-                for (row, stored) in rows.chunks_mut(len.max(1)).zip(&stored[*index]) {
+                for (row, stored) in rows.chunks_mut(columns.max(1)).zip(&stored[*index]) {
                     let (_, slope) = parameters[*index].value(*stored);
                     if slope != 1.0 {
                         row.iter_mut().for_each(|value| *value *= slope);
@@ -175,22 +175,22 @@ impl Encoding {
         }
     }
 
-    /// Bias and weight at distances `0..range.end`, or the drawn ones; those that a score map computes with, and neutral
-    /// for methods that have none.
+    /// Bias and weight of keys at distances `0..range.end` behind a query, or the drawn ones; those that a score map computes
+    /// with, and neutral for methods that have none.
     pub fn table<'a>(&self, geometry: &Geometry, stored: &[Vec<f64>], places: impl Into<Places<'a>>) -> DistanceTable {
         let places = places.into();
         let len = places.range.end;
         match self.form(geometry, stored, places) {
-            Form::Table(table) | Form::Map(MapForm { table, .. }) => table,
+            Form::Table(table) | Form::Map(MapForm { table, .. }) => table.behind(),
             Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => {
                 DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() }
             }
         }
     }
 
-    /// Gradient of the loss in the stored numbers, given its gradient in the tables; one vector a parameter.
+    /// Gradient of the loss in the stored numbers, given its gradient in [`Encoding::table`]; one vector a parameter.
     pub fn table_backward(&self, geometry: &Geometry, stored: &[Vec<f64>], gradient: TableGradient) -> Vec<Vec<f64>> {
-        let slopes = self.table_slopes(geometry, stored, gradient.len);
+        let slopes = self.table_slopes(geometry, stored, gradient.len).behind(gradient.len);
         let mut d_stored: Vec<Vec<f64>> = stored.iter().map(|values| vec![0.0; values.len()]).collect();
         for (slopes, d_table) in [(slopes.bias, gradient.d_bias), (slopes.weight, gradient.d_weight)] {
             if let (Some(slopes), Some(d_table)) = (slopes, d_table) {
@@ -223,6 +223,14 @@ impl Encoding {
         match self.form(geometry, &self.zeros(geometry), 0) {
             Form::Code(code) => Some(code),
             Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Map(_) => None,
+        }
+    }
+
+    /// Whether keys ahead of a query have a bias of their own, so that only an encoder has a use for all of it.
+    pub fn tells_ahead(&self, geometry: &Geometry) -> bool {
+        match self.form(geometry, &self.zeros(geometry), 0) {
+            Form::Table(table) | Form::Map(MapForm { table, .. }) => table.sides == Sides::Two,
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => false,
         }
     }
 

@@ -84,6 +84,18 @@ impl Sides {
             Sides::Two => len.saturating_sub(1),
         }
     }
+
+    /// The columns of these distances, and on two sides of those ahead too, in increasing order.
+    ///
+    /// `distances` are increasing, below `len`, and begin with 0.
+    pub fn kept(self, len: usize, distances: &[usize]) -> Vec<usize> {
+        let origin = self.origin(len);
+        let behind = distances.iter().map(|distance| origin + distance);
+        match self {
+            Sides::One => behind.collect(),
+            Sides::Two => distances.iter().skip(1).rev().map(|distance| origin - distance).chain(behind).collect(),
+        }
+    }
 }
 
 /// Scores change with the distance `d = i - j` between query `i` and key `j`: `z = s * weight[h][d] + bias[h][d]`.
@@ -108,15 +120,27 @@ pub struct DistanceTable {
 }
 
 impl DistanceTable {
-    /// The one-sided table over these of its distances.
+    /// The table over these of its distances, increasing from 0 on.
     ///
     /// # Panics
-    /// If the table has two sides, or lacks one of the distances.
+    /// If the table lacks one of the distances.
     pub fn columns(&self, distances: &[usize]) -> DistanceTable {
-        assert_eq!(self.sides, Sides::One, "columns() of a table with two sides");
-        let keep = |table: &Vec<f64>| kept_columns(table, self.len, distances);
-        let (bias, weight) = (self.bias.as_ref().map(keep), self.weight.as_ref().map(keep));
-        DistanceTable { len: distances.len(), bias, weight, ..*self }
+        let kept = self.sides.kept(self.len, distances);
+        DistanceTable { len: distances.len(), ..self.with_columns(&kept) }
+    }
+
+    /// The one-sided table of the keys behind a query.
+    pub fn behind(self) -> DistanceTable {
+        if self.sides == Sides::One {
+            return self;
+        }
+        let kept: Vec<usize> = (self.sides.origin(self.len)..self.sides.columns(self.len)).collect();
+        DistanceTable { sides: Sides::One, ..self.with_columns(&kept) }
+    }
+
+    fn with_columns(&self, kept: &[usize]) -> DistanceTable {
+        let keep = |table: &Vec<f64>| kept_columns(table, self.sides.columns(self.len), kept);
+        DistanceTable { bias: self.bias.as_ref().map(keep), weight: self.weight.as_ref().map(keep), ..*self }
     }
 
     /// The two-sided table of the kernel that depends on `|d|` alone and is this one-sided table for `d >= 0`.
@@ -149,9 +173,9 @@ impl DistanceTable {
     }
 }
 
-/// Of rows of `len` values each the columns `keep`.
-fn kept_columns(table: &[f64], len: usize, keep: &[usize]) -> Vec<f64> {
-    table.chunks_exact(len.max(1)).flat_map(|row| keep.iter().map(|column| row[*column])).collect()
+/// Of rows of `columns` values each the columns `keep`.
+fn kept_columns(table: &[f64], columns: usize, keep: &[usize]) -> Vec<f64> {
+    table.chunks_exact(columns.max(1)).flat_map(|row| keep.iter().map(|column| row[*column])).collect()
 }
 
 /// Queries and keys are rotated in every layer: pairs `(x[j], x[j + rotated/2])` turn by `position * inv_freq[j]`.

@@ -62,6 +62,6 @@ impl<'a> Kernels<'a> {
     /// Derivatives in every value.
     pub fn slopes(&self, inputs: &Inputs) -> TableSlopes {
         let [bias, weight] = self.parts().map(|part| part.and_then(|part| part.slopes(inputs)));
-        TableSlopes { bias, weight }
+        TableSlopes { sides: Sides::One, bias, weight }
     }
 }

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Half the buckets hold one distance each, the other half grow logarithmically up to `max_distance`, beyond which all
-//! distances share the last bucket. Enters: scores, after the `1/sqrt(D)` scale; T5 itself uses neither scale. Learned: W,
+//! distances share the last bucket. An encoder of T5's own gives keys ahead of the query buckets of their own, half of all
+//! (`bidirectional`); without it an encoder's bias is that of the absolute distance. Enters: scores, after the `1/sqrt(D)` scale; T5 itself uses neither scale. Learned: W,
 //! decayed as every matrix is.
 //! Past the training length: defined for every d, constant from `max_distance` on.
 
@@ -23,13 +24,16 @@ use serde::{Deserialize, Serialize};
 pub struct Config {
     /// Number of buckets, even and at least 2.
     pub num_buckets: usize,
-    /// Distances from here on share the last bucket; more than `num_buckets / 2`.
+    /// Distances from here on share the last bucket; more than the buckets of one distance each.
     pub max_distance: usize,
+    /// Whether keys ahead of the query have one half of the buckets, as in T5's encoder.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub bidirectional: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { num_buckets: 32, max_distance: 128 }
+        Config { num_buckets: 32, max_distance: 128, bidirectional: false }
     }
 }
 
@@ -52,8 +56,15 @@ pub fn bucket(distance: i64, num_buckets: usize, max_distance: usize, causal: bo
 }
 
 impl Config {
-    fn rows(&self, len: usize) -> impl Iterator<Item = usize> + '_ {
-        (0..len).map(|d| bucket(d as i64, self.num_buckets, self.max_distance, true))
+    fn sides(&self) -> Sides {
+        if self.bidirectional { Sides::Two } else { Sides::One }
+    }
+
+    /// The bucket of each column of a table over `len` distances.
+    fn rows(&self, len: usize) -> Vec<usize> {
+        let origin = self.sides().origin(len) as i64;
+        let bucket = |column| bucket(column as i64 - origin, self.num_buckets, self.max_distance, !self.bidirectional);
+        (0..self.sides().columns(len)).map(bucket).collect()
     }
 }
 
@@ -74,13 +85,15 @@ impl Positional for Config {
     }
 
     fn check_keys(&self) -> Checked {
-        let Config { num_buckets, max_distance } = *self;
-        if num_buckets < 2 || num_buckets % 2 == 1 {
-            let message = format!("{num_buckets} is out of range, it must be even and at least 2");
+        let Config { num_buckets, max_distance, bidirectional } = *self;
+        let parts = if bidirectional { 4 } else { 2 };
+        if num_buckets < parts || num_buckets % parts > 0 {
+            let wanted = if bidirectional { "a multiple of 4" } else { "even and at least 2" };
+            let message = format!("{num_buckets} is out of range, it must be {wanted}");
             return Err(Refusal::new("num_buckets", message, "the original has 32"));
         }
-        if max_distance <= num_buckets / 2 {
-            let message = format!("{max_distance} must exceed num_buckets / 2 = {}", num_buckets / 2);
+        if max_distance <= num_buckets / parts {
+            let message = format!("{max_distance} must exceed num_buckets / {parts} = {}", num_buckets / parts);
             return Err(Refusal::new("max_distance", message, "half of the buckets hold one distance each"));
         }
         Ok(())
@@ -112,13 +125,17 @@ impl Positional for Config {
         let (heads, len, factor) = (inputs.geometry.heads, inputs.places.range.end, factor(inputs.geometry));
         let round = |value: f64| inputs.compat.round(value);
         let entry = |bucket: usize, head: usize| round(factor * round(inputs.values[0][bucket * heads + head]));
-        let rows: Vec<usize> = self.rows(len).collect();
+        let rows = self.rows(len);
         let bias = (0..heads).flat_map(|head| rows.iter().map(move |bucket| entry(*bucket, head))).collect();
-        Form::Table(DistanceTable { heads, len, sides: Sides::One, bias: Some(bias), weight: None })
+        Form::Table(DistanceTable { heads, len, sides: self.sides(), bias: Some(bias), weight: None })
     }
 
     fn slopes(&self, inputs: &Inputs) -> TableSlopes {
-        let rows = self.rows(inputs.places.range.end).collect();
-        TableSlopes { bias: Some(Slopes::Rows { factor: factor(inputs.geometry), rows }), weight: None }
+        let rows = self.rows(inputs.places.range.end);
+        TableSlopes {
+            sides: self.sides(),
+            bias: Some(Slopes::Rows { factor: factor(inputs.geometry), rows }),
+            weight: None,
+        }
     }
 }

@@ -459,6 +459,29 @@ fn t5_first_distances_of_the_logarithmic_buckets() {
     assert_eq!((16..32).map(first).collect::<Vec<_>>(), expected);
 }
 
+/// T5's encoder: one table over both sides, whose derivatives stand at the same columns, also where distances are drawn.
+#[test]
+fn t5_of_an_encoder_has_buckets_for_keys_ahead() {
+    let encoding = Encoding::from(Method::T5(t5::Config { bidirectional: true, ..t5::Config::default() }));
+    let stored = encoding.initial(&GEOMETRY, 3);
+    let bucket = |distance: i64| t5::bucket(distance, 32, 128, false);
+    for (lags, distances) in [(None, vec![-2, -1, 0, 1, 2]), (Some([0, 9, 500]), vec![-500, -9, 0, 9, 500])] {
+        let places = Places { drawn: lags.as_ref().map(|lags| lags.as_slice()), ..Places::from(3) };
+        let encoding = Encoding { randomized: lags.map(|_| 501), ..encoding.clone() };
+        let Form::Table(table) = encoding.form(&GEOMETRY, &stored, places.clone()) else { panic!("no table") };
+        let rows: Vec<usize> = distances.iter().copied().map(bucket).collect();
+        assert!(rows[0] >= 16 && rows[2] == 0 && rows[4] < 16, "{rows:?}");
+        let want = (0..4).flat_map(|head| rows.iter().map(move |row| (row, head)));
+        let want: Vec<f64> = want.map(|(row, head)| 4.0 * stored[0][row * 4 + head]).collect();
+        assert_eq!((table.sides, table.len, table.bias.as_ref()), (Sides::Two, 3, Some(&want)));
+        let slopes = encoding.table_slopes(&GEOMETRY, &stored, places.clone());
+        assert_eq!((slopes.sides, slopes.bias), (Sides::Two, Some(Slopes::Rows { factor: 4.0, rows: rows.clone() })));
+        let behind = encoding.table(&GEOMETRY, &stored, places).bias.unwrap();
+        assert_eq!(behind, want.chunks(5).flat_map(|row| &row[2..]).copied().collect::<Vec<f64>>());
+    }
+    assert!(encoding.tells_ahead(&GEOMETRY) && !Encoding::from(Method::named("t5").unwrap()).tells_ahead(&GEOMETRY));
+}
+
 proptest! {
     #[test]
     fn kerple_biases_start_at_zero_and_never_increase(seed in 0u64..1000, which in 0usize..3) {

@@ -1,6 +1,6 @@
 //! What a method hands over as a whole, and the derivatives of its tables.
 
-use super::{Absolute, Code, DistanceTable, Rotary, kept_columns};
+use super::{Absolute, Code, DistanceTable, Rotary, Sides, kept_columns};
 use crate::cpu::reduce;
 use crate::maps::Map;
 
@@ -37,6 +37,8 @@ pub struct MapForm {
 /// Derivatives of a [`DistanceTable`] in what an encoding learns; `None` where a table depends on nothing learned.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TableSlopes {
+    /// The sides of the table.
+    pub sides: Sides,
     /// Of the bias.
     pub bias: Option<Slopes>,
     /// Of the weight.
@@ -44,29 +46,42 @@ pub struct TableSlopes {
 }
 
 impl TableSlopes {
-    /// Of tables over `len` distances keeps the derivatives at these.
-    pub fn keep_columns(&mut self, len: usize, distances: &[usize]) {
+    /// Those of [`DistanceTable::columns`], of a table over `len` distances.
+    pub fn columns(self, len: usize, distances: &[usize]) -> TableSlopes {
+        let kept = self.sides.kept(len, distances);
+        self.with_columns(len, &kept)
+    }
+
+    /// Those of [`DistanceTable::behind`], of a table over `len` distances.
+    pub fn behind(self, len: usize) -> TableSlopes {
+        let kept: Vec<usize> = (self.sides.origin(len)..self.sides.columns(len)).collect();
+        TableSlopes { sides: Sides::One, ..self.with_columns(len, &kept) }
+    }
+
+    fn with_columns(mut self, len: usize, kept: &[usize]) -> TableSlopes {
+        let columns = self.sides.columns(len);
         for slopes in [&mut self.bias, &mut self.weight].into_iter().flatten() {
             match slopes {
                 Slopes::PerHead(parameters) => {
-                    parameters.iter_mut().for_each(|(_, rows)| *rows = kept_columns(rows, len, distances));
+                    parameters.iter_mut().for_each(|(_, rows)| *rows = kept_columns(rows, columns, kept));
                 }
-                Slopes::Rows { rows, .. } => *rows = distances.iter().map(|distance| rows[*distance]).collect(),
+                Slopes::Rows { rows, .. } => *rows = kept.iter().map(|column| rows[*column]).collect(),
             }
         }
+        self
     }
 }
 
-/// Derivatives of one table `[H, L]`.
+/// Derivatives of one table `[H, C]`, of as many columns as its sides have.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Slopes {
-    /// Row `h` depends on value `h` of parameters `[H]`: the parameter's index and the derivatives in it, `[H, L]`.
+    /// Row `h` depends on value `h` of parameters `[H]`: the parameter's index and the derivatives in it, `[H, C]`.
     PerHead(Vec<(usize, Vec<f64>)>),
     /// Entry `[h, d]` is `factor` times entry `[rows[d], h]` of the only parameter, a matrix `[R, H]`.
     Rows {
         /// What the entry is multiplied by.
         factor: f64,
-        /// Row of each distance, `[L]`.
+        /// Row of each column, `[C]`.
         rows: Vec<usize>,
     },
 }

@@ -18,6 +18,8 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"kerple_log","window":-5}"#, "`window`: invalid value: integer `-5`, expected a whole number"),
         (r#"{"kind":"t5","num_buckets":7}"#, "`num_buckets`: 7 is out of range"),
         (r#"{"kind":"t5","num_buckets":64,"max_distance":32}"#, "`max_distance`: 32 must exceed num_buckets / 2 = 32"),
+        (r#"{"kind":"t5","num_buckets":6,"bidirectional":true}"#, "`num_buckets`: 6 is out of range"),
+        (r#"{"kind":"t5","max_distance":8,"bidirectional":true}"#, "`max_distance`: 8 must exceed num_buckets / 4 = 8"),
         (r#"{"kind":"kerple_log","r1":"high"}"#, "`r1`: a start is a number, a range [low, high]"),
         (r#"{"kind":"kerple_log","r1":[1,2,3]}"#, "`r1`: a start is a number, a range [low, high]"),
         (r#"{"kind":"kerple_log","r1":null}"#, "`r1`: a start is a number, a range [low, high]"),
@@ -120,7 +122,15 @@ fn variants() -> Vec<Encoding> {
         ("rotary", &[r#""randomized":64"#, r#""randomized":640"#]),
         ("t5", &[r#""randomized":64"#, r#""randomized":64,"window":64"#]),
         ("rotary", &[r#""pct":0.5"#, r#""base":500"#, r#""pct":0.5,"base":500"#, r#""pct":0.25,"base":1e6"#]),
-        ("t5", &[r#""num_buckets":16"#, r#""max_distance":16,"num_buckets":8"#, r#""max_distance":168"#]),
+        (
+            "t5",
+            &[
+                r#""bidirectional":true"#,
+                r#""num_buckets":16"#,
+                r#""max_distance":16,"num_buckets":8"#,
+                r#""max_distance":168"#,
+            ],
+        ),
         ("kerple_log", &[r#""r1":1"#, r#""r2":1"#, r#""r1":[0.5,1]"#, r#""r1":[0.5,1.1]"#, r#""r1":{"std":1}"#]),
         ("kerple_power", &[r#""r1":1,"r2":1.5"#, r#""r1":1.1,"r2":1.5"#, r#""r2":[1e-7,1]"#]),
         (
