@@ -37,7 +37,7 @@ pub use sine::{Sine, SineGradient, SineShape, Waves, scale_gains};
 use crate::Number;
 use crate::attention::product::{Keep, Matrix, Product};
 use crate::attention::rows::Transpose;
-use crate::cpu::InstructionSet;
+use crate::cpu::lanes;
 use std::fmt::Debug;
 
 /// Whether a row is a query or a key.
@@ -129,7 +129,7 @@ impl<T: Number> Multiply<'_, T> {
     pub(crate) fn to(self, c: &mut [T], c_stride: usize, keep: Keep<T>) {
         let Multiply { sizes: [rows, inner, columns], a: (data, [row_stride, column_stride]), b: (b, b_stride) } = self;
         let a = Matrix { data, row_stride, column_stride };
-        T::dispatch(InstructionSet::current(), Product { rows, inner, columns, a, b, b_stride, c, c_stride, keep });
+        lanes::run(Product { rows, inner, columns, a, b, b_stride, c, c_stride, keep });
     }
 }
 
@@ -140,8 +140,7 @@ pub(crate) fn transpose<T: Number>(
     to: &mut [T],
     width: usize,
 ) {
-    let kernel = Transpose { from, stride, rows, head_dim: columns, factor: T::ONE, to, width };
-    T::dispatch(InstructionSet::current(), kernel);
+    lanes::run(Transpose { from, stride, rows, head_dim: columns, factor: T::ONE, to, width });
 }
 
 /// Maps one after another, with room for what is between them.

@@ -102,6 +102,20 @@ pub trait Dispatch: Sized {
     fn portable_exp(x: [Self; 4]) -> [Self; 4];
 }
 
+/// Runs a kernel that is one loop, with all of it compiled for the current instruction set. (Handed to
+/// [`Dispatch::dispatch`] by itself it would be compiled for the target's, with a call for every vector.)
+pub(crate) fn run<T: Number, K: Kernel<T>>(kernel: K) -> K::Output {
+    struct Whole<K>(K);
+    impl<T, K: Kernel<T>> Kernel<T> for Whole<K> {
+        type Output = K::Output;
+        #[inline(always)]
+        fn run<L: Lanes<Number = T>>(self, lanes: L) -> K::Output {
+            lanes.run(self.0)
+        }
+    }
+    T::dispatch(InstructionSet::current(), Whole(kernel))
+}
+
 impl Dispatch for f32 {
     fn dispatch<K: Kernel<f32>>(set: InstructionSet, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]

@@ -7,7 +7,7 @@ use crate::Number;
 use crate::attention::product::Keep;
 use crate::attention::rows::CopyRows;
 use crate::attention::{View, ViewMut};
-use crate::cpu::InstructionSet;
+use crate::cpu::lanes;
 use crate::features::{Chain, ChainRoom, Multiply, Place, Side, padded, transpose};
 use std::sync::Mutex;
 
@@ -15,8 +15,7 @@ use std::sync::Mutex;
 pub(super) fn load<T: Number>(view: View<T>, place: Place, row: usize, width: usize, to: &mut [T]) {
     let from = view.rows_from(place.batch, place.head, row);
     let (stride, wide) = (view.strides.row, padded(width));
-    let kernel = CopyRows { from, stride, rows: place.rows, head_dim: width, factor: T::ONE, to, width: wide };
-    T::dispatch(InstructionSet::current(), kernel);
+    lanes::run(CopyRows { from, stride, rows: place.rows, head_dim: width, factor: T::ONE, to, width: wide });
 }
 
 /// What one thread computes in.
