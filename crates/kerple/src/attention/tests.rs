@@ -49,6 +49,9 @@ pub(super) trait Engine<T> {
     fn backward(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>);
 }
 
+/// What scores are multiplied by.
+const SCALE: f64 = 0.37;
+
 struct Naive;
 
 impl<T: Number> Engine<T> for Naive {
@@ -132,7 +135,7 @@ impl Case {
             None => Scores::table(tables[0].as_deref(), tables[1].as_deref(), self.table_len),
         };
         let lengths = self.lengths.as_deref();
-        let problem = Problem { dims, scale: number(0.37), sight: self.sight, lengths, scores };
+        let problem = Problem { dims, scale: number(SCALE), sight: self.sight, lengths, scores };
         let unset = number(f64::NAN); // every result must be overwritten
         let layout = Layout::new(dims, self.packed);
         let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);
@@ -168,12 +171,14 @@ impl Case {
 /// Asserts that every result is within `tolerance` of the expected one, relative to the largest value of its kind.
 ///
 /// The scores of a row with a lone key have gradient 0, the difference of two equal dots summed in different orders. What is
-/// left are their roundings: D of them, of partial sums of order sqrt(D), so of order D altogether, times a key and a scale
-/// of order 1. A table adds up the residues of all such rows.
+/// left are their roundings: D of them, of partial sums of order sqrt(D), so of order D altogether, and in the gradients of
+/// queries and keys times the scale, a weight and a key or query. A table adds up the residues of all such rows.
 pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f64>, tolerance: f64, what: &str) {
     let rows = (0..case.dims.batch).flat_map(|b| (0..case.dims.queries).map(move |i| (b, i)));
     let lone_rows = rows.filter(|&(b, i)| case.visible(b, i).len() == 1).count();
     let residue = 0.1 + 0.02 * case.dims.head_dim as f64;
+    let most = |values: &[f64]| values.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+    let reach = SCALE * most(&case.q).max(most(&case.k)) * case.weight.as_deref().map_or(1.0, most);
     let fields = |o: &Outcome<f64>| {
         let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map } = o.clone();
         [
@@ -190,7 +195,8 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
     for ((name, got), (_, expected)) in fields(got).into_iter().zip(fields(expected)) {
         let finite = expected.iter().filter(|x| x.is_finite());
         let residues = if ["d_bias", "d_weight", "d_map"].contains(&name) { lone_rows.max(1) } else { 1 };
-        let cancelled = residue * (residues as f64).sqrt(); // independent roundings
+        let factor = if ["d_q", "d_k"].contains(&name) { reach.max(1.0) } else { 1.0 };
+        let cancelled = residue * factor * (residues as f64).sqrt(); // independent roundings
         let largest = finite.fold(cancelled, |largest: f64, x| largest.max(x.abs()));
         for (i, (&got, &expected)) in got.iter().zip(&expected).enumerate() {
             let close = got == expected || (got - expected).abs() <= tolerance * largest;
