@@ -187,7 +187,7 @@ pub struct Compare {
 
 #[derive(Debug, Args)]
 pub struct Reproduce {
-    /// The paper: kerple.
+    /// The paper: kerple or dape.
     pub paper: String,
     /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
     #[arg(long, default_value = "small")]

@@ -111,6 +111,36 @@ fn shards_together_are_one_run() {
 }
 
 #[test]
+fn dape_is_trained_measured_and_looked_into() {
+    let place = Place::new();
+    let command =
+        ["reproduce", "dape", "--scale", "smoke", "--only", "table1,table7,figure1,figure7,claims", "--out", "d"];
+    let few = ["reproduce", "dape", "--scale", "smoke", "--only", "table1,table7,figure1,figure7", "--out", "d"];
+    let printed = place.ok(&few);
+    for line in printed.lines().filter(|line| !line.starts_with("page:")) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!((words[1], words[2]), (words[3], "of"), "{line}");
+        assert_ne!(words[3], "0", "{line}");
+    }
+    let page = place.read("d/paper/report.md");
+    for part in ["Table 7", "trained at 64", "paper: 39.31", "layer 1, head 2", "| dape-kernel=3 |"] {
+        assert!(page.contains(part), "{part}\n{page}");
+    }
+    assert!(["local", "anti-local", "depends on the text"].iter().any(|kind| page.contains(kind)));
+    let scores: Value = serde_json::from_str(&place.read("d/arxiv-512/dape/seed-1235/scores.json")).unwrap();
+    let lengths: Vec<u64> = scores.as_array().unwrap().iter().map(|one| one["length"].as_u64().unwrap()).collect();
+    assert_eq!(lengths, [64, 64, 1024, 1024]);
+    assert_eq!(place.ok(&few), printed, "nothing is done twice");
+    // the same of what is kept, and claims of what there is
+    assert_eq!(place.ok(&[&few[..], &["--export", "kept"]].concat()).replace("kept/", "d/"), printed);
+    let claims = place.ok(&[&command[..], &["--render"]].concat());
+    assert!(claims.starts_with("claims"), "{claims}");
+    let page = place.read("d/paper/report.md");
+    let line = page.lines().find(|line| line.starts_with("| DAPE is below a network of the bias alone")).unwrap();
+    assert!(line.contains("at 1024: ") && line.contains("n = 2"), "{line}");
+}
+
+#[test]
 fn mistakes_are_named() {
     let place = Place::new();
     place.ok(&smoke("r", &["--only", "table1"]));

@@ -69,6 +69,7 @@ impl Comparison {
                 plan,
                 source: &source,
                 asks: &asks,
+                looks: &[],
                 device: &self.device,
             })
             .collect();

@@ -6,6 +6,7 @@
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
 use crate::evaluate::{self, AnswersEvaluation, Evaluation, Request};
+use crate::look;
 use crate::memory::Memory;
 use crate::plan::Plan;
 use crate::run::{RunFolder, Trained};
@@ -31,6 +32,8 @@ pub struct Job<'a> {
     pub source: &'a Source,
     /// What is evaluated, in this order.
     pub asks: &'a [Ask],
+    /// Lengths at which the scores of the last query are kept, see [`look`].
+    pub looks: &'a [usize],
     /// Where the model is.
     pub device: &'a Device,
 }
@@ -183,6 +186,9 @@ impl Job<'_> {
                 return Ok(false);
             }
         }
+        if !look::is_done(folder, state.step, self.looks)? {
+            look::write(folder, (&model, state.step), &text, self.looks, plan.seed)?;
+        }
         Ok(true)
     }
 
@@ -221,7 +227,7 @@ impl Job<'_> {
                 return Ok(false);
             }
         }
-        Ok(expected > 0)
+        Ok(expected > 0 && look::is_done(self.folder, self.plan.steps, self.looks)?)
     }
 
     /// What is asked of this run: the encoding, and the request of the run's seed at the lengths that is defined for;

@@ -12,6 +12,7 @@ pub mod events;
 pub mod generate;
 pub mod job;
 pub mod learner;
+pub mod look;
 pub mod memory;
 pub mod model;
 pub mod plan;

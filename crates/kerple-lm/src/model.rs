@@ -18,6 +18,7 @@ use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, Norm, normal_matrix};
 use kerple_burn::memory::Memory;
+use kerple_burn::ops::attention::Seen;
 use kerple_burn::ops::dropout::{Dropout, dropout};
 use kerple_burn::ops::embedding::embed;
 use kerple_burn::ops::loss::{self, Head, Targets};
@@ -219,6 +220,20 @@ impl Decoder {
         loss::logits(rows.unsqueeze_dim(0), self.output()).squeeze_dim(0)
     }
 
+    /// Scores of the last token's queries in every layer, `[B, H, 1, L]`; of softmax attention.
+    pub fn last_scores(&self, tokens: Tokens, pass: &Pass) -> Vec<Seen> {
+        let mut seen = Vec::with_capacity(self.blocks.len());
+        self.trunk().each_layer(
+            tokens,
+            pass,
+            |positions| positions,
+            |block, x, positions| {
+                seen.push(block.attention.last_scores(x.clone(), positions));
+            },
+        );
+        seen
+    }
+
     /// Logits of the token after the last of `tokens`, `[B, V]`, behind all that `memory` holds; it then holds `tokens` too.
     ///
     /// Long sequences are taken in pieces: beyond `memory`, what is held does not grow with their length. One pass serves a
@@ -311,11 +326,25 @@ impl Trunk<'_> {
 
     /// The residual stream after the last layer, `[B, L, M]`; `adapt` says how these layers see.
     fn hidden(&self, tokens: Tokens, pass: &Pass, adapt: impl Fn(Positions) -> Positions) -> Tensor<3> {
+        self.each_layer(tokens, pass, adapt, |_, _, _| {})
+    }
+
+    /// The same; `look` is shown every layer with what goes into it.
+    fn each_layer(
+        &self,
+        tokens: Tokens,
+        pass: &Pass,
+        adapt: impl Fn(Positions) -> Positions,
+        mut look: impl FnMut(&Block, &Tensor<3>, &Positions),
+    ) -> Tensor<3> {
         let x = self.embed(tokens, 0, pass);
         let (lens, device, dtype) = ([tokens.len, tokens.len], x.device(), x.dtype());
         let positions = |layer| self.encoding.positions(layer, lens, (&device, dtype), self.engine, pass);
         let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
         let layers = self.blocks.iter().zip(&positions);
-        layers.fold(x, |x, (block, positions)| block.forward(x, positions, pass, self.engine))
+        layers.fold(x, |x, (block, positions)| {
+            look(block, &x, positions);
+            block.forward(x, positions, pass, self.engine)
+        })
     }
 }

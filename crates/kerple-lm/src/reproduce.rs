@@ -23,10 +23,10 @@ use crate::plan::Plan;
 use crate::run::RunFolder;
 use burn::tensor::Device;
 use kerple::encoding::Encoding;
-use kerple_data::tasks::Level;
-use kerple_data::{Corpus, PrepareOptions, Sources};
+use kerple_data::tasks::{Level, Place, TaskConfig};
+use kerple_data::{Corpus, PrepareOptions, Sources, Split};
 use kerple_report::paper::{
-    CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, runs_folder,
+    CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder,
 };
 use kerple_report::record;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +66,8 @@ pub struct Reproduction {
 struct Planned {
     run: PlannedRun,
     encoding: Encoding,
+    /// Lengths at which the scores of the last query are kept.
+    scores: Vec<usize>,
     /// Number of the part that says how it is trained.
     part: usize,
 }
@@ -214,12 +216,13 @@ impl Reproduction {
                 tokenizer: corpus.tokenizer.clone(),
                 vocab_size: None,
                 splits: BTreeMap::new(),
+                example: corpus.task.as_ref().and_then(example),
             };
             let folder = self.data_of(&corpus.name);
             if kerple_data::is_prepared(&folder) {
                 let corpus = Corpus::open(&folder)?;
                 facts.vocab_size = Some(corpus.vocab_size() as u64);
-                for split in kerple_data::Split::ALL {
+                for split in Split::ALL {
                     let counts = corpus.summary().split(split);
                     let (documents, tokens, bytes) = (counts.documents, counts.tokens, counts.bytes);
                     facts.splits.insert(split.name().to_owned(), SplitFacts { documents, tokens, bytes });
@@ -270,6 +273,7 @@ impl Reproduction {
             plan: &plans[at],
             source: &sources[&self.planned[at].run.corpus],
             asks: &asks[at],
+            looks: &self.planned[at].scores,
             device: &self.device,
         };
         let jobs: Vec<Job> = (0..self.planned.len()).map(job).collect();
@@ -294,7 +298,7 @@ impl Reproduction {
     /// The run file of a planned run.
     fn config(&self, planned: &Planned) -> Result<RunConfig> {
         let config =
-            self.experiment.config(&self.experiment.parts[planned.part], self.data_config(&planned.run.corpus))?;
+            self.experiment.config(&self.experiment.parts[planned.part].set, self.data_config(&planned.run.corpus))?;
         Ok(RunConfig { seed: planned.run.seed, encoding: planned.encoding.clone(), ..config })
     }
 
@@ -321,6 +325,14 @@ impl Reproduction {
     }
 }
 
+/// A short example of a drawn task, to be shown; none where there are no examples without data.
+fn example(task: &TaskConfig) -> Option<TaskExample> {
+    const LENGTH: usize = 9;
+    let place = Place { split: Split::Test, seed: 0, index: 0 };
+    let example = task.open(None).ok()?.example(place, LENGTH).ok()?;
+    Some(TaskExample { input: example.input, answer: example.targets })
+}
+
 fn facts(config: &EvaluationConfig) -> EvaluationFacts {
     EvaluationFacts {
         protocol: config.protocol.to_string(),
@@ -333,17 +345,18 @@ fn facts(config: &EvaluationConfig) -> EvaluationFacts {
     }
 }
 
-/// The runs of the parts that serve what is wanted: seeds outermost, then parts, corpora and encodings, so that partial
-/// results are of some use. A run of several parts is in the place of the first and is evaluated as all of them say.
+/// The runs of the parts that serve what is wanted: stages, then seeds, parts, corpora and encodings, so that partial results
+/// are of some use. A run of several parts is in the place of the first and is evaluated as all of them say.
 fn planned(experiment: &Experiment, only: &[String]) -> Vec<Planned> {
     let wanted = |part: &PartConfig| only.is_empty() || part.serves.iter().any(|item| only.contains(item));
     let most = experiment.parts.iter().map(|part| part.seeds).max().unwrap_or(0);
     let mut found: Vec<Planned> = Vec::new();
     let mut places: BTreeMap<PathBuf, usize> = BTreeMap::new();
-    for nth in 0..most {
+    let stages: BTreeSet<u64> = experiment.parts.iter().map(|part| part.stage).collect();
+    for (stage, nth) in stages.into_iter().flat_map(|stage| (0..most).map(move |nth| (stage, nth))) {
         let seed = experiment.seed + nth;
-        let parts = experiment.parts.iter().enumerate().filter(|(_, part)| nth < part.seeds && wanted(part));
-        for (number, part) in parts {
+        let due = |part: &PartConfig| part.stage == stage && nth < part.seeds && wanted(part);
+        for (number, part) in experiment.parts.iter().enumerate().filter(|(_, part)| due(part)) {
             for corpus in experiment.corpora_of(part) {
                 for encoding in &part.encodings {
                     let label = encoding.label();
@@ -354,10 +367,12 @@ fn planned(experiment: &Experiment, only: &[String]) -> Vec<Planned> {
                         let (corpus, variant) = (corpus.name.clone(), part.variant.clone());
                         let (evaluate, serves) = (Vec::new(), Vec::new());
                         let run = PlannedRun { folder, corpus, variant, label, seed, evaluate, serves };
-                        found.push(Planned { run, encoding: encoding.clone(), part: number });
+                        let (encoding, scores) = (encoding.clone(), Vec::new());
+                        found.push(Planned { run, encoding, scores, part: number });
                     }
                     add(&mut found[place].run.evaluate, &part.evaluate);
                     add(&mut found[place].run.serves, &part.serves);
+                    add(&mut found[place].scores, &part.scores);
                 }
             }
         }
@@ -366,10 +381,10 @@ fn planned(experiment: &Experiment, only: &[String]) -> Vec<Planned> {
 }
 
 /// Adds what is not there yet.
-fn add(list: &mut Vec<String>, more: &[String]) {
-    for name in more {
-        if !list.contains(name) {
-            list.push(name.clone());
+fn add<T: Clone + PartialEq>(list: &mut Vec<T>, more: &[T]) {
+    for item in more {
+        if !list.contains(item) {
+            list.push(item.clone());
         }
     }
 }

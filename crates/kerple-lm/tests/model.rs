@@ -278,3 +278,31 @@ fn lengths_beyond_a_learned_table_are_refused() {
     assert!(error.to_string().contains("12") && error.to_string().contains("13"), "{error}");
     assert!(model.check_len(12).is_ok());
 }
+
+#[test]
+fn scores_of_the_last_query_are_those_of_the_layers() {
+    let concat: Encoding = serde_json::from_str(r#"{"kind":"dape","variant":"concat"}"#).unwrap();
+    for (own, adds_bias) in [(encoding("kerple_log"), true), (encoding("dape"), true), (concat, false)] {
+        let plan = plan_with(&own, TrainConfig::default(), BlockPlan::default());
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        let seen = |ids: &[u32]| model.last_scores(Tokens { ids, batch: 1, len: ids.len() }, &PASS);
+        let values = |tensor: &burn::tensor::Tensor<4>| tensor.clone().into_data().iter::<f64>().collect::<Vec<_>>();
+        let layers = seen(&IDS);
+        assert_eq!(layers.len(), plan.model.n_layers);
+        for layer in &layers {
+            assert_eq!(layer.scores.dims(), [1, plan.model.n_heads, 1, IDS.len()]);
+            assert_eq!(layer.adds_bias, adds_bias, "{}", own.label());
+            let bias = layer.bias.as_ref().unwrap();
+            // by distance: the last key is the query's own
+            assert!(values(bias).chunks(IDS.len()).all(|head| head[IDS.len() - 1] == 0.0 && head[0] < 0.0));
+            let added = layer.mapped.clone() - layer.scores.clone() - bias.clone();
+            let largest = values(&added).into_iter().map(f64::abs).fold(0.0, f64::max);
+            assert_eq!(largest > 1e-4, own.label() != "kerple_log", "{}: {largest}", own.label());
+        }
+        // another token far back changes scores there, and never the bias
+        let other = [&[7], &IDS[1..]].concat();
+        let changed = seen(&other);
+        assert_ne!(values(&changed[0].scores), values(&layers[0].scores));
+        assert_eq!(changed[0].bias.as_ref().map(values), layers[0].bias.as_ref().map(values));
+    }
+}

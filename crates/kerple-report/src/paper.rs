@@ -16,7 +16,9 @@ mod manifest;
 mod page;
 mod published;
 
-pub use manifest::{CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, runs_folder};
+pub use manifest::{
+    CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder,
+};
 
 use crate::error::{Error, Result};
 use crate::number;
@@ -34,13 +36,16 @@ pub const TIMING_FILE: &str = "timing.json";
 /// Name of the folder of the pages, within that of the reproduction.
 pub const PAGE_FOLDER: &str = "paper";
 
-/// Training steps of several encodings, timed in turns.
+/// Training steps, or forward passes, of several encodings, timed in turns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
     /// Tokens a training sequence.
     pub train_len: u64,
     /// Sequences a batch.
     pub batch: u64,
+    /// Whether only forward passes were timed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forward: bool,
     /// A row an encoding.
     pub rows: Vec<TimingRow>,
 }
@@ -137,7 +142,7 @@ pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -
     let out = folder.join(PAGE_FOLDER);
     refuse_foreign(&out)?;
     let made = match reproduction.manifest.paper.as_str() {
-        "dape" => dape::items(&reproduction),
+        "dape" => dape::items(&reproduction)?,
         "kerple" => kerple::items(&reproduction),
         other => {
             return Err(Error::Refused {

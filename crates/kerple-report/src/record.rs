@@ -6,6 +6,7 @@
 //! | `metrics.jsonl` | [`MetricsRow`] a line | while training |
 //! | `evaluation.jsonl` | [`EvaluationRow`] a line | a line per finished (length, protocol, seed) |
 //! | `kernels.json` | array of [`KernelSnapshot`] | replaced as a whole |
+//! | `scores.json` | array of [`ScoreSnapshot`] | once, where it was asked for |
 //!
 //! A line is written with one write call, so a crash can leave an incomplete last line and nothing else. Reading forgives
 //! exactly that. What is replaced is written aside, synced and renamed. Floats that are not finite are written as `"NaN"`,
@@ -27,6 +28,8 @@ pub const METRICS_FILE: &str = "metrics.jsonl";
 pub const EVALUATION_FILE: &str = "evaluation.jsonl";
 /// Name of the file of [`KernelSnapshot`]s.
 pub const KERNELS_FILE: &str = "kernels.json";
+/// Name of the file of [`ScoreSnapshot`]s.
+pub const SCORES_FILE: &str = "scores.json";
 
 /// One logged training step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -170,6 +173,35 @@ pub struct KernelSnapshot {
     pub weight: Option<Vec<Vec<f64>>>,
     /// Per head, the least distance whose bias is below -2; absent where there is none.
     pub effective_length: Vec<Option<u64>>,
+}
+
+/// Scores of the last query of a text on their way to the softmax, in every layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScoreSnapshot {
+    /// Optimizer steps of the checkpoint.
+    pub step: u64,
+    /// Which text.
+    pub text: ScoredText,
+    /// Tokens of the sequence, and so keys of the query.
+    pub length: u64,
+    /// Which segment of the text, from 0.
+    pub segment: u64,
+    /// One a layer.
+    pub layers: Vec<LayerScores>,
+}
+
+/// One layer's part of a [`ScoreSnapshot`]: `[head][key]` each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerScores {
+    /// Scaled products of query and key.
+    #[serde(with = "number")]
+    pub scores: Vec<Vec<f64>>,
+    /// The bias by distance; empty where there is none.
+    #[serde(with = "number")]
+    pub bias: Vec<Vec<f64>>,
+    /// What else is added, which depends on the content: DAPE's `f`.
+    #[serde(with = "number")]
+    pub adaptive: Vec<Vec<f64>>,
 }
 
 /// What a protocol measures, in words for the reader of a report.

@@ -4,7 +4,7 @@ use super::{Init, Linear, Norm};
 use crate::forms::Positions;
 use crate::fused::Engine;
 use crate::memory::Memory;
-use crate::ops::attention::default_scale;
+use crate::ops::attention::{self, Seen, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer, Heads};
 use crate::ops::{Residual, linear, linear_attention, norm};
 use crate::plan::{BlockPlan, ResidualKind, Sizes};
@@ -76,13 +76,27 @@ impl Attention {
         attention_layer::attention_layer(x, self.tensors(residual), positions, engine)
     }
 
-    /// New positions `[B, L, M]` behind those that `memory` holds; it then holds them too. For inference.
-    pub fn extend(&self, x: Tensor<3>, residual: Residual, positions: &Positions, memory: &mut Memory) -> Tensor<3> {
+    /// The input `[B, L, M]` after the norm, and its packed projection; composed.
+    fn projected(&self, x: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
         let normed = match &self.norm {
-            Some(norm) => norm::composed(x.clone(), norm.tensors()),
-            None => x.clone(),
+            Some(norm) => norm::composed(x, norm.tensors()),
+            None => x,
         };
         let qkv = attention_layer::clamped(linear::composed(normed.clone(), self.qkv.tensors()), self.clamp);
+        (normed, qkv)
+    }
+
+    /// Scores of the last of `[B, L, M]` positions, `[B, H, 1, L]`; of softmax attention.
+    pub fn last_scores(&self, x: Tensor<3>, positions: &Positions) -> Seen {
+        let last = x.dims()[1] - 1;
+        let [q, k, _] = self.heads.unpack(self.projected(x).1);
+        let (q, k) = (attention::rotate(q, positions), attention::rotate(k, positions));
+        attention::seen(q.narrow(2, last, 1), k, self.scale, positions)
+    }
+
+    /// New positions `[B, L, M]` behind those that `memory` holds; it then holds them too. For inference.
+    pub fn extend(&self, x: Tensor<3>, residual: Residual, positions: &Positions, memory: &mut Memory) -> Tensor<3> {
+        let (normed, qkv) = self.projected(x.clone());
         let a = memory.attend(qkv, self.heads, self.scale, positions);
         let base = match residual {
             Residual::Input => x,

@@ -91,35 +91,60 @@ fn shifted(q: Tensor<4>, positions: &Positions) -> Tensor<4> {
     }
 }
 
-/// The definition of [`attention()`].
-pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, positions: &Positions) -> Tensor<4> {
+/// Scores of queries on their way to the softmax, `[B, H, Q, K]` each; any numbers where a query does not see.
+pub struct Seen {
+    /// Scaled products of queries and keys.
+    pub scores: Tensor<4>,
+    /// The bias by distance, where there is one; of one sequence.
+    pub bias: Option<Tensor<4>>,
+    /// What the softmax gets.
+    pub mapped: Tensor<4>,
+    /// Whether the bias itself is a summand of that.
+    pub adds_bias: bool,
+    /// What a query does not see.
+    hidden: Tensor<4, Bool>,
+}
+
+/// Scores of `[B, H, Q, D]` queries, whose last one is at the last key's position; composed.
+pub fn seen(q: Tensor<4>, k: Tensor<4>, scale: f64, positions: &Positions) -> Seen {
     let ([_, heads, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
     let q = shifted(q, positions);
     let (size, device) = ([queries, keys], q.device());
     // from query `i` at position `keys - queries + i` to key `j`
     let row = |i: usize| (0..keys).map(move |j| (keys + i) as isize - (queries + j) as isize);
     let distances: Vec<isize> = (0..queries).flat_map(row).collect();
-    let (k, v) = (repeat_heads(k, heads), repeat_heads(v, heads));
     // a product, since the derivative of a division by a number is rounded to f32
-    let scores = q.clone().matmul(k.swap_dims(2, 3)) * scale;
+    let scores = q.clone().matmul(repeat_heads(k, heads).swap_dims(2, 3)) * scale;
     let spread = |table: &Tensor<2>| spread(table.clone(), positions.sight, &distances, size).unsqueeze::<4>();
     let [bias, weight] = positions.scores.tables().map(|table| table.map(spread));
     let hidden = hidden(positions, &distances, size, &device);
-    let scores = match &positions.scores {
-        Scores::Plain => scores,
+    let mapped = match &positions.scores {
+        Scores::Plain => scores.clone(),
         Scores::Table { .. } => {
-            let weighted = if let Some(weight) = weight { scores * weight } else { scores };
-            if let Some(bias) = bias { weighted + bias } else { weighted }
+            let weighted = if let Some(weight) = weight { scores.clone() * weight } else { scores.clone() };
+            if let Some(bias) = bias.clone() { weighted + bias } else { weighted }
         }
         Scores::Map { map, own, .. } => {
             let (own, lengths) = (own.as_ref(), positions.lengths.as_deref());
             let (sight, extent) = (positions.sight, positions.extent(keys, scale));
+            let (scores, bias) = (scores.clone(), bias.clone());
             let mapped =
                 Mapped { scores, bias, own, distances: &distances, hidden: &hidden, sight, lengths, q, extent };
             maps::composed(map, mapped)
         }
     };
-    let weights = activation::softmax(scores.mask_fill(hidden.clone(), f64::NEG_INFINITY), 3);
+    let adds_bias = match &positions.scores {
+        Scores::Map { map, .. } => matches!(&**map, Map::Mixed(mixed) if mixed.adds_bias()),
+        Scores::Plain | Scores::Table { .. } => bias.is_some(),
+    };
+    Seen { scores, bias, mapped, adds_bias, hidden }
+}
+
+/// The definition of [`attention()`].
+pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, positions: &Positions) -> Tensor<4> {
+    let v = repeat_heads(v, q.dims()[1]);
+    let Seen { mapped, hidden, .. } = seen(q, k, scale, positions);
+    let weights = activation::softmax(mapped.mask_fill(hidden.clone(), f64::NEG_INFINITY), 3);
     // a row that sees nothing has no weights rather than undefined ones
     weights.mask_fill(hidden, 0.0).matmul(v)
 }

@@ -29,6 +29,9 @@ pub struct Experiment {
     /// Optimisation.
     #[serde(default)]
     pub train: TrainConfig,
+    /// What the runs of tasks have in place of these two.
+    #[serde(default)]
+    pub tasks: Option<TaskSettings>,
     /// Texts: `[[corpus]]`.
     #[serde(rename = "corpus")]
     pub corpora: Vec<CorpusConfig>,
@@ -41,6 +44,16 @@ pub struct Experiment {
     /// Encodings whose training step is timed.
     #[serde(default)]
     pub timing: TimingConfig,
+}
+
+/// Models that answer tasks beside models of texts.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TaskSettings {
+    /// Sizes.
+    pub model: ModelConfig,
+    /// Optimisation.
+    pub train: TrainConfig,
 }
 
 /// A text.
@@ -130,8 +143,14 @@ pub struct PartConfig {
     pub encodings: Vec<Encoding>,
     /// Number of seeds.
     pub seeds: u64,
+    /// Runs of all seeds of a lower stage come before those of a higher one.
+    #[serde(default)]
+    pub stage: u64,
     /// Names of evaluations, in the order in which they are made.
     pub evaluate: Vec<String>,
+    /// Lengths at which the scores of the last query are kept, see [`Look`](crate::look::Look).
+    #[serde(default)]
+    pub scores: Vec<usize>,
     /// Name of what is trained otherwise, a part of the folder's name.
     #[serde(default)]
     pub variant: String,
@@ -140,7 +159,7 @@ pub struct PartConfig {
     pub set: Vec<String>,
 }
 
-/// Training steps that are timed beside each other, in turns.
+/// Training steps, or forward passes, that are timed beside each other, in turns.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TimingConfig {
@@ -150,6 +169,10 @@ pub struct TimingConfig {
     pub encodings: Vec<Encoding>,
     /// Rounds; in each every encoding makes one step that counts.
     pub rounds: usize,
+    /// Whether only the forward pass is timed.
+    pub forward: bool,
+    /// What differs from the usual runs: `key=value` of a run file.
+    pub set: Vec<String>,
 }
 
 impl Experiment {
@@ -183,22 +206,26 @@ impl Experiment {
         self.corpora.iter().filter(wanted).collect()
     }
 
-    /// The run file of a part's runs on this data; seed and encoding are replaced.
+    /// The run file of runs on this data, with what is `set`; seed and encoding are replaced.
     ///
     /// # Errors
     /// Overrides that are no keys of a run file.
-    pub fn config(&self, part: &PartConfig, data: DataConfig) -> Result<RunConfig> {
+    pub fn config(&self, set: &[String], data: DataConfig) -> Result<RunConfig> {
+        let (model, train) = match &self.tasks {
+            Some(tasks) if data.task.is_some() => (&tasks.model, &tasks.train),
+            _ => (&self.model, &self.train),
+        };
         let config = RunConfig {
             seed: self.seed,
             data,
             encoding: Encoding::from(Method::None(Default::default())),
-            model: self.model.clone(),
-            train: self.train.clone(),
+            model: model.clone(),
+            train: train.clone(),
         };
-        if part.set.is_empty() {
+        if set.is_empty() {
             return Ok(config);
         }
         let text = toml::to_string(&config).expect("a configuration is plain data");
-        RunConfig::parse(&text, "the experiment", &part.set)
+        RunConfig::parse(&text, "the experiment", set)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use kerple_report::paper::{MANIFEST_FILE, Manifest, TIMING_FILE};
-use kerple_report::record::{EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE};
+use kerple_report::record::{EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, SCORES_FILE};
 use std::path::Path;
 
 /// Copies the manifest, the timing, and the records of every run that has been evaluated into `folder`, where older ones
@@ -26,7 +26,7 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
         if !from.join(EVALUATION_FILE).exists() {
             continue;
         }
-        for name in [PLAN_FILE, METRICS_FILE, EVALUATION_FILE, KERNELS_FILE] {
+        for name in [PLAN_FILE, METRICS_FILE, EVALUATION_FILE, KERNELS_FILE, SCORES_FILE] {
             if from.join(name).exists() {
                 copy(&from.join(name), &folder.join(&run.folder).join(name))?;
             }

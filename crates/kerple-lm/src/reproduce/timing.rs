@@ -1,11 +1,12 @@
-//! Training steps of several encodings beside each other, in turns, so that what else the machine does meets all alike.
+//! Training steps, or forward passes, of several encodings beside each other, in turns, so that what else the machine does
+//! meets all alike.
 
 use super::Reproduction;
 use crate::config::RunConfig;
 use crate::corpus::Source;
 use crate::error::{Error, Result};
 use crate::learner::{self, Learner, Update};
-use crate::model::Decoder;
+use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
 use crate::task::{Batch, LanguageModel};
 use crate::train::Batches;
@@ -34,7 +35,8 @@ impl Reproduction {
         let (Some(part), Some(corpus)) = (self.experiment.parts.first(), self.experiment.corpora.first()) else {
             return Ok(true);
         };
-        let config = self.experiment.config(part, self.data_config(&corpus.name))?;
+        let set = [part.set.as_slice(), &timing.set].concat();
+        let config = self.experiment.config(&set, self.data_config(&corpus.name))?;
         let source = Source::open(&config.data)?;
         let plan = |encoding: &Encoding| {
             Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, source.facts())
@@ -47,17 +49,37 @@ impl Reproduction {
                 if stop.load(Ordering::Relaxed) {
                     return Ok(false);
                 }
-                row.seconds.push(seconds(plan, &source.batches(plan)?, &self.device)?);
+                let batches = source.batches(plan)?;
+                row.seconds.push(match timing.forward {
+                    true => forward(plan, &batches, &self.device)?,
+                    false => step(plan, &batches, &self.device)?,
+                });
             }
             tell(round + 1, timing.rounds);
         }
         let (train_len, batch) = (config.train.train_len as u64, config.train.batch as u64);
-        Ok(record::write_json(&file, &Timing { train_len, batch, rows }).map(|()| true)?)
+        let timing = Timing { train_len, batch, forward: timing.forward, rows };
+        Ok(record::write_json(&file, &timing).map(|()| true)?)
     }
 }
 
+/// Seconds of the second forward pass of a fresh model, all logits included; the first one meets cold caches.
+fn forward(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
+    let model = Decoder::new(plan, device);
+    let batch = batches.batch(0, 0..plan.train.batch)?;
+    let mut last = 0.0;
+    for _ in 0..2 {
+        let tokens = Tokens { ids: &batch.tokens, batch: batch.rows, len: batch.len };
+        let clock = Instant::now();
+        let logits = model.logits(tokens, &Pass::evaluation(plan.seed));
+        std::hint::black_box(logits.into_data());
+        last = clock.elapsed().as_secs_f64();
+    }
+    Ok(last)
+}
+
 /// Seconds of the second step of a fresh learner; the first one meets cold caches.
-fn seconds(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
+fn step(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
     let model = Decoder::new(plan, &device.clone().autodiff());
     let mut learner = Learner::new(model, LanguageModel, learner::settings(plan));
     let mut last = 0.0;

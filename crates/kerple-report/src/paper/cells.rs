@@ -43,15 +43,15 @@ pub(super) struct CellRow {
     /// That of the best run.
     #[serde(with = "number")]
     pub accuracy_max: Option<f64>,
-    /// Seeds of the paired test against the logarithmic kernel.
+    /// Seeds of the paired test against what the table's dagger is about: KERPLE's logarithmic kernel, or DAPE over the bias.
     pub pairs: Option<usize>,
-    /// Mean of the perplexity less the logarithmic kernel's.
+    /// Mean of the perplexity less that one's.
     #[serde(with = "number")]
     pub difference: Option<f64>,
     /// Of the paired test.
     #[serde(with = "number")]
     pub p: Option<f64>,
-    /// Whether the logarithmic kernel is significantly better.
+    /// Whether that one is significantly better.
     pub dagger: bool,
     /// What the paper printed.
     #[serde(with = "number")]

@@ -1,193 +1,138 @@
-//! The tables of DAPE: Zheng et al. 2024, arXiv:2405.14722. Table 2: formal languages.
+//! The tables and figures of DAPE: Zheng et al. 2024, arXiv:2405.14722.
 
-use super::cells::CellRow;
+mod che;
+mod claims;
+mod measure;
+mod methods;
+mod perplexity;
+mod printed;
+mod scores;
+
 use super::page::Item;
-use super::{CorpusFacts, Reproduction, runs_folder};
-use crate::page::{Cell, Grid, Row, percent};
-use crate::results::AnswerTable;
-use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet};
+use super::{CorpusFacts, Reproduction, Timing, TimingRow};
+use crate::error::Result;
+use crate::format::count;
+use crate::page::{Cell, Grid, Row};
+use crate::statistics::median;
+use printed::Printed;
+use serde_json::Value;
 
-/// What can be made.
-pub(super) const ITEMS: [&str; 1] = ["che"];
-
-/// Heads of the columns of Table 2 and the names under which their numbers are kept, by how the label of an encoding begins:
-/// keys of an encoding that differ from the defaults stand behind its kind.
-const COLUMNS: [(&str, &str, &str); 10] = [
-    ("Learned", "learned", "learned"),
-    ("sin/cos", "sinusoidal", "sinusoidal"),
-    ("RoPE", "rotary", "rotary"),
-    ("Relative", "transformer_xl", "relative"),
-    ("ALiBi", "alibi", "alibi"),
-    ("Kerple", "kerple_log", "kerple"),
-    ("FIRE", "fire", "fire"),
-    ("DAPE-ALiBi", "dape-base=alibi", "dape_alibi"),
-    ("DAPE-Kerple", "dape", "dape_kerple"),
-    ("DAPE-FIRE", "dape-base=fire", "dape_fire"),
+/// What can be made. `che` is Table 2.
+pub(super) const ITEMS: [&str; 17] = [
+    "claims", "table1", "che", "table3", "table4", "table5", "table6", "table7", "table8", "table9", "figure1",
+    "figure2", "figure3", "figure4", "figure5", "figure6", "figure7",
 ];
 
-/// What the paper printed.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Printed {
-    columns: Vec<String>,
-    rows: BTreeMap<String, String>,
-}
-
-impl Printed {
-    fn read() -> Printed {
-        toml::from_str(include_str!("dape.toml")).expect("a test reads all of it")
-    }
-
-    /// Right answers in percent, and whether no order of the tokens changes the answer.
-    fn value(&self, task: &str, column: &str) -> (Option<f64>, bool) {
-        let Some(row) = self.rows.get(task) else { return (None, false) };
-        let (invariant, row) = row.strip_prefix("* ").map_or((false, row.as_str()), |row| (true, row));
-        let place = self.columns.iter().position(|name| name == column);
-        (place.and_then(|place| row.split(' ').nth(place)?.parse().ok()), invariant)
-    }
-}
-
-pub(super) fn items(all: &Reproduction) -> Vec<Item> {
-    vec![che(all)]
-}
-
-/// Table 2: a grid for every class of the hierarchy, tasks by encodings.
-fn che(all: &Reproduction) -> Item {
-    let mut item = Item::new(
-        "che",
-        "Table 2: formal languages",
-        "Right answers in percent, mean over the lengths beyond the training length: of the best run over learning rates and seeds, \
-         and in small print the mean over them, and what the paper has. \u{2021} marks tasks whose answer no order of the tokens \
-         changes.",
-    );
+/// Every table and figure, in the paper's order.
+///
+/// # Errors
+/// Damaged files of scores.
+pub(super) fn items(all: &Reproduction) -> Result<Vec<Item>> {
     let printed = Printed::read();
-    let columns: Vec<_> = COLUMNS.into_iter().filter(|(_, label, _)| is_planned(all, label)).collect();
-    let classes = [("R", "Regular"), ("DCF", "Deterministic context-free"), ("CS", "Context-sensitive")];
-    for (letters, class) in classes {
-        let tasks: Vec<&CorpusFacts> = all.manifest.corpora.iter().filter(|task| task.texts == letters).collect();
-        let mut rows = Vec::new();
-        for task in tasks {
-            let cells: Vec<CellRow> = columns.iter().map(|column| cell(all, task, column, &printed)).collect();
-            rows.push(row(all, task, &cells, printed.value(&task.name, "learned").1));
-            item.cells.extend(cells);
-        }
-        let head = ["task", "guessing"].into_iter().chain(columns.iter().map(|(head, ..)| *head));
-        let head = head.map(str::to_owned).collect();
-        if !rows.is_empty() {
-            item.grids.push(Grid { caption: format!("{class} ({letters})"), head, rows });
-        }
-    }
+    let mut items = vec![
+        claims::claims(all, &printed),
+        table1(all, &printed),
+        che::che(all, &printed),
+        table3(all, &printed),
+        table4(all),
+    ];
+    items.extend(perplexity::items(all, &printed));
+    items.extend(scores::items(all)?);
+    let place = |item: &Item| ITEMS.iter().position(|id| *id == item.id);
+    items.sort_by_key(place);
+    Ok(items)
+}
+
+/// Time of a forward pass relative to DAPE-Kerple's: the median over rounds of the ratio of passes made right after each other.
+fn table1(all: &Reproduction, printed: &Printed) -> Item {
+    let text = "Made in turns, so that whatever else the machine does meets all alike: the median over rounds of the time relative to \
+                DAPE-Kerple in the same round. The paper's are of one sequence of 512 tokens on a GPU, in models of 350M, 2.7B and 6.7B \
+                parameters.";
+    let mut item = Item::new("table1", "Table 1: time of a forward pass", text);
+    item.planned = 1;
+    let Some(Timing { rows, train_len, batch, forward, .. }) = &all.timing else {
+        item.notes.push("not timed yet".to_owned());
+        return item;
+    };
+    item.complete = 1;
+    let reference = rows.iter().find(|row| row.encoding == "dape");
+    let row = |row: &TimingRow| {
+        let ratios = reference.map(|other| row.seconds.iter().zip(&other.seconds).map(|(a, b)| a / b));
+        let missing = || "\u{2013}".to_owned();
+        let relative = ratios.map_or_else(missing, |ratios| format!("{:.3}", median(&ratios.collect::<Vec<_>>())));
+        let theirs = printed.table1.get(&row.encoding).zip(printed.table1.get("dape"));
+        let of_size = |size: usize| theirs.map_or_else(missing, |(own, dape)| format!("{:.3}", own[size] / dape[size]));
+        let milliseconds = format!("{:.1}", 1e3 * median(&row.seconds));
+        let cells = [milliseconds, relative, of_size(0), of_size(1), of_size(2)];
+        Row { name: row.encoding.clone(), colour: None, cells: cells.map(Cell::from).into() }
+    };
+    let head = ["encoding", "ms", "relative to DAPE-Kerple", "paper: 350M", "paper: 2.7B", "paper: 6.7B"];
+    let rounds = rows.first().map_or(0, |row| row.seconds.len());
+    let what = if *forward { "forward passes" } else { "training steps" };
+    item.grids.push(Grid {
+        caption: format!("Median of {rounds} {what} of {batch} \u{d7} {train_len} tokens"),
+        head: head.map(str::to_owned).into(),
+        rows: rows.iter().map(row).collect(),
+    });
     item
 }
 
-/// Whether a run's label is of a column: the encoding that the longest beginning stands for.
-fn is_of(label: &str, column: &str) -> bool {
-    let fits = |column: &str| label == column || label.strip_prefix(column).is_some_and(|rest| rest.starts_with('-'));
-    let longest = COLUMNS.iter().map(|(_, column, _)| *column).filter(|column| fits(column)).max_by_key(|c| c.len());
-    longest == Some(column)
-}
-
-fn is_planned(all: &Reproduction, column: &str) -> bool {
-    all.manifest.runs.iter().any(|run| is_of(&run.label, column))
-}
-
-/// The tables of answers of a task, those of all learning rates.
-fn tables<'a>(all: &'a Reproduction, task: &str) -> impl Iterator<Item = &'a AnswerTable> {
-    let variants: BTreeSet<&str> =
-        all.manifest.runs.iter().filter(|run| run.corpus == task).map(|run| run.variant.as_str()).collect();
-    let groups: Vec<_> =
-        variants.into_iter().filter_map(|variant| all.groups.get(&runs_folder(task, variant))).collect();
-    groups.into_iter().flat_map(|group| &group.results.answers)
-}
-
-fn cell(all: &Reproduction, task: &CorpusFacts, (_, column, name): &(&str, &str, &str), printed: &Printed) -> CellRow {
-    let planned = all.manifest.runs.iter().filter(|run| run.corpus == task.name && is_of(&run.label, column));
-    let planned: Vec<_> = planned.collect();
-    let (mut n, mut sum, mut best, mut length) = (0, 0.0, None::<f64>, 0);
-    for table in tables(all, &task.name) {
-        length = length.max(table.lengths().last().copied().unwrap_or(0));
-        for mean in table.means.iter().filter(|mean| is_of(&mean.encoding, column)) {
-            if let (Some(beyond), Some(most)) = (mean.beyond, mean.beyond_max) {
-                n += mean.n;
-                sum += mean.n as f64 * beyond;
-                best = Some(best.map_or(most, |best| best.max(most)));
-            }
-        }
-    }
-    let value = printed.value(&task.name, name).0;
-    CellRow {
-        accuracy: (n > 0).then(|| sum / n as f64),
-        accuracy_max: best,
-        printed: value,
-        printed_text: value.map(|value| format!("{value:.2}")),
-        runs: planned.first().map_or_else(String::new, |run| {
-            let above = run.folder.parent();
-            above.map_or_else(String::new, |folder| folder.display().to_string())
-        }),
-        ..CellRow::empty("che", &task.name, column, length, planned.len(), n)
-    }
-}
-
-fn row(all: &Reproduction, task: &CorpusFacts, cells: &[CellRow], invariant: bool) -> Row {
-    let highest = cells.iter().filter_map(|cell| cell.accuracy_max).reduce(f64::max);
-    let shown = |cell: &CellRow| {
-        let missing = (!cell.is_complete()).then(|| format!("{} of {} runs", cell.n, cell.planned));
-        let mean = cell.accuracy.map(|share| format!("mean {}", percent(share)));
-        let paper = cell.printed_text.as_ref().map(|text| format!("paper: {text}"));
-        let note = [missing, mean, paper].into_iter().flatten().collect::<Vec<_>>().join("; ");
-        Cell {
-            text: cell.accuracy_max.map_or_else(|| "\u{2013}".to_owned(), percent),
-            best: cells.len() > 1 && cell.accuracy_max.is_some() && cell.accuracy_max == highest,
-            note: (!note.is_empty()).then_some(note),
-            link: (cell.n > 0).then(|| format!("../{}/", cell.runs)),
-            ..Cell::default()
-        }
+/// Sizes and training, of the usual run of DAPE-Kerple.
+fn table3(all: &Reproduction, printed: &Printed) -> Item {
+    let mut item = Item::new("table3", "Table 3: configuration", "As the plan of a run of DAPE-Kerple says.");
+    let texts = all.manifest.corpora.iter().filter(|corpus| !corpus.is_task());
+    let runs = texts.filter_map(|corpus| all.group(&corpus.name, "")).flat_map(|group| &group.runs);
+    let plan = runs.filter(|run| run.label() == "dape").map(|run| &run.plan).next();
+    let at = |pointer: &str| match plan.and_then(|plan| plan.pointer(pointer)) {
+        None => "\u{2013}".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.as_u64().map_or_else(|| value.to_string(), count),
     };
-    let chance = tables(all, &task.name).next().map(|table| percent(table.chance));
-    let chance = Cell::from(chance.unwrap_or_else(|| "\u{2013}".to_owned()));
-    Row {
-        name: format!("{}{}", task.title, if invariant { " \u{2021}" } else { "" }),
+    let mut lengths: Vec<u64> = measure::Place::every(all).iter().filter_map(|place| place.train_len()).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    let lengths: Vec<String> = lengths.iter().map(u64::to_string).collect();
+    let ours = [
+        ("layers", at("/model/n_layers")),
+        ("features a head", at("/model/head_dim")),
+        ("heads", at("/model/n_heads")),
+        ("training length", lengths.join(", ")),
+        ("optimizer", format!("Adam, {}", at("/train/learning_rate"))),
+        ("sequences a batch", at("/train/batch")),
+        ("updates", at("/steps")),
+        ("precision", "f32".to_owned()),
+    ];
+    item.planned = 1;
+    item.complete = usize::from(plan.is_some());
+    let row = |(name, ours): &(&str, String)| Row {
+        name: (*name).to_owned(),
         colour: None,
-        cells: std::iter::once(chance).chain(cells.iter().map(shown)).collect(),
-    }
+        cells: vec![ours.clone().into(), printed.table3.get(*name).cloned().unwrap_or_default().into()],
+    };
+    let head = ["setting", "here", "paper, 125M"].map(str::to_owned).into();
+    item.grids.push(Grid { caption: "Configuration".to_owned(), head, rows: ours.iter().map(row).collect() });
+    item
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_printed_value_is_read() {
-        let printed = Printed::read();
-        let mut invariant = Vec::new();
-        for task in printed.rows.keys() {
-            for (_, _, column) in COLUMNS {
-                assert!(
-                    printed.value(task, column).0.is_some_and(|value| (10.0..=100.0).contains(&value)),
-                    "{task} {column}"
-                );
-            }
-            invariant.extend(printed.value(task, "fire").1.then_some(task.as_str()));
-        }
-        assert_eq!((printed.rows.len(), printed.columns.len()), (14, 10));
-        assert_eq!(invariant, ["bucket_sort", "cycle_navigation", "parity_check"]);
-        assert_eq!(printed.value("even_pairs", "dape_fire"), (Some(100.0), false));
-        assert_eq!(printed.value("binary_multiplication", "fire"), (None, false));
-    }
-
-    #[test]
-    fn labels_have_one_column() {
-        for (label, column) in [
-            ("rotary-randomized2048", "rotary"),
-            ("learned-positions=1500", "learned"),
-            ("dape", "dape"),
-            ("dape-base=alibi-hidden=64", "dape-base=alibi"),
-            ("dape-hidden=64", "dape"),
-        ] {
-            let found: Vec<&str> = COLUMNS.iter().map(|(_, column, _)| *column).filter(|c| is_of(label, c)).collect();
-            assert_eq!(found, [column], "{label}");
-        }
-        assert!(COLUMNS.iter().all(|(_, column, _)| !is_of("alibiish", column)));
-    }
+/// An example of every task.
+fn table4(all: &Reproduction) -> Item {
+    let text = "Numbers of tokens, as the model is given them, and what it is to answer.";
+    let mut item = Item::new("table4", "Table 4: an example of each task", text);
+    let tasks: Vec<&CorpusFacts> = all.manifest.corpora.iter().filter(|corpus| corpus.is_task()).collect();
+    item.planned = tasks.len();
+    item.complete = tasks.iter().filter(|task| task.example.is_some()).count();
+    let words = |tokens: &[u32]| tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    let row = |task: &&CorpusFacts| {
+        let example = task.example.as_ref();
+        let text = |tokens: Option<&Vec<u32>>| tokens.map_or_else(|| "\u{2013}".to_owned(), |tokens| words(tokens));
+        let cells = [
+            task.texts.clone(),
+            text(example.map(|example| &example.input)),
+            text(example.map(|example| &example.answer)),
+        ];
+        Row { name: task.title.clone(), colour: None, cells: cells.map(Cell::from).into() }
+    };
+    let head = ["task", "class", "sequence", "answer"].map(str::to_owned).into();
+    item.grids.push(Grid { caption: "Examples".to_owned(), head, rows: tasks.iter().map(row).collect() });
+    item
 }

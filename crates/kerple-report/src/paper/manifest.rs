@@ -46,6 +46,25 @@ pub struct CorpusFacts {
     /// Documents, tokens and bytes of text by split, once the text is prepared.
     #[serde(default)]
     pub splits: BTreeMap<String, SplitFacts>,
+    /// An example of a task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub example: Option<TaskExample>,
+}
+
+impl CorpusFacts {
+    /// Whether it is a task instead of a text.
+    pub fn is_task(&self) -> bool {
+        self.tokenizer.is_empty()
+    }
+}
+
+/// An example of a task, as token numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskExample {
+    /// The sequence.
+    pub input: Vec<u32>,
+    /// What is answered.
+    pub answer: Vec<u32>,
 }
 
 /// What a split holds.

@@ -1,0 +1,102 @@
+//! What the last query of a text sees: its scores on their way to the softmax, layer by layer, kept for pictures.
+//!
+//! Not an evaluation: nothing is averaged, and nothing is compared.
+
+use crate::checkpoint::present;
+use crate::error::Result;
+use crate::evaluate::{Amount, Protocol, Request, Text};
+use crate::model::{Decoder, Tokens};
+use crate::run::RunFolder;
+use burn::tensor::Tensor;
+use kerple_burn::ops::attention::Seen;
+use kerple_burn::pass::Pass;
+use kerple_report::record::{self, LayerScores, SCORES_FILE, ScoreSnapshot};
+
+/// Texts of each length.
+const TEXTS: usize = 2;
+
+/// Significant digits that are kept.
+const DIGITS: usize = 5;
+
+/// Whether a run's file has the scores of a checkpoint at all of these lengths.
+///
+/// # Errors
+/// A damaged file.
+pub fn is_done(folder: &RunFolder, step: u64, lengths: &[usize]) -> Result<bool> {
+    let path = folder.path().join(SCORES_FILE);
+    if lengths.is_empty() || !present(&path)? {
+        return Ok(lengths.is_empty());
+    }
+    let known: Vec<ScoreSnapshot> = record::read_json(&path)?;
+    let has = |length: &usize| known.iter().any(|one| one.step == step && one.length == *length as u64);
+    Ok(lengths.iter().all(has))
+}
+
+/// Writes the scores of the last query of texts of these lengths. The text is chosen by `seed`; texts of all lengths end
+/// alike.
+///
+/// # Errors
+/// Text that is too short or cannot be read, a file that cannot be written.
+pub fn write(
+    folder: &RunFolder,
+    (model, step): (&Decoder, u64),
+    text: &dyn Text,
+    lengths: &[usize],
+    seed: u64,
+) -> Result<()> {
+    let request = Request {
+        lengths: lengths.to_vec(),
+        protocol: Protocol::Last(1),
+        segments: Amount::Exactly(TEXTS),
+        span: lengths.iter().copied().max(),
+        seed,
+        positions: false,
+    };
+    let extent = request.extent(1, text.len(), &[])?;
+    let mut all = Vec::new();
+    for &length in lengths {
+        model.check_len(length)?;
+        for (segment, window) in extent.windows(length, text.len()).into_iter().enumerate() {
+            let ids = text.read(window.start..window.start + length)?;
+            let seen = model.last_scores(Tokens { ids: &ids, batch: 1, len: length }, &Pass::evaluation(seed));
+            let layers = seen.into_iter().map(layer).collect();
+            let scored = extent.scored(&text.checksum());
+            all.push(ScoreSnapshot { step, text: scored, length: length as u64, segment: segment as u64, layers });
+        }
+    }
+    Ok(record::write_json(&folder.path().join(SCORES_FILE), &all)?)
+}
+
+fn layer(seen: Seen) -> LayerScores {
+    let Seen { scores, bias, mapped, adds_bias, .. } = seen;
+    let without = match &bias {
+        Some(bias) if adds_bias => scores.clone() + bias.clone(),
+        _ => scores.clone(),
+    };
+    LayerScores {
+        adaptive: by_head(mapped - without),
+        bias: bias.map_or_else(Vec::new, by_head),
+        scores: by_head(scores),
+    }
+}
+
+/// `[1, H, 1, L]` as H rows.
+fn by_head(x: Tensor<4>) -> Vec<Vec<f64>> {
+    let len = x.dims()[3];
+    let values: Vec<f64> = x.into_data().iter::<f64>().map(rounded).collect();
+    values.chunks_exact(len).map(<[f64]>::to_vec).collect()
+}
+
+fn rounded(value: f64) -> f64 {
+    format!("{value:.*e}", DIGITS - 1).parse().expect("a number as it was written")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_kept() {
+        assert_eq!([-1.234_567, 0.0, 123_456.7].map(rounded), [-1.2346, 0.0, 123_460.0]);
+    }
+}

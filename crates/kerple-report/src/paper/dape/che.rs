@@ -1,0 +1,253 @@
+//! Table 2: formal languages, with what the paper claims of them.
+
+use super::measure::{Finding, Pairs, above};
+use super::printed::Printed;
+use crate::page::{Cell, Grid, Row, percent};
+use crate::paper::cells::CellRow;
+use crate::paper::page::Item;
+use crate::paper::{CorpusFacts, Reproduction, runs_folder};
+use crate::results::AnswerTable;
+use crate::run::Run;
+use crate::statistics::mean;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Heads of the columns of Table 2 and the names under which their numbers are kept, by how the label of an encoding begins:
+/// keys of an encoding that differ from the defaults stand behind its kind.
+const COLUMNS: [(&str, &str, &str); 10] = [
+    ("Learned", "learned", "learned"),
+    ("sin/cos", "sinusoidal", "sinusoidal"),
+    ("RoPE", "rotary", "rotary"),
+    ("Relative", "transformer_xl", "relative"),
+    ("ALiBi", "alibi", "alibi"),
+    ("Kerple", "kerple_log", "kerple"),
+    ("FIRE", "fire", "fire"),
+    ("DAPE-ALiBi", "dape-base=alibi", "dape_alibi"),
+    ("DAPE-Kerple", "dape", "dape_kerple"),
+    ("DAPE-FIRE", "dape-base=fire", "dape_fire"),
+];
+
+/// Table 2: a grid for every class of the hierarchy, tasks by encodings.
+pub(super) fn che(all: &Reproduction, printed: &Printed) -> Item {
+    let mut item = Item::new(
+        "che",
+        "Table 2: formal languages",
+        "Right answers in percent, mean over the lengths beyond the training length: of the best run over learning rates and seeds, \
+         and in small print the mean over them, and what the paper has. \u{2021} marks tasks whose answer no order of the tokens \
+         changes.",
+    );
+    let columns: Vec<_> = COLUMNS.into_iter().filter(|(_, label, _)| is_planned(all, label)).collect();
+    let classes = [("R", "Regular"), ("DCF", "Deterministic context-free"), ("CS", "Context-sensitive")];
+    for (letters, class) in classes {
+        let tasks: Vec<&CorpusFacts> = all.manifest.corpora.iter().filter(|task| task.texts == letters).collect();
+        let mut rows = Vec::new();
+        for task in tasks {
+            let cells: Vec<CellRow> = columns.iter().map(|column| cell(all, task, column, printed)).collect();
+            rows.push(row(all, task, &cells, printed.che(&task.name, "learned").1));
+            item.cells.extend(cells);
+        }
+        let head = ["task", "guessing"].into_iter().chain(columns.iter().map(|(head, ..)| *head));
+        let head = head.map(str::to_owned).collect();
+        if !rows.is_empty() {
+            item.grids.push(Grid { caption: format!("{class} ({letters})"), head, rows });
+        }
+    }
+    item
+}
+
+/// Whether a run's label is of a column: the encoding that the longest beginning stands for.
+fn is_of(label: &str, column: &str) -> bool {
+    let fits = |column: &str| label == column || label.strip_prefix(column).is_some_and(|rest| rest.starts_with('-'));
+    let longest = COLUMNS.iter().map(|(_, column, _)| *column).filter(|column| fits(column)).max_by_key(|c| c.len());
+    longest == Some(column)
+}
+
+fn is_planned(all: &Reproduction, column: &str) -> bool {
+    let is_task = |name: &str| all.manifest.corpus(name).is_some_and(CorpusFacts::is_task);
+    all.manifest.runs.iter().any(|run| is_of(&run.label, column) && is_task(&run.corpus))
+}
+
+/// The tables of answers of a task, those of all learning rates.
+fn tables<'a>(all: &'a Reproduction, task: &str) -> impl Iterator<Item = &'a AnswerTable> {
+    let variants: BTreeSet<&str> =
+        all.manifest.runs.iter().filter(|run| run.corpus == task).map(|run| run.variant.as_str()).collect();
+    let groups: Vec<_> =
+        variants.into_iter().filter_map(|variant| all.groups.get(&runs_folder(task, variant))).collect();
+    groups.into_iter().flat_map(|group| &group.results.answers)
+}
+
+fn cell(all: &Reproduction, task: &CorpusFacts, (_, column, name): &(&str, &str, &str), printed: &Printed) -> CellRow {
+    let planned = all.manifest.runs.iter().filter(|run| run.corpus == task.name && is_of(&run.label, column));
+    let planned: Vec<_> = planned.collect();
+    let (mut n, mut sum, mut best, mut length) = (0, 0.0, None::<f64>, 0);
+    for table in tables(all, &task.name) {
+        length = length.max(table.lengths().last().copied().unwrap_or(0));
+        for mean in table.means.iter().filter(|mean| is_of(&mean.encoding, column)) {
+            if let (Some(beyond), Some(most)) = (mean.beyond, mean.beyond_max) {
+                n += mean.n;
+                sum += mean.n as f64 * beyond;
+                best = Some(best.map_or(most, |best| best.max(most)));
+            }
+        }
+    }
+    let value = printed.che(&task.name, name).0;
+    CellRow {
+        accuracy: (n > 0).then(|| sum / n as f64),
+        accuracy_max: best,
+        printed: value,
+        printed_text: value.map(|value| format!("{value:.2}")),
+        runs: planned.first().map_or_else(String::new, |run| {
+            let above = run.folder.parent();
+            above.map_or_else(String::new, |folder| folder.display().to_string())
+        }),
+        ..CellRow::empty("che", &task.name, column, length, planned.len(), n)
+    }
+}
+
+fn row(all: &Reproduction, task: &CorpusFacts, cells: &[CellRow], invariant: bool) -> Row {
+    let highest = cells.iter().filter_map(|cell| cell.accuracy_max).reduce(f64::max);
+    let shown = |cell: &CellRow| {
+        let missing = (!cell.is_complete()).then(|| format!("{} of {} runs", cell.n, cell.planned));
+        let mean = cell.accuracy.map(|share| format!("mean {}", percent(share)));
+        let paper = cell.printed_text.as_ref().map(|text| format!("paper: {text}"));
+        let note = [missing, mean, paper].into_iter().flatten().collect::<Vec<_>>().join("; ");
+        Cell {
+            text: cell.accuracy_max.map_or_else(|| "\u{2013}".to_owned(), percent),
+            best: cells.len() > 1 && cell.accuracy_max.is_some() && cell.accuracy_max == highest,
+            note: (!note.is_empty()).then_some(note),
+            link: (cell.n > 0).then(|| format!("../{}/", cell.runs)),
+            ..Cell::default()
+        }
+    };
+    let chance = tables(all, &task.name).next().map(|table| percent(table.chance));
+    let chance = Cell::from(chance.unwrap_or_else(|| "\u{2013}".to_owned()));
+    Row {
+        name: format!("{}{}", task.title, if invariant { " \u{2021}" } else { "" }),
+        colour: None,
+        cells: std::iter::once(chance).chain(cells.iter().map(shown)).collect(),
+    }
+}
+
+/// Accuracies in percent of the runs of a task, by encoding's column and by learning rate and seed.
+type Accuracies = BTreeMap<&'static str, BTreeMap<(String, u64), f64>>;
+
+/// The mean over the lengths beyond the training length, of every finished run of a task.
+fn accuracies(all: &Reproduction, task: &str) -> Accuracies {
+    let mut found = Accuracies::new();
+    for planned in all.manifest.runs.iter().filter(|run| run.corpus == task) {
+        let column = COLUMNS.iter().map(|(_, column, _)| *column).find(|column| is_of(&planned.label, column));
+        let group = all.group(task, &planned.variant);
+        let run = group.and_then(|group| {
+            group.runs.iter().find(|run| run.label() == planned.label && run.seed() == Some(planned.seed))
+        });
+        let value = run.and_then(beyond);
+        if let (Some(column), Some(value)) = (column, value) {
+            found.entry(column).or_default().insert((planned.variant.clone(), planned.seed), 100.0 * value);
+        }
+    }
+    found
+}
+
+/// Mean accuracy of a finished run over the lengths beyond its training length.
+fn beyond(run: &Run) -> Option<f64> {
+    let rows = run.evaluations.iter().filter(|row| Some(row.step) == run.planned_steps());
+    let values: Vec<f64> = rows
+        .filter(|row| row.length > row.train_len && row.split == "test")
+        .filter_map(|row| row.answers.as_ref().map(|answers| answers.accuracy))
+        .collect();
+    (!values.is_empty()).then(|| mean(&values))
+}
+
+/// The claims about Table 2. Values of two encodings are pairs where task, learning rate and seed are the same; a count of
+/// tasks compares means over learning rates and seeds.
+pub(super) fn claims(all: &Reproduction, printed: &Printed) -> Vec<(&'static str, Option<Finding>)> {
+    let tasks: Vec<&CorpusFacts> = all.manifest.corpora.iter().filter(|corpus| corpus.is_task()).collect();
+    let known: Vec<(&CorpusFacts, Accuracies)> =
+        tasks.into_iter().map(|task| (task, accuracies(all, &task.name))).collect();
+    let variant = |task: &CorpusFacts| !printed.che(&task.name, "learned").1;
+    let pair = |own: &'static str, other: &'static str, all_tasks: bool| {
+        let of = known.iter().filter(|(task, _)| all_tasks || variant(task)).map(|(_, found)| found);
+        compare(of, |found| Some((found.get(own)?, found.get(other)?)))
+    };
+    let adapted = |column: &str| column.starts_with("dape");
+    let best = |found: &Accuracies, wanted: &dyn Fn(&str) -> bool| {
+        let chosen = found.iter().filter(|(column, _)| wanted(column));
+        chosen.max_by(|a, b| average(a.1).total_cmp(&average(b.1))).map(|(_, values)| values.clone())
+    };
+    let groups = [true, false].map(|wanted| {
+        known
+            .iter()
+            .filter(|(task, _)| variant(task))
+            .filter_map(|(_, found)| best(found, &|column| adapted(column) == wanted))
+            .collect::<Vec<_>>()
+    });
+    let [ours, others] = &groups;
+    let complete = ours.len() == others.len();
+    let best = complete.then(|| compare(ours.iter().zip(others), |(own, other)| Some((own, other)))).flatten();
+    vec![
+        ("DAPE-ALiBi is above ALiBi where the order of the tokens matters", pair("dape-base=alibi", "alibi", false)),
+        ("DAPE-Kerple is above Kerple there", pair("dape", "kerple_log", false)),
+        ("DAPE-FIRE is above FIRE there", pair("dape-base=fire", "fire", false)),
+        ("the best DAPE is above the best of the others there", best),
+        ("FIRE is above Kerple on all tasks", pair("fire", "kerple_log", true)),
+        ("Kerple is above ALiBi on all tasks", pair("kerple_log", "alibi", true)),
+    ]
+}
+
+type Values = BTreeMap<(String, u64), f64>;
+
+fn average(values: &Values) -> f64 {
+    mean(&values.values().copied().collect::<Vec<_>>())
+}
+
+/// Two encodings over some tasks; `None` before there are any pairs.
+fn compare<'a, T>(
+    tasks: impl Iterator<Item = T>,
+    sides: impl Fn(T) -> Option<(&'a Values, &'a Values)>,
+) -> Option<Finding> {
+    let (mut pairs, mut higher, mut n) = (Pairs::default(), 0, 0);
+    for (own, other) in tasks.filter_map(sides) {
+        pairs.pairs.extend(own.iter().filter_map(|(run, value)| Some((*value, *other.get(run)?))));
+        higher += usize::from(average(own) > average(other));
+        n += 1;
+    }
+    above(&pairs, &format!("higher on {higher} of {n} tasks; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_printed_accuracy_is_read() {
+        let printed = Printed::read();
+        let mut invariant = Vec::new();
+        for task in printed.che_tasks() {
+            for (_, _, column) in COLUMNS {
+                assert!(
+                    printed.che(task, column).0.is_some_and(|value| (10.0..=100.0).contains(&value)),
+                    "{task} {column}"
+                );
+            }
+            invariant.extend(printed.che(task, "fire").1.then_some(task));
+        }
+        assert_eq!(printed.che_tasks().count(), 14);
+        assert_eq!(invariant, ["bucket_sort", "cycle_navigation", "parity_check"]);
+        assert_eq!(printed.che("even_pairs", "dape_fire"), (Some(100.0), false));
+        assert_eq!(printed.che("binary_multiplication", "fire"), (None, false));
+    }
+
+    #[test]
+    fn labels_have_one_column() {
+        for (label, column) in [
+            ("rotary-randomized2048", "rotary"),
+            ("learned-positions=1500", "learned"),
+            ("dape", "dape"),
+            ("dape-base=alibi-hidden=64", "dape-base=alibi"),
+            ("dape-hidden=64", "dape"),
+        ] {
+            let found: Vec<&str> = COLUMNS.iter().map(|(_, column, _)| *column).filter(|c| is_of(label, c)).collect();
+            assert_eq!(found, [column], "{label}");
+        }
+        assert!(COLUMNS.iter().all(|(_, column, _)| !is_of("alibiish", column)));
+    }
+}

@@ -1,0 +1,213 @@
+//! Perplexity by length: Tables 5 to 9 and Figures 2 to 6.
+
+use super::measure::{Method, Place};
+use super::methods::*;
+use super::printed::Printed;
+use crate::format::{count, deviation as spread, number};
+use crate::page::figures::{Figure, Section};
+use crate::page::{Cell, Grid, Row};
+use crate::paper::cells::CellRow;
+use crate::paper::page::Item;
+use crate::paper::{Reproduction, runs_folder};
+use crate::plot::{Axis, Legend, Plot, Point, Series};
+use crate::results::Spread;
+use crate::statistics::ALPHA;
+
+/// A table or a figure of perplexities, wherever runs serve it.
+struct Shown {
+    id: &'static str,
+    title: &'static str,
+    text: &'static str,
+    methods: &'static [Method],
+    drawn: bool,
+}
+
+const SHOWN: [Shown; 10] = [
+    Shown {
+        id: "table5",
+        title: "Table 5: mean and deviation over seeds",
+        text: "The paper has three seeds, and reports p < 0.05 for every DAPE against its base at every length; it does not name the \
+               test.",
+        methods: &[ROTARY, T5, ALIBI, DAPE_ALIBI, KERPLE, DAPE_KERPLE, FIRE, DAPE_FIRE],
+        drawn: false,
+    },
+    Shown {
+        id: "table6",
+        title: "Table 6: Transformer-XL and CoPE",
+        text: "Encodings that look at the content in other ways.",
+        methods: &[TRANSFORMER_XL, COPE, DAPE_KERPLE],
+        drawn: false,
+    },
+    Shown {
+        id: "table7",
+        title: "Table 7: what adapts",
+        text: "The bias alone, the bias through a network that sees nothing else, and DAPE.",
+        methods: &[KERPLE, BIAS_ONLY, DAPE_KERPLE],
+        drawn: false,
+    },
+    Shown {
+        id: "table8",
+        title: "Table 8: 2.7B parameters",
+        text: "",
+        methods: &[ROTARY, T5, ALIBI, KERPLE, DAPE_KERPLE],
+        drawn: false,
+    },
+    Shown {
+        id: "table9",
+        title: "Table 9: 6.7B parameters",
+        text: "",
+        methods: &[ROTARY, T5, ALIBI, KERPLE, DAPE_KERPLE],
+        drawn: false,
+    },
+    Shown { id: "figure2", title: "Figure 2: all methods", text: "", methods: &ALL, drawn: true },
+    Shown { id: "figure3", title: "Figure 3: trained at 1024", text: "", methods: &ALL, drawn: true },
+    Shown { id: "figure4", title: "Figure 4: 350M parameters", text: "", methods: &ALL, drawn: true },
+    Shown {
+        id: "figure5",
+        title: "Figure 5: what the network sees",
+        text: "Concat: x + f(x, B). Concat_Residual, the usual form: x + B + f(x, B). Add_Residual: x + B + f(x + B). B is Kerple's bias. \
+               The second version's layers see three keys.",
+        methods: &[KERPLE, CONCAT_RESIDUAL, CONCAT, ADD_RESIDUAL, KERNEL3],
+        drawn: true,
+    },
+    Shown {
+        id: "figure6",
+        title: "Figure 6: hidden width",
+        text: "DAPE over ALiBi with D hidden units.",
+        methods: &[ALIBI, HIDDEN_4, HIDDEN_16, HIDDEN_32, HIDDEN_64],
+        drawn: true,
+    },
+];
+
+/// End of the axis, as a multiple of the lowest perplexity.
+const NEAR: f64 = 2.5;
+
+/// What every table's dagger means.
+const DAGGER: &str = "The last 256 tokens of each text are scored, all tokens where the length is less. \u{2020}: DAPE over the same bias, \
+                      over Kerple's where there is none, is significantly better (paired two-sided t-test over the common seeds, \
+                      p < 0.05).";
+
+/// The tables and figures, in the order of their numbers.
+pub(super) fn items(all: &Reproduction, printed: &Printed) -> Vec<Item> {
+    SHOWN.iter().map(|shown| item(all, shown, printed)).collect()
+}
+
+fn item(all: &Reproduction, shown: &Shown, printed: &Printed) -> Item {
+    let text = if shown.text.is_empty() { DAGGER.to_owned() } else { format!("{} {DAGGER}", shown.text) };
+    let mut item = Item::new(shown.id, shown.title, &text);
+    let serves = |place: &&Place| {
+        let mut runs = all.manifest.of(place.corpus, place.variant);
+        runs.any(|run| run.serves.iter().any(|id| id == shown.id))
+    };
+    for place in Place::every(all).iter().filter(serves) {
+        let methods: Vec<&Method> = shown.methods.iter().filter(|method| !place.planned(method).is_empty()).collect();
+        let cells = cells(place, shown.id, &methods, printed);
+        item.figures.extend(figure(place, shown, &methods, &cells).filter(|_| shown.drawn));
+        item.grids.push(grid(place, &methods, &cells));
+        // YaRN is not asked for at the training length
+        item.cells.extend(cells.into_iter().flatten().filter(|cell| cell.planned > 0));
+    }
+    if item.grids.is_empty() {
+        item.notes.push("No run of this scale is for it.".to_owned());
+    }
+    item
+}
+
+/// A row a length, a cell a method.
+fn cells(place: &Place, id: &str, methods: &[&Method], printed: &Printed) -> Vec<Vec<CellRow>> {
+    let mut lengths: Vec<u64> = methods.iter().flat_map(|method| place.lengths(method)).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    let row = |length: u64| methods.iter().map(|method| cell(place, id, (method, length), printed)).collect();
+    lengths.into_iter().map(row).collect()
+}
+
+fn cell(place: &Place, id: &str, (method, length): (&Method, u64), printed: &Printed) -> CellRow {
+    let planned = place.planned(method);
+    let values: Vec<f64> = place.perplexities(method, length).into_values().collect();
+    let spread = Spread::of(&values);
+    let pairs = adapted(method).map(|adapted| place.pairs((method, length), (&adapted, length)));
+    let test = pairs.as_ref().and_then(|pairs| pairs.test());
+    let train_len = place.train_len().unwrap_or(length);
+    let value = printed.perplexity((place.corpus, place.training(), method.printed), (length, train_len));
+    let asked = place.lengths(method).contains(&length);
+    let label = planned.first().map_or(method.label, |run| &run.label);
+    let name = method.scaling.map_or_else(|| label.to_owned(), |scaling| format!("{label}, {scaling}"));
+    CellRow {
+        variant: place.variant.to_owned(),
+        multiple: length as f64 / train_len as f64,
+        perplexity: spread.map(|spread| spread.mean),
+        perplexity_deviation: spread.and_then(|spread| spread.deviation),
+        pairs: test.map(|test| test.n),
+        difference: test.map(|test| test.mean_difference),
+        p: test.map(|test| test.p),
+        dagger: test.is_some_and(|test| test.p < ALPHA && test.mean_difference > 0.0),
+        printed: value.as_ref().map(|value| value.mean),
+        printed_text: value.map(|value| value.text),
+        runs: format!("{}/{label}", runs_folder(place.corpus, place.variant)),
+        ..CellRow::empty(id, place.corpus, &name, length, if asked { planned.len() } else { 0 }, values.len())
+    }
+}
+
+fn grid(place: &Place, methods: &[&Method], cells: &[Vec<CellRow>]) -> Grid {
+    let head = std::iter::once("tokens".to_owned()).chain(methods.iter().map(|method| method.name.to_owned()));
+    Grid { caption: place.title(), head: head.collect(), rows: cells.iter().map(|cells| row(cells)).collect() }
+}
+
+fn row(cells: &[CellRow]) -> Row {
+    let finite = cells.iter().filter_map(|cell| cell.perplexity).filter(|value| value.is_finite());
+    let lowest = finite.reduce(f64::min).filter(|_| cells.len() > 1);
+    let cell = |cell: &CellRow| {
+        let missing = (cell.n < cell.planned).then(|| format!("{} of {} seeds", cell.n, cell.planned));
+        let note = [missing, cell.printed_text.clone()].into_iter().flatten().collect::<Vec<_>>().join("; ");
+        Cell {
+            text: cell.perplexity.map_or_else(|| "\u{2013}".to_owned(), number),
+            spread: cell.perplexity.zip(cell.perplexity_deviation).map(|(mean, own)| spread(mean, own)),
+            best: cell.perplexity.is_some() && cell.perplexity == lowest,
+            dagger: cell.dagger,
+            note: (!note.is_empty()).then_some(note),
+            link: (cell.n > 0).then(|| format!("../{}/", cell.runs)),
+        }
+    };
+    let name = cells.first().map_or_else(String::new, |cell| {
+        let multiple = format!("{:.2}", cell.multiple);
+        let multiple = multiple.trim_end_matches('0').trim_end_matches('.');
+        format!("{} ({multiple}\u{d7})", count(cell.length))
+    });
+    Row { name, colour: None, cells: cells.iter().map(cell).collect() }
+}
+
+fn figure(place: &Place, shown: &Shown, methods: &[&Method], cells: &[Vec<CellRow>]) -> Option<Figure> {
+    let values = || cells.iter().flatten().filter_map(|cell| cell.perplexity).filter(|value| value.is_finite());
+    let (low, high) = (values().reduce(f64::min)?, values().reduce(f64::max)?);
+    let lengths: Vec<u64> = cells.iter().filter_map(|row| row.first()).map(|cell| cell.length).collect();
+    let line = |(at, method): (usize, &&Method)| {
+        let known = cells.iter().filter_map(|row| row.get(at)?.perplexity.map(|y| (&row[at], y)));
+        let point = |(cell, y): (&CellRow, f64)| {
+            let error = cell.perplexity_deviation.filter(|error| error.is_finite()).unwrap_or(0.0);
+            Point { x: cell.length as f64, y, error }
+        };
+        let line = Series::line(method.name, method.colour, []);
+        Series { points: known.map(point).collect(), markers: true, dashed: method.dashed, ..line }
+    };
+    let top = high.min(low * NEAR);
+    let cut = if high > top { format!(" The axis ends at {NEAR} times the lowest perplexity.") } else { String::new() };
+    let title = format!("{}: {}", shown.title.split(':').next().unwrap_or_default(), place.title());
+    let plot = Plot {
+        title: title.clone(),
+        description: format!("Perplexities from {low:.1} to {high:.1}."),
+        x: Axis::lengths("tokens evaluated", &lengths),
+        y: Axis::log("perplexity", low * 0.95, top * 1.05),
+        series: methods.iter().enumerate().map(line).filter(|line| !line.points.is_empty()).collect(),
+        rule: None,
+        legend: Legend::Ends,
+        titled: false,
+    };
+    Some(Figure {
+        id: format!("{}-{}", shown.id, runs_folder(place.corpus, place.variant)),
+        section: Section::Positions,
+        title,
+        caption: format!("Means over seeds with sample deviations, logarithmic axes; dashed: not adapted.{cut}"),
+        plots: vec![plot],
+    })
+}
