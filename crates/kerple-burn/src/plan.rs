@@ -240,9 +240,20 @@ pub enum InitKind {
     /// A normal cut at two standard deviations, of standard deviation `1 / sqrt(inputs)` before the cut; that of embeddings
     /// is 0.02.
     FanIn,
+    /// Uniform within `sqrt(6 / (inputs + outputs))` of 0, outputs those of one of queries, keys and values; embeddings are
+    /// N(0, 1). Glorot and Bengio 2010.
+    Xavier,
 }
 
 impl InitKind {
+    /// Standard deviation of embeddings, where `usual` is that of other matrices.
+    pub fn embedding_std(self, usual: f64) -> f64 {
+        match self {
+            InitKind::Normal | InitKind::FanIn => usual,
+            InitKind::Xavier => 1.0,
+        }
+    }
+
     fn is_default(&self) -> bool {
         *self == InitKind::default()
     }

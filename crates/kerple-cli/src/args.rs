@@ -47,6 +47,8 @@ pub enum Command {
     Kernel(Kernel),
     /// Stream text from a trained run.
     Sample(Sample),
+    /// Compare the style of pieces of music with that of a reference: intervals, rhythms and drums.
+    Style(Style),
     /// Check engines against the definition, then time them.
     Bench(Bench),
     /// Read all of some prepared data or runs and compare every checksum; exit code 1 when something is damaged.
@@ -440,6 +442,21 @@ impl Instructions {
             Instructions::Portable => InstructionSet::Portable,
         }
     }
+}
+
+#[derive(Debug, Args)]
+pub struct Style {
+    /// MIDI file that the others are compared with, whole.
+    pub reference: PathBuf,
+    /// MIDI files that are compared with it together, bass with bass, drums with drums, harmony with harmony.
+    #[arg(required = true)]
+    pub pieces: Vec<PathBuf>,
+    /// Equal parts of their time, each compared on its own.
+    #[arg(long, default_value_t = 1, value_parser = count)]
+    pub parts: usize,
+    /// Print one JSON object a part.
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -12,6 +12,7 @@ pub mod report;
 pub mod reproduce;
 pub mod sample;
 pub mod slurm;
+pub mod style;
 pub mod train;
 pub mod verify;
 

@@ -56,6 +56,25 @@ fn music_is_learned_and_written() {
 }
 
 #[test]
+fn pieces_are_held_against_a_reference() {
+    let place = Place::new();
+    for number in [0, 1, 37] {
+        place.write(&format!("{number}.mid"), piece(number).to_midi().unwrap());
+    }
+    let similarity = |other: &str| -> Vec<f64> {
+        let rows = place.ok(&["style", "0.mid", other, "--parts", "2", "--json"]);
+        let of = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
+        rows.lines().map(|line| of(line)["time_pitch"].as_f64().unwrap()).collect()
+    };
+    // transposed it is the same, which a step up in every round is not
+    assert!(similarity("1.mid").iter().all(|value| *value > 0.99));
+    assert!(similarity("37.mid").iter().all(|value| *value < 0.99));
+    assert!(place.ok(&["style", "0.mid", "1.mid"]).contains("onset-drum"));
+    let output = place.run(&["style", "0.mid", "2.mid"]);
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("2.mid"));
+}
+
+#[test]
 fn text_runs_write_no_music() {
     let place = Place::new();
     place.make_data();

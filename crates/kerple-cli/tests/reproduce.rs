@@ -83,6 +83,43 @@ fn it_ends_in_every_table_and_figure_and_a_second_call_does_nothing() {
 }
 
 #[test]
+fn music_and_the_arena_end_in_every_table_and_figure() {
+    let place = Place::new();
+    let spe = |more: &[&'static str]| [&["reproduce", "spe", "--scale", "smoke"][..], more].concat();
+    let printed = place.ok(&spe(&["--out", "s"]));
+    for line in printed.lines().filter(|line| !line.starts_with("page:")) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!((words[1], words[2]), (words[3], "of"), "{line}");
+        assert_ne!(words[3], "0", "{line}");
+    }
+    assert_eq!(printed.lines().count(), 7, "{printed}");
+    let (page, markdown) = (place.read("s/paper/index.html"), place.read("s/paper/report.md"));
+    for part in [
+        "made-up loops",
+        "SineSPE, ungated",
+        "linear KERPLE, log",
+        "translation invariance",
+        "paper: 62.39 ± 0.59",
+        "onset-drum",
+    ] {
+        assert!(page.contains(part) && markdown.contains(part), "{part}");
+    }
+    for figure in ["piano-piano", "groove-groove-time-pitch", "attention-piano-sine_spe-ungated", "rolls-groove"] {
+        assert!(place.read(format!("s/paper/figures/{figure}.svg")).starts_with("<svg"), "{figure}");
+    }
+    // a probe is made once for each run that asks for it, and a player opens what it was made of
+    let probes = place.read("s/groove/conv_spe-noise=shared-realisations=8-taps=16-layer/seed-1236/probes.jsonl");
+    let probe: Value = serde_json::from_str(probes.trim_end()).unwrap();
+    assert_eq!(probe["found"]["style"]["rows"].as_array().unwrap().len(), 2 * 4);
+    assert!(place.path("s/music/groove/train/0000.mid").is_file());
+    let before = files(&place.path("s"));
+    assert_eq!(place.ok(&spe(&["--out", "s"])), printed);
+    assert_eq!(files(&place.path("s")), before, "a second call changes no file");
+    assert_eq!(place.ok(&spe(&["--out", "s", "--export", "kept"])).replace("kept/", "s/"), printed);
+    assert_eq!(place.read("kept/paper/cells.csv"), place.read("s/paper/cells.csv"));
+}
+
+#[test]
 fn shards_together_are_one_run() {
     let place = Place::new();
     let few = ["--only", "table10,figure2"];

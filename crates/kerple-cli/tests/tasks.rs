@@ -92,6 +92,29 @@ fn what_is_no_task_or_has_no_room_is_refused() {
 }
 
 #[test]
+fn sequences_with_a_class_are_trained_by_the_same_commands() {
+    let place = Place::new();
+    place.write("run.toml", TASK);
+    let linear = "model.block.attention={ linear = { features = \"favor_jax\", count = 8 } }";
+    for (task, readout, len) in [
+        ("{ kind = \"listops\", more_than = 5, fewer_than = 30, depth = 4 }", "first", "30"),
+        ("{ kind = \"lra_retrieval\", train = 50, valid = 10, test = 20 }", "towers", "41"),
+    ] {
+        let (task, readout) = (format!("data.task={task}"), format!("model.readout={readout}"));
+        let len = [format!("train.train_len={len}"), len.to_owned()];
+        let set = [&task[..], &readout, linear, &len[0], "train.decay=inverse_root", "model.block.init=xavier"];
+        let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
+        let compare = ["compare", "--config", "run.toml", "--encodings", "none,sinusoidal,sine_spe", "--out", &readout];
+        let printed = place.ok(&[&compare[..], &set, &["--lengths", &len[1], "--segments", "20"]].concat());
+        assert!(printed.contains("sine_spe") && printed.contains("guessing has"), "{printed}");
+        place.ok(&["verify", &format!("{readout}/runs/sine_spe/seed-1235")]);
+    }
+    let refused = place.run(&["train", "--config", "run.toml", "--set", "model.readout=towers", "--out", "r"]);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && message.contains("model.readout"), "{message}");
+}
+
+#[test]
 fn the_table_of_formal_languages_is_reproduced() {
     let place = Place::new();
     let command = ["reproduce", "dape", "--scale", "smoke", "--only", "che", "--out", "d"];

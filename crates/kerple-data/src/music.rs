@@ -12,10 +12,12 @@
 //! | [`Groove`](Representation::Groove) | notes on and off of bass, drums and one harmonic track, shifts of time | 12 ticks a beat | Cífka et al. 2020 and Liutkus et al. 2021, arXiv:2105.08399 |
 //!
 //! A [`Vocabulary`] numbers the events and spells them as words, so a corpus of music is a corpus of text. [`Rules`] say which events may follow when music is sampled, [`style`] compares pieces, and the copies that
-//! [`Vocabulary::augmented`] draws are the published augmentations. Nothing here plays or prints music.
+//! [`Vocabulary::augmented`] draws are the published augmentations, and [`loops`] makes up pieces. Nothing here plays or prints
+//! music.
 
 mod augment;
 pub mod groove;
+pub mod loops;
 mod midi;
 mod piece;
 pub mod remi;

@@ -16,6 +16,7 @@ fn number(entry: &Value, key: &str) -> Result<f64, String> {
 pub fn schedule(folder: &Folder, case: &Case) -> Scores {
     let params = case.get("params");
     let schedule = Schedule {
+        cycle: 0,
         learning_rate: number(params, "start_lr")?,
         min_learning_rate: number(params, "min_lr")?,
         steps: number(params, "total_iters")? as u64,

@@ -70,6 +70,7 @@ impl Comparison {
                 source: &source,
                 asks: &asks,
                 looks: &[],
+                probes: &[],
                 device: &self.device,
             })
             .collect();

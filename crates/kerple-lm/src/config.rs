@@ -101,9 +101,34 @@ pub struct ModelConfig {
     pub d_hidden: Option<usize>,
     /// The vocabulary is padded to a multiple of this; padded logits take part in the softmax.
     pub pad_vocab_to: Option<usize>,
+    /// What a classifier's answer is read off.
+    #[serde(skip_serializing_if = "Readout::is_default")]
+    pub readout: Readout,
     /// What a block is made of: `[model.block]`, by default the paper's.
     #[serde(skip_serializing_if = "BlockPlan::is_default")]
     pub block: BlockPlan,
+}
+
+/// What a classifier's answer is read off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Readout {
+    /// The mean of the encoder's rows, by one linear layer.
+    #[default]
+    Mean,
+    /// The row of a token of its own in front of the sequence, by a hidden layer as wide as the feed-forward layers and a
+    /// linear one: the Long Range Arena.
+    First,
+    /// Of a pair of texts: the rows of such tokens, the encoder reading each text by itself, by two hidden layers, the
+    /// second half as wide, and a linear one.
+    Towers,
+}
+
+impl Readout {
+    /// Whether it is the default, which is not written down.
+    pub fn is_default(&self) -> bool {
+        *self == Readout::default()
+    }
 }
 
 /// Named model sizes.
@@ -155,6 +180,9 @@ pub struct TrainConfig {
     pub warmup: f64,
     /// Shape after warm-up.
     pub decay: Decay,
+    /// Updates from one restart of `cosine_restarts` to the next; all updates when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cycle: Option<u64>,
     /// Decay rates of Adam's moments.
     pub betas: [f64; 2],
     /// Added to the denominator of Adam's update.
@@ -190,6 +218,7 @@ impl Default for TrainConfig {
             min_learning_rate: 0.0,
             warmup: 0.01,
             decay: Decay::Cosine,
+            cycle: None,
             betas: [0.9, 0.999],
             eps: 1e-8,
             weight_decay: 0.0,

@@ -200,6 +200,14 @@ pub struct CorpusText<'a> {
     split: Split,
 }
 
+impl CorpusText<'_> {
+    /// Where each document lies, its end-of-document token included.
+    pub fn documents(&self) -> impl Iterator<Item = Range<usize>> {
+        let tokens = self.corpus.split(self.split);
+        (0..tokens.documents()).map(|number| tokens.document(number))
+    }
+}
+
 impl Text for CorpusText<'_> {
     fn split(&self) -> &'static str {
         self.split.name()

@@ -8,13 +8,16 @@ use crate::error::{Error, Result};
 use crate::evaluate::{self, AnswersEvaluation, Evaluation, Request};
 use crate::look;
 use crate::memory::Memory;
+use crate::model::Decoder;
 use crate::plan::Plan;
+use crate::probe::Probe;
 use crate::run::{RunFolder, Trained};
 use crate::tasks::TaskSource;
 use crate::train::{self, Sitting};
 use burn::tensor::Device;
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
+use kerple_report::record::Journal;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
@@ -34,6 +37,8 @@ pub struct Job<'a> {
     pub asks: &'a [Ask],
     /// Lengths at which the scores of the last query are kept, see [`look`].
     pub looks: &'a [usize],
+    /// What else is measured, after that.
+    pub probes: &'a [Probe],
     /// Where the model is.
     pub device: &'a Device,
 }
@@ -189,6 +194,16 @@ impl Job<'_> {
         if !look::is_done(folder, state.step, self.looks)? {
             look::write(folder, (&model, state.step), &text, self.looks, plan.seed)?;
         }
+        self.probe((&plan, &model), stop)
+    }
+
+    /// Measures what is not done yet; `false` when `stop` was set before the end.
+    fn probe(&self, trained: (&Plan, &Decoder), stop: &AtomicBool) -> Result<bool> {
+        let known = self.folder.probes()?;
+        for probe in self.probes.iter().filter(|probe| !probe.is_in(&known, self.plan)) {
+            let Some(row) = probe.run(trained, self.source, stop)? else { return Ok(false) };
+            Journal::open(&self.folder.probes_file())?.push(&row)?;
+        }
         Ok(true)
     }
 
@@ -214,8 +229,11 @@ impl Job<'_> {
         if self.folder.plan()?.is_none_or(|old| old.hash != self.plan.hash) {
             return Ok(false);
         }
-        let rows = self.folder.evaluations()?;
-        let mut expected = 0;
+        let (rows, probes) = (self.folder.evaluations()?, self.folder.probes()?);
+        if !self.probes.iter().all(|probe| probe.is_in(&probes, self.plan)) {
+            return Ok(false);
+        }
+        let mut expected = self.probes.len();
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             expected += request.lengths.len();

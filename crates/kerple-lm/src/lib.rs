@@ -16,6 +16,7 @@ pub mod look;
 pub mod memory;
 pub mod model;
 pub mod plan;
+pub mod probe;
 pub mod reproduce;
 pub mod run;
 pub mod schedule;

@@ -2,10 +2,12 @@
 //!
 //! An [`Encoder`] is made of the same, see there.
 
+mod classifier;
 mod encoder;
 mod transducer;
 
-pub use encoder::{Classifier, Encoder};
+pub use classifier::Classifier;
+pub use encoder::Encoder;
 pub use transducer::Transducer;
 
 use crate::error::{Error, Result};
@@ -84,7 +86,7 @@ impl Decoder {
         let ModelPlan { d_model, vocab_size, block, .. } = &plan.model;
         let mut rng = stream(plan.seed, Purpose::Weights);
         let mut init = init(plan, &mut rng, device);
-        let embedding = normal_matrix([*vocab_size, *d_model], STD, &mut init);
+        let embedding = normal_matrix([*vocab_size, *d_model], block.init.embedding_std(STD), &mut init);
         let blocks = blocks(plan, &mut init);
         let head = (!block.tied_head).then(|| normal_matrix([*d_model, *vocab_size], STD, &mut init));
         Decoder {
@@ -139,12 +141,26 @@ impl Decoder {
 
     fn trunk(&self) -> Trunk<'_> {
         let Decoder { embedding, embedding_norm, encoding, blocks, embedded, engine, .. } = self;
-        Trunk { embedding, embedding_norm, encoding, blocks, embedded: *embedded, engine: *engine }
+        Trunk { embedding, embedding_norm, encoding, blocks, first: None, embedded: *embedded, engine: *engine }
     }
 
     /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
     pub fn hidden(&self, tokens: Tokens, pass: &Pass) -> Tensor<3> {
         self.trunk().hidden(tokens, pass, |positions| positions)
+    }
+
+    /// The weight of every key for every query in each layer, `[B, H, L, L]`, by the definition: for short sequences.
+    pub fn attention_weights(&self, tokens: Tokens, pass: &Pass) -> Vec<Tensor<4>> {
+        let (trunk, mut found) = (self.trunk(), Vec::new());
+        trunk.each_layer(
+            tokens,
+            pass,
+            |positions| positions,
+            |block, x, positions| {
+                found.push(block.attention.weights(x.clone(), positions));
+            },
+        );
+        found
     }
 
     fn output(&self) -> Head {
@@ -282,6 +298,8 @@ struct Trunk<'a> {
     embedding_norm: &'a Option<Norm>,
     encoding: &'a PositionalEncoding,
     blocks: &'a [Block],
+    /// A row in front of every sequence, `[M]`.
+    first: Option<Tensor<1>>,
     embedded: Embedded,
     engine: Engine,
 }
@@ -304,7 +322,7 @@ impl Embedded {
 }
 
 impl Trunk<'_> {
-    /// Embeddings of tokens from position `start` on, `[B, L, M]`, with what the encoding adds to them.
+    /// Embeddings of tokens from position `start` on, `[B, L, M]`, one more where there is a first row, with what the encoding adds to them.
     fn embed(&self, Tokens { ids, batch, len }: Tokens, start: usize, pass: &Pass) -> Tensor<3> {
         let table = self.embedding.val();
         let device = table.device();
@@ -315,7 +333,11 @@ impl Trunk<'_> {
         if let Some(norm) = self.embedding_norm {
             x = norm.forward(x, self.engine);
         }
-        match self.encoding.absolute(start, len, (&device, x.dtype()), pass) {
+        if let Some(first) = &self.first {
+            let row = first.clone().reshape([1, 1, x.dims()[2]]).expand([batch, 1, x.dims()[2]]);
+            x = Tensor::cat(vec![row, x], 1);
+        }
+        match self.encoding.absolute(start, x.dims()[1], (&device, x.dtype()), pass) {
             Some(rows) => {
                 let share = self.embedded.dropout;
                 dropout(x + rows, Dropout { share, pass, place: EMBEDDINGS }, self.engine)
@@ -338,8 +360,8 @@ impl Trunk<'_> {
         mut look: impl FnMut(&Block, &Tensor<3>, &Positions),
     ) -> Tensor<3> {
         let x = self.embed(tokens, 0, pass);
-        let (lens, device, dtype) = ([tokens.len, tokens.len], x.device(), x.dtype());
-        let positions = |layer| self.encoding.positions(layer, lens, (&device, dtype), self.engine, pass);
+        let (len, device, dtype) = (x.dims()[1], x.device(), x.dtype());
+        let positions = |layer| self.encoding.positions(layer, [len, len], (&device, dtype), self.engine, pass);
         let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
         let layers = self.blocks.iter().zip(&positions);
         layers.fold(x, |x, (block, positions)| {

@@ -1,10 +1,11 @@
 //! A plan: a run file with every choice made explicit, checked and hashed. It is saved with the run.
 
-use crate::config::{DataConfig, PackingConfig, RunConfig, TrainConfig};
+use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 use kerple::encoding::{Encoding, Geometry, Method, Refusal};
 use kerple_burn::plan::{BlockPlan, FeatureKind, ResidualKind, Sizes};
+use kerple_data::lra::Arena;
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -24,6 +25,9 @@ pub struct ModelPlan {
     pub d_hidden: usize,
     /// Rows of the embedding, V: the tokenizer's vocabulary, padded.
     pub vocab_size: usize,
+    /// What a classifier's answer is read off; not written down where it is the default.
+    #[serde(default, skip_serializing_if = "Readout::is_default")]
+    pub readout: Readout,
     /// What a block is made of; not written down where it is the default.
     #[serde(default, skip_serializing_if = "BlockPlan::is_default")]
     pub block: BlockPlan,
@@ -36,11 +40,25 @@ impl ModelPlan {
         Sizes { d_model, n_heads, head_dim, d_hidden }
     }
 
+    /// Widths of what a class is read off and of the hidden layers behind it.
+    pub fn read_widths(&self) -> Vec<usize> {
+        match self.readout {
+            Readout::Mean => vec![self.d_model],
+            Readout::First => vec![self.d_model, self.d_hidden],
+            Readout::Towers => vec![2 * self.d_model, self.d_hidden, (self.d_hidden / 2).max(1)],
+        }
+    }
+
     /// Trained values without those of the encoding, of the model that a text or this task is learned with.
     pub fn parameters(&self, task: Option<&TaskConfig>) -> usize {
         let head = match task.map(TaskConfig::facts) {
             // with a bias
-            Some(Facts { answer: Answer::Tape | Answer::Class, classes, .. }) => (self.d_model + 1) * classes,
+            Some(Facts { answer: Answer::Tape, classes, .. }) => (self.d_model + 1) * classes,
+            Some(Facts { answer: Answer::Class, classes, .. }) => {
+                let widths: Vec<usize> = self.read_widths().into_iter().chain([classes]).collect();
+                let layers: usize = widths.windows(2).map(|pair| (pair[0] + 1) * pair[1]).sum();
+                layers + if self.readout == Readout::Mean { 0 } else { self.d_model }
+            }
             Some(Facts { answer: Answer::Marked, .. }) | None if self.block.tied_head => 0,
             Some(Facts { answer: Answer::Marked, .. }) | None => self.vocab_size * self.d_model,
         };
@@ -157,8 +175,10 @@ impl Plan {
             d_model,
             d_hidden: config.model.d_hidden.unwrap_or(4 * d_model),
             vocab_size: facts.vocab_size.next_multiple_of(pad),
+            readout: config.model.readout,
             block: config.model.block.clone(),
         };
+        check_readout(task, model.readout)?;
         check_block(&model)?;
         check_train(&train)?;
         let micro_batch = train.micro_batch.unwrap_or(train.batch);
@@ -191,7 +211,7 @@ impl Plan {
                 "prepare more text, or lower train.train_len",
             ));
         }
-        let train_len = sequence_len(task, train.train_len);
+        let train_len = sequence_len(task, model.readout, train.train_len);
         let geometry = Geometry { heads: n_heads, head_dim, train_len };
         config.encoding.check(&geometry).map_err(refused)?;
         check_width(&config.encoding, &geometry, d_model)?;
@@ -231,9 +251,10 @@ impl Plan {
         self.sequence_of(self.train_len)
     }
 
-    /// Tokens of a sequence of this length with the empty places of its answer.
+    /// Tokens of a sequence of this length as the model reads it: with the empty places of its answer, with the token that its
+    /// class is read off, of a pair its longer half.
     pub fn sequence_of(&self, length: usize) -> usize {
-        sequence_len(self.data.task.as_ref(), length)
+        sequence_len(self.data.task.as_ref(), self.model.readout, length)
     }
 
     /// The learning rate of each update.
@@ -244,6 +265,7 @@ impl Plan {
             steps: self.train.schedule_steps.unwrap_or(self.train.steps),
             warmup: self.train.warmup,
             decay: self.train.decay,
+            cycle: self.train.cycle.unwrap_or(self.train.schedule_steps.unwrap_or(self.train.steps)),
         }
     }
 
@@ -337,12 +359,34 @@ fn flatten(path: &str, value: &serde_json::Value, out: &mut Vec<(String, String)
     }
 }
 
-/// Tokens of a sequence of `length` with its empty places.
-fn sequence_len(task: Option<&TaskConfig>, length: usize) -> usize {
+/// See [`Plan::sequence_of`].
+fn sequence_len(task: Option<&TaskConfig>, readout: Readout, length: usize) -> usize {
     match task.map(|task| (task, task.facts().answer)) {
         Some((task, Answer::Tape)) => length + task.answers(length),
-        Some((_, Answer::Marked | Answer::Class)) | None => length,
+        Some((_, Answer::Class)) => match readout {
+            Readout::Mean => length,
+            Readout::First => length + 1,
+            // the separator is half of none, and each half has a token in front
+            Readout::Towers => length.saturating_sub(1).div_ceil(2) + 1,
+        },
+        Some((_, Answer::Marked)) | None => length,
     }
+}
+
+/// Only classes are read off something, and towers off pairs.
+fn check_readout(task: Option<&TaskConfig>, readout: Readout) -> Result<()> {
+    let is_class = task.is_some_and(|task| task.facts().answer == Answer::Class);
+    let is_pair = matches!(task, Some(TaskConfig::Arena(Arena::Retrieval(_))));
+    let (fits, hint) = match readout {
+        Readout::Mean => (true, ""),
+        Readout::First => (is_class, "leave it out; it is for tasks with one class a sequence"),
+        Readout::Towers => (is_pair, "leave it out; it is for lra_retrieval"),
+    };
+    if fits {
+        return Ok(());
+    }
+    let message = "there is nothing that is answered in this way".to_owned();
+    Err(Error::Config { place: "model.readout".to_owned(), message, hint: hint.to_owned() })
 }
 
 /// Refuses a task with keys out of range, or sequences that are too short for it.
@@ -484,6 +528,7 @@ fn check_train(train: &TrainConfig) -> Result<()> {
         ("train.batch * train.train_len", train.batch as f64 * train.train_len as f64, 1.0..=MOST_TOKENS),
         ("train.steps", train.steps as f64, 0.0..=1e12),
         ("train.schedule_steps", train.schedule_steps.unwrap_or(train.steps) as f64, 0.0..=1e12),
+        ("train.cycle", train.cycle.unwrap_or(1) as f64, 1.0..=1e12),
         ("train.learning_rate", train.learning_rate, 0.0..=10.0),
         ("train.min_learning_rate", train.min_learning_rate, 0.0..=10.0),
         ("train.warmup", train.warmup, 0.0..=0.5),

@@ -20,9 +20,11 @@ use crate::error::{Error, Result};
 use crate::job::{self, Ask, Event, Job, Shard};
 use crate::memory::Limit;
 use crate::plan::Plan;
+use crate::probe::Probe;
 use crate::run::RunFolder;
 use burn::tensor::Device;
 use kerple::encoding::Encoding;
+use kerple_data::music::loops;
 use kerple_data::tasks::{Level, Place, TaskConfig};
 use kerple_data::{Corpus, PrepareOptions, Sources, Split};
 use kerple_report::paper::{
@@ -35,17 +37,26 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// The experiment files there are, by paper and scale.
-const FILES: [(&str, &str, &str); 6] = [
+const FILES: [(&str, &str, &str); 9] = [
     ("dape", "smoke", include_str!("../../../configs/reproduce/dape-smoke.toml")),
     ("dape", "small", include_str!("../../../configs/reproduce/dape-small.toml")),
     ("dape", "paper", include_str!("../../../configs/reproduce/dape-paper.toml")),
     ("kerple", "smoke", include_str!("../../../configs/reproduce/kerple-smoke.toml")),
     ("kerple", "small", include_str!("../../../configs/reproduce/kerple-small.toml")),
     ("kerple", "paper", include_str!("../../../configs/reproduce/kerple-paper.toml")),
+    ("spe", "smoke", include_str!("../../../configs/reproduce/spe-smoke.toml")),
+    ("spe", "small", include_str!("../../../configs/reproduce/spe-small.toml")),
+    ("spe", "paper", include_str!("../../../configs/reproduce/spe-paper.toml")),
 ];
 
 /// Name of the folder of prepared texts.
 const DATA: &str = "data";
+
+/// Name of the folder of made-up music.
+const MUSIC: &str = "music";
+
+/// Bars of a made-up piece.
+const LOOP_BARS: u64 = 32;
 
 /// A paper's experiment at a scale, in a folder.
 pub struct Reproduction {
@@ -169,6 +180,7 @@ impl Reproduction {
         let options = |corpus: &CorpusConfig| {
             let crates: Vec<&str> = corpus.crates.iter().map(String::as_str).collect();
             let inputs = match (&self.data, built_in) {
+                _ if self.is_made_up(corpus) => Sources::paths(&[self.write_loops(corpus)?]),
                 (Some(data), _) => Sources::paths(&[data.join(&corpus.texts)]),
                 (None, Some((lock, home))) if !crates.is_empty() => Sources::registry(lock, home, &crates)?,
                 (None, _) => {
@@ -187,12 +199,30 @@ impl Reproduction {
                 tokenizer,
                 split: corpus.split,
                 byte_budget: corpus.bytes,
+                copies: corpus.copies,
                 stop: Some(stop.clone()),
                 ..PrepareOptions::new(inputs, &self.data_of(&corpus.name))
             })
         };
         let corpora = self.experiment.corpora.iter().filter(needs);
         corpora.map(|corpus| Ok((corpus.name.as_str(), options(corpus)?))).collect()
+    }
+
+    /// Whether made-up music stands for a corpus.
+    fn is_made_up(&self, corpus: &CorpusConfig) -> bool {
+        corpus.loops > 0 && (self.data.is_none() || corpus.texts.as_os_str().is_empty())
+    }
+
+    /// Writes the made-up pieces of a corpus where a player opens them, eight of ten to train on; returns their folder.
+    fn write_loops(&self, corpus: &CorpusConfig) -> Result<PathBuf> {
+        let folder = self.out.join(MUSIC).join(&corpus.name);
+        for number in 0..corpus.loops {
+            let split = ["train", "valid", "test"][(number % 10).saturating_sub(7) as usize];
+            let folder = folder.join(split);
+            std::fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
+            loops::piece(0, number, LOOP_BARS).write(&folder.join(format!("{number:04}.mid")))?;
+        }
+        Ok(folder)
     }
 
     fn data_of(&self, corpus: &str) -> PathBuf {
@@ -209,7 +239,9 @@ impl Reproduction {
                 name: corpus.name.clone(),
                 title: corpus.title.clone(),
                 texts: match &corpus.task {
+                    Some(_) if self.task_path(corpus).is_some() => corpus.texts.display().to_string(),
                     Some(task) => task.facts().level.map_or("drawn", Level::letters).to_owned(),
+                    None if self.is_made_up(corpus) => "made-up loops".to_owned(),
                     None if self.data.is_none() && !corpus.crates.is_empty() => "sources of locked crates".to_owned(),
                     None => corpus.texts.display().to_string(),
                 },
@@ -259,6 +291,8 @@ impl Reproduction {
     pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let sources = self.sources()?;
         let plans = self.planned.iter().map(|planned| self.plan(planned, &sources)).collect::<Result<Vec<Plan>>>()?;
+        let probes: Vec<Vec<Probe>> =
+            self.planned.iter().map(|planned| self.probes(planned, &sources)).collect::<Result<_>>()?;
         let asks: Vec<Vec<Ask>> = self.planned.iter().map(|planned| self.asks(planned)).collect();
         let folders: Vec<RunFolder> =
             self.planned.iter().map(|p| RunFolder::new(self.out.join(&p.run.folder))).collect();
@@ -274,17 +308,27 @@ impl Reproduction {
             source: &sources[&self.planned[at].run.corpus],
             asks: &asks[at],
             looks: &self.planned[at].scores,
+            probes: &probes[at],
             device: &self.device,
         };
         let jobs: Vec<Job> = (0..self.planned.len()).map(job).collect();
         job::work_off(&jobs, shard, stop, tell)
     }
 
+    /// Where the files of a task are, for tasks about files.
+    fn task_path(&self, corpus: &CorpusConfig) -> Option<PathBuf> {
+        let data = self.data.as_ref().filter(|_| !corpus.texts.as_os_str().is_empty())?;
+        Some(data.join(&corpus.texts))
+    }
+
     /// What a run file says of a corpus.
     fn data_config(&self, name: &str) -> DataConfig {
-        let corpus = self.experiment.corpora.iter().find(|corpus| corpus.name == name);
-        match corpus.and_then(|corpus| corpus.task.clone()) {
-            Some(task) => DataConfig { task: Some(task), ..DataConfig::default() },
+        let corpus = self.experiment.corpus(name);
+        match &corpus.task {
+            Some(task) => {
+                let path = self.task_path(corpus).unwrap_or_default();
+                DataConfig { path, task: Some(task.clone()), ..DataConfig::default() }
+            }
             None => DataConfig { packing: self.experiment.packing, ..DataConfig::text(self.data_of(name)) },
         }
     }
@@ -297,8 +341,8 @@ impl Reproduction {
 
     /// The run file of a planned run.
     fn config(&self, planned: &Planned) -> Result<RunConfig> {
-        let config =
-            self.experiment.config(&self.experiment.parts[planned.part].set, self.data_config(&planned.run.corpus))?;
+        let (name, part) = (&planned.run.corpus, &self.experiment.parts[planned.part]);
+        let config = self.experiment.config(&part.set, self.experiment.corpus(name), self.data_config(name))?;
         Ok(RunConfig { seed: planned.run.seed, encoding: planned.encoding.clone(), ..config })
     }
 
@@ -314,6 +358,15 @@ impl Reproduction {
             ask.request.lengths.iter().try_for_each(|length| plan.check_evaluation_memory(*length, limit.as_ref()))?;
         }
         Ok(plan)
+    }
+
+    /// What else is measured of a run.
+    fn probes(&self, planned: &Planned, sources: &BTreeMap<String, Source>) -> Result<Vec<Probe>> {
+        let probe = |name: &String| {
+            let probe = self.experiment.probes[name].clone();
+            probe.check(&sources[&planned.run.corpus]).map(|()| probe)
+        };
+        planned.run.probe.iter().map(probe).collect()
     }
 
     fn asks(&self, planned: &Planned) -> Vec<Ask> {
@@ -365,12 +418,13 @@ fn planned(experiment: &Experiment, only: &[String]) -> Vec<Planned> {
                     let place = *places.entry(folder.clone()).or_insert(found.len());
                     if place == found.len() {
                         let (corpus, variant) = (corpus.name.clone(), part.variant.clone());
-                        let (evaluate, serves) = (Vec::new(), Vec::new());
-                        let run = PlannedRun { folder, corpus, variant, label, seed, evaluate, serves };
+                        let (evaluate, probe, serves) = (Vec::new(), Vec::new(), Vec::new());
+                        let run = PlannedRun { folder, corpus, variant, label, seed, evaluate, probe, serves };
                         let (encoding, scores) = (encoding.clone(), Vec::new());
                         found.push(Planned { run, encoding, scores, part: number });
                     }
                     add(&mut found[place].run.evaluate, &part.evaluate);
+                    add(&mut found[place].run.probe, &part.probe);
                     add(&mut found[place].run.serves, &part.serves);
                     add(&mut found[place].scores, &part.scores);
                 }

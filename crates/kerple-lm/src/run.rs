@@ -7,6 +7,7 @@
 //! | `metrics.jsonl` | a row a logged step | appended while training, synced before every checkpoint |
 //! | `kernels.json` | learned kernels over training | replaced as a whole, before every checkpoint |
 //! | `evaluation.jsonl` | a row an evaluated length | appended |
+//! | `probes.jsonl` | what else was measured, a row a probe | appended |
 //! | `events/` | TensorBoard | appended while training |
 //! | `checkpoints/step-N/` | weights, moments, state | see [`checkpoint`] |
 //! | `.lock` | who trains | see [`Lock`] |
@@ -30,7 +31,7 @@ use crate::plan::Plan;
 use crate::solver::{Planned, Solver};
 use burn::tensor::Device;
 use kerple_data::tasks::Answer;
-use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow};
+use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow};
 use std::path::{Path, PathBuf};
 
 /// The folder of one run.
@@ -177,6 +178,20 @@ impl RunFolder {
     /// A file that cannot be read.
     pub fn evaluations(&self) -> Result<Vec<EvaluationRow>> {
         let path = self.evaluation_file();
+        Ok(if present(&path)? { record::read_rows(&path)?.rows } else { Vec::new() })
+    }
+
+    /// Path of the rows of probes.
+    pub fn probes_file(&self) -> PathBuf {
+        self.path.join(record::PROBES_FILE)
+    }
+
+    /// What earlier probes found.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn probes(&self) -> Result<Vec<ProbeRow>> {
+        let path = self.probes_file();
         Ok(if present(&path)? { record::read_rows(&path)?.rows } else { Vec::new() })
     }
 

@@ -1,4 +1,4 @@
-//! Learning-rate schedule of GPT-NeoX. Chi et al. 2022 train with the cosine form.
+//! Learning-rate schedules: those of GPT-NeoX, of which Chi et al. 2022 train with the cosine form, and two more.
 //!
 //! With `n` the number of updates done before this one, `w` warm-up updates of `T`:
 //!
@@ -11,6 +11,17 @@
 //! ```
 //!
 //! The denominator is `T`, not `T - w`, so the rate ends above 0 and is flat for the last `w` updates.
+//!
+//! The others go on for any number of updates, from the floor `low`; `c` is the length of a cycle:
+//!
+//! ```text
+//! n <= w :  as above                                   (inverse_root: lr n / w / sqrt(w))
+//! n >  w :
+//!   inverse_root     lr / sqrt(n)                                           Vaswani et al. 2017
+//!   cosine_restarts  low + (lr - low) (cos(pi ((n - w) / c mod 1)) + 1) / 2  Loshchilov and Hutter 2017
+//! ```
+//!
+//! The peak of `inverse_root` is `lr / sqrt(w)`, as the Long Range Arena has it.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +38,10 @@ pub enum Decay {
     Exponential,
     /// No decay.
     Constant,
+    /// By the square root of the number of updates.
+    InverseRoot,
+    /// Half a cosine again and again.
+    CosineRestarts,
 }
 
 /// A learning rate for each update.
@@ -42,6 +57,8 @@ pub struct Schedule {
     pub warmup: f64,
     /// Shape after warm-up.
     pub decay: Decay,
+    /// Updates of a cycle of [`Decay::CosineRestarts`].
+    pub cycle: u64,
 }
 
 impl Schedule {
@@ -49,8 +66,9 @@ impl Schedule {
     pub fn at(&self, done: u64) -> f64 {
         let total = self.steps as f64;
         let warmup = self.warmup * total;
+        let root = if self.decay == Decay::InverseRoot { warmup.max(done as f64).max(1.0).sqrt() } else { 1.0 };
         if warmup > 0.0 && done as f64 <= warmup {
-            return self.learning_rate * done as f64 / warmup;
+            return self.learning_rate * done as f64 / warmup / root;
         }
         let m = (done as f64).min(total - warmup) - warmup;
         let rate = match self.decay {
@@ -58,6 +76,12 @@ impl Schedule {
             Decay::Linear => self.learning_rate * (total - m) / total,
             Decay::Exponential => self.learning_rate * (-0.693 * m / total).exp(),
             Decay::Constant => self.learning_rate,
+            Decay::InverseRoot => self.learning_rate / root,
+            Decay::CosineRestarts => {
+                let low = self.min_learning_rate;
+                let share = ((done as f64 - warmup) / self.cycle.max(1) as f64).fract();
+                low + (self.learning_rate - low) / 2.0 * ((std::f64::consts::PI * share).cos() + 1.0)
+            }
         };
         rate.max(self.min_learning_rate)
     }
@@ -67,10 +91,39 @@ impl Schedule {
 mod tests {
     use super::*;
 
+    /// Long Range Arena: `lr min(1, s / w) / sqrt(max(s, w))`, and a cosine of 35,000 updates from the warm-up on.
+    #[test]
+    fn roots_and_restarts_are_those_of_the_arena() {
+        let arena = |decay, learning_rate, steps, warmup| Schedule {
+            learning_rate,
+            min_learning_rate: 0.0,
+            steps,
+            warmup,
+            decay,
+            cycle: 35_000,
+        };
+        let list_ops = arena(Decay::InverseRoot, 0.0125, 10_000, 0.1);
+        let published = |s: f64| 0.0125 * (s / 1000.0).min(1.0) / s.max(1000.0).sqrt();
+        for done in [0, 1, 500, 1000, 1001, 4000, 10_000, 50_000] {
+            assert!((list_ops.at(done) - published(done as f64)).abs() < 1e-15, "{done}");
+        }
+        let image = arena(Decay::CosineRestarts, 2.5e-4, 93_600, 0.005);
+        assert_eq!((image.at(234), image.at(468), image.at(35_468)), (1.25e-4, 2.5e-4, 2.5e-4));
+        assert!((image.at(468 + 17_500) - 1.25e-4).abs() < 1e-12 && image.at(35_467) < 1e-11);
+        let floor = Schedule { min_learning_rate: 5e-6, ..image };
+        assert!((floor.at(35_467) - 5e-6).abs() < 1e-11 && floor.at(35_468) == 2.5e-4);
+    }
+
     #[test]
     fn the_papers_schedule_starts_at_zero_and_ends_flat() {
-        let schedule =
-            Schedule { learning_rate: 6e-4, min_learning_rate: 0.0, steps: 50_000, warmup: 0.01, decay: Decay::Cosine };
+        let schedule = Schedule {
+            learning_rate: 6e-4,
+            min_learning_rate: 0.0,
+            steps: 50_000,
+            warmup: 0.01,
+            decay: Decay::Cosine,
+            cycle: 0,
+        };
         assert_eq!(schedule.at(0), 0.0);
         assert_eq!(schedule.at(250), 3e-4);
         assert_eq!(schedule.at(500), 6e-4);

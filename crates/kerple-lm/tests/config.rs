@@ -17,13 +17,14 @@ fn plan(overrides: &[&str]) -> Result<Plan, kerple_lm::Error> {
 fn shipped_run_files_plan() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs");
     let mut count = 0;
-    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    for file in files.filter(|path| path.is_file()) {
+    let files = |folder: String| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let all = files(folder.to_owned()).chain(files(format!("{folder}/lra")));
+    for file in all.filter(|path| path.is_file()) {
         let config = RunConfig::read(&file, &[]).unwrap();
         Plan::new(&config, facts()).unwrap();
         count += 1;
     }
-    assert!(count >= 3, "{count} run files");
+    assert!(count >= 8, "{count} run files");
 }
 
 #[test]
@@ -74,7 +75,11 @@ fn every_key_changes_the_plan() {
         "model.block.residual=post",
         "model.block.scaled_embedding=true",
         "model.block.init=fan_in",
+        "model.block.init=xavier",
         "model.block.dropout=0.1",
+        "train.decay=inverse_root",
+        "train.decay=cosine_restarts",
+        "train.cycle=7",
         "train.train_len=64",
         "train.batch=16",
         "train.micro_batch=8",
@@ -185,6 +190,8 @@ fn mistakes_are_named() {
         ("model.block.init=zero", "zero"),
         ("model.block.clamp_qkv=0.0", "clamp_qkv"),
         ("model.block.score_scale=inf", "score_scale"),
+        ("model.readout=first", "model.readout"),
+        ("train.cycle=0", "train.cycle"),
         ("model.block.norm=group", "group"),
         ("model.block.activation=mish", "mish"),
         ("model.block.bias=true", "bias"),
@@ -218,4 +225,37 @@ fn absolute_rows_of_another_width_are_refused() {
         assert!(error.to_string().contains("64") && error.to_string().contains("128"), "{kind}: {error}");
     }
     assert!(plan(&["encoding.kind=rotary", "model.d_model=64"]).is_ok());
+}
+
+#[test]
+fn models_of_the_arena_have_the_published_sizes() {
+    let read = |task: &str, set: &[&str]| {
+        let file = format!("{}/../../configs/lra/{task}.toml", env!("CARGO_MANIFEST_DIR"));
+        let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
+        let config = RunConfig::read(file.as_ref(), &set).unwrap();
+        let facts = kerple_lm::tasks::facts(config.data.task.as_ref().unwrap().facts());
+        Plan::new(&config, facts).unwrap()
+    };
+    let absolute = |task| read(task, &["encoding={ kind = \"sinusoidal\" }"]);
+    // embeddings, blocks of 4 M^2 and a feed-forward branch with two norms, the last norm, the token in front, the head
+    let expected = |vocab: usize, [layers, m, inner, f]: [usize; 4], head: usize| {
+        let block = 4 * m * inner + (2 * m * f + m + f) + 4 * m;
+        vocab * m + layers * block + 2 * m + m + head
+    };
+    let dense = |a: usize, b: usize| (a + 1) * b;
+    let list_ops = absolute("listops");
+    let head = dense(512, 2048) + dense(2048, 10);
+    assert_eq!(list_ops.parameters, expected(16, [6, 512, 512, 2048], head));
+    assert_eq!((list_ops.steps, list_ops.schedule().at(1000)), (10_000, 0.0125 / 1000f64.sqrt()));
+    let text = absolute("text");
+    assert_eq!(text.parameters, expected(257, [4, 256, 256, 1024], dense(256, 1024) + dense(1024, 2)));
+    assert_eq!(text.schedule().at(8000), 0.0125 / 8000f64.sqrt());
+    let retrieval = absolute("retrieval");
+    let head = dense(256, 512) + dense(512, 256) + dense(256, 2);
+    assert_eq!(retrieval.parameters, expected(258, [4, 128, 128, 512], head));
+    assert_eq!(retrieval.sequence_len(), 4001, "each text by itself");
+    let codes = read("image", &[]);
+    let learned = 3 * 64 * 10 + 64; // waves and a gate in the one layer
+    assert_eq!(codes.parameters, expected(256, [1, 128, 64, 128], dense(128, 128) + dense(128, 10)) + learned);
+    assert_eq!((codes.schedule().at(468), codes.schedule().at(468 + 35_000)), (2.5e-4, 2.5e-4));
 }

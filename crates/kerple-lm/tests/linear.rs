@@ -84,3 +84,33 @@ fn plans_of_codes_count_what_they_learn() {
     // 2 heads of 8 features and 5 waves, 3 values each, and a gate in each of 2 layers
     assert_eq!(plan.encoding.parameter_count(&plan.geometry(), 2), 3 * 2 * 8 * 5 + 2 * 2 * 8);
 }
+
+#[test]
+fn weights_of_attention_are_shares_of_the_past() {
+    let softmax = || BlockPlan::default();
+    for (kind, block) in [
+        ("alibi", softmax()),
+        ("rotary", softmax()),
+        ("fire", softmax()),
+        ("transformer_xl", softmax()),
+        ("kerple_log", linear(FeatureKind::Relu)),
+        ("sine_spe", linear(FeatureKind::Favor)),
+        ("conv_spe", linear(FeatureKind::FavorJax)),
+    ] {
+        let plan = plan_with(&encoding(kind), TrainConfig::default(), block);
+        let model = parameters::without_autodiff(&Decoder::new(&plan, &kerple_lm::device()));
+        let (len, ids) = (12, [3u32, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]);
+        let layers = model.attention_weights(Tokens { ids: &ids, batch: 1, len }, &Pass::evaluation(3));
+        assert_eq!(layers.len(), 2, "{kind}");
+        for weights in layers {
+            assert_eq!(weights.dims(), [1, 2, len, len]);
+            let weights: Vec<f64> = weights.into_data().iter::<f64>().collect();
+            for (at, row) in weights.chunks_exact(len).enumerate() {
+                let query = at % len;
+                assert!(row[query + 1..].iter().all(|weight| *weight == 0.0), "{kind}: the future is seen");
+                // f32, and what keeps denominators from 0
+                assert!((row.iter().sum::<f64>() - 1.0).abs() < 1e-4, "{kind} {query}: {row:?}");
+            }
+        }
+    }
+}

@@ -101,6 +101,8 @@ pub(crate) struct FigurePart {
     wide: String,
     narrow: String,
     small: Vec<String>,
+    /// Drawn at one size only.
+    pictures: Vec<String>,
 }
 
 impl From<String> for Cell {
@@ -256,7 +258,15 @@ pub(crate) fn figure_part(figure: &Figure) -> FigurePart {
         wide: large(WIDE),
         narrow: large(NARROW),
         small,
+        pictures: Vec::new(),
     }
+}
+
+/// A figure of pictures that are drawn at one size: its id, title, caption and file, and the pictures.
+pub(crate) fn picture_part([id, title, caption, file]: [&str; 4], pictures: &[String]) -> FigurePart {
+    let [id, title, caption, file] = [id, title, caption, file].map(str::to_owned);
+    let (wide, narrow, small) = Default::default();
+    FigurePart { id, title, caption, file, wide, narrow, small, pictures: pictures.to_vec() }
 }
 
 fn with_deviation(mean: f64, spread: Option<f64>) -> String {

@@ -15,6 +15,7 @@ mod kerple;
 mod manifest;
 mod page;
 mod published;
+mod spe;
 
 pub use manifest::{
     CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder,
@@ -65,6 +66,7 @@ pub fn items(paper: &str) -> &'static [&'static str] {
     match paper {
         "dape" => &dape::ITEMS,
         "kerple" => &kerple::ITEMS,
+        "spe" => &spe::ITEMS,
         _ => &[],
     }
 }
@@ -144,6 +146,7 @@ pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -
     let made = match reproduction.manifest.paper.as_str() {
         "dape" => dape::items(&reproduction)?,
         "kerple" => kerple::items(&reproduction),
+        "spe" => spe::items(&reproduction),
         other => {
             return Err(Error::Refused {
                 message: format!("{} holds a reproduction of {other}", folder.display()),
@@ -162,6 +165,9 @@ pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -
     crate::record::write_json(&out.join("cells.json"), &rows.collect::<Vec<_>>())?;
     for figure in made.iter().flat_map(|item| &item.figures) {
         put(out.join(figure.file()), figure.alone().into_bytes(), &mut Vec::new())?;
+    }
+    for picture in made.iter().flat_map(|item| &item.pictures) {
+        put(out.join(picture.file()), picture.alone().into_bytes(), &mut Vec::new())?;
     }
     let items = made.iter().map(page::Item::summary).collect();
     Ok(Summary { index: out.join("index.html"), items })

@@ -8,11 +8,13 @@
 mod axis;
 mod braille;
 mod distance;
+mod heat_map;
 mod piano_roll;
 mod svg;
 
 pub use axis::{Axis, Scale, Tick};
 pub use distance::{heads_within, over_distances};
+pub use heat_map::HeatMap;
 pub use piano_roll::{PianoRoll, Sound};
 pub use svg::escape;
 

@@ -5,6 +5,7 @@
 //! | `plan.json` | object: everything resolved before the run began | once |
 //! | `metrics.jsonl` | [`MetricsRow`] a line | while training |
 //! | `evaluation.jsonl` | [`EvaluationRow`] a line | a line per finished (length, protocol, seed) |
+//! | `probes.jsonl` | [`ProbeRow`] a line | a line per finished probe |
 //! | `kernels.json` | array of [`KernelSnapshot`] | replaced as a whole |
 //! | `scores.json` | array of [`ScoreSnapshot`] | once, where it was asked for |
 //!
@@ -17,8 +18,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 mod journal;
+mod probe;
 
 pub use journal::{Journal, Rows, read_json, read_rows, replace_rows, write_json};
+pub use probe::{AttentionRow, Found, ProbeRow, Roll, StyleFound, StyleRow};
 
 /// Name of the file of the resolved plan.
 pub const PLAN_FILE: &str = "plan.json";
@@ -26,6 +29,8 @@ pub const PLAN_FILE: &str = "plan.json";
 pub const METRICS_FILE: &str = "metrics.jsonl";
 /// Name of the file of [`EvaluationRow`]s.
 pub const EVALUATION_FILE: &str = "evaluation.jsonl";
+/// Name of the file of [`ProbeRow`]s.
+pub const PROBES_FILE: &str = "probes.jsonl";
 /// Name of the file of [`KernelSnapshot`]s.
 pub const KERNELS_FILE: &str = "kernels.json";
 /// Name of the file of [`ScoreSnapshot`]s.

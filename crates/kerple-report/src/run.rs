@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::conditions::{Conditions, Differences};
 use crate::error::{Error, Result};
-use crate::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, read_json, read_rows};
+use crate::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, read_json, read_rows};
 
 /// One run folder.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub struct Run {
     pub evaluations: Vec<EvaluationRow>,
     /// Kernels over training, by step.
     pub kernels: Vec<KernelSnapshot>,
+    /// What else was measured.
+    pub probes: Vec<ProbeRow>,
     /// Another run of the same plan and seed, which is reported in this one's place.
     pub duplicate_of: Option<PathBuf>,
     /// What was odd about the folder.
@@ -43,6 +45,7 @@ impl Run {
         let mut notes = Vec::new();
         let metrics = read_optional_rows(&folder.join(record::METRICS_FILE), &mut notes)?;
         let evaluations = read_optional_rows(&folder.join(record::EVALUATION_FILE), &mut notes)?;
+        let probes = read_optional_rows(&folder.join(record::PROBES_FILE), &mut notes)?;
         let kernels = Error::unless_absent(read_json(&folder.join(record::KERNELS_FILE)))?;
         let mut kernels: Vec<KernelSnapshot> = kernels.unwrap_or_default();
         kernels.sort_by_key(|snapshot| snapshot.step);
@@ -54,6 +57,7 @@ impl Run {
             metrics: without_repeated_steps(metrics),
             evaluations: without_repeated_evaluations(evaluations),
             kernels,
+            probes,
             duplicate_of: None,
             notes,
         };

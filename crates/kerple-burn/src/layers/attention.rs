@@ -38,7 +38,7 @@ impl Attention {
         let divisor = if plan.scale_by_layer { (layer + 1) as f64 } else { 1.0 };
         Attention {
             norm: (layer > 0 || plan.residual != ResidualKind::Post).then(|| Norm::new(plan, sizes.d_model, init)),
-            qkv: Linear::new([sizes.d_model, heads.packed()], plan.qkv_bias, init.std, init),
+            qkv: Linear::packed([sizes.d_model, heads.packed()], heads.inner(), plan.qkv_bias, init.std, init),
             out: Linear::new([heads.inner(), sizes.d_model], plan.out_bias, init.std_out, init),
             heads,
             scale: scale / divisor,
@@ -84,6 +84,23 @@ impl Attention {
         };
         let qkv = attention_layer::clamped(linear::composed(normed.clone(), self.qkv.tensors()), self.clamp);
         (normed, qkv)
+    }
+
+    /// The weight of every key for every query, `[B, H, L, L]`, by the definition: for pictures and measures of short sequences.
+    ///
+    /// # Panics
+    /// When there are fewer key heads than query heads and attention is linear: plans of such models are refused.
+    pub fn weights(&self, x: Tensor<3>, positions: &Positions) -> Tensor<4> {
+        let [batch, len, _] = x.dims();
+        let [q, k, v] = self.heads.unpack(self.projected(x).1);
+        let (q, k) = (attention::rotate(q, positions), attention::rotate(k, positions));
+        // of values that each stand for a key, attention makes its weights
+        let each = Tensor::<2>::eye(len, &v.device()).cast(v.dtype());
+        let each = each.unsqueeze::<4>().expand([batch, self.heads.kv_heads, len, len]);
+        match &self.linear {
+            Some(linear) => linear_attention::composed([q, k, each], linear, positions),
+            None => attention::composed(q, k, each, self.scale, positions),
+        }
     }
 
     /// Scores of the last of `[B, L, M]` positions, `[B, H, 1, L]`; of softmax attention.

@@ -6,15 +6,16 @@ use crate::plan::InitKind;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use kerple::encoding::standard_normal;
-use rand::Rng;
+use rand::{Rng, RngExt};
 
 /// A matrix of independent draws from N(0, std^2), cut at two standard deviations for [`InitKind::FanIn`].
 pub fn normal_matrix(shape: [usize; 2], std: f64, init: &mut Init<impl Rng>) -> Param<Tensor<2>> {
     let kind = init.kind;
     let draw = |rng: &mut _| loop {
         let value = standard_normal(rng);
-        if kind == InitKind::Normal || value.abs() <= 2.0 {
-            return std * value;
+        match kind {
+            InitKind::FanIn if value.abs() > 2.0 => {}
+            InitKind::Normal | InitKind::FanIn | InitKind::Xavier => return std * value,
         }
     };
     let values = (0..shape[0] * shape[1]).map(|_| draw(init.rng)).collect();
@@ -31,13 +32,22 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// A fresh layer with weights from N(0, std^2), or as [`InitKind::FanIn`] has them.
-    pub fn new([input, output]: [usize; 2], bias: bool, std: f64, init: &mut Init<impl Rng>) -> Linear {
-        let std = match init.kind {
-            InitKind::Normal => std,
-            InitKind::FanIn => (input as f64).sqrt().recip(),
+    /// A fresh layer with weights from N(0, std^2), or as another [`InitKind`] has them.
+    pub fn new(shape: [usize; 2], bias: bool, std: f64, init: &mut Init<impl Rng>) -> Linear {
+        Linear::packed(shape, shape[1], bias, std, init)
+    }
+
+    /// The same of layers side by side, of `each` outputs where they are alike: each begins as if it were alone.
+    pub fn packed([input, output]: [usize; 2], each: usize, bias: bool, std: f64, init: &mut Init<impl Rng>) -> Linear {
+        let weight = match init.kind {
+            InitKind::Normal => normal_matrix([input, output], std, init),
+            InitKind::FanIn => normal_matrix([input, output], (input as f64).sqrt().recip(), init),
+            InitKind::Xavier => {
+                let most = (6.0 / (input + each) as f64).sqrt();
+                let values = (0..input * output).map(|_| init.rng.random_range(-most..most)).collect();
+                init.tensor(values, [input, output])
+            }
         };
-        let weight = normal_matrix([input, output], std, init);
         Linear { weight, bias: bias.then(|| init.tensor(vec![0.0; output], [output])) }
     }
 
@@ -75,5 +85,8 @@ mod tests {
         // the variance of a normal cut at two deviations is 0.7737 of what it was
         let (square, most) = drawn(InitKind::FanIn);
         assert!((square * 400.0 / 0.7737 - 1.0).abs() < 0.02 && most <= 0.1, "{square} {most}");
+        let (square, most) = drawn(InitKind::Xavier);
+        let limit = (6.0f64 / 700.0).sqrt();
+        assert!((square * 3.0 / limit.powi(2) - 1.0).abs() < 0.02 && (0.99 * limit..limit).contains(&most), "{square}");
     }
 }

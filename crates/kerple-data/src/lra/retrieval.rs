@@ -22,7 +22,8 @@ use std::path::Path;
 
 /// Padding, bytes, the separator.
 pub const VOCABULARY: usize = store::BYTES + 1;
-const SEPARATOR: u32 = store::BYTES as u32;
+/// The token between the two texts of a pair.
+pub const SEPARATOR: u32 = store::BYTES as u32;
 
 /// A longer line is not a pair: the texts of papers are shorter.
 const LONGEST_LINE: u64 = 1 << 26;

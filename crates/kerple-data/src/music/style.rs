@@ -99,6 +99,53 @@ pub fn onset_drum(pieces: &[Piece], onset: Onset) -> Histogram {
     density(counts, PITCHES, BIN)
 }
 
+/// How alike pieces are in three ways; `None` where the reference has no such notes, 0 where only the others have none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Likeness {
+    /// [`time_pitch`], mean over tracks that are not drums.
+    pub time_pitch: Option<f64>,
+    /// [`onset_duration`], likewise.
+    pub onset_duration: Option<f64>,
+    /// [`onset_drum`].
+    pub onset_drum: Option<f64>,
+}
+
+/// How alike some pieces together are to a reference, track by track: those at the same place are compared.
+pub fn likeness(reference: &Piece, pieces: &[Piece], onset: Onset) -> Likeness {
+    let only = |piece: &Piece, at: usize| Piece {
+        tracks: piece.tracks.get(at).cloned().into_iter().collect(),
+        ..Piece::empty(piece.resolution)
+    };
+    let mean = |drums: bool, histogram: &dyn Fn(&[Piece]) -> Histogram| {
+        let places = (0..reference.tracks.len()).filter(|at| reference.tracks[*at].drums == drums);
+        let alike = places.filter_map(|at| {
+            let others: Vec<Piece> = pieces.iter().map(|piece| only(piece, at)).collect();
+            let own = histogram(&[only(reference, at)]);
+            own.similarity(&own).map(|_| own.similarity(&histogram(&others)).unwrap_or(0.0))
+        });
+        let alike: Vec<f64> = alike.collect();
+        (!alike.is_empty()).then(|| alike.iter().sum::<f64>() / alike.len() as f64)
+    };
+    Likeness {
+        time_pitch: mean(false, &time_pitch),
+        onset_duration: mean(false, &|pieces| onset_duration(pieces, onset)),
+        onset_drum: mean(true, &|pieces| onset_drum(pieces, onset)),
+    }
+}
+
+/// The notes of a piece that begin in one of equal parts of its time, where they are in the piece.
+///
+/// # Panics
+/// When there are no parts.
+pub fn part(piece: &Piece, number: u64, parts: u64) -> Piece {
+    let end = u128::from(piece.end());
+    let bound = |number: u64| (end * u128::from(number) / u128::from(parts)) as u64;
+    let within = bound(number)..bound(number + 1);
+    let mut found = piece.clone();
+    found.tracks.iter_mut().for_each(|track| track.notes.retain(|note| within.contains(&note.start)));
+    found
+}
+
 fn onset_bin(start: u64, resolution: u32, onset: Onset) -> Option<usize> {
     let ticks = (start % (4 * u64::from(resolution))) as f64;
     let at = match onset {

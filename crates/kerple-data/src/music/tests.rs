@@ -343,3 +343,22 @@ fn pitches_fold_by_octaves() {
     }
     assert_eq!(Remi::Bar.to_string(), "Bar_None");
 }
+
+#[test]
+fn a_piece_is_like_itself_and_its_parts_are_the_whole() {
+    let piece = super::loops::piece(1, 4, 16);
+    let alike = |pieces: &[Piece]| style::likeness(&piece, pieces, style::Onset::Beats);
+    let own = alike(&[piece.clone(), piece.clone()]);
+    for found in [own.time_pitch, own.onset_duration, own.onset_drum] {
+        assert!((found.unwrap() - 1.0).abs() < 1e-12, "{own:?}");
+    }
+    let parts: Vec<Piece> = (0..4).map(|number| style::part(&piece, number, 4)).collect();
+    assert_eq!(parts.iter().map(Piece::notes).sum::<usize>(), piece.notes());
+    assert!(parts.iter().all(|part| alike(std::slice::from_ref(part)).onset_drum.unwrap() > 0.99));
+    let other = alike(&[super::loops::piece(1, 5, 16)]);
+    assert!(other.time_pitch.unwrap() < 0.95, "{other:?}");
+    let silent = Piece { tracks: Vec::new(), ..piece.clone() };
+    assert_eq!(alike(&[silent]).time_pitch, Some(0.0));
+    let solo = Piece { tracks: piece.tracks[..1].to_vec(), ..piece.clone() };
+    assert_eq!(style::likeness(&solo, std::slice::from_ref(&piece), style::Onset::Beats).onset_drum, None);
+}

@@ -23,6 +23,8 @@ pub(crate) enum Use {
     Pairs = 7,
     /// Images of Pathfinder.
     Pathfinder = 8,
+    /// Made-up music.
+    Loops = 9,
 }
 
 pub(crate) fn stream(purpose: Use, seed: u64, step: u64, row: u64) -> ChaCha8Rng {

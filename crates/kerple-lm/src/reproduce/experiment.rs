@@ -3,6 +3,7 @@
 use crate::config::{DataConfig, ModelConfig, PackingConfig, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::evaluate::{Amount, Protocol, Request};
+use crate::probe::Probe;
 use kerple::encoding::scaling::Scaling;
 use kerple::encoding::{Encoding, Method};
 use kerple_data::tasks::TaskConfig;
@@ -38,6 +39,9 @@ pub struct Experiment {
     /// Ways to evaluate, by name: `[evaluation.NAME]`.
     #[serde(rename = "evaluation")]
     pub evaluations: BTreeMap<String, EvaluationConfig>,
+    /// What else is measured of trained runs, by name: `[probe.NAME]`.
+    #[serde(rename = "probe", default)]
+    pub probes: BTreeMap<String, Probe>,
     /// Sets of runs: `[[part]]`.
     #[serde(rename = "part")]
     pub parts: Vec<PartConfig>,
@@ -70,7 +74,7 @@ pub struct CorpusConfig {
     /// `byte`, `bpe:N`, or a tokenizer.json within `--data`.
     #[serde(default)]
     pub tokenizer: String,
-    /// A task in place of a text.
+    /// A task in place of a text; its files, where it has some, are in `texts`.
     pub task: Option<TaskConfig>,
     /// Shares of training, validation and test, of files whose names do not say it.
     #[serde(default = "shares")]
@@ -80,6 +84,16 @@ pub struct CorpusConfig {
     pub crates: Vec<String>,
     /// Most bytes of text taken.
     pub bytes: Option<u64>,
+    /// Altered copies of each training piece of music.
+    #[serde(default)]
+    pub copies: u64,
+    /// Made-up pieces of music that stand for it without `--data`, or when it has no folder there.
+    #[serde(default)]
+    pub loops: u64,
+    /// Sizes of its runs, in place of the experiment's: `[corpus.model]`.
+    pub model: Option<ModelConfig>,
+    /// Optimisation of its runs, in place of the experiment's: `[corpus.train]`.
+    pub train: Option<TrainConfig>,
 }
 
 fn shares() -> [f64; 3] {
@@ -147,10 +161,14 @@ pub struct PartConfig {
     #[serde(default)]
     pub stage: u64,
     /// Names of evaluations, in the order in which they are made.
+    #[serde(default)]
     pub evaluate: Vec<String>,
     /// Lengths at which the scores of the last query are kept, see [`Look`](crate::look::Look).
     #[serde(default)]
     pub scores: Vec<usize>,
+    /// Names of probes, made after the evaluations.
+    #[serde(default)]
+    pub probe: Vec<String>,
     /// Name of what is trained otherwise, a part of the folder's name.
     #[serde(default)]
     pub variant: String,
@@ -193,11 +211,22 @@ impl Experiment {
             if let Some(name) = part.evaluate.iter().find(|name| !experiment.evaluations.contains_key(*name)) {
                 return Err(fail(format!("part: there is no evaluation `{name}`"), "add [evaluation.NAME]"));
             }
+            if let Some(name) = part.probe.iter().find(|name| !experiment.probes.contains_key(*name)) {
+                return Err(fail(format!("part: there is no probe `{name}`"), "add [probe.NAME]"));
+            }
             if part.variant.is_empty() != part.set.is_empty() {
                 return Err(fail("part: `variant` and `set` go together".to_owned(), "name what `set` changes"));
             }
         }
         Ok(experiment)
+    }
+
+    /// The corpus of this name, which planned runs have from here.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn corpus(&self, name: &str) -> &CorpusConfig {
+        self.corpora.iter().find(|corpus| corpus.name == name).expect("runs are planned on the experiment's corpora")
     }
 
     /// The corpora of a part.
@@ -206,11 +235,11 @@ impl Experiment {
         self.corpora.iter().filter(wanted).collect()
     }
 
-    /// The run file of runs on this data, with what is `set`; seed and encoding are replaced.
+    /// The run file of runs on this corpus, whose data is given, with what is `set`; seed and encoding are replaced.
     ///
     /// # Errors
     /// Overrides that are no keys of a run file.
-    pub fn config(&self, set: &[String], data: DataConfig) -> Result<RunConfig> {
+    pub fn config(&self, set: &[String], corpus: &CorpusConfig, data: DataConfig) -> Result<RunConfig> {
         let (model, train) = match &self.tasks {
             Some(tasks) if data.task.is_some() => (&tasks.model, &tasks.train),
             _ => (&self.model, &self.train),
@@ -219,8 +248,8 @@ impl Experiment {
             seed: self.seed,
             data,
             encoding: Encoding::from(Method::None(Default::default())),
-            model: model.clone(),
-            train: train.clone(),
+            model: corpus.model.as_ref().unwrap_or(model).clone(),
+            train: corpus.train.as_ref().unwrap_or(train).clone(),
         };
         if set.is_empty() {
             return Ok(config);

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use kerple_report::paper::{MANIFEST_FILE, Manifest, TIMING_FILE};
-use kerple_report::record::{EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, SCORES_FILE};
+use kerple_report::record::{EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SCORES_FILE};
 use std::path::Path;
 
 /// Copies the manifest, the timing, and the records of every run that has been evaluated into `folder`, where older ones
@@ -23,10 +23,10 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
     let mut runs = 0;
     for run in &manifest.runs {
         let from = out.join(&run.folder);
-        if !from.join(EVALUATION_FILE).exists() {
+        if ![EVALUATION_FILE, PROBES_FILE].iter().any(|name| from.join(name).exists()) {
             continue;
         }
-        for name in [PLAN_FILE, METRICS_FILE, EVALUATION_FILE, KERNELS_FILE, SCORES_FILE] {
+        for name in [PLAN_FILE, METRICS_FILE, EVALUATION_FILE, KERNELS_FILE, PROBES_FILE, SCORES_FILE] {
             if from.join(name).exists() {
                 copy(&from.join(name), &folder.join(&run.folder).join(name))?;
             }

@@ -36,7 +36,7 @@ impl Reproduction {
             return Ok(true);
         };
         let set = [part.set.as_slice(), &timing.set].concat();
-        let config = self.experiment.config(&set, self.data_config(&corpus.name))?;
+        let config = self.experiment.config(&set, corpus, self.data_config(&corpus.name))?;
         let source = Source::open(&config.data)?;
         let plan = |encoding: &Encoding| {
             Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, source.facts())

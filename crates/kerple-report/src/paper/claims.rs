@@ -65,14 +65,14 @@ const fn claim(text: &'static str, label: &'static str, kind: Kind) -> Claim {
 }
 
 /// A finding on one text.
-struct Finding {
-    verdict: &'static str,
-    numbers: String,
+pub(super) struct Finding {
+    pub verdict: &'static str,
+    pub numbers: String,
 }
 
-const CONFIRMED: &str = "confirmed";
-const CONTRADICTED: &str = "contradicted";
-const UNSETTLED: &str = "not settled";
+pub(super) const CONFIRMED: &str = "confirmed";
+pub(super) const CONTRADICTED: &str = "contradicted";
+pub(super) const UNSETTLED: &str = "not settled";
 
 /// Every claim on every text.
 pub(super) fn claims(all: &Reproduction) -> Item {

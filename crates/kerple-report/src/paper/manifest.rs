@@ -116,6 +116,9 @@ pub struct PlannedRun {
     pub seed: u64,
     /// Names of its evaluations.
     pub evaluate: Vec<String>,
+    /// Names of its probes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub probe: Vec<String>,
     /// Tables and figures that need it.
     pub serves: Vec<String>,
 }

@@ -4,7 +4,7 @@ use super::cells::CellRow;
 use super::{ItemSummary, Reproduction};
 use crate::error::{Error, Result};
 use crate::page::figures::Figure;
-use crate::page::{Cell, FigurePart, Grid, MARK, Row, environment, figure_part};
+use crate::page::{Cell, FigurePart, Grid, MARK, Row, environment, figure_part, picture_part};
 use crate::plot;
 use minijinja::context;
 use minijinja::value::Serde;
@@ -21,6 +21,8 @@ pub(super) struct Item {
     pub notes: Vec<String>,
     pub grids: Vec<Grid>,
     pub figures: Vec<Figure>,
+    /// What is no plot.
+    pub pictures: Vec<Picture>,
     /// The cells of its grids; `complete` and `planned` count something else where there are none.
     pub cells: Vec<CellRow>,
     pub complete: usize,
@@ -29,8 +31,8 @@ pub(super) struct Item {
 
 impl Item {
     pub(super) fn new(id: &'static str, title: &'static str, text: &str) -> Item {
-        let (notes, grids, figures, cells) = Default::default();
-        Item { id, title, text: text.to_owned(), notes, grids, figures, cells, complete: 0, planned: 0 }
+        let (notes, grids, figures, pictures, cells) = Default::default();
+        Item { id, title, text: text.to_owned(), notes, grids, figures, pictures, cells, complete: 0, planned: 0 }
     }
 
     pub(super) fn summary(&self) -> ItemSummary {
@@ -38,6 +40,39 @@ impl Item {
         let (id, title) = (self.id.to_owned(), self.title.to_owned());
         ItemSummary { id, title, complete, planned: self.cells.len() + self.planned }
     }
+}
+
+/// A picture, or several that belong together, that are drawn at one size only.
+pub(super) struct Picture {
+    pub id: String,
+    pub title: String,
+    pub caption: String,
+    /// SVG elements.
+    pub parts: Vec<String>,
+}
+
+impl Picture {
+    /// Where it alone is, from the page's folder.
+    pub(super) fn file(&self) -> String {
+        format!("figures/{}.svg", self.id)
+    }
+
+    /// It as a file of its own: several parts in rows, in cells as large as the largest.
+    pub(super) fn alone(&self) -> String {
+        let sizes = self.parts.iter().map(|part| [length_of(part, "width"), length_of(part, "height")]);
+        let [width, height] = sizes.fold([1.0, 1.0], |[w, h]: [f64; 2], [width, height]| [w.max(width), h.max(height)]);
+        plot::standalone(&plot::grid(&self.parts, (1200.0 / width) as usize, width, height))
+    }
+
+    fn part(&self) -> FigurePart {
+        picture_part([&self.id, &self.title, &self.caption, &self.file()], &self.parts)
+    }
+}
+
+/// A length that the element itself says, in pixels.
+fn length_of(svg: &str, name: &str) -> f64 {
+    let value = svg.split(&format!(" {name}=\"")).nth(1).and_then(|rest| rest.split('"').next());
+    value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
 }
 
 /// A page, ready to be laid out.
@@ -74,7 +109,7 @@ impl<'a> Page<'a> {
                 text: item.text.clone(),
                 notes,
                 grids: item.grids.clone(),
-                figures: item.figures.iter().map(figure_part).collect(),
+                figures: item.figures.iter().map(figure_part).chain(item.pictures.iter().map(Picture::part)).collect(),
             }
         };
         let done = all.manifest.runs.iter().filter(|run| is_done(all, run)).count();
@@ -120,7 +155,10 @@ fn found<'a>(all: &'a Reproduction, run: &super::PlannedRun) -> Option<&'a crate
 }
 
 fn is_done(all: &Reproduction, run: &super::PlannedRun) -> bool {
-    found(all, run).is_some_and(|run| !run.evaluations.is_empty() && Some(run.steps_done()) >= run.planned_steps())
+    let is_measured = |found: &crate::Run| {
+        (run.evaluate.is_empty() || !found.evaluations.is_empty()) && found.probes.len() >= run.probe.len()
+    };
+    found(all, run).is_some_and(|found| is_measured(found) && Some(found.steps_done()) >= found.planned_steps())
 }
 
 /// Every planned run, with where it is and how far it got.

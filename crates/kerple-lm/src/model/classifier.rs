@@ -1,0 +1,146 @@
+//! An encoder with one answer for a sequence, or for a pair of them.
+
+use super::{Encoder, Tokens};
+use crate::config::Readout;
+use crate::plan::Plan;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor, TensorData, activation};
+use kerple::seed::{Purpose, stream};
+use kerple_burn::fused::Engine;
+use kerple_burn::layers::Linear;
+use kerple_burn::parameters::{Describe, Groups};
+use kerple_burn::pass::Pass;
+use kerple_data::lra::retrieval::SEPARATOR;
+
+/// An encoder, what is read off it, and linear layers over classes.
+#[derive(Module, Debug)]
+pub struct Classifier {
+    /// Makes the rows.
+    pub encoder: Encoder,
+    /// The token in front of sequences that answers are read off, `[M]`, begins at 0; none for the mean of all rows.
+    pub first: Option<Param<Tensor<1>>>,
+    /// Layers in front of the last one, each with a ReLU behind it.
+    pub hidden: Vec<Linear>,
+    /// `[.., C]`
+    pub head: Linear,
+    #[module(skip)]
+    readout: Readout,
+}
+
+impl Describe for Classifier {
+    fn describe(&self, groups: &mut Groups) {
+        self.encoder.describe(groups);
+    }
+}
+
+impl Classifier {
+    /// A fresh classifier of this many classes.
+    pub fn new(plan: &Plan, classes: usize, device: &Device) -> Classifier {
+        let mut rng = stream(plan.seed, Purpose::Weights);
+        let encoder = Encoder::draw(plan, device, &mut rng);
+        let mut init = super::init(plan, &mut rng, device);
+        let widths = plan.model.read_widths();
+        let hidden =
+            widths.windows(2).map(|pair| Linear::new([pair[0], pair[1]], true, super::STD, &mut init)).collect();
+        let head = Linear::new([widths[widths.len() - 1], classes], true, super::STD, &mut init);
+        let readout = plan.model.readout;
+        let first = (readout != Readout::Mean).then(|| {
+            let zeros = Tensor::<1>::zeros([plan.model.d_model], (device, encoder.embedding.val().dtype()));
+            Param::from_tensor(zeros)
+        });
+        Classifier { encoder, first, hidden, head, readout }
+    }
+
+    /// The same model, computing with this engine.
+    pub fn with_engine(self, engine: Engine) -> Classifier {
+        Classifier { encoder: self.encoder.with_engine(engine), ..self }
+    }
+
+    /// Logits over the classes, `[B, C]`; padding is left out.
+    ///
+    /// # Panics
+    /// As [`Encoder::forward`], or when a sequence is empty whose mean is taken.
+    pub fn logits(&self, tokens: Tokens, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<2> {
+        let batch = tokens.batch;
+        let read = match self.readout {
+            Readout::Mean => mean(self.encoder.forward(tokens, lengths, pass), lengths),
+            Readout::First => self.first_row(tokens, lengths, pass),
+            Readout::Towers => {
+                let Halves { ids, lengths, len } = Halves::of(tokens, lengths);
+                let rows = self.first_row(Tokens { ids: &ids, batch: 2 * batch, len }, Some(&lengths), pass);
+                let width = rows.dims()[2];
+                // a pair is two rows after each other
+                rows.reshape([1, batch, 2 * width])
+            }
+        };
+        let read = self.hidden.iter().fold(read, |x, layer| activation::relu(layer.forward(x)));
+        self.head.forward(read).squeeze_dim(0)
+    }
+
+    /// What the encoder makes of the token in front, `[1, B, M]`.
+    fn first_row(&self, tokens: Tokens, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<3> {
+        let batch = tokens.batch;
+        let rows = self.encoder.forward_behind(self.first.as_ref().map(Param::val), tokens, lengths, pass);
+        let width = rows.dims()[2];
+        rows.narrow(1, 0, 1).reshape([1, batch, width])
+    }
+}
+
+/// The mean over each sequence's rows `[B, L, M]`, padding left out: `[1, B, M]`.
+fn mean(rows: Tensor<3>, lengths: Option<&[usize]>) -> Tensor<3> {
+    let [batch, len, width] = rows.dims();
+    let lengths = lengths.map_or_else(|| vec![len; batch], <[usize]>::to_vec);
+    assert!(!lengths.contains(&0), "lengths: a sequence without tokens has no class");
+    let share = |length: &usize| {
+        let share = (*length as f64).recip();
+        (0..len).map(|at| if at < *length { share } else { 0.0 }).collect::<Vec<f64>>()
+    };
+    let shares = TensorData::new(lengths.iter().flat_map(share).collect::<Vec<f64>>(), [batch, 1, len]);
+    let shares = Tensor::<3>::from_data(shares, (&rows.device(), rows.dtype()));
+    shares.matmul(rows).reshape([1, batch, width])
+}
+
+/// The two texts of each pair as sequences of their own, one after the other.
+#[derive(Debug, PartialEq)]
+struct Halves {
+    ids: Vec<u32>,
+    lengths: Vec<usize>,
+    len: usize,
+}
+
+impl Halves {
+    /// Of pairs with a separator between the texts; what has none is a text and an empty one.
+    fn of(tokens: Tokens, lengths: Option<&[usize]>) -> Halves {
+        let Tokens { ids, batch, len } = tokens;
+        let mut texts: Vec<&[u32]> = Vec::with_capacity(2 * batch);
+        for (at, row) in ids.chunks_exact(len.max(1)).enumerate() {
+            let row = &row[..lengths.map_or(len, |lengths| lengths[at])];
+            let end = row.iter().position(|token| *token == SEPARATOR).unwrap_or(row.len());
+            texts.extend([&row[..end], row.get(end + 1..).unwrap_or_default()]);
+        }
+        let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0).max(1);
+        let padded = |text: &&[u32]| {
+            text.iter().copied().chain(std::iter::repeat_n(0, longest - text.len())).collect::<Vec<u32>>()
+        };
+        Halves {
+            ids: texts.iter().flat_map(padded).collect(),
+            lengths: texts.iter().map(|text| text.len()).collect(),
+            len: longest,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_taken_apart() {
+        let ids = [5, 6, SEPARATOR, 7, 0, 0, 8, SEPARATOR, 9, 10, 11, 12];
+        let halves = Halves::of(Tokens { ids: &ids, batch: 2, len: 6 }, Some(&[4, 6]));
+        let expected = [[5, 6, 0, 0], [7, 0, 0, 0], [8, 0, 0, 0], [9, 10, 11, 12]];
+        assert_eq!(halves, Halves { ids: expected.concat(), lengths: vec![2, 1, 1, 4], len: 4 });
+        let alone = Halves::of(Tokens { ids: &[5, 6], batch: 1, len: 2 }, None);
+        assert_eq!((alone.lengths, alone.len), (vec![2, 0], 2));
+    }
+}

@@ -1,0 +1,138 @@
+//! Music that goes on from a prompt, held against the piece the prompt is from. Cífka et al. 2020 and Liutkus et al. 2021,
+//! arXiv:2105.08399, section 3.3.
+
+use crate::corpus::{Source, Split};
+use crate::error::{Error, Result};
+use crate::evaluate::Text;
+use crate::generate::{self, Draw, Follow};
+use crate::model::Decoder;
+use crate::plan::Plan;
+use kerple_data::music::style::{Onset, likeness, part};
+use kerple_data::music::{Piece, Rules, Vocabulary};
+use kerple_report::record::{Found, Roll, StyleFound, StyleRow};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Parts of the time that are compared on their own.
+const QUARTERS: u64 = 4;
+
+/// Settings, see [`Probe::Style`](super::Probe::Style).
+pub(super) struct Asked {
+    pub songs: usize,
+    pub samples: usize,
+    pub bars: u64,
+    pub tokens: usize,
+}
+
+/// A piece and the part of it that is given.
+struct Song {
+    whole: Piece,
+    prompt: Vec<u32>,
+}
+
+pub(super) fn measure(
+    plan: &Plan,
+    model: &Decoder,
+    source: &Source,
+    asked: &Asked,
+    stop: &AtomicBool,
+) -> Result<Option<Found>> {
+    let tokenizer = source.tokenizer()?;
+    let vocabulary = tokenizer.music_vocabulary().expect("the probe was checked");
+    let songs = songs(source, vocabulary, asked)?;
+    let (temperature, top_p) = vocabulary.representation().sampling();
+    let (mut rows, mut roll) = (Vec::new(), None);
+    for (number, song) in songs.iter().enumerate() {
+        let mut pieces = Vec::new();
+        for sample in 0..asked.samples {
+            let seed = plan.seed.wrapping_add((number * asked.samples + sample) as u64);
+            let draw = Draw { temperature, top_k: 0, top_p, seed };
+            let mut written = Written::new(vocabulary, &song.prompt, tokenizer.end_of_document(), stop);
+            let prompt = [&[tokenizer.end_of_document()], &song.prompt[..]].concat();
+            let count = asked.tokens - song.prompt.len();
+            generate::generate(model, &prompt, count, plan.facts.vocab_size, &draw, &mut written)?;
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            pieces.push(vocabulary.piece(&written.tokens));
+        }
+        roll = roll.or_else(|| pieces.first().map(|piece| drawn(piece, &vocabulary.piece(&song.prompt))));
+        rows.extend((0..QUARTERS).map(|quarter| {
+            let parts: Vec<Piece> = pieces.iter().map(|piece| part(piece, quarter, QUARTERS)).collect();
+            let found = likeness(&song.whole, &parts, Onset::Beats);
+            StyleRow {
+                song: number,
+                quarter: quarter as usize,
+                time_pitch: found.time_pitch,
+                onset_duration: found.onset_duration,
+                onset_drum: found.onset_drum,
+            }
+        }));
+    }
+    Ok(Some(Found::Style(StyleFound { rows, roll: roll.unwrap_or_default() })))
+}
+
+/// The first test pieces that are longer than their prompt, and leave room behind it.
+fn songs(source: &Source, vocabulary: &Vocabulary, asked: &Asked) -> Result<Vec<Song>> {
+    let text = source.text(Split::Test)?;
+    let mut songs = Vec::new();
+    for range in text.documents() {
+        let mut ids = text.read(range)?;
+        ids.pop_if(|last| *last == vocabulary.end());
+        let prompt = ids[..vocabulary.prompt_len(&ids, asked.bars)].to_vec();
+        if prompt.len() < asked.tokens.min(ids.len()) {
+            songs.push(Song { whole: vocabulary.piece(&ids), prompt });
+        }
+        if songs.len() == asked.songs {
+            return Ok(songs);
+        }
+    }
+    let message = format!("{} pieces to go on from were asked for, the test split has {}", asked.songs, songs.len());
+    Err(Error::refused(message, "ask for fewer pieces, fewer bars or more tokens, or prepare more music"))
+}
+
+/// A piece as it is written.
+struct Written<'a> {
+    rules: Rules,
+    tokens: Vec<u32>,
+    end: u32,
+    stop: &'a AtomicBool,
+}
+
+impl<'a> Written<'a> {
+    fn new(vocabulary: &Vocabulary, prompt: &[u32], end: u32, stop: &'a AtomicBool) -> Written<'a> {
+        let mut written = Written { rules: vocabulary.rules(), tokens: Vec::new(), end, stop };
+        prompt.iter().for_each(|token| written.add(*token));
+        written
+    }
+
+    fn add(&mut self, token: u32) {
+        self.rules.take(token);
+        self.tokens.push(token);
+    }
+}
+
+impl Follow for Written<'_> {
+    /// The end is not: all continuations have as many tokens.
+    fn allows(&self, token: u32) -> bool {
+        token != self.end && self.rules.allows(token)
+    }
+
+    fn take(&mut self, token: u32) -> bool {
+        self.add(token);
+        !self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// A piece as a picture, and where in it the prompt ends.
+fn drawn(piece: &Piece, prompt: &Piece) -> Roll {
+    let beats = |ticks: u64| ticks as f64 / f64::from(piece.resolution);
+    let tracks = piece.tracks.iter().enumerate();
+    let notes = tracks.flat_map(|(voice, track)| {
+        track.notes.iter().map(move |note| (beats(note.start), beats(note.duration), note.pitch, voice))
+    });
+    Roll {
+        voices: piece.tracks.iter().map(|track| track.name.clone()).collect(),
+        notes: notes.collect(),
+        prompt: beats(prompt.end()),
+    }
+}

@@ -1,0 +1,142 @@
+//! The tables and figures of SPE: Liutkus et al. 2021, arXiv:2105.08399. Music beyond the training length, the style of
+//! continuations, how relative attention is, and the Long Range Arena.
+
+mod arena;
+mod claims;
+mod music;
+mod relative;
+
+use super::Reproduction;
+use super::page::Item;
+use crate::format::{deviation, number};
+use crate::page::Cell;
+use crate::results::Spread;
+use crate::run::Run;
+use std::collections::BTreeMap;
+
+/// What can be made.
+pub(super) const ITEMS: [&str; 6] = ["claims", "piano", "groove", "properties", "attention", "lra"];
+
+/// A way to encode positions, as the paper tells them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Method {
+    /// Name in tables and legends.
+    name: &'static str,
+    /// Kind of the encoding.
+    kind: &'static str,
+    /// Whether a code is gated; `true` for all that have no gate.
+    gated: bool,
+}
+
+const fn method(name: &'static str, kind: &'static str, gated: bool) -> Method {
+    Method { name, kind, gated }
+}
+
+/// In the order of tables and colours. Linear KERPLE is no method of the paper.
+const METHODS: [Method; 9] = [
+    method("APE, sinusoidal", "sinusoidal", true),
+    method("APE, learned", "learned", true),
+    method("SineSPE, gated", "sine_spe", true),
+    method("SineSPE, ungated", "sine_spe", false),
+    method("ConvSPE, gated", "conv_spe", true),
+    method("ConvSPE, ungated", "conv_spe", false),
+    method("linear KERPLE, log", "kerple_log", true),
+    method("rotary", "rotary", true),
+    method("no positions", "none", true),
+];
+
+/// Absolute positions that are defined at any length.
+const ABSOLUTE: Method = METHODS[0];
+
+impl Method {
+    /// Whether a label, of the kind of an encoding and what differs from its defaults, is of this method.
+    fn is_of(self, label: &str) -> bool {
+        let mut parts = label.split('-');
+        parts.next() == Some(self.kind) && parts.any(|part| part == "gated=false") != self.gated
+    }
+
+    /// Colour in figures.
+    fn colour(self) -> usize {
+        METHODS.iter().position(|method| *method == self).unwrap_or(METHODS.len())
+    }
+
+    /// Variants of its runs: absolute positions may be trained with settings of their own, as published.
+    fn variants(self, variant: &str) -> impl Iterator<Item = &str> {
+        let own = (variant.is_empty() && ["sinusoidal", "learned"].contains(&self.kind)).then_some("ape");
+        std::iter::once(variant).chain(own)
+    }
+
+    /// Runs there are to be with an evaluation or probe of a name, which may go on behind `_`.
+    fn planned(self, all: &Reproduction, corpus: &str, variant: &str, needs: &str) -> usize {
+        let fits = |name: &str| name.strip_prefix(needs).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+        let needed = |names: &[String]| names.iter().any(|name| fits(name));
+        let of = |run: &&super::PlannedRun| self.is_of(&run.label) && (needed(&run.evaluate) || needed(&run.probe));
+        self.variants(variant).map(|variant| all.manifest.of(corpus, variant).filter(of).count()).sum()
+    }
+
+    /// Runs there are.
+    fn runs<'a>(self, all: &'a Reproduction, corpus: &str, variant: &str) -> impl Iterator<Item = &'a Run> {
+        let groups: Vec<_> = self.variants(variant).filter_map(|variant| all.group(corpus, variant)).collect();
+        let runs = groups.into_iter().flat_map(|group| &group.runs);
+        runs.filter(move |run| self.is_of(&run.label()) && run.duplicate_of.is_none())
+    }
+}
+
+/// A value a seed.
+type BySeed = BTreeMap<u64, f64>;
+
+/// A value of every run that has one.
+fn by_seed<'a>(runs: impl Iterator<Item = &'a Run>, value: impl Fn(&'a Run) -> Option<f64>) -> BySeed {
+    runs.filter_map(|run| Some((run.seed()?, value(run)?))).collect()
+}
+
+fn spread(values: &BySeed) -> Option<Spread> {
+    Spread::of(&values.values().copied().collect::<Vec<f64>>())
+}
+
+/// A mean and its deviation, and what is missing of it.
+fn cell(values: &BySeed, planned: usize, best: bool) -> Cell {
+    let missing = (values.len() < planned).then(|| format!("{} of {planned} seeds", values.len()));
+    match spread(values) {
+        None => Cell { note: missing, ..Cell::from("\u{2013}".to_owned()) },
+        Some(Spread { mean, deviation: spread }) => Cell {
+            text: number(mean),
+            spread: spread.map(|spread| deviation(mean, spread)),
+            best,
+            note: missing,
+            ..Cell::default()
+        },
+    }
+}
+
+/// Every table and figure.
+pub(super) fn items(all: &Reproduction) -> Vec<Item> {
+    vec![
+        claims::claims(all),
+        music::piano(all),
+        music::groove(all),
+        relative::properties(all),
+        relative::attention(all),
+        arena::lra(all),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_label_has_one_method() {
+        for (label, name) in [
+            ("sine_spe", "SineSPE, gated"),
+            ("sine_spe-waves=8-gated=false", "SineSPE, ungated"),
+            ("conv_spe-taps=32-gated=false-realisations=16", "ConvSPE, ungated"),
+            ("conv_spe-taps=128", "ConvSPE, gated"),
+            ("kerple_log", "linear KERPLE, log"),
+        ] {
+            let found: Vec<&str> = METHODS.iter().filter(|method| method.is_of(label)).map(|m| m.name).collect();
+            assert_eq!(found, [name], "{label}");
+        }
+        assert!(METHODS.iter().all(|method| !method.is_of("kerple_log3")));
+    }
+}
