@@ -6,9 +6,8 @@ mod misuse;
 use crate::failure::Failure;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-pub use groups::{Array, Evaluation, Hardware, RunFile, Sharing, default_lengths};
+pub use groups::{Array, Evaluation, Hardware, Instructions, RunFile, Sharing, default_lengths};
 use groups::{count, rope_scaling};
-use kerple::cpu::InstructionSet;
 use kerple::encoding::scaling::Scaling;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -420,28 +419,6 @@ pub struct Bench {
     /// Print one JSON object a line.
     #[arg(long)]
     pub json: bool,
-}
-
-/// Instruction sets, widest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Instructions {
-    /// AVX-512.
-    Avx512,
-    /// AVX2 with fused multiply-add.
-    Avx2,
-    /// What every processor of the architecture has.
-    Portable,
-}
-
-impl Instructions {
-    /// The set of this name.
-    pub fn set(self) -> InstructionSet {
-        match self {
-            Instructions::Avx512 => InstructionSet::Avx512,
-            Instructions::Avx2 => InstructionSet::Avx2,
-            Instructions::Portable => InstructionSet::Portable,
-        }
-    }
 }
 
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
+use kerple::cpu::InstructionSet;
 use kerple::encoding::scaling::Scaling;
 use kerple_lm::evaluate::{self, Amount, Request};
 use kerple_lm::job::Shard;
@@ -144,6 +145,28 @@ pub fn rope_scaling(text: &str) -> Result<Scaling, String> {
     let value = if text.trim_start().starts_with('{') { text.to_owned() } else { format!("{:?}", text.trim()) };
     let line: Line = toml::from_str(&format!("scaling = {value}")).map_err(|error| error.message().to_owned())?;
     Ok(line.scaling)
+}
+
+/// Instruction sets, widest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Instructions {
+    /// AVX-512.
+    Avx512,
+    /// AVX2 with fused multiply-add.
+    Avx2,
+    /// What every processor of the architecture has.
+    Portable,
+}
+
+impl Instructions {
+    /// The set of this name.
+    pub fn set(self) -> InstructionSet {
+        match self {
+            Instructions::Avx512 => InstructionSet::Avx512,
+            Instructions::Avx2 => InstructionSet::Avx2,
+            Instructions::Portable => InstructionSet::Portable,
+        }
+    }
 }
 
 #[cfg(test)]

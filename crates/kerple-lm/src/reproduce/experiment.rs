@@ -163,7 +163,7 @@ pub struct PartConfig {
     /// Names of evaluations, in the order in which they are made.
     #[serde(default)]
     pub evaluate: Vec<String>,
-    /// Lengths at which the scores of the last query are kept, see [`Look`](crate::look::Look).
+    /// Lengths at which the scores of the last query are kept, see [`look`](crate::look).
     #[serde(default)]
     pub scores: Vec<usize>,
     /// Names of probes, made after the evaluations.

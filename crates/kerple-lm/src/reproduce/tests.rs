@@ -1,7 +1,9 @@
 use super::*;
+use crate::config::Readout;
 use crate::evaluate;
 use crate::plan::DataFacts;
 use crate::tasks;
+use kerple_burn::plan::FeatureKind;
 use kerple_data::tasks::TaskConfig;
 
 fn experiment(scale: &str) -> Experiment {
@@ -116,6 +118,28 @@ fn only_what_is_asked_for_is_run() {
     let experiment = experiment("small");
     let runs = |only: &str| planned(&experiment, &[only.to_owned()]).len();
     assert_eq!((runs("table6"), runs("figure5"), runs("table4"), runs("table9")), (5 * 9, 4 * 3, 0, 27));
+}
+
+#[test]
+fn corpora_have_models_and_probes_of_their_own() {
+    let experiment = Experiment::parse(experiment_file("spe", "small").unwrap(), "small").unwrap();
+    let planned = planned(&experiment, &[]);
+    // the sum in the head of the file
+    assert_eq!(planned.len(), 39 + 72);
+    let of = |folder: &str| planned.iter().find(|planned| planned.run.folder == Path::new(folder)).unwrap();
+    assert_eq!(of("piano/rotary/seed-1236").run.probe, ["attention"]);
+    assert_eq!(of("groove/kerple_log/seed-1237").run.probe, ["style"]);
+    let text = of("text-relu/sinusoidal/seed-1235");
+    assert_eq!((&text.run.evaluate[..], text.run.probe.len()), (&["answers_text".to_owned()][..], 0));
+    let set = &experiment.parts[text.part].set;
+    let config = experiment.config(set, experiment.corpus("text"), DataConfig::text("nowhere")).unwrap();
+    let relu = config.model.block.attention.linear().is_some_and(|linear| linear.features == FeatureKind::Relu);
+    assert!(relu && config.model.readout == Readout::First && config.train.train_len == 256, "{config:?}");
+    let usual = experiment.config(&[], experiment.corpus("piano"), DataConfig::text("nowhere")).unwrap();
+    assert_eq!((&usual.model, &usual.train), (&experiment.model, &experiment.train));
+    let text = experiment_file("spe", "small").unwrap().replacen("probe = [\"style\"]", "probe = [\"tune\"]", 1);
+    let error = Experiment::parse(&text, "here.toml").unwrap_err().to_string();
+    assert!(error.contains("no probe `tune`"), "{error}");
 }
 
 #[test]
