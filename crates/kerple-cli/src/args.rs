@@ -188,7 +188,7 @@ pub struct Compare {
 
 #[derive(Debug, Args)]
 pub struct Reproduce {
-    /// The paper: kerple or dape.
+    /// The paper: kerple, dape or spe.
     pub paper: String,
     /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
     #[arg(long, default_value = "small")]
