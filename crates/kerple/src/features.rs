@@ -18,6 +18,7 @@
 //! Rows are padded to whole vectors, see [`padded`]; what is beyond the width is 0 on both sides of every map.
 
 mod code;
+pub mod contract;
 mod conv;
 mod favor;
 pub mod omega;
@@ -80,6 +81,11 @@ pub trait RowMap<T>: Debug + Send + Sync {
 
     /// Numbers of working room for [`MOST_ROWS`] rows.
     fn room(&self) -> usize;
+
+    /// The map as a code, which engines contract with the rows of all sequences at once.
+    fn code(&self) -> Option<&dyn contract::Code<T>> {
+        None
+    }
 
     /// Writes the images of rows.
     ///

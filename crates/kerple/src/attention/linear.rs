@@ -23,8 +23,10 @@
 
 mod backward;
 mod both;
+mod coded;
 mod decay;
 mod forward;
+mod loops;
 pub mod naive;
 mod state;
 #[cfg(test)]
@@ -38,6 +40,7 @@ use super::view::Shape;
 use super::{Strides, View, ViewMut, workers};
 use crate::Number;
 use crate::features::{Chain, RowMap, Side};
+use coded::Coded;
 
 /// Positions of a chunk.
 pub const CHUNK: usize = crate::features::MOST_ROWS;
@@ -169,8 +172,23 @@ impl<T: Number> Inputs<'_, T> {
 /// If a slice does not fit the sizes of `problem`.
 pub fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
     check_forward(problem, &inputs, &out, denominators);
+    run_forward(problem, inputs, out, denominators, None);
+}
+
+/// Contracts with a code first, if there is one; what it makes are rows like others.
+fn run_forward<T: Number>(
+    problem: &Problem<T>,
+    inputs: Inputs<T>,
+    out: ViewMut<T>,
+    denominators: &mut [T],
+    state: Option<&mut State<T>>,
+) {
+    if let Some(coded) = Coded::new(problem, inputs, state.as_ref().map_or(0, |state| state.len())) {
+        let images = coded.forward();
+        return run_forward(&coded.rest(), coded.images(&images), out, denominators, state);
+    }
     match problem.reach {
-        Reach::Causal => forward::forward(problem, inputs, out, denominators, None),
+        Reach::Causal => forward::forward(problem, inputs, out, denominators, state),
         Reach::Both => both::forward(problem, inputs, out, denominators),
     }
 }
@@ -187,7 +205,7 @@ pub fn extend<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T
         problem.reach == Reach::Causal && problem.lengths.is_none(),
         "a state goes on with causal rows without padding"
     );
-    forward::forward(problem, inputs, out, &mut denominators, Some(state));
+    run_forward(problem, inputs, out, &mut denominators, Some(state));
 }
 
 fn check_forward<T: Number>(problem: &Problem<T>, inputs: &Inputs<T>, out: &ViewMut<T>, denominators: &[T]) {
@@ -232,6 +250,13 @@ pub struct Gradients<'a, T> {
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
 pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     check_backward(problem, &saved, &gradients);
+    run_backward(problem, saved, gradients);
+}
+
+fn run_backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    if let Some(coded) = Coded::new(problem, saved.inputs, 0) {
+        return coded.backward(saved, gradients);
+    }
     match problem.reach {
         Reach::Causal => backward::backward(problem, saved, gradients),
         Reach::Both => both::backward(problem, saved, gradients),

@@ -57,6 +57,13 @@ pub(crate) fn max<T: Number>(values: &[T]) -> T {
 }
 
 vectorized! {
+    /// The sum of the products of corresponding elements.
+    pub(crate) fn dot(a: &[T], b: &[T]) -> T {
+        sum([a, b], |[a, b]| a * b)
+    }
+}
+
+vectorized! {
     /// Adds corresponding elements.
     pub(crate) fn add(to: &mut [T], from: &[T]) {
         assert_eq!(to.len(), from.len());

@@ -8,13 +8,15 @@
 //! `j` runs over the taps of a filter, a number of them for each axis; positions of a plane or volume are the rows of a
 //! sequence in row-major order. (The PyTorch code calls `a` `conv_k` and `b` `conv_q`, the JAX code the other way round.)
 //!
-//! Codes are never made: for one feature at a time, a few rows `x[m, d] a[d, :]`, each shifted by one, make a band that is
-//! multiplied with the noise of the positions they reach.
+//! For one feature at a time, a few copies of its filter, each shifted by one, make a band that is multiplied with the noise
+//! of the positions they reach.
 
 use super::code::{Gate, scale};
-use super::{MOST_ROWS, Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded, transpose};
+use super::contract::{self, Code, Stretch, TILE};
+use super::{Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded, transpose};
 use crate::Number;
 use crate::attention::product::Keep;
+use crate::cpu::reduce;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -58,12 +60,6 @@ impl ConvShape {
     fn reach(&self, first: usize, rows: usize) -> Range<usize> {
         let (slab, stride) = (self.slab(), self.stride());
         first / slab * stride..((first + rows - 1) / slab + self.taps[0]) * stride
-    }
-
-    /// Noise rows that any [`MOST_ROWS`] positions reach at most.
-    fn most_reach(&self) -> usize {
-        let slabs = if self.slab() == 1 { MOST_ROWS } else { MOST_ROWS.div_ceil(self.slab()) + 1 };
-        (slabs + self.taps[0]) * self.stride()
     }
 
     /// The noise row of a position's first tap.
@@ -129,9 +125,6 @@ pub fn filter_scale(taps: &[usize]) -> f64 {
     (taps.iter().product::<usize>() as f64 / 2.0).sqrt().recip()
 }
 
-/// Rows of a band.
-const BAND: usize = 16;
-
 /// A ConvSPE code with its noise, ready to contract rows.
 #[derive(Clone, Debug)]
 pub struct Conv<T> {
@@ -142,8 +135,6 @@ pub struct Conv<T> {
     filters: [Vec<T>; 2],
     /// `[H, D, padded(R)]`, empty without a gate.
     shared: Vec<T>,
-    /// `[H, padded(R), padded(D)]`
-    shared_across: Vec<T>,
     /// Noise that is held: rows of every stream, `[H D, rows, padded(R)]`.
     held: (Range<usize>, Vec<T>),
 }
@@ -170,21 +161,17 @@ impl<T: Number> Conv<T> {
             filter.iter().enumerate().map(|(at, w)| T::from_f64(factor(at / taps) * w)).collect()
         };
         let filters = [scaled(query), scaled(key)];
-        let (width, wide) = (padded(realisations), padded(shape.head_dim));
+        let width = padded(realisations);
         let mut shared = Vec::new();
-        let mut shared_across = Vec::new();
         if let Some(gate) = gate {
             shared = vec![T::ZERO; streams * width];
-            shared_across = vec![T::ZERO; shape.heads * width * wide];
             for (hd, noise) in gate.noise.chunks_exact(realisations).enumerate() {
                 for (r, z) in noise.iter().enumerate() {
-                    let value = T::from_f64(unit * shares(hd)[1].sqrt() * z);
-                    shared[hd * width + r] = value;
-                    shared_across[(hd / shape.head_dim * width + r) * wide + hd % shape.head_dim] = value;
+                    shared[hd * width + r] = T::from_f64(unit * shares(hd)[1].sqrt() * z);
                 }
             }
         }
-        Conv { lines: shape.lines(), shape, noise, filters, shared, shared_across, held: (0..0, Vec::new()) }
+        Conv { lines: shape.lines(), shape, noise, filters, shared, held: (0..0, Vec::new()) }
     }
 
     /// Holds the noise that these positions reach, so that it is drawn once and not for every use, where it is no more than
@@ -219,40 +206,8 @@ impl<T: Number> Conv<T> {
         &self.filters[usize::from(place.side == Side::Key)][hd * taps..][..taps]
     }
 
-    /// Noise of one feature in the rows that a place reaches, `[reach, padded(R)]`.
-    fn load(&self, place: Place, d: usize, to: &mut [T]) {
-        let (width, stream) = (padded(self.shape.realisations), place.head * self.shape.head_dim + d);
-        let reach = self.shape.reach(place.first, place.rows);
-        let (rows, held) = &self.held;
-        if rows.start <= reach.start && reach.end <= rows.end {
-            let from = (stream * rows.len() + reach.start - rows.start) * width;
-            to[..reach.len() * width].copy_from_slice(&held[from..from + reach.len() * width]);
-        } else {
-            self.draw(stream, reach, to);
-        }
-    }
-
-    /// First row, number of rows, and first noise row of each band of a place.
-    fn bands(&self, place: Place) -> Vec<[usize; 3]> {
-        let start = self.shape.reach(place.first, place.rows).start;
-        let (mut bands, mut row) = (Vec::new(), 0);
-        while row < place.rows {
-            let rows = self.shape.run(place.first + row, BAND.min(place.rows - row));
-            bands.push([row, rows, self.shape.origin(place.first + row) - start]);
-            row += rows;
-        }
-        bands
-    }
-
     fn last_taps(&self) -> usize {
         self.shape.taps[self.shape.taps.len() - 1]
-    }
-
-    /// Sizes of the working room: noise, its transpose, a band.
-    fn parts(&self) -> [usize; 3] {
-        let reach = self.shape.most_reach();
-        let (width, band) = (padded(self.shape.realisations), BAND * padded(BAND + self.last_taps()));
-        [reach * width, width * padded(reach), band]
     }
 
     /// The gradient in what the code learns, given that in its parameters as engines sum it, `[H, P]`.
@@ -316,92 +271,148 @@ impl<T: Number> RowMap<T> for Conv<T> {
     }
 
     fn room(&self) -> usize {
-        self.parts().iter().sum()
+        0
     }
 
-    fn forward(&self, place: Place, x: &[T], y: &mut [T], room: &mut [T]) {
-        let (head_dim, width, taps) = (self.shape.head_dim, padded(self.shape.realisations), self.last_taps());
-        let (noise, rest) = room.split_at_mut(self.parts()[0]);
-        let band = &mut rest[self.parts()[1]..];
-        y.fill(T::ZERO);
-        for d in 0..head_dim {
-            self.load(place, d, noise);
-            let filter = self.filter(place, d);
-            for [row, rows, origin] in self.bands(place) {
-                let inner = rows + taps - 1;
-                for (line, filter) in self.lines.iter().zip(filter.chunks_exact(taps)) {
-                    for (t, band) in band.chunks_exact_mut(inner).take(rows).enumerate() {
-                        let x = x[(row + t) * padded(head_dim) + d];
-                        band.fill(T::ZERO);
-                        band[t..t + taps].iter_mut().zip(filter).for_each(|(to, w)| *to = x * *w);
-                    }
-                    let product = Multiply {
-                        sizes: [rows, inner, width],
-                        a: (band, [inner, 1]),
-                        b: (&noise[(origin + line) * width..], width),
-                    };
-                    product.to(&mut y[row * width..], width, Keep::Add);
+    fn forward(&self, place: Place, x: &[T], y: &mut [T], _: &mut [T]) {
+        contract::rows(self, place, x, y);
+    }
+
+    fn backward(&self, place: Place, rows: Rows<T>, _: &mut [T], gradients: RowGradients<T>) {
+        contract::rows_backward(self, place, rows, gradients);
+    }
+
+    fn code(&self) -> Option<&dyn Code<T>> {
+        Some(self)
+    }
+}
+
+impl<T: Number> Code<T> for Conv<T> {
+    fn stretch(&self, place: Place) -> Box<dyn Stretch<T> + '_> {
+        let (head_dim, width) = (self.shape.head_dim, padded(self.shape.realisations));
+        let reach = self.shape.reach(place.first, place.rows);
+        let mut own = Vec::new();
+        if !(self.held.0.start <= reach.start && reach.end <= self.held.0.end) {
+            own = vec![T::ZERO; head_dim * reach.len() * width];
+            for (d, to) in own.chunks_exact_mut(reach.len() * width).enumerate() {
+                self.draw(place.head * head_dim + d, reach.clone(), to);
+            }
+        }
+        let taps = self.last_taps();
+        let room = [TILE * (TILE + taps - 1), padded(self.shape.realisations) * TILE, (TILE + taps - 1) * TILE];
+        let room = room.map(|size| vec![T::ZERO; size]);
+        Box::new(Filtered {
+            conv: self,
+            place,
+            position: place.first,
+            reach,
+            own,
+            room,
+            d: vec![T::ZERO; RowMap::<T>::parameters(self)],
+        })
+    }
+}
+
+/// The code of a [`Conv`], a tile after another.
+struct Filtered<'a, T> {
+    conv: &'a Conv<T>,
+    place: Place,
+    /// The next position.
+    position: usize,
+    /// Noise rows that the place reaches, and what is not held of them, `[D, reach, padded(R)]`.
+    reach: Range<usize>,
+    own: Vec<T>,
+    /// A band, a gradient in the code of a band transposed, `[R, TILE]`, and their product.
+    room: [Vec<T>; 3],
+    /// What is gathered.
+    d: Vec<T>,
+}
+
+impl<T: Number> Filtered<'_, T> {
+    /// The noise of a feature from a row on.
+    fn noise(&self, d: usize, row: usize) -> &[T] {
+        let width = padded(self.conv.shape.realisations);
+        if self.own.is_empty() {
+            let (held, noise) = &self.conv.held;
+            let stream = self.place.head * self.conv.shape.head_dim + d;
+            return &noise[(stream * held.len() + row - held.start) * width..];
+        }
+        &self.own[(d * self.reach.len() + row - self.reach.start) * width..]
+    }
+
+    /// First row of the tile before [`Filtered::position`], number of rows and first noise row of each band: rows whose
+    /// noise rows follow on each other.
+    fn bands(&self, rows: usize) -> Vec<[usize; 3]> {
+        let (shape, first) = (&self.conv.shape, self.position - rows);
+        let (mut bands, mut row) = (Vec::new(), 0);
+        while row < rows {
+            let count = shape.run(first + row, rows - row);
+            bands.push([row, count, shape.origin(first + row)]);
+            row += count;
+        }
+        bands
+    }
+}
+
+impl<T: Number> Stretch<T> for Filtered<'_, T> {
+    fn next(&mut self, rows: usize, code: &mut [T]) {
+        self.position += rows;
+        let conv = self.conv;
+        let (head_dim, width, taps) = (conv.shape.head_dim, padded(conv.shape.realisations), conv.last_taps());
+        for code in code.chunks_exact_mut(head_dim * width).take(rows) {
+            match conv.shared.is_empty() {
+                true => code.fill(T::ZERO),
+                false => code.copy_from_slice(&conv.shared[self.place.head * head_dim * width..][..head_dim * width]),
+            }
+        }
+        let mut band = std::mem::take(&mut self.room[0]);
+        for ([row, count, origin], d) in
+            self.bands(rows).into_iter().flat_map(|band| (0..head_dim).map(move |d| (band, d)))
+        {
+            let inner = count + taps - 1;
+            for (line, filter) in conv.lines.iter().zip(conv.filter(self.place, d).chunks_exact(taps)) {
+                for (t, band) in band.chunks_exact_mut(inner).take(count).enumerate() {
+                    band.fill(T::ZERO);
+                    band[t..t + taps].copy_from_slice(filter);
+                }
+                let (a, b) = ((&band[..], [inner, 1]), (self.noise(d, origin + line), width));
+                let to = &mut code[(row * head_dim + d) * width..];
+                Multiply { sizes: [count, inner, width], a, b }.to(to, head_dim * width, Keep::Add);
+            }
+        }
+        self.room[0] = band;
+    }
+
+    fn gather(&mut self, rows: usize, d_code: &[T]) {
+        let conv = self.conv;
+        let (head_dim, realisations, taps) = (conv.shape.head_dim, conv.shape.realisations, conv.last_taps());
+        let (width, filter) = (padded(realisations), conv.shape.filter());
+        let side = usize::from(self.place.side == Side::Key);
+        let mut d_own = std::mem::take(&mut self.d);
+        let (d_filters, d_shared) = d_own.split_at_mut(2 * head_dim * filter);
+        if !d_shared.is_empty() {
+            d_code.chunks_exact(head_dim * width).take(rows).for_each(|d_code| reduce::add(d_shared, d_code));
+        }
+        let [band, mut across, mut products] = std::mem::take(&mut self.room);
+        for ([row, count, origin], d) in
+            self.bands(rows).into_iter().flat_map(|band| (0..head_dim).map(move |d| (band, d)))
+        {
+            let from = &d_code[(row * head_dim + d) * width..];
+            transpose((from, head_dim * width), [count, realisations], &mut across, TILE);
+            let d_filter = &mut d_filters[(side * head_dim + d) * filter..][..filter];
+            for (line, d_filter) in conv.lines.iter().zip(d_filter.chunks_exact_mut(taps)) {
+                let a = (self.noise(d, origin + line), [width, 1]);
+                let sizes = [count + taps - 1, realisations, TILE];
+                Multiply { sizes, a, b: (&across, TILE) }.to(&mut products, TILE, Keep::Overwrite);
+                for (tap, to) in d_filter.iter_mut().enumerate() {
+                    *to += (0..count).map(|t| products[(tap + t) * TILE + t]).sum::<T>();
                 }
             }
         }
-        if !self.shared.is_empty() {
-            let shared = &self.shared[place.head * head_dim * width..];
-            let product =
-                Multiply { sizes: [place.rows, head_dim, width], a: (x, [padded(head_dim), 1]), b: (shared, width) };
-            product.to(y, width, Keep::Add);
-        }
+        (self.d, self.room) = (d_own, [band, across, products]);
     }
 
-    fn backward(&self, place: Place, rows: Rows<T>, room: &mut [T], gradients: RowGradients<T>) {
-        let (head_dim, realisations, taps) = (self.shape.head_dim, self.shape.realisations, self.last_taps());
-        let (width, wide, filter_taps) = (padded(realisations), padded(head_dim), self.shape.filter());
-        let reach = self.shape.reach(place.first, place.rows).len();
-        let [size, across_size, _] = self.parts();
-        let (noise, rest) = room.split_at_mut(size);
-        let (across, band) = rest.split_at_mut(across_size);
-        let RowGradients { d_x, d_parameters } = gradients;
-        let (d_filters, d_shared) = d_parameters.split_at_mut(2 * head_dim * filter_taps);
-        let side = usize::from(place.side == Side::Key);
-        d_x.fill(T::ZERO);
-        if !self.shared.is_empty() {
-            let shared = &self.shared_across[place.head * width * wide..];
-            let product =
-                Multiply { sizes: [place.rows, realisations, wide], a: (rows.d_y, [width, 1]), b: (shared, wide) };
-            product.to(d_x, wide, Keep::Overwrite);
-            let product =
-                Multiply { sizes: [head_dim, place.rows, width], a: (rows.x, [1, wide]), b: (rows.d_y, width) };
-            product.to(d_shared, width, Keep::Add);
-        }
-        let stride = padded(reach);
-        for d in 0..head_dim {
-            self.load(place, d, noise);
-            transpose((noise, width), [reach, realisations], across, stride);
-            let filter = self.filter(place, d);
-            let d_filter = &mut d_filters[(side * head_dim + d) * filter_taps..][..filter_taps];
-            for [row, count, origin] in self.bands(place) {
-                for (line, (filter, d_filter)) in
-                    self.lines.iter().zip(filter.chunks_exact(taps).zip(d_filter.chunks_exact_mut(taps)))
-                {
-                    // columns from a place on, as many whole vectors as cover the band
-                    let (from, columns) = (origin + line, padded(count + taps - 1));
-                    let from = from.min(stride - columns.min(stride));
-                    let columns = columns.min(stride - from);
-                    let shift = origin + line - from;
-                    let a = (&rows.d_y[row * width..], [width, 1]);
-                    let product = Multiply { sizes: [count, realisations, columns], a, b: (&across[from..], stride) };
-                    product.to(band, columns, Keep::Overwrite);
-                    for (t, band) in band.chunks_exact(columns).take(count).enumerate() {
-                        let band = &band[shift + t..][..taps];
-                        let x = rows.x[(row + t) * wide + d];
-                        let mut sum = T::ZERO;
-                        for ((d, w), d_w) in band.iter().zip(filter).zip(d_filter.iter_mut()) {
-                            sum += *d * *w;
-                            *d_w += x * *d;
-                        }
-                        d_x[(row + t) * wide + d] += sum;
-                    }
-                }
-            }
-        }
+    fn finish(&mut self, d_parameters: &mut [T]) {
+        reduce::add(d_parameters, &self.d);
     }
 }

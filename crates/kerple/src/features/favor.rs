@@ -16,6 +16,7 @@
 
 use super::{MOST_ROWS, Place, Project, RowGradients, RowMap, Rows, Side, padded};
 use crate::Number;
+use crate::cpu::{reduce, vectorized};
 
 /// Which exponentials are features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +83,7 @@ impl<T: Number> Favor<T> {
         };
         match offset {
             Offset::None => T::ZERO,
-            Offset::Row => largest(z, self.form).1,
+            Offset::Row => largest(z, self.form == Form::BothSigns),
             Offset::Given { values, heads } => values[place.batch * heads + place.head],
         }
     }
@@ -96,25 +97,36 @@ impl<T: Number> Favor<T> {
     }
 }
 
-/// Where the largest exponent of a row is, and the exponent.
-fn largest<T: Number>(z: &[T], form: Form) -> (usize, T) {
-    let size = |z: T| match form {
-        Form::BothSigns => T::max(z, -z),
-        Form::Positive => z,
-    };
-    let mut found = (0, size(z[0]));
-    for (at, z) in z.iter().enumerate().skip(1) {
-        // a NaN takes the place and stays
-        let (held, next) = (found.1, size(*z));
-        let is_number = held.partial_cmp(&held).is_some();
-        if is_number && next.partial_cmp(&held).is_none_or(std::cmp::Ordering::is_gt) {
-            found = (at, next);
+vectorized! {
+    /// The largest exponent of a row; with both signs the largest size of one. NaN counts for nothing.
+    fn largest(z: &[T], both: bool) -> T {
+        let mut lanes = [T::NEG_INFINITY; 16];
+        let (whole, rest) = z.as_chunks::<16>();
+        for z in whole {
+            for i in 0..16 {
+                let z = if both && z[i] < T::ZERO { -z[i] } else { z[i] };
+                lanes[i] = if z > lanes[i] { z } else { lanes[i] };
+            }
         }
+        for z in rest {
+            let z = if both && *z < T::ZERO { -*z } else { *z };
+            lanes[0] = if z > lanes[0] { z } else { lanes[0] };
+        }
+        reduce::max(&lanes)
     }
-    found
 }
 
-crate::cpu::vectorized! {
+vectorized! {
+    /// Adds `sign (y - floor) d_y`, the gradient in exponents of that sign, to `d_z`; the sum of `(y - floor) d_y`.
+    fn slopes(y: &[T], d_y: &[T], sign: T, floor: T, d_z: &mut [T]) -> T {
+        for ((y, d_y), d_z) in y.iter().zip(d_y).zip(d_z) {
+            *d_z += sign * (*y - floor) * *d_y;
+        }
+        reduce::sum([y, d_y], |[y, d_y]| (y - floor) * d_y)
+    }
+}
+
+vectorized! {
     /// `y = factor exp(sign z - less) + floor`
     fn exponentials(y: &mut [T], z: &[T], sign: T, less: T, factor: T, floor: T) {
         for (y, z) in y.iter_mut().zip(z) {
@@ -146,7 +158,7 @@ impl<T: Number> RowMap<T> for Favor<T> {
         let rows = x.chunks_exact(padded(d)).zip(y.chunks_exact_mut(padded(self.signs() * m)));
         for ((x, y), z) in rows.zip(room.chunks_exact(padded(m))) {
             let z = &z[..m];
-            let less = half * x.iter().map(|x| *x * *x).sum::<T>() + self.offset(place, z);
+            let less = half * reduce::dot(x, x) + self.offset(place, z);
             y[self.signs() * m..].fill(T::ZERO);
             for (y, sign) in y[..self.signs() * m].chunks_exact_mut(m).zip([T::ONE, -T::ONE]) {
                 exponentials(y, z, sign, less, factor, self.floor);
@@ -163,16 +175,16 @@ impl<T: Number> RowMap<T> for Favor<T> {
         for (row, (d_z, sum)) in d_z.chunks_exact_mut(stride).zip(&mut sums).take(place.rows).enumerate() {
             let (y, d_y) = (&rows.y[row * wide..][..self.signs() * m], &rows.d_y[row * wide..]);
             d_z.fill(T::ZERO);
-            for (at, (y, d_y)) in y.iter().zip(d_y).enumerate() {
-                let d = (*y - self.floor) * *d_y;
-                *sum += d;
-                d_z[at % m] += if at < m { d } else { -d };
+            for ((y, d_y), sign) in y.chunks_exact(m).zip(d_y.chunks_exact(m)).zip([T::ONE, -T::ONE]) {
+                *sum += slopes(y, d_y, sign, self.floor, d_z);
             }
             if self.is_by_row(place.side) {
                 let z = &z[row * stride..][..m];
-                let (at, _) = largest(z, self.form);
-                let sign = if self.form == Form::BothSigns && z[at] < T::ZERO { -T::ONE } else { T::ONE };
-                d_z[at] -= sign * *sum;
+                let (both, most) = (self.form == Form::BothSigns, largest(z, self.form == Form::BothSigns));
+                // none is where there is a NaN, which is in all gradients already
+                if let Some(at) = z.iter().position(|z| *z == most || (both && -*z == most)) {
+                    d_z[at] -= if z[at] == most { *sum } else { -*sum };
+                }
             }
         }
         self.project.apply_backward(place.rows, d_z, gradients.d_x);

@@ -7,19 +7,23 @@
 //! P_d(m - n) = 1/(2K) sum_k lambda_k^2 cos(2 pi f_k (m - n) + theta_k)
 //! ```
 //!
-//! Codes are never made. With `W = lambda Z / ..`, `[D 2K, R]`, a chunk of rows from position `s` on is a product:
+//! With `W = lambda Z / ..`, `[D, P, R]`, the code of a feature at a few positions is a product of their cosines and sines with
+//! its rows of `W`, and the gradient in `W` is one of those with the gradient in the code, `G`. Since
 //!
 //! ```text
-//! q_hat[s + t] = sum over (d, k) of q[s + t, d] (cos(2 pi f t) W'[2k] + sin(2 pi f t) W'[2k+1])
-//! W'[2k] = cos(c) W[2k] + sin(c) W[2k+1]        W'[2k+1] = cos(c) W[2k+1] - sin(c) W[2k]        c = 2 pi f s + theta
+//! d_angle[t] = sum_r G[t, r] (W[sin, r] cos angle - W[cos, r] sin angle)
 //! ```
 //!
-//! Angles are made in f64 at any position; the table over `t` is as long as a chunk.
+//! that in a phase is the sum over `t`, which needs no more than the gradient in `W`, and that in a frequency the sum of
+//! `t d_angle[t]`, for which cosines and sines are there once more, times `t`. Angles are made in f64 at any position.
 
 use super::code::{Gate, scale, sigmoid, softplus};
-use super::{MOST_ROWS, Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded, transpose};
+use super::contract::{self, Code, Stretch, TILE};
+use super::{Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded};
 use crate::Number;
 use crate::attention::product::Keep;
+use crate::cpu::{reduce, vectorized};
+use rayon::prelude::*;
 use std::f64::consts::TAU;
 
 /// Sizes of a SineSPE code.
@@ -74,10 +78,10 @@ pub struct Sine<T> {
     /// In turns a position, `[H, D, K]`.
     f: Vec<f64>,
     theta: Vec<f64>,
-    /// `[H, inner, padded(R)]`: the rows of waves, then of the gate.
+    /// `[H, D, P, padded(R)]`: rows of cosines, of sines, of the gate.
     w: Vec<T>,
-    /// `cos, sin` of `2 pi f t`, `[H, MOST_ROWS, D 2K]`
-    table: Vec<T>,
+    /// Cosines and sines of `2 pi f t` for `t` up to [`TILE`], `[H, TILE + 1, 2, K D]`.
+    turns: Vec<f64>,
 }
 
 impl<T: Number> Sine<T> {
@@ -92,119 +96,64 @@ impl<T: Number> Sine<T> {
         crate::check_shape!(offsets, H = heads, D = head_dim, K = count);
         crate::check_shape!(gains, H = heads, D = head_dim, K = count);
         let f: Vec<f64> = freqs.iter().map(|x| 0.5 * sigmoid(*x)).collect();
-        let mut sine = Sine { shape, gated: gate.is_some(), theta: offsets.to_vec(), w: vec![], table: vec![], f };
-        let (inner, width, unit) = (sine.inner(), padded(realisations), scale(realisations, head_dim));
-        sine.w = vec![T::ZERO; heads * inner * width];
-        for hd in 0..heads * head_dim {
-            let (head, d) = (hd / head_dim, hd % head_dim);
+        let mut sine = Sine { shape, gated: gate.is_some(), theta: offsets.to_vec(), w: vec![], turns: vec![], f };
+        let (width, unit) = (padded(realisations), scale(realisations, head_dim));
+        sine.w = vec![T::ZERO; heads * head_dim * sine.rows() * width];
+        let fill = |(hd, w): (usize, &mut [T])| {
+            let mut put = |row: usize, factor: f64, z: &[f64]| {
+                w[row * width..].iter_mut().zip(z).for_each(|(w, z)| *w = T::from_f64(factor * z));
+            };
             let [code, shared] =
                 gate.map_or([1.0, 0.0], |gate| gate.gating.shares(gate.values[hd]).map(|share| share.0));
             let z = noise.rows(hd, 0, [2 * count, realisations]);
-            let w = &mut sine.w[head * inner * width..][..inner * width];
-            for (row, z) in z.chunks_exact(realisations).enumerate() {
-                let factor = unit * (code / (2 * count) as f64).sqrt() * softplus(gains[hd * count + row / 2]);
-                let to = &mut w[(d * 2 * count + row) * width..];
-                to.iter_mut().zip(z).for_each(|(w, z)| *w = T::from_f64(factor * z));
+            for (at, z) in z.chunks_exact(realisations).enumerate() {
+                let factor = unit * (code / (2 * count) as f64).sqrt() * softplus(gains[hd * count + at / 2]);
+                put(at % 2 * count + at / 2, factor, z);
             }
             if let Some(gate) = gate {
-                let (noise, factor) = (&gate.noise[hd * realisations..][..realisations], unit * shared.sqrt());
-                let to = &mut w[(head_dim * 2 * count + d) * width..];
-                to.iter_mut().zip(noise).for_each(|(w, z)| *w = T::from_f64(factor * z));
+                put(2 * count, unit * shared.sqrt(), &gate.noise[hd * realisations..][..realisations]);
             }
-        }
-        sine.table = sine.angles();
+        };
+        sine.w.par_chunks_exact_mut((2 * count + usize::from(gate.is_some())) * width).enumerate().for_each(fill);
+        sine.turns = sine.powers();
         sine
     }
 
-    /// Rows of `W`: what a row of inputs is multiplied out to.
-    fn inner(&self) -> usize {
-        let SineShape { head_dim, waves, .. } = self.shape;
-        head_dim * (2 * waves + usize::from(self.gated))
+    /// Rows of `W` for a feature, P.
+    fn rows(&self) -> usize {
+        2 * self.shape.waves + usize::from(self.gated)
     }
 
-    /// The table, by the sum of angles: `t = 16 a + b`.
-    fn angles(&self) -> Vec<T> {
-        const STEP: usize = 16;
-        let per_head = self.shape.head_dim * self.shape.waves;
-        let mut table = vec![T::ZERO; self.shape.heads * MOST_ROWS * 2 * per_head];
+    fn per_head(&self) -> usize {
+        self.shape.head_dim * self.shape.waves
+    }
+
+    /// Angles by the sum of angles: one sine and cosine a wave.
+    fn powers(&self) -> Vec<f64> {
+        let (SineShape { head_dim, waves, .. }, per_head) = (self.shape, self.per_head());
+        let mut turns = vec![0.0; self.shape.heads * (TILE + 1) * 2 * per_head];
         for (at, f) in self.f.iter().enumerate() {
-            let turn = |t: usize| (TAU * (f * t as f64).fract()).sin_cos();
-            let fine: [(f64, f64); STEP] = std::array::from_fn(turn);
-            for a in 0..MOST_ROWS / STEP {
-                let (s, c) = turn(a * STEP);
-                for (b, (sin, cos)) in fine.iter().enumerate() {
-                    let to = ((at / per_head * MOST_ROWS + a * STEP + b) * per_head + at % per_head) * 2;
-                    table[to] = T::from_f64(c * cos - s * sin);
-                    table[to + 1] = T::from_f64(s * cos + c * sin);
-                }
+            let (head, d, k) = (at / per_head, at % per_head / waves, at % waves);
+            let (sin, cos) = (TAU * f).sin_cos();
+            let mut powers = [(1.0, 0.0); TILE + 1];
+            for t in 1..=TILE {
+                // few steps to each, so that rounding does not add up
+                let ((c, s), (other_c, other_s)) = (powers[t / 2], powers[t - 1 - t / 2]);
+                let (c, s) = (c * other_c - s * other_s, s * other_c + c * other_s);
+                powers[t] = (c * cos - s * sin, s * cos + c * sin);
+            }
+            for (t, (c, s)) in powers.into_iter().enumerate() {
+                let to = (head * (TILE + 1) + t) * 2 * per_head + k * head_dim + d;
+                (turns[to], turns[to + per_head]) = (c, s);
             }
         }
-        table
+        turns
     }
 
-    fn table(&self, head: usize) -> &[T] {
-        let size = MOST_ROWS * self.shape.head_dim * 2 * self.shape.waves;
-        &self.table[head * size..][..size]
-    }
-
-    fn w(&self, head: usize) -> &[T] {
-        let size = self.inner() * padded(self.shape.realisations);
-        &self.w[head * size..][..size]
-    }
-
-    /// Cosine and sine of the angle of wave `at` of a head at the place's first position.
-    fn start(&self, place: Place, at: usize) -> (T, T) {
-        let at = place.head * self.shape.head_dim * self.shape.waves + at;
-        let phase = if place.side == Side::Query { self.theta[at] } else { 0.0 };
-        let (sin, cos) = (TAU * (self.f[at] * place.first as f64).fract() + phase).sin_cos();
-        (T::from_f64(cos), T::from_f64(sin))
-    }
-
-    /// `W'` of a chunk.
-    fn turned(&self, place: Place, to: &mut [T]) {
-        let (width, waves) = (padded(self.shape.realisations), self.shape.head_dim * self.shape.waves);
-        let w = self.w(place.head);
-        for at in 0..waves {
-            let (cos, sin) = self.start(place, at);
-            let pair = 2 * at * width..2 * (at + 1) * width;
-            let ((w0, w1), (to0, to1)) = (w[pair.clone()].split_at(width), to[pair].split_at_mut(width));
-            for ((w0, w1), (to0, to1)) in w0.iter().zip(w1).zip(to0.iter_mut().zip(to1)) {
-                *to0 = cos * *w0 + sin * *w1;
-                *to1 = cos * *w1 - sin * *w0;
-            }
-        }
-        to[2 * waves * width..].copy_from_slice(&w[2 * waves * width..]);
-    }
-
-    /// Adds to the gradient in `W` that in `W'`.
-    fn turn_back(&self, place: Place, d: &[T], to: &mut [T]) {
-        let (width, waves) = (padded(self.shape.realisations), self.shape.head_dim * self.shape.waves);
-        for at in 0..waves {
-            let (cos, sin) = self.start(place, at);
-            let pair = 2 * at * width..2 * (at + 1) * width;
-            let ((d0, d1), (to0, to1)) = (d[pair.clone()].split_at(width), to[pair].split_at_mut(width));
-            for ((d0, d1), (to0, to1)) in d0.iter().zip(d1).zip(to0.iter_mut().zip(to1)) {
-                *to0 += cos * *d0 - sin * *d1;
-                *to1 += cos * *d1 + sin * *d0;
-            }
-        }
-        to[2 * waves * width..].iter_mut().zip(&d[2 * waves * width..]).for_each(|(to, d)| *to += *d);
-    }
-
-    /// Sizes of the parts of the working room: rows times table `U` and its gradient, `W'`, its transpose, its gradient.
-    fn parts(&self) -> [usize; 5] {
-        let (inner, realisations) = (self.inner(), self.shape.realisations);
-        let (u, w) = (MOST_ROWS * padded(inner), inner * padded(realisations));
-        [u, u, w, realisations * padded(inner), w]
-    }
-
-    fn split<'r>(&self, room: &'r mut [T]) -> [&'r mut [T]; 5] {
-        let mut rest = room;
-        self.parts().map(|size| {
-            let (part, more) = std::mem::take(&mut rest).split_at_mut(size);
-            rest = more;
-            part
-        })
+    /// Rows of `W` of a feature, `[P, padded(R)]`.
+    fn w(&self, hd: usize) -> &[T] {
+        let size = self.rows() * padded(self.shape.realisations);
+        &self.w[hd * size..][..size]
     }
 
     /// The gradient in what the code learns, given that in its parameters as engines sum it, `[H, P]`.
@@ -213,24 +162,24 @@ impl<T: Number> Sine<T> {
     /// If it has another size.
     pub fn gradient(&self, waves: Waves, gate: Option<&Gate>, d: &[T]) -> SineGradient {
         let SineShape { heads, head_dim, waves: count, realisations } = self.shape;
-        let (inner, width, per_head) = (self.inner(), padded(realisations), RowMap::<T>::parameters(self));
+        let (width, per_head) = (padded(realisations), RowMap::<T>::parameters(self));
         crate::check_shape!(d, H = heads, P = per_head);
         let zeros = || vec![0.0; heads * head_dim * count];
         let gates = if gate.is_some() { heads * head_dim } else { 0 };
         let mut found = SineGradient { freqs: zeros(), offsets: zeros(), gains: zeros(), gate: vec![0.0; gates] };
         for (head, d) in d.chunks_exact(per_head).enumerate() {
-            let (d_w, d_angles) = d.split_at(inner * width);
+            let (d_w, d_angles) = d.split_at(head_dim * self.rows() * width);
             let (d_f, d_theta) = d_angles.split_at(head_dim * count);
             // the derivative in the logarithm of a row's factor
-            let along = |row: usize| -> f64 {
-                let row = row * width..row * width + realisations;
-                let products = d_w[row.clone()].iter().zip(&self.w(head)[row]);
-                products.map(|(d, w)| d.to_f64() * w.to_f64()).sum()
+            let along = |feature: usize, row: usize| -> f64 {
+                let w = &self.w(head * head_dim + feature)[row * width..][..realisations];
+                let d = &d_w[(feature * self.rows() + row) * width..];
+                d.iter().zip(w).map(|(d, w)| d.to_f64() * w.to_f64()).sum()
             };
             for at in 0..head_dim * count {
                 let to = head * head_dim * count + at;
                 let (f, gain) = (sigmoid(waves.freqs[to]), waves.gains[to]);
-                let both = along(2 * at) + along(2 * at + 1);
+                let both = along(at / count, at % count) + along(at / count, count + at % count);
                 found.freqs[to] = d_f[at].to_f64() * 0.5 * f * (1.0 - f);
                 found.offsets[to] = d_theta[at].to_f64();
                 found.gains[to] = both * sigmoid(gain) / softplus(gain);
@@ -241,8 +190,8 @@ impl<T: Number> Sine<T> {
             }
             if let Some(gate) = gate {
                 for feature in 0..head_dim {
-                    let (hd, row) = (head * head_dim + feature, head_dim * 2 * count + feature);
-                    found.gate[hd] += 0.5 * along(row) * gate.gating.shares(gate.values[hd])[1].1;
+                    let hd = head * head_dim + feature;
+                    found.gate[hd] += 0.5 * along(feature, 2 * count) * gate.gating.shares(gate.values[hd])[1].1;
                 }
             }
         }
@@ -270,74 +219,146 @@ impl<T: Number> RowMap<T> for Sine<T> {
 
     /// The gradient in `W`, in `f` and in `theta`.
     fn parameters(&self) -> usize {
-        self.inner() * padded(self.shape.realisations) + 2 * self.shape.head_dim * self.shape.waves
+        self.shape.head_dim * self.rows() * padded(self.shape.realisations) + 2 * self.per_head()
     }
 
     fn room(&self) -> usize {
-        self.parts().iter().sum()
+        0
     }
 
-    fn forward(&self, place: Place, x: &[T], y: &mut [T], room: &mut [T]) {
-        let SineShape { head_dim, waves, realisations, .. } = self.shape;
-        let (inner, width, table) = (self.inner(), padded(realisations), self.table(place.head));
-        let [u, _, turned, ..] = self.split(room);
-        self.turned(place, turned);
-        for (row, u) in u.chunks_exact_mut(padded(inner)).take(place.rows).enumerate() {
-            let x = &x[row * padded(head_dim)..][..head_dim];
-            let table = &table[row * head_dim * 2 * waves..][..head_dim * 2 * waves];
-            let (sines, gates) = u.split_at_mut(head_dim * 2 * waves);
-            for (d, x) in x.iter().enumerate() {
-                let at = d * 2 * waves..(d + 1) * 2 * waves;
-                sines[at.clone()].iter_mut().zip(&table[at]).for_each(|(u, table)| *u = *x * *table);
-            }
-            if self.gated {
-                gates[..head_dim].copy_from_slice(x);
-            }
-        }
-        let sizes = [place.rows, inner, width];
-        Multiply { sizes, a: (u, [padded(inner), 1]), b: (turned, width) }.to(y, width, Keep::Overwrite);
+    fn forward(&self, place: Place, x: &[T], y: &mut [T], _: &mut [T]) {
+        contract::rows(self, place, x, y);
     }
 
-    fn backward(&self, place: Place, rows: Rows<T>, room: &mut [T], gradients: RowGradients<T>) {
-        let SineShape { head_dim, waves, realisations, .. } = self.shape;
-        let (inner, width, table) = (self.inner(), padded(realisations), self.table(place.head));
-        let wide = padded(inner);
-        let [u, d_u, turned, across, d_w] = self.split(room);
-        Multiply { sizes: [inner, place.rows, width], a: (u, [1, wide]), b: (rows.d_y, width) }.to(
-            d_w,
-            width,
-            Keep::Overwrite,
-        );
-        let (to_w, to_angles) = gradients.d_parameters.split_at_mut(inner * width);
-        self.turn_back(place, d_w, to_w);
-        transpose((turned, width), [inner, realisations], across, wide);
-        let sizes = [place.rows, realisations, wide];
-        Multiply { sizes, a: (rows.d_y, [width, 1]), b: (across, wide) }.to(d_u, wide, Keep::Overwrite);
-        let (d_f, d_theta) = to_angles.split_at_mut(head_dim * waves);
-        let mut sums = vec![[0.0f64; 2]; head_dim * waves];
-        for row in 0..place.rows {
-            let (x, d_u) = (&rows.x[row * padded(head_dim)..][..head_dim], &d_u[row * wide..][..inner]);
-            let table = &table[row * head_dim * 2 * waves..][..head_dim * 2 * waves];
-            let d_x = &mut gradients.d_x[row * padded(head_dim)..][..padded(head_dim)];
-            d_x.fill(T::ZERO);
-            for (d, (x, d_x)) in x.iter().zip(d_x.iter_mut()).enumerate() {
-                let at = d * 2 * waves..(d + 1) * 2 * waves;
-                let pairs = d_u[at.clone()].as_chunks::<2>().0.iter().zip(table[at].as_chunks::<2>().0);
-                for ((d_u, [cos, sin]), sum) in pairs.zip(&mut sums[d * waves..]) {
-                    *d_x += d_u[0] * *cos + d_u[1] * *sin;
-                    let d_angle = (*x * (d_u[1] * *cos - d_u[0] * *sin)).to_f64();
-                    sum[0] += d_angle;
-                    sum[1] += d_angle * (place.first + row) as f64;
-                }
-                if self.gated {
-                    *d_x += d_u[head_dim * 2 * waves + d];
-                }
-            }
+    fn backward(&self, place: Place, rows: Rows<T>, _: &mut [T], gradients: RowGradients<T>) {
+        contract::rows_backward(self, place, rows, gradients);
+    }
+
+    fn code(&self) -> Option<&dyn Code<T>> {
+        Some(self)
+    }
+}
+
+impl<T: Number> Code<T> for Sine<T> {
+    fn stretch(&self, place: Place) -> Box<dyn Stretch<T> + '_> {
+        let (SineShape { head_dim, waves, .. }, per_head) = (self.shape, self.per_head());
+        let mut angles = vec![0.0; 2 * per_head];
+        for at in 0..per_head {
+            let wave = place.head * per_head + at % head_dim * waves + at / head_dim;
+            let phase = if place.side == Side::Query { self.theta[wave] } else { 0.0 };
+            let (sin, cos) = (TAU * (self.f[wave] * place.first as f64).fract() + phase).sin_cos();
+            (angles[at], angles[per_head + at]) = (cos, sin);
         }
-        for (at, sum) in sums.iter().enumerate() {
-            d_f[at] += T::from_f64(TAU * sum[1]);
-            if place.side == Side::Query {
-                d_theta[at] += T::from_f64(sum[0]);
+        let planes = 4 * waves + 1;
+        Box::new(Waving {
+            sine: self,
+            place,
+            done: 0,
+            angles,
+            basis: vec![T::ZERO; TILE * planes * head_dim],
+            d: vec![],
+        })
+    }
+}
+
+/// The code of a [`Sine`], a tile after another.
+struct Waving<'a, T> {
+    sine: &'a Sine<T>,
+    place: Place,
+    /// Positions of the tiles before the last.
+    done: usize,
+    /// Cosines and sines at the next position, `[2, K D]`.
+    angles: Vec<f64>,
+    /// Of the last tile: cosines, sines, a plane of ones for the gate, and `t` times cosines and sines, `t` counted from
+    /// the first position of all, `[TILE, 4 K + 1, D]`.
+    basis: Vec<T>,
+    /// What is gathered, `[D, 4 K + 1, padded(R)]`; empty before the first.
+    d: Vec<T>,
+}
+
+impl<T: Number> Waving<'_, T> {
+    fn planes(&self) -> usize {
+        4 * self.sine.shape.waves + 1
+    }
+}
+
+vectorized! {
+    /// The planes of one position; `[2, n]` numbers in all of `turn`, `angles`, and in front of and behind the ones.
+    fn planes(t: f64, angles: &[f64], turn: &[f64], ones: usize, to: &mut [T]) {
+        let n = angles.len() / 2;
+        let ((cos, sin), (c, s)) = (angles.split_at(n), turn.split_at(n));
+        let (whole, rest) = to.split_at_mut(2 * n);
+        let (ones, rest) = rest.split_at_mut(ones);
+        let ((to_cos, to_sin), (to_t_cos, to_t_sin)) = (whole.split_at_mut(n), rest.split_at_mut(n));
+        for i in 0..n {
+            let (cos, sin) = (cos[i] * c[i] - sin[i] * s[i], sin[i] * c[i] + cos[i] * s[i]);
+            (to_cos[i], to_sin[i]) = (T::from_f64(cos), T::from_f64(sin));
+            (to_t_cos[i], to_t_sin[i]) = (T::from_f64(t * cos), T::from_f64(t * sin));
+        }
+        for one in ones {
+            *one = T::ONE;
+        }
+    }
+}
+
+impl<T: Number> Stretch<T> for Waving<'_, T> {
+    fn next(&mut self, rows: usize, code: &mut [T]) {
+        let (sine, planes_each) = (self.sine, self.planes());
+        let SineShape { head_dim, realisations, .. } = sine.shape;
+        let (width, per_head, row) = (padded(realisations), sine.per_head(), planes_each * head_dim);
+        let turns = &sine.turns[self.place.head * (TILE + 1) * 2 * per_head..][..(TILE + 1) * 2 * per_head];
+        for (t, (to, turn)) in
+            self.basis.chunks_exact_mut(row).zip(turns.chunks_exact(2 * per_head)).enumerate().take(rows)
+        {
+            planes((self.done + t) as f64, &self.angles, turn, head_dim, to);
+        }
+        self.done += rows;
+        let last = &turns[rows * 2 * per_head..];
+        for at in 0..per_head {
+            let (cos, sin, c, s) = (self.angles[at], self.angles[per_head + at], last[at], last[per_head + at]);
+            (self.angles[at], self.angles[per_head + at]) = (cos * c - sin * s, sin * c + cos * s);
+        }
+        for d in 0..head_dim {
+            let w = sine.w(self.place.head * head_dim + d);
+            let a = (&self.basis[d..], [row, head_dim]);
+            let product = Multiply { sizes: [rows, sine.rows(), width], a, b: (w, width) };
+            product.to(&mut code[d * width..], head_dim * width, Keep::Overwrite);
+        }
+    }
+
+    fn gather(&mut self, rows: usize, d_code: &[T]) {
+        let planes = self.planes();
+        let SineShape { head_dim, realisations, .. } = self.sine.shape;
+        let (width, row) = (padded(realisations), planes * head_dim);
+        let keep = if self.d.is_empty() { Keep::Overwrite } else { Keep::Add };
+        self.d.resize(head_dim * planes * width, T::ZERO);
+        for d in 0..head_dim {
+            let a = (&self.basis[d..], [head_dim, row]);
+            let b = (&d_code[d * width..], head_dim * width);
+            Multiply { sizes: [planes, rows, width], a, b }.to(&mut self.d[d * planes * width..], width, keep);
+        }
+    }
+
+    fn finish(&mut self, d_parameters: &mut [T]) {
+        let (sine, planes) = (self.sine, self.planes());
+        let SineShape { head_dim, waves, realisations, .. } = sine.shape;
+        let (width, rows) = (padded(realisations), sine.rows());
+        let (to_w, to_angles) = d_parameters.split_at_mut(head_dim * rows * width);
+        let (to_f, to_theta) = to_angles.split_at_mut(sine.per_head());
+        for (feature, d) in self.d.chunks_exact(planes * width).enumerate() {
+            reduce::add(&mut to_w[feature * rows * width..][..rows * width], &d[..rows * width]);
+            let w = sine.w(self.place.head * head_dim + feature);
+            let along = |w_row: usize, d_row: usize| {
+                reduce::dot(&w[w_row * width..][..width], &d[d_row * width..][..width]).to_f64()
+            };
+            for k in 0..waves {
+                let [cos, sin, t_cos, t_sin] = [k, waves + k, 2 * waves + 1 + k, 3 * waves + 1 + k];
+                let once = along(sin, cos) - along(cos, sin);
+                let by_t = along(sin, t_cos) - along(cos, t_sin);
+                to_f[feature * waves + k] += T::from_f64(TAU * (self.place.first as f64 * once + by_t));
+                if self.place.side == Side::Query {
+                    to_theta[feature * waves + k] += T::from_f64(once);
+                }
             }
         }
     }

@@ -12,10 +12,11 @@
 use super::decay::{Columns, Terms, spread};
 use super::forward::{Task, load, products};
 use super::state::Unit;
-use super::{CHUNK, DecayGradient, Dims, Gradients, Problem, Saved, parts, sum_batch, unit, workers};
+use super::{CHUNK, DecayGradient, Dims, Gradients, Problem, Saved, loops, parts, sum_batch, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
 use crate::attention::product::Keep;
+use crate::cpu::reduce;
 use crate::features::{Chain, ChainRoom, Multiply, Side, padded, transpose};
 
 /// Where one head of one sequence writes.
@@ -115,6 +116,8 @@ pub(super) fn for_each_unit<T: Number>(
     sum_batch(dims, &own[0], to_parameters);
     if let Some(DecayGradient { d_near, d_weights }) = d_decay {
         sum_batch(dims, &own[1], d_near);
+        // they were added up as `Terms::mask` reads them: the last distance first
+        d_near.chunks_exact_mut(CHUNK).for_each(<[T]>::reverse);
         sum_batch(dims, &own[2], d_weights);
     }
 }
@@ -160,8 +163,7 @@ impl<T: Number> Task<'_, T> {
         let d_sums = scratch.d_sums.chunks_exact_mut(value).zip(scratch.d_values.chunks_exact(value));
         for (((d_sums, out), d_count), denominator) in d_sums.zip(&mut scratch.d_counts).zip(denominators).take(rows) {
             let factor = if *denominator == T::ZERO { T::ZERO } else { T::ONE / *denominator };
-            let along: T = d_sums.iter().zip(out).map(|(d, out)| *d * *out).sum();
-            *d_count = -(factor * along);
+            *d_count = -(factor * reduce::dot(d_sums, out));
             d_sums.iter_mut().for_each(|d| *d = factor * *d);
         }
     }
@@ -218,10 +220,8 @@ impl<T: Number> Task<'_, T> {
             );
             for t in 0..rows {
                 let (row, faded) = (t * width..(t + 1) * width, self.terms.at(k, t));
-                let along: T = queries[row.clone()].iter().zip(&of_term[row.clone()]).map(|(q, d)| *q * *d).sum();
-                d_weights[k] += faded * along;
-                let factor = self.terms.weights[k] * faded;
-                d_features[row.clone()].iter_mut().zip(&of_term[row]).for_each(|(to, d)| *to = factor.mul_add(*d, *to));
+                d_weights[k] += faded * reduce::dot(&queries[row.clone()], &of_term[row.clone()]);
+                loops::add_scaled(&mut d_features[row.clone()], self.terms.weights[k] * faded, &of_term[row]);
             }
         }
     }
@@ -239,9 +239,8 @@ impl<T: Number> Task<'_, T> {
             // SAFETY: this item alone writes the part of its head and sequence.
             let d_near = unsafe { outputs.d_near.row(self.batch, self.head, 0, CHUNK) };
             for t in 0..rows {
-                for j in 0..(t + 1).min(keys) {
-                    d_near[t - j] += to[t * CHUNK + j] * of_values[t * CHUNK + j];
-                }
+                let row = t * CHUNK..t * CHUNK + (t + 1).min(keys);
+                loops::add_products(&mut d_near[CHUNK - 1 - t..], &to[row.clone()], &of_values[row]);
             }
         }
         self.mask(rows, keys, &mut scratch.of_values);
@@ -256,18 +255,14 @@ impl<T: Number> Task<'_, T> {
         let Scratch { d_sums, d_counts, unit, turned, of_values, .. } = scratch;
         products(d_sums, &unit.values, [rows, unit.valid, value], turned, of_values);
         for (row, d_count) in of_values.chunks_exact_mut(CHUNK).zip(d_counts).take(rows) {
-            row[..unit.valid].iter_mut().for_each(|product| *product += *d_count);
+            loops::add(&mut row[..unit.valid], *d_count);
         }
     }
 
     /// What of products counts: causal, fading.
     fn mask(&self, rows: usize, keys: usize, products: &mut [T]) {
         for (t, row) in products.chunks_exact_mut(CHUNK).take(rows).enumerate() {
-            let seen = (t + 1).min(keys);
-            row[seen..].fill(T::ZERO);
-            if let Some(near) = &self.terms.near {
-                row[..seen].iter_mut().enumerate().for_each(|(j, product)| *product = *product * near[t - j]);
-            }
+            self.terms.mask(t, (t + 1).min(keys), row);
         }
     }
 
@@ -324,8 +319,7 @@ impl<T: Number> Task<'_, T> {
             wide.chunks_exact(columns.all()).zip(d_values.chunks_exact_mut(columns.value)).take(keys).enumerate()
         {
             for k in 0..columns.terms {
-                let (factor, block) = (faded(k, j), &wide[k * columns.value..][..columns.value]);
-                d_values.iter_mut().zip(block).for_each(|(to, d)| *to = factor.mul_add(*d, *to));
+                loops::add_scaled(d_values, faded(k, j), &wide[k * columns.value..]);
             }
         }
     }

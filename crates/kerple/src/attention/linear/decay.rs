@@ -1,6 +1,6 @@
 //! How products fade with distance.
 
-use super::CHUNK;
+use super::{CHUNK, loops};
 use crate::Number;
 use crate::features::padded;
 
@@ -61,8 +61,8 @@ pub(super) struct Terms<T> {
     lost: Vec<T>,
     /// `[K]`
     pub(super) weights: Vec<T>,
-    /// Inside of a chunk, `[CHUNK]`; `None`: 1.
-    pub(super) near: Option<Vec<T>>,
+    /// Inside of a chunk, the last distance first, `[CHUNK]`; `None`: 1.
+    near: Option<Vec<T>>,
 }
 
 impl<T: Number> Terms<T> {
@@ -77,7 +77,16 @@ impl<T: Number> Terms<T> {
                 .map(|k| T::from_f64(-f64::exp_m1(-decay.rates[head * decay.terms + k] * CHUNK as f64)))
                 .collect(),
             weights: decay.weights[head * decay.terms..][..decay.terms].to_vec(),
-            near: Some(decay.near[head * CHUNK..][..CHUNK].to_vec()),
+            near: Some(decay.near[head * CHUNK..][..CHUNK].iter().rev().copied().collect()),
+        }
+    }
+
+    /// Keeps of the products of a query with keys of its chunk, from the first on, what counts: those of the `seen` first
+    /// keys, faded; the query is number `at`.
+    pub(super) fn mask(&self, at: usize, seen: usize, products: &mut [T]) {
+        products[seen..].fill(T::ZERO);
+        if let Some(near) = &self.near {
+            loops::multiply(&mut products[..seen], &near[CHUNK - 1 - at..]);
         }
     }
 
@@ -90,10 +99,9 @@ impl<T: Number> Terms<T> {
     /// if the two were rounded one after the other.
     pub(super) fn merge(&self, k: usize, sums: &mut [T], fresh: &[T]) {
         let (faded, lost) = (self.at(k, CHUNK), self.lost[k]);
-        let pairs = sums.iter_mut().zip(fresh);
         match lost < faded {
-            true => pairs.for_each(|(sum, fresh)| *sum += (-lost).mul_add(*sum, *fresh)),
-            false => pairs.for_each(|(sum, fresh)| *sum = faded.mul_add(*sum, *fresh)),
+            true => loops::lose(sums, lost, fresh),
+            false => loops::fade(sums, faded, fresh),
         }
     }
 
@@ -142,8 +150,7 @@ pub(super) fn spread<T: Number>(
         to[columns.count(columns.terms)..].fill(T::ZERO);
         for k in 0..columns.terms {
             let factor = factor(k, j);
-            let block = &mut to[k * columns.value..(k + 1) * columns.value];
-            block.iter_mut().zip(values).for_each(|(to, value)| *to = factor * *value);
+            loops::scaled(&mut to[k * columns.value..(k + 1) * columns.value], factor, values);
             to[columns.count(k)] = factor * count;
         }
     }

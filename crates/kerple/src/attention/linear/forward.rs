@@ -2,7 +2,7 @@
 
 use super::decay::Terms;
 use super::state::Unit;
-use super::{CHUNK, Dims, Inputs, Problem, State, unit, workers};
+use super::{CHUNK, Dims, Inputs, Problem, State, loops, unit, workers};
 use crate::Number;
 use crate::attention::product::Keep;
 use crate::attention::rows::CopyRows;
@@ -65,9 +65,9 @@ pub(super) fn forward<T: Number>(
     let state = match state {
         Some(state) => state,
         // one for each thread would do, but units are claimed by number
-        None => fresh.insert(State { dims: Dims { len: 0, ..dims }, position: 0, units: Vec::new() }),
+        None => fresh.insert(State { dims: Dims { len: 0, head_dim: 0, ..dims }, position: 0, units: Vec::new() }),
     };
-    assert!(state.dims == (Dims { len: 0, ..dims }), "the state is of {:?}, not {dims:?}", state.dims);
+    assert!(state.dims == (Dims { len: 0, head_dim: 0, ..dims }), "the state is of {:?}, not {dims:?}", state.dims);
     let (first, chain) = (state.position, problem.chain());
     let terms = problem.decay.as_ref().map_or(1, |decay| decay.terms);
     let new_unit = || Unit::new(chain.widths()[1], super::decay::Columns::new(dims.value_dim, terms));
@@ -184,8 +184,7 @@ impl<T: Number> Task<'_, T> {
             let mut count = T::ZERO;
             for k in 0..columns.terms {
                 let factor = terms.weights[k] * terms.at(k, before + t);
-                let block = &wide[k * columns.value..][..columns.value];
-                sums.iter_mut().zip(block).for_each(|(sum, value)| *sum = factor.mul_add(*value, *sum));
+                loops::add_scaled(sums, factor, &wide[k * columns.value..]);
                 count += factor * wide[columns.count(k)];
             }
             scratch.counts[t] = count;
@@ -208,8 +207,7 @@ impl<T: Number> Task<'_, T> {
             let factor = if denominator == T::ZERO { T::ZERO } else { T::ONE / denominator };
             // SAFETY: `out` is checked, and this item alone writes this row.
             let out = unsafe { out.row(self.batch, self.head, row + t, self.problem.dims.value_dim) };
-            let sums = &scratch.sums[t * unit.columns.value..];
-            out.iter_mut().zip(sums).for_each(|(out, sum)| *out = factor * *sum);
+            loops::scaled(out, factor, &scratch.sums[t * unit.columns.value..]);
         }
     }
 
@@ -224,11 +222,8 @@ impl<T: Number> Task<'_, T> {
         products(&scratch.queries, &unit.keys, [rows, keys, width], &mut scratch.keys, &mut scratch.products);
         for (t, row) in scratch.products.chunks_exact_mut(CHUNK).take(rows).enumerate() {
             let seen = (before + t + 1).min(keys);
-            row[seen..].fill(T::ZERO);
-            if let Some(near) = &self.terms.near {
-                row[..seen].iter_mut().enumerate().for_each(|(j, product)| *product = *product * near[before + t - j]);
-            }
-            scratch.counts[t] += row[..seen].iter().copied().sum::<T>();
+            self.terms.mask(before + t, seen, row);
+            scratch.counts[t] += loops::sum(&row[..seen]);
         }
         let product =
             Multiply { sizes: [rows, keys, value], a: (&scratch.products, [CHUNK, 1]), b: (&unit.values, value) };

@@ -20,7 +20,8 @@ impl<T: Number> State<T> {
     pub fn new(problem: &Problem<T>) -> State<T> {
         let terms = problem.decay.as_ref().map_or(1, |decay| decay.terms);
         let unit = Unit::new(problem.chain().widths()[1], Columns::new(problem.dims.value_dim, terms));
-        let dims = Dims { len: 0, ..problem.dims };
+        // a code changes the width of rows
+        let dims = Dims { len: 0, head_dim: 0, ..problem.dims };
         State { dims, position: 0, units: vec![unit; dims.heads * dims.batch] }
     }
 
