@@ -26,16 +26,18 @@ def torch_ms(length, waves, threads, chunk=128):
     for leaf in leaves:
         leaf.requires_grad_(True)
     omega = torch.randn(R, M // 2)
+    # drawn outside of what is timed, as on the other side
+    noise, shared = torch.randn(1, H, D, 2 * waves, R), torch.randn(H, D, R)
 
     def codes():
-        z = torch.randn(1, H, D, 2 * waves, R) / math.sqrt(2 * waves)
+        z = noise / math.sqrt(2 * waves)
         z = z * F.softplus(gains).repeat_interleave(2, -1)[None, ..., None]
         f = torch.sigmoid(freqs) / 2
         angle = 2 * math.pi * f[:, :, None] * torch.arange(length, dtype=torch.float32)[None, None, :, None]
         def side(angle):
             basis = torch.stack([angle.cos(), angle.sin()], -1).flatten(-2)  # [H, D, L, 2K]
             return (basis[None] @ z).permute(0, 3, 1, 2, 4) / (R * D) ** 0.25  # [1, L, H, D, R]
-        eps, share = torch.randn(H, D, R) / (D * R) ** 0.25, torch.sigmoid(gate)[None, None, :, :, None]
+        eps, share = shared / (D * R) ** 0.25, torch.sigmoid(gate)[None, None, :, :, None]
         mix = lambda code: (1 - share).sqrt() * code + share.sqrt() * eps
         return mix(side(angle + offsets[:, :, None])), mix(side(angle))
 
