@@ -216,7 +216,7 @@ impl Plan {
         config.encoding.check(&geometry).map_err(refused)?;
         check_width(&config.encoding, &geometry, d_model)?;
         check_attention(&config.encoding, &model)?;
-        check_direction(task, &config.encoding, &geometry, &model)?;
+        check_direction(task, &config.encoding, &geometry)?;
         let mut plan = Plan {
             label: config.encoding.label(),
             seed: config.seed,
@@ -432,28 +432,16 @@ fn check_width(encoding: &Encoding, geometry: &Geometry, d_model: usize) -> Resu
     })
 }
 
-/// Only encoders read in both directions, and sums fade from the past on only.
-fn check_direction(
-    task: Option<&TaskConfig>,
-    encoding: &Encoding,
-    geometry: &Geometry,
-    model: &ModelPlan,
-) -> Result<()> {
+/// Only encoders read in both directions.
+fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, geometry: &Geometry) -> Result<()> {
     let is_encoder = task.is_some_and(|task| task.facts().answer != Answer::Marked);
-    if !is_encoder && encoding.tells_ahead(geometry) {
-        return Err(Error::Config {
-            place: "encoding".to_owned(),
-            message: format!("{} has a bias of keys ahead, and a decoder sees none", encoding.label()),
-            hint: "leave bidirectional out, or train an encoder on a task".to_owned(),
-        });
-    }
-    if !is_encoder || model.block.attention.linear().is_none() || !encoding.can_fade() {
+    if is_encoder || !encoding.tells_ahead(geometry) {
         return Ok(());
     }
     Err(Error::Config {
         place: "encoding".to_owned(),
-        message: format!("{} fades from the past on, and this task is read in both directions", encoding.label()),
-        hint: "use none, rotary, sinusoidal, sine_spe or conv_spe; or softmax attention".to_owned(),
+        message: format!("{} has a bias of keys ahead, and a decoder sees none", encoding.label()),
+        hint: "leave bidirectional out, or train an encoder on a task".to_owned(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Linear attention: `sum_j a(i - j) phi(q_i).phi(k_j) v_j`, divided by the same without `v`, in time linear in the length.
 //!
 //! ```text
-//! out_i = sum_j a_h(i - j) phi(q_i).phi(k_j) v_j / (guard + sum_j a_h(i - j) phi(q_i).phi(k_j))        over the keys in sight
+//! out_i = sum_j a_h(|i - j|) phi(q_i).phi(k_j) v_j / (guard + sum_j a_h(|i - j|) phi(q_i).phi(k_j))        over the keys in sight
 //! ```
 //!
 //! `phi` is a chain of [`RowMap`]s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
@@ -27,6 +27,7 @@ mod coded;
 mod decay;
 mod forward;
 mod loops;
+mod mirrored;
 pub mod naive;
 mod state;
 #[cfg(test)]
@@ -142,7 +143,6 @@ impl<'a, T: Number> Problem<'a, T> {
         }
         if let Some(decay) = &self.decay {
             decay.check(heads);
-            assert!(self.reach == Reach::Causal, "decays are defined for causal attention");
         }
     }
 }
@@ -187,9 +187,10 @@ fn run_forward<T: Number>(
         let images = coded.forward();
         return run_forward(&coded.rest(), coded.images(&images), out, denominators, state);
     }
-    match problem.reach {
-        Reach::Causal => forward::forward(problem, inputs, out, denominators, state),
-        Reach::Both => both::forward(problem, inputs, out, denominators),
+    match (problem.reach, problem.decay) {
+        (Reach::Causal, _) => forward::forward(problem, inputs, out, denominators, state),
+        (Reach::Both, None) => both::forward(problem, inputs, out, denominators),
+        (Reach::Both, Some(_)) => mirrored::forward(problem, inputs, out, denominators),
     }
 }
 
@@ -257,9 +258,10 @@ fn run_backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
     if let Some(coded) = Coded::new(problem, saved.inputs, 0) {
         return coded.backward(saved, gradients);
     }
-    match problem.reach {
-        Reach::Causal => backward::backward(problem, saved, gradients),
-        Reach::Both => both::backward(problem, saved, gradients),
+    match (problem.reach, problem.decay) {
+        (Reach::Causal, _) => backward::backward(problem, saved, gradients),
+        (Reach::Both, None) => both::backward(problem, saved, gradients),
+        (Reach::Both, Some(_)) => mirrored::backward(problem, saved, gradients),
     }
 }
 

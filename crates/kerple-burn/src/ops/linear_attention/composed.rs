@@ -27,7 +27,7 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
     let (q, k) = (features(q, linear, &omega, true), features(k, linear, &omega, false));
     let mut products = q.matmul(k.swap_dims(2, 3));
     if let Some(fading) = &positions.fading {
-        products = products * decays(fading, [queries, keys]).unsqueeze();
+        products = products * decays(fading, positions, [queries, keys]);
     }
     let products = products.mask_fill(hidden(positions, [queries, keys], &v.device()), 0.0);
     let sums = products.clone().sum_dim(3);
@@ -56,8 +56,11 @@ fn hidden(positions: &Positions, [queries, keys]: [usize; 2], device: &Device) -
     Tensor::from_data(TensorData::new(pairs, [lengths.len(), 1, queries, keys]), device)
 }
 
-/// The factor of every pair, `[H, Q, K]`; that of pairs which do not count is some number.
-fn decays(fading: &Fading, [queries, keys]: [usize; 2]) -> Tensor<3> {
+/// The factor of every pair, `[B, H, Q, K]`, or `[1, H, Q, K]` where all sequences are alike; that of pairs which do not count
+/// is some number.
+///
+/// Near is what shares a chunk; chunks of keys after their query are counted from the end of the sequence.
+fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -> Tensor<4> {
     let [heads, terms] = fading.weights.dims();
     let (device, dtype) = (fading.weights.device(), fading.weights.dtype());
     let constant =
@@ -67,13 +70,24 @@ fn decays(fading: &Fading, [queries, keys]: [usize; 2]) -> Tensor<3> {
     let far = fading.weights.clone().reshape([heads, 1, terms]).matmul(faded).reshape([heads, keys]);
     let place = |at: usize| (keys - queries + at / keys, at % keys);
     let select = |table: Tensor<2>, most: usize| {
-        let column = |at: usize| place(at).0.saturating_sub(place(at).1).min(most - 1) as i64;
+        let column = |at: usize| place(at).0.abs_diff(place(at).1).min(most - 1) as i64;
         let index: Vec<i64> = (0..queries * keys).map(column).collect();
         let index = Tensor::<1, Int>::from_data(TensorData::new(index, [queries * keys]), &device);
-        table.select(1, index).reshape([heads, queries, keys])
+        table.select(1, index).reshape([1, heads, queries, keys])
     };
-    let same = |at: usize| f64::from(u8::from(place(at).0 / CHUNK == place(at).1 / CHUNK));
-    let same = constant((0..queries * keys).map(same).collect(), [1, queries, keys]);
+    let all = [keys];
+    let lengths = positions.lengths.as_deref().unwrap_or(&all);
+    let same = |length: usize| {
+        move |at: usize| {
+            let (query, key) = place(at);
+            // what is padding does not count
+            let from_end = |at: usize| length.saturating_sub(at + 1) / CHUNK;
+            let is = if key <= query { query / CHUNK == key / CHUNK } else { from_end(query) == from_end(key) };
+            f64::from(u8::from(is))
+        }
+    };
+    let pairs = lengths.iter().flat_map(|length| (0..queries * keys).map(same((*length).min(keys)))).collect();
+    let same = constant(pairs, [lengths.len(), queries, keys]).reshape([lengths.len(), 1, queries, keys]);
     let other = same.clone() * -1.0 + 1.0;
     select(fading.near.clone(), CHUNK) * same + select(far, keys) * other
 }

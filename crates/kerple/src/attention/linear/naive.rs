@@ -44,9 +44,16 @@ fn seen<T: Number>(problem: &Problem<T>, batch: usize, i: usize) -> usize {
     end.min(problem.valid(batch, 0))
 }
 
-/// `a` of a pair; there is a decay in causal problems only.
-fn factor<T: Number>(problem: &Problem<T>, head: usize, i: usize, j: usize) -> T {
-    problem.decay.as_ref().map_or(T::ONE, |decay| decay.between(head, i, j))
+/// A pair as chunks see it, the later one first: a key after its query is met from the end of the sequence on.
+fn pair<T: Number>(problem: &Problem<T>, batch: usize, i: usize, j: usize) -> (usize, usize) {
+    let last = problem.valid(batch, 0).min(problem.dims.len).saturating_sub(1);
+    if j <= i { (i, j) } else { (last - i, last - j) }
+}
+
+/// `a` of a pair.
+fn factor<T: Number>(problem: &Problem<T>, (batch, head): (usize, usize), i: usize, j: usize) -> T {
+    let (later, earlier) = pair(problem, batch, i, j);
+    problem.decay.as_ref().map_or(T::ONE, |decay| decay.between(head, later, earlier))
 }
 
 /// Writes outputs and guarded denominators, see [`forward`](super::forward()).
@@ -62,7 +69,7 @@ pub fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<
         for (i, q) in queries.chunks_exact(width).enumerate() {
             let (mut sum, mut numerators) = (T::ZERO, vec![T::ZERO; dims.value_dim]);
             for (j, k) in keys.chunks_exact(width).enumerate().take(seen(problem, batch, i)) {
-                let product = factor(problem, head, i, j) * dot(q, k);
+                let product = factor(problem, (batch, head), i, j) * dot(q, k);
                 sum += product;
                 let v = inputs.v.row(batch, head, j, dims.value_dim);
                 numerators.iter_mut().zip(v).for_each(|(to, v)| *to += product * *v);
@@ -105,7 +112,7 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
             let d_sum = -(dot(d_out, saved.out.row(batch, head, i, dims.value_dim)) / denominator);
             for j in 0..seen(problem, batch, i) {
                 let (q, k) = (i * width..(i + 1) * width, j * width..(j + 1) * width);
-                let (a, product) = (factor(problem, head, i, j), dot(&queries[q.clone()], &keys[k.clone()]));
+                let (a, product) = (factor(problem, (batch, head), i, j), dot(&queries[q.clone()], &keys[k.clone()]));
                 let along = dot(d_out, saved.inputs.v.row(batch, head, j, dims.value_dim)) / denominator + d_sum;
                 let d_product = a * along;
                 d_queries[q.clone()].iter_mut().zip(&keys[k.clone()]).for_each(|(to, k)| *to += d_product * *k);
@@ -113,11 +120,13 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
                 let to = &mut d_values[j * dims.value_dim..][..dims.value_dim];
                 to.iter_mut().zip(d_out).for_each(|(to, d)| *to += a * product * *d / denominator);
                 if let (Some(decay), Some(d)) = (&problem.decay, &mut d_decay) {
-                    if i / CHUNK == j / CHUNK {
-                        d.d_near[head * CHUNK + i - j] += product * along;
+                    let (later, earlier) = pair(problem, batch, i, j);
+                    let distance = later - earlier;
+                    if later / CHUNK == earlier / CHUNK {
+                        d.d_near[head * CHUNK + distance] += product * along;
                     } else {
                         for k in 0..decay.terms {
-                            d.d_weights[head * decay.terms + k] += product * along * decay.faded(head, k, i - j);
+                            d.d_weights[head * decay.terms + k] += product * along * decay.faded(head, k, distance);
                         }
                     }
                 }

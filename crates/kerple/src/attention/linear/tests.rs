@@ -156,7 +156,9 @@ fn chunked_equals_naive() {
         let lengths = lengths.as_ref().map(|lengths| &lengths[..]);
         let values = values(dims);
         for (name, maps) in maps::<f64>() {
-            for (reach, decays) in [(Reach::Causal, false), (Reach::Causal, true), (Reach::Both, false)] {
+            for (reach, decays) in
+                [Reach::Causal, Reach::Both].into_iter().flat_map(|reach| [(reach, false), (reach, true)])
+            {
                 let case = |naive| Case { dims, reach, lengths, guard: Guard::Add(1e-6), decays, naive };
                 let [got, want] = [false, true].map(|naive| run(&case(naive), &maps.all(), &values));
                 // rounding of sums of hundreds of terms, relative to the largest value
@@ -186,7 +188,7 @@ fn gradients_are_those_of_finite_differences() {
     let dims = Dims { batch: 1, heads: HEADS, len: 150, head_dim: D, value_dim: 2 };
     let values = values(dims);
     for (name, maps) in maps::<f64>() {
-        for (reach, decays) in [(Reach::Causal, true), (Reach::Both, false)] {
+        for (reach, decays) in [(Reach::Causal, true), (Reach::Both, false), (Reach::Both, true)] {
             let case = Case { dims, reach, lengths: None, guard: Guard::Add(1e-6), decays, naive: false };
             let maps = maps.all();
             let found = run(&case, &maps, &values);
@@ -288,8 +290,10 @@ fn the_future_and_padding_change_nothing() {
             let before = head * 400..head * 400 + 300;
             assert_eq!(a[before.clone()], b[before], "{name}");
         }
-        let [a, b] = outs(Case { dims, reach: Reach::Both, lengths: Some(&[150]), guard, decays: false, naive: false });
-        assert_eq!(a, b, "{name}");
+        for decays in [false, true] {
+            let [a, b] = outs(Case { dims, reach: Reach::Both, lengths: Some(&[150]), guard, decays, naive: false });
+            assert_eq!(a, b, "{name}");
+        }
     }
 }
 

@@ -1,0 +1,167 @@
+//! Rows that see all keys through a decay: a causal pass, and one from the end of each sequence on that leaves out the row itself.
+//!
+//! ```text
+//! N_i = sum over j <= i of a(i - j) phi(q_i).phi(k_j) v_j + sum over j > i of a(j - i) phi(q_i).phi(k_j) v_j        r_i likewise
+//! out_i = N_i / guard(r_i)
+//! ```
+//!
+//! Padding stays at the end: a sequence is turned round within its length, and its padding sees all keys by the first pass.
+//! Both backward passes are those of causal rows with the output and the denominators of all: nothing else of them enters.
+
+use super::{Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Reach, Saved, Strides, View};
+use crate::Number;
+use crate::attention::ViewMut;
+use crate::ops::zeros;
+
+/// One of the two passes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// Over what came before, and the row itself.
+    Before,
+    /// Over what comes after.
+    After,
+}
+
+/// How rows of `[B, H, L, width]` lie next to each other.
+fn packed(dims: Dims, width: usize) -> Strides {
+    Strides { batch: dims.heads * dims.len * width, head: dims.len * width, row: width }
+}
+
+/// Every row of a problem: sequence, head, and where it is from the other end of its sequence; `None` for padding.
+fn rows<T: Number>(problem: &Problem<T>) -> impl Iterator<Item = ([usize; 3], Option<usize>)> {
+    let Dims { batch, heads, len, .. } = problem.dims;
+    let units = (0..batch).flat_map(move |b| (0..heads).map(move |h| (b, h)));
+    units.flat_map(move |(b, h)| {
+        let valid = problem.valid(b, 0).min(len);
+        (0..len).map(move |row| ([b, h, row], (row < valid).then(|| valid - 1 - row)))
+    })
+}
+
+/// Rows turned round, `[B, H, L, width]`; those of padding are zeros.
+fn turned<T: Number>(problem: &Problem<T>, from: View<T>, width: usize) -> Vec<T> {
+    let mut to = zeros(problem.dims.batch * problem.dims.heads * problem.dims.len * width);
+    for (to, ([b, h, _], other)) in to.chunks_exact_mut(width).zip(rows(problem)) {
+        if let Some(other) = other {
+            to.copy_from_slice(from.row(b, h, other, width));
+        }
+    }
+    to
+}
+
+/// Queries, keys and values of a pass, where they are not read as they lie.
+fn inputs_of<T: Number>(problem: &Problem<T>, inputs: Inputs<T>) -> [Vec<T>; 3] {
+    let Dims { head_dim, value_dim, .. } = problem.dims;
+    [(inputs.q, head_dim), (inputs.k, head_dim), (inputs.v, value_dim)]
+        .map(|(view, width)| turned(problem, view, width))
+}
+
+fn views<T>(dims: Dims, [q, k, v]: &[Vec<T>; 3]) -> Inputs<'_, T> {
+    let view = |data, width| View { data, strides: packed(dims, width) };
+    Inputs { q: view(q, dims.head_dim), k: view(k, dims.head_dim), v: view(v, dims.value_dim) }
+}
+
+/// Runs something on the causal problem of a pass.
+fn with_causal<T: Number, R>(problem: &Problem<T>, pass: Pass, run: impl FnOnce(&Problem<T>) -> R) -> R {
+    let decay = problem.decay.expect("without a decay one sum serves all rows");
+    let mut near = decay.near.to_vec();
+    if pass == Pass::After {
+        near.iter_mut().step_by(super::CHUNK).for_each(|itself| *itself = T::ZERO);
+    }
+    let decay = Some(Decay { near: &near, ..decay });
+    run(&Problem { reach: Reach::Causal, guard: Guard::Nothing, decay, ..*problem })
+}
+
+pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
+    let (dims, value_dim) = (problem.dims, problem.dims.value_dim);
+    let strides = packed(dims, value_dim);
+    let run = |pass: Pass, inputs: Inputs<T>| {
+        let mut sums = zeros(denominators.len());
+        let mut out = zeros(denominators.len() * value_dim);
+        let to = ViewMut::new(&mut out, strides);
+        with_causal(problem, pass, |problem| super::forward::forward(problem, inputs, to, &mut sums, None));
+        (out, sums)
+    };
+    let (before, sums) = run(Pass::Before, inputs);
+    let after = inputs_of(problem, inputs);
+    let (after, after_sums) = run(Pass::After, views(dims, &after));
+    for (at, ([b, h, row], other)) in rows(problem).enumerate() {
+        let other = other.map(|other| at - row + other);
+        let rest = other.map_or(T::ZERO, |other| after_sums[other]);
+        let denominator = problem.guard.apply(sums[at] + rest);
+        denominators[at] = denominator;
+        let over = |sum: T| if denominator == T::ZERO { T::ZERO } else { sum / denominator };
+        let shares = [over(sums[at]), over(rest)];
+        let other = other.unwrap_or(at) * value_dim;
+        // SAFETY: `out` is checked, and this is its only row in use.
+        let out = unsafe { out.row(b, h, row, value_dim) };
+        let parts = before[at * value_dim..].iter().zip(&after[other..]);
+        out.iter_mut().zip(parts).for_each(|(out, (before, after))| *out = shares[0] * *before + shares[1] * *after);
+    }
+}
+
+/// Gradients of one pass, next to each other: in queries, keys, values, parameters and the decay.
+struct Found<T> {
+    rows: [Vec<T>; 3],
+    parameters: Vec<T>,
+    decay: Option<[Vec<T>; 2]>,
+}
+
+fn run_backward<T: Number>(problem: &Problem<T>, pass: Pass, saved: Saved<T>, wants_decay: bool) -> Found<T> {
+    let (dims, terms) = (problem.dims, problem.decay.map_or(0, |decay| decay.terms));
+    let count = dims.batch * dims.heads * dims.len;
+    let widths = [dims.head_dim, dims.head_dim, dims.value_dim];
+    let mut found = Found {
+        rows: widths.map(|width| zeros(count * width)),
+        parameters: zeros(dims.heads * problem.parameters()),
+        decay: wants_decay.then(|| [zeros(dims.heads * super::CHUNK), zeros(dims.heads * terms)]),
+    };
+    let Found { rows: [q, k, v], parameters, decay } = &mut found;
+    let view = |data, width| ViewMut::new(data, packed(dims, width));
+    let gradients = Gradients {
+        d_q: view(q, widths[0]),
+        d_k: view(k, widths[1]),
+        d_v: view(v, widths[2]),
+        d_parameters: parameters,
+        d_decay: decay.as_mut().map(|[d_near, d_weights]| DecayGradient { d_near, d_weights }),
+    };
+    with_causal(problem, pass, |problem| super::backward::backward(problem, saved, gradients));
+    if let (Some([d_near, _]), Pass::After) = (&mut found.decay, pass) {
+        // the row itself is left out, whatever the kernel is there
+        d_near.iter_mut().step_by(super::CHUNK).for_each(|itself| *itself = T::ZERO);
+    }
+    found
+}
+
+pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    let dims = problem.dims;
+    let Gradients { d_q, d_k, d_v, d_parameters, d_decay } = gradients;
+    let before = run_backward(problem, Pass::Before, saved, d_decay.is_some());
+    let inputs = inputs_of(problem, saved.inputs);
+    let [out, d_out] = [saved.out, saved.d_out].map(|view| turned(problem, view, dims.value_dim));
+    let column = View { data: saved.denominators, strides: packed(dims, 1) };
+    let denominators = turned(problem, column, 1);
+    let view = |data| View { data, strides: packed(dims, dims.value_dim) };
+    let turned_round =
+        Saved { inputs: views(dims, &inputs), out: view(&out), denominators: &denominators, d_out: view(&d_out) };
+    let after = run_backward(problem, Pass::After, turned_round, d_decay.is_some());
+    let widths = [dims.head_dim, dims.head_dim, dims.value_dim];
+    for (which, to) in [d_q, d_k, d_v].iter().enumerate() {
+        let (width, before, after) = (widths[which], &before.rows[which], &after.rows[which]);
+        for (at, ([b, h, row], other)) in rows(problem).enumerate() {
+            // SAFETY: the view is checked, and this is its only row in use.
+            let to = unsafe { to.row(b, h, row, width) };
+            to.copy_from_slice(&before[at * width..][..width]);
+            if let Some(other) = other {
+                to.iter_mut().zip(&after[(at - row + other) * width..]).for_each(|(to, d)| *to += *d);
+            }
+        }
+    }
+    let sum = |to: &mut [T], before: &[T], after: &[T]| {
+        to.iter_mut().zip(before.iter().zip(after)).for_each(|(to, (before, after))| *to = *before + *after);
+    };
+    sum(d_parameters, &before.parameters, &after.parameters);
+    if let (Some(to), Some(before), Some(after)) = (d_decay, before.decay, after.decay) {
+        sum(to.d_near, &before[0], &after[0]);
+        sum(to.d_weights, &before[1], &after[1]);
+    }
+}
