@@ -3,7 +3,7 @@
 use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
-use kerple::encoding::{Encoding, Geometry, Method, Refusal};
+use kerple::encoding::{Encoding, Geometry, InLinear, Refusal};
 use kerple_burn::plan::{BlockPlan, FeatureKind, ResidualKind, Sizes};
 use kerple_data::lra::Arena;
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
@@ -215,7 +215,7 @@ impl Plan {
         let geometry = Geometry { heads: n_heads, head_dim, train_len };
         config.encoding.check(&geometry).map_err(refused)?;
         check_width(&config.encoding, &geometry, d_model)?;
-        check_attention(&config.encoding, &model)?;
+        check_attention(&config.encoding, &geometry, &model)?;
         check_direction(task, &config.encoding, &geometry)?;
         let mut plan = Plan {
             label: config.encoding.label(),
@@ -446,14 +446,13 @@ fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, geometry: &Ge
 }
 
 /// Linear attention takes features of its own, and of the encodings those that are no change of scores.
-fn check_attention(encoding: &Encoding, model: &ModelPlan) -> Result<()> {
+fn check_attention(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
     let refuse = |key: &str, message: String, hint: &str| {
         Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
     };
-    let is_code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
-    let block = &model.block;
+    let (taken, block) = (encoding.in_linear(geometry), &model.block);
     let Some(linear) = block.attention.linear() else {
-        if is_code {
+        if taken == Some(InLinear::Code) {
             let message = format!("{} is a code of queries and keys for linear attention", encoding.label());
             return refuse(
                 "encoding.kind",
@@ -463,12 +462,7 @@ fn check_attention(encoding: &Encoding, model: &ModelPlan) -> Result<()> {
         }
         return Ok(());
     };
-    let fits = match encoding.method {
-        Method::None(_) | Method::Rotary(_) | Method::Sinusoidal(_) | Method::Learned(_) => encoding.window.is_none(),
-        Method::SineSpe(_) | Method::ConvSpe(_) => encoding.window.is_none(),
-        _ => encoding.can_fade(),
-    };
-    if !fits {
+    if taken.is_none() {
         let message = format!("{} changes scores in a way that linear attention cannot take", encoding.label());
         let hint = "use none, rotary, sinusoidal, learned, sine_spe, conv_spe, or without a window, bf16 and scale = \"inside\" \
                     kerple_log, kerple_power_original or alibi; or softmax attention";

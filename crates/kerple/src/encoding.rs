@@ -34,7 +34,7 @@ mod words;
 
 pub use crate::compat::Compat;
 pub use config::{Clamp, Encoding, Scale};
-pub use fading::Fading;
+pub use fading::{Fading, InLinear};
 pub use method::{Inputs, METHODS, Method, Positional};
 pub use parameter::{Init, Parameter, Scope, standard_normal};
 pub use randomized::{Places, Randomized};

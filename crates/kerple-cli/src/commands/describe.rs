@@ -4,7 +4,8 @@ use super::print_json;
 use crate::args::Describe;
 use crate::failure::{Failure, Outcome};
 use crate::output::{result, resultln};
-use kerple::encoding::{Encoding, Geometry, Init, METHODS, Method, Parameter};
+use kerple::encoding::{Encoding, Geometry, InLinear, Init, METHODS, Method, Parameter};
+use kerple::kernel::exponentials::{Amplitude, Demand, Tolerance};
 use kerple_report::plot::{Plot, over_distances};
 
 /// Largest table that is drawn or printed.
@@ -55,6 +56,25 @@ fn initial(parameter: &Parameter) -> String {
     format!("{:<10} {:?}, starts as {start}{range}", parameter.name, parameter.shape)
 }
 
+/// What linear attention makes of it.
+fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
+    let demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
+    match encoding.in_linear(geometry) {
+        None => "cannot take it".to_owned(),
+        Some(InLinear::AsItIs) => "takes it as it is".to_owned(),
+        Some(InLinear::Code) => "takes it as a code of queries and keys; softmax attention does not".to_owned(),
+        Some(InLinear::Decay) => match encoding.fading(geometry, &encoding.initial(geometry, 0), &demand) {
+            Some(fading) if fading.terms > 1 => {
+                let (terms, tolerance, horizon) = (fading.terms, demand.tolerance.value(), demand.horizon);
+                format!(
+                    "takes it as {terms} decaying exponentials, within {tolerance} of exp(b) up to {horizon} tokens"
+                )
+            }
+            _ => "takes it as one decaying exponential, exactly".to_owned(),
+        },
+    }
+}
+
 /// A plot of the encoding's table with parameters as they start.
 fn picture(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> {
     let geometry = Geometry { heads, head_dim: 64, train_len: distances };
@@ -92,6 +112,7 @@ fn one(args: &Describe, encoding: &Encoding) -> Outcome {
         print_json(&serde_json::json!({
             "kind": encoding.method.kind(), "description": about, "parameters": parameters, "config": encoding,
             "heads": args.heads, "distances": args.distances, "bias": table.bias, "weight": table.weight,
+            "linear": in_linear(encoding, &geometry),
         }));
         return Ok(());
     }
@@ -101,6 +122,7 @@ fn one(args: &Describe, encoding: &Encoding) -> Outcome {
     resultln!("  enters    {}", about.enters);
     resultln!("  learned   {}", about.learned);
     resultln!("  beyond    {}", about.beyond);
+    resultln!("  linear    {}", in_linear(encoding, &geometry));
     resultln!("  source    {}", about.source);
     for parameter in &parameters {
         resultln!("  {}", initial(parameter));

@@ -11,7 +11,7 @@
 use super::{Encoding, Geometry, Method, Scale, alibi};
 use crate::attention::linear::CHUNK;
 use crate::compat::Compat;
-use crate::forms::Slopes;
+use crate::forms::{Form, Slopes};
 use crate::kernel::exponentials::{Demand, Grid};
 
 /// A decay, with the derivatives of its parts in the stored numbers.
@@ -29,6 +29,17 @@ pub struct Fading {
     pub weights: Vec<f64>,
     /// Of `weights`.
     pub weight_slopes: Option<Slopes>,
+}
+
+/// How linear attention takes an encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InLinear {
+    /// As it is: nothing, rows for the embeddings, or a rotation before the features.
+    AsItIs,
+    /// As a code of queries and keys, which nothing else takes.
+    Code,
+    /// As a decay of products of features with distance.
+    Decay,
 }
 
 /// How an encoding fades.
@@ -58,6 +69,21 @@ impl Encoding {
     /// Whether the encoding is a decay that linear attention can take.
     pub fn can_fade(&self) -> bool {
         self.fades(1).is_some()
+    }
+
+    /// How linear attention takes it; `None` where it cannot.
+    pub fn in_linear(&self, geometry: &Geometry) -> Option<InLinear> {
+        if self.can_fade() {
+            return Some(InLinear::Decay);
+        }
+        if self.window.is_some() {
+            return None;
+        }
+        match self.form(geometry, &self.initial(geometry, 0), 1) {
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => Some(InLinear::AsItIs),
+            Form::Code(_) => Some(InLinear::Code),
+            Form::Table(_) | Form::Map(_) => None,
+        }
     }
 
     /// The encoding as a decay; `None` where it is none. Amplitudes beyond the demand's largest are used as that.
@@ -138,10 +164,15 @@ mod tests {
                 assert!(d == 0 || (at(&fading, head, d, false) / want - 1.0).abs() < 1e-3, "{kind} {head} {d}");
             }
         }
+        let none = Encoding::from(Method::named("none").unwrap());
+        assert_eq!(none.in_linear(&GEOMETRY), Some(InLinear::AsItIs));
+        let code = Encoding::from(Method::named("sine_spe").unwrap());
+        assert_eq!(code.in_linear(&GEOMETRY), Some(InLinear::Code));
         for refused in
             [r#"{"kind":"kerple_log","window":9}"#, r#"{"kind":"kerple_log","scale":"inside"}"#, r#"{"kind":"t5"}"#]
         {
-            assert!(!serde_json::from_str::<Encoding>(refused).unwrap().can_fade());
+            let refused = serde_json::from_str::<Encoding>(refused).unwrap();
+            assert!(!refused.can_fade() && refused.in_linear(&GEOMETRY).is_none());
         }
     }
 
