@@ -16,7 +16,7 @@ use crate::number;
 use crate::run::Run;
 use crate::statistics::{deviation, mean};
 
-pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerTable};
+pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerTable, AnswerTest};
 pub use group::{Group, Setting};
 pub(crate) use positions::BINS_AN_OCTAVE;
 pub use positions::{PositionBin, PositionCurve};
@@ -94,11 +94,11 @@ impl Results {
             ));
         }
         Ok(Results {
+            answers: answers::tables(&counted, &groups, &encodings, reference.as_deref()),
             reference,
             notes,
             positions: positions::curves(&counted, &settings, &encodings),
             speeds: training::speeds(&counted, &groups, &encodings),
-            answers: answers::tables(&counted, &groups, &encodings),
             groups,
             effective_lengths: training::effective_lengths(&counted, &encodings),
             runs: training::run_rows(runs),

@@ -2,9 +2,9 @@
 
 use super::figures::{Figure, Section};
 use super::{Cell, FigurePart, Grid, Row};
-use crate::format::count;
+use crate::format::{count, probability};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
-use crate::results::{AnswerMean, AnswerTable, Name, Results, name_text};
+use crate::results::{AnswerMean, AnswerTable, AnswerTest, Name, Results, name_text};
 use serde::Serialize;
 
 /// One table of answers with what belongs to it.
@@ -35,9 +35,10 @@ impl AnswersPart {
         let row = |mean: &AnswerMean| {
             let shown = |value: Option<f64>| Cell::from(value.map_or_else(|| "\u{2013}".to_owned(), percent));
             let spread = mean.beyond_deviation.map(percent);
-            let note = Some(format!("n = {}", mean.n));
+            let dagger = mean.test.as_ref().is_some_and(|test| test.dagger);
+            let note = Some(format!("n = {}{}", mean.n, mean.test.as_ref().map_or_else(String::new, in_words)));
             let mut cells =
-                vec![shown(mean.within), Cell { spread, note, ..shown(mean.beyond) }, shown(mean.beyond_max)];
+                vec![shown(mean.within), Cell { spread, note, dagger, ..shown(mean.beyond) }, shown(mean.beyond_max)];
             cells.extend(lengths.iter().map(|&length| {
                 let score = table.score(mean.name(), length);
                 let spread = score.and_then(|score| score.accuracy_deviation).map(percent);
@@ -51,8 +52,22 @@ impl AnswersPart {
         rows.push(Row { name: "guessing".to_owned(), colour: None, cells: guess });
         let caption = format!("Right answers in percent: means over lengths, and at some of {}", table.lengths().len());
         let grid = Grid { caption, head, rows };
-        AnswersPart { title: table.title.clone(), meaning: table.meaning(), grid, figures }
+        let tests = table.means.iter().find_map(|mean| mean.test.as_ref()).map_or_else(String::new, |test| {
+            format!(
+                " In small print the difference to {0} with its 95 % interval; \u{2020}: {0} has significantly more right answers \
+                 beyond the training length (paired two-sided t-test over the common seeds, p < 0.05).",
+                test.reference
+            )
+        });
+        AnswersPart { title: table.title.clone(), meaning: format!("{}{tests}", table.meaning()), grid, figures }
     }
+}
+
+/// Difference, interval and p of a test, in percent, behind the number of seeds.
+fn in_words(test: &AnswerTest) -> String {
+    let ends = [test.difference, test.difference_low, test.difference_high];
+    let [difference, low, high] = ends.map(|share| percent(share).replace('-', "\u{2212}"));
+    format!("; {difference} [{low}, {high}], p = {}", probability(test.p))
 }
 
 /// Accuracy by length, and by depth at the longest length.

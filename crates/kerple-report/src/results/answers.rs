@@ -9,6 +9,7 @@ use super::table::Name;
 use super::{Spread, number};
 use crate::record::{Answers, EvaluationRow};
 use crate::run::Run;
+use crate::statistics::{ALPHA, paired_t_test};
 
 /// The accuracy of an encoding at a length, over seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -56,6 +57,31 @@ pub struct AnswerMean {
     /// That of the best seed, which is what Delétang et al. report.
     #[serde(with = "number")]
     pub beyond_max: Option<f64>,
+    /// The mean beyond it against the reference's.
+    pub test: Option<AnswerTest>,
+}
+
+/// A paired t-test of two encodings' mean accuracies beyond the training length.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AnswerTest {
+    /// The other encoding, with attention as it was trained.
+    pub reference: String,
+    /// Seeds both have.
+    pub n: usize,
+    /// Mean of the encoding's accuracy less the reference's.
+    #[serde(with = "number")]
+    pub difference: f64,
+    /// Lower end of its 95 % confidence interval.
+    #[serde(with = "number")]
+    pub difference_low: f64,
+    /// Upper end of its 95 % confidence interval.
+    #[serde(with = "number")]
+    pub difference_high: f64,
+    /// Two-sided p-value.
+    #[serde(with = "number")]
+    pub p: f64,
+    /// Whether the reference is significantly better.
+    pub dagger: bool,
 }
 
 /// The accuracy by where in a sequence the answer lies.
@@ -151,7 +177,12 @@ type Key = (String, String, String, String, u64);
 /// A seed's accuracies by length.
 type Curve = BTreeMap<u64, f64>;
 
-pub(super) fn tables(runs: &[&Run], groups: &[Group], encodings: &[String]) -> Vec<AnswerTable> {
+pub(super) fn tables(
+    runs: &[&Run],
+    groups: &[Group],
+    encodings: &[String],
+    reference: Option<&str>,
+) -> Vec<AnswerTable> {
     let mut found: BTreeMap<Key, Vec<(&Run, &EvaluationRow, &Answers)>> = BTreeMap::new();
     for run in runs {
         for row in &run.evaluations {
@@ -167,8 +198,10 @@ pub(super) fn tables(runs: &[&Run], groups: &[Group], encodings: &[String]) -> V
         }
     }
     let place = |id: &str| groups.iter().position(|group| group.id == id);
-    let mut tables: Vec<AnswerTable> =
-        found.into_iter().map(|(key, rows)| table(key, &of_latest_steps(rows), groups, encodings)).collect();
+    let mut tables: Vec<AnswerTable> = found
+        .into_iter()
+        .map(|(key, rows)| table(key, &of_latest_steps(rows), groups, (encodings, reference)))
+        .collect();
     tables.sort_by_key(|table| (place(&table.group), table.task.clone(), table.split.clone()));
     tables
 }
@@ -192,7 +225,7 @@ fn table(
     (group, task, split, _, examples): Key,
     rows: &[(&Run, &EvaluationRow, &Answers)],
     groups: &[Group],
-    encodings: &[String],
+    (encodings, reference): (&[String], Option<&str>),
 ) -> AnswerTable {
     let (_, first, answers) = rows[0];
     // by place in the order of encodings, name and window
@@ -217,9 +250,14 @@ fn table(
         }
     }
     mark_best(&mut scores);
-    let means = curves
-        .iter()
-        .map(|((_, name, window), seeds)| mean(name.clone(), *window, (first.train_len, &lengths), seeds.values()));
+    let ends = (first.train_len, &lengths);
+    let own = |wanted: &str| curves.iter().find(|((_, name, window), _)| name == wanted && window.is_none());
+    let other = reference.and_then(|reference| Some((reference, own(reference)?.1)));
+    let means = curves.iter().map(|((_, name, window), seeds)| {
+        let other = other.filter(|(reference, _)| (*reference, None) != (name.as_str(), *window));
+        let test = other.and_then(|(reference, others)| test(reference, [seeds, others], ends));
+        AnswerMean { test, ..mean(name.clone(), *window, ends, seeds.values()) }
+    });
     let depths = depths.iter().map(|(((_, name, window), length), all)| AnswerDepths {
         encoding: name.clone(),
         window: *window,
@@ -257,19 +295,39 @@ fn score(encoding: String, window: Option<u64>, length: u64, found: &[f64]) -> O
     })
 }
 
+/// The mean over all lengths up to the training length or beyond it, or nothing: means over different lengths cannot be
+/// compared.
+fn over(curve: &Curve, (train_len, lengths): (u64, &BTreeSet<u64>), beyond: bool) -> Option<f64> {
+    let wanted = lengths.iter().filter(|length| (**length > train_len) == beyond);
+    let chosen: Option<Vec<f64>> = wanted.map(|length| curve.get(length).copied()).collect();
+    Spread::of(&chosen?).map(|spread| spread.mean)
+}
+
+/// Seeds of an encoding against those of the reference; a seed has the same sequences for both.
+fn test(reference: &str, [own, others]: [&BTreeMap<u64, Curve>; 2], ends: (u64, &BTreeSet<u64>)) -> Option<AnswerTest> {
+    let pair = |(seed, curve): (&u64, &Curve)| Some((over(curve, ends, true)?, over(others.get(seed)?, ends, true)?));
+    let (x, y): (Vec<f64>, Vec<f64>) = own.iter().filter_map(pair).unzip();
+    let found = paired_t_test(&x, &y).ok()?;
+    let (difference_low, difference_high) = found.interval(1.0 - ALPHA);
+    Some(AnswerTest {
+        reference: reference.to_owned(),
+        n: found.n,
+        difference: found.mean_difference,
+        difference_low,
+        difference_high,
+        p: found.p,
+        dagger: found.mean_difference < 0.0 && found.p < ALPHA,
+    })
+}
+
 fn mean<'a>(
     encoding: String,
     window: Option<u64>,
-    (train_len, lengths): (u64, &BTreeSet<u64>),
+    ends: (u64, &BTreeSet<u64>),
     curves: impl Iterator<Item = &'a Curve>,
 ) -> AnswerMean {
-    // over all of the lengths or not at all: means over different ones cannot be compared
-    let over = |curve: &Curve, beyond: bool| {
-        let wanted = lengths.iter().filter(|length| (**length > train_len) == beyond);
-        let chosen: Option<Vec<f64>> = wanted.map(|length| curve.get(length).copied()).collect();
-        Spread::of(&chosen?).map(|spread| spread.mean)
-    };
-    let (within, beyond): (Vec<_>, Vec<_>) = curves.map(|curve| (over(curve, false), over(curve, true))).unzip();
+    let (within, beyond): (Vec<_>, Vec<_>) =
+        curves.map(|curve| (over(curve, ends, false), over(curve, ends, true))).unzip();
     let n = within.len();
     let [within, beyond]: [Vec<f64>; 2] = [within, beyond].map(|values| values.into_iter().flatten().collect());
     let spread = Spread::of(&beyond);
@@ -281,6 +339,7 @@ fn mean<'a>(
         beyond: spread.map(|spread| spread.mean),
         beyond_deviation: spread.and_then(|spread| spread.deviation),
         beyond_max: beyond.into_iter().reduce(f64::max),
+        test: None,
     }
 }
 

@@ -113,3 +113,37 @@ fn texts_and_tasks_have_tables_of_their_own() {
     let rows = &summary.results.tables[0].evaluations;
     assert!(rows.iter().all(|row| !row.run.to_string_lossy().contains("rotary-1")), "{rows:?}");
 }
+
+#[test]
+fn accuracies_beyond_the_training_length_are_tested_in_pairs() {
+    let root = tempfile::tempdir().unwrap();
+    for (seed, own, reference) in [(1, 0.50, 0.90), (2, 0.45, 0.80), (3, 0.50, 0.85)] {
+        run(root.path(), "alibi", seed, &[(40, 1.0), (80, own), (160, own)], None);
+        run(root.path(), "kerple_log", seed, &[(40, 1.0), (80, reference), (160, reference)], None);
+        // as good on the whole
+        run(
+            root.path(),
+            "rotary",
+            seed,
+            &[(40, 1.0), (80, reference), (160, reference + 0.02 * (seed as f64 - 2.0))],
+            None,
+        );
+    }
+    // a seed of its own is no pair
+    run(root.path(), "alibi", 9, &[(40, 1.0), (80, 0.0), (160, 0.0)], None);
+    let summary = write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &Options::default()).unwrap();
+    let means = &summary.results.answers[0].means;
+    let test = |name: &str| means.iter().find(|mean| mean.encoding == name).unwrap().test.clone();
+    assert_eq!(test("kerple_log"), None);
+    let alibi = test("alibi").unwrap();
+    assert_eq!((alibi.reference.as_str(), alibi.n, alibi.dagger), ("kerple_log", 3, true));
+    // -0.40, -0.35, -0.35
+    assert!((alibi.difference + 1.1 / 3.0).abs() < 1e-12 && alibi.p < 0.01, "{alibi:?}");
+    assert!(alibi.difference_low < alibi.difference && alibi.difference_high < 0.0);
+    let rotary = test("rotary").unwrap();
+    assert!(!rotary.dagger && rotary.p > 0.9, "{rotary:?}");
+    let page = std::fs::read_to_string(&summary.index).unwrap();
+    for part in ["kerple_log has significantly more right answers", "<sup>†</sup>", "n = 4; −36.67 ["] {
+        assert!(page.contains(part), "{part}");
+    }
+}

@@ -60,7 +60,7 @@ const SHOWN: [Shown; 10] = [
         drawn: false,
     },
     Shown { id: "figure2", title: "Figure 2: all methods", text: "", methods: &ALL, drawn: true },
-    Shown { id: "figure3", title: "Figure 3: trained at 1024", text: "", methods: &ALL, drawn: true },
+    Shown { id: "figure3", title: "Figure 3: trained on the longest sequences", text: "", methods: &ALL, drawn: true },
     Shown { id: "figure4", title: "Figure 4: 350M parameters", text: "", methods: &ALL, drawn: true },
     Shown {
         id: "figure5",
@@ -85,7 +85,7 @@ const NEAR: f64 = 2.5;
 /// What every table's dagger means.
 const DAGGER: &str = "The last 256 tokens of each text are scored, all tokens where the length is less. \u{2020}: DAPE over the same bias, \
                       over Kerple's where there is none, is significantly better (paired two-sided t-test over the common seeds, \
-                      p < 0.05).";
+                      p < 0.05). V2 is the paper on the second version, which trained some of the same again.";
 
 /// The tables and figures, in the order of their numbers.
 pub(super) fn items(all: &Reproduction, printed: &Printed) -> Vec<Item> {
@@ -108,6 +108,7 @@ fn item(all: &Reproduction, shown: &Shown, printed: &Printed) -> Item {
         item.cells.extend(cells.into_iter().flatten().filter(|cell| cell.planned > 0));
     }
     if item.grids.is_empty() {
+        item.text.clear();
         item.notes.push("No run of this scale is for it.".to_owned());
     }
     item
@@ -183,10 +184,7 @@ fn figure(place: &Place, shown: &Shown, methods: &[&Method], cells: &[Vec<CellRo
     let lengths: Vec<u64> = cells.iter().filter_map(|row| row.first()).map(|cell| cell.length).collect();
     let line = |(at, method): (usize, &&Method)| {
         let known = cells.iter().filter_map(|row| row.get(at)?.perplexity.map(|y| (&row[at], y)));
-        let point = |(cell, y): (&CellRow, f64)| {
-            let error = cell.perplexity_deviation.filter(|error| error.is_finite()).unwrap_or(0.0);
-            Point { x: cell.length as f64, y, error }
-        };
+        let point = |(cell, y): (&CellRow, f64)| Point { x: cell.length as f64, y, error: 0.0 };
         let line = Series::line(method.name, method.colour, []);
         Series { points: known.map(point).collect(), markers: true, dashed: method.dashed, ..line }
     };
@@ -207,7 +205,10 @@ fn figure(place: &Place, shown: &Shown, methods: &[&Method], cells: &[Vec<CellRo
         id: format!("{}-{}", shown.id, runs_folder(place.corpus, place.variant)),
         section: Section::Positions,
         title,
-        caption: format!("Means over seeds with sample deviations, logarithmic axes; dashed: not adapted.{cut}"),
+        caption: format!(
+            "Means over seeds, logarithmic axes; dashed: not adapted. A seed chooses the text, which is the same for all methods: \
+             deviations, in the table, are mostly of the text.{cut}"
+        ),
         plots: vec![plot],
     })
 }

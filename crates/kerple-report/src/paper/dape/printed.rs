@@ -79,7 +79,7 @@ impl Printed {
             self.perplexities.iter().filter_map(|(source, lines)| Some((*source, of(lines)?))).collect();
         let text = |(source, value): &(Source, f64)| match source {
             Source::Paper => format!("paper: {value:.2}"),
-            Source::Second => format!("second paper: {value:.2}"),
+            Source::Second => format!("V2: {value:.2}"),
         };
         let texts: Vec<String> = found.iter().map(text).collect();
         Some(Value { mean: found.first()?.1, text: texts.join("; ") })
@@ -111,7 +111,7 @@ mod tests {
     fn values_are_found_by_their_multiple_of_the_training_length() {
         let printed = Printed::read();
         let kerple = |length, train_len| printed.perplexity(("arxiv", "128", "kerple"), (length, train_len));
-        assert_eq!(kerple(8192, 128).unwrap().text, "paper: 31.93; second paper: 12.59");
+        assert_eq!(kerple(8192, 128).unwrap().text, "paper: 31.93; V2: 12.59");
         assert_eq!(kerple(1024, 16), kerple(8192, 128));
         assert_eq!(kerple(16, 16).unwrap().mean, 8.30);
         assert_eq!(kerple(24, 16), None);

@@ -64,13 +64,16 @@ fn fill(item: &mut Item, all: &Reproduction, run: &PlannedRun, snapshots: &[Scor
     let title = all.manifest.corpus(&run.corpus).map_or(run.corpus.clone(), |corpus| corpus.title.clone());
     for snapshot in &shown[..texts.min(shown.len())] {
         let text = snapshot.segment + 1;
-        item.figures.push(Figure {
-            id: format!("{}-{text}", item.id),
-            section: Section::Kernels,
-            title: format!("Text {text}, {} tokens", snapshot.length),
-            caption: format!("{title}, DAPE-Kerple, seed {}; one row a layer.", run.seed),
-            plots: snapshot.layers.iter().enumerate().flat_map(|(layer, scores)| panels(layer, scores)).collect(),
-        });
+        for (layer, scores) in snapshot.layers.iter().enumerate() {
+            let layer = layer + 1;
+            item.figures.push(Figure {
+                id: format!("{}-text{text}-layer{layer}", item.id),
+                section: Section::Kernels,
+                title: format!("Text {text}, {} tokens, layer {layer}", snapshot.length),
+                caption: format!("{title}, DAPE-Kerple, seed {}; heads have the colours of the table.", run.seed),
+                plots: panels(scores),
+            });
+        }
     }
     if let [first, second, ..] = shown[..] {
         item.grids.push(heads(first, second));
@@ -78,7 +81,7 @@ fn fill(item: &mut Item, all: &Reproduction, run: &PlannedRun, snapshots: &[Scor
 }
 
 /// Scores, bias and what DAPE adds, of one layer.
-fn panels(layer: usize, scores: &LayerScores) -> Vec<Plot> {
+fn panels(scores: &LayerScores) -> Vec<Plot> {
     let LayerScores { scores, bias, adaptive } = scores;
     let all = [("scores x", scores), ("bias B", bias), ("DAPE's f(x, B)", adaptive)];
     let panel = |(name, heads): (&str, &Vec<Vec<f64>>)| {
@@ -88,7 +91,7 @@ fn panels(layer: usize, scores: &LayerScores) -> Vec<Plot> {
         let keys = heads.first()?.len();
         let series = heads.iter().enumerate();
         Some(Plot {
-            title: format!("layer {}: {name}", layer + 1),
+            title: name.to_owned(),
             description: format!("{} heads, from {} to {}", heads.len(), number(low), number(high)),
             x: Axis::linear("key", 1.0, keys as f64),
             y: Axis::linear("", low - margin, high + margin),
@@ -164,7 +167,7 @@ fn heads(first: &ScoreSnapshot, second: &ScoreSnapshot) -> Grid {
             ];
             rows.push(Row {
                 name: format!("layer {}, head {}", layer + 1, head + 1),
-                colour: None,
+                colour: Some(head),
                 cells: cells.map(Cell::from).into(),
             });
         }
