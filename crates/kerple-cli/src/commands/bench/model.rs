@@ -80,7 +80,9 @@ fn flops(plan: &Plan, batch: usize, length: usize, backward: bool) -> f64 {
     let key = (groups * model.head_dim) as f64;
     let feed_forward = if model.block.gated { 3.0 } else { 2.0 } * m * f;
     let matrices = model.n_layers as f64 * (2.0 * m * (inner + key) + feed_forward) + m * v;
-    let attention = model.n_layers as f64 * inner * length as f64;
+    // linear attention adds to and reads one sum of features, however many exponentials there are
+    let seen = model.block.attention.linear().map_or(length, |linear| 2 * linear.count);
+    let attention = model.n_layers as f64 * inner * seen as f64;
     let (matrix_passes, attention_passes) = if backward { (3.0, 3.5) } else { (1.0, 1.0) };
     2.0 * (batch * length) as f64 * (matrix_passes * matrices + attention_passes * attention)
 }
