@@ -139,6 +139,7 @@ impl Given<'_> {
         let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
         let (scores, mut mapped, mut d_scores) = (cast(x), cast(x), cast(up));
         let mut d_numbers = vec![T::from_f64(0.0); numbers.len()];
+        let mut sums = vec![T::from_f64(0.0); map.sums()];
         for (batch, ((scores, mapped), d_scores)) in scores
             .chunks_exact(heads * len * len)
             .zip(mapped.chunks_exact_mut(heads * len * len))
@@ -147,9 +148,10 @@ impl Given<'_> {
         {
             let block = block(batch, heads, len);
             map.forward(&block, mapped);
-            let gradients = MapGradients { d_scores, d_q: &mut [], d_parameters: &mut d_numbers };
+            let gradients = MapGradients { d_scores, d_q: &mut [], sums: &mut sums };
             map.backward(&block, scores, gradients);
         }
+        map.finish(&sums, &mut d_numbers);
         let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
         let d_values = d_values(self.encoding, &self.geometry, self.values, len, &wide(d_numbers));
         Ok(Scores { mapped: wide(mapped), d_scores: wide(d_scores), d_values })

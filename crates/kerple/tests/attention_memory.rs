@@ -94,7 +94,7 @@ impl ScoreMap<f32> for Shift {
         scores.iter_mut().for_each(|s| *s += self.0);
     }
     fn backward(&self, _: &Block<f32>, _: &[f32], gradients: MapGradients<f32>) {
-        gradients.d_parameters[0] += gradients.d_scores.iter().sum::<f32>();
+        gradients.sums[0] += gradients.d_scores.iter().sum::<f32>();
     }
 }
 
@@ -122,11 +122,12 @@ fn dape_costs_tables_and_a_tile_for_each_thread() {
     let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
     let extent = Extent { sides: Sides::One, len, scale: 1.0 };
     let tables = extra(|| drop(map.over(&values, extent)));
-    assert!(tables < 4 * (heads + hidden) * (len + 192) + (64 << 10), "{tables} bytes of tables");
+    // biases, and their share of the hidden units twice: with keys and with units as lanes
+    assert!(tables < 4 * (heads + 2 * hidden) * (len + 192) + (64 << 10), "{tables} bytes of tables");
     let [forward, backward] = of_forward_and_backward(dims, Scores::Map(&*map.over(&values, extent)), count);
-    let (tile, thread, threads) = (4 * heads * 48 * 96, 512 << 10, rayon::current_num_threads());
+    let (tile, thread, threads) = (4 * heads * 96 * 64, 512 << 10, rayon::current_num_threads());
     assert!(forward < threads * (tile + thread), "{forward} bytes forward, a tile is {tile}");
-    // and the gradient in the numbers, once for the sequence and once for each thread
-    let numbers = 4 * count * (1 + threads);
-    assert!(backward < numbers + threads * (3 * tile + thread), "{backward} bytes backward, a tile is {tile}");
+    // and what is summed by distance, once for the sequence and once for each thread
+    let sums = 4 * (heads + hidden) * (len + 192) * (1 + threads);
+    assert!(backward < sums + threads * (3 * tile + thread), "{backward} bytes backward, a tile is {tile}");
 }

@@ -52,6 +52,10 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
     problem.check_backward(&saved, &gradients);
     clear(problem.dims, &mut gradients);
     let dim = problem.dims.head_dim;
+    let mut map_sums = match problem.scores {
+        Scores::Map(map) => vec![T::ZERO; map.sums()],
+        Scores::Table(_) => Vec::new(),
+    };
     for row in rows(problem) {
         let (scores, queries) = (row.scores(saved.q, saved.k), row.queries(saved.q));
         let mut d_scores = row.mapped(&scores, &queries);
@@ -65,7 +69,7 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
                 add_scaled(unsafe { gradients.d_v.row(row.batch, row.kv_head(head), key, dim) }, p, d_out);
             }
         }
-        row.mapped_backward(&scores, &queries, &mut d_scores, &mut gradients);
+        row.mapped_backward(&scores, &queries, &mut d_scores, &mut gradients, &mut map_sums);
         for (head, d_scores) in row.heads(&d_scores) {
             for (key, &d_score) in row.visible.clone().zip(d_scores) {
                 let d_dot = d_score * problem.scale;
@@ -77,6 +81,9 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
                 }
             }
         }
+    }
+    if let (Scores::Map(map), Some(d_map)) = (problem.scores, gradients.d_map) {
+        map.finish(&map_sums, d_map);
     }
 }
 
@@ -145,19 +152,23 @@ impl<'a, T: Number> Row<'a, T> {
         z
     }
 
-    /// Turns the gradient in `z` into that in `s`, and adds those in tables, or in the map's parameters and in q.
-    fn mapped_backward(&self, scores: &[T], queries: &[T], d_scores: &mut [T], gradients: &mut Gradients<T>) {
+    /// Turns the gradient in `z` into that in `s`, and adds those in tables, or in q and to what the map sums.
+    fn mapped_backward(
+        &self,
+        scores: &[T],
+        queries: &[T],
+        d_scores: &mut [T],
+        gradients: &mut Gradients<T>,
+        sums: &mut [T],
+    ) {
         match self.problem.scores {
             Scores::Map(map) => {
-                let (mut d_q, mut d_map) = (vec![T::ZERO; queries.len()], vec![T::ZERO; map.parameters()]);
-                let of_block = MapGradients { d_scores, d_q: &mut d_q, d_parameters: &mut d_map };
+                let mut d_q = vec![T::ZERO; queries.len()];
+                let of_block = MapGradients { d_scores, d_q: &mut d_q, sums };
                 map.backward(&self.block(queries), scores, of_block);
                 for (head, d_q) in d_q.chunks_exact(self.problem.dims.head_dim).enumerate() {
                     // SAFETY: the view is checked, and this is its only row in use.
                     add_scaled(unsafe { gradients.d_q.row(self.batch, head, self.query, d_q.len()) }, T::ONE, d_q);
-                }
-                if let Some(sum) = &mut gradients.d_map {
-                    add_scaled(sum, T::ONE, &d_map);
                 }
             }
             Scores::Table(table) => {

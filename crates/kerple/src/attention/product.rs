@@ -12,6 +12,8 @@ pub(crate) enum Keep<'a, R> {
     Add,
     /// `C[i] = factor[i] C[i] + (A B)[i]`
     Scale(&'a [R]),
+    /// Nothing of it is kept: `C = D + A B`, with D as C but of its own stride.
+    Onto(&'a [R], usize),
 }
 
 /// `C = A B`: A is `[rows, inner]` with any strides, B `[inner, columns]` and C `[rows, columns]` have contiguous rows.
@@ -50,8 +52,10 @@ impl<R: Number> Product<'_, R> {
         assert!(a.data.len() >= end(rows, a.row_stride, end(inner, a.column_stride, 1)));
         assert!(self.b.len() >= end(inner, self.b_stride, columns));
         assert!(self.c.len() >= end(rows, self.c_stride, columns));
-        if let Keep::Scale(factors) = self.keep {
-            assert!(factors.len() >= rows);
+        match self.keep {
+            Keep::Overwrite | Keep::Add => {}
+            Keep::Scale(factors) => assert!(factors.len() >= rows),
+            Keep::Onto(from, stride) => assert!(from.len() >= end(rows, stride, columns)),
         }
     }
 }
@@ -132,17 +136,26 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
             b = b.wrapping_add(product.b_stride);
         }
         let c = c.add(row * product.c_stride + column);
-        for m in 0..M {
-            for n in 0..N {
-                let at = c.add(m * product.c_stride + n * L::COUNT);
-                let value = match product.keep {
-                    Keep::Overwrite => sums[m][n],
-                    Keep::Add => lanes.add(lanes.load(at), sums[m][n]),
-                    Keep::Scale(factors) => {
-                        lanes.mul_add(lanes.load(at), lanes.splat(*factors.get_unchecked(row + m)), sums[m][n])
+        // one form for all that is kept, without branches: so the loops unroll, and the sums stay in registers
+        let one = L::Number::ONE;
+        let (from, stride, factors, step) = match product.keep {
+            Keep::Overwrite => {
+                for m in 0..M {
+                    for n in 0..N {
+                        lanes.store(c.add(m * product.c_stride + n * L::COUNT), sums[m][n]);
                     }
-                };
-                lanes.store(at, value);
+                }
+                return;
+            }
+            Keep::Add => (c.cast_const(), product.c_stride, &raw const one, 0),
+            Keep::Scale(factors) => (c.cast_const(), product.c_stride, factors.as_ptr().add(row), 1),
+            Keep::Onto(from, stride) => (from.as_ptr().add(row * stride + column), stride, &raw const one, 0),
+        };
+        for m in 0..M {
+            let factor = lanes.splat(*factors.add(m * step));
+            for n in 0..N {
+                let kept = lanes.load(from.add(m * stride + n * L::COUNT));
+                lanes.store(c.add(m * product.c_stride + n * L::COUNT), lanes.mul_add(kept, factor, sums[m][n]));
             }
         }
     }
@@ -178,7 +191,9 @@ mod tests {
             let a: Vec<f32> = (0..rows * a_stride).map(number).collect();
             let b: Vec<f32> = (0..inner * stride).map(|i| number(i + 3)).collect();
             let factors: Vec<f32> = (0..rows).map(number).collect();
-            for (keep, old) in [(Keep::Overwrite, 0.0), (Keep::Add, 1.0), (Keep::Scale(&factors), 1.0)] {
+            let onto: Vec<f32> = (0..rows * (stride + 1)).map(number).collect();
+            let keeps = [Keep::Overwrite, Keep::Add, Keep::Scale(&factors), Keep::Onto(&onto, stride + 1)];
+            for (keep, old) in keeps.into_iter().zip([0.0, 1.0, 1.0, 5.0]) {
                 for set in InstructionSet::available() {
                     let mut c = vec![old; rows * stride];
                     let a = Matrix { data: &a, row_stride: a_stride, column_stride: 1 };
@@ -195,6 +210,7 @@ mod tests {
                             Keep::Overwrite => sum,
                             Keep::Add => old + sum,
                             Keep::Scale(factors) => factors[row] * old + sum,
+                            Keep::Onto(from, stride) => from[row * stride + column] + sum,
                         };
                         assert_eq!(*got, want, "{set:?} {rows} x {columns} at {row}, {column}");
                     }

@@ -29,11 +29,13 @@ use crate::Number;
 use crate::cpu::InstructionSet;
 use crate::cpu::lanes::Lanes;
 use crate::forms::{Block, Reach, ScoreMap};
+use std::ops::Range;
 
-/// Queries of one block.
-const ROWS: usize = 48;
-/// Keys of one tile of a product.
-const KEYS: usize = 96;
+/// Queries of one block where a tile of keys is handled at a time, and where all of them are.
+const ROWS: [usize; 2] = [96, 48];
+/// Keys of one tile. Keys and values are turned and copied, and their gradients added to, once for each block, so a tile
+/// rather has many rows than many keys.
+const KEYS: usize = 64;
 
 /// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing).
 ///
@@ -119,8 +121,8 @@ impl<T: Number> Inputs<'_, T> {
         let Dims { heads, head_dim, .. } = self.problem.dims;
         let width = head_dim.next_multiple_of(L::COUNT);
         Tiles {
-            q: workers::scratch(heads * ROWS * width),
-            q_of_map: workers::scratch(heads * ROWS * head_dim),
+            q: workers::scratch(heads * self.rows() * width),
+            q_of_map: workers::scratch(heads * self.rows() * head_dim),
             transposed: workers::scratch(head_dim * KEYS),
             tile: workers::scratch(KEYS * width),
             width,
@@ -130,7 +132,15 @@ impl<T: Number> Inputs<'_, T> {
     /// Room for the scores of the largest part.
     fn scores<L: Lanes>(&self) -> Vec<T> {
         let Dims { heads, queries, .. } = self.problem.dims;
-        workers::scratch(heads * queries.min(ROWS) * self.span().next_multiple_of(L::COUNT))
+        workers::scratch(heads * queries.min(self.rows()) * self.span().next_multiple_of(L::COUNT))
+    }
+
+    /// Queries of a block.
+    fn rows(&self) -> usize {
+        match self.map.reach() {
+            Reach::Pair => ROWS[0],
+            Reach::Row => ROWS[1],
+        }
     }
 
     /// Keys that are handled at a time: all of them where the map mixes those of a row.
@@ -161,12 +171,12 @@ impl<T: Number> Inputs<'_, T> {
 
     /// Blocks of a sequence.
     fn blocks(&self) -> usize {
-        self.problem.dims.queries.div_ceil(ROWS)
+        self.problem.dims.queries.div_ceil(self.rows())
     }
 
     fn place<L: Lanes>(&self, batch: usize, block: usize) -> Place {
-        let first_query = block * ROWS;
-        let rows = (self.problem.dims.queries - first_query).min(ROWS);
+        let first_query = block * self.rows();
+        let rows = (self.problem.dims.queries - first_query).min(self.rows());
         let first_key = self.problem.visible(batch, first_query).start;
         let keys = self.problem.visible(batch, first_query + rows - 1).end - first_key;
         Place { batch, first_query, rows, first_key, keys, columns: keys.next_multiple_of(L::COUNT) }
@@ -186,6 +196,23 @@ impl<T: Number> Inputs<'_, T> {
             sight: self.problem.sight,
             q: &q_of_map[..heads * place.rows * head_dim],
         }
+    }
+
+    /// The rows that see one of `count` keys from the `first` of a place on: consecutive ones.
+    fn rows_that_see(&self, place: &Place, first: usize, count: usize) -> Range<usize> {
+        let visible = |row: usize| self.problem.visible(place.batch, place.first_query + row);
+        let first = place.first_key + first;
+        // the first row of which something holds that holds from some row on
+        let from = |holds: &dyn Fn(usize) -> bool| {
+            let (mut low, mut high) = (0, place.rows);
+            while low < high {
+                let middle = (low + high) / 2;
+                if holds(middle) { high = middle } else { low = middle + 1 }
+            }
+            low
+        };
+        let start = from(&|row| visible(row).end > first);
+        start..from(&|row| visible(row).start >= first + count).max(start)
     }
 
     /// Fills what the rows do not see.
@@ -249,7 +276,8 @@ impl<T: Number> Inputs<'_, T> {
         }
     }
 
-    /// `to[h, i, j] = rows[h, i].keys[j]`: rows `[H, rows, width]`, to `[H, rows, columns]`.
+    /// `to[h, i, j] = rows[h, i].keys[j]`: rows `[H, rows, width]`, to `[H, rows, columns]`. Rows that see nothing of a tile
+    /// are left out.
     #[allow(clippy::too_many_arguments, reason = "two arrays, their scratch and their result")]
     fn products<L: Lanes<Number = T>>(
         &self,
@@ -272,15 +300,20 @@ impl<T: Number> Inputs<'_, T> {
                 to: transposed,
                 width: KEYS,
             });
+            let see = self.rows_that_see(place, first, count);
+            if see.is_empty() {
+                continue;
+            }
             for head in kv_head * (heads / kv_heads)..(kv_head + 1) * (heads / kv_heads) {
+                let row = head * place.rows + see.start;
                 lanes.run(Product {
-                    rows: place.rows,
+                    rows: see.len(),
                     inner: head_dim,
                     columns: count.next_multiple_of(L::COUNT),
-                    a: Matrix { data: &rows[head * place.rows * width..], row_stride: width, column_stride: 1 },
+                    a: Matrix { data: &rows[row * width..], row_stride: width, column_stride: 1 },
                     b: transposed,
                     b_stride: KEYS,
-                    c: &mut to[head * place.rows * place.columns + first..],
+                    c: &mut to[row * place.columns + first..],
                     c_stride: place.columns,
                     keep: Keep::Overwrite,
                 });
@@ -289,7 +322,8 @@ impl<T: Number> Inputs<'_, T> {
     }
 
     /// `to[h, i] = rescale[h, i] to[h, i] + factor * sum over j of weights[h, i, j] keys[j]`: weights `[H, rows, columns]`, to
-    /// `[H, rows, width]`; nothing is rescaled without `rescale`.
+    /// `[H, rows, width]`; nothing is rescaled without `rescale`. Rows that see nothing of a tile have no weights there, and
+    /// are left out.
     #[allow(clippy::too_many_arguments, reason = "three arrays, their scratch and their result")]
     fn add_weighted<L: Lanes<Number = T>>(
         &self,
@@ -307,22 +341,27 @@ impl<T: Number> Inputs<'_, T> {
         for (kv_head, first, count) in tiles(kv_heads, place.keys) {
             let from = keys.rows_from(place.batch, kv_head, place.first_key + first);
             lanes.run(CopyRows { from, stride: keys.strides.row, rows: count, head_dim, factor, to: tile, width });
+            let see = self.rows_that_see(place, first, count);
+            if see.is_empty() {
+                continue;
+            }
             for head in kv_head * (heads / kv_heads)..(kv_head + 1) * (heads / kv_heads) {
+                let row = head * place.rows + see.start;
                 lanes.run(Product {
-                    rows: place.rows,
+                    rows: see.len(),
                     inner: count,
                     columns: width,
                     a: Matrix {
-                        data: &weights[head * place.rows * place.columns + first..],
+                        data: &weights[row * place.columns + first..],
                         row_stride: place.columns,
                         column_stride: 1,
                     },
                     b: tile,
                     b_stride: width,
-                    c: &mut to[head * place.rows * width..],
+                    c: &mut to[row * width..],
                     c_stride: width,
                     keep: match rescale {
-                        Some(rescale) if first == 0 => Keep::Scale(&rescale[head * place.rows..]),
+                        Some(rescale) if first == 0 => Keep::Scale(&rescale[row..]),
                         _ => Keep::Add,
                     },
                 });

@@ -96,4 +96,16 @@ impl Lanes for Avx2 {
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
     }
+    #[inline(always)]
+    fn largest(self, vector: __m256) -> f32 {
+        // SAFETY: the token proves the instructions.
+        unsafe {
+            if _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_UNORD_Q>(vector, vector)) != 0 {
+                return f32::NAN;
+            }
+            let four = _mm_max_ps(_mm256_castps256_ps128(vector), _mm256_extractf128_ps::<1>(vector));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two))).max(f32::MIN)
+        }
+    }
 }

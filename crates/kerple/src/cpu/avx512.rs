@@ -57,4 +57,12 @@ impl Lanes for Avx512 {
         // SAFETY: the token proves the instructions.
         unsafe { _mm512_reduce_add_ps(vector) }
     }
+    #[inline(always)]
+    fn largest(self, vector: __m512) -> f32 {
+        // SAFETY: the token proves the instructions.
+        unsafe {
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(vector, vector) != 0;
+            if is_nan { f32::NAN } else { _mm512_reduce_max_ps(vector).max(f32::MIN) }
+        }
+    }
 }

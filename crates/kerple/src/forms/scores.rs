@@ -1,6 +1,7 @@
 //! What happens to scores between the product of query and key and the softmax.
 
 use super::Sight;
+use crate::Number;
 use std::fmt::Debug;
 use std::ops::Range;
 
@@ -64,7 +65,7 @@ impl<'a, T> Scores<'a, T> {
 ///     fn backward(&self, _: &Block<f64>, scores: &[f64], gradients: MapGradients<f64>) {
 ///         for (s, d) in scores.iter().zip(gradients.d_scores) {
 ///             let t = (s / self.0).tanh();
-///             gradients.d_parameters[0] += *d * (t - s / self.0 * (1.0 - t * t));
+///             gradients.sums[0] += *d * (t - s / self.0 * (1.0 - t * t));
 ///             *d *= 1.0 - t * t;
 ///         }
 ///     }
@@ -89,6 +90,23 @@ pub trait ScoreMap<T>: Debug + Sync {
     /// # Shapes
     /// `scores`: `[H, rows, columns]`
     fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>);
+
+    /// Numbers that the backward of blocks adds to, S. A map may sum something from which the gradient in its parameters is
+    /// made once, in [`finish`](ScoreMap::finish); the default is that gradient itself.
+    fn sums(&self) -> usize {
+        self.parameters()
+    }
+
+    /// Writes the gradient in the map's parameters, given the sums over all blocks.
+    ///
+    /// # Shapes
+    /// `sums`: `[S]`, `d_parameters`: `[P]`
+    fn finish(&self, sums: &[T], d_parameters: &mut [T])
+    where
+        T: Number,
+    {
+        d_parameters.copy_from_slice(sums);
+    }
 }
 
 /// How many of a row's scores one mapped score depends on.
@@ -157,6 +175,7 @@ pub struct MapGradients<'a, T> {
     pub d_scores: &'a mut [T],
     /// The gradient in [`Block::q`] is added here, `[H, rows, D]`; that through the scores is not the map's to add.
     pub d_q: &'a mut [T],
-    /// The gradient in the map's own parameters is added here, `[P]`. Engines sum blocks in a fixed order.
-    pub d_parameters: &'a mut [T],
+    /// The gradient in the map's own parameters, or what it is made of, is added here, `[S]` of [`ScoreMap::sums`]. Engines
+    /// sum blocks in a fixed order.
+    pub sums: &'a mut [T],
 }

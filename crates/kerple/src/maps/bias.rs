@@ -6,6 +6,7 @@ use super::fire::{self, Pairs};
 use super::mixed::{Bias, Mixed};
 use super::network::{self, Part};
 use crate::Number;
+use crate::attention::product::Keep;
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::forms::Block;
 
@@ -59,12 +60,12 @@ impl<'a, T: Number> Source<'a, T> {
         }
     }
 
-    /// Nothing yet, for a block and this many hidden units.
-    pub(super) fn sums<L: Lanes<Number = T>>(&self, block: &Block<T>, hidden: usize) -> BiasSums<T> {
+    /// Nothing yet, for a block.
+    pub(super) fn sums(&self, block: &Block<T>) -> BiasSums<T> {
         match self {
             Source::None => BiasSums::None,
-            Source::Table(table) => BiasSums::Table(DiagonalSums::new(block, table, hidden)),
-            Source::Fire(fire) => BiasSums::Fire(fire.gradient::<L>()),
+            Source::Table(table) => BiasSums::Table(DiagonalSums::new(block, table)),
+            Source::Fire(fire) => BiasSums::Fire(vec![T::ZERO; fire.sums()]),
         }
     }
 
@@ -86,7 +87,7 @@ impl<'a, T: Number> Source<'a, T> {
                 DiagonalSums::add(&mut sums.mapped, sums.width, at, d_bias, pairs.count);
             }
             (Source::Fire(fire), BiasSums::Fire(sums), Some(scratch)) => {
-                fire.backward(lanes, pairs, d_bias, scratch, sums);
+                fire.backward(lanes, pairs, (d_bias, WIDTH), scratch, sums);
             }
             _ => {}
         }
@@ -94,14 +95,14 @@ impl<'a, T: Number> Source<'a, T> {
 
     /// Adds the sums to the gradient of the numbers of table and FIRE.
     #[inline(always)]
-    pub(super) fn finish<L: Lanes<Number = T>>(&self, lanes: L, sums: &BiasSums<T>, to: &mut [T]) {
+    pub(super) fn finish(&self, sums: &BiasSums<T>, to: &mut [T]) {
         match (self, sums) {
             (Source::Table(table), BiasSums::Table(sums)) => {
                 let (start, end) = sums.within(table);
                 let at = (start - sums.first) as usize;
                 table.add_gradient(start as usize, (&sums.mapped[at..], sums.width), (end - start) as usize, to);
             }
-            (Source::Fire(_), BiasSums::Fire(sums)) => sums.finish(lanes, to),
+            (Source::Fire(fire), BiasSums::Fire(sums)) => fire.finish(sums, to),
             _ => {}
         }
     }
@@ -112,8 +113,8 @@ impl<'a, T: Number> Source<'a, T> {
 pub(super) struct Diagonals<T> {
     /// `[H, stride]`
     pub(super) bias: Vec<T>,
-    /// `W1b b + b1`, `[D, stride]`
-    pub(super) hidden: Vec<T>,
+    /// `W1b b + b1`, `[D, stride]` and `[stride, room]`
+    pub(super) hidden: [Vec<T>; 2],
     /// Columns of the table, C.
     pub(super) columns: usize,
     /// C, and room for whole vectors after it.
@@ -130,7 +131,7 @@ impl<T: Number> Diagonals<T> {
         for (to, from) in bias.chunks_exact_mut(stride).zip(table.chunks_exact(columns.max(1))) {
             to.iter_mut().zip(from.iter().rev()).for_each(|(to, from)| *to = *from);
         }
-        let hidden = network.map_or_else(Vec::new, |network| {
+        let hidden = network.map_or_else(Default::default, |network| {
             let of_table = HiddenOfTable { bias: &bias, stride, network };
             chunk::run(of_table)
         });
@@ -159,21 +160,24 @@ struct HiddenOfTable<'a, T> {
 }
 
 impl<T: Number> Kernel<T> for HiddenOfTable<'_, T> {
-    type Output = Vec<T>;
+    type Output = [Vec<T>; 2];
 
     #[inline(always)]
-    fn run<L: Lanes<Number = T>>(self, lanes: L) -> Vec<T> {
+    fn run<L: Lanes<Number = T>>(self, lanes: L) -> [Vec<T>; 2] {
         let HiddenOfTable { bias, stride, network } = self;
-        let units = network.first_bias.len();
-        let (mut hidden, mut part) = (vec![T::ZERO; units * stride], channels(units));
+        let (mut part, room) = (channels(network.hidden), network.room);
+        let [mut hidden, mut units] = [network.hidden, room].map(|channels| vec![T::ZERO; channels * stride]);
         for first in (0..stride).step_by(WIDTH) {
-            chunk::spread(network.first_bias, &mut part, WIDTH);
-            network.add_first(lanes, Part::Biases, (&bias[first..], stride), &mut part, WIDTH);
+            let bias = (&bias[first..], stride);
+            part.copy_from_slice(&network.constant[0]);
+            network.add_first(lanes, Part::Biases, bias, &mut part, WIDTH);
             for (to, from) in hidden.chunks_exact_mut(stride).zip(part.chunks_exact(WIDTH)) {
                 to[first..first + WIDTH].copy_from_slice(from);
             }
+            let (keep, to) = (Keep::Onto(&network.constant[1], room), &mut units[first * room..]);
+            network.units(lanes, Part::Biases, bias, keep, to, WIDTH);
         }
-        hidden
+        [hidden, units]
     }
 }
 
@@ -184,16 +188,13 @@ pub(super) struct DiagonalSums<T> {
     pub(super) width: usize,
     /// `[H, width]`
     pub(super) mapped: Vec<T>,
-    /// `[D, width]`
-    pub(super) hidden: Vec<T>,
 }
 
 impl<T: Number> DiagonalSums<T> {
-    fn new(block: &Block<T>, table: &Diagonals<T>, hidden: usize) -> Self {
+    fn new(block: &Block<T>, table: &Diagonals<T>) -> Self {
         let first = table.column(block.distance(block.rows.saturating_sub(1), 0));
         let width = (block.rows + block.columns + WIDTH).next_multiple_of(WIDTH);
-        let [mapped, hidden] = [block.heads, hidden].map(|channels| vec![T::ZERO; channels * width]);
-        DiagonalSums { first, width, mapped, hidden }
+        DiagonalSums { first, width, mapped: vec![T::ZERO; block.heads * width] }
     }
 
     /// Columns of the table that are here, first and end.
@@ -215,5 +216,5 @@ impl<T: Number> DiagonalSums<T> {
 pub(super) enum BiasSums<T> {
     None,
     Table(DiagonalSums<T>),
-    Fire(fire::Gradient<T>),
+    Fire(Vec<T>),
 }

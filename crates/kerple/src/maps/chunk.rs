@@ -3,12 +3,14 @@
 //! Channels are heads or hidden units, columns are keys. What lies after the last key of a chunk is zero or ignored.
 
 use crate::Number;
-use crate::attention::product::{Keep, Matrix, Product};
 use crate::cpu::InstructionSet;
 use crate::cpu::lanes::{Kernel, Lanes};
 
 /// Keys of a chunk at most; whole vectors of every instruction set.
 pub(super) const WIDTH: usize = 96;
+
+/// Room for a vector of every instruction set.
+pub(super) const ROOM: usize = 16;
 
 /// Runs a kernel, all of it compiled for the instruction set in use.
 pub(super) fn run<T: Number, K: Kernel<T>>(kernel: K) -> K::Output {
@@ -29,43 +31,12 @@ pub(super) fn channels<T: Number>(count: usize) -> Vec<T> {
     vec![T::ZERO; count * WIDTH]
 }
 
-/// `to += weights from`: weights `[rows, inner]`, from `[inner, columns]`, to `[rows, WIDTH]`.
-#[inline(always)]
-pub(super) fn add_product<L: Lanes>(
-    lanes: L,
-    [rows, inner]: [usize; 2],
-    weights: Matrix<L::Number>,
-    from: (&[L::Number], usize),
-    to: &mut [L::Number],
-    columns: usize,
-) {
-    lanes.run(Product {
-        rows,
-        inner,
-        columns: columns.next_multiple_of(L::COUNT),
-        a: weights,
-        b: from.0,
-        b_stride: from.1,
-        c: to,
-        c_stride: WIDTH,
-        keep: Keep::Add,
-    });
-}
-
 /// Copies `[channels, stride]` to `[channels, WIDTH]` and clears up to a whole vector.
 #[inline(always)]
 pub(super) fn load<L: Lanes>(_: L, from: &[L::Number], stride: usize, to: &mut [L::Number], columns: usize) {
     for (to, from) in to.chunks_exact_mut(WIDTH).zip(from.chunks(stride)) {
         to[..columns].copy_from_slice(&from[..columns]);
         to[columns..columns.next_multiple_of(L::COUNT)].fill(L::Number::ZERO);
-    }
-}
-
-/// Writes one number a channel to all its columns.
-#[inline(always)]
-pub(super) fn spread<T: Number>(from: &[T], to: &mut [T], columns: usize) {
-    for (to, &from) in to.chunks_exact_mut(WIDTH).zip(from) {
-        to[..columns].fill(from);
     }
 }
 
@@ -79,16 +50,6 @@ pub(super) fn rectify<T: Number>(values: &mut [T], slope: T, columns: usize) {
     }
 }
 
-/// From the gradient in [`rectify`]'s results to that in its inputs, given the results.
-#[inline(always)]
-pub(super) fn rectify_backward<T: Number>(results: &[T], gradient: &mut [T], slope: T, columns: usize) {
-    for (row, d_row) in results.chunks_exact(WIDTH).zip(gradient.chunks_exact_mut(WIDTH)) {
-        for (value, d) in row[..columns].iter().zip(&mut d_row[..columns]) {
-            *d = if *value > T::ZERO { *d } else { slope * *d };
-        }
-    }
-}
-
 /// Sums `sum over columns of a[m] b[n]`, `[M, N]`, each kept as a vector of partial sums until all chunks are in.
 pub(super) struct Sums<T> {
     shape: [usize; 2],
@@ -98,11 +59,6 @@ pub(super) struct Sums<T> {
 impl<T: Number> Sums<T> {
     pub(super) fn new<L: Lanes>(shape: [usize; 2]) -> Sums<T> {
         Sums { shape, partial: vec![T::ZERO; shape[0] * shape[1] * L::COUNT] }
-    }
-
-    /// Number of sums.
-    pub(super) fn len(&self) -> usize {
-        self.shape[0] * self.shape[1]
     }
 
     /// Adds a chunk: `a` is `[M, stride]`, `b` `[N, stride]`, both zero after the last column of at least one of them.

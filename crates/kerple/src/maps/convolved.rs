@@ -225,7 +225,7 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
     }
 
     fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>) {
-        let MapGradients { d_scores, d_q: _, d_parameters } = gradients;
+        let MapGradients { d_scores, d_q: _, sums: d_parameters } = gradients;
         chunk::run(Backward { over: self, block, scores, d_scores, d_parameters });
     }
 }
@@ -375,7 +375,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
             ones: vec![T::ONE; stride],
         };
         let mut of_network = over.gradient::<L>();
-        let mut of_bias = over.source.sums::<L>(block, 0);
+        let mut of_bias = over.source.sums(block);
         let [of_scores, of_biases] = places(over.network.variant, over.mixed.has_bias());
         for row in (0..block.rows).map(|row| Row::new(over, block, row)).filter(|row| !row.seen.is_empty()) {
             over.load(lanes, block, all, &row, &mut scratch);
@@ -412,7 +412,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
             });
         }
         let (to_bias, to_network) = d_parameters.split_at_mut(over.sizes[0] + over.sizes[1]);
-        over.source.finish(lanes, &of_bias, to_bias);
+        over.source.finish(&of_bias, to_bias);
         over.finish(lanes, &of_network, to_network);
     }
 }

@@ -292,7 +292,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
                 keep: Keep::Add,
             });
         }
-        let to = gradients.d_parameters.chunks_exact_mut(over.cope.positions).zip(d_e.chunks_exact(over.stride));
+        let to = gradients.sums.chunks_exact_mut(over.cope.positions).zip(d_e.chunks_exact(over.stride));
         to.for_each(|(to, from)| to.iter_mut().zip(from).for_each(|(to, from)| *to += *from));
     }
 }

@@ -6,14 +6,21 @@
 //! psi(x) = ln(1 + |c x|)                  P = |m p|, p the threshold
 //! ```
 //!
-//! `max(i, j)` is `i` for a decoder. `psi` is made in f64 at every distance and position once a call, so a pair costs one
-//! product before the network. Where a position equals P, half of the derivative goes to P, as in the released code.
+//! `max(i, j)` is `i` for a decoder. `psi` is made in f64 at every distance and position once a call. Where a position equals
+//! P, half of the derivative goes to P, as in the released code.
+//!
+//! As a function of `t` the network is a line in each of at most `W + 1` pieces, made once a call in f64. So a pair costs one
+//! multiply-add for each head, and a backward sums in each piece the gradient itself and the gradient times `t`, of which
+//! the gradients in all of the network's numbers are made at the end.
+
+mod pieces;
 
 use super::Extent;
-use super::chunk::{self, Sums, WIDTH, add_product, channels};
+use super::chunk::{WIDTH, channels};
 use crate::Number;
-use crate::attention::product::Matrix;
-use crate::cpu::lanes::Lanes;
+use crate::attention::rows::Transpose;
+use crate::cpu::lanes::{Kernel, Lanes};
+use pieces::Pieces;
 
 /// Sizes and constants.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,12 +51,9 @@ impl Fire {
 /// The bias with its numbers.
 #[derive(Debug)]
 pub(super) struct Over<'a, T> {
-    fire: &'a Fire,
     heads: usize,
-    first: &'a [T],
-    first_bias: &'a [T],
-    second: &'a [T],
-    second_bias: &'a [T],
+    network: [&'a [T]; 4],
+    pieces: Pieces<T>,
     /// Of each distance: psi and its derivative in c.
     psi: [Vec<T>; 2],
     /// Of each position: one over the divisor, and its derivatives in c and in m.
@@ -65,31 +69,33 @@ pub(super) struct Pairs {
 }
 
 impl Pairs {
-    /// Distance and larger position of each.
+    /// Calls `f` with the place, distance and larger position of each.
     #[inline(always)]
-    fn each(self) -> impl Iterator<Item = (usize, usize)> {
-        let at = move |key: usize| (self.query.abs_diff(key as isize), self.query.max(key as isize) as usize);
-        (self.first_key..self.first_key + self.count).map(at)
+    fn each(self, mut f: impl FnMut(usize, usize, usize)) {
+        let behind = (self.query + 1 - self.first_key as isize).clamp(0, self.count as isize) as usize;
+        for at in 0..behind {
+            f(at, self.query as usize - self.first_key - at, self.query as usize);
+        }
+        for at in behind..self.count {
+            let key = self.first_key + at;
+            f(at, (key as isize - self.query) as usize, key);
+        }
     }
 }
 
-/// What a chunk needs: the inputs of the network, and its hidden units.
+/// What a chunk needs: of each pair t and its piece, and with heads as lanes, `[WIDTH, room]`, biases or their gradient.
 pub(super) struct Scratch<T> {
     t: Vec<T>,
-    /// `[W, WIDTH]`
-    hidden: Vec<T>,
-    d_hidden: Vec<T>,
-    d_t: Vec<T>,
+    piece: Vec<usize>,
+    /// What else the gradient of a pair is multiplied by: the derivatives of t in c and in m.
+    slopes: [Vec<T>; 2],
+    by_head: Vec<T>,
+    /// `[room, WIDTH]`
+    by_key: Vec<T>,
 }
 
-/// Sums over chunks of the gradient in the numbers.
-pub(super) struct Gradient<T> {
-    scalars: [f64; 2],
-    first: Sums<T>,
-    first_bias: Sums<T>,
-    second: Sums<T>,
-    second_bias: Sums<T>,
-}
+/// What is summed in each piece: the gradient itself, times t, and times the derivatives of t in c and in m.
+const MOMENTS: usize = 4;
 
 impl<'a, T: Number> Over<'a, T> {
     pub(super) fn new(fire: &'a Fire, heads: usize, values: &'a [T], extent: Extent) -> Self {
@@ -116,93 +122,150 @@ impl<'a, T: Number> Over<'a, T> {
         }
         let distances = || (0..extent.len).map(|d| d as f64);
         let psi = [distances().map(|d| cast(psi(d))).collect(), distances().map(|d| cast(psi_in_c(d))).collect()];
-        Over { fire, heads, first, first_bias, second, second_bias, psi, inverse }
+        let network = [first, first_bias, second, second_bias];
+        Over { heads, network, pieces: Pieces::new(fire, heads, network), psi, inverse }
     }
 
     pub(super) fn scratch(&self) -> Scratch<T> {
-        let width = self.fire.width;
-        Scratch { t: channels(1), hidden: channels(width), d_hidden: channels(width), d_t: channels(1) }
+        let [t, in_c, in_m] = [(); 3].map(|()| channels(1));
+        let [by_head, by_key] = [(); 2].map(|()| channels(self.pieces.room));
+        Scratch { t, piece: vec![0; WIDTH], slopes: [in_c, in_m], by_head, by_key }
     }
 
-    /// The bias of a chunk, `[H, WIDTH]`.
+    /// Finds t and the piece of each pair.
+    #[inline(always)]
+    pub(super) fn place(&self, pairs: Pairs, scratch: &mut Scratch<T>) {
+        let Scratch { t, piece, .. } = scratch;
+        pairs.each(|at, distance, position| t[at] = self.psi[0][distance] * self.inverse[0][position]);
+        let mut last = 0;
+        for (t, piece) in t[..pairs.count].iter().zip(piece) {
+            last = self.pieces.find(*t, last);
+            *piece = last;
+        }
+    }
+
+    /// The bias of a chunk, `[H, WIDTH]`, with zeros up to a whole vector.
     #[inline(always)]
     pub(super) fn bias<L: Lanes<Number = T>>(&self, lanes: L, pairs: Pairs, scratch: &mut Scratch<T>, to: &mut [T]) {
-        let columns = pairs.count.next_multiple_of(L::COUNT);
-        scratch.t[pairs.count..columns].fill(T::ZERO);
-        for (t, (distance, position)) in scratch.t.iter_mut().zip(pairs.each()) {
-            *t = self.psi[0][distance] * self.inverse[0][position];
-        }
-        for (unit, row) in scratch.hidden.chunks_exact_mut(WIDTH).enumerate() {
-            for (hidden, &t) in row[..columns].iter_mut().zip(&scratch.t) {
-                *hidden = self.first[unit] * t + self.first_bias[unit];
+        self.place(pairs, scratch);
+        let (columns, room) = (pairs.count.next_multiple_of(L::COUNT), self.pieces.room);
+        let Scratch { t, piece, by_head, by_key, .. } = scratch;
+        let rows = by_head.chunks_exact_mut(room).zip(t.iter().zip(&*piece));
+        for (row, (&t, &piece)) in rows.take(pairs.count) {
+            let (values, slopes) = self.pieces.line(piece);
+            for (to, (value, slope)) in row.iter_mut().zip(values.iter().zip(slopes)) {
+                *to = *slope * t + *value;
             }
         }
-        chunk::rectify(&mut scratch.hidden, T::from_f64(self.fire.slope), columns);
-        chunk::spread(self.second_bias, to, columns);
-        let (data, row_stride, hidden) = (self.second, self.fire.width, (&scratch.hidden[..], WIDTH));
-        let second = Matrix { data, row_stride, column_stride: 1 };
-        add_product(lanes, [self.heads, self.fire.width], second, hidden, to, columns);
-    }
-
-    pub(super) fn gradient<L: Lanes<Number = T>>(&self) -> Gradient<T> {
-        let (heads, width) = (self.heads, self.fire.width);
-        Gradient {
-            scalars: [0.0; 2],
-            first: Sums::new::<L>([width, 1]),
-            first_bias: Sums::new::<L>([width, 1]),
-            second: Sums::new::<L>([heads, width]),
-            second_bias: Sums::new::<L>([heads, 1]),
+        let (from, to_keys) = (&by_head[..], &mut by_key[..]);
+        let rows = pairs.count;
+        lanes.run(Transpose { from, stride: room, rows, head_dim: room, factor: T::ONE, to: to_keys, width: WIDTH });
+        for (to, from) in to.chunks_exact_mut(WIDTH).zip(by_key.chunks_exact(WIDTH)) {
+            to[..columns].copy_from_slice(&from[..columns]);
         }
     }
 
-    /// Adds the gradient of a chunk, given that in its bias, `[H, WIDTH]` with zeros up to a whole vector; `scratch` is as
-    /// [`Over::bias`] left it.
+    /// Numbers that [`Over::backward`] adds to.
+    pub(super) fn sums(&self) -> usize {
+        self.pieces.count() * MOMENTS * self.pieces.room
+    }
+
+    /// Adds what a chunk brings, given the gradient in its bias, `[H, stride]`; `scratch` is as [`Over::place`] left it.
     #[inline(always)]
     pub(super) fn backward<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         pairs: Pairs,
-        d_bias: &[T],
+        (d_bias, stride): (&[T], usize),
         scratch: &mut Scratch<T>,
-        gradient: &mut Gradient<T>,
+        sums: &mut [T],
     ) {
-        let (columns, width) = (pairs.count.next_multiple_of(L::COUNT), self.fire.width);
-        let Scratch { t, hidden, d_hidden, d_t } = scratch;
-        let ones = [T::ONE; WIDTH];
-        gradient.second.add(lanes, (d_bias, WIDTH), (hidden, WIDTH), columns);
-        gradient.second_bias.add(lanes, (d_bias, WIDTH), (&ones, WIDTH), columns);
-        d_hidden.fill(T::ZERO);
-        let second = Matrix { data: self.second, row_stride: 1, column_stride: width };
-        add_product(lanes, [width, self.heads], second, (d_bias, WIDTH), d_hidden, columns);
-        chunk::rectify_backward(hidden, d_hidden, T::from_f64(self.fire.slope), columns);
-        gradient.first.add(lanes, (d_hidden, WIDTH), (t, WIDTH), columns);
-        gradient.first_bias.add(lanes, (d_hidden, WIDTH), (&ones, WIDTH), columns);
-        d_t.fill(T::ZERO);
-        let first = Matrix { data: self.first, row_stride: width, column_stride: 1 };
-        add_product(lanes, [1, width], first, (d_hidden, WIDTH), d_t, columns);
-        let ([psi, psi_in_c], [inverse, in_c, in_m]) = (&self.psi, &self.inverse);
-        let mut scalars = [T::ZERO; 2];
-        for (&d_t, (distance, position)) in d_t.iter().zip(pairs.each()) {
-            let of_c = psi_in_c[distance] * inverse[position] + psi[distance] * in_c[position];
-            scalars[0] += d_t * of_c;
-            scalars[1] += d_t * psi[distance] * in_m[position];
+        let room = self.pieces.room;
+        let Scratch { t, piece, slopes: [in_c, in_m], by_head, by_key } = scratch;
+        let ([psi, psi_in_c], [inverse, inverse_in_c, inverse_in_m]) = (&self.psi, &self.inverse);
+        pairs.each(|at, distance, position| {
+            in_c[at] = psi_in_c[distance] * inverse[position] + psi[distance] * inverse_in_c[position];
+            in_m[at] = psi[distance] * inverse_in_m[position];
+        });
+        // whole squares of heads, of which the last are zero
+        for (to, from) in by_key.chunks_exact_mut(WIDTH).zip(d_bias.chunks(stride).take(self.heads)) {
+            to[..pairs.count].copy_from_slice(&from[..pairs.count]);
         }
-        gradient.scalars.iter_mut().zip(scalars).for_each(|(sum, part)| *sum += part.to_f64());
+        by_key[self.heads * WIDTH..].fill(T::ZERO);
+        let (from, to, head_dim) = (&by_key[..], &mut by_head[..], pairs.count);
+        lanes.run(Transpose { from, stride: WIDTH, rows: room, head_dim, factor: T::ONE, to, width: room });
+        let mut first = 0;
+        while first < pairs.count {
+            let own = piece[first];
+            let run = first..first + piece[first..pairs.count].iter().take_while(|piece| **piece == own).count();
+            first = run.end;
+            let factors = [&t[run.clone()], &in_c[run.clone()], &in_m[run.clone()]];
+            let sums = &mut sums[own * MOMENTS * room..][..MOMENTS * room];
+            lanes.run(Moments { d: &by_head[run.start * room..run.end * room], factors, sums });
+        }
+    }
+
+    /// Adds the gradient in all numbers.
+    pub(super) fn finish(&self, sums: &[T], to: &mut [T]) {
+        let [first, first_bias, second, _] = self.network;
+        let (heads, width, room) = (self.heads, first.len(), self.pieces.room);
+        let mut sum = vec![0.0; to.len()];
+        let (scalars, rest) = sum.split_at_mut(2);
+        let (d_first, rest) = rest.split_at_mut(width);
+        let (d_first_bias, rest) = rest.split_at_mut(width);
+        let (d_second, d_second_bias) = rest.split_at_mut(heads * width);
+        for (piece, moments) in sums.chunks_exact(MOMENTS * room).enumerate() {
+            let (_, slopes) = self.pieces.line(piece);
+            for head in 0..heads {
+                let [whole, with_t, in_c, in_m] = [0, 1, 2, 3].map(|moment| moments[moment * room + head].to_f64());
+                scalars[0] += slopes[head].to_f64() * in_c;
+                scalars[1] += slopes[head].to_f64() * in_m;
+                d_second_bias[head] += whole;
+                for unit in 0..width {
+                    let factor = self.pieces.factor(piece, unit);
+                    let [w, b, of_second] = [first[unit], first_bias[unit], second[head * width + unit]].map(T::to_f64);
+                    d_second[head * width + unit] += factor * (w * with_t + b * whole);
+                    d_first[unit] += factor * of_second * with_t;
+                    d_first_bias[unit] += factor * of_second * whole;
+                }
+            }
+        }
+        to.iter_mut().zip(sum).for_each(|(to, sum)| *to += T::from_f64(sum));
     }
 }
 
-impl<T: Number> Gradient<T> {
-    /// Adds the sums to the gradient of all numbers.
+/// Adds rows times factors, `[keys, room]`, to four sums of them: plain, and with each of three factors.
+struct Moments<'a, T> {
+    d: &'a [T],
+    factors: [&'a [T]; 3],
+    /// `[MOMENTS, room]`
+    sums: &'a mut [T],
+}
+
+impl<T: Number> Kernel<T> for Moments<'_, T> {
+    type Output = ();
+
     #[inline(always)]
-    pub(super) fn finish<L: Lanes<Number = T>>(&self, lanes: L, to: &mut [T]) {
-        let width = self.first.len();
-        to.iter_mut().zip(self.scalars).for_each(|(to, sum)| *to += T::from_f64(sum));
-        let mut at = 2;
-        for (sums, strides) in
-            [(&self.first, [1, 0]), (&self.first_bias, [1, 0]), (&self.second, [width, 1]), (&self.second_bias, [1, 0])]
-        {
-            sums.finish(lanes, &mut to[at..at + sums.len()], strides);
-            at += sums.len();
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let Moments { d, factors, sums } = self;
+        let room = sums.len() / MOMENTS;
+        assert!(room.is_multiple_of(L::COUNT) && factors.iter().all(|factor| factor.len() * room == d.len()));
+        for head in (0..room).step_by(L::COUNT) {
+            // SAFETY: the assertion bounds every index: rows and sums are whole vectors.
+            unsafe {
+                let place = |moment: usize| moment * room + head;
+                let [mut whole, mut a, mut b, mut c] = [0, 1, 2, 3].map(|n| lanes.load(sums.as_ptr().add(place(n))));
+                for key in 0..factors[0].len() {
+                    let d = lanes.load(d.as_ptr().add(key * room + head));
+                    whole = lanes.add(whole, d);
+                    a = lanes.mul_add(lanes.splat(factors[0][key]), d, a);
+                    b = lanes.mul_add(lanes.splat(factors[1][key]), d, b);
+                    c = lanes.mul_add(lanes.splat(factors[2][key]), d, c);
+                }
+                for (n, sum) in [whole, a, b, c].into_iter().enumerate() {
+                    lanes.store(sums.as_mut_ptr().add(place(n)), sum);
+                }
+            }
         }
     }
 }

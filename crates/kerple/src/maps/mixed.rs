@@ -6,15 +6,17 @@
 //! ```
 //!
 //! Where the bias is a table over distances, so is its share of the network's first layer, `t[d] = W1b b[d] + b1`: it is made
-//! once a call, and its gradient is summed over the diagonals of a block before W1b and b see it. So a pair costs the scores'
+//! once a call, and its gradient is summed by distance over all blocks before W1b and b see it. So a pair costs the scores'
 //! share, `2 H D` multiply-adds, whatever the bias.
 
-use super::bias::{BiasSums, DiagonalSums, Diagonals, Source};
+use super::bias::{Diagonals, Source};
 use super::chunk::{self, WIDTH, channels};
 use super::fire::{self, Fire, Pairs};
 use super::network::{self, Network, Part};
 use super::{Extent, Map};
 use crate::Number;
+use crate::attention::product::Keep;
+use crate::attention::rows::Transpose;
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::forms::{Block, MapGradients, Reach, ScoreMap};
 
@@ -99,86 +101,133 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
     }
 
     fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>) {
-        let MapGradients { d_scores, d_q: _, d_parameters } = gradients;
-        chunk::run(Backward { over: self, block, scores, d_scores, d_parameters });
+        let MapGradients { d_scores, d_q: _, sums } = gradients;
+        chunk::run(Backward { over: self, block, scores, d_scores, sums });
+    }
+
+    fn sums(&self) -> usize {
+        self.lengths().iter().sum()
+    }
+
+    fn finish(&self, sums: &[T], d_parameters: &mut [T]) {
+        chunk::run(Finish { over: self, sums, to: d_parameters });
     }
 }
 
-/// The pairs of one row that are handled at a time.
+/// The pairs of one row that are handled at a time: whole vectors of keys, unseen ones at both ends.
 #[derive(Clone, Copy)]
 struct Chunk {
     /// Where they start in the scores of the first head.
     at: usize,
-    pairs: Pairs,
+    keys: usize,
     /// Distance of the first.
     distance: isize,
+    /// Without the unseen keys after the last.
+    pairs: Pairs,
 }
 
-/// Calls `f` with each chunk of what the rows see.
+/// Calls `f` with each chunk of what the rows see. Columns are whole vectors.
 #[inline(always)]
-fn each_chunk<T>(block: &Block<T>, mut f: impl FnMut(Chunk)) {
+fn each_chunk<L: Lanes>(block: &Block<L::Number>, mut f: impl FnMut(Chunk)) {
     for row in 0..block.rows {
         let visible = block.visible(row);
-        for first in visible.clone().step_by(WIDTH) {
+        let (start, end) = (visible.start / L::COUNT * L::COUNT, visible.end.next_multiple_of(L::COUNT));
+        for first in (start..end).step_by(WIDTH) {
             let query = block.first_position + row as isize;
-            let pairs = Pairs { query, first_key: block.first_key + first, count: (visible.end - first).min(WIDTH) };
-            f(Chunk { at: row * block.columns + first, pairs, distance: block.distance(row, first) });
+            let keys = (end - first).min(WIDTH);
+            let pairs = Pairs { query, first_key: block.first_key + first, count: keys.min(visible.end - first) };
+            f(Chunk { at: row * block.columns + first, keys, distance: block.distance(row, first), pairs });
         }
+    }
+}
+
+/// A row of each head, `keys` long: `f(head, row)`.
+#[inline(always)]
+fn each_head<T>(all: &mut [T], chunk: Chunk, stride: usize, mut f: impl FnMut(usize, &mut [T])) {
+    for (head, row) in all[chunk.at..].chunks_mut(stride).enumerate() {
+        f(head, &mut row[..chunk.keys]);
     }
 }
 
 /// What a chunk is computed in.
 struct Scratch<T> {
     /// `[H, WIDTH]`
-    scores: Vec<T>,
     bias: Vec<T>,
-    mapped: Vec<T>,
-    /// `[D, WIDTH]`
+    d_bias: Vec<T>,
+    /// With keys as lanes, `[room, WIDTH]`.
     hidden: Vec<T>,
+    /// With units as lanes, `[WIDTH, room]`.
+    units: Vec<T>,
+    d_units: Vec<T>,
     fire: Option<fire::Scratch<T>>,
+}
+
+/// The parts of an array of these lengths.
+fn cut<T, const N: usize>(mut all: &[T], lengths: [usize; N]) -> [&[T]; N] {
+    lengths.map(|length| {
+        let (part, rest) = all.split_at(length);
+        all = rest;
+        part
+    })
+}
+
+fn cut_mut<T, const N: usize>(mut all: &mut [T], lengths: [usize; N]) -> [&mut [T]; N] {
+    lengths.map(|length| {
+        let (part, rest) = std::mem::take(&mut all).split_at_mut(length);
+        all = rest;
+        part
+    })
 }
 
 impl<T: Number> Over<'_, T> {
     fn scratch(&self) -> Scratch<T> {
-        let (heads, hidden) = (self.mixed.heads, self.mixed.network.as_ref().map_or(0, |network| network.hidden));
-        let [scores, bias, mapped] = [(); 3].map(|()| channels(heads));
-        Scratch { scores, bias, mapped, hidden: channels(hidden), fire: self.source.scratch() }
+        let room = self.network.as_ref().map_or(0, |network| network.room);
+        let [bias, d_bias] = [(); 2].map(|()| channels(self.mixed.heads));
+        let [hidden, units, d_units] = [(); 3].map(|()| channels(room));
+        Scratch { bias, d_bias, hidden, units, d_units, fire: self.source.scratch() }
     }
 
-    /// Loads scores, biases and the network's inputs to its hidden units.
-    #[inline(always)]
-    fn load<L: Lanes<Number = T>>(
-        &self,
-        lanes: L,
-        block: &Block<T>,
-        all: &[T],
-        chunk: Chunk,
-        scratch: &mut Scratch<T>,
-    ) {
-        let (count, stride) = (chunk.pairs.count, block.rows * block.columns);
-        let Scratch { scores, bias, hidden, fire, .. } = scratch;
-        chunk::load(lanes, &all[chunk.at..], stride, scores, count);
-        self.source.load(lanes, chunk.pairs, chunk.distance, fire.as_mut(), bias);
-        let Some(network) = &self.network else { return };
-        if let Source::Table(table) = &self.source {
-            let first = table.column(chunk.distance) as usize;
-            chunk::load(lanes, &table.hidden[first..], table.stride, hidden, count);
-        } else {
-            let columns = count.next_multiple_of(L::COUNT);
-            chunk::spread(network.first_bias, hidden, columns);
-            network.add_first(lanes, Part::Biases, (bias, WIDTH), hidden, count);
-        }
-        network.add_first(lanes, Part::Scores, (scores, WIDTH), hidden, count);
+    /// Columns of what is summed by distance; where there is no table, by the place in a chunk.
+    fn stride(&self) -> usize {
+        if let Source::Table(table) = &self.source { table.stride } else { WIDTH }
     }
 
-    /// What the softmax gets of a loaded chunk, without the network's result.
-    #[inline(always)]
-    fn residual(&self, scratch: &mut Scratch<T>) {
-        scratch.mapped.copy_from_slice(&scratch.scores);
-        if self.mixed.adds_bias() {
-            scratch.mapped.iter_mut().zip(&scratch.bias).for_each(|(to, bias)| *to += *bias);
-        }
+    fn column(&self, distance: isize) -> usize {
+        if let Source::Table(table) = &self.source { table.column(distance) as usize } else { 0 }
     }
+
+    /// Lengths of what the backward sums: FIRE's; by distance the gradient in f, `[H, stride]`, and in z, `[stride, room]`;
+    /// that in W1 of scores, in W1 of biases unless they are a table's, and in W2, `[H, room]` each.
+    fn lengths(&self) -> [usize; 6] {
+        let (heads, stride) = (self.mixed.heads, self.stride());
+        let fire = if let Source::Fire(fire) = &self.source { fire.sums() } else { 0 };
+        let by_distance = if self.network.is_some() || self.sizes[0] > 0 { heads * stride } else { 0 };
+        let Some(network) = &self.network else { return [fire, by_distance, 0, 0, 0, 0] };
+        let weights = heads * network.room;
+        let of_biases = if fire > 0 { weights } else { 0 };
+        [fire, by_distance, stride * network.room, weights, of_biases, weights]
+    }
+}
+
+/// Rows of `from` columns copied to rows of `to`, as far as both go.
+fn copy_columns<T: Copy>((values, from): (&[T], usize), (to, columns): (&mut [T], usize)) {
+    let both = from.min(columns);
+    for (to, from) in to.chunks_exact_mut(columns).zip(values.chunks_exact(from)) {
+        to[..both].copy_from_slice(&from[..both]);
+    }
+}
+
+/// The block and its values with columns that are whole vectors, where they are not so already.
+fn widened<'q, L: Lanes>(
+    block: &Block<'q, L::Number>,
+    values: &[L::Number],
+) -> Option<(Block<'q, L::Number>, Vec<L::Number>)> {
+    let columns = block.columns.next_multiple_of(L::COUNT);
+    (columns != block.columns).then(|| {
+        let mut to = vec![L::Number::ZERO; block.heads * block.rows * columns];
+        copy_columns((values, block.columns), (&mut to, columns));
+        (Block { columns, ..*block }, to)
+    })
 }
 
 struct Forward<'a, T> {
@@ -193,21 +242,57 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let Forward { over, block, scores } = self;
-        let (mut scratch, stride) = (over.scratch(), block.rows * block.columns);
-        each_chunk(block, |chunk| {
-            over.load(lanes, block, scores, chunk, &mut scratch);
-            over.residual(&mut scratch);
-            let (count, Scratch { mapped, hidden, .. }) = (chunk.pairs.count, &mut scratch);
-            if let Some(network) = &over.network {
-                for (to, bias) in mapped.chunks_exact_mut(WIDTH).zip(network.second_bias) {
-                    to.iter_mut().for_each(|to| *to += *bias);
-                }
-                network.add_second(lanes, hidden, mapped, count);
+        if let Some((wide, mut all)) = widened::<L>(block, scores) {
+            over.forward(&wide, &mut all);
+            return copy_columns((&all, wide.columns), (scores, block.columns));
+        }
+        let mut scratch = over.scratch();
+        each_chunk::<L>(block, |chunk| over.chunk(lanes, block, scores, chunk, &mut scratch));
+    }
+}
+
+impl<T: Number> Over<'_, T> {
+    /// Maps a chunk of scores.
+    #[inline(always)]
+    fn chunk<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        block: &Block<T>,
+        scores: &mut [T],
+        chunk: Chunk,
+        scratch: &mut Scratch<T>,
+    ) {
+        let (keys, stride, column) = (chunk.keys, block.rows * block.columns, self.column(chunk.distance));
+        let Scratch { bias, hidden, fire, .. } = scratch;
+        let (bias, bias_stride) = match (&self.source, fire) {
+            (Source::Table(table), _) => (&table.bias[column..], table.stride),
+            (Source::Fire(of), Some(fire)) => {
+                of.bias(lanes, chunk.pairs, fire, bias);
+                (&bias[..], WIDTH)
             }
-            for (to, from) in scores[chunk.at..].chunks_mut(stride).zip(mapped.chunks_exact(WIDTH)) {
-                to[..count].copy_from_slice(&from[..count]);
+            _ => (&bias[..], WIDTH),
+        };
+        if let Some(network) = &self.network {
+            let keep = match &self.source {
+                Source::Table(table) => Keep::Onto(&table.hidden[0][column..], table.stride),
+                Source::Fire(_) | Source::None => Keep::Onto(&network.constant[0], WIDTH),
+            };
+            network.first_onto(lanes, Part::Scores, (&scores[chunk.at..], stride), keep, hidden, keys);
+            if let Source::Fire(_) = self.source {
+                network.add_first(lanes, Part::Biases, (bias, WIDTH), hidden, keys);
+            }
+        }
+        each_head(scores, chunk, stride, |head, row| {
+            let constant = self.network.as_ref().map_or(T::ZERO, |network| network.second_bias[head]);
+            if self.mixed.adds_bias() {
+                row.iter_mut().zip(&bias[head * bias_stride..]).for_each(|(to, bias)| *to += *bias + constant);
+            } else {
+                row.iter_mut().for_each(|to| *to += constant);
             }
         });
+        if let Some(network) = &self.network {
+            network.add_second(lanes, hidden, (&mut scores[chunk.at..], stride), keys);
+        }
     }
 }
 
@@ -216,7 +301,7 @@ struct Backward<'a, T> {
     block: &'a Block<'a, T>,
     scores: &'a [T],
     d_scores: &'a mut [T],
-    d_parameters: &'a mut [T],
+    sums: &'a mut [T],
 }
 
 impl<T: Number> Kernel<T> for Backward<'_, T> {
@@ -224,113 +309,161 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Backward { over, block, scores, d_scores, d_parameters } = self;
-        let stride = block.rows * block.columns;
-        let mut scratch = over.scratch();
-        let (mut d_mapped, mut d_hidden) = (channels(over.mixed.heads), scratch.hidden.clone());
-        let mut of_network = over.network.as_ref().map(|network| network.gradient::<L>());
-        let mut of_bias = over.source.sums::<L>(block, scratch.hidden.len() / WIDTH);
-        each_chunk(block, |chunk| {
-            let count = chunk.pairs.count;
-            over.load(lanes, block, scores, chunk, &mut scratch);
-            chunk::load(lanes, &d_scores[chunk.at..], stride, &mut d_mapped, count);
-            let Scratch { scores, bias, mapped, hidden, fire } = &mut scratch;
-            // `mapped` takes the gradient in the scores
-            mapped.copy_from_slice(&d_mapped);
-            if let (Some(network), Some(sums)) = (&over.network, &mut of_network) {
-                chunk::rectify(hidden, T::from_f64(network::SLOPE), count.next_multiple_of(L::COUNT));
-                network.second_backward(lanes, hidden, &d_mapped, &mut d_hidden, count);
-                network.add_to_second(lanes, &d_mapped, hidden, sums, count);
-                network.add_to_first(lanes, Part::Scores, (&d_hidden, WIDTH), (scores, WIDTH), sums, count);
-                network.add_first_backward(lanes, Part::Scores, (&d_hidden, WIDTH), mapped, count);
+        let Backward { over, block, scores, d_scores, sums } = self;
+        if let Some((wide, mut d_all)) = widened::<L>(block, d_scores) {
+            let (mut all, columns) = (vec![T::ZERO; d_all.len()], wide.columns);
+            copy_columns((scores, block.columns), (&mut all, columns));
+            over.backward(&wide, &all, MapGradients { d_scores: &mut d_all, d_q: &mut [], sums });
+            return copy_columns((&d_all, columns), (d_scores, block.columns));
+        }
+        let mut sums = cut_mut(sums, over.lengths());
+        let (mut scratch, stride) = (over.scratch(), block.rows * block.columns);
+        each_chunk::<L>(block, |chunk| {
+            if let (Source::Fire(of), Some(fire)) = (&over.source, &mut scratch.fire) {
+                match over.network {
+                    Some(_) => of.bias(lanes, chunk.pairs, fire, &mut scratch.bias),
+                    None => of.place(chunk.pairs, fire),
+                }
             }
-            for (to, from) in d_scores[chunk.at..].chunks_mut(stride).zip(mapped.chunks_exact(WIDTH)) {
-                to[..count].copy_from_slice(&from[..count]);
+            let by_distance = &mut *sums[1];
+            if !by_distance.is_empty() {
+                let (width, column) = (over.stride(), over.column(chunk.distance));
+                each_head(d_scores, chunk, stride, |head, row| {
+                    let to = &mut by_distance[head * width + column..];
+                    to.iter_mut().zip(row).for_each(|(to, d)| *to += *d);
+                });
             }
-            if let (Source::Table(table), BiasSums::Table(sums)) = (&over.source, &mut of_bias) {
-                let at = (table.column(chunk.distance) - sums.first) as usize;
-                DiagonalSums::add(&mut sums.mapped, sums.width, at, &d_mapped, count);
-                DiagonalSums::add(&mut sums.hidden, sums.width, at, &d_hidden, count);
-                return;
-            }
-            over.hidden_backward(lanes, &d_hidden, bias, &mut of_network, count);
-            if let Source::Fire(_) = over.source {
-                over.bias_backward(lanes, (&d_mapped, WIDTH), (&d_hidden, WIDTH), bias, count);
-                over.source.backward(lanes, chunk.pairs, chunk.distance, bias, fire.as_mut(), &mut of_bias);
+            let d_bias = match &over.network {
+                Some(network) => {
+                    let arrays = (scores, &mut *d_scores, stride);
+                    over.network_backward(lanes, network, chunk, arrays, &mut sums, &mut scratch);
+                    (&scratch.d_bias[..], WIDTH)
+                }
+                None => (&d_scores[chunk.at..], stride),
+            };
+            if let (Source::Fire(of), Some(scratch)) = (&over.source, &mut scratch.fire) {
+                of.backward(lanes, chunk.pairs, d_bias, scratch, sums[0]);
             }
         });
-        let (to_bias, to_network) = d_parameters.split_at_mut(over.sizes[0] + over.sizes[1]);
-        match (&over.source, &of_bias) {
-            (Source::Table(table), BiasSums::Table(sums)) => {
-                over.finish_table(lanes, table, sums, to_bias, &mut of_network);
-            }
-            (source, sums) => source.finish(lanes, sums, to_bias),
+    }
+}
+
+impl<T: Number> Over<'_, T> {
+    /// From the gradient in a chunk's mapped scores to that in its scores, and in its biases where they are no table's.
+    #[inline(always)]
+    fn network_backward<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        network: &network::Over<T>,
+        chunk: Chunk,
+        (scores, d_scores, stride): (&[T], &mut [T], usize),
+        [_, _, of_z, of_scores, of_biases, second]: &mut [&mut [T]; 6],
+        scratch: &mut Scratch<T>,
+    ) {
+        let (keys, room, column) = (chunk.keys, network.room, self.column(chunk.distance));
+        let Scratch { bias, d_bias, hidden, units, d_units, .. } = scratch;
+        let scores = (&scores[chunk.at..], stride);
+        let bias = if let Source::Fire(_) = self.source { Some((&bias[..], WIDTH)) } else { None };
+        let keep = match &self.source {
+            Source::Table(table) => Keep::Onto(&table.hidden[1][column * room..], room),
+            Source::Fire(_) | Source::None => Keep::Onto(&network.constant[1], room),
+        };
+        network.units(lanes, Part::Scores, scores, keep, units, keys);
+        if let Some(bias) = bias {
+            network.units(lanes, Part::Biases, bias, Keep::Add, units, keys);
         }
-        if let (Some(network), Some(sums)) = (&over.network, &of_network) {
-            network.finish(lanes, sums, to_network);
+        network.units_backward(lanes, (&d_scores[chunk.at..], stride), d_units, keys);
+        let by_distance = &mut of_z[column * room..][..keys * room];
+        let slope = T::from_f64(network::SLOPE);
+        for ((value, d), sum) in units.iter_mut().zip(&mut d_units[..]).zip(by_distance) {
+            let factor = if *value > T::ZERO { T::ONE } else { slope };
+            *value = factor * *value;
+            *d = factor * *d;
+            *sum += *d;
+        }
+        network.add_weights(lanes, (&d_scores[chunk.at..], stride), units, second, keys);
+        if network.sees(Part::Scores) {
+            network.add_weights(lanes, scores, d_units, of_scores, keys);
+        }
+        let (from, to) = (&d_units[..], &mut hidden[..]);
+        lanes.run(Transpose { from, stride: room, rows: keys, head_dim: room, factor: T::ONE, to, width: WIDTH });
+        if let Some(bias) = bias {
+            network.add_weights(lanes, bias, d_units, of_biases, keys);
+            d_bias.fill(T::ZERO);
+            if self.mixed.adds_bias() {
+                chunk::load(lanes, &d_scores[chunk.at..], stride, d_bias, keys);
+            }
+            network.add_first_backward(lanes, Part::Biases, hidden, (d_bias, WIDTH), keys);
+        }
+        network.add_first_backward(lanes, Part::Scores, hidden, (&mut d_scores[chunk.at..], stride), keys);
+    }
+}
+
+/// Makes the gradient in the numbers of what was summed.
+struct Finish<'a, T> {
+    over: &'a Over<'a, T>,
+    sums: &'a [T],
+    to: &'a mut [T],
+}
+
+impl<T: Number> Kernel<T> for Finish<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let Finish { over, sums, to } = self;
+        let [fire, of_f, of_z, of_scores, of_biases, second] = cut(sums, over.lengths());
+        to.fill(T::ZERO);
+        let [to_table, to_fire, to_network] = cut_mut(to, over.sizes);
+        let mut of_biases = of_biases.to_vec();
+        match &over.source {
+            Source::None => {}
+            Source::Fire(of) => of.finish(fire, to_fire),
+            Source::Table(table) => over.finish_table(lanes, table, of_f, of_z, &mut of_biases, to_table),
+        }
+        if let Some(network) = &over.network {
+            network.finish([of_scores, &of_biases, second, of_z, of_f], to_network);
         }
     }
 }
 
 impl<T: Number> Over<'_, T> {
-    /// Adds the gradient of b1, and of W1 through the biases of a chunk.
-    #[inline(always)]
-    fn hidden_backward<L: Lanes<Number = T>>(
-        &self,
-        lanes: L,
-        d_hidden: &[T],
-        bias: &[T],
-        sums: &mut Option<network::Gradient<T>>,
-        count: usize,
-    ) {
-        if let (Some(network), Some(sums)) = (&self.network, sums) {
-            network.add_to_first_bias(lanes, (d_hidden, WIDTH), sums, count);
-            network.add_to_first(lanes, Part::Biases, (d_hidden, WIDTH), (bias, WIDTH), sums, count);
-        }
-    }
-
-    /// The gradient in the bias, given that in the mapped scores and in the hidden layer; overwrites `to`, `[H, WIDTH]`.
-    #[inline(always)]
-    fn bias_backward<L: Lanes<Number = T>>(
-        &self,
-        lanes: L,
-        d_mapped: (&[T], usize),
-        d_hidden: (&[T], usize),
-        to: &mut [T],
-        count: usize,
-    ) {
-        to.fill(T::ZERO);
-        if self.mixed.adds_bias() {
-            chunk::load(lanes, d_mapped.0, d_mapped.1, to, count);
-        }
-        if let Some(network) = &self.network {
-            network.add_first_backward(lanes, Part::Biases, d_hidden, to, count);
-        }
-    }
-
-    /// From sums over diagonals to the gradient in the table and in the network.
+    /// From sums by distance to the gradient in the table, and in W1 through it.
     #[inline(always)]
     fn finish_table<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         table: &Diagonals<T>,
-        sums: &DiagonalSums<T>,
-        d_table: &mut [T],
-        of_network: &mut Option<network::Gradient<T>>,
+        of_f: &[T],
+        of_z: &[T],
+        of_biases: &mut Vec<T>,
+        to: &mut [T],
     ) {
         let mut d_bias = channels(self.mixed.heads);
-        let (start, end) = sums.within(table);
-        for column in (start..end).step_by(WIDTH) {
-            let (count, at) = ((end - column).min(WIDTH as isize) as usize, (column - sums.first) as usize);
-            let (column, of_hidden) = (column as usize, &sums.hidden[at.min(sums.hidden.len())..]);
-            let (d_mapped, d_hidden) = ((&sums.mapped[at..], sums.width), (of_hidden, sums.width));
-            self.bias_backward(lanes, d_mapped, d_hidden, &mut d_bias, count);
-            table.add_gradient(column, (&d_bias, WIDTH), count, d_table);
-            if let (Some(network), Some(sums)) = (&self.network, &mut *of_network) {
-                network.add_to_first_bias(lanes, d_hidden, sums, count);
-                let bias = (&table.bias[column..], table.stride);
-                network.add_to_first(lanes, Part::Biases, d_hidden, bias, sums, count);
+        let mut d_hidden = channels(self.network.as_ref().map_or(0, |network| network.room));
+        of_biases.resize(d_hidden.len() / WIDTH * self.mixed.heads, T::ZERO);
+        for column in (0..table.columns).step_by(WIDTH) {
+            d_bias.fill(T::ZERO);
+            if self.mixed.adds_bias() {
+                chunk::load(lanes, &of_f[column..], table.stride, &mut d_bias, WIDTH);
             }
+            if let Some(network) = &self.network {
+                let (room, bias) = (network.room, (&table.bias[column..], table.stride));
+                let (from, to) = (&of_z[column * room..], &mut d_hidden[..]);
+                lanes.run(Transpose {
+                    from,
+                    stride: room,
+                    rows: WIDTH,
+                    head_dim: room,
+                    factor: T::ONE,
+                    to,
+                    width: WIDTH,
+                });
+                network.add_first_backward(lanes, Part::Biases, &d_hidden, (&mut d_bias, WIDTH), WIDTH);
+                network.add_weights(lanes, bias, from, of_biases, WIDTH);
+            }
+            let count = WIDTH.min(table.columns - column);
+            table.add_gradient(column, (&d_bias, WIDTH), count, to);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! DAPE's network over heads: `f = W2 act(W1 u + b1) + b2`, where `u` stacks scores and biases of one query and key. Zheng et
 //! al. 2024, arXiv:2405.14722, Eq. 2 and 3.
 
-use super::chunk::{self, Sums, WIDTH, add_product};
+use super::chunk::{self, ROOM, WIDTH, channels};
 use crate::Number;
-use crate::attention::product::Matrix;
+use crate::attention::product::{Keep, Matrix, Product};
 use crate::cpu::lanes::Lanes;
 use serde::{Deserialize, Serialize};
 
@@ -91,18 +91,29 @@ impl Network {
     }
 }
 
-/// The network with its numbers.
+/// The network with its numbers, for keys as lanes and for hidden units as lanes.
+///
+/// The first layer of a forward has keys as lanes, like the scores. A backward has hidden units as lanes, `[keys, room]`: so
+/// the products with scores and gradients that make the gradient in W1 and W2 keep their sums in registers, and what is summed
+/// by distance lies in whole vectors.
 #[derive(Debug)]
 pub(super) struct Over<'a, T> {
     heads: usize,
-    hidden: usize,
+    pub(super) hidden: usize,
     inputs: usize,
+    /// Hidden units, rounded up to whole vectors.
+    pub(super) room: usize,
     first: &'a [T],
-    pub(super) first_bias: &'a [T],
     second: &'a [T],
     pub(super) second_bias: &'a [T],
     /// First inputs of the scores and of the biases.
     places: [Option<usize>; 2],
+    /// W1 of scores and of biases, `[H, room]`.
+    first_rows: [Vec<T>; 2],
+    /// W2, `[H, room]`.
+    second_rows: Vec<T>,
+    /// b1 for each key, `[D, WIDTH]` and `[WIDTH, room]`.
+    pub(super) constant: [Vec<T>; 2],
 }
 
 /// Scores or biases.
@@ -112,13 +123,8 @@ pub(super) enum Part {
     Biases = 1,
 }
 
-/// Sums over chunks of the gradient in the numbers.
-pub(super) struct Gradient<T> {
-    parts: [Sums<T>; 2],
-    first_bias: Sums<T>,
-    second: Sums<T>,
-    second_bias: Sums<T>,
-}
+/// Numbers at a distance of `stride` from channel to channel.
+pub(super) type Channels<'a, T> = (&'a [T], usize);
 
 impl<'a, T: Number> Over<'a, T> {
     pub(super) fn new(network: &Network, heads: usize, has_bias: bool, values: &'a [T]) -> Self {
@@ -131,7 +137,18 @@ impl<'a, T: Number> Over<'a, T> {
             false => [Some(0), None],
             true => [network.variant.scores(), Some(network.variant.biases() * heads)],
         };
-        Over { heads, hidden, inputs, first, first_bias, second, second_bias, places }
+        let room = hidden.next_multiple_of(ROOM);
+        let rows = |of: &dyn Fn(usize, usize) -> T| {
+            let row = |head| (0..room).map(move |unit| if unit < hidden { of(head, unit) } else { T::ZERO });
+            (0..heads).flat_map(row).collect::<Vec<T>>()
+        };
+        let first_rows = places
+            .map(|place| place.map_or_else(Vec::new, |place| rows(&|head, unit| first[unit * inputs + place + head])));
+        let second_rows = rows(&|head, unit| second[head * hidden + unit]);
+        let mut constant = [channels(hidden), vec![T::ZERO; WIDTH * room]];
+        constant[0].chunks_exact_mut(WIDTH).zip(first_bias).for_each(|(to, from)| to.fill(*from));
+        constant[1].chunks_exact_mut(room.max(1)).for_each(|to| to[..hidden].copy_from_slice(first_bias));
+        Over { heads, hidden, inputs, room, first, second, second_bias, places, first_rows, second_rows, constant }
     }
 
     /// The columns of W1 for one part, `[D, H]`, or their transpose `[H, D]`.
@@ -144,126 +161,169 @@ impl<'a, T: Number> Over<'a, T> {
         })
     }
 
-    /// `to += W1 u` for one part of u, `[H, stride]`; to `[D, WIDTH]`.
+    /// `to += W1 u` for one part of u; to `[D, WIDTH]`.
     #[inline(always)]
     pub(super) fn add_first<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         part: Part,
-        from: (&[T], usize),
+        from: Channels<T>,
         to: &mut [T],
         columns: usize,
     ) {
-        if let Some(weights) = self.first(part, false) {
-            add_product(lanes, [self.hidden, self.heads], weights, from, to, columns);
+        self.first_onto(lanes, part, from, Keep::Add, to, columns);
+    }
+
+    /// The same, added to what `keep` says.
+    #[inline(always)]
+    pub(super) fn first_onto<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        part: Part,
+        (b, b_stride): Channels<T>,
+        keep: Keep<T>,
+        to: &mut [T],
+        columns: usize,
+    ) {
+        if let Some(a) = self.first(part, false) {
+            let (rows, inner, c_stride) = (self.hidden, self.heads, WIDTH);
+            lanes.run(Product { rows, inner, columns, a, b, b_stride, c: to, c_stride, keep });
+        } else if let Keep::Onto(from, stride) = keep {
+            chunk::load(lanes, from, stride, to, columns);
         }
     }
 
-    /// `to += W1^T d` for one part, d `[D, stride]`, to `[H, WIDTH]`.
+    /// `to += W2 act(z)`, z `[D, WIDTH]` becomes act(z); to `[H, stride]`.
+    #[inline(always)]
+    pub(super) fn add_second<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        z: &mut [T],
+        (c, c_stride): (&mut [T], usize),
+        columns: usize,
+    ) {
+        chunk::rectify(z, T::from_f64(SLOPE), columns);
+        let a = Matrix { data: self.second, row_stride: self.hidden, column_stride: 1 };
+        let (rows, inner, keep) = (self.heads, self.hidden, Keep::Add);
+        lanes.run(Product { rows, inner, columns, a, b: z, b_stride: WIDTH, c, c_stride, keep });
+    }
+
+    /// `to = from W1^T` for one part of from, `[H, stride]`, with units as lanes; `[keys, room]`, added to what `keep` says.
+    #[inline(always)]
+    pub(super) fn units<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        part: Part,
+        from: Channels<T>,
+        keep: Keep<T>,
+        to: &mut [T],
+        keys: usize,
+    ) {
+        let weights = &self.first_rows[part as usize];
+        if self.places[part as usize].is_some() {
+            self.to_units(lanes, weights, from, keep, to, keys);
+        } else if let Keep::Onto(from, _) = keep {
+            to[..keys * self.room].copy_from_slice(&from[..keys * self.room]);
+        }
+    }
+
+    /// The gradient in act(z), `[keys, room]`, given that in f, `[H, stride]`.
+    #[inline(always)]
+    pub(super) fn units_backward<L: Lanes<Number = T>>(&self, lanes: L, d_f: Channels<T>, to: &mut [T], keys: usize) {
+        self.to_units(lanes, &self.second_rows, d_f, Keep::Overwrite, to, keys);
+    }
+
+    #[inline(always)]
+    fn to_units<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        weights: &[T],
+        (data, stride): Channels<T>,
+        keep: Keep<T>,
+        to: &mut [T],
+        keys: usize,
+    ) {
+        lanes.run(Product {
+            rows: keys,
+            inner: self.heads,
+            columns: self.room,
+            a: Matrix { data, row_stride: 1, column_stride: stride },
+            b: weights,
+            b_stride: self.room,
+            c: to,
+            c_stride: self.room,
+            keep,
+        });
+    }
+
+    /// `to += from^T units` over the keys of a chunk: the gradient in W1 or W2, `[H, room]`.
+    #[inline(always)]
+    pub(super) fn add_weights<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        (data, stride): Channels<T>,
+        units: &[T],
+        to: &mut [T],
+        keys: usize,
+    ) {
+        lanes.run(Product {
+            rows: self.heads,
+            inner: keys,
+            columns: self.room,
+            a: Matrix { data, row_stride: stride, column_stride: 1 },
+            b: units,
+            b_stride: self.room,
+            c: to,
+            c_stride: self.room,
+            keep: Keep::Add,
+        });
+    }
+
+    /// `to += W1^T d` for one part, d `[D, WIDTH]`, to `[H, stride]`.
     #[inline(always)]
     pub(super) fn add_first_backward<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         part: Part,
-        from: (&[T], usize),
-        to: &mut [T],
+        d_z: &[T],
+        (c, c_stride): (&mut [T], usize),
         columns: usize,
     ) {
-        if let Some(weights) = self.first(part, true) {
-            add_product(lanes, [self.heads, self.hidden], weights, from, to, columns);
+        if let Some(a) = self.first(part, true) {
+            let (rows, inner, keep) = (self.heads, self.hidden, Keep::Add);
+            lanes.run(Product { rows, inner, columns, a, b: d_z, b_stride: WIDTH, c, c_stride, keep });
         }
     }
 
-    /// `to += W2 act(z)`, z `[D, WIDTH]` becomes act(z); to `[H, WIDTH]`.
-    #[inline(always)]
-    pub(super) fn add_second<L: Lanes<Number = T>>(&self, lanes: L, z: &mut [T], to: &mut [T], columns: usize) {
-        chunk::rectify(z, T::from_f64(SLOPE), columns);
-        let second = Matrix { data: self.second, row_stride: self.hidden, column_stride: 1 };
-        add_product(lanes, [self.heads, self.hidden], second, (z, WIDTH), to, columns);
+    /// Whether it sees one part of its possible inputs.
+    pub(super) fn sees(&self, part: Part) -> bool {
+        self.places[part as usize].is_some()
     }
 
-    /// Overwrites `d_z` by the gradient in z, given that in f and act(z).
-    #[inline(always)]
-    pub(super) fn second_backward<L: Lanes<Number = T>>(
-        &self,
-        lanes: L,
-        a: &[T],
-        d_f: &[T],
-        d_z: &mut [T],
-        columns: usize,
-    ) {
-        d_z.fill(T::ZERO);
-        let second = Matrix { data: self.second, row_stride: 1, column_stride: self.hidden };
-        add_product(lanes, [self.hidden, self.heads], second, (d_f, WIDTH), d_z, columns);
-        chunk::rectify_backward(a, d_z, T::from_f64(SLOPE), columns);
-    }
-
-    pub(super) fn gradient<L: Lanes<Number = T>>(&self) -> Gradient<T> {
-        let (hidden, heads) = (self.hidden, self.heads);
-        let part = |place: Option<usize>| Sums::new::<L>([if place.is_some() { hidden } else { 0 }, heads]);
-        Gradient {
-            parts: self.places.map(part),
-            first_bias: Sums::new::<L>([hidden, 1]),
-            second: Sums::new::<L>([heads, hidden]),
-            second_bias: Sums::new::<L>([heads, 1]),
-        }
-    }
-
-    /// Adds the gradient of W2 and b2.
-    #[inline(always)]
-    pub(super) fn add_to_second<L: Lanes<Number = T>>(
-        &self,
-        lanes: L,
-        d_f: &[T],
-        a: &[T],
-        gradient: &mut Gradient<T>,
-        columns: usize,
-    ) {
-        gradient.second.add(lanes, (d_f, WIDTH), (a, WIDTH), columns);
-        gradient.second_bias.add(lanes, (d_f, WIDTH), (&[T::ONE; WIDTH], WIDTH), columns);
-    }
-
-    /// Adds the gradient of W1 through one part of u.
-    #[inline(always)]
-    pub(super) fn add_to_first<L: Lanes<Number = T>>(
-        &self,
-        lanes: L,
-        part: Part,
-        d_z: (&[T], usize),
-        u: (&[T], usize),
-        gradient: &mut Gradient<T>,
-        columns: usize,
-    ) {
-        if self.places[part as usize].is_some() {
-            gradient.parts[part as usize].add(lanes, d_z, u, columns);
-        }
-    }
-
-    /// Adds the gradient of b1.
-    #[inline(always)]
-    pub(super) fn add_to_first_bias<L: Lanes<Number = T>>(
-        &self,
-        lanes: L,
-        d_z: (&[T], usize),
-        gradient: &mut Gradient<T>,
-        columns: usize,
-    ) {
-        gradient.first_bias.add(lanes, d_z, (&[T::ONE; WIDTH], WIDTH), columns);
-    }
-
-    /// Adds the sums to the gradient of all numbers.
-    #[inline(always)]
-    pub(super) fn finish<L: Lanes<Number = T>>(&self, lanes: L, gradient: &Gradient<T>, to: &mut [T]) {
+    /// Adds the gradient in W1, b1, W2 and b2, given sums: those in W1 for each part and in W2, `[H, room]`, those in z,
+    /// `[keys, room]`, and those in f, `[H, keys]`.
+    pub(super) fn finish(&self, [scores, biases, second, of_z, of_f]: [&[T]; 5], to: &mut [T]) {
         let (first, rest) = to.split_at_mut(self.hidden * self.inputs);
         let (first_bias, rest) = rest.split_at_mut(self.hidden);
-        let (second, second_bias) = rest.split_at_mut(self.heads * self.hidden);
-        for (place, sums) in self.places.into_iter().zip(&gradient.parts) {
-            if let Some(place) = place {
-                sums.finish(lanes, &mut first[place..], [self.inputs, 1]);
+        let (to_second, second_bias) = rest.split_at_mut(self.heads * self.hidden);
+        for (place, sums) in self.places.into_iter().zip([scores, biases]) {
+            let Some(place) = place else { continue };
+            for (at, sums) in sums.chunks_exact(self.room).take(self.heads).enumerate() {
+                for (unit, sum) in sums[..self.hidden].iter().enumerate() {
+                    first[unit * self.inputs + place + at] += *sum;
+                }
             }
         }
-        gradient.first_bias.finish(lanes, first_bias, [1, 0]);
-        gradient.second.finish(lanes, second, [self.hidden, 1]);
-        gradient.second_bias.finish(lanes, second_bias, [1, 0]);
+        for (to, from) in to_second.chunks_exact_mut(self.hidden).zip(second.chunks_exact(self.room)) {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to += *from);
+        }
+        let mut sums = vec![0.0; self.hidden];
+        for row in of_z.chunks_exact(self.room) {
+            sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value.to_f64());
+        }
+        first_bias.iter_mut().zip(sums).for_each(|(to, sum)| *to += T::from_f64(sum));
+        for (to, row) in second_bias.iter_mut().zip(of_f.chunks_exact(of_f.len() / self.heads)) {
+            *to += T::from_f64(row.iter().map(|value| value.to_f64()).sum());
+        }
     }
 }

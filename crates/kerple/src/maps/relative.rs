@@ -356,7 +356,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
                 c_stride: over.width,
                 keep: Keep::Overwrite,
             });
-            over.add(block, head, span, &d_q, &d_vectors, gradients.d_q, gradients.d_parameters);
+            over.add(block, head, span, &d_q, &d_vectors, gradients.d_q, gradients.sums);
         }
     }
 }

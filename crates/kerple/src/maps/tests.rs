@@ -117,8 +117,10 @@ impl Case {
         let (mut d_q, mut d_parameters) = (vec![T::ZERO; q.len()], vec![T::ZERO; values.len()]);
         let map = self.map.over(&values, self.extent);
         assert_eq!(map.parameters(), values.len());
-        let gradients = MapGradients { d_scores: &mut d_scores, d_q: &mut d_q, d_parameters: &mut d_parameters };
+        let mut sums = vec![T::ZERO; map.sums()];
+        let gradients = MapGradients { d_scores: &mut d_scores, d_q: &mut d_q, sums: &mut sums };
         map.backward(&self.block(&q), &scores, gradients);
+        map.finish(&sums, &mut d_parameters);
         let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
         [self.seen(wide(d_scores)), wide(d_parameters), wide(d_q)]
     }
@@ -302,7 +304,7 @@ fn a_kernel_of_one_key_sees_no_neighbour() {
             convolved.forward(&case.block(&[]), &mut mapped);
             assert_close(&case.seen(mapped), &case.forward::<f64>(&case.q, &case.values, &scores), 1e-13, "forward");
             let mut d_parameters = vec![0.0; d_values.len()];
-            let gradients = MapGradients { d_scores: &mut got, d_q: &mut [], d_parameters: &mut d_parameters };
+            let gradients = MapGradients { d_scores: &mut got, d_q: &mut [], sums: &mut d_parameters };
             convolved.backward(&case.block(&[]), &scores, gradients);
             assert_close(&case.seen(got), &d_scores, 1e-12, "scores");
             assert_close(&d_parameters, &d_values, 1e-12, "numbers");

@@ -1,6 +1,6 @@
 //! Rows of all heads backwards: scores, map and weights again, then every gradient.
 
-use super::{Inputs, KEYS, Place, ROWS, Tiles, tiles};
+use super::{Inputs, KEYS, Place, Tiles, tiles};
 use crate::Number;
 use crate::attention::product::{Keep, Matrix, Product};
 use crate::attention::rows::{AddRow, Dots};
@@ -24,11 +24,11 @@ struct Call<'a, L: Lanes> {
     d_q: ViewMut<'a, L::Number>,
     d_k: ViewMut<'a, L::Number>,
     d_v: ViewMut<'a, L::Number>,
-    /// `[B, P]`, as a row for each sequence.
-    d_map: ViewMut<'a, L::Number>,
+    /// What the map sums, `[B, S]`, as a row for each sequence.
+    map_sums: ViewMut<'a, L::Number>,
     /// Of each tile of each key head of each sequence: which block may add to its `d_k` and `d_v`.
     turns: Turns,
-    /// Of each sequence: which block may add to `d_map`.
+    /// Of each sequence: which block may add to `map_sums`.
     map_turns: Turns,
 }
 
@@ -48,8 +48,8 @@ struct Scratch<T> {
     weights: Vec<T>,
     /// `d_out.v`, then the gradient in the mapped scores, then that in the scores.
     d_scores: Vec<T>,
-    /// `[P]`
-    d_map: Vec<T>,
+    /// `[S]`
+    map_sums: Vec<T>,
 }
 
 impl<T: Number> Kernel<T> for Backward<'_, T> {
@@ -59,8 +59,8 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
         let Backward { inputs, saved, gradients } = self;
         let Dims { batch, kv_heads, .. } = inputs.problem.dims;
         let Gradients { d_q, d_k, d_v, d_map, d_bias: _, d_weight: _ } = gradients;
-        let parameters = inputs.map.parameters();
-        let mut sums = vec![T::ZERO; batch * parameters];
+        let size = inputs.map.sums();
+        let mut sums = vec![T::ZERO; batch * size];
         let (blocks, spans) = (inputs.blocks(), inputs.spans());
         let first = first_blocks::<L>(&inputs);
         let call = Call {
@@ -70,7 +70,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
             d_q,
             d_k,
             d_v,
-            d_map: ViewMut::new(&mut sums, Strides { batch: parameters, head: parameters, row: parameters }),
+            map_sums: ViewMut::new(&mut sums, Strides { batch: size, head: size, row: size }),
             turns: Turns::new(batch * kv_heads * spans, |sum| first[sum / kv_heads / spans * spans + sum % spans]),
             map_turns: Turns::new(batch, |_| 0),
         };
@@ -86,8 +86,9 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
             },
         );
         if let Some(d_map) = d_map {
-            d_map.fill(T::ZERO);
-            sums.chunks_exact(parameters.max(1)).for_each(|from| lanes.run(AddRow { to: d_map, from }));
+            let (sum, others) = sums.split_at_mut(size);
+            others.chunks_exact(size.max(1)).for_each(|from| lanes.run(AddRow { to: sum, from }));
+            inputs.map.finish(sum, d_map);
         }
     }
 }
@@ -124,19 +125,18 @@ impl<L: Lanes> Call<'_, L> {
 
     fn scratch(&self) -> Scratch<L::Number> {
         let Dims { heads, head_dim, .. } = self.inputs.problem.dims;
-        let tiles = self.inputs.tiles::<L>();
-        let [d_out, d_q] = [(); 2].map(|()| workers::scratch(heads * ROWS * tiles.width));
+        let (tiles, rows) = (self.inputs.tiles::<L>(), heads * self.inputs.rows());
+        let [d_out, d_q] = [(); 2].map(|()| workers::scratch(rows * tiles.width));
         let [scores, weights, d_scores] = [(); 3].map(|()| self.inputs.scores::<L>());
-        let (d_q_of_map, d_map) =
-            (workers::scratch(heads * ROWS * head_dim), workers::scratch(self.inputs.map.parameters()));
-        let means = workers::scratch(heads * ROWS);
-        Scratch { tiles, d_out, means, d_q, d_q_of_map, scores, weights, d_scores, d_map }
+        let (d_q_of_map, map_sums) = (workers::scratch(rows * head_dim), workers::scratch(self.inputs.map.sums()));
+        let means = workers::scratch(rows);
+        Scratch { tiles, d_out, means, d_q, d_q_of_map, scores, weights, d_scores, map_sums }
     }
 
     fn block(&self, scratch: &mut Scratch<L::Number>, place: &Place, block: usize) {
         scratch.d_q_of_map.fill(L::Number::ZERO);
         scratch.d_q.fill(L::Number::ZERO);
-        scratch.d_map.fill(L::Number::ZERO);
+        scratch.map_sums.fill(L::Number::ZERO);
         let (inputs, d_out) = (&self.inputs, self.saved.d_out);
         inputs.load_queries(self.lanes, place, &mut scratch.tiles);
         let width = scratch.tiles.width;
@@ -147,9 +147,9 @@ impl<L: Lanes> Call<'_, L> {
         }
         self.store_d_q(scratch, place);
         self.map_turns.take(place.batch, block, || {
-            // SAFETY: the row is `[P]`, and it is this item's turn to write it.
-            let to = unsafe { self.d_map.row(place.batch, 0, 0, scratch.d_map.len()) };
-            self.lanes.run(AddRow { to, from: &scratch.d_map });
+            // SAFETY: the row is `[S]`, and it is this item's turn to write it.
+            let to = unsafe { self.map_sums.row(place.batch, 0, 0, scratch.map_sums.len()) };
+            self.lanes.run(AddRow { to, from: &scratch.map_sums });
         });
     }
 
@@ -171,7 +171,7 @@ impl<L: Lanes> Call<'_, L> {
         let of_block = MapGradients {
             d_scores: &mut scratch.d_scores[..size],
             d_q: &mut scratch.d_q_of_map[..heads * place.rows * head_dim],
-            d_parameters: &mut scratch.d_map,
+            sums: &mut scratch.map_sums,
         };
         let described = self.inputs.block(place, &scratch.tiles.q_of_map);
         self.inputs.map.backward(&described, &scratch.scores[..size], of_block);
@@ -230,16 +230,21 @@ impl<L: Lanes> Call<'_, L> {
         let Dims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
         let Scratch { tiles: Tiles { q, tile, width, .. }, d_out, weights, d_scores, .. } = scratch;
         for (_, first, count) in tiles(1, place.keys) {
+            let see = self.inputs.rows_that_see(place, first, count);
+            if see.is_empty() {
+                continue;
+            }
             for (of_scores, rows, view) in [(&*d_scores, &*q, &self.d_k), (&*weights, &*d_out, &self.d_v)] {
                 let group = heads / kv_heads;
                 for head in kv_head * group..(kv_head + 1) * group {
-                    let data = &of_scores[head * place.rows * place.columns + first..];
+                    let row = head * place.rows + see.start;
+                    let data = &of_scores[row * place.columns + first..];
                     self.lanes.run(Product {
                         rows: count,
-                        inner: place.rows,
+                        inner: see.len(),
                         columns: *width,
                         a: Matrix { data, row_stride: 1, column_stride: place.columns },
-                        b: &rows[head * place.rows * *width..],
+                        b: &rows[row * *width..],
                         b_stride: *width,
                         c: tile,
                         c_stride: *width,

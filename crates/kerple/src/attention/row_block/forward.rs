@@ -1,6 +1,6 @@
 //! Rows of all heads: scores, map, softmax, values.
 
-use super::{Inputs, Place, ROWS, Tiles};
+use super::{Inputs, Place, Tiles};
 use crate::Number;
 use crate::attention::rows::ScaleRow;
 use crate::attention::softmax::NextExponentials;
@@ -38,8 +38,9 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
         let blocks = inputs.blocks();
         let scratch = || {
             let tiles = inputs.tiles::<L>();
-            let out = workers::scratch(heads * ROWS * tiles.width);
-            let [largest, total, rescale] = [(); 3].map(|()| workers::scratch(heads * ROWS));
+            let rows = heads * inputs.rows();
+            let out = workers::scratch(rows * tiles.width);
+            let [largest, total, rescale] = [(); 3].map(|()| workers::scratch(rows));
             Scratch { tiles, scores: inputs.scores::<L>(), out, largest, total, rescale }
         };
         workers::for_each(batch * blocks, scratch, |scratch, item| {

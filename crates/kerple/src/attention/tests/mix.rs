@@ -127,7 +127,7 @@ impl<T: Number> ScoreMap<T> for Mix<T> {
     }
 
     fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>) {
-        let MapGradients { d_scores, d_q, d_parameters } = gradients;
+        let MapGradients { d_scores, d_q, sums: d_parameters } = gradients;
         let (d_z, Parts { mix, near, turn, .. }) = (d_scores.to_vec(), self.parts());
         let d = self.parts_mut(d_parameters);
         let index = |head: usize, row: usize, column: usize| (head * block.rows + row) * block.columns + column;
