@@ -402,7 +402,8 @@ pub struct Bench {
     /// Vocabulary (step, eval).
     #[arg(long, value_parser = count)]
     pub vocab: Option<usize>,
-    /// Time the scores of this encoding, alternately with KERPLE-log's (attention): a name, or a table in JSON.
+    /// Time a model with this encoding (step, eval), or its scores alternately with KERPLE-log's (attention): a name, or a
+    /// table in JSON.
     #[arg(long)]
     pub encoding: Option<String>,
     /// Threads; all when absent.

@@ -114,6 +114,7 @@ fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Res
         "NONE" => "none",
         "SIN_COS" => "sinusoidal",
         "ROTARY" => "rotary",
+        "RELATIVE" => "transformer_xl",
         other => return Err(format!("no encoding of this version is `{other}` of the original")),
     };
     let size =
@@ -128,9 +129,8 @@ fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Res
         .map(|row| row.iter().position(|value| *value == 1.0).map(|id| id as u32).ok_or("a token that is none"))
         .collect::<Result<_, _>>()?;
     let model = Transducer::new(&plan, size("output_size")?, &kerple_lm::device()).with_engine(engine);
-    let rotated = kind == "rotary";
     let (model, filled) = parameters::load(model, |path, values| {
-        let found = sizes.original(path, rotated, &|key| tensor(&format!("{name}/{key}")).map(|found| found.values))?;
+        let found = sizes.original(path, kind, &|key| tensor(&format!("{name}/{key}")).map(|found| found.values))?;
         if found.len() != values.len() {
             return Err(format!("{path}: {} values instead of {}", found.len(), values.len()));
         }
@@ -187,7 +187,7 @@ impl Sizes {
     fn original(
         &self,
         path: &str,
-        rotated: bool,
+        kind: &str,
         read: &dyn Fn(&str) -> Result<Vec<f64>, String>,
     ) -> Result<Vec<f64>, String> {
         let numbered = |name: &str, number: usize| match number {
@@ -200,9 +200,13 @@ impl Sizes {
             within(format!("{}/{part}", numbered("layer_norm", number)))
         };
         let linear = |number: usize, which: &str| within(format!("{}/{}", numbered("linear", number), &which[..1]));
-        let attention = |layer: usize, number: usize| {
-            within(format!("{}/{}/w", numbered("multi_head_dot_product_attention", layer), numbered("linear", number)))
+        let of_attention = |layer: usize, name: &str| {
+            within(format!("{}/{name}", numbered("multi_head_dot_product_attention", layer)))
         };
+        let attention =
+            |layer: usize, number: usize| of_attention(layer, &format!("{}/w", numbered("linear", number)));
+        // of the products of an attention, those of waves stand before the last
+        let (rotated, last) = (kind == "rotary", if kind == "transformer_xl" { 4 } else { 3 });
         let parts: Vec<&str> = path.split('.').collect();
         let layer = || parts[2].parse::<usize>().map_err(|error| error.to_string());
         match parts[..] {
@@ -213,7 +217,15 @@ impl Sizes {
             ["encoder", "blocks", _, "mlp", "norm", which] => norm(2 * layer()?, which),
             ["encoder", "blocks", _, "mlp", "up", which] => linear(2 * layer()?, which),
             ["encoder", "blocks", _, "mlp", "down", which] => linear(2 * layer()? + 1, which),
-            ["encoder", "blocks", _, "attention", "out", "weight"] => attention(layer()?, 3),
+            ["encoder", "blocks", _, "attention", "out", "weight"] => attention(layer()?, last),
+            ["encoder", "encoding", "layers", layer, number] => {
+                let layer = layer.parse::<usize>().map_err(|error| error.to_string())?;
+                match number {
+                    "0" => Ok(self.of_waves(&attention(layer, 3)?)),
+                    "1" => of_attention(layer, "relpos_contentbias"),
+                    _ => of_attention(layer, "relpos_relativebias"),
+                }
+            }
             ["encoder", "blocks", _, "attention", "qkv", "weight"] => {
                 let layer = layer()?;
                 let [q, k, v] = [attention(layer, 0)?, attention(layer, 1)?, attention(layer, 2)?];
@@ -221,6 +233,14 @@ impl Sizes {
             }
             _ => Err(format!("the original has nothing like {path}")),
         }
+    }
+
+    /// The transpose of a matrix `[waves, M]`, for waves of `i - j` where the original has them of `j - i`: sines change sign.
+    fn of_waves(&self, matrix: &[f64]) -> Vec<f64> {
+        let width = self.width;
+        let sign = |wave: usize| if wave < width / 2 { -1.0 } else { 1.0 };
+        let row = |feature: usize| (0..width).map(move |wave| sign(wave) * matrix[wave * width + feature]);
+        (0..width).flat_map(row).collect()
     }
 
     /// Matrices `[M, M]` side by side, head by head; columns that turn in neighbouring pairs become those that turn in halves.

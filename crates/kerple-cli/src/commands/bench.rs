@@ -178,8 +178,8 @@ pub fn run(args: &Bench) -> Outcome {
         (true, Work::Eval) => vec![16_384],
         (true, Work::Linear) => vec![4096, 32_768],
     };
-    let subject = model::Subject::new(args, sizes)?;
     let encoding = args.encoding.as_deref().map(encoding).transpose()?;
+    let subject = model::Subject::new(args, encoding.as_ref(), sizes)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Failure::failed(error.to_string(), "lower --threads"))?;
     pool.install(|| {

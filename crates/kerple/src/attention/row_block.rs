@@ -217,6 +217,10 @@ impl<T: Number> Inputs<'_, T> {
 
     /// Fills what the rows do not see.
     fn fill_unseen(&self, place: &Place, value: T, scores: &mut [T]) {
+        let [first, last] = [0, place.rows - 1].map(|row| self.problem.visible(place.batch, place.first_query + row));
+        if last.start <= place.first_key && first.end >= place.first_key + place.columns {
+            return;
+        }
         let visible = |row| {
             let keys = self.problem.visible(place.batch, place.first_query + row);
             let [start, end] = [keys.start, keys.end].map(|key| key.saturating_sub(place.first_key).min(place.keys));

@@ -2,7 +2,7 @@
 
 use super::{Row, Sizes, agree, times};
 use crate::args::Bench;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::memory::extra_mib;
 use burn::tensor::{Device, Tensor};
 use kerple::encoding::{Encoding, Method};
@@ -25,9 +25,9 @@ impl Subject {
     /// What the options say, or the run file they name.
     ///
     /// # Errors
-    /// A run file that cannot be read.
-    pub fn new(args: &Bench, sizes: Sizes) -> Result<Subject, kerple_lm::Error> {
-        let config = match &args.config {
+    /// A run file that cannot be read, an encoding that is none.
+    pub fn new(args: &Bench, encoding: Option<&Encoding>, sizes: Sizes) -> Result<Subject, Failure> {
+        let mut config = match &args.config {
             Some(path) => RunConfig::read(path, &args.set)?,
             None => RunConfig {
                 seed: 0,
@@ -43,7 +43,18 @@ impl Subject {
                 train: TrainConfig { steps: 1000, warmup: 0.0, ..TrainConfig::default() },
             },
         };
+        if let Some(encoding) = encoding {
+            config.encoding = encoding.clone();
+        }
         Ok(Subject { config, vocab: args.vocab.unwrap_or(256), device: args.hardware.device() })
+    }
+
+    /// What a row says of the bias: `usual` for KERPLE-log's.
+    fn bias(&self, usual: &'static str) -> &'static str {
+        match &self.config.encoding.method {
+            Method::KerpleLog(_) => usual,
+            other => other.kind(),
+        }
     }
 
     fn plan(&self, length: usize, batch: usize) -> Result<Plan, kerple_lm::Error> {
@@ -131,7 +142,7 @@ pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
         let flops = flops(&plan, sizes.batch, length, true);
         let mut row = Row::new("step", name, length, sizes_of(&plan, sizes), &all, flops);
         row.extra_mib = extra_mib(run);
-        (row.backward, row.bias) = (true, "learned");
+        (row.backward, row.bias) = (true, subject.bias("learned"));
         tell(row);
     }
     Ok(())
@@ -156,7 +167,7 @@ pub fn eval(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     let flops = flops(&plan, sizes.batch, length, false);
     let mut row = Row::new("eval", "fused", length, sizes_of(&plan, sizes), &all, flops);
     row.extra_mib = extra_mib(run);
-    row.bias = "fixed";
+    row.bias = subject.bias("fixed");
     tell(row);
     Ok(())
 }
