@@ -203,8 +203,7 @@ impl Sizes {
         let of_attention = |layer: usize, name: &str| {
             within(format!("{}/{name}", numbered("multi_head_dot_product_attention", layer)))
         };
-        let attention =
-            |layer: usize, number: usize| of_attention(layer, &format!("{}/w", numbered("linear", number)));
+        let attention = |layer: usize, number: usize| of_attention(layer, &format!("{}/w", numbered("linear", number)));
         // of the products of an attention, those of waves stand before the last
         let (rotated, last) = (kind == "rotary", if kind == "transformer_xl" { 4 } else { 3 });
         let parts: Vec<&str> = path.split('.').collect();

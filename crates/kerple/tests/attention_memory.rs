@@ -125,7 +125,7 @@ fn dape_costs_tables_and_a_tile_for_each_thread() {
     // biases, and their share of the hidden units twice: with keys and with units as lanes
     assert!(tables < 4 * (heads + 2 * hidden) * (len + 192) + (64 << 10), "{tables} bytes of tables");
     let [forward, backward] = of_forward_and_backward(dims, Scores::Map(&*map.over(&values, extent)), count);
-    let (tile, thread, threads) = (4 * heads * 96 * 64, 512 << 10, rayon::current_num_threads());
+    let (tile, thread, threads) = (4 * heads * 128 * 64, 512 << 10, rayon::current_num_threads());
     assert!(forward < threads * (tile + thread), "{forward} bytes forward, a tile is {tile}");
     // and what is summed by distance, once for the sequence and once for each thread
     let sums = 4 * (heads + hidden) * (len + 192) * (1 + threads);

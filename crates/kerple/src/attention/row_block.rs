@@ -32,7 +32,7 @@ use crate::forms::{Block, Reach, ScoreMap};
 use std::ops::Range;
 
 /// Queries of one block where a tile of keys is handled at a time, and where all of them are.
-const ROWS: [usize; 2] = [96, 48];
+const ROWS: [usize; 2] = [128, 48];
 /// Keys of one tile. Keys and values are turned and copied, and their gradients added to, once for each block, so a tile
 /// rather has many rows than many keys.
 const KEYS: usize = 64;
@@ -218,7 +218,8 @@ impl<T: Number> Inputs<'_, T> {
     /// Fills what the rows do not see.
     fn fill_unseen(&self, place: &Place, value: T, scores: &mut [T]) {
         let [first, last] = [0, place.rows - 1].map(|row| self.problem.visible(place.batch, place.first_query + row));
-        if last.start <= place.first_key && first.end >= place.first_key + place.columns {
+        let is_whole = place.keys == place.columns;
+        if is_whole && last.start <= place.first_key && first.end >= place.first_key + place.keys {
             return;
         }
         let visible = |row| {
@@ -325,7 +326,7 @@ impl<T: Number> Inputs<'_, T> {
         }
     }
 
-    /// `to[h, i] = rescale[h, i] to[h, i] + factor * sum over j of weights[h, i, j] keys[j]`: weights `[H, rows, columns]`, to
+    /// `to[h, i] = rescale[h, i] to[h, i] + sum over j of weights[h, i, j] keys[j]`: weights `[H, rows, columns]`, to
     /// `[H, rows, width]`; nothing is rescaled without `rescale`. Rows that see nothing of a tile have no weights there, and
     /// are left out.
     #[allow(clippy::too_many_arguments, reason = "three arrays, their scratch and their result")]
@@ -335,7 +336,6 @@ impl<T: Number> Inputs<'_, T> {
         place: &Place,
         weights: &[T],
         keys: View<T>,
-        factor: T,
         rescale: Option<&[T]>,
         tile: &mut [T],
         to: &mut [T],
@@ -344,7 +344,14 @@ impl<T: Number> Inputs<'_, T> {
         let width = head_dim.next_multiple_of(L::COUNT);
         for (kv_head, first, count) in tiles(kv_heads, place.keys) {
             let from = keys.rows_from(place.batch, kv_head, place.first_key + first);
-            lanes.run(CopyRows { from, stride: keys.strides.row, rows: count, head_dim, factor, to: tile, width });
+            let stride = keys.strides.row;
+            // rows that follow each other in whole vectors are as good as copies; others may meet in few lines of the cache
+            let b = if stride == width && head_dim == width {
+                from
+            } else {
+                lanes.run(CopyRows { from, stride, rows: count, head_dim, factor: T::ONE, to: tile, width });
+                &*tile
+            };
             let see = self.rows_that_see(place, first, count);
             if see.is_empty() {
                 continue;
@@ -360,7 +367,7 @@ impl<T: Number> Inputs<'_, T> {
                         row_stride: place.columns,
                         column_stride: 1,
                     },
-                    b: tile,
+                    b,
                     b_stride: width,
                     c: &mut to[row * width..],
                     c_stride: width,

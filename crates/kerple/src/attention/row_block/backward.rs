@@ -3,7 +3,7 @@
 use super::{Inputs, KEYS, Place, Tiles, tiles};
 use crate::Number;
 use crate::attention::product::{Keep, Matrix, Product};
-use crate::attention::rows::{AddRow, Dots};
+use crate::attention::rows::{AddRow, Dots, ScaleRow};
 use crate::attention::softmax::ScoreGradient;
 use crate::attention::workers::{Schedule, Turns};
 use crate::attention::{Dims, Gradients, Saved, Strides, ViewMut, workers};
@@ -177,8 +177,7 @@ impl<L: Lanes> Call<'_, L> {
         self.inputs.map.backward(&described, &scratch.scores[..size], of_block);
         self.inputs.fill_unseen(place, L::Number::ZERO, &mut scratch.d_scores[..size]);
         let Scratch { tiles, d_q, d_scores, .. } = scratch;
-        let (k, scale) = (self.inputs.k, self.inputs.problem.scale);
-        self.inputs.add_weighted(self.lanes, place, d_scores, k, scale, None, &mut tiles.tile, d_q);
+        self.inputs.add_weighted(self.lanes, place, d_scores, self.inputs.k, None, &mut tiles.tile, d_q);
         for kv_head in 0..kv_heads {
             let sum = (place.batch * kv_heads + kv_head) * self.inputs.spans() + tile;
             self.turns.take(sum, block, || self.add_d_k_and_d_v(scratch, place, kv_head));
@@ -220,8 +219,8 @@ impl<L: Lanes> Call<'_, L> {
             // SAFETY: the view is checked, and this item alone writes this row.
             let to =
                 unsafe { self.d_q.row(place.batch, at / place.rows, place.first_query + at % place.rows, head_dim) };
-            to.copy_from_slice(&d_q_of_map[at * head_dim..][..head_dim]);
-            self.lanes.run(AddRow { to, from: &d_q[at * tiles.width..] });
+            self.lanes.run(ScaleRow { to, factor: self.inputs.problem.scale, from: &d_q[at * tiles.width..] });
+            self.lanes.run(AddRow { to, from: &d_q_of_map[at * head_dim..] });
         }
     }
 

@@ -82,5 +82,5 @@ fn add_part<L: Lanes>(inputs: &Inputs<L::Number>, lanes: L, place: &Place, scrat
         total[at] = total[at] * factor + sum;
         (largest[at], rescale[at]) = (now, factor);
     }
-    inputs.add_weighted(lanes, place, scores, inputs.v, L::Number::ONE, Some(rescale), &mut tiles.tile, out);
+    inputs.add_weighted(lanes, place, scores, inputs.v, Some(rescale), &mut tiles.tile, out);
 }
