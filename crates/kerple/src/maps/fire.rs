@@ -206,6 +206,7 @@ impl<'a, T: Number> Over<'a, T> {
     }
 
     /// Adds the gradient in all numbers.
+    #[allow(clippy::needless_range_loop, reason = "several arrays walk together")]
     pub(super) fn finish(&self, sums: &[T], to: &mut [T]) {
         let [first, first_bias, second, _] = self.network;
         let (heads, width, room) = (self.heads, first.len(), self.pieces.room);

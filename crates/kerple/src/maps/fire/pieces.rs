@@ -18,6 +18,7 @@ pub(super) struct Pieces<T> {
 
 impl<T: Number> Pieces<T> {
     /// Of the numbers `w1 [W]`, `b1 [W]`, `W2 [H, W]`, `b2 [H]`, for inputs from 0 on.
+    #[allow(clippy::needless_range_loop, reason = "several arrays walk together")]
     pub(super) fn new(fire: &Fire, heads: usize, [first, first_bias, second, second_bias]: [&[T]; 4]) -> Pieces<T> {
         let (width, room) = (fire.width, heads.next_multiple_of(ROOM));
         let mut ends: Vec<(T, usize)> =
