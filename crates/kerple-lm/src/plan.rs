@@ -1,11 +1,15 @@
 //! A plan: a run file with every choice made explicit, checked and hashed. It is saved with the run.
 
+mod check;
+
 use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
-use kerple::encoding::{Encoding, Geometry, InLinear, Refusal};
-use kerple_burn::plan::{BlockPlan, FeatureKind, ResidualKind, Sizes};
-use kerple_data::lra::Arena;
+use check::{
+    check, check_attention, check_block, check_direction, check_readout, check_task, check_train, check_width, refused,
+};
+use kerple::encoding::{Encoding, Geometry};
+use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -121,23 +125,6 @@ const MOST_PARAMETERS: f64 = (1u64 << 34) as f64;
 /// Most layers: the names and places of the moments of twice as many would not fit the header of a safetensors file, which
 /// is limited to 100 MB.
 const MOST_LAYERS: f64 = 16_384.0;
-
-/// Tokens of the largest batch.
-const MOST_TOKENS: f64 = (1u64 << 28) as f64;
-
-/// Refuses `value` unless it lies in `limits`.
-fn check(key: &str, value: f64, limits: std::ops::RangeInclusive<f64>, hint: &str) -> Result<()> {
-    if limits.contains(&value) {
-        return Ok(());
-    }
-    let (low, high) = limits.into_inner();
-    let limit = if high == f64::INFINITY { format!("at least {low}") } else { format!("between {low} and {high}") };
-    Err(Error::Config {
-        place: key.to_owned(),
-        message: format!("{value} is out of range, it must be {limit}"),
-        hint: hint.to_owned(),
-    })
-}
 
 impl Plan {
     /// Resolves a run file for data with these facts.
@@ -371,163 +358,4 @@ fn sequence_len(task: Option<&TaskConfig>, readout: Readout, length: usize) -> u
         },
         Some((_, Answer::Marked)) | None => length,
     }
-}
-
-/// Only classes are read off something, and towers off pairs.
-fn check_readout(task: Option<&TaskConfig>, readout: Readout) -> Result<()> {
-    let is_class = task.is_some_and(|task| task.facts().answer == Answer::Class);
-    let is_pair = matches!(task, Some(TaskConfig::Arena(Arena::Retrieval(_))));
-    let (fits, hint) = match readout {
-        Readout::Mean => (true, ""),
-        Readout::First => (is_class, "leave it out; it is for tasks with one class a sequence"),
-        Readout::Towers => (is_pair, "leave it out; it is for lra_retrieval"),
-    };
-    if fits {
-        return Ok(());
-    }
-    let message = "there is nothing that is answered in this way".to_owned();
-    Err(Error::Config { place: "model.readout".to_owned(), message, hint: hint.to_owned() })
-}
-
-/// Refuses a task with keys out of range, or sequences that are too short for it.
-fn check_task(task: &TaskConfig, train: &TrainConfig) -> Result<()> {
-    task.check()?;
-    let Facts { name, shortest, .. } = task.facts();
-    let place = format!("train.train_len of {name}");
-    check(&place, train.train_len as f64, shortest as f64..=f64::INFINITY, "sequences must have room for the task")
-}
-
-fn check_block(model: &ModelPlan) -> Result<()> {
-    let block = &model.block;
-    let hint = "leave it out to take the paper's block";
-    check("model.block.dropout", block.dropout, 0.0..=0.95, hint)?;
-    check("model.block.norm_eps", block.norm_eps, 0.0..=1.0, hint)?;
-    let finite = -f64::MAX..=f64::MAX;
-    check("model.block.score_scale", block.score_scale.unwrap_or(1.0), finite, hint)?;
-    check("model.block.clamp_qkv", block.clamp_qkv.unwrap_or(1.0), f64::MIN_POSITIVE..=f64::MAX, hint)?;
-    let kv_heads = block.kv_heads.unwrap_or(model.n_heads);
-    if kv_heads == 0 || !model.n_heads.is_multiple_of(kv_heads) {
-        return Err(Error::Config {
-            place: "model.block.kv_heads".to_owned(),
-            message: format!("{kv_heads} does not divide the {} query heads", model.n_heads),
-            hint: "every key head serves equally many query heads".to_owned(),
-        });
-    }
-    Ok(())
-}
-
-/// Absolute positions are as wide as the heads together.
-fn check_width(encoding: &Encoding, geometry: &Geometry, d_model: usize) -> Result<()> {
-    if d_model == geometry.d_model() || encoding.absolute(geometry, 0..1).is_none() {
-        return Ok(());
-    }
-    Err(Error::Config {
-        place: "model.d_model".to_owned(),
-        message: format!(
-            "{} adds rows of n_heads * head_dim = {} features, not {d_model}",
-            encoding.label(),
-            geometry.d_model()
-        ),
-        hint: "leave model.d_model out, or use an encoding that enters attention".to_owned(),
-    })
-}
-
-/// Only encoders read in both directions.
-fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, geometry: &Geometry) -> Result<()> {
-    let is_encoder = task.is_some_and(|task| task.facts().answer != Answer::Marked);
-    if is_encoder || !encoding.tells_ahead(geometry) {
-        return Ok(());
-    }
-    Err(Error::Config {
-        place: "encoding".to_owned(),
-        message: format!("{} has a bias of keys ahead, and a decoder sees none", encoding.label()),
-        hint: "leave bidirectional out, or train an encoder on a task".to_owned(),
-    })
-}
-
-/// Linear attention takes features of its own, and of the encodings those that are no change of scores.
-fn check_attention(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
-    let refuse = |key: &str, message: String, hint: &str| {
-        Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
-    };
-    let (taken, block) = (encoding.in_linear(geometry), &model.block);
-    let Some(linear) = block.attention.linear() else {
-        if taken == Some(InLinear::Code) {
-            let message = format!("{} is a code of queries and keys for linear attention", encoding.label());
-            return refuse(
-                "encoding.kind",
-                message,
-                "set model.block.attention = { linear = { features = \"favor\" } }",
-            );
-        }
-        return Ok(());
-    };
-    if taken.is_none() {
-        let message = format!("{} changes scores in a way that linear attention cannot take", encoding.label());
-        let hint = "use none, rotary, sinusoidal, learned, sine_spe, conv_spe, or without a window, bf16 and scale = \"inside\" \
-                    kerple_log, kerple_power_original or alibi; or softmax attention";
-        return refuse("encoding", message, hint);
-    }
-    if block.kv_heads.is_some_and(|kv_heads| kv_heads != model.n_heads) {
-        return refuse(
-            "model.block.kv_heads",
-            "linear attention has as many key heads as query heads".to_owned(),
-            "leave it out",
-        );
-    }
-    if block.score_scale.is_some() || block.scale_by_layer {
-        let message = "linear attention has no scores to scale".to_owned();
-        return refuse("model.block.score_scale", message, "leave score_scale and scale_by_layer out");
-    }
-    let hint = "leave it out to take the default";
-    check("model.block.attention.linear.count", linear.count as f64, 2.0..=65_536.0, hint)?;
-    check("model.block.attention.linear.horizon", linear.horizon as f64, 1.0..=1e12, hint)?;
-    if linear.features == FeatureKind::Favor && !linear.count.is_multiple_of(2) {
-        let message = format!("{} is odd, `favor` has two features for each random direction", linear.count);
-        return refuse("model.block.attention.linear.count", message, "use an even number");
-    }
-    if linear.demand().is_none() {
-        let message =
-            format!("there are no decays for tolerance {} and amplitude {}", linear.tolerance, linear.amplitude);
-        return refuse(
-            "model.block.attention.linear.tolerance",
-            message,
-            "tolerance is 0.01, 0.001 or 0.0001, amplitude 2, 4 or 8",
-        );
-    }
-    Ok(())
-}
-
-fn refused(Refusal { key, message, hint }: Refusal) -> Error {
-    Error::Config { place: format!("encoding.{key}"), message, hint }
-}
-
-fn check_train(train: &TrainConfig) -> Result<()> {
-    let below_one = 1.0 - f64::EPSILON;
-    for (key, value, limits) in [
-        ("train.train_len", train.train_len as f64, 1.0..=16_777_216.0),
-        ("train.batch", train.batch as f64, 1.0..=1_048_576.0),
-        ("train.batch * train.train_len", train.batch as f64 * train.train_len as f64, 1.0..=MOST_TOKENS),
-        ("train.steps", train.steps as f64, 0.0..=1e12),
-        ("train.schedule_steps", train.schedule_steps.unwrap_or(train.steps) as f64, 0.0..=1e12),
-        ("train.cycle", train.cycle.unwrap_or(1) as f64, 1.0..=1e12),
-        ("train.learning_rate", train.learning_rate, 0.0..=10.0),
-        ("train.min_learning_rate", train.min_learning_rate, 0.0..=10.0),
-        ("train.warmup", train.warmup, 0.0..=0.5),
-        ("train.betas[0]", train.betas[0], 0.0..=below_one),
-        ("train.betas[1]", train.betas[1], 0.0..=below_one),
-        ("train.eps", train.eps, f64::MIN_POSITIVE..=1.0),
-        ("train.weight_decay", train.weight_decay, 0.0..=1e6),
-        // at 1 an update alone would turn every matrix to zero
-        ("train.learning_rate * train.weight_decay", train.learning_rate * train.weight_decay, 0.0..=1.0),
-        ("train.clip", train.clip, 0.0..=1e9),
-        ("train.first_adam_step", train.first_adam_step as f64, 1.0..=1e9),
-        ("train.log_every", train.log_every as f64, 1.0..=1e12),
-        ("train.checkpoint_every", train.checkpoint_every as f64, 1.0..=1e12),
-        ("train.valid_segments", train.valid_segments as f64, 1.0..=1e9),
-        ("train.keep", train.keep as f64, 1.0..=1e9),
-    ] {
-        check(key, value, limits, "the defaults are the paper's recipe")?;
-    }
-    Ok(())
 }
