@@ -246,6 +246,7 @@ struct Moments<'a, T> {
 impl<T: Number> Kernel<T> for Moments<'_, T> {
     type Output = ();
 
+    #[allow(clippy::needless_range_loop, reason = "four arrays walk together")]
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let Moments { d, factors, sums } = self;

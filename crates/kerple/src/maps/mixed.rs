@@ -217,11 +217,11 @@ fn copy_columns<T: Copy>((values, from): (&[T], usize), (to, columns): (&mut [T]
     }
 }
 
+/// A block and its values.
+type Widened<'q, T> = (Block<'q, T>, Vec<T>);
+
 /// The block and its values with columns that are whole vectors, where they are not so already.
-fn widened<'q, L: Lanes>(
-    block: &Block<'q, L::Number>,
-    values: &[L::Number],
-) -> Option<(Block<'q, L::Number>, Vec<L::Number>)> {
+fn widened<'q, L: Lanes>(block: &Block<'q, L::Number>, values: &[L::Number]) -> Option<Widened<'q, L::Number>> {
     let columns = block.columns.next_multiple_of(L::COUNT);
     (columns != block.columns).then(|| {
         let mut to = vec![L::Number::ZERO; block.heads * block.rows * columns];
