@@ -110,17 +110,18 @@ fn metric(task: Chomsky, case: &Value, score: &mut Score) -> Result<(), String> 
 fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Result<Score, String> {
     let mut score = Score::new(format!("{engine:?}").to_lowercase());
     let name = case["encoding"].as_str().unwrap_or("");
-    let kind = match name {
-        "NONE" => "none",
-        "SIN_COS" => "sinusoidal",
-        "ROTARY" => "rotary",
-        "RELATIVE" => "transformer_xl",
+    let (kind, keys) = match name {
+        "NONE" => ("none", ""),
+        "SIN_COS" => ("sinusoidal", ""),
+        "ROTARY" => ("rotary", ""),
+        "RELATIVE" => ("transformer_xl", ""),
+        "ALIBI" => ("alibi", ", behind = 0.5"),
         other => return Err(format!("no encoding of this version is `{other}` of the original")),
     };
     let size =
         |key: &str| config[key].as_u64().map(|size| size as usize).ok_or_else(|| format!("config.{key} is missing"));
     let sizes = Sizes { width: size("embedding_dim")?, heads: size("num_heads")?, layers: size("num_layers")? };
-    let plan = sizes.plan(kind, size("vocab")?)?;
+    let plan = sizes.plan(&format!("{{ kind = \"{kind}\"{keys} }}"), size("vocab")?)?;
     let tensor = |key: &str| folder.numbers(&serde_json::json!({"file": FILE, "key": key}));
     let onehot = tensor("input_onehot")?;
     let tokens: Vec<u32> = onehot
@@ -157,12 +158,12 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn plan(&self, kind: &str, vocab: usize) -> Result<Plan, String> {
+    fn plan(&self, encoding: &str, vocab: usize) -> Result<Plan, String> {
         let Sizes { width, heads, layers } = self;
         let text = format!(
             r#"
             data = {{ task = "even_pairs" }}
-            encoding = {{ kind = "{kind}" }}
+            encoding = {encoding}
             [model]
             n_layers = {layers}
             n_heads = {heads}

@@ -1,25 +1,36 @@
 //! ALiBi: attention with linear biases. Press et al. 2022, arXiv:2108.12409, section 3.
 //!
 //! ```text
-//! b_h(d) = -slope_h d
+//! b_h(d) = -slope_h d                                       a decoder
+//! b_h(d) = -slope_h (|d| - behind [d > 0])                  an encoder
 //! ```
 //!
 //! Slopes are a geometric sequence from `2^(-8/H)` for a power of two H; other head counts take the sequence of the next
 //! smaller power of two and every other slope of the next larger one. Enters: scores, after the `1/sqrt(D)` scale. Past the
-//! training length: defined for every d. As in the authors' code the slopes are float32 numbers.
+//! training length: defined for every d. As in the authors' code the slopes are float32 numbers. An encoder sees `|d|`; with
+//! `behind`, keys behind the query are nearer by so much, and before can be told from after: 0.5 in Ruoss et al. 2023,
+//! arXiv:2305.16843.
 
 use super::method::{Inputs, Positional};
 use super::randomized::Randomized;
-use super::refusal::Checked;
+use super::refusal::{Checked, Refusal};
 use super::words::{DEFINED, Description, SCORES};
 use super::{Compat, Geometry, Parameter, Scope};
 use crate::forms::{DistanceTable, Form, Sides, TableSlopes};
 use serde::{Deserialize, Serialize};
 
-/// Nothing to set: the slopes follow from the number of heads.
+/// The slopes follow from the number of heads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {}
+pub struct Config {
+    /// How much nearer keys behind an encoder's query are than keys as far ahead, in tokens; at most 1.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub behind: f64,
+}
+
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
 
 /// Slopes of `heads` heads.
 pub fn slopes(heads: usize) -> Vec<f64> {
@@ -37,12 +48,15 @@ pub fn slopes(heads: usize) -> Vec<f64> {
 }
 
 impl Config {
-    /// Bias at distances `0..len`.
+    /// Bias at distances `0..len`, on both sides where they differ.
     pub fn table(&self, heads: usize, len: usize, compat: Compat) -> DistanceTable {
+        let sides = if self.behind == 0.0 { Sides::One } else { Sides::Two };
+        let (origin, columns) = (sides.origin(len), sides.columns(len));
+        let away = |column: usize| column.abs_diff(origin) as f64 - if column > origin { self.behind } else { 0.0 };
         let r = move |value: f64| compat.round(value);
-        let row = |slope: f64| (0..len).map(move |d| -r(r(f64::from(slope as f32)) * r(d as f64)));
+        let row = |slope: f64| (0..columns).map(move |column: usize| -r(r(f64::from(slope as f32)) * r(away(column))));
         let bias = slopes(heads).into_iter().flat_map(row).collect();
-        DistanceTable { heads, len, sides: Sides::One, bias: Some(bias), weight: None }
+        DistanceTable { heads, len, sides, bias: Some(bias), weight: None }
     }
 }
 
@@ -59,7 +73,11 @@ impl Positional for Config {
     }
 
     fn check_keys(&self) -> Checked {
-        Ok(())
+        if (0.0..=1.0).contains(&self.behind) {
+            return Ok(());
+        }
+        let message = format!("{} is out of range, it must be between 0 and 1", self.behind);
+        Err(Refusal::new("behind", message, "0.5 in the original's encoder"))
     }
 
     fn check(&self, _: &Geometry) -> Checked {

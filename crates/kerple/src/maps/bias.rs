@@ -7,7 +7,7 @@ use super::mixed::{Bias, Mixed};
 use super::network::{self, Part};
 use crate::Number;
 use crate::attention::product::Keep;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Kernel, Lanes, run};
 use crate::forms::Block;
 
 /// Where the bias comes from, with its numbers.
@@ -133,7 +133,7 @@ impl<T: Number> Diagonals<T> {
         }
         let hidden = network.map_or_else(Default::default, |network| {
             let of_table = HiddenOfTable { bias: &bias, stride, network };
-            chunk::run(of_table)
+            run(of_table)
         });
         Diagonals { bias, hidden, columns, stride, furthest: extent.len as isize - 1 }
     }

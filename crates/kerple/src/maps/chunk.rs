@@ -3,7 +3,6 @@
 //! Channels are heads or hidden units, columns are keys. What lies after the last key of a chunk is zero or ignored.
 
 use crate::Number;
-use crate::cpu::InstructionSet;
 use crate::cpu::lanes::{Kernel, Lanes};
 
 /// Keys of a chunk at most; whole vectors of every instruction set.
@@ -11,20 +10,6 @@ pub(super) const WIDTH: usize = 96;
 
 /// Room for a vector of every instruction set.
 pub(super) const ROOM: usize = 16;
-
-/// Runs a kernel, all of it compiled for the instruction set in use.
-pub(super) fn run<T: Number, K: Kernel<T>>(kernel: K) -> K::Output {
-    struct Whole<K>(K);
-    impl<T: Number, K: Kernel<T>> Kernel<T> for Whole<K> {
-        type Output = K::Output;
-
-        #[inline(always)]
-        fn run<L: Lanes<Number = T>>(self, lanes: L) -> K::Output {
-            lanes.run(self.0)
-        }
-    }
-    T::dispatch(InstructionSet::current(), Whole(kernel))
-}
 
 /// An array `[channels, WIDTH]` of zeros.
 pub(super) fn channels<T: Number>(count: usize) -> Vec<T> {

@@ -14,13 +14,13 @@
 
 use super::Extent;
 use super::bias::{BiasSums, Source};
-use super::chunk::{self, Sums, WIDTH, channels};
+use super::chunk::{Sums, WIDTH, channels};
 use super::fire::Pairs;
 use super::mixed::Mixed;
 use super::network::{Edge, Network, SLOPE, Variant};
 use crate::Number;
 use crate::attention::product::{Keep, Matrix, Product};
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Kernel, Lanes, run};
 use crate::forms::{Block, MapGradients, Reach, ScoreMap, Sight};
 use std::ops::Range;
 
@@ -221,12 +221,12 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
     }
 
     fn forward(&self, block: &Block<T>, scores: &mut [T]) {
-        chunk::run(Forward { over: self, block, scores });
+        run(Forward { over: self, block, scores });
     }
 
     fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>) {
         let MapGradients { d_scores, d_q: _, sums: d_parameters } = gradients;
-        chunk::run(Backward { over: self, block, scores, d_scores, d_parameters });
+        run(Backward { over: self, block, scores, d_scores, d_parameters });
     }
 }
 

@@ -17,7 +17,7 @@ use super::{Extent, Map};
 use crate::Number;
 use crate::attention::product::Keep;
 use crate::attention::rows::Transpose;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Kernel, Lanes, run};
 use crate::forms::{Block, MapGradients, Reach, ScoreMap};
 
 /// A bias and perhaps a network.
@@ -97,12 +97,12 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
     }
 
     fn forward(&self, block: &Block<T>, scores: &mut [T]) {
-        chunk::run(Forward { over: self, block, scores });
+        run(Forward { over: self, block, scores });
     }
 
     fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>) {
         let MapGradients { d_scores, d_q: _, sums } = gradients;
-        chunk::run(Backward { over: self, block, scores, d_scores, sums });
+        run(Backward { over: self, block, scores, d_scores, sums });
     }
 
     fn sums(&self) -> usize {
@@ -110,7 +110,7 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
     }
 
     fn finish(&self, sums: &[T], d_parameters: &mut [T]) {
-        chunk::run(Finish { over: self, sums, to: d_parameters });
+        run(Finish { over: self, sums, to: d_parameters });
     }
 }
 

@@ -18,6 +18,7 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"kerple_log","window":-5}"#, "`window`: invalid value: integer `-5`, expected a whole number"),
         (r#"{"kind":"t5","num_buckets":7}"#, "`num_buckets`: 7 is out of range"),
         (r#"{"kind":"t5","num_buckets":64,"max_distance":32}"#, "`max_distance`: 32 must exceed num_buckets / 2 = 32"),
+        (r#"{"kind":"alibi","behind":2}"#, "`behind`: 2 is out of range, it must be between 0 and 1"),
         (r#"{"kind":"t5","num_buckets":6,"bidirectional":true}"#, "`num_buckets`: 6 is out of range"),
         (r#"{"kind":"t5","max_distance":8,"bidirectional":true}"#, "`max_distance`: 8 must exceed num_buckets / 4 = 8"),
         (r#"{"kind":"kerple_log","r1":"high"}"#, "`r1`: a start is a number, a range [low, high]"),
@@ -122,6 +123,7 @@ fn variants() -> Vec<Encoding> {
         ("rotary", &[r#""randomized":64"#, r#""randomized":640"#]),
         ("t5", &[r#""randomized":64"#, r#""randomized":64,"window":64"#]),
         ("rotary", &[r#""pct":0.5"#, r#""base":500"#, r#""pct":0.5,"base":500"#, r#""pct":0.25,"base":1e6"#]),
+        ("alibi", &[r#""behind":0.5"#, r#""behind":1"#]),
         (
             "t5",
             &[
