@@ -15,6 +15,8 @@ KERPLE = os.path.join(ROOT, "target", "release", "kerple")
 
 
 NARROW = []  # what keeps kerple to the narrower instructions
+# PyTorch 2.15 can crash on what an earlier `torch.compile` stored
+UNCACHED = dict(TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
 # the same for PyTorch: its own kernels, oneDNN and MKL
 NARROW_TORCH = dict(ATEN_CPU_CAPABILITY="avx2", DNNL_MAX_CPU_ISA="AVX2", MKL_ENABLE_INSTRUCTIONS="AVX2")
 
@@ -32,7 +34,7 @@ def kerple(*args, pick):
 
 def torch_child(kind, mode, length, sizes):
     out = subprocess.run([sys.executable, __file__, "--child", kind, mode, str(length), json.dumps(sizes)], check=True, capture_output=True, text=True,
-                         env=os.environ | (NARROW_TORCH if NARROW else {}))
+                         env=os.environ | UNCACHED | (NARROW_TORCH if NARROW else {}))
     return json.loads(out.stdout.splitlines()[-1])
 
 
