@@ -18,7 +18,7 @@ use kerple::seed::{Purpose, stream};
 use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
-use kerple_burn::layers::{Init, Norm, normal_matrix};
+use kerple_burn::layers::{Attention, Init, Norm, normal_matrix};
 use kerple_burn::memory::Memory;
 use kerple_burn::ops::attention::Seen;
 use kerple_burn::ops::dropout::{Dropout, dropout};
@@ -151,14 +151,22 @@ impl Decoder {
 
     /// The weight of every key for every query in each layer, `[B, H, L, L]`, by the definition: for short sequences.
     pub fn attention_weights(&self, tokens: Tokens, pass: &Pass) -> Vec<Tensor<4>> {
-        let (trunk, mut found) = (self.trunk(), Vec::new());
-        trunk.each_layer(
+        self.in_layers(tokens, pass, |attention, x, positions| attention.weights(x, positions))
+    }
+
+    /// What is found of the attention of each layer, given the layer's input.
+    fn in_layers<R>(
+        &self,
+        tokens: Tokens,
+        pass: &Pass,
+        find: impl Fn(&Attention, Tensor<3>, &Positions) -> R,
+    ) -> Vec<R> {
+        let mut found = Vec::with_capacity(self.blocks.len());
+        self.trunk().each_layer(
             tokens,
             pass,
             |positions| positions,
-            |block, x, positions| {
-                found.push(block.attention.weights(x.clone(), positions));
-            },
+            |block, x, positions| found.push(find(&block.attention, x.clone(), positions)),
         );
         found
     }
@@ -238,16 +246,7 @@ impl Decoder {
 
     /// Scores of the last token's queries in every layer, `[B, H, 1, L]`; of softmax attention.
     pub fn last_scores(&self, tokens: Tokens, pass: &Pass) -> Vec<Seen> {
-        let mut seen = Vec::with_capacity(self.blocks.len());
-        self.trunk().each_layer(
-            tokens,
-            pass,
-            |positions| positions,
-            |block, x, positions| {
-                seen.push(block.attention.last_scores(x.clone(), positions));
-            },
-        );
-        seen
+        self.in_layers(tokens, pass, |attention, x, positions| attention.last_scores(x, positions))
     }
 
     /// Logits of the token after the last of `tokens`, `[B, V]`, behind all that `memory` holds; it then holds `tokens` too.
