@@ -36,7 +36,7 @@ impl Describe for Average {
 
 fn main() {
     let device = Device::flex().autodiff();
-    let geometry = Geometry { heads: 1, head_dim: 4, train_len: LEN };
+    let geometry = Geometry::new(1, 4, LEN);
     let method = Method::named("kerple_power").expect("a name that `METHODS` lists");
     let mut model = Average { encoding: PositionalEncoding::new(&Encoding::from(method), &geometry, 1, 0, &device) };
     let numbers = (0..LEN * 4).map(|n| ((n * n) as f32 * 0.37).sin()).collect::<Vec<_>>();

@@ -293,7 +293,7 @@ impl PositionalEncoding {
         if self.place != Place::Embeddings {
             return None;
         }
-        let width = self.geometry.d_model();
+        let width = self.geometry.d_model;
         let drawn = self.draw(POSITIONS, start + len, pass);
         let places = Places { drawn: drawn.as_deref(), ..Places::from(start..start + len) };
         match self.encoding.absolute(&self.geometry, places.clone())? {

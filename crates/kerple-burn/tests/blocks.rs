@@ -30,7 +30,7 @@ impl Both {
     fn new(plan: &BlockPlan, kind: &str, layer: usize, seed: u64) -> Both {
         let (device, mut rng) = (device(), rng(seed));
         let block = Block::new(plan, &SIZES, layer, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
-        let geometry = Geometry { heads: SIZES.n_heads, head_dim: SIZES.head_dim, train_len: 64 };
+        let geometry = Geometry::new(SIZES.n_heads, SIZES.head_dim, 64);
         let encoding = match kind {
             "t5_encoder" => Method::T5(t5::Config { bidirectional: true, ..t5::Config::default() }).into(),
             kind => Encoding::from(Method::named(kind).unwrap()),
@@ -213,7 +213,7 @@ fn post_norm_norms_what_a_branch_was_added_to() {
 fn shared_key_heads_equal_repeated_ones() {
     let (device, mut rng) = (device(), rng(8));
     let none = Encoding::from(Method::named("none").unwrap());
-    let geometry = Geometry { heads: SIZES.n_heads, head_dim: SIZES.head_dim, train_len: 64 };
+    let geometry = Geometry::new(SIZES.n_heads, SIZES.head_dim, 64);
     let none = PositionalEncoding::new(&none, &geometry, 1, 0, &device);
     let positions = none.positions(0, [9, 9], (&device, DType::F64), Engine::Fused, &PASS);
     let one = BlockPlan { kv_heads: Some(1), ..BlockPlan::default() };

@@ -28,7 +28,7 @@ fn attention_layers_equal_their_definition_for_every_encoding() {
     // codes of queries and keys are for linear attention, see tests/linear.rs
     for (n, kind) in METHODS.iter().filter(|kind| !kind.ends_with("_spe")).enumerate() {
         let (heads, head_dim, batch, len) = ([1, 2, 3][n % 3], [4, 6][n % 2], 2, [1, 5, 33][n % 3]);
-        let (width, geometry) = (heads * head_dim, Geometry { heads, head_dim, train_len: 64 });
+        let (width, geometry) = (heads * head_dim, Geometry::new(heads, head_dim, 64));
         let encoding = Encoding { window: (n % 2 == 1).then_some(7), ..Encoding::from(Method::named(kind).unwrap()) };
         let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 3, &device()).map(&mut ToDouble);
         let sizes = Sizes { d_model: width, n_heads: heads, head_dim, d_hidden: 1 };

@@ -22,7 +22,7 @@ struct Both {
 }
 
 const SIZES: Sizes = Sizes { d_model: 10, n_heads: 2, head_dim: 4, d_hidden: 12 };
-const GEOMETRY: Geometry = Geometry { heads: 2, head_dim: 4, train_len: 64 };
+const GEOMETRY: Geometry = Geometry::new(2, 4, 64);
 const FEATURES: [FeatureKind; 5] =
     [FeatureKind::Favor, FeatureKind::FavorJax, FeatureKind::Relu, FeatureKind::ReluRf, FeatureKind::Elu];
 

@@ -60,7 +60,7 @@ impl Both {
         let (device, mut rng) = (device(), rng(seed));
         let block = Block::new(plan, &SIZES, 0, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
         let encoding: Encoding = serde_json::from_str(text).unwrap();
-        let geometry = Geometry { heads: SIZES.n_heads, head_dim: SIZES.head_dim, train_len: 4 };
+        let geometry = Geometry::new(SIZES.n_heads, SIZES.head_dim, 4);
         Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 1, seed, &device).map(&mut ToDouble) }
     }
 

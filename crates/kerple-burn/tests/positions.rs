@@ -10,7 +10,7 @@ use kerple_burn::parameters::{self, Group};
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 
-const GEOMETRY: Geometry = Geometry { heads: 3, head_dim: 4, train_len: 16 };
+const GEOMETRY: Geometry = Geometry::new(3, 4, 16);
 const LEN: usize = 40;
 const PASS: Pass = Pass::evaluation(0);
 

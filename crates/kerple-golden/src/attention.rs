@@ -42,7 +42,7 @@ fn task(folder: &Folder, case: &Case) -> Result<Task, String> {
     let values: Result<_, String> = names.iter().map(|name| Ok(case.numbers(folder, "params", name)?.values)).collect();
     Ok(Task {
         encoding,
-        geometry: Geometry { heads, head_dim, train_len: len },
+        geometry: Geometry::new(heads, head_dim, len),
         names,
         values: values?,
         dims: Dims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim },

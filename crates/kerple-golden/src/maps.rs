@@ -76,7 +76,7 @@ pub fn attention(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
     let read = |key: &str| case.numbers(folder, "inputs", key).map(|numbers| numbers.values);
     let task = Task {
         encoding,
-        geometry: Geometry { heads, head_dim, train_len: len },
+        geometry: Geometry::new(heads, head_dim, len),
         values: values(folder, case, &names)?,
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         dims: Dims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim },
@@ -204,7 +204,7 @@ pub fn scores(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
     let up = case.numbers(folder, "inputs", "g")?;
     let &[_, heads, len, _] = x.shape.as_slice() else { return Err("x is not [B, H, L, L]".to_owned()) };
     let values = values(folder, case, &names)?;
-    let geometry = Geometry { heads, head_dim: 16, train_len: len };
+    let geometry = Geometry::new(heads, 16, len);
     let form = Given { encoding: &encoding, geometry, values: &values, len };
     let seen = |values: &[f64]| -> Vec<f64> {
         let sees = |at: usize| at % len <= at / len % len;

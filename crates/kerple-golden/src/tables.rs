@@ -64,7 +64,7 @@ fn table(folder: &Folder, case: &Case, len: usize, compat: Compat) -> Result<Dis
     };
     // T5 multiplies by sqrt(D); the cases state that factor as `scale`
     let head_dim = case.static_number("scale").map_or(16, |scale| (scale * scale).round() as usize);
-    let geometry = Geometry { heads, head_dim, train_len: len };
+    let geometry = Geometry::new(heads, head_dim, len);
     Ok(encoding.table(&geometry, &values?, len))
 }
 
@@ -128,7 +128,7 @@ pub fn clamp(folder: &Folder, case: &Case) -> Scores {
     let x = case.numbers(folder, "inputs", "x")?;
     let d_y = case.numbers(folder, "inputs", "dy")?;
     let &[_, heads, len, _] = x.shape.as_slice() else { return Err("x is not [B, H, L, L]".to_owned()) };
-    let geometry = Geometry { heads, head_dim: 16, train_len: len };
+    let geometry = Geometry::new(heads, 16, len);
     let values: Result<Vec<_>, String> =
         names.iter().map(|name| Ok(case.numbers(folder, "params", name)?.values)).collect();
     let values = values?;

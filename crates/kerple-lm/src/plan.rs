@@ -5,9 +5,7 @@ mod check;
 use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
-use check::{
-    check, check_attention, check_block, check_direction, check_readout, check_task, check_train, check_width, refused,
-};
+use check::{check, check_attention, check_block, check_direction, check_readout, check_task, check_train, refused};
 use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
@@ -38,6 +36,11 @@ pub struct ModelPlan {
 }
 
 impl ModelPlan {
+    /// Sizes an encoding needs, for training sequences of this many tokens.
+    fn geometry(&self, train_len: usize) -> Geometry {
+        Geometry { d_model: self.d_model, ..Geometry::new(self.n_heads, self.head_dim, train_len) }
+    }
+
     /// Sizes of a block.
     pub fn sizes(&self) -> Sizes {
         let ModelPlan { n_heads, head_dim, d_model, d_hidden, .. } = *self;
@@ -199,9 +202,8 @@ impl Plan {
             ));
         }
         let train_len = sequence_len(task, model.readout, train.train_len);
-        let geometry = Geometry { heads: n_heads, head_dim, train_len };
+        let geometry = model.geometry(train_len);
         config.encoding.check(&geometry).map_err(refused)?;
-        check_width(&config.encoding, &geometry, d_model)?;
         check_attention(&config.encoding, &geometry, &model)?;
         check_direction(task, &config.encoding, &geometry)?;
         let mut plan = Plan {
@@ -230,7 +232,7 @@ impl Plan {
 
     /// Sizes the encoding needs.
     pub fn geometry(&self) -> Geometry {
-        Geometry { heads: self.model.n_heads, head_dim: self.model.head_dim, train_len: self.sequence_len() }
+        self.model.geometry(self.sequence_len())
     }
 
     /// Tokens of the longest training sequence, those of empty places included.

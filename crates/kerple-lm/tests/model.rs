@@ -155,6 +155,17 @@ fn decoding_equals_recomputation() {
 }
 
 #[test]
+fn absolute_positions_are_as_wide_as_the_model() {
+    for kind in ["sinusoidal", "learned"] {
+        let mut plan = plan(&encoding(kind), TrainConfig::default());
+        plan.model.d_model = 24; // of heads that have 16 together
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        assert_decoding(&model, kind);
+        assert_decoding(&model.with_engine(Engine::Composed), kind);
+    }
+}
+
+#[test]
 fn the_loss_is_the_one_of_plain_operations() {
     for encoding in every_encoding() {
         let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());

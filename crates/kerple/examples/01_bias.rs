@@ -3,7 +3,7 @@
 use kerple::encoding::{Encoding, Geometry, Method};
 
 fn main() {
-    let geometry = Geometry { heads: 4, head_dim: 64, train_len: 64 };
+    let geometry = Geometry::new(4, 64, 64);
     let encoding = Encoding::from(Method::named("kerple_log").expect("a name that `METHODS` lists"));
     let values = encoding.initial(&geometry, 1); // [r1, r2], a value a head each
     for (parameter, values) in encoding.parameters(&geometry).iter().zip(&values) {

@@ -5,7 +5,7 @@ use kerple::encoding::{Encoding, Geometry, Method};
 use kerple::ops::rotary::{Angles, Extent, Turn, rotate};
 
 fn main() {
-    let geometry = Geometry { heads: 1, head_dim: 8, train_len: 64 };
+    let geometry = Geometry::new(1, 8, 64);
     let encoding = Encoding::from(Method::named("rotary").expect("a name that `METHODS` lists"));
     let rotary = encoding.rotary(&geometry, 0).expect("this method rotates");
     println!("radians a position: {:.4?}\n", rotary.inv_freq);

@@ -52,14 +52,16 @@ pub struct Geometry {
     pub heads: usize,
     /// Features a head, D.
     pub head_dim: usize,
+    /// Features of a token, M.
+    pub d_model: usize,
     /// Length of the training sequences, in tokens.
     pub train_len: usize,
 }
 
 impl Geometry {
-    /// Model width, M = H * D.
-    pub fn d_model(&self) -> usize {
-        self.heads * self.head_dim
+    /// Sizes of a model as wide as its heads together, M = H * D.
+    pub const fn new(heads: usize, head_dim: usize, train_len: usize) -> Geometry {
+        Geometry { heads, head_dim, d_model: heads * head_dim, train_len }
     }
 }
 

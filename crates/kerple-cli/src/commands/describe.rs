@@ -77,7 +77,7 @@ fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
 
 /// A plot of the encoding's table with parameters as they start.
 fn picture(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> {
-    let geometry = Geometry { heads, head_dim: 64, train_len: distances };
+    let geometry = Geometry::new(heads, 64, distances);
     let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), distances);
     let (rows, what) = match (&table.bias, &table.weight) {
         (Some(bias), _) => (bias, "bias b(d)"),
@@ -101,7 +101,7 @@ fn one(args: &Describe, encoding: &Encoding) -> Outcome {
         ));
     }
     let about = encoding.method.description();
-    let geometry = Geometry { heads: args.heads, head_dim: 64, train_len: 512 };
+    let geometry = Geometry::new(args.heads, 64, 512);
     let parameters = encoding.parameters(&geometry);
     let plot = picture(encoding, args.heads, args.distances);
     if let (Some(path), Some(plot)) = (&args.svg, &plot) {

@@ -68,22 +68,6 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     Ok(())
 }
 
-/// Absolute positions are as wide as the heads together.
-pub(super) fn check_width(encoding: &Encoding, geometry: &Geometry, d_model: usize) -> Result<()> {
-    if d_model == geometry.d_model() || encoding.absolute(geometry, 0..1).is_none() {
-        return Ok(());
-    }
-    Err(Error::Config {
-        place: "model.d_model".to_owned(),
-        message: format!(
-            "{} adds rows of n_heads * head_dim = {} features, not {d_model}",
-            encoding.label(),
-            geometry.d_model()
-        ),
-        hint: "leave model.d_model out, or use an encoding that enters attention".to_owned(),
-    })
-}
-
 /// Only encoders read in both directions.
 pub(super) fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, geometry: &Geometry) -> Result<()> {
     let is_encoder = task.is_some_and(|task| task.facts().answer != Answer::Marked);

@@ -122,7 +122,7 @@ impl Base {
 
     /// What kind of source it is in any model.
     fn kind_of_source(&self) -> Source {
-        let geometry = Geometry { heads: 2, head_dim: 4, train_len: 2 };
+        let geometry = Geometry::new(2, 4, 2);
         let parameters = self.positional().parameters(&geometry);
         let values: Vec<Vec<f64>> = parameters.iter().map(|parameter| vec![0.5; parameter.len()]).collect();
         let inputs = Inputs { geometry: &geometry, values: &values, places: Places::from(2), compat: Compat::Exact };

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::kernel::exponentials::{Amplitude, Tolerance};
 
-    const GEOMETRY: Geometry = Geometry { heads: 3, head_dim: 4, train_len: 64 };
+    const GEOMETRY: Geometry = Geometry::new(3, 4, 64);
     const DEMAND: Demand = Demand { horizon: 100_000, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
 
     /// The decay of a head at a distance, inside of a chunk or by the sum.

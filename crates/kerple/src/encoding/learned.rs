@@ -59,7 +59,7 @@ impl Positional for Config {
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        vec![Parameter::matrix("positions", [self.positions(geometry), geometry.d_model()], 0.02)]
+        vec![Parameter::matrix("positions", [self.positions(geometry), geometry.d_model], 0.02)]
     }
 
     fn scopes(&self) -> &'static [Scope] {

@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn drawn_distances_are_columns_of_the_table() {
-        let geometry = crate::encoding::Geometry { heads: 2, head_dim: 4, train_len: 8 };
+        let geometry = crate::encoding::Geometry::new(2, 4, 8);
         for kind in ["alibi", "t5", "kerple_bias_weight"] {
             let encoding = Encoding { randomized: Some(64), ..Method::named(kind).unwrap().into() };
             let stored = encoding.initial(&geometry, 1);

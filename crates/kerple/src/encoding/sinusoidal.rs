@@ -56,12 +56,12 @@ impl Positional for Config {
     }
 
     fn check(&self, geometry: &Geometry) -> Checked {
-        let width = geometry.d_model();
+        let width = geometry.d_model;
         if width.is_multiple_of(2) {
             return Ok(());
         }
         let message = format!("sinusoidal rows need an even model width, got {width}");
-        Err(Refusal::new("kind", message, "change model.n_heads or model.head_dim"))
+        Err(Refusal::new("kind", message, "change model.d_model, or model.n_heads and model.head_dim"))
     }
 
     fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
@@ -81,7 +81,7 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        let rows = self.rows(inputs.geometry.d_model(), inputs.places.positions(), inputs.compat);
+        let rows = self.rows(inputs.geometry.d_model, inputs.places.positions(), inputs.compat);
         Form::Absolute(Absolute::Fixed(rows))
     }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 mod settings;
 
-const GEOMETRY: Geometry = Geometry { heads: 4, head_dim: 16, train_len: 32 };
+const GEOMETRY: Geometry = Geometry::new(4, 16, 32);
 
 fn all() -> Vec<Encoding> {
     let named = METHODS.iter().map(|kind| Encoding::from(Method::named(kind).expect("every listed kind has defaults")));
@@ -30,7 +30,7 @@ fn kinds_round_trip_through_their_names() {
 
 #[test]
 fn parameters_of_the_paper() {
-    let geometry = Geometry { heads: 12, head_dim: 64, train_len: 512 };
+    let geometry = Geometry::new(12, 64, 512);
     let count = |kind: &str| Encoding::from(Method::named(kind).unwrap()).parameter_count(&geometry, 12);
     assert_eq!(count("kerple_log"), 24);
     assert_eq!(count("kerple_power"), 24);
@@ -330,7 +330,7 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
         let defined = match encoding.form(&GEOMETRY, &values, len - 1..len) {
             Form::Nothing | Form::Code(_) => true,
             Form::Absolute(Absolute::Fixed(rows)) => {
-                rows.len() == GEOMETRY.d_model() && rows.iter().all(|value| value.is_finite())
+                rows.len() == GEOMETRY.d_model && rows.iter().all(|value| value.is_finite())
             }
             Form::Absolute(Absolute::Learned { positions }) => positions >= len,
             Form::Rotary(rotary) => {
@@ -544,7 +544,7 @@ fn dape_takes_bases_that_add_a_bias_and_refuses_others() {
 /// What the paper counts: 1,196 values a layer beside those of the base.
 #[test]
 fn dape_learns_as_many_values_as_published() {
-    let geometry = Geometry { heads: 12, head_dim: 64, train_len: 512 };
+    let geometry = Geometry::new(12, 64, 512);
     let count = |text: &str| serde_json::from_str::<Encoding>(text).unwrap().parameter_count(&geometry, 12);
     assert_eq!(count(r#"{"kind":"dape","base":"alibi"}"#), 14_352);
     assert_eq!(count(r#"{"kind":"dape"}"#), 14_352 + 12 * 24);

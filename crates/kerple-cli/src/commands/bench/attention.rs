@@ -53,7 +53,7 @@ pub fn noise(len: usize, seed: u32) -> Vec<f32> {
 
 /// The bias of KERPLE-log heads as they start, `[H, len]`.
 pub fn log_bias(heads: usize, head_dim: usize, len: usize) -> Vec<f32> {
-    let geometry = Geometry { heads, head_dim, train_len: len };
+    let geometry = Geometry::new(heads, head_dim, len);
     let encoding = Encoding::from(Method::KerpleLog(Default::default()));
     let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), len);
     table.bias.unwrap_or_default().into_iter().map(|value| value as f32).collect()
@@ -80,7 +80,7 @@ impl Task {
 
     /// With the scores of an encoding as it starts; its rotation is left out.
     fn of(encoding: &Encoding, length: usize, sizes: Sizes, draw: u32) -> Task {
-        let geometry = Geometry { heads: sizes.heads, head_dim: sizes.head_dim, train_len: length };
+        let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
         let stored = encoding.initial(&geometry, 0);
         let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
         let plain = Task::new(length, sizes, "none", draw);
@@ -202,7 +202,7 @@ impl Composed {
         let shape = [sizes.batch, sizes.heads, length, sizes.head_dim];
         let input = || Tensor::<4>::random(shape, Distribution::Uniform(-1.0, 1.0), &device).require_grad();
         let encoding = Encoding::from(Method::KerpleLog(Default::default()));
-        let geometry = Geometry { heads: sizes.heads, head_dim: sizes.head_dim, train_len: length };
+        let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
         let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 0, &device);
         Composed { encoding, inputs: [input(), input(), input()] }
     }

@@ -56,7 +56,7 @@ struct Task {
 
 impl Task {
     fn new(len: usize, Sizes { batch, heads, head_dim, .. }: Sizes, bias: &str) -> Task {
-        let geometry = Geometry { heads, head_dim, train_len: len };
+        let geometry = Geometry::new(heads, head_dim, len);
         let encoding = Encoding::from(Method::named(bias).expect("a bias of this list is a method"));
         let stored = encoding.initial(&geometry, 0);
         let noise_of = |place| stream_at(0, Purpose::Noise, [0, place]);

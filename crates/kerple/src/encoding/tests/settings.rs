@@ -77,8 +77,8 @@ fn numbers_that_are_not_finite_are_refused_by_name() {
 
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
-    let odd = Geometry { heads: 3, head_dim: 5, train_len: 32 };
-    let one = Geometry { heads: 4, head_dim: 1, train_len: 32 };
+    let odd = Geometry::new(3, 5, 32);
+    let one = Geometry::new(4, 1, 32);
     for (text, geometry, says) in [
         (r#"{"kind":"rotary","pct":0.1}"#, GEOMETRY, "`pct`: 0.1 of 16 features a head is less than one pair"),
         (r#"{"kind":"rotary"}"#, one, "`kind`: rotary turns pairs of features, a head has 1"),
