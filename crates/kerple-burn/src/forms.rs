@@ -13,6 +13,8 @@ use std::sync::Arc;
 pub struct Positions {
     /// Rotation of the queries and keys of this pass.
     pub rotary: Option<Arc<RotaryTables>>,
+    /// Rates at which products of each feature fade with distance, `[D]`; softmax attention without a map takes them.
+    pub damping: Option<Arc<[f64]>>,
     /// What becomes of scores.
     pub scores: Scores,
     /// Which keys a query sees.
@@ -71,6 +73,7 @@ impl Default for Positions {
     fn default() -> Self {
         Positions {
             rotary: None,
+            damping: None,
             scores: Scores::Plain,
             sight: Sight::CAUSAL,
             lengths: None,

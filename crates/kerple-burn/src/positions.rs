@@ -189,6 +189,7 @@ impl PositionalEncoding {
             Place::Nowhere | Place::Embeddings => {}
             Place::Rotation => {
                 let rotary = self.encoding.rotary(&self.geometry, span).expect("this encoding rotates");
+                positions.damping = rotary.damping(self.geometry.head_dim).map(Arc::from);
                 positions.rotary = Some(turned(&rotary, &places));
             }
             Place::Code(plan) => {

@@ -228,6 +228,7 @@ fn impossible_tasks_are_refused() {
     assert!(refused("{ kind = \"recall\", pairs = 64 }", &[]).contains("data.task.pairs"));
     let ahead = "encoding = { kind = \"t5\", bidirectional = true }";
     assert!(refused("\"passkey\"", &["train.train_len=64", ahead]).contains("a bias of keys ahead"));
+    assert!(refused("\"duplicate_string\"", &["encoding.kind=xpos"]).contains("an encoder sees those ahead"));
     let empty = RunConfig::parse("data = {}\nencoding = { kind = \"alibi\" }", "test", &[]).unwrap();
     assert!(Source::open(&empty.data).unwrap_err().to_string().contains("missing field `path`"));
     // learned positions have rows for the training sequences with their empty places

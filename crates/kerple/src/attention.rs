@@ -31,7 +31,7 @@ mod view;
 mod workers;
 
 pub use crate::forms::{Scores, Sight, Table};
-pub use problem::{Dims, Gradients, Problem, Saved};
+pub use problem::{Dims, Gradients, MOST_DAMPING, Problem, Saved};
 pub use view::{Strides, View, ViewMut};
 
 use crate::Number;

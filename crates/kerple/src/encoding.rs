@@ -21,6 +21,7 @@ pub mod sinusoidal;
 pub mod spe;
 pub mod t5;
 pub mod transformer_xl;
+pub mod xpos;
 
 mod config;
 mod finite;
@@ -234,6 +235,11 @@ impl Encoding {
             Form::Table(table) | Form::Map(MapForm { table, .. }) => table.sides == Sides::Two,
             Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => false,
         }
+    }
+
+    /// Whether it is defined for keys behind a query only, so that no encoder can have it.
+    pub fn only_looks_back(&self, geometry: &Geometry) -> bool {
+        self.rotary(geometry, 0).is_some_and(|rotary| !rotary.damping.is_empty())
     }
 
     fn zeros(&self, geometry: &Geometry) -> Vec<Vec<f64>> {

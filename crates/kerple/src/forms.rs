@@ -14,7 +14,7 @@ mod scores;
 pub use code::{Code, CodeKind, Drawn};
 pub use form::{Form, MapForm, Slopes, TableSlopes};
 pub(crate) use scores::visible_keys;
-pub use scores::{Block, MapGradients, Reach, ScoreMap, Scores, Table};
+pub use scores::{Block, MapGradients, Reach, Rows, ScoreMap, Scores, Table, ValueMap};
 
 /// Which keys a query sees, by the distance `d = i - j` from query to key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,6 +187,8 @@ pub struct Rotary {
     pub amplitude: f64,
     /// Positions are rounded to bf16 before the product, as the original's low-precision runs do.
     pub bf16_positions: bool,
+    /// Of each pair: products of its features are multiplied by `e^(-rate d)` at distance d; empty where none fade.
+    pub damping: Vec<f64>,
 }
 
 /// Rows added once to the token embeddings.

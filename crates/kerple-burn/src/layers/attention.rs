@@ -94,13 +94,11 @@ impl Attention {
         let [batch, len, _] = x.dims();
         let [q, k, v] = self.heads.unpack(self.projected(x).1);
         let (q, k) = (attention::rotate(q, positions), attention::rotate(k, positions));
+        let Some(linear) = &self.linear else { return attention::weights(q, k, self.scale, positions) };
         // of values that each stand for a key, attention makes its weights
         let each = Tensor::<2>::eye(len, &v.device()).cast(v.dtype());
         let each = each.unsqueeze::<4>().expand([batch, self.heads.kv_heads, len, len]);
-        match &self.linear {
-            Some(linear) => linear_attention::composed([q, k, each], linear, positions),
-            None => attention::composed(q, k, each, self.scale, positions),
-        }
+        linear_attention::composed([q, k, each], linear, positions)
     }
 
     /// Scores of the last of `[B, L, M]` positions, `[B, H, 1, L]`; of softmax attention.

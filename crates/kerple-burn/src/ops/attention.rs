@@ -9,7 +9,7 @@ use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
 use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
-use kerple::forms::{Sides, Sight};
+use kerple::forms::{Sides, Sight, Table};
 use kerple::maps::{Extent, Map};
 use kerple::ops::zeros;
 use std::sync::Arc;
@@ -114,7 +114,12 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scale: f64, positions: &Positions) -> Se
     let row = |i: usize| (0..keys).map(move |j| (keys + i) as isize - (queries + j) as isize);
     let distances: Vec<isize> = (0..queries).flat_map(row).collect();
     // a product, since the derivative of a division by a number is rounded to f32
-    let scores = q.clone().matmul(repeat_heads(k, heads).swap_dims(2, 3)) * scale;
+    let k = repeat_heads(k, heads);
+    let products = match positions.damping.as_deref() {
+        None => q.clone().matmul(k.swap_dims(2, 3)),
+        Some(rates) => damped(q.clone(), k, rates, &distances),
+    };
+    let scores = products * scale;
     let spread = |table: &Tensor<2>| spread(table.clone(), positions.sight, &distances, size).unsqueeze::<4>();
     let [bias, weight] = positions.scores.tables().map(|table| table.map(spread));
     let hidden = hidden(positions, &distances, size, &device);
@@ -140,13 +145,34 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scale: f64, positions: &Positions) -> Se
     Seen { scores, bias, mapped, adds_bias, hidden }
 }
 
+/// Products of queries and keys whose features fade with distance: each feature by itself, times what is left of it.
+fn damped(q: Tensor<4>, k: Tensor<4>, rates: &[f64], distances: &[isize]) -> Tensor<4> {
+    let ([_, _, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
+    let product = |(feature, rate): (usize, &f64)| {
+        // keys ahead are hidden
+        let left: Vec<f64> = distances.iter().map(|d| (-rate * (*d).max(0) as f64).exp()).collect();
+        let left = Tensor::<4>::from_data(TensorData::new(left, [1, 1, queries, keys]), (&q.device(), q.dtype()));
+        let of = |x: &Tensor<4>| x.clone().narrow(3, feature, 1);
+        of(&q).matmul(of(&k).swap_dims(2, 3)) * left
+    };
+    rates.iter().enumerate().map(product).reduce(|sum, product| sum + product).expect("a head has features")
+}
+
 /// The definition of [`attention()`].
 pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, positions: &Positions) -> Tensor<4> {
-    let v = repeat_heads(v, q.dims()[1]);
+    let (v, keys) = (repeat_heads(v, q.dims()[1]), k.dims()[2]);
+    let weights = weights(q, k, scale, positions);
+    let beside = maps::of_values(&positions.scores, &weights, positions.extent(keys, scale));
+    let out = weights.matmul(v);
+    if let Some(beside) = beside { out + beside } else { out }
+}
+
+/// The weight of every key for every query, `[B, H, Q, K]`; composed.
+pub fn weights(q: Tensor<4>, k: Tensor<4>, scale: f64, positions: &Positions) -> Tensor<4> {
     let Seen { mapped, hidden, .. } = seen(q, k, scale, positions);
     let weights = activation::softmax(mapped.mask_fill(hidden.clone(), f64::NEG_INFINITY), 3);
     // a row that sees nothing has no weights rather than undefined ones
-    weights.mask_fill(hidden, 0.0).matmul(v)
+    weights.mask_fill(hidden, 0.0)
 }
 
 /// Turns the first features of `[B, H, L, D]` by the angles of `positions`, half-split; composed.
@@ -173,6 +199,7 @@ pub(crate) struct ScoreInputs {
     places: Places,
     sight: Sight,
     lengths: Option<Arc<[usize]>>,
+    damping: Option<Arc<[f64]>>,
 }
 
 #[derive(Clone, Debug)]
@@ -192,6 +219,11 @@ fn numbers(map: &Map, scores: &Scores, own: Option<&Tensor<1>>, extent: Extent) 
 pub(crate) type ScoreGradients<T> = [Option<Vec<T>>; 3];
 
 impl ScoreInputs {
+    fn new(places: Places, positions: &Positions) -> ScoreInputs {
+        let Positions { sight, lengths, damping, .. } = positions;
+        ScoreInputs { places, sight: *sight, lengths: lengths.clone(), damping: damping.clone() }
+    }
+
     pub(crate) fn add(positions: &Positions, extent: Extent, inputs: &mut Inputs) -> ScoreInputs {
         let places = match &positions.scores {
             Scores::Plain | Scores::Table { .. } => {
@@ -201,7 +233,7 @@ impl ScoreInputs {
                 Places::Map(map.clone(), inputs.add(numbers(map, &positions.scores, own.as_ref(), extent)))
             }
         };
-        ScoreInputs { places, sight: positions.sight, lengths: positions.lengths.clone() }
+        ScoreInputs::new(places, positions)
     }
 
     /// For a computation outside autodiff: the places, and the arrays that are there.
@@ -217,7 +249,7 @@ impl ScoreInputs {
                 Places::Map(map.clone(), 0)
             }
         };
-        (ScoreInputs { places, sight: positions.sight, lengths: positions.lengths.clone() }, arrays)
+        (ScoreInputs::new(places, positions), arrays)
     }
 
     /// Calls `f` with the problem over these inputs.
@@ -244,14 +276,19 @@ impl ScoreInputs {
         f(&Problem { dims, scale: T::from_f64(scale), sight: self.sight, lengths, scores })
     }
 
-    fn tables<'a, T: Number>(&self, places: &[Option<usize>; 2], inputs: &'a [Array]) -> kerple::forms::Scores<'a, T> {
+    fn tables<'a, T: Number>(
+        &'a self,
+        places: &[Option<usize>; 2],
+        inputs: &'a [Array],
+    ) -> kerple::forms::Scores<'a, T> {
         let [bias, weight] = places.map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.shape()[1]);
         let len = match self.sight.sides() {
             Sides::One => columns,
             Sides::Two => columns.div_ceil(2),
         };
-        kerple::forms::Scores::table(bias.map(Array::slice), weight.map(Array::slice), len)
+        let [bias, weight] = [bias, weight].map(|table| table.map(Array::slice));
+        kerple::forms::Scores::Table(Table { bias, weight, damping: self.damping.as_deref(), len })
     }
 
     fn each_place(&self) -> [Option<usize>; 3] {

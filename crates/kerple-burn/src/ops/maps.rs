@@ -51,6 +51,17 @@ pub(crate) fn query_bias(scores: &Scores) -> Option<Tensor<2>> {
     }
 }
 
+/// What a map adds to the output of weights `[B, H, Q, K]` beside values, `[B, H, Q, D]`.
+pub(super) fn of_values(scores: &Scores, weights: &Tensor<4>, extent: Extent) -> Option<Tensor<4>> {
+    match scores {
+        Scores::Plain | Scores::Table { .. } => None,
+        Scores::Map { map, own, .. } => match (&**map, own) {
+            (Map::Relative(relative), Some(own)) => relative::of_values(relative, own, weights, extent),
+            (Map::Relative(_) | Map::Mixed(_) | Map::Cope(_), _) => None,
+        },
+    }
+}
+
 /// What the softmax gets, `[B, H, Q, K]`; any numbers where a query does not see.
 pub(super) fn composed(map: &Map, mapped: Mapped) -> Tensor<4> {
     match map {

@@ -71,6 +71,16 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
 /// Only encoders read in both directions.
 pub(super) fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, geometry: &Geometry) -> Result<()> {
     let is_encoder = task.is_some_and(|task| task.facts().answer != Answer::Marked);
+    if is_encoder && encoding.only_looks_back(geometry) {
+        return Err(Error::Config {
+            place: "encoding".to_owned(),
+            message: format!(
+                "{} is defined for keys behind a query, and an encoder sees those ahead",
+                encoding.label()
+            ),
+            hint: "use rotary, or train a decoder".to_owned(),
+        });
+    }
     if is_encoder || !encoding.tells_ahead(geometry) {
         return Ok(());
     }

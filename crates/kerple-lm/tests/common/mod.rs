@@ -50,6 +50,10 @@ pub fn maps() -> Vec<Encoding> {
         r#"{"kind":"dape","base":{"kind":"fire","threshold":5.5},"kernel":3,"hidden":4}"#,
         r#"{"kind":"dape","kernel":5,"variant":"concat"}"#,
         r#"{"kind":"dape","base":"rotary","kernel":7}"#,
+        r#"{"kind":"fire","threshold":9.5,"randomized":40}"#,
+        r#"{"kind":"dape","base":{"kind":"fire","threshold":9.5},"randomized":40}"#,
+        r#"{"kind":"shaw","max_distance":3,"values":true}"#,
+        r#"{"kind":"xpos","scale_base":12}"#,
     ];
     texts.map(|text| serde_json::from_str(text).unwrap()).to_vec()
 }

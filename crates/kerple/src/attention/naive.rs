@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! s[h, j] = scale * q[h].k[h, j]        over the keys j in sight        d = position of the query - j
+//!                                       with damping feature f of q and k as e^(-rate[f] d) of it
 //! z[h, j] = s[h, j] * weight[h, d] + bias[h, d]        or z = map(s), all heads at once
 //! lse[h]  = ln sum exp z[h]        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
+//!                                  v[h, j] with what a map adds to it, in both directions
 //!
 //! dz[h, j] = p[h, j] (d_out[h].v[h, j] - d_out[h].out[h])
 //! d_bias[h, d] += dz[h, j]         d_weight[h, d] += dz[h, j] s[h, j]         ds[h, j] = dz[h, j] weight[h, d]
@@ -13,9 +15,10 @@
 //!
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
 
-use super::{Dims, Gradients, Problem, Saved, Scores, View, ViewMut};
+use super::{Dims, Gradients, Problem, Saved, Scores, Table, View, ViewMut};
 use crate::Number;
-use crate::forms::{Block, MapGradients};
+use crate::forms::{Block, MapGradients, Rows, ValueMap};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing).
@@ -25,7 +28,9 @@ use std::ops::Range;
 pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
     problem.check_forward(q, k, v, &out, lse);
     for row in rows(problem) {
-        let z = row.mapped(&row.scores(q, k), &row.queries(q));
+        let queries = row.queries(q);
+        let z = row.mapped(&row.scores(q, k), &queries);
+        let mut weights = vec![T::ZERO; z.len()];
         for (head, z) in row.heads(&z) {
             // SAFETY: `out` is checked, and this is its only row in use.
             let out = unsafe { out.row(row.batch, head, row.query, problem.dims.head_dim) };
@@ -37,10 +42,13 @@ pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<
             if total == T::ZERO {
                 continue;
             }
-            for (key, &z) in row.visible.clone().zip(z) {
-                add_scaled(out, (z - *lse).exp(), row.of_key(v, head, key));
+            let weights = &mut weights[head * z.len()..][..z.len()];
+            for ((key, &z), weight) in row.visible.clone().zip(z).zip(weights) {
+                *weight = (z - *lse).exp();
+                add_scaled(out, *weight, row.of_key(v, head, key));
             }
         }
+        row.add_values(&weights, &queries, &out);
     }
 }
 
@@ -58,26 +66,33 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
     };
     for row in rows(problem) {
         let (scores, queries) = (row.scores(saved.q, saved.k), row.queries(saved.q));
-        let mut d_scores = row.mapped(&scores, &queries);
-        for (head, d_scores) in (0..).zip(d_scores.chunks_exact_mut(row.visible.len().max(1))) {
+        let mut weights = row.mapped(&scores, &queries);
+        let mut d_scores = row.value_products(&queries, saved.d_out);
+        let seen = row.visible.len().max(1);
+        for (head, (weights, d_scores)) in
+            (0..).zip(weights.chunks_exact_mut(seen).zip(d_scores.chunks_exact_mut(seen)))
+        {
             let (lse, d_out) = (saved.lse[row.of_lse(head)], row.of_query(saved.d_out, head));
             let mean = dot(d_out, row.of_query(saved.out, head));
-            for (key, d) in row.visible.clone().zip(d_scores) {
-                let p = if lse == T::NEG_INFINITY { T::ZERO } else { (*d - lse).exp() };
-                *d = p * (dot(d_out, row.of_key(saved.v, head, key)) - mean);
+            for ((key, weight), d) in row.visible.clone().zip(weights).zip(d_scores) {
+                let p = if lse == T::NEG_INFINITY { T::ZERO } else { (*weight - lse).exp() };
+                *weight = p;
+                *d = p * (dot(d_out, row.of_key(saved.v, head, key)) + *d - mean);
                 // SAFETY: the view is checked, and this is its only row in use.
                 add_scaled(unsafe { gradients.d_v.row(row.batch, row.kv_head(head), key, dim) }, p, d_out);
             }
         }
+        row.values_backward(&weights, &queries, saved.d_out, &mut map_sums);
         row.mapped_backward(&scores, &queries, &mut d_scores, &mut gradients, &mut map_sums);
         for (head, d_scores) in row.heads(&d_scores) {
             for (key, &d_score) in row.visible.clone().zip(d_scores) {
                 let d_dot = d_score * problem.scale;
                 let (q, k) = (row.of_query(saved.q, head), row.of_key(saved.k, head, key));
+                let (q, k) = (row.damped(q, key), row.damped(k, key));
                 // SAFETY: the views are checked to share no element, and one row of each is in use.
                 unsafe {
-                    add_scaled(gradients.d_q.row(row.batch, head, row.query, dim), d_dot, k);
-                    add_scaled(gradients.d_k.row(row.batch, row.kv_head(head), key, dim), d_dot, q);
+                    add_scaled(gradients.d_q.row(row.batch, head, row.query, dim), d_dot, &k);
+                    add_scaled(gradients.d_k.row(row.batch, row.kv_head(head), key, dim), d_dot, &q);
                 }
             }
         }
@@ -133,8 +148,17 @@ impl<'a, T: Number> Row<'a, T> {
 
     /// `s` of the visible keys, `[H, visible]`.
     fn scores(&self, q: View<T>, k: View<T>) -> Vec<T> {
-        let score = |head, key| self.problem.scale * dot(self.of_query(q, head), self.of_key(k, head, key));
+        let score =
+            |head, key| self.problem.scale * dot(self.of_query(q, head), &self.damped(self.of_key(k, head, key), key));
         (0..self.problem.dims.heads).flat_map(|head| self.visible.clone().map(move |key| score(head, key))).collect()
+    }
+
+    /// Features of a query or of a key as their products over this distance count them.
+    fn damped<'v>(&self, features: &'v [T], key: usize) -> Cow<'v, [T]> {
+        let Scores::Table(Table { damping: Some(rates), .. }) = self.problem.scores else { return features.into() };
+        let distance = (self.problem.dims.position(self.query) - key as isize) as f64;
+        let damped = |(value, rate): (&T, &f64)| *value * T::from_f64((-rate * distance).exp());
+        features.iter().zip(rates).map(damped).collect::<Vec<T>>().into()
     }
 
     /// `z`, of the same shape as `s`.
@@ -182,6 +206,45 @@ impl<'a, T: Number> Row<'a, T> {
                     *d = *d * table.weight.map_or(T::ONE, |weight| weight[at]);
                 }
             }
+        }
+    }
+
+    /// What a map has beside values.
+    fn values(&self) -> Option<&'a dyn ValueMap<T>> {
+        match self.problem.scores {
+            Scores::Map(map) if !self.visible.is_empty() => map.values(),
+            Scores::Map(_) | Scores::Table(_) => None,
+        }
+    }
+
+    /// Adds what a map has beside values to the output, given the weights `[H, visible]`.
+    fn add_values(&self, weights: &[T], queries: &[T], out: &ViewMut<T>) {
+        let (Some(values), dims) = (self.values(), self.problem.dims) else { return };
+        let mut added = vec![T::ZERO; queries.len()];
+        values.add(&self.block(queries), weights, Rows { values: &mut added, stride: dims.head_dim });
+        for (head, added) in added.chunks_exact(dims.head_dim).enumerate() {
+            // SAFETY: `out` is checked, and this is its only row in use.
+            add_scaled(unsafe { out.row(self.batch, head, self.query, dims.head_dim) }, T::ONE, added);
+        }
+    }
+
+    /// The gradient in the weights through what a map has beside values, `[H, visible]`.
+    fn value_products(&self, queries: &[T], d_out: View<T>) -> Vec<T> {
+        let mut products = vec![T::ZERO; self.problem.dims.heads * self.visible.len()];
+        if let Some(values) = self.values() {
+            let d_out = self.queries(d_out);
+            let rows = Rows { values: &d_out[..], stride: self.problem.dims.head_dim };
+            values.add_products(&self.block(queries), rows, &mut products);
+        }
+        products
+    }
+
+    /// Adds the gradient in what a map has beside values.
+    fn values_backward(&self, weights: &[T], queries: &[T], d_out: View<T>, sums: &mut [T]) {
+        if let Some(values) = self.values() {
+            let d_out = self.queries(d_out);
+            let rows = Rows { values: &d_out[..], stride: self.problem.dims.head_dim };
+            values.add_gradient(&self.block(queries), weights, rows, sums);
         }
     }
 

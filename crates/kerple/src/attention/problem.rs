@@ -5,6 +5,9 @@ use crate::Number;
 use crate::forms::{Scores, Sight, Table, visible_keys};
 use std::ops::Range;
 
+/// Largest rate of [`Table::damping`]: over the keys of a tile no factor leaves the range of `f32`.
+pub const MOST_DAMPING: f64 = 0.125;
+
 /// Sizes of one attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
@@ -108,6 +111,11 @@ impl<'a, T: Number> Problem<'a, T> {
         if let Scores::Table(of) = self.scores {
             for table in [of.bias, of.weight].into_iter().flatten() {
                 self.check_table(of, table);
+            }
+            if let Some(rates) = of.damping {
+                crate::check_shape!(rates, D = head_dim);
+                assert!(matches!(self.sight, Sight::Causal { .. }), "damping of products with keys ahead");
+                assert!(rates.iter().all(|rate| (0.0..=MOST_DAMPING).contains(rate)), "damping: {rates:?}");
             }
         }
     }

@@ -4,7 +4,7 @@ mod mix;
 
 pub(super) use mix::Mix;
 
-use super::{Dims, Gradients, Problem, Saved, Scores, Sight, Strides, View, ViewMut, naive};
+use super::{Dims, Gradients, MOST_DAMPING, Problem, Saved, Scores, Sight, Strides, Table, View, ViewMut, naive};
 use crate::Number;
 use crate::forms::{Sides, visible_keys};
 use proptest::prelude::*;
@@ -26,6 +26,8 @@ pub(super) struct Case {
     pub(super) d_out: Vec<f64>,
     pub(super) bias: Option<Vec<f64>>,
     pub(super) weight: Option<Vec<f64>>,
+    /// Of features; for causal sight and without a map.
+    pub(super) damping: Option<Vec<f64>>,
     /// Instead of the tables.
     pub(super) map: Option<Mix<f64>>,
 }
@@ -85,7 +87,8 @@ impl Case {
         let [q, d_out] = [(); 2].map(|()| normal(&mut rng, query_len));
         let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
         let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * sight.sides().columns(table_len))));
-        Case { dims, sight, lengths: None, table_len, packed: false, q, k, v, d_out, bias, weight, map: None }
+        let (lengths, damping, map, packed) = (None, None, None, false);
+        Case { dims, sight, lengths, table_len, packed, q, k, v, d_out, bias, weight, damping, map }
     }
 
     /// The same with a random map, which mixes the keys of a row where the seed is even.
@@ -93,6 +96,14 @@ impl Case {
         let random = |n| normal(&mut ChaCha8Rng::seed_from_u64(seed), n);
         let map = Mix::new(&self, random);
         self.map = Some(if seed.is_multiple_of(2) { map } else { map.pairwise() });
+        self
+    }
+
+    /// The same with features that fade at all rates there are, the last not at all.
+    pub(super) fn damped(mut self) -> Self {
+        let features = self.dims.head_dim;
+        let rate = |feature: usize| MOST_DAMPING * (features - 1 - feature) as f64 / (features - 1).max(1) as f64;
+        self.damping = matches!(self.sight, Sight::Causal { .. }).then(|| (0..features).map(rate).collect());
         self
     }
 
@@ -132,7 +143,12 @@ impl Case {
         let map = self.map.as_ref().map(|map| map.cast(number));
         let scores = match &map {
             Some(map) => Scores::Map(map),
-            None => Scores::table(tables[0].as_deref(), tables[1].as_deref(), self.table_len),
+            None => Scores::Table(Table {
+                bias: tables[0].as_deref(),
+                weight: tables[1].as_deref(),
+                damping: self.damping.as_deref(),
+                len: self.table_len,
+            }),
         };
         let lengths = self.lengths.as_deref();
         let problem = Problem { dims, scale: number(SCALE), sight: self.sight, lengths, scores };
@@ -367,6 +383,7 @@ fn naive_gradients_match_central_differences() {
     for sight in [Sight::CAUSAL, Sight::Causal { window: Some(5) }, Sight::BOTH, Sight::Both { window: Some(3) }] {
         let mut case = Case::with_sight(dims(2, 4, 2, 5, 7, 3), sight, 11);
         assert_gradients_match_differences(&case);
+        assert_gradients_match_differences(&case.clone().damped());
         assert_gradients_match_differences(&case.clone().mapped(12));
         case.lengths = Some(vec![6, 3]);
         assert_gradients_match_differences(&case);

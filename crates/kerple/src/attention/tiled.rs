@@ -7,12 +7,15 @@
 //!
 //! * `product`: the small matrix product that every step is made of, on the vectors of [`cpu`](crate::cpu);
 //! * `forward`, `backward`: what is multiplied with what; `decode`: one query, where memory is the limit;
+//! * `damping`: features whose products fade with distance;
 //! * `workers`: which thread does what, and why the bits do not depend on it.
 
 mod backward;
+mod damping;
 mod decode;
 mod diagonal;
 mod forward;
+mod gradient;
 mod table;
 
 use super::{Gradients, Problem, Saved, View, ViewMut};

@@ -154,7 +154,19 @@ impl Encoding {
             let message = format!("`{}` cannot be randomized: {why}", self.method.kind());
             return Err(Refusal::new("randomized", message, "leave it out"));
         }
-        self.method.positional().check_keys()
+        self.method.positional().check_keys()?;
+        if self.scale == Scale::Inside && !self.method.has_bias_table() {
+            let message = format!(
+                "`{}` adds no table of biases to scores, so the scale divides nothing else",
+                self.method.kind()
+            );
+            return Err(Refusal::new(
+                "scale",
+                message,
+                "leave it out; it is for kernels, alibi, t5 and dape over one of them",
+            ));
+        }
+        Ok(())
     }
 
     /// The same with rotary rates stretched in this way.

@@ -20,7 +20,7 @@ use super::method::{Inputs, Method, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{Description, SCORES};
-use super::{Compat, Geometry, METHODS, Parameter, Places, Scope};
+use super::{Geometry, METHODS, Parameter, Scope};
 use crate::forms::{DistanceTable, Form, MapForm, Rotary, TableSlopes};
 use crate::maps::fire::Fire;
 use crate::maps::mixed::{Bias, Mixed};
@@ -107,11 +107,12 @@ impl Base {
 
     fn source(&self, inputs: &Inputs) -> Source {
         if let Method::Fire(fire) = &*self.0 {
-            return Source::Fire(fire.bias(inputs.geometry, SLOPE));
+            return Source::Fire(fire.bias(inputs, SLOPE));
         }
         match self.positional().form(inputs) {
             Form::Nothing => Source::Nothing,
-            Form::Rotary(rotary) => Source::Rotation(rotary),
+            Form::Rotary(rotary) if rotary.damping.is_empty() => Source::Rotation(rotary),
+            Form::Rotary(_) => Source::Other("damps features of queries and keys"),
             Form::Table(table) if table.weight.is_none() => Source::Table(table),
             Form::Table(_) => Source::Other("multiplies scores by a weight"),
             Form::Absolute(_) => Source::Other("is added to the embeddings"),
@@ -122,11 +123,7 @@ impl Base {
 
     /// What kind of source it is in any model.
     fn kind_of_source(&self) -> Source {
-        let geometry = Geometry::new(2, 4, 2);
-        let parameters = self.positional().parameters(&geometry);
-        let values: Vec<Vec<f64>> = parameters.iter().map(|parameter| vec![0.5; parameter.len()]).collect();
-        let inputs = Inputs { geometry: &geometry, values: &values, places: Places::from(2), compat: Compat::Exact };
-        self.source(&inputs)
+        self.0.in_some_model(|inputs| self.source(inputs))
     }
 
     fn has_bias(&self) -> bool {

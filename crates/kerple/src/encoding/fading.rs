@@ -80,6 +80,7 @@ impl Encoding {
             return None;
         }
         match self.form(geometry, &self.initial(geometry, 0), 1) {
+            Form::Rotary(rotary) if !rotary.damping.is_empty() => None,
             Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => Some(InLinear::AsItIs),
             Form::Code(_) => Some(InLinear::Code),
             Form::Table(_) | Form::Map(_) => None,

@@ -7,7 +7,7 @@
 //!
 //! `p`, the threshold, is the training length in the paper; the released code of DAPE, which the reference values come from,
 //! has 64 whatever the training length. Encoders take `|i - j|` and `max(i, j, P)`. Enters: scores, after the `1/sqrt(D)`
-//! scale. Learned: c, m, and the network, in every layer for itself; all but its biases are decayed.
+//! scale. Randomized positions are drawn for tokens, not for distances: `i` and `j` become those of a sorted set. Learned: c, m, and the network, in every layer for itself; all but its biases are decayed.
 //! Past the training length: defined for every query and key, the measure grows with the query's position.
 
 use super::method::{Inputs, Positional};
@@ -53,9 +53,10 @@ pub(super) fn check_hidden(key: &str, units: usize) -> Checked {
 }
 
 impl Config {
-    /// The bias of a model, its hidden units with this slope below 0.
-    pub(super) fn bias(&self, geometry: &Geometry, slope: f64) -> Fire {
-        Fire { width: self.width, threshold: self.threshold.unwrap_or(geometry.train_len as f64), slope }
+    /// The bias of a model at these places, its hidden units with this slope below 0.
+    pub(super) fn bias(&self, inputs: &Inputs, slope: f64) -> Fire {
+        let threshold = self.threshold.unwrap_or(inputs.geometry.train_len as f64);
+        Fire { width: self.width, threshold, slope, drawn: inputs.places.drawn.map(<[usize]>::to_vec) }
     }
 }
 
@@ -108,7 +109,7 @@ impl Positional for Config {
     }
 
     fn randomized(&self) -> Randomized {
-        Randomized::Never("FIRE measures distances against positions, not against drawn ones")
+        Randomized::Positions
     }
 
     fn longest(&self, _: &Geometry) -> Option<usize> {
@@ -117,7 +118,7 @@ impl Positional for Config {
 
     fn form(&self, inputs: &Inputs) -> Form {
         let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
-        let map = Mixed { heads, bias: Bias::Fire(self.bias(inputs.geometry, 0.0)), network: None };
+        let map = Mixed { heads, bias: Bias::Fire(self.bias(inputs, 0.0)), network: None };
         let table = DistanceTable { heads, len, ..DistanceTable::default() };
         Form::Map(MapForm { map: map.into(), table, rotary: None, own: PARAMETERS })
     }

@@ -7,9 +7,9 @@ use super::words::Description;
 use super::{Compat, Geometry};
 use super::{
     alibi, cope, dape, expression, fire, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
-    transformer_xl,
+    transformer_xl, xpos,
 };
-use crate::forms::{Form, TableSlopes};
+use crate::forms::{DistanceTable, Form, MapForm, TableSlopes};
 use serde::{Deserialize, Serialize};
 
 /// What a method makes its form from.
@@ -111,6 +111,8 @@ methods! {
     "sinusoidal" Sinusoidal(sinusoidal::Config),
     /// Rotation of queries and keys.
     "rotary" Rotary(rotary::Config),
+    /// Rotation of queries and keys whose products fade with distance.
+    "xpos" Xpos(xpos::Config),
     /// A fixed linear bias a head.
     "alibi" Alibi(alibi::Config),
     /// A learned bias for each bucket of distances.
@@ -159,5 +161,23 @@ impl Method {
     /// The method in words.
     pub fn description(&self) -> Description {
         self.positional().words()
+    }
+
+    /// What `f` makes of the method in a small model, for answers that are the same in every model.
+    pub(super) fn in_some_model<R>(&self, f: impl FnOnce(&Inputs) -> R) -> R {
+        let geometry = Geometry::new(2, 4, 2);
+        let parameters = self.positional().parameters(&geometry);
+        let values: Vec<Vec<f64>> = parameters.iter().map(|parameter| vec![0.5; parameter.len()]).collect();
+        f(&Inputs { geometry: &geometry, values: &values, places: Places::from(2), compat: Compat::Exact })
+    }
+
+    /// Whether it hands over a bias by distance, alone or with a map.
+    pub(super) fn has_bias_table(&self) -> bool {
+        self.in_some_model(|inputs| match self.positional().form(inputs) {
+            Form::Table(DistanceTable { bias, .. }) | Form::Map(MapForm { table: DistanceTable { bias, .. }, .. }) => {
+                bias.is_some()
+            }
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => false,
+        })
     }
 }

@@ -59,7 +59,7 @@ impl Config {
 
     fn turning(Scaled { rates, amplitude }: Scaled, compat: Compat) -> Rotary {
         let inv_freq = rates.into_iter().map(|rate| compat.round(rate)).collect();
-        Rotary { inv_freq, amplitude, bf16_positions: compat == Compat::Bf16 }
+        Rotary { inv_freq, amplitude, bf16_positions: compat == Compat::Bf16, damping: Vec::new() }
     }
 }
 
@@ -134,6 +134,13 @@ impl Rotary {
         let angles =
             positions.into_iter().flat_map(|position| self.inv_freq.iter().map(move |rate| angle(position, *rate)));
         angles.map(|angle| (self.amplitude * angle.cos(), self.amplitude * angle.sin())).unzip()
+    }
+
+    /// Rates at which the products of each of `head_dim` features fade with distance; `None` where they do not.
+    pub fn damping(&self, head_dim: usize) -> Option<Vec<f64>> {
+        let of_pairs = self.damping.iter().chain(&self.damping).copied();
+        let rates = of_pairs.chain(std::iter::repeat(0.0)).take(head_dim);
+        (!self.damping.is_empty()).then(|| rates.collect())
     }
 
     /// Number of rotated features.

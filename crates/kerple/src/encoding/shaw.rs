@@ -1,12 +1,13 @@
-//! Relative position representations. Shaw et al. 2018, arXiv:1803.02155, section 3, those of the keys.
+//! Relative position representations. Shaw et al. 2018, arXiv:1803.02155, section 3, Eq. 3 and 4.
 //!
 //! ```text
-//! z = q_i . (k_j + a[clip(i - j, -K, K)]) / sqrt(D)        a [2 K + 1, D]
+//! z_ij = q_i . (k_j + a[clip(i - j, -K, K)]) / sqrt(D)        a [2 K + 1, D]
+//! out_i = sum over j of p_ij (v_j + b[clip(i - j, -K, K)])    b [2 K + 1, D], with `values`
 //! ```
 //!
-//! All heads share the vectors. Those that the paper adds to values as well are left out: they are no change of scores, and
-//! the paper finds that they bring nothing (its Table 3). Enters: scores. Learned: a, in every layer for itself, decayed; a
-//! decoder uses the upper half. Past the training length: defined for every distance, all from K on share a vector.
+//! All heads share the vectors. The paper adds them to values as well and finds that those bring nothing (its Table 3); `values`
+//! asks for them. Enters: scores, and values. Learned: a and b, in every layer for itself, decayed; a decoder uses the upper
+//! halves. Past the training length: defined for every distance, all from K on share a vector.
 
 use super::method::{Inputs, Positional};
 use super::randomized::Randomized;
@@ -23,11 +24,14 @@ use serde::{Deserialize, Serialize};
 pub struct Config {
     /// K: distances beyond share its vector.
     pub max_distance: usize,
+    /// Whether vectors are added to values too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub values: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { max_distance: 16 }
+        Config { max_distance: 16, values: false }
     }
 }
 
@@ -39,7 +43,7 @@ impl Positional for Config {
         Description {
             name: "Shaw et al.",
             formula: "z = q.(k + a[clip(d, -K, K)]) / sqrt(D)",
-            learned: "a: (2 K + 1) D a layer",
+            learned: "a: (2 K + 1) D a layer, and as many for values with `values`",
             enters: SCORES,
             beyond: "defined: all distances from max_distance on share a vector",
             source: "Shaw et al. 2018, arXiv:1803.02155",
@@ -59,7 +63,8 @@ impl Positional for Config {
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        vec![Parameter::matrix("keys", [2 * self.max_distance + 1, geometry.head_dim], 0.02)]
+        let vectors = |name| Parameter::matrix(name, [2 * self.max_distance + 1, geometry.head_dim], 0.02);
+        if self.values { vec![vectors("keys"), vectors("values")] } else { vec![vectors("keys")] }
     }
 
     fn scopes(&self) -> &'static [Scope] {
@@ -77,9 +82,10 @@ impl Positional for Config {
     fn form(&self, inputs: &Inputs) -> Form {
         let (Geometry { heads, head_dim, .. }, places) = (*inputs.geometry, &inputs.places);
         let lags = places.drawn.map(<[usize]>::to_vec);
-        let map = Relative { heads, head_dim, source: Source::Learned { reach: self.max_distance }, lags }.into();
+        let (source, values) = (Source::Learned { reach: self.max_distance }, self.values);
+        let map = Relative { heads, head_dim, source, lags, values }.into();
         let table = DistanceTable { heads, len: places.range.end, ..DistanceTable::default() };
-        Form::Map(MapForm { map, table, rotary: None, own: 1 })
+        Form::Map(MapForm { map, table, rotary: None, own: if values { 2 } else { 1 } })
     }
 
     fn slopes(&self, _: &Inputs) -> TableSlopes {

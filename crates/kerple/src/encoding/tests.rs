@@ -442,6 +442,11 @@ fn every_key_changes_what_is_handed_over() {
         ("sandwich", "\"features\":64"),
         ("sandwich", "\"base\":500"),
         ("shaw", "\"max_distance\":4"),
+        ("shaw", "\"values\":true"),
+        ("xpos", "\"base\":500"),
+        ("xpos", "\"gamma\":0.5"),
+        ("xpos", "\"scale_base\":64"),
+        ("fire", "\"randomized\":64"),
         ("cope", "\"positions\":9"),
         ("fire", "\"width\":8"),
         ("fire", "\"threshold\":64"),
@@ -527,6 +532,7 @@ fn dape_takes_bases_that_add_a_bias_and_refuses_others() {
     }
     for (keys, said) in [
         (r#""base":"sinusoidal""#, "is added to the embeddings"),
+        (r#""base":"xpos""#, "damps features of queries and keys"),
         (r#""base":"kerple_weight""#, "multiplies scores"),
         (r#""base":"dape""#, "changes all heads together itself"),
         (r#""base":"alibie""#, "there is no `alibie`"),

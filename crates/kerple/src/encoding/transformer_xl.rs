@@ -73,7 +73,7 @@ impl Positional for Config {
     fn form(&self, inputs: &Inputs) -> Form {
         let (Geometry { heads, head_dim, .. }, places) = (*inputs.geometry, &inputs.places);
         let lags = places.drawn.map(<[usize]>::to_vec);
-        let map = Relative { heads, head_dim, source: Source::Projected, lags }.into();
+        let map = Relative { heads, head_dim, source: Source::Projected, lags, values: false }.into();
         let table = DistanceTable { heads, len: places.range.end, ..DistanceTable::default() };
         Form::Map(MapForm { map, table, rotary: None, own: 3 })
     }

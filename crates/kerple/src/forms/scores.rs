@@ -25,17 +25,20 @@ pub struct Table<'a, T> {
     pub bias: Option<&'a [T]>,
     /// Multiplies the scaled score, `[H, C]`.
     pub weight: Option<&'a [T]>,
+    /// Rate of each feature, `[D]`: its product of query and key is multiplied by `e^(-rate d)`, before weight and bias. For
+    /// causal sight.
+    pub damping: Option<&'a [f64]>,
     /// Distances on a side, 0 among them: `C = len` for causal sight, `2 len - 1` for both directions.
     pub len: usize,
 }
 
 impl<'a, T> Scores<'a, T> {
     /// `z = s`
-    pub const PLAIN: Self = Scores::Table(Table { bias: None, weight: None, len: 0 });
+    pub const PLAIN: Self = Scores::Table(Table { bias: None, weight: None, damping: None, len: 0 });
 
     /// By distance; see [`Table`].
     pub fn table(bias: Option<&'a [T]>, weight: Option<&'a [T]>, len: usize) -> Self {
-        Scores::Table(Table { bias, weight, len })
+        Scores::Table(Table { bias, weight, damping: None, len })
     }
 }
 
@@ -107,6 +110,43 @@ pub trait ScoreMap<T>: Debug + Sync {
     {
         d_parameters.copy_from_slice(sums);
     }
+
+    /// What the map adds to values by distance, if it does.
+    fn values(&self) -> Option<&dyn ValueMap<T>> {
+        None
+    }
+}
+
+/// Vectors that stand beside values: the output of a row is a weighted sum of `v[j] + a(i, j)`, where `a` does not depend on
+/// any value.
+pub trait ValueMap<T> {
+    /// Adds `sum over j of weights[h, i, j] a(i, j)` to the output, weights being 0 where a row does not see.
+    ///
+    /// # Shapes
+    /// `weights`: `[H, rows, columns]`, `out`: `[H, rows, D]`
+    fn add(&self, block: &Block<T>, weights: &[T], out: Rows<&mut [T]>);
+
+    /// Adds `d_out[h, i] . a(i, j)` to the gradient in the weights of the pairs that are seen.
+    ///
+    /// # Shapes
+    /// `d_out`: `[H, rows, D]`, `d_weights`: `[H, rows, columns]`
+    fn add_products(&self, block: &Block<T>, d_out: Rows<&[T]>, d_weights: &mut [T]);
+
+    /// Adds the gradient in what the vectors are made of, as [`ScoreMap::backward`] does, of weights that are 0 where a row
+    /// does not see.
+    ///
+    /// # Shapes
+    /// `weights`: `[H, rows, columns]`, `d_out`: `[H, rows, D]`, `sums`: `[S]` of [`ScoreMap::sums`]
+    fn add_gradient(&self, block: &Block<T>, weights: &[T], d_out: Rows<&[T]>, sums: &mut [T]);
+}
+
+/// Rows one after another, at this distance from each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<S> {
+    /// All of them.
+    pub values: S,
+    /// From the start of one to the start of the next.
+    pub stride: usize,
 }
 
 /// How many of a row's scores one mapped score depends on.

@@ -6,7 +6,7 @@
 //! psi(x) = ln(1 + |c x|)                  P = |m p|, p the threshold
 //! ```
 //!
-//! `max(i, j)` is `i` for a decoder. `psi` is made in f64 at every distance and position once a call. Where a position equals
+//! `max(i, j)` is `i` for a decoder; where positions are drawn, i and j are those of the draw. `psi` is made in f64 at every distance and position once a call. Where a position equals
 //! P, half of the derivative goes to P, as in the released code.
 //!
 //! As a function of `t` the network is a line in each of at most `W + 1` pieces, made once a call in f64. So a pair costs one
@@ -31,6 +31,8 @@ pub struct Fire {
     pub threshold: f64,
     /// Slope of the hidden units below 0.
     pub slope: f64,
+    /// Positions that stand in the place of `0, 1, 2, ..`, increasing; at least as many as there are keys.
+    pub drawn: Option<Vec<usize>>,
 }
 
 /// Added to the divisor.
@@ -46,6 +48,11 @@ impl Fire {
     pub fn is_empty(&self) -> bool {
         false
     }
+
+    /// The position of a token.
+    pub fn position(&self, token: usize) -> usize {
+        self.drawn.as_ref().map_or(token, |drawn| drawn[token])
+    }
 }
 
 /// The bias with its numbers.
@@ -54,9 +61,10 @@ pub(super) struct Over<'a, T> {
     heads: usize,
     network: [&'a [T]; 4],
     pieces: Pieces<T>,
+    drawn: Option<&'a [usize]>,
     /// Of each distance: psi and its derivative in c.
     psi: [Vec<T>; 2],
-    /// Of each position: one over the divisor, and its derivatives in c and in m.
+    /// Of each token: one over the divisor, and its derivatives in c and in m.
     inverse: [Vec<T>; 3],
 }
 
@@ -69,9 +77,18 @@ pub(super) struct Pairs {
 }
 
 impl Pairs {
-    /// Calls `f` with the place, distance and larger position of each.
+    /// Calls `f` with the place, distance and later token of each.
     #[inline(always)]
-    fn each(self, mut f: impl FnMut(usize, usize, usize)) {
+    fn each(self, drawn: Option<&[usize]>, mut f: impl FnMut(usize, usize, usize)) {
+        match drawn {
+            None => self.each_token(f),
+            Some(drawn) => self.each_token(|at, tokens, later| f(at, drawn[later] - drawn[later - tokens], later)),
+        }
+    }
+
+    /// The same by the number of tokens between the two.
+    #[inline(always)]
+    fn each_token(self, mut f: impl FnMut(usize, usize, usize)) {
         let behind = (self.query + 1 - self.first_key as isize).clamp(0, self.count as isize) as usize;
         for at in 0..behind {
             f(at, self.query as usize - self.first_key - at, self.query as usize);
@@ -112,7 +129,7 @@ impl<'a, T: Number> Over<'a, T> {
         let threshold_in_m = sign(m * fire.threshold) * fire.threshold;
         let cast = |value: f64| T::from_f64(value);
         let mut inverse = [const { Vec::new() }; 3];
-        for position in (0..extent.len).map(|position| position as f64) {
+        for position in (0..extent.len).map(|token| fire.position(token) as f64) {
             let largest = position.max(threshold);
             let share = if threshold > position { 1.0 } else { 0.0 } + if threshold == position { 0.5 } else { 0.0 };
             let one_over = 1.0 / (psi(largest) + EPSILON);
@@ -120,10 +137,12 @@ impl<'a, T: Number> Over<'a, T> {
             let own = [one_over, slope * psi_in_c(largest), slope * psi_in_x(largest) * share * threshold_in_m];
             inverse.iter_mut().zip(own).for_each(|(all, own)| all.push(cast(own)));
         }
-        let distances = || (0..extent.len).map(|d| d as f64);
+        let furthest = extent.len.checked_sub(1).map_or(0, |last| fire.position(last) + 1);
+        let distances = || (0..furthest).map(|d| d as f64);
         let psi = [distances().map(|d| cast(psi(d))).collect(), distances().map(|d| cast(psi_in_c(d))).collect()];
         let network = [first, first_bias, second, second_bias];
-        Over { heads, network, pieces: Pieces::new(fire, heads, network), psi, inverse }
+        let drawn = fire.drawn.as_deref();
+        Over { heads, network, pieces: Pieces::new(fire, heads, network), drawn, psi, inverse }
     }
 
     pub(super) fn scratch(&self) -> Scratch<T> {
@@ -136,7 +155,7 @@ impl<'a, T: Number> Over<'a, T> {
     #[inline(always)]
     pub(super) fn place(&self, pairs: Pairs, scratch: &mut Scratch<T>) {
         let Scratch { t, piece, .. } = scratch;
-        pairs.each(|at, distance, position| t[at] = self.psi[0][distance] * self.inverse[0][position]);
+        pairs.each(self.drawn, |at, distance, later| t[at] = self.psi[0][distance] * self.inverse[0][later]);
         let mut last = 0;
         for (t, piece) in t[..pairs.count].iter().zip(piece) {
             last = self.pieces.find(*t, last);
@@ -183,9 +202,9 @@ impl<'a, T: Number> Over<'a, T> {
         let room = self.pieces.room;
         let Scratch { t, piece, slopes: [in_c, in_m], by_head, by_key } = scratch;
         let ([psi, psi_in_c], [inverse, inverse_in_c, inverse_in_m]) = (&self.psi, &self.inverse);
-        pairs.each(|at, distance, position| {
-            in_c[at] = psi_in_c[distance] * inverse[position] + psi[distance] * inverse_in_c[position];
-            in_m[at] = psi[distance] * inverse_in_m[position];
+        pairs.each(self.drawn, |at, distance, later| {
+            in_c[at] = psi_in_c[distance] * inverse[later] + psi[distance] * inverse_in_c[later];
+            in_m[at] = psi[distance] * inverse_in_m[later];
         });
         // whole squares of heads, of which the last are zero
         for (to, from) in by_key.chunks_exact_mut(WIDTH).zip(d_bias.chunks(stride).take(self.heads)) {

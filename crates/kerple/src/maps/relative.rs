@@ -2,23 +2,24 @@
 //!
 //! ```text
 //! y[h, i, j] = s[h, i, j] + scale (q[h, i] + w[h]) . r[h, i - j]
+//! out[h, i]  = sum over j of p[h, i, j] (v[h, j] + a[i - j])
 //! ```
 //!
 //! Shaw et al. learn the vectors, the same for all heads and from a distance on; in Transformer-XL they are a projection of
-//! waves, and `w` is the difference of its two query biases, since scores have the first one already.
+//! waves, and `w` is the difference of its two query biases, since scores have the first one already. Shaw et al. may have
+//! vectors `a` for the values too, again the same for all heads.
 //!
 //! A block makes the products of its queries with the vectors of all its distances at once, `[rows, distances]`, and reads
-//! each pair's from there: a pair costs one addition, and a query the product with as many vectors as there are keys.
+//! each pair's from there: a pair costs one addition, and a query the product with as many vectors as there are keys. For
+//! values it goes the other way: weights are summed by distance first.
+
+mod vectors;
 
 use super::{Extent, Map};
 use crate::Number;
-use crate::attention::product::{Keep, Matrix, Product};
-use crate::cpu::InstructionSet;
-use crate::cpu::lanes::{Kernel, Lanes};
-use crate::forms::{Block, MapGradients, Reach, ScoreMap};
-
-/// Room for a vector of every instruction set.
-const ROOM: usize = 16;
+use crate::cpu::lanes::{Kernel, Lanes, run};
+use crate::forms::{Block, MapGradients, Reach, Rows, ScoreMap, ValueMap};
+use vectors::Vectors;
 
 /// What the vectors are and where they come from.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +32,8 @@ pub struct Relative {
     pub source: Source,
     /// Distances that stand in the place of `0, 1, 2, ..`, on both sides; at least as many as there are keys.
     pub lags: Option<Vec<usize>>,
+    /// Whether learned vectors are added to values as well, others of the same number.
+    pub values: bool,
 }
 
 /// Where the vectors come from.
@@ -92,12 +95,15 @@ impl Relative {
         self.distances(extent).map(move |distance| (self.lag(distance).clamp(-reach, reach) + reach) as usize)
     }
 
-    /// Vectors and `w` of what is learned.
+    /// Vectors, `w` and vectors of values of what is learned.
     pub(super) fn numbers(&self, own: &[f64], extent: Extent) -> Vec<f64> {
         let (d, width) = (self.head_dim, self.heads * self.head_dim);
         match self.source {
             Source::Learned { reach } => {
-                self.places(reach, extent).flat_map(|place| own[place * d..][..d].iter().copied()).collect()
+                let take = |own: &[f64]| {
+                    self.places(reach, extent).flat_map(|place| own[place * d..][..d].to_vec()).collect::<Vec<f64>>()
+                };
+                own.chunks_exact((2 * reach + 1) * d).flat_map(take).collect()
             }
             Source::Projected => {
                 let (matrix, biases) = own.split_at(width * width);
@@ -117,39 +123,24 @@ impl Relative {
         self.source == Source::Projected
     }
 
-    /// How many numbers the vectors and `w` have: `[N, Hr, D]` and `[H, D]`.
-    pub fn sizes(&self, extent: Extent) -> [usize; 2] {
+    /// How many numbers the vectors, `w` and the vectors of values have: `[N, Hr, D]`, `[H, D]` and `[N, D]`.
+    pub fn sizes(&self, extent: Extent) -> [usize; 3] {
+        let count = self.distances(extent).count() * self.head_dim;
         let shift = if self.is_shifted() { self.heads * self.head_dim } else { 0 };
-        [self.distances(extent).count() * self.vector_heads() * self.head_dim, shift]
+        [count * self.vector_heads(), shift, if self.values { count } else { 0 }]
     }
 
-    pub(super) fn over<'a, T: Number>(&'a self, values: &'a [T], extent: Extent) -> Over<'a, T> {
+    pub(super) fn over<'a, T: Number>(&'a self, numbers: &'a [T], extent: Extent) -> Over<'a, T> {
         let sizes = self.sizes(extent);
-        crate::check_shape!(values, P = sizes.iter().sum::<usize>());
-        let (vectors, shift) = values.split_at(sizes[0]);
-        let (distances, heads, d) = (self.distances(extent), self.vector_heads(), self.head_dim);
-        let count = distances.clone().count();
-        let (stride, width) = ((count + ROOM).next_multiple_of(ROOM), d.next_multiple_of(ROOM));
-        let mut features = vec![T::ZERO; heads * d * stride];
-        let mut rows = vec![T::ZERO; heads * count * width];
-        for (at, vector) in vectors.chunks_exact(d.max(1)).enumerate() {
-            // from the largest distance down, so that the keys of a query lie in order
-            let (from_last, head) = (count - 1 - at / heads, at % heads);
-            rows[(head * count + from_last) * width..][..d].copy_from_slice(vector);
-            for (feature, value) in vector.iter().enumerate() {
-                features[(head * d + feature) * stride + from_last] = *value;
-            }
-        }
-        let last = *distances.end();
+        crate::check_shape!(numbers, P = sizes.iter().sum::<usize>());
+        let (keys, rest) = numbers.split_at(sizes[0]);
+        let (shift, values) = rest.split_at(sizes[1]);
+        let last = *self.distances(extent).end();
         Over {
             relative: self,
             sizes,
-            last,
-            count,
-            stride,
-            width,
-            features,
-            rows,
+            keys: Vectors::new(keys, [self.vector_heads(), self.head_dim], last),
+            values: self.values.then(|| Vectors::new(values, [1, self.head_dim], last)),
             shift,
             scale: T::from_f64(extent.scale),
         }
@@ -160,82 +151,26 @@ impl Relative {
 #[derive(Debug)]
 pub(super) struct Over<'a, T> {
     relative: &'a Relative,
-    sizes: [usize; 2],
-    /// The largest distance, that of the first vector.
-    last: isize,
-    /// Vectors a head, N.
-    count: usize,
-    stride: usize,
-    width: usize,
-    /// `[Hr, D, stride]`
-    features: Vec<T>,
-    /// `[Hr, N, width]`
-    rows: Vec<T>,
+    sizes: [usize; 3],
+    keys: Vectors<T>,
+    values: Option<Vectors<T>>,
     /// `[H, D]`, or nothing.
     shift: &'a [T],
     scale: T,
 }
 
-/// The vectors that the pairs of a block need.
-#[derive(Clone, Copy)]
-struct Span {
-    /// The vector of the last row and the first column, were there vectors of all distances.
-    base: isize,
-    first: usize,
-    len: usize,
-    /// `len`, rounded up to whole vectors.
-    columns: usize,
-}
-
-impl Span {
-    /// Calls `f` with the ranges of a row's columns that share a vector, or have one each: columns, and the place of the
-    /// first one's product.
-    #[inline(always)]
-    fn each_run(
-        self,
-        start: isize,
-        visible: std::ops::Range<usize>,
-        mut f: impl FnMut(std::ops::Range<usize>, usize, bool),
-    ) {
-        let column = |place: isize| (place - start).clamp(visible.start as isize, visible.end as isize) as usize;
-        let (first, end) = (self.first as isize, (self.first + self.len) as isize);
-        let (own, after) = (column(first), column(end));
-        if visible.start < own {
-            f(visible.start..own, 0, true);
-        }
-        if own < after {
-            f(own..after, (start + own as isize - first) as usize, false);
-        }
-        if after < visible.end {
-            f(after..visible.end, self.len - 1, true);
-        }
-    }
-}
-
 impl<T: Number> Over<'_, T> {
-    fn span(&self, block: &Block<T>) -> Span {
-        let base = self.last - block.distance(block.rows - 1, 0);
-        let place = |place: isize| place.clamp(0, self.count as isize - 1) as usize;
-        let first = place(base);
-        let len = place(base + (block.rows + block.columns) as isize - 2) - first + 1;
-        Span { base, first, len, columns: len.next_multiple_of(ROOM) }
-    }
-
     /// `scale (q + w)` of one head, `[rows, width]`.
     fn shifted(&self, block: &Block<T>, head: usize, to: &mut [T]) {
         let d = self.relative.head_dim;
         let from = block.q[head * block.rows * d..].chunks_exact(d);
-        for (to, q) in to.chunks_exact_mut(self.width).zip(from) {
+        for (to, q) in to.chunks_exact_mut(self.keys.width).zip(from) {
             to[..d].copy_from_slice(q);
             if let Some(shift) = self.shift.get(head * d..(head + 1) * d) {
                 to.iter_mut().zip(shift).for_each(|(to, shift)| *to += *shift);
             }
             to[..d].iter_mut().for_each(|to| *to = self.scale * *to);
         }
-    }
-
-    fn vector_head(&self, head: usize) -> usize {
-        head.min(self.relative.vector_heads() - 1)
     }
 }
 
@@ -249,11 +184,15 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
     }
 
     fn forward(&self, block: &Block<T>, scores: &mut [T]) {
-        T::dispatch(InstructionSet::current(), Forward { over: self, block, scores });
+        run(Forward { over: self, block, scores });
     }
 
     fn backward(&self, block: &Block<T>, _: &[T], gradients: MapGradients<T>) {
-        T::dispatch(InstructionSet::current(), Backward { over: self, block, gradients });
+        run(Backward { over: self, block, gradients });
+    }
+
+    fn values(&self) -> Option<&dyn ValueMap<T>> {
+        self.values.as_ref().map(|_| self as &dyn ValueMap<T>)
     }
 }
 
@@ -269,34 +208,13 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let Forward { over, block, scores } = self;
-        let (span, d) = (over.span(block), over.relative.head_dim);
-        let mut q = vec![T::ZERO; block.rows * over.width];
+        let span = over.keys.span(block);
+        let mut q = vec![T::ZERO; block.rows * over.keys.width];
         let mut products = vec![T::ZERO; block.rows * span.columns];
         for (head, scores) in scores.chunks_exact_mut(block.rows * block.columns).enumerate() {
             over.shifted(block, head, &mut q);
-            lanes.run(Product {
-                rows: block.rows,
-                inner: d,
-                columns: span.columns,
-                a: Matrix { data: &q, row_stride: over.width, column_stride: 1 },
-                b: &over.features[over.vector_head(head) * d * over.stride + span.first..],
-                b_stride: over.stride,
-                c: &mut products,
-                c_stride: span.columns,
-                keep: Keep::Overwrite,
-            });
-            for (row, scores) in scores.chunks_exact_mut(block.columns).enumerate() {
-                let products = &products[row * span.columns..][..span.len];
-                let start = span.base + (block.rows - 1 - row) as isize;
-                span.each_run(start, block.visible(row), |columns, at, shared| {
-                    let scores = &mut scores[columns];
-                    if shared {
-                        scores.iter_mut().for_each(|score| *score += products[at]);
-                    } else {
-                        scores.iter_mut().zip(&products[at..]).for_each(|(score, product)| *score += *product);
-                    }
-                });
-            }
+            over.keys.products(lanes, span, head, (&q, over.keys.width), &mut products);
+            span.spread(block, &products, scores);
         }
     }
 }
@@ -312,81 +230,120 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Backward { over, block, gradients } = self;
-        let (span, rows) = (over.span(block), block.rows);
-        let mut q = vec![T::ZERO; rows * over.width];
-        let mut d_q = q.clone();
+        let Backward { over, block, gradients: MapGradients { d_scores, d_q, sums } } = self;
+        let (keys, rows, d) = (&over.keys, block.rows, over.relative.head_dim);
+        let span = keys.span(block);
+        let mut q = vec![T::ZERO; rows * keys.width];
+        let mut d_shifted = q.clone();
         let mut d_products = vec![T::ZERO; rows * span.columns];
-        let mut d_vectors = vec![T::ZERO; span.len * over.width];
-        for (head, d_scores) in gradients.d_scores.chunks_exact(rows * block.columns).enumerate() {
-            d_products.fill(T::ZERO);
-            for (row, d_scores) in d_scores.chunks_exact(block.columns).enumerate() {
-                let d_products = &mut d_products[row * span.columns..][..span.len];
-                let start = span.base + (rows - 1 - row) as isize;
-                span.each_run(start, block.visible(row), |columns, at, shared| {
-                    let d_scores = &d_scores[columns];
-                    if shared {
-                        d_scores.iter().for_each(|d| d_products[at] += *d);
-                    } else {
-                        d_products[at..].iter_mut().zip(d_scores).for_each(|(to, d)| *to += *d);
-                    }
-                });
-            }
+        let (d_keys, d_shift) = sums.split_at_mut(over.sizes[0]);
+        for (head, d_scores) in d_scores.chunks_exact(rows * block.columns).enumerate() {
+            span.gather(block, d_scores, &mut d_products);
             over.shifted(block, head, &mut q);
-            let vectors = &over.rows[(over.vector_head(head) * over.count + span.first) * over.width..];
-            lanes.run(Product {
-                rows,
-                inner: span.len,
-                columns: over.width,
-                a: Matrix { data: &d_products, row_stride: span.columns, column_stride: 1 },
-                b: vectors,
-                b_stride: over.width,
-                c: &mut d_q,
-                c_stride: over.width,
-                keep: Keep::Overwrite,
-            });
-            lanes.run(Product {
-                rows: span.len,
-                inner: rows,
-                columns: over.width,
-                a: Matrix { data: &d_products, row_stride: 1, column_stride: span.columns },
-                b: &q,
-                b_stride: over.width,
-                c: &mut d_vectors,
-                c_stride: over.width,
-                keep: Keep::Overwrite,
-            });
-            over.add(block, head, span, &d_q, &d_vectors, gradients.d_q, gradients.sums);
+            keys.weighted(lanes, span, head, &d_products, &mut d_shifted);
+            keys.add_gradient(lanes, span, head, &d_products, (&q, keys.width), d_keys);
+            for (row, found) in d_shifted.chunks_exact(keys.width).enumerate() {
+                let d_q = &mut d_q[(head * rows + row) * d..][..d];
+                d_q.iter_mut().zip(found).for_each(|(to, d)| *to += over.scale * *d);
+                if over.relative.is_shifted() {
+                    let d_shift = &mut d_shift[head * d..(head + 1) * d];
+                    d_shift.iter_mut().zip(found).for_each(|(to, d)| *to += over.scale * *d);
+                }
+            }
         }
     }
 }
 
-impl<T: Number> Over<'_, T> {
-    /// Adds what one head found: the gradients in `scale (q + w)` and in the vectors of the span.
-    #[allow(clippy::too_many_arguments, reason = "two gradients found, and the two they are added to")]
-    fn add(
-        &self,
-        block: &Block<T>,
-        head: usize,
-        span: Span,
-        d_shifted: &[T],
-        d_vectors: &[T],
-        d_q: &mut [T],
-        d_parameters: &mut [T],
-    ) {
-        let (d, heads) = (self.relative.head_dim, self.relative.vector_heads());
-        let (d_all, d_shift) = d_parameters.split_at_mut(self.sizes[0]);
-        for (row, found) in d_shifted.chunks_exact(self.width).enumerate() {
-            let d_q = &mut d_q[(head * block.rows + row) * d..][..d];
-            d_q.iter_mut().zip(found).for_each(|(to, d)| *to += self.scale * *d);
-            if let Some(d_shift) = d_shift.get_mut(head * d..(head + 1) * d) {
-                d_shift.iter_mut().zip(found).for_each(|(to, d)| *to += self.scale * *d);
+impl<T: Number> ValueMap<T> for Over<'_, T> {
+    fn add(&self, block: &Block<T>, weights: &[T], out: Rows<&mut [T]>) {
+        run(AddValues { over: self, block, weights, out });
+    }
+
+    fn add_products(&self, block: &Block<T>, d_out: Rows<&[T]>, d_weights: &mut [T]) {
+        run(AddProducts { over: self, block, d_out, d_weights });
+    }
+
+    fn add_gradient(&self, block: &Block<T>, weights: &[T], d_out: Rows<&[T]>, sums: &mut [T]) {
+        run(AddGradient { over: self, block, weights, d_out, sums });
+    }
+}
+
+struct AddValues<'a, T> {
+    over: &'a Over<'a, T>,
+    block: &'a Block<'a, T>,
+    weights: &'a [T],
+    out: Rows<&'a mut [T]>,
+}
+
+impl<T: Number> Kernel<T> for AddValues<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let AddValues { over, block, weights, out } = self;
+        let (Some(values), rows, d) = (&over.values, block.rows, over.relative.head_dim) else { return };
+        let span = values.span(block);
+        let mut by_distance = vec![T::ZERO; rows * span.columns];
+        let mut found = vec![T::ZERO; rows * values.width];
+        let heads = weights.chunks_exact(rows * block.columns).zip(out.values.chunks_mut(rows * out.stride));
+        for (weights, out_rows) in heads {
+            span.gather(block, weights, &mut by_distance);
+            values.weighted(lanes, span, 0, &by_distance, &mut found);
+            for (to, found) in out_rows.chunks_mut(out.stride).zip(found.chunks_exact(values.width)) {
+                to[..d].iter_mut().zip(found).for_each(|(to, found)| *to += *found);
             }
         }
-        for (place, found) in d_vectors.chunks_exact(self.width).enumerate() {
-            let at = self.count - 1 - (span.first + place);
-            let to = &mut d_all[(at * heads + self.vector_head(head)) * d..][..d];
-            to.iter_mut().zip(found).for_each(|(to, d)| *to += *d);
+    }
+}
+
+struct AddProducts<'a, T> {
+    over: &'a Over<'a, T>,
+    block: &'a Block<'a, T>,
+    d_out: Rows<&'a [T]>,
+    d_weights: &'a mut [T],
+}
+
+impl<T: Number> Kernel<T> for AddProducts<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let AddProducts { over, block, d_out, d_weights } = self;
+        let (Some(values), rows) = (&over.values, block.rows) else { return };
+        let span = values.span(block);
+        let mut products = vec![T::ZERO; rows * span.columns];
+        for (head, d_weights) in d_weights.chunks_exact_mut(rows * block.columns).enumerate() {
+            let d_out = (&d_out.values[head * rows * d_out.stride..], d_out.stride);
+            values.products(lanes, span, 0, d_out, &mut products);
+            span.spread(block, &products, d_weights);
+        }
+    }
+}
+
+struct AddGradient<'a, T> {
+    over: &'a Over<'a, T>,
+    block: &'a Block<'a, T>,
+    weights: &'a [T],
+    d_out: Rows<&'a [T]>,
+    sums: &'a mut [T],
+}
+
+impl<T: Number> Kernel<T> for AddGradient<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let AddGradient { over, block, weights, d_out, sums } = self;
+        let (Some(values), rows, d) = (&over.values, block.rows, over.relative.head_dim) else { return };
+        let span = values.span(block);
+        let mut by_distance = vec![T::ZERO; rows * span.columns];
+        let mut whole = vec![T::ZERO; rows * values.width];
+        let to = &mut sums[over.sizes[0] + over.sizes[1]..];
+        for (head, weights) in weights.chunks_exact(rows * block.columns).enumerate() {
+            span.gather(block, weights, &mut by_distance);
+            let from = d_out.values[head * rows * d_out.stride..].chunks(d_out.stride);
+            whole.chunks_exact_mut(values.width).zip(from).for_each(|(to, from)| to[..d].copy_from_slice(&from[..d]));
+            values.add_gradient(lanes, span, 0, &by_distance, (&whole, values.width), to);
         }
     }
 }

@@ -23,8 +23,9 @@ fn noise(len: usize, seed: u64) -> Vec<f64> {
 
 fn maps() -> Vec<Map> {
     let biases = || {
-        let fire = |slope| Bias::Fire(Fire { width: 5, threshold: 6.5, slope });
-        [Bias::None, Bias::Table, fire(0.0), fire(0.01)]
+        let drawn = Some((0..200).map(|token| token + token / 3 + 2).collect());
+        let fire = |slope, drawn| Bias::Fire(Fire { width: 5, threshold: 6.5, slope, drawn });
+        [Bias::None, Bias::Table, fire(0.0, None), fire(0.01, None), fire(0.01, drawn)]
     };
     let variants = [Variant::ConcatResidual, Variant::Concat, Variant::AddResidual, Variant::BiasOnly];
     let network = |variant, kernel, edge| Some(Network { hidden: 6, variant, kernel, edge });
@@ -32,14 +33,19 @@ fn maps() -> Vec<Map> {
     let kernels = [(1, Edge::Open), (3, Edge::Open), (5, Edge::Closed)];
     let choices = variants.into_iter().flat_map(|variant| kernels.map(|(kernel, edge)| network(variant, kernel, edge)));
     let (heads, head_dim) = (HEADS, D);
-    let relative = |source, lags| Map::from(Relative { heads, head_dim, source, lags });
+    let relative = |source, lags| Map::from(Relative { heads, head_dim, source, lags, values: false });
+    let with_values =
+        |reach, lags| Map::from(Relative { heads, head_dim, source: Source::Learned { reach }, lags, values: true });
     let lags = Some((0..200).map(|d| d + d / 3).collect());
     let others = [
         relative(Source::Learned { reach: 4 }, None),
         relative(Source::Learned { reach: 300 }, None),
         relative(Source::Learned { reach: 4 }, lags.clone()),
         relative(Source::Projected, None),
-        relative(Source::Projected, lags),
+        relative(Source::Projected, lags.clone()),
+        with_values(4, None),
+        with_values(300, None),
+        with_values(4, lags),
         Map::from(Cope { heads, head_dim, positions: 4 }),
         Map::from(Cope { heads, head_dim, positions: 90 }),
     ];
@@ -318,7 +324,7 @@ fn projected_vectors_are_waves_through_a_matrix() {
     let (heads, head_dim, width) = (2, 3, 6);
     let own = noise(width * width + 2 * width, 3);
     for (sides, lags) in [(Sides::One, None), (Sides::Two, None), (Sides::Two, Some(vec![0, 3, 900_000]))] {
-        let map = Relative { heads, head_dim, source: Source::Projected, lags: lags.clone() };
+        let map = Relative { heads, head_dim, source: Source::Projected, lags: lags.clone(), values: false };
         let extent = Extent { sides, len: 3, scale: 1.0 };
         let numbers = Map::from(map).numbers(&own, extent);
         let distances: &[isize] = if sides == Sides::One { &[0, 1, 2] } else { &[-2, -1, 0, 1, 2] };

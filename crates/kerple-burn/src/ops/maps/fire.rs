@@ -21,8 +21,11 @@ pub(super) fn bias(
         let values: Vec<f64> = distances.iter().enumerate().map(|(at, d)| number(at % keys, *d) as f64).collect();
         Tensor::<2>::from_data(TensorData::new(values, [queries * keys, 1]), (&c.device(), c.dtype()))
     };
-    let distance = pairs(&|_, d| d.unsigned_abs());
-    let position = pairs(&|key, d| key.saturating_add_signed(d.max(0)));
+    let later = |key: usize, d: isize| key.saturating_add_signed(d.max(0));
+    // a pair before the first token is not seen
+    let distance =
+        pairs(&|key, d| fire.position(later(key, d)) - fire.position(later(key, d).saturating_sub(d.unsigned_abs())));
+    let position = pairs(&|key, d| fire.position(later(key, d)));
     let threshold = (m * fire.threshold).abs();
     // the larger of two, with half of the gradient for each where they are equal
     let largest = (position.clone() + threshold.clone() + (position - threshold).abs()) * 0.5;

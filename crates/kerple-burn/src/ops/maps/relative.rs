@@ -1,21 +1,23 @@
-//! Products of queries with vectors of relative position, see [`kerple::maps::relative`].
+//! Products of queries with vectors of relative position, and those beside values, see [`kerple::maps::relative`].
 
 use super::{Mapped, Numbers};
 use burn::tensor::{Int, Tensor, TensorData};
 use kerple::maps::Extent;
 use kerple::maps::relative::{Relative, Source};
 
-/// Vectors and `w`, one after another, of what is learned.
+/// Vectors, `w` and vectors of values, one after another, of what is learned.
 pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: Extent) -> Tensor<1> {
     let (d, width) = (relative.head_dim, relative.heads * relative.head_dim);
     let (device, dtype) = (own.device(), own.dtype());
     match relative.source {
         Source::Learned { .. } if relative.lags.is_none() => own.clone(),
         Source::Learned { reach } => {
-            let places: Vec<i64> = relative.places(reach, extent).map(|place| place as i64).collect();
+            let (each, sets) = (2 * reach + 1, if relative.values { 2 } else { 1 });
+            let places = (0..sets).flat_map(|set| relative.places(reach, extent).map(move |place| set * each + place));
+            let places: Vec<i64> = places.map(|place| place as i64).collect();
             let count = places.len();
             let places = Tensor::<1, Int>::from_data(TensorData::new(places, [count]), &device);
-            own.clone().reshape([2 * reach + 1, d]).select(0, places).reshape([count * d])
+            own.clone().reshape([sets * each, d]).select(0, places).reshape([count * d])
         }
         Source::Projected => {
             let mut learned = Numbers::new(own);
@@ -58,4 +60,29 @@ pub(super) fn composed(relative: &Relative, mapped: Mapped) -> Tensor<4> {
     let places: Vec<i64> = distances.iter().map(|d| (d - first).clamp(0, count as isize - 1) as i64).collect();
     let places = Tensor::<4, Int>::from_data(TensorData::new(places, [1, 1, queries, keys]), &scores.device());
     scores + products.gather(3, places.repeat_dim(0, batch).repeat_dim(1, heads))
+}
+
+/// What weights `[B, H, Q, K]` of the last queries make of the vectors beside values, `[B, H, Q, D]`.
+pub(super) fn of_values(
+    relative: &Relative,
+    own: &Tensor<1>,
+    weights: &Tensor<4>,
+    extent: Extent,
+) -> Option<Tensor<4>> {
+    if !relative.values {
+        return None;
+    }
+    let ([batch, heads, queries, keys], d) = (weights.dims(), relative.head_dim);
+    let range = relative.distances(extent);
+    let (first, count) = (*range.start(), range.count());
+    let all = numbers(relative, own, extent);
+    let vectors = all.clone().narrow(0, all.dims()[0] - count * d, count * d).reshape([count, d]);
+    let place =
+        |i: usize, j: usize| ((keys + i) as isize - (queries + j) as isize - first).clamp(0, count as isize - 1);
+    let places: Vec<i64> = (0..queries).flat_map(|i| (0..keys).map(move |j| place(i, j) as i64)).collect();
+    let places = Tensor::<1, Int>::from_data(TensorData::new(places, [queries * keys]), &weights.device());
+    let of_pairs = vectors.select(0, places).reshape([queries, keys, d]);
+    // the queries of all heads and sequences stand under the same vectors
+    let rows = weights.clone().permute([2, 0, 1, 3]).reshape([queries, batch * heads, keys]);
+    Some(rows.matmul(of_pairs).reshape([queries, batch, heads, d]).permute([1, 2, 0, 3]))
 }

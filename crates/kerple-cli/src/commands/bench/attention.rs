@@ -4,7 +4,7 @@ use super::{Row, Sizes, agree, times};
 use crate::failure::{Failure, Outcome};
 use crate::memory::extra_mib;
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut, naive};
+use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, Table, View, ViewMut, naive};
 use kerple::encoding::{Encoding, Geometry, Method};
 use kerple::forms::{Form, MapForm, Sides};
 use kerple::maps::{Extent, Map};
@@ -26,6 +26,8 @@ struct Task {
     bias: Option<Vec<f32>>,
     /// A score map and its numbers, in the place of a bias.
     map: Option<(Map, Vec<f32>)>,
+    /// Rates at which products of features fade.
+    damping: Option<Vec<f64>>,
     out: Vec<f32>,
     lse: Vec<f32>,
     d: [Vec<f32>; 3],
@@ -70,6 +72,7 @@ impl Task {
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, 4 * draw + seed)),
             bias: with.then(|| log_bias(heads, head_dim, length)),
             map: None,
+            damping: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
             d: [0, 1, 2].map(|_| vec![0.0; elements]),
@@ -85,7 +88,8 @@ impl Task {
         let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
         let plain = Task::new(length, sizes, "none", draw);
         match encoding.form(&geometry, &stored, length) {
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => plain,
+            Form::Nothing | Form::Absolute(_) | Form::Code(_) => plain,
+            Form::Rotary(rotary) => Task { damping: rotary.damping(sizes.head_dim), ..plain },
             Form::Table(table) => {
                 let bias = table.bias.map(cast);
                 Task { d_bias: bias.clone(), bias, ..plain }
@@ -101,14 +105,17 @@ impl Task {
     }
 
     fn run(&mut self, engine: Engine, backward: bool) {
-        let Task { dims, strides, inputs, bias, map, out, lse, d, d_bias, d_map } = self;
+        let Task { dims, strides, inputs, bias, map, damping, out, lse, d, d_bias, d_map } = self;
         let strides = *strides;
         let extent = Extent { sides: Sides::One, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
         let problem = Problem {
             scores: match &map {
                 Some(map) => Scores::Map(&**map),
-                None => Scores::table(bias.as_deref(), None, dims.keys),
+                None => {
+                    let (bias, damping, len) = (bias.as_deref(), damping.as_deref(), dims.keys);
+                    Scores::Table(Table { bias, weight: None, damping, len })
+                }
             },
             ..Problem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
         };

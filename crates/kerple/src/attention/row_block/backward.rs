@@ -8,7 +8,7 @@ use crate::attention::softmax::ScoreGradient;
 use crate::attention::workers::{Schedule, Turns};
 use crate::attention::{Dims, Gradients, Saved, Strides, ViewMut, workers};
 use crate::cpu::lanes::{Kernel, Lanes};
-use crate::forms::MapGradients;
+use crate::forms::{MapGradients, Rows};
 
 /// One call.
 pub(super) struct Backward<'a, T> {
@@ -175,6 +175,10 @@ impl<L: Lanes> Call<'_, L> {
         };
         let described = self.inputs.block(place, &scratch.tiles.q_of_map);
         self.inputs.map.backward(&described, &scratch.scores[..size], of_block);
+        if let Some(values) = self.inputs.map.values() {
+            let d_out = Rows { values: &scratch.d_out[..], stride: scratch.tiles.width };
+            values.add_gradient(&described, &scratch.weights[..size], d_out, &mut scratch.map_sums);
+        }
         self.inputs.fill_unseen(place, L::Number::ZERO, &mut scratch.d_scores[..size]);
         let Scratch { tiles, d_q, d_scores, .. } = scratch;
         self.inputs.add_weighted(self.lanes, place, d_scores, self.inputs.k, None, &mut tiles.tile, d_q);
@@ -195,6 +199,10 @@ impl<L: Lanes> Call<'_, L> {
         weights.copy_from_slice(scores);
         inputs.map.forward(&inputs.block(place, &tiles.q_of_map), weights);
         inputs.products(lanes, place, inputs.v, d_out, tiles.width, &mut tiles.transposed, d_scores);
+        if let Some(values) = inputs.map.values() {
+            let d_out = Rows { values: &d_out[..], stride: tiles.width };
+            values.add_products(&inputs.block(place, &tiles.q_of_map), d_out, d_scores);
+        }
         for (at, &mean) in means.iter().enumerate().take(heads * place.rows) {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
             let row = at * place.columns..(at + 1) * place.columns;

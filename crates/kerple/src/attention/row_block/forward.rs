@@ -6,6 +6,7 @@ use crate::attention::rows::ScaleRow;
 use crate::attention::softmax::NextExponentials;
 use crate::attention::{Dims, Strides, ViewMut, workers};
 use crate::cpu::lanes::{Kernel, Lanes};
+use crate::forms::Rows;
 
 /// One call.
 pub(super) struct Forward<'a, T> {
@@ -83,4 +84,7 @@ fn add_part<L: Lanes>(inputs: &Inputs<L::Number>, lanes: L, place: &Place, scrat
         (largest[at], rescale[at]) = (now, factor);
     }
     inputs.add_weighted(lanes, place, scores, inputs.v, Some(rescale), &mut tiles.tile, out);
+    if let Some(values) = inputs.map.values() {
+        values.add(&inputs.block(place, &tiles.q_of_map), scores, Rows { values: &mut out[..], stride: tiles.width });
+    }
 }

@@ -4,7 +4,9 @@
 //! adds to the `d_q` of each block of queries when the block of keys before it has done so. Hence one order of
 //! additions, whoever computes, and threads that follow each other down the same head at a distance of one tile.
 
+use super::damping::Damping;
 use super::diagonal::DiagonalSums;
+use super::gradient::ScoreGradient;
 use super::table::{Order, PaddedTable};
 use crate::Number;
 use crate::attention::product::{Keep, Matrix, Product};
@@ -57,6 +59,7 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
             }),
             table_turns: Turns::new(batch * heads, |_| 0),
             means: &[],
+            damping: Damping::new(problem, QUERIES.max(KEYS)),
         };
         call.prepare(&mut means);
         let call = Call { means: &means, ..call };
@@ -109,6 +112,7 @@ struct Call<'a, L: Lanes> {
     table_turns: Turns,
     /// `d_out.out`, the mean of `d_out.v` under the weights, `[B, H, Q]`.
     means: &'a [L::Number],
+    damping: Option<Damping<'a, L::Number>>,
 }
 
 /// What one thread computes in. Widths are D rounded up to whole vectors.
@@ -160,12 +164,12 @@ impl<R: Number> Scratch<R> {
 
 /// Where one tile lies.
 #[derive(Clone, Copy)]
-struct Tile {
+pub(super) struct Tile {
     batch: usize,
     head: usize,
-    first_query: usize,
-    queries: usize,
-    keys: usize,
+    pub(super) first_query: usize,
+    pub(super) queries: usize,
+    pub(super) keys: usize,
     /// Distance between the first query and the first key.
     distance: isize,
     /// Keys after its own position that a query sees.
@@ -174,7 +178,7 @@ struct Tile {
 
 impl Tile {
     /// Lanes of keys that the strip holding `query` has to look at.
-    fn lanes_seen_by(&self, query: usize, lanes: usize) -> usize {
+    pub(super) fn lanes_seen_by(&self, query: usize, lanes: usize) -> usize {
         let last = ((query / STRIP * STRIP + STRIP).min(self.queries) + self.ahead) as isize + self.distance;
         (last.max(0) as usize).min(self.keys).next_multiple_of(lanes)
     }
@@ -267,9 +271,26 @@ impl<'a, L: Lanes> Call<'a, L> {
             to: &mut scratch.keys,
             width: scratch.width,
         });
+        if let Some(damping) = &self.damping {
+            self.lanes.run(damping.keys(&mut scratch.keys, scratch.width, keys));
+            let (from, stride, to) = (&scratch.keys[..], scratch.width, &mut scratch.keys_transposed[..]);
+            let factor = L::Number::ONE;
+            self.lanes.run(Transpose { from, stride, rows: keys, head_dim, factor, to, width: KEYS });
+        }
     }
 
-    fn store_keys(&self, scratch: &Scratch<L::Number>, batch: usize, kv_head: usize, first_key: usize, keys: usize) {
+    fn store_keys(
+        &self,
+        scratch: &mut Scratch<L::Number>,
+        batch: usize,
+        kv_head: usize,
+        first_key: usize,
+        keys: usize,
+    ) {
+        if let Some(damping) = &self.damping {
+            let keys = self.problem.length(batch).saturating_sub(first_key).min(keys);
+            self.lanes.run(damping.keys(&mut scratch.d_k, scratch.width, keys));
+        }
         for (view, from, factor) in
             [(&self.d_k, &scratch.d_k, self.problem.scale), (&self.d_v, &scratch.d_v, L::Number::ONE)]
         {
@@ -317,6 +338,11 @@ impl<'a, L: Lanes> Call<'a, L> {
             let (stride, rows, width) = (view.strides.row, tile.queries, scratch.width);
             self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Number::ONE, to, width });
         }
+        let damped =
+            self.damping.as_ref().map(|damping| (damping, damping.over(tile.distance + 1 - tile.keys as isize)));
+        if let Some((damping, over)) = &damped {
+            self.lanes.run(damping.queries(&mut scratch.q, scratch.width, tile.queries, over));
+        }
         let crosses = tile.lanes_seen_by(0, L::COUNT) < tile.keys;
         let strip = if crosses { STRIP } else { tile.queries };
         for query in (0..tile.queries).step_by(strip) {
@@ -338,6 +364,9 @@ impl<'a, L: Lanes> Call<'a, L> {
         for query in (0..tile.queries).step_by(strip) {
             let keys = tile.lanes_seen_by(query, L::COUNT).min(tile.keys);
             self.d_q(scratch, query, strip.min(tile.queries - query), keys);
+        }
+        if let Some((damping, over)) = &damped {
+            self.lanes.run(damping.queries(&mut scratch.d_q, scratch.width, tile.queries, over));
         }
         let group = if crosses { L::COUNT } else { tile.keys };
         for key in (0..tile.keys).step_by(group) {
@@ -403,96 +432,5 @@ impl<'a, L: Lanes> Call<'a, L> {
                 keep: Keep::Add,
             });
         }
-    }
-}
-
-/// Turns scores and `d_out.v` of a tile into weights and the gradient of the scores, and sums the latter by distance.
-struct ScoreGradient<'a, R> {
-    tile: Tile,
-    weights: &'a mut [R],
-    d_scores: &'a mut [R],
-    /// The head's row, and where the distance of the tile's first query and key lies in it.
-    bias: Option<(&'a [R], usize)>,
-    weight: Option<(&'a [R], usize)>,
-    lse: &'a [R],
-    means: &'a [R],
-    d_bias: Option<&'a mut DiagonalSums<R>>,
-    d_weight: Option<&'a mut DiagonalSums<R>>,
-}
-
-impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes<Number = R>>(mut self, lanes: L) {
-        let tile = self.tile;
-        assert!(tile.queries <= QUERIES);
-        for sums in [&self.d_bias, &self.d_weight].into_iter().flatten() {
-            sums.check::<L>();
-        }
-        for query in 0..tile.queries {
-            let columns = tile.lanes_seen_by(query, L::COUNT);
-            let end = query * KEYS + columns;
-            assert!(columns <= KEYS && end <= self.weights.len() && end <= self.d_scores.len());
-            for (table, origin) in [self.bias, self.weight].into_iter().flatten() {
-                assert!(origin >= query && origin + columns <= table.len());
-            }
-            // A row that sees nothing has weights exp(z - MAX) = 0.
-            let seen = self.lse[query] != R::NEG_INFINITY;
-            let lse = lanes.splat(if seen { self.lse[query] } else { R::ZERO - R::LOWEST });
-            let mean = lanes.splat(self.means[query]);
-            for key in (0..columns).step_by(L::COUNT) {
-                // SAFETY: the assertions bound every index: `columns` is whole vectors and at most KEYS.
-                unsafe {
-                    let (at, d_at) = (
-                        self.weights.as_mut_ptr().add(query * KEYS + key),
-                        self.d_scores.as_mut_ptr().add(query * KEYS + key),
-                    );
-                    let score = lanes.load(at);
-                    let mut z = score;
-                    let mut factor = None;
-                    if let Some((table, origin)) = self.weight {
-                        let weight = lanes.load(table.as_ptr().add(origin - query + key));
-                        z = lanes.mul(z, weight);
-                        factor = Some(weight);
-                    }
-                    if let Some((table, origin)) = self.bias {
-                        z = lanes.add(z, lanes.load(table.as_ptr().add(origin - query + key)));
-                    }
-                    let p = lanes.exp(lanes.sub(z, lse));
-                    let mut d_z = lanes.mul(p, lanes.sub(lanes.load(d_at), mean));
-                    lanes.store(at, p);
-                    if let Some(sums) = &mut self.d_bias {
-                        sums.add(lanes, query, key, first_lanes(lanes, d_z, tile.keys - key));
-                    }
-                    if let Some(sums) = &mut self.d_weight {
-                        sums.add(lanes, query, key, first_lanes(lanes, lanes.mul(d_z, score), tile.keys - key));
-                    }
-                    if let Some(weight) = factor {
-                        d_z = lanes.mul(d_z, weight);
-                    }
-                    lanes.store(d_at, d_z);
-                }
-            }
-        }
-        for sums in [self.d_bias, self.d_weight].into_iter().flatten() {
-            sums.add_tile(lanes, tile.first_query);
-        }
-    }
-}
-
-/// The vector with zeros after its first `count` numbers: lanes after the last key are no key's.
-#[inline(always)]
-fn first_lanes<L: Lanes>(lanes: L, vector: L::Vector, count: usize) -> L::Vector {
-    if count >= L::COUNT {
-        return vector;
-    }
-    let mut numbers = [L::Number::ZERO; 16];
-    assert!(L::COUNT <= numbers.len());
-    // SAFETY: `COUNT` numbers fit.
-    unsafe {
-        lanes.store(numbers.as_mut_ptr(), vector);
-        numbers[count..].fill(L::Number::ZERO);
-        lanes.load(numbers.as_ptr())
     }
 }

@@ -3,6 +3,7 @@
 //! The keys are split into chunks whose length does not depend on the number of threads; each chunk leaves a maximum, a
 //! sum and a weighted sum of values, and these are put together in order.
 
+use super::damping::Damping;
 use super::forward::Forward;
 use crate::Number;
 use crate::attention::product::{Keep, Matrix, Product};
@@ -11,6 +12,7 @@ use crate::attention::softmax::Exponentials;
 use crate::attention::workers;
 use crate::attention::{Dims, Problem, Strides, View, ViewMut};
 use crate::cpu::lanes::{Kernel, Lanes};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Keys of one item of work.
@@ -32,7 +34,8 @@ impl<R: Number> Kernel<R> for Decode<'_, R> {
         let width = head_dim.next_multiple_of(L::COUNT);
         let mut partial = workers::scratch(batch * heads * chunks * (2 + width));
         let strides = Strides { batch: heads * chunks * (2 + width), head: chunks * (2 + width), row: 2 + width };
-        let call = Call { lanes, problem, q, k, v, width, partial: ViewMut::new(&mut partial, strides) };
+        let damping = Damping::new(problem, CHUNK);
+        let call = Call { lanes, problem, q, k, v, width, damping, partial: ViewMut::new(&mut partial, strides) };
         let scratch = || (workers::scratch(CHUNK.next_multiple_of(L::COUNT)), workers::scratch(CHUNK * width));
         workers::for_each(batch * kv_heads * chunks, scratch, |(scores, values), item| {
             let (unit, chunk) = (item / chunks, item % chunks);
@@ -73,6 +76,7 @@ struct Call<'a, L: Lanes> {
     v: View<'a, L::Number>,
     /// D rounded up to whole vectors.
     width: usize,
+    damping: Option<Damping<'a, L::Number>>,
     /// `[B, H, chunks, maximum | sum | values]`
     partial: ViewMut<'a, L::Number>,
 }
@@ -99,6 +103,11 @@ impl<L: Lanes> Call<'_, L> {
             }
             return;
         }
+        let mut k = (self.k.rows_from(batch, kv_head, keys.start), self.k.strides.row);
+        let damped = self.damped_keys(k, keys.len());
+        if let Some(damped) = &damped {
+            k = (&damped[..], head_dim);
+        }
         let (mut v, mut v_stride) = (self.v.rows_from(batch, kv_head, keys.start), self.v.strides.row);
         if self.width > head_dim {
             let (rows, factor, width) = (keys.len(), L::Number::ONE, self.width);
@@ -109,12 +118,8 @@ impl<L: Lanes> Call<'_, L> {
             // SAFETY: `partial` has a row for each chunk of each head, and this item alone writes this one.
             let partial = unsafe { self.partial.row(batch, head, chunk, 2 + self.width) };
             let (statistics, weighted) = partial.split_at_mut(2);
-            self.lanes.run(Dots {
-                q: self.q.row(batch, head, 0, head_dim),
-                k: self.k.rows_from(batch, kv_head, keys.start),
-                stride: self.k.strides.row,
-                to: &mut scores[..keys.len()],
-            });
+            let q = self.damped_query(self.q.row(batch, head, 0, head_dim), self.problem.dims.keys - keys.end);
+            self.lanes.run(Dots { q: &q, k: k.0, stride: k.1, to: &mut scores[..keys.len()] });
             let statistics_of = Statistics {
                 scale: self.problem.scale,
                 weight: self.distances(self.problem.tables().weight, head, &keys),
@@ -138,6 +143,22 @@ impl<L: Lanes> Call<'_, L> {
                 });
             }
         }
+    }
+
+    /// The keys of a chunk as their products count them, where products are damped.
+    fn damped_keys(&self, (from, stride): (&[L::Number], usize), rows: usize) -> Option<Vec<L::Number>> {
+        let (damping, head_dim) = (self.damping.as_ref()?, self.problem.dims.head_dim);
+        let mut to = workers::scratch(rows * head_dim);
+        self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Number::ONE, to: &mut to, width: head_dim });
+        self.lanes.run(damping.keys(&mut to, head_dim, rows));
+        Some(to)
+    }
+
+    /// The query as its products with a chunk count it, whose last key is this far behind it.
+    fn damped_query<'q>(&self, q: &'q [L::Number], distance: usize) -> Cow<'q, [L::Number]> {
+        let Some(damping) = &self.damping else { return q.into() };
+        let over = damping.over(distance as isize);
+        q.iter().zip(over).map(|(q, factor)| *q * factor).collect::<Vec<_>>().into()
     }
 
     /// A head's table from the distance of the last key of `keys` up to that of the first.

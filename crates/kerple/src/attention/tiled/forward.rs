@@ -1,5 +1,6 @@
 //! Scores with queries as lanes, so that every step of the softmax is vertical: no sums across a vector.
 
+use super::damping::Damping;
 use super::table::{Order, PaddedTable};
 use crate::Number;
 use crate::attention::product::{Keep, Matrix, Product};
@@ -41,11 +42,12 @@ impl<R: Number> Kernel<R> for Forward<'_, R> {
             lse: ViewMut::new(lse, Strides { batch: heads * queries, head: queries, row: 1 }),
             bias: PaddedTable::bias(problem, Order::Ascending, QUERIES + KEYS),
             weight: PaddedTable::weight(problem, Order::Ascending, QUERIES + KEYS),
+            damping: Damping::new(problem, QUERIES.max(KEYS)),
         };
         let blocks = queries.div_ceil(QUERIES);
         workers::for_each(
             batch * heads * blocks,
-            || Scratch::new::<L>(problem.dims.head_dim),
+            || Scratch::new::<L>(problem.dims.head_dim, call.damping.is_some()),
             |scratch, item| {
                 let (unit, block) = (item / blocks, blocks - 1 - item % blocks);
                 call.query_block(scratch, unit / heads, unit % heads, block * QUERIES);
@@ -64,12 +66,15 @@ struct Call<'a, L: Lanes> {
     lse: ViewMut<'a, L::Number>,
     bias: PaddedTable<L::Number>,
     weight: Option<PaddedTable<L::Number>>,
+    damping: Option<Damping<'a, L::Number>>,
 }
 
 /// What one thread computes in.
 struct Scratch<R> {
     /// `scale * q`, `[D, QUERIES]`
     q: Vec<R>,
+    /// The same and the keys as their products over a tile count them; empty without damping. `[D, QUERIES]`, `[KEYS, D]`
+    damped: [Vec<R>; 2],
     /// `[KEYS, width]`
     v: Vec<R>,
     /// Scores, then their exponentials, `[KEYS, QUERIES]`
@@ -86,11 +91,12 @@ struct Scratch<R> {
 }
 
 impl<R: Number> Scratch<R> {
-    fn new<L: Lanes>(head_dim: usize) -> Self {
+    fn new<L: Lanes>(head_dim: usize, damped: bool) -> Self {
         let width = head_dim.next_multiple_of(L::COUNT);
         let unset = |n| workers::scratch(n);
         Scratch {
             q: unset(head_dim * QUERIES),
+            damped: [QUERIES, KEYS].map(|rows| unset(if damped { head_dim * rows } else { 0 })),
             v: unset(KEYS * width),
             scores: unset(KEYS * QUERIES),
             out: unset(QUERIES * width),
@@ -145,6 +151,9 @@ impl<L: Lanes> Call<'_, L> {
             to: &mut scratch.q,
             width: QUERIES,
         });
+        if let Some(damping) = &self.damping {
+            self.lanes.run(damping.columns(&mut scratch.q, QUERIES, queries));
+        }
         scratch.largest.fill(L::Number::LOWEST);
         scratch.total.fill(L::Number::ZERO);
         for first_key in (first.start..last.end).step_by(KEYS) {
@@ -164,6 +173,7 @@ impl<L: Lanes> Call<'_, L> {
     }
 
     fn tile(&self, scratch: &mut Scratch<L::Number>, tile: &Tile, is_first: bool) {
+        self.damp(scratch, tile);
         let crosses = self.lanes_crossed(tile);
         let strip = if crosses { STRIP } else { tile.keys };
         for from in (0..tile.keys).step_by(strip) {
@@ -196,6 +206,26 @@ impl<L: Lanes> Call<'_, L> {
         }
     }
 
+    /// Makes the damped queries and keys of a tile.
+    fn damp(&self, scratch: &mut Scratch<L::Number>, tile: &Tile) {
+        let Some(damping) = &self.damping else { return };
+        let (Scratch { q, damped: [to_queries, to_keys], .. }, head_dim) = (scratch, self.problem.dims.head_dim);
+        let over = damping.over(tile.distance + 1 - tile.keys as isize);
+        for ((to, from), factor) in to_queries.chunks_exact_mut(QUERIES).zip(q.chunks_exact(QUERIES)).zip(over) {
+            self.lanes.run(ScaleRow { to, factor, from });
+        }
+        self.lanes.run(CopyRows {
+            from: self.k.rows_from(tile.batch, tile.kv_head, tile.first_key),
+            stride: self.k.strides.row,
+            rows: tile.keys,
+            head_dim,
+            factor: L::Number::ONE,
+            to: to_keys,
+            width: head_dim,
+        });
+        self.lanes.run(damping.keys(to_keys, head_dim, tile.keys));
+    }
+
     /// Whether some lanes see fewer keys of the tile than others.
     fn lanes_crossed(&self, tile: &Tile) -> bool {
         tile.keys_seen_by(0, L::COUNT) < tile.keys
@@ -203,16 +233,20 @@ impl<L: Lanes> Call<'_, L> {
 
     /// Scores of `keys` keys from `from` on, for the queries from `skipped` on.
     fn scores(&self, scratch: &mut Scratch<L::Number>, tile: &Tile, from: usize, keys: usize, skipped: usize) {
+        let head_dim = self.problem.dims.head_dim;
+        let (data, row_stride, q) = match &self.damping {
+            None => {
+                let keys = self.k.rows_from(tile.batch, tile.kv_head, tile.first_key + from);
+                (keys, self.k.strides.row, &scratch.q)
+            }
+            Some(_) => (&scratch.damped[1][from * head_dim..], head_dim, &scratch.damped[0]),
+        };
         self.lanes.run(Product {
             rows: keys,
-            inner: self.problem.dims.head_dim,
+            inner: head_dim,
             columns: tile.queries.next_multiple_of(L::COUNT) - skipped,
-            a: Matrix {
-                data: self.k.rows_from(tile.batch, tile.kv_head, tile.first_key + from),
-                row_stride: self.k.strides.row,
-                column_stride: 1,
-            },
-            b: &scratch.q[skipped..],
+            a: Matrix { data, row_stride, column_stride: 1 },
+            b: &q[skipped..],
             b_stride: QUERIES,
             c: &mut scratch.scores[from * QUERIES + skipped..],
             c_stride: QUERIES,

@@ -45,6 +45,11 @@ proptest! {
     fn tiled_equals_naive(recipe in recipes()) {
         assert_tiled_equals_naive(recipe.case());
     }
+
+    #[test]
+    fn damped_products_equal_naive(recipe in recipes()) {
+        assert_tiled_equals_naive(recipe.case().damped());
+    }
 }
 
 #[test]

@@ -47,6 +47,12 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"cope","positions":1}"#, "`positions`: 1 is out of range, it must be between 2"),
         (r#"{"kind":"cope","randomized":64}"#, "`randomized`: `cope` cannot be randomized: its positions follow"),
         (r#"{"kind":"none","randomized":64}"#, "`randomized`: `none` cannot be randomized: no position enters"),
+        (r#"{"kind":"fire","scale":"inside"}"#, "`scale`: `fire` adds no table of biases to scores"),
+        (r#"{"kind":"kerple_weight","scale":"inside"}"#, "`scale`: `kerple_weight` adds no table of biases"),
+        (r#"{"kind":"dape","base":"none","scale":"inside"}"#, "`scale`: `dape` adds no table of biases"),
+        (r#"{"kind":"xpos","gamma":0}"#, "`gamma`: 0 is out of range, it must be above 0"),
+        (r#"{"kind":"xpos","scale_base":5}"#, "`scale_base`: products would fade by e^-0.25"),
+        (r#"{"kind":"xpos","randomized":64}"#, "`randomized`: `xpos` cannot be randomized: its products fade"),
         (r#"{"window":5}"#, "kind"),
         ("5", "kind"),
     ] {
@@ -220,5 +226,17 @@ proptest! {
         prop_assert_eq!(a.label() == b.label(), a == b, "{} {}", a.label(), b.label());
         let back: Encoding = serde_json::from_str(&serde_json::to_string(&a).unwrap()).unwrap();
         prop_assert_eq!(back.label(), a.label());
+    }
+}
+
+/// A key that changes nothing is refused, so every method but those that add biases by distance.
+#[test]
+fn only_tables_of_biases_are_scaled_inside() {
+    for kind in METHODS {
+        let keys = if kind == "kernel" { r#""bias":"log(b, a)","# } else { "" };
+        let inside = read(&format!(r#"{{"kind":"{kind}",{keys}"scale":"inside"}}"#));
+        let plain = read(&format!(r#"{{"kind":"{kind}",{keys}"scale":"after"}}"#)).unwrap();
+        let bias = plain.table(&GEOMETRY, &plain.initial(&GEOMETRY, 1), 8).bias;
+        assert_eq!(inside.is_ok(), bias.is_some(), "{kind}");
     }
 }

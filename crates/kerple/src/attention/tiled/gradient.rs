@@ -1,0 +1,97 @@
+//! From scores to their gradient, tile by tile, with keys as lanes.
+
+use super::backward::{KEYS, QUERIES, Tile};
+use super::diagonal::DiagonalSums;
+use crate::Number;
+use crate::cpu::lanes::{Kernel, Lanes};
+
+/// Turns scores and `d_out.v` of a tile into weights and the gradient of the scores, and sums the latter by distance.
+pub(super) struct ScoreGradient<'a, R> {
+    pub(super) tile: Tile,
+    pub(super) weights: &'a mut [R],
+    pub(super) d_scores: &'a mut [R],
+    /// The head's row, and where the distance of the tile's first query and key lies in it.
+    pub(super) bias: Option<(&'a [R], usize)>,
+    pub(super) weight: Option<(&'a [R], usize)>,
+    pub(super) lse: &'a [R],
+    pub(super) means: &'a [R],
+    pub(super) d_bias: Option<&'a mut DiagonalSums<R>>,
+    pub(super) d_weight: Option<&'a mut DiagonalSums<R>>,
+}
+
+impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = R>>(mut self, lanes: L) {
+        let tile = self.tile;
+        assert!(tile.queries <= QUERIES);
+        for sums in [&self.d_bias, &self.d_weight].into_iter().flatten() {
+            sums.check::<L>();
+        }
+        for query in 0..tile.queries {
+            let columns = tile.lanes_seen_by(query, L::COUNT);
+            let end = query * KEYS + columns;
+            assert!(columns <= KEYS && end <= self.weights.len() && end <= self.d_scores.len());
+            for (table, origin) in [self.bias, self.weight].into_iter().flatten() {
+                assert!(origin >= query && origin + columns <= table.len());
+            }
+            // A row that sees nothing has weights exp(z - MAX) = 0.
+            let seen = self.lse[query] != R::NEG_INFINITY;
+            let lse = lanes.splat(if seen { self.lse[query] } else { R::ZERO - R::LOWEST });
+            let mean = lanes.splat(self.means[query]);
+            for key in (0..columns).step_by(L::COUNT) {
+                // SAFETY: the assertions bound every index: `columns` is whole vectors and at most KEYS.
+                unsafe {
+                    let (at, d_at) = (
+                        self.weights.as_mut_ptr().add(query * KEYS + key),
+                        self.d_scores.as_mut_ptr().add(query * KEYS + key),
+                    );
+                    let score = lanes.load(at);
+                    let mut z = score;
+                    let mut factor = None;
+                    if let Some((table, origin)) = self.weight {
+                        let weight = lanes.load(table.as_ptr().add(origin - query + key));
+                        z = lanes.mul(z, weight);
+                        factor = Some(weight);
+                    }
+                    if let Some((table, origin)) = self.bias {
+                        z = lanes.add(z, lanes.load(table.as_ptr().add(origin - query + key)));
+                    }
+                    let p = lanes.exp(lanes.sub(z, lse));
+                    let mut d_z = lanes.mul(p, lanes.sub(lanes.load(d_at), mean));
+                    lanes.store(at, p);
+                    if let Some(sums) = &mut self.d_bias {
+                        sums.add(lanes, query, key, first_lanes(lanes, d_z, tile.keys - key));
+                    }
+                    if let Some(sums) = &mut self.d_weight {
+                        sums.add(lanes, query, key, first_lanes(lanes, lanes.mul(d_z, score), tile.keys - key));
+                    }
+                    if let Some(weight) = factor {
+                        d_z = lanes.mul(d_z, weight);
+                    }
+                    lanes.store(d_at, d_z);
+                }
+            }
+        }
+        for sums in [self.d_bias, self.d_weight].into_iter().flatten() {
+            sums.add_tile(lanes, tile.first_query);
+        }
+    }
+}
+
+/// The vector with zeros after its first `count` numbers: lanes after the last key are no key's.
+#[inline(always)]
+fn first_lanes<L: Lanes>(lanes: L, vector: L::Vector, count: usize) -> L::Vector {
+    if count >= L::COUNT {
+        return vector;
+    }
+    let mut numbers = [L::Number::ZERO; 16];
+    assert!(L::COUNT <= numbers.len());
+    // SAFETY: `COUNT` numbers fit.
+    unsafe {
+        lanes.store(numbers.as_mut_ptr(), vector);
+        numbers[count..].fill(L::Number::ZERO);
+        lanes.load(numbers.as_ptr())
+    }
+}
