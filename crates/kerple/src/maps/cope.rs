@@ -7,13 +7,14 @@
 //!
 //! `q` is not scaled, `s` is. The gradient reaches `p` through `f` alone. Keys ahead of the query, which only encoders see,
 //! count the gates from the query's to their own. `e`, `[D, P]`, is the same for all heads. Gates are summed in f64: their sum
-//! is large beside its fraction.
+//! is large beside its fraction. They are counted from the query outwards and only until P - 1 are open: all keys beyond are at
+//! the last position.
 
 use super::Map;
 use crate::Number;
 use crate::attention::product::{Keep, Matrix, Product};
-use crate::cpu::InstructionSet;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Kernel, Lanes, run};
+use crate::cpu::reduce;
 use crate::forms::{Block, MapGradients, Reach, ScoreMap};
 use std::ops::Range;
 
@@ -94,41 +95,97 @@ impl Seen {
     }
 }
 
-/// Where a key is between two whole positions.
-struct Place<T> {
-    low: usize,
-    high: usize,
-    /// `p - low`
-    share: T,
-    /// Whether more gates than there are positions are open.
-    cut: bool,
+/// What a row is computed in; the keys of the row, but for `d_z`.
+struct Scratch<T> {
+    gates: Vec<T>,
+    /// Gates between the query and each key, both their own counted.
+    sums: Vec<f64>,
+    /// Whole position below each key's, and what is left.
+    low: Vec<u32>,
+    share: Vec<T>,
+    /// Gradient in the sum of gates.
+    d_sums: Vec<T>,
+    /// In turns, so that keys of one position need not wait for each other, `[TURNS, stride]`.
+    d_z: Vec<T>,
 }
 
-fn gate<T: Number>(score: T) -> T {
-    T::ONE / (T::ONE + (-score).exp())
+/// Keys whose gates are made at a time.
+const STEP: usize = 64;
+const TURNS: usize = 4;
+
+/// Writes the gate of every score.
+#[inline(always)]
+fn open<T: Number>(scores: &[T], gates: &mut [T]) {
+    for (gate, score) in gates.iter_mut().zip(scores) {
+        *gate = T::ONE / (T::ONE + (-*score).exp());
+    }
 }
 
 impl<T: Number> Over<'_, T> {
-    fn place(&self, gates: f64) -> Place<T> {
-        let last = self.cope.positions - 1;
-        if gates < last as f64 {
-            let low = gates as usize;
-            return Place { low, high: low + 1, share: T::from_f64(gates - low as f64), cut: false };
-        }
-        Place { low: last, high: last, share: T::ZERO, cut: true }
+    fn scratch(&self, columns: usize) -> Scratch<T> {
+        let [gates, share, d_sums] = [(); 3].map(|()| vec![T::ZERO; columns]);
+        let (sums, low, d_z) = (vec![0.0; columns], vec![0; columns], vec![T::ZERO; TURNS * self.stride]);
+        Scratch { gates, sums, low, share, d_sums, d_z }
     }
 
-    /// Writes the sum of gates of every seen key of a row.
-    fn count(&self, seen: &Seen, scores: &[T], to: &mut [f64]) {
-        let mut sum = 0.0;
-        for key in seen.behind.clone().rev() {
-            sum += gate(scores[key]).to_f64();
-            to[key] = sum;
+    /// The last whole position.
+    fn last(&self) -> usize {
+        self.cope.positions - 1
+    }
+
+    /// Finds the positions of the keys of a row from the query outwards, until as many gates are open as there are positions.
+    /// Returns the keys found; all others that are seen are at the last position.
+    #[inline(always)]
+    fn place(&self, seen: &Seen, scores: &[T], scratch: &mut Scratch<T>) -> Range<usize> {
+        let Scratch { gates, sums, low, share, .. } = scratch;
+        let last = self.last() as f64;
+        let (mut start, mut sum) = (seen.behind.end, 0.0);
+        while start > seen.behind.start && sum < last {
+            let keys = start.saturating_sub(STEP).max(seen.behind.start)..start;
+            open(&scores[keys.clone()], &mut gates[keys.clone()]);
+            for (to, gate) in sums[keys.clone()].iter_mut().zip(&gates[keys.clone()]).rev() {
+                sum += gate.to_f64();
+                *to = sum;
+            }
+            start = keys.start;
         }
-        let mut sum = seen.own.map_or(0.0, |own| gate(scores[own]).to_f64());
-        for key in seen.ahead.clone() {
-            sum += gate(scores[key]).to_f64();
-            to[key] = sum;
+        let (mut end, mut sum) = (seen.ahead.start, seen.own.map_or(0.0, |own| gates[own].to_f64()));
+        while end < seen.ahead.end && sum < last {
+            let keys = end..(end + STEP).min(seen.ahead.end);
+            open(&scores[keys.clone()], &mut gates[keys.clone()]);
+            for (to, gate) in sums[keys.clone()].iter_mut().zip(&gates[keys.clone()]) {
+                sum += gate.to_f64();
+                *to = sum;
+            }
+            end = keys.end;
+        }
+        let found = start..end;
+        let places = low[found.clone()].iter_mut().zip(&mut share[found.clone()]);
+        for ((low, share), sum) in places.zip(&sums[found.clone()]) {
+            let place = if *sum < last { *sum } else { last };
+            // below 2^16
+            *low = place as i32 as u32;
+            *share = T::from_f64(place - f64::from(*low as i32));
+        }
+        found
+    }
+
+    /// The keys of a row that are not among those found, on both sides.
+    fn beyond(seen: &Seen, found: &Range<usize>) -> [Range<usize>; 2] {
+        [seen.behind.start..found.start, found.end..seen.ahead.end]
+    }
+
+    /// Adds to the scores of a row what its keys' positions bring.
+    #[inline(always)]
+    fn row(&self, seen: &Seen, scores: &mut [T], z: &[T], scratch: &mut Scratch<T>) {
+        let (found, last) = (self.place(seen, scores, scratch), self.last());
+        let places = scratch.low[found.clone()].iter().zip(&scratch.share[found.clone()]);
+        for (score, (low, share)) in scores[found.clone()].iter_mut().zip(places) {
+            let low = *low as usize;
+            *score += (T::ONE - *share) * z[low] + *share * z[(low + 1).min(last)];
+        }
+        for keys in Self::beyond(seen, &found) {
+            scores[keys].iter_mut().for_each(|score| *score += z[last]);
         }
     }
 
@@ -149,41 +206,50 @@ impl<T: Number> Over<'_, T> {
         });
     }
 
-    /// From the gradient in a row's mapped scores to that in its scores; adds that in `z`. `sums` and `d_sums` are scratch
-    /// of a row.
+    /// From the gradient in a row's mapped scores to that in its scores; writes that in `z`, `[stride]`.
+    #[inline(always)]
     fn row_backward(
         &self,
         seen: &Seen,
         scores: &[T],
         z: &[T],
         d_scores: &mut [T],
-        d_z: &mut [T],
-        (sums, d_sums): (&mut [f64], &mut [T]),
+        to: &mut [T],
+        scratch: &mut Scratch<T>,
     ) {
-        self.count(seen, scores, sums);
-        for key in seen.behind.start..seen.ahead.end {
-            let (Place { low, high, share, cut }, d) = (self.place(sums[key]), d_scores[key]);
+        let (found, last) = (self.place(seen, scores, scratch), self.last());
+        let Scratch { gates, low, share, d_sums, d_z, .. } = scratch;
+        d_z.fill(T::ZERO);
+        for (turn, key) in found.clone().enumerate() {
+            let (low, share, d) = (low[key] as usize, share[key], d_scores[key]);
+            let (high, d_z) = ((low + 1).min(last), &mut d_z[turn % TURNS * self.stride..][..self.stride]);
             d_z[low] += (T::ONE - share) * d;
             d_z[high] += share * d;
-            d_sums[key] = if cut { T::ZERO } else { (z[high] - z[low]) * d };
+            // 0 at the last position
+            d_sums[key] = (z[high] - z[low]) * d;
         }
-        let slope = |score: T| {
-            let gate = gate(score);
-            gate * (T::ONE - gate)
-        };
+        to.fill(T::ZERO);
+        d_z.chunks_exact(self.stride).for_each(|d_z| to.iter_mut().zip(d_z).for_each(|(to, d)| *to += *d));
+        for keys in Self::beyond(seen, &found) {
+            to[last] += reduce::sum([&d_scores[keys]], |[d]| d);
+        }
         // a gate counts for every key that is not nearer to the query
         let mut sum = T::ZERO;
-        for key in seen.ahead.clone().rev() {
-            sum += d_sums[key];
-            d_scores[key] += sum * slope(scores[key]);
+        for d in d_sums[seen.ahead.start..found.end].iter_mut().rev() {
+            sum += *d;
+            *d = sum;
         }
         if let Some(own) = seen.own {
-            d_scores[own] += sum * slope(scores[own]);
+            d_scores[own] += sum * gates[own] * (T::ONE - gates[own]);
         }
         let mut sum = T::ZERO;
-        for key in seen.behind.clone() {
-            sum += d_sums[key];
-            d_scores[key] += sum * slope(scores[key]);
+        for d in &mut d_sums[found.start..seen.behind.end] {
+            sum += *d;
+            *d = sum;
+        }
+        let slopes = gates[found.clone()].iter().zip(&d_sums[found.clone()]);
+        for (d, (gate, sum)) in d_scores[found].iter_mut().zip(slopes) {
+            *d += *sum * *gate * (T::ONE - *gate);
         }
     }
 }
@@ -198,11 +264,11 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
     }
 
     fn forward(&self, block: &Block<T>, scores: &mut [T]) {
-        T::dispatch(InstructionSet::current(), Forward { over: self, block, scores });
+        run(Forward { over: self, block, scores });
     }
 
     fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>) {
-        T::dispatch(InstructionSet::current(), Backward { over: self, block, scores, gradients });
+        run(Backward { over: self, block, scores, gradients });
     }
 }
 
@@ -219,16 +285,11 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let Forward { over, block, scores } = self;
         let mut products = vec![T::ZERO; block.rows * over.stride];
-        let mut sums = vec![0.0; block.columns];
+        let mut scratch = over.scratch(block.columns);
         for (head, scores) in scores.chunks_exact_mut(block.rows * block.columns).enumerate() {
             over.products(lanes, block, head, &mut products);
             for (row, scores) in scores.chunks_exact_mut(block.columns).enumerate() {
-                let (seen, z) = (Seen::new(block, row), &products[row * over.stride..]);
-                over.count(&seen, scores, &mut sums);
-                for key in seen.behind.start..seen.ahead.end {
-                    let Place { low, high, share, .. } = over.place(sums[key]);
-                    scores[key] += (T::ONE - share) * z[low] + share * z[high];
-                }
+                over.row(&Seen::new(block, row), scores, &products[row * over.stride..], &mut scratch);
             }
         }
     }
@@ -249,13 +310,12 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
         let Backward { over, block, scores, gradients } = self;
         let (d, rows, size) = (over.cope.head_dim, block.rows, block.rows * block.columns);
         let [mut products, mut d_products] = [(); 2].map(|()| vec![T::ZERO; rows * over.stride]);
-        let (mut sums, mut d_sums) = (vec![0.0; block.columns], vec![T::ZERO; block.columns]);
+        let mut scratch = over.scratch(block.columns);
         let (mut d_q, mut d_e) = (vec![T::ZERO; rows * over.width], vec![T::ZERO; d * over.stride]);
         for (head, (scores, d_scores)) in
             scores.chunks_exact(size).zip(gradients.d_scores.chunks_exact_mut(size)).enumerate()
         {
             over.products(lanes, block, head, &mut products);
-            d_products.fill(T::ZERO);
             for row in 0..rows {
                 let (keys, positions) = (row * block.columns, row * over.stride);
                 over.row_backward(
@@ -264,7 +324,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
                     &products[positions..][..over.stride],
                     &mut d_scores[keys..][..block.columns],
                     &mut d_products[positions..][..over.stride],
-                    (&mut sums, &mut d_sums),
+                    &mut scratch,
                 );
             }
             lanes.run(Product {
