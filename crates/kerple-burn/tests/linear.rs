@@ -33,6 +33,7 @@ fn encodings() -> Vec<Encoding> {
         r#"{"kind":"rotary"}"#,
         r#"{"kind":"alibi"}"#,
         r#"{"kind":"kerple_log"}"#,
+        r#"{"kind":"kerple_power","r2":[0.0,1.0]}"#,
         r#"{"kind":"sine_spe","waves":2,"realisations":6}"#,
         r#"{"kind":"sine_spe","waves":1,"realisations":5,"gated":false,"noise":"shared","scope":"layer"}"#,
         r#"{"kind":"sine_spe","waves":1,"realisations":5,"gating":"jax"}"#,

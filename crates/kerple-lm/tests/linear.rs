@@ -30,8 +30,10 @@ fn plans_say_what_linear_attention_cannot_take() {
         read(&format!("encoding.kind = \"{kind}\"\n{features}")).unwrap();
         read(&format!("encoding.kind = \"{kind}\"\ndata.task = \"even_pairs\"\n{features}")).unwrap();
     }
+    read(&format!("encoding = {{ kind = \"kerple_power\", r2 = [0.0, 1.0] }}\n{features}")).unwrap();
     for (text, key) in [
         ("encoding.kind = \"sine_spe\"", "encoding.kind"),
+        (&format!("encoding.kind = \"kerple_power\"\n{features}"), "r2 = [0.0, 1.0]"),
         (&format!("encoding.kind = \"t5\"\n{features}"), "encoding"),
         (&format!("encoding.kind = \"kerple_log\"\nencoding.window = 9\n{features}"), "encoding"),
         (&format!("encoding.kind = \"none\"\nmodel.block.kv_heads = 1\n{features}"), "kv_heads"),
@@ -61,8 +63,10 @@ fn long_texts_in_pieces_equal_whole_ones() {
         encoding("kerple_log"),
         serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","waves":2,"realisations":6}"#).unwrap(),
         encoding("rotary"),
+        serde_json::from_str::<Encoding>(r#"{"kind":"kerple_power","r2":[0.0,1.0]}"#).unwrap(),
     ];
-    for (encoding, features) in encodings.iter().zip([FeatureKind::Favor, FeatureKind::FavorJax, FeatureKind::Elu]) {
+    let features = [FeatureKind::Favor, FeatureKind::FavorJax, FeatureKind::Elu, FeatureKind::Favor];
+    for (encoding, features) in encodings.iter().zip(features) {
         let plan = plan_with(encoding, TrainConfig::default(), linear(features));
         let model = parameters::without_autodiff(&Decoder::new(&plan, &kerple_lm::device()));
         let len = 4500;

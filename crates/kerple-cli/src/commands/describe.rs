@@ -60,14 +60,18 @@ fn initial(parameter: &Parameter) -> String {
 fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
     let demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
     match encoding.in_linear(geometry) {
-        None => "cannot take it".to_owned(),
+        None => match encoding.linear_hint() {
+            Some(hint) => format!("cannot take it as it is; {hint}"),
+            None => "cannot take it".to_owned(),
+        },
         Some(InLinear::AsItIs) => "takes it as it is".to_owned(),
         Some(InLinear::Code) => "takes it as a code of queries and keys; softmax attention does not".to_owned(),
         Some(InLinear::Decay) => match encoding.fading(geometry, &encoding.initial(geometry, 0), &demand) {
             Some(fading) if fading.terms > 1 => {
                 let (terms, tolerance, horizon) = (fading.terms, demand.tolerance.value(), demand.horizon);
+                let floor = if fading.floor > 0.0 { format!(" (or {})", fading.floor) } else { String::new() };
                 format!(
-                    "takes it as {terms} decaying exponentials, within {tolerance} of exp(b) up to {horizon} tokens"
+                    "takes it as {terms} decaying exponentials, within {tolerance} of exp(b){floor} up to {horizon} tokens"
                 )
             }
             _ => "takes it as one decaying exponential, exactly".to_owned(),

@@ -16,7 +16,11 @@
 //!   second order, so their weights are shared out, in closed form, between a rate of 0 and `lambda_0`.
 //! * Fast nodes matter at distance 0 only, where the kernel is 1 and no sum is needed.
 //!
-//! Positive weights keep the denominators of linear attention positive.
+//! Positive weights keep the denominators of linear attention positive. Power kernels with exponents up to 1 are in [`power`].
+
+mod power;
+
+pub use power::FLOOR;
 
 use std::ops::RangeInclusive;
 
@@ -86,14 +90,16 @@ pub struct Grid {
     largest: f64,
 }
 
-/// One weight of each rate, and the derivatives in `r1` and `r2`.
+/// A sum of exponentials, with the derivatives in the parameters of the kernel.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Weights {
-    /// `[K]`, all positive.
+pub struct Sum {
+    /// Rates, `[K]`, none negative.
+    pub rates: Vec<f64>,
+    /// Weights, `[K]`, none negative.
     pub values: Vec<f64>,
-    /// `[K]`
+    /// What the sum of the derivatives in `r1` has for weights, `[K]`.
     pub in_r1: Vec<f64>,
-    /// `[K]`
+    /// In `r2`, likewise.
     pub in_r2: Vec<f64>,
 }
 
@@ -134,11 +140,12 @@ impl Grid {
         &self.rates
     }
 
-    /// Weights for `(1 + r2 d)^-r1`; an amplitude beyond the largest of the grid is used as that, with its derivative.
-    pub fn log_weights(&self, r1: f64, r2: f64) -> Weights {
+    /// The sum for `(1 + r2 d)^-r1`; an amplitude beyond the largest of the grid is used as that, with its derivative.
+    pub fn log_sum(&self, r1: f64, r2: f64) -> Sum {
         let r1 = r1.min(self.largest);
         let (scale, in_scale) = (self.step / libm::tgamma(r1), -digamma(r1));
-        let mut weights = Weights { values: vec![0.0], in_r1: vec![0.0], in_r2: vec![0.0] };
+        let zero = || vec![0.0];
+        let mut weights = Sum { rates: self.rates.clone(), values: zero(), in_r1: zero(), in_r2: zero() };
         for rate in &self.rates[1..] {
             let x = rate / r2;
             let value = scale * x.powf(r1) * (-x).exp();
@@ -197,16 +204,24 @@ mod tests {
         all.flat_map(at)
     }
 
-    /// The sum at distances 1, 2, .., by repeated multiplication in blocks that start from exact exponentials.
-    fn worst(grid: &Grid, weights: &[f64], horizon: usize, kernel: impl Fn(f64) -> f64) -> f64 {
+    /// The largest error at distances 1, 2, .., relative to the larger of the kernel and a floor. The sum is made by repeated
+    /// multiplication in blocks that start from exact exponentials.
+    pub(super) fn worst(
+        rates: &[f64],
+        weights: &[f64],
+        horizon: usize,
+        kernel: impl Fn(f64) -> f64,
+        floor: f64,
+    ) -> f64 {
         const BLOCK: usize = 1024;
         let mut worst = 0.0f64;
-        let once: Vec<f64> = grid.rates().iter().map(|rate| (-rate).exp()).collect();
+        let once: Vec<f64> = rates.iter().map(|rate| (-rate).exp()).collect();
         for start in (1..=horizon).step_by(BLOCK) {
             let mut terms: Vec<f64> =
-                grid.rates().iter().zip(weights).map(|(rate, w)| w * (-rate * start as f64).exp()).collect();
+                rates.iter().zip(weights).map(|(rate, w)| w * (-rate * start as f64).exp()).collect();
             for d in start..=horizon.min(start + BLOCK - 1) {
-                worst = worst.max((terms.iter().sum::<f64>() / kernel(d as f64) - 1.0).abs());
+                let a = kernel(d as f64);
+                worst = worst.max((terms.iter().sum::<f64>() - a).abs() / a.max(floor));
                 terms.iter_mut().zip(&once).for_each(|(term, once)| *term *= once);
             }
         }
@@ -225,9 +240,9 @@ mod tests {
             };
             for (r1, r2) in amplitudes.into_iter().flat_map(|r1| rates.iter().map(move |r2| (r1, *r2))) {
                 assert!(RATES.contains(&r2));
-                let weights = grid.log_weights(r1, r2).values;
+                let weights = grid.log_sum(r1, r2).values;
                 assert!(weights.iter().all(|w| *w >= 0.0), "{demand:?} {r1} {r2}: {weights:?}");
-                let error = worst(&grid, &weights, demand.horizon, |d| (1.0 + r2 * d).powf(-r1));
+                let error = worst(grid.rates(), &weights, demand.horizon, |d| (1.0 + r2 * d).powf(-r1), 0.0);
                 assert!(
                     error <= demand.tolerance.value(),
                     "{demand:?} {r1} {r2}: {error} with {} terms",
@@ -250,9 +265,9 @@ mod tests {
         for demand in demands() {
             let grid = Grid::log(&demand);
             for (r1, r2) in [(0.05, 0.02), (0.7, 0.4), (1.9, 3.0)] {
-                let (h, found) = (1e-6, grid.log_weights(r1, r2));
-                let near = [grid.log_weights(r1 + h, r2), grid.log_weights(r1 - h, r2)];
-                let beside = [grid.log_weights(r1, r2 * (1.0 + h)), grid.log_weights(r1, r2 * (1.0 - h))];
+                let (h, found) = (1e-6, grid.log_sum(r1, r2));
+                let near = [grid.log_sum(r1 + h, r2), grid.log_sum(r1 - h, r2)];
+                let beside = [grid.log_sum(r1, r2 * (1.0 + h)), grid.log_sum(r1, r2 * (1.0 - h))];
                 for k in 0..found.values.len() {
                     let slopes = [
                         (near[0].values[k] - near[1].values[k]) / (2.0 * h),
