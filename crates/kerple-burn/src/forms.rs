@@ -60,7 +60,7 @@ impl Code {
 /// A decay of linear attention, see [`kerple::attention::linear::Decay`].
 #[derive(Clone, Debug)]
 pub struct Fading {
-    /// Inside of a chunk, `[H, CHUNK]`.
+    /// At short distances, `[H, NEAR]`.
     pub near: Tensor<2>,
     /// Weights of the exponentials beyond, `[H, K]`.
     pub weights: Tensor<2>,

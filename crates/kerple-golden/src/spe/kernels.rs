@@ -3,7 +3,7 @@
 use super::Values;
 use crate::folder::{Case, Folder};
 use crate::{Score, Tolerance};
-use kerple::attention::linear::{CHUNK, Decay, Dims, Guard, Inputs, Problem, Reach, forward, naive};
+use kerple::attention::linear::{Decay, Dims, Guard, Inputs, NEAR, Problem, Reach, forward, naive};
 use kerple::attention::measure::{Extent, monotonicity, translation_invariance};
 use kerple::attention::{Strides, View, ViewMut};
 use kerple::features::{Pointwise, RowMap, omega};
@@ -99,7 +99,7 @@ pub fn exponentials(folder: &Folder, case: &Case) -> Scores {
     for (name, chunked) in [("naive", false), ("chunked f64", true)] {
         let mut score = Score::new(name);
         for (key, table) in [("out_exact", &exact), ("out_soe", &sum)] {
-            let near: Vec<f64> = (0..heads * CHUNK).map(|at| table[at / CHUNK * lags + at % CHUNK]).collect();
+            let near: Vec<f64> = (0..heads * NEAR).map(|at| table[at / NEAR * lags + at % NEAR]).collect();
             values.compare(&mut score, key, &faded(&values, &near, [heads, len], chunked)?, None)?;
         }
         scores.push(score);
@@ -107,7 +107,7 @@ pub fn exponentials(folder: &Folder, case: &Case) -> Scores {
     Ok(scores)
 }
 
-/// Attention of given features, `[1, H, L, M]`, with a decay by a table, `[H, CHUNK]`.
+/// Attention of given features, `[1, H, L, M]`, with a decay by a table, `[H, NEAR]`.
 fn faded(values: &Values, near: &[f64], [heads, len]: [usize; 2], chunked: bool) -> Result<Vec<f64>, String> {
     let (q, k, v) = (values.of("phi_q")?, values.of("phi_k")?, values.of("v")?);
     let (head_dim, value_dim) = (q.len() / (heads * len), v.len() / (heads * len));

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! `phi` is a chain of [`RowMap`]s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
-//! a table inside of chunks of [`CHUNK`] positions and a sum of decaying exponentials between them. What this is *not* is
+//! a table inside of chunks of [`CHUNK`] positions and between neighbours, and a sum of decaying exponentials beyond. What this is *not* is
 //! softmax attention: with FAVOR+ features numerator and denominator are those of softmax with bias `ln a` in expectation only.
 //!
 //! Rows are worked off chunk by chunk. Between chunks a head of a sequence keeps sums of a fixed size,
@@ -14,7 +14,7 @@
 //! S_k(s) = sum over j < s of exp(-rate_k (s - j)) phi(k_j) [v_j, 1]        [M, D + 1] for each of K rates
 //! ```
 //!
-//! which are [`State`] when it is kept: the next call goes on behind the last, one row or many, with the same result as one
+//! of which rows meet fewer combinations, see [`Decay`]. They are [`State`] when it is kept: the next call goes on behind the last, one row or many, with the same result as one
 //! call for all. Decays are applied once a chunk, from tables made in f64, so f32 does not drift over a million positions.
 //!
 //! * [`naive`] is the definition, in quadratic time.
@@ -34,7 +34,7 @@ mod state;
 mod tests;
 pub mod toeplitz;
 
-pub use decay::{Decay, DecayGradient};
+pub use decay::{Decay, DecayGradient, is_near};
 pub use state::State;
 
 use super::view::Shape;
@@ -42,9 +42,13 @@ use super::{Strides, View, ViewMut, workers};
 use crate::Number;
 use crate::features::{Chain, RowMap, Side};
 use coded::Coded;
+use decay::Terms;
 
 /// Positions of a chunk.
 pub const CHUNK: usize = crate::features::MOST_ROWS;
+
+/// Distances at which a decay is a table: those inside of two neighbouring chunks.
+pub const NEAR: usize = 2 * CHUNK;
 
 /// Sizes of one call; queries and keys have the same positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +117,11 @@ pub struct Problem<'a, T> {
 impl<'a, T: Number> Problem<'a, T> {
     fn chain(&self) -> Chain<'a, T> {
         Chain::new(self.maps)
+    }
+
+    /// How products fade, for each head.
+    fn terms(&self) -> Vec<Terms<T>> {
+        (0..self.dims.heads).map(|head| Terms::new(self.decay.as_ref(), head)).collect()
     }
 
     /// Numbers in the gradient of the parameters of all maps, `[H, P]`: the P.
@@ -285,7 +294,7 @@ fn check_backward<T: Number>(problem: &Problem<T>, saved: &Saved<T>, gradients: 
     if let Some(gradient) = d_decay {
         let decay = problem.decay.as_ref().expect("the gradient of a decay needs a decay");
         let DecayGradient { d_near, d_weights } = gradient;
-        crate::check_shape!(d_near, H = heads, CHUNK = CHUNK);
+        crate::check_shape!(d_near, H = heads, NEAR = NEAR);
         crate::check_shape!(d_weights, H = heads, K = decay.terms);
     }
 }

@@ -1,7 +1,7 @@
-//! Encodings as decays of linear attention: the kernel as it is inside of a chunk, a sum of exponentials beyond.
+//! Encodings as decays of linear attention: the kernel as it is at short distances, a sum of exponentials beyond.
 //!
 //! ```text
-//! a_h(d) = exp(b_h(d))        near[h][d] for d < CHUNK        sum_k weights[h][k] exp(-rates[h][k] d) for every d >= 1
+//! a_h(d) = exp(b_h(d))        near[h][d] for d < NEAR        sum_k weights[h][k] exp(-rates[h][k] d) for every d > CHUNK
 //! ```
 //!
 //! The logarithmic kernel becomes a sum on a fixed grid, the power kernel with exponents up to 1 one whose rates follow it, both
@@ -9,7 +9,7 @@
 //! exponential, exactly. This is the kernel's decay on kernel features, not softmax attention with a bias.
 
 use super::{Encoding, Geometry, Method, Scale, alibi};
-use crate::attention::linear::CHUNK;
+use crate::attention::linear::NEAR;
 use crate::compat::Compat;
 use crate::forms::{Form, Slopes};
 use crate::kernel::exponentials::{self, Demand, Grid, Sum};
@@ -18,7 +18,7 @@ use rayon::prelude::*;
 /// A decay, with the derivatives of its parts in the stored numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fading {
-    /// Inside of a chunk, `[H, CHUNK]`.
+    /// At short distances, `[H, NEAR]`.
     pub near: Vec<f64>,
     /// Of `near`; `None` where nothing is learned.
     pub near_slopes: Option<Slopes>,
@@ -150,7 +150,7 @@ impl Encoding {
         let heads = geometry.heads;
         match self.fades(heads)? {
             Kind::Linear(rates) => {
-                let near = |rate: &f64| (0..CHUNK).map(|d| (-rate * d as f64).exp()).collect::<Vec<f64>>();
+                let near = |rate: &f64| (0..NEAR).map(|d| (-rate * d as f64).exp()).collect::<Vec<f64>>();
                 let near = rates.iter().flat_map(near).collect();
                 let weights = vec![1.0; heads];
                 Some(Fading { near, near_slopes: None, terms: 1, rates, weights, weight_slopes: None, floor: 0.0 })
@@ -170,7 +170,7 @@ impl Encoding {
             sum.in_r1.iter_mut().for_each(|slope| *slope *= in_r1);
             sum.in_r2.iter_mut().for_each(|slope| *slope *= in_r2);
             let (r1, r2) = learned.used(r1, r2, demand);
-            let near = (0..CHUNK).map(|d| {
+            let near = (0..NEAR).map(|d| {
                 let [a, slope1, slope2] = learned.at(r1, r2, d as f64);
                 [a, slope1 * in_r1, slope2 * in_r2]
             });
@@ -210,7 +210,7 @@ mod tests {
     /// The decay of a head at a distance, inside of a chunk or by the sum.
     fn at(fading: &Fading, head: usize, d: usize, near: bool) -> f64 {
         if near {
-            return fading.near[head * CHUNK + d];
+            return fading.near[head * NEAR + d];
         }
         let term = |k: usize| fading.weights[k] * (-fading.rates[k] * d as f64).exp();
         (head * fading.terms..(head + 1) * fading.terms).map(term).sum()
@@ -224,14 +224,14 @@ mod tests {
             let stored = encoding.initial(&GEOMETRY, 7);
             let fading = encoding.fading(&GEOMETRY, &stored, &DEMAND).unwrap();
             let bias = encoding.table(&GEOMETRY, &stored, 1000).bias.unwrap();
-            for (head, d) in (0..3).flat_map(|head| [0, 1, 2, 50, 127, 300, 999].map(|d| (head, d))) {
+            for (head, d) in (0..3).flat_map(|head| [0, 1, 2, 50, 129, 300, 999].map(|d| (head, d))) {
                 let want = bias[head * 1000 + d].exp();
                 // a sum is within its tolerance; a chunk is exact but for rounding
                 assert!(
-                    (at(&fading, head, d.min(127), true) / bias[head * 1000 + d.min(127)].exp() - 1.0).abs() < 1e-12
+                    (at(&fading, head, d.min(255), true) / bias[head * 1000 + d.min(255)].exp() - 1.0).abs() < 1e-12
                 );
                 let error = (at(&fading, head, d, false) - want).abs() / want.max(fading.floor);
-                assert!(d == 0 || error < 1e-3, "{text} {head} {d}: {error}");
+                assert!(d < exponentials::NEAREST || error < 1e-3, "{text} {head} {d}: {error}");
             }
         }
         let none = Encoding::from(Method::named("none").unwrap());
@@ -267,7 +267,7 @@ mod tests {
                     encoding.fading(&GEOMETRY, &stored, &DEMAND).unwrap()
                 };
                 let (above, below) = (moved(1e-6), moved(-1e-6));
-                for at in [head * CHUNK + 1, head * CHUNK + 90] {
+                for at in [head * NEAR + 1, head * NEAR + 90] {
                     let slope = (above.near[at] - below.near[at]) / 2e-6;
                     assert!((near[which].1[at] - slope).abs() < 1e-7 * (1.0 + slope.abs()));
                 }
@@ -283,7 +283,7 @@ mod tests {
         let encoding = serde_json::from_str::<Encoding>(r#"{"kind":"kerple_power","r1":0.1,"r2":1.0}"#).unwrap();
         let stored = encoding.initial(&GEOMETRY, 7);
         let one = encoding.fading(&GEOMETRY, &stored, &DEMAND).unwrap();
-        assert!(one.near.iter().zip((0..CHUNK).cycle()).all(|(a, d)| (a - (-0.1 * d as f64).exp()).abs() < 1e-12));
+        assert!(one.near.iter().zip((0..NEAR).cycle()).all(|(a, d)| (a - (-0.1 * d as f64).exp()).abs() < 1e-12));
         let beyond = encoding.fading(&GEOMETRY, &[stored[0].clone(), vec![1.7; 3]], &DEMAND).unwrap();
         assert_eq!(beyond, one);
         assert!(encoding.can_fade() && encoding.linear_hint().is_none());

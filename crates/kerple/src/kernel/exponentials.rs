@@ -14,7 +14,7 @@
 //!
 //! * Slow nodes `lambda = s lambda_0`, `s = e^(-h m) < 1`: over the horizon, `e^(-s x) ~ (1 - s) + s e^(-x)` with an error of
 //!   second order, so their weights are shared out, in closed form, between a rate of 0 and `lambda_0`.
-//! * Fast nodes matter at distance 0 only, where the kernel is 1 and no sum is needed.
+//! * Fast nodes matter at short distances only, where linear attention needs no sum: before [`NEAREST`].
 //!
 //! Positive weights keep the denominators of linear attention positive. Power kernels with exponents up to 1 are in [`power`].
 
@@ -24,12 +24,15 @@ pub use power::FLOOR;
 
 use std::ops::RangeInclusive;
 
+/// The nearest distance that a sum serves; nearer positions linear attention meets one by one.
+pub const NEAREST: usize = crate::attention::linear::CHUNK + 1;
+
 /// What a sum of exponentials must do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Demand {
     /// Furthest distance, in tokens.
     pub horizon: usize,
-    /// Largest relative error at distances `1..=horizon`.
+    /// Largest relative error at distances `NEAREST..=horizon`.
     pub tolerance: Tolerance,
     /// Largest amplitude `r1`.
     pub amplitude: Amplitude,
@@ -107,8 +110,8 @@ impl Grid {
     /// The grid for the logarithmic kernel.
     pub fn log(demand: &Demand) -> Grid {
         use {Amplitude::*, Tolerance::*};
-        // step by the bound above for the largest amplitude; the fastest rate, and what the slowest may be over the horizon,
-        // by the error at distances 1 and `horizon`: the test below walks through all of them
+        // step by the bound above for the largest amplitude; the fastest rate over the nearest distance, and what the slowest may be over the
+        // horizon, by the error at either end: the test below walks through all of them
         let (step, fastest) = match (demand.amplitude, demand.tolerance) {
             (Two, Hundredth) => (1.111, 2.031),
             (Two, Thousandth) => (0.853, 2.553),
@@ -125,6 +128,7 @@ impl Grid {
             Thousandth => 0.05,
             TenThousandth => 0.02,
         };
+        let fastest = fastest - (NEAREST as f64).ln();
         let span: f64 = fastest - (slowest / demand.horizon.max(1) as f64).ln();
         let count = (span / step).ceil().max(1.0) as usize;
         let rate = |j: usize| (fastest - step * (count - j) as f64).exp();
@@ -204,7 +208,7 @@ mod tests {
         all.flat_map(at)
     }
 
-    /// The largest error at distances 1, 2, .., relative to the larger of the kernel and a floor. The sum is made by repeated
+    /// The largest error at distances from the nearest on, relative to the larger of the kernel and a floor. The sum is made by repeated
     /// multiplication in blocks that start from exact exponentials.
     pub(super) fn worst(
         rates: &[f64],
@@ -216,7 +220,7 @@ mod tests {
         const BLOCK: usize = 1024;
         let mut worst = 0.0f64;
         let once: Vec<f64> = rates.iter().map(|rate| (-rate).exp()).collect();
-        for start in (1..=horizon).step_by(BLOCK) {
+        for start in (NEAREST..=horizon).step_by(BLOCK) {
             let mut terms: Vec<f64> =
                 rates.iter().zip(weights).map(|(rate, w)| w * (-rate * start as f64).exp()).collect();
             for d in start..=horizon.min(start + BLOCK - 1) {
@@ -255,9 +259,9 @@ mod tests {
     #[test]
     fn few_terms_are_needed() {
         let terms = |tolerance, amplitude, horizon| Grid::log(&Demand { horizon, tolerance, amplitude }).rates().len();
-        assert!(terms(Tolerance::Thousandth, Amplitude::Two, 1 << 20) <= 26);
-        assert!(terms(Tolerance::Thousandth, Amplitude::Four, 1 << 20) <= 32);
-        assert!(terms(Tolerance::Hundredth, Amplitude::Four, 1 << 20) <= 23);
+        assert!(terms(Tolerance::Thousandth, Amplitude::Two, 1 << 20) <= 22);
+        assert!(terms(Tolerance::Thousandth, Amplitude::Four, 1 << 20) <= 26);
+        assert!(terms(Tolerance::Hundredth, Amplitude::Four, 1 << 20) <= 19);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{Linear, guard};
 use crate::forms::{Code, Fading, Positions};
 use crate::plan::FeatureKind;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};
-use kerple::attention::linear::{CHUNK, Guard};
+use kerple::attention::linear::{CHUNK, Guard, NEAR};
 use kerple::features::{ConvShape, Gating, Normals, SineShape};
 use kerple::forms::CodeKind;
 use std::f64::consts::TAU;
@@ -59,7 +59,7 @@ fn hidden(positions: &Positions, [queries, keys]: [usize; 2], device: &Device) -
 /// The factor of every pair, `[B, H, Q, K]`, or `[1, H, Q, K]` where all sequences are alike; that of pairs which do not count
 /// is some number.
 ///
-/// Near is what shares a chunk; chunks of keys after their query are counted from the end of the sequence.
+/// Near is what lies in one chunk or in neighbours; chunks of keys after their query are counted from the end of the sequence.
 fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -> Tensor<4> {
     let [heads, terms] = fading.weights.dims();
     let (device, dtype) = (fading.weights.device(), fading.weights.dtype());
@@ -82,14 +82,14 @@ fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -
             let (query, key) = place(at);
             // what is padding does not count
             let from_end = |at: usize| length.saturating_sub(at + 1) / CHUNK;
-            let is = if key <= query { query / CHUNK == key / CHUNK } else { from_end(query) == from_end(key) };
-            f64::from(u8::from(is))
+            let apart = if key <= query { query / CHUNK - key / CHUNK } else { from_end(query) - from_end(key) };
+            f64::from(u8::from(apart <= 1))
         }
     };
     let pairs = lengths.iter().flat_map(|length| (0..queries * keys).map(same((*length).min(keys)))).collect();
     let same = constant(pairs, [lengths.len(), queries, keys]).reshape([lengths.len(), 1, queries, keys]);
     let other = same.clone() * -1.0 + 1.0;
-    select(fading.near.clone(), CHUNK) * same + select(far, keys) * other
+    select(fading.near.clone(), NEAR) * same + select(far, keys) * other
 }
 
 fn features(x: Tensor<4>, linear: &Linear, omega: &[f64], is_query: bool) -> Tensor<4> {

@@ -2,22 +2,23 @@
 //!
 //! ```text
 //! g_i = [d_out_i / r_i, -d_out_i.out_i / r_i]        r_i: the denominator        u_j = [v_j, 1]
-//! d_phi(q_i) = sum_j a(i - j) (g_i.u_j) phi(k_j)     = sum_k w_k exp(-rate_k t) S_k g_i + this chunk's
-//! d_phi(k_j) = sum_i a(i - j) (g_i.u_j) phi(q_i)     = sum_k exp(-rate_k (e - j)) T_k u_j + this chunk's
-//! T_k(e) = sum over i >= e of w_k exp(-rate_k (i - e)) phi(q_i) g_i
+//! d_phi(q_i) = sum_j a(i - j) (g_i.u_j) phi(k_j)     = sum_m b_m S_m g_i + those met one by one
+//! d_phi(k_j) = sum_i a(i - j) (g_i.u_j) phi(q_i)     = sum_m b_m T_m u_j + those met one by one
 //! ```
 //!
-//! Features are made again, in both passes; nothing is kept of the forward but its output and denominators.
+//! with the sums `S` over keys of chunks gone by, as in the forward, and `T` over queries of chunks still to come, which are made
+//! the same way from the other end: of `g_i` and `phi(q_i)`, not of `u_j` and `phi(k_j)`. Features are made again, in both passes;
+//! nothing is kept of the forward but its output and denominators.
 
-use super::decay::{Columns, Terms, spread};
+use super::decay::Terms;
 use super::forward::{Task, load, products};
-use super::state::Unit;
-use super::{CHUNK, DecayGradient, Dims, Gradients, Problem, Saved, loops, parts, sum_batch, unit, workers};
+use super::state::{Rows, Unit};
+use super::{CHUNK, DecayGradient, Dims, Gradients, NEAR, Problem, Saved, loops, parts, sum_batch, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
 use crate::attention::product::Keep;
 use crate::cpu::reduce;
-use crate::features::{Chain, ChainRoom, Multiply, Side, padded, transpose};
+use crate::features::{Chain, ChainRoom, Multiply, Side, padded};
 
 /// Where one head of one sequence writes.
 pub(super) struct Outputs<'a, T> {
@@ -33,49 +34,52 @@ pub(super) struct Outputs<'a, T> {
 /// What one thread computes in.
 pub(super) struct Scratch<T> {
     pub(super) chain: ChainRoom<T>,
-    /// The chunk at hand; its sums are not used.
+    /// Sums over chunks before or after, and the keys met one by one.
     pub(super) unit: Unit<T>,
-    /// Sums over chunks before or after, `[columns, padded(M)]`, and the same transposed.
-    pub(super) sums: Vec<T>,
-    pub(super) across: Vec<T>,
-    /// Features of queries, and a gradient in features, `[CHUNK, padded(M)]`.
+    pub(super) room: [Vec<T>; 2],
+    /// Features of queries, those of the chunk after behind them, `[NEAR, padded(M)]`.
     pub(super) queries: Vec<T>,
+    /// A gradient in features, `[CHUNK, padded(M)]`.
     pub(super) d_features: Vec<T>,
-    /// Of one term, likewise.
-    of_term: Vec<T>,
-    /// `g`: of numerators `[CHUNK, padded(value_dim)]`, of denominators `[CHUNK]`.
+    /// `g` of queries: of numerators `[NEAR, padded(value_dim)]`, of denominators `[NEAR]`.
     pub(super) d_sums: Vec<T>,
     pub(super) d_counts: Vec<T>,
-    /// `[CHUNK, columns]`
+    /// Rows for the sums, weighed.
     pub(super) wide: Vec<T>,
     /// `[CHUNK, padded(value_dim)]`
     pub(super) d_values: Vec<T>,
-    /// Products of features, products of values, `[CHUNK, CHUNK]`, and room for what is transposed.
+    /// Products of features, products of values, `[NEAR, NEAR]`, and room for what is transposed.
     products: Vec<T>,
     of_values: Vec<T>,
     turned: Vec<T>,
 }
 
 impl<T: Number> Scratch<T> {
-    pub(super) fn new(chain: &Chain<T>, columns: Columns) -> Scratch<T> {
-        let width = padded(chain.widths()[1]);
-        let rows = |width: usize| workers::scratch(CHUNK * width);
+    fn new(chain: &Chain<T>, value_dim: usize, terms: &Terms<T>) -> Scratch<T> {
+        let (width, value) = (padded(chain.widths()[1]), padded(value_dim));
+        let unit = Unit::new(chain.widths()[1], value_dim, terms);
+        let rows = |count: usize, width: usize| workers::scratch(count * width);
         Scratch {
             chain: chain.room(workers::scratch),
-            unit: Unit::new(chain.widths()[1], columns),
-            sums: workers::scratch(columns.all() * width),
-            across: workers::scratch(columns.all() * width),
-            queries: rows(width),
-            d_features: rows(width),
-            of_term: rows(width),
-            d_sums: rows(columns.value),
-            d_counts: rows(1),
-            wide: rows(columns.all()),
-            d_values: rows(columns.value),
-            products: rows(CHUNK),
-            of_values: rows(CHUNK),
-            turned: rows(width.max(columns.value)),
+            room: unit.sums.room(workers::scratch),
+            queries: rows(NEAR, width),
+            d_features: rows(CHUNK, width),
+            d_sums: rows(NEAR, value),
+            d_counts: rows(NEAR, 1),
+            wide: rows(CHUNK, width.max(unit.sums.stride())),
+            d_values: rows(CHUNK, value),
+            products: rows(NEAR, NEAR),
+            of_values: rows(NEAR, NEAR),
+            turned: rows(NEAR, width.max(value)),
+            unit,
         }
+    }
+
+    /// No gradient of keys and values yet.
+    pub(super) fn nothing_yet(&mut self, rows: usize) {
+        let (width, value) = (self.d_features.len() / CHUNK, self.d_values.len() / CHUNK);
+        self.d_features[..rows * width].fill(T::ZERO);
+        self.d_values[..rows * value].fill(T::ZERO);
     }
 }
 
@@ -86,11 +90,10 @@ pub(super) fn for_each_unit<T: Number>(
     gradients: Gradients<T>,
     work: impl Fn(&Task<T>, &Saved<T>, &Outputs<T>, &mut Scratch<T>) + Sync,
 ) {
-    let (dims, chain) = (problem.dims, problem.chain());
-    let terms = problem.decay.as_ref().map_or(1, |decay| decay.terms);
-    let columns = Columns::new(dims.value_dim, terms);
+    let (dims, chain, terms) = (problem.dims, problem.chain(), problem.terms());
     let wanted = gradients.d_decay.is_some();
-    let sizes = [chain.parameters(), if wanted { CHUNK } else { 0 }, if wanted { terms } else { 0 }];
+    let of_weights = problem.decay.as_ref().map_or(0, |decay| decay.terms);
+    let sizes = [chain.parameters(), if wanted { NEAR } else { 0 }, if wanted { of_weights } else { 0 }];
     let mut own = sizes.map(|size| crate::ops::zeros::<T>(dims.heads * dims.batch * size));
     let [d_parameters, d_near, d_weights] = own.each_mut();
     let Gradients { d_q, d_k, d_v, d_parameters: to_parameters, d_decay } = gradients;
@@ -105,11 +108,16 @@ pub(super) fn for_each_unit<T: Number>(
     };
     workers::for_each(
         dims.heads * dims.batch,
-        || Scratch::new(&chain, columns),
-        |scratch, item| {
+        || None,
+        |own: &mut Option<(usize, Scratch<T>)>, item| {
             let (head, batch) = unit(dims, item);
-            let terms = Terms::new(problem.decay.as_ref(), head);
-            let task = Task { problem, chain: &chain, terms: &terms, inputs: saved.inputs, batch, head, first: 0 };
+            let terms = &terms[head];
+            // heads may differ in how many shapes their terms have
+            if own.as_ref().is_none_or(|(of, _)| *of != head) {
+                *own = Some((head, Scratch::new(&chain, dims.value_dim, terms)));
+            }
+            let (_, scratch) = own.as_mut().expect("it has just been made");
+            let task = Task { problem, chain: &chain, terms, inputs: saved.inputs, batch, head, first: 0 };
             work(&task, &saved, &outputs, scratch);
         },
     );
@@ -117,7 +125,7 @@ pub(super) fn for_each_unit<T: Number>(
     if let Some(DecayGradient { d_near, d_weights }) = d_decay {
         sum_batch(dims, &own[1], d_near);
         // they were added up as `Terms::mask` reads them: the last distance first
-        d_near.chunks_exact_mut(CHUNK).for_each(<[T]>::reverse);
+        d_near.chunks_exact_mut(NEAR).for_each(<[T]>::reverse);
         sum_batch(dims, &own[2], d_weights);
     }
 }
@@ -125,38 +133,25 @@ pub(super) fn for_each_unit<T: Number>(
 pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     for_each_unit(problem, saved, gradients, |task, saved, outputs, scratch| {
         let len = task.problem.dims.len;
-        scratch.sums.fill(T::ZERO);
+        scratch.unit.clear();
         for row in (0..len).step_by(CHUNK) {
             task.backward_queries(row, (len - row).min(CHUNK), saved, outputs, scratch);
         }
-        scratch.sums.fill(T::ZERO);
+        scratch.unit.clear();
+        let mut later = 0;
         for row in (0..len).step_by(CHUNK).rev() {
-            task.backward_keys(row, (len - row).min(CHUNK), saved, outputs, scratch);
+            let rows = (len - row).min(CHUNK);
+            task.backward_keys(row, [rows, later], saved, outputs, scratch);
+            later = rows;
         }
     });
-}
-
-/// Makes the sums of all terms, `[columns, padded(M)]`, fade over a chunk and adds what `product` gives; `fresh` is as large.
-fn merge<T: Number>(terms: &Terms<T>, columns: Columns, product: Multiply<T>, sums: &mut [T], fresh: &mut [T]) {
-    let width = product.sizes[2];
-    if terms.is_plain() {
-        return product.to(sums, width, Keep::Add);
-    }
-    product.to(fresh, width, Keep::Overwrite);
-    for k in 0..columns.terms {
-        let (block, count) = (k * columns.value..(k + 1) * columns.value, columns.count(k)..columns.count(k) + 1);
-        for rows in [block, count] {
-            let rows = rows.start * width..rows.end * width;
-            terms.merge(k, &mut sums[rows.clone()], &fresh[rows]);
-        }
-    }
 }
 
 impl<T: Number> Task<'_, T> {
     /// `g` of rows.
     pub(super) fn load_gradient(&self, row: usize, rows: usize, saved: &Saved<T>, scratch: &mut Scratch<T>) {
         let Dims { heads, len, value_dim, .. } = self.problem.dims;
-        let (place, value) = (self.place(Side::Query, row, rows), scratch.unit.columns.value);
+        let (place, value) = (self.place(Side::Query, row, rows), padded(value_dim));
         load(saved.d_out, place, row, value_dim, &mut scratch.d_sums);
         load(saved.out, place, row, value_dim, &mut scratch.d_values);
         let denominators = &saved.denominators[(self.batch * heads + self.head) * len + row..];
@@ -168,7 +163,7 @@ impl<T: Number> Task<'_, T> {
         }
     }
 
-    /// Gradient in queries, and in the decay, going forwards: `sums` are those before the chunk, then those after.
+    /// Gradient in queries, and in the decay, going forwards: the sums are those before the chunk, then those after.
     fn backward_queries(
         &self,
         row: usize,
@@ -177,151 +172,124 @@ impl<T: Number> Task<'_, T> {
         outputs: &Outputs<T>,
         scratch: &mut Scratch<T>,
     ) {
-        (scratch.unit.held, scratch.unit.valid) = (0, 0);
+        let before = scratch.unit.held;
         self.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
         self.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
         self.load_gradient(row, rows, saved, scratch);
-        self.queries_of_sums(rows, outputs, scratch);
-        self.queries_of_chunk(rows, outputs, scratch);
+        let Scratch { unit, room, queries, d_sums, d_counts, wide, d_features, .. } = &mut *scratch;
+        let counts = Some(&d_counts[..]);
+        let met = Rows { count: rows, first: 0, to_end: false, features: queries, values: d_sums, counts };
+        unit.sums.of_values(self.terms, &met, wide, Keep::Overwrite, d_features);
+        if outputs.sizes[2] > 0 {
+            // SAFETY: this item alone writes the part of its head and sequence.
+            let d_weights = unsafe { outputs.d_weights.row(self.batch, self.head, 0, outputs.sizes[2]) };
+            unit.sums.weigh(self.terms, &met, wide, room, d_weights);
+        }
+        self.queries_of_met(before, rows, outputs, scratch);
         self.finish(Side::Query, row, rows, outputs, scratch);
-        let (columns, width, valid) = (scratch.unit.columns, scratch.queries.len() / CHUNK, scratch.unit.valid);
-        let Scratch { wide, sums, across, unit, .. } = scratch;
-        spread(columns, valid, (&unit.values, None), |k, j| self.terms.at(k, CHUNK - j), wide);
-        let a = (&wide[..], [1, columns.all()]);
-        let product = Multiply { sizes: [columns.all(), valid, width], a, b: (&unit.keys, width) };
-        merge(self.terms, columns, product, sums, across);
+        scratch.unit.close(self.terms, &mut scratch.wide, &mut scratch.room);
     }
 
-    /// `d_features` of queries through the sums.
-    fn queries_of_sums(&self, rows: usize, outputs: &Outputs<T>, scratch: &mut Scratch<T>) {
-        let (columns, width) = (scratch.unit.columns, scratch.queries.len() / CHUNK);
-        let Scratch { d_sums, d_counts, wide, sums, d_features, of_term, queries, .. } = scratch;
-        if outputs.sizes[2] == 0 {
-            let factor = |k: usize, t: usize| self.terms.weights[k] * self.terms.at(k, t);
-            spread(columns, rows, (d_sums, Some(d_counts)), factor, wide);
-            let product =
-                Multiply { sizes: [rows, columns.all(), width], a: (wide, [columns.all(), 1]), b: (sums, width) };
-            product.to(d_features, width, Keep::Overwrite);
-            return;
-        }
-        // SAFETY: this item alone writes the part of its head and sequence.
-        let d_weights = unsafe { outputs.d_weights.row(self.batch, self.head, 0, columns.terms) };
-        d_features[..rows * width].fill(T::ZERO);
-        for k in 0..columns.terms {
-            let block = &sums[k * columns.value * width..];
-            let product =
-                Multiply { sizes: [rows, columns.value, width], a: (d_sums, [columns.value, 1]), b: (block, width) };
-            product.to(of_term, width, Keep::Overwrite);
-            let counts = &sums[columns.count(k) * width..];
-            Multiply { sizes: [rows, 1, width], a: (d_counts, [1, 1]), b: (counts, width) }.to(
-                of_term,
-                width,
-                Keep::Add,
-            );
-            for t in 0..rows {
-                let (row, faded) = (t * width..(t + 1) * width, self.terms.at(k, t));
-                d_weights[k] += faded * reduce::dot(&queries[row.clone()], &of_term[row.clone()]);
-                loops::add_scaled(&mut d_features[row.clone()], self.terms.weights[k] * faded, &of_term[row]);
-            }
-        }
-    }
-
-    /// Adds to `d_features` of queries what the chunk itself gives.
-    fn queries_of_chunk(&self, rows: usize, outputs: &Outputs<T>, scratch: &mut Scratch<T>) {
-        let (width, keys) = (scratch.queries.len() / CHUNK, scratch.unit.valid);
+    /// Adds to `d_features` of queries what the keys met one by one give, `before` of which were held before them.
+    fn queries_of_met(&self, before: usize, rows: usize, outputs: &Outputs<T>, scratch: &mut Scratch<T>) {
+        let (width, keys) = (scratch.d_features.len() / CHUNK, scratch.unit.valid);
         if keys == 0 {
             return;
         }
-        self.value_products(rows, scratch);
+        self.value_products(rows, keys, scratch);
         if outputs.sizes[1] > 0 {
             let Scratch { queries, unit, turned, products: to, of_values, .. } = &mut *scratch;
             products(queries, &unit.keys, [rows, keys, width], turned, to);
             // SAFETY: this item alone writes the part of its head and sequence.
-            let d_near = unsafe { outputs.d_near.row(self.batch, self.head, 0, CHUNK) };
+            let d_near = unsafe { outputs.d_near.row(self.batch, self.head, 0, NEAR) };
             for t in 0..rows {
-                let row = t * CHUNK..t * CHUNK + (t + 1).min(keys);
-                loops::add_products(&mut d_near[CHUNK - 1 - t..], &to[row.clone()], &of_values[row]);
+                let row = t * NEAR..t * NEAR + (before + t + 1).min(keys);
+                loops::add_products(&mut d_near[NEAR - 1 - before - t..], &to[row.clone()], &of_values[row]);
             }
         }
-        self.mask(rows, keys, &mut scratch.of_values);
+        self.mask(before, rows, keys, &mut scratch.of_values);
         let Scratch { of_values, unit, d_features, .. } = scratch;
-        let product = Multiply { sizes: [rows, keys, width], a: (of_values, [CHUNK, 1]), b: (&unit.keys, width) };
+        let product = Multiply { sizes: [rows, keys, width], a: (of_values, [NEAR, 1]), b: (&unit.keys, width) };
         product.to(d_features, width, Keep::Add);
     }
 
-    /// `g_i.u_j` of the chunk at hand.
-    fn value_products(&self, rows: usize, scratch: &mut Scratch<T>) {
-        let value = scratch.unit.columns.value;
+    /// `g_i.u_j` of queries and keys met one by one.
+    fn value_products(&self, rows: usize, keys: usize, scratch: &mut Scratch<T>) {
+        let value = scratch.d_values.len() / CHUNK;
         let Scratch { d_sums, d_counts, unit, turned, of_values, .. } = scratch;
-        products(d_sums, &unit.values, [rows, unit.valid, value], turned, of_values);
-        for (row, d_count) in of_values.chunks_exact_mut(CHUNK).zip(d_counts).take(rows) {
-            loops::add(&mut row[..unit.valid], *d_count);
+        products(d_sums, &unit.values, [rows, keys, value], turned, of_values);
+        for (row, d_count) in of_values.chunks_exact_mut(NEAR).zip(d_counts).take(rows) {
+            loops::add(&mut row[..keys], *d_count);
         }
     }
 
-    /// What of products counts: causal, fading.
-    fn mask(&self, rows: usize, keys: usize, products: &mut [T]) {
-        for (t, row) in products.chunks_exact_mut(CHUNK).take(rows).enumerate() {
-            self.terms.mask(t, (t + 1).min(keys), row);
+    /// What of products counts: causal, fading; the first query has number `before` among the keys.
+    fn mask(&self, before: usize, rows: usize, keys: usize, products: &mut [T]) {
+        for (t, row) in products.chunks_exact_mut(NEAR).take(rows).enumerate() {
+            self.terms.mask(before + t, (before + t + 1).min(keys), &mut row[..keys]);
         }
     }
 
-    /// Gradient in keys and values, going backwards: `sums` are those after the chunk, then those from it on.
-    fn backward_keys(&self, row: usize, rows: usize, saved: &Saved<T>, outputs: &Outputs<T>, scratch: &mut Scratch<T>) {
-        (scratch.unit.held, scratch.unit.valid) = (0, 0);
+    /// Gradient in keys and values, going backwards, where the chunk after has `later` rows: the sums are those over queries that
+    /// are not met one by one, before and after.
+    fn backward_keys(
+        &self,
+        row: usize,
+        [rows, later]: [usize; 2],
+        saved: &Saved<T>,
+        outputs: &Outputs<T>,
+        scratch: &mut Scratch<T>,
+    ) {
+        let (width, value) = (scratch.d_features.len() / CHUNK, scratch.d_values.len() / CHUNK);
+        let met = if self.terms.is_plain() { 0 } else { later };
+        if met > 0 {
+            scratch.queries.copy_within(..met * width, CHUNK * width);
+            scratch.d_sums.copy_within(..met * value, CHUNK * value);
+            scratch.d_counts.copy_within(..met, CHUNK);
+        }
+        scratch.unit.hold_none();
         self.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
         self.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
         self.load_gradient(row, rows, saved, scratch);
-        let (columns, width, keys) = (scratch.unit.columns, scratch.queries.len() / CHUNK, scratch.unit.valid);
-        scratch.d_features[..rows * width].fill(T::ZERO);
-        scratch.d_values[..rows * columns.value].fill(T::ZERO);
-        if keys > 0 {
-            self.keys_of_chunk(rows, scratch);
-            self.keys_of_sums(scratch, |k, j| self.terms.at(k, CHUNK - j));
+        scratch.nothing_yet(rows);
+        if scratch.unit.valid > 0 {
+            self.keys_of_met(rows + met, scratch);
+            self.keys_of_sums(scratch);
         }
         self.finish(Side::Key, row, rows, outputs, scratch);
-        let Scratch { d_sums, d_counts, wide, sums, across, queries, .. } = scratch;
-        let factor = |k: usize, t: usize| self.terms.weights[k] * self.terms.at(k, t);
-        spread(columns, rows, (d_sums, Some(d_counts)), factor, wide);
-        let a = (&wide[..], [1, columns.all()]);
-        let product = Multiply { sizes: [columns.all(), rows, width], a, b: (queries, width) };
-        merge(self.terms, columns, product, sums, across);
+        // a chunk that the next keys do not meet one by one goes into the sums
+        let (from, count) = if self.terms.is_plain() { (0, rows) } else { (CHUNK, met) };
+        if count > 0 {
+            let Scratch { unit, room, queries, d_sums, d_counts, wide, .. } = scratch;
+            let (features, values) = (&queries[from * width..], &d_sums[from * value..]);
+            let gone = Rows { count, first: 0, to_end: false, features, values, counts: Some(&d_counts[from..]) };
+            unit.sums.add(self.terms, &gone, wide, room);
+        }
     }
 
-    /// `d_features` of keys and `d_values` through the chunk itself.
-    fn keys_of_chunk(&self, rows: usize, scratch: &mut Scratch<T>) {
-        let (columns, width, keys) = (scratch.unit.columns, scratch.queries.len() / CHUNK, scratch.unit.valid);
-        self.value_products(rows, scratch);
-        self.mask(rows, keys, &mut scratch.of_values);
+    /// `d_features` of keys and `d_values` through the queries met one by one.
+    fn keys_of_met(&self, rows: usize, scratch: &mut Scratch<T>) {
+        let (width, value) = (scratch.d_features.len() / CHUNK, scratch.d_values.len() / CHUNK);
+        let keys = scratch.unit.valid;
+        self.value_products(rows, keys, scratch);
+        self.mask(0, rows, keys, &mut scratch.of_values);
         let Scratch { queries, unit, turned, products: of_features, .. } = &mut *scratch;
         products(queries, &unit.keys, [rows, keys, width], turned, of_features);
-        self.mask(rows, keys, &mut scratch.products);
+        self.mask(0, rows, keys, &mut scratch.products);
         let Scratch { products, of_values, queries, d_sums, d_features, d_values, .. } = scratch;
-        let product = Multiply { sizes: [keys, rows, width], a: (of_values, [1, CHUNK]), b: (queries, width) };
+        let product = Multiply { sizes: [keys, rows, width], a: (of_values, [1, NEAR]), b: (queries, width) };
         product.to(d_features, width, Keep::Add);
-        let product =
-            Multiply { sizes: [keys, rows, columns.value], a: (products, [1, CHUNK]), b: (d_sums, columns.value) };
-        product.to(d_values, columns.value, Keep::Add);
+        let product = Multiply { sizes: [keys, rows, value], a: (products, [1, NEAR]), b: (d_sums, value) };
+        product.to(d_values, value, Keep::Add);
     }
 
-    /// Adds to both what `sums`, `[columns, padded(M)]`, give.
-    pub(super) fn keys_of_sums(&self, scratch: &mut Scratch<T>, faded: impl Fn(usize, usize) -> T) {
-        let (columns, width, keys) = (scratch.unit.columns, scratch.queries.len() / CHUNK, scratch.unit.valid);
-        let Scratch { sums, across, wide, unit, d_features, d_values, .. } = scratch;
-        spread(columns, keys, (&unit.values, None), &faded, wide);
-        let product = Multiply { sizes: [keys, columns.all(), width], a: (wide, [columns.all(), 1]), b: (sums, width) };
-        product.to(d_features, width, Keep::Add);
-        transpose((sums, width), [columns.all(), width], across, columns.all());
-        let product =
-            Multiply { sizes: [keys, width, columns.all()], a: (&unit.keys, [width, 1]), b: (across, columns.all()) };
-        product.to(wide, columns.all(), Keep::Overwrite);
-        for (j, (wide, d_values)) in
-            wide.chunks_exact(columns.all()).zip(d_values.chunks_exact_mut(columns.value)).take(keys).enumerate()
-        {
-            for k in 0..columns.terms {
-                loops::add_scaled(d_values, faded(k, j), &wide[k * columns.value..]);
-            }
-        }
+    /// Adds to both what the sums over queries give.
+    pub(super) fn keys_of_sums(&self, scratch: &mut Scratch<T>) {
+        let Scratch { unit, wide, d_features, d_values, .. } = scratch;
+        let Unit { sums, keys, values, valid, .. } = unit;
+        let met = Rows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None };
+        sums.of_values(self.terms, &met, wide, Keep::Add, d_features);
+        sums.of_features(self.terms, &met, wide, Keep::Add, (d_values, None));
     }
 
     /// From `d_features` to the gradient in rows, which is written, and in parameters; of keys also `d_values`.
@@ -338,7 +306,7 @@ impl<T: Number> Task<'_, T> {
             unsafe { to.row(self.batch, self.head, row + t, head_dim) }.copy_from_slice(&d_x[..head_dim]);
         }
         if side == Side::Key {
-            for (t, d) in d_values.chunks_exact(unit.columns.value).take(rows).enumerate() {
+            for (t, d) in d_values.chunks_exact(padded(value_dim)).take(rows).enumerate() {
                 // SAFETY: likewise.
                 unsafe { outputs.d_v.row(self.batch, self.head, row + t, value_dim) }.copy_from_slice(&d[..value_dim]);
             }

@@ -1,22 +1,22 @@
 //! Rows that see all keys: one sum over all of them.
 
 use super::backward::{self, for_each_unit};
-use super::decay::{Columns, Terms, spread};
+use super::decay::Terms;
 use super::forward::{Scratch, Task};
-use super::state::Unit;
+use super::state::{Rows, Sums, Unit};
 use super::{CHUNK, Gradients, Inputs, Problem, Saved, Strides, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
 use crate::attention::product::Keep;
-use crate::features::{Multiply, Side};
+use crate::features::Side;
 
 pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
     let (dims, chain, terms) = (problem.dims, problem.chain(), Terms::new(None, 0));
     let strides = Strides { batch: dims.heads * dims.len, head: dims.len, row: 0 };
     let denominators = ViewMut::new(denominators, strides);
     let scratch = || {
-        let unit = Unit::new(chain.widths()[1], Columns::new(dims.value_dim, 1));
-        (Scratch::new(&chain, &unit), unit)
+        let unit = Unit::new(chain.widths()[1], dims.value_dim, &terms);
+        (Scratch::new(&chain, &unit, dims.value_dim), unit)
     };
     workers::for_each(dims.heads * dims.batch, scratch, |(scratch, held), item| {
         let (head, batch) = unit(dims, item);
@@ -24,7 +24,7 @@ pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: V
         held.clear();
         for row in (0..dims.len).step_by(CHUNK) {
             task.hold(row, (dims.len - row).min(CHUNK), held, &mut scratch.chain);
-            held.close(&terms, &mut scratch.wide, &mut scratch.fresh);
+            held.leave(&terms, &mut scratch.wide, &mut scratch.room);
         }
         // SAFETY: this item alone writes the denominators of its head and sequence.
         let denominators = unsafe { denominators.row(batch, head, 0, dims.len) };
@@ -32,50 +32,40 @@ pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: V
             let rows = (dims.len - row).min(CHUNK);
             task.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
             task.of_sums(0, rows, held, scratch);
-            task.write(row, rows, held, scratch, denominators, &out);
+            task.write(row, rows, scratch, denominators, &out);
         }
     });
 }
 
 pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     for_each_unit(problem, saved, gradients, |task, saved, outputs, scratch| {
-        let (len, columns) = (task.problem.dims.len, scratch.unit.columns);
-        let (all, width) = (columns.all(), scratch.queries.len() / CHUNK);
+        let len = task.problem.dims.len;
         let chunks = || (0..len).step_by(CHUNK).map(|row| (row, (len - row).min(CHUNK)));
-        let one = |_: usize, _: usize| T::ONE;
-        // sums over keys, `[columns, padded(M)]`
-        let mut of_keys = vec![T::ZERO; all * width];
+        // sums over keys
+        scratch.unit.clear();
         for (row, rows) in chunks() {
-            hold(task, row, rows, scratch);
-            let backward::Scratch { unit, wide, .. } = &mut *scratch;
-            spread(columns, unit.valid, (&unit.values, None), one, wide);
-            let product = Multiply { sizes: [all, unit.valid, width], a: (wide, [1, all]), b: (&unit.keys, width) };
-            product.to(&mut of_keys, width, Keep::Add);
+            task.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
+            scratch.unit.leave(task.terms, &mut scratch.wide, &mut scratch.room);
         }
-        // sums over queries, likewise
-        scratch.sums.fill(T::ZERO);
+        // sums over queries
+        let mut of_queries = Sums::new(task.chain.widths()[1], task.problem.dims.value_dim, task.terms);
         for (row, rows) in chunks() {
             task.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
             task.load_gradient(row, rows, saved, scratch);
-            let backward::Scratch { d_sums, d_counts, wide, sums, queries, d_features, .. } = &mut *scratch;
-            spread(columns, rows, (d_sums, Some(d_counts)), one, wide);
-            let product = Multiply { sizes: [rows, all, width], a: (wide, [all, 1]), b: (&of_keys, width) };
-            product.to(d_features, width, Keep::Overwrite);
-            Multiply { sizes: [all, rows, width], a: (wide, [1, all]), b: (queries, width) }.to(sums, width, Keep::Add);
+            let backward::Scratch { unit, wide, room, queries, d_sums, d_counts, d_features, .. } = &mut *scratch;
+            let counts = Some(&d_counts[..]);
+            let met = Rows { count: rows, first: 0, to_end: false, features: queries, values: d_sums, counts };
+            unit.sums.of_values(task.terms, &met, wide, Keep::Overwrite, d_features);
+            of_queries.add(task.terms, &met, wide, room);
             task.finish(Side::Query, row, rows, outputs, scratch);
         }
+        std::mem::swap(&mut scratch.unit.sums, &mut of_queries);
         for (row, rows) in chunks() {
-            hold(task, row, rows, scratch);
-            scratch.d_features[..rows * width].fill(T::ZERO);
-            scratch.d_values[..rows * columns.value].fill(T::ZERO);
-            task.keys_of_sums(scratch, one);
+            scratch.unit.hold_none();
+            task.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
+            scratch.nothing_yet(rows);
+            task.keys_of_sums(scratch);
             task.finish(Side::Key, row, rows, outputs, scratch);
         }
     });
-}
-
-/// Holds a chunk alone.
-fn hold<T: Number>(task: &Task<T>, row: usize, rows: usize, scratch: &mut backward::Scratch<T>) {
-    (scratch.unit.held, scratch.unit.valid) = (0, 0);
-    task.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
 }

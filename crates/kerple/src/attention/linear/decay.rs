@@ -1,15 +1,25 @@
-//! How products fade with distance.
+//! How products fade with distance, and how many sums that takes.
+//!
+//! Between chunks a decay is a sum of K exponentials, and each needs a sum over the past of its own. Within a chunk the same
+//! exponentials are nearly alike: as functions of the row they are combinations of J of themselves,
+//!
+//! ```text
+//! e^(-rate_k t) ~ sum_m e^(-rate_k t_m) b_m(t)        t = 0 .. CHUNK - 1        J rows t_m, found by pivoting
+//! ```
+//!
+//! (an interpolative decomposition, Cheng et al. 2005), and J is about 7 where K is 20 to 30. So rows meet J sums, not K, and a
+//! chunk leaves J; the K sums are put together and taken apart once a chunk. Only exponentials that fade slowly are alike, which
+//! is why the chunk before is treated one by one too, like the rows' own.
 
-use super::{CHUNK, loops};
+use super::{CHUNK, NEAR, loops};
 use crate::Number;
-use crate::features::padded;
 
-/// `a_h(d)`: `near[h][d]` for positions of one chunk, `sum_k weights[h][k] exp(-rates[h][k] d)` for those of different ones.
+/// `a_h(d)`: `near[h][d]` for positions of one chunk or of neighbours, `sum_k weights[h][k] exp(-rates[h][k] d)` for others.
 ///
-/// The two should be one function: a kernel as it is, and a sum of exponentials within a tolerance of it at every `d >= 1`.
+/// The two should be one function: a kernel as it is, and a sum of exponentials within a tolerance of it at every `d > CHUNK`.
 #[derive(Clone, Copy, Debug)]
 pub struct Decay<'a, T> {
-    /// Inside of a chunk, `[H, CHUNK]`.
+    /// Inside of a chunk and towards the one before, `[H, NEAR]`.
     pub near: &'a [T],
     /// Number of exponentials, K.
     pub terms: usize,
@@ -19,10 +29,15 @@ pub struct Decay<'a, T> {
     pub weights: &'a [T],
 }
 
+/// Whether a pair is met one by one, the later position first.
+pub fn is_near(query: usize, key: usize) -> bool {
+    query / CHUNK - key / CHUNK <= 1
+}
+
 /// Gradients in a [`Decay`].
 #[derive(Debug)]
 pub struct DecayGradient<'a, T> {
-    /// `[H, CHUNK]`
+    /// `[H, NEAR]`
     pub d_near: &'a mut [T],
     /// `[H, K]`
     pub d_weights: &'a mut [T],
@@ -31,7 +46,7 @@ pub struct DecayGradient<'a, T> {
 impl<T: Number> Decay<'_, T> {
     pub(super) fn check(&self, heads: usize) {
         let Decay { near, terms, rates, weights } = *self;
-        crate::check_shape!(near, H = heads, CHUNK = CHUNK);
+        crate::check_shape!(near, H = heads, NEAR = NEAR);
         crate::check_shape!(rates, H = heads, K = terms);
         crate::check_shape!(weights, H = heads, K = terms);
         assert!(rates.iter().all(|rate| *rate >= 0.0), "rates of decay are not negative");
@@ -40,8 +55,8 @@ impl<T: Number> Decay<'_, T> {
     /// The factor on the product of two positions.
     pub fn between(&self, head: usize, query: usize, key: usize) -> T {
         let d = query - key;
-        if query / CHUNK == key / CHUNK {
-            return self.near[head * CHUNK + d];
+        if is_near(query, key) {
+            return self.near[head * NEAR + d];
         }
         (0..self.terms).map(|k| self.weights[head * self.terms + k] * self.faded(head, k, d)).sum()
     }
@@ -52,106 +67,158 @@ impl<T: Number> Decay<'_, T> {
     }
 }
 
-/// The exponentials of one head over a chunk. Without a decay: one that does not fade.
+/// The exponentials of one head over the rows of a chunk. Without a decay: one that does not fade, and no chunk before.
 #[derive(Clone, Debug)]
 pub(super) struct Terms<T> {
-    /// `exp(-rate_k d)`, `[K, CHUNK + 1]`
+    /// K
+    pub(super) terms: usize,
+    /// J
+    pub(super) shapes: usize,
+    /// `b_m(t)`, `[J, CHUNK]`
+    shape: Vec<T>,
+    /// `exp(-rate_k t_m)`, `[K, J]`: what a term gets of what a chunk leaves in a shape.
+    pub(super) taken: Vec<T>,
+    /// `w_k exp(-rate_k (CHUNK + 1 + t_m))`, `[J, K]`: what a term gives to a shape over the chunk between.
+    pub(super) given: Vec<T>,
+    /// The same without `w_k`, `[K, J]`.
+    pub(super) through: Vec<T>,
+    /// `exp(-rate_k CHUNK)`, `[K]`
     faded: Vec<T>,
     /// `1 - exp(-rate_k CHUNK)`, `[K]`: of a slow term the factor itself would be rounded to a rate that is off by percents.
     lost: Vec<T>,
-    /// `[K]`
-    pub(super) weights: Vec<T>,
-    /// Inside of a chunk, the last distance first, `[CHUNK]`; `None`: 1.
+    /// Near, the last distance first, `[NEAR]`; `None`: 1.
     near: Option<Vec<T>>,
 }
 
 impl<T: Number> Terms<T> {
     pub(super) fn new(decay: Option<&Decay<T>>, head: usize) -> Terms<T> {
+        let one = || vec![T::ONE];
         let Some(decay) = decay else {
-            return Terms { faded: vec![T::ONE; CHUNK + 1], lost: vec![T::ZERO], weights: vec![T::ONE], near: None };
+            let shape = vec![T::ONE; CHUNK];
+            let [taken, given, through, faded] = [one(), one(), one(), one()];
+            return Terms { terms: 1, shapes: 1, shape, taken, given, through, faded, lost: vec![T::ZERO], near: None };
         };
-        let all = (0..decay.terms).flat_map(|k| (0..=CHUNK).map(move |d| (k, d)));
+        let rates = &decay.rates[head * decay.terms..][..decay.terms];
+        let weights = &decay.weights[head * decay.terms..][..decay.terms];
+        // what f32 products leave of it; sums of f64 are as exact as they are
+        let (rows, shape) = shapes(rates, if size_of::<T>() == 4 { 1e-7 } else { 1e-12 });
+        let faded = |rate: f64, d: usize| (-rate * d as f64).exp();
+        let across = |k: usize, m: usize| faded(rates[k], CHUNK + 1 + rows[m]);
+        let (terms, shapes) = (rates.len(), rows.len());
+        let by_term = |at: usize| (at / shapes, at % shapes);
+        let cast = |values: &mut dyn Iterator<Item = f64>| values.map(T::from_f64).collect::<Vec<T>>();
+        let all = || (0..terms * shapes).map(by_term);
         Terms {
-            faded: all.map(|(k, d)| decay.faded(head, k, d)).collect(),
-            lost: (0..decay.terms)
-                .map(|k| T::from_f64(-f64::exp_m1(-decay.rates[head * decay.terms + k] * CHUNK as f64)))
-                .collect(),
-            weights: decay.weights[head * decay.terms..][..decay.terms].to_vec(),
-            near: Some(decay.near[head * CHUNK..][..CHUNK].iter().rev().copied().collect()),
+            terms,
+            shapes,
+            shape: cast(&mut shape.into_iter()),
+            taken: cast(&mut all().map(|(k, m)| faded(rates[k], rows[m]))),
+            given: cast(&mut (0..terms * shapes).map(|at| {
+                let (m, k) = (at / terms, at % terms);
+                weights[k].to_f64() * across(k, m)
+            })),
+            through: cast(&mut all().map(|(k, m)| across(k, m))),
+            faded: cast(&mut rates.iter().map(|rate| faded(*rate, CHUNK))),
+            lost: cast(&mut rates.iter().map(|rate| -f64::exp_m1(-rate * CHUNK as f64))),
+            near: Some(decay.near[head * NEAR..][..NEAR].iter().rev().copied().collect()),
         }
     }
 
-    /// Keeps of the products of a query with keys of its chunk, from the first on, what counts: those of the `seen` first
-    /// keys, faded; the query is number `at`.
+    /// Keeps of the products of a query with keys, from the first of those that it meets one by one, what counts: those of the
+    /// `seen` first, faded; the query itself has number `at` among them.
     pub(super) fn mask(&self, at: usize, seen: usize, products: &mut [T]) {
         products[seen..].fill(T::ZERO);
         if let Some(near) = &self.near {
-            loops::multiply(&mut products[..seen], &near[CHUNK - 1 - at..]);
+            loops::multiply(&mut products[..seen], &near[NEAR - 1 - at..]);
         }
     }
 
-    /// `exp(-rate_k d)` for `d` up to [`CHUNK`].
-    pub(super) fn at(&self, k: usize, d: usize) -> T {
-        self.faded[k * (CHUNK + 1) + d]
+    /// `b_m` of a row of a chunk.
+    pub(super) fn shape(&self, m: usize, row: usize) -> T {
+        self.shape[m * CHUNK + row]
     }
 
     /// Makes sums of a term fade over a chunk and adds what is fresh, rounding once: a sum that is nearly steady would drift
     /// if the two were rounded one after the other.
     pub(super) fn merge(&self, k: usize, sums: &mut [T], fresh: &[T]) {
-        let (faded, lost) = (self.at(k, CHUNK), self.lost[k]);
+        let (faded, lost) = (self.faded[k], self.lost[k]);
         match lost < faded {
             true => loops::lose(sums, lost, fresh),
             false => loops::fade(sums, faded, fresh),
         }
     }
 
-    /// Whether there is anything to multiply by.
+    /// Whether there is nothing to multiply by.
     pub(super) fn is_plain(&self) -> bool {
         self.near.is_none()
     }
-}
 
-/// How sums of all terms lie side by side: a block of values for each term, then a column of counts for each.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Columns {
-    /// Values, padded to whole vectors.
-    pub(super) value: usize,
-    pub(super) terms: usize,
-}
-
-impl Columns {
-    pub(super) fn new(value_dim: usize, terms: usize) -> Columns {
-        Columns { value: padded(value_dim), terms }
-    }
-
-    /// Of all of it, padded.
-    pub(super) fn all(self) -> usize {
-        self.terms * self.value + padded(self.terms)
-    }
-
-    /// The column of a term's count.
-    pub(super) fn count(self, k: usize) -> usize {
-        self.terms * self.value + k
+    /// Rows that are met one by one: those of a chunk, and of the one before where things fade.
+    pub(super) fn met(&self) -> usize {
+        if self.is_plain() { CHUNK } else { NEAR }
     }
 }
 
-/// Writes `[factor(k, j) v_j for each k, factor(k, j) for each k]` for rows `j`: `values` `[rows, padded]`, `counts` `[rows]`
-/// or ones.
-pub(super) fn spread<T: Number>(
-    columns: Columns,
-    rows: usize,
-    (values, counts): (&[T], Option<&[T]>),
-    factor: impl Fn(usize, usize) -> T,
-    to: &mut [T],
-) {
-    let to = to.chunks_exact_mut(columns.all()).zip(values.chunks_exact(columns.value)).take(rows);
-    for (j, (to, values)) in to.enumerate() {
-        let count = counts.map_or(T::ONE, |counts| counts[j]);
-        to[columns.count(columns.terms)..].fill(T::ZERO);
-        for k in 0..columns.terms {
-            let factor = factor(k, j);
-            loops::scaled(&mut to[k * columns.value..(k + 1) * columns.value], factor, values);
-            to[columns.count(k)] = factor * count;
+/// Rows `t_m` of a chunk, and `b_m(t)`, `[J, CHUNK]`, such that `e^(-rate t)` of every rate is within a tolerance of
+/// `sum_m e^(-rate t_m) b_m(t)`.
+///
+/// Gram-Schmidt over the columns `e^(-rate_k t)`, each time the one that is furthest from what those before it span.
+fn shapes(rates: &[f64], tolerance: f64) -> (Vec<usize>, Vec<f64>) {
+    let column = |t: usize| rates.iter().map(|rate| (-rate * t as f64).exp()).collect::<Vec<f64>>();
+    let mut rest: Vec<Vec<f64>> = (0..CHUNK).map(column).collect();
+    let (mut rows, mut along): (Vec<usize>, Vec<Vec<f64>>) = Default::default();
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    while rows.len() < rates.len() {
+        let norms: Vec<f64> = rest.iter().map(|column| dot(column, column).sqrt()).collect();
+        let row = (0..CHUNK).max_by(|a, b| norms[*a].total_cmp(&norms[*b])).expect("a chunk has rows");
+        if norms[row] <= tolerance {
+            break;
         }
+        let unit: Vec<f64> = rest[row].iter().map(|x| x / norms[row]).collect();
+        let shares: Vec<f64> = rest.iter().map(|column| dot(column, &unit)).collect();
+        for (column, share) in rest.iter_mut().zip(&shares) {
+            column.iter_mut().zip(&unit).for_each(|(x, unit)| *x -= share * unit);
+        }
+        rows.push(row);
+        along.push(shares);
+    }
+    // the columns of `rows` are a triangle in these directions: solved from the last on
+    let mut shape = along.concat();
+    for m in (0..rows.len()).rev() {
+        for t in 0..CHUNK {
+            let known: f64 = (m + 1..rows.len()).map(|n| along[m][rows[n]] * shape[n * CHUNK + t]).sum();
+            shape[m * CHUNK + t] = (along[m][t] - known) / along[m][rows[m]];
+        }
+    }
+    (rows, shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::exponentials::{Amplitude, Demand, Grid, Tolerance};
+
+    #[test]
+    fn exponentials_are_combinations_of_a_few() {
+        for (tolerance, horizon) in [(Tolerance::Thousandth, 1 << 20), (Tolerance::TenThousandth, 1 << 12)] {
+            let grid = Grid::log(&Demand { horizon, tolerance, amplitude: Amplitude::Eight });
+            let (rows, shape) = shapes(grid.rates(), 1e-7);
+            assert!(rows.len() <= 10 && rows.len() < grid.rates().len(), "{} shapes", rows.len());
+            for (rate, t) in grid.rates().iter().flat_map(|rate| (0..CHUNK).map(move |t| (rate, t))) {
+                let parts = rows.iter().enumerate().map(|(m, row)| shape[m * CHUNK + t] * (-rate * *row as f64).exp());
+                let error = parts.sum::<f64>() - (-rate * t as f64).exp();
+                // what is left of a column is within 1e-7; the rest is rounding of it
+                assert!(error.abs() <= 2e-7, "{rate} {t}: {error}");
+            }
+            // they are no larger than what they are made of, so f32 loses nothing
+            assert!(shape.iter().all(|b| b.abs() < 3.0));
+        }
+    }
+
+    #[test]
+    fn one_exponential_is_itself() {
+        let (rows, shape) = shapes(&[0.02], 1e-7);
+        assert_eq!(rows, [0]);
+        assert!((0..CHUNK).all(|t| (shape[t] - (-0.02 * t as f64).exp()).abs() < 1e-15));
     }
 }

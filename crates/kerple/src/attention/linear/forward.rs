@@ -1,8 +1,8 @@
 //! Causal rows, chunk by chunk, behind a state.
 
 use super::decay::Terms;
-use super::state::Unit;
-use super::{CHUNK, Dims, Inputs, Problem, State, loops, unit, workers};
+use super::state::{Rows, Unit};
+use super::{CHUNK, Dims, Inputs, NEAR, Problem, State, loops, unit, workers};
 use crate::Number;
 use crate::attention::product::Keep;
 use crate::attention::rows::CopyRows;
@@ -23,31 +23,31 @@ pub(super) struct Scratch<T> {
     pub(super) chain: ChainRoom<T>,
     /// Features of queries, `[CHUNK, padded(M)]`.
     pub(super) queries: Vec<T>,
-    /// Features of keys, transposed, `[padded(M), CHUNK]`.
+    /// Features of keys, transposed, `[padded(M), NEAR]`.
     keys: Vec<T>,
-    /// Products, `[CHUNK, CHUNK]`.
+    /// Products, `[CHUNK, NEAR]`.
     products: Vec<T>,
-    /// What the sums give to each row, `[CHUNK, columns]`.
+    /// Rows for the sums, weighed.
     pub(super) wide: Vec<T>,
     /// Numerators, `[CHUNK, padded(value_dim)]`, and denominators, `[CHUNK]`.
     pub(super) sums: Vec<T>,
     pub(super) counts: Vec<T>,
-    /// What a chunk adds to the sums, as large as those.
-    pub(super) fresh: Vec<T>,
+    /// What a chunk adds to the sums.
+    pub(super) room: [Vec<T>; 2],
 }
 
 impl<T: Number> Scratch<T> {
-    pub(super) fn new(chain: &Chain<T>, unit: &Unit<T>) -> Scratch<T> {
+    pub(super) fn new(chain: &Chain<T>, unit: &Unit<T>, value_dim: usize) -> Scratch<T> {
         let width = padded(chain.widths()[1]);
         Scratch {
             chain: chain.room(workers::scratch),
             queries: workers::scratch(CHUNK * width),
-            keys: workers::scratch(width * CHUNK),
-            products: workers::scratch(CHUNK * CHUNK),
-            wide: workers::scratch(CHUNK * unit.columns.all()),
-            sums: workers::scratch(CHUNK * unit.columns.value),
+            keys: workers::scratch(width * NEAR),
+            products: workers::scratch(CHUNK * NEAR),
+            wide: workers::scratch(CHUNK * width.max(unit.sums.stride())),
+            sums: workers::scratch(CHUNK * padded(value_dim)),
             counts: workers::scratch(CHUNK),
-            fresh: workers::scratch(unit.sums.len()),
+            room: unit.sums.room(workers::scratch),
         }
     }
 }
@@ -59,59 +59,60 @@ pub(super) fn forward<T: Number>(
     denominators: &mut [T],
     state: Option<&mut State<T>>,
 ) {
-    let dims = problem.dims;
-    let mut fresh = None;
+    let (dims, chain) = (problem.dims, problem.chain());
     let keep = state.is_some();
+    let mut fresh =
+        State { dims: Dims { len: 0, head_dim: 0, ..dims }, position: 0, terms: Vec::new(), units: Vec::new() };
     let state = match state {
         Some(state) => state,
-        // one for each thread would do, but units are claimed by number
-        None => fresh.insert(State { dims: Dims { len: 0, head_dim: 0, ..dims }, position: 0, units: Vec::new() }),
+        // one unit for each thread is enough, which each makes for itself
+        None => {
+            fresh.terms = problem.terms();
+            &mut fresh
+        }
     };
     assert!(state.dims == (Dims { len: 0, head_dim: 0, ..dims }), "the state is of {:?}, not {dims:?}", state.dims);
-    let (first, chain) = (state.position, problem.chain());
-    let terms = problem.decay.as_ref().map_or(1, |decay| decay.terms);
-    let new_unit = || Unit::new(chain.widths()[1], super::decay::Columns::new(dims.value_dim, terms));
-    let kept: Vec<Mutex<&mut Unit<T>>> = state.units.iter_mut().map(Mutex::new).collect();
+    let State { position, terms, units, .. } = state;
+    let (first, terms) = (*position, &terms[..]);
+    let kept: Vec<Mutex<&mut Unit<T>>> = units.iter_mut().map(Mutex::new).collect();
     let denominators =
         ViewMut::new(denominators, super::Strides { batch: dims.heads * dims.len, head: dims.len, row: 0 });
+    // heads may differ in how many shapes their terms have
+    let widest = terms.iter().max_by_key(|terms| terms.shapes);
     let scratch = || {
-        let unit = new_unit();
-        (Scratch::new(&chain, &unit), unit)
+        let terms = widest.expect("an item is of a head");
+        let unit = Unit::new(chain.widths()[1], dims.value_dim, terms);
+        (Scratch::new(&chain, &unit, dims.value_dim), None::<(usize, Unit<T>)>)
     };
     workers::for_each(dims.heads * dims.batch, scratch, |(scratch, own), item| {
         let (head, batch) = unit(dims, item);
+        let terms = &terms[head];
         let mut held = keep.then(|| kept[item].lock().expect("a unit is one item's"));
         let unit = match &mut held {
-            Some(unit) => &mut **unit,
-            None => {
-                own.clear();
-                own
-            }
+            Some(unit) => &mut ***unit,
+            // of a head, one sequence after another
+            None => match own {
+                Some((of, unit)) if *of == head => {
+                    unit.clear();
+                    unit
+                }
+                _ => &mut own.insert((head, Unit::new(chain.widths()[1], dims.value_dim, terms))).1,
+            },
         };
-        let task = Task {
-            problem,
-            chain: &chain,
-            terms: &Terms::new(problem.decay.as_ref(), head),
-            inputs,
-            batch,
-            head,
-            first,
-        };
+        let task = Task { problem, chain: &chain, terms, inputs, batch, head, first };
         // SAFETY: this item alone writes the denominators of its head and sequence.
         let denominators = unsafe { denominators.row(batch, head, 0, dims.len) };
         let mut row = 0;
         while row < dims.len {
-            let rows = (CHUNK - unit.held).min(dims.len - row);
+            let rows = (CHUNK - unit.in_chunk()).min(dims.len - row);
             task.rows(row, rows, unit, scratch);
-            task.write(row, rows, unit, scratch, denominators, &out);
-            if unit.held == CHUNK {
-                unit.close(task.terms, &mut scratch.wide, &mut scratch.fresh);
-            }
+            task.write(row, rows, scratch, denominators, &out);
+            unit.close(terms, &mut scratch.wide, &mut scratch.room);
             row += rows;
         }
     });
     if keep {
-        state.position += dims.len;
+        *position += dims.len;
     }
 }
 
@@ -145,11 +146,11 @@ impl<T: Number> Task<'_, T> {
         self.problem.valid(self.batch, self.first + row).min(rows)
     }
 
-    /// Adds the keys and values of rows to the chunk at hand.
+    /// Adds the keys and values of rows to those held.
     pub(super) fn hold(&self, row: usize, rows: usize, unit: &mut Unit<T>, room: &mut ChainRoom<T>) {
-        let width = unit.keys.len() / CHUNK;
+        let (width, value) = (unit.keys.len() / self.terms.met(), unit.values.len() / self.terms.met());
         self.features(Side::Key, row, rows, room, &mut unit.keys[unit.held * width..(unit.held + rows) * width]);
-        let to = &mut unit.values[unit.held * unit.columns.value..];
+        let to = &mut unit.values[unit.held * value..];
         load(self.inputs.v, self.place(Side::Key, row, rows), row, self.problem.dims.value_dim, to);
         unit.valid += self.valid(row, rows);
         unit.held += rows;
@@ -157,38 +158,23 @@ impl<T: Number> Task<'_, T> {
 
     /// Numerators and denominators of rows, which are then held.
     fn rows(&self, row: usize, rows: usize, unit: &mut Unit<T>, scratch: &mut Scratch<T>) {
-        let before = unit.held;
+        let (before, first) = (unit.held, unit.in_chunk());
         self.hold(row, rows, unit, &mut scratch.chain);
         self.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
-        self.of_sums(before, rows, unit, scratch);
-        self.of_chunk(before, rows, unit, scratch);
+        self.of_sums(first, rows, unit, scratch);
+        self.of_met(before, rows, unit, scratch);
     }
 
-    /// What the chunks before give to rows, of which `before` of this chunk come first.
-    pub(super) fn of_sums(&self, before: usize, rows: usize, unit: &Unit<T>, scratch: &mut Scratch<T>) {
-        let (columns, width, terms) = (unit.columns, unit.keys.len() / CHUNK, self.terms);
-        let product = Multiply {
-            sizes: [rows, width, columns.all()],
-            a: (&scratch.queries, [width, 1]),
-            b: (&unit.sums, columns.all()),
-        };
-        product.to(&mut scratch.wide, columns.all(), Keep::Overwrite);
-        for (t, wide) in scratch.wide.chunks_exact(columns.all()).take(rows).enumerate() {
-            let sums = &mut scratch.sums[t * columns.value..][..columns.value];
-            if terms.is_plain() {
-                sums.copy_from_slice(&wide[..columns.value]);
-                scratch.counts[t] = wide[columns.count(0)];
-                continue;
-            }
+    /// What the sums give to rows, of which the first has number `first` in its chunk.
+    pub(super) fn of_sums(&self, first: usize, rows: usize, unit: &Unit<T>, scratch: &mut Scratch<T>) {
+        let Scratch { queries, wide, sums, counts, .. } = scratch;
+        if unit.sums.is_empty() {
             sums.fill(T::ZERO);
-            let mut count = T::ZERO;
-            for k in 0..columns.terms {
-                let factor = terms.weights[k] * terms.at(k, before + t);
-                loops::add_scaled(sums, factor, &wide[k * columns.value..]);
-                count += factor * wide[columns.count(k)];
-            }
-            scratch.counts[t] = count;
+            counts.fill(T::ZERO);
+            return;
         }
+        let rows = Rows { count: rows, first, to_end: false, features: queries, values: &[], counts: None };
+        unit.sums.of_features(self.terms, &rows, wide, Keep::Overwrite, (&mut sums[..], Some(&mut counts[..])));
     }
 
     /// Writes outputs and guarded denominators of rows from numerators and sums.
@@ -196,44 +182,44 @@ impl<T: Number> Task<'_, T> {
         &self,
         row: usize,
         rows: usize,
-        unit: &Unit<T>,
         scratch: &Scratch<T>,
         denominators: &mut [T],
         out: &ViewMut<T>,
     ) {
+        let value_dim = self.problem.dims.value_dim;
         for (t, count) in scratch.counts[..rows].iter().enumerate() {
             let denominator = self.problem.guard.apply(*count);
             denominators[row + t] = denominator;
             let factor = if denominator == T::ZERO { T::ZERO } else { T::ONE / denominator };
             // SAFETY: `out` is checked, and this item alone writes this row.
-            let out = unsafe { out.row(self.batch, self.head, row + t, self.problem.dims.value_dim) };
-            loops::scaled(out, factor, &scratch.sums[t * unit.columns.value..]);
+            let out = unsafe { out.row(self.batch, self.head, row + t, value_dim) };
+            loops::scaled(out, factor, &scratch.sums[t * padded(value_dim)..]);
         }
     }
 
-    /// Adds what the chunk itself gives.
-    fn of_chunk(&self, before: usize, rows: usize, unit: &Unit<T>, scratch: &mut Scratch<T>) {
-        let (width, value) = (unit.keys.len() / CHUNK, unit.columns.value);
+    /// Adds what rows meet one by one, `before` of which were held before them.
+    fn of_met(&self, before: usize, rows: usize, unit: &Unit<T>, scratch: &mut Scratch<T>) {
+        let (width, value) = (unit.keys.len() / self.terms.met(), unit.values.len() / self.terms.met());
         // padding comes last, so keys that count are the first ones
         let keys = unit.valid;
         if keys == 0 {
             return;
         }
         products(&scratch.queries, &unit.keys, [rows, keys, width], &mut scratch.keys, &mut scratch.products);
-        for (t, row) in scratch.products.chunks_exact_mut(CHUNK).take(rows).enumerate() {
+        for (t, row) in scratch.products.chunks_exact_mut(NEAR).take(rows).enumerate() {
             let seen = (before + t + 1).min(keys);
-            self.terms.mask(before + t, seen, row);
+            self.terms.mask(before + t, seen, &mut row[..keys]);
             scratch.counts[t] += loops::sum(&row[..seen]);
         }
         let product =
-            Multiply { sizes: [rows, keys, value], a: (&scratch.products, [CHUNK, 1]), b: (&unit.values, value) };
+            Multiply { sizes: [rows, keys, value], a: (&scratch.products, [NEAR, 1]), b: (&unit.values, value) };
         product.to(&mut scratch.sums, value, Keep::Add);
     }
 }
 
-/// `a_i.b_j`, `[rows, CHUNK]`, of rows `a` and `b` of one width; `room` holds `b` transposed.
+/// `a_i.b_j`, `[rows, NEAR]`, of rows `a` and `b` of one width; `room` holds `b` transposed.
 pub(super) fn products<T: Number>(a: &[T], b: &[T], [rows, keys, width]: [usize; 3], room: &mut [T], to: &mut [T]) {
-    transpose((b, width), [keys, width], room, CHUNK);
-    let product = Multiply { sizes: [rows, width, padded(keys)], a: (a, [width, 1]), b: (room, CHUNK) };
-    product.to(to, CHUNK, Keep::Overwrite);
+    transpose((b, width), [keys, width], room, NEAR);
+    let product = Multiply { sizes: [rows, width, padded(keys)], a: (a, [width, 1]), b: (room, NEAR) };
+    product.to(to, NEAR, Keep::Overwrite);
 }

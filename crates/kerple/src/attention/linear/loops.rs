@@ -3,15 +3,6 @@
 use crate::cpu::{reduce, vectorized};
 
 vectorized! {
-    /// `to += factor * from`
-    pub(super) fn add_scaled(to: &mut [T], factor: T, from: &[T]) {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = factor.mul_add(*from, *to);
-        }
-    }
-}
-
-vectorized! {
     /// `to = factor * from`
     pub(super) fn scaled(to: &mut [T], factor: T, from: &[T]) {
         for (to, from) in to.iter_mut().zip(from) {

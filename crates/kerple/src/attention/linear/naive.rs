@@ -9,7 +9,7 @@
 //!
 //! Not for speed: [`forward`](super::forward()) and [`backward`](super::backward()) compute the same and are tested against this.
 
-use super::{CHUNK, DecayGradient, Gradients, Inputs, Problem, Reach, Saved, Side, check_backward, check_forward};
+use super::{DecayGradient, Gradients, Inputs, NEAR, Problem, Reach, Saved, Side, check_backward, check_forward};
 use crate::Number;
 use crate::attention::{View, ViewMut};
 use crate::features::{Place, padded};
@@ -122,8 +122,8 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
                 if let (Some(decay), Some(d)) = (&problem.decay, &mut d_decay) {
                     let (later, earlier) = pair(problem, batch, i, j);
                     let distance = later - earlier;
-                    if later / CHUNK == earlier / CHUNK {
-                        d.d_near[head * CHUNK + distance] += product * along;
+                    if super::is_near(later, earlier) {
+                        d.d_near[head * NEAR + distance] += product * along;
                     } else {
                         for k in 0..decay.terms {
                             d.d_weights[head * decay.terms + k] += product * along * decay.faded(head, k, distance);

@@ -1,16 +1,20 @@
-//! What a causal pass knows of the positions before: sums over whole chunks, and the rows of the chunk at hand.
+//! What a causal pass knows of the positions before: sums over whole chunks, and the rows that are met one by one.
 
-use super::decay::{Columns, Terms, spread};
-use super::{CHUNK, Dims, Problem};
+use super::decay::Terms;
+use super::{CHUNK, Dims, Problem, loops};
 use crate::Number;
 use crate::attention::product::Keep;
-use crate::features::{Multiply, padded};
+use crate::cpu::reduce;
+use crate::features::{Multiply, padded, transpose};
 
-/// The state of every head of every sequence: its size does not depend on how many positions it has seen.
+/// The state of every head of every sequence: its size does not depend on how many positions it has seen. It is of the decay
+/// that it was made with.
 #[derive(Clone, Debug)]
 pub struct State<T> {
     pub(super) dims: Dims,
     pub(super) position: usize,
+    /// `[H]`
+    pub(super) terms: Vec<Terms<T>>,
     /// `[H, B]`
     pub(super) units: Vec<Unit<T>>,
 }
@@ -18,11 +22,13 @@ pub struct State<T> {
 impl<T: Number> State<T> {
     /// Before the first position of sequences as a problem has them; its number of positions does not matter.
     pub fn new(problem: &Problem<T>) -> State<T> {
-        let terms = problem.decay.as_ref().map_or(1, |decay| decay.terms);
-        let unit = Unit::new(problem.chain().widths()[1], Columns::new(problem.dims.value_dim, terms));
+        let terms = problem.terms();
+        let features = problem.chain().widths()[1];
         // a code changes the width of rows
         let dims = Dims { len: 0, head_dim: 0, ..problem.dims };
-        State { dims, position: 0, units: vec![unit; dims.heads * dims.batch] }
+        let unit = |head: usize| Unit::new(features, dims.value_dim, &terms[head]);
+        let units = (0..dims.heads * dims.batch).map(|item| unit(super::unit(dims, item).0)).collect();
+        State { dims, position: 0, terms, units }
     }
 
     /// Positions held.
@@ -37,35 +43,218 @@ impl<T: Number> State<T> {
 
     /// Bytes of all its numbers.
     pub fn bytes(&self) -> usize {
-        let numbers = |unit: &Unit<T>| unit.sums.len() + unit.keys.len() + unit.values.len();
+        let numbers = |unit: &Unit<T>| {
+            let Sums { of_terms, of_shapes, across, .. } = &unit.sums;
+            [of_terms, of_shapes, across, &unit.keys, &unit.values].map(Vec::len).iter().sum::<usize>()
+        };
         self.units.iter().map(numbers).sum::<usize>() * size_of::<T>()
+    }
+}
+
+/// Sums over chunks that are gone, of products `u_j phi(k_j)` with `u` values and a count: `[U, padded(M)]` for each of K terms,
+/// and of those what rows meet, J.
+#[derive(Clone, Debug)]
+pub(super) struct Sums<T> {
+    value_dim: usize,
+    /// Padded features.
+    width: usize,
+    /// `[K, U, padded(M)]`; nothing where nothing fades, since the shape is the sum.
+    of_terms: Vec<T>,
+    /// `[J, U, padded(M)]`
+    of_shapes: Vec<T>,
+    /// Values of `of_shapes` turned round, `[J, padded(M), padded(value_dim)]`.
+    across: Vec<T>,
+    /// Whether no chunk is gone yet.
+    is_empty: bool,
+}
+
+impl<T: Number> Sums<T> {
+    pub(super) fn new(features: usize, value_dim: usize, terms: &Terms<T>) -> Sums<T> {
+        let width = padded(features);
+        let size = (value_dim + 1) * width;
+        Sums {
+            value_dim,
+            width,
+            of_terms: vec![T::ZERO; if terms.is_plain() { 0 } else { terms.terms * size }],
+            of_shapes: vec![T::ZERO; terms.shapes * size],
+            across: vec![T::ZERO; terms.shapes * width * padded(value_dim)],
+            is_empty: true,
+        }
+    }
+
+    /// Room for [`Sums::add`] and [`Sums::weigh`].
+    pub(super) fn room(&self, new: impl Fn(usize) -> Vec<T>) -> [Vec<T>; 2] {
+        [new(self.of_shapes.len()), new(self.of_terms.len())]
+    }
+
+    pub(super) fn clear(&mut self) {
+        [&mut self.of_terms, &mut self.of_shapes, &mut self.across].into_iter().for_each(|sums| sums.fill(T::ZERO));
+        self.is_empty = true;
+    }
+
+    fn size(&self) -> usize {
+        (self.value_dim + 1) * self.width
+    }
+
+    /// Lets everything fade over a chunk and adds one that is gone.
+    pub(super) fn add(&mut self, terms: &Terms<T>, gone: &Rows<T>, wide: &mut [T], [fresh, room]: &mut [Vec<T>; 2]) {
+        let (size, [k, j]) = (self.size(), [terms.terms, terms.shapes]);
+        self.left_by(terms, gone, wide, fresh);
+        if terms.is_plain() {
+            reduce::add(&mut self.of_shapes, fresh);
+        } else {
+            Multiply { sizes: [k, j, size], a: (&terms.taken, [j, 1]), b: (fresh, size) }.to(
+                room,
+                size,
+                Keep::Overwrite,
+            );
+            for (at, (sums, fresh)) in self.of_terms.chunks_exact_mut(size).zip(room.chunks_exact(size)).enumerate() {
+                terms.merge(at, sums, fresh);
+            }
+            let product = Multiply { sizes: [j, k, size], a: (&terms.given, [k, 1]), b: (&self.of_terms, size) };
+            product.to(&mut self.of_shapes, size, Keep::Overwrite);
+        }
+        let (value_dim, width, value) = (self.value_dim, self.width, padded(self.value_dim));
+        for (shape, across) in self.of_shapes.chunks_exact(size).zip(self.across.chunks_exact_mut(width * value)) {
+            transpose((shape, width), [value_dim, width], across, value);
+        }
+        self.is_empty = false;
+    }
+
+    /// `sum_i b_m(i) u_i phi_i` for every shape, `[J, U, padded(M)]`.
+    fn left_by(&self, terms: &Terms<T>, gone: &Rows<T>, wide: &mut [T], to: &mut [T]) {
+        let (size, stride) = (self.size(), self.stride());
+        for (m, to) in to.chunks_exact_mut(size).enumerate().take(terms.shapes) {
+            self.widen(terms, m, gone, wide);
+            let a = (&wide[..], [1, stride]);
+            let product =
+                Multiply { sizes: [self.value_dim + 1, gone.count, self.width], a, b: (gone.features, self.width) };
+            product.to(to, self.width, Keep::Overwrite);
+        }
+    }
+
+    /// Adds to the gradient in the weights of terms, `[K]`, what rows of queries meet; `u` is a gradient in what they get.
+    pub(super) fn weigh(
+        &self,
+        terms: &Terms<T>,
+        rows: &Rows<T>,
+        wide: &mut [T],
+        [fresh, room]: &mut [Vec<T>; 2],
+        d_weights: &mut [T],
+    ) {
+        if self.is_empty {
+            return;
+        }
+        let (size, [k, j]) = (self.size(), [terms.terms, terms.shapes]);
+        self.left_by(terms, rows, wide, fresh);
+        Multiply { sizes: [k, j, size], a: (&terms.through, [j, 1]), b: (fresh, size) }.to(room, size, Keep::Overwrite);
+        let each = self.of_terms.chunks_exact(size).zip(room.chunks_exact(size));
+        d_weights.iter_mut().zip(each).for_each(|(d, (sums, met))| *d += reduce::dot(sums, met));
+    }
+
+    /// Of a row in `wide`: values, then the count.
+    pub(super) fn stride(&self) -> usize {
+        padded(self.value_dim) + 1
+    }
+
+    /// `b_m(i) u_i` of rows.
+    fn widen(&self, terms: &Terms<T>, m: usize, rows: &Rows<T>, wide: &mut [T]) {
+        let (value_dim, value) = (self.value_dim, padded(self.value_dim));
+        let to = wide.chunks_exact_mut(self.stride()).zip(rows.values.chunks_exact(value)).take(rows.count);
+        for (i, (to, values)) in to.enumerate() {
+            let factor = terms.shape(m, rows.place(i));
+            loops::scaled(&mut to[..value_dim], factor, values);
+            to[value_dim] = factor * rows.counts.map_or(T::ONE, |counts| counts[i]);
+        }
+    }
+
+    /// `sum_m b_m(i) u_i S_m`, `[rows, padded(M)]`: a gradient in features.
+    pub(super) fn of_values(&self, terms: &Terms<T>, rows: &Rows<T>, wide: &mut [T], keep: Keep<T>, to: &mut [T]) {
+        let mut keep = keep;
+        for (m, shape) in self.of_shapes.chunks_exact(self.size()).enumerate() {
+            self.widen(terms, m, rows, wide);
+            let a = (&wide[..], [self.stride(), 1]);
+            let product = Multiply { sizes: [rows.count, self.value_dim + 1, self.width], a, b: (shape, self.width) };
+            product.to(to, self.width, keep);
+            keep = Keep::Add;
+        }
+    }
+
+    /// `sum_m b_m(i) phi_i S_m`: values `[rows, padded(value_dim)]`, and counts where they are wanted.
+    pub(super) fn of_features(
+        &self,
+        terms: &Terms<T>,
+        rows: &Rows<T>,
+        wide: &mut [T],
+        keep: Keep<T>,
+        (values, mut counts): (&mut [T], Option<&mut [T]>),
+    ) {
+        let (mut keep, width, value) = (keep, self.width, padded(self.value_dim));
+        for (m, across) in self.across.chunks_exact(width * value).enumerate() {
+            let count = &self.of_shapes[m * self.size() + self.value_dim * width..][..width];
+            for (i, (to, features)) in
+                wide.chunks_exact_mut(width).zip(rows.features.chunks_exact(width)).take(rows.count).enumerate()
+            {
+                loops::scaled(to, terms.shape(m, rows.place(i)), features);
+                if let Some(counts) = &mut counts {
+                    let before = if m == 0 { T::ZERO } else { counts[i] };
+                    counts[i] = before + reduce::dot(to, count);
+                }
+            }
+            let product = Multiply { sizes: [rows.count, width, value], a: (wide, [width, 1]), b: (across, value) };
+            product.to(values, value, keep);
+            keep = Keep::Add;
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.is_empty
+    }
+}
+
+/// Rows of one chunk.
+pub(super) struct Rows<'a, T> {
+    /// How many.
+    pub(super) count: usize,
+    /// Number of the first in its chunk.
+    pub(super) first: usize,
+    /// Whether distances are to the end of the chunk, as for keys, not to its start.
+    pub(super) to_end: bool,
+    /// `[rows, padded(M)]`
+    pub(super) features: &'a [T],
+    /// `[rows, padded(value_dim)]`
+    pub(super) values: &'a [T],
+    /// `[rows]` or ones.
+    pub(super) counts: Option<&'a [T]>,
+}
+
+impl<T> Rows<'_, T> {
+    /// What a shape is a function of.
+    fn place(&self, row: usize) -> usize {
+        if self.to_end { CHUNK - 1 - self.first - row } else { self.first + row }
     }
 }
 
 /// The state of one head of one sequence.
 #[derive(Clone, Debug)]
 pub(super) struct Unit<T> {
-    pub(super) columns: Columns,
-    /// Sums over the chunks before, `[padded(M), columns]`.
-    pub(super) sums: Vec<T>,
-    /// Features of the keys of this chunk, `[CHUNK, padded(M)]`.
+    pub(super) sums: Sums<T>,
+    /// Features of the keys met one by one, `[met, padded(M)]`.
     pub(super) keys: Vec<T>,
-    /// Values of this chunk, `[CHUNK, padded(value_dim)]`.
+    /// Their values, `[met, padded(value_dim)]`.
     pub(super) values: Vec<T>,
-    /// Rows held of this chunk; those of padding count for nothing.
+    /// Rows held of those; those of padding count for nothing.
     pub(super) held: usize,
     /// Of those, rows that are no padding.
     pub(super) valid: usize,
 }
 
 impl<T: Number> Unit<T> {
-    pub(super) fn new(features: usize, columns: Columns) -> Unit<T> {
-        let width = padded(features);
+    pub(super) fn new(features: usize, value_dim: usize, terms: &Terms<T>) -> Unit<T> {
         Unit {
-            columns,
-            sums: vec![T::ZERO; width * columns.all()],
-            keys: vec![T::ZERO; CHUNK * width],
-            values: vec![T::ZERO; CHUNK * columns.value],
+            sums: Sums::new(features, value_dim, terms),
+            keys: vec![T::ZERO; terms.met() * padded(features)],
+            values: vec![T::ZERO; terms.met() * padded(value_dim)],
             held: 0,
             valid: 0,
         }
@@ -73,28 +262,35 @@ impl<T: Number> Unit<T> {
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
-        self.sums.fill(T::ZERO);
+        self.sums.clear();
         (self.held, self.valid) = (0, 0);
     }
 
-    /// Closes the chunk at hand: its rows go into the sums. `room` is `[CHUNK, columns]`, `fresh` as large as the sums.
-    pub(super) fn close(&mut self, terms: &Terms<T>, room: &mut [T], fresh: &mut [T]) {
-        let (columns, width) = (self.columns, self.keys.len() / CHUNK);
-        let all = columns.all();
-        spread(columns, self.valid, (&self.values, None), |k, j| terms.at(k, CHUNK - j), room);
-        let product = Multiply { sizes: [width, self.valid, all], a: (&self.keys, [1, width]), b: (room, all) };
-        if terms.is_plain() {
-            product.to(&mut self.sums, all, Keep::Add);
-        } else {
-            product.to(fresh, all, Keep::Overwrite);
-            for (row, fresh) in self.sums.chunks_exact_mut(all).zip(fresh.chunks_exact(all)) {
-                for k in 0..columns.terms {
-                    let (block, count) = (k * columns.value..(k + 1) * columns.value, columns.count(k));
-                    terms.merge(k, &mut row[block.clone()], &fresh[block]);
-                    terms.merge(k, &mut row[count..=count], &fresh[count..=count]);
-                }
-            }
-        }
+    /// Forgets the rows that are held, not the sums.
+    pub(super) fn hold_none(&mut self) {
         (self.held, self.valid) = (0, 0);
+    }
+
+    /// Rows of the chunk at hand.
+    pub(super) fn in_chunk(&self) -> usize {
+        self.held % CHUNK
+    }
+
+    /// Once all that can be held is: the oldest chunk goes into the sums.
+    pub(super) fn close(&mut self, terms: &Terms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
+        if self.held == terms.met() {
+            self.leave(terms, wide, room);
+        }
+    }
+
+    /// The oldest chunk, or what there is of it, goes into the sums.
+    pub(super) fn leave(&mut self, terms: &Terms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
+        let (width, value) = (self.keys.len() / terms.met(), self.values.len() / terms.met());
+        let count = self.valid.min(CHUNK);
+        let gone = Rows { count, first: 0, to_end: true, features: &self.keys, values: &self.values, counts: None };
+        self.sums.add(terms, &gone, wide, room);
+        self.keys.copy_within(CHUNK * width.., 0);
+        self.values.copy_within(CHUNK * value.., 0);
+        (self.held, self.valid) = (self.held.saturating_sub(CHUNK), self.valid - count);
     }
 }

@@ -226,7 +226,7 @@ impl<T: Number> Task<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Decay, Guard, naive};
+    use super::super::{Decay, Guard, NEAR, naive};
     use super::*;
     use crate::attention::View;
     use crate::features::{Pointwise, RowMap};
@@ -243,7 +243,7 @@ mod tests {
             let inputs = Inputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 3) };
             let maps = [&Pointwise::Elu { width: 5 } as &dyn RowMap<f64>];
             let lengths = lengths.as_ref().map(|lengths| &lengths[..]);
-            let near: Vec<f64> = random(2 * CHUNK, 4).into_iter().map(f64::abs).collect();
+            let near: Vec<f64> = random(2 * NEAR, 4).into_iter().map(f64::abs).collect();
             let problem = |reach, decay| Problem { dims, reach, lengths, maps: &maps, decay, guard: Guard::Add(1e-6) };
             let run = |by: &dyn Fn(ViewMut<f64>, &mut [f64])| {
                 let (mut out, mut den) = (vec![f64::NAN; v.len()], vec![f64::NAN; 4 * len]);
@@ -251,7 +251,7 @@ mod tests {
                 [out, den].concat()
             };
             let decay = Decay { near: &near, terms: 1, rates: &[0.0; 2], weights: &[0.0; 2] };
-            let causal: Vec<f64> = (0..2 * len).map(|at| near[at / len * CHUNK + at % len]).collect();
+            let causal: Vec<f64> = (0..2 * len).map(|at| near[at / len * NEAR + at % len]).collect();
             let want = run(&|out, den| naive::forward(&problem(Reach::Causal, Some(decay)), inputs, out, den));
             let got = run(&|out, den| forward(&problem(Reach::Causal, None), &causal, inputs, out, den));
             // rounding of a transform, relative to sums of up to a hundred products
