@@ -234,7 +234,8 @@ mod tests {
         cases().into_par_iter().filter(|(_, r1, p)| *r1 < 2.0 && *p < 1.0).for_each(|(demand, r1, p)| {
             let sum = Sum::power(&demand, r1, p);
             let kernel = |d: f64, r1: f64, p: f64| (-r1 * d.powf(p)).exp();
-            let distances = || [129.0, 150.0, 300.0, 1e3, 2e4].into_iter().filter(|d| *d <= demand.horizon as f64);
+            let all = (0..100).map(|i| NEAREST as f64 * 1.1f64.powi(i));
+            let distances = || all.clone().filter(|d| *d <= demand.horizon as f64);
             for (slopes, by) in [(&sum.in_r1, [1e-6 * r1, 0.0]), (&sum.in_r2, [0.0, 1e-6])] {
                 let want = |d: f64| {
                     (kernel(d, r1 + by[0], p + by[1]) - kernel(d, r1 - by[0], p - by[1])) / (2.0 * by[0].max(by[1]))
