@@ -18,9 +18,9 @@ fn linear(features: FeatureKind) -> BlockPlan {
 
 fn read(text: &str) -> Result<Plan, String> {
     let text = format!("data.path = \"nowhere\"\nmodel.n_heads = 2\nmodel.head_dim = 8\n{text}");
-    let config = RunConfig::parse(&text, "test", &[]).map_err(|error| error.to_string())?;
+    let config = RunConfig::parse(&text, "test", &[]).map_err(|error| format!("{error}, {}", error.hint()))?;
     let facts = DataFacts { vocab_size: 23, tokenizer: String::new(), train_tokens: 10_000, content: String::new() };
-    Plan::new(&config, facts).map_err(|error| error.to_string())
+    Plan::new(&config, facts).map_err(|error| format!("{error}, {}", error.hint()))
 }
 
 #[test]
