@@ -96,7 +96,7 @@ fn holds<L: Lanes>(rows: usize, vectors: usize) -> bool {
 /// Start and length of as few parts of `0..whole` as are at most `most` long, their lengths as equal as can be: a short last
 /// part would wait for its sums instead of computing.
 #[inline(always)]
-fn parts(whole: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(crate) fn parts(whole: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = whole.div_ceil(most);
     let (length, longer) = (whole / count.max(1), whole % count.max(1));
     (0..count).map(move |part| (part * length + part.min(longer), length + usize::from(part < longer)))

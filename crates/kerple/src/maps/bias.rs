@@ -8,7 +8,6 @@ use super::network::{self, Part};
 use crate::Number;
 use crate::attention::product::Keep;
 use crate::cpu::lanes::{Kernel, Lanes, run};
-use crate::forms::Block;
 
 /// Where the bias comes from, with its numbers.
 #[derive(Debug)]
@@ -57,53 +56,6 @@ impl<'a, T: Number> Source<'a, T> {
             }
             (Source::Fire(fire), Some(scratch)) => fire.bias(lanes, pairs, scratch, to),
             (Source::Fire(_), None) => unreachable!("scratch is made for the source"),
-        }
-    }
-
-    /// Nothing yet, for a block.
-    pub(super) fn sums(&self, block: &Block<T>) -> BiasSums<T> {
-        match self {
-            Source::None => BiasSums::None,
-            Source::Table(table) => BiasSums::Table(DiagonalSums::new(block, table)),
-            Source::Fire(fire) => BiasSums::Fire(vec![T::ZERO; fire.sums()]),
-        }
-    }
-
-    /// Adds the gradient of a chunk, given that in its bias, `[H, WIDTH]` with zeros up to a whole vector; `scratch` is as
-    /// [`Source::load`] left it.
-    #[inline(always)]
-    pub(super) fn backward<L: Lanes<Number = T>>(
-        &self,
-        lanes: L,
-        pairs: Pairs,
-        distance: isize,
-        d_bias: &[T],
-        scratch: Option<&mut fire::Scratch<T>>,
-        sums: &mut BiasSums<T>,
-    ) {
-        match (self, sums, scratch) {
-            (Source::Table(table), BiasSums::Table(sums), _) => {
-                let at = (table.column(distance) - sums.first) as usize;
-                DiagonalSums::add(&mut sums.mapped, sums.width, at, d_bias, pairs.count);
-            }
-            (Source::Fire(fire), BiasSums::Fire(sums), Some(scratch)) => {
-                fire.backward(lanes, pairs, (d_bias, WIDTH), scratch, sums);
-            }
-            _ => {}
-        }
-    }
-
-    /// Adds the sums to the gradient of the numbers of table and FIRE.
-    #[inline(always)]
-    pub(super) fn finish(&self, sums: &BiasSums<T>, to: &mut [T]) {
-        match (self, sums) {
-            (Source::Table(table), BiasSums::Table(sums)) => {
-                let (start, end) = sums.within(table);
-                let at = (start - sums.first) as usize;
-                table.add_gradient(start as usize, (&sums.mapped[at..], sums.width), (end - start) as usize, to);
-            }
-            (Source::Fire(fire), BiasSums::Fire(sums)) => fire.finish(sums, to),
-            _ => {}
         }
     }
 }
@@ -179,42 +131,4 @@ impl<T: Number> Kernel<T> for HiddenOfTable<'_, T> {
         }
         [hidden, units]
     }
-}
-
-/// Sums of gradients over the distances of a block.
-pub(super) struct DiagonalSums<T> {
-    /// Column of the table that is the first here; negative where nothing is seen.
-    pub(super) first: isize,
-    pub(super) width: usize,
-    /// `[H, width]`
-    pub(super) mapped: Vec<T>,
-}
-
-impl<T: Number> DiagonalSums<T> {
-    fn new(block: &Block<T>, table: &Diagonals<T>) -> Self {
-        let first = table.column(block.distance(block.rows.saturating_sub(1), 0));
-        let width = (block.rows + block.columns + WIDTH).next_multiple_of(WIDTH);
-        DiagonalSums { first, width, mapped: vec![T::ZERO; block.heads * width] }
-    }
-
-    /// Columns of the table that are here, first and end.
-    pub(super) fn within(&self, table: &Diagonals<T>) -> (isize, isize) {
-        let start = self.first.max(0);
-        (start, (self.first + self.width as isize).min(table.columns as isize).max(start))
-    }
-
-    /// Adds `[channels, WIDTH]` at the distances of a chunk.
-    #[inline(always)]
-    pub(super) fn add(to: &mut [T], width: usize, at: usize, from: &[T], count: usize) {
-        for (to, from) in to.chunks_exact_mut(width).zip(from.chunks_exact(WIDTH)) {
-            to[at..at + count].iter_mut().zip(&from[..count]).for_each(|(to, from)| *to += *from);
-        }
-    }
-}
-
-/// The gradient in what a kind of bias learns, while it is summed.
-pub(super) enum BiasSums<T> {
-    None,
-    Table(DiagonalSums<T>),
-    Fire(Vec<T>),
 }

@@ -163,7 +163,7 @@ struct Scratch<T> {
 }
 
 /// The parts of an array of these lengths.
-fn cut<T, const N: usize>(mut all: &[T], lengths: [usize; N]) -> [&[T]; N] {
+pub(super) fn cut<T, const N: usize>(mut all: &[T], lengths: [usize; N]) -> [&[T]; N] {
     lengths.map(|length| {
         let (part, rest) = all.split_at(length);
         all = rest;
@@ -171,7 +171,7 @@ fn cut<T, const N: usize>(mut all: &[T], lengths: [usize; N]) -> [&[T]; N] {
     })
 }
 
-fn cut_mut<T, const N: usize>(mut all: &mut [T], lengths: [usize; N]) -> [&mut [T]; N] {
+pub(super) fn cut_mut<T, const N: usize>(mut all: &mut [T], lengths: [usize; N]) -> [&mut [T]; N] {
     lengths.map(|length| {
         let (part, rest) = std::mem::take(&mut all).split_at_mut(length);
         all = rest;

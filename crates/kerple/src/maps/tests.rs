@@ -309,11 +309,80 @@ fn a_kernel_of_one_key_sees_no_neighbour() {
             let (mut mapped, mut got) = (scores.clone(), up.clone());
             convolved.forward(&case.block(&[]), &mut mapped);
             assert_close(&case.seen(mapped), &case.forward::<f64>(&case.q, &case.values, &scores), 1e-13, "forward");
-            let mut d_parameters = vec![0.0; d_values.len()];
-            let gradients = MapGradients { d_scores: &mut got, d_q: &mut [], sums: &mut d_parameters };
+            let (mut d_parameters, mut sums) = (vec![0.0; d_values.len()], vec![0.0; convolved.sums()]);
+            let gradients = MapGradients { d_scores: &mut got, d_q: &mut [], sums: &mut sums };
             convolved.backward(&case.block(&[]), &scores, gradients);
+            convolved.finish(&sums, &mut d_parameters);
             assert_close(&case.seen(got), &d_scores, 1e-12, "scores");
             assert_close(&d_parameters, &d_values, 1e-12, "numbers");
+        }
+    }
+}
+
+/// A row of a network with neighbours, from its formula: inputs that are 0 where nothing is seen, two layers of sums.
+#[test]
+fn neighbours_are_as_the_formula_says() {
+    for (seed, map) in (1..).zip(maps()) {
+        let Map::Mixed(Mixed { network: Some(network), bias, .. }) = &map else { continue };
+        let table = matches!(bias, Bias::Table);
+        if network.kernel == 1 || !(table || matches!(bias, Bias::None)) {
+            continue;
+        }
+        for (sight, [rows, keys]) in sights().into_iter().zip([[7, 10], [7, 10], [5, 120], [40, 40]]) {
+            let case = Case::new(&map, sight, [rows, keys], seed);
+            let scores = case.seen(noise(case.size(), seed + 50));
+            let mapped = case.forward::<f64>(&case.q, &case.values, &scores);
+            let block = case.block::<f64>(&[]);
+            let (k, reach, units) = (network.kernel, network.kernel / 2, network.hidden);
+            let (inputs, columns) = (network.inputs(HEADS, table), case.extent.sides.columns(keys));
+            let (of_table, rest) = case.values.split_at(if table { HEADS * columns } else { 0 });
+            let (first, rest) = rest.split_at(units * inputs * k);
+            let (first_bias, rest) = rest.split_at(units);
+            let (second, second_bias) = rest.split_at(HEADS * units * k);
+            for row in 0..rows {
+                let seen = block.visible(row);
+                let score = |head: usize, key: usize| scores[(head * rows + row) * keys + key];
+                let bias = |head: usize, key: usize| {
+                    let column = case.extent.sides.origin(keys).strict_add_signed(block.distance(row, key));
+                    if table { of_table[head * columns + column] } else { 0.0 }
+                };
+                let input = |channel: usize, key: isize| {
+                    let Some(key) = usize::try_from(key).ok().filter(|key| seen.contains(key)) else { return 0.0 };
+                    match (table, network.variant, channel / HEADS) {
+                        (false, _, _) | (_, Variant::ConcatResidual | Variant::Concat, 0) => score(channel, key),
+                        (true, Variant::AddResidual, _) => score(channel, key) + bias(channel, key),
+                        (true, _, _) => bias(channel % HEADS, key),
+                    }
+                };
+                let closed = network.edge == Edge::Closed || case.extent.sides == Sides::Two;
+                let hidden = |unit: usize, key: isize| {
+                    if key < 0 || closed && key >= keys as isize {
+                        return 0.0;
+                    }
+                    let pairs = (0..inputs).flat_map(|channel| (0..k).map(move |tap| (channel, tap)));
+                    let weighted = pairs.map(|(channel, tap)| {
+                        first[(unit * inputs + channel) * k + tap] * input(channel, key + tap as isize - reach as isize)
+                    });
+                    let z = first_bias[unit] + weighted.sum::<f64>();
+                    if z > 0.0 { z } else { 0.01 * z }
+                };
+                for key in seen.clone() {
+                    let around = |tap: usize| (key + tap) as isize - reach as isize;
+                    let hidden: Vec<f64> = (0..units)
+                        .flat_map(|unit| (0..k).map(move |tap| (unit, tap)))
+                        .map(|(unit, tap)| hidden(unit, around(tap)))
+                        .collect();
+                    for head in 0..HEADS {
+                        let f: f64 =
+                            second[head * units * k..][..units * k].iter().zip(&hidden).map(|(w, h)| w * h).sum();
+                        let own = if table && network.variant.adds_bias() { bias(head, key) } else { 0.0 };
+                        let want = score(head, key) + own + f + second_bias[head];
+                        let got = mapped[(head * rows + row) * keys + key];
+                        // sums of a hundred products of size 1
+                        assert!((got - want).abs() < 1e-13, "{map:?} {sight:?} {head} {row} {key}: {got} {want}");
+                    }
+                }
+            }
         }
     }
 }
