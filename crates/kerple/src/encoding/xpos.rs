@@ -122,6 +122,8 @@ mod tests {
 
     const D: usize = 8;
 
+    type Forward = fn(&Problem<f64>, View<f64>, View<f64>, View<f64>, ViewMut<f64>, &mut [f64]);
+
     /// Output of attention with xPos over rows whose last one is at position `len - 1`.
     fn attended(q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
         let geometry = Geometry::new(1, D, 16);
@@ -142,7 +144,7 @@ mod tests {
         let problem = Problem { scores, ..Problem::causal(dims, 0.6) };
         let strides = |rows: usize| Strides { batch: rows * D, head: rows * D, row: D };
         let view = |data, rows| View { data, strides: strides(rows) };
-        let run = |engine: fn(&Problem<f64>, View<f64>, View<f64>, View<f64>, ViewMut<f64>, &mut [f64])| {
+        let run = |engine: Forward| {
             let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; queries]);
             let to = ViewMut::new(&mut out, strides(queries));
             engine(&problem, view(&q, queries), view(&k, keys), view(v, keys), to, &mut lse);
