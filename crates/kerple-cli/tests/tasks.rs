@@ -109,6 +109,14 @@ fn sequences_with_a_class_are_trained_by_the_same_commands() {
         assert!(printed.contains("sine_spe") && printed.contains("guessing has"), "{printed}");
         place.ok(&["verify", &format!("{readout}/runs/sine_spe/seed-1235")]);
     }
+    // more than there is to evaluate is refused before anything is trained
+    let task = "data.task={ kind = \"lra_retrieval\", train = 50, valid = 10, test = 20 }";
+    let compare = ["compare", "--config", "run.toml", "--set", task, "--set", "model.readout=towers", "--set"];
+    let refused =
+        place.run(&[&compare[..], &[linear, "--encodings", "none", "--segments", "21", "--out", "few"]].concat());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(message.contains("21 sequences of lra_retrieval were asked for, the test split has 20"), "{message}");
+    assert!(!place.path("few/runs").exists());
     let refused = place.run(&["train", "--config", "run.toml", "--set", "model.readout=towers", "--out", "r"]);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(2) && message.contains("model.readout"), "{message}");

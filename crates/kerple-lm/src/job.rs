@@ -5,7 +5,7 @@
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, AnswersEvaluation, Evaluation, Request};
+use crate::evaluate::{self, AnswersEvaluation, Evaluation, Request, Text};
 use crate::look;
 use crate::memory::Memory;
 use crate::model::Decoder;
@@ -147,6 +147,7 @@ impl FromStr for Shard {
 /// The first error of a job. A run whose numbers stop being numbers does not keep the others from being trained: its error
 /// is returned at the end.
 pub fn work_off(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+    jobs.iter().enumerate().filter(|(index, _)| shard.takes(*index)).try_for_each(|(_, job)| job.check())?;
     let mut lost = None;
     for (index, job) in jobs.iter().enumerate().filter(|(index, _)| shard.takes(*index)) {
         let (name, seed, runs) = (job.name, job.plan.seed, jobs.len());
@@ -166,6 +167,19 @@ pub fn work_off(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn Fn
 }
 
 impl Job<'_> {
+    /// Refuses evaluations that the data cannot serve, before anything is trained for them.
+    fn check(&self) -> Result<()> {
+        for (_, request) in self.asks.iter().filter_map(|ask| self.served(ask)) {
+            match self.source.task() {
+                Some(task) => request.answers(Split::Test).check(task)?,
+                None => {
+                    request.extent(self.plan.train_len, self.source.text(Split::Test)?.len(), &[])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end.
     fn work(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let Job { plan, folder, source, device, .. } = *self;

@@ -4,8 +4,8 @@
 //! `new_aan_pairs.{train,eval,test}.tsv`: a label (0.0 or 1.0), two ids and two texts, separated by tabs, without quotes.
 //! Each text takes half of the sequence, less the separator.
 //!
-//! Without `data.path` pairs are made up: texts of words of one language, where pairs that belong together have a phrase of
-//! rare words in common. They stand in for the published data and are called `lra_retrieval` with `content` "made up".
+//! Without `data.path` pairs are made up: texts of common words and of words of a subject, the same one in pairs that belong
+//! together. They stand in for the published data and are called `lra_retrieval` with `content` "made up".
 
 use super::{example, store};
 use crate::error::{Error, Result};
@@ -38,23 +38,24 @@ pub struct Retrieval {
     pub valid: u64,
     /// Made-up pairs to test on.
     pub test: u64,
-    /// Words of the phrase that pairs have in common.
-    pub phrase: usize,
+    /// Subjects that texts are about.
+    pub subjects: usize,
     /// Seed of what is made up.
     pub seed: u64,
 }
 
 impl Default for Retrieval {
     fn default() -> Retrieval {
-        Retrieval { train: 20_000, valid: 2000, test: 2000, phrase: 3, seed: 0 }
+        Retrieval { train: 20_000, valid: 2000, test: 2000, subjects: 8, seed: 0 }
     }
 }
 
 impl Retrieval {
     pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
-        if self.train.min(self.valid).min(self.test) == 0 || !(1..=64).contains(&self.phrase) {
-            let message = "data.task: train, valid and test must be above 0, and the phrase have 1 to 64 words";
-            return Err(Error::refused(message, "e.g. train = 20000, valid = 2000, test = 2000, phrase = 3"));
+        if self.train.min(self.valid).min(self.test) == 0 || !(2..=MOST_SUBJECTS).contains(&self.subjects) {
+            let message =
+                format!("data.task: train, valid and test must be above 0, and there be 2 to {MOST_SUBJECTS} subjects");
+            return Err(Error::refused(message, "e.g. train = 20000, valid = 2000, test = 2000, subjects = 8"));
         }
         match path {
             Some(path) => Ok(Box::new(Files::open(facts, path)?)),
@@ -171,9 +172,11 @@ struct MadeUp {
     facts: Facts,
 }
 
-/// Words of the language; those from here on are rare and only occur in phrases.
-const COMMON: usize = 200;
-const RARE: usize = 5000;
+/// Words of every text, and then those of each subject alone.
+pub(super) const COMMON: usize = 200;
+pub(super) const OWN: usize = 40;
+/// Words have three syllables, of which there are more than so many subjects need.
+const MOST_SUBJECTS: usize = 1000;
 
 /// The letters of a word, by its number: consonants and vowels in turn.
 fn word(mut number: usize) -> String {
@@ -187,17 +190,14 @@ fn word(mut number: usize) -> String {
 }
 
 impl MadeUp {
-    /// A text of common words of `bytes` bytes with a phrase of rare ones somewhere.
-    fn text(&self, draw: &mut Draw, phrase: &[usize], bytes: usize) -> Vec<u8> {
-        let phrase: String = phrase.iter().map(|rare| word(COMMON + rare) + " ").collect();
+    /// A text of `bytes` bytes, every other word of which is the subject's own.
+    fn text(&self, draw: &mut Draw, subject: usize, bytes: usize) -> Vec<u8> {
         let mut text = String::new();
-        while text.len() + phrase.len() < bytes {
-            text += &word(draw.below(COMMON));
+        while text.len() < bytes {
+            let own = draw.below(2) == 1;
+            text += &word(if own { COMMON + subject * OWN + draw.below(OWN) } else { draw.below(COMMON) });
             text.push(' ');
         }
-        // phrases begin with a word
-        let words = text.len() / 7;
-        text.insert_str(7 * draw.below(words + 1), &phrase);
         text.truncate(bytes);
         text.into_bytes()
     }
@@ -214,12 +214,12 @@ impl Examples for MadeUp {
 
     fn example(&self, place: Place, length: usize) -> Result<Example> {
         let mut draw = Draw::new(Use::Pairs, [self.keys.seed, place.split as u64, place.index]);
-        let label = draw.below(2);
-        let mut phrase = || (0..self.keys.phrase).map(|_| draw.below(RARE)).collect::<Vec<_>>();
-        let first = phrase();
-        let second = if label == 1 { first.clone() } else { phrase() };
+        let subjects = self.keys.subjects;
+        let (label, first) = (draw.below(2), draw.below(subjects));
+        // any other one
+        let second = if label == 1 { first } else { (first + 1 + draw.below(subjects - 1)) % subjects };
         let half = length.saturating_sub(1) / 2;
-        let texts = [self.text(&mut draw, &first, half), self.text(&mut draw, &second, half)];
+        let texts = [self.text(&mut draw, first, half), self.text(&mut draw, second, half)];
         Ok(example(joined(texts.each_ref().map(Vec::as_slice), length), label as u32))
     }
 

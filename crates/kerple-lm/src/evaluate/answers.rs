@@ -41,6 +41,24 @@ impl Request {
     }
 }
 
+impl AnswersRequest {
+    /// Refuses what the data cannot serve.
+    ///
+    /// # Errors
+    /// No sequence, or more than there are, with both numbers.
+    pub fn check(&self, source: &TaskSource) -> Result<()> {
+        let available = source.available(self.split, self.examples);
+        if (1..=available).contains(&self.examples) {
+            return Ok(());
+        }
+        let (asked, name, split) = (self.examples, source.facts().name, self.split.name());
+        Err(Error::refused(
+            format!("{asked} sequences of {name} were asked for, the {split} split has {available}"),
+            "ask for at least 1 and at most as many as there are: --segments",
+        ))
+    }
+}
+
 /// Sequences of each length when nothing else is said: as many as Ruoss et al. evaluate.
 const EXAMPLES: u64 = 512;
 
@@ -133,17 +151,7 @@ impl<'a> AnswersEvaluation<'a> {
                 "use another length, or an encoding that extrapolates: `kerple describe` lists them",
             ));
         }
-        let available = source.available(request.split, request.examples);
-        if request.examples == 0 || available < request.examples {
-            return Err(Error::refused(
-                format!(
-                    "{} sequences were asked for, the {} split has {available}",
-                    request.examples,
-                    request.split.name()
-                ),
-                "ask for at least 1 and at most as many as there are: --segments",
-            ));
-        }
+        request.check(source)?;
         let longest = served.iter().map(|length| plan.sequence_of(*length)).max().unwrap_or(0);
         plan.check_evaluation_memory(longest, Limit::here().as_ref())?;
         let (journal, known) = (run.evaluation_file(), run.evaluations()?);
