@@ -235,7 +235,8 @@ mod tests {
             let sum = Sum::power(&demand, r1, p);
             let kernel = |d: f64, r1: f64, p: f64| (-r1 * d.powf(p)).exp();
             let all = (0..100).map(|i| NEAREST as f64 * 1.1f64.powi(i));
-            let distances = || all.clone().filter(|d| *d <= demand.horizon as f64);
+            let matters = |d: &f64| *d <= demand.horizon as f64 && kernel(*d, r1, p) > least(&demand);
+            let distances = || all.clone().filter(matters);
             for (slopes, by) in [(&sum.in_r1, [1e-6 * r1, 0.0]), (&sum.in_r2, [0.0, 1e-6])] {
                 let want = |d: f64| {
                     (kernel(d, r1 + by[0], p + by[1]) - kernel(d, r1 - by[0], p - by[1])) / (2.0 * by[0].max(by[1]))
