@@ -11,7 +11,7 @@
 //! to that here.
 //!
 //! Enters: queries and keys, before caching, and their products. Learned: nothing. For decoders: ahead of a query the factor
-//! would grow. Past the training length: defined for every distance. Pairs are half-split as in [`rotary`](super::rotary), the
+//! would grow. Past the training length: defined for every distance. Pairs are half-split as in [`rotary`], the
 //! authors' are neighbours, which is another order of features.
 
 use super::method::{Inputs, Positional};

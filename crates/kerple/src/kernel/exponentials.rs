@@ -16,7 +16,7 @@
 //!   second order, so their weights are shared out, in closed form, between a rate of 0 and `lambda_0`.
 //! * Fast nodes matter at short distances only, where linear attention needs no sum: before [`NEAREST`].
 //!
-//! Positive weights keep the denominators of linear attention positive. Power kernels with exponents up to 1 are in [`power`].
+//! Positive weights keep the denominators of linear attention positive. Power kernels with exponents up to 1 are in [`Sum::power`].
 
 mod power;
 
