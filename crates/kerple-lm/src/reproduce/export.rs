@@ -2,9 +2,10 @@
 //! TensorBoard files. Tables and figures can be made of it again.
 
 use crate::error::{Error, Result};
+use crate::run::RunFolder;
 use kerple_report::paper::{MANIFEST_FILE, Manifest, TIMING_FILE};
-use kerple_report::record::{EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SCORES_FILE};
-use std::path::Path;
+use kerple_report::record::{self, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SCORES_FILE};
+use std::path::{Path, PathBuf};
 
 /// Copies the manifest, the timing, and the records of every run that has been evaluated into `folder`, where older ones
 /// are replaced; returns how many runs that were.
@@ -26,7 +27,16 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
         if ![EVALUATION_FILE, PROBES_FILE].iter().any(|name| from.join(name).exists()) {
             continue;
         }
-        for name in [PLAN_FILE, METRICS_FILE, EVALUATION_FILE, KERNELS_FILE, PROBES_FILE, SCORES_FILE] {
+        if let Some(mut plan) = RunFolder::new(from.clone()).plan()? {
+            // where a machine keeps its texts is no part of a result
+            let path = &plan.data.path;
+            let kept = path.strip_prefix(out).ok().map(Path::to_owned).or_else(|| path.file_name().map(PathBuf::from));
+            plan.data.path = kept.unwrap_or_default();
+            let to = folder.join(&run.folder);
+            std::fs::create_dir_all(&to).map_err(Error::io(&to, "create"))?;
+            record::write_json(&to.join(PLAN_FILE), &plan)?;
+        }
+        for name in [METRICS_FILE, EVALUATION_FILE, KERNELS_FILE, PROBES_FILE, SCORES_FILE] {
             if from.join(name).exists() {
                 copy(&from.join(name), &folder.join(&run.folder).join(name))?;
             }
