@@ -80,6 +80,9 @@ fn it_ends_in_every_table_and_figure_and_a_second_call_does_nothing() {
     assert_eq!(exported.replace("kept/", "r/"), printed);
     assert_eq!(place.read("kept/paper/cells.csv"), place.read("r/paper/cells.csv"));
     assert!(!place.path("kept/data").exists() && !place.path("kept/github/alibi/seed-1235/checkpoints").exists());
+    // nor does it say where this machine has its texts
+    let plan: Value = serde_json::from_str(&place.read("kept/github/alibi/seed-1235/plan.json")).unwrap();
+    assert_eq!(plan["data"]["path"], "data/github");
 }
 
 #[test]

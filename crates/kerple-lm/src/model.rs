@@ -321,7 +321,8 @@ impl Embedded {
 }
 
 impl Trunk<'_> {
-    /// Embeddings of tokens from position `start` on, `[B, L, M]`, one more where there is a first row, with what the encoding adds to them.
+    /// Embeddings of tokens from position `start` on, `[B, L, M]`, one more where there is a first row, with what the encoding
+    /// adds to them.
     fn embed(&self, Tokens { ids, batch, len }: Tokens, start: usize, pass: &Pass) -> Tensor<3> {
         let table = self.embedding.val();
         let device = table.device();

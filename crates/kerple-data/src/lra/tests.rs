@@ -240,6 +240,10 @@ fn made_up_pairs_have_a_subject_in_common_or_not() {
     // 100 expected, standard deviation 7
     assert!((65..135).contains(&joined), "{joined}");
     assert_eq!(seen, (0..8).collect());
+    for subjects in [0, 1, 1001] {
+        let said = refused(&Arena::Retrieval(Retrieval { subjects, ..Retrieval::default() }), None);
+        assert!(said.contains("2 to 1000 subjects"), "{said}");
+    }
 }
 
 fn png(pixels: &[u8], side: u32, colour: png::ColorType) -> Vec<u8> {

@@ -7,7 +7,8 @@
 //!
 //! `p`, the threshold, is the training length in the paper; the released code of DAPE, which the reference values come from,
 //! has 64 whatever the training length. Encoders take `|i - j|` and `max(i, j, P)`. Enters: scores, after the `1/sqrt(D)`
-//! scale. Randomized positions are drawn for tokens, not for distances: `i` and `j` become those of a sorted set. Learned: c, m, and the network, in every layer for itself; all but its biases are decayed.
+//! scale. Randomized positions are drawn for tokens, not for distances: `i` and `j` become those of a sorted set. Learned: c, m,
+//! and the network, in every layer for itself; all but its biases are decayed.
 //! Past the training length: defined for every query and key, the measure grows with the query's position.
 
 use super::method::{Inputs, Positional};

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Enters: queries and keys of every layer, before caching. Past the training length: defined, but the model has not seen
-//! those angles; [`Scaling`] makes other rates for longer sequences, in training or in the evaluation of a trained model. The original's low-precision runs round `inv_freq` and the positions to bf16.
+//! those angles; [`Scaling`] makes other rates for longer sequences, in training or in the evaluation of a trained model. The
+//! original's low-precision runs round `inv_freq` and the positions to bf16.
 
 use super::method::{Inputs, Positional};
 use super::randomized::Randomized;

@@ -110,8 +110,8 @@ impl Grid {
     /// The grid for the logarithmic kernel.
     pub fn log(demand: &Demand) -> Grid {
         use {Amplitude::*, Tolerance::*};
-        // step by the bound above for the largest amplitude; the fastest rate over the nearest distance, and what the slowest may be over the
-        // horizon, by the error at either end: the test below walks through all of them
+        // step by the bound above for the largest amplitude; the fastest rate over the nearest distance, and what the slowest
+        // may be over the horizon, by the error at either end: the test below walks through all of them
         let (step, fastest) = match (demand.amplitude, demand.tolerance) {
             (Two, Hundredth) => (1.111, 2.031),
             (Two, Thousandth) => (0.853, 2.553),

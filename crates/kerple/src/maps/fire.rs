@@ -6,8 +6,8 @@
 //! psi(x) = ln(1 + |c x|)                  P = |m p|, p the threshold
 //! ```
 //!
-//! `max(i, j)` is `i` for a decoder; where positions are drawn, i and j are those of the draw. `psi` is made in f64 at every distance and position once a call. Where a position equals
-//! P, half of the derivative goes to P, as in the released code.
+//! `max(i, j)` is `i` for a decoder; where positions are drawn, i and j are those of the draw. `psi` is made in f64 at every
+//! distance and position once a call. Where a position equals P, half of the derivative goes to P, as in the released code.
 //!
 //! As a function of `t` the network is a line in each of at most `W + 1` pieces, made once a call in f64. So a pair costs one
 //! multiply-add for each head, and a backward sums in each piece the gradient itself and the gradient times `t`, of which

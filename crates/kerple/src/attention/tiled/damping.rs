@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The keys' factor, the second, is at most 1. The queries' is too after the tile, and at most `e^(r n)` where a block and a
-//! tile of n rows together meet. So nothing overflows at any position, and what becomes 0 is below the smallest number beside any other score. Both
-//! factors are made of the powers over a tile, `e^(-r n)`, and of one factor a feature for the distance between query block
+//! tile of n rows together meet. So nothing overflows at any position, and what becomes 0 is below the smallest number beside
+//! any other score. Both factors are made of the powers over a tile, `e^(-r n)`, and of one factor a feature for the distance between query block
 //! and tile, in f64.
 
 use crate::Number;

@@ -240,3 +240,73 @@ fn only_tables_of_biases_are_scaled_inside() {
         assert_eq!(inside.is_ok(), bias.is_some(), "{kind}");
     }
 }
+
+#[test]
+fn a_named_kernel_is_the_expression_of_a_run_file() {
+    for (named, keys, names) in [
+        ("kerple_log", r#""bias":"log(b, a)""#, vec!["b", "a"]),
+        ("gaussian_weight", r#""weight":"gauss(1, a)""#, vec!["a"]),
+        (
+            "kerple_bias_weight",
+            r#""bias":"power(a, p)","weight":"exp(1, a, p)""#,
+            vec!["bias.a", "bias.p", "weight.a", "weight.p"],
+        ),
+    ] {
+        for compat in [Compat::Exact, Compat::Bf16] {
+            let named = Encoding { compat, ..Encoding::from(Method::named(named).unwrap()) };
+            let text = format!(r#"{{"kind":"kernel",{keys}}}"#);
+            let expression = Encoding { compat, ..serde_json::from_str(&text).unwrap() };
+            let found: Vec<String> = expression.parameters(&GEOMETRY).into_iter().map(|p| p.name).collect();
+            assert_eq!(found, names, "{text}");
+            let mut values = named.initial(&GEOMETRY, 5);
+            values.iter_mut().flatten().for_each(|value| *value = value.max(0.01)); // where the ranges agree
+            assert_eq!(named.table(&GEOMETRY, &values, 700), expression.table(&GEOMETRY, &values, 700), "{text}");
+            let slopes = [&named, &expression].map(|encoding| encoding.table_slopes(&GEOMETRY, &values, 700));
+            assert_eq!(slopes[0], slopes[1], "{text}");
+        }
+    }
+}
+
+#[test]
+fn expressions_must_be_proven_or_admitted() {
+    let read = |text: &str| serde_json::from_str::<Encoding>(text);
+    assert!(read(r#"{"kind":"kernel","bias":"power(1, 2.5)"}"#).is_err());
+    assert!(read(r#"{"kind":"kernel","bias":"power(1, 2.5)","unproven":true}"#).is_ok());
+    assert!(read(r#"{"kind":"kernel","bias":"log(b"}"#).unwrap_err().to_string().contains("bias"));
+}
+
+#[test]
+fn dape_takes_bases_that_add_a_bias_and_refuses_others() {
+    for base in
+        [r#""alibi""#, r#""t5""#, r#""none""#, r#""rotary""#, r#""fire""#, r#"{"kind":"kernel","bias":"log(b, a)"}"#]
+    {
+        let encoding = read(&format!(r#"{{"kind":"dape","base":{base}}}"#)).unwrap();
+        let written = serde_json::to_string(&encoding).unwrap();
+        assert_eq!(read(&written).unwrap(), encoding, "{written}");
+    }
+    for (keys, said) in [
+        (r#""base":"sinusoidal""#, "is added to the embeddings"),
+        (r#""base":"xpos""#, "damps features of queries and keys"),
+        (r#""base":"kerple_weight""#, "multiplies scores"),
+        (r#""base":"dape""#, "changes all heads together itself"),
+        (r#""base":"alibie""#, "there is no `alibie`"),
+        (r#""base":{"kind":"alibi","r1":1}"#, "unknown field"),
+        (r#""base":{"kind":"fire","width":0}"#, "`width`: 0 is out of range"),
+        (r#""base":"none","variant":"concat""#, "there is one variant"),
+        (r#""kernel":2"#, "it must be odd"),
+        (r#""hidden":0"#, "0 is out of range"),
+    ] {
+        let error = read(&format!(r#"{{"kind":"dape",{keys}}}"#)).unwrap_err();
+        assert!(error.contains(said), "{keys}: {error}");
+    }
+}
+
+/// What the paper counts: 1,196 values a layer beside those of the base.
+#[test]
+fn dape_learns_as_many_values_as_published() {
+    let geometry = Geometry::new(12, 64, 512);
+    let count = |text: &str| serde_json::from_str::<Encoding>(text).unwrap().parameter_count(&geometry, 12);
+    assert_eq!(count(r#"{"kind":"dape","base":"alibi"}"#), 14_352);
+    assert_eq!(count(r#"{"kind":"dape"}"#), 14_352 + 12 * 24);
+    assert_eq!(count(r#"{"kind":"fire"}"#), 12 * (2 + 64 + 12 * 32 + 12));
+}
