@@ -164,7 +164,9 @@ impl Recurrent {
         let inner = heads.inner();
         let mut out = vec![0.0f32; batch * len * inner];
         let merged = Strides { batch: len * inner, head: head_dim, row: inner };
-        linear::extend(&problem, linear::Inputs { q, k, v }, ViewMut::new(&mut out, merged), state);
+        let mut denominators = vec![0.0; batch * count * len];
+        let to = ViewMut::new(&mut out, merged);
+        linear::extend(&problem, linear::Inputs { q, k, v }, to, &mut denominators, state);
         self.len += len;
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
     }

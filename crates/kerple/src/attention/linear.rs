@@ -14,11 +14,14 @@
 //! S_k(s) = sum over j < s of exp(-rate_k (s - j)) phi(k_j) [v_j, 1]        [M, D + 1] for each of K rates
 //! ```
 //!
-//! of which rows meet fewer combinations, see [`Decay`]. They are [`State`] when it is kept: the next call goes on behind the last, one row or many, with the same result as one
-//! call for all. Decays are applied once a chunk, from tables made in f64, so f32 does not drift over a million positions.
+//! of which rows meet fewer combinations, see [`Decay`]. They are [`State`] when it is kept: the next call goes on behind the
+//! last, one row or many, with the same result as one call for all. Decays are applied once a chunk, from tables made in f64,
+//! so f32 does not drift over a million positions.
 //!
 //! * [`naive`] is the definition, in quadratic time.
 //! * Padding: keys from a sequence's length on count for nothing.
+//! * A sequence of any length can be trained in pieces: states are kept where pieces begin, and gradients are made from the last
+//!   piece to the first, each handing [`Later`] to the one before ([`backward_piece`]). Rows need no more room than a piece has.
 //! * Heads of sequences are independent pieces of work, and sums have a fixed order: the bits do not depend on threads.
 
 mod backward;
@@ -35,7 +38,7 @@ mod tests;
 pub mod toeplitz;
 
 pub use decay::{Decay, DecayGradient, is_near};
-pub use state::State;
+pub use state::{Later, State};
 
 use super::view::Shape;
 use super::{Strides, View, ViewMut, workers};
@@ -139,6 +142,15 @@ impl<'a, T: Number> Problem<'a, T> {
         [head_dim, value_dim].map(|head_dim| Shape { batch, heads, rows: len, head_dim })
     }
 
+    fn check_piece(&self, state: &State<T>) {
+        assert!(
+            self.reach == Reach::Causal && self.lengths.is_none(),
+            "a state goes on with causal rows without padding"
+        );
+        let dims = Dims { len: 0, head_dim: 0, ..self.dims };
+        assert!(state.dims == dims, "the state is of {:?}, not {dims:?}", state.dims);
+    }
+
     fn check(&self) {
         let Dims { heads, batch, len, head_dim, value_dim } = self.dims;
         assert!(head_dim > 0 && value_dim > 0, "{:?}: rows of nothing", self.dims);
@@ -207,15 +219,16 @@ fn run_forward<T: Number>(
 ///
 /// # Panics
 /// If a slice does not fit, the problem is not causal or has padding, or the state is of another problem.
-pub fn extend<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, state: &mut State<T>) {
-    let Dims { batch, heads, len, .. } = problem.dims;
-    let mut denominators = vec![T::ZERO; batch * heads * len];
-    check_forward(problem, &inputs, &out, &denominators);
-    assert!(
-        problem.reach == Reach::Causal && problem.lengths.is_none(),
-        "a state goes on with causal rows without padding"
-    );
-    run_forward(problem, inputs, out, &mut denominators, Some(state));
+pub fn extend<T: Number>(
+    problem: &Problem<T>,
+    inputs: Inputs<T>,
+    out: ViewMut<T>,
+    denominators: &mut [T],
+    state: &mut State<T>,
+) {
+    check_forward(problem, &inputs, &out, denominators);
+    problem.check_piece(state);
+    run_forward(problem, inputs, out, denominators, Some(state));
 }
 
 fn check_forward<T: Number>(problem: &Problem<T>, inputs: &Inputs<T>, out: &ViewMut<T>, denominators: &[T]) {
@@ -260,15 +273,44 @@ pub struct Gradients<'a, T> {
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
 pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     check_backward(problem, &saved, &gradients);
-    run_backward(problem, saved, gradients);
+    run_backward(problem, saved, None, gradients);
 }
 
-fn run_backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
-    if let Some(coded) = Coded::new(problem, saved.inputs, 0) {
-        return coded.backward(saved, gradients);
+/// The same for a piece of longer sequences that [`extend`] computed behind `before`: `d_out` is then the gradient of the loss of
+/// all positions, and `later` has seen every piece behind this one, the last first. It then has seen this one too.
+///
+/// # Panics
+/// As [`backward`] and [`extend`] do, and if a piece neither ends the sequence nor has whole chunks.
+pub fn backward_piece<T: Number>(
+    problem: &Problem<T>,
+    saved: Saved<T>,
+    (before, later): (&State<T>, &mut Later<T>),
+    gradients: Gradients<T>,
+) {
+    check_backward(problem, &saved, &gradients);
+    problem.check_piece(before);
+    let len = problem.dims.len;
+    assert!(
+        before.len().is_multiple_of(CHUNK) && (len.is_multiple_of(CHUNK) || later.is_empty()),
+        "a piece of {len} positions behind {} is not cut between chunks of {CHUNK}",
+        before.len()
+    );
+    assert!(later.len() == before.units.len(), "what is later is of {} units, not {}", later.len(), before.units.len());
+    run_backward(problem, saved, Some((before, later)), gradients);
+}
+
+fn run_backward<T: Number>(
+    problem: &Problem<T>,
+    saved: Saved<T>,
+    ends: Option<(&State<T>, &mut Later<T>)>,
+    gradients: Gradients<T>,
+) {
+    let first = ends.as_ref().map_or(0, |(before, _)| before.len());
+    if let Some(coded) = Coded::new(problem, saved.inputs, first) {
+        return coded.backward(saved, ends, gradients);
     }
     match (problem.reach, problem.decay) {
-        (Reach::Causal, _) => backward::backward(problem, saved, gradients),
+        (Reach::Causal, _) => backward::backward(problem, saved, ends, gradients),
         (Reach::Both, None) => both::backward(problem, saved, gradients),
         (Reach::Both, Some(_)) => mirrored::backward(problem, saved, gradients),
     }

@@ -12,13 +12,14 @@
 
 use super::decay::Terms;
 use super::forward::{Task, load, products};
-use super::state::{Rows, Unit};
+use super::state::{Ahead, Later, Rows, State, Unit};
 use super::{CHUNK, DecayGradient, Dims, Gradients, NEAR, Problem, Saved, loops, parts, sum_batch, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
 use crate::attention::product::Keep;
 use crate::cpu::reduce;
 use crate::features::{Chain, ChainRoom, Multiply, Side, padded};
+use std::sync::Mutex;
 
 /// Where one head of one sequence writes.
 pub(super) struct Outputs<'a, T> {
@@ -75,6 +76,27 @@ impl<T: Number> Scratch<T> {
         }
     }
 
+    /// Goes on in front of what comes later; returns how many of its rows are met one by one.
+    fn begin_behind(&mut self, ahead: &Ahead<T>) -> usize {
+        self.unit.sums.clone_from(&ahead.sums);
+        let held = [&ahead.queries, &ahead.d_sums, &ahead.d_counts];
+        for (own, held) in [&mut self.queries, &mut self.d_sums, &mut self.d_counts].into_iter().zip(held) {
+            own[..held.len()].copy_from_slice(held);
+        }
+        ahead.rows
+    }
+
+    /// Leaves the same to the rows before, of which the last meet `rows` one by one.
+    fn leave_behind(&self, rows: usize, ahead: &mut Ahead<T>) {
+        ahead.sums.clone_from(&self.unit.sums);
+        let held = [&mut ahead.queries, &mut ahead.d_sums, &mut ahead.d_counts];
+        for (held, own) in held.into_iter().zip([&self.queries, &self.d_sums, &self.d_counts]) {
+            let len = held.len();
+            held.copy_from_slice(&own[..len]);
+        }
+        ahead.rows = rows;
+    }
+
     /// No gradient of keys and values yet.
     pub(super) fn nothing_yet(&mut self, rows: usize) {
         let (width, value) = (self.d_features.len() / CHUNK, self.d_values.len() / CHUNK);
@@ -83,9 +105,11 @@ impl<T: Number> Scratch<T> {
     }
 }
 
-/// Runs `work` for every head of every sequence, and sums over sequences what belongs to heads.
+/// Runs `work` for every head of every sequence, whose first row has position `first`, and sums over sequences what belongs to
+/// heads.
 pub(super) fn for_each_unit<T: Number>(
     problem: &Problem<T>,
+    first: usize,
     saved: Saved<T>,
     gradients: Gradients<T>,
     work: impl Fn(&Task<T>, &Saved<T>, &Outputs<T>, &mut Scratch<T>) + Sync,
@@ -117,7 +141,7 @@ pub(super) fn for_each_unit<T: Number>(
                 *own = Some((head, Scratch::new(&chain, dims.value_dim, terms)));
             }
             let (_, scratch) = own.as_mut().expect("it has just been made");
-            let task = Task { problem, chain: &chain, terms, inputs: saved.inputs, batch, head, first: 0 };
+            let task = Task { problem, chain: &chain, terms, inputs: saved.inputs, batch, head, first };
             work(&task, &saved, &outputs, scratch);
         },
     );
@@ -130,19 +154,34 @@ pub(super) fn for_each_unit<T: Number>(
     }
 }
 
-pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
-    for_each_unit(problem, saved, gradients, |task, saved, outputs, scratch| {
-        let len = task.problem.dims.len;
-        scratch.unit.clear();
+/// Of whole sequences, or of a piece with what is before and behind it.
+pub(super) fn backward<T: Number>(
+    problem: &Problem<T>,
+    saved: Saved<T>,
+    ends: Option<(&State<T>, &mut Later<T>)>,
+    gradients: Gradients<T>,
+) {
+    let (dims, (before, behind)) = (problem.dims, ends.unzip());
+    let behind: Vec<Mutex<&mut Ahead<T>>> = behind.into_iter().flat_map(Later::units).map(Mutex::new).collect();
+    for_each_unit(problem, before.map_or(0, State::len), saved, gradients, |task, saved, outputs, scratch| {
+        let (len, item) = (dims.len, task.head * dims.batch + task.batch);
+        match before {
+            Some(before) => scratch.unit.clone_from(&before.units[item]),
+            None => scratch.unit.clear(),
+        }
         for row in (0..len).step_by(CHUNK) {
             task.backward_queries(row, (len - row).min(CHUNK), saved, outputs, scratch);
         }
         scratch.unit.clear();
-        let mut later = 0;
+        let mut behind = behind.get(item).map(|ahead| ahead.lock().expect("a unit is one item's"));
+        let mut later = behind.as_ref().map_or(0, |ahead| scratch.begin_behind(ahead));
         for row in (0..len).step_by(CHUNK).rev() {
             let rows = (len - row).min(CHUNK);
             task.backward_keys(row, [rows, later], saved, outputs, scratch);
             later = rows;
+        }
+        if let Some(ahead) = &mut behind {
+            scratch.leave_behind(later, ahead);
         }
     });
 }

@@ -38,7 +38,7 @@ pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: V
 }
 
 pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
-    for_each_unit(problem, saved, gradients, |task, saved, outputs, scratch| {
+    for_each_unit(problem, 0, saved, gradients, |task, saved, outputs, scratch| {
         let len = task.problem.dims.len;
         let chunks = || (0..len).step_by(CHUNK).map(|row| (row, (len - row).min(CHUNK)));
         // sums over keys

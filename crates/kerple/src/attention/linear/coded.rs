@@ -1,7 +1,7 @@
 //! Queries and keys contracted with a stochastic code before anything else, for all sequences together.
 
 use super::workers::{self, Schedule, Turns};
-use super::{CHUNK, Dims, Gradients, Inputs, Problem, Saved, Side, Strides, View, ViewMut};
+use super::{CHUNK, Dims, Gradients, Inputs, Later, Problem, Saved, Side, State, Strides, View, ViewMut};
 use crate::Number;
 use crate::cpu::reduce;
 use crate::features::contract::{self, Code, Packed, Room};
@@ -83,7 +83,7 @@ impl<'a, T: Number> Coded<'a, T> {
     }
 
     /// Every gradient: through the rest to the images, and from there to queries, keys and the code.
-    pub(super) fn backward(&self, saved: Saved<T>, gradients: Gradients<T>) {
+    pub(super) fn backward(&self, saved: Saved<T>, ends: Option<(&State<T>, &mut Later<T>)>, gradients: Gradients<T>) {
         let (rest, heads) = (self.rest(), self.problem.dims.heads);
         let images = self.forward();
         let mut d_images = [self.room(), self.room()];
@@ -92,7 +92,7 @@ impl<'a, T: Number> Coded<'a, T> {
         let mut of_rest = vec![T::ZERO; heads * others];
         let [to_q, to_k] = d_images.each_mut().map(|images| ViewMut::new(images, self.strides()));
         let through = Gradients { d_q: to_q, d_k: to_k, d_v, d_parameters: &mut of_rest, d_decay };
-        super::run_backward(&rest, Saved { inputs: self.images(&images), ..saved }, through);
+        super::run_backward(&rest, Saved { inputs: self.images(&images), ..saved }, ends, through);
         drop(images);
         let of_code = self.contract_backward(&d_images, [&d_q, &d_k]);
         for (head, to) in d_parameters.chunks_exact_mut((own + others).max(1)).enumerate() {

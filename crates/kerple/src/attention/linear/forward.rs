@@ -71,7 +71,6 @@ pub(super) fn forward<T: Number>(
             &mut fresh
         }
     };
-    assert!(state.dims == (Dims { len: 0, head_dim: 0, ..dims }), "the state is of {:?}, not {dims:?}", state.dims);
     let State { position, terms, units, .. } = state;
     let (first, terms) = (*position, &terms[..]);
     let kept: Vec<Mutex<&mut Unit<T>>> = units.iter_mut().map(Mutex::new).collect();

@@ -124,7 +124,7 @@ fn run_backward<T: Number>(problem: &Problem<T>, pass: Pass, saved: Saved<T>, wa
         d_parameters: parameters,
         d_decay: decay.as_mut().map(|[d_near, d_weights]| DecayGradient { d_near, d_weights }),
     };
-    with_causal(problem, pass, |problem| super::backward::backward(problem, saved, gradients));
+    with_causal(problem, pass, |problem| super::backward::backward(problem, saved, None, gradients));
     if let (Some([d_near, _]), Pass::After) = (&mut found.decay, pass) {
         // the row itself is left out, whatever the kernel is there
         d_near.iter_mut().step_by(super::NEAR).for_each(|itself| *itself = T::ZERO);

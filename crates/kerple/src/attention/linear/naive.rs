@@ -3,7 +3,8 @@
 //! ```text
 //! r_i = guard + sum_j a(i - j) phi(q_i).phi(k_j)        out_i = sum_j a(i - j) phi(q_i).phi(k_j) v_j / r_i
 //! d_r_i = -d_out_i.out_i / r_i        d_p_ij = a(i - j) (d_out_i.v_j / r_i + d_r_i)
-//! d_phi(q_i) = sum_j d_p_ij phi(k_j)        d_phi(k_j) = sum_i d_p_ij phi(q_i)        d_v_j = sum_i a(i - j) phi(q_i).phi(k_j) d_out_i / r_i
+//! d_phi(q_i) = sum_j d_p_ij phi(k_j)        d_phi(k_j) = sum_i d_p_ij phi(q_i)
+//! d_v_j = sum_i a(i - j) phi(q_i).phi(k_j) d_out_i / r_i
 //! d_a(i - j) = phi(q_i).phi(k_j) d_p_ij / a(i - j)
 //! ```
 //!

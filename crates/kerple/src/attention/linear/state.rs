@@ -51,6 +51,57 @@ impl<T: Number> State<T> {
     }
 }
 
+/// What the positions behind a piece of a sequence leave for the keys in it and before it, see [`super::backward_piece`]: its size
+/// does not depend on how many they are.
+#[derive(Clone, Debug)]
+pub struct Later<T> {
+    /// `[H, B]`
+    units: Vec<Ahead<T>>,
+}
+
+impl<T: Number> Later<T> {
+    /// Nothing: behind the last position.
+    pub fn new(problem: &Problem<T>) -> Later<T> {
+        let (Dims { heads, batch, value_dim, .. }, terms) = (problem.dims, problem.terms());
+        let features = problem.chain().widths()[1];
+        let ahead = |head: usize| Ahead {
+            sums: Sums::new(features, value_dim, &terms[head]),
+            rows: 0,
+            queries: vec![T::ZERO; CHUNK * padded(features)],
+            d_sums: vec![T::ZERO; CHUNK * padded(value_dim)],
+            d_counts: vec![T::ZERO; CHUNK],
+        };
+        Later { units: (0..heads * batch).map(|item| ahead(super::unit(problem.dims, item).0)).collect() }
+    }
+
+    /// Whether no piece has been seen yet.
+    pub fn is_empty(&self) -> bool {
+        self.units.iter().all(|unit| unit.rows == 0)
+    }
+
+    /// Heads of sequences.
+    pub(super) fn len(&self) -> usize {
+        self.units.len()
+    }
+
+    pub(super) fn units(&mut self) -> &mut [Ahead<T>] {
+        &mut self.units
+    }
+}
+
+/// The same of one head of one sequence.
+#[derive(Clone, Debug)]
+pub(super) struct Ahead<T> {
+    /// Over the queries of chunks that no key to come meets one by one.
+    pub(super) sums: Sums<T>,
+    /// Queries of the chunk before those.
+    pub(super) rows: usize,
+    /// Their features, `[CHUNK, padded(M)]`, and gradients in what they got: `[CHUNK, padded(value_dim)]`, `[CHUNK]`.
+    pub(super) queries: Vec<T>,
+    pub(super) d_sums: Vec<T>,
+    pub(super) d_counts: Vec<T>,
+}
+
 /// Sums over chunks that are gone, of products `u_j phi(k_j)` with `u` values and a count: `[U, padded(M)]` for each of K terms,
 /// and of those what rows meet, J.
 #[derive(Clone, Debug)]

@@ -251,11 +251,87 @@ fn a_state_goes_on_where_it_stopped() {
                     k: View { data: &values.k[first * D..], strides: rows },
                     v: View { data: &values.v[first * 3..], strides: wide },
                 };
-                extend(&part, inputs, ViewMut::new(&mut out[first * 3..], wide), &mut state);
+                let mut denominators = vec![f64::NAN; 2 * HEADS * step];
+                extend(&part, inputs, ViewMut::new(&mut out[first * 3..], wide), &mut denominators, &mut state);
                 first += step;
             }
             assert_eq!((first, state.len(), state.bytes()), (330, 330, size));
             assert_close(&[out], &[whole], 1e-11, name);
+        }
+    }
+}
+
+/// Pieces are cut anywhere between chunks; the last ends where it ends.
+#[test]
+fn gradients_of_pieces_are_those_of_the_whole() {
+    const STARTS: [usize; 5] = [0, 256, 384, 640, 700];
+    let dims = Dims { batch: 2, heads: HEADS, len: 700, head_dim: D, value_dim: 3 };
+    let values = values(dims);
+    let (rows, wide) = (strides(dims, D), strides(dims, 3));
+    for (name, maps) in maps::<f64>() {
+        for decays in [false, true] {
+            let guard = Guard::Add(1e-6);
+            let case = Case { dims, reach: Reach::Causal, lengths: None, guard, decays, naive: false };
+            let maps = maps.all();
+            let want = run(&case, &maps, &values);
+            let decay = Decay { near: &values.near, terms: TERMS, rates: &values.rates, weights: &values.weights };
+            let decay = decays.then_some(decay);
+            let problem = |len| Problem {
+                dims: Dims { len, ..dims },
+                reach: Reach::Causal,
+                lengths: None,
+                maps: &maps,
+                decay,
+                guard,
+            };
+            fn from(data: &[f64], first: usize, strides: Strides) -> View<'_, f64> {
+                View { data: &data[first * strides.row..], strides }
+            }
+            let inputs = |first| Inputs {
+                q: from(&values.q, first, rows),
+                k: from(&values.k, first, rows),
+                v: from(&values.v, first, wide),
+            };
+            let mut out = vec![f64::NAN; values.v.len()];
+            let mut state = State::new(&problem(0));
+            let pieces = STARTS.windows(2).map(|ends| {
+                let (first, len, before) = (ends[0], ends[1] - ends[0], state.clone());
+                let mut denominators = vec![f64::NAN; 2 * HEADS * len];
+                let to = ViewMut::new(&mut out[first * 3..], wide);
+                extend(&problem(len), inputs(first), to, &mut denominators, &mut state);
+                (first, len, before, denominators)
+            });
+            let pieces: Vec<_> = pieces.collect();
+            let mut found: Vec<Vec<f64>> = want.iter().map(|part| vec![0.0; part.len()]).collect();
+            found[0].copy_from_slice(&out);
+            let mut later = Later::new(&problem(0));
+            for (first, len, before, denominators) in pieces.iter().rev() {
+                let problem = problem(*len);
+                let [_, _, d_q, d_k, d_v, sums @ ..] = &mut found[..] else { unreachable!("eight parts") };
+                let mut own: Vec<Vec<f64>> = sums.iter().map(|sum| vec![f64::NAN; sum.len()]).collect();
+                let [d_parameters, d_near, d_weights] = &mut own[..] else { unreachable!("three of them") };
+                let saved = Saved {
+                    inputs: inputs(*first),
+                    out: from(&out, *first, wide),
+                    denominators,
+                    d_out: from(&values.d_out, *first, wide),
+                };
+                let gradients = Gradients {
+                    d_q: ViewMut::new(&mut d_q[first * D..], rows),
+                    d_k: ViewMut::new(&mut d_k[first * D..], rows),
+                    d_v: ViewMut::new(&mut d_v[first * 3..], wide),
+                    d_parameters,
+                    d_decay: decays.then_some(DecayGradient { d_near, d_weights }),
+                };
+                backward_piece(&problem, saved, (before, &mut later), gradients);
+                for (sum, own) in sums.iter_mut().zip(own) {
+                    sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+                }
+            }
+            // denominators lie otherwise
+            for part in [0, 2, 3, 4, 5, 6, 7] {
+                assert_close(&found[part..=part], &want[part..=part], 1e-11, &format!("{name} {decays} {part}"));
+            }
         }
     }
 }
