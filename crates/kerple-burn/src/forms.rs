@@ -2,6 +2,7 @@
 //!
 //! Rows added to the embeddings never reach attention.
 
+use crate::ops::linear_attention::Piece;
 use crate::pass::Pass;
 use burn::tensor::{DType, Tensor};
 pub use kerple::forms::Sight;
@@ -27,6 +28,8 @@ pub struct Positions {
     pub fading: Option<Arc<Fading>>,
     /// What is drawn in attention (codes, features) is drawn from this.
     pub pass: Pass,
+    /// What linear attention knows of the rest where rows are a piece of longer sequences.
+    pub piece: Option<Piece>,
 }
 
 /// A stochastic code with what it learns.
@@ -80,6 +83,7 @@ impl Default for Positions {
             code: None,
             fading: None,
             pass: Pass::evaluation(0),
+            piece: None,
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::forms::Positions;
 use crate::fused::Engine;
 use crate::ops::attention::{self, ScoreInputs};
 use crate::ops::attention_layer::Heads;
-use crate::ops::linear_attention::{self, Linear, Maps};
+use crate::ops::linear_attention::{self, Behind, Linear, Maps, Piece};
 use burn::tensor::{DType, Tensor, TensorData};
 use kerple::attention::linear::{self, Problem, State};
 use kerple::attention::{Dims, Strides, View, ViewMut};
@@ -57,6 +57,17 @@ impl Memory {
     /// Whether no position is held yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The place of positions that come next, with what is `behind` them, for training; `None` where what is held grows.
+    pub fn piece(&self, behind: &Behind) -> Option<Piece> {
+        match self {
+            Memory::Recurrent(recurrent) => {
+                let begun = recurrent.begun.as_ref();
+                Some(Piece::new(begun.and_then(|begun| begun.state.clone()), behind))
+            }
+            Memory::Rows(_) | Memory::Tensors(_) => None,
+        }
     }
 
     /// Causal self-attention of new positions, from a packed projection `[B, L, (H + 2 G) D]`, over all that is then held;

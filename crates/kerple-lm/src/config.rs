@@ -167,6 +167,9 @@ pub struct TrainConfig {
     pub batch: usize,
     /// Sequences at once in memory; gradients of the parts of a batch are added. The whole batch when absent.
     pub micro_batch: Option<usize>,
+    /// Tokens of a sequence at once in memory, where attention is linear: a multiple of 128. Whole sequences when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub piece: Option<usize>,
     /// Updates.
     pub steps: u64,
     /// Updates the learning-rate schedule is laid out over; `steps` when absent. After them the rate stays where it is, so a
@@ -212,6 +215,7 @@ impl Default for TrainConfig {
             train_len: 512,
             batch: 32,
             micro_batch: None,
+            piece: None,
             steps: 50_000,
             schedule_steps: None,
             learning_rate: 6e-4,

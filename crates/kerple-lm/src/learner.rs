@@ -144,9 +144,11 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
             let weight = self.task.weight(part);
             // a part of which nothing is scored has no loss
             if weight > 0 {
-                let part = self.task.loss(self.model(), part, &pass.at_row(row)) / (total / weight as f64);
-                loss += part.clone().into_data().iter::<f64>().sum::<f64>();
-                add(&mut sums, parameters::gradients(self.model(), &mut part.backward()));
+                self.task.each_loss(self.model(), part, &pass.at_row(row), &mut |part| {
+                    let part = part / (total / weight as f64);
+                    loss += part.clone().into_data().iter::<f64>().sum::<f64>();
+                    add(&mut sums, parameters::gradients(self.model(), &mut part.backward()));
+                });
             }
             row += part.rows;
         }

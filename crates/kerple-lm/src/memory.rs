@@ -92,7 +92,8 @@ impl Plan {
     pub fn training_memory(&self, micro_batch: usize) -> Memory {
         let model = &self.model;
         let [m, f, h] = [model.d_model, model.d_hidden, model.n_heads];
-        let tokens = micro_batch.saturating_mul(self.sequence_len());
+        let at_once = self.train.piece.unwrap_or(usize::MAX).min(self.sequence_len());
+        let tokens = micro_batch.saturating_mul(at_once);
         let parts = 1 + usize::from(micro_batch < self.train.batch);
         let a_token = model.n_layers * (6 * m + f + h) + 10 * m + 2 * f;
         let saving = bytes(&[3, self.parameters]);

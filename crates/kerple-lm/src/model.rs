@@ -4,6 +4,7 @@
 
 mod classifier;
 mod encoder;
+mod pieces;
 mod transducer;
 
 pub use classifier::Classifier;
@@ -28,6 +29,7 @@ use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::pass::{EMBEDDINGS, Pass};
 use kerple_burn::positions::PositionalEncoding;
 use rand::Rng;
+use std::ops::Range;
 
 /// A decoder with its positional encoding.
 #[derive(Module, Debug)]
@@ -213,10 +215,7 @@ impl Decoder {
         let mut scored = vec![0.0; batch * len];
         for from in (0..len).step_by(most) {
             let count = most.min(len - from);
-            let piece = |all: &[u32]| -> Vec<u32> {
-                all.chunks_exact(len).flat_map(|row| &row[from..from + count]).copied().collect()
-            };
-            let (ids, targets) = (piece(ids), piece(targets));
+            let [ids, targets] = [ids, targets].map(|all| columns(all, len, from..from + count));
             let x = self.remember(Tokens { ids: &ids, batch, len: count }, &mut memory, &pass);
             let losses = loss::losses(x, self.output(), Targets { ids: &targets, scored: None }, self.engine);
             for (at, loss) in losses.into_data().iter::<f64>().enumerate() {
@@ -261,12 +260,8 @@ impl Decoder {
         let Tokens { ids, batch, len } = tokens;
         assert!(len > 0, "there is no token to go on from");
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
-        let piece = |from: usize| -> Vec<u32> {
-            let to = len.min(from + most);
-            ids.chunks_exact(len).flat_map(|row| &row[from..to]).copied().collect()
-        };
         let pieces = (0..len).step_by(most).map(|from| {
-            let ids = piece(from);
+            let ids = columns(ids, len, from..len.min(from + most));
             self.remember(Tokens { ids: &ids, batch, len: ids.len() / batch }, memory, pass)
         });
         let x = pieces.last().expect("there is a token");
@@ -274,13 +269,17 @@ impl Decoder {
         loss::logits(x.narrow(1, last, 1), self.output()).squeeze_dim(1)
     }
 
-    /// The residual stream of new positions after the last layer, `[B, L, M]`.
-    fn remember(&self, tokens: Tokens, memory: &mut [Memory], pass: &Pass) -> Tensor<3> {
-        let before = memory.first().map_or(0, Memory::len);
+    /// Tokens behind `before` positions as they go into the layers, and what each layer is told of their positions.
+    fn embedded(&self, tokens: Tokens, before: usize, pass: &Pass) -> (Tensor<3>, Vec<Positions>) {
         let x = self.trunk().embed(tokens, before, pass);
         let (lens, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
         let positions = |layer| self.encoding.positions(layer, lens, (&device, dtype), self.engine, pass);
-        let positions = self.encoding.every_layer(positions);
+        (x, self.encoding.every_layer(positions))
+    }
+
+    /// The residual stream of new positions after the last layer, `[B, L, M]`.
+    fn remember(&self, tokens: Tokens, memory: &mut [Memory], pass: &Pass) -> Tensor<3> {
+        let (x, positions) = self.embedded(tokens, memory.first().map_or(0, Memory::len), pass);
         let layers = self.blocks.iter().zip(&positions).zip(memory);
         layers.fold(x, |x, ((block, positions), memory)| block.extend(x, positions, memory, self.engine))
     }
@@ -289,6 +288,11 @@ impl Decoder {
     pub fn memories(&self, batch: usize) -> Vec<Memory> {
         self.blocks.iter().map(|block| block.attention.memory(batch, self.engine)).collect()
     }
+}
+
+/// Some of the columns of rows of `len` values, row by row.
+fn columns<T: Copy>(rows: &[T], len: usize, range: Range<usize>) -> Vec<T> {
+    rows.chunks_exact(len).flat_map(|row| &row[range.clone()]).copied().collect()
 }
 
 /// What a decoder and an encoder have in common, borrowed from either.

@@ -5,7 +5,9 @@ mod check;
 use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
-use check::{check, check_attention, check_block, check_direction, check_readout, check_task, check_train, refused};
+use check::{
+    check, check_attention, check_block, check_direction, check_piece, check_readout, check_task, check_train, refused,
+};
 use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
@@ -206,6 +208,7 @@ impl Plan {
         config.encoding.check(&geometry).map_err(refused)?;
         check_attention(&config.encoding, &geometry, &model)?;
         check_direction(task, &config.encoding, &geometry)?;
+        check_piece(task, train.piece, &model.block)?;
         let mut plan = Plan {
             label: config.encoding.label(),
             seed: config.seed,

@@ -132,6 +132,11 @@ pub trait Task<M> {
     /// The mean loss of the batch's scored targets, `[1]`: what training minimises.
     fn loss(&self, model: &M, batch: &Batch, pass: &Pass) -> Tensor<1>;
 
+    /// The same as a sum of losses, of each of which `learn` makes the gradient before the next is made.
+    fn each_loss(&self, model: &M, batch: &Batch, pass: &Pass, learn: &mut dyn FnMut(Tensor<1>)) {
+        learn(self.loss(model, batch, pass));
+    }
+
     /// The loss of each target, for evaluation; `model` is outside autodiff.
     fn score(&self, model: &M, batch: &Batch, pass: &Pass) -> Scores;
 
@@ -143,13 +148,26 @@ pub trait Task<M> {
 
 /// Predicting the next token: targets are `[B, L]`, those of padding are never scored.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LanguageModel;
+pub struct LanguageModel {
+    /// Tokens of a sequence whose gradient is made at once, see [`Decoder::loss_in_pieces`]; all when absent.
+    pub piece: Option<usize>,
+}
 
 impl Task<Decoder> for LanguageModel {
     fn loss(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Tensor<1> {
         let scored = batch.scored_tokens();
         let targets = Targets { ids: &batch.targets, scored: scored.as_deref() };
         model.weighted_loss(batch.input(), targets, mean_share(targets), pass)
+    }
+
+    fn each_loss(&self, model: &Decoder, batch: &Batch, pass: &Pass, learn: &mut dyn FnMut(Tensor<1>)) {
+        match self.piece {
+            Some(each) if each < batch.len && batch.lengths.is_none() => {
+                let targets = Targets { ids: &batch.targets, scored: batch.scored.as_deref() };
+                model.loss_in_pieces(batch.input(), targets, mean_share(targets), (each, pass), learn);
+            }
+            _ => learn(self.loss(model, batch, pass)),
+        }
     }
 
     fn score(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Scores {

@@ -114,7 +114,7 @@ struct Trainer<'a, M, T> {
 /// What cannot be read or written, a folder in use or of another plan, or a number that is not one.
 pub fn train(sitting: &Sitting, tell: &mut dyn FnMut(Event)) -> Result<Outcome> {
     match Solver::answer(sitting.plan) {
-        None => train_with::<Decoder, _>(sitting, LanguageModel, tell),
+        None => train_with::<Decoder, _>(sitting, LanguageModel { piece: sitting.plan.train.piece }, tell),
         Some(Answer::Marked) => train_with::<Decoder, _>(sitting, Answering, tell),
         Some(Answer::Tape) => train_with::<Transducer, _>(sitting, Answering, tell),
         Some(Answer::Class) => train_with::<Classifier, _>(sitting, Answering, tell),

@@ -30,9 +30,9 @@ const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-2, weight
 
 fn assert_same_training(plan: &Plan, what: &str) {
     let model = Decoder::new(plan, &kerple_lm::device().autodiff());
-    let mut fused = Learner::new(model.clone(), LanguageModel, SETTINGS);
-    let mut composed =
-        Learner::new(model.with_engine(Engine::Composed), LanguageModel, SETTINGS).with_engine(Engine::Composed);
+    let mut fused = Learner::new(model.clone(), LanguageModel::default(), SETTINGS);
+    let mut composed = Learner::new(model.with_engine(Engine::Composed), LanguageModel::default(), SETTINGS)
+        .with_engine(Engine::Composed);
     let names = parameters::names(fused.model());
     let mut first = None;
     for step in 0..6 {

@@ -168,7 +168,7 @@ impl Finished {
         let loaded = run.load(&kerple_lm::device(), false).map(|_| ());
         let state = checkpoint::state(&self.checkpoint, &self.plan.course())?;
         let model = Decoder::new(&self.plan, &kerple_lm::device().autodiff());
-        let mut learner = Learner::new(model, LanguageModel, learner::settings(&self.plan));
+        let mut learner = Learner::new(model, LanguageModel::default(), learner::settings(&self.plan));
         checkpoint::restore(&self.checkpoint, &state, &mut learner)?;
         run.evaluations()?;
         let metrics = run.path().join("metrics.jsonl");

@@ -160,7 +160,7 @@ fn counting(step: u64, rows: usize, len: usize) -> Batch {
 }
 
 fn decoder(plan: &Plan) -> Learner<Decoder, LanguageModel> {
-    Learner::new(Decoder::new(plan, &device()), LanguageModel, settings(plan))
+    Learner::new(Decoder::new(plan, &device()), LanguageModel::default(), settings(plan))
 }
 
 fn config() -> TrainConfig {
@@ -217,7 +217,7 @@ fn composed_and_fused_learners_agree() {
         let plan = plan(&encoding(kind), config());
         let learner = |engine| {
             let model = Decoder::new(&plan, &device()).with_engine(engine);
-            Learner::new(model, LanguageModel, settings(&plan)).with_engine(engine)
+            Learner::new(model, LanguageModel::default(), settings(&plan)).with_engine(engine)
         };
         let (mut fused, mut composed) = (learner(Engine::Fused), learner(Engine::Composed));
         for step in 0..6 {
@@ -240,7 +240,7 @@ fn only_scored_targets_count() {
     let scored: Vec<bool> = (0..48).map(|at| at % 12 <= at / 12).collect();
     batch.scored = Some(scored.clone());
     let model = parameters::without_autodiff(learner.model());
-    let scores = LanguageModel.score(&model, &batch, &Pass::evaluation(0));
+    let scores = LanguageModel::default().score(&model, &batch, &Pass::evaluation(0));
     let whole = learner.gradients(std::slice::from_ref(&batch), Pass::training(7, 0));
     assert!((whole.loss - scores.loss()).abs() < 1e-5, "{} {}", whole.loss, scores.loss());
 

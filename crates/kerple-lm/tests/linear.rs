@@ -8,8 +8,10 @@ use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, LinearPlan};
 use kerple_lm::config::{RunConfig, TrainConfig};
+use kerple_lm::learner::{Learner, settings};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::task::{Batch, LanguageModel};
 
 fn linear(features: FeatureKind) -> BlockPlan {
     let linear = LinearPlan { features, count: 16, ..LinearPlan::default() };
@@ -43,6 +45,14 @@ fn plans_say_what_linear_attention_cannot_take() {
         ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { horizon = 0 } }", "horizon"),
         ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { tolerances = 1 } }", "tolerances"),
         ("encoding = { kind = \"conv_spe\", taps = [2, 2] }", "size"),
+        ("encoding.kind = \"alibi\"\ntrain.piece = 128", "softmax"),
+        (&format!("encoding.kind = \"alibi\"\ntrain.piece = 100\n{features}"), "multiple of 128"),
+        (&format!("encoding.kind = \"alibi\"\ntrain.piece = 0\n{features}"), "multiple of 128"),
+        (
+            &format!("encoding.kind = \"alibi\"\ntrain.piece = 128\nmodel.block.dropout = 0.1\n{features}"),
+            "dropout = 0",
+        ),
+        (&format!("encoding.kind = \"alibi\"\ntrain.piece = 128\ndata.task = \"even_pairs\"\n{features}"), "whole"),
     ] {
         let refused = read(text).unwrap_err();
         assert!(refused.contains(key), "{text}: {refused}");
@@ -115,6 +125,47 @@ fn weights_of_attention_are_shares_of_the_past() {
                 // f32, and what keeps denominators from 0
                 assert!((row.iter().sum::<f64>() - 1.0).abs() < 1e-4, "{kind} {query}: {row:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_pieces_are_those_of_whole_sequences() {
+    for (text, features) in [
+        (r#"{"kind":"none"}"#, FeatureKind::ReluRf),
+        (r#"{"kind":"sinusoidal","randomized":2048}"#, FeatureKind::Elu),
+        (r#"{"kind":"rotary"}"#, FeatureKind::Favor),
+        (r#"{"kind":"alibi"}"#, FeatureKind::FavorJax),
+        (r#"{"kind":"kerple_log"}"#, FeatureKind::Favor),
+        (r#"{"kind":"kerple_power","r2":[0.0,1.0]}"#, FeatureKind::Relu),
+        (r#"{"kind":"sine_spe","waves":2,"realisations":6}"#, FeatureKind::Favor),
+        (r#"{"kind":"conv_spe","taps":[9],"realisations":6}"#, FeatureKind::Favor),
+    ] {
+        let plan =
+            plan_with(&serde_json::from_str::<Encoding>(text).unwrap(), TrainConfig::default(), linear(features));
+        let len = 700;
+        let ids: Vec<u32> = (0..2 * (len + 1)).map(|at| (at * at % 23) as u32).collect();
+        let part = |shift: usize| -> Vec<u32> {
+            ids.chunks(len + 1).flat_map(|row| &row[shift..shift + len]).copied().collect()
+        };
+        let scored = Some((0..2 * len).map(|at| at % 5 > 0).collect());
+        let batch = Batch { tokens: part(0), targets: part(1), scored, lengths: None, rows: 2, len };
+        let gradients = |piece| {
+            let learner = Learner::new(
+                Decoder::new(&plan, &kerple_lm::device().autodiff()),
+                LanguageModel { piece },
+                settings(&plan),
+            );
+            learner.gradients(std::slice::from_ref(&batch), Pass::training(3, 1))
+        };
+        let (whole, pieces) = (gradients(None), gradients(Some(256)));
+        assert!((whole.loss - pieces.loss).abs() < 1e-5, "{text}: {} instead of {}", pieces.loss, whole.loss);
+        for (at, (whole, pieces)) in whole.values.into_iter().zip(pieces.values).enumerate() {
+            let [whole, pieces] = [whole, pieces].map(|values| values.into_data().iter::<f64>().collect::<Vec<f64>>());
+            let size = whole.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+            let worst = whole.iter().zip(&pieces).fold(0.0f64, |worst, (a, b)| worst.max((a - b).abs()));
+            // f32 sums over hundreds of positions in another order
+            assert!(worst <= 1e-4 * size + 1e-8, "{text}, parameter {at}: {worst} of {size}");
         }
     }
 }

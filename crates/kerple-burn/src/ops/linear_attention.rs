@@ -1,8 +1,10 @@
 //! Linear attention: features of queries and keys instead of a softmax, see [`kerple::attention::linear`].
 
 mod composed;
+mod piece;
 
 pub use composed::composed;
+pub use piece::{Behind, Piece};
 
 use crate::array::Array;
 use crate::forms::{Code, Positions};
@@ -29,6 +31,9 @@ pub struct Linear {
 }
 
 /// Linear attention of `[B, H, L, D]` queries, keys and values at the same positions, after their rotation.
+///
+/// # Panics
+/// When the rows are a piece of longer sequences, and no fused operation takes them.
 pub fn linear_attention(
     [q, k, v]: [Tensor<4>; 3],
     linear: &Linear,
@@ -36,6 +41,7 @@ pub fn linear_attention(
     engine: Engine,
 ) -> Tensor<4> {
     if !engine.is_fused_on(&q) {
+        assert!(positions.piece.is_none(), "only fused operations take pieces");
         return composed([q, k, v], linear, positions);
     }
     let dtype = q.dtype();
@@ -54,6 +60,7 @@ pub fn linear_attention(
         pass: positions.pass,
         reach: reach(positions.sight),
         lengths: positions.lengths.clone(),
+        piece: positions.piece.clone(),
     };
     inputs.apply(core)
 }
@@ -182,6 +189,7 @@ struct Core {
     pass: Pass,
     reach: Reach,
     lengths: Option<Arc<[usize]>>,
+    piece: Option<Piece>,
 }
 
 struct Kept<T> {
@@ -194,6 +202,12 @@ impl Core {
     fn dims(&self, inputs: &[Array]) -> Dims {
         let &[batch, heads, len, head_dim] = inputs[self.own[0]].shape() else { panic!("q: expected [B, H, L, D]") };
         Dims { batch, heads, len, head_dim, value_dim: inputs[self.own[2]].shape()[3] }
+    }
+
+    /// The positions of the rows.
+    fn places(&self, dims: Dims) -> Range<usize> {
+        let first = self.piece.as_ref().map_or(0, Piece::first);
+        first..first + dims.len
     }
 
     fn maps<T: Number>(&self, inputs: &[Array]) -> Maps<T> {
@@ -225,14 +239,18 @@ impl Core {
 
     fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
         let (dims, mut maps) = (self.dims(inputs), self.maps::<T>(inputs));
-        maps.hold(0..dims.len);
+        maps.hold(self.places(dims));
         let shape = inputs[self.own[2]].shape();
         let strides = contiguous([dims.heads, dims.len, dims.value_dim]);
         let mut out = zeros(dims.batch * dims.heads * dims.len * dims.value_dim);
         let mut denominators = zeros(dims.batch * dims.heads * dims.len);
         let chain = maps.chain();
         let problem = self.problem(inputs, &chain);
-        linear::forward(&problem, self.inputs(inputs), ViewMut::new(&mut out, strides), &mut denominators);
+        let (rows, to) = (self.inputs(inputs), ViewMut::new(&mut out, strides));
+        match &self.piece {
+            None => linear::forward(&problem, rows, to, &mut denominators),
+            Some(piece) => linear::extend(&problem, rows, to, &mut denominators, &mut piece.state(&problem)),
+        }
         drop(chain);
         maps.hold(0..0);
         let out = Array::from_vec(out, shape);
@@ -244,7 +262,7 @@ impl Core {
         let inputs = step.inputs;
         let (dims, Kept { out, denominators, maps }) = (self.dims(inputs), step.saved::<Kept<T>>());
         let mut maps = maps.clone();
-        maps.hold(0..dims.len);
+        maps.hold(self.places(dims));
         let chain = maps.chain();
         let problem = self.problem(inputs, &chain);
         let (rows, values) =
@@ -267,7 +285,10 @@ impl Core {
             d_parameters: &mut d_parameters,
             d_decay: d_tables.as_mut().map(|[d_near, d_weights]| DecayGradient { d_near, d_weights }),
         };
-        linear::backward(&problem, saved, gradients);
+        match &self.piece {
+            None => linear::backward(&problem, saved, gradients),
+            Some(piece) => piece.backward(&problem, saved, gradients),
+        }
         let mut found = Found::new(inputs);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
         if let (Some((place, _)), Some(code)) = (&self.code, &maps.code) {

@@ -3,8 +3,9 @@
 use super::ModelPlan;
 use crate::config::{Readout, TrainConfig};
 use crate::error::{Error, Result};
+use kerple::attention::linear::CHUNK;
 use kerple::encoding::{Encoding, Geometry, InLinear, Refusal};
-use kerple_burn::plan::FeatureKind;
+use kerple_burn::plan::{BlockPlan, FeatureKind};
 use kerple_data::lra::Arena;
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 
@@ -142,6 +143,23 @@ pub(super) fn check_attention(encoding: &Encoding, geometry: &Geometry, model: &
         );
     }
     Ok(())
+}
+
+/// Pieces are cut where layers keep a state, of sequences that are one text.
+pub(super) fn check_piece(task: Option<&TaskConfig>, piece: Option<usize>, block: &BlockPlan) -> Result<()> {
+    let Some(piece) = piece else { return Ok(()) };
+    let (message, hint) = if piece == 0 || !piece.is_multiple_of(CHUNK) {
+        (format!("{piece} is no multiple of {CHUNK}"), "e.g. 16384")
+    } else if block.attention.linear().is_none() {
+        ("softmax attention holds all keys of a sequence".to_owned(), "leave it out, or make attention linear")
+    } else if block.dropout > 0.0 {
+        ("values are dropped over whole sequences".to_owned(), "set model.block.dropout = 0")
+    } else if task.is_some() {
+        ("tasks are trained on whole sequences".to_owned(), "leave it out")
+    } else {
+        return Ok(());
+    };
+    Err(Error::Config { place: "train.piece".to_owned(), message, hint: hint.to_owned() })
 }
 
 pub(super) fn refused(Refusal { key, message, hint }: Refusal) -> Error {

@@ -81,7 +81,7 @@ fn forward(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
 /// Seconds of the second step of a fresh learner; the first one meets cold caches.
 fn step(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
     let model = Decoder::new(plan, &device.clone().autodiff());
-    let mut learner = Learner::new(model, LanguageModel, learner::settings(plan));
+    let mut learner = Learner::new(model, LanguageModel::default(), learner::settings(plan));
     let mut last = 0.0;
     for step in 0..2 {
         let micro = plan.train.micro_batch.unwrap_or(plan.train.batch);

@@ -70,7 +70,7 @@ impl Subject {
 
     fn learner(&self, plan: &Plan, engine: Engine) -> Learner<Decoder, LanguageModel> {
         let model = Decoder::new(plan, &self.device.clone().autodiff()).with_engine(engine);
-        Learner::new(model, LanguageModel, settings(plan)).with_engine(engine)
+        Learner::new(model, LanguageModel::default(), settings(plan)).with_engine(engine)
     }
 }
 

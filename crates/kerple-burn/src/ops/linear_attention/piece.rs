@@ -1,0 +1,45 @@
+//! Rows that are a piece of longer sequences, trained from the last piece to the first.
+
+use crate::fused::Number;
+use kerple::attention::linear::{self, Gradients, Later, Problem, Saved, State};
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+
+/// What the pieces behind one leave for it in a layer; nothing behind the last.
+#[derive(Clone, Debug, Default)]
+pub struct Behind(Arc<Mutex<Option<Later<f32>>>>);
+
+/// A layer's place in longer sequences: what it knows of the positions before, and what those behind leave for it.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// `None` in front of the first position.
+    before: Option<Arc<State<f32>>>,
+    behind: Behind,
+}
+
+impl Piece {
+    pub(crate) fn new(before: Option<State<f32>>, behind: &Behind) -> Piece {
+        Piece { before: before.map(Arc::new), behind: behind.clone() }
+    }
+
+    /// Position of the first row.
+    pub(super) fn first(&self) -> usize {
+        self.before.as_ref().map_or(0, |state| state.len())
+    }
+
+    /// The state before the piece.
+    pub(super) fn state<T: Number>(&self, problem: &Problem<T>) -> State<T> {
+        match self.before.as_deref() {
+            Some(state) => (state as &dyn Any).downcast_ref::<State<T>>().expect("states are of f32").clone(),
+            None => State::new(problem),
+        }
+    }
+
+    /// [`linear::backward_piece`]; what is behind then knows of these rows too.
+    pub(super) fn backward<T: Number>(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+        let mut behind = self.behind.0.lock().expect("a backward that panicked ends the run");
+        let later = (&mut *behind as &mut dyn Any).downcast_mut::<Option<Later<T>>>().expect("states are of f32");
+        let later = later.get_or_insert_with(|| Later::new(problem));
+        linear::backward_piece(problem, saved, (&self.state(problem), later), gradients);
+    }
+}
