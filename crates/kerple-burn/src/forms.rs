@@ -63,7 +63,7 @@ impl Code {
 /// A decay of linear attention, see [`kerple::attention::linear::Decay`].
 #[derive(Clone, Debug)]
 pub struct Fading {
-    /// At short distances, `[H, NEAR]`.
+    /// At short distances, `[H, met]`.
     pub near: Tensor<2>,
     /// Weights of the exponentials beyond, `[H, K]`.
     pub weights: Tensor<2>,

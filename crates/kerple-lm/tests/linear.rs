@@ -28,14 +28,14 @@ fn read(text: &str) -> Result<Plan, String> {
 #[test]
 fn plans_say_what_linear_attention_cannot_take() {
     let features = "model.block.attention = { linear = { features = \"elu\" } }";
-    for kind in ["none", "rotary", "sinusoidal", "learned", "alibi", "kerple_log", "sine_spe", "conv_spe"] {
+    for kind in
+        ["none", "rotary", "sinusoidal", "learned", "alibi", "kerple_log", "kerple_power", "sine_spe", "conv_spe"]
+    {
         read(&format!("encoding.kind = \"{kind}\"\n{features}")).unwrap();
         read(&format!("encoding.kind = \"{kind}\"\ndata.task = \"even_pairs\"\n{features}")).unwrap();
     }
-    read(&format!("encoding = {{ kind = \"kerple_power\", r2 = [0.0, 1.0] }}\n{features}")).unwrap();
     for (text, key) in [
         ("encoding.kind = \"sine_spe\"", "encoding.kind"),
-        (&format!("encoding.kind = \"kerple_power\"\n{features}"), "r2 = [0.0, 1.0]"),
         (&format!("encoding.kind = \"t5\"\n{features}"), "encoding"),
         (&format!("encoding.kind = \"kerple_log\"\nencoding.window = 9\n{features}"), "encoding"),
         (&format!("encoding.kind = \"none\"\nmodel.block.kv_heads = 1\n{features}"), "kv_heads"),
@@ -73,7 +73,7 @@ fn long_texts_in_pieces_equal_whole_ones() {
         encoding("kerple_log"),
         serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","waves":2,"realisations":6}"#).unwrap(),
         encoding("rotary"),
-        serde_json::from_str::<Encoding>(r#"{"kind":"kerple_power","r2":[0.0,1.0]}"#).unwrap(),
+        encoding("kerple_power"),
     ];
     let features = [FeatureKind::Favor, FeatureKind::FavorJax, FeatureKind::Elu, FeatureKind::Favor];
     for (encoding, features) in encodings.iter().zip(features) {
@@ -138,6 +138,7 @@ fn gradients_of_pieces_are_those_of_whole_sequences() {
         (r#"{"kind":"alibi"}"#, FeatureKind::FavorJax),
         (r#"{"kind":"kerple_log"}"#, FeatureKind::Favor),
         (r#"{"kind":"kerple_power","r2":[0.0,1.0]}"#, FeatureKind::Relu),
+        (r#"{"kind":"kerple_power","r1":[0.02,0.1],"r2":[1.1,1.4]}"#, FeatureKind::Elu),
         (r#"{"kind":"sine_spe","waves":2,"realisations":6}"#, FeatureKind::Favor),
         (r#"{"kind":"conv_spe","taps":[9],"realisations":6}"#, FeatureKind::Favor),
     ] {

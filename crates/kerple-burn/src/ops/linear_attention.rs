@@ -175,7 +175,7 @@ pub(crate) struct Tables<'a, T> {
 impl<'a, T: Number> Tables<'a, T> {
     pub(crate) fn decay(self, heads: usize) -> Decay<'a, T> {
         let Tables { near, weights, rates } = self;
-        Decay { near, terms: weights.len() / heads, rates, weights }
+        Decay { met: near.len() / heads, near, terms: weights.len() / heads, rates, weights }
     }
 }
 

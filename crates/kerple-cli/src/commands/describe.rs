@@ -4,6 +4,7 @@ use super::print_json;
 use crate::args::Describe;
 use crate::failure::{Failure, Outcome};
 use crate::output::{result, resultln};
+use kerple::attention::linear::NEAR;
 use kerple::encoding::{Encoding, Geometry, InLinear, Init, METHODS, Method, Parameter};
 use kerple::kernel::exponentials::{Amplitude, Demand, Tolerance};
 use kerple_report::plot::{Plot, over_distances};
@@ -60,18 +61,17 @@ fn initial(parameter: &Parameter) -> String {
 fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
     let demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
     match encoding.in_linear(geometry) {
-        None => match encoding.linear_hint() {
-            Some(hint) => format!("cannot take it as it is; {hint}"),
-            None => "cannot take it".to_owned(),
-        },
+        None => "cannot take it".to_owned(),
         Some(InLinear::AsItIs) => "takes it as it is".to_owned(),
         Some(InLinear::Code) => "takes it as a code of queries and keys; softmax attention does not".to_owned(),
         Some(InLinear::Decay) => match encoding.fading(geometry, &encoding.initial(geometry, 0), &demand) {
-            Some(fading) if fading.terms > 1 => {
+            Some(fading) if fading.weight_slopes.is_some() => {
                 let (terms, tolerance, horizon) = (fading.terms, demand.tolerance.value(), demand.horizon);
-                let floor = if fading.floor > 0.0 { format!(" (or {})", fading.floor) } else { String::new() };
+                let floor = if fading.floor > 0.0 { format!(" or of {}", fading.floor) } else { String::new() };
+                let met = fading.near.len() / geometry.heads;
+                let window = if met > NEAR { format!("{met} positions as they are and ") } else { String::new() };
                 format!(
-                    "takes it as {terms} decaying exponentials, within {tolerance} of exp(b){floor} up to {horizon} tokens"
+                    "takes it as {window}{terms} decaying exponentials, within {tolerance} of exp(b){floor} up to {horizon} tokens"
                 )
             }
             _ => "takes it as one decaying exponential, exactly".to_owned(),

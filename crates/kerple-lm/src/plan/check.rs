@@ -112,8 +112,8 @@ pub(super) fn check_attention(encoding: &Encoding, geometry: &Geometry, model: &
     if taken.is_none() {
         let message = format!("{} changes scores in a way that linear attention cannot take", encoding.label());
         let hint = "use none, rotary, sinusoidal, learned, sine_spe, conv_spe, or without a window, bf16 and scale = \"inside\" \
-                    kerple_log, kerple_power_original, alibi or kerple_power with exponents up to 1; or softmax attention";
-        return refuse("encoding", message, encoding.linear_hint().unwrap_or(hint));
+                    kerple_log, kerple_power, kerple_power_original or alibi; or softmax attention";
+        return refuse("encoding", message, hint);
     }
     if block.kv_heads.is_some_and(|kv_heads| kv_heads != model.n_heads) {
         return refuse(

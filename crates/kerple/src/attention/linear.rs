@@ -5,7 +5,7 @@
 //! ```
 //!
 //! `phi` is a chain of [`RowMap`]s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
-//! a table inside of chunks of [`CHUNK`] positions and between neighbours, and a sum of decaying exponentials beyond. What this is *not* is
+//! a table inside of chunks of [`CHUNK`] positions and towards the ones before, and a sum of decaying exponentials beyond. What this is *not* is
 //! softmax attention: with FAVOR+ features numerator and denominator are those of softmax with bias `ln a` in expectation only.
 //!
 //! Rows are worked off chunk by chunk. Between chunks a head of a sequence keeps sums of a fixed size,
@@ -37,7 +37,7 @@ mod state;
 mod tests;
 pub mod toeplitz;
 
-pub use decay::{Decay, DecayGradient, is_near};
+pub use decay::{Decay, DecayGradient};
 pub use state::{Later, State};
 
 use super::view::Shape;
@@ -50,7 +50,7 @@ use decay::Terms;
 /// Positions of a chunk.
 pub const CHUNK: usize = crate::features::MOST_ROWS;
 
-/// Distances at which a decay is a table: those inside of two neighbouring chunks.
+/// Fewest positions that rows meet one by one where products fade: their own chunk and the one before.
 pub const NEAR: usize = 2 * CHUNK;
 
 /// Sizes of one call; queries and keys have the same positions.
@@ -336,7 +336,7 @@ fn check_backward<T: Number>(problem: &Problem<T>, saved: &Saved<T>, gradients: 
     if let Some(gradient) = d_decay {
         let decay = problem.decay.as_ref().expect("the gradient of a decay needs a decay");
         let DecayGradient { d_near, d_weights } = gradient;
-        crate::check_shape!(d_near, H = heads, NEAR = NEAR);
+        crate::check_shape!(d_near, H = heads, met = decay.met);
         crate::check_shape!(d_weights, H = heads, K = decay.terms);
     }
 }

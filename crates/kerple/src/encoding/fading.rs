@@ -1,15 +1,16 @@
 //! Encodings as decays of linear attention: the kernel as it is at short distances, a sum of exponentials beyond.
 //!
 //! ```text
-//! a_h(d) = exp(b_h(d))        near[h][d] for d < NEAR        sum_k weights[h][k] exp(-rates[h][k] d) for every d > CHUNK
+//! a_h(d) = exp(b_h(d))        near[h][d] for d < met        sum_k weights[h][k] exp(-rates[h][k] d) for every d > met - CHUNK
 //! ```
 //!
 //! The logarithmic kernel becomes a sum on a fixed grid, the power kernel with exponents up to 1 one whose rates follow it, both
 //! within a tolerance up to a horizon, see [`kernel::exponentials`](crate::kernel::exponentials); a linear bias is one
-//! exponential, exactly. This is the kernel's decay on kernel features, not softmax attention with a bias.
+//! exponential, exactly. With larger exponents the power kernel is no such sum, but soon nothing: positions are met one by one
+//! until it is. This is the kernel's decay on kernel features, not softmax attention with a bias.
 
 use super::{Encoding, Geometry, Method, Scale, alibi};
-use crate::attention::linear::NEAR;
+use crate::attention::linear::{CHUNK, NEAR};
 use crate::compat::Compat;
 use crate::forms::{Form, Slopes};
 use crate::kernel::exponentials::{self, Demand, Grid, Sum};
@@ -18,7 +19,7 @@ use rayon::prelude::*;
 /// A decay, with the derivatives of its parts in the stored numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fading {
-    /// At short distances, `[H, NEAR]`.
+    /// At distances of positions that are met one by one, `[H, met]`, see [`Decay`](crate::attention::linear::Decay).
     pub near: Vec<f64>,
     /// Of `near`; `None` where nothing is learned.
     pub near_slopes: Option<Slopes>,
@@ -58,7 +59,7 @@ enum Kind {
 enum Learned {
     /// `(1 + r2 d)^-r1`
     Log,
-    /// `exp(-r1 d^r2)`, `r2` at most 1.
+    /// `exp(-r1 d^r2)`
     Power,
 }
 
@@ -67,7 +68,19 @@ impl Learned {
     fn used(self, r1: f64, r2: f64, demand: &Demand) -> (f64, f64) {
         match self {
             Learned::Log => (r1.min(demand.amplitude.value()), r2),
-            Learned::Power => (r1, r2.min(1.0)),
+            Learned::Power => (r1, r2),
+        }
+    }
+
+    /// The kernel beyond what is met one by one, and how far it must be met so.
+    fn beyond(self, r1: f64, r2: f64, grid: &Grid, demand: &Demand) -> (Sum, usize) {
+        match self {
+            Learned::Log => (grid.log_sum(r1, r2), NEAR),
+            Learned::Power if r2 <= 1.0 => (Sum::power(demand, r1, r2), NEAR),
+            Learned::Power => {
+                let end = exponentials::power_end(demand, r1, r2).min(demand.horizon);
+                (Sum::default(), NEAR.max(end.saturating_add(CHUNK).next_multiple_of(CHUNK)))
+            }
         }
     }
 
@@ -104,20 +117,10 @@ impl Encoding {
         }
         match &self.method {
             Method::KerpleLog(_) => Some(Kind::Learned(Learned::Log)),
-            Method::KerplePower(power) if power.r2.is_at_most(1.0) => Some(Kind::Learned(Learned::Power)),
+            Method::KerplePower(_) => Some(Kind::Learned(Learned::Power)),
             Method::Alibi(_) => Some(Kind::Linear(alibi::slopes(heads))),
             Method::KerplePowerOriginal(_) => {
                 Some(Kind::Linear(alibi::slopes(heads).into_iter().map(|slope| slope.max(0.01)).collect()))
-            }
-            _ => None,
-        }
-    }
-
-    /// What would make linear attention take a method that it does not take as it is set.
-    pub fn linear_hint(&self) -> Option<&'static str> {
-        match &self.method {
-            Method::KerplePower(power) if !power.r2.is_at_most(1.0) => {
-                Some("start its exponents at or below 1: encoding.r2 = [0.0, 1.0]")
             }
             _ => None,
         }
@@ -145,7 +148,7 @@ impl Encoding {
     }
 
     /// The encoding as a decay; `None` where it is none. Amplitudes of the logarithmic kernel beyond the demand's largest are
-    /// used as that, exponents of the power kernel above 1 as 1.
+    /// used as that.
     pub fn fading(&self, geometry: &Geometry, stored: &[Vec<f64>], demand: &Demand) -> Option<Fading> {
         let heads = geometry.heads;
         match self.fades(heads)? {
@@ -161,31 +164,35 @@ impl Encoding {
 
     fn learned_fading(&self, learned: Learned, geometry: &Geometry, stored: &[Vec<f64>], demand: &Demand) -> Fading {
         let (grid, parameters) = (Grid::log(demand), self.parameters(geometry));
-        let head = |(r1, r2): (&f64, &f64)| {
-            let ((r1, in_r1), (r2, in_r2)) = (parameters[0].value(*r1), parameters[1].value(*r2));
-            let mut sum = match learned {
-                Learned::Log => grid.log_sum(r1, r2),
-                Learned::Power => Sum::power(demand, r1, r2),
-            };
+        let values = |(r1, r2): (&f64, &f64)| [parameters[0].value(*r1), parameters[1].value(*r2)];
+        let heads: Vec<[(f64, f64); 2]> = stored[0].iter().zip(&stored[1]).map(values).collect();
+        let beyond = |[(r1, in_r1), (r2, in_r2)]: &[(f64, f64); 2]| {
+            let (mut sum, met) = learned.beyond(*r1, *r2, &grid, demand);
             sum.in_r1.iter_mut().for_each(|slope| *slope *= in_r1);
             sum.in_r2.iter_mut().for_each(|slope| *slope *= in_r2);
-            let (r1, r2) = learned.used(r1, r2, demand);
-            let near = (0..NEAR).map(|d| {
+            (sum, met)
+        };
+        let found: Vec<(Sum, usize)> = heads.par_iter().map(beyond).collect();
+        // heads meet as many as the one that must meet most
+        let met = found.iter().map(|(_, met)| *met).max().unwrap_or(NEAR);
+        let near = |[(r1, in_r1), (r2, in_r2)]: &[(f64, f64); 2]| {
+            let ((r1, r2), (in_r1, in_r2)) = (learned.used(*r1, *r2, demand), (*in_r1, *in_r2));
+            let at = move |d: usize| {
                 let [a, slope1, slope2] = learned.at(r1, r2, d as f64);
                 [a, slope1 * in_r1, slope2 * in_r2]
-            });
-            (near.collect::<Vec<[f64; 3]>>(), sum)
+            };
+            (0..met).map(at).collect::<Vec<[f64; 3]>>()
         };
-        let found: Vec<(Vec<[f64; 3]>, Sum)> = stored[0].par_iter().zip(&stored[1]).map(head).collect();
-        let terms = found.iter().map(|(_, sum)| sum.rates.len()).max().unwrap_or(0).max(1);
+        let near: Vec<Vec<[f64; 3]>> = heads.par_iter().map(near).collect();
+        let near = |part: usize| near.iter().flatten().map(|row| row[part]).collect();
+        let terms = found.iter().map(|(sum, _)| sum.rates.len()).max().unwrap_or(0).max(1);
         // heads with fewer terms have some of weight 0
         let padded = |part: fn(&Sum) -> &Vec<f64>| {
-            let row = |(_, sum): &(_, Sum)| {
+            let row = |(sum, _): &(Sum, usize)| {
                 part(sum).iter().copied().chain([0.0].into_iter().cycle()).take(terms).collect::<Vec<f64>>()
             };
             found.iter().flat_map(row).collect::<Vec<f64>>()
         };
-        let near = |part: usize| found.iter().flat_map(|(near, _)| near.iter().map(move |row| row[part])).collect();
         let per_head = |in_r1, in_r2| Some(Slopes::PerHead(vec![(0, in_r1), (1, in_r2)]));
         Fading {
             near: near(0),
@@ -207,10 +214,10 @@ mod tests {
     const GEOMETRY: Geometry = Geometry::new(3, 4, 64);
     const DEMAND: Demand = Demand { horizon: 100_000, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
 
-    /// The decay of a head at a distance, inside of a chunk or by the sum.
+    /// The decay of a head at a distance, met one by one or by the sum.
     fn at(fading: &Fading, head: usize, d: usize, near: bool) -> f64 {
         if near {
-            return fading.near[head * NEAR + d];
+            return fading.near[head * (fading.near.len() / 3) + d];
         }
         let term = |k: usize| fading.weights[k] * (-fading.rates[k] * d as f64).exp();
         (head * fading.terms..(head + 1) * fading.terms).map(term).sum()
@@ -218,20 +225,28 @@ mod tests {
 
     #[test]
     fn a_decay_is_the_exponential_of_the_bias() {
-        let power = r#"{"kind":"kerple_power","r2":[0.0,1.0]}"#;
-        for text in [r#"{"kind":"kerple_log"}"#, r#"{"kind":"alibi"}"#, r#"{"kind":"kerple_power_original"}"#, power] {
+        for (text, met) in [
+            (r#"{"kind":"kerple_log"}"#, NEAR..=NEAR),
+            (r#"{"kind":"alibi"}"#, NEAR..=NEAR),
+            (r#"{"kind":"kerple_power_original"}"#, NEAR..=NEAR),
+            (r#"{"kind":"kerple_power","r2":[0.0,1.0]}"#, NEAR..=NEAR),
+            (r#"{"kind":"kerple_power","r1":0.01,"r2":1.2}"#, 640..=768),
+            (r#"{"kind":"kerple_power","r1":0.01,"r2":2.0}"#, NEAR..=NEAR),
+            (r#"{"kind":"kerple_power","r1":0.01,"r2":[0.9,1.4]}"#, NEAR + CHUNK..=2560),
+        ] {
             let encoding = serde_json::from_str::<Encoding>(text).unwrap();
             let stored = encoding.initial(&GEOMETRY, 7);
             let fading = encoding.fading(&GEOMETRY, &stored, &DEMAND).unwrap();
-            let bias = encoding.table(&GEOMETRY, &stored, 1000).bias.unwrap();
-            for (head, d) in (0..3).flat_map(|head| [0, 1, 2, 50, 129, 300, 999].map(|d| (head, d))) {
-                let want = bias[head * 1000 + d].exp();
-                // a sum is within its tolerance; a chunk is exact but for rounding
-                assert!(
-                    (at(&fading, head, d.min(255), true) / bias[head * 1000 + d.min(255)].exp() - 1.0).abs() < 1e-12
-                );
-                let error = (at(&fading, head, d, false) - want).abs() / want.max(fading.floor);
-                assert!(d < exponentials::NEAREST || error < 1e-3, "{text} {head} {d}: {error}");
+            let bias = encoding.table(&GEOMETRY, &stored, 4000).bias.unwrap();
+            let most = fading.near.len() / 3;
+            assert!(met.contains(&most) && most.is_multiple_of(CHUNK), "{text}: {most}");
+            for (head, d) in (0..3).flat_map(|head| [0, 1, 2, 50, 129, 255, 300, 700, 999, 3999].map(|d| (head, d))) {
+                let want = bias[head * 4000 + d].exp();
+                // what is met is exact but for rounding, a sum is within its tolerance
+                let least = fading.floor.max(f64::MIN_POSITIVE);
+                let error = |near| (at(&fading, head, d, near) - want).abs() / want.max(least);
+                assert!(d >= most || error(true) < 1e-12, "{text} {head} {d}: {}", error(true));
+                assert!(d <= most - CHUNK || error(false) < 1e-3, "{text} {head} {d}: {}", error(false));
             }
         }
         let none = Encoding::from(Method::named("none").unwrap());
@@ -242,8 +257,7 @@ mod tests {
             r#"{"kind":"kerple_log","window":9}"#,
             r#"{"kind":"kerple_log","scale":"inside"}"#,
             r#"{"kind":"t5"}"#,
-            r#"{"kind":"kerple_power"}"#,
-            r#"{"kind":"kerple_power","r2":1.1}"#,
+            r#"{"kind":"kerple_log3"}"#,
         ] {
             let refused = serde_json::from_str::<Encoding>(refused).unwrap();
             assert!(!refused.can_fade() && refused.in_linear(&GEOMETRY).is_none());
@@ -252,40 +266,34 @@ mod tests {
 
     #[test]
     fn slopes_are_those_of_differences() {
-        let encoding = Encoding::from(Method::named("kerple_log").unwrap());
-        let stored = encoding.initial(&GEOMETRY, 7);
-        let found = encoding.fading(&GEOMETRY, &stored, &DEMAND).unwrap();
-        let (Some(Slopes::PerHead(near)), Some(Slopes::PerHead(weights))) = (found.near_slopes, found.weight_slopes)
-        else {
-            panic!("a logarithmic kernel is learned")
-        };
-        for which in 0..2 {
-            for head in 0..3 {
-                let moved = |by: f64| {
-                    let mut stored = stored.clone();
-                    stored[which][head] += by;
-                    encoding.fading(&GEOMETRY, &stored, &DEMAND).unwrap()
-                };
-                let (above, below) = (moved(1e-6), moved(-1e-6));
-                for at in [head * NEAR + 1, head * NEAR + 90] {
-                    let slope = (above.near[at] - below.near[at]) / 2e-6;
-                    assert!((near[which].1[at] - slope).abs() < 1e-7 * (1.0 + slope.abs()));
-                }
-                for at in head * found.terms..(head + 1) * found.terms {
-                    let slope = (above.weights[at] - below.weights[at]) / 2e-6;
-                    assert!((weights[which].1[at] - slope).abs() < 1e-7 * (1.0 + slope.abs()));
+        for text in [r#"{"kind":"kerple_log"}"#, r#"{"kind":"kerple_power","r1":0.02,"r2":[1.3,1.6]}"#] {
+            let encoding = serde_json::from_str::<Encoding>(text).unwrap();
+            let stored = encoding.initial(&GEOMETRY, 7);
+            let found = encoding.fading(&GEOMETRY, &stored, &DEMAND).unwrap();
+            let (Some(Slopes::PerHead(near)), Some(Slopes::PerHead(weights))) =
+                (found.near_slopes, found.weight_slopes)
+            else {
+                panic!("these kernels are learned")
+            };
+            let met = found.near.len() / 3;
+            for which in 0..2 {
+                for head in 0..3 {
+                    let moved = |by: f64| {
+                        let mut stored = stored.clone();
+                        stored[which][head] += by;
+                        encoding.fading(&GEOMETRY, &stored, &DEMAND).unwrap()
+                    };
+                    let (above, below) = (moved(1e-6), moved(-1e-6));
+                    for at in [1, 90, 200].map(|d| head * met + d) {
+                        let slope = (above.near[at] - below.near[at]) / 2e-6;
+                        assert!((near[which].1[at] - slope).abs() < 1e-7 * (1.0 + slope.abs()));
+                    }
+                    for at in head * found.terms..(head + 1) * found.terms {
+                        let slope = (above.weights[at] - below.weights[at]) / 2e-6;
+                        assert!((weights[which].1[at] - slope).abs() < 1e-7 * (1.0 + slope.abs()));
+                    }
                 }
             }
         }
-    }
-    #[test]
-    fn an_exponent_that_passes_1_is_used_as_1() {
-        let encoding = serde_json::from_str::<Encoding>(r#"{"kind":"kerple_power","r1":0.1,"r2":1.0}"#).unwrap();
-        let stored = encoding.initial(&GEOMETRY, 7);
-        let one = encoding.fading(&GEOMETRY, &stored, &DEMAND).unwrap();
-        assert!(one.near.iter().zip((0..NEAR).cycle()).all(|(a, d)| (a - (-0.1 * d as f64).exp()).abs() < 1e-12));
-        let beyond = encoding.fading(&GEOMETRY, &[stored[0].clone(), vec![1.7; 3]], &DEMAND).unwrap();
-        assert_eq!(beyond, one);
-        assert!(encoding.can_fade() && encoding.linear_hint().is_none());
     }
 }

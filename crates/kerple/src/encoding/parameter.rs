@@ -82,15 +82,6 @@ impl Init {
         }
     }
 
-    /// Whether no value begins above this.
-    pub(super) fn is_at_most(&self, limit: f64) -> bool {
-        match *self {
-            Init::Constant(value) => value <= limit,
-            Init::Uniform([_, to]) => to <= limit,
-            Init::Normal { .. } | Init::Around { .. } | Init::Gains { .. } => false,
-        }
-    }
-
     fn draw(&self, rng: &mut impl Rng) -> f64 {
         match *self {
             Init::Constant(value) => value,

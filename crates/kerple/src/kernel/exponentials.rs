@@ -20,7 +20,7 @@
 
 mod power;
 
-pub use power::FLOOR;
+pub use power::{FLOOR, power_end};
 
 use std::ops::RangeInclusive;
 
@@ -94,7 +94,7 @@ pub struct Grid {
 }
 
 /// A sum of exponentials, with the derivatives in the parameters of the kernel.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sum {
     /// Rates, `[K]`, none negative.
     pub rates: Vec<f64>,

@@ -4,7 +4,7 @@ use super::{Linear, guard};
 use crate::forms::{Code, Fading, Positions};
 use crate::plan::FeatureKind;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};
-use kerple::attention::linear::{CHUNK, Guard, NEAR};
+use kerple::attention::linear::{CHUNK, Guard};
 use kerple::features::{ConvShape, Gating, Normals, SineShape};
 use kerple::forms::CodeKind;
 use std::f64::consts::TAU;
@@ -59,9 +59,9 @@ fn hidden(positions: &Positions, [queries, keys]: [usize; 2], device: &Device) -
 /// The factor of every pair, `[B, H, Q, K]`, or `[1, H, Q, K]` where all sequences are alike; that of pairs which do not count
 /// is some number.
 ///
-/// Near is what lies in one chunk or in neighbours; chunks of keys after their query are counted from the end of the sequence.
+/// Near is what lies in a chunk and in those that are met one by one; chunks of keys after their query are counted from the end of the sequence.
 fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -> Tensor<4> {
-    let [heads, terms] = fading.weights.dims();
+    let ([heads, terms], [_, met]) = (fading.weights.dims(), fading.near.dims());
     let (device, dtype) = (fading.weights.device(), fading.weights.dtype());
     let constant =
         |values: Vec<f64>, shape: [usize; 3]| Tensor::<3>::from_data(TensorData::new(values, shape), (&device, dtype));
@@ -83,13 +83,13 @@ fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -
             // what is padding does not count
             let from_end = |at: usize| length.saturating_sub(at + 1) / CHUNK;
             let apart = if key <= query { query / CHUNK - key / CHUNK } else { from_end(query) - from_end(key) };
-            f64::from(u8::from(apart <= 1))
+            f64::from(u8::from(apart < met / CHUNK))
         }
     };
     let pairs = lengths.iter().flat_map(|length| (0..queries * keys).map(same((*length).min(keys)))).collect();
     let same = constant(pairs, [lengths.len(), queries, keys]).reshape([lengths.len(), 1, queries, keys]);
     let other = same.clone() * -1.0 + 1.0;
-    select(fading.near.clone(), NEAR) * same + select(far, keys) * other
+    select(fading.near.clone(), met) * same + select(far, keys) * other
 }
 
 fn features(x: Tensor<4>, linear: &Linear, omega: &[f64], is_query: bool) -> Tensor<4> {

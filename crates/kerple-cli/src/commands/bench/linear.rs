@@ -92,8 +92,10 @@ impl Task {
         let single = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
         let tables = fading.as_ref().map(|fading| [single(&fading.near), single(&fading.weights)]);
         let decay = fading.as_ref().zip(tables.as_ref());
-        let decay =
-            decay.map(|(fading, [near, weights])| Decay { near, terms: fading.terms, rates: &fading.rates, weights });
+        let decay = decay.map(|(fading, [near, weights])| {
+            let (met, terms) = (near.len() / heads, fading.terms);
+            Decay { met, near, terms, rates: &fading.rates, weights }
+        });
         let maps: Vec<&dyn RowMap<f32>> = code.iter().map(Drawn::map).chain([&*favor as &dyn RowMap<f32>]).collect();
         let problem =
             Problem { dims: *dims, reach: Reach::Causal, lengths: None, maps: &maps, decay, guard: Guard::Add(1e-6) };

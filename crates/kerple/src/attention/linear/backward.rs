@@ -13,7 +13,7 @@
 use super::decay::Terms;
 use super::forward::{Task, load, products};
 use super::state::{Ahead, Later, Rows, State, Unit};
-use super::{CHUNK, DecayGradient, Dims, Gradients, NEAR, Problem, Saved, loops, parts, sum_batch, unit, workers};
+use super::{CHUNK, DecayGradient, Dims, Gradients, Problem, Saved, loops, parts, sum_batch, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
 use crate::attention::product::Keep;
@@ -38,18 +38,18 @@ pub(super) struct Scratch<T> {
     /// Sums over chunks before or after, and the keys met one by one.
     pub(super) unit: Unit<T>,
     pub(super) room: [Vec<T>; 2],
-    /// Features of queries, those of the chunk after behind them, `[NEAR, padded(M)]`.
+    /// Features of queries, those of later ones behind them, `[met, padded(M)]`.
     pub(super) queries: Vec<T>,
     /// A gradient in features, `[CHUNK, padded(M)]`.
     pub(super) d_features: Vec<T>,
-    /// `g` of queries: of numerators `[NEAR, padded(value_dim)]`, of denominators `[NEAR]`.
+    /// `g` of queries: of numerators `[met, padded(value_dim)]`, of denominators `[met]`.
     pub(super) d_sums: Vec<T>,
     pub(super) d_counts: Vec<T>,
     /// Rows for the sums, weighed.
     pub(super) wide: Vec<T>,
     /// `[CHUNK, padded(value_dim)]`
     pub(super) d_values: Vec<T>,
-    /// Products of features, products of values, `[NEAR, NEAR]`, and room for what is transposed.
+    /// Products of features, products of values, `[met, met]`, and room for what is transposed.
     products: Vec<T>,
     of_values: Vec<T>,
     turned: Vec<T>,
@@ -59,19 +59,20 @@ impl<T: Number> Scratch<T> {
     fn new(chain: &Chain<T>, value_dim: usize, terms: &Terms<T>) -> Scratch<T> {
         let (width, value) = (padded(chain.widths()[1]), padded(value_dim));
         let unit = Unit::new(chain.widths()[1], value_dim, terms);
+        let met = terms.met;
         let rows = |count: usize, width: usize| workers::scratch(count * width);
         Scratch {
             chain: chain.room(workers::scratch),
             room: unit.sums.room(workers::scratch),
-            queries: rows(NEAR, width),
+            queries: rows(met, width),
             d_features: rows(CHUNK, width),
-            d_sums: rows(NEAR, value),
-            d_counts: rows(NEAR, 1),
+            d_sums: rows(met, value),
+            d_counts: rows(met, 1),
             wide: rows(CHUNK, width.max(unit.sums.stride())),
             d_values: rows(CHUNK, value),
-            products: rows(NEAR, NEAR),
-            of_values: rows(NEAR, NEAR),
-            turned: rows(NEAR, width.max(value)),
+            products: rows(met, met),
+            of_values: rows(met, met),
+            turned: rows(met, width.max(value)),
             unit,
         }
     }
@@ -86,7 +87,7 @@ impl<T: Number> Scratch<T> {
         ahead.rows
     }
 
-    /// Leaves the same to the rows before, of which the last meet `rows` one by one.
+    /// Leaves the same to the rows before, which meet `rows` one by one.
     fn leave_behind(&self, rows: usize, ahead: &mut Ahead<T>) {
         ahead.sums.clone_from(&self.unit.sums);
         let held = [&mut ahead.queries, &mut ahead.d_sums, &mut ahead.d_counts];
@@ -116,8 +117,11 @@ pub(super) fn for_each_unit<T: Number>(
 ) {
     let (dims, chain, terms) = (problem.dims, problem.chain(), problem.terms());
     let wanted = gradients.d_decay.is_some();
-    let of_weights = problem.decay.as_ref().map_or(0, |decay| decay.terms);
-    let sizes = [chain.parameters(), if wanted { NEAR } else { 0 }, if wanted { of_weights } else { 0 }];
+    let [near, weights] = match &problem.decay {
+        Some(decay) if wanted => [decay.met, decay.terms],
+        _ => [0, 0],
+    };
+    let sizes = [chain.parameters(), near, weights];
     let mut own = sizes.map(|size| crate::ops::zeros::<T>(dims.heads * dims.batch * size));
     let [d_parameters, d_near, d_weights] = own.each_mut();
     let Gradients { d_q, d_k, d_v, d_parameters: to_parameters, d_decay } = gradients;
@@ -149,7 +153,7 @@ pub(super) fn for_each_unit<T: Number>(
     if let Some(DecayGradient { d_near, d_weights }) = d_decay {
         sum_batch(dims, &own[1], d_near);
         // they were added up as `Terms::mask` reads them: the last distance first
-        d_near.chunks_exact_mut(NEAR).for_each(<[T]>::reverse);
+        d_near.chunks_exact_mut(sizes[1]).for_each(<[T]>::reverse);
         sum_batch(dims, &own[2], d_weights);
     }
 }
@@ -177,8 +181,7 @@ pub(super) fn backward<T: Number>(
         let mut later = behind.as_ref().map_or(0, |ahead| scratch.begin_behind(ahead));
         for row in (0..len).step_by(CHUNK).rev() {
             let rows = (len - row).min(CHUNK);
-            task.backward_keys(row, [rows, later], saved, outputs, scratch);
-            later = rows;
+            later = task.backward_keys(row, [rows, later], saved, outputs, scratch);
         }
         if let Some(ahead) = &mut behind {
             scratch.leave_behind(later, ahead);
@@ -231,24 +234,24 @@ impl<T: Number> Task<'_, T> {
 
     /// Adds to `d_features` of queries what the keys met one by one give, `before` of which were held before them.
     fn queries_of_met(&self, before: usize, rows: usize, outputs: &Outputs<T>, scratch: &mut Scratch<T>) {
-        let (width, keys) = (scratch.d_features.len() / CHUNK, scratch.unit.valid);
+        let (width, keys, met) = (scratch.d_features.len() / CHUNK, scratch.unit.valid, self.terms.met);
         if keys == 0 {
             return;
         }
         self.value_products(rows, keys, scratch);
         if outputs.sizes[1] > 0 {
             let Scratch { queries, unit, turned, products: to, of_values, .. } = &mut *scratch;
-            products(queries, &unit.keys, [rows, keys, width], turned, to);
+            products(queries, &unit.keys, [rows, keys, width], turned, (&mut to[..], met));
             // SAFETY: this item alone writes the part of its head and sequence.
-            let d_near = unsafe { outputs.d_near.row(self.batch, self.head, 0, NEAR) };
+            let d_near = unsafe { outputs.d_near.row(self.batch, self.head, 0, met) };
             for t in 0..rows {
-                let row = t * NEAR..t * NEAR + (before + t + 1).min(keys);
-                loops::add_products(&mut d_near[NEAR - 1 - before - t..], &to[row.clone()], &of_values[row]);
+                let row = t * met..t * met + (before + t + 1).min(keys);
+                loops::add_products(&mut d_near[met - 1 - before - t..], &to[row.clone()], &of_values[row]);
             }
         }
         self.mask(before, rows, keys, &mut scratch.of_values);
         let Scratch { of_values, unit, d_features, .. } = scratch;
-        let product = Multiply { sizes: [rows, keys, width], a: (of_values, [NEAR, 1]), b: (&unit.keys, width) };
+        let product = Multiply { sizes: [rows, keys, width], a: (of_values, [met, 1]), b: (&unit.keys, width) };
         product.to(d_features, width, Keep::Add);
     }
 
@@ -256,21 +259,21 @@ impl<T: Number> Task<'_, T> {
     fn value_products(&self, rows: usize, keys: usize, scratch: &mut Scratch<T>) {
         let value = scratch.d_values.len() / CHUNK;
         let Scratch { d_sums, d_counts, unit, turned, of_values, .. } = scratch;
-        products(d_sums, &unit.values, [rows, keys, value], turned, of_values);
-        for (row, d_count) in of_values.chunks_exact_mut(NEAR).zip(d_counts).take(rows) {
+        products(d_sums, &unit.values, [rows, keys, value], turned, (&mut of_values[..], self.terms.met));
+        for (row, d_count) in of_values.chunks_exact_mut(self.terms.met).zip(d_counts).take(rows) {
             loops::add(&mut row[..keys], *d_count);
         }
     }
 
     /// What of products counts: causal, fading; the first query has number `before` among the keys.
     fn mask(&self, before: usize, rows: usize, keys: usize, products: &mut [T]) {
-        for (t, row) in products.chunks_exact_mut(NEAR).take(rows).enumerate() {
+        for (t, row) in products.chunks_exact_mut(self.terms.met).take(rows).enumerate() {
             self.terms.mask(before + t, (before + t + 1).min(keys), &mut row[..keys]);
         }
     }
 
-    /// Gradient in keys and values, going backwards, where the chunk after has `later` rows: the sums are those over queries that
-    /// are not met one by one, before and after.
+    /// Gradient in keys and values, going backwards, in front of `later` queries that are met one by one; the sums are over those
+    /// behind them. Returns how many the keys before will meet.
     fn backward_keys(
         &self,
         row: usize,
@@ -278,47 +281,49 @@ impl<T: Number> Task<'_, T> {
         saved: &Saved<T>,
         outputs: &Outputs<T>,
         scratch: &mut Scratch<T>,
-    ) {
+    ) -> usize {
         let (width, value) = (scratch.d_features.len() / CHUNK, scratch.d_values.len() / CHUNK);
-        let met = if self.terms.is_plain() { 0 } else { later };
-        if met > 0 {
-            scratch.queries.copy_within(..met * width, CHUNK * width);
-            scratch.d_sums.copy_within(..met * value, CHUNK * value);
-            scratch.d_counts.copy_within(..met, CHUNK);
+        if later > 0 {
+            scratch.queries.copy_within(..later * width, CHUNK * width);
+            scratch.d_sums.copy_within(..later * value, CHUNK * value);
+            scratch.d_counts.copy_within(..later, CHUNK);
         }
+        let met = rows + later;
         scratch.unit.hold_none();
         self.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
         self.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
         self.load_gradient(row, rows, saved, scratch);
         scratch.nothing_yet(rows);
         if scratch.unit.valid > 0 {
-            self.keys_of_met(rows + met, scratch);
+            self.keys_of_met(met, scratch);
             self.keys_of_sums(scratch);
         }
         self.finish(Side::Key, row, rows, outputs, scratch);
-        // a chunk that the next keys do not meet one by one goes into the sums
-        let (from, count) = if self.terms.is_plain() { (0, rows) } else { (CHUNK, met) };
-        if count > 0 {
+        // what the next keys do not meet one by one goes into the sums
+        let from = met.min(self.terms.met - CHUNK);
+        if met > from {
             let Scratch { unit, room, queries, d_sums, d_counts, wide, .. } = scratch;
             let (features, values) = (&queries[from * width..], &d_sums[from * value..]);
-            let gone = Rows { count, first: 0, to_end: false, features, values, counts: Some(&d_counts[from..]) };
+            let counts = Some(&d_counts[from..]);
+            let gone = Rows { count: met - from, first: 0, to_end: false, features, values, counts };
             unit.sums.add(self.terms, &gone, wide, room);
         }
+        from
     }
 
     /// `d_features` of keys and `d_values` through the queries met one by one.
     fn keys_of_met(&self, rows: usize, scratch: &mut Scratch<T>) {
         let (width, value) = (scratch.d_features.len() / CHUNK, scratch.d_values.len() / CHUNK);
-        let keys = scratch.unit.valid;
+        let (keys, met) = (scratch.unit.valid, self.terms.met);
         self.value_products(rows, keys, scratch);
         self.mask(0, rows, keys, &mut scratch.of_values);
         let Scratch { queries, unit, turned, products: of_features, .. } = &mut *scratch;
-        products(queries, &unit.keys, [rows, keys, width], turned, of_features);
+        products(queries, &unit.keys, [rows, keys, width], turned, (&mut of_features[..], met));
         self.mask(0, rows, keys, &mut scratch.products);
         let Scratch { products, of_values, queries, d_sums, d_features, d_values, .. } = scratch;
-        let product = Multiply { sizes: [keys, rows, width], a: (of_values, [1, NEAR]), b: (queries, width) };
+        let product = Multiply { sizes: [keys, rows, width], a: (of_values, [1, met]), b: (queries, width) };
         product.to(d_features, width, Keep::Add);
-        let product = Multiply { sizes: [keys, rows, value], a: (products, [1, NEAR]), b: (d_sums, value) };
+        let product = Multiply { sizes: [keys, rows, value], a: (products, [1, met]), b: (d_sums, value) };
         product.to(d_values, value, Keep::Add);
     }
 

@@ -9,17 +9,21 @@
 //!
 //! (an interpolative decomposition, Cheng et al. 2005), and J is about 7 where K is 20 to 30. So rows meet J sums, not K, and a
 //! chunk leaves J; the K sums are put together and taken apart once a chunk. Only exponentials that fade slowly are alike, which
-//! is why the chunk before is treated one by one too, like the rows' own.
+//! is why the chunk before is treated one by one too, like the rows' own. Kernels that are no sum of exponentials, but soon
+//! nothing, have all chunks before which matter treated so: an exact window.
 
 use super::{CHUNK, NEAR, loops};
 use crate::Number;
 
-/// `a_h(d)`: `near[h][d]` for positions of one chunk or of neighbours, `sum_k weights[h][k] exp(-rates[h][k] d)` for others.
+/// `a_h(d)`: `near[h][d]` inside of a chunk and towards those that are met one by one, `sum_k weights[h][k] exp(-rates[h][k] d)`
+/// for others.
 ///
-/// The two should be one function: a kernel as it is, and a sum of exponentials within a tolerance of it at every `d > CHUNK`.
+/// The two should be one function: a kernel as it is, and a sum of exponentials within a tolerance of it at every `d > met - CHUNK`.
 #[derive(Clone, Copy, Debug)]
 pub struct Decay<'a, T> {
-    /// Inside of a chunk and towards the one before, `[H, NEAR]`.
+    /// Positions met one by one, those of a row's own chunk among them: a multiple of [`CHUNK`], at least [`NEAR`].
+    pub met: usize,
+    /// At those, `[H, met]`.
     pub near: &'a [T],
     /// Number of exponentials, K.
     pub terms: usize,
@@ -29,15 +33,10 @@ pub struct Decay<'a, T> {
     pub weights: &'a [T],
 }
 
-/// Whether a pair is met one by one, the later position first.
-pub fn is_near(query: usize, key: usize) -> bool {
-    query / CHUNK - key / CHUNK <= 1
-}
-
 /// Gradients in a [`Decay`].
 #[derive(Debug)]
 pub struct DecayGradient<'a, T> {
-    /// `[H, NEAR]`
+    /// `[H, met]`
     pub d_near: &'a mut [T],
     /// `[H, K]`
     pub d_weights: &'a mut [T],
@@ -45,18 +44,24 @@ pub struct DecayGradient<'a, T> {
 
 impl<T: Number> Decay<'_, T> {
     pub(super) fn check(&self, heads: usize) {
-        let Decay { near, terms, rates, weights } = *self;
-        crate::check_shape!(near, H = heads, NEAR = NEAR);
+        let Decay { met, near, terms, rates, weights } = *self;
+        assert!(met >= NEAR && met.is_multiple_of(CHUNK), "{met} positions are no two or more chunks of {CHUNK}");
+        crate::check_shape!(near, H = heads, met = met);
         crate::check_shape!(rates, H = heads, K = terms);
         crate::check_shape!(weights, H = heads, K = terms);
         assert!(rates.iter().all(|rate| *rate >= 0.0), "rates of decay are not negative");
     }
 
+    /// Whether a pair is met one by one, the later position first.
+    pub fn is_near(&self, query: usize, key: usize) -> bool {
+        query / CHUNK - key / CHUNK < self.met / CHUNK
+    }
+
     /// The factor on the product of two positions.
     pub fn between(&self, head: usize, query: usize, key: usize) -> T {
         let d = query - key;
-        if is_near(query, key) {
-            return self.near[head * NEAR + d];
+        if self.is_near(query, key) {
+            return self.near[head * self.met + d];
         }
         (0..self.terms).map(|k| self.weights[head * self.terms + k] * self.faded(head, k, d)).sum()
     }
@@ -78,7 +83,7 @@ pub(super) struct Terms<T> {
     shape: Vec<T>,
     /// `exp(-rate_k t_m)`, `[K, J]`: what a term gets of what a chunk leaves in a shape.
     pub(super) taken: Vec<T>,
-    /// `w_k exp(-rate_k (CHUNK + 1 + t_m))`, `[J, K]`: what a term gives to a shape over the chunk between.
+    /// `w_k exp(-rate_k (met - CHUNK + 1 + t_m))`, `[J, K]`: what a term gives to a shape over the chunks between.
     pub(super) given: Vec<T>,
     /// The same without `w_k`, `[K, J]`.
     pub(super) through: Vec<T>,
@@ -86,7 +91,9 @@ pub(super) struct Terms<T> {
     faded: Vec<T>,
     /// `1 - exp(-rate_k CHUNK)`, `[K]`: of a slow term the factor itself would be rounded to a rate that is off by percents.
     lost: Vec<T>,
-    /// Near, the last distance first, `[NEAR]`; `None`: 1.
+    /// Rows that are met one by one: those of a chunk, and of those before where things fade.
+    pub(super) met: usize,
+    /// Near, the last distance first, `[met]`; `None`: 1.
     near: Option<Vec<T>>,
 }
 
@@ -96,14 +103,15 @@ impl<T: Number> Terms<T> {
         let Some(decay) = decay else {
             let shape = vec![T::ONE; CHUNK];
             let [taken, given, through, faded] = [one(), one(), one(), one()];
-            return Terms { terms: 1, shapes: 1, shape, taken, given, through, faded, lost: vec![T::ZERO], near: None };
+            let lost = vec![T::ZERO];
+            return Terms { terms: 1, shapes: 1, shape, taken, given, through, faded, lost, met: CHUNK, near: None };
         };
         let rates = &decay.rates[head * decay.terms..][..decay.terms];
         let weights = &decay.weights[head * decay.terms..][..decay.terms];
         // what f32 products leave of it; sums of f64 are as exact as they are
         let (rows, shape) = shapes(rates, if size_of::<T>() == 4 { 1e-7 } else { 1e-12 });
         let faded = |rate: f64, d: usize| (-rate * d as f64).exp();
-        let across = |k: usize, m: usize| faded(rates[k], CHUNK + 1 + rows[m]);
+        let across = |k: usize, m: usize| faded(rates[k], decay.met - CHUNK + 1 + rows[m]);
         let (terms, shapes) = (rates.len(), rows.len());
         let by_term = |at: usize| (at / shapes, at % shapes);
         let cast = |values: &mut dyn Iterator<Item = f64>| values.map(T::from_f64).collect::<Vec<T>>();
@@ -120,7 +128,8 @@ impl<T: Number> Terms<T> {
             through: cast(&mut all().map(|(k, m)| across(k, m))),
             faded: cast(&mut rates.iter().map(|rate| faded(*rate, CHUNK))),
             lost: cast(&mut rates.iter().map(|rate| -f64::exp_m1(-rate * CHUNK as f64))),
-            near: Some(decay.near[head * NEAR..][..NEAR].iter().rev().copied().collect()),
+            met: decay.met,
+            near: Some(decay.near[head * decay.met..][..decay.met].iter().rev().copied().collect()),
         }
     }
 
@@ -129,7 +138,7 @@ impl<T: Number> Terms<T> {
     pub(super) fn mask(&self, at: usize, seen: usize, products: &mut [T]) {
         products[seen..].fill(T::ZERO);
         if let Some(near) = &self.near {
-            loops::multiply(&mut products[..seen], &near[NEAR - 1 - at..]);
+            loops::multiply(&mut products[..seen], &near[self.met - 1 - at..]);
         }
     }
 
@@ -151,11 +160,6 @@ impl<T: Number> Terms<T> {
     /// Whether there is nothing to multiply by.
     pub(super) fn is_plain(&self) -> bool {
         self.near.is_none()
-    }
-
-    /// Rows that are met one by one: those of a chunk, and of the one before where things fade.
-    pub(super) fn met(&self) -> usize {
-        if self.is_plain() { CHUNK } else { NEAR }
     }
 }
 

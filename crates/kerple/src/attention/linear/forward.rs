@@ -2,7 +2,7 @@
 
 use super::decay::Terms;
 use super::state::{Rows, Unit};
-use super::{CHUNK, Dims, Inputs, NEAR, Problem, State, loops, unit, workers};
+use super::{CHUNK, Dims, Inputs, Problem, State, loops, unit, workers};
 use crate::Number;
 use crate::attention::product::Keep;
 use crate::attention::rows::CopyRows;
@@ -23,9 +23,9 @@ pub(super) struct Scratch<T> {
     pub(super) chain: ChainRoom<T>,
     /// Features of queries, `[CHUNK, padded(M)]`.
     pub(super) queries: Vec<T>,
-    /// Features of keys, transposed, `[padded(M), NEAR]`.
+    /// Features of keys, transposed, `[padded(M), met]`.
     keys: Vec<T>,
-    /// Products, `[CHUNK, NEAR]`.
+    /// Products, `[CHUNK, met]`.
     products: Vec<T>,
     /// Rows for the sums, weighed.
     pub(super) wide: Vec<T>,
@@ -39,11 +39,12 @@ pub(super) struct Scratch<T> {
 impl<T: Number> Scratch<T> {
     pub(super) fn new(chain: &Chain<T>, unit: &Unit<T>, value_dim: usize) -> Scratch<T> {
         let width = padded(chain.widths()[1]);
+        let met = unit.keys.len() / width;
         Scratch {
             chain: chain.room(workers::scratch),
             queries: workers::scratch(CHUNK * width),
-            keys: workers::scratch(width * NEAR),
-            products: workers::scratch(CHUNK * NEAR),
+            keys: workers::scratch(width * met),
+            products: workers::scratch(CHUNK * met),
             wide: workers::scratch(CHUNK * width.max(unit.sums.stride())),
             sums: workers::scratch(CHUNK * padded(value_dim)),
             counts: workers::scratch(CHUNK),
@@ -147,7 +148,7 @@ impl<T: Number> Task<'_, T> {
 
     /// Adds the keys and values of rows to those held.
     pub(super) fn hold(&self, row: usize, rows: usize, unit: &mut Unit<T>, room: &mut ChainRoom<T>) {
-        let (width, value) = (unit.keys.len() / self.terms.met(), unit.values.len() / self.terms.met());
+        let (width, value) = (unit.keys.len() / self.terms.met, unit.values.len() / self.terms.met);
         self.features(Side::Key, row, rows, room, &mut unit.keys[unit.held * width..(unit.held + rows) * width]);
         let to = &mut unit.values[unit.held * value..];
         load(self.inputs.v, self.place(Side::Key, row, rows), row, self.problem.dims.value_dim, to);
@@ -198,27 +199,35 @@ impl<T: Number> Task<'_, T> {
 
     /// Adds what rows meet one by one, `before` of which were held before them.
     fn of_met(&self, before: usize, rows: usize, unit: &Unit<T>, scratch: &mut Scratch<T>) {
-        let (width, value) = (unit.keys.len() / self.terms.met(), unit.values.len() / self.terms.met());
+        let met = self.terms.met;
+        let (width, value) = (unit.keys.len() / met, unit.values.len() / met);
         // padding comes last, so keys that count are the first ones
         let keys = unit.valid;
         if keys == 0 {
             return;
         }
-        products(&scratch.queries, &unit.keys, [rows, keys, width], &mut scratch.keys, &mut scratch.products);
-        for (t, row) in scratch.products.chunks_exact_mut(NEAR).take(rows).enumerate() {
+        let to = (&mut scratch.products[..], met);
+        products(&scratch.queries, &unit.keys, [rows, keys, width], &mut scratch.keys, to);
+        for (t, row) in scratch.products.chunks_exact_mut(met).take(rows).enumerate() {
             let seen = (before + t + 1).min(keys);
             self.terms.mask(before + t, seen, &mut row[..keys]);
             scratch.counts[t] += loops::sum(&row[..seen]);
         }
         let product =
-            Multiply { sizes: [rows, keys, value], a: (&scratch.products, [NEAR, 1]), b: (&unit.values, value) };
+            Multiply { sizes: [rows, keys, value], a: (&scratch.products, [met, 1]), b: (&unit.values, value) };
         product.to(&mut scratch.sums, value, Keep::Add);
     }
 }
 
-/// `a_i.b_j`, `[rows, NEAR]`, of rows `a` and `b` of one width; `room` holds `b` transposed.
-pub(super) fn products<T: Number>(a: &[T], b: &[T], [rows, keys, width]: [usize; 3], room: &mut [T], to: &mut [T]) {
-    transpose((b, width), [keys, width], room, NEAR);
-    let product = Multiply { sizes: [rows, width, padded(keys)], a: (a, [width, 1]), b: (room, NEAR) };
-    product.to(to, NEAR, Keep::Overwrite);
+/// `a_i.b_j`, `[rows, stride]`, of rows `a` and `b` of one width; `room` holds `b` transposed.
+pub(super) fn products<T: Number>(
+    a: &[T],
+    b: &[T],
+    [rows, keys, width]: [usize; 3],
+    room: &mut [T],
+    (to, stride): (&mut [T], usize),
+) {
+    transpose((b, width), [keys, width], room, stride);
+    let product = Multiply { sizes: [rows, width, padded(keys)], a: (a, [width, 1]), b: (room, stride) };
+    product.to(to, stride, Keep::Overwrite);
 }

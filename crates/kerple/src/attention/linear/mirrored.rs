@@ -65,7 +65,7 @@ fn with_causal<T: Number, R>(problem: &Problem<T>, pass: Pass, run: impl FnOnce(
     let decay = problem.decay.expect("without a decay one sum serves all rows");
     let mut near = decay.near.to_vec();
     if pass == Pass::After {
-        near.iter_mut().step_by(super::NEAR).for_each(|itself| *itself = T::ZERO);
+        near.iter_mut().step_by(decay.met).for_each(|itself| *itself = T::ZERO);
     }
     let decay = Some(Decay { near: &near, ..decay });
     run(&Problem { reach: Reach::Causal, guard: Guard::Nothing, decay, ..*problem })
@@ -107,13 +107,13 @@ struct Found<T> {
 }
 
 fn run_backward<T: Number>(problem: &Problem<T>, pass: Pass, saved: Saved<T>, wants_decay: bool) -> Found<T> {
-    let (dims, terms) = (problem.dims, problem.decay.map_or(0, |decay| decay.terms));
+    let (dims, [met, terms]) = (problem.dims, problem.decay.map_or([1, 0], |decay| [decay.met, decay.terms]));
     let count = dims.batch * dims.heads * dims.len;
     let widths = [dims.head_dim, dims.head_dim, dims.value_dim];
     let mut found = Found {
         rows: widths.map(|width| zeros(count * width)),
         parameters: zeros(dims.heads * problem.parameters()),
-        decay: wants_decay.then(|| [zeros(dims.heads * super::NEAR), zeros(dims.heads * terms)]),
+        decay: wants_decay.then(|| [zeros(dims.heads * met), zeros(dims.heads * terms)]),
     };
     let Found { rows: [q, k, v], parameters, decay } = &mut found;
     let view = |data, width| ViewMut::new(data, packed(dims, width));
@@ -127,7 +127,7 @@ fn run_backward<T: Number>(problem: &Problem<T>, pass: Pass, saved: Saved<T>, wa
     with_causal(problem, pass, |problem| super::backward::backward(problem, saved, None, gradients));
     if let (Some([d_near, _]), Pass::After) = (&mut found.decay, pass) {
         // the row itself is left out, whatever the kernel is there
-        d_near.iter_mut().step_by(super::NEAR).for_each(|itself| *itself = T::ZERO);
+        d_near.iter_mut().step_by(met).for_each(|itself| *itself = T::ZERO);
     }
     found
 }

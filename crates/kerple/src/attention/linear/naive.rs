@@ -10,7 +10,7 @@
 //!
 //! Not for speed: [`forward`](super::forward()) and [`backward`](super::backward()) compute the same and are tested against this.
 
-use super::{DecayGradient, Gradients, Inputs, NEAR, Problem, Reach, Saved, Side, check_backward, check_forward};
+use super::{DecayGradient, Gradients, Inputs, Problem, Reach, Saved, Side, check_backward, check_forward};
 use crate::Number;
 use crate::attention::{View, ViewMut};
 use crate::features::{Place, padded};
@@ -123,8 +123,8 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
                 if let (Some(decay), Some(d)) = (&problem.decay, &mut d_decay) {
                     let (later, earlier) = pair(problem, batch, i, j);
                     let distance = later - earlier;
-                    if super::is_near(later, earlier) {
-                        d.d_near[head * NEAR + distance] += product * along;
+                    if decay.is_near(later, earlier) {
+                        d.d_near[head * decay.met + distance] += product * along;
                     } else {
                         for k in 0..decay.terms {
                             d.d_weights[head * decay.terms + k] += product * along * decay.faded(head, k, distance);

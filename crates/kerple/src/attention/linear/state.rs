@@ -64,19 +64,17 @@ impl<T: Number> Later<T> {
     pub fn new(problem: &Problem<T>) -> Later<T> {
         let (Dims { heads, batch, value_dim, .. }, terms) = (problem.dims, problem.terms());
         let features = problem.chain().widths()[1];
-        let ahead = |head: usize| Ahead {
-            sums: Sums::new(features, value_dim, &terms[head]),
-            rows: 0,
-            queries: vec![T::ZERO; CHUNK * padded(features)],
-            d_sums: vec![T::ZERO; CHUNK * padded(value_dim)],
-            d_counts: vec![T::ZERO; CHUNK],
+        let ahead = |head: usize| {
+            let rows = |width: usize| vec![T::ZERO; (terms[head].met - CHUNK) * width];
+            let sums = Sums::new(features, value_dim, &terms[head]);
+            Ahead { sums, rows: 0, queries: rows(padded(features)), d_sums: rows(padded(value_dim)), d_counts: rows(1) }
         };
         Later { units: (0..heads * batch).map(|item| ahead(super::unit(problem.dims, item).0)).collect() }
     }
 
     /// Whether no piece has been seen yet.
     pub fn is_empty(&self) -> bool {
-        self.units.iter().all(|unit| unit.rows == 0)
+        self.units.iter().all(|unit| unit.rows == 0 && unit.sums.is_empty())
     }
 
     /// Heads of sequences.
@@ -94,9 +92,9 @@ impl<T: Number> Later<T> {
 pub(super) struct Ahead<T> {
     /// Over the queries of chunks that no key to come meets one by one.
     pub(super) sums: Sums<T>,
-    /// Queries of the chunk before those.
+    /// Queries before those, which keys to come meet one by one.
     pub(super) rows: usize,
-    /// Their features, `[CHUNK, padded(M)]`, and gradients in what they got: `[CHUNK, padded(value_dim)]`, `[CHUNK]`.
+    /// Their features, `[met - CHUNK, padded(M)]`, and gradients in what they got, `[.., padded(value_dim)]` and `[..]`.
     pub(super) queries: Vec<T>,
     pub(super) d_sums: Vec<T>,
     pub(super) d_counts: Vec<T>,
@@ -304,8 +302,8 @@ impl<T: Number> Unit<T> {
     pub(super) fn new(features: usize, value_dim: usize, terms: &Terms<T>) -> Unit<T> {
         Unit {
             sums: Sums::new(features, value_dim, terms),
-            keys: vec![T::ZERO; terms.met() * padded(features)],
-            values: vec![T::ZERO; terms.met() * padded(value_dim)],
+            keys: vec![T::ZERO; terms.met * padded(features)],
+            values: vec![T::ZERO; terms.met * padded(value_dim)],
             held: 0,
             valid: 0,
         }
@@ -329,14 +327,14 @@ impl<T: Number> Unit<T> {
 
     /// Once all that can be held is: the oldest chunk goes into the sums.
     pub(super) fn close(&mut self, terms: &Terms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
-        if self.held == terms.met() {
+        if self.held == terms.met {
             self.leave(terms, wide, room);
         }
     }
 
     /// The oldest chunk, or what there is of it, goes into the sums.
     pub(super) fn leave(&mut self, terms: &Terms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
-        let (width, value) = (self.keys.len() / terms.met(), self.values.len() / terms.met());
+        let (width, value) = (self.keys.len() / terms.met, self.values.len() / terms.met);
         let count = self.valid.min(CHUNK);
         let gone = Rows { count, first: 0, to_end: true, features: &self.keys, values: &self.values, counts: None };
         self.sums.add(terms, &gone, wide, room);

@@ -65,6 +65,7 @@ struct Values {
     k: Vec<f64>,
     v: Vec<f64>,
     d_out: Vec<f64>,
+    met: usize,
     near: Vec<f64>,
     rates: Vec<f64>,
     weights: Vec<f64>,
@@ -73,6 +74,10 @@ struct Values {
 const TERMS: usize = 3;
 
 fn values(dims: Dims) -> Values {
+    values_met(dims, NEAR)
+}
+
+fn values_met(dims: Dims, met: usize) -> Values {
     let Dims { batch, heads, len, head_dim, value_dim } = dims;
     let positive = |len: usize, seed| random(len, seed).into_iter().map(|x| 0.3 + x.abs()).collect::<Vec<f64>>();
     let rows = batch * heads * len;
@@ -81,7 +86,8 @@ fn values(dims: Dims) -> Values {
         k: random(rows * head_dim, 2),
         v: random(rows * value_dim, 3),
         d_out: random(rows * value_dim, 4),
-        near: positive(heads * NEAR, 5),
+        met,
+        near: positive(heads * met, 5),
         rates: positive(heads * TERMS, 6).into_iter().map(|x| 0.02 * x).collect(),
         weights: positive(heads * TERMS, 7),
     }
@@ -106,7 +112,7 @@ fn run<T: Number>(case: &Case, maps: &[&dyn RowMap<T>], values: &Values) -> Vec<
     let [q, k, v, d_out, near, weights] =
         [&values.q, &values.k, &values.v, &values.d_out, &values.near, &values.weights].map(|x| cast(x));
     let Case { dims, reach, lengths, guard, decays, naive } = *case;
-    let decay = Decay { near: &near, terms: TERMS, rates: &values.rates, weights: &weights };
+    let decay = Decay { met: values.met, near: &near, terms: TERMS, rates: &values.rates, weights: &weights };
     let problem = Problem { dims, reach, lengths, maps, decay: decays.then_some(decay), guard };
     let (rows, wide) = (strides(dims, dims.head_dim), strides(dims, dims.value_dim));
     let view = |data, strides| View { data, strides };
@@ -151,10 +157,17 @@ fn double(parts: Vec<Vec<f32>>) -> Vec<Vec<f64>> {
 
 #[test]
 fn chunked_equals_naive() {
-    for (len, lengths) in [(1, None), (7, Some([7, 3])), (300, Some([290, 100])), (256, None)] {
+    let [one, window] = [NEAR, 3 * CHUNK];
+    for (len, lengths, met) in [
+        (1, None, one),
+        (7, Some([7, 3]), one),
+        (300, Some([290, 100]), one),
+        (256, None, one),
+        (640, Some([640, 390]), window),
+    ] {
         let dims = Dims { batch: 2, heads: HEADS, len, head_dim: D, value_dim: 3 };
         let lengths = lengths.as_ref().map(|lengths| &lengths[..]);
-        let values = values(dims);
+        let values = values_met(dims, met);
         for (name, maps) in maps::<f64>() {
             for (reach, decays) in
                 [Reach::Causal, Reach::Both].into_iter().flat_map(|reach| [(reach, false), (reach, true)])
@@ -230,7 +243,8 @@ fn a_state_goes_on_where_it_stopped() {
             let case = Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays, naive: false };
             let maps = maps.all();
             let whole = run(&case, &maps, &values).swap_remove(0);
-            let decay = Decay { near: &values.near, terms: TERMS, rates: &values.rates, weights: &values.weights };
+            let decay =
+                Decay { met: NEAR, near: &values.near, terms: TERMS, rates: &values.rates, weights: &values.weights };
             let problem = Problem {
                 dims,
                 reach: Reach::Causal,
@@ -266,15 +280,14 @@ fn a_state_goes_on_where_it_stopped() {
 fn gradients_of_pieces_are_those_of_the_whole() {
     const STARTS: [usize; 5] = [0, 256, 384, 640, 700];
     let dims = Dims { batch: 2, heads: HEADS, len: 700, head_dim: D, value_dim: 3 };
-    let values = values(dims);
     let (rows, wide) = (strides(dims, D), strides(dims, 3));
     for (name, maps) in maps::<f64>() {
-        for decays in [false, true] {
-            let guard = Guard::Add(1e-6);
+        for (decays, met) in [(false, NEAR), (true, NEAR), (true, 3 * CHUNK)] {
+            let (values, guard) = (values_met(dims, met), Guard::Add(1e-6));
             let case = Case { dims, reach: Reach::Causal, lengths: None, guard, decays, naive: false };
             let maps = maps.all();
             let want = run(&case, &maps, &values);
-            let decay = Decay { near: &values.near, terms: TERMS, rates: &values.rates, weights: &values.weights };
+            let decay = Decay { met, near: &values.near, terms: TERMS, rates: &values.rates, weights: &values.weights };
             let decay = decays.then_some(decay);
             let problem = |len| Problem {
                 dims: Dims { len, ..dims },
@@ -330,7 +343,7 @@ fn gradients_of_pieces_are_those_of_the_whole() {
             }
             // denominators lie otherwise
             for part in [0, 2, 3, 4, 5, 6, 7] {
-                assert_close(&found[part..=part], &want[part..=part], 1e-11, &format!("{name} {decays} {part}"));
+                assert_close(&found[part..=part], &want[part..=part], 1e-11, &format!("{name} {met} {part}"));
             }
         }
     }
@@ -393,7 +406,7 @@ fn sums_of_a_million_positions_stay_accurate() {
     let rates: [f64; 2] = [1e-6, 0.3];
     let a = |d: usize| rates.iter().map(|rate| (-rate * d as f64).exp()).sum::<f64>();
     let near: Vec<f32> = (0..NEAR).map(|d| a(d) as f32).collect();
-    let decay = Decay { near: &near, terms: 2, rates: &rates, weights: &[1.0, 1.0] };
+    let decay = Decay { met: NEAR, near: &near, terms: 2, rates: &rates, weights: &[1.0, 1.0] };
     let problem =
         Problem { dims, reach: Reach::Causal, lengths: None, maps: &maps, decay: Some(decay), guard: Guard::Nothing };
     let mut state = State::new(&problem);

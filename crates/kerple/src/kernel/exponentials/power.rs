@@ -28,10 +28,9 @@ const PER_E: f64 = 16.0;
 const RIDGE: f64 = 1e-12;
 
 impl Sum {
-    /// `exp(-r1 d^exponent)` at distances from [`NEAREST`] to the horizon, within the tolerance of the larger of it and [`FLOOR`]; an
-    /// exponent above 1 is used as 1, with its derivative. All weights are positive.
-    pub fn power(demand: &Demand, r1: f64, exponent: f64) -> Sum {
-        let p = exponent.min(1.0);
+    /// `exp(-r1 d^p)`, `0 < p <= 1`, at distances from [`NEAREST`] to the horizon, within the tolerance of the larger of it and
+    /// [`FLOOR`]. All weights are positive.
+    pub fn power(demand: &Demand, r1: f64, p: f64) -> Sum {
         let [nearest, horizon] = [NEAREST, demand.horizon.max(NEAREST)].map(|d| d as f64);
         let kernel = |d: f64| (-r1 * d.powf(p)).exp();
         let span = (horizon / nearest).ln();
@@ -50,6 +49,11 @@ impl Sum {
             values,
         }
     }
+}
+
+/// The distance from which on `exp(-r1 d^p)` does not matter.
+pub fn power_end(demand: &Demand, r1: f64, p: f64) -> usize {
+    (-least(demand).ln() / r1).powf(p.recip()).ceil() as usize
 }
 
 /// Kernels this small do not matter.
