@@ -39,6 +39,7 @@ fn encodings() -> Vec<Encoding> {
         r#"{"kind":"sine_spe","waves":1,"realisations":5,"gating":"jax"}"#,
         r#"{"kind":"conv_spe","taps":[5],"realisations":6}"#,
         r#"{"kind":"conv_spe","taps":[2,3],"size":[12,20],"realisations":6,"gated":false}"#,
+        r#"{"kind":"kerple_power","r1":[0.03,0.1],"r2":[1.1,1.4]}"#,
     ]
     .map(read)
     .into()
