@@ -7,6 +7,7 @@ use crate::number;
 use crate::page::{Cell, Grid, Row};
 use crate::results::{Score, Table, Test};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// A cell as a program reads it.
 #[derive(Clone, Debug, Serialize)]
@@ -202,13 +203,20 @@ impl Spec<'_> {
     }
 
     fn row(&self, length: u64, cells: &[CellRow]) -> Row {
-        let values = cells.iter().enumerate().filter_map(|(at, cell)| Some((at, cell.perplexity?)));
-        let finite = values.filter(|(_, value)| value.is_finite());
-        let best = finite.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(at, _)| at).filter(|_| cells.len() > 1);
+        let best = best(cells);
+        let counts: BTreeSet<usize> = cells.iter().map(|cell| cell.n).filter(|n| *n > 0).collect();
         let cell = |(at, cell): (usize, &CellRow)| {
             let printed = cell.printed_text.as_ref().map(|text| format!("paper: {text}"));
             let missing = (!cell.is_complete()).then(|| format!("{} of {} seeds", cell.n, cell.planned));
-            let note = [missing, printed].into_iter().flatten().collect::<Vec<_>>().join("; ");
+            // means over different seeds say little about each other
+            let seeds = (counts.len() > 1 && cell.n > 0).then(|| match cell.difference {
+                Some(difference) => {
+                    let sign = if difference > 0.0 { "+" } else { "" };
+                    format!("n = {}, {sign}{} on the same seeds", cell.n, shown(difference))
+                }
+                None => format!("n = {}", cell.n),
+            });
+            let note = [missing, seeds, printed].into_iter().flatten().collect::<Vec<_>>().join("; ");
             Cell {
                 text: cell.perplexity.map_or_else(|| "\u{2013}".to_owned(), shown),
                 spread: cell.perplexity.zip(cell.perplexity_deviation).map(|(mean, spread)| deviation(mean, spread)),
@@ -225,5 +233,37 @@ impl Spec<'_> {
             colour: None,
             cells: cells.iter().enumerate().map(cell).collect(),
         }
+    }
+}
+
+/// The cell of a row that is best: over the seeds that a cell shares with the reference where there are any, by its mean otherwise.
+fn best(cells: &[CellRow]) -> Option<usize> {
+    let is_paired = cells.iter().any(|cell| cell.difference.is_some());
+    let value = |cell: &CellRow| match is_paired {
+        // the reference is the one that is not compared with itself
+        true => cell.perplexity.and(cell.difference.or(cell.pairs.is_none().then_some(0.0))),
+        false => cell.perplexity,
+    };
+    let values = cells.iter().enumerate().filter_map(|(at, cell)| Some((at, value(cell)?)));
+    let finite = values.filter(|(_, value)| value.is_finite());
+    finite.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(at, _)| at).filter(|_| cells.len() > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_best_is_so_on_the_same_seeds() {
+        let cell = |perplexity: f64, difference: Option<f64>| CellRow {
+            perplexity: Some(perplexity),
+            difference,
+            pairs: difference.map(|_| 3),
+            ..CellRow::empty("table5", "arxiv", "x", 128, 3, 3)
+        };
+        assert_eq!(best(&[cell(9.0, Some(0.2)), cell(10.0, Some(-0.4)), cell(9.5, None)]), Some(1));
+        assert_eq!(best(&[cell(9.0, Some(0.2)), cell(9.5, None)]), Some(1), "the reference");
+        assert_eq!(best(&[cell(9.0, None), cell(10.0, None)]), Some(0), "nothing is compared");
+        assert_eq!(best(&[cell(9.0, None)]), None);
     }
 }

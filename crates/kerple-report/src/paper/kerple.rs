@@ -61,7 +61,8 @@ pub(super) fn items(all: &Reproduction) -> Vec<Item> {
             "Table 3: perplexity by extrapolation length",
             &MAIN,
             &data.table3,
-            "† means that log is significantly better: paired two-sided t-test over the common seeds, p < 0.05.",
+            "† means that log is significantly better: paired two-sided t-test over the common seeds, p < 0.05. Bold is the best by its \
+             difference from log on those seeds.",
         ),
         table4(all, &data),
         perplexities(
