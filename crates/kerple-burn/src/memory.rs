@@ -70,6 +70,16 @@ impl Memory {
         }
     }
 
+    /// Lets go of what can be made again, the noise of positions that come one by one: of a memory that is set aside.
+    pub fn let_go(&mut self) {
+        if let Memory::Recurrent(recurrent) = self
+            && let Some(begun) = &mut recurrent.begun
+        {
+            begun.held = 0..0;
+            begun.maps.hold(0..0);
+        }
+    }
+
     /// Causal self-attention of new positions, from a packed projection `[B, L, (H + 2 G) D]`, over all that is then held;
     /// returns `[B, L, H D]`.
     ///

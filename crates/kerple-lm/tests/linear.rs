@@ -142,31 +142,36 @@ fn gradients_of_pieces_are_those_of_whole_sequences() {
         (r#"{"kind":"sine_spe","waves":2,"realisations":6}"#, FeatureKind::Favor),
         (r#"{"kind":"conv_spe","taps":[9],"realisations":6}"#, FeatureKind::Favor),
     ] {
-        let plan =
-            plan_with(&serde_json::from_str::<Encoding>(text).unwrap(), TrainConfig::default(), linear(features));
-        let len = 700;
-        let ids: Vec<u32> = (0..2 * (len + 1)).map(|at| (at * at % 23) as u32).collect();
-        let part = |shift: usize| -> Vec<u32> {
-            ids.chunks(len + 1).flat_map(|row| &row[shift..shift + len]).copied().collect()
-        };
-        let scored = Some((0..2 * len).map(|at| at % 5 > 0).collect());
-        let batch = Batch { tokens: part(0), targets: part(1), scored, lengths: None, rows: 2, len };
-        let gradients = |piece| {
-            let learner = Learner::new(
-                Decoder::new(&plan, &kerple_lm::device().autodiff()),
-                LanguageModel { piece },
-                settings(&plan),
-            );
-            learner.gradients(std::slice::from_ref(&batch), Pass::training(3, 1))
-        };
-        let (whole, pieces) = (gradients(None), gradients(Some(256)));
-        assert!((whole.loss - pieces.loss).abs() < 1e-5, "{text}: {} instead of {}", pieces.loss, whole.loss);
-        for (at, (whole, pieces)) in whole.values.into_iter().zip(pieces.values).enumerate() {
-            let [whole, pieces] = [whole, pieces].map(|values| values.into_data().iter::<f64>().collect::<Vec<f64>>());
-            let size = whole.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-            let worst = whole.iter().zip(&pieces).fold(0.0f64, |worst, (a, b)| worst.max((a - b).abs()));
-            // f32 sums over hundreds of positions in another order
-            assert!(worst <= 1e-4 * size + 1e-8, "{text}, parameter {at}: {worst} of {size}");
-        }
+        assert_pieces_are_whole(text, features, (2, 700), 256);
+    }
+    // more pieces than there are states kept
+    for text in [r#"{"kind":"kerple_log"}"#, r#"{"kind":"sine_spe","waves":2,"realisations":6}"#] {
+        assert_pieces_are_whole(text, FeatureKind::Favor, (1, 130 * 128 + 50), 128);
+    }
+}
+
+fn assert_pieces_are_whole(text: &str, features: FeatureKind, (rows, len): (usize, usize), piece: usize) {
+    let plan = plan_with(&serde_json::from_str::<Encoding>(text).unwrap(), TrainConfig::default(), linear(features));
+    let ids: Vec<u32> = (0..rows * (len + 1)).map(|at| (at * at % 23) as u32).collect();
+    let part =
+        |shift: usize| -> Vec<u32> { ids.chunks(len + 1).flat_map(|row| &row[shift..shift + len]).copied().collect() };
+    let scored = Some((0..rows * len).map(|at| at % 5 > 0).collect());
+    let batch = Batch { tokens: part(0), targets: part(1), scored, lengths: None, rows, len };
+    let gradients = |piece| {
+        let learner = Learner::new(
+            Decoder::new(&plan, &kerple_lm::device().autodiff()),
+            LanguageModel { piece },
+            settings(&plan),
+        );
+        learner.gradients(std::slice::from_ref(&batch), Pass::training(3, 1))
+    };
+    let (whole, pieces) = (gradients(None), gradients(Some(piece)));
+    assert!((whole.loss - pieces.loss).abs() < 1e-5, "{text}: {} instead of {}", pieces.loss, whole.loss);
+    for (at, (whole, pieces)) in whole.values.into_iter().zip(pieces.values).enumerate() {
+        let [whole, pieces] = [whole, pieces].map(|values| values.into_data().iter::<f64>().collect::<Vec<f64>>());
+        let size = whole.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        let worst = whole.iter().zip(&pieces).fold(0.0f64, |worst, (a, b)| worst.max((a - b).abs()));
+        // f32 sums over hundreds of positions in another order
+        assert!(worst <= 1e-4 * size + 1e-8, "{text}, parameter {at}: {worst} of {size}");
     }
 }

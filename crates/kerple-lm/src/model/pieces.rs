@@ -5,15 +5,36 @@
 //! backwards, from the last:     a piece's loss and its gradient; the layers leave for the piece before what it needs of this one
 //! ```
 //!
-//! The gradients are those of whole sequences up to rounding. Room is needed for one piece, and for a state a piece.
+//! The gradients are those of whole sequences up to rounding. Room is needed for one piece, and for at most [`MOST_STATES`]
+//! states: of more pieces, states are kept in front of every few, and made again from there when their turn comes.
 
 use super::{Decoder, Tokens, columns};
 use burn::tensor::Tensor;
 use kerple_burn::forms::Positions;
-use kerple_burn::ops::linear_attention::{Behind, Piece};
+use kerple_burn::memory::Memory;
+use kerple_burn::ops::linear_attention::Behind;
 use kerple_burn::ops::loss::{self, Targets};
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
+use std::ops::Range;
+
+/// Most states that are kept of one stretch of a sequence.
+const MOST_STATES: usize = 64;
+
+/// Sequences that are taken in pieces.
+struct Pieces<'a> {
+    model: &'a Decoder,
+    /// The model outside autodiff.
+    plain: Decoder,
+    tokens: Tokens<'a>,
+    targets: Targets<'a>,
+    share: f64,
+    /// Positions of a piece.
+    each: usize,
+    pass: Pass,
+    /// For each layer.
+    behind: Vec<Behind>,
+}
 
 impl Decoder {
     /// [`Decoder::weighted_loss`] as a sum over pieces of `each` positions, which are handed to `learn` from the last to the first.
@@ -26,33 +47,54 @@ impl Decoder {
         (each, pass): (usize, &Pass),
         learn: &mut dyn FnMut(Tensor<1>),
     ) {
-        let Tokens { ids, batch, len } = tokens;
-        let plain = parameters::without_autodiff(self);
-        let (mut memory, pass) = (plain.memories(batch), pass.over(len));
-        let behind: Vec<Behind> = self.blocks.iter().map(|_| Behind::default()).collect();
-        let starts = || (0..len).step_by(each);
-        let mut pieces = Vec::new();
-        for start in starts() {
-            let layers: Option<Vec<Piece>> =
-                memory.iter().zip(&behind).map(|(own, behind)| own.piece(behind)).collect();
-            let Some(layers) = layers else { return learn(self.weighted_loss(tokens, targets, share, &pass)) };
-            pieces.push(layers);
-            if start + each < len {
-                let ids = columns(ids, len, start..start + each);
-                plain.remember(Tokens { ids: &ids, batch, len: each }, &mut memory, &pass);
-            }
+        let (plain, pass) = (parameters::without_autodiff(self), pass.over(tokens.len));
+        let memory = plain.memories(tokens.batch);
+        let behind: Vec<Behind> = memory.iter().map(|_| Behind::default()).collect();
+        if memory.iter().zip(&behind).any(|(own, behind)| own.piece(behind).is_none()) {
+            return learn(self.weighted_loss(tokens, targets, share, &pass));
         }
-        for (start, layers) in starts().zip(pieces).rev() {
-            let range = start..len.min(start + each);
-            let [ids, own] = [ids, targets.ids].map(|all| columns(all, len, range.clone()));
-            let scored = targets.scored.map(|scored| columns(scored, len, range.clone()));
-            let (mut x, positions) = self.embedded(Tokens { ids: &ids, batch, len: range.len() }, start, &pass);
-            for ((block, positions), piece) in self.blocks.iter().zip(positions).zip(layers) {
-                let positions = Positions { piece: Some(piece), ..positions };
-                x = block.forward(x, &positions, &pass, self.engine);
-            }
-            let targets = Targets { ids: &own, scored: scored.as_deref() };
-            learn(loss::loss(x, self.output(), targets, share, self.engine));
+        let pieces = Pieces { model: self, plain, tokens, targets, share, each, pass, behind };
+        pieces.learn(0..tokens.len, memory, learn);
+    }
+}
+
+impl Pieces<'_> {
+    /// The pieces of a stretch of positions behind what `memory` holds, the last first.
+    fn learn(&self, range: Range<usize>, memory: Vec<Memory>, learn: &mut dyn FnMut(Tensor<1>)) {
+        if range.len() <= self.each {
+            return learn(self.loss(range, &memory));
         }
+        let part = range.len().div_ceil(self.each).div_ceil(MOST_STATES) * self.each;
+        let starts = || range.clone().step_by(part);
+        let mut memories = vec![memory];
+        for start in starts().skip(1) {
+            let mut memory = memories.last().expect("the first is there").clone();
+            for from in (start - part..start).step_by(self.each) {
+                let ids = columns(self.tokens.ids, self.tokens.len, from..from + self.each);
+                let tokens = Tokens { ids: &ids, batch: self.tokens.batch, len: self.each };
+                self.plain.remember(tokens, &mut memory, &self.pass);
+            }
+            memory.iter_mut().for_each(Memory::let_go);
+            memories.push(memory);
+        }
+        for (start, memory) in starts().zip(memories).rev() {
+            self.learn(start..range.end.min(start + part), memory, learn);
+        }
+    }
+
+    /// The loss of one piece.
+    fn loss(&self, range: Range<usize>, memory: &[Memory]) -> Tensor<1> {
+        let Pieces { model, tokens: Tokens { ids, batch, len }, targets, .. } = *self;
+        let [ids, own] = [ids, targets.ids].map(|all| columns(all, len, range.clone()));
+        let scored = targets.scored.map(|scored| columns(scored, len, range.clone()));
+        let tokens = Tokens { ids: &ids, batch, len: range.len() };
+        let (mut x, positions) = model.embedded(tokens, range.start, &self.pass);
+        let layers = model.blocks.iter().zip(positions).zip(memory.iter().zip(&self.behind));
+        for ((block, positions), (memory, behind)) in layers {
+            let positions = Positions { piece: memory.piece(behind), ..positions };
+            x = block.forward(x, &positions, &self.pass, model.engine);
+        }
+        let targets = Targets { ids: &own, scored: scored.as_deref() };
+        loss::loss(x, model.output(), targets, self.share, model.engine)
     }
 }
