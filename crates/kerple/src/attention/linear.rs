@@ -280,7 +280,7 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
 /// all positions, and `later` has seen every piece behind this one, the last first. It then has seen this one too.
 ///
 /// # Panics
-/// As [`backward`] and [`extend`] do, and if a piece neither ends the sequence nor has whole chunks.
+/// As [`backward()`] and [`extend`] do, and if a piece neither ends the sequence nor has whole chunks.
 pub fn backward_piece<T: Number>(
     problem: &Problem<T>,
     saved: Saved<T>,
