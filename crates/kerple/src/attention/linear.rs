@@ -5,8 +5,9 @@
 //! ```
 //!
 //! `phi` is a chain of [`RowMap`]s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
-//! a table inside of chunks of [`CHUNK`] positions and towards the ones before, and a sum of decaying exponentials beyond. What this is *not* is
-//! softmax attention: with FAVOR+ features numerator and denominator are those of softmax with bias `ln a` in expectation only.
+//! a table inside of chunks of [`CHUNK`] positions and towards the ones before, and a sum of decaying exponentials beyond. What
+//! this is *not* is softmax attention: with FAVOR+ features numerator and denominator are those of softmax with bias `ln a` in
+//! expectation only.
 //!
 //! Rows are worked off chunk by chunk. Between chunks a head of a sequence keeps sums of a fixed size,
 //!

@@ -59,7 +59,8 @@ fn hidden(positions: &Positions, [queries, keys]: [usize; 2], device: &Device) -
 /// The factor of every pair, `[B, H, Q, K]`, or `[1, H, Q, K]` where all sequences are alike; that of pairs which do not count
 /// is some number.
 ///
-/// Near is what lies in a chunk and in those that are met one by one; chunks of keys after their query are counted from the end of the sequence.
+/// Near is what lies in a chunk and in those that are met one by one; chunks of keys after their query are counted from the end of
+/// the sequence.
 fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -> Tensor<4> {
     let ([heads, terms], [_, met]) = (fading.weights.dims(), fading.near.dims());
     let (device, dtype) = (fading.weights.device(), fading.weights.dtype());
