@@ -173,6 +173,12 @@ fn dape_is_trained_measured_and_looked_into() {
     assert_eq!(place.ok(&few), printed, "nothing is done twice");
     // the same of what is kept, and claims of what there is
     assert_eq!(place.ok(&[&few[..], &["--export", "kept"]].concat()).replace("kept/", "d/"), printed);
+    let log = place.read("kept/arxiv-512/dape/seed-1235/metrics.jsonl");
+    let learned = |line: &str| {
+        serde_json::from_str::<Value>(line).unwrap()["encoding"].as_object().map_or(0, |values| values.len())
+    };
+    let (first, last) = (log.lines().next().unwrap(), log.lines().last().unwrap());
+    assert!(learned(first) == 0 && learned(last) > 0, "a network's values are kept once");
     let claims = place.ok(&[&command[..], &["--render"]].concat());
     assert!(claims.starts_with("claims"), "{claims}");
     let page = place.read("d/paper/report.md");

@@ -1,10 +1,12 @@
-//! What of a reproduction is small enough to be kept with a project: everything but checkpoints, prepared texts and
-//! TensorBoard files. Tables and figures can be made of it again.
+//! What of a reproduction is small enough to be kept with a project: everything but checkpoints, prepared texts, TensorBoard
+//! files, and what large encodings learned while they were trained. Tables and figures can be made of it again.
 
 use crate::error::{Error, Result};
 use crate::run::RunFolder;
 use kerple_report::paper::{MANIFEST_FILE, Manifest, TIMING_FILE};
-use kerple_report::record::{self, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SCORES_FILE};
+use kerple_report::record::{
+    self, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, MetricsRow, PLAN_FILE, PROBES_FILE, SCORES_FILE,
+};
 use std::path::{Path, PathBuf};
 
 /// Copies the manifest, the timing, and the records of every run that has been evaluated into `folder`, where older ones
@@ -36,7 +38,11 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
             std::fs::create_dir_all(&to).map_err(Error::io(&to, "create"))?;
             record::write_json(&to.join(PLAN_FILE), &plan)?;
         }
-        for name in [METRICS_FILE, EVALUATION_FILE, KERNELS_FILE, PROBES_FILE, SCORES_FILE] {
+        let log = from.join(METRICS_FILE);
+        if log.exists() {
+            record::replace_rows(&folder.join(&run.folder).join(METRICS_FILE), &thinned(&log)?)?;
+        }
+        for name in [EVALUATION_FILE, KERNELS_FILE, PROBES_FILE, SCORES_FILE] {
             if from.join(name).exists() {
                 copy(&from.join(name), &folder.join(&run.folder).join(name))?;
             }
@@ -49,4 +55,16 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
         }
     }
     Ok(runs)
+}
+
+/// Most learned values of an encoding that every row of a kept log has; of more, only the last row has any.
+const MOST_VALUES: usize = 64;
+
+fn thinned(log: &Path) -> Result<Vec<MetricsRow>> {
+    let mut rows = record::read_rows::<MetricsRow>(log)?.rows;
+    if let Some((_, before)) = rows.split_last_mut() {
+        let is_large = |row: &&mut MetricsRow| row.encoding.values().map(Vec::len).sum::<usize>() > MOST_VALUES;
+        before.iter_mut().filter(is_large).for_each(|row| row.encoding.clear());
+    }
+    Ok(rows)
 }
