@@ -166,6 +166,7 @@ fn assert_pieces_are_whole(text: &str, features: FeatureKind, (rows, len): (usiz
         learner.gradients(std::slice::from_ref(&batch), Pass::training(3, 1))
     };
     let (whole, pieces) = (gradients(None), gradients(Some(piece)));
+    // a mean of f32 losses of size 3
     assert!((whole.loss - pieces.loss).abs() < 1e-5, "{text}: {} instead of {}", pieces.loss, whole.loss);
     for (at, (whole, pieces)) in whole.values.into_iter().zip(pieces.values).enumerate() {
         let [whole, pieces] = [whole, pieces].map(|values| values.into_data().iter::<f64>().collect::<Vec<f64>>());

@@ -69,6 +69,11 @@ fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
                 let (terms, tolerance, horizon) = (fading.terms, demand.tolerance.value(), demand.horizon);
                 let floor = if fading.floor > 0.0 { format!(" or of {}", fading.floor) } else { String::new() };
                 let met = fading.near.len() / geometry.heads;
+                if fading.weights.iter().all(|weight| *weight == 0.0) {
+                    return format!(
+                        "takes it as an exact window of {met} positions, within {tolerance} of exp(b){floor}"
+                    );
+                }
                 let window = if met > NEAR { format!("{met} positions as they are and ") } else { String::new() };
                 format!(
                     "takes it as {window}{terms} decaying exponentials, within {tolerance} of exp(b){floor} up to {horizon} tokens"

@@ -49,7 +49,7 @@ pub(super) struct Scratch<T> {
     pub(super) wide: Vec<T>,
     /// `[CHUNK, padded(value_dim)]`
     pub(super) d_values: Vec<T>,
-    /// Products of features, products of values, `[met, met]`, and room for what is transposed.
+    /// Products of features, products of values, `[CHUNK, met]` or `[met, CHUNK]`, and room for what is transposed.
     products: Vec<T>,
     of_values: Vec<T>,
     turned: Vec<T>,
@@ -70,8 +70,8 @@ impl<T: Number> Scratch<T> {
             d_counts: rows(met, 1),
             wide: rows(CHUNK, width.max(unit.sums.stride())),
             d_values: rows(CHUNK, value),
-            products: rows(met, met),
-            of_values: rows(met, met),
+            products: rows(CHUNK, met),
+            of_values: rows(CHUNK, met),
             turned: rows(met, width.max(value)),
             unit,
         }
@@ -238,7 +238,7 @@ impl<T: Number> Task<'_, T> {
         if keys == 0 {
             return;
         }
-        self.value_products(rows, keys, scratch);
+        self.value_products([rows, keys, met], scratch);
         if outputs.sizes[1] > 0 {
             let Scratch { queries, unit, turned, products: to, of_values, .. } = &mut *scratch;
             products(queries, &unit.keys, [rows, keys, width], turned, (&mut to[..], met));
@@ -249,25 +249,25 @@ impl<T: Number> Task<'_, T> {
                 loops::add_products(&mut d_near[met - 1 - before - t..], &to[row.clone()], &of_values[row]);
             }
         }
-        self.mask(before, rows, keys, &mut scratch.of_values);
+        self.mask(before, [rows, keys, met], &mut scratch.of_values);
         let Scratch { of_values, unit, d_features, .. } = scratch;
         let product = Multiply { sizes: [rows, keys, width], a: (of_values, [met, 1]), b: (&unit.keys, width) };
         product.to(d_features, width, Keep::Add);
     }
 
-    /// `g_i.u_j` of queries and keys met one by one.
-    fn value_products(&self, rows: usize, keys: usize, scratch: &mut Scratch<T>) {
+    /// `g_i.u_j` of queries and keys met one by one, `[rows, stride]`.
+    fn value_products(&self, [rows, keys, stride]: [usize; 3], scratch: &mut Scratch<T>) {
         let value = scratch.d_values.len() / CHUNK;
         let Scratch { d_sums, d_counts, unit, turned, of_values, .. } = scratch;
-        products(d_sums, &unit.values, [rows, keys, value], turned, (&mut of_values[..], self.terms.met));
-        for (row, d_count) in of_values.chunks_exact_mut(self.terms.met).zip(d_counts).take(rows) {
+        products(d_sums, &unit.values, [rows, keys, value], turned, (&mut of_values[..], stride));
+        for (row, d_count) in of_values.chunks_exact_mut(stride).zip(d_counts).take(rows) {
             loops::add(&mut row[..keys], *d_count);
         }
     }
 
-    /// What of products counts: causal, fading; the first query has number `before` among the keys.
-    fn mask(&self, before: usize, rows: usize, keys: usize, products: &mut [T]) {
-        for (t, row) in products.chunks_exact_mut(self.terms.met).take(rows).enumerate() {
+    /// What of products `[rows, stride]` counts: causal, fading; the first query has number `before` among the keys.
+    fn mask(&self, before: usize, [rows, keys, stride]: [usize; 3], products: &mut [T]) {
+        for (t, row) in products.chunks_exact_mut(stride).take(rows).enumerate() {
             self.terms.mask(before + t, (before + t + 1).min(keys), &mut row[..keys]);
         }
     }
@@ -314,16 +314,17 @@ impl<T: Number> Task<'_, T> {
     /// `d_features` of keys and `d_values` through the queries met one by one.
     fn keys_of_met(&self, rows: usize, scratch: &mut Scratch<T>) {
         let (width, value) = (scratch.d_features.len() / CHUNK, scratch.d_values.len() / CHUNK);
-        let (keys, met) = (scratch.unit.valid, self.terms.met);
-        self.value_products(rows, keys, scratch);
-        self.mask(0, rows, keys, &mut scratch.of_values);
+        let keys = scratch.unit.valid;
+        let sizes = [rows, keys, CHUNK];
+        self.value_products(sizes, scratch);
+        self.mask(0, sizes, &mut scratch.of_values);
         let Scratch { queries, unit, turned, products: of_features, .. } = &mut *scratch;
-        products(queries, &unit.keys, [rows, keys, width], turned, (&mut of_features[..], met));
-        self.mask(0, rows, keys, &mut scratch.products);
+        products(queries, &unit.keys, [rows, keys, width], turned, (&mut of_features[..], CHUNK));
+        self.mask(0, sizes, &mut scratch.products);
         let Scratch { products, of_values, queries, d_sums, d_features, d_values, .. } = scratch;
-        let product = Multiply { sizes: [keys, rows, width], a: (of_values, [1, met]), b: (queries, width) };
+        let product = Multiply { sizes: [keys, rows, width], a: (of_values, [1, CHUNK]), b: (queries, width) };
         product.to(d_features, width, Keep::Add);
-        let product = Multiply { sizes: [keys, rows, value], a: (products, [1, met]), b: (d_sums, value) };
+        let product = Multiply { sizes: [keys, rows, value], a: (products, [1, CHUNK]), b: (d_sums, value) };
         product.to(d_values, value, Keep::Add);
     }
 

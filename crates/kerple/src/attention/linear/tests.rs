@@ -341,7 +341,7 @@ fn gradients_of_pieces_are_those_of_the_whole() {
                     sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
                 }
             }
-            // denominators lie otherwise
+            // denominators lie otherwise; rounding of sums of hundreds of terms
             for part in [0, 2, 3, 4, 5, 6, 7] {
                 assert_close(&found[part..=part], &want[part..=part], 1e-11, &format!("{name} {met} {part}"));
             }
