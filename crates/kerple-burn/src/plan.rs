@@ -243,13 +243,26 @@ pub enum InitKind {
     /// Uniform within `sqrt(6 / (inputs + outputs))` of 0, outputs those of one of queries, keys and values; embeddings are
     /// N(0, 1). Glorot and Bengio 2010.
     Xavier,
+    /// N(0, 2 / (5 width)), those that write to the residual stream N(0, (2 / (layers sqrt(width)))^2): `small_init` (Nguyen and
+    /// Salazar 2019, arXiv:1910.05895) and `wang_init` of GPT-NeoX.
+    SmallWang,
 }
 
 impl InitKind {
+    /// Standard deviations of normal matrices and of those that write to the residual stream, in a model of this width.
+    pub fn deviations(self, d_model: usize, layers: usize) -> [f64; 2] {
+        const STD: f64 = 0.02;
+        let (width, layers) = (d_model as f64, layers as f64);
+        match self {
+            InitKind::SmallWang => [(0.4 / width).sqrt(), 2.0 / (layers * width.sqrt())],
+            InitKind::Normal | InitKind::FanIn | InitKind::Xavier => [STD, STD / (2.0 * layers).sqrt()],
+        }
+    }
+
     /// Standard deviation of embeddings, where `usual` is that of other matrices.
     pub fn embedding_std(self, usual: f64) -> f64 {
         match self {
-            InitKind::Normal | InitKind::FanIn => usual,
+            InitKind::Normal | InitKind::FanIn | InitKind::SmallWang => usual,
             InitKind::Xavier => 1.0,
         }
     }

@@ -58,15 +58,13 @@ impl Describe for Decoder {
     }
 }
 
-/// Standard deviation of initial weights.
-const STD: f64 = 0.02;
-
 /// Most positions that [`Decoder::extend`] takes through the layers at once, in all sequences together.
 const MOST_PREFILLED: usize = 4096;
 
 fn init<'a, R>(plan: &Plan, rng: &'a mut R, device: &'a Device) -> Init<'a, R> {
-    let std_out = STD / (2.0 * plan.model.n_layers as f64).sqrt();
-    Init { rng, kind: plan.model.block.init, std: STD, std_out, device, dtype: device.settings().float_dtype.into() }
+    let ModelPlan { d_model, n_layers, block, .. } = &plan.model;
+    let [std, std_out] = block.init.deviations(*d_model, *n_layers);
+    Init { rng, kind: block.init, std, std_out, device, dtype: device.settings().float_dtype.into() }
 }
 
 fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
@@ -88,9 +86,9 @@ impl Decoder {
         let ModelPlan { d_model, vocab_size, block, .. } = &plan.model;
         let mut rng = stream(plan.seed, Purpose::Weights);
         let mut init = init(plan, &mut rng, device);
-        let embedding = normal_matrix([*vocab_size, *d_model], block.init.embedding_std(STD), &mut init);
+        let embedding = normal_matrix([*vocab_size, *d_model], block.init.embedding_std(init.std), &mut init);
         let blocks = blocks(plan, &mut init);
-        let head = (!block.tied_head).then(|| normal_matrix([*d_model, *vocab_size], STD, &mut init));
+        let head = (!block.tied_head).then(|| normal_matrix([*d_model, *vocab_size], init.std, &mut init));
         Decoder {
             embedding,
             embedding_norm: block.embedding_norm.then(|| Norm::new(block, *d_model, &init)),

@@ -76,6 +76,7 @@ fn every_key_changes_the_plan() {
         "model.block.scaled_embedding=true",
         "model.block.init=fan_in",
         "model.block.init=xavier",
+        "model.block.init=small_wang",
         "model.block.dropout=0.1",
         "train.decay=inverse_root",
         "train.decay=cosine_restarts",

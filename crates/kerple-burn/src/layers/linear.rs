@@ -15,7 +15,7 @@ pub fn normal_matrix(shape: [usize; 2], std: f64, init: &mut Init<impl Rng>) -> 
         let value = standard_normal(rng);
         match kind {
             InitKind::FanIn if value.abs() > 2.0 => {}
-            InitKind::Normal | InitKind::FanIn | InitKind::Xavier => return std * value,
+            InitKind::Normal | InitKind::FanIn | InitKind::Xavier | InitKind::SmallWang => return std * value,
         }
     };
     let values = (0..shape[0] * shape[1]).map(|_| draw(init.rng)).collect();
@@ -40,7 +40,7 @@ impl Linear {
     /// The same of layers side by side, of `each` outputs where they are alike: each begins as if it were alone.
     pub fn packed([input, output]: [usize; 2], each: usize, bias: bool, std: f64, init: &mut Init<impl Rng>) -> Linear {
         let weight = match init.kind {
-            InitKind::Normal => normal_matrix([input, output], std, init),
+            InitKind::Normal | InitKind::SmallWang => normal_matrix([input, output], std, init),
             InitKind::FanIn => normal_matrix([input, output], (input as f64).sqrt().recip(), init),
             InitKind::Xavier => {
                 let most = (6.0 / (input + each) as f64).sqrt();
@@ -85,6 +85,9 @@ mod tests {
         // the variance of a normal cut at two deviations is 0.7737 of what it was
         let (square, most) = drawn(InitKind::FanIn);
         assert!((square * 400.0 / 0.7737 - 1.0).abs() < 0.02 && most <= 0.1, "{square} {most}");
+        // what is printed of GPT-NeoX's 12 layers of width 768
+        let [std, std_out] = InitKind::SmallWang.deviations(768, 12);
+        assert!((std - 0.02282).abs() < 5e-6 && (std_out - 0.006014).abs() < 5e-7, "{std} {std_out}");
         let (square, most) = drawn(InitKind::Xavier);
         let limit = (6.0f64 / 700.0).sqrt();
         assert!((square * 3.0 / limit.powi(2) - 1.0).abs() < 0.02 && (0.99 * limit..limit).contains(&most), "{square}");

@@ -40,9 +40,8 @@ impl Classifier {
         let encoder = Encoder::draw(plan, device, &mut rng);
         let mut init = super::init(plan, &mut rng, device);
         let widths = plan.model.read_widths();
-        let hidden =
-            widths.windows(2).map(|pair| Linear::new([pair[0], pair[1]], true, super::STD, &mut init)).collect();
-        let head = Linear::new([widths[widths.len() - 1], classes], true, super::STD, &mut init);
+        let hidden = widths.windows(2).map(|pair| Linear::new([pair[0], pair[1]], true, init.std, &mut init)).collect();
+        let head = Linear::new([widths[widths.len() - 1], classes], true, init.std, &mut init);
         let readout = plan.model.readout;
         let first = (readout != Readout::Mean).then(|| {
             let zeros = Tensor::<1>::zeros([plan.model.d_model], (device, encoder.embedding.val().dtype()));

@@ -50,7 +50,7 @@ impl Encoder {
         Encoder {
             embedding: normal_matrix(
                 [model.vocab_size, model.d_model],
-                model.block.init.embedding_std(super::STD),
+                model.block.init.embedding_std(init.std),
                 &mut init,
             ),
             embedding_norm: model.block.embedding_norm.then(|| Norm::new(&model.block, model.d_model, &init)),

@@ -32,7 +32,7 @@ impl Transducer {
         let mut rng = stream(plan.seed, Purpose::Weights);
         let encoder = Encoder::draw(plan, device, &mut rng);
         let mut init = super::init(plan, &mut rng, device);
-        Transducer { encoder, head: Linear::new([plan.model.d_model, classes], true, super::STD, &mut init) }
+        Transducer { encoder, head: Linear::new([plan.model.d_model, classes], true, init.std, &mut init) }
     }
 
     /// The same model, computing with this engine.

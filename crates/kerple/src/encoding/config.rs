@@ -4,7 +4,7 @@ use super::parameter::Scope;
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::scaling::Scaling;
-use super::{Compat, Geometry, METHODS, Method, finite, rotary};
+use super::{Compat, Geometry, METHODS, Method, finite};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -174,21 +174,19 @@ impl Encoding {
     /// # Errors
     /// A method that does not rotate, or a scaling that gives no rates.
     pub fn with_rope_scaling(&self, scaling: Scaling) -> Result<Encoding, Refusal> {
-        let Method::Rotary(rotary) = &self.method else {
-            let message = format!("`{}` does not rotate queries and keys", self.method.kind());
-            return Err(Refusal::new("scaling", message, "only rotary rates can be scaled"));
-        };
         scaling.check()?;
-        let rotary = rotary::Config { scaling: Some(scaling), ..rotary.clone() };
-        Ok(Encoding { method: Method::Rotary(rotary), ..self.clone() })
+        let mut scaled = self.clone();
+        let Some(rotary) = scaled.method.rotary_mut() else {
+            let message = format!("`{}` has no rotary rates", self.method.kind());
+            return Err(Refusal::new("scaling", message, "it is for `rotary`, and `dape` over it"));
+        };
+        rotary.scaling = Some(scaling);
+        Ok(scaled)
     }
 
     /// How rotary rates are scaled, as in its label.
     pub fn rope_scaling(&self) -> Option<String> {
-        match &self.method {
-            Method::Rotary(rotary::Config { scaling: Some(scaling), .. }) => Some(scaling.label()),
-            _ => None,
-        }
+        self.method.clone().rotary_mut()?.scaling.map(|scaling| scaling.label())
     }
 
     fn check_randomized(&self, geometry: &Geometry) -> Checked {

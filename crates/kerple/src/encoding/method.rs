@@ -171,6 +171,20 @@ impl Method {
         f(&Inputs { geometry: &geometry, values: &values, places: Places::from(2), compat: Compat::Exact })
     }
 
+    /// The rotation it has, its own or that of what DAPE is over.
+    pub(super) fn rotary_mut(&mut self) -> Option<&mut rotary::Config> {
+        match self {
+            Method::Rotary(rotary) => Some(rotary),
+            Method::Dape(dape) => dape.base.0.rotary_mut(),
+            Method::None(_) | Method::Learned(_) | Method::Sinusoidal(_) | Method::Xpos(_) | Method::Alibi(_) => None,
+            Method::T5(_) | Method::KerpleLog(_) | Method::KerplePower(_) | Method::KerpleBiasWeight(_) => None,
+            Method::KerpleWeight(_) | Method::KerplePowerOriginal(_) | Method::KerpleLog3(_) => None,
+            Method::GaussianBias(_) | Method::StretchedBias(_) | Method::GaussianWeight(_) => None,
+            Method::StretchedWeight(_) | Method::Fire(_) | Method::Sandwich(_) | Method::TransformerXl(_) => None,
+            Method::Shaw(_) | Method::Cope(_) | Method::Kernel(_) | Method::SineSpe(_) | Method::ConvSpe(_) => None,
+        }
+    }
+
     /// Whether it hands over a bias by distance, alone or with a map.
     pub(super) fn has_bias_table(&self) -> bool {
         self.in_some_model(|inputs| match self.positional().form(inputs) {

@@ -56,7 +56,8 @@ pub(super) fn che(all: &Reproduction, printed: &Printed) -> Item {
 
 /// Whether a run's label is of a column: the encoding that the longest beginning stands for.
 fn is_of(label: &str, column: &str) -> bool {
-    let fits = |column: &str| label == column || label.strip_prefix(column).is_some_and(|rest| rest.starts_with('-'));
+    let fits =
+        |column: &str| label == column || label.strip_prefix(column).is_some_and(|rest| rest.starts_with(['-', '.']));
     let longest = COLUMNS.iter().map(|(_, column, _)| *column).filter(|column| fits(column)).max_by_key(|c| c.len());
     longest == Some(column)
 }

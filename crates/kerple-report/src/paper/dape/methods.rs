@@ -17,7 +17,7 @@ pub(super) const YARN: Method = Method { scaling: Some("yarn"), ..method("YaRN",
 pub(super) const RANDOMIZED: Method = method("Randomized RoPE", "rotary-randomized", "rotary_randomized", (5, true));
 pub(super) const T5: Method = method("T5", "t5", "t5", (6, true));
 pub(super) const ALIBI: Method = method("ALiBi", "alibi", "alibi", (0, true));
-pub(super) const KERPLE: Method = method("Kerple", "kerple_log", "kerple", (1, true));
+pub(super) const KERPLE: Method = method("Kerple", "kerple_log-layer", "kerple", (1, true));
 pub(super) const FIRE: Method = method("FIRE", "fire", "fire", (2, true));
 pub(super) const DAPE_ALIBI: Method = method("DAPE-ALiBi", "dape-base=alibi", "dape_alibi", (0, false));
 pub(super) const DAPE_KERPLE: Method = method("DAPE-Kerple", "dape", "dape_kerple", (1, false));
