@@ -249,6 +249,7 @@ impl Reproduction {
                 vocab_size: None,
                 splits: BTreeMap::new(),
                 example: corpus.task.as_ref().and_then(example),
+                chance: corpus.task.as_ref().map(|task| task.facts().chance),
             };
             let folder = self.data_of(&corpus.name);
             if kerple_data::is_prepared(&folder) {

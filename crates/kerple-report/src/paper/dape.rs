@@ -107,9 +107,13 @@ fn table3(all: &Reproduction, printed: &Printed) -> Item {
     let row = |(name, ours): &(&str, String)| Row {
         name: (*name).to_owned(),
         colour: None,
-        cells: vec![ours.clone().into(), printed.table3.get(*name).cloned().unwrap_or_default().into()],
+        cells: [ours.clone()]
+            .into_iter()
+            .chain(printed.table3.get(*name).cloned().unwrap_or_default())
+            .map(Cell::from)
+            .collect(),
     };
-    let head = ["setting", "here", "paper, 125M"].map(str::to_owned).into();
+    let head = ["setting", "here", "paper, 125M", "paper, 350M"].map(str::to_owned).into();
     item.grids.push(Grid { caption: "Configuration".to_owned(), head, rows: ours.iter().map(row).collect() });
     item
 }

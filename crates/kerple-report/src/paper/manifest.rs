@@ -49,6 +49,9 @@ pub struct CorpusFacts {
     /// An example of a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub example: Option<TaskExample>,
+    /// Share of right answers of a guess in a task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chance: Option<f64>,
 }
 
 impl CorpusFacts {

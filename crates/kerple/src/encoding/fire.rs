@@ -5,8 +5,8 @@
 //! psi(x) = ln(1 + |c x|)                     P = |m p|
 //! ```
 //!
-//! `p`, the threshold, is the training length in the paper; the released code of DAPE, which the reference values come from,
-//! has 64 whatever the training length. Encoders take `|i - j|` and `max(i, j, P)`. Enters: scores, after the `1/sqrt(D)`
+//! `p`, the threshold, is the training length unless it is set; DAPE's listing has 512, its released training code 64 whatever
+//! the training length. Encoders take `|i - j|` and `max(i, j, P)`. Enters: scores, after the `1/sqrt(D)`
 //! scale. Randomized positions are drawn for tokens, not for distances: `i` and `j` become those of a sorted set. Learned: c, m,
 //! and the network, in every layer for itself; all but its biases are decayed.
 //! Past the training length: defined for every query and key, the measure grows with the query's position.

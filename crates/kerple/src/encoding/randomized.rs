@@ -6,7 +6,8 @@
 //! distances   0 = r_0 < r_1 < .. < r_{L-1} < most       tables: b(d) becomes b(r_d), so the bias stays one of distance
 //! ```
 //!
-//! As in the authors' code all sequences of a pass share a draw, each layer has its own, and draws go on at test time.
+//! As in the authors' code all sequences of a pass share a draw, and each layer has its own. Models are evaluated with draws too:
+//! one of the run's seed for each length, the same for all sequences.
 //! Sequences longer than `most` are refused.
 
 use super::Encoding;

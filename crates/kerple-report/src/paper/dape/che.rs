@@ -42,7 +42,7 @@ pub(super) fn che(all: &Reproduction, printed: &Printed) -> Item {
         let mut rows = Vec::new();
         for task in tasks {
             let cells: Vec<CellRow> = columns.iter().map(|column| cell(all, task, column, printed)).collect();
-            rows.push(row(all, task, &cells, printed.che(&task.name, "learned").1));
+            rows.push(row(task, &cells, printed.che(&task.name, "learned").1));
             item.cells.extend(cells);
         }
         let head = ["task", "guessing"].into_iter().chain(columns.iter().map(|(head, ..)| *head));
@@ -104,7 +104,7 @@ fn cell(all: &Reproduction, task: &CorpusFacts, (_, column, name): &(&str, &str,
     }
 }
 
-fn row(all: &Reproduction, task: &CorpusFacts, cells: &[CellRow], invariant: bool) -> Row {
+fn row(task: &CorpusFacts, cells: &[CellRow], invariant: bool) -> Row {
     let highest = cells.iter().filter_map(|cell| cell.accuracy_max).reduce(f64::max);
     let shown = |cell: &CellRow| {
         let missing = (!cell.is_complete()).then(|| format!("{} of {} runs", cell.n, cell.planned));
@@ -119,8 +119,7 @@ fn row(all: &Reproduction, task: &CorpusFacts, cells: &[CellRow], invariant: boo
             ..Cell::default()
         }
     };
-    let chance = tables(all, &task.name).next().map(|table| percent(table.chance));
-    let chance = Cell::from(chance.unwrap_or_else(|| "\u{2013}".to_owned()));
+    let chance = Cell::from(task.chance.map_or_else(|| "\u{2013}".to_owned(), percent));
     Row {
         name: format!("{}{}", task.title, if invariant { " \u{2021}" } else { "" }),
         colour: None,

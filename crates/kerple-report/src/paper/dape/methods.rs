@@ -24,8 +24,10 @@ pub(super) const DAPE_KERPLE: Method = method("DAPE-Kerple", "dape", "dape_kerpl
 pub(super) const DAPE_FIRE: Method = method("DAPE-FIRE", "dape-base=fire", "dape_fire", (2, false));
 pub(super) const TRANSFORMER_XL: Method = method("Transformer-XL", "transformer_xl", "transformer_xl", (3, true));
 pub(super) const COPE: Method = method("CoPE", "cope", "cope", (4, true));
-/// The second version, whose layers see three keys.
+/// The second version, whose layers see three keys, or more.
 pub(super) const KERNEL3: Method = method("DAPE 1\u{d7}3 (V2)", "dape-kernel=3", "dape_kernel3", (4, false));
+pub(super) const KERNEL5: Method = method("DAPE 1\u{d7}5 (V2)", "dape-kernel=5", "dape_kernel5", (5, false));
+pub(super) const KERNEL7: Method = method("DAPE 1\u{d7}7 (V2)", "dape-kernel=7", "dape_kernel7", (6, false));
 pub(super) const CONCAT: Method = method("Concat", "dape-variant=concat", "concat", (2, false));
 pub(super) const ADD_RESIDUAL: Method = method("Add_Residual", "dape-variant=add_residual", "add_residual", (0, false));
 pub(super) const BIAS_ONLY: Method = method("x + B + f(B)", "dape-variant=bias_only", "bias_only", (3, false));

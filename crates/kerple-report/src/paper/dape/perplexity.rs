@@ -49,7 +49,7 @@ const SHOWN: [Shown; 10] = [
         id: "table8",
         title: "Table 8: 2.7B parameters",
         text: "",
-        methods: &[ROTARY, T5, ALIBI, KERPLE, DAPE_KERPLE],
+        methods: &[ROTARY, T5, ALIBI, KERPLE, DAPE_KERPLE, KERNEL3],
         drawn: false,
     },
     Shown {
@@ -66,8 +66,8 @@ const SHOWN: [Shown; 10] = [
         id: "figure5",
         title: "Figure 5: what the network sees",
         text: "Concat: x + f(x, B). Concat_Residual, the usual form: x + B + f(x, B). Add_Residual: x + B + f(x + B). B is Kerple's bias. \
-               The second version's layers see three keys.",
-        methods: &[KERPLE, CONCAT_RESIDUAL, CONCAT, ADD_RESIDUAL, KERNEL3],
+               The second version's layers see as many keys as its name says.",
+        methods: &[KERPLE, CONCAT_RESIDUAL, CONCAT, ADD_RESIDUAL, KERNEL3, KERNEL5, KERNEL7],
         drawn: true,
     },
     Shown {

@@ -9,11 +9,12 @@ use crate::paper::{PlannedRun, Reproduction};
 use crate::plot::{Axis, Legend, Plot, Series};
 use crate::record::{LayerScores, SCORES_FILE, ScoreSnapshot, read_json};
 use crate::statistics::mean;
+use std::collections::BTreeSet;
 
 /// Columns of a panel: of more keys, the least and the greatest value of each column are drawn.
 const COLUMNS: usize = 160;
 
-/// Figure 1, of the longest text, and Figure 7, of two shortest ones.
+/// Figure 1, of the longest text, and Figure 7, of two texts at every length.
 ///
 /// # Errors
 /// Damaged files.
@@ -27,7 +28,7 @@ pub(super) fn items(all: &Reproduction) -> Result<[Item; 2]> {
         ),
         (
             "figure7",
-            "Figure 7: the same for two texts, at the training length",
+            "Figure 7: the same for two texts",
             "B is the same for both texts, f(x, B) is not: the paper's point.",
         ),
     ];
@@ -57,26 +58,30 @@ fn snapshots(all: &Reproduction, planned: &PlannedRun) -> Result<Vec<ScoreSnapsh
 }
 
 fn fill(item: &mut Item, all: &Reproduction, run: &PlannedRun, snapshots: &[ScoreSnapshot]) {
-    let lengths = snapshots.iter().map(|one| one.length);
-    let wanted = if item.id == "figure1" { lengths.max() } else { lengths.min() };
-    let shown: Vec<&ScoreSnapshot> = snapshots.iter().filter(|one| Some(one.length) == wanted).collect();
-    let texts = if item.id == "figure1" { 1 } else { shown.len() };
+    let lengths: BTreeSet<u64> = snapshots.iter().map(|one| one.length).collect();
+    let of = |length: u64| -> Vec<&ScoreSnapshot> { snapshots.iter().filter(|one| one.length == length).collect() };
+    let shown: Vec<&ScoreSnapshot> = match (item.id, lengths.last()) {
+        ("figure1", Some(longest)) => of(*longest).into_iter().take(1).collect(),
+        _ => lengths.iter().flat_map(|length| of(*length)).collect(),
+    };
     let title = all.manifest.corpus(&run.corpus).map_or(run.corpus.clone(), |corpus| corpus.title.clone());
-    for snapshot in &shown[..texts.min(shown.len())] {
-        let text = snapshot.segment + 1;
+    for snapshot in shown {
+        let (text, length) = (snapshot.segment + 1, snapshot.length);
         for (layer, scores) in snapshot.layers.iter().enumerate() {
             let layer = layer + 1;
             item.figures.push(Figure {
-                id: format!("{}-text{text}-layer{layer}", item.id),
+                id: format!("{}-{length}-text{text}-layer{layer}", item.id),
                 section: Section::Kernels,
-                title: format!("Text {text}, {} tokens, layer {layer}", snapshot.length),
+                title: format!("Text {text}, {length} tokens, layer {layer}"),
                 caption: format!("{title}, DAPE-Kerple, seed {}; heads have the colours of the table.", run.seed),
                 plots: panels(scores),
             });
         }
     }
-    if let [first, second, ..] = shown[..] {
-        item.grids.push(heads(first, second));
+    for length in lengths.into_iter().filter(|_| item.id != "figure1") {
+        if let [first, second, ..] = of(length)[..] {
+            item.grids.push(heads(first, second));
+        }
     }
 }
 
