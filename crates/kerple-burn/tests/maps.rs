@@ -32,6 +32,7 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"dape","base":"alibi","kernel":3,"variant":"concat","hidden":5,"window":4}"#,
     r#"{"kind":"dape","kernel":5,"variant":"add_residual","hidden":3,"edge":"closed"}"#,
     r#"{"kind":"dape","base":"alibi","kernel":7,"variant":"bias_only","hidden":3,"edge":"closed","window":4}"#,
+    r#"{"kind":"dape","kernel":7,"hidden":3}"#,
     r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"kernel":3,"hidden":5}"#,
     r#"{"kind":"dape","base":"rotary","kernel":5,"hidden":5}"#,
     r#"{"kind":"fire","threshold":40.5,"randomized":200}"#,

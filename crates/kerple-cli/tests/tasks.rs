@@ -69,6 +69,19 @@ fn encodings_are_compared_on_a_task() {
 }
 
 #[test]
+fn recall_is_compared_far_beyond_the_training_length() {
+    let place = place();
+    let task = r#"data.task={ kind = "recall", pairs = 2, vocab = 16 }"#;
+    let compare = ["compare", "--config", "run.toml", "--set", task, "--encodings", "alibi,none", "--out", "c"];
+    let printed = place.ok(&[&compare[..], &["--lengths", "8,16,256", "--segments", "4"]].concat());
+    assert!(printed.contains("recall: right answers in percent, guessing has 12.50"), "{printed}");
+    let rows = place.read("c/runs/none/seed-1235/evaluation.jsonl");
+    let last: Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();
+    // two keys are asked for in each of four sequences
+    assert_eq!((&last["length"], &last["tokens"]), (&256.into(), &8.into()), "{rows}");
+}
+
+#[test]
 fn what_is_no_task_or_has_no_room_is_refused() {
     let place = place();
     for (set, part) in [

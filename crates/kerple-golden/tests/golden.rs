@@ -32,7 +32,7 @@ fn every_reference_value_of_dape_is_met() {
 
 #[test]
 fn every_reference_value_of_encodings_that_dape_compares_with_is_met() {
-    every_case_passes("encodings", 5);
+    every_case_passes("encodings", 6);
 }
 
 #[test]

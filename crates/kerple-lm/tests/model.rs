@@ -51,10 +51,13 @@ fn every_encoding() -> Vec<Encoding> {
     all.extend(["rotary", "sinusoidal", "t5", "kerple_weight"].map(randomized));
     all.push(serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap());
     all.extend(common::maps());
-    all.extend(["yarn", "dynamic"].map(|name| {
-        let scaling = serde_json::json!({ "kind": name, "original_len": 4 });
-        encoding("rotary").with_rope_scaling(serde_json::from_value(scaling).unwrap()).unwrap()
-    }));
+    let over_rotary: Encoding = serde_json::from_str(r#"{"kind":"dape","base":"rotary"}"#).unwrap();
+    all.extend([("yarn", encoding("rotary")), ("dynamic", encoding("rotary")), ("yarn", over_rotary)].map(
+        |(name, plain)| {
+            let scaling = serde_json::json!({ "kind": name, "original_len": 4 });
+            plain.with_rope_scaling(serde_json::from_value(scaling).unwrap()).unwrap()
+        },
+    ));
     all
 }
 

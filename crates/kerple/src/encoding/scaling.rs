@@ -323,6 +323,21 @@ mod tests {
     }
 
     #[test]
+    fn whatever_rotates_takes_it() {
+        let encoding = |value: Value| serde_json::from_value::<crate::encoding::Encoding>(value).unwrap();
+        for rotates in [json!({ "kind": "rotary" }), json!({ "kind": "dape", "base": "rotary", "hidden": 5 })] {
+            let plain = encoding(rotates);
+            let scaled = plain.with_rope_scaling(read(json!("yarn"))).unwrap();
+            assert_eq!((plain.rope_scaling(), scaled.rope_scaling()), (None, Some("yarn".to_owned())));
+            assert_ne!(plain, scaled);
+        }
+        for other in [json!({ "kind": "alibi" }), json!({ "kind": "dape" })] {
+            let refusal = encoding(other).with_rope_scaling(read(json!("yarn"))).unwrap_err();
+            assert!(refusal.message.contains("has no rotary rates"), "{refusal:?}");
+        }
+    }
+
+    #[test]
     fn names_and_tables_round_trip() {
         for kind in SCALINGS {
             let plain = read(json!(kind));
