@@ -376,9 +376,12 @@ fn full_disks_behind_the_streams() {
     let train = ["train", "--config", "run.toml", "--out", "run"];
     assert!(place.command(&train).stderr(full()).status().unwrap().success());
     assert_eq!(place.read("run/metrics.jsonl").lines().count(), 3, "a run of 20 steps, a row each 10 and the first");
-    for arguments in
-        [&["describe", "config"][..], &["describe", "--json"], &["eval", "run", "--lengths", "16", "--json"]]
-    {
+    for arguments in [
+        &["describe", "config"][..],
+        &["describe", "--json"],
+        &["eval", "run", "--lengths", "16", "--json"],
+        &["sample", "run", "--tokens", "4"],
+    ] {
         let output = place.command(arguments).stdout(full()).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}\n{stderr}");

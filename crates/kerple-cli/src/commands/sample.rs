@@ -3,13 +3,12 @@
 use super::stop_flag_saying;
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
-use crate::output::remarkln;
+use crate::output::{self, remarkln};
 use kerple_data::music::{Piece, Rules, Vocabulary};
 use kerple_data::{StreamDecoder, Tokenizer};
 use kerple_lm::generate::{self, Draw, Follow};
 use kerple_lm::run::{RunFolder, Trained};
 use kerple_report::plot::{PianoRoll, Sound};
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -138,11 +137,7 @@ impl Follow for Sampled<'_> {
 }
 
 fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    // a closed pipe ends the stream without fuss
-    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-        std::process::exit(0);
-    }
+    output::result(format_args!("{text}"));
 }
 
 /// Writes the music where it was asked for.
