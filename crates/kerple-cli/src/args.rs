@@ -50,7 +50,7 @@ pub enum Command {
     Style(Style),
     /// Check engines against the definition, then time them.
     Bench(Bench),
-    /// Read all of some prepared data or runs and compare every checksum; exit code 1 when something is damaged.
+    /// Compare every checksum of some prepared data or runs and read every row; exit code 1 when something is damaged.
     Verify(Verify),
     /// Run every case of a folder of reference values through every engine that has it.
     Golden(Golden),

@@ -43,3 +43,37 @@ fn damage_is_found_wherever_it_is() {
     let found: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&found["kind"], found["problems"].as_array().unwrap().len()), (&"data".into(), 0));
 }
+
+#[test]
+fn what_is_no_row_is_found_with_its_line() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    place.ok(&["eval", "run", "--lengths", "16,32"]);
+    let probe = r#"{"step":20,"asked":{},"found":{"attention":[]}}"#;
+    place.write("run/probes.jsonl", format!("{probe}\n{probe}\n"));
+    let text = r#"{"checksum":"ab","span":32,"segments":2,"seed":0}"#;
+    let scores = format!("[\n{{\"step\":20,\"text\":{text},\"length\":16,\"segment\":0,\"layers\":[]}}\n]");
+    place.write("run/scores.json", scores);
+    let said = place.ok(&["verify", "run"]);
+    for good in
+        ["metrics.jsonl: 3 rows", "evaluation.jsonl: 2 rows", "probes.jsonl: 2 rows", "scores.json: 1 snapshots"]
+    {
+        assert!(said.contains(good), "{said}");
+    }
+    for file in ["metrics.jsonl", "evaluation.jsonl", "probes.jsonl", "kernels.json", "scores.json"] {
+        let path = format!("run/{file}");
+        let whole = place.read(&path);
+        // what stands in the second line is no step any more
+        let (first, rest) = whole.split_once('\n').unwrap();
+        place.write(&path, format!("{first}\n{}", rest.replacen("\"step\"", "\"stop\"", 1)));
+        let output = place.run(&["verify", "run"]);
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{file}\n{said}");
+        let damaged: Vec<&str> = said.lines().filter(|line| line.contains("DAMAGED")).collect();
+        assert!(damaged.len() == 1 && damaged[0].contains(&format!("{file}: line ")), "{file}\n{said}");
+        assert!(file.ends_with(".json") || damaged[0].contains(": line 2 "), "{file}\n{said}");
+        place.write(&path, whole);
+    }
+    place.ok(&["verify", "run"]);
+}

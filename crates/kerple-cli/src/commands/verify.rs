@@ -7,7 +7,7 @@ use crate::output::{remarkln, resultln};
 use kerple_lm::run::RunFolder;
 use std::path::Path;
 
-/// Reads everything that prepared data or a run holds and compares it with what it says of itself.
+/// Reads what prepared data or a run holds and compares it with what it says of itself.
 pub fn run(args: &Verify) -> Outcome {
     let mut bad = 0;
     for path in &args.paths {

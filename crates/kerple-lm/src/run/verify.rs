@@ -1,9 +1,11 @@
-//! Whether a run folder holds what it says: every file read, every checksum computed.
+//! Whether a run folder holds what it says: every checksum computed, every row read. Rows have no checksum, so what is found
+//! of them is damage to their form.
 
 use super::RunFolder;
 use crate::checkpoint;
 use crate::error::Error;
-use kerple_report::record::{self, KernelSnapshot, MetricsRow};
+use kerple_report::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot};
+use serde::de::DeserializeOwned;
 use std::path::Path;
 
 /// What was checked, and what was wrong.
@@ -30,7 +32,7 @@ impl Verification {
 }
 
 impl RunFolder {
-    /// Reads everything the folder holds and compares every checksum; changes nothing.
+    /// Compares every checksum and reads every row the folder holds; changes nothing.
     pub fn verify(&self) -> Verification {
         let mut found = Verification::default();
         let plan = self.existing_plan();
@@ -47,37 +49,43 @@ impl RunFolder {
             }
             Err(error) => found.problems.push(error),
         }
-        // what cannot be seen is read all the same, so that the reason is a problem
-        let present = |path: &Path| path.try_exists().unwrap_or(true);
-        if present(&self.path.join(record::METRICS_FILE)) {
-            found.note(self.check_metrics(), |rows| format!("{}: {rows} rows", record::METRICS_FILE));
-        }
-        if present(&self.evaluation_file()) {
-            found.note(self.evaluations(), |rows| format!("{}: {} rows", record::EVALUATION_FILE, rows.len()));
-        }
-        let kernels = self.path.join(record::KERNELS_FILE);
-        if present(&kernels) {
-            let all = record::read_json::<Vec<KernelSnapshot>>(&kernels).map_err(Error::from);
-            found.note(all, |all| format!("{}: {} snapshots", record::KERNELS_FILE, all.len()));
-        }
+        let mut read = |name: &str, what: &str, count: fn(&Path) -> crate::Result<usize>| {
+            let path = self.path.join(name);
+            // what cannot be seen is read all the same, so that the reason is a problem
+            if path.try_exists().unwrap_or(true) {
+                found.note(count(&path), |count| format!("{name}: {count} {what}"));
+            }
+        };
+        read(record::METRICS_FILE, "rows", metrics);
+        read(record::EVALUATION_FILE, "rows", rows::<EvaluationRow>);
+        read(record::PROBES_FILE, "rows", rows::<ProbeRow>);
+        read(record::KERNELS_FILE, "snapshots", snapshots::<KernelSnapshot>);
+        read(record::SCORES_FILE, "snapshots", snapshots::<ScoreSnapshot>);
         if let Some(plan) = known {
             let checked = self.open_data(&plan).and_then(|source| source.verify());
             found.note(checked, |()| "data: as it was when the run began".to_owned());
         }
         found
     }
+}
 
-    /// Metrics in which no step is twice or out of order.
-    fn check_metrics(&self) -> crate::Result<usize> {
-        let path = self.path.join(record::METRICS_FILE);
-        let rows = record::read_rows::<MetricsRow>(&path)?.rows;
-        match rows.windows(2).find(|pair| pair[0].step >= pair[1].step) {
-            None => Ok(rows.len()),
-            Some(pair) => Err(Error::damaged(
-                &path,
-                format!("step {} follows step {}", pair[1].step, pair[0].step),
-                "two processes have written it, or it was changed by hand; the weights are checked apart from it",
-            )),
-        }
+/// Metrics in which no step is twice or out of order.
+fn metrics(path: &Path) -> crate::Result<usize> {
+    let rows = record::read_rows::<MetricsRow>(path)?.rows;
+    match rows.windows(2).find(|pair| pair[0].step >= pair[1].step) {
+        None => Ok(rows.len()),
+        Some(pair) => Err(Error::damaged(
+            path,
+            format!("step {} follows step {}", pair[1].step, pair[0].step),
+            "two processes have written it, or it was changed by hand; the weights are checked apart from it",
+        )),
     }
+}
+
+fn rows<Row: DeserializeOwned>(path: &Path) -> crate::Result<usize> {
+    Ok(record::read_rows::<Row>(path)?.rows.len())
+}
+
+fn snapshots<Snapshot: DeserializeOwned>(path: &Path) -> crate::Result<usize> {
+    Ok(record::read_json::<Vec<Snapshot>>(path)?.len())
 }
