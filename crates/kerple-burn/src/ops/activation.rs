@@ -2,16 +2,17 @@
 
 use burn::tensor::{Tensor, activation};
 pub use kerple::ops::activation::Activation;
+use kerple::ops::activation::Formula;
 
 /// The definition; see [`Activation`] for the formulas. Fused as a part of feed-forward layers.
 pub fn composed(x: Tensor<3>, kind: Activation) -> Tensor<3> {
-    if let Some([linear, cubic]) = kind.sigmoid_of() {
-        let argument = x.clone() * (x.clone().powi_scalar(2) * cubic + linear);
-        return x * activation::sigmoid(argument);
-    }
-    match kind {
-        Activation::Relu => activation::relu(x),
-        Activation::Relu2 => activation::relu(x).powi_scalar(2),
-        _ => activation::gelu(x),
+    match kind.formula() {
+        Formula::Normal => activation::gelu(x),
+        Formula::Sigmoid([linear, cubic]) => {
+            let argument = x.clone() * (x.clone().powi_scalar(2) * cubic + linear);
+            x * activation::sigmoid(argument)
+        }
+        Formula::Ramp => activation::relu(x),
+        Formula::Square => activation::relu(x).powi_scalar(2),
     }
 }

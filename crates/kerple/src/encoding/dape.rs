@@ -178,11 +178,13 @@ impl Positional for Config {
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
         let (heads, hidden, k) = (geometry.heads, self.hidden, self.kernel);
         let inputs = self.network().inputs(heads, self.base.has_bias());
+        // FIRE says itself what of it is decayed
+        let decay = match self.base.kind_of_source() {
+            Source::Nothing | Source::Rotation(_) | Source::Table(_) => true,
+            Source::Fire(_) | Source::Other(_) => false,
+        };
         let of_base = self.base.positional().parameters(geometry).into_iter();
-        let of_base = of_base.map(|own| match &*self.base.0 {
-            Method::Fire(_) => own,
-            _ => Parameter { decay: true, ..own },
-        });
+        let of_base = of_base.map(|own| Parameter { decay: decay || own.decay, ..own });
         let shape =
             |outputs: usize, inputs: usize| if k == 1 { vec![outputs, inputs] } else { vec![outputs, inputs, k] };
         let network = [

@@ -9,7 +9,7 @@
 //! exponential, exactly. With larger exponents the power kernel is no such sum, but soon nothing: positions are met one by one
 //! until it is. This is the kernel's decay on kernel features, not softmax attention with a bias.
 
-use super::{Encoding, Geometry, Method, Scale, alibi};
+use super::{Encoding, Geometry, Method, Scale, alibi, kerple};
 use crate::attention::linear::{CHUNK, NEAR};
 use crate::compat::Compat;
 use crate::forms::{Form, Slopes};
@@ -119,10 +119,13 @@ impl Encoding {
             Method::KerpleLog(_) => Some(Kind::Learned(Learned::Log)),
             Method::KerplePower(_) => Some(Kind::Learned(Learned::Power)),
             Method::Alibi(_) => Some(Kind::Linear(alibi::slopes(heads))),
-            Method::KerplePowerOriginal(_) => {
-                Some(Kind::Linear(alibi::slopes(heads).into_iter().map(|slope| slope.max(0.01)).collect()))
-            }
-            _ => None,
+            Method::KerplePowerOriginal(_) => Some(Kind::Linear(kerple::original_slopes(heads))),
+            Method::None(_) | Method::Learned(_) | Method::Sinusoidal(_) | Method::Rotary(_) | Method::Xpos(_) => None,
+            Method::T5(_) | Method::KerpleBiasWeight(_) | Method::KerpleWeight(_) | Method::KerpleLog3(_) => None,
+            Method::GaussianBias(_) | Method::StretchedBias(_) | Method::GaussianWeight(_) => None,
+            Method::StretchedWeight(_) | Method::Fire(_) | Method::Dape(_) | Method::Sandwich(_) => None,
+            Method::TransformerXl(_) | Method::Shaw(_) | Method::Cope(_) | Method::Kernel(_) => None,
+            Method::SineSpe(_) | Method::ConvSpe(_) => None,
         }
     }
 

@@ -233,6 +233,11 @@ kernel! {
     r2: UP_TO_2 => EXPONENT,
 }
 
+/// Slopes of [`PowerOriginal`].
+pub(super) fn original_slopes(heads: usize) -> Vec<f64> {
+    alibi::slopes(heads).into_iter().map(|slope| slope.max(FLOOR)).collect()
+}
+
 /// `-max(slope, 0.01) d` with ALiBi slopes: nothing to set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -268,7 +273,7 @@ impl Positional for PowerOriginal {
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        let slopes = [alibi::slopes(inputs.geometry.heads).into_iter().map(|slope| slope.max(FLOOR)).collect()];
+        let slopes = [original_slopes(inputs.geometry.heads)];
         let inputs = Inputs { values: &slopes, ..inputs.clone() };
         Form::Table(with_kernels(Some("power(a, 1)"), None, |kernels| kernels.table(&inputs)))
     }

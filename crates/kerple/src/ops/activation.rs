@@ -34,6 +34,19 @@ pub enum Activation {
     Relu2,
 }
 
+/// A formula that activations share, with their numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Formula {
+    /// `x P(x)`
+    Normal,
+    /// `x sigmoid(x (linear + cubic x^2))` of `[linear, cubic]`.
+    Sigmoid([f64; 2]),
+    /// `max(x, 0)`
+    Ramp,
+    /// `max(x, 0)^2`
+    Square,
+}
+
 impl Activation {
     /// Every activation.
     pub const ALL: [Activation; 6] = [
@@ -45,35 +58,37 @@ impl Activation {
         Activation::Relu2,
     ];
 
-    /// `[linear, cubic]` of `g(x) = x (linear + cubic x^2)` where the activation is `x sigmoid(g(x))`.
-    pub fn sigmoid_of(self) -> Option<[f64; 2]> {
+    /// The formula it is computed by.
+    pub fn formula(self) -> Formula {
         /// `2 sqrt(2 / pi)`
         const TWICE: f64 = 2.0 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
         match self {
-            Activation::GeluTanh => Some([TWICE, 0.044_715 * TWICE]),
-            Activation::Silu => Some([1.0, 0.0]),
-            Activation::QuickGelu => Some([1.702, 0.0]),
-            Activation::Gelu | Activation::Relu | Activation::Relu2 => None,
+            Activation::Gelu => Formula::Normal,
+            Activation::GeluTanh => Formula::Sigmoid([TWICE, 0.044_715 * TWICE]),
+            Activation::Silu => Formula::Sigmoid([1.0, 0.0]),
+            Activation::QuickGelu => Formula::Sigmoid([1.702, 0.0]),
+            Activation::Relu => Formula::Ramp,
+            Activation::Relu2 => Formula::Square,
         }
     }
 
     /// `a = act(h)` by the calling thread.
     pub fn forward<T: Number>(self, h: &[T], a: &mut [T]) {
-        match (self, self.sigmoid_of()) {
-            (_, Some([linear, cubic])) => forward_sigmoid(h, a, T::from_f64(linear), T::from_f64(cubic)),
-            (Activation::Relu, _) => forward_relu(h, a),
-            (Activation::Relu2, _) => forward_relu2(h, a),
-            (_, None) => forward_gelu(h, a),
+        match self.formula() {
+            Formula::Normal => forward_gelu(h, a),
+            Formula::Sigmoid([linear, cubic]) => forward_sigmoid(h, a, T::from_f64(linear), T::from_f64(cubic)),
+            Formula::Ramp => forward_relu(h, a),
+            Formula::Square => forward_relu2(h, a),
         }
     }
 
     /// The backward pass from `h`: `d`, the gradient in `act(h)`, becomes the gradient in `h`, and `a` becomes `act(h)`.
     pub fn backward<T: Number>(self, h: &[T], d: &mut [T], a: &mut [T]) {
-        match (self, self.sigmoid_of()) {
-            (_, Some([linear, cubic])) => backward_sigmoid(h, d, a, T::from_f64(linear), T::from_f64(cubic)),
-            (Activation::Relu, _) => backward_relu(h, d, a),
-            (Activation::Relu2, _) => backward_relu2(h, d, a),
-            (_, None) => backward_gelu(h, d, a),
+        match self.formula() {
+            Formula::Normal => backward_gelu(h, d, a),
+            Formula::Sigmoid([linear, cubic]) => backward_sigmoid(h, d, a, T::from_f64(linear), T::from_f64(cubic)),
+            Formula::Ramp => backward_relu(h, d, a),
+            Formula::Square => backward_relu2(h, d, a),
         }
     }
 }
