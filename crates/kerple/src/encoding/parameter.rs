@@ -145,7 +145,7 @@ pub struct Parameter {
     pub keep: Keep,
     /// How often it exists in a model.
     pub scope: Scope,
-    /// Whether weight decay shrinks it: matrices are decayed, numbers of a kernel are not.
+    /// Whether weight decay shrinks it: matrices are decayed; numbers of a kernel are not, but for FIRE's and DAPE's.
     pub decay: bool,
 }
 
@@ -173,7 +173,7 @@ impl Parameter {
         Parameter { shape: shape.to_vec(), init, decay, ..Parameter::matrix(name, [0, 0], 0.0) }
     }
 
-    /// A number a head in `[low, high]`, never decayed.
+    /// A number a head in `[low, high]`, not decayed.
     pub(super) fn per_head(name: &str, heads: usize, init: Init, [low, high]: [f64; 2]) -> Parameter {
         Parameter {
             name: name.to_owned(),
