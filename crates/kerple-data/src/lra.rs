@@ -27,81 +27,80 @@ use image::Image;
 use list_ops::ListOps;
 use pathfinder::Pathfinder;
 use retrieval::Retrieval;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::Path;
 use text::Text;
 
-/// A task of the arena and its keys.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Arena {
+/// The one list: names in run files and the keys of each.
+macro_rules! arena {
+    ($($(#[$doc:meta])* $name:literal $task:ident),+ $(,)?) => {
+        /// A task of the arena and its keys.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Arena {
+            $($(#[$doc])* $task($task)),+
+        }
+
+        impl Arena {
+            /// Names in run files.
+            pub const NAMES: [&str; [$($name),+].len()] = [$($name),+];
+
+            /// The task of this name with the default keys.
+            pub fn named(name: &str) -> Option<Arena> {
+                match name {
+                    $($name => Some(Arena::$task($task::default())),)+
+                    _ => None,
+                }
+            }
+
+            /// Its name in run files.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Arena::$task(_) => $name,)+
+                }
+            }
+
+            /// The same task with the keys of a run file.
+            pub(crate) fn with_keys(&self, keys: Map<String, Value>) -> serde_json::Result<Arena> {
+                Ok(match self {
+                    $(Arena::$task(_) => Arena::$task(serde_json::from_value(keys.into())?),)+
+                })
+            }
+
+            /// Its keys as a run file has them.
+            pub(crate) fn keys(&self) -> Value {
+                let keys = match self {
+                    $(Arena::$task(keys) => serde_json::to_value(keys),)+
+                };
+                keys.expect("keys are plain data")
+            }
+
+            /// Its examples, from the files at `path`, or generated without one.
+            ///
+            /// # Errors
+            /// Keys out of range, files that are missing or damaged, labels beyond the classes.
+            pub fn open(&self, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+                match self {
+                    $(Arena::$task(keys) => keys.open(self.facts(), path),)+
+                }
+            }
+        }
+    };
+}
+
+arena! {
     /// Nested operations on digits.
-    ListOps(ListOps),
+    "listops" ListOps,
     /// Classes of texts, byte by byte.
-    Text(Text),
+    "lra_text" Text,
     /// Whether two texts belong together.
-    Retrieval(Retrieval),
+    "lra_retrieval" Retrieval,
     /// Classes of images, pixel by pixel.
-    Image(Image),
+    "lra_image" Image,
     /// Whether a path joins two circles.
-    Pathfinder(Pathfinder),
+    "pathfinder" Pathfinder,
 }
 
 impl Arena {
-    /// Names in run files.
-    pub const NAMES: [&str; 5] = ["listops", "lra_text", "lra_retrieval", "lra_image", "pathfinder"];
-
-    /// The task of this name with the default keys.
-    pub fn named(name: &str) -> Option<Arena> {
-        Some(match name {
-            "listops" => Arena::ListOps(ListOps::default()),
-            "lra_text" => Arena::Text(Text::default()),
-            "lra_retrieval" => Arena::Retrieval(Retrieval::default()),
-            "lra_image" => Arena::Image(Image::default()),
-            "pathfinder" => Arena::Pathfinder(Pathfinder::default()),
-            _ => return None,
-        })
-    }
-
-    /// Its name in run files.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Arena::ListOps(_) => "listops",
-            Arena::Text(_) => "lra_text",
-            Arena::Retrieval(_) => "lra_retrieval",
-            Arena::Image(_) => "lra_image",
-            Arena::Pathfinder(_) => "pathfinder",
-        }
-    }
-
-    /// The same task with the keys of a run file.
-    pub(crate) fn with_keys(&self, keys: Map<String, Value>) -> serde_json::Result<Arena> {
-        fn read<T: for<'a> Deserialize<'a>>(keys: Map<String, Value>) -> serde_json::Result<T> {
-            serde_json::from_value(keys.into())
-        }
-        Ok(match self {
-            Arena::ListOps(_) => Arena::ListOps(read(keys)?),
-            Arena::Text(_) => Arena::Text(read(keys)?),
-            Arena::Retrieval(_) => Arena::Retrieval(read(keys)?),
-            Arena::Image(_) => Arena::Image(read(keys)?),
-            Arena::Pathfinder(_) => Arena::Pathfinder(read(keys)?),
-        })
-    }
-
-    /// Its keys as a run file has them.
-    pub(crate) fn keys(&self) -> Value {
-        fn written(keys: &impl Serialize) -> Value {
-            serde_json::to_value(keys).expect("keys are plain data")
-        }
-        match self {
-            Arena::ListOps(keys) => written(keys),
-            Arena::Text(keys) => written(keys),
-            Arena::Retrieval(keys) => written(keys),
-            Arena::Image(keys) => written(keys),
-            Arena::Pathfinder(keys) => written(keys),
-        }
-    }
-
     /// What is known before data is read; `content` then says the keys alone.
     pub fn facts(&self) -> Facts {
         let (vocab, classes) = match self {
@@ -121,20 +120,6 @@ impl Arena {
             level: None,
             content: format!("{} {}", self.name(), self.keys()),
         }
-    }
-
-    /// Its examples, from the files at `path`, or generated without one.
-    ///
-    /// # Errors
-    /// Keys out of range, files that are missing or damaged, labels beyond the classes.
-    pub fn open(&self, path: Option<&Path>) -> Result<Box<dyn Examples>> {
-        Ok(match self {
-            Arena::ListOps(keys) => keys.open(self.facts(), path)?,
-            Arena::Text(keys) => keys.open(self.facts(), path)?,
-            Arena::Retrieval(keys) => keys.open(self.facts(), path)?,
-            Arena::Image(keys) => keys.open(self.facts(), path)?,
-            Arena::Pathfinder(keys) => keys.open(self.facts(), path)?,
-        })
     }
 }
 

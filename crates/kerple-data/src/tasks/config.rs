@@ -9,37 +9,77 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
 use std::fmt;
 use std::path::Path;
 
-/// Which task: its name, `task = "even_pairs"`, or its name and its keys, `task = { kind = "passkey", digits = 5 }`.
-#[derive(Clone, Debug, PartialEq)]
-pub enum TaskConfig {
-    /// A formal language.
-    Chomsky(Chomsky),
+/// Tasks with a name and keys of their own, beside those that come in families.
+macro_rules! tasks {
+    ($($(#[$doc:meta])* $name:literal $task:ident),+ $(,)?) => {
+        /// Which task: its name, `task = "even_pairs"`, or its name and its keys, `task = { kind = "passkey", digits = 5 }`.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum TaskConfig {
+            /// A formal language.
+            Chomsky(Chomsky),
+            $($(#[$doc])* $task($task),)+
+            /// A task of the Long Range Arena.
+            Arena(Arena),
+        }
+
+        impl TaskConfig {
+            /// Every name.
+            pub fn names() -> impl Iterator<Item = &'static str> {
+                Chomsky::ALL.into_iter().map(Chomsky::name).chain([$($name),+]).chain(Arena::NAMES)
+            }
+
+            /// The task of this name with the default keys.
+            pub fn named(name: &str) -> Option<TaskConfig> {
+                match name {
+                    $($name => Some(TaskConfig::$task($task::default())),)+
+                    name => {
+                        let language = Chomsky::named(name).map(TaskConfig::Chomsky);
+                        language.or_else(|| Arena::named(name).map(TaskConfig::Arena))
+                    }
+                }
+            }
+
+            /// Its name, and its keys where it has some.
+            fn written(&self) -> (&'static str, Option<Value>) {
+                match self {
+                    TaskConfig::Chomsky(task) => (task.name(), None),
+                    $(TaskConfig::$task(keys) => {
+                        ($name, Some(serde_json::to_value(keys).expect("keys are plain data")))
+                    })+
+                    TaskConfig::Arena(task) => (task.name(), Some(task.keys())),
+                }
+            }
+
+            /// The same task with the keys of a run file.
+            fn with_keys(&self, keys: Map<String, Value>) -> serde_json::Result<TaskConfig> {
+                Ok(match self {
+                    TaskConfig::Chomsky(task) => match keys.keys().next() {
+                        None => TaskConfig::Chomsky(*task),
+                        Some(key) => {
+                            let message = format!("unknown field `{key}`: {} has no keys", task.name());
+                            return Err(serde_json::Error::custom(message));
+                        }
+                    },
+                    $(TaskConfig::$task(_) => TaskConfig::$task(serde_json::from_value(keys.into())?),)+
+                    TaskConfig::Arena(task) => TaskConfig::Arena(task.with_keys(keys)?),
+                })
+            }
+        }
+    };
+}
+
+tasks! {
     /// A number hidden in noise.
-    Passkey(Passkey),
+    "passkey" Passkey,
     /// Multi-query associative recall.
-    Recall(Recall),
-    /// A task of the Long Range Arena.
-    Arena(Arena),
+    "recall" Recall,
 }
 
 impl TaskConfig {
-    /// Every name.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        Chomsky::ALL.into_iter().map(Chomsky::name).chain(["passkey", "recall"]).chain(Arena::NAMES)
-    }
-
-    /// The task of this name with the default keys.
-    pub fn named(name: &str) -> Option<TaskConfig> {
-        match name {
-            "passkey" => Some(TaskConfig::Passkey(Passkey::default())),
-            "recall" => Some(TaskConfig::Recall(Recall::default())),
-            name => Chomsky::named(name).map(TaskConfig::Chomsky).or_else(|| Arena::named(name).map(TaskConfig::Arena)),
-        }
-    }
-
     /// What is known of its examples before data is read.
     pub fn facts(&self) -> Facts {
         match self {
@@ -87,25 +127,16 @@ impl TaskConfig {
     }
 }
 
-/// A table with the name and the keys of a task.
-fn with_kind<S: Serializer>(serializer: S, kind: &str, keys: &impl Serialize) -> std::result::Result<S::Ok, S::Error> {
-    let keys = serde_json::to_value(keys).map_err(serde::ser::Error::custom)?;
-    let mut map = serializer.serialize_map(None)?;
-    map.serialize_entry("kind", kind)?;
-    for (key, value) in keys.as_object().into_iter().flatten() {
-        map.serialize_entry(key, value)?;
-    }
-    map.end()
-}
-
 impl Serialize for TaskConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        match self {
-            TaskConfig::Chomsky(task) => serializer.serialize_str(task.name()),
-            TaskConfig::Passkey(keys) => with_kind(serializer, "passkey", keys),
-            TaskConfig::Recall(keys) => with_kind(serializer, "recall", keys),
-            TaskConfig::Arena(task) => with_kind(serializer, task.name(), &task.keys()),
+        let (name, keys) = self.written();
+        let Some(keys) = keys else { return serializer.serialize_str(name) };
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("kind", name)?;
+        for (key, value) in keys.as_object().into_iter().flatten() {
+            map.serialize_entry(key, value)?;
         }
+        map.end()
     }
 }
 
@@ -126,25 +157,12 @@ impl<'de> Visitor<'de> for Written {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> std::result::Result<TaskConfig, A::Error> {
-        let mut keys = serde_json::Map::deserialize(MapAccessDeserializer::new(map))?;
+        let mut keys = Map::deserialize(MapAccessDeserializer::new(map))?;
         let kind = keys.remove("kind");
         let Some(kind) = kind.as_ref().and_then(|kind| kind.as_str()) else {
             return Err(A::Error::custom("a task has a `kind`, e.g. task = { kind = \"passkey\" }"));
         };
-        fn read<T: for<'a> Deserialize<'a>, E: serde::de::Error>(
-            keys: serde_json::Map<String, serde_json::Value>,
-        ) -> std::result::Result<T, E> {
-            serde_json::from_value(keys.into()).map_err(E::custom)
-        }
-        match self.visit_str(kind)? {
-            TaskConfig::Passkey(_) => Ok(TaskConfig::Passkey(read(keys)?)),
-            TaskConfig::Recall(_) => Ok(TaskConfig::Recall(read(keys)?)),
-            TaskConfig::Arena(task) => Ok(TaskConfig::Arena(task.with_keys(keys).map_err(A::Error::custom)?)),
-            TaskConfig::Chomsky(task) => match keys.keys().next() {
-                None => Ok(TaskConfig::Chomsky(task)),
-                Some(key) => Err(A::Error::custom(format!("unknown field `{key}`: {kind} has no keys"))),
-            },
-        }
+        self.visit_str(kind)?.with_keys(keys).map_err(A::Error::custom)
     }
 }
 
