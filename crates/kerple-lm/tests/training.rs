@@ -4,10 +4,14 @@ mod common;
 
 use common::{Counting, encoding, plan};
 use kerple_lm::config::TrainConfig;
+use kerple_lm::evaluate::TOKENS_AT_ONCE;
+use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
-use kerple_lm::train::{Event, Outcome, Sitting, train};
+use kerple_lm::task::{LanguageModel, Task};
+use kerple_lm::train::{Batches, Event, Outcome, Sitting, train};
 use kerple_lm::{Error, checkpoint};
+use kerple_report::record::{MetricsRow, read_rows};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -79,6 +83,22 @@ fn parts_of_a_batch_add_up() {
     let b = run(parts.path(), "alibi", TrainConfig { micro_batch: Some(2), ..config(10) }, None).loss.unwrap();
     // the same sums in another order, in f32
     assert!((a - b).abs() < 1e-4 * a, "{a} {b}");
+}
+
+#[test]
+fn validation_in_parts_is_the_loss_of_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = TrainConfig { valid_every: 2, valid_segments: 700, ..config(2) };
+    let plan = plan(&encoding("kerple_log"), train);
+    assert!(700 * plan.train_len > TOKENS_AT_ONCE, "more than one part, the last of them small");
+    try_train(folder.path(), &plan).unwrap();
+    let rows = read_rows::<MetricsRow>(&folder.path().join("metrics.jsonl")).unwrap().rows;
+    let found = rows.last().unwrap().valid_loss.unwrap();
+    let model = RunFolder::new(folder.path()).load(&kerple_lm::device(), true).unwrap().model;
+    let all = Counting(plan.clone()).validation(0..700).unwrap();
+    let want = LanguageModel::default().loss(&model, &all, &Pass::evaluation(plan.seed)).into_scalar::<f32>();
+    // a mean of 8400 losses in f32, in one sum or in two
+    assert!((found - f64::from(want)).abs() < 1e-5 * found, "{found} {want}");
 }
 
 #[test]

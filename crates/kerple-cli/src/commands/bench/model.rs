@@ -98,8 +98,8 @@ fn flops(plan: &Plan, batch: usize, length: usize, backward: bool) -> f64 {
     2.0 * (batch * length) as f64 * (matrix_passes * matrices + attention_passes * attention)
 }
 
-/// Tokens a sequence of the models that are checked before they are timed.
-const CHECKED: usize = 40;
+/// Tokens a sequence of the models that are checked before they are timed: several tiles.
+const CHECKED: usize = 200;
 
 fn noise_batch(rows: usize, length: usize, vocab: usize) -> Batch {
     let count = rows * length;
