@@ -5,10 +5,41 @@ mod common;
 use common::Place;
 use serde_json::Value;
 use std::fs;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::Duration;
 
 /// A quickstart of the fewest steps there are.
 fn quickstart<'a>(data: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["quickstart", "--data", data, "--minutes", "0.01", "--out", "q"], more].concat()
+}
+
+/// The run that is trained and evaluated first.
+const FIRST: &str = "q/runs/kerple_log/seed-1235";
+
+/// Begins a quickstart and kills it once the first row of an evaluation is there.
+fn kill_within_an_evaluation(place: &Place) {
+    let mut command = place.command(&quickstart("text", &[]));
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let rows = place.path(format!("{FIRST}/evaluation.jsonl"));
+    while !fs::read(&rows).is_ok_and(|rows| rows.contains(&b'\n')) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be killed");
+        sleep(Duration::from_millis(2));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// Weights of the first run, and its rows without times.
+fn trace(place: &Place) -> (Vec<u8>, Vec<Value>) {
+    let rows = ["metrics.jsonl", "evaluation.jsonl"].map(|file| place.read(format!("{FIRST}/{file}"))).concat();
+    let mut rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for row in &mut rows {
+        let keys = row.as_object_mut().unwrap();
+        keys.retain(|key, _| !["seconds", "step_seconds"].contains(&key.as_str()));
+    }
+    let checkpoint = fs::read_dir(place.path(format!("{FIRST}/checkpoints"))).unwrap().next().unwrap().unwrap();
+    (fs::read(checkpoint.path().join("model.safetensors")).unwrap(), rows)
 }
 
 fn failure(place: &Place, arguments: &[&str]) -> String {
@@ -24,6 +55,7 @@ fn it_ends_in_tables_and_figures_and_goes_on_where_it_was_stopped() {
     // killed in its trial: the folder of the trial is there, complete
     fs::create_dir_all(place.path("q/.trial/checkpoints")).unwrap();
     place.write("q/.trial/plan.json", "{}");
+    kill_within_an_evaluation(&place);
     let printed = place.ok(&quickstart("text", &[]));
     assert!(!place.path("q/.trial").exists());
     for encoding in ["kerple_log", "kerple_power", "alibi", "t5", "rotary", "sinusoidal"] {
@@ -49,6 +81,12 @@ fn it_ends_in_tables_and_figures_and_goes_on_where_it_was_stopped() {
     assert_eq!(place.ok(&quickstart("text", &[])), printed);
     assert_eq!(place.read("q/runs/alibi/seed-1236/evaluation.jsonl"), rows);
     assert_eq!(place.read("q/runs/alibi/seed-1236/metrics.jsonl"), metrics);
+
+    // the run that was killed is as one that was not
+    let killed = trace(&place);
+    fs::remove_dir_all(place.path(FIRST)).unwrap();
+    assert_eq!(place.ok(&quickstart("text", &[])), printed);
+    assert!(trace(&place) == killed);
 
     // another text or time is another job, not the old result
     place.write("other/text.txt", "words of another kind ".repeat(4000));
