@@ -5,8 +5,8 @@ mod misuse;
 
 use crate::failure::Failure;
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
-pub use groups::{Array, Evaluation, Hardware, Instructions, RunFile, Sharing, default_lengths};
+use clap::{Args, Parser, Subcommand};
+pub use groups::{Array, Evaluation, Hardware, Instructions, RunFile, Sharing, Split, Work, default_lengths};
 use groups::{count, rope_scaling};
 use kerple::encoding::scaling::Scaling;
 use std::ffi::OsString;
@@ -116,17 +116,6 @@ pub struct Train {
     /// Print the outcome as JSON.
     #[arg(long)]
     pub json: bool,
-}
-
-/// Which part of the prepared text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Split {
-    /// The training split.
-    Train,
-    /// The validation split.
-    Valid,
-    /// The test split.
-    Test,
 }
 
 #[derive(Debug, Args)]
@@ -356,21 +345,6 @@ pub struct Sample {
     /// Seed of the draws.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-}
-
-/// What is timed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Work {
-    /// One attention layer, forward and backward.
-    Attention,
-    /// A training step of a decoder.
-    Step,
-    /// Attention of one query over cached keys.
-    Decode,
-    /// Evaluation of one long segment.
-    Eval,
-    /// One layer of linear attention, forward and backward.
-    Linear,
 }
 
 #[derive(Debug, Args)]

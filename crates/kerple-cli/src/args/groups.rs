@@ -1,4 +1,4 @@
-//! Options that several commands share, and the numbers they take.
+//! Options that several commands share, and the numbers and names that options take.
 
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
@@ -145,6 +145,32 @@ pub fn rope_scaling(text: &str) -> Result<Scaling, String> {
     let value = if text.trim_start().starts_with('{') { text.to_owned() } else { format!("{:?}", text.trim()) };
     let line: Line = toml::from_str(&format!("scaling = {value}")).map_err(|error| error.message().to_owned())?;
     Ok(line.scaling)
+}
+
+/// Which part of the prepared text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Split {
+    /// The training split.
+    Train,
+    /// The validation split.
+    Valid,
+    /// The test split.
+    Test,
+}
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Work {
+    /// One attention layer, forward and backward.
+    Attention,
+    /// A training step of a decoder.
+    Step,
+    /// Attention of one query over cached keys.
+    Decode,
+    /// Evaluation of one long segment.
+    Eval,
+    /// One layer of linear attention, forward and backward.
+    Linear,
 }
 
 /// Instruction sets, widest first.
