@@ -16,7 +16,7 @@ mod error;
 mod file;
 mod hash;
 pub mod lra;
-mod machine;
+pub mod machine;
 pub mod music;
 mod order;
 mod prepare;

@@ -1,4 +1,4 @@
-//! How much memory a plan needs, before it is taken, and how much there is.
+//! How much memory a plan needs, before it is taken.
 //!
 //! With `P` trained values, `T` tokens worked on at once, `M` the model's width, `F` the inner width of the feed-forward
 //! layers, `H` heads, `V` the vocabulary, 4 bytes a value:
@@ -20,8 +20,8 @@
 use crate::error::{Error, Result};
 use crate::evaluate::TOKENS_AT_ONCE;
 use crate::plan::Plan;
+pub use kerple_data::machine::Limit;
 use std::fmt;
-use std::path::Path;
 
 /// Bytes by what they are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,87 +148,5 @@ impl Plan {
         let Some(limit) = limit else { return Ok(()) };
         let what = format!("evaluating {length} tokens at once");
         self.evaluation_memory(length).check(limit, &what, || "ask for shorter lengths".to_owned())
-    }
-}
-
-/// The most memory this process can have.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limit {
-    /// What sets it.
-    pub name: &'static str,
-    /// Bytes.
-    pub bytes: u64,
-}
-
-impl Limit {
-    /// The smallest limit that the system tells of: the machine's memory, that of the control groups this process is in, its
-    /// address space. `None` where nothing can be read.
-    pub fn here() -> Option<Limit> {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let groups = read("/proc/self/cgroup");
-        let limits = [
-            (machine(&read("/proc/meminfo")), "the machine's memory"),
-            (address_space(&read("/proc/self/limits")), "the limit of this process (ulimit -v)"),
-            (control_groups(&groups, &|path| std::fs::read_to_string(path).ok()), "the limit of this control group"),
-        ];
-        let known = limits.into_iter().filter_map(|(bytes, name)| Some(Limit { name, bytes: bytes? }));
-        known.min_by_key(|limit| limit.bytes)
-    }
-}
-
-/// `MemTotal:  32786 kB`
-fn machine(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// `Max address space   8192000000   unlimited   bytes`
-fn address_space(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("Max address space"))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
-/// The smallest limit on the way from this process's group up to the root, of version 2 (`0::/path`, `memory.max`) and
-/// version 1 (`5:memory:/path`, `memory.limit_in_bytes`).
-fn control_groups(text: &str, read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
-    let limits = text.lines().flat_map(|line| -> Vec<u64> {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or("/"));
-        let (root, file) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max"),
-            _ if controllers.split(',').any(|name| name == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
-            }
-            _ => return Vec::new(),
-        };
-        let below = Path::new(path.trim_start_matches('/'));
-        let limit = |group: &Path| read(&Path::new(root).join(group).join(file))?.trim().parse::<u64>().ok();
-        below.ancestors().filter_map(limit).collect()
-    });
-    limits.min()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_are_read_as_the_system_writes_them() {
-        assert_eq!(machine("MemFree: 1 kB\nMemTotal:       32786 kB\n"), Some(32786 * 1024));
-        assert_eq!(machine("MemTotal: many"), None);
-        let limits = "Limit   Soft Limit   Hard Limit   Units\nMax address space         8192   unlimited   bytes\n";
-        assert_eq!(address_space(limits), Some(8192));
-        assert_eq!(address_space("Max address space   unlimited   unlimited   bytes"), None);
-        let files = |path: &Path| match path.to_str()? {
-            "/sys/fs/cgroup/a/b/memory.max" => Some("max\n".to_owned()),
-            "/sys/fs/cgroup/a/memory.max" => Some("5000\n".to_owned()),
-            "/sys/fs/cgroup/memory/x/memory.limit_in_bytes" => Some("4000\n".to_owned()),
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes" => Some("9223372036854771712\n".to_owned()),
-            _ => None,
-        };
-        assert_eq!(control_groups("0::/a/b\n", &files), Some(5000));
-        assert_eq!(control_groups("3:cpu:/a\n5:cpu,memory:/x\n", &files), Some(4000));
-        assert_eq!(control_groups("0::/other", &files), None, "unreadable is no refusal");
-        assert_eq!(control_groups("nonsense", &files), None);
     }
 }
