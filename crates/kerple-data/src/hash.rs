@@ -3,9 +3,9 @@
 use sha2::{Digest, Sha256};
 use twox_hash::xxhash3_128::Hasher;
 
-/// SHA-256 of a definition.
-pub(crate) fn fingerprint(definition: &[u8]) -> String {
-    Sha256::digest(definition).iter().map(|byte| format!("{byte:02x}")).collect()
+/// SHA-256 as hexadecimal text.
+pub fn fingerprint(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// XXH3-128 of bytes as they pass: finds damage and exchange, not forgery.

@@ -5,9 +5,9 @@ use crate::learner::{Learner, Part};
 use crate::task::Task;
 use burn::module::Module;
 use kerple_burn::parameters::{self, Describe, Named};
+use kerple_data::fingerprint;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,7 @@ impl State {
 
     fn digest(&self) -> String {
         let open = State { sha256: String::new(), ..self.clone() };
-        hex(&serde_json::to_vec(&open).expect("a state is plain data"))
+        fingerprint(&serde_json::to_vec(&open).expect("a state is plain data"))
     }
 }
 
@@ -57,11 +57,7 @@ fn write(path: &Path, tensors: &[Named]) -> Result<String> {
     let data = safetensors::serialize(views, None).expect("names are distinct");
     fs::write(path, &data).map_err(Error::io(path, "write"))?;
     sync(path)?;
-    Ok(hex(&data))
-}
-
-fn hex(data: &[u8]) -> String {
-    Sha256::digest(data).iter().map(|byte| format!("{byte:02x}")).collect()
+    Ok(fingerprint(&data))
 }
 
 fn sync(path: &Path) -> Result<()> {
@@ -187,7 +183,7 @@ struct Loaded {
 impl Loaded {
     fn read(path: PathBuf, sha256: &str) -> Result<Loaded> {
         let data = fs::read(&path).map_err(Error::io(&path, "read"))?;
-        if hex(&data) != sha256 {
+        if fingerprint(&data) != sha256 {
             return Err(Error::damaged(&path, "the checksum does not match", AGAIN));
         }
         Ok(Loaded { path, data })

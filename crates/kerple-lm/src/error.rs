@@ -72,19 +72,6 @@ pub enum Error {
     },
 }
 
-/// What to do about an answer of the operating system.
-fn io_hint(error: &std::io::Error) -> &'static str {
-    use std::io::ErrorKind;
-    match error.kind() {
-        ErrorKind::NotFound => "check the path",
-        ErrorKind::PermissionDenied => "choose a folder you may write to, or a file you may read",
-        ErrorKind::NotADirectory | ErrorKind::AlreadyExists => "a file is in the way; choose another folder",
-        ErrorKind::IsADirectory => "give a file, not a folder",
-        ErrorKind::StorageFull => "free some disk space; what was saved before is intact",
-        _ => "nothing half-written was kept",
-    }
-}
-
 /// `Result` of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -92,7 +79,7 @@ impl Error {
     /// What to do about it.
     pub fn hint(&self) -> String {
         match self {
-            Error::Io { source, .. } | Error::Data(kerple_data::Error::Io { source, .. }) => io_hint(source).to_owned(),
+            Error::Io { source, .. } => kerple_data::Error::io_hint(source).to_owned(),
             Error::Data(error) => error.hint(),
             Error::Record(error) => error.hint().unwrap_or_else(|| "nothing half-written was kept".to_owned()),
             Error::Busy { .. } => "wait for it, stop it, or use another --out folder".to_owned(),

@@ -12,7 +12,6 @@ use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 /// Sizes of a decoder, multiplied out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -338,7 +337,7 @@ impl Plan {
             ..canonical.train
         };
         let text = serde_json::to_string(&canonical).expect("a plan is plain data");
-        Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+        kerple_data::fingerprint(text.as_bytes())
     }
 }
 

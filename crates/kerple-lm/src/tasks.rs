@@ -6,7 +6,6 @@ use crate::task::Batch;
 use crate::train::Batches;
 use kerple_data::Split;
 use kerple_data::tasks::{Answer, Examples, Facts, Place, TaskConfig, shuffled, training_length};
-use sha2::{Digest, Sha256};
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -25,10 +24,9 @@ impl fmt::Debug for TaskSource {
 /// What a plan needs to know of a task.
 pub fn facts(task: Facts) -> DataFacts {
     let Facts { name, answer, vocab, content, .. } = task;
-    let content = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
     // the empty place is a token too
     let vocab_size = vocab + usize::from(answer == Answer::Tape);
-    DataFacts { vocab_size, tokenizer: name, train_tokens: 0, content }
+    DataFacts { vocab_size, tokenizer: name, train_tokens: 0, content: kerple_data::fingerprint(content.as_bytes()) }
 }
 
 impl TaskSource {

@@ -10,6 +10,7 @@ mod counting;
 use change::{apply, change};
 use common::{Counting, encoding, plan};
 use kerple::kernel::points::Points;
+use kerple_data::fingerprint;
 use kerple_lm::checkpoint::{self, State};
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
 use kerple_lm::learner::{self, Learner};
@@ -23,7 +24,6 @@ use kerple_report::record::{EvaluationRow, Journal};
 use kerple_report::{Options, find_runs, write};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sha2::{Digest, Sha256};
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -185,13 +185,9 @@ impl Finished {
         let Ok(mut state) = serde_json::from_slice::<State>(&fs::read(&path).unwrap()) else { return };
         change(&mut state);
         state.sha256 = String::new();
-        state.sha256 = sha256(&serde_json::to_vec(&state).unwrap());
+        state.sha256 = fingerprint(&serde_json::to_vec(&state).unwrap());
         fs::write(path, serde_json::to_vec(&state).unwrap()).unwrap();
     }
-}
-
-fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn evaluation(plan: &Plan, length: u64) -> EvaluationRow {
@@ -208,8 +204,8 @@ fn evaluation(plan: &Plan, length: u64) -> EvaluationRow {
 fn run_folders() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
     let run = Finished::new();
-    let weights = |run: &Finished, bytes: &[u8]| run.seal(|state| state.model_sha256 = sha256(bytes));
-    let moments = |run: &Finished, bytes: &[u8]| run.seal(|state| state.optimizer_sha256 = sha256(bytes));
+    let weights = |run: &Finished, bytes: &[u8]| run.seal(|state| state.model_sha256 = fingerprint(bytes));
+    let moments = |run: &Finished, bytes: &[u8]| run.seal(|state| state.optimizer_sha256 = fingerprint(bytes));
     type Seal<'a> = &'a dyn Fn(&Finished, &[u8]);
     // checksums that would catch the lie are made to fit it
     let files: [(&str, Seal); 8] = [

@@ -213,7 +213,7 @@ fn a_full_disk_is_named() {
     writer.end_document();
     let error = writer.finish().unwrap_err();
     insta::assert_snapshot!(error, @"/dev/full: cannot write: No space left on device (os error 28)");
-    insta::assert_snapshot!(error.hint(), @"free some disk space or choose another disk; nothing was left behind");
+    insta::assert_snapshot!(error.hint(), @"free some disk space; what was saved before is intact");
 }
 
 /// Token files have no checksums of their own: they are made when the files are opened, and equal those of a copy.
