@@ -312,7 +312,7 @@ fn validation_note(plan: &Plan, rows: usize) -> Option<String> {
     }
 }
 
-/// Distances at which learned kernels are recorded: all up to 64, then about 24 an octave-less decade, to 20480.
+/// Distances at which learned kernels are recorded: all up to 64, then about 30 for each factor of ten, to 20480.
 fn recorded_distances() -> Vec<u64> {
     let mut distances: Vec<u64> = (0..=64).collect();
     let mut d = 64.0f64;
