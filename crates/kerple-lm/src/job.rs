@@ -252,7 +252,9 @@ impl Job<'_> {
             let Some((encoding, request)) = self.served(ask) else { continue };
             expected += request.lengths.len();
             let missing = match self.source.task() {
-                Some(_) => evaluate::missing_answers(&rows, self.plan, &encoding, &request.answers(Split::Test)),
+                Some(task) => {
+                    evaluate::missing_answers(&rows, self.plan, &encoding, task, &request.answers(Split::Test))
+                }
                 None => evaluate::missing(&rows, self.plan, &encoding, &self.source.text(Split::Test)?, &request)?,
             };
             if !missing.is_empty() {

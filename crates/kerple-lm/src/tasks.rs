@@ -43,6 +43,11 @@ impl TaskSource {
         self.examples.facts()
     }
 
+    /// Checksum of all examples, as rows of evaluations have it.
+    pub fn checksum(&self) -> String {
+        facts(self.facts()).content
+    }
+
     /// Sequences of the split to evaluate on: as many as are asked for, or as there are.
     pub fn available(&self, split: Split, wanted: u64) -> u64 {
         self.examples.count(split).map_or(wanted, |count| count.min(wanted))

@@ -131,11 +131,16 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
     let (_, fresh) = evaluate(folder.path(), &AnswersRequest { examples: 41, ..request(&[8]) });
     let (_, other) = evaluate(folder.path(), &AnswersRequest { seed: 8, ..request(&[8]) });
     assert_eq!((fresh, other), (1, 1));
-    let (plan, _) = plan(&config);
+    let (plan, source) = plan(&config);
     let known = RunFolder::new(folder.path()).evaluations().unwrap();
-    assert_eq!(missing_answers(&known, &plan, &plan.encoding, &request(&[8, 9, 10, 24])), [10]);
+    let missing = |encoding: &Encoding, source: &Source, lengths: &[usize]| {
+        missing_answers(&known, &plan, encoding, source.task().unwrap(), &request(lengths))
+    };
+    assert_eq!(missing(&plan.encoding, &source, &[8, 9, 10, 24]), [10]);
     let windowed = Encoding { window: Some(4), ..plan.encoding.clone() };
-    assert_eq!(missing_answers(&known, &plan, &windowed, &request(&[8])), [8], "a window is another evaluation");
+    assert_eq!(missing(&windowed, &source, &[8]), [8], "a window is another evaluation");
+    let other = Source::open(&self::config("\"odds_first\"", &[]).data).unwrap();
+    assert_eq!(missing(&plan.encoding, &other, &[8]), [8], "so are other examples");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use kerple_burn::positions::PositionalEncoding;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
 use kerple_lm::evaluate::{AnswersEvaluation, Evaluation, Event};
+use kerple_lm::plan::Plan;
 use kerple_lm::run::{RunFolder, Trained};
 use kerple_report::record::EvaluationRow;
 
@@ -28,10 +29,7 @@ pub fn run(args: &Eval) -> Outcome {
     if let Some(scaling) = &args.rope_scaling {
         model.encoding = scaled(&model.encoding, *scaling)?;
     }
-    let source = match &args.data {
-        Some(path) => Source::open(&DataConfig { path: path.clone(), ..plan.data.clone() })?,
-        None => run.open_data(&plan)?,
-    };
+    let source = open(args, &run, &plan)?;
     source.check_tokenizer(&plan.facts)?;
     let split = split(args);
     let text = source.text(split)?;
@@ -73,6 +71,14 @@ fn scaled(encoding: &PositionalEncoding, scaling: Scaling) -> Result<PositionalE
     scaled.map_err(|refusal| Failure::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))
 }
 
+/// The data that was named, or that of the run, wherever it was last seen.
+fn open(args: &Eval, run: &RunFolder, plan: &Plan) -> Result<Source, Failure> {
+    Ok(match &args.data {
+        Some(path) => Source::open(&DataConfig { path: path.clone(), ..plan.data.clone() })?,
+        None => run.open_data(plan)?,
+    })
+}
+
 fn split(args: &Eval) -> corpus::Split {
     match args.split {
         Split::Train => corpus::Split::Train,
@@ -101,11 +107,7 @@ fn run_task(args: &Eval, run: &RunFolder) -> Outcome {
     if let Some(scaling) = &args.rope_scaling {
         *encoding = scaled(encoding, *scaling)?;
     }
-    let data = match &args.data {
-        Some(path) => DataConfig { path: path.clone(), ..trained.plan.data.clone() },
-        None => trained.plan.data.clone(),
-    };
-    let source = Source::open(&data)?;
+    let source = open(args, run, &trained.plan)?;
     let Some(task) = source.task() else { unreachable!("the plan has a task") };
     let request = args.evaluation.request(trained.plan.train_len, trained.plan.seed, true)?.answers(split(args));
     let evaluation = AnswersEvaluation::new(run, &trained, task, &request)?;

@@ -82,6 +82,7 @@ pub struct AnswersEvaluation<'a> {
     solver: &'a Solver,
     source: &'a TaskSource,
     facts: Facts,
+    checksum: String,
     request: &'a AnswersRequest,
     journal: PathBuf,
     known: Vec<EvaluationRow>,
@@ -96,10 +97,10 @@ pub fn served(plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize>
     lengths.iter().copied().filter(serves).collect()
 }
 
-/// Identifies the evaluation of one length of a plan's run with an encoding.
-fn key(plan: &Plan, encoding: &Encoding, request: &AnswersRequest, length: usize, step: u64) -> EvaluationKey {
+/// Identifies the evaluation of one length with an encoding, on examples with this checksum.
+fn key(checksum: &str, encoding: &Encoding, request: &AnswersRequest, length: usize, step: u64) -> EvaluationKey {
     let AnswersRequest { examples, seed, split, .. } = *request;
-    let text = ScoredText { checksum: plan.facts.content.clone(), span: length as u64, segments: examples, seed };
+    let text = ScoredText { checksum: checksum.to_owned(), span: length as u64, segments: examples, seed };
     let known = super::key((text, split.name()), Protocol::Segments, encoding, length, step);
     EvaluationKey { protocol: ANSWERS.to_owned(), ..known }
 }
@@ -110,10 +111,12 @@ pub fn missing_answers(
     rows: &[EvaluationRow],
     plan: &Plan,
     encoding: &Encoding,
+    source: &TaskSource,
     request: &AnswersRequest,
 ) -> Vec<usize> {
+    let checksum = source.checksum();
     let is_missing = |length: &usize| {
-        let key = Some(key(plan, encoding, request, *length, plan.steps));
+        let key = Some(key(&checksum, encoding, request, *length, plan.steps));
         !rows.iter().any(|row| EvaluationKey::of(row) == key)
     };
     request.lengths.iter().copied().filter(is_missing).collect()
@@ -154,8 +157,18 @@ impl<'a> AnswersEvaluation<'a> {
         request.check(source)?;
         let longest = served.iter().map(|length| plan.sequence_of(*length)).max().unwrap_or(0);
         plan.check_evaluation_memory(longest, Limit::here().as_ref())?;
-        let (journal, known) = (run.evaluation_file(), run.evaluations()?);
-        Ok(AnswersEvaluation { plan, step: state.step, solver: model, source, facts, request, journal, known })
+        let (journal, known, checksum) = (run.evaluation_file(), run.evaluations()?, source.checksum());
+        Ok(AnswersEvaluation {
+            plan,
+            step: state.step,
+            solver: model,
+            source,
+            facts,
+            checksum,
+            request,
+            journal,
+            known,
+        })
     }
 
     /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
@@ -177,7 +190,7 @@ impl<'a> AnswersEvaluation<'a> {
     }
 
     fn key(&self, length: usize) -> EvaluationKey {
-        key(self.plan, self.solver.encoding().encoding(), self.request, length, self.step)
+        key(&self.checksum, self.solver.encoding().encoding(), self.request, length, self.step)
     }
 
     /// Evaluates one length; `None` when `stop` was set before the end.
