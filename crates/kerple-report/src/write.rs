@@ -198,13 +198,15 @@ struct Task<'a> {
     group: &'a str,
     split: &'a str,
     train_len: u64,
+    text: &'a str,
     examples: u64,
+    text_seed: Option<u64>,
     chance: f64,
 }
 
 fn answer_rows(table: &AnswerTable) -> impl Iterator<Item = (Task<'_>, &AnswerScore)> {
-    let AnswerTable { task, group, split, train_len, examples, chance, .. } = table;
-    let of = Task { task, group, split, train_len: *train_len, examples: *examples, chance: *chance };
+    let &AnswerTable { ref task, ref group, ref split, train_len, ref text, examples, text_seed, chance, .. } = table;
+    let of = Task { task, group, split, train_len, text, examples, text_seed, chance };
     table.scores.iter().map(move |score| (of, score))
 }
 

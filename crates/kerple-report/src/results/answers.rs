@@ -109,8 +109,12 @@ pub struct AnswerTable {
     pub split: String,
     /// Tokens of the longest training sequence.
     pub train_len: u64,
+    /// Checksum of the data.
+    pub text: String,
     /// Sequences of each length and seed.
     pub examples: u64,
+    /// What the sequences were drawn with; absent where it is each run's own seed.
+    pub text_seed: Option<u64>,
     /// Share of right answers of a guess.
     #[serde(with = "number")]
     pub chance: f64,
@@ -171,8 +175,38 @@ impl AnswerMean {
     }
 }
 
-/// What must be equal for two accuracies to be in one table: group, task, split, content, sequences of a length.
-type Key = (String, String, String, String, u64);
+/// What must be equal for two accuracies to be in one table; the fields are those of [`AnswerTable`].
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    group: String,
+    task: String,
+    split: String,
+    text: String,
+    examples: u64,
+    text_seed: Option<u64>,
+}
+
+impl Key {
+    /// What tells its sequences from those of other tables of the same runs and task.
+    fn sequences<'a>(&self, all: impl Iterator<Item = &'a Key>) -> String {
+        let alike: Vec<&Key> = all.filter(|key| (&key.group, &key.task) == (&self.group, &self.task)).collect();
+        let differs = |same: &dyn Fn(&Key) -> bool| alike.iter().any(|key| !same(key));
+        let mut title = String::new();
+        if differs(&|key| key.split == self.split) {
+            title += &format!(", {} split", self.split);
+        }
+        if differs(&|key| key.text == self.text) {
+            title += &format!(", text {}", self.text.chars().take(8).collect::<String>());
+        }
+        if differs(&|key| key.examples == self.examples) {
+            title += &format!(", {} sequences", self.examples);
+        }
+        if let Some(seed) = self.text_seed {
+            title += &format!(", text seed {seed}");
+        }
+        title
+    }
+}
 
 /// A seed's accuracies by length.
 type Curve = BTreeMap<u64, f64>;
@@ -187,31 +221,33 @@ pub(super) fn tables(
     for run in runs {
         for row in &run.evaluations {
             let (Some(answers), Some(text)) = (&row.answers, &row.text) else { continue };
-            let key = (
-                run.conditions.fingerprint(),
-                answers.task.clone(),
-                row.split.clone(),
-                text.checksum.clone(),
-                text.segments,
-            );
+            let key = Key {
+                group: run.conditions.fingerprint(),
+                task: answers.task.clone(),
+                split: row.split.clone(),
+                text: text.checksum.clone(),
+                examples: text.segments,
+                text_seed: Some(text.seed).filter(|&seed| seed != row.seed),
+            };
             found.entry(key).or_default().push((run, row, answers));
         }
     }
     let place = |id: &str| groups.iter().position(|group| group.id == id);
-    let mut tables: Vec<AnswerTable> = found
-        .into_iter()
-        .map(|(key, rows)| table(key, &of_latest_steps(rows), groups, (encodings, reference)))
-        .collect();
+    let of = |(key, rows): (&Key, &Vec<_>)| {
+        let sequences = key.sequences(found.keys());
+        table((key.clone(), &sequences), &of_latest_steps(rows), groups, (encodings, reference))
+    };
+    let mut tables: Vec<AnswerTable> = found.iter().map(of).collect();
     tables.sort_by_key(|table| (place(&table.group), table.task.clone(), table.split.clone()));
     tables
 }
 
 /// Of several checkpoints of a run at one length, the latest.
 fn of_latest_steps<'a>(
-    rows: Vec<(&'a Run, &'a EvaluationRow, &'a Answers)>,
+    rows: &[(&'a Run, &'a EvaluationRow, &'a Answers)],
 ) -> Vec<(&'a Run, &'a EvaluationRow, &'a Answers)> {
     let mut latest: BTreeMap<_, (&Run, &EvaluationRow, &Answers)> = BTreeMap::new();
-    for (run, row, answers) in rows {
+    for &(run, row, answers) in rows {
         let kept =
             latest.entry((run.name_of(row), run.window_of(row), row.length, row.seed)).or_insert((run, row, answers));
         if row.step >= kept.1.step {
@@ -222,7 +258,7 @@ fn of_latest_steps<'a>(
 }
 
 fn table(
-    (group, task, split, _, examples): Key,
+    (Key { group, task, split, text, examples, text_seed }, sequences): (Key, &str),
     rows: &[(&Run, &EvaluationRow, &Answers)],
     groups: &[Group],
     (encodings, reference): (&[String], Option<&str>),
@@ -265,12 +301,14 @@ fn table(
         accuracy: by_part(all),
     });
     let title = groups.iter().find(|known| known.id == group).map_or("", |group| &group.title);
-    let title = if title.is_empty() { task.clone() } else { format!("{task}, {title}") };
+    let title = if title.is_empty() { task.clone() } else { format!("{task}, {title}") } + sequences;
     AnswerTable {
         group,
         split,
         train_len: first.train_len,
+        text,
         examples,
+        text_seed,
         chance: answers.chance,
         title,
         means: means.collect(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kerple_report::record::{ANSWERS, Answers, EvaluationRow, ScoredText};
+use kerple_report::record::{ANSWERS, Answers, EvaluationRow, Journal, ScoredText, read_rows};
 use kerple_report::{Options, find_runs, table_text, write};
 use serde_json::json;
 
@@ -90,6 +90,34 @@ fn accuracies_meet_by_length_with_their_means() {
     }
     let text = table_text(&results);
     assert!(text.contains("beyond 40") && text.contains("50.00") && !text.contains("nothing evaluated"), "{text}");
+}
+
+#[test]
+fn accuracies_on_other_sequences_never_meet() {
+    type Change = fn(&mut ScoredText);
+    let others: [(&str, Change); 3] = [
+        ("passkey, text decaf", |text| text.checksum = "decaf".to_owned()),
+        ("passkey, 99 sequences", |text| text.segments = 99),
+        ("passkey, text seed 77", |text| text.seed = 77),
+    ];
+    for (title, change) in others {
+        let root = tempfile::tempdir().unwrap();
+        all(root.path());
+        let file = root.path().join("alibi-1/evaluation.jsonl");
+        let known = read_rows::<EvaluationRow>(&file).unwrap().rows;
+        let mut row = known.into_iter().find(|row| row.length == 80).unwrap();
+        change(row.text.as_mut().unwrap());
+        row.answers.as_mut().unwrap().accuracy = 0.05;
+        Journal::open(&file).unwrap().push(&row).unwrap();
+        let runs = find_runs(&[root.path()]).unwrap();
+        let tables = write(&runs, &root.path().join("report"), &Options::default()).unwrap().results.answers;
+        let at = |other: bool| {
+            let table = tables.iter().find(|table| (table.title == title) == other).unwrap();
+            table.score(("alibi", None), 80).unwrap().accuracy
+        };
+        assert_eq!((tables.len(), at(true)), (2, 0.05), "{title}");
+        assert!((at(false) - 0.6).abs() < 1e-12, "{title}");
+    }
 }
 
 #[test]
