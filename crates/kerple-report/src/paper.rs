@@ -23,8 +23,8 @@ pub use manifest::{
 
 use crate::error::{Error, Result};
 use crate::number;
-use crate::record::read_json;
-use crate::results::Results;
+use crate::record::{EvaluationRow, read_json};
+use crate::results::{Results, Setting, Table};
 use crate::run::{Run, find_runs};
 use crate::write::{put, refuse_foreign};
 use serde::{Deserialize, Serialize};
@@ -107,23 +107,44 @@ struct Group {
     results: Results,
 }
 
+impl Group {
+    /// The table of perplexities that an evaluation makes.
+    fn table(&self, facts: &EvaluationFacts) -> Option<&Table> {
+        self.results.tables.iter().find(|table| {
+            let Setting { protocol, text_span, text_segments, .. } = &table.setting;
+            (protocol, *text_span, *text_segments) == (&facts.protocol, Some(facts.span), Some(facts.segments))
+        })
+    }
+}
+
 impl Reproduction {
+    /// Of what the runs' rows hold nothing is kept but what the manifest asks for, over one text a corpus: whatever else was
+    /// evaluated is no part of the paper.
     fn read(folder: &Path) -> Result<Reproduction> {
         let manifest = Manifest::read(folder)?;
-        let mut groups = BTreeMap::new();
-        for run in &manifest.runs {
-            let name = runs_folder(&run.corpus, &run.variant);
+        let mut found: BTreeMap<String, (&str, Vec<Run>)> = BTreeMap::new();
+        for PlannedRun { corpus, variant, .. } in &manifest.runs {
+            let name = runs_folder(corpus, variant);
             let place = folder.join(&name);
-            if groups.contains_key(&name) || !place.is_dir() {
+            if found.contains_key(&name) || !place.is_dir() {
                 continue;
             }
-            let runs = match find_runs(&[place]) {
+            let mut runs = match find_runs(&[place]) {
                 Err(Error::Refused { .. }) => continue,
                 found => found?,
             };
-            let results = Results::of(&runs, None)?;
-            groups.insert(name, Group { runs, results });
+            runs.iter_mut().for_each(|run| manifest.keep_asked((corpus, variant), run));
+            found.insert(name, (corpus, runs));
         }
+        for corpus in &manifest.corpora {
+            let of_corpus = found.values_mut().filter(|(name, _)| *name == corpus.name);
+            keep_one_text(&mut of_corpus.flat_map(|(_, runs)| runs).collect::<Vec<_>>());
+        }
+        let group = |(name, (_, runs)): (String, (&str, Vec<Run>))| {
+            let results = Results::of(&runs, None)?;
+            Ok((name, Group { runs, results }))
+        };
+        let groups = found.into_iter().map(group).collect::<Result<_>>()?;
         let timing = folder.join(TIMING_FILE);
         let timing = if timing.exists() { Some(read_json(&timing)?) } else { None };
         Ok(Reproduction { manifest, groups, timing })
@@ -132,6 +153,17 @@ impl Reproduction {
     fn group(&self, corpus: &str, variant: &str) -> Option<&Group> {
         self.groups.get(&runs_folder(corpus, variant))
     }
+}
+
+/// Leaves of the rows those over the text that most of them are over.
+fn keep_one_text(runs: &mut [&mut Run]) {
+    let text = |row: &EvaluationRow| row.text.as_ref().map(|text| text.checksum.clone());
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for checksum in runs.iter().flat_map(|run| &run.evaluations).filter_map(text) {
+        *counts.entry(checksum).or_default() += 1;
+    }
+    let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(checksum, _)| checksum);
+    runs.iter_mut().for_each(|run| run.evaluations.retain(|row| text(row) == most));
 }
 
 /// Makes the pages of the reproduction in `folder`, of the tables and figures named, or of all. `facts` are names and

@@ -125,13 +125,18 @@ impl Run {
         row.window.filter(|&window| self.plan["encoding"]["window"].as_u64() != Some(window))
     }
 
-    /// The name of an evaluation's results: the run's, and the scaling of rotary rates that only the evaluation had.
-    pub(crate) fn name_of(&self, row: &EvaluationRow) -> String {
+    /// The scaling of rotary rates that only the evaluation had.
+    pub(crate) fn scaling_of<'a>(&self, row: &'a EvaluationRow) -> Option<&'a str> {
         let label = self.label();
         let trained = |scaling: &str| label.split('-').any(|part| part.strip_prefix("scaling=") == Some(scaling));
-        match row.rope_scaling.as_deref() {
-            Some(scaling) if !trained(scaling) => format!("{}, {scaling}", self.name),
-            _ => self.name.clone(),
+        row.rope_scaling.as_deref().filter(|scaling| !trained(scaling))
+    }
+
+    /// The name of an evaluation's results: the run's, and the scaling that only the evaluation had.
+    pub(crate) fn name_of(&self, row: &EvaluationRow) -> String {
+        match self.scaling_of(row) {
+            Some(scaling) => format!("{}, {scaling}", self.name),
+            None => self.name.clone(),
         }
     }
 

@@ -5,7 +5,7 @@ use super::{Reproduction, runs_folder};
 use crate::format::{count, deviation, number as shown};
 use crate::number;
 use crate::page::{Cell, Grid, Row};
-use crate::results::{Score, Table, Test};
+use crate::results::{Score, Test};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -123,7 +123,7 @@ pub(super) struct Spec<'a> {
 impl Spec<'_> {
     /// The grid of a corpus and its cells; nothing where no such run is planned.
     pub(super) fn grid(&self, all: &Reproduction, corpus: &str, caption: String) -> Option<(Grid, Vec<CellRow>)> {
-        let lengths = &all.manifest.evaluations.get(self.evaluation)?.lengths;
+        let facts = all.manifest.evaluations.get(self.evaluation)?;
         let planned = |label: &str| {
             let runs = all.manifest.of(corpus, self.variant);
             runs.filter(|run| run.label == label && run.evaluate.iter().any(|name| name == self.evaluation)).count()
@@ -136,10 +136,10 @@ impl Spec<'_> {
         if columns.is_empty() {
             return None;
         }
-        let table = self.table(all, corpus);
+        let table = all.group(corpus, self.variant).and_then(|group| group.table(facts));
         let mut cells = Vec::new();
         let mut rows = Vec::new();
-        for &length in lengths {
+        for &length in &facts.lengths {
             let of_row = columns.iter().map(|(_, label, printed)| {
                 let score = table.and_then(|table| table.score((label, None), length));
                 let test = table.and_then(|table| {
@@ -155,17 +155,6 @@ impl Spec<'_> {
         }
         let head = std::iter::once("tokens".to_owned()).chain(columns.iter().map(|(head, ..)| (*head).to_owned()));
         Some((Grid { caption, head: head.collect(), rows }, cells))
-    }
-
-    /// The table of the results that the evaluation makes.
-    fn table<'a>(&self, all: &'a Reproduction, corpus: &str) -> Option<&'a Table> {
-        let facts = all.manifest.evaluations.get(self.evaluation)?;
-        let tables = &all.group(corpus, self.variant)?.results.tables;
-        tables.iter().find(|table| {
-            let setting = &table.setting;
-            (setting.protocol.as_str(), setting.text_span, setting.text_segments, setting.split.as_str())
-                == (facts.protocol.as_str(), Some(facts.span), Some(facts.segments), "test")
-        })
     }
 
     fn cell(

@@ -111,10 +111,7 @@ pub(super) fn claims(all: &Reproduction) -> Item {
 fn find(all: &Reproduction, group: &Group, label: &str, kind: &Kind) -> Option<Finding> {
     let facts = all.manifest.evaluations.get("lengths")?;
     let train_len = *facts.lengths.iter().min()?;
-    let table = group.results.tables.iter().find(|table| {
-        let setting = &table.setting;
-        (setting.protocol.as_str(), setting.text_span) == (facts.protocol.as_str(), Some(facts.span))
-    })?;
+    let table = group.table(facts)?;
     let tests = |from: u64, to: u64| -> Vec<&Test> {
         let inside = |test: &&Test| (from * train_len..=to * train_len).contains(&test.length);
         let of = |test: &&Test| test.encoding == label && test.window.is_none() && test.p.is_some();

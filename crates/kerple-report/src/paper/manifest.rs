@@ -2,7 +2,8 @@
 //! tables say what is missing, and pages can be made of the folder alone.
 
 use crate::error::{Error, Result};
-use crate::record::read_json;
+use crate::record::{ANSWERS, EvaluationRow, ScoredText, read_json};
+use crate::run::Run;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -103,6 +104,33 @@ pub struct EvaluationFacts {
     pub positions: bool,
 }
 
+impl EvaluationFacts {
+    /// Whether a row of a run is this evaluation: of its last step, on the test text of its seed, and as is said here.
+    pub(super) fn is_of(&self, run: &Run, row: &EvaluationRow) -> bool {
+        // segments of a task are its sequences
+        let (protocol, span) = match row.answers {
+            Some(_) => (ANSWERS, row.length),
+            None => (self.protocol.as_str(), self.span),
+        };
+        let is_text =
+            |text: &ScoredText| (text.span, text.segments, Some(text.seed)) == (span, self.segments, run.seed());
+        let is_window = match self.window {
+            None => run.window_of(row).is_none(),
+            asked => row.window == asked,
+        };
+        let is_scaling = match &self.rope_scaling {
+            None => run.scaling_of(row).is_none(),
+            asked => row.rope_scaling == *asked,
+        };
+        (row.protocol.as_str(), row.split.as_str()) == (protocol, "test")
+            && self.lengths.contains(&row.length)
+            && row.text.as_ref().is_some_and(is_text)
+            && Some(row.step) == run.planned_steps()
+            && is_window
+            && is_scaling
+    }
+}
+
 /// A run that is to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedRun {
@@ -145,6 +173,17 @@ impl Manifest {
     /// The corpus of this name.
     pub fn corpus(&self, name: &str) -> Option<&CorpusFacts> {
         self.corpora.iter().find(|corpus| corpus.name == name)
+    }
+
+    /// Leaves of a run's rows those of its evaluations; none where it is not planned.
+    pub(super) fn keep_asked(&self, (corpus, variant): (&str, &str), run: &mut Run) {
+        let mut planned = self.of(corpus, variant);
+        let planned = planned.find(|planned| planned.label == run.label() && Some(planned.seed) == run.seed());
+        let names = planned.iter().flat_map(|planned| &planned.evaluate);
+        let asked: Vec<&EvaluationFacts> = names.filter_map(|name| self.evaluations.get(name)).collect();
+        let mut rows = std::mem::take(&mut run.evaluations);
+        rows.retain(|row| asked.iter().any(|facts| facts.is_of(run, row)));
+        run.evaluations = rows;
     }
 
     /// The label of an encoding among the runs of a corpus and variant, where it may have keys of its own.

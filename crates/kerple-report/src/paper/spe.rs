@@ -124,6 +124,9 @@ pub(super) fn items(all: &Reproduction) -> Vec<Item> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::paper::MANIFEST_FILE;
+    use crate::record::{ANSWERS, EVALUATION_FILE, EvaluationRow, Journal, PLAN_FILE, write_json};
+    use serde_json::json;
 
     #[test]
     fn every_label_has_one_method() {
@@ -138,5 +141,76 @@ mod tests {
             assert_eq!(found, [name], "{label}");
         }
         assert!(METHODS.iter().all(|method| !method.is_of("kerple_log3")));
+    }
+
+    /// Three seeds of sinusoidal positions on a task and on music, with a row more for the first of one of them.
+    fn reproduction(more: &str, change: impl Fn(&mut EvaluationRow)) -> Reproduction {
+        let root = tempfile::tempdir().unwrap();
+        let mut runs = Vec::new();
+        let row = |corpus: &str, seed: u64, found: f64| -> EvaluationRow {
+            let (name, value) = match corpus {
+                "text" => ("answers", json!({"task": "text", "accuracy": found, "chance": 0.5})),
+                _ => ("position_nll", json!(vec![found; 8])),
+            };
+            let protocol = if corpus == "text" { ANSWERS } else { "segments" };
+            let text = json!({"checksum": corpus, "span": 8, "segments": 2, "seed": seed});
+            let row = json!({"encoding": "sinusoidal", "seed": seed, "train_len": 4, "length": 8, "split": "test",
+                "protocol": protocol, "step": 9, "text": text, "segments": 2, "tokens": 16, "nll": 1.0, "perplexity": 2.7,
+                "seconds": 1.0, name: value});
+            serde_json::from_value(row).unwrap()
+        };
+        for (seed, (corpus, evaluation)) in
+            (1..4).flat_map(|seed| [("text", "answers_text"), ("piano", "positions")].map(|of| (seed, of)))
+        {
+            let path = format!("{corpus}/sinusoidal/seed-{seed}");
+            let folder = root.path().join(&path);
+            std::fs::create_dir_all(&folder).unwrap();
+            let plan = json!({"label": "sinusoidal", "seed": seed, "train_len": 4, "steps": 9, "hash": path});
+            write_json(&folder.join(PLAN_FILE), &plan).unwrap();
+            let mut rows = Journal::open(&folder.join(EVALUATION_FILE)).unwrap();
+            rows.push(&row(corpus, seed, 0.5)).unwrap();
+            if (corpus, seed) == (more, 1) {
+                let mut other = row(corpus, seed, 0.9);
+                change(&mut other);
+                rows.push(&other).unwrap();
+            }
+            runs.push(json!({"folder": path, "corpus": corpus, "label": "sinusoidal", "seed": seed,
+                "evaluate": [evaluation], "serves": []}));
+        }
+        let corpus =
+            |name: &str, tokenizer: &str| json!({"name": name, "title": name, "texts": "", "tokenizer": tokenizer});
+        let asked = |span: u64| json!({"protocol": "segments", "span": span, "segments": 2, "lengths": [8]});
+        let manifest = json!({"paper": "spe", "scale": "smoke", "title": "", "about": "", "runs": runs,
+            "corpora": [corpus("text", ""), corpus("piano", "remi")],
+            "evaluations": {"answers_text": asked(0), "positions": asked(8)}});
+        write_json(&root.path().join(MANIFEST_FILE), &manifest).unwrap();
+        Reproduction::read(root.path()).unwrap()
+    }
+
+    #[test]
+    fn what_else_was_evaluated_is_no_part_of_the_paper() {
+        type Change = fn(&mut EvaluationRow);
+        let others: [(&str, Change); 9] = [
+            ("split", |row| row.split = "train".into()),
+            ("checksum", |row| row.text.as_mut().unwrap().checksum = "other".into()),
+            ("seed", |row| row.text.as_mut().unwrap().seed = 77),
+            ("segments", |row| row.text.as_mut().unwrap().segments = 3),
+            ("span", |row| row.text.as_mut().unwrap().span = 16),
+            ("window", |row| row.window = Some(2)),
+            ("scaling", |row| row.rope_scaling = Some("yarn".into())),
+            ("step", |row| row.step = 5),
+            ("length", |row| row.length = 16),
+        ];
+        let own = BySeed::from([1, 2, 3].map(|seed| (seed, 0.5)));
+        for (name, change) in others {
+            let all = reproduction("text", change);
+            assert_eq!(arena::accuracy(&all, "text", "", ABSOLUTE), own, "arena, {name}");
+            let all = reproduction("piano", change);
+            assert_eq!(music::cross_entropy(&all, "piano", ABSOLUTE, &(0..8)), own, "music, {name}");
+            assert!(all.group("piano", "").unwrap().results.tables.len() == 1, "{name}");
+        }
+        // made again, it counts
+        let all = reproduction("text", |_| {});
+        assert_eq!(arena::accuracy(&all, "text", "", ABSOLUTE)[&1], 0.9);
     }
 }

@@ -147,13 +147,10 @@ fn accuracies(all: &Reproduction, task: &str) -> Accuracies {
     found
 }
 
-/// Mean accuracy of a finished run over the lengths beyond its training length.
+/// Mean accuracy of a run over the lengths beyond its training length.
 fn beyond(run: &Run) -> Option<f64> {
-    let rows = run.evaluations.iter().filter(|row| Some(row.step) == run.planned_steps());
-    let values: Vec<f64> = rows
-        .filter(|row| row.length > row.train_len && row.split == "test")
-        .filter_map(|row| row.answers.as_ref().map(|answers| answers.accuracy))
-        .collect();
+    let rows = run.evaluations.iter().filter(|row| row.length > row.train_len);
+    let values: Vec<f64> = rows.filter_map(|row| Some(row.answers.as_ref()?.accuracy)).collect();
     (!values.is_empty()).then(|| mean(&values))
 }
 

@@ -6,6 +6,7 @@
 use crate::format::{number, probability};
 use crate::paper::manifest::EvaluationFacts;
 use crate::paper::{PlannedRun, Reproduction};
+use crate::record::EvaluationRow;
 use crate::statistics::{ALPHA, PairedTest, mean, paired_t_test};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -121,14 +122,7 @@ impl<'a> Place<'a> {
             let facts = self.evaluations(planned, method).into_iter().find(|facts| facts.lengths.contains(&length));
             let run = group.runs.iter().find(|run| run.label() == planned.label && run.seed() == Some(planned.seed));
             let (Some(facts), Some(run)) = (facts, run) else { continue };
-            let asked = |row: &&crate::record::EvaluationRow| {
-                let text = row.text.as_ref().map(|text| (text.span, text.segments));
-                row.length == length
-                    && row.split == "test"
-                    && (&row.protocol, &row.rope_scaling) == (&facts.protocol, &facts.rope_scaling)
-                    && text == Some((facts.span, facts.segments))
-                    && Some(row.step) == run.planned_steps()
-            };
+            let asked = |row: &&EvaluationRow| row.length == length && facts.is_of(run, row);
             if let Some(row) = run.evaluations.iter().find(asked) {
                 found.insert(planned.seed, row.perplexity);
             }

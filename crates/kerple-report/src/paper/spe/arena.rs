@@ -55,8 +55,7 @@ pub(super) fn tasks(all: &Reproduction) -> Vec<&CorpusFacts> {
 /// Share of right answers at the longest evaluated length, for every seed.
 pub(super) fn accuracy(all: &Reproduction, task: &str, variant: &str, method: Method) -> BySeed {
     by_seed(method.runs(all, task, variant), |run: &Run| {
-        let rows = run.evaluations.iter().filter(|row| row.answers.is_some());
-        Some(rows.max_by_key(|row| (row.length, row.step))?.answers.as_ref()?.accuracy)
+        Some(run.evaluations.iter().max_by_key(|row| row.length)?.answers.as_ref()?.accuracy)
     })
 }
 

@@ -33,8 +33,7 @@ pub(super) fn corpora(all: &Reproduction) -> Vec<&CorpusFacts> {
 fn losses<'a>(all: &Reproduction, run: &'a Run) -> Option<&'a [f64]> {
     let facts = all.manifest.evaluations.get(POSITIONS)?;
     let longest = *facts.lengths.iter().max()?;
-    let mut rows = run.evaluations.iter().rev();
-    let row = rows.find(|row| row.length == longest && row.protocol == facts.protocol && row.position_nll.is_some())?;
+    let row = run.evaluations.iter().find(|row| row.length == longest && facts.is_of(run, row))?;
     row.position_nll.as_deref()
 }
 
