@@ -2,7 +2,6 @@
 //!
 //! Not an evaluation: nothing is averaged, and nothing is compared.
 
-use crate::checkpoint::present;
 use crate::error::Result;
 use crate::evaluate::{Amount, Protocol, Request, Text};
 use crate::model::{Decoder, Tokens};
@@ -10,7 +9,7 @@ use crate::run::RunFolder;
 use burn::tensor::Tensor;
 use kerple_burn::ops::attention::Seen;
 use kerple_burn::pass::Pass;
-use kerple_report::record::{self, LayerScores, SCORES_FILE, ScoreSnapshot};
+use kerple_report::record::{LayerScores, ScoreSnapshot};
 
 /// Texts of each length.
 const TEXTS: usize = 2;
@@ -23,11 +22,10 @@ const DIGITS: usize = 5;
 /// # Errors
 /// A damaged file.
 pub fn is_done(folder: &RunFolder, step: u64, lengths: &[usize]) -> Result<bool> {
-    let path = folder.path().join(SCORES_FILE);
-    if lengths.is_empty() || !present(&path)? {
-        return Ok(lengths.is_empty());
+    if lengths.is_empty() {
+        return Ok(true);
     }
-    let known: Vec<ScoreSnapshot> = record::read_json(&path)?;
+    let known = folder.scores()?;
     let has = |length: &usize| known.iter().any(|one| one.step == step && one.length == *length as u64);
     Ok(lengths.iter().all(has))
 }
@@ -64,7 +62,7 @@ pub fn write(
             all.push(ScoreSnapshot { step, text: scored, length: length as u64, segment: segment as u64, layers });
         }
     }
-    Ok(record::write_json(&folder.path().join(SCORES_FILE), &all)?)
+    folder.write_scores(&all)
 }
 
 fn layer(seen: Seen) -> LayerScores {

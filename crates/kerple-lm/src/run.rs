@@ -8,6 +8,7 @@
 //! | `kernels.json` | learned kernels over training | replaced as a whole, before every checkpoint |
 //! | `evaluation.jsonl` | a row an evaluated length | appended |
 //! | `probes.jsonl` | what else was measured, a row a probe | appended |
+//! | `scores.json` | scores of last queries, for pictures | once, where they are asked for |
 //! | `events/` | TensorBoard | appended while training |
 //! | `checkpoints/step-N/` | weights, moments, state | see [`checkpoint`] |
 //! | `.lock` | who trains | see [`Lock`] |
@@ -31,7 +32,7 @@ use crate::plan::Plan;
 use crate::solver::{Planned, Solver};
 use burn::tensor::Device;
 use kerple_data::tasks::Answer;
-use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow};
+use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot};
 use std::path::{Path, PathBuf};
 
 /// The folder of one run.
@@ -193,6 +194,28 @@ impl RunFolder {
     pub fn probes(&self) -> Result<Vec<ProbeRow>> {
         let path = self.probes_file();
         Ok(if present(&path)? { record::read_rows(&path)?.rows } else { Vec::new() })
+    }
+
+    /// Path of the scores of last queries.
+    pub fn scores_file(&self) -> PathBuf {
+        self.path.join(record::SCORES_FILE)
+    }
+
+    /// The scores of last queries that were kept.
+    ///
+    /// # Errors
+    /// A damaged file.
+    pub fn scores(&self) -> Result<Vec<ScoreSnapshot>> {
+        let path = self.scores_file();
+        Ok(if present(&path)? { record::read_json(&path)? } else { Vec::new() })
+    }
+
+    /// Keeps scores of last queries in the place of earlier ones.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write_scores(&self, all: &[ScoreSnapshot]) -> Result<()> {
+        Ok(record::write_json(&self.scores_file(), &all)?)
     }
 
     /// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.
