@@ -214,7 +214,10 @@ impl Job<'_> {
     /// Measures what is not done yet; `false` when `stop` was set before the end.
     fn probe(&self, trained: (&Plan, &Decoder), stop: &AtomicBool) -> Result<bool> {
         let known = self.folder.probes()?;
-        for probe in self.probes.iter().filter(|probe| !probe.is_in(&known, self.plan)) {
+        for probe in self.probes {
+            if probe.is_in(&known, self.plan, self.source)? {
+                continue;
+            }
             let Some(row) = probe.run(trained, self.source, stop)? else { return Ok(false) };
             Journal::open(&self.folder.probes_file())?.push(&row)?;
         }
@@ -244,8 +247,10 @@ impl Job<'_> {
             return Ok(false);
         }
         let (rows, probes) = (self.folder.evaluations()?, self.folder.probes()?);
-        if !self.probes.iter().all(|probe| probe.is_in(&probes, self.plan)) {
-            return Ok(false);
+        for probe in self.probes {
+            if !probe.is_in(&probes, self.plan, self.source)? {
+                return Ok(false);
+            }
         }
         let mut expected = self.probes.len();
         for ask in self.asks {

@@ -5,9 +5,12 @@ mod style;
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
+use crate::evaluate::Text;
 use crate::model::Decoder;
 use crate::plan::Plan;
-use kerple_report::record::ProbeRow;
+use kerple::seed::{Purpose, stream_at};
+use kerple_report::record::{ProbeRow, ScoredText};
+use rand::RngExt;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicBool;
 
@@ -41,10 +44,23 @@ impl Probe {
         serde_json::to_value(self).expect("settings are plain data")
     }
 
-    /// Whether a row is the answer to this for the last step of a plan.
-    pub fn is_in(&self, rows: &[ProbeRow], plan: &Plan) -> bool {
-        let asked = self.asked();
-        rows.iter().any(|row| row.step == plan.steps && row.asked == asked)
+    /// What of the test text is measured on in a run of a plan.
+    fn text(&self, plan: &Plan, source: &Source) -> Result<ScoredText> {
+        let (span, segments) = match self {
+            Probe::Attention { lengths, sequences } => (lengths.iter().copied().max().unwrap_or(0), *sequences),
+            Probe::Style { songs, tokens, .. } => (*tokens, *songs),
+        };
+        let checksum = source.text(Split::Test)?.checksum();
+        Ok(ScoredText { checksum, span: span as u64, segments: segments as u64, seed: plan.seed })
+    }
+
+    /// Whether a row is the answer to this for the last step of a plan, on this data.
+    ///
+    /// # Errors
+    /// A task, which has no text.
+    pub fn is_in(&self, rows: &[ProbeRow], plan: &Plan, source: &Source) -> Result<bool> {
+        let (asked, text) = (self.asked(), self.text(plan, source)?);
+        Ok(rows.iter().any(|row| (row.step, &row.asked, &row.text) == (plan.steps, &asked, &text)))
     }
 
     /// Refuses settings that mean nothing, and data that has no such thing.
@@ -92,6 +108,26 @@ impl Probe {
                 style::measure(plan, model, source, &asked, stop)?
             }
         };
-        Ok(found.map(|found| ProbeRow { step: plan.steps, asked: self.asked(), found }))
+        let text = self.text(plan, source)?;
+        Ok(found.map(|found| ProbeRow { step: plan.steps, text, asked: self.asked(), found }))
+    }
+}
+
+/// The seed of the draws at one of many places: no run has those of a run with another seed.
+fn seed_at(seed: u64, purpose: Purpose, place: [usize; 2]) -> u64 {
+    stream_at(seed, purpose, place.map(|part| part as u64)).random()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn runs_of_neighbouring_seeds_share_no_draws() {
+        let places = (0..4).flat_map(|number| (0..4).map(move |sample| [number, sample]));
+        let all: Vec<u64> =
+            places.flat_map(|place| (1235..1239).map(move |seed| seed_at(seed, Purpose::Sampling, place))).collect();
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), 4 * 4 * 4);
     }
 }

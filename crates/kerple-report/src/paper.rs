@@ -23,7 +23,7 @@ pub use manifest::{
 
 use crate::error::{Error, Result};
 use crate::number;
-use crate::record::{EvaluationRow, read_json};
+use crate::record::read_json;
 use crate::results::{Results, Setting, Table};
 use crate::run::{Run, find_runs};
 use crate::write::{put, refuse_foreign};
@@ -157,13 +157,18 @@ impl Reproduction {
 
 /// Leaves of the rows those over the text that most of them are over.
 fn keep_one_text(runs: &mut [&mut Run]) {
-    let text = |row: &EvaluationRow| row.text.as_ref().map(|text| text.checksum.clone());
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for checksum in runs.iter().flat_map(|run| &run.evaluations).filter_map(text) {
-        *counts.entry(checksum).or_default() += 1;
+    for run in &*runs {
+        let evaluated = run.evaluations.iter().filter_map(|row| row.text.as_ref());
+        for text in evaluated.chain(run.probes.iter().map(|row| &row.text)) {
+            *counts.entry(text.checksum.clone()).or_default() += 1;
+        }
     }
-    let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(checksum, _)| checksum);
-    runs.iter_mut().for_each(|run| run.evaluations.retain(|row| text(row) == most));
+    let Some((most, _)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return };
+    for run in runs {
+        run.evaluations.retain(|row| row.text.as_ref().is_some_and(|text| text.checksum == most));
+        run.probes.retain(|row| row.text.checksum == most);
+    }
 }
 
 /// Makes the pages of the reproduction in `folder`, of the tables and figures named, or of all. `facts` are names and

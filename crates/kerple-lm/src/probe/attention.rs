@@ -6,6 +6,7 @@ use crate::evaluate::Text;
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
 use kerple::attention::measure::{Extent, monotonicity, translation_invariance};
+use kerple::seed::Purpose;
 use kerple_burn::pass::Pass;
 use kerple_report::record::{AttentionRow, Found};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,7 +48,7 @@ pub(super) fn measure(
             }
             let ids = text.read(*start..start + length)?;
             // another draw of a stochastic code for every sequence: a single one is relative in the mean only
-            let pass = Pass::evaluation(plan.seed.wrapping_add(number as u64));
+            let pass = Pass::evaluation(super::seed_at(plan.seed, Purpose::Evaluation, [length, number]));
             let maps = model.attention_weights(Tokens { ids: &ids, batch: 1, len: length }, &pass);
             heads.resize(maps.len(), vec![Head::default(); plan.model.n_heads]);
             for (layer, maps) in heads.iter_mut().zip(maps) {

@@ -7,6 +7,7 @@ use crate::evaluate::Text;
 use crate::generate::{self, Draw, Follow};
 use crate::model::Decoder;
 use crate::plan::Plan;
+use kerple::seed::Purpose;
 use kerple_data::music::style::{Onset, likeness, part};
 use kerple_data::music::{Piece, Rules, Vocabulary};
 use kerple_report::record::{Found, Roll, StyleFound, StyleRow};
@@ -44,7 +45,7 @@ pub(super) fn measure(
     for (number, song) in songs.iter().enumerate() {
         let mut pieces = Vec::new();
         for sample in 0..asked.samples {
-            let seed = plan.seed.wrapping_add((number * asked.samples + sample) as u64);
+            let seed = super::seed_at(plan.seed, Purpose::Sampling, [number, sample]);
             let draw = Draw { temperature, top_k: 0, top_p, seed };
             let mut written = Written::new(vocabulary, &song.prompt, tokenizer.end_of_document(), stop);
             let prompt = [&[tokenizer.end_of_document()], &song.prompt[..]].concat();

@@ -175,7 +175,8 @@ impl Manifest {
         self.corpora.iter().find(|corpus| corpus.name == name)
     }
 
-    /// Leaves of a run's rows those of its evaluations; none where it is not planned.
+    /// Leaves of a run's rows those of its evaluations, none where it is not planned, and of what else was measured that of
+    /// its last step and seed.
     pub(super) fn keep_asked(&self, (corpus, variant): (&str, &str), run: &mut Run) {
         let mut planned = self.of(corpus, variant);
         let planned = planned.find(|planned| planned.label == run.label() && Some(planned.seed) == run.seed());
@@ -184,6 +185,8 @@ impl Manifest {
         let mut rows = std::mem::take(&mut run.evaluations);
         rows.retain(|row| asked.iter().any(|facts| facts.is_of(run, row)));
         run.evaluations = rows;
+        let (steps, seed) = (run.planned_steps(), run.seed());
+        run.probes.retain(|row| (Some(row.step), Some(row.text.seed)) == (steps, seed));
     }
 
     /// The label of an encoding among the runs of a corpus and variant, where it may have keys of its own.

@@ -125,8 +125,9 @@ pub(super) fn items(all: &Reproduction) -> Vec<Item> {
 mod tests {
     use super::*;
     use crate::paper::MANIFEST_FILE;
-    use crate::record::{ANSWERS, EVALUATION_FILE, EvaluationRow, Journal, PLAN_FILE, write_json};
+    use crate::record::{ANSWERS, EVALUATION_FILE, EvaluationRow, Journal, PLAN_FILE, PROBES_FILE, write_json};
     use serde_json::json;
+    use tempfile::TempDir;
 
     #[test]
     fn every_label_has_one_method() {
@@ -145,6 +146,10 @@ mod tests {
 
     /// Three seeds of sinusoidal positions on a task and on music, with a row more for the first of one of them.
     fn reproduction(more: &str, change: impl Fn(&mut EvaluationRow)) -> Reproduction {
+        Reproduction::read(folder(more, change).path()).unwrap()
+    }
+
+    fn folder(more: &str, change: impl Fn(&mut EvaluationRow)) -> TempDir {
         let root = tempfile::tempdir().unwrap();
         let mut runs = Vec::new();
         let row = |corpus: &str, seed: u64, found: f64| -> EvaluationRow {
@@ -184,7 +189,7 @@ mod tests {
             "corpora": [corpus("text", ""), corpus("piano", "remi")],
             "evaluations": {"answers_text": asked(0), "positions": asked(8)}});
         write_json(&root.path().join(MANIFEST_FILE), &manifest).unwrap();
-        Reproduction::read(root.path()).unwrap()
+        root
     }
 
     #[test]
@@ -212,5 +217,26 @@ mod tests {
         // made again, it counts
         let all = reproduction("text", |_| {});
         assert_eq!(arena::accuracy(&all, "text", "", ABSOLUTE)[&1], 0.9);
+    }
+
+    #[test]
+    fn what_else_was_measured_is_no_part_of_it_either() {
+        let root = folder("", |_| {});
+        let row = |checksum: &str, seed: u64, step: u64, found: f64| {
+            let text = json!({"checksum": checksum, "span": 8, "segments": 2, "seed": seed});
+            let found = json!({"attention": [{"layer": 0, "head": 0, "length": 8, "translation_invariance": found,
+                "monotonicity": 0.5, "single_translation_invariance": 0.5, "single_monotonicity": 0.5}]});
+            json!({"step": step, "text": text, "asked": {"kind": "attention"}, "found": found})
+        };
+        for seed in 1..4 {
+            let mut rows =
+                Journal::open(&root.path().join(format!("piano/sinusoidal/seed-{seed}")).join(PROBES_FILE)).unwrap();
+            let others = [row("other", seed, 9, 0.9), row("piano", 77, 9, 0.9), row("piano", seed, 5, 0.9)];
+            let others = others.into_iter().filter(|_| seed == 1);
+            [row("piano", seed, 9, 0.5)].into_iter().chain(others).for_each(|row| rows.push(&row).unwrap());
+        }
+        let all = Reproduction::read(root.path()).unwrap();
+        let found = relative::measured(&all, "piano", ABSOLUTE, (|row| row.translation_invariance, 8));
+        assert_eq!(found, BySeed::from([1, 2, 3].map(|seed| (seed, 0.5))));
     }
 }

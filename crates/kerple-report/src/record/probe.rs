@@ -1,5 +1,6 @@
 //! What is measured of a trained run beside its losses.
 
+use super::ScoredText;
 use crate::number;
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct ProbeRow {
     /// Optimizer steps of the checkpoint.
     pub step: u64,
+    /// The text that was measured on, of the test split, whose seed is also that of what was drawn.
+    pub text: ScoredText,
     /// What was asked for, as the experiment says it: rows of equal settings are of the same kind.
     pub asked: serde_json::Value,
     /// The answer.
