@@ -149,8 +149,7 @@ pub struct Evaluation<'a> {
     checksum: String,
     request: &'a Request,
     extent: Extent,
-    journal: PathBuf,
-    known: Vec<EvaluationRow>,
+    rows: Rows,
 }
 
 /// Span and segments of the rows over this text, for [`Request::extent`].
@@ -200,11 +199,54 @@ pub fn missing(
 ) -> Result<Vec<usize>> {
     let extent = request.extent(plan.train_len, text.len(), &[])?;
     let scored = extent.scored(&text.checksum());
+    let key = |length| key((scored.clone(), text.split()), request.protocol, encoding, length, plan.steps);
+    Ok(uncovered(rows, (&request.lengths, request.positions), key))
+}
+
+/// Lengths whose key no row has.
+fn uncovered(
+    rows: &[EvaluationRow],
+    (lengths, positions): (&[usize], bool),
+    key: impl Fn(usize) -> EvaluationKey,
+) -> Vec<usize> {
     let is_missing = |length: &usize| {
-        let key = key((scored.clone(), text.split()), request.protocol, encoding, *length, plan.steps);
-        !rows.iter().any(|row| covers(row, &key, request.positions))
+        let key = key(*length);
+        !rows.iter().any(|row| covers(row, &key, positions))
     };
-    Ok(request.lengths.iter().copied().filter(is_missing).collect())
+    lengths.iter().copied().filter(is_missing).collect()
+}
+
+/// The rows of a run, and where more are appended.
+struct Rows {
+    journal: PathBuf,
+    known: Vec<EvaluationRow>,
+}
+
+impl Rows {
+    fn of(run: &RunFolder) -> Result<Rows> {
+        Ok(Rows { journal: run.evaluation_file(), known: run.evaluations()? })
+    }
+
+    /// Evaluates every length whose key no row has, and appends its row; `false` when `length` was stopped before its end.
+    fn complete(
+        &self,
+        (lengths, positions): (&[usize], bool),
+        key: impl Fn(usize) -> EvaluationKey,
+        tell: &mut dyn FnMut(Event),
+        mut length: impl FnMut(usize, &mut dyn FnMut(Event)) -> Result<Option<EvaluationRow>>,
+    ) -> Result<bool> {
+        for &asked in lengths {
+            let key = key(asked);
+            if let Some(row) = self.known.iter().rev().find(|row| covers(row, &key, positions)) {
+                tell(Event::Row { row, fresh: false });
+                continue;
+            }
+            let Some(row) = length(asked, tell)? else { return Ok(false) };
+            Journal::open(&self.journal)?.push(&row)?;
+            tell(Event::Row { row: &row, fresh: true });
+        }
+        Ok(true)
+    }
 }
 
 impl<'a> Evaluation<'a> {
@@ -219,16 +261,15 @@ impl<'a> Evaluation<'a> {
         text: &'a dyn Text,
         request: &'a Request,
     ) -> Result<Evaluation<'a>> {
-        let known = run.evaluations()?;
+        let rows = Rows::of(run)?;
         let same_seed = |row: &&EvaluationRow| row.text.as_ref().is_some_and(|text| text.seed == request.seed);
-        let earlier: Vec<EvaluationRow> = known.iter().filter(same_seed).cloned().collect();
+        let earlier: Vec<EvaluationRow> = rows.known.iter().filter(same_seed).cloned().collect();
         let extents = earlier_extents(&earlier, text, request.protocol);
         let extent = request.extent(plan.train_len, text.len(), &extents)?;
         request.lengths.iter().try_for_each(|length| model.check_len(*length))?;
         let longest = request.lengths.iter().copied().max().unwrap_or(0);
         plan.check_evaluation_memory(longest, Limit::here().as_ref())?;
-        let journal = run.evaluation_file();
-        Ok(Evaluation { plan, step, model, text, checksum: text.checksum(), request, extent, journal, known })
+        Ok(Evaluation { plan, step, model, text, checksum: text.checksum(), request, extent, rows })
     }
 
     /// The text that is scored.
@@ -247,18 +288,8 @@ impl<'a> Evaluation<'a> {
     /// # Errors
     /// A file that cannot be written.
     pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        for length in self.request.lengths.iter().copied() {
-            let key = self.key(length);
-            let same = |row: &&EvaluationRow| covers(row, &key, self.request.positions);
-            if let Some(row) = self.known.iter().rev().find(same) {
-                tell(Event::Row { row, fresh: false });
-                continue;
-            }
-            let Some(row) = self.length(length, stop, tell)? else { return Ok(false) };
-            Journal::open(&self.journal)?.push(&row)?;
-            tell(Event::Row { row: &row, fresh: true });
-        }
-        Ok(true)
+        let asked = (&self.request.lengths[..], self.request.positions);
+        self.rows.complete(asked, |length| self.key(length), tell, |length, tell| self.length(length, stop, tell))
     }
 
     /// Evaluates one length; `None` when `stop` was set before the end.

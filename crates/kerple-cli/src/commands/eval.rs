@@ -5,7 +5,6 @@ use crate::args::{Eval, Split};
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::Line;
-use kerple::encoding::scaling::Scaling;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
@@ -13,6 +12,7 @@ use kerple_lm::evaluate::{AnswersEvaluation, Evaluation, Event};
 use kerple_lm::plan::Plan;
 use kerple_lm::run::{RunFolder, Trained};
 use kerple_report::record::EvaluationRow;
+use std::sync::atomic::AtomicBool;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
 pub fn run(args: &Eval) -> Outcome {
@@ -23,12 +23,7 @@ pub fn run(args: &Eval) -> Outcome {
     let Trained { plan, state, mut model, notes } = run.load(&args.hardware.device(), args.strict)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let request = args.evaluation.request(plan.train_len, plan.seed, false)?;
-    if let Some(window) = args.window {
-        model.encoding = model.encoding.with_window(Some(window));
-    }
-    if let Some(scaling) = &args.rope_scaling {
-        model.encoding = scaled(&model.encoding, *scaling)?;
-    }
+    change(&mut model.encoding, args)?;
     let source = open(args, &run, &plan)?;
     source.check_tokenizer(&plan.facts)?;
     let split = split(args);
@@ -49,26 +44,21 @@ pub fn run(args: &Eval) -> Outcome {
             "seconds"
         );
     }
-    let (label, mut line) = (model.encoding.encoding().label(), Line::new());
-    let stop =
-        stop_flag_saying("stopping; the lengths that are done are saved, this one is not; once more to stop at once");
-    let finished = evaluation.run(&stop, &mut |event| match event {
-        Event::Evaluating { length, done, windows } => {
-            line.show(|| format!("{label}  length {length}  window {done}/{windows}"));
-        }
-        Event::Row { row, .. } if args.json => print_json(row),
-        Event::Row { row, fresh } => {
-            let known = if fresh { "" } else { "  (evaluated before)" };
-            line.done(&format!("{label}  length {}{known}", row.length));
-            print_row(row);
-        }
-    })?;
-    ended(finished, &mut line)
+    let label = model.encoding.encoding().label();
+    show(args, (&label, "window"), print_row, |stop, tell| evaluation.run(stop, tell))
 }
 
-fn scaled(encoding: &PositionalEncoding, scaling: Scaling) -> Result<PositionalEncoding, Failure> {
-    let scaled = encoding.with_rope_scaling(scaling);
-    scaled.map_err(|refusal| Failure::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))
+/// Evaluates with another window or other rotary rates, where that is asked for.
+fn change(encoding: &mut PositionalEncoding, args: &Eval) -> Outcome {
+    if let Some(window) = args.window {
+        *encoding = encoding.with_window(Some(window));
+    }
+    if let Some(scaling) = args.rope_scaling {
+        let scaled = encoding.with_rope_scaling(scaling);
+        *encoding =
+            scaled.map_err(|refusal| Failure::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))?;
+    }
+    Ok(())
 }
 
 /// The data that was named, or that of the run, wherever it was last seen.
@@ -87,7 +77,27 @@ fn split(args: &Eval) -> corpus::Split {
     }
 }
 
-fn ended(finished: bool, line: &mut Line) -> Outcome {
+/// Evaluates until the end or until it is stopped, and prints every row; a length consists of so many units.
+fn show(
+    args: &Eval,
+    (label, unit): (&str, &str),
+    print: fn(&EvaluationRow),
+    evaluate: impl FnOnce(&AtomicBool, &mut dyn FnMut(Event)) -> kerple_lm::Result<bool>,
+) -> Outcome {
+    let stop =
+        stop_flag_saying("stopping; the lengths that are done are saved, this one is not; once more to stop at once");
+    let mut line = Line::new();
+    let finished = evaluate(&stop, &mut |event| match event {
+        Event::Evaluating { length, done, windows } => {
+            line.show(|| format!("{label}  length {length}  {unit} {done}/{windows}"));
+        }
+        Event::Row { row, .. } if args.json => print_json(row),
+        Event::Row { row, fresh } => {
+            let known = if fresh { "" } else { "  (evaluated before)" };
+            line.done(&format!("{label}  length {}{known}", row.length));
+            print(row);
+        }
+    })?;
     if finished {
         return Ok(());
     }
@@ -100,13 +110,7 @@ fn ended(finished: bool, line: &mut Line) -> Outcome {
 fn run_task(args: &Eval, run: &RunFolder) -> Outcome {
     let mut trained = run.load_solver(&args.hardware.device(), args.strict)?;
     trained.notes.iter().for_each(|note| remarkln!("note: {note}"));
-    let encoding = trained.model.encoding_mut();
-    if let Some(window) = args.window {
-        *encoding = encoding.with_window(Some(window));
-    }
-    if let Some(scaling) = &args.rope_scaling {
-        *encoding = scaled(encoding, *scaling)?;
-    }
+    change(trained.model.encoding_mut(), args)?;
     let source = open(args, run, &trained.plan)?;
     let Some(task) = source.task() else { unreachable!("the plan has a task") };
     let request = args.evaluation.request(trained.plan.train_len, trained.plan.seed, true)?.answers(split(args));
@@ -116,22 +120,13 @@ fn run_task(args: &Eval, run: &RunFolder) -> Outcome {
     if !args.json {
         resultln!("{:>8} {:>9} {:>10} {:>9} {:>9}", "length", "right %", "nll", "answers", "seconds");
     }
-    let (label, mut line) = (trained.model.encoding().encoding().label(), Line::new());
-    let stop =
-        stop_flag_saying("stopping; the lengths that are done are saved, this one is not; once more to stop at once");
-    let finished = evaluation.run(&stop, &mut |event| match event {
-        Event::Evaluating { length, done, windows } => {
-            line.show(|| format!("{label}  length {length}  sequence {done}/{windows}"));
-        }
-        Event::Row { row, .. } if args.json => print_json(row),
-        Event::Row { row, fresh } => {
-            let known = if fresh { "" } else { "  (evaluated before)" };
-            line.done(&format!("{label}  length {}{known}", row.length));
-            let right = row.answers.as_ref().map_or(f64::NAN, |answers| 100.0 * answers.accuracy);
-            resultln!("{:>8} {right:>9.2} {:>10.5} {:>9} {:>9.2}", row.length, row.nll, row.tokens, row.seconds);
-        }
-    })?;
-    ended(finished, &mut line)
+    let label = trained.model.encoding().encoding().label();
+    show(args, (&label, "sequence"), print_answers, |stop, tell| evaluation.run(stop, tell))
+}
+
+fn print_answers(row: &EvaluationRow) {
+    let right = row.answers.as_ref().map_or(f64::NAN, |answers| 100.0 * answers.accuracy);
+    resultln!("{:>8} {right:>9.2} {:>10.5} {:>9} {:>9.2}", row.length, row.nll, row.tokens, row.seconds);
 }
 
 fn print_row(row: &EvaluationRow) {

@@ -1,6 +1,6 @@
 //! Evaluation of a task: the share of right answers at each length.
 
-use super::{Amount, EvaluationKey, Event, Protocol, Request, TOKENS_AT_ONCE};
+use super::{Amount, EvaluationKey, Event, Protocol, Request, Rows, TOKENS_AT_ONCE};
 use crate::error::{Error, Result};
 use crate::memory::Limit;
 use crate::plan::Plan;
@@ -12,8 +12,7 @@ use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
 use kerple_data::Split;
 use kerple_data::tasks::Facts;
-use kerple_report::record::{ANSWERS, Answers, EvaluationRow, Journal, ScoredText};
-use std::path::PathBuf;
+use kerple_report::record::{ANSWERS, Answers, EvaluationRow, ScoredText};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -84,8 +83,7 @@ pub struct AnswersEvaluation<'a> {
     facts: Facts,
     checksum: String,
     request: &'a AnswersRequest,
-    journal: PathBuf,
-    known: Vec<EvaluationRow>,
+    rows: Rows,
 }
 
 /// Lengths that an encoding of a plan's run is defined for, the empty places of a task included, and that have room for the
@@ -115,11 +113,8 @@ pub fn missing_answers(
     request: &AnswersRequest,
 ) -> Vec<usize> {
     let checksum = source.checksum();
-    let is_missing = |length: &usize| {
-        let key = Some(key(&checksum, encoding, request, *length, plan.steps));
-        !rows.iter().any(|row| EvaluationKey::of(row) == key)
-    };
-    request.lengths.iter().copied().filter(is_missing).collect()
+    let key = |length| key(&checksum, encoding, request, length, plan.steps);
+    super::uncovered(rows, (&request.lengths, false), key)
 }
 
 impl<'a> AnswersEvaluation<'a> {
@@ -157,18 +152,8 @@ impl<'a> AnswersEvaluation<'a> {
         request.check(source)?;
         let longest = served.iter().map(|length| plan.sequence_of(*length)).max().unwrap_or(0);
         plan.check_evaluation_memory(longest, Limit::here().as_ref())?;
-        let (journal, known, checksum) = (run.evaluation_file(), run.evaluations()?, source.checksum());
-        Ok(AnswersEvaluation {
-            plan,
-            step: state.step,
-            solver: model,
-            source,
-            facts,
-            checksum,
-            request,
-            journal,
-            known,
-        })
+        let (rows, checksum) = (Rows::of(run)?, source.checksum());
+        Ok(AnswersEvaluation { plan, step: state.step, solver: model, source, facts, checksum, request, rows })
     }
 
     /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
@@ -176,17 +161,8 @@ impl<'a> AnswersEvaluation<'a> {
     /// # Errors
     /// A file that cannot be written, or data that can no longer be read.
     pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        for length in self.request.lengths.iter().copied() {
-            let key = Some(self.key(length));
-            if let Some(row) = self.known.iter().rev().find(|row| EvaluationKey::of(row) == key) {
-                tell(Event::Row { row, fresh: false });
-                continue;
-            }
-            let Some(row) = self.length(length, stop, tell)? else { return Ok(false) };
-            Journal::open(&self.journal)?.push(&row)?;
-            tell(Event::Row { row: &row, fresh: true });
-        }
-        Ok(true)
+        let asked = (&self.request.lengths[..], false);
+        self.rows.complete(asked, |length| self.key(length), tell, |length, tell| self.length(length, stop, tell))
     }
 
     fn key(&self, length: usize) -> EvaluationKey {
