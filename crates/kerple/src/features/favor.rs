@@ -7,12 +7,14 @@
 //! ```
 //!
 //! With `c = 0` and `floor = 0`, `E phi(q).phi(k) = exp(q.k / sqrt(D))` over Omega. An offset that all keys of a head share,
-//! and one that a query has to itself, cancel between numerator and denominator (but for the floor and the guard).
+//! and a factor that a query has to itself, cancel between numerator and denominator, but not towards the floor and the
+//! [guard](crate::attention::linear::Guard): a query that is small throughout leaves the guard most of its denominator.
 //!
 //! A key has features of at most `exp(|omega|^2 / 2)`, whatever it is, since `z - |x'|^2 / 2 = |omega|^2 / 2 - |x' - omega|^2 / 2`.
 //! So keys need no offset that depends on the sequence, which would let a token see what comes after it; queries take their
-//! own largest `z`, [`Offset::Row`]. The published codes subtract maxima over the sequence or over the whole batch instead:
-//! [`Offset::Given`].
+//! own largest `z`, [`Offset::Row`]. With both signs that is in the place of `n`, `phi(q) = exp(+-z - max |z|) / sqrt(2 m)`: the
+//! original subtracts `n` alone, and both would make denominators as small as the guard. The published codes subtract maxima
+//! over the sequence or over the whole batch instead: [`Offset::Given`].
 
 use super::{MOST_ROWS, Place, Project, RowGradients, RowMap, Rows, Side, padded};
 use crate::Number;
@@ -32,7 +34,7 @@ pub enum Form {
 pub enum Offset<T> {
     /// Nothing.
     None,
-    /// The row's largest `z`, or `|z|` where both signs are features.
+    /// The row's largest `z`; where both signs are features its largest `|z|`, and `n` is left out. For queries.
     Row,
     /// A number for each head of each sequence, `[B, heads]`.
     Given {
@@ -86,6 +88,11 @@ impl<T: Number> Favor<T> {
             Offset::Row => largest(z, self.form == Form::BothSigns),
             Offset::Given { values, heads } => values[place.batch * heads + place.head],
         }
+    }
+
+    /// Whether `n` is subtracted.
+    fn has_norm(&self, side: Side) -> bool {
+        self.form == Form::Positive || !self.is_by_row(side)
     }
 
     fn is_by_row(&self, side: Side) -> bool {
@@ -153,7 +160,7 @@ impl<T: Number> RowMap<T> for Favor<T> {
     fn forward(&self, place: Place, x: &[T], y: &mut [T], room: &mut [T]) {
         let [d, m] = self.project.sizes();
         let factor = T::from_f64(((self.signs() * m) as f64).sqrt().recip());
-        let half = T::from_f64(0.5 / (d as f64).sqrt());
+        let half = if self.has_norm(place.side) { T::from_f64(0.5 / (d as f64).sqrt()) } else { T::ZERO };
         self.project.apply(place.rows, x, room);
         let rows = x.chunks_exact(padded(d)).zip(y.chunks_exact_mut(padded(self.signs() * m)));
         for ((x, y), z) in rows.zip(room.chunks_exact(padded(m))) {
@@ -188,6 +195,9 @@ impl<T: Number> RowMap<T> for Favor<T> {
             }
         }
         self.project.apply_backward(place.rows, d_z, gradients.d_x);
+        if !self.has_norm(place.side) {
+            return;
+        }
         let d_x = gradients.d_x.chunks_exact_mut(padded(d)).zip(rows.x.chunks_exact(padded(d)));
         for ((d_x, x), sum) in d_x.zip(&sums) {
             d_x.iter_mut().zip(x).for_each(|(d_x, x)| *d_x -= rate * *sum * *x);

@@ -103,9 +103,12 @@ fn features(x: Tensor<4>, linear: &Linear, omega: &[f64], is_query: bool) -> Ten
     };
     let favor = |both: bool, floor: f64| {
         let z = project(x.clone(), (width as f64).powf(-0.25));
-        let less = x.clone().powi_scalar(2).sum_dim(3) * (0.5 / (width as f64).sqrt());
-        let size = if both { z.clone().abs() } else { z.clone() };
-        let less = if is_query { less + size.max_dim(3) } else { less };
+        let norm = x.clone().powi_scalar(2).sum_dim(3) * (0.5 / (width as f64).sqrt());
+        let less = match (is_query, both) {
+            (false, _) => norm,
+            (true, false) => norm + z.clone().max_dim(3),
+            (true, true) => z.clone().abs().max_dim(3),
+        };
         let signs = if both { vec![z.clone(), -z] } else { vec![z] };
         let count = (columns * signs.len()) as f64;
         let parts = signs.into_iter().map(|z| (z - less.clone()).exp() * count.sqrt().recip() + floor).collect();

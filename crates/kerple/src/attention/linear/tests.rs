@@ -350,6 +350,33 @@ fn gradients_of_pieces_are_those_of_the_whole() {
 }
 
 #[test]
+fn a_guard_has_little_of_a_denominator() {
+    let (d, len) = (64, 128);
+    let dims = Dims { batch: 1, heads: HEADS, len, head_dim: d, value_dim: 3 };
+    let mut values = values(dims);
+    // uniform values with a root mean square of 1.5
+    values.q.iter_mut().chain(&mut values.k).for_each(|x| *x *= 1.5 * 3f64.sqrt());
+    let omega = omega::orthogonal([d, d], omega::Lengths::OfRows, &mut stream(1, Purpose::Noise));
+    let favor = Favor::<f64>::new(&omega, [d, d], Form::BothSigns);
+    let published = favor.clone().with(Offset::None, Offset::None, 0.0);
+    let case = |guard, naive| Case { dims, reach: Reach::Causal, lengths: None, guard, decays: false, naive };
+    let want = run(&case(Guard::Nothing, true), &[&published], &values);
+    let unguarded = run(&case(Guard::Nothing, false), &[&favor], &values);
+    for part in [0, 2, 3, 4] {
+        // rounding of sums of a hundred terms
+        assert_close(&unguarded[part..=part], &want[part..=part], 1e-10, "what cancels");
+    }
+    let guarded = run(&case(Guard::Add(1e-6), false), &[&favor], &values);
+    for row in (0..HEADS * len).filter(|row| row % len >= len / 2) {
+        let share = 1e-6 / guarded[1][row];
+        assert!(share < 1e-3, "row {row}: the guard has {share} of the denominator");
+        for (got, want) in guarded[0][row * 3..][..3].iter().zip(&want[0][row * 3..]) {
+            assert!((got - want).abs() < 1e-3, "row {row}: {got} instead of {want}");
+        }
+    }
+}
+
+#[test]
 fn threads_do_not_change_bits() {
     let dims = Dims { batch: 3, heads: HEADS, len: 200, head_dim: D, value_dim: 4 };
     let values = values(dims);
