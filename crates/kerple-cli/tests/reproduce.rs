@@ -111,7 +111,7 @@ fn music_and_the_arena_end_in_every_table_and_figure() {
         assert!(place.read(format!("s/paper/figures/{figure}.svg")).starts_with("<svg"), "{figure}");
     }
     // a probe is made once for each run that asks for it, and a player opens what it was made of
-    let probes = place.read("s/groove/conv_spe-noise=shared-realisations=8-taps=16-layer/seed-1236/probes.jsonl");
+    let probes = place.read("s/groove/conv_spe-noise=shared-realisations=8-taps=16/seed-1236/probes.jsonl");
     let probe: Value = serde_json::from_str(probes.trim_end()).unwrap();
     assert_eq!(probe["found"]["style"]["rows"].as_array().unwrap().len(), 2 * 4);
     let evaluated =

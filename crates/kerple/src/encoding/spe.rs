@@ -240,3 +240,21 @@ impl Positional for Conv {
         TableSlopes::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::encoding::{Encoding, Geometry, Scope};
+
+    #[test]
+    fn layers_share_what_is_learned_but_for_their_gates() {
+        let geometry = Geometry::new(2, 4, 64);
+        for text in [r#"{"kind":"sine_spe","noise":"shared"}"#, r#"{"kind":"conv_spe","noise":"shared"}"#] {
+            let encoding: Encoding = serde_json::from_str(text).unwrap();
+            let [first, second] = [0, 1].map(|layer| encoding.initial_in_layer(&geometry, 1, layer));
+            for ((parameter, first), second) in encoding.parameters(&geometry).iter().zip(first).zip(second) {
+                let scope = if parameter.name == "gate" { Scope::Layer } else { Scope::Model };
+                assert_eq!((parameter.scope, first == second), (scope, scope == Scope::Model), "{}", parameter.name);
+            }
+        }
+    }
+}
