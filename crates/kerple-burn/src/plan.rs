@@ -58,9 +58,12 @@ pub struct BlockPlan {
     /// How matrices begin.
     #[serde(skip_serializing_if = "InitKind::is_default")]
     pub init: InitKind,
-    /// Share of the values of both branches, and of embeddings with an encoding added to them, that a training step drops.
+    /// Share of the values of both branches, and of embeddings, that a training step drops.
     #[serde(skip_serializing_if = "is_zero")]
     pub dropout: f64,
+    /// Of which embeddings.
+    #[serde(skip_serializing_if = "EmbeddingDropout::is_default")]
+    pub embedding_dropout: EmbeddingDropout,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -92,6 +95,7 @@ impl Default for BlockPlan {
             scaled_embedding: false,
             init: InitKind::Normal,
             dropout: 0.0,
+            embedding_dropout: EmbeddingDropout::Added,
         }
     }
 }
@@ -188,6 +192,25 @@ pub enum FeatureKind {
     ReluRf,
     /// `elu(x) + 1`
     Elu,
+}
+
+/// Which embeddings lose values to dropout. With the first choice encodings are trained unlike each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EmbeddingDropout {
+    /// Those with an encoding added to them, and none where it enters elsewhere.
+    #[default]
+    Added,
+    /// All, before an encoding is added.
+    Before,
+    /// All, with what an encoding adds.
+    After,
+}
+
+impl EmbeddingDropout {
+    fn is_default(&self) -> bool {
+        *self == EmbeddingDropout::default()
+    }
 }
 
 /// How rows are normalised.

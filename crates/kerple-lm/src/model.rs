@@ -27,6 +27,7 @@ use kerple_burn::ops::embedding::embed;
 use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::pass::{EMBEDDINGS, Pass};
+use kerple_burn::plan::EmbeddingDropout;
 use kerple_burn::positions::PositionalEncoding;
 use rand::Rng;
 use std::ops::Range;
@@ -310,15 +311,17 @@ struct Trunk<'a> {
 struct Embedded {
     /// Factor on them.
     scale: f64,
-    /// Share that training drops where an encoding was added.
-    dropout: f64,
+    /// Share that training drops.
+    share: f64,
+    /// Where it drops.
+    dropped: EmbeddingDropout,
 }
 
 impl Embedded {
     fn of(plan: &Plan) -> Embedded {
         let ModelPlan { d_model, block, .. } = &plan.model;
         let scale = if block.scaled_embedding { (*d_model as f64).sqrt() } else { 1.0 };
-        Embedded { scale, dropout: block.dropout }
+        Embedded { scale, share: block.dropout, dropped: block.embedding_dropout }
     }
 }
 
@@ -339,11 +342,15 @@ impl Trunk<'_> {
             let row = first.clone().reshape([1, 1, x.dims()[2]]).expand([batch, 1, x.dims()[2]]);
             x = Tensor::cat(vec![row, x], 1);
         }
+        let Embedded { share, dropped, .. } = self.embedded;
+        let drop = |x| dropout(x, Dropout { share, pass, place: EMBEDDINGS }, self.engine);
+        if dropped == EmbeddingDropout::Before {
+            x = drop(x);
+        }
         match self.encoding.absolute(start, x.dims()[1], (&device, x.dtype()), pass) {
-            Some(rows) => {
-                let share = self.embedded.dropout;
-                dropout(x + rows, Dropout { share, pass, place: EMBEDDINGS }, self.engine)
-            }
+            Some(rows) if dropped == EmbeddingDropout::Before => x + rows,
+            Some(rows) => drop(x + rows),
+            None if dropped == EmbeddingDropout::After => drop(x),
             None => x,
         }
     }

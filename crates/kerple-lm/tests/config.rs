@@ -78,6 +78,7 @@ fn every_key_changes_the_plan() {
         "model.block.init=xavier",
         "model.block.init=small_wang",
         "model.block.dropout=0.1",
+        "model.block.embedding_dropout=before",
         "train.decay=inverse_root",
         "train.decay=cosine_restarts",
         "train.cycle=7",

@@ -6,7 +6,7 @@ use common::{encoding, plan, plan_with};
 use kerple::encoding::{Encoding, METHODS, Method, Scope};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
-use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind};
+use kerple_burn::plan::{BlockPlan, EmbeddingDropout, NormKind, ResidualKind};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::pass::Pass;
@@ -319,4 +319,21 @@ fn scores_of_the_last_query_are_those_of_the_layers() {
         assert_ne!(values(&changed[0].scores), values(&layers[0].scores));
         assert_eq!(changed[0].bias.as_ref().map(values), layers[0].bias.as_ref().map(values));
     }
+}
+
+#[test]
+fn embeddings_of_every_encoding_are_dropped_where_that_is_asked_for() {
+    use EmbeddingDropout::{Added, After, Before};
+    let trained = |kind: &str, embedding_dropout| {
+        let block = BlockPlan { dropout: 0.4, embedding_dropout, ..BlockPlan::default() };
+        let model = Decoder::new(&plan_with(&encoding(kind), TrainConfig::default(), block), &kerple_lm::device());
+        let tokens = Tokens { ids: &IDS, batch: 1, len: IDS.len() };
+        model.logits(tokens, &Pass::training(1, 2)).into_data().try_to_vec::<f32>().unwrap()
+    };
+    for kind in ["none", "kerple_log"] {
+        assert_ne!(trained(kind, Added), trained(kind, After), "{kind}");
+        assert_eq!(trained(kind, Before), trained(kind, After), "{kind}");
+    }
+    assert_eq!(trained("sinusoidal", Added), trained("sinusoidal", After));
+    assert_ne!(trained("sinusoidal", Before), trained("sinusoidal", After));
 }
