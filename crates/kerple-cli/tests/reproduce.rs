@@ -103,6 +103,9 @@ fn music_and_the_arena_end_in_every_table_and_figure() {
         "linear KERPLE, log",
         "translation invariance",
         "paper: 62.39 ± 0.59",
+        "linear KERPLE, log: is below APE, sinusoidal beyond",
+        "linear KERPLE, log: the last quarter is more alike than with SineSPE, gated",
+        "linear KERPLE, log: more right answers than ConvSPE, gated",
         "onset-drum",
     ] {
         assert!(page.contains(part) && markdown.contains(part), "{part}");

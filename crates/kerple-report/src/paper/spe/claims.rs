@@ -195,16 +195,19 @@ fn absolute(all: &Reproduction, task: &str, variant: &str) -> Option<Method> {
     METHODS[..2].iter().find(has).copied()
 }
 
+/// Right answers in percent, for every seed.
+fn right(all: &Reproduction, task: &str, variant: &str, method: Method) -> BySeed {
+    let shares = arena::accuracy(all, task, variant, method);
+    shares.into_iter().map(|(seed, share)| (seed, 100.0 * share)).collect()
+}
+
 fn answers(all: &Reproduction) -> Vec<Found> {
     let mut found = Vec::new();
     for task in arena::tasks(all) {
         for (features, variant, _) in arena::FEATURES {
             let Some(absolute) = absolute(all, &task.name, variant) else { continue };
             let place = format!("{}, {features}", task.title);
-            let of = |method| -> BySeed {
-                let shares = arena::accuracy(all, &task.name, variant, method);
-                shares.into_iter().map(|(seed, share)| (seed, 100.0 * share)).collect()
-            };
+            let of = |method| right(all, &task.name, variant, method);
             for method in GATED {
                 if !is_planned(all, &task.name, variant, arena::ANSWERS, &[method]) {
                     continue;
@@ -228,23 +231,39 @@ fn answers(all: &Reproduction) -> Vec<Found> {
     found
 }
 
-/// Linear KERPLE, which is deterministic and no method of the paper.
+/// Linear KERPLE, which is deterministic and no method of the paper, against those that are.
 fn beside(all: &Reproduction) -> Vec<Found> {
     let mut found = Vec::new();
+    let mut add = |what: String, place: String, finding: Option<Finding>| {
+        found.push(Found { claim: format!("not the paper's \u{2013} {}: {what}", KERPLE.name), place, finding });
+    };
+    let others = [&[ABSOLUTE][..], &GATED, &UNGATED].concat();
+    let has = |corpus: &str, variant, needs, method| is_planned(all, corpus, variant, needs, &[method, KERPLE]);
     for corpus in music::corpora(all) {
-        for method in [GATED, UNGATED].concat() {
-            if !is_planned(all, &corpus.name, "", music::POSITIONS, &[method, KERPLE]) {
-                continue;
+        let name = &corpus.name;
+        for method in others.iter().copied().filter(|method| has(name, "", music::POSITIONS, *method)) {
+            let both = ends(all, name, KERPLE).zip(ends(all, name, method));
+            let finding = both.and_then(|([_, own], [_, other])| below(&own, &other));
+            add(format!("is below {} beyond the training length", method.name), corpus.title.clone(), finding);
+        }
+    }
+    for corpus in music::continued(all) {
+        for (measure, of) in music::MEASURES {
+            let last = |method| music::similarity(all, &corpus.name, method, (of, 3));
+            for method in others.iter().copied().filter(|method| has(&corpus.name, "", music::STYLE, *method)) {
+                let what = format!("the last quarter is more alike than with {}", method.name);
+                add(what, format!("{}, {measure}", corpus.title), below(&last(method), &last(KERPLE)));
             }
-            let both = ends(all, &corpus.name, KERPLE).zip(ends(all, &corpus.name, method));
-            found.push(Found {
-                claim: format!(
-                    "not the paper's \u{2013} {}: is below {} beyond the training length",
-                    KERPLE.name, method.name
-                ),
-                place: corpus.title.clone(),
-                finding: both.and_then(|([_, own], [_, other])| below(&own, &other)),
-            });
+        }
+    }
+    for task in arena::tasks(all) {
+        for (features, variant, _) in arena::FEATURES {
+            let right = |method| right(all, &task.name, variant, method);
+            let others = absolute(all, &task.name, variant).into_iter().chain(GATED);
+            for method in others.filter(|method| has(&task.name, variant, arena::ANSWERS, *method)) {
+                let finding = below(&right(method), &right(KERPLE));
+                add(format!("more right answers than {}", method.name), format!("{}, {features}", task.title), finding);
+            }
         }
     }
     found
