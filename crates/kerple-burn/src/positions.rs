@@ -118,6 +118,11 @@ impl PositionalEncoding {
         &self.geometry
     }
 
+    /// Furthest distance at which linear attention holds a kernel to its tolerance; `None`: it does at all, or has no kernel.
+    pub fn horizon(&self) -> Option<usize> {
+        self.demand.filter(|_| self.encoding.fades_as_a_sum()).map(|demand| demand.horizon)
+    }
+
     /// Number of sets of tables: one, or one a layer.
     pub fn sets(&self) -> usize {
         self.layers.len().max(1)

@@ -18,6 +18,7 @@ pub mod verify;
 
 use crate::output::{remarkln, resultln};
 use crate::progress::duration;
+use kerple_burn::positions::PositionalEncoding;
 use kerple_lm::train::Progress;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +53,16 @@ pub fn step_line(what: &str, p: &Progress) -> String {
         p.tokens_per_second,
         duration(p.seconds_left)
     )
+}
+
+/// Remarks on sequences of this many tokens when they reach further than linear attention holds the kernel to its tolerance.
+pub fn remark_on_horizon(encoding: &PositionalEncoding, len: usize) {
+    if let Some(horizon) = encoding.horizon().filter(|horizon| len > horizon.saturating_add(1)) {
+        remarkln!(
+            "note: {len} tokens reach beyond the horizon of {horizon}, where the kernel is not held to its tolerance and its \
+             slowest term does not fade; for such lengths train with a larger horizon in model.block.attention"
+        );
+    }
 }
 
 /// The commit this program is built from.

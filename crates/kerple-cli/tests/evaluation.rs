@@ -125,3 +125,20 @@ fn a_comparison_scales_the_runs_that_rotate() {
     assert_eq!(compare(), 2 + 3 * 2);
     assert_eq!(compare(), 0, "nothing is done twice");
 }
+
+#[test]
+fn what_reaches_beyond_the_horizon_is_remarked_on() {
+    let place = Place::new();
+    place.make_data();
+    let linear = "model.block.attention={ linear = { count = 8, horizon = 32 } }";
+    place.ok(&["train", "--config", "run.toml", "--out", "run", "--set", linear]);
+    let said = |command: &[&str]| {
+        let output = place.run(command);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let evaluated = |lengths| said(&["eval", "run", "--segments", "2", "--lengths", lengths]);
+    assert!(!evaluated("16,32").contains("horizon"));
+    assert!(evaluated("16,64").contains("note: 64 tokens reach beyond the horizon of 32"));
+    assert!(said(&["sample", "run", "--prompt", "ka lo", "--tokens", "50"]).contains("beyond the horizon of 32"));
+}

@@ -1,6 +1,6 @@
 //! `kerple eval RUN`
 
-use super::{print_json, stop_flag_saying};
+use super::{print_json, remark_on_horizon, stop_flag_saying};
 use crate::args::{Eval, Split};
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
@@ -32,7 +32,9 @@ pub fn run(args: &Eval) -> Outcome {
     let extent = evaluation.extent();
     remarkln!("{}: {}", request.protocol, request.protocol.meaning());
     remarkln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name());
-    remarkln!("{}", plan.evaluation_memory(request.lengths.iter().copied().max().unwrap_or(0)));
+    let longest = request.lengths.iter().copied().max().unwrap_or(0);
+    remarkln!("{}", plan.evaluation_memory(longest));
+    remark_on_horizon(&model.encoding, longest);
     if !args.json {
         resultln!(
             "{:>8} {:>12} {:>10} {:>10} {:>9} {:>9}",
@@ -116,6 +118,8 @@ fn run_task(args: &Eval, run: &RunFolder) -> Outcome {
     let request = args.evaluation.request(trained.plan.train_len, trained.plan.seed, true)?.answers(split(args));
     let evaluation = AnswersEvaluation::new(run, &trained, task, &request)?;
     let facts = task.facts();
+    let longest = request.lengths.iter().copied().max().unwrap_or(0);
+    remark_on_horizon(trained.model.encoding(), trained.plan.sequence_of(longest));
     remarkln!("{}: {} sequences of each length, chance is {:.1} %", facts.name, request.examples, 100.0 * facts.chance);
     if !args.json {
         resultln!("{:>8} {:>9} {:>10} {:>9} {:>9}", "length", "right %", "nll", "answers", "seconds");

@@ -1,6 +1,6 @@
 //! `kerple sample RUN`
 
-use super::stop_flag_saying;
+use super::{remark_on_horizon, stop_flag_saying};
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, remarkln};
@@ -34,6 +34,7 @@ pub fn run(args: &Sample) -> Outcome {
     let music = tokenizer.music_vocabulary();
     let prompt = prompt(args, tokenizer)?;
     generate::check(&model, prompt.len(), args.tokens)?;
+    remark_on_horizon(&model.encoding, prompt.len() + args.tokens);
     let (temperature, top_p) = music.map_or((0.8, 1.0), |music| music.representation().sampling());
     let draw = Draw {
         temperature: args.temperature.unwrap_or(temperature),

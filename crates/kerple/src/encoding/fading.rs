@@ -134,6 +134,11 @@ impl Encoding {
         self.fades(1).is_some()
     }
 
+    /// Whether that is a sum that only comes near a kernel.
+    pub fn fades_as_a_sum(&self) -> bool {
+        matches!(self.fades(1), Some(Kind::Learned(_)))
+    }
+
     /// How linear attention takes it; `None` where it cannot.
     pub fn in_linear(&self, geometry: &Geometry) -> Option<InLinear> {
         if self.can_fade() {
