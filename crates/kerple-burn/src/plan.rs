@@ -147,7 +147,7 @@ pub struct LinearPlan {
     pub horizon: usize,
     /// Largest relative error of the kernel up to there: 0.01, 0.001 or 0.0001.
     pub tolerance: f64,
-    /// Largest amplitude of a logarithmic kernel: 2, 4 or 8; larger ones are used as this.
+    /// Largest amplitude of a logarithmic kernel: 2, 4 or 8; larger ones are used as this, and brought back to it.
     pub amplitude: f64,
 }
 

@@ -324,9 +324,13 @@ impl Describe for PositionalEncoding {
     fn describe(&self, groups: &mut Groups) {
         let parameters = self.encoding.parameters(&self.geometry);
         let projected = self.encoding.clamp == Clamp::Projected;
+        let range = |parameter: &Parameter| match &self.demand {
+            Some(demand) => self.encoding.range_in_linear(parameter, demand),
+            None => parameter.stored_range(),
+        };
         let mut say = |values: &[Param<Tensor<1>>], scope: Scope| {
             for (value, parameter) in values.iter().zip(parameters.iter().filter(|known| known.scope == scope)) {
-                let range = projected.then(|| parameter.stored_range());
+                let range = projected.then(|| range(parameter));
                 groups.say(value, Group { decay: parameter.decay, range });
             }
         };

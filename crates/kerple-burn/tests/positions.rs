@@ -8,6 +8,7 @@ use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::parameters::{self, Group};
 use kerple_burn::pass::Pass;
+use kerple_burn::plan::{AttentionKind, LinearPlan};
 use kerple_burn::positions::PositionalEncoding;
 
 const GEOMETRY: Geometry = Geometry::new(3, 4, 16);
@@ -190,6 +191,13 @@ fn every_parameter_says_its_group() {
         let encoding = Encoding { scope, ..Encoding::from(Method::named(kind).unwrap()) };
         let groups = parameters::groups(&double(&encoding, 2));
         assert!(!groups.is_empty() && groups.iter().all(|found| *found == group), "{kind}: {groups:?}");
+    }
+    // where larger amplitudes would do nothing
+    let linear = AttentionKind::Linear(LinearPlan::default());
+    for (kind, most) in [("kerple_log", 4.0), ("kerple_power", f64::INFINITY)] {
+        let groups =
+            parameters::groups(&double(&Encoding::from(Method::named(kind).unwrap()), 2).with_attention(&linear));
+        assert_eq!(groups[0].range.unwrap()[1], most, "{kind}");
     }
     for group in parameters::groups(&double(&smooth("power(a, p)", None), 2)) {
         assert_eq!(group.range, Some([f64::NEG_INFINITY, f64::INFINITY]), "a mapped number is free");

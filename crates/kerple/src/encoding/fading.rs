@@ -9,7 +9,7 @@
 //! exponential, exactly. With larger exponents the power kernel is no such sum, but soon nothing: positions are met one by one
 //! until it is. This is the kernel's decay on kernel features, not softmax attention with a bias.
 
-use super::{Encoding, Geometry, Method, Scale, alibi, kerple};
+use super::{Encoding, Geometry, Method, Parameter, Scale, alibi, kerple};
 use crate::attention::linear::{CHUNK, NEAR};
 use crate::compat::Compat;
 use crate::forms::{Form, Slopes};
@@ -137,6 +137,14 @@ impl Encoding {
     /// Whether that is a sum that only comes near a kernel.
     pub fn fades_as_a_sum(&self) -> bool {
         matches!(self.fades(1), Some(Kind::Learned(_)))
+    }
+
+    /// The range of stored numbers of a parameter within which each has an effect of its own: amplitudes of the logarithmic kernel
+    /// beyond the demand's largest are used as that.
+    pub fn range_in_linear(&self, parameter: &Parameter, demand: &Demand) -> [f64; 2] {
+        let [low, high] = parameter.stored_range();
+        let is_amplitude = matches!(self.fades(1), Some(Kind::Learned(Learned::Log))) && parameter.name == "r1";
+        [low, if is_amplitude { high.min(demand.amplitude.value()) } else { high }]
     }
 
     /// How linear attention takes it; `None` where it cannot.
