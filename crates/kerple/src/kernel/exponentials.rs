@@ -259,7 +259,9 @@ mod tests {
     #[test]
     fn few_terms_are_needed() {
         let terms = |tolerance, amplitude, horizon| Grid::log(&Demand { horizon, tolerance, amplitude }).rates().len();
+        assert!(terms(Tolerance::Hundredth, Amplitude::Two, 1 << 20) <= 16);
         assert!(terms(Tolerance::Thousandth, Amplitude::Two, 1 << 20) <= 22);
+        assert!(terms(Tolerance::TenThousandth, Amplitude::Two, 1 << 20) <= 28);
         assert!(terms(Tolerance::Thousandth, Amplitude::Four, 1 << 20) <= 26);
         assert!(terms(Tolerance::Hundredth, Amplitude::Four, 1 << 20) <= 19);
     }

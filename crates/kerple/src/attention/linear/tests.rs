@@ -415,6 +415,22 @@ fn the_future_and_padding_change_nothing() {
 }
 
 #[test]
+fn the_order_of_keys_means_nothing_without_positions() {
+    let dims = Dims { batch: 1, heads: HEADS, len: 300, head_dim: D, value_dim: 2 };
+    let (plain, mut turned) = (values(dims), values(dims));
+    for (rows, width) in [(&mut turned.k, D), (&mut turned.v, 2)] {
+        let heads = rows.chunks_exact(300 * width);
+        *rows = heads.flat_map(|head| head.chunks_exact(width).rev().flatten().copied()).collect();
+    }
+    let case = Case { dims, reach: Reach::Both, lengths: None, guard: Guard::Add(1e-6), decays: false, naive: false };
+    for (name, maps) in maps::<f64>().into_iter().filter(|(_, maps)| maps.code.is_none()) {
+        let [a, b] = [&plain, &turned].map(|values| run(&case, &maps.all(), values).swap_remove(0));
+        // sums of 300 terms in another order
+        assert_close(&[b], &[a], 1e-12, name);
+    }
+}
+
+#[test]
 fn what_sees_nothing_gives_zeros() {
     let dims = Dims { batch: 1, heads: HEADS, len: 3, head_dim: D, value_dim: 2 };
     let values = values(dims);

@@ -229,7 +229,9 @@ mod tests {
     use super::super::{Decay, Guard, NEAR, naive};
     use super::*;
     use crate::attention::View;
+    use crate::encoding::{Encoding, Fading, Geometry, Method};
     use crate::features::{Pointwise, RowMap};
+    use crate::kernel::exponentials::{Amplitude, Demand, Tolerance};
     use crate::ops::testing::random;
 
     #[test]
@@ -260,6 +262,75 @@ mod tests {
             let want = run(&|out, den| naive::forward(&problem(Reach::Both, None), inputs, out, den));
             let got = run(&|out, den| forward(&problem(Reach::Both, None), &ones, inputs, out, den));
             assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-11 * (1.0 + b.abs())), "{len}");
+        }
+    }
+
+    #[test]
+    fn kernels_may_differ_by_direction_and_sign() {
+        let (len, lengths, columns) = (37, [37, 20], 73);
+        let dims = Dims { batch: 2, heads: 2, len, head_dim: 5, value_dim: 1 };
+        let [q, k] = [1, 2].map(|seed| random(4 * len * 5, seed));
+        let (v, kernel) = (random(4 * len, 3), random(2 * columns, 4));
+        let strides = |d: usize| Strides { batch: 2 * len * d, head: len * d, row: d };
+        let view = |data, d| View { data, strides: strides(d) };
+        let inputs = Inputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 1) };
+        let maps = [&Pointwise::Elu { width: 5 } as &dyn RowMap<f64>];
+        let (reach, guard) = (Reach::Both, Guard::Nothing);
+        let problem = Problem { dims, reach, lengths: Some(&lengths), maps: &maps, decay: None, guard };
+        let (mut out, mut den) = (vec![f64::NAN; v.len()], vec![f64::NAN; v.len()]);
+        forward(&problem, &kernel, inputs, ViewMut::new(&mut out, strides(1)), &mut den);
+        let phi = |x: f64| if x > 0.0 { x + 1.0 } else { x.exp() };
+        let product = |i: usize, j: usize| (0..5).map(|f| phi(q[5 * i + f]) * phi(k[5 * j + f])).sum::<f64>();
+        for row in 0..4 * len {
+            let (unit, i) = (row / len, row % len);
+            let weight = |j: usize| kernel[unit % 2 * columns + i + len - 1 - j] * product(row, unit * len + j);
+            let all = || (0..lengths[unit / 2]).map(weight);
+            let sums = [
+                (den[row], all().sum::<f64>()),
+                (out[row] * den[row], all().zip(&v[unit * len..]).map(|(weight, v)| weight * v).sum()),
+            ];
+            for (got, want) in sums {
+                // rounding of a transform, relative to sums of up to 37 products of up to 20
+                assert!((got - want).abs() <= 1e-11, "{row}: {got} instead of {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_sum_of_exponentials_is_its_kernel_past_a_chunk() {
+        let len = 700;
+        let geometry = Geometry::new(2, 5, len);
+        let encoding = Encoding::from(Method::named("kerple_log").unwrap());
+        let stored = encoding.initial(&geometry, 1);
+        let demand = Demand { horizon: len, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
+        let fading = encoding.fading(&geometry, &stored, &demand).unwrap();
+        let Fading { near, terms, rates, weights, .. } = &fading;
+        let decay = Decay { met: near.len() / 2, near, terms: *terms, rates, weights };
+        let behind = encoding.table(&geometry, &stored, len).bias.unwrap();
+        let at = |head: usize, d: usize| behind[head * len + d].exp();
+        let causal: Vec<f64> = (0..2 * len).map(|place| at(place / len, place % len)).collect();
+        let columns = 2 * len - 1;
+        let both = (0..2 * columns).map(|place| at(place / columns, (place % columns).abs_diff(len - 1))).collect();
+        let dims = Dims { batch: 1, heads: 2, len, head_dim: 5, value_dim: 3 };
+        let [q, k] = [1, 2].map(|seed| random(2 * len * 5, seed));
+        let v = random(2 * len * 3, 3);
+        let strides = |d: usize| Strides { batch: 2 * len * d, head: len * d, row: d };
+        let view = |data, d| View { data, strides: strides(d) };
+        let inputs = Inputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 3) };
+        let maps = [&Pointwise::Elu { width: 5 } as &dyn RowMap<f64>];
+        for (reach, kernel) in [(Reach::Causal, causal), (Reach::Both, both)] {
+            let problem = |decay| Problem { dims, reach, lengths: None, maps: &maps, decay, guard: Guard::Nothing };
+            let run = |by: &dyn Fn(ViewMut<f64>, &mut [f64])| {
+                let (mut out, mut den) = (vec![f64::NAN; v.len()], vec![f64::NAN; 2 * len]);
+                by(ViewMut::new(&mut out, strides(3)), &mut den);
+                (out, den)
+            };
+            let (want, sums) = run(&|out, den| forward(&problem(None), &kernel, inputs, out, den));
+            let (got, faded) = run(&|out, den| super::super::forward(&problem(Some(decay)), inputs, out, den));
+            // every weight is within the tolerance of 1e-3, and values are below 1
+            assert!(faded.iter().zip(&sums).all(|(a, b)| (a / b - 1.0).abs() < 1e-3), "{reach:?}");
+            let worst = got.iter().zip(&want).fold(0.0f64, |worst, (a, b)| worst.max((a - b).abs()));
+            assert!((1e-12..2.1e-3).contains(&worst), "{reach:?}: {worst}");
         }
     }
 }
