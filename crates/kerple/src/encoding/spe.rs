@@ -15,7 +15,8 @@
 //! is each layer's own. The noise is drawn for a whole pass: anew for every update in training, always the same one in
 //! evaluation, and one for a whole decoded sequence. (The original draws in evaluation too, and anew for every token.)
 //!
-//! Past the training length: defined for every position of a line; for those of `size` over a plane or volume.
+//! Past the training length: defined for every position of a line; for those of `size` over a plane or volume. A token in front
+//! of a sequence is a position of it, so a raster is coded as a whole only where classes are read off the mean of its rows.
 
 use super::method::{Inputs, Positional};
 use super::randomized::Randomized;
@@ -202,7 +203,9 @@ impl Positional for Conv {
         match self.longest(geometry) {
             Some(longest) if longest < geometry.train_len => {
                 let message = format!("{:?} has {longest} positions, train_len is {}", self.size, geometry.train_len);
-                Err(Refusal::new("size", message, "give the positions along each axis of a whole sequence"))
+                let hint = "give the positions along each axis of a whole sequence; a token that a class is read off is one more, \
+                            readout = \"mean\" has none";
+                Err(Refusal::new("size", message, hint))
             }
             _ => Ok(()),
         }
@@ -256,5 +259,14 @@ mod tests {
                 assert_eq!((parameter.scope, first == second), (scope, scope == Scope::Model), "{}", parameter.name);
             }
         }
+    }
+
+    #[test]
+    fn a_raster_has_no_place_for_a_token_in_front() {
+        let encoding: Encoding = serde_json::from_str(r#"{"kind":"conv_spe","taps":[3,3],"size":[32,32]}"#).unwrap();
+        assert!(encoding.check(&Geometry::new(2, 4, 1024)).is_ok());
+        let refusal = encoding.check(&Geometry::new(2, 4, 1025)).unwrap_err();
+        assert!(refusal.message.contains("has 1024 positions"), "{}", refusal.message);
+        assert!(refusal.hint.contains("readout = \"mean\""), "{}", refusal.hint);
     }
 }
