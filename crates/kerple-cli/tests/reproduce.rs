@@ -99,6 +99,8 @@ fn music_and_the_arena_end_in_every_table_and_figure() {
     let (page, markdown) = (place.read("s/paper/index.html"), place.read("s/paper/report.md"));
     for part in [
         "made-up loops",
+        "ListOps (drawn)",
+        "Retrieval (made up)",
         "SineSPE, ungated",
         "linear KERPLE, log",
         "translation invariance",

@@ -121,6 +121,14 @@ impl Arena {
             content: format!("{} {}", self.name(), self.keys()),
         }
     }
+
+    /// Whether its examples, where there are no files, stand in for published ones instead of being generated as published.
+    pub fn is_made_up_without_files(&self) -> bool {
+        match self {
+            Arena::Retrieval(_) | Arena::Pathfinder(_) => true,
+            Arena::ListOps(_) | Arena::Text(_) | Arena::Image(_) => false,
+        }
+    }
 }
 
 /// Classes there can be.

@@ -240,6 +240,7 @@ impl Reproduction {
                 title: corpus.title.clone(),
                 texts: match &corpus.task {
                     Some(_) if self.task_path(corpus).is_some() => corpus.texts.display().to_string(),
+                    Some(TaskConfig::Arena(task)) if task.is_made_up_without_files() => "made up".to_owned(),
                     Some(task) => task.facts().level.map_or("drawn", Level::letters).to_owned(),
                     None if self.is_made_up(corpus) => "made-up loops".to_owned(),
                     None if self.data.is_none() && !corpus.crates.is_empty() => "sources of locked crates".to_owned(),
