@@ -63,7 +63,7 @@ impl Probe {
         Ok(rows.iter().any(|row| (row.step, &row.asked, &row.text) == (plan.steps, &asked, &text)))
     }
 
-    /// Refuses settings that mean nothing, and data that has no such thing.
+    /// Refuses settings that mean nothing, and data that has no such thing, or too little of it.
     ///
     /// # Errors
     /// What is out of range, or missing.
@@ -77,9 +77,15 @@ impl Probe {
             return Err(Error::refused(format!("the probe {} asks for nothing", self.asked()), "counts are above 0"));
         }
         match self {
-            Probe::Attention { .. } => source.text(Split::Test).map(drop),
-            Probe::Style { .. } => match source.tokenizer()?.music_vocabulary() {
-                Some(_) => Ok(()),
+            Probe::Attention { lengths, sequences } => {
+                let text = source.text(Split::Test)?;
+                lengths.iter().try_for_each(|length| attention::starts(&text, *length, *sequences, 0).map(drop))
+            }
+            Probe::Style { songs, samples, bars, tokens } => match source.tokenizer()?.music_vocabulary() {
+                Some(vocabulary) => {
+                    let asked = style::Asked { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
+                    style::songs(source, vocabulary, &asked).map(drop)
+                }
                 None => Err(Error::refused(
                     "only music has a style to measure",
                     "prepare MIDI files with --tokenizer remi or groove",
@@ -129,5 +135,33 @@ mod tests {
         let all: Vec<u64> =
             places.flat_map(|place| (1235..1239).map(move |seed| seed_at(seed, Purpose::Sampling, place))).collect();
         assert_eq!(all.iter().collect::<HashSet<_>>().len(), 4 * 4 * 4);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DataConfig;
+    use kerple_data::music::loops;
+    use kerple_data::{PrepareOptions, Sources, prepare};
+
+    #[test]
+    fn too_little_music_is_refused_before_anything_is_trained() {
+        let place = tempfile::tempdir().unwrap();
+        let (music, out) = (place.path().join("music"), place.path().join("data"));
+        for (number, split) in ["train", "train", "valid", "test", "test"].into_iter().enumerate() {
+            std::fs::create_dir_all(music.join(split)).unwrap();
+            loops::piece(0, number as u64, 8).write(&music.join(split).join(format!("{number}.mid"))).unwrap();
+        }
+        let tokenizer = "groove".to_owned();
+        let options = PrepareOptions { tokenizer, ..PrepareOptions::new(Sources::paths(&[&music]), &out) };
+        prepare(&options, &mut |_| {}).unwrap();
+        let source = Source::open(&DataConfig::text(&out)).unwrap();
+        let style = |songs| Probe::Style { songs, samples: 1, bars: 2, tokens: 2000 }.check(&source);
+        let attention = |length| Probe::Attention { lengths: vec![16, length], sequences: 2 }.check(&source);
+        assert!(style(2).is_ok() && attention(32).is_ok());
+        let (songs, text) = (style(3).unwrap_err().to_string(), attention(1 << 20).unwrap_err().to_string());
+        assert!(songs.contains("3 pieces to go on from were asked for, the test split has 2"), "{songs}");
+        assert!(text.contains("2 sequences of 1048576 tokens were asked for, there are 0"), "{text}");
     }
 }

@@ -8,6 +8,7 @@ use crate::plan::Plan;
 use kerple::attention::measure::{Extent, monotonicity, translation_invariance};
 use kerple::seed::Purpose;
 use kerple_burn::pass::Pass;
+use kerple_data::Segments;
 use kerple_report::record::{AttentionRow, Found};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -35,12 +36,7 @@ pub(super) fn measure(
     let mut rows = Vec::new();
     for &length in lengths {
         model.check_len(length)?;
-        let starts = kerple_data::random_segments(text.len(), length, sequences, plan.seed);
-        if starts.missing() > 0 {
-            let message =
-                format!("{sequences} sequences of {length} tokens were asked for, there are {}", starts.len());
-            return Err(Error::refused(message, "ask for fewer or shorter ones, or prepare more text"));
-        }
+        let starts = starts(text, length, sequences, plan.seed)?;
         let mut heads: Vec<Vec<Head>> = Vec::new();
         for (number, start) in starts.iter().enumerate() {
             if stop.load(Ordering::Relaxed) {
@@ -68,6 +64,16 @@ pub(super) fn measure(
         }
     }
     Ok(Some(Found::Attention(rows)))
+}
+
+/// Where sequences of this length begin.
+pub(super) fn starts(text: &CorpusText, length: usize, sequences: usize, seed: u64) -> Result<Segments> {
+    let starts = kerple_data::random_segments(text.len(), length, sequences, seed);
+    if starts.missing() > 0 {
+        let message = format!("{sequences} sequences of {length} tokens were asked for, there are {}", starts.len());
+        return Err(Error::refused(message, "ask for fewer or shorter ones, or prepare more text"));
+    }
+    Ok(starts)
 }
 
 impl Head {

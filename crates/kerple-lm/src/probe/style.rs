@@ -25,7 +25,7 @@ pub(super) struct Asked {
 }
 
 /// A piece and the part of it that is given.
-struct Song {
+pub(super) struct Song {
     whole: Piece,
     prompt: Vec<u32>,
 }
@@ -73,7 +73,7 @@ pub(super) fn measure(
 }
 
 /// The first test pieces that are longer than their prompt, and leave room behind it.
-fn songs(source: &Source, vocabulary: &Vocabulary, asked: &Asked) -> Result<Vec<Song>> {
+pub(super) fn songs(source: &Source, vocabulary: &Vocabulary, asked: &Asked) -> Result<Vec<Song>> {
     let text = source.text(Split::Test)?;
     let mut songs = Vec::new();
     for range in text.documents() {
