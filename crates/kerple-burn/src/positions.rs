@@ -118,7 +118,7 @@ impl PositionalEncoding {
         &self.geometry
     }
 
-    /// Furthest distance at which linear attention holds a kernel to its tolerance; `None`: it does at all, or has no kernel.
+    /// Furthest distance at which linear attention holds a kernel to its tolerance; `None`: at all, or there is none.
     pub fn horizon(&self) -> Option<usize> {
         self.demand.filter(|_| self.encoding.fades_as_a_sum()).map(|demand| demand.horizon)
     }

@@ -55,7 +55,7 @@ pub fn step_line(what: &str, p: &Progress) -> String {
     )
 }
 
-/// Remarks on sequences of this many tokens when they reach further than linear attention holds the kernel to its tolerance.
+/// Remarks on sequences of this many tokens that reach further than linear attention holds the kernel to its tolerance.
 pub fn remark_on_horizon(encoding: &PositionalEncoding, len: usize) {
     if let Some(horizon) = encoding.horizon().filter(|horizon| len > horizon.saturating_add(1)) {
         remarkln!(

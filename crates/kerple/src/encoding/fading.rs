@@ -139,8 +139,8 @@ impl Encoding {
         matches!(self.fades(1), Some(Kind::Learned(_)))
     }
 
-    /// The range of stored numbers of a parameter within which each has an effect of its own: amplitudes of the logarithmic kernel
-    /// beyond the demand's largest are used as that.
+    /// The range of stored numbers of a parameter within which each has an effect of its own: amplitudes of the logarithmic
+    /// kernel beyond the demand's largest are used as that.
     pub fn range_in_linear(&self, parameter: &Parameter, demand: &Demand) -> [f64; 2] {
         let [low, high] = parameter.stored_range();
         let is_amplitude = matches!(self.fades(1), Some(Kind::Learned(Learned::Log))) && parameter.name == "r1";
