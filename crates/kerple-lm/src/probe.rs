@@ -127,6 +127,9 @@ fn seed_at(seed: u64, purpose: Purpose, place: [usize; 2]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DataConfig;
+    use kerple_data::music::loops;
+    use kerple_data::{PrepareOptions, Sources, prepare};
     use std::collections::HashSet;
 
     #[test]
@@ -136,14 +139,6 @@ mod tests {
             places.flat_map(|place| (1235..1239).map(move |seed| seed_at(seed, Purpose::Sampling, place))).collect();
         assert_eq!(all.iter().collect::<HashSet<_>>().len(), 4 * 4 * 4);
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::DataConfig;
-    use kerple_data::music::loops;
-    use kerple_data::{PrepareOptions, Sources, prepare};
 
     #[test]
     fn too_little_music_is_refused_before_anything_is_trained() {
