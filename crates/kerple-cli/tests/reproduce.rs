@@ -119,8 +119,7 @@ fn music_and_the_arena_end_in_every_table_and_figure() {
     let probes = place.read("s/groove/conv_spe-noise=shared-realisations=8-taps=16/seed-1236/probes.jsonl");
     let probe: Value = serde_json::from_str(probes.trim_end()).unwrap();
     assert_eq!(probe["found"]["style"]["rows"].as_array().unwrap().len(), 2 * 4);
-    let evaluated =
-        place.read("s/groove/conv_spe-noise=shared-realisations=8-taps=16-layer/seed-1236/evaluation.jsonl");
+    let evaluated = place.read("s/groove/conv_spe-noise=shared-realisations=8-taps=16/seed-1236/evaluation.jsonl");
     let evaluated: Value = serde_json::from_str(evaluated.lines().next().unwrap()).unwrap();
     let text = |row: &Value| ["checksum", "seed"].map(|key| row["text"][key].clone());
     assert_eq!(text(&probe), text(&evaluated), "both are of the test text of a seed");

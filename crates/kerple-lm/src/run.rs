@@ -215,7 +215,7 @@ impl RunFolder {
     /// # Errors
     /// A file that cannot be written.
     pub fn write_scores(&self, all: &[ScoreSnapshot]) -> Result<()> {
-        Ok(record::write_json(&self.scores_file(), &all)?)
+        Ok(record::write_dense_json(&self.scores_file(), &all)?)
     }
 
     /// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.
@@ -243,7 +243,7 @@ impl RunFolder {
         let mut all: Vec<KernelSnapshot> = if present(&path)? { record::read_json(&path)? } else { Vec::new() };
         all.retain(|old| old.step < snapshot.step);
         all.push(snapshot);
-        Ok(record::write_json(&path, &all)?)
+        Ok(record::write_dense_json(&path, &all)?)
     }
 
     /// Folder of the TensorBoard files.

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 mod journal;
 mod probe;
 
-pub use journal::{Journal, Rows, read_json, read_rows, replace_rows, write_json};
+pub use journal::{Journal, Rows, read_json, read_rows, replace_rows, write_dense_json, write_json};
 pub use probe::{AttentionRow, Found, ProbeRow, Roll, StyleFound, StyleRow};
 
 /// Name of the file of the resolved plan.

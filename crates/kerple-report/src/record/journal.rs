@@ -156,6 +156,14 @@ pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     replace(path, &text)
 }
 
+/// The same in one line, for what is mostly numbers: a line for each would be most of the file.
+///
+/// # Errors
+/// As [`write_json`].
+pub fn write_dense_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    replace(path, &line(value, path)?)
+}
+
 /// Writes a file aside, syncs it, and renames it into its place.
 fn replace(path: &Path, content: &[u8]) -> Result<()> {
     let mut aside = path.as_os_str().to_owned();
