@@ -82,7 +82,7 @@ pub struct SplitFacts {
     pub bytes: u64,
 }
 
-/// How runs are evaluated; the keys are those of [`EvaluationRow`](crate::record::EvaluationRow) and of its text.
+/// How runs are evaluated; the keys are those of [`EvaluationRow`] and of its text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvaluationFacts {
     /// Protocol.
