@@ -6,7 +6,7 @@ use crate::layers::{Attention, Init, Mlp, Norm};
 use crate::memory::Memory;
 use crate::ops::Residual;
 use crate::ops::dropout::{Dropout, dropout};
-use crate::pass::{BRANCHES, Pass};
+use crate::pass::{BRANCHES, HIDDEN, Pass};
 use crate::plan::{BlockPlan, ResidualKind, Sizes};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -22,6 +22,7 @@ pub struct Block {
     #[module(skip)]
     residual: ResidualKind,
     dropout: f64,
+    hidden_dropout: bool,
     layer: usize,
 }
 
@@ -29,8 +30,8 @@ impl Block {
     /// A fresh block, layer `layer` from 0.
     pub fn new(plan: &BlockPlan, sizes: &Sizes, layer: usize, init: &mut Init<impl Rng>) -> Block {
         let attention = Attention::new(plan, sizes, layer, init);
-        let (residual, dropout) = (plan.residual, plan.dropout);
-        Block { attention, mlp: Mlp::new(plan, sizes, init), residual, dropout, layer }
+        let BlockPlan { residual, dropout, hidden_dropout, .. } = *plan;
+        Block { attention, mlp: Mlp::new(plan, sizes, init), residual, dropout, hidden_dropout, layer }
     }
 
     /// `[B, L, M]` to `[B, L, M]`; values of both branches are dropped when `pass` trains.
@@ -39,9 +40,11 @@ impl Block {
         if !pass.train || self.dropout == 0.0 {
             return self.join(x, attention, |x, residual| self.mlp.forward(x, residual, engine));
         }
-        let drop = |branch: u64, x| {
-            let place = BRANCHES + 2 * self.layer as u64 + branch;
-            dropout(x, Dropout { share: self.dropout, pass, place }, engine)
+        let (share, layer) = (self.dropout, self.layer as u64);
+        let drop = |branch, x| dropout(x, Dropout { share, pass, place: BRANCHES + 2 * layer + branch }, engine);
+        let mlp = |x, residual| match self.hidden_dropout {
+            true => self.mlp.forward_dropping(x, Dropout { share, pass, place: HIDDEN + layer }, residual, engine),
+            false => self.mlp.forward(x, residual, engine),
         };
         let normed = |norm: Option<&Norm>, x: Tensor<3>| norm.map_or(x.clone(), |norm| norm.forward(x, engine));
         self.join(
@@ -54,7 +57,7 @@ impl Block {
             |x, residual| {
                 let base = base(&x, residual, |x| normed(Some(&self.mlp.norm), x));
                 let nothing = Residual::Beside(x.zeros_like());
-                base + drop(1, self.mlp.forward(x, nothing, engine))
+                base + drop(1, mlp(x, nothing))
             },
         )
     }

@@ -159,7 +159,7 @@ macro_rules! arities {
                     };
                     <Dispatch as FusedBackend>::$name($($input,)+ op)
                 })+
-                count => panic!("an operation takes 1 to 10 tensors, got {count}"),
+                count => panic!("an operation takes 1 to 11 tensors, got {count}"),
             }
         }
     };
@@ -176,6 +176,7 @@ arities! {
     fused8 8: a b c d e f g h;
     fused9 9: a b c d e f g h i;
     fused10 10: a b c d e f g h i j;
+    fused11 11: a b c d e f g h i j k;
 }
 
 /// A tensor of any rank, on its way into an operation.

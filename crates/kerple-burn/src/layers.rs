@@ -32,6 +32,11 @@ pub struct Init<'a, R> {
 }
 
 impl<R> Init<'_, R> {
+    /// A bias or a shift of this width: zeros.
+    pub fn zeros(&self, width: usize) -> Param<Tensor<1>> {
+        self.tensor(vec![0.0; width], [width])
+    }
+
     fn tensor<const D: usize>(&self, values: Vec<f64>, shape: [usize; D]) -> Param<Tensor<D>> {
         Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), (self.device, self.dtype)))
     }

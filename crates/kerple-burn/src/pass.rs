@@ -36,6 +36,8 @@ pub const CODES: u64 = 3 << 32;
 pub const GATES: u64 = 4 << 32;
 /// Place of the random features of the first layer; those of the others follow.
 pub const FEATURES: u64 = 5 << 32;
+/// Place of the dropout of hidden values in the first layer; those of the others follow.
+pub const HIDDEN: u64 = 6 << 32;
 
 /// The step of evaluation passes: no update has this number.
 const EVALUATION: u64 = u64::MAX;

@@ -49,6 +49,9 @@ pub struct BlockPlan {
     pub clamp_qkv: Option<f64>,
     /// Whether the output projection is the embedding, transposed.
     pub tied_head: bool,
+    /// Whether it has a bias.
+    #[serde(skip_serializing_if = "is_false")]
+    pub head_bias: bool,
     /// Kind of attention.
     #[serde(skip_serializing_if = "AttentionKind::is_softmax")]
     pub attention: AttentionKind,
@@ -64,6 +67,9 @@ pub struct BlockPlan {
     /// Of which embeddings.
     #[serde(skip_serializing_if = "EmbeddingDropout::is_default")]
     pub embedding_dropout: EmbeddingDropout,
+    /// Whether the hidden values of feed-forward branches lose as many.
+    #[serde(skip_serializing_if = "is_false")]
+    pub hidden_dropout: bool,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -91,11 +97,13 @@ impl Default for BlockPlan {
             scale_by_layer: false,
             clamp_qkv: None,
             tied_head: false,
+            head_bias: false,
             attention: AttentionKind::Softmax,
             scaled_embedding: false,
             init: InitKind::Normal,
             dropout: 0.0,
             embedding_dropout: EmbeddingDropout::Added,
+            hidden_dropout: false,
         }
     }
 }
@@ -260,6 +268,8 @@ pub enum InitKind {
     /// N(0, 0.02^2), those that write to the residual stream N(0, (0.02 / sqrt(2 layers))^2).
     #[default]
     Normal,
+    /// N(0, 0.01^2), and scales of norms N(1, 0.01^2): SPE's music.
+    SmallNormal,
     /// A normal cut at two standard deviations, of standard deviation `1 / sqrt(inputs)` before the cut; that of embeddings
     /// is 0.02.
     FanIn,
@@ -271,6 +281,9 @@ pub enum InitKind {
     SmallWang,
 }
 
+/// Standard deviation of [`InitKind::SmallNormal`].
+const SMALL_STD: f64 = 0.01;
+
 impl InitKind {
     /// Standard deviations of normal matrices and of those that write to the residual stream, in a model of this width.
     pub fn deviations(self, d_model: usize, layers: usize) -> [f64; 2] {
@@ -278,6 +291,7 @@ impl InitKind {
         let (width, layers) = (d_model as f64, layers as f64);
         match self {
             InitKind::SmallWang => [(0.4 / width).sqrt(), 2.0 / (layers * width.sqrt())],
+            InitKind::SmallNormal => [SMALL_STD; 2],
             InitKind::Normal | InitKind::FanIn | InitKind::Xavier => [STD, STD / (2.0 * layers).sqrt()],
         }
     }
@@ -285,8 +299,16 @@ impl InitKind {
     /// Standard deviation of embeddings, where `usual` is that of other matrices.
     pub fn embedding_std(self, usual: f64) -> f64 {
         match self {
-            InitKind::Normal | InitKind::FanIn | InitKind::SmallWang => usual,
+            InitKind::Normal | InitKind::SmallNormal | InitKind::FanIn | InitKind::SmallWang => usual,
             InitKind::Xavier => 1.0,
+        }
+    }
+
+    /// Standard deviation around 1 of the scales of norms, where they are not all 1.
+    pub fn norm_std(self) -> Option<f64> {
+        match self {
+            InitKind::SmallNormal => Some(SMALL_STD),
+            InitKind::Normal | InitKind::FanIn | InitKind::Xavier | InitKind::SmallWang => None,
         }
     }
 

@@ -112,6 +112,8 @@ fn single_choices_equal_their_definition() {
         BlockPlan { dropout: 0.4, residual: ResidualKind::Parallel, ..default.clone() },
         BlockPlan { dropout: 0.4, residual: ResidualKind::Normed, ..default.clone() },
         BlockPlan { dropout: 0.4, residual: ResidualKind::Post, ..default.clone() },
+        BlockPlan { dropout: 0.4, hidden_dropout: true, ..default.clone() },
+        BlockPlan { dropout: 0.4, hidden_dropout: true, gated: true, ..default.clone() },
         default,
     ]
     .into_iter()
@@ -144,6 +146,9 @@ fn every_choice_matters() {
     ] {
         assert_ne!(out(&changed, 1), out(&plain, 1), "{changed:?}");
     }
+    let dropped = BlockPlan { dropout: 0.4, ..plain.clone() };
+    assert_ne!(out(&BlockPlan { hidden_dropout: true, ..dropped.clone() }, 1), out(&dropped, 1));
+    assert_eq!(out(&BlockPlan { hidden_dropout: true, ..plain.clone() }, 1), out(&plain, 1));
     let by_layer = BlockPlan { scale_by_layer: true, ..plain.clone() };
     assert_eq!(out(&by_layer, 0), out(&plain, 0));
     let usual = BlockPlan { score_scale: Some((SIZES.head_dim as f64).sqrt().recip()), ..plain.clone() };

@@ -52,21 +52,24 @@ struct Output {
     weight: Param<Tensor<2>>,
     table: Param<Tensor<2>>,
     tied: bool,
+    bias: Option<Param<Tensor<1>>>,
 }
 
 impl Output {
-    fn new(norm: NormKind, [width, vocab]: [usize; 2], tied: bool) -> Output {
+    fn new(norm: NormKind, [width, vocab]: [usize; 2], tied: bool, biased: bool) -> Output {
         let (mut rng, device) = (rng(3), device());
         let plan = BlockPlan { norm, ..BlockPlan::default() };
         let mut init = init(&mut rng, &device);
-        let norm = Norm::new(&plan, width, &init);
+        let norm = Norm::new(&plan, width, &mut init);
         let weight = normal_matrix(if tied { [vocab, width] } else { [width, vocab] }, 1.0, &mut init);
         let table = normal_matrix([vocab, width], 1.0, &mut init);
-        Output { norm, weight, table, tied }.map(&mut Randomize(&mut rng))
+        let bias = biased.then(|| init.zeros(vocab));
+        Output { norm, weight, table, tied, bias }.map(&mut Randomize(&mut rng))
     }
 
     fn head(&self) -> Head {
-        Head { norm: self.norm.tensors(), weight: self.weight.val(), tied: self.tied }
+        let bias = self.bias.as_ref().map(Param::val);
+        Head { norm: self.norm.tensors(), weight: self.weight.val(), tied: self.tied, bias }
     }
 }
 
@@ -82,7 +85,7 @@ fn losses_and_embeddings_equal_their_definition() {
         (random([batch, len, width], &mut rng), random([batch, len, 1], &mut rng), random([1, 1, 1], &mut rng));
     let kinds = [NormKind::Layer, NormKind::LayerWithoutShift, NormKind::Rms];
     for (norm, tied, masked) in kinds.into_iter().flat_map(|n| [(n, false, false), (n, true, true), (n, false, true)]) {
-        let (output, what) = (Output::new(norm, [width, vocab], tied), format!("{norm:?} {tied} {masked}"));
+        let (output, what) = (Output::new(norm, [width, vocab], tied, masked), format!("{norm:?} {tied} {masked}"));
         // what is not scored need not be in the vocabulary
         targets[3] = if masked { u32::MAX } else { 0 };
         let targets = Targets { ids: &targets, scored: masked.then_some(&scored[..]) };
@@ -108,7 +111,7 @@ fn losses_and_embeddings_equal_their_definition() {
 
 #[test]
 fn nothing_scored_is_no_loss() {
-    let output = Output::new(NormKind::Layer, [6, 11], false);
+    let output = Output::new(NormKind::Layer, [6, 11], false, true);
     let (scored, mut rng) = ([false; 4], rng(5));
     let targets = Targets { ids: &[0; 4], scored: Some(&scored) };
     assert_eq!(loss::mean_share(targets), 0.0);

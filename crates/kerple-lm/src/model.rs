@@ -47,6 +47,8 @@ pub struct Decoder {
     pub norm: Norm,
     /// Output projection, `[M, V]`; the embedding serves when it is tied.
     pub head: Option<Param<Tensor<2>>>,
+    /// Added to the logits, `[V]`, where the plan has it; starts at 0.
+    pub head_bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     embedded: Embedded,
     #[module(skip)]
@@ -92,11 +94,12 @@ impl Decoder {
         let head = (!block.tied_head).then(|| normal_matrix([*d_model, *vocab_size], init.std, &mut init));
         Decoder {
             embedding,
-            embedding_norm: block.embedding_norm.then(|| Norm::new(block, *d_model, &init)),
+            embedding_norm: block.embedding_norm.then(|| Norm::new(block, *d_model, &mut init)),
             encoding: encoding(plan, device),
             blocks,
-            norm: Norm::new(block, *d_model, &init),
+            norm: Norm::new(block, *d_model, &mut init),
             head,
+            head_bias: block.head_bias.then(|| init.zeros(*vocab_size)),
             embedded: Embedded::of(plan),
             engine: Engine::Fused,
         }
@@ -177,7 +180,7 @@ impl Decoder {
             Some(head) => (head.val(), false),
             None => (self.embedding.val(), true),
         };
-        Head { norm: self.norm.tensors(), weight, tied }
+        Head { norm: self.norm.tensors(), weight, tied, bias: self.head_bias.as_ref().map(Param::val) }
     }
 
     /// Negative log-likelihood in nats of each target, `[B, L]`.

@@ -67,8 +67,10 @@ impl ModelPlan {
                 let layers: usize = widths.windows(2).map(|pair| (pair[0] + 1) * pair[1]).sum();
                 layers + if self.readout == Readout::Mean { 0 } else { self.d_model }
             }
-            Some(Facts { answer: Answer::Marked, .. }) | None if self.block.tied_head => 0,
-            Some(Facts { answer: Answer::Marked, .. }) | None => self.vocab_size * self.d_model,
+            Some(Facts { answer: Answer::Marked, .. }) | None => {
+                let matrix = if self.block.tied_head { 0 } else { self.vocab_size * self.d_model };
+                matrix + if self.block.head_bias { self.vocab_size } else { 0 }
+            }
         };
         let matrices = self.vocab_size * self.d_model + head;
         let norms = if self.block.embedding_norm { 2 } else { 1 } * self.block.norm.vectors() * self.d_model;

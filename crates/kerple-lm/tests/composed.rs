@@ -71,7 +71,7 @@ fn other_blocks_train_composed_as_fused() {
     let default = BlockPlan::default();
     for block in [
         BlockPlan { residual: ResidualKind::Parallel, tied_head: true, ..default.clone() },
-        BlockPlan { embedding_norm: true, clamp_qkv: Some(0.05), ..default.clone() },
+        BlockPlan { embedding_norm: true, clamp_qkv: Some(0.05), head_bias: true, ..default.clone() },
         BlockPlan {
             norm: NormKind::Rms,
             gated: true,

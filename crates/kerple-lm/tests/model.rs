@@ -198,8 +198,8 @@ fn families() -> Vec<BlockPlan> {
     let default = BlockPlan::default();
     let bare = BlockPlan { qkv_bias: false, out_bias: false, mlp_bias: false, ..default.clone() };
     vec![
-        BlockPlan { residual: ResidualKind::Parallel, ..default.clone() },
-        BlockPlan { activation: Activation::GeluTanh, tied_head: true, ..default.clone() },
+        BlockPlan { residual: ResidualKind::Parallel, head_bias: true, ..default.clone() },
+        BlockPlan { activation: Activation::GeluTanh, tied_head: true, head_bias: true, ..default.clone() },
         BlockPlan { embedding_norm: true, residual: ResidualKind::Normed, tied_head: true, ..default },
         BlockPlan { norm: NormKind::LayerWithoutShift, clamp_qkv: Some(0.01), tied_head: true, ..bare.clone() },
         BlockPlan { norm: NormKind::Rms, gated: true, kv_heads: Some(1), activation: Activation::Silu, ..bare },

@@ -15,7 +15,9 @@ pub fn normal_matrix(shape: [usize; 2], std: f64, init: &mut Init<impl Rng>) -> 
         let value = standard_normal(rng);
         match kind {
             InitKind::FanIn if value.abs() > 2.0 => {}
-            InitKind::Normal | InitKind::FanIn | InitKind::Xavier | InitKind::SmallWang => return std * value,
+            InitKind::Normal | InitKind::SmallNormal | InitKind::FanIn | InitKind::Xavier | InitKind::SmallWang => {
+                return std * value;
+            }
         }
     };
     let values = (0..shape[0] * shape[1]).map(|_| draw(init.rng)).collect();
@@ -40,7 +42,7 @@ impl Linear {
     /// The same of layers side by side, of `each` outputs where they are alike: each begins as if it were alone.
     pub fn packed([input, output]: [usize; 2], each: usize, bias: bool, std: f64, init: &mut Init<impl Rng>) -> Linear {
         let weight = match init.kind {
-            InitKind::Normal | InitKind::SmallWang => normal_matrix([input, output], std, init),
+            InitKind::Normal | InitKind::SmallNormal | InitKind::SmallWang => normal_matrix([input, output], std, init),
             InitKind::FanIn => normal_matrix([input, output], (input as f64).sqrt().recip(), init),
             InitKind::Xavier => {
                 let most = (6.0 / (input + each) as f64).sqrt();
@@ -48,7 +50,7 @@ impl Linear {
                 init.tensor(values, [input, output])
             }
         };
-        Linear { weight, bias: bias.then(|| init.tensor(vec![0.0; output], [output])) }
+        Linear { weight, bias: bias.then(|| init.zeros(output)) }
     }
 
     /// Its tensors.
@@ -80,8 +82,11 @@ mod tests {
 
     #[test]
     fn weights_begin_as_their_kind_says() {
-        let (square, most) = drawn(InitKind::Normal);
-        assert!((square / 0.01 - 1.0).abs() < 0.02 && most > 0.4, "{square} {most}");
+        for kind in [InitKind::Normal, InitKind::SmallNormal] {
+            let (square, most) = drawn(kind);
+            assert!((square / 0.01 - 1.0).abs() < 0.02 && most > 0.4, "{square} {most}");
+        }
+        assert_eq!(InitKind::SmallNormal.deviations(768, 12), [0.01; 2]);
         // the variance of a normal cut at two deviations is 0.7737 of what it was
         let (square, most) = drawn(InitKind::FanIn);
         assert!((square * 400.0 / 0.7737 - 1.0).abs() < 0.02 && most <= 0.1, "{square} {most}");

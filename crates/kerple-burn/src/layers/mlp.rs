@@ -4,6 +4,7 @@ use super::{Init, Linear, Norm};
 use crate::fused::Engine;
 use crate::ops::Residual;
 use crate::ops::activation::Activation;
+use crate::ops::dropout::{self, Dropout};
 use crate::ops::feed_forward::{self, FeedForward};
 use crate::plan::{BlockPlan, Sizes};
 use burn::module::Module;
@@ -38,20 +39,28 @@ impl Mlp {
         }
     }
 
-    /// Its tensors and choices, adding to `residual`.
-    pub fn tensors(&self, residual: Residual) -> FeedForward {
+    /// Its tensors and choices, adding to `residual`; `factors` `[B, L, F]` are multiplied with its hidden values.
+    pub fn tensors(&self, factors: Option<Tensor<3>>, residual: Residual) -> FeedForward {
         FeedForward {
             norm: self.norm.tensors(),
             up: self.up.tensors(),
             gate: self.gate.as_ref().map(Linear::tensors),
             down: self.down.tensors(),
             activation: self.activation,
+            factors,
             residual,
         }
     }
 
     /// `[B, L, M]` to `[B, L, M]`.
     pub fn forward(&self, x: Tensor<3>, residual: Residual, engine: Engine) -> Tensor<3> {
-        feed_forward::feed_forward(x, self.tensors(residual), engine)
+        feed_forward::feed_forward(x, self.tensors(None, residual), engine)
+    }
+
+    /// The same with hidden values dropped; for a pass that trains.
+    pub fn forward_dropping(&self, x: Tensor<3>, dropout: Dropout, residual: Residual, engine: Engine) -> Tensor<3> {
+        let ([batch, len, _], [_, hidden]) = (x.dims(), self.up.weight.dims());
+        let factors = dropout::factors([batch, len, hidden], dropout, (&x.device(), x.dtype()));
+        feed_forward::feed_forward(x, self.tensors(Some(factors), residual), engine)
     }
 }

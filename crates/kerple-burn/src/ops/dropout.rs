@@ -4,7 +4,7 @@ use crate::array::Array;
 use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step};
 use crate::pass::Pass;
 use crate::with_element;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use rand::Rng;
 use rayon::prelude::*;
 
@@ -40,11 +40,15 @@ pub fn dropout(x: Tensor<3>, dropout: Dropout, engine: Engine) -> Tensor<3> {
 
 /// The definition, for a pass that trains.
 pub fn composed(x: Tensor<3>, dropout: Dropout) -> Tensor<3> {
-    let shape = x.dims();
+    let factors = factors(x.dims(), dropout, (&x.device(), x.dtype()));
+    x * factors
+}
+
+/// What values of this shape, `[B, L, M]`, are multiplied by in a pass that trains.
+pub fn factors(shape: [usize; 3], dropout: Dropout, options: (&Device, DType)) -> Tensor<3> {
     let growth = growth(dropout);
     let factors: Vec<f64> = kept(shape, dropout).into_iter().map(|kept| if kept { growth } else { 0.0 }).collect();
-    let factors = Tensor::<3>::from_data(TensorData::new(factors, shape), (&x.device(), x.dtype()));
-    x * factors
+    Tensor::from_data(TensorData::new(factors, shape), options)
 }
 
 /// What values that stay are multiplied by.

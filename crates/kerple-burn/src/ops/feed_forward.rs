@@ -21,6 +21,8 @@ pub struct FeedForward {
     pub down: Linear,
     /// Of the hidden values, or of the gate's.
     pub activation: Activation,
+    /// `[B, L, F]`, multiplied with what goes into `down`: dropout. It gets no gradient.
+    pub factors: Option<Tensor<3>>,
     /// What the branch adds to.
     pub residual: Residual,
 }
@@ -30,7 +32,7 @@ pub fn feed_forward(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<
     if !engine.is_fused_on(&x) {
         return composed(x, layer);
     }
-    let FeedForward { norm, up, gate, down, activation, residual } = layer;
+    let FeedForward { norm, up, gate, down, activation, factors, residual } = layer;
     let mut inputs = Inputs::default();
     let x = inputs.add(x);
     let base = match residual {
@@ -46,18 +48,23 @@ pub fn feed_forward(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<
         gate: gate.map(|gate| linear::Places::add(gate, &mut inputs)),
         down: linear::Places::add(down, &mut inputs),
         activation,
+        factors: inputs.add_some(factors),
     };
     inputs.apply(op)
 }
 
 /// The definition.
 pub fn composed(x: Tensor<3>, layer: FeedForward) -> Tensor<3> {
-    let FeedForward { norm, up, gate, down, activation, residual } = layer;
+    let FeedForward { norm, up, gate, down, activation, factors, residual } = layer;
     let normed = norm::composed(x.clone(), norm);
     let hidden = linear::composed(normed.clone(), up);
     let hidden = match gate {
         Some(gate) => activation::composed(linear::composed(normed.clone(), gate), activation) * hidden,
         None => activation::composed(hidden, activation),
+    };
+    let hidden = match factors {
+        Some(factors) => hidden * factors,
+        None => hidden,
     };
     let base = match residual {
         Residual::Input => x,
@@ -84,6 +91,7 @@ struct Branch {
     gate: Option<linear::Places>,
     down: linear::Places,
     activation: Activation,
+    factors: Option<usize>,
 }
 
 impl Branch {
@@ -94,6 +102,7 @@ impl Branch {
             gate: self.gate.map(|gate| gate.of(inputs)),
             down: self.down.of(inputs),
             activation: self.activation,
+            factors: self.factors.map(|factors| inputs[factors].slice()),
             residual: match self.base {
                 Base::Input => mlp::Residual::Input,
                 Base::Normed => mlp::Residual::Normed,

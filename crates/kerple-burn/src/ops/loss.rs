@@ -17,12 +17,14 @@ pub struct Head {
     pub weight: Tensor<2>,
     /// Whether the weight is the embedding.
     pub tied: bool,
+    /// `[V]`, added to the logits.
+    pub bias: Option<Tensor<1>>,
 }
 
 /// Logits `[B, L, V]` of `x`, `[B, L, M]`: for few positions and for tests.
-pub fn logits(x: Tensor<3>, Head { norm, weight, tied }: Head) -> Tensor<3> {
+pub fn logits(x: Tensor<3>, Head { norm, weight, tied, bias }: Head) -> Tensor<3> {
     let weight = if tied { weight.swap_dims(0, 1) } else { weight };
-    linear::composed(norm::composed(x, norm), linear::Linear { weight, bias: None })
+    linear::composed(norm::composed(x, norm), linear::Linear { weight, bias })
 }
 
 /// Loss in nats of each target, `[B, L]`, given `x` `[B, L, M]`; 0 where it is not scored.
@@ -75,13 +77,13 @@ pub fn composed(x: Tensor<3>, head: Head, targets: Targets) -> Tensor<2> {
 }
 
 fn fused<const D: usize>(x: Tensor<3>, head: Head, targets: Targets, share: Option<f64>) -> Tensor<D> {
-    let Head { norm, weight, tied } = head;
+    let Head { norm, weight, tied, bias } = head;
     let mut inputs = Inputs::default();
     let x = inputs.add(x);
     let norm = norm::Places::add(norm, &mut inputs);
-    let weight = inputs.add(weight);
+    let (weight, bias) = (inputs.add(weight), inputs.add_some(bias));
     let (ids, scored) = (targets.ids.to_vec(), targets.scored.map(<[bool]>::to_vec));
-    inputs.apply(Loss { x, norm, weight, tied, ids, scored, share })
+    inputs.apply(Loss { x, norm, weight, tied, bias, ids, scored, share })
 }
 
 /// The losses, or their sum times a share; the gradients of the sum are made in the forward.
@@ -91,6 +93,7 @@ struct Loss {
     norm: norm::Places,
     weight: usize,
     tied: bool,
+    bias: Option<usize>,
     ids: Vec<u32>,
     scored: Option<Vec<bool>>,
     share: Option<f64>,
@@ -98,7 +101,8 @@ struct Loss {
 
 impl Loss {
     fn head<'a, T: Number>(&self, inputs: &'a [Array]) -> cross_entropy::Head<'a, T> {
-        cross_entropy::Head { norm: self.norm.of(inputs), w: inputs[self.weight].slice(), tied: self.tied }
+        let bias = self.bias.map(|bias| inputs[bias].slice());
+        cross_entropy::Head { norm: self.norm.of(inputs), w: inputs[self.weight].slice(), tied: self.tied, bias }
     }
 
     fn targets(&self) -> Targets<'_> {
@@ -109,11 +113,12 @@ impl Loss {
     fn gradients<T: Number>(&self, inputs: &[Array], d_nll: &[T]) -> (Vec<T>, Vec<Option<Array>>) {
         let x = inputs[self.x].slice();
         let (nll, gradients) = cross_entropy::forward_backward(self.head(inputs), x, self.targets(), d_nll);
-        let Gradients { d_x, d_gamma, d_beta, d_w } = gradients;
+        let Gradients { d_x, d_gamma, d_beta, d_w, d_bias } = gradients;
         let mut found = Found::new(inputs);
         found.put(self.x, d_x);
         self.norm.put(d_gamma, d_beta, &mut found);
         found.put(self.weight, d_w);
+        found.put_some(self.bias, d_bias);
         (nll, found.finish())
     }
 

@@ -53,10 +53,10 @@ impl Encoder {
                 model.block.init.embedding_std(init.std),
                 &mut init,
             ),
-            embedding_norm: model.block.embedding_norm.then(|| Norm::new(&model.block, model.d_model, &init)),
+            embedding_norm: model.block.embedding_norm.then(|| Norm::new(&model.block, model.d_model, &mut init)),
             encoding: super::encoding(plan, device),
             blocks: super::blocks(plan, &mut init),
-            norm: Norm::new(&model.block, model.d_model, &init),
+            norm: Norm::new(&model.block, model.d_model, &mut init),
             embedded: Embedded::of(plan),
             engine: Engine::Fused,
         }

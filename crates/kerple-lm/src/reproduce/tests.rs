@@ -174,6 +174,17 @@ fn corpora_have_models_and_probes_of_their_own() {
 }
 
 #[test]
+fn spe_models_begin_and_train_as_released() {
+    let experiment = Experiment::parse(experiment_file("spe", "paper").unwrap(), "paper").unwrap();
+    for corpus in &experiment.corpora {
+        let config = experiment.config(&[], corpus, DataConfig::text("nowhere")).unwrap();
+        let (block, is_music) = (&config.model.block, corpus.task.is_none());
+        let init = if is_music { InitKind::SmallNormal } else { InitKind::Xavier };
+        assert_eq!((block.hidden_dropout, block.head_bias, block.init), (true, is_music, init), "{}", corpus.name);
+    }
+}
+
+#[test]
 fn what_is_not_there_is_named() {
     let request = |paper, scale, only: &[&str]| {
         let only = only.iter().map(|item| (*item).to_owned()).collect();

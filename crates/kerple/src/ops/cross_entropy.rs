@@ -1,14 +1,14 @@
 //! The end of a language model: final layer norm, logits, and the loss of each target in nats, forward and backward.
 //!
 //! ```text
-//! logits = norm(x) W                              [rows, V], no bias
+//! logits = norm(x) W + b                          [rows, V]
 //! nll[i] = ln(sum_v exp(logits[i, v])) - logits[i, target[i]]
 //! d_logits[i, v] = d_nll[i] (softmax(logits[i])[v] - (v == target[i]))
 //! ```
 //!
 //! Rows are taken in chunks, so logits are never held for all of them. A NaN among a row's logits makes its loss NaN.
 
-use super::gemm::{Product, To, matmul};
+use super::gemm::{Product, To, add_rows, matmul, matmul_bias};
 use super::layer_norm::{self, Norm, NormGradients, Stats};
 use super::zeros;
 use crate::Number;
@@ -33,6 +33,8 @@ pub struct Head<'a, T> {
     pub w: &'a [T],
     /// `w` is the embedding, `[V, M]`, and serves transposed.
     pub tied: bool,
+    /// Added to the logits, `[V]`; `None` adds nothing.
+    pub bias: Option<&'a [T]>,
 }
 
 /// Gradients in the input of the head and in its parameters, of their shapes.
@@ -46,6 +48,8 @@ pub struct Gradients<T> {
     pub d_beta: Option<Vec<T>>,
     /// Of the shape of `w`.
     pub d_w: Vec<T>,
+    /// `[V]`, where there is a bias.
+    pub d_bias: Option<Vec<T>>,
 }
 
 /// What is to be predicted.
@@ -89,7 +93,7 @@ pub fn forward_backward<T: Number>(
     let (rows, m, v) = (plan.rows, plan.m, plan.v);
     check_shape!(d_nll, rows = rows);
     let (mut d_x, mut d_gamma, mut d_w) = (zeros(rows * m), zeros(m), Vec::new());
-    let mut d_beta = head.norm.beta.map(|_| zeros(m));
+    let (mut d_beta, mut d_bias) = (head.norm.beta.map(|_| zeros(m)), head.bias.map(|_| zeros(v)));
     let mut chunk = Chunk::new(&plan);
     let mut nll = vec![T::ZERO; rows];
     for rows in plan.scored.chunks(plan.chunk_rows) {
@@ -100,6 +104,9 @@ pub fn forward_backward<T: Number>(
         let losses: Vec<T> = logits.zip(rows).map(row_gradient).collect();
         rows.iter().zip(losses).for_each(|(row, loss)| nll[*row] = loss);
         let d_logits = &chunk.logits;
+        if let Some(d_bias) = &mut d_bias {
+            add_rows(d_logits, d_bias);
+        }
         match head.tied {
             false => matmul(To::sum(&mut d_w), &chunk.normed, d_logits, Product::new(m, rows.len(), v).transpose_a()),
             true => matmul(To::sum(&mut d_w), d_logits, &chunk.normed, Product::new(v, rows.len(), m).transpose_a()),
@@ -114,7 +121,7 @@ pub fn forward_backward<T: Number>(
     }
     // of no rows
     d_w.resize(m * v, T::ZERO);
-    (nll, Gradients { d_x, d_gamma, d_beta, d_w })
+    (nll, Gradients { d_x, d_gamma, d_beta, d_w, d_bias })
 }
 
 /// Sizes, and which rows to work on.
@@ -133,6 +140,9 @@ impl Plan {
         let (w, ids, m, rows) = (head.w, targets.ids, head.norm.width(), targets.ids.len());
         let v = w.len() / m;
         check_shape!(w, m = m, v = v);
+        if let Some(bias) = head.bias {
+            check_shape!(bias, v = v);
+        }
         check_shape!(x, rows = rows, m = m);
         let is_scored = |row: &usize| targets.scored.is_none_or(|scored| scored[*row]);
         if let Some(scored) = targets.scored {
@@ -178,7 +188,11 @@ impl<T: Number> Chunk<T> {
         let stats = layer_norm::forward(head.norm, &self.x, &mut self.normed);
         let product = Product::new(rows.len(), m, v);
         let product = if head.tied { product.transpose_b() } else { product };
-        matmul(To::End(&mut self.logits), &self.normed, head.w, product);
+        let logits = To::End(&mut self.logits);
+        match head.bias {
+            Some(bias) => matmul_bias(logits, &self.normed, head.w, bias, product),
+            None => matmul(logits, &self.normed, head.w, product),
+        }
         stats
     }
 }
@@ -218,18 +232,21 @@ mod tests {
     use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
-    /// gamma, beta, w, and whether w is tied.
-    struct Owned<T>([Vec<T>; 3], bool);
+    /// gamma, beta, w and the bias, which is there unless it is empty; and whether w is tied.
+    #[derive(Clone)]
+    struct Owned<T>([Vec<T>; 4], bool);
 
     impl<T: Number> Owned<T> {
         fn head(&self) -> Head<'_, T> {
-            let [gamma, beta, w] = &self.0;
-            Head { norm: Norm { kind: Kind::Layer, gamma, beta: Some(beta), epsilon: 1e-2 }, w, tied: self.1 }
+            let [gamma, beta, w, bias] = &self.0;
+            let norm = Norm { kind: Kind::Layer, gamma, beta: Some(beta), epsilon: 1e-2 };
+            Head { norm, w, tied: self.1, bias: (!bias.is_empty()).then_some(bias) }
         }
     }
 
     fn parameters(m: usize, v: usize, seed: u64) -> Owned<f64> {
-        Owned([m, m, m * v].map(|len| random(len, seed + len as u64)), seed % 2 == 1)
+        let bias = if seed % 3 == 0 { 0 } else { v };
+        Owned([m, m, m * v, bias].map(|len| random(len, seed + len as u64)), seed % 2 == 1)
     }
 
     fn plain(head: Head<'_, f64>, x: &[f64], targets: Targets<'_>) -> Vec<f64> {
@@ -239,8 +256,10 @@ mod tests {
             let mean = x.iter().sum::<f64>() / m as f64;
             let deviation = (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / m as f64 + head.norm.epsilon).sqrt();
             let normed = |i| head.norm.gamma[i] * (x[i] - mean) / deviation + head.norm.beta.unwrap()[i];
-            let logit =
-                |j| (0..m).map(|i| normed(i) * head.w[if head.tied { j * m + i } else { i * v + j }]).sum::<f64>();
+            let logit = |j| {
+                (0..m).map(|i| normed(i) * head.w[if head.tied { j * m + i } else { i * v + j }]).sum::<f64>()
+                    + head.bias.map_or(0.0, |bias| bias[j])
+            };
             (0..v).map(|j| logit(j).exp()).sum::<f64>().ln() - logit(targets.ids[row] as usize)
         };
         let is_scored = |row: usize| targets.scored.is_none_or(|scored| scored[row]);
@@ -254,8 +273,8 @@ mod tests {
         targets: Targets<'_>,
         d_nll: &[T],
     ) -> (Vec<T>, Vec<T>, Owned<T>) {
-        let (nll, Gradients { d_x, d_gamma, d_beta, d_w }) = forward_backward(owned.head(), x, targets, d_nll);
-        (nll, d_x, Owned([d_gamma, d_beta.unwrap(), d_w], owned.1))
+        let (nll, Gradients { d_x, d_gamma, d_beta, d_w, d_bias }) = forward_backward(owned.head(), x, targets, d_nll);
+        (nll, d_x, Owned([d_gamma, d_beta.unwrap(), d_w, d_bias.unwrap_or_default()], owned.1))
     }
 
     proptest! {
@@ -274,9 +293,9 @@ mod tests {
             }
             let loss = |head: Head<'_, f64>, x: &[f64]| plain(head, x, targets).iter().zip(&d_nll).map(|(l, d)| l * d).sum::<f64>();
             assert_gradient("d_x", &x, &d_x, |x| loss(owned.head(), x));
-            for (i, name) in ["d_gamma", "d_beta", "d_w"].into_iter().enumerate() {
+            for (i, name) in ["d_gamma", "d_beta", "d_w", "d_bias"].into_iter().enumerate() {
                 assert_gradient(name, &owned.0[i], &d.0[i], |moved| {
-                    let mut owned = Owned(owned.0.clone(), owned.1);
+                    let mut owned = owned.clone();
                     owned.0[i] = moved.to_vec();
                     loss(owned.head(), &x)
                 });
@@ -288,7 +307,7 @@ mod tests {
     fn two_chunks() -> (Owned<f64>, Vec<f64>, Vec<u32>, Vec<f64>) {
         let (rows, m, v) = (MOST_ROWS + 100, 12, 70);
         let ids = (0..rows as u32).map(|i| i * 31 % v).collect();
-        let (owned, x) = (parameters(m, v as usize, 3), random(rows * m, 4));
+        let (owned, x) = (parameters(m, v as usize, 5), random(rows * m, 4));
         (owned, x, ids, vec![1.0 / rows as f64; rows])
     }
 

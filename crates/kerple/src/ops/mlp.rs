@@ -5,6 +5,8 @@
 //! y = base + down(act(gate(norm(x))) * up(norm(x)))       gated (Shazeer 2020, arXiv:2002.05202)
 //! ```
 //!
+//! Dropout multiplies what goes into `down`.
+//!
 //! `base` is `x`, `norm(x)` or other rows, see [`Residual`]. Rows run through the whole block a span at a time, so without a
 //! backward pass the `[rows, F]` activations are never held. The elementwise operations are done on a product's pieces while
 //! they are in cache.
@@ -35,6 +37,8 @@ pub struct Mlp<'a, T> {
     pub down: Linear<'a, T>,
     /// Of the hidden values, or of the gate's.
     pub activation: Activation,
+    /// Multiplied with what goes into the down projection, `[rows, F]`: dropout.
+    pub factors: Option<&'a [T]>,
     /// What the block adds to.
     pub residual: Residual<'a, T>,
 }
@@ -87,6 +91,9 @@ impl<T: Number> Mlp<'_, T> {
         check_shape!(x, rows = rows, m = m);
         if let Residual::Beside(base) = self.residual {
             check_shape!(base, rows = rows, m = m);
+        }
+        if let Some(factors) = self.factors {
+            check_shape!(factors, rows = rows, f = f);
         }
         (m, f, rows)
     }
@@ -160,7 +167,7 @@ pub fn backward<T: Number>(mlp: Mlp<'_, T>, x: &[T], hidden: &Hidden<T>, d_y: &[
 impl<'a, T: Number> Mlp<'a, T> {
     /// Calls `work` with the block as the rows of each span see it, room for their activations, and the rows.
     fn by_spans(&self, x: &[T], mut work: impl FnMut(Mlp<'a, T>, &mut Span<T>, &[T])) {
-        let (m, _, rows) = self.sizes(x);
+        let (m, f, rows) = self.sizes(x);
         let span_rows = rows.div_ceil(rows.div_ceil(MOST_ROWS).max(1)).max(1);
         let mut span = Span { normed: Vec::new(), a: Vec::new() };
         for (i, x) in x.chunks(span_rows * m).enumerate() {
@@ -170,7 +177,8 @@ impl<'a, T: Number> Mlp<'a, T> {
                 Residual::Beside(base) => Residual::Beside(&base[i * span_rows * m..][..x.len()]),
                 other => other,
             };
-            work(Mlp { residual, ..*self }, &mut span, x);
+            let factors = self.factors.map(|factors| &factors[i * span_rows * f..][..x.len() / m * f]);
+            work(Mlp { residual, factors, ..*self }, &mut span, x);
         }
     }
 }
@@ -199,7 +207,10 @@ impl<T: Number> Span<T> {
                 }
                 act.forward(h, a);
                 if !up.is_empty() {
-                    activation::multiply(a, &up[row * f..][columns]);
+                    activation::multiply(a, &up[row * f..][columns.clone()]);
+                }
+                if let Some(factors) = mlp.factors {
+                    activation::multiply(a, &factors[row * f..][columns]);
                 }
             });
         };
@@ -238,7 +249,14 @@ impl<T: Number> Span<T> {
             None => {
                 let product = mlp.down.input_product(d_y, f);
                 matmul_then(To::End(d_up), Some(a), d_y, mlp.down.weight, product, |row, columns, d_up, a| {
+                    let factors = mlp.factors.map(|factors| &factors[row * f..][columns.clone()]);
+                    if let Some(factors) = factors {
+                        activation::multiply(d_up, factors);
+                    }
                     mlp.activation.backward(&up[row * f..][columns], d_up, a);
+                    if let Some(factors) = factors {
+                        activation::multiply(a, factors);
+                    }
                 });
             }
             Some(_) => {
@@ -250,11 +268,14 @@ impl<T: Number> Span<T> {
                     mlp.down.weight,
                     product,
                     |row, columns, d_gate, d_up| {
-                        let (up, gate) = (&up[row * f..][columns.clone()], &gate[row * f..][columns]);
+                        let (up, gate) = (&up[row * f..][columns.clone()], &gate[row * f..][columns.clone()]);
+                        if let Some(factors) = mlp.factors {
+                            activation::multiply(d_gate, &factors[row * f..][columns]);
+                        }
                         gated_backward(mlp.activation, up, gate, d_gate, d_up);
                     },
                 );
-                gated(mlp.activation, up, gate, a, f);
+                gated(mlp.activation, [up, gate], mlp.factors, a, f);
             }
         }
         mlp.down.backward(a, d_y, f, &mut gradients.down);
@@ -304,12 +325,15 @@ fn gated_backward<T: Number>(act: Activation, up: &[T], gate: &[T], d: &mut [T],
     }
 }
 
-/// Appends `act(gate) * up` to `a`.
-fn gated<T: Number>(act: Activation, up: &[T], gate: &[T], a: &mut Vec<T>, f: usize) {
+/// Appends `act(gate) * up`, times the factors where there are some, to `a`.
+fn gated<T: Number>(act: Activation, [up, gate]: [&[T]; 2], factors: Option<&[T]>, a: &mut Vec<T>, f: usize) {
     let piece = ROWS_PER_TASK * f;
-    append(a, up.len(), piece, up.par_chunks(piece).zip(gate.par_chunks(piece)), |_, a, (up, gate)| {
+    append(a, up.len(), piece, up.par_chunks(piece).zip(gate.par_chunks(piece)), |i, a, (up, gate)| {
         act.forward(gate, a);
         activation::multiply(a, up);
+        if let Some(factors) = factors {
+            activation::multiply(a, &factors[i * piece..]);
+        }
     });
 }
 

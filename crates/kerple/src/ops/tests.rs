@@ -49,7 +49,7 @@ fn threads_do_not_change_bits_of_a_block() {
     let linear = |weight, bias| Linear { weight, bias: Some(bias) };
     let (up, down) = (linear(&w1[..], &b1[..]), linear(&w2[..], &b2[..]));
     let (activation, residual) = (Activation::Gelu, Residual::Input);
-    let block = Mlp { norm, up, gate: None, down, activation, residual };
+    let block = Mlp { norm, up, gate: None, down, activation, factors: None, residual };
     assert_same_at_any_threads(|| {
         let (y, h) = mlp::forward_saving(block, &x);
         let gradients = mlp::backward(block, &x, &h, &d_y);
@@ -66,10 +66,10 @@ fn threads_do_not_change_bits_of_a_block() {
 fn threads_do_not_change_bits_of_the_ends() {
     let (x, table, d_nll) = (values(ROWS * M, 1), values(V * M, 2), values(ROWS, 3));
     let [gamma, beta] = [4, 5].map(|seed| values(M, seed));
-    let (w, ids) = (values(M * V, 6), ids());
+    let (w, bias, ids) = (values(M * V, 6), values(V, 7), ids());
     let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
     assert_same_at_any_threads(|| {
-        let head = Head { norm, w: &w, tied: false };
+        let head = Head { norm, w: &w, tied: false, bias: Some(&bias) };
         let targets = Targets { ids: &ids, scored: None };
         let (nll, gradients) = cross_entropy::forward_backward(head, &x, targets, &d_nll);
         let (mut rows, mut d_table) = (vec![0.0; ROWS * M], vec![0.0; V * M]);

@@ -10,17 +10,19 @@ struct Choice {
     biases: bool,
     activation: Activation,
     kind: Kind,
+    dropout: bool,
     /// 0 the input, 1 the normed input, 2 other rows.
     residual: usize,
 }
 
 const DEFAULT: Choice =
-    Choice { gated: false, biases: true, activation: Activation::Gelu, kind: Kind::Layer, residual: 0 };
+    Choice { gated: false, biases: true, activation: Activation::Gelu, kind: Kind::Layer, dropout: false, residual: 0 };
 
-/// Owned parameters: gamma, beta, up, its bias, down, its bias, gate, its bias; and the rows beside.
+/// Owned parameters: gamma, beta, up, its bias, down, its bias, gate, its bias; the factors and the rows beside.
 #[derive(Clone)]
 struct Owned<T> {
     values: [Vec<T>; 8],
+    factors: Vec<T>,
     base: Vec<T>,
     choice: Choice,
 }
@@ -28,7 +30,7 @@ struct Owned<T> {
 impl<T: Number> Owned<T> {
     fn mlp<'a>(&'a self) -> Mlp<'a, T> {
         let [gamma, beta, w1, b1, w2, b2, w3, b3] = &self.values;
-        let Choice { gated, biases, activation, kind, residual } = self.choice;
+        let Choice { gated, biases, activation, kind, dropout, residual } = self.choice;
         let linear = |weight: &'a Vec<T>, bias: &'a Vec<T>| Linear { weight, bias: biases.then_some(&bias[..]) };
         Mlp {
             norm: Norm { kind, gamma, beta: biases.then_some(&beta[..]), epsilon: 1e-2 },
@@ -36,6 +38,7 @@ impl<T: Number> Owned<T> {
             gate: gated.then(|| linear(w3, b3)),
             down: linear(w2, b2),
             activation,
+            factors: dropout.then_some(&self.factors[..]),
             residual: [Residual::Input, Residual::Normed, Residual::Beside(&self.base)][residual],
         }
     }
@@ -43,11 +46,17 @@ impl<T: Number> Owned<T> {
 
 fn parameters(m: usize, f: usize, rows: usize, seed: u64, choice: Choice) -> Owned<f64> {
     let values = [m, m, m * f, f, f * m, m, m * f, f].map(|len| random(len, seed + len as u64));
-    Owned { values, base: random(rows * m, seed + 77), choice }
+    Owned { values, factors: random(rows * f, seed + 78), base: random(rows * m, seed + 77), choice }
 }
 
 fn narrowed(owned: &Owned<f64>) -> Owned<f32> {
-    Owned { values: owned.values.each_ref().map(|v| single(v)), base: single(&owned.base), choice: owned.choice }
+    let Owned { values, factors, base, choice } = owned;
+    Owned {
+        values: values.each_ref().map(|v| single(v)),
+        factors: single(factors),
+        base: single(base),
+        choice: *choice,
+    }
 }
 
 /// The formula, a row and an element at a time.
@@ -71,7 +80,8 @@ fn plain(mlp: Mlp<'_, f64>, x: &[f64]) -> Vec<f64> {
             Some(gate) => act(linear(gate, j)) * linear(mlp.up, j),
             None => act(linear(mlp.up, j)),
         };
-        let a: Vec<f64> = (0..f).map(hidden).collect();
+        let factor = |j| mlp.factors.map_or(1.0, |factors| factors[r * f + j]);
+        let a: Vec<f64> = (0..f).map(|j| factor(j) * hidden(j)).collect();
         let base = |i: usize| match mlp.residual {
             Residual::Input => row[i],
             Residual::Normed => normed(i),
@@ -98,11 +108,11 @@ proptest! {
     #[test]
     fn equals_plain_and_its_differences(
         rows in 0usize..60, m in 1usize..9, f in 1usize..20, seed in 0u64..1000,
-        gated: bool, biases: bool, act in 0usize..4, rms: bool, residual in 0usize..3,
+        gated: bool, biases: bool, act in 0usize..4, rms: bool, dropout: bool, residual in 0usize..3,
     ) {
         let kind = if rms { Kind::Rms } else { Kind::Layer };
         // those without a kink
-        let choice = Choice { gated, biases, activation: Activation::ALL[act], kind, residual };
+        let choice = Choice { gated, biases, activation: Activation::ALL[act], kind, dropout, residual };
         let owned = parameters(m, f, rows, seed, choice);
         let (x, d_y) = (random(rows * m, seed + 1), random(rows * m, seed + 2));
         let (y, d_x, d) = everything(&owned, &x, &d_y);
@@ -125,7 +135,8 @@ proptest! {
     }
 }
 
-const GATED: Choice = Choice { gated: true, biases: false, activation: Activation::Silu, kind: Kind::Rms, residual: 2 };
+const GATED: Choice =
+    Choice { gated: true, biases: false, activation: Activation::Silu, kind: Kind::Rms, dropout: true, residual: 2 };
 
 #[test]
 fn single_precision_is_close_across_spans() {
@@ -156,7 +167,10 @@ fn spans_add_up() {
     for choice in [DEFAULT, GATED] {
         let owned = parameters(m, f, rows, 5, choice);
         let part = |range: std::ops::Range<usize>| {
-            let owned = Owned { base: owned.base[range.clone()].to_vec(), ..owned.clone() };
+            let of_rows =
+                |values: &[f64], width: usize| values[range.start / m * width..range.end / m * width].to_vec();
+            let (factors, base) = (of_rows(&owned.factors, f), of_rows(&owned.base, m));
+            let owned = Owned { factors, base, ..owned.clone() };
             everything(&owned, &x[range.clone()], &d_y[range])
         };
         let (whole, first, rest) = (part(0..x.len()), part(0..cut), part(cut..x.len()));
