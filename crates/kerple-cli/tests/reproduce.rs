@@ -71,6 +71,20 @@ fn it_ends_in_every_table_and_figure_and_a_second_call_does_nothing() {
     assert!(text("alibi").is_object());
     assert_eq!(text("alibi"), text("kerple_log3"));
 
+    // a row over another text is no part of the tables, and the page says so
+    let file = "r/github/alibi/seed-1236/evaluation.jsonl";
+    let kept = place.read(file);
+    let checksum = text("alibi")["checksum"].as_str().unwrap().to_owned();
+    let foreign = kept.lines().next().unwrap().replacen(&checksum, &"0".repeat(checksum.len()), 1);
+    place.write(file, format!("{kept}{foreign}\n"));
+    assert_eq!(place.ok(&smoke("r", &["--render"])), printed);
+    assert!(
+        place.read("r/paper/report.md").contains("rows over other texts, left out: 1\n")
+            && !markdown.contains("left out:")
+    );
+    place.write(file, kept);
+    place.ok(&smoke("r", &["--render"]));
+
     let before = files(&place.path("r"));
     assert_eq!(place.ok(&smoke("r", &[])), printed);
     assert_eq!(files(&place.path("r")), before, "a second call changes no file");

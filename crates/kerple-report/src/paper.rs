@@ -99,6 +99,8 @@ struct Reproduction {
     /// Runs and what they give, by folder of a corpus and variant; none where nothing was trained.
     groups: BTreeMap<String, Group>,
     timing: Option<Timing>,
+    /// Rows left out because they are over another text than most of their corpus.
+    over_other_texts: usize,
 }
 
 /// Runs of one corpus and variant.
@@ -136,9 +138,10 @@ impl Reproduction {
             runs.iter_mut().for_each(|run| manifest.keep_asked((corpus, variant), run));
             found.insert(name, (corpus, runs));
         }
+        let mut over_other_texts = 0;
         for corpus in &manifest.corpora {
             let of_corpus = found.values_mut().filter(|(name, _)| *name == corpus.name);
-            keep_one_text(&mut of_corpus.flat_map(|(_, runs)| runs).collect::<Vec<_>>());
+            over_other_texts += keep_one_text(&mut of_corpus.flat_map(|(_, runs)| runs).collect::<Vec<_>>());
         }
         let group = |(name, (_, runs)): (String, (&str, Vec<Run>))| {
             let results = Results::of(&runs, None)?;
@@ -147,7 +150,7 @@ impl Reproduction {
         let groups = found.into_iter().map(group).collect::<Result<_>>()?;
         let timing = folder.join(TIMING_FILE);
         let timing = if timing.exists() { Some(read_json(&timing)?) } else { None };
-        Ok(Reproduction { manifest, groups, timing })
+        Ok(Reproduction { manifest, groups, timing, over_other_texts })
     }
 
     fn group(&self, corpus: &str, variant: &str) -> Option<&Group> {
@@ -155,8 +158,8 @@ impl Reproduction {
     }
 }
 
-/// Leaves of the rows those over the text that most of them are over.
-fn keep_one_text(runs: &mut [&mut Run]) {
+/// Leaves of the rows those over the text that most of them are over; the number of the others.
+fn keep_one_text(runs: &mut [&mut Run]) -> usize {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for run in &*runs {
         let evaluated = run.evaluations.iter().filter_map(|row| row.text.as_ref());
@@ -164,11 +167,13 @@ fn keep_one_text(runs: &mut [&mut Run]) {
             *counts.entry(text.checksum.clone()).or_default() += 1;
         }
     }
-    let Some((most, _)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return };
+    let all: usize = counts.values().sum();
+    let Some((most, kept)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return 0 };
     for run in runs {
         run.evaluations.retain(|row| row.text.as_ref().is_some_and(|text| text.checksum == most));
         run.probes.retain(|row| row.text.checksum == most);
     }
+    all - kept
 }
 
 /// Makes the pages of the reproduction in `folder`, of the tables and figures named, or of all. `facts` are names and

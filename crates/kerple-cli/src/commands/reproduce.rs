@@ -84,7 +84,7 @@ fn prepare(reproduction: &Reproduction, stop: &Arc<AtomicBool>) -> Outcome {
 fn time(reproduction: &Reproduction, stop: &AtomicBool) -> Outcome {
     let mut line = Line::new();
     let finished = reproduction.time(stop, &mut |done, rounds| {
-        line.show(|| format!("timing training steps in turns: round {done}/{rounds}"));
+        line.show(|| format!("timing in turns: round {done}/{rounds}"));
     })?;
     if finished {
         return Ok(());

@@ -115,6 +115,9 @@ impl<'a> Page<'a> {
         let done = all.manifest.runs.iter().filter(|run| is_done(all, run)).count();
         let mut head =
             vec![("scale", all.manifest.scale.clone()), ("runs", format!("{done} of {}", all.manifest.runs.len()))];
+        if all.over_other_texts > 0 {
+            head.push(("rows over other texts, left out", all.over_other_texts.to_string()));
+        }
         head.extend(facts.iter().cloned());
         Page {
             title: &all.manifest.title,
