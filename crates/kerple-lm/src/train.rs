@@ -185,7 +185,8 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         });
         // of two reasons to refuse the plan's is the clearer one
         let done = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.value.1.step);
-        if let Some(old) = run.plan()? {
+        let began = run.plan()?;
+        if let Some(old) = &began {
             old.may_become(plan, done)?;
         }
         let (learner, state, saved) = match found? {
@@ -198,7 +199,8 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         if let Some(note) = validation_note(plan, batches.validation_rows()) {
             tell(Event::Note(note));
         }
-        run.write_plan(plan)?;
+        let commit = began.map_or_else(|| plan.commit.clone(), |old| old.commit);
+        run.write_plan(&Plan { commit, ..plan.clone() })?;
         let metrics = run.reopen_metrics(state.step)?;
         let events = EventFile::create(&run.events(), state.step)?;
         let trainer = Trainer { sitting, plan, learner, state, metrics, events, saved, fresh: Vec::new(), _lock: lock };

@@ -291,6 +291,17 @@ fn a_finished_run_is_extended_along_its_schedule() {
 }
 
 #[test]
+fn a_run_remembers_the_program_that_began_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let by = |program: &str| Plan { commit: Some(program.into()), ..plan(&encoding("kerple_log"), config(6)) };
+    for (program, stop) in [("first", Some(2)), ("second", None), ("third", None)] {
+        sit(folder.path(), &by(program), stop, false).0.unwrap();
+        let plan = RunFolder::new(folder.path()).existing_plan().unwrap();
+        assert_eq!(plan.commit.as_deref(), Some("first"), "after the {program}");
+    }
+}
+
+#[test]
 fn no_step_at_all_still_makes_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     assert!(go(folder.path(), &plan(&encoding("t5"), config(0))).finished);
