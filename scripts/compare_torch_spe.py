@@ -2,14 +2,16 @@
 """Times linear attention with SineSPE and FAVOR+ against the same formulas in eager PyTorch, alternately, on this machine.
 
     pip install torch numpy
-    cargo build --release && python3 scripts/compare_torch_spe.py [--rounds 3] [--length 4096]
+    cargo build --release && python3 scripts/compare_torch_spe.py [--rounds 3] [--length 4096] [--instructions avx2]
 
 One layer, B1 H8 D64 R64, K sinusoids, M = 128 features, float32, forward and backward in q, k, v and what the code learns.
 The PyTorch side follows the published formulas: codes q_bar and k_bar are made as tensors [1, L, H, D, R], multiplied into
 queries and keys, mapped to exp(+-x Omega - |x|^2 / 2), and attention is causal by running sums over chunks (running sums over
 all positions, as in the original's fallback, would hold L M D numbers a head). A ratio above 1 means that kerple is faster.
+With --instructions avx2 neither side uses wider ones.
 """
 import argparse, json, math, os, statistics, subprocess, sys, time
+from compare_torch import NARROW_TORCH
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERPLE = os.path.join(ROOT, "target", "release", "kerple")
@@ -71,8 +73,9 @@ def torch_ms(length, waves, threads, chunk=128):
     return statistics.median(times)
 
 
-def kerple_ms(length, threads):
+def kerple_ms(length, threads, instructions):
     command = [KERPLE, "bench", "linear", "--lens", str(length), "--heads", str(H), "--head-dim", str(D), "--threads", str(threads), "--repeats", "3", "--json"]
+    command += ["--instructions", instructions] if instructions else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             row = json.loads(line)
@@ -88,16 +91,17 @@ if __name__ == "__main__":
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--waves", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--instructions", choices=["avx2"])
     parser.add_argument("--child", action="store_true")
     args = parser.parse_args()
     if args.child:
         print(torch_ms(args.length, args.waves, args.threads))
         sys.exit()
-    ratios = []
+    ratios, env = [], dict(os.environ, **(NARROW_TORCH if args.instructions else {}))
     for _ in range(args.rounds):
-        ours = kerple_ms(args.length, args.threads)
+        ours = kerple_ms(args.length, args.threads, args.instructions)
         child = [sys.executable, __file__, "--child", "--length", str(args.length), "--waves", str(args.waves), "--threads", str(args.threads)]
-        theirs = float(subprocess.run(child, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        theirs = float(subprocess.run(child, check=True, capture_output=True, text=True, env=env).stdout.splitlines()[-1])
         ratios.append(theirs / ours)
         print(f"  L={args.length}: kerple {ours:.1f} ms, torch eager {theirs:.1f} ms", file=sys.stderr)
     print(f"SineSPE + FAVOR+ L={args.length} forward and backward: {statistics.median(ratios):.2f}x  ({min(ratios):.2f} .. {max(ratios):.2f})")
