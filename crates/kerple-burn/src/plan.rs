@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 /// | BLOOM | `activation = "gelu_tanh"`, `embedding_norm`, `tied_head`; a flag makes it `residual = "normed"` |
 /// | MPT | `norm = "layer_without_shift"`, no biases, `tied_head`, perhaps `clamp_qkv` |
 /// | the first Transformer | `residual = "post"`, `activation = "relu"`, `scaled_embedding`, `dropout` |
+/// | SPE's music | the same with `embedding_dropout = "before"`, `hidden_dropout`, `head_bias`, `init = "small_normal"` |
 /// | LLaMA | `norm = "rms"`, `norm_eps`, no biases, `gated`, `activation = "silu"`, `kv_heads` |
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! training     weights P, moments 2P, gradients P (2P when parts of a batch are added up), head and its gradient 2MV
-//!              activations  T (layers (6M + F + H) + 10M + 2F)    what the backward needs, and one layer at work
+//!              activations  T (layers (6M + F + H) + 10M + 2F)    what the backward needs, and one layer at work;
+//!                                                                2F a layer where hidden values are dropped
 //! evaluation   weights P
 //!              activations  8TM                                   one layer at work, its inner width in pieces
 //! both         logits of a few rows at a time
@@ -96,7 +97,8 @@ impl Plan {
         let at_once = self.train.piece.unwrap_or(usize::MAX).min(self.sequence_len());
         let tokens = micro_batch.saturating_mul(at_once);
         let parts = 1 + usize::from(micro_batch < self.train.batch);
-        let a_token = model.n_layers * (6 * m + f + h) + 10 * m + 2 * f;
+        let hidden = if model.block.dropout > 0.0 && model.block.hidden_dropout { 2 * f } else { f };
+        let a_token = model.n_layers * (6 * m + hidden + h) + 10 * m + 2 * f;
         let saving = bytes(&[3, self.parameters]);
         let gradients = bytes(&[parts, self.parameters]).saturating_add(bytes(&[2, m, model.vocab_size]));
         Memory {
