@@ -245,7 +245,7 @@ mod tests {
     }
 
     fn parameters(m: usize, v: usize, seed: u64) -> Owned<f64> {
-        let bias = if seed % 3 == 0 { 0 } else { v };
+        let bias = if seed.is_multiple_of(3) { 0 } else { v };
         Owned([m, m, m * v, bias].map(|len| random(len, seed + len as u64)), seed % 2 == 1)
     }
 
