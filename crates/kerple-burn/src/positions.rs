@@ -1,20 +1,20 @@
 //! Encodings as Burn modules: learned parameters in, the forms that attention consumes out.
 
-use crate::array::Array;
+mod table;
+
 use crate::forms::{Code, Fading, Positions, RotaryTables, Scores};
-use crate::fused::{Engine, Forward, Input, Op, Saved, Step, apply};
+use crate::fused::Engine;
 use crate::parameters::{Describe, Group, Groups};
 use crate::pass::{POSITIONS, Pass};
 use crate::plan::AttentionKind;
-use crate::with_element;
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
-use bytemuck::Pod;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kerple::encoding::scaling::Scaling;
 use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Places, Refusal, Scope};
 use kerple::forms::{Absolute, DistanceTable, Form, MapForm, Rotary, Sides, Sight, Slopes, TableSlopes};
 use kerple::kernel::exponentials::Demand;
 use std::sync::Arc;
+use table::{Table, cast};
 
 /// Where an encoding enters a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,23 +28,42 @@ enum Place {
     Code(kerple::forms::Code),
 }
 
-/// A positional encoding with its learned parameters, those that layers share once and the others once a layer.
+/// What one layer of a model has of its encodings.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Standing {
+    /// Which of the other encodings stands there; `None`: the model's own.
+    pub other: Option<usize>,
+    /// Keys that a query sees, itself included; `None`: all.
+    pub window: Option<usize>,
+    /// What linear attention asks of kernels; `None`: attention is no linear one.
+    pub demand: Option<Demand>,
+}
+
+/// A positional encoding with its learned parameters, those that layers share once and the others once a layer. In some
+/// layers another encoding may stand.
 #[derive(Module, Debug)]
 pub struct PositionalEncoding {
     /// Stored numbers that all layers share, flattened, in the order of [`Encoding::parameters`].
     pub values: Vec<Param<Tensor<1>>>,
-    /// Stored numbers of each layer, likewise; empty when layers share everything.
+    /// Stored numbers of each layer in which it stands, likewise; empty when layers share everything.
     pub layers: Vec<Vec<Param<Tensor<1>>>>,
+    /// The encodings of other layers.
+    pub others: Vec<PositionalEncoding>,
     #[module(skip)]
     encoding: Arc<Encoding>,
     #[module(skip)]
     geometry: Arc<Geometry>,
     #[module(skip)]
     place: Place,
+    /// What it is called where it is one of the others.
     #[module(skip)]
-    depth: usize,
+    name: Option<Arc<str>>,
+    /// Every layer of the model.
     #[module(skip)]
-    demand: Option<Demand>,
+    standing: Arc<[Standing]>,
+    /// Those in which it stands.
+    #[module(skip)]
+    own: Arc<[usize]>,
 }
 
 impl PositionalEncoding {
@@ -55,6 +74,40 @@ impl PositionalEncoding {
         depth: usize,
         seed: u64,
         device: &Device,
+    ) -> PositionalEncoding {
+        let standing = vec![Standing { window: encoding.window, ..Standing::default() }; depth];
+        PositionalEncoding::of_layers(encoding, &[], &standing, geometry, (seed, device))
+    }
+
+    /// The same of a model in whose layers stands what is said, with the other encodings and what they are called. Windows
+    /// are those of the layers.
+    ///
+    /// # Panics
+    /// When one of the others is added to embeddings, which layers do not have: plans of such models are refused.
+    pub fn of_layers(
+        encoding: &Encoding,
+        others: &[(String, Encoding)],
+        standing: &[Standing],
+        geometry: &Geometry,
+        from: (u64, &Device),
+    ) -> PositionalEncoding {
+        let standing: Arc<[Standing]> = standing.into();
+        let other = |(index, (name, other)): (usize, &(String, Encoding))| {
+            let other = PositionalEncoding::one(other, Some(index), &standing, geometry, from);
+            assert!(other.place != Place::Embeddings, "rows are added to embeddings, and layers have none");
+            PositionalEncoding { name: Some(name.as_str().into()), ..other }
+        };
+        let main = PositionalEncoding::one(encoding, None, &standing, geometry, from);
+        PositionalEncoding { others: others.iter().enumerate().map(other).collect(), ..main }
+    }
+
+    /// One encoding by itself, in the layers that have it.
+    fn one(
+        encoding: &Encoding,
+        which: Option<usize>,
+        standing: &Arc<[Standing]>,
+        geometry: &Geometry,
+        (seed, device): (u64, &Device),
     ) -> PositionalEncoding {
         let parameters = encoding.parameters(geometry);
         let drawn = |layer: usize, scope: Scope| -> Vec<Param<Tensor<1>>> {
@@ -70,24 +123,57 @@ impl PositionalEncoding {
             Form::Map(_) => Place::Map,
             Form::Code(code) => Place::Code(code),
         };
+        let own: Arc<[usize]> = (0..standing.len()).filter(|layer| standing[*layer].other == which).collect();
         PositionalEncoding {
             values: drawn(0, Scope::Model),
-            layers: (0..if has_own { depth } else { 0 }).map(|layer| drawn(layer, Scope::Layer)).collect(),
+            layers: own.iter().filter(|_| has_own).map(|layer| drawn(*layer, Scope::Layer)).collect(),
+            others: Vec::new(),
             encoding: Arc::new(encoding.clone()),
             geometry: Arc::new(*geometry),
             place,
-            depth,
-            demand: None,
+            name: None,
+            standing: standing.clone(),
+            own,
         }
     }
 
-    /// The same for this kind of attention: linear attention takes kernels as decays.
+    /// The same where all layers have this kind of attention: linear attention takes kernels as decays.
     ///
     /// # Panics
     /// For a tolerance or an amplitude that there are no decays for; plans with one are refused.
     pub fn with_attention(self, kind: &AttentionKind) -> PositionalEncoding {
         let demand = kind.linear().map(|plan| plan.demand().expect("the plan was checked"));
-        PositionalEncoding { demand, ..self }
+        self.standing_as(|layer| Standing { demand, ..layer })
+    }
+
+    /// The same with every layer changed in this way; which encoding stands there stays.
+    fn standing_as(self, change: impl Fn(Standing) -> Standing) -> PositionalEncoding {
+        let standing: Arc<[Standing]> = self.standing.iter().copied().map(change).collect();
+        let others = self.others.into_iter().map(|other| PositionalEncoding { standing: standing.clone(), ..other });
+        PositionalEncoding { others: others.collect(), standing: standing.clone(), ..self }
+    }
+
+    /// What stands in a layer: this one, or one of the others.
+    fn of_layer(&self, layer: usize) -> &PositionalEncoding {
+        match self.standing[layer].other {
+            Some(other) if self.name.is_none() => &self.others[other],
+            Some(_) | None => self,
+        }
+    }
+
+    /// This one and the others.
+    fn each(&self) -> impl Iterator<Item = &PositionalEncoding> {
+        std::iter::once(self).chain(&self.others)
+    }
+
+    /// Without a window, which linear attention does not have: layers beside it may.
+    fn unlimited(&self) -> Encoding {
+        Encoding { window: None, ..(*self.encoding).clone() }
+    }
+
+    /// What linear attention asks of its kernel in any of its layers.
+    fn demand(&self) -> Option<&Demand> {
+        self.own.iter().find_map(|layer| self.standing[*layer].demand.as_ref())
     }
 
     /// Which encoding this is.
@@ -95,14 +181,29 @@ impl PositionalEncoding {
         &self.encoding
     }
 
-    /// The same learned values with attention restricted to a window.
+    /// Whether queries of all layers see as many keys.
+    pub fn has_one_window(&self) -> bool {
+        self.standing.iter().all(|layer| layer.window == self.encoding.window)
+    }
+
+    /// The same learned values with attention of all layers restricted to a window.
     pub fn with_window(&self, window: Option<usize>) -> PositionalEncoding {
         self.evaluated_as(Encoding { window, ..(*self.encoding).clone() })
     }
 
-    /// The same learned values as part of an encoding that differs in its window or in how it scales rotary rates.
+    /// The same learned values as part of an encoding that differs in its window or in how it scales rotary rates. What
+    /// differs is so in all layers, as far as they rotate.
     pub fn evaluated_as(&self, encoding: Encoding) -> PositionalEncoding {
-        PositionalEncoding { encoding: Arc::new(encoding), ..self.clone() }
+        let mut changed = self.clone();
+        if encoding.window != self.encoding.window {
+            changed = changed.standing_as(|layer| Standing { window: encoding.window, ..layer });
+        }
+        if let Some(scaling) = encoding.scaling().filter(|scaling| Some(*scaling) != self.encoding.scaling()) {
+            for other in &mut changed.others {
+                other.encoding = other.encoding.with_rope_scaling(scaling).map_or(other.encoding.clone(), Arc::new);
+            }
+        }
+        PositionalEncoding { encoding: Arc::new(encoding), ..changed }
     }
 
     /// The same with rotary rates scaled in this way.
@@ -118,20 +219,35 @@ impl PositionalEncoding {
         &self.geometry
     }
 
-    /// Furthest distance at which linear attention holds a kernel to its tolerance; `None`: at all, or there is none.
-    pub fn horizon(&self) -> Option<usize> {
-        self.demand.filter(|_| self.encoding.fades_as_a_sum()).map(|demand| demand.horizon)
+    /// The longest sequence that all layers are defined for, and the encoding that ends there; `None`: all lengths.
+    pub fn longest(&self) -> Option<(usize, &Encoding)> {
+        let of = |one: &PositionalEncoding| one.encoding.longest(&one.geometry);
+        let limited = self.each().filter_map(|one| Some((of(one)?, one.encoding())));
+        limited.min_by_key(|(longest, _)| *longest)
     }
 
-    /// Number of sets of tables: one, or one a layer.
-    pub fn sets(&self) -> usize {
-        self.layers.len().max(1)
+    /// Furthest distance at which linear attention holds a kernel to its tolerance; `None`: at all, or there is none.
+    pub fn horizon(&self) -> Option<usize> {
+        let fading = self.each().filter(|one| one.unlimited().fades_as_a_sum());
+        fading.filter_map(|one| Some(one.demand()?.horizon)).min()
+    }
+
+    /// A layer for each set of tables: those of one layer stand for all that share them.
+    pub fn sets(&self) -> Vec<usize> {
+        let of = |one: &PositionalEncoding| match one.layers.is_empty() {
+            true => one.own.iter().take(1).copied().collect::<Vec<usize>>(),
+            false => one.own.to_vec(),
+        };
+        let mut sets: Vec<usize> = self.each().flat_map(of).collect();
+        sets.sort_unstable();
+        sets
     }
 
     /// The tensors of one layer, in the order of [`Encoding::parameters`].
     fn stored(&self, layer: usize) -> Vec<Tensor<1>> {
         let mut shared = self.values.iter();
-        let mut own = self.layers.get(layer).into_iter().flatten();
+        let place = self.own.iter().position(|own| *own == layer);
+        let mut own = place.and_then(|place| self.layers.get(place)).into_iter().flatten();
         let find = |parameter: Parameter| match parameter.scope {
             Scope::Model => shared.next(),
             Scope::Layer => own.next(),
@@ -139,22 +255,31 @@ impl PositionalEncoding {
         self.encoding.parameters(&self.geometry).into_iter().filter_map(find).map(Param::val).collect()
     }
 
-    /// Stored numbers of one layer, in the order of [`Encoding::parameters`].
+    /// Stored numbers of what stands in one layer, in the order of [`Encoding::parameters`].
     pub fn numbers(&self, layer: usize) -> Vec<Vec<f64>> {
-        self.stored(layer).into_iter().map(|values| values.into_data().iter::<f64>().collect()).collect()
+        let stored = self.of_layer(layer).stored(layer).into_iter();
+        stored.map(|values| values.into_data().iter::<f64>().collect()).collect()
     }
 
-    /// True values of what is learned, by name: `r1`, or `layer0.r1` where each layer has its own.
+    /// True values of what is learned, by name: `r1`, or `layer0.r1` where each layer has its own; of the others `name.r1`.
     pub fn true_values(&self) -> Vec<(String, Vec<f64>)> {
+        self.each().flat_map(PositionalEncoding::own_values).collect()
+    }
+
+    fn own_values(&self) -> Vec<(String, Vec<f64>)> {
         let parameters = self.encoding.parameters(&self.geometry);
+        let sets = if self.layers.is_empty() { &self.own[..self.own.len().min(1)] } else { &self.own[..] };
         let mut found = Vec::new();
-        for layer in 0..self.sets() {
-            let values = self.encoding.true_values(&self.geometry, &self.numbers(layer));
+        for (number, layer) in sets.iter().enumerate() {
+            let values = self.encoding.true_values(&self.geometry, &self.numbers(*layer));
             for (parameter, values) in parameters.iter().zip(values) {
-                match parameter.scope {
-                    Scope::Layer => found.push((format!("layer{layer}.{}", parameter.name), values)),
-                    Scope::Model if layer == 0 => found.push((parameter.name.clone(), values)),
-                    Scope::Model => {}
+                match (parameter.scope, &self.name) {
+                    (Scope::Layer, _) => found.push((format!("layer{layer}.{}", parameter.name), values)),
+                    (Scope::Model, Some(name)) if number == 0 => {
+                        found.push((format!("{name}.{}", parameter.name), values));
+                    }
+                    (Scope::Model, None) if number == 0 => found.push((parameter.name.clone(), values)),
+                    (Scope::Model, _) => {}
                 }
             }
         }
@@ -163,15 +288,20 @@ impl PositionalEncoding {
 
     /// The tables of one layer over distances `0..len` as numbers, for drawing and reports.
     pub fn table(&self, layer: usize, len: usize) -> DistanceTable {
-        self.encoding.table(&self.geometry, &self.numbers(layer), len)
+        let one = self.of_layer(layer);
+        one.encoding.table(&one.geometry, &one.numbers(layer), len)
     }
 
     /// One `make(layer)` for each layer of the model; layers that share everything, draws included, share the result.
     pub fn every_layer(&self, make: impl Fn(usize) -> Positions) -> Vec<Positions> {
-        if self.layers.is_empty() && self.encoding.randomized.is_none() {
-            return vec![make(0); self.depth];
+        let mut made: Vec<Positions> = Vec::with_capacity(self.standing.len());
+        for (layer, standing) in self.standing.iter().enumerate() {
+            let one = self.of_layer(layer);
+            let shares = one.layers.is_empty() && one.encoding.randomized.is_none();
+            let twin = self.standing[..layer].iter().position(|other| shares && other == standing);
+            made.push(twin.map_or_else(|| make(layer), |twin| made[twin].clone()));
         }
-        (0..self.depth).map(make).collect()
+        made
     }
 
     /// What attention of this type of numbers needs in one layer for `queries` new positions at the end of `keys`.
@@ -183,7 +313,12 @@ impl PositionalEncoding {
         engine: Engine,
         pass: &Pass,
     ) -> Positions {
-        let mut positions = Positions { sight: self.sight(Sides::One), pass: *pass, ..Positions::default() };
+        let Standing { other, window, demand } = self.standing[layer];
+        if let (Some(other), None) = (other, &self.name) {
+            return self.others[other].positions(layer, [queries, keys], options, engine, pass);
+        }
+        let sight = |sides| sight(window, sides);
+        let mut positions = Positions { sight: sight(Sides::One), pass: *pass, ..Positions::default() };
         if let Place::Nowhere | Place::Embeddings = self.place {
             return positions;
         }
@@ -200,8 +335,8 @@ impl PositionalEncoding {
             Place::Code(plan) => {
                 positions.code = Some(Arc::new(Code { plan: plan.clone(), values: self.stored(layer) }));
             }
-            Place::Tables if self.demand.is_some() => {
-                positions.fading = self.demand.as_ref().map(|demand| self.fading(layer, demand, options, engine));
+            Place::Tables if demand.is_some() => {
+                positions.fading = demand.as_ref().map(|demand| self.fading(layer, demand, options, engine));
             }
             Place::Tables => {
                 let places = Places { range: 0..keys, ..places };
@@ -209,7 +344,7 @@ impl PositionalEncoding {
                 let Form::Table(table) = self.encoding.form(&self.geometry, &numbers, places.clone()) else {
                     unreachable!("an encoding keeps its form")
                 };
-                positions.sight = self.sight(table.sides);
+                positions.sight = sight(table.sides);
                 let [bias, weight] = self.tensors(table, places, numbers, &stored, options, engine);
                 positions.scores = Scores::Table { bias, weight };
             }
@@ -222,7 +357,7 @@ impl PositionalEncoding {
                 let MapForm { map, table, rotary, own } = form;
                 let own: Vec<Tensor<1>> = stored[stored.len() - own..].to_vec();
                 let own = (!own.is_empty()).then(|| cast(Tensor::cat(own, 0), options.1));
-                positions.sight = self.sight(table.sides);
+                positions.sight = sight(table.sides);
                 let [bias, weight] = self.tensors(table, all, numbers, &stored, options, engine);
                 positions.rotary = rotary.map(|rotary| turned(&rotary, &places));
                 positions.scores = Scores::Map { map: Arc::new(map), bias, weight, own };
@@ -231,19 +366,11 @@ impl PositionalEncoding {
         positions
     }
 
-    /// What is seen with tables of these sides: the past, until an encoder says otherwise, or all.
-    fn sight(&self, sides: Sides) -> Sight {
-        let window = self.encoding.window;
-        match sides {
-            Sides::One => Sight::Causal { window },
-            Sides::Two => Sight::Both { window },
-        }
-    }
-
     /// The decay of one layer.
     fn fading(&self, layer: usize, demand: &Demand, options: (&Device, DType), engine: Engine) -> Arc<Fading> {
         let (stored, numbers) = (self.stored(layer), Arc::new(self.numbers(layer)));
-        let found = self.encoding.fading(&self.geometry, &numbers, demand).expect("plans check that an encoding fades");
+        let found =
+            self.unlimited().fading(&self.geometry, &numbers, demand).expect("plans check that an encoding fades");
         let (heads, tracked) = (self.geometry.heads, stored.iter().any(|values| values.device().is_autodiff()));
         let table = |rows: Vec<f64>, slopes: Option<Slopes>| {
             let slopes = slopes.filter(|_| tracked);
@@ -324,8 +451,8 @@ impl Describe for PositionalEncoding {
     fn describe(&self, groups: &mut Groups) {
         let parameters = self.encoding.parameters(&self.geometry);
         let projected = self.encoding.clamp == Clamp::Projected;
-        let range = |parameter: &Parameter| match &self.demand {
-            Some(demand) => self.encoding.range_in_linear(parameter, demand),
+        let range = |parameter: &Parameter| match self.demand() {
+            Some(demand) => self.unlimited().range_in_linear(parameter, demand),
             None => parameter.stored_range(),
         };
         let mut say = |values: &[Param<Tensor<1>>], scope: Scope| {
@@ -336,6 +463,15 @@ impl Describe for PositionalEncoding {
         };
         say(&self.values, Scope::Model);
         self.layers.iter().for_each(|own| say(own, Scope::Layer));
+        self.others.iter().for_each(|other| other.describe(groups));
+    }
+}
+
+/// What is seen with tables of these sides: the past, until an encoder says otherwise, or all.
+fn sight(window: Option<usize>, sides: Sides) -> Sight {
+    match sides {
+        Sides::One => Sight::Causal { window },
+        Sides::Two => Sight::Both { window },
     }
 }
 
@@ -349,82 +485,4 @@ fn turned(rotary: &Rotary, places: &Places) -> Arc<RotaryTables> {
 fn param(values: Vec<f64>, device: &Device) -> Param<Tensor<1>> {
     let shape = [values.len()];
     Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), device))
-}
-
-fn cast<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
-    if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
-}
-
-/// One table made in f64 on the host, `[H, L]`, with its derivatives in the stored numbers it was made from.
-#[derive(Debug)]
-struct Table {
-    heads: usize,
-    len: usize,
-    rows: Vec<f64>,
-    slopes: Option<Slopes>,
-    numbers: Arc<Vec<Vec<f64>>>,
-}
-
-impl Table {
-    /// The table as a tensor `[H, L]` through which gradients reach `stored`.
-    fn tensor(self, stored: &[Tensor<1>], (device, dtype): (&Device, DType), engine: Engine) -> Tensor<2> {
-        if self.slopes.is_none() {
-            return Tensor::from_data(TensorData::new(self.rows, [self.heads, self.len]), (device, dtype));
-        }
-        if engine.is_fused_on(&stored[0]) {
-            return cast(apply(self, vec![Input::from(Tensor::cat(stored.to_vec(), 0))]), dtype);
-        }
-        self.composed(stored, (device, dtype))
-    }
-
-    /// `rows + sum_k slopes_k (stored_k - numbers_k)`: the differences are zero and carry the gradients.
-    fn composed(self, stored: &[Tensor<1>], (device, dtype): (&Device, DType)) -> Tensor<2> {
-        let Table { heads, len, rows, slopes, numbers } = self;
-        let constant = |rows: Vec<f64>| Tensor::<2>::from_data(TensorData::new(rows, [heads, len]), (device, dtype));
-        let difference = |index: usize| {
-            let values: &Tensor<1> = &stored[index];
-            let numbers = TensorData::new(numbers[index].clone(), [numbers[index].len()]);
-            let numbers = Tensor::<1>::from_data(numbers, (&values.device(), values.dtype()));
-            cast(values.clone() - numbers, dtype)
-        };
-        let table = constant(rows);
-        match slopes {
-            None => table,
-            Some(Slopes::PerHead(parameters)) => parameters
-                .into_iter()
-                .fold(table, |table, (index, slopes)| table + constant(slopes) * difference(index).reshape([heads, 1])),
-            Some(Slopes::Rows { factor, rows }) => {
-                let matrix = difference(0).reshape([-1, heads as i32]);
-                let index: Vec<i64> = rows.into_iter().map(|row| row as i64).collect();
-                let index = Tensor::<1, Int>::from_data(TensorData::new(index, [len]), device);
-                table + matrix.select(0, index).swap_dims(0, 1) * factor
-            }
-        }
-    }
-}
-
-fn forward<T: Element + Pod>(table: &Table) -> Array {
-    Array::from_vec(table.rows.iter().map(|value| value.elem::<T>()).collect(), &[table.heads, table.len])
-}
-
-fn backward<T: Element + Pod>(table: &Table, d_table: &Array) -> Array {
-    let d_table: Vec<f64> = d_table.slice::<T>().iter().map(|value| value.elem::<f64>()).collect();
-    let mut d_stored: Vec<Vec<f64>> = table.numbers.iter().map(|numbers| vec![0.0; numbers.len()]).collect();
-    if let Some(slopes) = &table.slopes {
-        slopes.backward(table.heads, &d_table, &mut d_stored);
-    }
-    let d_stored: Vec<T> = d_stored.into_iter().flatten().map(|value| value.elem()).collect();
-    let count = d_stored.len();
-    Array::from_vec(d_stored, &[count])
-}
-
-/// The table exists already; the operation ties it to the stored numbers, all of a layer concatenated.
-impl Op for Table {
-    fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
-        Forward { output: with_element!(inputs[0], T => forward::<T>(self)), saved: Saved::nothing() }
-    }
-
-    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        vec![Some(with_element!(step.inputs[0], T => backward::<T>(self, step.d_output)))]
-    }
 }

@@ -1,11 +1,13 @@
 //! What a run file says. Plain data: `plan` resolves and checks it.
 
 use crate::error::{Error, Result};
+use crate::layers::LayerConfig;
 use crate::schedule::Decay;
 use kerple::encoding::Encoding;
 use kerple_burn::plan::BlockPlan;
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Every key of a run file with its default, as a run file.
@@ -107,6 +109,9 @@ pub struct ModelConfig {
     /// What a block is made of: `[model.block]`, by default the paper's.
     #[serde(skip_serializing_if = "BlockPlan::is_default")]
     pub block: BlockPlan,
+    /// Kinds of layers that differ from the others, by their names: `[model.layers.NAME]`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub layers: BTreeMap<String, LayerConfig>,
 }
 
 /// What a classifier's answer is read off.

@@ -49,19 +49,24 @@ pub struct Ask {
     /// Which text, at which lengths: `span` is set, so that all runs of a seed are scored on the same text whatever was
     /// evaluated of some of them before. Lengths that the encoding is not defined for are left out.
     pub request: Request,
-    /// Keys a query may see, where that is not what the run was trained with.
+    /// Keys a query may see, where that is not what the run was trained with; asked only of runs whose layers see alike far.
     pub window: Option<usize>,
     /// Other rotary rates than the run was trained with; asked only of runs that rotate.
     pub rope_scaling: Option<Scaling>,
 }
 
 impl Ask {
-    /// What a run trained with `trained` is evaluated with; `None` where this is not asked of it.
-    fn encoding(&self, trained: &Encoding) -> Option<Encoding> {
+    /// What a run of this plan is evaluated with; `None` where this is not asked of it.
+    fn encoding(&self, plan: &Plan) -> Option<Encoding> {
+        let trained = &plan.encoding;
         let scaled = match self.rope_scaling {
             Some(scaling) => trained.with_rope_scaling(scaling).ok()?,
             None => trained.clone(),
         };
+        let has_own_windows = plan.model.every_layer(trained).any(|layer| layer.window != trained.window);
+        if self.window.is_some() && has_own_windows {
+            return None;
+        }
         Some(Encoding { window: self.window.or(scaled.window), ..scaled })
     }
 }
@@ -272,7 +277,7 @@ impl Job<'_> {
     /// What is asked of this run: the encoding, and the request of the run's seed at the lengths that is defined for;
     /// `None` when nothing is.
     fn served(&self, ask: &Ask) -> Option<(Encoding, Request)> {
-        let encoding = ask.encoding(&self.plan.encoding)?;
+        let encoding = ask.encoding(self.plan)?;
         let lengths = evaluate::served(self.plan, &encoding, &ask.request.lengths);
         let request = Request { seed: self.plan.seed, lengths, ..ask.request.clone() };
         (!request.lengths.is_empty()).then_some((encoding, request))

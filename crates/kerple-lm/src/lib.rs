@@ -11,6 +11,7 @@ pub mod evaluate;
 pub mod events;
 pub mod generate;
 pub mod job;
+pub mod layers;
 pub mod learner;
 pub mod look;
 pub mod memory;

@@ -115,7 +115,7 @@ impl Plan {
     pub fn evaluation_memory(&self, length: usize) -> Memory {
         let model = &self.model;
         // linear attention takes long sequences in pieces
-        let tokens = if model.block.attention.linear().is_some() { TOKENS_AT_ONCE } else { length.max(TOKENS_AT_ONCE) };
+        let tokens = if model.is_linear() { TOKENS_AT_ONCE } else { length.max(TOKENS_AT_ONCE) };
         Memory {
             weights: bytes(&[self.parameters]),
             moments: 0,

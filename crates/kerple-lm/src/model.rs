@@ -28,7 +28,7 @@ use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::pass::{EMBEDDINGS, Pass};
 use kerple_burn::plan::EmbeddingDropout;
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::positions::{PositionalEncoding, Standing};
 use rand::Rng;
 use std::ops::Range;
 
@@ -71,14 +71,15 @@ fn init<'a, R>(plan: &Plan, rng: &'a mut R, device: &'a Device) -> Init<'a, R> {
 }
 
 fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
-    let ModelPlan { n_layers, block, .. } = &plan.model;
-    let encoding = PositionalEncoding::new(&plan.encoding, &plan.geometry(), *n_layers, plan.seed, device);
-    encoding.with_attention(&block.attention)
+    let standing: Vec<Standing> = plan.model.every_layer(&plan.encoding).map(|layer| layer.standing()).collect();
+    let others = plan.model.other_encodings();
+    PositionalEncoding::of_layers(&plan.encoding, &others, &standing, &plan.geometry(), (plan.seed, device))
 }
 
 fn blocks(plan: &Plan, init: &mut Init<impl Rng>) -> Vec<Block> {
-    let sizes = plan.model.sizes();
-    (0..plan.model.n_layers).map(|layer| Block::new(&plan.model.block, &sizes, layer, init)).collect()
+    let (model, sizes) = (&plan.model, plan.model.sizes());
+    let block = |layer| Block::new(&model.block_of(&plan.encoding, layer), &sizes, layer, init);
+    (0..model.n_layers).map(block).collect()
 }
 
 impl Decoder {
@@ -128,13 +129,10 @@ impl Decoder {
     /// # Errors
     /// The length, the limit and what to use instead.
     pub fn check_len(&self, len: usize) -> Result<()> {
-        match self.encoding.encoding().longest(self.encoding.geometry()) {
-            Some(longest) if len > longest => Err(Error::refused(
-                format!(
-                    "{} is defined for {longest} positions, {len} were asked for",
-                    self.encoding.encoding().label()
-                ),
-                match self.encoding.encoding().randomized {
+        match self.encoding.longest() {
+            Some((longest, encoding)) if len > longest => Err(Error::refused(
+                format!("{} is defined for {longest} positions, {len} were asked for", encoding.label()),
+                match encoding.randomized {
                     Some(most) if most == longest => "use a shorter length, or train with a larger `randomized`",
                     _ => "use a shorter length, or an encoding that extrapolates: `kerple describe` lists them",
                 },

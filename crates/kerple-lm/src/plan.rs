@@ -4,14 +4,14 @@ mod check;
 
 use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
+use crate::layers::{self, LayerKind};
 use crate::schedule::Schedule;
-use check::{
-    check, check_attention, check_block, check_direction, check_piece, check_readout, check_task, check_train, refused,
-};
+use check::{check, check_block, check_layers, check_piece, check_readout, check_task, check_train};
 use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Sizes of a decoder, multiplied out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,6 +34,9 @@ pub struct ModelPlan {
     /// What a block is made of; not written down where it is the default.
     #[serde(default, skip_serializing_if = "BlockPlan::is_default")]
     pub block: BlockPlan,
+    /// Kinds of layers that differ from the others, by their names; not written down where all are alike.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub layers: BTreeMap<String, LayerKind>,
 }
 
 impl ModelPlan {
@@ -79,6 +82,15 @@ impl ModelPlan {
             ResidualKind::Sequential | ResidualKind::Parallel | ResidualKind::Normed => 0,
         };
         matrices + self.n_layers * self.sizes().parameters(&self.block) + norms - absent
+    }
+
+    /// Trained values of all encodings of a model with this one.
+    fn encoding_parameters(&self, encoding: &Encoding, geometry: &Geometry) -> usize {
+        let others = self.other_encodings();
+        let layers = |other| self.every_layer(encoding).filter(|layer| layer.other == other).count();
+        let own = others.iter().enumerate().map(|(index, (_, other))| (other, layers(Some(index))));
+        let all = std::iter::once((encoding, layers(None))).chain(own);
+        all.map(|(encoding, layers)| encoding.parameter_count(geometry, layers)).fold(0, usize::saturating_add)
     }
 }
 
@@ -170,6 +182,7 @@ impl Plan {
             vocab_size: facts.vocab_size.next_multiple_of(pad),
             readout: config.model.readout,
             block: config.model.block.clone(),
+            layers: layers::resolve(&config.model, n_layers)?,
         };
         check_readout(task, model.readout)?;
         check_block(&model)?;
@@ -206,16 +219,14 @@ impl Plan {
         }
         let train_len = sequence_len(task, model.readout, train.train_len);
         let geometry = model.geometry(train_len);
-        config.encoding.check(&geometry).map_err(refused)?;
-        check_attention(&config.encoding, &geometry, &model)?;
-        check_direction(task, &config.encoding, &geometry)?;
-        check_piece(task, train.piece, &model.block)?;
+        check_layers(task, &config.encoding, &geometry, &model)?;
+        check_piece(task, train.piece, &model)?;
         let mut plan = Plan {
-            label: config.encoding.label(),
+            label: model.label(&config.encoding),
             seed: config.seed,
             data: config.data.clone(),
             facts,
-            parameters: model.parameters(task) + config.encoding.parameter_count(&geometry, n_layers),
+            parameters: model.parameters(task) + model.encoding_parameters(&config.encoding, &geometry),
             encoding: config.encoding.clone(),
             model,
             train_len: train.train_len,
@@ -237,6 +248,13 @@ impl Plan {
     /// Sizes the encoding needs.
     pub fn geometry(&self) -> Geometry {
         self.model.geometry(self.sequence_len())
+    }
+
+    /// The longest sequence that all layers are defined for, with this encoding as the model's; `None`: all lengths.
+    pub fn longest(&self, encoding: &Encoding) -> Option<usize> {
+        let (geometry, others) = (self.geometry(), self.model.other_encodings());
+        let all = others.iter().map(|(_, other)| other).chain([encoding]);
+        all.filter_map(|encoding| encoding.longest(&geometry)).min()
     }
 
     /// Tokens of the longest training sequence, those of empty places included.

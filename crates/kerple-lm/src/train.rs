@@ -330,7 +330,7 @@ fn recorded_distances() -> Vec<u64> {
 fn snapshot(encoding: &PositionalEncoding, step: u64) -> Option<KernelSnapshot> {
     let distances = recorded_distances();
     let len = 20_481;
-    let tables: Vec<_> = (0..encoding.sets()).map(|layer| encoding.table(layer, len)).collect();
+    let tables: Vec<_> = encoding.sets().into_iter().map(|layer| encoding.table(layer, len)).collect();
     let pick = |rows: fn(&DistanceTable) -> &Option<Vec<f64>>| {
         let rows = tables.iter().flat_map(&rows).flat_map(|rows| rows.chunks(len));
         let picked = rows.map(|row| distances.iter().map(|d| row[*d as usize]).collect()).collect::<Vec<Vec<f64>>>();

@@ -67,6 +67,13 @@ fn every_method_trains_composed_as_fused() {
 }
 
 #[test]
+fn layers_that_differ_train_composed_as_fused() {
+    for (what, plan) in common::patterns(&TrainConfig::default()) {
+        assert_same_training(&plan, what);
+    }
+}
+
+#[test]
 fn other_blocks_train_composed_as_fused() {
     let default = BlockPlan::default();
     for block in [

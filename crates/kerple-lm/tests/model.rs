@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{encoding, plan, plan_with};
+use common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
 use kerple::encoding::{Encoding, METHODS, Method, Scope};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
@@ -11,14 +11,6 @@ use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataFacts, Plan};
-
-fn logits(model: &Decoder, ids: &[u32]) -> Vec<f32> {
-    let tokens = Tokens { ids, batch: 1, len: ids.len() };
-    model.logits(tokens, &PASS).into_data().try_to_vec::<f32>().unwrap()
-}
-
-const PASS: Pass = Pass::evaluation(0);
-const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 
 #[test]
 fn the_papers_model_has_the_papers_size() {
@@ -119,27 +111,6 @@ fn the_future_changes_nothing() {
         assert_eq!(before[..9 * width], after[..9 * width], "{kind}");
         assert_ne!(before[9 * width..], after[9 * width..], "{kind}");
     }
-}
-
-/// Fails unless a prefill of five and single steps give the logits of whole sequences.
-fn assert_decoding(model: &Decoder, what: &str) {
-    let whole = logits(model, &IDS);
-    let width = whole.len() / IDS.len();
-    let mut memory = model.memories(1);
-    let mut parts = Vec::new();
-    for (start, end) in [(0, 5)].into_iter().chain((5..12).map(|at| (at, at + 1))) {
-        let ids = &IDS[start..end];
-        let last = model.extend(Tokens { ids, batch: 1, len: ids.len() }, &mut memory, &PASS.over(IDS.len()));
-        assert_eq!(last.dims(), [1, width], "{what}");
-        parts.extend(last.into_data().try_to_vec::<f32>().unwrap());
-    }
-    // only the last of each piece is projected
-    let whole = &whole[4 * width..];
-    let largest = whole.iter().fold(0f32, |m, x| m.max(x.abs()));
-    assert_eq!(whole.len(), parts.len());
-    let error = whole.iter().zip(&parts).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-    // the same sums in another order, in f32
-    assert!(error < 1e-5 * largest.max(1.0), "{what}: {error}");
 }
 
 #[test]

@@ -79,9 +79,11 @@ fn copy(from: &Path, to: &Path) {
 #[test]
 fn resuming_equals_not_having_stopped() {
     let layered = Encoding { scope: Scope::Layer, ..encoding("kerple_log") };
-    for encoding in [encoding("kerple_bias_weight"), encoding("t5"), encoding("learned"), layered] {
-        let plan = plan(&encoding, config(14));
-        let kind = encoding.label();
+    let encodings = [encoding("kerple_bias_weight"), encoding("t5"), encoding("learned"), layered];
+    let alike = encodings.iter().map(|encoding| plan(encoding, config(14)));
+    let differing = common::patterns(&config(14)).into_iter().map(|(_, plan)| plan);
+    for plan in alike.chain(differing) {
+        let kind = &plan.label;
         let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let straight = go(whole.path(), &plan);
         for stop in [1, 3, 6, 10] {

@@ -53,6 +53,10 @@ pub fn run(args: &Eval) -> Outcome {
 /// Evaluates with another window or other rotary rates, where that is asked for.
 fn change(encoding: &mut PositionalEncoding, args: &Eval) -> Outcome {
     if let Some(window) = args.window {
+        if !encoding.has_one_window() {
+            let hint = "leave it out, the model is evaluated with its own windows";
+            return Err(Failure::misuse("--window: layers of this model have windows of their own", hint));
+        }
         *encoding = encoding.with_window(Some(window));
     }
     if let Some(scaling) = args.rope_scaling {

@@ -89,7 +89,7 @@ pub struct AnswersEvaluation<'a> {
 /// Lengths that an encoding of a plan's run is defined for, the empty places of a task included, and that have room for the
 /// task.
 pub fn served(plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize> {
-    let longest = encoding.longest(&plan.geometry()).unwrap_or(usize::MAX);
+    let longest = plan.longest(encoding).unwrap_or(usize::MAX);
     let shortest = plan.data.task.as_ref().map_or(0, |task| task.facts().shortest);
     let serves = |length: &usize| *length >= shortest && plan.sequence_of(*length) <= longest;
     lengths.iter().copied().filter(serves).collect()
@@ -137,8 +137,10 @@ impl<'a> AnswersEvaluation<'a> {
         let encoding = model.encoding().encoding();
         let served = served(plan, encoding, &request.lengths);
         if let Some(length) = request.lengths.iter().find(|length| !served.contains(length)) {
-            let limit = match encoding.longest(model.encoding().geometry()) {
-                Some(longest) => format!(" and {} for {longest} positions, empty places included", encoding.label()),
+            let limit = match model.encoding().longest() {
+                Some((longest, encoding)) => {
+                    format!(" and {} for {longest} positions, empty places included", encoding.label())
+                }
                 None => String::new(),
             };
             return Err(Error::refused(

@@ -3,9 +3,10 @@
 use super::ModelPlan;
 use crate::config::{Readout, TrainConfig};
 use crate::error::{Error, Result};
+use crate::layers::Layer;
 use kerple::attention::linear::CHUNK;
 use kerple::encoding::{Encoding, Geometry, InLinear, Refusal};
-use kerple_burn::plan::{BlockPlan, FeatureKind};
+use kerple_burn::plan::{AttentionKind, FeatureKind};
 use kerple_data::lra::Arena;
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 
@@ -69,8 +70,57 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     Ok(())
 }
 
+/// Refuses encodings and attention that cannot be in the layers in which they stand.
+pub(super) fn check_layers(
+    task: Option<&TaskConfig>,
+    encoding: &Encoding,
+    geometry: &Geometry,
+    model: &ModelPlan,
+) -> Result<()> {
+    encoding.check(geometry).map_err(refused)?;
+    let learns = !encoding.parameters(geometry).is_empty() && encoding.absolute(geometry, 0..1).is_none();
+    if learns && model.every_layer(encoding).all(|layer| layer.other.is_some()) {
+        return Err(Error::Config {
+            place: "encoding".to_owned(),
+            message: format!("all layers have another encoding than {}", encoding.label()),
+            hint: "let one kind of layers have the model's encoding".to_owned(),
+        });
+    }
+    if let Some(layer) = (0..model.n_layers).find(|layer| model.kind(*layer).is_none()) {
+        check_layer(task, &model.layer(encoding, layer), geometry, model)?;
+    }
+    for (name, kind) in &model.layers {
+        let layer = model.layer(encoding, kind.at[0]);
+        let absolute = layer.other.is_some() && layer.encoding.absolute(geometry, 0..1).is_some();
+        let checked = match absolute {
+            true => Err(Error::Config {
+                place: "encoding.kind".to_owned(),
+                message: format!("{} is added to the embeddings, which layers do not have", layer.encoding.label()),
+                hint: "let it be the model's encoding".to_owned(),
+            }),
+            false => check_layer(task, &layer, geometry, model),
+        };
+        checked.map_err(|error| of_kind(error, name))?;
+    }
+    Ok(())
+}
+
+/// The same error of a kind of layers.
+fn of_kind(error: Error, name: &str) -> Error {
+    let Error::Config { place, message, hint } = error else { return error };
+    let key = place.strip_prefix("model.block.").unwrap_or(&place);
+    Error::Config { place: format!("model.layers.{name}.{key}"), message, hint }
+}
+
+fn check_layer(task: Option<&TaskConfig>, layer: &Layer, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
+    let encoding = layer.windowed();
+    encoding.check(geometry).map_err(refused)?;
+    check_attention(&encoding, geometry, (layer.attention, model))?;
+    check_direction(task, &encoding, geometry)
+}
+
 /// Only encoders read in both directions.
-pub(super) fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, geometry: &Geometry) -> Result<()> {
+fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, geometry: &Geometry) -> Result<()> {
     let is_encoder = task.is_some_and(|task| task.facts().answer != Answer::Marked);
     if is_encoder && encoding.only_looks_back(geometry) {
         return Err(Error::Config {
@@ -93,12 +143,16 @@ pub(super) fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, ge
 }
 
 /// Linear attention takes features of its own, and of the encodings those that are no change of scores.
-pub(super) fn check_attention(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
+fn check_attention(
+    encoding: &Encoding,
+    geometry: &Geometry,
+    (attention, model): (&AttentionKind, &ModelPlan),
+) -> Result<()> {
     let refuse = |key: &str, message: String, hint: &str| {
         Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
     };
     let (taken, block) = (encoding.in_linear(geometry), &model.block);
-    let Some(linear) = block.attention.linear() else {
+    let Some(linear) = attention.linear() else {
         if taken == Some(InLinear::Code) {
             let message = format!("{} is a code of queries and keys for linear attention", encoding.label());
             return refuse(
@@ -146,13 +200,13 @@ pub(super) fn check_attention(encoding: &Encoding, geometry: &Geometry, model: &
 }
 
 /// Pieces are cut where layers keep a state, of sequences that are one text.
-pub(super) fn check_piece(task: Option<&TaskConfig>, piece: Option<usize>, block: &BlockPlan) -> Result<()> {
+pub(super) fn check_piece(task: Option<&TaskConfig>, piece: Option<usize>, model: &ModelPlan) -> Result<()> {
     let Some(piece) = piece else { return Ok(()) };
     let (message, hint) = if piece == 0 || !piece.is_multiple_of(CHUNK) {
         (format!("{piece} is no multiple of {CHUNK}"), "e.g. 16384")
-    } else if block.attention.linear().is_none() {
+    } else if !model.is_linear() {
         ("softmax attention holds all keys of a sequence".to_owned(), "leave it out, or make attention linear")
-    } else if block.dropout > 0.0 {
+    } else if model.block.dropout > 0.0 {
         ("values are dropped over whole sequences".to_owned(), "set model.block.dropout = 0")
     } else if task.is_some() {
         ("tasks are trained on whole sequences".to_owned(), "leave it out")
@@ -162,7 +216,7 @@ pub(super) fn check_piece(task: Option<&TaskConfig>, piece: Option<usize>, block
     Err(Error::Config { place: "train.piece".to_owned(), message, hint: hint.to_owned() })
 }
 
-pub(super) fn refused(Refusal { key, message, hint }: Refusal) -> Error {
+fn refused(Refusal { key, message, hint }: Refusal) -> Error {
     Error::Config { place: format!("encoding.{key}"), message, hint }
 }
 

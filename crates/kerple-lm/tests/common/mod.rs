@@ -4,6 +4,8 @@
 use kerple::encoding::{Encoding, Method};
 use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
 use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, TrainConfig};
+use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataFacts, Plan};
 use kerple_lm::task::Batch;
 use kerple_lm::train::Batches;
@@ -97,19 +99,93 @@ fn plan_from(
         },
         train: TrainConfig { train_len, batch, ..train },
     };
-    Plan::new(
-        &config,
-        DataFacts {
-            vocab_size: 23,
-            tokenizer: "counting".to_owned(),
-            train_tokens: 1000,
-            content: "counting".to_owned(),
-        },
-    )
-    .unwrap()
+    Plan::new(&config, facts()).unwrap()
 }
 
 /// The encoding of this kind with default keys.
 pub fn encoding(kind: &str) -> Encoding {
     Encoding::from(Method::named(kind).unwrap())
+}
+
+/// Logits of one sequence.
+pub fn logits(model: &Decoder, ids: &[u32]) -> Vec<f32> {
+    let tokens = Tokens { ids, batch: 1, len: ids.len() };
+    model.logits(tokens, &PASS).into_data().try_to_vec::<f32>().unwrap()
+}
+
+/// A pass that measures.
+pub const PASS: Pass = Pass::evaluation(0);
+/// A sequence.
+pub const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
+
+/// Fails unless a prefill of five and single steps give the logits of whole sequences.
+pub fn assert_decoding(model: &Decoder, what: &str) {
+    let whole = logits(model, &IDS);
+    let width = whole.len() / IDS.len();
+    let mut memory = model.memories(1);
+    let mut parts = Vec::new();
+    for (start, end) in [(0, 5)].into_iter().chain((5..12).map(|at| (at, at + 1))) {
+        let ids = &IDS[start..end];
+        let last = model.extend(Tokens { ids, batch: 1, len: ids.len() }, &mut memory, &PASS.over(IDS.len()));
+        assert_eq!(last.dims(), [1, width], "{what}");
+        parts.extend(last.into_data().try_to_vec::<f32>().unwrap());
+    }
+    // only the last of each piece is projected
+    let whole = &whole[4 * width..];
+    let largest = whole.iter().fold(0f32, |m, x| m.max(x.abs()));
+    assert_eq!(whole.len(), parts.len());
+    let error = whole.iter().zip(&parts).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    // the same sums in another order, in f32
+    assert!(error < 1e-5 * largest.max(1.0), "{what}: {error}");
+}
+
+/// Models whose layers differ, in words and as plans.
+pub fn patterns(train: &TrainConfig) -> Vec<(&'static str, Plan)> {
+    let linear = "model.block.attention = { linear = { features = \"elu\" } }";
+    [
+        (
+            "no positions in every second layer",
+            "encoding.kind = \"rotary\"",
+            "free = { every = 2, encoding = \"none\" }",
+        ),
+        ("a window in some", "encoding.kind = \"kerple_log\"", "local = { at = [0, 2], window = 3 }"),
+        (
+            "a window in most, and other kernels where there is none",
+            "encoding = { kind = \"alibi\", window = 4 }",
+            "global = { every = 4, encoding = { kind = \"kerple_power\", scope = \"layer\" } }",
+        ),
+        (
+            "linear in most, softmax in a few",
+            &format!("encoding.kind = \"kerple_log\"\n{linear}"),
+            "exact = { at = [1], attention = \"softmax\" }",
+        ),
+        (
+            "softmax with a window in most, linear in a few, under rows for the embeddings",
+            "encoding = { kind = \"learned\", positions = 40, window = 5 }",
+            "wide = { every = 3, window = \"all\", attention = { linear = { features = \"relu\" } } }\n\
+             mixed = { at = [0], encoding = { kind = \"dape\", base = \"alibi\", hidden = 4 } }",
+        ),
+    ]
+    .map(|(what, encoding, kinds)| {
+        (what, plan_of_text(&format!("{encoding}\n[model.layers]\n{kinds}"), train).unwrap())
+    })
+    .into()
+}
+
+/// A plan of a run file for a model of four tiny layers, or what is said of it.
+pub fn plan_of_text(text: &str, train: &TrainConfig) -> Result<Plan, String> {
+    let text = format!(
+        "seed = 7\ndata.path = \"nowhere\"\nmodel.n_layers = 4\nmodel.n_heads = 2\nmodel.head_dim = 8\n\
+         model.pad_vocab_to = 8\n{text}"
+    );
+    let said = |error: kerple_lm::Error| format!("{error}, {}", error.hint());
+    let config = RunConfig::parse(&text, "test", &[]).map_err(said)?;
+    let config = RunConfig { train: TrainConfig { train_len: 12, batch: 4, ..train.clone() }, ..config };
+    Plan::new(&config, facts()).map_err(said)
+}
+
+/// A tiny language.
+fn facts() -> DataFacts {
+    let [tokenizer, content] = ["counting"; 2].map(str::to_owned);
+    DataFacts { vocab_size: 23, tokenizer, train_tokens: 1000, content }
 }

@@ -184,9 +184,14 @@ impl Encoding {
         Ok(scaled)
     }
 
-    /// How rotary rates are scaled, as in its label.
+    /// How rotary rates are scaled.
+    pub fn scaling(&self) -> Option<Scaling> {
+        self.method.clone().rotary_mut()?.scaling
+    }
+
+    /// The same as in its label.
     pub fn rope_scaling(&self) -> Option<String> {
-        self.method.clone().rotary_mut()?.scaling.map(|scaling| scaling.label())
+        self.scaling().map(|scaling| scaling.label())
     }
 
     fn check_randomized(&self, geometry: &Geometry) -> Checked {

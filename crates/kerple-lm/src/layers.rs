@@ -1,0 +1,251 @@
+//! Layers that differ from the others: kinds of layers by their names, and where each stands.
+
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::plan::ModelPlan;
+use kerple::encoding::Encoding;
+use kerple_burn::plan::{AttentionKind, BlockPlan};
+use kerple_burn::positions::Standing;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// `[model.layers.NAME]`: where layers of this kind stand, and what they have in place of what all layers have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LayerConfig {
+    /// Layers, counted from 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<Vec<usize>>,
+    /// The last of every so many layers instead: of 4, layers 3, 7, 11.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every: Option<usize>,
+    /// How positions enter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<Encoding>,
+    /// Keys that a query sees.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<Window>,
+    /// Kind of attention.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<AttentionKind>,
+}
+
+/// A kind of layers with its places resolved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerKind {
+    /// Layers, counted from 0, rising.
+    pub at: Vec<usize>,
+    /// How positions enter, with learned values of its own; the model's encoding when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<Encoding>,
+    /// Keys that a query sees; those of the encoding when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<Window>,
+    /// Kind of attention; the block's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<AttentionKind>,
+}
+
+/// `window = 512`, or `window = "all"` where the other layers have one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "a window is a number of positions, or \"all\"")]
+pub enum Window {
+    /// So many, the query's own position included.
+    Last(usize),
+    /// All.
+    All(All),
+}
+
+/// The word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum All {
+    /// Every position.
+    All,
+}
+
+impl Window {
+    /// As attention takes it.
+    fn keys(self) -> Option<usize> {
+        match self {
+            Window::Last(keys) => Some(keys),
+            Window::All(_) => None,
+        }
+    }
+}
+
+/// What one layer has, whatever kind it is of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Layer<'a> {
+    /// How positions enter.
+    pub encoding: &'a Encoding,
+    /// Which of [`ModelPlan::other_encodings`] that is; `None`: the model's.
+    pub other: Option<usize>,
+    /// Keys that a query sees; `None`: all.
+    pub window: Option<usize>,
+    /// Kind of attention.
+    pub attention: &'a AttentionKind,
+}
+
+impl Layer<'_> {
+    /// The encoding with the window of this layer.
+    pub fn windowed(&self) -> Encoding {
+        Encoding { window: self.window, ..self.encoding.clone() }
+    }
+
+    /// As the encodings of a model are told of it.
+    pub fn standing(&self) -> Standing {
+        let demand = self.attention.linear().and_then(|plan| plan.demand());
+        Standing { other: self.other, window: self.window, demand }
+    }
+}
+
+impl ModelPlan {
+    /// The kind of a layer, where it differs from the others.
+    pub(crate) fn kind(&self, layer: usize) -> Option<(&String, &LayerKind)> {
+        self.layers.iter().find(|(_, kind)| kind.at.contains(&layer))
+    }
+
+    /// What a layer has, in a model with this encoding.
+    pub fn layer<'a>(&'a self, encoding: &'a Encoding, layer: usize) -> Layer<'a> {
+        let shared = Layer { encoding, other: None, window: encoding.window, attention: &self.block.attention };
+        let Some((name, kind)) = self.kind(layer) else { return shared };
+        let own = kind.encoding.as_ref();
+        let window = own.unwrap_or(encoding).window;
+        let named = self.layers.iter().filter(|(_, kind)| kind.encoding.is_some()).position(|(other, _)| other == name);
+        Layer {
+            encoding: own.unwrap_or(encoding),
+            other: named,
+            window: kind.window.map_or(window, Window::keys),
+            attention: kind.attention.as_ref().unwrap_or(shared.attention),
+        }
+    }
+
+    /// What every layer has.
+    pub fn every_layer<'a>(&'a self, encoding: &'a Encoding) -> impl Iterator<Item = Layer<'a>> {
+        (0..self.n_layers).map(move |layer| self.layer(encoding, layer))
+    }
+
+    /// The encodings of kinds that have their own, by the names of the kinds.
+    pub fn other_encodings(&self) -> Vec<(String, Encoding)> {
+        let own = |(name, kind): (&String, &LayerKind)| Some((name.clone(), kind.encoding.clone()?));
+        self.layers.iter().filter_map(own).collect()
+    }
+
+    /// The block of a layer.
+    pub fn block_of(&self, encoding: &Encoding, layer: usize) -> BlockPlan {
+        BlockPlan { attention: self.layer(encoding, layer).attention.clone(), ..self.block.clone() }
+    }
+
+    /// Whether every layer keeps a state of fixed size.
+    pub fn is_linear(&self) -> bool {
+        let linear = |kind: Option<&AttentionKind>| kind.unwrap_or(&self.block.attention).linear().is_some();
+        (0..self.n_layers).all(|layer| linear(self.kind(layer).and_then(|(_, kind)| kind.attention.as_ref())))
+    }
+
+    /// Short name of the encodings of all layers: that of the model's, and of each kind where it stands and what is other
+    /// there. Different layers have different labels; long ones are told apart by 32 bits of a hash.
+    pub fn label(&self, encoding: &Encoding) -> String {
+        let kinds: String = self.layers.values().map(label).collect();
+        if kinds.len() <= LONGEST_LABEL {
+            return encoding.label() + &kinds;
+        }
+        format!("{}-layers.{}", encoding.label(), &kerple_data::fingerprint(kinds.as_bytes())[..8])
+    }
+}
+
+/// Characters of a label that say how layers differ.
+const LONGEST_LABEL: usize = 80;
+
+fn label(kind: &LayerKind) -> String {
+    let at: Vec<String> = kind.at.iter().map(usize::to_string).collect();
+    let window = kind.window.map(|window| match window.keys() {
+        Some(keys) => format!("window{keys}"),
+        None => "no_window".to_owned(),
+    });
+    let attention = kind.attention.as_ref().map(|attention| match attention.linear() {
+        Some(linear) => {
+            let keys = serde_json::to_string(linear).expect("a plan is plain data");
+            format!("linear.{}", &kerple_data::fingerprint(keys.as_bytes())[..8])
+        }
+        None => "softmax".to_owned(),
+    });
+    let encoding = kind.encoding.as_ref().map(Encoding::label);
+    let what: Vec<String> = [encoding, window, attention].into_iter().flatten().collect();
+    format!("-at{}={}", at.join("."), what.join("."))
+}
+
+fn refuse<T>(name: &str, key: &str, message: String, hint: &str) -> Result<T> {
+    let place = format!("model.layers.{name}{key}");
+    Err(Error::Config { place, message, hint: hint.to_owned() })
+}
+
+/// The kinds of a run file for a model of so many layers.
+///
+/// # Errors
+/// A kind that stands nowhere, or where another stands, or in which nothing is other.
+pub fn resolve(config: &ModelConfig, n_layers: usize) -> Result<BTreeMap<String, LayerKind>> {
+    let mut taken: Vec<Option<&str>> = vec![None; n_layers];
+    let mut kinds = BTreeMap::new();
+    for (name, kind) in &config.layers {
+        check_name(name)?;
+        let LayerConfig { encoding, window, attention, .. } = kind.clone();
+        if encoding.is_none() && window.is_none() && attention.is_none() {
+            let hint = "set encoding, window or attention, or leave the kind out";
+            return refuse(name, "", "layers of this kind are like all others".to_owned(), hint);
+        }
+        if window == Some(Window::Last(0)) {
+            let hint = "use at least 1, the token itself, or \"all\"";
+            return refuse(name, ".window", "a window of 0 sees nothing".to_owned(), hint);
+        }
+        let at = places(name, kind, n_layers)?;
+        for &layer in &at {
+            if let Some(other) = taken[layer].replace(name) {
+                let message = format!("layer {layer} is of kind `{other}` too");
+                return refuse(name, ".at", message, "a layer is of one kind");
+            }
+        }
+        kinds.insert(name.clone(), LayerKind { at, encoding, window, attention });
+    }
+    Ok(kinds)
+}
+
+/// Names of kinds stand in front of the names of learned values, as `layer3` does.
+fn check_name(name: &str) -> Result<()> {
+    let is_word = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !name.is_empty();
+    if is_word && !name.strip_prefix("layer").is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit())) {
+        return Ok(());
+    }
+    let hint = "use letters, digits and _, and no name like layer3; where a kind stands is said by `at` or `every`";
+    refuse(name, "", "this is no name of a kind of layers".to_owned(), hint)
+}
+
+/// The layers of a kind, rising.
+fn places(name: &str, kind: &LayerConfig, n_layers: usize) -> Result<Vec<usize>> {
+    match (&kind.at, kind.every) {
+        (Some(at), None) => {
+            let mut at = at.clone();
+            at.sort_unstable();
+            at.dedup();
+            match at.last() {
+                None => {
+                    refuse(name, ".at", "the kind stands in no layer".to_owned(), "name one, or leave the kind out")
+                }
+                Some(&last) if last >= n_layers => {
+                    let message = format!("there is no layer {last}, the model has {n_layers}, counted from 0");
+                    refuse(name, ".at", message, "name layers that there are, or raise model.n_layers")
+                }
+                Some(_) => Ok(at),
+            }
+        }
+        (None, Some(every)) if (1..=n_layers).contains(&every) => Ok((every - 1..n_layers).step_by(every).collect()),
+        (None, Some(every)) => {
+            let message = format!("{every} is out of range, it must be between 1 and the {n_layers} layers");
+            refuse(name, ".every", message, "of 4, layers 3, 7, 11 are of this kind")
+        }
+        (Some(_), Some(_)) | (None, None) => {
+            let message = "where it stands is said by one of `at` and `every`".to_owned();
+            refuse(name, "", message, "at = [3, 7], or every = 4")
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Models whose layers differ: each layer is what a model of its kind alone would have there.
+
+mod common;
+
+use burn::tensor::{DType, Tensor};
+use common::{IDS, PASS, assert_decoding, logits, patterns, plan_of_text};
+use kerple::encoding::Encoding;
+use kerple_burn::fused::Engine;
+use kerple_burn::ops::embedding::embed;
+use kerple_burn::parameters;
+use kerple_burn::plan::{AttentionKind, InitKind};
+use kerple_burn::positions::PositionalEncoding;
+use kerple_lm::config::TrainConfig;
+use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::plan::Plan;
+
+fn read(text: &str) -> Result<Plan, String> {
+    plan_of_text(text, &TrainConfig::default())
+}
+
+const ALL: Tokens = Tokens { ids: &IDS, batch: 1, len: IDS.len() };
+
+/// The residual stream after the last layer: blocks that are told of positions by an encoding that stands in all layers.
+fn layer_by_layer(model: &Decoder, plan: &Plan) -> Tensor<3> {
+    let (device, dtype) = (kerple_lm::device(), DType::F32);
+    let mut x = embed(model.embedding.val(), &IDS, [1, IDS.len()], Engine::Composed);
+    let alone = |encoding: &Encoding| PositionalEncoding::new(encoding, &plan.geometry(), 4, plan.seed, &device);
+    if let Some(rows) = alone(&plan.encoding).absolute(0, IDS.len(), (&device, dtype), &PASS) {
+        x = x + rows;
+    }
+    for (number, block) in model.blocks.iter().enumerate() {
+        let layer = plan.model.layer(&plan.encoding, number);
+        let encoding = alone(&layer.windowed()).with_attention(layer.attention);
+        let positions = encoding.positions(number, [IDS.len(); 2], (&device, dtype), Engine::Composed, &PASS);
+        x = block.forward(x, &positions, &PASS, Engine::Composed);
+    }
+    x
+}
+
+fn numbers<const D: usize>(x: Tensor<D>) -> Vec<f32> {
+    x.into_data().try_to_vec::<f32>().unwrap()
+}
+
+/// Largest difference of two results of f32, in units of the larger.
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let largest = b.iter().fold(1f32, |m, x| m.max(x.abs()));
+    a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+}
+
+#[test]
+fn every_layer_has_what_its_kind_says() {
+    for (what, mut plan) in patterns(&TrainConfig::default()) {
+        plan.model.block.init = InitKind::Xavier; // large enough for positions to matter
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        let (hidden, expected) = (numbers(model.hidden(ALL, &PASS)), numbers(layer_by_layer(&model, &plan)));
+        // a few hundred sums of f32 in another order
+        assert!(distance(&hidden, &expected) < 1e-5, "{what}: {}", distance(&hidden, &expected));
+        let alike =
+            Plan { model: kerple_lm::plan::ModelPlan { layers: Default::default(), ..plan.model.clone() }, ..plan };
+        let alike = numbers(Decoder::new(&alike, &kerple_lm::device()).hidden(ALL, &PASS));
+        assert!(distance(&alike, &expected) > 1e-4, "{what}: layers that are alike give the same");
+    }
+}
+
+#[test]
+fn models_of_all_patterns_decode_and_count() {
+    for (what, plan) in patterns(&TrainConfig::default()) {
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        let sizes = parameters::collect(&model).into_iter().map(|n| n.array.shape().iter().product::<usize>());
+        assert_eq!(sizes.sum::<usize>(), plan.parameters, "{what}");
+        assert_decoding(&model, what);
+        let composed = model.clone().with_engine(Engine::Composed);
+        assert_decoding(&composed, what);
+        assert!(distance(&logits(&model, &IDS), &logits(&composed, &IDS)) < 1e-5, "{what}");
+    }
+}
+
+#[test]
+fn values_are_told_apart_by_kind_and_layer() {
+    let text = "encoding.kind = \"kerple_log\"\n[model.layers]\n\
+                a = { at = [1], encoding = \"kerple_power\" }\n\
+                b = { at = [0, 3], encoding = { kind = \"kerple_log\", scope = \"layer\" } }";
+    let model = Decoder::new(&read(text).unwrap(), &kerple_lm::device());
+    let names: Vec<String> = model.encoding.true_values().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["r1", "r2", "a.r1", "a.r2", "layer0.r1", "layer0.r2", "layer3.r1", "layer3.r2"]);
+    assert_eq!(model.encoding.sets(), [0, 1, 2, 3]);
+    assert_ne!(model.encoding.table(0, 9), model.encoding.table(3, 9), "layers that learn for themselves");
+    assert_ne!(model.encoding.table(1, 9), model.encoding.table(2, 9));
+}
+
+#[test]
+fn plans_say_which_layers_are_what() {
+    let plan = read("encoding.kind = \"rotary\"\n[model.layers.free]\nevery = 2\nencoding = \"none\"").unwrap();
+    assert_eq!((plan.model.layers["free"].at.as_slice(), plan.label.as_str()), (&[1, 3][..], "rotary-at1.3=none"));
+    let written = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&written).unwrap(), plan);
+    let at = read("encoding.kind = \"rotary\"\n[model.layers.free]\nat = [3, 1]\nencoding = \"none\"").unwrap();
+    assert_eq!(at.hash, plan.hash, "the same layers are the same plan");
+    let alike = read("encoding.kind = \"rotary\"").unwrap();
+    assert!(alike.hash != plan.hash && !serde_json::to_string(&alike).unwrap().contains("\"layers\""));
+    let hybrid =
+        read("encoding.kind = \"none\"\n[model.layers]\na = { every = 1, attention = { linear = {} } }").unwrap();
+    assert!(hybrid.model.is_linear() && *hybrid.model.layer(&hybrid.encoding, 2).attention != AttentionKind::Softmax);
+}
+
+#[test]
+fn mistakes_name_the_kind() {
+    for (kinds, said) in [
+        ("a = { at = [4], window = 2 }", "model.layers.a.at: there is no layer 4, the model has 4"),
+        ("a = { at = [], window = 2 }", "model.layers.a.at: the kind stands in no layer"),
+        ("a = { every = 5, window = 2 }", "model.layers.a.every: 5 is out of range"),
+        ("a = { every = 0, window = 2 }", "model.layers.a.every: 0 is out of range"),
+        ("a = { every = 2, at = [1], window = 2 }", "model.layers.a: where it stands"),
+        ("a = { window = 2 }", "model.layers.a: where it stands"),
+        ("a = { every = 2 }", "model.layers.a: layers of this kind are like all others"),
+        ("a = { every = 2, window = 0 }", "model.layers.a.window: a window of 0"),
+        ("a = { every = 2, window = \"some\" }", "a window is a number of positions, or \"all\""),
+        ("a = { every = 2, windows = 1 }", "unknown field `windows`"),
+        (
+            "a = { every = 2, window = 2 }\nb = { at = [3], window = 3 }",
+            "model.layers.b.at: layer 3 is of kind `a` too",
+        ),
+        ("layer3 = { every = 2, window = 2 }", "model.layers.layer3: this is no name"),
+        (
+            "a = { every = 2, encoding = \"learned\" }",
+            "model.layers.a.encoding.kind: learned is added to the embeddings",
+        ),
+        ("a = { every = 2, encoding = \"sine_spe\" }", "model.layers.a.encoding.kind: sine_spe is a code"),
+        ("a = { every = 2, encoding = \"nope\" }", "there is no `nope`"),
+        (
+            "a = { every = 2, window = 3, attention = { linear = {} } }",
+            "model.layers.a.encoding: kerple_log-window3 changes scores in a way that linear attention cannot take",
+        ),
+        (
+            "a = { every = 2, attention = { linear = { count = 7 } } }",
+            "model.layers.a.attention.linear.count: 7 is odd",
+        ),
+        ("a = { every = 1, encoding = \"rotary\" }", "encoding: all layers have another encoding than kerple_log"),
+    ] {
+        let refused = read(&format!("encoding.kind = \"kerple_log\"\n[model.layers]\n{kinds}")).unwrap_err();
+        assert!(refused.contains(said), "{kinds}: {refused}");
+    }
+}
+
+#[test]
+fn lengths_that_one_layer_is_not_defined_for_are_refused() {
+    let text =
+        "encoding.kind = \"rotary\"\n[model.layers]\na = { at = [1], encoding = { kind = \"t5\", randomized = 40 } }";
+    let plan = read(text).unwrap();
+    let model = Decoder::new(&plan, &kerple_lm::device());
+    let error = model.check_len(41).unwrap_err();
+    assert!(error.to_string().contains("t5-randomized40 is defined for 40 positions"), "{error}");
+    assert_eq!((plan.longest(&plan.encoding), model.check_len(40).is_ok()), (Some(40), true));
+}
