@@ -1,11 +1,13 @@
 //! The command line. Names are fixed: people and scripts rely on them.
 
+mod general;
 mod groups;
 mod misuse;
 
 use crate::failure::Failure;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
+pub use general::General;
 pub use groups::{Array, Evaluation, Hardware, Instructions, RunFile, Sharing, Split, Work, default_lengths};
 use groups::{count, rope_scaling};
 use kerple::encoding::scaling::Scaling;
@@ -15,10 +17,15 @@ use std::path::PathBuf;
 /// The version and the commit it was built from.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("KERPLE_COMMIT"), ")");
 
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C or a signal with what was done saved.";
+
 /// Train short, test long: relative positional encodings and length extrapolation in transformers.
 #[derive(Debug, Parser)]
-#[command(name = "kerple", version = VERSION, arg_required_else_help = true, max_term_width = 110)]
+#[command(name = "kerple", version = VERSION, arg_required_else_help = true, max_term_width = 110, after_help = EXIT_CODES)]
 pub struct Cli {
+    #[command(flatten)]
+    pub general: General,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -50,10 +57,15 @@ pub enum Command {
     Style(Style),
     /// Check engines against the definition, then time them.
     Bench(Bench),
-    /// Compare every checksum of some prepared data or runs and read every row; exit code 1 when something is damaged.
+    /// Compare every checksum of prepared data and runs, or of all in some folders, and read every row; exit code 1 when
+    /// something is damaged.
     Verify(Verify),
     /// Run every case of a folder of reference values through every engine that has it.
     Golden(Golden),
+    /// Print what a shell completes: put it where the shell looks, or load it from its start file.
+    Completions(Completions),
+    /// Print every command with its options as Markdown, or write man pages.
+    Manual(Manual),
 }
 
 #[derive(Debug, Args)]
@@ -61,7 +73,7 @@ pub struct Quickstart {
     /// Minutes the whole job may take; decides the number of training steps.
     #[arg(long, default_value_t = 10.0)]
     pub minutes: f64,
-    /// Text to use instead of the sources of the locked dependencies: files or folders.
+    /// Text to use instead of what the program brings along, Python Enhancement Proposals: files or folders.
     #[arg(long, num_args = 1.., value_name = "PATH")]
     pub data: Vec<PathBuf>,
     #[command(flatten)]
@@ -380,9 +392,6 @@ pub struct Bench {
     /// table in JSON.
     #[arg(long)]
     pub encoding: Option<String>,
-    /// Threads; all when absent.
-    #[arg(long, value_parser = count)]
-    pub threads: Option<usize>,
     /// Timed repetitions.
     #[arg(long, default_value_t = 5, value_parser = count)]
     pub repeats: usize,
@@ -413,10 +422,10 @@ pub struct Style {
 
 #[derive(Debug, Args)]
 pub struct Verify {
-    /// Folders of prepared data, GPT-NeoX prefixes, or run folders.
+    /// Prepared data, GPT-NeoX prefixes, run folders, or folders of them: comparisons, reproductions and their exports.
     #[arg(required = true)]
     pub paths: Vec<PathBuf>,
-    /// Print one JSON object a path.
+    /// Print one JSON object for each run and each text.
     #[arg(long)]
     pub json: bool,
 }
@@ -430,13 +439,28 @@ pub struct Golden {
     pub json: bool,
 }
 
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// Which shell.
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct Manual {
+    /// Write a man page of every command to this folder.
+    #[arg(long, value_name = "DIR")]
+    pub man: Option<PathBuf>,
+}
+
 impl Cli {
     /// Parses the arguments of the process; `None` when they asked for help or the version, which is then printed.
     ///
     /// # Errors
     /// What is wrong with them.
     pub fn of_process() -> Result<Option<Cli>, Failure> {
-        match Cli::try_parse_from(std::env::args_os().map(guard)) {
+        let arguments: Vec<OsString> = std::env::args_os().map(guard).collect();
+        general::color(&arguments).write_global();
+        match Cli::try_parse_from(arguments) {
             Ok(cli) => Ok(Some(cli)),
             Err(error) => match error.kind() {
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {

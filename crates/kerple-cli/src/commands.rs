@@ -6,6 +6,7 @@ pub mod describe;
 pub mod eval;
 pub mod golden;
 pub mod kernel;
+pub mod manual;
 pub mod prepare;
 pub mod quickstart;
 pub mod report;

@@ -7,7 +7,7 @@ use std::path::Path;
 pub struct Failure {
     pub message: String,
     pub hint: String,
-    /// 1 failed, 2 misused.
+    /// 1 failed, 2 misused, 130 stopped.
     pub code: u8,
 }
 
@@ -25,6 +25,11 @@ impl Failure {
         Failure { message: message.into(), hint: hint.into(), code: 1 }
     }
 
+    /// The user ended it; what was done is saved.
+    pub fn stopped(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: hint.into(), code: 130 }
+    }
+
     /// A file that could not be written.
     pub fn writing(path: &Path, error: &std::io::Error) -> Failure {
         Failure::failed(format!("{}: cannot write: {error}", path.display()), "choose a folder you may write to")
@@ -33,7 +38,12 @@ impl Failure {
 
 impl From<kerple_lm::Error> for Failure {
     fn from(error: kerple_lm::Error) -> Failure {
-        Failure { message: error.to_string(), hint: error.hint(), code: if error.is_misuse() { 2 } else { 1 } }
+        let code = match error {
+            kerple_lm::Error::Data(kerple_data::Error::Stopped) => 130,
+            _ if error.is_misuse() => 2,
+            _ => 1,
+        };
+        Failure { message: error.to_string(), hint: error.hint(), code }
     }
 }
 

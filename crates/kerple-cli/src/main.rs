@@ -1,4 +1,4 @@
-//! The `kerple` command: stdout carries results, stderr the rest; exit 0 done, 1 failed, 2 misused.
+//! The `kerple` command: stdout carries results, stderr the rest; exit 0 done, 1 failed, 2 misused, 130 stopped.
 
 mod args;
 mod commands;
@@ -7,9 +7,9 @@ mod memory;
 mod output;
 mod progress;
 
-use args::{Cli, Command};
-use failure::Outcome;
-use output::remarkln;
+use args::{Cli, Command, General};
+use failure::{Failure, Outcome};
+use output::{Voice, remarkln};
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -18,13 +18,31 @@ static ALLOCATOR: memory::Counted = memory::Counted;
 fn main() -> ExitCode {
     memory::keep_freed();
     end_quietly_on_a_closed_pipe();
-    match Cli::of_process().and_then(|cli| cli.map_or(Ok(()), |cli| run(cli.command))) {
+    let outcome = Cli::of_process().and_then(|cli| match cli {
+        Some(cli) => begin(&cli.general).and_then(|()| run(cli.command)),
+        None => Ok(()),
+    });
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            remarkln!("error: {}\n\nhint: {}", failure.message, failure.hint);
+            output::complain(&failure);
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// Does what the options of every command ask for.
+fn begin(general: &General) -> Outcome {
+    output::speak(general.voice());
+    if let Some(threads) = general.threads {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        pool.build_global()
+            .map_err(|error| Failure::failed(format!("--threads {threads}: {error}"), "lower --threads"))?;
+    }
+    if output::voice() == Voice::Verbose {
+        remarkln!("{}, {}", commands::report::program(), commands::report::machine());
+    }
+    Ok(())
 }
 
 fn run(command: Command) -> Outcome {
@@ -43,6 +61,8 @@ fn run(command: Command) -> Outcome {
         Command::Bench(args) => commands::bench::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Golden(args) => commands::golden::run(&args),
+        Command::Completions(args) => commands::manual::completions(&args),
+        Command::Manual(args) => commands::manual::run(&args),
     }
 }
 

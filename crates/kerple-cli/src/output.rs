@@ -3,23 +3,60 @@
 //! A result that cannot be written is a failure; a remark that cannot be written (a full disk behind `2>log`) is no reason
 //! to end hours of work.
 
+use crate::failure::Failure;
+use clap::builder::styling::{AnsiColor, Style};
 use std::fmt::Arguments;
-use std::io::{Write, stderr, stdout};
+use std::io::{Write, stdout};
+use std::sync::OnceLock;
+
+/// How much is said beside results and errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Voice {
+    /// Nothing.
+    Quiet,
+    /// Remarks, and progress in a line that is redrawn.
+    Normal,
+    /// More remarks, and progress in lines that stay.
+    Verbose,
+}
+
+static VOICE: OnceLock<Voice> = OnceLock::new();
+
+/// Chooses how much is said from here on; the first choice counts.
+pub fn speak(voice: Voice) {
+    let _ = VOICE.set(voice);
+}
+
+/// How much is said.
+pub fn voice() -> Voice {
+    VOICE.get().copied().unwrap_or(Voice::Normal)
+}
 
 /// Writes a part of the result; a full disk ends the process with exit code 1.
 pub fn result(text: Arguments) {
     let mut out = stdout().lock();
     if let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) {
-        remark(format_args!(
-            "error: stdout: cannot write: {error}\n\nhint: free some disk space, or write elsewhere\n"
+        complain(&Failure::failed(
+            format!("stdout: cannot write: {error}"),
+            "free some disk space, or write elsewhere",
         ));
         std::process::exit(1);
     }
 }
 
-/// Writes a remark, if it can be written.
+/// Writes a remark, if it is wanted and can be written.
 pub fn remark(text: Arguments) {
-    let _ = stderr().write_fmt(text);
+    if voice() != Voice::Quiet {
+        let _ = anstream::stderr().write_fmt(text);
+    }
+}
+
+/// Writes what went wrong and what to do about it.
+pub fn complain(failure: &Failure) {
+    const ERROR: Style = AnsiColor::Red.on_default().bold();
+    const HINT: Style = AnsiColor::Cyan.on_default().bold();
+    let Failure { message, hint, .. } = failure;
+    let _ = writeln!(anstream::stderr(), "{ERROR}error:{ERROR:#} {message}\n\n{HINT}hint:{HINT:#} {hint}");
 }
 
 /// A line of the result.

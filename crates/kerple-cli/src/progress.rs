@@ -1,52 +1,103 @@
 //! Progress for people: one redrawn line on a terminal, a plain line an interval otherwise. Always on stderr.
 
+use crate::output::{Voice, voice};
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
 /// A progress line.
 pub struct Line {
-    terminal: bool,
+    style: Style,
     last: Option<Instant>,
     width: usize,
 }
 
+/// How progress is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Style {
+    Hidden,
+    /// In one line, drawn again over itself.
+    Redrawn,
+    /// In lines that stay, one an interval.
+    Lines(Duration),
+}
+
 const REDRAW: Duration = Duration::from_millis(100);
-const PLAIN: Duration = Duration::from_secs(10);
+
+impl Style {
+    fn of_process() -> Style {
+        match (voice(), stderr().is_terminal()) {
+            (Voice::Quiet, _) => Style::Hidden,
+            (Voice::Normal, true) => Style::Redrawn,
+            (Voice::Normal, false) => Style::Lines(Duration::from_secs(10)),
+            (Voice::Verbose, _) => Style::Lines(Duration::from_secs(1)),
+        }
+    }
+}
 
 impl Line {
     /// A line that is not drawn yet.
     pub fn new() -> Line {
-        Line { terminal: stderr().is_terminal(), last: None, width: 0 }
+        Line { style: Style::of_process(), last: None, width: 0 }
     }
 
     /// Shows `text`, unless something was shown a moment ago.
     pub fn show(&mut self, text: impl FnOnce() -> String) {
-        let interval = if self.terminal { REDRAW } else { PLAIN };
+        let interval = match self.style {
+            Style::Hidden => return,
+            Style::Redrawn => REDRAW,
+            Style::Lines(interval) => interval,
+        };
         if self.last.is_some_and(|last| last.elapsed() < interval) {
             return;
         }
         self.last = Some(Instant::now());
-        let text = text();
-        if self.terminal {
-            let blank = self.width.saturating_sub(text.chars().count());
-            self.width = text.chars().count();
-            let _ = write!(stderr(), "\r{text}{}", " ".repeat(blank));
-            let _ = stderr().flush();
-        } else {
-            let _ = writeln!(stderr(), "{text}");
+        match self.style {
+            Style::Redrawn => {
+                let text = cut(&text(), columns());
+                self.draw(&text);
+                let _ = stderr().flush();
+            }
+            _ => {
+                let _ = writeln!(stderr(), "{}", text());
+            }
         }
     }
 
     /// Ends the line with `text`, which stays.
     pub fn done(&mut self, text: &str) {
-        if self.terminal {
-            let blank = self.width.saturating_sub(text.chars().count());
-            let _ = writeln!(stderr(), "\r{text}{}", " ".repeat(blank));
-        } else {
-            let _ = writeln!(stderr(), "{text}");
+        match self.style {
+            Style::Hidden => return,
+            Style::Redrawn => {
+                self.draw(text);
+                let _ = writeln!(stderr());
+            }
+            Style::Lines(_) => {
+                let _ = writeln!(stderr(), "{text}");
+            }
         }
         (self.last, self.width) = (None, 0);
     }
+
+    /// Draws over what is in the line.
+    fn draw(&mut self, text: &str) {
+        let blank = self.width.saturating_sub(text.chars().count());
+        self.width = text.chars().count();
+        let _ = write!(stderr(), "\r{text}{}", " ".repeat(blank));
+    }
+}
+
+/// Columns that a line may fill without going on in the next; no limit where the terminal does not say.
+fn columns() -> usize {
+    let size = terminal_size::terminal_size_of(stderr());
+    size.map_or(usize::MAX, |(terminal_size::Width(columns), _)| usize::from(columns.saturating_sub(1)))
+}
+
+/// The beginning of `text`, with an ellipsis where something is missing.
+fn cut(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    text.chars().take(columns.saturating_sub(1)).chain("\u{2026}".chars().take(columns)).collect()
 }
 
 /// Seconds in words: `42 s`, `3 min 05 s`, `2 h 10 min`.
@@ -68,5 +119,11 @@ mod tests {
     fn durations_read_well() {
         let words: Vec<String> = [0.4, 61.0, 3600.0 * 2.0 + 605.0, f64::INFINITY].map(super::duration).into();
         assert_eq!(words, ["0 s", "1 min 01 s", "2 h 10 min", "?"]);
+    }
+
+    #[test]
+    fn what_is_too_long_ends_in_an_ellipsis() {
+        let of = |columns| super::cut("step 3/20  l\u{f6}ss", columns);
+        assert_eq!([of(15), of(14), of(5), of(1), of(0)], ["step 3/20  löss", "step 3/20  lö…", "step…", "…", ""]);
     }
 }

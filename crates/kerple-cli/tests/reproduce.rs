@@ -285,7 +285,7 @@ fn a_task_that_is_stopped_saves_and_asks_for_the_queue() {
     }
     let killed = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     assert!(killed.success());
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(place.read("bin/asked"), "requeue 77\n");
     assert!(place.path("c/runs/alibi/seed-1235/checkpoints").read_dir().unwrap().next().is_some(), "it was saved");
     assert!(place.read("c/slurm/shard-0.log").contains("stopped before the end"));

@@ -44,6 +44,52 @@ fn damage_is_found_wherever_it_is() {
     assert_eq!((&found["kind"], found["problems"].as_array().unwrap().len()), (&"data".into(), 0));
 }
 
+/// Runs `verify` and returns its exit code, what it printed and what it remarked.
+fn verified(place: &Place, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = place.run(&[&["verify"], arguments].concat());
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn folders_of_runs_are_looked_at_whole() {
+    let place = Place::new();
+    place.make_data();
+    let compare = ["compare", "--config", "run.toml", "--encodings", "alibi,none", "--lengths", "16", "--out", "two"];
+    place.ok(&compare);
+    let (code, said, _) = verified(&place, &["two"]);
+    assert!(code == Some(0) && said.contains("ok       2 of 2 runs"), "{said}");
+    // what comes behind a path with nothing in it, and behind a damaged one, is looked at all the same
+    damage(&place, "two/runs/alibi/seed-1235/plan.json");
+    let (code, said, remarks) = verified(&place, &["missing", "two", "data"]);
+    assert_eq!(code, Some(1), "{said}{remarks}");
+    for line in [
+        "NOTHING  missing: ",
+        "ok       1 of 2 runs",
+        "DAMAGED  two/runs/alibi/seed-1235/plan.json: ",
+        "ok       content ",
+    ] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    let (_, said, _) = verified(&place, &["two", "--json"]);
+    assert_eq!(said.lines().count(), 2, "{said}");
+}
+
+#[test]
+fn text_that_is_absent_is_no_damage() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    fs::rename(place.path("data"), place.path("elsewhere")).unwrap();
+    let said = place.ok(&["verify", "run"]);
+    assert!(said.contains("data: not here, and not looked at"), "{said}");
+    // another text in its place is
+    place.make_text(3, 4000);
+    place.ok(&["prepare", "--input", "text", "--out", "data"]);
+    let (code, said, _) = verified(&place, &["run"]);
+    assert!(code == Some(1) && said.contains("DAMAGED  the text of the run"), "{said}");
+}
+
 #[test]
 fn what_is_no_row_is_found_with_its_line() {
     let place = Place::new();

@@ -48,7 +48,7 @@ pub fn is_prepared(folder: &Path) -> bool {
 }
 
 /// Whether a folder has a `meta.json` of this program, of any version or damaged.
-pub(crate) fn has_summary(folder: &Path) -> bool {
+pub fn has_summary(folder: &Path) -> bool {
     let path = folder.join(META);
     let mut start = Vec::new();
     let mut read = || std::fs::File::open(&path)?.take(1 << 16).read_to_end(&mut start);

@@ -27,7 +27,7 @@ mod text;
 mod tokenizer;
 mod tokens;
 
-pub use corpus::{Corpus, Report, SplitCounts, Summary, Verified, is_prepared, verify};
+pub use corpus::{Corpus, Report, SplitCounts, Summary, Verified, has_summary, is_prepared, verify};
 pub use error::{Error, Result};
 pub use hash::fingerprint;
 pub use order::{

@@ -67,16 +67,23 @@ impl Evaluation {
 /// What models run on.
 #[derive(Debug, Args)]
 pub struct Hardware {
-    /// Where models run; no part of a plan, which gives the same run on all of them up to rounding.
-    #[arg(long, value_enum, default_value = "cpu")]
+    /// Where models run: `cpu`. No part of a plan, which gives the same run on all devices up to rounding.
+    #[arg(long, value_parser = device_name, default_value = "cpu")]
     pub device: DeviceName,
 }
 
 /// Devices this program was built for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceName {
     /// The processor.
     Cpu,
+}
+
+fn device_name(text: &str) -> Result<DeviceName, String> {
+    match text {
+        "cpu" => Ok(DeviceName::Cpu),
+        _ => Err("models run on the processor, `cpu`; there are no kernels for another device yet".to_owned()),
+    }
 }
 
 impl Hardware {

@@ -12,7 +12,7 @@ pub fn failure(error: &clap::Error) -> Failure {
     let (what, tips) = what.split_once("\n\n  tip: ").map_or((what, None), |(what, tips)| (what, Some(tips)));
     let what = what.strip_prefix("error: ").unwrap_or(what).trim_end();
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        crate::output::remark(format_args!("{text}\n"));
+        crate::output::remark(format_args!("{}\n", error.render().ansi()));
         return Failure::misuse(
             "there is no command",
             "`kerple --help` lists the commands; `kerple quickstart` shows it at work",

@@ -163,7 +163,6 @@ pub fn run(args: &Bench) -> Outcome {
             ));
         }
     }
-    let threads = args.threads.unwrap_or(0);
     let sizes = Sizes {
         batch: args.batch.unwrap_or(if args.work == Work::Step { 8 } else { 1 }),
         heads: args.heads.unwrap_or(if matches!(args.work, Work::Step | Work::Eval) { 4 } else { 12 }),
@@ -180,9 +179,8 @@ pub fn run(args: &Bench) -> Outcome {
     };
     let encoding = args.encoding.as_deref().map(encoding).transpose()?;
     let subject = model::Subject::new(args, encoding.as_ref(), sizes)?;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|error| Failure::failed(error.to_string(), "lower --threads"))?;
-    pool.install(|| {
+    // as one of the pool's threads, so that no work waits for one to wake up
+    rayon::scope(|_| {
         if !args.json {
             heading();
         }

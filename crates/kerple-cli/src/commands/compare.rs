@@ -129,5 +129,5 @@ pub fn work(json: bool, run: impl FnOnce(&mut dyn FnMut(Event)) -> kerple_lm::Re
         return Ok(());
     }
     line.done("stopped");
-    Err(Failure::failed("stopped before the end; what was done is saved", "the same command again goes on from here"))
+    Err(Failure::stopped("stopped before the end; what was done is saved", "the same command again goes on from here"))
 }

@@ -8,6 +8,7 @@ use kerple::attention::linear::NEAR;
 use kerple::encoding::{Encoding, Geometry, InLinear, Init, METHODS, Method, Parameter};
 use kerple::kernel::exponentials::{Amplitude, Demand, Tolerance};
 use kerple_report::plot::{Plot, over_distances};
+use std::path::Path;
 
 /// Largest table that is drawn or printed.
 const MOST_VALUES: usize = 1 << 24;
@@ -99,6 +100,16 @@ fn picture(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> 
     Some(over_distances(title, what, false, curves))
 }
 
+fn no_picture(encoding: &Encoding, path: &Path) -> Failure {
+    let drawn = METHODS
+        .iter()
+        .filter(|kind| Method::named(kind).is_some_and(|method| picture(&Encoding::from(method), 1, 2).is_some()));
+    Failure::misuse(
+        format!("{}: {} has no table over distances to draw", path.display(), encoding.method.kind()),
+        format!("there are pictures of {}", drawn.copied().collect::<Vec<_>>().join(", ")),
+    )
+}
+
 fn one(args: &Describe, encoding: &Encoding) -> Outcome {
     if args.heads == 0 || args.distances < 2 {
         return Err(Failure::misuse("a picture needs at least 1 head and 2 distances", "raise --heads or --distances"));
@@ -113,8 +124,12 @@ fn one(args: &Describe, encoding: &Encoding) -> Outcome {
     let geometry = Geometry::new(args.heads, 64, 512);
     let parameters = encoding.parameters(&geometry);
     let plot = picture(encoding, args.heads, args.distances);
-    if let (Some(path), Some(plot)) = (&args.svg, &plot) {
-        std::fs::write(path, plot.file()).map_err(|error| Failure::writing(path, &error))?;
+    match (&args.svg, &plot) {
+        (Some(path), Some(plot)) => {
+            std::fs::write(path, plot.file()).map_err(|error| Failure::writing(path, &error))?;
+        }
+        (Some(path), None) => return Err(no_picture(encoding, path)),
+        (None, _) => {}
     }
     if args.json {
         let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), args.distances);

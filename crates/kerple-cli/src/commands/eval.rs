@@ -109,7 +109,7 @@ fn show(
     }
     line.done("stopped");
     let hint = "the same command again goes on with the lengths that are missing";
-    Err(Failure::failed("stopped before the end; the lengths that were done are saved", hint))
+    Err(Failure::stopped("stopped before the end; the lengths that were done are saved", hint))
 }
 
 /// The same for a run of a task: right answers by length.

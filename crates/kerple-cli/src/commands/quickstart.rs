@@ -236,7 +236,7 @@ fn affordable_steps(
     std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
     if !outcome.finished {
         line.done("stopped");
-        return Err(Failure::failed("stopped before the first run", "the same command again goes on from here"));
+        return Err(Failure::stopped("stopped before the first run", "the same command again goes on from here"));
     }
     times.sort_by(f64::total_cmp);
     let step = times[times.len() / 2];

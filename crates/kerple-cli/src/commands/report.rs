@@ -36,6 +36,6 @@ pub fn machine() -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     let name = name.map_or(std::env::consts::ARCH, |(_, name)| name.trim());
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = rayon::current_num_threads();
     format!("{name}, {threads} threads, {}", kerple::cpu::InstructionSet::current().name())
 }

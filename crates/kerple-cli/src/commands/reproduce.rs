@@ -90,7 +90,7 @@ fn time(reproduction: &Reproduction, stop: &AtomicBool) -> Outcome {
         return Ok(());
     }
     line.done("stopped");
-    Err(Failure::failed("stopped while steps were timed", "the same command again goes on from here"))
+    Err(Failure::stopped("stopped while steps were timed", "the same command again goes on from here"))
 }
 
 /// Makes the pages of a folder and prints how complete they are.

@@ -55,13 +55,19 @@ pub fn run(args: &Sample) -> Outcome {
     }
     sampled.begin(&prompt[1..], music.is_some());
     generate::generate(&model, &prompt, args.tokens, plan.facts.vocab_size, &draw, &mut sampled)?;
-    let Sampled { decoder, tokens, .. } = sampled;
+    let Sampled { decoder, tokens, stop, .. } = sampled;
     print(&decoder.finish());
     print("\n");
-    match music {
-        Some(music) => save(args, &music.piece(&tokens)),
-        None => Ok(()),
+    if let Some(music) = music {
+        save(args, &music.piece(&tokens))?;
     }
+    if stop.load(Ordering::Relaxed) {
+        return Err(Failure::stopped(
+            "stopped before the end; what was sampled is kept",
+            "--tokens says how many to add",
+        ));
+    }
+    Ok(())
 }
 
 fn check_range(option: &str, value: Option<f64>, most: f64, hint: &str) -> Outcome {

@@ -82,7 +82,7 @@ fn array_script(Place { folder, here }: &Place, Array { tasks, at_once }: Array,
 set -u
 exec >>{folder}/shard-"$SLURM_ARRAY_TASK_ID".log 2>&1
 cd {here} || exit
-export RAYON_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
+export KERPLE_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
 {command} --shard "$SLURM_ARRAY_TASK_ID/{tasks}" &
 work=$!
 # before the time is over Slurm sends TERM: the run is saved, and the task goes into the queue again

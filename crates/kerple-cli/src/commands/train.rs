@@ -48,5 +48,5 @@ pub fn run(args: &Train) -> Outcome {
     if outcome.finished {
         return Ok(());
     }
-    Err(Failure::failed("stopped before the end; the run is saved", "the same command again goes on from here"))
+    Err(Failure::stopped("stopped before the end; the run is saved", "the same command again goes on from here"))
 }

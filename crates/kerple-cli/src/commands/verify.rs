@@ -1,53 +1,145 @@
-//! `kerple verify DATA|RUN...`
+//! `kerple verify PATH...`
 
 use super::print_json;
 use crate::args::Verify;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use kerple_lm::run::RunFolder;
-use std::path::Path;
+use kerple_report::paper::{MANIFEST_FILE, Manifest};
+use kerple_report::record::PLAN_FILE;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
-/// Reads what prepared data or a run holds and compares it with what it says of itself.
+/// Reads what every path holds and compares it with what it says of itself.
 pub fn run(args: &Verify) -> Outcome {
-    let mut bad = 0;
+    let mut problems = Vec::new();
+    let mut read = BTreeSet::new();
     for path in &args.paths {
-        let is_run = path.join(kerple_report::record::PLAN_FILE).exists();
-        let (good, problems) = if is_run { verify_run(path) } else { verify_data(path)? };
-        bad += usize::from(!problems.is_empty());
-        if args.json {
-            let problems: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
-            let kind = if is_run { "run" } else { "data" };
-            print_json(&serde_json::json!({ "path": path, "kind": kind, "good": good, "problems": problems }));
-            continue;
+        let found: Vec<Finding> = parts_of(path).into_iter().map(|part| part.look(&mut read)).collect();
+        match args.json {
+            true => found.iter().for_each(|finding| print_json(&finding.json())),
+            false => print(path, &found),
         }
-        resultln!("{}", path.display());
-        good.iter().flat_map(|good| good.lines()).for_each(|good| resultln!("  ok       {good}"));
-        for Failure { message, hint, .. } in &problems {
-            resultln!("  DAMAGED  {message}");
-            remarkln!("hint: {hint}");
-        }
+        problems.extend(found.into_iter().flat_map(|finding| finding.problems));
     }
-    match bad {
-        0 => Ok(()),
-        _ => Err(Failure::failed(
-            format!("{bad} of {} are not as they say", args.paths.len()),
-            "the lines marked DAMAGED say what is wrong and where",
-        )),
+    let Some(code) = problems.iter().map(|problem| problem.code).min() else { return Ok(()) };
+    let message = format!("{} of what was looked at is not as it should be", problems.len());
+    Err(Failure { code, ..Failure::failed(message, "the lines marked DAMAGED or NOTHING say what is wrong and where") })
+}
+
+/// What is looked at as one.
+struct Part {
+    kind: Kind,
+    path: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Run,
+    Data,
+    #[serde(rename = "reproduction")]
+    Manifest,
+}
+
+impl Kind {
+    fn many(self) -> &'static str {
+        match self {
+            Kind::Run => "runs",
+            Kind::Data => "texts",
+            Kind::Manifest => "lists of planned runs",
+        }
     }
 }
 
-type Findings = (Vec<String>, Vec<Failure>);
-
-fn verify_run(path: &Path) -> Findings {
-    let found = RunFolder::new(path).verify();
-    (found.good, found.problems.into_iter().map(Failure::from).collect())
+/// What was found of a part.
+struct Finding {
+    part: Part,
+    good: Vec<String>,
+    problems: Vec<Failure>,
 }
 
-/// What was found, or that this is no prepared data at all.
-fn verify_data(path: &Path) -> Result<Findings, Failure> {
-    match kerple_data::verify(path) {
-        Ok(report) => Ok((vec![report.to_string()], Vec::new())),
-        Err(error) if error.is_misuse() => Err(error.into()),
-        Err(error) => Ok((Vec::new(), vec![error.into()])),
+/// A run, prepared data, or all of them in a folder of a comparison or a reproduction. A path that holds nothing of these is
+/// looked at as data, which says what it lacks.
+fn parts_of(path: &Path) -> Vec<Part> {
+    let mut parts = Vec::new();
+    collect(path, &mut parts);
+    if parts.is_empty() {
+        parts.push(Part { kind: Kind::Data, path: path.to_owned() });
+    }
+    parts
+}
+
+fn collect(path: &Path, parts: &mut Vec<Part>) {
+    let mut add = |kind| parts.push(Part { kind, path: path.to_owned() });
+    if path.join(MANIFEST_FILE).is_file() {
+        add(Kind::Manifest);
+    }
+    if path.join(PLAN_FILE).is_file() {
+        return add(Kind::Run);
+    }
+    if kerple_data::has_summary(path) {
+        return add(Kind::Data);
+    }
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut folders: Vec<PathBuf> =
+        entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect();
+    folders.sort();
+    folders.iter().for_each(|folder| collect(folder, parts));
+}
+
+impl Part {
+    fn look(self, read: &mut BTreeSet<String>) -> Finding {
+        let (good, problems) = match self.kind {
+            Kind::Run => {
+                let found = RunFolder::new(&self.path).verify_unless_read(read);
+                // a run is there, so whatever is wrong is damage
+                let damage = |error| Failure { code: 1, ..Failure::from(error) };
+                (found.good, found.problems.into_iter().map(damage).collect())
+            }
+            Kind::Data => match kerple_data::verify(&self.path) {
+                Ok(report) => {
+                    read.insert(report.content.clone());
+                    (report.to_string().lines().map(str::to_owned).collect(), Vec::new())
+                }
+                Err(error) => (Vec::new(), vec![error.into()]),
+            },
+            Kind::Manifest => match Manifest::read(&self.path) {
+                Ok(manifest) => {
+                    (vec![format!("{MANIFEST_FILE}: {} runs are planned", manifest.runs.len())], Vec::new())
+                }
+                Err(error) => (Vec::new(), vec![error.into()]),
+            },
+        };
+        Finding { part: self, good, problems }
+    }
+}
+
+impl Finding {
+    fn json(&self) -> serde_json::Value {
+        let problems: Vec<&str> = self.problems.iter().map(|problem| problem.message.as_str()).collect();
+        let Part { kind, path } = &self.part;
+        serde_json::json!({ "path": path, "kind": kind, "good": self.good, "problems": problems })
+    }
+}
+
+/// Prints what was found of a path: all of a single thing, of many how many are good, and what is wrong.
+fn print(path: &Path, found: &[Finding]) {
+    resultln!("{}", path.display());
+    if let [finding] = found {
+        finding.good.iter().for_each(|good| resultln!("  ok       {good}"));
+    } else {
+        for kind in [Kind::Manifest, Kind::Run, Kind::Data] {
+            let all: Vec<&Finding> = found.iter().filter(|finding| finding.part.kind == kind).collect();
+            let good = all.iter().filter(|finding| finding.problems.is_empty()).count();
+            if good > 0 {
+                resultln!("  ok       {good} of {} {}", all.len(), kind.many());
+            }
+        }
+    }
+    for Failure { message, hint, code } in found.iter().flat_map(|finding| &finding.problems) {
+        resultln!("  {}  {message}", if *code == 2 { "NOTHING" } else { "DAMAGED" });
+        remarkln!("hint: {hint}");
     }
 }

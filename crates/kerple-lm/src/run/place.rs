@@ -42,8 +42,19 @@ impl Place {
         }
     }
 
-    /// Opens the text of the plan: beside the run, where it was, or where the run file says, seen from here.
-    pub(super) fn open(&self, run: &Path, plan: &Plan) -> Result<Source> {
+    /// Whether nothing at all is where the text was, as in a copy without it.
+    pub(super) fn is_empty(&self, run: &Path, plan: &Plan) -> bool {
+        let there = |path: &Path, end: &str| {
+            let mut file = path.as_os_str().to_owned();
+            file.push(end);
+            // what cannot be seen may be there
+            Path::new(&file).try_exists().unwrap_or(true)
+        };
+        !self.candidates(run, plan).iter().any(|path| ["", ".idx", ".bin"].iter().any(|end| there(path, end)))
+    }
+
+    /// Where the text may be: beside the run, where it was, or where the run file says, seen from here.
+    fn candidates(&self, run: &Path, plan: &Plan) -> Vec<PathBuf> {
         let beside = self.from_run.as_ref().map(|path| run.join(path));
         let mut places: Vec<PathBuf> = Vec::new();
         for place in [beside, self.absolute.clone(), Some(plan.data.path.clone())].into_iter().flatten() {
@@ -51,8 +62,13 @@ impl Place {
                 places.push(place);
             }
         }
+        places
+    }
+
+    /// Opens the text of the plan, wherever it is.
+    pub(super) fn open(&self, run: &Path, plan: &Plan) -> Result<Source> {
         let mut looked = Vec::new();
-        for path in places {
+        for path in self.candidates(run, plan) {
             match Source::open(&DataConfig { path: path.clone(), ..plan.data.clone() }) {
                 Ok(source) if source.facts().content == plan.facts.content => return Ok(source),
                 Ok(_) => looked.push(format!("{}: other text", path.display())),

@@ -1,0 +1,98 @@
+//! Options that every command takes.
+
+use super::groups::count;
+use crate::output::Voice;
+use anstream::ColorChoice;
+use clap::{Args, ValueEnum};
+use std::ffi::OsString;
+
+/// How a command speaks and how much of the machine it takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of every command")]
+pub struct General {
+    /// Say less: results and errors only.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Say more: which program runs on which processor, and a line of progress every second that stays.
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+    // its value is read before all else, by `color`, so that errors of parsing have it too
+    /// Colours of errors and of help; `auto` uses them on a terminal unless NO_COLOR is set.
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value = "auto")]
+    pub color: When,
+    /// Threads to work with; all of the machine when absent. Results do not depend on it.
+    #[arg(long, global = true, env = "KERPLE_THREADS", hide_env_values = true, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
+}
+
+impl General {
+    /// How much is said.
+    pub fn voice(&self) -> Voice {
+        match (self.quiet, self.verbose) {
+            (true, _) => Voice::Quiet,
+            (_, true) => Voice::Verbose,
+            _ => Voice::Normal,
+        }
+    }
+}
+
+/// When something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum When {
+    /// On a terminal.
+    Auto,
+    /// Wherever the output goes.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+/// What `--color` says among arguments that may be wrong otherwise.
+pub fn color(arguments: &[OsString]) -> ColorChoice {
+    let words = arguments.iter().map_while(|word| word.to_str().filter(|word| *word != "--"));
+    let (mut said, mut named) = (None, false);
+    for word in words {
+        match word.strip_prefix("--color=") {
+            _ if named => (said, named) = (Some(word), false),
+            Some(value) => said = Some(value),
+            None => named = word == "--color",
+        }
+    }
+    match said {
+        Some("always") => ColorChoice::Always,
+        Some("never") => ColorChoice::Never,
+        _ => ColorChoice::Auto,
+    }
+}
+
+/// More threads than any machine has cores are a slip of the finger.
+const MOST_THREADS: usize = 4096;
+
+fn threads(text: &str) -> Result<usize, String> {
+    match count(text)? {
+        threads if threads <= MOST_THREADS => Ok(threads),
+        _ => Err(format!("it must be at most {MOST_THREADS}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_chosen_wherever_the_option_stands() {
+        let of = |line: &str| color(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(of("kerple eval run"), ColorChoice::Auto);
+        assert_eq!(of("kerple --color always eval"), ColorChoice::Always);
+        assert_eq!(of("kerple eval run --color=never --nonsense"), ColorChoice::Never);
+        assert_eq!(of("kerple kernel plot -- --color always"), ColorChoice::Auto);
+        assert_eq!(of("kerple --color"), ColorChoice::Auto);
+    }
+
+    #[test]
+    fn threads_have_limits() {
+        assert_eq!(threads("2"), Ok(2));
+        assert!(threads("0").unwrap_err().contains("at least 1"));
+        assert!(threads("5000").unwrap_err().contains("at most 4096"));
+    }
+}

@@ -1,0 +1,137 @@
+//! What every command has in common: how much it says, in which colours, on how many threads; completions and man pages.
+
+mod common;
+
+use common::Place;
+use std::fs;
+use std::process::Command;
+
+/// What a command wrote to stderr.
+fn remarks(command: &mut Command) -> String {
+    String::from_utf8(command.output().unwrap().stderr).unwrap()
+}
+
+#[test]
+fn quiet_says_results_and_errors_only() {
+    let place = Place::new();
+    place.make_data();
+    let train = |out| ["train", "--config", "run.toml", "--out", out];
+    let normal = remarks(&mut place.command(&train("normal")));
+    assert!(normal.contains("parameters") && !normal.contains("threads"), "{normal}");
+    let mut quiet = place.command(&[&["-q"], &train("quiet")[..]].concat());
+    let output = quiet.output().unwrap();
+    assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"quiet\n"[..], &b""[..]));
+    let verbose = remarks(&mut place.command(&[&train("verbose")[..], &["--verbose"]].concat()));
+    assert!(verbose.starts_with("kerple ") && verbose.contains("threads"), "{verbose}");
+    let failed = remarks(&mut place.command(&["eval", "nowhere", "--quiet"]));
+    assert!(failed.starts_with("error: ") && failed.contains("\n\nhint: "), "{failed}");
+}
+
+#[test]
+fn errors_are_coloured_where_that_is_wanted() {
+    let place = Place::new();
+    let red = "\u{1b}[1m\u{1b}[31merror:\u{1b}[0m nowhere";
+    let eval = |color: &'static str| place.command(&["eval", "nowhere", "--color", color]);
+    assert!(remarks(&mut eval("always")).starts_with(red), "{:?}", remarks(&mut eval("always")));
+    for color in ["auto", "never"] {
+        assert!(remarks(&mut eval(color)).starts_with("error: "), "{color}");
+    }
+    // also what is said of options that do not exist
+    assert!(remarks(&mut place.command(&["--color=always", "eval", "--nonsense"])).starts_with("\u{1b}[1m"));
+    assert!(remarks(&mut place.command(&["eval", "--nonsense"])).starts_with("error: "));
+}
+
+/// On a terminal, which `script` makes: colours, unless NO_COLOR is set, and progress no wider than it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_terminal_gets_colours_and_lines_that_fit() {
+    let place = Place::new();
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no `script` to make a terminal with");
+        return;
+    }
+    let kerple = env!("CARGO_BIN_EXE_kerple");
+    let on_terminal = |line: &str| {
+        let mut script = Command::new("script");
+        script
+            .args(["-qec", line, "/dev/null"])
+            .current_dir(place.path(""))
+            .env_remove("NO_COLOR")
+            .env("TERM", "xterm");
+        String::from_utf8(script.output().unwrap().stdout).unwrap()
+    };
+    let said = on_terminal(&format!("{kerple} eval nowhere"));
+    assert!(said.contains("\u{1b}[31merror:"), "{said:?}");
+    let said = on_terminal(&format!("NO_COLOR=1 {kerple} eval nowhere"));
+    assert!(said.starts_with("error:"), "{said:?}");
+    place.make_data();
+    let train = "train --config run.toml --out run --set train.steps=2000";
+    let said = on_terminal(&format!("stty rows 20 cols 40; {kerple} {train}"));
+    let drawn: Vec<&str> =
+        said.split('\r').filter(|line| line.contains("step ") && line.ends_with('\u{2026}')).collect();
+    assert!(!drawn.is_empty() && drawn.iter().all(|line| line.chars().count() == 39), "{said:?}");
+}
+
+#[test]
+fn threads_are_an_option_of_everything_that_runs() {
+    let place = Place::new();
+    place.make_data();
+    let train = |out: &'static str| place.command(&["train", "--config", "run.toml", "--verbose", "--out", out]);
+    assert!(remarks(train("one").args(["--threads", "1"])).contains(", 1 threads, "));
+    assert!(remarks(train("three").env("KERPLE_THREADS", "3")).contains(", 3 threads, "));
+    let weights = |run: &str| fs::read(place.path(run).join("checkpoints/step-00000020/model.safetensors")).unwrap();
+    assert!(weights("one") == weights("three"));
+    for (threads, limit) in [("0", "at least 1"), ("100000", "at most 4096"), ("x", "whole number")] {
+        let said = remarks(&mut place.command(&["eval", "one", "--threads", threads]));
+        assert!(said.contains(limit), "{said}");
+    }
+}
+
+#[test]
+fn other_devices_are_told_what_there_is() {
+    let said = remarks(&mut Place::new().command(&["eval", "run", "--device", "gpu"]));
+    assert!(said.contains("'gpu'") && said.contains("the processor, `cpu`"), "{said}");
+}
+
+#[test]
+fn a_picture_that_cannot_be_drawn_is_an_error() {
+    let place = Place::new();
+    let output = place.run(&["describe", "rotary", "--svg", "rotary.svg"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("rotary has no table over distances") && said.contains("kerple_log"), "{said}");
+    assert!(!place.path("rotary.svg").exists());
+    place.ok(&["describe", "alibi", "--svg", "alibi.svg"]);
+    assert!(place.read("alibi.svg").starts_with("<svg"));
+}
+
+#[test]
+fn shells_complete_commands_and_options() {
+    let place = Place::new();
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = place.ok(&["completions", shell]);
+        assert!(script.contains("reproduce") && script.contains("rope-scaling"), "{shell}");
+    }
+    place.write("completions", place.ok(&["completions", "bash"]));
+    let completed = |words: &str| {
+        let at = words.split(' ').count() - 1;
+        let last = words.split(' ').next_back().unwrap();
+        let line = format!(
+            "source completions; COMP_WORDS=({words}); COMP_CWORD={at}; _kerple kerple {last} kerple; echo ${{COMPREPLY[@]}}"
+        );
+        let output = Command::new("bash").args(["-c", &line]).current_dir(place.path("")).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(completed("kerple tr"), "train\n");
+    assert_eq!(completed("kerple eval --prot"), "--protocol\n");
+}
+
+#[test]
+fn every_command_has_a_man_page() {
+    let place = Place::new();
+    assert_eq!(place.ok(&["manual", "--man", "man"]), "man\n");
+    for page in ["kerple", "kerple-train", "kerple-kernel-reach", "kerple-completions"] {
+        let text = place.read(format!("man/{page}.1"));
+        assert!(text.contains(".SH NAME") && text.contains(".SH OPTIONS"), "{page}");
+    }
+}
