@@ -19,6 +19,7 @@ pub mod lra;
 pub mod machine;
 pub mod music;
 mod order;
+pub mod peps;
 mod prepare;
 mod random;
 mod split;
@@ -36,6 +37,6 @@ pub use order::{
 };
 pub use prepare::{PrepareOptions, Progress, prepare};
 pub use split::Split;
-pub use text::{DEFAULT_CRATES, Sources};
+pub use text::Sources;
 pub use tokenizer::{StreamDecoder, Tokenizer};
 pub use tokens::Tokens;

@@ -169,7 +169,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     if options.copies > 0 {
         summary.assignment += &format!("; {} altered copies of each training piece", options.copies);
     }
-    summary.inputs = options.inputs.labels().to_vec();
+    summary.inputs = options.inputs.labels();
     (summary.duplicates, summary.empty) = (tally.duplicates, tally.empty);
     (summary.skipped_files, summary.passed_over) = (tally.not_text, passed_over);
     summary.cut_by_budget = tally.cut_by_budget;

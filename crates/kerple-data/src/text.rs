@@ -15,11 +15,9 @@ mod json_lines;
 mod midi;
 mod parquet;
 mod plain;
-mod registry;
 mod walk;
 
 pub(crate) use plain::LongText;
-pub use registry::DEFAULT_CRATES;
 
 use crate::corpus::TokenFiles;
 use crate::error::{Error, Result};
@@ -35,67 +33,35 @@ use std::rc::Rc;
 /// What to read, in order.
 #[derive(Clone, Debug)]
 pub struct Sources {
-    /// What the corpus will say it was made of.
-    labels: Vec<String>,
-    origin: Origin,
-}
-
-#[derive(Clone, Debug)]
-enum Origin {
-    Paths(Vec<PathBuf>),
-    Files(Vec<PathBuf>),
+    paths: Vec<PathBuf>,
 }
 
 impl Sources {
     /// Files and folders. Folders are walked in sorted order; hidden files and folders are passed over, and so are files
     /// that are not text.
     pub fn paths<P: AsRef<Path>>(paths: &[P]) -> Sources {
-        let paths: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_owned()).collect();
-        Sources { labels: paths.iter().map(|path| path.display().to_string()).collect(), origin: Origin::Paths(paths) }
+        Sources { paths: paths.iter().map(|path| path.as_ref().to_owned()).collect() }
     }
 
-    /// The Rust and Markdown sources of crates that a `Cargo.lock` pins, as cargo unpacked them: text that every machine
-    /// that built the same project has, byte for byte. [`DEFAULT_CRATES`] is a list of names to start from.
-    ///
-    /// # Errors
-    /// A lock file that does not parse, or a crate that is not locked or not unpacked.
-    pub fn registry(lock: &str, cargo_home: &Path, names: &[&str]) -> Result<Sources> {
-        let (labels, files) = registry::sources(lock, cargo_home, names)?;
-        Ok(Sources { labels, origin: Origin::Files(files) })
-    }
-
-    pub(crate) fn labels(&self) -> &[String] {
-        &self.labels
+    /// What the corpus will say it was made of.
+    pub(crate) fn labels(&self) -> Vec<String> {
+        self.paths.iter().map(|path| path.display().to_string()).collect()
     }
 
     /// All files, in reading order, and how many prepared corpora were passed over on the way.
     pub(crate) fn files(&self) -> Result<(Vec<SourceFile>, u64)> {
         let (mut files, mut passed_over) = (Vec::new(), 0);
-        match &self.origin {
-            Origin::Files(paths) => {
-                for path in paths {
-                    files.push(SourceFile::new(path, true)?);
-                }
-            }
-            Origin::Paths(paths) => {
-                for path in paths {
-                    walk::collect(path, &mut files, &mut passed_over)?;
-                }
-            }
+        for path in &self.paths {
+            walk::collect(path, &mut files, &mut passed_over)?;
         }
         if files.is_empty() {
-            let place = self.labels.join(", ");
+            let place = self.labels().join(", ");
             return Err(Error::refused(
                 format!("there is no file to read in: {place}"),
                 "hidden files do not count; give files or folders of text, .jsonl, .parquet or .bin/.idx",
             ));
         }
         Ok((files, passed_over))
-    }
-
-    /// Whether these are many small files of one origin, which are never cut.
-    pub(crate) fn is_registry(&self) -> bool {
-        matches!(self.origin, Origin::Files(_))
     }
 }
 

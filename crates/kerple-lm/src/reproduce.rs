@@ -38,19 +38,22 @@ use std::sync::atomic::AtomicBool;
 
 /// The experiment files there are, by paper and scale.
 const FILES: [(&str, &str, &str); 9] = [
-    ("dape", "smoke", include_str!("../../../configs/reproduce/dape-smoke.toml")),
-    ("dape", "small", include_str!("../../../configs/reproduce/dape-small.toml")),
-    ("dape", "paper", include_str!("../../../configs/reproduce/dape-paper.toml")),
-    ("kerple", "smoke", include_str!("../../../configs/reproduce/kerple-smoke.toml")),
-    ("kerple", "small", include_str!("../../../configs/reproduce/kerple-small.toml")),
-    ("kerple", "paper", include_str!("../../../configs/reproduce/kerple-paper.toml")),
-    ("spe", "smoke", include_str!("../../../configs/reproduce/spe-smoke.toml")),
-    ("spe", "small", include_str!("../../../configs/reproduce/spe-small.toml")),
-    ("spe", "paper", include_str!("../../../configs/reproduce/spe-paper.toml")),
+    ("dape", "smoke", include_str!("../experiments/dape-smoke.toml")),
+    ("dape", "small", include_str!("../experiments/dape-small.toml")),
+    ("dape", "paper", include_str!("../experiments/dape-paper.toml")),
+    ("kerple", "smoke", include_str!("../experiments/kerple-smoke.toml")),
+    ("kerple", "small", include_str!("../experiments/kerple-small.toml")),
+    ("kerple", "paper", include_str!("../experiments/kerple-paper.toml")),
+    ("spe", "smoke", include_str!("../experiments/spe-smoke.toml")),
+    ("spe", "small", include_str!("../experiments/spe-small.toml")),
+    ("spe", "paper", include_str!("../experiments/spe-paper.toml")),
 ];
 
 /// Name of the folder of prepared texts.
 const DATA: &str = "data";
+
+/// Name of the folder of texts that the program brings along.
+const TEXT: &str = "text";
 
 /// Name of the folder of made-up music.
 const MUSIC: &str = "music";
@@ -132,7 +135,7 @@ impl Reproduction {
     /// Names there are none of, a folder of another reproduction, texts that are nowhere.
     pub fn new(request: Request) -> Result<Reproduction> {
         let Request { paper, scale, data, out, only, commit, device } = request;
-        let place = format!("configs/reproduce/{paper}-{scale}.toml");
+        let place = format!("experiments/{paper}-{scale}.toml");
         let experiment = Experiment::parse(experiment_file(paper, scale)?, &place)?;
         let items = kerple_report::paper::items(paper);
         if let Some(unknown) = only.iter().find(|item| !items.contains(&item.as_str())) {
@@ -161,16 +164,11 @@ impl Reproduction {
         self.planned.len()
     }
 
-    /// Corpora that are needed and not prepared yet, with where their text is. Without a folder of texts that is the
-    /// sources of locked crates: `built_in` are the lock file's text and cargo's home.
+    /// Corpora that are needed and not prepared yet, with where their text is; text that the program brings along is written.
     ///
     /// # Errors
     /// Texts that are nowhere.
-    pub fn to_prepare(
-        &self,
-        built_in: Option<(&str, &Path)>,
-        stop: &Arc<AtomicBool>,
-    ) -> Result<Vec<(&str, PrepareOptions)>> {
+    pub fn to_prepare(&self, stop: &Arc<AtomicBool>) -> Result<Vec<(&str, PrepareOptions)>> {
         let needed: BTreeSet<&str> = self.planned.iter().map(|planned| planned.run.corpus.as_str()).collect();
         let needs = |corpus: &&CorpusConfig| {
             // what needs no run is about the texts, or about how long a step takes
@@ -178,12 +176,15 @@ impl Reproduction {
             corpus.task.is_none() && is_needed && !kerple_data::is_prepared(&self.data_of(&corpus.name))
         };
         let options = |corpus: &CorpusConfig| {
-            let crates: Vec<&str> = corpus.crates.iter().map(String::as_str).collect();
-            let inputs = match (&self.data, built_in) {
-                _ if self.is_made_up(corpus) => Sources::paths(&[self.write_loops(corpus)?]),
-                (Some(data), _) => Sources::paths(&[data.join(&corpus.texts)]),
-                (None, Some((lock, home))) if !crates.is_empty() => Sources::registry(lock, home, &crates)?,
-                (None, _) => {
+            let folder = match (&self.data, corpus.peps) {
+                _ if self.is_made_up(corpus) => self.write_loops(corpus)?,
+                (Some(data), _) => data.join(&corpus.texts),
+                (None, Some([first, last])) => {
+                    let folder = self.out.join(TEXT).join(&corpus.name);
+                    kerple_data::peps::write(&folder, first..=last)?;
+                    folder
+                }
+                (None, None) => {
                     let message = format!("the {} scale needs texts", self.scale);
                     let folders: Vec<_> =
                         self.experiment.corpora.iter().map(|c| c.texts.display().to_string()).collect();
@@ -201,7 +202,7 @@ impl Reproduction {
                 byte_budget: corpus.bytes,
                 copies: corpus.copies,
                 stop: Some(stop.clone()),
-                ..PrepareOptions::new(inputs, &self.data_of(&corpus.name))
+                ..PrepareOptions::new(Sources::paths(&[folder]), &self.data_of(&corpus.name))
             })
         };
         let corpora = self.experiment.corpora.iter().filter(needs);
@@ -243,7 +244,7 @@ impl Reproduction {
                     Some(TaskConfig::Arena(task)) if task.is_made_up_without_files() => "made up".to_owned(),
                     Some(task) => task.facts().level.map_or("drawn", Level::letters).to_owned(),
                     None if self.is_made_up(corpus) => "made-up loops".to_owned(),
-                    None if self.data.is_none() && !corpus.crates.is_empty() => "sources of locked crates".to_owned(),
+                    None if self.data.is_none() && corpus.peps.is_some() => "Python Enhancement Proposals".to_owned(),
                     None => corpus.texts.display().to_string(),
                 },
                 tokenizer: corpus.tokenizer.clone(),

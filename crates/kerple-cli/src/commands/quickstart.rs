@@ -31,7 +31,7 @@ const SEEDS: u64 = 2;
 const TRAIN_LEN: usize = 64;
 const BATCH: usize = 32;
 const SEGMENTS: usize = 48;
-/// Bytes of dependency sources taken as the default text.
+/// Most bytes of text that are taken.
 const TEXT_BYTES: u64 = 24 << 20;
 /// Share of the time spent training; the rest evaluates, prepares and reports.
 const TRAINING_SHARE: f64 = 0.7;
@@ -56,6 +56,9 @@ pub fn run(args: &Quickstart) -> Outcome {
         if let Err(failure) = prepare(inputs, &data, &stop) {
             // nothing was begun: another call may ask for something else
             let _ = std::fs::remove_file(Job::file(&args.out));
+            if args.data.is_empty() {
+                let _ = std::fs::remove_dir_all(text(&args.out));
+            }
             let _ = std::fs::remove_dir(&args.out);
             return Err(failure);
         }
@@ -122,7 +125,7 @@ fn config(data: &Path) -> RunConfig {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Job {
-    /// Absolute paths of the text; none for the sources of the dependencies.
+    /// Absolute paths of the text; none for what the program brings along.
     data: Vec<PathBuf>,
     minutes: f64,
     /// Training steps a run, once a step has been timed.
@@ -133,7 +136,7 @@ impl Job {
     fn of(args: &Quickstart) -> Result<Job, Failure> {
         let absolute = |path: &PathBuf| {
             std::path::absolute(path)
-                .map_err(|error| Failure::misuse(format!("{}: {error}", path.display()), DATA_HINT))
+                .map_err(|error| Failure::misuse(format!("{}: {error}", path.display()), "give the path of a text"))
         };
         let data = args.data.iter().map(absolute).collect::<Result<_, _>>()?;
         Ok(Job { data, minutes: args.minutes, steps: None })
@@ -158,7 +161,7 @@ impl Job {
         let before: Job = record::read_json(&file)?;
         if before.data != self.data {
             let text = |job: &Job| match job.data.as_slice() {
-                [] => "the sources of the dependencies".to_owned(),
+                [] => "the text of the program itself".to_owned(),
                 paths => paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
             };
             let message = format!("{} was started on {}, not on {}", out.display(), text(&before), text(&self));
@@ -172,8 +175,19 @@ impl Job {
     }
 }
 
+/// The text that was named, or what the program brings along, written where a person can look at it.
 fn inputs(args: &Quickstart) -> Result<Sources, Failure> {
-    if args.data.is_empty() { registry_text() } else { Ok(Sources::paths(&args.data)) }
+    if !args.data.is_empty() {
+        return Ok(Sources::paths(&args.data));
+    }
+    let text = text(&args.out);
+    kerple_data::peps::write(&text, 0..=u32::MAX)?;
+    Ok(Sources::paths(&[text]))
+}
+
+/// Where the text of the program itself is written.
+fn text(out: &Path) -> PathBuf {
+    out.join("text")
 }
 
 fn prepare(inputs: Sources, out: &Path, stop: &Arc<AtomicBool>) -> Outcome {
@@ -184,25 +198,6 @@ fn prepare(inputs: Sources, out: &Path, stop: &Arc<AtomicBool>) -> Outcome {
     line.done(&format!("text: {summary}"));
     Ok(())
 }
-
-/// The dependencies this program is built from.
-pub const LOCK: &str = include_str!("../../../../Cargo.lock");
-
-/// Where cargo keeps their sources.
-pub fn cargo_home() -> Option<PathBuf> {
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")))
-}
-
-/// The sources of the locked dependencies, which every machine that built the project has.
-fn registry_text() -> Result<Sources, Failure> {
-    let home = cargo_home();
-    let home = home.ok_or_else(|| Failure::failed("there is no home folder to find cargo's registry in", DATA_HINT))?;
-    Sources::registry(LOCK, &home, &kerple_data::DEFAULT_CRATES)
-        .map_err(|error| Failure::failed(error.to_string(), DATA_HINT))
-}
-
-const DATA_HINT: &str = "give a text of your own: kerple quickstart --data FILE|DIR...";
 
 /// Times a few steps of the costliest method and fits the whole job into `seconds`; two significant digits.
 fn affordable_steps(

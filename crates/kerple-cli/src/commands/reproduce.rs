@@ -1,7 +1,7 @@
 //! `kerple reproduce PAPER`
 
 use super::compare::work;
-use super::{print_json, quickstart, slurm, stop_flag};
+use super::{print_json, slurm, stop_flag};
 use crate::args::Reproduce;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
@@ -64,9 +64,7 @@ fn render_arguments(args: &Reproduce) -> Vec<OsString> {
 }
 
 fn prepare(reproduction: &Reproduction, stop: &Arc<AtomicBool>) -> Outcome {
-    let home = quickstart::cargo_home();
-    let built_in = home.as_deref().map(|home| (quickstart::LOCK, home));
-    for (name, options) in reproduction.to_prepare(built_in, stop)? {
+    for (name, options) in reproduction.to_prepare(stop)? {
         if kerple_data::is_prepared(&options.out) {
             // another shard was faster
             continue;

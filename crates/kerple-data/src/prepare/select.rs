@@ -93,8 +93,6 @@ pub(super) struct Selection<'a> {
     text_key: &'a str,
     budget: u64,
     shares: [f64; 3],
-    /// Whether long texts are cut.
-    cut_long: bool,
     /// Altered copies of each training piece of music.
     copies: u64,
 }
@@ -121,19 +119,12 @@ impl<'a> Selection<'a> {
         }
         let shares = options.split.map(|share| share / sum);
         let budget = options.byte_budget.unwrap_or(u64::MAX);
-        Ok(Selection {
-            files,
-            text_key: &options.text_key,
-            budget,
-            shares,
-            cut_long: !options.inputs.is_registry(),
-            copies: options.copies,
-        })
+        Ok(Selection { files, text_key: &options.text_key, budget, shares, copies: options.copies })
     }
 
     fn rule(&self, file: &SourceFile, content: &Content) -> Rule {
-        let plain = matches!(file.format, Format::Text(_)) && self.cut_long;
-        match file.named_split().filter(|_| self.cut_long) {
+        let plain = matches!(file.format, Format::Text(_));
+        match file.named_split() {
             Some(split) => Rule::Named(split),
             None if plain && (!file.found || content.size() >= LONG) => Rule::Cut,
             None => Rule::Hashed,

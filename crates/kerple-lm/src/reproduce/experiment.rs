@@ -79,9 +79,8 @@ pub struct CorpusConfig {
     /// Shares of training, validation and test, of files whose names do not say it.
     #[serde(default = "shares")]
     pub split: [f64; 3],
-    /// Crates of the lock file whose sources stand for it without `--data`.
-    #[serde(default)]
-    pub crates: Vec<String>,
+    /// First and last number of the Python Enhancement Proposals that stand for it without `--data`.
+    pub peps: Option<[u32; 2]>,
     /// Most bytes of text taken.
     pub bytes: Option<u64>,
     /// Altered copies of each training piece of music.
@@ -201,8 +200,9 @@ impl Experiment {
     pub fn parse(text: &str, place: &str) -> Result<Experiment> {
         let fail =
             |message: String, hint: &str| Error::Config { place: place.to_owned(), message, hint: hint.to_owned() };
-        let experiment: Experiment = toml::from_str(text)
-            .map_err(|error| fail(error.to_string().trim_end().to_owned(), "see configs/reproduce for examples"))?;
+        let experiment: Experiment = toml::from_str(text).map_err(|error| {
+            fail(error.to_string().trim_end().to_owned(), "see crates/kerple-lm/experiments for examples")
+        })?;
         let corpora: Vec<&str> = experiment.corpora.iter().map(|corpus| corpus.name.as_str()).collect();
         for part in &experiment.parts {
             if let Some(name) = part.corpora.iter().find(|name| !corpora.contains(&name.as_str())) {

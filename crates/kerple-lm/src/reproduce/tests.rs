@@ -208,7 +208,7 @@ fn what_is_not_there_is_named() {
         assert!(error.is_misuse());
     }
     let small = request("kerple", "small", &[]).unwrap();
-    let error = small.to_prepare(None, &Arc::default()).err().unwrap();
+    let error = small.to_prepare(&Arc::default()).err().unwrap();
     assert!(error.hint().contains("--data DIR, the folder that holds web, code, latex"), "{}", error.hint());
 }
 
