@@ -71,6 +71,45 @@ impl Place {
     }
 }
 
+/// A file of the project.
+pub fn document(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
+}
+
+/// Compares a file of the project with what it should hold, or writes it where `KERPLE_REFRESH` is set.
+pub fn expect_document(name: &str, content: &str) {
+    if std::env::var_os("KERPLE_REFRESH").is_some() {
+        fs::write(document(name), content).unwrap();
+    }
+    let shown = fs::read_to_string(document(name)).unwrap();
+    for (shown, expected) in shown.lines().zip(content.lines()) {
+        assert_eq!(shown, expected, "{name}; KERPLE_REFRESH=1 writes it anew");
+    }
+    assert_eq!(shown.len(), content.len(), "{name}; KERPLE_REFRESH=1 writes it anew");
+}
+
+/// Words of a command line; quotes hold one together.
+pub fn words(line: &str) -> Vec<&str> {
+    let quoted = line.split(['\'', '"']).enumerate();
+    quoted.flat_map(|(i, part)| if i % 2 == 1 { vec![part] } else { part.split_whitespace().collect() }).collect()
+}
+
+/// A page with the output of every command, `$ kerple ...`, replaced by what `run` returns for it.
+pub fn with_output(page: &str, mut run: impl FnMut(&str) -> String) -> String {
+    let mut lines = Vec::new();
+    let mut showing_output = false;
+    for line in page.lines() {
+        if let Some(command) = line.strip_prefix("$ kerple ") {
+            lines.extend([line.to_owned(), run(command).trim_end().to_owned()]);
+            showing_output = true;
+        } else if !showing_output || line == "```" {
+            showing_output = false;
+            lines.push(line.to_owned());
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
 /// A run that takes a fraction of a second.
 pub const RUN: &str = r#"
 [data]
