@@ -123,3 +123,39 @@ fn what_is_no_row_is_found_with_its_line() {
     }
     place.ok(&["verify", "run"]);
 }
+
+#[test]
+fn rows_that_contradict_themselves_or_the_plan_are_found() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    place.ok(&["eval", "run", "--lengths", "16,32"]);
+    for (file, key, expected) in [
+        ("evaluation.jsonl", "\"perplexity\":", "row 2: the perplexity is 1"),
+        ("evaluation.jsonl", "\"bits_per_byte\":", "row 2: bits_per_byte is 1"),
+        ("evaluation.jsonl", "\"seed\":", "row 2: it is of "),
+        ("metrics.jsonl", "\"tokens\":", "tokens are no "),
+    ] {
+        let path = format!("run/{file}");
+        let whole = place.read(&path);
+        let (first, rest) = whole.split_at(whole.find('\n').unwrap());
+        let (before, value) = rest.split_at(rest.find(key).unwrap() + key.len());
+        place.write(&path, format!("{first}{before}1{value}"));
+        let output = place.run(&["verify", "run"]);
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{key}\n{said}");
+        assert!(said.lines().any(|line| line.contains("DAMAGED") && line.contains(expected)), "{key}\n{said}");
+        place.write(&path, whole);
+    }
+    place.ok(&["verify", "run"]);
+}
+
+#[test]
+fn an_export_is_no_damage_and_says_its_programs() {
+    let results = concat!(env!("CARGO_MANIFEST_DIR"), "/../../results/dape-small");
+    let place = Place::new();
+    let said = place.ok(&["verify", results]);
+    assert!(said.contains("273 of 273 runs"), "{said}");
+    assert!(said.contains("a43def0972c2: 57 runs: ") && said.contains("e72f4c9bd111: 184 runs: "), "{said}");
+    assert!(said.contains("books3/cope (1235, 1236, 1237)"), "{said}");
+}

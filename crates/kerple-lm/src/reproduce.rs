@@ -265,6 +265,10 @@ impl Reproduction {
             }
             Ok(facts)
         };
+        let run = |planned: Planned| {
+            let train_len = Some(self.config(&planned)?.train.train_len as u64);
+            Ok(PlannedRun { train_len, ..planned.run })
+        };
         let manifest = Manifest {
             paper: self.paper.clone(),
             scale: self.scale.clone(),
@@ -277,7 +281,7 @@ impl Reproduction {
                 .iter()
                 .map(|(name, config)| (name.clone(), facts(config)))
                 .collect(),
-            runs: planned(&self.experiment, &[]).into_iter().map(|planned| planned.run).collect(),
+            runs: planned(&self.experiment, &[]).into_iter().map(run).collect::<Result<_>>()?,
         };
         std::fs::create_dir_all(&self.out).map_err(Error::io(&self.out, "create"))?;
         // shards that begin together each write aside under a name of their own
@@ -422,7 +426,9 @@ fn planned(experiment: &Experiment, only: &[String]) -> Vec<Planned> {
                     if place == found.len() {
                         let (corpus, variant) = (corpus.name.clone(), part.variant.clone());
                         let (evaluate, probe, serves) = (Vec::new(), Vec::new(), Vec::new());
-                        let run = PlannedRun { folder, corpus, variant, label, seed, evaluate, probe, serves };
+                        let train_len = None;
+                        let run =
+                            PlannedRun { folder, corpus, variant, label, seed, train_len, evaluate, probe, serves };
                         let (encoding, scores) = (encoding.clone(), Vec::new());
                         found.push(Planned { run, encoding, scores, part: number });
                     }

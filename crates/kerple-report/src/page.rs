@@ -87,6 +87,8 @@ pub(crate) struct Cell {
     pub spread: Option<String>,
     pub best: bool,
     pub dagger: bool,
+    /// Of a claim whether it was confirmed or contradicted.
+    pub claim: Option<bool>,
     pub note: Option<String>,
     pub link: Option<String>,
 }

@@ -8,6 +8,7 @@
 //! Means, deviations and paired tests are those of [`Results`]. What is missing says so.
 
 mod cells;
+mod change;
 mod claims;
 mod dape;
 mod figures;
@@ -16,6 +17,7 @@ mod manifest;
 mod page;
 mod published;
 mod spe;
+mod verdict;
 
 pub use manifest::{
     CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder,
@@ -23,10 +25,12 @@ pub use manifest::{
 
 use crate::error::{Error, Result};
 use crate::number;
+use crate::page::Cell;
 use crate::record::read_json;
 use crate::results::{Results, Setting, Table};
 use crate::run::{Run, find_runs};
-use crate::write::{put, refuse_foreign};
+use crate::statistics::{median, median_interval};
+use crate::write::{put, refuse_foreign, remove_former_figures};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -59,6 +63,20 @@ pub struct TimingRow {
     /// Seconds of a step, a value a round; values at one place were measured right after each other.
     #[serde(with = "number")]
     pub seconds: Vec<f64>,
+}
+
+impl TimingRow {
+    /// The times relative to another encoding's in the same round: the median with its interval, which says whether it is slower or
+    /// faster at all.
+    fn relative(&self, other: &TimingRow) -> Cell {
+        let ratios: Vec<f64> = self.seconds.iter().zip(&other.seconds).map(|(own, other)| own / other).collect();
+        let text = format!("{:.3}", median(&ratios));
+        let note = median_interval(&ratios).map(|(low, high)| {
+            let alike = if low <= 1.0 && high >= 1.0 { ", not told apart" } else { "" };
+            format!("[{low:.3}, {high:.3}]{alike}")
+        });
+        Cell { note: note.filter(|_| self.encoding != other.encoding), ..Cell::from(text) }
+    }
 }
 
 /// Tables and figures of a paper that can be made; none of a paper that is unknown here.
@@ -156,6 +174,12 @@ impl Reproduction {
     fn group(&self, corpus: &str, variant: &str) -> Option<&Group> {
         self.groups.get(&runs_folder(corpus, variant))
     }
+
+    /// Tokens of a training sequence, as the manifest says; of manifests that do not say it, as the runs do.
+    fn train_len(&self, corpus: &str, variant: &str) -> Option<u64> {
+        let said = self.manifest.of(corpus, variant).find_map(|run| run.train_len);
+        said.or_else(|| self.group(corpus, variant)?.runs.iter().find_map(Run::train_len)).filter(|length| *length > 0)
+    }
 }
 
 /// Leaves of the rows those over the text that most of them are over; the number of the others.
@@ -176,6 +200,30 @@ fn keep_one_text(runs: &mut [&mut Run]) -> usize {
     all - kept
 }
 
+/// The page of the reproduction in `folder` as Markdown, of all tables and figures; nothing is written.
+///
+/// # Errors
+/// A folder without a reproduction, damaged records.
+pub fn markdown(folder: &Path) -> Result<String> {
+    let reproduction = Reproduction::read(folder)?;
+    let made = made(&reproduction, folder)?;
+    let [_, (_, text)] = page::Page::new(&reproduction, &made, &[]).render()?;
+    Ok(text)
+}
+
+/// Every table and figure of a paper.
+fn made(reproduction: &Reproduction, folder: &Path) -> Result<Vec<page::Item>> {
+    match reproduction.manifest.paper.as_str() {
+        "dape" => dape::items(reproduction),
+        "kerple" => Ok(kerple::items(reproduction)),
+        "spe" => Ok(spe::items(reproduction)),
+        other => Err(Error::Refused {
+            message: format!("{} holds a reproduction of {other}", folder.display()),
+            hint: "this version has no pages for it; use the one that made the folder".into(),
+        }),
+    }
+}
+
 /// Makes the pages of the reproduction in `folder`, of the tables and figures named, or of all. `facts` are names and
 /// values for the head of the page: the machine, the program.
 ///
@@ -185,32 +233,24 @@ pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -
     let reproduction = Reproduction::read(folder)?;
     let out = folder.join(PAGE_FOLDER);
     refuse_foreign(&out)?;
-    let made = match reproduction.manifest.paper.as_str() {
-        "dape" => dape::items(&reproduction)?,
-        "kerple" => kerple::items(&reproduction),
-        "spe" => spe::items(&reproduction),
-        other => {
-            return Err(Error::Refused {
-                message: format!("{} holds a reproduction of {other}", folder.display()),
-                hint: "this version has no pages for it; use the one that made the folder".into(),
-            });
-        }
-    };
+    let made = made(&reproduction, folder)?;
     let wanted = |id: &str| only.is_empty() || only.iter().any(|name| name == id);
     let made: Vec<page::Item> = made.into_iter().filter(|item| wanted(item.id)).collect();
-    let page = page::Page::new(&reproduction, &made, facts);
-    for (name, text) in page.render()? {
-        put(out.join(name), text.into_bytes(), &mut Vec::new())?;
-    }
-    let rows = made.iter().flat_map(|item| &item.cells);
-    put(out.join("cells.csv"), crate::write::csv("cells", rows.clone())?, &mut Vec::new())?;
-    crate::record::write_json(&out.join("cells.json"), &rows.collect::<Vec<_>>())?;
+    let mut files = Vec::new();
     for figure in made.iter().flat_map(|item| &item.figures) {
-        put(out.join(figure.file()), figure.alone().into_bytes(), &mut Vec::new())?;
+        put(out.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
     }
     for picture in made.iter().flat_map(|item| &item.pictures) {
-        put(out.join(picture.file()), picture.alone().into_bytes(), &mut Vec::new())?;
+        put(out.join(picture.file()), picture.alone().into_bytes(), &mut files)?;
     }
+    remove_former_figures(&out, &files)?;
+    let page = page::Page::new(&reproduction, &made, facts);
+    for (name, text) in page.render()? {
+        put(out.join(name), text.into_bytes(), &mut files)?;
+    }
+    let rows = made.iter().flat_map(|item| &item.cells);
+    put(out.join("cells.csv"), crate::write::csv("cells", rows.clone())?, &mut files)?;
+    crate::record::write_json(&out.join("cells.json"), &rows.collect::<Vec<_>>())?;
     let items = made.iter().map(page::Item::summary).collect();
     Ok(Summary { index: out.join("index.html"), items })
 }

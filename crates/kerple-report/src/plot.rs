@@ -21,6 +21,9 @@ pub use svg::escape;
 /// CSS of every plot, shared by the page and by [`standalone`] files.
 pub const STYLE: &str = include_str!("../templates/plot.css");
 
+/// Lengths of dashes and gaps, which tell lines apart without colour.
+pub const DASHES: [&str; 4] = ["5 4", "2 3", "9 3 2 3", "12 4"];
+
 /// A value at `x`, give or take `error`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
@@ -41,8 +44,10 @@ pub struct Series {
     pub points: Vec<Point>,
     /// Which colour and marker; counted from 0.
     pub colour: usize,
-    /// Whether the line is dashed whatever its colour.
-    pub dashed: bool,
+    /// Which dashes the line has whatever its colour: none, or one of [`DASHES`] counted from 1.
+    pub dash: usize,
+    /// Whether errors are a band about the line instead of bars.
+    pub band: bool,
     /// Whether each point has a marker with a tooltip.
     pub markers: bool,
     /// Whether the line keeps its value up to the next point instead of running straight to it.
@@ -53,7 +58,7 @@ impl Series {
     /// A plain line without markers.
     pub fn line(name: impl Into<String>, colour: usize, points: impl IntoIterator<Item = (f64, f64)>) -> Series {
         let points = points.into_iter().map(|(x, y)| Point { x, y, error: 0.0 }).collect();
-        Series { name: name.into(), points, colour, dashed: false, markers: false, steps: false }
+        Series { name: name.into(), points, colour, dash: 0, band: false, markers: false, steps: false }
     }
 }
 

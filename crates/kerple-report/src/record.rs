@@ -17,6 +17,7 @@ use crate::number;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+mod check;
 mod journal;
 mod probe;
 

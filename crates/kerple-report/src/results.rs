@@ -6,7 +6,7 @@ mod positions;
 mod table;
 mod training;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -40,6 +40,27 @@ impl Spread {
     pub fn of(values: &[f64]) -> Option<Spread> {
         (!values.is_empty()).then(|| Spread { mean: mean(values), deviation: deviation(values) })
     }
+}
+
+/// Places of the lowest of several values by seed, on the mean over the seeds that all of them have: means over different seeds
+/// are over different texts. All that are equally low; none where there are fewer than two, or no common seed.
+pub(crate) fn lowest(values: &[BTreeMap<u64, f64>]) -> Vec<usize> {
+    let known: Vec<(usize, &BTreeMap<u64, f64>)> =
+        values.iter().enumerate().filter(|(_, values)| !values.is_empty()).collect();
+    let in_all = |seed: &u64| known.iter().all(|(_, values)| values.contains_key(seed));
+    let common = |values: &BTreeMap<u64, f64>| {
+        mean(&values.iter().filter(|(seed, _)| in_all(seed)).map(|(_, value)| *value).collect::<Vec<f64>>())
+    };
+    let means: Vec<(usize, f64)> = known.iter().map(|(at, values)| (*at, common(values))).collect();
+    let finite = means.iter().map(|(_, mean)| *mean).filter(|mean| mean.is_finite());
+    let Some(least) = finite.reduce(f64::min).filter(|_| means.len() >= 2) else { return Vec::new() };
+    means.iter().filter(|(_, mean)| *mean == least).map(|(at, _)| *at).collect()
+}
+
+/// Places of the highest, as [`lowest`] has the others.
+pub(crate) fn highest(values: &[BTreeMap<u64, f64>]) -> Vec<usize> {
+    let turned = |values: &BTreeMap<u64, f64>| values.iter().map(|(seed, value)| (*seed, -value)).collect();
+    lowest(&values.iter().map(turned).collect::<Vec<_>>())
 }
 
 /// Everything the report says in numbers.
@@ -153,4 +174,23 @@ fn order(runs: &[&Run], tables: &[Table], reference: Option<&str>) -> Vec<String
         first(a).cmp(&first(b)).then(perplexity(a).total_cmp(&perplexity(b)))
     });
     ordered
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lowest_is_so_on_the_seeds_that_all_have() {
+        let of = |values: &[(u64, f64)]| values.iter().copied().collect::<BTreeMap<u64, f64>>();
+        let short = of(&[(1, 20.0), (2, 21.0), (3, 22.0)]);
+        // a lower mean by an easier text of a seed that the other lacks, and higher on those of both
+        let long = of(&[(1, 20.5), (2, 21.5), (3, 22.5), (4, 10.0)]);
+        assert_eq!(lowest(&[long.clone(), short.clone()]), [1]);
+        assert_eq!(highest(&[long.clone(), short.clone()]), [0]);
+        assert_eq!(lowest(&[short.clone(), of(&[]), short.clone(), long.clone()]), [0, 2], "all that are equal");
+        assert_eq!(lowest(&[long.clone()]), [] as [usize; 0], "alone");
+        assert_eq!(lowest(&[long, of(&[(9, 1.0)])]), [] as [usize; 0], "no common seed");
+        assert_eq!(lowest(&[short, of(&[(1, f64::NAN), (2, 1.0), (3, 1.0)])]), [0]);
+    }
 }

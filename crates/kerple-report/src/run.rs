@@ -120,6 +120,11 @@ impl Run {
         self.plan["commit"].as_str()
     }
 
+    /// Every program that trained or evaluated it, as far as it is known.
+    pub fn programs(&self) -> BTreeSet<String> {
+        self.commit().into_iter().map(str::to_owned).collect()
+    }
+
     /// The window that an evaluation restricted attention to, if the encoding was not trained with it.
     pub(crate) fn window_of(&self, row: &EvaluationRow) -> Option<u64> {
         row.window.filter(|&window| self.plan["encoding"]["window"].as_u64() != Some(window))

@@ -5,11 +5,14 @@
 
 use std::f64::consts::LN_2;
 
-use statrs::distribution::{ContinuousCDF, StudentsT};
+use statrs::distribution::{Binomial, ContinuousCDF, DiscreteCDF, StudentsT};
 use statrs::function::beta::beta_reg;
 
 /// The level below which the paper calls a difference significant.
 pub const ALPHA: f64 = 0.05;
+
+/// Fewer pairs than these are not tested: two that happen to differ by the same amount would be called certain.
+pub const LEAST_PAIRS: usize = 3;
 
 /// Arithmetic mean; NaN of nothing.
 pub fn mean(values: &[f64]) -> f64 {
@@ -32,6 +35,18 @@ pub fn median(values: &[f64]) -> f64 {
         n if n % 2 == 1 => sorted[n / 2],
         n => 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]),
     }
+}
+
+/// Ends of the 95 % confidence interval of the median, whatever the distribution: the values at the ranks that a fair coin leaves
+/// outside in at most 2.5 % on either side. Absent below six values, which are too few for it.
+pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    let coin = Binomial::new(0.5, n as u64).ok()?;
+    // values below the median are as many as heads
+    let outside = (0..n).take_while(|&rank| coin.cdf(rank as u64) <= 0.025).count();
+    (outside > 0).then(|| (sorted[outside - 1], sorted[n - outside]))
 }
 
 /// Perplexity of losses in nats: `exp(mean nll)`.
@@ -74,7 +89,7 @@ pub struct PairedTest {
     pub mean_difference: f64,
     /// Standard error of that mean.
     pub standard_error: f64,
-    /// `mean_difference / standard_error`; 0 if all pairs are equal, infinite if all differ by the same amount.
+    /// `mean_difference / standard_error`; 0 if all pairs are equal.
     pub t: f64,
     /// Probability of a `t` at least as far from 0 if the true difference is 0.
     pub p: f64,
@@ -93,9 +108,15 @@ pub enum Untestable {
         /// Values of the second sample.
         y: usize,
     },
-    /// One pair shows no spread.
-    #[error("{n} common seeds; a paired test needs at least 2")]
+    /// One pair shows no spread, and two show too little.
+    #[error("{n} common seeds; a paired test needs at least {LEAST_PAIRS}")]
     TooFew {
+        /// Pairs there are.
+        n: usize,
+    },
+    /// All pairs differ by the same amount, so it is unknown how far chance alone takes them.
+    #[error("all {n} differences are equal: there is no spread to test them against")]
+    NoSpread {
         /// Pairs there are.
         n: usize,
     },
@@ -107,7 +128,8 @@ pub enum Untestable {
 /// Tests whether `x` and `y` differ, given that `x[i]` and `y[i]` come from the same seed.
 ///
 /// # Errors
-/// [`Untestable`] if the lengths differ, there are fewer than two pairs, or a value is not finite.
+/// [`Untestable`] if the lengths differ, there are fewer than [`LEAST_PAIRS`], a value is not finite, or all pairs differ by
+/// the same amount.
 ///
 /// ```
 /// # use kerple_report::statistics::paired_t_test;
@@ -124,7 +146,13 @@ pub fn paired_t_test(x: &[f64], y: &[f64]) -> Result<PairedTest, Untestable> {
     if !differences.iter().all(|difference| difference.is_finite()) {
         return Err(Untestable::NotFinite);
     }
-    let spread = deviation(&differences).ok_or(Untestable::TooFew { n })?;
+    if n < LEAST_PAIRS {
+        return Err(Untestable::TooFew { n });
+    }
+    if differences.iter().all(|difference| *difference == differences[0]) && differences[0] != 0.0 {
+        return Err(Untestable::NoSpread { n });
+    }
+    let spread = deviation(&differences).expect("there are several");
     let (mean_difference, standard_error) = (mean(&differences), spread / (n as f64).sqrt());
     let t = if mean_difference == 0.0 { 0.0 } else { mean_difference / standard_error };
     Ok(PairedTest { n, mean_difference, standard_error, t, p: two_sided_p(t, n - 1), df: n - 1 })
@@ -148,6 +176,14 @@ impl PairedTest {
     /// Whether the first sample is significantly larger. With perplexities, the paper's dagger on `x`: `y` is better.
     pub fn first_is_larger(&self, alpha: f64) -> bool {
         self.mean_difference > 0.0 && self.p < alpha
+    }
+
+    /// Probability of a mean at least as far from `bound` if the true difference is `bound`; 1 of pairs that are all equal.
+    pub fn p_beside(&self, bound: f64) -> f64 {
+        if self.standard_error == 0.0 {
+            return 1.0;
+        }
+        two_sided_p((self.mean_difference - bound) / self.standard_error, self.df)
     }
 
     /// Confidence interval of the mean difference at `level`, 0.95 for the usual one.
@@ -222,24 +258,44 @@ mod tests {
 
     #[test]
     fn equal_samples_have_p_one() {
-        let test = paired_t_test(&[3.0, 4.0], &[3.0, 4.0]).unwrap();
+        let test = paired_t_test(&[3.0, 4.0, 5.0], &[3.0, 4.0, 5.0]).unwrap();
         assert_eq!((test.t, test.p, test.interval(0.95)), (0.0, 1.0, (0.0, 0.0)));
         assert!(!test.first_is_larger(ALPHA));
     }
 
     #[test]
-    fn a_constant_difference_is_certain() {
-        let test = paired_t_test(&[3.5, 4.5], &[3.0, 4.0]).unwrap();
-        assert_eq!((test.t, test.p), (f64::INFINITY, 0.0));
-        assert!(test.first_is_larger(ALPHA));
+    fn a_constant_difference_is_no_certainty() {
+        let no_spread = paired_t_test(&[3.5, 4.5, 5.5], &[3.0, 4.0, 5.0]);
+        assert_eq!(no_spread, Err(Untestable::NoSpread { n: 3 }));
+    }
+
+    #[test]
+    fn p_beside_a_bound_is_that_of_moved_pairs() {
+        let (x, y) = ([3.5, 4.7, 5.1, 2.0], [3.0, 4.0, 5.0, 2.5]);
+        let test = paired_t_test(&x, &y).unwrap();
+        let moved = paired_t_test(&x.map(|x| x - 0.25), &y).unwrap();
+        close(test.p_beside(0.25), moved.p, 1e-12);
+        close(test.p_beside(0.0), test.p, 1e-12);
     }
 
     #[test]
     fn what_cannot_be_tested_says_why() {
         assert_eq!(paired_t_test(&[1.0], &[2.0]), Err(Untestable::TooFew { n: 1 }));
         assert_eq!(paired_t_test(&[], &[]), Err(Untestable::TooFew { n: 0 }));
+        assert_eq!(paired_t_test(&[1.0, 2.5], &[2.0, 3.0]), Err(Untestable::TooFew { n: 2 }));
         assert_eq!(paired_t_test(&[1.0, f64::NAN], &[2.0, 3.0]), Err(Untestable::NotFinite));
         assert_eq!(paired_t_test(&[1.0, 2.0], &[2.0]), Err(Untestable::Unpaired { x: 2, y: 1 }));
+    }
+
+    #[test]
+    fn the_interval_of_a_median_is_between_ranks() {
+        // ranks of printed tables: 6 values, 1 and 6; 20 values, 6 and 15; 60 values, 22 and 39
+        for (n, ranks) in [(6, (1.0, 6.0)), (20, (6.0, 15.0)), (60, (22.0, 39.0))] {
+            let values: Vec<f64> = (1..=n).rev().map(f64::from).collect();
+            assert_eq!(median_interval(&values), Some(ranks), "{n}");
+        }
+        assert_eq!(median_interval(&[1.0; 5]), None);
+        assert_eq!(median_interval(&[]), None);
     }
 
     #[test]
@@ -261,7 +317,7 @@ mod tests {
     }
 
     fn pairs() -> impl Strategy<Value = Vec<(f64, f64)>> {
-        prop::collection::vec((1.0..50.0, 1.0..50.0), 2..12)
+        prop::collection::vec((1.0..50.0, 1.0..50.0), LEAST_PAIRS..12)
     }
 
     proptest! {

@@ -45,7 +45,7 @@ pub struct Summary {
 }
 
 /// Writes `index.html`, `report.md`, `report.json`, `tables/*.csv` and `figures/*.svg` into a folder, and replaces an earlier
-/// report there. Each file is written aside and then renamed.
+/// report there, of whose figures none is left. Each file is written aside and then renamed.
 ///
 /// # Errors
 /// [`Error::Refused`] of no runs, of an unknown reference, or if the folder holds a page that is no report;
@@ -57,6 +57,10 @@ pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> 
     std::fs::create_dir_all(folder).map_err(Error::io("creating", folder))?;
     make_relative(&mut results, folder);
     let mut files = Vec::new();
+    for figure in &figures {
+        put(folder.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
+    }
+    remove_former_figures(folder, &files)?;
     let page = Page::new(&results, &figures, options);
     for layout in [Layout::Html, Layout::Markdown] {
         put(folder.join(layout.name()), page.render(layout)?.into_bytes(), &mut files)?;
@@ -76,9 +80,6 @@ pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> 
     files.push(json);
     for (name, table) in csv_tables(&results)? {
         put(folder.join("tables").join(format!("{name}.csv")), table, &mut files)?;
-    }
-    for figure in &figures {
-        put(folder.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
     }
     Ok(Summary { index: folder.join(Layout::Html.name()), files, results })
 }
@@ -137,6 +138,23 @@ pub(crate) fn refuse_foreign(folder: &Path) -> Result<()> {
         message: format!("{} is there already and is no report of kerple", found.display()),
         hint: "choose another folder with --out, or move the file away".into(),
     })
+}
+
+/// Removes figures that a former report in the folder shows and that are not `kept`. Its `report.md` names them, so it is to be
+/// written after this; whatever else lies beside them is not ours.
+pub(crate) fn remove_former_figures(folder: &Path, kept: &[PathBuf]) -> Result<()> {
+    let page = folder.join(Layout::Markdown.name());
+    let page = Error::unless_absent(std::fs::read(&page).map_err(Error::io("reading", &page)))?.unwrap_or_default();
+    let page = String::from_utf8_lossy(&page);
+    let names = page.split("](figures/").skip(1).filter_map(|rest| rest.split_once(')')).map(|(name, _)| name);
+    for name in names.filter(|name| name.ends_with(".svg") && !name.contains(['/', '\\'])) {
+        let figure = folder.join("figures").join(name);
+        if !kept.contains(&figure) {
+            let removed = std::fs::remove_file(&figure).map_err(Error::io("removing", &figure));
+            Error::unless_absent(removed)?;
+        }
+    }
+    Ok(())
 }
 
 impl Figure {

@@ -5,10 +5,11 @@ use crate::args::Verify;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use kerple_lm::run::RunFolder;
+use kerple_report::Run;
 use kerple_report::paper::{MANIFEST_FILE, Manifest};
 use kerple_report::record::PLAN_FILE;
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Reads what every path holds and compares it with what it says of itself.
@@ -138,8 +139,32 @@ fn print(path: &Path, found: &[Finding]) {
             }
         }
     }
+    for (program, runs) in by_program(path, found) {
+        resultln!("  program  {program}: {runs}");
+    }
     for Failure { message, hint, code } in found.iter().flat_map(|finding| &finding.problems) {
         resultln!("  {}  {message}", if *code == 2 { "NOTHING" } else { "DAMAGED" });
         remarkln!("hint: {hint}");
     }
+}
+
+/// Which of many runs are of which program, the seeds of an encoding together: `arxiv/alibi (1235, 1236)`.
+fn by_program(path: &Path, found: &[Finding]) -> Vec<(String, String)> {
+    let mut programs: BTreeMap<BTreeSet<String>, BTreeMap<PathBuf, Vec<String>>> = BTreeMap::new();
+    let runs = found.iter().filter(|finding| finding.part.kind == Kind::Run && found.len() > 1);
+    for Part { path: folder, .. } in runs.map(|finding| &finding.part) {
+        let Ok(run) = Run::read(folder) else { continue };
+        let from_here = folder.strip_prefix(path).unwrap_or(folder);
+        let seed = from_here.file_name().unwrap_or_default().to_string_lossy();
+        let of_program = programs.entry(run.programs()).or_default();
+        let of_encoding = of_program.entry(from_here.parent().unwrap_or(from_here).to_owned()).or_default();
+        of_encoding.push(seed.trim_start_matches("seed-").to_owned());
+    }
+    let line = |(program, runs): (BTreeSet<String>, BTreeMap<PathBuf, Vec<String>>)| {
+        let program = if program.is_empty() { "unknown".to_owned() } else { Vec::from_iter(program).join(" and ") };
+        let count: usize = runs.values().map(Vec::len).sum();
+        let runs = runs.into_iter().map(|(above, seeds)| format!("{} ({})", above.display(), seeds.join(", ")));
+        (program, format!("{count} runs: {}", runs.collect::<Vec<_>>().join("; ")))
+    };
+    programs.into_iter().map(line).collect()
 }

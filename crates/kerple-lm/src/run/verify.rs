@@ -1,5 +1,5 @@
 //! Whether a run folder holds what it says: every checksum computed, every row read. Rows have no checksum, so what is found
-//! of them is damage to their form.
+//! of them is damage to their form, and what contradicts itself or the plan.
 
 use super::{Place, RunFolder};
 use crate::checkpoint;
@@ -56,18 +56,19 @@ impl RunFolder {
             }
             Err(error) => found.problems.push(error),
         }
-        let mut count_in = |name: &str, what: &str, count: fn(&Path) -> crate::Result<usize>| {
+        let mut count_in = |name: &str, what: &str, count: &dyn Fn(&Path) -> crate::Result<usize>| {
             let path = self.path.join(name);
             // what cannot be seen is read all the same, so that the reason is a problem
             if path.try_exists().unwrap_or(true) {
                 found.note(count(&path), |count| format!("{name}: {count} {what}"));
             }
         };
-        count_in(record::METRICS_FILE, "rows", metrics);
-        count_in(record::EVALUATION_FILE, "rows", rows::<EvaluationRow>);
-        count_in(record::PROBES_FILE, "rows", rows::<ProbeRow>);
-        count_in(record::KERNELS_FILE, "snapshots", snapshots::<KernelSnapshot>);
-        count_in(record::SCORES_FILE, "snapshots", snapshots::<ScoreSnapshot>);
+        let plan = known.as_ref();
+        count_in(record::METRICS_FILE, "rows", &|path| metrics(path, plan));
+        count_in(record::EVALUATION_FILE, "rows", &|path| evaluations(path, plan));
+        count_in(record::PROBES_FILE, "rows", &rows::<ProbeRow>);
+        count_in(record::KERNELS_FILE, "snapshots", &snapshots::<KernelSnapshot>);
+        count_in(record::SCORES_FILE, "snapshots", &snapshots::<ScoreSnapshot>);
         if let Some(plan) = known {
             found.note(self.verify_data(&plan, read), str::to_owned);
         }
@@ -90,9 +91,41 @@ impl RunFolder {
     }
 }
 
-/// Metrics in which no step is twice or out of order.
-fn metrics(path: &Path) -> crate::Result<usize> {
+/// Evaluations that agree with themselves and with the plan.
+fn evaluations(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
+    let rows = record::read_rows::<EvaluationRow>(path)?.rows;
+    let beside = |row: &EvaluationRow, plan: &Plan| {
+        // other rotary rates make another label
+        let label = row.rope_scaling.is_some() || row.encoding == plan.label;
+        let same = label && (row.seed, row.train_len) == (plan.seed, plan.train_len as u64);
+        let (encoding, seed, step) = (&row.encoding, row.seed, row.step);
+        (!same || step > plan.train.steps).then(|| {
+            let run = format!("{}, seed {}, {} steps", plan.label, plan.seed, plan.train.steps);
+            format!("it is of {encoding}, seed {seed}, step {step}, trained at {}; the run is {run}", row.train_len)
+        })
+    };
+    for (at, row) in rows.iter().enumerate() {
+        if let Some(why) = row.contradiction().or_else(|| beside(row, plan?)) {
+            return Err(contradicts(path, at, &why));
+        }
+    }
+    Ok(rows.len())
+}
+
+fn contradicts(path: &Path, at: usize, why: &str) -> Error {
+    let hint = "it was changed after it was written; evaluate again, or take the row from where it was copied";
+    Error::damaged(path, format!("row {}: {why}", at + 1), hint)
+}
+
+/// Metrics that agree with themselves, in which no step is twice or out of order.
+fn metrics(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
     let rows = record::read_rows::<MetricsRow>(path)?.rows;
+    let tokens = plan.map(|plan| (plan.train.batch as u64).saturating_mul(plan.train.train_len as u64));
+    for (at, row) in rows.iter().enumerate() {
+        if let Some(why) = tokens.and_then(|tokens| row.contradiction(tokens)) {
+            return Err(contradicts(path, at, &why));
+        }
+    }
     match rows.windows(2).find(|pair| pair[0].step >= pair[1].step) {
         None => Ok(rows.len()),
         Some(pair) => Err(Error::damaged(

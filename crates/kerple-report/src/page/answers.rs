@@ -55,7 +55,8 @@ impl AnswersPart {
         let tests = table.means.iter().find_map(|mean| mean.test.as_ref()).map_or_else(String::new, |test| {
             format!(
                 " In small print the difference to {0} with its 95 % interval; \u{2020}: {0} has significantly more right answers \
-                 beyond the training length (paired two-sided t-test over the common seeds, p < 0.05).",
+                 beyond the training length (paired two-sided t-test over the common seeds, p < 0.05 after Holm's correction for all \
+                 tests of this table).",
                 test.reference
             )
         });
@@ -67,7 +68,7 @@ impl AnswersPart {
 fn in_words(test: &AnswerTest) -> String {
     let ends = [test.difference, test.difference_low, test.difference_high];
     let [difference, low, high] = ends.map(|share| percent(share).replace('-', "\u{2212}"));
-    format!("; {difference} [{low}, {high}], p = {}", probability(test.p))
+    format!("; {difference} [{low}, {high}], p = {}, {} by Holm", probability(test.p), probability(test.p_holm))
 }
 
 /// Accuracy by length, and by depth at the longest length.
@@ -80,7 +81,7 @@ pub(super) fn figures(results: &Results, table: &AnswerTable, index: usize) -> V
 fn plot(title: &str, table: &AnswerTable, x: Axis, mut series: Vec<Series>, ends: [f64; 2]) -> Plot {
     let places = series.len();
     let chance = ends.map(|x| (x, 100.0 * table.chance));
-    series.push(Series { dashed: true, ..Series::line("guessing", places, chance) });
+    series.push(Series { dash: 1, ..Series::line("guessing", places, chance) });
     Plot {
         title: title.to_owned(),
         description: format!("{}: right answers in percent, guessing has {} %.", table.title, percent(table.chance)),
@@ -104,7 +105,7 @@ fn by_length(results: &Results, table: &AnswerTable, index: usize) -> Figure {
             error: 100.0 * score.accuracy_deviation.filter(|deviation| deviation.is_finite()).unwrap_or(0.0),
         });
         let line = Series::line(name_text(name), results.place(name.0), []);
-        Series { points: points.collect(), markers: lengths.len() <= 40, dashed: name.1.is_some(), ..line }
+        Series { points: points.collect(), markers: lengths.len() <= 40, dash: usize::from(name.1.is_some()), ..line }
     };
     let series = table.means.iter().map(|mean| line(mean.name())).collect();
     let title = "Right answers by length";
@@ -129,7 +130,7 @@ fn by_depth(results: &Results, table: &AnswerTable, index: usize) -> Option<Figu
         let points = points.map(|(at, share)| (100.0 * (at as f64 + 0.5) / parts, 100.0 * share));
         let name = (depths.encoding.as_str(), depths.window);
         let line = Series::line(name_text(name), results.place(name.0), points);
-        Series { markers: true, dashed: name.1.is_some(), ..line }
+        Series { markers: true, dash: usize::from(name.1.is_some()), ..line }
     });
     let title = format!("Right answers by the place of the key, {} tokens", count(longest));
     let axis = Axis::linear("place of the key, % of the sequence", 0.0, 100.0);

@@ -149,7 +149,7 @@ fn score_series(results: &Results, table: &Table, name: Name) -> Series {
         error: score.perplexity_deviation.filter(|deviation| deviation.is_finite()).unwrap_or(0.0),
     });
     let line = Series::line(name_text(name), results.place(name.0), []);
-    Series { points: points.collect(), markers: true, dashed: name.1.is_some(), ..line }
+    Series { points: points.collect(), markers: true, dash: usize::from(name.1.is_some()), ..line }
 }
 
 /// Perplexity by position: a figure for each of the two longest lengths, or one over all lengths where each length has only
@@ -244,7 +244,7 @@ fn position_series(results: &Results, curves: &[&PositionCurve]) -> Vec<Series> 
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let name = name_text((&results.encodings[place], window));
         let markers = curves.len() > 1;
-        Series { dashed: window.is_some(), markers, ..Series::line(name, place, points) }
+        Series { dash: usize::from(window.is_some()), markers, ..Series::line(name, place, points) }
     };
     lines.into_iter().map(line).collect()
 }

@@ -5,7 +5,7 @@ use super::{Reproduction, runs_folder};
 use crate::format::{count, deviation, number as shown};
 use crate::number;
 use crate::page::{Cell, Grid, Row};
-use crate::results::{Score, Test};
+use crate::results::{Score, Test, lowest};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -150,7 +150,13 @@ impl Spec<'_> {
                 self.cell(corpus, (label, length), (score, test), planned(label), value)
             });
             let of_row: Vec<CellRow> = of_row.collect();
-            rows.push(self.row(length, &of_row));
+            let by_seed = |(_, label, _): &(&str, &str, &str)| {
+                let rows = table.into_iter().flat_map(|table| &table.evaluations);
+                let of = rows.filter(|row| row.encoding == *label && row.window.is_none() && row.length == length);
+                of.map(|row| (row.seed, row.perplexity)).collect()
+            };
+            let best = lowest(&columns.iter().map(by_seed).collect::<Vec<_>>());
+            rows.push(self.row(length, &of_row, &best));
             cells.extend(of_row);
         }
         let head = std::iter::once("tokens".to_owned()).chain(columns.iter().map(|(head, ..)| (*head).to_owned()));
@@ -191,8 +197,7 @@ impl Spec<'_> {
         }
     }
 
-    fn row(&self, length: u64, cells: &[CellRow]) -> Row {
-        let best = best(cells);
+    fn row(&self, length: u64, cells: &[CellRow], best: &[usize]) -> Row {
         let counts: BTreeSet<usize> = cells.iter().map(|cell| cell.n).filter(|n| *n > 0).collect();
         let cell = |(at, cell): (usize, &CellRow)| {
             let printed = cell.printed_text.as_ref().map(|text| format!("paper: {text}"));
@@ -209,10 +214,11 @@ impl Spec<'_> {
             Cell {
                 text: cell.perplexity.map_or_else(|| "\u{2013}".to_owned(), shown),
                 spread: cell.perplexity.zip(cell.perplexity_deviation).map(|(mean, spread)| deviation(mean, spread)),
-                best: best == Some(at),
+                best: best.contains(&at),
                 dagger: cell.dagger,
                 note: (!note.is_empty()).then_some(note),
                 link: (cell.n > 0).then(|| format!("../{}/", cell.runs)),
+                ..Cell::default()
             }
         };
         let multiple = shown(length as f64 / self.train_len as f64);
@@ -222,37 +228,5 @@ impl Spec<'_> {
             colour: None,
             cells: cells.iter().enumerate().map(cell).collect(),
         }
-    }
-}
-
-/// The cell of a row that is best: over the seeds that a cell shares with the reference where there are any, by its mean otherwise.
-fn best(cells: &[CellRow]) -> Option<usize> {
-    let is_paired = cells.iter().any(|cell| cell.difference.is_some());
-    let value = |cell: &CellRow| match is_paired {
-        // the reference is the one that is not compared with itself
-        true => cell.perplexity.and(cell.difference.or(cell.pairs.is_none().then_some(0.0))),
-        false => cell.perplexity,
-    };
-    let values = cells.iter().enumerate().filter_map(|(at, cell)| Some((at, value(cell)?)));
-    let finite = values.filter(|(_, value)| value.is_finite());
-    finite.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(at, _)| at).filter(|_| cells.len() > 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_best_is_so_on_the_same_seeds() {
-        let cell = |perplexity: f64, difference: Option<f64>| CellRow {
-            perplexity: Some(perplexity),
-            difference,
-            pairs: difference.map(|_| 3),
-            ..CellRow::empty("table5", "arxiv", "x", 128, 3, 3)
-        };
-        assert_eq!(best(&[cell(9.0, Some(0.2)), cell(10.0, Some(-0.4)), cell(9.5, None)]), Some(1));
-        assert_eq!(best(&[cell(9.0, Some(0.2)), cell(9.5, None)]), Some(1), "the reference");
-        assert_eq!(best(&[cell(9.0, None), cell(10.0, None)]), Some(0), "nothing is compared");
-        assert_eq!(best(&[cell(9.0, None)]), None);
     }
 }

@@ -1,308 +1,342 @@
-//! What KERPLE claims, held against the runs: each claim a comparison over seeds, each verdict with its numbers.
+//! What KERPLE claims, held against the runs.
 //!
-//! Comparisons with the logarithmic kernel are the tables' paired tests; of one method at two lengths they are paired by
-//! run. Nothing is corrected for the number of comparisons, as in the paper. That something is flat, or no gain, is confirmed
-//! only by an interval that lies within a margin: a test that finds nothing shows nothing.
+//! A claim about length has two sides: the level, a method's log-perplexity less the logarithmic kernel's, and the change from
+//! the training length, in which a method that is worse everywhere is not worse for it. What a method that uses nothing beyond
+//! its training length would show is a change too: blocks that are longer have fewer tokens with little context. So flat is
+//! said beside ALiBi, and of ALiBi beside the logarithmic kernel under a window.
 
 use super::page::Item;
-use super::{Group, Reproduction};
-use crate::format::{number, probability};
-use crate::page::{Cell, Grid, Row};
-use crate::results::{Table, Test};
-use crate::statistics::{ALPHA, paired_t_test};
+use super::verdict::{AtLength, BySeed, EFFECT, FLAT, Finding, RULE, Side, Unit, change, differences, judge};
+use super::{EvaluationFacts, Group, Reproduction};
+use crate::page::{Grid, Row};
+use crate::results::Table;
+use crate::run::Run;
 
-/// A perplexity this share above the one at the training length is still called flat.
-const FLAT: f64 = 0.05;
-/// A perplexity this share below the logarithmic kernel's is no clear gain yet.
-const GAIN: f64 = 0.01;
+const LOG: &str = "kerple_log";
+const ALIBI: &str = "alibi";
 
 /// A claim about one method, by its label without keys.
 struct Claim {
     text: &'static str,
     label: &'static str,
     kind: Kind,
+    at: At,
 }
 
-/// What is said of it. Lengths are multiples of the training length.
+/// What is said of it.
 enum Kind {
-    /// Its perplexity is above the logarithmic kernel's at lengths from the first to the second multiple.
-    Above(u64, u64),
-    /// Its perplexity is below it there.
-    Below(u64, u64),
-    /// Its perplexity is nowhere below it by more than [`GAIN`].
-    NoGain,
-    /// Its perplexity at the longest length is not above that at the training length by more than [`FLAT`].
-    Extrapolates,
-    /// Its perplexity at the longest length is above that at the training length by more than [`FLAT`].
-    Fails,
-    /// The logarithmic kernel with only as many keys as it was trained with is above itself, at the longest length.
-    Window,
+    /// Where its log-perplexity lies beside the logarithmic kernel's.
+    Level(Side),
+    /// Where the change of its log-perplexity from the training length lies beside the logarithmic kernel's.
+    Change(Side),
+    /// Where that change lies beside the change of a method that uses nothing beyond the training length.
+    BesideNothing(Side),
+    /// Where its log-perplexity lies beside its own at this multiple of the training length.
+    Course(u64, Side),
+    /// Where it lies with only as many keys as it was trained with, beside itself.
+    Window(Side),
 }
 
-const CLAIMS: [Claim; 18] = [
-    claim("log is flat or falls up to 32 times the training length", "kerple_log", Kind::Extrapolates),
-    claim("log is below power beyond the training length", "kerple_power", Kind::Above(2, 32)),
-    claim("power is flat or falls too", "kerple_power", Kind::Extrapolates),
-    claim("log is below ALiBi beyond the training length", "alibi", Kind::Above(2, 32)),
-    claim("ALiBi is flat", "alibi", Kind::Extrapolates),
-    claim("T5 is below log near the training length", "t5", Kind::Below(1, 2)),
-    claim("T5 is above log far beyond it", "t5", Kind::Above(8, 32)),
-    claim("rotary positions fail at once (exact)", "rotary", Kind::Above(2, 2)),
-    claim("rotary positions fail at once (bf16)", "rotary-bf16", Kind::Above(2, 2)),
-    claim("sinusoidal positions fail at once (exact)", "sinusoidal", Kind::Above(2, 2)),
-    claim("sinusoidal positions fail at once (bf16)", "sinusoidal-bf16", Kind::Above(2, 2)),
-    claim("log uses what lies beyond the training length: under a window it is worse", "kerple_log", Kind::Window),
-    claim("bias and weight together bring no clear gain", "kerple_bias_weight", Kind::NoGain),
-    claim("a learned power within the logarithm brings no clear gain", "kerple_log3", Kind::NoGain),
-    claim("a Gaussian bias fails", "gaussian_bias", Kind::Fails),
-    claim("a Gaussian bias with a learned exponent fails", "stretched_bias", Kind::Fails),
-    claim("a Gaussian weight fails", "gaussian_weight", Kind::Fails),
-    claim("a Gaussian weight with a learned exponent nearly extrapolates", "stretched_weight", Kind::Extrapolates),
+/// The lengths of a claim, of those of the manifest.
+#[derive(Clone, Copy)]
+enum At {
+    /// The longest.
+    Longest,
+    /// All beyond the training length.
+    Beyond,
+    /// All up to this multiple of the training length.
+    UpTo(u64),
+    /// The longest up to this multiple.
+    Multiple(u64),
+}
+
+impl At {
+    fn lengths(self, facts: &EvaluationFacts, train_len: u64) -> Vec<u64> {
+        let up_to =
+            |multiple: u64| facts.lengths.iter().copied().filter(move |l| *l <= multiple.saturating_mul(train_len));
+        let longest = |multiple: u64| up_to(multiple).max().into_iter().collect();
+        match self {
+            At::Longest => longest(u64::MAX),
+            At::Multiple(multiple) => longest(multiple),
+            At::UpTo(multiple) => up_to(multiple).collect(),
+            At::Beyond => up_to(u64::MAX).filter(|length| *length > train_len).collect(),
+        }
+    }
+}
+
+const HIGHER: Side = Side::Above(EFFECT);
+const IS_FLAT: Kind = Kind::BesideNothing(Side::Below(FLAT));
+const RISES: Kind = Kind::BesideNothing(Side::Above(FLAT));
+/// More than a percent below the logarithmic kernel would be a gain.
+const NO_GAIN: Kind = Kind::Level(Side::Above(-EFFECT));
+
+const CLAIMS: [Claim; 26] = [
+    claim("log is flat or falls to the longest length", LOG, IS_FLAT, At::Longest),
+    claim(
+        "log still falls from 8 times the training length to the longest",
+        LOG,
+        Kind::Course(8, Side::Below(0.0)),
+        At::Longest,
+    ),
+    claim(
+        "log is below power at every length beyond the training length",
+        "kerple_power",
+        Kind::Level(HIGHER),
+        At::Beyond,
+    ),
+    claim(
+        "\u{2026} by change: log falls further than power to the longest length",
+        "kerple_power",
+        Kind::Change(HIGHER),
+        At::Longest,
+    ),
+    claim("power is flat or falls too", "kerple_power", IS_FLAT, At::Longest),
+    claim("log is below ALiBi at every length beyond the training length", ALIBI, Kind::Level(HIGHER), At::Beyond),
+    claim(
+        "\u{2026} by change: log falls further than ALiBi to the longest length",
+        ALIBI,
+        Kind::Change(HIGHER),
+        At::Longest,
+    ),
+    claim("ALiBi is flat", ALIBI, IS_FLAT, At::Longest),
+    claim("T5 is below log at up to twice the training length", "t5", Kind::Level(Side::Below(-EFFECT)), At::UpTo(2)),
+    claim("T5 is above log at the longest length", "t5", Kind::Level(HIGHER), At::Longest),
+    claim("\u{2026} by change: T5 rises beside log to the longest length", "t5", Kind::Change(HIGHER), At::Longest),
+    claim(
+        "rotary positions (exact) are above log at twice the training length",
+        "rotary",
+        Kind::Level(HIGHER),
+        At::Multiple(2),
+    ),
+    claim("\u{2026} by change: they fail at once", "rotary", Kind::Change(HIGHER), At::Multiple(2)),
+    claim("rotary positions (bf16) are above log there", "rotary-bf16", Kind::Level(HIGHER), At::Multiple(2)),
+    claim("\u{2026} by change: they fail at once", "rotary-bf16", Kind::Change(HIGHER), At::Multiple(2)),
+    claim("sinusoidal positions (exact) are above log there", "sinusoidal", Kind::Level(HIGHER), At::Multiple(2)),
+    claim("\u{2026} by change: they fail at once", "sinusoidal", Kind::Change(HIGHER), At::Multiple(2)),
+    claim("sinusoidal positions (bf16) are above log there", "sinusoidal-bf16", Kind::Level(HIGHER), At::Multiple(2)),
+    claim("\u{2026} by change: they fail at once", "sinusoidal-bf16", Kind::Change(HIGHER), At::Multiple(2)),
+    claim(
+        "log uses what lies beyond the training length: under a window it is worse",
+        LOG,
+        Kind::Window(HIGHER),
+        At::Longest,
+    ),
+    claim("bias and weight together bring no clear gain up to 16 times", "kerple_bias_weight", NO_GAIN, At::UpTo(16)),
+    claim(
+        "a learned power within the logarithm brings no clear gain up to 16 times",
+        "kerple_log3",
+        NO_GAIN,
+        At::UpTo(16),
+    ),
+    claim("a Gaussian bias fails at 16 times", "gaussian_bias", RISES, At::Multiple(16)),
+    claim("a Gaussian bias with a learned exponent fails at 16 times", "stretched_bias", RISES, At::Multiple(16)),
+    claim("a Gaussian weight fails at 16 times", "gaussian_weight", RISES, At::Multiple(16)),
+    claim(
+        "a Gaussian weight with a learned exponent nearly extrapolates: it is flat to 16 times",
+        "stretched_weight",
+        IS_FLAT,
+        At::Multiple(16),
+    ),
 ];
 
-const fn claim(text: &'static str, label: &'static str, kind: Kind) -> Claim {
-    Claim { text, label, kind }
+const fn claim(text: &'static str, label: &'static str, kind: Kind, at: At) -> Claim {
+    Claim { text, label, kind, at }
 }
-
-/// A finding on one text.
-pub(super) struct Finding {
-    pub verdict: &'static str,
-    pub numbers: String,
-}
-
-pub(super) const CONFIRMED: &str = "confirmed";
-pub(super) const CONTRADICTED: &str = "contradicted";
-pub(super) const UNSETTLED: &str = "not settled";
 
 /// Every claim on every text.
 pub(super) fn claims(all: &Reproduction) -> Item {
-    let mut item = Item::new(
-        "claims",
-        "Claims of the paper",
-        "Confirmed and contradicted mean significantly so: paired two-sided t-tests over the common seeds, p < 0.05, not corrected. \
-         Differences are of perplexities, above 0 where log is better, with their 95 % interval. Flat, and failing, mean that the 95 % \
-         interval of the ratio of the longest length to the training length lies below, or above, 1.05; no clear gain, that the interval of \
-         the difference lies above \u{2212}1 % of log's perplexity at every length.",
+    let text = format!(
+        "{RULE} Differences are of log-perplexity and are shown as the ratio of perplexities that they mean. 1 % is the smallest difference \
+         of two methods that counts, and no gain is less than that. Change is that from the training length, over the same text, beside \
+         log's at the same seeds. Flat and failing mean that a method's change lies below or above that of one that uses nothing beyond \
+         its training length by 5 %: beside ALiBi's, and ALiBi beside log under a window, where that was evaluated."
     );
-    let corpora: Vec<_> =
+    let mut item = Item::new("claims", "Claims of the paper", &text);
+    let texts: Vec<_> =
         all.manifest.corpora.iter().filter(|corpus| all.manifest.of(&corpus.name, "").next().is_some()).collect();
     let mut rows = Vec::new();
     for claim in &CLAIMS {
-        let finding = |corpus: &&super::CorpusFacts| {
-            let label = all.manifest.label_of(&corpus.name, "", claim.label)?;
-            find(all, all.group(&corpus.name, "")?, label, &claim.kind)
-        };
-        let found: Vec<Option<Finding>> = corpora.iter().map(finding).collect();
+        let found: Vec<Option<Finding>> =
+            texts.iter().map(|corpus| Measured::of(all, &corpus.name)?.find(claim)).collect();
         item.planned += 1;
         item.complete += usize::from(found.iter().any(Option::is_some));
-        let cell = |found: Option<Finding>| match found {
-            None => Cell::from("\u{2013}".to_owned()),
-            Some(Finding { verdict, numbers }) => {
-                Cell { note: Some(numbers), best: verdict == CONFIRMED, ..verdict.to_owned().into() }
-            }
-        };
-        rows.push(Row { name: claim.text.to_owned(), colour: None, cells: found.into_iter().map(cell).collect() });
+        rows.push(Row {
+            name: claim.text.to_owned(),
+            colour: None,
+            cells: found.into_iter().map(Finding::cell).collect(),
+        });
     }
-    let head = std::iter::once("claim".to_owned()).chain(corpora.iter().map(|corpus| corpus.title.clone()));
+    let head = std::iter::once("claim".to_owned()).chain(texts.iter().map(|corpus| corpus.title.clone()));
     item.grids.push(Grid { caption: "Claims".to_owned(), head: head.collect(), rows });
     item
 }
 
-fn find(all: &Reproduction, group: &Group, label: &str, kind: &Kind) -> Option<Finding> {
-    let facts = all.manifest.evaluations.get("lengths")?;
-    let train_len = *facts.lengths.iter().min()?;
-    let table = group.table(facts)?;
-    let tests = |from: u64, to: u64| -> Vec<&Test> {
-        let inside = |test: &&Test| (from * train_len..=to * train_len).contains(&test.length);
-        let of = |test: &&Test| test.encoding == label && test.window.is_none() && test.p.is_some();
-        table.tests.iter().filter(of).filter(inside).collect()
-    };
-    match kind {
-        Kind::Above(from, to) => against(&tests(*from, *to), true),
-        Kind::Below(from, to) => against(&tests(*from, *to), false),
-        Kind::NoGain => no_gain(table, &tests(1, u64::MAX / train_len)),
-        Kind::Extrapolates => over_lengths(table, label, train_len, true),
-        Kind::Fails => over_lengths(table, label, train_len, false),
-        Kind::Window => {
-            let windowed = |test: &&Test| test.encoding == label && test.window.is_some() && test.p.is_some();
-            let longest = table.tests.iter().filter(windowed).max_by_key(|test| test.length)?;
-            against(&[longest], true)
-        }
+/// A method: the label of its runs, and the keys a query sees where an evaluation restricted them.
+type Method<'a> = (&'a str, Option<u64>);
+
+/// The usual runs on one text, over the lengths of the main tables.
+struct Measured<'a> {
+    all: &'a Reproduction,
+    corpus: &'a str,
+    facts: &'a EvaluationFacts,
+    group: &'a Group,
+    table: &'a Table,
+    train_len: u64,
+}
+
+impl<'a> Measured<'a> {
+    fn of(all: &'a Reproduction, corpus: &'a str) -> Option<Measured<'a>> {
+        let (facts, group) = (all.manifest.evaluations.get("lengths")?, all.group(corpus, "")?);
+        let (table, train_len) = (group.table(facts)?, all.train_len(corpus, "")?);
+        Some(Measured { all, corpus, facts, group, table, train_len })
     }
-}
 
-/// Lengths at which a method is significantly above or below the logarithmic kernel; `above` is what is claimed.
-fn against(tests: &[&Test], above: bool) -> Option<Finding> {
-    let last = tests.iter().max_by_key(|test| test.length)?;
-    let significant = |test: &&&Test, larger: bool| {
-        test.p.is_some_and(|p| p < ALPHA) && test.difference.is_some_and(|difference| (difference > 0.0) == larger)
-    };
-    let for_it = tests.iter().filter(|test| significant(test, above)).count();
-    let against_it = tests.iter().filter(|test| significant(test, !above)).count();
-    let verdict = match (for_it, against_it) {
-        (0, 0) => UNSETTLED,
-        (_, 0) => CONFIRMED,
-        (0, _) => CONTRADICTED,
-        (_, _) => "mixed",
-    };
-    let lengths = match (tests.len(), for_it, against_it) {
-        (1, ..) => String::new(),
-        (n, for_it, 0) => format!("{for_it} of {n} lengths; "),
-        (n, for_it, against_it) => format!("{for_it} for, {against_it} against, of {n} lengths; "),
-    };
-    Some(Finding { verdict, numbers: format!("{lengths}{}", in_words(last)?) })
-}
-
-/// Difference, interval, p and seeds of a test.
-fn in_words(test: &Test) -> Option<String> {
-    let [difference, low, high] = [test.difference?, test.difference_low?, test.difference_high?].map(number);
-    let (length, p, n) = (test.length, probability(test.p?), test.n);
-    Some(format!("at {length}: {difference} [{low}, {high}], p = {p}, n = {n}"))
-}
-
-/// Whether a method is below the logarithmic kernel by more than a margin at some length; said of the length at which it is
-/// lowest beside it.
-fn no_gain(table: &Table, tests: &[&Test]) -> Option<Finding> {
-    let share = |test: &Test, value: Option<f64>| {
-        let reference = table.score((&test.reference, None), test.length)?.perplexity;
-        Some(value? / reference)
-    };
-    let mut shown: Option<(&Test, f64)> = None;
-    let (mut gains, mut open) = (0, 0);
-    for test in tests {
-        let (low, high) = (share(test, test.difference_low)?, share(test, test.difference_high)?);
-        gains += usize::from(high < -GAIN);
-        open += usize::from(low < -GAIN);
-        let difference = share(test, test.difference)?;
-        shown = shown.filter(|(_, lowest)| *lowest <= difference).or(Some((test, difference)));
+    /// Log-perplexities at a length; a window as long as that changes nothing.
+    fn losses(&self, (label, window): Method, length: u64) -> BySeed {
+        let window = window.filter(|window| *window < length);
+        let rows = self.table.evaluations.iter();
+        let of = rows.filter(|row| row.encoding == label && row.window == window && row.length == length);
+        of.map(|row| (row.seed, row.nll)).collect()
     }
-    let verdict = match (gains, open) {
-        (0, 0) => CONFIRMED,
-        (0, _) => UNSETTLED,
-        (_, _) => CONTRADICTED,
-    };
-    Some(Finding { verdict, numbers: in_words(shown?.0)? })
-}
 
-/// One method at the longest length against itself at the training length, paired by run.
-fn over_lengths(table: &Table, label: &str, train_len: u64, flat: bool) -> Option<Finding> {
-    let longest = *table.lengths().last()?;
-    let value = |seed: u64, length: u64| {
-        let of = |row: &&crate::results::Evaluation| {
-            row.encoding == label && row.window.is_none() && row.seed == seed && row.length == length
+    /// Differences of two methods at a length.
+    fn level(&self, own: Method, other: Method, length: u64) -> Vec<f64> {
+        differences(&self.losses(own, length), &self.losses(other, length))
+    }
+
+    /// Differences of their changes from the training length.
+    fn changes(&self, own: Method, other: Method, length: u64) -> Vec<f64> {
+        let of = |method| change(&self.losses(method, length), &self.losses(method, self.train_len));
+        differences(&of(own), &of(other))
+    }
+
+    fn runs(&self, label: &str) -> Vec<&'a Run> {
+        let counted = self.group.runs.iter().filter(|run| run.duplicate_of.is_none());
+        counted.filter(|run| run.label() == label).collect()
+    }
+
+    /// The least window that log was evaluated under.
+    fn window(&self) -> Option<u64> {
+        self.table.evaluations.iter().filter(|row| row.encoding == LOG).filter_map(|row| row.window).min()
+    }
+
+    fn find(&self, claim: &Claim) -> Option<Finding> {
+        let label = self.all.manifest.label_of(self.corpus, "", claim.label)?;
+        let own = (label, None);
+        let windowed = || Some((LOG, Some(self.window()?)));
+        let (other, side) = match claim.kind {
+            Kind::Level(side) | Kind::Change(side) => ((LOG, None), side),
+            Kind::BesideNothing(side) if label == ALIBI => (windowed()?, side),
+            Kind::BesideNothing(side) => ((ALIBI, None), side),
+            Kind::Course(_, side) => (own, side),
+            Kind::Window(side) => ((LOG, None), side),
         };
-        table.evaluations.iter().find(of).map(|row| row.perplexity)
-    };
-    let of = table.evaluations.iter().filter(|row| row.encoding == label && row.window.is_none());
-    let seeds = of.filter(|row| row.length == longest).map(|row| row.seed);
-    let pairs: Vec<(f64, f64)> =
-        seeds.filter_map(|seed| Some((value(seed, longest)?, value(seed, train_len)?))).collect();
-    let ratios: Vec<f64> = pairs.iter().map(|(far, near)| far / near).collect();
-    let test = paired_t_test(&ratios, &vec![1.0; ratios.len()]).ok()?;
-    let (low, high) = test.interval(1.0 - ALPHA);
-    let verdict = match (low > FLAT, high <= FLAT) {
-        (true, _) if flat => CONTRADICTED,
-        (true, _) => CONFIRMED,
-        (false, true) if flat => CONFIRMED,
-        (false, true) => CONTRADICTED,
-        (false, false) => UNSETTLED,
-    };
-    let [ratio, low, high] = [test.mean_difference, low, high].map(|above| number(1.0 + above));
-    Some(Finding {
-        verdict,
-        numbers: format!("at {longest}: {ratio} [{low}, {high}] times that at {train_len}, n = {}", test.n),
-    })
+        let at = |length: u64| match claim.kind {
+            Kind::Level(_) => self.level(own, other, length),
+            Kind::Change(_) | Kind::BesideNothing(_) => self.changes(own, other, length),
+            Kind::Course(from, _) => {
+                differences(&self.losses(own, length), &self.losses(own, from.saturating_mul(self.train_len)))
+            }
+            Kind::Window(_) => windowed().map_or_else(Vec::new, |windowed| self.level(windowed, other, length)),
+        };
+        let lengths = claim.at.lengths(self.facts, self.train_len);
+        let by_length: Vec<AtLength> = lengths.iter().map(|length| (format!("at {length}"), at(*length))).collect();
+        let found = judge(side, Unit::Times, &by_length)?;
+        Some(found.beside_programs(&self.runs(label), &self.runs(other.0)))
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{MANIFEST_FILE, verdict::Verdict};
     use super::*;
+    use crate::record::{EVALUATION_FILE, PLAN_FILE, write_json};
+    use serde_json::json;
 
-    fn test(length: u64, difference: f64, p: f64) -> Test {
-        Test {
-            encoding: "alibi".into(),
-            window: None,
-            reference: "kerple_log".into(),
-            length,
-            n: 3,
-            difference: Some(difference),
-            difference_low: Some(difference - 1.0),
-            difference_high: Some(difference + 1.0),
-            t: Some(1.0),
-            df: Some(2),
-            p: Some(p),
-            p_holm: None,
-            dagger: false,
-            untestable: None,
-        }
-    }
-
-    #[test]
-    fn verdicts_follow_the_tests() {
-        let verdict = |tests: &[(f64, f64)], above: bool| {
-            let tests: Vec<Test> = tests.iter().zip(1..).map(|((d, p), at)| test(64 * at, *d, *p)).collect();
-            against(&tests.iter().collect::<Vec<_>>(), above).map(|finding| finding.verdict)
-        };
-        assert_eq!(verdict(&[(1.0, 0.01), (1.0, 0.5)], true), Some(CONFIRMED));
-        assert_eq!(verdict(&[(1.0, 0.06)], true), Some(UNSETTLED));
-        assert_eq!(verdict(&[(-1.0, 0.01)], true), Some(CONTRADICTED));
-        assert_eq!(verdict(&[(-1.0, 0.01)], false), Some(CONFIRMED));
-        assert_eq!(verdict(&[(1.0, 0.01), (-1.0, 0.01)], true), Some("mixed"));
-        assert_eq!(verdict(&[], true), None);
-    }
-
-    #[test]
-    fn numbers_are_those_of_the_longest_length() {
-        let tests = [test(64, 2.0, 0.01), test(2048, 3.5, 0.04)];
-        let found = against(&tests.iter().collect::<Vec<_>>(), true).unwrap();
-        assert_eq!(found.numbers, "2 of 2 lengths; at 2048: 3.500 [2.500, 4.500], p = 0.040, n = 3");
-    }
-
-    /// A table of one method and the logarithmic kernel, each with a perplexity a seed at 64 and at 2048.
-    fn table(own: [&[f64]; 2], log: f64) -> Table {
+    /// Three seeds of log, ALiBi and rotary positions, trained at 64, with perplexities that are given: of a label and seed at 64,
+    /// 96, 128 and 2048. 96 is a length of another table.
+    fn find(text: &str, perplexity: impl Fn(&str, u64) -> [f64; 4]) -> Option<Finding> {
         let root = tempfile::tempdir().unwrap();
-        let row = |label: &str, seed: usize, length: u64, perplexity: f64| {
-            let nll = perplexity.ln();
-            let text = serde_json::json!({"checksum": "c", "span": 2048, "segments": 2, "seed": seed});
-            serde_json::json!({"encoding": label, "seed": seed, "train_len": 64, "length": length, "protocol": "blocks",
-                "split": "test", "step": 9, "text": text, "segments": 2, "tokens": 99, "nll": nll, "perplexity": perplexity,
-                "seconds": 1.0})
-        };
-        for (label, values) in [("alibi", own), ("kerple_log", [&[log; 3][..], &[log; 3]])] {
-            for (seed, (short, long)) in values[0].iter().zip(values[1]).enumerate() {
-                let folder = root.path().join(format!("{label}-{seed}"));
-                std::fs::create_dir_all(&folder).unwrap();
-                std::fs::write(folder.join("plan.json"), format!(r#"{{"label":"{label}","seed":{seed}}}"#)).unwrap();
-                let rows = [(64, *short), (2048, *long)];
-                let rows = rows.map(|(length, value)| format!("{}\n", row(label, seed, length, value))).concat();
-                std::fs::write(folder.join("evaluation.jsonl"), rows).unwrap();
-            }
+        let mut runs = Vec::new();
+        for (label, seed) in [LOG, ALIBI, "rotary"].into_iter().flat_map(|label| [1, 2, 3].map(|seed| (label, seed))) {
+            let path = format!("github/{label}/seed-{seed}");
+            let folder = root.path().join(&path);
+            std::fs::create_dir_all(&folder).unwrap();
+            write_json(
+                &folder.join(PLAN_FILE),
+                &json!({"label": label, "seed": seed, "train_len": 64, "steps": 9, "hash": path, "encoding": {"kind": label}}),
+            )
+            .unwrap();
+            let row = |(length, perplexity): (u64, f64)| {
+                let text = json!({"checksum": "c", "span": 2048, "segments": 2, "seed": seed});
+                let row = json!({"encoding": label, "seed": seed, "train_len": 64, "length": length, "protocol": "blocks",
+                    "split": "test", "step": 9, "text": text, "segments": 2, "tokens": 99, "nll": perplexity.ln(),
+                    "perplexity": perplexity, "seconds": 1.0});
+                format!("{row}\n")
+            };
+            let rows = [64, 96, 128, 2048].into_iter().zip(perplexity(label, seed)).map(row);
+            std::fs::write(folder.join(EVALUATION_FILE), rows.collect::<String>()).unwrap();
+            runs.push(json!({"folder": path, "corpus": "github", "label": label, "seed": seed, "train_len": 64,
+                "evaluate": ["lengths", "other"], "serves": []}));
         }
-        let runs = crate::find_runs(&[root.path()]).unwrap();
-        crate::results::Results::of(&runs, None).unwrap().tables.remove(0)
+        let asked = |lengths: &[u64]| json!({"protocol": "blocks", "span": 2048, "segments": 2, "lengths": lengths});
+        let manifest = json!({"paper": "kerple", "scale": "smoke", "title": "", "about": "", "runs": runs,
+            "corpora": [{"name": "github", "title": "GitHub", "texts": "", "tokenizer": "byte"}],
+            "evaluations": {"lengths": asked(&[64, 128, 2048]), "other": asked(&[64, 96])}});
+        write_json(&root.path().join(MANIFEST_FILE), &manifest).unwrap();
+        let all = Reproduction::read(root.path()).unwrap();
+        let claim = CLAIMS.iter().find(|claim| claim.text.starts_with(text)).unwrap();
+        Measured::of(&all, "github").unwrap().find(claim)
+    }
+
+    /// A little that differs from seed to seed.
+    fn noise(seed: u64) -> f64 {
+        1.0 + 0.001 * seed as f64
     }
 
     #[test]
-    fn flat_is_an_interval_within_the_margin() {
-        let verdict = |far: [f64; 3], flat| {
-            over_lengths(&table([&[20.0, 21.0, 22.0], &far], 20.0), "alibi", 64, flat).unwrap().verdict
-        };
-        let (level, rising, unclear) = ([20.0, 21.1, 22.0], [40.0, 43.0, 45.0], [15.0, 21.0, 30.0]);
-        assert_eq!((verdict(level, true), verdict(level, false)), (CONFIRMED, CONTRADICTED));
-        assert_eq!((verdict(rising, true), verdict(rising, false)), (CONTRADICTED, CONFIRMED));
-        assert_eq!((verdict(unclear, true), verdict(unclear, false)), (UNSETTLED, UNSETTLED));
+    fn one_length_of_many_confirms_nothing() {
+        // far above at 128, and as good as log at 2048
+        let found = find("log is below ALiBi at every", |label, seed| match label {
+            ALIBI => [21.0, 21.0, 21.0 * noise(seed), 20.0 + 0.3 * seed as f64].map(|value| value * noise(seed)),
+            _ => [20.0, 20.0, 20.0, 20.5],
+        });
+        let found = found.unwrap();
+        assert_eq!(found.verdict, Verdict::Unsettled, "{}", found.numbers);
+        assert!(found.numbers.starts_with("significantly at 1 of 2 lengths; at 2048: "), "{}", found.numbers);
     }
 
     #[test]
-    fn no_gain_is_an_interval_within_the_margin() {
-        let finding = |far: [f64; 3]| {
-            let table = table([&[20.0, 20.01, 20.02], &far], 20.0);
-            let tests: Vec<&Test> = table.tests.iter().collect();
-            no_gain(&table, &tests).unwrap()
+    fn lengths_of_other_tables_do_not_count() {
+        // at 96 it is the other way round
+        let found = find("log is below ALiBi at every", |label, seed| match label {
+            ALIBI => [21.0, 15.0, 21.0, 21.0].map(|value| value * noise(seed)),
+            _ => [20.0; 4],
+        });
+        assert_eq!(found.unwrap().verdict, Verdict::Confirmed);
+    }
+
+    #[test]
+    fn change_is_not_level() {
+        // worse at every length, and less so the longer it is
+        let perplexity = |label: &str, seed: u64| match label {
+            ALIBI => [24.0, 23.0, 23.0, 22.0].map(|value| value * noise(seed)),
+            _ => [20.0; 4],
         };
-        assert_eq!(finding([20.0, 19.99, 20.01]).verdict, CONFIRMED);
-        assert_eq!(finding([18.0, 18.01, 18.02]).verdict, CONTRADICTED);
-        assert_eq!(finding([18.0, 20.0, 22.0]).verdict, UNSETTLED);
-        assert!(finding([18.0, 18.01, 18.02]).numbers.starts_with("at 2048: \u{2212}1.990 ["));
+        assert_eq!(find("log is below ALiBi at every", perplexity).unwrap().verdict, Verdict::Confirmed);
+        let found = find("\u{2026} by change: log falls further than ALiBi", perplexity).unwrap();
+        assert_eq!(found.verdict, Verdict::Contradicted);
+        assert!(found.numbers.starts_with("at 2048: 0.917 ["), "{}", found.numbers);
+    }
+
+    #[test]
+    fn flat_forgives_no_more_than_longer_blocks_give() {
+        // all perplexities fall by 10 % with more context, log's by 4 %
+        let perplexity = |label: &str, seed: u64| match label {
+            ALIBI => [20.0, 20.0, 19.0, 18.0].map(|value| value * noise(seed)),
+            _ => [20.0, 20.0, 20.0, 19.2 * noise(seed)],
+        };
+        let found = find("log is flat", perplexity).unwrap();
+        assert_eq!(found.verdict, Verdict::Contradicted, "{}", found.numbers);
     }
 }

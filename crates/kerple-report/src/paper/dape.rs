@@ -46,7 +46,7 @@ pub(super) fn items(all: &Reproduction) -> Result<Vec<Item>> {
 /// Time of a forward pass relative to DAPE-Kerple's: the median over rounds of the ratio of passes made right after each other.
 fn table1(all: &Reproduction, printed: &Printed) -> Item {
     let text = "Made in turns, so that whatever else the machine does meets all alike: the median over rounds of the time relative to \
-                DAPE-Kerple in the same round. The paper's are of one sequence of 512 tokens on a GPU, in models of 350M, 2.7B and 6.7B \
+                DAPE-Kerple in the same round, with its 95 % interval; where that holds 1 nothing is said of the order. The paper's are of one sequence of 512 tokens on a GPU, in models of 350M, 2.7B and 6.7B \
                 parameters.";
     let mut item = Item::new("table1", "Table 1: time of a forward pass", text);
     item.planned = 1;
@@ -57,14 +57,13 @@ fn table1(all: &Reproduction, printed: &Printed) -> Item {
     item.complete = 1;
     let reference = rows.iter().find(|row| row.encoding == "dape");
     let row = |row: &TimingRow| {
-        let ratios = reference.map(|other| row.seconds.iter().zip(&other.seconds).map(|(a, b)| a / b));
         let missing = || "\u{2013}".to_owned();
-        let relative = ratios.map_or_else(missing, |ratios| format!("{:.3}", median(&ratios.collect::<Vec<_>>())));
+        let relative = reference.map_or_else(|| missing().into(), |other| row.relative(other));
         let theirs = printed.table1.get(&row.encoding).zip(printed.table1.get("dape"));
         let of_size = |size: usize| theirs.map_or_else(missing, |(own, dape)| format!("{:.3}", own[size] / dape[size]));
         let milliseconds = format!("{:.1}", 1e3 * median(&row.seconds));
-        let cells = [milliseconds, relative, of_size(0), of_size(1), of_size(2)];
-        Row { name: row.encoding.clone(), colour: None, cells: cells.map(Cell::from).into() }
+        let cells = [milliseconds.into(), relative, of_size(0).into(), of_size(1).into(), of_size(2).into()];
+        Row { name: row.encoding.clone(), colour: None, cells: cells.into() }
     };
     let head = ["encoding", "ms", "relative to DAPE-Kerple", "paper: 350M", "paper: 2.7B", "paper: 6.7B"];
     let rounds = rows.first().map_or(0, |row| row.seconds.len());

@@ -105,7 +105,7 @@ pub(super) fn effective_lengths(all: &Reproduction) -> Item {
             item.complete += 1;
             most = most.max(heads.iter().map(|head| head.head + 1).max().unwrap_or(1));
             let line = staircase(format!("{name}, {}", corpus.title), place, &heads, farthest);
-            series.push(Series { dashed: at > 0, ..line });
+            series.push(Series { dash: usize::from(at > 0), ..line });
         }
     }
     if item.complete < item.planned {

@@ -4,16 +4,16 @@ use super::cells::Spec;
 use super::manifest::without_keys;
 use super::page::Item;
 use super::published::{self, Kerple, Printed};
-use super::{Reproduction, Timing, claims, figures};
+use super::{Reproduction, Timing, change, claims, figures};
 use crate::format::{count, number};
 use crate::page::{Cell, Grid, Row};
 use crate::statistics::median;
 use serde_json::Value;
 
 /// What can be made.
-pub(super) const ITEMS: [&str; 15] = [
-    "claims", "table1", "table2", "table3", "table4", "table5", "table6", "table9", "table10", "figure2", "figure3",
-    "figure4", "figure5", "figure6", "figure7",
+pub(super) const ITEMS: [&str; 16] = [
+    "claims", "change", "table1", "table2", "table3", "table4", "table5", "table6", "table9", "table10", "figure2",
+    "figure3", "figure4", "figure5", "figure6", "figure7",
 ];
 
 /// A column: its head, the label of its encoding, and the name under which the paper's numbers are kept.
@@ -54,6 +54,7 @@ pub(super) fn items(all: &Reproduction) -> Vec<Item> {
     };
     vec![
         claims::claims(all),
+        change::changes(all),
         table1(all, &data),
         table2(all, &data),
         perplexities(
@@ -61,8 +62,8 @@ pub(super) fn items(all: &Reproduction) -> Vec<Item> {
             "Table 3: perplexity by extrapolation length",
             &MAIN,
             &data.table3,
-            "† means that log is significantly better: paired two-sided t-test over the common seeds, p < 0.05. Bold is the best by its \
-             difference from log on those seeds.",
+            "† means that log is significantly better: paired two-sided t-test over the common seeds, p < 0.05. Bold is the lowest on \
+             the seeds that all have.",
         ),
         table4(all, &data),
         perplexities(
@@ -194,7 +195,8 @@ fn table2(all: &Reproduction, data: &Kerple) -> Item {
 /// other.
 fn table4(all: &Reproduction, data: &Kerple) -> Item {
     let text = "Training steps on one text, made in turns, so that whatever else the machine does meets all alike: the median over rounds \
-                of the time relative to log in the same round. Published on an A100.";
+                of the time relative to log in the same round, with its 95 % interval; where that holds 1 nothing is said of the order. \
+                Published on an A100.";
     let mut item = Item::new("table4", "Table 4: time of a training step", text);
     item.planned = 1;
     let Some(Timing { rows, .. }) = &all.timing else {
@@ -204,19 +206,16 @@ fn table4(all: &Reproduction, data: &Kerple) -> Item {
     item.complete = 1;
     let log = rows.iter().find(|row| row.encoding == "kerple_log");
     let row = |row: &super::TimingRow| {
-        let ratios =
-            log.map(|log| row.seconds.iter().zip(&log.seconds).map(|(own, log)| own / log).collect::<Vec<_>>());
-        let relative = ratios.map_or_else(|| "\u{2013}".to_owned(), |ratios| format!("{:.3}", median(&ratios)));
         let printed = data.table4.get(without_keys(&row.encoding));
         let printed_relative = printed.zip(data.table4.get("kerple_log")).map(|(own, log)| format!("{:.3}", own / log));
         let missing = || "\u{2013}".to_owned();
         let cells = [
-            number(median(&row.seconds)),
-            relative,
-            printed.map_or_else(missing, |seconds| format!("{seconds:.3}")),
-            printed_relative.unwrap_or_else(missing),
+            number(median(&row.seconds)).into(),
+            log.map_or_else(|| missing().into(), |log| row.relative(log)),
+            printed.map_or_else(missing, |seconds| format!("{seconds:.3}")).into(),
+            printed_relative.unwrap_or_else(missing).into(),
         ];
-        Row { name: row.encoding.clone(), colour: None, cells: cells.map(Cell::from).into() }
+        Row { name: row.encoding.clone(), colour: None, cells: cells.into() }
     };
     let head = ["encoding", "seconds", "relative to log", "paper: seconds", "paper: relative to log"];
     let rounds = rows.first().map_or(0, |row| row.seconds.len());

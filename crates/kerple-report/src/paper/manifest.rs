@@ -145,6 +145,9 @@ pub struct PlannedRun {
     pub label: String,
     /// Its seed.
     pub seed: u64,
+    /// Tokens of a training sequence; absent in manifests of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train_len: Option<u64>,
     /// Names of its evaluations.
     pub evaluate: Vec<String>,
     /// Names of its probes.

@@ -8,11 +8,11 @@ mod relative;
 
 use super::Reproduction;
 use super::page::Item;
+use super::verdict::BySeed;
 use crate::format::{deviation, number};
 use crate::page::Cell;
 use crate::results::Spread;
 use crate::run::Run;
-use std::collections::BTreeMap;
 
 /// What can be made.
 pub(super) const ITEMS: [&str; 6] = ["claims", "piano", "groove", "properties", "attention", "lra"];
@@ -82,9 +82,6 @@ impl Method {
     }
 }
 
-/// A value a seed.
-type BySeed = BTreeMap<u64, f64>;
-
 /// A value of every run that has one.
 fn by_seed<'a>(runs: impl Iterator<Item = &'a Run>, value: impl Fn(&'a Run) -> Option<f64>) -> BySeed {
     runs.filter_map(|run| Some((run.seed()?, value(run)?))).collect()
@@ -149,37 +146,53 @@ mod tests {
         Reproduction::read(folder(more, change).path()).unwrap()
     }
 
+    /// Three seeds of some encodings, with losses within and beyond the training length.
+    pub(super) fn reproduction_of(labels: &[&str], losses: fn(&str, u64) -> [f64; 2]) -> Reproduction {
+        Reproduction::read(folder_of(labels, losses, "", |_| {}).path()).unwrap()
+    }
+
     fn folder(more: &str, change: impl Fn(&mut EvaluationRow)) -> TempDir {
+        folder_of(&["sinusoidal"], |_, _| [0.5; 2], more, change)
+    }
+
+    fn folder_of(
+        labels: &[&str],
+        losses: fn(&str, u64) -> [f64; 2],
+        more: &str,
+        change: impl Fn(&mut EvaluationRow),
+    ) -> TempDir {
         let root = tempfile::tempdir().unwrap();
         let mut runs = Vec::new();
-        let row = |corpus: &str, seed: u64, found: f64| -> EvaluationRow {
+        let row = |(corpus, label): (&str, &str), seed: u64, [within, beyond]: [f64; 2]| -> EvaluationRow {
             let (name, value) = match corpus {
-                "text" => ("answers", json!({"task": "text", "accuracy": found, "chance": 0.5})),
-                _ => ("position_nll", json!(vec![found; 8])),
+                "text" => ("answers", json!({"task": "text", "accuracy": within, "chance": 0.5})),
+                _ => ("position_nll", json!([[within; 4], [beyond; 4]].concat())),
             };
             let protocol = if corpus == "text" { ANSWERS } else { "segments" };
             let text = json!({"checksum": corpus, "span": 8, "segments": 2, "seed": seed});
-            let row = json!({"encoding": "sinusoidal", "seed": seed, "train_len": 4, "length": 8, "split": "test",
+            let row = json!({"encoding": label, "seed": seed, "train_len": 4, "length": 8, "split": "test",
                 "protocol": protocol, "step": 9, "text": text, "segments": 2, "tokens": 16, "nll": 1.0, "perplexity": 2.7,
                 "seconds": 1.0, name: value});
             serde_json::from_value(row).unwrap()
         };
-        for (seed, (corpus, evaluation)) in
-            (1..4).flat_map(|seed| [("text", "answers_text"), ("piano", "positions")].map(|of| (seed, of)))
-        {
-            let path = format!("{corpus}/sinusoidal/seed-{seed}");
+        let corpora = [("text", "answers_text"), ("piano", "positions")];
+        let of = |label: &&str| {
+            (1..4).flat_map(|seed| corpora.map(|of| ((*label).to_owned(), seed, of))).collect::<Vec<_>>()
+        };
+        for (label, seed, (corpus, evaluation)) in labels.iter().flat_map(of) {
+            let path = format!("{corpus}/{label}/seed-{seed}");
             let folder = root.path().join(&path);
             std::fs::create_dir_all(&folder).unwrap();
-            let plan = json!({"label": "sinusoidal", "seed": seed, "train_len": 4, "steps": 9, "hash": path});
+            let plan = json!({"label": label, "seed": seed, "train_len": 4, "steps": 9, "hash": path});
             write_json(&folder.join(PLAN_FILE), &plan).unwrap();
             let mut rows = Journal::open(&folder.join(EVALUATION_FILE)).unwrap();
-            rows.push(&row(corpus, seed, 0.5)).unwrap();
+            rows.push(&row((corpus, &label), seed, losses(&label, seed))).unwrap();
             if (corpus, seed) == (more, 1) {
-                let mut other = row(corpus, seed, 0.9);
+                let mut other = row((corpus, &label), seed, [0.9; 2]);
                 change(&mut other);
                 rows.push(&other).unwrap();
             }
-            runs.push(json!({"folder": path, "corpus": corpus, "label": "sinusoidal", "seed": seed,
+            runs.push(json!({"folder": path, "corpus": corpus, "label": label, "seed": seed,
                 "evaluate": [evaluation], "serves": []}));
         }
         let corpus =

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Legend, Plot, Point, Series, Tick, standalone};
+use super::{DASHES, Legend, Plot, Point, Series, Tick, standalone};
 
 /// Colours and marker shapes there are.
 const COLOURS: usize = 8;
@@ -172,8 +172,17 @@ impl Plot {
             last = here;
         }
         let weight = if self.legend == Legend::None { "thin" } else { "line" };
-        let dash = if series.dashed || series.colour >= COLOURS { r#" stroke-dasharray="5 4""# } else { "" };
-        let colour = series.colour % COLOURS;
+        let (dash, colour) = (dash(series), series.colour % COLOURS);
+        if series.band {
+            let corner = |point: &Point, side: f64| {
+                let (x, y) = self.place(frame, point.x, point.y + side * point.error)?;
+                Some(format!("{x:.1} {y:.1}"))
+            };
+            let upper = series.points.iter().filter_map(|point| corner(point, 1.0));
+            let lower = series.points.iter().rev().filter_map(|point| corner(point, -1.0));
+            let corners: Vec<String> = upper.chain(lower).collect();
+            put(svg, format_args!(r#"<path class="f{colour}" fill-opacity=".13" d="M{}z"/>"#, corners.join("L")));
+        }
         let name = escape(&series.name);
         put(svg, format_args!(r#"<path class="{weight} s{colour}" d="{path}"{dash}><title>{name}</title></path>"#));
     }
@@ -190,7 +199,7 @@ impl Plot {
             let placed = self.place(frame, point.x, point.y).filter(|_| series.markers);
             let Some((x, y)) = placed.filter(|(_, y)| (-0.5..=frame.height + 0.5).contains(y)) else { continue };
             let (x, y, colour) = (x + frame.left, y + frame.top, series.colour % COLOURS);
-            if point.error > 0.0 {
+            if point.error > 0.0 && !series.band {
                 let (high, low) =
                     (self.height(frame, point.y + point.error), self.height(frame, point.y - point.error));
                 put(svg, format_args!(r#"<path class="bar s{colour}" d="M{x:.1} {low:.1}V{high:.1}"/>"#));
@@ -277,7 +286,7 @@ impl Plot {
             let (mut x, y) = (2.0, frame.legend_top + (row as f64 + 0.5) * LINE + 3.0);
             for series in members {
                 let colour = series.colour % COLOURS;
-                let dash = if series.dashed || series.colour >= COLOURS { r#" stroke-dasharray="5 4""# } else { "" };
+                let dash = dash(series);
                 put(svg, format_args!(r#"<path class="line s{colour}" d="M{x:.1} {y:.1}h16"{dash}/>"#));
                 if series.markers {
                     put(
@@ -304,6 +313,13 @@ fn spread(wanted: &[f64], gap: f64, limit: f64) -> Vec<f64> {
         bound = *position - gap;
     }
     placed
+}
+
+/// The dashes of a line; colours that come a second time have some.
+fn dash(series: &Series) -> String {
+    let number = if series.dash == 0 { series.colour / COLOURS } else { series.dash };
+    let pattern = number.checked_sub(1).map(|number| DASHES[number % DASHES.len()]);
+    pattern.map_or_else(String::new, |pattern| format!(r#" stroke-dasharray="{pattern}""#))
 }
 
 /// Outline of the marker of a colour, about eight pixels across.

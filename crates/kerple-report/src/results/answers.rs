@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use super::group::Group;
 use super::table::Name;
-use super::{Spread, number};
+use super::{Spread, highest, number};
 use crate::record::{Answers, EvaluationRow};
 use crate::run::Run;
-use crate::statistics::{ALPHA, paired_t_test};
+use crate::statistics::{ALPHA, holm, paired_t_test};
 
 /// The accuracy of an encoding at a length, over seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,7 +31,7 @@ pub struct AnswerScore {
     /// The largest one.
     #[serde(with = "number")]
     pub accuracy_max: f64,
-    /// Whether the mean is the highest at its length, of at least two.
+    /// Whether the mean is the highest at its length, of at least two, on the seeds that all have there; all that are equal are.
     pub best: bool,
 }
 
@@ -80,7 +80,10 @@ pub struct AnswerTest {
     /// Two-sided p-value.
     #[serde(with = "number")]
     pub p: f64,
-    /// Whether the reference is significantly better.
+    /// The p-value corrected by Holm's method for all tests of this table.
+    #[serde(with = "number")]
+    pub p_holm: f64,
+    /// Whether the reference is significantly better by the corrected p.
     pub dagger: bool,
 }
 
@@ -285,7 +288,11 @@ fn table(
             scores.extend(score(name.clone(), *window, length, &found));
         }
     }
-    mark_best(&mut scores);
+    mark_best(&mut scores, |score| {
+        let of = |((_, name, window), _): &(&Setting, _)| (name.as_str(), *window) == score.name();
+        let seeds = curves.iter().find(of).into_iter().flat_map(|(_, seeds)| seeds);
+        seeds.filter_map(|(seed, curve)| Some((*seed, *curve.get(&score.length)?))).collect()
+    });
     let ends = (first.train_len, &lengths);
     let own = |wanted: &str| curves.iter().find(|((_, name, window), _)| name == wanted && window.is_none());
     let other = reference.and_then(|reference| Some((reference, own(reference)?.1)));
@@ -294,6 +301,8 @@ fn table(
         let test = other.and_then(|(reference, others)| test(reference, [seeds, others], ends));
         AnswerMean { test, ..mean(name.clone(), *window, ends, seeds.values()) }
     });
+    let mut means: Vec<AnswerMean> = means.collect();
+    correct(&mut means);
     let depths = depths.iter().map(|(((_, name, window), length), all)| AnswerDepths {
         encoding: name.clone(),
         window: *window,
@@ -311,7 +320,7 @@ fn table(
         text_seed,
         chance: answers.chance,
         title,
-        means: means.collect(),
+        means,
         depths: depths.collect(),
         scores,
         task,
@@ -354,8 +363,19 @@ fn test(reference: &str, [own, others]: [&BTreeMap<u64, Curve>; 2], ends: (u64, 
         difference_low,
         difference_high,
         p: found.p,
-        dagger: found.mean_difference < 0.0 && found.p < ALPHA,
+        p_holm: found.p,
+        dagger: false,
     })
+}
+
+/// Corrects the tests of a table together.
+fn correct(means: &mut [AnswerMean]) {
+    let mut tests: Vec<&mut AnswerTest> = means.iter_mut().filter_map(|mean| mean.test.as_mut()).collect();
+    let p: Vec<f64> = tests.iter().map(|test| test.p).collect();
+    for (test, corrected) in tests.iter_mut().zip(holm(&p)) {
+        test.p_holm = corrected;
+        test.dagger = test.difference < 0.0 && corrected < ALPHA;
+    }
 }
 
 fn mean<'a>(
@@ -392,14 +412,12 @@ fn by_part(all: &[&Vec<f64>]) -> Vec<f64> {
     (0..parts).map(part).collect()
 }
 
-/// Marks the highest mean at every length where there are at least two.
-fn mark_best(scores: &mut [AnswerScore]) {
+/// Marks the highest at every length, of accuracies by seed.
+fn mark_best(scores: &mut [AnswerScore], by_seed: impl Fn(&AnswerScore) -> Curve) {
     let lengths: BTreeSet<u64> = scores.iter().map(|score| score.length).collect();
     for length in lengths {
         let here: Vec<usize> = (0..scores.len()).filter(|&at| scores[at].length == length).collect();
-        let best = here.iter().max_by(|a, b| scores[**a].accuracy.total_cmp(&scores[**b].accuracy));
-        if let Some(&best) = best.filter(|_| here.len() >= 2) {
-            scores[best].best = true;
-        }
+        let values: Vec<Curve> = here.iter().map(|at| by_seed(&scores[*at])).collect();
+        highest(&values).into_iter().for_each(|place| scores[here[place]].best = true);
     }
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::group::{Group, Setting, Settings};
-use super::{Spread, number};
+use super::{Spread, lowest, number};
 use crate::record::EvaluationRow;
 use crate::run::Run;
 use crate::statistics::{ALPHA, Untestable, bits_per_byte, holm, paired_t_test};
@@ -94,9 +94,9 @@ pub struct Score {
     /// Sample deviation of the ratio.
     #[serde(with = "number")]
     pub ratio_deviation: Option<f64>,
-    /// Whether this is the lowest perplexity at its length, of at least two.
+    /// Whether this is the lowest perplexity at its length, of at least two, on the seeds that all have there.
     pub best: bool,
-    /// Whether these are the lowest bits per byte at its length, of at least two.
+    /// Whether these are the lowest bits per byte at its length, of at least two, on the seeds that all have there.
     pub best_bits_per_byte: bool,
     /// Whether the reference is significantly better; see [`Test::dagger`].
     pub dagger: bool,
@@ -334,8 +334,8 @@ fn table(setting: Setting, evaluations: Vec<Evaluation>, seeds: &BTreeSet<u64>, 
         score(rows, at_train_len, seeds.len(), test)
     });
     let mut scores: Vec<Score> = scores.collect();
-    mark_lowest(&mut scores, |score| Some(score.perplexity), |score| score.best = true);
-    mark_lowest(&mut scores, |score| score.bits_per_byte, |score| score.best_bits_per_byte = true);
+    mark_lowest(&mut scores, &cells, |row| Some(row.perplexity), |score| score.best = true);
+    mark_lowest(&mut scores, &cells, |row| row.bits_per_byte, |score| score.best_bits_per_byte = true);
     Table { setting, scores, tests, evaluations }
 }
 
@@ -367,16 +367,22 @@ fn score(rows: &[&Evaluation], at_train_len: &[&Evaluation], n_expected: usize, 
     }
 }
 
-/// Marks the lowest finite value at every length where there are at least two.
-fn mark_lowest(scores: &mut [Score], value: impl Fn(&Score) -> Option<f64>, mark: impl Fn(&mut Score)) {
+/// Marks what is lowest at every length, on common seeds.
+fn mark_lowest(
+    scores: &mut [Score],
+    cells: &Cells,
+    value: impl Fn(&Evaluation) -> Option<f64>,
+    mark: impl Fn(&mut Score),
+) {
     let lengths: BTreeSet<u64> = scores.iter().map(|score| score.length).collect();
     for length in lengths {
-        let here = scores.iter().enumerate().filter(|(_, score)| score.length == length);
-        let values: Vec<(usize, f64)> = here.filter_map(|(index, score)| Some((index, value(score)?))).collect();
-        let lowest = values.iter().filter(|(_, value)| value.is_finite()).min_by(|a, b| a.1.total_cmp(&b.1));
-        if let Some(&(lowest, _)) = lowest.filter(|_| values.len() >= 2) {
-            mark(&mut scores[lowest]);
-        }
+        let here: Vec<usize> = (0..scores.len()).filter(|&at| scores[at].length == length).collect();
+        let by_seed = |at: &usize| {
+            let rows = cells.get(&(scores[*at].name(), length)).into_iter().flatten();
+            rows.filter_map(|row| Some((row.seed, value(row)?))).collect()
+        };
+        let values: Vec<BTreeMap<u64, f64>> = here.iter().map(by_seed).collect();
+        lowest(&values).into_iter().for_each(|place| mark(&mut scores[here[place]]));
     }
 }
 

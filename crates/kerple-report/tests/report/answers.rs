@@ -72,6 +72,7 @@ fn accuracies_meet_by_length_with_their_means() {
     assert!(close(alibi.beyond_deviation.unwrap(), 0.08f64.sqrt()), "{alibi:?}");
     let at = |name: &str, length: u64| table.score((name, None), length).unwrap();
     assert!(close(at("alibi", 80).accuracy, 0.6) && at("alibi", 80).best && !at("rotary", 80).best);
+    assert!(at("alibi", 20).best && at("rotary", 20).best, "all that are equally high are marked");
     assert!(at("rotary", 40).best && close(at("alibi", 40).accuracy_max, 0.9));
     let depths = table.depths.iter().find(|depths| depths.length == 160).unwrap();
     assert!(close(depths.accuracy[0], 0.3) && close(depths.accuracy[1], 0.9), "{depths:?}");
@@ -167,6 +168,7 @@ fn accuracies_beyond_the_training_length_are_tested_in_pairs() {
     assert_eq!((alibi.reference.as_str(), alibi.n, alibi.dagger), ("kerple_log", 3, true));
     // -0.40, -0.35, -0.35
     assert!((alibi.difference + 1.1 / 3.0).abs() < 1e-12 && alibi.p < 0.01, "{alibi:?}");
+    assert_eq!(alibi.p_holm, 2.0 * alibi.p, "two tests stand in the table");
     assert!(alibi.difference_low < alibi.difference && alibi.difference_high < 0.0);
     let rotary = test("rotary").unwrap();
     assert!(!rotary.dagger && rotary.p > 0.9, "{rotary:?}");

@@ -52,7 +52,7 @@ fn what_is_missing_is_shown() {
     assert_eq!((test.n, test.p), (1, None));
     assert!(test.untestable.as_ref().unwrap().contains("1 common seeds"));
     let html = read(&root, "index.html");
-    for words in ["n = 1 of 3", "alibi at 128", "alibi at 64", "1 common seeds; a paired test needs at least 2"] {
+    for words in ["n = 1 of 3", "alibi at 128", "alibi at 64", "1 common seeds; a paired test needs at least 3"] {
         assert!(html.contains(words), "{words}");
     }
     let text = table_text(&summary.results);
@@ -155,10 +155,10 @@ fn the_terminal_table_lines_up() {
 segments, test split, trained at 64
   perplexity            64             128
   kerple_log  22.00 ± 2.00*   20.00 ± 2.00*
-  sinusoidal  22.00 ± 2.00   30000 ± 10000†
+  sinusoidal  22.00 ± 2.00*  30000 ± 10000†
   bits per byte             64             128
   kerple_log     1.114 ± 0.033*  1.079 ± 0.036*
-  sinusoidal     1.114 ± 0.033   3.704 ± 0.126
+  sinusoidal     1.114 ± 0.033*  3.704 ± 0.126
 
 * lowest at the length
 † kerple_log is significantly better (paired t-test, p < 0.05)

@@ -53,7 +53,7 @@ fn every_file_that_is_listed_exists_and_figures_parse() {
     assert_eq!(figures, 9);
     let markdown = read(&root, "report.md");
     assert!(markdown.contains("| kerple_log | **22.00 ± 2.00** | **20.00 ± 2.00** |"), "{markdown}");
-    assert!(markdown.contains("| sinusoidal | 22.00 ± 2.00 | 30000 ± 10000 † |"), "{markdown}");
+    assert!(markdown.contains("| sinusoidal | **22.00 ± 2.00** | 30000 ± 10000 † |"), "{markdown}");
     assert!(markdown.contains("](figures/perplexity-0.svg)"));
 }
 
@@ -156,6 +156,27 @@ fn an_earlier_report_is_replaced() {
     }
     let files = |folder: &str| std::fs::read_dir(root.path().join(folder)).unwrap();
     assert!(files("report").all(|file| file.unwrap().path().extension().is_none_or(|name| name != "part")));
+}
+
+#[test]
+fn figures_of_an_earlier_report_are_gone_and_others_stay() {
+    let root = complete();
+    report(&root).unwrap();
+    let figures = root.path().join("report/figures");
+    std::fs::write(figures.join("mine.svg"), "<svg/>").unwrap();
+    let there = |name: &str| figures.join(name).exists();
+    assert!(
+        there("kernels-0.svg") || there("kernels.svg"),
+        "{:?}",
+        std::fs::read_dir(&figures).unwrap().collect::<Vec<_>>()
+    );
+    for run in std::fs::read_dir(root.path().join("runs")).unwrap() {
+        std::fs::remove_file(run.unwrap().path().join(record::KERNELS_FILE)).unwrap();
+    }
+    let summary = report(&root).unwrap();
+    let names = std::fs::read_dir(&figures).unwrap().map(|file| file.unwrap().path());
+    let stale: Vec<_> = names.filter(|path| !summary.files.contains(path)).collect();
+    assert_eq!(stale, [figures.join("mine.svg")], "what no report of ours wrote is not ours to remove");
 }
 
 #[test]

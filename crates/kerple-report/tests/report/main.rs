@@ -2,6 +2,7 @@
 
 mod answers;
 mod contents;
+mod documents;
 mod files;
 mod made_up;
 mod meeting;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Figure, Part, Section, range};
-use crate::plot::{Axis, Legend, Plot, Series};
+use crate::plot::{Axis, DASHES, Legend, Plot, Series};
 use crate::record::KernelSnapshot;
 use crate::results::EffectiveLength;
 use crate::run::Run;
@@ -39,7 +39,7 @@ pub(super) fn kernels(part: &Part) -> Option<Figure> {
         .into_iter()
         .flat_map(|run| {
             let title = format!("{}{}", run.name, seed_of(run));
-            panels(run, &title, (low, high), part.results.place(&run.name))
+            panels(run, &title, (low, high))
         })
         .collect();
     (!plots.is_empty()).then(|| Figure {
@@ -65,33 +65,31 @@ fn bias_range<'a>(runs: impl Iterator<Item = &'a Run>) -> (f64, f64) {
 
 /// The kernels of a run at its last snapshot, on axes of their own.
 pub(crate) fn panels_of(run: &Run, title: &str) -> Vec<Plot> {
-    panels(run, title, bias_range(std::iter::once(run)), 0)
+    panels(run, title, bias_range(std::iter::once(run)))
 }
 
 /// A panel for the bias and one for the weight, where there are such.
-fn panels(run: &Run, title: &str, (low, high): (f64, f64), colour: usize) -> Vec<Plot> {
+fn panels(run: &Run, title: &str, (low, high): (f64, f64)) -> Vec<Plot> {
     let Some(last) = run.kernels.last() else { return Vec::new() };
     let bias = last.bias.as_ref().and_then(|bias| {
         let axis = Axis::linear("bias", low - 0.03 * (high - low), high + 0.05 * (high - low));
-        panel(title.to_owned(), axis, last, bias, colour)
+        panel(title.to_owned(), axis, (run, last), bias)
     });
     let weight = last.weight.as_ref().and_then(|weight| {
         let (low, high) = range(weight.iter().flatten().copied()).unwrap_or((0.0, 1.0));
         let axis = Axis::linear("weight", low.min(0.0), high.max(1.0));
-        panel(format!("{title}, weight"), axis, last, weight, colour)
+        panel(format!("{title}, weight"), axis, (run, last), weight)
     });
     bias.into_iter().chain(weight).collect()
 }
 
-fn panel(title: String, y: Axis, snapshot: &KernelSnapshot, heads: &[Vec<f64>], colour: usize) -> Option<Plot> {
+fn panel(title: String, y: Axis, (run, snapshot): (&Run, &KernelSnapshot), heads: &[Vec<f64>]) -> Option<Plot> {
     let farthest = *snapshot.distances.last()?;
+    // what lies beyond was never seen in training
+    let rule = run.train_len().map(|length| (length as f64, "trained".to_owned()));
     let series = heads.iter().enumerate().map(|(head, values)| {
         let points = snapshot.distances.iter().zip(values).filter(|(distance, _)| **distance > 0);
-        Series::line(
-            format!("head {head}"),
-            colour,
-            points.map(|(&distance, &value)| (distance as f64, value.clamp(-FAR, FAR))),
-        )
+        head_line(head, points.map(|(&distance, &value)| (distance as f64, value.clamp(-FAR, FAR))))
     });
     Some(Plot {
         description: format!("{} heads, distances 1 to {farthest}.", heads.len()),
@@ -99,10 +97,20 @@ fn panel(title: String, y: Axis, snapshot: &KernelSnapshot, heads: &[Vec<f64>], 
         x: Axis::log("distance", 1.0, farthest.max(2) as f64),
         y,
         series: series.collect(),
-        rule: None,
-        legend: Legend::None,
+        rule,
+        legend: head_names(heads.len()),
         titled: true,
     })
+}
+
+/// The line of a head, told from others by colour and by dashes.
+fn head_line(head: usize, points: impl IntoIterator<Item = (f64, f64)>) -> Series {
+    Series { dash: head % (DASHES.len() + 1), ..Series::line(format!("head {head}"), head, points) }
+}
+
+/// Names of few heads above a small plot; more have no room there.
+fn head_names(heads: usize) -> Legend {
+    if heads <= 8 { Legend::Ends } else { Legend::None }
 }
 
 /// Heads with at most a given effective length: Chi et al. 2022, Figure 6.
@@ -169,11 +177,7 @@ pub(super) fn parameters(part: &Part) -> Option<Figure> {
         }
         let mut parameters: BTreeMap<&str, Vec<Series>> = BTreeMap::new();
         for ((name, head), points) in heads {
-            parameters.entry(name).or_default().push(Series::line(
-                format!("head {head}"),
-                part.results.place(&run.name),
-                points,
-            ));
+            parameters.entry(name).or_default().push(head_line(head, points));
         }
         plots.extend(parameters.into_iter().filter_map(|(name, series)| parameter_panel(run, name, series)));
     }
@@ -196,9 +200,9 @@ fn parameter_panel(run: &Run, name: &str, series: Vec<Series>) -> Option<Plot> {
         description: format!("{} heads, from step {first} to {last}.", series.len()),
         x: Axis::linear("step", first, last),
         y: Axis::linear(name, low - margin, high + margin),
+        legend: head_names(series.len()),
         series,
         rule: None,
-        legend: Legend::None,
         titled: true,
     })
 }

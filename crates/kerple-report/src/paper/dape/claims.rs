@@ -1,14 +1,15 @@
 //! What the paper claims, held against the runs.
+//!
+//! The last tokens of each text are scored, the same at every length but the shortest, so a method that uses nothing beyond its
+//! training length is level over them, and flat needs no baseline.
 
-use super::measure::{CONFIRMED, Finding, Method, Pairs, Place, Ratio, below, ratio};
+use super::measure::{Method, Place};
 use super::methods::*;
 use super::{che, printed::Printed};
-use crate::page::{Cell, Grid, Row};
+use crate::page::{Grid, Row};
 use crate::paper::Reproduction;
 use crate::paper::page::Item;
-
-/// A perplexity this share above another one is still level with it.
-const LEVEL: f64 = 0.05;
+use crate::paper::verdict::{AtLength, EFFECT, FLAT, Finding, RULE, Side, Unit, change, differences, judge};
 
 /// A claim about perplexities.
 struct Claim {
@@ -19,24 +20,26 @@ struct Claim {
 enum Kind {
     /// The first is below the second at every length.
     Below(Method, Method),
-    /// At the longest length it is not above itself at the training length by more than [`LEVEL`].
+    /// The first is below the second by its change over the same tokens to the longest length.
+    Gains(Method, Method),
+    /// Over the same tokens it is not above itself at the longest length by more than [`FLAT`].
     Flat(Method),
-    /// The same, beside the least length at which the same tokens are scored.
-    FlatOnTheSame(Method),
-    /// It is above itself there by more than [`LEVEL`].
+    /// It is above itself there by more than [`FLAT`].
     Rises(Method),
-    /// At the longest length the first is within [`LEVEL`] of the second.
+    /// At the longest length the first is within [`FLAT`] of the second.
     Near(Method, Method),
 }
 
-const CLAIMS: [Claim; 17] = [
+const CLAIMS: [Claim; 19] = [
     claim("DAPE-Kerple is below Kerple at every length", Kind::Below(DAPE_KERPLE, KERPLE)),
+    claim("\u{2026} by change: the difference grows to the longest length", Kind::Gains(DAPE_KERPLE, KERPLE)),
     claim("DAPE-ALiBi is below ALiBi at every length", Kind::Below(DAPE_ALIBI, ALIBI)),
+    claim("\u{2026} by change: the difference grows to the longest length", Kind::Gains(DAPE_ALIBI, ALIBI)),
     claim("DAPE-FIRE is below FIRE at every length", Kind::Below(DAPE_FIRE, FIRE)),
-    claim("DAPE-Kerple is flat or falls from the training length on", Kind::Flat(DAPE_KERPLE)),
-    claim("DAPE-Kerple is flat or falls, over the same tokens", Kind::FlatOnTheSame(DAPE_KERPLE)),
+    claim("\u{2026} by change: the difference grows to the longest length", Kind::Gains(DAPE_FIRE, FIRE)),
+    claim("DAPE-Kerple is flat or falls, over the same tokens", Kind::Flat(DAPE_KERPLE)),
     claim("Kerple rises, over the same tokens", Kind::Rises(KERPLE)),
-    claim("DAPE-ALiBi is flat or falls, over the same tokens", Kind::FlatOnTheSame(DAPE_ALIBI)),
+    claim("DAPE-ALiBi is flat or falls, over the same tokens", Kind::Flat(DAPE_ALIBI)),
     claim("Concat is within 5 % of Concat_Residual at the longest length", Kind::Near(CONCAT, DAPE_KERPLE)),
     claim("Add_Residual is within 5 % of Concat_Residual at the longest length", Kind::Near(ADD_RESIDUAL, DAPE_KERPLE)),
     claim("with 4 hidden units DAPE-ALiBi is below ALiBi at every length", Kind::Below(HIDDEN_4, ALIBI)),
@@ -56,22 +59,20 @@ const fn claim(text: &'static str, kind: Kind) -> Claim {
 impl Kind {
     fn methods(&self) -> [&Method; 2] {
         match self {
-            Kind::Below(own, other) | Kind::Near(own, other) => [own, other],
-            Kind::Flat(own) | Kind::FlatOnTheSame(own) | Kind::Rises(own) => [own, own],
+            Kind::Below(own, other) | Kind::Gains(own, other) | Kind::Near(own, other) => [own, other],
+            Kind::Flat(own) | Kind::Rises(own) => [own, own],
         }
     }
 }
 
 /// Every claim at every place.
 pub(super) fn claims(all: &Reproduction, printed: &Printed) -> Item {
-    let mut item = Item::new(
-        "claims",
-        "Claims of the paper",
-        "Verdicts are of paired two-sided t-tests over the common seeds, p < 0.05, not corrected; intervals are of 95 %. Below at every \
-         length is confirmed where every length is significantly so, and in part where some are and none is significantly above. \
-         Differences are of perplexities, below 0 where the first is better. Flat, rising and within 5 % mean that the interval of the \
-         ratio lies so. Over the same tokens: from the least length at which 256 tokens are scored.",
+    let text = format!(
+        "{RULE} Differences are of log-perplexity and are shown as the ratio of perplexities that they mean. 1 % is the smallest difference \
+         of two methods that counts, 5 % the least growth that is not flat and the least distance that is not near. Over the same tokens: \
+         from the least length at which 256 tokens are scored."
     );
+    let mut item = Item::new("claims", "Claims of the paper", &text);
     let places = Place::every(all);
     let mut rows = Vec::new();
     for claim in &CLAIMS {
@@ -81,7 +82,11 @@ pub(super) fn claims(all: &Reproduction, printed: &Printed) -> Item {
             item.planned += 1;
             item.complete += usize::from(found.is_some());
             let name = if at == 0 { claim.text } else { "" };
-            rows.push(Row { name: name.to_owned(), colour: None, cells: vec![place.title().into(), cell(found)] });
+            rows.push(Row {
+                name: name.to_owned(),
+                colour: None,
+                cells: vec![place.title().into(), Finding::cell(found)],
+            });
         }
     }
     let head = ["claim", "where", "found"].map(str::to_owned).into();
@@ -92,46 +97,31 @@ pub(super) fn claims(all: &Reproduction, printed: &Printed) -> Item {
     let row = |(text, finding): (&'static str, Option<Finding>)| Row {
         name: text.to_owned(),
         colour: None,
-        cells: vec![cell(finding)],
+        cells: vec![Finding::cell(finding)],
     };
     item.grids.push(Grid {
-        caption: "Formal languages: pairs are of tasks, learning rates and seeds; differences in percent".to_owned(),
+        caption: che::ABOUT_CLAIMS.to_owned(),
         head: ["claim", "found"].map(str::to_owned).into(),
         rows: found.into_iter().map(row).collect(),
     });
     item
 }
 
-fn cell(found: Option<Finding>) -> Cell {
-    match found {
-        None => Cell::from("\u{2013}".to_owned()),
-        Some(Finding { verdict, numbers }) => {
-            Cell { note: Some(numbers), best: verdict == CONFIRMED, ..verdict.to_owned().into() }
-        }
-    }
-}
-
 fn find(place: &Place, kind: &Kind) -> Option<Finding> {
     let [own, other] = kind.methods();
     let lengths = place.lengths(own);
-    let (train_len, longest) = (place.train_len()?, *lengths.last()?);
-    let over_lengths = |from: u64, claimed: Ratio| {
-        let found = ratio(&place.pairs((own, longest), (own, from)), claimed)?;
-        let numbers = format!("at {longest} and {from}: {}", found.numbers);
-        Some(Finding { numbers, ..found })
+    let longest = *lengths.last()?;
+    let level = |length: u64| differences(&place.losses(own, length), &place.losses(other, length));
+    let same = place.same_tokens(own)?;
+    let changes = |method: &Method| change(&place.losses(method, longest), &place.losses(method, same));
+    let at = |length: u64, found: Vec<f64>| -> AtLength { (format!("at {length}"), found) };
+    let over = |found: Vec<f64>| vec![(format!("from {same} to {longest}"), found)];
+    let (side, by_length) = match kind {
+        Kind::Below(..) => (Side::Below(-EFFECT), lengths.iter().map(|length| at(*length, level(*length))).collect()),
+        Kind::Gains(..) => (Side::Below(-EFFECT), over(differences(&changes(own), &changes(other)))),
+        Kind::Flat(_) => (Side::Below(FLAT), over(changes(own).into_values().collect())),
+        Kind::Rises(_) => (Side::Above(FLAT), over(changes(own).into_values().collect())),
+        Kind::Near(..) => (Side::Within(FLAT), vec![at(longest, level(longest))]),
     };
-    match kind {
-        Kind::Below(..) => {
-            let pairs = |length: &u64| (*length, place.pairs((own, *length), (other, *length)));
-            let by_length: Vec<(u64, Pairs)> = lengths.iter().map(pairs).collect();
-            below(&by_length)
-        }
-        Kind::Flat(_) => over_lengths(train_len, Ratio::AtMost(LEVEL)),
-        Kind::FlatOnTheSame(_) => over_lengths(place.same_tokens(own)?, Ratio::AtMost(LEVEL)),
-        Kind::Rises(_) => over_lengths(place.same_tokens(own)?, Ratio::Above(LEVEL)),
-        Kind::Near(..) => {
-            let found = ratio(&place.pairs((own, longest), (other, longest)), Ratio::Near(LEVEL))?;
-            Some(Finding { numbers: format!("at {longest}: {}", found.numbers), ..found })
-        }
-    }
+    Some(judge(side, Unit::Times, &by_length)?.beside_programs(&place.runs(own), &place.runs(other)))
 }

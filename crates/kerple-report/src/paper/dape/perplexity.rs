@@ -8,10 +8,11 @@ use crate::page::figures::{Figure, Section};
 use crate::page::{Cell, Grid, Row};
 use crate::paper::cells::CellRow;
 use crate::paper::page::Item;
+use crate::paper::verdict::differences;
 use crate::paper::{Reproduction, runs_folder};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
-use crate::results::Spread;
-use crate::statistics::ALPHA;
+use crate::results::{Spread, lowest};
+use crate::statistics::{ALPHA, paired_t_test};
 
 /// A table or a figure of perplexities, wherever runs serve it.
 struct Shown {
@@ -28,35 +29,35 @@ const SHOWN: [Shown; 10] = [
         title: "Table 5: mean and deviation over seeds",
         text: "The paper has three seeds, and reports p < 0.05 for every DAPE against its base at every length; it does not name the \
                test.",
-        methods: &[ROTARY, T5, ALIBI, DAPE_ALIBI, KERPLE, DAPE_KERPLE, FIRE, DAPE_FIRE],
+        methods: &[DAPE_KERPLE, KERPLE, DAPE_ALIBI, ALIBI, DAPE_FIRE, FIRE, T5, ROTARY],
         drawn: false,
     },
     Shown {
         id: "table6",
         title: "Table 6: Transformer-XL and CoPE",
         text: "Encodings that look at the content in other ways.",
-        methods: &[TRANSFORMER_XL, COPE, DAPE_KERPLE],
+        methods: &[DAPE_KERPLE, TRANSFORMER_XL, COPE],
         drawn: false,
     },
     Shown {
         id: "table7",
         title: "Table 7: what adapts",
         text: "The bias alone, the bias through a network that sees nothing else, and DAPE.",
-        methods: &[KERPLE, BIAS_ONLY, DAPE_KERPLE],
+        methods: &[DAPE_KERPLE, BIAS_ONLY, KERPLE],
         drawn: false,
     },
     Shown {
         id: "table8",
         title: "Table 8: 2.7B parameters",
         text: "",
-        methods: &[ROTARY, T5, ALIBI, KERPLE, DAPE_KERPLE, KERNEL3],
+        methods: &[KERNEL3, DAPE_KERPLE, KERPLE, ALIBI, T5, ROTARY],
         drawn: false,
     },
     Shown {
         id: "table9",
         title: "Table 9: 6.7B parameters",
         text: "",
-        methods: &[ROTARY, T5, ALIBI, KERPLE, DAPE_KERPLE],
+        methods: &[DAPE_KERPLE, KERPLE, ALIBI, T5, ROTARY],
         drawn: false,
     },
     Shown { id: "figure2", title: "Figure 2: all methods", text: "", methods: &ALL, drawn: true },
@@ -78,9 +79,6 @@ const SHOWN: [Shown; 10] = [
         drawn: true,
     },
 ];
-
-/// End of the axis, as a multiple of the lowest perplexity.
-const NEAR: f64 = 2.5;
 
 /// What every table's dagger means.
 const DAGGER: &str = "The last 256 tokens of each text are scored, all tokens where the length is less. \u{2020}: DAPE over the same bias, \
@@ -127,8 +125,10 @@ fn cell(place: &Place, id: &str, (method, length): (&Method, u64), printed: &Pri
     let planned = place.planned(method);
     let values: Vec<f64> = place.perplexities(method, length).into_values().collect();
     let spread = Spread::of(&values);
-    let pairs = adapted(method).map(|adapted| place.pairs((method, length), (&adapted, length)));
-    let test = pairs.as_ref().and_then(|pairs| pairs.test());
+    let test = adapted(method).and_then(|adapted| {
+        let pairs = differences(&place.perplexities(method, length), &place.perplexities(&adapted, length));
+        paired_t_test(&pairs, &vec![0.0; pairs.len()]).ok()
+    });
     let train_len = place.train_len().unwrap_or(length);
     let value = printed.perplexity((place.corpus, place.training(), method.printed), (length, train_len));
     let asked = place.lengths(method).contains(&length);
@@ -142,7 +142,7 @@ fn cell(place: &Place, id: &str, (method, length): (&Method, u64), printed: &Pri
         pairs: test.map(|test| test.n),
         difference: test.map(|test| test.mean_difference),
         p: test.map(|test| test.p),
-        dagger: test.is_some_and(|test| test.p < ALPHA && test.mean_difference > 0.0),
+        dagger: test.is_some_and(|test| test.first_is_larger(ALPHA)),
         printed: value.as_ref().map(|value| value.mean),
         printed_text: value.map(|value| value.text),
         runs: format!("{}/{label}", runs_folder(place.corpus, place.variant)),
@@ -152,22 +152,27 @@ fn cell(place: &Place, id: &str, (method, length): (&Method, u64), printed: &Pri
 
 fn grid(place: &Place, methods: &[&Method], cells: &[Vec<CellRow>]) -> Grid {
     let head = std::iter::once("tokens".to_owned()).chain(methods.iter().map(|method| method.name.to_owned()));
-    Grid { caption: place.title(), head: head.collect(), rows: cells.iter().map(|cells| row(cells)).collect() }
+    Grid {
+        caption: place.title(),
+        head: head.collect(),
+        rows: cells.iter().map(|cells| row(place, methods, cells)).collect(),
+    }
 }
 
-fn row(cells: &[CellRow]) -> Row {
-    let finite = cells.iter().filter_map(|cell| cell.perplexity).filter(|value| value.is_finite());
-    let lowest = finite.reduce(f64::min).filter(|_| cells.len() > 1);
-    let cell = |cell: &CellRow| {
+fn row(place: &Place, methods: &[&Method], cells: &[CellRow]) -> Row {
+    let by_seed = methods.iter().zip(cells).map(|(method, cell)| place.perplexities(method, cell.length));
+    let best = lowest(&by_seed.collect::<Vec<_>>());
+    let cell = |(at, cell): (usize, &CellRow)| {
         let missing = (cell.n < cell.planned).then(|| format!("{} of {} seeds", cell.n, cell.planned));
         let note = [missing, cell.printed_text.clone()].into_iter().flatten().collect::<Vec<_>>().join("; ");
         Cell {
             text: cell.perplexity.map_or_else(|| "\u{2013}".to_owned(), number),
             spread: cell.perplexity.zip(cell.perplexity_deviation).map(|(mean, own)| spread(mean, own)),
-            best: cell.perplexity.is_some() && cell.perplexity == lowest,
+            best: best.contains(&at),
             dagger: cell.dagger,
             note: (!note.is_empty()).then_some(note),
             link: (cell.n > 0).then(|| format!("../{}/", cell.runs)),
+            ..Cell::default()
         }
     };
     let name = cells.first().map_or_else(String::new, |cell| {
@@ -175,7 +180,7 @@ fn row(cells: &[CellRow]) -> Row {
         let multiple = multiple.trim_end_matches('0').trim_end_matches('.');
         format!("{} ({multiple}\u{d7})", count(cell.length))
     });
-    Row { name, colour: None, cells: cells.iter().map(cell).collect() }
+    Row { name, colour: None, cells: cells.iter().enumerate().map(cell).collect() }
 }
 
 fn figure(place: &Place, shown: &Shown, methods: &[&Method], cells: &[Vec<CellRow>]) -> Option<Figure> {
@@ -186,18 +191,16 @@ fn figure(place: &Place, shown: &Shown, methods: &[&Method], cells: &[Vec<CellRo
         let known = cells.iter().filter_map(|row| row.get(at)?.perplexity.map(|y| (&row[at], y)));
         let point = |(cell, y): (&CellRow, f64)| Point { x: cell.length as f64, y, error: 0.0 };
         let line = Series::line(method.name, method.colour, []);
-        Series { points: known.map(point).collect(), markers: true, dashed: method.dashed, ..line }
+        Series { points: known.map(point).collect(), markers: true, dash: usize::from(method.dashed), ..line }
     };
-    let top = high.min(low * NEAR);
-    let cut = if high > top { format!(" The axis ends at {NEAR} times the lowest perplexity.") } else { String::new() };
     let title = format!("{}: {}", shown.title.split(':').next().unwrap_or_default(), place.title());
     let plot = Plot {
         title: title.clone(),
         description: format!("Perplexities from {low:.1} to {high:.1}."),
         x: Axis::lengths("tokens evaluated", &lengths),
-        y: Axis::log("perplexity", low * 0.95, top * 1.05),
+        y: Axis::log("perplexity", low * 0.95, high * 1.05),
         series: methods.iter().enumerate().map(line).filter(|line| !line.points.is_empty()).collect(),
-        rule: None,
+        rule: place.train_len().map(|length| (length as f64, "trained".to_owned())),
         legend: Legend::Ends,
         titled: false,
     };
@@ -207,7 +210,7 @@ fn figure(place: &Place, shown: &Shown, methods: &[&Method], cells: &[Vec<CellRo
         title,
         caption: format!(
             "Means over seeds, logarithmic axes; dashed: not adapted. A seed chooses the text, which is the same for all methods: \
-             deviations, in the table, are mostly of the text.{cut}"
+             deviations, in the table, are mostly of the text."
         ),
         plots: vec![plot],
     })

@@ -1,26 +1,27 @@
-//! What SPE claims, held against the runs.
-//!
-//! Comparisons are paired two-sided t-tests over common seeds. That something is flat, or not worse, is confirmed only by an
-//! interval that lies within a margin: a test that finds nothing shows nothing.
+//! What SPE claims, held against the runs; beside it what the same methods show against no positions at all, and linear KERPLE.
 
 use super::super::Reproduction;
-use super::super::claims::{CONFIRMED, CONTRADICTED, Finding, UNSETTLED};
 use super::super::page::Item;
-use super::{ABSOLUTE, BySeed, METHODS, Method, arena, music, relative};
-use crate::format::{number, probability};
-use crate::page::{Cell, Grid, Row};
-use crate::statistics::{ALPHA, PairedTest, paired_t_test};
+use super::super::verdict::{BySeed, EFFECT, Finding, RULE, Side, Unit, change, differences, judge};
+use super::{ABSOLUTE, METHODS, Method, arena, music, relative};
+use crate::page::{Grid, Row};
+use crate::run::Run;
 
 /// A cross-entropy this much above that within the training length is still called flat, nats.
 const FLAT: f64 = 0.1;
-/// A similarity this much below another is still called as alike.
+/// A similarity, or a share of variance, that differs by less than this is alike.
 const ALIKE: f64 = 0.05;
-/// A share of right answers this much below another is still called no worse, percent.
-const NO_WORSE: f64 = 2.0;
+/// A share of right answers that differs by less than this is no better and no worse, percent.
+const POINTS: f64 = 2.0;
 
 const GATED: [Method; 2] = [METHODS[2], METHODS[4]];
 const UNGATED: [Method; 2] = [METHODS[3], METHODS[5]];
+const SPE: [Method; 4] = [GATED[0], GATED[1], UNGATED[0], UNGATED[1]];
 const KERPLE: Method = METHODS[6];
+const NONE: Method = METHODS[8];
+
+/// Before a claim that is not the paper's.
+const OURS: &str = "not the paper's \u{2013} ";
 
 /// A claim, on what, and what was found of it.
 struct Found {
@@ -31,25 +32,18 @@ struct Found {
 
 /// Every claim.
 pub(in super::super) fn claims(all: &Reproduction) -> Item {
-    let mut item = Item::new(
-        "claims",
-        "Claims of the paper",
-        "Confirmed and contradicted mean significantly so: paired two-sided t-tests over the common seeds, p < 0.05, not corrected, with \
-         95 % intervals. A cross-entropy is flat when the interval of what it grows by beyond the training length lies below 0.1 nats, a \
-         similarity when it falls by less than 0.05, and a method is no worse in the arena when it loses less than 2 points. The last \
-         group is no claim of the paper.",
+    let text = format!(
+        "{RULE} Of cross-entropies {EFFECT} nats count (1 % of perplexity), and growth beyond the training length by {FLAT} is not flat. \
+         Change is what a cross-entropy grows by beyond the training length. Of similarities, the largest being 1, and of shares of variance \
+         {ALIKE} counts, of right answers {POINTS} in 100. Not the paper's are the comparisons with no positions, which say what of a method is \
+         position, and those of linear KERPLE, which is deterministic."
     );
+    let mut item = Item::new("claims", "Claims of the paper", &text);
     let found = [extrapolation(all), relativity(all), styles(all), answers(all), beside(all)];
     let rows = found.into_iter().flatten().map(|Found { claim, place, finding }| {
         item.planned += 1;
         item.complete += usize::from(finding.is_some());
-        let verdict = match finding {
-            None => Cell::from("\u{2013}".to_owned()),
-            Some(Finding { verdict, numbers }) => {
-                Cell { note: Some(numbers), best: verdict == CONFIRMED, ..verdict.to_owned().into() }
-            }
-        };
-        Row { name: claim, colour: None, cells: vec![place.into(), verdict] }
+        Row { name: claim, colour: None, cells: vec![place.into(), Finding::cell(finding)] }
     });
     let rows = rows.collect();
     let head = ["claim", "on", "found"].map(str::to_owned).into();
@@ -57,83 +51,84 @@ pub(in super::super) fn claims(all: &Reproduction) -> Item {
     item
 }
 
-/// The paired test of two methods over their common seeds.
-fn paired(a: &BySeed, b: &BySeed) -> Option<PairedTest> {
-    let (a, b): (Vec<f64>, Vec<f64>) = a.iter().filter_map(|(seed, a)| Some((*a, *b.get(seed)?))).unzip();
-    paired_t_test(&a, &b).ok()
-}
+/// A corpus and the variant of its runs.
+type At<'a> = (&'a str, &'a str);
 
-fn numbers(test: &PairedTest) -> String {
-    let (low, high) = test.interval(1.0 - ALPHA);
-    let [difference, low, high] = [test.mean_difference, low, high].map(number);
-    format!("{difference} [{low}, {high}], p = {}, n = {}", probability(test.p), test.n)
-}
-
-/// Whether the first is below the second.
-fn below(a: &BySeed, b: &BySeed) -> Option<Finding> {
-    let test = paired(a, b)?;
-    let verdict = match (test.p < ALPHA, test.mean_difference < 0.0) {
-        (false, _) => UNSETTLED,
-        (true, true) => CONFIRMED,
-        (true, false) => CONTRADICTED,
-    };
-    Some(Finding { verdict, numbers: numbers(&test) })
-}
-
-/// Whether the first exceeds the second by no more than a margin, or, if it is `claimed`, by more.
-fn margin(a: &BySeed, b: &BySeed, most: f64, exceeds: bool) -> Option<Finding> {
-    let test = paired(a, b)?;
-    let (low, high) = test.interval(1.0 - ALPHA);
-    let verdict = match (low > most, high <= most) {
-        (true, _) if exceeds => CONFIRMED,
-        (true, _) => CONTRADICTED,
-        (false, true) if exceeds => CONTRADICTED,
-        (false, true) => CONFIRMED,
-        (false, false) => UNSETTLED,
-    };
-    Some(Finding { verdict, numbers: numbers(&test) })
+/// A claim about the differences of two methods, or of one at two places.
+fn judged(
+    all: &Reproduction,
+    (corpus, variant): At,
+    methods: [Method; 2],
+    side: Side,
+    pairs: Vec<f64>,
+) -> Option<Finding> {
+    let [own, other] = methods.map(|method| method.runs(all, corpus, variant).collect::<Vec<&Run>>());
+    Some(judge(side, Unit::Plain, &[(String::new(), pairs)])?.beside_programs(&own, &other))
 }
 
 /// Cross-entropies of a method within and beyond the training length.
-fn ends(all: &Reproduction, corpus: &str, method: Method) -> Option<[BySeed; 2]> {
-    let [trained, longest] = music::lengths(all, corpus)?;
-    let of = |positions| music::cross_entropy(all, corpus, method, &positions);
-    Some([of(0..trained), of(trained..longest)])
+fn ends(all: &Reproduction, corpus: &str, method: Method) -> [BySeed; 2] {
+    let Some([trained, longest]) = music::lengths(all, corpus) else { return Default::default() };
+    [0..trained, trained..longest].map(|positions| music::cross_entropy(all, corpus, method, &positions))
 }
 
-fn is_planned(all: &Reproduction, corpus: &str, variant: &str, needs: &str, methods: &[Method]) -> bool {
+fn is_planned(all: &Reproduction, (corpus, variant): At, needs: &str, methods: &[Method]) -> bool {
     methods.iter().all(|method| method.planned(all, corpus, variant, needs) > 0)
 }
 
+/// What is said of cross-entropies in music.
+enum Music {
+    /// The first grows beyond the training length as the side says.
+    Grows(Side),
+    /// Within it the first lies so beside the second.
+    Within(Side),
+    /// So beyond it.
+    Beyond(Side),
+    /// So by what they grow.
+    Change(Side),
+}
+
+fn of_music(all: &Reproduction, corpus: &str, [own, other]: [Method; 2], said: Music) -> Option<Finding> {
+    let [within, beyond] = ends(all, corpus, own);
+    let [other_within, other_beyond] = ends(all, corpus, other);
+    let (side, pairs) = match said {
+        Music::Grows(side) => (side, differences(&beyond, &within)),
+        Music::Within(side) => (side, differences(&within, &other_within)),
+        Music::Beyond(side) => (side, differences(&beyond, &other_beyond)),
+        Music::Change(side) => (side, differences(&change(&beyond, &within), &change(&other_beyond, &other_within))),
+    };
+    judged(all, (corpus, ""), [own, other], side, pairs)
+}
+
 fn extrapolation(all: &Reproduction) -> Vec<Found> {
+    let lower = Side::Below(-EFFECT);
     let mut found = Vec::new();
     for corpus in music::corpora(all) {
         let name = &corpus.name;
-        let has = |methods: &[Method]| is_planned(all, name, "", music::POSITIONS, methods);
-        let mut add = |claim: String, finding: Option<Finding>| {
-            found.push(Found { claim, place: corpus.title.clone(), finding });
-        };
-        if has(&[ABSOLUTE]) {
-            let fails = ends(all, name, ABSOLUTE).and_then(|[within, beyond]| margin(&beyond, &within, FLAT, true));
-            add(format!("{}: fails beyond the training length", ABSOLUTE.name), fails);
-        }
-        for method in [GATED, UNGATED].concat() {
-            if !has(&[method, ABSOLUTE]) {
-                continue;
+        let mut add = |methods: [Method; 2], what: String, said: Music| {
+            if is_planned(all, (name, ""), music::POSITIONS, &methods) {
+                let whose = if methods[1] == NONE { OURS } else { "" };
+                let (claim, place) = (format!("{whose}{}: {what}", methods[0].name), corpus.title.clone());
+                found.push(Found { claim, place, finding: of_music(all, name, methods, said) });
             }
-            let own = ends(all, name, method);
-            let flat = own.as_ref().and_then(|[within, beyond]| margin(beyond, within, FLAT, false));
-            add(format!("{}: is flat beyond the training length", method.name), flat);
-            let other = ends(all, name, ABSOLUTE);
-            let lower = own.zip(other).and_then(|([_, own], [_, other])| below(&own, &other));
-            add(format!("{}: is below {} beyond the training length", method.name, ABSOLUTE.name), lower);
+        };
+        let fails = "fails beyond the training length".to_owned();
+        add([ABSOLUTE, ABSOLUTE], fails, Music::Grows(Side::Above(FLAT)));
+        for method in SPE {
+            let absolute = ABSOLUTE.name;
+            let (beside, beside_none) = ([method, ABSOLUTE], [method, NONE]);
+            add([method, method], "is flat beyond the training length".to_owned(), Music::Grows(Side::Below(FLAT)));
+            let no_worse = Music::Within(Side::Below(EFFECT));
+            add(beside, format!("is no worse than {absolute} within the training length"), no_worse);
+            add(beside, format!("is below {absolute} beyond the training length"), Music::Beyond(lower));
+            add(beside, format!("\u{2026} by change: grows less than {absolute}"), Music::Change(lower));
+            let none = NONE.name;
+            add(beside_none, format!("is below {none} beyond the training length"), Music::Beyond(lower));
+            add(beside_none, format!("\u{2026} by change: grows less than {none}"), Music::Change(lower));
         }
         for (gated, ungated) in GATED.into_iter().zip(UNGATED) {
-            if has(&[gated, ungated]) {
-                let both = ends(all, name, ungated).zip(ends(all, name, gated));
-                let lower = both.and_then(|([_, ungated], [_, gated])| below(&ungated, &gated));
-                add(format!("{}: is below {} beyond the training length", ungated.name, gated.name), lower);
-            }
+            let what = format!("is below {} beyond the training length", gated.name);
+            add([ungated, gated], what, Music::Beyond(lower));
         }
     }
     found
@@ -143,14 +138,15 @@ fn relativity(all: &Reproduction) -> Vec<Found> {
     let mut found = Vec::new();
     for corpus in relative::corpora(all) {
         let lengths = relative::lengths(all, &corpus.name);
-        for method in [GATED, UNGATED].concat() {
-            if !is_planned(all, &corpus.name, "", "attention", &[method, ABSOLUTE]) {
+        for method in SPE {
+            if !is_planned(all, (&corpus.name, ""), "attention", &[method, ABSOLUTE]) {
                 continue;
             }
             let finding = lengths.last().and_then(|length| {
                 let of =
                     |method| relative::measured(all, &corpus.name, method, (|row| row.translation_invariance, *length));
-                below(&of(method), &of(ABSOLUTE))
+                let pairs = differences(&of(method), &of(ABSOLUTE));
+                judged(all, (&corpus.name, ""), [method, ABSOLUTE], Side::Below(-ALIKE), pairs)
             });
             found.push(Found {
                 claim: format!("{}: attention is relative, more so than with {}", method.name, ABSOLUTE.name),
@@ -162,27 +158,32 @@ fn relativity(all: &Reproduction) -> Vec<Found> {
     found
 }
 
+/// The first quarter of a continuation holds the prompt, so what is kept is told from the second on.
 fn styles(all: &Reproduction) -> Vec<Found> {
+    const SECOND: usize = 1;
+    const LAST: usize = 3;
     let mut found = Vec::new();
     for corpus in music::continued(all) {
         for (measure, of) in music::MEASURES {
             let quarter = |method, quarter| music::similarity(all, &corpus.name, method, (of, quarter));
             let place = format!("{}, {measure}", corpus.title);
-            for method in [GATED, UNGATED].concat() {
-                if !is_planned(all, &corpus.name, "", music::STYLE, &[method, ABSOLUTE]) {
-                    continue;
+            let mut add = |methods: [Method; 2], what: String, side: Side, pairs: Vec<f64>| {
+                if is_planned(all, (&corpus.name, ""), music::STYLE, &methods) {
+                    let whose = if methods[1] == NONE { OURS } else { "" };
+                    let claim = format!("{whose}{}: {what}", methods[0].name);
+                    let finding = judged(all, (&corpus.name, ""), methods, side, pairs);
+                    found.push(Found { claim, place: place.clone(), finding });
                 }
-                let (first, last) = (quarter(method, 0), quarter(method, 3));
-                found.push(Found {
-                    claim: format!("{}: continuations keep their style to the last quarter", method.name),
-                    place: place.clone(),
-                    finding: margin(&first, &last, ALIKE, false),
-                });
-                found.push(Found {
-                    claim: format!("{}: the last quarter is more alike than with {}", method.name, ABSOLUTE.name),
-                    place: place.clone(),
-                    finding: below(&quarter(ABSOLUTE, 3), &last),
-                });
+            };
+            for method in SPE {
+                let lost = differences(&quarter(method, SECOND), &quarter(method, LAST));
+                let keeps = "continuations keep their style from the second quarter to the last".to_owned();
+                add([method, method], keeps, Side::Below(ALIKE), lost);
+                for other in [ABSOLUTE, NONE] {
+                    let pairs = differences(&quarter(method, LAST), &quarter(other, LAST));
+                    let what = format!("the last quarter is more alike than with {}", other.name);
+                    add([method, other], what, Side::Above(ALIKE), pairs);
+                }
             }
         }
     }
@@ -201,29 +202,32 @@ fn right(all: &Reproduction, task: &str, variant: &str, method: Method) -> BySee
     shares.into_iter().map(|(seed, share)| (seed, 100.0 * share)).collect()
 }
 
+/// Whether the first has as many more right answers than the second as a side says.
+fn of_answers(all: &Reproduction, (task, variant): At, methods: [Method; 2], side: Side) -> Option<Finding> {
+    let [own, other] = methods.map(|method| right(all, task, variant, method));
+    judged(all, (task, variant), methods, side, differences(&own, &other))
+}
+
 fn answers(all: &Reproduction) -> Vec<Found> {
     let mut found = Vec::new();
     for task in arena::tasks(all) {
         for (features, variant, _) in arena::FEATURES {
             let Some(absolute) = absolute(all, &task.name, variant) else { continue };
-            let place = format!("{}, {features}", task.title);
-            let of = |method| right(all, &task.name, variant, method);
             for method in GATED {
-                if !is_planned(all, &task.name, variant, arena::ANSWERS, &[method]) {
+                let mut add = |what: &str, side: Side| {
+                    found.push(Found {
+                        claim: format!("{}: {what} {}", method.name, absolute.name),
+                        place: format!("{}, {features}", task.title),
+                        finding: of_answers(all, (&task.name, variant), [method, absolute], side),
+                    });
+                };
+                if !is_planned(all, (&task.name, variant), arena::ANSWERS, &[method]) {
                     continue;
                 }
-                found.push(Found {
-                    claim: format!("{}: no worse than {}", method.name, absolute.name),
-                    place: place.clone(),
-                    finding: margin(&of(absolute), &of(method), NO_WORSE, false),
-                });
+                add("no worse than", Side::Above(-POINTS));
                 // the one gain beyond noise that was published
                 if task.name == "retrieval" && variant == "relu" && method == GATED[0] {
-                    found.push(Found {
-                        claim: format!("{}: more right answers than {}", method.name, absolute.name),
-                        place: place.clone(),
-                        finding: below(&of(absolute), &of(method)),
-                    });
+                    add("more right answers than", Side::Above(POINTS));
                 }
             }
         }
@@ -231,37 +235,37 @@ fn answers(all: &Reproduction) -> Vec<Found> {
     found
 }
 
-/// Linear KERPLE, which is deterministic and no method of the paper, against those that are.
+/// Linear KERPLE, which is no method of the paper, against those that are.
 fn beside(all: &Reproduction) -> Vec<Found> {
     let mut found = Vec::new();
     let mut add = |what: String, place: String, finding: Option<Finding>| {
-        found.push(Found { claim: format!("not the paper's \u{2013} {}: {what}", KERPLE.name), place, finding });
+        found.push(Found { claim: format!("{OURS}{}: {what}", KERPLE.name), place, finding });
     };
-    let others = [&[ABSOLUTE][..], &GATED, &UNGATED].concat();
-    let has = |corpus: &str, variant, needs, method| is_planned(all, corpus, variant, needs, &[method, KERPLE]);
+    let others = [&[ABSOLUTE][..], &SPE].concat();
+    let has = |at: At, needs, method| is_planned(all, at, needs, &[method, KERPLE]);
     for corpus in music::corpora(all) {
         let name = &corpus.name;
-        for method in others.iter().copied().filter(|method| has(name, "", music::POSITIONS, *method)) {
-            let both = ends(all, name, KERPLE).zip(ends(all, name, method));
-            let finding = both.and_then(|([_, own], [_, other])| below(&own, &other));
+        for method in others.iter().copied().filter(|method| has((name, ""), music::POSITIONS, *method)) {
+            let finding = of_music(all, name, [KERPLE, method], Music::Beyond(Side::Below(-EFFECT)));
             add(format!("is below {} beyond the training length", method.name), corpus.title.clone(), finding);
         }
     }
     for corpus in music::continued(all) {
         for (measure, of) in music::MEASURES {
             let last = |method| music::similarity(all, &corpus.name, method, (of, 3));
-            for method in others.iter().copied().filter(|method| has(&corpus.name, "", music::STYLE, *method)) {
+            for method in others.iter().copied().filter(|method| has((&corpus.name, ""), music::STYLE, *method)) {
                 let what = format!("the last quarter is more alike than with {}", method.name);
-                add(what, format!("{}, {measure}", corpus.title), below(&last(method), &last(KERPLE)));
+                let pairs = differences(&last(KERPLE), &last(method));
+                let finding = judged(all, (&corpus.name, ""), [KERPLE, method], Side::Above(ALIKE), pairs);
+                add(what, format!("{}, {measure}", corpus.title), finding);
             }
         }
     }
     for task in arena::tasks(all) {
         for (features, variant, _) in arena::FEATURES {
-            let right = |method| right(all, &task.name, variant, method);
             let others = absolute(all, &task.name, variant).into_iter().chain(GATED);
-            for method in others.filter(|method| has(&task.name, variant, arena::ANSWERS, *method)) {
-                let finding = below(&right(method), &right(KERPLE));
+            for method in others.filter(|method| has((&task.name, variant), arena::ANSWERS, *method)) {
+                let finding = of_answers(all, (&task.name, variant), [KERPLE, method], Side::Above(POINTS));
                 add(format!("more right answers than {}", method.name), format!("{}, {features}", task.title), finding);
             }
         }
@@ -271,35 +275,34 @@ fn beside(all: &Reproduction) -> Vec<Found> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::verdict::Verdict;
+    use super::super::tests::reproduction_of;
     use super::*;
 
-    fn seeds(values: &[f64]) -> BySeed {
-        (1..).zip(values.iter().copied()).collect()
+    /// Sinusoidal positions, SineSPE and no positions, with losses within and beyond the training length.
+    fn finding(text: &str, losses: fn(&str, u64) -> [f64; 2]) -> Finding {
+        let all = reproduction_of(&["sinusoidal", "sine_spe", "none"], losses);
+        let found = extrapolation(&all).into_iter().find(|found| found.claim == text);
+        found.and_then(|found| found.finding).unwrap_or_else(|| panic!("{text}"))
     }
 
     #[test]
-    fn verdicts_follow_the_tests() {
-        let verdict = |a: &[f64], b: &[f64]| below(&seeds(a), &seeds(b)).map(|found| found.verdict);
-        assert_eq!(verdict(&[1.0, 1.1, 1.2], &[2.0, 2.2, 2.3]), Some(CONFIRMED));
-        assert_eq!(verdict(&[2.0, 2.2, 2.3], &[1.0, 1.1, 1.2]), Some(CONTRADICTED));
-        assert_eq!(verdict(&[1.0, 3.0, 2.0], &[2.0, 2.2, 2.3]), Some(UNSETTLED));
-        assert_eq!(verdict(&[1.0], &[2.0]), None, "one seed is no test");
-    }
-
-    #[test]
-    fn flat_is_an_interval_within_the_margin() {
-        let verdict =
-            |far: &[f64], exceeds| margin(&seeds(far), &seeds(&[1.0, 1.1, 1.2]), FLAT, exceeds).unwrap().verdict;
-        let (level, rising, unclear) = ([1.01, 1.1, 1.2], [2.0, 2.2, 2.3], [0.9, 1.3, 1.3]);
-        assert_eq!((verdict(&level, false), verdict(&level, true)), (CONFIRMED, CONTRADICTED));
-        assert_eq!((verdict(&rising, false), verdict(&rising, true)), (CONTRADICTED, CONFIRMED));
-        assert_eq!((verdict(&unclear, false), verdict(&unclear, true)), (UNSETTLED, UNSETTLED));
-    }
-
-    #[test]
-    fn only_common_seeds_are_compared() {
-        let a: BySeed = [(1, 1.0), (2, 1.1), (4, 9.0)].into();
-        let b: BySeed = [(1, 2.0), (2, 2.2), (3, 0.0)].into();
-        assert_eq!(paired(&a, &b).unwrap().n, 2);
+    fn what_no_positions_show_as_well_is_no_gain_of_positions() {
+        let verdict = |text: &str| {
+            let losses = |label: &str, seed: u64| {
+                let noise = 0.001 * seed as f64;
+                match label {
+                    "sinusoidal" => [2.0, 3.0 + noise],
+                    "sine_spe" => [2.1 + noise, 2.31],
+                    _ => [2.2, 2.31 + noise * noise],
+                }
+            };
+            finding(text, losses).verdict
+        };
+        assert_eq!(verdict("SineSPE, gated: is below APE, sinusoidal beyond the training length"), Verdict::Confirmed);
+        let beside_none = "not the paper's \u{2013} SineSPE, gated: is below no positions beyond the training length";
+        assert_eq!(verdict(beside_none), Verdict::Contradicted, "as good as no positions is not below them");
+        let within = "SineSPE, gated: is no worse than APE, sinusoidal within the training length";
+        assert_eq!(verdict(within), Verdict::Contradicted, "worse where it was trained");
     }
 }

@@ -9,6 +9,7 @@ use crate::page::figures::{Figure, Section};
 use crate::page::{Grid, Row};
 use crate::plot::{Axis, Legend, PianoRoll, Plot, Point, Series, Sound};
 use crate::record::{Found, Roll, StyleRow};
+use crate::results::lowest;
 use crate::run::Run;
 use crate::statistics::mean;
 use std::ops::Range;
@@ -73,17 +74,17 @@ pub(in super::super) fn piano(all: &Reproduction) -> Item {
         };
         let octaves = octaves(ends);
         let mut rows = Vec::new();
-        let means = |range: &Range<usize>| {
-            let all = METHODS.map(|method| spread(&cross_entropy(all, &corpus.name, method, range)).map(|s| s.mean));
-            all.into_iter().flatten().filter(|mean| mean.is_finite()).reduce(f64::min)
+        let best = |range: &Range<usize>| {
+            let values = METHODS.map(|method| cross_entropy(all, &corpus.name, method, range));
+            lowest(&values).into_iter().map(|at| METHODS[at]).collect()
         };
-        let lowest: Vec<Option<f64>> = octaves.iter().map(means).collect();
+        let best: Vec<Vec<Method>> = octaves.iter().map(best).collect();
         for method in METHODS {
             let planned = method.planned(all, &corpus.name, "", POSITIONS);
             if planned == 0 {
                 continue;
             }
-            let cells = octaves.iter().zip(&lowest).map(|(range, lowest)| {
+            let cells = octaves.iter().zip(&best).map(|(range, best)| {
                 let values = cross_entropy(all, &corpus.name, method, range);
                 let mean = spread(&values);
                 let label = method.runs(all, &corpus.name, "").next().map_or(method.kind.to_owned(), Run::label);
@@ -93,7 +94,7 @@ pub(in super::super) fn piano(all: &Reproduction) -> Item {
                     runs: format!("{}/{label}", corpus.name),
                     ..CellRow::empty("piano", &corpus.name, &label, range.end as u64, planned, values.len())
                 });
-                cell(&values, planned, mean.map(|spread| spread.mean) == *lowest && lowest.is_some())
+                cell(&values, planned, best.contains(&method))
             });
             rows.push(Row { name: method.name.to_owned(), colour: Some(method.colour()), cells: cells.collect() });
         }

@@ -1,0 +1,135 @@
+//! Whether a row agrees with itself. Rows have no checksum, but most of what they say follows from something else they say.
+
+use super::{Answers, EvaluationRow, MetricsRow};
+use crate::statistics::bits_per_byte;
+
+/// Rounding, relative: a value is written with all its digits and computed again in few steps.
+const ROUNDING: f64 = 1e-9;
+
+fn agree(said: f64, follows: f64) -> bool {
+    said == follows || (said.is_nan() && follows.is_nan()) || (said - follows).abs() <= ROUNDING * follows.abs()
+}
+
+fn is_share(value: f64) -> bool {
+    (0.0..=1.0).contains(&value)
+}
+
+impl EvaluationRow {
+    /// What in the row contradicts the rest of it, in words.
+    pub fn contradiction(&self) -> Option<String> {
+        let EvaluationRow { nll, perplexity, tokens, segments, length, .. } = *self;
+        if length == 0 || segments == 0 || tokens == 0 {
+            return Some(format!("{tokens} tokens of {segments} segments of {length} are scored"));
+        }
+        // answers may be longer than the sequence they are of
+        if self.answers.is_none() && segments.checked_mul(length).is_some_and(|most| tokens > most) {
+            return Some(format!("{tokens} tokens are scored, {segments} segments of {length} hold fewer"));
+        }
+        if !agree(perplexity, nll.exp()) {
+            return Some(format!("the perplexity is {perplexity}, exp(nll) is {}", nll.exp()));
+        }
+        let bytes = self.bytes.filter(|bytes| *bytes > 0);
+        let bits = bytes.map(|bytes| bits_per_byte(nll * tokens as f64, bytes));
+        match (self.bits_per_byte, bits) {
+            (Some(said), Some(follows)) if !agree(said, follows) => {
+                return Some(format!("bits_per_byte is {said}, nll, tokens and bytes make {follows}"));
+            }
+            (Some(said), None) => return Some(format!("bits_per_byte is {said}, of no bytes")),
+            _ => {}
+        }
+        let lists = [("position_nll", &self.position_nll, length), ("segment_nll", &self.segment_nll, segments)];
+        for (name, list, expected) in lists {
+            if let Some(values) = list.as_ref().filter(|values| values.len() as u64 != expected) {
+                return Some(format!("{name} has {} values instead of {expected}", values.len()));
+            }
+        }
+        self.answers.as_ref().and_then(|answers| answers.contradiction(tokens))
+    }
+}
+
+impl Answers {
+    fn contradiction(&self, counted: u64) -> Option<String> {
+        let depths = self.by_depth.iter().flatten().filter(|share| !share.is_nan()).map(|share| ("by_depth", *share));
+        let mut shares = [("accuracy", self.accuracy), ("chance", self.chance)].into_iter().chain(depths);
+        if let Some((name, share)) = shares.find(|(_, share)| !is_share(*share)) {
+            return Some(format!("{name} is {share}, no share of answers"));
+        }
+        let right = self.accuracy * counted as f64;
+        let whole = (right - right.round()).abs() <= 1e-6 * right.max(1.0);
+        (!whole).then(|| format!("an accuracy of {} is no whole number of {counted} answers", self.accuracy))
+    }
+}
+
+impl MetricsRow {
+    /// What in the row contradicts the rest of it, given the tokens of an update.
+    pub fn contradiction(&self, tokens_an_update: u64) -> Option<String> {
+        let follows = self.step.checked_mul(tokens_an_update);
+        if follows != Some(self.tokens) {
+            let each = format!("{} updates of {tokens_an_update}", self.step);
+            return Some(format!("step {}: {} tokens are no {each}", self.step, self.tokens));
+        }
+        let sizes = [("grad_norm", self.grad_norm), ("seconds", self.seconds), ("step_seconds", self.step_seconds)];
+        let negative = sizes.into_iter().find(|(_, value)| *value < 0.0);
+        negative.map(|(name, value)| format!("step {}: {name} is {value}", self.step))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> EvaluationRow {
+        serde_json::from_value(serde_json::json!({"encoding": "alibi", "seed": 1, "train_len": 64, "length": 4, "protocol": "blocks",
+            "split": "test", "step": 9, "segments": 2, "tokens": 8, "bytes": 16, "nll": 1.5, "perplexity": 1.5f64.exp(),
+            "bits_per_byte": 1.5 * 8.0 / (16.0 * std::f64::consts::LN_2), "seconds": 0.5, "position_nll": [1.0, 1.0, 2.0, 2.0],
+            "segment_nll": [1.0, 2.0], "answers": {"task": "parity", "accuracy": 0.375, "chance": 0.5, "by_depth": [0.5, "NaN"]}}))
+        .unwrap()
+    }
+
+    #[test]
+    fn every_false_value_is_found() {
+        assert_eq!(row().contradiction(), None);
+        type Change = fn(&mut EvaluationRow);
+        let changes: [(Change, &str); 12] = [
+            (|row| row.perplexity = 4.4, "the perplexity is 4.4, exp(nll) is 4.48"),
+            (|row| row.nll = 1.4, "exp(nll) is 4.05"),
+            (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, nll, tokens and bytes make 1.08"),
+            (|row| row.bytes = None, "of no bytes"),
+            (|row| row.tokens = 0, "0 tokens of 2 segments of 4"),
+            (|row| (row.tokens, row.answers) = (9, None), "9 tokens are scored, 2 segments of 4 hold fewer"),
+            (|row| row.position_nll = Some(vec![1.0]), "position_nll has 1 values instead of 4"),
+            (|row| row.segment_nll = Some(vec![1.0; 3]), "segment_nll has 3 values instead of 2"),
+            (|row| row.answers.as_mut().unwrap().accuracy = 1.125, "accuracy is 1.125, no share"),
+            (|row| row.answers.as_mut().unwrap().chance = f64::NAN, "chance is NaN, no share"),
+            (|row| row.answers.as_mut().unwrap().by_depth = Some(vec![-0.1]), "by_depth is -0.1, no share"),
+            (|row| row.answers.as_mut().unwrap().accuracy = 0.4, "is no whole number of 8 answers"),
+        ];
+        for (change, expected) in changes {
+            let mut row = row();
+            change(&mut row);
+            let found = row.contradiction().unwrap_or_default();
+            assert!(found.contains(expected), "{found:?}, not {expected:?}");
+        }
+    }
+
+    #[test]
+    fn what_overflowed_agrees_with_itself() {
+        let mut row = EvaluationRow { answers: None, bytes: None, bits_per_byte: None, ..row() };
+        for nll in [800.0, f64::INFINITY, f64::NAN] {
+            (row.nll, row.perplexity) = (nll, nll.exp());
+            assert_eq!(row.contradiction(), None, "{nll}");
+        }
+    }
+
+    #[test]
+    fn logged_tokens_are_counted() {
+        let row: MetricsRow = serde_json::from_str(
+            r#"{"step":3,"loss":2.0,"learning_rate":0.1,"grad_norm":1.0,"tokens":24,"seconds":1.0,"step_seconds":1.0}"#,
+        )
+        .unwrap();
+        assert_eq!(row.contradiction(8), None);
+        assert_eq!(row.contradiction(9).unwrap(), "step 3: 24 tokens are no 3 updates of 9");
+        let row = MetricsRow { seconds: -1.0, ..row };
+        assert_eq!(row.contradiction(8).unwrap(), "step 3: seconds is -1");
+    }
+}
