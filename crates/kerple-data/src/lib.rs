@@ -37,6 +37,6 @@ pub use order::{
 };
 pub use prepare::{PrepareOptions, Progress, prepare};
 pub use split::Split;
-pub use text::Sources;
+pub use text::{Inventory, Sources};
 pub use tokenizer::{StreamDecoder, Tokenizer};
 pub use tokens::Tokens;

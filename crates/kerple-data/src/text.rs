@@ -11,12 +11,14 @@
 //! `.jsonl`, `.tar` and text may be compressed: `.zst` or `.gz` after the name. Texts of any size stream; a line of JSON, a row
 //! and what a `zstd --long` file looks back on, 2 GiB at most, are held.
 
+mod inventory;
 mod json_lines;
 mod midi;
 mod parquet;
 mod plain;
 mod walk;
 
+pub use inventory::Inventory;
 pub(crate) use plain::LongText;
 
 use crate::corpus::TokenFiles;
@@ -44,7 +46,7 @@ impl Sources {
     }
 
     /// What the corpus will say it was made of.
-    pub(crate) fn labels(&self) -> Vec<String> {
+    pub fn labels(&self) -> Vec<String> {
         self.paths.iter().map(|path| path.display().to_string()).collect()
     }
 

@@ -9,6 +9,7 @@
 
 mod experiment;
 mod export;
+mod texts;
 mod timing;
 
 pub use experiment::{CorpusConfig, EvaluationConfig, Experiment, PartConfig, TimingConfig};
@@ -142,13 +143,7 @@ impl Reproduction {
             let hint = format!("there are {}", items.join(", "));
             return Err(Error::refused(format!("--only {unknown}: {paper} has no such table or figure"), hint));
         }
-        if out.join(MANIFEST_FILE).exists() {
-            let old = Manifest::read(&out)?;
-            if (old.paper.as_str(), old.scale.as_str()) != (paper, scale) {
-                let message = format!("{} holds the {} reproduction of {}", out.display(), old.scale, old.paper);
-                return Err(Error::refused(message, "choose another --out folder"));
-            }
-        }
+        refuse_another(&out, paper, scale, "--out")?;
         let planned = planned(&experiment, &only);
         let (paper, scale) = (paper.to_owned(), scale.to_owned());
         Ok(Reproduction { paper, scale, experiment, data, out, only, commit, device, planned })
@@ -172,26 +167,10 @@ impl Reproduction {
         let needed: BTreeSet<&str> = self.planned.iter().map(|planned| planned.run.corpus.as_str()).collect();
         let needs = |corpus: &&CorpusConfig| {
             // what needs no run is about the texts, or about how long a step takes
-            let is_needed = needed.is_empty() || needed.contains(corpus.name.as_str());
-            corpus.task.is_none() && is_needed && !kerple_data::is_prepared(&self.data_of(&corpus.name))
+            corpus.task.is_none() && (needed.is_empty() || needed.contains(corpus.name.as_str()))
         };
-        let options = |corpus: &CorpusConfig| {
-            let folder = match (&self.data, corpus.peps) {
-                _ if self.is_made_up(corpus) => self.write_loops(corpus)?,
-                (Some(data), _) => data.join(&corpus.texts),
-                (None, Some([first, last])) => {
-                    let folder = self.out.join(TEXT).join(&corpus.name);
-                    kerple_data::peps::write(&folder, first..=last)?;
-                    folder
-                }
-                (None, None) => {
-                    let message = format!("the {} scale needs texts", self.scale);
-                    let folders: Vec<_> =
-                        self.experiment.corpora.iter().map(|c| c.texts.display().to_string()).collect();
-                    let hint = format!("give --data DIR, the folder that holds {}", folders.join(", "));
-                    return Err(Error::refused(message, hint));
-                }
-            };
+        let options = |corpus: &CorpusConfig| -> Result<PrepareOptions> {
+            let folder = self.texts(corpus)?;
             let tokenizer = match &self.data {
                 Some(data) if corpus.tokenizer.ends_with(".json") => data.join(&corpus.tokenizer).display().to_string(),
                 _ => corpus.tokenizer.clone(),
@@ -205,8 +184,36 @@ impl Reproduction {
                 ..PrepareOptions::new(Sources::paths(&[folder]), &self.data_of(&corpus.name))
             })
         };
-        let corpora = self.experiment.corpora.iter().filter(needs);
-        corpora.map(|corpus| Ok((corpus.name.as_str(), options(corpus)?))).collect()
+        let mut missing = Vec::new();
+        for corpus in self.experiment.corpora.iter().filter(needs) {
+            if kerple_data::is_prepared(&self.data_of(&corpus.name)) {
+                self.expect_same_texts(corpus)?;
+            } else {
+                let options = options(corpus)?;
+                self.keep_inventory(corpus)?;
+                missing.push((corpus.name.as_str(), options));
+            }
+        }
+        Ok(missing)
+    }
+
+    /// The folder of what a corpus is made of; text that the program brings along is written.
+    fn texts(&self, corpus: &CorpusConfig) -> Result<PathBuf> {
+        match (&self.data, corpus.peps) {
+            _ if self.is_made_up(corpus) => self.write_loops(corpus),
+            (Some(data), _) => Ok(data.join(&corpus.texts)),
+            (None, Some([first, last])) => {
+                let folder = self.out.join(TEXT).join(&corpus.name);
+                kerple_data::peps::write(&folder, first..=last)?;
+                Ok(folder)
+            }
+            (None, None) => {
+                let message = format!("the {} scale needs texts", self.scale);
+                let folders: Vec<_> = self.experiment.corpora.iter().map(|c| c.texts.display().to_string()).collect();
+                let hint = format!("give --data DIR, the folder that holds {}", folders.join(", "));
+                Err(Error::refused(message, hint))
+            }
+        }
     }
 
     /// Whether made-up music stands for a corpus.
@@ -284,11 +291,7 @@ impl Reproduction {
             runs: planned(&self.experiment, &[]).into_iter().map(run).collect::<Result<_>>()?,
         };
         std::fs::create_dir_all(&self.out).map_err(Error::io(&self.out, "create"))?;
-        // shards that begin together each write aside under a name of their own
-        let (file, aside) = (self.out.join(MANIFEST_FILE), format!("{MANIFEST_FILE}.{}", std::process::id()));
-        let aside = self.out.join(aside);
-        record::write_json(&aside, &manifest)?;
-        std::fs::rename(&aside, &file).map_err(Error::io(&file, "write"))
+        Ok(record::write_json(&self.out.join(MANIFEST_FILE), &manifest)?)
     }
 
     /// Trains and evaluates what is not done yet of a shard's runs; `false` when `stop` was set before the end.
@@ -382,6 +385,17 @@ impl Reproduction {
             Ask { request: config.request(), window: config.window, rope_scaling: config.rope_scaling }
         };
         planned.run.evaluate.iter().map(ask).collect()
+    }
+}
+
+/// Refuses a folder that holds another reproduction; `option` is how the user named it.
+fn refuse_another(folder: &Path, paper: &str, scale: &str, option: &str) -> Result<()> {
+    match Manifest::find(folder)? {
+        Some(old) if (old.paper.as_str(), old.scale.as_str()) != (paper, scale) => {
+            let message = format!("{} holds the {} reproduction of {}", folder.display(), old.scale, old.paper);
+            Err(Error::refused(message, format!("choose another {option} folder")))
+        }
+        _ => Ok(()),
     }
 }
 

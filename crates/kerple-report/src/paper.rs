@@ -28,7 +28,7 @@ use crate::number;
 use crate::page::Cell;
 use crate::record::read_json;
 use crate::results::{Results, Setting, Table};
-use crate::run::{Run, find_runs};
+use crate::run::{Run, find_runs, look};
 use crate::statistics::{median, median_interval};
 use crate::write::{put, refuse_foreign, remove_former_figures};
 use serde::{Deserialize, Serialize};
@@ -146,7 +146,7 @@ impl Reproduction {
         for PlannedRun { corpus, variant, .. } in &manifest.runs {
             let name = runs_folder(corpus, variant);
             let place = folder.join(&name);
-            if found.contains_key(&name) || !place.is_dir() {
+            if found.contains_key(&name) || !look(&place)?.is_some_and(|about| about.is_dir()) {
                 continue;
             }
             let mut runs = match find_runs(&[place]) {
@@ -166,8 +166,7 @@ impl Reproduction {
             Ok((name, Group { runs, results }))
         };
         let groups = found.into_iter().map(group).collect::<Result<_>>()?;
-        let timing = folder.join(TIMING_FILE);
-        let timing = if timing.exists() { Some(read_json(&timing)?) } else { None };
+        let timing = Error::unless_absent(read_json(&folder.join(TIMING_FILE)))?;
         Ok(Reproduction { manifest, groups, timing, over_other_texts })
     }
 

@@ -19,9 +19,11 @@ use std::collections::BTreeMap;
 
 mod check;
 mod journal;
+mod length;
 mod probe;
 
 pub use journal::{Journal, Rows, read_json, read_rows, replace_rows, write_dense_json, write_json};
+pub use length::{MOST_TOKENS, check_length};
 pub use probe::{AttentionRow, Found, ProbeRow, Roll, StyleFound, StyleRow};
 
 /// Name of the file of the resolved plan.
@@ -76,8 +78,10 @@ pub struct EvaluationRow {
     /// Seed of the run.
     pub seed: u64,
     /// Tokens a training sequence.
+    #[serde(deserialize_with = "length::deserialize")]
     pub train_len: u64,
     /// Tokens an evaluated sequence.
+    #[serde(deserialize_with = "length::deserialize")]
     pub length: u64,
     /// `segments`, `blocks`, `last:N` or `sliding:STRIDE`; see [`protocol_meaning`].
     pub protocol: String,
@@ -189,6 +193,7 @@ pub struct ScoreSnapshot {
     /// Which text.
     pub text: ScoredText,
     /// Tokens of the sequence, and so keys of the query.
+    #[serde(deserialize_with = "length::deserialize")]
     pub length: u64,
     /// Which segment of the text, from 0.
     pub segment: u64,

@@ -41,7 +41,7 @@ impl Run {
     /// # Errors
     /// [`Error::Damaged`] with file and line; [`Error::Io`].
     pub fn read(folder: &Path) -> Result<Run> {
-        let plan: Value = read_json(&folder.join(record::PLAN_FILE))?;
+        let plan = read_plan(&folder.join(record::PLAN_FILE))?;
         let mut notes = Vec::new();
         let metrics = read_optional_rows(&folder.join(record::METRICS_FILE), &mut notes)?;
         let evaluations = read_optional_rows(&folder.join(record::EVALUATION_FILE), &mut notes)?;
@@ -175,7 +175,8 @@ pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
 
 /// Collects run folders by their canonical path, so that overlapping arguments give each once.
 fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
-    if folder.join(record::PLAN_FILE).is_file() {
+    let plan = folder.join(record::PLAN_FILE);
+    if look(&plan)?.is_some_and(|about| about.is_file()) {
         let canonical = folder.canonicalize().map_err(Error::io("reading", folder))?;
         found.entry(canonical).or_insert_with(|| folder.to_owned());
         return Ok(());
@@ -188,6 +189,23 @@ fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What is at a place; a disk that does not answer is an error.
+pub(crate) fn look(path: &Path) -> Result<Option<std::fs::Metadata>> {
+    Error::unless_absent(std::fs::metadata(path).map_err(Error::io("looking for", path)))
+}
+
+/// A plan whose training length, where it says one, is one.
+fn read_plan(path: &Path) -> Result<Value> {
+    let plan: Value = read_json(path)?;
+    let checked = plan["train_len"].as_u64().map_or(Ok(0), record::check_length);
+    checked.map_err(|reason| Error::Damaged {
+        path: path.to_owned(),
+        message: format!("train_len: {reason}"),
+        hint: "it was changed by hand, or is of another program; leave the run out".into(),
+    })?;
+    Ok(plan)
 }
 
 fn read_optional_rows<Row: DeserializeOwned>(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Row>> {

@@ -38,11 +38,16 @@ fn with_extension(prefix: &Path, extension: &str) -> PathBuf {
 impl TokenFiles {
     /// Whether `prefix.idx` and `prefix.bin` are there.
     pub(crate) fn exist(prefix: &Path) -> bool {
-        with_extension(prefix, ".idx").is_file() && with_extension(prefix, ".bin").is_file()
+        TokenFiles::paths(prefix).iter().all(|path| path.is_file())
+    }
+
+    /// Both files of a prefix: index and tokens.
+    pub(crate) fn paths(prefix: &Path) -> [PathBuf; 2] {
+        [".idx", ".bin"].map(|end| with_extension(prefix, end))
     }
 
     pub(crate) fn open(prefix: &Path) -> Result<TokenFiles> {
-        let (idx, bin) = (with_extension(prefix, ".idx"), with_extension(prefix, ".bin"));
+        let [idx, bin] = TokenFiles::paths(prefix);
         let index = Bytes::open(&idx)?;
         let damaged = |at: usize, message: String| Error::damaged_at(&idx, format!(", byte {at}"), message, HINT);
         let start = index.read(0..index.len().min(HEADER as u64))?;

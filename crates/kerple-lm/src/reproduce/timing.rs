@@ -2,6 +2,7 @@
 //! meets all alike.
 
 use super::Reproduction;
+use crate::checkpoint::present;
 use crate::config::RunConfig;
 use crate::corpus::Source;
 use crate::error::{Error, Result};
@@ -28,7 +29,7 @@ impl Reproduction {
         let file = self.out.join(TIMING_FILE);
         let timing = &self.experiment.timing;
         let wanted = self.only.is_empty() || timing.serves.iter().any(|item| self.only.contains(item));
-        if !wanted || timing.encodings.is_empty() || file.exists() {
+        if !wanted || timing.encodings.is_empty() || present(&file)? {
             return Ok(true);
         }
         // the usual runs on the first text

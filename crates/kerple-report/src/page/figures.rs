@@ -186,7 +186,8 @@ pub(crate) fn position_figure(
     let lengths: BTreeSet<u64> = curves.iter().map(|curve| curve.length).collect();
     let (&shortest, &length) = (lengths.first()?, lengths.last()?);
     let series = position_series(results, curves);
-    let (low, high) = range(series.iter().flat_map(|series| &series.points).map(|point| point.y))?;
+    let shown = series.iter().flat_map(|series| &series.points).map(|point| point.y);
+    let (low, high) = range(shown.filter(|&y| y > 0.0))?;
     let top = high.min(low * 5.0);
     let cut = if high > top { format!(" Values above {top:.0} leave the frame.") } else { String::new() };
     let (title, which) = match lengths.len() {

@@ -2,11 +2,11 @@
 //! tables say what is missing, and pages can be made of the folder alone.
 
 use crate::error::{Error, Result};
-use crate::record::{ANSWERS, EvaluationRow, ScoredText, read_json};
+use crate::record::{ANSWERS, EvaluationRow, ScoredText, check_length, read_json};
 use crate::run::Run;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// Name of the file in the folder of a reproduction.
 pub const MANIFEST_FILE: &str = "reproduction.json";
@@ -161,16 +161,50 @@ impl Manifest {
     /// Reads the manifest of a folder.
     ///
     /// # Errors
-    /// A folder without one, or one that is damaged.
+    /// A folder without one, or one that is damaged: names and folders that lead out of the folder, and lengths out of range,
+    /// are damage.
     pub fn read(folder: &Path) -> Result<Manifest> {
+        Manifest::find(folder)?.ok_or_else(|| Error::Refused {
+            message: format!("{} holds no reproduction: there is no {MANIFEST_FILE}", folder.display()),
+            hint: "give the --out folder of `kerple reproduce`".into(),
+        })
+    }
+
+    /// Reads the manifest of a folder that may have none.
+    ///
+    /// # Errors
+    /// As [`Manifest::read`]; a disk that does not answer.
+    pub fn find(folder: &Path) -> Result<Option<Manifest>> {
         let path = folder.join(MANIFEST_FILE);
-        if !path.exists() {
-            return Err(Error::Refused {
-                message: format!("{} holds no reproduction: there is no {MANIFEST_FILE}", folder.display()),
-                hint: "give the --out folder of `kerple reproduce`".into(),
-            });
+        let Some(manifest) = Error::unless_absent(read_json::<Manifest>(&path))? else { return Ok(None) };
+        manifest.check().map_err(|message| Error::Damaged {
+            path,
+            message,
+            hint: "it was changed by hand, or is of another program; get the folder again".into(),
+        })?;
+        Ok(Some(manifest))
+    }
+
+    /// Refuses what no reproduction says, before a path or an array is made of it.
+    fn check(&self) -> std::result::Result<(), String> {
+        for CorpusFacts { name, .. } in &self.corpora {
+            check_name(name).map_err(|reason| format!("corpora: the name `{name}` {reason}"))?;
         }
-        read_json(&path)
+        for (name, facts) in &self.evaluations {
+            let of = |reason: String| format!("evaluations.{name}.lengths: {reason}");
+            facts.lengths.iter().try_for_each(|length| check_length(*length).map(drop).map_err(of))?;
+        }
+        for PlannedRun { folder, corpus, variant, .. } in &self.runs {
+            let stays =
+                !folder.as_os_str().is_empty() && folder.components().all(|part| matches!(part, Component::Normal(_)));
+            if !stays {
+                return Err(format!("runs: the folder `{}` is not within that of the reproduction", folder.display()));
+            }
+            for name in [corpus, variant].into_iter().filter(|name| !name.is_empty()) {
+                check_name(name).map_err(|reason| format!("runs: the name `{name}` {reason}"))?;
+            }
+        }
+        Ok(())
     }
 
     /// The corpus of this name.
@@ -205,6 +239,16 @@ impl Manifest {
     }
 }
 
+/// Refuses a name that is more, or less, than a part of a file's name.
+fn check_name(name: &str) -> std::result::Result<(), &'static str> {
+    let is_plain = |character: char| character.is_alphanumeric() || "_-.".contains(character);
+    match name {
+        "" | "." | ".." => Err("is no name of a folder"),
+        _ if name.chars().all(is_plain) => Ok(()),
+        _ => Err("holds other characters than letters, digits, `_`, `-` and `.`"),
+    }
+}
+
 /// What a label says of an encoding before its own keys: `t5` of `t5-max_distance=32`, `rotary-bf16` of itself.
 pub(super) fn without_keys(label: &str) -> &str {
     let end = label.find('=').and_then(|equals| label[..equals].rfind('-'));
@@ -219,6 +263,37 @@ pub fn runs_folder(corpus: &str, variant: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A manifest of one run, whose corpus, folder and only length are given.
+    fn write(corpus: &str, folder: &str, length: u64) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let manifest = serde_json::json!({"paper": "spe", "scale": "smoke", "title": "", "about": "",
+            "corpora": [{"name": corpus, "title": "", "texts": "", "tokenizer": "byte"}],
+            "evaluations": {"all": {"protocol": "segments", "span": 8, "segments": 2, "lengths": [length]}},
+            "runs": [{"folder": folder, "corpus": corpus, "label": "t5", "seed": 1, "evaluate": ["all"], "serves": []}]});
+        std::fs::write(root.path().join(MANIFEST_FILE), manifest.to_string()).unwrap();
+        root
+    }
+
+    #[test]
+    fn nothing_leads_out_of_the_folder_and_no_length_is_out_of_range() {
+        assert!(Manifest::read(write("web", "web/t5/seed-1", 8).path()).is_ok());
+        assert_eq!(Manifest::find(&std::env::temp_dir().join("nowhere")).unwrap(), None);
+        for (corpus, folder, length, part) in [
+            ("web", "../victim", 8, "`../victim` is not within"),
+            ("web", "web/../../victim", 8, "is not within"),
+            ("web", "/victim", 8, "`/victim` is not within"),
+            ("web", "", 8, "is not within"),
+            ("web/../../y", "web", 8, "`web/../../y` holds other characters"),
+            ("..", "web", 8, "`..` is no name"),
+            ("web", "web", 0, "evaluations.all.lengths: a length of 0 tokens"),
+            ("web", "web", 1 << 40, "between 1 and 4294967296"),
+        ] {
+            let error = Manifest::read(write(corpus, folder, length).path()).unwrap_err();
+            assert!(matches!(error, Error::Damaged { .. }), "{error}");
+            assert!(error.to_string().contains(part) && error.to_string().contains(MANIFEST_FILE), "{error}");
+        }
+    }
 
     #[test]
     fn keys_are_no_part_of_an_encodings_name() {

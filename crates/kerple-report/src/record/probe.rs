@@ -35,6 +35,7 @@ pub struct AttentionRow {
     /// Head, from 0.
     pub head: usize,
     /// Tokens of a sequence, L.
+    #[serde(deserialize_with = "super::length::deserialize")]
     pub length: u64,
     /// Translation invariance of the mean map over sequences, 0 where weights depend on distance only.
     #[serde(with = "number")]

@@ -184,7 +184,8 @@ fn row(place: &Place, methods: &[&Method], cells: &[CellRow]) -> Row {
 }
 
 fn figure(place: &Place, shown: &Shown, methods: &[&Method], cells: &[Vec<CellRow>]) -> Option<Figure> {
-    let values = || cells.iter().flatten().filter_map(|cell| cell.perplexity).filter(|value| value.is_finite());
+    let drawn = |value: &f64| value.is_finite() && *value > 0.0;
+    let values = || cells.iter().flatten().filter_map(|cell| cell.perplexity).filter(drawn);
     let (low, high) = (values().reduce(f64::min)?, values().reduce(f64::max)?);
     let lengths: Vec<u64> = cells.iter().filter_map(|row| row.first()).map(|cell| cell.length).collect();
     let line = |(at, method): (usize, &&Method)| {

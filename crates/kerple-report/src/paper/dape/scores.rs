@@ -129,9 +129,9 @@ fn envelope(values: &[f64]) -> Vec<(f64, f64)> {
     numbered.chunks(values.len().div_ceil(COLUMNS)).flat_map(ends).collect()
 }
 
-/// The mean over the nearest quarter of the keys less that over the farthest.
+/// The mean over the nearest quarter of the keys less that over the farthest; NaN of no keys.
 fn locality(values: &[f64]) -> f64 {
-    let quarter = (values.len() / 4).max(1);
+    let quarter = (values.len() / 4).max(1).min(values.len());
     mean(&values[values.len() - quarter..]) - mean(&values[..quarter])
 }
 
@@ -206,6 +206,7 @@ mod tests {
         let falling: Vec<f64> = (0..64).map(f64::from).collect();
         let rising: Vec<f64> = falling.iter().map(|value| -value).collect();
         assert_eq!(locality(&falling), 48.0);
+        assert!(locality(&[]).is_nan());
         let named = |a: &[f64], b: &[f64]| kind([locality(a), locality(b)]);
         assert_eq!(named(&falling, &falling), "local");
         assert_eq!(named(&rising, &rising), "anti-local");

@@ -43,16 +43,17 @@ pub(super) fn cross_entropy(all: &Reproduction, corpus: &str, method: Method, po
     by_seed(method.runs(all, corpus, ""), |run| losses(all, run)?.get(positions.clone()).map(mean))
 }
 
-/// Training length of a corpus's runs and the longest evaluated length.
+/// Training length of a corpus's runs and how many positions of the longest evaluated length have losses.
 pub(super) fn lengths(all: &Reproduction, corpus: &str) -> Option<[usize; 2]> {
-    let longest = *all.manifest.evaluations.get(POSITIONS)?.lengths.iter().max()?;
-    let run = all.group(corpus, "")?.runs.iter().find(|run| losses(all, run).is_some())?;
-    Some([run.train_len()? as usize, longest as usize])
+    let mut runs = all.group(corpus, "")?.runs.iter();
+    let (run, losses) = runs.find_map(|run| Some((run, losses(all, run)?)))?;
+    Some([run.train_len()? as usize, losses.len()])
 }
 
 /// Up to the training length, then octave by octave.
 pub(super) fn octaves([trained, longest]: [usize; 2]) -> Vec<Range<usize>> {
-    let starts = std::iter::successors(Some(trained), |from| Some(2 * from)).take_while(|from| *from < longest);
+    let doubled = |from: &usize| Some(from.saturating_mul(2));
+    let starts = std::iter::successors(Some(trained.max(1)), doubled).take_while(|from| *from < longest);
     let beyond = starts.map(|from| from..(2 * from).min(longest));
     std::iter::once(0..trained.min(longest)).chain(beyond).collect()
 }
@@ -289,5 +290,6 @@ mod tests {
     fn octaves_cover_every_position_once() {
         assert_eq!(octaves([128, 1000]), [0..128, 128..256, 256..512, 512..1000]);
         assert_eq!((octaves([128, 128]).len(), octaves([128, 64]).len()), (1, 1), "nothing is beyond");
+        assert_eq!(octaves([usize::MAX, 8]), [0..8]);
     }
 }

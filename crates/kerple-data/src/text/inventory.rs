@@ -1,0 +1,153 @@
+//! What text was read, file by file, so that other text under the same names is told from it.
+
+use super::{Format, SourceFile, Sources};
+use crate::corpus::TokenFiles;
+use crate::error::{Error, Result};
+use crate::hash::{Checksum, hex};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{File, Metadata};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The files of [`Sources`] as they were at a time, by their path from the folder that was named.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inventory {
+    files: BTreeMap<String, Entry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    bytes: u64,
+    /// XXH3-128 of what it holds.
+    checksum: String,
+    /// Where the file is on its disk and when it was last written: one of the same stamp is not read again.
+    #[serde(default)]
+    stamp: Option<String>,
+}
+
+impl Inventory {
+    /// A file that is new, gone, or holds something else in `now`, in words; `None` where the text is the same.
+    pub fn difference(&self, now: &Inventory) -> Option<String> {
+        let gone = self.files.iter().find_map(|(name, old)| match now.files.get(name) {
+            None => Some(format!("{name} is not there")),
+            Some(new) if (old.bytes, &old.checksum) == (new.bytes, &new.checksum) => None,
+            Some(_) => Some(format!("{name} holds something else")),
+        });
+        let new = || now.files.keys().find(|name| !self.files.contains_key(*name));
+        gone.or_else(|| new().map(|name| format!("{name} was not there")))
+    }
+
+    /// Whether there are no files.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+}
+
+impl Sources {
+    /// Reads all files but those that have the stamp that `known` says.
+    ///
+    /// # Errors
+    /// Files that are not there or cannot be read.
+    pub fn inventory(&self, known: &Inventory) -> Result<Inventory> {
+        let (files, _) = self.files()?;
+        let entry = |path: PathBuf| {
+            let name = self.name_of(&path);
+            let known = known.files.get(&name);
+            Ok((name, entry(&path, known)?))
+        };
+        Ok(Inventory { files: files.iter().flat_map(parts).map(entry).collect::<Result<_>>()? })
+    }
+
+    /// The path from the folder that was named, or the name of a file that was named itself.
+    fn name_of(&self, path: &Path) -> String {
+        let below = self.paths.iter().find_map(|root| path.strip_prefix(root).ok());
+        let name = below.filter(|below| !below.as_os_str().is_empty()).or(path.file_name().map(Path::new));
+        name.unwrap_or(path).display().to_string()
+    }
+}
+
+/// The files that a file stands for.
+fn parts(file: &SourceFile) -> Vec<PathBuf> {
+    match file.format {
+        Format::TokenFiles => TokenFiles::paths(&file.path).into(),
+        _ => vec![file.path.clone()],
+    }
+}
+
+fn entry(path: &Path, known: Option<&Entry>) -> Result<Entry> {
+    let about = std::fs::metadata(path).map_err(Error::io(path, "read"))?;
+    let (bytes, stamp) = (about.len(), stamp(&about));
+    match known.filter(|known| stamp.is_some() && (known.bytes, &known.stamp) == (bytes, &stamp)) {
+        Some(known) => Ok(known.clone()),
+        None => Ok(Entry { bytes, checksum: checksum(path).map_err(Error::io(path, "read"))?, stamp }),
+    }
+}
+
+#[cfg(unix)]
+fn stamp(about: &Metadata) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    let (seconds, nanoseconds) = (about.ctime(), about.ctime_nsec());
+    Some(format!("{:x}:{:x} {seconds}.{nanoseconds:09}", about.dev(), about.ino()))
+}
+
+#[cfg(not(unix))]
+fn stamp(_: &Metadata) -> Option<String> {
+    None
+}
+
+fn checksum(path: &Path) -> std::io::Result<String> {
+    let (mut file, mut buffer, mut sum) = (File::open(path)?, vec![0; 1 << 20], Checksum::default());
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex(sum.finish())),
+            count => sum.add(&buffer[..count]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn other_text_under_the_same_names_is_told() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let seen =
+            |folder: &str, known: &Inventory| Sources::paths(&[root.path().join(folder)]).inventory(known).unwrap();
+        for folder in ["a", "moved"] {
+            write(&format!("{folder}/x.txt"), "the cat");
+            write(&format!("{folder}/below/y.txt"), "the dog");
+        }
+        let known = seen("a", &Inventory::default());
+        assert_eq!(known.difference(&seen("moved", &known)), None, "text is known by what it holds");
+        assert_eq!(seen("a", &known), known);
+        write("moved/x.txt", "THE CAT");
+        assert_eq!(known.difference(&seen("moved", &known)).unwrap(), "x.txt holds something else");
+        write("moved/x.txt", "the cat");
+        write("moved/z.txt", "new");
+        assert_eq!(known.difference(&seen("moved", &known)).unwrap(), "z.txt was not there");
+        fs::remove_file(root.path().join("a/below/y.txt")).unwrap();
+        assert_eq!(known.difference(&seen("a", &known)).unwrap(), "below/y.txt is not there");
+        let nowhere = Sources::paths(&[root.path().join("nowhere")]).inventory(&known);
+        assert!(nowhere.unwrap_err().to_string().contains("nowhere"));
+    }
+
+    #[test]
+    fn a_file_that_was_not_touched_is_not_read_again() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("x.txt"), "the cat").unwrap();
+        let sources = Sources::paths(&[root.path()]);
+        let mut known = sources.inventory(&Inventory::default()).unwrap();
+        known.files.get_mut("x.txt").unwrap().checksum = "kept".to_owned();
+        assert_eq!(sources.inventory(&known).unwrap() == known, cfg!(unix));
+        known.files.get_mut("x.txt").unwrap().stamp = None;
+        assert_ne!(sources.inventory(&known).unwrap().files["x.txt"].checksum, "kept");
+    }
+}
