@@ -66,11 +66,6 @@ pub fn remark_on_horizon(encoding: &PositionalEncoding, len: usize) {
     }
 }
 
-/// The commit this program is built from.
-pub fn commit() -> Option<String> {
-    Some(env!("KERPLE_COMMIT").to_owned())
-}
-
 /// Prints a value as one line of JSON.
 pub fn print_json(value: &impl serde::Serialize) {
     resultln!("{}", serde_json::to_string(value).expect("results are plain data"));

@@ -44,6 +44,24 @@ fn other_data_is_another_text() {
 }
 
 #[test]
+fn rows_and_sittings_say_what_made_them() {
+    let place = compared();
+    let sittings = rows(&place.read(format!("{RUN}/sittings.jsonl")));
+    let evaluations = rows(&place.read(format!("{RUN}/evaluation.jsonl")));
+    let maker = &evaluations[0]["made_by"];
+    let about = ["commit", "machine", "instructions", "threads", "device", "precision"];
+    for key in about {
+        assert!(maker[key].is_string() || maker[key].as_u64() > Some(0), "{key}: {maker}");
+        assert_eq!(maker[key], sittings[0][key], "{key}");
+    }
+    assert_eq!((maker.as_object().unwrap().len(), sittings.len()), (about.len(), 1));
+    assert_eq!((&sittings[0]["first_step"], &sittings[0]["micro_batch"]), (&1.into(), &8.into()));
+    let alone = place.command(&["eval", RUN, "--lengths", "32", "--json"]).env("RAYON_NUM_THREADS", "1").output();
+    let row = rows(&String::from_utf8(alone.unwrap().stdout).unwrap()).remove(0);
+    assert_eq!(row["made_by"]["threads"], 1, "a row says what evaluated it, not what trained the run");
+}
+
+#[test]
 fn windows_segments_and_spans_are_told_apart() {
     let place = compared();
     place.ok(&["eval", RUN, "--lengths", "32", "--segments", "4", "--window", "2"]);

@@ -97,6 +97,9 @@ fn it_ends_in_every_table_and_figure_and_a_second_call_does_nothing() {
     // nor does it say where this machine has its texts
     let plan: Value = serde_json::from_str(&place.read("kept/github/alibi/seed-1235/plan.json")).unwrap();
     assert_eq!(plan["data"]["path"], "data/github");
+    // but what trained the runs
+    let sittings = "github/alibi/seed-1235/sittings.jsonl";
+    assert_eq!(place.read(format!("kept/{sittings}")), place.read(format!("r/{sittings}")));
 }
 
 #[test]

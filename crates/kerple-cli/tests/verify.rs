@@ -102,9 +102,13 @@ fn what_is_no_row_is_found_with_its_line() {
     let scores = format!(r#"[{{"step":20,"text":{text},"length":16,"segment":0,"layers":[]}}]"#);
     place.write("run/scores.json", scores);
     let said = place.ok(&["verify", "run"]);
-    for good in
-        ["metrics.jsonl: 3 rows", "evaluation.jsonl: 2 rows", "probes.jsonl: 2 rows", "scores.json: 1 snapshots"]
-    {
+    for good in [
+        "metrics.jsonl: 3 rows",
+        "sittings.jsonl: 1 rows",
+        "evaluation.jsonl: 2 rows",
+        "probes.jsonl: 2 rows",
+        "scores.json: 1 snapshots",
+    ] {
         assert!(said.contains(good), "{said}");
     }
     for file in ["metrics.jsonl", "evaluation.jsonl", "probes.jsonl", "kernels.json", "scores.json"] {

@@ -4,11 +4,11 @@ use crate::config::RunConfig;
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
 use crate::evaluate::{self, Amount, Request, Text};
+use crate::host::Host;
 use crate::job::{self, Ask, Job, Shard};
 use crate::memory::Limit;
 use crate::plan::Plan;
 use crate::run::RunFolder;
-use burn::tensor::Device;
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
 use std::path::PathBuf;
@@ -32,10 +32,8 @@ pub struct Comparison {
     pub rope_scalings: Vec<Scaling>,
     /// Folder of everything.
     pub out: PathBuf,
-    /// The program that runs it, for the plans.
-    pub commit: Option<String>,
-    /// Where models are.
-    pub device: Device,
+    /// Where models are, and the program that runs it.
+    pub host: Host,
 }
 
 impl Comparison {
@@ -71,7 +69,7 @@ impl Comparison {
                 asks: &asks,
                 looks: &[],
                 probes: &[],
-                device: &self.device,
+                host: &self.host,
             })
             .collect();
         job::work_off(&jobs, shard, stop, tell)
@@ -86,7 +84,7 @@ impl Comparison {
         let runs = (self.config.seed..end).flat_map(|seed| self.encodings.iter().map(move |encoding| (seed, encoding)));
         runs.map(|(seed, encoding)| {
             let config = RunConfig { seed, encoding: encoding.clone(), ..self.config.clone() };
-            let plan = Plan { commit: self.commit.clone(), ..Plan::new(&config, source.facts())? };
+            let plan = Plan::new(&config, source.facts())?;
             if let Some(old) = self.folder(&plan.label, seed).plan()? {
                 old.may_become(&plan, 0)?;
             }

@@ -21,7 +21,7 @@ use crate::plan::Plan;
 use crate::run::RunFolder;
 use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
-use kerple_report::record::{EvaluationRow, Journal, ScoredText};
+use kerple_report::record::{EvaluationRow, Journal, Maker, ScoredText};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -148,6 +148,7 @@ pub struct Evaluation<'a> {
     text: &'a dyn Text,
     checksum: String,
     request: &'a Request,
+    maker: &'a Maker,
     extent: Extent,
     rows: Rows,
 }
@@ -260,6 +261,7 @@ impl<'a> Evaluation<'a> {
         (plan, step, model): (&'a Plan, u64, &'a Decoder),
         text: &'a dyn Text,
         request: &'a Request,
+        maker: &'a Maker,
     ) -> Result<Evaluation<'a>> {
         let rows = Rows::of(run)?;
         let same_seed = |row: &&EvaluationRow| row.text.as_ref().is_some_and(|text| text.seed == request.seed);
@@ -269,7 +271,7 @@ impl<'a> Evaluation<'a> {
         request.lengths.iter().try_for_each(|length| model.check_len(*length))?;
         let longest = request.lengths.iter().copied().max().unwrap_or(0);
         plan.check_evaluation_memory(longest, Limit::here().as_ref())?;
-        Ok(Evaluation { plan, step, model, text, checksum: text.checksum(), request, extent, rows })
+        Ok(Evaluation { plan, step, model, text, checksum: text.checksum(), request, maker, extent, rows })
     }
 
     /// The text that is scored.
@@ -325,7 +327,7 @@ impl<'a> Evaluation<'a> {
             position_nll: (self.request.positions)
                 .then(|| losses.position_sum.iter().zip(&losses.position_count).map(mean).collect()),
             segment_nll: Some(losses.window_mean),
-            ..self.key(length).row(self.plan, self.model.encoding.encoding(), (nll, tokens), seconds)
+            ..self.key(length).row(self.plan, self.model.encoding.encoding(), (nll, tokens), (seconds, self.maker))
         }
     }
 }

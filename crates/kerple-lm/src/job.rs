@@ -6,6 +6,7 @@
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
 use crate::evaluate::{self, AnswersEvaluation, Evaluation, Request, Text};
+use crate::host::Host;
 use crate::look;
 use crate::memory::Memory;
 use crate::model::Decoder;
@@ -14,7 +15,6 @@ use crate::probe::Probe;
 use crate::run::{RunFolder, Trained};
 use crate::tasks::TaskSource;
 use crate::train::{self, Sitting};
-use burn::tensor::Device;
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
 use kerple_report::record::Journal;
@@ -39,8 +39,8 @@ pub struct Job<'a> {
     pub looks: &'a [usize],
     /// What else is measured, after that.
     pub probes: &'a [Probe],
-    /// Where the model is.
-    pub device: &'a Device,
+    /// Where the model is, and what rows say of it.
+    pub host: &'a Host,
 }
 
 /// An evaluation of a trained run.
@@ -187,12 +187,12 @@ impl Job<'_> {
 
     /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end.
     fn work(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        let Job { plan, folder, source, device, .. } = *self;
+        let Job { plan, folder, source, host, .. } = *self;
         if self.is_done()? {
             return Ok(true);
         }
         let batches = source.batches(plan)?;
-        let sitting = Sitting { plan, run: folder, batches: &batches, stop, strict: false, device };
+        let sitting = Sitting { plan, run: folder, batches: &batches, stop, strict: false, host };
         if !train::train(&sitting, &mut |event| tell(Event::Training(event)))?.finished {
             return Ok(false);
         }
@@ -200,12 +200,12 @@ impl Job<'_> {
             return self.answers(task, stop, tell);
         }
         let text = source.text(Split::Test)?;
-        let Trained { plan, state, model, .. } = folder.load(device, false)?;
+        let Trained { plan, state, model, .. } = folder.load(&host.device, false)?;
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             let mut model = model.clone();
             model.encoding = model.encoding.evaluated_as(encoding);
-            let evaluation = Evaluation::new(folder, (&plan, state.step, &model), &text, &request)?;
+            let evaluation = Evaluation::new(folder, (&plan, state.step, &model), &text, &request, &host.maker)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
             }
@@ -223,7 +223,7 @@ impl Job<'_> {
             if probe.is_in(&known, self.plan, self.source)? {
                 continue;
             }
-            let Some(row) = probe.run(trained, self.source, stop)? else { return Ok(false) };
+            let Some(row) = probe.run(trained, self.source, &self.host.maker, stop)? else { return Ok(false) };
             Journal::open(&self.folder.probes_file())?.push(&row)?;
         }
         Ok(true)
@@ -231,13 +231,13 @@ impl Job<'_> {
 
     /// Evaluates what is not done yet of a task; `false` when `stop` was set before the end.
     fn answers(&self, task: &TaskSource, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        let mut trained = self.folder.load_solver(self.device, false)?;
+        let mut trained = self.folder.load_solver(&self.host.device, false)?;
         let learned = trained.model.encoding().clone();
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             let request = request.answers(Split::Test);
             *trained.model.encoding_mut() = learned.evaluated_as(encoding);
-            let evaluation = AnswersEvaluation::new(self.folder, &trained, task, &request)?;
+            let evaluation = AnswersEvaluation::new(self.folder, &trained, task, &request, &self.host.maker)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
             }

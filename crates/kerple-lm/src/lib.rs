@@ -10,6 +10,7 @@ pub mod error;
 pub mod evaluate;
 pub mod events;
 pub mod generate;
+pub mod host;
 pub mod job;
 pub mod layers;
 pub mod learner;

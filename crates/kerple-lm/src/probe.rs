@@ -9,7 +9,7 @@ use crate::evaluate::Text;
 use crate::model::Decoder;
 use crate::plan::Plan;
 use kerple::seed::{Purpose, stream_at};
-use kerple_report::record::{ProbeRow, ScoredText};
+use kerple_report::record::{Maker, ProbeRow, ScoredText};
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicBool;
@@ -102,6 +102,7 @@ impl Probe {
         &self,
         (plan, model): (&Plan, &Decoder),
         source: &Source,
+        maker: &Maker,
         stop: &AtomicBool,
     ) -> Result<Option<ProbeRow>> {
         self.check(source)?;
@@ -115,7 +116,8 @@ impl Probe {
             }
         };
         let text = self.text(plan, source)?;
-        Ok(found.map(|found| ProbeRow { step: plan.steps, text, asked: self.asked(), found }))
+        let made_by = Some(maker.clone());
+        Ok(found.map(|found| ProbeRow { step: plan.steps, text, asked: self.asked(), found, made_by }))
     }
 }
 

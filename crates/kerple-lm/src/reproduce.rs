@@ -18,12 +18,12 @@ pub use export::export;
 use crate::config::{DataConfig, RunConfig};
 use crate::corpus::Source;
 use crate::error::{Error, Result};
+use crate::host::Host;
 use crate::job::{self, Ask, Event, Job, Shard};
 use crate::memory::Limit;
 use crate::plan::Plan;
 use crate::probe::Probe;
 use crate::run::RunFolder;
-use burn::tensor::Device;
 use kerple::encoding::Encoding;
 use kerple_data::music::loops;
 use kerple_data::tasks::{Level, Place, TaskConfig};
@@ -72,8 +72,7 @@ pub struct Reproduction {
     out: PathBuf,
     /// Tables and figures that are wanted; all when empty.
     only: Vec<String>,
-    commit: Option<String>,
-    device: Device,
+    host: Host,
     planned: Vec<Planned>,
 }
 
@@ -123,10 +122,8 @@ pub struct Request<'a> {
     pub out: PathBuf,
     /// Tables and figures that are wanted; all when empty.
     pub only: Vec<String>,
-    /// The program that runs it, for the plans.
-    pub commit: Option<String>,
-    /// Where models are.
-    pub device: Device,
+    /// Where models are, and the program that runs it.
+    pub host: Host,
 }
 
 impl Reproduction {
@@ -135,7 +132,7 @@ impl Reproduction {
     /// # Errors
     /// Names there are none of, a folder of another reproduction, texts that are nowhere.
     pub fn new(request: Request) -> Result<Reproduction> {
-        let Request { paper, scale, data, out, only, commit, device } = request;
+        let Request { paper, scale, data, out, only, host } = request;
         let place = format!("experiments/{paper}-{scale}.toml");
         let experiment = Experiment::parse(experiment_file(paper, scale)?, &place)?;
         let items = kerple_report::paper::items(paper);
@@ -146,7 +143,7 @@ impl Reproduction {
         refuse_another(&out, paper, scale, "--out")?;
         let planned = planned(&experiment, &only);
         let (paper, scale) = (paper.to_owned(), scale.to_owned());
-        Ok(Reproduction { paper, scale, experiment, data, out, only, commit, device, planned })
+        Ok(Reproduction { paper, scale, experiment, data, out, only, host, planned })
     }
 
     /// Folder of everything.
@@ -319,7 +316,7 @@ impl Reproduction {
             asks: &asks[at],
             looks: &self.planned[at].scores,
             probes: &probes[at],
-            device: &self.device,
+            host: &self.host,
         };
         let jobs: Vec<Job> = (0..self.planned.len()).map(job).collect();
         job::work_off(&jobs, shard, stop, tell)
@@ -358,7 +355,7 @@ impl Reproduction {
 
     fn plan(&self, planned: &Planned, sources: &BTreeMap<String, Source>) -> Result<Plan> {
         let facts = sources[&planned.run.corpus].facts();
-        let plan = Plan { commit: self.commit.clone(), ..Plan::new(&self.config(planned)?, facts)? };
+        let plan = Plan::new(&self.config(planned)?, facts)?;
         if let Some(old) = RunFolder::new(self.out.join(&planned.run.folder)).plan()? {
             old.may_become(&plan, 0)?;
         }

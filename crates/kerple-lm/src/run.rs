@@ -5,6 +5,7 @@
 //! | `plan.json` | [`Plan`] | once, replaced as a whole when the run is extended |
 //! | `data.json` | [`Place`]: where the text was | with the plan |
 //! | `metrics.jsonl` | a row a logged step | appended while training, synced before every checkpoint |
+//! | `sittings.jsonl` | who trained from which update on, a row a sitting | appended and synced before its first update |
 //! | `kernels.json` | learned kernels over training | replaced as a whole, before every checkpoint |
 //! | `evaluation.jsonl` | a row an evaluated length | appended |
 //! | `probes.jsonl` | what else was measured, a row a probe | appended |
@@ -20,7 +21,7 @@ mod lock;
 mod place;
 mod verify;
 
-pub use lock::{Holder, Lock};
+pub use lock::{Holder, Lock, seconds_since_1970};
 pub use place::Place;
 pub use verify::Verification;
 
@@ -32,7 +33,7 @@ use crate::plan::Plan;
 use crate::solver::{Planned, Solver};
 use burn::tensor::Device;
 use kerple_data::tasks::Answer;
-use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot};
+use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow};
 use std::path::{Path, PathBuf};
 
 /// The folder of one run.
@@ -232,6 +233,16 @@ impl RunFolder {
         }
         record::replace_rows(&path, &kept)?;
         Ok(Journal::open(&path)?)
+    }
+
+    /// Records that a sitting begins, on disk before its first update.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn add_sitting(&self, row: &SittingRow) -> Result<()> {
+        let mut journal = Journal::open(&self.path.join(record::SITTINGS_FILE))?;
+        journal.push(row)?;
+        Ok(journal.sync()?)
     }
 
     /// Adds the learned tables as they are at a step; later ones, of a sitting whose end was lost, are dropped.

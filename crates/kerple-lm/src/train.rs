@@ -4,11 +4,12 @@ use crate::checkpoint::{self, Found, State};
 use crate::error::{Error, Result};
 use crate::evaluate::TOKENS_AT_ONCE;
 use crate::events::EventFile;
+use crate::host::Host;
 use crate::learner::{self, Learned, Learner, NotFinite, Update};
 use crate::memory::Limit;
 use crate::model::{Classifier, Decoder, Transducer};
 use crate::plan::Plan;
-use crate::run::{Lock, RunFolder};
+use crate::run::{Lock, RunFolder, seconds_since_1970};
 use crate::solver::{Planned, Solver};
 use crate::task::{self, Answering, LanguageModel, Task};
 use burn::tensor::Device;
@@ -17,7 +18,7 @@ use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_data::tasks::Answer;
-use kerple_report::record::{Journal, KernelSnapshot, MetricsRow};
+use kerple_report::record::{Journal, KernelSnapshot, MetricsRow, SittingRow};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,8 +53,21 @@ pub struct Sitting<'a> {
     pub stop: &'a AtomicBool,
     /// Refuse a damaged checkpoint instead of going on from the one before.
     pub strict: bool,
-    /// Where the model is; no part of the plan.
-    pub device: &'a Device,
+    /// Where the model is, and what the row of this sitting says; no part of the plan.
+    pub host: &'a Host,
+}
+
+impl Sitting<'_> {
+    /// What the run folder says of it, when it begins with this update.
+    fn row(&self, first_step: u64) -> SittingRow {
+        let train = &self.plan.train;
+        SittingRow {
+            first_step,
+            maker: self.host.maker.clone(),
+            micro_batch: train.micro_batch.unwrap_or(train.batch) as u64,
+            began: seconds_since_1970(),
+        }
+    }
 }
 
 /// What happens, as it happens.
@@ -173,13 +187,13 @@ fn fresh<M: Planned, T: Task<M>>(plan: &Plan, task: T, device: &Device) -> Learn
 impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     /// Takes the folder, checks all that is in it, and only then writes.
     fn open(sitting: &'a Sitting<'a>, task: T, tell: &mut dyn FnMut(Event)) -> Result<Trainer<'a, M, T>> {
-        let Sitting { plan, run, batches, strict, device, .. } = *sitting;
+        let Sitting { plan, run, batches, strict, host, .. } = *sitting;
         plan.check_training_memory(Limit::here().as_ref())?;
         let lock = run.lock()?;
         let course = plan.course();
         let found = checkpoint::newest(run.path(), strict, |path| {
             let state = checkpoint::state(path, &course)?;
-            let mut learner = fresh(plan, task, device);
+            let mut learner = fresh(plan, task, &host.device);
             checkpoint::restore(path, &state, &mut learner)?;
             Ok((learner, state))
         });
@@ -194,13 +208,16 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
                 notes.into_iter().for_each(|note| tell(Event::Note(note)));
                 (learner, state, Some(path))
             }
-            None => (fresh(plan, task, device), State::start(course), None),
+            None => (fresh(plan, task, &host.device), State::start(course), None),
         };
         if let Some(note) = validation_note(plan, batches.validation_rows()) {
             tell(Event::Note(note));
         }
-        let commit = began.map_or_else(|| plan.commit.clone(), |old| old.commit);
+        let commit = began.map_or_else(|| host.maker.commit.clone(), |old| old.commit);
         run.write_plan(&Plan { commit, ..plan.clone() })?;
+        if state.step < plan.steps {
+            run.add_sitting(&sitting.row(state.step + 1))?;
+        }
         let metrics = run.reopen_metrics(state.step)?;
         let events = EventFile::create(&run.events(), state.step)?;
         let trainer = Trainer { sitting, plan, learner, state, metrics, events, saved, fresh: Vec::new(), _lock: lock };

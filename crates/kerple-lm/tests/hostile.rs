@@ -13,6 +13,7 @@ use kerple::kernel::points::Points;
 use kerple_data::fingerprint;
 use kerple_lm::checkpoint::{self, State};
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
+use kerple_lm::host::Host;
 use kerple_lm::learner::{self, Learner};
 use kerple_lm::model::Decoder;
 use kerple_lm::plan::{DataFacts, Plan};
@@ -144,7 +145,7 @@ impl Finished {
             batches: &batches,
             stop: &stop,
             strict: false,
-            device: &kerple_lm::device(),
+            host: &Host::cpu(None),
         };
         assert!(train(&sitting, &mut |_| {}).unwrap().finished);
         let mut rows = Journal::open(&run.evaluation_file()).unwrap();
@@ -208,9 +209,10 @@ fn run_folders() {
     let moments = |run: &Finished, bytes: &[u8]| run.seal(|state| state.optimizer_sha256 = fingerprint(bytes));
     type Seal<'a> = &'a dyn Fn(&Finished, &[u8]);
     // checksums that would catch the lie are made to fit it
-    let files: [(&str, Seal); 8] = [
+    let files: [(&str, Seal); 9] = [
         ("plan.json", &|_, _| ()),
         ("metrics.jsonl", &|_, _| ()),
+        ("sittings.jsonl", &|_, _| ()),
         ("evaluation.jsonl", &|_, _| ()),
         ("kernels.json", &|_, _| ()),
         ("checkpoints/step-00000003/state.json", &|_, _| ()),

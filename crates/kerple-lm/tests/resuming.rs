@@ -5,11 +5,12 @@ mod common;
 use common::{Counting, encoding, plan};
 use kerple::encoding::{Encoding, Scope};
 use kerple_lm::config::TrainConfig;
+use kerple_lm::host::Host;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::train::{Event, Outcome, Sitting, train};
 use kerple_lm::{Error, checkpoint};
-use kerple_report::record::{KernelSnapshot, MetricsRow, read_json, read_rows};
+use kerple_report::record::{KernelSnapshot, MetricsRow, SittingRow, read_json, read_rows};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,9 +33,19 @@ fn config(steps: u64) -> TrainConfig {
 
 /// One sitting; returns how it ended and what it said.
 fn sit(folder: &Path, plan: &Plan, stop_after: Option<u64>, strict: bool) -> (Result<Outcome, Error>, Vec<String>) {
+    sit_as(&Host::cpu(None), folder, plan, stop_after, strict)
+}
+
+fn sit_as(
+    host: &Host,
+    folder: &Path,
+    plan: &Plan,
+    stop_after: Option<u64>,
+    strict: bool,
+) -> (Result<Outcome, Error>, Vec<String>) {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
     let mut notes = Vec::new();
-    let sitting = Sitting { plan, run: &run, batches: &batches, stop: &stop, strict, device: &kerple_lm::device() };
+    let sitting = Sitting { plan, run: &run, batches: &batches, stop: &stop, strict, host };
     let outcome = train(&sitting, &mut |event| match event {
         Event::Step(progress) => stop.store(stop_after == Some(progress.step), Ordering::Relaxed),
         Event::Note(note) => notes.push(note),
@@ -236,7 +247,7 @@ fn one_process_trains_in_a_folder() {
     let plan = plan(&encoding("alibi"), config(6));
     let (run, batches, stop) = (RunFolder::new(folder.path()), Counting(plan.clone()), AtomicBool::new(false));
     let sitting =
-        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, device: &kerple_lm::device() };
+        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
     let mut seconds = 0;
     train(&sitting, &mut |event| {
         if let Event::Step(progress) = event {
@@ -293,13 +304,23 @@ fn a_finished_run_is_extended_along_its_schedule() {
 }
 
 #[test]
-fn a_run_remembers_the_program_that_began_it() {
+fn a_run_remembers_the_programs_that_trained_it() {
     let folder = tempfile::tempdir().unwrap();
-    let by = |program: &str| Plan { commit: Some(program.into()), ..plan(&encoding("kerple_log"), config(6)) };
-    for (program, stop) in [("first", Some(2)), ("second", None), ("third", None)] {
-        sit(folder.path(), &by(program), stop, false).0.unwrap();
+    let plan = plan(&encoding("kerple_log"), config(6));
+    // the last has nothing left to do
+    for (program, stop) in [("first", Some(2)), ("second", Some(4)), ("third", None), ("fourth", None)] {
+        let host = Host::cpu(Some(program.to_owned()));
+        sit_as(&host, folder.path(), &plan, stop, false).0.unwrap();
         let plan = RunFolder::new(folder.path()).existing_plan().unwrap();
         assert_eq!(plan.commit.as_deref(), Some("first"), "after the {program}");
+    }
+    let sittings = read_rows::<SittingRow>(&folder.path().join("sittings.jsonl")).unwrap().rows;
+    let began: Vec<_> = sittings.iter().map(|row| (row.maker.commit.as_deref().unwrap(), row.first_step)).collect();
+    assert_eq!(began, [("first", 1), ("second", 3), ("third", 5)]);
+    for SittingRow { maker, micro_batch, began, .. } in &sittings {
+        let here = Host::cpu(maker.commit.clone()).maker;
+        assert_eq!((maker, *micro_batch), (&here, 2));
+        assert!(!here.machine.is_empty() && here.threads > 0 && *began > 1_700_000_000, "{here}");
     }
 }
 
@@ -346,7 +367,7 @@ fn missing_validation_text_is_said_once() {
             batches: &batches,
             stop: &stop,
             strict: false,
-            device: &kerple_lm::device(),
+            host: &Host::cpu(None),
         };
         let mut tell = |event: Event| {
             if let Event::Note(note) = event {

@@ -8,6 +8,7 @@ use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::Source;
 use kerple_lm::evaluate::{AnswersEvaluation, AnswersRequest, Event as Evaluating, missing_answers, served};
+use kerple_lm::host::Host;
 use kerple_lm::learner::{Learner, settings};
 use kerple_lm::model::{Decoder, Transducer};
 use kerple_lm::pass::Pass;
@@ -65,7 +66,7 @@ fn run(config: &RunConfig, folder: &Path, stop_at: u64) -> Outcome {
     let (run, stop) = (RunFolder::new(folder), AtomicBool::new(false));
     let batches = source.batches(&plan).unwrap();
     let sitting =
-        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, device: &kerple_lm::device() };
+        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
     let outcome = train(&sitting, &mut |event| {
         if let Event::Step(progress) = event {
             stop.store(progress.step >= stop_at, Ordering::Relaxed);
@@ -76,9 +77,10 @@ fn run(config: &RunConfig, folder: &Path, stop_at: u64) -> Outcome {
 
 fn evaluate(folder: &Path, request: &AnswersRequest) -> (Vec<EvaluationRow>, usize) {
     let run = RunFolder::new(folder);
-    let trained = run.load_solver(&kerple_lm::device(), true).unwrap();
+    let host = Host::cpu(None);
+    let trained = run.load_solver(&host.device, true).unwrap();
     let source = Source::open(&trained.plan.data).unwrap();
-    let evaluation = AnswersEvaluation::new(&run, &trained, source.task().unwrap(), request).unwrap();
+    let evaluation = AnswersEvaluation::new(&run, &trained, source.task().unwrap(), request, &host.maker).unwrap();
     let (mut rows, mut fresh_ones) = (Vec::new(), 0);
     let finished = evaluation.run(&AtomicBool::new(false), &mut |event| {
         if let Evaluating::Row { row, fresh } = event {

@@ -5,6 +5,7 @@ mod common;
 use common::{Counting, encoding, plan};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::evaluate::TOKENS_AT_ONCE;
+use kerple_lm::host::Host;
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
@@ -33,7 +34,7 @@ fn run(folder: &Path, kind: &str, config: TrainConfig, stop_after: Option<u64>) 
     let stop = AtomicBool::new(false);
     let (run, batches) = (RunFolder::new(folder), Counting(plan.clone()));
     let sitting =
-        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, device: &kerple_lm::device() };
+        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
     train(&sitting, &mut |event| {
         if let Event::Step(progress) = event {
             stop.store(stop_after == Some(progress.step), Ordering::Relaxed);
@@ -46,7 +47,7 @@ fn run(folder: &Path, kind: &str, config: TrainConfig, stop_after: Option<u64>) 
 fn try_train(folder: &Path, plan: &Plan) -> Result<Outcome, Error> {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
     train(
-        &Sitting { plan, run: &run, batches: &batches, stop: &stop, strict: false, device: &kerple_lm::device() },
+        &Sitting { plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) },
         &mut |_| {},
     )
 }

@@ -152,6 +152,7 @@ fn evaluation(
         position_nll: positions,
         segment_nll: None,
         answers: None,
+        made_by: None,
     }
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `plan.json` | object: everything resolved before the run began | once |
 //! | `metrics.jsonl` | [`MetricsRow`] a line | while training |
+//! | `sittings.jsonl` | [`SittingRow`] a line | a line whenever training begins or goes on |
 //! | `evaluation.jsonl` | [`EvaluationRow`] a line | a line per finished (length, protocol, seed) |
 //! | `probes.jsonl` | [`ProbeRow`] a line | a line per finished probe |
 //! | `kernels.json` | array of [`KernelSnapshot`] | replaced as a whole |
@@ -21,15 +22,19 @@ mod check;
 mod journal;
 mod length;
 mod probe;
+mod sitting;
 
 pub use journal::{Journal, Rows, read_json, read_rows, replace_rows, write_dense_json, write_json};
 pub use length::{MOST_TOKENS, check_length};
 pub use probe::{AttentionRow, Found, ProbeRow, Roll, StyleFound, StyleRow};
+pub use sitting::{Maker, SittingRow, sittings_up_to};
 
 /// Name of the file of the resolved plan.
 pub const PLAN_FILE: &str = "plan.json";
 /// Name of the file of [`MetricsRow`]s.
 pub const METRICS_FILE: &str = "metrics.jsonl";
+/// Name of the file of [`SittingRow`]s.
+pub const SITTINGS_FILE: &str = "sittings.jsonl";
 /// Name of the file of [`EvaluationRow`]s.
 pub const EVALUATION_FILE: &str = "evaluation.jsonl";
 /// Name of the file of [`ProbeRow`]s.
@@ -126,6 +131,9 @@ pub struct EvaluationRow {
     /// How many answers were right, where the run learned a task instead of a text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answers: Option<Answers>,
+    /// What evaluated it. Absent in rows of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<Maker>,
 }
 
 /// Right answers of a task.

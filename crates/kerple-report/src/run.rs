@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::conditions::{Conditions, Differences};
 use crate::error::{Error, Result};
-use crate::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, read_json, read_rows};
+use crate::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, SittingRow, read_json, read_rows};
 
 /// One run folder.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub struct Run {
     pub plan: Value,
     /// Logged steps in order; those that a resume from an earlier checkpoint made again appear once.
     pub metrics: Vec<MetricsRow>,
+    /// Sittings it was trained in, in the order in which they began; none where it was trained before they were recorded.
+    pub sittings: Vec<SittingRow>,
     /// Evaluations; one that was repeated for the same checkpoint appears once, the last.
     pub evaluations: Vec<EvaluationRow>,
     /// Kernels over training, by step.
@@ -44,6 +46,7 @@ impl Run {
         let plan = read_plan(&folder.join(record::PLAN_FILE))?;
         let mut notes = Vec::new();
         let metrics = read_optional_rows(&folder.join(record::METRICS_FILE), &mut notes)?;
+        let sittings = read_optional_rows(&folder.join(record::SITTINGS_FILE), &mut notes)?;
         let evaluations = read_optional_rows(&folder.join(record::EVALUATION_FILE), &mut notes)?;
         let probes = read_optional_rows(&folder.join(record::PROBES_FILE), &mut notes)?;
         let kernels = Error::unless_absent(read_json(&folder.join(record::KERNELS_FILE)))?;
@@ -55,6 +58,7 @@ impl Run {
             conditions: Conditions::of_plan(&plan),
             plan,
             metrics: without_repeated_steps(metrics),
+            sittings,
             evaluations: without_repeated_evaluations(evaluations),
             kernels,
             probes,
@@ -426,6 +430,7 @@ mod tests {
             position_nll: None,
             segment_nll: None,
             answers: None,
+            made_by: None,
         };
         let kept = without_repeated_evaluations(vec![evaluation(64, 2.0), evaluation(128, 2.5), evaluation(64, 2.1)]);
         assert_eq!(kept, [evaluation(128, 2.5), evaluation(64, 2.1)]);

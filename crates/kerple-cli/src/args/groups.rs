@@ -1,10 +1,10 @@
 //! Options that several commands share, and the numbers and names that options take.
 
-use burn::tensor::Device;
 use clap::{Args, ValueEnum};
 use kerple::cpu::InstructionSet;
 use kerple::encoding::scaling::Scaling;
 use kerple_lm::evaluate::{self, Amount, Request};
+use kerple_lm::host::Host;
 use kerple_lm::job::Shard;
 use std::path::PathBuf;
 
@@ -87,10 +87,10 @@ fn device_name(text: &str) -> Result<DeviceName, String> {
 }
 
 impl Hardware {
-    /// The device.
-    pub fn device(&self) -> Device {
+    /// The device in this machine, and this program.
+    pub fn host(&self) -> Host {
         match self.device {
-            DeviceName::Cpu => kerple_lm::device(),
+            DeviceName::Cpu => Host::cpu(Some(env!("KERPLE_COMMIT").to_owned())),
         }
     }
 }

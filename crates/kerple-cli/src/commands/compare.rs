@@ -37,8 +37,7 @@ pub fn run(args: &Compare) -> Outcome {
         request,
         rope_scalings: args.rope_scaling.clone(),
         out: args.out.clone(),
-        commit: super::commit(),
-        device: args.hardware.device(),
+        host: args.hardware.host(),
         config,
     };
     if let Some(array) = args.sharing.slurm {

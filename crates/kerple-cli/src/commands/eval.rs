@@ -20,7 +20,8 @@ pub fn run(args: &Eval) -> Outcome {
     if run.existing_plan()?.data.task.is_some() {
         return run_task(args, &run);
     }
-    let Trained { plan, state, mut model, notes } = run.load(&args.hardware.device(), args.strict)?;
+    let host = args.hardware.host();
+    let Trained { plan, state, mut model, notes } = run.load(&host.device, args.strict)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let request = args.evaluation.request(plan.train_len, plan.seed, false)?;
     change(&mut model.encoding, args)?;
@@ -28,7 +29,7 @@ pub fn run(args: &Eval) -> Outcome {
     source.check_tokenizer(&plan.facts)?;
     let split = split(args);
     let text = source.text(split)?;
-    let evaluation = Evaluation::new(&run, (&plan, state.step, &model), &text, &request)?;
+    let evaluation = Evaluation::new(&run, (&plan, state.step, &model), &text, &request, &host.maker)?;
     let extent = evaluation.extent();
     remarkln!("{}: {}", request.protocol, request.protocol.meaning());
     remarkln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name());
@@ -114,13 +115,14 @@ fn show(
 
 /// The same for a run of a task: right answers by length.
 fn run_task(args: &Eval, run: &RunFolder) -> Outcome {
-    let mut trained = run.load_solver(&args.hardware.device(), args.strict)?;
+    let host = args.hardware.host();
+    let mut trained = run.load_solver(&host.device, args.strict)?;
     trained.notes.iter().for_each(|note| remarkln!("note: {note}"));
     change(trained.model.encoding_mut(), args)?;
     let source = open(args, run, &trained.plan)?;
     let Some(task) = source.task() else { unreachable!("the plan has a task") };
     let request = args.evaluation.request(trained.plan.train_len, trained.plan.seed, true)?.answers(split(args));
-    let evaluation = AnswersEvaluation::new(run, &trained, task, &request)?;
+    let evaluation = AnswersEvaluation::new(run, &trained, task, &request, &host.maker)?;
     let facts = task.facts();
     let longest = request.lengths.iter().copied().max().unwrap_or(0);
     remark_on_horizon(trained.model.encoding(), trained.plan.sequence_of(longest));

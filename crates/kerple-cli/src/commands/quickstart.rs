@@ -7,13 +7,13 @@ use crate::args::{Quickstart, default_lengths};
 use crate::failure::{Failure, Outcome};
 use crate::output::remarkln;
 use crate::progress::{Line, duration};
-use burn::tensor::Device;
 use kerple::encoding::{Encoding, Method};
 use kerple_data::{PrepareOptions, Sources};
 use kerple_lm::compare::Comparison;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::corpus::Source;
 use kerple_lm::evaluate::{Amount, Protocol, Request};
+use kerple_lm::host::Host;
 use kerple_lm::job::Shard;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
@@ -45,7 +45,7 @@ pub fn run(args: &Quickstart) -> Outcome {
             "give a number above 0, e.g. --minutes 10",
         ));
     }
-    let (clock, stop, device) = (Instant::now(), stop_flag(), args.hardware.device());
+    let (clock, stop, host) = (Instant::now(), stop_flag(), args.hardware.host());
     let data = args.out.join("data");
     let mut job = Job::of(args)?;
     if kerple_data::is_prepared(&data) {
@@ -68,7 +68,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         Some(steps) => steps,
         None => {
             let left = args.minutes * 60.0 - clock.elapsed().as_secs_f64();
-            let steps = affordable_steps(&config, &args.out, left, &stop, &device)?;
+            let steps = affordable_steps(&config, &args.out, left, &stop, &host)?;
             job.steps = Some(steps);
             job.record(&args.out)?;
             steps
@@ -93,8 +93,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         },
         rope_scalings: Vec::new(),
         out: args.out.clone(),
-        commit: super::commit(),
-        device,
+        host,
     };
     run_comparison(&comparison, Shard::WHOLE, &stop, false)?;
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, false)?;
@@ -205,7 +204,7 @@ fn affordable_steps(
     out: &Path,
     seconds: f64,
     stop: &AtomicBool,
-    device: &Device,
+    host: &Host,
 ) -> Result<u64, Failure> {
     const TRIAL: u64 = 24;
     let folder = out.join(".trial");
@@ -220,7 +219,7 @@ fn affordable_steps(
     let mut before = Instant::now();
     let mut line = Line::new();
     let (run, batches) = (RunFolder::new(&folder), source.batches(&plan)?);
-    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop, strict: false, device };
+    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop, strict: false, host };
     let outcome = train::train(&sitting, &mut |event| {
         if let train::Event::Step(step) = event {
             times.push(before.elapsed().as_secs_f64());

@@ -4,6 +4,8 @@ use super::print_json;
 use crate::args::Report;
 use crate::failure::Outcome;
 use crate::output::resultln;
+use kerple_lm::host::Host;
+use kerple_report::record::Maker;
 use kerple_report::{Options, find_runs, table_text, write};
 use std::path::{Path, PathBuf};
 
@@ -31,11 +33,8 @@ pub fn program() -> String {
     concat!("kerple ", env!("CARGO_PKG_VERSION"), ", commit ", env!("KERPLE_COMMIT")).to_owned()
 }
 
-/// Processor and threads, as the operating system names them.
+/// The processor of this machine, what is used of it, and how.
 pub fn machine() -> String {
-    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    let name = name.map_or(std::env::consts::ARCH, |(_, name)| name.trim());
-    let threads = rayon::current_num_threads();
-    format!("{name}, {threads} threads, {}", kerple::cpu::InstructionSet::current().name())
+    let Maker { machine, threads, instructions, .. } = Host::cpu(None).maker;
+    format!("{machine}, {threads} threads, {instructions}")
 }

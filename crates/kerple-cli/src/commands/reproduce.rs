@@ -21,8 +21,7 @@ pub fn run(args: &Reproduce) -> Outcome {
         data: args.data.clone(),
         out: args.out.clone(),
         only: args.only.clone(),
-        commit: super::commit(),
-        device: args.hardware.device(),
+        host: args.hardware.host(),
     })?;
     if let Some(folder) = &args.export {
         let runs = export(&args.out, folder)?;

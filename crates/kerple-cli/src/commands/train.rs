@@ -15,7 +15,7 @@ use kerple_lm::train::{self, Event, Sitting};
 pub fn run(args: &Train) -> Outcome {
     let config = RunConfig::read(&args.file.config, &args.file.set)?;
     let source = Source::open(&config.data)?;
-    let plan = Plan { commit: super::commit(), ..Plan::new(&config, source.facts())? };
+    let plan = Plan::new(&config, source.facts())?;
     remarkln!(
         "{}: {} parameters, {} steps of {} x {} tokens, plan {}",
         plan.label,
@@ -28,9 +28,8 @@ pub fn run(args: &Train) -> Outcome {
     remarkln!("{}", plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch)));
     let (stop, mut line) = (stop_flag(), Line::new());
     let (run, batches) = (RunFolder::new(&args.out), source.batches(&plan)?);
-    let device = args.hardware.device();
-    let sitting =
-        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, device: &device };
+    let host = args.hardware.host();
+    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, host: &host };
     let outcome = train::train(&sitting, &mut |event| match event {
         Event::Note(note) => line.done(&format!("note: {note}")),
         Event::Step(step) => line.show(|| step_line(&plan.label, step)),

@@ -12,7 +12,7 @@ use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
 use kerple_data::Split;
 use kerple_data::tasks::Facts;
-use kerple_report::record::{ANSWERS, Answers, EvaluationRow, ScoredText};
+use kerple_report::record::{ANSWERS, Answers, EvaluationRow, Maker, ScoredText};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -83,6 +83,7 @@ pub struct AnswersEvaluation<'a> {
     facts: Facts,
     checksum: String,
     request: &'a AnswersRequest,
+    maker: &'a Maker,
     rows: Rows,
 }
 
@@ -128,6 +129,7 @@ impl<'a> AnswersEvaluation<'a> {
         trained: &'a Trained<Solver>,
         source: &'a TaskSource,
         request: &'a AnswersRequest,
+        maker: &'a Maker,
     ) -> Result<AnswersEvaluation<'a>> {
         let Trained { plan, state, model, .. } = trained;
         let facts = source.facts();
@@ -155,7 +157,7 @@ impl<'a> AnswersEvaluation<'a> {
         let longest = served.iter().map(|length| plan.sequence_of(*length)).max().unwrap_or(0);
         plan.check_evaluation_memory(longest, Limit::here().as_ref())?;
         let (rows, checksum) = (Rows::of(run)?, source.checksum());
-        Ok(AnswersEvaluation { plan, step: state.step, solver: model, source, facts, checksum, request, rows })
+        Ok(AnswersEvaluation { plan, step: state.step, solver: model, source, facts, checksum, request, maker, rows })
     }
 
     /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
@@ -197,7 +199,7 @@ impl<'a> AnswersEvaluation<'a> {
             chance: self.facts.chance,
             by_depth: found.by_depth(),
         };
-        let row = self.key(length).row(self.plan, self.solver.encoding().encoding(), mean, seconds);
+        let row = self.key(length).row(self.plan, self.solver.encoding().encoding(), mean, (seconds, self.maker));
         EvaluationRow { answers: Some(answers), ..row }
     }
 }

@@ -16,7 +16,7 @@ use super::Protocol;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use kerple::encoding::Encoding;
-use kerple_report::record::{EvaluationRow, ScoredText};
+use kerple_report::record::{EvaluationRow, Maker, ScoredText};
 
 /// A stretch of text to run the model on: inputs `start..start + len`, each scored on the token after it, from
 /// `score_from` on.
@@ -244,7 +244,7 @@ impl EvaluationKey {
         plan: &Plan,
         encoding: &Encoding,
         (nll, tokens): (f64, u64),
-        seconds: f64,
+        (seconds, maker): (f64, &Maker),
     ) -> EvaluationRow {
         let EvaluationKey { text, split, protocol, window, rope_scaling, length, step } = self;
         EvaluationRow {
@@ -268,6 +268,7 @@ impl EvaluationKey {
             position_nll: None,
             segment_nll: None,
             answers: None,
+            made_by: Some(maker.clone()),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::run::RunFolder;
 use kerple_report::paper::{MANIFEST_FILE, Manifest, TIMING_FILE};
 use kerple_report::record::{
-    self, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, MetricsRow, PLAN_FILE, PROBES_FILE, SCORES_FILE,
+    self, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, MetricsRow, PLAN_FILE, PROBES_FILE, SCORES_FILE, SITTINGS_FILE,
 };
 use std::path::{Path, PathBuf};
 
@@ -46,7 +46,7 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
         if present(&log)? {
             record::replace_rows(&folder.join(&run.folder).join(METRICS_FILE), &thinned(&log)?)?;
         }
-        for name in [EVALUATION_FILE, KERNELS_FILE, PROBES_FILE, SCORES_FILE] {
+        for name in [SITTINGS_FILE, EVALUATION_FILE, KERNELS_FILE, PROBES_FILE, SCORES_FILE] {
             if present(&from.join(name))? {
                 copy(&from.join(name), &folder.join(&run.folder).join(name))?;
             }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::config::Readout;
 use crate::evaluate;
+use crate::host::Host;
 use crate::plan::DataFacts;
 use crate::tasks;
 use kerple_burn::plan::{FeatureKind, InitKind};
@@ -188,15 +189,7 @@ fn spe_models_begin_and_train_as_released() {
 fn what_is_not_there_is_named() {
     let request = |paper, scale, only: &[&str]| {
         let only = only.iter().map(|item| (*item).to_owned()).collect();
-        Reproduction::new(Request {
-            paper,
-            scale,
-            data: None,
-            out: "nowhere".into(),
-            only,
-            commit: None,
-            device: crate::device(),
-        })
+        Reproduction::new(Request { paper, scale, data: None, out: "nowhere".into(), only, host: Host::cpu(None) })
     };
     for (paper, scale, only, message, hint) in [
         ("rope", "small", &[][..], "`rope`", "kerple"),

@@ -52,8 +52,8 @@ impl Reproduction {
                 }
                 let batches = source.batches(plan)?;
                 row.seconds.push(match timing.forward {
-                    true => forward(plan, &batches, &self.device)?,
-                    false => step(plan, &batches, &self.device)?,
+                    true => forward(plan, &batches, &self.host.device)?,
+                    false => step(plan, &batches, &self.host.device)?,
                 });
             }
             tell(round + 1, timing.rounds);

@@ -38,9 +38,8 @@ impl Holder {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "this machine" } else { host.trim() };
         let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let command = words.collect::<Vec<_>>().join(" ");
-        Holder { pid: std::process::id(), host: host.to_owned(), command, since }
+        Holder { pid: std::process::id(), host: host.to_owned(), command, since: seconds_since_1970() }
     }
 }
 
@@ -49,6 +48,11 @@ impl std::fmt::Display for Holder {
         let Holder { pid, host, command, since } = self;
         write!(f, "process {pid} on {host} since {}, `{command}`", utc(*since))
     }
+}
+
+/// What the clock says.
+pub fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// `2026-01-31 23:59:59 UTC`, by the days of the proleptic Gregorian calendar in eras of 400 years that begin in March.

@@ -5,7 +5,7 @@ use super::{Place, RunFolder};
 use crate::checkpoint;
 use crate::error::Error;
 use crate::plan::Plan;
-use kerple_report::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot};
+use kerple_report::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -65,6 +65,7 @@ impl RunFolder {
         };
         let plan = known.as_ref();
         count_in(record::METRICS_FILE, "rows", &|path| metrics(path, plan));
+        count_in(record::SITTINGS_FILE, "rows", &sittings);
         count_in(record::EVALUATION_FILE, "rows", &|path| evaluations(path, plan));
         count_in(record::PROBES_FILE, "rows", &rows::<ProbeRow>);
         count_in(record::KERNELS_FILE, "snapshots", &snapshots::<KernelSnapshot>);
@@ -133,6 +134,18 @@ fn metrics(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
             format!("step {} follows step {}", pair[1].step, pair[0].step),
             "two processes have written it, or it was changed by hand; the weights are checked apart from it",
         )),
+    }
+}
+
+/// Sittings that could have been.
+fn sittings(path: &Path) -> crate::Result<usize> {
+    let rows = record::read_rows::<SittingRow>(path)?.rows;
+    match rows.iter().position(|row| row.first_step == 0 || row.micro_batch == 0) {
+        None => Ok(rows.len()),
+        Some(at) => {
+            let message = format!("row {} says update 0, or 0 sequences at once; both are counted from 1", at + 1);
+            Err(Error::damaged(path, message, "it was changed by hand; the weights are checked apart from it"))
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is measured of a trained run beside its losses.
 
-use super::ScoredText;
+use super::{Maker, ScoredText};
 use crate::number;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,9 @@ pub struct ProbeRow {
     pub asked: serde_json::Value,
     /// The answer.
     pub found: Found,
+    /// What measured it. Absent in rows of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<Maker>,
 }
 
 /// An answer.

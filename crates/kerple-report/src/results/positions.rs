@@ -134,6 +134,7 @@ mod tests {
             position_nll: Some(losses.to_vec()),
             segment_nll: None,
             answers: None,
+            made_by: None,
         }
     }
 

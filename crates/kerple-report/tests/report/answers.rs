@@ -37,6 +37,7 @@ fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths
             seconds: 0.5,
             position_nll: None,
             segment_nll: None,
+            made_by: None,
             answers: Some(Answers {
                 task: "passkey".to_owned(),
                 accuracy,

@@ -79,6 +79,7 @@ pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evalu
         position_nll: Some(vec![perplexity.ln(); length as usize]),
         segment_nll: None,
         answers: None,
+        made_by: None,
     }
 }
 

@@ -46,7 +46,7 @@ impl Subject {
         if let Some(encoding) = encoding {
             config.encoding = encoding.clone();
         }
-        Ok(Subject { config, vocab: args.vocab.unwrap_or(256), device: args.hardware.device() })
+        Ok(Subject { config, vocab: args.vocab.unwrap_or(256), device: args.hardware.host().device })
     }
 
     /// What a row says of the bias: `usual` for KERPLE-log's.

@@ -1,0 +1,36 @@
+//! What work is done on: the device, and what rows say of program and machine. An argument everywhere, and no part of a plan.
+
+use burn::tensor::Device;
+use kerple::cpu::InstructionSet;
+use kerple_report::record::Maker;
+
+/// A device in a machine, and the program that works there.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Where models are.
+    pub device: Device,
+    /// What rows say of it.
+    pub maker: Maker,
+}
+
+impl Host {
+    /// The processor, for a program built from this commit.
+    pub fn cpu(commit: Option<String>) -> Host {
+        let maker = Maker {
+            commit,
+            machine: processor(),
+            instructions: InstructionSet::current().name().to_owned(),
+            threads: rayon::current_num_threads() as u64,
+            device: "cpu".to_owned(),
+            precision: "f32".to_owned(),
+        };
+        Host { device: crate::device(), maker }
+    }
+}
+
+/// The processor, as the operating system names it.
+fn processor() -> String {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or(std::env::consts::ARCH, |(_, name)| name.trim()).to_owned()
+}
