@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::learner::{Learner, Part};
+use crate::plan::Plan;
 use crate::task::Task;
 use burn::module::Module;
 use kerple_burn::parameters::{self, Describe, Named};
@@ -22,7 +23,7 @@ pub struct State {
     pub step: u64,
     /// Training seconds so far, over all sittings.
     pub seconds: f64,
-    /// What decides the updates: [`Plan::course`](crate::plan::Plan::course).
+    /// What decides the updates: [`Plan::course`].
     pub plan: String,
     /// SHA-256 of the weights file.
     pub model_sha256: String,
@@ -207,16 +208,17 @@ fn fill(loaded: &Loaded, tensors: &SafeTensors, name: &str, values: &mut [f32]) 
     Ok(())
 }
 
-/// Reads the state of a checkpoint and refuses one of another course.
+/// Reads the state of a checkpoint and refuses one that does not follow a plan.
 ///
 /// # Errors
 /// A damaged file, one of another step than its folder says, or of another course.
-pub fn state(checkpoint: &Path, course: &str) -> Result<State> {
+pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
     let state = read_state(checkpoint)?;
-    if state.plan == course {
-        return Ok(state);
+    let course = plan.course();
+    if plan.follows(&state.plan) {
+        return Ok(State { plan: course, ..state });
     }
-    let message = format!("the checkpoint follows plan {}, the run asks for {}", short(&state.plan), short(course));
+    let message = format!("the checkpoint follows plan {}, the run asks for {}", short(&state.plan), short(&course));
     let hint = "use another --out folder, or the run file this folder was started with";
     Err(Error::refused(format!("{}: {message}", checkpoint.join(STATE).display()), hint))
 }
@@ -240,13 +242,13 @@ fn short(hash: &str) -> String {
     hash.chars().take(12).collect()
 }
 
-/// Compares all checksums of a checkpoint with its files, and its course with this one.
+/// Compares all checksums of a checkpoint with its files, and its course with a plan's.
 ///
 /// # Errors
 /// What is damaged, or of another course.
-pub fn verify(checkpoint: &Path, course: Option<&str>) -> Result<()> {
-    let state = match course {
-        Some(course) => state(checkpoint, course)?,
+pub fn verify(checkpoint: &Path, plan: Option<&Plan>) -> Result<()> {
+    let state = match plan {
+        Some(plan) => state(checkpoint, plan)?,
         None => read_state(checkpoint)?,
     };
     for (file, sha256) in [(MODEL, &state.model_sha256), (MOMENTS, &state.optimizer_sha256)] {

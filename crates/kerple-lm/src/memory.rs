@@ -136,7 +136,7 @@ impl Plan {
             let fits = |rows: &usize| self.training_memory(*rows).total() <= limit.bytes;
             let divides = |rows: &usize| self.train.batch.is_multiple_of(*rows);
             match (1..micro_batch).rev().filter(divides).find(fits) {
-                Some(rows) => format!("--set train.micro_batch={rows} fits, and trains the same"),
+                Some(rows) => format!("--set train.micro_batch={rows} fits, and trains the same up to rounding; a run that was begun goes on"),
                 None => "make the model smaller, or lower train.train_len".to_owned(),
             }
         })

@@ -6,7 +6,7 @@ use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::{self, LayerKind};
 use crate::schedule::Schedule;
-use check::{check, check_block, check_layers, check_piece, check_readout, check_task, check_train};
+use check::{MOST_BATCH, check, check_block, check_layers, check_piece, check_readout, check_task, check_train};
 use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
@@ -130,7 +130,8 @@ pub struct Plan {
     pub steps: u64,
     /// Trained values, those of the encoding included.
     pub parameters: usize,
-    /// SHA-256 of all of the above but the place of the data and how often things are saved and logged.
+    /// SHA-256 of all of the above but the place of the data, how often things are saved and logged, and `micro_batch`, which
+    /// changes results by rounding alone.
     pub hash: String,
     /// The program that began the run, where it knows; no part of the hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -240,9 +241,11 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Whether nothing that the hash covers was changed since the plan was made.
-    pub fn is_genuine(&self) -> bool {
-        self.hash == self.digest()
+    /// The plan as it was read, its hash as this version makes it; `None` where what the hash covers was changed since the plan
+    /// was made.
+    pub fn genuine(self) -> Option<Plan> {
+        let hash = self.digest();
+        (self.hash == hash || self.hash == digest(&self.canonical_before())).then_some(Plan { hash, ..self })
     }
 
     /// Sizes the encoding needs.
@@ -284,11 +287,28 @@ impl Plan {
     /// course can be gone on with: that is how a finished run is extended. GPT-NeoX's data order depends on the number of
     /// updates, so there it belongs to the course.
     pub fn course(&self) -> String {
-        let mut course = self.clone();
-        if course.data.packing != PackingConfig::Megatron {
-            (course.steps, course.train.steps) = (0, 0);
+        self.without_end().digest()
+    }
+
+    /// Whether a checkpoint's course is that of this plan, as this version writes it or as earlier ones did, which took it for
+    /// another one with every other `micro_batch`.
+    pub fn follows(&self, course: &str) -> bool {
+        let plan = self.without_end();
+        let with = |micro_batch: usize| {
+            let train = TrainConfig { micro_batch: Some(micro_batch), ..plan.train.clone() };
+            digest(&Plan { train, ..plan.clone() }.canonical_before())
+        };
+        let mut parts = (1..=plan.train.batch.min(MOST_BATCH)).filter(|rows| plan.train.batch.is_multiple_of(*rows));
+        course == plan.digest() || parts.any(|rows| with(rows) == course)
+    }
+
+    /// The plan of all runs with this course.
+    fn without_end(&self) -> Plan {
+        let mut plan = self.clone();
+        if plan.data.packing != PackingConfig::Megatron {
+            (plan.steps, plan.train.steps) = (0, 0);
         }
-        course.digest()
+        plan
     }
 
     /// Whether a run that was started with this plan may go on with `next` after `done` updates.
@@ -316,9 +336,9 @@ impl Plan {
 
     fn refuse_other(&self, next: &Plan) -> Error {
         let (mut old, mut new) = (Vec::new(), Vec::new());
-        flatten("", &serde_json::to_value(self).expect("a plan is plain data"), &mut old);
-        flatten("", &serde_json::to_value(next).expect("a plan is plain data"), &mut new);
-        let derived = ["label", "hash", "parameters", "steps", "train_len", "data.path"];
+        flatten("", &serde_json::to_value(self.canonical()).expect("a plan is plain data"), &mut old);
+        flatten("", &serde_json::to_value(next.canonical()).expect("a plan is plain data"), &mut new);
+        let derived = ["label", "parameters", "steps", "train_len"];
         let changed: Vec<(String, String)> = new
             .into_iter()
             .filter(|pair| !old.contains(pair) && !derived.contains(&pair.0.as_str()))
@@ -343,6 +363,19 @@ impl Plan {
     }
 
     fn digest(&self) -> String {
+        digest(&self.canonical())
+    }
+
+    /// The plan of all runs with this hash. Its `micro_batch` is the whole batch: what a plan has that does not name one, so
+    /// that those keep the hash which they had when it counted.
+    fn canonical(&self) -> Plan {
+        let mut canonical = self.canonical_before();
+        canonical.train.micro_batch = Some(canonical.train.batch);
+        canonical
+    }
+
+    /// The same as it was when `micro_batch` counted.
+    fn canonical_before(&self) -> Plan {
         let mut canonical = self.clone();
         canonical.data.path = std::path::PathBuf::new();
         canonical.hash = String::new();
@@ -356,9 +389,13 @@ impl Plan {
             keep: defaults.keep,
             ..canonical.train
         };
-        let text = serde_json::to_string(&canonical).expect("a plan is plain data");
-        kerple_data::fingerprint(text.as_bytes())
+        canonical
     }
+}
+
+fn digest(canonical: &Plan) -> String {
+    let text = serde_json::to_string(canonical).expect("a plan is plain data");
+    kerple_data::fingerprint(text.as_bytes())
 }
 
 /// Every value of a tree with its path.

@@ -87,10 +87,8 @@ impl RunFolder {
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
         let hint = "the file was changed by hand, or written by another version";
         let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
-        match plan.is_genuine() {
-            true => Ok(Some(plan)),
-            false => Err(Error::damaged(&path, "the hash does not match the settings", hint)),
-        }
+        let genuine = plan.genuine().ok_or_else(|| Error::damaged(&path, "the hash does not match the settings", hint))?;
+        Ok(Some(genuine))
     }
 
     /// The saved plan of a folder that must hold a run.
@@ -156,9 +154,8 @@ impl RunFolder {
     }
 
     fn load_as<M: Planned>(&self, plan: Plan, device: &Device, strict: bool) -> Result<Trained<M>> {
-        let course = plan.course();
         let found = checkpoint::newest(&self.path, strict, |path| {
-            let state = checkpoint::state(path, &course)?;
+            let state = checkpoint::state(path, &plan)?;
             let model = checkpoint::load_model(path, &state, M::of(&plan, device))?;
             Ok((state, model))
         })?;

@@ -190,9 +190,8 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         let Sitting { plan, run, batches, strict, host, .. } = *sitting;
         plan.check_training_memory(Limit::here().as_ref())?;
         let lock = run.lock()?;
-        let course = plan.course();
         let found = checkpoint::newest(run.path(), strict, |path| {
-            let state = checkpoint::state(path, &course)?;
+            let state = checkpoint::state(path, plan)?;
             let mut learner = fresh(plan, task, &host.device);
             checkpoint::restore(path, &state, &mut learner)?;
             Ok((learner, state))
@@ -208,7 +207,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
                 notes.into_iter().for_each(|note| tell(Event::Note(note)));
                 (learner, state, Some(path))
             }
-            None => (fresh(plan, task, &host.device), State::start(course), None),
+            None => (fresh(plan, task, &host.device), State::start(plan.course()), None),
         };
         if let Some(note) = validation_note(plan, batches.validation_rows()) {
             tell(Event::Note(note));

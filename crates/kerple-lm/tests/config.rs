@@ -1,8 +1,11 @@
 //! Run files: every shipped one plans, every key counts, every mistake is named.
 
+use kerple_data::fingerprint;
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
 use kerple_lm::memory::Limit;
 use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::run::RunFolder;
+use std::path::{Path, PathBuf};
 
 fn facts() -> DataFacts {
     DataFacts { vocab_size: 256, tokenizer: "byte".to_owned(), train_tokens: 1 << 30, content: "text".to_owned() }
@@ -90,7 +93,6 @@ fn every_key_changes_the_plan() {
         "train.cycle=7",
         "train.train_len=64",
         "train.batch=16",
-        "train.micro_batch=8",
         "train.steps=100",
         "train.schedule_steps=100",
         "train.learning_rate=0.5",
@@ -106,9 +108,10 @@ fn every_key_changes_the_plan() {
         let changed = plan(&[key]).unwrap_or_else(|error| panic!("{key}: {error}"));
         assert_ne!(changed.hash, plain.hash, "{key}");
     }
-    // where the data lies and how often things are saved does not make another run
+    // where the data lies, how often things are saved and how many sequences are in memory does not make another run
     for key in [
         "data.path=elsewhere",
+        "train.micro_batch=8",
         "train.log_every=7",
         "train.valid_every=7",
         "train.valid_segments=7",
@@ -118,6 +121,51 @@ fn every_key_changes_the_plan() {
         let changed = plan(&[key]).unwrap();
         assert_eq!(changed.hash, plain.hash, "{key}");
         assert_ne!(changed, plain, "{key}");
+    }
+}
+
+/// What earlier versions hashed of a plan: `micro_batch` too.
+fn hash_before(plan: &Plan) -> String {
+    let defaults = TrainConfig::default();
+    let mut plan = Plan { hash: String::new(), commit: None, ..plan.clone() };
+    plan.data.path = PathBuf::new();
+    plan.train.log_every = defaults.log_every;
+    plan.train.valid_every = defaults.valid_every;
+    plan.train.valid_segments = defaults.valid_segments;
+    plan.train.checkpoint_every = defaults.checkpoint_every;
+    plan.train.keep = defaults.keep;
+    fingerprint(serde_json::to_string(&plan).unwrap().as_bytes())
+}
+
+#[test]
+fn plans_of_earlier_versions_are_genuine() {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results");
+    let (mut folders, mut found) = (vec![results], 0);
+    while let Some(folder) = folders.pop() {
+        if let Some(plan) = RunFolder::new(&folder).plan().unwrap() {
+            let text = std::fs::read_to_string(folder.join("plan.json")).unwrap();
+            assert!(plan.hash == hash_before(&plan) && text.contains(&plan.hash), "{}", folder.display());
+            found += 1;
+            continue;
+        }
+        let entries = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        folders.extend(entries.filter(|path| path.is_dir()));
+    }
+    assert!(found >= 500, "{found} plans");
+    // those that named a micro-batch had another hash
+    let plan = plan(&["train.batch=8", "train.micro_batch=2"]).unwrap();
+    let before = Plan { hash: hash_before(&plan), ..plan.clone() };
+    assert_ne!(before.hash, plan.hash);
+    assert_eq!(before.clone().genuine().as_ref(), Some(&plan));
+    let mut course = before.clone();
+    (course.steps, course.train.steps) = (0, 0);
+    let course = hash_before(&course);
+    assert_ne!(course, plan.course());
+    let four = Plan { train: TrainConfig { micro_batch: Some(4), ..plan.train.clone() }, ..plan.clone() };
+    assert!(plan.follows(&course) && four.follows(&course), "it may go on with any other");
+    for change in [TrainConfig { clip: 0.5, ..plan.train.clone() }, TrainConfig { batch: 16, ..plan.train.clone() }] {
+        let other = Plan { train: change, ..before.clone() };
+        assert!(!other.follows(&course) && other.genuine().is_none());
     }
 }
 
@@ -220,10 +268,10 @@ fn a_default_block_leaves_plans_and_hashes_as_they_were() {
     let text = serde_json::to_string(&plain).unwrap();
     assert!(!text.contains("block"), "{text}");
     let read: Plan = serde_json::from_str(&text).unwrap();
-    assert!(read == plain && read.is_genuine());
+    assert!(read == plain && read.clone().genuine() == Some(read));
     let changed = plan(&["model.block.gated=true"]).unwrap();
     let read: Plan = serde_json::from_str(&serde_json::to_string(&changed).unwrap()).unwrap();
-    assert!(read == changed && read.is_genuine() && read.model.block.gated);
+    assert!(read == changed && read.model.block.gated && read.clone().genuine() == Some(read));
 }
 
 #[test]

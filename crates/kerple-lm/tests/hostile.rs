@@ -167,7 +167,7 @@ impl Finished {
         let report =
             find_runs(&[self.path()]).and_then(|runs| write(&runs, &self.path().join("page"), &Options::default()));
         let loaded = run.load(&kerple_lm::device(), false).map(|_| ());
-        let state = checkpoint::state(&self.checkpoint, &self.plan.course())?;
+        let state = checkpoint::state(&self.checkpoint, &self.plan)?;
         let model = Decoder::new(&self.plan, &kerple_lm::device().autodiff());
         let mut learner = Learner::new(model, LanguageModel::default(), learner::settings(&self.plan));
         checkpoint::restore(&self.checkpoint, &state, &mut learner)?;

@@ -4,13 +4,15 @@ mod common;
 
 use common::{Counting, encoding, plan};
 use kerple::encoding::{Encoding, Scope};
+use kerple_data::fingerprint;
+use kerple_lm::checkpoint::State;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::host::Host;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::train::{Event, Outcome, Sitting, train};
 use kerple_lm::{Error, checkpoint};
-use kerple_report::record::{KernelSnapshot, MetricsRow, SittingRow, read_json, read_rows};
+use kerple_report::record::{KernelSnapshot, MetricsRow, SittingRow, read_json, read_rows, write_json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -322,6 +324,35 @@ fn a_run_remembers_the_programs_that_trained_it() {
         assert_eq!((maker, *micro_batch), (&here, 2));
         assert!(!here.machine.is_empty() && here.threads > 0 && *began > 1_700_000_000, "{here}");
     }
+}
+
+#[test]
+fn a_run_goes_on_with_fewer_sequences_at_once_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |micro_batch| plan(&encoding("alibi"), TrainConfig { micro_batch: Some(micro_batch), ..config(9) });
+    sit(folder.path(), &with(4), Some(4), false).0.unwrap();
+    sit(folder.path(), &with(2), Some(7), false).0.unwrap();
+    // a checkpoint of a version that took the micro-batch for part of the course
+    let state = place(folder.path(), 7).join("state.json");
+    let mut seven: State = read_json(&state).unwrap();
+    let mut before = with(2);
+    (before.hash, before.steps, before.train.steps, before.data.path) = (String::new(), 0, 0, PathBuf::new());
+    let TrainConfig { log_every, valid_every, valid_segments, checkpoint_every, keep, .. } = TrainConfig::default();
+    before.train =
+        TrainConfig { log_every, valid_every, valid_segments, checkpoint_every, keep, ..before.train.clone() };
+    seven.plan = fingerprint(serde_json::to_string(&before).unwrap().as_bytes());
+    seven.sha256 = String::new();
+    seven.sha256 = fingerprint(&serde_json::to_vec(&seven).unwrap());
+    write_json(&state, &seven).unwrap();
+    assert!(sit(folder.path(), &with(1), None, true).0.unwrap().finished);
+    let sittings = read_rows::<SittingRow>(&folder.path().join("sittings.jsonl")).unwrap().rows;
+    let said: Vec<_> = sittings.iter().map(|row| (row.first_step, row.micro_batch)).collect();
+    assert_eq!(said, [(1, 4), (5, 2), (8, 1)]);
+    let last: State = read_json(&place(folder.path(), 9).join("state.json")).unwrap();
+    assert_eq!(last.plan, with(4).course(), "what it writes is as any other writes it");
+    let error = refused(folder.path(), &plan(&encoding("alibi"), TrainConfig { clip: 0.5, ..config(9) }));
+    let said = error.to_string();
+    assert!(said.contains("train.clip = 0.5 (was 1.0)") && !said.contains("micro_batch"), "{said}");
 }
 
 #[test]

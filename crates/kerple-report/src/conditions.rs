@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-/// Keys of a plan that differ between the runs of one comparison, or that change no number: who is compared, where the
-/// data lies, what follows from other keys, and how often things are logged, saved and kept.
-const LEFT_OUT: [&str; 13] = [
+/// Keys of a plan that differ between the runs of one comparison, or that change no number but by rounding: who is compared,
+/// where the data lies, what follows from other keys, how often things are logged, saved and kept, and sequences at once.
+const LEFT_OUT: [&str; 14] = [
     "label",
     "seed",
     "encoding",
@@ -19,6 +19,7 @@ const LEFT_OUT: [&str; 13] = [
     "train.valid_segments",
     "train.checkpoint_every",
     "train.keep",
+    "train.micro_batch",
     "train.seed",
 ];
 
@@ -182,6 +183,7 @@ mod tests {
             ("/hash", json!("y")),
             ("/data/path", json!("b")),
             ("/train/log_every", json!(1)),
+            ("/train/micro_batch", json!(4)),
         ] {
             *other.pointer_mut(path).unwrap() = value;
         }
@@ -190,7 +192,6 @@ mod tests {
             ("/model/n_heads", json!(8)),
             ("/train/batch", json!(9)),
             ("/train/steps", json!(10)),
-            ("/train/micro_batch", json!(4)),
             ("/data/packing", json!("megatron")),
         ] {
             let mut other = one.clone();

@@ -10,6 +10,9 @@ use kerple_burn::plan::{AttentionKind, FeatureKind};
 use kerple_data::lra::Arena;
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 
+/// Sequences of the largest batch.
+pub(super) const MOST_BATCH: usize = 1 << 20;
+
 /// Tokens of the largest batch.
 const MOST_TOKENS: f64 = (1u64 << 28) as f64;
 
@@ -224,7 +227,7 @@ pub(super) fn check_train(train: &TrainConfig) -> Result<()> {
     let below_one = 1.0 - f64::EPSILON;
     for (key, value, limits) in [
         ("train.train_len", train.train_len as f64, 1.0..=16_777_216.0),
-        ("train.batch", train.batch as f64, 1.0..=1_048_576.0),
+        ("train.batch", train.batch as f64, 1.0..=MOST_BATCH as f64),
         ("train.batch * train.train_len", train.batch as f64 * train.train_len as f64, 1.0..=MOST_TOKENS),
         ("train.steps", train.steps as f64, 0.0..=1e12),
         ("train.schedule_steps", train.schedule_steps.unwrap_or(train.steps) as f64, 0.0..=1e12),

@@ -48,8 +48,7 @@ impl RunFolder {
         match checkpoint::list(&self.path) {
             Ok(all) => {
                 for (step, path) in all {
-                    let course = known.as_ref().map(|plan| plan.course());
-                    found.note(checkpoint::verify(&path, course.as_deref()), |()| {
+                    found.note(checkpoint::verify(&path, known.as_ref()), |()| {
                         format!("checkpoints: step {step}, weights and moments")
                     });
                 }
