@@ -16,10 +16,13 @@ pub struct Pass {
     pub step: u64,
     /// Row in the whole batch of the first sequence of this pass.
     pub first_row: u64,
+    /// Row from which on sequences share what is drawn for all of them: 0 where that is the whole batch.
+    pub shared_from: u64,
     /// Whether the pass trains: dropout is off otherwise.
     pub train: bool,
-    /// Positions of the whole sequence where a pass takes it in pieces, as decoding does; `None`: it is taken at once.
-    /// What is drawn for all positions together is drawn for this many.
+    /// Positions of the whole sequence where a pass takes it in pieces, as decoding does, or of the longest sequence of a batch
+    /// that is worked off in parts; `None`: the longest is here, and taken at once. What is drawn for all positions together
+    /// is drawn for this many.
     pub span: Option<usize>,
 }
 
@@ -45,12 +48,12 @@ const EVALUATION: u64 = u64::MAX;
 impl Pass {
     /// A pass of the update after `step` others.
     pub const fn training(seed: u64, step: u64) -> Pass {
-        Pass { seed, step, first_row: 0, train: true, span: None }
+        Pass { seed, step, first_row: 0, shared_from: 0, train: true, span: None }
     }
 
     /// A pass that only measures; always the same draws for the same seed.
     pub const fn evaluation(seed: u64) -> Pass {
-        Pass { seed, step: EVALUATION, first_row: 0, train: false, span: None }
+        Pass { seed, step: EVALUATION, first_row: 0, shared_from: 0, train: false, span: None }
     }
 
     /// The same pass for sequences further down the batch.
@@ -58,14 +61,21 @@ impl Pass {
         Pass { first_row: self.first_row + row as u64, ..self }
     }
 
-    /// The same pass over sequences of which it gets a piece at a time, and which will have this many positions.
+    /// The same pass, sharing no draw with the rows before it.
+    pub fn by_itself(self) -> Pass {
+        Pass { shared_from: self.first_row, ..self }
+    }
+
+    /// The same pass over sequences of which it gets a piece, or the shorter ones, and the longest of which has this many
+    /// positions.
     pub fn over(self, span: usize) -> Pass {
         Pass { span: Some(span), ..self }
     }
 
-    /// The stream that all sequences of this pass share at a `place`, however a batch is split.
+    /// The stream that all sequences share at a `place`, however a batch is split.
     pub fn shared_noise(&self, place: u64) -> ChaCha8Rng {
-        Pass { first_row: u64::MAX, ..*self }.noise(0, place)
+        // counted down from the end, where no row is
+        Pass { first_row: u64::MAX - self.shared_from, ..*self }.noise(0, place)
     }
 
     /// The stream for the sequence `row` of this pass at a `place` in the model, a number that each use has to itself.
@@ -100,6 +110,7 @@ mod tests {
         let (whole, part) = (Pass::training(3, 9), Pass::training(3, 9).at_row(4).at_row(1));
         assert_eq!(whole.noise(7, 2), part.noise(2, 2));
         assert_eq!(whole.shared_noise(2), part.shared_noise(2));
+        assert_ne!(whole.shared_noise(2), part.by_itself().shared_noise(2));
         assert_eq!(Pass::evaluation(3).noise(1, 1), Pass::evaluation(3).noise(1, 1));
     }
 }

@@ -25,6 +25,9 @@ pub trait Reduce {
     /// The sum over ranks of how many targets each scores.
     fn weight(&self, own: usize) -> usize;
 
+    /// The largest over ranks of the positions of each one's longest sequence.
+    fn longest(&self, own: usize) -> usize;
+
     /// The sum over ranks of losses, and of each parameter's gradients.
     fn sum(&self, loss: f64, gradients: Vec<Tensor<1>>) -> (f64, Vec<Tensor<1>>);
 }
@@ -39,6 +42,10 @@ impl Reduce for Alone {
     }
 
     fn weight(&self, own: usize) -> usize {
+        own
+    }
+
+    fn longest(&self, own: usize) -> usize {
         own
     }
 
@@ -135,8 +142,10 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     }
 
     /// The loss and gradients of a batch that is worked off in `parts`, joined over ranks. `pass` is that of the first
-    /// part.
+    /// part. What is drawn for all positions is drawn for those of the longest sequence of all parts.
     pub fn gradients(&self, parts: &[Batch], pass: Pass) -> Gradients {
+        let longest = parts.iter().map(|part| self.task.span(self.model(), part)).max().unwrap_or(0);
+        let pass = pass.over(self.reduce.longest(longest));
         let total = self.reduce.weight(parts.iter().map(|part| self.task.weight(part)).sum()) as f64;
         let mut sums: Vec<Option<Tensor<1>>> = Vec::new();
         let (mut loss, mut row) = (0.0, 0);

@@ -8,6 +8,7 @@ use crate::layers::{self, LayerKind};
 use crate::schedule::Schedule;
 use check::{MOST_BATCH, check, check_block, check_layers, check_piece, check_readout, check_task, check_train};
 use kerple::encoding::{Encoding, Geometry};
+use kerple_burn::pass::Pass;
 use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 use serde::{Deserialize, Serialize};
@@ -269,6 +270,14 @@ impl Plan {
     /// class is read off, of a pair its longer half.
     pub fn sequence_of(&self, length: usize) -> usize {
         sequence_len(self.data.task.as_ref(), self.model.readout, length)
+    }
+
+    /// The pass that evaluates a group of sequences, the first of which has this number. All sequences share a draw of randomized
+    /// positions where they have one length; where each has its own, every group draws, for as many as its longest has.
+    pub fn evaluation_pass(&self, first: usize) -> Pass {
+        let pass = Pass::evaluation(self.seed).at_row(first);
+        let is_padded = self.data.task.as_ref().is_some_and(|task| task.facts().answer == Answer::Class);
+        if is_padded && self.encoding.randomized.is_some() { pass.by_itself() } else { pass }
     }
 
     /// The learning rate of each update.

@@ -140,6 +140,11 @@ pub trait Task<M> {
     /// The loss of each target, for evaluation; `model` is outside autodiff.
     fn score(&self, model: &M, batch: &Batch, pass: &Pass) -> Scores;
 
+    /// Positions of the batch's longest sequence as the model reads it.
+    fn span(&self, _model: &M, batch: &Batch) -> usize {
+        batch.len
+    }
+
     /// How many targets [`Task::loss`] is a mean of: parts of a batch are weighted by it.
     fn weight(&self, batch: &Batch) -> usize {
         batch.scored.as_deref().map_or(batch.targets.len(), count)

@@ -294,11 +294,11 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         let rows = batches.validation_rows();
         let at_once = (TOKENS_AT_ONCE / self.plan.sequence_len()).max(1);
         let model = parameters::without_autodiff(self.learner.model());
-        let (task, pass) = (self.learner.task(), Pass::evaluation(self.plan.seed));
+        let task = self.learner.task();
         let mut sum = 0.0;
         for start in (0..rows).step_by(at_once) {
             let batch = batches.validation(start..rows.min(start + at_once))?;
-            let mean = task.loss(&model, &batch, &pass.at_row(start));
+            let mean = task.loss(&model, &batch, &self.plan.evaluation_pass(start));
             sum += f64::from(mean.into_scalar::<f32>()) * batch.rows as f64;
         }
         Ok((rows > 0).then(|| sum / rows as f64))

@@ -292,6 +292,14 @@ impl Reduce for Threads {
         total
     }
 
+    fn longest(&self, own: usize) -> usize {
+        self.weights.lock().unwrap()[self.rank] = own;
+        self.barrier.wait();
+        let longest = self.weights.lock().unwrap().iter().copied().max().unwrap();
+        self.barrier.wait();
+        longest
+    }
+
     fn sum(&self, loss: f64, gradients: Vec<Tensor<1>>) -> (f64, Vec<Tensor<1>>) {
         self.table.lock().unwrap()[self.rank] = Some((loss, gradients));
         self.barrier.wait();

@@ -10,12 +10,12 @@ use kerple_lm::corpus::Source;
 use kerple_lm::evaluate::{AnswersEvaluation, AnswersRequest, Event as Evaluating, missing_answers, served};
 use kerple_lm::host::Host;
 use kerple_lm::learner::{Learner, settings};
-use kerple_lm::model::{Decoder, Transducer};
+use kerple_lm::model::{Classifier, Decoder, Transducer};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::solver::Planned;
-use kerple_lm::task::{Answering, Task};
+use kerple_lm::task::{Answering, Batch, Task};
 use kerple_lm::train::{Batches, Event, Outcome, Sitting, train};
 use kerple_report::record::{self, EvaluationRow, MetricsRow};
 use std::path::Path;
@@ -171,6 +171,49 @@ fn batches_are_functions_of_the_step() {
     assert_eq!(lengths, (1..=8).map(|length| 2 * length + 1).collect());
     assert_eq!(whole.len, first.len);
     assert!(whole.tokens[whole.len - whole.targets.len() / 16..whole.len].iter().all(|token| *token == 3));
+}
+
+/// Expressions of few tokens, so that rows are padded.
+const LIST_OPS: &str = "{ kind = \"listops\", more_than = 2, fewer_than = 24, depth = 3 }";
+
+#[test]
+fn positions_are_drawn_for_the_longest_row_of_the_batch() {
+    for readout in ["mean", "first"] {
+        let readout = format!("model.readout={readout}");
+        let set = ["encoding={kind=\"rotary\",randomized=64}", "train.train_len=24", &readout];
+        let (plan, source) = plan(&config(LIST_OPS, &set));
+        let batches = source.batches(&plan).unwrap();
+        let loss = |each: usize| {
+            let parts: Vec<Batch> =
+                (0..16).step_by(each).map(|row| batches.batch(3, row..row + each).unwrap()).collect();
+            let lengths: std::collections::BTreeSet<usize> = parts.iter().map(|part| part.len).collect();
+            assert!(each > 2 || lengths.len() > 1, "parts are padded by themselves: {lengths:?}");
+            let model = Classifier::of(&plan, &kerple_lm::device().autodiff());
+            Learner::new(model, Answering, settings(&plan)).gradients(&parts, Pass::training(1, 3)).loss
+        };
+        let whole = loss(16);
+        for each in [1, 2, 8] {
+            // the same sums in another order, in f32
+            assert!((loss(each) - whole).abs() < 1e-5 * whole, "{readout}, {each} rows: {} {whole}", loss(each));
+        }
+    }
+}
+
+#[test]
+fn groups_of_classes_do_not_share_a_draw() {
+    let losses = |task: &str, encoding: &str, first: usize| {
+        let (plan, source) = plan(&config(task, &[encoding, "train.train_len=16"]));
+        let (batch, _) = source.task().unwrap().batch(Split::Test, 1, 0..8, 16).unwrap();
+        let pass = plan.evaluation_pass(first);
+        match task {
+            LIST_OPS => Answering.score(&Classifier::of(&plan, &kerple_lm::device()), &batch, &pass).losses,
+            _ => Answering.score(&Decoder::of(&plan, &kerple_lm::device()), &batch, &pass).losses,
+        }
+    };
+    let (drawn, plain) = ("encoding={kind=\"rotary\",randomized=64}", "encoding.kind=rotary");
+    assert_ne!(losses(LIST_OPS, drawn, 0), losses(LIST_OPS, drawn, 8));
+    assert_eq!(losses(LIST_OPS, plain, 0), losses(LIST_OPS, plain, 8));
+    assert_eq!(losses("\"passkey\"", drawn, 0), losses("\"passkey\"", drawn, 8), "one draw for all of one length");
 }
 
 #[test]

@@ -9,7 +9,6 @@ use crate::solver::Solver;
 use crate::task::{Batch, Scores};
 use crate::tasks::TaskSource;
 use kerple::encoding::Encoding;
-use kerple_burn::pass::Pass;
 use kerple_data::Split;
 use kerple_data::tasks::Facts;
 use kerple_report::record::{ANSWERS, Answers, EvaluationRow, Maker, ScoredText};
@@ -177,12 +176,13 @@ impl<'a> AnswersEvaluation<'a> {
     fn length(&self, length: usize, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<Option<EvaluationRow>> {
         let AnswersRequest { examples, seed, split, .. } = *self.request;
         let at_once = (TOKENS_AT_ONCE / self.plan.sequence_of(length)).max(1) as u64;
-        let (clock, pass) = (Instant::now(), Pass::evaluation(self.plan.seed));
+        let clock = Instant::now();
         let mut found = Count::default();
         for first in (0..examples).step_by(at_once as usize) {
             let last = examples.min(first + at_once);
             let (batch, depths) = self.source.batch(split, seed, first..last, length)?;
-            found.add(&batch, &self.solver.score(&batch, &pass.at_row(first as usize)), &depths);
+            let pass = self.plan.evaluation_pass(first as usize);
+            found.add(&batch, &self.solver.score(&batch, &pass), &depths);
             tell(Event::Evaluating { length, done: last as usize, windows: examples as usize });
             if stop.load(Ordering::Relaxed) && last < examples {
                 return Ok(None);

@@ -76,6 +76,15 @@ impl Classifier {
         self.head.forward(read).squeeze_dim(0)
     }
 
+    /// Positions of the longest sequence as the encoder reads it: a text of a pair by itself, with the token in front.
+    pub fn span(&self, tokens: Tokens, lengths: Option<&[usize]>) -> usize {
+        match self.readout {
+            Readout::Mean => tokens.len,
+            Readout::First => tokens.len + 1,
+            Readout::Towers => Halves::of(tokens, lengths).len + 1,
+        }
+    }
+
     /// What the encoder makes of the token in front, `[1, B, M]`.
     fn first_row(&self, tokens: Tokens, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<3> {
         let batch = tokens.batch;

@@ -80,6 +80,10 @@ impl Task<Classifier> for Answering {
         classified(&numbers(logits), classes, &batch.targets, None)
     }
 
+    fn span(&self, model: &Classifier, batch: &Batch) -> usize {
+        model.span(batch.input(), batch.lengths.as_deref())
+    }
+
     fn weight(&self, batch: &Batch) -> usize {
         batch.targets.len()
     }

@@ -6,8 +6,9 @@
 //! distances   0 = r_0 < r_1 < .. < r_{L-1} < most       tables: b(d) becomes b(r_d), so the bias stays one of distance
 //! ```
 //!
-//! As in the authors' code all sequences of a pass share a draw, and each layer has its own. Models are evaluated with draws too:
-//! one of the run's seed for each length, the same for all sequences.
+//! As in the authors' code all sequences of a batch share a draw, for as many positions as the longest of them has, and each layer
+//! has its own. Models are evaluated with draws too: one of the run's seed for each length, the same for all sequences; of
+//! classes, whose sequences have lengths of their own, one for each group of them that is evaluated at once.
 //! Sequences longer than `most` are refused.
 
 use super::Encoding;
