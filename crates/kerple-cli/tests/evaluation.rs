@@ -44,6 +44,27 @@ fn other_data_is_another_text() {
 }
 
 #[test]
+fn what_a_model_cannot_take_is_no_evaluation_of_it() {
+    let place = Place::new();
+    place.make_data();
+    let linear = "model.block.attention={ linear = { features = \"elu\" } }";
+    let rotary = ["--set", "encoding={ kind = \"rotary\" }"];
+    place.ok(&[&["train", "--config", "run.toml", "--out", "r", "--set", linear][..], &rotary].concat());
+    // below and beyond what is read in pieces
+    for length in ["32", "8192"] {
+        let refused = place.run(&["eval", "r", "--lengths", length, "--window", "8", "--segments", "1"]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains("a run of rotary cannot be evaluated as rotary-window8: ") && said.contains("linear"),
+            "{said}"
+        );
+    }
+    assert!(!place.path("r/evaluation.jsonl").exists());
+    place.ok(&["eval", "r", "--lengths", "32", "--rope-scaling", "ntk", "--segments", "1"]);
+}
+
+#[test]
 fn rows_and_sittings_say_what_made_them() {
     let place = compared();
     let sittings = rows(&place.read(format!("{RUN}/sittings.jsonl")));

@@ -130,6 +130,20 @@ fn sequences_with_a_class_are_trained_by_the_same_commands() {
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(message.contains("21 sequences of lra_retrieval were asked for, the test split has 20"), "{message}");
     assert!(!place.path("few/runs").exists());
+    // what there is is taken when nothing is asked for, and that is said
+    let all = [linear, "--encodings", "none", "--lengths", "16", "--out", "few"];
+    let compared = place.run(&[&compare[..], &all].concat());
+    let said = String::from_utf8_lossy(&compared.stderr).into_owned();
+    let note = "the test split has 20 sequences, fewer than 512; all are scored";
+    assert!(compared.status.success() && said.contains(note), "{said}");
+    let run = "few/runs/none/seed-1235";
+    let evaluated = place.run(&["eval", run, "--lengths", "16,24"]);
+    let said = String::from_utf8_lossy(&evaluated.stderr).into_owned();
+    assert!(evaluated.status.success() && said.contains(note), "{said}");
+    let rows = place.read(format!("{run}/evaluation.jsonl"));
+    let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let scored: Vec<_> = rows.iter().map(|row| (&row["length"], &row["segments"])).collect();
+    assert_eq!(scored, [(&16.into(), &20.into()), (&24.into(), &20.into())]);
     let refused = place.run(&["train", "--config", "run.toml", "--set", "model.readout=towers", "--out", "r"]);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(2) && message.contains("model.readout"), "{message}");

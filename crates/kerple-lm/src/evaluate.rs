@@ -138,6 +138,8 @@ pub enum Event<'a> {
         /// Whether it was computed and written now; otherwise an earlier call did the same.
         fresh: bool,
     },
+    /// Something the user should know.
+    Note(String),
 }
 
 /// A trained model, a text, and what is asked about them: checked, so that it runs to the end.
@@ -263,6 +265,7 @@ impl<'a> Evaluation<'a> {
         request: &'a Request,
         maker: &'a Maker,
     ) -> Result<Evaluation<'a>> {
+        plan.check_evaluated(model.encoding.encoding())?;
         let rows = Rows::of(run)?;
         let same_seed = |row: &&EvaluationRow| row.text.as_ref().is_some_and(|text| text.seed == request.seed);
         let earlier: Vec<EvaluationRow> = rows.known.iter().filter(same_seed).cloned().collect();

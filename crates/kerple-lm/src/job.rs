@@ -174,9 +174,10 @@ pub fn work_off(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn Fn
 impl Job<'_> {
     /// Refuses evaluations that the data cannot serve, before anything is trained for them.
     fn check(&self) -> Result<()> {
-        for (_, request) in self.asks.iter().filter_map(|ask| self.served(ask)) {
+        for (encoding, request) in self.asks.iter().filter_map(|ask| self.served(ask)) {
+            self.plan.check_evaluated(&encoding)?;
             match self.source.task() {
-                Some(task) => request.answers(Split::Test).check(task)?,
+                Some(task) => request.answers(Split::Test, task).check(task)?,
                 None => {
                     request.extent(self.plan.train_len, self.source.text(Split::Test)?.len(), &[])?;
                 }
@@ -235,7 +236,7 @@ impl Job<'_> {
         let learned = trained.model.encoding().clone();
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
-            let request = request.answers(Split::Test);
+            let request = request.answers(Split::Test, task);
             *trained.model.encoding_mut() = learned.evaluated_as(encoding);
             let evaluation = AnswersEvaluation::new(self.folder, &trained, task, &request, &self.host.maker)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
@@ -263,7 +264,8 @@ impl Job<'_> {
             expected += request.lengths.len();
             let missing = match self.source.task() {
                 Some(task) => {
-                    evaluate::missing_answers(&rows, self.plan, &encoding, task, &request.answers(Split::Test))
+                    let request = request.answers(Split::Test, task);
+                    evaluate::missing_answers(&rows, self.plan, &encoding, task, &request)
                 }
                 None => evaluate::missing(&rows, self.plan, &encoding, &self.source.text(Split::Test)?, &request)?,
             };

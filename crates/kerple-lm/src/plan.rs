@@ -4,7 +4,7 @@ mod check;
 
 use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
-use crate::layers::{self, LayerKind};
+use crate::layers::{self, All, LayerKind, Window};
 use crate::schedule::Schedule;
 use check::{MOST_BATCH, check, check_block, check_layers, check_piece, check_readout, check_task, check_train};
 use kerple::encoding::{Encoding, Geometry};
@@ -272,12 +272,34 @@ impl Plan {
         sequence_len(self.data.task.as_ref(), self.model.readout, length)
     }
 
+    /// Refuses what the run's encoding is changed into for an evaluation, where this model cannot take it.
+    ///
+    /// # Errors
+    /// Both encodings, and why not.
+    pub fn check_evaluated(&self, encoding: &Encoding) -> Result<()> {
+        if encoding == &self.encoding {
+            return Ok(());
+        }
+        let mut model = self.model.clone();
+        if encoding.window != self.encoding.window {
+            let window = encoding.window.map_or(Window::All(All::All), Window::Last);
+            model.layers.values_mut().for_each(|kind| kind.window = Some(window));
+        }
+        let checked = check_layers(self.data.task.as_ref(), encoding, &self.geometry(), &model);
+        checked.map_err(|error| {
+            let message = format!("a run of {} cannot be evaluated as {}: {error}", self.label, encoding.label());
+            Error::refused(message, "evaluate it without the window or the scaling of rates, or train another run")
+        })
+    }
+
     /// The pass that evaluates a group of sequences, the first of which has this number. All sequences share a draw of randomized
     /// positions where they have one length; where each has its own, every group draws, for as many as its longest has.
     pub fn evaluation_pass(&self, first: usize) -> Pass {
         let pass = Pass::evaluation(self.seed).at_row(first);
         let is_padded = self.data.task.as_ref().is_some_and(|task| task.facts().answer == Answer::Class);
-        if is_padded && self.encoding.randomized.is_some() { pass.by_itself() } else { pass }
+        let others = self.model.other_encodings();
+        let mut all = others.iter().map(|(_, other)| other).chain([&self.encoding]);
+        if is_padded && all.any(|encoding| encoding.randomized.is_some()) { pass.by_itself() } else { pass }
     }
 
     /// The learning rate of each update.

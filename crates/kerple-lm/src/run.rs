@@ -33,7 +33,9 @@ use crate::plan::Plan;
 use crate::solver::{Planned, Solver};
 use burn::tensor::Device;
 use kerple_data::tasks::Answer;
-use kerple_report::record::{self, EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow};
+use kerple_report::record::{
+    self, EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow,
+};
 use std::path::{Path, PathBuf};
 
 /// The folder of one run.
@@ -87,7 +89,8 @@ impl RunFolder {
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
         let hint = "the file was changed by hand, or written by another version";
         let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
-        let genuine = plan.genuine().ok_or_else(|| Error::damaged(&path, "the hash does not match the settings", hint))?;
+        let genuine =
+            plan.genuine().ok_or_else(|| Error::damaged(&path, "the hash does not match the settings", hint))?;
         Ok(Some(genuine))
     }
 

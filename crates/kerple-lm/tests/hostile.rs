@@ -139,14 +139,8 @@ impl Finished {
             TrainConfig { steps: 3, log_every: 1, valid_every: 2, valid_segments: 2, ..TrainConfig::default() };
         let (folder, plan) = (tempfile::tempdir().unwrap(), plan(&encoding("kerple_log"), settings));
         let (run, batches, stop) = (RunFolder::new(folder.path()), Counting(plan.clone()), AtomicBool::new(false));
-        let sitting = Sitting {
-            plan: &plan,
-            run: &run,
-            batches: &batches,
-            stop: &stop,
-            strict: false,
-            host: &Host::cpu(None),
-        };
+        let sitting =
+            Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
         assert!(train(&sitting, &mut |_| {}).unwrap().finished);
         let mut rows = Journal::open(&run.evaluation_file()).unwrap();
         for length in [12, 24, 48] {

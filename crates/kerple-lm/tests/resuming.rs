@@ -392,14 +392,8 @@ fn missing_validation_text_is_said_once() {
         let (run, stop) = (RunFolder::new(folder.path().join(rows.to_string())), AtomicBool::new(false));
         let batches = Short(Counting(plan.clone()), rows);
         let mut notes = Vec::new();
-        let sitting = Sitting {
-            plan: &plan,
-            run: &run,
-            batches: &batches,
-            stop: &stop,
-            strict: false,
-            host: &Host::cpu(None),
-        };
+        let sitting =
+            Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
         let mut tell = |event: Event| {
             if let Event::Note(note) = event {
                 notes.push(note);

@@ -29,7 +29,7 @@ pub struct Evaluation {
     #[arg(long, default_value = "segments")]
     pub protocol: String,
     /// Segments of the text, refused when the text holds fewer; up to 320 when absent, for blocks and sliding as many as
-    /// hold 320 training sequences. Of a task, sequences of each length; 512 when absent.
+    /// hold 320 training sequences. Of a task, sequences of each length; up to 512 when absent.
     #[arg(long, value_parser = count)]
     pub segments: Option<usize>,
     /// Tokens a segment of the text, the same for all lengths and at least the longest; when absent as in earlier

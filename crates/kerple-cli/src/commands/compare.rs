@@ -114,6 +114,7 @@ pub fn work(json: bool, run: impl FnOnce(&mut dyn FnMut(Event)) -> kerple_lm::Re
         Event::Evaluation(evaluate::Event::Evaluating { length, done, windows }) => {
             line.show(|| format!("{what}  evaluating length {length}  window {done}/{windows}"));
         }
+        Event::Evaluation(evaluate::Event::Note(note)) => line.done(&format!("{what}  note: {note}")),
         Event::Evaluation(evaluate::Event::Row { fresh: false, .. }) => {}
         Event::Evaluation(evaluate::Event::Row { row, .. }) if json => print_json(row),
         Event::Evaluation(evaluate::Event::Row { row, .. }) => {

@@ -98,6 +98,7 @@ fn show(
         Event::Evaluating { length, done, windows } => {
             line.show(|| format!("{label}  length {length}  {unit} {done}/{windows}"));
         }
+        Event::Note(note) => line.done(&format!("note: {note}")),
         Event::Row { row, .. } if args.json => print_json(row),
         Event::Row { row, fresh } => {
             let known = if fresh { "" } else { "  (evaluated before)" };
@@ -121,7 +122,7 @@ fn run_task(args: &Eval, run: &RunFolder) -> Outcome {
     change(trained.model.encoding_mut(), args)?;
     let source = open(args, run, &trained.plan)?;
     let Some(task) = source.task() else { unreachable!("the plan has a task") };
-    let request = args.evaluation.request(trained.plan.train_len, trained.plan.seed, true)?.answers(split(args));
+    let request = args.evaluation.request(trained.plan.train_len, trained.plan.seed, true)?.answers(split(args), task);
     let evaluation = AnswersEvaluation::new(run, &trained, task, &request, &host.maker)?;
     let facts = task.facts();
     let longest = request.lengths.iter().copied().max().unwrap_or(0);

@@ -29,11 +29,11 @@ pub struct AnswersRequest {
 }
 
 impl Request {
-    /// The request as tasks have it: segments are sequences of each length.
-    pub fn answers(&self, split: Split) -> AnswersRequest {
+    /// The request as tasks have it: segments are sequences of each length, by default as many as are usual, or as there are.
+    pub fn answers(&self, split: Split, source: &TaskSource) -> AnswersRequest {
         let examples = match self.segments {
             Amount::Exactly(count) => count as u64,
-            Amount::UpTo(_) => EXAMPLES,
+            Amount::UpTo(_) => source.available(split, EXAMPLES),
         };
         AnswersRequest { lengths: self.lengths.clone(), examples, seed: self.seed, split }
     }
@@ -57,7 +57,7 @@ impl AnswersRequest {
     }
 }
 
-/// Sequences of each length when nothing else is said: as many as Ruoss et al. evaluate.
+/// Sequences of each length when nothing else is said and there are so many: as many as Ruoss et al. evaluate.
 const EXAMPLES: u64 = 512;
 
 /// The longest length that is evaluated when nothing else is said, in training lengths: 500 for 40.
@@ -136,6 +136,7 @@ impl<'a> AnswersEvaluation<'a> {
             return Err(Error::refused("no length was asked for", "lengths are in tokens, e.g. --lengths 40,100,500"));
         }
         let encoding = model.encoding().encoding();
+        plan.check_evaluated(encoding)?;
         let served = served(plan, encoding, &request.lengths);
         if let Some(length) = request.lengths.iter().find(|length| !served.contains(length)) {
             let limit = match model.encoding().longest() {
@@ -164,7 +165,14 @@ impl<'a> AnswersEvaluation<'a> {
     /// # Errors
     /// A file that cannot be written, or data that can no longer be read.
     pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        let asked = (&self.request.lengths[..], false);
+        let AnswersRequest { ref lengths, examples, split, .. } = *self.request;
+        if examples < EXAMPLES && self.source.available(split, EXAMPLES) == examples {
+            let split = split.name();
+            tell(Event::Note(format!(
+                "the {split} split has {examples} sequences, fewer than {EXAMPLES}; all are scored"
+            )));
+        }
+        let asked = (&lengths[..], false);
         self.rows.complete(asked, |length| self.key(length), tell, |length, tell| self.length(length, stop, tell))
     }
 
