@@ -218,7 +218,26 @@ impl Experiment {
                 return Err(fail("part: `variant` and `set` go together".to_owned(), "name what `set` changes"));
             }
         }
+        if let Some((corpus, [one, other])) = experiment.ambiguous() {
+            let (variant, one, other) = (&one.variant, one.set.join(", "), other.set.join(", "));
+            let message = format!("part: variant `{variant}` of `{corpus}` is both {one} and {other}");
+            return Err(fail(
+                message,
+                "its runs share a folder: give every part of a variant the same `set`, or another name",
+            ));
+        }
         Ok(experiment)
+    }
+
+    /// Two parts that mean different things by one variant of a corpus.
+    fn ambiguous(&self) -> Option<(&str, [&PartConfig; 2])> {
+        let mut known: BTreeMap<(&str, &str), &PartConfig> = BTreeMap::new();
+        self.parts.iter().find_map(|part| {
+            self.corpora_of(part).into_iter().find_map(|corpus| {
+                let first = *known.entry((&corpus.name, &part.variant)).or_insert(part);
+                (first.set != part.set).then_some((corpus.name.as_str(), [first, part]))
+            })
+        })
     }
 
     /// The corpus of this name, which planned runs have from here.

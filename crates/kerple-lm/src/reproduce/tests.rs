@@ -206,12 +206,28 @@ fn what_is_not_there_is_named() {
 }
 
 #[test]
+fn results_say_how_they_differ_from_the_papers() {
+    for paper in papers() {
+        let about = Experiment::parse(experiment_file(paper, "small").unwrap(), paper).unwrap().about;
+        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../results/{paper}-small"));
+        assert_eq!(Manifest::read(&kept).unwrap().about, about.trim(), "{paper}");
+        let differs = ["instead of 6e-4", "warms up over 5 %", "with replacement"];
+        assert!(paper == "spe" || differs.iter().all(|part| about.contains(part)), "{about}");
+    }
+}
+
+#[test]
 fn mistakes_in_an_experiment_are_named() {
     let text = experiment_file("kerple", "small").unwrap();
     for (from, to, part) in [
         ("corpora = [\"github\"]", "corpora = [\"gitlab\"]", "no corpus `gitlab`"),
         ("evaluate = [\"lengths\"]", "evaluate = [\"length\"]", "no evaluation `length`"),
         ("variant = \"twice\"\n", "", "go together"),
+        (
+            "variant = \"four_times\"",
+            "variant = \"twice\"",
+            "variant `twice` of `openwebtext2` is both train.train_len=256",
+        ),
         ("seeds = 5", "seed = 5", "unknown field `seed`"),
     ] {
         let error = Experiment::parse(&text.replacen(from, to, 1), "here.toml").unwrap_err().to_string();
