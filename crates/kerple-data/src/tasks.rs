@@ -108,6 +108,11 @@ pub trait Examples: Send + Sync {
     /// What is known of all of them.
     fn facts(&self) -> Facts;
 
+    /// What the user should know of them.
+    fn remark(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Examples of a split; `None` where they are drawn without end.
     fn count(&self, split: Split) -> Option<u64>;
 

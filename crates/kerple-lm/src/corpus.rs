@@ -80,7 +80,7 @@ impl Source {
             Content::Text(corpus) => {
                 corpus.verify()?;
             }
-            // made when it is asked for
+            // made when it is asked for, or of files that were read whole when they were opened
             Content::Task(_) => {}
         }
         Ok(())
@@ -163,6 +163,10 @@ impl Batches for SourceBatches<'_> {
 
     fn validation_rows(&self) -> usize {
         self.inner().validation_rows()
+    }
+
+    fn remark(&self) -> Option<&str> {
+        self.inner().remark()
     }
 
     fn validation(&self, rows: Range<usize>) -> Result<Batch> {

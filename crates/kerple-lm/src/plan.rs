@@ -10,6 +10,7 @@ use check::{MOST_BATCH, check, check_block, check_layers, check_piece, check_rea
 use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
+use kerple_data::lra::Arena;
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -348,10 +349,9 @@ impl Plan {
     /// Other text, other settings, each with both values; fewer updates than are done.
     pub fn may_become(&self, next: &Plan, done: u64) -> Result<()> {
         if self.facts.content != next.facts.content {
-            return Err(Error::refused(
-                format!("{} holds other text than the run was started with", next.data.path.display()),
-                "put the text back, or train a new run on the new text in another --out folder",
-            ));
+            let message = format!("{} holds other text than the run was started with", next.data.path.display());
+            let hint = "put the text back, or train a new run on the new text in another --out folder";
+            return Err(Error::refused(message, format!("{hint}{}", self.known_otherwise())));
         }
         if self.course() != next.course() {
             return Err(self.refuse_other(next));
@@ -363,6 +363,17 @@ impl Plan {
             ));
         }
         Ok(())
+    }
+
+    /// What to say where data is other than it was, of data that earlier versions knew by less than its content.
+    pub fn known_otherwise(&self) -> &'static str {
+        match self.data.task {
+            Some(TaskConfig::Arena(Arena::Pathfinder(_))) if !self.data.path.as_os_str().is_empty() => {
+                "; earlier versions knew images of Pathfinder by names and sizes alone, so whether a run of theirs was trained on \
+                 these cannot be told: kerple eval RUN --data PATH evaluates it on them"
+            }
+            _ => "",
+        }
     }
 
     fn refuse_other(&self, next: &Plan) -> Error {

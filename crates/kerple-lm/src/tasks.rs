@@ -136,6 +136,10 @@ impl Batches for TaskBatches<'_> {
         self.valid
     }
 
+    fn remark(&self) -> Option<&str> {
+        self.source.examples.remark()
+    }
+
     /// At the training length.
     fn validation(&self, rows: Range<usize>) -> Result<Batch> {
         let indices = rows.map(|row| row as u64);

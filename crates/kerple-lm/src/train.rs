@@ -33,6 +33,10 @@ pub trait Batches {
     fn batch(&self, step: u64, rows: Range<usize>) -> Result<task::Batch>;
     /// Sequences to measure the validation loss on; 0 where there is no text for it.
     fn validation_rows(&self) -> usize;
+    /// What the user should know of them.
+    fn remark(&self) -> Option<&str> {
+        None
+    }
     /// Some of those sequences, always the same.
     ///
     /// # Errors
@@ -209,9 +213,8 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
             }
             None => (fresh(plan, task, &host.device), State::start(plan.course()), None),
         };
-        if let Some(note) = validation_note(plan, batches.validation_rows()) {
-            tell(Event::Note(note));
-        }
+        let notes = [batches.remark().map(str::to_owned), validation_note(plan, batches.validation_rows())];
+        notes.into_iter().flatten().for_each(|note| tell(Event::Note(note)));
         let commit = began.map_or_else(|| host.maker.commit.clone(), |old| old.commit);
         run.write_plan(&Plan { commit, ..plan.clone() })?;
         if state.step < plan.steps {

@@ -51,6 +51,7 @@ pub(super) struct Store {
     splits: [Sequences; 3],
     /// What is added to a byte to make it a token.
     offset: u32,
+    remark: Option<&'static str>,
 }
 
 impl Store {
@@ -72,7 +73,12 @@ impl Store {
             sum.add(&sequences.bytes);
         }
         let content = format!("{} {}", facts.content, hex(sum.finish()));
-        Ok(Store { facts: Facts { content, ..facts }, splits, offset })
+        Ok(Store { facts: Facts { content, ..facts }, splits, offset, remark: None })
+    }
+
+    /// The same with what the user should know of it.
+    pub(super) fn remarking(self, remark: Option<&'static str>) -> Store {
+        Store { remark, ..self }
     }
 }
 
@@ -84,6 +90,10 @@ pub(super) fn bad_label(path: &Path, label: u32, classes: usize) -> Error {
 impl Examples for Store {
     fn facts(&self) -> Facts {
         self.facts.clone()
+    }
+
+    fn remark(&self) -> Option<&'static str> {
+        self.remark
     }
 
     fn count(&self, split: Split) -> Option<u64> {

@@ -128,6 +128,8 @@ fn texts_are_read_from_lines_and_folders() {
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(2); 3]);
     assert_eq!(source.example(place(Split::Valid, 1), 99).unwrap(), source.example(place(Split::Test, 1), 99).unwrap());
     assert_eq!(get(&task, Some(&reviews), Split::Train, 0, 99), (vec![99, 98, 101], 0));
+    assert!(source.remark().is_some_and(|remark| remark.contains("the test split is validated on, as published")));
+    assert_eq!(task.open(Some(&lines)).unwrap().remark(), None);
     assert_ne!(source.facts().content, task.open(Some(&lines)).unwrap().facts().content);
     write(&lines, "valid.jsonl.zst", zstd::encode_all(&b"{\"text\": \"a\", \"label\": 2}\n"[..], 1).unwrap());
     let message = refused(&task, Some(&lines));
@@ -272,6 +274,12 @@ fn published_paths_are_read() {
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(16), Some(2), Some(2)]);
     assert_eq!(get(&task, Some(&level), Split::Train, 3, 2), (vec![4, 4], 0), "the empty one is passed over");
     assert_eq!(get(&task, Some(folder.path()), Split::Test, 1, 5000), (vec![20; 1024], 0));
+    // other pixels in as many bytes are other data
+    let content = source.facts().content;
+    let mut bytes = fs::read(level.join("imgs/0/sample_5.png")).unwrap();
+    bytes.rotate_right(1);
+    write(&level, "imgs/0/sample_5.png", bytes);
+    assert_ne!(task.open(Some(&level)).unwrap().facts().content, content);
     write(&level, "imgs/0/sample_0.png", png(&[7; 3 * 1024], 32, png::ColorType::Rgb));
     assert_eq!(get(&task, Some(&level), Split::Train, 0, 2), (vec![7, 7], 0));
     for (bytes, expected) in

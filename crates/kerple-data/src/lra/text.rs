@@ -13,6 +13,10 @@ use std::path::{Path, PathBuf};
 /// More text is not read: it is held in memory.
 const LONGEST_FILE: u64 = 1 << 31;
 
+/// IMDb has two splits.
+const VALIDATED_ON_TEST: &str = "these reviews have no validation split: the test split is validated on, as published; \
+                                 nothing may be chosen by that loss";
+
 /// Keys of `task = { kind = "lra_text" }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -38,8 +42,8 @@ impl Text {
         let hint = "give the folder of IMDb's reviews, or one of train.jsonl, valid.jsonl and test.jsonl";
         let path = path.ok_or_else(|| Error::refused("lra_text: there is no data.path", hint))?;
         super::check_classes(self.classes)?;
-        let splits = if path.join("train").join("pos").is_dir() {
-            // the published runs validate on the test set
+        let are_reviews = path.join("train").join("pos").is_dir();
+        let splits = if are_reviews {
             [reviews(&path.join("train"))?, reviews(&path.join("test"))?, reviews(&path.join("test"))?]
         } else {
             let read = |name: &str| -> Result<Sequences> {
@@ -48,7 +52,8 @@ impl Text {
             };
             [read("train.jsonl")?, read("valid.jsonl")?, read("test.jsonl")?]
         };
-        Ok(Box::new(Store::new(facts, path, splits, 1)?))
+        let remark = are_reviews.then_some(VALIDATED_ON_TEST);
+        Ok(Box::new(Store::new(facts, path, splits, 1)?.remarking(remark)))
     }
 }
 

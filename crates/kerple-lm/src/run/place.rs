@@ -77,7 +77,10 @@ impl Place {
         }
         Err(Error::refused(
             format!("the text of the run is not where it was\n  {}", looked.join("\n  ")),
-            "say where it is: kerple eval RUN --data PATH, or train again with --set data.path=PATH",
+            format!(
+                "say where it is: kerple eval RUN --data PATH, or train again with --set data.path=PATH{}",
+                plan.known_otherwise()
+            ),
         ))
     }
 }

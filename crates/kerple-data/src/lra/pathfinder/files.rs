@@ -2,7 +2,7 @@
 
 use crate::contain::contain;
 use crate::error::{Error, Result};
-use crate::file::read_text;
+use crate::file::{Bytes, read_text};
 use crate::hash::{Checksum, hex};
 use crate::lra::example;
 use crate::split::Split;
@@ -49,11 +49,11 @@ impl Files {
                 if image.components().any(|part| !matches!(part, Component::Normal(_))) {
                     return Err(bad(format!("{} lies outside of the folder", image.display())));
                 }
-                let bytes =
-                    std::fs::metadata(folder.join(&image)).map_err(Error::io(&folder.join(&image), "read"))?.len();
+                let bytes = content(&folder.join(&image))?;
                 // the published set has some files without content
-                if bytes > 0 {
-                    sum.add(format!("{place}/{name} {label} {bytes}\n").as_bytes());
+                if !bytes.is_empty() {
+                    sum.add(format!("{place}/{name} {label} {}\n", bytes.len()).as_bytes());
+                    sum.add(&bytes);
                     images.push((image, label));
                 }
             }
@@ -75,6 +75,21 @@ impl Files {
 }
 
 const HINT: &str = "give the folder of a level of the published images, with metadata/*.npy and imgs/";
+
+/// A larger file is no image of these.
+const LARGEST_IMAGE: u64 = 1 << 24;
+
+/// What the file of an image holds.
+fn content(path: &Path) -> Result<Vec<u8>> {
+    let file = Bytes::open(path)?;
+    match file.len() {
+        0..=LARGEST_IMAGE => file.read(0..file.len()),
+        bytes => {
+            let message = format!("it has {bytes} bytes, an image has up to {LARGEST_IMAGE}");
+            Err(Error::damaged(path, message, "fetch the image again"))
+        }
+    }
+}
 
 /// The lists of a folder, by their numbers.
 fn lists(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -115,7 +130,8 @@ fn grey_pixels(path: &Path, size: usize) -> Result<Vec<u8>> {
     let file = File::open(path).map_err(Error::io(path, "open"))?;
     let bad = |message: String| Error::damaged(path, message, "fetch the image again");
     let decoded = contain(|| -> std::result::Result<(png::OutputInfo, Vec<u8>), String> {
-        let mut decoder = png::Decoder::new_with_limits(BufReader::new(file), png::Limits { bytes: 1 << 24 });
+        let mut decoder =
+            png::Decoder::new_with_limits(BufReader::new(file), png::Limits { bytes: LARGEST_IMAGE as usize });
         decoder.set_transformations(png::Transformations::normalize_to_color8());
         let mut reader = decoder.read_info().map_err(|error| error.to_string())?;
         let info = reader.info();
