@@ -90,7 +90,10 @@ impl Comparison {
             }
             let limit = Limit::here();
             plan.check_training_memory(limit.as_ref())?;
-            self.request.lengths.iter().try_for_each(|length| plan.check_evaluation_memory(*length, limit.as_ref()))?;
+            self.request
+                .lengths
+                .iter()
+                .try_for_each(|length| plan.check_evaluation_memory(plan.sequence_of(*length), limit.as_ref()))?;
             Ok(plan)
         })
         .collect()

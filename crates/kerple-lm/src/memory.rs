@@ -9,19 +9,21 @@
 //!                                                                2F a layer where hidden values are dropped
 //! evaluation   weights P
 //!              activations  8TM                                   one layer at work, its inner width in pieces
-//! both         logits of a few rows at a time
+//! both         logits of a few rows at a time; what positions take, see [`positions`]; 40 bytes for every token at once: the
+//!              examples, their targets and losses
 //! saving       weights P, moments 2P, a copy of the weights, the moments as a file: 6P
 //! ```
 //!
-//! An estimate: allocators and the operating system add to it. Peaks of resident memory that were measured lie between 8 %
-//! below and 35 % above it, the latter where all of it is less than 200 MiB. States and features of linear attention are not
-//! counted: training took 36 % more than estimated in one piece of 16384 tokens, twice as much in 64. A request is refused only
-//! where the estimate alone exceeds all the memory there is.
+//! An estimate: allocators and the operating system add to it. A request is refused only where the estimate alone exceeds all
+//! the memory there is.
+
+mod positions;
 
 use crate::error::{Error, Result};
 use crate::evaluate::TOKENS_AT_ONCE;
 use crate::plan::Plan;
 pub use kerple_data::machine::Limit;
+use positions::Rows;
 use std::fmt;
 
 /// Bytes by what they are for.
@@ -37,7 +39,14 @@ pub struct Memory {
     pub activations: u64,
     /// Logits, a few rows at a time.
     pub logits: u64,
+    /// Tables, draws and codes of the encoding, features and states of linear attention.
+    pub positions: u64,
+    /// Sequences with their targets and losses.
+    pub examples: u64,
 }
+
+/// Bytes of a token of an example: of its ids as they are read and as they are padded, of its target, of its loss by position.
+const A_TOKEN: u64 = 40;
 
 /// Rows of logits at once, about.
 const LOGIT_ROWS: u64 = 256;
@@ -45,8 +54,8 @@ const LOGIT_ROWS: u64 = 256;
 impl Memory {
     /// All of it.
     pub fn total(&self) -> u64 {
-        let Memory { weights, moments, gradients, activations, logits } = *self;
-        [moments, gradients, activations, logits].into_iter().fold(weights, u64::saturating_add)
+        let Memory { weights, moments, gradients, activations, logits, positions, examples } = *self;
+        [moments, gradients, activations, logits, positions, examples].into_iter().fold(weights, u64::saturating_add)
     }
 
     /// Refuses more than `limit`.
@@ -67,6 +76,8 @@ impl fmt::Display for Memory {
             ("gradients", self.gradients),
             ("activations", self.activations),
             ("logits", self.logits),
+            ("positions", self.positions),
+            ("examples", self.examples),
         ] {
             if bytes > 0 {
                 write!(f, ", {name} {}", gibibytes(bytes))?;
@@ -100,28 +111,42 @@ impl Plan {
         let hidden = if model.block.dropout > 0.0 && model.block.hidden_dropout { 2 * f } else { f };
         let a_token = model.n_layers * (6 * m + hidden + h) + 10 * m + 2 * f;
         let saving = bytes(&[3, self.parameters]);
+        let evaluation = match self.train.valid_every {
+            0 => 0,
+            _ => self.evaluation_memory(self.sequence_len()).activations,
+        };
+        let rows = Rows { sequences: micro_batch, positions: at_once, span: self.sequence_len(), training: true };
         let gradients = bytes(&[parts, self.parameters]).saturating_add(bytes(&[2, m, model.vocab_size]));
         Memory {
             weights: bytes(&[self.parameters]),
             moments: bytes(&[2, self.parameters]),
             // saving needs its copies after the gradients are gone
             gradients: gradients.max(saving),
-            activations: bytes(&[tokens, a_token]),
+            // a validation comes between two updates
+            activations: bytes(&[tokens, a_token]).max(evaluation),
             logits: bytes(&[LOGIT_ROWS as usize, model.vocab_size]),
+            positions: positions::positions(self, rows),
+            examples: A_TOKEN.saturating_mul(self.train.batch as u64).saturating_mul(self.sequence_len() as u64),
         }
     }
 
     /// What evaluating sequences of `length` tokens takes.
     pub fn evaluation_memory(&self, length: usize) -> Memory {
         let model = &self.model;
-        // linear attention takes long sequences in pieces
-        let tokens = if model.is_linear() { TOKENS_AT_ONCE } else { length.max(TOKENS_AT_ONCE) };
+        // texts are taken in pieces by linear attention
+        let in_pieces = model.is_linear() && self.data.task.is_none();
+        let (all, sequences) = (length.max(TOKENS_AT_ONCE), (TOKENS_AT_ONCE / length.max(1)).max(1));
+        let at_once = if in_pieces { length.min(TOKENS_AT_ONCE) } else { length };
+        let tokens = if in_pieces { TOKENS_AT_ONCE } else { all };
+        let rows = Rows { sequences, positions: at_once, span: length, training: false };
         Memory {
             weights: bytes(&[self.parameters]),
             moments: 0,
             gradients: 0,
             activations: bytes(&[tokens, 8, model.d_model]),
             logits: bytes(&[LOGIT_ROWS as usize, model.vocab_size]),
+            positions: positions::positions(self, rows),
+            examples: A_TOKEN.saturating_mul(all as u64),
         }
     }
 

@@ -9,6 +9,7 @@ mod transducer;
 
 pub use classifier::Classifier;
 pub use encoder::Encoder;
+pub(crate) use pieces::MOST_STATES;
 pub use transducer::Transducer;
 
 use crate::error::{Error, Result};

@@ -6,7 +6,9 @@ use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::{self, All, LayerKind, Window};
 use crate::schedule::Schedule;
-use check::{MOST_BATCH, check, check_block, check_layers, check_piece, check_readout, check_task, check_train};
+use check::{
+    MOST_BATCH, check, check_block, check_encodings, check_layers, check_piece, check_readout, check_task, check_train,
+};
 use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
@@ -222,6 +224,10 @@ impl Plan {
         }
         let train_len = sequence_len(task, model.readout, train.train_len);
         let geometry = model.geometry(train_len);
+        check_encodings(&config.encoding, &geometry, &model)?;
+        // before anything is made of it
+        let parameters = model.parameters(task).saturating_add(model.encoding_parameters(&config.encoding, &geometry));
+        check("trained values of the model", parameters as f64, 1.0..=MOST_PARAMETERS, "make the model smaller")?;
         check_layers(task, &config.encoding, &geometry, &model)?;
         check_piece(task, train.piece, &model)?;
         let mut plan = Plan {
@@ -229,7 +235,7 @@ impl Plan {
             seed: config.seed,
             data: config.data.clone(),
             facts,
-            parameters: model.parameters(task) + model.encoding_parameters(&config.encoding, &geometry),
+            parameters,
             encoding: config.encoding.clone(),
             model,
             train_len: train.train_len,
@@ -238,7 +244,6 @@ impl Plan {
             hash: String::new(),
             commit: None,
         };
-        check("trained values of the model", plan.parameters as f64, 1.0..=MOST_PARAMETERS, "make the model smaller")?;
         plan.hash = plan.digest();
         Ok(plan)
     }

@@ -362,7 +362,10 @@ impl Reproduction {
         let limit = Limit::here();
         plan.check_training_memory(limit.as_ref())?;
         for ask in self.asks(planned) {
-            ask.request.lengths.iter().try_for_each(|length| plan.check_evaluation_memory(*length, limit.as_ref()))?;
+            ask.request
+                .lengths
+                .iter()
+                .try_for_each(|length| plan.check_evaluation_memory(plan.sequence_of(*length), limit.as_ref()))?;
         }
         Ok(plan)
     }

@@ -137,6 +137,11 @@ pub trait Task<M> {
         learn(self.loss(model, batch, pass));
     }
 
+    /// The same as a number, of a model outside autodiff.
+    fn mean_loss(&self, model: &M, batch: &Batch, pass: &Pass) -> f64 {
+        f64::from(self.loss(model, batch, pass).into_scalar::<f32>())
+    }
+
     /// The loss of each target, for evaluation; `model` is outside autodiff.
     fn score(&self, model: &M, batch: &Batch, pass: &Pass) -> Scores;
 
@@ -172,6 +177,17 @@ impl Task<Decoder> for LanguageModel {
                 model.loss_in_pieces(batch.input(), targets, mean_share(targets), (each, pass), learn);
             }
             _ => learn(self.loss(model, batch, pass)),
+        }
+    }
+
+    fn mean_loss(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> f64 {
+        match self.piece {
+            // what does not fit a backward at once is not taken at once here
+            Some(each) if each < batch.len && batch.lengths.is_none() && batch.scored.is_none() => {
+                let losses = model.scored(batch.input(), &batch.targets, pass);
+                losses.iter().sum::<f64>() / losses.len() as f64
+            }
+            _ => f64::from(self.loss(model, batch, pass).into_scalar::<f32>()),
         }
     }
 

@@ -301,8 +301,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         let mut sum = 0.0;
         for start in (0..rows).step_by(at_once) {
             let batch = batches.validation(start..rows.min(start + at_once))?;
-            let mean = task.loss(&model, &batch, &self.plan.evaluation_pass(start));
-            sum += f64::from(mean.into_scalar::<f32>()) * batch.rows as f64;
+            sum += task.mean_loss(&model, &batch, &self.plan.evaluation_pass(start)) * batch.rows as f64;
         }
         Ok((rows > 0).then(|| sum / rows as f64))
     }

@@ -1,6 +1,7 @@
 //! Run files: every shipped one plans, every key counts, every mistake is named.
 
 use kerple_data::fingerprint;
+use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
 use kerple_lm::memory::Limit;
 use kerple_lm::plan::{DataFacts, Plan};
@@ -201,6 +202,41 @@ fn more_memory_than_there_is_is_refused_with_the_number_to_change() {
     assert!(error.hint().contains("smaller"), "{}", error.hint());
     assert!(paper.check_evaluation_memory(usize::MAX, small.as_ref()).is_err(), "no product wraps");
     assert!(paper.check_evaluation_memory(16_384, small.as_ref()).is_ok());
+}
+
+#[test]
+fn the_estimate_counts_what_positions_and_examples_take() {
+    const MIB: u64 = 1 << 20;
+    let linear = "model.block.attention={ linear = { features = \"favor\", count = 64 } }";
+    let of = |set: &[&str]| {
+        let plan = plan(&[&["train.batch=1", "train.valid_every=0"][..], set].concat()).unwrap();
+        plan.training_memory(1).positions
+    };
+    let small = of(&["encoding.kind=kerple_log"]);
+    assert!(small < MIB, "{small}");
+    // 4 heads of as many biases and slopes in two parameters
+    let drawn = of(&["encoding.kind=kerple_log", "encoding.randomized=1000000"]);
+    assert!(drawn > 4 * 1_000_000 * 8 * 4 - MIB && drawn < 256 * MIB, "{drawn}");
+    // as many realisations: the images of 512 queries and keys in 4 heads, noise of 10 waves, a projection of blocks
+    let code = |keys: &str| of(&[linear, &format!("encoding={{ kind = \"sine_spe\", {keys} }}")]);
+    assert!(code("realisations = 64") < 16 * MIB);
+    assert!(code("realisations = 8192") > 4 * 512 * 4 * 8192 * 4, "{}", code("realisations = 8192"));
+    assert!(code("realisations = 64, waves = 4096") > 2 * 4096 * 64 * 128 * 4);
+    let taps = of(&[linear, "encoding={ kind = \"conv_spe\", realisations = 4096, taps = [65536] }"]);
+    assert!(taps > 65_536 * 4096 * 12, "{taps}");
+    // a state a piece, up to 64 of them in a stretch
+    let pieces = |len: &str| of(&[linear, "encoding.kind=kerple_log", "train.piece=1024", len]);
+    let [few, many, more] = ["train.train_len=1024", "train.train_len=65536", "train.train_len=4194304"].map(pieces);
+    assert!(few + 64 * MIB < many && many < more && more < 3 * many, "{few} {many} {more}");
+    // a task is answered on whole sequences, a text is read in pieces
+    let limit = Limit { name: "the machine's memory", bytes: 64 << 30 };
+    let text = plan(&[linear, "encoding.kind=rotary"]).unwrap();
+    assert!(text.check_evaluation_memory(1 << 24, Some(&limit)).is_ok());
+    assert!(text.check_evaluation_memory(1 << 40, Some(&limit)).is_err(), "40 bytes a token");
+    let mut task = text.clone();
+    task.data.task = TaskConfig::named("even_pairs");
+    let error = task.check_evaluation_memory(1 << 27, Some(&limit)).unwrap_err();
+    assert!(error.to_string().contains("examples 5.0 GiB"), "{error}");
 }
 
 #[test]

@@ -8,8 +8,10 @@ mod common;
 mod counting;
 
 use change::{apply, change};
-use common::{Counting, encoding, plan};
+use common::{Counting, encoding, plan, plan_with};
 use kerple::kernel::points::Points;
+use kerple_burn::pass::Pass;
+use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
 use kerple_data::fingerprint;
 use kerple_lm::checkpoint::{self, State};
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
@@ -18,7 +20,7 @@ use kerple_lm::learner::{self, Learner};
 use kerple_lm::model::Decoder;
 use kerple_lm::plan::{DataFacts, Plan};
 use kerple_lm::run::RunFolder;
-use kerple_lm::task::LanguageModel;
+use kerple_lm::task::{Batch, LanguageModel, Task};
 use kerple_lm::train::{Sitting, train};
 use kerple_lm::{Error, Result};
 use kerple_report::record::{EvaluationRow, Journal};
@@ -227,6 +229,19 @@ fn run_folders() {
         fs::write(run.checkpoint.join("state.json"), &state).unwrap();
         fs::write(&path, &good).unwrap();
     }
+}
+
+#[test]
+fn a_validation_of_long_sequences_takes_what_a_piece_takes() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let block = BlockPlan { attention: AttentionKind::Linear(LinearPlan::default()), ..BlockPlan::default() };
+    let plan = plan_with(&encoding("rotary"), TrainConfig::default(), block);
+    let model = Decoder::new(&plan, &kerple_lm::device());
+    let len = 1 << 16;
+    let batch = Batch { tokens: vec![3; len], targets: vec![4; len], rows: 1, len, ..Batch::default() };
+    let [whole, pieces] = [None, Some(256)]
+        .map(|piece| counting::most(|| LanguageModel { piece }.mean_loss(&model, &batch, &Pass::evaluation(1))).1);
+    assert!(pieces < whole / 4, "{} of {} KiB", pieces >> 10, whole >> 10);
 }
 
 #[test]

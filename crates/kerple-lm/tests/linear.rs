@@ -11,7 +11,7 @@ use kerple_lm::config::{RunConfig, TrainConfig};
 use kerple_lm::learner::{Learner, settings};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::plan::{DataFacts, Plan};
-use kerple_lm::task::{Batch, LanguageModel};
+use kerple_lm::task::{Batch, LanguageModel, Task};
 
 fn linear(features: FeatureKind) -> BlockPlan {
     let linear = LinearPlan { features, count: 16, ..LinearPlan::default() };
@@ -90,6 +90,20 @@ fn long_texts_in_pieces_equal_whole_ones() {
         assert!(worst < 2e-4, "{}: {worst}", encoding.label());
         assert_eq!(pieces.len(), 2 * len);
     }
+}
+
+#[test]
+fn a_validation_in_pieces_is_that_of_whole_sequences() {
+    let plan = plan_with(&encoding("kerple_log"), TrainConfig::default(), linear(FeatureKind::Favor));
+    let model = parameters::without_autodiff(&Decoder::new(&plan, &kerple_lm::device()));
+    let (len, pass) = (9000, Pass::evaluation(3));
+    let tokens: Vec<u32> = (0..len).map(|at| (at * at % 23) as u32).collect();
+    let targets = tokens.iter().map(|token| (token * 7) % 23).collect();
+    let batch = Batch { tokens, targets, rows: 1, len, ..Batch::default() };
+    let whole = LanguageModel { piece: None }.mean_loss(&model, &batch, &pass);
+    let pieces = LanguageModel { piece: Some(128) }.mean_loss(&model, &batch, &pass);
+    // a mean of 9000 losses in f32, and f32 sums over as many positions in another order
+    assert!((whole - pieces).abs() < 1e-4 * whole && whole != pieces, "{whole} {pieces}");
 }
 
 #[test]

@@ -121,7 +121,7 @@ pub(crate) struct Maps<T> {
 }
 
 /// Most numbers of noise that a layer holds while it works: 256 MiB in f32.
-const MOST_HELD: usize = 1 << 26;
+pub const MOST_HELD: usize = 1 << 26;
 
 impl<T: Number> Maps<T> {
     /// For rows of `head_dim`; `code` with the values of what it learns.

@@ -19,7 +19,7 @@ use kerple_burn::pass::Pass;
 use std::ops::Range;
 
 /// Most states that are kept of one stretch of a sequence.
-const MOST_STATES: usize = 64;
+pub(crate) const MOST_STATES: usize = 64;
 
 /// Sequences that are taken in pieces.
 struct Pieces<'a> {

@@ -73,6 +73,15 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     Ok(())
 }
 
+/// Refuses sizes of encodings that are out of range.
+pub(super) fn check_encodings(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
+    encoding.check(geometry).map_err(refused)?;
+    model
+        .other_encodings()
+        .iter()
+        .try_for_each(|(name, other)| other.check(geometry).map_err(refused).map_err(|error| of_kind(error, name)))
+}
+
 /// Refuses encodings and attention that cannot be in the layers in which they stand.
 pub(super) fn check_layers(
     task: Option<&TaskConfig>,

@@ -1,0 +1,139 @@
+//! What positions take: draws, rows and tables of the encoding, codes, features and states of linear attention.
+//!
+//! With `n` positions at once of `s` in a sequence, `R` realisations, `M` features, `K` terms of a decay, `p` learned tensors:
+//!
+//! ```text
+//! draws        8 s a layer, where positions are drawn
+//! tables       H s (8 + 8 p in training), of both sides in encoders, once or a layer; made of 8 H (2 + p) numbers a distance up
+//!              to the largest that can be drawn
+//! rows         rotations 8 n D, additions 12 n M
+//! codes        noise: 8 W R H D a layer for W sinusoids; 4 R H D (n + taps) for filters, as far as it is held, and 12 R taps a
+//!              thread; images of queries and keys, 8 n H R, in training with their gradients
+//! features     a projection, 12 R max(R, M) and as much again three times while it is made; rows of a chunk a thread
+//! states       4 H ((K + 8) M (D + 1) + 256 (M + D)) a sequence and layer: one a thread, one a piece
+//! ```
+
+use super::bytes;
+use crate::layers::Layer;
+use crate::model::MOST_STATES;
+use crate::plan::Plan;
+use kerple::attention::linear::{CHUNK, NEAR};
+use kerple::encoding::{Geometry, Scope};
+use kerple::forms::{Code, CodeKind, Form};
+use kerple::kernel::exponentials::Grid;
+use kerple_burn::ops::linear_attention::MOST_HELD;
+use kerple_burn::plan::{FeatureKind, LinearPlan};
+use kerple_data::tasks::Answer;
+
+/// What is in memory at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    /// Sequences.
+    pub sequences: usize,
+    /// Positions of each.
+    pub positions: usize,
+    /// Positions of a whole sequence.
+    pub span: usize,
+    /// Whether a backward follows.
+    pub training: bool,
+}
+
+/// Bytes that the positions of a plan's model take.
+pub(super) fn positions(plan: &Plan, rows: Rows) -> u64 {
+    let mut kinds: Vec<(Layer, usize)> = Vec::new();
+    for layer in plan.model.every_layer(&plan.encoding) {
+        match kinds.iter_mut().find(|(known, _)| *known == layer) {
+            Some((_, layers)) => *layers += 1,
+            None => kinds.push((layer, 1)),
+        }
+    }
+    let is_encoder = plan.data.task.as_ref().is_some_and(|task| task.facts().answer != Answer::Marked);
+    let (geometry, sides) = (plan.geometry(), 1 + usize::from(is_encoder));
+    let of_kind = |(layer, layers): &(Layer, usize)| {
+        let encoding = encoding((layer, *layers), &geometry, (rows, sides));
+        let linear = layer.attention.linear();
+        encoding.saturating_add(linear.map_or(0, |linear| attention((layer, *layers), linear, &geometry, rows)))
+    };
+    kinds.iter().map(of_kind).fold(0, u64::saturating_add)
+}
+
+/// Draws, rows and tables of so many layers.
+fn encoding((layer, layers): (&Layer, usize), geometry: &Geometry, (rows, sides): (Rows, usize)) -> u64 {
+    let Layer { encoding, attention, .. } = *layer;
+    let randomized = encoding.randomized;
+    let Geometry { heads, head_dim, d_model, .. } = *geometry;
+    let parameters = encoding.parameters(geometry);
+    let has_own = parameters.iter().any(|parameter| parameter.scope == Scope::Layer);
+    let sets = if has_own || randomized.is_some() { layers } else { 1 };
+    let draws = randomized.map_or(0, |_| bytes(&[2, rows.span, layers]));
+    let zeros: Vec<Vec<f64>> = parameters.iter().map(|parameter| vec![0.0; parameter.len()]).collect();
+    let held = match encoding.form(geometry, &zeros, 0..1) {
+        Form::Nothing | Form::Code(_) => 0,
+        Form::Absolute(_) => bytes(&[3, rows.positions, d_model]),
+        Form::Rotary(_) => bytes(&[2, rows.positions, head_dim, sets]),
+        // as decays they end at a few chunks
+        Form::Table(_) | Form::Map(_) if attention.linear().is_some() => bytes(&[4, heads, NEAR, sets]),
+        Form::Table(_) | Form::Map(_) => {
+            let slopes = if rows.training { parameters.len() } else { 0 };
+            let kept = bytes(&[2 + 2 * slopes, heads, sides, rows.span, sets]);
+            kept.saturating_add(bytes(&[2 * (2 + slopes), heads, sides, randomized.unwrap_or(rows.span)]))
+        }
+    };
+    draws.saturating_add(held)
+}
+
+/// Codes, features and states of linear attention in so many layers.
+fn attention((layer, layers): (&Layer, usize), linear: &LinearPlan, geometry: &Geometry, rows: Rows) -> u64 {
+    let Geometry { heads, head_dim, .. } = *geometry;
+    let code = layer.encoding.code(geometry);
+    let width = code.as_ref().map_or(head_dim, Code::realisations);
+    let codes = code.map_or(0, |code| {
+        let images = bytes(&[if rows.training { 4 } else { 2 }, rows.sequences, rows.positions, heads, width]);
+        images.saturating_add(noise(&code.kind, layers, rows.positions))
+    });
+    let features = match linear.features {
+        FeatureKind::Relu | FeatureKind::Elu => width,
+        FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => linear.count,
+    };
+    let projection = match linear.features {
+        FeatureKind::Relu | FeatureKind::Elu => 0,
+        FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => {
+            bytes(&[3, width, features, layers]).saturating_add(bytes(&[6, width, width.max(features)]))
+        }
+    };
+    let fades = layer.encoding.fades_as_a_sum();
+    let terms = linear.demand().filter(|_| fades).map_or(2, |demand| Grid::log(&demand).rates().len() + 8);
+    let sums = bytes(&[terms, features, head_dim + 1]);
+    let state = sums.saturating_add(bytes(&[if fades { NEAR } else { CHUNK }, features + head_dim]));
+    let a_thread = state.saturating_mul(3).saturating_add(bytes(&[8, NEAR, features + head_dim]));
+    let threads = a_thread.saturating_mul(rayon::current_num_threads() as u64);
+    let kept = state.saturating_mul(states(rows)).saturating_mul((rows.sequences * heads * layers) as u64);
+    [projection, threads, kept].into_iter().fold(codes, u64::saturating_add)
+}
+
+/// Noise of all layers.
+fn noise(kind: &CodeKind, layers: usize, positions: usize) -> u64 {
+    match kind {
+        CodeKind::Sine(shape) => bytes(&[2, shape.waves, shape.realisations, shape.heads, shape.head_dim, layers]),
+        CodeKind::Conv(shape) => {
+            let taps = shape.taps.iter().fold(1usize, |product, taps| product.saturating_mul(*taps));
+            let all = bytes(&[positions.saturating_add(taps), shape.realisations, shape.heads, shape.head_dim]);
+            let a_thread = bytes(&[3, taps.saturating_add(CHUNK), shape.realisations]);
+            all.min(bytes(&[MOST_HELD])).saturating_add(a_thread.saturating_mul(rayon::current_num_threads() as u64))
+        }
+    }
+}
+
+/// States of a sequence that are kept in a layer: none where it is worked off at once, one before every piece of a stretch of
+/// at most [`MOST_STATES`], and what later pieces leave.
+fn states(rows: Rows) -> u64 {
+    let pieces = rows.span.div_ceil(rows.positions.max(1));
+    match (pieces, rows.training) {
+        (0 | 1, _) => 0,
+        (_, false) => 1,
+        (pieces, true) => {
+            let stretches = (0..).map(|depth| pieces / MOST_STATES.pow(depth)).take_while(|left| *left > 0);
+            1 + stretches.map(|left| left.min(MOST_STATES) as u64).sum::<u64>()
+        }
+    }
+}
