@@ -65,9 +65,16 @@ impl Code {
 pub struct Fading {
     /// At short distances, `[H, met]`.
     pub near: Tensor<2>,
-    /// Weights of the exponentials beyond, `[H, K]`.
+    /// At all others; `None`: nothing is left of them.
+    pub beyond: Option<Exponentials>,
+}
+
+/// A sum of decaying exponentials.
+#[derive(Clone, Debug)]
+pub struct Exponentials {
+    /// `[H, K]`
     pub weights: Tensor<2>,
-    /// Their rates, `[H, K]`.
+    /// `[H, K]`
     pub rates: Arc<[f64]>,
 }
 

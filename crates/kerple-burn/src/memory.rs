@@ -122,7 +122,7 @@ pub struct Recurrent {
 /// Positions whose noise is drawn at once when they come one by one.
 const FEWEST_HELD: usize = 256;
 
-/// Near weights, weights and rates of a decay.
+/// Near weights of a decay, and weights and rates of what is beyond.
 type HeldDecay = (Vec<f32>, Vec<f32>, Arc<[f64]>);
 
 /// What a sequence keeps from its first positions on: what was drawn, the decay, the sums.
@@ -144,7 +144,10 @@ impl Begun {
         let code = positions.code.as_ref().zip(values.as_ref()).map(|(code, values)| (&code.plan, &values[..]));
         let maps = Maps::new(linear, head_dim, code, &positions.pass);
         let fading = positions.fading.as_ref();
-        let decay = fading.map(|fading| (single(&fading.near), single(&fading.weights), fading.rates.clone()));
+        let decay = fading.map(|fading| match &fading.beyond {
+            Some(beyond) => (single(&fading.near), single(&beyond.weights), beyond.rates.clone()),
+            None => (single(&fading.near), Vec::new(), Arc::default()),
+        });
         Begun { maps, held: 0..0, decay, state: None }
     }
 }

@@ -149,6 +149,10 @@ pub struct LinearPlan {
     pub features: FeatureKind,
     /// Number of random features, M; even for `favor`, whose projection has half as many columns. Not used by the others.
     pub count: usize,
+    /// Whether the lengths of random directions are drawn by themselves; as published `favor` and `relu_rf` take them of the
+    /// rows of the block that directions are made of, on which they depend.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub independent_lengths: bool,
     /// Random features are drawn anew every so many updates; 0: never. Evaluation has a draw of its own, always the same,
     /// which is also that of `redraw = 0`.
     pub redraw: u64,
@@ -163,7 +167,8 @@ pub struct LinearPlan {
 impl Default for LinearPlan {
     fn default() -> Self {
         let (features, horizon) = (FeatureKind::Favor, 1 << 20);
-        LinearPlan { features, count: 128, redraw: 20, horizon, tolerance: 1e-3, amplitude: 4.0 }
+        let independent_lengths = false;
+        LinearPlan { features, count: 128, independent_lengths, redraw: 20, horizon, tolerance: 1e-3, amplitude: 4.0 }
     }
 }
 

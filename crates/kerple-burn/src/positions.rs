@@ -2,7 +2,7 @@
 
 mod table;
 
-use crate::forms::{Code, Fading, Positions, RotaryTables, Scores};
+use crate::forms::{Code, Exponentials, Fading, Positions, RotaryTables, Scores};
 use crate::fused::Engine;
 use crate::parameters::{Describe, Group, Groups};
 use crate::pass::{POSITIONS, Pass};
@@ -10,23 +10,11 @@ use crate::plan::AttentionKind;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kerple::encoding::scaling::Scaling;
-use kerple::encoding::{Clamp, Encoding, Geometry, Parameter, Places, Refusal, Scope};
+use kerple::encoding::{Clamp, Encoding, Entry, Geometry, Parameter, Places, Refusal, Scope};
 use kerple::forms::{Absolute, DistanceTable, Form, MapForm, Rotary, Sides, Sight, Slopes, TableSlopes};
 use kerple::kernel::exponentials::Demand;
 use std::sync::Arc;
 use table::{Table, cast};
-
-/// Where an encoding enters a model.
-#[derive(Clone, Debug, PartialEq)]
-enum Place {
-    Nowhere,
-    Embeddings,
-    Rotation,
-    Tables,
-    Map,
-    /// Queries and keys of linear attention.
-    Code(kerple::forms::Code),
-}
 
 /// What one layer of a model has of its encodings.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -53,8 +41,6 @@ pub struct PositionalEncoding {
     encoding: Arc<Encoding>,
     #[module(skip)]
     geometry: Arc<Geometry>,
-    #[module(skip)]
-    place: Place,
     /// What it is called where it is one of the others.
     #[module(skip)]
     name: Option<Arc<str>>,
@@ -94,7 +80,7 @@ impl PositionalEncoding {
         let standing: Arc<[Standing]> = standing.into();
         let other = |(index, (name, other)): (usize, &(String, Encoding))| {
             let other = PositionalEncoding::one(other, Some(index), &standing, geometry, from);
-            assert!(other.place != Place::Embeddings, "rows are added to embeddings, and layers have none");
+            assert!(other.encoding.entry() != Entry::Embeddings, "rows are added to embeddings, and layers have none");
             PositionalEncoding { name: Some(name.as_str().into()), ..other }
         };
         let main = PositionalEncoding::one(encoding, None, &standing, geometry, from);
@@ -115,14 +101,6 @@ impl PositionalEncoding {
             all.filter(|(_, parameter)| parameter.scope == scope).map(|(values, _)| param(values, device)).collect()
         };
         let has_own = parameters.iter().any(|parameter| parameter.scope == Scope::Layer);
-        let place = match encoding.form(geometry, &encoding.initial(geometry, seed), 0..1) {
-            Form::Nothing => Place::Nowhere,
-            Form::Absolute(_) => Place::Embeddings,
-            Form::Rotary(_) => Place::Rotation,
-            Form::Table(_) => Place::Tables,
-            Form::Map(_) => Place::Map,
-            Form::Code(code) => Place::Code(code),
-        };
         let own: Arc<[usize]> = (0..standing.len()).filter(|layer| standing[*layer].other == which).collect();
         PositionalEncoding {
             values: drawn(0, Scope::Model),
@@ -130,7 +108,6 @@ impl PositionalEncoding {
             others: Vec::new(),
             encoding: Arc::new(encoding.clone()),
             geometry: Arc::new(*geometry),
-            place,
             name: None,
             standing: standing.clone(),
             own,
@@ -319,26 +296,28 @@ impl PositionalEncoding {
         }
         let sight = |sides| sight(window, sides);
         let mut positions = Positions { sight: sight(Sides::One), pass: *pass, ..Positions::default() };
-        if let Place::Nowhere | Place::Embeddings = self.place {
+        let entry = self.encoding.entry();
+        if let Entry::Nowhere | Entry::Embeddings = entry {
             return positions;
         }
         let drawn = self.draw(POSITIONS + 1 + layer as u64, keys, pass);
         let span = pass.span.unwrap_or(keys);
         let places = Places { range: keys - queries..keys, span, drawn: drawn.as_deref() };
-        match &self.place {
-            Place::Nowhere | Place::Embeddings => {}
-            Place::Rotation => {
+        match entry {
+            Entry::Nowhere | Entry::Embeddings => {}
+            Entry::Rotation { .. } => {
                 let rotary = self.encoding.rotary(&self.geometry, span).expect("this encoding rotates");
                 positions.damping = rotary.damping(self.geometry.head_dim).map(Arc::from);
                 positions.rotary = Some(turned(&rotary, &places));
             }
-            Place::Code(plan) => {
-                positions.code = Some(Arc::new(Code { plan: plan.clone(), values: self.stored(layer) }));
+            Entry::Code => {
+                let plan = self.encoding.code(&self.geometry).expect("this encoding is a code");
+                positions.code = Some(Arc::new(Code { plan, values: self.stored(layer) }));
             }
-            Place::Tables if demand.is_some() => {
+            Entry::Scores(_) if demand.is_some() => {
                 positions.fading = demand.as_ref().map(|demand| self.fading(layer, demand, options, engine));
             }
-            Place::Tables => {
+            Entry::Scores(_) => {
                 let places = Places { range: 0..keys, ..places };
                 let (stored, numbers) = (self.stored(layer), self.numbers(layer));
                 let Form::Table(table) = self.encoding.form(&self.geometry, &numbers, places.clone()) else {
@@ -348,7 +327,7 @@ impl PositionalEncoding {
                 let [bias, weight] = self.tensors(table, places, numbers, &stored, options, engine);
                 positions.scores = Scores::Table { bias, weight };
             }
-            Place::Map => {
+            Entry::Map { .. } => {
                 let (stored, numbers) = (self.stored(layer), self.numbers(layer));
                 let all = Places { range: 0..keys, ..places.clone() };
                 let Form::Map(form) = self.encoding.form(&self.geometry, &numbers, all.clone()) else {
@@ -377,8 +356,12 @@ impl PositionalEncoding {
             let table = Table { heads, len: rows.len() / heads, rows, slopes, numbers: numbers.clone() };
             table.tensor(&stored, options, engine)
         };
-        let (near, weights) = (table(found.near, found.near_slopes), table(found.weights, found.weight_slopes));
-        Arc::new(Fading { near, weights, rates: found.rates.into() })
+        let near = table(found.near, found.near_slopes);
+        let beyond = (found.terms > 0).then(|| {
+            let weights = table(found.weights, found.weight_slopes);
+            Exponentials { weights, rates: found.rates.into() }
+        });
+        Arc::new(Fading { near, beyond })
     }
 
     /// What stands in the place of the positions of a sequence, or of its distances, at this place in the model.
@@ -423,9 +406,7 @@ impl PositionalEncoding {
         (device, dtype): (&Device, DType),
         pass: &Pass,
     ) -> Option<Tensor<3>> {
-        if self.place != Place::Embeddings {
-            return None;
-        }
+        let Entry::Embeddings = self.encoding.entry() else { return None };
         let width = self.geometry.d_model;
         let drawn = self.draw(POSITIONS, start + len, pass);
         let places = Places { drawn: drawn.as_deref(), ..Places::from(start..start + len) };

@@ -90,6 +90,24 @@ fn fused_equals_its_definition() {
     }
 }
 
+/// Their gradients are of draws' means, not of what was drawn: no differences to compare them with.
+#[test]
+fn centred_gradients_are_those_of_the_definition() {
+    let encoding = serde_json::from_str(r#"{"kind":"sine_spe","waves":2,"realisations":6,"centred":true}"#).unwrap();
+    let (both, mut rng, len) = (Both::new(&plan(FeatureKind::Favor), &encoding, 3), rng(4), 290);
+    let (x, up) = (random([1, len, SIZES.d_model], &mut rng), random([1, len, SIZES.d_model], &mut rng));
+    let forward = |both: &Both, x: Tensor<3>, engine| {
+        both.block.forward(x, &both.positions(len, &Pass::training(3, 5), engine), &Pass::training(3, 5), engine)
+    };
+    let [fused, composed] =
+        [Engine::Fused, Engine::Composed].map(|engine| run(&both, &x, &up, |both, x| forward(both, x, engine)));
+    assert_close(&fused, &composed, "centred");
+    let plain = serde_json::from_str(r#"{"kind":"sine_spe","waves":2,"realisations":6}"#).unwrap();
+    let plain = Both::new(&plan(FeatureKind::Favor), &plain, 3);
+    let plain = run(&plain, &x, &up, |both, x| forward(both, x, Engine::Fused));
+    assert_ne!(format!("{fused:?}"), format!("{plain:?}"), "the key changes something");
+}
+
 #[test]
 fn a_state_equals_whole_sequences() {
     let device = Device::flex();

@@ -35,8 +35,8 @@ mod words;
 
 pub use crate::compat::Compat;
 pub use config::{Clamp, Encoding, Scale};
-pub use fading::{Fading, InLinear};
-pub use method::{Inputs, METHODS, Method, Positional};
+pub use fading::{Fade, Fading, InLinear, Learned};
+pub use method::{Entry, Inputs, METHODS, Method, Positional, Tables};
 pub use parameter::{Init, Parameter, Scope, standard_normal};
 pub use randomized::{Places, Randomized};
 pub use refusal::{Checked, Refusal};
@@ -115,10 +115,13 @@ impl Encoding {
     ///
     /// With [`Scale::Inside`] the bias is divided by `sqrt(D)`, as Chi et al. 2022, Eq. 1 reads literally.
     pub fn form<'a>(&self, geometry: &Geometry, stored: &[Vec<f64>], places: impl Into<Places<'a>>) -> Form {
-        let places = places.into();
-        let values = self.true_values(geometry, stored);
+        self.form_of(geometry, &self.true_values(geometry, stored), places.into())
+    }
+
+    /// The same of true values; what is no table needs none.
+    fn form_of(&self, geometry: &Geometry, values: &[Vec<f64>], places: Places) -> Form {
         let (own, lags) = self.lags(&places);
-        let inputs = Inputs { geometry, values: &values, places: own, compat: self.compat };
+        let inputs = Inputs { geometry, values, places: own, compat: self.compat };
         let mut form = self.method.positional().form(&inputs);
         let (Form::Table(table) | Form::Map(MapForm { table, .. })) = &mut form else { return form };
         if let Some(lags) = lags {
@@ -204,9 +207,15 @@ impl Encoding {
         d_stored
     }
 
+    /// Where it enters a model.
+    pub fn entry(&self) -> Entry {
+        self.method.positional().entry()
+    }
+
     /// Rotation of queries and keys in a sequence of `span` positions, for methods that have one.
     pub fn rotary(&self, geometry: &Geometry, span: usize) -> Option<Rotary> {
-        match self.form(geometry, &self.zeros(geometry), Places { span, ..Places::from(0) }) {
+        let (Entry::Rotation { .. } | Entry::Map { rotates: true, .. }) = self.entry() else { return None };
+        match self.form_of(geometry, &[], Places { span, ..Places::from(0) }) {
             Form::Rotary(rotary) => Some(rotary),
             Form::Map(MapForm { rotary, .. }) => rotary,
             Form::Nothing | Form::Absolute(_) | Form::Table(_) | Form::Code(_) => None,
@@ -215,7 +224,8 @@ impl Encoding {
 
     /// What is added to the embeddings of these positions, for absolute methods.
     pub fn absolute<'a>(&self, geometry: &Geometry, places: impl Into<Places<'a>>) -> Option<Absolute> {
-        match self.form(geometry, &self.zeros(geometry), places) {
+        let Entry::Embeddings = self.entry() else { return None };
+        match self.form_of(geometry, &[], places.into()) {
             Form::Absolute(rows) => Some(rows),
             Form::Nothing | Form::Rotary(_) | Form::Table(_) | Form::Map(_) | Form::Code(_) => None,
         }
@@ -223,27 +233,21 @@ impl Encoding {
 
     /// The code of queries and keys, for stochastic methods.
     pub fn code(&self, geometry: &Geometry) -> Option<Code> {
-        match self.form(geometry, &self.zeros(geometry), 0) {
+        let Entry::Code = self.entry() else { return None };
+        match self.form_of(geometry, &[], Places::from(0)) {
             Form::Code(code) => Some(code),
             Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Map(_) => None,
         }
     }
 
     /// Whether keys ahead of a query have a bias of their own, so that only an encoder has a use for all of it.
-    pub fn tells_ahead(&self, geometry: &Geometry) -> bool {
-        match self.form(geometry, &self.zeros(geometry), 0) {
-            Form::Table(table) | Form::Map(MapForm { table, .. }) => table.sides == Sides::Two,
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => false,
-        }
+    pub fn tells_ahead(&self) -> bool {
+        matches!(self.entry(), Entry::Scores(tables) | Entry::Map { tables, .. } if tables.sides == Sides::Two)
     }
 
     /// Whether it is defined for keys behind a query only, so that no encoder can have it.
-    pub fn only_looks_back(&self, geometry: &Geometry) -> bool {
-        self.rotary(geometry, 0).is_some_and(|rotary| !rotary.damping.is_empty())
-    }
-
-    fn zeros(&self, geometry: &Geometry) -> Vec<Vec<f64>> {
-        self.parameters(geometry).iter().map(|parameter| vec![0.0; parameter.len()]).collect()
+    pub fn only_looks_back(&self) -> bool {
+        self.entry() == Entry::Rotation { fades: true }
     }
 
     /// The longest sequence the method is defined for, in tokens; `None` when it is defined for all.

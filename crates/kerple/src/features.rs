@@ -40,6 +40,7 @@ use crate::attention::product::{Keep, Matrix, Product};
 use crate::attention::rows::Transpose;
 use crate::cpu::lanes;
 use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hasher};
 
 /// Whether a row is a query or a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +83,9 @@ pub trait RowMap<T>: Debug + Send + Sync {
     /// Numbers of working room for [`MOST_ROWS`] rows.
     fn room(&self) -> usize;
 
+    /// A number in which maps differ that make other images of the same rows, but for chance.
+    fn identity(&self) -> u64;
+
     /// The map as a code, which engines contract with the rows of all sequences at once.
     fn code(&self) -> Option<&dyn contract::Code<T>> {
         None
@@ -96,6 +100,11 @@ pub trait RowMap<T>: Debug + Send + Sync {
     /// Writes the gradient in rows, given that in their images, and adds to that in the parameters of the head. `room` is as
     /// [`RowMap::forward`] left it for the same rows.
     fn backward(&self, place: Place, rows: Rows<T>, room: &mut [T], gradients: RowGradients<T>);
+}
+
+/// Puts the bits of numbers into `hasher`.
+pub(crate) fn hash_numbers(numbers: impl IntoIterator<Item = f64>, hasher: &mut DefaultHasher) {
+    numbers.into_iter().for_each(|number| hasher.write_u64(number.to_bits()));
 }
 
 /// What [`RowMap::backward`] reads.

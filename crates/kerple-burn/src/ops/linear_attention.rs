@@ -48,9 +48,9 @@ pub fn linear_attention(
     let mut inputs = Inputs::default();
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
     let code = positions.code.as_ref().map(|code| (inputs.add(code.joined(dtype)), code.clone()));
-    let fading = positions.fading.as_ref().map(|fading| {
-        let tables = [&fading.near, &fading.weights].map(|table| inputs.add(table.clone()));
-        (tables, fading.rates.clone())
+    let fading = positions.fading.as_ref().map(|fading| Places {
+        near: inputs.add(fading.near.clone()),
+        beyond: fading.beyond.as_ref().map(|beyond| (inputs.add(beyond.weights.clone()), beyond.rates.clone())),
     });
     let core = Core {
         own,
@@ -89,10 +89,11 @@ impl Linear {
     ///
     /// It is drawn anew every so many updates, and is always the same one in evaluation.
     pub(crate) fn omega(&self, width: usize, pass: &Pass) -> Vec<f64> {
-        let LinearPlan { features, count, redraw, .. } = self.plan;
+        let LinearPlan { features, count, redraw, independent_lengths, .. } = self.plan;
+        let published = if independent_lengths { omega::Lengths::Drawn } else { omega::Lengths::OfRows };
         let (columns, lengths) = match features {
-            FeatureKind::Favor => (count.div_ceil(2), omega::Lengths::OfRows),
-            FeatureKind::ReluRf => (count, omega::Lengths::OfRows),
+            FeatureKind::Favor => (count.div_ceil(2), published),
+            FeatureKind::ReluRf => (count, published),
             FeatureKind::FavorJax => (count, omega::Lengths::Drawn),
             FeatureKind::Relu | FeatureKind::Elu => return Vec::new(),
         };
@@ -152,6 +153,11 @@ impl<T: Number> Maps<T> {
         Maps { code, features }
     }
 
+    /// The same for sequences of so many positions.
+    fn over(self, span: usize) -> Maps<T> {
+        Maps { code: self.code.map(|code| code.over(span)), ..self }
+    }
+
     /// Holds the noise of these positions while there is room for it.
     pub(crate) fn hold(&mut self, positions: Range<usize>) {
         if let Some(code) = &mut self.code {
@@ -179,12 +185,34 @@ impl<'a, T: Number> Tables<'a, T> {
     }
 }
 
+/// Where the tables of a decay are among the inputs.
+#[derive(Debug)]
+struct Places {
+    near: usize,
+    /// Weights, with their rates.
+    beyond: Option<(usize, Arc<[f64]>)>,
+}
+
+impl Places {
+    fn all(&self) -> impl Iterator<Item = usize> {
+        [self.near].into_iter().chain(self.beyond.as_ref().map(|(weights, _)| *weights))
+    }
+
+    fn decay<'a, T: Number>(&'a self, heads: usize, inputs: &'a [Array]) -> Decay<'a, T> {
+        let (weights, rates) = match &self.beyond {
+            Some((weights, rates)) => (inputs[*weights].slice(), &rates[..]),
+            None => (&[][..], &[][..]),
+        };
+        Tables { near: inputs[self.near].slice(), weights, rates }.decay(heads)
+    }
+}
+
 /// Inputs: q, k, v, what a code learns, the tables of a decay. Saved: output, denominators, maps.
 #[derive(Debug)]
 struct Core {
     own: [usize; 3],
     code: Option<(usize, Arc<Code>)>,
-    fading: Option<([usize; 2], Arc<[f64]>)>,
+    fading: Option<Places>,
     linear: Linear,
     pass: Pass,
     reach: Reach,
@@ -211,19 +239,18 @@ impl Core {
     }
 
     fn maps<T: Number>(&self, inputs: &[Array]) -> Maps<T> {
+        let span = self.pass.span.unwrap_or(self.dims(inputs).len);
         let values = self.code.as_ref().map(|(place, code)| {
             let joined: Vec<f64> = inputs[*place].slice::<T>().iter().map(|value| value.to_f64()).collect();
             code.split(&joined)
         });
         let code = self.code.as_ref().zip(values.as_ref()).map(|((_, code), values)| (&code.plan, &values[..]));
-        Maps::new(&self.linear, self.dims(inputs).head_dim, code, &self.pass)
+        Maps::new(&self.linear, self.dims(inputs).head_dim, code, &self.pass).over(span)
     }
 
     fn problem<'a, T: Number>(&'a self, inputs: &'a [Array], maps: &'a [&'a dyn RowMap<T>]) -> Problem<'a, T> {
         let dims = self.dims(inputs);
-        let decay = self.fading.as_ref().map(|([near, weights], rates)| {
-            Tables { near: inputs[*near].slice(), weights: inputs[*weights].slice(), rates }.decay(dims.heads)
-        });
+        let decay = self.fading.as_ref().map(|places| places.decay(dims.heads, inputs));
         let guard = guard(self.linear.plan.features);
         Problem { dims, reach: self.reach, lengths: self.lengths.as_deref(), maps, decay, guard }
     }
@@ -269,9 +296,12 @@ impl Core {
             (contiguous([dims.heads, dims.len, dims.head_dim]), contiguous([dims.heads, dims.len, dims.value_dim]));
         let [mut d_q, mut d_k, mut d_v] = self.own.map(|place| zeros(inputs[place].slice::<T>().len()));
         let mut d_parameters = zeros(dims.heads * problem.parameters());
-        let wanted = self.fading.as_ref().filter(|([near, weights], _)| step.wanted[*near] || step.wanted[*weights]);
+        let wanted = self.fading.as_ref().filter(|places| places.all().any(|place| step.wanted[place]));
         let room = |place: usize| zeros::<T>(inputs[place].slice::<T>().len());
-        let mut d_tables = wanted.map(|(places, _)| places.map(room));
+        let mut d_tables = wanted.map(|places| {
+            let d_weights = places.beyond.as_ref().map_or(Vec::new(), |(weights, _)| room(*weights));
+            [room(places.near), d_weights]
+        });
         let saved = linear::Saved {
             inputs: self.inputs(inputs),
             out: View { data: out.slice::<T>(), strides: values },
@@ -295,8 +325,8 @@ impl Core {
             let joined = code.gradient(&d_parameters).concat();
             found.put(*place, joined.into_iter().map(T::from_f64).collect::<Vec<T>>());
         }
-        if let (Some((places, _)), Some(d_tables)) = (&self.fading, d_tables) {
-            places.iter().zip(d_tables).for_each(|(place, gradient)| found.put(*place, gradient));
+        if let (Some(places), Some(d_tables)) = (&self.fading, d_tables) {
+            places.all().zip(d_tables).for_each(|(place, gradient)| found.put(place, gradient));
         }
         found.finish()
     }

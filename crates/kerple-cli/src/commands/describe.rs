@@ -61,7 +61,7 @@ fn initial(parameter: &Parameter) -> String {
 /// What linear attention makes of it.
 fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
     let demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
-    match encoding.in_linear(geometry) {
+    match encoding.in_linear() {
         None => "cannot take it".to_owned(),
         Some(InLinear::AsItIs) => "takes it as it is".to_owned(),
         Some(InLinear::Code) => "takes it as a code of queries and keys; softmax attention does not".to_owned(),
@@ -70,7 +70,7 @@ fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
                 let (terms, tolerance, horizon) = (fading.terms, demand.tolerance.value(), demand.horizon);
                 let floor = if fading.floor > 0.0 { format!(" or of {}", fading.floor) } else { String::new() };
                 let met = fading.near.len() / geometry.heads;
-                if fading.weights.iter().all(|weight| *weight == 0.0) {
+                if terms == 0 {
                     return format!(
                         "takes it as an exact window of {met} positions, within {tolerance} of exp(b){floor}"
                     );

@@ -115,8 +115,7 @@ fn faded(values: &Values, near: &[f64], [heads, len]: [usize; 2], chunked: bool)
     // features that are given are not negative: relu leaves them as they are
     let map = Pointwise::Relu { width: head_dim, shift: 0.0 };
     let maps = [&map as &dyn RowMap<f64>];
-    let rates = vec![0.0; heads];
-    let decay = Some(Decay { met: NEAR, near, terms: 1, rates: &rates, weights: &rates });
+    let decay = Some(Decay { met: NEAR, near, terms: 0, rates: &[], weights: &[] });
     let dims = Dims { batch: 1, heads, len, head_dim, value_dim };
     let problem = Problem { dims, reach: Reach::Causal, lengths: None, maps: &maps, decay, guard: Guard::Nothing };
     let view = |data, d| View { data, strides: strides(d) };

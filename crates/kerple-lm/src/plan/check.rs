@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::layers::Layer;
 use kerple::attention::linear::CHUNK;
 use kerple::encoding::{Encoding, Geometry, InLinear, Refusal};
-use kerple_burn::plan::{AttentionKind, FeatureKind};
+use kerple_burn::plan::{AttentionKind, FeatureKind, LinearPlan};
 use kerple_data::lra::Arena;
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 
@@ -127,14 +127,14 @@ fn of_kind(error: Error, name: &str) -> Error {
 fn check_layer(task: Option<&TaskConfig>, layer: &Layer, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
     let encoding = layer.windowed();
     encoding.check(geometry).map_err(refused)?;
-    check_attention(&encoding, geometry, (layer.attention, model))?;
-    check_direction(task, &encoding, geometry)
+    check_attention(&encoding, (layer.attention, model))?;
+    check_direction(task, &encoding)
 }
 
 /// Only encoders read in both directions.
-fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, geometry: &Geometry) -> Result<()> {
+fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding) -> Result<()> {
     let is_encoder = task.is_some_and(|task| task.facts().answer != Answer::Marked);
-    if is_encoder && encoding.only_looks_back(geometry) {
+    if is_encoder && encoding.only_looks_back() {
         return Err(Error::Config {
             place: "encoding".to_owned(),
             message: format!(
@@ -144,7 +144,7 @@ fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, geometry: &Ge
             hint: "use rotary, or train a decoder".to_owned(),
         });
     }
-    if is_encoder || !encoding.tells_ahead(geometry) {
+    if is_encoder || !encoding.tells_ahead() {
         return Ok(());
     }
     Err(Error::Config {
@@ -155,15 +155,11 @@ fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, geometry: &Ge
 }
 
 /// Linear attention takes features of its own, and of the encodings those that are no change of scores.
-fn check_attention(
-    encoding: &Encoding,
-    geometry: &Geometry,
-    (attention, model): (&AttentionKind, &ModelPlan),
-) -> Result<()> {
+fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &ModelPlan)) -> Result<()> {
     let refuse = |key: &str, message: String, hint: &str| {
         Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
     };
-    let (taken, block) = (encoding.in_linear(geometry), &model.block);
+    let (taken, block) = (encoding.in_linear(), &model.block);
     let Some(linear) = attention.linear() else {
         if taken == Some(InLinear::Code) {
             let message = format!("{} is a code of queries and keys for linear attention", encoding.label());
@@ -195,6 +191,7 @@ fn check_attention(
     let hint = "leave it out to take the default";
     check("model.block.attention.linear.count", linear.count as f64, 2.0..=65_536.0, hint)?;
     check("model.block.attention.linear.horizon", linear.horizon as f64, 1.0..=1e12, hint)?;
+    check_directions(encoding, linear, model)?;
     if linear.features == FeatureKind::Favor && !linear.count.is_multiple_of(2) {
         let message = format!("{} is odd, `favor` has two features for each random direction", linear.count);
         return refuse("model.block.attention.linear.count", message, "use an even number");
@@ -209,6 +206,20 @@ fn check_attention(
         );
     }
     Ok(())
+}
+
+/// Random directions are drawn in square blocks and made orthogonal to each other, so rows are not wide, nor many directions long.
+fn check_directions(encoding: &Encoding, linear: &LinearPlan, model: &ModelPlan) -> Result<()> {
+    const WIDEST: f64 = 4096.0;
+    const MOST: f64 = (1u64 << 22) as f64;
+    if matches!(linear.features, FeatureKind::Relu | FeatureKind::Elu) {
+        return Ok(());
+    }
+    let code = encoding.code(&model.geometry(1));
+    let width = code.map_or(model.head_dim, |code| code.realisations()) as f64;
+    check("features of a head before random directions", width, 1.0..=WIDEST, "use the features `relu` or `elu`")?;
+    let numbers = "model.block.attention.linear.count * features of a head";
+    check(numbers, linear.count as f64 * width, 1.0..=MOST, "lower the count, or the realisations of a code")
 }
 
 /// Pieces are cut where layers keep a state, of sequences that are one text.

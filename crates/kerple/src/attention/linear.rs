@@ -47,6 +47,7 @@ use crate::Number;
 use crate::features::{Chain, RowMap, Side};
 use coded::Coded;
 use decay::Terms;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Positions of a chunk.
 pub const CHUNK: usize = crate::features::MOST_ROWS;
@@ -133,6 +134,16 @@ impl<'a, T: Number> Problem<'a, T> {
         self.chain().parameters()
     }
 
+    /// A number in which problems differ whose states are no states of each other, but for chance.
+    fn identity(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.maps.iter().for_each(|map| map.identity().hash(&mut hasher));
+        if let Some(decay) = &self.decay {
+            decay.hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
     /// Positions of a sequence that are no padding, of those of a call that starts at `first`.
     fn valid(&self, batch: usize, first: usize) -> usize {
         self.lengths.map_or(usize::MAX, |lengths| lengths[batch]).saturating_sub(first)
@@ -150,6 +161,7 @@ impl<'a, T: Number> Problem<'a, T> {
         );
         let dims = Dims { len: 0, head_dim: 0, ..self.dims };
         assert!(state.dims == dims, "the state is of {:?}, not {dims:?}", state.dims);
+        assert!(state.identity == self.identity(), "the state is of other maps or of another decay");
     }
 
     fn check(&self) {
@@ -296,6 +308,7 @@ pub fn backward_piece<T: Number>(
         "a piece of {len} positions behind {} is not cut between chunks of {CHUNK}",
         before.len()
     );
+    assert!(later.identity == before.identity, "what is later is of other maps or of another decay");
     assert!(later.len() == before.units.len(), "what is later is of {} units, not {}", later.len(), before.units.len());
     run_backward(problem, saved, Some((before, later)), gradients);
 }

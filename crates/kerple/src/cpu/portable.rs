@@ -5,6 +5,9 @@ use crate::Number;
 use std::array::from_fn;
 use std::marker::PhantomData;
 
+/// Whether the target multiplies and adds in one instruction.
+const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+
 /// Four numbers. Needs no proof.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable<T>(pub(crate) PhantomData<T>);
@@ -29,10 +32,10 @@ impl<T: Number> Arithmetic for Portable<T> {
     fn mul(self, a: [T; 4], b: [T; 4]) -> [T; 4] {
         from_fn(|i| a[i] * b[i])
     }
-    /// Rounded twice: without FMA, rounding once would be a slow library function.
+    /// Rounded once where the target has such an instruction, else twice: rounding once would be a slow library function.
     #[inline(always)]
     fn mul_add(self, a: [T; 4], b: [T; 4], c: [T; 4]) -> [T; 4] {
-        from_fn(|i| a[i] * b[i] + c[i])
+        from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
     }
     #[inline(always)]
     fn max(self, a: [T; 4], b: [T; 4]) -> [T; 4] {

@@ -11,12 +11,13 @@
 //! `behind`, keys behind the query are nearer by so much, and before can be told from after: 0.5 in Ruoss et al. 2023,
 //! arXiv:2305.16843.
 
-use super::method::{Inputs, Positional};
+use super::fading::Fade;
+use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{DEFINED, Description, SCORES};
 use super::{Compat, Geometry, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, Sides, TableSlopes};
+use crate::forms::{DistanceTable, Form, Sides};
 use serde::{Deserialize, Serialize};
 
 /// The slopes follow from the number of heads.
@@ -39,7 +40,7 @@ pub fn slopes(heads: usize) -> Vec<f64> {
         let start = (-8.0 / n as f64).exp2();
         (0..n).map(move |i| start * start.powf(i as f64))
     };
-    if heads.is_power_of_two() {
+    if heads.is_power_of_two() || heads == 0 {
         return geometric(heads).collect();
     }
     let below = heads.next_power_of_two() / 2;
@@ -48,9 +49,13 @@ pub fn slopes(heads: usize) -> Vec<f64> {
 }
 
 impl Config {
+    fn sides(&self) -> Sides {
+        if self.behind == 0.0 { Sides::One } else { Sides::Two }
+    }
+
     /// Bias at distances `0..len`, on both sides where they differ.
     pub fn table(&self, heads: usize, len: usize, compat: Compat) -> DistanceTable {
-        let sides = if self.behind == 0.0 { Sides::One } else { Sides::Two };
+        let sides = self.sides();
         let (origin, columns) = (sides.origin(len), sides.columns(len));
         let away = |column: usize| column.abs_diff(origin) as f64 - if column > origin { self.behind } else { 0.0 };
         let r = move |value: f64| compat.round(value);
@@ -72,16 +77,16 @@ impl Positional for Config {
         }
     }
 
+    fn entry(&self) -> Entry {
+        Entry::Scores(Tables::bias(self.sides()))
+    }
+
     fn check_keys(&self) -> Checked {
         if (0.0..=1.0).contains(&self.behind) {
             return Ok(());
         }
         let message = format!("{} is out of range, it must be between 0 and 1", self.behind);
         Err(Refusal::new("behind", message, "0.5 in the original's encoder"))
-    }
-
-    fn check(&self, _: &Geometry) -> Checked {
-        Ok(())
     }
 
     fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
@@ -96,15 +101,11 @@ impl Positional for Config {
         Randomized::Distances
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         Form::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.compat))
     }
 
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
+    fn decay(&self, heads: usize) -> Option<Fade> {
+        Some(Fade::Linear(slopes(heads)))
     }
 }

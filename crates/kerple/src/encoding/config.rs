@@ -2,9 +2,9 @@
 
 use super::parameter::Scope;
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
+use super::refusal::{Checked, Refusal, check_count};
 use super::scaling::Scaling;
-use super::{Compat, Geometry, METHODS, Method, finite};
+use super::{Compat, Geometry, METHODS, Method, finite, randomized};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -154,6 +154,10 @@ impl Encoding {
             let message = format!("`{}` cannot be randomized: {why}", self.method.kind());
             return Err(Refusal::new("randomized", message, "leave it out"));
         }
+        if let Some(most) = self.randomized {
+            let hint = "it is the longest sequence that is to be evaluated";
+            check_count("randomized", most, 1..=randomized::MOST, hint)?;
+        }
         self.method.positional().check_keys()?;
         if self.scale == Scale::Inside && !self.method.has_bias_table() {
             let message = format!(
@@ -176,7 +180,7 @@ impl Encoding {
     pub fn with_rope_scaling(&self, scaling: Scaling) -> Result<Encoding, Refusal> {
         scaling.check()?;
         let mut scaled = self.clone();
-        let Some(rotary) = scaled.method.rotary_mut() else {
+        let Some(rotary) = scaled.method.positional_mut().rotation_mut() else {
             let message = format!("`{}` has no rotary rates", self.method.kind());
             return Err(Refusal::new("scaling", message, "it is for `rotary`, and `dape` over it"));
         };
@@ -186,7 +190,7 @@ impl Encoding {
 
     /// How rotary rates are scaled.
     pub fn scaling(&self) -> Option<Scaling> {
-        self.method.clone().rotary_mut()?.scaling
+        self.method.clone().positional_mut().rotation_mut()?.scaling
     }
 
     /// The same as in its label.

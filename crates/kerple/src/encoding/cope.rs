@@ -10,12 +10,12 @@
 //! `[D, P]`, the same for all heads, in every layer for itself, decayed; it starts at 0. Past the training length: defined;
 //! keys behind more than P - 1 open gates share a position.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
+use super::refusal::{Checked, check_count};
 use super::words::{Description, SCORES};
 use super::{Geometry, Init, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, MapForm, TableSlopes};
+use crate::forms::{DistanceTable, Form, MapForm};
 use crate::maps::Cope;
 use serde::{Deserialize, Serialize};
 
@@ -48,16 +48,12 @@ impl Positional for Config {
         }
     }
 
-    fn check_keys(&self) -> Checked {
-        if (2..=MOST).contains(&self.positions) {
-            return Ok(());
-        }
-        let message = format!("{} is out of range, it must be between 2 and {MOST}", self.positions);
-        Err(Refusal::new("positions", message, "64 is the usual number of whole positions"))
+    fn entry(&self) -> Entry {
+        Entry::Map { tables: Tables::default(), rotates: false }
     }
 
-    fn check(&self, _: &Geometry) -> Checked {
-        Ok(())
+    fn check_keys(&self) -> Checked {
+        check_count("positions", self.positions, 2..=MOST, "64 is the usual number of whole positions")
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
@@ -73,18 +69,10 @@ impl Positional for Config {
         Randomized::Never("its positions follow from the content")
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         let Geometry { heads, head_dim, .. } = *inputs.geometry;
         let map = Cope { heads, head_dim, positions: self.positions }.into();
         let table = DistanceTable { heads, len: inputs.places.range.end, ..DistanceTable::default() };
         Form::Map(MapForm { map, table, rotary: None, own: 1 })
-    }
-
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
     }
 }

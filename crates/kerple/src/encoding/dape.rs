@@ -16,13 +16,12 @@
 //! them where `kernel > 1`, unless `edge = "closed"`, and decoding gives what training computes.
 
 use super::fire::{self, check_hidden};
-use super::method::{Inputs, Method, Positional};
+use super::method::{Entry, Inputs, Method, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{Description, SCORES};
-use super::{Geometry, METHODS, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, MapForm, Rotary, TableSlopes};
-use crate::maps::fire::Fire;
+use super::{Geometry, METHODS, Parameter, Scope, rotary};
+use crate::forms::{DistanceTable, Form, MapForm, TableSlopes};
 use crate::maps::mixed::{Bias, Mixed};
 use crate::maps::network::{Edge, Network, SLOPE, Variant};
 use serde::de::Error;
@@ -90,12 +89,12 @@ impl Serialize for Base {
     }
 }
 
-/// What a base hands over.
-enum Source {
+/// What a base hands over, in any model.
+enum Source<'a> {
     Nothing,
-    Rotation(Rotary),
-    Table(DistanceTable),
-    Fire(Fire),
+    Rotation,
+    Table(Tables),
+    Fire(&'a fire::Config),
     /// Something that is no bias of scores.
     Other(&'static str),
 }
@@ -105,29 +104,22 @@ impl Base {
         self.0.positional()
     }
 
-    fn source(&self, inputs: &Inputs) -> Source {
-        if let Method::Fire(fire) = &*self.0 {
-            return Source::Fire(fire.bias(inputs, SLOPE));
+    fn source(&self) -> Source<'_> {
+        let base = self.positional();
+        match base.entry() {
+            Entry::Nowhere => Source::Nothing,
+            Entry::Rotation { fades: false } => Source::Rotation,
+            Entry::Rotation { fades: true } => Source::Other("damps features of queries and keys"),
+            Entry::Scores(tables) if !tables.weight => Source::Table(tables),
+            Entry::Scores(_) => Source::Other("multiplies scores by a weight"),
+            Entry::Embeddings => Source::Other("is added to the embeddings"),
+            Entry::Map { .. } => base.fire().map_or(Source::Other("changes all heads together itself"), Source::Fire),
+            Entry::Code => Source::Other("replaces queries and keys by codes"),
         }
-        match self.positional().form(inputs) {
-            Form::Nothing => Source::Nothing,
-            Form::Rotary(rotary) if rotary.damping.is_empty() => Source::Rotation(rotary),
-            Form::Rotary(_) => Source::Other("damps features of queries and keys"),
-            Form::Table(table) if table.weight.is_none() => Source::Table(table),
-            Form::Table(_) => Source::Other("multiplies scores by a weight"),
-            Form::Absolute(_) => Source::Other("is added to the embeddings"),
-            Form::Map(_) => Source::Other("changes all heads together itself"),
-            Form::Code(_) => Source::Other("replaces queries and keys by codes"),
-        }
-    }
-
-    /// What kind of source it is in any model.
-    fn kind_of_source(&self) -> Source {
-        self.0.in_some_model(|inputs| self.source(inputs))
     }
 
     fn has_bias(&self) -> bool {
-        matches!(self.kind_of_source(), Source::Table(_) | Source::Fire(_))
+        matches!(self.source(), Source::Table(_) | Source::Fire(_))
     }
 }
 
@@ -150,6 +142,14 @@ impl Positional for Config {
         }
     }
 
+    fn entry(&self) -> Entry {
+        let (tables, rotates) = match self.base.source() {
+            Source::Table(tables) => (tables, false),
+            source => (Tables::default(), matches!(source, Source::Rotation)),
+        };
+        Entry::Map { tables, rotates }
+    }
+
     fn check_keys(&self) -> Checked {
         check_hidden("hidden", self.hidden)?;
         if self.kernel.is_multiple_of(2) || self.kernel > 15 {
@@ -158,16 +158,16 @@ impl Positional for Config {
         }
         self.base.positional().check_keys()?;
         let name = self.base.0.kind();
-        match self.base.kind_of_source() {
+        match self.base.source() {
             Source::Other(why) => {
                 let hint = "use a base that adds a bias to scores, such as kerple_log, or none or rotary";
                 Err(Refusal::new("base", format!("`{name}` {why}"), hint))
             }
-            Source::Nothing | Source::Rotation(_) if self.variant != Variant::default() => {
+            Source::Nothing | Source::Rotation if self.variant != Variant::default() => {
                 let message = format!("`{name}` adds no bias to scores, so there is one variant");
                 Err(Refusal::new("variant", message, "leave it out"))
             }
-            Source::Nothing | Source::Rotation(_) | Source::Table(_) | Source::Fire(_) => Ok(()),
+            Source::Nothing | Source::Rotation | Source::Table(_) | Source::Fire(_) => Ok(()),
         }
     }
 
@@ -179,8 +179,8 @@ impl Positional for Config {
         let (heads, hidden, k) = (geometry.heads, self.hidden, self.kernel);
         let inputs = self.network().inputs(heads, self.base.has_bias());
         // FIRE says itself what of it is decayed
-        let decay = match self.base.kind_of_source() {
-            Source::Nothing | Source::Rotation(_) | Source::Table(_) => true,
+        let decay = match self.base.source() {
+            Source::Nothing | Source::Rotation | Source::Table(_) => true,
             Source::Fire(_) | Source::Other(_) => false,
         };
         let of_base = self.base.positional().parameters(geometry).into_iter();
@@ -211,11 +211,11 @@ impl Positional for Config {
     fn form(&self, inputs: &Inputs) -> Form {
         let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
         let neutral = DistanceTable { heads, len, ..DistanceTable::default() };
-        let (bias, table, rotary) = match self.base.source(inputs) {
-            Source::Nothing | Source::Other(_) => (Bias::None, neutral, None),
-            Source::Rotation(rotary) => (Bias::None, neutral, Some(rotary)),
-            Source::Table(table) => (Bias::Table, table, None),
-            Source::Fire(fire) => (Bias::Fire(fire), neutral, None),
+        let (bias, table, rotary) = match (self.base.source(), self.base.positional().form(inputs)) {
+            (Source::Fire(fire), _) => (Bias::Fire(fire.bias(inputs, SLOPE)), neutral, None),
+            (_, Form::Table(table)) => (Bias::Table, table, None),
+            (_, Form::Rotary(rotary)) => (Bias::None, neutral, Some(rotary)),
+            (_, Form::Nothing | Form::Absolute(_) | Form::Map(_) | Form::Code(_)) => (Bias::None, neutral, None),
         };
         let own = 4 + if let Bias::Fire(_) = bias { fire::PARAMETERS } else { 0 };
         let map = Mixed { heads, bias, network: Some(self.network()) };
@@ -224,5 +224,9 @@ impl Positional for Config {
 
     fn slopes(&self, inputs: &Inputs) -> TableSlopes {
         self.base.positional().slopes(inputs)
+    }
+
+    fn rotation_mut(&mut self) -> Option<&mut rotary::Config> {
+        self.base.0.positional_mut().rotation_mut()
     }
 }

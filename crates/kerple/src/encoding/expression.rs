@@ -8,9 +8,8 @@
 //! calculus cannot prove valid is refused unless `unproven = true`; a weight needs no proof, it only scales.
 
 use super::kernels::Kernels;
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
-use super::refusal::Checked;
 use super::words::{DEFINED, Description, KERPLE, SCORES};
 use super::{Geometry, Init, Parameter, Scope};
 use crate::forms::{Form, TableSlopes};
@@ -94,13 +93,8 @@ impl Positional for Config {
         }
     }
 
-    /// The expressions were checked when they were read.
-    fn check_keys(&self) -> Checked {
-        Ok(())
-    }
-
-    fn check(&self, _: &Geometry) -> Checked {
-        Ok(())
+    fn entry(&self) -> Entry {
+        Entry::Scores(self.kernels().has())
     }
 
     /// Learned tensors, `[heads]` each; a name is prefixed where both expressions have it.
@@ -122,10 +116,6 @@ impl Positional for Config {
 
     fn randomized(&self) -> Randomized {
         Randomized::Distances
-    }
-
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
     }
 
     fn form(&self, inputs: &Inputs) -> Form {

@@ -9,10 +9,10 @@
 //! exponential, exactly. With larger exponents the power kernel is no such sum, but soon nothing: positions are met one by one
 //! until it is. This is the kernel's decay on kernel features, not softmax attention with a bias.
 
-use super::{Encoding, Geometry, Method, Parameter, Scale, alibi, kerple};
+use super::{Encoding, Entry, Geometry, Parameter, Scale};
 use crate::attention::linear::{CHUNK, NEAR};
 use crate::compat::Compat;
-use crate::forms::{Form, Slopes};
+use crate::forms::Slopes;
 use crate::kernel::exponentials::{self, Demand, Grid, Sum};
 use rayon::prelude::*;
 
@@ -23,7 +23,7 @@ pub struct Fading {
     pub near: Vec<f64>,
     /// Of `near`; `None` where nothing is learned.
     pub near_slopes: Option<Slopes>,
-    /// Number of exponentials, K.
+    /// Number of exponentials, K; none of an exact window.
     pub terms: usize,
     /// `[H, K]`
     pub rates: Vec<f64>,
@@ -46,17 +46,18 @@ pub enum InLinear {
     Decay,
 }
 
-/// How an encoding fades.
-enum Kind {
-    /// As a kernel learns to.
-    Learned(Learned),
+/// How `exp` of a method's bias fades with distance.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fade {
     /// `exp(-slope d)`, a slope a head.
     Linear(Vec<f64>),
+    /// As a kernel learns to.
+    Learned(Learned),
 }
 
 /// A kernel with parameters `r1` and `r2`, in this order.
-#[derive(Clone, Copy)]
-enum Learned {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Learned {
     /// `(1 + r2 d)^-r1`
     Log,
     /// `exp(-r1 d^r2)`
@@ -110,23 +111,10 @@ impl Learned {
 }
 
 impl Encoding {
-    fn fades(&self, heads: usize) -> Option<Kind> {
+    fn fades(&self, heads: usize) -> Option<Fade> {
         let plain = self.scale == Scale::After && self.compat == Compat::Exact;
-        if !plain || self.window.is_some() || self.randomized.is_some() {
-            return None;
-        }
-        match &self.method {
-            Method::KerpleLog(_) => Some(Kind::Learned(Learned::Log)),
-            Method::KerplePower(_) => Some(Kind::Learned(Learned::Power)),
-            Method::Alibi(_) => Some(Kind::Linear(alibi::slopes(heads))),
-            Method::KerplePowerOriginal(_) => Some(Kind::Linear(kerple::original_slopes(heads))),
-            Method::None(_) | Method::Learned(_) | Method::Sinusoidal(_) | Method::Rotary(_) | Method::Xpos(_) => None,
-            Method::T5(_) | Method::KerpleBiasWeight(_) | Method::KerpleWeight(_) | Method::KerpleLog3(_) => None,
-            Method::GaussianBias(_) | Method::StretchedBias(_) | Method::GaussianWeight(_) => None,
-            Method::StretchedWeight(_) | Method::Fire(_) | Method::Dape(_) | Method::Sandwich(_) => None,
-            Method::TransformerXl(_) | Method::Shaw(_) | Method::Cope(_) | Method::Kernel(_) => None,
-            Method::SineSpe(_) | Method::ConvSpe(_) => None,
-        }
+        let whole = self.window.is_none() && self.randomized.is_none();
+        if plain && whole { self.method.positional().decay(heads) } else { None }
     }
 
     /// Whether the encoding is a decay that linear attention can take.
@@ -136,30 +124,29 @@ impl Encoding {
 
     /// Whether that is a sum that only comes near a kernel.
     pub fn fades_as_a_sum(&self) -> bool {
-        matches!(self.fades(1), Some(Kind::Learned(_)))
+        matches!(self.fades(1), Some(Fade::Learned(_)))
     }
 
     /// The range of stored numbers of a parameter within which each has an effect of its own: amplitudes of the logarithmic
     /// kernel beyond the demand's largest are used as that.
     pub fn range_in_linear(&self, parameter: &Parameter, demand: &Demand) -> [f64; 2] {
         let [low, high] = parameter.stored_range();
-        let is_amplitude = matches!(self.fades(1), Some(Kind::Learned(Learned::Log))) && parameter.name == "r1";
+        let is_amplitude = matches!(self.fades(1), Some(Fade::Learned(Learned::Log))) && parameter.name == "r1";
         [low, if is_amplitude { high.min(demand.amplitude.value()) } else { high }]
     }
 
     /// How linear attention takes it; `None` where it cannot.
-    pub fn in_linear(&self, geometry: &Geometry) -> Option<InLinear> {
+    pub fn in_linear(&self) -> Option<InLinear> {
         if self.can_fade() {
             return Some(InLinear::Decay);
         }
         if self.window.is_some() {
             return None;
         }
-        match self.form(geometry, &self.initial(geometry, 0), 1) {
-            Form::Rotary(rotary) if !rotary.damping.is_empty() => None,
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) => Some(InLinear::AsItIs),
-            Form::Code(_) => Some(InLinear::Code),
-            Form::Table(_) | Form::Map(_) => None,
+        match self.entry() {
+            Entry::Rotation { fades: true } | Entry::Scores(_) | Entry::Map { .. } => None,
+            Entry::Nowhere | Entry::Embeddings | Entry::Rotation { fades: false } => Some(InLinear::AsItIs),
+            Entry::Code => Some(InLinear::Code),
         }
     }
 
@@ -168,13 +155,13 @@ impl Encoding {
     pub fn fading(&self, geometry: &Geometry, stored: &[Vec<f64>], demand: &Demand) -> Option<Fading> {
         let heads = geometry.heads;
         match self.fades(heads)? {
-            Kind::Linear(rates) => {
+            Fade::Linear(rates) => {
                 let near = |rate: &f64| (0..NEAR).map(|d| (-rate * d as f64).exp()).collect::<Vec<f64>>();
                 let near = rates.iter().flat_map(near).collect();
                 let weights = vec![1.0; heads];
                 Some(Fading { near, near_slopes: None, terms: 1, rates, weights, weight_slopes: None, floor: 0.0 })
             }
-            Kind::Learned(learned) => Some(self.learned_fading(learned, geometry, stored, demand)),
+            Fade::Learned(learned) => Some(self.learned_fading(learned, geometry, stored, demand)),
         }
     }
 
@@ -201,7 +188,7 @@ impl Encoding {
         };
         let near: Vec<Vec<[f64; 3]>> = heads.par_iter().map(near).collect();
         let near = |part: usize| near.iter().flatten().map(|row| row[part]).collect();
-        let terms = found.iter().map(|(sum, _)| sum.rates.len()).max().unwrap_or(0).max(1);
+        let terms = found.iter().map(|(sum, _)| sum.rates.len()).max().unwrap_or(0);
         // heads with fewer terms have some of weight 0
         let padded = |part: fn(&Sum) -> &Vec<f64>| {
             let row = |(sum, _): &(Sum, usize)| {
@@ -225,6 +212,7 @@ impl Encoding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encoding::Method;
     use crate::kernel::exponentials::{Amplitude, Tolerance};
 
     const GEOMETRY: Geometry = Geometry::new(3, 4, 64);
@@ -266,9 +254,9 @@ mod tests {
             }
         }
         let none = Encoding::from(Method::named("none").unwrap());
-        assert_eq!(none.in_linear(&GEOMETRY), Some(InLinear::AsItIs));
+        assert_eq!(none.in_linear(), Some(InLinear::AsItIs));
         let code = Encoding::from(Method::named("sine_spe").unwrap());
-        assert_eq!(code.in_linear(&GEOMETRY), Some(InLinear::Code));
+        assert_eq!(code.in_linear(), Some(InLinear::Code));
         for refused in [
             r#"{"kind":"kerple_log","window":9}"#,
             r#"{"kind":"kerple_log","scale":"inside"}"#,
@@ -276,7 +264,7 @@ mod tests {
             r#"{"kind":"kerple_log3"}"#,
         ] {
             let refused = serde_json::from_str::<Encoding>(refused).unwrap();
-            assert!(!refused.can_fade() && refused.in_linear(&GEOMETRY).is_none());
+            assert!(!refused.can_fade() && refused.in_linear().is_none());
         }
     }
 

@@ -5,18 +5,19 @@
 //! psi(x) = ln(1 + |c x|)                     P = |m p|
 //! ```
 //!
-//! `p`, the threshold, is the training length unless it is set; DAPE's listing has 512, its released training code 64 whatever
+//! `p`, the threshold, is the training length unless it is set, with all that a task adds to it: the empty places where answers
+//! stand, and the token that a class is read off; DAPE's listing has 512, its released training code 64 whatever
 //! the training length. Encoders take `|i - j|` and `max(i, j, P)`. Enters: scores, after the `1/sqrt(D)`
 //! scale. Randomized positions are drawn for tokens, not for distances: `i` and `j` become those of a sorted set. Learned: c, m,
 //! and the network, in every layer for itself; all but its biases are decayed.
 //! Past the training length: defined for every query and key, the measure grows with the query's position.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
+use super::refusal::{Checked, Refusal, check_count};
 use super::words::{Description, SCORES};
 use super::{Geometry, Init, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, MapForm, TableSlopes};
+use crate::forms::{DistanceTable, Form, MapForm};
 use crate::maps::Mixed;
 use crate::maps::fire::Fire;
 use crate::maps::mixed::Bias;
@@ -28,7 +29,8 @@ use serde::{Deserialize, Serialize};
 pub struct Config {
     /// Hidden units of the network.
     pub width: usize,
-    /// Positions below this one share one measure; the training length when absent.
+    /// Positions below this one share one measure; when absent the training length, in tasks with the empty places of answers
+    /// and the token that a class is read off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f64>,
 }
@@ -46,11 +48,7 @@ pub(super) const MOST_HIDDEN: usize = 1024;
 
 /// Refuses a number of hidden units.
 pub(super) fn check_hidden(key: &str, units: usize) -> Checked {
-    if (1..=MOST_HIDDEN).contains(&units) {
-        return Ok(());
-    }
-    let message = format!("{units} is out of range, it must be between 1 and {MOST_HIDDEN}");
-    Err(Refusal::new(key, message, "32 is the usual number of hidden units"))
+    check_count(key, units, 1..=MOST_HIDDEN, "32 is the usual number of hidden units")
 }
 
 impl Config {
@@ -73,6 +71,10 @@ impl Positional for Config {
         }
     }
 
+    fn entry(&self) -> Entry {
+        Entry::Map { tables: Tables::default(), rotates: false }
+    }
+
     fn check_keys(&self) -> Checked {
         check_hidden("width", self.width)?;
         match self.threshold {
@@ -82,10 +84,6 @@ impl Positional for Config {
             }
             _ => Ok(()),
         }
-    }
-
-    fn check(&self, _: &Geometry) -> Checked {
-        Ok(())
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
@@ -113,10 +111,6 @@ impl Positional for Config {
         Randomized::Positions
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
         let map = Mixed { heads, bias: Bias::Fire(self.bias(inputs, 0.0)), network: None };
@@ -124,7 +118,7 @@ impl Positional for Config {
         Form::Map(MapForm { map: map.into(), table, rotary: None, own: PARAMETERS })
     }
 
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
+    fn fire(&self) -> Option<&Config> {
+        Some(self)
     }
 }

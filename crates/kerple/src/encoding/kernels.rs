@@ -1,6 +1,6 @@
 //! Kernel expressions as distance tables: what the methods with names and those of a run file share.
 
-use super::method::Inputs;
+use super::method::{Inputs, Tables};
 use crate::forms::{DistanceTable, Sides, Slopes, TableSlopes};
 use crate::kernel::expr::Expr;
 
@@ -50,6 +50,11 @@ impl<'a> Kernels<'a> {
                 Part { expr, first: first - count, count }
             })
         })
+    }
+
+    /// Which of the two there are.
+    pub fn has(&self) -> Tables {
+        Tables { bias: self.bias.is_some(), weight: self.weight.is_some(), sides: Sides::One }
     }
 
     /// Bias and weight at distances `0..places.range.end`.

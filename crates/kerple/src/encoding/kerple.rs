@@ -24,13 +24,14 @@
 //! kept positive; where the paper gives no initial values (3-para-log and the Gaussian kinds) they follow by analogy. The released code calls `r1` of the logarithmic kernel `bias_p` and
 //! `r2` `bias_a`, but `r1` of the power kernel `bias_a` and `r2` `bias_p`.
 
+use super::fading::{Fade, Learned};
 use super::kernels::Kernels;
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::Checked;
 use super::words::{DEFINED, Description, KERPLE, SCORES};
 use super::{Geometry, Init, Parameter, Scope, alibi};
-use crate::forms::{Form, TableSlopes};
+use crate::forms::{Form, Sides, TableSlopes};
 use crate::kernel::expr::Expr;
 use crate::kernel::parameter::FLOOR;
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,8 @@ trait Named {
     const BIAS: Option<&'static str>;
     /// Multiplies scores.
     const WEIGHT: Option<&'static str>;
+    /// How linear attention takes its bias.
+    const DECAY: Option<Learned>;
     /// Name, start and range of each learned value, in the order of the expressions.
     fn learned(&self) -> Vec<(&'static str, Init, [f64; 2])>;
 }
@@ -83,12 +86,12 @@ impl<K: Named> Positional for K {
         words(K::WORDS)
     }
 
-    fn check_keys(&self) -> Checked {
-        self.learned().into_iter().try_for_each(|(key, init, range)| init.check(key, range))
+    fn entry(&self) -> Entry {
+        Entry::Scores(with_kernels(K::BIAS, K::WEIGHT, |kernels| kernels.has()))
     }
 
-    fn check(&self, _: &Geometry) -> Checked {
-        Ok(())
+    fn check_keys(&self) -> Checked {
+        self.learned().into_iter().try_for_each(|(key, init, range)| init.check(key, range))
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
@@ -104,10 +107,6 @@ impl<K: Named> Positional for K {
         Randomized::Distances
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         Form::Table(with_kernels(K::BIAS, K::WEIGHT, |kernels| kernels.table(inputs)))
     }
@@ -115,11 +114,15 @@ impl<K: Named> Positional for K {
     fn slopes(&self, inputs: &Inputs) -> TableSlopes {
         with_kernels(K::BIAS, K::WEIGHT, |kernels| kernels.slopes(inputs))
     }
+
+    fn decay(&self, _: usize) -> Option<Fade> {
+        K::DECAY.map(Fade::Learned)
+    }
 }
 
 /// Declares a kernel with its keys: the starts of what it learns, with the range of each.
 macro_rules! kernel {
-    ($(#[$doc:meta])* $name:ident $words:expr, $bias:expr, $weight:expr,
+    ($(#[$doc:meta])* $name:ident $words:expr, $bias:expr, $weight:expr, $decay:expr,
      $($(#[$key_doc:meta])* $key:ident: $start:expr => $range:expr),+ $(,)?) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -136,6 +139,7 @@ macro_rules! kernel {
             const WORDS: [&'static str; 3] = $words;
             const BIAS: Option<&'static str> = $bias;
             const WEIGHT: Option<&'static str> = $weight;
+            const DECAY: Option<Learned> = $decay;
 
             fn learned(&self) -> Vec<(&'static str, Init, [f64; 2])> {
                 vec![$((stringify!($key), self.$key, $range)),+]
@@ -146,7 +150,7 @@ macro_rules! kernel {
 
 kernel! {
     /// `-r1 ln(1 + r2 d)`
-    Log ["KERPLE-log", "z = s - r1 ln(1 + r2 d)", "r1, r2: 2 H"], Some("log(b, a)"), None,
+    Log ["KERPLE-log", "z = s - r1 ln(1 + r2 d)", "r1, r2: 2 H"], Some("log(b, a)"), None, Some(Learned::Log),
     /// Amplitude.
     r1: UP_TO_2 => RATE,
     /// Rate.
@@ -155,7 +159,7 @@ kernel! {
 
 kernel! {
     /// `-r1 d^r2`
-    Power ["KERPLE-power", "z = s - r1 d^r2", "r1, r2: 2 H"], Some("power(a, p)"), None,
+    Power ["KERPLE-power", "z = s - r1 d^r2", "r1, r2: 2 H"], Some("power(a, p)"), None, Some(Learned::Power),
     /// Amplitude.
     r1: UP_TO_1 => RATE,
     /// Exponent.
@@ -166,7 +170,7 @@ kernel! {
     /// `-r1 d^r2` and `exp(-r3 d^r4)`
     BiasWeight
     ["KERPLE bias + weight", "z = s exp(-r3 d^r4) - r1 d^r2", "r1, r2, r3, r4: 4 H"],
-    Some("power(a, p)"), Some("exp(1, a, p)"),
+    Some("power(a, p)"), Some("exp(1, a, p)"), None,
     /// Amplitude of the bias.
     r1: UP_TO_1 => RATE,
     /// Exponent of the bias.
@@ -179,7 +183,7 @@ kernel! {
 
 kernel! {
     /// `exp(-r1 d^r2)`
-    Weight ["KERPLE weight only", "z = s exp(-r1 d^r2)", "r1, r2: 2 H"], None, Some("exp(1, a, p)"),
+    Weight ["KERPLE weight only", "z = s exp(-r1 d^r2)", "r1, r2: 2 H"], None, Some("exp(1, a, p)"), None,
     /// Rate.
     r1: UP_TO_1 => RATE,
     /// Exponent.
@@ -188,7 +192,7 @@ kernel! {
 
 kernel! {
     /// `-r1 ln(1 + r2 d^r3)`
-    Log3 ["KERPLE 3-para-log", "z = s - r1 ln(1 + r2 d^r3)", "r1, r2, r3: 3 H"], Some("log3(b, a, p)"), None,
+    Log3 ["KERPLE 3-para-log", "z = s - r1 ln(1 + r2 d^r3)", "r1, r2, r3: 3 H"], Some("log3(b, a, p)"), None, None,
     /// Amplitude.
     r1: UP_TO_2 => RATE,
     /// Rate.
@@ -199,7 +203,7 @@ kernel! {
 
 kernel! {
     /// `r1 exp(-r2 d^2)`
-    GaussianBias ["Gaussian 2-para-bias", "z = s + r1 exp(-r2 d^2)", "r1, r2: 2 H"], Some("gauss(c, a)"), None,
+    GaussianBias ["Gaussian 2-para-bias", "z = s + r1 exp(-r2 d^2)", "r1, r2: 2 H"], Some("gauss(c, a)"), None, None,
     /// Amplitude.
     r1: UP_TO_2 => POSITIVE_RATE,
     /// Rate.
@@ -208,7 +212,9 @@ kernel! {
 
 kernel! {
     /// `r1 exp(-r2 d^r3)`
-    StretchedBias ["Gaussian 3-para-bias", "z = s + r1 exp(-r2 d^r3)", "r1, r2, r3: 3 H"], Some("exp(c, a, p)"), None,
+    StretchedBias
+    ["Gaussian 3-para-bias", "z = s + r1 exp(-r2 d^r3)", "r1, r2, r3: 3 H"],
+    Some("exp(c, a, p)"), None, None,
     /// Amplitude.
     r1: UP_TO_2 => POSITIVE_RATE,
     /// Rate.
@@ -219,14 +225,14 @@ kernel! {
 
 kernel! {
     /// `exp(-r1 d^2)`
-    GaussianWeight ["Gaussian 1-para-weight", "z = s exp(-r1 d^2)", "r1: H"], None, Some("gauss(1, a)"),
+    GaussianWeight ["Gaussian 1-para-weight", "z = s exp(-r1 d^2)", "r1: H"], None, Some("gauss(1, a)"), None,
     /// Rate.
     r1: UP_TO_1 => POSITIVE_RATE,
 }
 
 kernel! {
     /// `exp(-r1 d^r2)`
-    StretchedWeight ["Gaussian 2-para-weight", "z = s exp(-r1 d^r2)", "r1, r2: 2 H"], None, Some("exp(1, a, p)"),
+    StretchedWeight ["Gaussian 2-para-weight", "z = s exp(-r1 d^r2)", "r1, r2: 2 H"], None, Some("exp(1, a, p)"), None,
     /// Rate.
     r1: UP_TO_1 => RATE,
     /// Exponent.
@@ -234,7 +240,7 @@ kernel! {
 }
 
 /// Slopes of [`PowerOriginal`].
-pub(super) fn original_slopes(heads: usize) -> Vec<f64> {
+fn original_slopes(heads: usize) -> Vec<f64> {
     alibi::slopes(heads).into_iter().map(|slope| slope.max(FLOOR)).collect()
 }
 
@@ -248,12 +254,8 @@ impl Positional for PowerOriginal {
         words(["ALiBi inside KERPLE", "z = s - max(slope_h, 0.01) d", "nothing"])
     }
 
-    fn check_keys(&self) -> Checked {
-        Ok(())
-    }
-
-    fn check(&self, _: &Geometry) -> Checked {
-        Ok(())
+    fn entry(&self) -> Entry {
+        Entry::Scores(Tables::bias(Sides::One))
     }
 
     fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
@@ -268,17 +270,13 @@ impl Positional for PowerOriginal {
         Randomized::Distances
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         let slopes = [original_slopes(inputs.geometry.heads)];
         let inputs = Inputs { values: &slopes, ..inputs.clone() };
         Form::Table(with_kernels(Some("power(a, 1)"), None, |kernels| kernels.table(&inputs)))
     }
 
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
+    fn decay(&self, heads: usize) -> Option<Fade> {
+        Some(Fade::Linear(original_slopes(heads)))
     }
 }

@@ -7,12 +7,12 @@
 //! Enters: token embeddings, once. Learned: P, decayed as every matrix is. Past the training length: not defined; longer
 //! sequences are refused.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
+use super::refusal::{Checked, Refusal, check_count};
 use super::words::{Description, EMBEDDINGS};
 use super::{Geometry, Parameter, Scope};
-use crate::forms::{Absolute, Form, TableSlopes};
+use crate::forms::{Absolute, Form};
 use serde::{Deserialize, Serialize};
 
 /// Keys of learned positions.
@@ -22,6 +22,9 @@ pub struct Config {
     /// Number of rows; the training length when absent.
     pub positions: Option<usize>,
 }
+
+/// Most rows.
+const MOST: usize = 1 << 24;
 
 impl Config {
     /// Number of rows.
@@ -42,8 +45,13 @@ impl Positional for Config {
         }
     }
 
+    fn entry(&self) -> Entry {
+        Entry::Embeddings
+    }
+
     fn check_keys(&self) -> Checked {
-        Ok(())
+        let hint = "leave it out to have a row for each position of a training sequence";
+        self.positions.map_or(Ok(()), |positions| check_count("positions", positions, 1..=MOST, hint))
     }
 
     fn check(&self, geometry: &Geometry) -> Checked {
@@ -76,10 +84,5 @@ impl Positional for Config {
 
     fn form(&self, inputs: &Inputs) -> Form {
         Form::Absolute(Absolute::Learned { positions: self.positions(inputs.geometry) })
-    }
-
-    /// None: the rows enter through the embeddings.
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
     }
 }

@@ -1,5 +1,6 @@
 //! The list of methods, and what every one of them must say.
 
+use super::fading::Fade;
 use super::parameter::{Parameter, Scope};
 use super::randomized::{Places, Randomized};
 use super::refusal::Checked;
@@ -9,7 +10,7 @@ use super::{
     alibi, cope, dape, expression, fire, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
     transformer_xl, xpos,
 };
-use crate::forms::{DistanceTable, Form, MapForm, TableSlopes};
+use crate::forms::{Form, Sides, TableSlopes};
 use serde::{Deserialize, Serialize};
 
 /// What a method makes its form from.
@@ -26,24 +27,74 @@ pub struct Inputs<'a> {
     pub compat: Compat,
 }
 
+/// Where a method's form enters a model: of which kind it is, whatever the sizes of the model and the learned values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Nowhere: [`Form::Nothing`].
+    Nowhere,
+    /// The token embeddings: [`Form::Absolute`].
+    Embeddings,
+    /// Queries and keys: [`Form::Rotary`].
+    Rotation {
+        /// Whether their products fade with distance too.
+        fades: bool,
+    },
+    /// Scores, by distance: [`Form::Table`].
+    Scores(Tables),
+    /// The scores of all heads together: [`Form::Map`].
+    Map {
+        /// What of it is by distance.
+        tables: Tables,
+        /// Whether queries and keys are rotated before.
+        rotates: bool,
+    },
+    /// Queries and keys of linear attention: [`Form::Code`].
+    Code,
+}
+
+/// What a [`DistanceTable`](crate::forms::DistanceTable) has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tables {
+    /// Whether something is added to scores.
+    pub bias: bool,
+    /// Whether scores are multiplied by something.
+    pub weight: bool,
+    /// Which distances it is over.
+    pub sides: Sides,
+}
+
+impl Tables {
+    /// A bias over these distances.
+    pub(super) fn bias(sides: Sides) -> Tables {
+        Tables { bias: true, weight: false, sides }
+    }
+}
+
 /// A positional method: all that anything else asks about it, implemented by its keys.
 ///
-/// Nothing here has a default, so that a new method is whole before it compiles.
+/// What every method must say has no default; a default is what most methods say, and none takes positions from a model.
 pub trait Positional {
     /// The method in words.
     fn words(&self) -> Description;
+
+    /// Where the form enters.
+    fn entry(&self) -> Entry;
 
     /// Refuses keys that are wrong for every model.
     ///
     /// # Errors
     /// The key, the value and the limit.
-    fn check_keys(&self) -> Checked;
+    fn check_keys(&self) -> Checked {
+        Ok(())
+    }
 
     /// Refuses keys that are wrong for this model.
     ///
     /// # Errors
     /// The key, the value and the limit.
-    fn check(&self, geometry: &Geometry) -> Checked;
+    fn check(&self, _geometry: &Geometry) -> Checked {
+        Ok(())
+    }
 
     /// Learned tensors, in the order every other function takes them.
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter>;
@@ -56,13 +107,37 @@ pub trait Positional {
     fn randomized(&self) -> Randomized;
 
     /// The longest sequence it is defined for, in tokens; `None` when it is defined for all.
-    fn longest(&self, geometry: &Geometry) -> Option<usize>;
+    fn longest(&self, _geometry: &Geometry) -> Option<usize> {
+        None
+    }
 
-    /// What enters the model.
+    /// What enters the model. Only tables are made of values.
     fn form(&self, inputs: &Inputs) -> Form;
 
     /// Derivatives of the form's tables in the parameters.
-    fn slopes(&self, inputs: &Inputs) -> TableSlopes;
+    ///
+    /// # Panics
+    /// Where tables are learned: their derivatives must be said.
+    fn slopes(&self, inputs: &Inputs) -> TableSlopes {
+        let learns = matches!(self.entry(), Entry::Scores(_)) && !self.parameters(inputs.geometry).is_empty();
+        assert!(!learns, "{} learns a table without derivatives", self.words().name);
+        TableSlopes::default()
+    }
+
+    /// How `exp` of its bias fades with distance in a model of so many heads; `None`: linear attention cannot take it.
+    fn decay(&self, _heads: usize) -> Option<Fade> {
+        None
+    }
+
+    /// The keys of its rotation, to be stretched for longer sequences; `None`: it has none that can be.
+    fn rotation_mut(&mut self) -> Option<&mut rotary::Config> {
+        None
+    }
+
+    /// The keys of FIRE where it is that and nothing else, for maps that make its bias themselves.
+    fn fire(&self) -> Option<&fire::Config> {
+        None
+    }
 }
 
 macro_rules! methods {
@@ -94,6 +169,13 @@ macro_rules! methods {
 
             /// What the method says about itself.
             pub fn positional(&self) -> &dyn Positional {
+                match self {
+                    $(Method::$variant(config) => config,)+
+                }
+            }
+
+            /// The same, to be changed.
+            pub(super) fn positional_mut(&mut self) -> &mut dyn Positional {
                 match self {
                     $(Method::$variant(config) => config,)+
                 }
@@ -163,35 +245,8 @@ impl Method {
         self.positional().words()
     }
 
-    /// What `f` makes of the method in a small model, for answers that are the same in every model.
-    pub(super) fn in_some_model<R>(&self, f: impl FnOnce(&Inputs) -> R) -> R {
-        let geometry = Geometry::new(2, 4, 2);
-        let parameters = self.positional().parameters(&geometry);
-        let values: Vec<Vec<f64>> = parameters.iter().map(|parameter| vec![0.5; parameter.len()]).collect();
-        f(&Inputs { geometry: &geometry, values: &values, places: Places::from(2), compat: Compat::Exact })
-    }
-
-    /// The rotation it has, its own or that of what DAPE is over.
-    pub(super) fn rotary_mut(&mut self) -> Option<&mut rotary::Config> {
-        match self {
-            Method::Rotary(rotary) => Some(rotary),
-            Method::Dape(dape) => dape.base.0.rotary_mut(),
-            Method::None(_) | Method::Learned(_) | Method::Sinusoidal(_) | Method::Xpos(_) | Method::Alibi(_) => None,
-            Method::T5(_) | Method::KerpleLog(_) | Method::KerplePower(_) | Method::KerpleBiasWeight(_) => None,
-            Method::KerpleWeight(_) | Method::KerplePowerOriginal(_) | Method::KerpleLog3(_) => None,
-            Method::GaussianBias(_) | Method::StretchedBias(_) | Method::GaussianWeight(_) => None,
-            Method::StretchedWeight(_) | Method::Fire(_) | Method::Sandwich(_) | Method::TransformerXl(_) => None,
-            Method::Shaw(_) | Method::Cope(_) | Method::Kernel(_) | Method::SineSpe(_) | Method::ConvSpe(_) => None,
-        }
-    }
-
     /// Whether it hands over a bias by distance, alone or with a map.
     pub(super) fn has_bias_table(&self) -> bool {
-        self.in_some_model(|inputs| match self.positional().form(inputs) {
-            Form::Table(DistanceTable { bias, .. }) | Form::Map(MapForm { table: DistanceTable { bias, .. }, .. }) => {
-                bias.is_some()
-            }
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => false,
-        })
+        matches!(self.positional().entry(), Entry::Scores(tables) | Entry::Map { tables, .. } if tables.bias)
     }
 }

@@ -6,12 +6,11 @@
 //!
 //! Enters: nowhere. Learned: nothing. Past the training length: defined for every distance.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
-use super::refusal::Checked;
 use super::words::{DEFINED, Description};
 use super::{Geometry, Parameter, Scope};
-use crate::forms::{Form, TableSlopes};
+use crate::forms::Form;
 use serde::{Deserialize, Serialize};
 
 /// Nothing to set.
@@ -31,12 +30,8 @@ impl Positional for Config {
         }
     }
 
-    fn check_keys(&self) -> Checked {
-        Ok(())
-    }
-
-    fn check(&self, _: &Geometry) -> Checked {
-        Ok(())
+    fn entry(&self) -> Entry {
+        Entry::Nowhere
     }
 
     fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
@@ -51,15 +46,7 @@ impl Positional for Config {
         Randomized::Never("no position enters the model")
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, _: &Inputs) -> Form {
         Form::Nothing
-    }
-
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
     }
 }

@@ -15,6 +15,9 @@ use super::Encoding;
 use rand::{Rng, RngExt};
 use std::ops::Range;
 
+/// Most positions, or distances, to draw from: a draw passes them all, and tables are made for all.
+pub(super) const MOST: usize = 1 << 20;
+
 /// What of a method can be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Randomized {

@@ -1,5 +1,7 @@
 //! Settings that no model can be built from.
 
+use std::ops::RangeInclusive;
+
 /// A setting that is out of range or contradicts another: which key, what is wrong, what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{key}`: {message}")]
@@ -26,6 +28,15 @@ impl Refusal {
 
 /// What a check returns.
 pub type Checked = Result<(), Refusal>;
+
+/// Refuses a whole number outside of `range`.
+pub(super) fn check_count(key: &str, value: usize, range: RangeInclusive<usize>, hint: &str) -> Checked {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let (low, high) = range.into_inner();
+    Err(Refusal::new(key, format!("{value} is out of range, it must be between {low} and {high}"), hint))
+}
 
 /// Refuses a base of rates that does not give rates in `(0, 1]`.
 pub(super) fn check_base(base: f64) -> Checked {

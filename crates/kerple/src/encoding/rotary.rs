@@ -9,13 +9,13 @@
 //! those angles; [`Scaling`] makes other rates for longer sequences, in training or in the evaluation of a trained model. The
 //! original's low-precision runs round `inv_freq` and the positions to bf16.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::scaling::{Lengths, Scaled, Scaling, plain_rates};
 use super::words::Description;
 use super::{Compat, Geometry, Parameter, Scope};
-use crate::forms::{Form, Rotary, TableSlopes};
+use crate::forms::{Form, Rotary};
 use serde::{Deserialize, Serialize};
 
 /// Keys of a rotary embedding.
@@ -76,6 +76,10 @@ impl Positional for Config {
         }
     }
 
+    fn entry(&self) -> Entry {
+        Entry::Rotation { fades: false }
+    }
+
     fn check_keys(&self) -> Checked {
         if self.pct > 0.0 && self.pct <= 1.0 {
             check_base(self.base)?;
@@ -113,17 +117,13 @@ impl Positional for Config {
         Randomized::Positions
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         let Geometry { head_dim, train_len, .. } = *inputs.geometry;
         Form::Rotary(self.scaled(head_dim, Lengths { train_len, span: inputs.places.span }, inputs.compat))
     }
 
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
+    fn rotation_mut(&mut self) -> Option<&mut Config> {
+        Some(self)
     }
 }
 

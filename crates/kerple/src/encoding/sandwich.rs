@@ -9,12 +9,12 @@
 //! distance 0 is taken off, which no softmax notices. Enters: scores, after the `1/sqrt(D)` scale. Learned: nothing. Past the
 //! training length: defined for every distance, falling roughly as a logarithm.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::words::{DEFINED, Description, SCORES};
 use super::{Compat, Geometry, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, Sides, TableSlopes};
+use crate::forms::{DistanceTable, Form, Sides};
 use serde::{Deserialize, Serialize};
 
 /// Keys of a sandwich bias.
@@ -64,16 +64,16 @@ impl Positional for Config {
         }
     }
 
+    fn entry(&self) -> Entry {
+        Entry::Scores(Tables::bias(Sides::One))
+    }
+
     fn check_keys(&self) -> Checked {
         if !(2..=MOST).contains(&self.features) || !self.features.is_multiple_of(2) {
             let message = format!("{} is out of range, it must be even and between 2 and {MOST}", self.features);
             return Err(Refusal::new("features", message, "the paper has 128"));
         }
         check_base(self.base)
-    }
-
-    fn check(&self, _: &Geometry) -> Checked {
-        Ok(())
     }
 
     fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
@@ -88,16 +88,8 @@ impl Positional for Config {
         Randomized::Distances
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         Form::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.compat))
-    }
-
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
     }
 }
 

@@ -9,12 +9,12 @@
 //! asks for them. Enters: scores, and values. Learned: a and b, in every layer for itself, decayed; a decoder uses the upper
 //! halves. Past the training length: defined for every distance, all from K on share a vector.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
+use super::refusal::{Checked, check_count};
 use super::words::{Description, SCORES};
 use super::{Geometry, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, MapForm, TableSlopes};
+use crate::forms::{DistanceTable, Form, MapForm};
 use crate::maps::relative::{Relative, Source};
 use serde::{Deserialize, Serialize};
 
@@ -50,16 +50,12 @@ impl Positional for Config {
         }
     }
 
-    fn check_keys(&self) -> Checked {
-        if (1..=MOST).contains(&self.max_distance) {
-            return Ok(());
-        }
-        let message = format!("{} is out of range, it must be between 1 and {MOST}", self.max_distance);
-        Err(Refusal::new("max_distance", message, "the paper has 16"))
+    fn entry(&self) -> Entry {
+        Entry::Map { tables: Tables::default(), rotates: false }
     }
 
-    fn check(&self, _: &Geometry) -> Checked {
-        Ok(())
+    fn check_keys(&self) -> Checked {
+        check_count("max_distance", self.max_distance, 1..=MOST, "the paper has 16")
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
@@ -75,10 +71,6 @@ impl Positional for Config {
         Randomized::Distances
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         let (Geometry { heads, head_dim, .. }, places) = (*inputs.geometry, &inputs.places);
         let lags = places.drawn.map(<[usize]>::to_vec);
@@ -86,9 +78,5 @@ impl Positional for Config {
         let map = Relative { heads, head_dim, source, lags, values }.into();
         let table = DistanceTable { heads, len: places.range.end, ..DistanceTable::default() };
         Form::Map(MapForm { map, table, rotary: None, own: if values { 2 } else { 1 } })
-    }
-
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
     }
 }

@@ -7,12 +7,12 @@
 //! Enters: added to the token embeddings, once. Past the training length: defined, but the model has not seen those rows.
 //! The original's low-precision runs do all of it in bf16.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::words::{Description, EMBEDDINGS, UNSEEN};
 use super::{Compat, Geometry, Parameter, Scope};
-use crate::forms::{Absolute, Form, TableSlopes};
+use crate::forms::{Absolute, Form};
 use serde::{Deserialize, Serialize};
 
 /// Keys of sinusoidal positions.
@@ -51,6 +51,10 @@ impl Positional for Config {
         }
     }
 
+    fn entry(&self) -> Entry {
+        Entry::Embeddings
+    }
+
     fn check_keys(&self) -> Checked {
         check_base(self.base)
     }
@@ -76,16 +80,8 @@ impl Positional for Config {
         Randomized::Positions
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         let rows = self.rows(inputs.geometry.d_model, inputs.places.positions(), inputs.compat);
         Form::Absolute(Absolute::Fixed(rows))
-    }
-
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
     }
 }

@@ -18,20 +18,24 @@
 //! Past the training length: defined for every position of a line; for those of `size` over a plane or volume. A token in front
 //! of a sequence is a position of it, so a raster is coded as a whole only where classes are read off the mean of its rows.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
+use super::refusal::{Checked, Refusal, check_count};
 use super::words::{DEFINED, Description};
 use super::{Geometry, Init, Parameter, Scope};
-use crate::features::{ConvShape, Gating, SineShape, filter_scale};
-use crate::forms::{Code, CodeKind, Form, TableSlopes};
+use crate::features::{ConvShape, Gating, SineShape, filter_scale, padded};
+use crate::forms::{Code, CodeKind, Form};
 use crate::kernel::parameter::Keep;
 use serde::{Deserialize, Serialize};
 
 const SOURCE: &str = "Liutkus et al. 2021, arXiv:2105.08399";
 const ENTERS: &str = "queries and keys of every layer, before the features of linear attention";
-/// Most realisations, waves and taps: codes beyond would be far larger than any model they serve.
+/// Most waves, taps and positions along an axis.
 const MOST: usize = 1 << 16;
+/// Most realisations: random directions of so many features are made orthogonal to each other.
+const MOST_REALISATIONS: usize = 1 << 12;
+/// Most numbers of a code that are there at once, of all heads or of a few positions.
+const MOST_NUMBERS: usize = 1 << 28;
 
 /// What layers share of a draw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,11 +62,15 @@ pub struct Sine {
     pub gating: Gating,
     /// What layers share of a draw.
     pub noise: Noise,
+    /// Whether the gradient in frequencies is counted from the middle of a sequence: the same in the mean, and nearer to it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub centred: bool,
 }
 
 impl Default for Sine {
     fn default() -> Self {
-        Sine { waves: 5, realisations: 64, gated: true, gating: Gating::Torch, noise: Noise::Layer }
+        let (gating, noise) = (Gating::Torch, Noise::Layer);
+        Sine { waves: 5, realisations: 64, gated: true, gating, noise, centred: false }
     }
 }
 
@@ -91,15 +99,18 @@ impl Default for Conv {
     }
 }
 
-fn check(key: &str, value: usize) -> Checked {
-    if (1..=MOST).contains(&value) {
+fn check(key: &str, value: usize, most: usize) -> Checked {
+    check_count(key, value, 1..=most, "leave it out to take the default")
+}
+
+/// Refuses a code that is larger than any model it could serve.
+fn check_size(what: &str, factors: &[usize]) -> Checked {
+    let numbers = crate::elements(factors).unwrap_or(usize::MAX);
+    if numbers <= MOST_NUMBERS {
         return Ok(());
     }
-    Err(Refusal::new(
-        key,
-        format!("{value} is out of range, it must be between 1 and {MOST}"),
-        "leave it out to take the default",
-    ))
+    let message = format!("{what} would be {numbers} numbers, at most {MOST_NUMBERS} are possible");
+    Err(Refusal::new("realisations", message, "lower it, or what it is multiplied by"))
 }
 
 fn parameter(name: &str, shape: Vec<usize>, init: Init, scope: Scope) -> Parameter {
@@ -124,13 +135,19 @@ impl Positional for Sine {
         }
     }
 
-    fn check_keys(&self) -> Checked {
-        check("waves", self.waves)?;
-        check("realisations", self.realisations)
+    fn entry(&self) -> Entry {
+        Entry::Code
     }
 
-    fn check(&self, _: &Geometry) -> Checked {
-        Ok(())
+    fn check_keys(&self) -> Checked {
+        check("waves", self.waves, MOST)?;
+        check("realisations", self.realisations, MOST_REALISATIONS)
+    }
+
+    fn check(&self, geometry: &Geometry) -> Checked {
+        let Geometry { heads, head_dim, .. } = *geometry;
+        let what = format!("the noise of {} waves with {} realisations", self.waves, self.realisations);
+        check_size(&what, &[heads, head_dim, 2 * self.waves + 1, padded(self.realisations)])
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
@@ -152,19 +169,20 @@ impl Positional for Sine {
         Randomized::Never("its code is drawn, its positions are not")
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         let Geometry { heads, head_dim, .. } = *inputs.geometry;
         let Sine { waves, realisations, .. } = *self;
         let kind = CodeKind::Sine(SineShape { heads, head_dim, waves, realisations });
-        Form::Code(Code { kind, gating: self.gated.then_some(self.gating), shared: self.noise == Noise::Shared })
+        let (gating, shared) = (self.gated.then_some(self.gating), self.noise == Noise::Shared);
+        Form::Code(Code { kind, gating, shared, centred: self.centred })
     }
+}
 
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
+impl Conv {
+    fn shape(&self, geometry: &Geometry) -> ConvShape {
+        let Geometry { heads, head_dim, .. } = *geometry;
+        let size = if self.size.is_empty() { vec![1] } else { self.size.clone() };
+        ConvShape { heads, head_dim, realisations: self.realisations, taps: self.taps.clone(), size }
     }
 }
 
@@ -178,6 +196,10 @@ impl Positional for Conv {
             beyond: DEFINED,
             source: SOURCE,
         }
+    }
+
+    fn entry(&self) -> Entry {
+        Entry::Code
     }
 
     fn check_keys(&self) -> Checked {
@@ -194,9 +216,10 @@ impl Positional for Conv {
             let message = format!("{} axes, taps of {axes} need {sizes}", self.size.len());
             return Err(Refusal::new("size", message, "give the positions along each axis, and nothing for a line"));
         }
-        self.taps.iter().chain(&self.size).try_for_each(|value| check("taps", *value))?;
-        check("taps", self.taps.iter().fold(1, |all: usize, taps| all.saturating_mul(*taps)))?;
-        check("realisations", self.realisations)
+        self.taps.iter().try_for_each(|taps| check("taps", *taps, MOST))?;
+        self.size.iter().try_for_each(|size| check("size", *size, MOST))?;
+        check("taps", self.taps.iter().fold(1, |all: usize, taps| all.saturating_mul(*taps)), MOST)?;
+        check("realisations", self.realisations, MOST_REALISATIONS)
     }
 
     fn check(&self, geometry: &Geometry) -> Checked {
@@ -207,7 +230,10 @@ impl Positional for Conv {
                             readout = \"mean\" has none";
                 Err(Refusal::new("size", message, hint))
             }
-            _ => Ok(()),
+            _ => {
+                let (noise, what) = (self.shape(geometry).reached_at_once(), "the noise that a few positions reach");
+                check_size(what, &[geometry.head_dim, noise, padded(self.realisations)])
+            }
         }
     }
 
@@ -232,15 +258,9 @@ impl Positional for Conv {
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        let Geometry { heads, head_dim, .. } = *inputs.geometry;
-        let size = if self.size.is_empty() { vec![1] } else { self.size.clone() };
-        let (taps, realisations) = (self.taps.clone(), self.realisations);
-        let kind = CodeKind::Conv(ConvShape { heads, head_dim, realisations, taps, size });
-        Form::Code(Code { kind, gating: self.gated.then_some(self.gating), shared: self.noise == Noise::Shared })
-    }
-
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
+        let kind = CodeKind::Conv(self.shape(inputs.geometry));
+        let (gating, shared) = (self.gated.then_some(self.gating), self.noise == Noise::Shared);
+        Form::Code(Code { kind, gating, shared, centred: false })
     }
 }
 

@@ -10,9 +10,9 @@
 //! decayed as every matrix is.
 //! Past the training length: defined for every d, constant from `max_distance` on.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
+use super::refusal::{Checked, Refusal, check_count};
 use super::words::{Description, SCORES};
 use super::{Geometry, Parameter, Scope};
 use crate::forms::{DistanceTable, Form, Sides, Slopes, TableSlopes};
@@ -36,6 +36,9 @@ impl Default for Config {
         Config { num_buckets: 32, max_distance: 128, bidirectional: false }
     }
 }
+
+/// Most buckets.
+const MOST_BUCKETS: usize = 1 << 16;
 
 /// Bucket of a key `distance = i - j` behind the query.
 ///
@@ -84,6 +87,10 @@ impl Positional for Config {
         }
     }
 
+    fn entry(&self) -> Entry {
+        Entry::Scores(Tables::bias(self.sides()))
+    }
+
     fn check_keys(&self) -> Checked {
         let Config { num_buckets, max_distance, bidirectional } = *self;
         let parts = if bidirectional { 4 } else { 2 };
@@ -92,14 +99,11 @@ impl Positional for Config {
             let message = format!("{num_buckets} is out of range, it must be {wanted}");
             return Err(Refusal::new("num_buckets", message, "the original has 32"));
         }
+        check_count("num_buckets", num_buckets, parts..=MOST_BUCKETS, "the original has 32")?;
         if max_distance <= num_buckets / parts {
             let message = format!("{max_distance} must exceed num_buckets / {parts} = {}", num_buckets / parts);
             return Err(Refusal::new("max_distance", message, "half of the buckets hold one distance each"));
         }
-        Ok(())
-    }
-
-    fn check(&self, _: &Geometry) -> Checked {
         Ok(())
     }
 
@@ -115,10 +119,6 @@ impl Positional for Config {
 
     fn randomized(&self) -> Randomized {
         Randomized::Distances
-    }
-
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
     }
 
     fn form(&self, inputs: &Inputs) -> Form {

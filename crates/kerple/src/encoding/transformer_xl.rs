@@ -9,12 +9,12 @@
 //! and scores. Learned: W, u and v, in every layer for itself, all decayed. Encoders take waves of negative distances for
 //! keys ahead. Past the training length: defined for every distance, by waves that the model has not seen.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{Description, UNSEEN};
 use super::{Geometry, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, MapForm, TableSlopes};
+use crate::forms::{DistanceTable, Form, MapForm};
 use crate::maps::relative::{Relative, Source};
 use serde::{Deserialize, Serialize};
 
@@ -35,8 +35,8 @@ impl Positional for Config {
         }
     }
 
-    fn check_keys(&self) -> Checked {
-        Ok(())
+    fn entry(&self) -> Entry {
+        Entry::Map { tables: Tables::default(), rotates: false }
     }
 
     fn check(&self, geometry: &Geometry) -> Checked {
@@ -66,19 +66,11 @@ impl Positional for Config {
         Randomized::Distances
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         let (Geometry { heads, head_dim, .. }, places) = (*inputs.geometry, &inputs.places);
         let lags = places.drawn.map(<[usize]>::to_vec);
         let map = Relative { heads, head_dim, source: Source::Projected, lags, values: false }.into();
         let table = DistanceTable { heads, len: places.range.end, ..DistanceTable::default() };
         Form::Map(MapForm { map, table, rotary: None, own: 3 })
-    }
-
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
     }
 }

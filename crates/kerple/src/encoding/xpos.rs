@@ -14,13 +14,13 @@
 //! would grow. Past the training length: defined for every distance. Pairs are half-split as in [`rotary`], the
 //! authors' are neighbours, which is another order of features.
 
-use super::method::{Inputs, Positional};
+use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::words::Description;
 use super::{Geometry, Parameter, Scope, rotary};
 use crate::attention::MOST_DAMPING;
-use crate::forms::{Form, Rotary, TableSlopes};
+use crate::forms::{Form, Rotary};
 use serde::{Deserialize, Serialize};
 
 /// Keys of xPos.
@@ -64,6 +64,10 @@ impl Positional for Config {
         }
     }
 
+    fn entry(&self) -> Entry {
+        Entry::Rotation { fades: true }
+    }
+
     fn check_keys(&self) -> Checked {
         check_base(self.base)?;
         for (key, value, hint) in
@@ -97,19 +101,11 @@ impl Positional for Config {
         Randomized::Never("its products fade with true distances, tile by tile")
     }
 
-    fn longest(&self, _: &Geometry) -> Option<usize> {
-        None
-    }
-
     fn form(&self, inputs: &Inputs) -> Form {
         let rotary = self.rotation().rotary(inputs.geometry.head_dim, inputs.compat);
         let pairs = rotary.inv_freq.len();
         let damping = (0..pairs).map(|n| self.rate(n as f64 / pairs as f64)).collect();
         Form::Rotary(Rotary { damping, ..rotary })
-    }
-
-    fn slopes(&self, _: &Inputs) -> TableSlopes {
-        TableSlopes::default()
     }
 }
 

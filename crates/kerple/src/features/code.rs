@@ -13,9 +13,11 @@
 //! JAX        q_bar sqrt(s) + eps sqrt(1 - s)        P' = s P + 1 - s
 //! ```
 
+use super::hash_numbers;
 use crate::cpu::vectorized;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Independent N(0, 1) numbers at numbered places, in rows: always the same ones at a place.
 #[derive(Clone, Debug)]
@@ -41,6 +43,17 @@ impl Normals {
     /// From a generator; what it has drawn before does not matter, its key and stream do.
     pub fn drawn(rng: ChaCha8Rng) -> Normals {
         Normals::Drawn(Box::new(rng))
+    }
+
+    /// Puts everything that makes them others into `hasher`.
+    fn hash(&self, hasher: &mut DefaultHasher) {
+        match self {
+            Normals::Drawn(rng) => (rng.get_seed(), rng.get_stream()).hash(hasher),
+            Normals::Table(table) => {
+                [table.rows, table.width].hash(hasher);
+                hash_numbers(table.values.iter().copied(), hasher);
+            }
+        }
     }
 
     /// `count` rows of a stream from row `first` on, `[count, width]`.
@@ -119,7 +132,7 @@ fn sin_cos(turns: f64) -> (f64, f64) {
 }
 
 /// Which share is which.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gating {
     /// `sigmoid(gate)` is the share of what does not depend on positions, as in the PyTorch code.
@@ -138,6 +151,19 @@ pub struct Gate<'a> {
     pub noise: Vec<f64>,
     /// Which share is which.
     pub gating: Gating,
+}
+
+/// What tells codes apart, see [`RowMap::identity`](super::RowMap::identity).
+pub(super) fn identity(shape: &impl Hash, learned: &[&[f64]], noise: &Normals, gate: Option<&Gate>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    shape.hash(&mut hasher);
+    hash_numbers(learned.iter().copied().flatten().copied(), &mut hasher);
+    noise.hash(&mut hasher);
+    if let Some(gate) = gate {
+        gate.gating.hash(&mut hasher);
+        hash_numbers(gate.values.iter().chain(&gate.noise).copied(), &mut hasher);
+    }
+    hasher.finish()
 }
 
 pub(super) fn sigmoid(x: f64) -> f64 {

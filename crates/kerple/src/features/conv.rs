@@ -11,9 +11,9 @@
 //! For one feature at a time, a few copies of its filter, each shifted by one, make a band that is multiplied with the noise
 //! of the positions they reach.
 
-use super::code::{Gate, scale};
+use super::code::{self, Gate, scale};
 use super::contract::{self, Code, Stretch, TILE};
-use super::{Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded, transpose};
+use super::{MOST_ROWS, Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded, transpose};
 use crate::Number;
 use crate::attention::product::Keep;
 use crate::cpu::reduce;
@@ -21,7 +21,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 /// Sizes of a ConvSPE code.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ConvShape {
     /// Heads, H.
     pub heads: usize,
@@ -60,6 +60,12 @@ impl ConvShape {
     fn reach(&self, first: usize, rows: usize) -> Range<usize> {
         let (slab, stride) = (self.slab(), self.stride());
         first / slab * stride..((first + rows - 1) / slab + self.taps[0]) * stride
+    }
+
+    /// Noise rows that as many positions as a map is given at once reach, at most.
+    pub fn reached_at_once(&self) -> usize {
+        let rows = 1 + MOST_ROWS.div_ceil(self.slab()) + self.taps[0];
+        rows.saturating_mul(self.stride())
     }
 
     /// The noise row of a position's first tap.
@@ -137,6 +143,7 @@ pub struct Conv<T> {
     shared: Vec<T>,
     /// Noise that is held: rows of every stream, `[H D, rows, padded(R)]`.
     held: (Range<usize>, Vec<T>),
+    identity: u64,
 }
 
 impl<T: Number> Conv<T> {
@@ -155,6 +162,7 @@ impl<T: Number> Conv<T> {
         crate::check_shape!(key, HD = streams, P = taps);
         let shares =
             |hd: usize| gate.map_or([1.0, 0.0], |gate| gate.gating.shares(gate.values[hd]).map(|share| share.0));
+        let identity = code::identity(&shape, &[query, key], &noise, gate);
         let unit = scale(realisations, shape.head_dim);
         let scaled = |filter: &[f64]| -> Vec<T> {
             let factor = |hd: usize| unit * shares(hd)[0].sqrt();
@@ -171,7 +179,7 @@ impl<T: Number> Conv<T> {
                 }
             }
         }
-        Conv { lines: shape.lines(), shape, noise, filters, shared, held: (0..0, Vec::new()) }
+        Conv { lines: shape.lines(), shape, noise, filters, shared, held: (0..0, Vec::new()), identity }
     }
 
     /// Holds the noise that these positions reach, so that it is drawn once and not for every use, where it is no more than
@@ -272,6 +280,10 @@ impl<T: Number> RowMap<T> for Conv<T> {
 
     fn room(&self) -> usize {
         0
+    }
+
+    fn identity(&self) -> u64 {
+        self.identity
     }
 
     fn forward(&self, place: Place, x: &[T], y: &mut [T], _: &mut [T]) {

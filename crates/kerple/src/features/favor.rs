@@ -16,12 +16,14 @@
 //! original subtracts `n` alone, and both would make denominators as small as the guard. The published codes subtract maxima
 //! over the sequence or over the whole batch instead: [`Offset::Given`].
 
-use super::{MOST_ROWS, Place, Project, RowGradients, RowMap, Rows, Side, padded};
+use super::{MOST_ROWS, Place, Project, RowGradients, RowMap, Rows, Side, hash_numbers, padded};
 use crate::Number;
 use crate::cpu::{reduce, vectorized};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem::discriminant;
 
 /// Which exponentials are features.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
     /// Those of `z` and of `-z`: two features for each column of Omega.
     BothSigns,
@@ -155,6 +157,20 @@ impl<T: Number> RowMap<T> for Favor<T> {
     /// The exponents `z`, and their gradient.
     fn room(&self) -> usize {
         2 * MOST_ROWS * padded(self.project.sizes()[1])
+    }
+
+    fn identity(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.project.identity(), self.form).hash(&mut hasher);
+        for offset in [&self.queries, &self.keys] {
+            discriminant(offset).hash(&mut hasher);
+            if let Offset::Given { values, heads } = offset {
+                heads.hash(&mut hasher);
+                hash_numbers(values.iter().map(|value| value.to_f64()), &mut hasher);
+            }
+        }
+        hash_numbers([self.floor.to_f64()], &mut hasher);
+        hasher.finish()
     }
 
     fn forward(&self, place: Place, x: &[T], y: &mut [T], room: &mut [T]) {

@@ -2,6 +2,8 @@
 
 use super::{Place, RowGradients, RowMap, Rows, padded};
 use crate::Number;
+use crate::cpu::vectorized;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// A positive function of each number.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +32,42 @@ impl Pointwise {
     }
 }
 
+vectorized! {
+    /// `y = max(x, 0) + shift`
+    fn relu(x: &[T], shift: T, y: &mut [T]) {
+        for (x, y) in x.iter().zip(y) {
+            *y = T::max(*x, T::ZERO) + shift;
+        }
+    }
+}
+
+vectorized! {
+    /// `y = e^x` below 0, `x + 1` elsewhere.
+    fn elu(x: &[T], y: &mut [T]) {
+        for (x, y) in x.iter().zip(y) {
+            let power = x.exp();
+            *y = if *x < T::ZERO { power } else { *x + T::ONE };
+        }
+    }
+}
+
+vectorized! {
+    fn relu_backward(x: &[T], d_y: &[T], d_x: &mut [T]) {
+        for ((x, d_y), d_x) in x.iter().zip(d_y).zip(d_x) {
+            *d_x = if *x > T::ZERO { *d_y } else { T::ZERO };
+        }
+    }
+}
+
+vectorized! {
+    fn elu_backward(x: &[T], y: &[T], d_y: &[T], d_x: &mut [T]) {
+        for (((x, y), d_y), d_x) in x.iter().zip(y).zip(d_y).zip(d_x) {
+            let below = *d_y * *y;
+            *d_x = if *x < T::ZERO { below } else { *d_y };
+        }
+    }
+}
+
 impl<T: Number> RowMap<T> for Pointwise {
     fn widths(&self) -> [usize; 2] {
         [self.width(); 2]
@@ -43,29 +81,28 @@ impl<T: Number> RowMap<T> for Pointwise {
         0
     }
 
-    fn forward(&self, _: Place, x: &[T], y: &mut [T], _: &mut [T]) {
-        let (width, stride) = (self.width(), padded(self.width()));
-        for (x, y) in x.chunks_exact(stride).zip(y.chunks_exact_mut(stride)) {
-            y[width..].fill(T::ZERO);
-            for (x, y) in x[..width].iter().zip(y) {
-                *y = match *self {
-                    Pointwise::Relu { shift, .. } => T::max(*x, T::ZERO) + T::from_f64(shift),
-                    Pointwise::Elu { .. } if *x < T::ZERO => x.exp(),
-                    Pointwise::Elu { .. } => *x + T::ONE,
-                };
-            }
+    fn identity(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match *self {
+            Pointwise::Relu { width, shift } => ("relu", width, shift.to_bits()).hash(&mut hasher),
+            Pointwise::Elu { width } => ("elu", width).hash(&mut hasher),
         }
+        hasher.finish()
+    }
+
+    fn forward(&self, _: Place, x: &[T], y: &mut [T], _: &mut [T]) {
+        match *self {
+            Pointwise::Relu { shift, .. } => relu(x, T::from_f64(shift), y),
+            Pointwise::Elu { .. } => elu(x, y),
+        }
+        let (width, stride) = (self.width(), padded(self.width()));
+        y.chunks_exact_mut(stride).for_each(|y| y[width..].fill(T::ZERO));
     }
 
     fn backward(&self, _: Place, rows: Rows<T>, _: &mut [T], gradients: RowGradients<T>) {
-        let d = rows.x.iter().zip(rows.y).zip(rows.d_y).zip(gradients.d_x);
-        for (((x, y), d_y), d_x) in d {
-            *d_x = match *self {
-                Pointwise::Relu { .. } if *x > T::ZERO => *d_y,
-                Pointwise::Relu { .. } => T::ZERO,
-                Pointwise::Elu { .. } if *x < T::ZERO => *d_y * *y,
-                Pointwise::Elu { .. } => *d_y,
-            };
+        match *self {
+            Pointwise::Relu { .. } => relu_backward(rows.x, rows.d_y, gradients.d_x),
+            Pointwise::Elu { .. } => elu_backward(rows.x, rows.y, rows.d_y, gradients.d_x),
         }
     }
 }

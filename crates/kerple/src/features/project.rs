@@ -1,8 +1,9 @@
 //! A fixed projection of rows: `y = x Omega`.
 
-use super::{MOST_ROWS, Multiply, Place, RowGradients, RowMap, Rows, padded, transpose};
+use super::{MOST_ROWS, Multiply, Place, RowGradients, RowMap, Rows, hash_numbers, padded, transpose};
 use crate::Number;
 use crate::attention::product::Keep;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// `y = x Omega`, the same for all heads; Omega is drawn, not learned.
 #[derive(Clone, Debug)]
@@ -12,6 +13,7 @@ pub struct Project<T> {
     omega: Vec<T>,
     /// `[M, padded(D)]`
     transposed: Vec<T>,
+    identity: u64,
 }
 
 impl<T: Number> Project<T> {
@@ -27,7 +29,10 @@ impl<T: Number> Project<T> {
         }
         let mut transposed = vec![T::ZERO; m * padded(d)];
         transpose((&wide, padded(m)), [d, m], &mut transposed, padded(d));
-        Project { widths: [d, m], omega: wide, transposed }
+        let mut hasher = DefaultHasher::new();
+        [d, m].hash(&mut hasher);
+        hash_numbers(omega.iter().copied().chain([scale]), &mut hasher);
+        Project { widths: [d, m], omega: wide, transposed, identity: hasher.finish() }
     }
 
     /// `y = x Omega` for rows of `padded` widths.
@@ -61,6 +66,10 @@ impl<T: Number> RowMap<T> for Project<T> {
 
     fn room(&self) -> usize {
         0
+    }
+
+    fn identity(&self) -> u64 {
+        self.identity
     }
 
     fn forward(&self, place: Place, x: &[T], y: &mut [T], _: &mut [T]) {

@@ -16,8 +16,12 @@
 //!
 //! that in a phase is the sum over `t`, which needs no more than the gradient in `W`, and that in a frequency the sum of
 //! `t d_angle[t]`, for which cosines and sines are there once more, times `t`. Angles are made in f64 at any position.
+//!
+//! That sum is as far off its mean as positions are large, though a kernel of distance does not know where they begin. But
+//! noise is as likely after all angles of queries and keys were turned by the same amount, so the mean of the sum of `d_angle`
+//! over both is 0, and `(t - c) d_angle[t]` has the same mean for every `c`, see [`Sine::counted_from`].
 
-use super::code::{Gate, scale, sigmoid, softplus};
+use super::code::{self, Gate, scale, sigmoid, softplus};
 use super::contract::{self, Code, Stretch, TILE};
 use super::{Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded};
 use crate::Number;
@@ -27,7 +31,7 @@ use rayon::prelude::*;
 use std::f64::consts::TAU;
 
 /// Sizes of a SineSPE code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SineShape {
     /// Heads, H.
     pub heads: usize,
@@ -82,6 +86,9 @@ pub struct Sine<T> {
     w: Vec<T>,
     /// Cosines and sines of `2 pi f t` for `t` up to [`TILE`], `[H, TILE + 1, 2, K D]`.
     turns: Vec<f64>,
+    /// Position that the gradient in frequencies is counted from.
+    origin: f64,
+    identity: u64,
 }
 
 impl<T: Number> Sine<T> {
@@ -96,7 +103,9 @@ impl<T: Number> Sine<T> {
         crate::check_shape!(offsets, H = heads, D = head_dim, K = count);
         crate::check_shape!(gains, H = heads, D = head_dim, K = count);
         let f: Vec<f64> = freqs.iter().map(|x| 0.5 * sigmoid(*x)).collect();
-        let mut sine = Sine { shape, gated: gate.is_some(), theta: offsets.to_vec(), w: vec![], turns: vec![], f };
+        let identity = code::identity(&shape, &[freqs, offsets, gains], noise, gate);
+        let (theta, gated) = (offsets.to_vec(), gate.is_some());
+        let mut sine = Sine { shape, gated, theta, w: vec![], turns: vec![], origin: 0.0, f, identity };
         let (width, unit) = (padded(realisations), scale(realisations, head_dim));
         sine.w = vec![T::ZERO; heads * head_dim * sine.rows() * width];
         let fill = |(hd, w): (usize, &mut [T])| {
@@ -117,6 +126,13 @@ impl<T: Number> Sine<T> {
         sine.w.par_chunks_exact_mut((2 * count + usize::from(gate.is_some())) * width).enumerate().for_each(fill);
         sine.turns = sine.powers();
         sine
+    }
+
+    /// The same with the gradient in frequencies counted from a position: no longer the derivative of what was drawn, but of the
+    /// same mean over draws, and off it by as much as positions are away from this one. All queries and keys of a draw must be
+    /// counted alike.
+    pub fn counted_from(self, position: f64) -> Sine<T> {
+        Sine { origin: position, ..self }
     }
 
     /// Rows of `W` for a feature, P.
@@ -224,6 +240,10 @@ impl<T: Number> RowMap<T> for Sine<T> {
 
     fn room(&self) -> usize {
         0
+    }
+
+    fn identity(&self) -> u64 {
+        self.identity
     }
 
     fn forward(&self, place: Place, x: &[T], y: &mut [T], _: &mut [T]) {
@@ -345,6 +365,7 @@ impl<T: Number> Stretch<T> for Waving<'_, T> {
         let (width, rows) = (padded(realisations), sine.rows());
         let (to_w, to_angles) = d_parameters.split_at_mut(head_dim * rows * width);
         let (to_f, to_theta) = to_angles.split_at_mut(sine.per_head());
+        let first = self.place.first as f64 - sine.origin;
         for (feature, d) in self.d.chunks_exact(planes * width).enumerate() {
             reduce::add(&mut to_w[feature * rows * width..][..rows * width], &d[..rows * width]);
             let w = sine.w(self.place.head * head_dim + feature);
@@ -355,7 +376,7 @@ impl<T: Number> Stretch<T> for Waving<'_, T> {
                 let [cos, sin, t_cos, t_sin] = [k, waves + k, 2 * waves + 1 + k, 3 * waves + 1 + k];
                 let once = along(sin, cos) - along(cos, sin);
                 let by_t = along(sin, t_cos) - along(cos, t_sin);
-                to_f[feature * waves + k] += T::from_f64(TAU * (self.place.first as f64 * once + by_t));
+                to_f[feature * waves + k] += T::from_f64(TAU * (first * once + by_t));
                 if self.place.side == Side::Query {
                     to_theta[feature * waves + k] += T::from_f64(once);
                 }

@@ -237,3 +237,94 @@ fn codes_do_not_depend_on_how_rows_are_cut() {
         assert!(alone.iter().zip(together).all(|(a, b)| (a - b).abs() < 1e-12), "{alone:?} {together:?}");
     }
 }
+
+/// The mean square of coordinate `i` of direction `i` of a block, of many draws.
+fn own_squares(lengths: Lengths) -> Vec<f64> {
+    let (d, draws) = (8, 20_000);
+    let mut sums = vec![0.0; d];
+    for seed in 0..draws {
+        let omega = omega::orthogonal([d, d], lengths, &mut stream_at(seed, Purpose::Noise, [0, 0]));
+        sums.iter_mut().enumerate().for_each(|(i, sum)| *sum += omega[i * d + i].powi(2));
+    }
+    sums.into_iter().map(|sum| sum / draws as f64).collect()
+}
+
+#[test]
+fn lengths_of_the_same_block_depend_on_directions_and_independent_ones_do_not() {
+    // squares of a deviation of about 1.4: standard errors of 0.01
+    let independent = own_squares(Lengths::Drawn);
+    assert!(independent.iter().all(|square| (square - 1.0).abs() < 0.05), "{independent:?}");
+    let published = own_squares(Lengths::OfRows);
+    assert!((published[0] - 1.17).abs() < 0.05 && (published[7] - 0.82).abs() < 0.05, "{published:?}");
+}
+
+/// Deviation, and mean over the derivative of the mean, of what draws give as the gradient in a frequency: of the sum of
+/// `weight_ij q_hat_i.k_hat_j` over a stretch of positions from `first` on.
+fn frequency_gradient(first: usize, origin: Option<f64>) -> (f64, f64, f64) {
+    const L: usize = 32;
+    let (shape, draws) = (SineShape { heads: 1, head_dim: 3, waves: 2, realisations: 8 }, 400);
+    let [d, wide, count] = [shape.head_dim, padded(shape.head_dim), shape.head_dim * shape.waves];
+    let [freqs, offsets, gains] = [1, 2, 3].map(|seed| random(count, seed));
+    let waves = Waves { freqs: &freqs, offsets: &offsets, gains: &gains };
+    let rows =
+        |seed| random(L * d, seed).chunks(d).flat_map(|row| [row, &vec![0.0; wide - d]].concat()).collect::<Vec<f64>>();
+    let (x, weight) = ([rows(4), rows(5)], random(L * L, 6));
+    let weight = |i: usize, j: usize| if j <= i { weight[i * L + j] } else { 0.0 };
+    let place = |side| Place { side, batch: 0, head: 0, first, rows: L };
+    let sides = [Side::Query, Side::Key];
+    let one = |seed: u64| {
+        let sine = Sine::<f64>::new(shape, waves, &normals(seed), None);
+        let sine = if let Some(origin) = origin { sine.counted_from(origin) } else { sine };
+        let r = padded(shape.realisations);
+        let images = [0, 1].map(|side| {
+            let mut y = vec![0.0; L * r];
+            sine.forward(place(sides[side]), &x[side], &mut y, &mut []);
+            y
+        });
+        let mut d_y = [vec![0.0; L * r], vec![0.0; L * r]];
+        for (i, j) in (0..L).flat_map(|i| (0..=i).map(move |j| (i, j))) {
+            for at in 0..r {
+                d_y[0][i * r + at] += weight(i, j) * images[1][j * r + at];
+                d_y[1][j * r + at] += weight(i, j) * images[0][i * r + at];
+            }
+        }
+        let mut parameters = vec![0.0; RowMap::<f64>::parameters(&sine)];
+        for side in [0, 1] {
+            let rows = Rows { x: &x[side], y: &images[side], d_y: &d_y[side] };
+            let gradients = RowGradients { d_x: &mut vec![0.0; L * wide], d_parameters: &mut parameters };
+            sine.backward(place(sides[side]), rows, &mut [], gradients);
+        }
+        sine.gradient(waves, None, &parameters).freqs[1]
+    };
+    let found: Vec<f64> = (0..draws).map(one).collect();
+    let mean = found.iter().sum::<f64>() / draws as f64;
+    let deviation = (found.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / draws as f64).sqrt();
+    // the kernel of feature 0 in the mean, and its derivative by differences
+    let expected = |by: f64| {
+        let mut moved = freqs.clone();
+        moved[1] += by;
+        let waves = Waves { freqs: &moved, ..waves };
+        let pairs = (0..L).flat_map(|i| (0..=i).map(move |j| (i, j)));
+        let pair = |(i, j): (usize, usize)| {
+            weight(i, j) * x[0][i * wide] * x[1][j * wide] * waves.kernel(2, 0, (i - j) as f64)
+        };
+        (shape.realisations as f64 / d as f64).sqrt() * pairs.map(pair).sum::<f64>()
+    };
+    (deviation, mean, (expected(1e-5) - expected(-1e-5)) / 2e-5)
+}
+
+#[test]
+fn a_frequency_gradient_counted_from_the_middle_does_not_grow_with_positions() {
+    let plain = [0, 10_000, 1_000_000].map(|first| frequency_gradient(first, None));
+    let centred = [0, 10_000, 1_000_000].map(|first| frequency_gradient(first, Some(first as f64 + 16.0)));
+    for (deviation, mean, want) in plain.into_iter().chain(centred) {
+        println!("deviation {deviation:.3e}, mean {mean:.3e} of {want:.3e}");
+        // five standard errors of 400 draws
+        assert!((mean - want).abs() < 5.0 * deviation / 20.0, "{mean} instead of {want}");
+    }
+    let [plain, centred] = [plain, centred].map(|all| all.map(|(deviation, ..)| deviation));
+    // deviations of other phases of the same noise, within a few percent of 400 draws
+    assert!((80.0..125.0).contains(&(plain[2] / plain[1])) && plain[1] > 100.0 * plain[0], "{plain:?}");
+    assert!(centred.iter().all(|deviation| (0.75..1.3).contains(&(deviation / centred[0]))), "{centred:?}");
+    assert!(centred[0] < 0.8 * plain[0], "{} {}", centred[0], plain[0]);
+}

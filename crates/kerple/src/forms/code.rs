@@ -14,6 +14,8 @@ pub struct Code {
     pub gating: Option<Gating>,
     /// Whether all layers share one draw. The noise of the gate is each layer's own.
     pub shared: bool,
+    /// Whether the gradient in frequencies is counted from the middle of a sequence, see [`Sine::counted_from`].
+    pub centred: bool,
 }
 
 /// Which code.
@@ -96,6 +98,16 @@ impl<T: Number> Drawn<T> {
         match &self.map {
             Map::Sine(sine) => sine,
             Map::Conv(conv) => conv,
+        }
+    }
+
+    /// The same for sequences of so many positions: where the code is centred, its gradient is counted from their middle.
+    pub fn over(self, span: usize) -> Drawn<T> {
+        match self.map {
+            Map::Sine(sine) if self.code.centred => {
+                Drawn { map: Map::Sine(sine.counted_from(0.5 * span as f64)), ..self }
+            }
+            map => Drawn { map, ..self },
         }
     }
 

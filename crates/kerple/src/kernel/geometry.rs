@@ -139,7 +139,7 @@ pub fn effective_length(bias: impl Fn(f64) -> f64, limit: u64) -> Option<u64> {
     let mut outside = 1;
     while outside < limit && !ended(outside) {
         inside = outside;
-        outside *= 2;
+        outside = outside.saturating_mul(2);
     }
     outside = outside.min(limit);
     if outside <= inside || !ended(outside) {
@@ -258,6 +258,9 @@ mod tests {
         assert_eq!([7, 8, 9, 1000].map(|limit| effective_length(bias, limit)), [None, Some(8), Some(8), Some(8)]);
         assert_eq!(effective_length(|_| -3.0, 10), Some(0));
         assert_eq!(effective_length(|_| 0.0, 0), None);
+        assert_eq!(effective_length(|_| 0.0, u64::MAX), None);
+        let far = |d: f64| if d >= 1.5 * 2f64.powi(63) { -3.0 } else { 0.0 };
+        assert_eq!(effective_length(far, u64::MAX).map(|d| d as f64), Some(1.5 * 2f64.powi(63)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The definition of linear attention in plain Burn operations: whole codes, all pairs.
 
 use super::{Linear, guard};
-use crate::forms::{Code, Fading, Positions};
+use crate::forms::{Code, Exponentials, Fading, Positions};
 use crate::plan::FeatureKind;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};
 use kerple::attention::linear::{CHUNK, Guard};
@@ -17,7 +17,7 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
         Some(code) => {
             let contract = |x: Tensor<4>, side: usize, first: usize| {
                 let len = x.dims()[2];
-                contracted(x, codes(code, linear, positions, side, first..first + len))
+                contracted(x, codes(code, linear, positions, side, (first..first + len, keys)))
             };
             (contract(q, 0, keys - queries), contract(k, 1, 0))
         }
@@ -62,13 +62,16 @@ fn hidden(positions: &Positions, [queries, keys]: [usize; 2], device: &Device) -
 /// Near is what lies in a chunk and in those that are met one by one; chunks of keys after their query are counted from the end of
 /// the sequence.
 fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -> Tensor<4> {
-    let ([heads, terms], [_, met]) = (fading.weights.dims(), fading.near.dims());
-    let (device, dtype) = (fading.weights.device(), fading.weights.dtype());
+    let [heads, met] = fading.near.dims();
+    let (device, dtype) = (fading.near.device(), fading.near.dtype());
     let constant =
         |values: Vec<f64>, shape: [usize; 3]| Tensor::<3>::from_data(TensorData::new(values, shape), (&device, dtype));
-    let faded = |at: usize| (-fading.rates[at / keys] * (at % keys) as f64).exp();
-    let faded = constant((0..heads * terms * keys).map(faded).collect(), [heads, terms, keys]);
-    let far = fading.weights.clone().reshape([heads, 1, terms]).matmul(faded).reshape([heads, keys]);
+    let far = fading.beyond.as_ref().map(|Exponentials { weights, rates }| {
+        let terms = weights.dims()[1];
+        let faded = |at: usize| (-rates[at / keys] * (at % keys) as f64).exp();
+        let faded = constant((0..heads * terms * keys).map(faded).collect(), [heads, terms, keys]);
+        weights.clone().reshape([heads, 1, terms]).matmul(faded).reshape([heads, keys])
+    });
     let place = |at: usize| (keys - queries + at / keys, at % keys);
     let select = |table: Tensor<2>, most: usize| {
         let column = |at: usize| place(at).0.abs_diff(place(at).1).min(most - 1) as i64;
@@ -89,8 +92,11 @@ fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -
     };
     let pairs = lengths.iter().flat_map(|length| (0..queries * keys).map(same((*length).min(keys)))).collect();
     let same = constant(pairs, [lengths.len(), queries, keys]).reshape([lengths.len(), 1, queries, keys]);
-    let other = same.clone() * -1.0 + 1.0;
-    select(fading.near.clone(), met) * same + select(far, keys) * other
+    let near = select(fading.near.clone(), met) * same.clone();
+    match far {
+        Some(far) => near + select(far, keys) * (same * -1.0 + 1.0),
+        None => near,
+    }
 }
 
 fn features(x: Tensor<4>, linear: &Linear, omega: &[f64], is_query: bool) -> Tensor<4> {
@@ -131,7 +137,7 @@ fn contracted(x: Tensor<4>, code: Tensor<4>) -> Tensor<4> {
 type Range = std::ops::Range<usize>;
 
 /// The code of queries (0) or keys (1) at these positions, `[H, L, D, R]`.
-fn codes(code: &Code, linear: &Linear, positions: &Positions, side: usize, range: Range) -> Tensor<4> {
+fn codes(code: &Code, linear: &Linear, positions: &Positions, side: usize, (range, keys): (Range, usize)) -> Tensor<4> {
     let (device, dtype) = (code.values[0].device(), code.values[0].dtype());
     let values: Vec<Tensor<1>> = code.values.clone();
     let [noise, gate_noise] = linear.noise(&code.plan, &positions.pass);
@@ -142,7 +148,11 @@ fn codes(code: &Code, linear: &Linear, positions: &Positions, side: usize, range
     };
     let (streams, len, options) = (heads * d, range.len(), (&device, dtype));
     let rows = match &code.plan.kind {
-        CodeKind::Sine(shape) => sines(&values, shape.waves, &noise, side, [streams, r], range, options),
+        CodeKind::Sine(shape) => {
+            let span = positions.pass.span.unwrap_or(keys);
+            let origin = if code.plan.centred { 0.5 * span as f64 } else { 0.0 };
+            sines(&values, shape.waves, &noise, side, ([streams, r], range, origin), options)
+        }
         CodeKind::Conv(shape) => filtered(values[side].clone(), shape, &noise, [streams, r], range, options),
     };
     let mut rows = rows * ((r * d) as f64).powf(-0.25);
@@ -167,17 +177,17 @@ fn sines(
     waves: usize,
     noise: &Normals,
     side: usize,
-    [streams, r]: [usize; 2],
-    range: Range,
+    ([streams, r], range, origin): ([usize; 2], Range, f64),
     options: (&Device, DType),
 ) -> Tensor<3> {
     let len = range.len();
     let shape = [streams, 1, waves];
     let f = activation::sigmoid(values[0].clone()).reshape(shape) * (0.5 * TAU);
     let gains = activation::softplus(values[2].clone(), 1.0).reshape(shape) * ((2 * waves) as f64).sqrt().recip();
-    let places: Vec<f64> = range.map(|position| position as f64).collect();
+    let places: Vec<f64> = range.map(|position| position as f64 - origin).collect();
     let places = Tensor::<3>::from_data(TensorData::new(places, [1, len, 1]), options);
-    let mut angle = f * places;
+    // what the origin is at has no gradient
+    let mut angle = f.clone().detach() * origin + f * places;
     if side == 0 {
         angle = angle + values[1].clone().reshape(shape);
     }

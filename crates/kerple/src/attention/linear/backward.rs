@@ -333,8 +333,10 @@ impl<T: Number> Task<'_, T> {
         let Scratch { unit, wide, d_features, d_values, .. } = scratch;
         let Unit { sums, keys, values, valid, .. } = unit;
         let met = Rows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None };
-        sums.of_values(self.terms, &met, wide, Keep::Add, d_features);
-        sums.of_features(self.terms, &met, wide, Keep::Add, (d_values, None));
+        if !sums.is_empty() {
+            sums.of_values(self.terms, &met, wide, Keep::Add, d_features);
+            sums.of_features(self.terms, &met, wide, Keep::Add, (d_values, None));
+        }
     }
 
     /// From `d_features` to the gradient in rows, which is written, and in parameters; of keys also `d_values`.

@@ -14,6 +14,8 @@
 
 use super::{CHUNK, NEAR, loops};
 use crate::Number;
+use crate::features::hash_numbers;
+use std::hash::{DefaultHasher, Hash};
 
 /// `a_h(d)`: `near[h][d]` inside of a chunk and towards those that are met one by one, `sum_k weights[h][k] exp(-rates[h][k] d)`
 /// for others.
@@ -25,7 +27,7 @@ pub struct Decay<'a, T> {
     pub met: usize,
     /// At those, `[H, met]`.
     pub near: &'a [T],
-    /// Number of exponentials, K.
+    /// Number of exponentials, K; with none of them positions further away count for nothing.
     pub terms: usize,
     /// Rates, not negative, `[H, K]`.
     pub rates: &'a [f64],
@@ -43,6 +45,14 @@ pub struct DecayGradient<'a, T> {
 }
 
 impl<T: Number> Decay<'_, T> {
+    /// Puts everything that makes it another into `hasher`.
+    pub(super) fn hash(&self, hasher: &mut DefaultHasher) {
+        let Decay { met, near, terms, rates, weights } = *self;
+        [met, terms].hash(hasher);
+        hash_numbers(near.iter().chain(weights).map(|value| value.to_f64()), hasher);
+        hash_numbers(rates.iter().copied(), hasher);
+    }
+
     pub(super) fn check(&self, heads: usize) {
         let Decay { met, near, terms, rates, weights } = *self;
         assert!(met >= NEAR && met.is_multiple_of(CHUNK), "{met} positions are no two or more chunks of {CHUNK}");

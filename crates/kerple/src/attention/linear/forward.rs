@@ -2,7 +2,7 @@
 
 use super::decay::Terms;
 use super::state::{Rows, Unit};
-use super::{CHUNK, Dims, Inputs, Problem, State, loops, unit, workers};
+use super::{CHUNK, Inputs, Problem, State, loops, unit, workers};
 use crate::Number;
 use crate::attention::product::Keep;
 use crate::attention::rows::CopyRows;
@@ -62,8 +62,7 @@ pub(super) fn forward<T: Number>(
 ) {
     let (dims, chain) = (problem.dims, problem.chain());
     let keep = state.is_some();
-    let mut fresh =
-        State { dims: Dims { len: 0, head_dim: 0, ..dims }, position: 0, terms: Vec::new(), units: Vec::new() };
+    let mut fresh = State { dims, identity: 0, position: 0, terms: Vec::new(), units: Vec::new() };
     let state = match state {
         Some(state) => state,
         // one unit for each thread is enough, which each makes for itself

@@ -7,11 +7,13 @@ use crate::attention::product::Keep;
 use crate::cpu::reduce;
 use crate::features::{Multiply, padded, transpose};
 
-/// The state of every head of every sequence: its size does not depend on how many positions it has seen. It is of the decay
-/// that it was made with.
+/// The state of every head of every sequence: its size does not depend on how many positions it has seen. It is of the maps and
+/// the decay that it was made with.
 #[derive(Clone, Debug)]
 pub struct State<T> {
     pub(super) dims: Dims,
+    /// [`Problem::identity`]
+    pub(super) identity: u64,
     pub(super) position: usize,
     /// `[H]`
     pub(super) terms: Vec<Terms<T>>,
@@ -28,7 +30,7 @@ impl<T: Number> State<T> {
         let dims = Dims { len: 0, head_dim: 0, ..problem.dims };
         let unit = |head: usize| Unit::new(features, dims.value_dim, &terms[head]);
         let units = (0..dims.heads * dims.batch).map(|item| unit(super::unit(dims, item).0)).collect();
-        State { dims, position: 0, terms, units }
+        State { dims, identity: problem.identity(), position: 0, terms, units }
     }
 
     /// Positions held.
@@ -55,6 +57,8 @@ impl<T: Number> State<T> {
 /// does not depend on how many they are.
 #[derive(Clone, Debug)]
 pub struct Later<T> {
+    /// [`Problem::identity`]
+    pub(super) identity: u64,
     /// `[H, B]`
     units: Vec<Ahead<T>>,
 }
@@ -69,7 +73,8 @@ impl<T: Number> Later<T> {
             let sums = Sums::new(features, value_dim, &terms[head]);
             Ahead { sums, rows: 0, queries: rows(padded(features)), d_sums: rows(padded(value_dim)), d_counts: rows(1) }
         };
-        Later { units: (0..heads * batch).map(|item| ahead(super::unit(problem.dims, item).0)).collect() }
+        let units = (0..heads * batch).map(|item| ahead(super::unit(problem.dims, item).0)).collect();
+        Later { identity: problem.identity(), units }
     }
 
     /// Whether no piece has been seen yet.
@@ -113,7 +118,7 @@ pub(super) struct Sums<T> {
     of_shapes: Vec<T>,
     /// Values of `of_shapes` turned round, `[J, padded(M), padded(value_dim)]`.
     across: Vec<T>,
-    /// Whether no chunk is gone yet.
+    /// Whether no chunk is gone yet, or those that are were forgotten.
     is_empty: bool,
 }
 
@@ -147,6 +152,9 @@ impl<T: Number> Sums<T> {
 
     /// Lets everything fade over a chunk and adds one that is gone.
     pub(super) fn add(&mut self, terms: &Terms<T>, gone: &Rows<T>, wide: &mut [T], [fresh, room]: &mut [Vec<T>; 2]) {
+        if terms.shapes == 0 {
+            return; // what is gone is forgotten
+        }
         let (size, [k, j]) = (self.size(), [terms.terms, terms.shapes]);
         self.left_by(terms, gone, wide, fresh);
         if terms.is_plain() {
@@ -219,6 +227,12 @@ impl<T: Number> Sums<T> {
 
     /// `sum_m b_m(i) u_i S_m`, `[rows, padded(M)]`: a gradient in features.
     pub(super) fn of_values(&self, terms: &Terms<T>, rows: &Rows<T>, wide: &mut [T], keep: Keep<T>, to: &mut [T]) {
+        if self.is_empty {
+            if let Keep::Overwrite = keep {
+                to[..rows.count * self.width].fill(T::ZERO);
+            }
+            return;
+        }
         let mut keep = keep;
         for (m, shape) in self.of_shapes.chunks_exact(self.size()).enumerate() {
             self.widen(terms, m, rows, wide);
@@ -229,7 +243,7 @@ impl<T: Number> Sums<T> {
         }
     }
 
-    /// `sum_m b_m(i) phi_i S_m`: values `[rows, padded(value_dim)]`, and counts where they are wanted.
+    /// `sum_m b_m(i) phi_i S_m` where anything is gone: values `[rows, padded(value_dim)]`, and counts where they are wanted.
     pub(super) fn of_features(
         &self,
         terms: &Terms<T>,

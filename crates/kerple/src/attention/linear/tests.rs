@@ -4,6 +4,8 @@ use crate::features::*;
 use crate::ops::testing::{assert_same_at_any_threads, random};
 use crate::seed::{Purpose, stream};
 
+mod states;
+
 const HEADS: usize = 2;
 const D: usize = 5;
 const R: usize = 6;
@@ -67,17 +69,26 @@ struct Values {
     d_out: Vec<f64>,
     met: usize,
     near: Vec<f64>,
+    terms: usize,
     rates: Vec<f64>,
     weights: Vec<f64>,
 }
 
-const TERMS: usize = 3;
-
-fn values(dims: Dims) -> Values {
-    values_met(dims, NEAR)
+impl Values {
+    fn decay(&self) -> Decay<'_, f64> {
+        let Values { met, ref near, terms, ref rates, ref weights, .. } = *self;
+        Decay { met, near, terms, rates, weights }
+    }
 }
 
-fn values_met(dims: Dims, met: usize) -> Values {
+/// What is met one by one and the number of exponentials beyond; without any, the window is exact.
+const DECAYS: [(usize, usize); 4] = [(NEAR, 3), (3 * CHUNK, 3), (NEAR, 0), (3 * CHUNK, 0)];
+
+fn values(dims: Dims) -> Values {
+    values_of(dims, DECAYS[0])
+}
+
+fn values_of(dims: Dims, (met, terms): (usize, usize)) -> Values {
     let Dims { batch, heads, len, head_dim, value_dim } = dims;
     let positive = |len: usize, seed| random(len, seed).into_iter().map(|x| 0.3 + x.abs()).collect::<Vec<f64>>();
     let rows = batch * heads * len;
@@ -88,8 +99,9 @@ fn values_met(dims: Dims, met: usize) -> Values {
         d_out: random(rows * value_dim, 4),
         met,
         near: positive(heads * met, 5),
-        rates: positive(heads * TERMS, 6).into_iter().map(|x| 0.02 * x).collect(),
-        weights: positive(heads * TERMS, 7),
+        terms,
+        rates: positive(heads * terms, 6).into_iter().map(|x| 0.02 * x).collect(),
+        weights: positive(heads * terms, 7),
     }
 }
 
@@ -112,7 +124,7 @@ fn run<T: Number>(case: &Case, maps: &[&dyn RowMap<T>], values: &Values) -> Vec<
     let [q, k, v, d_out, near, weights] =
         [&values.q, &values.k, &values.v, &values.d_out, &values.near, &values.weights].map(|x| cast(x));
     let Case { dims, reach, lengths, guard, decays, naive } = *case;
-    let decay = Decay { met: values.met, near: &near, terms: TERMS, rates: &values.rates, weights: &weights };
+    let decay = Decay { near: &near, weights: &weights, met: values.met, terms: values.terms, rates: &values.rates };
     let problem = Problem { dims, reach, lengths, maps, decay: decays.then_some(decay), guard };
     let (rows, wide) = (strides(dims, dims.head_dim), strides(dims, dims.value_dim));
     let view = |data, strides| View { data, strides };
@@ -157,17 +169,18 @@ fn double(parts: Vec<Vec<f32>>) -> Vec<Vec<f64>> {
 
 #[test]
 fn chunked_equals_naive() {
-    let [one, window] = [NEAR, 3 * CHUNK];
-    for (len, lengths, met) in [
-        (1, None, one),
-        (7, Some([7, 3]), one),
-        (300, Some([290, 100]), one),
-        (256, None, one),
-        (640, Some([640, 390]), window),
+    for (len, lengths, kind) in [
+        (1, None, 0),
+        (7, Some([7, 3]), 0),
+        (300, Some([290, 100]), 0),
+        (256, None, 0),
+        (640, Some([640, 390]), 1),
+        (400, Some([400, 100]), 2),
+        (640, Some([640, 390]), 3),
     ] {
         let dims = Dims { batch: 2, heads: HEADS, len, head_dim: D, value_dim: 3 };
         let lengths = lengths.as_ref().map(|lengths| &lengths[..]);
-        let values = values_met(dims, met);
+        let values = values_of(dims, DECAYS[kind]);
         for (name, maps) in maps::<f64>() {
             for (reach, decays) in
                 [Reach::Causal, Reach::Both].into_iter().flat_map(|reach| [(reach, false), (reach, true)])
@@ -184,14 +197,15 @@ fn chunked_equals_naive() {
 #[test]
 fn single_precision_is_close() {
     let dims = Dims { batch: 1, heads: HEADS, len: 400, head_dim: D, value_dim: 4 };
-    let values = values(dims);
-    for ((name, maps), (_, exact)) in maps::<f32>().into_iter().zip(maps::<f64>()) {
-        let case =
-            |naive| Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays: true, naive };
-        let got = double(run(&case(false), &maps.all(), &values));
-        let want = run(&case(true), &exact.all(), &values);
-        // f32 rounding of products and exponentials over 400 positions
-        assert_close(&got, &want, 2e-4, name);
+    for values in [DECAYS[0], DECAYS[2]].map(|kind| values_of(dims, kind)) {
+        for ((name, maps), (_, exact)) in maps::<f32>().into_iter().zip(maps::<f64>()) {
+            let case =
+                |naive| Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays: true, naive };
+            let got = double(run(&case(false), &maps.all(), &values));
+            let want = run(&case(true), &exact.all(), &values);
+            // f32 rounding of products and exponentials over 400 positions
+            assert_close(&got, &want, 2e-4, name);
+        }
     }
 }
 
@@ -200,9 +214,11 @@ fn single_precision_is_close() {
 fn gradients_are_those_of_finite_differences() {
     // three chunks: only then are there sums that fade
     let dims = Dims { batch: 1, heads: HEADS, len: 290, head_dim: D, value_dim: 2 };
-    let values = values(dims);
     for (name, maps) in maps::<f64>() {
-        for (reach, decays) in [(Reach::Causal, true), (Reach::Both, false), (Reach::Both, true)] {
+        for (reach, decays, kind) in
+            [(Reach::Causal, true, 0), (Reach::Causal, true, 2), (Reach::Both, false, 0), (Reach::Both, true, 0)]
+        {
+            let values = values_of(dims, DECAYS[kind]);
             let case = Case { dims, reach, lengths: None, guard: Guard::Add(1e-6), decays, naive: false };
             let maps = maps.all();
             let found = run(&case, &maps, &values);
@@ -218,7 +234,7 @@ fn gradients_are_those_of_finite_differences() {
                 for at in (0..found[part].len()).step_by(found[part].len() / 3 + 1) {
                     let h = 1e-5;
                     let [above, below] = [h, -h].map(|h| {
-                        let mut moved = self::values(dims);
+                        let mut moved = values_of(dims, DECAYS[kind]);
                         input(&mut moved)[at] += h;
                         loss(&moved)
                     });
@@ -229,121 +245,6 @@ fn gradients_are_those_of_finite_differences() {
                         "{name} {reach:?} {part} {at}: {got} {slope}"
                     );
                 }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_state_goes_on_where_it_stopped() {
-    let dims = Dims { batch: 2, heads: HEADS, len: 330, head_dim: D, value_dim: 3 };
-    let values = values(dims);
-    for (name, maps) in maps::<f64>() {
-        for decays in [false, true] {
-            let case = Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays, naive: false };
-            let maps = maps.all();
-            let whole = run(&case, &maps, &values).swap_remove(0);
-            let decay =
-                Decay { met: NEAR, near: &values.near, terms: TERMS, rates: &values.rates, weights: &values.weights };
-            let problem = Problem {
-                dims,
-                reach: Reach::Causal,
-                lengths: None,
-                maps: &maps,
-                decay: decays.then_some(decay),
-                guard: Guard::Nothing,
-            };
-            let mut state = State::new(&problem);
-            let size = state.bytes();
-            let mut out = vec![f64::NAN; values.v.len()];
-            let (rows, wide) = (strides(dims, D), strides(dims, 3));
-            let mut first = 0;
-            for step in [1, 1, 5, 121, 1, 129, 2, 70] {
-                let part = Problem { dims: Dims { len: step, ..dims }, ..problem };
-                let inputs = Inputs {
-                    q: View { data: &values.q[first * D..], strides: rows },
-                    k: View { data: &values.k[first * D..], strides: rows },
-                    v: View { data: &values.v[first * 3..], strides: wide },
-                };
-                let mut denominators = vec![f64::NAN; 2 * HEADS * step];
-                extend(&part, inputs, ViewMut::new(&mut out[first * 3..], wide), &mut denominators, &mut state);
-                first += step;
-            }
-            assert_eq!((first, state.len(), state.bytes()), (330, 330, size));
-            assert_close(&[out], &[whole], 1e-11, name);
-        }
-    }
-}
-
-/// Pieces are cut anywhere between chunks; the last ends where it ends.
-#[test]
-fn gradients_of_pieces_are_those_of_the_whole() {
-    const STARTS: [usize; 5] = [0, 256, 384, 640, 700];
-    let dims = Dims { batch: 2, heads: HEADS, len: 700, head_dim: D, value_dim: 3 };
-    let (rows, wide) = (strides(dims, D), strides(dims, 3));
-    for (name, maps) in maps::<f64>() {
-        for (decays, met) in [(false, NEAR), (true, NEAR), (true, 3 * CHUNK)] {
-            let (values, guard) = (values_met(dims, met), Guard::Add(1e-6));
-            let case = Case { dims, reach: Reach::Causal, lengths: None, guard, decays, naive: false };
-            let maps = maps.all();
-            let want = run(&case, &maps, &values);
-            let decay = Decay { met, near: &values.near, terms: TERMS, rates: &values.rates, weights: &values.weights };
-            let decay = decays.then_some(decay);
-            let problem = |len| Problem {
-                dims: Dims { len, ..dims },
-                reach: Reach::Causal,
-                lengths: None,
-                maps: &maps,
-                decay,
-                guard,
-            };
-            fn from(data: &[f64], first: usize, strides: Strides) -> View<'_, f64> {
-                View { data: &data[first * strides.row..], strides }
-            }
-            let inputs = |first| Inputs {
-                q: from(&values.q, first, rows),
-                k: from(&values.k, first, rows),
-                v: from(&values.v, first, wide),
-            };
-            let mut out = vec![f64::NAN; values.v.len()];
-            let mut state = State::new(&problem(0));
-            let pieces = STARTS.windows(2).map(|ends| {
-                let (first, len, before) = (ends[0], ends[1] - ends[0], state.clone());
-                let mut denominators = vec![f64::NAN; 2 * HEADS * len];
-                let to = ViewMut::new(&mut out[first * 3..], wide);
-                extend(&problem(len), inputs(first), to, &mut denominators, &mut state);
-                (first, len, before, denominators)
-            });
-            let pieces: Vec<_> = pieces.collect();
-            let mut found: Vec<Vec<f64>> = want.iter().map(|part| vec![0.0; part.len()]).collect();
-            found[0].copy_from_slice(&out);
-            let mut later = Later::new(&problem(0));
-            for (first, len, before, denominators) in pieces.iter().rev() {
-                let problem = problem(*len);
-                let [_, _, d_q, d_k, d_v, sums @ ..] = &mut found[..] else { unreachable!("eight parts") };
-                let mut own: Vec<Vec<f64>> = sums.iter().map(|sum| vec![f64::NAN; sum.len()]).collect();
-                let [d_parameters, d_near, d_weights] = &mut own[..] else { unreachable!("three of them") };
-                let saved = Saved {
-                    inputs: inputs(*first),
-                    out: from(&out, *first, wide),
-                    denominators,
-                    d_out: from(&values.d_out, *first, wide),
-                };
-                let gradients = Gradients {
-                    d_q: ViewMut::new(&mut d_q[first * D..], rows),
-                    d_k: ViewMut::new(&mut d_k[first * D..], rows),
-                    d_v: ViewMut::new(&mut d_v[first * 3..], wide),
-                    d_parameters,
-                    d_decay: decays.then_some(DecayGradient { d_near, d_weights }),
-                };
-                backward_piece(&problem, saved, (before, &mut later), gradients);
-                for (sum, own) in sums.iter_mut().zip(own) {
-                    sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
-                }
-            }
-            // denominators lie otherwise; rounding of sums of hundreds of terms
-            for part in [0, 2, 3, 4, 5, 6, 7] {
-                assert_close(&found[part..=part], &want[part..=part], 1e-11, &format!("{name} {met} {part}"));
             }
         }
     }
@@ -378,12 +279,13 @@ fn a_guard_has_little_of_a_denominator() {
 
 #[test]
 fn threads_do_not_change_bits() {
-    let dims = Dims { batch: 3, heads: HEADS, len: 200, head_dim: D, value_dim: 4 };
-    let values = values(dims);
-    for (_, maps) in maps::<f32>() {
-        let case =
-            Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays: true, naive: false };
-        assert_same_at_any_threads(|| run(&case, &maps.all(), &values).concat());
+    let dims = Dims { batch: 3, heads: HEADS, len: 300, head_dim: D, value_dim: 4 };
+    for values in [DECAYS[0], DECAYS[2]].map(|kind| values_of(dims, kind)) {
+        for (_, maps) in maps::<f32>() {
+            let case =
+                Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays: true, naive: false };
+            assert_same_at_any_threads(|| run(&case, &maps.all(), &values).concat());
+        }
     }
 }
 

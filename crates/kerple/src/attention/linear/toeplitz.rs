@@ -252,7 +252,7 @@ mod tests {
                 by(ViewMut::new(&mut out, strides(3)), &mut den);
                 [out, den].concat()
             };
-            let decay = Decay { met: NEAR, near: &near, terms: 1, rates: &[0.0; 2], weights: &[0.0; 2] };
+            let decay = Decay { met: NEAR, near: &near, terms: 0, rates: &[], weights: &[] };
             let causal: Vec<f64> = (0..2 * len).map(|at| near[at / len * NEAR + at % len]).collect();
             let want = run(&|out, den| naive::forward(&problem(Reach::Causal, Some(decay)), inputs, out, den));
             let got = run(&|out, den| forward(&problem(Reach::Causal, None), &causal, inputs, out, den));

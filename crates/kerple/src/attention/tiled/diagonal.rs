@@ -14,18 +14,27 @@ pub(super) struct DiagonalSums<R> {
     stride: usize,
     /// Of the block of keys so far, distances descending.
     sums: Vec<R>,
-    /// Where the distance of query 0 to the block's first key lies in `sums`.
+    /// Where the distance of the first query of the block's to its first key lies in `sums`.
     origin: usize,
+    /// That query.
+    first_query: usize,
 }
 
 /// Distances in vain on both sides of a tile.
 const MARGIN: usize = QUERIES + KEYS;
 
 impl<R: Number> DiagonalSums<R> {
+    /// For blocks that are seen by at most so many queries in a row.
     pub(super) fn new(lanes: usize, queries: usize) -> Self {
         let stride = QUERIES + KEYS + lanes;
         let sums = vec![R::ZERO; queries + 2 * MARGIN];
-        DiagonalSums { buffers: vec![R::ZERO; lanes * stride], stride, sums, origin: queries + MARGIN }
+        let (buffers, origin) = (vec![R::ZERO; lanes * stride], queries + MARGIN);
+        DiagonalSums { buffers, stride, sums, origin, first_query: 0 }
+    }
+
+    /// Begins a block whose first tile starts at this query.
+    pub(super) fn begin(&mut self, first_query: usize) {
+        self.first_query = first_query;
     }
 
     /// Panics unless these sums were made for these lanes.
@@ -51,7 +60,7 @@ impl<R: Number> DiagonalSums<R> {
     /// Adds the tile that starts at this query and the block's first key, and clears the buffers for the next.
     #[inline(always)]
     pub(super) fn add_tile<L: Lanes<Number = R>>(&mut self, lanes: L, first_query: usize) {
-        let start = self.origin - first_query - QUERIES;
+        let start = self.origin - (first_query - self.first_query) - QUERIES;
         self.check::<L>();
         let to = &mut self.sums[start..][..QUERIES + KEYS];
         for (x, to) in to.chunks_exact_mut(L::COUNT).enumerate() {
@@ -72,7 +81,7 @@ impl<R: Number> DiagonalSums<R> {
     /// Adds to `table`, as far as it goes, and starts again from zero; `origin` is the column of the distance of query 0 to
     /// the block's first key.
     pub(super) fn move_into(&mut self, table: &mut [R], origin: isize) {
-        let queries = self.sums.len() - 2 * MARGIN;
+        let (queries, origin) = (self.sums.len() - 2 * MARGIN, origin + self.first_query as isize);
         let column = |from_origin: isize| (origin + from_origin).clamp(0, table.len() as isize) as usize;
         let columns = column(1 - KEYS as isize)..column(queries as isize);
         let first = self.origin.strict_add_signed(origin - columns.start as isize);

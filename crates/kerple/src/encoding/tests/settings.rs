@@ -53,6 +53,21 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"xpos","gamma":0}"#, "`gamma`: 0 is out of range, it must be above 0"),
         (r#"{"kind":"xpos","scale_base":5}"#, "`scale_base`: products would fade by e^-0.25"),
         (r#"{"kind":"xpos","randomized":64}"#, "`randomized`: `xpos` cannot be randomized: its products fade"),
+        (
+            r#"{"kind":"kerple_log","randomized":1048577}"#,
+            "`randomized`: 1048577 is out of range, it must be between 1 and 1048576",
+        ),
+        (r#"{"kind":"alibi","randomized":9223372036854775807}"#, "`randomized`: 9223372036854775807 is out of range"),
+        (r#"{"kind":"learned","positions":0}"#, "`positions`: 0 is out of range"),
+        (r#"{"kind":"learned","positions":1099511627776}"#, "`positions`: 1099511627776 is out of range"),
+        (
+            r#"{"kind":"t5","num_buckets":4611686018427387904,"max_distance":9223372036854775807}"#,
+            "`num_buckets`: 4611686018427387904 is out of range, it must be between 2 and 65536",
+        ),
+        (r#"{"kind":"sine_spe","realisations":65536}"#, "`realisations`: 65536 is out of range"),
+        (r#"{"kind":"sine_spe","waves":65537}"#, "`waves`: 65537 is out of range"),
+        (r#"{"kind":"conv_spe","taps":[65537]}"#, "`taps`: 65537 is out of range"),
+        (r#"{"kind":"conv_spe","taps":[3,3],"size":[9,1099511627776]}"#, "`size`: 1099511627776 is out of range"),
         (r#"{"window":5}"#, "kind"),
         ("5", "kind"),
     ] {
@@ -99,6 +114,16 @@ fn sizes_that_do_not_fit_are_refused() {
             r#"{"kind":"alibi","randomized":31}"#,
             GEOMETRY,
             "`randomized`: 31 positions are too few for training sequences of 32 tokens",
+        ),
+        (
+            r#"{"kind":"sine_spe","waves":65536,"realisations":4096}"#,
+            GEOMETRY,
+            "`realisations`: the noise of 65536 waves with 4096 realisations would be 34360000512 numbers",
+        ),
+        (
+            r#"{"kind":"conv_spe","taps":[65536],"realisations":4096}"#,
+            GEOMETRY,
+            "`realisations`: the noise that a few positions reach would be",
         ),
         (
             r#"{"kind":"learned","randomized":64}"#,
@@ -227,6 +252,56 @@ proptest! {
         let back: Encoding = serde_json::from_str(&serde_json::to_string(&a).unwrap()).unwrap();
         prop_assert_eq!(back.label(), a.label());
     }
+}
+
+#[test]
+fn a_form_enters_where_its_method_says() {
+    let over = |base: &str| read(&format!(r#"{{"kind":"dape","base":{base}}}"#)).unwrap();
+    let bases = [r#""alibi""#, r#""none""#, r#""rotary""#, r#""fire""#, r#"{"kind":"t5","bidirectional":true}"#];
+    for encoding in variants().into_iter().chain(bases.map(over)) {
+        let has = |table: &DistanceTable| Tables {
+            bias: table.bias.is_some(),
+            weight: table.weight.is_some(),
+            sides: table.sides,
+        };
+        let made = match &encoding.form(&GEOMETRY, &encoding.initial(&GEOMETRY, 1), 8) {
+            Form::Nothing => Entry::Nowhere,
+            Form::Absolute(_) => Entry::Embeddings,
+            Form::Rotary(rotary) => Entry::Rotation { fades: !rotary.damping.is_empty() },
+            Form::Table(table) => Entry::Scores(has(table)),
+            Form::Map(MapForm { table, rotary, .. }) => Entry::Map { tables: has(table), rotates: rotary.is_some() },
+            Form::Code(_) => Entry::Code,
+        };
+        assert_eq!(encoding.entry(), made, "{}", encoding.label());
+    }
+}
+
+#[test]
+#[should_panic(expected = "silent learns a table without derivatives")]
+fn a_learned_table_without_derivatives_is_no_method() {
+    struct Silent;
+    impl Positional for Silent {
+        fn words(&self) -> Description {
+            Description { name: "silent", ..Method::named("alibi").unwrap().description() }
+        }
+        fn entry(&self) -> Entry {
+            Entry::Scores(Tables::default())
+        }
+        fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+            vec![Parameter::matrix("weight", [1, geometry.heads], 1.0)]
+        }
+        fn scopes(&self) -> &'static [Scope] {
+            Scope::SHARED
+        }
+        fn randomized(&self) -> Randomized {
+            Randomized::Distances
+        }
+        fn form(&self, _: &Inputs) -> Form {
+            Form::Table(DistanceTable::default())
+        }
+    }
+    let places = Places::from(4);
+    Silent.slopes(&Inputs { geometry: &GEOMETRY, values: &[vec![0.0; 4]], places, compat: Compat::Exact });
 }
 
 /// A key that changes nothing is refused, so every method but those that add biases by distance.
