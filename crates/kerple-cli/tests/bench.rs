@@ -6,6 +6,37 @@ use common::Place;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
+/// Nothing of the size is made: the refusal comes before memory runs out.
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    let place = Place::new();
+    let small = ["--lens", "16", "--heads", "2", "--head-dim", "4", "--repeats", "1"];
+    let refused = |work: &str, options: &[&str], says: &str| {
+        let output = place.run(&[&["bench", work], options].concat());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {message}");
+        assert!(message.contains(says) && message.contains("hint: "), "{options:?}: {message}");
+    };
+    for option in ["--lens", "--heads", "--head-dim", "--batch"] {
+        for work in ["attention", "linear", "decode", "step", "eval"] {
+            refused(work, &[option, "1099511627776", "--repeats", "1"], "it must be at most");
+        }
+    }
+    for work in ["attention", "linear", "decode"] {
+        let sizes = ["--lens", "16777216", "--heads", "65536", "--head-dim", "65536"];
+        refused(work, &sizes, "--lens 16777216 needs about ");
+    }
+    refused("step", &["--lens", "16777216", "--batch", "16", "--layers", "1"], "training needs about ");
+    refused("decode", &[&small[..], &["--threads", "100000"]].concat(), "at most 4096");
+    for (encoding, says) in [
+        (r#"{"kind":"alibi","behind":0.5}"#, "it has a bias of keys ahead"),
+        (r#"{"kind":"dape","base":{"kind":"t5","bidirectional":true}}"#, "it has a bias of keys ahead"),
+        (r#"{"kind":"learned","positions":3}"#, "`positions`: 3 rows are too few"),
+    ] {
+        refused("attention", &[&small[..], &["--encoding", encoding]].concat(), says);
+    }
+}
+
 #[test]
 fn every_work_is_checked_and_timed() {
     let place = Place::new();

@@ -2,6 +2,7 @@
 
 mod attention;
 mod decode;
+mod limits;
 mod linear;
 mod machine;
 mod model;
@@ -177,8 +178,15 @@ pub fn run(args: &Bench) -> Outcome {
         (true, Work::Eval) => vec![16_384],
         (true, Work::Linear) => vec![4096, 32_768],
     };
+    limits::options(args, &lens, sizes)?;
     let encoding = args.encoding.as_deref().map(encoding).transpose()?;
     let subject = model::Subject::new(args, encoding.as_ref(), sizes)?;
+    for length in &lens {
+        if let (Work::Attention, Some(encoding)) = (args.work, &encoding) {
+            limits::encoding(encoding, *length, sizes)?;
+        }
+        limits::memory(args.work, &subject, *length, sizes, encoding.is_some())?;
+    }
     // as one of the pool's threads, so that no work waits for one to wake up
     rayon::scope(|_| {
         if !args.json {

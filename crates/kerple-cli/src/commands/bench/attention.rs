@@ -16,7 +16,7 @@ use std::time::Instant;
 
 /// Longest sequence the definition and the composed operations are timed at.
 const LONGEST_NAIVE: usize = 1024;
-const LONGEST_COMPOSED: usize = 2048;
+pub const LONGEST_COMPOSED: usize = 2048;
 
 /// Inputs of one call, and room for what it returns.
 struct Task {

@@ -1,12 +1,13 @@
 //! Whole decoders: a training step, and the evaluation of one long segment.
 
 use super::{Row, Sizes, agree, times};
-use crate::args::Bench;
+use crate::args::{Bench, Work};
 use crate::failure::{Failure, Outcome};
 use crate::memory::extra_mib;
 use burn::tensor::{Device, Tensor};
 use kerple::encoding::{Encoding, Method};
 use kerple_burn::fused::Engine;
+use kerple_data::machine::Limit;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::learner::{Learner, Update, settings};
 use kerple_lm::model::Decoder;
@@ -66,6 +67,16 @@ impl Subject {
             content: String::new(),
         };
         Plan::new(&RunConfig { train, ..self.config.clone() }, facts)
+    }
+
+    /// Refuses a step, or an evaluation, that needs more memory than there is.
+    pub fn check_memory(&self, work: Work, length: usize, sizes: Sizes, limit: &Limit) -> Outcome {
+        let plan = self.plan(length, sizes.batch)?;
+        match work {
+            Work::Eval => plan.check_evaluation_memory(length.saturating_mul(sizes.batch), Some(limit))?,
+            _ => plan.check_training_memory(Some(limit))?,
+        }
+        Ok(())
     }
 
     fn learner(&self, plan: &Plan, engine: Engine) -> Learner<Decoder, LanguageModel> {
