@@ -22,29 +22,52 @@ const ENCODER: &str = "che_encoder.json";
 /// What the two files of a folder say, where it has them.
 pub fn verdicts(folder: &Folder) -> Vec<Verdict> {
     let mut found = Vec::new();
-    if let Some(all) = folder.beside(TASKS) {
-        for (name, values) in all["tasks"].as_object().into_iter().flatten() {
-            found.push(verdict(&format!("che/{name}"), task(name, values)));
+    let languages = Chomsky::ALL.len() as u64;
+    with(folder, TASKS, Some(languages), &mut found, |all, found| {
+        let tasks = all["tasks"].as_object()?;
+        for (name, values) in tasks {
+            found.push(verdict(&format!("che/{name}"), || task(name, values)));
         }
-    }
-    if let Some(all) = folder.beside(ENCODER) {
-        for case in all["cases"].as_array().into_iter().flatten() {
+        Some(tasks.len())
+    });
+    with(folder, ENCODER, folder.promised(ENCODER), &mut found, |all, found| {
+        let cases = all["cases"].as_array()?;
+        for case in cases {
             let name = case["encoding"].as_str().unwrap_or("(no encoding)");
             for engine in [Engine::Fused, Engine::Composed] {
-                found.push(verdict(&format!("che_encoder/{name}"), encoder(folder, &all["config"], case, engine)));
+                found.push(verdict(&format!("che_encoder/{name}"), || encoder(folder, &all["config"], case, engine)));
             }
         }
-    }
+        Some(cases.len())
+    });
     found
 }
 
-fn verdict(case: &str, score: Result<Score, String>) -> Verdict {
-    let score = score.unwrap_or_else(|why| {
-        let mut score = Score::new("none");
-        score.fail(why);
-        score
-    });
-    score.verdict(case)
+/// What `run` makes of a file, which returns how many cases it has; a file without as many as are `wanted` fails.
+fn with(
+    folder: &Folder,
+    file: &str,
+    wanted: Option<u64>,
+    found: &mut Vec<Verdict>,
+    run: impl FnOnce(&Value, &mut Vec<Verdict>) -> Option<usize>,
+) {
+    let why = match folder.beside(file) {
+        Ok(None) => return,
+        Err(why) => why,
+        Ok(Some(all)) => match (run(&all, found).map(|count| count as u64), wanted) {
+            (Some(count), Some(wanted)) if count != wanted => format!("{count} cases instead of {wanted}"),
+            (None | Some(0), _) => "there are no cases".to_owned(),
+            (Some(_), _) => return,
+        },
+    };
+    found.push(crate::failure(file, why));
+}
+
+fn verdict(case: &str, run: impl FnOnce() -> Result<Score, String>) -> Verdict {
+    match crate::guarded(run) {
+        Ok(score) => score.verdict(case),
+        Err(why) => crate::failure(case, why),
+    }
 }
 
 fn integers(value: &Value) -> Vec<u32> {
@@ -64,7 +87,9 @@ fn task(name: &str, values: &Value) -> Result<Score, String> {
     score.equal("level", Some(level), values["level"].as_str());
     score.equal("input_size", Some(facts.vocab as u64), values["input_size"].as_u64());
     score.equal("output_size", Some(facts.classes as u64), values["output_size"].as_u64());
-    for example in values["examples"].as_array().into_iter().flatten() {
+    let examples =
+        values["examples"].as_array().filter(|examples| !examples.is_empty()).ok_or("there are no examples")?;
+    for example in examples {
         let input = integers(&example["input"]);
         let (targets, scored) = task.solve(&input);
         score.equal(&format!("answer to {input:?}"), targets, integers(&example["output"]));
@@ -94,7 +119,7 @@ fn metric(task: Chomsky, case: &Value, score: &mut Score) -> Result<(), String> 
         return Err("the metric case has no targets".to_owned());
     }
     let classes = logits.len() / targets.len();
-    let each = case["targets"][0].as_array().map_or(1, Vec::len);
+    let each = case["targets"][0].as_array().map_or(1, Vec::len).max(1);
     let scored: Vec<bool> = targets.chunks(each).flat_map(|row| task.counted(row)).collect();
     let found = classified(&logits, classes, &targets, None);
     // the original computes both in single precision
@@ -118,8 +143,10 @@ fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Res
         "ALIBI" => ("alibi", ", behind = 0.5"),
         other => return Err(format!("no encoding of this version is `{other}` of the original")),
     };
-    let size =
-        |key: &str| config[key].as_u64().map(|size| size as usize).ok_or_else(|| format!("config.{key} is missing"));
+    let size = |key: &str| match crate::folder::size(config, "config", key)? {
+        0 => Err(format!("config.{key} is 0")),
+        size => Ok(size),
+    };
     let sizes = Sizes { width: size("embedding_dim")?, heads: size("num_heads")?, layers: size("num_layers")? };
     let plan = sizes.plan(&format!("{{ kind = \"{kind}\"{keys} }}"), size("vocab")?)?;
     let tensor = |key: &str| folder.numbers(&serde_json::json!({"file": FILE, "key": key}));

@@ -47,9 +47,35 @@ impl Folder {
         self.manifest["cases"].as_array().into_iter().flatten().map(Case)
     }
 
-    /// A file beside the manifest, where there is one.
-    pub fn beside(&self, file: &str) -> Option<Value> {
-        serde_json::from_str(&std::fs::read_to_string(self.path.join(file)).ok()?).ok()
+    /// Refuses a manifest with another number of cases than it says.
+    pub fn is_whole(&self) -> Found<()> {
+        match (self.manifest["n_cases"].as_u64(), self.cases().count() as u64) {
+            (Some(said), found) if said != found => Err(format!("n_cases is {said}, and there are {found}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a case whose file is of another size than it says.
+    pub fn has_file_of(&self, case: &Case) -> Found<()> {
+        let (Some(file), Some(said)) = (case.get("file").as_str(), case.get("bytes").as_u64()) else { return Ok(()) };
+        let path = self.path.join(file);
+        let found = std::fs::metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?.len();
+        if said == found { Ok(()) } else { Err(format!("{}: {found} bytes instead of {said}", path.display())) }
+    }
+
+    /// A file beside the manifest; `None`: there is none, and the manifest promises none.
+    pub fn beside(&self, file: &str) -> Found<Option<Value>> {
+        let path = self.path.join(file);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => serde_json::from_str(&text).map(Some).map_err(|error| format!("{}: {error}", path.display())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.promised(file).is_none() => Ok(None),
+            Err(error) => Err(format!("{}: {error}", path.display())),
+        }
+    }
+
+    /// How many cases the manifest says a file beside it has.
+    pub fn promised(&self, file: &str) -> Option<u64> {
+        self.manifest["beside"][file].as_u64()
     }
 
     /// The numbers behind an entry: a literal, a list, or a reference to a tensor.
@@ -97,6 +123,18 @@ impl Folder {
     }
 }
 
+/// Far above every size there is, and far below what memory holds.
+const MOST: u64 = 1 << 20;
+
+/// A size of a case.
+pub fn size(sizes: &Value, place: &str, key: &str) -> Found<usize> {
+    match sizes[key].as_u64() {
+        Some(found) if found <= MOST => Ok(found as usize),
+        Some(found) => Err(format!("{place}.{key} is {found}, it must be at most {MOST}")),
+        None => Err(format!("{place}.{key} is missing")),
+    }
+}
+
 impl<'a> Case<'a> {
     pub fn id(&self) -> &'a str {
         let known = self.0["id"].as_str().or(self.0["name"].as_str());
@@ -112,7 +150,13 @@ impl<'a> Case<'a> {
     }
 
     pub fn static_size(&self, key: &str) -> Found<usize> {
-        self.0["static"][key].as_u64().map(|n| n as usize).ok_or_else(|| format!("static.{key} is missing"))
+        size(&self.0["static"], "static", key)
+    }
+
+    /// The same of at least `least`.
+    pub fn static_count(&self, key: &str, least: usize) -> Found<usize> {
+        let found = self.static_size(key)?;
+        if found >= least { Ok(found) } else { Err(format!("static.{key} is {found}, it must be at least {least}")) }
     }
 
     pub fn numbers(&self, folder: &Folder, field: &str, key: &str) -> Found<Numbers> {

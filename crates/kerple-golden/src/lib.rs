@@ -18,6 +18,7 @@ mod training;
 pub use error::{Error, Result};
 
 use folder::{Case, Folder};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// What one engine made of one case.
@@ -141,40 +142,53 @@ fn runner(case: &Case) -> Option<Runner> {
     })
 }
 
+/// Runs something on numbers of a file. They may contradict each other anywhere, which engines take for mistakes of code.
+fn guarded<R>(run: impl FnOnce() -> std::result::Result<R, String>) -> std::result::Result<R, String> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no engine takes them");
+        Err(format!("its numbers do not fit each other: {text}"))
+    })
+}
+
+/// The verdict on a case that no engine could run.
+fn failure(case: &str, why: String) -> Verdict {
+    let mut score = Score::new("none");
+    score.fail(why);
+    score.verdict(case)
+}
+
 /// Runs every case of `folder`, telling each verdict as it comes; returns the numbers passed and failed.
 ///
-/// A case counts as passed when every engine that runs it passes.
+/// A case counts as passed when every engine that runs it passes. What a manifest says there is and is not fails too: a number
+/// of cases, the size of a file, the cases of a file beside it.
 ///
 /// # Errors
 /// A folder without a readable manifest.
 pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<(usize, usize)> {
     let folder = Folder::open(folder)?;
     let (mut passed, mut failed) = (0, 0);
-    for case in folder.cases() {
-        let scores = match runner(&case) {
-            Some(run) => run(&folder, &case),
-            None => Err("this version does not know such a case".to_owned()),
-        };
-        let verdicts: Vec<Verdict> = match scores {
-            Ok(scores) => scores.into_iter().map(|score| score.verdict(case.id())).collect(),
-            Err(why) => {
-                let mut score = Score::new("none");
-                score.fail(why);
-                vec![score.verdict(case.id())]
-            }
-        };
+    let mut count = |verdicts: &[Verdict]| {
         verdicts.iter().for_each(&mut *tell);
         match !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.passed) {
             true => passed += 1,
             false => failed += 1,
         }
+    };
+    if let Err(why) = folder.is_whole() {
+        count(&[failure("manifest.json", why)]);
     }
-    for verdict in che::verdicts(&folder) {
-        tell(&verdict);
-        match verdict.passed {
-            true => passed += 1,
-            false => failed += 1,
-        }
+    for case in folder.cases() {
+        let scores = folder.has_file_of(&case).and_then(|()| match runner(&case) {
+            Some(run) => guarded(|| run(&folder, &case)),
+            None => Err("this version does not know such a case".to_owned()),
+        });
+        let verdicts: Vec<Verdict> = match scores {
+            Ok(scores) => scores.into_iter().map(|score| score.verdict(case.id())).collect(),
+            Err(why) => vec![failure(case.id(), why)],
+        };
+        count(&verdicts);
     }
+    che::verdicts(&folder).into_iter().for_each(|verdict| count(&[verdict]));
     Ok((passed, failed))
 }

@@ -100,7 +100,7 @@ pub fn bias(folder: &Folder, case: &Case) -> Scores {
 }
 
 pub fn decode(folder: &Folder, case: &Case) -> Scores {
-    let keys = case.static_size("K")?;
+    let keys = case.static_count("K", 1)?;
     let table = table(folder, case, keys, Compat::Exact)?;
     let bias = table.bias.unwrap_or_else(|| vec![0.0; table.heads * keys]);
     let last_row: Vec<f64> = bias.chunks(keys).flat_map(|row| row.iter().rev().copied()).collect();
@@ -234,7 +234,7 @@ fn precisions(folder: &Folder, case: &Case, prefix: &str, exact: &[f64], bf16: &
 const BF16_ULP: Tolerance = Tolerance { absolute: 0.0, relative: 1.0 / 128.0 };
 
 pub fn rotary_table(folder: &Folder, case: &Case) -> Scores {
-    let (dim, n) = (case.static_size("dim")?, case.static_size("n")?);
+    let (dim, n) = (case.static_count("dim", 2)?, case.static_size("n")?);
     let base = case.static_number("base").unwrap_or(10_000.0);
     let config = rotary::Config { base, ..Default::default() };
     // angles are concatenated with themselves
@@ -272,7 +272,7 @@ pub fn sinusoidal(folder: &Folder, case: &Case) -> Scores {
 }
 
 pub fn bf16_row(folder: &Folder, case: &Case) -> Scores {
-    let keys = case.static_size("K")?;
+    let keys = case.static_count("K", 1)?;
     let table = table(folder, case, keys, Compat::Bf16)?;
     let bias = table.bias.ok_or("the method makes no bias")?;
     let row: Vec<f64> = bias.chunks(keys).flat_map(|row| row.iter().rev().copied()).collect();

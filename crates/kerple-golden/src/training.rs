@@ -45,7 +45,7 @@ pub fn adam(folder: &Folder, case: &Case) -> Scores {
             values = clamp(&values);
         }
         let mut trajectory = Vec::new();
-        for (step, gradient) in (1..).zip(gradients.chunks(start.len())) {
+        for (step, gradient) in (1..).zip(gradients.chunks(start.len().max(1))) {
             let settings = adam::Update {
                 lr: number(params, "lr")?,
                 beta1: betas[0],

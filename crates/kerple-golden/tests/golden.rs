@@ -46,6 +46,93 @@ fn formal_languages_and_their_encoder_are_the_originals() {
     every_case_passes("che", 25);
 }
 
+/// A copy of a folder of the repository, changed.
+fn changed(name: &str, change: impl FnOnce(&Path)) -> ((usize, usize), Vec<String>) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(name);
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap().path();
+        std::fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+    }
+    change(folder.path());
+    let mut notes = Vec::new();
+    let counts = kerple_golden::run(folder.path(), &mut |verdict| {
+        if !verdict.passed {
+            notes.push(format!("{}: {}", verdict.case, verdict.note));
+        }
+    });
+    (counts.unwrap(), notes)
+}
+
+fn edited(path: &Path, edit: impl FnOnce(String) -> String) {
+    std::fs::write(path, edit(std::fs::read_to_string(path).unwrap())).unwrap();
+}
+
+#[test]
+fn what_a_manifest_promises_and_is_not_there_fails() {
+    let half = |file: &str| {
+        let file = file.to_owned();
+        move |folder: &Path| edited(&folder.join(file), |text| text[..text.len() / 2].to_owned())
+    };
+    for (name, change, says) in [
+        ("che", Box::new(half("che.json")) as Box<dyn FnOnce(&Path)>, "che.json: "),
+        ("che", Box::new(|folder| std::fs::remove_file(folder.join("che.json")).unwrap()), "che.json: "),
+        ("che", Box::new(half("che_encoder.json")), "che_encoder.json: "),
+        (
+            "che",
+            Box::new(|folder| {
+                edited(&folder.join("che.json"), |text| {
+                    let mut all: serde_json::Value = serde_json::from_str(&text).unwrap();
+                    all["tasks"].as_object_mut().unwrap().remove("even_pairs").expect("a language of this name");
+                    all.to_string()
+                });
+            }),
+            "che.json: 14 cases instead of 15",
+        ),
+        (
+            "encodings",
+            Box::new(|folder| {
+                edited(&folder.join("manifest.json"), |text| text.replace("\"n_cases\": 6", "\"n_cases\": 7"));
+            }),
+            "manifest.json: n_cases is 7, and there are 6",
+        ),
+        ("media", Box::new(half("groove_timing.json")), "groove_timing.json: "),
+    ] {
+        let ((_, failed), notes) = changed(name, change);
+        assert!(failed == 1 && notes.iter().any(|note| note.contains(says)), "{says}: {notes:?}");
+    }
+}
+
+#[test]
+fn numbers_that_contradict_each_other_fail_their_case() {
+    let hostile = |value: u64| {
+        changed("kerple", move |folder| {
+            edited(&folder.join("manifest.json"), |text| {
+                let mut manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
+                for case in manifest["cases"].as_array_mut().unwrap() {
+                    let Some(sizes) = case["static"].as_object_mut() else { continue };
+                    sizes.values_mut().filter(|size| size.is_u64()).for_each(|size| *size = value.into());
+                }
+                manifest.to_string()
+            });
+        })
+    };
+    for value in [0, 1, 1 << 31, 1 << 40, 1 << 63] {
+        let ((passed, failed), notes) = hostile(value);
+        assert!(passed + failed == 134 && failed > 10, "{value}: {failed} {notes:?}");
+    }
+}
+
+#[test]
+fn a_case_is_known_by_its_kind() {
+    let ((passed, failed), notes) = changed("spe", |folder| {
+        edited(&folder.join("manifest.json"), |text| {
+            text.replace("pipeline_sine_favor_L64\",", "pipeline_sine_favor_L64_again\",")
+        });
+    });
+    assert_eq!((passed, failed), (20, 0), "{notes:?}");
+}
+
 #[test]
 fn an_unknown_case_and_a_wrong_value_fail() {
     let folder = tempfile::tempdir().unwrap();
