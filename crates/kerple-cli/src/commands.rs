@@ -17,12 +17,19 @@ pub mod style;
 pub mod train;
 pub mod verify;
 
+use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::duration;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_lm::train::Progress;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Writes a file that was asked for, whole or not at all.
+pub fn write_file(path: &Path, content: &str) -> Outcome {
+    kerple_files::replace(path, content.as_bytes()).map_err(|error| Failure::writing(path, &error))
+}
 
 /// A flag that the first Ctrl-C or SIGTERM sets; a second one ends the process at once.
 pub fn stop_flag() -> Arc<AtomicBool> {

@@ -30,9 +30,14 @@ impl Failure {
         Failure { message: message.into(), hint: hint.into(), code: 130 }
     }
 
+    /// A file that could not be read, or looked for.
+    pub fn reading(path: &Path, error: &std::io::Error) -> Failure {
+        Failure::failed(format!("{}: cannot read: {error}", path.display()), kerple_files::hint(error))
+    }
+
     /// A file that could not be written.
     pub fn writing(path: &Path, error: &std::io::Error) -> Failure {
-        Failure::failed(format!("{}: cannot write: {error}", path.display()), "choose a folder you may write to")
+        Failure::failed(format!("{}: cannot write: {error}", path.display()), kerple_files::hint(error))
     }
 }
 

@@ -11,6 +11,7 @@ pub use summary::{SplitCounts, Summary};
 pub use verify::{Report, Verified, verify};
 
 use crate::error::{Error, Result};
+use crate::file::{is_file, is_folder};
 use crate::hash::hex;
 use crate::order::split_boundaries;
 use crate::split::Split;
@@ -48,11 +49,18 @@ pub fn is_prepared(folder: &Path) -> bool {
 }
 
 /// Whether a folder has a `meta.json` of this program, of any version or damaged.
-pub fn has_summary(folder: &Path) -> bool {
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn has_summary(folder: &Path) -> Result<bool> {
     let path = folder.join(META);
+    if !is_file(&path)? {
+        return Ok(false);
+    }
     let mut start = Vec::new();
-    let mut read = || std::fs::File::open(&path)?.take(1 << 16).read_to_end(&mut start);
-    path.is_file() && read().is_ok() && start.windows(KERPLE_VERSION.len()).any(|key| key == KERPLE_VERSION.as_bytes())
+    let read = std::fs::File::open(&path).and_then(|file| file.take(1 << 16).read_to_end(&mut start));
+    read.map_err(Error::io(&path, "read"))?;
+    Ok(start.windows(KERPLE_VERSION.len()).any(|key| key == KERPLE_VERSION.as_bytes()))
 }
 
 impl Corpus {
@@ -73,7 +81,7 @@ impl Corpus {
 
     /// Opens without comparing tokens with their checksums.
     fn open_unread(path: &Path) -> Result<Corpus> {
-        if !path.is_dir() && TokenFiles::exist(path) {
+        if !is_folder(path)? && TokenFiles::exist(path)? {
             return Corpus::open_megatron(path, "949,50,1", None);
         }
         let summary = Summary::read(path)?;

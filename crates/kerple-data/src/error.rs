@@ -48,22 +48,9 @@ impl Error {
     /// What to do about it.
     pub fn hint(&self) -> String {
         match self {
-            Error::Io { source, .. } => Error::io_hint(source).to_owned(),
+            Error::Io { source, .. } => kerple_files::hint(source).to_owned(),
             Error::Damaged { hint, .. } | Error::Refused { hint, .. } => hint.clone(),
             Error::Stopped => "the same command starts over".to_owned(),
-        }
-    }
-
-    /// What to do about an answer of the operating system.
-    pub fn io_hint(answer: &std::io::Error) -> &'static str {
-        use std::io::ErrorKind;
-        match answer.kind() {
-            ErrorKind::NotFound => "check the path",
-            ErrorKind::PermissionDenied => "choose a folder you may write to, or a file you may read",
-            ErrorKind::NotADirectory | ErrorKind::AlreadyExists => "a file is in the way; choose another folder",
-            ErrorKind::IsADirectory => "give a file, not a folder",
-            ErrorKind::StorageFull => "free some disk space; what was saved before is intact",
-            _ => "nothing half-written was kept",
         }
     }
 

@@ -18,12 +18,9 @@ pub(crate) struct Bytes {
 
 impl Bytes {
     pub(crate) fn open(path: &Path) -> Result<Bytes> {
-        let about = std::fs::metadata(path).map_err(Error::io(path, "open"))?;
-        if !about.is_file() {
-            return Err(Error::damaged(path, "this is not a regular file", "give the path of a file on disk"));
-        }
-        let file = File::open(path).map_err(Error::io(path, "open"))?;
-        Ok(Bytes { file, path: path.to_owned(), len: about.len() })
+        let file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
+        let len = file.metadata().map_err(Error::io(path, "open"))?.len();
+        Ok(Bytes { file, path: path.to_owned(), len })
     }
 
     /// The file.
@@ -57,6 +54,22 @@ impl Bytes {
         self.read_at(range.start, &mut out)?;
         Ok(out)
     }
+}
+
+/// Whether a folder is at a place.
+///
+/// # Errors
+/// A disk that does not answer.
+pub(crate) fn is_folder(path: &Path) -> Result<bool> {
+    kerple_files::is_folder(path).map_err(Error::io(path, "look for"))
+}
+
+/// Whether a regular file is at a place.
+///
+/// # Errors
+/// A disk that does not answer.
+pub(crate) fn is_file(path: &Path) -> Result<bool> {
+    kerple_files::is_file(path).map_err(Error::io(path, "look for"))
 }
 
 #[cfg(unix)]

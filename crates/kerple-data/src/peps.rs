@@ -40,7 +40,7 @@ pub fn write(folder: &Path, numbers: RangeInclusive<u32>) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
     for (split, lines) in Split::ALL.iter().zip(files) {
         let path = folder.join(format!("{}.jsonl", split.name()));
-        std::fs::write(&path, lines).map_err(Error::io(&path, "write"))?;
+        kerple_files::replace(&path, lines.as_bytes()).map_err(Error::io(&path, "write"))?;
     }
     Ok(())
 }

@@ -9,12 +9,17 @@ use kerple_burn::parameters::{self, Describe, Named};
 use kerple_data::fingerprint;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 const MODEL: &str = "model.safetensors";
 const MOMENTS: &str = "optimizer.safetensors";
 const STATE: &str = "state.json";
+
+/// A checkpoint in the making, and one that is being removed. Both are this process's: it holds the run's lock.
+const ASIDE: &str = ".partial";
+const DISCARDED: &str = ".replaced";
 
 /// Where a run stands.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,13 +61,12 @@ fn write(path: &Path, tensors: &[Named]) -> Result<String> {
     };
     let views = tensors.iter().map(|n| (n.name.as_str(), view(n.array.shape(), n.array.slice::<f32>())));
     let data = safetensors::serialize(views, None).expect("names are distinct");
-    fs::write(path, &data).map_err(Error::io(path, "write"))?;
-    sync(path)?;
+    kerple_files::write_within(path, &data).map_err(Error::io(path, "write"))?;
     Ok(fingerprint(&data))
 }
 
-fn sync(path: &Path) -> Result<()> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(Error::io(path, "sync"))
+fn sync(folder: &Path) -> Result<()> {
+    kerple_files::sync_folder(folder).map_err(Error::io(folder, "sync"))
 }
 
 /// Folder of checkpoints of a run.
@@ -85,9 +89,7 @@ pub fn save<M: Module + Describe, T: Task<M>>(
     learner: &Learner<M, T>,
 ) -> Result<PathBuf> {
     let all = folder(run);
-    let (aside, place) = (all.join(".partial"), all.join(format!("step-{:08}", state.step)));
-    let replaced = all.join(".replaced");
-    remove(&replaced)?;
+    let (aside, place) = (all.join(ASIDE), all.join(format!("step-{:08}", state.step)));
     let saved = write_aside(&aside, state, learner);
     if let Err(error) = saved {
         let _ = fs::remove_dir_all(&aside);
@@ -95,20 +97,39 @@ pub fn save<M: Module + Describe, T: Task<M>>(
     }
     if present(&place)? {
         // only a damaged one can be here: the run went on from an earlier checkpoint
-        fs::rename(&place, &replaced).map_err(Error::io(&place, "replace"))?;
+        discard(&place)?;
     }
     fs::rename(&aside, &place).map_err(Error::io(&place, "rename to"))?;
     sync(&all)?;
-    remove(&replaced)?;
-    let (later, mut steps): (Vec<_>, Vec<_>) = list(run)?.into_iter().partition(|(step, _)| *step > state.step);
-    steps.truncate(steps.len().saturating_sub(keep));
-    later.iter().chain(&steps).try_for_each(|(_, old)| remove(old))?;
+    list(run)?.iter().filter(|(step, _)| *step > state.step).try_for_each(|(_, later)| discard(later))?;
+    tidy(run, keep, state.step)?;
     Ok(place)
+}
+
+/// Removes all but the newest `keep` of the checkpoints up to `step`, and what a kill has left of making or removing others.
+///
+/// # Errors
+/// What the file system refuses.
+pub fn tidy(run: &Path, keep: usize, step: u64) -> Result<()> {
+    let all = folder(run);
+    [ASIDE, DISCARDED].iter().try_for_each(|left| remove(&all.join(left)))?;
+    let mut steps = list(run)?;
+    steps.retain(|(found, _)| *found <= step);
+    steps.truncate(steps.len().saturating_sub(keep));
+    steps.iter().try_for_each(|(_, old)| discard(old))
+}
+
+/// Removes a checkpoint; one that is removed in part is none any more.
+fn discard(checkpoint: &Path) -> Result<()> {
+    let discarded = checkpoint.with_file_name(DISCARDED);
+    remove(&discarded)?;
+    fs::rename(checkpoint, &discarded).map_err(Error::io(checkpoint, "remove"))?;
+    remove(&discarded)
 }
 
 /// Whether something is at `path`. A disk that does not answer is an error: what could not be seen is not absent.
 pub(crate) fn present(path: &Path) -> Result<bool> {
-    path.try_exists().map_err(Error::io(path, "look for"))
+    kerple_files::is_there(path).map_err(Error::io(path, "look for"))
 }
 
 fn remove(path: &Path) -> Result<()> {
@@ -145,8 +166,7 @@ fn write_aside<M: Module + Describe, T: Task<M>>(aside: &Path, state: &State, le
     .sealed();
     let path = aside.join(STATE);
     let text = serde_json::to_string_pretty(&state).expect("a state is plain data");
-    fs::write(&path, text).map_err(Error::io(&path, "write"))?;
-    sync(&path)?;
+    kerple_files::write_within(&path, text.as_bytes()).map_err(Error::io(&path, "write"))?;
     sync(aside)
 }
 
@@ -183,7 +203,7 @@ struct Loaded {
 
 impl Loaded {
     fn read(path: PathBuf, sha256: &str) -> Result<Loaded> {
-        let data = fs::read(&path).map_err(Error::io(&path, "read"))?;
+        let data = kerple_files::read(&path).map_err(Error::io(&path, "read"))?;
         if fingerprint(&data) != sha256 {
             return Err(Error::damaged(&path, "the checksum does not match", AGAIN));
         }
@@ -225,7 +245,7 @@ pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
 
 fn read_state(checkpoint: &Path) -> Result<State> {
     let path = checkpoint.join(STATE);
-    let text = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+    let text = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
     let damaged = |message: String| Error::damaged(&path, message, AGAIN);
     let state: State = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
     if state.sha256 != state.digest() {
@@ -307,7 +327,8 @@ fn newest_of<T>(
 fn is_damage(error: &Error) -> bool {
     match error {
         Error::Damaged { .. } => true,
-        Error::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+        // absent, or no regular file
+        Error::Io { source, .. } => matches!(source.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput),
         _ => false,
     }
 }

@@ -284,7 +284,7 @@ impl RunConfig {
     /// # Errors
     /// A missing or unreadable file, TOML that does not parse, unknown or ill-typed keys.
     pub fn read(file: &Path, overrides: &[String]) -> Result<RunConfig> {
-        let text = std::fs::read_to_string(file).map_err(Error::io(file, "read the run file"))?;
+        let text = kerple_files::read_text(file).map_err(Error::io(file, "read the run file"))?;
         RunConfig::parse(&text, &file.display().to_string(), overrides)
     }
 

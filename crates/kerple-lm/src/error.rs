@@ -79,7 +79,9 @@ impl Error {
     /// What to do about it.
     pub fn hint(&self) -> String {
         match self {
-            Error::Io { source, .. } => kerple_data::Error::io_hint(source).to_owned(),
+            Error::Io { source, .. } | Error::Record(kerple_report::Error::Io { source, .. }) => {
+                kerple_files::hint(source).to_owned()
+            }
             Error::Data(error) => error.hint(),
             Error::Record(error) => error.hint().unwrap_or_else(|| "nothing half-written was kept".to_owned()),
             Error::Busy { .. } => "wait for it, stop it, or use another --out folder".to_owned(),

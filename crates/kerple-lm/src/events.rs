@@ -82,7 +82,7 @@ fn forget_after(folder: &Path, step: u64) -> Result<()> {
         if path.extension().is_none_or(|extension| extension != "kerple") {
             continue;
         }
-        let data = std::fs::read(&path).map_err(Error::io(&path, "read"))?;
+        let data = kerple_files::read(&path).map_err(Error::io(&path, "read"))?;
         let mut kept = 0;
         while let Some((length, found)) = parse(&data[kept..])
             && found <= step
@@ -115,8 +115,7 @@ impl EventFile {
             Some(file) => file,
             none => {
                 // two sittings of one second from one step share a file
-                let opened = File::options().append(true).create(true).open(&self.path);
-                let mut file = opened.map_err(Error::io(&self.path, "create"))?;
+                let mut file = kerple_files::append(&self.path).map_err(Error::io(&self.path, "create"))?;
                 let mut version = self::event(now(), 0);
                 bytes_field(3, b"brain.Event:2", &mut version);
                 file.write_all(&record(&version)).map_err(Error::io(&self.path, "append to"))?;

@@ -86,7 +86,7 @@ impl RunFolder {
         if !present(&path)? {
             return Ok(None);
         }
-        let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+        let text = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
         let hint = "the file was changed by hand, or written by another version";
         let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
         let genuine =

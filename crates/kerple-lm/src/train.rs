@@ -217,6 +217,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         notes.into_iter().flatten().for_each(|note| tell(Event::Note(note)));
         let commit = began.map_or_else(|| host.maker.commit.clone(), |old| old.commit);
         run.write_plan(&Plan { commit, ..plan.clone() })?;
+        checkpoint::tidy(run.path(), plan.train.keep, state.step)?;
         if state.step < plan.steps {
             run.add_sitting(&sitting.row(state.step + 1))?;
         }

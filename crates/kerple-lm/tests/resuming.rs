@@ -168,6 +168,28 @@ fn whatever_a_crash_leaves_is_gone_on_from() {
     }
 }
 
+/// Killed while it removed an old checkpoint, or wrote a new one: the finished run is whole, and training it again tidies.
+#[test]
+fn what_a_kill_left_of_old_checkpoints_is_none_and_goes() {
+    let plan = plan(&encoding("kerple_log"), config(14));
+    let folder = tempfile::tempdir().unwrap();
+    go(folder.path(), &plan);
+    let all = checkpoint::folder(folder.path());
+    for left in [".replaced", ".partial"] {
+        copy(&place(folder.path(), 14), &all.join(left));
+        fs::remove_file(all.join(left).join("state.json")).unwrap();
+    }
+    // of an earlier version of the program, which removed them in their places
+    copy(&place(folder.path(), 14), &place(folder.path(), 1));
+    fs::remove_file(place(folder.path(), 1).join("model.safetensors")).unwrap();
+    assert_eq!(RunFolder::new(folder.path()).verify().problems.len(), 1 + 1, "step 1, and the text that no one has");
+    go(folder.path(), &plan);
+    assert_eq!(RunFolder::new(folder.path()).verify().problems.len(), 1, "the text that no one has");
+    let left = fs::read_dir(&all).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let left: Vec<String> = left.filter(|name| !name.starts_with("step-")).collect();
+    assert!(left.is_empty() && !place(folder.path(), 1).exists(), "{left:?}");
+}
+
 #[test]
 fn a_damaged_checkpoint_is_passed_over_and_said() {
     let plan = plan(&encoding("alibi"), config(14));

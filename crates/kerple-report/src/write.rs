@@ -45,7 +45,7 @@ pub struct Summary {
 }
 
 /// Writes `index.html`, `report.md`, `report.json`, `tables/*.csv` and `figures/*.svg` into a folder, and replaces an earlier
-/// report there, of whose figures none is left. Each file is written aside and then renamed.
+/// report there, of whose figures none is left. Each file is whole or absent.
 ///
 /// # Errors
 /// [`Error::Refused`] of no runs, of an unknown reference, or if the folder holds a page that is no report;
@@ -99,11 +99,7 @@ struct Document<'a> {
 pub(crate) fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> Result<()> {
     let folder = path.parent().expect("a file is in a folder");
     std::fs::create_dir_all(folder).map_err(Error::io("creating", folder))?;
-    let mut aside = path.clone().into_os_string();
-    aside.push(".part");
-    let aside = PathBuf::from(aside);
-    std::fs::write(&aside, content).map_err(Error::io("writing", &aside))?;
-    std::fs::rename(&aside, &path).map_err(Error::io("writing", &path))?;
+    kerple_files::replace(&path, &content).map_err(Error::io("writing", &path))?;
     files.push(path);
     Ok(())
 }
@@ -113,7 +109,7 @@ pub(crate) fn refuse_foreign(folder: &Path) -> Result<()> {
     // How a page ends that was made before there was a mark.
     const UNMARKED: &str = "The same numbers are in <a href=\"report.json\">";
     let index = folder.join(Layout::Html.name());
-    let (found, ours) = match std::fs::read(&index) {
+    let (found, ours) = match kerple_files::read(&index) {
         Ok(page) => {
             let page = String::from_utf8_lossy(&page);
             (index, page.trim().is_empty() || page.contains(MARK) || page.contains(UNMARKED))
@@ -121,7 +117,7 @@ pub(crate) fn refuse_foreign(folder: &Path) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let others = [Layout::Markdown.name(), "report.json"].map(|name| folder.join(name));
             let mut read = others.into_iter().filter_map(|other| {
-                let text = std::fs::read(&other).map_err(Error::io("reading", &other));
+                let text = kerple_files::read(&other).map_err(Error::io("reading", &other));
                 Error::unless_absent(text).map(|text| Some((other, text?))).transpose()
             });
             let Some((other, text)) = read.next().transpose()? else { return Ok(()) };
@@ -144,7 +140,8 @@ pub(crate) fn refuse_foreign(folder: &Path) -> Result<()> {
 /// written after this; whatever else lies beside them is not ours.
 pub(crate) fn remove_former_figures(folder: &Path, kept: &[PathBuf]) -> Result<()> {
     let page = folder.join(Layout::Markdown.name());
-    let page = Error::unless_absent(std::fs::read(&page).map_err(Error::io("reading", &page)))?.unwrap_or_default();
+    let page =
+        Error::unless_absent(kerple_files::read(&page).map_err(Error::io("reading", &page)))?.unwrap_or_default();
     let page = String::from_utf8_lossy(&page);
     let names = page.split("](figures/").skip(1).filter_map(|rest| rest.split_once(')')).map(|(name, _)| name);
     for name in names.filter(|name| name.ends_with(".svg") && !name.contains(['/', '\\'])) {

@@ -84,7 +84,7 @@ fn from_file(file: &Path) -> Result<Vec<Encoding>, Failure> {
         encoding: Vec<Encoding>,
     }
     let hint = "the file holds tables [[encoding]] with `kind` and its keys";
-    let text = std::fs::read_to_string(file)
+    let text = kerple_files::read_text(file)
         .map_err(|error| Failure::misuse(format!("{}: cannot read: {error}", file.display()), hint))?;
     let list: List = toml::from_str(&text)
         .map_err(|error| Failure::misuse(format!("{}: {}", file.display(), error.to_string().trim_end()), hint))?;

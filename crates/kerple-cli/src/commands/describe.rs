@@ -1,6 +1,6 @@
 //! `kerple describe [ENCODING]`
 
-use super::print_json;
+use super::{print_json, write_file};
 use crate::args::Describe;
 use crate::failure::{Failure, Outcome};
 use crate::output::{result, resultln};
@@ -125,9 +125,7 @@ fn one(args: &Describe, encoding: &Encoding) -> Outcome {
     let parameters = encoding.parameters(&geometry);
     let plot = picture(encoding, args.heads, args.distances);
     match (&args.svg, &plot) {
-        (Some(path), Some(plot)) => {
-            std::fs::write(path, plot.file()).map_err(|error| Failure::writing(path, &error))?;
-        }
+        (Some(path), Some(plot)) => write_file(path, &plot.file())?,
         (Some(path), None) => return Err(no_picture(encoding, path)),
         (None, _) => {}
     }

@@ -1,6 +1,6 @@
 //! `kerple kernel`
 
-use super::print_json;
+use super::{print_json, write_file};
 use crate::args::{Kernel, KernelCommand};
 use crate::failure::{Failure, Outcome};
 use crate::output::{result, resultln};
@@ -46,7 +46,7 @@ pub fn run(args: &Kernel) -> Outcome {
             };
             match svg {
                 Some(path) => {
-                    std::fs::write(path, plot.file()).map_err(|error| Failure::writing(path, &error))?;
+                    write_file(path, &plot.file())?;
                     resultln!("{}", path.display());
                 }
                 None => result(format_args!("{}", plot.text(TERMINAL.0, TERMINAL.1))),
@@ -67,7 +67,7 @@ fn show(answer: &(impl Display + serde::Serialize), json: bool) {
 /// The newest learned kernels of a run.
 fn newest(run: &str) -> Result<KernelSnapshot, Failure> {
     let path = Path::new(run).join("kernels.json");
-    if !path.exists() {
+    if !kerple_files::is_there(&path).map_err(|error| Failure::reading(&path, &error))? {
         return Err(Failure::misuse(
             format!("{run} has no learned kernels: there is no kernels.json"),
             "give the folder of a run whose encoding is a kernel of distance",

@@ -154,7 +154,7 @@ impl Job {
     fn continued(self, out: &Path) -> Result<Job, Failure> {
         let hint = "the same --data and --minutes go on with it; for anything else name another folder with --out";
         let file = Job::file(out);
-        if !file.exists() {
+        if !kerple_files::is_there(&file).map_err(|error| Failure::reading(&file, &error))? {
             return Err(Failure::misuse(format!("{} holds prepared text of something else", out.display()), hint));
         }
         let before: Job = record::read_json(&file)?;
@@ -208,7 +208,7 @@ fn affordable_steps(
 ) -> Result<u64, Failure> {
     const TRIAL: u64 = 24;
     let folder = out.join(".trial");
-    if folder.exists() {
+    if kerple_files::is_there(&folder).map_err(|error| Failure::reading(&folder, &error))? {
         // an earlier sitting was killed in it
         std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
     }

@@ -1,6 +1,6 @@
 //! `kerple sample RUN`
 
-use super::{remark_on_horizon, stop_flag_saying};
+use super::{remark_on_horizon, stop_flag_saying, write_file};
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, remarkln};
@@ -154,8 +154,7 @@ fn save(args: &Sample, piece: &Piece) -> Outcome {
     }
     if let Some(path) = &args.svg {
         let title = format!("{}, seed {}", args.run.display(), args.seed);
-        std::fs::write(path, roll(title, piece).file())
-            .map_err(|error| Failure::failed(format!("{}: cannot write: {error}", path.display()), "check the path"))?;
+        write_file(path, &roll(title, piece).file())?;
     }
     Ok(())
 }

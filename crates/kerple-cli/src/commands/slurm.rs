@@ -1,5 +1,6 @@
 //! Scripts for a Slurm job array whose tasks are shards, and for the job that makes the pages when all are done.
 
+use super::write_file;
 use crate::args::Array;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
@@ -30,7 +31,7 @@ pub fn write_and_print(out: &Path, array: Array, render: &[OsString]) -> Outcome
         ("submit.sh", SUBMIT.to_owned()),
     ] {
         let path = folder.join(name);
-        std::fs::write(&path, text).map_err(|error| Failure::writing(&path, &error))?;
+        write_file(&path, &text)?;
     }
     resultln!("bash {}", quoted(folder.join("submit.sh").as_os_str()));
     remarkln!("options of sbatch follow it: --cpus-per-task=8 --time=4:00:00 --partition=NAME; logs are beside it");

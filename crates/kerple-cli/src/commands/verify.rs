@@ -74,13 +74,15 @@ fn parts_of(path: &Path) -> Vec<Part> {
 
 fn collect(path: &Path, parts: &mut Vec<Part>) {
     let mut add = |kind| parts.push(Part { kind, path: path.to_owned() });
-    if path.join(MANIFEST_FILE).is_file() {
+    // what cannot be looked for is read all the same, so that the reason is a problem
+    let is_there = |name: &str| kerple_files::is_there(&path.join(name)).unwrap_or(true);
+    if is_there(MANIFEST_FILE) {
         add(Kind::Manifest);
     }
-    if path.join(PLAN_FILE).is_file() {
+    if is_there(PLAN_FILE) {
         return add(Kind::Run);
     }
-    if kerple_data::has_summary(path) {
+    if kerple_data::has_summary(path).unwrap_or(true) {
         return add(Kind::Data);
     }
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();

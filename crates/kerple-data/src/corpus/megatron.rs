@@ -9,7 +9,7 @@
 
 use super::shard::survey;
 use crate::error::{Error, Result};
-use crate::file::Bytes;
+use crate::file::{Bytes, is_file};
 use crate::tokenizer::LARGEST_VOCABULARY;
 use crate::tokens::{Tokens, Width};
 use std::ops::Range;
@@ -37,8 +37,12 @@ fn with_extension(prefix: &Path, extension: &str) -> PathBuf {
 
 impl TokenFiles {
     /// Whether `prefix.idx` and `prefix.bin` are there.
-    pub(crate) fn exist(prefix: &Path) -> bool {
-        TokenFiles::paths(prefix).iter().all(|path| path.is_file())
+    ///
+    /// # Errors
+    /// A disk that does not answer.
+    pub(crate) fn exist(prefix: &Path) -> Result<bool> {
+        let [index, tokens] = TokenFiles::paths(prefix);
+        Ok(is_file(&index)? && is_file(&tokens)?)
     }
 
     /// Both files of a prefix: index and tokens.

@@ -3,7 +3,6 @@
 use super::midi;
 use crate::error::{Error, Result};
 use crate::file::Bytes;
-use std::io::Write;
 use std::path::Path;
 
 /// A longer file is not taken for a piece of music.
@@ -109,20 +108,7 @@ impl Piece {
     /// A file that cannot be written, or what [`Piece::to_midi`] refuses.
     pub fn write(&self, path: &Path) -> Result<()> {
         let bytes = self.to_midi().map_err(|message| Error::refused(message, "nothing was written"))?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let partial = folder.join(format!(".{name}-{}.partial", std::process::id()));
-        let write = || {
-            let mut file = std::fs::File::create(&partial)?;
-            file.write_all(&bytes)?;
-            file.sync_all()?;
-            std::fs::rename(&partial, path)
-        };
-        write().map_err(|error| {
-            // what could not be written is not left behind
-            _ = std::fs::remove_file(&partial);
-            Error::io(path, "write")(error)
-        })
+        kerple_files::replace(path, &bytes).map_err(Error::io(path, "write"))
     }
 
     /// Notes in all tracks.

@@ -9,9 +9,9 @@
 use crate::corpus::{META, TOKENIZER, has_summary, is_shard};
 use crate::error::{Error, Result};
 use crate::split::Split;
+use kerple_files::{abandoned, aside, is_there, sync_folder};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// A folder in the making; removed when dropped before it is committed.
@@ -46,17 +46,21 @@ impl Staging {
         if inside {
             sweep(&out, name, &out);
         }
-        if out.exists() && !is_replaceable(&out)? {
+        if is_there(&out).map_err(Error::io(named, "look for"))? && !is_replaceable(&out)? {
             return Err(Error::refused(
                 format!("{}: it exists and is not a prepared corpus, nothing was overwritten", named.display()),
                 "choose another folder with --out, or remove this one",
             ));
         }
-        let mut missing: Vec<PathBuf> =
-            parent.ancestors().take_while(|folder| !folder.exists()).map(Path::to_owned).collect();
-        missing.reverse();
-        let partial = beside(if inside { &out } else { parent }, name, "partial");
-        let mut staging = Staging { partial, inside, parents: missing, out, lock: None, committed: false };
+        let mut parents: Vec<PathBuf> = Vec::new();
+        for folder in parent.ancestors() {
+            if is_there(folder).map_err(Error::io(folder, "look for"))? {
+                break;
+            }
+            parents.insert(0, folder.to_owned());
+        }
+        let partial = aside(if inside { &out } else { parent }, name, "partial");
+        let mut staging = Staging { partial, inside, parents, out, lock: None, committed: false };
         let created = fs::create_dir_all(&staging.partial).and_then(|()| File::open(&staging.partial));
         let folder = created.map_err(Error::io(&staging.out, "create"))?;
         // where folders cannot be locked, the number of the process in its name protects it
@@ -69,18 +73,15 @@ impl Staging {
     }
 
     pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
-        let write = || {
-            let mut file = File::create(self.partial.join(name))?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        };
-        write().map_err(Error::io(&self.out.join(name), "write"))
+        let written = kerple_files::write_within(&self.partial.join(name), text.as_bytes());
+        written.map_err(Error::io(&self.out.join(name), "write"))
     }
 
     /// Gives the folder its name.
     pub(super) fn commit(mut self) -> Result<()> {
-        sync(&self.partial).map_err(Error::io(&self.out, "write"))?;
-        match (self.inside, self.out.exists()) {
+        sync_folder(&self.partial).map_err(Error::io(&self.out, "write"))?;
+        let old = is_there(&self.out).map_err(Error::io(&self.out, "look for"))?;
+        match (self.inside, old) {
             (true, _) => self.move_in(),
             (false, true) => self.replace(),
             (false, false) => fs::rename(&self.partial, &self.out),
@@ -88,7 +89,7 @@ impl Staging {
         .map_err(Error::io(&self.out, "create"))?;
         self.committed = true;
         // the new folder is in place; what cannot be removed or synced now is swept or written later
-        _ = sync(self.out.parent().unwrap_or(&self.out));
+        _ = sync_folder(self.out.parent().unwrap_or(&self.out));
         _ = fs::remove_dir_all(&self.partial);
         Ok(())
     }
@@ -110,15 +111,15 @@ impl Staging {
     /// Moves the files into a folder that cannot be renamed.
     fn move_in(&self) -> std::io::Result<()> {
         let old = self.out.join(META);
-        if old.exists() {
+        if is_there(&old)? {
             fs::remove_file(&old)?;
-            sync(&self.out)?;
+            sync_folder(&self.out)?;
         }
         let shards = Split::ALL.map(Split::file);
         for name in shards.iter().map(String::as_str).chain([TOKENIZER, META]) {
             fs::rename(self.partial.join(name), self.out.join(name))?;
         }
-        sync(&self.out)
+        sync_folder(&self.out)
     }
 }
 
@@ -130,11 +131,6 @@ impl Drop for Staging {
             self.parents.iter().rev().for_each(|folder| _ = fs::remove_dir(folder));
         }
     }
-}
-
-/// Makes names in a folder last.
-fn sync(folder: &Path) -> std::io::Result<()> {
-    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }
 
 #[cfg(target_os = "linux")]
@@ -158,40 +154,14 @@ fn is_mount_point(folder: &Path) -> bool {
     places.map(written).any(|place| Path::new(&place) == folder)
 }
 
-fn beside(parent: &Path, name: &OsStr, state: &str) -> PathBuf {
-    let mut hidden = OsString::from(".");
-    hidden.push(name);
-    hidden.push(format!("-{}.{state}", std::process::id()));
-    parent.join(hidden)
-}
-
 /// Removes what earlier processes that no longer live have left of making `out`, and puts back what they had moved away.
 /// What cannot be read or removed stays.
 fn sweep(folder: &Path, name: &OsStr, out: &Path) {
-    let begin = [b".", name.as_encoded_bytes(), b"-"].concat();
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let file = entry.file_name();
-        let Some(rest) = file.as_encoded_bytes().strip_prefix(&*begin).and_then(|rest| std::str::from_utf8(rest).ok())
-        else {
-            continue;
-        };
-        let path = entry.path();
-        match rest.split_once('.').map(|(process, state)| (process.parse::<u32>(), state)) {
-            Some((Ok(process), "partial")) if is_abandoned(&path, process) => _ = fs::remove_dir_all(&path),
-            Some((Ok(process), "old")) if is_abandoned(&path, process) => {
-                _ = if out.exists() { fs::remove_dir_all(&path) } else { fs::rename(&path, out) };
-            }
-            _ => {}
-        }
+    let ours = |state| abandoned(folder, state).into_iter().filter(move |(of, _)| of == name).map(|(_, path)| path);
+    ours("partial").for_each(|left| _ = fs::remove_dir_all(left));
+    for old in ours("old") {
+        _ = is_there(out).and_then(|there| if there { fs::remove_dir_all(&old) } else { fs::rename(&old, out) });
     }
-}
-
-/// Whether the process that made a folder has ended: it holds no lock on it, here or in another container, and its number
-/// is not that of a process here, other than this one, which has only begun.
-fn is_abandoned(folder: &Path, process: u32) -> bool {
-    let unlocked = File::open(folder).is_ok_and(|folder| folder.try_lock().is_ok());
-    let lives = process != std::process::id() && Path::new("/proc").join(process.to_string()).exists();
-    unlocked && !lives
 }
 
 /// Whether a folder is empty, or holds a corpus, of any version or damaged, and nothing else.
@@ -209,7 +179,7 @@ fn is_replaceable(folder: &Path) -> Result<bool> {
     // what a new file system begins with is not the user's
     names.retain(|name| name != "lost+found");
     // a corpus whose meta.json was being replaced still has its shards
-    let ours = has_summary(folder) || Split::ALL.iter().any(|split| is_shard(&folder.join(split.file())));
+    let ours = has_summary(folder)? || Split::ALL.iter().any(|split| is_shard(&folder.join(split.file())));
     Ok(names.is_empty() || ours && names.iter().all(known))
 }
 

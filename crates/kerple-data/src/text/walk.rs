@@ -3,12 +3,13 @@
 use super::{Format, SourceFile};
 use crate::corpus::{TokenFiles, has_summary};
 use crate::error::{Error, Result};
+use crate::file::{is_file, is_folder};
 use std::path::Path;
 
 /// Appends the file at `path`, or all files below it but those of prepared corpora, which are counted.
 pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Result<()> {
-    if path.is_dir() {
-        if has_summary(path) {
+    if is_folder(path)? {
+        if has_summary(path)? {
             return Err(Error::refused(
                 format!("{}: this is a prepared corpus already, not text", path.display()),
                 "give the text it was made of",
@@ -16,7 +17,7 @@ pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>, passed_over: &mu
         }
         return walk(path, files, passed_over);
     }
-    match token_prefix(path) {
+    match token_prefix(path)? {
         Some(prefix) => files.push(token_files(&prefix)?),
         None => files.push(SourceFile::new(path, false)?),
     }
@@ -25,7 +26,7 @@ pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>, passed_over: &mu
 
 fn walk(folder: &Path, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Result<()> {
     // what an earlier preparation has written is not text to read
-    if has_summary(folder) {
+    if has_summary(folder)? {
         *passed_over += 1;
         return Ok(());
     }
@@ -44,8 +45,8 @@ fn walk(folder: &Path, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Re
             if path.file_name().is_none_or(|name| name != "CVS") {
                 walk(&path, files, passed_over)?;
             }
-        } else if path.is_file() {
-            match token_prefix(&path) {
+        } else if is_file(&path)? {
+            match token_prefix(&path)? {
                 Some(prefix) if path.extension().is_some_and(|end| end == "idx") => files.push(token_files(&prefix)?),
                 Some(_) => {}
                 None => files.push(SourceFile::new(&path, true)?),
@@ -56,10 +57,11 @@ fn walk(folder: &Path, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Re
 }
 
 /// The prefix, when a path names one of a pair of token files or their prefix.
-fn token_prefix(path: &Path) -> Option<std::path::PathBuf> {
+fn token_prefix(path: &Path) -> Result<Option<std::path::PathBuf>> {
     let half = path.extension().is_some_and(|end| end == "bin" || end == "idx");
     let prefix = if half { path.with_extension("") } else { path.to_owned() };
-    ((half || !path.exists()) && TokenFiles::exist(&prefix)).then_some(prefix)
+    let named = half || !kerple_files::is_there(path).map_err(Error::io(path, "look for"))?;
+    Ok((named && TokenFiles::exist(&prefix)?).then_some(prefix))
 }
 
 fn token_files(prefix: &Path) -> Result<SourceFile> {

@@ -23,9 +23,8 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
     let copy = |from: &Path, to: &Path| {
         let above = to.parent().expect("a file is in a folder");
         std::fs::create_dir_all(above).map_err(Error::io(above, "create"))?;
-        let aside = to.with_extension("part");
-        std::fs::copy(from, &aside).map_err(Error::io(from, "copy"))?;
-        std::fs::rename(&aside, to).map_err(Error::io(to, "write"))
+        let content = kerple_files::read(from).map_err(Error::io(from, "copy"))?;
+        kerple_files::replace(to, &content).map_err(Error::io(to, "write"))
     };
     let mut runs = 0;
     for run in &manifest.runs {

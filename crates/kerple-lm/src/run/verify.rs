@@ -58,7 +58,7 @@ impl RunFolder {
         let mut count_in = |name: &str, what: &str, count: &dyn Fn(&Path) -> crate::Result<usize>| {
             let path = self.path.join(name);
             // what cannot be seen is read all the same, so that the reason is a problem
-            if path.try_exists().unwrap_or(true) {
+            if kerple_files::is_there(&path).unwrap_or(true) {
                 found.note(count(&path), |count| format!("{name}: {count} {what}"));
             }
         };

@@ -1,6 +1,6 @@
 //! Files of a run folder that grow by rows, or are replaced as a whole.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -34,9 +34,8 @@ impl<Row: Serialize> Journal<Row> {
     /// # Errors
     /// [`Error::Io`] if the file cannot be created, read or repaired.
     pub fn open(path: &Path) -> Result<Self> {
-        let opened = OpenOptions::new().read(true).append(true).create(true).open(path);
-        let mut journal =
-            Journal { path: path.to_owned(), file: opened.map_err(Error::io("opening", path))?, row: PhantomData };
+        let file = kerple_files::append(path).map_err(Error::io("opening", path))?;
+        let mut journal = Journal { path: path.to_owned(), file, row: PhantomData };
         journal.alone(|file| {
             let complete = complete_length(file)?;
             file.set_len(complete)
@@ -120,7 +119,7 @@ pub struct Rows<Row> {
 /// # Errors
 /// [`Error::Damaged`] with file and line if a line that ends properly is no record; [`Error::Io`] if the file cannot be read.
 pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
-    let text = std::fs::read(path).map_err(Error::io("reading", path))?;
+    let text = kerple_files::read(path).map_err(Error::io("reading", path))?;
     let mut found = Rows { rows: Vec::new(), truncated_line: None };
     for (index, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
         if line.trim_ascii().is_empty() {
@@ -142,7 +141,7 @@ pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
 /// # Errors
 /// [`Error::Damaged`] with file and line if it holds something else; [`Error::Io`] if it cannot be read.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = std::fs::read(path).map_err(Error::io("reading", path))?;
+    let text = kerple_files::read(path).map_err(Error::io("reading", path))?;
     serde_json::from_slice(&text).map_err(|error| Error::damaged_line(path, error.line(), &error))
 }
 
@@ -164,27 +163,8 @@ pub fn write_dense_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     replace(path, &line(value, path)?)
 }
 
-/// Writes a file aside, syncs it, and renames it into its place.
 fn replace(path: &Path, content: &[u8]) -> Result<()> {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".part");
-    let aside = PathBuf::from(aside);
-    let write = || {
-        let mut file = File::create(&aside)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        std::fs::rename(&aside, path)?;
-        sync_folder(path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")))
-    };
-    write().map_err(|error| {
-        let _ = std::fs::remove_file(&aside);
-        Error::io("writing", path)(error)
-    })
-}
-
-/// Waits until the names in a folder are on disk, where the system can.
-fn sync_folder(folder: &Path) -> std::io::Result<()> {
-    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+    kerple_files::replace(path, content).map_err(Error::io("writing", path))
 }
 
 #[cfg(test)]
@@ -259,9 +239,8 @@ mod tests {
         journal.sync().unwrap();
         replace_rows(&path, &[metrics(1), metrics(2)]).unwrap();
         assert_eq!(steps(&path), [1, 2]);
-        // what lies aside cannot be written: the rows stay
-        std::fs::create_dir(folder.path().join(format!("{METRICS_FILE}.part"))).unwrap();
-        assert!(replace_rows(&path, &[metrics(9)]).is_err());
+        // the second row is none that JSON can say: all stay
+        assert!(replace_rows(&path, &[BTreeMap::new(), BTreeMap::from([([1u8], 9)])]).is_err());
         assert_eq!(steps(&path), [1, 2]);
     }
 
