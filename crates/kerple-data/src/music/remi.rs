@@ -115,7 +115,7 @@ pub fn events(piece: &Piece) -> Result<Vec<Event>> {
     let position = |time: u64| rescale(time, piece.resolution, 4);
     let tracks = piece.tracks.iter().filter(|track| !track.drums);
     let mut notes: Vec<&Note> = tracks.flat_map(|track| &track.notes).collect();
-    notes.sort_by_key(|note| (position(note.start), Reverse(note.pitch), note.start));
+    notes.sort_by_key(|note| (position(note.start), Reverse(fold(note.pitch)), note.start));
     let (Some(first), Some(last)) = (notes.first(), notes.last()) else { return Ok(Vec::new()) };
     let begin = position(first.start) / POSITIONS * POSITIONS;
     let bars = (position(last.start) - begin) / POSITIONS + 1;

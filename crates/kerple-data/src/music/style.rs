@@ -48,26 +48,66 @@ pub fn time_pitch(pieces: &[Piece]) -> Histogram {
         let notes = piece.tracks.iter().flat_map(|track| &track.notes);
         let mut notes: Vec<(u64, u8)> = notes.map(|note| (note.start, note.pitch)).collect();
         notes.sort_unstable();
-        let beats = |ticks: u64| ticks as f64 / f64::from(piece.resolution);
-        for (at, (start, pitch)) in notes.iter().enumerate() {
-            for (later, (next, other)) in notes.iter().enumerate().skip(first_at(&notes, *start)) {
-                let time = beats(*next) - beats(*start);
-                if time >= BEATS - EPSILON {
-                    break;
-                }
-                let interval = i32::from(*other) - i32::from(*pitch);
-                if later != at && interval.abs() <= INTERVALS {
-                    counts[(interval + INTERVALS) as usize * COLUMNS + bin(time)] += 1;
+        let mut later = Later::of(&notes, piece.resolution);
+        for alike in notes.chunk_by(|a, b| a == b) {
+            let (start, pitch) = alike[0];
+            later.move_to(start);
+            for (column, pitches) in later.pitches.iter().enumerate() {
+                for interval in -INTERVALS..=INTERVALS {
+                    let other = usize::try_from(i32::from(pitch) + interval).ok();
+                    let found = other.and_then(|other| pitches.get(other)).copied().unwrap_or(0);
+                    counts[(interval + INTERVALS) as usize * COLUMNS + column] += alike.len() as u64 * found;
                 }
             }
+            // no note follows itself
+            counts[INTERVALS as usize * COLUMNS] -= alike.len() as u64;
         }
     }
     density(counts, COLUMNS, BIN)
 }
 
-/// The first of the notes at a time: notes at one time follow each other both ways.
-fn first_at(notes: &[(u64, u8)], start: u64) -> usize {
-    notes.partition_point(|(time, _)| *time < start)
+/// The notes that follow a time, those at that time too, by the bin of the time between and by pitch. The time moves on,
+/// and each note passes each bin once: what is counted grows with notes, not with pairs of them.
+struct Later<'n> {
+    notes: &'n [(u64, u8)],
+    resolution: f64,
+    /// The first note of each bin; what follows the last is beyond them all.
+    first: [usize; COLUMNS + 1],
+    /// How many notes of each pitch each bin has.
+    pitches: Vec<[u64; 256]>,
+}
+
+impl Later<'_> {
+    /// Of notes in the order of time, from before the first on.
+    fn of(notes: &[(u64, u8)], resolution: u32) -> Later<'_> {
+        let pitches = vec![[0; 256]; COLUMNS];
+        Later { notes, resolution: f64::from(resolution), first: [0; COLUMNS + 1], pitches }
+    }
+
+    /// Moves on to a time.
+    fn move_to(&mut self, start: u64) {
+        // a note enters the last bin first
+        for column in (0..=COLUMNS).rev() {
+            while let Some((next, pitch)) = self.notes.get(self.first[column])
+                && self.column(start, *next) < Some(column)
+            {
+                let pitch = usize::from(*pitch);
+                if column < COLUMNS {
+                    self.pitches[column][pitch] -= 1;
+                }
+                if column > 0 {
+                    self.pitches[column - 1][pitch] += 1;
+                }
+                self.first[column] += 1;
+            }
+        }
+    }
+
+    /// The bin of a note that follows a time, [`COLUMNS`] beyond the last; `None` of one before it.
+    fn column(&self, start: u64, next: u64) -> Option<usize> {
+        let time = next as f64 / self.resolution - start as f64 / self.resolution;
+        (next >= start).then(|| if time >= BEATS - EPSILON { COLUMNS } else { bin(time) })
+    }
 }
 
 /// Where in the bar notes begin and how long they are, `[24, 12]`, durations up to two beats.

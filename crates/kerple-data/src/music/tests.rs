@@ -256,6 +256,68 @@ fn prompts_are_the_first_bars() {
     }
 }
 
+/// Bars beyond all counting are all there are.
+#[test]
+fn any_number_of_bars_makes_a_prompt() {
+    let piece = Piece { tracks: vec![track("", [note(0, 12, 60, 60), note(480, 12, 62, 60)])], ..Piece::empty(12) };
+    for representation in Representation::ALL {
+        let vocabulary = representation.vocabulary();
+        let tokens = vocabulary.tokens(&piece).unwrap();
+        for bars in [1 << 60, u64::MAX / 48 + 1, u64::MAX] {
+            assert_eq!(vocabulary.prompt_len(&tokens, bars), tokens.len(), "{bars}");
+        }
+    }
+}
+
+/// Notes of a position are written from high to low by the pitch that is written, in a piece as in its copies.
+#[test]
+fn folded_pitches_are_in_order() {
+    // 120 is written as 96, 10 as 22
+    let notes = [note(0, 12, 120, 60), note(0, 12, 100, 60), note(0, 12, 10, 60), note(0, 12, 20, 60)];
+    let piece = Piece { tracks: vec![track("", notes)], ..Piece::empty(12) };
+    let vocabulary = Representation::Remi.vocabulary();
+    let pitches = |tokens: &[u32]| -> Vec<i32> {
+        let words = vocabulary.spell(tokens);
+        words.split(' ').filter_map(|word| word.strip_prefix("Note_Pitch_")?.parse().ok()).collect()
+    };
+    let written = pitches(&vocabulary.tokens(&piece).unwrap());
+    assert_eq!(written, [100, 96, 32, 22]);
+    for number in 0..20 {
+        let copy = pitches(&vocabulary.augmented(&piece, 0, number).unwrap());
+        let by = copy[0] - written[0];
+        assert!(copy.iter().zip(&written).all(|(copy, note)| copy - note == by), "{copy:?}");
+    }
+}
+
+/// All pairs, one by one.
+fn pairs_of_notes(piece: &Piece) -> Vec<u64> {
+    let notes: Vec<&Note> = piece.tracks.iter().flat_map(|track| &track.notes).collect();
+    let beats = |note: &Note| note.start as f64 / f64::from(piece.resolution);
+    let mut counts = vec![0; 41 * 24];
+    for (at, first) in notes.iter().enumerate() {
+        for (other, second) in notes.iter().enumerate() {
+            let interval = i32::from(second.pitch) - i32::from(first.pitch);
+            let time = beats(second) - beats(first);
+            if at != other && second.start >= first.start && time < 4.0 - 1e-9 && interval.abs() <= 20 {
+                let bin = (0..24).rev().find(|bin| f64::from(*bin) * (1.0 / 6.0) <= time).unwrap();
+                counts[(interval + 20) as usize * 24 + bin as usize] += 1;
+            }
+        }
+    }
+    counts
+}
+
+/// A million notes at once are as many pairs as no loop ends over.
+#[test]
+fn style_takes_time_by_notes_not_by_pairs() {
+    let notes: Vec<Note> = (0..1_000_000).map(|at| note(at / 500_000, 12, 30 + (at % 60) as u8, 64)).collect();
+    let piece = Piece { tracks: vec![track("", notes)], ..Piece::empty(12) };
+    let clock = std::time::Instant::now();
+    let counted = time_pitch(&[piece]);
+    assert!(clock.elapsed().as_secs() < 30, "{:?}", clock.elapsed());
+    assert!((counted.density.iter().sum::<f64>() / 6.0 - 1.0).abs() < 1e-9);
+}
+
 #[test]
 fn style_counts_what_notes_do() {
     // two notes together, one half a beat later
@@ -310,6 +372,14 @@ proptest! {
                 prop_assert_eq!(read.notes(), piece.notes());
             }
         }
+    }
+
+    #[test]
+    fn style_counts_all_pairs(piece in pieces()) {
+        let counts = pairs_of_notes(&piece);
+        let all: u64 = counts.iter().sum();
+        let share = |count: &u64| if all == 0 { 0.0 } else { *count as f64 / all as f64 / (1.0 / 6.0) };
+        prop_assert_eq!(time_pitch(&[piece]).density, counts.iter().map(share).collect::<Vec<f64>>());
     }
 
     #[test]

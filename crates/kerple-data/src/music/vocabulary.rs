@@ -202,10 +202,10 @@ impl Vocabulary {
             Events::Remi(events) => {
                 let begun =
                     ids.iter().enumerate().filter(|(_, id)| events.get(**id as usize) == Some(&remi::Event::Bar));
-                begun.map(|(at, _)| at + 1).nth(bars as usize).unwrap_or(ids.len())
+                begun.map(|(at, _)| at + 1).nth(usize::try_from(bars).unwrap_or(usize::MAX)).unwrap_or(ids.len())
             }
             Events::Groove(events) => {
-                let (mut now, end) = (0, 4 * u64::from(groove::RESOLUTION) * bars);
+                let (mut now, end) = (0, bars.saturating_mul(4 * u64::from(groove::RESOLUTION)));
                 let within = ids.iter().take_while(|id| {
                     if let Some(groove::Event::TimeShift(beats, tick)) = events.get(**id as usize) {
                         now = groove::after_shift(now, *beats, *tick);
