@@ -96,15 +96,17 @@ pub fn generate(
 /// Tokens that are not allowed lose their share after the unlikely ones have lost theirs, as if they were drawn again; when
 /// none is left, the likeliest that is allowed is taken.
 fn choose(logits: &[f64], draw: &Draw, point: f64, allows: &dyn Fn(u32) -> bool) -> Option<u32> {
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
-    let likeliest = order.iter().map(|id| *id as u32).find(|id| allows(*id))?;
+    let likeliest = likeliest(logits, allows)?;
     if draw.temperature == 0.0 {
         return Some(likeliest);
     }
-    if draw.top_k > 0 {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    let descending = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    if (1..order.len()).contains(&draw.top_k) {
+        order.select_nth_unstable_by(draw.top_k - 1, descending);
         order.truncate(draw.top_k);
     }
+    order.sort_unstable_by(descending);
     let weight = |id: usize| ((logits[id] - logits[order[0]]) / draw.temperature).exp();
     let mut weights: Vec<(u32, f64)> = order.iter().map(|id| (*id as u32, weight(*id))).collect();
     if draw.top_p < 1.0 {
@@ -128,9 +130,73 @@ fn choose(logits: &[f64], draw: &Draw, point: f64, allows: &dyn Fn(u32) -> bool)
     Some(likeliest)
 }
 
+/// The first of the likeliest tokens that are allowed.
+fn likeliest(logits: &[f64], allows: &dyn Fn(u32) -> bool) -> Option<u32> {
+    let mut best: Option<usize> = None;
+    for (id, logit) in logits.iter().enumerate() {
+        if best.is_none_or(|best| logit.total_cmp(&logits[best]).is_gt()) && allows(id as u32) {
+            best = Some(id);
+        }
+    }
+    best.map(|id| id as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    /// As [`choose`] was before it selected: everything sorted.
+    fn by_sorting(logits: &[f64], draw: &Draw, point: f64, allows: &dyn Fn(u32) -> bool) -> Option<u32> {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+        let likeliest = order.iter().map(|id| *id as u32).find(|id| allows(*id))?;
+        if draw.temperature == 0.0 {
+            return Some(likeliest);
+        }
+        order.truncate(draw.top_k);
+        let weight = |id: usize| ((logits[id] - logits[order[0]]) / draw.temperature).exp();
+        let allowed: Vec<usize> = order.iter().copied().filter(|id| allows(*id as u32)).collect();
+        let mut left = point * allowed.iter().map(|id| weight(*id)).sum::<f64>();
+        let covers = |id: &&usize| {
+            left -= weight(**id);
+            left < 0.0
+        };
+        Some(allowed.iter().find(covers).map_or(likeliest, |id| *id as u32))
+    }
+
+    #[test]
+    fn selecting_draws_what_sorting_draws() {
+        let mut rng = stream(1, Purpose::Sampling);
+        for _ in 0..2000 {
+            // few values, so that many are equal
+            let logits: Vec<f64> = (0..40).map(|_| f64::from(rng.random::<u8>() % 8) / 4.0).collect();
+            let banned = rng.random::<u64>() & rng.random::<u64>();
+            let allows = |token: u32| banned >> token & 1 == 0;
+            let (top_k, point) = (1 + rng.random::<u8>() as usize % 60, rng.random());
+            for temperature in [0.0, 0.7] {
+                let draw = Draw { temperature, top_k, top_p: 1.0, seed: 0 };
+                assert_eq!(choose(&logits, &draw, point, &allows), by_sorting(&logits, &draw, point, &allows));
+            }
+        }
+    }
+
+    /// Ascending logits would be sorted; a pass looks at each token once.
+    #[test]
+    fn at_temperature_0_nothing_is_sorted() {
+        let (len, asked) = (1 << 20, Cell::new(0));
+        let logits: Vec<f64> = (0..len).map(f64::from).collect();
+        let draw = Draw { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+        let allows = |_| {
+            asked.set(asked.get() + 1);
+            true
+        };
+        assert_eq!(choose(&logits, &draw, 0.5, &allows), Some(len as u32 - 1));
+        assert!(asked.get() <= len);
+        let descending: Vec<f64> = logits.iter().rev().copied().collect();
+        asked.set(0);
+        assert_eq!((choose(&descending, &draw, 0.5, &allows), asked.get()), (Some(0), 1));
+    }
 
     #[test]
     fn draws_follow_the_distribution() {
