@@ -105,6 +105,9 @@ pub struct Prepare {
     /// Altered copies of each training piece of music, drawn as published: transposed, for grooves cut and thinned too.
     #[arg(long, default_value_t = 0)]
     pub copies: u64,
+    /// Pass over up to this many damaged MIDI files, rows of Parquet and lines of JSON; they are named and counted.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub skip_bad: u64,
     /// Token that ends a document, when the tokenizer does not say.
     #[arg(long)]
     pub end_of_document: Option<String>,

@@ -49,6 +49,8 @@ pub struct PrepareOptions {
     pub vocab_size: Option<usize>,
     /// Altered copies of each training piece of music, drawn as published; of music only.
     pub copies: u64,
+    /// Damaged documents to name, count and pass over before the next one is an error: MIDI files, rows and lines.
+    pub skip_bad: u64,
     /// Set when the work is to end early; nothing is left behind.
     pub stop: Option<Arc<AtomicBool>>,
 }
@@ -66,6 +68,7 @@ impl PrepareOptions {
             byte_budget: None,
             vocab_size: None,
             copies: 0,
+            skip_bad: 0,
             stop: None,
         }
     }
@@ -110,6 +113,12 @@ impl fmt::Display for Progress {
     }
 }
 
+/// Altered copies of a piece, at most.
+const MOST_COPIES: u64 = 1000;
+
+/// Damaged documents that are passed over, at most: each is named in the summary.
+const MOST_BAD: u64 = 10_000;
+
 /// Text is encoded in batches of about this many bytes.
 const BATCH: usize = 8 << 20;
 
@@ -129,6 +138,18 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     let staging = Staging::create(&options.out)?;
     let (mut files, passed_over) = options.inputs.files()?;
     let music = Representation::named(&options.tokenizer);
+    if options.copies > MOST_COPIES {
+        return Err(Error::refused(
+            format!("{} altered copies of each piece were asked for, up to {MOST_COPIES} are made", options.copies),
+            "ask for fewer: a piece of pop piano has 13 transpositions",
+        ));
+    }
+    if options.skip_bad > MOST_BAD {
+        return Err(Error::refused(
+            format!("--skip-bad {}: up to {MOST_BAD} damaged documents are passed over", options.skip_bad),
+            "inputs with more of them need another look",
+        ));
+    }
     match music {
         Some(representation) => files.iter_mut().for_each(|file| file.expect_music(representation)),
         None if options.copies > 0 => {
@@ -172,6 +193,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     summary.inputs = options.inputs.labels();
     (summary.duplicates, summary.empty) = (tally.duplicates, tally.empty);
     (summary.skipped_files, summary.passed_over) = (tally.not_text, passed_over);
+    summary.damaged = tally.bad;
     summary.cut_by_budget = tally.cut_by_budget;
     writer.finish(&mut summary)?;
     check_splits(&summary)?;

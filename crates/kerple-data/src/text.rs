@@ -27,7 +27,6 @@ use crate::music::{Representation, Score};
 use crate::split::Split;
 use crate::tokens::Tokens;
 use std::cell::Cell;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -233,6 +232,18 @@ pub(crate) enum Content {
     Music(Box<Score>),
     /// A file that is not text.
     NotText,
+    /// What is damaged, while what follows it may be whole.
+    Bad(Error),
+}
+
+impl Content {
+    /// What was read, or that it is damaged; other errors end the reading.
+    fn or_bad(read: Result<Content>) -> Result<Content> {
+        match read {
+            Err(error @ Error::Damaged { .. }) => Ok(Content::Bad(error)),
+            read => read,
+        }
+    }
 }
 
 type Reader = Box<dyn Iterator<Item = Result<Document>>>;
@@ -275,7 +286,7 @@ impl<R: Read> Read for Counted<R> {
 /// Opens a file for reading what it holds uncompressed.
 pub(crate) fn open(path: &Path, compression: Compression, count: Rc<Cell<u64>>) -> Result<Box<dyn BufRead>> {
     const BUFFER: usize = 1 << 18;
-    let file = File::open(path).map_err(Error::io(path, "open"))?;
+    let file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
     let raw = BufReader::with_capacity(BUFFER, Counted { inner: file, count });
     Ok(match compression {
         Compression::None => Box::new(raw),

@@ -125,3 +125,51 @@ fn words_in_text_are_music_too() {
     let error = run(&path, &folder.path().join("bad"), "groove", 0).unwrap_err().to_string();
     assert!(error.contains("line 1") && error.contains("`la` is not a word"), "{error}");
 }
+
+/// A damaged file, a damaged entry, a null row and a broken line: refused as they come, or named, counted and passed over.
+#[test]
+fn damaged_documents_are_passed_over_when_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (midi, text) = (folder.path().join("midi"), folder.path().join("text"));
+    fs::create_dir_all(&midi).unwrap();
+    fs::create_dir_all(&text).unwrap();
+    for seed in 0..60 {
+        piece(seed).write(&midi.join(format!("{seed:03}.mid"))).unwrap();
+    }
+    let sound = run(&midi, &folder.path().join("sound"), "remi", 0).unwrap();
+    fs::write(midi.join("0005.mid"), "no MIDI").unwrap();
+    fs::write(midi.join("0007.mid"), "").unwrap();
+    let lines: Vec<String> = (0..80).map(|at| format!("{{\"text\":\"line {at}\"}}")).collect();
+    fs::write(text.join("a.jsonl"), lines.join("\n") + "\n{\"text\":null}\n{\"text\":\"last\"}\n").unwrap();
+    for (input, tokenizer, bad, named) in [(&midi, "remi", 2, "0005.mid"), (&text, "byte", 1, "a.jsonl, line 81")] {
+        let out = folder.path().join(tokenizer);
+        let prepared = |skip_bad: u64| {
+            let tokenizer = tokenizer.to_owned();
+            let options = PrepareOptions { tokenizer, skip_bad, ..PrepareOptions::new(Sources::paths(&[input]), &out) };
+            prepare(&options, &mut |_| {})
+        };
+        let error = prepared(bad - 1).unwrap_err();
+        assert!(error.hint().contains("--skip-bad N") && !out.exists(), "{error}");
+        let summary = prepared(bad).unwrap();
+        assert_eq!(summary.damaged.len() as u64, bad);
+        assert!(summary.damaged[0].contains(named), "{:?}", summary.damaged);
+        let said = summary.to_string();
+        assert!(said.contains(&format!("left out {bad} damaged documents\n")) && said.contains(named), "{said}");
+        assert_eq!(Corpus::open(&out).unwrap().summary(), &summary);
+    }
+    let of = |name: &str| Corpus::open(&folder.path().join(name)).unwrap().content().to_owned();
+    assert_eq!(of("remi"), sound.content, "what is passed over changes nothing of the rest");
+}
+
+#[test]
+fn copies_and_skips_have_limits() {
+    let folder = tempfile::tempdir().unwrap();
+    piece(1).write(&folder.path().join("a.mid")).unwrap();
+    let out = folder.path().join("out");
+    let error = run(folder.path(), &out, "remi", u64::MAX).unwrap_err();
+    assert!(error.is_misuse() && error.to_string().contains("up to 1000 are made"), "{error}");
+    let inputs = Sources::paths(&[folder.path()]);
+    let options = PrepareOptions { skip_bad: 1 << 40, ..PrepareOptions::new(inputs, &out) };
+    assert!(prepare(&options, &mut |_| {}).unwrap_err().to_string().contains("up to 10000"));
+    assert!(!out.exists());
+}

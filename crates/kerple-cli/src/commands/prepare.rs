@@ -27,6 +27,7 @@ pub fn run(args: &Prepare) -> Outcome {
         split,
         end_of_document: args.end_of_document.clone(),
         copies: args.copies,
+        skip_bad: args.skip_bad,
         stop: Some(stop_flag_saying("stopping; nothing will be left behind")),
         ..PrepareOptions::new(Sources::paths(&args.input), &args.out)
     };

@@ -50,6 +50,9 @@ pub struct Summary {
     pub empty: u64,
     /// Files left out because they are not text.
     pub skipped_files: u64,
+    /// What was wrong with documents that were passed over because they are damaged, and where.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub damaged: Vec<String>,
     /// Prepared corpora passed over among the inputs.
     pub passed_over: u64,
     /// Whether the byte budget ended before the inputs did.
@@ -96,6 +99,7 @@ impl Summary {
             duplicates: 0,
             empty: 0,
             skipped_files: 0,
+            damaged: Vec::new(),
             passed_over: 0,
             cut_by_budget: false,
             inputs: Vec::new(),
@@ -198,10 +202,14 @@ impl fmt::Display for Summary {
             (self.duplicates, "duplicate documents"),
             (self.empty, "empty documents"),
             (self.skipped_files, "files that are not text"),
+            (self.damaged.len() as u64, "damaged documents"),
             (self.passed_over, "prepared corpora among the inputs"),
         ];
         for (count, what) in left_out.into_iter().filter(|(count, _)| *count > 0) {
             write!(out, "\nleft out {count} {what}")?;
+        }
+        for damaged in &self.damaged {
+            write!(out, "\n  {damaged}")?;
         }
         if self.cut_by_budget {
             write!(out, "\nstopped at the byte budget")?;

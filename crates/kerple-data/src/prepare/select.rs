@@ -37,6 +37,8 @@ pub(super) struct Tally {
     pub(super) duplicates: u64,
     pub(super) empty: u64,
     pub(super) not_text: u64,
+    /// What was wrong with documents that were passed over.
+    pub(super) bad: Vec<String>,
     pub(super) cut_by_budget: bool,
     /// Documents by how they came into a split.
     hashed: u64,
@@ -62,7 +64,7 @@ impl Content {
             Content::Long(text) => text.bytes(),
             Content::Tokens(tokens) => tokens.len() as u64,
             Content::Music(score) => score.text().len() as u64,
-            Content::NotText => 0,
+            Content::NotText | Content::Bad(_) => 0,
         }
     }
 
@@ -79,7 +81,7 @@ impl Content {
                 })?;
                 sum.finish()
             }
-            Content::NotText => 0,
+            Content::NotText | Content::Bad(_) => 0,
         })
     }
 }
@@ -95,6 +97,8 @@ pub(super) struct Selection<'a> {
     shares: [f64; 3],
     /// Altered copies of each training piece of music.
     copies: u64,
+    /// Damaged documents that may be passed over.
+    skip_bad: u64,
 }
 
 /// How a document comes into a split.
@@ -119,7 +123,14 @@ impl<'a> Selection<'a> {
         }
         let shares = options.split.map(|share| share / sum);
         let budget = options.byte_budget.unwrap_or(u64::MAX);
-        Ok(Selection { files, text_key: &options.text_key, budget, shares, copies: options.copies })
+        Ok(Selection {
+            files,
+            text_key: &options.text_key,
+            budget,
+            shares,
+            copies: options.copies,
+            skip_bad: options.skip_bad,
+        })
     }
 
     fn rule(&self, file: &SourceFile, content: &Content) -> Rule {
@@ -164,6 +175,24 @@ impl<'a> Selection<'a> {
         }
     }
 
+    /// Counts a damaged document, unless there are more than may be passed over.
+    fn pass_over(&self, error: Error, tally: &mut Tally) -> Result<()> {
+        if (tally.bad.len() as u64) < self.skip_bad {
+            tally.bad.push(error.to_string());
+            return Ok(());
+        }
+        Err(match error {
+            Error::Damaged { path, place, mut message, hint } => {
+                if self.skip_bad > 0 {
+                    message += &format!("; {} damaged documents before it were passed over", self.skip_bad);
+                }
+                let hint = format!("{hint} (`kerple prepare --skip-bad N` passes over up to N of them)");
+                Error::Damaged { path, place, message, hint }
+            }
+            other => other,
+        })
+    }
+
     /// Passes every document to take to `sink`, in order, until it wants no more.
     pub(super) fn run(&self, sink: &mut Sink) -> Result<Tally> {
         let (mut tally, mut seen) = (Tally::default(), HashSet::new());
@@ -172,6 +201,11 @@ impl<'a> Selection<'a> {
             let mut documents = file.documents(self.text_key)?;
             while let Some(document) = documents.next() {
                 let Document { number, content } = document?;
+                if let Content::Bad(error) = content {
+                    self.pass_over(error, &mut tally)?;
+                    any = true;
+                    continue;
+                }
                 let size = content.size();
                 tally.bytes_read = before + documents.bytes_read();
                 any |= size > 0;
@@ -264,7 +298,7 @@ impl Passing<'_, '_> {
                 })?;
             }
             Content::Music(score) => flow = self.music(score, split.unwrap_or(Split::Train))?,
-            Content::NotText => {}
+            Content::NotText | Content::Bad(_) => {}
         }
         match flow {
             ControlFlow::Continue(()) => self.end(),

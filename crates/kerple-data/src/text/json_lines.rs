@@ -65,10 +65,13 @@ impl Iterator for JsonLines {
         match self.advance() {
             Err(error) => Some(Err(error)),
             Ok(false) => None,
-            Ok(true) => Some(match text(&self.line, &self.key) {
-                Ok(text) => Ok(Document { number: self.number, content: Content::Text(text) }),
-                Err((message, hint)) => Err(Error::damaged_at(&self.path, self.place(), message, hint)),
-            }),
+            Ok(true) => {
+                let content = match text(&self.line, &self.key) {
+                    Ok(text) => Content::Text(text),
+                    Err((message, hint)) => Content::Bad(Error::damaged_at(&self.path, self.place(), message, hint)),
+                };
+                Some(Ok(Document { number: self.number, content }))
+            }
         }
     }
 }
@@ -142,7 +145,10 @@ mod tests {
     }
 
     fn failure(lines: &str) -> String {
-        read(lines).pop().unwrap().unwrap_err().to_string()
+        match read(lines).pop().unwrap().unwrap().content {
+            Content::Bad(error) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

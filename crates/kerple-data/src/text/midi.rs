@@ -19,9 +19,11 @@ pub(super) fn is_midi(name: &str) -> bool {
 
 /// The piece in a file of its own.
 pub(super) fn file(path: &Path, representation: Representation) -> Result<Document> {
-    let score = Score::new(Piece::read(path)?, representation);
-    let score = score.map_err(|error| Error::damaged(path, error.to_string(), error.hint()))?;
-    Ok(Document { number: 1, content: Content::Music(Box::new(score)) })
+    let score = Piece::read(path).and_then(|piece| {
+        let score = Score::new(piece, representation);
+        score.map_err(|error| Error::damaged(path, error.to_string(), error.hint()))
+    });
+    Content::or_bad(score.map(|score| Content::Music(Box::new(score)))).map(|content| Document { number: 1, content })
 }
 
 /// The pieces in a tar archive, in its order; other files in it are passed over.
@@ -93,10 +95,13 @@ impl Iterator for Archive {
         let document = self.advance().and_then(|found| {
             let Some((name, bytes)) = found else { return Ok(None) };
             let bad = |message: String, hint: String| Error::damaged_at(&self.path, format!(", {name}"), message, hint);
-            let piece = Piece::from_midi(&bytes).map_err(|message| bad(message, AGAIN.to_owned()))?;
-            let score = Score::new(piece, self.representation);
-            let score = score.map_err(|error| bad(error.to_string(), error.hint()))?;
-            Ok(Some(Document { number: self.number, content: Content::Music(Box::new(score)) }))
+            let piece = Piece::from_midi(&bytes).map_err(|message| bad(message, AGAIN.to_owned()));
+            let score = piece.and_then(|piece| {
+                let score = Score::new(piece, self.representation);
+                score.map_err(|error| bad(error.to_string(), error.hint()))
+            });
+            let content = Content::or_bad(score.map(|score| Content::Music(Box::new(score))))?;
+            Ok(Some(Document { number: self.number, content }))
         });
         self.ended = !matches!(document, Ok(Some(_)));
         document.transpose()

@@ -3,6 +3,8 @@
 //! Read page by page, with the sizes that pages claim checked against the bytes they have, because the library takes
 //! memory for what a page claims.
 
+mod footer;
+
 use super::{Content, Document};
 use crate::contain::contain;
 use crate::error::{Error, Result};
@@ -45,8 +47,9 @@ pub(super) struct Rows {
 
 impl Rows {
     pub(super) fn open(path: &Path, size: u64, name: &str, read: Rc<Cell<u64>>) -> Result<Rows> {
-        let file = File::open(path).map_err(Error::io(path, "open"))?;
+        let mut file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
         let failed = |message: String| unreadable(path, String::new(), message);
+        footer::check(&mut file).map_err(failed)?;
         let file = contain(|| SerializedFileReader::new(file)).map_err(failed)?;
         let file = file.map_err(|error| failed(error.to_string()))?;
         let about = file.metadata().file_metadata();
@@ -120,20 +123,21 @@ impl Rows {
         Ok(true)
     }
 
-    fn text(&self, value: Option<ByteArray>) -> Result<Document> {
+    fn text(&self, value: Option<ByteArray>) -> Document {
         let text = match &value {
             None => Err("null"),
             Some(bytes) => std::str::from_utf8(bytes.data()).map_err(|_| "not UTF-8"),
         };
-        match text {
-            Ok(text) => Ok(Document { number: self.number, content: Content::Text(text.to_owned()) }),
-            Err(what) => Err(Error::damaged_at(
+        let content = match text {
+            Ok(text) => Content::Text(text.to_owned()),
+            Err(what) => Content::Bad(Error::damaged_at(
                 &self.path,
                 self.place(),
                 format!("column `{}` is {what}", self.name),
                 "remove such rows, or name another column with --text-key",
             )),
-        }
+        };
+        Document { number: self.number, content }
     }
 
     fn place(&self) -> String {
@@ -158,8 +162,7 @@ impl Iterator for Rows {
                 let done = u128::from(self.size) * self.number as u128 / u128::from(self.total.max(1));
                 self.read.set(self.size.min(done as u64));
                 let value = self.waiting.pop_front().flatten();
-                contain(|| self.text(value))
-                    .unwrap_or_else(|message| Err(unreadable(&self.path, self.place(), message)))
+                contain(|| self.text(value)).map_err(|message| unreadable(&self.path, self.place(), message))
             }
             Err(message) => Err(unreadable(&self.path, self.place(), message)),
         };

@@ -23,9 +23,12 @@ fn read(path: &Path) -> Result<Vec<Content>> {
     let mut found = Vec::new();
     for file in Sources::paths(&[path]).files()?.0 {
         let mut documents = file.documents("text")?;
-        found.extend(
-            documents.by_ref().map(|document| document.map(|document| document.content)).collect::<Result<Vec<_>>>()?,
-        );
+        for document in documents.by_ref() {
+            match document?.content {
+                Content::Bad(error) => return Err(error),
+                content => found.push(content),
+            }
+        }
         assert_eq!(documents.bytes_read(), file.size, "{}", file.path.display());
     }
     Ok(found)
@@ -120,6 +123,17 @@ fn parquet_rows_are_documents() {
     let message = |key| file.documents(key).err().unwrap().to_string().rsplit('/').next().unwrap().to_owned();
     insta::assert_snapshot!(message("body"), @"a.parquet: there is no column `body`, the columns are: id, text");
     insta::assert_snapshot!(message("id"), @"a.parquet: column `id` does not hold text");
+}
+
+/// A null row is one document; those behind it are read on.
+#[test]
+fn rows_behind_a_null_are_read() {
+    let folder = folder(&[("a.parquet", &parquet(&[Some("one"), None, Some("three")]))]);
+    let file = SourceFile::new(&folder.path().join("a.parquet"), false).unwrap();
+    let found: Vec<Content> = file.documents("text").unwrap().map(|document| document.unwrap().content).collect();
+    assert!(
+        matches!(&found[..], [Content::Text(one), Content::Bad(_), Content::Text(three)] if one == "one" && three == "three")
+    );
 }
 
 #[test]
