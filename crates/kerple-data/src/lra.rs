@@ -22,6 +22,7 @@ mod store;
 pub mod text;
 
 use crate::error::{Error, Result};
+use crate::split::Split;
 use crate::tasks::{Answer, Example, Examples, Facts};
 use image::Image;
 use list_ops::ListOps;
@@ -137,6 +138,18 @@ fn check_classes(classes: usize) -> Result<()> {
         true => Ok(()),
         false => Err(Error::refused(format!("data.task.classes = {classes} is out of range"), "2 to 10000 classes")),
     }
+}
+
+/// Examples of train, valid and test there can be; steps and rows of a batch number them.
+fn check_counts(counts: [u64; 3]) -> Result<()> {
+    const MOST: u64 = 1 << 40;
+    for (split, count) in Split::ALL.into_iter().zip(counts) {
+        if !(1..=MOST).contains(&count) {
+            let message = format!("data.task.{} = {count} is out of range", split.name());
+            return Err(Error::refused(message, format!("1 to {MOST} examples")));
+        }
+    }
+    Ok(())
 }
 
 /// A sequence and its class.

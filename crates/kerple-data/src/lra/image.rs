@@ -6,6 +6,7 @@
 
 use super::store::{self, Sequences, Store};
 use crate::error::{Error, Result};
+use crate::file::is_folder;
 use crate::tasks::{Examples, Facts};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -36,8 +37,8 @@ impl Image {
         let path = path.ok_or_else(|| Error::refused("lra_image: there is no data.path", hint))?;
         super::check_classes(self.classes)?;
         let inner = path.join("cifar-10-batches-bin");
-        let folder = if inner.is_dir() { &inner } else { path };
-        let (mut train, test) = match store::find(folder, "data_batch_1.bin") {
+        let folder = if is_folder(&inner)? { &inner } else { path };
+        let (mut train, test) = match store::find(folder, "data_batch_1.bin")? {
             Some(_) => cifar(folder, hint)?,
             None => (idx_pair(folder, "train", hint)?, idx_pair(folder, "t10k", hint)?),
         };
@@ -59,8 +60,9 @@ fn cifar(folder: &Path, hint: &str) -> Result<(Sequences, Sequences)> {
             return Err(Error::damaged(&file, message, "fetch the file again"));
         }
         for [label, colours @ ..] in records {
-            sets[set]
-                .push((0..PIXELS).map(|at| grey([0, 1, 2].map(|of| colours[of * PIXELS + at]))), u32::from(*label));
+            let image = (0..PIXELS).map(|at| grey([0, 1, 2].map(|of| colours[of * PIXELS + at])));
+            let pushed = sets[set].push(image, u32::from(*label));
+            pushed.map_err(|message| Error::damaged(&file, message, "fetch the file again"))?;
         }
     }
     let [train, test] = sets;
@@ -86,7 +88,8 @@ fn idx_pair(folder: &Path, name: &str, hint: &str) -> Result<Sequences> {
     }
     let mut found = Sequences::default();
     for (image, label) in pixels.chunks_exact((rows * columns).max(1)).zip(label) {
-        found.push(image.iter().copied(), u32::from(label));
+        let pushed = found.push(image.iter().copied(), u32::from(label));
+        pushed.map_err(|message| Error::damaged(&images.0, message, hint))?;
     }
     Ok(found)
 }

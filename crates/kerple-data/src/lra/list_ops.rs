@@ -103,41 +103,47 @@ impl ListOps {
                 "published are more_than = 500 and fewer_than = 2000",
             );
         }
+        if fewer_than > LONGEST {
+            return refuse(
+                format!("data.task.fewer_than = {fewer_than} is out of range, it must be at most {LONGEST}"),
+                "published are more_than = 500 and fewer_than = 2000",
+            );
+        }
         if !(2..=1000).contains(&arguments) || !(1..=64).contains(&depth) {
             return refuse(
                 format!("data.task: arguments = {arguments}, depth = {depth} are out of range"),
                 "2 to 1000 arguments and a depth of 1 to 64; published are 10 and 10",
             );
         }
-        if self.train.min(self.valid).min(self.test) == 0 {
-            return refuse(
-                "data.task: train, valid and test must all be above 0".to_owned(),
-                "published: 96000, 2000, 2000",
-            );
-        }
+        super::check_counts([self.train, self.valid, self.test])?;
         // the smallest expression of some length there is must fit: one draw shows whether any does
         let place = Place { split: Split::Train, seed: 0, index: 0 };
         match self.expression(place) {
-            Some(_) => Ok(()),
-            None => refuse(
+            Ok(_) => Ok(()),
+            Err(drawn) => refuse(
                 format!(
-                    "data.task: of {MOST_DRAWS} expressions none has more than {more_than} and fewer than {fewer_than} tokens"
+                    "data.task: of {drawn} expressions none has more than {more_than} and fewer than {fewer_than} tokens"
                 ),
                 "widen the limits, or allow more arguments or depth",
             ),
         }
     }
 
-    /// The expression at a place; `None` when none of many draws is of the right length and split.
-    fn expression(&self, place: Place) -> Option<Vec<u32>> {
+    /// The expression at a place, or how many were drawn none of which is of the right length and split.
+    fn expression(&self, place: Place) -> std::result::Result<Vec<u32>, u64> {
         let split = place.split as u64;
         let mut draw = Draw::new(Use::ListOps, [self.seed, split, place.index]);
-        (0..MOST_DRAWS).find_map(|_| {
+        let (mut drawn, mut written) = (0, 0);
+        while drawn < MOST_DRAWS && written < MOST_TOKENS {
             let mut tokens = Vec::new();
             self.tree(&mut draw, 1, &mut tokens);
             let fits = tokens.len() > self.more_than && tokens.len() < self.fewer_than;
-            (fits && self.split_of(&tokens) == place.split).then_some(tokens)
-        })
+            if fits && self.split_of(&tokens) == place.split {
+                return Ok(tokens);
+            }
+            (drawn, written) = (drawn + 1, written + tokens.len() as u64);
+        }
+        Err(drawn)
     }
 
     /// Appends an expression; one that is too long is not finished.
@@ -158,8 +164,8 @@ impl ListOps {
 
     fn split_of(&self, tokens: &[u32]) -> Split {
         let bytes: Vec<u8> = tokens.iter().map(|token| *token as u8).collect();
-        let all = (self.train + self.valid + self.test) as f64;
-        let shares = [self.train, self.valid, self.test].map(|count| count as f64 / all);
+        let counts = [self.train, self.valid, self.test].map(|count| count as f64);
+        let shares = counts.map(|count| count / counts.iter().sum::<f64>());
         Split::draw(u128::from(XxHash3_64::oneshot(&bytes)), &shares)
     }
 
@@ -174,7 +180,7 @@ impl ListOps {
                 line.split_once('\t').ok_or_else(|| bad("there is no tab between expression and answer".to_owned()))?;
             let tokens = tokens(source).map_err(bad)?;
             let label = target.trim().parse::<u32>().map_err(|_| bad(format!("the answer `{target}` is no number")))?;
-            found.push(self.shown(&tokens).map(|token| token as u8), label);
+            found.push(self.shown(&tokens).map(|token| token as u8), label).map_err(bad)?;
         }
         Ok(found)
     }
@@ -189,7 +195,13 @@ impl ListOps {
 const HINT: &str = "the files have a line `Source<tab>Target` and then an expression and its answer a line";
 
 /// Draws before it is said that there is no such expression; one in twelve is of the published length.
-const MOST_DRAWS: usize = 200_000;
+const MOST_DRAWS: u64 = 200_000;
+
+/// Tokens of all of them together: a second or two.
+const MOST_TOKENS: u64 = 1 << 27;
+
+/// Most tokens of an expression, 500 times the published.
+const LONGEST: usize = 1 << 20;
 
 /// Expressions that are drawn when they are asked for.
 struct Generated {
@@ -207,8 +219,8 @@ impl Examples for Generated {
     }
 
     fn example(&self, place: Place, length: usize) -> Result<Example> {
-        let tokens = self.keys.expression(place).ok_or_else(|| {
-            let message = format!("data.task: no expression of the {} split was found", place.split.name());
+        let tokens = self.keys.expression(place).map_err(|drawn| {
+            let message = format!("data.task: none of {drawn} expressions was one of the {} split", place.split.name());
             Error::refused(message, "widen the limits of the length")
         })?;
         let label = evaluate(&tokens).expect("generated expressions are whole");

@@ -87,10 +87,7 @@ impl Pathfinder {
             let message = format!("data.task.size = {} is not a size of Pathfinder", self.size);
             return Err(Error::refused(message, "choose 32, 64 or 128"));
         };
-        if self.train.min(self.valid).min(self.test) == 0 {
-            let message = "data.task: train, valid and test must all be above 0";
-            return Err(Error::refused(message, "e.g. train = 160000, valid = 20000, test = 20000"));
-        }
+        super::check_counts([self.train, self.valid, self.test])?;
         Ok(match path {
             Some(path) => Box::new(files::Files::open(facts, path, self.level.folder(), self.size)?),
             None => {

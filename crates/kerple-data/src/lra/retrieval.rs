@@ -16,7 +16,6 @@ use crate::random::Draw;
 use crate::split::Split;
 use crate::tasks::{Example, Examples, Facts, Place};
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
@@ -52,10 +51,10 @@ impl Default for Retrieval {
 
 impl Retrieval {
     pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
-        if self.train.min(self.valid).min(self.test) == 0 || !(2..=MOST_SUBJECTS).contains(&self.subjects) {
-            let message =
-                format!("data.task: train, valid and test must be above 0, and there be 2 to {MOST_SUBJECTS} subjects");
-            return Err(Error::refused(message, "e.g. train = 20000, valid = 2000, test = 2000, subjects = 8"));
+        super::check_counts([self.train, self.valid, self.test])?;
+        if !(2..=MOST_SUBJECTS).contains(&self.subjects) {
+            let message = format!("data.task.subjects = {} is out of range", self.subjects);
+            return Err(Error::refused(message, format!("2 to {MOST_SUBJECTS} subjects")));
         }
         match path {
             Some(path) => Ok(Box::new(Files::open(facts, path)?)),
@@ -85,7 +84,8 @@ impl Files {
         let mut table = |part: &str| -> Result<Table> {
             let path = folder.join(format!("new_aan_pairs.{part}.tsv"));
             let file = Bytes::open(&path)?;
-            let mut input = BufReader::with_capacity(1 << 18, File::open(&path).map_err(Error::io(&path, "open"))?);
+            let mut input =
+                BufReader::with_capacity(1 << 18, kerple_files::open(&path).map_err(Error::io(&path, "open"))?);
             let (mut lines, mut line, mut at) = (Vec::new(), Vec::new(), 0u64);
             loop {
                 line.clear();

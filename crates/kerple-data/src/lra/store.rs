@@ -2,6 +2,7 @@
 
 use super::example;
 use crate::error::{Error, Result};
+use crate::file::is_file;
 use crate::hash::{Checksum, hex};
 use crate::split::Split;
 use crate::tasks::{Example, Examples, Facts, Place};
@@ -22,10 +23,17 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    pub(super) fn push(&mut self, bytes: impl IntoIterator<Item = u8>, label: u32) {
+    /// # Errors
+    /// A sequence of nothing, in words.
+    pub(super) fn push(&mut self, bytes: impl IntoIterator<Item = u8>, label: u32) -> std::result::Result<(), String> {
+        let before = self.bytes.len();
         self.bytes.extend(bytes);
+        if self.bytes.len() == before {
+            return Err("it is empty: there is nothing to tell a class from".to_owned());
+        }
         self.ends.push(self.bytes.len());
         self.labels.push(label);
+        Ok(())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -112,9 +120,17 @@ impl Examples for Store {
 }
 
 /// The file of this name in a folder, plain or compressed.
-pub(super) fn find(folder: &Path, name: &str) -> Option<(PathBuf, Compression)> {
-    let endings = [("", Compression::None), (".zst", Compression::Zstd), (".gz", Compression::Gzip)];
-    endings.into_iter().map(|(end, kind)| (folder.join(format!("{name}{end}")), kind)).find(|(path, _)| path.is_file())
+///
+/// # Errors
+/// A disk that does not answer.
+pub(super) fn find(folder: &Path, name: &str) -> Result<Option<(PathBuf, Compression)>> {
+    for (end, kind) in [("", Compression::None), (".zst", Compression::Zstd), (".gz", Compression::Gzip)] {
+        let path = folder.join(format!("{name}{end}"));
+        if is_file(&path)? {
+            return Ok(Some((path, kind)));
+        }
+    }
+    Ok(None)
 }
 
 /// [`find`] of the first of several names.
@@ -122,11 +138,13 @@ pub(super) fn find(folder: &Path, name: &str) -> Option<(PathBuf, Compression)> 
 /// # Errors
 /// None of them is there.
 pub(super) fn require(folder: &Path, names: &[&str], hint: &str) -> Result<(PathBuf, Compression)> {
-    let found = names.iter().find_map(|name| find(folder, name));
-    found.ok_or_else(|| {
-        let message = format!("{}: there is no {} in it", folder.display(), names.join(", no "));
-        Error::refused(message, hint)
-    })
+    for name in names {
+        if let Some(found) = find(folder, name)? {
+            return Ok(found);
+        }
+    }
+    let message = format!("{}: there is no {} in it", folder.display(), names.join(", no "));
+    Err(Error::refused(message, hint))
 }
 
 /// What a file holds, decompressed, up to a limit.

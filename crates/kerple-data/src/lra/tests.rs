@@ -90,6 +90,49 @@ fn splits_of_expressions_are_disjoint() {
 }
 
 #[test]
+fn expressions_have_a_size_that_fits() {
+    let long = ListOps { fewer_than: 1_000_000_000_000, depth: 64, ..ListOps::default() };
+    assert!(refused(&Arena::ListOps(long), None).contains("fewer_than = 1000000000000 is out of range"));
+    // what is drawn is bounded by what all draws take, not by their number
+    let narrow = ListOps { more_than: (1 << 20) - 3, fewer_than: 1 << 20, depth: 30, ..ListOps::default() };
+    let clock = std::time::Instant::now();
+    assert!(refused(&Arena::ListOps(narrow), None).contains("none has more than 1048573"));
+    assert!(clock.elapsed().as_secs() < 30, "{:?}", clock.elapsed());
+    for name in ["listops", "pathfinder", "lra_retrieval"] {
+        for count in [0u64, 1 << 41, u64::MAX / 2] {
+            let keys = serde_json::json!({ "valid": count }).as_object().unwrap().clone();
+            let message = refused(&Arena::named(name).unwrap().with_keys(keys).unwrap(), None);
+            assert!(message.contains(&format!("data.task.valid = {count} is out of range")), "{message}");
+        }
+    }
+}
+
+/// A class cannot be told from nothing: what is empty is named when the data is opened, not met in training.
+#[test]
+fn empty_texts_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (lines, reviews, published) =
+        (folder.path().join("lines"), folder.path().join("imdb"), folder.path().join("listops"));
+    for name in ["train", "valid", "test"] {
+        write(&lines, &format!("{name}.jsonl"), "{\"text\":\"a\",\"label\":0}\n");
+        write(&reviews, &format!("{name}/pos/0.txt"), "good");
+        write(&reviews, &format!("{name}/neg/0.txt"), "bad");
+    }
+    for name in ["train", "val", "test"] {
+        write(&published, &format!("basic_{name}.tsv"), "Source\tTarget\n[MAX 3 ]\t3\n");
+    }
+    let (texts, expressions) = (Arena::named("lra_text").unwrap(), Arena::named("listops").unwrap());
+    assert!(texts.open(Some(&lines)).is_ok() && texts.open(Some(&reviews)).is_ok());
+    assert!(expressions.open(Some(&published)).is_ok());
+    write(&lines, "valid.jsonl", "{\"text\":\"a\",\"label\":0}\n\n{\"text\":\"\",\"label\":1}\n");
+    assert!(refused(&texts, Some(&lines)).contains("valid.jsonl, line 3: it is empty"));
+    write(&reviews, "test/neg/0.txt", "");
+    assert!(refused(&texts, Some(&reviews)).contains("test/neg/0.txt: it is empty"));
+    write(&published, "basic_val.tsv", "Source\tTarget\n\t3\n");
+    assert!(refused(&expressions, Some(&published)).contains("basic_val.tsv, line 2: it is empty"));
+}
+
+#[test]
 fn published_expressions_are_read() {
     let folder = tempfile::tempdir().unwrap();
     for (name, answer) in [("train", 9), ("val", 8), ("test", 7)] {

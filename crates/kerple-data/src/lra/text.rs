@@ -6,6 +6,7 @@
 
 use super::store::{self, Sequences, Store};
 use crate::error::{Error, Result};
+use crate::file::is_folder;
 use crate::tasks::{Examples, Facts};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -42,7 +43,7 @@ impl Text {
         let hint = "give the folder of IMDb's reviews, or one of train.jsonl, valid.jsonl and test.jsonl";
         let path = path.ok_or_else(|| Error::refused("lra_text: there is no data.path", hint))?;
         super::check_classes(self.classes)?;
-        let are_reviews = path.join("train").join("pos").is_dir();
+        let are_reviews = is_folder(&path.join("train").join("pos"))?;
         let splits = if are_reviews {
             [reviews(&path.join("train"))?, reviews(&path.join("test"))?, reviews(&path.join("test"))?]
         } else {
@@ -67,7 +68,9 @@ fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
             let hint = "every line is a JSON object with a `text` and a `label`, a number from 0 on";
             Error::damaged_at(path, format!(", line {number}"), cause, hint)
         })?;
-        found.push(text.bytes(), label);
+        found
+            .push(text.bytes(), label)
+            .map_err(|message| Error::damaged_at(path, format!(", line {number}"), message, "take the line out"))?;
     }
     Ok(found)
 }
@@ -84,7 +87,8 @@ fn reviews(folder: &Path) -> Result<Sequences> {
         files.retain(|path| path.extension().is_some_and(|end| end == "txt"));
         files.sort();
         for file in files {
-            found.push(std::fs::read(&file).map_err(Error::io(&file, "read"))?, label);
+            let review = kerple_files::read(&file).map_err(Error::io(&file, "read"))?;
+            found.push(review, label).map_err(|message| Error::damaged(&file, message, "take the file out"))?;
         }
     }
     Ok(found)

@@ -2,12 +2,11 @@
 
 use crate::contain::contain;
 use crate::error::{Error, Result};
-use crate::file::{Bytes, read_text};
+use crate::file::{Bytes, is_folder, read_text};
 use crate::hash::{Checksum, hex};
 use crate::lra::example;
 use crate::split::Split;
 use crate::tasks::{Example, Examples, Facts, Place};
-use std::fs::File;
 use std::io::BufReader;
 use std::path::{Component, Path, PathBuf};
 
@@ -27,7 +26,7 @@ pub(super) struct Files {
 impl Files {
     pub(super) fn open(facts: Facts, path: &Path, level: &str, size: usize) -> Result<Files> {
         let inner = path.join(level);
-        let folder = if inner.is_dir() { inner } else { path.to_owned() };
+        let folder = if is_folder(&inner)? { inner } else { path.to_owned() };
         let (mut images, mut sum) = (Vec::new(), Checksum::default());
         for list in lists(&folder)? {
             let text = read_text(&list, LONGEST_LIST, HINT)?;
@@ -127,7 +126,7 @@ impl Examples for Files {
 
 /// The pixels of a square PNG image of grey values, or of the first channel of one in colour.
 fn grey_pixels(path: &Path, size: usize) -> Result<Vec<u8>> {
-    let file = File::open(path).map_err(Error::io(path, "open"))?;
+    let file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
     let bad = |message: String| Error::damaged(path, message, "fetch the image again");
     let decoded = contain(|| -> std::result::Result<(png::OutputInfo, Vec<u8>), String> {
         let mut decoder =
