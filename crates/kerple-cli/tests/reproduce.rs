@@ -92,6 +92,8 @@ fn it_ends_in_every_table_and_figure_and_a_second_call_does_nothing() {
     // what is exported makes the same tables, of less
     let exported = place.ok(&smoke("r", &["--export", "kept"]));
     assert_eq!(exported.replace("kept/", "r/"), printed);
+    let verified = place.ok(&["verify", "r", "kept"]);
+    assert!(verified.matches("1 of 1 lists of planned runs").count() == 2 && verified.contains(" texts"), "{verified}");
     assert_eq!(place.read("kept/paper/cells.csv"), place.read("r/paper/cells.csv"));
     assert!(!place.path("kept/data").exists() && !place.path("kept/github/alibi/seed-1235/checkpoints").exists());
     // nor does it say where this machine has its texts
