@@ -122,18 +122,35 @@ fn writes_that_fail_change_nothing() {
 
 /// Starts a command, sends it a signal once `file` has a line, and returns what it said.
 fn interrupted(place: &Place, arguments: &[&str], file: &str, signal: i32) -> (Option<i32>, String) {
+    let has_line = || fs::read_to_string(place.path(file)).is_ok_and(|text| text.contains('\n'));
+    interrupted_when(place, arguments, has_line, signal)
+}
+
+/// The same once it is `ready`.
+fn interrupted_when(place: &Place, arguments: &[&str], ready: impl Fn() -> bool, signal: i32) -> (Option<i32>, String) {
     let mut child = place.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     for _ in 0..6000 {
-        if fs::read_to_string(place.path(file)).is_ok_and(|text| text.contains('\n')) {
+        if ready() {
             break;
         }
-        assert!(child.try_wait().unwrap().is_none(), "{arguments:?} ended before {file} had a line");
+        assert!(child.try_wait().unwrap().is_none(), "{arguments:?} ended before it was ready");
         std::thread::sleep(Duration::from_millis(10));
     }
     // SAFETY: a signal to a child that is not waited for yet, whose id hence is its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
     let output = child.wait_with_output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_preparation_that_is_stopped_leaves_nothing() {
+    let place = Place::new();
+    place.make_text(4, 200_000);
+    let entries = || fs::read_dir(place.path("")).unwrap().count();
+    let prepare = ["prepare", "--input", "text", "--tokenizer", "bpe:8000", "--out", "data"];
+    let (code, said) = interrupted_when(&place, &prepare, || entries() > 1, libc::SIGINT);
+    assert!(code == Some(130) && said.contains("nothing was written"), "{code:?} {said}");
+    assert_eq!(entries(), 1, "only the text is there");
 }
 
 #[test]
