@@ -8,7 +8,8 @@ use crate::{Score, Tolerance};
 use kerple::Number;
 use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, Strides, View, ViewMut, naive};
 use kerple::encoding::{Encoding, Geometry, TableGradient};
-use kerple::forms::{DistanceTable, Form, MapForm, Sides};
+use kerple::encoding::{Form, MapForm};
+use kerple::forms::{DistanceTable, Sides};
 use kerple::maps::Extent;
 
 /// A case, made ready for any engine.

@@ -6,7 +6,8 @@ use crate::{Score, Tolerance};
 use kerple::Number;
 use kerple::attention::Dims;
 use kerple::encoding::{Encoding, Geometry, TableGradient};
-use kerple::forms::{Block, Form, MapForm, MapGradients, Sides, Sight};
+use kerple::encoding::{Form, MapForm};
+use kerple::forms::{Block, MapGradients, Sides, Sight};
 use kerple::maps::{Extent, Map};
 use serde_json::{Value, json};
 

@@ -20,19 +20,14 @@ pub mod linear;
 pub mod measure;
 pub mod naive;
 mod problem;
-pub(crate) mod product;
 pub mod row_block;
-pub(crate) mod rows;
-mod softmax;
 #[cfg(test)]
 mod tests;
 pub mod tiled;
-mod view;
-mod workers;
 
 pub use crate::forms::{Scores, Sight, Table};
+pub use crate::tiles::{Strides, View, ViewMut};
 pub use problem::{Dims, Gradients, MOST_DAMPING, Problem, Saved};
-pub use view::{Strides, View, ViewMut};
 
 use crate::Number;
 

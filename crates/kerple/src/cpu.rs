@@ -1,7 +1,7 @@
 //! What the processor can do, chosen when the program runs: instruction sets, vectors, reductions, elementary functions.
 //!
 //! There are two ways to write a fast loop. A body of `vectorized!` is ordinary branch-free Rust over a
-//! [`Number`](crate::Number), compiled once for each [`InstructionSet`]: with the wider registers enabled the compiler vectorises
+//! [`Number`], compiled once for each [`InstructionSet`]: with the wider registers enabled the compiler vectorises
 //! it. It never reorders floating-point sums, and `mul_add` is one rounding everywhere, so every instruction set gives the
 //! same bits (an x86 processor without FMA gets them from a slow library function). A `Kernel` handles whole vectors by
 //! itself, for loops whose registers must be planned, as in attention; its sums depend on the vectors' width.
@@ -15,8 +15,11 @@ mod avx2;
 mod avx512;
 pub(crate) mod elementary;
 pub(crate) mod lanes;
+mod number;
 pub(crate) mod portable;
 pub(crate) mod reduce;
+
+pub use number::Number;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -124,7 +127,7 @@ pub(crate) fn prefetch<T>(at: *const T) {
     let _ = at;
 }
 
-/// Defines a function over [`Number`](crate::Number) whose body is compiled for every [`InstructionSet`] and run with the
+/// Defines a function over [`Number`] whose body is compiled for every [`InstructionSet`] and run with the
 /// current one.
 ///
 /// The body must not hold closures or calls that are not inlined: those would be compiled for the portable one.

@@ -25,6 +25,7 @@ pub mod xpos;
 
 mod config;
 mod finite;
+mod form;
 mod kernels;
 mod label;
 mod method;
@@ -36,13 +37,14 @@ mod words;
 pub use crate::compat::Compat;
 pub use config::{Clamp, Encoding, Scale};
 pub use fading::{Fade, Fading, InLinear, Learned};
+pub use form::{Form, MapForm, Slopes, TableSlopes};
 pub use method::{Entry, Inputs, METHODS, Method, Positional, Tables};
-pub use parameter::{Init, Parameter, Scope, standard_normal};
+pub use parameter::{Init, Parameter, Scope};
 pub use randomized::{Places, Randomized};
 pub use refusal::{Checked, Refusal};
 pub use words::Description;
 
-use crate::forms::{Absolute, Code, DistanceTable, Form, MapForm, Rotary, Sides, Slopes, TableSlopes};
+use crate::forms::{Absolute, Code, DistanceTable, Rotary, Sides};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
 

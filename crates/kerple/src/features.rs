@@ -36,9 +36,9 @@ pub use project::Project;
 pub use sine::{Sine, SineGradient, SineShape, Waves, scale_gains};
 
 use crate::Number;
-use crate::attention::product::{Keep, Matrix, Product};
-use crate::attention::rows::Transpose;
 use crate::cpu::lanes;
+use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::rows::Transpose;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hasher};
 

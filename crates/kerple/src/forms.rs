@@ -1,6 +1,6 @@
 //! The values a positional method hands over. Attention engines know these forms and no method.
 //!
-//! A method hands over one [`Form`]:
+//! A method hands over one [`Form`](crate::encoding::Form):
 //!
 //! * [`Absolute`] enters once, at the embeddings; [`Rotary`] turns queries and keys in every layer.
 //! * [`DistanceTable`] and [`ScoreMap`] change scores between the product and the softmax: an engine takes one of them as
@@ -8,11 +8,9 @@
 //! * A [`Code`] contracts queries and keys with random rows of both, before the features of linear attention.
 
 mod code;
-mod form;
 mod scores;
 
 pub use code::{Code, CodeKind, Drawn};
-pub use form::{Form, MapForm, Slopes, TableSlopes};
 pub(crate) use scores::visible_keys;
 pub use scores::{Block, MapGradients, Reach, Rows, ScoreMap, Scores, Table, ValueMap};
 
@@ -174,7 +172,7 @@ impl DistanceTable {
 }
 
 /// Of rows of `columns` values each the columns `keep`.
-fn kept_columns(table: &[f64], columns: usize, keep: &[usize]) -> Vec<f64> {
+pub(crate) fn kept_columns(table: &[f64], columns: usize, keep: &[usize]) -> Vec<f64> {
     table.chunks_exact(columns.max(1)).flat_map(|row| keep.iter().map(|column| row[*column])).collect()
 }
 

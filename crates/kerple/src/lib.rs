@@ -11,10 +11,10 @@ pub mod features;
 pub mod forms;
 pub mod kernel;
 pub mod maps;
-mod number;
 pub mod ops;
 pub mod seed;
 mod shape;
+mod tiles;
 
-pub use number::Number;
+pub use cpu::Number;
 pub use shape::elements;

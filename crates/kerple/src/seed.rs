@@ -4,7 +4,7 @@
 //! use draws changes nothing for another: a model has the same initial weights under every encoding, and an encoding the
 //! same values in a model of any width. Nothing is carried along; a stream is made where it is needed.
 
-use rand::SeedableRng;
+use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// What the numbers of a stream are for.
@@ -58,6 +58,12 @@ pub fn stream_at(seed: u64, purpose: Purpose, place: [u64; 2]) -> ChaCha8Rng {
         part.copy_from_slice(&number.to_le_bytes());
     }
     ChaCha8Rng::from_seed(key)
+}
+
+/// A draw from N(0, 1) by the Box-Muller transform.
+pub fn standard_normal(rng: &mut impl Rng) -> f64 {
+    let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
+    radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()
 }
 
 #[cfg(test)]

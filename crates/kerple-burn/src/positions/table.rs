@@ -5,7 +5,7 @@ use crate::fused::{Engine, Forward, Input, Op, Saved, Step, apply};
 use crate::with_element;
 use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
 use bytemuck::Pod;
-use kerple::forms::Slopes;
+use kerple::encoding::Slopes;
 use std::sync::Arc;
 
 pub(super) fn cast<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {

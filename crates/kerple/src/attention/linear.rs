@@ -41,10 +41,11 @@ pub mod toeplitz;
 pub use decay::{Decay, DecayGradient};
 pub use state::{Later, State};
 
-use super::view::Shape;
-use super::{Strides, View, ViewMut, workers};
+use super::{Strides, View, ViewMut};
 use crate::Number;
 use crate::features::{Chain, RowMap, Side};
+use crate::tiles::view::Shape;
+use crate::tiles::workers;
 use coded::Coded;
 use decay::Terms;
 use std::hash::{DefaultHasher, Hash, Hasher};

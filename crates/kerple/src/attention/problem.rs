@@ -1,8 +1,8 @@
 //! What is computed, and the checks that every engine makes first.
 
-use super::view::{Shape, View, ViewMut};
 use crate::Number;
 use crate::forms::{Scores, Sight, Table, visible_keys};
+use crate::tiles::view::{Shape, View, ViewMut};
 use std::ops::Range;
 
 /// Largest rate of [`Table::damping`]: over the keys of a tile no factor leaves the range of `f32`.

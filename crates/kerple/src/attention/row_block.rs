@@ -21,14 +21,14 @@ mod forward;
 #[cfg(test)]
 mod tests;
 
-use super::product::{Keep, Matrix, Product};
-use super::rows::{CopyRows, Dots, Transpose};
-use super::workers;
 use super::{Dims, Gradients, Problem, Saved, Scores, View, ViewMut};
 use crate::Number;
 use crate::cpu::InstructionSet;
 use crate::cpu::lanes::Lanes;
 use crate::forms::{Block, Reach, ScoreMap};
+use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::rows::{CopyRows, Dots, Transpose};
+use crate::tiles::workers;
 use std::ops::Range;
 
 /// Queries of one block where a tile of keys is handled at a time, and where all of them are.

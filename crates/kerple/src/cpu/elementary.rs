@@ -90,8 +90,8 @@ fn polynomial<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Number;
     use crate::cpu::InstructionSet;
+    use crate::cpu::Number;
     use crate::cpu::lanes::{Dispatch, Kernel, Lanes};
 
     struct Exp<'a>(&'a mut [f32]);

@@ -8,7 +8,7 @@ use super::InstructionSet;
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
 use super::{elementary, portable::Portable};
-use crate::Number;
+use crate::cpu::Number;
 use std::array::from_fn;
 use std::marker::PhantomData;
 

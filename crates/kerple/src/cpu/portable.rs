@@ -1,7 +1,7 @@
 //! Plain Rust: four numbers at a time, for f64 and for CPUs without the others, and single f32.
 
 use super::lanes::{Arithmetic, Dispatch, Kernel, Lanes, Single};
-use crate::Number;
+use crate::cpu::Number;
 use std::array::from_fn;
 use std::marker::PhantomData;
 

@@ -3,7 +3,7 @@
 //! Element `i` goes to lane `i % 64`, and lanes are combined pairwise at the end.
 
 use super::vectorized;
-use crate::Number;
+use crate::cpu::Number;
 
 /// Partial results kept side by side; as many as fill the pipelines of a core with AVX-512.
 const LANES: usize = 64;

@@ -17,7 +17,8 @@ use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{DEFINED, Description, SCORES};
 use super::{Compat, Geometry, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, Sides};
+use crate::encoding::Form;
+use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
 
 /// The slopes follow from the number of heads.

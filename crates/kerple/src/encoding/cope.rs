@@ -15,7 +15,8 @@ use super::randomized::Randomized;
 use super::refusal::{Checked, check_count};
 use super::words::{Description, SCORES};
 use super::{Geometry, Init, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, MapForm};
+use crate::encoding::{Form, MapForm};
+use crate::forms::DistanceTable;
 use crate::maps::Cope;
 use serde::{Deserialize, Serialize};
 

@@ -12,7 +12,7 @@ use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::words::{DEFINED, Description, KERPLE, SCORES};
 use super::{Geometry, Init, Parameter, Scope};
-use crate::forms::{Form, TableSlopes};
+use crate::encoding::{Form, TableSlopes};
 use crate::kernel::expr::Expr;
 use crate::kernel::parameter::{self, Keep};
 use serde::de::Error;

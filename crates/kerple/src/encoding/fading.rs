@@ -12,7 +12,7 @@
 use super::{Encoding, Entry, Geometry, Parameter, Scale};
 use crate::attention::linear::{CHUNK, NEAR};
 use crate::compat::Compat;
-use crate::forms::Slopes;
+use crate::encoding::Slopes;
 use crate::kernel::exponentials::{self, Demand, Grid, Sum};
 use rayon::prelude::*;
 

@@ -1,7 +1,8 @@
 //! Kernel expressions as distance tables: what the methods with names and those of a run file share.
 
 use super::method::{Inputs, Tables};
-use crate::forms::{DistanceTable, Sides, Slopes, TableSlopes};
+use crate::encoding::{Slopes, TableSlopes};
+use crate::forms::{DistanceTable, Sides};
 use crate::kernel::expr::Expr;
 
 /// The expressions of a method. Its values are those of the bias, then those of the weight, `[H]` each.

@@ -12,7 +12,8 @@ use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_count};
 use super::words::{Description, EMBEDDINGS};
 use super::{Geometry, Parameter, Scope};
-use crate::forms::{Absolute, Form};
+use crate::encoding::Form;
+use crate::forms::Absolute;
 use serde::{Deserialize, Serialize};
 
 /// Keys of learned positions.

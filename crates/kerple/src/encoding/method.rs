@@ -10,7 +10,8 @@ use super::{
     alibi, cope, dape, expression, fire, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
     transformer_xl, xpos,
 };
-use crate::forms::{Form, Sides, TableSlopes};
+use crate::encoding::{Form, TableSlopes};
+use crate::forms::Sides;
 use serde::{Deserialize, Serialize};
 
 /// What a method makes its form from.

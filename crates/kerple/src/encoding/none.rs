@@ -10,7 +10,7 @@ use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::words::{DEFINED, Description};
 use super::{Geometry, Parameter, Scope};
-use crate::forms::Form;
+use crate::encoding::Form;
 use serde::{Deserialize, Serialize};
 
 /// Nothing to set.

@@ -3,6 +3,7 @@
 use super::refusal::{Checked, Refusal};
 use crate::features::scale_gains;
 use crate::kernel::parameter::Keep;
+use crate::seed::standard_normal;
 use rand::{Rng, RngExt};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -100,12 +101,6 @@ fn range(low: f64, high: f64) -> String {
         (false, true) => format!("at most {high}"),
         (false, false) => "finite".to_owned(),
     }
-}
-
-/// A draw from N(0, 1) by the Box-Muller transform.
-pub fn standard_normal(rng: &mut impl Rng) -> f64 {
-    let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
-    radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()
 }
 
 /// How often a learned tensor exists in a model.

@@ -15,7 +15,8 @@ use super::refusal::{Checked, Refusal, check_base};
 use super::scaling::{Lengths, Scaled, Scaling, plain_rates};
 use super::words::Description;
 use super::{Compat, Geometry, Parameter, Scope};
-use crate::forms::{Form, Rotary};
+use crate::encoding::Form;
+use crate::forms::Rotary;
 use serde::{Deserialize, Serialize};
 
 /// Keys of a rotary embedding.

@@ -14,7 +14,8 @@ use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::words::{DEFINED, Description, SCORES};
 use super::{Compat, Geometry, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, Sides};
+use crate::encoding::Form;
+use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
 
 /// Keys of a sandwich bias.

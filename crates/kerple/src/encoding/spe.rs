@@ -23,8 +23,9 @@ use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_count};
 use super::words::{DEFINED, Description};
 use super::{Geometry, Init, Parameter, Scope};
+use crate::encoding::Form;
 use crate::features::{ConvShape, Gating, SineShape, filter_scale, padded};
-use crate::forms::{Code, CodeKind, Form};
+use crate::forms::{Code, CodeKind};
 use crate::kernel::parameter::Keep;
 use serde::{Deserialize, Serialize};
 

@@ -15,7 +15,8 @@ use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_count};
 use super::words::{Description, SCORES};
 use super::{Geometry, Parameter, Scope};
-use crate::forms::{DistanceTable, Form, Sides, Slopes, TableSlopes};
+use crate::encoding::{Form, Slopes, TableSlopes};
+use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
 
 /// Keys of a T5 bias.

@@ -20,7 +20,8 @@ use super::refusal::{Checked, Refusal, check_base};
 use super::words::Description;
 use super::{Geometry, Parameter, Scope, rotary};
 use crate::attention::MOST_DAMPING;
-use crate::forms::{Form, Rotary};
+use crate::encoding::Form;
+use crate::forms::Rotary;
 use serde::{Deserialize, Serialize};
 
 /// Keys of xPos.

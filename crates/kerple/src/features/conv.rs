@@ -15,8 +15,8 @@ use super::code::{self, Gate, scale};
 use super::contract::{self, Code, Stretch, TILE};
 use super::{MOST_ROWS, Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded, transpose};
 use crate::Number;
-use crate::attention::product::Keep;
 use crate::cpu::reduce;
+use crate::tiles::product::Keep;
 use rayon::prelude::*;
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 //! The random projections of feature maps: Gaussian matrices whose columns are orthogonal in blocks.
 
-use crate::encoding::standard_normal;
+use crate::seed::standard_normal;
 use rand::Rng;
 
 /// What the lengths of orthogonal columns are.

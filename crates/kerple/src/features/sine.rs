@@ -25,8 +25,8 @@ use super::code::{self, Gate, scale, sigmoid, softplus};
 use super::contract::{self, Code, Stretch, TILE};
 use super::{Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded};
 use crate::Number;
-use crate::attention::product::Keep;
 use crate::cpu::{reduce, vectorized};
+use crate::tiles::product::Keep;
 use rayon::prelude::*;
 use std::f64::consts::TAU;
 

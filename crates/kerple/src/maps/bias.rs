@@ -6,8 +6,8 @@ use super::fire::{self, Pairs};
 use super::mixed::{Bias, Mixed};
 use super::network::{self, Part};
 use crate::Number;
-use crate::attention::product::Keep;
 use crate::cpu::lanes::{Kernel, Lanes, run};
+use crate::tiles::product::Keep;
 
 /// Where the bias comes from, with its numbers.
 #[derive(Debug)]

@@ -26,9 +26,9 @@ use super::fire::{self, Pairs};
 use super::mixed::{Mixed, cut};
 use super::network::{Edge, Network, SLOPE, Variant};
 use crate::Number;
-use crate::attention::product::Keep;
 use crate::cpu::lanes::{Kernel, Lanes, run};
 use crate::forms::{Block, MapGradients, Reach, ScoreMap, Sides, Sight};
+use crate::tiles::product::Keep;
 use std::ops::Range;
 use taps::Taps;
 

@@ -12,10 +12,10 @@
 
 use super::Map;
 use crate::Number;
-use crate::attention::product::{Keep, Matrix, Product};
 use crate::cpu::lanes::{Kernel, Lanes, run};
 use crate::cpu::reduce;
 use crate::forms::{Block, MapGradients, Reach, ScoreMap};
+use crate::tiles::product::{Keep, Matrix, Product};
 use std::ops::Range;
 
 /// Room for a vector of every instruction set.

@@ -18,8 +18,8 @@ mod pieces;
 use super::Extent;
 use super::chunk::{WIDTH, channels};
 use crate::Number;
-use crate::attention::rows::Transpose;
 use crate::cpu::lanes::{Kernel, Lanes};
+use crate::tiles::rows::Transpose;
 use pieces::Pieces;
 
 /// Sizes and constants.

@@ -15,10 +15,10 @@ use super::fire::{self, Fire, Pairs};
 use super::network::{self, Network, Part};
 use super::{Extent, Map};
 use crate::Number;
-use crate::attention::product::Keep;
-use crate::attention::rows::Transpose;
 use crate::cpu::lanes::{Kernel, Lanes, run};
 use crate::forms::{Block, MapGradients, Reach, ScoreMap};
+use crate::tiles::product::Keep;
+use crate::tiles::rows::Transpose;
 
 /// A bias and perhaps a network.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,8 +3,8 @@
 
 use super::chunk::{self, ROOM, WIDTH, channels};
 use crate::Number;
-use crate::attention::product::{Keep, Matrix, Product};
 use crate::cpu::lanes::Lanes;
+use crate::tiles::product::{Keep, Matrix, Product};
 use serde::{Deserialize, Serialize};
 
 /// What the network sees, and what its result is added to; `s` are scores, `b` biases.

@@ -7,8 +7,8 @@
 //! The first R features of a head turn, the others stay. The backward pass is the inverse rotation.
 
 use crate::Number;
-use crate::attention::Strides;
 use crate::cpu::vectorized;
+use crate::tiles::Strides;
 use crate::{check_shape, elements};
 use rayon::prelude::*;
 

@@ -10,7 +10,7 @@ use super::linear::Linear;
 use super::mlp::{self, Mlp, Residual};
 use super::rotary::{Angles, Extent, Turn, rotate};
 use super::testing::{assert_same_at_any_threads, random, single};
-use crate::attention::Strides;
+use crate::tiles::Strides;
 
 /// Rows, features, hidden features and tokens: a batch of 5 sequences of 512 tokens.
 const ROWS: usize = 5 * 512;

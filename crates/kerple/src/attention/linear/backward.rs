@@ -16,9 +16,9 @@ use super::state::{Ahead, Later, Rows, State, Unit};
 use super::{CHUNK, DecayGradient, Dims, Gradients, Problem, Saved, loops, parts, sum_batch, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
-use crate::attention::product::Keep;
 use crate::cpu::reduce;
 use crate::features::{Chain, ChainRoom, Multiply, Side, padded};
+use crate::tiles::product::Keep;
 use std::sync::Mutex;
 
 /// Where one head of one sequence writes.

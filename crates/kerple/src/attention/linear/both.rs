@@ -7,8 +7,8 @@ use super::state::{Rows, Sums, Unit};
 use super::{CHUNK, Gradients, Inputs, Problem, Saved, Strides, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
-use crate::attention::product::Keep;
 use crate::features::Side;
+use crate::tiles::product::Keep;
 
 pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
     let (dims, chain, terms) = (problem.dims, problem.chain(), Terms::new(None, 0));

@@ -1,12 +1,12 @@
 //! Queries and keys contracted with a stochastic code before anything else, for all sequences together.
 
-use super::workers::{self, Schedule, Turns};
 use super::{CHUNK, Dims, Gradients, Inputs, Later, Problem, Saved, Side, State, Strides, View, ViewMut};
 use crate::Number;
 use crate::cpu::reduce;
 use crate::features::contract::{self, Code, Packed, Room};
 use crate::features::{Place, padded};
 use crate::ops::zeros;
+use crate::tiles::workers::{self, Schedule, Turns};
 
 /// A problem whose first map is a code.
 #[derive(Clone, Copy, Debug)]

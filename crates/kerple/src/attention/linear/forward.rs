@@ -4,11 +4,11 @@ use super::decay::Terms;
 use super::state::{Rows, Unit};
 use super::{CHUNK, Inputs, Problem, State, loops, unit, workers};
 use crate::Number;
-use crate::attention::product::Keep;
-use crate::attention::rows::CopyRows;
 use crate::attention::{View, ViewMut};
 use crate::cpu::lanes;
 use crate::features::{Chain, ChainRoom, Multiply, Place, Side, padded, transpose};
+use crate::tiles::product::Keep;
+use crate::tiles::rows::CopyRows;
 use std::sync::Mutex;
 
 /// Copies rows of a view to `[rows, padded(width)]`.

@@ -2,13 +2,14 @@
 
 use super::{Inputs, KEYS, Place, Tiles, tiles};
 use crate::Number;
-use crate::attention::product::{Keep, Matrix, Product};
-use crate::attention::rows::{AddRow, Dots, ScaleRow};
-use crate::attention::softmax::ScoreGradient;
-use crate::attention::workers::{Schedule, Turns};
-use crate::attention::{Dims, Gradients, Saved, Strides, ViewMut, workers};
+use crate::attention::{Dims, Gradients, Saved, Strides, ViewMut};
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::forms::{MapGradients, Rows};
+use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::rows::{AddRow, Dots, ScaleRow};
+use crate::tiles::softmax::ScoreGradient;
+use crate::tiles::workers;
+use crate::tiles::workers::{Schedule, Turns};
 
 /// One call.
 pub(super) struct Backward<'a, T> {

@@ -2,11 +2,12 @@
 
 use super::{Inputs, Place, Tiles};
 use crate::Number;
-use crate::attention::rows::ScaleRow;
-use crate::attention::softmax::NextExponentials;
-use crate::attention::{Dims, Strides, ViewMut, workers};
+use crate::attention::{Dims, Strides, ViewMut};
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::forms::Rows;
+use crate::tiles::rows::ScaleRow;
+use crate::tiles::softmax::NextExponentials;
+use crate::tiles::workers;
 
 /// One call.
 pub(super) struct Forward<'a, T> {

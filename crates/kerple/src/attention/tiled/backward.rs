@@ -9,11 +9,11 @@ use super::diagonal::DiagonalSums;
 use super::gradient::ScoreGradient;
 use super::table::{Order, PaddedTable};
 use crate::Number;
-use crate::attention::product::{Keep, Matrix, Product};
-use crate::attention::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
-use crate::attention::workers::{self, Schedule, Turns};
 use crate::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut};
 use crate::cpu::lanes::{Kernel, Lanes};
+use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
+use crate::tiles::workers::{self, Schedule, Turns};
 use std::ops::Range;
 
 /// Queries of one tile.

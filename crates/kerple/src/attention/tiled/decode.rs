@@ -6,12 +6,12 @@
 use super::damping::Damping;
 use super::forward::Forward;
 use crate::Number;
-use crate::attention::product::{Keep, Matrix, Product};
-use crate::attention::rows::{CopyRows, Dots};
-use crate::attention::softmax::Exponentials;
-use crate::attention::workers;
 use crate::attention::{Dims, Problem, Strides, View, ViewMut};
 use crate::cpu::lanes::{Kernel, Lanes};
+use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::rows::{CopyRows, Dots};
+use crate::tiles::softmax::Exponentials;
+use crate::tiles::workers;
 use std::borrow::Cow;
 use std::ops::Range;
 

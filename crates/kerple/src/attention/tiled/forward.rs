@@ -3,11 +3,11 @@
 use super::damping::Damping;
 use super::table::{Order, PaddedTable};
 use crate::Number;
-use crate::attention::product::{Keep, Matrix, Product};
-use crate::attention::rows::{CopyRows, ScaleRow, Transpose};
-use crate::attention::workers;
 use crate::attention::{Dims, Problem, Strides, View, ViewMut};
 use crate::cpu::lanes::{Kernel, Lanes};
+use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::rows::{CopyRows, ScaleRow, Transpose};
+use crate::tiles::workers;
 
 /// Queries of one item of work.
 const QUERIES: usize = 96;

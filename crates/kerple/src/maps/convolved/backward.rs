@@ -3,13 +3,13 @@
 use super::taps::Taps;
 use super::{Over, ROOM, Row, Scratch, each_chunk, put, rows};
 use crate::Number;
-use crate::attention::product::Keep;
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::forms::Block;
 use crate::maps::bias::Source;
 use crate::maps::chunk::{Sums, WIDTH};
 use crate::maps::mixed::{cut, cut_mut};
 use crate::maps::network::SLOPE;
+use crate::tiles::product::Keep;
 
 pub(super) struct Backward<'a, T> {
     pub(super) over: &'a Over<'a, T>,

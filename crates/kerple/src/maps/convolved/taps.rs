@@ -1,8 +1,8 @@
 //! Products over channels and neighbouring columns.
 
 use crate::Number;
-use crate::attention::product::{Keep, parts};
 use crate::cpu::lanes::{Kernel, Lanes};
+use crate::tiles::product::{Keep, parts};
 
 /// `c[m, x] = sum over channels and taps of a[m, channel, tap] b[channel, x + tap]`, added to what `keep` says; or, backwards,
 /// of `b[channel, x + taps - 1 - tap]`. Sums stay in registers over all channels and taps.

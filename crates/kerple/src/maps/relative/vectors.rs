@@ -1,10 +1,10 @@
 //! Vectors by distance, and what a block does with those of its pairs.
 
 use crate::Number;
-use crate::attention::product::{Keep, Matrix, Product};
 use crate::cpu::lanes::Lanes;
 use crate::forms::Block;
 use crate::maps::chunk::ROOM;
+use crate::tiles::product::{Keep, Matrix, Product};
 use std::ops::Range;
 
 /// Vectors of consecutive distances; distances beyond share the last one of their side.

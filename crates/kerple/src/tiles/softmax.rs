@@ -6,8 +6,8 @@ use crate::cpu::lanes::{Kernel, Lanes};
 /// `z` becomes `exp(z - max z)`. Returns `max z`, the lowest finite number at least, and the sum of what `z` becomes.
 ///
 /// The row is whole vectors; what is masked holds minus infinity. The sum is 0 if everything is, and NaN if a score is.
-pub(super) struct Exponentials<'a, R> {
-    pub(super) scores: &'a mut [R],
+pub(crate) struct Exponentials<'a, R> {
+    pub(crate) scores: &'a mut [R],
 }
 
 impl<R: Number> Kernel<R> for Exponentials<'_, R> {
@@ -37,9 +37,9 @@ impl<R: Number> Kernel<R> for Exponentials<'_, R> {
 
 /// The same for a part of a row, given `largest` of the parts before: returns that of all parts so far, the factor
 /// `exp(largest before - largest now)` for sums over the parts before, and the sum over this one.
-pub(super) struct NextExponentials<'a, R> {
-    pub(super) scores: &'a mut [R],
-    pub(super) largest: R,
+pub(crate) struct NextExponentials<'a, R> {
+    pub(crate) scores: &'a mut [R],
+    pub(crate) largest: R,
 }
 
 impl<R: Number> Kernel<R> for NextExponentials<'_, R> {
@@ -70,13 +70,13 @@ impl<R: Number> Kernel<R> for NextExponentials<'_, R> {
 /// `z` becomes the weights `p = exp(z - lse)`, and `d = d_out.v` the gradient in `z`, `p (d - mean)`.
 ///
 /// Both rows are whole vectors of the same length.
-pub(super) struct ScoreGradient<'a, R> {
-    pub(super) scores: &'a mut [R],
-    pub(super) d_scores: &'a mut [R],
+pub(crate) struct ScoreGradient<'a, R> {
+    pub(crate) scores: &'a mut [R],
+    pub(crate) d_scores: &'a mut [R],
     /// Log of the sum of exponentials.
-    pub(super) lse: R,
+    pub(crate) lse: R,
     /// `d_out.out`
-    pub(super) mean: R,
+    pub(crate) mean: R,
 }
 
 impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {

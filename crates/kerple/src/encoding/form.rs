@@ -1,7 +1,7 @@
 //! What a method hands over as a whole, and the derivatives of its tables.
 
-use super::{Absolute, Code, DistanceTable, Rotary, Sides, kept_columns};
 use crate::cpu::reduce;
+use crate::forms::{Absolute, Code, DistanceTable, Rotary, Sides, kept_columns};
 use crate::maps::Map;
 
 /// What a positional method hands over; a model passes it to the place it enters.

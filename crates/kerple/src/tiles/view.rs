@@ -27,11 +27,11 @@ impl Strides {
 
 /// Lengths of the axes of one view.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) batch: usize,
-    pub(super) heads: usize,
-    pub(super) rows: usize,
-    pub(super) head_dim: usize,
+pub(crate) struct Shape {
+    pub(crate) batch: usize,
+    pub(crate) heads: usize,
+    pub(crate) rows: usize,
+    pub(crate) head_dim: usize,
 }
 
 impl Shape {
@@ -113,17 +113,17 @@ pub struct View<'a, T> {
 }
 
 impl<'a, T> View<'a, T> {
-    pub(super) fn row(&self, batch: usize, head: usize, row: usize, head_dim: usize) -> &'a [T] {
+    pub(crate) fn row(&self, batch: usize, head: usize, row: usize, head_dim: usize) -> &'a [T] {
         &self.data[self.strides.at(batch, head, row)..][..head_dim]
     }
 
     /// Everything from one row on.
-    pub(super) fn rows_from(&self, batch: usize, head: usize, row: usize) -> &'a [T] {
+    pub(crate) fn rows_from(&self, batch: usize, head: usize, row: usize) -> &'a [T] {
         &self.data[self.strides.at(batch, head, row)..]
     }
 
     /// Panics unless every row lies in the data.
-    pub(super) fn check(&self, name: &str, shape: Shape) {
+    pub(crate) fn check(&self, name: &str, shape: Shape) {
         check_reach(name, shape, self.strides, self.data.len());
     }
 }
@@ -194,7 +194,7 @@ impl<'a, T> ViewMut<'a, T> {
     /// Nobody else holds an element of this row, in this view or in another one of the same buffer. Rows of a view that
     /// passed [`ViewMut::check`] are apart, as are those of two views that passed [`ViewMut::check_disjoint`].
     #[allow(clippy::mut_from_ref, reason = "the caller answers for aliasing")]
-    pub(super) unsafe fn row(&self, batch: usize, head: usize, row: usize, head_dim: usize) -> &mut [T] {
+    pub(crate) unsafe fn row(&self, batch: usize, head: usize, row: usize, head_dim: usize) -> &mut [T] {
         let at = self.strides.at(batch, head, row);
         assert!(at <= self.len && head_dim <= self.len - at, "row ({batch}, {head}, {row}) lies outside of its buffer");
         // SAFETY: the row lies in the buffer, which is borrowed for longer than this view; the caller holds the row alone.
@@ -202,13 +202,13 @@ impl<'a, T> ViewMut<'a, T> {
     }
 
     /// Panics unless every row lies in the buffer and no two rows overlap.
-    pub(super) fn check(&self, name: &str, shape: Shape) {
+    pub(crate) fn check(&self, name: &str, shape: Shape) {
         check_reach(name, shape, self.strides, self.len);
         assert!(shape.rows_are_apart(self.strides), "{name}: rows of {shape:?} with {:?} overlap", self.strides);
     }
 
     /// Panics unless two views that passed [`ViewMut::check`] share no element, as far as [`are_apart`] can tell.
-    pub(super) fn check_disjoint(&self, names: &str, shape: Shape, other: &Self, other_shape: Shape) {
+    pub(crate) fn check_disjoint(&self, names: &str, shape: Shape, other: &Self, other_shape: Shape) {
         let (mut low, mut high) = ((self, shape), (other, other_shape));
         if low.0.start > high.0.start {
             (low, high) = (high, low);

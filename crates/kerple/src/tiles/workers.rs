@@ -7,7 +7,7 @@ use crate::Number;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Runs `work` on every item below `count`, on the threads of the current pool. Each thread makes its own scratch.
-pub(super) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: impl Fn(&mut S, usize) + Sync) {
+pub(crate) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: impl Fn(&mut S, usize) + Sync) {
     let next = AtomicUsize::new(0);
     let claim = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&item| item < count);
     let worker = || {
@@ -31,25 +31,25 @@ pub(super) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: im
 }
 
 /// Numbers to be written before they are read; tests make sure by starting from NaN.
-pub(super) fn scratch<R: Number>(len: usize) -> Vec<R> {
+pub(crate) fn scratch<R: Number>(len: usize) -> Vec<R> {
     vec![if cfg!(test) { R::NEG_INFINITY * R::ZERO } else { R::ZERO }; len]
 }
 
 /// The order in which the blocks of several units are claimed, where a block may wait for the one before it in its unit:
 /// as many units side by side as there are threads, so that threads rarely wait for each other.
-pub(super) struct Schedule {
+pub(crate) struct Schedule {
     units: usize,
     blocks: usize,
     side_by_side: usize,
 }
 
 impl Schedule {
-    pub(super) fn new(units: usize, blocks: usize) -> Self {
+    pub(crate) fn new(units: usize, blocks: usize) -> Self {
         Schedule { units, blocks, side_by_side: rayon::current_num_threads().clamp(1, units.max(1)) }
     }
 
     /// Unit and block of an item; within a unit blocks come in order.
-    pub(super) fn item(&self, item: usize) -> (usize, usize) {
+    pub(crate) fn item(&self, item: usize) -> (usize, usize) {
         let wave = item / (self.side_by_side * self.blocks);
         let first = wave * self.side_by_side;
         let (width, within) = (self.side_by_side.min(self.units - first), item - first * self.blocks);
@@ -58,19 +58,19 @@ impl Schedule {
 }
 
 /// Counters that say whose turn it is to add to each of several sums.
-pub(super) struct Turns {
+pub(crate) struct Turns {
     next: Vec<AtomicUsize>,
     abandoned: AtomicBool,
 }
 
 impl Turns {
     /// One counter per sum, each starting at `first(sum)`.
-    pub(super) fn new(sums: usize, first: impl Fn(usize) -> usize) -> Self {
+    pub(crate) fn new(sums: usize, first: impl Fn(usize) -> usize) -> Self {
         Turns { next: (0..sums).map(|sum| AtomicUsize::new(first(sum))).collect(), abandoned: AtomicBool::new(false) }
     }
 
     /// Waits until turn `turn` of `sum` has come, adds, and passes the turn on.
-    pub(super) fn take(&self, sum: usize, turn: usize, add: impl FnOnce()) {
+    pub(crate) fn take(&self, sum: usize, turn: usize, add: impl FnOnce()) {
         let mut spins = 0u32;
         while self.next[sum].load(Ordering::Acquire) != turn {
             assert!(!self.abandoned.load(Ordering::Relaxed), "another thread panicked");
@@ -86,7 +86,7 @@ impl Turns {
     }
 
     /// Lets waiting threads fail too if the holder of the returned guard panics.
-    pub(super) fn guard(&self) -> impl Drop {
+    pub(crate) fn guard(&self) -> impl Drop {
         struct Guard<'a>(&'a AtomicBool);
         impl Drop for Guard<'_> {
             fn drop(&mut self) {
