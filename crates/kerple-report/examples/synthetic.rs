@@ -48,7 +48,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let found = find_runs(&[&runs])?;
     let options = Options {
         title: "Train at 512, read 16 384".into(),
-        machine: Some("made up".into()),
         commit: Some("0000000".into()),
         date: Some("2026-01-01".into()),
         ..Options::default()

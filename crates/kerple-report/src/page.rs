@@ -1,7 +1,5 @@
 //! What the pages say, in the order they say it; the templates only lay it out.
 
-use std::collections::BTreeSet;
-
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{UndefinedBehavior, context};
@@ -15,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::format::{count, deviation, duration, number};
 use crate::plot;
 use crate::results::{Results, State, name_text};
+use crate::run::said_of_runs;
 use crate::write::Options;
 
 mod answers;
@@ -238,11 +237,9 @@ fn facts(results: &Results, options: &Options) -> Vec<(&'static str, String)> {
         ("encodings", results.encodings.len().to_string()),
         ("training time", duration(seconds)),
     ];
-    let trained: BTreeSet<&str> = counted.filter_map(|run| run.commit.as_deref()).collect();
-    if !trained.is_empty() {
-        facts.push(("trained by", trained.into_iter().collect::<Vec<_>>().join(", ")));
-    }
-    let given = [("machine", &options.machine), ("reported by", &options.commit), ("date", &options.date)];
+    facts.push(("made on", said_of_runs(counted.clone().map(|run| run.machines.clone()))));
+    facts.push(("made by", said_of_runs(counted.map(|run| run.programs.clone()))));
+    let given = [("reported by", &options.commit), ("date", &options.date)];
     facts.extend(given.into_iter().filter_map(|(name, value)| Some((name, value.clone()?))));
     facts
 }

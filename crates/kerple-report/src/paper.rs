@@ -224,7 +224,7 @@ fn made(reproduction: &Reproduction, folder: &Path) -> Result<Vec<page::Item>> {
 }
 
 /// Makes the pages of the reproduction in `folder`, of the tables and figures named, or of all. `facts` are names and
-/// values for the head of the page: the machine, the program.
+/// values for the head of the page, which no run knows: the program that makes it.
 ///
 /// # Errors
 /// A folder without a reproduction, damaged records, files that cannot be written.

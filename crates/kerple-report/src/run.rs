@@ -8,7 +8,9 @@ use serde_json::Value;
 
 use crate::conditions::{Conditions, Differences};
 use crate::error::{Error, Result};
-use crate::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, SittingRow, read_json, read_rows};
+use crate::record::{
+    self, EvaluationRow, KernelSnapshot, Maker, MetricsRow, ProbeRow, SittingRow, read_json, read_rows,
+};
 
 /// One run folder.
 #[derive(Clone, Debug)]
@@ -124,9 +126,32 @@ impl Run {
         self.plan["commit"].as_str()
     }
 
-    /// Every program that trained or evaluated it, as far as it is known.
+    /// Sittings whose updates are in the run.
+    fn counted_sittings(&self) -> Vec<&SittingRow> {
+        record::sittings_up_to(&self.sittings, self.steps_done())
+    }
+
+    /// Commits of the programs that trained and evaluated it, as far as they are known.
     pub fn programs(&self) -> BTreeSet<String> {
-        self.commit().into_iter().map(str::to_owned).collect()
+        let trained = self.counted_sittings().into_iter().filter_map(|row| row.maker.commit.clone());
+        let evaluated = self.evaluations.iter().filter_map(|row| row.made_by.as_ref()?.commit.clone());
+        let before = self.commit().filter(|_| self.sittings.is_empty()).map(str::to_owned);
+        trained.chain(evaluated).chain(before).collect()
+    }
+
+    /// Processors, threads, instruction sets, devices and precisions it was trained with, where that was recorded.
+    pub fn machines(&self) -> BTreeSet<String> {
+        let words = |Maker { machine, instructions, threads, device, precision, .. }: &Maker| {
+            format!("{machine}, {threads} threads, {instructions}, {device}, {precision}")
+        };
+        self.counted_sittings().into_iter().map(|row| words(&row.maker)).collect()
+    }
+
+    /// What equal bits need to be equal: programs, and instruction sets where they are known.
+    pub(crate) fn computed_by(&self) -> (BTreeSet<String>, BTreeSet<String>) {
+        let trained = self.counted_sittings().into_iter().map(|row| &row.maker);
+        let makers = trained.chain(self.evaluations.iter().filter_map(|row| row.made_by.as_ref()));
+        (self.programs(), makers.map(|maker| maker.instructions.clone()).collect())
     }
 
     /// The window that an evaluation restricted attention to, if the encoding was not trained with it.
@@ -152,6 +177,18 @@ impl Run {
     fn folder_name(&self) -> String {
         self.folder.file_name().map_or_else(|| self.folder.display().to_string(), |name| name.to_string_lossy().into())
     }
+}
+
+/// What is said of how many runs, in words: `a (3 runs); b (1)`, without numbers where all say the same.
+pub(crate) fn said_of_runs(said: impl Iterator<Item = BTreeSet<String>>) -> String {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for words in said {
+        let words = if words.is_empty() { "not recorded".to_owned() } else { Vec::from_iter(words).join(" and ") };
+        *counts.entry(words).or_default() += 1;
+    }
+    let alone = counts.len() == 1;
+    let one = |(words, runs): (String, usize)| if alone { words } else { format!("{words} ({runs} runs)") };
+    counts.into_iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// Reads every run below the folders, in order of path. Folders are walked down to the first `plan.json`; symbolic links

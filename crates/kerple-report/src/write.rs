@@ -19,9 +19,7 @@ pub struct Options {
     pub title: String,
     /// Name of the encoding the others are compared with; `kerple_log` if absent and present among the runs.
     pub reference: Option<String>,
-    /// The machine the runs were made on.
-    pub machine: Option<String>,
-    /// Version of the program that made them.
+    /// Version of the program that makes the report.
     pub commit: Option<String>,
     /// The day of the report.
     pub date: Option<String>,
@@ -29,7 +27,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { title: "Length extrapolation".into(), reference: None, machine: None, commit: None, date: None }
+        Options { title: "Length extrapolation".into(), reference: None, commit: None, date: None }
     }
 }
 
@@ -71,7 +69,6 @@ pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> 
         &Document {
             title: &options.title,
             generator: MARK,
-            machine: &options.machine,
             commit: &options.commit,
             date: &options.date,
             results: &results,
@@ -89,7 +86,6 @@ pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> 
 struct Document<'a> {
     title: &'a str,
     generator: &'a str,
-    machine: &'a Option<String>,
     commit: &'a Option<String>,
     date: &'a Option<String>,
     #[serde(flatten)]

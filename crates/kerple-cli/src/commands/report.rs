@@ -17,7 +17,7 @@ pub fn run(args: &Report) -> Outcome {
 /// Writes the report of all runs below `dirs`; prints the table and where the page is.
 pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, json: bool) -> Outcome {
     let runs = find_runs(dirs)?;
-    let options = Options { reference, machine: Some(machine()), commit: Some(program()), ..Options::default() };
+    let options = Options { reference, commit: Some(program()), ..Options::default() };
     let summary = write(&runs, out, &options)?;
     if json {
         print_json(&summary.results);

@@ -92,7 +92,7 @@ fn time(reproduction: &Reproduction, stop: &AtomicBool) -> Outcome {
 
 /// Makes the pages of a folder and prints how complete they are.
 fn pages(folder: &Path, args: &Reproduce) -> Outcome {
-    let facts = [("machine", super::report::machine()), ("pages by", super::report::program())];
+    let facts = [("pages by", super::report::program())];
     let summary = kerple_report::paper::write(folder, &args.only, &facts)?;
     if args.json {
         print_json(&summary);

@@ -101,8 +101,10 @@ fn perplexities(
     printed: &Printed,
 ) {
     let lengths = all.manifest.evaluations.get(evaluation).map(|facts| facts.lengths.as_slice()).unwrap_or_default();
-    let Some(&train_len) = lengths.iter().min() else { return };
     for corpus in &all.manifest.corpora {
+        // manifests of older versions do not say it before there are runs
+        let known = all.train_len(&corpus.name, variant);
+        let Some(train_len) = known.or_else(|| lengths.iter().min().copied()) else { continue };
         let spec = Spec { item: item.id, evaluation, variant, columns, printed: (printed, None), train_len };
         let caption = format!("{}{what}", corpus.title);
         if let Some((grid, cells)) = spec.grid(all, &corpus.name, caption) {
@@ -250,17 +252,16 @@ fn table10(all: &Reproduction, data: &Kerple) -> Item {
         "Table 10: ALiBi and log at further lengths",
         "The paper's runs are of another model on Wikitext-103; one seed each.",
     );
-    let evaluations = &all.manifest.evaluations;
-    let Some(&train_len) = evaluations.get("table10_short").and_then(|facts| facts.lengths.iter().min()) else {
-        return item;
-    };
     for (evaluation, printed, what) in [
         ("table10_short", &data.table10_short, "trained at the usual length"),
         ("table10_long", &data.table10_long, "trained at four times the length"),
     ] {
         let planned = all.manifest.runs.iter().find(|run| run.evaluate.iter().any(|name| name == evaluation));
         let Some(run) = planned else { continue };
-        let own = evaluations.get(evaluation).and_then(|facts| facts.lengths.iter().min()).copied();
+        let lengths =
+            all.manifest.evaluations.get(evaluation).map(|facts| facts.lengths.as_slice()).unwrap_or_default();
+        let known = all.train_len(&run.corpus, &run.variant);
+        let Some(train_len) = known.or_else(|| lengths.iter().min().copied()) else { continue };
         let title = all.manifest.corpus(&run.corpus).map_or(run.corpus.clone(), |corpus| corpus.title.clone());
         let spec = Spec {
             item: item.id,
@@ -268,7 +269,7 @@ fn table10(all: &Reproduction, data: &Kerple) -> Item {
             variant: &run.variant,
             columns: &[ALIBI, LOG],
             printed: (printed, Some("wikitext103")),
-            train_len: own.unwrap_or(train_len),
+            train_len,
         };
         if let Some((grid, cells)) = spec.grid(all, &run.corpus, format!("{title}, {what}")) {
             item.grids.push(grid);

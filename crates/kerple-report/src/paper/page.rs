@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::page::figures::Figure;
 use crate::page::{Cell, FigurePart, Grid, MARK, Row, environment, figure_part, picture_part};
 use crate::plot;
+use crate::run::said_of_runs;
 use minijinja::context;
 use minijinja::value::Serde;
 use serde::Serialize;
@@ -118,6 +119,15 @@ impl<'a> Page<'a> {
         if all.over_other_texts > 0 {
             head.push(("rows over other texts, left out", all.over_other_texts.to_string()));
         }
+        let found: Vec<&crate::Run> = all.groups.values().flat_map(|group| &group.runs).collect();
+        let seconds = |run: &&crate::Run| {
+            run.training_seconds().unwrap_or(0.0) + run.evaluations.iter().map(|row| row.seconds).sum::<f64>()
+        };
+        if !found.is_empty() {
+            head.push(("made on", said_of_runs(found.iter().map(|run| run.machines()))));
+            head.push(("made by", said_of_runs(found.iter().map(|run| run.programs()))));
+            head.push(("training and evaluation", crate::format::duration(found.iter().map(seconds).sum())));
+        }
         head.extend(facts.iter().cloned());
         Page {
             title: &all.manifest.title,
@@ -182,12 +192,12 @@ fn runs(all: &Reproduction) -> Grid {
             cells: vec![
                 Cell { link, ..state.into() },
                 text(found.and_then(|run| run.plan_hash()).map(|hash| hash.chars().take(12).collect())),
-                text(found.and_then(|run| run.commit()).map(str::to_owned)),
+                text(found.map(|run| said_of_runs(std::iter::once(run.programs())))),
                 text(found.and_then(|run| run.training_seconds()).map(crate::format::duration)),
                 run.serves.join(", ").into(),
             ],
         }
     };
-    let head = ["run", "state", "plan", "trained by", "training", "needed by"].map(str::to_owned).into();
+    let head = ["run", "state", "plan", "made by", "training", "needed by"].map(str::to_owned).into();
     Grid { caption: "Runs".to_owned(), head, rows: all.manifest.runs.iter().map(row).collect() }
 }

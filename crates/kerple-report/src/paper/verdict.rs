@@ -106,10 +106,11 @@ impl Finding {
     /// Beside the numbers, how many of the pairs are of runs that different programs or instruction sets made.
     pub(super) fn beside_programs<'a>(mut self, own: &[&'a Run], other: &[&'a Run]) -> Finding {
         let pairs = own.iter().filter_map(|run| Some((run, other.iter().find(|other| other.seed() == run.seed())?)));
-        let pairs: Vec<bool> = pairs.map(|(run, other)| run.programs() != other.programs()).collect();
+        let pairs: Vec<bool> = pairs.map(|(run, other)| run.computed_by() != other.computed_by()).collect();
         let crossed = pairs.iter().filter(|crossed| **crossed).count();
         if crossed > 0 {
-            self.numbers += &format!("; {crossed} of {} pairs are of different programs", pairs.len());
+            self.numbers +=
+                &format!("; {crossed} of {} pairs are of different programs or instruction sets", pairs.len());
         }
         self
     }

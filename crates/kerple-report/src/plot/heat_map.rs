@@ -1,10 +1,13 @@
-//! A square of cells, darker where values are larger.
+//! A square of cells, darker where values are larger, over a scale of its colours.
 
 use super::svg::{escape, put, text};
 
 /// Pixels of a cell.
 const CELL: f64 = 5.0;
 const TOP: f64 = 24.0;
+/// Pixels of the scale below the cells, and of each of its steps.
+const SCALE: f64 = 24.0;
+const STEP: f64 = 12.0;
 /// Steps of colour.
 const LEVELS: usize = 8;
 /// The value that has the darkest one.
@@ -28,7 +31,7 @@ impl HeatMap<'_> {
     /// Width and height of the picture.
     pub fn size(&self) -> (f64, f64) {
         let side = self.side() as f64 * CELL;
-        (side.max(150.0) + 8.0, side + TOP + 6.0)
+        (side.max(185.0) + 8.0, side + TOP + SCALE)
     }
 
     /// The picture as an SVG element, to go into a page that has [`STYLE`](super::STYLE).
@@ -55,8 +58,11 @@ impl HeatMap<'_> {
                 }
             }
             let share = level as f64 / LEVELS as f64;
+            path += &format!("M{} {}h{STEP}v8h-{STEP}z", 14.0 + (level - 1) as f64 * STEP, TOP + end + 8.0);
             put(&mut svg, format_args!(r#"<path class="f0" fill-opacity="{share}" d="{path}"/>"#));
         }
+        text(&mut svg, 4.0, TOP + end + 16.0, "start", "", "0");
+        text(&mut svg, 18.0 + LEVELS as f64 * STEP, TOP + end + 16.0, "start", "", &format!("{MOST} and more"));
         svg.push_str("</svg>");
         svg
     }
@@ -82,6 +88,7 @@ mod tests {
         let svg = HeatMap { title: "a < b".to_owned(), cells: &cells }.svg();
         roxmltree::Document::parse(&svg).unwrap();
         assert_eq!(svg.matches("h5v5").count(), 3, "{svg}");
+        assert_eq!(svg.matches("h12v8").count(), LEVELS, "a step of the scale for every colour: {svg}");
         let row = HeatMap { title: String::new(), cells: &[1.0; 4] }.svg();
         assert_eq!(row.matches("h10v5").count(), 2, "{row}");
     }

@@ -1,9 +1,9 @@
 //! What was run, how far it got, how fast it went, and how far its heads see.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::group::Group;
 use super::{Spread, number};
@@ -52,8 +52,12 @@ pub struct RunRow {
     pub plan: Option<String>,
     /// The [`Group`] it can be compared in.
     pub group: String,
-    /// Version of the program that trained it, where the plan says it.
-    pub commit: Option<String>,
+    /// Commits of the programs that trained and evaluated it, as far as they are known.
+    #[serde(serialize_with = "joined")]
+    pub programs: BTreeSet<String>,
+    /// Processors, threads, instruction sets, devices and precisions it was trained with, where that was recorded.
+    #[serde(serialize_with = "joined")]
+    pub machines: BTreeSet<String>,
     /// Its folder.
     pub folder: PathBuf,
     /// The run reported in its place.
@@ -101,6 +105,12 @@ pub struct EffectiveLength {
     pub effective_length: Option<u64>,
 }
 
+/// Several words in one cell; none are a cell that is empty.
+fn joined<S: Serializer>(words: &BTreeSet<String>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    let text = Vec::from_iter(words.iter().map(String::as_str)).join("; ");
+    Some(text).filter(|text| !text.is_empty()).serialize(serializer)
+}
+
 pub(super) fn run_rows(runs: &[Run]) -> Vec<RunRow> {
     runs.iter()
         .map(|run| RunRow {
@@ -115,7 +125,8 @@ pub(super) fn run_rows(runs: &[Run]) -> Vec<RunRow> {
             evaluation_seconds: run.evaluations.iter().fold(0.0, |sum, row| sum + row.seconds),
             plan: run.plan_hash().map(str::to_owned),
             group: run.conditions.fingerprint(),
-            commit: run.commit().map(str::to_owned),
+            programs: run.programs(),
+            machines: run.machines(),
             folder: run.folder.clone(),
             duplicate_of: run.duplicate_of.clone(),
         })

@@ -134,17 +134,28 @@ fn the_terminal_tells_of_the_reference_that_was_named() {
 }
 
 #[test]
-fn the_version_that_trained_is_shown() {
+fn what_made_the_runs_is_shown_and_not_what_makes_the_page() {
     let root = complete();
-    for seed in [1, 2] {
-        let path = root.path().join(format!("runs/kerple_log #{seed}")).join(record::PLAN_FILE);
+    let seed = |seed: u64| root.path().join(format!("runs/kerple_log #{seed}"));
+    let sitting = |first_step: u64, machine: &str, commit: &str| {
+        json!({"first_step": first_step, "commit": commit, "machine": machine, "instructions": "avx2", "threads": 2,
+            "device": "cpu", "precision": "f32", "micro_batch": 8, "began": 1})
+    };
+    // the second sitting of seed 3 made all again that the first had
+    let rows = [sitting(1, "thrown away", "abc9"), sitting(1, "a Xeon", "abc3")].map(|row| format!("{row}\n"));
+    std::fs::write(seed(3).join(record::SITTINGS_FILE), rows.concat()).unwrap();
+    for number in [1, 2] {
+        let path = seed(number).join(record::PLAN_FILE);
         let mut plan: Value = record::read_json(&path).unwrap();
-        plan["commit"] = json!(format!("abc{seed}"));
+        plan["commit"] = json!(format!("abc{number}"));
         write_json(&path, &plan).unwrap();
     }
     let results = report(&root).unwrap().results;
     assert_eq!(results.groups.len(), 1);
-    assert!(read(&root, "report.md").contains("- trained by: abc1, abc2"));
+    let page = read(&root, "report.md");
+    assert!(page.contains("- made by: abc1 (1 runs); abc2 (1 runs); abc3 (1 runs); not recorded (3 runs)"), "{page}");
+    assert!(page.contains("- made on: a Xeon, 2 threads, avx2, cpu, f32 (1 runs); not recorded (5 runs)"), "{page}");
+    assert!(!page.contains("- machine:") && !page.contains("thrown away"), "{page}");
 }
 
 #[test]

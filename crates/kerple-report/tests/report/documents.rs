@@ -99,6 +99,14 @@ fn documents_say_what_the_rows_say() {
 }
 
 #[test]
+fn what_was_learned_stands_on_the_pages() {
+    let pages: String = PAPERS.iter().map(|paper| paper::markdown(&results(paper)).unwrap()).collect();
+    let learned = std::fs::read_to_string(root().join("docs/learned.md")).unwrap();
+    let foreign: Vec<&str> = numbers(&learned).difference(&numbers(&pages)).copied().collect();
+    assert_eq!(foreign, [""; 0], "docs/learned.md: numbers that no table has");
+}
+
+#[test]
 fn pages_are_those_of_the_rows() {
     for paper in PAPERS {
         if std::env::var_os("UPDATE_RESULTS").is_some() {
