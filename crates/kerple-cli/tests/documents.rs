@@ -81,6 +81,25 @@ fn the_picture_is_of_the_results() {
     expect_document("docs/length.svg", &standalone(&plot.svg(760.0, 340.0)));
 }
 
+/// Files below a folder, and bytes in all.
+fn size(folder: &Path) -> (usize, u64) {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    entries.fold((0, 0), |(files, bytes), entry| {
+        let about = entry.metadata().unwrap();
+        let (more, larger) = if about.is_dir() { size(&entry.path()) } else { (1, about.len()) };
+        (files + more, bytes + larger)
+    })
+}
+
+#[test]
+fn results_and_reference_values_are_few_files() {
+    let [results, golden] = ["results", "golden"].map(|folder| size(&document(folder)));
+    let (files, bytes) = (results.0 + golden.0, results.1 + golden.1);
+    assert!(files <= 300, "{files} files");
+    // half of it are reference values, random numbers that hardly compress
+    assert!(bytes <= 20 << 20, "{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+}
+
 #[test]
 fn the_readme_is_short() {
     let readme = std::fs::read_to_string(document("README.md")).unwrap();

@@ -63,6 +63,32 @@ fn an_export_replaces_no_more_than_an_older_one() {
 }
 
 #[test]
+fn a_packed_export_is_as_good_as_the_folder_it_is_of() {
+    let place = place();
+    let pages = |folder: &str| files(&place.path(folder).join("paper")).into_values().collect::<Vec<_>>();
+    place.ok(&figure("r", &["--export", "kept"]));
+    assert!(pages("kept") == pages("r"), "the same pages, byte for byte");
+    let said = place.ok(&["verify", "kept"]);
+    assert!(said.starts_with("kept\n") && said.contains("1 of 1 runs"), "{said}");
+    place.ok(&figure("kept", &["--export", "again"]));
+    let archive = |folder: &str| fs::read(place.path(folder).join("runs.tar.zst")).unwrap();
+    assert!(archive("kept") == archive("again"));
+    // going on makes run folders of it, in which nothing is left to be done
+    let printed = place.ok(&figure("kept", &["--data", "texts"]));
+    assert_eq!(printed.replace("kept/", "r/"), place.ok(&figure("r", &["--render"])));
+    assert!(
+        !place.path("kept/runs.tar.zst").exists() && place.path("kept/arxiv-512/dape/seed-1235/plan.json").is_file()
+    );
+    assert!(!place.path("kept/arxiv-512/dape/seed-1235/checkpoints").exists(), "it was not trained again");
+    // what is damaged is named
+    let mut damaged = archive("again");
+    damaged.truncate(archive("again").len() / 2);
+    place.write("again/runs.tar.zst", damaged);
+    refused(&place, &figure("again", &["--render"]), "again/runs.tar.zst");
+    refused(&place, &["verify", "again"], "again/runs.tar.zst");
+}
+
+#[test]
 fn a_manifest_leads_nowhere_else() {
     let place = place();
     let manifest = place.read("r/reproduction.json");

@@ -296,6 +296,7 @@ impl Reproduction {
     /// # Errors
     /// As [`job::work_off`]; what would fail after hours of training is refused before the first run.
     pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+        kerple_report::paper::restore(&self.out)?;
         let sources = self.sources()?;
         let plans = self.planned.iter().map(|planned| self.plan(planned, &sources)).collect::<Result<Vec<Plan>>>()?;
         let probes: Vec<Vec<Probe>> =

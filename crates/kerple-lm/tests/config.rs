@@ -141,7 +141,9 @@ fn hash_before(plan: &Plan) -> String {
 #[test]
 fn plans_of_earlier_versions_are_genuine() {
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results");
-    let (mut folders, mut found) = (vec![results], 0);
+    let unpacked = ["kerple-small", "dape-small", "spe-small"]
+        .map(|name| kerple_report::paper::unpacked(&results.join(name)).unwrap().expect("the runs are packed"));
+    let (mut folders, mut found) = (unpacked.iter().map(|aside| aside.path().to_owned()).collect::<Vec<_>>(), 0);
     while let Some(folder) = folders.pop() {
         if let Some(plan) = RunFolder::new(&folder).plan().unwrap() {
             let text = std::fs::read_to_string(folder.join("plan.json")).unwrap();

@@ -14,6 +14,7 @@ mod dape;
 mod figures;
 mod kerple;
 mod manifest;
+mod packed;
 mod page;
 mod published;
 mod spe;
@@ -22,6 +23,8 @@ mod verdict;
 pub use manifest::{
     CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder,
 };
+
+pub use packed::{ARCHIVE_FILE, pack, restore, unpacked};
 
 use crate::error::{Error, Result};
 use crate::number;
@@ -34,6 +37,7 @@ use crate::write::{put, refuse_foreign, remove_former_figures};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 
 /// Name of the file of timed training steps.
 pub const TIMING_FILE: &str = "timing.json";
@@ -119,6 +123,8 @@ struct Reproduction {
     timing: Option<Timing>,
     /// Rows left out because they are over another text than most of their corpus.
     over_other_texts: usize,
+    /// Where packed runs are as long as they are read.
+    _unpacked: Option<TempDir>,
 }
 
 /// Runs of one corpus and variant.
@@ -142,6 +148,8 @@ impl Reproduction {
     /// evaluated is no part of the paper.
     fn read(folder: &Path) -> Result<Reproduction> {
         let manifest = Manifest::read(folder)?;
+        let unpacked = unpacked(folder)?;
+        let folder = unpacked.as_ref().map_or(folder, TempDir::path);
         let mut found: BTreeMap<String, (&str, Vec<Run>)> = BTreeMap::new();
         for PlannedRun { corpus, variant, .. } in &manifest.runs {
             let name = runs_folder(corpus, variant);
@@ -167,7 +175,7 @@ impl Reproduction {
         };
         let groups = found.into_iter().map(group).collect::<Result<_>>()?;
         let timing = Error::unless_absent(read_json(&folder.join(TIMING_FILE)))?;
-        Ok(Reproduction { manifest, groups, timing, over_other_texts })
+        Ok(Reproduction { manifest, groups, timing, over_other_texts, _unpacked: unpacked })
     }
 
     fn group(&self, corpus: &str, variant: &str) -> Option<&Group> {

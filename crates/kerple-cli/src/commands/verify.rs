@@ -17,10 +17,12 @@ pub fn run(args: &Verify) -> Outcome {
     let mut problems = Vec::new();
     let mut read = BTreeSet::new();
     for path in &args.paths {
-        let found: Vec<Finding> = parts_of(path).into_iter().map(|part| part.look(&mut read)).collect();
+        let unpacked = kerple_report::paper::unpacked(path)?;
+        let place = unpacked.as_ref().map_or(path.as_path(), |aside| aside.path());
+        let found: Vec<Finding> = parts_of(place).into_iter().map(|part| part.look(&mut read)).collect();
         match args.json {
             true => found.iter().for_each(|finding| print_json(&finding.json())),
-            false => print(path, &found),
+            false => print(path, place, &found),
         }
         problems.extend(found.into_iter().flat_map(|finding| finding.problems));
     }
@@ -128,7 +130,7 @@ impl Finding {
 }
 
 /// Prints what was found of a path: all of a single thing, of many how many are good, and what is wrong.
-fn print(path: &Path, found: &[Finding]) {
+fn print(path: &Path, place: &Path, found: &[Finding]) {
     resultln!("{}", path.display());
     if let [finding] = found {
         finding.good.iter().for_each(|good| resultln!("  ok       {good}"));
@@ -141,7 +143,7 @@ fn print(path: &Path, found: &[Finding]) {
             }
         }
     }
-    for (program, runs) in by_program(path, found) {
+    for (program, runs) in by_program(place, found) {
         resultln!("  program  {program}: {runs}");
     }
     for Failure { message, hint, code } in found.iter().flat_map(|finding| &finding.problems) {

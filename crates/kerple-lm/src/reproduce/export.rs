@@ -1,63 +1,106 @@
-//! What of a reproduction is small enough to be kept with a project: everything but checkpoints, prepared texts, TensorBoard
-//! files, and what large encodings learned while they were trained. Tables and figures can be made of it again.
+//! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
+//! are checkpoints, prepared texts, TensorBoard files, losses by segment, and what encodings learned on the way; the runs make
+//! them again. Tables and figures are made of an export as of its original.
 
 use super::refuse_another;
 use crate::checkpoint::{self, present};
 use crate::error::{Error, Result};
 use crate::run::RunFolder;
-use kerple_report::paper::{MANIFEST_FILE, Manifest, TIMING_FILE};
+use kerple_report::paper::{self, MANIFEST_FILE, Manifest, TIMING_FILE, Timing};
 use kerple_report::record::{
-    self, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, MetricsRow, PLAN_FILE, PROBES_FILE, SCORES_FILE, SITTINGS_FILE,
+    self, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SCORES_FILE, SITTINGS_FILE, read_json,
+    read_rows,
 };
+use serde_json::Value;
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 
-/// Copies the manifest, the timing, and the records of every run that has been evaluated into `folder`, where older ones
-/// are replaced; returns how many runs that were.
+/// Writes the manifest, the timing, and an archive of the records of every run that has been evaluated into `folder`, where
+/// older ones are replaced; returns how many runs that were.
 ///
 /// # Errors
 /// A folder that holds no reproduction; one to export into that is the same, within it, or another reproduction; files that
-/// cannot be copied.
+/// cannot be read or written.
 pub fn export(out: &Path, folder: &Path) -> Result<usize> {
     let manifest = Manifest::read(out)?;
     refuse_target(&manifest, out, folder)?;
-    let copy = |from: &Path, to: &Path| {
-        let above = to.parent().expect("a file is in a folder");
-        std::fs::create_dir_all(above).map_err(Error::io(above, "create"))?;
-        let content = kerple_files::read(from).map_err(Error::io(from, "copy"))?;
-        kerple_files::replace(to, &content).map_err(Error::io(to, "write"))
-    };
+    let unpacked = paper::unpacked(out)?;
+    let from = unpacked.as_ref().map_or(out, TempDir::path);
+    let kept = tempfile::tempdir().map_err(Error::io(folder, "prepare"))?;
     let mut runs = 0;
     for run in &manifest.runs {
-        let from = out.join(&run.folder);
-        if !present(&from.join(EVALUATION_FILE))? && !present(&from.join(PROBES_FILE))? {
-            continue;
-        }
-        if let Some(mut plan) = RunFolder::new(from.clone()).plan()? {
+        // an export says already where texts are from the folder of the reproduction
+        let trained_in = unpacked.is_none().then_some(out);
+        runs += usize::from(keep(&from.join(&run.folder), trained_in, &kept.path().join(&run.folder))?);
+    }
+    paper::pack(&manifest, kept.path(), folder)?;
+    record::write_json(&folder.join(MANIFEST_FILE), &manifest)?;
+    if present(&out.join(TIMING_FILE))? {
+        record::write_json(&folder.join(TIMING_FILE), &read_json::<Timing>(&out.join(TIMING_FILE))?)?;
+    }
+    Ok(runs)
+}
+
+/// Writes what is kept of a run; `false` of one that has not been evaluated.
+fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
+    if !present(&run.join(EVALUATION_FILE))? && !present(&run.join(PROBES_FILE))? {
+        return Ok(false);
+    }
+    std::fs::create_dir_all(to).map_err(Error::io(to, "create"))?;
+    if let Some(mut plan) = RunFolder::new(run).plan()? {
+        if let Some(out) = trained_in {
             // where a machine keeps its texts is no part of a result
             let path = &plan.data.path;
             let kept = path.strip_prefix(out).ok().map(Path::to_owned).or_else(|| path.file_name().map(PathBuf::from));
             plan.data.path = kept.unwrap_or_default();
-            let to = folder.join(&run.folder);
-            std::fs::create_dir_all(&to).map_err(Error::io(&to, "create"))?;
-            record::write_json(&to.join(PLAN_FILE), &plan)?;
         }
-        let log = from.join(METRICS_FILE);
-        if present(&log)? {
-            record::replace_rows(&folder.join(&run.folder).join(METRICS_FILE), &thinned(&log)?)?;
-        }
-        for name in [SITTINGS_FILE, EVALUATION_FILE, KERNELS_FILE, PROBES_FILE, SCORES_FILE] {
-            if present(&from.join(name))? {
-                copy(&from.join(name), &folder.join(&run.folder).join(name))?;
-            }
-        }
-        runs += 1;
+        record::write_json(&to.join(PLAN_FILE), &plan)?;
     }
-    for name in [MANIFEST_FILE, TIMING_FILE] {
-        if present(&out.join(name))? {
-            copy(&out.join(name), &folder.join(name))?;
+    let rows: [(&str, fn(&mut Vec<Value>)); 4] = [
+        (EVALUATION_FILE, without_segments),
+        (METRICS_FILE, without_weights),
+        (PROBES_FILE, |_| ()),
+        (SITTINGS_FILE, |_| ()),
+    ];
+    for (name, thin) in rows {
+        if present(&run.join(name))? {
+            let mut rows = read_rows::<Value>(&run.join(name))?.rows;
+            thin(&mut rows);
+            record::replace_rows(&to.join(name), &rows)?;
         }
     }
-    Ok(runs)
+    let snapshots: [(&str, fn(&mut Vec<Value>)); 2] = [(KERNELS_FILE, last_alone), (SCORES_FILE, |_| ())];
+    for (name, thin) in snapshots {
+        if present(&run.join(name))? {
+            let mut all = read_json::<Vec<Value>>(&run.join(name))?;
+            thin(&mut all);
+            record::write_dense_json(&to.join(name), &all)?;
+        }
+    }
+    Ok(true)
+}
+
+fn without_segments(rows: &mut Vec<Value>) {
+    rows.iter_mut().filter_map(Value::as_object_mut).for_each(|row| _ = row.remove("segment_nll"));
+}
+
+/// Most learned values of an encoding that the last row of a kept log has; more are weights of a network.
+const MOST_VALUES: usize = 64;
+
+fn without_weights(rows: &mut Vec<Value>) {
+    let count = |learned: &Value| {
+        learned.as_object().into_iter().flatten().filter_map(|(_, list)| Some(list.as_array()?.len())).sum::<usize>()
+    };
+    let last = rows.len().saturating_sub(1);
+    for (at, row) in rows.iter_mut().enumerate() {
+        if at < last || count(&row["encoding"]) > MOST_VALUES {
+            row.as_object_mut().map(|row| row.remove("encoding"));
+        }
+    }
+}
+
+fn last_alone(snapshots: &mut Vec<Value>) {
+    snapshots.drain(..snapshots.len().saturating_sub(1));
 }
 
 /// Refuses to write over what is no export of this reproduction: what is exported is less than what it is made of.
@@ -86,16 +129,4 @@ fn real(path: &Path) -> Result<PathBuf> {
     }
     let rest = path.strip_prefix(there).expect("a path begins with those above it");
     Ok(there.canonicalize().map_err(Error::io(there, "look for"))?.join(rest))
-}
-
-/// Most learned values of an encoding that every row of a kept log has; of more, only the last row has any.
-const MOST_VALUES: usize = 64;
-
-fn thinned(log: &Path) -> Result<Vec<MetricsRow>> {
-    let mut rows = record::read_rows::<MetricsRow>(log)?.rows;
-    if let Some((_, before)) = rows.split_last_mut() {
-        let is_large = |row: &&mut MetricsRow| row.encoding.values().map(Vec::len).sum::<usize>() > MOST_VALUES;
-        before.iter_mut().filter(is_large).for_each(|row| row.encoding.clear());
-    }
-    Ok(rows)
 }
