@@ -76,7 +76,7 @@ fn rows_and_sittings_say_what_made_them() {
         assert_eq!(maker[key], sittings[0][key], "{key}");
     }
     assert_eq!((maker.as_object().unwrap().len(), sittings.len()), (about.len(), 1));
-    assert_eq!((&sittings[0]["first_step"], &sittings[0]["micro_batch"]), (&1.into(), &8.into()));
+    assert_eq!((&sittings[0]["first_step"], &sittings[0]["micro_batch"]), (&1.into(), &4.into()));
     let alone = place.command(&["eval", RUN, "--lengths", "32", "--json"]).env("RAYON_NUM_THREADS", "1").output();
     let row = rows(&String::from_utf8(alone.unwrap().stdout).unwrap()).remove(0);
     assert_eq!(row["made_by"]["threads"], 1, "a row says what evaluated it, not what trained the run");
