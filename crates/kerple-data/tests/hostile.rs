@@ -335,3 +335,67 @@ fn damaged_files_are_errors() {
         _ = fs::remove_dir_all(folder.path().join("out"));
     }
 }
+
+/// Every number that a run file or a command line gives, at its limits and beyond.
+#[test]
+fn numbers_have_limits() {
+    const NUMBERS: [u64; 9] = [0, 1, 2, 1 << 16, (1 << 20) + 1, 1 << 31, 1 << 40, i64::MAX as u64, u64::MAX];
+    for name in TaskConfig::names() {
+        let written = serde_json::to_value(TaskConfig::named(name).unwrap()).unwrap();
+        let keys = written.as_object().cloned().unwrap_or_default();
+        for (key, number) in keys.keys().filter(|key| keys[*key].is_number()).flat_map(|key| NUMBERS.map(|n| (key, n)))
+        {
+            let mut changed = keys.clone();
+            changed.insert(key.clone(), number.into());
+            let Ok(task) = serde_json::from_value::<TaskConfig>(changed.into()) else { continue };
+            let clock = std::time::Instant::now();
+            let (found, taken) = most(|| -> kerple_data::Result<()> {
+                let examples = task.open(None)?;
+                let facts = examples.facts();
+                let place = |split| Place { split, seed: 0, index: examples.count(split).unwrap_or(9) - 1 };
+                Split::ALL.into_iter().try_for_each(|split| {
+                    let example = examples.example(place(split), facts.shortest.max(64))?;
+                    assert!(
+                        example.input.iter().all(|token| (*token as usize) < facts.vocab),
+                        "{name}.{key} = {number}"
+                    );
+                    Ok(())
+                })
+            });
+            assert!(
+                taken < 256 << 20 && clock.elapsed().as_secs() < 60,
+                "{name}.{key} = {number}: {} MiB",
+                taken >> 20
+            );
+            if let Err(error) = found {
+                assert!(!error.to_string().is_empty() && !error.hint().is_empty(), "{error:?}");
+            }
+        }
+    }
+}
+
+/// Numbers of a preparation: refused, or of no effect on so little text.
+#[test]
+fn numbers_of_a_preparation_have_limits() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text.jsonl"), json_lines()).unwrap();
+    let inputs = kerple_data::Sources::paths(&[folder.path().join("text.jsonl")]);
+    for number in [0, 1, 1 << 16, 1 << 31, 1 << 40, 1 << 63, u64::MAX] {
+        let plain = || kerple_data::PrepareOptions::new(inputs.clone(), &folder.path().join("out"));
+        for options in [
+            kerple_data::PrepareOptions { byte_budget: Some(number), ..plain() },
+            kerple_data::PrepareOptions { vocab_size: Some(number as usize), ..plain() },
+            kerple_data::PrepareOptions { copies: number, ..plain() },
+            kerple_data::PrepareOptions { copies: number, tokenizer: "remi".to_owned(), ..plain() },
+            kerple_data::PrepareOptions { skip_bad: number, ..plain() },
+            kerple_data::PrepareOptions { tokenizer: format!("bpe:{number}"), ..plain() },
+            kerple_data::PrepareOptions { split: [number as f64, 1.0, 1.0], ..plain() },
+        ] {
+            let (result, taken) = most(|| kerple_data::prepare(&options, &mut |_| {}));
+            assert!(taken < 512 << 20, "{options:?}: {} MiB", taken >> 20);
+            if let Err(error) = result {
+                assert!(!error.to_string().is_empty() && !error.hint().is_empty(), "{error:?}");
+            }
+        }
+    }
+}

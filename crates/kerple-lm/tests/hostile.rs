@@ -14,14 +14,15 @@ use kerple_burn::pass::Pass;
 use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
 use kerple_data::fingerprint;
 use kerple_lm::checkpoint::{self, State};
-use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
+use kerple_lm::config::{DataConfig, REFERENCE, RunConfig, TrainConfig};
+use kerple_lm::corpus::Source;
 use kerple_lm::host::Host;
 use kerple_lm::learner::{self, Learner};
 use kerple_lm::model::Decoder;
 use kerple_lm::plan::{DataFacts, Plan};
 use kerple_lm::run::RunFolder;
 use kerple_lm::task::{Batch, LanguageModel, Task};
-use kerple_lm::train::{Sitting, train};
+use kerple_lm::train::{Batches, Sitting, train};
 use kerple_lm::{Error, Result};
 use kerple_report::record::{EvaluationRow, Journal};
 use kerple_report::{Options, find_runs, write};
@@ -126,6 +127,117 @@ fn run_files_and_assignments() {
         let read = |bytes: &[u8]| as_run_file(REFERENCE.as_bytes(), &[String::from_utf8_lossy(bytes).into_owned()]);
         hunt("assignment", set.as_bytes(), 200, &read);
     }
+}
+
+/// What people write by mistake, and what a file may say to take all there is: nothing, little, and more than any limit.
+const NUMBERS: [u64; 10] = [
+    0,
+    1,
+    2,
+    4095,
+    1 << 16,
+    (1 << 20) + 1,
+    1 << 31,
+    (1 << 40) - 1,
+    1 << 40,
+    i64::MAX as u64, /* TOML has no more */
+];
+
+/// Places of the numbers of a run file, in lists too.
+fn numbers(value: &toml::Value, place: &str, found: &mut Vec<String>) {
+    let below = |key: &str| if place.is_empty() { key.to_owned() } else { format!("{place}/{key}") };
+    match value {
+        toml::Value::Integer(_) | toml::Value::Float(_) => found.push(place.to_owned()),
+        toml::Value::Table(table) => table.iter().for_each(|(key, value)| numbers(value, &below(key), found)),
+        toml::Value::Array(items) => {
+            items.iter().enumerate().for_each(|(at, value)| numbers(value, &below(&at.to_string()), found));
+        }
+        _ => {}
+    }
+}
+
+/// The same file with another number at a place.
+fn with_number(file: &toml::Value, place: &str, number: u64) -> toml::Value {
+    let mut file = file.clone();
+    let mut at = &mut file;
+    for part in place.split('/') {
+        at = match at {
+            toml::Value::Array(items) => &mut items[part.parse::<usize>().unwrap()],
+            table => &mut table[part],
+        };
+    }
+    *at = match at {
+        toml::Value::Float(_) => toml::Value::Float(number as f64),
+        _ => toml::Value::Integer(number.try_into().unwrap()),
+    };
+    file
+}
+
+/// A run file down to its plan, and the examples of a task that needs no files.
+fn as_planned(file: &toml::Value) -> Result<()> {
+    let text = toml::to_string(file).unwrap();
+    let config = RunConfig::parse(&text, "run.toml", &[])?;
+    as_run_file(text.as_bytes(), &[])?;
+    if config.data.task.as_ref().is_some_and(|task| task.open(None).is_ok()) {
+        let config = RunConfig { data: DataConfig { path: PathBuf::new(), ..config.data }, ..config };
+        let source = Source::open(&config.data)?;
+        let plan = Plan::new(&config, source.facts())?;
+        if plan.train_len <= 4096 && plan.train.batch <= 64 {
+            source.batches(&plan)?.batch(0, 0..1)?;
+        }
+    }
+    Ok(())
+}
+
+/// Every number of every run file, one at a time and then some together.
+#[test]
+fn numbers_of_run_files() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+    let shipped = [folder.clone(), folder.join("lra")].map(|folder| fs::read_dir(folder).unwrap());
+    let shipped = shipped.into_iter().flatten().map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+    let mut files: Vec<String> = shipped.map(|path| fs::read_to_string(path).unwrap()).collect();
+    files.extend(run_files());
+    let of = |task: &str| {
+        format!("[data]\ntask = {task}\n[encoding]\nkind = \"rotary\"\n[train]\nbatch = 2\ntrain_len = 64\n")
+    };
+    files.extend([
+        of("{kind=\"passkey\",digits=5,noise=32}"),
+        of("{kind=\"recall\",pairs=4,vocab=128,power=0.01}"),
+        of("{kind=\"listops\",more_than=3,fewer_than=60,depth=10,arguments=10,train=10,valid=10,test=10,seed=0}"),
+        of("{kind=\"pathfinder\",size=32,train=10,valid=10,test=10,seed=0}"),
+        of("{kind=\"lra_retrieval\",train=10,valid=10,test=10,subjects=8,seed=0}"),
+    ]);
+    let mut tried = 0;
+    for file in &files {
+        let file: toml::Value = toml::from_str(file).unwrap();
+        let mut places = Vec::new();
+        numbers(&file, "", &mut places);
+        let read = |file: &toml::Value, what: &str| {
+            let survived = catch_unwind(AssertUnwindSafe(|| check(what, &[], &|_| as_planned(file))));
+            assert!(survived.is_ok(), "{what} in\n{}", toml::to_string(file).unwrap());
+        };
+        for place in &places {
+            for number in NUMBERS {
+                tried += 1;
+                read(&with_number(&file, place, number), &format!("{place} = {number}"));
+            }
+        }
+        let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { 40 };
+        let config = Config { cases, failure_persistence: None, max_shrink_iters: 100, ..Config::default() };
+        let some = prop::collection::vec((0..places.len().max(1), prop::sample::select(NUMBERS.to_vec())), 2..5);
+        let found = TestRunner::new(config).run(&some, |changes| {
+            let changes = changes.into_iter().filter(|(at, _)| *at < places.len());
+            let changed = changes.fold(file.clone(), |file, (at, number)| with_number(&file, &places[at], number));
+            let survived = catch_unwind(AssertUnwindSafe(|| check("numbers", &[], &|_| as_planned(&changed))));
+            prop_assert!(survived.is_ok(), "keep {}", toml::to_string(&changed).unwrap());
+            Ok(())
+        });
+        if let Err(error) = found {
+            panic!("{error}");
+        }
+    }
+    assert!(tried > 1000, "{tried} numbers");
 }
 
 /// A short finished run with evaluations.
