@@ -127,6 +127,10 @@ fn pipes_in_a_run_folder_are_not_waited_for() {
         std::fs::remove_dir_all(place.path("run")).unwrap();
     }
     pipe(&place, "pipe");
-    let (output, message) = ends(&place, &["train", "--config", "pipe", "--out", "run"]);
-    assert!(output.status.code() != Some(0) && message.contains("this is a pipe"), "{message}");
+    place.write("values/other", "");
+    pipe(&place, "values/manifest.json");
+    for arguments in [&["train", "--config", "pipe", "--out", "run"][..], &["golden", "values"]] {
+        let (output, message) = ends(&place, arguments);
+        assert!(output.status.code() != Some(0) && message.contains("this is a pipe"), "{message}");
+    }
 }

@@ -20,7 +20,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use twox_hash::XxHash3_64;
 
 #[global_allocator]
@@ -28,6 +28,9 @@ static ALLOCATOR: Counting = Counting;
 
 /// A page of Parquet may claim to be 2 GiB when decompressed; the memory is reserved and not touched.
 const MOST: usize = 5 << 29;
+
+/// The allocations of one test at a time are counted.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A file that is read, and how.
 struct Target {
@@ -310,6 +313,7 @@ fn try_reading(target: &Target, folder: &Path, bytes: &[u8]) -> bool {
 
 #[test]
 fn damaged_files_are_errors() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
     let folder = surroundings();
     for target in targets(&folder.path().join("corpus")) {
         assert!(try_reading(&target, folder.path(), &target.bytes), "{} is good", target.name);
@@ -339,6 +343,7 @@ fn damaged_files_are_errors() {
 /// Every number that a run file or a command line gives, at its limits and beyond.
 #[test]
 fn numbers_have_limits() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
     const NUMBERS: [u64; 9] = [0, 1, 2, 1 << 16, (1 << 20) + 1, 1 << 31, 1 << 40, i64::MAX as u64, u64::MAX];
     for name in TaskConfig::names() {
         let written = serde_json::to_value(TaskConfig::named(name).unwrap()).unwrap();
@@ -377,6 +382,7 @@ fn numbers_have_limits() {
 /// Numbers of a preparation: refused, or of no effect on so little text.
 #[test]
 fn numbers_of_a_preparation_have_limits() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("text.jsonl"), json_lines()).unwrap();
     let inputs = kerple_data::Sources::paths(&[folder.path().join("text.jsonl")]);

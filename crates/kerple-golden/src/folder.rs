@@ -31,7 +31,7 @@ type Found<T> = std::result::Result<T, String>;
 impl Folder {
     pub fn open(path: &Path) -> Result<Folder> {
         let file = path.join("manifest.json");
-        let text = std::fs::read_to_string(&file).map_err(|source| Error::Io {
+        let text = kerple_files::read_text(&file).map_err(|source| Error::Io {
             path: file.clone(),
             action: "read",
             source,
@@ -66,7 +66,7 @@ impl Folder {
     /// A file beside the manifest; `None`: there is none, and the manifest promises none.
     pub fn beside(&self, file: &str) -> Found<Option<Value>> {
         let path = self.path.join(file);
-        match std::fs::read_to_string(&path) {
+        match kerple_files::read_text(&path) {
             Ok(text) => serde_json::from_str(&text).map(Some).map_err(|error| format!("{}: {error}", path.display())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.promised(file).is_none() => Ok(None),
             Err(error) => Err(format!("{}: {error}", path.display())),
@@ -100,7 +100,7 @@ impl Folder {
         };
         if !self.files.borrow().contains_key(file) {
             let path = self.path.join(file);
-            let data = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            let data = kerple_files::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
             self.files.borrow_mut().insert(file.to_owned(), data.into());
         }
         let data = self.files.borrow()[file].clone();
