@@ -18,8 +18,7 @@ use crate::layers::Layer;
 use crate::model::MOST_STATES;
 use crate::plan::Plan;
 use kerple::attention::linear::{CHUNK, NEAR};
-use kerple::encoding::Form;
-use kerple::encoding::{Geometry, Scope};
+use kerple::encoding::{Entry, Geometry, Scope};
 use kerple::forms::{Code, CodeKind};
 use kerple::kernel::exponentials::Grid;
 use kerple_burn::ops::linear_attention::MOST_HELD;
@@ -67,14 +66,13 @@ fn encoding((layer, layers): (&Layer, usize), geometry: &Geometry, (rows, sides)
     let has_own = parameters.iter().any(|parameter| parameter.scope == Scope::Layer);
     let sets = if has_own || randomized.is_some() { layers } else { 1 };
     let draws = randomized.map_or(0, |_| bytes(&[2, rows.span, layers]));
-    let zeros: Vec<Vec<f64>> = parameters.iter().map(|parameter| vec![0.0; parameter.len()]).collect();
-    let held = match encoding.form(geometry, &zeros, 0..1) {
-        Form::Nothing | Form::Code(_) => 0,
-        Form::Absolute(_) => bytes(&[3, rows.positions, d_model]),
-        Form::Rotary(_) => bytes(&[2, rows.positions, head_dim, sets]),
+    let held = match encoding.entry() {
+        Entry::Nowhere | Entry::Code => 0,
+        Entry::Embeddings => bytes(&[3, rows.positions, d_model]),
+        Entry::Rotation { .. } => bytes(&[2, rows.positions, head_dim, sets]),
         // as decays they end at a few chunks
-        Form::Table(_) | Form::Map(_) if attention.linear().is_some() => bytes(&[4, heads, NEAR, sets]),
-        Form::Table(_) | Form::Map(_) => {
+        Entry::Scores(_) | Entry::Map { .. } if attention.linear().is_some() => bytes(&[4, heads, NEAR, sets]),
+        Entry::Scores(_) | Entry::Map { .. } => {
             let slopes = if rows.training { parameters.len() } else { 0 };
             let kept = bytes(&[2 + 2 * slopes, heads, sides, rows.span, sets]);
             kept.saturating_add(bytes(&[2 * (2 + slopes), heads, sides, randomized.unwrap_or(rows.span)]))
