@@ -25,6 +25,9 @@ use serde::{Deserialize, Serialize};
 pub struct Config {
     /// Share of each head's features that is rotated, in (0, 1].
     pub pct: f64,
+    /// Features that the rates are made for, n, instead of that share; of an odd number, one more is rotated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
     /// Base of the geometric sequence of rates.
     pub base: f64,
     /// Other rates for sequences longer than those of training.
@@ -34,27 +37,30 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Config { pct: 1.0, base: 10_000.0, scaling: None }
+        Config { pct: 1.0, width: None, base: 10_000.0, scaling: None }
     }
 }
 
 impl Config {
-    /// Number of rotated features of a head, even.
-    pub fn rotated(&self, head_dim: usize) -> usize {
+    /// Features of a head that the rates are made for, n; that many are rotated, or one more where it is odd.
+    fn width(&self, head_dim: usize) -> usize {
+        if let Some(width) = self.width {
+            return width;
+        }
         let rotated = if self.pct >= 1.0 { head_dim } else { (head_dim as f64 * self.pct) as usize };
         rotated / 2 * 2
     }
 
     /// The rotation for heads of `head_dim` features, without any scaling.
     pub fn rotary(&self, head_dim: usize, compat: Compat) -> Rotary {
-        let rates = plain_rates(self.base, self.rotated(head_dim));
+        let rates = plain_rates(self.base, self.width(head_dim));
         Config::turning(Scaled { rates, amplitude: 1.0 }, compat)
     }
 
     /// The same in sequences of these lengths.
     fn scaled(&self, head_dim: usize, lengths: Lengths, compat: Compat) -> Rotary {
         match self.scaling {
-            Some(scaling) => Config::turning(scaling.scaled(self.base, self.rotated(head_dim), lengths), compat),
+            Some(scaling) => Config::turning(scaling.scaled(self.base, self.width(head_dim), lengths), compat),
             None => self.rotary(head_dim, compat),
         }
     }
@@ -82,6 +88,10 @@ impl Positional for Config {
     }
 
     fn check_keys(&self) -> Checked {
+        if self.width.is_some() && self.pct != 1.0 {
+            let message = format!("width and pct = {} both say how many features are rotated", self.pct);
+            return Err(Refusal::new("pct", message, "leave one of them out"));
+        }
         if self.pct > 0.0 && self.pct <= 1.0 {
             check_base(self.base)?;
             return self.scaling.map_or(Ok(()), |scaling| scaling.check());
@@ -92,7 +102,14 @@ impl Positional for Config {
 
     fn check(&self, geometry: &Geometry) -> Checked {
         let features = geometry.head_dim;
-        if self.rotated(features) > 0 {
+        if let Some(width) = self.width {
+            if (1..=features).contains(&width) && width.next_multiple_of(2) <= features {
+                return Ok(());
+            }
+            let message = format!("{width} is out of range, a head has {features} features, which turn in pairs");
+            return Err(Refusal::new("width", message, "leave it out to rotate all"));
+        }
+        if self.width(features) > 0 {
             return Ok(());
         }
         if features < 2 {

@@ -77,6 +77,13 @@ pub struct Yarn {
     /// Factor on cosines and sines; by the stretch when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_factor: Option<f64>,
+    /// Whether a ramp in the number of the rate goes between whole numbers.
+    #[serde(skip_serializing_if = "is_true")]
+    pub truncate: bool,
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 /// What YaRN's ramp is linear in.
@@ -114,7 +121,8 @@ impl Default for Dynamic {
 impl Default for Yarn {
     fn default() -> Self {
         let (factor, original_len, attention_factor) = (None, None, None);
-        Yarn { factor, original_len, beta_fast: 32.0, beta_slow: 1.0, ramp: Ramp::default(), attention_factor }
+        let (ramp, truncate) = (Ramp::default(), true);
+        Yarn { factor, original_len, beta_fast: 32.0, beta_slow: 1.0, ramp, attention_factor, truncate }
     }
 }
 
@@ -179,7 +187,7 @@ impl Serialize for Scaling {
 /// Rates, and what cosines and sines are multiplied by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaled {
-    /// Radians per position, `[n / 2]`.
+    /// Radians per position, `[n / 2]`, rounded up.
     pub rates: Vec<f64>,
     /// Factor on both.
     pub amplitude: f64,
@@ -205,9 +213,9 @@ impl Lengths {
     }
 }
 
-/// `base^(-2j/n)`
+/// `base^(-2j/n)`, one for the last feature alone where n is odd.
 pub(super) fn plain_rates(base: f64, rotated: usize) -> Vec<f64> {
-    (0..rotated / 2).map(|j| base.powf(-2.0 * j as f64 / rotated as f64)).collect()
+    (0..rotated.div_ceil(2)).map(|j| base.powf(-2.0 * j as f64 / rotated as f64)).collect()
 }
 
 /// The rates by the base whose slowest rate is that of `base` divided by `stretch`.
@@ -295,7 +303,9 @@ impl Yarn {
         let (rates, most) = (plain_rates(base, rotated), (rotated as f64 - 1.0).max(0.0));
         // the number of the rate that turns this often within the original length
         let number = |turns: f64| rotated as f64 * (original / (TAU * turns)).ln() / (2.0 * base.ln());
-        let (first, last) = (number(self.beta_fast).floor().max(0.0), number(self.beta_slow).ceil().min(most));
+        let (first, last) = (number(self.beta_fast), number(self.beta_slow));
+        let (first, last) = if self.truncate { (first.floor(), last.ceil()) } else { (first, last) };
+        let (first, last) = (first.max(0.0), last.min(most));
         let keep = |(j, rate): (usize, f64)| match self.ramp {
             Ramp::Turns => (original * rate / TAU - self.beta_slow) / (self.beta_fast - self.beta_slow),
             // equal ends make a step
@@ -419,6 +429,11 @@ mod tests {
         assert_eq!((index[8], index[21]), (plain[8], plain[21] / 4.0));
         let keep = 1.0 - 4.0 / 13.0;
         assert!((index[12] - (plain[12] * keep + plain[12] / 4.0 * (1.0 - keep))).abs() < 1e-16);
+        // without whole numbers the ramp begins a little later
+        let ends = [32.0, 1.0].map(|turns: f64| 64.0 * (2048.0 / (TAU * turns)).ln() / (2.0 * 10_000f64.ln()));
+        let keep = 1.0 - (12.0 - ends[0]) / (ends[1] - ends[0]);
+        let exact = rates(json!({"kind": "yarn", "ramp": "index", "truncate": false}));
+        assert!((exact[12] - (plain[12] * keep + plain[12] / 4.0 * (1.0 - keep))).abs() < 1e-16 && exact != index);
         assert_eq!(read(json!({"kind": "yarn", "attention_factor": 2})).scaled(1e4, 64, LENGTHS).amplitude, 2.0);
     }
 }

@@ -377,6 +377,8 @@ fn every_key_changes_what_is_handed_over() {
     for (kind, key) in [
         ("rotary", "\"pct\":0.5"),
         ("rotary", "\"base\":500"),
+        ("rotary", "\"width\":3"),
+        ("alibi", "\"bias_max\":16"),
         ("rotary", "\"scaling\":\"linear\""),
         ("rotary", "\"scaling\":\"yarn\""),
         ("rotary", "\"randomized\":64"),
