@@ -159,7 +159,7 @@ macro_rules! arities {
                     };
                     <Dispatch as FusedBackend>::$name($($input,)+ op)
                 })+
-                count => panic!("an operation takes 1 to 11 tensors, got {count}"),
+                count => panic!("an operation takes 1 to 16 tensors, got {count}"),
             }
         }
     };
@@ -177,6 +177,11 @@ arities! {
     fused9 9: a b c d e f g h i;
     fused10 10: a b c d e f g h i j;
     fused11 11: a b c d e f g h i j k;
+    fused12 12: a b c d e f g h i j k l;
+    fused13 13: a b c d e f g h i j k l m;
+    fused14 14: a b c d e f g h i j k l m n;
+    fused15 15: a b c d e f g h i j k l m n o;
+    fused16 16: a b c d e f g h i j k l m n o p;
 }
 
 /// A tensor of any rank, on its way into an operation.
@@ -257,7 +262,7 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Runs `op` on 1 to 10 float tensors of the flex backend; the result takes part in autodiff when an input does.
+/// Runs `op` on 1 to 16 float tensors of the flex backend; the result takes part in autodiff when an input does.
 ///
 /// # Panics
 /// When an input lives on another backend, or the inputs' types differ.

@@ -37,6 +37,11 @@ impl<R> Init<'_, R> {
         self.tensor(vec![0.0; width], [width])
     }
 
+    /// As many times this number.
+    fn filled(&self, value: f64, width: usize) -> Param<Tensor<1>> {
+        self.tensor(vec![value; width], [width])
+    }
+
     fn tensor<const D: usize>(&self, values: Vec<f64>, shape: [usize; D]) -> Param<Tensor<D>> {
         Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), (self.device, self.dtype)))
     }

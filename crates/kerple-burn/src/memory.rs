@@ -1,11 +1,11 @@
 //! What a layer remembers of the positions it has seen, so that new ones are added without computing the old ones again.
 //!
-//! Softmax attention remembers keys and values, which grow with the positions. Linear attention remembers sums over them, of a
+//! Softmax attention remembers keys and values, which grow with the positions, but for those that a window has passed. Linear attention remembers sums over them, of a
 //! fixed size: [`Recurrent`].
 
-use crate::forms::Positions;
+use crate::forms::{Positions, Scores};
 use crate::fused::Engine;
-use crate::ops::attention::{self, ScoreInputs};
+use crate::ops::attention::{self, ScoreInputs, Scoring};
 use crate::ops::attention_layer::Heads;
 use crate::ops::linear_attention::{self, Behind, Linear, Maps, Piece};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -45,16 +45,16 @@ impl Memory {
         }
     }
 
-    /// Positions held.
+    /// Positions seen.
     pub fn len(&self) -> usize {
         match self {
-            Memory::Rows(rows) => rows.len,
+            Memory::Rows(rows) => rows.seen,
             Memory::Tensors(held) => held.rows.as_ref().map_or(0, |[keys, _]| keys.dims()[2]),
             Memory::Recurrent(recurrent) => recurrent.len,
         }
     }
 
-    /// Whether no position is held yet.
+    /// Whether no position was seen yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -87,9 +87,9 @@ impl Memory {
     ///
     /// # Panics
     /// When a tensor is of another type, device or number of sequences than what is held.
-    pub fn attend(&mut self, qkv: Tensor<3>, heads: Heads, scale: f64, positions: &Positions) -> Tensor<3> {
+    pub fn attend(&mut self, qkv: Tensor<3>, heads: Heads, scoring: &Scoring, positions: &Positions) -> Tensor<3> {
         match self {
-            Memory::Rows(rows) => rows.attend(qkv, heads, scale, positions),
+            Memory::Rows(rows) => rows.attend(qkv, heads, scoring, positions),
             Memory::Recurrent(recurrent) => recurrent.attend(qkv, heads, positions),
             Memory::Tensors(held) => {
                 let [batch, len, _] = qkv.dims();
@@ -101,7 +101,7 @@ impl Memory {
                 };
                 held.rows = Some([k.clone(), v.clone()]);
                 let a = match &held.linear {
-                    None => attention::composed(q, k, v, scale, positions),
+                    None => attention::composed(q, k, v, scoring, positions),
                     Some(linear) => linear_attention::composed([q, k, v], linear, positions),
                 };
                 a.swap_dims(1, 2).reshape([batch, len, heads.inner()])
@@ -201,6 +201,9 @@ impl Recurrent {
 pub struct Rows {
     batch: usize,
     heads: Heads,
+    /// Positions seen.
+    seen: usize,
+    /// Positions held, the last of those.
     len: usize,
     capacity: usize,
     keys: Vec<f32>,
@@ -212,10 +215,15 @@ const FIRST_CAPACITY: usize = 256;
 impl Rows {
     /// Nothing yet.
     pub fn new(batch: usize, heads: Heads) -> Rows {
-        Rows { batch, heads, len: 0, capacity: 0, keys: Vec::new(), values: Vec::new() }
+        Rows { batch, heads, seen: 0, len: 0, capacity: 0, keys: Vec::new(), values: Vec::new() }
     }
 
-    fn attend(&mut self, qkv: Tensor<3>, heads: Heads, scale: f64, positions: &Positions) -> Tensor<3> {
+    /// Positions whose keys and values are held.
+    pub fn held(&self) -> usize {
+        self.len
+    }
+
+    fn attend(&mut self, qkv: Tensor<3>, heads: Heads, scoring: &Scoring, positions: &Positions) -> Tensor<3> {
         let ([batch, len, _], device) = (qkv.dims(), qkv.device());
         let qkv = match heads.query_bias(positions) {
             Some(bias) => qkv + bias.unsqueeze::<3>(),
@@ -225,10 +233,14 @@ impl Rows {
         if let Some(rotary) = &positions.rotary {
             heads.rotate(&mut rows, rotary, len, Turn::Forward);
         }
+        // maps count positions from the first key on
+        if let (Some(window), Scores::Plain | Scores::Table { .. }) = (positions.sight.window(), &positions.scores) {
+            self.forget_but(window.saturating_sub(1));
+        }
         self.push(&rows, len);
         let Heads { heads: query_heads, kv_heads, head_dim } = heads;
         let dims = Dims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
-        let (scores, inputs) = ScoreInputs::outside_autodiff(positions, positions.extent(self.len, scale));
+        let (scores, inputs) = ScoreInputs::outside_autodiff(positions, scoring, self.seen);
         let ([start, ..], packed) = heads.layout(len);
         let head = self.capacity * head_dim;
         let held = Strides { batch: kv_heads * head, head, row: head_dim };
@@ -238,7 +250,7 @@ impl Rows {
         let view = |data, strides| View { data, strides };
         let (q, k, v) = (view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held));
         let to = ViewMut::new(&mut out, merged);
-        scores.with_problem::<f32, _>(dims, scale, &inputs, |problem| {
+        scores.with_problem::<f32, _>(dims, &inputs, |problem| {
             kerple::attention::forward(problem, q, k, v, to, &mut lse);
         });
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
@@ -261,6 +273,21 @@ impl Rows {
             }
         }
         self.len += len;
+        self.seen += len;
+    }
+
+    /// Lets go of all but the last `count` positions, once others take more room than those.
+    fn forget_but(&mut self, count: usize) {
+        if self.len <= 2 * count.max(FIRST_CAPACITY) {
+            return;
+        }
+        let Heads { kv_heads, head_dim: d, .. } = self.heads;
+        for rows in [&mut self.keys, &mut self.values] {
+            for head in rows.chunks_exact_mut(self.capacity * d).take(self.batch * kv_heads) {
+                head.copy_within((self.len - count) * d..self.len * d, 0);
+            }
+        }
+        self.len = count;
     }
 
     fn reserve(&mut self, len: usize) {
@@ -285,6 +312,25 @@ impl Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_window_has_passed_is_let_go_of() {
+        let heads = Heads { heads: 2, kv_heads: 1, head_dim: 3 };
+        let mut rows = Rows::new(2, heads);
+        let width = heads.packed();
+        let packed = |position: usize| -> Vec<f32> { (0..2 * width).map(|i| (1000 * position + i) as f32).collect() };
+        for position in 0..2000 {
+            rows.forget_but(7);
+            rows.push(&packed(position), 1);
+            assert!(rows.held() <= 2 * FIRST_CAPACITY + 1 && rows.held() >= 7.min(position));
+        }
+        assert!((rows.seen, rows.capacity) == (2000, 1024));
+        let ([_, key, _], strides) = heads.layout(1);
+        for (sequence, back) in [(0, 0), (1, 6), (0, rows.held() - 1)] {
+            let at = (sequence * rows.capacity + rows.held() - 1 - back) * 3;
+            assert_eq!(rows.keys[at..at + 3], packed(1999 - back)[sequence * strides.batch + key..][..3]);
+        }
+    }
 
     #[test]
     fn growing_keeps_every_row() {

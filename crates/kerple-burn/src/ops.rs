@@ -16,6 +16,7 @@ pub mod linear_attention;
 pub mod loss;
 mod maps;
 pub mod norm;
+pub mod prepare;
 
 pub use linear::Linear;
 pub use norm::Norm;

@@ -16,6 +16,9 @@ use serde::{Deserialize, Serialize};
 /// | the first Transformer | `residual = "post"`, `activation = "relu"`, `scaled_embedding`, `dropout` |
 /// | SPE's music | the same with `embedding_dropout = "before"`, `hidden_dropout`, `head_bias`, `init = "small_normal"` |
 /// | LLaMA | `norm = "rms"`, `norm_eps`, no biases, `gated`, `activation = "silu"`, `kv_heads` |
+/// | Qwen3 | the same with `qk_norm` |
+/// | Gemma 2 | the same with `soft_cap = 50` |
+/// | gpt-oss | the same with `sink = "learned"` |
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BlockPlan {
@@ -45,6 +48,20 @@ pub struct BlockPlan {
     pub score_scale: Option<f64>,
     /// Whether layer `i`, from 0, divides that factor by `i + 1`.
     pub scale_by_layer: bool,
+    /// Whether the features of each query and key head are divided by their root mean square and multiplied by learned scales,
+    /// before they are rotated.
+    #[serde(skip_serializing_if = "is_false")]
+    pub qk_norm: bool,
+    /// Scores are multiplied by `s ln(n)`, where a query sees `n` keys, with a learned `s` of each head that starts here:
+    /// scalable softmax. `1 / ln(training length)` starts where scores are as without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ssmax: Option<f64>,
+    /// What stands beside the keys in the softmax.
+    #[serde(skip_serializing_if = "SinkKind::is_default")]
+    pub sink: SinkKind,
+    /// Scaled scores are bent to `soft_cap tanh(s / soft_cap)`, before a bias is added.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub soft_cap: Option<f64>,
     /// Queries, keys and values are cut to `-clamp_qkv ..= clamp_qkv`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clamp_qkv: Option<f64>,
@@ -96,6 +113,10 @@ impl Default for BlockPlan {
             gated: false,
             score_scale: None,
             scale_by_layer: false,
+            qk_norm: false,
+            ssmax: None,
+            sink: SinkKind::None,
+            soft_cap: None,
             clamp_qkv: None,
             tied_head: false,
             head_bias: false,
@@ -113,6 +134,25 @@ impl BlockPlan {
     /// Whether nothing differs from the default; such a plan is not written down.
     pub fn is_default(&self) -> bool {
         *self == BlockPlan::default()
+    }
+}
+
+/// A logit of each head that stands beside those of the keys and has no value, so that a query need not look at any key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SinkKind {
+    /// There is none.
+    #[default]
+    None,
+    /// It is 0: the softmax divides by its sum plus 1.
+    One,
+    /// A learned one a head, starting at 0.
+    Learned,
+}
+
+impl SinkKind {
+    fn is_default(&self) -> bool {
+        *self == SinkKind::default()
     }
 }
 
@@ -351,6 +391,9 @@ impl Sizes {
         let out = heads.inner() * m + bias(plan.out_bias, m);
         let inward = (m * f + bias(plan.mlp_bias, f)) * if plan.gated { 2 } else { 1 };
         let down = f * m + bias(plan.mlp_bias, m);
-        2 * plan.norm.vectors() * m + attention + out + inward + down
+        let of_heads = bias(plan.qk_norm, 2 * heads.head_dim)
+            + bias(plan.ssmax.is_some(), heads.heads)
+            + bias(plan.sink == SinkKind::Learned, heads.heads);
+        2 * plan.norm.vectors() * m + attention + of_heads + out + inward + down
     }
 }

@@ -14,7 +14,7 @@ use kerple_burn::layers::Attention;
 use kerple_burn::ops::Residual;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::parameters;
-use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind, Sizes};
+use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind, SinkKind, Sizes};
 use kerple_burn::positions::PositionalEncoding;
 
 /// A block and an encoding, so that the tables' gradients reach its parameters.
@@ -53,7 +53,8 @@ fn check(plan: &BlockPlan, kind: &str, layer: usize, seed: u64) {
     let fused = run(&both, &x, &up, |both, x| both.forward(x, Engine::Fused));
     let composed = run(&both, &x, &up, |both, x| both.forward(x, Engine::Composed));
     assert_close(&fused, &composed, &what);
-    let kinked = plan.clamp_qkv.is_some() || matches!(plan.activation, Activation::Relu | Activation::Relu2);
+    let kinked =
+        plan.clamp_qkv.is_some() || kind == "dape" || matches!(plan.activation, Activation::Relu | Activation::Relu2);
     let step = if kinked { 1e-5 } else { 1e-4 };
     assert_slopes(&both, &x, &up, |both, x| both.forward(x, Engine::Fused), &fused, step, &what);
     let values: usize =
@@ -94,6 +95,20 @@ fn products_of_choices_equal_their_definition() {
     }
 }
 
+/// Whatever becomes of queries, keys and scores.
+fn softened(plan: &BlockPlan) -> BlockPlan {
+    let (ssmax, sink, soft_cap) = (Some(0.4), SinkKind::Learned, Some(0.7));
+    BlockPlan { qk_norm: true, ssmax, sink, soft_cap, ..plan.clone() }
+}
+
+#[test]
+fn maps_take_what_becomes_of_queries_and_scores() {
+    let kinds = ["fire", "dape", "transformer_xl", "shaw", "cope", "xpos"];
+    for (seed, kind) in kinds.into_iter().enumerate() {
+        check(&BlockPlan { ssmax: None, ..softened(&BlockPlan::default()) }, kind, 0, seed as u64 + 200);
+    }
+}
+
 #[test]
 fn single_choices_equal_their_definition() {
     let default = BlockPlan::default();
@@ -104,6 +119,15 @@ fn single_choices_equal_their_definition() {
         BlockPlan { norm_eps: 0.3, ..default.clone() },
         BlockPlan { score_scale: Some(1.0), ..default.clone() },
         BlockPlan { scale_by_layer: true, ..default.clone() },
+        BlockPlan { qk_norm: true, ..default.clone() },
+        BlockPlan { qk_norm: true, norm_eps: 0.3, kv_heads: Some(2), ..default.clone() },
+        BlockPlan { ssmax: Some(0.4), ..default.clone() },
+        BlockPlan { ssmax: Some(0.4), qk_norm: true, kv_heads: Some(1), ..default.clone() },
+        BlockPlan { sink: SinkKind::Learned, ..default.clone() },
+        BlockPlan { sink: SinkKind::One, kv_heads: Some(2), ..default.clone() },
+        BlockPlan { soft_cap: Some(0.3), ..default.clone() },
+        BlockPlan { clamp_qkv: Some(0.4), qk_norm: true, ..softened(&default) },
+        softened(&default),
         BlockPlan { clamp_qkv: Some(0.4), ..default.clone() },
         BlockPlan { clamp_qkv: Some(0.4), kv_heads: Some(2), residual: ResidualKind::Normed, ..default.clone() },
         BlockPlan { activation: Activation::Relu, ..default.clone() },
@@ -119,7 +143,7 @@ fn single_choices_equal_their_definition() {
     .into_iter()
     .enumerate()
     {
-        check(&plan, ["kerple_log", "rotary"][seed % 2], 2, seed as u64 + 100);
+        check(&plan, ["kerple_log", "rotary"][seed / 2 % 2], 2, seed as u64 + 100);
     }
 }
 
@@ -142,6 +166,8 @@ fn every_choice_matters() {
         BlockPlan { score_scale: Some(1.0), ..plain.clone() },
         BlockPlan { scale_by_layer: true, ..plain.clone() },
         BlockPlan { clamp_qkv: Some(0.1), ..plain.clone() },
+        BlockPlan { sink: SinkKind::One, ..plain.clone() },
+        BlockPlan { soft_cap: Some(0.1), ..plain.clone() },
         BlockPlan { dropout: 0.4, ..plain.clone() },
     ] {
         assert_ne!(out(&changed, 1), out(&plain, 1), "{changed:?}");
@@ -162,6 +188,7 @@ fn both_directions_equal_their_definition() {
         BlockPlan::default(),
         BlockPlan { kv_heads: Some(2), residual: ResidualKind::Parallel, ..BlockPlan::default() },
         BlockPlan { clamp_qkv: Some(0.9), ..BlockPlan::default() },
+        softened(&BlockPlan::default()),
     ];
     let kinds = ["kerple_bias_weight", "rotary", "none", "alibi", "t5_encoder"];
     for (seed, (plan, kind)) in plans.iter().flat_map(|plan| kinds.map(|kind| (plan, kind))).enumerate() {

@@ -100,6 +100,8 @@ impl Task {
         let problem = Problem {
             dims: self.dims,
             scale: T::from_f64((self.dims.head_dim as f64).sqrt().recip()),
+            cap: None,
+            sinks: None,
             sight: Sight::Causal { window: self.encoding.window },
             lengths: None,
             scores: match &map {
@@ -125,6 +127,7 @@ impl Task {
             d_bias: d_bias.as_deref_mut(),
             d_weight: d_weight.as_deref_mut(),
             d_map: d_map.as_deref_mut(),
+            d_sinks: None,
         };
         let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
         let saved = Saved { q: view(&q), k: view(&k), v: view(&v), out: view(&out), lse: &lse, d_out: view(&d_out) };

@@ -103,6 +103,9 @@ pub struct ModelConfig {
     pub d_hidden: Option<usize>,
     /// The vocabulary is padded to a multiple of this; padded logits take part in the softmax.
     pub pad_vocab_to: Option<usize>,
+    /// Rows of the embedding, instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocab_rows: Option<usize>,
     /// What a classifier's answer is read off.
     #[serde(skip_serializing_if = "Readout::is_default")]
     pub readout: Readout,

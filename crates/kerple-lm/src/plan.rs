@@ -165,6 +165,10 @@ impl Plan {
         let task = config.data.task.as_ref();
         // tokens of tasks are few, and matrices of texts are wide
         let pad = config.model.pad_vocab_to.unwrap_or(if task.is_some() { 1 } else { 128 });
+        let (rows, tokens) = (config.model.vocab_rows, facts.vocab_size as f64);
+        let hint = "leave it out, or give the embedding a row for every token, and no pad_vocab_to";
+        let most = if config.model.pad_vocab_to.is_some() { tokens } else { (1u64 << 28) as f64 };
+        check("model.vocab_rows", rows.map_or(tokens, |rows| rows as f64), tokens..=most, hint)?;
         let model_hint = "leave it out to take the preset's";
         for (key, value) in [
             ("model.n_layers", n_layers),
@@ -184,7 +188,7 @@ impl Plan {
             head_dim,
             d_model,
             d_hidden: config.model.d_hidden.unwrap_or(4 * d_model),
-            vocab_size: facts.vocab_size.next_multiple_of(pad),
+            vocab_size: rows.unwrap_or(facts.vocab_size.next_multiple_of(pad)),
             readout: config.model.readout,
             block: config.model.block.clone(),
             layers: layers::resolve(&config.model, n_layers)?,

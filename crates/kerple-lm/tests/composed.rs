@@ -8,7 +8,7 @@ use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::ops::loss::Targets;
 use kerple_burn::parameters;
-use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind};
+use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind, SinkKind};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::learner::{Learner, Settings, Update};
 use kerple_lm::model::{Decoder, Tokens};
@@ -78,6 +78,7 @@ fn other_blocks_train_composed_as_fused() {
     let default = BlockPlan::default();
     for block in [
         BlockPlan { residual: ResidualKind::Parallel, tied_head: true, ..default.clone() },
+        BlockPlan { qk_norm: true, ssmax: Some(0.4), sink: SinkKind::Learned, soft_cap: Some(2.0), ..default.clone() },
         BlockPlan { embedding_norm: true, clamp_qkv: Some(0.05), head_bias: true, ..default.clone() },
         BlockPlan {
             norm: NormKind::Rms,

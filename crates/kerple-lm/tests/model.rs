@@ -6,7 +6,7 @@ use common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
 use kerple::encoding::{Encoding, METHODS, Method, Scope};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
-use kerple_burn::plan::{BlockPlan, EmbeddingDropout, NormKind, ResidualKind};
+use kerple_burn::plan::{BlockPlan, EmbeddingDropout, NormKind, ResidualKind, SinkKind};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::pass::Pass;
@@ -173,6 +173,8 @@ fn families() -> Vec<BlockPlan> {
         BlockPlan { activation: Activation::GeluTanh, tied_head: true, head_bias: true, ..default.clone() },
         BlockPlan { embedding_norm: true, residual: ResidualKind::Normed, tied_head: true, ..default },
         BlockPlan { norm: NormKind::LayerWithoutShift, clamp_qkv: Some(0.01), tied_head: true, ..bare.clone() },
+        BlockPlan { qk_norm: true, sink: SinkKind::Learned, kv_heads: Some(1), ..bare.clone() },
+        BlockPlan { ssmax: Some(0.4), sink: SinkKind::One, soft_cap: Some(0.02), qk_norm: true, ..bare.clone() },
         BlockPlan { norm: NormKind::Rms, gated: true, kv_heads: Some(1), activation: Activation::Silu, ..bare },
     ]
 }

@@ -28,6 +28,7 @@ macro_rules! run {
             d_bias: Some(&mut d_bias),
             d_weight: None,
             d_map: None,
+            d_sinks: None,
         };
         let saved = Saved { q, k, v, out: View { data: &out, strides }, lse: &lse, d_out };
         $engine::backward(&$problem, saved, gradients);

@@ -16,11 +16,13 @@
 //!
 //! [`linear`] is another attention: features instead of a softmax, in time linear in the length.
 
+mod cap;
 pub mod linear;
 pub mod measure;
 pub mod naive;
 mod problem;
 pub mod row_block;
+mod sinks;
 #[cfg(test)]
 mod tests;
 pub mod tiled;

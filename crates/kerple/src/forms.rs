@@ -47,6 +47,11 @@ impl Sight {
             && self.window().is_none_or(|window| distance.unsigned_abs() < window)
     }
 
+    /// How many of `keys` keys a query at this position sees.
+    pub fn count(self, position: isize, keys: usize) -> usize {
+        visible_keys(self, position, keys).len()
+    }
+
     /// The distances it needs of a table.
     pub fn sides(self) -> Sides {
         match self {

@@ -11,6 +11,7 @@ pub mod adam;
 pub mod cross_entropy;
 pub mod embedding;
 pub mod gemm;
+pub mod heads;
 pub mod layer_norm;
 pub mod linear;
 pub mod mlp;

@@ -4,11 +4,12 @@ use super::{Init, Linear, Norm};
 use crate::forms::Positions;
 use crate::fused::Engine;
 use crate::memory::Memory;
-use crate::ops::attention::{self, Seen, default_scale};
+use crate::ops::attention::{self, Scoring, Seen, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer, Heads};
+use crate::ops::prepare::{self, Prepare};
 use crate::ops::{Residual, linear, linear_attention, norm};
-use crate::plan::{BlockPlan, ResidualKind, Sizes};
-use burn::module::Module;
+use crate::plan::{BlockPlan, ResidualKind, SinkKind, Sizes};
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use rand::Rng;
 
@@ -21,9 +22,22 @@ pub struct Attention {
     pub qkv: Linear,
     /// Output projection, `[H D, M]`.
     pub out: Linear,
+    /// Scales of the norms of queries and of keys, `[D]` each, start at 1; where the plan has them.
+    pub q_norm: Option<Param<Tensor<1>>>,
+    /// See `q_norm`.
+    pub k_norm: Option<Param<Tensor<1>>>,
+    /// By how much scores grow with the logarithm of the keys in sight, `[H]`, where the plan has them grow.
+    pub growth: Option<Param<Tensor<1>>>,
+    /// Logits beside those of the keys, `[H]`, start at 0; where they are learned.
+    pub sinks: Option<Param<Tensor<1>>>,
     #[module(skip)]
     heads: Heads,
     scale: f64,
+    norm_epsilon: f64,
+    #[module(skip)]
+    cap: Option<f64>,
+    #[module(skip)]
+    sink: SinkKind,
     #[module(skip)]
     clamp: Option<f64>,
     #[module(skip)]
@@ -40,8 +54,15 @@ impl Attention {
             norm: (layer > 0 || plan.residual != ResidualKind::Post).then(|| Norm::new(plan, sizes.d_model, init)),
             qkv: Linear::packed([sizes.d_model, heads.packed()], heads.inner(), plan.qkv_bias, init.std, init),
             out: Linear::new([heads.inner(), sizes.d_model], plan.out_bias, init.std_out, init),
+            q_norm: plan.qk_norm.then(|| init.filled(1.0, heads.head_dim)),
+            k_norm: plan.qk_norm.then(|| init.filled(1.0, heads.head_dim)),
+            growth: plan.ssmax.map(|start| init.filled(start, heads.heads)),
+            sinks: (plan.sink == SinkKind::Learned).then(|| init.zeros(heads.heads)),
             heads,
             scale: scale / divisor,
+            norm_epsilon: plan.norm_eps,
+            cap: plan.soft_cap,
+            sink: plan.sink,
             clamp: plan.clamp_qkv,
             linear: plan.attention.linear().map(|plan| linear_attention::Linear { plan: plan.clone(), layer }),
         }
@@ -64,11 +85,30 @@ impl Attention {
             qkv: self.qkv.tensors(),
             out: self.out.tensors(),
             heads: self.heads,
-            scale: self.scale,
+            prepare: self.prepare(),
+            scoring: self.scoring(),
             clamp: self.clamp,
             linear: self.linear.clone(),
             residual,
         }
+    }
+
+    fn prepare(&self) -> Prepare {
+        let norms = self.q_norm.as_ref().zip(self.k_norm.as_ref()).map(|(q, k)| [q.val(), k.val()]);
+        Prepare { norms, epsilon: self.norm_epsilon, slopes: self.growth.as_ref().map(Param::val) }
+    }
+
+    fn scoring(&self) -> Scoring {
+        let one = || {
+            let weight = self.qkv.weight.val();
+            Tensor::zeros([self.heads.heads], (&weight.device(), weight.dtype()))
+        };
+        let sinks = match self.sink {
+            SinkKind::None => None,
+            SinkKind::One => Some(one()),
+            SinkKind::Learned => self.sinks.as_ref().map(Param::val),
+        };
+        Scoring { scale: self.scale, cap: self.cap, sinks }
     }
 
     /// `[B, L, M]` to `[B, L, M]`.
@@ -76,14 +116,15 @@ impl Attention {
         attention_layer::attention_layer(x, self.tensors(residual), positions, engine)
     }
 
-    /// The input `[B, L, M]` after the norm, and its packed projection; composed.
-    fn projected(&self, x: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+    /// The input `[B, L, M]` after the norm, and its packed projection, ready to be rotated, of the last of `keys` positions;
+    /// composed.
+    fn projected(&self, x: Tensor<3>, positions: &Positions, keys: usize) -> (Tensor<3>, Tensor<3>) {
         let normed = match &self.norm {
             Some(norm) => norm::composed(x, norm.tensors()),
             None => x,
         };
         let qkv = attention_layer::clamped(linear::composed(normed.clone(), self.qkv.tensors()), self.clamp);
-        (normed, qkv)
+        (normed, prepare::composed(qkv, &self.prepare(), self.heads, positions, keys))
     }
 
     /// The weight of every key for every query, `[B, H, L, L]`, by the definition: for pictures and measures of short sequences.
@@ -92,9 +133,9 @@ impl Attention {
     /// When there are fewer key heads than query heads and attention is linear: plans of such models are refused.
     pub fn weights(&self, x: Tensor<3>, positions: &Positions) -> Tensor<4> {
         let [batch, len, _] = x.dims();
-        let [q, k, v] = self.heads.unpack(self.projected(x).1);
+        let [q, k, v] = self.heads.unpack(self.projected(x, positions, len).1);
         let (q, k) = (attention::rotate(q, positions), attention::rotate(k, positions));
-        let Some(linear) = &self.linear else { return attention::weights(q, k, self.scale, positions) };
+        let Some(linear) = &self.linear else { return attention::weights(q, k, &self.scoring(), positions) };
         // of values that each stand for a key, attention makes its weights
         let each = Tensor::<2>::eye(len, &v.device()).cast(v.dtype());
         let each = each.unsqueeze::<4>().expand([batch, self.heads.kv_heads, len, len]);
@@ -103,16 +144,16 @@ impl Attention {
 
     /// Scores of the last of `[B, L, M]` positions, `[B, H, 1, L]`; of softmax attention.
     pub fn last_scores(&self, x: Tensor<3>, positions: &Positions) -> Seen {
-        let last = x.dims()[1] - 1;
-        let [q, k, _] = self.heads.unpack(self.projected(x).1);
+        let len = x.dims()[1];
+        let [q, k, _] = self.heads.unpack(self.projected(x, positions, len).1);
         let (q, k) = (attention::rotate(q, positions), attention::rotate(k, positions));
-        attention::seen(q.narrow(2, last, 1), k, self.scale, positions)
+        attention::seen(q.narrow(2, len - 1, 1), k, &self.scoring(), positions)
     }
 
     /// New positions `[B, L, M]` behind those that `memory` holds; it then holds them too. For inference.
     pub fn extend(&self, x: Tensor<3>, residual: Residual, positions: &Positions, memory: &mut Memory) -> Tensor<3> {
-        let (normed, qkv) = self.projected(x.clone());
-        let a = memory.attend(qkv, self.heads, self.scale, positions);
+        let (normed, qkv) = self.projected(x.clone(), positions, memory.len() + x.dims()[1]);
+        let a = memory.attend(qkv, self.heads, &self.scoring(), positions);
         let base = match residual {
             Residual::Input => x,
             Residual::Normed => normed,

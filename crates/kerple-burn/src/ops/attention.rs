@@ -19,24 +19,42 @@ pub fn default_scale(head_dim: usize) -> f64 {
     (head_dim as f64).sqrt().recip()
 }
 
+/// What a layer does to scores beside what positions do.
+#[derive(Clone, Debug)]
+pub struct Scoring {
+    /// Factor on `q.k`.
+    pub scale: f64,
+    /// Scaled scores are bent to `cap tanh(s / cap)` before anything else becomes of them.
+    pub cap: Option<f64>,
+    /// A logit of each head that stands beside those of the keys and has no value, `[H]`.
+    pub sinks: Option<Tensor<1>>,
+}
+
+impl From<f64> for Scoring {
+    fn from(scale: f64) -> Scoring {
+        Scoring { scale, cap: None, sinks: None }
+    }
+}
+
 /// Attention of `[B, H, Q, D]` queries over `[B, G, K, D]` keys and values; G divides H, and the last query is at the last
 /// key's position. Rotations are not part of it, see [`rotated`]; what a method adds to queries is.
 pub fn attention(
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
-    scale: f64,
+    scoring: impl Into<Scoring>,
     positions: &Positions,
     engine: Engine,
 ) -> Tensor<4> {
+    let scoring = scoring.into();
     if !engine.is_fused_on(&q) {
-        return composed(q, k, v, scale, positions);
+        return composed(q, k, v, &scoring, positions);
     }
     let (q, keys) = (shifted(q, positions), k.dims()[2]);
     let mut inputs = Inputs::default();
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
-    let scores = ScoreInputs::add(positions, positions.extent(keys, scale), &mut inputs);
-    inputs.apply(Core { own, scores, scale })
+    let scores = ScoreInputs::add(positions, scoring, keys, &mut inputs);
+    inputs.apply(Core { own, scores })
 }
 
 /// [`attention()`] after the rotation of queries and keys, which are at the same positions; all `[B, H, L, D]`.
@@ -44,11 +62,11 @@ pub fn rotated(
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
-    scale: f64,
+    scoring: impl Into<Scoring>,
     positions: &Positions,
     engine: Engine,
 ) -> Tensor<4> {
-    attention(rotate(q, positions), rotate(k, positions), v, scale, positions, engine)
+    attention(rotate(q, positions), rotate(k, positions), v, scoring, positions, engine)
 }
 
 /// Spreads a table over distances into `[H, Q, K]`. Entries that the sight hides take some entry of the table.
@@ -93,7 +111,7 @@ fn shifted(q: Tensor<4>, positions: &Positions) -> Tensor<4> {
 
 /// Scores of queries on their way to the softmax, `[B, H, Q, K]` each; any numbers where a query does not see.
 pub struct Seen {
-    /// Scaled products of queries and keys.
+    /// Scaled products of queries and keys, bent where they have a cap.
     pub scores: Tensor<4>,
     /// The bias by distance, where there is one; of one sequence.
     pub bias: Option<Tensor<4>>,
@@ -106,7 +124,7 @@ pub struct Seen {
 }
 
 /// Scores of `[B, H, Q, D]` queries, whose last one is at the last key's position; composed.
-pub fn seen(q: Tensor<4>, k: Tensor<4>, scale: f64, positions: &Positions) -> Seen {
+pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positions) -> Seen {
     let ([_, heads, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
     let q = shifted(q, positions);
     let (size, device) = ([queries, keys], q.device());
@@ -119,7 +137,10 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scale: f64, positions: &Positions) -> Se
         None => q.clone().matmul(k.swap_dims(2, 3)),
         Some(rates) => damped(q.clone(), k, rates, &distances),
     };
-    let scores = products * scale;
+    let scores = match scoring.cap {
+        None => products * scoring.scale,
+        Some(cap) => (products * (scoring.scale / cap)).tanh() * cap,
+    };
     let spread = |table: &Tensor<2>| spread(table.clone(), positions.sight, &distances, size).unsqueeze::<4>();
     let [bias, weight] = positions.scores.tables().map(|table| table.map(spread));
     let hidden = hidden(positions, &distances, size, &device);
@@ -131,7 +152,7 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scale: f64, positions: &Positions) -> Se
         }
         Scores::Map { map, own, .. } => {
             let (own, lengths) = (own.as_ref(), positions.lengths.as_deref());
-            let (sight, extent) = (positions.sight, positions.extent(keys, scale));
+            let (sight, extent) = (positions.sight, positions.extent(keys, scoring.scale));
             let (scores, bias) = (scores.clone(), bias.clone());
             let mapped =
                 Mapped { scores, bias, own, distances: &distances, hidden: &hidden, sight, lengths, q, extent };
@@ -159,18 +180,26 @@ fn damped(q: Tensor<4>, k: Tensor<4>, rates: &[f64], distances: &[isize]) -> Ten
 }
 
 /// The definition of [`attention()`].
-pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, positions: &Positions) -> Tensor<4> {
+pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scoring: &Scoring, positions: &Positions) -> Tensor<4> {
     let (v, keys) = (repeat_heads(v, q.dims()[1]), k.dims()[2]);
-    let weights = weights(q, k, scale, positions);
-    let beside = maps::of_values(&positions.scores, &weights, positions.extent(keys, scale));
+    let weights = weights(q, k, scoring, positions);
+    let beside = maps::of_values(&positions.scores, &weights, positions.extent(keys, scoring.scale));
     let out = weights.matmul(v);
     if let Some(beside) = beside { out + beside } else { out }
 }
 
 /// The weight of every key for every query, `[B, H, Q, K]`; composed.
-pub fn weights(q: Tensor<4>, k: Tensor<4>, scale: f64, positions: &Positions) -> Tensor<4> {
-    let Seen { mapped, hidden, .. } = seen(q, k, scale, positions);
-    let weights = activation::softmax(mapped.mask_fill(hidden.clone(), f64::NEG_INFINITY), 3);
+pub fn weights(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positions) -> Tensor<4> {
+    let Seen { mapped, hidden, .. } = seen(q, k, scoring, positions);
+    let [batch, heads, queries, keys] = mapped.dims();
+    let logits = mapped.mask_fill(hidden.clone(), f64::NEG_INFINITY);
+    let weights = match &scoring.sinks {
+        None => activation::softmax(logits, 3),
+        Some(sinks) => {
+            let sinks = sinks.clone().reshape([1, heads, 1, 1]).expand([batch, heads, queries, 1]);
+            activation::softmax(Tensor::cat(vec![logits, sinks], 3), 3).narrow(3, 0, keys)
+        }
+    };
     // a row that sees nothing has no weights rather than undefined ones
     weights.mask_fill(hidden, 0.0)
 }
@@ -193,10 +222,13 @@ pub fn rotate(x: Tensor<4>, positions: &Positions) -> Tensor<4> {
     Tensor::cat(parts, 3)
 }
 
-/// Where the numbers of a call's scores are among an operation's inputs, and what else an engine is told of positions.
+/// Where the numbers of a call's scores are among an operation's inputs, and what else an engine is told of them.
 #[derive(Clone, Debug)]
 pub(crate) struct ScoreInputs {
     places: Places,
+    scale: f64,
+    cap: Option<f64>,
+    sinks: Option<usize>,
     sight: Sight,
     lengths: Option<Arc<[usize]>>,
     damping: Option<Arc<[f64]>>,
@@ -215,16 +247,24 @@ fn numbers(map: &Map, scores: &Scores, own: Option<&Tensor<1>>, extent: Extent) 
     Tensor::cat(tables.chain(maps::numbers(map, own, extent)).collect(), 0)
 }
 
-/// Room for the gradients of bias, weight and map, where they are wanted.
-pub(crate) type ScoreGradients<T> = [Option<Vec<T>>; 3];
+/// Room for the gradients of bias, weight, map and sinks, where they are wanted.
+pub(crate) type ScoreGradients<T> = [Option<Vec<T>>; 4];
 
 impl ScoreInputs {
-    fn new(places: Places, positions: &Positions) -> ScoreInputs {
+    fn new(
+        places: Places,
+        (scale, cap, sinks): (f64, Option<f64>, Option<usize>),
+        positions: &Positions,
+    ) -> ScoreInputs {
         let Positions { sight, lengths, damping, .. } = positions;
-        ScoreInputs { places, sight: *sight, lengths: lengths.clone(), damping: damping.clone() }
+        let (lengths, damping) = (lengths.clone(), damping.clone());
+        ScoreInputs { places, scale, cap, sinks, sight: *sight, lengths, damping }
     }
 
-    pub(crate) fn add(positions: &Positions, extent: Extent, inputs: &mut Inputs) -> ScoreInputs {
+    /// Of attention over this many keys.
+    pub(crate) fn add(positions: &Positions, scoring: Scoring, keys: usize, inputs: &mut Inputs) -> ScoreInputs {
+        let Scoring { scale, cap, sinks } = scoring;
+        let extent = positions.extent(keys, scale);
         let places = match &positions.scores {
             Scores::Plain | Scores::Table { .. } => {
                 Places::Tables(positions.scores.tables().map(|table| inputs.add_some(table.cloned())))
@@ -233,11 +273,12 @@ impl ScoreInputs {
                 Places::Map(map.clone(), inputs.add(numbers(map, &positions.scores, own.as_ref(), extent)))
             }
         };
-        ScoreInputs::new(places, positions)
+        ScoreInputs::new(places, (scale, cap, inputs.add_some(sinks)), positions)
     }
 
     /// For a computation outside autodiff: the places, and the arrays that are there.
-    pub(crate) fn outside_autodiff(positions: &Positions, extent: Extent) -> (ScoreInputs, Vec<Array>) {
+    pub(crate) fn outside_autodiff(positions: &Positions, scoring: &Scoring, keys: usize) -> (ScoreInputs, Vec<Array>) {
+        let extent = positions.extent(keys, scoring.scale);
         let mut arrays = Vec::new();
         let places = match &positions.scores {
             Scores::Plain | Scores::Table { .. } => Places::Tables(positions.scores.tables().map(|table| {
@@ -249,21 +290,24 @@ impl ScoreInputs {
                 Places::Map(map.clone(), 0)
             }
         };
-        (ScoreInputs::new(places, positions), arrays)
+        let sinks = scoring.sinks.as_ref().map(|sinks| {
+            arrays.push(on_host(sinks.clone()));
+            arrays.len() - 1
+        });
+        (ScoreInputs::new(places, (scoring.scale, scoring.cap, sinks), positions), arrays)
     }
 
     /// Calls `f` with the problem over these inputs.
     pub(crate) fn with_problem<T: Number, R>(
         &self,
         dims: Dims,
-        scale: f64,
         inputs: &[Array],
         f: impl FnOnce(&Problem<T>) -> R,
     ) -> R {
         let over = match &self.places {
             Places::Tables(_) => None,
             Places::Map(map, place) => {
-                let extent = Extent { sides: self.sight.sides(), len: dims.keys, scale };
+                let extent = Extent { sides: self.sight.sides(), len: dims.keys, scale: self.scale };
                 Some(map.over(inputs[*place].slice::<T>(), extent))
             }
         };
@@ -272,8 +316,9 @@ impl ScoreInputs {
             (Places::Map(..), Some(map)) => kerple::forms::Scores::Map(&**map),
             (Places::Map(..), None) => unreachable!("a map was made for them"),
         };
-        let lengths = self.lengths.as_deref();
-        f(&Problem { dims, scale: T::from_f64(scale), sight: self.sight, lengths, scores })
+        let (lengths, sinks) = (self.lengths.as_deref(), self.sinks.map(|place| inputs[place].slice()));
+        let (scale, cap) = (T::from_f64(self.scale), self.cap.map(T::from_f64));
+        f(&Problem { dims, scale, cap, sinks, sight: self.sight, lengths, scores })
     }
 
     fn tables<'a, T: Number>(
@@ -291,10 +336,10 @@ impl ScoreInputs {
         kerple::forms::Scores::Table(Table { bias, weight, damping: self.damping.as_deref(), len })
     }
 
-    fn each_place(&self) -> [Option<usize>; 3] {
+    fn each_place(&self) -> [Option<usize>; 4] {
         match self.places {
-            Places::Tables([bias, weight]) => [bias, weight, None],
-            Places::Map(_, place) => [None, None, Some(place)],
+            Places::Tables([bias, weight]) => [bias, weight, None, self.sinks],
+            Places::Map(_, place) => [None, None, Some(place), self.sinks],
         }
     }
 
@@ -324,7 +369,6 @@ pub(crate) fn angles<T: Number>(rotary: &RotaryTables) -> [Vec<T>; 2] {
 struct Core {
     own: [usize; 3],
     scores: ScoreInputs,
-    scale: f64,
 }
 
 impl Core {
@@ -342,7 +386,7 @@ impl Core {
         let (mut out, mut lse) = (zeros(q.len()), zeros(dims.batch * dims.heads * dims.queries));
         let view = |data, strides| View { data, strides };
         let out_view = ViewMut::new(&mut out, queries);
-        self.scores.with_problem(dims, self.scale, inputs, |problem| {
+        self.scores.with_problem(dims, inputs, |problem| {
             attention::forward(problem, view(q, queries), view(k, keys), view(v, keys), out_view, &mut lse);
         });
         let output = Array::from_vec(out, inputs[self.own[0]].shape());
@@ -364,7 +408,7 @@ impl Core {
             lse,
             d_out: view(step.d_output.slice::<T>(), queries),
         };
-        let [d_bias, d_weight, d_map] = d_scores.each_mut().map(|values| values.as_deref_mut());
+        let [d_bias, d_weight, d_map, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
         let gradients = Gradients {
             d_q: ViewMut::new(&mut d_q, queries),
             d_k: ViewMut::new(&mut d_k, keys),
@@ -372,9 +416,9 @@ impl Core {
             d_bias,
             d_weight,
             d_map,
+            d_sinks,
         };
-        self.scores
-            .with_problem(dims, self.scale, step.inputs, |problem| attention::backward(problem, saved, gradients));
+        self.scores.with_problem(dims, step.inputs, |problem| attention::backward(problem, saved, gradients));
         let mut found = Found::new(step.inputs);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
         self.scores.put(d_scores, &mut found);

@@ -1,6 +1,7 @@
 //! A self-attention branch with its norm and its residual: `base + out(attention(qkv(norm(x))))`.
 
-use super::attention::{self, ScoreInputs};
+use super::attention::{self, ScoreInputs, Scoring};
+use super::prepare::{self, Prepare};
 use super::{Linear, Norm, Residual, linear, linear_attention, maps, norm};
 use crate::array::Array;
 use crate::forms::{Positions, RotaryTables};
@@ -13,6 +14,7 @@ use kerple::ops::layer_norm;
 use kerple::ops::linear::add;
 use kerple::ops::rotary::{self, Angles, Extent, Turn};
 use kerple::ops::zeros;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Heads of a self-attention layer, and how queries, keys and values lie in a row of the packed projection.
@@ -56,18 +58,28 @@ impl Heads {
 
     /// Splits a packed projection `[B, L, (H + 2 G) D]` into `[B, H, L, D]` queries and `[B, G, L, D]` keys and values.
     pub fn unpack(self, qkv: Tensor<3>) -> [Tensor<4>; 3] {
+        self.split(qkv).map(|part| part.swap_dims(1, 2))
+    }
+
+    /// The same as `[B, L, H, D]` and `[B, L, G, D]`.
+    pub(crate) fn split(self, qkv: Tensor<3>) -> [Tensor<4>; 3] {
         let [batch, len, _] = qkv.dims();
         let Heads { heads, kv_heads, head_dim: d } = self;
         if self.is_interleaved() {
             let packed = qkv.reshape([batch, len, heads, 3, d]);
-            return [0, 1, 2]
-                .map(|part| packed.clone().narrow(3, part, 1).reshape([batch, len, heads, d]).swap_dims(1, 2));
+            return [0, 1, 2].map(|part| packed.clone().narrow(3, part, 1).reshape([batch, len, heads, d]));
         }
         let (starts, _) = self.layout(len);
-        let part = |(start, heads): (usize, usize)| {
-            qkv.clone().narrow(2, start, heads * d).reshape([batch, len, heads, d]).swap_dims(1, 2)
-        };
+        let part =
+            |(start, heads): (usize, usize)| qkv.clone().narrow(2, start, heads * d).reshape([batch, len, heads, d]);
         [(starts[0], heads), (starts[1], kv_heads), (starts[2], kv_heads)].map(part)
+    }
+
+    /// Packs what [`Heads::split`] has split.
+    pub(crate) fn join(self, parts: [Tensor<4>; 3]) -> Tensor<3> {
+        let [batch, len, ..] = parts[0].dims();
+        let axis = if self.is_interleaved() { 3 } else { 2 };
+        Tensor::cat(parts.into(), axis).reshape([batch, len, self.packed()])
     }
 
     /// What a method adds to queries, for packed rows: `[(H + 2 G) D]`, 0 for keys and values.
@@ -112,8 +124,10 @@ pub struct AttentionLayer {
     pub out: Linear,
     /// Numbers of heads.
     pub heads: Heads,
-    /// Factor on `q.k`.
-    pub scale: f64,
+    /// What becomes of queries and keys before they are rotated.
+    pub prepare: Prepare,
+    /// What becomes of scores, beside what positions do.
+    pub scoring: Scoring,
     /// Queries, keys and values are cut to `-clamp ..= clamp` before everything else.
     pub clamp: Option<f64>,
     /// Features instead of a softmax, where attention is linear.
@@ -129,15 +143,17 @@ pub struct AttentionLayer {
 pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
     let softmax = positions.code.is_none() && positions.fading.is_none();
     assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
-    // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, and linear
-    // attention is an operation of its own: they take the parts one by one
-    let (true, None, None, Some(norm)) = (engine.is_fused_on(&x), layer.clamp, &layer.linear, layer.norm.clone())
+    // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, what a method adds
+    // to queries is added to normed ones, and linear attention is an operation of its own: they take the parts one by one
+    let plain = layer.prepare.is_nothing() || maps::query_bias(&positions.scores).is_none();
+    let (true, None, None, Some(norm)) =
+        (plain && engine.is_fused_on(&x), layer.clamp, &layer.linear, layer.norm.clone())
     else {
         return by_parts(x, layer, positions, engine);
     };
-    let AttentionLayer { norm: _, qkv, out, heads, scale, clamp: _, linear: _, residual } = layer;
+    let AttentionLayer { norm: _, qkv, out, heads, prepare, scoring, clamp: _, linear: _, residual } = layer;
     let qkv = heads.shift_queries(qkv, positions);
-    let extent = positions.extent(x.dims()[1], scale);
+    let len = x.dims()[1];
     let mut inputs = Inputs::default();
     let x = inputs.add(x);
     let (base, normed_base) = match residual {
@@ -152,10 +168,10 @@ pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Position
         norm: norm::Places::add(norm, &mut inputs),
         qkv: linear::Places::add(qkv, &mut inputs),
         out: linear::Places::add(out, &mut inputs),
-        scores: ScoreInputs::add(positions, extent, &mut inputs),
+        prepare: prepare::Places::add(prepare, positions, len, &mut inputs),
+        scores: ScoreInputs::add(positions, scoring, len, &mut inputs),
         rotary: positions.rotary.clone(),
         heads,
-        scale,
     };
     inputs.apply(op)
 }
@@ -167,16 +183,16 @@ pub fn composed(x: Tensor<3>, layer: AttentionLayer, positions: &Positions) -> T
 
 /// Norm, projections and attention, each by this engine.
 fn by_parts(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
-    let AttentionLayer { norm, qkv, out, heads, scale, clamp, linear: features, residual } = layer;
+    let AttentionLayer { norm, qkv, out, heads, prepare, scoring, clamp, linear: features, residual } = layer;
     let [batch, len, _] = x.dims();
     let normed = match norm {
         Some(norm) => norm::norm(x.clone(), norm, engine),
         None => x.clone(),
     };
     let qkv = clamped(linear::composed(normed.clone(), qkv), clamp);
-    let [q, k, v] = heads.unpack(qkv);
+    let [q, k, v] = heads.unpack(prepare::composed(qkv, &prepare, heads, positions, len));
     let a = match features {
-        None => attention::rotated(q, k, v, scale, positions, engine),
+        None => attention::rotated(q, k, v, scoring, positions, engine),
         Some(linear) => {
             let rows = [attention::rotate(q, positions), attention::rotate(k, positions), v];
             linear_attention::linear_attention(rows, &linear, positions, engine)
@@ -209,13 +225,14 @@ struct Branch {
     norm: norm::Places,
     qkv: linear::Places,
     out: linear::Places,
+    prepare: prepare::Places,
     scores: ScoreInputs,
     rotary: Option<Arc<RotaryTables>>,
     heads: Heads,
-    scale: f64,
 }
 
-/// What the backward needs of the forward: the projection after rotation, attention's output, its log-sum-exp.
+/// What the backward needs of the forward: the projection, rotated where nothing else becomes of it, attention's output, its
+/// log-sum-exp.
 struct Kept<T> {
     qkv: Vec<T>,
     a: Vec<T>,
@@ -258,14 +275,13 @@ impl Branch {
         if !self.normed_base {
             normed = Vec::new();
         }
-        if let Some(rotary) = &self.rotary {
-            self.heads.rotate(&mut qkv, rotary, dims.queries, Turn::Forward);
-        }
+        let raw = (tracked && !self.prepare.is_nothing()).then(|| qkv.clone());
+        self.make_ready(inputs, &mut qkv, dims.queries);
         let rows = dims.batch * dims.queries;
         let (mut a, mut lse) = (zeros(rows * self.heads.inner()), zeros(rows * dims.heads));
         let [q, k, v] = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let to = ViewMut::new(&mut a, merged);
-        self.scores.with_problem(dims, self.scale, inputs, |problem| {
+        self.scores.with_problem(dims, inputs, |problem| {
             kerple::attention::forward(problem, q, k, v, to, &mut lse);
         });
         let base = match self.base {
@@ -275,8 +291,19 @@ impl Branch {
         };
         let mut y = Vec::new();
         self.out.of::<T>(inputs).forward_onto(To::End(&mut y), &a, self.heads.inner(), base);
-        let saved = if tracked { Saved::new(Kept { qkv, a, lse }) } else { Saved::nothing() };
+        let saved = match tracked {
+            true => Saved::new(Kept { qkv: raw.unwrap_or(qkv), a, lse }),
+            false => Saved::nothing(),
+        };
         Forward { output: Array::from_vec(y, inputs[self.x].shape()), saved }
+    }
+
+    /// Prepares and rotates packed rows in place.
+    fn make_ready<T: Number>(&self, inputs: &[Array], qkv: &mut [T], len: usize) {
+        self.prepare.forward(inputs, self.heads, qkv);
+        if let Some(rotary) = &self.rotary {
+            self.heads.rotate(qkv, rotary, len, Turn::Forward);
+        }
     }
 
     fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
@@ -322,22 +349,27 @@ impl Branch {
     /// From the gradient in attention's output to that in the packed projection; records those of the scores' numbers.
     fn backward_attention<T: Number>(&self, step: &Step, kept: &Kept<T>, d_a: Vec<T>, found: &mut Found) -> Vec<T> {
         let Sizes { dims, starts, packed, merged, .. } = self.sizes(&step.inputs[self.x]);
-        let Kept { qkv, a, lse } = kept;
+        let Kept { qkv: raw, a, lse } = kept;
+        let mut qkv = Cow::from(&raw[..]);
+        if !self.prepare.is_nothing() {
+            self.make_ready(step.inputs, qkv.to_mut(), dims.queries);
+        }
         let mut d_qkv = zeros(qkv.len());
         let mut d_scores = self.scores.gradients::<T>(step);
         let [q, k, v] = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let merged = |data| View { data, strides: merged };
         let saved = kerple::attention::Saved { q, k, v, out: merged(a), lse, d_out: merged(&d_a) };
         let [d_q, d_k, d_v] = ViewMut::parts(&mut d_qkv, starts, packed);
-        let [d_bias, d_weight, d_map] = d_scores.each_mut().map(|values| values.as_deref_mut());
-        let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map };
-        self.scores.with_problem(dims, self.scale, step.inputs, |problem| {
+        let [d_bias, d_weight, d_map, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
+        let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks };
+        self.scores.with_problem(dims, step.inputs, |problem| {
             kerple::attention::backward(problem, saved, gradients);
         });
         self.scores.put(d_scores, found);
         if let Some(rotary) = &self.rotary {
             self.heads.rotate(&mut d_qkv, rotary, dims.queries, Turn::Inverse);
         }
+        self.prepare.backward(raw, self.heads, &mut d_qkv, found);
         d_qkv
     }
 }

@@ -5,8 +5,9 @@ use crate::config::{Readout, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::Layer;
 use kerple::attention::linear::CHUNK;
-use kerple::encoding::{Encoding, Geometry, InLinear, Refusal};
-use kerple_burn::plan::{AttentionKind, FeatureKind, LinearPlan};
+use kerple::encoding::{Encoding, Form, Geometry, InLinear, MapForm, Refusal};
+use kerple::maps::Map;
+use kerple_burn::plan::{AttentionKind, FeatureKind, LinearPlan, SinkKind};
 use kerple_data::lra::Arena;
 use kerple_data::tasks::{Answer, Facts, TaskConfig};
 
@@ -60,7 +61,9 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     check("model.block.dropout", block.dropout, 0.0..=0.95, hint)?;
     check("model.block.norm_eps", block.norm_eps, 0.0..=1.0, hint)?;
     let finite = -f64::MAX..=f64::MAX;
-    check("model.block.score_scale", block.score_scale.unwrap_or(1.0), finite, hint)?;
+    check("model.block.score_scale", block.score_scale.unwrap_or(1.0), finite.clone(), hint)?;
+    check("model.block.ssmax", block.ssmax.unwrap_or(1.0), finite.clone(), hint)?;
+    check("model.block.soft_cap", block.soft_cap.unwrap_or(1.0), 1e-6..=1e30, hint)?;
     check("model.block.clamp_qkv", block.clamp_qkv.unwrap_or(1.0), f64::MIN_POSITIVE..=f64::MAX, hint)?;
     let kv_heads = block.kv_heads.unwrap_or(model.n_heads);
     if kv_heads == 0 || !model.n_heads.is_multiple_of(kv_heads) {
@@ -120,15 +123,37 @@ pub(super) fn check_layers(
 /// The same error of a kind of layers.
 fn of_kind(error: Error, name: &str) -> Error {
     let Error::Config { place, message, hint } = error else { return error };
-    let key = place.strip_prefix("model.block.").unwrap_or(&place);
-    Error::Config { place: format!("model.layers.{name}.{key}"), message, hint }
+    let place = match place.strip_prefix("model.block.") {
+        Some(key) if !key.starts_with("attention") => place,
+        Some(key) => format!("model.layers.{name}.{key}"),
+        None => format!("model.layers.{name}.{place}"),
+    };
+    Error::Config { place, message, hint }
 }
 
 fn check_layer(task: Option<&TaskConfig>, layer: &Layer, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
     let encoding = layer.windowed();
     encoding.check(geometry).map_err(refused)?;
+    check_growth(&encoding, geometry, model)?;
     check_attention(&encoding, (layer.attention, model))?;
     check_direction(task, &encoding)
+}
+
+/// Queries that grow with the keys in sight are for scores that are products of queries and keys, and nothing else.
+fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
+    let reads_queries = match encoding.form(geometry, &encoding.initial(geometry, 0), 0..1) {
+        Form::Map(MapForm { map: Map::Relative(_) | Map::Cope(_), .. }) => true,
+        Form::Map(MapForm { map: Map::Mixed(_), .. }) => false,
+        Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Code(_) => false,
+    };
+    if model.block.ssmax.is_none() || !reads_queries {
+        return Ok(());
+    }
+    Err(Error::Config {
+        place: "model.block.ssmax".to_owned(),
+        message: format!("scores of {} are not only products of queries and keys", encoding.label()),
+        hint: "leave it out, or use another encoding".to_owned(),
+    })
 }
 
 /// Only encoders read in both directions.
@@ -188,6 +213,23 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
         let message = "linear attention has no scores to scale".to_owned();
         return refuse("model.block.score_scale", message, "leave score_scale and scale_by_layer out");
     }
+    for (key, is_set) in [
+        ("model.block.ssmax", block.ssmax.is_some()),
+        ("model.block.soft_cap", block.soft_cap.is_some()),
+        ("model.block.sink", block.sink != SinkKind::None),
+    ] {
+        if is_set {
+            return refuse(key, "linear attention has no softmax of scores".to_owned(), "leave it out");
+        }
+    }
+    check_linear(linear, encoding, model)
+}
+
+/// Keys of linear attention.
+fn check_linear(linear: &LinearPlan, encoding: &Encoding, model: &ModelPlan) -> Result<()> {
+    let refuse = |key: &str, message: String, hint: &str| {
+        Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
+    };
     let hint = "leave it out to take the default";
     check("model.block.attention.linear.count", linear.count as f64, 2.0..=65_536.0, hint)?;
     check("model.block.attention.linear.horizon", linear.horizon as f64, 1.0..=1e12, hint)?;

@@ -1,13 +1,14 @@
 //! The definition: one query at a time, one row of scores for each head held.
 //!
 //! ```text
-//! s[h, j] = scale * q[h].k[h, j]        over the keys j in sight        d = position of the query - j
+//! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the keys j in sight        d = position of the query - j
 //!                                       with damping feature f of q and k as e^(-rate[f] d) of it
 //! z[h, j] = s[h, j] * weight[h, d] + bias[h, d]        or z = map(s), all heads at once
-//! lse[h]  = ln sum exp z[h]        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
+//! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
 //!                                  v[h, j] with what a map adds to it, in both directions
 //!
 //! dz[h, j] = p[h, j] (d_out[h].v[h, j] - d_out[h].out[h])
+//! d_sink[h] -= exp(sink[h] - lse[h]) d_out[h].out[h]
 //! d_bias[h, d] += dz[h, j]         d_weight[h, d] += dz[h, j] s[h, j]         ds[h, j] = dz[h, j] weight[h, d]
 //!                                                                             or ds = map's backward of dz
 //! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] d_out[h]
@@ -35,8 +36,9 @@ pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<
             // SAFETY: `out` is checked, and this is its only row in use.
             let out = unsafe { out.row(row.batch, head, row.query, problem.dims.head_dim) };
             out.fill(T::ZERO);
-            let largest = z.iter().copied().fold(T::LOWEST, T::max);
-            let total: T = z.iter().map(|&z| (z - largest).exp()).sum(); // NaN if any of them is
+            let sink = problem.sinks.map(|sinks| sinks[head]);
+            let largest = z.iter().copied().chain(sink).fold(T::LOWEST, T::max);
+            let total: T = z.iter().copied().chain(sink).map(|z| (z - largest).exp()).sum(); // NaN if any of them is
             let lse = &mut lse[row.of_lse(head)];
             *lse = if total == T::ZERO { T::NEG_INFINITY } else { largest + total.ln() };
             if total == T::ZERO {
@@ -74,6 +76,9 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
         {
             let (lse, d_out) = (saved.lse[row.of_lse(head)], row.of_query(saved.d_out, head));
             let mean = dot(d_out, row.of_query(saved.out, head));
+            if let (Some(sinks), Some(d_sinks)) = (problem.sinks, &mut gradients.d_sinks) {
+                d_sinks[head] -= (sinks[head] - lse).exp() * mean;
+            }
             for ((key, weight), d) in row.visible.clone().zip(weights).zip(d_scores) {
                 let p = if lse == T::NEG_INFINITY { T::ZERO } else { (*weight - lse).exp() };
                 *weight = p;
@@ -84,6 +89,10 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
         }
         row.values_backward(&weights, &queries, saved.d_out, &mut map_sums);
         row.mapped_backward(&scores, &queries, &mut d_scores, &mut gradients, &mut map_sums);
+        if let Some(cap) = problem.cap {
+            let slopes = scores.iter().map(|&bent| T::ONE - bent / cap * (bent / cap));
+            d_scores.iter_mut().zip(slopes).for_each(|(d, slope)| *d = *d * slope);
+        }
         for (head, d_scores) in row.heads(&d_scores) {
             for (key, &d_score) in row.visible.clone().zip(d_scores) {
                 let d_dot = d_score * problem.scale;
@@ -148,8 +157,11 @@ impl<'a, T: Number> Row<'a, T> {
 
     /// `s` of the visible keys, `[H, visible]`.
     fn scores(&self, q: View<T>, k: View<T>) -> Vec<T> {
-        let score =
-            |head, key| self.problem.scale * dot(self.of_query(q, head), &self.damped(self.of_key(k, head, key), key));
+        let score = |head, key| {
+            let keys = self.damped(self.of_key(k, head, key), key);
+            let s = self.problem.scale * dot(self.of_query(q, head), &keys);
+            self.problem.cap.map_or(s, |cap| cap * tanh(s / cap))
+        };
         (0..self.problem.dims.heads).flat_map(|head| self.visible.clone().map(move |key| score(head, key))).collect()
     }
 
@@ -273,6 +285,10 @@ impl<'a, T: Number> Row<'a, T> {
     }
 }
 
+fn tanh<T: Number>(x: T) -> T {
+    T::from_f64(x.to_f64().tanh())
+}
+
 fn dot<T: Number>(a: &[T], b: &[T]) -> T {
     a.iter().zip(b).map(|(&a, &b)| a * b).sum()
 }
@@ -284,7 +300,7 @@ fn add_scaled<T: Number>(to: &mut [T], factor: T, from: &[T]) {
 }
 
 fn clear<T: Number>(dims: Dims, gradients: &mut Gradients<T>) {
-    let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map } = gradients;
+    let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks } = gradients;
     let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
     for (view, heads, rows) in [(d_q, heads, queries), (d_k, kv_heads, keys), (d_v, kv_heads, keys)] {
         for index in 0..batch * heads * rows {
@@ -292,7 +308,7 @@ fn clear<T: Number>(dims: Dims, gradients: &mut Gradients<T>) {
             unsafe { view.row(index / rows / heads, index / rows % heads, index % rows, head_dim) }.fill(T::ZERO);
         }
     }
-    for sums in [d_bias, d_weight, d_map].into_iter().flatten() {
+    for sums in [d_bias, d_weight, d_map, d_sinks].into_iter().flatten() {
         sums.fill(T::ZERO);
     }
 }

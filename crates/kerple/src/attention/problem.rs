@@ -39,6 +39,10 @@ pub struct Problem<'a, T> {
     pub dims: Dims,
     /// Factor on `q.k`, usually `1 / sqrt(D)`.
     pub scale: T,
+    /// Scaled scores are bent to `cap tanh(s / cap)`, within 2e-7 of the cap in `f32`, before anything else becomes of them.
+    pub cap: Option<T>,
+    /// A logit of each head that stands beside those of the keys and has no value, `[H]`.
+    pub sinks: Option<&'a [T]>,
     /// Which keys a query sees.
     pub sight: Sight,
     /// Keys that each sequence has, `[B]`; those from there on are padding, which nobody sees and whose gradients are 0.
@@ -51,7 +55,13 @@ pub struct Problem<'a, T> {
 impl<'a, T: Number> Problem<'a, T> {
     /// A decoder's, without a window, padding or tables.
     pub fn causal(dims: Dims, scale: T) -> Self {
-        Problem { dims, scale, sight: Sight::CAUSAL, lengths: None, scores: Scores::PLAIN }
+        let (cap, sinks, lengths) = (None, None, None);
+        Problem { dims, scale, cap, sinks, sight: Sight::CAUSAL, lengths, scores: Scores::PLAIN }
+    }
+
+    /// What the running maximum and total of a row of this head begin with.
+    pub(super) fn beginning(&self, head: usize) -> [T; 2] {
+        self.sinks.map_or([T::LOWEST, T::ZERO], |sinks| [sinks[head], T::ONE])
     }
 
     /// Keys of a sequence that are not padding.
@@ -102,6 +112,10 @@ impl<'a, T: Number> Problem<'a, T> {
         let reach = queries.saturating_add(keys).saturating_add(1 << 10);
         let room = crate::elements(&[batch.max(1), heads.max(1), reach, head_dim.saturating_add(1 << 6)]);
         assert!(room.is_some_and(|room| room <= isize::MAX as usize / size_of::<T>()), "{:?} is too large", self.dims);
+        assert!(self.cap.is_none_or(|cap| cap > T::ZERO && cap.is_finite()), "cap = {:?}", self.cap);
+        if let Some(sinks) = self.sinks {
+            crate::check_shape!(sinks, H = heads);
+        }
         if let Some(lengths) = self.lengths {
             crate::check_shape!(lengths, B = batch);
             for (b, &length) in lengths.iter().enumerate() {
@@ -172,7 +186,11 @@ impl<'a, T: Number> Problem<'a, T> {
             view.check(name, shape);
         }
         crate::check_shape!(saved.lse, B = batch, H = heads, Q = queries);
-        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map } = gradients;
+        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks } = gradients;
+        assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
+        if let Some(d_sinks) = d_sinks {
+            crate::check_shape!(d_sinks, H = heads);
+        }
         d_q.check("d_q", query_shape);
         d_k.check("d_k", key_shape);
         d_v.check("d_v", key_shape);
@@ -207,7 +225,7 @@ pub struct Saved<'a, T> {
     pub v: View<'a, T>,
     /// The forward's output, `[B, H, Q, D]`.
     pub out: View<'a, T>,
-    /// The forward's log of the sum of exponentials, `[B, H, Q]`.
+    /// The forward's log of the sum of exponentials, that of the sink among them, `[B, H, Q]`.
     pub lse: &'a [T],
     /// The gradient of the loss in `out`, `[B, H, Q, D]`.
     pub d_out: View<'a, T>,
@@ -228,4 +246,6 @@ pub struct Gradients<'a, T> {
     pub d_weight: Option<&'a mut [T]>,
     /// In the own parameters of a [`ScoreMap`](crate::forms::ScoreMap), `[P]`.
     pub d_map: Option<&'a mut [T]>,
+    /// In the sinks, `[H]`.
+    pub d_sinks: Option<&'a mut [T]>,
 }

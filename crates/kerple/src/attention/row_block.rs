@@ -21,7 +21,7 @@ mod forward;
 #[cfg(test)]
 mod tests;
 
-use super::{Dims, Gradients, Problem, Saved, Scores, View, ViewMut};
+use super::{Dims, Gradients, Problem, Saved, Scores, View, ViewMut, cap};
 use crate::Number;
 use crate::cpu::InstructionSet;
 use crate::cpu::lanes::Lanes;
@@ -259,6 +259,9 @@ impl<T: Number> Inputs<'_, T> {
                 let (q, stride, to) = (&q[head * *width..][..head_dim], self.k.strides.row, &mut to[..place.keys]);
                 lanes.run(Dots { q, k, stride, to });
             }
+        }
+        if let Some(cap) = self.problem.cap {
+            cap::bend(scores, cap);
         }
         self.fill_unseen(place, T::ZERO, scores);
     }

@@ -30,6 +30,8 @@ pub(super) struct Case {
     pub(super) damping: Option<Vec<f64>>,
     /// Instead of the tables.
     pub(super) map: Option<Mix<f64>>,
+    pub(super) cap: Option<f64>,
+    pub(super) sinks: Option<Vec<f64>>,
 }
 
 /// What an engine makes of a [`Case`], dense `[B, H, L, D]` whatever the layout it was computed in.
@@ -43,6 +45,7 @@ pub(super) struct Outcome<T> {
     pub(super) d_bias: Vec<T>,
     pub(super) d_weight: Vec<T>,
     pub(super) d_map: Vec<T>,
+    pub(super) d_sinks: Vec<T>,
 }
 
 /// The two functions of an engine.
@@ -88,7 +91,15 @@ impl Case {
         let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
         let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * sight.sides().columns(table_len))));
         let (lengths, damping, map, packed) = (None, None, None, false);
-        Case { dims, sight, lengths, table_len, packed, q, k, v, d_out, bias, weight, damping, map }
+        let (cap, sinks) = (None, None);
+        Case { dims, sight, lengths, table_len, packed, q, k, v, d_out, bias, weight, damping, map, cap, sinks }
+    }
+
+    /// The same with scores that stay below 1.5, and a sink beside the keys of each head.
+    pub(super) fn softened(mut self, cap: bool, sinks: bool) -> Self {
+        self.cap = cap.then_some(1.5);
+        self.sinks = sinks.then(|| (0..self.dims.heads).map(|head| 0.75 * head as f64 - 0.5).collect());
+        self
     }
 
     /// The same with a random map, which mixes the keys of a row where the seed is even.
@@ -151,7 +162,9 @@ impl Case {
             }),
         };
         let lengths = self.lengths.as_deref();
-        let problem = Problem { dims, scale: number(SCALE), sight: self.sight, lengths, scores };
+        let (cap, sinks) = (self.cap.map(number), self.sinks.as_deref().map(cast));
+        let sinks = sinks.as_deref();
+        let problem = Problem { dims, scale: number(SCALE), cap, sinks, sight: self.sight, lengths, scores };
         let unset = number(f64::NAN); // every result must be overwritten
         let layout = Layout::new(dims, self.packed);
         let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);
@@ -167,6 +180,7 @@ impl Case {
             [(); 2].map(|()| vec![unset; dims.heads * self.sight.sides().columns(self.table_len)]);
         let [d_q, d_k, d_v] = layout.views_mut(&mut results);
         let mut d_map = map.as_ref().map(|map| vec![unset; map.values.len()]);
+        let mut d_sinks = self.sinks.as_ref().map(|sinks| vec![unset; sinks.len()]);
         let of_table = |table| Some(table).filter(|_| self.map.is_none());
         let gradients = Gradients {
             d_q,
@@ -175,12 +189,14 @@ impl Case {
             d_bias: of_table(&mut d_bias[..]),
             d_weight: of_table(&mut d_weight[..]),
             d_map: d_map.as_deref_mut(),
+            d_sinks: d_sinks.as_deref_mut(),
         };
         engine.backward(&problem, Saved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
         let [d_q, d_k, d_v] = layout.split(&results).map(widen);
-        let [out, lse, d_bias, d_weight, d_map] = [out, lse, d_bias, d_weight, d_map.unwrap_or_default()].map(widen);
+        let [d_map, d_sinks] = [d_map, d_sinks].map(Option::unwrap_or_default);
+        let [out, lse, d_bias, d_weight, d_map, d_sinks] = [out, lse, d_bias, d_weight, d_map, d_sinks].map(widen);
         let tables = |table| if self.map.is_none() { table } else { Vec::new() };
-        Outcome { out, lse, d_q, d_k, d_v, d_bias: tables(d_bias), d_weight: tables(d_weight), d_map }
+        Outcome { out, lse, d_q, d_k, d_v, d_bias: tables(d_bias), d_weight: tables(d_weight), d_map, d_sinks }
     }
 }
 
@@ -196,7 +212,7 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
     let most = |values: &[f64]| values.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
     let reach = SCALE * most(&case.q).max(most(&case.k)) * case.weight.as_deref().map_or(1.0, most);
     let fields = |o: &Outcome<f64>| {
-        let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map } = o.clone();
+        let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks } = o.clone();
         [
             ("out", out),
             ("lse", lse),
@@ -206,11 +222,12 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             ("d_bias", d_bias),
             ("d_weight", d_weight),
             ("d_map", d_map),
+            ("d_sinks", d_sinks),
         ]
     };
     for ((name, got), (_, expected)) in fields(got).into_iter().zip(fields(expected)) {
         let finite = expected.iter().filter(|x| x.is_finite());
-        let residues = if ["d_bias", "d_weight", "d_map"].contains(&name) { lone_rows.max(1) } else { 1 };
+        let residues = if ["d_bias", "d_weight", "d_map", "d_sinks"].contains(&name) { lone_rows.max(1) } else { 1 };
         let factor = if ["d_q", "d_k"].contains(&name) { reach.max(1.0) } else { 1.0 };
         let cancelled = residue * factor * (residues as f64).sqrt(); // independent roundings
         let largest = finite.fold(cancelled, |largest: f64, x| largest.max(x.abs()));
@@ -243,7 +260,7 @@ impl Recipe {
         case.q.iter_mut().for_each(|x| *x /= (self.dims.head_dim as f64).sqrt());
         case.bias = case.bias.filter(|_| self.bias);
         case.weight = case.weight.filter(|_| self.weight);
-        case
+        case.softened(self.seed.is_multiple_of(5), self.seed.is_multiple_of(3))
     }
 }
 
@@ -363,7 +380,8 @@ fn assert_gradients_match_differences(case: &Case) {
     ];
     let map: [Field; 1] = [("map", |case| &mut case.map.as_mut().unwrap().values, |outcome| &outcome.d_map)];
     let of_scores = if case.map.is_some() { &map[..] } else { &tables[..] };
-    for (name, field, gradient) in inputs.iter().chain(of_scores) {
+    let sinks: [Field; 1] = [("sinks", |case| case.sinks.as_mut().unwrap(), |outcome| &outcome.d_sinks)];
+    for (name, field, gradient) in inputs.iter().chain(of_scores).chain(&sinks) {
         for (i, &exact) in gradient(&exact).iter().enumerate() {
             let step = 1e-5;
             let moved = |by: f64| {
@@ -383,6 +401,8 @@ fn naive_gradients_match_central_differences() {
     for sight in [Sight::CAUSAL, Sight::Causal { window: Some(5) }, Sight::BOTH, Sight::Both { window: Some(3) }] {
         let mut case = Case::with_sight(dims(2, 4, 2, 5, 7, 3), sight, 11);
         assert_gradients_match_differences(&case);
+        assert_gradients_match_differences(&case.clone().softened(true, true));
+        assert_gradients_match_differences(&case.clone().softened(true, true).mapped(12));
         assert_gradients_match_differences(&case.clone().damped());
         assert_gradients_match_differences(&case.clone().mapped(12));
         case.lengths = Some(vec![6, 3]);
@@ -437,7 +457,11 @@ fn gradients_that_share_elements_are_refused() {
     let saved =
         Saved { q: zeros_view, k: zeros_view, v: zeros_view, out: zeros_view, lse: &zeros[..8], d_out: zeros_view };
     let [d_q, d_k, d_v] = ViewMut::parts(&mut buffer, [0, 4, 2], strides);
-    naive::backward(&problem, saved, Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None });
+    naive::backward(
+        &problem,
+        saved,
+        Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None },
+    );
 }
 
 #[test]

@@ -127,7 +127,7 @@ impl Task {
             let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
             let saved = Saved { q, k, v, out: View { data: out, strides }, lse, d_out };
             let [d_bias, d_map] = [d_bias, d_map].map(|values| values.as_deref_mut());
-            let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight: None, d_map };
+            let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight: None, d_map, d_sinks: None };
             let run = if engine == Engine::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
         }

@@ -2,7 +2,7 @@
 
 use super::{Inputs, KEYS, Place, Tiles, tiles};
 use crate::Number;
-use crate::attention::{Dims, Gradients, Saved, Strides, ViewMut};
+use crate::attention::{Dims, Gradients, Saved, Strides, ViewMut, cap, sinks};
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::forms::{MapGradients, Rows};
 use crate::tiles::product::{Keep, Matrix, Product};
@@ -59,7 +59,8 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let Backward { inputs, saved, gradients } = self;
         let Dims { batch, kv_heads, .. } = inputs.problem.dims;
-        let Gradients { d_q, d_k, d_v, d_map, d_bias: _, d_weight: _ } = gradients;
+        let Gradients { d_q, d_k, d_v, d_map, d_sinks, d_bias: _, d_weight: _ } = gradients;
+        sinks::backward(inputs.problem, &saved, d_sinks);
         let size = inputs.map.sums();
         let mut sums = vec![T::ZERO; batch * size];
         let (blocks, spans) = (inputs.blocks(), inputs.spans());
@@ -179,6 +180,9 @@ impl<L: Lanes> Call<'_, L> {
         if let Some(values) = self.inputs.map.values() {
             let d_out = Rows { values: &scratch.d_out[..], stride: scratch.tiles.width };
             values.add_gradient(&described, &scratch.weights[..size], d_out, &mut scratch.map_sums);
+        }
+        if let Some(cap) = self.inputs.problem.cap {
+            cap::bend_backward(&scratch.scores[..size], &mut scratch.d_scores[..size], cap);
         }
         self.inputs.fill_unseen(place, L::Number::ZERO, &mut scratch.d_scores[..size]);
         let Scratch { tiles, d_q, d_scores, .. } = scratch;

@@ -49,8 +49,12 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
             // the longest rows of a decoder first
             let place = inputs.place::<L>(item / blocks, blocks - 1 - item % blocks);
             scratch.out.fill(T::ZERO);
-            scratch.total.fill(T::ZERO);
-            scratch.largest.fill(T::LOWEST);
+            for head in 0..heads {
+                let rows = head * place.rows..(head + 1) * place.rows;
+                let [largest, total] = inputs.problem.beginning(head);
+                scratch.largest[rows.clone()].fill(largest);
+                scratch.total[rows].fill(total);
+            }
             inputs.load_queries(lanes, &place, &mut scratch.tiles);
             for (_, part) in inputs.parts::<L>(&place) {
                 add_part(&inputs, lanes, &part, scratch);

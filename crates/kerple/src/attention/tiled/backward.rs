@@ -9,7 +9,7 @@ use super::diagonal::DiagonalSums;
 use super::gradient::ScoreGradient;
 use super::table::{Order, PaddedTable};
 use crate::Number;
-use crate::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut};
+use crate::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, cap, sinks};
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::tiles::product::{Keep, Matrix, Product};
 use crate::tiles::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
@@ -37,7 +37,8 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
         let Backward { problem, saved, gradients } = self;
         let Dims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
         let blocks = queries.div_ceil(QUERIES);
-        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: _ } = gradients;
+        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: _, d_sinks } = gradients;
+        sinks::backward(problem, &saved, d_sinks);
         let distances = problem.ahead() + keys;
         let partial = |wanted: bool| if wanted { vec![R::ZERO; batch * heads * distances] } else { Vec::new() };
         let (mut bias_sums, mut weight_sums) = (partial(d_bias.is_some()), partial(d_weight.is_some()));
@@ -373,6 +374,9 @@ impl<'a, L: Lanes> Call<'a, L> {
             self.scores(scratch, query, strip.min(tile.queries - query), tile.lanes_seen_by(query, L::COUNT));
         }
         let at = (tile.batch * self.problem.dims.heads + tile.head) * self.problem.dims.queries + tile.first_query;
+        if let Some(cap) = self.problem.cap {
+            cap::bend(&mut scratch.weights[..tile.queries * KEYS], cap);
+        }
         let is_whole = tile.is_whole(self.problem.sight.window());
         self.lanes.run(ScoreGradient {
             tile: *tile,
@@ -380,6 +384,7 @@ impl<'a, L: Lanes> Call<'a, L> {
             d_scores: &mut scratch.d_scores,
             bias: (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
             weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
+            cap: self.problem.cap,
             lse: &self.saved.lse[at..][..tile.queries],
             means: &self.means[at..][..tile.queries],
             d_bias: scratch.d_bias.as_mut(),

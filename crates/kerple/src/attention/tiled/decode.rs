@@ -6,7 +6,7 @@
 use super::damping::Damping;
 use super::forward::Forward;
 use crate::Number;
-use crate::attention::{Dims, Problem, Strides, View, ViewMut};
+use crate::attention::{Dims, Problem, Strides, View, ViewMut, cap};
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::tiles::product::{Keep, Matrix, Product};
 use crate::tiles::rows::{CopyRows, Dots};
@@ -47,17 +47,19 @@ impl<R: Number> Kernel<R> for Decode<'_, R> {
         for (unit, lse) in lse.iter_mut().enumerate() {
             // SAFETY: `out` is checked, and this is its only row in use.
             let out = unsafe { out.row(unit / heads, unit % heads, 0, head_dim) };
-            *lse = combine(&partial[unit * chunks * (2 + width)..][..chunks * (2 + width)], 2 + width, out);
+            let chunks = &partial[unit * chunks * (2 + width)..][..chunks * (2 + width)];
+            *lse = combine(chunks, 2 + width, problem.beginning(unit % heads), out);
         }
     }
 }
 
-/// Puts chunks of `[maximum, sum, weighted values]` together; returns the log of the sum of exponentials.
-fn combine<R: Number>(chunks: &[R], stride: usize, out: &mut [R]) -> R {
+/// Puts chunks of `[maximum, sum, weighted values]` together, from a maximum and a sum on; returns the log of the sum of
+/// exponentials.
+fn combine<R: Number>(chunks: &[R], stride: usize, [first, sum]: [R; 2], out: &mut [R]) -> R {
     out.fill(R::ZERO);
     let chunks = || chunks.chunks_exact(stride);
-    let largest = chunks().fold(R::LOWEST, |largest, chunk| largest.max(chunk[0]));
-    let total: R = chunks().map(|chunk| chunk[1] * (chunk[0] - largest).exp()).sum();
+    let largest = chunks().fold(first, |largest, chunk| largest.max(chunk[0]));
+    let total = chunks().map(|chunk| chunk[1] * (chunk[0] - largest).exp()).sum::<R>() + sum * (first - largest).exp();
     if total == R::ZERO {
         return R::NEG_INFINITY;
     }
@@ -120,8 +122,9 @@ impl<L: Lanes> Call<'_, L> {
             let (statistics, weighted) = partial.split_at_mut(2);
             let q = self.damped_query(self.q.row(batch, head, 0, head_dim), self.problem.dims.keys - keys.end);
             self.lanes.run(Dots { q: &q, k: k.0, stride: k.1, to: &mut scores[..keys.len()] });
+            let scale = self.bend(&mut scores[..keys.len()]);
             let statistics_of = Statistics {
-                scale: self.problem.scale,
+                scale,
                 weight: self.distances(self.problem.tables().weight, head, &keys),
                 bias: self.distances(self.problem.tables().bias, head, &keys),
                 scores: &mut *scores,
@@ -143,6 +146,14 @@ impl<L: Lanes> Call<'_, L> {
                 });
             }
         }
+    }
+
+    /// Scales and bends dots where there is a cap; returns what they are still to be scaled by.
+    fn bend(&self, dots: &mut [L::Number]) -> L::Number {
+        let Problem { scale, cap: Some(cap), .. } = *self.problem else { return self.problem.scale };
+        dots.iter_mut().for_each(|dot| *dot = *dot * scale);
+        cap::bend(dots, cap);
+        L::Number::ONE
     }
 
     /// The keys of a chunk as their products count them, where products are damped.

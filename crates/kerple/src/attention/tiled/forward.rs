@@ -3,7 +3,7 @@
 use super::damping::Damping;
 use super::table::{Order, PaddedTable};
 use crate::Number;
-use crate::attention::{Dims, Problem, Strides, View, ViewMut};
+use crate::attention::{Dims, Problem, Strides, View, ViewMut, cap};
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::tiles::product::{Keep, Matrix, Product};
 use crate::tiles::rows::{CopyRows, ScaleRow, Transpose};
@@ -154,8 +154,12 @@ impl<L: Lanes> Call<'_, L> {
         if let Some(damping) = &self.damping {
             self.lanes.run(damping.columns(&mut scratch.q, QUERIES, queries));
         }
-        scratch.largest.fill(L::Number::LOWEST);
-        scratch.total.fill(L::Number::ZERO);
+        let [largest, total] = self.problem.beginning(head);
+        scratch.largest.fill(largest);
+        scratch.total.fill(total);
+        if first.start >= last.end {
+            scratch.out.fill(L::Number::ZERO); // there is no tile that would
+        }
         for first_key in (first.start..last.end).step_by(KEYS) {
             let tile = Tile {
                 batch,
@@ -179,6 +183,9 @@ impl<L: Lanes> Call<'_, L> {
         for from in (0..tile.keys).step_by(strip) {
             let skipped = (from as isize - tile.distance - tile.ahead as isize).max(0) as usize / L::COUNT * L::COUNT;
             self.scores(scratch, tile, from, strip.min(tile.keys - from), if crosses { skipped } else { 0 });
+        }
+        if let Some(cap) = self.problem.cap {
+            cap::bend(&mut scratch.scores[..tile.keys * QUERIES], cap);
         }
         let is_whole = tile.is_whole(self.problem.sight.window());
         self.lanes.run(Softmax {

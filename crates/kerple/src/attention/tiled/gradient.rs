@@ -13,6 +13,8 @@ pub(super) struct ScoreGradient<'a, R> {
     /// The head's row, and where the distance of the tile's first query and key lies in it.
     pub(super) bias: Option<(&'a [R], usize)>,
     pub(super) weight: Option<(&'a [R], usize)>,
+    /// Of the scores, which are bent already.
+    pub(super) cap: Option<R>,
     pub(super) lse: &'a [R],
     pub(super) means: &'a [R],
     pub(super) d_bias: Option<&'a mut DiagonalSums<R>>,
@@ -24,7 +26,7 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(mut self, lanes: L) {
-        let tile = self.tile;
+        let (tile, inverse_cap) = (self.tile, self.cap.map(|cap| lanes.splat(R::ONE / cap)));
         assert!(tile.queries <= QUERIES);
         for sums in [&self.d_bias, &self.d_weight].into_iter().flatten() {
             sums.check::<L>();
@@ -69,6 +71,10 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
                     }
                     if let Some(weight) = factor {
                         d_z = lanes.mul(d_z, weight);
+                    }
+                    if let Some(inverse) = inverse_cap {
+                        let t = lanes.mul(score, inverse);
+                        d_z = lanes.mul(d_z, lanes.sub(lanes.splat(R::ONE), lanes.mul(t, t)));
                     }
                     lanes.store(d_at, d_z);
                 }

@@ -239,7 +239,7 @@ proptest! {
         for values in [&mut other.q, &mut other.k, &mut other.v, &mut other.d_out] {
             *values = turned(values, batch, kv_heads);
         }
-        for table in [&mut other.bias, &mut other.weight] {
+        for table in [&mut other.bias, &mut other.weight, &mut other.sinks] {
             *table = table.as_ref().map(|table| turned(table, 1, kv_heads));
         }
         prop_assert!(heads.is_multiple_of(kv_heads));
@@ -251,6 +251,7 @@ proptest! {
             }
             prop_assert_eq!(turned(&one.d_bias, 1, kv_heads), other.d_bias);
             prop_assert_eq!(turned(&one.d_weight, 1, kv_heads), other.d_weight);
+            prop_assert_eq!(turned(&one.d_sinks, 1, kv_heads), other.d_sinks);
         }
     }
 }

@@ -1,0 +1,148 @@
+//! What becomes of queries and keys between their projection and their rotation: a norm of each head, and queries that grow
+//! with the number of keys they see.
+//!
+//! ```text
+//! q, k = gamma x / sqrt(mean(x^2) + epsilon)      over the D features of a head (Henry et al. 2020, arXiv:2010.04245)
+//! q    = slope[h] ln(n) q                         n keys in sight: scalable softmax (Nakanishi 2025, arXiv:2501.19399)
+//! ```
+
+use super::attention_layer::Heads;
+use crate::array::Array;
+use crate::forms::Positions;
+use crate::fused::{Found, Inputs, Number};
+use burn::tensor::{Tensor, TensorData};
+use kerple::ops::heads::{self, Growth, HeadNorm, Place};
+
+/// What is done, and its tensors.
+#[derive(Clone, Debug, Default)]
+pub struct Prepare {
+    /// Scales of the norms of queries and of keys, `[D]` each, where they have norms.
+    pub norms: Option<[Tensor<1>; 2]>,
+    /// Added to the mean square.
+    pub epsilon: f64,
+    /// By how much queries grow with the logarithm of the keys in sight, `[H]`, where they do.
+    pub slopes: Option<Tensor<1>>,
+}
+
+impl Prepare {
+    /// Whether nothing is done.
+    pub fn is_nothing(&self) -> bool {
+        self.norms.is_none() && self.slopes.is_none()
+    }
+}
+
+/// Packed rows `[B, L, (H + 2 G) D]` of the last of `keys` positions, made ready to be rotated; composed.
+pub fn composed(qkv: Tensor<3>, prepare: &Prepare, heads: Heads, positions: &Positions, keys: usize) -> Tensor<3> {
+    if prepare.is_nothing() {
+        return qkv;
+    }
+    let [mut q, mut k, v] = heads.split(qkv);
+    if let Some([of_queries, of_keys]) = &prepare.norms {
+        let normed = |x: Tensor<4>, gamma: &Tensor<1>| {
+            let square = x.clone().powi_scalar(2).mean_dim(3);
+            x / (square + prepare.epsilon).sqrt() * gamma.clone().unsqueeze::<4>()
+        };
+        (q, k) = (normed(q, of_queries), normed(k, of_keys));
+    }
+    if let Some(slopes) = &prepare.slopes {
+        let [_, len, count, _] = q.dims();
+        let logs = logs(positions, [len, keys]);
+        let shape = [logs.len() / len.max(1), len, 1, 1];
+        let logs = Tensor::<4>::from_data(TensorData::new(logs, shape), (&q.device(), q.dtype()));
+        q = q * logs * slopes.clone().reshape([1, 1, count, 1]);
+    }
+    heads.join([q, k, v])
+}
+
+/// The logarithm of the keys that each of the last `queries` positions sees: of one sequence, or of all where they differ.
+fn logs(positions: &Positions, [queries, keys]: [usize; 2]) -> Vec<f64> {
+    let alike = [keys];
+    let lengths = positions.lengths.as_deref().unwrap_or(&alike);
+    let log = |length: usize| {
+        // padding sees what it may, and counts for nothing
+        move |i: usize| (positions.sight.count((keys - queries + i) as isize, length).max(1) as f64).ln()
+    };
+    lengths.iter().flat_map(|length| (0..queries).map(log(*length))).collect()
+}
+
+/// Where the tensors are among an operation's inputs.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    norms: Option<[usize; 2]>,
+    epsilon: f64,
+    slopes: Option<usize>,
+    logs: Vec<f64>,
+}
+
+impl Places {
+    /// Of a branch over `len` positions.
+    pub(super) fn add(prepare: Prepare, positions: &Positions, len: usize, inputs: &mut Inputs) -> Places {
+        let Prepare { norms, epsilon, slopes } = prepare;
+        let logs = if slopes.is_some() { logs(positions, [len, len]) } else { Vec::new() };
+        let norms = norms.map(|norms| norms.map(|gamma| inputs.add(gamma)));
+        Places { norms, epsilon, slopes: inputs.add_some(slopes), logs }
+    }
+
+    pub(super) fn is_nothing(&self) -> bool {
+        self.norms.is_none() && self.slopes.is_none()
+    }
+
+    /// Prepares packed rows in place.
+    pub(super) fn forward<T: Number>(&self, inputs: &[Array], heads: Heads, qkv: &mut [T]) {
+        for (place, norm) in self.of_norms(inputs, heads) {
+            heads::norm(qkv, place, norm);
+        }
+        let logs = self.logs::<T>();
+        if let Some((_, growth)) = self.growth(inputs, &logs) {
+            heads::scale(qkv, of_queries(heads), growth);
+        }
+    }
+
+    /// Turns the gradient in prepared rows into that in `raw` ones; records those of the parameters.
+    pub(super) fn backward<T: Number>(&self, raw: &[T], heads: Heads, d_qkv: &mut [T], found: &mut Found) {
+        let (inputs, logs) = (found.inputs(), self.logs::<T>());
+        if let Some((place, growth)) = self.growth(inputs, &logs) {
+            let mut normed = raw.to_vec();
+            for (place, norm) in self.of_norms(inputs, heads) {
+                heads::norm(&mut normed, place, norm);
+            }
+            found.put(place, heads::scale_backward(&normed, d_qkv, of_queries(heads), growth));
+        }
+        for ((place, norm), gamma) in self.of_norms(inputs, heads).zip(self.norms.into_iter().flatten()) {
+            found.put(gamma, heads::norm_backward(raw, d_qkv, place, norm));
+        }
+    }
+
+    fn logs<T: Number>(&self) -> Vec<T> {
+        self.logs.iter().map(|log| T::from_f64(*log)).collect()
+    }
+
+    /// The norms of queries and keys, and where those lie.
+    fn of_norms<'a, T: Number>(
+        &self,
+        inputs: &'a [Array],
+        heads: Heads,
+    ) -> impl Iterator<Item = (Place, HeadNorm<'a, T>)> + use<'a, T> {
+        let epsilon = self.epsilon;
+        let places = [of_queries(heads), of_keys(heads)];
+        let gammas = self.norms.into_iter().flatten();
+        places
+            .into_iter()
+            .zip(gammas)
+            .map(move |(place, gamma)| (place, HeadNorm { gamma: inputs[gamma].slice(), epsilon }))
+    }
+
+    fn growth<'a, T: Number>(&self, inputs: &'a [Array], logs: &'a [T]) -> Option<(usize, Growth<'a, T>)> {
+        self.slopes.map(|place| (place, Growth { slopes: inputs[place].slice(), logs }))
+    }
+}
+
+fn of_queries(heads: Heads) -> Place {
+    let ([start, ..], strides) = heads.layout(1);
+    Place { row: heads.packed(), start, stride: strides.head, heads: heads.heads, head_dim: heads.head_dim }
+}
+
+fn of_keys(heads: Heads) -> Place {
+    let ([_, start, _], strides) = heads.layout(1);
+    Place { row: heads.packed(), start, stride: strides.head, heads: heads.kv_heads, head_dim: heads.head_dim }
+}

@@ -1,0 +1,271 @@
+//! What becomes of queries and keys between their projection and their rotation, in place on packed rows.
+//!
+//! ```text
+//! norm    y = gamma x / sqrt(mean(x^2) + epsilon)     over the D features of each head
+//!         d_x = rstd (g - u mean(g u))                u = x rstd,  g = gamma d_y
+//!         d_gamma = sum over rows and heads of d_y u
+//! scale   y = slope[h] log[i] x                       log[i]: of the number of keys that the query of row i sees
+//!         d_slope[h] = sum over rows of log[i] d_y.x
+//! ```
+
+use super::ROWS_PER_TASK;
+use crate::Number;
+use crate::check_shape;
+use crate::cpu::reduce;
+use crate::cpu::vectorized;
+use rayon::prelude::*;
+
+/// Where the heads of one kind lie in each packed row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Values of a row.
+    pub row: usize,
+    /// Where the first head begins.
+    pub start: usize,
+    /// From the start of one head to the start of the next.
+    pub stride: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Features a head, D.
+    pub head_dim: usize,
+}
+
+impl Place {
+    fn check(&self, values: usize) {
+        let Place { row, start, stride, heads, head_dim } = *self;
+        assert!(row > 0 && values.is_multiple_of(row), "rows: {values} values are no rows of {row}");
+        assert!(head_dim > 0 && (heads < 2 || stride >= head_dim), "heads of {head_dim} at a stride of {stride}");
+        let end = heads.saturating_sub(1).checked_mul(stride).and_then(|last| last.checked_add(start + head_dim));
+        assert!(end.is_some_and(|end| end <= row), "{heads} heads of {self:?} end after the row");
+    }
+
+    /// The heads of one row, each with its number.
+    #[inline(always)]
+    fn of_row<'x, T>(&self, row: &'x [T]) -> impl Iterator<Item = &'x [T]> + use<'x, T> {
+        let Place { start, stride, heads, head_dim, .. } = *self;
+        row[start..].chunks(stride.max(1)).take(heads).map(move |head| &head[..head_dim])
+    }
+
+    #[inline(always)]
+    fn of_row_mut<'x, T>(&self, row: &'x mut [T]) -> impl Iterator<Item = &'x mut [T]> + use<'x, T> {
+        let Place { start, stride, heads, head_dim, .. } = *self;
+        row[start..].chunks_mut(stride.max(1)).take(heads).map(move |head| &mut head[..head_dim])
+    }
+}
+
+/// The norm of each head.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorm<'a, T> {
+    /// Scale, `[D]`, of all heads.
+    pub gamma: &'a [T],
+    /// Added to the mean square.
+    pub epsilon: f64,
+}
+
+/// A factor on each row of each head.
+#[derive(Clone, Copy, Debug)]
+pub struct Growth<'a, T> {
+    /// `[H]`
+    pub slopes: &'a [T],
+    /// Of rows, which begin again after the last: `[L]`, or `[B, L]`.
+    pub logs: &'a [T],
+}
+
+/// Normalises the heads of rows `[rows, row]`.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn norm<T: Number>(x: &mut [T], place: Place, by: HeadNorm<'_, T>) {
+    place.check(x.len());
+    check_shape!(by.gamma, D = place.head_dim);
+    x.par_chunks_mut(ROWS_PER_TASK * place.row).for_each(|rows| norm_rows(rows, place, by));
+}
+
+/// Turns the gradient in the result of [`norm`] into that in `x`, what it was given; returns that in gamma.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn norm_backward<T: Number>(x: &[T], d: &mut [T], place: Place, by: HeadNorm<'_, T>) -> Vec<T> {
+    place.check(x.len());
+    check_shape!(d, all = x.len());
+    check_shape!(by.gamma, D = place.head_dim);
+    let piece = ROWS_PER_TASK * place.row;
+    let mut partial = vec![T::ZERO; x.len().div_ceil(piece) * place.head_dim];
+    let tasks = d.par_chunks_mut(piece).zip(x.par_chunks(piece)).zip(partial.par_chunks_mut(place.head_dim));
+    tasks.for_each(|((d, x), d_gamma)| norm_rows_backward(x, d, place, by, d_gamma));
+    in_order(&partial, place.head_dim)
+}
+
+/// Multiplies the heads of rows `[rows, row]`.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn scale<T: Number>(x: &mut [T], place: Place, by: Growth<'_, T>) {
+    by.check(place, x.len());
+    x.par_chunks_mut(ROWS_PER_TASK * place.row).enumerate().for_each(|(task, rows)| {
+        for (i, row) in rows.chunks_exact_mut(place.row).enumerate() {
+            let log = by.logs[(task * ROWS_PER_TASK + i) % by.logs.len()];
+            for (head, slope) in place.of_row_mut(row).zip(by.slopes) {
+                head.iter_mut().for_each(|x| *x = *x * (*slope * log));
+            }
+        }
+    });
+}
+
+/// Turns the gradient in the result of [`scale`] into that in `x`, what it was given; returns that in the slopes.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn scale_backward<T: Number>(x: &[T], d: &mut [T], place: Place, by: Growth<'_, T>) -> Vec<T> {
+    by.check(place, x.len());
+    check_shape!(d, all = x.len());
+    let piece = ROWS_PER_TASK * place.row;
+    let mut partial = vec![T::ZERO; x.len().div_ceil(piece) * place.heads];
+    let tasks = d.par_chunks_mut(piece).zip(x.par_chunks(piece)).zip(partial.par_chunks_mut(place.heads.max(1)));
+    tasks.enumerate().for_each(|(task, ((d, x), d_slopes))| {
+        for (i, (d, x)) in d.chunks_exact_mut(place.row).zip(x.chunks_exact(place.row)).enumerate() {
+            let log = by.logs[(task * ROWS_PER_TASK + i) % by.logs.len()];
+            let heads = place.of_row_mut(d).zip(place.of_row(x));
+            for ((d, x), (slope, d_slope)) in heads.zip(by.slopes.iter().zip(&mut *d_slopes)) {
+                *d_slope += log * reduce::dot(d, x);
+                d.iter_mut().for_each(|d| *d = *d * (*slope * log));
+            }
+        }
+    });
+    in_order(&partial, place.heads)
+}
+
+impl<T: Number> Growth<'_, T> {
+    fn check(&self, place: Place, values: usize) {
+        place.check(values);
+        check_shape!(self.slopes, H = place.heads);
+        let rows = values / place.row;
+        let whole = rows == 0 || (!self.logs.is_empty() && rows.is_multiple_of(self.logs.len()));
+        assert!(whole, "logs: {} values are no part of {rows} rows", self.logs.len());
+    }
+}
+
+/// The sum of rows of `width`, from the first to the last.
+fn in_order<T: Number>(rows: &[T], width: usize) -> Vec<T> {
+    let mut sum = vec![T::ZERO; width];
+    rows.chunks_exact(width.max(1)).for_each(|row| reduce::add(&mut sum, row));
+    sum
+}
+
+vectorized! {
+    /// [`norm`] by one thread.
+    fn norm_rows(rows: &mut [T], place: Place, by: HeadNorm<'_, T>) {
+        let share = T::ONE / T::from_f64(place.head_dim as f64);
+        for row in rows.chunks_exact_mut(place.row) {
+            for head in place.of_row_mut(row) {
+                let square = reduce::sum([&*head], |[x]| x * x) * share;
+                let rstd = T::ONE / (square + T::from_f64(by.epsilon)).sqrt();
+                for (x, gamma) in head.iter_mut().zip(by.gamma) {
+                    *x = *x * rstd * *gamma;
+                }
+            }
+        }
+    }
+}
+
+vectorized! {
+    /// [`norm_backward`] by one thread; adds to the gradient in gamma.
+    fn norm_rows_backward(x: &[T], d: &mut [T], place: Place, by: HeadNorm<'_, T>, d_gamma: &mut [T]) {
+        let share = T::ONE / T::from_f64(place.head_dim as f64);
+        for (x, d) in x.chunks_exact(place.row).zip(d.chunks_exact_mut(place.row)) {
+            for (x, d) in place.of_row(x).zip(place.of_row_mut(d)) {
+                let square = reduce::sum([x], |[x]| x * x) * share;
+                let rstd = T::ONE / (square + T::from_f64(by.epsilon)).sqrt();
+                let along = reduce::sum([x, &*d, by.gamma], |[x, d, gamma]| d * gamma * (x * rstd)) * share;
+                for (((x, d), gamma), d_gamma) in x.iter().zip(d).zip(by.gamma).zip(&mut *d_gamma) {
+                    let u = *x * rstd;
+                    *d_gamma = d.mul_add(u, *d_gamma);
+                    *d = rstd * (*d * *gamma - u * along);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
+
+    /// Heads of packed rows, side by side and with others between them, and numbers of rows.
+    const PLACES: [(Place, usize); 3] = [
+        (Place { row: 24, start: 4, stride: 12, heads: 2, head_dim: 4 }, 6),
+        (Place { row: 21, start: 6, stride: 3, heads: 5, head_dim: 3 }, 150),
+        (Place { row: 70, start: 2, stride: 68, heads: 1, head_dim: 68 }, 3),
+    ];
+
+    fn logs(rows: usize) -> Vec<f64> {
+        (0..rows / 3).map(|i| ((i + 1) as f64).ln()).collect()
+    }
+
+    #[test]
+    fn heads_are_divided_by_their_root_mean_square() {
+        for (place, rows) in PLACES {
+            let (x, gamma) = (random(rows * place.row, 1), random(place.head_dim, 2));
+            let mut y = x.clone();
+            norm(&mut y, place, HeadNorm { gamma: &gamma, epsilon: 0.01 });
+            for (at, (x_at, y_at)) in x.iter().zip(&y).enumerate() {
+                let inside = (at % place.row).checked_sub(place.start).filter(|in_heads| {
+                    in_heads / place.stride < place.heads && in_heads % place.stride < place.head_dim
+                });
+                let Some(in_heads) = inside else {
+                    assert_eq!(x_at, y_at, "{place:?} {at}: not of these heads");
+                    continue;
+                };
+                let feature = in_heads % place.stride;
+                let square = x[at - feature..][..place.head_dim].iter().map(|x| x * x).sum::<f64>();
+                let expected = gamma[feature] * x_at / (square / place.head_dim as f64 + 0.01).sqrt();
+                assert!((y_at - expected).abs() < 1e-12, "{place:?} {at}: {y_at} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_are_those_of_finite_differences() {
+        for (place, rows) in [PLACES[0], PLACES[2]] {
+            let (x, up) = (random(rows * place.row, 1), random(rows * place.row, 2));
+            let (gamma, slopes, logs) = (random(place.head_dim, 3), random(place.heads, 4), logs(rows));
+            let total = |y: &[f64]| y.iter().zip(&up).map(|(y, up)| y * up).sum::<f64>();
+            let normed = |x: &[f64], gamma: &[f64]| {
+                let mut y = x.to_vec();
+                norm(&mut y, place, HeadNorm { gamma, epsilon: 0.01 });
+                total(&y)
+            };
+            let scaled = |x: &[f64], slopes: &[f64]| {
+                let mut y = x.to_vec();
+                scale(&mut y, place, Growth { slopes, logs: &logs });
+                total(&y)
+            };
+            let mut d_x = up.clone();
+            let d_gamma = norm_backward(&x, &mut d_x, place, HeadNorm { gamma: &gamma, epsilon: 0.01 });
+            assert_gradient("x of norm", &x, &d_x, |x| normed(x, &gamma));
+            assert_gradient("gamma", &gamma, &d_gamma, |gamma| normed(&x, gamma));
+            let mut d_x = up.clone();
+            let d_slopes = scale_backward(&x, &mut d_x, place, Growth { slopes: &slopes, logs: &logs });
+            assert_gradient("x of scale", &x, &d_x, |x| scaled(x, &slopes));
+            assert_gradient("slopes", &slopes, &d_slopes, |slopes| scaled(&x, slopes));
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads() {
+        let (place, rows) = PLACES[1];
+        let (x, up) = (single(&random(rows * place.row, 1)), single(&random(rows * place.row, 2)));
+        let (gamma, slopes) = (single(&random(place.head_dim, 3)), single(&random(place.heads, 4)));
+        let logs = single(&logs(rows));
+        assert_same_at_any_threads(|| {
+            let (mut y, mut d) = (x.clone(), up.clone());
+            let (by, growth) = (HeadNorm { gamma: &gamma, epsilon: 0.01 }, Growth { slopes: &slopes, logs: &logs });
+            norm(&mut y, place, by);
+            scale(&mut y, place, growth);
+            let d_slopes = scale_backward(&x, &mut d, place, growth);
+            let d_gamma = norm_backward(&x, &mut d, place, by);
+            (y, d, d_slopes, d_gamma)
+        });
+    }
+}
