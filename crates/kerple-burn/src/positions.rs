@@ -210,13 +210,13 @@ impl PositionalEncoding {
         fading.filter_map(|one| Some(one.demand()?.horizon)).min()
     }
 
-    /// A layer for each set of tables: those of one layer stand for all that share them.
-    pub fn sets(&self) -> Vec<usize> {
+    /// The layers of each set of tables, which they share; sets in the order of their first layers.
+    pub fn sets(&self) -> Vec<Vec<usize>> {
         let of = |one: &PositionalEncoding| match one.layers.is_empty() {
-            true => one.own.iter().take(1).copied().collect::<Vec<usize>>(),
-            false => one.own.to_vec(),
+            true => vec![one.own.to_vec()],
+            false => one.own.iter().map(|layer| vec![*layer]).collect(),
         };
-        let mut sets: Vec<usize> = self.each().flat_map(of).collect();
+        let mut sets: Vec<Vec<usize>> = self.each().flat_map(of).filter(|layers| !layers.is_empty()).collect();
         sets.sort_unstable();
         sets
     }

@@ -170,6 +170,9 @@ pub struct Compare {
     /// Names of encodings, or `@FILE` with a TOML list `[[encoding]]` of settings.
     #[arg(long, required = true, value_delimiter = ',')]
     pub encodings: Vec<String>,
+    /// Layers in which they stand, counted from 0; the others keep the run file's encoding.
+    #[arg(long, value_delimiter = ',')]
+    pub layers: Option<Vec<usize>>,
     /// Number of seeds, counted up from the run file's.
     #[arg(long, default_value_t = 1)]
     pub seeds: u64,

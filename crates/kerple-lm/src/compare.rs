@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::evaluate::{self, Amount, Request, Text};
 use crate::host::Host;
 use crate::job::{self, Ask, Job, Shard};
+use crate::layers::LayerConfig;
 use crate::memory::Limit;
 use crate::plan::Plan;
 use crate::run::RunFolder;
@@ -23,6 +24,8 @@ pub struct Comparison {
     pub config: RunConfig,
     /// Encodings, each trained with every seed.
     pub encodings: Vec<Encoding>,
+    /// Layers in which they stand, counted from 0, the other layers keeping the configuration's encoding; `None`: all.
+    pub layers: Option<Vec<usize>>,
     /// Number of seeds, counted up from the configuration's.
     pub seeds: u64,
     /// Lengths, protocol and amount of the evaluation; its seed is replaced by the run's. Lengths that an encoding is
@@ -83,7 +86,7 @@ impl Comparison {
         };
         let runs = (self.config.seed..end).flat_map(|seed| self.encodings.iter().map(move |encoding| (seed, encoding)));
         runs.map(|(seed, encoding)| {
-            let config = RunConfig { seed, encoding: encoding.clone(), ..self.config.clone() };
+            let config = self.config_of(seed, encoding);
             let plan = Plan::new(&config, source.facts())?;
             if let Some(old) = self.folder(&plan.label, seed).plan()? {
                 old.may_become(&plan, 0)?;
@@ -99,6 +102,21 @@ impl Comparison {
         .collect()
     }
 
+    /// The settings with an encoding, in all layers or in those that are compared.
+    fn config_of(&self, seed: u64, encoding: &Encoding) -> RunConfig {
+        let mut config = RunConfig { seed, ..self.config.clone() };
+        match &self.layers {
+            None => config.encoding = encoding.clone(),
+            Some(_) if *encoding == config.encoding => {}
+            Some(at) => {
+                let exchanged =
+                    LayerConfig { at: Some(at.clone()), encoding: Some(encoding.clone()), ..LayerConfig::default() };
+                config.model.layers.insert("exchanged".to_owned(), exchanged);
+            }
+        }
+        config
+    }
+
     /// The request with its span fixed, so that all runs of a seed are scored on the same text whatever was evaluated in
     /// some of them before.
     fn fixed_request(&self, plans: &[Plan], text: &dyn Text) -> Result<Request> {
@@ -110,5 +128,35 @@ impl Comparison {
         let extent = self.request.extent(self.config.train.train_len, text.len(), &earlier)?;
         let segments = Amount::Exactly(extent.segments());
         Ok(Request { span: Some(extent.span()), segments, ..self.request.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluate::Protocol;
+    use crate::plan::DataFacts;
+
+    #[test]
+    fn encodings_are_exchanged_in_the_layers_that_are_named() {
+        let text = "data.path = \"nowhere\"\nencoding.kind = \"rotary\"\nmodel.n_layers = 3";
+        let [alibi, rotary] = ["alibi", "rotary"].map(|kind| serde_json::from_value::<Encoding>(kind.into()).unwrap());
+        let (lengths, protocol, segments) = (vec![16], Protocol::Segments, Amount::UpTo(1));
+        let comparison = Comparison {
+            config: RunConfig::parse(text, "test", &[]).unwrap(),
+            encodings: Vec::new(),
+            layers: Some(vec![1]),
+            seeds: 1,
+            request: Request { lengths, protocol, segments, span: None, seed: 0, positions: false },
+            rope_scalings: Vec::new(),
+            out: PathBuf::new(),
+            host: Host::cpu(None),
+        };
+        let facts =
+            DataFacts { vocab_size: 9, tokenizer: String::new(), train_tokens: 1 << 20, content: String::new() };
+        let label = |encoding: &Encoding| Plan::new(&comparison.config_of(1, encoding), facts.clone()).unwrap().label;
+        assert_eq!([label(&alibi), label(&rotary)], ["rotary-at1=alibi", "rotary"]);
+        let everywhere = Comparison { layers: None, ..comparison.clone() };
+        assert_eq!(everywhere.config_of(1, &alibi).encoding, alibi);
     }
 }

@@ -349,7 +349,8 @@ fn recorded_distances() -> Vec<u64> {
 fn snapshot(encoding: &PositionalEncoding, step: u64) -> Option<KernelSnapshot> {
     let distances = recorded_distances();
     let len = 20_481;
-    let tables: Vec<_> = encoding.sets().into_iter().map(|layer| encoding.table(layer, len)).collect();
+    let sets = encoding.sets();
+    let tables: Vec<_> = sets.iter().map(|layers| encoding.table(layers[0], len)).collect();
     let pick = |rows: fn(&DistanceTable) -> &Option<Vec<f64>>| {
         let rows = tables.iter().flat_map(&rows).flat_map(|rows| rows.chunks(len));
         let picked = rows.map(|row| distances.iter().map(|d| row[*d as usize]).collect()).collect::<Vec<Vec<f64>>>();
@@ -359,5 +360,10 @@ fn snapshot(encoding: &PositionalEncoding, step: u64) -> Option<KernelSnapshot> 
     let biases = tables.iter().flat_map(|table| &table.bias).flat_map(|rows| rows.chunks(len));
     let effective_length = biases.map(effective).collect();
     let (bias, weight) = (pick(|table| &table.bias), pick(|table| &table.weight));
-    (bias.is_some() || weight.is_some()).then_some(KernelSnapshot { step, distances, bias, weight, effective_length })
+    let of_bias = tables.iter().zip(&sets).filter(|(table, _)| table.bias.is_some());
+    let of_rows =
+        of_bias.flat_map(|(table, layers)| vec![layers.iter().map(|layer| *layer as u64).collect(); table.heads]);
+    let layers = if sets.len() > 1 { of_rows.collect() } else { Vec::new() };
+    let snapshot = KernelSnapshot { step, distances, layers, bias, weight, effective_length };
+    (snapshot.bias.is_some() || snapshot.weight.is_some()).then_some(snapshot)
 }

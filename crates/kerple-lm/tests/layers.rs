@@ -6,6 +6,7 @@ use burn::tensor::{DType, Tensor};
 use common::{IDS, PASS, assert_decoding, logits, patterns, plan_of_text};
 use kerple::encoding::Encoding;
 use kerple_burn::fused::Engine;
+use kerple_burn::memory::Memory;
 use kerple_burn::ops::embedding::embed;
 use kerple_burn::parameters;
 use kerple_burn::plan::{AttentionKind, InitKind};
@@ -77,6 +78,30 @@ fn models_of_all_patterns_decode_and_count() {
 }
 
 #[test]
+fn memory_of_windows_stays_small_and_exact() {
+    let text = "encoding = { kind = \"kerple_log\", window = 9 }\nmodel.block.init = \"xavier\"\n[model.layers]\n\
+                turned = { at = [1], encoding = { kind = \"rotary\", window = 5 } }\nglobal = { at = [3], window = \"all\" }";
+    let model = Decoder::new(&read(text).unwrap(), &kerple_lm::device());
+    let ids: Vec<u32> = (0..1500).map(|at| (at * at % 23) as u32).collect();
+    let whole = logits(&model, &ids);
+    let mut memory = model.memories(1);
+    let mut last = Vec::new();
+    for piece in [&ids[..900], &ids[900..1400]].into_iter().chain(ids[1400..].chunks(1)) {
+        let tokens = Tokens { ids: piece, batch: 1, len: piece.len() };
+        last = numbers(model.extend(tokens, &mut memory, &PASS.over(ids.len())));
+    }
+    // the same sums in another order, in f32
+    assert!(distance(&last, &whole[whole.len() - last.len()..]) < 1e-5);
+    let held = |memory: &Memory| match memory {
+        Memory::Rows(rows) => rows.held(),
+        Memory::Tensors(_) | Memory::Recurrent(_) => panic!("softmax attention holds rows"),
+    };
+    let held: Vec<usize> = memory.iter().map(held).collect();
+    assert!(held[..3].iter().all(|held| *held < 620) && held[3] == 1500, "{held:?}");
+    assert!(memory.iter().all(|memory| memory.len() == 1500));
+}
+
+#[test]
 fn values_are_told_apart_by_kind_and_layer() {
     let text = "encoding.kind = \"kerple_log\"\n[model.layers]\n\
                 a = { at = [1], encoding = \"kerple_power\" }\n\
@@ -84,7 +109,7 @@ fn values_are_told_apart_by_kind_and_layer() {
     let model = Decoder::new(&read(text).unwrap(), &kerple_lm::device());
     let names: Vec<String> = model.encoding.true_values().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["r1", "r2", "a.r1", "a.r2", "layer0.r1", "layer0.r2", "layer3.r1", "layer3.r2"]);
-    assert_eq!(model.encoding.sets(), [0, 1, 2, 3]);
+    assert_eq!(model.encoding.sets(), [[0], [1], [2], [3]]);
     assert_ne!(model.encoding.table(0, 9), model.encoding.table(3, 9), "layers that learn for themselves");
     assert_ne!(model.encoding.table(1, 9), model.encoding.table(2, 9));
 }

@@ -227,6 +227,7 @@ fn write_kernels(folder: &Path, heads: &Heads, step: u64) -> Result<(), Box<dyn 
     let effective = |head| (0..20480).find(|&distance| heads.bias(head, distance as f64) < -2.0);
     let snapshot = KernelSnapshot {
         step,
+        layers: Vec::new(),
         bias: Some((0..12).map(kernel).collect()),
         weight: None,
         effective_length: (0..12).map(effective).collect(),

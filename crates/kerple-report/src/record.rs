@@ -183,6 +183,9 @@ pub struct KernelSnapshot {
     pub step: u64,
     /// The distances sampled, increasing.
     pub distances: Vec<u64>,
+    /// The layers that share each row of the additive kernel; empty where all layers share all rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<Vec<u64>>,
     /// Additive kernel, `[head][distance]`, on the scores after the `1/sqrt(D)` scale.
     #[serde(with = "number", default)]
     pub bias: Option<Vec<Vec<f64>>>,

@@ -33,6 +33,7 @@ pub fn run(args: &Compare) -> Outcome {
     let request = args.evaluation.request(config.train.train_len, config.seed, config.data.task.is_some())?;
     let comparison = Comparison {
         encodings: encodings(&args.encodings)?,
+        layers: args.layers.clone(),
         seeds: args.seeds,
         request,
         rope_scalings: args.rope_scaling.clone(),

@@ -75,12 +75,11 @@ pub fn run(args: &Quickstart) -> Outcome {
         }
     };
     let runs = ENCODINGS.len() as u64 * SEEDS;
-    remarkln!(
-        "{} encodings x {SEEDS} seeds = {runs} runs of {steps} steps of {BATCH} x {TRAIN_LEN} tokens",
-        ENCODINGS.len()
-    );
+    let kinds = ENCODINGS.len();
+    remarkln!("{kinds} encodings x {SEEDS} seeds = {runs} runs of {steps} steps of {BATCH} x {TRAIN_LEN} tokens");
     let comparison = Comparison {
         config: RunConfig { train: TrainConfig { steps, ..config.train.clone() }, ..config },
+        layers: None,
         encodings: ENCODINGS.iter().filter_map(|kind| Method::named(kind)).map(Encoding::from).collect(),
         seeds: SEEDS,
         request: Request {

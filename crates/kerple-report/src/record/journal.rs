@@ -285,6 +285,7 @@ mod tests {
         let snapshot = |step| KernelSnapshot {
             step,
             distances: vec![0, 1, 8],
+            layers: Vec::new(),
             bias: Some(vec![vec![0.0, -0.5, f64::NEG_INFINITY]]),
             weight: None,
             effective_length: vec![Some(8)],

@@ -50,6 +50,7 @@ pub fn run_of(root: &Path, above: &str, label: &str, seed: u64, model: Value, pe
     let snapshot = KernelSnapshot {
         step: 100,
         distances: vec![0, 1, 64],
+        layers: Vec::new(),
         bias,
         weight: None,
         effective_length: vec![Some(20), None],

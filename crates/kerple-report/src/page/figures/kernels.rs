@@ -47,7 +47,7 @@ pub(super) fn kernels(part: &Part) -> Option<Figure> {
         section: Section::Kernels,
         title: part.title("Kernels by distance"),
         caption: format!(
-            "One line a head, after the last recorded step. The bias is added to the scores after the 1/\u{221a}D scale, a weight \
+            "One line a head, after the last recorded step; a picture for each layer with kernels of its own. The bias is added to the scores after the 1/\u{221a}D scale, a weight \
              multiplies them. Biases below \u{2212}{} are not shown: they leave weights of less than 6e\u{2212}6. Distance 0 has no place on \
              the logarithmic axis.",
             -LOWEST_BIAS
@@ -71,16 +71,32 @@ pub(crate) fn panels_of(run: &Run, title: &str) -> Vec<Plot> {
 /// A panel for the bias and one for the weight, where there are such.
 fn panels(run: &Run, title: &str, (low, high): (f64, f64)) -> Vec<Plot> {
     let Some(last) = run.kernels.last() else { return Vec::new() };
-    let bias = last.bias.as_ref().and_then(|bias| {
+    let bias = last.bias.iter().flat_map(|bias| by_layer(title, last, bias)).filter_map(|(title, rows)| {
         let axis = Axis::linear("bias", low - 0.03 * (high - low), high + 0.05 * (high - low));
-        panel(title.to_owned(), axis, (run, last), bias)
+        panel(title, axis, (run, last), rows)
     });
     let weight = last.weight.as_ref().and_then(|weight| {
         let (low, high) = range(weight.iter().flatten().copied()).unwrap_or((0.0, 1.0));
         let axis = Axis::linear("weight", low.min(0.0), high.max(1.0));
         panel(format!("{title}, weight"), axis, (run, last), weight)
     });
-    bias.into_iter().chain(weight).collect()
+    bias.chain(weight).collect()
+}
+
+/// The rows of layers that have kernels of their own, each layer's with its title.
+fn by_layer<'a>(title: &str, snapshot: &KernelSnapshot, rows: &'a [Vec<f64>]) -> Vec<(String, &'a [Vec<f64>])> {
+    if snapshot.layers.len() != rows.len() {
+        return vec![(title.to_owned(), rows)];
+    }
+    let mut from = 0;
+    let part = |layers: &[Vec<u64>]| {
+        let rows = &rows[from..from + layers.len()];
+        from += layers.len();
+        let numbers: Vec<String> = layers[0].iter().map(u64::to_string).collect();
+        let word = if numbers.len() == 1 { "layer" } else { "layers" };
+        (format!("{title}, {word} {}", numbers.join(", ")), rows)
+    };
+    snapshot.layers.chunk_by(|a, b| a == b).map(part).collect()
 }
 
 fn panel(title: String, y: Axis, (run, snapshot): (&Run, &KernelSnapshot), heads: &[Vec<f64>]) -> Option<Plot> {
@@ -205,4 +221,26 @@ fn parameter_panel(run: &Run, name: &str, series: Vec<Series>) -> Option<Plot> {
         rule: None,
         titled: true,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_with_kernels_of_their_own_have_pictures_of_their_own() {
+        let rows: Vec<Vec<f64>> = (0..5).map(|row| vec![row as f64]).collect();
+        let mut snapshot = KernelSnapshot {
+            step: 1,
+            distances: vec![0],
+            layers: vec![vec![0, 2], vec![0, 2], vec![1], vec![1], vec![1]],
+            bias: Some(rows.clone()),
+            weight: None,
+            effective_length: vec![None; 5],
+        };
+        let parts = by_layer("t5", &snapshot, &rows);
+        assert_eq!(parts, [("t5, layers 0, 2".to_owned(), &rows[..2]), ("t5, layer 1".to_owned(), &rows[2..])]);
+        snapshot.layers.clear();
+        assert_eq!(by_layer("t5", &snapshot, &rows), [("t5".to_owned(), &rows[..])]);
+    }
 }
