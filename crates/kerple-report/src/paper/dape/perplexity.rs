@@ -209,10 +209,9 @@ fn figure(place: &Place, shown: &Shown, methods: &[&Method], cells: &[Vec<CellRo
         id: format!("{}-{}", shown.id, runs_folder(place.corpus, place.variant)),
         section: Section::Positions,
         title,
-        caption: format!(
-            "Means over seeds, logarithmic axes; dashed: not adapted. A seed chooses the text, which is the same for all methods: \
-             deviations, in the table, are mostly of the text."
-        ),
+        caption: "Means over seeds, logarithmic axes; dashed: not adapted. A seed chooses the text, which is the same for all \
+                  methods: deviations, in the table, are mostly of the text."
+            .to_owned(),
         plots: vec![plot],
     })
 }
