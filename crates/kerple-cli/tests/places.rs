@@ -22,7 +22,12 @@ fn a_run_works_from_any_folder() {
     assert_eq!(code, Some(0), "{message}");
     let found = RunFolder::new(place.path("runs/one")).verify();
     assert!(found.is_good(), "{:?}", found.problems);
-    assert_eq!(found.good.len(), 6, "plan, checkpoint, metrics, evaluations, kernels, data: {:?}", found.good);
+    assert_eq!(
+        found.good.len(),
+        7,
+        "plan, checkpoint, metrics, sittings, evaluations, kernels, data: {:?}",
+        found.good
+    );
 
     // run and text moved together
     fs::create_dir(place.path("moved")).unwrap();

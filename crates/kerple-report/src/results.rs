@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(lowest(&[long.clone(), short.clone()]), [1]);
         assert_eq!(highest(&[long.clone(), short.clone()]), [0]);
         assert_eq!(lowest(&[short.clone(), of(&[]), short.clone(), long.clone()]), [0, 2], "all that are equal");
-        assert_eq!(lowest(&[long.clone()]), [] as [usize; 0], "alone");
+        assert_eq!(lowest(std::slice::from_ref(&long)), [] as [usize; 0], "alone");
         assert_eq!(lowest(&[long, of(&[(9, 1.0)])]), [] as [usize; 0], "no common seed");
         assert_eq!(lowest(&[short, of(&[(1, f64::NAN), (2, 1.0), (3, 1.0)])]), [0]);
     }

@@ -41,6 +41,9 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
     Ok(runs)
 }
 
+/// What is kept of the rows of a file.
+type Thin = fn(Vec<Value>) -> Vec<Value>;
+
 /// Writes what is kept of a run; `false` of one that has not been evaluated.
 fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
     if !present(&run.join(EVALUATION_FILE))? && !present(&run.join(PROBES_FILE))? {
@@ -56,38 +59,37 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
         }
         record::write_json(&to.join(PLAN_FILE), &plan)?;
     }
-    let rows: [(&str, fn(&mut Vec<Value>)); 4] = [
+    let rows: [(&str, Thin); 4] = [
         (EVALUATION_FILE, without_segments),
         (METRICS_FILE, without_weights),
-        (PROBES_FILE, |_| ()),
-        (SITTINGS_FILE, |_| ()),
+        (PROBES_FILE, |rows| rows),
+        (SITTINGS_FILE, |rows| rows),
     ];
     for (name, thin) in rows {
         if present(&run.join(name))? {
-            let mut rows = read_rows::<Value>(&run.join(name))?.rows;
-            thin(&mut rows);
+            let rows = thin(read_rows::<Value>(&run.join(name))?.rows);
             record::replace_rows(&to.join(name), &rows)?;
         }
     }
-    let snapshots: [(&str, fn(&mut Vec<Value>)); 2] = [(KERNELS_FILE, last_alone), (SCORES_FILE, |_| ())];
+    let snapshots: [(&str, Thin); 2] = [(KERNELS_FILE, last_alone), (SCORES_FILE, |all| all)];
     for (name, thin) in snapshots {
         if present(&run.join(name))? {
-            let mut all = read_json::<Vec<Value>>(&run.join(name))?;
-            thin(&mut all);
+            let all = thin(read_json::<Vec<Value>>(&run.join(name))?);
             record::write_dense_json(&to.join(name), &all)?;
         }
     }
     Ok(true)
 }
 
-fn without_segments(rows: &mut Vec<Value>) {
+fn without_segments(mut rows: Vec<Value>) -> Vec<Value> {
     rows.iter_mut().filter_map(Value::as_object_mut).for_each(|row| _ = row.remove("segment_nll"));
+    rows
 }
 
 /// Most learned values of an encoding that the last row of a kept log has; more are weights of a network.
 const MOST_VALUES: usize = 64;
 
-fn without_weights(rows: &mut Vec<Value>) {
+fn without_weights(mut rows: Vec<Value>) -> Vec<Value> {
     let count = |learned: &Value| {
         learned.as_object().into_iter().flatten().filter_map(|(_, list)| Some(list.as_array()?.len())).sum::<usize>()
     };
@@ -97,10 +99,11 @@ fn without_weights(rows: &mut Vec<Value>) {
             row.as_object_mut().map(|row| row.remove("encoding"));
         }
     }
+    rows
 }
 
-fn last_alone(snapshots: &mut Vec<Value>) {
-    snapshots.drain(..snapshots.len().saturating_sub(1));
+fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
+    snapshots.split_off(snapshots.len().saturating_sub(1))
 }
 
 /// Refuses to write over what is no export of this reproduction: what is exported is less than what it is made of.

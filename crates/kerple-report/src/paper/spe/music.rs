@@ -290,6 +290,6 @@ mod tests {
     fn octaves_cover_every_position_once() {
         assert_eq!(octaves([128, 1000]), [0..128, 128..256, 256..512, 512..1000]);
         assert_eq!((octaves([128, 128]).len(), octaves([128, 64]).len()), (1, 1), "nothing is beyond");
-        assert_eq!(octaves([usize::MAX, 8]), [0..8]);
+        assert_eq!(octaves([usize::MAX, 8]), std::slice::from_ref(&(0..8)));
     }
 }

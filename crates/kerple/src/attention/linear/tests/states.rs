@@ -59,7 +59,8 @@ fn a_state_of_other_maps_or_of_another_decay_is_refused() {
     let moved = favor[0].clone().with(Offset::None, Offset::None, 0.0);
     let (sine, conv) = (sine::<f64>(), [7, 5].map(|taps| conv::<f64>(vec![taps], vec![0])));
     let behind = Pointwise::Elu { width: R };
-    let pairs: [(&str, [&[&dyn RowMap<f64>]; 2]); 5] = [
+    type Chain<'a> = &'a [&'a dyn RowMap<f64>];
+    let pairs: [(&str, [Chain; 2]); 5] = [
         ("elu", [&[&elu], &[&relu]]),
         ("omega", [&[&favor[0]], &[&favor[1]]]),
         ("offset", [&[&favor[0]], &[&moved]]),
