@@ -5,6 +5,7 @@ use super::{Place, RunFolder};
 use crate::checkpoint;
 use crate::error::Error;
 use crate::plan::Plan;
+use kerple::encoding::Encoding;
 use kerple_report::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
@@ -95,8 +96,9 @@ impl RunFolder {
 fn evaluations(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
     let rows = record::read_rows::<EvaluationRow>(path)?.rows;
     let beside = |row: &EvaluationRow, plan: &Plan| {
-        // other rotary rates make another label
-        let label = row.rope_scaling.is_some() || row.encoding == plan.label;
+        // other rotary rates make another label, and so does a window that was not trained with
+        let windowed = || Encoding { window: row.window.map(|keys| keys as usize), ..plan.encoding.clone() }.label();
+        let label = row.rope_scaling.is_some() || row.encoding == plan.label || row.encoding == windowed();
         let same = label && (row.seed, row.train_len) == (plan.seed, plan.train_len as u64);
         let (encoding, seed, step) = (&row.encoding, row.seed, row.step);
         (!same || step > plan.train.steps).then(|| {
