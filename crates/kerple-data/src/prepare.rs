@@ -164,7 +164,10 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
         None => {}
     }
     let selection = Selection::new(options, &files)?;
-    let (tokenizer, vocab_size) = choose::tokenizer(options, &files, &selection, progress)?;
+    let chosen = choose::tokenizer(options, &files, &selection, progress);
+    // who stops while a vocabulary is learned is not told what became of it
+    options.check_stop()?;
+    let (tokenizer, vocab_size) = chosen?;
     let mut writer = Writer::create(staging.folder(), &selection, tokenizer.as_ref(), vocab_size)?;
     let tally = selection.run(&mut |part, tally| {
         options.check_stop()?;
