@@ -17,6 +17,7 @@ pub mod learner;
 pub mod look;
 pub mod memory;
 pub mod model;
+pub mod origin;
 pub mod plan;
 pub mod probe;
 pub mod reproduce;
