@@ -21,6 +21,7 @@ pub(crate) mod reduce;
 
 pub use number::Number;
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Instructions that loops are compiled for, narrowest first.
@@ -78,6 +79,28 @@ pub fn limit(most: InstructionSet) -> InstructionSet {
     let set = most.min(InstructionSet::detected());
     CURRENT.store(set as u8, Ordering::Relaxed);
     set
+}
+
+thread_local! {
+    static ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f` with attention on this thread alone, whatever pool it is of: for calls that are done before others would be awake.
+/// The bits of results are the same.
+pub fn alone<R>(f: impl FnOnce() -> R) -> R {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            ALONE.set(self.0);
+        }
+    }
+    let _before = Before(ALONE.replace(true));
+    f()
+}
+
+/// Threads for work that is claimed item by item: those of the current rayon pool, or this one [`alone`].
+pub(crate) fn threads() -> usize {
+    if ALONE.get() { 1 } else { rayon::current_num_threads() }
 }
 
 /// The set in this place, put there by `find` if nobody has.
@@ -165,7 +188,6 @@ pub(crate) use vectorized;
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use std::cell::Cell;
 
     thread_local! {
         /// The widest set this thread may use.
@@ -181,6 +203,17 @@ pub(crate) mod tests {
         let results = InstructionSet::available().map(on).collect();
         LIMIT.set(InstructionSet::Avx512);
         results
+    }
+
+    #[test]
+    fn alone_is_one_thread_until_it_ends() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        pool.install(|| {
+            let inside = alone(|| [alone(threads), threads()]);
+            assert_eq!((inside, threads()), ([1, 1], 3));
+            let ended = std::panic::catch_unwind(|| alone(|| panic!("on purpose")));
+            assert_eq!((ended.is_err(), threads()), (true, 3));
+        });
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Any kernel of the calculus as an encoding: `encoding = { kind = "kernel", bias = "log(b, a)", weight = "exp(1, r, p)" }`.
+//! Any kernel of the calculus as an encoding: `encoding = { kind = "kernel", bias = "log(b, a)", weight = "exp(1, a, p)" }`.
 //!
 //! ```text
 //! z = s * weight(d) + bias(d)        weight and bias: expressions of `kernel`, learned values one a head

@@ -3,10 +3,10 @@
 //! Which thread computes an item depends on chance; what is added to what, and in which order, does not. An item may wait
 //! only for items with smaller numbers. Those were claimed before it and are running, so somebody always advances.
 
-use crate::Number;
+use crate::{Number, cpu};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Runs `work` on every item below `count`, on the threads of the current pool. Each thread makes its own scratch.
+/// Runs `work` on every item below `count`, on the threads of the current pool or [alone](cpu::alone). Each thread makes its own scratch.
 pub(crate) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: impl Fn(&mut S, usize) + Sync) {
     let next = AtomicUsize::new(0);
     let claim = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&item| item < count);
@@ -18,7 +18,7 @@ pub(crate) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: im
             item = claim();
         }
     };
-    let threads = rayon::current_num_threads().min(count);
+    let threads = cpu::threads().min(count);
     if threads <= 1 {
         return worker();
     }
@@ -45,7 +45,7 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     pub(crate) fn new(units: usize, blocks: usize) -> Self {
-        Schedule { units, blocks, side_by_side: rayon::current_num_threads().clamp(1, units.max(1)) }
+        Schedule { units, blocks, side_by_side: cpu::threads().clamp(1, units.max(1)) }
     }
 
     /// Unit and block of an item; within a unit blocks come in order.

@@ -1,0 +1,249 @@
+//! Arrays that Python owns: tensors and numpy arrays, read and written in place.
+//!
+//! What is asked of an object is what a tensor answers: `data_ptr()`, `shape`, `stride()` in elements, `element_size()`,
+//! `is_floating_point()`; `kerple._array.Array` answers it for numpy. The objects are arguments of a call and live through it.
+
+use kerple::Number;
+use kerple::attention::{Strides, View, ViewMut};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+
+/// The types of numbers that cross the border.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// 32 bits.
+    F32,
+    /// 64 bits.
+    F64,
+    /// Whole numbers of 64 bits.
+    I64,
+}
+
+/// A type of [`Kind`].
+pub trait Element: Copy + 'static {
+    /// Which one.
+    const KIND: Kind;
+}
+
+impl Element for f32 {
+    const KIND: Kind = Kind::F32;
+}
+
+impl Element for f64 {
+    const KIND: Kind = Kind::F64;
+}
+
+impl Element for i64 {
+    const KIND: Kind = Kind::I64;
+}
+
+/// An array of Python's, for the length of a call.
+#[derive(Debug)]
+pub struct Array {
+    name: &'static str,
+    address: usize,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+    kind: Kind,
+    /// From the first element to the last, both included.
+    extent: usize,
+}
+
+impl Array {
+    /// What the argument of this name holds.
+    pub fn of(name: &'static str, object: &Bound<PyAny>) -> PyResult<Array> {
+        let py = object.py();
+        let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let shape: Vec<usize> = object.getattr(intern!(py, "shape"))?.extract()?;
+        let strides: Vec<isize> = object.call_method0(intern!(py, "stride"))?.extract()?;
+        let size: usize = object.call_method0(intern!(py, "element_size"))?.extract()?;
+        let floating: bool = object.call_method0(intern!(py, "is_floating_point"))?.extract()?;
+        let kind = match (floating, size) {
+            (true, 4) => Kind::F32,
+            (true, 8) => Kind::F64,
+            (false, 8) => Kind::I64,
+            _ => {
+                let dtype = object.getattr(intern!(py, "dtype"))?;
+                return Err(PyTypeError::new_err(format!(
+                    "{name}: {dtype} is not computed with, use float32 or float64"
+                )));
+            }
+        };
+        let places = strides.iter().map(|stride| usize::try_from(*stride)).collect::<Result<Vec<usize>, _>>();
+        let Ok(strides) = places else {
+            return Err(PyValueError::new_err(format!("{name}: strides {strides:?} go backwards, use a copy")));
+        };
+        let extent = extent(&shape, &strides).filter(|extent| *extent <= isize::MAX as usize / size);
+        let (Some(extent), true) = (extent, shape.len() == strides.len()) else {
+            return Err(PyValueError::new_err(format!(
+                "{name}: shape {shape:?} with strides {strides:?} is too large"
+            )));
+        };
+        if extent > 0 && (address == 0 || !address.is_multiple_of(size)) {
+            return Err(PyValueError::new_err(format!("{name}: numbers of {size} bytes at address {address:#x}")));
+        }
+        Ok(Array { name, address, shape, strides, kind, extent })
+    }
+
+    /// The same of an argument that may be None.
+    pub fn some(name: &'static str, object: Option<&Bound<PyAny>>) -> PyResult<Option<Array>> {
+        object.map(|object| Array::of(name, object)).transpose()
+    }
+
+    /// Its argument.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Its type of numbers.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Its sizes.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Its sizes, as many as are expected.
+    pub fn sizes<const N: usize>(&self, letters: &str) -> PyResult<[usize; N]> {
+        self.shape.as_slice().try_into().map_err(|_| {
+            let (name, shape) = (self.name, &self.shape);
+            PyValueError::new_err(format!("{name}: expected [{letters}], got shape {shape:?}"))
+        })
+    }
+
+    /// Refuses another type of numbers.
+    pub fn expect_kind(&self, kind: Kind) -> PyResult<()> {
+        if self.kind == kind {
+            return Ok(());
+        }
+        Err(PyTypeError::new_err(format!("{}: numbers are {:?}, expected {kind:?}", self.name, self.kind)))
+    }
+
+    /// Refuses other sizes.
+    pub fn expect_shape(&self, letters: &str, shape: &[usize]) -> PyResult<()> {
+        if self.shape == shape {
+            return Ok(());
+        }
+        let (name, got) = (self.name, &self.shape);
+        Err(PyValueError::new_err(format!("{name}: expected [{letters}] = {shape:?}, got {got:?}")))
+    }
+
+    fn is_dense(&self) -> bool {
+        let mut step = 1;
+        self.extent == 0
+            || self.shape.iter().zip(&self.strides).rev().all(|(size, stride)| {
+                let fits = *size == 1 || *stride == step;
+                step *= size;
+                fits
+            })
+    }
+
+    /// All numbers in their order.
+    pub fn values<T: Element>(&self) -> PyResult<&[T]> {
+        self.expect_kind(T::KIND)?;
+        if !self.is_dense() {
+            return Err(PyValueError::new_err(format!("{}: expected a contiguous array", self.name)));
+        }
+        Ok(self.all())
+    }
+
+    /// Everything from the first element to the last.
+    fn all<T: Element>(&self) -> &[T] {
+        assert_eq!(self.kind, T::KIND, "{}: the type was checked", self.name);
+        if self.extent == 0 {
+            return &[];
+        }
+        // SAFETY: the object says that it has numbers of this type from `address` on, as far as its strides reach, and lives
+        // as long as this array; the address is aligned, not 0, and the extent in bytes fits an isize. That nobody
+        // writes to a tensor while it is read is what torch and numpy ask of their callers too.
+        unsafe { std::slice::from_raw_parts(self.address as *const T, self.extent) }
+    }
+
+    /// All numbers of an array that this call alone knows, to be written.
+    ///
+    /// # Safety
+    /// No other array of the call shares memory with this one, and this is called once.
+    #[allow(clippy::mut_from_ref, reason = "the memory is Python's, and the caller answers for aliasing")]
+    pub unsafe fn values_mut<T: Element>(&self) -> PyResult<&mut [T]> {
+        self.values::<T>()?;
+        // SAFETY: as below.
+        Ok(unsafe { self.all_mut() })
+    }
+
+    /// # Safety
+    /// As of [`Array::values_mut`].
+    #[allow(clippy::mut_from_ref, reason = "as above")]
+    unsafe fn all_mut<T: Element>(&self) -> &mut [T] {
+        assert_eq!(self.kind, T::KIND, "{}: the type was checked", self.name);
+        if self.extent == 0 {
+            return &mut [];
+        }
+        // SAFETY: as in `all`; the caller answers for aliasing.
+        unsafe { std::slice::from_raw_parts_mut(self.address as *mut T, self.extent) }
+    }
+
+    fn rows(&self) -> PyResult<Strides> {
+        let [_, _, _, head_dim] = self.sizes("B, H, L, D")?;
+        if head_dim > 1 && self.extent > 0 && self.strides[3] != 1 {
+            let message = format!("{}: features must be contiguous, their stride is {}", self.name, self.strides[3]);
+            return Err(PyValueError::new_err(message));
+        }
+        Ok(Strides { batch: self.strides[0], head: self.strides[1], row: self.strides[2] })
+    }
+
+    /// As `[B, H, L, D]`.
+    pub fn view<T: Element + Number>(&self) -> PyResult<View<'_, T>> {
+        self.expect_kind(T::KIND)?;
+        Ok(View { strides: self.rows()?, data: self.all() })
+    }
+
+    /// As `[B, H, L, D]` to be written.
+    ///
+    /// # Safety
+    /// As of [`Array::values_mut`].
+    pub unsafe fn room<T: Element + Number>(&self) -> PyResult<Room<'_, T>> {
+        self.expect_kind(T::KIND)?;
+        let strides = self.rows()?;
+        if self.extent > 0 && self.shape.iter().zip(&self.strides).any(|(size, stride)| *size > 1 && *stride == 0) {
+            return Err(PyValueError::new_err(format!("{}: elements are repeated, they cannot be written", self.name)));
+        }
+        // SAFETY: the caller's.
+        Ok(Room { data: unsafe { self.all_mut() }, strides })
+    }
+}
+
+/// A `[B, H, L, D]` array to be written, whole or from some row on.
+pub struct Room<'a, T> {
+    /// From the first element to the last.
+    pub data: &'a mut [T],
+    /// Where the neighbours are.
+    pub strides: Strides,
+}
+
+impl<T> Room<'_, T> {
+    /// From a row of a sequence on, in every head.
+    pub fn from(&mut self, batch: usize, row: usize) -> ViewMut<'_, T> {
+        let from = (batch * self.strides.batch + row * self.strides.row).min(self.data.len());
+        ViewMut::new(&mut self.data[from..], self.strides)
+    }
+}
+
+/// The same part of an array to read.
+pub fn part<'a, T>(view: View<'a, T>, batch: usize, row: usize) -> View<'a, T> {
+    let from = (batch * view.strides.batch + row * view.strides.row).min(view.data.len());
+    View { data: &view.data[from..], strides: view.strides }
+}
+
+/// Elements from the first to the last, both included; `None` if that cannot be counted.
+fn extent(shape: &[usize], strides: &[usize]) -> Option<usize> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    shape
+        .iter()
+        .zip(strides)
+        .try_fold(1usize, |extent, (size, stride)| extent.checked_add((size - 1).checked_mul(*stride)?))
+}

@@ -1,0 +1,437 @@
+//! Attention on arrays of Python's: what is asked for, its checks, and the engine's calls.
+
+use crate::array::{Array, Element, Kind, part};
+use crate::encoding::Encoding;
+use crate::threads::{Work, run};
+use kerple::Number;
+use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, View};
+use kerple::forms::{ScoreMap, Sides};
+use kerple::maps::Extent;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// Everything but the numbers: what is seen, how scores are made.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub struct Rule {
+    scale: f64,
+    sight: Sight,
+    cap: Option<f64>,
+    threads: usize,
+    map: Option<Py<Encoding>>,
+}
+
+#[pymethods]
+impl Rule {
+    #[new]
+    #[pyo3(signature = (scale, causal, window, cap, threads, map=None))]
+    fn new(
+        scale: f64,
+        causal: bool,
+        window: Option<i64>,
+        cap: Option<f64>,
+        threads: usize,
+        map: Option<Py<Encoding>>,
+    ) -> PyResult<Rule> {
+        if !scale.is_finite() {
+            return Err(PyValueError::new_err(format!("scale = {scale} is no finite number")));
+        }
+        if cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
+            return Err(PyValueError::new_err(format!("cap = {cap:?} must be a finite number above 0, or None")));
+        }
+        let window = match window.map(usize::try_from) {
+            Some(Ok(0)) | Some(Err(_)) => {
+                let message = "the window must be at least 1 key, the query's own; None sees all";
+                return Err(PyValueError::new_err(format!("window = {}: {message}", window.unwrap_or_default())));
+            }
+            Some(Ok(window)) => Some(window),
+            None => None,
+        };
+        let sight = if causal { Sight::Causal { window } } else { Sight::Both { window } };
+        Ok(Rule { scale, sight, cap, threads, map })
+    }
+}
+
+/// The numbers of a call as Python holds them.
+struct Inputs {
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Option<Array>,
+    weight: Option<Array>,
+    sinks: Option<Array>,
+    /// Of a score map.
+    numbers: Option<Array>,
+    starts: Option<Array>,
+    lengths: Option<Array>,
+}
+
+type Argument<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
+
+impl Inputs {
+    /// In the order of the names.
+    fn of(qkv: [&Bound<PyAny>; 3], beside: [Argument; 4], keys: [Argument; 2]) -> PyResult<Inputs> {
+        let [bias, weight, sinks, numbers] = beside;
+        Ok(Inputs {
+            q: Array::of("q", qkv[0])?,
+            k: Array::of("k", qkv[1])?,
+            v: Array::of("v", qkv[2])?,
+            bias: Array::some("bias", bias)?,
+            weight: Array::some("weight", weight)?,
+            sinks: Array::some("sinks", sinks)?,
+            numbers: Array::some("numbers", numbers)?,
+            starts: Array::some("key_starts", keys[0])?,
+            lengths: Array::some("key_lengths", keys[1])?,
+        })
+    }
+
+    /// The sizes of the call, once everything fits.
+    fn dims(&self, rule: &Rule) -> PyResult<Dims> {
+        let [batch, heads, queries, head_dim] = self.q.sizes("B, H, Q, D")?;
+        let [_, kv_heads, keys, _] = self.k.sizes("B, G, K, D")?;
+        let dims = Dims { batch, heads, kv_heads, queries, keys, head_dim };
+        if head_dim == 0 {
+            return Err(PyValueError::new_err("q: a head has 0 features, it needs at least 1"));
+        }
+        self.k.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
+        self.v.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            let message = format!("k: {kv_heads} heads do not divide the {heads} heads of q");
+            return Err(PyValueError::new_err(message));
+        }
+        // what the engine makes room for
+        let reach = queries.saturating_add(keys).saturating_add(1 << 10);
+        let room = kerple::elements(&[batch.max(1), heads.max(1), reach, head_dim.saturating_add(1 << 6)]);
+        if room.is_none_or(|room| room > isize::MAX as usize / size_of::<f64>()) {
+            return Err(PyValueError::new_err(format!("{dims:?} is larger than any memory")));
+        }
+        for array in [&self.q, &self.k, &self.v].into_iter().chain(self.numbers()) {
+            array.expect_kind(self.q.kind())?;
+        }
+        for array in [&self.bias, &self.weight].into_iter().flatten() {
+            self.check_table(array, dims, rule)?;
+        }
+        if let Some(sinks) = &self.sinks {
+            sinks.expect_shape("H", &[heads])?;
+        }
+        for array in [&self.starts, &self.lengths].into_iter().flatten() {
+            array.expect_kind(Kind::I64)?;
+            array.expect_shape("B", &[batch])?;
+        }
+        Ok(dims)
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = &Array> {
+        [&self.bias, &self.weight, &self.sinks, &self.numbers].into_iter().flatten()
+    }
+
+    fn check_table(&self, array: &Array, dims: Dims, rule: &Rule) -> PyResult<()> {
+        let [heads, columns] = array.sizes("H, C")?;
+        let name = array.name();
+        if heads != dims.heads {
+            return Err(PyValueError::new_err(format!("{name}: {heads} rows, q has {} heads", dims.heads)));
+        }
+        let both = [&self.bias, &self.weight].into_iter().flatten();
+        if let Some(other) = both.clone().find(|other| other.shape() != array.shape()) {
+            let (one, two) = (array.shape(), other.shape());
+            return Err(PyValueError::new_err(format!("{name}: shape {one:?}, {} has {two:?}", other.name())));
+        }
+        let (needed, what) = match rule.sight.sides() {
+            Sides::One => (dims.keys, "one for each distance 0 to K - 1"),
+            Sides::Two => {
+                (dims.keys.max(dims.queries).saturating_mul(2).saturating_sub(1), "distances from -(L - 1) to L - 1")
+            }
+        };
+        if columns < needed {
+            let message =
+                format!("{name}: {columns} columns, {} queries and {} keys need {needed}", dims.queries, dims.keys);
+            return Err(PyValueError::new_err(format!("{message}: {what}")));
+        }
+        if rule.sight.sides() == Sides::Two && columns.is_multiple_of(2) {
+            let message = "without causal=True column L - 1 is distance 0, so their number is odd, 2L - 1";
+            return Err(PyValueError::new_err(format!("{name}: {columns} columns; {message}")));
+        }
+        Ok(())
+    }
+
+    /// The keys that each sequence has, those between padding on both sides.
+    fn spans(&self, dims: Dims) -> PyResult<Vec<[usize; 2]>> {
+        let [starts, lengths] =
+            [&self.starts, &self.lengths].map(|array| array.as_ref().map(Array::values::<i64>).transpose());
+        let (starts, lengths) = (starts?, lengths?);
+        let at = |name: &str, values: Option<&[i64]>, b: usize, usual: usize| match values.map(|values| values[b]) {
+            None => Ok(usual),
+            Some(value) => usize::try_from(value).ok().filter(|value| *value <= dims.keys).ok_or_else(|| {
+                PyValueError::new_err(format!("{name}[{b}] = {value} is out of range, it must be 0 to {}", dims.keys))
+            }),
+        };
+        let span = |b: usize| Ok([at("key_starts", starts, b, 0)?, at("key_lengths", lengths, b, dims.keys)?]);
+        (0..dims.batch).map(span).collect()
+    }
+}
+
+/// A part of a call: sequences whose keys start at the same place.
+struct Part {
+    first: usize,
+    count: usize,
+    start: usize,
+    lengths: Option<Vec<usize>>,
+}
+
+/// One part where no key is skipped, and one for each sequence otherwise: distances do not change when keys before the
+/// first are left away.
+fn parts(inputs: &Inputs, dims: Dims) -> PyResult<Vec<Part>> {
+    if inputs.starts.is_none() && inputs.lengths.is_none() {
+        return Ok(vec![Part { first: 0, count: dims.batch, start: 0, lengths: None }]);
+    }
+    let spans = inputs.spans(dims)?;
+    if spans.iter().all(|[start, _]| *start == 0) {
+        let lengths = spans.iter().map(|[_, end]| *end).collect();
+        return Ok(vec![Part { first: 0, count: dims.batch, start: 0, lengths: Some(lengths) }]);
+    }
+    let part = |(first, [start, end]): (usize, &[usize; 2])| {
+        let lengths = Some(vec![end.saturating_sub(*start)]);
+        Part { first, count: 1, start: *start, lengths }
+    };
+    Ok(spans.iter().enumerate().map(part).collect())
+}
+
+impl Part {
+    fn dims(&self, dims: Dims) -> Dims {
+        Dims { batch: self.count, keys: dims.keys - self.start, ..dims }
+    }
+}
+
+/// The numbers of a call in one type.
+struct Numbers<'a, T> {
+    q: View<'a, T>,
+    k: View<'a, T>,
+    v: View<'a, T>,
+    bias: Option<&'a [T]>,
+    weight: Option<&'a [T]>,
+    sinks: Option<&'a [T]>,
+    map: Option<Box<dyn ScoreMap<T> + 'a>>,
+}
+
+impl<'a, T: Number + Element> Numbers<'a, T> {
+    fn new(inputs: &'a Inputs, rule: &'a Rule, dims: Dims) -> PyResult<Numbers<'a, T>> {
+        let row = |array: &'a Option<Array>| array.as_ref().map(|array| array.values::<T>()).transpose();
+        let map = match (&rule.map, row(&inputs.numbers)?) {
+            (Some(encoding), Some(numbers)) => {
+                let extent = Extent { sides: rule.sight.sides(), len: dims.keys, scale: rule.scale };
+                if dims.queries > dims.keys {
+                    let message = format!("q: {} queries are more than the {} keys", dims.queries, dims.keys);
+                    return Err(PyValueError::new_err(format!("{message}, which no map of scores takes")));
+                }
+                if inputs.starts.is_some() {
+                    return Err(PyValueError::new_err("key_starts: maps of scores take no padding before the keys"));
+                }
+                Some(encoding.get().over(numbers, extent, dims)?)
+            }
+            _ => None,
+        };
+        Ok(Numbers {
+            q: inputs.q.view()?,
+            k: inputs.k.view()?,
+            v: inputs.v.view()?,
+            bias: row(&inputs.bias)?,
+            weight: row(&inputs.weight)?,
+            sinks: row(&inputs.sinks)?,
+            map,
+        })
+    }
+
+    fn problem<'p>(&'p self, rule: &Rule, dims: Dims, part: &'p Part) -> Problem<'p, T> {
+        let columns = self.bias.or(self.weight).map_or(0, <[T]>::len) / dims.heads.max(1);
+        let len = match rule.sight.sides() {
+            Sides::One => columns,
+            Sides::Two => columns.div_ceil(2),
+        };
+        let scores = match &self.map {
+            Some(map) => Scores::Map(&**map),
+            None => Scores::table(self.bias, self.weight, len),
+        };
+        let (scale, cap) = (T::from_f64(rule.scale), rule.cap.map(T::from_f64));
+        let (sinks, sight, lengths) = (self.sinks, rule.sight, part.lengths.as_deref());
+        Problem { dims: part.dims(dims), scale, cap, sinks, sight, lengths, scores }
+    }
+
+    fn work(&self, dims: Dims) -> Work {
+        let sizes = [dims.batch, dims.heads, dims.queries, dims.keys, dims.head_dim];
+        match kerple::elements(&sizes) {
+            Some(products) if self.sinks.is_none() => Work::Products(products),
+            _ => Work::Any,
+        }
+    }
+}
+
+/// Calls a function of the type that the numbers have.
+macro_rules! with_kind {
+    ($array:expr, $T:ident => $call:expr) => {
+        match $array.kind() {
+            Kind::F32 => {
+                type $T = f32;
+                $call
+            }
+            Kind::F64 | Kind::I64 => {
+                type $T = f64;
+                $call
+            }
+        }
+    };
+}
+
+/// Writes `out`, `[B, H, Q, D]`, and `lse`, `[B, H, Q]`.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "an array each, as Python hands them over")]
+pub fn attention_forward(
+    py: Python,
+    rule: &Rule,
+    q: &Bound<PyAny>,
+    k: &Bound<PyAny>,
+    v: &Bound<PyAny>,
+    bias: Option<&Bound<PyAny>>,
+    weight: Option<&Bound<PyAny>>,
+    sinks: Option<&Bound<PyAny>>,
+    numbers: Option<&Bound<PyAny>>,
+    starts: Option<&Bound<PyAny>>,
+    lengths: Option<&Bound<PyAny>>,
+    out: &Bound<PyAny>,
+    lse: &Bound<PyAny>,
+) -> PyResult<()> {
+    let inputs = Inputs::of([q, k, v], [bias, weight, sinks, numbers], [starts, lengths])?;
+    let dims = inputs.dims(rule)?;
+    let (out, lse) = (Array::of("out", out)?, Array::of("lse", lse)?);
+    out.expect_shape("B, H, Q, D", inputs.q.shape())?;
+    lse.expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
+    with_kind!(inputs.q, T => forward::<T>(py, rule, &inputs, dims, [&out, &lse]))
+}
+
+fn forward<T: Number + Element>(
+    py: Python,
+    rule: &Rule,
+    inputs: &Inputs,
+    dims: Dims,
+    [out, lse]: [&Array; 2],
+) -> PyResult<()> {
+    let (numbers, parts) = (Numbers::<T>::new(inputs, rule, dims)?, parts(inputs, dims)?);
+    // SAFETY: `out` and `lse` were made for this call, so nothing else of it shares their memory, and they are taken once.
+    let (mut out, lse) = unsafe { (out.room::<T>()?, lse.values_mut::<T>()?) };
+    let rows = dims.heads * dims.queries;
+    run(py, rule.threads, numbers.work(dims), || {
+        let mut lse = lse;
+        for of in &parts {
+            let (own, rest) = lse.split_at_mut(of.count * rows);
+            lse = rest;
+            let problem = numbers.problem(rule, dims, of);
+            let q = part(numbers.q, of.first, 0);
+            let [k, v] = [numbers.k, numbers.v].map(|view| part(view, of.first, of.start));
+            attention::forward(&problem, q, k, v, out.from(of.first, 0), own);
+        }
+    })
+}
+
+/// Writes the gradients, given those in `out`; those in tables, sinks and numbers are written where they are wanted.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "an array each, as Python hands them over")]
+pub fn attention_backward(
+    py: Python,
+    rule: &Rule,
+    q: &Bound<PyAny>,
+    k: &Bound<PyAny>,
+    v: &Bound<PyAny>,
+    bias: Option<&Bound<PyAny>>,
+    weight: Option<&Bound<PyAny>>,
+    sinks: Option<&Bound<PyAny>>,
+    numbers: Option<&Bound<PyAny>>,
+    starts: Option<&Bound<PyAny>>,
+    lengths: Option<&Bound<PyAny>>,
+    out: &Bound<PyAny>,
+    lse: &Bound<PyAny>,
+    d_out: &Bound<PyAny>,
+    d_qkv: [Bound<PyAny>; 3],
+    d_beside: [Option<Bound<PyAny>>; 4],
+) -> PyResult<()> {
+    let inputs = Inputs::of([q, k, v], [bias, weight, sinks, numbers], [starts, lengths])?;
+    let dims = inputs.dims(rule)?;
+    let saved = [Array::of("out", out)?, Array::of("lse", lse)?, Array::of("d_out", d_out)?];
+    saved[0].expect_shape("B, H, Q, D", inputs.q.shape())?;
+    saved[1].expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
+    saved[2].expect_shape("B, H, Q, D", inputs.q.shape())?;
+    let names = ["d_q", "d_k", "d_v", "d_bias", "d_weight", "d_sinks", "d_numbers"];
+    let mut made = Vec::new();
+    let objects = d_qkv.iter().map(Some).chain(d_beside.iter().map(Option::as_ref));
+    let of = [Some(&inputs.q), Some(&inputs.k), Some(&inputs.v), inputs.bias.as_ref(), inputs.weight.as_ref()];
+    let of = of.into_iter().chain([inputs.sinks.as_ref(), inputs.numbers.as_ref()]);
+    for ((name, object), of) in names.into_iter().zip(objects).zip(of) {
+        let array = Array::some(name, object)?;
+        if let (Some(array), Some(of)) = (&array, of) {
+            array.expect_shape("as the input", of.shape())?;
+        }
+        made.push(array.filter(|_| of.is_some()));
+    }
+    with_kind!(inputs.q, T => backward::<T>(py, rule, &inputs, dims, &saved, &made))
+}
+
+fn backward<T: Number + Element>(
+    py: Python,
+    rule: &Rule,
+    inputs: &Inputs,
+    dims: Dims,
+    [out, lse, d_out]: &[Array; 3],
+    made: &[Option<Array>],
+) -> PyResult<()> {
+    let (numbers, parts) = (Numbers::<T>::new(inputs, rule, dims)?, parts(inputs, dims)?);
+    let (out, lse, d_out) = (out.view::<T>()?, lse.values::<T>()?, d_out.view::<T>()?);
+    let [Some(d_q), Some(d_k), Some(d_v), beside @ ..] = made else {
+        return Err(PyValueError::new_err("the gradients in q, k and v are always made"));
+    };
+    // SAFETY: every gradient was made for this call, so nothing else of it shares their memory, and each is taken once.
+    let mut d_qkv = unsafe { [d_q.room::<T>()?, d_k.room::<T>()?, d_v.room::<T>()?] };
+    let mut d_beside: Vec<Option<&mut [T]>> = Vec::new();
+    for array in beside {
+        // SAFETY: as above.
+        d_beside.push(array.as_ref().map(|array| unsafe { array.values_mut::<T>() }).transpose()?);
+    }
+    let rows = dims.heads * dims.queries;
+    run(py, rule.threads, numbers.work(dims), || {
+        let many = parts.len() > 1;
+        if parts.iter().any(|of| of.start > 0) {
+            d_qkv[1..].iter_mut().for_each(|room| room.data.fill(T::ZERO)); // keys that nobody sees
+        }
+        let mut sums: Vec<Option<Vec<T>>> =
+            d_beside.iter().map(|d| d.as_ref().filter(|_| many).map(|d| vec![T::ZERO; d.len()])).collect();
+        for of in &parts {
+            let problem = numbers.problem(rule, dims, of);
+            let saved = Saved {
+                q: part(numbers.q, of.first, 0),
+                k: part(numbers.k, of.first, of.start),
+                v: part(numbers.v, of.first, of.start),
+                out: part(out, of.first, 0),
+                lse: &lse[of.first * rows..][..of.count * rows],
+                d_out: part(d_out, of.first, 0),
+            };
+            let [d_q, d_k, d_v] = &mut d_qkv;
+            let [d_bias, d_weight, d_sinks, d_map] = &mut d_beside[..] else { unreachable!("four were taken") };
+            let gradients = Gradients {
+                d_q: d_q.from(of.first, 0),
+                d_k: d_k.from(of.first, of.start),
+                d_v: d_v.from(of.first, of.start),
+                d_bias: d_bias.as_deref_mut(),
+                d_weight: d_weight.as_deref_mut(),
+                d_map: d_map.as_deref_mut(),
+                d_sinks: d_sinks.as_deref_mut(),
+            };
+            attention::backward(&problem, saved, gradients);
+            for (sum, d) in sums.iter_mut().zip(&d_beside) {
+                let (Some(sum), Some(d)) = (sum, d) else { continue };
+                sum.iter_mut().zip(d.iter()).for_each(|(sum, d)| *sum += *d);
+            }
+        }
+        for (sum, d) in sums.into_iter().zip(&mut d_beside) {
+            if let (Some(sum), Some(d)) = (sum, d) {
+                d.copy_from_slice(&sum);
+            }
+        }
+    })
+}

@@ -1,0 +1,289 @@
+//! Positional methods: what they learn, and the tables and maps that attention takes.
+
+use crate::array::Array;
+use crate::threads::{Work, run};
+use kerple::Number;
+use kerple::attention::Dims;
+use kerple::encoding::{Clamp, Entry, Form, Geometry, METHODS, MapForm, Method};
+use kerple::forms::{DistanceTable, ScoreMap, Sides};
+use kerple::maps::relative::Source;
+use kerple::maps::{Extent, Map};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde_json::Value;
+
+/// Most values of a table, or of an encoding's parameters.
+const MOST_VALUES: usize = 1 << 31;
+
+/// An encoding for a model of some size.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub struct Encoding {
+    encoding: kerple::encoding::Encoding,
+    geometry: Geometry,
+    /// What becomes of scores, where it is no table.
+    map: Option<MapForm>,
+}
+
+impl Encoding {
+    /// The map over numbers of its own.
+    pub fn over<'a, T: Number>(
+        &'a self,
+        numbers: &'a [T],
+        extent: Extent,
+        dims: Dims,
+    ) -> PyResult<Box<dyn ScoreMap<T> + 'a>> {
+        let Geometry { heads, head_dim, .. } = self.geometry;
+        if (heads, head_dim) != (dims.heads, dims.head_dim) {
+            let message = format!("q: {} heads of {} features", dims.heads, dims.head_dim);
+            return Err(PyValueError::new_err(format!("{message}, the encoding is of {heads} heads of {head_dim}")));
+        }
+        let Some(form) = &self.map else {
+            return Err(PyValueError::new_err(format!("{} is no map of scores", self.encoding.method.kind())));
+        };
+        let needed = self.count(form, extent);
+        if numbers.len() != needed {
+            let (got, len) = (numbers.len(), extent.len);
+            return Err(PyValueError::new_err(format!("numbers: {got} values, a map over {len} keys takes {needed}")));
+        }
+        Ok(form.map.over(numbers, extent))
+    }
+
+    /// How many numbers the map takes: a table's, and its own.
+    fn count(&self, form: &MapForm, extent: Extent) -> usize {
+        let table = match &form.table {
+            DistanceTable { bias: None, .. } => 0,
+            DistanceTable { heads, .. } => heads * extent.sides.columns(extent.len),
+        };
+        let learned = self.encoding.parameters(&self.geometry);
+        let own: usize = learned[learned.len() - form.own..].iter().map(|parameter| parameter.len()).sum();
+        table
+            + match &form.map {
+                Map::Mixed(_) | Map::Cope(_) => own,
+                Map::Relative(relative) => match relative.source {
+                    Source::Learned { .. } => own,
+                    Source::Projected => {
+                        let width = relative.heads * relative.head_dim;
+                        relative.distances(extent).count() * width + width
+                    }
+                },
+            }
+    }
+
+    fn stored(&self, values: &Array) -> PyResult<Vec<Vec<f64>>> {
+        let mut rest = values.values::<f64>()?;
+        let parameters = self.encoding.parameters(&self.geometry);
+        let count: usize = parameters.iter().map(|parameter| parameter.len()).sum();
+        values.expect_shape("P", &[count])?;
+        let next = |parameter: &kerple::encoding::Parameter| {
+            let (own, more) = rest.split_at(parameter.len());
+            rest = more;
+            own.to_vec()
+        };
+        Ok(parameters.iter().map(next).collect())
+    }
+
+    fn check_len(&self, len: usize) -> PyResult<()> {
+        let columns = Sides::Two.columns(len);
+        match kerple::elements(&[self.geometry.heads, columns]) {
+            Some(count) if len > 0 && count <= MOST_VALUES => Ok(()),
+            _ => Err(PyValueError::new_err(format!(
+                "length = {len} is out of range: a table of {} heads has 1 to {MOST_VALUES} values",
+                self.geometry.heads
+            ))),
+        }
+    }
+}
+
+#[pymethods]
+impl Encoding {
+    /// Of keys as in a run file's `[encoding]`, in JSON.
+    #[new]
+    fn new(keys: &str, heads: usize, head_dim: usize, train_len: usize) -> PyResult<Encoding> {
+        for (name, value, most) in
+            [("heads", heads, 1 << 16), ("head_dim", head_dim, 1 << 16), ("train_len", train_len, 1 << 40)]
+        {
+            if !(1..=most).contains(&value) {
+                return Err(PyValueError::new_err(format!("{name} = {value} is out of range, it must be 1 to {most}")));
+            }
+        }
+        let refuse = |error: String| PyValueError::new_err(error);
+        let encoding: kerple::encoding::Encoding =
+            serde_json::from_str(keys).map_err(|error| refuse(format!("encoding: {error}")))?;
+        let geometry = Geometry::new(heads, head_dim, train_len);
+        encoding.check(&geometry).map_err(|refusal| refuse(refusal.line()))?;
+        if encoding.randomized.is_some() {
+            return Err(refuse("`randomized`: positions are drawn by `kerple train` only; leave it out".to_owned()));
+        }
+        let values = encoding.parameters(&geometry).iter().map(|p| p.len()).fold(0, usize::saturating_add);
+        if values > MOST_VALUES {
+            return Err(refuse(format!("the encoding learns {values} values, more than {MOST_VALUES}")));
+        }
+        let map = match encoding.entry() {
+            Entry::Map { .. } => match encoding.form(&geometry, &encoding.initial(&geometry, 0), 1) {
+                Form::Map(form) => Some(form),
+                _ => None,
+            },
+            _ => None,
+        };
+        Ok(Encoding { encoding, geometry, map })
+    }
+
+    /// Its name in run files.
+    #[getter]
+    fn kind(&self) -> &'static str {
+        self.encoding.method.kind()
+    }
+
+    /// All its keys in JSON.
+    #[getter]
+    fn keys(&self) -> PyResult<String> {
+        serde_json::to_string(&self.encoding).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// Keys that a query sees, as the keys say.
+    #[getter]
+    fn window(&self) -> Option<usize> {
+        self.encoding.window
+    }
+
+    /// Whether stored numbers are brought back into their range after an update.
+    #[getter]
+    fn projected(&self) -> bool {
+        self.encoding.clamp == Clamp::Projected
+    }
+
+    /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map` or `code`.
+    #[getter]
+    fn entry(&self) -> &'static str {
+        match self.encoding.entry() {
+            Entry::Nowhere => "nowhere",
+            Entry::Embeddings => "embeddings",
+            Entry::Rotation { .. } => "rotation",
+            Entry::Scores(_) => "scores",
+            Entry::Map { .. } => "map",
+            Entry::Code => "code",
+        }
+    }
+
+    /// Whether it has a bias and a weight by distance, and whether these tell keys ahead from keys behind.
+    #[getter]
+    fn tables(&self) -> (bool, bool, bool) {
+        match (self.encoding.entry(), &self.map) {
+            (Entry::Scores(tables), _) => (tables.bias, tables.weight, tables.sides == Sides::Two),
+            (Entry::Map { tables, .. }, Some(map)) => (map.table.bias.is_some(), false, tables.sides == Sides::Two),
+            _ => (false, false, false),
+        }
+    }
+
+    /// What it is, in words.
+    fn describe(&self) -> PyResult<String> {
+        serde_json::to_string(&self.encoding.method.description()).map_err(|e| PyValueError::new_err(e.to_string()))
+    }
+
+    /// The learned tensors: name, shape, range of stored numbers, whether weight decay shrinks it.
+    fn parameters(&self) -> Vec<(String, Vec<usize>, f64, f64, bool)> {
+        let of = |parameter: kerple::encoding::Parameter| {
+            let [low, high] = parameter.stored_range();
+            (parameter.name, parameter.shape, low, high, parameter.decay)
+        };
+        self.encoding.parameters(&self.geometry).into_iter().map(of).collect()
+    }
+
+    /// How many of the last parameters a map takes as they are.
+    #[getter]
+    fn own(&self) -> usize {
+        self.map.as_ref().map_or(0, |map| map.own)
+    }
+
+    /// Initial stored numbers, one parameter after another.
+    fn initial(&self, seed: u64, layer: usize) -> Vec<f64> {
+        self.encoding.initial_in_layer(&self.geometry, seed, layer).concat()
+    }
+
+    /// What stored numbers mean: the values that formulas use.
+    fn true_values(&self, values: &Bound<PyAny>) -> PyResult<Vec<f64>> {
+        let stored = self.stored(&Array::of("values", values)?)?;
+        Ok(self.encoding.true_values(&self.geometry, &stored).concat())
+    }
+
+    /// Writes bias and weight over distances `0..length`, `[H, C]` each.
+    fn table(
+        &self,
+        py: Python,
+        values: &Bound<PyAny>,
+        length: usize,
+        bias: Option<&Bound<PyAny>>,
+        weight: Option<&Bound<PyAny>>,
+    ) -> PyResult<()> {
+        self.check_len(length)?;
+        let stored = self.stored(&Array::of("values", values)?)?;
+        let (bias, weight) = (Array::some("bias", bias)?, Array::some("weight", weight)?);
+        let form = run(py, 1, Work::Any, || self.encoding.form(&self.geometry, &stored, length))?;
+        let (Form::Table(table) | Form::Map(MapForm { table, .. })) = form else {
+            return Err(PyValueError::new_err(format!("{} has no table over distances", self.kind())));
+        };
+        let shape = [table.heads, table.sides.columns(table.len)];
+        for (array, rows) in [(bias, table.bias), (weight, table.weight)] {
+            let Some(array) = array else { continue };
+            array.expect_shape("H, C", &shape)?;
+            // SAFETY: Python made the two for this call, and each is taken once.
+            let to = unsafe { array.values_mut::<f64>()? };
+            let Some(rows) = rows else {
+                return Err(PyValueError::new_err(format!("{} has no {}", self.kind(), array.name())));
+            };
+            to.copy_from_slice(&rows);
+        }
+        Ok(())
+    }
+
+    /// Writes the gradient in the stored numbers, given those in the tables over distances `0..length`.
+    fn table_backward(
+        &self,
+        py: Python,
+        values: &Bound<PyAny>,
+        length: usize,
+        d_bias: Option<&Bound<PyAny>>,
+        d_weight: Option<&Bound<PyAny>>,
+        d_values: &Bound<PyAny>,
+    ) -> PyResult<()> {
+        self.check_len(length)?;
+        let stored = self.stored(&Array::of("values", values)?)?;
+        let slopes = run(py, 1, Work::Any, || self.encoding.table_slopes(&self.geometry, &stored, length))?;
+        let shape = [self.geometry.heads, slopes.sides.columns(length)];
+        let mut sums: Vec<Vec<f64>> = stored.iter().map(|values| vec![0.0; values.len()]).collect();
+        for (name, slopes, d) in [("d_bias", slopes.bias, d_bias), ("d_weight", slopes.weight, d_weight)] {
+            let (Some(slopes), Some(array)) = (slopes, Array::some(name, d)?) else { continue };
+            array.expect_shape("H, C", &shape)?;
+            slopes.backward(self.geometry.heads, array.values::<f64>()?, &mut sums);
+        }
+        let array = Array::of("d_values", d_values)?;
+        array.expect_shape("P", &[sums.iter().map(Vec::len).sum()])?;
+        // SAFETY: Python made it for this call, and it is taken once.
+        unsafe { array.values_mut::<f64>()? }.copy_from_slice(&sums.concat());
+        Ok(())
+    }
+
+    /// Rates of a rotation in radians a position, and what cosines and sines are multiplied by.
+    fn rotary(&self, span: usize) -> Option<(Vec<f64>, f64)> {
+        let rotary = self.encoding.rotary(&self.geometry, span)?;
+        rotary.damping.is_empty().then_some((rotary.inv_freq, rotary.amplitude))
+    }
+}
+
+/// Every method: its name and what it says of itself.
+#[pyfunction]
+pub fn methods(py: Python) -> PyResult<Vec<(String, Bound<PyDict>)>> {
+    let one = |kind: &&str| {
+        let method = Method::named(kind).expect("the list is of methods");
+        let words = PyDict::new(py);
+        if let Ok(Value::Object(entries)) = serde_json::to_value(method.description()) {
+            for (key, value) in entries {
+                words.set_item(key, value.as_str().unwrap_or_default())?;
+            }
+        }
+        Ok(((*kind).to_owned(), words))
+    };
+    METHODS.iter().map(one).collect()
+}

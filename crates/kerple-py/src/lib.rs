@@ -1,0 +1,45 @@
+//! What the Python package `kerple` calls: engines on arrays that Python owns.
+//!
+//! Every function checks its arguments and raises `TypeError` or `ValueError` with the argument, its value and the limit. While
+//! it computes, the interpreter is free. Results have the same bits at any number of threads. The package in `python/`
+//! is what people use; nothing here is promised.
+
+mod array;
+mod attention;
+mod encoding;
+mod kernel;
+mod threads;
+
+use kerple::cpu::InstructionSet;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// The instruction set in use.
+#[pyfunction]
+fn instruction_set() -> &'static str {
+    InstructionSet::current().name()
+}
+
+/// Uses nothing wider than this from now on; returns what is used.
+#[pyfunction]
+fn limit_instruction_set(most: &str) -> PyResult<&'static str> {
+    let found = InstructionSet::ALL.into_iter().find(|set| set.name() == most);
+    let names = InstructionSet::ALL.map(InstructionSet::name).join(", ");
+    let set = found.ok_or_else(|| PyValueError::new_err(format!("most = {most:?}: use one of {names}")))?;
+    Ok(kerple::cpu::limit(set).name())
+}
+
+/// The module `kerple._native`.
+#[pymodule]
+fn _native(module: &Bound<PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<attention::Rule>()?;
+    module.add_class::<encoding::Encoding>()?;
+    module.add_function(wrap_pyfunction!(attention::attention_forward, module)?)?;
+    module.add_function(wrap_pyfunction!(attention::attention_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(encoding::methods, module)?)?;
+    module.add_function(wrap_pyfunction!(kernel::check_kernel, module)?)?;
+    module.add_function(wrap_pyfunction!(instruction_set, module)?)?;
+    module.add_function(wrap_pyfunction!(limit_instruction_set, module)?)?;
+    Ok(())
+}

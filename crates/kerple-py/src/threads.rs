@@ -1,0 +1,74 @@
+//! Which threads compute, and what becomes of a panic there.
+//!
+//! Work runs on a pool of as many threads as the caller says, which is what torch says of itself. A pool belongs to one process:
+//! a forked child has none of its parent's threads, so it makes a pool of its own when it first needs one. Small work stays
+//! on the calling thread, which costs no waking.
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Most threads that a caller may ask for.
+const MOST: usize = 4096;
+
+/// Products of two numbers that take about as long as waking a thread.
+const SMALL: usize = 1 << 19;
+
+struct Pool {
+    process: u32,
+    threads: usize,
+    pool: Arc<ThreadPool>,
+}
+
+/// Taken only while the interpreter's lock is held, so no other thread has it when Python forks.
+static POOL: Mutex<Option<Pool>> = Mutex::new(None);
+
+/// How much a call computes.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Work {
+    /// So many products; it is all done by functions that know [`kerple::cpu::alone`].
+    Products(usize),
+    /// Anything else.
+    Any,
+}
+
+fn pool(_py: Python, threads: usize) -> PyResult<Arc<ThreadPool>> {
+    if !(1..=MOST).contains(&threads) {
+        return Err(PyValueError::new_err(format!("threads = {threads} is out of range, it must be 1 to {MOST}")));
+    }
+    let mut held = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if let Some(found) = held.as_ref().filter(|found| (found.process, found.threads) == (process, threads)) {
+        return Ok(found.pool.clone());
+    }
+    let name = |index| format!("kerple-{index}");
+    let made = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build();
+    let made =
+        made.map_err(|error| PyRuntimeError::new_err(format!("{threads} threads cannot be started: {error}")))?;
+    let pool = Arc::new(made);
+    let before = held.replace(Pool { process, threads, pool: pool.clone() });
+    // the threads of a parent's pool are not in this process, and it would wait for them
+    before.filter(|before| before.process != process).map(std::mem::forget);
+    Ok(pool)
+}
+
+/// Runs `f` without the interpreter's lock; a panic becomes an error.
+pub fn run<R: Send>(py: Python, threads: usize, work: Work, f: impl FnOnce() -> R + Send) -> PyResult<R> {
+    let small = matches!(work, Work::Products(count) if count < SMALL || threads == 1);
+    let pool = if small { None } else { Some(pool(py, threads)?) };
+    let run = || match pool {
+        None => kerple::cpu::alone(f),
+        Some(pool) => pool.install(f),
+    };
+    py.detach(|| catch_unwind(AssertUnwindSafe(run))).map_err(|panic| failure(&*panic))
+}
+
+/// What a panic says, as an error: every argument has been checked, so it is a fault of the library.
+fn failure(panic: &(dyn Any + Send)) -> PyErr {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message");
+    PyRuntimeError::new_err(format!("kerple stopped on a fault of its own: {text}"))
+}

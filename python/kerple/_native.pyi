@@ -1,0 +1,86 @@
+"""The compiled part. The other modules are what is promised."""
+
+from typing import Any, Protocol
+
+__version__: str
+
+class ArrayLike(Protocol):
+    shape: Any
+    dtype: Any
+    def data_ptr(self) -> int: ...
+    def stride(self) -> tuple[int, ...]: ...
+    def element_size(self) -> int: ...
+    def is_floating_point(self) -> bool: ...
+
+class Rule:
+    def __new__(
+        cls,
+        scale: float,
+        causal: bool,
+        window: int | None,
+        cap: float | None,
+        threads: int,
+        map: Encoding | None = None,
+    ) -> Rule: ...
+
+class Encoding:
+    kind: str
+    keys: str
+    window: int | None
+    projected: bool
+    entry: str
+    tables: tuple[bool, bool, bool]
+    own: int
+    def __new__(cls, keys: str, heads: int, head_dim: int, train_len: int) -> Encoding: ...
+    def describe(self) -> str: ...
+    def parameters(self) -> list[tuple[str, list[int], float, float, bool]]: ...
+    def initial(self, seed: int, layer: int) -> list[float]: ...
+    def true_values(self, values: ArrayLike) -> list[float]: ...
+    def table(
+        self, values: ArrayLike, length: int, bias: ArrayLike | None, weight: ArrayLike | None
+    ) -> None: ...
+    def table_backward(
+        self,
+        values: ArrayLike,
+        length: int,
+        d_bias: ArrayLike | None,
+        d_weight: ArrayLike | None,
+        d_values: ArrayLike,
+    ) -> None: ...
+    def rotary(self, span: int) -> tuple[list[float], float] | None: ...
+
+def attention_forward(
+    rule: Rule,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    bias: ArrayLike | None,
+    weight: ArrayLike | None,
+    sinks: ArrayLike | None,
+    numbers: ArrayLike | None,
+    starts: ArrayLike | None,
+    lengths: ArrayLike | None,
+    out: ArrayLike,
+    lse: ArrayLike,
+) -> None: ...
+def attention_backward(
+    rule: Rule,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    bias: ArrayLike | None,
+    weight: ArrayLike | None,
+    sinks: ArrayLike | None,
+    numbers: ArrayLike | None,
+    starts: ArrayLike | None,
+    lengths: ArrayLike | None,
+    out: ArrayLike,
+    lse: ArrayLike,
+    d_out: ArrayLike,
+    d_qkv: list[ArrayLike],
+    d_beside: list[ArrayLike | None],
+) -> None: ...
+def methods() -> list[tuple[str, dict[str, str]]]: ...
+def check_kernel(expression: str, points: str) -> tuple[bool, str, str]: ...
+def instruction_set() -> str: ...
+def limit_instruction_set(most: str) -> str: ...

@@ -1,0 +1,79 @@
+"""Kernels of distance without PyTorch: what there is, what is proved, and tables as numpy arrays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _native
+from ._array import Array
+
+
+def methods() -> dict[str, dict[str, str]]:
+    """Every positional method by its name: formula, what is learned, behaviour beyond the training length, source."""
+    return dict(_native.methods())
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is known of a kernel expression; printed, it says why."""
+
+    expression: str
+    #: Whether the kernel is conditionally positive definite: on the points, or for all values of what is learned.
+    is_valid: bool
+    text: str
+    #: The same as data.
+    data: dict[str, Any]
+
+    def __bool__(self) -> bool:
+        return self.is_valid
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def certificate(expression: str, points: str = "0..31") -> Certificate:
+    """Examines a kernel expression, such as ``log(b, a)`` or ``log(1, 0.5) + 0.5*power(0.1, 1)``.
+
+    Numbers give eigenvalues on the points; learned parameters give a proof for all their values.
+
+    Raises:
+        ValueError: the expression or the points cannot be read; the message says where and what would do.
+    """
+    is_valid, text, data = _native.check_kernel(expression, points)
+    return Certificate(expression, is_valid, text, json.loads(data))
+
+
+def encoding(kind: str, heads: int, head_dim: int, train_len: int, keys: dict[str, Any]) -> _native.Encoding:
+    """The native encoding of these keys.
+
+    Raises:
+        ValueError: a key, its value and the limit.
+    """
+    try:
+        text = json.dumps({"kind": kind, **keys}, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"keys of {kind}: {error}; use finite numbers, strings, lists and dictionaries") from None
+    return _native.Encoding(text, heads, head_dim, train_len)
+
+
+def table(
+    kind: str, heads: int, length: int, *, values: Any = None, head_dim: int = 64, train_len: int = 512, seed: int = 0, **keys: Any
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Bias and weight over distances, ``[H, length]`` each in f64; None where a method has none.
+
+    ``values`` are the learned numbers, one parameter after another; without them they are as they start. Methods that tell
+    keys ahead from keys behind have ``2 length - 1`` columns, from distance ``-(length - 1)`` on.
+    """
+    native = encoding(kind, heads, head_dim, train_len, keys)
+    has_bias, has_weight, two_sides = native.tables
+    if not (has_bias or has_weight):
+        raise ValueError(f"kind = {kind!r} has no table over distances")
+    stored = np.array(native.initial(seed, 0) if values is None else values, dtype=np.float64).ravel()
+    shape = (heads, 2 * length - 1 if two_sides else length)
+    bias, weight = (np.empty(shape) if has else None for has in (has_bias, has_weight))
+    native.table(Array(stored), length, bias if bias is None else Array(bias), weight if weight is None else Array(weight))
+    return bias, weight

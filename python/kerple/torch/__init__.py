@@ -1,0 +1,63 @@
+"""Attention that learns a bias over distances, and positional encodings, for PyTorch on the processor."""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("kerple.torch needs PyTorch: pip install 'kerple[torch]'") from error
+
+from ._attention import attention, mirrored
+from .cache import Cache
+from .encodings import (
+    Alibi,
+    Cope,
+    Dape,
+    Encoding,
+    Fire,
+    GaussianBias,
+    GaussianWeight,
+    Kernel,
+    KerpleBiasWeight,
+    KerpleLog,
+    KerpleLog3,
+    KerplePower,
+    KerplePowerOriginal,
+    KerpleWeight,
+    NoPositions,
+    Rotary,
+    Sandwich,
+    Shaw,
+    StretchedBias,
+    StretchedWeight,
+    T5,
+    TransformerXl,
+    project_,
+)
+
+__all__ = [
+    "Alibi",
+    "Cache",
+    "Cope",
+    "Dape",
+    "Encoding",
+    "Fire",
+    "GaussianBias",
+    "GaussianWeight",
+    "Kernel",
+    "KerpleBiasWeight",
+    "KerpleLog",
+    "KerpleLog3",
+    "KerplePower",
+    "KerplePowerOriginal",
+    "KerpleWeight",
+    "NoPositions",
+    "Rotary",
+    "Sandwich",
+    "Shaw",
+    "StretchedBias",
+    "StretchedWeight",
+    "T5",
+    "TransformerXl",
+    "attention",
+    "mirrored",
+    "project_",
+]

@@ -1,0 +1,111 @@
+"""Exact attention with a learned bias over distances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._ops import call
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _check(name: str, x: object, like: Tensor | None = None) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if x.device.type not in ("cpu", "meta"):
+        raise ValueError(
+            f"{name}: is on {x.device}; kerple computes on the processor and has no GPU kernels, use {name}.cpu()"
+        )
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name}: layout {x.layout} is not computed with, use a dense tensor")
+    if like is None:
+        if x.dtype not in (torch.float32, torch.float64, *_HALF):
+            raise TypeError(f"{name}: {x.dtype} is not computed with, use float32 or float64")
+    elif x.dtype != like.dtype:
+        raise TypeError(f"{name}: is of {x.dtype}, q of {like.dtype}; they must be alike")
+
+
+def _beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
+    if x is None:
+        return None
+    _check(name, x)
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def _keys(name: str, x: object) -> Tensor | None:
+    if x is None:
+        return None
+    if not isinstance(x, Tensor):
+        x = torch.as_tensor(x)
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise TypeError(f"{name}: expected whole numbers, got {x.dtype}")
+    return x.to(device="cpu", dtype=torch.int64)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    key_starts: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """``softmax(scale * q k^T * weight[i - j] + bias[i - j]) v``, exactly, in memory linear in the lengths.
+
+    Query ``i`` of ``Q`` stands at position ``K - Q + i``, so the last query at the last key's; ``d = i - j`` is the distance
+    between positions. A query that sees no key gives zeros. Gradients reach ``q, k, v``, ``bias``, ``weight`` and ``sinks``;
+    results have the same bits at any number of threads, which is torch's.
+
+    Args:
+        q: ``[B, H, Q, D]``, float32 or float64. Any strides with contiguous features are read in place. float16 and bfloat16
+            are computed in float32 and cast back.
+        k, v: ``[B, G, K, D]``, where G divides H: query head h reads key head ``h // (H // G)``.
+        bias: added to scaled scores, ``[H, L]`` over distances ``0..L - 1`` with ``L >= K``; without ``causal`` it is
+            ``[H, 2 L - 1]`` over ``-(L - 1)..L - 1``, ``L >= max(Q, K)``, see :func:`mirrored`.
+        weight: multiplies scaled scores, of the same shape.
+        causal: keys after a query's position are not seen. Unlike in ``scaled_dot_product_attention`` it is so by default.
+        window: only ``|d| < window`` is seen; None sees all.
+        scale: on ``q k^T``; ``1 / sqrt(D)`` by default.
+        cap: scaled scores become ``cap tanh(s / cap)`` before anything else.
+        sinks: a logit of each head beside those of the keys, without a value, ``[H]``.
+        key_lengths: keys that each sequence has, ``[B]``; those from there on are padding.
+        key_starts: the first key of each sequence, ``[B]``; those before are padding.
+
+    Returns:
+        ``[B, H, Q, D]``, laid out in memory as q is.
+
+    Raises:
+        TypeError: another type of numbers. ValueError: shapes, values or devices; the message names the argument and the limit.
+    """
+    _check("q", q)
+    _check("k", k, q)
+    _check("v", v, q)
+    if scale is None:
+        if q.dim() != 4 or q.shape[-1] == 0:
+            raise ValueError(f"q: expected [B, H, Q, D] with D at least 1, got shape {tuple(q.shape)}")
+        scale = q.shape[-1] ** -0.5
+    half = q.dtype in _HALF
+    dtype = torch.float32 if half else q.dtype
+    if half:
+        out = q.dtype
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    made = call(
+        q, k, v, _beside("bias", bias, dtype), _beside("weight", weight, dtype), _beside("sinks", sinks, dtype), None,
+        _keys("key_starts", key_starts), _keys("key_lengths", key_lengths), "", float(scale), bool(causal), window, cap,
+    )  # fmt: skip
+    return made.to(out) if half else made
+
+
+def mirrored(table: Tensor) -> Tensor:
+    """The table ``[H, 2 L - 1]`` over both directions that depends on ``|d|`` alone, of one over ``d >= 0``, ``[H, L]``."""
+    return torch.cat([table[:, 1:].flip(1), table], 1)

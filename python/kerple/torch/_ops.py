@@ -1,0 +1,280 @@
+"""The operations that are registered with PyTorch, with what it must know of them without running them.
+
+``kerple::attention`` and ``kerple::table`` have a kernel for the processor, a version for fake tensors, and a derivative, which is
+an operation itself. So ``torch.compile`` keeps them in one graph.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from .. import _native
+
+_library = torch.library.Library("kerple", "DEF")
+_OPTIONS = "str map, float scale, bool causal, int? window, float? cap"
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, "
+    "Tensor? key_starts, Tensor? key_lengths"
+)
+_library.define(f"attention({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)")
+_library.define(
+    f"attention_backward(Tensor d_out, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool[] wanted)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+_library.define("table(Tensor values, str encoding, SymInt length) -> (Tensor, Tensor)")
+_library.define("table_backward(Tensor d_bias, Tensor d_weight, Tensor values, str encoding, SymInt length) -> Tensor")
+
+#: Bytes of memory that this machine has.
+_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def encoding_key(keys: str, heads: int, head_dim: int, train_len: int) -> str:
+    """What names a native encoding in a graph."""
+    return json.dumps([keys, heads, head_dim, train_len])
+
+
+@lru_cache(maxsize=1024)
+def encoding(key: str) -> _native.Encoding:
+    """The native encoding of such a name."""
+    return _native.Encoding(*json.loads(key))
+
+
+@lru_cache(maxsize=4096)
+def _rule(
+    map: str, scale: float, causal: bool, window: int | None, cap: float | None, threads: int
+) -> _native.Rule:
+    return _native.Rule(scale, causal, window, cap, threads, encoding(map) if map else None)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The same with contiguous features."""
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def _room(x: Tensor) -> Tensor:
+    """New memory laid out as these rows are."""
+    if x.stride(-1) == 1 or x.shape[-1] <= 1:
+        return torch.empty_like(x)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _check_room(name: str, x: Tensor) -> None:
+    size = x.numel() * 8
+    if size > _MEMORY:
+        size = x.numel() * x.element_size()
+        if size > _MEMORY:
+            shape = tuple(x.shape)
+            raise ValueError(f"{name}: an array of shape {shape} takes {size} bytes, this machine has {_MEMORY}")
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name}: expected [B, H, L, D], got shape {tuple(x.shape)}")
+        _check_room(name, x)
+
+
+def _dense(x: Tensor | None) -> Tensor | None:
+    return x if x is None or x.is_contiguous() else x.contiguous()
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    sinks: Tensor | None,
+    numbers: Tensor | None,
+    key_starts: Tensor | None,
+    key_lengths: Tensor | None,
+    map: str,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    cap: float | None,
+) -> tuple[Tensor, Tensor]:
+    _check(q, k, v)
+    out, lse = _room(q), q.new_empty(q.shape[:3])
+    rule = _rule(map, scale, causal, window, cap, torch.get_num_threads())
+    beside = (_dense(bias), _dense(weight), _dense(sinks), _dense(numbers), _dense(key_starts), _dense(key_lengths))
+    _native.attention_forward(rule, _rows(q), _rows(k), _rows(v), *beside, out, lse)
+    return out, lse
+
+
+def _attention_fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return _room(q), q.new_empty(q.shape[:3])
+
+
+def _made(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], wanted: list[bool]) -> list[Tensor]:
+    """Room for the gradients; nothing where there is none."""
+    dense = [torch.empty_like(x, memory_format=torch.contiguous_format) if x is not None and want else q.new_empty(0)
+             for x, want in zip(beside, wanted, strict=True)]  # fmt: skip
+    return [_room(q), _room(k), _room(v), *dense]
+
+
+def _attention_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    sinks: Tensor | None,
+    numbers: Tensor | None,
+    key_starts: Tensor | None,
+    key_lengths: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    map: str,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    cap: float | None,
+    wanted: list[bool],
+) -> tuple[Tensor, ...]:
+    _check(q, k, v)
+    beside = (bias, weight, sinks, numbers)
+    made = _made(q, k, v, beside, wanted)
+    rule = _rule(map, scale, causal, window, cap, torch.get_num_threads())
+    inputs = (*(_dense(x) for x in beside), _dense(key_starts), _dense(key_lengths))
+    given = [x if want and of is not None else None for x, want, of in zip(made[3:], wanted, beside, strict=True)]
+    _native.attention_backward(
+        rule, _rows(q), _rows(k), _rows(v), *inputs, _rows(out), _dense(lse), _rows(d_out), made[:3], given
+    )
+    return tuple(made)
+
+
+def _attention_backward_fake(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None | list[bool]
+) -> tuple[Tensor, ...]:
+    return tuple(_made(q, k, v, rest[:4], rest[-1]))
+
+
+def _attention_setup(ctx, inputs, output) -> None:
+    *tensors, map, scale, causal, window, cap = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, out, lse)
+    ctx.options = (map, scale, causal, window, cap)
+
+
+def _attention_gradient(ctx, d_out: Tensor | None, _d_lse: Tensor | None):
+    if d_out is None:
+        return (None,) * 14
+    needs = ctx.needs_input_grad
+    made = torch.ops.kerple.attention_backward(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:7]))
+    return (*(d if need else None for d, need in zip(made, needs, strict=False)), *(None,) * 7)
+
+
+class _Direct(torch.autograd.Function):
+    """The operation without the dispatcher, which takes several times as long as a small call."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        out, lse = _attention(*inputs)
+        ctx.save_for_backward(*inputs[:9], out, lse)
+        ctx.options = inputs[9:]
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out):
+        needs = ctx.needs_input_grad
+        # the operation itself says that it has no derivative, to those who ask for one
+        run = torch.ops.kerple.attention_backward if torch.is_grad_enabled() else _attention_backward
+        made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:7]))
+        return (*(d if need else None for d, need in zip(made, needs, strict=False)), *(None,) * 7)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _is_plain(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...]) -> bool:
+    """Whether nobody listens to what is dispatched: no tracing, no modes, no transforms, no tensors of other kinds."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None or q.device.type != "cpu":
+        return False
+    kinds = type(q), type(k), type(v), *(type(x) for x in beside if x is not None)
+    return all(kind in _PLAIN for kind in kinds)
+
+
+def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
+    """The output of attention, of tensors that have been looked at; the arguments are those of ``kerple::attention``."""
+    if not _is_plain(q, k, v, rest[:6]):
+        return torch.ops.kerple.attention(q, k, v, *rest)[0]
+    if torch.is_grad_enabled():
+        return _Direct.apply(q, k, v, *rest)
+    return _attention(q, k, v, *rest)[0]
+
+
+torch.library.impl("kerple::attention", "cpu", lib=_library)(_attention)
+torch.library.register_fake("kerple::attention", lib=_library)(_attention_fake)
+torch.library.impl("kerple::attention_backward", "cpu", lib=_library)(_attention_backward)
+torch.library.register_fake("kerple::attention_backward", lib=_library)(_attention_backward_fake)
+torch.library.register_autograd(
+    "kerple::attention", _attention_gradient, setup_context=_attention_setup, lib=_library
+)
+
+
+def _no_second_derivative(ctx, *_: Tensor):
+    raise RuntimeError("kerple::attention has a first derivative only: do not ask for create_graph behind it")
+
+
+def _table_room(values: Tensor, key: str, length: int) -> tuple[Tensor, Tensor]:
+    native_heads = json.loads(key)[1]
+    has_bias, has_weight, two_sides = encoding(key).tables
+    columns = 2 * length - 1 if two_sides else length
+    make = lambda has: values.new_empty((native_heads, columns) if has else (0, 0))  # noqa: E731
+    return make(has_bias), make(has_weight)
+
+
+def _some(x: Tensor) -> Tensor | None:
+    return x if x.dim() == 2 and x.shape[0] > 0 else None
+
+
+def _table(values: Tensor, encoding_: str, length: int) -> tuple[Tensor, Tensor]:
+    if not 1 <= length < 1 << 40:
+        raise ValueError(f"length = {length} is out of range, it must be at least 1 and have room in memory")
+    heads = json.loads(encoding_)[1]
+    if 2 * heads * length * 8 > _MEMORY:
+        raise ValueError(f"length = {length}: tables of {heads} heads take more bytes than the {_MEMORY} of this machine")
+    bias, weight = _table_room(values, encoding_, length)
+    encoding(encoding_).table(values.contiguous(), length, _some(bias), _some(weight))
+    return bias, weight
+
+
+def _table_backward(d_bias: Tensor, d_weight: Tensor, values: Tensor, encoding_: str, length: int) -> Tensor:
+    d_values = torch.empty_like(values, memory_format=torch.contiguous_format)
+    native = encoding(encoding_)
+    native.table_backward(values.contiguous(), length, _dense(_some(d_bias)), _dense(_some(d_weight)), d_values)
+    return d_values
+
+
+def _table_backward_fake(d_bias: Tensor, d_weight: Tensor, values: Tensor, encoding_: str, length: int) -> Tensor:
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
+def _table_setup(ctx, inputs, output) -> None:
+    values, ctx.encoding, ctx.length = inputs
+    ctx.save_for_backward(values)
+
+
+def _table_gradient(ctx, d_bias: Tensor, d_weight: Tensor):
+    (values,) = ctx.saved_tensors
+    return torch.ops.kerple.table_backward(d_bias, d_weight, values, ctx.encoding, ctx.length), None, None
+
+
+torch.library.impl("kerple::table", "cpu", lib=_library)(_table)
+torch.library.register_fake("kerple::table", lib=_library)(_table_room)
+torch.library.impl("kerple::table_backward", "cpu", lib=_library)(_table_backward)
+torch.library.register_fake("kerple::table_backward", lib=_library)(_table_backward_fake)
+torch.library.register_autograd("kerple::table", _table_gradient, setup_context=_table_setup, lib=_library)
+for _name in ("kerple::attention_backward", "kerple::table_backward"):
+    torch.library.register_autograd(_name, _no_second_derivative, lib=_library)

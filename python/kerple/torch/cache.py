@@ -1,0 +1,69 @@
+"""Keys and values of decoded positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Cache:
+    """Keys and values that grow at the end: memory is taken for twice as many positions as are needed, so rows are copied
+    once each on average, and attention reads them in place.
+
+    ::
+
+        cache = Cache()
+        for q, k, v in steps:                    # [B, H, 1, D] each, or a whole prompt first
+            out = encoding(q, *cache.append(k, v))
+
+    Without gradients; positions are consecutive. ``window`` keeps only what new queries see of the positions before
+    them in attention with this window.
+    """
+
+    def __init__(self, window: int | None = None) -> None:
+        if window is not None and window < 1:
+            raise ValueError(f"window = {window}: it must be at least 1 position, None keeps all")
+        self._window = window
+        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._start = 0
+        self._end = 0
+
+    def __len__(self) -> int:
+        """Positions that are kept."""
+        return self._end - self._start
+
+    @torch.no_grad()
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values with these behind them, ``[B, G, K, D]`` each, as views of the cache."""
+        if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
+            raise ValueError(f"k, v: expected [B, G, L, D] alike, got {tuple(k.shape)} and {tuple(v.shape)}")
+        for name, new, held in zip("kv", (k, v), self._buffers or (k, v), strict=True):
+            if (new.shape[0], new.shape[1], new.shape[3], new.dtype) != (
+                held.shape[0],
+                held.shape[1],
+                held.shape[3],
+                held.dtype,
+            ):
+                raise ValueError(f"{name}: {tuple(new.shape)} of {new.dtype} does not follow {tuple(held.shape)} of {held.dtype}")
+        new = k.shape[2]
+        if self._window is not None:
+            self._start = max(self._start, self._end - (self._window - 1))
+        self._reserve(new, k, v)
+        rows = slice(self._end, self._end + new)
+        for held, one in zip(self._buffers, (k, v), strict=True):
+            held[:, :, rows] = one
+        self._end += new
+        return tuple(held[:, :, self._start : self._end] for held in self._buffers)
+
+    def _reserve(self, new: int, *like: Tensor) -> None:
+        if self._buffers is not None and self._end + new <= self._buffers[0].shape[2]:
+            return
+        kept = self._end - self._start
+        buffers = []
+        for at, one in enumerate(like):
+            batch, heads, _, features = one.shape
+            buffer = one.new_empty(batch, heads, max(16, 2 * (kept + new)), features)
+            if self._buffers is not None:
+                buffer[:, :, :kept] = self._buffers[at][:, :, self._start : self._end]
+            buffers.append(buffer)
+        self._buffers, self._start, self._end = tuple(buffers), 0, kept

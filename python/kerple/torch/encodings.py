@@ -1,0 +1,359 @@
+"""Positional methods as modules, with the initial values and ranges of their papers.
+
+A module is attention with one method: ``KerpleLog(heads=12)(q, k, v)``. Where the method is a function of distance, ``table``
+gives it as a tensor through which gradients reach what is learned. Stored numbers are trained; where a range belongs to one
+they are used within it, and :func:`project_` brings them back after an update, as ``kerple train`` does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import _native, kernels
+from ._attention import _HALF, _beside, _check, _keys, attention, mirrored
+from ._ops import call, encoding, encoding_key
+
+
+class Encoding(nn.Module):
+    """Attention with a positional method of this kind, as ``kerple describe`` lists them.
+
+    Args:
+        kind: the method's name, such as ``kerple_log``; the subclasses know theirs.
+        heads: H.
+        head_dim: D. Tables over distances do not depend on it, but for T5's.
+        train_len: length of the training sequences in tokens; FIRE measures against it.
+        seed: of the initial values, which are then the same as those of ``kerple train``; None asks torch's generator.
+        layer: draws others for each layer of a model whose layers learn for themselves.
+        dtype: of the learned numbers.
+        keys: the method's own, such as ``max_distance`` of T5, and ``window`` and ``scale`` of all.
+
+    Raises:
+        ValueError: a key, its value and the limit.
+    """
+
+    kind: str = ""
+
+    def __init__(
+        self,
+        kind: str | None = None,
+        heads: int = 1,
+        head_dim: int = 64,
+        *,
+        train_len: int = 512,
+        seed: int | None = None,
+        layer: int = 0,
+        dtype: torch.dtype | None = None,
+        **keys: Any,
+    ) -> None:
+        super().__init__()
+        kind = kind or self.kind
+        native = kernels.encoding(kind, heads, head_dim, train_len, keys)
+        if native.entry in ("embeddings", "code"):
+            where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
+            raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
+        if kind == "xpos":
+            raise ValueError("kind = 'xpos': products that fade feature by feature are not computed here, use 'rotary'")
+        self.kind, self.heads, self.head_dim = kind, heads, head_dim
+        self.window = native.window
+        self._entry, self._tables, self._own = native.entry, native.tables, native.own
+        self._projected = native.projected
+        self._key = encoding_key(native.keys, heads, head_dim, train_len)
+        seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed
+        self._add(native, torch.tensor(native.initial(seed, layer), dtype=torch.float64), dtype)
+        rotary = native.rotary(train_len)
+        if rotary is not None:
+            self.register_buffer("inv_freq", torch.tensor(rotary[0], dtype=torch.float64), persistent=False)
+            self._amplitude = rotary[1]
+
+    def _add(self, native: _native.Encoding, values: Tensor, dtype: torch.dtype | None) -> None:
+        self._names: list[str] = []
+        self._ranges: dict[str, tuple[float, float]] = {}
+        at = 0
+        for name, shape, low, high, _decay in native.parameters():
+            count = int(torch.Size(shape).numel())
+            own = values[at : at + count].reshape(shape).to(dtype or torch.get_default_dtype())
+            attribute = name.replace(".", "_")
+            self.register_parameter(attribute, nn.Parameter(own))
+            self._names.append(attribute)
+            self._ranges[attribute] = (low, high)
+            at += count
+
+    def extra_repr(self) -> str:
+        keys = {name: value for name, value in json.loads(json.loads(self._key)[0]).items() if name != "kind"}
+        told = "".join(f", {name}={value!r}" for name, value in keys.items())
+        return f"{self.kind!r}, heads={self.heads}, head_dim={self.head_dim}{told}"
+
+    def _learned(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self._names]
+
+    def _values(self) -> Tensor:
+        learned = self._learned()
+        if not learned:
+            return torch.empty(0, dtype=torch.float64)
+        return torch.cat([own.reshape(-1).to(torch.float64) for own in learned])
+
+    def true_values(self) -> dict[str, Tensor]:
+        """What formulas use of the stored numbers: within their ranges."""
+        with torch.no_grad():
+            values = torch.tensor(encoding(self._key).true_values(self._values().contiguous()), dtype=torch.float64)
+            sizes = [own.numel() for own in self._learned()]
+            parts = zip(self._names, values.split(sizes), self._learned(), strict=True) if sizes else ()
+            return {name: part.reshape(own.shape) for name, part, own in parts}
+
+    def project_(self) -> None:
+        """Brings stored numbers back into their ranges; call it after each update."""
+        if self._projected:
+            with torch.no_grad():
+                for name, (low, high) in self._ranges.items():
+                    getattr(self, name).clamp_(low, high)
+
+    def table(
+        self, length: int, *, causal: bool = True, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Bias and weight by distance: ``[H, length]``, or ``[H, 2 length - 1]`` without ``causal``; None where there is none.
+
+        Made in f64 at every length and cast once.
+
+        Raises:
+            ValueError: the method is no function of distance, or ``length`` is below 1.
+        """
+        has_bias, has_weight, two_sides = self._tables
+        if not (has_bias or has_weight):
+            return None, None
+        dtype = dtype or torch.get_default_dtype()
+        made = torch.ops.kerple.table(self._values(), self._key, length)
+        return tuple(
+            self._sided(rows, length, causal, two_sides).to(dtype) if has else None
+            for rows, has in zip(made, (has_bias, has_weight), strict=True)
+        )
+
+    @staticmethod
+    def _sided(rows: Tensor, length: int, causal: bool, two_sides: bool) -> Tensor:
+        if two_sides:
+            return rows[:, length - 1 :] if causal else rows
+        return rows if causal else mirrored(rows)
+
+    def _numbers(self, length: int, causal: bool, dtype: torch.dtype) -> Tensor:
+        """What a map of scores computes with: a table, then numbers of its own."""
+        bias, _ = self.table(length, causal=causal, dtype=torch.float64)
+        own = [one.reshape(-1).to(torch.float64) for one in self._learned()[len(self._names) - self._own :]]
+        if self.kind == "transformer_xl":
+            matrix, u, v = self.weight.to(torch.float64), self.u.to(torch.float64), self.v.to(torch.float64)
+            own = [(self._waves(length, causal) @ matrix.T).reshape(-1), (v - u).reshape(-1)]
+        return torch.cat(([] if bias is None else [bias.reshape(-1)]) + own).to(dtype)
+
+    def _waves(self, length: int, causal: bool) -> Tensor:
+        """``[sin(d f), cos(d f)]`` of the distances of a call."""
+        width = self.heads * self.head_dim
+        rates = 10_000.0 ** (-2.0 * torch.arange(width // 2, dtype=torch.float64) / width)
+        distances = torch.arange(0 if causal else 1 - length, length, dtype=torch.float64)
+        angles = distances[:, None] * rates
+        return torch.cat([angles.sin(), angles.cos()], 1)
+
+    def _rotated(self, x: Tensor, last: int) -> Tensor:
+        """Pairs ``(x[j], x[j + half])`` turned by the angles of positions that end with ``last``."""
+        half = self.inv_freq.shape[0]
+        positions = torch.arange(last - x.shape[2], last, dtype=torch.float64)
+        angles = positions[:, None] * self.inv_freq
+        cos, sin = ((f(angles) * self._amplitude).to(x.dtype) for f in (torch.cos, torch.sin))
+        low, high = x[..., :half], x[..., half : 2 * half]
+        return torch.cat([low * cos - high * sin, high * cos + low * sin, x[..., 2 * half :]], -1)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = True,
+        scale: float | None = None,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
+        key_lengths: Tensor | None = None,
+        key_starts: Tensor | None = None,
+    ) -> Tensor:
+        """:func:`~kerple.torch.attention` with this method; arguments and result are as there."""
+        _check("q", q)
+        _check("k", k, q)
+        _check("v", v, q)
+        if q.dim() != 4 or k.dim() != 4:
+            raise ValueError(f"q, k: expected [B, H, L, D] each, got {tuple(q.shape)} and {tuple(k.shape)}")
+        if hasattr(self, "inv_freq"):
+            q, k = self._rotated(q, k.shape[2]), self._rotated(k, k.shape[2])
+        options = dict(causal=causal, scale=scale, cap=cap, sinks=sinks, key_lengths=key_lengths, key_starts=key_starts)
+        dtype = torch.float32 if q.dtype in _HALF else q.dtype
+        if self._entry != "map":
+            length = k.shape[2] if causal else max(q.shape[2], k.shape[2])
+            bias, weight = self.table(length, causal=causal, dtype=dtype) if self._entry == "scores" else (None, None)
+            return attention(q, k, v, bias=bias, weight=weight, window=self.window, **options)
+        return self._mapped(q, k, v, dtype, **options)
+
+    def _mapped(self, q, k, v, dtype, causal, scale, cap, sinks, key_lengths, key_starts) -> Tensor:
+        half = q.dtype
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        numbers = self._numbers(k.shape[2], causal, dtype)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        if self.kind == "transformer_xl":
+            q = q + self.u.to(dtype)[:, None]
+        out = call(
+            q, k, v, None, None, _beside("sinks", sinks, dtype), numbers, _keys("key_starts", key_starts),
+            _keys("key_lengths", key_lengths), self._key, scale, causal, self.window, cap,
+        )  # fmt: skip
+        return out.to(half)
+
+
+def project_(module: nn.Module) -> None:
+    """Brings what encodings anywhere in a module have stored back into its range; call it after each update."""
+    for part in module.modules():
+        if isinstance(part, Encoding):
+            part.project_()
+
+
+class _Named(Encoding):
+    def __init__(self, heads: int, head_dim: int = 64, **options: Any) -> None:
+        super().__init__(None, heads, head_dim, **options)
+
+
+class NoPositions(_Named):
+    """None: the causal mask is the only order."""
+
+    kind = "none"
+
+
+class Rotary(_Named):
+    """Queries and keys turn with their positions."""
+
+    kind = "rotary"
+
+
+class Alibi(_Named):
+    """``b(d) = -slope d``, a fixed slope a head. Press et al. 2021, arXiv:2108.12409."""
+
+    kind = "alibi"
+
+
+class T5(_Named):
+    """``b(d) = sqrt(D) W[bucket(d)]``. Raffel et al. 2020, arXiv:1910.10683."""
+
+    kind = "t5"
+
+
+class KerpleLog(_Named):
+    """``b(d) = -r1 ln(1 + r2 d)``. Chi et al. 2022, arXiv:2205.09921, as are the next."""
+
+    kind = "kerple_log"
+
+
+class KerplePower(_Named):
+    """``b(d) = -r1 d^r2``."""
+
+    kind = "kerple_power"
+
+
+class KerpleBiasWeight(_Named):
+    """``b(d) = -r1 d^r2``, ``w(d) = exp(-r3 d^r4)``."""
+
+    kind = "kerple_bias_weight"
+
+
+class KerpleWeight(_Named):
+    """``w(d) = exp(-r1 d^r2)``."""
+
+    kind = "kerple_weight"
+
+
+class KerplePowerOriginal(_Named):
+    """``b(d) = -max(slope, 0.01) d`` with ALiBi's slopes."""
+
+    kind = "kerple_power_original"
+
+
+class KerpleLog3(_Named):
+    """``b(d) = -r1 ln(1 + r2 d^r3)``."""
+
+    kind = "kerple_log3"
+
+
+class GaussianBias(_Named):
+    """``b(d) = r1 exp(-r2 d^2)``."""
+
+    kind = "gaussian_bias"
+
+
+class StretchedBias(_Named):
+    """``b(d) = r1 exp(-r2 d^r3)``."""
+
+    kind = "stretched_bias"
+
+
+class GaussianWeight(_Named):
+    """``w(d) = exp(-r1 d^2)``."""
+
+    kind = "gaussian_weight"
+
+
+class StretchedWeight(_Named):
+    """``w(d) = exp(-r1 d^r2)``, as the appendix names it."""
+
+    kind = "stretched_weight"
+
+
+class Sandwich(_Named):
+    """The product of two sinusoidal positions as a bias. Chi et al. 2023, arXiv:2212.10356."""
+
+    kind = "sandwich"
+
+
+class Fire(_Named):
+    """A network over distances measured against the query's position. Li et al. 2023, arXiv:2310.04418."""
+
+    kind = "fire"
+
+
+class Dape(_Named):
+    """A network over heads that adapts a bias to the scores. Zheng et al. 2024, arXiv:2405.14722."""
+
+    kind = "dape"
+
+
+class TransformerXl(_Named):
+    """Products of queries with projected waves. Dai et al. 2019, arXiv:1901.02860."""
+
+    kind = "transformer_xl"
+
+
+class Shaw(_Named):
+    """A learned vector for each distance, added to keys. Shaw et al. 2018, arXiv:1803.02155."""
+
+    kind = "shaw"
+
+
+class Cope(_Named):
+    """Positions that gates count. Golovneva et al. 2024, arXiv:2405.18719."""
+
+    kind = "cope"
+
+
+class Kernel(Encoding):
+    """Any expression of the kernel calculus: ``Kernel("log(b, a) + 0.5*power(a, p)", heads=12)``.
+
+    ``bias`` is proved to be a kernel when it is read, for all values of what is learned, and refused otherwise; ``unproven=True``
+    accepts what no rule proves. ``weight`` needs no proof. ``keep="smooth"`` keeps values in range by a smooth map.
+    """
+
+    kind = "kernel"
+
+    def __init__(self, bias: str | None = None, heads: int = 1, *, weight: str | None = None, **options: Any) -> None:
+        self.expression = bias
+        told = {"bias": bias, "weight": weight}
+        super().__init__(None, heads, **{key: text for key, text in told.items() if text is not None}, **options)
+
+    def certificate(self, points: str = "0..31") -> kernels.Certificate:
+        """What is proved of the bias; see :func:`kerple.certificate`."""
+        if self.expression is None:
+            raise ValueError("there is no bias to prove, only a weight")
+        return kernels.certificate(self.expression, points)

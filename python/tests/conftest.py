@@ -1,0 +1,62 @@
+"""Definitions that the tests hold everything to: whole score matrices in f64."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def spread(table, queries, keys, causal):
+    """A table over distances at every pair, ``[H, Q, K]``; pairs that are not seen take some entry."""
+    d = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+    origin = 0 if causal else table.shape[1] // 2
+    return table[:, (origin + d).clamp(0, table.shape[1] - 1)]
+
+
+def defined(
+    q, k, v, bias=None, weight=None, causal=True, window=None, scale=None, cap=None, sinks=None,
+    key_lengths=None, key_starts=None,
+):  # fmt: skip
+    """What ``kerple.torch.attention`` must give, from its formula."""
+    batch, heads, queries, features = q.shape
+    keys = k.shape[2]
+    k, v = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) * (features**-0.5 if scale is None else scale)
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    if weight is not None:
+        scores = scores * spread(weight, queries, keys, causal)
+    if bias is not None:
+        scores = scores + spread(bias, queries, keys, causal)
+    d = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+    seen = torch.ones_like(d, dtype=torch.bool)
+    if causal:
+        seen &= d >= 0
+    if window is not None:
+        seen &= d.abs() < window
+    seen = seen.expand(batch, 1, queries, keys)
+    at = torch.arange(keys)
+    if key_lengths is not None:
+        seen = seen & (at < torch.as_tensor(key_lengths)[:, None])[:, None, None]
+    if key_starts is not None:
+        seen = seen & (at >= torch.as_tensor(key_starts)[:, None])[:, None, None]
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        column = sinks[None, :, None, None].expand(batch, heads, queries, 1)
+        scores = torch.cat([scores, column], -1)
+    lowest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+    exponentials = (scores - lowest).exp()
+    sums = exponentials.sum(-1, keepdim=True)
+    weights = (exponentials / sums.where(sums > 0, torch.ones_like(sums)))[..., :keys]
+    return weights @ v
+
+
+@pytest.fixture
+def definition():
+    return defined

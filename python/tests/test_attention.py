@@ -1,0 +1,276 @@
+"""``kerple.torch.attention`` against its definition, and as PyTorch demands of an operation."""
+
+import math
+
+import pytest
+import torch
+
+import kerple
+from kerple.torch import attention, mirrored
+
+CASES = {
+    "plain": dict(),
+    "bias": dict(tables="b"),
+    "bias and weight": dict(tables="bw"),
+    "both directions": dict(tables="bw", causal=False),
+    "window": dict(tables="b", window=3),
+    "window in both directions": dict(tables="b", window=3, causal=False),
+    "grouped heads": dict(tables="b", heads=4, kv_heads=2),
+    "more keys": dict(tables="bw", queries=3, keys=11),
+    "one query": dict(tables="bw", queries=1, keys=11),
+    "more queries": dict(tables="b", queries=7, keys=4),
+    "more queries in both directions": dict(tables="b", queries=7, keys=4, causal=False),
+    "padding behind": dict(tables="b", key_lengths=[9, 4]),
+    "padding before": dict(tables="bw", key_starts=[0, 3]),
+    "padding on both sides": dict(tables="b", key_starts=[2, 3], key_lengths=[9, 5], causal=False),
+    "no key at all": dict(tables="b", key_lengths=[9, 0]),
+    "a cap and sinks": dict(tables="b", cap=2.0, sinks=True),
+    "a scale": dict(tables="b", scale=0.3),
+    "longer tables": dict(tables="bw", columns=5),
+}
+
+
+def case(dtype, tables="", queries=9, keys=9, heads=2, kv_heads=None, columns=0, sinks=False, features=5, batch=2, **options):
+    make = lambda *shape: torch.randn(*shape, dtype=dtype, requires_grad=True)  # noqa: E731
+    inputs = [make(batch, heads, queries, features)] + [make(batch, kv_heads or heads, keys, features) for _ in "kv"]
+    length = keys + columns if options.get("causal", True) else 2 * (max(queries, keys) + columns) - 1
+    named = {name: make(heads, length) for name in ("bias", "weight") if name[0] in tables}
+    if sinks:
+        named["sinks"] = make(heads)
+    return inputs, named, options
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_its_definition_in_outputs_and_all_gradients(name, definition):
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 3e-5)):
+        inputs, named, options = case(dtype, **CASES[name])
+        leaves = [*inputs, *named.values()]
+        exact = [x.detach().double().requires_grad_() for x in leaves]
+        out = attention(*inputs, **named, **options)
+        want = definition(*exact[:3], **dict(zip(named, exact[3:], strict=True)), **options)
+        assert out.dtype == dtype and out.shape == inputs[0].shape
+        torch.testing.assert_close(out.double(), want, rtol=0, atol=tolerance)
+        up = torch.randn(want.shape, dtype=torch.float64)
+        got = torch.autograd.grad(out, leaves, up.to(dtype))
+        for x, d, d_want in zip(leaves, got, torch.autograd.grad(want, exact, up), strict=True):
+            assert d.shape == x.shape and d.dtype == dtype
+            scale = 1 + d_want.abs().max().item()
+            torch.testing.assert_close(d.double(), d_want, rtol=0, atol=10 * tolerance * scale)
+
+
+@pytest.mark.parametrize("name", ["bias and weight", "both directions", "grouped heads", "padding before", "a cap and sinks"])
+def test_gradcheck(name):
+    inputs, named, options = case(torch.float64, **{"queries": 4, "keys": 5, **CASES[name]}, features=3)
+    def call(*leaves):
+        return attention(*leaves[:3], **dict(zip(named, leaves[3:], strict=True)), **options)
+    assert torch.autograd.gradcheck(call, (*inputs, *named.values()))
+
+
+def operands(**of):
+    inputs, named, options = case(torch.float32, **of)
+    beside = [named.get("bias"), named.get("weight"), named.get("sinks"), None]
+    keys = [torch.tensor(options[name]) if name in options else None for name in ("key_starts", "key_lengths")]
+    window, cap = options.get("window"), options.get("cap")
+    return (*inputs, *beside, *keys, "", 0.4, options.get("causal", True), window, cap)
+
+
+@pytest.mark.parametrize("name", ["plain", "bias and weight", "both directions", "padding before", "a cap and sinks"])
+def test_opcheck(name):
+    torch.library.opcheck(torch.ops.kerple.attention.default, operands(**CASES[name]))
+
+
+class Listening(torch.utils._python_dispatch.TorchDispatchMode):
+    """Hears of every operation, and so makes kerple's be dispatched."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_operation_equals_the_direct_call(name):
+    inputs, named, options = case(torch.float32, **CASES[name])
+    leaves = [*inputs, *named.values()]
+    out, up = attention(*inputs, **named, **options), torch.randn_like(inputs[0])
+    with Listening():
+        listened = attention(*inputs, **named, **options)
+    assert listened.grad_fn.name() != out.grad_fn.name()
+    assert torch.equal(out, listened)
+    for one, two in zip(torch.autograd.grad(out, leaves, up), torch.autograd.grad(listened, leaves, up), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_compile_keeps_one_graph():
+    inputs, named, options = case(torch.float32, tables="b")
+    leaves = [*inputs, named["bias"]]
+    def call(q, k, v, bias):
+        return attention(q * 2, k, v, bias=bias * 3).square().sum()
+    want = call(*leaves)
+    d_want = torch.autograd.grad(want, leaves)
+    explained = torch._dynamo.explain(call)(*leaves)
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    got = compiled(*leaves)
+    torch.testing.assert_close(got, want)
+    for d, d_of in zip(torch.autograd.grad(got, leaves), d_want, strict=True):
+        torch.testing.assert_close(d, d_of)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_bits_do_not_depend_on_threads(causal):
+    inputs, named, _ = case(torch.float32, tables="bw", queries=700, keys=700, heads=3, features=16, causal=causal)
+    leaves, before = [*inputs, *named.values()], torch.get_num_threads()
+    up, found = torch.randn_like(inputs[0]), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            out = attention(*inputs, **named, causal=causal)
+            found.append([out, *torch.autograd.grad(out, leaves, up)])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["packed", "rows of heads", "expanded heads", "features apart", "every other row"])
+def test_strides(layout, definition):
+    if layout == "packed":
+        q, k, v = torch.randn(2, 6, 3, 3, 4, dtype=torch.float64).unbind(3)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    elif layout == "rows of heads":
+        q, k, v = (torch.randn(2, 6, 3, 4, dtype=torch.float64).transpose(1, 2) for _ in range(3))
+    elif layout == "expanded heads":
+        q, (k, v) = torch.randn(2, 3, 6, 4, dtype=torch.float64), torch.randn(2, 2, 1, 6, 4, dtype=torch.float64)
+        k, v = k.expand(2, 3, 6, 4), v.expand(2, 3, 6, 4)
+    elif layout == "features apart":
+        q, k, v = (torch.randn(2, 3, 4, 6, dtype=torch.float64).transpose(2, 3) for _ in range(3))
+    else:
+        q, k, v = (torch.randn(2, 3, 12, 4, dtype=torch.float64)[:, :, ::2] for _ in range(3))
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out, want = attention(*leaves), definition(*leaves)
+    torch.testing.assert_close(out, want, rtol=0, atol=1e-12)
+    if layout == "rows of heads":
+        assert out.stride() == q.stride(), "heads are joined behind attention without a copy"
+    up = torch.randn_like(want)
+    for d, d_want in zip(torch.autograd.grad(out, leaves, up), torch.autograd.grad(want, leaves, up), strict=True):
+        torch.testing.assert_close(d, d_want, rtol=0, atol=1e-12)
+
+
+def test_half_precision_is_computed_in_single():
+    q, k, v = (torch.randn(1, 2, 9, 8).bfloat16() for _ in range(3))
+    bias = torch.randn(2, 9)
+    out = attention(q, k, v, bias=bias)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, attention(q.float(), k.float(), v.float(), bias=bias).bfloat16())
+
+
+def test_mirrored_depends_on_the_absolute_distance():
+    assert mirrored(torch.tensor([[0.0, 1.0, 2.0]])).tolist() == [[2.0, 1.0, 0.0, 1.0, 2.0]]
+    q, k, v = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
+    bias = torch.randn(2, 6, dtype=torch.float64)
+    d = (torch.arange(6)[:, None] - torch.arange(6)).abs()
+    want = (q @ k.transpose(-1, -2) / 2 + bias[:, d]).softmax(-1) @ v
+    torch.testing.assert_close(attention(q, k, v, bias=mirrored(bias), causal=False), want, rtol=0, atol=1e-12)
+
+
+def test_a_second_derivative_is_refused():
+    q = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
+    (d,) = torch.autograd.grad(attention(q, q, q).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivative only"):
+        torch.autograd.grad(d.square().sum(), q)
+
+
+def test_numbers_that_are_none_stay_where_they_are_seen():
+    q, k, v = (torch.randn(1, 1, 5, 4) for _ in range(3))
+    v[0, 0, 3] = math.nan
+    out = attention(q, k, v)
+    assert out[0, 0, 3:].isnan().all()
+
+
+@pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys"])
+def test_nothing_gives_nothing(empty):
+    sizes = {"batch": 2, "heads": 2, "queries": 3, "keys": 3} | {empty: 0}
+    q = torch.randn(sizes["batch"], sizes["heads"], sizes["queries"], 4, requires_grad=True)
+    k = torch.randn(sizes["batch"], sizes["heads"] or 1, sizes["keys"], 4)
+    out = attention(q, k, k)
+    assert out.shape == q.shape and not out.any()
+    assert torch.autograd.grad(out.sum(), q)[0].shape == q.shape
+
+
+def tensors(**changed):
+    named = dict(q=(1, 2, 4, 3), k=(1, 2, 4, 3), v=(1, 2, 4, 3)) | changed
+    return [torch.zeros(named[name]) for name in "qkv"]
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "error", "words"),
+    [
+        (tensors(q=(2, 4, 3)), {}, ValueError, ["q", "B, H"]),
+        (tensors(k=(1, 2, 4, 5)), {}, ValueError, ["k", "[1, 2, 4, 3]", "[1, 2, 4, 5]"]),
+        (tensors(v=(1, 2, 5, 3)), {}, ValueError, ["v", "[1, 2, 5, 3]"]),
+        (tensors(q=(1, 3, 4, 3)), {}, ValueError, ["k: 2 heads", "3 heads of q"]),
+        (tensors(q=(1, 2, 4, 0), k=(1, 2, 4, 0), v=(1, 2, 4, 0)), {}, ValueError, ["q", "D at least 1"]),
+        (tensors(), dict(bias=torch.zeros(2, 3)), ValueError, ["bias: 3 columns", "need 4"]),
+        (tensors(), dict(bias=torch.zeros(3, 4)), ValueError, ["bias: 3 rows", "2 heads"]),
+        (tensors(), dict(bias=torch.zeros(4)), ValueError, ["bias", "[H, C]", "[4]"]),
+        (tensors(), dict(bias=torch.zeros(2, 8), causal=False), ValueError, ["bias", "odd"]),
+        (tensors(), dict(weight=torch.zeros(2, 5), causal=False), ValueError, ["weight: 5 columns", "need 7"]),
+        (tensors(), dict(bias=torch.zeros(2, 4), weight=torch.zeros(2, 5)), ValueError, ["[2, 4]", "[2, 5]"]),
+        (tensors(), dict(window=0), ValueError, ["window = 0", "at least 1"]),
+        (tensors(), dict(window=-3), ValueError, ["window = -3"]),
+        (tensors(), dict(scale=math.nan), ValueError, ["scale = NaN"]),
+        (tensors(), dict(cap=0.0), ValueError, ["cap"]),
+        (tensors(), dict(sinks=torch.zeros(3)), ValueError, ["sinks", "[H] = [2]", "[3]"]),
+        (tensors(), dict(key_lengths=[5]), ValueError, ["key_lengths[0] = 5", "0 to 4"]),
+        (tensors(), dict(key_lengths=[-1]), ValueError, ["key_lengths[0] = -1"]),
+        (tensors(), dict(key_starts=[1, 2]), ValueError, ["key_starts", "[B] = [1]", "[2]"]),
+        (tensors(), dict(key_lengths=[1.5]), TypeError, ["key_lengths", "whole numbers"]),
+        ([[1.0], torch.zeros(1), torch.zeros(1)], {}, TypeError, ["q", "torch.Tensor", "list"]),
+        ([x.int() for x in tensors()], {}, TypeError, ["q", "int32", "float32"]),
+        ([tensors()[0], tensors()[1].double(), tensors()[2]], {}, TypeError, ["k", "float64", "float32"]),
+        (tensors(), dict(bias=[[0.0]]), TypeError, ["bias", "list"]),
+        ([torch.zeros(1).expand(1, 1, 2**50, 1)] * 3, {}, ValueError, ["q", "bytes", "this machine has"]),
+        ([torch.zeros(1, 2, 4, 3).to_sparse()] * 3, {}, TypeError, ["q", "sparse"]),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_words(given, options, error, words):
+    with pytest.raises(error) as caught:
+        attention(*given, **options)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def test_other_devices_are_told_what_there_is():
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda:0")
+
+    q = torch.zeros(1, 1, 2, 2).as_subclass(Elsewhere)
+    with pytest.raises(ValueError, match="on cuda:0.*no GPU kernels.*q.cpu()"):
+        attention(q, q, q)
+
+
+def test_meta_tensors_have_shapes():
+    q = torch.empty(1, 2, 100_000, 64, device="meta")
+    assert attention(q, q, q).shape == q.shape
+
+
+def test_memory_grows_with_the_length_only():
+    """At 16384 positions one head's scores alone would take 1 GiB; the whole call has less."""
+    import resource
+
+    q = torch.randn(1, 1, 16_384, 8, requires_grad=True)
+    bias = torch.zeros(1, 16_384, requires_grad=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    attention(q, q, q, bias=bias).sum().backward()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (after - before) < 200 * 1024, f"{after - before} KiB"
+    assert bias.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("set_", ["portable", "avx2", "avx512"])
+def test_instruction_sets_are_named(set_):
+    known = ["portable", "avx2", "avx512"]
+    assert kerple.instruction_set() in known
+    used = kerple.limit_instruction_set("avx512")
+    assert used == kerple.instruction_set()
+    with pytest.raises(ValueError, match="use one of"):
+        kerple.limit_instruction_set(f"{set_}-x")

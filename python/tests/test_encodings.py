@@ -1,0 +1,269 @@
+"""Every positional method as a module, against its formula and its own differences."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import kerple
+import kerple.torch as kt
+from kerple.torch import Cache, Encoding, Kernel, KerpleLog, attention, project_
+
+CLASSES = {one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind}
+#: What enters elsewhere than in the scores of softmax attention.
+ELSEWHERE = {"learned", "sinusoidal", "xpos", "sine_spe", "conv_spe"}
+
+
+def inputs(queries=7, keys=7, heads=4, features=6, dtype=torch.float64, batch=2, kv_heads=None):
+    make = lambda heads, length: torch.randn(batch, heads, length, features, dtype=dtype, requires_grad=True)  # noqa: E731
+    return make(heads, queries), make(kv_heads or heads, keys), make(kv_heads or heads, keys)
+
+
+def module(kind, heads=4, features=6, **options):
+    return Encoding(kind, heads, features, train_len=16, seed=3, dtype=torch.float64, **options)
+
+
+def test_every_method_has_a_class():
+    assert set(CLASSES) | ELSEWHERE == set(kerple.methods())
+    for kind in ELSEWHERE:
+        with pytest.raises(ValueError, match=kind):
+            Encoding(kind, 4)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_are_those_of_differences(kind, causal):
+    encoding, (q, k, v) = module(kind), inputs(5, 5, features=6, batch=1)
+    with torch.no_grad():  # off the values where derivatives jump
+        for number in encoding.parameters():
+            number.add_(0.01 * torch.rand_like(number) + 0.003)
+    learned = list(encoding.parameters())
+
+    def call(*leaves):
+        return encoding(*leaves[:3], causal=causal)
+
+    out = call(q, k, v)
+    assert out.isfinite().all() and out.shape == q.shape
+    up = torch.randn_like(out)
+    gradients = torch.autograd.grad((out * up).sum(), [q, k, v, *learned])
+    for leaf, gradient in zip([q, k, v, *learned], gradients, strict=True):
+        direction = torch.randn_like(leaf)
+        step = 1e-6
+        with torch.no_grad():
+            leaf.add_(step * direction)
+            above = (call(q, k, v) * up).sum()
+            leaf.sub_(2 * step * direction)
+            below = (call(q, k, v) * up).sum()
+            leaf.add_(step * direction)
+        slope = ((above - below) / (2 * step)).item()
+        want = (gradient * direction).sum().item()
+        # differences of f64 over 1e-6 carry about 1e-9 of the sum they are of
+        assert slope == pytest.approx(want, rel=1e-5, abs=1e-7), kind
+
+
+@pytest.mark.parametrize("kind", sorted(set(CLASSES) - {"none", "rotary"}))
+def test_the_module_is_attention_with_its_table(kind):
+    encoding, (q, k, v) = module(kind), inputs(3, 9)
+    bias, weight = encoding.table(9, dtype=torch.float64)
+    if bias is None and weight is None or encoding._entry == "map":
+        pytest.skip("no function of distance alone")
+    assert all(rows is None or rows.shape == (4, 9) for rows in (bias, weight))
+    torch.testing.assert_close(encoding(q, k, v), attention(q, k, v, bias=bias, weight=weight), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_new_queries_behind_old_keys_are_the_last_rows(kind):
+    """Decoding with a cache gives what the whole sequence gives."""
+    encoding, (q, k, v) = module(kind), inputs(40, 40)
+    with torch.no_grad():
+        whole, cache, rows = encoding(q, k, v), Cache(), []
+        for start, end in [(0, 17), (17, 18), (18, 19), (19, 40)]:
+            keys, values = cache.append(k[:, :, start:end], v[:, :, start:end])
+            rows.append(encoding(q[:, :, start:end], keys, values))
+    torch.testing.assert_close(torch.cat(rows, 2), whole, rtol=0, atol=1e-12)
+
+
+def formula(kind, values, d):
+    one = lambda name: values[name][:, None]  # noqa: E731
+    return {
+        "kerple_log": lambda: (-one("r1") * np.log1p(one("r2") * d), None),
+        "kerple_power": lambda: (-one("r1") * d ** one("r2"), None),
+        "kerple_bias_weight": lambda: (-one("r1") * d ** one("r2"), np.exp(-one("r3") * d ** one("r4"))),
+        "kerple_weight": lambda: (None, np.exp(-one("r1") * d ** one("r2"))),
+        "kerple_log3": lambda: (-one("r1") * np.log1p(one("r2") * d ** one("r3")), None),
+        "gaussian_bias": lambda: (one("r1") * np.exp(-one("r2") * d**2), None),
+        "stretched_bias": lambda: (one("r1") * np.exp(-one("r2") * d ** one("r3")), None),
+        "gaussian_weight": lambda: (None, np.exp(-one("r1") * d**2)),
+        "stretched_weight": lambda: (None, np.exp(-one("r1") * d ** one("r2"))),
+        "alibi": lambda: (-np.array([[0.25], [0.0625], [0.015625], [0.00390625]]) * d, None),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    "kind", ["kerple_log", "kerple_power", "kerple_bias_weight", "kerple_weight", "kerple_log3", "gaussian_bias",
+             "stretched_bias", "gaussian_weight", "stretched_weight", "alibi"],
+)  # fmt: skip
+def test_kernels_of_the_paper_are_their_formulas(kind):
+    encoding = module(kind)
+    values = {name: own.numpy() for name, own in encoding.true_values().items()}
+    for got, want in zip(encoding.table(50, dtype=torch.float64), formula(kind, values, np.arange(50.0)), strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            np.testing.assert_allclose(got.detach().numpy(), want, rtol=1e-12, atol=1e-300)
+
+
+def test_initial_values_and_ranges_are_the_papers():
+    kernel = KerpleLog(heads=4000, seed=1)
+    assert kernel.r1.min() >= 0.01 and 1.95 < kernel.r1.max() < 2 and kernel.r2.min() >= 0.01 and 0.97 < kernel.r2.max() < 1
+    assert kernel.r1.detach().mean().item() == pytest.approx(1, abs=0.05)
+    with torch.no_grad():
+        kernel.r1[0], kernel.r2[1] = -5.0, 7.0
+    assert kernel.true_values()["r1"][0] == 0.01  # used within the range whatever is stored
+    project_(torch.nn.Sequential(kernel))
+    assert kernel.r1[0].item() == pytest.approx(0.01) and kernel.r2[1] == 7.0
+
+
+def test_seeds():
+    torch.manual_seed(5)
+    one, two = KerpleLog(heads=4), KerpleLog(heads=4)
+    torch.manual_seed(5)
+    again = KerpleLog(heads=4)
+    assert torch.equal(one.r1, again.r1) and not torch.equal(one.r1, two.r1)
+    layers = [Encoding("shaw", 2, 4, seed=1, layer=layer).keys for layer in (0, 1)]
+    assert not torch.equal(*layers)
+
+
+def test_training_moves_what_is_learned():
+    """Targets of a known kernel: its two numbers a head are found from others."""
+    target, kernel = KerpleLog(heads=2, head_dim=4, seed=1), KerpleLog(heads=2, head_dim=4, seed=2)
+    q, k, v = (x.detach().float() for x in inputs(64, 64, heads=2, features=4))
+    with torch.no_grad():
+        want = target(q, k, v)
+    optimizer = torch.optim.Adam(kernel.parameters(), lr=0.05)
+    losses = []
+    for _ in range(150):
+        loss = (kernel(q, k, v) - want).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        kernel.project_()
+        losses.append(loss.item())
+    assert losses[-1] < 1e-3 * losses[0]
+
+
+def test_state_is_kept():
+    one, two = module("dape"), Encoding("dape", 4, 6, train_len=16, seed=9, dtype=torch.float64)
+    two.load_state_dict(one.state_dict())
+    q, k, v = inputs()
+    assert torch.equal(one(q, k, v), two(q, k, v))
+    assert "mix1_weight" in one.state_dict()
+
+
+def test_compile_keeps_a_module_in_one_graph():
+    for kind in ("kerple_log", "t5", "dape", "fire", "transformer_xl", "cope", "shaw", "rotary"):
+        encoding, qkv = module(kind), inputs()
+
+        def call(q, k, v, encoding=encoding):
+            return encoding(q, k, v).square().sum()
+
+        want = call(*qkv)
+        learned = [*qkv, *encoding.parameters()]
+        d_want = torch.autograd.grad(want, learned)
+        got = torch.compile(call, fullgraph=True, backend="aot_eager")(*qkv)
+        torch.testing.assert_close(got, want)
+        for one, two in zip(torch.autograd.grad(got, learned), d_want, strict=True):
+            torch.testing.assert_close(one, two)
+        torch._dynamo.reset()
+
+
+def test_opcheck_of_tables():
+    for kind in ("kerple_log", "kerple_weight", "kerple_bias_weight", "t5"):
+        encoding = module(kind)
+        torch.library.opcheck(torch.ops.kerple.table.default, (encoding._values(), encoding._key, 9))
+
+
+def test_the_window_of_the_keys_is_kept():
+    encoding, (q, k, v) = module("kerple_log", window=3), inputs(9, 9)
+    bias, _ = encoding.table(9, dtype=torch.float64)
+    assert torch.equal(encoding(q, k, v), attention(q, k, v, bias=bias, window=3))
+    with torch.no_grad():
+        cache, rows = Cache(window=3), []
+        for at in range(9):
+            rows.append(encoding(q[:, :, at : at + 1], *cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1])))
+        assert len(cache) == 3
+        torch.testing.assert_close(torch.cat(rows, 2), encoding(q, k, v), rtol=0, atol=1e-12)
+
+
+def test_grouped_heads_and_padding():
+    for kind in ("kerple_log", "dape", "shaw"):
+        encoding, (q, k, v) = module(kind), inputs(9, 9, kv_heads=2)
+        wide = [x.repeat_interleave(2, 1) for x in (k, v)]
+        torch.testing.assert_close(encoding(q, k, v), encoding(q, *wide), rtol=0, atol=1e-12)
+        padded = encoding(q, k, v, key_lengths=[9, 5])
+        short = encoding(q[1:, :, :5], k[1:, :, :5], v[1:, :, :5])
+        torch.testing.assert_close(padded[1:, :, :5], short, rtol=0, atol=1e-12)
+
+
+def test_half_precision_of_modules():
+    for kind in ("kerple_log", "dape", "rotary"):
+        encoding = Encoding(kind, 4, 6, seed=1)
+        q, k, v = (x.detach().bfloat16() for x in inputs())
+        out = encoding(q, k, v)
+        want = encoding(q.float(), k.float(), v.float())
+        assert out.dtype == torch.bfloat16
+        assert (out.float() - want).abs().max() < 0.05
+
+
+def test_kernel_expressions_and_certificates():
+    kernel = Kernel("log(b, a) + 0.5*power(a, p=1)", heads=2, seed=1)
+    proof = kernel.certificate()
+    assert proof and proof.is_valid and "conditionally positive definite" in str(proof)
+    assert proof.data["kind"] == "family"
+    bias, weight = kernel.table(8)
+    assert weight is None and bias[0, 0] == 0 and (bias.diff() < 0).all()
+    assert not kerple.certificate("power(1, 2.5)", "0..7")
+    with pytest.raises(ValueError, match="positive definite"):
+        Kernel("power(a, 1)*log(b, 1)", heads=2)
+    with pytest.raises(ValueError, match="bias"):
+        Kernel("log(b,", heads=2)
+    assert Kernel(weight="exp(1, a, p)", heads=2).table(4)[0] is None
+
+
+def test_tables_without_torch_are_the_same():
+    for kind in ("kerple_log", "t5", "alibi"):
+        bias, _ = kerple.table(kind, 4, 20, seed=3, head_dim=6, train_len=16)
+        np.testing.assert_array_equal(bias, module(kind).table(20, dtype=torch.float64)[0].detach().numpy())
+    with pytest.raises(ValueError, match="rotary.*no table"):
+        kerple.table("rotary", 4, 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Encoding("kerple_lag", 4), "there is no `kerple_lag`"),
+        (lambda: KerpleLog(heads=0), "heads = 0"),
+        (lambda: Encoding("t5", 4, num_buckets=3), "num_buckets"),
+        (lambda: Encoding("kerple_log", 4, window=0), "window"),
+        (lambda: Encoding("kerple_log", 4, r1="x"), "r1"),
+        (lambda: KerpleLog(heads=4, no_such=1), "no_such"),
+        (lambda: KerpleLog(heads=2).table(0), "length = 0"),
+        (lambda: KerpleLog(heads=2).table(2**50), "length = "),
+        (lambda: Encoding("dape", 4, 6)(*inputs(heads=2)), "4 heads of 6"),
+        (lambda: Encoding("dape", 4, 6)(*inputs(9, 3)), "9 queries"),
+        (lambda: Encoding("kerple_log", 4, randomized=64), "randomized"),
+        (lambda: Cache().append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 4, 4)), "alike"),
+        (lambda: Cache(window=0), "window = 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(make, words):
+    with pytest.raises(ValueError) as caught:
+        make()
+    assert words in str(caught.value), str(caught.value)
+
+
+def test_keys_that_are_no_numbers_are_refused():
+    with pytest.raises((TypeError, ValueError), match="r1|kerple_log"):
+        KerpleLog(heads=2, r1=math.nan)
+    with pytest.raises(TypeError, match="kerple_log"):
+        KerpleLog(heads=2, r1=object())
