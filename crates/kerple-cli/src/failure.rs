@@ -59,9 +59,28 @@ impl From<kerple::kernel::error::Error> for Failure {
     }
 }
 
+impl From<kerple_papers::Error> for Failure {
+    fn from(error: kerple_papers::Error) -> Failure {
+        match error {
+            kerple_papers::Error::Run(error) => error.into(),
+            kerple_papers::Error::Report(error) => error.into(),
+            error => {
+                Failure { message: error.to_string(), hint: error.hint(), code: if error.is_misuse() { 2 } else { 1 } }
+            }
+        }
+    }
+}
+
+impl From<kerple_records::Error> for Failure {
+    fn from(error: kerple_records::Error) -> Failure {
+        kerple_lm::Error::from(error).into()
+    }
+}
+
 impl From<kerple_report::Error> for Failure {
     fn from(error: kerple_report::Error) -> Failure {
-        kerple_lm::Error::from(error).into()
+        let code = if error.is_misuse() { 2 } else { 1 };
+        Failure { message: error.to_string(), hint: error.hint(), code }
     }
 }
 

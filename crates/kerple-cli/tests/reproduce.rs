@@ -97,7 +97,7 @@ fn it_ends_in_every_table_and_figure_and_a_second_call_does_nothing() {
     assert!(verified.matches("1 of 1 lists of planned runs").count() == 2 && verified.contains(" texts"), "{verified}");
     assert_eq!(place.read("kept/paper/cells.csv"), place.read("r/paper/cells.csv"));
     assert!(!place.path("kept/data").exists() && !place.path("kept/github").exists());
-    let unpacked = kerple_report::paper::unpacked(&place.path("kept")).unwrap().unwrap();
+    let unpacked = kerple_papers::packed::unpacked(&place.path("kept")).unwrap().unwrap();
     assert!(!unpacked.path().join("github/alibi/seed-1235/checkpoints").exists());
     // nor does it say where this machine has its texts
     let plan = fs::read_to_string(unpacked.path().join("github/alibi/seed-1235/plan.json")).unwrap();
@@ -208,7 +208,7 @@ fn dape_is_trained_measured_and_looked_into() {
     assert_eq!(place.ok(&few), printed, "nothing is done twice");
     // the same of what is kept, and claims of what there is
     assert_eq!(place.ok(&[&few[..], &["--export", "kept"]].concat()).replace("kept/", "d/"), printed);
-    let unpacked = kerple_report::paper::unpacked(&place.path("kept")).unwrap().unwrap();
+    let unpacked = kerple_papers::packed::unpacked(&place.path("kept")).unwrap().unwrap();
     let log = |folder: &Path| fs::read_to_string(folder.join("arxiv-512/dape/seed-1235/metrics.jsonl")).unwrap();
     assert!(log(&place.path("d")).contains("\"encoding\""));
     assert!(!log(unpacked.path()).contains("\"encoding\""), "a network's weights are not kept");

@@ -61,7 +61,7 @@ pub enum Error {
     Data(#[from] kerple_data::Error),
     /// A file of records could not be read or written.
     #[error(transparent)]
-    Record(#[from] kerple_report::Error),
+    Record(#[from] kerple_records::Error),
     /// A request that the data, the encoding or the model cannot serve.
     #[error("{message}")]
     Refused {
@@ -79,11 +79,9 @@ impl Error {
     /// What to do about it.
     pub fn hint(&self) -> String {
         match self {
-            Error::Io { source, .. } | Error::Record(kerple_report::Error::Io { source, .. }) => {
-                kerple_files::hint(source).to_owned()
-            }
+            Error::Io { source, .. } => kerple_files::hint(source).to_owned(),
             Error::Data(error) => error.hint(),
-            Error::Record(error) => error.hint().unwrap_or_else(|| "nothing half-written was kept".to_owned()),
+            Error::Record(error) => error.hint(),
             Error::Busy { .. } => "wait for it, stop it, or use another --out folder".to_owned(),
             Error::Config { hint, .. }
             | Error::Damaged { hint, .. }
@@ -96,7 +94,6 @@ impl Error {
     pub fn is_misuse(&self) -> bool {
         match self {
             Error::Data(error) => error.is_misuse(),
-            Error::Record(error) => error.is_misuse(),
             Error::Config { .. } | Error::Refused { .. } => true,
             _ => false,
         }

@@ -21,7 +21,7 @@ use crate::plan::Plan;
 use crate::run::RunFolder;
 use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
-use kerple_report::record::{EvaluationRow, Journal, Maker, ScoredText};
+use kerple_records::{EvaluationRow, Journal, Maker, ScoredText};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;

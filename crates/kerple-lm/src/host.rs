@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 use kerple::cpu::InstructionSet;
-use kerple_report::record::Maker;
+use kerple_records::Maker;
 
 /// A device in a machine, and the program that works there.
 #[derive(Clone, Debug)]

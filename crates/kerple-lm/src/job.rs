@@ -17,7 +17,7 @@ use crate::tasks::TaskSource;
 use crate::train::{self, Sitting};
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
-use kerple_report::record::Journal;
+use kerple_records::Journal;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::AtomicBool;

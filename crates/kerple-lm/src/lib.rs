@@ -20,7 +20,6 @@ pub mod model;
 pub mod origin;
 pub mod plan;
 pub mod probe;
-pub mod reproduce;
 pub mod run;
 pub mod schedule;
 pub mod solver;

@@ -9,7 +9,7 @@ use crate::run::RunFolder;
 use burn::tensor::Tensor;
 use kerple_burn::ops::attention::Seen;
 use kerple_burn::pass::Pass;
-use kerple_report::record::{LayerScores, ScoreSnapshot};
+use kerple_records::{LayerScores, ScoreSnapshot};
 
 /// Texts of each length.
 const TEXTS: usize = 2;

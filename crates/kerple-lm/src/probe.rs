@@ -9,7 +9,7 @@ use crate::evaluate::Text;
 use crate::model::Decoder;
 use crate::plan::Plan;
 use kerple::seed::{Purpose, stream_at};
-use kerple_report::record::{Maker, ProbeRow, ScoredText};
+use kerple_records::{Maker, ProbeRow, ScoredText};
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicBool;

@@ -33,9 +33,7 @@ use crate::plan::Plan;
 use crate::solver::{Planned, Solver};
 use burn::tensor::Device;
 use kerple_data::tasks::Answer;
-use kerple_report::record::{
-    self, EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow,
-};
+use kerple_records::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow};
 use std::path::{Path, PathBuf};
 
 /// The folder of one run.
@@ -82,7 +80,7 @@ impl RunFolder {
     /// # Errors
     /// A plan that cannot be read, or was changed by hand.
     pub fn plan(&self) -> Result<Option<Plan>> {
-        let path = self.path.join(record::PLAN_FILE);
+        let path = self.path.join(kerple_records::PLAN_FILE);
         if !present(&path)? {
             return Ok(None);
         }
@@ -111,7 +109,7 @@ impl RunFolder {
     /// What the file system refuses.
     pub fn write_plan(&self, plan: &Plan) -> Result<()> {
         Place::of(&plan.data.path, &self.path).write(&self.path)?;
-        Ok(record::write_json(&self.path.join(record::PLAN_FILE), plan)?)
+        Ok(kerple_records::write_json(&self.path.join(kerple_records::PLAN_FILE), plan)?)
     }
 
     /// Opens the text the run was trained on, wherever it was last seen.
@@ -171,7 +169,7 @@ impl RunFolder {
 
     /// Path of the rows of evaluations.
     pub fn evaluation_file(&self) -> PathBuf {
-        self.path.join(record::EVALUATION_FILE)
+        self.path.join(kerple_records::EVALUATION_FILE)
     }
 
     /// Rows of earlier evaluations.
@@ -180,12 +178,12 @@ impl RunFolder {
     /// A file that cannot be read.
     pub fn evaluations(&self) -> Result<Vec<EvaluationRow>> {
         let path = self.evaluation_file();
-        Ok(if present(&path)? { record::read_rows(&path)?.rows } else { Vec::new() })
+        Ok(if present(&path)? { kerple_records::read_rows(&path)?.rows } else { Vec::new() })
     }
 
     /// Path of the rows of probes.
     pub fn probes_file(&self) -> PathBuf {
-        self.path.join(record::PROBES_FILE)
+        self.path.join(kerple_records::PROBES_FILE)
     }
 
     /// What earlier probes found.
@@ -194,12 +192,12 @@ impl RunFolder {
     /// A file that cannot be read.
     pub fn probes(&self) -> Result<Vec<ProbeRow>> {
         let path = self.probes_file();
-        Ok(if present(&path)? { record::read_rows(&path)?.rows } else { Vec::new() })
+        Ok(if present(&path)? { kerple_records::read_rows(&path)?.rows } else { Vec::new() })
     }
 
     /// Path of the scores of last queries.
     pub fn scores_file(&self) -> PathBuf {
-        self.path.join(record::SCORES_FILE)
+        self.path.join(kerple_records::SCORES_FILE)
     }
 
     /// The scores of last queries that were kept.
@@ -208,7 +206,7 @@ impl RunFolder {
     /// A damaged file.
     pub fn scores(&self) -> Result<Vec<ScoreSnapshot>> {
         let path = self.scores_file();
-        Ok(if present(&path)? { record::read_json(&path)? } else { Vec::new() })
+        Ok(if present(&path)? { kerple_records::read_json(&path)? } else { Vec::new() })
     }
 
     /// Keeps scores of last queries in the place of earlier ones.
@@ -216,7 +214,7 @@ impl RunFolder {
     /// # Errors
     /// A file that cannot be written.
     pub fn write_scores(&self, all: &[ScoreSnapshot]) -> Result<()> {
-        Ok(record::write_dense_json(&self.scores_file(), &all)?)
+        Ok(kerple_records::write_dense_json(&self.scores_file(), &all)?)
     }
 
     /// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.
@@ -224,14 +222,14 @@ impl RunFolder {
     /// # Errors
     /// A file that is damaged or cannot be written; it is then as it was.
     pub fn reopen_metrics(&self, step: u64) -> Result<Journal<MetricsRow>> {
-        let path = self.path.join(record::METRICS_FILE);
+        let path = self.path.join(kerple_records::METRICS_FILE);
         let journal = Journal::open(&path)?;
-        let rows = record::read_rows::<MetricsRow>(&path)?.rows;
+        let rows = kerple_records::read_rows::<MetricsRow>(&path)?.rows;
         let kept: Vec<_> = rows.iter().filter(|row| row.step <= step).collect();
         if kept.len() == rows.len() {
             return Ok(journal);
         }
-        record::replace_rows(&path, &kept)?;
+        kerple_records::replace_rows(&path, &kept)?;
         Ok(Journal::open(&path)?)
     }
 
@@ -240,7 +238,7 @@ impl RunFolder {
     /// # Errors
     /// A file that cannot be written.
     pub fn add_sitting(&self, row: &SittingRow) -> Result<()> {
-        let mut journal = Journal::open(&self.path.join(record::SITTINGS_FILE))?;
+        let mut journal = Journal::open(&self.path.join(kerple_records::SITTINGS_FILE))?;
         journal.push(row)?;
         Ok(journal.sync()?)
     }
@@ -250,11 +248,11 @@ impl RunFolder {
     /// # Errors
     /// A file that is damaged or cannot be written.
     pub fn add_kernels(&self, snapshot: KernelSnapshot) -> Result<()> {
-        let path = self.path.join(record::KERNELS_FILE);
-        let mut all: Vec<KernelSnapshot> = if present(&path)? { record::read_json(&path)? } else { Vec::new() };
+        let path = self.path.join(kerple_records::KERNELS_FILE);
+        let mut all: Vec<KernelSnapshot> = if present(&path)? { kerple_records::read_json(&path)? } else { Vec::new() };
         all.retain(|old| old.step < snapshot.step);
         all.push(snapshot);
-        Ok(record::write_dense_json(&path, &all)?)
+        Ok(kerple_records::write_dense_json(&path, &all)?)
     }
 
     /// Folder of the TensorBoard files.

@@ -18,7 +18,7 @@ use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_data::tasks::Answer;
-use kerple_report::record::{Journal, KernelSnapshot, MetricsRow, SittingRow};
+use kerple_records::{Journal, KernelSnapshot, MetricsRow, SittingRow};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

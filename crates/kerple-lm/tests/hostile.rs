@@ -24,7 +24,7 @@ use kerple_lm::run::RunFolder;
 use kerple_lm::task::{Batch, LanguageModel, Task};
 use kerple_lm::train::{Batches, Sitting, train};
 use kerple_lm::{Error, Result};
-use kerple_report::record::{EvaluationRow, Journal};
+use kerple_records::{EvaluationRow, Journal};
 use kerple_report::{Options, find_runs, write};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};

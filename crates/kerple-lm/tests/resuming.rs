@@ -12,7 +12,7 @@ use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::train::{Event, Outcome, Sitting, train};
 use kerple_lm::{Error, checkpoint};
-use kerple_report::record::{KernelSnapshot, MetricsRow, SittingRow, read_json, read_rows, write_json};
+use kerple_records::{KernelSnapshot, MetricsRow, SittingRow, read_json, read_rows, write_json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -17,7 +17,7 @@ use kerple_lm::run::RunFolder;
 use kerple_lm::solver::Planned;
 use kerple_lm::task::{Answering, Batch, Task};
 use kerple_lm::train::{Batches, Event, Outcome, Sitting, train};
-use kerple_report::record::{self, EvaluationRow, MetricsRow};
+use kerple_records::{EvaluationRow, MetricsRow};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -150,7 +150,8 @@ fn a_task_is_learned() {
     let config = config("\"bucket_sort\"", &["train.steps=120", "train.valid_every=0", "model.block.dropout=0.0"]);
     let folder = tempfile::tempdir().unwrap();
     run(&config, folder.path(), 1000);
-    let losses = record::read_rows::<MetricsRow>(&folder.path().join(record::METRICS_FILE)).unwrap().rows;
+    let losses =
+        kerple_records::read_rows::<MetricsRow>(&folder.path().join(kerple_records::METRICS_FILE)).unwrap().rows;
     let mean = |rows: &[MetricsRow]| rows.iter().map(|row| row.loss).sum::<f64>() / rows.len() as f64;
     // who does not look at the sequence has the entropy of five digits
     let (last, guessing) = (mean(&losses[100..]), 5f64.ln());

@@ -12,7 +12,7 @@ use kerple_lm::run::RunFolder;
 use kerple_lm::task::{LanguageModel, Task};
 use kerple_lm::train::{Batches, Event, Outcome, Sitting, train};
 use kerple_lm::{Error, checkpoint};
-use kerple_report::record::{MetricsRow, read_rows};
+use kerple_records::{MetricsRow, read_rows};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 

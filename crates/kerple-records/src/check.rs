@@ -1,7 +1,6 @@
 //! Whether a row agrees with itself. Rows have no checksum, but most of what they say follows from something else they say.
 
-use super::{Answers, EvaluationRow, MetricsRow};
-use crate::statistics::bits_per_byte;
+use crate::{Answers, EvaluationRow, MetricsRow, bits_per_byte};
 
 /// Rounding, relative: a value is written with all its digits and computed again in few steps.
 const ROUNDING: f64 = 1e-9;

@@ -1,6 +1,6 @@
 //! Files of a run folder that grow by rows, or are replaced as a whole.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// A file of records, one JSON value a line, that only grows.
 ///
 /// ```
-/// # use kerple_report::record::{Journal, read_rows};
+/// # use kerple_records::{Journal, read_rows};
 /// # let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("rows.jsonl");
 /// Journal::open(&path)?.push(&vec![1, 2])?;
@@ -136,6 +136,14 @@ pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
     Ok(found)
 }
 
+/// What is at a place; `None` where nothing is.
+///
+/// # Errors
+/// [`Error::Io`] of a disk that does not answer: what could not be seen is not absent.
+pub fn look(path: &Path) -> Result<Option<Metadata>> {
+    kerple_files::look(path).map_err(Error::io("looking for", path))
+}
+
 /// Reads a file that holds one JSON value.
 ///
 /// # Errors
@@ -170,7 +178,7 @@ fn replace(path: &Path, content: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{KERNELS_FILE, KernelSnapshot, METRICS_FILE, MetricsRow};
+    use crate::{KERNELS_FILE, KernelSnapshot, METRICS_FILE, MetricsRow};
     use std::collections::BTreeMap;
 
     fn metrics(step: u64) -> MetricsRow {
@@ -275,7 +283,7 @@ mod tests {
         let error = read_rows::<MetricsRow>(&path).unwrap_err();
         assert!(matches!(&error, Error::Damaged { .. }), "{error}");
         assert!(error.to_string().contains("metrics.jsonl: line 2 is not a record: missing field `loss`"), "{error}");
-        assert!(error.hint().unwrap().contains("line 2"));
+        assert!(error.hint().contains("line 2"));
     }
 
     #[test]

@@ -18,6 +18,6 @@ pub fn check_length(tokens: u64) -> Result<u64, String> {
 }
 
 /// For `#[serde(deserialize_with)]`.
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     check_length(u64::deserialize(deserializer)?).map_err(D::Error::custom)
 }

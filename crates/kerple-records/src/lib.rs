@@ -1,4 +1,4 @@
-//! What a run folder holds, and reading and writing it.
+//! What a run folder holds, and reading and writing it. Knows no tensors, no plans and no pages.
 //!
 //! | file | one | written |
 //! |---|---|---|
@@ -14,17 +14,19 @@
 //! exactly that. What is replaced is written aside, synced and renamed. Floats that are not finite are written as `"NaN"`,
 //! `"inf"` and `"-inf"`. Unknown keys are ignored, so older reports read newer runs.
 
-use crate::number;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 mod check;
+mod error;
 mod journal;
 mod length;
+pub mod number;
 mod probe;
 mod sitting;
 
-pub use journal::{Journal, Rows, read_json, read_rows, replace_rows, write_dense_json, write_json};
+pub use error::{Error, Result};
+pub use journal::{Journal, Rows, look, read_json, read_rows, replace_rows, write_dense_json, write_json};
 pub use length::{MOST_TOKENS, check_length};
 pub use probe::{AttentionRow, Found, ProbeRow, Roll, StyleFound, StyleRow};
 pub use sitting::{Maker, SittingRow, sittings_up_to};
@@ -226,6 +228,11 @@ pub struct LayerScores {
     pub adaptive: Vec<Vec<f64>>,
 }
 
+/// Bits per byte of text, from the summed loss in nats: `nll_total / (bytes ln 2)`. Comparable across tokenizers.
+pub fn bits_per_byte(nll_total: f64, bytes: u64) -> f64 {
+    nll_total / (bytes as f64 * std::f64::consts::LN_2)
+}
+
 /// What a protocol measures, in words for the reader of a report.
 pub fn protocol_meaning(protocol: &str) -> String {
     match protocol.split_once(':') {
@@ -295,6 +302,12 @@ mod tests {
         ] {
             assert!(!row.same_text(&other), "{other:?}");
         }
+    }
+
+    #[test]
+    fn a_nat_a_token_is_its_bits() {
+        assert_eq!(bits_per_byte(8.0 * std::f64::consts::LN_2, 8), 1.0);
+        assert_eq!(bits_per_byte(std::f64::consts::LN_2, 4), 0.25);
     }
 
     #[test]

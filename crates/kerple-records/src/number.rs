@@ -1,7 +1,7 @@
 //! Floats that survive JSON: a loss that became NaN or infinite is a result and is written as `"NaN"`, `"inf"` or `"-inf"`.
 //!
 //! JSON has no such numbers and serde_json writes `null` for them, which would turn a diverged run into a missing one.
-//! Use as `#[serde(with = "number")]` on `f64` and on options, vectors and maps of it.
+//! Use as `#[serde(with = "kerple_records::number")]` on `f64` and on options, vectors and maps of it.
 
 use std::collections::BTreeMap;
 
@@ -9,35 +9,50 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A value built of floats, and the form in which it goes to a file.
-pub(crate) trait Numbers: Sized {
+pub trait Numbers: Sized {
     /// The same structure with every float replaced by a [`Number`].
     type Wire: Serialize + DeserializeOwned;
+    /// The value as it goes to a file.
     fn to_wire(&self) -> Self::Wire;
+    /// The value as it comes from one.
     fn from_wire(wire: Self::Wire) -> Self;
 }
 
-pub(crate) fn serialize<T: Numbers, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+/// For `#[serde(with)]`.
+///
+/// # Errors
+/// The serializer's.
+pub fn serialize<T: Numbers, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
     value.to_wire().serialize(serializer)
 }
 
-pub(crate) fn deserialize<'de, T: Numbers, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+/// For `#[serde(with)]`.
+///
+/// # Errors
+/// A value that is neither a number nor the name of one.
+pub fn deserialize<'de, T: Numbers, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     T::Wire::deserialize(deserializer).map(T::from_wire)
 }
 
 /// A float in a file: a number where the format has it, else its name.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Number {
+pub enum Number {
+    /// A number of JSON.
     Finite(f64),
+    /// What JSON has no number for.
     Named(NotFinite),
 }
 
 /// The floats that JSON has no number for.
 #[derive(Serialize, Deserialize)]
-pub(crate) enum NotFinite {
+pub enum NotFinite {
+    /// `"NaN"`.
     NaN,
+    /// `"inf"`.
     #[serde(rename = "inf")]
     Infinity,
+    /// `"-inf"`.
     #[serde(rename = "-inf")]
     NegativeInfinity,
 }

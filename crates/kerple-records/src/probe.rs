@@ -1,7 +1,7 @@
 //! What is measured of a trained run beside its losses.
 
-use super::{Maker, ScoredText};
 use crate::number;
+use crate::{Maker, ScoredText};
 use serde::{Deserialize, Serialize};
 
 /// What one probe found.
@@ -38,7 +38,7 @@ pub struct AttentionRow {
     /// Head, from 0.
     pub head: usize,
     /// Tokens of a sequence, L.
-    #[serde(deserialize_with = "super::length::deserialize")]
+    #[serde(deserialize_with = "crate::length::deserialize")]
     pub length: u64,
     /// Translation invariance of the mean map over sequences, 0 where weights depend on distance only.
     #[serde(with = "number")]

@@ -33,7 +33,7 @@ impl fmt::Display for Maker {
 /// earlier sitting was made again by the next, so an update is of the last row whose `first_step` is not after it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SittingRow {
-    /// The first update it made, counted from 1 as in [`MetricsRow`](super::MetricsRow).
+    /// The first update it made, counted from 1 as in [`MetricsRow`](crate::MetricsRow).
     pub first_step: u64,
     /// Who made it; its keys stand beside the others.
     #[serde(flatten)]

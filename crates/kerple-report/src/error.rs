@@ -6,26 +6,9 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file or folder could not be read or written.
-    #[error("{action} {}: {source}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What was attempted, as a verb: `reading`, `writing`.
-        action: &'static str,
-        /// The operating system's reason.
-        source: std::io::Error,
-    },
-    /// A file holds something else than it should.
-    #[error("{}: {message}", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Where in it, what was found, and what was expected.
-        message: String,
-        /// What to do about it.
-        hint: String,
-    },
+    /// A file could not be read or written, or holds something else than it should.
+    #[error(transparent)]
+    Record(#[from] kerple_records::Error),
     /// What was asked for cannot be done with what is there.
     #[error("{message}")]
     Refused {
@@ -48,11 +31,12 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// What a person can do about it, if there is something better than reading the message.
-    pub fn hint(&self) -> Option<String> {
+    /// What a person can do about it.
+    pub fn hint(&self) -> String {
         match self {
-            Error::Damaged { hint, .. } | Error::Refused { hint, .. } => Some(hint.clone()),
-            Error::Io { .. } | Error::Render { .. } => None,
+            Error::Record(error) => error.hint(),
+            Error::Refused { hint, .. } => hint.clone(),
+            Error::Render { .. } => "nothing half-written was kept".to_owned(),
         }
     }
 
@@ -61,28 +45,9 @@ impl Error {
         matches!(self, Error::Refused { .. })
     }
 
-    /// Nothing where a file that was to be read is not there; a disk that does not answer stays an error.
-    pub(crate) fn unless_absent<T>(read: Result<T>) -> Result<Option<T>> {
-        match read {
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            read => read.map(Some),
-        }
-    }
-
     /// For `map_err` at a file operation.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
-        move |source| Error::Io { path: path.to_owned(), action, source }
-    }
-
-    /// A line, counted from 1, that is not what the file is made of.
-    pub(crate) fn damaged_line(path: &Path, line: usize, reason: &serde_json::Error) -> Error {
-        Error::Damaged {
-            path: path.to_owned(),
-            message: format!("line {line} is not a record: {reason}"),
-            hint: format!(
-                "only an incomplete last line is forgiven; repair or delete line {line}, or leave the run out"
-            ),
-        }
+        move |source| kerple_records::Error::io(action, path)(source).into()
     }
 
     /// No `plan.json` below the given folders.

@@ -1,7 +1,7 @@
 //! Numbers and times as a reader wants them: four digits, no more.
 
 /// Four significant digits, three below 1; scientific from a million on; NaN and infinities by name.
-pub(crate) fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     if value.is_nan() {
         "NaN".into()
     } else if value.is_infinite() {
@@ -14,7 +14,7 @@ pub(crate) fn number(value: f64) -> String {
 }
 
 /// A deviation with as many decimals as the mean it belongs to has in [`number`].
-pub(crate) fn deviation(mean: f64, deviation: f64) -> String {
+pub fn deviation(mean: f64, deviation: f64) -> String {
     let decimals = decimals(mean);
     let smallest = 10f64.powi(-(decimals as i32));
     if !deviation.is_finite() || !mean.is_finite() || mean.abs() >= 1e6 || deviation >= 1e6 {
@@ -27,12 +27,12 @@ pub(crate) fn deviation(mean: f64, deviation: f64) -> String {
 }
 
 /// A probability: three decimals, and not 0 unless it is.
-pub(crate) fn probability(p: f64) -> String {
+pub fn probability(p: f64) -> String {
     if p == 0.0 || p >= 0.001 { format!("{p:.3}") } else { format!("{p:.0e}") }
 }
 
 /// Seconds in the largest two units.
-pub(crate) fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
         _ if !seconds.is_finite() => number(seconds),
@@ -44,7 +44,7 @@ pub(crate) fn duration(seconds: f64) -> String {
 }
 
 /// A count with thin spaces between groups of three digits.
-pub(crate) fn count(value: u64) -> String {
+pub fn count(value: u64) -> String {
     let digits = value.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(|group| group.iter().map(|&b| b as char).collect::<String>());
     groups.collect::<Vec<_>>().join("\u{202f}")

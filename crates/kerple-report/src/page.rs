@@ -6,7 +6,7 @@ use minijinja::{UndefinedBehavior, context};
 use serde::Serialize;
 
 use self::answers::AnswersPart;
-pub(crate) use self::answers::percent;
+pub use self::answers::percent;
 use self::figures::{Figure, Section};
 use self::grids::{runs, setting_part, speeds};
 use crate::error::{Error, Result};
@@ -17,8 +17,8 @@ use crate::run::said_of_runs;
 use crate::write::Options;
 
 mod answers;
-pub(crate) mod figures;
-pub(crate) mod grids;
+pub mod figures;
+pub mod grids;
 mod text;
 
 pub use text::table_text;
@@ -65,35 +65,49 @@ struct SettingPart {
 }
 
 /// A table as text.
-#[derive(Clone, Serialize)]
-pub(crate) struct Grid {
+#[derive(Clone, Debug, Serialize)]
+pub struct Grid {
+    /// What it shows.
     pub caption: String,
+    /// Names of the columns, that of the rows' names first.
     pub head: Vec<String>,
+    /// The rows, top to bottom.
     pub rows: Vec<Row>,
 }
 
-#[derive(Clone, Serialize)]
-pub(crate) struct Row {
+/// A row of a table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// What stands in the first column.
     pub name: String,
     /// Colour of the encoding in the plots, where the row is one.
     pub colour: Option<usize>,
+    /// The other columns.
     pub cells: Vec<Cell>,
 }
 
-#[derive(Clone, Default, Serialize)]
-pub(crate) struct Cell {
+/// A cell of a table.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Cell {
+    /// The value.
     pub text: String,
+    /// Its deviation.
     pub spread: Option<String>,
+    /// Whether no other of its column is better.
     pub best: bool,
+    /// Whether the reference is significantly better.
     pub dagger: bool,
     /// Of a claim whether it was confirmed or contradicted.
     pub claim: Option<bool>,
+    /// What is said below it.
     pub note: Option<String>,
+    /// Where it leads.
     pub link: Option<String>,
 }
 
-#[derive(Serialize)]
-pub(crate) struct FigurePart {
+/// A figure as a page has it.
+#[derive(Debug, Serialize)]
+pub struct FigurePart {
     id: String,
     title: String,
     caption: String,
@@ -147,19 +161,27 @@ impl<'a> Page<'a> {
     /// # Errors
     /// [`Error::Render`] if the template is wrong.
     pub(crate) fn render(&self, layout: Layout) -> Result<String> {
-        let render = || {
-            let mut environment = environment()?;
-            environment.add_template(layout.name(), layout.source())?;
-            let page_style = include_str!("../templates/page.css");
-            let context = context! { page => Serde(self), plot_style => plot::STYLE, page_style, mark => MARK };
-            environment.get_template(layout.name())?.render(context)
-        };
-        render().map_err(|error: minijinja::Error| Error::Render { page: layout.name(), reason: format!("{error:#}") })
+        render(layout.name(), layout.source(), self)
     }
 }
 
-/// Templates as all pages want them, with the tables and figures they share. The engine escapes by a name's extension.
-pub(crate) fn environment() -> std::result::Result<minijinja::Environment<'static>, minijinja::Error> {
+/// A page in the layout of a template, whose name says by its extension how text is escaped. The template sees `page`, the styles
+/// of pages and plots, the mark of pages that are made here, and the tables and figures that pages share.
+///
+/// # Errors
+/// [`Error::Render`] if the template is wrong.
+pub fn render<P: Serialize>(name: &'static str, template: &'static str, page: &P) -> Result<String> {
+    let render = || {
+        let mut environment = environment()?;
+        environment.add_template(name, template)?;
+        let page_style = include_str!("../templates/page.css");
+        let context = context! { page => Serde(page), plot_style => plot::STYLE, page_style, mark => MARK };
+        environment.get_template(name)?.render(context)
+    };
+    render().map_err(|error: minijinja::Error| Error::Render { page: name, reason: format!("{error:#}") })
+}
+
+fn environment() -> std::result::Result<minijinja::Environment<'static>, minijinja::Error> {
     let mut environment = minijinja::Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -244,7 +266,8 @@ fn facts(results: &Results, options: &Options) -> Vec<(&'static str, String)> {
     facts
 }
 
-pub(crate) fn figure_part(figure: &Figure) -> FigurePart {
+/// A figure, drawn at the sizes of a page.
+pub fn figure_part(figure: &Figure) -> FigurePart {
     let small = figure.plots.iter().filter(|plot| plot.titled).map(|plot| plot.svg(SMALL.0, SMALL.1)).collect();
     let large = |size: (f64, f64)| {
         figure.plots.iter().find(|plot| !plot.titled).map_or_else(String::new, |plot| plot.svg(size.0, size.1))
@@ -262,7 +285,7 @@ pub(crate) fn figure_part(figure: &Figure) -> FigurePart {
 }
 
 /// A figure of pictures that are drawn at one size: its id, title, caption and file, and the pictures.
-pub(crate) fn picture_part([id, title, caption, file]: [&str; 4], pictures: &[String]) -> FigurePart {
+pub fn picture_part([id, title, caption, file]: [&str; 4], pictures: &[String]) -> FigurePart {
     let [id, title, caption, file] = [id, title, caption, file].map(str::to_owned);
     let (wide, narrow, small) = Default::default();
     FigurePart { id, title, caption, file, wide, narrow, small, pictures: pictures.to_vec() }

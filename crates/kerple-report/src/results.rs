@@ -12,9 +12,9 @@ use serde::Serialize;
 
 use self::group::Settings;
 use crate::error::{Error, Result};
-use crate::number;
 use crate::run::Run;
 use crate::statistics::{deviation, mean};
+use kerple_records::number;
 
 pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerTable, AnswerTest};
 pub use group::{Group, Setting};
@@ -44,7 +44,7 @@ impl Spread {
 
 /// Places of the lowest of several values by seed, on the mean over the seeds that all of them have: means over different seeds
 /// are over different texts. All that are equally low; none where there are fewer than two, or no common seed.
-pub(crate) fn lowest(values: &[BTreeMap<u64, f64>]) -> Vec<usize> {
+pub fn lowest(values: &[BTreeMap<u64, f64>]) -> Vec<usize> {
     let known: Vec<(usize, &BTreeMap<u64, f64>)> =
         values.iter().enumerate().filter(|(_, values)| !values.is_empty()).collect();
     let in_all = |seed: &u64| known.iter().all(|(_, values)| values.contains_key(seed));

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::conditions::{Conditions, Differences};
 use crate::error::{Error, Result};
-use crate::record::{
-    self, EvaluationRow, KernelSnapshot, Maker, MetricsRow, ProbeRow, SittingRow, read_json, read_rows,
+use kerple_records::{
+    EvaluationRow, KernelSnapshot, Maker, MetricsRow, ProbeRow, SittingRow, look, read_json, read_rows,
 };
 
 /// One run folder.
@@ -43,15 +43,15 @@ impl Run {
     /// Reads a run folder. Files other than `plan.json` may be missing.
     ///
     /// # Errors
-    /// [`Error::Damaged`] with file and line; [`Error::Io`].
+    /// [`Error::Record`] of what cannot be read or is damaged, with file and line.
     pub fn read(folder: &Path) -> Result<Run> {
-        let plan = read_plan(&folder.join(record::PLAN_FILE))?;
+        let plan = read_plan(&folder.join(kerple_records::PLAN_FILE))?;
         let mut notes = Vec::new();
-        let metrics = read_optional_rows(&folder.join(record::METRICS_FILE), &mut notes)?;
-        let sittings = read_optional_rows(&folder.join(record::SITTINGS_FILE), &mut notes)?;
-        let evaluations = read_optional_rows(&folder.join(record::EVALUATION_FILE), &mut notes)?;
-        let probes = read_optional_rows(&folder.join(record::PROBES_FILE), &mut notes)?;
-        let kernels = Error::unless_absent(read_json(&folder.join(record::KERNELS_FILE)))?;
+        let metrics = read_optional_rows(&folder.join(kerple_records::METRICS_FILE), &mut notes)?;
+        let sittings = read_optional_rows(&folder.join(kerple_records::SITTINGS_FILE), &mut notes)?;
+        let evaluations = read_optional_rows(&folder.join(kerple_records::EVALUATION_FILE), &mut notes)?;
+        let probes = read_optional_rows(&folder.join(kerple_records::PROBES_FILE), &mut notes)?;
+        let kernels = kerple_records::Error::unless_absent(read_json(&folder.join(kerple_records::KERNELS_FILE)))?;
         let mut kernels: Vec<KernelSnapshot> = kernels.unwrap_or_default();
         kernels.sort_by_key(|snapshot| snapshot.step);
         let mut run = Run {
@@ -128,7 +128,7 @@ impl Run {
 
     /// Sittings whose updates are in the run.
     fn counted_sittings(&self) -> Vec<&SittingRow> {
-        record::sittings_up_to(&self.sittings, self.steps_done())
+        kerple_records::sittings_up_to(&self.sittings, self.steps_done())
     }
 
     /// Commits of the programs that trained and evaluated it, as far as they are known.
@@ -155,12 +155,12 @@ impl Run {
     }
 
     /// The window that an evaluation restricted attention to, if the encoding was not trained with it.
-    pub(crate) fn window_of(&self, row: &EvaluationRow) -> Option<u64> {
+    pub fn window_of(&self, row: &EvaluationRow) -> Option<u64> {
         row.window.filter(|&window| self.plan["encoding"]["window"].as_u64() != Some(window))
     }
 
     /// The scaling of rotary rates that only the evaluation had.
-    pub(crate) fn scaling_of<'a>(&self, row: &'a EvaluationRow) -> Option<&'a str> {
+    pub fn scaling_of<'a>(&self, row: &'a EvaluationRow) -> Option<&'a str> {
         let label = self.label();
         let trained = |scaling: &str| label.split('-').any(|part| part.strip_prefix("scaling=") == Some(scaling));
         row.rope_scaling.as_deref().filter(|scaling| !trained(scaling))
@@ -180,7 +180,7 @@ impl Run {
 }
 
 /// What is said of how many runs, in words: `a (3 runs); b (1)`, without numbers where all say the same.
-pub(crate) fn said_of_runs(said: impl Iterator<Item = BTreeSet<String>>) -> String {
+pub fn said_of_runs(said: impl Iterator<Item = BTreeSet<String>>) -> String {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for words in said {
         let words = if words.is_empty() { "not recorded".to_owned() } else { Vec::from_iter(words).join(" and ") };
@@ -198,7 +198,7 @@ pub(crate) fn said_of_runs(said: impl Iterator<Item = BTreeSet<String>>) -> Stri
 /// evaluations counts. Runs that share label, training length and seed but not the plan get longer names.
 ///
 /// # Errors
-/// [`Error::Refused`] if there are none; [`Error::Damaged`] with file and line; [`Error::Io`].
+/// [`Error::Refused`] if there are none; [`Error::Record`] of what cannot be read or is damaged, with file and line.
 pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
     let mut found = BTreeMap::new();
     for folder in folders {
@@ -216,7 +216,7 @@ pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
 
 /// Collects run folders by their canonical path, so that overlapping arguments give each once.
 fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
-    let plan = folder.join(record::PLAN_FILE);
+    let plan = folder.join(kerple_records::PLAN_FILE);
     if look(&plan)?.is_some_and(|about| about.is_file()) {
         let canonical = folder.canonicalize().map_err(Error::io("reading", folder))?;
         found.entry(canonical).or_insert_with(|| folder.to_owned());
@@ -232,25 +232,17 @@ fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// What is at a place; a disk that does not answer is an error.
-pub(crate) fn look(path: &Path) -> Result<Option<std::fs::Metadata>> {
-    Error::unless_absent(std::fs::metadata(path).map_err(Error::io("looking for", path)))
-}
-
 /// A plan whose training length, where it says one, is one.
 fn read_plan(path: &Path) -> Result<Value> {
     let plan: Value = read_json(path)?;
-    let checked = plan["train_len"].as_u64().map_or(Ok(0), record::check_length);
-    checked.map_err(|reason| Error::Damaged {
-        path: path.to_owned(),
-        message: format!("train_len: {reason}"),
-        hint: "it was changed by hand, or is of another program; leave the run out".into(),
-    })?;
+    let checked = plan["train_len"].as_u64().map_or(Ok(0), kerple_records::check_length);
+    let hint = "it was changed by hand, or is of another program; leave the run out";
+    checked.map_err(|reason| kerple_records::Error::damaged(path, format!("train_len: {reason}"), hint))?;
     Ok(plan)
 }
 
 fn read_optional_rows<Row: DeserializeOwned>(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Row>> {
-    let Some(found) = Error::unless_absent(read_rows(path))? else { return Ok(Vec::new()) };
+    let Some(found) = kerple_records::Error::unless_absent(read_rows(path))? else { return Ok(Vec::new()) };
     if let Some(line) = found.truncated_line {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         notes.push(format!("{name}: line {line}, the last, is incomplete and was left out"));
@@ -357,7 +349,7 @@ mod tests {
     fn plan(folder: &Path, name: &str, plan: Value) {
         let run = folder.join(name);
         std::fs::create_dir_all(&run).unwrap();
-        std::fs::write(run.join(record::PLAN_FILE), plan.to_string()).unwrap();
+        std::fs::write(run.join(kerple_records::PLAN_FILE), plan.to_string()).unwrap();
     }
 
     fn names(folder: &Path) -> Vec<String> {
@@ -379,8 +371,11 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let error = find_runs(&[root.path()]).unwrap_err();
         assert!(matches!(error, Error::Refused { .. }));
-        assert!(error.hint().unwrap().contains("plan.json"));
-        assert!(matches!(find_runs(&[root.path().join("absent")]), Err(Error::Io { .. })));
+        assert!(error.hint().contains("plan.json"));
+        assert!(matches!(
+            find_runs(&[root.path().join("absent")]),
+            Err(Error::Record(kerple_records::Error::Io { .. }))
+        ));
     }
 
     #[test]
@@ -392,7 +387,7 @@ mod tests {
         plan(root.path(), "other-seed", json!({"label": "alibi", "seed": 2, "hash": "abc"}));
         let metrics =
             r#"{"step":1,"loss":2.0,"learning_rate":0.1,"grad_norm":1.0,"tokens":8,"seconds":1.0,"step_seconds":1.0}"#;
-        std::fs::write(root.path().join("second").join(record::METRICS_FILE), format!("{metrics}\n")).unwrap();
+        std::fs::write(root.path().join("second").join(kerple_records::METRICS_FILE), format!("{metrics}\n")).unwrap();
         let runs = find_runs(&[root.path()]).unwrap();
         let kept: Vec<_> = runs.iter().filter(|run| run.duplicate_of.is_none()).map(Run::folder_name).collect();
         assert_eq!(kept, ["other-seed", "second"]);

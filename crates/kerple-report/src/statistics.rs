@@ -75,11 +75,6 @@ pub fn position_perplexity(nll: &[f64], length: usize) -> Vec<f64> {
         .collect()
 }
 
-/// Bits per byte of text, from the summed loss in nats: `nll_total / (bytes ln 2)`. Comparable across tokenizers.
-pub fn bits_per_byte(nll_total: f64, bytes: u64) -> f64 {
-    nll_total / (bytes as f64 * LN_2)
-}
-
 /// A paired two-sided t-test of `mean(x - y) = 0`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PairedTest {
@@ -313,7 +308,6 @@ mod tests {
         assert_eq!(median(&[5.0, 1.0, 3.0, 4.0]), 3.5);
         assert!(median(&[]).is_nan() && mean(&[]).is_nan());
         // 8 bytes at a loss of ln 2 each are one bit per byte.
-        close(bits_per_byte(8.0 * LN_2, 8), 1.0, 1e-15);
     }
 
     fn pairs() -> impl Strategy<Value = Vec<(f64, f64)>> {

@@ -5,12 +5,13 @@ use std::path::{Component, Path, PathBuf};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+use crate::folder::{csv, put, refuse_foreign, remove_former_figures};
 use crate::page::figures::{Figure, figures};
 use crate::page::{Layout, MARK, Page, SMALL, WIDE};
 use crate::plot::{grid, standalone};
-use crate::record::write_json;
 use crate::results::{AnswerScore, AnswerTable, PositionCurve, Results};
 use crate::run::Run;
+use kerple_records::write_json;
 
 /// What the report says that no run knows.
 #[derive(Clone, Debug)]
@@ -47,7 +48,7 @@ pub struct Summary {
 ///
 /// # Errors
 /// [`Error::Refused`] of no runs, of an unknown reference, or if the folder holds a page that is no report;
-/// [`Error::Io`] if a file cannot be written.
+/// [`Error::Record`] if a file cannot be written.
 pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> {
     let mut results = Results::of(runs, options.reference.as_deref())?;
     refuse_foreign(folder)?;
@@ -92,72 +93,14 @@ struct Document<'a> {
     results: &'a Results,
 }
 
-pub(crate) fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> Result<()> {
-    let folder = path.parent().expect("a file is in a folder");
-    std::fs::create_dir_all(folder).map_err(Error::io("creating", folder))?;
-    kerple_files::replace(&path, &content).map_err(Error::io("writing", &path))?;
-    files.push(path);
-    Ok(())
-}
-
-/// Refuses a folder with pages that no report of ours left there. Its `index.html` says whose the folder is.
-pub(crate) fn refuse_foreign(folder: &Path) -> Result<()> {
-    // How a page ends that was made before there was a mark.
-    const UNMARKED: &str = "The same numbers are in <a href=\"report.json\">";
-    let index = folder.join(Layout::Html.name());
-    let (found, ours) = match kerple_files::read(&index) {
-        Ok(page) => {
-            let page = String::from_utf8_lossy(&page);
-            (index, page.trim().is_empty() || page.contains(MARK) || page.contains(UNMARKED))
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let others = [Layout::Markdown.name(), "report.json"].map(|name| folder.join(name));
-            let mut read = others.into_iter().filter_map(|other| {
-                let text = kerple_files::read(&other).map_err(Error::io("reading", &other));
-                Error::unless_absent(text).map(|text| Some((other, text?))).transpose()
-            });
-            let Some((other, text)) = read.next().transpose()? else { return Ok(()) };
-            let ours = text.is_empty() || String::from_utf8_lossy(&text).contains(MARK);
-            (other, ours)
-        }
-        // A folder that is a file, or one that cannot be read: writing will say so.
-        Err(_) => return Ok(()),
-    };
-    if ours {
-        return Ok(());
-    }
-    Err(Error::Refused {
-        message: format!("{} is there already and is no report of kerple", found.display()),
-        hint: "choose another folder with --out, or move the file away".into(),
-    })
-}
-
-/// Removes figures that a former report in the folder shows and that are not `kept`. Its `report.md` names them, so it is to be
-/// written after this; whatever else lies beside them is not ours.
-pub(crate) fn remove_former_figures(folder: &Path, kept: &[PathBuf]) -> Result<()> {
-    let page = folder.join(Layout::Markdown.name());
-    let page =
-        Error::unless_absent(kerple_files::read(&page).map_err(Error::io("reading", &page)))?.unwrap_or_default();
-    let page = String::from_utf8_lossy(&page);
-    let names = page.split("](figures/").skip(1).filter_map(|rest| rest.split_once(')')).map(|(name, _)| name);
-    for name in names.filter(|name| name.ends_with(".svg") && !name.contains(['/', '\\'])) {
-        let figure = folder.join("figures").join(name);
-        if !kept.contains(&figure) {
-            let removed = std::fs::remove_file(&figure).map_err(Error::io("removing", &figure));
-            Error::unless_absent(removed)?;
-        }
-    }
-    Ok(())
-}
-
 impl Figure {
     /// Where the figure alone is, from the report's folder.
-    pub(crate) fn file(&self) -> String {
+    pub fn file(&self) -> String {
         format!("figures/{}.svg", self.id)
     }
 
     /// The figure as a file of its own.
-    pub(crate) fn alone(&self) -> String {
+    pub fn alone(&self) -> String {
         let small: Vec<String> =
             self.plots.iter().filter(|plot| plot.titled).map(|plot| plot.svg(SMALL.0, SMALL.1)).collect();
         match self.plots.first() {
@@ -228,15 +171,6 @@ struct Curve<'a> {
     encoding: &'a str,
     window: Option<u64>,
     n: usize,
-}
-
-pub(crate) fn csv<Row: Serialize>(name: &'static str, rows: impl Iterator<Item = Row>) -> Result<Vec<u8>> {
-    let wrong = |reason: String| Error::Render { page: name, reason };
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    for row in rows {
-        writer.serialize(row).map_err(|error| wrong(error.to_string()))?;
-    }
-    writer.into_inner().map_err(|error| wrong(error.to_string()))
 }
 
 /// Gives folders as seen from the report, so that report and runs can move together.

@@ -98,7 +98,10 @@ pub fn run_comparison(comparison: &Comparison, shard: Shard, stop: &AtomicBool, 
 }
 
 /// Does jobs with progress; fails when the user stops it.
-pub fn work(json: bool, run: impl FnOnce(&mut dyn FnMut(Event)) -> kerple_lm::Result<bool>) -> Outcome {
+pub fn work<E>(json: bool, run: impl FnOnce(&mut dyn FnMut(Event)) -> Result<bool, E>) -> Outcome
+where
+    Failure: From<E>,
+{
     let mut line = Line::new();
     let (mut what, mut first) = (String::new(), true);
     let finished = run(&mut |event| match event {

@@ -11,7 +11,7 @@ use kerple_lm::corpus::{self, Source};
 use kerple_lm::evaluate::{AnswersEvaluation, Evaluation, Event};
 use kerple_lm::plan::Plan;
 use kerple_lm::run::{RunFolder, Trained};
-use kerple_report::record::EvaluationRow;
+use kerple_records::EvaluationRow;
 use std::sync::atomic::AtomicBool;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.

@@ -5,8 +5,8 @@ use crate::args::{Kernel, KernelCommand};
 use crate::failure::{Failure, Outcome};
 use crate::output::{result, resultln};
 use kerple::kernel::report;
+use kerple_records::{KernelSnapshot, read_json};
 use kerple_report::plot::{Plot, heads_within, over_distances};
-use kerple_report::record::{KernelSnapshot, read_json};
 use std::fmt::Display;
 use std::path::Path;
 

@@ -18,7 +18,6 @@ use kerple_lm::job::Shard;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::train::{self, Sitting};
-use kerple_report::record;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -146,7 +145,7 @@ impl Job {
 
     fn record(&self, out: &Path) -> Outcome {
         std::fs::create_dir_all(out).map_err(|error| Failure::writing(out, &error))?;
-        Ok(record::write_json(&Job::file(out), self)?)
+        Ok(kerple_records::write_json(&Job::file(out), self)?)
     }
 
     /// This job as an earlier sitting left it.
@@ -156,7 +155,7 @@ impl Job {
         if !kerple_files::is_there(&file).map_err(|error| Failure::reading(&file, &error))? {
             return Err(Failure::misuse(format!("{} holds prepared text of something else", out.display()), hint));
         }
-        let before: Job = record::read_json(&file)?;
+        let before: Job = kerple_records::read_json(&file)?;
         if before.data != self.data {
             let text = |job: &Job| match job.data.as_slice() {
                 [] => "the text of the program itself".to_owned(),

@@ -5,7 +5,7 @@ use crate::args::Report;
 use crate::failure::Outcome;
 use crate::output::resultln;
 use kerple_lm::host::Host;
-use kerple_report::record::Maker;
+use kerple_records::Maker;
 use kerple_report::{Options, find_runs, table_text, write};
 use std::path::{Path, PathBuf};
 

@@ -7,7 +7,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::Line;
 use kerple_lm::job::Shard;
-use kerple_lm::reproduce::{Reproduction, Request, export};
+use kerple_papers::reproduce::{Reproduction, Request, export};
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ fn time(reproduction: &Reproduction, stop: &AtomicBool) -> Outcome {
 /// Makes the pages of a folder and prints how complete they are.
 fn pages(folder: &Path, args: &Reproduce) -> Outcome {
     let facts = [("pages by", super::report::program())];
-    let summary = kerple_report::paper::write(folder, &args.only, &facts)?;
+    let summary = kerple_papers::pages::write(folder, &args.only, &facts)?;
     if args.json {
         print_json(&summary);
         return Ok(());

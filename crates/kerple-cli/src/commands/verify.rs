@@ -5,9 +5,9 @@ use crate::args::Verify;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use kerple_lm::run::RunFolder;
+use kerple_papers::manifest::{MANIFEST_FILE, Manifest};
+use kerple_records::PLAN_FILE;
 use kerple_report::Run;
-use kerple_report::paper::{MANIFEST_FILE, Manifest};
-use kerple_report::record::PLAN_FILE;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub fn run(args: &Verify) -> Outcome {
     let mut problems = Vec::new();
     let mut read = BTreeSet::new();
     for path in &args.paths {
-        let unpacked = kerple_report::paper::unpacked(path)?;
+        let unpacked = kerple_papers::packed::unpacked(path)?;
         let place = unpacked.as_ref().map_or(path.as_path(), |aside| aside.path());
         let found: Vec<Finding> = parts_of(place).into_iter().map(|part| part.look(&mut read)).collect();
         match args.json {

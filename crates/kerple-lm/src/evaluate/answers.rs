@@ -11,7 +11,7 @@ use crate::tasks::TaskSource;
 use kerple::encoding::Encoding;
 use kerple_data::Split;
 use kerple_data::tasks::Facts;
-use kerple_report::record::{ANSWERS, Answers, EvaluationRow, Maker, ScoredText};
+use kerple_records::{ANSWERS, Answers, EvaluationRow, Maker, ScoredText};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 

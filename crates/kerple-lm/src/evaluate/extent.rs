@@ -16,7 +16,7 @@ use super::Protocol;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use kerple::encoding::Encoding;
-use kerple_report::record::{EvaluationRow, Maker, ScoredText};
+use kerple_records::{EvaluationRow, Maker, ScoredText};
 
 /// A stretch of text to run the model on: inputs `start..start + len`, each scored on the token after it, from
 /// `score_from` on.

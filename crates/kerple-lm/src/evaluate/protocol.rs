@@ -22,7 +22,7 @@ pub enum Protocol {
 impl Protocol {
     /// What the protocol scores, in words.
     pub fn meaning(self) -> String {
-        kerple_report::record::protocol_meaning(&self.to_string())
+        kerple_records::protocol_meaning(&self.to_string())
     }
 }
 

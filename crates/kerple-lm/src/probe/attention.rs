@@ -9,7 +9,7 @@ use kerple::attention::measure::{Extent, monotonicity, translation_invariance};
 use kerple::seed::Purpose;
 use kerple_burn::pass::Pass;
 use kerple_data::Segments;
-use kerple_report::record::{AttentionRow, Found};
+use kerple_records::{AttentionRow, Found};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Cells of a picture on a side.

@@ -10,7 +10,7 @@ use crate::plan::Plan;
 use kerple::seed::Purpose;
 use kerple_data::music::style::{Onset, likeness, part};
 use kerple_data::music::{Piece, Rules, Vocabulary};
-use kerple_report::record::{Found, Roll, StyleFound, StyleRow};
+use kerple_records::{Found, Roll, StyleFound, StyleRow};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Parts of the time that are compared on their own.

@@ -30,14 +30,14 @@ impl Place {
     }
 
     pub(super) fn write(&self, run: &Path) -> Result<()> {
-        Ok(kerple_report::record::write_json(&run.join(FILE), self)?)
+        Ok(kerple_records::write_json(&run.join(FILE), self)?)
     }
 
     /// What the run says, or nothing where it says nothing.
     pub(super) fn read(run: &Path) -> Result<Place> {
         let path = run.join(FILE);
         match present(&path)? {
-            true => Ok(kerple_report::record::read_json(&path)?),
+            true => Ok(kerple_records::read_json(&path)?),
             false => Ok(Place::default()),
         }
     }

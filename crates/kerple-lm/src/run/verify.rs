@@ -6,7 +6,7 @@ use crate::checkpoint;
 use crate::error::Error;
 use crate::plan::Plan;
 use kerple::encoding::Encoding;
-use kerple_report::record::{self, EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow};
+use kerple_records::{EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -64,12 +64,12 @@ impl RunFolder {
             }
         };
         let plan = known.as_ref();
-        count_in(record::METRICS_FILE, "rows", &|path| metrics(path, plan));
-        count_in(record::SITTINGS_FILE, "rows", &sittings);
-        count_in(record::EVALUATION_FILE, "rows", &|path| evaluations(path, plan));
-        count_in(record::PROBES_FILE, "rows", &rows::<ProbeRow>);
-        count_in(record::KERNELS_FILE, "snapshots", &snapshots::<KernelSnapshot>);
-        count_in(record::SCORES_FILE, "snapshots", &snapshots::<ScoreSnapshot>);
+        count_in(kerple_records::METRICS_FILE, "rows", &|path| metrics(path, plan));
+        count_in(kerple_records::SITTINGS_FILE, "rows", &sittings);
+        count_in(kerple_records::EVALUATION_FILE, "rows", &|path| evaluations(path, plan));
+        count_in(kerple_records::PROBES_FILE, "rows", &rows::<ProbeRow>);
+        count_in(kerple_records::KERNELS_FILE, "snapshots", &snapshots::<KernelSnapshot>);
+        count_in(kerple_records::SCORES_FILE, "snapshots", &snapshots::<ScoreSnapshot>);
         if let Some(plan) = known {
             found.note(self.verify_data(&plan, read), str::to_owned);
         }
@@ -94,7 +94,7 @@ impl RunFolder {
 
 /// Evaluations that agree with themselves and with the plan.
 fn evaluations(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
-    let rows = record::read_rows::<EvaluationRow>(path)?.rows;
+    let rows = kerple_records::read_rows::<EvaluationRow>(path)?.rows;
     let beside = |row: &EvaluationRow, plan: &Plan| {
         // other rotary rates make another label, and so does a window that was not trained with
         let windowed = || Encoding { window: row.window.map(|keys| keys as usize), ..plan.encoding.clone() }.label();
@@ -121,7 +121,7 @@ fn contradicts(path: &Path, at: usize, why: &str) -> Error {
 
 /// Metrics that agree with themselves, in which no step is twice or out of order.
 fn metrics(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
-    let rows = record::read_rows::<MetricsRow>(path)?.rows;
+    let rows = kerple_records::read_rows::<MetricsRow>(path)?.rows;
     let tokens = plan.map(|plan| (plan.train.batch as u64).saturating_mul(plan.train.train_len as u64));
     for (at, row) in rows.iter().enumerate() {
         if let Some(why) = tokens.and_then(|tokens| row.contradiction(tokens)) {
@@ -140,7 +140,7 @@ fn metrics(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
 
 /// Sittings that could have been.
 fn sittings(path: &Path) -> crate::Result<usize> {
-    let rows = record::read_rows::<SittingRow>(path)?.rows;
+    let rows = kerple_records::read_rows::<SittingRow>(path)?.rows;
     match rows.iter().position(|row| row.first_step == 0 || row.micro_batch == 0) {
         None => Ok(rows.len()),
         Some(at) => {
@@ -151,9 +151,9 @@ fn sittings(path: &Path) -> crate::Result<usize> {
 }
 
 fn rows<Row: DeserializeOwned>(path: &Path) -> crate::Result<usize> {
-    Ok(record::read_rows::<Row>(path)?.rows.len())
+    Ok(kerple_records::read_rows::<Row>(path)?.rows.len())
 }
 
 fn snapshots<Snapshot: DeserializeOwned>(path: &Path) -> crate::Result<usize> {
-    Ok(record::read_json::<Vec<Snapshot>>(path)?.len())
+    Ok(kerple_records::read_json::<Vec<Snapshot>>(path)?.len())
 }

@@ -17,7 +17,7 @@ pub(super) struct AnswersPart {
 }
 
 /// A share as it is shown: percent with two digits.
-pub(crate) fn percent(share: f64) -> String {
+pub fn percent(share: f64) -> String {
     format!("{:.2}", 100.0 * share)
 }
 

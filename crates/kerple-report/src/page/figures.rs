@@ -1,6 +1,6 @@
 //! Which plots a report has, from results and runs.
 
-pub(crate) mod kernels;
+pub mod kernels;
 mod training;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,21 +10,28 @@ use crate::results::{Group, Name, PositionCurve, Results, Setting, Table, name_t
 
 /// Where a figure stands on the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Section {
+pub enum Section {
     /// Beside the table of this number.
     Table(usize),
     /// Beside the table of answers of this number.
     Answers(usize),
+    /// Among losses by position.
     Positions,
+    /// Among learned kernels.
     Kernels,
+    /// Among losses over training.
     Training,
 }
 
 /// A plot, or small ones that belong together, with words.
-pub(crate) struct Figure {
+pub struct Figure {
+    /// Its name on the page, and that of its file.
     pub id: String,
+    /// Where it stands.
     pub section: Section,
+    /// Its title.
     pub title: String,
+    /// What it shows.
     pub caption: String,
     /// One large plot, or small ones that carry their titles.
     pub plots: Vec<Plot>,
@@ -177,7 +184,8 @@ fn by_position(results: &Results) -> Vec<Figure> {
     panels.enumerate().filter_map(figure).collect()
 }
 
-pub(crate) fn position_figure(
+/// Perplexities by position of one setting, figure number `index` of its kind; `None` without values to draw.
+pub fn position_figure(
     results: &Results,
     index: usize,
     setting: &Setting,

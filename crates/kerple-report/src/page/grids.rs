@@ -113,7 +113,7 @@ fn run_grid(results: &Results, table: &Table, lengths: &[u64]) -> Grid {
 }
 
 /// What the same checkpoints lose when they see only a window: whether the reference uses the context beyond it.
-pub(crate) fn windows(table: &Table) -> Vec<String> {
+pub fn windows(table: &Table) -> Vec<String> {
     let of_reference = table.tests.iter().filter(|test| test.encoding == test.reference);
     let mut longest: BTreeMap<u64, &Test> = BTreeMap::new();
     for test in of_reference {

@@ -7,9 +7,9 @@ use serde::Serialize;
 use super::group::Group;
 use super::table::Name;
 use super::{Spread, highest, number};
-use crate::record::{Answers, EvaluationRow};
 use crate::run::Run;
 use crate::statistics::{ALPHA, holm, paired_t_test};
+use kerple_records::{Answers, EvaluationRow};
 
 /// The accuracy of an encoding at a length, over seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use crate::conditions::{Conditions, Differences};
-use crate::record::{EvaluationRow, protocol_meaning};
 use crate::run::Run;
+use kerple_records::{EvaluationRow, protocol_meaning};
 
 /// Runs that were trained under the same conditions, whatever their encoding and seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]

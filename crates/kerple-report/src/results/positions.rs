@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use super::group::{Setting, Settings};
 use super::number;
-use crate::record::EvaluationRow;
 use crate::run::Run;
 use crate::statistics::{mean, perplexity};
+use kerple_records::EvaluationRow;
 
 /// Bins an octave of positions.
 pub(crate) const BINS_AN_OCTAVE: f64 = 6.0;

@@ -11,9 +11,9 @@ use serde::Serialize;
 
 use super::group::{Group, Setting, Settings};
 use super::{Spread, lowest, number};
-use crate::record::EvaluationRow;
 use crate::run::Run;
-use crate::statistics::{ALPHA, Untestable, bits_per_byte, holm, paired_t_test};
+use crate::statistics::{ALPHA, Untestable, holm, paired_t_test};
+use kerple_records::{EvaluationRow, bits_per_byte};
 
 /// One run's evaluation as it went into a table.
 #[derive(Clone, Debug, Serialize)]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kerple_report::record::{ANSWERS, Answers, EvaluationRow, Journal, ScoredText, read_rows};
+use kerple_records::{ANSWERS, Answers, EvaluationRow, Journal, ScoredText, read_rows};
 use kerple_report::{Options, find_runs, table_text, write};
 use serde_json::json;
 

@@ -1,6 +1,6 @@
 //! The numbers and words of a report, also where something is missing or broken.
 
-use kerple_report::record::{self, write_json};
+use kerple_records::write_json;
 use kerple_report::{Options, find_runs, table_text, write};
 use serde_json::{Value, json};
 
@@ -96,7 +96,7 @@ fn a_plan_alone_makes_a_report() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("runs/alone");
     std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join(record::PLAN_FILE), "{}").unwrap();
+    std::fs::write(folder.join(kerple_records::PLAN_FILE), "{}").unwrap();
     let summary = report(&root).unwrap();
     assert_eq!(summary.results.encodings, ["alone"]);
     assert!(summary.results.notes[0].ends_with("holds a plan and no results."));
@@ -114,7 +114,7 @@ fn the_reference_can_be_chosen_and_must_exist() {
     assert!(summary.results.tables[0].tests.iter().all(|test| test.reference == "sinusoidal" && !test.dagger));
     let error = write(&runs, &root.path().join("other"), &options("t5")).unwrap_err();
     assert!(error.is_misuse() && error.to_string().contains("alibi, kerple_log, sinusoidal"), "{error}");
-    assert!(error.hint().unwrap().contains("--reference alibi"));
+    assert!(error.hint().contains("--reference alibi"));
     assert!(!root.path().join("other").exists());
 }
 
@@ -143,10 +143,10 @@ fn what_made_the_runs_is_shown_and_not_what_makes_the_page() {
     };
     // the second sitting of seed 3 made all again that the first had
     let rows = [sitting(1, "thrown away", "abc9"), sitting(1, "a Xeon", "abc3")].map(|row| format!("{row}\n"));
-    std::fs::write(seed(3).join(record::SITTINGS_FILE), rows.concat()).unwrap();
+    std::fs::write(seed(3).join(kerple_records::SITTINGS_FILE), rows.concat()).unwrap();
     for number in [1, 2] {
-        let path = seed(number).join(record::PLAN_FILE);
-        let mut plan: Value = record::read_json(&path).unwrap();
+        let path = seed(number).join(kerple_records::PLAN_FILE);
+        let mut plan: Value = kerple_records::read_json(&path).unwrap();
         plan["commit"] = json!(format!("abc{number}"));
         write_json(&path, &plan).unwrap();
     }

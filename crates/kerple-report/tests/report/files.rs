@@ -1,6 +1,5 @@
 //! The files of a report: well formed, complete, equal to each other, and in nobody's way.
 
-use kerple_report::record;
 use kerple_report::{Error, Options, write};
 use serde_json::Value;
 
@@ -133,7 +132,7 @@ fn a_page_of_others_is_never_overwritten() {
         std::fs::write(folder.join(name), "<h1>My page</h1>").unwrap();
         let error = report(&root).unwrap_err();
         assert!(error.is_misuse() && error.to_string().contains(name), "{error}");
-        assert!(error.hint().unwrap().contains("--out"));
+        assert!(error.hint().contains("--out"));
         assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), "<h1>My page</h1>");
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
         std::fs::remove_dir_all(&folder).unwrap();
@@ -171,7 +170,7 @@ fn figures_of_an_earlier_report_are_gone_and_others_stay() {
         std::fs::read_dir(&figures).unwrap().collect::<Vec<_>>()
     );
     for run in std::fs::read_dir(root.path().join("runs")).unwrap() {
-        std::fs::remove_file(run.unwrap().path().join(record::KERNELS_FILE)).unwrap();
+        std::fs::remove_file(run.unwrap().path().join(kerple_records::KERNELS_FILE)).unwrap();
     }
     let summary = report(&root).unwrap();
     let names = std::fs::read_dir(&figures).unwrap().map(|file| file.unwrap().path());
@@ -182,7 +181,7 @@ fn figures_of_an_earlier_report_are_gone_and_others_stay() {
 #[test]
 fn corrupt_rows_stop_with_file_and_line_and_incomplete_ones_are_noted() {
     let root = complete();
-    let file = root.path().join("runs/kerple_log #1").join(record::EVALUATION_FILE);
+    let file = root.path().join("runs/kerple_log #1").join(kerple_records::EVALUATION_FILE);
     let whole = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, &whole[..whole.len() - 20]).unwrap();
     let summary = report(&root).unwrap();
@@ -200,6 +199,6 @@ fn no_runs_is_an_error() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("runs")).unwrap();
     let error = report(&root).unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }) && error.hint().is_some());
+    assert!(matches!(error, Error::Refused { .. }) && !error.hint().is_empty());
     assert!(matches!(write(&[], root.path(), &Options::default()), Err(Error::Refused { .. })));
 }

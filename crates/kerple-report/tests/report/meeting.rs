@@ -1,6 +1,6 @@
 //! What may meet in one mean, table and test, and what never does.
 
-use kerple_report::record::{self, EvaluationRow, Journal, ScoredText, write_json};
+use kerple_records::{EvaluationRow, Journal, ScoredText, write_json};
 use kerple_report::table_text;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -10,7 +10,7 @@ use crate::made_up::{complete, evaluation, read, report, run, run_of, text};
 #[test]
 fn other_settings_make_other_tables_and_the_latest_checkpoint_counts() {
     let root = complete();
-    let file = root.path().join("runs/kerple_log #1").join(record::EVALUATION_FILE);
+    let file = root.path().join("runs/kerple_log #1").join(kerple_records::EVALUATION_FILE);
     let mut rows = Journal::open(&file).unwrap();
     let row = |length, perplexity| evaluation("kerple_log", 1, length, perplexity);
     rows.push(&EvaluationRow { step: 50, ..row(64, 90.0) }).unwrap();
@@ -38,7 +38,7 @@ fn rows_over_other_text_never_meet() {
         let root = complete();
         // The same split, protocol and length for every seed of one encoding, over other text.
         for seed in [1, 2, 3] {
-            let file = root.path().join(format!("runs/kerple_log #{seed}")).join(record::EVALUATION_FILE);
+            let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::EVALUATION_FILE);
             let mut other = text(seed);
             change(&mut other);
             let row = EvaluationRow { text: Some(other), ..evaluation("kerple_log", seed, 128, 5.0) };
@@ -57,7 +57,7 @@ fn rows_over_other_text_never_meet() {
 fn rows_of_unknown_text_stand_alone() {
     let root = complete();
     for (label, seed) in [("kerple_log", 1), ("kerple_log", 2), ("sinusoidal", 1), ("sinusoidal", 2)] {
-        let file = root.path().join(format!("runs/{label} #{seed}")).join(record::EVALUATION_FILE);
+        let file = root.path().join(format!("runs/{label} #{seed}")).join(kerple_records::EVALUATION_FILE);
         let row = EvaluationRow { text: None, ..evaluation(label, seed, 256, 50.0 + seed as f64) };
         Journal::open(&file).unwrap().push(&row).unwrap();
     }
@@ -116,11 +116,11 @@ fn other_training_lengths_are_said_once() {
     for (label, train_len) in [("alibi", 64), ("t5", 32)] {
         run(root.path(), label, 1, &[]);
         let folder = root.path().join(format!("runs/{label} #1"));
-        let mut plan: Value = record::read_json(&folder.join(record::PLAN_FILE)).unwrap();
+        let mut plan: Value = kerple_records::read_json(&folder.join(kerple_records::PLAN_FILE)).unwrap();
         plan["train_len"] = json!(train_len);
-        write_json(&folder.join(record::PLAN_FILE), &plan).unwrap();
+        write_json(&folder.join(kerple_records::PLAN_FILE), &plan).unwrap();
         let row = EvaluationRow { train_len, ..evaluation(label, 1, 64, 20.0) };
-        Journal::open(&folder.join(record::EVALUATION_FILE)).unwrap().push(&row).unwrap();
+        Journal::open(&folder.join(kerple_records::EVALUATION_FILE)).unwrap().push(&row).unwrap();
     }
     let results = report(&root).unwrap().results;
     let titles: Vec<_> = results.tables.iter().map(|table| table.setting.title.as_str()).collect();
@@ -136,8 +136,8 @@ fn another_place_of_the_data_and_other_logging_are_the_same_setting() {
     let root = tempfile::tempdir().unwrap();
     for seed in [1, 2] {
         run(root.path(), "kerple_log", seed, &[(64, 20.0 + seed as f64)]);
-        let path = root.path().join(format!("runs/kerple_log #{seed}")).join(record::PLAN_FILE);
-        let mut plan: Value = record::read_json(&path).unwrap();
+        let path = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::PLAN_FILE);
+        let mut plan: Value = kerple_records::read_json(&path).unwrap();
         plan["data"] = json!({"path": format!("place {seed}"), "packing": "random"});
         plan["train"] = json!({"batch": 8, "log_every": seed, "keep": seed});
         write_json(&path, &plan).unwrap();
@@ -150,7 +150,7 @@ fn another_place_of_the_data_and_other_logging_are_the_same_setting() {
 fn a_window_in_evaluation_is_tested_against_the_reference() {
     let root = complete();
     for seed in [1, 2, 3] {
-        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(record::EVALUATION_FILE);
+        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::EVALUATION_FILE);
         let row =
             evaluation("kerple_log-window32", seed, 128, 18.0 + 2.0 * (seed - 1) as f64 + 1.0 + 0.01 * seed as f64);
         Journal::open(&file).unwrap().push(&EvaluationRow { window: Some(32), ..row }).unwrap();
@@ -175,11 +175,11 @@ fn a_window_in_training_is_the_encodings_own() {
     let root = tempfile::tempdir().unwrap();
     run(root.path(), "alibi-window16", 1, &[]);
     let folder = root.path().join("runs/alibi-window16 #1");
-    let mut plan: Value = record::read_json(&folder.join(record::PLAN_FILE)).unwrap();
+    let mut plan: Value = kerple_records::read_json(&folder.join(kerple_records::PLAN_FILE)).unwrap();
     plan["encoding"]["window"] = json!(16);
-    write_json(&folder.join(record::PLAN_FILE), &plan).unwrap();
+    write_json(&folder.join(kerple_records::PLAN_FILE), &plan).unwrap();
     let row = EvaluationRow { window: Some(16), ..evaluation("alibi-window16", 1, 64, 20.0) };
-    Journal::open(&folder.join(record::EVALUATION_FILE)).unwrap().push(&row).unwrap();
+    Journal::open(&folder.join(kerple_records::EVALUATION_FILE)).unwrap().push(&row).unwrap();
     let results = report(&root).unwrap().results;
     assert_eq!(results.tables[0].names(), [("alibi-window16", None)]);
 }
@@ -188,7 +188,7 @@ fn a_window_in_training_is_the_encodings_own() {
 fn last_tokens_make_a_curve_over_all_lengths() {
     let root = complete();
     for (label, seed) in [("kerple_log", 1), ("kerple_log", 2), ("sinusoidal", 1), ("sinusoidal", 2)] {
-        let file = root.path().join(format!("runs/{label} #{seed}")).join(record::EVALUATION_FILE);
+        let file = root.path().join(format!("runs/{label} #{seed}")).join(kerple_records::EVALUATION_FILE);
         let mut rows = Journal::open(&file).unwrap();
         for length in [32, 128] {
             // Only the last 32 positions are scored, and the others have no loss.
@@ -216,8 +216,11 @@ fn duplicates_count_once() {
     let root = complete();
     let copy = root.path().join("runs/a copy");
     std::fs::create_dir_all(&copy).unwrap();
-    std::fs::copy(root.path().join("runs/kerple_log #1").join(record::PLAN_FILE), copy.join(record::PLAN_FILE))
-        .unwrap();
+    std::fs::copy(
+        root.path().join("runs/kerple_log #1").join(kerple_records::PLAN_FILE),
+        copy.join(kerple_records::PLAN_FILE),
+    )
+    .unwrap();
     let summary = report(&root).unwrap();
     assert_eq!(summary.results.tables[0].score(("kerple_log", None), 64).unwrap().n, 3);
     assert!(read(&root, "report.md").contains("(duplicate of ../runs/kerple_log #1)"));

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Figure, Part, Section, range};
 use crate::plot::{Axis, DASHES, Legend, Plot, Series};
-use crate::record::KernelSnapshot;
 use crate::results::EffectiveLength;
 use crate::run::Run;
+use kerple_records::KernelSnapshot;
 
 /// A bias this far below 0 leaves a weight of `exp(-12)`, 6e-6: what lies beyond makes no difference to attention.
 const LOWEST_BIAS: f64 = -12.0;
@@ -64,7 +64,7 @@ fn bias_range<'a>(runs: impl Iterator<Item = &'a Run>) -> (f64, f64) {
 }
 
 /// The kernels of a run at its last snapshot, on axes of their own.
-pub(crate) fn panels_of(run: &Run, title: &str) -> Vec<Plot> {
+pub fn panels_of(run: &Run, title: &str) -> Vec<Plot> {
     panels(run, title, bias_range(std::iter::once(run)))
 }
 

@@ -1,0 +1,17 @@
+//! Reproductions of papers: their experiments as runs, and their tables and figures as pages.
+//!
+//! ```text
+//! experiment.toml --reproduce--> reproduction.json, CORPUS[-VARIANT]/LABEL/seed-N, timing.json --pages--> paper/index.html, ...
+//! ```
+//!
+//! Between the two stands a folder alone, which [`manifest`] and [`packed`] describe: runs may be made by several machines, and
+//! pages of runs that were made years ago.
+
+pub mod error;
+pub mod manifest;
+pub mod packed;
+pub mod pages;
+pub mod reproduce;
+pub mod timing;
+
+pub use error::{Error, Result};

@@ -1,0 +1,228 @@
+//! The tables and figures of a paper in its own layout, ours beside the printed numbers, made of
+//! the folder of a reproduction alone.
+//!
+//! ```text
+//! reproduction.json, CORPUS[-VARIANT]/LABEL/seed-N/*, timing.json --write--> paper/index.html, report.md, cells.csv, figures/*.svg
+//! ```
+//!
+//! Means, deviations and paired tests are those of [`Results`]. What is missing says so.
+
+mod cells;
+mod change;
+mod claims;
+mod dape;
+mod figures;
+mod kerple;
+mod page;
+mod published;
+mod spe;
+mod verdict;
+
+use crate::error::{Error, Result};
+use crate::manifest::{EvaluationFacts, Manifest, PlannedRun, runs_folder};
+use crate::packed::unpacked;
+use crate::timing::{TIMING_FILE, Timing, TimingRow};
+use kerple_records::{look, read_json, write_json};
+use kerple_report::folder::{csv, put, refuse_foreign, remove_former_figures};
+use kerple_report::page::Cell;
+use kerple_report::results::{Results, Setting, Table};
+use kerple_report::statistics::{median, median_interval};
+use kerple_report::{Run, find_runs};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// Name of the folder of the pages, within that of the reproduction.
+pub const PAGE_FOLDER: &str = "paper";
+
+/// Tables and figures of a paper that can be made; none of a paper that is unknown here.
+pub fn items(paper: &str) -> &'static [&'static str] {
+    match paper {
+        "dape" => &dape::ITEMS,
+        "kerple" => &kerple::ITEMS,
+        "spe" => &spe::ITEMS,
+        _ => &[],
+    }
+}
+
+/// What pages were made, and how complete they are.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// The page to open.
+    pub index: PathBuf,
+    /// A row for every table and figure.
+    pub items: Vec<ItemSummary>,
+}
+
+/// How complete a table or figure is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ItemSummary {
+    /// `table3`.
+    pub id: String,
+    /// What it shows.
+    pub title: String,
+    /// Cells, or curves, that have all their runs.
+    pub complete: usize,
+    /// Cells, or curves, there are to be.
+    pub planned: usize,
+}
+
+/// How long the steps of an encoding take relative to another's in the same round: the median with its interval, which says
+/// whether it is slower or faster at all.
+fn relative(row: &TimingRow, other: &TimingRow) -> Cell {
+    let ratios: Vec<f64> = row.seconds.iter().zip(&other.seconds).map(|(own, other)| own / other).collect();
+    let text = format!("{:.3}", median(&ratios));
+    let note = median_interval(&ratios).map(|(low, high)| {
+        let alike = if low <= 1.0 && high >= 1.0 { ", not told apart" } else { "" };
+        format!("[{low:.3}, {high:.3}]{alike}")
+    });
+    Cell { note: note.filter(|_| row.encoding != other.encoding), ..Cell::from(text) }
+}
+
+/// The folder of a reproduction, read.
+struct Folder {
+    manifest: Manifest,
+    /// Runs and what they give, by folder of a corpus and variant; none where nothing was trained.
+    groups: BTreeMap<String, Group>,
+    timing: Option<Timing>,
+    /// Rows left out because they are over another text than most of their corpus.
+    over_other_texts: usize,
+    /// Where packed runs are as long as they are read.
+    _unpacked: Option<TempDir>,
+}
+
+/// Runs of one corpus and variant.
+struct Group {
+    runs: Vec<Run>,
+    results: Results,
+}
+
+impl Group {
+    /// The table of perplexities that an evaluation makes.
+    fn table(&self, facts: &EvaluationFacts) -> Option<&Table> {
+        self.results.tables.iter().find(|table| {
+            let Setting { protocol, text_span, text_segments, .. } = &table.setting;
+            (protocol, *text_span, *text_segments) == (&facts.protocol, Some(facts.span), Some(facts.segments))
+        })
+    }
+}
+
+impl Folder {
+    /// Of what the runs' rows hold nothing is kept but what the manifest asks for, over one text a corpus: whatever else was
+    /// evaluated is no part of the paper.
+    fn read(folder: &Path) -> Result<Folder> {
+        let manifest = Manifest::read(folder)?;
+        let unpacked = unpacked(folder)?;
+        let folder = unpacked.as_ref().map_or(folder, TempDir::path);
+        let mut found: BTreeMap<String, (&str, Vec<Run>)> = BTreeMap::new();
+        for PlannedRun { corpus, variant, .. } in &manifest.runs {
+            let name = runs_folder(corpus, variant);
+            let place = folder.join(&name);
+            if found.contains_key(&name) || !look(&place)?.is_some_and(|about| about.is_dir()) {
+                continue;
+            }
+            let mut runs = match find_runs(&[place]) {
+                Err(kerple_report::Error::Refused { .. }) => continue,
+                found => found?,
+            };
+            runs.iter_mut().for_each(|run| manifest.keep_asked((corpus, variant), run));
+            found.insert(name, (corpus, runs));
+        }
+        let mut over_other_texts = 0;
+        for corpus in &manifest.corpora {
+            let of_corpus = found.values_mut().filter(|(name, _)| *name == corpus.name);
+            over_other_texts += keep_one_text(&mut of_corpus.flat_map(|(_, runs)| runs).collect::<Vec<_>>());
+        }
+        let group = |(name, (_, runs)): (String, (&str, Vec<Run>))| {
+            let results = Results::of(&runs, None)?;
+            Ok((name, Group { runs, results }))
+        };
+        let groups = found.into_iter().map(group).collect::<Result<_>>()?;
+        let timing = kerple_records::Error::unless_absent(read_json(&folder.join(TIMING_FILE)))?;
+        Ok(Folder { manifest, groups, timing, over_other_texts, _unpacked: unpacked })
+    }
+
+    fn group(&self, corpus: &str, variant: &str) -> Option<&Group> {
+        self.groups.get(&runs_folder(corpus, variant))
+    }
+
+    /// Tokens of a training sequence, as the manifest says; of manifests that do not say it, as the runs do.
+    fn train_len(&self, corpus: &str, variant: &str) -> Option<u64> {
+        let said = self.manifest.of(corpus, variant).find_map(|run| run.train_len);
+        said.or_else(|| self.group(corpus, variant)?.runs.iter().find_map(Run::train_len)).filter(|length| *length > 0)
+    }
+}
+
+/// Leaves of the rows those over the text that most of them are over; the number of the others.
+fn keep_one_text(runs: &mut [&mut Run]) -> usize {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for run in &*runs {
+        let evaluated = run.evaluations.iter().filter_map(|row| row.text.as_ref());
+        for text in evaluated.chain(run.probes.iter().map(|row| &row.text)) {
+            *counts.entry(text.checksum.clone()).or_default() += 1;
+        }
+    }
+    let all: usize = counts.values().sum();
+    let Some((most, kept)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return 0 };
+    for run in runs {
+        run.evaluations.retain(|row| row.text.as_ref().is_some_and(|text| text.checksum == most));
+        run.probes.retain(|row| row.text.checksum == most);
+    }
+    all - kept
+}
+
+/// The page of the reproduction in `folder` as Markdown, of all tables and figures; nothing is written.
+///
+/// # Errors
+/// A folder without a reproduction, damaged records.
+pub fn markdown(folder: &Path) -> Result<String> {
+    let reproduction = Folder::read(folder)?;
+    let made = made(&reproduction, folder)?;
+    let [_, (_, text)] = page::Page::new(&reproduction, &made, &[]).render()?;
+    Ok(text)
+}
+
+/// Every table and figure of a paper.
+fn made(reproduction: &Folder, folder: &Path) -> Result<Vec<page::Item>> {
+    match reproduction.manifest.paper.as_str() {
+        "dape" => dape::items(reproduction),
+        "kerple" => Ok(kerple::items(reproduction)),
+        "spe" => Ok(spe::items(reproduction)),
+        other => Err(Error::refused(
+            format!("{} holds a reproduction of {other}", folder.display()),
+            "this version has no pages for it; use the one that made the folder",
+        )),
+    }
+}
+
+/// Makes the pages of the reproduction in `folder`, of the tables and figures named, or of all. `facts` are names and
+/// values for the head of the page, which no run knows: the program that makes it.
+///
+/// # Errors
+/// A folder without a reproduction, damaged records, files that cannot be written.
+pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -> Result<Summary> {
+    let reproduction = Folder::read(folder)?;
+    let out = folder.join(PAGE_FOLDER);
+    refuse_foreign(&out)?;
+    let made = made(&reproduction, folder)?;
+    let wanted = |id: &str| only.is_empty() || only.iter().any(|name| name == id);
+    let made: Vec<page::Item> = made.into_iter().filter(|item| wanted(item.id)).collect();
+    let mut files = Vec::new();
+    for figure in made.iter().flat_map(|item| &item.figures) {
+        put(out.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
+    }
+    for picture in made.iter().flat_map(|item| &item.pictures) {
+        put(out.join(picture.file()), picture.alone().into_bytes(), &mut files)?;
+    }
+    remove_former_figures(&out, &files)?;
+    let page = page::Page::new(&reproduction, &made, facts);
+    for (name, text) in page.render()? {
+        put(out.join(name), text.into_bytes(), &mut files)?;
+    }
+    let rows = made.iter().flat_map(|item| &item.cells);
+    put(out.join("cells.csv"), csv("cells", rows.clone())?, &mut files)?;
+    write_json(&out.join("cells.json"), &rows.collect::<Vec<_>>())?;
+    let items = made.iter().map(page::Item::summary).collect();
+    Ok(Summary { index: out.join("index.html"), items })
+}

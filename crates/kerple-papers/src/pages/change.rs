@@ -1,0 +1,132 @@
+//! How far methods of KERPLE are from where they were trained: the change of perplexity from the training length.
+
+use super::page::Item;
+use super::verdict::{BySeed, Unit, change, shown};
+use super::{Folder, Group};
+use crate::manifest::EvaluationFacts;
+use kerple_report::format::count;
+use kerple_report::page::figures::{Figure, Section};
+use kerple_report::page::{Cell, Grid, Row};
+use kerple_report::plot::{Axis, Legend, Plot, Point, Series};
+use kerple_report::results::{Spread, Table};
+
+/// Labels without keys and names, in the order of tables and colours.
+const METHODS: [(&str, &str); 6] = [
+    ("kerple_log", "log"),
+    ("kerple_power", "power"),
+    ("alibi", "ALiBi"),
+    ("t5", "T5"),
+    ("rotary", "Rotary"),
+    ("sinusoidal", "Sinusoidal"),
+];
+
+/// End of a figure's axis, as a multiple of the lowest perplexity.
+const NEAR: f64 = 2.5;
+
+/// The usual runs on one text.
+struct Text<'a> {
+    all: &'a Folder,
+    name: &'a str,
+    title: &'a str,
+    facts: &'a EvaluationFacts,
+    group: &'a Group,
+    table: &'a Table,
+    train_len: u64,
+}
+
+/// A table of changes and a figure of perplexities for every text.
+pub(super) fn changes(all: &Folder) -> Item {
+    let mut item = Item::new(
+        "change",
+        "Extrapolation as a change",
+        "The perplexity of a method over its own at the training length, over the same text and seed, with the 95 % interval over seeds. \
+         Longer blocks have fewer tokens with little context, which alone lowers a perplexity: what ALiBi shows, which hardly sees beyond \
+         its training length, is what a method shows that uses nothing there. In the figures the band is the sample deviation over seeds, \
+         which is mostly of the text that a seed draws.",
+    );
+    for corpus in &all.manifest.corpora {
+        let Some(text) = Text::of(all, &corpus.name, &corpus.title) else { continue };
+        item.planned += 1;
+        item.complete += 1;
+        item.grids.push(text.grid());
+        item.figures.extend(text.figure());
+    }
+    item
+}
+
+impl<'a> Text<'a> {
+    fn of(all: &'a Folder, name: &'a str, title: &'a str) -> Option<Text<'a>> {
+        let (facts, group) = (all.manifest.evaluations.get("lengths")?, all.group(name, "")?);
+        let (table, train_len) = (group.table(facts)?, all.train_len(name, "")?);
+        Some(Text { all, name, title, facts, group, table, train_len })
+    }
+
+    fn methods(&self) -> impl Iterator<Item = (usize, &'static str, &str)> {
+        let known = |(at, (label, name)): (usize, (&str, &'static str))| {
+            Some((at, name, self.all.manifest.label_of(self.name, "", label)?))
+        };
+        METHODS.into_iter().enumerate().filter_map(known)
+    }
+
+    fn losses(&self, label: &str, length: u64) -> BySeed {
+        let rows = self.table.evaluations.iter().filter(|row| row.window.is_none());
+        rows.filter(|row| row.encoding == label && row.length == length).map(|row| (row.seed, row.nll)).collect()
+    }
+
+    fn grid(&self) -> Grid {
+        let beyond: Vec<u64> = self.facts.lengths.iter().copied().filter(|length| *length > self.train_len).collect();
+        let row = |(_, name, label): (usize, &str, &str)| {
+            let at = |length: &u64| {
+                let changes = change(&self.losses(label, *length), &self.losses(label, self.train_len));
+                let changes: Vec<f64> = changes.into_values().collect();
+                let Some((mean, interval)) = shown(&changes, Unit::Times) else {
+                    return Cell::from("\u{2013}".to_owned());
+                };
+                Cell { note: Some(interval), ..Cell::from(mean) }
+            };
+            Row { name: name.to_owned(), colour: None, cells: beyond.iter().map(at).collect() }
+        };
+        let head = std::iter::once("encoding".to_owned()).chain(beyond.iter().map(|length| count(*length)));
+        Grid {
+            caption: format!("{}: times the perplexity at {}", self.title, count(self.train_len)),
+            head: head.collect(),
+            rows: self.methods().map(row).collect(),
+        }
+    }
+
+    fn figure(&self) -> Option<Figure> {
+        let line = |(at, name, label): (usize, &str, &str)| {
+            let point = |length: &u64| {
+                let rows = self.table.score((label, None), *length)?;
+                let spread = Spread { mean: rows.perplexity, deviation: rows.perplexity_deviation };
+                Some(Point { x: *length as f64, y: spread.mean, error: spread.deviation.unwrap_or(0.0) })
+            };
+            let points = self.facts.lengths.iter().filter_map(point).collect();
+            Series { points, band: true, markers: true, ..Series::line(name, at, []) }
+        };
+        let series: Vec<Series> = self.methods().map(line).filter(|line| !line.points.is_empty()).collect();
+        let values =
+            series.iter().flat_map(|line| &line.points).map(|point| point.y).filter(|y| y.is_finite() && *y > 0.0);
+        let low = values.reduce(f64::min)?;
+        let title = format!("Perplexity by length: {}", self.title);
+        let plot = Plot {
+            title: title.clone(),
+            description: format!("Lowest {low:.1}, of {} runs.", self.group.runs.len()),
+            x: Axis::lengths("tokens evaluated", &self.facts.lengths),
+            y: Axis::log("perplexity", low * 0.92, low * NEAR),
+            series,
+            rule: Some((self.train_len as f64, "trained".into())),
+            legend: Legend::Ends,
+            titled: false,
+        };
+        Some(Figure {
+            id: format!("change-{}", self.name),
+            section: Section::Positions,
+            title,
+            caption: format!(
+                "Means and deviations over seeds. Lines that leave the frame go on above {NEAR} times the lowest."
+            ),
+            plots: vec![plot],
+        })
+    }
+}

@@ -1,0 +1,150 @@
+//! Figures of a paper, drawn as those of the report are.
+
+use super::Folder;
+use super::page::Item;
+use kerple_report::page::figures::kernels::panels_of;
+use kerple_report::page::figures::{Figure, Section, position_figure};
+use kerple_report::page::grids::windows;
+use kerple_report::plot::{Axis, Legend, Plot, Series};
+use kerple_report::results::{EffectiveLength, PositionCurve};
+use std::collections::BTreeSet;
+
+/// The corpus whose kernels and positions the paper shows.
+const SHOWN: &str = "github";
+
+/// What an encoding learned, on every text, by the run of the least seed.
+pub(super) fn kernels(all: &Folder, id: &'static str, title: &'static str, label: &str) -> Item {
+    let mut item = Item::new(id, title, "");
+    let mut plots = Vec::new();
+    for corpus in &all.manifest.corpora {
+        if all.manifest.of(&corpus.name, "").any(|run| run.label == label && serves(&run.serves, id)) {
+            item.planned += 1;
+        }
+        let runs = all.group(&corpus.name, "").into_iter().flat_map(|group| &group.runs);
+        // a run without evaluations is not at its end
+        let done = runs.filter(|run| run.label() == label && !run.evaluations.is_empty());
+        let Some(run) = done.min_by_key(|run| run.seed()) else { continue };
+        item.complete += usize::from(run.steps_done() >= run.planned_steps().unwrap_or(0));
+        let seed = run.seed().map_or_else(String::new, |seed| format!(", seed {seed}"));
+        plots.extend(panels_of(run, &format!("{}{seed}", corpus.title)));
+    }
+    if item.complete < item.planned {
+        item.notes.push(format!("{} of {} texts are trained so far.", item.complete, item.planned));
+    }
+    if !plots.is_empty() {
+        item.figures.push(Figure {
+            id: id.to_owned(),
+            section: Section::Kernels,
+            title: title.to_owned(),
+            caption: "One line a head; the bias is added to the scores after the 1/\u{221a}D scale. Biases below \u{2212}12, which leave weights \
+                      of less than 6e\u{2212}6, are not shown. The paper shows GitHub."
+                .to_owned(),
+            plots,
+        });
+    }
+    item
+}
+
+fn serves(list: &[String], id: &str) -> bool {
+    list.iter().any(|name| name == id)
+}
+
+/// Perplexity by position of some encodings and of the logarithmic kernel under a window, at one of the two lengths there are.
+pub(super) fn positions(all: &Folder, id: &'static str, title: &'static str, place: usize) -> Item {
+    let mut item = Item::new(id, title, "");
+    let Some(facts) = all.manifest.evaluations.get("positions") else { return item };
+    let Some(&length) = facts.lengths.get(place) else { return item };
+    let curves_of =
+        |run: &crate::manifest::PlannedRun| run.evaluate.iter().filter(|name| name.starts_with("positions")).count();
+    let planned: Vec<_> = all.manifest.of(SHOWN, "").filter(|run| serves(&run.serves, id)).collect();
+    item.planned = planned.iter().map(|run| curves_of(run)).sum();
+    let labels: BTreeSet<&str> = planned.iter().map(|run| run.label.as_str()).collect();
+    let Some(group) = all.group(SHOWN, "") else {
+        item.notes.push("no run has been evaluated yet".to_owned());
+        return item;
+    };
+    let all_curves = group.results.positions.iter();
+    let curves: Vec<&PositionCurve> = all_curves
+        .filter(|curve| curve.length == length && labels.contains(curve.encoding.as_str()))
+        .filter(|curve| curve.setting.protocol == facts.protocol && curve.setting.text_span == Some(facts.span))
+        .collect();
+    item.complete = curves.iter().map(|curve| curve.n).sum::<usize>().min(item.planned);
+    if item.complete < item.planned {
+        item.notes.push(format!("{} of {} evaluations are done.", item.complete, item.planned));
+    }
+    let Some(setting) = curves.first().map(|curve| &curve.setting) else { return item };
+    if facts.lengths.iter().max() == Some(&length) {
+        let table = group.results.tables.iter().find(|table| table.setting == *setting);
+        item.text = table.map_or_else(String::new, |table| windows(table).join(" "));
+    }
+    let figure = position_figure(&group.results, place, setting, &curves);
+    item.figures.extend(figure.map(|figure| Figure { id: id.to_owned(), title: title.to_owned(), ..figure }));
+    item
+}
+
+/// Heads with at most an effective length: a staircase for every text and kernel, mean over seeds.
+pub(super) fn effective_lengths(all: &Folder) -> Item {
+    const KERNELS: [(&str, &str); 2] = [("kerple_log", "log"), ("kerple_power", "power")];
+    let title = "Figure 6: how far heads see";
+    let mut item = Item::new("figure6", title, "");
+    let farthest = 20_480;
+    let (mut series, mut most) = (Vec::new(), 1);
+    for (at, (label, name)) in KERNELS.iter().enumerate() {
+        for (place, corpus) in all.manifest.corpora.iter().enumerate() {
+            if all.manifest.of(&corpus.name, "").any(|run| run.label == *label && serves(&run.serves, "figure6")) {
+                item.planned += 1;
+            }
+            let Some(group) = all.group(&corpus.name, "") else { continue };
+            let finished = |row: &&EffectiveLength| {
+                let mut of = group.runs.iter().filter(|run| run.name == row.encoding && run.seed() == row.seed);
+                row.encoding == *label && of.any(|run| !run.evaluations.is_empty())
+            };
+            let heads: Vec<&EffectiveLength> = group.results.effective_lengths.iter().filter(finished).collect();
+            if heads.is_empty() {
+                continue;
+            }
+            item.complete += 1;
+            most = most.max(heads.iter().map(|head| head.head + 1).max().unwrap_or(1));
+            let line = staircase(format!("{name}, {}", corpus.title), place, &heads, farthest);
+            series.push(Series { dash: usize::from(at > 0), ..line });
+        }
+    }
+    if item.complete < item.planned {
+        item.notes.push(format!("{} of {} curves have runs.", item.complete, item.planned));
+    }
+    if series.is_empty() {
+        return item;
+    }
+    let plot = Plot {
+        title: title.to_owned(),
+        description: "Number of heads whose effective length is at most the distance.".to_owned(),
+        x: Axis::log("effective length, tokens", 1.0, farthest as f64),
+        y: Axis::linear("heads with at most this effective length", 0.0, most as f64),
+        series,
+        rule: None,
+        legend: Legend::Ends,
+        titled: false,
+    };
+    item.figures.push(Figure {
+        id: "figure6".to_owned(),
+        section: Section::Kernels,
+        title: title.to_owned(),
+        caption: format!(
+            "The effective length of a head is the least distance whose bias is below \u{2212}2. A line that ends below {most} has heads that \
+             never get there. Mean over seeds; the paper's axis is linear. Dashed: power."
+        ),
+        plots: vec![plot],
+    });
+    item
+}
+
+fn staircase(name: String, colour: usize, heads: &[&EffectiveLength], farthest: u64) -> Series {
+    let runs = heads.iter().map(|head| head.seed).collect::<BTreeSet<_>>().len() as f64;
+    let reached = heads.iter().filter_map(|head| head.effective_length).filter(|&length| length <= farthest);
+    let mut reached: Vec<f64> = reached.map(|length| length.max(1) as f64).collect();
+    reached.sort_by(f64::total_cmp);
+    let rises = reached.iter().enumerate().map(|(index, &length)| (length, (index + 1) as f64 / runs));
+    let end = (farthest as f64, reached.len() as f64 / runs);
+    let points = std::iter::once((1.0, 0.0)).chain(rises).chain(std::iter::once(end));
+    Series { steps: true, ..Series::line(name, colour, points) }
+}

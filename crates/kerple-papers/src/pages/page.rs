@@ -1,0 +1,188 @@
+//! The page of a reproduction.
+
+use super::cells::CellRow;
+use super::{Folder, ItemSummary};
+use crate::error::Result;
+use kerple_report::page::figures::Figure;
+use kerple_report::page::{Cell, FigurePart, Grid, Row, figure_part, picture_part, render};
+use kerple_report::plot;
+use kerple_report::said_of_runs;
+use serde::Serialize;
+
+/// A table or figure.
+pub(super) struct Item {
+    /// `table3`.
+    pub id: &'static str,
+    pub title: &'static str,
+    /// What it shows.
+    pub text: String,
+    /// What is missing.
+    pub notes: Vec<String>,
+    pub grids: Vec<Grid>,
+    pub figures: Vec<Figure>,
+    /// What is no plot.
+    pub pictures: Vec<Picture>,
+    /// The cells of its grids; `complete` and `planned` count something else where there are none.
+    pub cells: Vec<CellRow>,
+    pub complete: usize,
+    pub planned: usize,
+}
+
+impl Item {
+    pub(super) fn new(id: &'static str, title: &'static str, text: &str) -> Item {
+        let (notes, grids, figures, pictures, cells) = Default::default();
+        Item { id, title, text: text.to_owned(), notes, grids, figures, pictures, cells, complete: 0, planned: 0 }
+    }
+
+    pub(super) fn summary(&self) -> ItemSummary {
+        let complete = self.cells.iter().filter(|cell| cell.is_complete()).count() + self.complete;
+        let (id, title) = (self.id.to_owned(), self.title.to_owned());
+        ItemSummary { id, title, complete, planned: self.cells.len() + self.planned }
+    }
+}
+
+/// A picture, or several that belong together, that are drawn at one size only.
+pub(super) struct Picture {
+    pub id: String,
+    pub title: String,
+    pub caption: String,
+    /// SVG elements.
+    pub parts: Vec<String>,
+}
+
+impl Picture {
+    /// Where it alone is, from the page's folder.
+    pub(super) fn file(&self) -> String {
+        format!("figures/{}.svg", self.id)
+    }
+
+    /// It as a file of its own: several parts in rows, in cells as large as the largest.
+    pub(super) fn alone(&self) -> String {
+        let sizes = self.parts.iter().map(|part| [length_of(part, "width"), length_of(part, "height")]);
+        let [width, height] = sizes.fold([1.0, 1.0], |[w, h]: [f64; 2], [width, height]| [w.max(width), h.max(height)]);
+        plot::standalone(&plot::grid(&self.parts, (1200.0 / width) as usize, width, height))
+    }
+
+    fn part(&self) -> FigurePart {
+        picture_part([&self.id, &self.title, &self.caption, &self.file()], &self.parts)
+    }
+}
+
+/// A length that the element itself says, in pixels.
+fn length_of(svg: &str, name: &str) -> f64 {
+    let value = svg.split(&format!(" {name}=\"")).nth(1).and_then(|rest| rest.split('"').next());
+    value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
+}
+
+/// A page, ready to be laid out.
+#[derive(Serialize)]
+pub(super) struct Page<'a> {
+    title: &'a str,
+    about: &'a str,
+    facts: Vec<(&'a str, String)>,
+    items: Vec<Part>,
+    runs: Grid,
+}
+
+#[derive(Serialize)]
+struct Part {
+    id: &'static str,
+    title: &'static str,
+    text: String,
+    notes: Vec<String>,
+    grids: Vec<Grid>,
+    figures: Vec<FigurePart>,
+}
+
+impl<'a> Page<'a> {
+    pub(super) fn new(all: &'a Folder, items: &[Item], facts: &'a [(&'static str, String)]) -> Page<'a> {
+        let part = |item: &Item| {
+            let ItemSummary { complete, planned, .. } = item.summary();
+            let mut notes = item.notes.clone();
+            if !item.cells.is_empty() && complete < planned {
+                notes.insert(0, format!("{complete} of {planned} cells have all their seeds."));
+            }
+            Part {
+                id: item.id,
+                title: item.title,
+                text: item.text.clone(),
+                notes,
+                grids: item.grids.clone(),
+                figures: item.figures.iter().map(figure_part).chain(item.pictures.iter().map(Picture::part)).collect(),
+            }
+        };
+        let done = all.manifest.runs.iter().filter(|run| is_done(all, run)).count();
+        let mut head =
+            vec![("scale", all.manifest.scale.clone()), ("runs", format!("{done} of {}", all.manifest.runs.len()))];
+        if all.over_other_texts > 0 {
+            head.push(("rows over other texts, left out", all.over_other_texts.to_string()));
+        }
+        let found: Vec<&kerple_report::Run> = all.groups.values().flat_map(|group| &group.runs).collect();
+        let seconds = |run: &&kerple_report::Run| {
+            run.training_seconds().unwrap_or(0.0) + run.evaluations.iter().map(|row| row.seconds).sum::<f64>()
+        };
+        if !found.is_empty() {
+            head.push(("made on", said_of_runs(found.iter().map(|run| run.machines()))));
+            head.push(("made by", said_of_runs(found.iter().map(|run| run.programs()))));
+            head.push(("training and evaluation", kerple_report::format::duration(found.iter().map(seconds).sum())));
+        }
+        head.extend(facts.iter().cloned());
+        Page {
+            title: &all.manifest.title,
+            about: &all.manifest.about,
+            facts: head,
+            items: items.iter().map(part).collect(),
+            runs: runs(all),
+        }
+    }
+
+    /// The files of the page with their names.
+    ///
+    /// # Errors
+    /// A template that is wrong.
+    pub(super) fn render(&self) -> Result<[(&'static str, String); 2]> {
+        let html = render("index.html", include_str!("../../templates/paper.html.jinja"), self)?;
+        let markdown = render("report.md", include_str!("../../templates/paper.md.jinja"), self)?;
+        Ok([("index.html", html), ("report.md", markdown)])
+    }
+}
+
+fn found<'a>(all: &'a Folder, run: &crate::manifest::PlannedRun) -> Option<&'a kerple_report::Run> {
+    let group = all.group(&run.corpus, &run.variant)?;
+    group.runs.iter().find(|found| found.label() == run.label && found.seed() == Some(run.seed))
+}
+
+fn is_done(all: &Folder, run: &crate::manifest::PlannedRun) -> bool {
+    let is_measured = |found: &kerple_report::Run| {
+        (run.evaluate.is_empty() || !found.evaluations.is_empty()) && found.probes.len() >= run.probe.len()
+    };
+    found(all, run).is_some_and(|found| is_measured(found) && Some(found.steps_done()) >= found.planned_steps())
+}
+
+/// Every planned run, with where it is and how far it got.
+fn runs(all: &Folder) -> Grid {
+    let row = |run: &crate::manifest::PlannedRun| {
+        let found = found(all, run);
+        let state = match found {
+            None => "not begun".to_owned(),
+            Some(_) if is_done(all, run) => "done".to_owned(),
+            Some(run) => format!("{} of {} updates", run.steps_done(), run.planned_steps().unwrap_or(0)),
+        };
+        let folder = run.folder.display().to_string();
+        let link = found.map(|_| format!("../{folder}/"));
+        let text = |value: Option<String>| Cell::from(value.unwrap_or_else(|| "\u{2013}".to_owned()));
+        Row {
+            name: folder.clone(),
+            colour: None,
+            cells: vec![
+                Cell { link, ..state.into() },
+                text(found.and_then(|run| run.plan_hash()).map(|hash| hash.chars().take(12).collect())),
+                text(found.map(|run| said_of_runs(std::iter::once(run.programs())))),
+                text(found.and_then(|run| run.training_seconds()).map(kerple_report::format::duration)),
+                run.serves.join(", ").into(),
+            ],
+        }
+    };
+    let head = ["run", "state", "plan", "made by", "training", "needed by"].map(str::to_owned).into();
+    Grid { caption: "Runs".to_owned(), head, rows: all.manifest.runs.iter().map(row).collect() }
+}

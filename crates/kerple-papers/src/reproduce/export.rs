@@ -1,0 +1,137 @@
+//! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
+//! are checkpoints, prepared texts, TensorBoard files, losses by segment, and what encodings learned on the way; the runs make
+//! them again. Tables and figures are made of an export as of its original.
+
+use super::refuse_another;
+use crate::error::{Error, Result};
+use crate::manifest::{MANIFEST_FILE, Manifest};
+use crate::packed::{pack, unpacked as unpack};
+use crate::timing::{TIMING_FILE, Timing};
+use kerple_lm::checkpoint;
+use kerple_lm::run::RunFolder;
+use kerple_records::{
+    EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SCORES_FILE, SITTINGS_FILE, look, read_json,
+    read_rows,
+};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// Writes the manifest, the timing, and an archive of the records of every run that has been evaluated into `folder`, where
+/// older ones are replaced; returns how many runs that were.
+///
+/// # Errors
+/// A folder that holds no reproduction; one to export into that is the same, within it, or another reproduction; files that
+/// cannot be read or written.
+pub fn export(out: &Path, folder: &Path) -> Result<usize> {
+    let manifest = Manifest::read(out)?;
+    refuse_target(&manifest, out, folder)?;
+    let unpacked = unpack(out)?;
+    let from = unpacked.as_ref().map_or(out, TempDir::path);
+    let kept = tempfile::tempdir().map_err(kerple_records::Error::io("preparing", folder))?;
+    let mut runs = 0;
+    for run in &manifest.runs {
+        // an export says already where texts are from the folder of the reproduction
+        let trained_in = unpacked.is_none().then_some(out);
+        runs += usize::from(keep(&from.join(&run.folder), trained_in, &kept.path().join(&run.folder))?);
+    }
+    pack(&manifest, kept.path(), folder)?;
+    kerple_records::write_json(&folder.join(MANIFEST_FILE), &manifest)?;
+    if look(&out.join(TIMING_FILE))?.is_some() {
+        kerple_records::write_json(&folder.join(TIMING_FILE), &read_json::<Timing>(&out.join(TIMING_FILE))?)?;
+    }
+    Ok(runs)
+}
+
+/// What is kept of the rows of a file.
+type Thin = fn(Vec<Value>) -> Vec<Value>;
+
+/// Writes what is kept of a run; `false` of one that has not been evaluated.
+fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
+    if look(&run.join(EVALUATION_FILE))?.is_none() && look(&run.join(PROBES_FILE))?.is_none() {
+        return Ok(false);
+    }
+    std::fs::create_dir_all(to).map_err(kerple_records::Error::io("creating", to))?;
+    if let Some(mut plan) = RunFolder::new(run).plan()? {
+        if let Some(out) = trained_in {
+            // where a machine keeps its texts is no part of a result
+            let path = &plan.data.path;
+            let kept = path.strip_prefix(out).ok().map(Path::to_owned).or_else(|| path.file_name().map(PathBuf::from));
+            plan.data.path = kept.unwrap_or_default();
+        }
+        kerple_records::write_json(&to.join(PLAN_FILE), &plan)?;
+    }
+    let rows: [(&str, Thin); 4] = [
+        (EVALUATION_FILE, without_segments),
+        (METRICS_FILE, without_weights),
+        (PROBES_FILE, |rows| rows),
+        (SITTINGS_FILE, |rows| rows),
+    ];
+    for (name, thin) in rows {
+        if look(&run.join(name))?.is_some() {
+            let rows = thin(read_rows::<Value>(&run.join(name))?.rows);
+            kerple_records::replace_rows(&to.join(name), &rows)?;
+        }
+    }
+    let snapshots: [(&str, Thin); 2] = [(KERNELS_FILE, last_alone), (SCORES_FILE, |all| all)];
+    for (name, thin) in snapshots {
+        if look(&run.join(name))?.is_some() {
+            let all = thin(read_json::<Vec<Value>>(&run.join(name))?);
+            kerple_records::write_dense_json(&to.join(name), &all)?;
+        }
+    }
+    Ok(true)
+}
+
+fn without_segments(mut rows: Vec<Value>) -> Vec<Value> {
+    rows.iter_mut().filter_map(Value::as_object_mut).for_each(|row| _ = row.remove("segment_nll"));
+    rows
+}
+
+/// Most learned values of an encoding that the last row of a kept log has; more are weights of a network.
+const MOST_VALUES: usize = 64;
+
+fn without_weights(mut rows: Vec<Value>) -> Vec<Value> {
+    let count = |learned: &Value| {
+        learned.as_object().into_iter().flatten().filter_map(|(_, list)| Some(list.as_array()?.len())).sum::<usize>()
+    };
+    let last = rows.len().saturating_sub(1);
+    for (at, row) in rows.iter_mut().enumerate() {
+        if at < last || count(&row["encoding"]) > MOST_VALUES {
+            row.as_object_mut().map(|row| row.remove("encoding"));
+        }
+    }
+    rows
+}
+
+fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
+    snapshots.split_off(snapshots.len().saturating_sub(1))
+}
+
+/// Refuses to write over what is no export of this reproduction: what is exported is less than what it is made of.
+fn refuse_target(manifest: &Manifest, out: &Path, folder: &Path) -> Result<()> {
+    let hint = "choose another --export folder";
+    if real(folder)?.starts_with(real(out)?) {
+        let message = format!("--export {} is the folder of the reproduction, or within it", folder.display());
+        return Err(Error::refused(message, hint));
+    }
+    refuse_another(folder, &manifest.paper, &manifest.scale, "--export")?;
+    for run in &manifest.runs {
+        let trained = checkpoint::folder(&folder.join(&run.folder));
+        if look(&trained)?.is_some() {
+            return Err(Error::refused(format!("{} is there: this is no export", trained.display()), hint));
+        }
+    }
+    Ok(())
+}
+
+/// A place without links, whether or not there is anything yet.
+fn real(path: &Path) -> Result<PathBuf> {
+    let path = std::path::absolute(path).map_err(kerple_records::Error::io("looking for", path))?;
+    let mut there = path.as_path();
+    while look(there)?.is_none() {
+        there = there.parent().expect("the root is there");
+    }
+    let rest = path.strip_prefix(there).expect("a path begins with those above it");
+    Ok(there.canonicalize().map_err(kerple_records::Error::io("looking for", there))?.join(rest))
+}

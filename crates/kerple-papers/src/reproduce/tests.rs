@@ -1,0 +1,236 @@
+use super::*;
+use kerple_burn::plan::{FeatureKind, InitKind};
+use kerple_data::tasks::TaskConfig;
+use kerple_lm::config::Readout;
+use kerple_lm::evaluate;
+use kerple_lm::host::Host;
+use kerple_lm::plan::DataFacts;
+use kerple_lm::tasks;
+
+fn experiment(scale: &str) -> Experiment {
+    Experiment::parse(experiment_file("kerple", scale).unwrap(), scale).unwrap()
+}
+
+fn facts(vocab_size: usize) -> DataFacts {
+    DataFacts { vocab_size, tokenizer: String::new(), train_tokens: 1 << 40, content: String::new() }
+}
+
+#[test]
+fn shipped_experiments_can_be_run() {
+    for (paper, scale, _) in FILES {
+        let experiment = Experiment::parse(experiment_file(paper, scale).unwrap(), scale).unwrap();
+        let items = crate::pages::items(paper);
+        for part in &experiment.parts {
+            let corpora = experiment.corpora_of(part);
+            for (corpus, encoding) in corpora.iter().flat_map(|c| part.encodings.iter().map(move |e| (c, e))) {
+                let (data, facts) = match &corpus.task {
+                    Some(task) => {
+                        (DataConfig { task: Some(task.clone()), ..DataConfig::default() }, tasks::facts(task.facts()))
+                    }
+                    None => (DataConfig::text("nowhere"), facts(1024)),
+                };
+                let config = experiment.config(&part.set, corpus, data).unwrap();
+                let plan = Plan::new(&RunConfig { encoding: encoding.clone(), ..config }, facts).unwrap();
+                for name in &part.evaluate {
+                    if corpus.task.is_some() {
+                        // never refused, and beyond the training length too where sequences have any
+                        let lengths = &experiment.evaluations[name].lengths;
+                        assert_eq!(&evaluate::served(&plan, encoding, lengths), lengths, "{scale}: {}", plan.label);
+                        let is_cut = matches!(corpus.task, Some(TaskConfig::Arena(_)));
+                        assert!(is_cut || lengths.iter().any(|length| *length > plan.train_len));
+                        continue;
+                    }
+                    let asked = &experiment.evaluations[name];
+                    let extent = asked.request().extent(plan.train_len, 1 << 40, &[]).unwrap();
+                    assert_eq!((extent.span(), extent.segments()), (asked.span, asked.segments));
+                }
+                let scored = part.scores.iter().all(|length| *length <= 1 << 13);
+                assert!(scored && (part.scores.is_empty() || corpus.task.is_none()), "{scale}: {:?}", part.scores);
+                // every length of a table is a multiple of what its models were trained at, or near it
+                let shortest = part.evaluate.iter().flat_map(|name| &experiment.evaluations[name].lengths).min();
+                let is_task = corpus.task.is_some();
+                assert!(is_task || shortest.is_none_or(|length| *length >= plan.train_len), "{scale}: {part:?}");
+            }
+            for item in &part.serves {
+                assert!(items.contains(&item.as_str()), "{scale}: {item}");
+            }
+        }
+        let served = |item: &&&str| {
+            let by = |list: &[String]| list.iter().any(|name| name == **item);
+            // of the texts, and of what other tables hold
+            ["table1", "claims", "change"].contains(*item)
+                // larger models
+                || (scale == "small" && paper == "dape" && ["table8", "table9", "figure4"].contains(*item))
+                || by(&experiment.timing.serves)
+                || experiment.parts.iter().any(|part| by(&part.serves))
+        };
+        assert_eq!(items.iter().filter(served).count(), items.len(), "{scale}");
+    }
+}
+
+#[test]
+fn the_papers_scale_is_the_papers() {
+    let experiment = experiment("paper");
+    let usual = experiment.parts.iter().find(|part| part.serves.contains(&"table3".to_owned())).unwrap();
+    let config = experiment.config(&usual.set, &experiment.corpora[0], DataConfig::text("nowhere")).unwrap();
+    let config = RunConfig { encoding: usual.encodings[0].clone(), ..config };
+    let plan = Plan::new(&config, facts(50_257)).unwrap();
+    // Table 2, and 24 values of the kernel
+    assert_eq!((plan.parameters, plan.steps, plan.train.batch, plan.train_len), (162_322_944 + 24, 50_000, 32, 512));
+    let planned = planned(&experiment, &["table3".to_owned()]);
+    let seeds: BTreeSet<u64> = planned.iter().map(|planned| planned.run.seed).collect();
+    assert_eq!(seeds.into_iter().collect::<Vec<_>>(), [1235, 1236, 1237, 1238, 1239]);
+    assert_eq!(planned.len(), 8 * 3 * 5);
+}
+
+#[test]
+fn dape_trains_as_its_paper_says() {
+    let experiment = Experiment::parse(experiment_file("dape", "paper").unwrap(), "paper").unwrap();
+    for part in experiment.parts.iter().filter(|part| !part.serves.contains(&"che".to_owned())) {
+        let config = experiment.config(&part.set, &experiment.corpora[0], DataConfig::text("nowhere")).unwrap();
+        let (train, label) = (&config.train, &part.variant);
+        assert_eq!((train.betas, train.weight_decay, train.clip), ([0.9, 0.95], 0.1, 1.0), "{label}");
+        // the rate falls to a tenth, whatever the size of the model
+        assert!((train.min_learning_rate * 10.0 / train.learning_rate - 1.0).abs() < 1e-9, "{label}");
+        assert_eq!(
+            (config.model.block.init, train.steps, train.warmup),
+            (InitKind::SmallWang, 50_000, 0.01),
+            "{label}"
+        );
+    }
+    let trained_at = |item: &str| -> BTreeSet<usize> {
+        let parts = experiment.parts.iter().filter(|part| part.serves.contains(&item.to_owned()));
+        let config =
+            |part: &PartConfig| experiment.config(&part.set, &experiment.corpora[0], DataConfig::text("nowhere"));
+        parts.map(|part| config(part).unwrap().train.train_len).collect()
+    };
+    assert_eq!(["figure2", "figure4", "figure5", "figure6"].map(trained_at), [(); 4].map(|()| [128, 512].into()));
+    for planned in planned(&experiment, &[]) {
+        // every layer has its own, and the bias of an encoder tells before from after
+        let label = planned.run.label.as_str();
+        assert!(label != "kerple_log", "{}", planned.run.folder.display());
+        let is_task = experiment.corpus(&planned.run.corpus).task.is_some();
+        assert!(!is_task || !label.contains("alibi") || label.contains("behind"), "{label}");
+    }
+}
+
+#[test]
+fn runs_are_numbered_by_seed_and_each_is_there_once() {
+    let experiment = experiment("small");
+    let planned = planned(&experiment, &[]);
+    let folders: BTreeSet<&PathBuf> = planned.iter().map(|planned| &planned.run.folder).collect();
+    assert_eq!(folders.len(), planned.len());
+    // the sum in the head of the file
+    assert_eq!(planned.len(), 126 + 24 + 27 + 6);
+    assert!(planned.windows(2).all(|pair| pair[0].run.seed <= pair[1].run.seed), "the seed is the outer loop");
+    let of = |folder: &str| planned.iter().find(|planned| planned.run.folder == Path::new(folder)).unwrap();
+    let log = of("github/kerple_log/seed-1235");
+    assert_eq!(log.run.evaluate, ["positions", "positions_window", "lengths"]);
+    assert!(["table3", "table5", "table6", "figure7"].iter().all(|item| log.run.serves.contains(&(*item).to_owned())));
+    assert_eq!(of("arxiv-twice/t5-max_distance=32/seed-1237").run.variant, "twice");
+    assert_eq!(of("openwebtext2/rotary-bf16/seed-1236").run.evaluate, ["lengths"]);
+}
+
+#[test]
+fn a_stage_is_done_before_the_next() {
+    let experiment = Experiment::parse(experiment_file("dape", "small").unwrap(), "small").unwrap();
+    let planned = planned(&experiment, &[]);
+    let of = |folder: &str| planned.iter().position(|planned| planned.run.folder == Path::new(folder)).unwrap();
+    // all seeds of the first stage, though the second has the first seed too
+    assert!(of("arxiv/dape/seed-1237") < of("arxiv-512/dape/seed-1235"));
+    assert!(of("arxiv-512/dape/seed-1237") < of("arxiv-1024/dape/seed-1235"));
+    let looked = planned.iter().find(|planned| !planned.scores.is_empty()).unwrap();
+    assert_eq!((looked.run.folder.to_str(), &looked.scores[..]), (Some("arxiv-512/dape/seed-1235"), &[512, 8192][..]));
+    // the sum in the head of the file: 128 and 512 tokens, tables and figures of fewer methods, 1024 tokens, languages
+    assert_eq!(planned.len(), 3 * (10 + 10 + 10 + 3) + 3 * (3 + 3 + 2) + 2 + 3 + 5 + 140);
+}
+
+#[test]
+fn only_what_is_asked_for_is_run() {
+    let experiment = experiment("small");
+    let runs = |only: &str| planned(&experiment, &[only.to_owned()]).len();
+    assert_eq!((runs("table6"), runs("figure5"), runs("table4"), runs("table9")), (5 * 9, 4 * 3, 0, 27));
+}
+
+#[test]
+fn corpora_have_models_and_probes_of_their_own() {
+    let experiment = Experiment::parse(experiment_file("spe", "small").unwrap(), "small").unwrap();
+    let planned = planned(&experiment, &[]);
+    // the sum in the head of the file
+    assert_eq!(planned.len(), 39 + 72);
+    let of = |folder: &str| planned.iter().find(|planned| planned.run.folder == Path::new(folder)).unwrap();
+    assert_eq!(of("piano/rotary/seed-1236").run.probe, ["attention"]);
+    assert_eq!(of("groove/kerple_log/seed-1237").run.probe, ["style"]);
+    let text = of("text-relu/sinusoidal/seed-1235");
+    assert_eq!((&text.run.evaluate[..], text.run.probe.len()), (&["answers_text".to_owned()][..], 0));
+    let set = &experiment.parts[text.part].set;
+    let config = experiment.config(set, experiment.corpus("text"), DataConfig::text("nowhere")).unwrap();
+    let relu = config.model.block.attention.linear().is_some_and(|linear| linear.features == FeatureKind::Relu);
+    assert!(relu && config.model.readout == Readout::First && config.train.train_len == 256, "{config:?}");
+    let usual = experiment.config(&[], experiment.corpus("piano"), DataConfig::text("nowhere")).unwrap();
+    assert_eq!((&usual.model, &usual.train), (&experiment.model, &experiment.train));
+    let text = experiment_file("spe", "small").unwrap().replacen("probe = [\"style\"]", "probe = [\"tune\"]", 1);
+    let error = Experiment::parse(&text, "here.toml").unwrap_err().to_string();
+    assert!(error.contains("no probe `tune`"), "{error}");
+}
+
+#[test]
+fn spe_models_begin_and_train_as_released() {
+    let experiment = Experiment::parse(experiment_file("spe", "paper").unwrap(), "paper").unwrap();
+    for corpus in &experiment.corpora {
+        let config = experiment.config(&[], corpus, DataConfig::text("nowhere")).unwrap();
+        let (block, is_music) = (&config.model.block, corpus.task.is_none());
+        let init = if is_music { InitKind::SmallNormal } else { InitKind::Xavier };
+        assert_eq!((block.hidden_dropout, block.head_bias, block.init), (true, is_music, init), "{}", corpus.name);
+    }
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let request = |paper, scale, only: &[&str]| {
+        let only = only.iter().map(|item| (*item).to_owned()).collect();
+        Reproduction::new(Request { paper, scale, data: None, out: "nowhere".into(), only, host: Host::cpu(None) })
+    };
+    for (paper, scale, only, message, hint) in [
+        ("rope", "small", &[][..], "`rope`", "kerple"),
+        ("kerple", "huge", &[], "`huge`", "smoke, small, paper"),
+        ("kerple", "small", &["table7"], "--only table7", "table9"),
+    ] {
+        let error = request(paper, scale, only).err().unwrap();
+        assert!(error.to_string().contains(message) && error.hint().contains(hint), "{error}: {}", error.hint());
+        assert!(error.is_misuse());
+    }
+    let small = request("kerple", "small", &[]).unwrap();
+    let error = small.to_prepare(&Arc::default()).err().unwrap();
+    assert!(error.hint().contains("--data DIR, the folder that holds web, code, latex"), "{}", error.hint());
+}
+
+#[test]
+fn results_say_how_they_differ_from_the_papers() {
+    for paper in papers() {
+        let about = Experiment::parse(experiment_file(paper, "small").unwrap(), paper).unwrap().about;
+        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../results/{paper}-small"));
+        assert_eq!(Manifest::read(&kept).unwrap().about, about.trim(), "{paper}");
+        let differs = ["instead of 6e-4", "warms up over 5 %", "with replacement"];
+        assert!(paper == "spe" || differs.iter().all(|part| about.contains(part)), "{about}");
+    }
+}
+
+#[test]
+fn mistakes_in_an_experiment_are_named() {
+    let text = experiment_file("kerple", "small").unwrap();
+    for (from, to, part) in [
+        ("corpora = [\"github\"]", "corpora = [\"gitlab\"]", "no corpus `gitlab`"),
+        ("evaluate = [\"lengths\"]", "evaluate = [\"length\"]", "no evaluation `length`"),
+        ("variant = \"twice\"\n", "", "go together"),
+        (
+            "variant = \"four_times\"",
+            "variant = \"twice\"",
+            "variant `twice` of `openwebtext2` is both train.train_len=256",
+        ),
+        ("seeds = 5", "seed = 5", "unknown field `seed`"),
+    ] {
+        let error = Experiment::parse(&text.replacen(from, to, 1), "here.toml").unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("here.toml"), "{error}");
+    }
+}

@@ -1,0 +1,31 @@
+//! Steps of several encodings, timed beside each other.
+
+use kerple_records::number;
+use serde::{Deserialize, Serialize};
+
+/// Name of the file of timed training steps in the folder of a reproduction.
+pub const TIMING_FILE: &str = "timing.json";
+
+/// Training steps, or forward passes, of several encodings, timed in turns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    /// Tokens a training sequence.
+    pub train_len: u64,
+    /// Sequences a batch.
+    pub batch: u64,
+    /// Whether only forward passes were timed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forward: bool,
+    /// A row an encoding.
+    pub rows: Vec<TimingRow>,
+}
+
+/// The steps of one encoding.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TimingRow {
+    /// Label of the encoding.
+    pub encoding: String,
+    /// Seconds of a step, a value a round; values at one place were measured right after each other.
+    #[serde(with = "number")]
+    pub seconds: Vec<f64>,
+}

@@ -1,0 +1,89 @@
+//! The folder of a page: what is put there, and whether it may be.
+
+use crate::error::{Error, Result};
+use crate::page::{Layout, MARK};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Puts a file there, whole or not at all, with the folders above it, and adds it to the list of what was written.
+///
+/// # Errors
+/// A file or folder that cannot be written.
+pub fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> kerple_records::Result<()> {
+    let folder = path.parent().expect("a file is in a folder");
+    std::fs::create_dir_all(folder).map_err(kerple_records::Error::io("creating", folder))?;
+    kerple_files::replace(&path, &content).map_err(kerple_records::Error::io("writing", &path))?;
+    files.push(path);
+    Ok(())
+}
+
+/// Refuses a folder with pages that no report of ours left there. Its `index.html` says whose the folder is.
+///
+/// # Errors
+/// [`Error::Refused`] with the file that is another's; a disk that does not answer.
+pub fn refuse_foreign(folder: &Path) -> Result<()> {
+    // How a page ends that was made before there was a mark.
+    const UNMARKED: &str = "The same numbers are in <a href=\"report.json\">";
+    let index = folder.join(Layout::Html.name());
+    let (found, ours) = match kerple_files::read(&index) {
+        Ok(page) => {
+            let page = String::from_utf8_lossy(&page);
+            (index, page.trim().is_empty() || page.contains(MARK) || page.contains(UNMARKED))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let others = [Layout::Markdown.name(), "report.json"].map(|name| folder.join(name));
+            let mut read = others.into_iter().filter_map(|other| {
+                let text = kerple_files::read(&other).map_err(kerple_records::Error::io("reading", &other));
+                kerple_records::Error::unless_absent(text).map(|text| Some((other, text?))).transpose()
+            });
+            let Some((other, text)) = read.next().transpose()? else { return Ok(()) };
+            let ours = text.is_empty() || String::from_utf8_lossy(&text).contains(MARK);
+            (other, ours)
+        }
+        // A folder that is a file, or one that cannot be read: writing will say so.
+        Err(_) => return Ok(()),
+    };
+    if ours {
+        return Ok(());
+    }
+    Err(Error::Refused {
+        message: format!("{} is there already and is no report of kerple", found.display()),
+        hint: "choose another folder with --out, or move the file away".into(),
+    })
+}
+
+/// Removes figures that a former report in the folder shows and that are not `kept`. Its `report.md` names them, so it is to be
+/// written after this; whatever else lies beside them is not ours.
+///
+/// # Errors
+/// A file that cannot be read or removed.
+pub fn remove_former_figures(folder: &Path, kept: &[PathBuf]) -> Result<()> {
+    let page = folder.join(Layout::Markdown.name());
+    let page = kerple_records::Error::unless_absent(
+        kerple_files::read(&page).map_err(kerple_records::Error::io("reading", &page)),
+    )?
+    .unwrap_or_default();
+    let page = String::from_utf8_lossy(&page);
+    let names = page.split("](figures/").skip(1).filter_map(|rest| rest.split_once(')')).map(|(name, _)| name);
+    for name in names.filter(|name| name.ends_with(".svg") && !name.contains(['/', '\\'])) {
+        let figure = folder.join("figures").join(name);
+        if !kept.contains(&figure) {
+            let removed = std::fs::remove_file(&figure).map_err(kerple_records::Error::io("removing", &figure));
+            kerple_records::Error::unless_absent(removed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows as a table of comma-separated values with the names of their keys above; `name` is said where that fails.
+///
+/// # Errors
+/// [`Error::Render`] of rows that are no rows of a table.
+pub fn csv<Row: Serialize>(name: &'static str, rows: impl Iterator<Item = Row>) -> Result<Vec<u8>> {
+    let wrong = |reason: String| Error::Render { page: name, reason };
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    for row in rows {
+        writer.serialize(row).map_err(|error| wrong(error.to_string()))?;
+    }
+    writer.into_inner().map_err(|error| wrong(error.to_string()))
+}
