@@ -3,13 +3,14 @@
 use crate::config::RunConfig;
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, Amount, Request, Text};
+use crate::evaluate::{self, Amount, Request};
 use crate::host::Host;
 use crate::job::{self, Ask, Job, Shard};
 use crate::layers::LayerConfig;
 use crate::memory::Limit;
 use crate::plan::Plan;
 use crate::run::RunFolder;
+use crate::sequences::Text;
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
 use std::path::PathBuf;

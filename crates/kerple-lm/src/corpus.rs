@@ -2,11 +2,11 @@
 
 use crate::config::{DataConfig, PackingConfig};
 use crate::error::{Error, Result};
-use crate::evaluate::Text;
 use crate::plan::{DataFacts, Plan};
+use crate::sequences::Batches;
+use crate::sequences::Text;
 use crate::task::Batch;
 use crate::tasks::{self, TaskBatches, TaskSource};
-use crate::train::Batches;
 use kerple_data::{BatchShape, Corpus, Packing, Tokenizer, Tokens};
 use std::ops::Range;
 

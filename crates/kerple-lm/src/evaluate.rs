@@ -15,37 +15,17 @@ pub use extent::{Amount, EvaluationKey, Extent, Request, Window};
 pub use protocol::Protocol;
 
 use crate::error::Result;
-use crate::memory::Limit;
+use crate::memory::{Limit, TOKENS_AT_ONCE};
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
 use crate::run::RunFolder;
+use crate::sequences::Text;
 use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
 use kerple_records::{EvaluationRow, Journal, Maker, ScoredText};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// A split of text to evaluate on.
-pub trait Text {
-    /// Name of the split.
-    fn split(&self) -> &'static str;
-    /// Checksum of the split's tokens.
-    fn checksum(&self) -> String;
-    /// Tokens of the split.
-    fn len(&self) -> usize;
-    /// Whether there is no token at all.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-    /// Token ids of a range.
-    ///
-    /// # Errors
-    /// Text that can no longer be read.
-    fn read(&self, range: std::ops::Range<usize>) -> Result<Vec<u32>>;
-    /// Bytes of text that the tokens of a range stand for.
-    fn bytes(&self, range: std::ops::Range<usize>) -> Option<u64>;
-}
 
 /// Losses of a set of windows.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -79,9 +59,6 @@ impl Losses {
         self.window_mean.push(scored.iter().sum::<f64>() / scored.len() as f64);
     }
 }
-
-/// Tokens worked on at once when windows are short; one window at least.
-pub const TOKENS_AT_ONCE: usize = 8192;
 
 /// Runs `model` on windows, which are the rows of `pass`; `tell` is called with the number of windows done and says whether to go on. `None` when not.
 ///

@@ -5,7 +5,7 @@
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, AnswersEvaluation, Evaluation, Request, Text};
+use crate::evaluate::{self, AnswersEvaluation, Evaluation, Request};
 use crate::host::Host;
 use crate::look;
 use crate::memory::Memory;
@@ -13,6 +13,7 @@ use crate::model::Decoder;
 use crate::plan::Plan;
 use crate::probe::Probe;
 use crate::run::{RunFolder, Trained};
+use crate::sequences::Text;
 use crate::tasks::TaskSource;
 use crate::train::{self, Sitting};
 use kerple::encoding::Encoding;

@@ -22,6 +22,7 @@ pub mod plan;
 pub mod probe;
 pub mod run;
 pub mod schedule;
+pub mod sequences;
 pub mod solver;
 pub mod task;
 pub mod tasks;

@@ -3,9 +3,10 @@
 //! Not an evaluation: nothing is averaged, and nothing is compared.
 
 use crate::error::Result;
-use crate::evaluate::{Amount, Protocol, Request, Text};
+use crate::evaluate::{Amount, Protocol, Request};
 use crate::model::{Decoder, Tokens};
 use crate::run::RunFolder;
+use crate::sequences::Text;
 use burn::tensor::Tensor;
 use kerple_burn::ops::attention::Seen;
 use kerple_burn::pass::Pass;

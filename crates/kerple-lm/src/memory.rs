@@ -20,11 +20,13 @@
 mod positions;
 
 use crate::error::{Error, Result};
-use crate::evaluate::TOKENS_AT_ONCE;
 use crate::plan::Plan;
 pub use kerple_data::machine::Limit;
 use positions::Rows;
 use std::fmt;
+
+/// Tokens worked on at once when sequences are short; one sequence at least.
+pub const TOKENS_AT_ONCE: usize = 8192;
 
 /// Bytes by what they are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,9 @@ mod style;
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::Text;
 use crate::model::Decoder;
 use crate::plan::Plan;
+use crate::sequences::Text;
 use kerple::seed::{Purpose, stream_at};
 use kerple_records::{Maker, ProbeRow, ScoredText};
 use rand::RngExt;

@@ -2,8 +2,8 @@
 
 use crate::error::Result;
 use crate::plan::{DataFacts, Plan};
+use crate::sequences::Batches;
 use crate::task::Batch;
-use crate::train::Batches;
 use kerple_data::Split;
 use kerple_data::tasks::{Answer, Examples, Facts, Place, TaskConfig, shuffled, training_length};
 use std::fmt;

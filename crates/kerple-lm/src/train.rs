@@ -2,14 +2,14 @@
 
 use crate::checkpoint::{self, Found, State};
 use crate::error::{Error, Result};
-use crate::evaluate::TOKENS_AT_ONCE;
 use crate::events::EventFile;
 use crate::host::Host;
 use crate::learner::{self, Learned, Learner, NotFinite, Update};
-use crate::memory::Limit;
+use crate::memory::{Limit, TOKENS_AT_ONCE};
 use crate::model::{Classifier, Decoder, Transducer};
 use crate::plan::Plan;
 use crate::run::{Lock, RunFolder, seconds_since_1970};
+use crate::sequences::Batches;
 use crate::solver::{Planned, Solver};
 use crate::task::{self, Answering, LanguageModel, Task};
 use burn::tensor::Device;
@@ -19,30 +19,9 @@ use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_data::tasks::Answer;
 use kerple_records::{Journal, KernelSnapshot, MetricsRow, SittingRow};
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// Where training sequences come from: pure functions, so resuming needs no saved cursor.
-pub trait Batches {
-    /// Rows of the batch of an update, counted from 0.
-    ///
-    /// # Errors
-    /// Text that can no longer be read.
-    fn batch(&self, step: u64, rows: Range<usize>) -> Result<task::Batch>;
-    /// Sequences to measure the validation loss on; 0 where there is no text for it.
-    fn validation_rows(&self) -> usize;
-    /// What the user should know of them.
-    fn remark(&self) -> Option<&str> {
-        None
-    }
-    /// Some of those sequences, always the same.
-    ///
-    /// # Errors
-    /// Text that can no longer be read.
-    fn validation(&self, rows: Range<usize>) -> Result<task::Batch>;
-}
 
 /// A training run and how this sitting works on it.
 #[derive(Clone, Copy)]

@@ -399,7 +399,7 @@ fn missing_validation_text_is_said_once() {
     let folder = tempfile::tempdir().unwrap();
     let short = |rows: usize| {
         struct Short(Counting, usize);
-        impl kerple_lm::train::Batches for Short {
+        impl kerple_lm::sequences::Batches for Short {
             fn batch(&self, step: u64, rows: std::ops::Range<usize>) -> kerple_lm::Result<kerple_lm::task::Batch> {
                 self.0.batch(step, rows)
             }

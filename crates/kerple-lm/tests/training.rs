@@ -4,13 +4,14 @@ mod common;
 
 use common::{Counting, encoding, plan};
 use kerple_lm::config::TrainConfig;
-use kerple_lm::evaluate::TOKENS_AT_ONCE;
 use kerple_lm::host::Host;
+use kerple_lm::memory::TOKENS_AT_ONCE;
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
+use kerple_lm::sequences::Batches;
 use kerple_lm::task::{LanguageModel, Task};
-use kerple_lm::train::{Batches, Event, Outcome, Sitting, train};
+use kerple_lm::train::{Event, Outcome, Sitting, train};
 use kerple_lm::{Error, checkpoint};
 use kerple_records::{MetricsRow, read_rows};
 use std::path::Path;

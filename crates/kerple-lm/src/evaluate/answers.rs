@@ -1,8 +1,8 @@
 //! Evaluation of a task: the share of right answers at each length.
 
-use super::{Amount, EvaluationKey, Event, Protocol, Request, Rows, TOKENS_AT_ONCE};
+use super::{Amount, EvaluationKey, Event, Protocol, Request, Rows};
 use crate::error::{Error, Result};
-use crate::memory::Limit;
+use crate::memory::{Limit, TOKENS_AT_ONCE};
 use crate::plan::Plan;
 use crate::run::{RunFolder, Trained};
 use crate::solver::Solver;

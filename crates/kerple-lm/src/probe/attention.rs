@@ -2,9 +2,9 @@
 
 use crate::corpus::CorpusText;
 use crate::error::{Error, Result};
-use crate::evaluate::Text;
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
+use crate::sequences::Text;
 use kerple::attention::measure::{Extent, monotonicity, translation_invariance};
 use kerple::seed::Purpose;
 use kerple_burn::pass::Pass;

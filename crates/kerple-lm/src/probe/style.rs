@@ -3,10 +3,10 @@
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::Text;
 use crate::generate::{self, Draw, Follow};
 use crate::model::Decoder;
 use crate::plan::Plan;
+use crate::sequences::Text;
 use kerple::seed::Purpose;
 use kerple_data::music::style::{Onset, likeness, part};
 use kerple_data::music::{Piece, Rules, Vocabulary};

@@ -7,8 +7,8 @@ use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::sequences::Batches;
 use kerple_lm::task::Batch;
-use kerple_lm::train::Batches;
 use std::ops::Range;
 
 /// Sequences that count up from a start that the step decides, modulo 23.

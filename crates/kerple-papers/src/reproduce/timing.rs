@@ -12,8 +12,8 @@ use kerple_lm::corpus::Source;
 use kerple_lm::learner::{self, Learner, Update};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::plan::Plan;
+use kerple_lm::sequences::Batches;
 use kerple_lm::task::{Batch, LanguageModel};
-use kerple_lm::train::Batches;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 

@@ -1,0 +1,46 @@
+//! Where sequences come from: batches to train on, and text to evaluate on.
+
+use crate::error::Result;
+use crate::task::Batch;
+use std::ops::Range;
+
+/// Where training sequences come from: pure functions, so resuming needs no saved cursor.
+pub trait Batches {
+    /// Rows of the batch of an update, counted from 0.
+    ///
+    /// # Errors
+    /// Text that can no longer be read.
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch>;
+    /// Sequences to measure the validation loss on; 0 where there is no text for it.
+    fn validation_rows(&self) -> usize;
+    /// What the user should know of them.
+    fn remark(&self) -> Option<&str> {
+        None
+    }
+    /// Some of those sequences, always the same.
+    ///
+    /// # Errors
+    /// Text that can no longer be read.
+    fn validation(&self, rows: Range<usize>) -> Result<Batch>;
+}
+
+/// A split of text to evaluate on.
+pub trait Text {
+    /// Name of the split.
+    fn split(&self) -> &'static str;
+    /// Checksum of the split's tokens.
+    fn checksum(&self) -> String;
+    /// Tokens of the split.
+    fn len(&self) -> usize;
+    /// Whether there is no token at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Token ids of a range.
+    ///
+    /// # Errors
+    /// Text that can no longer be read.
+    fn read(&self, range: Range<usize>) -> Result<Vec<u32>>;
+    /// Bytes of text that the tokens of a range stand for.
+    fn bytes(&self, range: Range<usize>) -> Option<u64>;
+}
