@@ -71,7 +71,6 @@ impl Comparison {
                 plan,
                 source: &source,
                 asks: &asks,
-                looks: &[],
                 probes: &[],
                 host: &self.host,
             })

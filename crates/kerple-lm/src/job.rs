@@ -7,7 +7,6 @@ use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
 use crate::evaluate::{self, AnswersEvaluation, Evaluation, Request};
 use crate::host::Host;
-use crate::look;
 use crate::memory::Memory;
 use crate::model::Decoder;
 use crate::plan::Plan;
@@ -18,7 +17,6 @@ use crate::tasks::TaskSource;
 use crate::train::{self, Sitting};
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
-use kerple_records::Journal;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
@@ -36,8 +34,6 @@ pub struct Job<'a> {
     pub source: &'a Source,
     /// What is evaluated, in this order.
     pub asks: &'a [Ask],
-    /// Lengths at which the scores of the last query are kept, see [`look`].
-    pub looks: &'a [usize],
     /// What else is measured, after that.
     pub probes: &'a [Probe],
     /// Where the model is, and what rows say of it.
@@ -212,21 +208,18 @@ impl Job<'_> {
                 return Ok(false);
             }
         }
-        if !look::is_done(folder, state.step, self.looks)? {
-            look::write(folder, (&model, state.step), &text, self.looks, plan.seed)?;
-        }
         self.probe((&plan, &model), stop)
     }
 
     /// Measures what is not done yet; `false` when `stop` was set before the end.
     fn probe(&self, trained: (&Plan, &Decoder), stop: &AtomicBool) -> Result<bool> {
-        let known = self.folder.probes()?;
         for probe in self.probes {
-            if probe.is_in(&known, self.plan, self.source)? {
+            if probe.is_done(self.folder, self.plan, self.source)? {
                 continue;
             }
-            let Some(row) = probe.run(trained, self.source, &self.host.maker, stop)? else { return Ok(false) };
-            Journal::open(&self.folder.probes_file())?.push(&row)?;
+            if !probe.run(self.folder, trained, self.source, &self.host.maker, stop)? {
+                return Ok(false);
+            }
         }
         Ok(true)
     }
@@ -253,9 +246,9 @@ impl Job<'_> {
         if self.folder.plan()?.is_none_or(|old| old.hash != self.plan.hash) {
             return Ok(false);
         }
-        let (rows, probes) = (self.folder.evaluations()?, self.folder.probes()?);
+        let rows = self.folder.evaluations()?;
         for probe in self.probes {
-            if !probe.is_in(&probes, self.plan, self.source)? {
+            if !probe.is_done(self.folder, self.plan, self.source)? {
                 return Ok(false);
             }
         }
@@ -274,7 +267,7 @@ impl Job<'_> {
                 return Ok(false);
             }
         }
-        Ok(expected > 0 && look::is_done(self.folder, self.plan.steps, self.looks)?)
+        Ok(expected > 0)
     }
 
     /// What is asked of this run: the encoding, and the request of the run's seed at the lengths that is defined for;

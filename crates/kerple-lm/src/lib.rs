@@ -14,7 +14,6 @@ pub mod host;
 pub mod job;
 pub mod layers;
 pub mod learner;
-pub mod look;
 pub mod memory;
 pub mod model;
 pub mod origin;

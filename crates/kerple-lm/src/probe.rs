@@ -1,15 +1,18 @@
-//! What is measured of a trained decoder beside its losses: how relative its attention is, how alike its music.
+//! What is measured of a trained decoder beside its losses: how relative its attention is, how alike its music,
+//! and what its last queries see.
 
 mod attention;
+mod scores;
 mod style;
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::plan::Plan;
+use crate::run::RunFolder;
 use crate::sequences::Text;
 use kerple::seed::{Purpose, stream_at};
-use kerple_records::{Maker, ProbeRow, ScoredText};
+use kerple_records::{Journal, Maker, ProbeRow, ScoredText};
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicBool;
@@ -36,6 +39,13 @@ pub enum Probe {
         /// Tokens of a continuation, the prompt included.
         tokens: usize,
     },
+    /// Scores of the last query of texts of the test split, kept for pictures in a file of their own. Parts of an experiment ask
+    /// for them by `scores`.
+    #[serde(skip_deserializing)]
+    Scores {
+        /// Tokens of a sequence.
+        lengths: Vec<usize>,
+    },
 }
 
 impl Probe {
@@ -46,21 +56,27 @@ impl Probe {
 
     /// What of the test text is measured on in a run of a plan.
     fn text(&self, plan: &Plan, source: &Source) -> Result<ScoredText> {
+        let longest = |lengths: &[usize]| lengths.iter().copied().max().unwrap_or(0);
         let (span, segments) = match self {
-            Probe::Attention { lengths, sequences } => (lengths.iter().copied().max().unwrap_or(0), *sequences),
+            Probe::Attention { lengths, sequences } => (longest(lengths), *sequences),
             Probe::Style { songs, tokens, .. } => (*tokens, *songs),
+            Probe::Scores { lengths } => (longest(lengths), scores::TEXTS),
         };
         let checksum = source.text(Split::Test)?.checksum();
         Ok(ScoredText { checksum, span: span as u64, segments: segments as u64, seed: plan.seed })
     }
 
-    /// Whether a row is the answer to this for the last step of a plan, on this data.
+    /// Whether a run's folder has the answer to this for the last step of a plan, on this data.
     ///
     /// # Errors
-    /// A task, which has no text.
-    pub fn is_in(&self, rows: &[ProbeRow], plan: &Plan, source: &Source) -> Result<bool> {
+    /// A task, which has no text; a damaged file.
+    pub fn is_done(&self, folder: &RunFolder, plan: &Plan, source: &Source) -> Result<bool> {
+        if let Probe::Scores { lengths } = self {
+            return scores::are_kept(folder, plan.steps, lengths);
+        }
         let (asked, text) = (self.asked(), self.text(plan, source)?);
-        Ok(rows.iter().any(|row| (row.step, &row.asked, &row.text) == (plan.steps, &asked, &text)))
+        let is_this = |row: &ProbeRow| (row.step, &row.asked, &row.text) == (plan.steps, &asked, &text);
+        Ok(folder.probes()?.iter().any(is_this))
     }
 
     /// Refuses settings that mean nothing, and data that has no such thing, or too little of it.
@@ -72,6 +88,7 @@ impl Probe {
         let sensible = match self {
             Probe::Attention { lengths, sequences } => positive(lengths) && !lengths.is_empty() && *sequences > 0,
             Probe::Style { songs, samples, tokens, .. } => positive(&[*songs, *samples, *tokens]),
+            Probe::Scores { lengths } => positive(lengths) && !lengths.is_empty(),
         };
         if !sensible {
             return Err(Error::refused(format!("the probe {} asks for nothing", self.asked()), "counts are above 0"));
@@ -81,6 +98,7 @@ impl Probe {
                 let text = source.text(Split::Test)?;
                 lengths.iter().try_for_each(|length| attention::starts(&text, *length, *sequences, 0).map(drop))
             }
+            Probe::Scores { lengths } => scores::extent(&source.text(Split::Test)?, lengths, 0).map(drop),
             Probe::Style { songs, samples, bars, tokens } => match source.tokenizer()?.music_vocabulary() {
                 Some(vocabulary) => {
                     let asked = style::Asked { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
@@ -94,30 +112,39 @@ impl Probe {
         }
     }
 
-    /// Measures; `None` when `stop` was set before the end.
+    /// Measures and writes what was found into the run's folder; `false` when `stop` was set before the end.
     ///
     /// # Errors
-    /// Settings that mean nothing, text that is too short, what [`generate`](crate::generate::generate) refuses.
+    /// Settings that mean nothing, text that is too short, what [`generate`](crate::generate::generate) refuses, a file that
+    /// cannot be written.
     pub fn run(
         &self,
+        folder: &RunFolder,
         (plan, model): (&Plan, &Decoder),
         source: &Source,
         maker: &Maker,
         stop: &AtomicBool,
-    ) -> Result<Option<ProbeRow>> {
+    ) -> Result<bool> {
         self.check(source)?;
+        let text = source.text(Split::Test)?;
         let found = match self {
             Probe::Attention { lengths, sequences } => {
-                attention::measure(plan, model, &source.text(Split::Test)?, (lengths, *sequences), stop)?
+                attention::measure(plan, model, &text, (lengths, *sequences), stop)?
             }
             Probe::Style { songs, samples, bars, tokens } => {
                 let asked = style::Asked { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
                 style::measure(plan, model, source, &asked, stop)?
             }
+            Probe::Scores { lengths } => {
+                folder.write_scores(&scores::measure((model, plan.steps), &text, lengths, plan.seed)?)?;
+                return Ok(true);
+            }
         };
-        let text = self.text(plan, source)?;
-        let made_by = Some(maker.clone());
-        Ok(found.map(|found| ProbeRow { step: plan.steps, text, asked: self.asked(), found, made_by }))
+        let Some(found) = found else { return Ok(false) };
+        let (text, made_by) = (self.text(plan, source)?, Some(maker.clone()));
+        let row = ProbeRow { step: plan.steps, text, asked: self.asked(), found, made_by };
+        Journal::open(&folder.probes_file())?.push(&row)?;
+        Ok(true)
     }
 }
 

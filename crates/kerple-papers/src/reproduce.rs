@@ -314,7 +314,6 @@ impl Reproduction {
             plan: &plans[at],
             source: &sources[&self.planned[at].run.corpus],
             asks: &asks[at],
-            looks: &self.planned[at].scores,
             probes: &probes[at],
             host: &self.host,
         };
@@ -377,7 +376,9 @@ impl Reproduction {
             probe.check(&sources[&planned.run.corpus])?;
             Ok(probe)
         };
-        planned.run.probe.iter().map(probe).collect()
+        let lengths = planned.scores.clone();
+        let scores = (!lengths.is_empty()).then_some(Probe::Scores { lengths });
+        scores.into_iter().map(Ok).chain(planned.run.probe.iter().map(probe)).collect()
     }
 
     fn asks(&self, planned: &Planned) -> Vec<Ask> {

@@ -162,7 +162,7 @@ pub struct PartConfig {
     /// Names of evaluations, in the order in which they are made.
     #[serde(default)]
     pub evaluate: Vec<String>,
-    /// Lengths at which the scores of the last query are kept, see [`look`](kerple_lm::look).
+    /// Lengths at which the scores of the last query are kept, see [`Probe::Scores`].
     #[serde(default)]
     pub scores: Vec<usize>,
     /// Names of probes, made after the evaluations.

@@ -3,7 +3,7 @@
 //! Not an evaluation: nothing is averaged, and nothing is compared.
 
 use crate::error::Result;
-use crate::evaluate::{Amount, Protocol, Request};
+use crate::evaluate::{Amount, Extent, Protocol, Request};
 use crate::model::{Decoder, Tokens};
 use crate::run::RunFolder;
 use crate::sequences::Text;
@@ -13,36 +13,23 @@ use kerple_burn::pass::Pass;
 use kerple_records::{LayerScores, ScoreSnapshot};
 
 /// Texts of each length.
-const TEXTS: usize = 2;
+pub(super) const TEXTS: usize = 2;
 
 /// Significant digits that are kept.
 const DIGITS: usize = 5;
 
 /// Whether a run's file has the scores of a checkpoint at all of these lengths.
-///
-/// # Errors
-/// A damaged file.
-pub fn is_done(folder: &RunFolder, step: u64, lengths: &[usize]) -> Result<bool> {
-    if lengths.is_empty() {
-        return Ok(true);
-    }
+pub(super) fn are_kept(folder: &RunFolder, step: u64, lengths: &[usize]) -> Result<bool> {
     let known = folder.scores()?;
     let has = |length: &usize| known.iter().any(|one| one.step == step && one.length == *length as u64);
     Ok(lengths.iter().all(has))
 }
 
-/// Writes the scores of the last query of texts of these lengths. The text is chosen by `seed`; texts of all lengths end
-/// alike.
+/// The text that is looked at, chosen by `seed`; texts of all lengths end alike.
 ///
 /// # Errors
-/// Text that is too short or cannot be read, a file that cannot be written.
-pub fn write(
-    folder: &RunFolder,
-    (model, step): (&Decoder, u64),
-    text: &dyn Text,
-    lengths: &[usize],
-    seed: u64,
-) -> Result<()> {
+/// Text that is too short.
+pub(super) fn extent(text: &dyn Text, lengths: &[usize], seed: u64) -> Result<Extent> {
     let request = Request {
         lengths: lengths.to_vec(),
         protocol: Protocol::Last(1),
@@ -51,7 +38,17 @@ pub fn write(
         seed,
         positions: false,
     };
-    let extent = request.extent(1, text.len(), &[])?;
+    request.extent(1, text.len(), &[])
+}
+
+/// The scores of the last query of texts of these lengths.
+pub(super) fn measure(
+    (model, step): (&Decoder, u64),
+    text: &dyn Text,
+    lengths: &[usize],
+    seed: u64,
+) -> Result<Vec<ScoreSnapshot>> {
+    let extent = extent(text, lengths, seed)?;
     let mut all = Vec::new();
     for &length in lengths {
         model.check_len(length)?;
@@ -63,7 +60,7 @@ pub fn write(
             all.push(ScoreSnapshot { step, text: scored, length: length as u64, segment: segment as u64, layers });
         }
     }
-    folder.write_scores(&all)
+    Ok(all)
 }
 
 fn layer(seen: Seen) -> LayerScores {
