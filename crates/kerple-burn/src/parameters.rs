@@ -37,6 +37,9 @@ pub(crate) fn as_parameter<const D: usize>(tensor: Tensor<D>, tracked: bool) -> 
     if tracked { Tensor::from_inner(tensor).require_grad() } else { tensor }
 }
 
+/// A field of this name is no part of paths: what models of several kinds share has the names it would have in each.
+const SHARED: &str = "trunk";
+
 /// A visitor that knows the path to each parameter.
 struct Walk<F> {
     path: Vec<String>,
@@ -50,11 +53,15 @@ trait Visit {
 
 impl<F: Visit> ModuleVisitor for Walk<F> {
     fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
+        if name != SHARED {
+            self.path.push(name.to_owned());
+        }
     }
 
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
+    fn exit_module(&mut self, name: &str, _container: &str) {
+        if name != SHARED {
+            self.path.pop();
+        }
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {

@@ -242,7 +242,7 @@ impl<'a> Evaluation<'a> {
         request: &'a Request,
         maker: &'a Maker,
     ) -> Result<Evaluation<'a>> {
-        plan.check_evaluated(model.encoding.encoding())?;
+        plan.check_evaluated(model.trunk.encoding.encoding())?;
         let rows = Rows::of(run)?;
         let same_seed = |row: &&EvaluationRow| row.text.as_ref().is_some_and(|text| text.seed == request.seed);
         let earlier: Vec<EvaluationRow> = rows.known.iter().filter(same_seed).cloned().collect();
@@ -262,7 +262,7 @@ impl<'a> Evaluation<'a> {
     /// Identifies the evaluation of one length.
     pub fn key(&self, length: usize) -> EvaluationKey {
         let scored = (self.extent.scored(&self.checksum), self.text.split());
-        key(scored, self.request.protocol, self.model.encoding.encoding(), length, self.step)
+        key(scored, self.request.protocol, self.model.trunk.encoding.encoding(), length, self.step)
     }
 
     /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
@@ -307,7 +307,12 @@ impl<'a> Evaluation<'a> {
             position_nll: (self.request.positions)
                 .then(|| losses.position_sum.iter().zip(&losses.position_count).map(mean).collect()),
             segment_nll: Some(losses.window_mean),
-            ..self.key(length).row(self.plan, self.model.encoding.encoding(), (nll, tokens), (seconds, self.maker))
+            ..self.key(length).row(
+                self.plan,
+                self.model.trunk.encoding.encoding(),
+                (nll, tokens),
+                (seconds, self.maker),
+            )
         }
     }
 }

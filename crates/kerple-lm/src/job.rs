@@ -202,7 +202,7 @@ impl Job<'_> {
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             let mut model = model.clone();
-            model.encoding = model.encoding.evaluated_as(encoding);
+            model.trunk.encoding = model.trunk.encoding.evaluated_as(encoding);
             let evaluation = Evaluation::new(folder, (&plan, state.step, &model), &text, &request, &host.maker)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);

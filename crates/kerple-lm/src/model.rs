@@ -1,87 +1,54 @@
 //! The decoder: token embeddings, blocks with a positional encoding, and an output projection, as the plan says.
 //!
-//! An [`Encoder`] is made of the same, see there.
+//! An [`Encoder`] is made of the same [`Trunk`].
 
 mod classifier;
 mod encoder;
 mod pieces;
 mod transducer;
+mod trunk;
 
 pub use classifier::Classifier;
 pub use encoder::Encoder;
 pub(crate) use pieces::MOST_STATES;
 pub use transducer::Transducer;
+pub use trunk::Trunk;
 
 use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kerple::seed::{Purpose, stream};
-use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
-use kerple_burn::layers::{Attention, Init, Norm, normal_matrix};
+use kerple_burn::layers::{Attention, normal_matrix};
 use kerple_burn::memory::Memory;
 use kerple_burn::ops::attention::Seen;
-use kerple_burn::ops::dropout::{Dropout, dropout};
-use kerple_burn::ops::embedding::embed;
 use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::parameters::{Describe, Groups};
-use kerple_burn::pass::{EMBEDDINGS, Pass};
-use kerple_burn::plan::EmbeddingDropout;
-use kerple_burn::positions::{PositionalEncoding, Standing};
-use rand::Rng;
+use kerple_burn::pass::Pass;
+
 use std::ops::Range;
 
 /// A decoder with its positional encoding.
 #[derive(Module, Debug)]
 pub struct Decoder {
-    /// Token embeddings, `[V, M]`.
-    pub embedding: Param<Tensor<2>>,
-    /// Right after the embedding, where the plan has it.
-    pub embedding_norm: Option<Norm>,
-    /// The encoding, with a set of learned values for all layers or one a layer.
-    pub encoding: PositionalEncoding,
-    /// Layers.
-    pub blocks: Vec<Block>,
-    /// Before the output projection.
-    pub norm: Norm,
+    /// Everything before the output projection.
+    pub trunk: Trunk,
     /// Output projection, `[M, V]`; the embedding serves when it is tied.
     pub head: Option<Param<Tensor<2>>>,
     /// Added to the logits, `[V]`, where the plan has it; starts at 0.
     pub head_bias: Option<Param<Tensor<1>>>,
-    #[module(skip)]
-    embedded: Embedded,
-    #[module(skip)]
-    engine: Engine,
 }
 
 impl Describe for Decoder {
     fn describe(&self, groups: &mut Groups) {
-        self.encoding.describe(groups);
+        self.trunk.describe(groups);
     }
 }
 
 /// Most positions that [`Decoder::extend`] takes through the layers at once, in all sequences together.
 const MOST_PREFILLED: usize = 4096;
-
-fn init<'a, R>(plan: &Plan, rng: &'a mut R, device: &'a Device) -> Init<'a, R> {
-    let ModelPlan { d_model, n_layers, block, .. } = &plan.model;
-    let [std, std_out] = block.init.deviations(*d_model, *n_layers);
-    Init { rng, kind: block.init, std, std_out, device, dtype: device.settings().float_dtype.into() }
-}
-
-fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
-    let standing: Vec<Standing> = plan.model.every_layer(&plan.encoding).map(|layer| layer.standing()).collect();
-    let others = plan.model.other_encodings();
-    PositionalEncoding::of_layers(&plan.encoding, &others, &standing, &plan.geometry(), (plan.seed, device))
-}
-
-fn blocks(plan: &Plan, init: &mut Init<impl Rng>) -> Vec<Block> {
-    let (model, sizes) = (&plan.model, plan.model.sizes());
-    let block = |layer| Block::new(&model.block_of(&plan.encoding, layer), &sizes, layer, init);
-    (0..model.n_layers).map(block).collect()
-}
 
 impl Decoder {
     /// A fresh model whose matrices begin as the plan's [`InitKind`](kerple_burn::plan::InitKind) says.
@@ -90,26 +57,16 @@ impl Decoder {
     pub fn new(plan: &Plan, device: &Device) -> Decoder {
         let ModelPlan { d_model, vocab_size, block, .. } = &plan.model;
         let mut rng = stream(plan.seed, Purpose::Weights);
-        let mut init = init(plan, &mut rng, device);
-        let embedding = normal_matrix([*vocab_size, *d_model], block.init.embedding_std(init.std), &mut init);
-        let blocks = blocks(plan, &mut init);
+        let mut init = trunk::init(plan, &mut rng, device);
+        let trunk = Trunk::draw(plan, &mut init);
         let head = (!block.tied_head).then(|| normal_matrix([*d_model, *vocab_size], init.std, &mut init));
-        Decoder {
-            embedding,
-            embedding_norm: block.embedding_norm.then(|| Norm::new(block, *d_model, &mut init)),
-            encoding: encoding(plan, device),
-            blocks,
-            norm: Norm::new(block, *d_model, &mut init),
-            head,
-            head_bias: block.head_bias.then(|| init.zeros(*vocab_size)),
-            embedded: Embedded::of(plan),
-            engine: Engine::Fused,
-        }
+        let head_bias = block.head_bias.then(|| init.zeros(*vocab_size));
+        Decoder { trunk, head, head_bias }
     }
 
     /// The same model, computing with this engine.
     pub fn with_engine(self, engine: Engine) -> Decoder {
-        Decoder { engine, ..self }
+        Decoder { trunk: self.trunk.with_engine(engine), ..self }
     }
 }
 
@@ -130,7 +87,7 @@ impl Decoder {
     /// # Errors
     /// The length, the limit and what to use instead.
     pub fn check_len(&self, len: usize) -> Result<()> {
-        match self.encoding.longest() {
+        match self.trunk.encoding.longest() {
             Some((longest, encoding)) if len > longest => Err(Error::refused(
                 format!("{} is defined for {longest} positions, {len} were asked for", encoding.label()),
                 match encoding.randomized {
@@ -142,14 +99,9 @@ impl Decoder {
         }
     }
 
-    fn trunk(&self) -> Trunk<'_> {
-        let Decoder { embedding, embedding_norm, encoding, blocks, embedded, engine, .. } = self;
-        Trunk { embedding, embedding_norm, encoding, blocks, first: None, embedded: *embedded, engine: *engine }
-    }
-
     /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
     pub fn hidden(&self, tokens: Tokens, pass: &Pass) -> Tensor<3> {
-        self.trunk().hidden(tokens, pass, |positions| positions)
+        self.trunk.each_layer(self.trunk.embed(None, tokens, 0, pass), pass, |positions| positions, |_, _, _| {})
     }
 
     /// The weight of every key for every query in each layer, `[B, H, L, L]`, by the definition: for short sequences.
@@ -164,9 +116,9 @@ impl Decoder {
         pass: &Pass,
         find: impl Fn(&Attention, Tensor<3>, &Positions) -> R,
     ) -> Vec<R> {
-        let mut found = Vec::with_capacity(self.blocks.len());
-        self.trunk().each_layer(
-            tokens,
+        let mut found = Vec::with_capacity(self.trunk.blocks.len());
+        self.trunk.each_layer(
+            self.trunk.embed(None, tokens, 0, pass),
             pass,
             |positions| positions,
             |block, x, positions| found.push(find(&block.attention, x.clone(), positions)),
@@ -177,9 +129,9 @@ impl Decoder {
     fn output(&self) -> Head {
         let (weight, tied) = match &self.head {
             Some(head) => (head.val(), false),
-            None => (self.embedding.val(), true),
+            None => (self.trunk.embedding.val(), true),
         };
-        Head { norm: self.norm.tensors(), weight, tied, bias: self.head_bias.as_ref().map(Param::val) }
+        Head { norm: self.trunk.norm.tensors(), weight, tied, bias: self.head_bias.as_ref().map(Param::val) }
     }
 
     /// Negative log-likelihood in nats of each target, `[B, L]`.
@@ -189,7 +141,7 @@ impl Decoder {
 
     /// The same where some targets are not scored; theirs is 0.
     pub fn losses(&self, tokens: Tokens, targets: Targets, pass: &Pass) -> Tensor<2> {
-        loss::losses(self.hidden(tokens, pass), self.output(), targets, self.engine)
+        loss::losses(self.hidden(tokens, pass), self.output(), targets, self.trunk.engine)
     }
 
     /// The mean of [`Decoder::nll`], `[1]`: what training minimises.
@@ -201,7 +153,7 @@ impl Decoder {
     /// `share` times the sum of [`Decoder::losses`], `[1]`: the part of a batch's mean that these sequences bring when the
     /// share is one over all the batch's scored targets.
     pub fn weighted_loss(&self, tokens: Tokens, targets: Targets, share: f64, pass: &Pass) -> Tensor<1> {
-        loss::loss(self.hidden(tokens, pass), self.output(), targets, share, self.engine)
+        loss::loss(self.hidden(tokens, pass), self.output(), targets, share, self.trunk.engine)
     }
 
     /// [`Decoder::nll`] as numbers. Where layers keep a state of fixed size, long sequences are taken in pieces, and what is
@@ -209,7 +161,7 @@ impl Decoder {
     pub fn scored(&self, tokens: Tokens, targets: &[u32], pass: &Pass) -> Vec<f64> {
         let Tokens { ids, batch, len } = tokens;
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
-        if len <= most || !self.blocks.iter().all(|block| block.attention.is_linear()) {
+        if len <= most || !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
             return self.nll(tokens, targets, pass).into_data().iter::<f64>().collect();
         }
         let (mut memory, pass) = (self.memories(batch), pass.over(len));
@@ -218,7 +170,7 @@ impl Decoder {
             let count = most.min(len - from);
             let [ids, targets] = [ids, targets].map(|all| columns(all, len, from..from + count));
             let x = self.remember(Tokens { ids: &ids, batch, len: count }, &mut memory, &pass);
-            let losses = loss::losses(x, self.output(), Targets { ids: &targets, scored: None }, self.engine);
+            let losses = loss::losses(x, self.output(), Targets { ids: &targets, scored: None }, self.trunk.engine);
             for (at, loss) in losses.into_data().iter::<f64>().enumerate() {
                 scored[at / count * len + from + at % count] = loss;
             }
@@ -272,112 +224,26 @@ impl Decoder {
 
     /// Tokens behind `before` positions as they go into the layers, and what each layer is told of their positions.
     fn embedded(&self, tokens: Tokens, before: usize, pass: &Pass) -> (Tensor<3>, Vec<Positions>) {
-        let x = self.trunk().embed(tokens, before, pass);
+        let x = self.trunk.embed(None, tokens, before, pass);
         let (lens, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
-        let positions = |layer| self.encoding.positions(layer, lens, (&device, dtype), self.engine, pass);
-        (x, self.encoding.every_layer(positions))
+        let positions = |layer| self.trunk.encoding.positions(layer, lens, (&device, dtype), self.trunk.engine, pass);
+        (x, self.trunk.encoding.every_layer(positions))
     }
 
     /// The residual stream of new positions after the last layer, `[B, L, M]`.
     fn remember(&self, tokens: Tokens, memory: &mut [Memory], pass: &Pass) -> Tensor<3> {
         let (x, positions) = self.embedded(tokens, memory.first().map_or(0, Memory::len), pass);
-        let layers = self.blocks.iter().zip(&positions).zip(memory);
-        layers.fold(x, |x, ((block, positions), memory)| block.extend(x, positions, memory, self.engine))
+        let layers = self.trunk.blocks.iter().zip(&positions).zip(memory);
+        layers.fold(x, |x, ((block, positions), memory)| block.extend(x, positions, memory, self.trunk.engine))
     }
 
     /// Empty memories, one a layer, for `batch` sequences.
     pub fn memories(&self, batch: usize) -> Vec<Memory> {
-        self.blocks.iter().map(|block| block.attention.memory(batch, self.engine)).collect()
+        self.trunk.blocks.iter().map(|block| block.attention.memory(batch, self.trunk.engine)).collect()
     }
 }
 
 /// Some of the columns of rows of `len` values, row by row.
 fn columns<T: Copy>(rows: &[T], len: usize, range: Range<usize>) -> Vec<T> {
     rows.chunks_exact(len).flat_map(|row| &row[range.clone()]).copied().collect()
-}
-
-/// What a decoder and an encoder have in common, borrowed from either.
-struct Trunk<'a> {
-    embedding: &'a Param<Tensor<2>>,
-    embedding_norm: &'a Option<Norm>,
-    encoding: &'a PositionalEncoding,
-    blocks: &'a [Block],
-    /// A row in front of every sequence, `[M]`.
-    first: Option<Tensor<1>>,
-    embedded: Embedded,
-    engine: Engine,
-}
-
-/// What becomes of embeddings besides their norm.
-#[derive(Clone, Copy, Debug)]
-struct Embedded {
-    /// Factor on them.
-    scale: f64,
-    /// Share that training drops.
-    share: f64,
-    /// Where it drops.
-    dropped: EmbeddingDropout,
-}
-
-impl Embedded {
-    fn of(plan: &Plan) -> Embedded {
-        let ModelPlan { d_model, block, .. } = &plan.model;
-        let scale = if block.scaled_embedding { (*d_model as f64).sqrt() } else { 1.0 };
-        Embedded { scale, share: block.dropout, dropped: block.embedding_dropout }
-    }
-}
-
-impl Trunk<'_> {
-    /// Embeddings of tokens from position `start` on, `[B, L, M]`, one more where there is a first row, with what the encoding
-    /// adds to them.
-    fn embed(&self, Tokens { ids, batch, len }: Tokens, start: usize, pass: &Pass) -> Tensor<3> {
-        let table = self.embedding.val();
-        let device = table.device();
-        let mut x = embed(table, ids, [batch, len], self.engine);
-        if self.embedded.scale != 1.0 {
-            x = x * self.embedded.scale;
-        }
-        if let Some(norm) = self.embedding_norm {
-            x = norm.forward(x, self.engine);
-        }
-        if let Some(first) = &self.first {
-            let row = first.clone().reshape([1, 1, x.dims()[2]]).expand([batch, 1, x.dims()[2]]);
-            x = Tensor::cat(vec![row, x], 1);
-        }
-        let Embedded { share, dropped, .. } = self.embedded;
-        let drop = |x| dropout(x, Dropout { share, pass, place: EMBEDDINGS }, self.engine);
-        if dropped == EmbeddingDropout::Before {
-            x = drop(x);
-        }
-        match self.encoding.absolute(start, x.dims()[1], (&device, x.dtype()), pass) {
-            Some(rows) if dropped == EmbeddingDropout::Before => x + rows,
-            Some(rows) => drop(x + rows),
-            None if dropped == EmbeddingDropout::After => drop(x),
-            None => x,
-        }
-    }
-
-    /// The residual stream after the last layer, `[B, L, M]`; `adapt` says how these layers see.
-    fn hidden(&self, tokens: Tokens, pass: &Pass, adapt: impl Fn(Positions) -> Positions) -> Tensor<3> {
-        self.each_layer(tokens, pass, adapt, |_, _, _| {})
-    }
-
-    /// The same; `look` is shown every layer with what goes into it.
-    fn each_layer(
-        &self,
-        tokens: Tokens,
-        pass: &Pass,
-        adapt: impl Fn(Positions) -> Positions,
-        mut look: impl FnMut(&Block, &Tensor<3>, &Positions),
-    ) -> Tensor<3> {
-        let x = self.embed(tokens, 0, pass);
-        let (len, device, dtype) = (x.dims()[1], x.device(), x.dtype());
-        let positions = |layer| self.encoding.positions(layer, [len, len], (&device, dtype), self.engine, pass);
-        let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
-        let layers = self.blocks.iter().zip(&positions);
-        layers.fold(x, |x, (block, positions)| {
-            look(block, &x, positions);
-            block.forward(x, positions, pass, self.engine)
-        })
-    }
 }

@@ -28,11 +28,11 @@ impl Planned for Decoder {
     }
 
     fn encoding(&self) -> &PositionalEncoding {
-        &self.encoding
+        &self.trunk.encoding
     }
 
     fn encoding_mut(&mut self) -> &mut PositionalEncoding {
-        &mut self.encoding
+        &mut self.trunk.encoding
     }
 }
 
@@ -47,11 +47,11 @@ impl Planned for Transducer {
     }
 
     fn encoding(&self) -> &PositionalEncoding {
-        &self.encoder.encoding
+        &self.encoder.trunk.encoding
     }
 
     fn encoding_mut(&mut self) -> &mut PositionalEncoding {
-        &mut self.encoder.encoding
+        &mut self.encoder.trunk.encoding
     }
 }
 
@@ -61,11 +61,11 @@ impl Planned for Classifier {
     }
 
     fn encoding(&self) -> &PositionalEncoding {
-        &self.encoder.encoding
+        &self.encoder.trunk.encoding
     }
 
     fn encoding_mut(&mut self) -> &mut PositionalEncoding {
-        &mut self.encoder.encoding
+        &mut self.encoder.trunk.encoding
     }
 }
 

@@ -24,12 +24,12 @@ const ALL: Tokens = Tokens { ids: &IDS, batch: 1, len: IDS.len() };
 /// The residual stream after the last layer: blocks that are told of positions by an encoding that stands in all layers.
 fn layer_by_layer(model: &Decoder, plan: &Plan) -> Tensor<3> {
     let (device, dtype) = (kerple_lm::device(), DType::F32);
-    let mut x = embed(model.embedding.val(), &IDS, [1, IDS.len()], Engine::Composed);
+    let mut x = embed(model.trunk.embedding.val(), &IDS, [1, IDS.len()], Engine::Composed);
     let alone = |encoding: &Encoding| PositionalEncoding::new(encoding, &plan.geometry(), 4, plan.seed, &device);
     if let Some(rows) = alone(&plan.encoding).absolute(0, IDS.len(), (&device, dtype), &PASS) {
         x = x + rows;
     }
-    for (number, block) in model.blocks.iter().enumerate() {
+    for (number, block) in model.trunk.blocks.iter().enumerate() {
         let layer = plan.model.layer(&plan.encoding, number);
         let encoding = alone(&layer.windowed()).with_attention(layer.attention);
         let positions = encoding.positions(number, [IDS.len(); 2], (&device, dtype), Engine::Composed, &PASS);
@@ -107,11 +107,11 @@ fn values_are_told_apart_by_kind_and_layer() {
                 a = { at = [1], encoding = \"kerple_power\" }\n\
                 b = { at = [0, 3], encoding = { kind = \"kerple_log\", scope = \"layer\" } }";
     let model = Decoder::new(&read(text).unwrap(), &kerple_lm::device());
-    let names: Vec<String> = model.encoding.true_values().into_iter().map(|(name, _)| name).collect();
+    let names: Vec<String> = model.trunk.encoding.true_values().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["r1", "r2", "a.r1", "a.r2", "layer0.r1", "layer0.r2", "layer3.r1", "layer3.r2"]);
-    assert_eq!(model.encoding.sets(), [[0], [1], [2], [3]]);
-    assert_ne!(model.encoding.table(0, 9), model.encoding.table(3, 9), "layers that learn for themselves");
-    assert_ne!(model.encoding.table(1, 9), model.encoding.table(2, 9));
+    assert_eq!(model.trunk.encoding.sets(), [[0], [1], [2], [3]]);
+    assert_ne!(model.trunk.encoding.table(0, 9), model.trunk.encoding.table(3, 9), "layers that learn for themselves");
+    assert_ne!(model.trunk.encoding.table(1, 9), model.trunk.encoding.table(2, 9));
 }
 
 #[test]

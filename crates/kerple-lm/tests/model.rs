@@ -158,7 +158,7 @@ fn layers_start_alike_only_where_they_share() {
     let tables = |scope: Scope| {
         let encoding = Encoding { scope, ..encoding("kerple_log") };
         let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
-        [0, 1].map(|layer| model.encoding.table(layer, 9).bias.unwrap())
+        [0, 1].map(|layer| model.trunk.encoding.table(layer, 9).bias.unwrap())
     };
     let ([shared, same], [own, other]) = (tables(Scope::Model), tables(Scope::Layer));
     assert!(shared == same && shared == own && own != other);
@@ -243,7 +243,7 @@ fn draws_change_in_training_and_with_the_layer_and_not_in_evaluation() {
     let model = Decoder::new(&plan(&one, TrainConfig::default()), &kerple_lm::device());
     let options = (&kerple_lm::device(), burn::tensor::DType::F32);
     let bias = |layer: usize| {
-        let positions = model.encoding.positions(layer, [12, 12], options, Engine::Fused, &PASS);
+        let positions = model.trunk.encoding.positions(layer, [12, 12], options, Engine::Fused, &PASS);
         positions.scores.tables()[0].unwrap().clone().into_data().try_to_vec::<f32>().unwrap()
     };
     assert_ne!(bias(0), bias(1), "each layer draws for itself");

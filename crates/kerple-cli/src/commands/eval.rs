@@ -24,7 +24,7 @@ pub fn run(args: &Eval) -> Outcome {
     let Trained { plan, state, mut model, notes } = run.load(&host.device, args.strict)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let request = args.evaluation.request(plan.train_len, plan.seed, false)?;
-    change(&mut model.encoding, args)?;
+    change(&mut model.trunk.encoding, args)?;
     let source = open(args, &run, &plan)?;
     source.check_tokenizer(&plan.facts)?;
     let split = split(args);
@@ -35,7 +35,7 @@ pub fn run(args: &Eval) -> Outcome {
     remarkln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name());
     let longest = request.lengths.iter().copied().max().unwrap_or(0);
     remarkln!("{}", plan.evaluation_memory(longest));
-    remark_on_horizon(&model.encoding, longest);
+    remark_on_horizon(&model.trunk.encoding, longest);
     if !args.json {
         resultln!(
             "{:>8} {:>12} {:>10} {:>10} {:>9} {:>9}",
@@ -47,7 +47,7 @@ pub fn run(args: &Eval) -> Outcome {
             "seconds"
         );
     }
-    let label = model.encoding.encoding().label();
+    let label = model.trunk.encoding.encoding().label();
     show(args, (&label, "window"), print_row, |stop, tell| evaluation.run(stop, tell))
 }
 

@@ -34,7 +34,7 @@ pub fn run(args: &Sample) -> Outcome {
     let music = tokenizer.music_vocabulary();
     let prompt = prompt(args, tokenizer)?;
     generate::check(&model, prompt.len(), args.tokens)?;
-    remark_on_horizon(&model.encoding, prompt.len() + args.tokens);
+    remark_on_horizon(&model.trunk.encoding, prompt.len() + args.tokens);
     let (temperature, top_p) = music.map_or((0.8, 1.0), |music| music.representation().sampling());
     let draw = Draw {
         temperature: args.temperature.unwrap_or(temperature),

@@ -1,6 +1,6 @@
 //! An encoder with one answer for a sequence, or for a pair of them.
 
-use super::{Encoder, Tokens};
+use super::{Encoder, Tokens, trunk};
 use crate::config::Readout;
 use crate::plan::Plan;
 use burn::module::{Module, Param};
@@ -37,14 +37,14 @@ impl Classifier {
     /// A fresh classifier of this many classes.
     pub fn new(plan: &Plan, classes: usize, device: &Device) -> Classifier {
         let mut rng = stream(plan.seed, Purpose::Weights);
-        let encoder = Encoder::draw(plan, device, &mut rng);
-        let mut init = super::init(plan, &mut rng, device);
+        let mut init = trunk::init(plan, &mut rng, device);
+        let encoder = Encoder::draw(plan, &mut init);
         let widths = plan.model.read_widths();
         let hidden = widths.windows(2).map(|pair| Linear::new([pair[0], pair[1]], true, init.std, &mut init)).collect();
         let head = Linear::new([widths[widths.len() - 1], classes], true, init.std, &mut init);
         let readout = plan.model.readout;
         let first = (readout != Readout::Mean).then(|| {
-            let zeros = Tensor::<1>::zeros([plan.model.d_model], (device, encoder.embedding.val().dtype()));
+            let zeros = Tensor::<1>::zeros([plan.model.d_model], (device, encoder.trunk.embedding.val().dtype()));
             Param::from_tensor(zeros)
         });
         Classifier { encoder, first, hidden, head, readout }

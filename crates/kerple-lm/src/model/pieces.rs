@@ -89,12 +89,12 @@ impl Pieces<'_> {
         let scored = targets.scored.map(|scored| columns(scored, len, range.clone()));
         let tokens = Tokens { ids: &ids, batch, len: range.len() };
         let (mut x, positions) = model.embedded(tokens, range.start, &self.pass);
-        let layers = model.blocks.iter().zip(positions).zip(memory.iter().zip(&self.behind));
+        let layers = model.trunk.blocks.iter().zip(positions).zip(memory.iter().zip(&self.behind));
         for ((block, positions), (memory, behind)) in layers {
             let positions = Positions { piece: memory.piece(behind), ..positions };
-            x = block.forward(x, &positions, &self.pass, model.engine);
+            x = block.forward(x, &positions, &self.pass, model.trunk.engine);
         }
         let targets = Targets { ids: &own, scored: scored.as_deref() };
-        loss::loss(x, model.output(), targets, self.share, model.engine)
+        loss::loss(x, model.output(), targets, self.share, model.trunk.engine)
     }
 }

@@ -1,7 +1,7 @@
 //! A model from sequences to sequences of answers: an encoder reads the input and empty places behind it, and answers there.
 //! Ruoss et al. 2023, arXiv:2305.16843.
 
-use super::{Encoder, Tokens};
+use super::{Encoder, Tokens, trunk};
 use crate::plan::Plan;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -30,8 +30,8 @@ impl Transducer {
     /// A fresh model of this many answers.
     pub fn new(plan: &Plan, classes: usize, device: &Device) -> Transducer {
         let mut rng = stream(plan.seed, Purpose::Weights);
-        let encoder = Encoder::draw(plan, device, &mut rng);
-        let mut init = super::init(plan, &mut rng, device);
+        let mut init = trunk::init(plan, &mut rng, device);
+        let encoder = Encoder::draw(plan, &mut init);
         Transducer { encoder, head: Linear::new([plan.model.d_model, classes], true, init.std, &mut init) }
     }
 

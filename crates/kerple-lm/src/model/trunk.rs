@@ -1,0 +1,149 @@
+//! What decoders and encoders share: token embeddings, blocks with a positional encoding, and the norm of the result.
+
+use super::Tokens;
+use crate::plan::{ModelPlan, Plan};
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+use kerple_burn::block::Block;
+use kerple_burn::forms::Positions;
+use kerple_burn::fused::Engine;
+use kerple_burn::layers::{Init, Norm, normal_matrix};
+use kerple_burn::ops::dropout::{Dropout, dropout};
+use kerple_burn::ops::embedding::embed;
+use kerple_burn::parameters::{Describe, Groups};
+use kerple_burn::pass::{EMBEDDINGS, Pass};
+use kerple_burn::plan::EmbeddingDropout;
+use kerple_burn::positions::{PositionalEncoding, Standing};
+use rand::Rng;
+
+/// Embeddings, layers and the norm behind them. Its parameters are named as if they were the model's own.
+#[derive(Module, Debug)]
+pub struct Trunk {
+    /// Token embeddings, `[V, M]`.
+    pub embedding: Param<Tensor<2>>,
+    /// Right after the embedding, where the plan has it.
+    pub embedding_norm: Option<Norm>,
+    /// The encoding, with a set of learned values for all layers or one a layer.
+    pub encoding: PositionalEncoding,
+    /// Layers.
+    pub blocks: Vec<Block>,
+    /// Of the result.
+    pub norm: Norm,
+    #[module(skip)]
+    embedded: Embedded,
+    #[module(skip)]
+    pub(super) engine: Engine,
+}
+
+impl Describe for Trunk {
+    fn describe(&self, groups: &mut Groups) {
+        self.encoding.describe(groups);
+    }
+}
+
+/// What becomes of embeddings besides their norm.
+#[derive(Clone, Copy, Debug)]
+struct Embedded {
+    /// Factor on them.
+    scale: f64,
+    /// Share that training drops.
+    share: f64,
+    /// Where it drops.
+    dropped: EmbeddingDropout,
+}
+
+impl Embedded {
+    fn of(plan: &Plan) -> Embedded {
+        let ModelPlan { d_model, block, .. } = &plan.model;
+        let scale = if block.scaled_embedding { (*d_model as f64).sqrt() } else { 1.0 };
+        Embedded { scale, share: block.dropout, dropped: block.embedding_dropout }
+    }
+}
+
+/// How the matrices of a plan's model begin.
+pub(super) fn init<'a, R>(plan: &Plan, rng: &'a mut R, device: &'a Device) -> Init<'a, R> {
+    let ModelPlan { d_model, n_layers, block, .. } = &plan.model;
+    let [std, std_out] = block.init.deviations(*d_model, *n_layers);
+    Init { rng, kind: block.init, std, std_out, device, dtype: device.settings().float_dtype.into() }
+}
+
+fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
+    let standing: Vec<Standing> = plan.model.every_layer(&plan.encoding).map(|layer| layer.standing()).collect();
+    let others = plan.model.other_encodings();
+    PositionalEncoding::of_layers(&plan.encoding, &others, &standing, &plan.geometry(), (plan.seed, device))
+}
+
+impl Trunk {
+    /// A fresh one. The same seed gives every encoding the same initial weights: weights and encoding draw from streams of their
+    /// own.
+    pub(super) fn draw(plan: &Plan, init: &mut Init<impl Rng>) -> Trunk {
+        let (model, sizes) = (&plan.model, plan.model.sizes());
+        let ModelPlan { d_model, vocab_size, block, .. } = model;
+        let embedding = normal_matrix([*vocab_size, *d_model], block.init.embedding_std(init.std), init);
+        let mut layer = |layer| Block::new(&model.block_of(&plan.encoding, layer), &sizes, layer, init);
+        let blocks = (0..model.n_layers).map(&mut layer).collect();
+        Trunk {
+            embedding,
+            embedding_norm: block.embedding_norm.then(|| Norm::new(block, *d_model, init)),
+            encoding: encoding(plan, init.device),
+            blocks,
+            norm: Norm::new(block, *d_model, init),
+            embedded: Embedded::of(plan),
+            engine: Engine::Fused,
+        }
+    }
+
+    /// The same, computing with this engine.
+    pub(super) fn with_engine(self, engine: Engine) -> Trunk {
+        Trunk { engine, ..self }
+    }
+
+    /// Embeddings of tokens from position `start` on, `[B, L, M]`, with what the encoding adds to them; one more where there is
+    /// a row `[M]` to stand in front of every sequence.
+    pub(super) fn embed(&self, first: Option<Tensor<1>>, tokens: Tokens, start: usize, pass: &Pass) -> Tensor<3> {
+        let Tokens { ids, batch, len } = tokens;
+        let table = self.embedding.val();
+        let device = table.device();
+        let mut x = embed(table, ids, [batch, len], self.engine);
+        if self.embedded.scale != 1.0 {
+            x = x * self.embedded.scale;
+        }
+        if let Some(norm) = &self.embedding_norm {
+            x = norm.forward(x, self.engine);
+        }
+        if let Some(first) = first {
+            let width = x.dims()[2];
+            x = Tensor::cat(vec![first.reshape([1, 1, width]).expand([batch, 1, width]), x], 1);
+        }
+        let Embedded { share, dropped, .. } = self.embedded;
+        let drop = |x| dropout(x, Dropout { share, pass, place: EMBEDDINGS }, self.engine);
+        if dropped == EmbeddingDropout::Before {
+            x = drop(x);
+        }
+        match self.encoding.absolute(start, x.dims()[1], (&device, x.dtype()), pass) {
+            Some(rows) if dropped == EmbeddingDropout::Before => x + rows,
+            Some(rows) => drop(x + rows),
+            None if dropped == EmbeddingDropout::After => drop(x),
+            None => x,
+        }
+    }
+
+    /// The rows `x` of embeddings after the last layer, `[B, L, M]`, before the norm; `adapt` says how these layers see, and
+    /// `look` is shown every layer with what goes into it.
+    pub(super) fn each_layer(
+        &self,
+        x: Tensor<3>,
+        pass: &Pass,
+        adapt: impl Fn(Positions) -> Positions,
+        mut look: impl FnMut(&Block, &Tensor<3>, &Positions),
+    ) -> Tensor<3> {
+        let (len, device, dtype) = (x.dims()[1], x.device(), x.dtype());
+        let positions = |layer| self.encoding.positions(layer, [len, len], (&device, dtype), self.engine, pass);
+        let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
+        let layers = self.blocks.iter().zip(&positions);
+        layers.fold(x, |x, (block, positions)| {
+            look(block, &x, positions);
+            block.forward(x, positions, pass, self.engine)
+        })
+    }
+}
