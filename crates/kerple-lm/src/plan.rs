@@ -1,6 +1,9 @@
 //! A plan: a run file with every choice made explicit, checked and hashed. It is saved with the run.
 
 mod check;
+mod head;
+
+pub(crate) use head::Head;
 
 use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
@@ -13,7 +16,7 @@ use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
 use kerple_data::lra::Arena;
-use kerple_data::tasks::{Answer, Facts, TaskConfig};
+use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -66,20 +69,7 @@ impl ModelPlan {
 
     /// Trained values without those of the encoding, of the model that a text or this task is learned with.
     pub fn parameters(&self, task: Option<&TaskConfig>) -> usize {
-        let head = match task.map(TaskConfig::facts) {
-            // with a bias
-            Some(Facts { answer: Answer::Tape, classes, .. }) => (self.d_model + 1) * classes,
-            Some(Facts { answer: Answer::Class, classes, .. }) => {
-                let widths: Vec<usize> = self.read_widths().into_iter().chain([classes]).collect();
-                let layers: usize = widths.windows(2).map(|pair| (pair[0] + 1) * pair[1]).sum();
-                layers + if self.readout == Readout::Mean { 0 } else { self.d_model }
-            }
-            Some(Facts { answer: Answer::Marked, .. }) | None => {
-                let matrix = if self.block.tied_head { 0 } else { self.vocab_size * self.d_model };
-                matrix + if self.block.head_bias { self.vocab_size } else { 0 }
-            }
-        };
-        let matrices = self.vocab_size * self.d_model + head;
+        let matrices = self.vocab_size * self.d_model + Head::of(task).parameters(self);
         let norms = if self.block.embedding_norm { 2 } else { 1 } * self.block.norm.vectors() * self.d_model;
         let absent = match self.block.residual {
             ResidualKind::Post => self.block.norm.vectors() * self.d_model,
@@ -226,7 +216,7 @@ impl Plan {
                 "prepare more text, or lower train.train_len",
             ));
         }
-        let train_len = sequence_len(task, model.readout, train.train_len);
+        let train_len = Head::of(task).positions(model.readout, train.train_len);
         let geometry = model.geometry(train_len);
         check_encodings(&config.encoding, &geometry, &model)?;
         // before anything is made of it
@@ -259,6 +249,11 @@ impl Plan {
         (self.hash == hash || self.hash == digest(&self.canonical_before())).then_some(Plan { hash, ..self })
     }
 
+    /// How its model answers.
+    pub(crate) fn head(&self) -> Head<'_> {
+        Head::of(self.data.task.as_ref())
+    }
+
     /// Sizes the encoding needs.
     pub fn geometry(&self) -> Geometry {
         self.model.geometry(self.sequence_len())
@@ -279,7 +274,7 @@ impl Plan {
     /// Tokens of a sequence of this length as the model reads it: with the empty places of its answer, with the token that its
     /// class is read off, of a pair its longer half.
     pub fn sequence_of(&self, length: usize) -> usize {
-        sequence_len(self.data.task.as_ref(), self.model.readout, length)
+        self.head().positions(self.model.readout, length)
     }
 
     /// Refuses what the run's encoding is changed into for an evaluation, where this model cannot take it.
@@ -306,10 +301,13 @@ impl Plan {
     /// positions where they have one length; where each has its own, every group draws, for as many as its longest has.
     pub fn evaluation_pass(&self, first: usize) -> Pass {
         let pass = Pass::evaluation(self.seed).at_row(first);
-        let is_padded = self.data.task.as_ref().is_some_and(|task| task.facts().answer == Answer::Class);
         let others = self.model.other_encodings();
         let mut all = others.iter().map(|(_, other)| other).chain([&self.encoding]);
-        if is_padded && all.any(|encoding| encoding.randomized.is_some()) { pass.by_itself() } else { pass }
+        if self.head().is_class() && all.any(|encoding| encoding.randomized.is_some()) {
+            pass.by_itself()
+        } else {
+            pass
+        }
     }
 
     /// The learning rate of each update.
@@ -455,19 +453,5 @@ fn flatten(path: &str, value: &serde_json::Value, out: &mut Vec<(String, String)
     match value {
         serde_json::Value::Object(map) => map.iter().for_each(|(key, value)| flatten(&within(key), value, out)),
         value => out.push((path.to_owned(), value.to_string())),
-    }
-}
-
-/// See [`Plan::sequence_of`].
-fn sequence_len(task: Option<&TaskConfig>, readout: Readout, length: usize) -> usize {
-    match task.map(|task| (task, task.facts().answer)) {
-        Some((task, Answer::Tape)) => length + task.answers(length),
-        Some((_, Answer::Class)) => match readout {
-            Readout::Mean => length,
-            Readout::First => length + 1,
-            // the separator is half of none, and each half has a token in front
-            Readout::Towers => length.saturating_sub(1).div_ceil(2) + 1,
-        },
-        Some((_, Answer::Marked)) | None => length,
     }
 }

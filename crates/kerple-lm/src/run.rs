@@ -28,11 +28,11 @@ pub use verify::Verification;
 use crate::checkpoint::{self, Found, State, present};
 use crate::corpus::Source;
 use crate::error::{Error, Result};
-use crate::model::{Classifier, Decoder, Transducer};
+use crate::model::Decoder;
 use crate::plan::Plan;
-use crate::solver::{Planned, Solver};
+use crate::solver::{self, Planned, Solve, Work};
+use crate::task::Task;
 use burn::tensor::Device;
-use kerple_data::tasks::Answer;
 use kerple_records::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow};
 use std::path::{Path, PathBuf};
 
@@ -137,21 +137,28 @@ impl RunFolder {
     ///
     /// # Errors
     /// A folder without a plan or a good checkpoint, or with a run of a text.
-    pub fn load_solver(&self, device: &Device, strict: bool) -> Result<Trained<Solver>> {
-        fn solver<M>(trained: Trained<M>, of: fn(M) -> Solver) -> Trained<Solver> {
-            let Trained { plan, state, model, notes } = trained;
-            Trained { plan, state, model: of(model), notes }
+    pub fn load_solver(&self, device: &Device, strict: bool) -> Result<Trained<Box<dyn Solve>>> {
+        struct Loading<'a> {
+            run: &'a RunFolder,
+            plan: Plan,
+            device: &'a Device,
+            strict: bool,
         }
-        let plan = self.existing_plan()?;
-        match Solver::answer(&plan) {
-            Some(Answer::Marked) => Ok(solver(self.load_as(plan, device, strict)?, Solver::Decoder)),
-            Some(Answer::Tape) => Ok(solver(self.load_as::<Transducer>(plan, device, strict)?, Solver::Transducer)),
-            Some(Answer::Class) => Ok(solver(self.load_as::<Classifier>(plan, device, strict)?, Solver::Classifier)),
-            None => {
-                let message = format!("{} holds a run of a text", self.path.display());
-                Err(Error::refused(message, "this needs a run that was trained on a task"))
+        impl Work for Loading<'_> {
+            type Found = Result<Trained<Box<dyn Solve>>>;
+
+            fn with<M: Planned, T: Task<M> + Copy>(self, _task: T) -> Self::Found {
+                let Trained { plan, state, model, notes } =
+                    self.run.load_as::<M>(self.plan, self.device, self.strict)?;
+                Ok(Trained { plan, state, model: Box::new(model), notes })
             }
         }
+        let plan = self.existing_plan()?;
+        if plan.data.task.is_none() {
+            let message = format!("{} holds a run of a text", self.path.display());
+            return Err(Error::refused(message, "this needs a run that was trained on a task"));
+        }
+        solver::work(&plan.clone(), Loading { run: self, plan, device, strict })
     }
 
     fn load_as<M: Planned>(&self, plan: Plan, device: &Device, strict: bool) -> Result<Trained<M>> {

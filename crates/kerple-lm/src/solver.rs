@@ -2,56 +2,66 @@
 
 use crate::model::{Classifier, Decoder, Transducer};
 use crate::plan::Plan;
-use crate::task::{Answering, Batch, Scores, Task};
+use crate::task::{Answering, Batch, LanguageModel, Scores, Task};
 use burn::module::Module;
 use burn::tensor::Device;
 use kerple_burn::parameters::Describe;
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_data::tasks::{Answer, TaskConfig};
+use std::fmt::Debug;
 
-/// A model that a plan describes whole.
-pub trait Planned: Module + Describe {
-    /// A fresh one.
-    fn of(plan: &Plan, device: &Device) -> Self;
-
+/// A model that answers, whichever kind it is.
+pub trait Solve: Debug {
     /// How positions enter.
     fn encoding(&self) -> &PositionalEncoding;
 
     /// The same, to change what an evaluation may change.
     fn encoding_mut(&mut self) -> &mut PositionalEncoding;
+
+    /// The loss of each target and whether it was hit.
+    fn score(&self, batch: &Batch, pass: &Pass) -> Scores;
+}
+
+/// A model that a plan describes whole.
+pub trait Planned: Module + Describe + Solve + 'static {
+    /// A fresh one.
+    fn of(plan: &Plan, device: &Device) -> Self;
+}
+
+/// What is to be done with the model of a plan and what it is trained for, whichever they are.
+pub trait Work {
+    /// What comes of it.
+    type Found;
+
+    /// Does it.
+    fn with<M: Planned, T: Task<M> + Copy>(self, task: T) -> Self::Found;
+}
+
+/// Does work with the model of a plan: the one place that says which kind of answer is given by which model.
+pub fn work<W: Work>(plan: &Plan, work: W) -> W::Found {
+    match plan.data.task.as_ref().map(|task| task.facts().answer) {
+        None => work.with::<Decoder, _>(LanguageModel { piece: plan.train.piece }),
+        Some(Answer::Marked) => work.with::<Decoder, _>(Answering),
+        Some(Answer::Tape) => work.with::<Transducer, _>(Answering),
+        Some(Answer::Class) => work.with::<Classifier, _>(Answering),
+    }
+}
+
+/// Answers that the plan's task has.
+fn classes(plan: &Plan) -> usize {
+    plan.data.task.as_ref().map(TaskConfig::facts).map_or(plan.model.vocab_size, |facts| facts.classes)
 }
 
 impl Planned for Decoder {
     fn of(plan: &Plan, device: &Device) -> Decoder {
         Decoder::new(plan, device)
     }
-
-    fn encoding(&self) -> &PositionalEncoding {
-        &self.trunk.encoding
-    }
-
-    fn encoding_mut(&mut self) -> &mut PositionalEncoding {
-        &mut self.trunk.encoding
-    }
-}
-
-/// Answers that the plan's task has.
-fn classes(plan: &Plan) -> usize {
-    plan.data.task.as_ref().map_or(plan.model.vocab_size, |task| task.facts().classes)
 }
 
 impl Planned for Transducer {
     fn of(plan: &Plan, device: &Device) -> Transducer {
         Transducer::new(plan, classes(plan), device)
-    }
-
-    fn encoding(&self) -> &PositionalEncoding {
-        &self.encoder.trunk.encoding
-    }
-
-    fn encoding_mut(&mut self) -> &mut PositionalEncoding {
-        &mut self.encoder.trunk.encoding
     }
 }
 
@@ -59,7 +69,23 @@ impl Planned for Classifier {
     fn of(plan: &Plan, device: &Device) -> Classifier {
         Classifier::new(plan, classes(plan), device)
     }
+}
 
+impl Solve for Decoder {
+    fn encoding(&self) -> &PositionalEncoding {
+        &self.trunk.encoding
+    }
+
+    fn encoding_mut(&mut self) -> &mut PositionalEncoding {
+        &mut self.trunk.encoding
+    }
+
+    fn score(&self, batch: &Batch, pass: &Pass) -> Scores {
+        Answering.score(self, batch, pass)
+    }
+}
+
+impl Solve for Transducer {
     fn encoding(&self) -> &PositionalEncoding {
         &self.encoder.trunk.encoding
     }
@@ -67,50 +93,22 @@ impl Planned for Classifier {
     fn encoding_mut(&mut self) -> &mut PositionalEncoding {
         &mut self.encoder.trunk.encoding
     }
+
+    fn score(&self, batch: &Batch, pass: &Pass) -> Scores {
+        Answering.score(self, batch, pass)
+    }
 }
 
-/// A trained model that answers, whichever kind it is.
-#[derive(Debug, Clone)]
-#[allow(clippy::large_enum_variant, reason = "one of them a process")]
-pub enum Solver {
-    /// At marked tokens.
-    Decoder(Decoder),
-    /// At empty places.
-    Transducer(Transducer),
-    /// Once.
-    Classifier(Classifier),
-}
-
-impl Solver {
-    /// How the task of a plan is answered; `None` for a text.
-    pub fn answer(plan: &Plan) -> Option<Answer> {
-        plan.data.task.as_ref().map(TaskConfig::facts).map(|facts| facts.answer)
+impl Solve for Classifier {
+    fn encoding(&self) -> &PositionalEncoding {
+        &self.encoder.trunk.encoding
     }
 
-    /// How positions enter.
-    pub fn encoding(&self) -> &PositionalEncoding {
-        match self {
-            Solver::Decoder(model) => model.encoding(),
-            Solver::Transducer(model) => model.encoding(),
-            Solver::Classifier(model) => model.encoding(),
-        }
+    fn encoding_mut(&mut self) -> &mut PositionalEncoding {
+        &mut self.encoder.trunk.encoding
     }
 
-    /// The same, to change what an evaluation may change.
-    pub fn encoding_mut(&mut self) -> &mut PositionalEncoding {
-        match self {
-            Solver::Decoder(model) => model.encoding_mut(),
-            Solver::Transducer(model) => model.encoding_mut(),
-            Solver::Classifier(model) => model.encoding_mut(),
-        }
-    }
-
-    /// The loss of each target and whether it was hit.
-    pub fn score(&self, batch: &Batch, pass: &Pass) -> Scores {
-        match self {
-            Solver::Decoder(model) => Answering.score(model, batch, pass),
-            Solver::Transducer(model) => Answering.score(model, batch, pass),
-            Solver::Classifier(model) => Answering.score(model, batch, pass),
-        }
+    fn score(&self, batch: &Batch, pass: &Pass) -> Scores {
+        Answering.score(self, batch, pass)
     }
 }

@@ -6,18 +6,16 @@ use crate::events::EventFile;
 use crate::host::Host;
 use crate::learner::{self, Learned, Learner, NotFinite, Update};
 use crate::memory::{Limit, TOKENS_AT_ONCE};
-use crate::model::{Classifier, Decoder, Transducer};
 use crate::plan::Plan;
 use crate::run::{Lock, RunFolder, seconds_since_1970};
 use crate::sequences::Batches;
-use crate::solver::{Planned, Solver};
-use crate::task::{self, Answering, LanguageModel, Task};
+use crate::solver::{self, Planned, Work};
+use crate::task::{self, Task};
 use burn::tensor::Device;
 use kerple::forms::DistanceTable;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
-use kerple_data::tasks::Answer;
 use kerple_records::{Journal, KernelSnapshot, MetricsRow, SittingRow};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,11 +108,20 @@ struct Trainer<'a, M, T> {
 /// # Errors
 /// What cannot be read or written, a folder in use or of another plan, or a number that is not one.
 pub fn train(sitting: &Sitting, tell: &mut dyn FnMut(Event)) -> Result<Outcome> {
-    match Solver::answer(sitting.plan) {
-        None => train_with::<Decoder, _>(sitting, LanguageModel { piece: sitting.plan.train.piece }, tell),
-        Some(Answer::Marked) => train_with::<Decoder, _>(sitting, Answering, tell),
-        Some(Answer::Tape) => train_with::<Transducer, _>(sitting, Answering, tell),
-        Some(Answer::Class) => train_with::<Classifier, _>(sitting, Answering, tell),
+    solver::work(sitting.plan, Training { sitting, tell })
+}
+
+/// Training of whichever model a plan asks for.
+struct Training<'a, 'b> {
+    sitting: &'a Sitting<'a>,
+    tell: &'b mut dyn FnMut(Event),
+}
+
+impl Work for Training<'_, '_> {
+    type Found = Result<Outcome>;
+
+    fn with<M: Planned, T: Task<M> + Copy>(self, task: T) -> Result<Outcome> {
+        train_with::<M, T>(self.sitting, task, self.tell)
     }
 }
 

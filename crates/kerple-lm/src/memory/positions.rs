@@ -23,7 +23,6 @@ use kerple::forms::{Code, CodeKind};
 use kerple::kernel::exponentials::Grid;
 use kerple_burn::ops::linear_attention::MOST_HELD;
 use kerple_burn::plan::{FeatureKind, LinearPlan};
-use kerple_data::tasks::Answer;
 
 /// What is in memory at once.
 #[derive(Clone, Copy, Debug)]
@@ -47,8 +46,7 @@ pub(super) fn positions(plan: &Plan, rows: Rows) -> u64 {
             None => kinds.push((layer, 1)),
         }
     }
-    let is_encoder = plan.data.task.as_ref().is_some_and(|task| task.facts().answer != Answer::Marked);
-    let (geometry, sides) = (plan.geometry(), 1 + usize::from(is_encoder));
+    let (geometry, sides) = (plan.geometry(), 1 + usize::from(plan.head().sees_ahead()));
     let of_kind = |(layer, layers): &(Layer, usize)| {
         let encoding = encoding((layer, *layers), &geometry, (rows, sides));
         let linear = layer.attention.linear();

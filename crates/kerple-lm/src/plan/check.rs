@@ -1,6 +1,6 @@
 //! What a plan refuses.
 
-use super::ModelPlan;
+use super::{Head, ModelPlan};
 use crate::config::{Readout, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::Layer;
@@ -9,7 +9,7 @@ use kerple::encoding::{Encoding, Form, Geometry, InLinear, MapForm, Refusal};
 use kerple::maps::Map;
 use kerple_burn::plan::{AttentionKind, FeatureKind, LinearPlan, SinkKind};
 use kerple_data::lra::Arena;
-use kerple_data::tasks::{Answer, Facts, TaskConfig};
+use kerple_data::tasks::{Facts, TaskConfig};
 
 /// Sequences of the largest batch.
 pub(super) const MOST_BATCH: usize = 1 << 20;
@@ -33,7 +33,7 @@ pub(super) fn check(key: &str, value: f64, limits: std::ops::RangeInclusive<f64>
 
 /// Only classes are read off something, and towers off pairs.
 pub(super) fn check_readout(task: Option<&TaskConfig>, readout: Readout) -> Result<()> {
-    let is_class = task.is_some_and(|task| task.facts().answer == Answer::Class);
+    let is_class = Head::of(task).is_class();
     let is_pair = matches!(task, Some(TaskConfig::Arena(Arena::Retrieval(_))));
     let (fits, hint) = match readout {
         Readout::Mean => (true, ""),
@@ -158,7 +158,7 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
 
 /// Only encoders read in both directions.
 fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding) -> Result<()> {
-    let is_encoder = task.is_some_and(|task| task.facts().answer != Answer::Marked);
+    let is_encoder = Head::of(task).sees_ahead();
     if is_encoder && encoding.only_looks_back() {
         return Err(Error::Config {
             place: "encoding".to_owned(),

@@ -1,0 +1,68 @@
+//! What stands behind the layers of a model, and what that makes of it: one place for all kinds of answers.
+
+use super::ModelPlan;
+use crate::config::Readout;
+use kerple_data::tasks::{Answer, TaskConfig};
+
+/// How a model answers.
+pub(crate) enum Head<'a> {
+    /// At every token, with one of the vocabulary: texts, and tasks that mark tokens.
+    Tokens,
+    /// At empty places behind the sequence.
+    Places(&'a TaskConfig),
+    /// Once.
+    Class(&'a TaskConfig),
+}
+
+impl<'a> Head<'a> {
+    /// The head of what a text, or this task, is learned with.
+    pub(crate) fn of(task: Option<&'a TaskConfig>) -> Head<'a> {
+        match task.map(|task| (task, task.facts().answer)) {
+            None | Some((_, Answer::Marked)) => Head::Tokens,
+            Some((task, Answer::Tape)) => Head::Places(task),
+            Some((task, Answer::Class)) => Head::Class(task),
+        }
+    }
+
+    /// Whether the layers are an encoder's, which sees keys ahead of a query.
+    pub(crate) fn sees_ahead(&self) -> bool {
+        !matches!(self, Head::Tokens)
+    }
+
+    /// Whether one answer is for a whole sequence, which has a length of its own.
+    pub(crate) fn is_class(&self) -> bool {
+        matches!(self, Head::Class(_))
+    }
+
+    /// Tokens of a sequence of this length as the model reads it: with the empty places of its answer, with the token that its
+    /// class is read off, of a pair its longer half.
+    pub(crate) fn positions(&self, readout: Readout, length: usize) -> usize {
+        match self {
+            Head::Tokens => length,
+            Head::Places(task) => length + task.answers(length),
+            Head::Class(_) => match readout {
+                Readout::Mean => length,
+                Readout::First => length + 1,
+                // the separator is half of none, and each half has a token in front
+                Readout::Towers => length.saturating_sub(1).div_ceil(2) + 1,
+            },
+        }
+    }
+
+    /// Trained values of it, biases included.
+    pub(crate) fn parameters(&self, model: &ModelPlan) -> usize {
+        let ModelPlan { d_model, vocab_size, readout, block, .. } = model;
+        match self {
+            Head::Tokens => {
+                let matrix = if block.tied_head { 0 } else { vocab_size * d_model };
+                matrix + if block.head_bias { *vocab_size } else { 0 }
+            }
+            Head::Places(task) => (d_model + 1) * task.facts().classes,
+            Head::Class(task) => {
+                let widths: Vec<usize> = model.read_widths().into_iter().chain([task.facts().classes]).collect();
+                let layers: usize = widths.windows(2).map(|pair| (pair[0] + 1) * pair[1]).sum();
+                layers + if *readout == Readout::Mean { 0 } else { *d_model }
+            }
+        }
+    }
+}
