@@ -5,7 +5,7 @@
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, AnswersEvaluation, Evaluation, Request};
+use crate::evaluate::{self, Evaluation, OfTask, OfText, Request};
 use crate::host::Host;
 use crate::memory::Memory;
 use crate::model::Decoder;
@@ -203,7 +203,8 @@ impl Job<'_> {
             let Some((encoding, request)) = self.served(ask) else { continue };
             let mut model = model.clone();
             model.trunk.encoding = model.trunk.encoding.evaluated_as(encoding);
-            let evaluation = Evaluation::new(folder, (&plan, state.step, &model), &text, &request, &host.maker)?;
+            let scored = OfText::of_run(folder, &plan, &text, &request)?;
+            let evaluation = Evaluation::new(folder, (&plan, state.step, &model), &scored, &host.maker)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
             }
@@ -232,7 +233,9 @@ impl Job<'_> {
             let Some((encoding, request)) = self.served(ask) else { continue };
             let request = request.answers(Split::Test, task);
             *trained.model.encoding_mut() = learned.evaluated_as(encoding);
-            let evaluation = AnswersEvaluation::new(self.folder, &trained, task, &request, &self.host.maker)?;
+            let scored = OfTask::new(task, &request);
+            let solver = (&trained.plan, trained.state.step, trained.model.as_ref());
+            let evaluation = Evaluation::new(self.folder, solver, &scored, &self.host.maker)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
             }
@@ -259,9 +262,12 @@ impl Job<'_> {
             let missing = match self.source.task() {
                 Some(task) => {
                     let request = request.answers(Split::Test, task);
-                    evaluate::missing_answers(&rows, self.plan, &encoding, task, &request)
+                    evaluate::missing(&rows, self.plan, &encoding, &OfTask::new(task, &request))
                 }
-                None => evaluate::missing(&rows, self.plan, &encoding, &self.source.text(Split::Test)?, &request)?,
+                None => {
+                    let text = self.source.text(Split::Test)?;
+                    evaluate::missing(&rows, self.plan, &encoding, &OfText::new(self.plan, &text, &request)?)
+                }
             };
             if !missing.is_empty() {
                 return Ok(false);

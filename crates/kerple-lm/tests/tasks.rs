@@ -7,7 +7,7 @@ use kerple_data::Split;
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::Source;
-use kerple_lm::evaluate::{AnswersEvaluation, AnswersRequest, Event as Evaluating, missing_answers, served};
+use kerple_lm::evaluate::{AnswersRequest, Evaluation, Event as Evaluating, OfTask, missing, served};
 use kerple_lm::host::Host;
 use kerple_lm::learner::{Learner, settings};
 use kerple_lm::model::{Classifier, Decoder, Transducer};
@@ -81,7 +81,9 @@ fn evaluate(folder: &Path, request: &AnswersRequest) -> (Vec<EvaluationRow>, usi
     let host = Host::cpu(None);
     let trained = run.load_solver(&host.device, true).unwrap();
     let source = Source::open(&trained.plan.data).unwrap();
-    let evaluation = AnswersEvaluation::new(&run, &trained, source.task().unwrap(), request, &host.maker).unwrap();
+    let scored = OfTask::new(source.task().unwrap(), request);
+    let solver = (&trained.plan, trained.state.step, trained.model.as_ref());
+    let evaluation = Evaluation::new(&run, solver, &scored, &host.maker).unwrap();
     let (mut rows, mut fresh_ones) = (Vec::new(), 0);
     let finished = evaluation.run(&AtomicBool::new(false), &mut |event| {
         if let Evaluating::Row { row, fresh } = event {
@@ -137,7 +139,7 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
     let (plan, source) = plan(&config);
     let known = RunFolder::new(folder.path()).evaluations().unwrap();
     let missing = |encoding: &Encoding, source: &Source, lengths: &[usize]| {
-        missing_answers(&known, &plan, encoding, source.task().unwrap(), &request(lengths))
+        missing(&known, &plan, encoding, &OfTask::new(source.task().unwrap(), &request(lengths)))
     };
     assert_eq!(missing(&plan.encoding, &source, &[8, 9, 10, 24]), [10]);
     let windowed = Encoding { window: Some(4), ..plan.encoding.clone() };

@@ -1,19 +1,16 @@
 //! Evaluation of a task: the share of right answers at each length.
 
-use super::{Amount, EvaluationKey, Event, Protocol, Request, Rows};
+use super::{Amount, EvaluationKey, Found, Request, Scored};
 use crate::error::{Error, Result};
-use crate::memory::{Limit, TOKENS_AT_ONCE};
+use crate::memory::TOKENS_AT_ONCE;
 use crate::plan::Plan;
-use crate::run::{RunFolder, Trained};
-use crate::solver::Solver;
+use crate::solver::Solve;
 use crate::task::{Batch, Scores};
 use crate::tasks::TaskSource;
 use kerple::encoding::Encoding;
 use kerple_data::Split;
 use kerple_data::tasks::Facts;
-use kerple_records::{ANSWERS, Answers, EvaluationRow, Maker, ScoredText};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use kerple_records::{ANSWERS, Answers, ScoredText};
 
 /// What is evaluated of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,19 +70,6 @@ pub fn default_lengths(train_len: usize) -> Vec<usize> {
     (1..=longest / step).map(|number| number * step).collect()
 }
 
-/// A trained run of a task, its examples, and what is asked about them: checked, so that it runs to the end.
-pub struct AnswersEvaluation<'a> {
-    plan: &'a Plan,
-    step: u64,
-    solver: &'a Solver,
-    source: &'a TaskSource,
-    facts: Facts,
-    checksum: String,
-    request: &'a AnswersRequest,
-    maker: &'a Maker,
-    rows: Rows,
-}
-
 /// Lengths that an encoding of a plan's run is defined for, the empty places of a task included, and that have room for the
 /// task.
 pub fn served(plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize> {
@@ -95,49 +79,44 @@ pub fn served(plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize>
     lengths.iter().copied().filter(serves).collect()
 }
 
-/// Identifies the evaluation of one length with an encoding, on examples with this checksum.
-fn key(checksum: &str, encoding: &Encoding, request: &AnswersRequest, length: usize, step: u64) -> EvaluationKey {
-    let AnswersRequest { examples, seed, split, .. } = *request;
-    let text = ScoredText { checksum: checksum.to_owned(), span: length as u64, segments: examples, seed };
-    let known = super::key((text, split.name()), Protocol::Segments, encoding, length, step);
-    EvaluationKey { protocol: ANSWERS.to_owned(), ..known }
+/// Sequences of a task, the same for all encodings.
+pub struct OfTask<'a> {
+    source: &'a TaskSource,
+    facts: Facts,
+    checksum: String,
+    request: &'a AnswersRequest,
 }
 
-/// Lengths of a request that no row of the plan's last step covers, by the rows alone. `encoding` is what they are
-/// evaluated with, which may differ from what the plan was trained with.
-pub fn missing_answers(
-    rows: &[EvaluationRow],
-    plan: &Plan,
-    encoding: &Encoding,
-    source: &TaskSource,
-    request: &AnswersRequest,
-) -> Vec<usize> {
-    let checksum = source.checksum();
-    let key = |length| key(&checksum, encoding, request, length, plan.steps);
-    super::uncovered(rows, (&request.lengths, false), key)
+impl<'a> OfTask<'a> {
+    /// The sequences that a request asks for.
+    pub fn new(source: &'a TaskSource, request: &'a AnswersRequest) -> OfTask<'a> {
+        OfTask { source, facts: source.facts(), checksum: source.checksum(), request }
+    }
 }
 
-impl<'a> AnswersEvaluation<'a> {
-    /// Prepares the evaluation of a run's checkpoint. Nothing is written yet.
-    ///
-    /// # Errors
-    /// Lengths that the task has no room in or the encoding is not defined for, more sequences than there are, or damaged
-    /// earlier rows.
-    pub fn new(
-        run: &RunFolder,
-        trained: &'a Trained<Solver>,
-        source: &'a TaskSource,
-        request: &'a AnswersRequest,
-        maker: &'a Maker,
-    ) -> Result<AnswersEvaluation<'a>> {
-        let Trained { plan, state, model, .. } = trained;
-        let facts = source.facts();
+impl Scored for OfTask<'_> {
+    type Model = dyn Solve;
+
+    fn lengths(&self) -> &[usize] {
+        &self.request.lengths
+    }
+
+    fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
+        let AnswersRequest { examples, seed, split, .. } = *self.request;
+        let text = ScoredText { checksum: self.checksum.clone(), span: length as u64, segments: examples, seed };
+        EvaluationKey::new((text, split.name()), ANSWERS.to_owned(), encoding, length, step)
+    }
+
+    fn encoding<'m>(&self, model: &'m dyn Solve) -> &'m Encoding {
+        model.encoding().encoding()
+    }
+
+    fn check(&self, plan: &Plan, model: &dyn Solve) -> Result<()> {
+        let OfTask { request, facts, .. } = self;
         if request.lengths.is_empty() {
             return Err(Error::refused("no length was asked for", "lengths are in tokens, e.g. --lengths 40,100,500"));
         }
-        let encoding = model.encoding().encoding();
-        plan.check_evaluated(encoding)?;
-        let served = served(plan, encoding, &request.lengths);
+        let served = served(plan, model.encoding().encoding(), &request.lengths);
         if let Some(length) = request.lengths.iter().find(|length| !served.contains(length)) {
             let limit = match model.encoding().longest() {
                 Some((longest, encoding)) => {
@@ -153,62 +132,47 @@ impl<'a> AnswersEvaluation<'a> {
                 "use another length, or an encoding that extrapolates: `kerple describe` lists them",
             ));
         }
-        request.check(source)?;
-        let longest = served.iter().map(|length| plan.sequence_of(*length)).max().unwrap_or(0);
-        plan.check_evaluation_memory(longest, Limit::here().as_ref())?;
-        let (rows, checksum) = (Rows::of(run)?, source.checksum());
-        Ok(AnswersEvaluation { plan, step: state.step, solver: model, source, facts, checksum, request, maker, rows })
+        request.check(self.source)
     }
 
-    /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
-    ///
-    /// # Errors
-    /// A file that cannot be written, or data that can no longer be read.
-    pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        let AnswersRequest { ref lengths, examples, split, .. } = *self.request;
-        if examples < EXAMPLES && self.source.available(split, EXAMPLES) == examples {
-            let split = split.name();
-            tell(Event::Note(format!(
-                "the {split} split has {examples} sequences, fewer than {EXAMPLES}; all are scored"
-            )));
-        }
-        let asked = (&lengths[..], false);
-        self.rows.complete(asked, |length| self.key(length), tell, |length, tell| self.length(length, stop, tell))
+    fn tokens(&self, plan: &Plan, length: usize) -> usize {
+        plan.sequence_of(length)
     }
 
-    fn key(&self, length: usize) -> EvaluationKey {
-        key(&self.checksum, self.solver.encoding().encoding(), self.request, length, self.step)
+    fn note(&self) -> Option<String> {
+        let AnswersRequest { examples, split, .. } = *self.request;
+        let has_fewer = examples < EXAMPLES && self.source.available(split, EXAMPLES) == examples;
+        let split = split.name();
+        has_fewer.then(|| format!("the {split} split has {examples} sequences, fewer than {EXAMPLES}; all are scored"))
     }
 
-    /// Evaluates one length; `None` when `stop` was set before the end.
-    fn length(&self, length: usize, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<Option<EvaluationRow>> {
+    fn score(
+        &self,
+        plan: &Plan,
+        model: &dyn Solve,
+        length: usize,
+        tell: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<Option<Found>> {
         let AnswersRequest { examples, seed, split, .. } = *self.request;
-        let at_once = (TOKENS_AT_ONCE / self.plan.sequence_of(length)).max(1) as u64;
-        let clock = Instant::now();
+        let at_once = (TOKENS_AT_ONCE / plan.sequence_of(length)).max(1) as u64;
         let mut found = Count::default();
         for first in (0..examples).step_by(at_once as usize) {
             let last = examples.min(first + at_once);
             let (batch, depths) = self.source.batch(split, seed, first..last, length)?;
-            let pass = self.plan.evaluation_pass(first as usize);
-            found.add(&batch, &self.solver.score(&batch, &pass), &depths);
-            tell(Event::Evaluating { length, done: last as usize, windows: examples as usize });
-            if stop.load(Ordering::Relaxed) && last < examples {
+            found.add(&batch, &model.score(&batch, &plan.evaluation_pass(first as usize)), &depths);
+            // what is done to the end is kept
+            if !tell(last as usize, examples as usize) && last < examples {
                 return Ok(None);
             }
         }
-        Ok(Some(self.row(length, &found, clock.elapsed().as_secs_f64())))
-    }
-
-    fn row(&self, length: usize, found: &Count, seconds: f64) -> EvaluationRow {
-        let mean = (found.loss / found.counted as f64, found.counted);
         let answers = Answers {
             task: self.facts.name.clone(),
             accuracy: found.right as f64 / found.counted as f64,
             chance: self.facts.chance,
             by_depth: found.by_depth(),
         };
-        let row = self.key(length).row(self.plan, self.solver.encoding().encoding(), mean, (seconds, self.maker));
-        EvaluationRow { answers: Some(answers), ..row }
+        let nll = found.loss / found.counted as f64;
+        Ok(Some(Found { nll, tokens: found.counted, answers: Some(answers), ..Found::default() }))
     }
 }
 

@@ -14,9 +14,7 @@
 
 use super::Protocol;
 use crate::error::{Error, Result};
-use crate::plan::Plan;
-use kerple::encoding::Encoding;
-use kerple_records::{EvaluationRow, Maker, ScoredText};
+use kerple_records::ScoredText;
 
 /// A stretch of text to run the model on: inputs `start..start + len`, each scored on the token after it, from
 /// `score_from` on.
@@ -201,74 +199,6 @@ impl Extent {
                 };
                 std::iter::once(first).chain((length..stretch).step_by(stride).map(next)).collect()
             }
-        }
-    }
-}
-
-/// What makes an evaluation the same as another of the same run: all that its numbers depend on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EvaluationKey {
-    /// The text.
-    pub text: ScoredText,
-    /// Name of the split.
-    pub split: String,
-    /// Protocol, as it is written.
-    pub protocol: String,
-    /// Keys a query may see.
-    pub window: Option<u64>,
-    /// How rotary rates are scaled.
-    pub rope_scaling: Option<String>,
-    /// Tokens a sequence.
-    pub length: u64,
-    /// Updates of the checkpoint.
-    pub step: u64,
-}
-
-impl EvaluationKey {
-    /// The key of a row; `None` where it does not say its text.
-    pub fn of(row: &EvaluationRow) -> Option<EvaluationKey> {
-        Some(EvaluationKey {
-            text: row.text.clone()?,
-            split: row.split.clone(),
-            protocol: row.protocol.clone(),
-            window: row.window,
-            rope_scaling: row.rope_scaling.clone(),
-            length: row.length,
-            step: row.step,
-        })
-    }
-
-    /// The row of a plan's run that was evaluated with an encoding: a mean loss over so many tokens.
-    pub(super) fn row(
-        self,
-        plan: &Plan,
-        encoding: &Encoding,
-        (nll, tokens): (f64, u64),
-        (seconds, maker): (f64, &Maker),
-    ) -> EvaluationRow {
-        let EvaluationKey { text, split, protocol, window, rope_scaling, length, step } = self;
-        EvaluationRow {
-            encoding: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },
-            seed: plan.seed,
-            train_len: plan.train_len as u64,
-            length,
-            protocol,
-            window,
-            rope_scaling,
-            split,
-            step,
-            segments: text.segments,
-            text: Some(text),
-            tokens,
-            bytes: None,
-            nll,
-            perplexity: nll.exp(),
-            bits_per_byte: None,
-            seconds,
-            position_nll: None,
-            segment_nll: None,
-            answers: None,
-            made_by: Some(maker.clone()),
         }
     }
 }

@@ -1,0 +1,94 @@
+//! What makes two evaluations the same, and the rows that they become.
+
+use super::Found;
+use crate::plan::Plan;
+use kerple::encoding::Encoding;
+use kerple_records::{EvaluationRow, Maker, ScoredText, bits_per_byte};
+
+/// What makes an evaluation the same as another of the same run: all that its numbers depend on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvaluationKey {
+    /// The text.
+    pub text: ScoredText,
+    /// Name of the split.
+    pub split: String,
+    /// Protocol, as it is written.
+    pub protocol: String,
+    /// Keys a query may see.
+    pub window: Option<u64>,
+    /// How rotary rates are scaled.
+    pub rope_scaling: Option<String>,
+    /// Tokens a sequence.
+    pub length: u64,
+    /// Updates of the checkpoint.
+    pub step: u64,
+}
+
+impl EvaluationKey {
+    /// The key of a length of a text of a split, evaluated with an encoding.
+    pub(super) fn new(
+        (text, split): (ScoredText, &str),
+        protocol: String,
+        encoding: &Encoding,
+        length: usize,
+        step: u64,
+    ) -> EvaluationKey {
+        EvaluationKey {
+            text,
+            split: split.to_owned(),
+            protocol,
+            window: encoding.window.map(|window| window as u64),
+            rope_scaling: encoding.rope_scaling(),
+            length: length as u64,
+            step,
+        }
+    }
+
+    /// The key of a row; `None` where it does not say its text.
+    pub fn of(row: &EvaluationRow) -> Option<EvaluationKey> {
+        Some(EvaluationKey {
+            text: row.text.clone()?,
+            split: row.split.clone(),
+            protocol: row.protocol.clone(),
+            window: row.window,
+            rope_scaling: row.rope_scaling.clone(),
+            length: row.length,
+            step: row.step,
+        })
+    }
+
+    /// The row of a plan's run that was evaluated with an encoding.
+    pub(super) fn row(
+        self,
+        plan: &Plan,
+        encoding: &Encoding,
+        found: Found,
+        (seconds, maker): (f64, &Maker),
+    ) -> EvaluationRow {
+        let EvaluationKey { text, split, protocol, window, rope_scaling, length, step } = self;
+        let Found { nll, tokens, windows, bytes, position_nll, segment_nll, answers } = found;
+        EvaluationRow {
+            encoding: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },
+            seed: plan.seed,
+            train_len: plan.train_len as u64,
+            length,
+            protocol,
+            window,
+            rope_scaling,
+            split,
+            step,
+            segments: windows.unwrap_or(text.segments),
+            text: Some(text),
+            tokens,
+            bytes,
+            nll,
+            perplexity: nll.exp(),
+            bits_per_byte: bytes.map(|bytes| bits_per_byte(nll * tokens as f64, bytes)),
+            seconds,
+            position_nll,
+            segment_nll,
+            answers,
+            made_by: Some(maker.clone()),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Evaluation on a text: the losses of windows by a decoder.
+
+use super::{EvaluationKey, Extent, Found, Protocol, Request, Scored, Window};
+use crate::error::Result;
+use crate::memory::TOKENS_AT_ONCE;
+use crate::model::{Decoder, Tokens};
+use crate::plan::Plan;
+use crate::run::RunFolder;
+use crate::sequences::Text;
+use kerple::encoding::Encoding;
+use kerple_burn::pass::Pass;
+use kerple_records::EvaluationRow;
+
+/// Losses of a set of windows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Losses {
+    /// Sum of the losses at each position over windows, nats.
+    pub position_sum: Vec<f64>,
+    /// Windows in which each position is scored.
+    pub position_count: Vec<u64>,
+    /// Mean loss of each window over its scored tokens.
+    pub window_mean: Vec<f64>,
+}
+
+impl Losses {
+    /// Mean over all scored tokens, nats.
+    pub fn mean(&self) -> f64 {
+        self.position_sum.iter().sum::<f64>() / self.tokens() as f64
+    }
+
+    /// Scored tokens.
+    pub fn tokens(&self) -> u64 {
+        self.position_count.iter().sum()
+    }
+
+    /// Adds what the model says of one window: the loss at each of its positions.
+    fn add(&mut self, window: &Window, nll: &[f64]) {
+        for (position, loss) in nll.iter().enumerate().skip(window.score_from) {
+            self.position_sum[position] += loss;
+            self.position_count[position] += 1;
+        }
+        let scored = &nll[window.score_from..];
+        self.window_mean.push(scored.iter().sum::<f64>() / scored.len() as f64);
+    }
+}
+
+/// Runs `model` on windows, which are the rows of `pass`; `tell` is called with the number of windows done and says whether to go on. `None` when not.
+///
+/// # Errors
+/// Text that can no longer be read.
+pub fn losses(
+    model: &Decoder,
+    text: &dyn Text,
+    windows: &[Window],
+    pass: Pass,
+    tell: &mut dyn FnMut(usize) -> bool,
+) -> Result<Option<Losses>> {
+    let longest = windows.iter().map(|window| window.len).max().unwrap_or(0);
+    let (position_sum, position_count) = (vec![0.0; longest], vec![0; longest]);
+    let mut losses = Losses { position_sum, position_count, window_mean: Vec::with_capacity(windows.len()) };
+    for equal in windows.chunk_by(|a, b| a.len == b.len) {
+        let len = equal[0].len;
+        for group in equal.chunks((TOKENS_AT_ONCE / len).max(1)) {
+            let (mut ids, mut targets) = (Vec::new(), Vec::new());
+            for window in group {
+                let tokens = text.read(window.start..window.start + len + 1)?;
+                ids.extend(&tokens[..len]);
+                targets.extend(&tokens[1..]);
+            }
+            let (tokens, pass) = (Tokens { ids: &ids, batch: group.len(), len }, pass.at_row(losses.window_mean.len()));
+            let nll = model.scored(tokens, &targets, &pass);
+            group.iter().zip(nll.chunks_exact(len)).for_each(|(window, row)| losses.add(window, row));
+            let done = losses.window_mean.len();
+            // what is done to the end is kept
+            if !tell(done) && done < windows.len() {
+                return Ok(None);
+            }
+        }
+    }
+    Ok(Some(losses))
+}
+
+/// Span and segments of the rows over this text, for [`Request::extent`].
+pub fn earlier_extents(rows: &[EvaluationRow], text: &dyn Text, protocol: Protocol) -> Vec<(u64, u64)> {
+    let (checksum, protocol) = (text.checksum(), protocol.to_string());
+    let of = |row: &EvaluationRow| {
+        let scored = row.text.as_ref().filter(|scored| scored.checksum == checksum)?;
+        (row.split == text.split() && row.protocol == protocol).then_some((scored.span, scored.segments))
+    };
+    rows.iter().filter_map(of).collect()
+}
+
+/// A text, fixed for all lengths.
+pub struct OfText<'a> {
+    text: &'a dyn Text,
+    checksum: String,
+    request: &'a Request,
+    extent: Extent,
+}
+
+impl<'a> OfText<'a> {
+    /// The text that a request asks for, where nothing was evaluated before.
+    ///
+    /// # Errors
+    /// A request that the text cannot serve.
+    pub fn new(plan: &Plan, text: &'a dyn Text, request: &'a Request) -> Result<OfText<'a>> {
+        OfText::beside(&[], plan, text, request)
+    }
+
+    /// The same text as in earlier rows of a run with this seed, where that suits.
+    ///
+    /// # Errors
+    /// A request that the text cannot serve, or damaged earlier rows.
+    pub fn of_run(run: &RunFolder, plan: &Plan, text: &'a dyn Text, request: &'a Request) -> Result<OfText<'a>> {
+        let mut known = run.evaluations()?;
+        known.retain(|row| row.text.as_ref().is_some_and(|text| text.seed == request.seed));
+        OfText::beside(&known, plan, text, request)
+    }
+
+    fn beside(earlier: &[EvaluationRow], plan: &Plan, text: &'a dyn Text, request: &'a Request) -> Result<OfText<'a>> {
+        let extents = earlier_extents(earlier, text, request.protocol);
+        let extent = request.extent(plan.train_len, text.len(), &extents)?;
+        Ok(OfText { text, checksum: text.checksum(), request, extent })
+    }
+
+    /// Which text that is.
+    pub fn extent(&self) -> &Extent {
+        &self.extent
+    }
+}
+
+impl Scored for OfText<'_> {
+    type Model = Decoder;
+
+    fn lengths(&self) -> &[usize] {
+        &self.request.lengths
+    }
+
+    fn positions(&self) -> bool {
+        self.request.positions
+    }
+
+    fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
+        let (text, protocol) = (self.extent.scored(&self.checksum), self.request.protocol.to_string());
+        EvaluationKey::new((text, self.text.split()), protocol, encoding, length, step)
+    }
+
+    fn encoding<'m>(&self, model: &'m Decoder) -> &'m Encoding {
+        model.trunk.encoding.encoding()
+    }
+
+    fn check(&self, _plan: &Plan, model: &Decoder) -> Result<()> {
+        self.request.lengths.iter().try_for_each(|length| model.check_len(*length))
+    }
+
+    fn tokens(&self, _plan: &Plan, length: usize) -> usize {
+        length
+    }
+
+    fn score(
+        &self,
+        plan: &Plan,
+        model: &Decoder,
+        length: usize,
+        tell: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<Option<Found>> {
+        let windows = self.extent.windows(length, self.text.len());
+        let pass = Pass::evaluation(plan.seed);
+        let losses = losses(model, self.text, &windows, pass, &mut |done| tell(done, windows.len()))?;
+        let Some(losses) = losses else { return Ok(None) };
+        let scored =
+            |window: &Window| self.text.bytes(window.start + window.score_from + 1..window.start + window.len + 1);
+        let mean = |(sum, count): (&f64, &u64)| sum / *count as f64;
+        Ok(Some(Found {
+            nll: losses.mean(),
+            tokens: losses.tokens(),
+            windows: Some(windows.len() as u64),
+            bytes: windows.iter().map(scored).sum(),
+            position_nll: (self.request.positions)
+                .then(|| losses.position_sum.iter().zip(&losses.position_count).map(mean).collect()),
+            segment_nll: Some(losses.window_mean),
+            answers: None,
+        }))
+    }
+}
