@@ -1,10 +1,8 @@
 //! Layers that differ from the others: kinds of layers by their names, and where each stands.
 
-use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::plan::ModelPlan;
 use kerple::encoding::Encoding;
-use kerple_burn::plan::{AttentionKind, BlockPlan};
+use kerple_burn::plan::AttentionKind;
 use kerple_burn::positions::Standing;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -46,6 +44,27 @@ pub struct LayerKind {
     pub attention: Option<AttentionKind>,
 }
 
+impl LayerKind {
+    /// Where it stands and what is other there, as a part of a label.
+    pub(crate) fn label(&self) -> String {
+        let at: Vec<String> = self.at.iter().map(usize::to_string).collect();
+        let window = self.window.map(|window| match window.keys() {
+            Some(keys) => format!("window{keys}"),
+            None => "no_window".to_owned(),
+        });
+        let attention = self.attention.as_ref().map(|attention| match attention.linear() {
+            Some(linear) => {
+                let keys = serde_json::to_string(linear).expect("a plan is plain data");
+                format!("linear.{}", &kerple_data::fingerprint(keys.as_bytes())[..8])
+            }
+            None => "softmax".to_owned(),
+        });
+        let encoding = self.encoding.as_ref().map(Encoding::label);
+        let what: Vec<String> = [encoding, window, attention].into_iter().flatten().collect();
+        format!("-at{}={}", at.join("."), what.join("."))
+    }
+}
+
 /// `window = 512`, or `window = "all"` where the other layers have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a window is a number of positions, or \"all\"")]
@@ -66,7 +85,7 @@ pub enum All {
 
 impl Window {
     /// As attention takes it.
-    fn keys(self) -> Option<usize> {
+    pub(crate) fn keys(self) -> Option<usize> {
         match self {
             Window::Last(keys) => Some(keys),
             Window::All(_) => None,
@@ -79,7 +98,7 @@ impl Window {
 pub struct Layer<'a> {
     /// How positions enter.
     pub encoding: &'a Encoding,
-    /// Which of [`ModelPlan::other_encodings`] that is; `None`: the model's.
+    /// Which of [`ModelPlan::other_encodings`](crate::plan::ModelPlan::other_encodings) that is; `None`: the model's.
     pub other: Option<usize>,
     /// Keys that a query sees; `None`: all.
     pub window: Option<usize>,
@@ -100,81 +119,6 @@ impl Layer<'_> {
     }
 }
 
-impl ModelPlan {
-    /// The kind of a layer, where it differs from the others.
-    pub(crate) fn kind(&self, layer: usize) -> Option<(&String, &LayerKind)> {
-        self.layers.iter().find(|(_, kind)| kind.at.contains(&layer))
-    }
-
-    /// What a layer has, in a model with this encoding.
-    pub fn layer<'a>(&'a self, encoding: &'a Encoding, layer: usize) -> Layer<'a> {
-        let shared = Layer { encoding, other: None, window: encoding.window, attention: &self.block.attention };
-        let Some((name, kind)) = self.kind(layer) else { return shared };
-        let own = kind.encoding.as_ref();
-        let window = own.unwrap_or(encoding).window;
-        let named = self.layers.iter().filter(|(_, kind)| kind.encoding.is_some()).position(|(other, _)| other == name);
-        Layer {
-            encoding: own.unwrap_or(encoding),
-            other: named,
-            window: kind.window.map_or(window, Window::keys),
-            attention: kind.attention.as_ref().unwrap_or(shared.attention),
-        }
-    }
-
-    /// What every layer has.
-    pub fn every_layer<'a>(&'a self, encoding: &'a Encoding) -> impl Iterator<Item = Layer<'a>> {
-        (0..self.n_layers).map(move |layer| self.layer(encoding, layer))
-    }
-
-    /// The encodings of kinds that have their own, by the names of the kinds.
-    pub fn other_encodings(&self) -> Vec<(String, Encoding)> {
-        let own = |(name, kind): (&String, &LayerKind)| Some((name.clone(), kind.encoding.clone()?));
-        self.layers.iter().filter_map(own).collect()
-    }
-
-    /// The block of a layer.
-    pub fn block_of(&self, encoding: &Encoding, layer: usize) -> BlockPlan {
-        BlockPlan { attention: self.layer(encoding, layer).attention.clone(), ..self.block.clone() }
-    }
-
-    /// Whether every layer keeps a state of fixed size.
-    pub fn is_linear(&self) -> bool {
-        let linear = |kind: Option<&AttentionKind>| kind.unwrap_or(&self.block.attention).linear().is_some();
-        (0..self.n_layers).all(|layer| linear(self.kind(layer).and_then(|(_, kind)| kind.attention.as_ref())))
-    }
-
-    /// Short name of the encodings of all layers: that of the model's, and of each kind where it stands and what is other
-    /// there. Different layers have different labels; long ones are told apart by 32 bits of a hash.
-    pub fn label(&self, encoding: &Encoding) -> String {
-        let kinds: String = self.layers.values().map(label).collect();
-        if kinds.len() <= LONGEST_LABEL {
-            return encoding.label() + &kinds;
-        }
-        format!("{}-layers.{}", encoding.label(), &kerple_data::fingerprint(kinds.as_bytes())[..8])
-    }
-}
-
-/// Characters of a label that say how layers differ.
-const LONGEST_LABEL: usize = 80;
-
-fn label(kind: &LayerKind) -> String {
-    let at: Vec<String> = kind.at.iter().map(usize::to_string).collect();
-    let window = kind.window.map(|window| match window.keys() {
-        Some(keys) => format!("window{keys}"),
-        None => "no_window".to_owned(),
-    });
-    let attention = kind.attention.as_ref().map(|attention| match attention.linear() {
-        Some(linear) => {
-            let keys = serde_json::to_string(linear).expect("a plan is plain data");
-            format!("linear.{}", &kerple_data::fingerprint(keys.as_bytes())[..8])
-        }
-        None => "softmax".to_owned(),
-    });
-    let encoding = kind.encoding.as_ref().map(Encoding::label);
-    let what: Vec<String> = [encoding, window, attention].into_iter().flatten().collect();
-    format!("-at{}={}", at.join("."), what.join("."))
-}
-
 fn refuse<T>(name: &str, key: &str, message: String, hint: &str) -> Result<T> {
     let place = format!("model.layers.{name}{key}");
     Err(Error::Config { place, message, hint: hint.to_owned() })
@@ -184,10 +128,10 @@ fn refuse<T>(name: &str, key: &str, message: String, hint: &str) -> Result<T> {
 ///
 /// # Errors
 /// A kind that stands nowhere, or where another stands, or in which nothing is other.
-pub fn resolve(config: &ModelConfig, n_layers: usize) -> Result<BTreeMap<String, LayerKind>> {
+pub fn resolve(kinds: &BTreeMap<String, LayerConfig>, n_layers: usize) -> Result<BTreeMap<String, LayerKind>> {
     let mut taken: Vec<Option<&str>> = vec![None; n_layers];
-    let mut kinds = BTreeMap::new();
-    for (name, kind) in &config.layers {
+    let mut resolved = BTreeMap::new();
+    for (name, kind) in kinds {
         check_name(name)?;
         let LayerConfig { encoding, window, attention, .. } = kind.clone();
         if encoding.is_none() && window.is_none() && attention.is_none() {
@@ -205,9 +149,9 @@ pub fn resolve(config: &ModelConfig, n_layers: usize) -> Result<BTreeMap<String,
                 return refuse(name, ".at", message, "a layer is of one kind");
             }
         }
-        kinds.insert(name.clone(), LayerKind { at, encoding, window, attention });
+        resolved.insert(name.clone(), LayerKind { at, encoding, window, attention });
     }
-    Ok(kinds)
+    Ok(resolved)
 }
 
 /// Names of kinds stand in front of the names of learned values, as `layer3` does.

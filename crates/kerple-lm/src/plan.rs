@@ -2,91 +2,23 @@
 
 mod check;
 mod head;
+mod model;
 
 pub(crate) use head::Head;
+pub use model::ModelPlan;
 
-use crate::config::{DataConfig, PackingConfig, Readout, RunConfig, TrainConfig};
+use crate::config::{DataConfig, PackingConfig, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
-use crate::layers::{self, All, LayerKind, Window};
+use crate::layers::{self, All, Window};
 use crate::schedule::Schedule;
 use check::{
     MOST_BATCH, check, check_block, check_encodings, check_layers, check_piece, check_readout, check_task, check_train,
 };
 use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::pass::Pass;
-use kerple_burn::plan::{BlockPlan, ResidualKind, Sizes};
 use kerple_data::lra::Arena;
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-
-/// Sizes of a decoder, multiplied out.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ModelPlan {
-    /// Layers.
-    pub n_layers: usize,
-    /// Attention heads, H.
-    pub n_heads: usize,
-    /// Features a head, D.
-    pub head_dim: usize,
-    /// Model width, M; H * D unless the run file says otherwise.
-    pub d_model: usize,
-    /// Inner width of the feed-forward layers.
-    pub d_hidden: usize,
-    /// Rows of the embedding, V: the tokenizer's vocabulary, padded.
-    pub vocab_size: usize,
-    /// What a classifier's answer is read off; not written down where it is the default.
-    #[serde(default, skip_serializing_if = "Readout::is_default")]
-    pub readout: Readout,
-    /// What a block is made of; not written down where it is the default.
-    #[serde(default, skip_serializing_if = "BlockPlan::is_default")]
-    pub block: BlockPlan,
-    /// Kinds of layers that differ from the others, by their names; not written down where all are alike.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub layers: BTreeMap<String, LayerKind>,
-}
-
-impl ModelPlan {
-    /// Sizes an encoding needs, for training sequences of this many tokens.
-    fn geometry(&self, train_len: usize) -> Geometry {
-        Geometry { d_model: self.d_model, ..Geometry::new(self.n_heads, self.head_dim, train_len) }
-    }
-
-    /// Sizes of a block.
-    pub fn sizes(&self) -> Sizes {
-        let ModelPlan { n_heads, head_dim, d_model, d_hidden, .. } = *self;
-        Sizes { d_model, n_heads, head_dim, d_hidden }
-    }
-
-    /// Widths of what a class is read off and of the hidden layers behind it.
-    pub fn read_widths(&self) -> Vec<usize> {
-        match self.readout {
-            Readout::Mean => vec![self.d_model],
-            Readout::First => vec![self.d_model, self.d_hidden],
-            Readout::Towers => vec![2 * self.d_model, self.d_hidden, (self.d_hidden / 2).max(1)],
-        }
-    }
-
-    /// Trained values without those of the encoding, of the model that a text or this task is learned with.
-    pub fn parameters(&self, task: Option<&TaskConfig>) -> usize {
-        let matrices = self.vocab_size * self.d_model + Head::of(task).parameters(self);
-        let norms = if self.block.embedding_norm { 2 } else { 1 } * self.block.norm.vectors() * self.d_model;
-        let absent = match self.block.residual {
-            ResidualKind::Post => self.block.norm.vectors() * self.d_model,
-            ResidualKind::Sequential | ResidualKind::Parallel | ResidualKind::Normed => 0,
-        };
-        matrices + self.n_layers * self.sizes().parameters(&self.block) + norms - absent
-    }
-
-    /// Trained values of all encodings of a model with this one.
-    fn encoding_parameters(&self, encoding: &Encoding, geometry: &Geometry) -> usize {
-        let others = self.other_encodings();
-        let layers = |other| self.every_layer(encoding).filter(|layer| layer.other == other).count();
-        let own = others.iter().enumerate().map(|(index, (_, other))| (other, layers(Some(index))));
-        let all = std::iter::once((encoding, layers(None))).chain(own);
-        all.map(|(encoding, layers)| encoding.parameter_count(geometry, layers)).fold(0, usize::saturating_add)
-    }
-}
 
 /// What is known of the prepared data a run reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -181,7 +113,7 @@ impl Plan {
             vocab_size: rows.unwrap_or(facts.vocab_size.next_multiple_of(pad)),
             readout: config.model.readout,
             block: config.model.block.clone(),
-            layers: layers::resolve(&config.model, n_layers)?,
+            layers: layers::resolve(&config.model.layers, n_layers)?,
         };
         check_readout(task, model.readout)?;
         check_block(&model)?;

@@ -1,0 +1,133 @@
+//! The model of a plan: sizes, blocks, and what each layer has.
+
+use super::Head;
+use crate::config::Readout;
+use crate::layers::{Layer, LayerKind, Window};
+use kerple::encoding::{Encoding, Geometry};
+use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, Sizes};
+use kerple_data::tasks::TaskConfig;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Characters of a label that say how layers differ.
+const LONGEST_LABEL: usize = 80;
+
+/// Sizes of a decoder, multiplied out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelPlan {
+    /// Layers.
+    pub n_layers: usize,
+    /// Attention heads, H.
+    pub n_heads: usize,
+    /// Features a head, D.
+    pub head_dim: usize,
+    /// Model width, M; H * D unless the run file says otherwise.
+    pub d_model: usize,
+    /// Inner width of the feed-forward layers.
+    pub d_hidden: usize,
+    /// Rows of the embedding, V: the tokenizer's vocabulary, padded.
+    pub vocab_size: usize,
+    /// What a classifier's answer is read off; not written down where it is the default.
+    #[serde(default, skip_serializing_if = "Readout::is_default")]
+    pub readout: Readout,
+    /// What a block is made of; not written down where it is the default.
+    #[serde(default, skip_serializing_if = "BlockPlan::is_default")]
+    pub block: BlockPlan,
+    /// Kinds of layers that differ from the others, by their names; not written down where all are alike.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub layers: BTreeMap<String, LayerKind>,
+}
+
+impl ModelPlan {
+    /// Sizes an encoding needs, for training sequences of this many tokens.
+    pub(super) fn geometry(&self, train_len: usize) -> Geometry {
+        Geometry { d_model: self.d_model, ..Geometry::new(self.n_heads, self.head_dim, train_len) }
+    }
+
+    /// Sizes of a block.
+    pub fn sizes(&self) -> Sizes {
+        let ModelPlan { n_heads, head_dim, d_model, d_hidden, .. } = *self;
+        Sizes { d_model, n_heads, head_dim, d_hidden }
+    }
+
+    /// Widths of what a class is read off and of the hidden layers behind it.
+    pub fn read_widths(&self) -> Vec<usize> {
+        match self.readout {
+            Readout::Mean => vec![self.d_model],
+            Readout::First => vec![self.d_model, self.d_hidden],
+            Readout::Towers => vec![2 * self.d_model, self.d_hidden, (self.d_hidden / 2).max(1)],
+        }
+    }
+
+    /// Trained values without those of the encoding, of the model that a text or this task is learned with.
+    pub fn parameters(&self, task: Option<&TaskConfig>) -> usize {
+        let matrices = self.vocab_size * self.d_model + Head::of(task).parameters(self);
+        let norms = if self.block.embedding_norm { 2 } else { 1 } * self.block.norm.vectors() * self.d_model;
+        let absent = match self.block.residual {
+            ResidualKind::Post => self.block.norm.vectors() * self.d_model,
+            ResidualKind::Sequential | ResidualKind::Parallel | ResidualKind::Normed => 0,
+        };
+        matrices + self.n_layers * self.sizes().parameters(&self.block) + norms - absent
+    }
+
+    /// Trained values of all encodings of a model with this one.
+    pub(super) fn encoding_parameters(&self, encoding: &Encoding, geometry: &Geometry) -> usize {
+        let others = self.other_encodings();
+        let layers = |other| self.every_layer(encoding).filter(|layer| layer.other == other).count();
+        let own = others.iter().enumerate().map(|(index, (_, other))| (other, layers(Some(index))));
+        let all = std::iter::once((encoding, layers(None))).chain(own);
+        all.map(|(encoding, layers)| encoding.parameter_count(geometry, layers)).fold(0, usize::saturating_add)
+    }
+
+    /// The kind of a layer, where it differs from the others.
+    pub(crate) fn kind(&self, layer: usize) -> Option<(&String, &LayerKind)> {
+        self.layers.iter().find(|(_, kind)| kind.at.contains(&layer))
+    }
+
+    /// What a layer has, in a model with this encoding.
+    pub fn layer<'a>(&'a self, encoding: &'a Encoding, layer: usize) -> Layer<'a> {
+        let shared = Layer { encoding, other: None, window: encoding.window, attention: &self.block.attention };
+        let Some((name, kind)) = self.kind(layer) else { return shared };
+        let own = kind.encoding.as_ref();
+        let window = own.unwrap_or(encoding).window;
+        let named = self.layers.iter().filter(|(_, kind)| kind.encoding.is_some()).position(|(other, _)| other == name);
+        Layer {
+            encoding: own.unwrap_or(encoding),
+            other: named,
+            window: kind.window.map_or(window, Window::keys),
+            attention: kind.attention.as_ref().unwrap_or(shared.attention),
+        }
+    }
+
+    /// What every layer has.
+    pub fn every_layer<'a>(&'a self, encoding: &'a Encoding) -> impl Iterator<Item = Layer<'a>> {
+        (0..self.n_layers).map(move |layer| self.layer(encoding, layer))
+    }
+
+    /// The encodings of kinds that have their own, by the names of the kinds.
+    pub fn other_encodings(&self) -> Vec<(String, Encoding)> {
+        let own = |(name, kind): (&String, &LayerKind)| Some((name.clone(), kind.encoding.clone()?));
+        self.layers.iter().filter_map(own).collect()
+    }
+
+    /// The block of a layer.
+    pub fn block_of(&self, encoding: &Encoding, layer: usize) -> BlockPlan {
+        BlockPlan { attention: self.layer(encoding, layer).attention.clone(), ..self.block.clone() }
+    }
+
+    /// Whether every layer keeps a state of fixed size.
+    pub fn is_linear(&self) -> bool {
+        let linear = |kind: Option<&AttentionKind>| kind.unwrap_or(&self.block.attention).linear().is_some();
+        (0..self.n_layers).all(|layer| linear(self.kind(layer).and_then(|(_, kind)| kind.attention.as_ref())))
+    }
+
+    /// Short name of the encodings of all layers: that of the model's, and of each kind where it stands and what is other
+    /// there. Different layers have different labels; long ones are told apart by 32 bits of a hash.
+    pub fn label(&self, encoding: &Encoding) -> String {
+        let kinds: String = self.layers.values().map(LayerKind::label).collect();
+        if kinds.len() <= LONGEST_LABEL {
+            return encoding.label() + &kinds;
+        }
+        format!("{}-layers.{}", encoding.label(), &kerple_data::fingerprint(kinds.as_bytes())[..8])
+    }
+}
