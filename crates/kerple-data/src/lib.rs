@@ -13,6 +13,7 @@
 mod contain;
 mod corpus;
 mod error;
+mod examples;
 mod file;
 mod hash;
 pub mod lra;

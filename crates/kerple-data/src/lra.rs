@@ -22,8 +22,8 @@ mod store;
 pub mod text;
 
 use crate::error::{Error, Result};
+use crate::examples::{Answer, Example, Examples, Facts};
 use crate::split::Split;
-use crate::tasks::{Answer, Example, Examples, Facts};
 use image::Image;
 use list_ops::ListOps;
 use pathfinder::Pathfinder;

@@ -17,10 +17,10 @@
 
 use super::{example, store};
 use crate::error::{Error, Result};
+use crate::examples::{Example, Examples, Facts, Place};
 use crate::order::Use;
 use crate::random::Draw;
 use crate::split::Split;
-use crate::tasks::{Example, Examples, Facts, Place};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use twox_hash::XxHash3_64;

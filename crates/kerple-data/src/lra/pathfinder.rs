@@ -13,10 +13,10 @@ mod files;
 
 use super::example;
 use crate::error::{Error, Result};
+use crate::examples::{Example, Examples, Facts, Place};
 use crate::order::Use;
 use crate::random::Draw;
 use crate::split::Split;
-use crate::tasks::{Example, Examples, Facts, Place};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 

@@ -9,12 +9,12 @@
 
 use super::{example, store};
 use crate::error::{Error, Result};
+use crate::examples::{Example, Examples, Facts, Place};
 use crate::file::Bytes;
 use crate::hash::{Checksum, hex};
 use crate::order::Use;
 use crate::random::Draw;
 use crate::split::Split;
-use crate::tasks::{Example, Examples, Facts, Place};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -2,10 +2,10 @@
 
 use super::example;
 use crate::error::{Error, Result};
+use crate::examples::{Example, Examples, Facts, Place};
 use crate::file::is_file;
 use crate::hash::{Checksum, hex};
 use crate::split::Split;
-use crate::tasks::{Example, Examples, Facts, Place};
 use crate::text::{Compression, open};
 use std::io::Read;
 use std::path::{Path, PathBuf};

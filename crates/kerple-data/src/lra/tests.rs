@@ -1,7 +1,7 @@
 use super::list_ops::{evaluate, source, tokens};
 use super::*;
+use crate::examples::Place;
 use crate::split::Split;
-use crate::tasks::Place;
 use std::collections::BTreeSet;
 use std::fs;
 

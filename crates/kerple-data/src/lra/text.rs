@@ -6,8 +6,8 @@
 
 use super::store::{self, Sequences, Store};
 use crate::error::{Error, Result};
+use crate::examples::{Examples, Facts};
 use crate::file::is_folder;
-use crate::tasks::{Examples, Facts};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

@@ -2,9 +2,12 @@
 
 use super::piece::{Marker, Note, Piece, Tempo, Track};
 use crate::contain::contain;
+use crate::error::Error;
+use crate::file::Bytes;
 use midly::num::{u4, u7, u15, u24, u28};
 use midly::{Format, Header, MetaMessage, MidiMessage, Smf, Timing, TrackEvent, TrackEventKind};
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 
 /// Microseconds a minute.
 const MINUTE: f64 = 60e6;
@@ -12,9 +15,54 @@ const MINUTE: f64 = 60e6;
 /// The channel of drums, counted from 0.
 const DRUMS: u8 = 9;
 
+/// A longer file is not taken for a piece of music.
+const LONGEST_FILE: u64 = 1 << 24;
+
 type Found<T> = Result<T, String>;
 
-pub(super) fn parse(bytes: &[u8]) -> Found<Piece> {
+impl Piece {
+    /// Reads the bytes of a MIDI file. Notes that are not ended last until their track ends.
+    ///
+    /// # Errors
+    /// What is wrong with them, in words: bytes that are not MIDI, time in frames instead of beats.
+    pub fn from_midi(bytes: &[u8]) -> Found<Piece> {
+        parse(bytes)
+    }
+
+    /// The bytes of a MIDI file, one track for tempi and markers and one for each instrument.
+    ///
+    /// # Errors
+    /// A resolution, pitch, velocity or time that MIDI cannot say.
+    pub fn to_midi(&self) -> Found<Vec<u8>> {
+        assemble(self)
+    }
+
+    /// Reads a MIDI file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is too long, or is not MIDI.
+    pub fn read(path: &Path) -> crate::error::Result<Piece> {
+        let file = Bytes::open(path)?;
+        let hint = "give a standard MIDI file (.mid)";
+        if file.len() > LONGEST_FILE {
+            let message = format!("it has {} bytes, MIDI files are read up to {LONGEST_FILE}", file.len());
+            return Err(Error::damaged(path, message, hint));
+        }
+        let piece = Piece::from_midi(&file.read(0..file.len())?);
+        piece.map_err(|message| Error::damaged(path, message, hint))
+    }
+
+    /// Writes a MIDI file, whole or not at all.
+    ///
+    /// # Errors
+    /// A file that cannot be written, or what [`Piece::to_midi`] refuses.
+    pub fn write(&self, path: &Path) -> crate::error::Result<()> {
+        let bytes = self.to_midi().map_err(|message| Error::refused(message, "nothing was written"))?;
+        kerple_files::replace(path, &bytes).map_err(Error::io(path, "write"))
+    }
+}
+
+fn parse(bytes: &[u8]) -> Found<Piece> {
     let smf = contain(|| Smf::parse(bytes).map_err(|error| format!("this is not a MIDI file: {error}"))).flatten()?;
     let resolution = match smf.header.timing {
         Timing::Metrical(ticks) if ticks.as_int() > 0 => u32::from(ticks.as_int()),
@@ -104,7 +152,7 @@ fn words(text: &[u8]) -> String {
     String::from_utf8_lossy(text).trim().to_owned()
 }
 
-pub(super) fn assemble(piece: &Piece) -> Found<Vec<u8>> {
+fn assemble(piece: &Piece) -> Found<Vec<u8>> {
     let resolution = u16::try_from(piece.resolution).ok().and_then(u15::try_from).filter(|ticks| ticks.as_int() > 0);
     let resolution = resolution
         .ok_or_else(|| format!("{} ticks a beat cannot be written as MIDI, at most 32767 can", piece.resolution))?;

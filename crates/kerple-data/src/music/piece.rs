@@ -1,13 +1,5 @@
 //! What a MIDI file says: tracks of notes, tempi and markers, in the file's own ticks.
 
-use super::midi;
-use crate::error::{Error, Result};
-use crate::file::Bytes;
-use std::path::Path;
-
-/// A longer file is not taken for a piece of music.
-const LONGEST_FILE: u64 = 1 << 24;
-
 /// A piece of music.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
@@ -69,46 +61,6 @@ impl Piece {
     /// A piece without music.
     pub fn empty(resolution: u32) -> Piece {
         Piece { resolution, tracks: Vec::new(), tempos: Vec::new(), markers: Vec::new() }
-    }
-
-    /// Reads the bytes of a MIDI file. Notes that are not ended last until their track ends.
-    ///
-    /// # Errors
-    /// What is wrong with them, in words: bytes that are not MIDI, time in frames instead of beats.
-    pub fn from_midi(bytes: &[u8]) -> std::result::Result<Piece, String> {
-        midi::parse(bytes)
-    }
-
-    /// The bytes of a MIDI file, one track for tempi and markers and one for each instrument.
-    ///
-    /// # Errors
-    /// A resolution, pitch, velocity or time that MIDI cannot say.
-    pub fn to_midi(&self) -> std::result::Result<Vec<u8>, String> {
-        midi::assemble(self)
-    }
-
-    /// Reads a MIDI file.
-    ///
-    /// # Errors
-    /// A file that cannot be read, is too long, or is not MIDI.
-    pub fn read(path: &Path) -> Result<Piece> {
-        let file = Bytes::open(path)?;
-        let hint = "give a standard MIDI file (.mid)";
-        if file.len() > LONGEST_FILE {
-            let message = format!("it has {} bytes, MIDI files are read up to {LONGEST_FILE}", file.len());
-            return Err(Error::damaged(path, message, hint));
-        }
-        let piece = Piece::from_midi(&file.read(0..file.len())?);
-        piece.map_err(|message| Error::damaged(path, message, hint))
-    }
-
-    /// Writes a MIDI file, whole or not at all.
-    ///
-    /// # Errors
-    /// A file that cannot be written, or what [`Piece::to_midi`] refuses.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let bytes = self.to_midi().map_err(|message| Error::refused(message, "nothing was written"))?;
-        kerple_files::replace(path, &bytes).map_err(Error::io(path, "write"))
     }
 
     /// Notes in all tracks.

@@ -8,8 +8,9 @@ mod arithmetic;
 mod numbers;
 mod strings;
 
-use super::{Answer, Draw, Example, Examples, Facts, Level, Place, random};
+use super::{Answer, Example, Examples, Facts, Level, Place};
 use crate::error::Result;
+use crate::random::{Draw, random};
 use crate::split::Split;
 
 /// Token that ends an answer of varying length; what follows it is trained and does not count.

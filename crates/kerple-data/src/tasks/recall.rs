@@ -9,8 +9,9 @@
 //! other is multi-query associative recall of Arora et al. 2023, arXiv:2312.04927, section 4 and appendix E: keys and
 //! values of disjoint halves of the vocabulary, every key asked once, at distances by a power law, everything else noise.
 
-use super::{Answer, Draw, Example, Examples, Facts, Place, random};
+use super::{Answer, Example, Examples, Facts, Place};
 use crate::error::{Error, Result};
+use crate::random::{Draw, random};
 use crate::split::Split;
 use serde::{Deserialize, Serialize};
 

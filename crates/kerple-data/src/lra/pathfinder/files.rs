@@ -2,11 +2,11 @@
 
 use crate::contain::contain;
 use crate::error::{Error, Result};
+use crate::examples::{Example, Examples, Facts, Place};
 use crate::file::{Bytes, is_folder, read_text};
 use crate::hash::{Checksum, hex};
 use crate::lra::example;
 use crate::split::Split;
-use crate::tasks::{Example, Examples, Facts, Place};
 use std::io::BufReader;
 use std::path::{Component, Path, PathBuf};
 

@@ -1,0 +1,106 @@
+//! Examples: sequences with answers to give, as every task and data set hands them out.
+
+use crate::error::Result;
+use crate::split::Split;
+
+/// Where and how a model gives its answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// An encoder reads the sequence and behind it as many empty places as there are targets, and answers there.
+    Tape,
+    /// A decoder answers at some tokens, from what came before: as many targets as tokens, most of them not scored.
+    Marked,
+    /// An encoder gives one answer from the whole sequence, whose examples may have different lengths.
+    Class,
+}
+
+/// Place of a language in Chomsky's hierarchy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Finite automata.
+    Regular,
+    /// Deterministic pushdown automata.
+    ContextFree,
+    /// Linear bounded automata.
+    ContextSensitive,
+}
+
+impl Level {
+    /// As tables have it: R, DCF, CS.
+    pub fn letters(self) -> &'static str {
+        match self {
+            Level::Regular => "R",
+            Level::ContextFree => "DCF",
+            Level::ContextSensitive => "CS",
+        }
+    }
+}
+
+/// What is fixed about a task before any example is seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// Short name.
+    pub name: String,
+    /// How it is answered.
+    pub answer: Answer,
+    /// Tokens of sequences are below this; the empty place of a [`Answer::Tape`] is this number itself.
+    pub vocab: usize,
+    /// Answers are below this.
+    pub classes: usize,
+    /// Least tokens of a sequence.
+    pub shortest: usize,
+    /// Share of the targets that guessing hits.
+    pub chance: f64,
+    /// Where it stands in Chomsky's hierarchy, if it is of that kind.
+    pub level: Option<Level>,
+    /// Identifies the examples: equal for equal examples at every place and length.
+    pub content: String,
+}
+
+/// One sequence and what is to be answered.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Example {
+    /// Token ids, without empty places.
+    pub input: Vec<u32>,
+    /// The answers.
+    pub targets: Vec<u32>,
+    /// Which of the targets count for accuracy, as many as targets.
+    pub scored: Vec<bool>,
+    /// Where in the sequence the answer is to be found, from 0 (beginning) to 1; for tasks with one such place.
+    pub depth: Option<f64>,
+}
+
+/// Which example is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Drawn examples of different splits and seeds are independent.
+    pub split: Split,
+    /// Seed of the run or of the evaluation.
+    pub seed: u64,
+    /// Number within the split.
+    pub index: u64,
+}
+
+/// A source of examples.
+pub trait Examples: Send + Sync {
+    /// What is known of all of them.
+    fn facts(&self) -> Facts;
+
+    /// What the user should know of them.
+    fn remark(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Examples of a split; `None` where they are drawn without end.
+    fn count(&self, split: Split) -> Option<u64>;
+
+    /// One example of `length` tokens where they are drawn, else at most `length`: longer ones are cut. Sources with a count
+    /// use nothing of the place but split and index, which is below the count.
+    ///
+    /// # Errors
+    /// Data that can no longer be read.
+    fn example(&self, place: Place, length: usize) -> Result<Example>;
+
+    /// Targets of a sequence of `length` tokens.
+    fn answers(&self, length: usize) -> usize;
+}
