@@ -23,7 +23,7 @@ use crate::manifest::{EvaluationFacts, Manifest, PlannedRun, runs_folder};
 use crate::packed::unpacked;
 use crate::timing::{TIMING_FILE, Timing, TimingRow};
 use kerple_records::{look, read_json, write_json};
-use kerple_report::folder::{csv, put, refuse_foreign, remove_former_figures};
+use kerple_report::folder::{INDEX, csv, put, refuse_foreign, remove_former_figures};
 use kerple_report::page::Cell;
 use kerple_report::results::{Results, Setting, Table};
 use kerple_report::statistics::{median, median_interval};
@@ -224,5 +224,5 @@ pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -
     put(out.join("cells.csv"), csv("cells", rows.clone())?, &mut files)?;
     write_json(&out.join("cells.json"), &rows.collect::<Vec<_>>())?;
     let items = made.iter().map(page::Item::summary).collect();
-    Ok(Summary { index: out.join("index.html"), items })
+    Ok(Summary { index: out.join(INDEX), items })
 }

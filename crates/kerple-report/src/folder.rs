@@ -1,9 +1,17 @@
 //! The folder of a page: what is put there, and whether it may be.
 
 use crate::error::{Error, Result};
-use crate::page::{Layout, MARK};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+
+/// Name of the page.
+pub const INDEX: &str = "index.html";
+
+/// Name of the same as text.
+pub const TEXT: &str = "report.md";
+
+/// What marks the pages as made here, so that nothing else is ever overwritten.
+pub const MARK: &str = "made by kerple report";
 
 /// Puts a file there, whole or not at all, with the folders above it, and adds it to the list of what was written.
 ///
@@ -24,14 +32,14 @@ pub fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> kerple_
 pub fn refuse_foreign(folder: &Path) -> Result<()> {
     // How a page ends that was made before there was a mark.
     const UNMARKED: &str = "The same numbers are in <a href=\"report.json\">";
-    let index = folder.join(Layout::Html.name());
+    let index = folder.join(INDEX);
     let (found, ours) = match kerple_files::read(&index) {
         Ok(page) => {
             let page = String::from_utf8_lossy(&page);
             (index, page.trim().is_empty() || page.contains(MARK) || page.contains(UNMARKED))
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let others = [Layout::Markdown.name(), "report.json"].map(|name| folder.join(name));
+            let others = [TEXT, "report.json"].map(|name| folder.join(name));
             let mut read = others.into_iter().filter_map(|other| {
                 let text = kerple_files::read(&other).map_err(kerple_records::Error::io("reading", &other));
                 kerple_records::Error::unless_absent(text).map(|text| Some((other, text?))).transpose()
@@ -58,7 +66,7 @@ pub fn refuse_foreign(folder: &Path) -> Result<()> {
 /// # Errors
 /// A file that cannot be read or removed.
 pub fn remove_former_figures(folder: &Path, kept: &[PathBuf]) -> Result<()> {
-    let page = folder.join(Layout::Markdown.name());
+    let page = folder.join(TEXT);
     let page = kerple_records::Error::unless_absent(
         kerple_files::read(&page).map_err(kerple_records::Error::io("reading", &page)),
     )?

@@ -21,6 +21,7 @@ mod write;
 
 pub use conditions::{Conditions, Differences};
 pub use error::{Error, Result};
+pub use page::Options;
 pub use page::table_text;
 pub use run::{Run, find_runs, said_of_runs};
-pub use write::{Options, Summary, write};
+pub use write::{Summary, write};

@@ -7,29 +7,46 @@ use serde::Serialize;
 
 use self::answers::AnswersPart;
 pub use self::answers::percent;
-use self::figures::{Figure, Section};
+pub use self::figure::{Figure, Section};
 use self::grids::{runs, setting_part, speeds};
 use crate::error::{Error, Result};
+use crate::folder::{INDEX, MARK, TEXT};
 use crate::format::{count, deviation, duration, number};
 use crate::plot;
 use crate::results::{Results, State, name_text};
 use crate::run::said_of_runs;
-use crate::write::Options;
 
 mod answers;
+mod figure;
 pub mod figures;
 pub mod grids;
 mod text;
 
 pub use text::table_text;
 
-/// What marks the pages as made here, so that nothing else is ever overwritten.
-pub(crate) const MARK: &str = "made by kerple report";
-
 /// Size of a large plot on a wide and on a narrow page, and of a small one.
 pub(crate) const WIDE: (f64, f64) = (900.0, 420.0);
 const NARROW: (f64, f64) = (358.0, 320.0);
 pub(crate) const SMALL: (f64, f64) = (340.0, 230.0);
+
+/// What the report says that no run knows.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Title of the page.
+    pub title: String,
+    /// Name of the encoding the others are compared with; `kerple_log` if absent and present among the runs.
+    pub reference: Option<String>,
+    /// Version of the program that makes the report.
+    pub commit: Option<String>,
+    /// The day of the report.
+    pub date: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { title: "Length extrapolation".into(), reference: None, commit: None, date: None }
+    }
+}
 
 /// A page, ready to be laid out.
 #[derive(Serialize)]
@@ -201,8 +218,8 @@ impl Layout {
     /// Name of the file. The template engine escapes by its extension.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Layout::Html => "index.html",
-            Layout::Markdown => "report.md",
+            Layout::Html => INDEX,
+            Layout::Markdown => TEXT,
         }
     }
 

@@ -5,32 +5,12 @@ use std::path::{Component, Path, PathBuf};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::folder::{csv, put, refuse_foreign, remove_former_figures};
-use crate::page::figures::{Figure, figures};
-use crate::page::{Layout, MARK, Page, SMALL, WIDE};
-use crate::plot::{grid, standalone};
+use crate::folder::{MARK, csv, put, refuse_foreign, remove_former_figures};
+use crate::page::figures::figures;
+use crate::page::{Layout, Options, Page};
 use crate::results::{AnswerScore, AnswerTable, PositionCurve, Results};
 use crate::run::Run;
 use kerple_records::write_json;
-
-/// What the report says that no run knows.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Title of the page.
-    pub title: String,
-    /// Name of the encoding the others are compared with; `kerple_log` if absent and present among the runs.
-    pub reference: Option<String>,
-    /// Version of the program that makes the report.
-    pub commit: Option<String>,
-    /// The day of the report.
-    pub date: Option<String>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options { title: "Length extrapolation".into(), reference: None, commit: None, date: None }
-    }
-}
 
 /// What was written.
 #[derive(Clone, Debug)]
@@ -91,23 +71,6 @@ struct Document<'a> {
     date: &'a Option<String>,
     #[serde(flatten)]
     results: &'a Results,
-}
-
-impl Figure {
-    /// Where the figure alone is, from the report's folder.
-    pub fn file(&self) -> String {
-        format!("figures/{}.svg", self.id)
-    }
-
-    /// The figure as a file of its own.
-    pub fn alone(&self) -> String {
-        let small: Vec<String> =
-            self.plots.iter().filter(|plot| plot.titled).map(|plot| plot.svg(SMALL.0, SMALL.1)).collect();
-        match self.plots.first() {
-            Some(plot) if small.is_empty() => standalone(&plot.svg(WIDE.0, WIDE.1)),
-            _ => standalone(&grid(&small, 3, SMALL.0, SMALL.1)),
-        }
-    }
 }
 
 /// Every list of the results as a table, with its name.

@@ -5,8 +5,7 @@ use super::verdict::{BySeed, Unit, change, shown};
 use super::{Folder, Group};
 use crate::manifest::EvaluationFacts;
 use kerple_report::format::count;
-use kerple_report::page::figures::{Figure, Section};
-use kerple_report::page::{Cell, Grid, Row};
+use kerple_report::page::{Cell, Figure, Grid, Row, Section};
 use kerple_report::plot::{Axis, Legend, Plot, Point, Series};
 use kerple_report::results::{Spread, Table};
 

@@ -3,8 +3,9 @@
 use super::Folder;
 use super::page::Item;
 use kerple_report::page::figures::kernels::panels_of;
-use kerple_report::page::figures::{Figure, Section, position_figure};
+use kerple_report::page::figures::position_figure;
 use kerple_report::page::grids::windows;
+use kerple_report::page::{Figure, Section};
 use kerple_report::plot::{Axis, Legend, Plot, Series};
 use kerple_report::results::{EffectiveLength, PositionCurve};
 use std::collections::BTreeSet;

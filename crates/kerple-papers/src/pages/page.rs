@@ -3,7 +3,8 @@
 use super::cells::CellRow;
 use super::{Folder, ItemSummary};
 use crate::error::Result;
-use kerple_report::page::figures::Figure;
+use kerple_report::folder::{INDEX, TEXT};
+use kerple_report::page::Figure;
 use kerple_report::page::{Cell, FigurePart, Grid, Row, figure_part, picture_part, render};
 use kerple_report::plot;
 use kerple_report::said_of_runs;
@@ -141,9 +142,9 @@ impl<'a> Page<'a> {
     /// # Errors
     /// A template that is wrong.
     pub(super) fn render(&self) -> Result<[(&'static str, String); 2]> {
-        let html = render("index.html", include_str!("../../templates/paper.html.jinja"), self)?;
-        let markdown = render("report.md", include_str!("../../templates/paper.md.jinja"), self)?;
-        Ok([("index.html", html), ("report.md", markdown)])
+        let html = render(INDEX, include_str!("../../templates/paper.html.jinja"), self)?;
+        let markdown = render(TEXT, include_str!("../../templates/paper.md.jinja"), self)?;
+        Ok([(INDEX, html), (TEXT, markdown)])
     }
 }
 

@@ -1,7 +1,6 @@
 //! Tables and figures of right answers.
 
-use super::figures::{Figure, Section};
-use super::{Cell, FigurePart, Grid, Row};
+use super::{Cell, Figure, FigurePart, Grid, Row, Section};
 use crate::format::{count, probability};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
 use crate::results::{AnswerMean, AnswerTable, AnswerTest, Name, Results, name_text};

@@ -5,37 +5,9 @@ mod training;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::{Figure, Section};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
 use crate::results::{Group, Name, PositionCurve, Results, Setting, Table, name_text};
-
-/// Where a figure stands on the page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Section {
-    /// Beside the table of this number.
-    Table(usize),
-    /// Beside the table of answers of this number.
-    Answers(usize),
-    /// Among losses by position.
-    Positions,
-    /// Among learned kernels.
-    Kernels,
-    /// Among losses over training.
-    Training,
-}
-
-/// A plot, or small ones that belong together, with words.
-pub struct Figure {
-    /// Its name on the page, and that of its file.
-    pub id: String,
-    /// Where it stands.
-    pub section: Section,
-    /// Its title.
-    pub title: String,
-    /// What it shows.
-    pub caption: String,
-    /// One large plot, or small ones that carry their titles.
-    pub plots: Vec<Plot>,
-}
 
 /// All figures there are data for.
 pub(crate) fn figures(runs: &[crate::Run], results: &Results) -> Vec<Figure> {

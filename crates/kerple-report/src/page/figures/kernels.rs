@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Figure, Part, Section, range};
+use super::{Part, range};
+use crate::page::{Figure, Section};
 use crate::plot::{Axis, DASHES, Legend, Plot, Series};
 use crate::results::EffectiveLength;
 use crate::run::Run;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Figure, Part, Section, range};
+use super::{Part, range};
+use crate::page::{Figure, Section};
 use crate::plot::{Axis, Legend, Plot, Series};
 use crate::run::Run;
 use crate::statistics::mean;
