@@ -2,8 +2,8 @@
 //!
 //! Rows added to the embeddings never reach attention.
 
-use crate::ops::linear_attention::Piece;
 use crate::pass::Pass;
+use crate::piece::Piece;
 use burn::tensor::{DType, Tensor};
 pub use kerple::forms::Sight;
 use kerple::maps::{Extent, Map};

@@ -4,6 +4,7 @@
 //! * [`ops`] are functions of tensors: the fused version of each beside its definition in plain Burn operations, which any
 //!   backend runs. An [`Engine`](fused::Engine) chooses.
 //! * [`layers`] are modules with parameters that call them, [`block`] joins two of them as a [`plan`] says.
+//! * [`heads`] says how queries, keys and values lie in packed rows, [`piece`] what a piece of longer sequences knows of the rest.
 //! * [`positions`] turns an encoding's parameters into the [`forms`] that attention takes; [`memory`] keeps what was seen.
 
 pub mod adamw;
@@ -11,10 +12,12 @@ pub mod array;
 pub mod block;
 pub mod forms;
 pub mod fused;
+pub mod heads;
 pub mod layers;
 pub mod memory;
 pub mod ops;
 pub mod parameters;
 pub mod pass;
+pub mod piece;
 pub mod plan;
 pub mod positions;

@@ -5,9 +5,10 @@
 
 use crate::forms::{Positions, Scores};
 use crate::fused::Engine;
+use crate::heads::Heads;
 use crate::ops::attention::{self, ScoreInputs, Scoring};
-use crate::ops::attention_layer::Heads;
-use crate::ops::linear_attention::{self, Behind, Linear, Maps, Piece};
+use crate::ops::linear_attention::{self, Linear, Maps};
+use crate::piece::{Behind, Piece};
 use burn::tensor::{DType, Tensor, TensorData};
 use kerple::attention::linear::{self, Problem, State};
 use kerple::attention::{Dims, Strides, View, ViewMut};

@@ -1,8 +1,8 @@
 //! What a transformer block is made of, as plain data.
 
-use crate::ops::activation::Activation;
-use crate::ops::attention_layer::Heads;
+use crate::heads::Heads;
 use kerple::kernel::exponentials::{Amplitude, Demand, Tolerance};
+use kerple::ops::activation::Activation;
 use serde::{Deserialize, Serialize};
 
 /// The choices in which decoders of one shape differ. The default is GPT-NeoX's sequential block, as KERPLE trains it.

@@ -203,7 +203,7 @@ fn decay_pulls_a_table_and_leaves_a_kernel() {
         let plan = plan(&encoding(kind), TrainConfig { weight_decay, ..config() });
         let mut learner = decoder(&plan);
         learner.step(&[counting(0, 4, 12)], Pass::training(7, 0), at(0)).unwrap();
-        learner.model().encoding.numbers(0)
+        learner.model().trunk.encoding.numbers(0)
     };
     for kind in ["t5", "learned"] {
         assert_ne!(step(kind, 0.0), step(kind, 0.5), "{kind}");

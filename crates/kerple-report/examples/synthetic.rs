@@ -146,7 +146,7 @@ fn evaluation(
         bytes: Some(bytes),
         nll,
         perplexity: nll.exp(),
-        bits_per_byte: Some(kerple_report::bits_per_byte(nll * tokens as f64, bytes)),
+        bits_per_byte: Some(kerple_records::bits_per_byte(nll * tokens as f64, bytes)),
         seconds: tokens as f64 / 20_000.0,
         position_nll: positions,
         segment_nll: None,

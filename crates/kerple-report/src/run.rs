@@ -148,7 +148,7 @@ impl Run {
     }
 
     /// What equal bits need to be equal: programs, and instruction sets where they are known.
-    pub(crate) fn computed_by(&self) -> (BTreeSet<String>, BTreeSet<String>) {
+    pub fn computed_by(&self) -> (BTreeSet<String>, BTreeSet<String>) {
         let trained = self.counted_sittings().into_iter().map(|row| &row.maker);
         let makers = trained.chain(self.evaluations.iter().filter_map(|row| row.made_by.as_ref()));
         (self.programs(), makers.map(|maker| maker.instructions.clone()).collect())

@@ -3,9 +3,10 @@
 use super::{Init, Linear, Norm};
 use crate::forms::Positions;
 use crate::fused::Engine;
+use crate::heads::Heads;
 use crate::memory::Memory;
 use crate::ops::attention::{self, Scoring, Seen, default_scale};
-use crate::ops::attention_layer::{self, AttentionLayer, Heads};
+use crate::ops::attention_layer::{self, AttentionLayer};
 use crate::ops::prepare::{self, Prepare};
 use crate::ops::{Residual, linear, linear_attention, norm};
 use crate::plan::{BlockPlan, ResidualKind, SinkKind, Sizes};

@@ -6,6 +6,7 @@ use super::{Linear, Norm, Residual, linear, linear_attention, maps, norm};
 use crate::array::Array;
 use crate::forms::{Positions, RotaryTables};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::heads::Heads;
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple::attention::{Dims, Gradients, Strides, View, ViewMut};
@@ -17,71 +18,7 @@ use kerple::ops::zeros;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Heads of a self-attention layer, and how queries, keys and values lie in a row of the packed projection.
-///
-/// With as many key heads as query heads the row is `[head][q|k|v][D]`, as GPT-NeoX has it. With fewer it is
-/// `[q heads][k heads][v heads]`, the separate matrices of other models side by side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
-    /// Query heads, H.
-    pub heads: usize,
-    /// Key and value heads, G, a divisor of H; query head `h` reads key head `h / (H / G)`.
-    pub kv_heads: usize,
-    /// Features a head, D.
-    pub head_dim: usize,
-}
-
 impl Heads {
-    /// Features of all query heads, `H D`: what the output projection takes.
-    pub fn inner(self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Features of a packed row, `(H + 2 G) D`.
-    pub fn packed(self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-
-    fn is_interleaved(self) -> bool {
-        self.heads == self.kv_heads
-    }
-
-    /// Where the first query, key and value of a row start, and the strides of all three.
-    pub fn layout(self, len: usize) -> ([usize; 3], Strides) {
-        let Heads { heads, kv_heads, head_dim: d } = self;
-        let (starts, head) = match self.is_interleaved() {
-            true => ([0, d, 2 * d], 3 * d),
-            false => ([0, heads * d, (heads + kv_heads) * d], d),
-        };
-        (starts, Strides { batch: len * self.packed(), head, row: self.packed() })
-    }
-
-    /// Splits a packed projection `[B, L, (H + 2 G) D]` into `[B, H, L, D]` queries and `[B, G, L, D]` keys and values.
-    pub fn unpack(self, qkv: Tensor<3>) -> [Tensor<4>; 3] {
-        self.split(qkv).map(|part| part.swap_dims(1, 2))
-    }
-
-    /// The same as `[B, L, H, D]` and `[B, L, G, D]`.
-    pub(crate) fn split(self, qkv: Tensor<3>) -> [Tensor<4>; 3] {
-        let [batch, len, _] = qkv.dims();
-        let Heads { heads, kv_heads, head_dim: d } = self;
-        if self.is_interleaved() {
-            let packed = qkv.reshape([batch, len, heads, 3, d]);
-            return [0, 1, 2].map(|part| packed.clone().narrow(3, part, 1).reshape([batch, len, heads, d]));
-        }
-        let (starts, _) = self.layout(len);
-        let part =
-            |(start, heads): (usize, usize)| qkv.clone().narrow(2, start, heads * d).reshape([batch, len, heads, d]);
-        [(starts[0], heads), (starts[1], kv_heads), (starts[2], kv_heads)].map(part)
-    }
-
-    /// Packs what [`Heads::split`] has split.
-    pub(crate) fn join(self, parts: [Tensor<4>; 3]) -> Tensor<3> {
-        let [batch, len, ..] = parts[0].dims();
-        let axis = if self.is_interleaved() { 3 } else { 2 };
-        Tensor::cat(parts.into(), axis).reshape([batch, len, self.packed()])
-    }
-
     /// What a method adds to queries, for packed rows: `[(H + 2 G) D]`, 0 for keys and values.
     pub(crate) fn query_bias(self, positions: &Positions) -> Option<Tensor<1>> {
         let Heads { heads, kv_heads, head_dim: d } = self;

@@ -1,15 +1,14 @@
 //! Linear attention: features of queries and keys instead of a softmax, see [`kerple::attention::linear`].
 
 mod composed;
-mod piece;
 
 pub use composed::composed;
-pub use piece::{Behind, Piece};
 
 use crate::array::Array;
 use crate::forms::{Code, Positions};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
 use crate::pass::{CODES, FEATURES, GATES, Pass};
+use crate::piece::Piece;
 use crate::plan::{FeatureKind, LinearPlan};
 use crate::with_element;
 use burn::tensor::Tensor;

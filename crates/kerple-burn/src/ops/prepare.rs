@@ -6,10 +6,10 @@
 //! q    = slope[h] ln(n) q                         n keys in sight: scalable softmax (Nakanishi 2025, arXiv:2501.19399)
 //! ```
 
-use super::attention_layer::Heads;
 use crate::array::Array;
 use crate::forms::Positions;
 use crate::fused::{Found, Inputs, Number};
+use crate::heads::Heads;
 use burn::tensor::{Tensor, TensorData};
 use kerple::ops::heads::{self, Growth, HeadNorm, Place};
 

@@ -12,10 +12,10 @@ use super::{Decoder, Tokens, columns};
 use burn::tensor::Tensor;
 use kerple_burn::forms::Positions;
 use kerple_burn::memory::Memory;
-use kerple_burn::ops::linear_attention::Behind;
 use kerple_burn::ops::loss::{self, Targets};
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
+use kerple_burn::piece::Behind;
 use std::ops::Range;
 
 /// Most states that are kept of one stretch of a sequence.

@@ -249,8 +249,9 @@ impl<'a> Measured<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{MANIFEST_FILE, verdict::Verdict};
     use super::*;
+    use crate::manifest::MANIFEST_FILE;
+    use crate::pages::verdict::Verdict;
     use kerple_records::{EVALUATION_FILE, PLAN_FILE, write_json};
     use serde_json::json;
 

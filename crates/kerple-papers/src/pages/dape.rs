@@ -60,7 +60,7 @@ fn table1(all: &Folder, printed: &Printed) -> Item {
     let reference = rows.iter().find(|row| row.encoding == "dape");
     let row = |row: &TimingRow| {
         let missing = || "\u{2013}".to_owned();
-        let relative = reference.map_or_else(|| missing().into(), |other| row.relative(other));
+        let relative = reference.map_or_else(|| missing().into(), |other| super::relative(row, other));
         let theirs = printed.table1.get(&row.encoding).zip(printed.table1.get("dape"));
         let of_size = |size: usize| theirs.map_or_else(missing, |(own, dape)| format!("{:.3}", own[size] / dape[size]));
         let milliseconds = format!("{:.1}", 1e3 * median(&row.seconds));

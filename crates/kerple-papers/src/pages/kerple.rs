@@ -214,7 +214,7 @@ fn table4(all: &Folder, data: &Kerple) -> Item {
         let missing = || "\u{2013}".to_owned();
         let cells = [
             number(median(&row.seconds)).into(),
-            log.map_or_else(|| missing().into(), |log| row.relative(log)),
+            log.map_or_else(|| missing().into(), |log| super::relative(row, log)),
             printed.map_or_else(missing, |seconds| format!("{seconds:.3}")).into(),
             printed_relative.unwrap_or_else(missing).into(),
         ];

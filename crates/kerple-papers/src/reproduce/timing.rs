@@ -40,7 +40,7 @@ impl Reproduction {
         let plan = |encoding: &Encoding| {
             Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, source.facts())
         };
-        let plans = timing.encodings.iter().map(plan).collect::<Result<Vec<Plan>>>()?;
+        let plans = timing.encodings.iter().map(plan).collect::<kerple_lm::Result<Vec<Plan>>>()?;
         let row = |plan: &Plan| TimingRow { encoding: plan.label.clone(), seconds: Vec::new() };
         let mut rows: Vec<TimingRow> = plans.iter().map(row).collect();
         for round in 0..timing.rounds {
@@ -85,7 +85,8 @@ fn step(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
     for step in 0..2 {
         let micro = plan.train.micro_batch.unwrap_or(plan.train.batch);
         let parts = kerple_lm::task::parts(0..plan.train.batch, micro)?;
-        let parts = parts.into_iter().map(|rows| batches.batch(step, rows)).collect::<Result<Vec<Batch>>>()?;
+        let parts =
+            parts.into_iter().map(|rows| batches.batch(step, rows)).collect::<kerple_lm::Result<Vec<Batch>>>()?;
         let update = Update { learning_rate: plan.schedule().at(step), adam_step: plan.train.first_adam_step + step };
         let clock = Instant::now();
         learner.step(&parts, Pass::training(plan.seed, step), update).map_err(|number| {

@@ -2,7 +2,6 @@
 
 mod answers;
 mod contents;
-mod documents;
 mod files;
 mod made_up;
 mod meeting;

@@ -1,6 +1,6 @@
 //! Figures 1 and 7: what the last query of a text sees, and which heads look near or far.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::manifest::PlannedRun;
 use crate::pages::Folder;
 use crate::pages::page::Item;

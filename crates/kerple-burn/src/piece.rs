@@ -23,12 +23,12 @@ impl Piece {
     }
 
     /// Position of the first row.
-    pub(super) fn first(&self) -> usize {
+    pub(crate) fn first(&self) -> usize {
         self.before.as_ref().map_or(0, |state| state.len())
     }
 
     /// The state before the piece.
-    pub(super) fn state<T: Number>(&self, problem: &Problem<T>) -> State<T> {
+    pub(crate) fn state<T: Number>(&self, problem: &Problem<T>) -> State<T> {
         match self.before.as_deref() {
             Some(state) => (state as &dyn Any).downcast_ref::<State<T>>().expect("states are of f32").clone(),
             None => State::new(problem),
@@ -36,7 +36,7 @@ impl Piece {
     }
 
     /// [`linear::backward_piece`]; what is behind then knows of these rows too.
-    pub(super) fn backward<T: Number>(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    pub(crate) fn backward<T: Number>(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
         let mut behind = self.behind.0.lock().expect("a backward that panicked ends the run");
         let later = (&mut *behind as &mut dyn Any).downcast_mut::<Option<Later<T>>>().expect("states are of f32");
         let later = later.get_or_insert_with(|| Later::new(problem));

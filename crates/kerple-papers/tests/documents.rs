@@ -1,7 +1,7 @@
 //! What `docs/results-*.md` say is what the rows in `results/` say: their tables are the pages', and no sentence has a number that
 //! stands in no table. `UPDATE_RESULTS=1 cargo test` writes tables and pages anew.
 
-use kerple_report::paper;
+use kerple_papers::pages;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -80,7 +80,7 @@ fn documents_say_what_the_rows_say() {
     for paper in PAPERS {
         let path = root().join(format!("docs/results-{paper}.md"));
         let document = std::fs::read_to_string(&path).unwrap();
-        let page = paper::markdown(&results(paper)).unwrap();
+        let page = pages::markdown(&results(paper)).unwrap();
         let current = with_tables(&document, &page);
         if std::env::var_os("UPDATE_RESULTS").is_some() {
             std::fs::write(&path, &current).unwrap();
@@ -100,7 +100,7 @@ fn documents_say_what_the_rows_say() {
 
 #[test]
 fn what_was_learned_stands_on_the_pages() {
-    let pages: String = PAPERS.iter().map(|paper| paper::markdown(&results(paper)).unwrap()).collect();
+    let pages: String = PAPERS.iter().map(|paper| pages::markdown(&results(paper)).unwrap()).collect();
     let learned = std::fs::read_to_string(root().join("docs/learned.md")).unwrap();
     let foreign: Vec<&str> = numbers(&learned).difference(&numbers(&pages)).copied().collect();
     assert_eq!(foreign, [""; 0], "docs/learned.md: numbers that no table has");
@@ -110,12 +110,12 @@ fn what_was_learned_stands_on_the_pages() {
 fn pages_are_those_of_the_rows() {
     for paper in PAPERS {
         if std::env::var_os("UPDATE_RESULTS").is_some() {
-            paper::write(&results(paper), &[], &[]).unwrap();
+            pages::write(&results(paper), &[], &[]).unwrap();
         }
         let page = std::fs::read_to_string(results(paper).join("paper/report.md")).unwrap();
         // the head names the program that made the page
         let body = |page: &str| page.split_once("\n## ").unwrap().1.to_owned();
-        let rendered = paper::markdown(&results(paper)).unwrap();
+        let rendered = pages::markdown(&results(paper)).unwrap();
         assert!(body(&page) == body(&rendered), "results/{paper}-small/paper is not what `--render` makes");
     }
 }
