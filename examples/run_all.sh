@@ -11,3 +11,5 @@ for file in crates/kerple/examples/0*.rs crates/kerple-burn/examples/0*.rs; do
 done
 printf '\n== walkthrough\n'
 bash examples/walkthrough.sh
+printf '\n== extend\n'
+bash examples/extend.sh

@@ -39,6 +39,8 @@ pub enum Command {
     Prepare(Prepare),
     /// Train one run; the same --out again resumes it.
     Train(Train),
+    /// Make a run of a model of Hugging Face transformers or of a GPT-NeoX checkpoint.
+    Import(Import),
     /// Evaluate a trained run at any lengths.
     Eval(Eval),
     /// Train and evaluate several encodings and seeds with the same settings; resumes where it stopped.
@@ -118,8 +120,15 @@ pub struct Prepare {
 
 #[derive(Debug, Args)]
 pub struct Train {
-    #[command(flatten)]
-    pub file: RunFile,
+    /// Run file; with --from it may be left out, and its [data], [train] and [encoding] stand for those of the other run.
+    #[arg(long, required_unless_present = "from")]
+    pub config: Option<PathBuf>,
+    /// Override a key of the run file, e.g. train.steps=100.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Begin with the weights of this run, with other positions, another length or other data.
+    #[arg(long, value_name = "RUN")]
+    pub from: Option<PathBuf>,
     /// Run folder; resumes when it holds a run of the same plan.
     #[arg(long)]
     pub out: PathBuf,
@@ -129,6 +138,27 @@ pub struct Train {
     #[arg(long)]
     pub strict: bool,
     /// Print the outcome as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Import {
+    /// Folder with config.json and safetensors of GPT-NeoX, GPT-2, BLOOM, MPT, LLaMA, SmolLM3 or Qwen3, or of a GPT-NeoX run.
+    pub folder: PathBuf,
+    /// Run folder to write.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// tokenizer.json in place of the folder's.
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// Token that ends a document, in place of the one that ends what the model generates.
+    #[arg(long, value_name = "TOKEN")]
+    pub end_of_document: Option<String>,
+    /// Value of pos-emb of a GPT-NeoX run whose files do not say it, e.g. kerple_log.
+    #[arg(long, value_name = "NAME")]
+    pub pos_emb: Option<String>,
+    /// Print what was made as JSON.
     #[arg(long)]
     pub json: bool,
 }

@@ -5,6 +5,7 @@ pub mod compare;
 pub mod describe;
 pub mod eval;
 pub mod golden;
+pub mod import;
 pub mod kernel;
 pub mod manual;
 pub mod prepare;

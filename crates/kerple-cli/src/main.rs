@@ -50,6 +50,7 @@ fn run(command: Command) -> Outcome {
         Command::Quickstart(args) => commands::quickstart::run(&args),
         Command::Prepare(args) => commands::prepare::run(&args),
         Command::Train(args) => commands::train::run(&args),
+        Command::Import(args) => commands::import::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
         Command::Reproduce(args) => commands::reproduce::run(&args),

@@ -1,11 +1,29 @@
 //! Checksums of what is large, fingerprints of what is small, both as hexadecimal text.
 
-use sha2::{Digest, Sha256};
+use sha2::Digest;
 use twox_hash::xxhash3_128::Hasher;
 
 /// SHA-256 as hexadecimal text.
 pub fn fingerprint(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut sum = Sha256::default();
+    sum.add(bytes);
+    sum.finish()
+}
+
+/// SHA-256 of bytes as they pass.
+#[derive(Clone, Debug, Default)]
+pub struct Sha256(sha2::Sha256);
+
+impl Sha256 {
+    /// Takes the next bytes.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The sum of all bytes taken, as hexadecimal text.
+    pub fn finish(self) -> String {
+        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
 }
 
 /// XXH3-128 of bytes as they pass: finds damage and exchange, not forgery.

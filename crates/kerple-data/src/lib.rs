@@ -31,7 +31,7 @@ mod tokens;
 
 pub use corpus::{Corpus, Report, SplitCounts, Summary, Verified, has_summary, is_prepared, verify};
 pub use error::{Error, Result};
-pub use hash::fingerprint;
+pub use hash::{Sha256, fingerprint};
 pub use order::{
     Batch, BatchShape, Batches, NumpyRandom, Packing, Segments, blocks, document_index, random_segments, sample_index,
     shuffle_index, split_boundaries,

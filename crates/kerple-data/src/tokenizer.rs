@@ -72,8 +72,12 @@ impl Tokenizer {
         Ok(Tokenizer::assemble(Kind::HuggingFace(Box::new(inner)), definition, end))
     }
 
-    /// The tokenizer kept in a prepared corpus.
-    pub(crate) fn from_definition(path: &Path, definition: String, end_of_document: Option<u32>) -> Result<Tokenizer> {
+    /// The tokenizer of a definition that was kept, as in a prepared corpus; `path` is named in errors. The token that ends a
+    /// document is the one given, or found as by [`Tokenizer::from_file`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_file`].
+    pub fn from_definition(path: &Path, definition: String, end_of_document: Option<u32>) -> Result<Tokenizer> {
         if definition == BYTE {
             return Ok(Tokenizer::byte());
         }
@@ -126,6 +130,22 @@ impl Tokenizer {
     /// Decodes a growing sequence of tokens piece by piece.
     pub fn decoder(&self) -> StreamDecoder<'_> {
         StreamDecoder::new(self)
+    }
+
+    /// The token of this name, of a tokenizer that names its tokens.
+    pub fn token(&self, name: &str) -> Option<u32> {
+        match &self.kind {
+            Kind::HuggingFace(inner) => inner.token(name),
+            Kind::Byte | Kind::Music(_) => None,
+        }
+    }
+
+    /// The name of a token, likewise.
+    pub fn name(&self, token: u32) -> Option<String> {
+        match &self.kind {
+            Kind::HuggingFace(inner) => inner.name(token),
+            Kind::Byte | Kind::Music(_) => None,
+        }
     }
 
     /// Tokens are below this.

@@ -43,6 +43,10 @@ impl Folder {
         Ok(Folder { path: path.to_owned(), manifest, files: RefCell::default() })
     }
 
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub fn cases(&self) -> impl Iterator<Item = Case<'_>> {
         self.manifest["cases"].as_array().into_iter().flatten().map(Case)
     }

@@ -8,6 +8,7 @@ mod che;
 mod data;
 mod error;
 mod folder;
+mod interchange;
 mod maps;
 mod media;
 mod spe;
@@ -114,6 +115,9 @@ type Runner = fn(&Folder, &Case) -> std::result::Result<Vec<Score>, String>;
 
 /// The family of a case, or its operation: what runs it.
 fn runner(case: &Case) -> Option<Runner> {
+    if case.get("folder").is_string() {
+        return Some(interchange::run);
+    }
     let family = case.get("op").as_str().or(case.id().split('/').next())?;
     Some(match family {
         "attn" => attention::run,

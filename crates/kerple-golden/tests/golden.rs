@@ -41,6 +41,11 @@ fn every_reference_value_of_media_is_met() {
 }
 
 #[test]
+fn every_reference_value_of_interchange_is_met() {
+    every_case_passes("interchange", 2);
+}
+
+#[test]
 fn formal_languages_and_their_encoder_are_the_originals() {
     // 15 languages, and the encoder with four encodings through two engines
     every_case_passes("che", 25);

@@ -7,7 +7,7 @@
 //! An [`Entry`] is a bijection between the values of one parameter and those of the tensors it is made of, so reading and
 //! writing by the same entry gives every value back. Biases are matrices of one row.
 //!
-//! [`Heads`]: kerple_burn::ops::attention_layer::Heads
+//! [`Heads`]: kerple_burn::heads::Heads
 
 mod arrange;
 mod names;
@@ -71,6 +71,27 @@ pub fn aliases(family: Family, name: &str) -> Vec<String> {
     let bare: Vec<String> = all.iter().filter_map(|name| name.strip_prefix(names.prefix)).map(str::to_owned).collect();
     all.extend(bare);
     all
+}
+
+/// Names of the tables that are as long as a vocabulary or a longest sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Outline {
+    /// The embedding.
+    pub embedding: &'static str,
+    /// Learned positions.
+    pub positions: &'static str,
+    /// The output projection.
+    pub head: &'static str,
+}
+
+/// The names of a family's tables.
+pub fn outline(family: Family) -> Outline {
+    let Names { embedding, head, .. } = Names::of(family);
+    let positions = match family {
+        Family::Gpt2 => "transformer.wpe.weight",
+        _ => "model.encoding.positions",
+    };
+    Outline { embedding, positions, head }
 }
 
 /// Every parameter of a plan's decoder, in the order of its own files, with the tensors of a family. A tied head is not among

@@ -4,10 +4,11 @@ use crate::error::{Error, Result};
 use crate::learner::{Learner, Part};
 use crate::plan::Plan;
 use crate::task::Task;
+use crate::tensors::{self, Slot, TensorFile};
 use burn::module::Module;
 use kerple_burn::parameters::{self, Describe, Named};
 use kerple_data::fingerprint;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
@@ -32,7 +33,7 @@ pub struct State {
     pub plan: String,
     /// SHA-256 of the weights file.
     pub model_sha256: String,
-    /// SHA-256 of the moments file.
+    /// SHA-256 of the moments file; empty where there is none, before the first update of a run whose weights were not drawn.
     pub optimizer_sha256: String,
     /// SHA-256 of this value as JSON, with this key empty.
     pub sha256: String,
@@ -45,6 +46,12 @@ impl State {
         State { step: 0, seconds: 0.0, plan: course, model_sha256: empty(), optimizer_sha256: empty(), sha256: empty() }
     }
 
+    /// The files of a checkpoint and their checksums: weights, and moments where there are some.
+    fn files(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let all = [(MODEL, self.model_sha256.as_str()), (MOMENTS, self.optimizer_sha256.as_str())];
+        all.into_iter().filter(|(_, sha256)| !sha256.is_empty())
+    }
+
     fn sealed(self) -> State {
         State { sha256: self.digest(), ..self }
     }
@@ -55,14 +62,9 @@ impl State {
     }
 }
 
-fn write(path: &Path, tensors: &[Named]) -> Result<String> {
-    let view = |shape: &[usize], values| {
-        TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(values)).expect("shapes fit their values")
-    };
-    let views = tensors.iter().map(|n| (n.name.as_str(), view(n.array.shape(), n.array.slice::<f32>())));
-    let data = safetensors::serialize(views, None).expect("names are distinct");
-    kerple_files::write_within(path, &data).map_err(Error::io(path, "write"))?;
-    Ok(fingerprint(&data))
+fn write(path: &Path, all: &[Named]) -> Result<String> {
+    let slots: Vec<Slot> = all.iter().map(|n| Slot { name: n.name.clone(), shape: n.array.shape().to_vec() }).collect();
+    tensors::write(path, &slots, |number| Ok(all[number].array.slice::<f32>().to_vec()))
 }
 
 fn sync(folder: &Path) -> Result<()> {
@@ -162,12 +164,40 @@ fn write_aside<M: Module + Describe, T: Task<M>>(aside: &Path, state: &State, le
         model_sha256: save(Part::Weights, MODEL)?,
         optimizer_sha256: save(Part::Moments, MOMENTS)?,
         ..state.clone()
-    }
-    .sealed();
+    };
+    write_state(aside, state)
+}
+
+fn write_state(aside: &Path, state: State) -> Result<()> {
     let path = aside.join(STATE);
-    let text = serde_json::to_string_pretty(&state).expect("a state is plain data");
+    let text = serde_json::to_string_pretty(&state.sealed()).expect("a state is plain data");
     kerple_files::write_within(&path, text.as_bytes()).map_err(Error::io(&path, "write"))?;
     sync(aside)
+}
+
+/// Makes the checkpoint of step 0 of a run whose weights are not drawn, without moments, in a folder that has none. `write` puts
+/// the weights into a file, and `course` says what course a run has that begins with weights of this SHA-256.
+///
+/// # Errors
+/// The first error of `write` or `course`, and what the file system refuses; there is then no checkpoint.
+pub fn begin(
+    run: &Path,
+    write: impl FnOnce(&Path) -> Result<String>,
+    course: impl FnOnce(&str) -> Result<String>,
+) -> Result<()> {
+    let all = folder(run);
+    let (aside, place) = (all.join(ASIDE), all.join(format!("step-{:08}", 0)));
+    let make = || {
+        remove(&aside)?;
+        fs::create_dir_all(&aside).map_err(Error::io(&aside, "create"))?;
+        let model_sha256 = write(&aside.join(MODEL))?;
+        let state = State { model_sha256, ..State::start(String::new()) };
+        let plan = course(&state.model_sha256)?;
+        write_state(&aside, State { plan, ..state })?;
+        fs::rename(&aside, &place).map_err(Error::io(&place, "rename to"))
+    };
+    make().inspect_err(|_| _ = fs::remove_dir_all(&aside))?;
+    sync(&all)
 }
 
 /// Checkpoints of a run, oldest first.
@@ -196,33 +226,23 @@ fn step_of(checkpoint: &Path) -> Option<u64> {
 /// What to do about a damaged checkpoint.
 const AGAIN: &str = "remove this checkpoint's folder to go on from the one before";
 
-struct Loaded {
-    path: PathBuf,
-    data: Vec<u8>,
+/// Opens a file whose checksum is what it should be.
+fn open(path: &Path, sha256: &str) -> Result<TensorFile> {
+    if tensors::sha256(path)? != sha256 {
+        return Err(Error::damaged(path, "the checksum does not match", AGAIN));
+    }
+    TensorFile::open(path, AGAIN)
 }
 
-impl Loaded {
-    fn read(path: PathBuf, sha256: &str) -> Result<Loaded> {
-        let data = kerple_files::read(&path).map_err(Error::io(&path, "read"))?;
-        if fingerprint(&data) != sha256 {
-            return Err(Error::damaged(&path, "the checksum does not match", AGAIN));
-        }
-        Ok(Loaded { path, data })
-    }
-
-    fn tensors(&self) -> Result<SafeTensors<'_>> {
-        SafeTensors::deserialize(&self.data).map_err(|error| Error::damaged(&self.path, error.to_string(), AGAIN))
-    }
-}
-
-fn fill(loaded: &Loaded, tensors: &SafeTensors, name: &str, values: &mut [f32]) -> Result<()> {
-    let view =
-        tensors.tensor(name).ok().filter(|view| view.dtype() == Dtype::F32 && view.data().len() == 4 * values.len());
-    let Some(view) = view else {
+pub(crate) fn fill(file: &TensorFile, name: &str, values: &mut [f32]) -> Result<()> {
+    let fits = file
+        .info(name)
+        .is_some_and(|(dtype, shape)| dtype == Dtype::F32 && shape.iter().product::<usize>() == values.len());
+    let Some(data) = (if fits { file.read(name)? } else { None }) else {
         let message = format!("there is no tensor `{name}` of {} values", values.len());
-        return Err(Error::damaged(&loaded.path, message, "this checkpoint belongs to another model"));
+        return Err(Error::damaged(file.path(), message, "this checkpoint belongs to another model"));
     };
-    for (value, four) in values.iter_mut().zip(view.data().as_chunks::<4>().0) {
+    for (value, four) in values.iter_mut().zip(data.as_chunks::<4>().0) {
         *value = f32::from_le_bytes(*four);
     }
     Ok(())
@@ -262,19 +282,19 @@ fn short(hash: &str) -> String {
     hash.chars().take(12).collect()
 }
 
-/// Compares all checksums of a checkpoint with its files, and its course with a plan's.
+/// Compares all checksums of a checkpoint with its files, and its course with a plan's; says whether it has moments.
 ///
 /// # Errors
 /// What is damaged, or of another course.
-pub fn verify(checkpoint: &Path, plan: Option<&Plan>) -> Result<()> {
+pub fn verify(checkpoint: &Path, plan: Option<&Plan>) -> Result<bool> {
     let state = match plan {
         Some(plan) => state(checkpoint, plan)?,
         None => read_state(checkpoint)?,
     };
-    for (file, sha256) in [(MODEL, &state.model_sha256), (MOMENTS, &state.optimizer_sha256)] {
-        Loaded::read(checkpoint.join(file), sha256)?.tensors()?;
+    for (file, sha256) in state.files() {
+        open(&checkpoint.join(file), sha256)?;
     }
-    Ok(())
+    Ok(!state.optimizer_sha256.is_empty())
 }
 
 /// What [`newest`] found.
@@ -338,13 +358,20 @@ fn is_damage(error: &Error) -> bool {
 /// # Errors
 /// A damaged file, or tensors of another model.
 pub fn load_model<M: Module>(checkpoint: &Path, state: &State, model: M) -> Result<M> {
-    let loaded = Loaded::read(checkpoint.join(MODEL), &state.model_sha256)?;
-    let tensors = loaded.tensors()?;
-    let (model, filled) = parameters::load(model, |name, values| fill(&loaded, &tensors, name, values));
+    let file = open(&checkpoint.join(MODEL), &state.model_sha256)?;
+    let (model, filled) = parameters::load(model, |name, values| fill(&file, name, values));
     filled.map(|()| model)
 }
 
-/// Puts a checkpoint's weights and moments into `learner`.
+/// The weights of a checkpoint, one at a time.
+///
+/// # Errors
+/// A damaged file.
+pub fn weights(checkpoint: &Path, state: &State) -> Result<TensorFile> {
+    open(&checkpoint.join(MODEL), &state.model_sha256)
+}
+
+/// Puts a checkpoint's weights and moments into `learner`, which keeps fresh moments where there are none.
 ///
 /// # Errors
 /// A damaged file, or tensors of another model.
@@ -353,12 +380,9 @@ pub fn restore<M: Module + Describe, T: Task<M>>(
     state: &State,
     learner: &mut Learner<M, T>,
 ) -> Result<()> {
-    for (part, file, sha256) in
-        [(Part::Weights, MODEL, &state.model_sha256), (Part::Moments, MOMENTS, &state.optimizer_sha256)]
-    {
-        let loaded = Loaded::read(checkpoint.join(file), sha256)?;
-        let tensors = loaded.tensors()?;
-        learner.restore(part, |name, values| fill(&loaded, &tensors, name, values))?;
+    for (part, (file, sha256)) in [Part::Weights, Part::Moments].into_iter().zip(state.files()) {
+        let file = open(&checkpoint.join(file), sha256)?;
+        learner.restore(part, |name, values| fill(&file, name, values))?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::config::{DataConfig, PackingConfig};
 use crate::error::{Error, Result};
-use crate::plan::{DataFacts, Plan};
+use crate::plan::{DataFacts, NO_TOKENIZER, Plan};
 use crate::sequences::Batches;
 use crate::sequences::Text;
 use crate::task::Batch;
@@ -94,6 +94,15 @@ impl Source {
         let found = self.corpus()?.fingerprint();
         if found == facts.tokenizer {
             return Ok(());
+        }
+        if facts.tokenizer == NO_TOKENIZER {
+            let (tokens, rows) = (self.facts.vocab_size, facts.vocab_size);
+            let hint = "use data of token ids below that";
+            return if tokens <= rows {
+                Ok(())
+            } else {
+                Err(Error::refused(format!("the data has {tokens} tokens, the model {rows}"), hint))
+            };
         }
         let short = |text: &str| text.chars().take(12).collect::<String>();
         Err(Error::refused(

@@ -99,16 +99,19 @@ impl Error {
         }
     }
 
-    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error + use<> {
+    /// What the operating system answered to something that was attempted with a file.
+    pub fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error + use<> {
         let path = path.to_owned();
         move |source| Error::Io { path, action, source }
     }
 
-    pub(crate) fn refused(message: impl Into<String>, hint: impl Into<String>) -> Error {
+    /// A request that cannot be served.
+    pub fn refused(message: impl Into<String>, hint: impl Into<String>) -> Error {
         Error::Refused { message: message.into(), hint: hint.into() }
     }
 
-    pub(crate) fn damaged(path: &Path, message: impl Into<String>, hint: impl Into<String>) -> Error {
+    /// A file that is not as it should be.
+    pub fn damaged(path: &Path, message: impl Into<String>, hint: impl Into<String>) -> Error {
         Error::Damaged { path: path.to_owned(), message: message.into(), hint: hint.into() }
     }
 }

@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod compare;
 pub mod config;
 pub mod corpus;
+pub mod depart;
 pub mod error;
 pub mod evaluate;
 pub mod events;
@@ -25,6 +26,7 @@ pub mod sequences;
 pub mod solver;
 pub mod task;
 pub mod tasks;
+pub mod tensors;
 pub mod train;
 
 pub use error::{Error, Result};

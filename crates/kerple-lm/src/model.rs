@@ -13,6 +13,7 @@ pub use encoder::Encoder;
 pub(crate) use pieces::MOST_STATES;
 pub use transducer::Transducer;
 pub use trunk::Trunk;
+pub(crate) use trunk::encoding;
 
 use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};

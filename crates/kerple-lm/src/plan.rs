@@ -1,5 +1,6 @@
 //! A plan: a run file with every choice made explicit, checked and hashed. It is saved with the run.
 
+mod again;
 mod check;
 mod head;
 mod model;
@@ -10,6 +11,7 @@ pub use model::ModelPlan;
 use crate::config::{DataConfig, PackingConfig, RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::{self, All, Window};
+use crate::origin::Origin;
 use crate::schedule::Schedule;
 use check::{
     MOST_BATCH, check, check_block, check_encodings, check_layers, check_piece, check_readout, check_task, check_train,
@@ -19,6 +21,9 @@ use kerple_burn::pass::Pass;
 use kerple_data::lra::Arena;
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
+
+/// What facts say in place of a tokenizer's fingerprint where none is known: tokens are numbers.
+pub const NO_TOKENIZER: &str = "none";
 
 /// What is known of the prepared data a run reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +61,9 @@ pub struct Plan {
     pub steps: u64,
     /// Trained values, those of the encoding included.
     pub parameters: usize,
+    /// What its first weights are, where they are not drawn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// SHA-256 of all of the above but the place of the data, how often things are saved and logged, and `micro_batch`, which
     /// changes results by rounding alone.
     pub hash: String,
@@ -77,14 +85,22 @@ impl Plan {
     /// # Errors
     /// A value out of range, or values that contradict each other, each with the key, the value and the limit.
     pub fn new(config: &RunConfig, facts: DataFacts) -> Result<Plan> {
+        Plan::resolve(config, facts, None)
+    }
+
+    fn resolve(config: &RunConfig, facts: DataFacts, origin: Option<Origin>) -> Result<Plan> {
         let mut train = config.train.clone();
         let [layers, heads, head_dim] = config.model.preset.sizes();
         let n_layers = config.model.n_layers.unwrap_or(layers);
         let n_heads = config.model.n_heads.unwrap_or(heads);
         let head_dim = config.model.head_dim.unwrap_or(head_dim);
         let d_model = config.model.d_model.unwrap_or(n_heads * head_dim);
-        config.data.check()?;
         let task = config.data.task.as_ref();
+        // what was imported has read nothing yet
+        let reads = !matches!(origin, Some(Origin::Imported { .. }));
+        if reads {
+            config.data.check()?;
+        }
         // tokens of tasks are few, and matrices of texts are wide
         let pad = config.model.pad_vocab_to.unwrap_or(if task.is_some() { 1 } else { 128 });
         let (rows, tokens) = (config.model.vocab_rows, facts.vocab_size as f64);
@@ -137,7 +153,7 @@ impl Plan {
         }
         if let Some(task) = task {
             check_task(task, &train)?;
-        } else if facts.train_tokens <= train.train_len as u64 {
+        } else if reads && facts.train_tokens <= train.train_len as u64 {
             return Err(Error::refused(
                 format!(
                     "the training split has {} tokens, a sequence of {} needs at least {}",
@@ -156,7 +172,7 @@ impl Plan {
         check("trained values of the model", parameters as f64, 1.0..=MOST_PARAMETERS, "make the model smaller")?;
         check_layers(task, &config.encoding, &geometry, &model)?;
         check_piece(task, train.piece, &model)?;
-        let mut plan = Plan {
+        let plan = Plan {
             label: model.label(&config.encoding),
             seed: config.seed,
             data: config.data.clone(),
@@ -167,11 +183,11 @@ impl Plan {
             train_len: train.train_len,
             steps: train.steps,
             train,
+            origin,
             hash: String::new(),
             commit: None,
         };
-        plan.hash = plan.digest();
-        Ok(plan)
+        Ok(plan.sealed())
     }
 
     /// The plan as it was read, its hash as this version makes it; `None` where what the hash covers was changed since the plan

@@ -10,6 +10,7 @@
 //! | `evaluation.jsonl` | a row an evaluated length | appended |
 //! | `probes.jsonl` | what else was measured, a row a probe | appended |
 //! | `scores.json` | scores of last queries, for pictures | once, where they are asked for |
+//! | `tokenizer.json`, `special_tokens.json` | the tokenizer that it carries | once |
 //! | `events/` | TensorBoard | appended while training |
 //! | `checkpoints/step-N/` | weights, moments, state | see [`checkpoint`] |
 //! | `.lock` | who trains | see [`Lock`] |
@@ -17,12 +18,18 @@
 //! What is replaced is written aside, synced and renamed, so a crash leaves the old file or the new one. One process trains
 //! in a folder at a time; reading, and appending evaluations, is always possible.
 
+mod begin;
+mod kernels;
 mod lock;
 mod place;
+mod tokens;
 mod verify;
 
+pub use begin::Beginning;
+pub(crate) use kernels::snapshot;
 pub use lock::{Holder, Lock, seconds_since_1970};
 pub use place::Place;
+pub use tokens::SpecialTokens;
 pub use verify::Verification;
 
 use crate::checkpoint::{self, Found, State, present};
@@ -117,6 +124,19 @@ impl RunFolder {
     /// # Errors
     /// Where it was looked for, and what was found there instead.
     pub fn open_data(&self, plan: &Plan) -> Result<Source> {
+        self.find_data(plan).map(|(_, source)| source)
+    }
+
+    /// The same, with its place.
+    ///
+    /// # Errors
+    /// As [`RunFolder::open_data`].
+    pub fn find_data(&self, plan: &Plan) -> Result<(PathBuf, Source)> {
+        if plan.data.task.is_none() && plan.data.path.as_os_str().is_empty() {
+            let message = format!("{} has no text: its model was imported", self.path.display());
+            let hint = "prepare one with RUN/tokenizer.json, and name it: kerple eval RUN --data PATH, kerple train --from RUN --set data.path=PATH";
+            return Err(Error::refused(message, hint));
+        }
         Place::read(&self.path)?.open(&self.path, plan)
     }
 

@@ -7,16 +7,14 @@ use crate::host::Host;
 use crate::learner::{self, Learned, Learner, NotFinite, Update};
 use crate::memory::{Limit, TOKENS_AT_ONCE};
 use crate::plan::Plan;
-use crate::run::{Lock, RunFolder, seconds_since_1970};
+use crate::run::{Lock, RunFolder, seconds_since_1970, snapshot};
 use crate::sequences::Batches;
 use crate::solver::{self, Planned, Work};
 use crate::task::{self, Task};
 use burn::tensor::Device;
-use kerple::forms::DistanceTable;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
-use kerple_burn::positions::PositionalEncoding;
-use kerple_records::{Journal, KernelSnapshot, MetricsRow, SittingRow};
+use kerple_records::{Journal, MetricsRow, SittingRow};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -197,6 +195,13 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
                 notes.into_iter().for_each(|note| tell(Event::Note(note)));
                 (learner, state, Some(path))
             }
+            None if plan.origin.is_some() => {
+                let message = format!("{} lacks the weights that the run begins with", run.path().display());
+                return Err(Error::refused(
+                    message,
+                    "begin it again in another folder: kerple train --from RUN --out FOLDER",
+                ));
+            }
             None => (fresh(plan, task, &host.device), State::start(plan.course()), None),
         };
         let notes = [batches.remark().map(str::to_owned), validation_note(plan, batches.validation_rows())];
@@ -317,39 +322,4 @@ fn validation_note(plan: &Plan, rows: usize) -> Option<String> {
         0 => Some(format!("there is no validation loss: the validation split is shorter than a sequence of {len}")),
         _ => Some(format!("the validation loss is over {rows} sequences, the split holds no {wanted} of {len} tokens")),
     }
-}
-
-/// Distances at which learned kernels are recorded: all up to 64, then about 30 for each factor of ten, to 20480.
-fn recorded_distances() -> Vec<u64> {
-    let mut distances: Vec<u64> = (0..=64).collect();
-    let mut d = 64.0f64;
-    while d < 20_480.0 {
-        d *= 1.08;
-        distances.push((d as u64).min(20_480));
-    }
-    distances.dedup();
-    distances
-}
-
-/// The kernels of a model: a row for each head, layer by layer where each layer has its own.
-fn snapshot(encoding: &PositionalEncoding, step: u64) -> Option<KernelSnapshot> {
-    let distances = recorded_distances();
-    let len = 20_481;
-    let sets = encoding.sets();
-    let tables: Vec<_> = sets.iter().map(|layers| encoding.table(layers[0], len)).collect();
-    let pick = |rows: fn(&DistanceTable) -> &Option<Vec<f64>>| {
-        let rows = tables.iter().flat_map(&rows).flat_map(|rows| rows.chunks(len));
-        let picked = rows.map(|row| distances.iter().map(|d| row[*d as usize]).collect()).collect::<Vec<Vec<f64>>>();
-        (!picked.is_empty()).then_some(picked)
-    };
-    let effective = |row: &[f64]| row.iter().position(|value| *value < -2.0).map(|d| d as u64);
-    let biases = tables.iter().flat_map(|table| &table.bias).flat_map(|rows| rows.chunks(len));
-    let effective_length = biases.map(effective).collect();
-    let (bias, weight) = (pick(|table| &table.bias), pick(|table| &table.weight));
-    let of_bias = tables.iter().zip(&sets).filter(|(table, _)| table.bias.is_some());
-    let of_rows =
-        of_bias.flat_map(|(table, layers)| vec![layers.iter().map(|layer| *layer as u64).collect(); table.heads]);
-    let layers = if sets.len() > 1 { of_rows.collect() } else { Vec::new() };
-    let snapshot = KernelSnapshot { step, distances, layers, bias, weight, effective_length };
-    (snapshot.bias.is_some() || snapshot.weight.is_some()).then_some(snapshot)
 }

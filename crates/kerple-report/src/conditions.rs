@@ -6,13 +6,15 @@ use serde_json::Value;
 
 /// Keys of a plan that differ between the runs of one comparison, or that change no number but by rounding: who is compared,
 /// where the data lies, what follows from other keys, how often things are logged, saved and kept, and sequences at once.
-const LEFT_OUT: [&str; 14] = [
+const LEFT_OUT: [&str; 16] = [
     "label",
     "seed",
     "encoding",
     "parameters",
     "hash",
     "commit",
+    "origin.plan",
+    "origin.weights",
     "data.path",
     "train.log_every",
     "train.valid_every",

@@ -29,10 +29,10 @@ pub fn run(args: &Sample) -> Outcome {
     let run = RunFolder::new(&args.run);
     let Trained { plan, model, notes, .. } = run.load(&args.hardware.host().device, false)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
-    let source = run.open_data(&plan)?;
-    let tokenizer = source.tokenizer()?;
+    let tokenizer = run.tokenizer(&plan)?;
     let music = tokenizer.music_vocabulary();
-    let prompt = prompt(args, tokenizer)?;
+    let special = run.special_tokens_of(&tokenizer)?;
+    let prompt = prompt(args, &tokenizer, special.bos.unwrap_or(tokenizer.end_of_document()))?;
     generate::check(&model, prompt.len(), args.tokens)?;
     remark_on_horizon(&model.trunk.encoding, prompt.len() + args.tokens);
     let (temperature, top_p) = music.map_or((0.8, 1.0), |music| music.representation().sampling());
@@ -46,7 +46,7 @@ pub fn run(args: &Sample) -> Outcome {
         decoder: tokenizer.decoder(),
         rules: music.map(Vocabulary::rules),
         tokens: Vec::new(),
-        end: tokenizer.end_of_document(),
+        ends: special.eos,
         stop: stop_flag_saying("stopping after this token; once more to stop at once"),
     };
     if music.is_none() {
@@ -76,9 +76,9 @@ fn check_range(option: &str, value: Option<f64>, most: f64, hint: &str) -> Outco
     Err(Failure::misuse(format!("{option} {value} is out of range, it must be {limit}"), hint))
 }
 
-/// The tokens to go on from, after the one that ends the document before.
-fn prompt(args: &Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
-    let mut prompt = vec![tokenizer.end_of_document()];
+/// The tokens to go on from, after the one that is in front of a text.
+fn prompt(args: &Sample, tokenizer: &Tokenizer, first: u32) -> Result<Vec<u32>, Failure> {
+    let mut prompt = vec![first];
     let Some(music) = tokenizer.music_vocabulary() else {
         let options = [("--prompt-midi", &args.prompt_midi), ("--midi", &args.midi), ("--svg", &args.svg)];
         if let Some((option, _)) = options.iter().find(|(_, file)| file.is_some()) {
@@ -109,7 +109,7 @@ struct Sampled<'t> {
     decoder: StreamDecoder<'t>,
     rules: Option<Rules>,
     tokens: Vec<u32>,
-    end: u32,
+    ends: Vec<u32>,
     stop: Arc<AtomicBool>,
 }
 
@@ -139,7 +139,7 @@ impl Follow for Sampled<'_> {
 
     fn take(&mut self, token: u32) -> bool {
         self.add(token, true);
-        !self.stop.load(Ordering::Relaxed) && token != self.end
+        !self.stop.load(Ordering::Relaxed) && !self.ends.contains(&token)
     }
 }
 

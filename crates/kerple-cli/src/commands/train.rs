@@ -7,15 +7,36 @@ use crate::output::{remarkln, resultln};
 use crate::progress::{Line, duration};
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::Source;
+use kerple_lm::depart::Departure;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::train::{self, Event, Sitting};
 
+/// The text and the plan of the run, which begins with the weights of another one where that is asked for.
+fn begin(args: &Train, run: &RunFolder) -> Result<(Source, Plan), Failure> {
+    let Some(from) = &args.from else {
+        let file = args.config.as_ref().expect("the option is required without --from");
+        let config = RunConfig::read(file, &args.set)?;
+        let source = Source::open(&config.data)?;
+        let plan = Plan::new(&config, source.facts())?;
+        return Ok((source, plan));
+    };
+    let departure = Departure::open(RunFolder::new(from))?;
+    departure.notes.iter().for_each(|note| remarkln!("note: {note}"));
+    let mut config = departure.config(args.config.as_deref(), &args.set)?;
+    let source = departure.data(&mut config)?;
+    let plan = departure.plan_of(&config, source.facts(), run)?;
+    let anew = departure.begin(&plan, run)?;
+    if !anew.is_empty() {
+        remarkln!("note: of {} these begin anew: {}", plan.label, anew.join(", "));
+    }
+    Ok((source, plan))
+}
+
 /// Trains or resumes one run.
 pub fn run(args: &Train) -> Outcome {
-    let config = RunConfig::read(&args.file.config, &args.file.set)?;
-    let source = Source::open(&config.data)?;
-    let plan = Plan::new(&config, source.facts())?;
+    let run = RunFolder::new(&args.out);
+    let (source, plan) = begin(args, &run)?;
     remarkln!(
         "{}: {} parameters, {} steps of {} x {} tokens, plan {}",
         plan.label,
@@ -27,7 +48,7 @@ pub fn run(args: &Train) -> Outcome {
     );
     remarkln!("{}", plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch)));
     let (stop, mut line) = (stop_flag(), Line::new());
-    let (run, batches) = (RunFolder::new(&args.out), source.batches(&plan)?);
+    let batches = source.batches(&plan)?;
     let host = args.hardware.host();
     let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, host: &host };
     let outcome = train::train(&sitting, &mut |event| match event {

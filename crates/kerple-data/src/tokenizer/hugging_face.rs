@@ -81,6 +81,14 @@ impl HuggingFace {
         contain(|| self.inner.decode(tokens, true).unwrap_or_default()).unwrap_or_default()
     }
 
+    pub(super) fn token(&self, name: &str) -> Option<u32> {
+        self.inner.token_to_id(name)
+    }
+
+    pub(super) fn name(&self, token: u32) -> Option<String> {
+        self.inner.id_to_token(token)
+    }
+
     pub(super) fn vocab_size(&self) -> usize {
         self.lengths.len()
     }

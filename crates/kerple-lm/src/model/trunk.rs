@@ -67,7 +67,8 @@ pub(super) fn init<'a, R>(plan: &Plan, rng: &'a mut R, device: &'a Device) -> In
     Init { rng, kind: block.init, std, std_out, device, dtype: device.settings().float_dtype.into() }
 }
 
-fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
+/// The encodings of a plan's model.
+pub(crate) fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
     let standing: Vec<Standing> = plan.model.every_layer(&plan.encoding).map(|layer| layer.standing()).collect();
     let others = plan.model.other_encodings();
     PositionalEncoding::of_layers(&plan.encoding, &others, &standing, &plan.geometry(), (plan.seed, device))

@@ -66,11 +66,11 @@ impl Place {
     }
 
     /// Opens the text of the plan, wherever it is.
-    pub(super) fn open(&self, run: &Path, plan: &Plan) -> Result<Source> {
+    pub(super) fn open(&self, run: &Path, plan: &Plan) -> Result<(PathBuf, Source)> {
         let mut looked = Vec::new();
         for path in self.candidates(run, plan) {
             match Source::open(&DataConfig { path: path.clone(), ..plan.data.clone() }) {
-                Ok(source) if source.facts().content == plan.facts.content => return Ok(source),
+                Ok(source) if source.facts().content == plan.facts.content => return Ok((path, source)),
                 Ok(_) => looked.push(format!("{}: other text", path.display())),
                 Err(error) => looked.push(error.to_string()),
             }

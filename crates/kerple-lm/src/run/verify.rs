@@ -49,8 +49,9 @@ impl RunFolder {
         match checkpoint::list(&self.path) {
             Ok(all) => {
                 for (step, path) in all {
-                    found.note(checkpoint::verify(&path, known.as_ref()), |()| {
-                        format!("checkpoints: step {step}, weights and moments")
+                    found.note(checkpoint::verify(&path, known.as_ref()), |moments| {
+                        let what = if moments { "weights and moments" } else { "weights, without moments" };
+                        format!("checkpoints: step {step}, {what}")
                     });
                 }
             }
@@ -81,7 +82,7 @@ impl RunFolder {
         match place.open(&self.path, plan) {
             Err(_) if place.is_empty(&self.path, plan) => Ok("data: not here, and not looked at"),
             Err(error) => Err(error),
-            Ok(source) => {
+            Ok((_, source)) => {
                 if !read.contains(&plan.facts.content) {
                     source.verify()?;
                     read.insert(plan.facts.content.clone());

@@ -1,0 +1,139 @@
+//! Models of other programs as runs.
+//!
+//! ```text
+//! folder    config.json -> a plan          layout::entries(family, plan): which tensors each parameter is made of
+//!           *.safetensors -> weights       one tensor at a time, into the checkpoint of step 0
+//!           tokenizer.json -> the run's    with the ids of its special tokens
+//! ```
+//!
+//! What changes results and cannot be said by a plan is refused by its name and value. Nothing is taken from a file on trust:
+//! the shape of every tensor is compared with what the configuration makes of it before any of them is read.
+
+mod config;
+mod families;
+mod neox;
+mod rope;
+mod tensors;
+mod tokens;
+mod weights;
+
+use crate::layout;
+use config::Keys;
+use kerple_data::Tokenizer;
+use kerple_lm::config::{DataConfig, RunConfig, TrainConfig};
+use kerple_lm::origin::{Family, Origin};
+use kerple_lm::plan::{DataFacts, NO_TOKENIZER, Plan};
+use kerple_lm::run::{Beginning, RunFolder, SpecialTokens};
+use kerple_lm::{Error, Result};
+use std::path::{Path, PathBuf};
+use tensors::{Folder, Tensors};
+
+/// The file that describes a model.
+const CONFIG: &str = "config.json";
+
+/// What a user may say of a model beyond what its files say.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The token that ends a document of text, by its name.
+    pub end_of_document: Option<String>,
+    /// A `tokenizer.json` in place of the folder's.
+    pub tokenizer: Option<PathBuf>,
+    /// What GPT-NeoX calls the positions of a run, where its files do not say it.
+    pub pos_emb: Option<String>,
+}
+
+/// A run that was made of a model.
+#[derive(Debug)]
+pub struct Imported {
+    /// Its plan.
+    pub plan: Plan,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// What a configuration says of a model.
+#[derive(Debug)]
+struct Described {
+    family: Family,
+    /// Sizes, blocks and encoding; nothing of data and training but the length.
+    config: RunConfig,
+    special: SpecialTokens,
+    notes: Vec<String>,
+}
+
+impl Described {
+    /// A model of these sizes and positions, trained on sequences of `train_len` tokens.
+    fn new(family: Family, config: families::Shape) -> Described {
+        let families::Shape { model, encoding, train_len } = config;
+        let train = TrainConfig { train_len, batch: 1, steps: 0, ..TrainConfig::default() };
+        let config = RunConfig { seed: 1235, data: DataConfig::default(), encoding, model, train };
+        Described { family, config, special: SpecialTokens::default(), notes: Vec::new() }
+    }
+}
+
+/// Makes the run `out` of the model in a folder, whole or not at all.
+///
+/// # Errors
+/// A folder without a model; what of it is damaged, does not fit together or is not supported, with file, key and value;
+/// a place where something is already.
+pub fn import(folder: &Path, out: &Path, options: &Options) -> Result<Imported> {
+    if neox::is_run(folder)? {
+        return neox::import(folder, out, options);
+    }
+    if let Some(asked) = &options.pos_emb {
+        let message = format!("--pos-emb {asked}: {} is no run of GPT-NeoX", folder.display());
+        return Err(Error::refused(message, "leave the option out"));
+    }
+    let text = config::read_text(&folder.join(CONFIG)).map_err(|error| no_model(folder, error))?;
+    let path = folder.join(CONFIG);
+    let value = config::parse(&path, &text)?;
+    let keys = Keys::new(&path, &value)?;
+    let mut described = families::describe(&keys)?;
+    described.notes.extend(keys.unknown());
+    let tensors = Folder::open(folder, described.family)?;
+    let tokens = tokens::read(folder, &keys, options, &mut described)?;
+    assemble(described, &tensors, tokens, out)
+}
+
+fn no_model(folder: &Path, error: Error) -> Error {
+    match kerple_files::is_file(&folder.join(CONFIG)) {
+        Ok(false) => Error::refused(
+            format!("{} holds no model: there is no {CONFIG}", folder.display()),
+            "give a folder of Hugging Face transformers, or the folder of a GPT-NeoX run, which has a file `latest`",
+        ),
+        _ => error,
+    }
+}
+
+/// Makes the run of a description and its tensors.
+fn assemble(
+    mut described: Described,
+    tensors: &dyn Tensors,
+    tokenizer: Option<Tokenizer>,
+    out: &Path,
+) -> Result<Imported> {
+    let family = described.family;
+    weights::check_outline(&described, tensors)?;
+    let tie = weights::tie(&mut described, tensors)?;
+    let rows = described.config.model.vocab_rows.expect("families say their rows");
+    let facts = DataFacts {
+        vocab_size: tokenizer.as_ref().map_or(rows, Tokenizer::vocab_size),
+        tokenizer: tokenizer.as_ref().map_or(NO_TOKENIZER.to_owned(), |tokenizer| tokenizer.fingerprint().clone()),
+        train_tokens: 0,
+        content: String::new(),
+    };
+    let plan = |sha256: &str| {
+        let origin = Origin::Imported { family, weights: sha256.to_owned() };
+        Plan::of_origin(&described.config, facts.clone(), origin)
+    };
+    let entries = weights::renamed(layout::entries(family, &plan("")?), family, tie);
+    let found = weights::find(family, &entries, tie, tensors)?;
+    let special = described.special.clone();
+    let plan = RunFolder::new(out).begin(Beginning {
+        weights: &mut |path| weights::write(path, &entries, &found, tensors),
+        plan: &plan,
+        tokenizer: tokenizer.as_ref(),
+        special,
+    })?;
+    Ok(Imported { plan, notes: described.notes })
+}

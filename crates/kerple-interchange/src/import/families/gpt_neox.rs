@@ -1,0 +1,51 @@
+//! GPT-NeoX and Pythia.
+
+use super::{Shape, activation, head_dim};
+use crate::import::Described;
+use crate::import::config::Keys;
+use crate::import::rope;
+use kerple_burn::plan::{BlockPlan, ResidualKind};
+use kerple_lm::Result;
+use kerple_lm::config::ModelConfig;
+use kerple_lm::origin::Family;
+
+pub fn describe(keys: &Keys) -> Result<Described> {
+    let width = keys.size(&["hidden_size"], 6144)?;
+    let heads = keys.size(&["num_attention_heads"], 64)?;
+    let head_dim = head_dim(keys, ("num_attention_heads", heads), width)?;
+    let longest = keys.size(&["max_position_embeddings"], 2048)?;
+    let bias = keys.flag("attention_bias", true)?;
+    let residual = match keys.flag("use_parallel_residual", true)? {
+        true => ResidualKind::Parallel,
+        false => ResidualKind::Sequential,
+    };
+    let block = BlockPlan {
+        residual,
+        norm_eps: keys.number("layer_norm_eps", 1e-5)?,
+        qkv_bias: bias,
+        out_bias: bias,
+        activation: activation(keys, "hidden_act", "gelu")?,
+        tied_head: keys.flag("tie_word_embeddings", false)?,
+        ..BlockPlan::default()
+    };
+    let turns = rope::Family {
+        base: 10_000.0,
+        share: 0.25,
+        keys: ["rotary_emb_base", "rotary_pct"],
+        partial: true,
+        head_dim,
+        longest,
+    };
+    let model = ModelConfig {
+        n_layers: Some(keys.size(&["num_hidden_layers"], 44)?),
+        n_heads: Some(heads),
+        head_dim: Some(head_dim),
+        d_model: Some(width),
+        d_hidden: Some(keys.size(&["intermediate_size"], 24_576)?),
+        vocab_rows: Some(keys.size(&["vocab_size"], 50_432)?),
+        block,
+        ..ModelConfig::default()
+    };
+    let shape = Shape { model, encoding: rope::read(keys, &turns)?, train_len: longest };
+    Ok(Described::new(Family::GptNeox, shape))
+}

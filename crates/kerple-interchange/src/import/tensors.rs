@@ -1,0 +1,211 @@
+//! Tensors of a model, wherever they lie.
+
+use super::config;
+use kerple_lm::origin::Family;
+use kerple_lm::tensors::{Dtype, TensorFile};
+use kerple_lm::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Tensors by their names, read one at a time.
+pub trait Tensors {
+    /// Names of all of them.
+    fn names(&self) -> Vec<String>;
+
+    /// The shape of one.
+    fn shape(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// The values of one, row by row, in single precision.
+    ///
+    /// # Errors
+    /// A tensor that is not there, cannot be read, is of a type that holds no numbers of a model, or holds one that is not
+    /// finite.
+    fn read(&self, name: &str) -> Result<Vec<f32>>;
+
+    /// The file of one, for messages.
+    fn place(&self, name: &str) -> PathBuf;
+}
+
+/// The files of a folder of transformers.
+pub struct Folder {
+    files: Vec<TensorFile>,
+    /// The file of each tensor.
+    of: BTreeMap<String, usize>,
+}
+
+/// One file with everything, and what names the files of many.
+const WHOLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// What to do about a file that is not whole.
+const AGAIN: &str = "copy the file again: it was cut short or changed";
+
+impl Folder {
+    /// Opens the files that the index names, or the one there is. Buffers that a family computes anew are left out.
+    ///
+    /// # Errors
+    /// No file of tensors; an index that names files outside the folder, or tensors that are not in their files.
+    pub fn open(folder: &Path, family: Family) -> Result<Folder> {
+        let index = folder.join(INDEX);
+        let look = |path: &Path| kerple_files::is_there(path).map_err(Error::io(path, "look for"));
+        let mut found = if look(&index)? {
+            Folder::of_index(folder, &index)?
+        } else if look(&folder.join(WHOLE))? {
+            let file = TensorFile::open(&folder.join(WHOLE), AGAIN)?;
+            let of = file.names().into_iter().map(|name| (name, 0)).collect();
+            Folder { files: vec![file], of }
+        } else {
+            return Err(without_tensors(folder));
+        };
+        found.of.retain(|name, _| !is_buffer(family, name));
+        Ok(found)
+    }
+
+    fn of_index(folder: &Path, index: &Path) -> Result<Folder> {
+        let damaged = |message: String| Error::damaged(index, message, "copy the folder again");
+        let value = config::parse(index, &config::read_text(index)?)?;
+        let map =
+            value["weight_map"].as_object().ok_or_else(|| damaged("there is no table `weight_map`".to_owned()))?;
+        let mut found = Folder { files: Vec::new(), of: BTreeMap::new() };
+        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+        for (tensor, file) in map {
+            let name = file.as_str().filter(|name| is_name(name));
+            let name = name.ok_or_else(|| {
+                damaged(format!("tensor `{tensor}` is said to be in {file}, which is no file of this folder"))
+            })?;
+            let number = match numbers.get(name) {
+                Some(number) => *number,
+                None => {
+                    found.files.push(TensorFile::open(&folder.join(name), AGAIN)?);
+                    numbers.insert(name, found.files.len() - 1);
+                    found.files.len() - 1
+                }
+            };
+            if found.files[number].info(tensor).is_none() {
+                return Err(damaged(format!("tensor `{tensor}` is said to be in {name}, and is not there")));
+            }
+            found.of.insert(tensor.clone(), number);
+        }
+        Ok(found)
+    }
+
+    fn file(&self, name: &str) -> Option<&TensorFile> {
+        self.of.get(name).map(|number| &self.files[*number])
+    }
+}
+
+/// The name of a file in the same folder.
+pub fn is_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+}
+
+fn without_tensors(folder: &Path) -> Error {
+    let is_there = |name: &str| kerple_files::is_there(&folder.join(name)).unwrap_or(false);
+    let old = ["pytorch_model.bin", "pytorch_model.bin.index.json"].into_iter().find(|name| is_there(name));
+    match old {
+        Some(old) => Error::refused(
+            format!("{}: of Hugging Face folders only safetensors are read", folder.join(old).display()),
+            "load it with transformers once and save it again: model.save_pretrained(FOLDER, safe_serialization=True)",
+        ),
+        None => Error::refused(
+            format!("{} has neither {WHOLE} nor {INDEX}", folder.display()),
+            "give the folder that holds config.json and the weights",
+        ),
+    }
+}
+
+/// Masks and rates that older files hold and every reader computes anew.
+fn is_buffer(family: Family, name: &str) -> bool {
+    let parts: Vec<&str> = name.split('.').collect();
+    let attention = match family {
+        Family::GptNeox => "attention",
+        Family::Gpt2 => "attn",
+        _ => "",
+    };
+    match parts[..] {
+        [.., "rotary_emb", "inv_freq"] => true,
+        [.., above, "bias" | "masked_bias"] => above == attention,
+        _ => false,
+    }
+}
+
+impl Tensors for Folder {
+    fn names(&self) -> Vec<String> {
+        self.of.keys().cloned().collect()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.file(name)?.info(name).map(|(_, shape)| shape.to_vec())
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<f32>> {
+        let absent = || Error::damaged(&self.place(name), format!("there is no tensor `{name}`"), AGAIN);
+        let file = self.file(name).ok_or_else(absent)?;
+        let (dtype, _) = file.info(name).ok_or_else(absent)?;
+        // before anything is read
+        let convert = conversion(dtype).ok_or_else(|| {
+            let message = format!("tensor `{name}` is of type {dtype:?}; F64, F32, F16 and BF16 can be imported");
+            Error::refused(format!("{}: {message}", file.path().display()), "save the model in one of these")
+        })?;
+        let bytes = file.read(name)?.ok_or_else(absent)?;
+        finite(convert(&bytes), name, file.path())
+    }
+
+    fn place(&self, name: &str) -> PathBuf {
+        self.file(name).or(self.files.first()).map_or_else(PathBuf::new, |file| file.path().to_owned())
+    }
+}
+
+/// Single precision of little-endian bytes.
+type Convert = fn(&[u8]) -> Vec<f32>;
+
+fn conversion(dtype: Dtype) -> Option<Convert> {
+    match dtype {
+        Dtype::F64 => Some(from_f64),
+        Dtype::F32 => Some(from_f32),
+        Dtype::F16 => Some(from_f16),
+        Dtype::BF16 => Some(from_bf16),
+        _ => None,
+    }
+}
+
+pub fn from_f64(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|chunk| f64::from_le_bytes(*chunk) as f32).collect()
+}
+
+pub fn from_f32(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect()
+}
+
+pub fn from_f16(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|chunk| half::f16::from_le_bytes(*chunk).to_f32()).collect()
+}
+
+pub fn from_bf16(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|chunk| half::bf16::from_le_bytes(*chunk).to_f32()).collect()
+}
+
+/// The values, unless one is not finite.
+///
+/// # Errors
+/// The first that is not, with its place.
+pub fn finite(values: Vec<f32>, name: &str, path: &Path) -> Result<Vec<f32>> {
+    match values.iter().position(|value| !value.is_finite()) {
+        None => Ok(values),
+        Some(at) => {
+            let message = format!("value {at} of tensor `{name}` is {}", values[at]);
+            Err(Error::damaged(
+                path,
+                message,
+                "the model is damaged, or its training had failed: nothing can be computed with it",
+            ))
+        }
+    }
+}
+
+/// Text of a list of names, shortened.
+pub fn shown(names: &[String]) -> String {
+    let first: Vec<String> = names.iter().take(5).map(|name| format!("`{name}`")).collect();
+    let more = if names.len() > 5 { format!(" and {} more", names.len() - 5) } else { String::new() };
+    first.join(", ") + &more
+}

@@ -1,0 +1,90 @@
+//! Runs whose first weights are not drawn: they begin with a checkpoint of step 0 that has no moments.
+
+use super::{RunFolder, SpecialTokens};
+use crate::checkpoint;
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::tensors::TensorFile;
+use kerple_burn::parameters;
+use kerple_data::Tokenizer;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// How the name of a run ends while it is made.
+const STATE: &str = "run";
+
+/// What a run begins with.
+pub struct Beginning<'a> {
+    /// Puts the weights, as [`crate::model::Decoder`] names them, into a file, and returns its SHA-256.
+    pub weights: &'a mut dyn FnMut(&Path) -> Result<String>,
+    /// The plan of a run that begins with weights of this SHA-256.
+    pub plan: &'a dyn Fn(&str) -> Result<Plan>,
+    /// Its tokenizer, where it has one.
+    pub tokenizer: Option<&'a Tokenizer>,
+    /// Its special tokens.
+    pub special: SpecialTokens,
+}
+
+impl RunFolder {
+    /// Makes the run, whole or not at all, where nothing or an empty folder is.
+    ///
+    /// # Errors
+    /// A folder with something in it; the first error of what it begins with; what the file system refuses.
+    pub fn begin(&self, with: Beginning) -> Result<Plan> {
+        let place = self.path();
+        let taken = fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
+        if taken || kerple_files::is_file(place).map_err(Error::io(place, "look for"))? {
+            let message = format!("{} is there already, and is not empty", place.display());
+            return Err(Error::refused(message, "choose another --out folder, or remove this one"));
+        }
+        let (folder, name) = whereabouts(place)?;
+        fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
+        for (_, left) in kerple_files::abandoned(&folder, STATE) {
+            _ = fs::remove_dir_all(left);
+        }
+        let aside = kerple_files::aside(&folder, &name, STATE);
+        let make = || {
+            fs::create_dir_all(&aside).map_err(Error::io(&aside, "create"))?;
+            let plan = RunFolder::new(&aside).fill(with)?;
+            fs::rename(&aside, place).map_err(Error::io(place, "rename to"))?;
+            kerple_files::sync_folder(&folder).map_err(Error::io(&folder, "sync"))?;
+            Ok(plan)
+        };
+        make().inspect_err(|_| _ = fs::remove_dir_all(&aside))
+    }
+
+    fn fill(&self, Beginning { weights, plan, tokenizer, special }: Beginning) -> Result<Plan> {
+        let mut made = None;
+        checkpoint::begin(self.path(), weights, |sha256| Ok(made.insert(plan(sha256)?).course()))?;
+        let plan = made.expect("the course is asked for");
+        self.write_tokens(tokenizer, &special)?;
+        self.add_first_kernels(&plan)?;
+        self.write_plan(&plan)?;
+        Ok(plan)
+    }
+
+    /// The tables that its first weights make, for pictures.
+    fn add_first_kernels(&self, plan: &Plan) -> Result<()> {
+        let found =
+            checkpoint::newest(self.path(), true, |path| checkpoint::weights(path, &checkpoint::state(path, plan)?))?;
+        let Some(found) = found else { return Ok(()) };
+        let encoding = crate::model::encoding(plan, &crate::device());
+        let (encoding, filled) = parameters::load(encoding, |name, values| fill(&found.value, name, values));
+        filled?;
+        super::snapshot(&encoding, 0).map_or(Ok(()), |snapshot| self.add_kernels(snapshot))
+    }
+}
+
+fn fill(file: &TensorFile, name: &str, values: &mut [f32]) -> Result<()> {
+    checkpoint::fill(file, &format!("encoding.{name}"), values)
+}
+
+/// The folder of a place and its name there.
+fn whereabouts(place: &Path) -> Result<(PathBuf, OsString)> {
+    let absolute = std::path::absolute(place).map_err(Error::io(place, "look for"))?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(folder), Some(name)) => Ok((folder.to_owned(), name.to_owned())),
+        _ => Err(Error::refused(format!("{} is no name of a folder", place.display()), "choose another --out folder")),
+    }
+}
