@@ -47,15 +47,16 @@ class Encoding(nn.Module):
         seed: int | None = None,
         layer: int = 0,
         dtype: torch.dtype | None = None,
+        _linear: bool = False,
         **keys: Any,
     ) -> None:
         super().__init__()
         kind = kind or self.kind
         native = kernels.encoding(kind, heads, head_dim, train_len, keys)
-        if native.entry in ("embeddings", "code"):
+        if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
-        if kind == "xpos":
+        if kind == "xpos" and not _linear:
             raise ValueError("kind = 'xpos': products that fade feature by feature are not computed here, use 'rotary'")
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.window = native.window

@@ -1,0 +1,380 @@
+"""Run folders of ``kerple``: what they hold as arrays and tables, and the command that makes them.
+
+    run = kerple.runs.Run("runs/alibi/seed-1235")
+    run.metrics["loss"]                 # numpy columns
+    pandas.DataFrame(run.evaluations)   # or polars, pyarrow: whatever reads an Arrow stream
+    run.weights()                       # numpy arrays of the last checkpoint
+
+:func:`train`, :func:`compare`, :func:`evaluate` and :func:`sample` run the command ``kerple``, which is installed with cargo. Ctrl-C
+stops it as it does in a terminal: what was learned is saved first, and the same call goes on.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._arrow import stream
+from .drawing import Curves
+
+
+class Table(Mapping[str, np.ndarray]):
+    """Columns of the same length by name; shown as a table, read as an Arrow stream."""
+
+    def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
+        self._columns = dict(columns)
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Table:
+        """Of rows whose values are numbers and texts; what a row lacks is NaN, or None among texts. Lists are left out."""
+        rows = list(rows)
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {}
+        for name in names:
+            values = [row.get(name) for row in rows]
+            known = [value for value in values if value is not None]
+            if any(isinstance(value, (list, dict)) for value in known) or not known:
+                continue
+            if all(isinstance(value, int) and not isinstance(value, bool) for value in known) and len(known) == len(values):
+                columns[name] = np.array(values, dtype=np.int64)
+            elif all(isinstance(value, (int, float)) for value in known):
+                columns[name] = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+            else:
+                columns[name] = np.array([None if value is None else str(value) for value in values], dtype=object)
+        return cls(columns)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return max((len(values) for values in self._columns.values()), default=0)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return stream(self._columns)
+
+    def __repr__(self) -> str:
+        return f"Table of {self.rows} rows: {', '.join(self._columns)}"
+
+    def _repr_html_(self) -> str:
+        shown = 30
+        cell = lambda value: html.escape(f"{value:.5g}" if isinstance(value, float) else str(value))  # noqa: E731
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self)
+        rows = (
+            "<tr>" + "".join(f"<td>{cell(values[at].item() if hasattr(values[at], 'item') else values[at])}</td>"
+                             for values in self._columns.values()) + "</tr>"
+            for at in range(min(shown, self.rows))
+        )  # fmt: skip
+        rest = f"<p>{self.rows - shown} more rows</p>" if self.rows > shown else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{rest}"
+
+
+#: How the records write what JSON has no number for.
+_NUMBERS = {"NaN": np.nan, "inf": np.inf, "-inf": -np.inf}
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, str):
+        return _NUMBERS.get(value, value)
+    if isinstance(value, list):
+        return [_numbers(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _numbers(one) for name, one in value.items()}
+    return value
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Rows of a journal; a last line without an end is one that is being written."""
+    if not path.exists():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
+        if not line.endswith("\n"):
+            break
+        try:
+            rows.append(_numbers(json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}: line {number}: {error}; `kerple verify {path.parent}` says what is damaged") from None
+    return rows
+
+
+def _document(path: Path) -> Any:
+    try:
+        return _numbers(json.loads(path.read_text()))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: {error}; `kerple verify {path.parent}` says what is damaged") from None
+
+
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1", "BOOL": "?"}
+
+
+def _safetensors(path: Path) -> dict[str, np.ndarray]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > size - 8:
+            raise ValueError(f"{path}: a header of {length} bytes in a file of {size}")
+        header = json.loads(file.read(length))
+    data = np.memmap(path, mode="r", offset=8 + length) if size > 8 + length else np.empty(0, np.uint8)
+    found = {}
+    for name, about in header.items():
+        if name == "__metadata__":
+            continue
+        start, end = about["data_offsets"]
+        if not 0 <= start <= end <= len(data) or about["dtype"] not in _DTYPES:
+            raise ValueError(f"{path}: {name}: {about['dtype']} at {start} to {end} of {len(data)} bytes")
+        found[name] = np.frombuffer(data[start:end].tobytes(), dtype=_DTYPES[about["dtype"]]).reshape(about["shape"])
+    return found
+
+
+class Run:
+    """A run folder. It is read anew each time, so that a run that is being trained can be looked at.
+
+    Raises:
+        FileNotFoundError: there is no run at this path.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not (self.path / "plan.json").exists():
+            raise FileNotFoundError(f"{self.path} is no run folder: it has no plan.json")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """Everything that was resolved before training."""
+        return _document(self.path / "plan.json")
+
+    @property
+    def metrics(self) -> Table:
+        """A row a logged step: step, loss, learning rate, norm of the gradient, and so on."""
+        return Table.of(_lines(self.path / "metrics.jsonl"))
+
+    @property
+    def learned(self) -> dict[str, np.ndarray]:
+        """What the encoding learned over training, ``[steps, values]`` by name, beside ``step``."""
+        rows = [row for row in _lines(self.path / "metrics.jsonl") if row.get("encoding")]
+        names = rows[0]["encoding"] if rows else {}
+        found = {name: np.array([row["encoding"][name] for row in rows]) for name in names}
+        return {"step": np.array([row["step"] for row in rows], dtype=np.int64), **found} if rows else {}
+
+    @property
+    def evaluations(self) -> Table:
+        """A row for each text, protocol, window and length."""
+        flat = []
+        for row in _lines(self.path / "evaluation.jsonl"):
+            answers = row.pop("answers", None) or {}
+            flat.append({**row, **{f"answers.{name}": value for name, value in answers.items()}})
+        return Table.of(flat)
+
+    @property
+    def kernels(self) -> list[dict[str, Any]]:
+        """Learned kernels over training: ``step``, ``distances``, and ``bias`` and ``weight``, ``[rows, distances]``."""
+        path = self.path / "kernels.json"
+        found = []
+        for snapshot in _document(path) if path.exists() else ():
+            arrays = {name: np.array(snapshot[name]) for name in ("distances", "bias", "weight") if snapshot.get(name) is not None}
+            found.append({**snapshot, **arrays})
+        return found
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Steps of which there are weights."""
+        return sorted(self._checkpoints())
+
+    def _checkpoints(self) -> dict[int, Path]:
+        found = {re.fullmatch(r"step-(\d+)", path.name): path for path in (self.path / "checkpoints").glob("step-*")}
+        return {int(name.group(1)): path for name, path in found.items() if name}
+
+    def weights(self, step: int | None = None) -> dict[str, np.ndarray]:
+        """The model's tensors at a checkpoint, the last one by default.
+
+        Raises:
+            ValueError: there is no such checkpoint; the message says which there are.
+        """
+        found = self._checkpoints()
+        chosen = max(found, default=None) if step is None else step
+        if chosen not in found:
+            raise ValueError(f"step = {step}: {self.path} has checkpoints of steps {sorted(found)}")
+        return _safetensors(found[chosen] / "model.safetensors")
+
+    def draw_losses(self) -> Curves:
+        """Losses over steps; a notebook shows it."""
+        metrics = self.metrics
+        curves = {}
+        for name, column in (("training", "loss"), ("validation", "valid_loss")):
+            if column in metrics:
+                known = ~np.isnan(metrics[column].astype(float))
+                curves[name] = (metrics["step"][known], metrics[column][known])
+        return Curves(curves, "step", "loss, nats a token")
+
+    def draw_kernels(self) -> Curves:
+        """The last learned kernel, a curve a head."""
+        kernels = self.kernels
+        if not kernels:
+            raise ValueError(f"{self.path} has no learned kernels")
+        last = kernels[-1]
+        what = "bias" if "bias" in last else "weight"
+        rows = last.get(what, np.empty((0, 0)))
+        curves = {f"head {at}": (last["distances"], row) for at, row in enumerate(rows)}
+        return Curves(curves, "distance d, tokens", f"{what} at step {last['step']}")
+
+    def draw_evaluations(self) -> Curves:
+        """Perplexity by length, a curve for each setting."""
+        table, curves = self.evaluations, {}
+        if "length" in table:
+            settings = [f"{a} {b}" for a, b in zip(table["protocol"], table["split"], strict=True)]
+            for setting in dict.fromkeys(settings):
+                own = np.array([one == setting for one in settings])
+                order = np.argsort(table["length"][own], kind="stable")
+                curves[setting] = (table["length"][own][order], table["perplexity"][own][order])
+        return Curves(curves, "evaluated length, tokens", "perplexity")
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{html.escape(str(self.path))}</b></p>{self.draw_losses()._repr_html_()}{self.evaluations._repr_html_()}"
+
+    def evaluate(self, *, lengths: Iterable[int] = (), protocol: str | None = None, **options: Any) -> list[dict[str, Any]]:
+        """``kerple eval`` on this run; the rows that were made."""
+        told = ["--lengths", ",".join(map(str, lengths))] if lengths else []
+        told += ["--protocol", protocol] if protocol else []
+        out = _command(["eval", str(self.path), *told, "--json", *_options(options)])
+        return [_numbers(json.loads(line)) for line in out.splitlines() if line.startswith("{")]
+
+    def sample(self, prompt: str = "", *, tokens: int = 256, **options: Any) -> str:
+        """``kerple sample``: the prompt and how it goes on."""
+        return _command(["sample", str(self.path), "--prompt", prompt, "--tokens", str(tokens), *_options(options)])
+
+
+class CommandError(RuntimeError):
+    """What the command said when it failed."""
+
+
+def _options(options: Mapping[str, Any]) -> list[str]:
+    told = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            told.append(flag)
+        elif value is not None and value is not False:
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                told += [flag, str(one)]
+    return told
+
+
+def _program() -> str:
+    program = os.environ.get("KERPLE") or shutil.which("kerple")
+    if program is None:
+        raise FileNotFoundError(
+            "the command `kerple` is not found: `cargo install --locked --path crates/kerple-cli`, or set KERPLE to its path"
+        )
+    return program
+
+
+def _command(told: list[str], look: Callable[[], None] | None = None) -> str:
+    """What the command prints. ``look`` is called while it runs.
+
+    Raises:
+        CommandError: it failed; the message is its own. KeyboardInterrupt: Ctrl-C, after the command has saved what it had.
+    """
+    process = subprocess.Popen(
+        [_program(), *told], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"},
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        while True:
+            try:
+                out, error = process.communicate(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                if look:
+                    look()
+    except BaseException:
+        # once: it saves and ends
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=600)
+        except BaseException:
+            process.kill()
+            process.communicate()
+        raise
+    if look:
+        look()
+    if process.returncode == 130:
+        raise KeyboardInterrupt
+    if process.returncode != 0:
+        raise CommandError(error.strip()[-2000:] or f"kerple {told[0]} ended with {process.returncode}")
+    return out
+
+
+def _follow(path: Path, callback: Callable[[dict[str, Any]], None] | None) -> Callable[[], None] | None:
+    """Hands every new row of the journals under a folder to ``callback``."""
+    if callback is None:
+        return None
+    seen: dict[Path, int] = {file: len(_lines(file)) for file in path.rglob("metrics.jsonl")}
+
+    def look() -> None:
+        for file in sorted(path.rglob("metrics.jsonl")):
+            rows = _lines(file)
+            for row in rows[seen.get(file, 0) :]:
+                callback({"run": str(file.parent), **row})
+            seen[file] = max(seen.get(file, 0), len(rows))
+
+    return look
+
+
+def train(
+    config: str | os.PathLike[str], out: str | os.PathLike[str], *, callback: Callable[[dict[str, Any]], None] | None = None, **options: Any
+) -> Run:
+    """``kerple train`` of a run file; goes on where it was stopped. ``callback`` is called with each new row of metrics.
+
+    ``set={"training.steps": 100}`` changes keys; other options are the command's.
+    """
+    told = ["train", "--config", str(config), "--out", str(out), *_settings(options), *_options(options)]
+    _command(told, _follow(Path(out), callback))
+    return Run(out)
+
+
+def compare(
+    config: str | os.PathLike[str], encodings: Iterable[str], out: str | os.PathLike[str], *, seeds: int = 1,
+    callback: Callable[[dict[str, Any]], None] | None = None, **options: Any,
+) -> dict[tuple[str, int], Run]:  # fmt: skip
+    """``kerple compare``: encodings exchanged in a run file. The runs by label and seed."""
+    told = ["compare", "--config", str(config), "--encodings", ",".join(encodings), "--out", str(out), "--seeds", str(seeds)]
+    _command([*told, *_settings(options), *_options(options)], _follow(Path(out), callback))
+    return runs(out)
+
+
+def runs(path: str | os.PathLike[str]) -> dict[tuple[str, int], Run]:
+    """The runs below a folder, by the name of their folder and their seed."""
+    found = {}
+    for plan in sorted(Path(path).rglob("plan.json")):
+        run = Run(plan.parent)
+        seed = re.fullmatch(r"seed-(\d+)", run.path.name)
+        found[(run.path.parent.name if seed else run.path.name, int(seed.group(1)) if seed else 0)] = run
+    return found
+
+
+def _settings(options: dict[str, Any]) -> list[str]:
+    told = []
+    for key, value in (options.pop("set", None) or {}).items():
+        told += ["--set", f"{key}={json.dumps(value) if isinstance(value, (str, bool, list)) else value}"]
+    return told

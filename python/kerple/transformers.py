@@ -1,0 +1,299 @@
+"""``attn_implementation="kerple"`` for models of transformers.
+
+    import kerple.transformers
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="kerple")
+
+The attention is registered with the library's own interface. BLOOM and MPT do not call that interface, so their attention is
+taught to; T5 makes a bias for each pair, which becomes one for each distance. Models run and train unchanged, with
+caches and with padding on either side; queries that are padding give zeros. What is not computed is refused by its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+    from transformers.models.bloom import modeling_bloom
+    from transformers.models.mpt import modeling_mpt
+    from transformers.models.t5 import modeling_t5
+except ImportError as error:
+    raise ImportError(
+        "kerple.transformers needs transformers 4.56 or later: pip install 'kerple[transformers]'"
+    ) from error
+
+from .torch import attention
+
+NAME = "kerple"
+
+#: What models hand to every attention and what has no bearing on what is computed.
+_WITHOUT_BEARING = frozenset(
+    {
+        "cache_position",
+        "is_causal",
+        "layer_idx",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_value",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+class Sight(Tensor):
+    """Which keys queries see, in the place of a mask of all pairs.
+
+    It holds no numbers. It is a tensor of four dimensions because models hand masks on as such, and stays what it is where they
+    convert one.
+    """
+
+    causal: bool
+    #: Only ``|d| < window`` is seen.
+    window: int | None
+    #: Keys that count, the last query standing at the last of them; None: all.
+    keys: int | None
+    #: The first key of each sequence and one behind its last, ``[B]``; None: no padding.
+    starts: Tensor | None
+    ends: Tensor | None
+
+    @staticmethod
+    def of(causal: bool, window: int | None, keys: int | None, starts: Tensor | None, ends: Tensor | None) -> Sight:
+        sight = torch.empty(1, 1, 0, 0).as_subclass(Sight)
+        sight.causal, sight.window, sight.keys, sight.starts, sight.ends = causal, window, keys, starts, ends
+        return sight
+
+    def to(self, *_: object, **__: object) -> Sight:
+        return self
+
+    def contiguous(self, *_: object, **__: object) -> Sight:
+        return self
+
+
+def _refuse(what: str, instead: str = "use attn_implementation='eager' for it") -> ValueError:
+    return ValueError(f"attn_implementation='{NAME}': {what}; {instead}")
+
+
+def _spans(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Where each sequence of a 2D mask, ``[B, K]``, begins and ends."""
+    mask = mask.to(device="cpu", dtype=torch.bool)
+    if bool(mask.all()):
+        return None, None
+    keys, count = mask.shape[1], mask.sum(1)
+    starts = torch.where(count > 0, mask.int().argmax(1), 0)
+    ends = torch.where(count > 0, keys - mask.flip(1).int().argmax(1), 0)
+    holes = (ends - starts != count).nonzero().flatten().tolist()
+    if holes:
+        raise _refuse(f"the attention mask of sequence {holes[0]} hides keys between others, only both ends may be hidden")
+    return starts if bool(starts.any()) else None, ends
+
+
+def _sees(mask_function: Callable, sizes: tuple[int, int, int], offsets: tuple[int, int], window: int | None) -> bool:
+    """Whether a mask function is that of a causal window, by some of its rows."""
+    batch, queries, keys = sizes
+    rows = torch.arange(queries) if queries <= 64 else torch.linspace(0, queries - 1, 64).long()
+    q, k = rows[:, None] + offsets[0], torch.arange(keys)[None] + offsets[1]
+    d = q - k
+    want = (d >= 0) & (d < window) if window else d >= 0
+    return all(torch.equal(mask_function(b, 0, q, k).expand_as(want), want) for b in range(batch))
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    **_: Any,
+) -> Sight:
+    """What stands for a mask in ``kerple``'s attention; called by transformers once a pass."""
+    q_offset = int(q_offset)
+    causal, window = mask_function is not bidirectional_mask_function, None
+    if causal and mask_function is not causal_mask_function:
+        window = local_size
+        if not _sees(mask_function, (batch_size, q_length, kv_length), (q_offset, kv_offset), window):
+            raise _refuse("this model's mask is neither causal, nor a window, nor of both directions (packed sequences?)")
+    keys = min(kv_length, q_offset + q_length - kv_offset) if causal else kv_length
+    starts = ends = None
+    if attention_mask is not None:
+        columns = attention_mask[:, kv_offset : kv_offset + keys]
+        starts, ends = _spans(columns)
+        if columns.shape[1] < keys and ends is None:
+            ends = torch.full((batch_size,), columns.shape[1])
+    return Sight.of(causal, window, keys, starts, ends)
+
+
+def _check(dropout: float, options: dict[str, Any]) -> None:
+    if dropout:
+        raise _refuse(f"dropout of attention probabilities, {dropout}, is not computed", "set it to 0 in the config")
+    if options.pop("output_attentions", None):
+        raise _refuse("output_attentions: attention probabilities are never stored")
+    for name, value in options.items():
+        if value is not None and name not in _WITHOUT_BEARING:
+            raise _refuse(f"the model hands {name} to attention, which is not known here")
+
+
+def _bias_of(position_bias: Tensor, sight: Sight, queries: int, keys: int) -> Tensor | None:
+    """A bias of pairs, ``[1, H, Q, K]``, as one of distances."""
+    if getattr(position_bias, "_kerple_distances", False):
+        return position_bias[0, :, 0]
+    if tuple(position_bias.shape[-2:]) != (queries, keys) or position_bias.shape[0] != 1:
+        raise _refuse(f"position_bias: expected [1, H, {queries}, {keys}], got {tuple(position_bias.shape)}")
+    behind = position_bias[0, :, -1].flip(-1)  # of the last query, from distance 0 on
+    if not sight.causal:
+        longest = max(queries, keys)
+        if queries != keys:
+            if bool(position_bias.any()):
+                raise _refuse(f"a position_bias of {queries} queries and {keys} keys")
+            return None
+        ahead = position_bias[0, :, 0].flip(-1)  # of the first query, up to distance 0
+        behind = torch.cat([ahead[:, : longest - 1], behind], 1)
+    with torch.no_grad():
+        origin = 0 if sight.causal else keys - 1
+        d = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+        seen = (d >= 0) if sight.causal else torch.ones_like(d, dtype=torch.bool)
+        spread = behind[:, (origin + d).clamp(0, behind.shape[1] - 1)]
+        if not torch.equal(spread.where(seen, 0), position_bias[0].where(seen, 0)):
+            raise _refuse("position_bias is no function of distance")
+    return behind
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Sight | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The attention that transformers calls: ``[B, H, Q, D]`` queries to ``[B, Q, H, D]``."""
+    told = options.get("is_causal")
+    _check(dropout, options)
+    sight = attention_mask
+    if sight is None:
+        causal = getattr(module, "is_causal", True) if told is None else told
+        sight = Sight.of(bool(causal), None, None, None, None)
+    if not isinstance(sight, Sight):
+        raise _refuse(f"a mask of shape {tuple(sight.shape)}; masks of pairs are not taken", "use one of [B, K], or none")
+    if sight.keys is not None and sight.keys < key.shape[2]:
+        key, value = key[:, :, : sight.keys], value[:, :, : sight.keys]
+        if position_bias is not None and position_bias.shape[-2] == query.shape[2] > 1:
+            position_bias = position_bias[..., : sight.keys]
+    bias = None
+    if position_bias is not None:
+        bias = _bias_of(position_bias, sight, query.shape[2], key.shape[2])
+    out = _call(query, key, value, sight, bias=bias, scale=scaling, window=sliding_window, cap=softcap, sinks=s_aux)
+    return out, None
+
+
+def _call(query: Tensor, key: Tensor, value: Tensor, sight: Sight, window: int | None = None, **options: Any) -> Tensor:
+    if sight.window is not None:
+        window = sight.window
+    features, of_values = query.shape[-1], value.shape[-1]
+    if options.get("scale") is None:
+        options["scale"] = 1 / math.sqrt(features)
+    if of_values < features:
+        value = functional.pad(value, (0, features - of_values))
+    elif of_values > features:
+        query, key = (functional.pad(x, (0, of_values - features)) for x in (query, key))
+    keys = {"key_starts": sight.starts, "key_lengths": sight.ends}
+    out = attention(query, key, value, causal=sight.causal, window=window, **keys, **options)
+    return out[..., :of_values].transpose(1, 2)
+
+
+def _bloom_forward(
+    self, hidden_states, residual, alibi, attention_mask, layer_past=None, use_cache=False, output_attentions=False, **kwargs
+):
+    if not isinstance(attention_mask, Sight):
+        return _before["bloom"](
+            self, hidden_states, residual, alibi, attention_mask, layer_past, use_cache, output_attentions, **kwargs
+        )
+    if self.pretraining_tp > 1 and self.slow_but_exact:
+        raise _refuse("BLOOM with pretraining_tp > 1 and slow_but_exact")
+    dropout = self.attention_dropout.p if self.training else 0.0
+    _check(dropout, {"output_attentions": output_attentions})
+    query, key, value = self._reshape(self.query_key_value(hidden_states))
+    if layer_past is not None:
+        key, value = layer_past.update(key, value, self.layer_idx)
+    key, value = (x[:, :, : attention_mask.keys] for x in (key, value))
+    # slope * j differs by a constant a row from slope * (j - i), and the softmax ignores it
+    slopes = modeling_bloom._get_alibi_slopes(self.num_heads, hidden_states.device).to(torch.float32)
+    bias = -slopes[:, None] * torch.arange(key.shape[2])
+    out = _call(query, key, value, attention_mask, bias=bias, scale=self.inv_norm_factor)
+    out = self.dense(out.flatten(2))
+    return modeling_bloom.dropout_add(out, residual, self.hidden_dropout, self.training), None
+
+
+def _mpt_forward(self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **kwargs):
+    if not isinstance(attention_mask, Sight):
+        return _before["mpt"](self, hidden_states, position_bias, past_key_values, attention_mask, **kwargs)
+    _check(self.attn_dropout_p if self.training else 0.0, {})
+    batch, length = hidden_states.shape[:2]
+    mixed = self.Wqkv(hidden_states)
+    if self.clip_qkv:
+        mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)
+    query, key, value = (x.view(batch, length, self.n_heads, self.head_dim).transpose(1, 2) for x in mixed.chunk(3, dim=2))
+    if past_key_values is not None:
+        key, value = past_key_values.update(key, value, self.layer_idx)
+    key, value = (x[:, :, : attention_mask.keys] for x in (key, value))
+    # of the last query of the longest sequence: from distance 0 on when read from its end
+    bias = None if position_bias is None else position_bias[:, -1].flip(-1)
+    out = _call(query, key, value, attention_mask, bias=bias, scale=self.softmax_scale)
+    return self.out_proj(out.flatten(2)), None
+
+
+def _t5_bias(self, query_length, key_length, device=None, past_seen_tokens=0):
+    if self.config._attn_implementation != NAME:
+        return _before["t5"](self, query_length, key_length, device, past_seen_tokens)
+    longest = max(query_length, key_length)
+    d = torch.arange(0 if self.is_decoder else 1 - longest, longest, device=self.relative_attention_bias.weight.device)
+    bucket = self._relative_position_bucket(
+        -d,
+        bidirectional=not self.is_decoder,
+        num_buckets=self.relative_attention_num_buckets,
+        max_distance=self.relative_attention_max_distance,
+    )
+    bias = self.relative_attention_bias(bucket).T[None, :, None]
+    bias._kerple_distances = True
+    return bias
+
+
+_before: dict[str, Callable] = {}
+
+
+def register() -> None:
+    """Makes ``attn_implementation="kerple"`` known; importing this module does it."""
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, mask)
+    for name, owner, attribute, ours in (
+        ("bloom", modeling_bloom.BloomAttention, "forward", _bloom_forward),
+        ("mpt", modeling_mpt.MptAttention, "forward", _mpt_forward),
+        ("t5", modeling_t5.T5Attention, "compute_bias", _t5_bias),
+    ):
+        if name not in _before:
+            _before[name] = getattr(owner, attribute)
+            setattr(owner, attribute, ours)
+
+
+register()

@@ -1,0 +1,203 @@
+"""Run folders as objects: of a run that the command makes, and of files that are wrong."""
+
+import json
+import os
+import shutil
+import threading
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kerple import runs
+from kerple.runs import Run, Table
+
+COMMAND = os.environ.get("KERPLE") or shutil.which("kerple")
+needs_command = pytest.mark.skipif(COMMAND is None, reason="the command `kerple` is not installed; KERPLE is its path")
+CONFIG = Path(__file__).parent / "tiny.toml"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text").mkdir()
+    for at in range(20):
+        words = " ".join(f"{n * n % 97} and {n}" for n in range(at, at + 400))
+        (folder / "text" / f"{at}.txt").write_text(words)
+    runs._command(["prepare", "--input", str(folder / "text"), "--out", str(folder / "data")])
+    text = CONFIG.read_text().replace("DATA", json.dumps(str(folder / "data")))
+    (folder / "run.toml").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(prepared):
+    rows = []
+    run = runs.train(prepared / "run.toml", prepared / "run", callback=rows.append)
+    return run, rows
+
+
+@needs_command
+def test_a_run_is_trained_and_read(trained):
+    run, rows = trained
+    metrics = run.metrics
+    assert metrics["step"].dtype == np.int64 and metrics["loss"].dtype == np.float64
+    assert metrics["step"][-1] == 20 and metrics["loss"][-1] < metrics["loss"][0]
+    assert [row["step"] for row in rows] == metrics["step"].tolist(), "the callback saw every row once"
+    assert all(row["run"] == str(run.path) for row in rows)
+    assert run.plan["train_len"] == 32 or run.plan["config"] is not None
+    weights = run.weights()
+    assert weights and all(np.isfinite(values).all() for values in weights.values())
+    assert run.checkpoints[-1] == 20 and any(values.ndim == 2 for values in weights.values())
+    with pytest.raises(ValueError, match="checkpoints of steps"):
+        run.weights(step=7)
+
+
+@needs_command
+def test_evaluating_and_sampling(trained):
+    run, _ = trained
+    rows = run.evaluate(lengths=[32, 64])
+    assert [row["length"] for row in rows] == [32, 64] and all(row["perplexity"] > 1 for row in rows)
+    table = run.evaluations
+    assert {32, 64} <= set(table["length"].tolist())
+    assert run.sample("7 and", tokens=8, seed=1, temperature=0).startswith("7 and")
+    with pytest.raises(runs.CommandError, match="--no-such"):
+        run.evaluate(no_such=1)
+
+
+@needs_command
+def test_kernels_and_pictures(trained):
+    run, _ = trained
+    last = run.kernels[-1]
+    assert last["bias"].shape == (2, len(last["distances"]))
+    assert run.learned["r1"].shape == (len(run.learned["step"]), 2)
+    for curves in (run.draw_losses(), run.draw_kernels(), run.draw_evaluations()):
+        picture = xml.fromstring(curves.svg())
+        assert len(picture.findall("{*}polyline")) == len(curves.curves) > 0
+    xml.fromstring(f"<div>{run._repr_html_()}</div>")
+
+
+@needs_command
+def test_a_comparison(prepared):
+    rows = []
+    found = runs.compare(prepared / "run.toml", ["kerple_log", "alibi"], prepared / "both", callback=rows.append)
+    assert {label for label, _ in found} == {"kerple_log", "alibi"}
+    assert {row["run"] for row in rows} == {str(run.path) for run in found.values()}
+
+
+@needs_command
+def test_ctrl_c_stops_and_the_same_call_goes_on(prepared):
+    """The interrupt arrives while steps are made; what was learned is kept, and the end is the same as without it."""
+    out, seen = prepared / "stopped", []
+    options = {"set": {"train.steps": 3000}}
+
+    def stop(row):
+        seen.append(row["step"])
+        if len(seen) == 3:
+            import _thread
+
+            _thread.interrupt_main()
+
+    assert threading.current_thread() is threading.main_thread()
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(prepared / "run.toml", out, callback=stop, **options)
+    stopped = Run(out)
+    assert 0 < stopped.checkpoints[-1] < 3000
+
+
+@needs_command
+def test_what_the_command_says_is_the_error(prepared):
+    with pytest.raises(runs.CommandError, match="error: "):
+        runs.train(prepared / "missing.toml", prepared / "nothing")
+
+
+def test_a_command_that_is_not_there(monkeypatch):
+    monkeypatch.delenv("KERPLE", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(FileNotFoundError, match="cargo install"):
+        runs._command(["--version"])
+
+
+def write(folder, **files):
+    folder.mkdir(exist_ok=True)
+    (folder / "plan.json").write_text("{}")
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    return Run(folder)
+
+
+def test_journals_are_read_as_they_are_written(tmp_path):
+    run = write(tmp_path / "run", metrics_jsonl='{"step":1,"loss":"NaN"}\n{"step":2,"loss":0.5,"valid_loss":2.0}\n{"step":3,')
+    assert run.metrics["step"].tolist() == [1, 2], "a last line without an end is being written"
+    assert np.isnan(run.metrics["loss"][0]) and np.isnan(run.metrics["valid_loss"][0])
+    assert run.evaluations.rows == 0 and run.kernels == [] and run.learned == {}
+    damaged = write(tmp_path / "damaged", metrics_jsonl='{"step":1}\n{"step"\n')
+    with pytest.raises(ValueError, match="metrics.jsonl: line 2"):
+        damaged.metrics
+    with pytest.raises(FileNotFoundError, match="plan.json"):
+        Run(tmp_path)
+
+
+def test_weights_that_lie_outside_of_their_file_are_refused(tmp_path):
+    run = write(tmp_path / "run")
+    folder = run.path / "checkpoints" / "step-00000004"
+    folder.mkdir(parents=True)
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    file = folder / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + np.arange(4, dtype="<f4").tobytes())
+    assert run.weights()["w"].tolist() == [0, 1, 2, 3]
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
+    with pytest.raises(ValueError, match="model.safetensors: w"):
+        run.weights()
+    file.write_bytes((1 << 40).to_bytes(8, "little"))
+    with pytest.raises(ValueError, match="a header of 1099511627776 bytes in a file of 8"):
+        run.weights()
+
+
+def table():
+    return Table.of(
+        [{"step": 1, "loss": 2.5, "name": "a"}, {"step": 2, "name": "ü"}, {"step": 3, "loss": 0.5, "name": None, "list": [1]}]
+    )
+
+
+def test_tables():
+    got = table()
+    assert list(got) == ["step", "loss", "name"] and got.rows == 3
+    assert got["step"].tolist() == [1, 2, 3] and np.isnan(got["loss"][1]) and got["name"].tolist() == ["a", "ü", None]
+    assert "<td>2.5</td>" in got._repr_html_() and "3 rows" in repr(got)
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "pandas", "polars"])
+def test_data_frames_are_made_of_the_stream(library):
+    read = pytest.importorskip(library)
+    want = {"step": [1, 2, 3], "loss": [2.5, None, 0.5], "name": ["a", "ü", None]}
+    if library == "pyarrow":
+        got = read.RecordBatchReader.from_stream(table()).read_all()
+        assert [str(one) for one in got.schema.types] == ["int64", "double", "large_string"]
+        got = got.to_pydict()
+    elif library == "pandas":
+        frame = read.DataFrame.from_arrow(table()) if hasattr(read.DataFrame, "from_arrow") else read.DataFrame(dict(table()))
+        got = {name: [None if read.isna(value) else value for value in frame[name]] for name in frame}
+    else:
+        got = read.DataFrame(table()).to_dict(as_series=False)
+    assert got == want
+
+
+def test_streams_are_released():
+    from kerple import _arrow
+
+    pytest.importorskip("pyarrow")
+    import gc
+
+    import pyarrow
+
+    gc.collect()
+    before = len(_arrow._held)
+    for _ in range(20):
+        table().__arrow_c_stream__()  # nobody reads it
+        read = pyarrow.RecordBatchReader.from_stream(table()).read_all()
+        assert read.num_rows == 3
+        del read
+    gc.collect()
+    assert len(_arrow._held) == before

@@ -1,0 +1,163 @@
+"""Models of transformers with ``attn_implementation="kerple"`` against the same with ``"eager"``: outputs, gradients, caches."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers  # noqa: E402
+
+import kerple.transformers  # noqa: E402, F401
+
+SIZES = dict(vocab_size=97)
+CONFIGS = {
+    "bloom": lambda: transformers.BloomConfig(**SIZES, hidden_size=32, n_layer=2, n_head=4, attention_dropout=0.0, hidden_dropout=0.0),
+    "mpt": lambda: transformers.MptConfig(**SIZES, d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(
+        **SIZES, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        attention_dropout=0.0, hidden_dropout=0.0,
+    ),
+    "llama": lambda: transformers.LlamaConfig(
+        **SIZES, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64
+    ),
+    "mistral": lambda: transformers.MistralConfig(
+        **SIZES, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,
+        sliding_window=5,
+    ),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SIZES, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,
+        head_dim=8, sliding_window=5, attn_logit_softcapping=2.0, query_pre_attn_scalar=8,
+    ),
+}  # fmt: skip
+T5 = dict(**SIZES, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0)
+
+
+def pair(config, auto=transformers.AutoModelForCausalLM):
+    """The same model with both attentions."""
+    torch.manual_seed(0)
+    eager = auto.from_config(config, attn_implementation="eager")
+    ours = auto.from_config(config, attn_implementation="kerple")
+    ours.load_state_dict(eager.state_dict())
+    return eager.double(), ours.double()
+
+
+def padded(side, length=13):
+    mask = torch.ones(3, length, dtype=torch.long)
+    if side == "left":
+        mask[1, :4] = 0
+        mask[2, :9] = 0
+    elif side == "right":
+        mask[1, -4:] = 0
+        mask[2, -9:] = 0
+    return mask
+
+
+def compare(eager, ours, real, inputs):
+    """Logits at real tokens, and all gradients of a loss of them."""
+    out = [model(**inputs).logits for model in (eager, ours)]
+    torch.testing.assert_close(out[1][real], out[0][real], rtol=0, atol=1e-9)
+    up = torch.randn_like(out[0][real])
+    for model, logits in zip((eager, ours), out, strict=True):
+        model.zero_grad()
+        (logits[real] * up).sum().backward()
+    for (name, one), two in zip(eager.named_parameters(), ours.parameters(), strict=True):
+        if one.grad is None:
+            assert two.grad is None or not two.grad.any(), name
+            continue
+        torch.testing.assert_close(two.grad, one.grad, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_outputs_and_gradients_equal_eager(kind, side):
+    eager, ours = pair(CONFIGS[kind]())
+    mask = padded(side)
+    inputs = dict(input_ids=torch.randint(97, mask.shape), use_cache=False)
+    if side != "none":
+        inputs["attention_mask"] = mask
+    eager.train()
+    ours.train()
+    compare(eager, ours, mask.bool(), inputs)
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+def test_t5_equals_eager(side):
+    eager, ours = pair(transformers.T5Config(**T5), transformers.AutoModelForSeq2SeqLM)
+    mask = padded(side)
+    inputs = dict(input_ids=torch.randint(97, mask.shape), decoder_input_ids=torch.randint(97, (3, 6)), use_cache=False)
+    if side != "none":
+        inputs["attention_mask"] = mask
+    compare(eager, ours, torch.ones(3, 6, dtype=torch.bool), inputs)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_what_is_generated_equals_eager(kind, side, cache):
+    if cache == "static" and kind == "bloom" and side == "left":
+        side = "none"
+    eager, ours = pair(CONFIGS[kind]())
+    mask = padded(side)
+    options = dict(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None, disable_compile=True)
+    if cache == "static":
+        options["cache_implementation"] = "static"
+    ids = torch.randint(1, 97, mask.shape)
+    found = []
+    for model in (eager, ours):
+        try:
+            found.append(model.eval().generate(ids, attention_mask=mask, **options))
+        except ValueError as error:
+            if model is eager:
+                pytest.skip(f"this cache is none of the model's: {error}")
+            raise
+    assert found[0].shape == (3, 25) and torch.equal(*found)
+
+
+def test_t5_generates_the_same():
+    eager, ours = pair(transformers.T5Config(**T5), transformers.AutoModelForSeq2SeqLM)
+    ids, mask = torch.randint(1, 97, (3, 13)), padded("right")
+    options = dict(attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert torch.equal(*(model.eval().generate(ids, **options) for model in (eager, ours)))
+
+
+def test_other_implementations_are_what_they_were():
+    for kind in ("bloom", "mpt"):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind](), attn_implementation="eager").eval()
+        out = model(torch.randint(97, (2, 7)), output_attentions=True)
+        assert out.attentions[0].shape == (2, 4, 7, 7)
+
+
+def test_gradient_checkpointing_is_the_same():
+    for kind, config, auto in [
+        ("llama", CONFIGS["llama"](), transformers.AutoModelForCausalLM),
+        ("t5", transformers.T5Config(**T5), transformers.AutoModelForSeq2SeqLM),
+    ]:
+        _, model = pair(config, auto)
+        ids = torch.randint(97, (2, 9))
+        losses, gradients = [], []
+        for checkpoint in (False, True):
+            if checkpoint:
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.train().zero_grad()
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            losses.append(loss.detach())
+            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        assert torch.equal(*losses), kind
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)), kind
+
+
+def refused(match, config=None, training=True, **inputs):
+    _, model = pair(config or CONFIGS["llama"]())
+    with pytest.raises(ValueError, match=match):
+        model.train(training)(torch.randint(97, (2, 7)), **inputs)
+
+
+def test_what_is_not_computed_is_refused_by_name():
+    refused("dropout of attention probabilities, 0.25", transformers.LlamaConfig(**SIZES, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, attention_dropout=0.25))
+    refused("dropout of attention probabilities", transformers.BloomConfig(**SIZES, hidden_size=32, n_layer=1, n_head=4, attention_dropout=0.25))
+    refused("hides keys between others", attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1, 1]] * 2))
+    refused("masks of pairs", attention_mask=torch.zeros(2, 1, 7, 7, dtype=torch.double))
+    refused("packed", position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]] * 2), use_cache=False)
+    refused("output_attentions", CONFIGS["bloom"](), output_attentions=True)
