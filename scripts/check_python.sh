@@ -15,5 +15,6 @@ rm -rf "$wheels"
 
 # away from the sources, so that what is tested is what was installed
 cd "$root/target"
+if [ -z "${KERPLE:-}" ] && [ -x release/kerple ]; then export KERPLE=$root/target/release/kerple; fi
 "$venv/bin/python" -c 'import kerple; print("kerple", kerple.__version__, "of", kerple.__file__)'
 "$venv/bin/pytest" -q -p no:cacheprovider "$root/python/tests"

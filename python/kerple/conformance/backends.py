@@ -38,7 +38,7 @@ def _compiled() -> Callable:
 
 def flex(call: Call) -> Tensor:
     """Compiled FlexAttention whose score function reads the bias."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     (batch, _, queries, _), keys = call.q.shape, call.k.shape[2]
     origin = 0 if call.causal else call.bias.shape[1] // 2
@@ -57,7 +57,10 @@ def flex(call: Call) -> Tensor:
 
     block = create_block_mask(seen, batch, None, queries, keys, device="cpu")
     k, v = call.grouped()
-    return _compiled()(call.q, k, v, score_mod=score, block_mask=block, scale=call.scale)
+    # what fails while it is compiled is never compiled again in this process: without a backward there is nothing to compile
+    has_backward = call.q.device.type != "cpu" or not (torch.is_grad_enabled() and call.q.requires_grad)
+    run = _compiled() if has_backward else flex_attention
+    return run(call.q, k, v, score_mod=score, block_mask=block, scale=call.scale)
 
 
 def kerple(call: Call) -> Tensor:
