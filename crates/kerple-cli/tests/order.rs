@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Lowest first.
-const ORDERS: [(&str, &str); 7] = [
+const ORDERS: [(&str, &str); 8] = [
     ("kerple", "shape compat seed cpu tiles ops features forms maps attention kernel encoding"),
     ("kerple-records", "error number length sitting probe check journal"),
     (
@@ -21,6 +21,7 @@ const ORDERS: [(&str, &str); 7] = [
         "error origin tensors schedule layers config plan model task sequences solver memory events host learner generate checkpoint tasks \
          corpus run depart evaluate train probe job compare",
     ),
+    ("kerple-interchange", "layout import"),
     ("kerple-papers", "error manifest timing packed pages reproduce"),
 ];
 
