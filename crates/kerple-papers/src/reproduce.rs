@@ -371,14 +371,12 @@ impl Reproduction {
 
     /// What else is measured of a run.
     fn probes(&self, planned: &Planned, sources: &BTreeMap<String, Source>) -> Result<Vec<Probe>> {
-        let probe = |name: &String| {
-            let probe = self.experiment.probes[name].clone();
-            probe.check(&sources[&planned.run.corpus])?;
-            Ok(probe)
-        };
         let lengths = planned.scores.clone();
         let scores = (!lengths.is_empty()).then_some(Probe::Scores { lengths });
-        scores.into_iter().map(Ok).chain(planned.run.probe.iter().map(probe)).collect()
+        let named = planned.run.probe.iter().map(|name| self.experiment.probes[name].clone());
+        let probes: Vec<Probe> = scores.into_iter().chain(named).collect();
+        probes.iter().try_for_each(|probe| probe.check(&sources[&planned.run.corpus]))?;
+        Ok(probes)
     }
 
     fn asks(&self, planned: &Planned) -> Vec<Ask> {
