@@ -18,6 +18,8 @@ pub struct Positions {
     pub damping: Option<Arc<[f64]>>,
     /// What becomes of scores.
     pub scores: Scores,
+    /// How far apart tokens are by what they say, beside what becomes of scores; softmax attention without a map takes it.
+    pub clock: Option<Clock>,
     /// Which keys a query sees.
     pub sight: Sight,
     /// Keys that each sequence has, `[B]`; the rest is padding. `None`: all of them.
@@ -30,6 +32,21 @@ pub struct Positions {
     pub pass: Pass,
     /// What linear attention knows of the rest where rows are a piece of longer sequences.
     pub piece: Option<Piece>,
+}
+
+/// Clocks of tokens: scores get what the running sum of gates falls from key to query, see
+/// [`Table::clocks`](kerple::forms::Table::clocks).
+#[derive(Clone, Debug)]
+pub enum Clock {
+    /// Gates that a layer makes of its own normed rows `x`, `[B, L, M]`: `ln sigmoid(x W + b)`.
+    OfRows {
+        /// W, `[M, H]`; `None`: rows have no part in them.
+        weight: Option<Tensor<2>>,
+        /// b, `[H]`.
+        bias: Tensor<1>,
+    },
+    /// Gates of all keys, `[B, H, K]`.
+    Gates(Tensor<3>),
 }
 
 /// A stochastic code with what it learns.
@@ -85,6 +102,7 @@ impl Default for Positions {
             rotary: None,
             damping: None,
             scores: Scores::Plain,
+            clock: None,
             sight: Sight::CAUSAL,
             lengths: None,
             code: None,
@@ -92,6 +110,17 @@ impl Default for Positions {
             pass: Pass::evaluation(0),
             piece: None,
         }
+    }
+}
+
+impl Clock {
+    /// Gates of all keys, `[B, H, K]`.
+    ///
+    /// # Panics
+    /// When they are still to be made of a layer's rows.
+    pub(crate) fn gates(&self) -> &Tensor<3> {
+        let Clock::Gates(gates) = self else { panic!("gates are made of a layer's rows before its attention") };
+        gates
     }
 }
 

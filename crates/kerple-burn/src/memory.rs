@@ -3,7 +3,7 @@
 //! Softmax attention remembers keys and values, which grow with the positions, but for those that a window has passed. Linear attention remembers sums over them, of a
 //! fixed size: [`Recurrent`].
 
-use crate::forms::{Positions, Scores};
+use crate::forms::{Clock, Positions, Scores};
 use crate::fused::Engine;
 use crate::heads::Heads;
 use crate::ops::attention::{self, ScoreInputs, Scoring};
@@ -12,6 +12,7 @@ use crate::piece::{Behind, Piece};
 use burn::tensor::{DType, Tensor, TensorData};
 use kerple::attention::linear::{self, Problem, State};
 use kerple::attention::{Dims, Strides, View, ViewMut};
+use kerple::forms::Rows as Strided;
 use kerple::ops::rotary::Turn;
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub enum Memory {
 pub struct Held {
     /// `[B, G, L, D]`; `None` before the first position.
     rows: Option<[Tensor<4>; 2]>,
+    /// Gates of the same positions, `[B, H, L]`, where there are gates.
+    gates: Option<Tensor<3>>,
     linear: Option<Linear>,
 }
 
@@ -42,7 +45,7 @@ impl Memory {
         match (engine.is_fused_on(parameter) && parameter.dtype() == DType::F32, linear) {
             (true, None) => Memory::Rows(Rows::new(batch, heads)),
             (true, Some(linear)) => Memory::Recurrent(Box::new(Recurrent::new(batch, linear.clone()))),
-            (false, linear) => Memory::Tensors(Held { rows: None, linear: linear.cloned() }),
+            (false, linear) => Memory::Tensors(Held { rows: None, gates: None, linear: linear.cloned() }),
         }
     }
 
@@ -82,7 +85,7 @@ impl Memory {
     }
 
     /// Causal self-attention of new positions, from a packed projection `[B, L, (H + 2 G) D]`, over all that is then held;
-    /// returns `[B, L, H D]`.
+    /// returns `[B, L, H D]`. Gates of `positions` are those of the new ones.
     ///
     /// Held rows are read where they lie: with [`Memory::Rows`] nothing of the size of the memory is copied or made.
     ///
@@ -101,6 +104,7 @@ impl Memory {
                     None => [k, v],
                 };
                 held.rows = Some([k.clone(), v.clone()]);
+                let positions = &held.with_gates(positions);
                 let a = match &held.linear {
                     None => attention::composed(q, k, v, scoring, positions),
                     Some(linear) => linear_attention::composed([q, k, v], linear, positions),
@@ -108,6 +112,20 @@ impl Memory {
                 a.swap_dims(1, 2).reshape([batch, len, heads.inner()])
             }
         }
+    }
+}
+
+impl Held {
+    /// These positions with the gates of all that is held, which then are held too.
+    fn with_gates(&mut self, positions: &Positions) -> Positions {
+        let Some(clock) = &positions.clock else { return positions.clone() };
+        let new = clock.gates().clone();
+        let all = match self.gates.take() {
+            Some(gates) => Tensor::cat(vec![gates, new], 2),
+            None => new,
+        };
+        self.gates = Some(all.clone());
+        Positions { clock: Some(Clock::Gates(all)), ..positions.clone() }
     }
 }
 
@@ -209,6 +227,8 @@ pub struct Rows {
     capacity: usize,
     keys: Vec<f32>,
     values: Vec<f32>,
+    /// Clocks of query heads, `[B, H, capacity]`, where tokens have gates.
+    clocks: Vec<f64>,
 }
 
 const FIRST_CAPACITY: usize = 256;
@@ -216,7 +236,8 @@ const FIRST_CAPACITY: usize = 256;
 impl Rows {
     /// Nothing yet.
     pub fn new(batch: usize, heads: Heads) -> Rows {
-        Rows { batch, heads, seen: 0, len: 0, capacity: 0, keys: Vec::new(), values: Vec::new() }
+        let (keys, values, clocks) = (Vec::new(), Vec::new(), Vec::new());
+        Rows { batch, heads, seen: 0, len: 0, capacity: 0, keys, values, clocks }
     }
 
     /// Positions whose keys and values are held.
@@ -239,6 +260,9 @@ impl Rows {
             self.forget_but(window.saturating_sub(1));
         }
         self.push(&rows, len);
+        if let Some(clock) = &positions.clock {
+            self.run(clock.gates().clone().into_data().iter::<f64>().collect(), len);
+        }
         let Heads { heads: query_heads, kv_heads, head_dim } = heads;
         let dims = Dims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
         let (scores, inputs) = ScoreInputs::outside_autodiff(positions, scoring, self.seen);
@@ -251,7 +275,8 @@ impl Rows {
         let view = |data, strides| View { data, strides };
         let (q, k, v) = (view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held));
         let to = ViewMut::new(&mut out, merged);
-        scores.with_problem::<f32, _>(dims, &inputs, |problem| {
+        let clocks = positions.clock.as_ref().map(|_| Strided { values: &self.clocks[..], stride: self.capacity });
+        scores.with_problem::<f32, _>(dims, &inputs, clocks, |problem| {
             kerple::attention::forward(problem, q, k, v, to, &mut lse);
         });
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
@@ -277,17 +302,30 @@ impl Rows {
         self.seen += len;
     }
 
+    /// Runs the clocks on through the last `len` positions, whose gates these are, `[B, H, len]`.
+    fn run(&mut self, gates: Vec<f64>, len: usize) {
+        kerple::check_shape!(gates, B = self.batch, H = self.heads.heads, L = len);
+        self.clocks.resize(self.batch * self.heads.heads * self.capacity, 0.0);
+        let before = self.len - len;
+        for (clocks, gates) in self.clocks.chunks_exact_mut(self.capacity).zip(gates.chunks_exact(len.max(1))) {
+            let mut clock = if before == 0 { 0.0 } else { clocks[before - 1] };
+            for (to, gate) in clocks[before..].iter_mut().zip(gates) {
+                clock += gate;
+                *to = clock;
+            }
+        }
+    }
+
     /// Lets go of all but the last `count` positions, once others take more room than those.
     fn forget_but(&mut self, count: usize) {
         if self.len <= 2 * count.max(FIRST_CAPACITY) {
             return;
         }
-        let Heads { kv_heads, head_dim: d, .. } = self.heads;
+        let held = self.len - count..self.len;
         for rows in [&mut self.keys, &mut self.values] {
-            for head in rows.chunks_exact_mut(self.capacity * d).take(self.batch * kv_heads) {
-                head.copy_within((self.len - count) * d..self.len * d, 0);
-            }
+            move_to_front(rows, self.capacity, held.clone(), self.heads.head_dim);
         }
+        move_to_front(&mut self.clocks, self.capacity, held, 1);
         self.len = count;
     }
 
@@ -297,17 +335,31 @@ impl Rows {
         }
         let Heads { kv_heads, head_dim, .. } = self.heads;
         let capacity = len.next_power_of_two().max(FIRST_CAPACITY);
-        let (old, new) = (self.capacity * head_dim, capacity * head_dim);
-        let used = self.len * head_dim;
         for rows in [&mut self.keys, &mut self.values] {
-            let mut grown = vec![0.0; self.batch * kv_heads * new];
-            for head in 0..self.batch * kv_heads {
-                grown[head * new..][..used].copy_from_slice(&rows[head * old..][..used]);
-            }
-            *rows = grown;
+            *rows = grown(rows, [self.capacity, capacity], self.len, head_dim, self.batch * kv_heads);
+        }
+        if !self.clocks.is_empty() {
+            self.clocks = grown(&self.clocks, [self.capacity, capacity], self.len, 1, self.batch * self.heads.heads);
         }
         self.capacity = capacity;
     }
+}
+
+/// Of every head, `[capacity, width]` each, some rows at the place of the first.
+fn move_to_front<T: Copy>(rows: &mut [T], capacity: usize, held: Range<usize>, width: usize) {
+    for head in rows.chunks_exact_mut((capacity * width).max(1)) {
+        head.copy_within(held.start * width..held.end * width, 0);
+    }
+}
+
+/// The first `len` rows of each of so many heads, with room for more.
+fn grown<T: Copy + Default>(rows: &[T], [old, new]: [usize; 2], len: usize, width: usize, heads: usize) -> Vec<T> {
+    let mut grown = vec![T::default(); heads * new * width];
+    for head in 0..heads {
+        let from = &rows[head * old * width..][..len * width];
+        grown[head * new * width..][..len * width].copy_from_slice(from);
+    }
+    grown
 }
 
 #[cfg(test)]

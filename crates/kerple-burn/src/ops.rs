@@ -11,6 +11,7 @@ pub mod attention_layer;
 pub mod dropout;
 pub mod embedding;
 pub mod feed_forward;
+pub(crate) mod gates;
 pub mod linear;
 pub mod linear_attention;
 pub mod loss;

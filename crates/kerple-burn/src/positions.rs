@@ -2,7 +2,7 @@
 
 mod table;
 
-use crate::forms::{Code, Exponentials, Fading, Positions, RotaryTables, Scores};
+use crate::forms::{Clock, Code, Exponentials, Fading, Positions, RotaryTables, Scores};
 use crate::fused::Engine;
 use crate::parameters::{Describe, Group, Groups};
 use crate::pass::{POSITIONS, Pass};
@@ -14,6 +14,7 @@ use kerple::encoding::{Clamp, Encoding, Entry, Geometry, Parameter, Places, Refu
 use kerple::encoding::{Form, MapForm, Slopes, TableSlopes};
 use kerple::forms::{Absolute, DistanceTable, Rotary, Sides, Sight};
 use kerple::kernel::exponentials::Demand;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use table::{Table, cast};
 
@@ -270,16 +271,24 @@ impl PositionalEncoding {
         one.encoding.table(&one.geometry, &one.numbers(layer), len)
     }
 
-    /// One `make(layer)` for each layer of the model; layers that share everything, draws included, share the result.
-    pub fn every_layer(&self, make: impl Fn(usize) -> Positions) -> Vec<Positions> {
-        let mut made: Vec<Positions> = Vec::with_capacity(self.standing.len());
-        for (layer, standing) in self.standing.iter().enumerate() {
+    /// What `make(layer)` gives, layer by layer, each when its turn comes; layers that share everything, draws included, share the
+    /// result.
+    pub fn every_layer<'a>(&'a self, make: impl Fn(usize) -> Positions + 'a) -> impl Iterator<Item = Positions> + 'a {
+        let mut kept: BTreeMap<usize, Positions> = BTreeMap::new();
+        let depth = self.standing.len();
+        (0..depth).map(move |layer| {
             let one = self.of_layer(layer);
             let shares = one.layers.is_empty() && one.encoding.randomized.is_none();
-            let twin = self.standing[..layer].iter().position(|other| shares && other == standing);
-            made.push(twin.map_or_else(|| make(layer), |twin| made[twin].clone()));
-        }
-        made
+            let is_twin = |other: &usize| shares && self.standing[*other] == self.standing[layer];
+            if let Some(positions) = (0..layer).find(is_twin).and_then(|first| kept.get(&first)) {
+                return positions.clone();
+            }
+            let positions = make(layer);
+            if (layer + 1..depth).any(|other| is_twin(&other)) {
+                kept.insert(layer, positions.clone());
+            }
+            positions
+        })
     }
 
     /// What attention of this type of numbers needs in one layer for `queries` new positions at the end of `keys`.
@@ -311,6 +320,7 @@ impl PositionalEncoding {
                 positions.damping = rotary.damping(self.geometry.head_dim).map(Arc::from);
                 positions.rotary = Some(turned(&rotary, &places));
             }
+            Entry::Gates => positions.clock = Some(self.clock(layer, options.1)),
             Entry::Code => {
                 let plan = self.encoding.code(&self.geometry).expect("this encoding is a code");
                 positions.code = Some(Arc::new(Code { plan, values: self.stored(layer) }));
@@ -344,6 +354,16 @@ impl PositionalEncoding {
             }
         }
         positions
+    }
+
+    /// What a layer makes its gates with.
+    fn clock(&self, layer: usize, dtype: DType) -> Clock {
+        let gates = self.encoding.gates(&self.geometry).expect("this encoding has gates");
+        let Geometry { heads, d_model, .. } = *self.geometry;
+        let mut stored = self.stored(layer).into_iter().map(|values| cast(values, dtype));
+        let mut next = || stored.next().expect("gates have a weight where rows have a part in them, and a bias");
+        let weight = gates.by_row.then(|| next().reshape([d_model, heads]));
+        Clock::OfRows { weight, bias: next() }
     }
 
     /// The decay of one layer.

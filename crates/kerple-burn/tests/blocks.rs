@@ -6,7 +6,7 @@ mod common;
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
 use common::{PASS, Randomize, TRAINING, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
-use kerple::encoding::{Encoding, Geometry, Method, t5};
+use kerple::encoding::{Encoding, Geometry, Method, fox, t5};
 use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
@@ -30,9 +30,10 @@ impl Both {
     fn new(plan: &BlockPlan, kind: &str, layer: usize, seed: u64) -> Both {
         let (device, mut rng) = (device(), rng(seed));
         let block = Block::new(plan, &SIZES, layer, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
-        let geometry = Geometry::new(SIZES.n_heads, SIZES.head_dim, 64);
+        let geometry = Geometry { d_model: SIZES.d_model, ..Geometry::new(SIZES.n_heads, SIZES.head_dim, 64) };
         let encoding = match kind {
             "t5_encoder" => Method::T5(t5::Config { bidirectional: true, ..t5::Config::default() }).into(),
+            "fox_bias_only" => Method::Fox(fox::Config { gate: fox::Gate::BiasOnly }).into(),
             kind => Encoding::from(Method::named(kind).unwrap()),
         };
         Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 1, 3, &device).map(&mut ToDouble) }
@@ -147,6 +148,29 @@ fn single_choices_equal_their_definition() {
     }
 }
 
+/// Gates are made of the rows of a block, whatever else becomes of those.
+#[test]
+fn gates_equal_their_definition() {
+    let default = BlockPlan::default();
+    for (seed, plan) in [
+        default.clone(),
+        softened(&default),
+        BlockPlan { kv_heads: Some(2), norm: NormKind::Rms, qkv_bias: false, ..default.clone() },
+        BlockPlan { kv_heads: Some(1), sink: SinkKind::One, residual: ResidualKind::Parallel, ..default.clone() },
+        BlockPlan { residual: ResidualKind::Normed, dropout: 0.4, ..default.clone() },
+        BlockPlan { residual: ResidualKind::Post, ..default.clone() },
+        BlockPlan { clamp_qkv: Some(0.4), ..default },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for kind in ["fox", "fox_bias_only"] {
+            // the first layer of a post-norm model has no norm
+            check(&plan, kind, seed % 2, seed as u64 + 300);
+        }
+    }
+}
+
 /// Each choice changes what a block computes.
 #[test]
 fn every_choice_matters() {
@@ -190,7 +214,7 @@ fn both_directions_equal_their_definition() {
         BlockPlan { clamp_qkv: Some(0.9), ..BlockPlan::default() },
         softened(&BlockPlan::default()),
     ];
-    let kinds = ["kerple_bias_weight", "rotary", "none", "alibi", "t5_encoder"];
+    let kinds = ["kerple_bias_weight", "rotary", "none", "alibi", "t5_encoder", "fox"];
     for (seed, (plan, kind)) in plans.iter().flat_map(|plan| kinds.map(|kind| (plan, kind))).enumerate() {
         let (both, mut rng) = (Both::new(plan, kind, 0, seed as u64), rng(seed as u64 + 50));
         let encoding = both.encoding.with_window([None, Some(3)][seed % 2]);

@@ -160,7 +160,8 @@ fn layers_share_values_or_have_their_own() {
 
     let module = double(&own, 3);
     let options = (&device(), DType::F64);
-    let positions = module.every_layer(|layer| module.positions(layer, [LEN, LEN], options, Engine::Fused, &PASS));
+    let in_layer = |layer| module.positions(layer, [LEN, LEN], options, Engine::Fused, &PASS);
+    let positions: Vec<Positions> = module.every_layer(in_layer).collect();
     let tables: Vec<Vec<f64>> = positions.iter().map(|p| numbers(p.scores.tables()[0].unwrap())).collect();
     assert!(tables[0] != tables[1] && tables[1] != tables[2] && tables[0] != tables[2]);
     assert_eq!(tables[2], module.table(2, LEN).bias.unwrap());
@@ -169,7 +170,8 @@ fn layers_share_values_or_have_their_own() {
     assert_eq!(reached, [false, false, true, true, false, false], "a layer's table is made of its own values");
 
     let module = double(&shared, 3);
-    let positions = module.every_layer(|layer| module.positions(layer, [LEN, LEN], options, Engine::Fused, &PASS));
+    let in_layer = |layer| module.positions(layer, [LEN, LEN], options, Engine::Fused, &PASS);
+    let positions: Vec<Positions> = module.every_layer(in_layer).collect();
     let bias = |layer: usize| positions[layer].scores.tables()[0].unwrap().clone();
     let loss = (bias(0) * up()).sum() + (bias(2) * up()).sum();
     let once = run(&module, &module.positions(1, [LEN, LEN], options, Engine::Fused, &PASS)).unwrap().1; // a graph serves one backward

@@ -94,7 +94,9 @@ impl Task {
         let (table, map) = match &form {
             Form::Table(table) => (table.clone(), None),
             Form::Map(form) => (DistanceTable::default(), Some(form.map.over(&numbers, extent))),
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => (DistanceTable::default(), None),
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Gates(_) | Form::Code(_) => {
+                (DistanceTable::default(), None)
+            }
         };
         let (bias, weight) = (table.bias.as_deref().map(cast), table.weight.as_deref().map(cast));
         let problem = Problem {
@@ -128,6 +130,7 @@ impl Task {
             d_weight: d_weight.as_deref_mut(),
             d_map: d_map.as_deref_mut(),
             d_sinks: None,
+            d_clocks: None,
         };
         let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
         let saved = Saved { q: view(&q), k: view(&k), v: view(&v), out: view(&out), lse: &lse, d_out: view(&d_out) };

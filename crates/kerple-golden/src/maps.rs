@@ -183,7 +183,7 @@ pub(crate) fn d_values(
 ) -> Vec<Vec<f64>> {
     let own = match encoding.form(geometry, values, len) {
         Form::Map(form) => form.own,
-        Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Code(_) => 0,
+        Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Gates(_) | Form::Code(_) => 0,
     };
     let of_own: usize = values[values.len() - own..].iter().map(Vec::len).sum();
     let (of_table, mut rest) = d_numbers.split_at(d_numbers.len() - of_own);

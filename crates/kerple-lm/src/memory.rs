@@ -6,7 +6,8 @@
 //! ```text
 //! training     weights P, moments 2P, gradients P (2P when parts of a batch are added up), head and its gradient 2MV
 //!              activations  T (layers (6M + F + H) + 10M + 2F)    what the backward needs, and one layer at work;
-//!                                                                2F a layer where hidden values are dropped
+//!                                                                2F a layer where hidden values are dropped; packed rows of one
+//!                                                                layer once more under `qk_norm`, twice under `ssmax`
 //! evaluation   weights P
 //!              activations  8TM                                   one layer at work, its inner width in pieces
 //! both         logits of a few rows at a time; what positions take, see [`positions`]; 40 bytes for every token at once: the
@@ -111,7 +112,14 @@ impl Plan {
         let tokens = micro_batch.saturating_mul(at_once);
         let parts = 1 + usize::from(micro_batch < self.train.batch);
         let hidden = if model.block.dropout > 0.0 && model.block.hidden_dropout { 2 * f } else { f };
-        let a_token = model.n_layers * (6 * m + hidden + h) + 10 * m + 2 * f;
+        let packed = model.sizes().heads(&model.block).packed();
+        // as they are projected, as they are rotated, and with `ssmax` as they are normed
+        let prepared = match (model.block.ssmax, model.block.qk_norm) {
+            (Some(_), _) => 2 * packed,
+            (None, true) => packed,
+            (None, false) => 0,
+        };
+        let a_token = model.n_layers * (6 * m + hidden + h) + 10 * m + 2 * f + prepared;
         let saving = bytes(&[3, self.parameters]);
         let evaluation = match self.train.valid_every {
             0 => 0,

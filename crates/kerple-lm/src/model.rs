@@ -197,8 +197,8 @@ impl Decoder {
         loss::logits(rows.unsqueeze_dim(0), self.output()).squeeze_dim(0)
     }
 
-    /// Scores of the last token's queries in every layer, `[B, H, 1, L]`; of softmax attention.
-    pub fn last_scores(&self, tokens: Tokens, pass: &Pass) -> Vec<Seen> {
+    /// Scores of the last token's queries in every layer, `[B, H, 1, L]`; `None` where attention is linear.
+    pub fn last_scores(&self, tokens: Tokens, pass: &Pass) -> Vec<Option<Seen>> {
         self.in_layers(tokens, pass, |attention, x, positions| attention.last_scores(x, positions))
     }
 
@@ -228,7 +228,7 @@ impl Decoder {
         let x = self.trunk.embed(None, tokens, before, pass);
         let (lens, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
         let positions = |layer| self.trunk.encoding.positions(layer, lens, (&device, dtype), self.trunk.engine, pass);
-        (x, self.trunk.encoding.every_layer(positions))
+        (x, self.trunk.encoding.every_layer(positions).collect())
     }
 
     /// The residual stream of new positions after the last layer, `[B, L, M]`.

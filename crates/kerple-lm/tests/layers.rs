@@ -78,9 +78,20 @@ fn models_of_all_patterns_decode_and_count() {
 }
 
 #[test]
+fn layers_without_scores_show_none() {
+    for (what, plan) in patterns(&TrainConfig::default()) {
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        let seen = model.last_scores(ALL, &PASS);
+        let linear: Vec<bool> = model.trunk.blocks.iter().map(|block| block.attention.is_linear()).collect();
+        assert_eq!(seen.iter().map(Option::is_none).collect::<Vec<bool>>(), linear, "{what}");
+    }
+}
+
+#[test]
 fn memory_of_windows_stays_small_and_exact() {
     let text = "encoding = { kind = \"kerple_log\", window = 9 }\nmodel.block.init = \"xavier\"\n[model.layers]\n\
-                turned = { at = [1], encoding = { kind = \"rotary\", window = 5 } }\nglobal = { at = [3], window = \"all\" }";
+                turned = { at = [1], encoding = { kind = \"rotary\", window = 5 } }\nglobal = { at = [3], window = \"all\" }\n\
+                gated = { at = [2], encoding = { kind = \"fox\", window = 5 } }";
     let model = Decoder::new(&read(text).unwrap(), &kerple_lm::device());
     let ids: Vec<u32> = (0..1500).map(|at| (at * at % 23) as u32).collect();
     let whole = logits(&model, &ids);

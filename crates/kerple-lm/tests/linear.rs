@@ -56,6 +56,7 @@ fn plans_say_what_linear_attention_cannot_take() {
             &format!("encoding.kind = \"alibi\"\ntrain.piece = 128\nmodel.block.dropout = 0.1\n{features}"),
             "dropout = 0",
         ),
+        (&format!("encoding.kind = \"fox\"\n{features}"), "a gate of each token"),
         (&format!("encoding.kind = \"alibi\"\ntrain.piece = 128\ndata.task = \"even_pairs\"\n{features}"), "whole"),
     ] {
         let refused = read(text).unwrap_err();

@@ -272,7 +272,10 @@ fn scores_of_the_last_query_are_those_of_the_layers() {
     for (own, adds_bias) in [(encoding("kerple_log"), true), (encoding("dape"), true), (concat, false)] {
         let plan = plan_with(&own, TrainConfig::default(), BlockPlan::default());
         let model = Decoder::new(&plan, &kerple_lm::device());
-        let seen = |ids: &[u32]| model.last_scores(Tokens { ids, batch: 1, len: ids.len() }, &PASS);
+        let seen = |ids: &[u32]| {
+            let layers = model.last_scores(Tokens { ids, batch: 1, len: ids.len() }, &PASS);
+            layers.into_iter().map(|layer| layer.expect("softmax attention")).collect::<Vec<_>>()
+        };
         let values = |tensor: &burn::tensor::Tensor<4>| tensor.clone().into_data().iter::<f64>().collect::<Vec<_>>();
         let layers = seen(&IDS);
         assert_eq!(layers.len(), plan.model.n_layers);
@@ -292,6 +295,21 @@ fn scores_of_the_last_query_are_those_of_the_layers() {
         assert_ne!(values(&changed[0].scores), values(&layers[0].scores));
         assert_eq!(changed[0].bias.as_ref().map(values), layers[0].bias.as_ref().map(values));
     }
+}
+
+/// Rows of queries and keys are held once more where they are normed, and again where queries grow.
+#[test]
+fn rows_that_are_made_ready_are_counted() {
+    let train = TrainConfig { valid_every: 0, ..TrainConfig::default() };
+    let activations = |block: BlockPlan| {
+        let plan = plan_with(&encoding("none"), train.clone(), block);
+        (plan.training_memory(plan.train.batch).activations, plan.train.batch * plan.train_len)
+    };
+    let (plain, tokens) = activations(BlockPlan::default());
+    let (normed, _) = activations(BlockPlan { qk_norm: true, ..BlockPlan::default() });
+    let (grown, _) = activations(BlockPlan { ssmax: Some(0.4), ..BlockPlan::default() });
+    let packed = 4 * (tokens * 3 * 2 * 8) as u64; // queries, keys and values of 2 heads of 8
+    assert_eq!((normed - plain, grown - plain), (packed, 2 * packed));
 }
 
 #[test]

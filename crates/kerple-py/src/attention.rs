@@ -421,6 +421,7 @@ fn backward<T: Number + Element>(
                 d_weight: d_weight.as_deref_mut(),
                 d_map: d_map.as_deref_mut(),
                 d_sinks: d_sinks.as_deref_mut(),
+                d_clocks: None,
             };
             attention::backward(&problem, saved, gradients);
             for (sum, d) in sums.iter_mut().zip(&d_beside) {

@@ -154,7 +154,7 @@ impl Encoding {
         self.encoding.clamp == Clamp::Projected
     }
 
-    /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map` or `code`.
+    /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates` or `code`.
     #[getter]
     fn entry(&self) -> &'static str {
         match self.encoding.entry() {
@@ -163,6 +163,7 @@ impl Encoding {
             Entry::Rotation { .. } => "rotation",
             Entry::Scores(_) => "scores",
             Entry::Map { .. } => "map",
+            Entry::Gates => "gates",
             Entry::Code => "code",
         }
     }

@@ -210,7 +210,7 @@ pub struct ScoreSnapshot {
     pub length: u64,
     /// Which segment of the text, from 0.
     pub segment: u64,
-    /// One a layer.
+    /// One a layer, empty where attention is linear.
     pub layers: Vec<LayerScores>,
 }
 
@@ -223,7 +223,7 @@ pub struct LayerScores {
     /// The bias by distance; empty where there is none.
     #[serde(with = "number")]
     pub bias: Vec<Vec<f64>>,
-    /// What else is added, which depends on the content: DAPE's `f`.
+    /// What else is added, which depends on the content: DAPE's `f`, what FoX makes forgotten.
     #[serde(with = "number")]
     pub adaptive: Vec<Vec<f64>>,
 }

@@ -10,6 +10,7 @@ pub mod dape;
 pub mod expression;
 mod fading;
 pub mod fire;
+pub mod fox;
 pub mod kerple;
 pub mod learned;
 pub mod none;
@@ -44,7 +45,7 @@ pub use randomized::{Places, Randomized};
 pub use refusal::{Checked, Refusal};
 pub use words::Description;
 
-use crate::forms::{Absolute, Code, DistanceTable, Rotary, Sides};
+use crate::forms::{Absolute, Code, DistanceTable, Gates, Rotary, Sides};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
 
@@ -190,7 +191,7 @@ impl Encoding {
         let len = places.range.end;
         match self.form(geometry, stored, places) {
             Form::Table(table) | Form::Map(MapForm { table, .. }) => table.behind(),
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Code(_) => {
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Gates(_) | Form::Code(_) => {
                 DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() }
             }
         }
@@ -220,7 +221,7 @@ impl Encoding {
         match self.form_of(geometry, &[], Places { span, ..Places::from(0) }) {
             Form::Rotary(rotary) => Some(rotary),
             Form::Map(MapForm { rotary, .. }) => rotary,
-            Form::Nothing | Form::Absolute(_) | Form::Table(_) | Form::Code(_) => None,
+            Form::Nothing | Form::Absolute(_) | Form::Table(_) | Form::Gates(_) | Form::Code(_) => None,
         }
     }
 
@@ -229,7 +230,7 @@ impl Encoding {
         let Entry::Embeddings = self.entry() else { return None };
         match self.form_of(geometry, &[], places.into()) {
             Form::Absolute(rows) => Some(rows),
-            Form::Nothing | Form::Rotary(_) | Form::Table(_) | Form::Map(_) | Form::Code(_) => None,
+            Form::Nothing | Form::Rotary(_) | Form::Table(_) | Form::Map(_) | Form::Gates(_) | Form::Code(_) => None,
         }
     }
 
@@ -238,7 +239,18 @@ impl Encoding {
         let Entry::Code = self.entry() else { return None };
         match self.form_of(geometry, &[], Places::from(0)) {
             Form::Code(code) => Some(code),
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Map(_) => None,
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Map(_) | Form::Gates(_) => {
+                None
+            }
+        }
+    }
+
+    /// The gates that a layer makes of its rows, for methods that have them.
+    pub fn gates(&self, geometry: &Geometry) -> Option<Gates> {
+        let Entry::Gates = self.entry() else { return None };
+        match self.form_of(geometry, &[], Places::from(0)) {
+            Form::Gates(gates) => Some(gates),
+            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Map(_) | Form::Code(_) => None,
         }
     }
 

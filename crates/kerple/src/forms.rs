@@ -5,6 +5,7 @@
 //! * [`Absolute`] enters once, at the embeddings; [`Rotary`] turns queries and keys in every layer.
 //! * [`DistanceTable`] and [`ScoreMap`] change scores between the product and the softmax: an engine takes one of them as
 //!   [`Scores`], with a [`Sight`] that says which keys a query sees.
+//! * [`Gates`] are made of a layer's own rows; their running sums are clocks, which enter scores beside tables.
 //! * A [`Code`] contracts queries and keys with random rows of both, before the features of linear attention.
 
 mod code;
@@ -192,6 +193,16 @@ pub struct Rotary {
     pub bf16_positions: bool,
     /// Of each pair: products of its features are multiplied by `e^(-rate d)` at distance d; empty where none fade.
     pub damping: Vec<f64>,
+}
+
+/// A gate of each token and head, which a layer makes of its own normed rows `x`: `ln sigmoid(x W + b)`. Scores get what the
+/// running sums of gates, clocks, fall from key to query; see [`Table::clocks`].
+///
+/// What is learned is an encoding's parameters: W, `[M, H]`, where rows have a part in it, then b, `[H]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gates {
+    /// Whether gates depend on rows; otherwise each head has one for all tokens.
+    pub by_row: bool,
 }
 
 /// Rows added once to the token embeddings.

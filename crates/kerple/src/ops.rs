@@ -8,6 +8,7 @@
 
 pub mod activation;
 pub mod adam;
+pub mod clocks;
 pub mod cross_entropy;
 pub mod embedding;
 pub mod gemm;

@@ -57,7 +57,7 @@ fn of_forward_and_backward(dims: Dims, scores: Scores<f32>, parameters: usize) -
     let forward = extra(|| attention::forward(&problem, view, view, view, ViewMut::new(out, strides), &mut lse));
     let saved = Saved { q: view, k: view, v: view, out: View { data: out, strides }, lse: &lse, d_out: view };
     let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|gradient| ViewMut::new(gradient, strides));
-    let none = Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None };
+    let none = Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None, d_clocks: None };
     let gradients = match scores {
         Scores::Table(_) => Gradients { d_bias: Some(&mut d_parameters), ..none },
         Scores::Map(_) => Gradients { d_map: Some(&mut d_parameters), ..none },

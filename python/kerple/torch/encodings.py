@@ -56,6 +56,8 @@ class Encoding(nn.Module):
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
+        if native.entry == "gates":
+            raise ValueError(f"kind = {kind!r} makes gates of a layer's rows, which are not computed here, use 'alibi'")
         if kind == "xpos" and not _linear:
             raise ValueError("kind = 'xpos': products that fade feature by feature are not computed here, use 'rotary'")
         self.kind, self.heads, self.head_dim = kind, heads, head_dim

@@ -8,7 +8,7 @@ use crate::memory::Memory;
 use crate::ops::attention::{self, Scoring, Seen, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer};
 use crate::ops::prepare::{self, Prepare};
-use crate::ops::{Residual, linear, linear_attention, norm};
+use crate::ops::{Residual, gates, linear, linear_attention, norm};
 use crate::plan::{BlockPlan, ResidualKind, SinkKind, Sizes};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -134,7 +134,9 @@ impl Attention {
     /// When there are fewer key heads than query heads and attention is linear: plans of such models are refused.
     pub fn weights(&self, x: Tensor<3>, positions: &Positions) -> Tensor<4> {
         let [batch, len, _] = x.dims();
-        let [q, k, v] = self.heads.unpack(self.projected(x, positions, len).1);
+        let (normed, qkv) = self.projected(x, positions, len);
+        let positions = &*gates::of_rows(positions, &normed);
+        let [q, k, v] = self.heads.unpack(qkv);
         let (q, k) = (attention::rotate(q, positions), attention::rotate(k, positions));
         let Some(linear) = &self.linear else { return attention::weights(q, k, &self.scoring(), positions) };
         // of values that each stand for a key, attention makes its weights
@@ -143,18 +145,23 @@ impl Attention {
         linear_attention::composed([q, k, each], linear, positions)
     }
 
-    /// Scores of the last of `[B, L, M]` positions, `[B, H, 1, L]`; of softmax attention.
-    pub fn last_scores(&self, x: Tensor<3>, positions: &Positions) -> Seen {
+    /// Scores of the last of `[B, L, M]` positions, `[B, H, 1, L]`; `None`: linear attention has no scores.
+    pub fn last_scores(&self, x: Tensor<3>, positions: &Positions) -> Option<Seen> {
+        if self.is_linear() {
+            return None;
+        }
         let len = x.dims()[1];
-        let [q, k, _] = self.heads.unpack(self.projected(x, positions, len).1);
+        let (normed, qkv) = self.projected(x, positions, len);
+        let positions = &*gates::of_rows(positions, &normed);
+        let [q, k, _] = self.heads.unpack(qkv);
         let (q, k) = (attention::rotate(q, positions), attention::rotate(k, positions));
-        attention::seen(q.narrow(2, len - 1, 1), k, &self.scoring(), positions)
+        Some(attention::seen(q.narrow(2, len - 1, 1), k, &self.scoring(), positions))
     }
 
     /// New positions `[B, L, M]` behind those that `memory` holds; it then holds them too. For inference.
     pub fn extend(&self, x: Tensor<3>, residual: Residual, positions: &Positions, memory: &mut Memory) -> Tensor<3> {
         let (normed, qkv) = self.projected(x.clone(), positions, memory.len() + x.dims()[1]);
-        let a = memory.attend(qkv, self.heads, &self.scoring(), positions);
+        let a = memory.attend(qkv, self.heads, &self.scoring(), &gates::of_rows(positions, &normed));
         let base = match residual {
             Residual::Input => x,
             Residual::Normed => normed,

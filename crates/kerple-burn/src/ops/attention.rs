@@ -9,9 +9,9 @@ use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
 use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
-use kerple::forms::{Sides, Sight, Table};
+use kerple::forms::{Rows, Sides, Sight, Table};
 use kerple::maps::{Extent, Map};
-use kerple::ops::zeros;
+use kerple::ops::{clocks, zeros};
 use std::sync::Arc;
 
 /// The usual factor on `q.k`, `1 / sqrt(D)`.
@@ -38,6 +38,9 @@ impl From<f64> for Scoring {
 
 /// Attention of `[B, H, Q, D]` queries over `[B, G, K, D]` keys and values; G divides H, and the last query is at the last
 /// key's position. Rotations are not part of it, see [`rotated`]; what a method adds to queries is.
+///
+/// # Panics
+/// When positions ask for gates of rows, which a layer has.
 pub fn attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -53,7 +56,7 @@ pub fn attention(
     let (q, keys) = (shifted(q, positions), k.dims()[2]);
     let mut inputs = Inputs::default();
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
-    let scores = ScoreInputs::add(positions, scoring, keys, &mut inputs);
+    let scores = ScoreInputs::add(positions, scoring, keys, &mut inputs).with_gates(positions, &mut inputs);
     inputs.apply(Core { own, scores })
 }
 
@@ -159,11 +162,32 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positions
             maps::composed(map, mapped)
         }
     };
+    let mapped = match &positions.clock {
+        None => mapped,
+        Some(clock) => mapped + passed(clock.gates(), positions.sight, &distances, size),
+    };
     let adds_bias = match &positions.scores {
         Scores::Map { map, .. } => matches!(&**map, Map::Mixed(mixed) if mixed.adds_bias()),
         Scores::Plain | Scores::Table { .. } => bias.is_some(),
     };
     Seen { scores, bias, mapped, adds_bias, hidden }
+}
+
+/// How far clocks fall from each of the first keys to each of the last queries, `[B, H, Q, K]`. In `f32` long sums are as
+/// rounded as they are long.
+fn passed(gates: &Tensor<3>, sight: Sight, distances: &[isize], [queries, keys]: [usize; 2]) -> Tensor<4> {
+    let clocks = gates.clone().cumsum(2);
+    let own: Tensor<4> = clocks.clone().narrow(2, keys - queries, queries).unsqueeze_dim(3);
+    let passed = own - clocks.unsqueeze_dim(2);
+    match sight.sides() {
+        Sides::One => passed,
+        Sides::Two => {
+            let signs: Vec<f64> = distances.iter().map(|d| d.signum() as f64).collect();
+            let options = (&passed.device(), passed.dtype());
+            let signs = Tensor::<4>::from_data(TensorData::new(signs, [1, 1, queries, keys]), options);
+            passed * signs
+        }
+    }
 }
 
 /// Products of queries and keys whose features fade with distance: each feature by itself, times what is left of it.
@@ -229,6 +253,7 @@ pub(crate) struct ScoreInputs {
     scale: f64,
     cap: Option<f64>,
     sinks: Option<usize>,
+    gates: Option<usize>,
     sight: Sight,
     lengths: Option<Arc<[usize]>>,
     damping: Option<Arc<[f64]>>,
@@ -258,7 +283,13 @@ impl ScoreInputs {
     ) -> ScoreInputs {
         let Positions { sight, lengths, damping, .. } = positions;
         let (lengths, damping) = (lengths.clone(), damping.clone());
-        ScoreInputs { places, scale, cap, sinks, sight: *sight, lengths, damping }
+        ScoreInputs { places, scale, cap, sinks, gates: None, sight: *sight, lengths, damping }
+    }
+
+    /// The same with gates that are an input.
+    fn with_gates(self, positions: &Positions, inputs: &mut Inputs) -> ScoreInputs {
+        let gates = positions.clock.as_ref().map(|clock| inputs.add(clock.gates().clone()));
+        ScoreInputs { gates, ..self }
     }
 
     /// Of attention over this many keys.
@@ -297,11 +328,12 @@ impl ScoreInputs {
         (ScoreInputs::new(places, (scoring.scale, scoring.cap, sinks), positions), arrays)
     }
 
-    /// Calls `f` with the problem over these inputs.
+    /// Calls `f` with the problem over these inputs and clocks.
     pub(crate) fn with_problem<T: Number, R>(
         &self,
         dims: Dims,
         inputs: &[Array],
+        clocks: Option<Rows<&[f64]>>,
         f: impl FnOnce(&Problem<T>) -> R,
     ) -> R {
         let over = match &self.places {
@@ -312,8 +344,11 @@ impl ScoreInputs {
             }
         };
         let scores = match (&self.places, &over) {
-            (Places::Tables(places), _) => self.tables(places, inputs),
-            (Places::Map(..), Some(map)) => kerple::forms::Scores::Map(&**map),
+            (Places::Tables(places), _) => self.tables(places, inputs, clocks),
+            (Places::Map(..), Some(map)) => {
+                assert!(clocks.is_none(), "score maps take no clocks");
+                kerple::forms::Scores::Map(&**map)
+            }
             (Places::Map(..), None) => unreachable!("a map was made for them"),
         };
         let (lengths, sinks) = (self.lengths.as_deref(), self.sinks.map(|place| inputs[place].slice()));
@@ -325,6 +360,7 @@ impl ScoreInputs {
         &'a self,
         places: &[Option<usize>; 2],
         inputs: &'a [Array],
+        clocks: Option<Rows<&'a [f64]>>,
     ) -> kerple::forms::Scores<'a, T> {
         let [bias, weight] = places.map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.shape()[1]);
@@ -333,7 +369,7 @@ impl ScoreInputs {
             Sides::Two => columns.div_ceil(2),
         };
         let [bias, weight] = [bias, weight].map(|table| table.map(Array::slice));
-        kerple::forms::Scores::Table(Table { bias, weight, damping: self.damping.as_deref(), len })
+        kerple::forms::Scores::Table(Table { bias, weight, damping: self.damping.as_deref(), clocks, len })
     }
 
     fn each_place(&self) -> [Option<usize>; 4] {
@@ -359,6 +395,11 @@ impl ScoreInputs {
     }
 }
 
+/// Dense clocks as an engine takes them.
+pub(crate) fn rows(clocks: &Option<Vec<f64>>, dims: Dims) -> Option<Rows<&[f64]>> {
+    clocks.as_deref().map(|values| Rows { values, stride: dims.keys })
+}
+
 /// Cosines and sines in the type of an operation, `[L, half]` each.
 pub(crate) fn angles<T: Number>(rotary: &RotaryTables) -> [Vec<T>; 2] {
     [rotary.cos(), rotary.sin()].map(|values| values.iter().map(|value| T::from_f64(*value)).collect())
@@ -380,13 +421,19 @@ impl Core {
         (dims, contiguous(q[1], q[2], q[3]), contiguous(k[1], k[2], k[3]))
     }
 
+    /// Clocks of the gates, where there are gates.
+    fn clocks<T: Number>(&self, inputs: &[Array], keys: usize) -> Option<Vec<f64>> {
+        self.scores.gates.map(|place| clocks::of_gates(inputs[place].slice::<T>(), keys))
+    }
+
     fn forward<T: Number>(&self, inputs: &[Array]) -> Forward {
         let (dims, queries, keys) = self.sizes(inputs);
         let [q, k, v] = self.own.map(|place| inputs[place].slice::<T>());
         let (mut out, mut lse) = (zeros(q.len()), zeros(dims.batch * dims.heads * dims.queries));
         let view = |data, strides| View { data, strides };
         let out_view = ViewMut::new(&mut out, queries);
-        self.scores.with_problem(dims, inputs, |problem| {
+        let clocks = self.clocks::<T>(inputs, dims.keys);
+        self.scores.with_problem(dims, inputs, rows(&clocks, dims), |problem| {
             attention::forward(problem, view(q, queries), view(k, keys), view(v, keys), out_view, &mut lse);
         });
         let output = Array::from_vec(out, inputs[self.own[0]].shape());
@@ -409,6 +456,8 @@ impl Core {
             d_out: view(step.d_output.slice::<T>(), queries),
         };
         let [d_bias, d_weight, d_map, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
+        let clocks = self.clocks::<T>(step.inputs, dims.keys);
+        let mut d_clocks = clocks.as_ref().map(|clocks| vec![0.0; clocks.len()]);
         let gradients = Gradients {
             d_q: ViewMut::new(&mut d_q, queries),
             d_k: ViewMut::new(&mut d_k, keys),
@@ -417,11 +466,17 @@ impl Core {
             d_weight,
             d_map,
             d_sinks,
+            d_clocks: d_clocks.as_deref_mut(),
         };
-        self.scores.with_problem(dims, step.inputs, |problem| attention::backward(problem, saved, gradients));
+        self.scores.with_problem(dims, step.inputs, rows(&clocks, dims), |problem| {
+            attention::backward(problem, saved, gradients);
+        });
         let mut found = Found::new(step.inputs);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
         self.scores.put(d_scores, &mut found);
+        if let (Some(place), Some(d_clocks)) = (self.scores.gates, d_clocks) {
+            found.put(place, clocks::of_gates_backward::<T>(&d_clocks, dims.keys));
+        }
         found.finish()
     }
 }

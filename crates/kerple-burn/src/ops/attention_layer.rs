@@ -2,7 +2,7 @@
 
 use super::attention::{self, ScoreInputs, Scoring};
 use super::prepare::{self, Prepare};
-use super::{Linear, Norm, Residual, linear, linear_attention, maps, norm};
+use super::{Linear, Norm, Residual, gates, linear, linear_attention, maps, norm};
 use crate::array::Array;
 use crate::forms::{Positions, RotaryTables};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
@@ -10,6 +10,7 @@ use crate::heads::Heads;
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple::attention::{Dims, Gradients, Strides, View, ViewMut};
+use kerple::ops::clocks;
 use kerple::ops::gemm::To;
 use kerple::ops::layer_norm;
 use kerple::ops::linear::add;
@@ -76,10 +77,11 @@ pub struct AttentionLayer {
 /// The branch on `[B, L, M]`.
 ///
 /// # Panics
-/// When positions are a code or a decay and attention is not linear: plans of such models are refused.
+/// When positions are a code or a decay and attention is not linear, or gates and it is: plans of such models are refused.
 pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
     let softmax = positions.code.is_none() && positions.fading.is_none();
     assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
+    assert!(positions.clock.is_none() || layer.linear.is_none(), "gates are for softmax attention");
     // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, what a method adds
     // to queries is added to normed ones, and linear attention is an operation of its own: they take the parts one by one
     let plain = layer.prepare.is_nothing() || maps::query_bias(&positions.scores).is_none();
@@ -107,6 +109,7 @@ pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Position
         out: linear::Places::add(out, &mut inputs),
         prepare: prepare::Places::add(prepare, positions, len, &mut inputs),
         scores: ScoreInputs::add(positions, scoring, len, &mut inputs),
+        gates: gates::Places::add(positions, &mut inputs),
         rotary: positions.rotary.clone(),
         heads,
     };
@@ -128,6 +131,7 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: 
     };
     let qkv = clamped(linear::composed(normed.clone(), qkv), clamp);
     let [q, k, v] = heads.unpack(prepare::composed(qkv, &prepare, heads, positions, len));
+    let positions = &*gates::of_rows(positions, &normed);
     let a = match features {
         None => attention::rotated(q, k, v, scoring, positions, engine),
         Some(linear) => {
@@ -164,16 +168,18 @@ struct Branch {
     out: linear::Places,
     prepare: prepare::Places,
     scores: ScoreInputs,
+    gates: Option<gates::Places>,
     rotary: Option<Arc<RotaryTables>>,
     heads: Heads,
 }
 
 /// What the backward needs of the forward: the projection, rotated where nothing else becomes of it, attention's output, its
-/// log-sum-exp.
+/// log-sum-exp, and the logits of gates.
 struct Kept<T> {
     qkv: Vec<T>,
     a: Vec<T>,
     lse: Vec<T>,
+    logits: Option<Vec<T>>,
 }
 
 /// Sizes of one call.
@@ -209,6 +215,8 @@ impl Branch {
         let (mut normed, mut qkv) = (Vec::new(), Vec::new());
         layer_norm::forward(self.norm.of(inputs), x, &mut normed);
         self.qkv.of::<T>(inputs).forward(To::End(&mut qkv), &normed, width);
+        let logits = self.gates.map(|gates| gates.logits::<T>(inputs, &normed, width));
+        let clocks = clocks_of(&logits, dims);
         if !self.normed_base {
             normed = Vec::new();
         }
@@ -218,7 +226,7 @@ impl Branch {
         let (mut a, mut lse) = (zeros(rows * self.heads.inner()), zeros(rows * dims.heads));
         let [q, k, v] = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let to = ViewMut::new(&mut a, merged);
-        self.scores.with_problem(dims, inputs, |problem| {
+        self.scores.with_problem(dims, inputs, attention::rows(&clocks, dims), |problem| {
             kerple::attention::forward(problem, q, k, v, to, &mut lse);
         });
         let base = match self.base {
@@ -229,7 +237,7 @@ impl Branch {
         let mut y = Vec::new();
         self.out.of::<T>(inputs).forward_onto(To::End(&mut y), &a, self.heads.inner(), base);
         let saved = match tracked {
-            true => Saved::new(Kept { qkv: raw.unwrap_or(qkv), a, lse }),
+            true => Saved::new(Kept { qkv: raw.unwrap_or(qkv), a, lse, logits }),
             false => Saved::nothing(),
         };
         Forward { output: Array::from_vec(y, inputs[self.x].shape()), saved }
@@ -245,7 +253,7 @@ impl Branch {
 
     fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
         let (inputs, inner) = (step.inputs, self.heads.inner());
-        let width = self.sizes(&inputs[self.x]).width;
+        let Sizes { width, dims, .. } = self.sizes(&inputs[self.x]);
         let kept = step.saved::<Kept<T>>();
         let (x, d_y) = (inputs[self.x].slice::<T>(), step.d_output.slice::<T>());
         let mut found = Found::new(inputs);
@@ -255,7 +263,7 @@ impl Branch {
         out.backward(&kept.a, d_y, inner, &mut d_out);
         out.backward_input(To::End(&mut d_a), d_y, inner);
         self.out.put(d_out, &mut found);
-        let d_qkv = self.backward_attention(step, kept, d_a, &mut found);
+        let (d_qkv, d_clocks) = self.backward_attention(step, kept, d_a, &mut found);
 
         let (norm, qkv) = (self.norm.of::<T>(inputs), self.qkv.of::<T>(inputs));
         let mut normed = Vec::new();
@@ -263,9 +271,20 @@ impl Branch {
         let mut d_weights = qkv.gradients(width);
         qkv.backward(&normed, &d_qkv, width, &mut d_weights);
         self.qkv.put(d_weights, &mut found);
-        // the normed rows are done with: their place takes their gradient
-        let mut d_normed = normed;
-        qkv.backward_input(To::Over(&mut d_normed), &d_qkv, width);
+        let mut d_normed = match (self.gates, &kept.logits, d_clocks) {
+            (Some(gates), Some(logits), Some(d_clocks)) => {
+                let mut d_normed = Vec::new();
+                qkv.backward_input(To::End(&mut d_normed), &d_qkv, width);
+                let sizes = [dims.batch, dims.queries, width];
+                gates.backward((logits, &d_clocks), &normed, &mut d_normed, sizes, &mut found);
+                d_normed
+            }
+            _ => {
+                // the normed rows are done with: their place takes their gradient
+                qkv.backward_input(To::Over(&mut normed), &d_qkv, width);
+                normed
+            }
+        };
         drop(d_qkv);
         let through = match self.base {
             Some(base) => {
@@ -283,10 +302,17 @@ impl Branch {
         found.finish()
     }
 
-    /// From the gradient in attention's output to that in the packed projection; records those of the scores' numbers.
-    fn backward_attention<T: Number>(&self, step: &Step, kept: &Kept<T>, d_a: Vec<T>, found: &mut Found) -> Vec<T> {
+    /// From the gradient in attention's output to that in the packed projection, and in the clocks; records those of the
+    /// scores' numbers.
+    fn backward_attention<T: Number>(
+        &self,
+        step: &Step,
+        kept: &Kept<T>,
+        d_a: Vec<T>,
+        found: &mut Found,
+    ) -> (Vec<T>, Option<Vec<f64>>) {
         let Sizes { dims, starts, packed, merged, .. } = self.sizes(&step.inputs[self.x]);
-        let Kept { qkv: raw, a, lse } = kept;
+        let Kept { qkv: raw, a, lse, logits } = kept;
         let mut qkv = Cow::from(&raw[..]);
         if !self.prepare.is_nothing() {
             self.make_ready(step.inputs, qkv.to_mut(), dims.queries);
@@ -298,8 +324,11 @@ impl Branch {
         let saved = kerple::attention::Saved { q, k, v, out: merged(a), lse, d_out: merged(&d_a) };
         let [d_q, d_k, d_v] = ViewMut::parts(&mut d_qkv, starts, packed);
         let [d_bias, d_weight, d_map, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
-        let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks };
-        self.scores.with_problem(dims, step.inputs, |problem| {
+        let clocks = clocks_of(logits, dims);
+        let mut d_clocks = clocks.as_ref().map(|clocks| vec![0.0; clocks.len()]);
+        let of_clocks = d_clocks.as_deref_mut();
+        let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks: of_clocks };
+        self.scores.with_problem(dims, step.inputs, attention::rows(&clocks, dims), |problem| {
             kerple::attention::backward(problem, saved, gradients);
         });
         self.scores.put(d_scores, found);
@@ -307,8 +336,13 @@ impl Branch {
             self.heads.rotate(&mut d_qkv, rotary, dims.queries, Turn::Inverse);
         }
         self.prepare.backward(raw, self.heads, &mut d_qkv, found);
-        d_qkv
+        (d_qkv, d_clocks)
     }
+}
+
+/// The clocks that logits of gates make.
+fn clocks_of<T: Number>(logits: &Option<Vec<T>>, dims: Dims) -> Option<Vec<f64>> {
+    logits.as_ref().map(|logits| clocks::of_logits(logits, [dims.batch, dims.queries, dims.heads]))
 }
 
 impl Op for Branch {

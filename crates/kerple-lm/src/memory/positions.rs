@@ -6,6 +6,7 @@
 //! draws        8 s a layer, where positions are drawn
 //! tables       H s (8 + 8 p in training), of both sides in encoders, once or a layer; made of 8 H (2 + p) numbers a distance up
 //!              to the largest that can be drawn
+//! gates        4 B n H a layer, and 16 B n H, where tokens make them
 //! rows         rotations 8 n D, additions 12 n M
 //! codes        noise: 8 W R H D a layer for W sinusoids; 4 R H D (n + taps) for filters, as far as it is held, and 12 R taps a
 //!              thread; images of queries and keys, 8 n H R, in training with their gradients
@@ -68,6 +69,8 @@ fn encoding((layer, layers): (&Layer, usize), geometry: &Geometry, (rows, sides)
         Entry::Nowhere | Entry::Code => 0,
         Entry::Embeddings => bytes(&[3, rows.positions, d_model]),
         Entry::Rotation { .. } => bytes(&[2, rows.positions, head_dim, sets]),
+        // of every layer, whose rows differ: logits, and clocks and their gradient while it is at work
+        Entry::Gates => bytes(&[if rows.training { layers + 4 } else { 4 }, rows.sequences, rows.positions, heads]),
         // as decays they end at a few chunks
         Entry::Scores(_) | Entry::Map { .. } if attention.linear().is_some() => bytes(&[4, heads, NEAR, sets]),
         Entry::Scores(_) | Entry::Map { .. } => {

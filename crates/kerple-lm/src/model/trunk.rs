@@ -141,10 +141,10 @@ impl Trunk {
         let (len, device, dtype) = (x.dims()[1], x.device(), x.dtype());
         let positions = |layer| self.encoding.positions(layer, [len, len], (&device, dtype), self.engine, pass);
         let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
-        let layers = self.blocks.iter().zip(&positions);
+        let layers = self.blocks.iter().zip(positions);
         layers.fold(x, |x, (block, positions)| {
-            look(block, &x, positions);
-            block.forward(x, positions, pass, self.engine)
+            look(block, &x, &positions);
+            block.forward(x, &positions, pass, self.engine)
         })
     }
 }

@@ -5,7 +5,7 @@ use crate::config::{Readout, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::Layer;
 use kerple::attention::linear::CHUNK;
-use kerple::encoding::{Encoding, Form, Geometry, InLinear, MapForm, Refusal};
+use kerple::encoding::{Encoding, Entry, Form, Geometry, InLinear, MapForm, Refusal};
 use kerple::maps::Map;
 use kerple_burn::plan::{AttentionKind, FeatureKind, LinearPlan, SinkKind};
 use kerple_data::lra::Arena;
@@ -144,7 +144,7 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
     let reads_queries = match encoding.form(geometry, &encoding.initial(geometry, 0), 0..1) {
         Form::Map(MapForm { map: Map::Relative(_) | Map::Cope(_), .. }) => true,
         Form::Map(MapForm { map: Map::Mixed(_), .. }) => false,
-        Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Code(_) => false,
+        Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Gates(_) | Form::Code(_) => false,
     };
     if model.block.ssmax.is_none() || !reads_queries {
         return Ok(());
@@ -197,7 +197,11 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
         return Ok(());
     };
     if taken.is_none() {
-        let message = format!("{} changes scores in a way that linear attention cannot take", encoding.label());
+        let why = match encoding.entry() {
+            Entry::Gates => "has a gate of each token, and decays of linear attention are the same for all tokens",
+            _ => "changes scores in a way that linear attention cannot take",
+        };
+        let message = format!("{} {why}", encoding.label());
         let hint = "use none, rotary, sinusoidal, learned, sine_spe, conv_spe, or without a window, bf16 and scale = \"inside\" \
                     kerple_log, kerple_power, kerple_power_original or alibi; or softmax attention";
         return refuse("encoding", message, hint);

@@ -63,7 +63,11 @@ pub(super) fn measure(
     Ok(all)
 }
 
-fn layer(seen: Seen) -> LayerScores {
+/// Nothing of a layer that has no scores.
+fn layer(seen: Option<Seen>) -> LayerScores {
+    let Some(seen) = seen else {
+        return LayerScores { scores: Vec::new(), bias: Vec::new(), adaptive: Vec::new() };
+    };
     let Seen { scores, bias, mapped, adds_bias, .. } = seen;
     let without = match &bias {
         Some(bias) if adds_bias => scores.clone() + bias.clone(),

@@ -165,6 +165,16 @@ pub fn patterns(train: &TrainConfig) -> Vec<(&'static str, Plan)> {
             "wide = { every = 3, window = \"all\", attention = { linear = { features = \"relu\" } } }\n\
              mixed = { at = [0], encoding = { kind = \"dape\", base = \"alibi\", hidden = 4 } }",
         ),
+        (
+            "gates of tokens, within a window in some, and linear attention in one",
+            "encoding.kind = \"fox\"",
+            &format!(
+                "local = {{ at = [0], window = 3 }}\n\
+                 even = {{ at = [1], encoding = {{ kind = \"fox\", gate = \"bias_only\" }} }}\n\
+                 wide = {{ at = [2], encoding = \"alibi\", {} }}",
+                &linear["model.block.".len()..]
+            ),
+        ),
     ]
     .map(|(what, encoding, kinds)| {
         (what, plan_of_text(&format!("{encoding}\n[model.layers]\n{kinds}"), train).unwrap())

@@ -3,13 +3,14 @@
 //! ```text
 //! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the keys j in sight        d = position of the query - j
 //!                                       with damping feature f of q and k as e^(-rate[f] d) of it
-//! z[h, j] = s[h, j] * weight[h, d] + bias[h, d]        or z = map(s), all heads at once
+//! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (clock[h, i] - clock[h, j])        or z = map(s), all heads at once
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
 //!                                  v[h, j] with what a map adds to it, in both directions
 //!
 //! dz[h, j] = p[h, j] (d_out[h].v[h, j] - d_out[h].out[h])
 //! d_sink[h] -= exp(sink[h] - lse[h]) d_out[h].out[h]
 //! d_bias[h, d] += dz[h, j]         d_weight[h, d] += dz[h, j] s[h, j]         ds[h, j] = dz[h, j] weight[h, d]
+//! d_clock[h, i] += sign(d) dz[h, j]         d_clock[h, j] -= sign(d) dz[h, j]
 //!                                                                             or ds = map's backward of dz
 //! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] d_out[h]
 //! ```
@@ -183,6 +184,11 @@ impl<'a, T: Number> Row<'a, T> {
                     *z = *z * table.weight.map_or(T::ONE, |weight| weight[at])
                         + table.bias.map_or(T::ZERO, |bias| bias[at]);
                 }
+                for ((head, key, sign), z) in self.signs().zip(&mut z) {
+                    if let Some(clocks) = self.problem.clocks(self.batch, head) {
+                        *z += T::from_f64(sign * (clocks[self.own_key()] - clocks[key]));
+                    }
+                }
             }
         }
         z
@@ -208,6 +214,14 @@ impl<'a, T: Number> Row<'a, T> {
                 }
             }
             Scores::Table(table) => {
+                if let Some(d_clocks) = &mut gradients.d_clocks {
+                    let Dims { heads, keys, .. } = self.problem.dims;
+                    for ((head, key, sign), d) in self.signs().zip(&*d_scores) {
+                        let row = &mut d_clocks[(self.batch * heads + head) * keys..][..keys];
+                        row[self.own_key()] += sign * d.to_f64();
+                        row[key] -= sign * d.to_f64();
+                    }
+                }
                 for ((d, &s), at) in d_scores.iter_mut().zip(scores).zip(self.table_indices()) {
                     if let Some(d_bias) = &mut gradients.d_bias {
                         d_bias[at] += *d;
@@ -219,6 +233,20 @@ impl<'a, T: Number> Row<'a, T> {
                 }
             }
         }
+    }
+
+    /// The key at the position of the query.
+    fn own_key(&self) -> usize {
+        self.problem.dims.position(self.query).cast_unsigned()
+    }
+
+    /// Head, key and sign of the distance of each score.
+    fn signs(&self) -> impl Iterator<Item = (usize, usize, f64)> {
+        let position = self.problem.dims.position(self.query);
+        let signed = move |key: usize| (key, (position - key as isize).signum() as f64);
+        let visible = self.visible.clone();
+        (0..self.problem.dims.heads)
+            .flat_map(move |head| visible.clone().map(signed).map(move |(key, sign)| (head, key, sign)))
     }
 
     /// What a map has beside values.
@@ -300,7 +328,10 @@ fn add_scaled<T: Number>(to: &mut [T], factor: T, from: &[T]) {
 }
 
 fn clear<T: Number>(dims: Dims, gradients: &mut Gradients<T>) {
-    let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks } = gradients;
+    let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks } = gradients;
+    if let Some(d_clocks) = d_clocks {
+        d_clocks.fill(0.0);
+    }
     let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
     for (view, heads, rows) in [(d_q, heads, queries), (d_k, kv_heads, keys), (d_v, kv_heads, keys)] {
         for index in 0..batch * heads * rows {

@@ -1,7 +1,7 @@
 //! What is computed, and the checks that every engine makes first.
 
 use crate::Number;
-use crate::forms::{Scores, Sight, Table, visible_keys};
+use crate::forms::{Rows, Scores, Sides, Sight, Table, visible_keys};
 use crate::tiles::view::{Shape, View, ViewMut};
 use std::ops::Range;
 
@@ -131,7 +131,30 @@ impl<'a, T: Number> Problem<'a, T> {
                 assert!(matches!(self.sight, Sight::Causal { .. }), "damping of products with keys ahead");
                 assert!(rates.iter().all(|rate| (0.0..=MOST_DAMPING).contains(rate)), "damping: {rates:?}");
             }
+            if let Some(clocks) = of.clocks {
+                self.check_clocks(clocks);
+            }
         }
+    }
+
+    fn check_clocks(&self, Rows { values, stride }: Rows<&[f64]>) {
+        let Dims { batch, heads, queries, keys, .. } = self.dims;
+        let units = batch * heads;
+        let needed = crate::elements(&[units.saturating_sub(1), stride]).and_then(|start| start.checked_add(keys));
+        let fits = stride >= keys && (units == 0 || needed.is_some_and(|needed| needed <= values.len()));
+        assert!(fits, "clocks: {} values in rows of {stride} for {:?}", values.len(), self.dims);
+        assert!(queries <= keys, "{queries} queries and the clocks of {keys} keys");
+        let falls = |row: &[f64]| row.windows(2).all(|pair| pair[1] <= pair[0] || pair[0].is_nan() || pair[1].is_nan());
+        let both = self.sight.sides() == Sides::Two;
+        let fall = || (0..units).all(|unit| falls(&values[unit * stride..][..keys]));
+        assert!(!both || fall(), "clocks that increase, in both directions");
+    }
+
+    /// The clocks of a head of a sequence, `[K]`, where there are clocks.
+    pub(super) fn clocks(&self, batch: usize, head: usize) -> Option<&'a [f64]> {
+        let Scores::Table(Table { clocks: Some(clocks), .. }) = self.scores else { return None };
+        let Dims { heads, keys, .. } = self.dims;
+        Some(&clocks.values[(batch * heads + head) * clocks.stride..][..keys])
     }
 
     /// Of a table, or of the gradient in one.
@@ -186,8 +209,13 @@ impl<'a, T: Number> Problem<'a, T> {
             view.check(name, shape);
         }
         crate::check_shape!(saved.lse, B = batch, H = heads, Q = queries);
-        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks } = gradients;
+        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks } = gradients;
         assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
+        if let Some(d_clocks) = d_clocks {
+            let given = matches!(self.scores, Scores::Table(Table { clocks: Some(_), .. }));
+            assert!(given, "d_clocks without clocks");
+            crate::check_shape!(d_clocks, B = batch, H = heads, K = self.dims.keys);
+        }
         if let Some(d_sinks) = d_sinks {
             crate::check_shape!(d_sinks, H = heads);
         }
@@ -248,4 +276,7 @@ pub struct Gradients<'a, T> {
     pub d_map: Option<&'a mut [T]>,
     /// In the sinks, `[H]`.
     pub d_sinks: Option<&'a mut [T]>,
+    /// In the clocks, `[B, H, K]`: of each token, the sum over its row of what it sees less that over its column of who sees
+    /// it. They sum to 0, since only differences count.
+    pub d_clocks: Option<&'a mut [f64]>,
 }

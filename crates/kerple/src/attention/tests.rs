@@ -1,12 +1,14 @@
 //! Cases shared by the engines' tests, and the tests of the definition itself.
 
+mod layout;
 mod mix;
 
 pub(super) use mix::Mix;
 
 use super::{Dims, Gradients, MOST_DAMPING, Problem, Saved, Scores, Sight, Strides, Table, View, ViewMut, naive};
 use crate::Number;
-use crate::forms::{Sides, visible_keys};
+use crate::forms::{Rows, Sides, visible_keys};
+use layout::{Layout, dense};
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -32,6 +34,8 @@ pub(super) struct Case {
     pub(super) map: Option<Mix<f64>>,
     pub(super) cap: Option<f64>,
     pub(super) sinks: Option<Vec<f64>>,
+    /// Beside the tables.
+    pub(super) clocks: Option<Vec<f64>>,
 }
 
 /// What an engine makes of a [`Case`], dense `[B, H, L, D]` whatever the layout it was computed in.
@@ -46,6 +50,7 @@ pub(super) struct Outcome<T> {
     pub(super) d_weight: Vec<T>,
     pub(super) d_map: Vec<T>,
     pub(super) d_sinks: Vec<T>,
+    pub(super) d_clocks: Vec<f64>,
 }
 
 /// The two functions of an engine.
@@ -91,8 +96,34 @@ impl Case {
         let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
         let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * sight.sides().columns(table_len))));
         let (lengths, damping, map, packed) = (None, None, None, false);
-        let (cap, sinks) = (None, None);
-        Case { dims, sight, lengths, table_len, packed, q, k, v, d_out, bias, weight, damping, map, cap, sinks }
+        let (cap, sinks, clocks) = (None, None, None);
+        Case { dims, sight, lengths, table_len, packed, q, k, v, d_out, bias, weight, damping, map, cap, sinks, clocks }
+    }
+
+    /// The same with clocks, which a few tokens advance by far more than the others; in one direction some run backwards.
+    pub(super) fn clocked(mut self, seed: u64) -> Self {
+        let Dims { batch, heads, queries, keys, .. } = self.dims;
+        let causal = matches!(self.sight, Sight::Causal { .. });
+        let steps = normal(&mut ChaCha8Rng::seed_from_u64(seed), batch * heads * keys);
+        let gate = |(token, step): (usize, &f64)| match token % 41 {
+            // a row of the padding does not see itself, and what it sees would be rounded as its distance is
+            17 if self.lengths.is_none() => -1e4,
+            5 if causal => 0.2,
+            _ => -0.3 * step.abs() - 1e-3,
+        };
+        let row = |row: &[f64]| {
+            let mut clock = -64.0;
+            row.iter()
+                .enumerate()
+                .map(|step| {
+                    clock += gate(step);
+                    clock
+                })
+                .collect::<Vec<f64>>()
+        };
+        // queries in front of every key have no clocks
+        self.clocks = (queries <= keys).then(|| steps.chunks_exact(keys.max(1)).flat_map(row).collect());
+        self
     }
 
     /// The same with scores that stay below 1.5, and a sink beside the keys of each head.
@@ -158,6 +189,7 @@ impl Case {
                 bias: tables[0].as_deref(),
                 weight: tables[1].as_deref(),
                 damping: self.damping.as_deref(),
+                clocks: self.clocks.as_deref().map(|values| Rows { values, stride: dims.keys }),
                 len: self.table_len,
             }),
         };
@@ -181,6 +213,7 @@ impl Case {
         let [d_q, d_k, d_v] = layout.views_mut(&mut results);
         let mut d_map = map.as_ref().map(|map| vec![unset; map.values.len()]);
         let mut d_sinks = self.sinks.as_ref().map(|sinks| vec![unset; sinks.len()]);
+        let mut d_clocks = self.clocks.as_ref().filter(|_| map.is_none()).map(|clocks| vec![f64::NAN; clocks.len()]);
         let of_table = |table| Some(table).filter(|_| self.map.is_none());
         let gradients = Gradients {
             d_q,
@@ -190,13 +223,15 @@ impl Case {
             d_weight: of_table(&mut d_weight[..]),
             d_map: d_map.as_deref_mut(),
             d_sinks: d_sinks.as_deref_mut(),
+            d_clocks: d_clocks.as_deref_mut(),
         };
         engine.backward(&problem, Saved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
         let [d_q, d_k, d_v] = layout.split(&results).map(widen);
         let [d_map, d_sinks] = [d_map, d_sinks].map(Option::unwrap_or_default);
         let [out, lse, d_bias, d_weight, d_map, d_sinks] = [out, lse, d_bias, d_weight, d_map, d_sinks].map(widen);
         let tables = |table| if self.map.is_none() { table } else { Vec::new() };
-        Outcome { out, lse, d_q, d_k, d_v, d_bias: tables(d_bias), d_weight: tables(d_weight), d_map, d_sinks }
+        let (d_bias, d_weight, d_clocks) = (tables(d_bias), tables(d_weight), d_clocks.unwrap_or_default());
+        Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks }
     }
 }
 
@@ -212,7 +247,7 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
     let most = |values: &[f64]| values.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
     let reach = SCALE * most(&case.q).max(most(&case.k)) * case.weight.as_deref().map_or(1.0, most);
     let fields = |o: &Outcome<f64>| {
-        let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks } = o.clone();
+        let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks } = o.clone();
         [
             ("out", out),
             ("lse", lse),
@@ -223,11 +258,13 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             ("d_weight", d_weight),
             ("d_map", d_map),
             ("d_sinks", d_sinks),
+            ("d_clocks", d_clocks),
         ]
     };
     for ((name, got), (_, expected)) in fields(got).into_iter().zip(fields(expected)) {
         let finite = expected.iter().filter(|x| x.is_finite());
-        let residues = if ["d_bias", "d_weight", "d_map", "d_sinks"].contains(&name) { lone_rows.max(1) } else { 1 };
+        let residues =
+            if ["d_bias", "d_weight", "d_map", "d_sinks", "d_clocks"].contains(&name) { lone_rows.max(1) } else { 1 };
         let factor = if ["d_q", "d_k"].contains(&name) { reach.max(1.0) } else { 1.0 };
         let cancelled = residue * factor * (residues as f64).sqrt(); // independent roundings
         let largest = finite.fold(cancelled, |largest: f64, x| largest.max(x.abs()));
@@ -288,77 +325,6 @@ pub(super) fn recipes() -> impl Strategy<Value = Recipe> {
     })
 }
 
-/// Strides of a dense `[B, H, L, D]`.
-fn dense(heads: usize, rows: usize, head_dim: usize) -> Strides {
-    Strides { batch: heads * rows * head_dim, head: rows * head_dim, row: head_dim }
-}
-
-/// Where q, k and v lie in one buffer: one after the other, or as a packed projection, which is
-/// `[B, L, q heads | k heads | v heads, D]`, or `[B, L, H, q|k|v, D]` if there are as many key heads as heads.
-struct Layout {
-    dims: Dims,
-    packed: bool,
-    offsets: [usize; 3],
-    strides: [Strides; 3],
-    len: usize,
-}
-
-impl Layout {
-    fn new(dims: Dims, packed: bool) -> Self {
-        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
-        if !packed {
-            let strides = [(heads, queries), (kv_heads, keys), (kv_heads, keys)].map(|(h, l)| dense(h, l, head_dim));
-            let [q, k, v] = strides.map(|strides| batch * strides.batch);
-            return Layout { dims, packed, offsets: [0, q, q + k], strides, len: q + k + v };
-        }
-        let row = (heads + 2 * kv_heads) * head_dim;
-        let (head, offsets) = if heads == kv_heads {
-            (3 * head_dim, [0, head_dim, 2 * head_dim])
-        } else {
-            (head_dim, [0, heads * head_dim, (heads + kv_heads) * head_dim])
-        };
-        let strides = Strides { batch: queries.max(keys) * row, head, row };
-        Layout { dims, packed, offsets, strides: [strides; 3], len: batch * strides.batch }
-    }
-
-    fn views<'a, T>(&self, data: &'a [T]) -> [View<'a, T>; 3] {
-        [0, 1, 2].map(|part| View { data: &data[self.offsets[part]..], strides: self.strides[part] })
-    }
-
-    fn views_mut<'a, T>(&self, data: &'a mut [T]) -> [ViewMut<'a, T>; 3] {
-        if self.packed {
-            return ViewMut::parts(data, self.offsets, self.strides[0]);
-        }
-        let (q, rest) = data.split_at_mut(self.offsets[1]);
-        let (k, v) = rest.split_at_mut(self.offsets[2] - self.offsets[1]);
-        [ViewMut::new(q, self.strides[0]), ViewMut::new(k, self.strides[1]), ViewMut::new(v, self.strides[2])]
-    }
-
-    /// Where each row of a part starts in the buffer, in the order of a dense array.
-    fn rows(&self, part: usize) -> impl Iterator<Item = usize> {
-        let Dims { batch, heads, kv_heads, queries, keys, .. } = self.dims;
-        let (heads, rows) = if part == 0 { (heads, queries) } else { (kv_heads, keys) };
-        let (offset, strides) = (self.offsets[part], self.strides[part]);
-        (0..batch * heads * rows).map(move |i| {
-            offset + i / rows / heads * strides.batch + i / rows % heads * strides.head + i % rows * strides.row
-        })
-    }
-
-    fn join<T: Copy>(&self, parts: [Vec<T>; 3], unset: T) -> Vec<T> {
-        let mut buffer = vec![unset; self.len];
-        for (part, values) in parts.iter().enumerate() {
-            for (at, row) in self.rows(part).zip(values.chunks(self.dims.head_dim)) {
-                buffer[at..][..row.len()].copy_from_slice(row);
-            }
-        }
-        buffer
-    }
-
-    fn split<T: Copy>(&self, buffer: &[T]) -> [Vec<T>; 3] {
-        [0, 1, 2].map(|part| self.rows(part).flat_map(|at| &buffer[at..][..self.dims.head_dim]).copied().collect())
-    }
-}
-
 /// `sum(out * d_out)`, whose gradients the backward returns.
 fn loss(case: &Case) -> f64 {
     case.naive().out.iter().zip(&case.d_out).map(|(out, d_out)| out * d_out).sum()
@@ -381,7 +347,8 @@ fn assert_gradients_match_differences(case: &Case) {
     let map: [Field; 1] = [("map", |case| &mut case.map.as_mut().unwrap().values, |outcome| &outcome.d_map)];
     let of_scores = if case.map.is_some() { &map[..] } else { &tables[..] };
     let sinks: [Field; 1] = [("sinks", |case| case.sinks.as_mut().unwrap(), |outcome| &outcome.d_sinks)];
-    for (name, field, gradient) in inputs.iter().chain(of_scores).chain(&sinks) {
+    let clocks: [Field; 1] = [("clocks", |case| case.clocks.as_mut().unwrap(), |outcome| &outcome.d_clocks)];
+    for (name, field, gradient) in inputs.iter().chain(of_scores).chain(&sinks).chain(&clocks) {
         for (i, &exact) in gradient(&exact).iter().enumerate() {
             let step = 1e-5;
             let moved = |by: f64| {
@@ -404,9 +371,12 @@ fn naive_gradients_match_central_differences() {
         assert_gradients_match_differences(&case.clone().softened(true, true));
         assert_gradients_match_differences(&case.clone().softened(true, true).mapped(12));
         assert_gradients_match_differences(&case.clone().damped());
+        assert_gradients_match_differences(&case.clone().clocked(14));
+        assert_gradients_match_differences(&case.clone().softened(true, true).clocked(15));
         assert_gradients_match_differences(&case.clone().mapped(12));
         case.lengths = Some(vec![6, 3]);
         assert_gradients_match_differences(&case);
+        assert_gradients_match_differences(&case.clone().clocked(14));
         assert_gradients_match_differences(&case.mapped(13));
     }
 }
@@ -460,7 +430,7 @@ fn gradients_that_share_elements_are_refused() {
     naive::backward(
         &problem,
         saved,
-        Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None },
+        Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None, d_clocks: None },
     );
 }
 

@@ -7,10 +7,12 @@
 //!
 //! * `product`: the small matrix product that every step is made of, on the vectors of [`cpu`](crate::cpu);
 //! * `forward`, `backward`: what is multiplied with what; `decode`: one query, where memory is the limit;
-//! * `damping`: features whose products fade with distance;
+//! * `damping`: features whose products fade with distance; `clocks`: positions that the content sets;
 //! * `workers`: which thread does what, and why the bits do not depend on it.
 
 mod backward;
+mod blocks;
+mod clocks;
 mod damping;
 mod decode;
 mod diagonal;

@@ -115,6 +115,7 @@ impl Base {
             Entry::Scores(_) => Source::Other("multiplies scores by a weight"),
             Entry::Embeddings => Source::Other("is added to the embeddings"),
             Entry::Map { .. } => base.fire().map_or(Source::Other("changes all heads together itself"), Source::Fire),
+            Entry::Gates => Source::Other("has gates of tokens"),
             Entry::Code => Source::Other("replaces queries and keys by codes"),
         }
     }
@@ -216,7 +217,9 @@ impl Positional for Config {
             (Source::Fire(fire), _) => (Bias::Fire(fire.bias(inputs, SLOPE)), neutral, None),
             (_, Form::Table(table)) => (Bias::Table, table, None),
             (_, Form::Rotary(rotary)) => (Bias::None, neutral, Some(rotary)),
-            (_, Form::Nothing | Form::Absolute(_) | Form::Map(_) | Form::Code(_)) => (Bias::None, neutral, None),
+            (_, Form::Nothing | Form::Absolute(_) | Form::Map(_) | Form::Gates(_) | Form::Code(_)) => {
+                (Bias::None, neutral, None)
+            }
         };
         let own = 4 + if let Bias::Fire(_) = bias { fire::PARAMETERS } else { 0 };
         let map = Mixed { heads, bias, network: Some(self.network()) };

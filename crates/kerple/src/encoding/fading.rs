@@ -144,7 +144,7 @@ impl Encoding {
             return None;
         }
         match self.entry() {
-            Entry::Rotation { fades: true } | Entry::Scores(_) | Entry::Map { .. } => None,
+            Entry::Rotation { fades: true } | Entry::Scores(_) | Entry::Map { .. } | Entry::Gates => None,
             Entry::Nowhere | Entry::Embeddings | Entry::Rotation { fades: false } => Some(InLinear::AsItIs),
             Entry::Code => Some(InLinear::Code),
         }

@@ -1,7 +1,7 @@
 //! What a method hands over as a whole, and the derivatives of its tables.
 
 use crate::cpu::reduce;
-use crate::forms::{Absolute, Code, DistanceTable, Rotary, Sides, kept_columns};
+use crate::forms::{Absolute, Code, DistanceTable, Gates, Rotary, Sides, kept_columns};
 use crate::maps::Map;
 
 /// What a positional method hands over; a model passes it to the place it enters.
@@ -17,6 +17,8 @@ pub enum Form {
     Table(DistanceTable),
     /// A change of the scores of all heads together.
     Map(MapForm),
+    /// A change of scores by what tokens say.
+    Gates(Gates),
     /// A stochastic code of queries and keys.
     Code(Code),
 }

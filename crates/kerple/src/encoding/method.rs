@@ -7,7 +7,7 @@ use super::refusal::Checked;
 use super::words::Description;
 use super::{Compat, Geometry};
 use super::{
-    alibi, cope, dape, expression, fire, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
+    alibi, cope, dape, expression, fire, fox, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
     transformer_xl, xpos,
 };
 use crate::encoding::{Form, TableSlopes};
@@ -49,6 +49,8 @@ pub enum Entry {
         /// Whether queries and keys are rotated before.
         rotates: bool,
     },
+    /// Scores, by clocks that a layer's own rows set: [`Form::Gates`].
+    Gates,
     /// Queries and keys of linear attention: [`Form::Code`].
     Code,
 }
@@ -232,6 +234,8 @@ methods! {
     "shaw" Shaw(shaw::Config),
     /// Contextual positions.
     "cope" Cope(cope::Config),
+    /// Forgetting attention: scores fall with what tokens make forgotten.
+    "fox" Fox(fox::Config),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::Config),
     /// Stochastic positional encoding by sinusoids, for linear attention.

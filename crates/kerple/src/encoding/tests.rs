@@ -259,7 +259,9 @@ fn matrices_are_decayed_and_kernels_are_not() {
             let named = of_base || ["c", "multiplier"].contains(&name);
             // frequencies, filters and gates are the numbers of kernels, however many
             let code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
-            let decayed = (parameter.shape.len() > 1 && !code) || named;
+            // gates would be pulled to what they are without their rows
+            let gates = matches!(encoding.method, Method::Fox(_));
+            let decayed = (parameter.shape.len() > 1 && !code && !gates) || named;
             assert_eq!(parameter.decay, decayed, "{} {}", encoding.label(), parameter.name);
         }
     }
@@ -294,7 +296,8 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
         let values = encoding.initial(&GEOMETRY, 2);
         let finite = |rows: &Option<Vec<f64>>| rows.iter().flatten().all(|value| value.is_finite());
         let defined = match encoding.form(&GEOMETRY, &values, len - 1..len) {
-            Form::Nothing | Form::Code(_) => true,
+            // gates are made of rows, wherever those are
+            Form::Nothing | Form::Gates(_) | Form::Code(_) => true,
             Form::Absolute(Absolute::Fixed(rows)) => {
                 rows.len() == GEOMETRY.d_model && rows.iter().all(|value| value.is_finite())
             }
@@ -419,6 +422,9 @@ fn every_key_changes_what_is_handed_over() {
         ("fire", "\"width\":8"),
         ("fire", "\"threshold\":64"),
         ("fire", "\"scope\":\"model\""),
+        ("fox", "\"gate\":\"bias_only\""),
+        ("fox", "\"scope\":\"model\""),
+        ("fox", "\"window\":5"),
     ] {
         let (plain, changed) = (format!("{{\"kind\":\"{kind}\"}}"), format!("{{\"kind\":\"{kind}\",{key}}}"));
         assert_ne!(observe(&plain), observe(&changed), "{changed}");

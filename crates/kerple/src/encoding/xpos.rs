@@ -137,7 +137,7 @@ mod tests {
         };
         let (q, k) = (turned(q, keys - queries), turned(k, 0));
         let dims = Dims { batch: 1, heads: 1, kv_heads: 1, queries, keys, head_dim: D };
-        let scores = Scores::Table(Table { bias: None, weight: None, damping: Some(&damping), len: 0 });
+        let scores = Scores::Table(Table { damping: Some(&damping), ..Table::PLAIN });
         let problem = Problem { scores, ..Problem::causal(dims, 0.6) };
         let strides = |rows: usize| Strides { batch: rows * D, head: rows * D, row: D };
         let view = |data, rows| View { data, strides: strides(rows) };

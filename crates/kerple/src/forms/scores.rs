@@ -7,9 +7,8 @@ use std::ops::Range;
 
 /// What turns scaled scores `s = scale * q.k` into the `z` of the softmax.
 ///
-/// Clocks (kernels over positions that the content sets, such as FoX and CABLE) are not here yet. They add to what a tile
-/// reads by distance one number per query and per key, `O(L)` a head, so they will be further fields of [`Table`] beside
-/// bias and weight, not a third variant: they combine with tables, and the tiles stay as they are.
+/// Clocks, positions that the content sets, are a field of [`Table`] beside bias and weight, not a third variant: they
+/// combine with tables. A tile reads them by token, its own queries and its own keys, where it reads tables by distance.
 #[derive(Clone, Copy, Debug)]
 pub enum Scores<'a, T> {
     /// `z = s * weight[h][d] + bias[h][d]`, each head by itself.
@@ -28,17 +27,27 @@ pub struct Table<'a, T> {
     /// Rate of each feature, `[D]`: its product of query and key is multiplied by `e^(-rate d)`, before weight and bias. For
     /// causal sight.
     pub damping: Option<&'a [f64]>,
+    /// Clocks `c` of all keys' positions, `[B, H, K]`, where the content says how far apart tokens are (FoX): `c_i - c_j` is
+    /// added for a key behind the query, and `c_j - c_i` for one ahead. Running sums of gates, in f64 so that differences are
+    /// as exact at the end of a long sequence as at its start; in both directions they never increase. There are no more
+    /// queries than keys. A row is a head of a sequence.
+    pub clocks: Option<Rows<&'a [f64]>>,
     /// Distances on a side, 0 among them: `C = len` for causal sight, `2 len - 1` for both directions.
     pub len: usize,
 }
 
+impl<T> Table<'_, T> {
+    /// Nothing.
+    pub const PLAIN: Self = Table { bias: None, weight: None, damping: None, clocks: None, len: 0 };
+}
+
 impl<'a, T> Scores<'a, T> {
     /// `z = s`
-    pub const PLAIN: Self = Scores::Table(Table { bias: None, weight: None, damping: None, len: 0 });
+    pub const PLAIN: Self = Scores::Table(Table::PLAIN);
 
     /// By distance; see [`Table`].
     pub fn table(bias: Option<&'a [T]>, weight: Option<&'a [T]>, len: usize) -> Self {
-        Scores::Table(Table { bias, weight, damping: None, len })
+        Scores::Table(Table { bias, weight, len, ..Table::PLAIN })
     }
 }
 

@@ -7,8 +7,9 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, Table, View, ViewMut, naive};
 use kerple::encoding::{Encoding, Geometry, Method};
 use kerple::encoding::{Form, MapForm};
-use kerple::forms::Sides;
+use kerple::forms::{Rows, Sides};
 use kerple::maps::{Extent, Map};
+use kerple::ops::clocks;
 use kerple_burn::fused;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::pass::Pass;
@@ -29,11 +30,13 @@ struct Task {
     map: Option<(Map, Vec<f32>)>,
     /// Rates at which products of features fade.
     damping: Option<Vec<f64>>,
+    clocks: Option<Vec<f64>>,
     out: Vec<f32>,
     lse: Vec<f32>,
     d: [Vec<f32>; 3],
     d_bias: Option<Vec<f32>>,
     d_map: Option<Vec<f32>>,
+    d_clocks: Option<Vec<f64>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,11 +77,13 @@ impl Task {
             bias: with.then(|| log_bias(heads, head_dim, length)),
             map: None,
             damping: None,
+            clocks: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
             d: [0, 1, 2].map(|_| vec![0.0; elements]),
             d_bias: (bias == "learned").then(|| vec![0.0; heads * length]),
             d_map: None,
+            d_clocks: None,
         }
     }
 
@@ -95,6 +100,12 @@ impl Task {
                 let bias = table.bias.map(cast);
                 Task { d_bias: bias.clone(), bias, ..plain }
             }
+            Form::Gates(_) => {
+                // logits as normed rows make them with the first weights, about N(0, 1/2)
+                let logits = noise(sizes.batch * length * sizes.heads, 9);
+                let clocks = clocks::of_logits(&logits, [sizes.batch, length, sizes.heads]);
+                Task { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
+            }
             Form::Map(MapForm { map, table, own, .. }) => {
                 let tables = [table.bias, table.weight].into_iter().flatten();
                 let extent = Extent { sides: Sides::One, len: length, scale: default_scale(sizes.head_dim) };
@@ -106,7 +117,7 @@ impl Task {
     }
 
     fn run(&mut self, engine: Engine, backward: bool) {
-        let Task { dims, strides, inputs, bias, map, damping, out, lse, d, d_bias, d_map } = self;
+        let Task { dims, strides, inputs, bias, map, damping, clocks, out, lse, d, d_bias, d_map, d_clocks } = self;
         let strides = *strides;
         let extent = Extent { sides: Sides::One, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
@@ -115,7 +126,8 @@ impl Task {
                 Some(map) => Scores::Map(&**map),
                 None => {
                     let (bias, damping, len) = (bias.as_deref(), damping.as_deref(), dims.keys);
-                    Scores::Table(Table { bias, weight: None, damping, len })
+                    let clocks = clocks.as_deref().map(|values| Rows { values, stride: len });
+                    Scores::Table(Table { bias, weight: None, damping, clocks, len })
                 }
             },
             ..Problem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
@@ -127,16 +139,18 @@ impl Task {
             let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
             let saved = Saved { q, k, v, out: View { data: out, strides }, lse, d_out };
             let [d_bias, d_map] = [d_bias, d_map].map(|values| values.as_deref_mut());
-            let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight: None, d_map, d_sinks: None };
+            let d_clocks = d_clocks.as_deref_mut();
+            let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight: None, d_map, d_sinks: None, d_clocks };
             let run = if engine == Engine::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
         }
     }
 
     /// Everything the last run returned.
-    fn results(&self) -> Vec<&[f32]> {
-        let tables = self.d_bias.iter().chain(&self.d_map).map(Vec::as_slice);
-        [&self.out[..]].into_iter().chain(self.d.iter().map(Vec::as_slice)).chain(tables).collect()
+    fn results(&self) -> Vec<Vec<f32>> {
+        let clocks = self.d_clocks.iter().map(|values| values.iter().map(|value| *value as f32).collect());
+        let tables = self.d_bias.iter().chain(&self.d_map).cloned();
+        [self.out.clone()].into_iter().chain(self.d.iter().cloned()).chain(tables).chain(clocks).collect()
     }
 }
 
@@ -147,7 +161,7 @@ fn check(sizes: Sizes) -> Outcome {
     ours.run(Engine::Tiled, true);
     definition.run(Engine::Naive, true);
     // sums of 193 products, rounded in another order
-    ours.results().into_iter().zip(definition.results()).try_for_each(|(a, b)| agree("the tiled engine", a, b, 1e-5))
+    ours.results().into_iter().zip(definition.results()).try_for_each(|(a, b)| agree("the tiled engine", &a, &b, 1e-5))
 }
 
 /// Fails unless an encoding's engine equals the definition on two of three inputs: where a hidden unit lies at its kink to
@@ -159,7 +173,7 @@ fn check_encoding(encoding: &Encoding, sizes: Sizes) -> Outcome {
         definition.run(Engine::Naive, true);
         // sums of up to 193^2 products, rounded in another order
         let mut results = ours.results().into_iter().zip(definition.results());
-        results.try_for_each(|(ours, definition)| agree("the fused engine", ours, definition, 1e-4))
+        results.try_for_each(|(ours, definition)| agree("the fused engine", &ours, &definition, 1e-4))
     };
     let failed: Vec<Failure> = (0..3).filter_map(|draw| of_draw(draw).err()).collect();
     if failed.len() < 2 { Ok(()) } else { Err(failed.into_iter().next().expect("there are two")) }

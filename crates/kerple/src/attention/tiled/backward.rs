@@ -4,17 +4,19 @@
 //! adds to the `d_q` of each block of queries when the block of keys before it has done so. Hence one order of
 //! additions, whoever computes, and threads that follow each other down the same head at a distance of one tile.
 
+use super::blocks::{key_blocks, most_queries, query_blocks};
+use super::clocks::{self, Passed, Since};
 use super::damping::Damping;
 use super::diagonal::DiagonalSums;
-use super::gradient::ScoreGradient;
+use super::gradient::{ClockSums, ScoreGradient};
 use super::table::{Order, PaddedTable};
 use crate::Number;
 use crate::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, cap, sinks};
 use crate::cpu::lanes::{Kernel, Lanes};
+use crate::forms::Sides;
 use crate::tiles::product::{Keep, Matrix, Product};
 use crate::tiles::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
 use crate::tiles::workers::{self, Schedule, Turns};
-use std::ops::Range;
 
 /// Queries of one tile.
 pub(super) const QUERIES: usize = 96;
@@ -37,13 +39,16 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
         let Backward { problem, saved, gradients } = self;
         let Dims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
         let blocks = queries.div_ceil(QUERIES);
-        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: _, d_sinks } = gradients;
+        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: _, d_sinks, mut d_clocks } = gradients;
         sinks::backward(problem, &saved, d_sinks);
         let distances = problem.ahead() + keys;
         let partial = |wanted: bool| if wanted { vec![R::ZERO; batch * heads * distances] } else { Vec::new() };
         let (mut bias_sums, mut weight_sums) = (partial(d_bias.is_some()), partial(d_weight.is_some()));
         let strides = Strides { batch: heads * distances, head: distances, row: distances };
         let mut means = vec![R::ZERO; batch * heads * queries];
+        let of_rows = d_clocks.is_some() && problem.sight.sides() == Sides::Two;
+        let mut clock_rows = vec![0.0; if of_rows { batch * heads * queries } else { 0 }];
+        let of_tokens = |tokens: usize| Strides { batch: heads * tokens, head: tokens, row: 1 };
         let call = Call {
             lanes,
             problem,
@@ -59,13 +64,20 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
                 key_blocks(problem, sum / blocks / heads, sum % blocks).start
             }),
             table_turns: Turns::new(batch * heads, |_| 0),
+            clock_rows: of_rows.then(|| ViewMut::new(&mut clock_rows, of_tokens(queries))),
+            d_clocks: None,
             means: &[],
             damping: Damping::new(problem, QUERIES.max(KEYS)),
         };
         call.prepare(&mut means);
-        let call = Call { means: &means, ..call };
+        if let Some(d_clocks) = &mut d_clocks {
+            d_clocks.fill(0.0);
+            clocks::add_sinks(problem, &saved, &means, d_clocks);
+        }
+        let d_clocks_view = d_clocks.as_deref_mut().map(|d_clocks| ViewMut::new(d_clocks, of_tokens(keys)));
+        let call = Call { means: &means, d_clocks: d_clocks_view, ..call };
         let schedule = Schedule::new(batch * kv_heads, keys.div_ceil(KEYS));
-        let scratch = || Scratch::new::<L>(problem, call.d_bias.is_some(), call.d_weight.is_some());
+        let scratch = || Scratch::new::<L>(&call);
         workers::for_each(batch * kv_heads * keys.div_ceil(KEYS), scratch, |scratch, item| {
             let _guards = (call.turns.guard(), call.table_turns.guard());
             let (unit, block) = schedule.item(item);
@@ -75,6 +87,9 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
             if let Some(table) = table {
                 add_batches(problem, &sums, table);
             }
+        }
+        if let Some(d_clocks) = d_clocks {
+            clocks::add_rows(problem, &clock_rows, d_clocks);
         }
     }
 }
@@ -89,32 +104,6 @@ fn add_batches<R: Number>(problem: &Problem<R>, sums: &[R], table: &mut [R]) {
     }
 }
 
-/// Blocks of keys that a block of queries sees.
-fn key_blocks<R: Number>(problem: &Problem<R>, batch: usize, query_block: usize) -> Range<usize> {
-    let last = (query_block * QUERIES + QUERIES).min(problem.dims.queries) - 1;
-    let seen = problem.visible(batch, query_block * QUERIES).start..problem.visible(batch, last).end;
-    if seen.is_empty() { 0..0 } else { seen.start / KEYS..seen.end.div_ceil(KEYS) }
-}
-
-/// Blocks of queries among which are all that see something of a block of keys.
-fn query_blocks<R: Number>(problem: &Problem<R>, block: usize) -> Range<usize> {
-    let (queries, first_key) = (problem.dims.queries, (block * KEYS) as isize);
-    let query_at =
-        |position: isize| position.saturating_sub(problem.dims.position(0)).clamp(0, queries as isize) as usize;
-    let first = query_at(first_key - problem.ahead() as isize);
-    // past every position where there is no window
-    let seen = problem.sight.window().map_or(isize::MAX, |window| isize::try_from(window).unwrap_or(isize::MAX));
-    let end = query_at((first_key + KEYS as isize).saturating_add(seen));
-    first / QUERIES..end.div_ceil(QUERIES)
-}
-
-/// Most queries of those blocks.
-fn most_queries<R: Number>(problem: &Problem<R>) -> usize {
-    let window = problem.sight.window().unwrap_or(usize::MAX);
-    let most = window.saturating_add(KEYS + problem.ahead() + 2 * QUERIES);
-    most.min(problem.dims.queries.next_multiple_of(QUERIES))
-}
-
 struct Call<'a, L: Lanes> {
     lanes: L,
     problem: &'a Problem<'a, L::Number>,
@@ -125,6 +114,9 @@ struct Call<'a, L: Lanes> {
     /// By distance from `-ahead` on, as one row for each head of each sequence.
     d_bias: Option<ViewMut<'a, L::Number>>,
     d_weight: Option<ViewMut<'a, L::Number>>,
+    d_clocks: Option<ViewMut<'a, f64>>,
+    /// The part of it that rows bring in both directions, by query.
+    clock_rows: Option<ViewMut<'a, f64>>,
     bias: PaddedTable<L::Number>,
     weight: Option<PaddedTable<L::Number>>,
     /// Of each block of queries: which block of keys may add to its `d_q`.
@@ -156,12 +148,19 @@ struct Scratch<R> {
     d_v: Vec<R>,
     d_bias: Option<DiagonalSums<R>>,
     d_weight: Option<DiagonalSums<R>>,
+    /// Clocks of the queries and of the keys.
+    clocks: [Since<R>; 2],
+    clock_sums: Option<ClockSums<R>>,
+    /// Those of the keys, of a head so far, `[KEYS]`.
+    clock_columns: Vec<f64>,
     width: usize,
 }
 
 impl<R: Number> Scratch<R> {
-    fn new<L: Lanes>(problem: &Problem<R>, d_bias: bool, d_weight: bool) -> Self {
+    fn new<L: Lanes<Number = R>>(call: &Call<L>) -> Self {
+        let problem = call.problem;
         let (head_dim, queries) = (problem.dims.head_dim, most_queries(problem));
+        let has_clocks = problem.tables().clocks.is_some();
         let width = head_dim.next_multiple_of(L::COUNT);
         let unset = |n| workers::scratch(n);
         let sums = |wanted: bool| wanted.then(|| DiagonalSums::new(L::COUNT, queries));
@@ -176,8 +175,11 @@ impl<R: Number> Scratch<R> {
             d_scores: unset(QUERIES * KEYS),
             d_k: unset(KEYS * width),
             d_v: unset(KEYS * width),
-            d_bias: sums(d_bias),
-            d_weight: sums(d_weight),
+            d_bias: sums(call.d_bias.is_some()),
+            d_weight: sums(call.d_weight.is_some()),
+            clocks: [QUERIES, KEYS].map(|tokens| Since::new(tokens, has_clocks)),
+            clock_sums: call.d_clocks.is_some().then(|| ClockSums::new(problem.sight.sides())),
+            clock_columns: vec![0.0; KEYS],
             width,
         }
     }
@@ -192,7 +194,7 @@ pub(super) struct Tile {
     pub(super) queries: usize,
     pub(super) keys: usize,
     /// Distance between the first query and the first key.
-    distance: isize,
+    pub(super) distance: isize,
     /// Keys after its own position that a query sees.
     ahead: usize,
 }
@@ -259,6 +261,10 @@ impl<'a, L: Lanes> Call<'a, L> {
             for sums in [&mut scratch.d_bias, &mut scratch.d_weight].into_iter().flatten() {
                 sums.begin(query_blocks.start * QUERIES);
             }
+            let clocks = self.problem.clocks(batch, head).map(|clocks| &clocks[first_key..]);
+            if let Some(clocks) = clocks {
+                scratch.clocks[1].load(&clocks[..keys], clocks[0]);
+            }
             for query_block in query_blocks.clone() {
                 let key_blocks = key_blocks(self.problem, batch, query_block);
                 if !key_blocks.contains(&block) {
@@ -269,11 +275,17 @@ impl<'a, L: Lanes> Call<'a, L> {
                 let queries = (queries - first_query).min(QUERIES);
                 let ahead = self.problem.ahead();
                 let tile = Tile { batch, head, first_query, queries, keys, distance, ahead };
+                if let Some(clocks) = clocks {
+                    let all = self.problem.clocks(batch, head).expect("there are clocks");
+                    let own = self.problem.dims.position(first_query).cast_unsigned();
+                    scratch.clocks[0].load(&all[own..][..queries], clocks[0]);
+                }
                 self.tile(scratch, &tile);
                 let sum = (batch * heads + head) * self.problem.dims.queries.div_ceil(QUERIES) + query_block;
                 self.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
             }
             self.add_tables(scratch, batch, head, block);
+            self.add_clocks(scratch, batch, head, first_key, stored);
         }
         self.store_keys(scratch, batch, kv_head, first_key, stored);
     }
@@ -327,7 +339,21 @@ impl<'a, L: Lanes> Call<'a, L> {
         }
     }
 
+    /// Subtracts what the keys of a block are seen, and begins anew.
+    fn add_clocks(&self, scratch: &mut Scratch<L::Number>, batch: usize, head: usize, first_key: usize, keys: usize) {
+        let Some(d_clocks) = &self.d_clocks else { return };
+        // SAFETY: the view is `[B, H, K]`, and this item alone writes these keys of it.
+        let to = unsafe { d_clocks.row(batch, head, first_key, keys) };
+        to.iter_mut().zip(&scratch.clock_columns).for_each(|(to, column)| *to -= column);
+        scratch.clock_columns.fill(0.0);
+    }
+
     fn add_d_q(&self, scratch: &Scratch<L::Number>, tile: &Tile, is_first: bool) {
+        if let (Some(rows), Some(sums)) = (&self.clock_rows, &scratch.clock_sums) {
+            // SAFETY: the view is `[B, H, Q]`, and it is this item's turn to write these queries.
+            let to = unsafe { rows.row(tile.batch, tile.head, tile.first_query, tile.queries) };
+            to.iter_mut().zip(&sums.rows).for_each(|(to, row)| *to += row.to_f64());
+        }
         for query in 0..tile.queries {
             // SAFETY: the view is checked, and it is this item's turn to write these queries.
             let to =
@@ -389,7 +415,15 @@ impl<'a, L: Lanes> Call<'a, L> {
             means: &self.means[at..][..tile.queries],
             d_bias: scratch.d_bias.as_mut(),
             d_weight: scratch.d_weight.as_mut(),
+            clocks: self.problem.tables().clocks.map(|_| {
+                let [queries, keys] = &scratch.clocks;
+                Passed { queries, keys, sides: self.problem.sight.sides() }
+            }),
+            d_clocks: scratch.clock_sums.as_mut(),
         });
+        if let Some(sums) = &mut scratch.clock_sums {
+            sums.move_columns(&mut scratch.clock_columns[..tile.keys]);
+        }
         for query in (0..tile.queries).step_by(strip) {
             let keys = tile.lanes_seen_by(query, L::COUNT).min(tile.keys);
             self.d_q(scratch, query, strip.min(tile.queries - query), keys);
@@ -461,47 +495,5 @@ impl<'a, L: Lanes> Call<'a, L> {
                 keep: Keep::Add,
             });
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::attention::{Scores, Sight};
-
-    fn problem(queries: usize, keys: usize, sight: Sight) -> Problem<'static, f32> {
-        let dims = Dims { batch: 2, heads: 1, kv_heads: 1, queries, keys, head_dim: 4 };
-        let scores = Scores::table(None, None, keys.max(queries));
-        Problem { sight, scores, lengths: Some(&[300, 100]), ..Problem::causal(dims, 1.0) }
-    }
-
-    #[test]
-    fn blocks_that_see_a_block_are_all_visited() {
-        let windows = [None, Some(1), Some(95), Some(97), Some(500), Some(usize::MAX)];
-        let sights = windows.into_iter().flat_map(|window| [Sight::Causal { window }, Sight::Both { window }]);
-        for (sight, [queries, keys]) in
-            sights.flat_map(|sight| [[300, 300], [700, 700], [300, 1000], [1000, 300]].map(|sizes| (sight, sizes)))
-        {
-            let problem = problem(queries, keys, sight);
-            for block in 0..keys.div_ceil(KEYS) {
-                let visited = query_blocks(&problem, block);
-                for query_block in 0..queries.div_ceil(QUERIES) {
-                    let sees = (0..2).any(|batch| key_blocks(&problem, batch, query_block).contains(&block));
-                    assert!(
-                        !sees || visited.contains(&query_block),
-                        "{sight:?} {queries} {keys} {block} {query_block}"
-                    );
-                }
-                assert!(visited.len() * QUERIES <= most_queries(&problem) || visited.is_empty(), "{sight:?} {block}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_a_window_costs_does_not_grow_with_the_length() {
-        let sight = Sight::Causal { window: Some(512) };
-        let [short, long] = [1 << 14, 1 << 20].map(|len| problem(len, len, sight));
-        assert_eq!(most_queries(&short), most_queries(&long));
-        assert!((0..(1usize << 20).div_ceil(KEYS)).all(|block| query_blocks(&long, block).len() <= 9));
     }
 }

@@ -123,10 +123,12 @@ impl<L: Lanes> Call<'_, L> {
             let q = self.damped_query(self.q.row(batch, head, 0, head_dim), self.problem.dims.keys - keys.end);
             self.lanes.run(Dots { q: &q, k: k.0, stride: k.1, to: &mut scores[..keys.len()] });
             let scale = self.bend(&mut scores[..keys.len()]);
+            let passed = self.passed(batch, head, &keys);
             let statistics_of = Statistics {
                 scale,
                 weight: self.distances(self.problem.tables().weight, head, &keys),
                 bias: self.distances(self.problem.tables().bias, head, &keys),
+                passed: passed.as_deref(),
                 scores: &mut *scores,
                 keys: keys.len(),
             };
@@ -146,6 +148,13 @@ impl<L: Lanes> Call<'_, L> {
                 });
             }
         }
+    }
+
+    /// How far a head's clock falls from each key to the query, which is at the last key's position.
+    fn passed(&self, batch: usize, head: usize, keys: &Range<usize>) -> Option<Vec<L::Number>> {
+        let clocks = self.problem.clocks(batch, head)?;
+        let own = clocks[clocks.len() - 1];
+        Some(clocks[keys.clone()].iter().map(|clock| L::Number::from_f64(own - clock)).collect())
     }
 
     /// Scales and bends dots where there is a cap; returns what they are still to be scaled by.
@@ -184,12 +193,15 @@ impl<L: Lanes> Call<'_, L> {
     }
 }
 
-/// Turns dots into exponentials: `z = scale * dot * weight + bias`, then `exp(z - max z)`. Returns `max z` and their sum.
+/// Turns dots into exponentials: `z = scale * dot * weight + bias + passed`, then `exp(z - max z)`. Returns `max z` and their
+/// sum.
 struct Statistics<'a, R> {
     scale: R,
     /// By distance, so the last belongs to the first score.
     weight: Option<&'a [R]>,
     bias: Option<&'a [R]>,
+    /// By key.
+    passed: Option<&'a [R]>,
     /// Whole vectors, of which the first `keys` numbers count.
     scores: &'a mut [R],
     keys: usize,
@@ -200,13 +212,16 @@ impl<R: Number> Kernel<R> for Statistics<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) -> (R, R) {
-        let Statistics { scale, weight, bias, scores, keys } = self;
+        let Statistics { scale, weight, bias, passed, scores, keys } = self;
         scores.iter_mut().for_each(|z| *z = *z * scale);
         if let Some(weight) = weight {
             scores.iter_mut().zip(weight.iter().rev()).for_each(|(z, &weight)| *z = *z * weight);
         }
         if let Some(bias) = bias {
             scores.iter_mut().zip(bias.iter().rev()).for_each(|(z, &bias)| *z += bias);
+        }
+        if let Some(passed) = passed {
+            scores.iter_mut().zip(passed).for_each(|(z, &passed)| *z += passed);
         }
         scores[keys..].fill(R::NEG_INFINITY);
         Exponentials { scores }.run(lanes)

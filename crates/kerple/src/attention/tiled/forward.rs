@@ -1,5 +1,6 @@
 //! Scores with queries as lanes, so that every step of the softmax is vertical: no sums across a vector.
 
+use super::clocks::{Passed, Since};
 use super::damping::Damping;
 use super::table::{Order, PaddedTable};
 use crate::Number;
@@ -47,7 +48,7 @@ impl<R: Number> Kernel<R> for Forward<'_, R> {
         let blocks = queries.div_ceil(QUERIES);
         workers::for_each(
             batch * heads * blocks,
-            || Scratch::new::<L>(problem.dims.head_dim, call.damping.is_some()),
+            || Scratch::new::<L>(problem, call.damping.is_some()),
             |scratch, item| {
                 let (unit, block) = (item / blocks, blocks - 1 - item % blocks);
                 call.query_block(scratch, unit / heads, unit % heads, block * QUERIES);
@@ -75,6 +76,8 @@ struct Scratch<R> {
     q: Vec<R>,
     /// The same and the keys as their products over a tile count them; empty without damping. `[D, QUERIES]`, `[KEYS, D]`
     damped: [Vec<R>; 2],
+    /// Clocks of the queries and of the keys.
+    clocks: [Since<R>; 2],
     /// `[KEYS, width]`
     v: Vec<R>,
     /// Scores, then their exponentials, `[KEYS, QUERIES]`
@@ -91,12 +94,14 @@ struct Scratch<R> {
 }
 
 impl<R: Number> Scratch<R> {
-    fn new<L: Lanes>(head_dim: usize, damped: bool) -> Self {
+    fn new<L: Lanes>(problem: &Problem<R>, damped: bool) -> Self {
+        let (head_dim, has_clocks) = (problem.dims.head_dim, problem.tables().clocks.is_some());
         let width = head_dim.next_multiple_of(L::COUNT);
         let unset = |n| workers::scratch(n);
         Scratch {
             q: unset(head_dim * QUERIES),
             damped: [QUERIES, KEYS].map(|rows| unset(if damped { head_dim * rows } else { 0 })),
+            clocks: [QUERIES, KEYS].map(|tokens| Since::new(tokens, has_clocks)),
             v: unset(KEYS * width),
             scores: unset(KEYS * QUERIES),
             out: unset(QUERIES * width),
@@ -154,6 +159,11 @@ impl<L: Lanes> Call<'_, L> {
         if let Some(damping) = &self.damping {
             self.lanes.run(damping.columns(&mut scratch.q, QUERIES, queries));
         }
+        let clocks = self.problem.clocks(batch, head);
+        let own = self.problem.dims.position(first_query).max(0) as usize;
+        if let Some(clocks) = clocks {
+            scratch.clocks[0].load(&clocks[own..][..queries], clocks[own]);
+        }
         let [largest, total] = self.problem.beginning(head);
         scratch.largest.fill(largest);
         scratch.total.fill(total);
@@ -171,6 +181,9 @@ impl<L: Lanes> Call<'_, L> {
                 distance: self.problem.dims.position(first_query) - first_key as isize,
                 ahead: self.problem.ahead(),
             };
+            if let Some(clocks) = clocks {
+                scratch.clocks[1].load(&clocks[first_key..][..tile.keys], clocks[own]);
+            }
             self.tile(scratch, &tile, first_key == first.start);
         }
         self.finish(scratch, batch, head, first_query, queries);
@@ -193,6 +206,10 @@ impl<L: Lanes> Call<'_, L> {
             scores: &mut scratch.scores,
             bias: (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
             weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
+            clocks: self.problem.tables().clocks.map(|_| {
+                let [queries, keys] = &scratch.clocks;
+                Passed { queries, keys, sides: self.problem.sight.sides() }
+            }),
             largest: &mut scratch.largest,
             total: &mut scratch.total,
             rescale: &mut scratch.rescale,
@@ -302,6 +319,7 @@ struct Softmax<'a, R> {
     /// The head's row, and where the distance of the tile's first query and key lies in it.
     bias: Option<(&'a [R], usize)>,
     weight: Option<(&'a [R], usize)>,
+    clocks: Option<Passed<'a, R>>,
     largest: &'a mut [R],
     total: &'a mut [R],
     rescale: &'a mut [R],
@@ -312,7 +330,7 @@ impl<R: Number> Kernel<R> for Softmax<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let Softmax { tile, scores, bias, weight, largest, total, rescale } = self;
+        let Softmax { tile, scores, bias, weight, clocks, largest, total, rescale } = self;
         for group in 0..tile.queries.div_ceil(L::COUNT) {
             let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
             assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES);
@@ -320,17 +338,18 @@ impl<R: Number> Kernel<R> for Softmax<'_, R> {
             for (table, origin) in [bias, weight].into_iter().flatten() {
                 assert!(origin + 1 >= keys && origin + lane + L::COUNT <= table.len());
             }
+            let own = clocks.map(|clocks| (clocks, clocks.queries.load_at(lanes, lane)));
             // SAFETY: the assertions bound every index.
             unsafe {
                 let before = lanes.load(largest.as_ptr().add(lane));
                 // of even and of odd keys, which need not wait for each other
                 let (mut even, mut odd) = (before, before);
                 for key in (1..keys).step_by(2) {
-                    even = lanes.max(even, finish_score(lanes, scores, key - 1, lane, weight, bias));
-                    odd = lanes.max(odd, finish_score(lanes, scores, key, lane, weight, bias));
+                    even = lanes.max(even, finish_score(lanes, scores, key - 1, lane, weight, bias, own));
+                    odd = lanes.max(odd, finish_score(lanes, scores, key, lane, weight, bias, own));
                 }
                 if !keys.is_multiple_of(2) {
-                    even = lanes.max(even, finish_score(lanes, scores, keys - 1, lane, weight, bias));
+                    even = lanes.max(even, finish_score(lanes, scores, keys - 1, lane, weight, bias, own));
                 }
                 let now = lanes.max(even, odd);
                 let factor = lanes.exp(lanes.sub(before, now));
@@ -350,7 +369,7 @@ impl<R: Number> Kernel<R> for Softmax<'_, R> {
     }
 }
 
-/// Makes the scores of a key and the lanes from `lane` on what the tables make of them, and returns them.
+/// Makes the scores of a key and the lanes from `lane` on what tables and clocks make of them, and returns them.
 ///
 /// # Safety
 /// They lie in the scores, and those lanes of the distances `key` below the origins in the tables.
@@ -362,6 +381,7 @@ unsafe fn finish_score<L: Lanes>(
     lane: usize,
     weight: Option<(&[L::Number], usize)>,
     bias: Option<(&[L::Number], usize)>,
+    clocks: Option<(Passed<L::Number>, [L::Vector; 2])>,
 ) -> L::Vector {
     // SAFETY: the caller's promise.
     unsafe {
@@ -372,6 +392,9 @@ unsafe fn finish_score<L: Lanes>(
         }
         if let Some((table, origin)) = bias {
             z = lanes.add(z, lanes.load(table.as_ptr().add(origin - key + lane)));
+        }
+        if let Some((clocks, own)) = clocks {
+            z = lanes.add(z, clocks.between(lanes, own, clocks.keys.splat(lanes, key)));
         }
         lanes.store(at, z);
         z

@@ -1,11 +1,14 @@
 //! From scores to their gradient, tile by tile, with keys as lanes.
 
 use super::backward::{KEYS, QUERIES, Tile};
+use super::clocks::{Passed, signed};
 use super::diagonal::DiagonalSums;
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
+use crate::forms::Sides;
 
-/// Turns scores and `d_out.v` of a tile into weights and the gradient of the scores, and sums the latter by distance.
+/// Turns scores and `d_out.v` of a tile into weights and the gradient of the scores, and sums the latter by distance and by
+/// token.
 pub(super) struct ScoreGradient<'a, R> {
     pub(super) tile: Tile,
     pub(super) weights: &'a mut [R],
@@ -19,6 +22,54 @@ pub(super) struct ScoreGradient<'a, R> {
     pub(super) means: &'a [R],
     pub(super) d_bias: Option<&'a mut DiagonalSums<R>>,
     pub(super) d_weight: Option<&'a mut DiagonalSums<R>>,
+    pub(super) clocks: Option<Passed<'a, R>>,
+    pub(super) d_clocks: Option<&'a mut ClockSums<R>>,
+}
+
+/// Sums of the gradient of a tile's scores by token, in both directions with the sign of the distance.
+pub(super) struct ClockSums<R> {
+    /// Of the rows of the tile, in both directions, `[QUERIES]`.
+    pub(super) rows: Vec<R>,
+    /// Of its columns, `[KEYS]`.
+    columns: Vec<R>,
+    sides: Sides,
+}
+
+impl<R: Number> ClockSums<R> {
+    pub(super) fn new(sides: Sides) -> Self {
+        ClockSums { rows: vec![R::ZERO; QUERIES], columns: vec![R::ZERO; KEYS], sides }
+    }
+
+    /// Adds the gradient of the scores of a query and the keys from `key` on; returns it with the signs of distances.
+    ///
+    /// # Safety
+    /// `key + COUNT <= KEYS`.
+    #[inline(always)]
+    unsafe fn add<L: Lanes<Number = R>>(
+        &mut self,
+        lanes: L,
+        tile: &Tile,
+        query: usize,
+        key: usize,
+        d_z: L::Vector,
+    ) -> L::Vector {
+        let d_z = match self.sides {
+            Sides::One => d_z,
+            Sides::Two => signed(lanes, d_z, tile.distance + query as isize - key as isize),
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            let at = self.columns.as_mut_ptr().add(key);
+            lanes.store(at, lanes.add(lanes.load(at), d_z));
+        }
+        d_z
+    }
+
+    /// Adds the columns to those of other tiles, and begins the next.
+    pub(super) fn move_columns(&mut self, to: &mut [f64]) {
+        to.iter_mut().zip(&self.columns).for_each(|(to, column)| *to += column.to_f64());
+        self.columns.fill(R::ZERO);
+    }
 }
 
 impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
@@ -42,6 +93,8 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
             let seen = self.lse[query] != R::NEG_INFINITY;
             let lse = lanes.splat(if seen { self.lse[query] } else { R::ZERO - R::LOWEST });
             let mean = lanes.splat(self.means[query]);
+            let own = self.clocks.map(|clocks| (clocks, clocks.queries.splat(lanes, query)));
+            let mut row = lanes.splat(R::ZERO);
             for key in (0..columns).step_by(L::COUNT) {
                 // SAFETY: the assertions bound every index: `columns` is whole vectors and at most KEYS.
                 unsafe {
@@ -60,6 +113,9 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
                     if let Some((table, origin)) = self.bias {
                         z = lanes.add(z, lanes.load(table.as_ptr().add(origin - query + key)));
                     }
+                    if let Some((clocks, own)) = own {
+                        z = lanes.add(z, clocks.between(lanes, own, clocks.keys.load_at(lanes, key)));
+                    }
                     let p = lanes.exp(lanes.sub(z, lse));
                     let mut d_z = lanes.mul(p, lanes.sub(lanes.load(d_at), mean));
                     lanes.store(at, p);
@@ -68,6 +124,12 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
                     }
                     if let Some(sums) = &mut self.d_weight {
                         sums.add(lanes, query, key, first_lanes(lanes, lanes.mul(d_z, score), tile.keys - key));
+                    }
+                    if let Some(sums) = &mut self.d_clocks {
+                        let d_z = sums.add(lanes, &tile, query, key, d_z);
+                        if sums.sides == Sides::Two {
+                            row = lanes.add(row, first_lanes(lanes, d_z, tile.keys - key));
+                        }
                     }
                     if let Some(weight) = factor {
                         d_z = lanes.mul(d_z, weight);
@@ -78,6 +140,9 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
                     }
                     lanes.store(d_at, d_z);
                 }
+            }
+            if let Some(sums) = &mut self.d_clocks {
+                sums.rows[query] = lanes.sum(row);
             }
         }
         for sums in [self.d_bias, self.d_weight].into_iter().flatten() {

@@ -50,6 +50,11 @@ proptest! {
     fn damped_products_equal_naive(recipe in recipes()) {
         assert_tiled_equals_naive(recipe.case().damped());
     }
+
+    #[test]
+    fn clocks_equal_naive(recipe in recipes(), seed in any::<u64>()) {
+        assert_tiled_equals_naive(recipe.case().clocked(seed));
+    }
 }
 
 #[test]
@@ -79,6 +84,66 @@ fn a_million_keys_are_as_exact_as_ten() {
         }
         assert_close(&case, &case.tiled_f64(), &expected, 1e-11, "f64");
     }
+}
+
+/// Clocks that have run for long, and clocks that stand anywhere.
+#[test]
+fn clocks_are_as_exact_wherever_they_stand() {
+    let mut case = Case::new(dims(1, 1, 1, 3, 1_000_000, 4), 31);
+    (case.bias, case.weight) = (None, None);
+    let gate = |at: usize| -0.7 * (1.0 + (0.37 * at as f64).sin());
+    let mut clock = 0.0;
+    let mut run = |at: usize| {
+        clock += gate(at);
+        clock
+    };
+    case.clocks = Some((0..1_000_000).map(&mut run).collect());
+    let case = case.rounded();
+    let expected = case.naive();
+    for set in InstructionSet::available() {
+        // f32 carries 6e-8 of scores of order 10, and as much of the few dozen keys that count
+        assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
+    }
+    let case = Case::with_sight(dims(2, 2, 1, 200, 200, 8), Sight::BOTH, 32).clocked(33);
+    let mut moved = case.clone();
+    moved.clocks.iter_mut().flatten().for_each(|clock| *clock += 1e6);
+    for (set, (here, there)) in
+        InstructionSet::available().map(|set| (set, (case.tiled_f32(set), moved.tiled_f32(set))))
+    {
+        // a clock of 1e6 carries 1e-10
+        assert!(here.out.iter().zip(&there.out).all(|(a, b)| (a - b).abs() < 1e-6), "{set:?}");
+        for row in here.d_clocks.chunks_exact(200) {
+            // sums of 200 rows and columns of f32
+            assert!(row.iter().sum::<f64>().abs() < 1e-4, "only differences count: {set:?}");
+        }
+    }
+}
+
+#[test]
+fn constant_gates_are_a_table() {
+    let mut table = Case::new(dims(2, 4, 2, 130, 190, 8), 34);
+    (table.weight, table.sinks) = (None, Some(vec![0.3; 4]));
+    let slope = |head: usize| 0.25 / (1 << head) as f64;
+    let (keys, len) = (table.dims.keys, table.table_len);
+    let mut clocks = table.clone();
+    table.bias = Some((0..4 * len).map(|at| -slope(at / len) * (at % len) as f64).collect());
+    clocks.bias = None;
+    clocks.clocks = Some((0..8 * keys).map(|at| -slope(at / keys % 4) * (at % keys) as f64).collect());
+    for set in InstructionSet::available() {
+        let (table, clocks) = (table.tiled_f32(set), clocks.tiled_f32(set));
+        for (a, b) in [(&table.out, &clocks.out), (&table.lse, &clocks.lse), (&table.d_k, &clocks.d_k)] {
+            // f32 sums over 190 keys
+            assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4), "{set:?}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "clocks that increase")]
+fn clocks_that_run_backwards_have_one_direction() {
+    let mut case = Case::with_sight(dims(1, 1, 1, 3, 3, 4), Sight::BOTH, 35);
+    case.clocks = Some(vec![0.0, -1.0, -0.5]);
+    case.tiled_f64();
 }
 
 #[test]
@@ -149,7 +214,9 @@ fn threads_do_not_change_a_bit() {
     let both = Case::with_sight(dims(2, 2, 1, 300, 300, 8), Sight::BOTH, 19);
     let one_head = Case::new(dims(1, 1, 1, 700, 700, 8), 19);
     let layer = Case::new(dims(1, 4, 4, 512, 512, 64), 28);
-    for case in [full_case(), one_head, Case::new(dims(3, 3, 1, 90, 90, 8), 20), decode, both, layer] {
+    let clocked = [full_case().softened(false, true).clocked(36), decode.clone().clocked(37), both.clone().clocked(38)];
+    let plain = [full_case(), one_head, Case::new(dims(3, 3, 1, 90, 90, 8), 20), decode, both, layer];
+    for case in plain.into_iter().chain(clocked) {
         for set in InstructionSet::available() {
             let on = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -226,7 +293,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn permuted_heads_permute_outputs(recipe in recipes(), turn in 1usize..4) {
-        let case = recipe.case().rounded();
+        let case = recipe.case().clocked(39).rounded();
         let Dims { batch, kv_heads, heads, .. } = case.dims;
         // key heads take their query heads along
         let turned = |values: &[f64], batch: usize, parts: usize| -> Vec<f64> {
@@ -242,10 +309,11 @@ proptest! {
         for table in [&mut other.bias, &mut other.weight, &mut other.sinks] {
             *table = table.as_ref().map(|table| turned(table, 1, kv_heads));
         }
+        other.clocks = other.clocks.map(|clocks| turned(&clocks, batch, kv_heads));
         prop_assert!(heads.is_multiple_of(kv_heads));
         for set in InstructionSet::available() {
             let (one, other) = (case.tiled_f32(set), other.tiled_f32(set));
-            let per_sequence = |o: &Outcome<f64>| [&o.out, &o.d_q, &o.d_k, &o.d_v].map(Clone::clone);
+            let per_sequence = |o: &Outcome<f64>| [&o.out, &o.d_q, &o.d_k, &o.d_v, &o.d_clocks].map(Clone::clone);
             for (one, other) in per_sequence(&one).into_iter().zip(per_sequence(&other)) {
                 prop_assert_eq!(turned(&one, batch, kv_heads), other);
             }

@@ -270,6 +270,7 @@ fn a_form_enters_where_its_method_says() {
             Form::Rotary(rotary) => Entry::Rotation { fades: !rotary.damping.is_empty() },
             Form::Table(table) => Entry::Scores(has(table)),
             Form::Map(MapForm { table, rotary, .. }) => Entry::Map { tables: has(table), rotates: rotary.is_some() },
+            Form::Gates(_) => Entry::Gates,
             Form::Code(_) => Entry::Code,
         };
         assert_eq!(encoding.entry(), made, "{}", encoding.label());

@@ -1,0 +1,126 @@
+//! Clocks of a tile: what lies between its queries and its keys, exact wherever in a sequence the tile is.
+//!
+//! ```text
+//! c_i - c_j = (high_i - high_j) + (low_i - low_j)        c = base + high + low
+//! ```
+//!
+//! In `f32` a clock that has run for long differs from its neighbours by a few units in its last place. So queries and keys
+//! of a tile have their clocks from a common base on, subtracted in f64, and as two numbers, since a single token may
+//! advance a clock by more than all others of its tile.
+
+use crate::Number;
+use crate::attention::{Dims, Problem, Saved};
+use crate::cpu::lanes::Lanes;
+use crate::forms::Sides;
+use crate::tiles::workers;
+
+/// Clocks of consecutive tokens from a base on.
+pub(super) struct Since<R> {
+    high: Vec<R>,
+    low: Vec<R>,
+}
+
+impl<R: Number> Since<R> {
+    /// Room for so many tokens, or for none where there are no clocks.
+    pub(super) fn new(tokens: usize, wanted: bool) -> Self {
+        let room = || workers::scratch(if wanted { tokens } else { 0 });
+        Since { high: room(), low: room() }
+    }
+
+    /// Takes these clocks; those after them are 0.
+    pub(super) fn load(&mut self, clocks: &[f64], base: f64) {
+        for ((high, low), clock) in self.high.iter_mut().zip(&mut self.low).zip(clocks) {
+            let since = clock - base;
+            *high = R::from_f64(since);
+            *low = R::from_f64(since - high.to_f64());
+        }
+        self.high[clocks.len()..].fill(R::ZERO);
+        self.low[clocks.len()..].fill(R::ZERO);
+    }
+
+    /// Of one token, in all lanes.
+    #[inline(always)]
+    pub(super) fn splat<L: Lanes<Number = R>>(&self, lanes: L, token: usize) -> [L::Vector; 2] {
+        [lanes.splat(self.high[token]), lanes.splat(self.low[token])]
+    }
+
+    /// Of the tokens from `token` on.
+    #[inline(always)]
+    pub(super) fn load_at<L: Lanes<Number = R>>(&self, lanes: L, token: usize) -> [L::Vector; 2] {
+        assert!(token + L::COUNT <= self.high.len() && token + L::COUNT <= self.low.len());
+        // SAFETY: the assertion bounds both.
+        unsafe { [lanes.load(self.high.as_ptr().add(token)), lanes.load(self.low.as_ptr().add(token))] }
+    }
+}
+
+/// The clocks of a tile, of the same base.
+#[derive(Clone, Copy)]
+pub(super) struct Passed<'a, R> {
+    pub(super) queries: &'a Since<R>,
+    pub(super) keys: &'a Since<R>,
+    pub(super) sides: Sides,
+}
+
+impl<R: Number> Passed<'_, R> {
+    /// What is added to scores: how far the clock falls from one to the other.
+    #[inline(always)]
+    pub(super) fn between<L: Lanes<Number = R>>(
+        &self,
+        lanes: L,
+        queries: [L::Vector; 2],
+        keys: [L::Vector; 2],
+    ) -> L::Vector {
+        let passed = lanes.add(lanes.sub(queries[0], keys[0]), lanes.sub(queries[1], keys[1]));
+        match self.sides {
+            Sides::One => passed,
+            // clocks do not increase, so one of the two orders is not positive
+            Sides::Two => lanes.min(lanes.sub(lanes.splat(R::ZERO), passed), passed),
+        }
+    }
+}
+
+/// The vector with the sign of each key's distance from the query, which is the key before which `behind` lanes lie.
+#[inline(always)]
+pub(super) fn signed<L: Lanes>(lanes: L, vector: L::Vector, behind: isize) -> L::Vector {
+    if behind >= L::COUNT as isize {
+        return vector;
+    }
+    if behind < 0 {
+        return lanes.sub(lanes.splat(L::Number::ZERO), vector);
+    }
+    let mut numbers = [L::Number::ZERO; 16];
+    assert!(L::COUNT <= numbers.len());
+    // SAFETY: `COUNT` numbers fit.
+    unsafe {
+        lanes.store(numbers.as_mut_ptr(), vector);
+        numbers[behind as usize] = L::Number::ZERO;
+        numbers[behind as usize + 1..].iter_mut().for_each(|number| *number = -*number);
+        lanes.load(numbers.as_ptr())
+    }
+}
+
+/// Adds the part of the gradient that rows bring in causal sight: the gradients of a row's scores sum to what its sink takes
+/// of the mean, and to 0 where it has none.
+pub(super) fn add_sinks<R: Number>(problem: &Problem<R>, saved: &Saved<R>, means: &[R], d_clocks: &mut [f64]) {
+    let (Some(sinks), Sides::One) = (problem.sinks, problem.sight.sides()) else { return };
+    let Dims { heads, queries, keys, .. } = problem.dims;
+    if queries == 0 {
+        return;
+    }
+    let rows = saved.lse.chunks_exact(queries).zip(means.chunks_exact(queries));
+    for (unit, (lse, means)) in rows.enumerate() {
+        let own = &mut d_clocks[unit * keys + keys - queries..][..queries];
+        for ((d_clock, lse), mean) in own.iter_mut().zip(lse).zip(means) {
+            *d_clock += ((sinks[unit % heads] - *lse).exp() * *mean).to_f64();
+        }
+    }
+}
+
+/// Adds sums over rows, `[B, H, Q]`, or nothing where there are none.
+pub(super) fn add_rows<R: Number>(problem: &Problem<R>, rows: &[f64], d_clocks: &mut [f64]) {
+    let Dims { queries, keys, .. } = problem.dims;
+    for (unit, rows) in rows.chunks_exact(queries.max(1)).enumerate() {
+        let own = &mut d_clocks[unit * keys + keys - queries..][..queries];
+        own.iter_mut().zip(rows).for_each(|(d_clock, row)| *d_clock += row);
+    }
+}

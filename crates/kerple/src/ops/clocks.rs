@@ -1,0 +1,144 @@
+//! Clocks: how far apart tokens are by what they say themselves, as running sums of gates.
+//!
+//! ```text
+//! g = ln sigmoid(a)          c[t] = sum over n <= t of g[n]
+//! d_g[t] = sum over n >= t of d_c[n] = -sum over n < t of d_c[n]          d_a = d_g sigmoid(-a)
+//! ```
+//!
+//! Attention counts differences of clocks only, so the gradient in a clock sums to 0 and the first gate has none: sums are
+//! taken from the front, where they are exact. Clocks are f64 whatever gates are, since they grow with the length.
+
+use crate::Number;
+use crate::check_shape;
+use rayon::prelude::*;
+
+/// `ln sigmoid(a)`, to rounding wherever it is: a gate may be as close to 1 as it wants.
+pub fn log_sigmoid(a: f64) -> f64 {
+    a.min(0.0) - (-a.abs()).exp().ln_1p()
+}
+
+/// Clocks `[B, H, L]` of logits of gates, `[B, L, H]`.
+///
+/// # Panics
+/// If there are not as many logits.
+pub fn of_logits<T: Number>(logits: &[T], [batch, len, heads]: [usize; 3]) -> Vec<f64> {
+    check_shape!(logits, B = batch, L = len, H = heads);
+    let mut clocks = vec![0.0; logits.len()];
+    clocks.par_chunks_exact_mut(len.max(1)).enumerate().for_each(|(unit, row)| {
+        let first = unit / heads * len * heads + unit % heads;
+        let logits = logits[first..].iter().step_by(heads);
+        run(row, logits.map(|logit| log_sigmoid(logit.to_f64())));
+    });
+    clocks
+}
+
+/// The gradient in the logits, `[B, L, H]`, given that in the clocks, `[B, H, L]`.
+///
+/// # Panics
+/// If there are not as many of either.
+pub fn of_logits_backward<T: Number>(logits: &[T], d_clocks: &[f64], [batch, len, heads]: [usize; 3]) -> Vec<T> {
+    check_shape!(logits, B = batch, L = len, H = heads);
+    check_shape!(d_clocks, B = batch, H = heads, L = len);
+    let mut d_logits = logits.to_vec();
+    let sequence = (len * heads).max(1);
+    d_logits.par_chunks_exact_mut(sequence).zip(d_clocks.par_chunks_exact(sequence)).for_each(|(to, d_clocks)| {
+        for (head, d_clocks) in d_clocks.chunks_exact(len).enumerate() {
+            let logits = to[head..].iter_mut().step_by(heads);
+            for (logit, d_gate) in logits.zip(gates_behind(d_clocks)) {
+                // sigmoid(-a)
+                let slope = 1.0 / (1.0 + logit.to_f64().exp());
+                *logit = T::from_f64(d_gate * slope);
+            }
+        }
+    });
+    d_logits
+}
+
+/// Clocks `[B, H, L]` of gates that are there, as many.
+///
+/// # Panics
+/// If they are no rows of `len`.
+pub fn of_gates<T: Number>(gates: &[T], len: usize) -> Vec<f64> {
+    check_shape!(gates, rows = gates.len() / len.max(1), L = len);
+    let mut clocks = vec![0.0; gates.len()];
+    for (row, gates) in clocks.chunks_exact_mut(len.max(1)).zip(gates.chunks_exact(len.max(1))) {
+        run(row, gates.iter().map(|gate| gate.to_f64()));
+    }
+    clocks
+}
+
+/// The gradient in the gates, given that in their clocks, rows of `len` both.
+///
+/// # Panics
+/// If they are no rows of `len`.
+pub fn of_gates_backward<T: Number>(d_clocks: &[f64], len: usize) -> Vec<T> {
+    check_shape!(d_clocks, rows = d_clocks.len() / len.max(1), L = len);
+    d_clocks.chunks_exact(len.max(1)).flat_map(gates_behind).map(T::from_f64).collect()
+}
+
+/// Writes running sums.
+fn run(clocks: &mut [f64], gates: impl Iterator<Item = f64>) {
+    let mut clock = 0.0;
+    for (to, gate) in clocks.iter_mut().zip(gates) {
+        clock += gate;
+        *to = clock;
+    }
+}
+
+/// The gradient in the gates of a row.
+fn gates_behind(d_clocks: &[f64]) -> impl Iterator<Item = f64> {
+    d_clocks.iter().scan(0.0, |behind, d_clock| {
+        let d_gate = *behind;
+        *behind -= d_clock;
+        Some(d_gate)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gates_are_exact_at_both_ends() {
+        // ln sigmoid(a) = -e^-a + e^-2a / 2 - .. for large a, a - e^a + .. for small ones
+        for (a, want) in [(0.0, -std::f64::consts::LN_2), (40.0, -(-40f64).exp()), (-700.0, -700.0), (1e300, 0.0)] {
+            assert!((log_sigmoid(a) - want).abs() <= 1e-15 * want.abs(), "{a}: {}", log_sigmoid(a));
+        }
+        assert!(log_sigmoid(f64::NAN).is_nan() && log_sigmoid(f64::NEG_INFINITY) == f64::NEG_INFINITY);
+    }
+
+    #[test]
+    fn gradients_are_those_of_differences() {
+        let [batch, len, heads] = [2, 5, 3];
+        let number = |i: usize| (i as f64 * 0.7).sin() * 3.0;
+        let logits: Vec<f64> = (0..batch * len * heads).map(number).collect();
+        // of a function of differences alone: what each row sums to has no part in it
+        let mut up: Vec<f64> = (0..batch * len * heads).map(|i| number(i + 5)).collect();
+        for row in up.chunks_exact_mut(len) {
+            let mean = row.iter().sum::<f64>() / len as f64;
+            row.iter_mut().for_each(|up| *up -= mean);
+        }
+        let loss = |clocks: Vec<f64>| clocks.iter().zip(&up).map(|(c, up)| c * up).sum::<f64>();
+        let of = |logits: &[f64]| loss(of_logits(logits, [batch, len, heads]));
+        let found = of_logits_backward(&logits, &up, [batch, len, heads]);
+        for at in 0..logits.len() {
+            let moved = |by: f64| {
+                let mut logits = logits.clone();
+                logits[at] += by;
+                of(&logits)
+            };
+            let numeric = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+            // third derivatives below 1 times the step squared, and rounding of sums of order 10 over the step
+            assert!((found[at] - numeric).abs() < 1e-9, "{at}: {} {numeric}", found[at]);
+        }
+        let (gates, slope) = (logits.clone(), 1e-5);
+        let found: Vec<f64> = of_gates_backward(&up, len);
+        for at in 0..gates.len() {
+            let mut moved = gates.clone();
+            moved[at] += slope;
+            let numeric = (loss(of_gates(&moved, len)) - loss(of_gates(&gates, len))) / slope;
+            assert!((found[at] - numeric).abs() < 1e-8, "{at}: {} {numeric}", found[at]);
+        }
+        assert!(found.iter().step_by(len).all(|first| *first == 0.0), "the first gate never matters");
+    }
+}
