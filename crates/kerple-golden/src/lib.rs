@@ -1,10 +1,12 @@
 //! Reference values: runs every case of a folder (`manifest.json`, `.safetensors`) through every engine that has it.
 //!
-//! A case this version does not know is a failure, not a skip.
+//! A case this version does not know is a failure, not a skip. One of a method that is known and not built is told of as not
+//! covered.
 
 mod attention;
 mod burn_layer;
 mod che;
+mod clocks;
 mod data;
 mod error;
 mod folder;
@@ -35,6 +37,8 @@ pub struct Verdict {
     pub tolerance: f64,
     /// Whether every value is within its tolerance.
     pub passed: bool,
+    /// Whether there is an engine for the case at all.
+    pub covered: bool,
     /// The quantity that is worst, or why the case could not be run.
     pub note: String,
 }
@@ -106,9 +110,21 @@ impl Score {
             worst: self.worst,
             tolerance: self.tolerance,
             passed,
+            covered: true,
             note,
         }
     }
+}
+
+/// How many cases of a folder there are of each outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Cases that every engine passed.
+    pub passed: usize,
+    /// Cases that one did not, and promises of the manifest that are not kept.
+    pub failed: usize,
+    /// Cases of methods that are known and not built.
+    pub not_covered: usize,
 }
 
 type Runner = fn(&Folder, &Case) -> std::result::Result<Vec<Score>, String>;
@@ -117,6 +133,9 @@ type Runner = fn(&Folder, &Case) -> std::result::Result<Vec<Score>, String>;
 fn runner(case: &Case) -> Option<Runner> {
     if case.get("folder").is_string() {
         return Some(interchange::run);
+    }
+    if let Some(run) = clocks::runner(case.id()) {
+        return Some(run);
     }
     let family = case.get("op").as_str().or(case.id().split('/').next())?;
     Some(match family {
@@ -162,27 +181,39 @@ fn failure(case: &str, why: String) -> Verdict {
     score.verdict(case)
 }
 
-/// Runs every case of `folder`, telling each verdict as it comes; returns the numbers passed and failed.
+/// The verdict on a case of a method that is not built.
+fn not_covered(case: &str, what: &str) -> Verdict {
+    let note = format!("not covered: {what}");
+    Verdict { passed: false, covered: false, note, ..Score::new("none").verdict(case) }
+}
+
+/// Runs every case of `folder`, telling each verdict as it comes; returns the numbers of cases.
 ///
 /// A case counts as passed when every engine that runs it passes. What a manifest says there is and is not fails too: a number
 /// of cases, the size of a file, the cases of a file beside it.
 ///
 /// # Errors
 /// A folder without a readable manifest.
-pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<(usize, usize)> {
+pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<Counts> {
     let folder = Folder::open(folder)?;
-    let (mut passed, mut failed) = (0, 0);
+    let mut counts = Counts::default();
     let mut count = |verdicts: &[Verdict]| {
         verdicts.iter().for_each(&mut *tell);
-        match !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.passed) {
-            true => passed += 1,
-            false => failed += 1,
+        let passed = !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.passed);
+        match verdicts.iter().all(|verdict| verdict.covered) {
+            false => counts.not_covered += 1,
+            true if passed => counts.passed += 1,
+            true => counts.failed += 1,
         }
     };
     if let Err(why) = folder.is_whole() {
         count(&[failure("manifest.json", why)]);
     }
     for case in folder.cases() {
+        if let Some(what) = clocks::not_built(case.id()) {
+            count(&[not_covered(case.id(), what)]);
+            continue;
+        }
         let scores = folder.has_file_of(&case).and_then(|()| match runner(&case) {
             Some(run) => guarded(|| run(&folder, &case)),
             None => Err("this version does not know such a case".to_owned()),
@@ -194,5 +225,5 @@ pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<(usize, usiz
         count(&verdicts);
     }
     che::verdicts(&folder).into_iter().for_each(|verdict| count(&[verdict]));
-    Ok((passed, failed))
+    Ok(counts)
 }

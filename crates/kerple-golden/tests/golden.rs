@@ -5,14 +5,14 @@ use std::path::Path;
 fn every_case_passes(folder: &str, cases: usize) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(folder);
     let mut failures = Vec::new();
-    let (passed, failed) = kerple_golden::run(&folder, &mut |verdict| {
+    let counts = kerple_golden::run(&folder, &mut |verdict| {
         if !verdict.passed {
             failures.push(format!("{} {}: {} ({:.1e})", verdict.case, verdict.engine, verdict.note, verdict.worst));
         }
     })
     .unwrap();
-    assert_eq!(failed, 0, "{failures:#?}");
-    assert_eq!(passed, cases);
+    assert_eq!(counts.failed, 0, "{failures:#?}");
+    assert_eq!((counts.passed, counts.not_covered), (cases, 0));
 }
 
 #[test]
@@ -46,6 +46,11 @@ fn every_reference_value_of_interchange_is_met() {
 }
 
 #[test]
+fn every_reference_value_of_clocks_is_met() {
+    every_case_passes("clocks", 7);
+}
+
+#[test]
 fn formal_languages_and_their_encoder_are_the_originals() {
     // 15 languages, and the encoder with four encodings through two engines
     every_case_passes("che", 25);
@@ -66,7 +71,8 @@ fn changed(name: &str, change: impl FnOnce(&Path)) -> ((usize, usize), Vec<Strin
             notes.push(format!("{}: {}", verdict.case, verdict.note));
         }
     });
-    (counts.unwrap(), notes)
+    let counts = counts.unwrap();
+    ((counts.passed, counts.failed), notes)
 }
 
 fn edited(path: &Path, edit: impl FnOnce(String) -> String) {
@@ -139,6 +145,16 @@ fn a_case_is_known_by_its_kind() {
 }
 
 #[test]
+fn a_method_that_is_not_built_is_not_covered() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("manifest.json"), r#"{"cases": [{"id": "stick/plain"}]}"#).unwrap();
+    let mut notes = Vec::new();
+    let counts = kerple_golden::run(folder.path(), &mut |verdict| notes.push(verdict.note.clone())).unwrap();
+    assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 0, 1));
+    assert_eq!(notes, ["not covered: stick-breaking attention"]);
+}
+
+#[test]
 fn an_unknown_case_and_a_wrong_value_fail() {
     let folder = tempfile::tempdir().unwrap();
     let manifest = r#"{"cases": [
@@ -149,6 +165,6 @@ fn an_unknown_case_and_a_wrong_value_fail() {
     std::fs::write(folder.path().join("manifest.json"), manifest).unwrap();
     let mut notes = Vec::new();
     let counts = kerple_golden::run(folder.path(), &mut |verdict| notes.push(verdict.note.clone())).unwrap();
-    assert_eq!(counts, (0, 3), "{notes:?}");
+    assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 3, 0), "{notes:?}");
     assert!(notes[0].contains("does not know") && notes[2].contains("nothing was compared"), "{notes:?}");
 }

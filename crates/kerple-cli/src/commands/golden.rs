@@ -14,14 +14,18 @@ pub fn run(args: &Golden) -> Outcome {
             print_json(verdict);
             return;
         }
-        let mark = if verdict.passed { "ok    " } else { "FAILED" };
         let kerple_golden::Verdict { case, engine, worst, tolerance, note, .. } = verdict;
+        if !verdict.covered {
+            return resultln!("-      {case:<34} {note}");
+        }
+        let mark = if verdict.passed { "ok    " } else { "FAILED" };
         resultln!("{mark} {case:<34} {engine:<18} error {worst:<9.2e} of {tolerance:<9.2e} {note}");
     });
     let _ = std::panic::take_hook();
-    let (passed, failed) = outcome?;
+    let kerple_golden::Counts { passed, failed, not_covered } = outcome?;
     if !args.json {
-        resultln!("{passed} passed, {failed} failed");
+        let rest = if not_covered > 0 { format!(", {not_covered} not covered") } else { String::new() };
+        resultln!("{passed} passed, {failed} failed{rest}");
     }
     match failed {
         0 if passed > 0 => Ok(()),
