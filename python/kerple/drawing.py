@@ -23,7 +23,9 @@ class Curves:
         points = {name: np.stack([np.asarray(one, float) for one in curve]) for name, curve in self.curves.items()}
         points = {name: curve[:, np.isfinite(curve).all(0)] for name, curve in points.items()}
         points = {name: curve for name, curve in points.items() if curve.shape[1]}
-        parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" font-family="sans-serif" font-size="11">']
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" font-family="sans-serif" font-size="11">'
+        ]
         if points:
             everything = np.concatenate(list(points.values()), 1)
             low, high = everything.min(1), everything.max(1)
@@ -39,8 +41,12 @@ class Curves:
                     parts.append(f'<text x="{_WIDTH - 102}" y="{24 + 15 * at}" fill="{colour}">{label}</text>')
             for share in (0.0, 0.5, 1.0):
                 x, y = low + share * span
-                parts.append(f'<text x="{_LEFT + share * size[0]:.0f}" y="{_HEIGHT - 22}" text-anchor="middle">{x:.4g}</text>')
-                parts.append(f'<text x="{_LEFT - 6}" y="{19 + (1 - share) * size[1]:.0f}" text-anchor="end">{y:.4g}</text>')
+                parts.append(
+                    f'<text x="{_LEFT + share * size[0]:.0f}" y="{_HEIGHT - 22}" text-anchor="middle">{x:.4g}</text>'
+                )
+                parts.append(
+                    f'<text x="{_LEFT - 6}" y="{19 + (1 - share) * size[1]:.0f}" text-anchor="end">{y:.4g}</text>'
+                )
         parts.append(f'<text x="{_LEFT}" y="{_HEIGHT - 5}">{html.escape(self.x)}</text>')
         parts.append(f'<text x="12" y="11">{html.escape(self.y)}</text></svg>')
         return "".join(parts)

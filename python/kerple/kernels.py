@@ -61,7 +61,15 @@ def encoding(kind: str, heads: int, head_dim: int, train_len: int, keys: dict[st
 
 
 def table(
-    kind: str, heads: int, length: int, *, values: Any = None, head_dim: int = 64, train_len: int = 512, seed: int = 0, **keys: Any
+    kind: str,
+    heads: int,
+    length: int,
+    *,
+    values: Any = None,
+    head_dim: int = 64,
+    train_len: int = 512,
+    seed: int = 0,
+    **keys: Any,
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Bias and weight over distances, ``[H, length]`` each in f64; None where a method has none.
 
@@ -75,5 +83,7 @@ def table(
     stored = np.array(native.initial(seed, 0) if values is None else values, dtype=np.float64).ravel()
     shape = (heads, 2 * length - 1 if two_sides else length)
     bias, weight = (np.empty(shape) if has else None for has in (has_bias, has_weight))
-    native.table(Array(stored), length, bias if bias is None else Array(bias), weight if weight is None else Array(weight))
+    native.table(
+        Array(stored), length, bias if bias is None else Array(bias), weight if weight is None else Array(weight)
+    )
     return bias, weight

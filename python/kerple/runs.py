@@ -45,7 +45,9 @@ class Table(Mapping[str, np.ndarray]):
             known = [value for value in values if value is not None]
             if any(isinstance(value, (list, dict)) for value in known) or not known:
                 continue
-            if all(isinstance(value, int) and not isinstance(value, bool) for value in known) and len(known) == len(values):
+            if all(isinstance(value, int) and not isinstance(value, bool) for value in known) and len(known) == len(
+                values
+            ):
                 columns[name] = np.array(values, dtype=np.int64)
             elif all(isinstance(value, (int, float)) for value in known):
                 columns[name] = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
@@ -111,7 +113,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         try:
             rows.append(_numbers(json.loads(line)))
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: line {number}: {error}; `kerple verify {path.parent}` says what is damaged") from None
+            raise ValueError(
+                f"{path}: line {number}: {error}; `kerple verify {path.parent}` says what is damaged"
+            ) from None
     return rows
 
 
@@ -192,7 +196,11 @@ class Run:
         path = self.path / "kernels.json"
         found = []
         for snapshot in _document(path) if path.exists() else ():
-            arrays = {name: np.array(snapshot[name]) for name in ("distances", "bias", "weight") if snapshot.get(name) is not None}
+            arrays = {
+                name: np.array(snapshot[name])
+                for name in ("distances", "bias", "weight")
+                if snapshot.get(name) is not None
+            }
             found.append({**snapshot, **arrays})
         return found
 
@@ -252,7 +260,9 @@ class Run:
     def _repr_html_(self) -> str:
         return f"<p><b>{html.escape(str(self.path))}</b></p>{self.draw_losses()._repr_html_()}{self.evaluations._repr_html_()}"
 
-    def evaluate(self, *, lengths: Iterable[int] = (), protocol: str | None = None, **options: Any) -> list[dict[str, Any]]:
+    def evaluate(
+        self, *, lengths: Iterable[int] = (), protocol: str | None = None, **options: Any
+    ) -> list[dict[str, Any]]:
         """``kerple eval`` on this run; the rows that were made."""
         told = ["--lengths", ",".join(map(str, lengths))] if lengths else []
         told += ["--protocol", protocol] if protocol else []
@@ -342,7 +352,11 @@ def _follow(path: Path, callback: Callable[[dict[str, Any]], None] | None) -> Ca
 
 
 def train(
-    config: str | os.PathLike[str], out: str | os.PathLike[str], *, callback: Callable[[dict[str, Any]], None] | None = None, **options: Any
+    config: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    callback: Callable[[dict[str, Any]], None] | None = None,
+    **options: Any,
 ) -> Run:
     """``kerple train`` of a run file; goes on where it was stopped. ``callback`` is called with each new row of metrics.
 
@@ -358,7 +372,17 @@ def compare(
     callback: Callable[[dict[str, Any]], None] | None = None, **options: Any,
 ) -> dict[tuple[str, int], Run]:  # fmt: skip
     """``kerple compare``: encodings exchanged in a run file. The runs by label and seed."""
-    told = ["compare", "--config", str(config), "--encodings", ",".join(encodings), "--out", str(out), "--seeds", str(seeds)]
+    told = [
+        "compare",
+        "--config",
+        str(config),
+        "--encodings",
+        ",".join(encodings),
+        "--out",
+        str(out),
+        "--seeds",
+        str(seeds),
+    ]
     _command([*told, *_settings(options), *_options(options)], _follow(Path(out), callback))
     return runs(out)
 

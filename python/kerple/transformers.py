@@ -96,7 +96,9 @@ def _spans(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     ends = torch.where(count > 0, keys - mask.flip(1).int().argmax(1), 0)
     holes = (ends - starts != count).nonzero().flatten().tolist()
     if holes:
-        raise _refuse(f"the attention mask of sequence {holes[0]} hides keys between others, only both ends may be hidden")
+        raise _refuse(
+            f"the attention mask of sequence {holes[0]} hides keys between others, only both ends may be hidden"
+        )
     return starts if bool(starts.any()) else None, ends
 
 
@@ -127,7 +129,9 @@ def mask(
     if causal and mask_function is not causal_mask_function:
         window = local_size
         if not _sees(mask_function, (batch_size, q_length, kv_length), (q_offset, kv_offset), window):
-            raise _refuse("this model's mask is neither causal, nor a window, nor of both directions (packed sequences?)")
+            raise _refuse(
+                "this model's mask is neither causal, nor a window, nor of both directions (packed sequences?)"
+            )
     keys = min(kv_length, q_offset + q_length - kv_offset) if causal else kv_length
     starts = ends = None
     if attention_mask is not None:
@@ -195,7 +199,9 @@ def attend(
         causal = getattr(module, "is_causal", True) if told is None else told
         sight = Sight.of(bool(causal), None, None, None, None)
     if not isinstance(sight, Sight):
-        raise _refuse(f"a mask of shape {tuple(sight.shape)}; masks of pairs are not taken", "use one of [B, K], or none")
+        raise _refuse(
+            f"a mask of shape {tuple(sight.shape)}; masks of pairs are not taken", "use one of [B, K], or none"
+        )
     if sight.keys is not None and sight.keys < key.shape[2]:
         key, value = key[:, :, : sight.keys], value[:, :, : sight.keys]
         if position_bias is not None and position_bias.shape[-2] == query.shape[2] > 1:
@@ -223,7 +229,15 @@ def _call(query: Tensor, key: Tensor, value: Tensor, sight: Sight, window: int |
 
 
 def _bloom_forward(
-    self, hidden_states, residual, alibi, attention_mask, layer_past=None, use_cache=False, output_attentions=False, **kwargs
+    self,
+    hidden_states,
+    residual,
+    alibi,
+    attention_mask,
+    layer_past=None,
+    use_cache=False,
+    output_attentions=False,
+    **kwargs,
 ):
     if not isinstance(attention_mask, Sight):
         return _before["bloom"](
@@ -253,7 +267,9 @@ def _mpt_forward(self, hidden_states, position_bias, past_key_values=None, atten
     mixed = self.Wqkv(hidden_states)
     if self.clip_qkv:
         mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)
-    query, key, value = (x.view(batch, length, self.n_heads, self.head_dim).transpose(1, 2) for x in mixed.chunk(3, dim=2))
+    query, key, value = (
+        x.view(batch, length, self.n_heads, self.head_dim).transpose(1, 2) for x in mixed.chunk(3, dim=2)
+    )
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, self.layer_idx)
     key, value = (x[:, :, : attention_mask.keys] for x in (key, value))

@@ -30,7 +30,9 @@ CASES = {
 }
 
 
-def case(dtype, tables="", queries=9, keys=9, heads=2, kv_heads=None, columns=0, sinks=False, features=5, batch=2, **options):
+def case(
+    dtype, tables="", queries=9, keys=9, heads=2, kv_heads=None, columns=0, sinks=False, features=5, batch=2, **options
+):
     make = lambda *shape: torch.randn(*shape, dtype=dtype, requires_grad=True)  # noqa: E731
     inputs = [make(batch, heads, queries, features)] + [make(batch, kv_heads or heads, keys, features) for _ in "kv"]
     length = keys + columns if options.get("causal", True) else 2 * (max(queries, keys) + columns) - 1
@@ -58,11 +60,15 @@ def test_equals_its_definition_in_outputs_and_all_gradients(name, definition):
             torch.testing.assert_close(d.double(), d_want, rtol=0, atol=10 * tolerance * scale)
 
 
-@pytest.mark.parametrize("name", ["bias and weight", "both directions", "grouped heads", "padding before", "a cap and sinks"])
+@pytest.mark.parametrize(
+    "name", ["bias and weight", "both directions", "grouped heads", "padding before", "a cap and sinks"]
+)
 def test_gradcheck(name):
     inputs, named, options = case(torch.float64, **{"queries": 4, "keys": 5, **CASES[name]}, features=3)
+
     def call(*leaves):
         return attention(*leaves[:3], **dict(zip(named, leaves[3:], strict=True)), **options)
+
     assert torch.autograd.gradcheck(call, (*inputs, *named.values()))
 
 
@@ -102,8 +108,10 @@ def test_the_operation_equals_the_direct_call(name):
 def test_compile_keeps_one_graph():
     inputs, named, options = case(torch.float32, tables="b")
     leaves = [*inputs, named["bias"]]
+
     def call(q, k, v, bias):
         return attention(q * 2, k, v, bias=bias * 3).square().sum()
+
     want = call(*leaves)
     d_want = torch.autograd.grad(want, leaves)
     explained = torch._dynamo.explain(call)(*leaves)

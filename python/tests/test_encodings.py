@@ -10,7 +10,9 @@ import kerple
 import kerple.torch as kt
 from kerple.torch import Cache, Encoding, Kernel, KerpleLog, attention, project_
 
-CLASSES = {one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind}
+CLASSES = {
+    one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind
+}
 #: What enters elsewhere than in the scores of softmax attention.
 ELSEWHERE = {"learned", "sinusoidal", "xpos", "fox", "sine_spe", "conv_spe"}
 
@@ -115,7 +117,12 @@ def test_kernels_of_the_paper_are_their_formulas(kind):
 
 def test_initial_values_and_ranges_are_the_papers():
     kernel = KerpleLog(heads=4000, seed=1)
-    assert kernel.r1.min() >= 0.01 and 1.95 < kernel.r1.max() < 2 and kernel.r2.min() >= 0.01 and 0.97 < kernel.r2.max() < 1
+    assert (
+        kernel.r1.min() >= 0.01
+        and 1.95 < kernel.r1.max() < 2
+        and kernel.r2.min() >= 0.01
+        and 0.97 < kernel.r2.max() < 1
+    )
     assert kernel.r1.detach().mean().item() == pytest.approx(1, abs=0.05)
     with torch.no_grad():
         kernel.r1[0], kernel.r2[1] = -5.0, 7.0

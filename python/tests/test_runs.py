@@ -128,13 +128,15 @@ def write(folder, **files):
 
 
 def test_journals_are_read_as_they_are_written(tmp_path):
-    run = write(tmp_path / "run", metrics_jsonl='{"step":1,"loss":"NaN"}\n{"step":2,"loss":0.5,"valid_loss":2.0}\n{"step":3,')
+    run = write(
+        tmp_path / "run", metrics_jsonl='{"step":1,"loss":"NaN"}\n{"step":2,"loss":0.5,"valid_loss":2.0}\n{"step":3,'
+    )
     assert run.metrics["step"].tolist() == [1, 2], "a last line without an end is being written"
     assert np.isnan(run.metrics["loss"][0]) and np.isnan(run.metrics["valid_loss"][0])
     assert run.evaluations.rows == 0 and run.kernels == [] and run.learned == {}
     damaged = write(tmp_path / "damaged", metrics_jsonl='{"step":1}\n{"step"\n')
     with pytest.raises(ValueError, match="metrics.jsonl: line 2"):
-        damaged.metrics
+        _ = damaged.metrics
     with pytest.raises(FileNotFoundError, match="plan.json"):
         Run(tmp_path)
 
@@ -157,7 +159,11 @@ def test_weights_that_lie_outside_of_their_file_are_refused(tmp_path):
 
 def table():
     return Table.of(
-        [{"step": 1, "loss": 2.5, "name": "a"}, {"step": 2, "name": "ü"}, {"step": 3, "loss": 0.5, "name": None, "list": [1]}]
+        [
+            {"step": 1, "loss": 2.5, "name": "a"},
+            {"step": 2, "name": "ü"},
+            {"step": 3, "loss": 0.5, "name": None, "list": [1]},
+        ]
     )
 
 
@@ -177,7 +183,11 @@ def test_data_frames_are_made_of_the_stream(library):
         assert [str(one) for one in got.schema.types] == ["int64", "double", "large_string"]
         got = got.to_pydict()
     elif library == "pandas":
-        frame = read.DataFrame.from_arrow(table()) if hasattr(read.DataFrame, "from_arrow") else read.DataFrame(dict(table()))
+        frame = (
+            read.DataFrame.from_arrow(table())
+            if hasattr(read.DataFrame, "from_arrow")
+            else read.DataFrame(dict(table()))
+        )
         got = {name: [None if read.isna(value) else value for value in frame[name]] for name in frame}
     else:
         got = read.DataFrame(table()).to_dict(as_series=False)

@@ -64,7 +64,9 @@ def compare(eager, ours, real, inputs):
         if one.grad is None:
             assert two.grad is None or not two.grad.any(), name
             continue
-        torch.testing.assert_close(two.grad, one.grad, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            two.grad, one.grad, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
@@ -155,8 +157,21 @@ def refused(match, config=None, training=True, **inputs):
 
 
 def test_what_is_not_computed_is_refused_by_name():
-    refused("dropout of attention probabilities, 0.25", transformers.LlamaConfig(**SIZES, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, attention_dropout=0.25))
-    refused("dropout of attention probabilities", transformers.BloomConfig(**SIZES, hidden_size=32, n_layer=1, n_head=4, attention_dropout=0.25))
+    refused(
+        "dropout of attention probabilities, 0.25",
+        transformers.LlamaConfig(
+            **SIZES,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=64,
+            attention_dropout=0.25,
+        ),
+    )
+    refused(
+        "dropout of attention probabilities",
+        transformers.BloomConfig(**SIZES, hidden_size=32, n_layer=1, n_head=4, attention_dropout=0.25),
+    )
     refused("hides keys between others", attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1, 1]] * 2))
     refused("masks of pairs", attention_mask=torch.zeros(2, 1, 7, 7, dtype=torch.double))
     refused("packed", position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]] * 2), use_cache=False)

@@ -51,7 +51,9 @@ fn pool(_py: Python, threads: usize) -> PyResult<Arc<ThreadPool>> {
     let pool = Arc::new(made);
     let before = held.replace(Pool { process, threads, pool: pool.clone() });
     // the threads of a parent's pool are not in this process, and it would wait for them
-    before.filter(|before| before.process != process).map(std::mem::forget);
+    if let Some(before) = before.filter(|before| before.process != process) {
+        std::mem::forget(before);
+    }
     Ok(pool)
 }
 

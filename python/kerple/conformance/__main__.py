@@ -25,7 +25,8 @@ def _line(result: Result) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 0 if every case is good, 1 if one is not, 2 if what was asked for cannot be."""
     parser = argparse.ArgumentParser(
-        prog="python -m kerple.conformance", description="Holds attention with a bias over distances against its definition."
+        prog="python -m kerple.conformance",
+        description="Holds attention with a bias over distances against its definition.",
     )
     parser.add_argument("--against", default="kerple", help=f"{', '.join(BUILT_IN)}, or MODULE:FUNCTION")
     parser.add_argument("--case", action="append", help="only this one; may be repeated")
@@ -54,13 +55,23 @@ def main(arguments: list[str] | None = None) -> int:
         result = check(attention, case)
         bad += not result.is_good
         if args.json:
-            row = dict(case=case.name, good=result.is_good, errors=result.errors, allowed=result.allowed, failure=result.failure)
+            row = dict(
+                case=case.name,
+                good=result.is_good,
+                errors=result.errors,
+                allowed=result.allowed,
+                failure=result.failure,
+            )
             print(json.dumps(row), flush=True)
         else:
             print(_line(result), flush=True)
     if not args.json:
         count = len(args.case or CASES)
-        print(f"\n{count - bad} of {count} cases agree with the definition" if bad else f"\nall {count} cases agree with the definition")
+        print(
+            f"\n{count - bad} of {count} cases agree with the definition"
+            if bad
+            else f"\nall {count} cases agree with the definition"
+        )
     return 1 if bad else 0
 
 

@@ -50,7 +50,9 @@ CASES = (
     Case("large scores", "scores of some hundreds: weights are 0 or 1, and their exponentials overflow", scores=100.0),
     Case("tiny scores", "scores of 1e-6: weights are nearly alike", scores=1e-6, slope=1e-6),
     Case("strong bias", "far keys at -1e5, past where masks of -1e4 hide them", slope=3e3),
-    Case("all far below zero", "every score is about -1e4, which masks of -1e4 confuse with hidden ones", constant=-1e4),
+    Case(
+        "all far below zero", "every score is about -1e4, which masks of -1e4 confuse with hidden ones", constant=-1e4
+    ),
     Case("rising bias", "favours far keys", slope=-0.5),
     Case("long", "4096 positions", batch=1, heads=1, kv_heads=1, queries=4096, keys=4096),
     Case("double", "f64", dtype=torch.float64),

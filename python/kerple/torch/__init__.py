@@ -8,6 +8,7 @@ except ImportError as error:
 from ._attention import attention, mirrored
 from .cache import Cache
 from .encodings import (
+    T5,
     Alibi,
     Cope,
     Dape,
@@ -28,7 +29,6 @@ from .encodings import (
     Shaw,
     StretchedBias,
     StretchedWeight,
-    T5,
     TransformerXl,
     project_,
 )

@@ -45,9 +45,7 @@ def encoding(key: str) -> _native.Encoding:
 
 
 @lru_cache(maxsize=4096)
-def _rule(
-    map: str, scale: float, causal: bool, window: int | None, cap: float | None, threads: int
-) -> _native.Rule:
+def _rule(map: str, scale: float, causal: bool, window: int | None, cap: float | None, threads: int) -> _native.Rule:
     return _native.Rule(scale, causal, window, cap, threads, encoding(map) if map else None)
 
 
@@ -218,9 +216,7 @@ torch.library.impl("kerple::attention", "cpu", lib=_library)(_attention)
 torch.library.register_fake("kerple::attention", lib=_library)(_attention_fake)
 torch.library.impl("kerple::attention_backward", "cpu", lib=_library)(_attention_backward)
 torch.library.register_fake("kerple::attention_backward", lib=_library)(_attention_backward_fake)
-torch.library.register_autograd(
-    "kerple::attention", _attention_gradient, setup_context=_attention_setup, lib=_library
-)
+torch.library.register_autograd("kerple::attention", _attention_gradient, setup_context=_attention_setup, lib=_library)
 
 
 def _no_second_derivative(ctx, *_: Tensor):
@@ -244,7 +240,9 @@ def _table(values: Tensor, encoding_: str, length: int) -> tuple[Tensor, Tensor]
         raise ValueError(f"length = {length} is out of range, it must be at least 1 and have room in memory")
     heads = json.loads(encoding_)[1]
     if 2 * heads * length * 8 > _MEMORY:
-        raise ValueError(f"length = {length}: tables of {heads} heads take more bytes than the {_MEMORY} of this machine")
+        raise ValueError(
+            f"length = {length}: tables of {heads} heads take more bytes than the {_MEMORY} of this machine"
+        )
     bias, weight = _table_room(values, encoding_, length)
     encoding(encoding_).table(values.contiguous(), length, _some(bias), _some(weight))
     return bias, weight

@@ -44,7 +44,9 @@ class Cache:
                 held.shape[3],
                 held.dtype,
             ):
-                raise ValueError(f"{name}: {tuple(new.shape)} of {new.dtype} does not follow {tuple(held.shape)} of {held.dtype}")
+                raise ValueError(
+                    f"{name}: {tuple(new.shape)} of {new.dtype} does not follow {tuple(held.shape)} of {held.dtype}"
+                )
         new = k.shape[2]
         if self._window is not None:
             self._start = max(self._start, self._end - (self._window - 1))

@@ -6,7 +6,8 @@
 use crate::{Number, cpu};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Runs `work` on every item below `count`, on the threads of the current pool or [alone](cpu::alone). Each thread makes its own scratch.
+/// Runs `work` on every item below `count`, on the threads of the current pool or [alone](cpu::alone). Each thread makes its
+/// own scratch.
 pub(crate) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: impl Fn(&mut S, usize) + Sync) {
     let next = AtomicUsize::new(0);
     let claim = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&item| item < count);
