@@ -9,25 +9,30 @@ pub struct Failure {
     pub hint: String,
     /// 1 failed, 2 misused, 130 stopped.
     pub code: u8,
+    /// Whether every one of several ranks ends with it, so that it is said once.
+    pub known: bool,
 }
 
 /// What a command returns.
 pub type Outcome = Result<(), Failure>;
 
 impl Failure {
+    /// The code of work that was stopped.
+    pub const STOPPED: u8 = 130;
+
     /// The user asked for something impossible.
     pub fn misuse(message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure { message: message.into(), hint: hint.into(), code: 2 }
+        Failure { message: message.into(), hint: hint.into(), code: 2, known: false }
     }
 
     /// Something did not work out.
     pub fn failed(message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure { message: message.into(), hint: hint.into(), code: 1 }
+        Failure { message: message.into(), hint: hint.into(), code: 1, known: false }
     }
 
     /// The user ended it; what was done is saved.
     pub fn stopped(message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure { message: message.into(), hint: hint.into(), code: 130 }
+        Failure { message: message.into(), hint: hint.into(), code: Failure::STOPPED, known: true }
     }
 
     /// A file that could not be read, or looked for.
@@ -44,11 +49,16 @@ impl Failure {
 impl From<kerple_lm::Error> for Failure {
     fn from(error: kerple_lm::Error) -> Failure {
         let code = match error {
-            kerple_lm::Error::Data(kerple_data::Error::Stopped) => 130,
+            kerple_lm::Error::Data(kerple_data::Error::Stopped) => Failure::STOPPED,
             _ if error.is_misuse() => 2,
             _ => 1,
         };
-        Failure { message: error.to_string(), hint: error.hint(), code }
+        Failure {
+            message: error.to_string(),
+            hint: error.hint(),
+            code,
+            known: matches!(error, kerple_lm::Error::Rank { .. }),
+        }
     }
 }
 
@@ -64,9 +74,12 @@ impl From<kerple_papers::Error> for Failure {
         match error {
             kerple_papers::Error::Run(error) => error.into(),
             kerple_papers::Error::Report(error) => error.into(),
-            error => {
-                Failure { message: error.to_string(), hint: error.hint(), code: if error.is_misuse() { 2 } else { 1 } }
-            }
+            error => Failure {
+                message: error.to_string(),
+                hint: error.hint(),
+                code: if error.is_misuse() { 2 } else { 1 },
+                known: false,
+            },
         }
     }
 }
@@ -80,7 +93,7 @@ impl From<kerple_records::Error> for Failure {
 impl From<kerple_report::Error> for Failure {
     fn from(error: kerple_report::Error) -> Failure {
         let code = if error.is_misuse() { 2 } else { 1 };
-        Failure { message: error.to_string(), hint: error.hint(), code }
+        Failure { message: error.to_string(), hint: error.hint(), code, known: false }
     }
 }
 

@@ -12,7 +12,9 @@ use std::sync::OnceLock;
 /// How much is said beside results and errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
-    /// Nothing.
+    /// Nothing, no results either: another rank says it all.
+    Silent,
+    /// Results, and nothing beside them.
     Quiet,
     /// Remarks, and progress in a line that is redrawn.
     Normal,
@@ -34,29 +36,34 @@ pub fn voice() -> Voice {
 
 /// Writes a part of the result; a full disk ends the process with exit code 1.
 pub fn result(text: Arguments) {
+    if voice() == Voice::Silent {
+        return;
+    }
     let mut out = stdout().lock();
     if let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) {
-        complain(&Failure::failed(
-            format!("stdout: cannot write: {error}"),
-            "free some disk space, or write elsewhere",
-        ));
+        let hint = "free some disk space, or write elsewhere";
+        complain(&Failure::failed(format!("stdout: cannot write: {error}"), hint), None);
         std::process::exit(1);
     }
 }
 
 /// Writes a remark, if it is wanted and can be written.
 pub fn remark(text: Arguments) {
-    if voice() != Voice::Quiet {
+    if !matches!(voice(), Voice::Quiet | Voice::Silent) {
         let _ = anstream::stderr().write_fmt(text);
     }
 }
 
-/// Writes what went wrong and what to do about it.
-pub fn complain(failure: &Failure) {
+/// Writes what went wrong and what to do about it, and which of several ranks says so; what all of them end with is said once.
+pub fn complain(failure: &Failure, rank: Option<String>) {
     const ERROR: Style = AnsiColor::Red.on_default().bold();
     const HINT: Style = AnsiColor::Cyan.on_default().bold();
-    let Failure { message, hint, .. } = failure;
-    let _ = writeln!(anstream::stderr(), "{ERROR}error:{ERROR:#} {message}\n\n{HINT}hint:{HINT:#} {hint}");
+    let Failure { message, hint, known, .. } = failure;
+    if voice() == Voice::Silent && *known {
+        return;
+    }
+    let rank = rank.filter(|_| !known).map_or_else(String::new, |rank| format!("{rank}: "));
+    let _ = writeln!(anstream::stderr(), "{ERROR}error:{ERROR:#} {rank}{message}\n\n{HINT}hint:{HINT:#} {hint}");
 }
 
 /// A line of the result.

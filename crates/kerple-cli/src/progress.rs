@@ -26,7 +26,7 @@ const REDRAW: Duration = Duration::from_millis(100);
 impl Style {
     fn of_process() -> Style {
         match (voice(), stderr().is_terminal()) {
-            (Voice::Quiet, _) => Style::Hidden,
+            (Voice::Silent | Voice::Quiet, _) => Style::Hidden,
             (Voice::Normal, true) => Style::Redrawn,
             (Voice::Normal, false) => Style::Lines(Duration::from_secs(10)),
             (Voice::Verbose, _) => Style::Lines(Duration::from_secs(1)),

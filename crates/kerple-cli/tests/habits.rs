@@ -135,3 +135,20 @@ fn every_command_has_a_man_page() {
         assert!(text.contains(".SH NAME") && text.contains(".SH OPTIONS"), "{page}");
     }
 }
+
+#[test]
+#[cfg(not(feature = "mpi"))]
+fn several_processes_that_would_do_the_same_are_refused() {
+    let place = Place::new();
+    for (arguments, says) in [
+        (&["train", "--config", "run.toml", "--out", "run"][..], "by a program that was built without MPI"),
+        (&["describe", "alibi"][..], "4 processes were started for a command that one does"),
+    ] {
+        for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
+            let output = place.command(arguments).env(name, "4").output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(output.status.code() == Some(2) && said.contains(says), "{name}: {said}");
+        }
+    }
+    assert!(place.command(&["describe", "alibi"]).env("PMI_SIZE", "1").status().unwrap().success());
+}

@@ -18,8 +18,8 @@ const ORDERS: [(&str, &str); 8] = [
     ("kerple-burn", "array fused pass heads piece forms plan parameters ops memory layers block positions adamw"),
     (
         "kerple-lm",
-        "error origin tensors schedule layers config plan model task sequences solver memory events host learner generate checkpoint tasks \
-         corpus run depart evaluate train probe job compare",
+        "error origin tensors schedule layers config plan model task sequences solver memory ranks events host learner generate checkpoint \
+         tasks corpus run depart evaluate train probe job compare",
     ),
     ("kerple-interchange", "layout import"),
     ("kerple-papers", "error manifest timing packed pages reproduce"),

@@ -76,6 +76,11 @@ pub fn folder(run: &Path) -> PathBuf {
     run.join("checkpoints")
 }
 
+/// The folder of the checkpoint after so many updates.
+pub(crate) fn place(run: &Path, step: u64) -> PathBuf {
+    folder(run).join(format!("step-{step:08}"))
+}
+
 /// Saves a checkpoint and removes all but the newest `keep`, and any of later steps, which are damaged or of a sitting that
 /// was given up.
 ///
@@ -91,7 +96,7 @@ pub fn save<M: Module + Describe, T: Task<M>>(
     learner: &Learner<M, T>,
 ) -> Result<PathBuf> {
     let all = folder(run);
-    let (aside, place) = (all.join(ASIDE), all.join(format!("step-{:08}", state.step)));
+    let (aside, place) = (all.join(ASIDE), place(run, state.step));
     let saved = write_aside(&aside, state, learner);
     if let Err(error) = saved {
         let _ = fs::remove_dir_all(&aside);

@@ -7,7 +7,6 @@ use crate::evaluate::{self, Amount, Request};
 use crate::host::Host;
 use crate::job::{self, Ask, Job, Shard};
 use crate::layers::LayerConfig;
-use crate::memory::Limit;
 use crate::plan::Plan;
 use crate::run::RunFolder;
 use crate::sequences::Text;
@@ -53,6 +52,7 @@ impl Comparison {
     /// # Errors
     /// As [`job::work_off`].
     pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+        let (ranks, alone) = (&self.host.ranks, self.host.alone());
         let source = Source::open(&self.config.data)?;
         let plans = self.plans(&source)?;
         let request = match source.task() {
@@ -72,10 +72,10 @@ impl Comparison {
                 source: &source,
                 asks: &asks,
                 probes: &[],
-                host: &self.host,
+                host: &alone,
             })
             .collect();
-        job::work_off(&jobs, shard, stop, tell)
+        job::work_off(&jobs, (shard, ranks), stop, tell)
     }
 
     /// The plans of all runs; refuses here what would fail after hours of training.
@@ -91,7 +91,7 @@ impl Comparison {
             if let Some(old) = self.folder(&plan.label, seed).plan()? {
                 old.may_become(&plan, 0)?;
             }
-            let limit = Limit::here();
+            let limit = self.host.ranks.limit();
             plan.check_training_memory(limit.as_ref())?;
             self.request
                 .lengths

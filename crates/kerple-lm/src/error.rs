@@ -62,6 +62,20 @@ pub enum Error {
     /// A file of records could not be read or written.
     #[error(transparent)]
     Record(#[from] kerple_records::Error),
+    /// Another rank cannot go on, so this one does not either.
+    #[error("rank {rank} on {host}: {message}")]
+    Rank {
+        /// Its number.
+        rank: usize,
+        /// The machine it is on.
+        host: String,
+        /// What it says.
+        message: String,
+        /// What to do.
+        hint: String,
+        /// Whether the user asked it for something impossible.
+        misuse: bool,
+    },
     /// A request that the data, the encoding or the model cannot serve.
     #[error("{message}")]
     Refused {
@@ -86,6 +100,7 @@ impl Error {
             Error::Config { hint, .. }
             | Error::Damaged { hint, .. }
             | Error::NotFinite { hint, .. }
+            | Error::Rank { hint, .. }
             | Error::Refused { hint, .. } => hint.clone(),
         }
     }
@@ -95,6 +110,7 @@ impl Error {
         match self {
             Error::Data(error) => error.is_misuse(),
             Error::Config { .. } | Error::Refused { .. } => true,
+            Error::Rank { misuse, .. } => *misuse,
             _ => false,
         }
     }

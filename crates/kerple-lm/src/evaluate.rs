@@ -21,11 +21,12 @@ pub use protocol::Protocol;
 pub use text::{Losses, OfText, earlier_extents, losses};
 
 use crate::error::Result;
-use crate::memory::Limit;
+use crate::host::Host;
 use crate::plan::Plan;
+use crate::ranks::Ranks;
 use crate::run::RunFolder;
 use kerple::encoding::Encoding;
-use kerple_records::{Answers, EvaluationRow, Journal, Maker};
+use kerple_records::{Answers, EvaluationRow, Journal};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -87,12 +88,13 @@ pub trait Scored {
     }
 
     /// Scores one length; `tell` is called with windows done and windows in all, and says whether to go on. `None` when not.
+    /// Several ranks take windows in turns, and all of them know what all found.
     ///
     /// # Errors
     /// Text or data that can no longer be read.
     fn score(
         &self,
-        plan: &Plan,
+        shared: (&Plan, &Ranks),
         model: &Self::Model,
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
@@ -139,7 +141,7 @@ pub struct Evaluation<'a, S: Scored> {
     step: u64,
     model: &'a S::Model,
     scored: &'a S,
-    maker: &'a Maker,
+    host: &'a Host,
     /// The rows of the run, and where more are appended.
     known: Vec<EvaluationRow>,
     journal: PathBuf,
@@ -155,14 +157,14 @@ impl<'a, S: Scored> Evaluation<'a, S> {
         run: &RunFolder,
         (plan, step, model): (&'a Plan, u64, &'a S::Model),
         scored: &'a S,
-        maker: &'a Maker,
+        host: &'a Host,
     ) -> Result<Evaluation<'a, S>> {
         plan.check_evaluated(scored.encoding(model))?;
         scored.check(plan, model)?;
         let longest = scored.lengths().iter().map(|length| scored.tokens(plan, *length)).max().unwrap_or(0);
-        plan.check_evaluation_memory(longest, Limit::here().as_ref())?;
+        plan.check_evaluation_memory(longest, host.ranks.limit().as_ref())?;
         let (known, journal) = (run.evaluations()?, run.evaluation_file());
-        Ok(Evaluation { plan, step, model, scored, maker, known, journal })
+        Ok(Evaluation { plan, step, model, scored, host, known, journal })
     }
 
     /// Identifies the evaluation of one length.
@@ -175,18 +177,41 @@ impl<'a, S: Scored> Evaluation<'a, S> {
     /// # Errors
     /// A file that cannot be written, text or data that can no longer be read.
     pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+        self.expect_same()?;
         self.scored.note().into_iter().for_each(|note| tell(Event::Note(note)));
-        for &length in self.scored.lengths() {
-            let (key, positions) = (self.key(length), self.scored.positions());
-            if let Some(row) = self.known.iter().rev().find(|row| covers(row, &key, positions)) {
-                tell(Event::Row { row, fresh: false });
+        let (ranks, positions) = (&self.host.ranks, self.scored.positions());
+        let known = |length: usize| {
+            let key = self.key(length);
+            self.known.iter().rev().find(|row| covers(row, &key, positions))
+        };
+        // a file system may show a row to one machine earlier than to another
+        let all: Vec<bool> = self.scored.lengths().iter().map(|length| known(*length).is_some()).collect();
+        let done = ranks.gather(&all).swap_remove(0);
+        for (&length, done) in self.scored.lengths().iter().zip(done) {
+            if done {
+                known(length).into_iter().for_each(|row| tell(Event::Row { row, fresh: false }));
                 continue;
             }
             let Some(row) = self.length(length, stop, tell)? else { return Ok(false) };
-            Journal::open(&self.journal)?.push(&row)?;
+            ranks.first(|| Ok(Journal::open(&self.journal)?.push(&row)?))?;
             tell(Event::Row { row: &row, fresh: true });
         }
         Ok(true)
+    }
+
+    /// Refuses ranks that would evaluate different things: other checkpoints, texts or lengths, or by another program.
+    fn expect_same(&self) -> Result<()> {
+        let Host { maker, ranks, .. } = self.host;
+        let asked: Vec<EvaluationKey> = self.scored.lengths().iter().map(|length| self.key(*length)).collect();
+        let facts = [
+            ("plan", self.plan.hash.clone()),
+            ("a checkpoint of step", self.step.to_string()),
+            ("to evaluate", format!("{asked:?}")),
+            ("a program of commit", maker.commit.clone().unwrap_or_default()),
+            ("instruction set", maker.instructions.clone()),
+        ];
+        let hint = "all ranks need the same run folder, data and program, on processors with the same instruction set";
+        ranks.expect_same(&facts, hint)
     }
 
     /// Evaluates one length; `None` when `stop` was set before the end.
@@ -200,13 +225,13 @@ impl<'a, S: Scored> Evaluation<'a, S> {
         tell: &mut dyn FnMut(Event),
     ) -> Result<Option<EvaluationRow>> {
         let clock = Instant::now();
-        let found = self.scored.score(self.plan, self.model, length, &mut |done, windows| {
+        let found = self.scored.score((self.plan, &self.host.ranks), self.model, length, &mut |done, windows| {
             tell(Event::Evaluating { length, done, windows });
             !stop.load(Ordering::Relaxed)
         })?;
         let row = |found| {
             let seconds = clock.elapsed().as_secs_f64();
-            self.key(length).row(self.plan, self.scored.encoding(self.model), found, (seconds, self.maker))
+            self.key(length).row(self.plan, self.scored.encoding(self.model), found, (seconds, &self.host.maker))
         };
         Ok(found.map(row))
     }

@@ -1,5 +1,6 @@
-//! What work is done on: the device, and what rows say of program and machine. An argument everywhere, and no part of a plan.
+//! What work is done on: the device, what rows say of program and machine, and who else works on it. An argument everywhere, and no part of a plan.
 
+use crate::ranks::Ranks;
 use burn::tensor::Device;
 use kerple::cpu::InstructionSet;
 use kerple_records::Maker;
@@ -11,6 +12,8 @@ pub struct Host {
     pub device: Device,
     /// What rows say of it.
     pub maker: Maker,
+    /// The processes that work together, of which this is one.
+    pub ranks: Ranks,
 }
 
 impl Host {
@@ -24,7 +27,17 @@ impl Host {
             device: "cpu".to_owned(),
             precision: "f32".to_owned(),
         };
-        Host { device: crate::device(), maker }
+        Host { device: crate::device(), maker, ranks: Ranks::alone() }
+    }
+
+    /// The same as one of several processes.
+    pub fn with_ranks(self, ranks: Ranks) -> Host {
+        Host { ranks, ..self }
+    }
+
+    /// The same for work that this process does by itself.
+    pub fn alone(&self) -> Host {
+        self.clone().with_ranks(Ranks::alone())
     }
 }
 

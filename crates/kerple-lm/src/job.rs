@@ -11,6 +11,7 @@ use crate::memory::Memory;
 use crate::model::Decoder;
 use crate::plan::Plan;
 use crate::probe::Probe;
+use crate::ranks::Ranks;
 use crate::run::{RunFolder, Trained};
 use crate::sequences::Text;
 use crate::tasks::TaskSource;
@@ -36,7 +37,7 @@ pub struct Job<'a> {
     pub asks: &'a [Ask],
     /// What else is measured, after that.
     pub probes: &'a [Probe],
-    /// Where the model is, and what rows say of it.
+    /// Where the model is, and what rows say of it; a job is one process's.
     pub host: &'a Host,
 }
 
@@ -115,6 +116,11 @@ impl Shard {
         job % self.count == self.index
     }
 
+    /// What of it is a rank's: all shards' ranks together are as many shards.
+    fn of(self, ranks: &Ranks) -> Shard {
+        Shard { index: self.index + self.count * ranks.rank(), count: self.count * ranks.count() }
+    }
+
     /// Whether this process is to do what is done once.
     pub fn is_first(self) -> bool {
         self.index == 0
@@ -143,13 +149,31 @@ impl FromStr for Shard {
     }
 }
 
-/// Works off the jobs of a shard; `false` when `stop` was set before the end.
+/// Works off the jobs of a shard, shared by ranks, each of which does whole jobs; `false` when `stop` was set before the end, or
+/// that of another rank.
 ///
 /// # Errors
 /// The first error of a job. A run whose numbers stop being numbers does not keep the others from being trained: its error
 /// is returned at the end.
-pub fn work_off(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-    jobs.iter().enumerate().filter(|(index, _)| shard.takes(*index)).try_for_each(|(_, job)| job.check())?;
+pub fn work_off(
+    jobs: &[Job],
+    (shard, ranks): (Shard, &Ranks),
+    stop: &AtomicBool,
+    tell: &mut dyn FnMut(Event),
+) -> Result<bool> {
+    let own = shard.of(ranks);
+    let check = || jobs.iter().enumerate().filter(|(index, _)| own.takes(*index)).try_for_each(|(_, job)| job.check());
+    ranks.agree(check())?;
+    let done = ranks.apart(stop, |hear| {
+        work_off_alone(jobs, own, stop, &mut |event| {
+            hear();
+            tell(event);
+        })
+    })?;
+    Ok(!done.contains(&false))
+}
+
+fn work_off_alone(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
     let mut lost = None;
     for (index, job) in jobs.iter().enumerate().filter(|(index, _)| shard.takes(*index)) {
         let (name, seed, runs) = (job.name, job.plan.seed, jobs.len());
@@ -204,7 +228,7 @@ impl Job<'_> {
             let mut model = model.clone();
             model.trunk.encoding = model.trunk.encoding.evaluated_as(encoding);
             let scored = OfText::of_run(folder, &plan, &text, &request)?;
-            let evaluation = Evaluation::new(folder, (&plan, state.step, &model), &scored, &host.maker)?;
+            let evaluation = Evaluation::new(folder, (&plan, state.step, &model), &scored, host)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
             }
@@ -235,7 +259,7 @@ impl Job<'_> {
             *trained.model.encoding_mut() = learned.evaluated_as(encoding);
             let scored = OfTask::new(task, &request);
             let solver = (&trained.plan, trained.state.step, trained.model.as_ref());
-            let evaluation = Evaluation::new(self.folder, solver, &scored, &self.host.maker)?;
+            let evaluation = Evaluation::new(self.folder, solver, &scored, self.host)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
             }
@@ -289,6 +313,8 @@ impl Job<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ranks::threads;
+    use std::rc::Rc;
 
     #[test]
     fn every_job_has_one_shard() {
@@ -298,6 +324,13 @@ mod tests {
         }
         assert!((0..30).all(|job| Shard::WHOLE.takes(job)));
         assert_eq!(shards[3].to_string(), "3/4");
+        let ranks = threads::group(3).into_iter().map(|rank| Ranks::of(Rc::new(rank))).collect::<Vec<_>>();
+        let parts: Vec<Shard> = shards.iter().flat_map(|shard| ranks.iter().map(|ranks| shard.of(ranks))).collect();
+        for job in 0..30 {
+            assert_eq!(parts.iter().filter(|shard| shard.takes(job)).count(), 1, "job {job}");
+            let shard = parts.iter().position(|shard| shard.takes(job)).unwrap() / 3;
+            assert!(shards[shard].takes(job), "job {job} stays in its shard");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A model that learns a task: the gradients of a batch, and updates by them.
 
 use crate::plan::Plan;
+use crate::ranks::{self, OrderedSum, Ranks};
 use crate::task::{Batch, Task};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -9,50 +10,8 @@ use kerple_burn::array::Array;
 use kerple_burn::fused::Engine;
 use kerple_burn::parameters::{self, Describe, Named};
 use kerple_burn::pass::Pass;
-use std::ops::Range;
 
 pub use kerple_burn::adamw::{Settings, Update};
-
-/// Joins the ranks of data-parallel training, between the backward and clipping.
-///
-/// Each rank works on its own rows of the whole batch. A rank's loss and gradients are those of its rows' share of the
-/// mean over the *whole* batch, so joining them is a sum. It runs over ranks in the order of their numbers on every rank,
-/// so that all of them go on with the same bits, and the same as one rank that works off the same rows in as many parts.
-pub trait Reduce {
-    /// The rows of a batch of `batch` sequences that are this rank's.
-    fn rows(&self, batch: usize) -> Range<usize>;
-
-    /// The sum over ranks of how many targets each scores.
-    fn weight(&self, own: usize) -> usize;
-
-    /// The largest over ranks of the positions of each one's longest sequence.
-    fn longest(&self, own: usize) -> usize;
-
-    /// The sum over ranks of losses, and of each parameter's gradients.
-    fn sum(&self, loss: f64, gradients: Vec<Tensor<1>>) -> (f64, Vec<Tensor<1>>);
-}
-
-/// One rank: nothing to join.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Alone;
-
-impl Reduce for Alone {
-    fn rows(&self, batch: usize) -> Range<usize> {
-        0..batch
-    }
-
-    fn weight(&self, own: usize) -> usize {
-        own
-    }
-
-    fn longest(&self, own: usize) -> usize {
-        own
-    }
-
-    fn sum(&self, loss: f64, gradients: Vec<Tensor<1>>) -> (f64, Vec<Tensor<1>>) {
-        (loss, gradients)
-    }
-}
 
 /// The mean loss of a batch, and its gradient in each parameter, flattened, in the order of the module.
 #[derive(Clone, Debug)]
@@ -96,7 +55,7 @@ pub struct Learner<M, T> {
     model: Option<M>,
     task: T,
     optimizer: AdamW,
-    reduce: Box<dyn Reduce>,
+    ranks: Ranks,
 }
 
 /// The optimizer's settings of a plan.
@@ -109,7 +68,7 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     /// A learner that has seen nothing; `model` lives on a device with autodiff.
     pub fn new(model: M, task: T, settings: Settings) -> Learner<M, T> {
         let optimizer = AdamW::new(&model, settings);
-        Learner { model: Some(model), task, optimizer, reduce: Box::new(Alone) }
+        Learner { model: Some(model), task, optimizer, ranks: Ranks::alone() }
     }
 
     /// The same with an optimizer that computes with this engine.
@@ -117,9 +76,9 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
         Learner { optimizer: self.optimizer.with_engine(engine), ..self }
     }
 
-    /// The same as one of several ranks.
-    pub fn with_reduce(self, reduce: impl Reduce + 'static) -> Learner<M, T> {
-        Learner { reduce: Box::new(reduce), ..self }
+    /// The same as one of several ranks, which all make the same updates.
+    pub fn with_ranks(self, ranks: Ranks) -> Learner<M, T> {
+        Learner { ranks, ..self }
     }
 
     /// The model as it is now.
@@ -136,39 +95,40 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
         &self.task
     }
 
-    /// The rows of a batch of `batch` sequences that are this rank's: all when it is alone.
-    pub fn rows(&self, batch: usize) -> Range<usize> {
-        self.reduce.rows(batch)
+    /// The loss and gradients of a batch that is worked off in `parts`. Of several ranks, `parts` are this one's, of equally
+    /// many rows, every n-th of the batch ([`Ranks::rows`]), and every rank has as many; loss and gradients are those of the
+    /// whole batch. `pass` is that of the first part of the batch. What is drawn for all positions is drawn for those of the
+    /// longest sequence of all parts. Parts are added up in their order, each once it is whole.
+    pub fn gradients(&self, parts: &[Batch], pass: Pass) -> Gradients {
+        let weight: usize = parts.iter().map(|part| self.task.weight(part)).sum();
+        let longest = parts.iter().map(|part| self.task.span(self.model(), part)).max().unwrap_or(0);
+        let all = self.ranks.gather(&(weight, longest));
+        let total = all.iter().map(|(weight, _)| weight).sum::<usize>() as f64;
+        let pass = pass.over(all.iter().map(|(_, longest)| *longest).max().unwrap_or(0));
+        let mut sum = OrderedSum::new(&self.ranks, parameters::values(self.model()));
+        let mut row = self.ranks.rank() * parts.first().map_or(0, |part| part.rows);
+        for part in parts {
+            let (loss, gradients) = self.part(part, total, &pass.at_row(row));
+            sum.add(loss, gradients);
+            row += part.rows * self.ranks.count();
+        }
+        let (loss, values) = sum.finish();
+        Gradients { loss, values }
     }
 
-    /// The loss and gradients of a batch that is worked off in `parts`, joined over ranks. `pass` is that of the first
-    /// part. What is drawn for all positions is drawn for those of the longest sequence of all parts.
-    pub fn gradients(&self, parts: &[Batch], pass: Pass) -> Gradients {
-        let longest = parts.iter().map(|part| self.task.span(self.model(), part)).max().unwrap_or(0);
-        let pass = pass.over(self.reduce.longest(longest));
-        let total = self.reduce.weight(parts.iter().map(|part| self.task.weight(part)).sum()) as f64;
-        let mut sums: Vec<Option<Tensor<1>>> = Vec::new();
-        let (mut loss, mut row) = (0.0, 0);
-        for part in parts {
-            let weight = self.task.weight(part);
-            // a part of which nothing is scored has no loss
-            if weight > 0 {
-                self.task.each_loss(self.model(), part, &pass.at_row(row), &mut |part| {
-                    let part = part / (total / weight as f64);
-                    loss += part.clone().into_data().iter::<f64>().sum::<f64>();
-                    add(&mut sums, parameters::gradients(self.model(), &mut part.backward()));
-                });
-            }
-            row += part.rows;
+    /// A part's share of the loss and of the gradients of a batch that scores `total` targets.
+    fn part(&self, part: &Batch, total: f64, pass: &Pass) -> (f64, Vec<Option<Tensor<1>>>) {
+        let (mut loss, mut sums) = (0.0, vec![None; self.optimizer.groups().len()]);
+        let weight = self.task.weight(part);
+        // a part of which nothing is scored has no loss
+        if weight > 0 {
+            self.task.each_loss(self.model(), part, pass, &mut |piece| {
+                let piece = piece / (total / weight as f64);
+                loss += piece.clone().into_data().iter::<f64>().sum::<f64>();
+                ranks::add(&mut sums, parameters::gradients(self.model(), &mut piece.backward()));
+            });
         }
-        sums.resize(self.optimizer.groups().len(), None);
-        let zeros = || parameters::values(self.model()).into_iter().map(|values| values.zeros_like());
-        let values = match sums.iter().all(Option::is_some) {
-            true => sums.into_iter().flatten().collect(),
-            false => sums.into_iter().zip(zeros()).map(|(sum, zeros)| sum.unwrap_or(zeros)).collect(),
-        };
-        let (loss, values) = self.reduce.sum(loss, values);
-        Gradients { loss, values }
+        (loss, sums)
     }
 
     /// One update by a batch that is worked off in `parts`.
@@ -245,18 +205,4 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
 
 fn moment_name(second: bool, parameter: &str) -> String {
     format!("{}.{parameter}", if second { "second" } else { "first" })
-}
-
-/// Adds the gradients of a part; a parameter that no part depends on stays without one.
-fn add(sums: &mut Vec<Option<Tensor<1>>>, found: Vec<Option<Tensor<1>>>) {
-    if sums.is_empty() {
-        *sums = found;
-        return;
-    }
-    for (sum, gradient) in sums.iter_mut().zip(found) {
-        *sum = match (sum.take(), gradient) {
-            (Some(sum), Some(gradient)) => Some(sum + gradient),
-            (sum, gradient) => sum.or(gradient),
-        };
-    }
 }

@@ -20,6 +20,7 @@ pub mod model;
 pub mod origin;
 pub mod plan;
 pub mod probe;
+pub mod ranks;
 pub mod run;
 pub mod schedule;
 pub mod sequences;

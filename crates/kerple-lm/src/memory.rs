@@ -4,7 +4,7 @@
 //! layers, `H` heads, `V` the vocabulary, 4 bytes a value:
 //!
 //! ```text
-//! training     weights P, moments 2P, gradients P (2P when parts of a batch are added up), head and its gradient 2MV
+//! training     weights P, moments 2P, gradients P (2P when parts of a batch are added up, 3P when they are taken in pieces), head and its gradient 2MV
 //!              activations  T (layers (6M + F + H) + 10M + 2F)    what the backward needs, and one layer at work;
 //!                                                                2F a layer where hidden values are dropped; packed rows of one
 //!                                                                layer once more under `qk_norm`, twice under `ssmax`
@@ -110,7 +110,8 @@ impl Plan {
         let [m, f, h] = [model.d_model, model.d_hidden, model.n_heads];
         let at_once = self.train.piece.unwrap_or(usize::MAX).min(self.sequence_len());
         let tokens = micro_batch.saturating_mul(at_once);
-        let parts = 1 + usize::from(micro_batch < self.train.batch);
+        let in_parts = micro_batch < self.train.batch;
+        let parts = 1 + usize::from(in_parts) + usize::from(in_parts && at_once < self.sequence_len());
         let hidden = if model.block.dropout > 0.0 && model.block.hidden_dropout { 2 * f } else { f };
         let packed = model.sizes().heads(&model.block).packed();
         // as they are projected, as they are rotated, and with `ssmax` as they are normed

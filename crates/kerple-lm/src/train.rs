@@ -1,12 +1,17 @@
 //! The training loop: resumable to the bit, stoppable at any step, never silent about a number that is not one.
+//!
+//! Of several ranks every one reads, computes and makes the same updates; the first writes. What can fail on one alone is agreed
+//! on before all go on: see [`crate::ranks`].
 
 use crate::checkpoint::{self, Found, State};
+use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::events::EventFile;
 use crate::host::Host;
 use crate::learner::{self, Learned, Learner, NotFinite, Update};
-use crate::memory::{Limit, TOKENS_AT_ONCE};
+use crate::memory::TOKENS_AT_ONCE;
 use crate::plan::Plan;
+use crate::ranks::Ranks;
 use crate::run::{Lock, RunFolder, seconds_since_1970, snapshot};
 use crate::sequences::Batches;
 use crate::solver::{self, Planned, Work};
@@ -38,12 +43,12 @@ pub struct Sitting<'a> {
 
 impl Sitting<'_> {
     /// What the run folder says of it, when it begins with this update.
-    fn row(&self, first_step: u64) -> SittingRow {
-        let train = &self.plan.train;
+    fn row(&self, first_step: u64, micro_batch: usize) -> SittingRow {
         SittingRow {
             first_step,
             maker: self.host.maker.clone(),
-            micro_batch: train.micro_batch.unwrap_or(train.batch) as u64,
+            micro_batch: micro_batch as u64,
+            ranks: self.host.ranks.count() as u64,
             began: seconds_since_1970(),
         }
     }
@@ -90,15 +95,35 @@ pub struct Outcome {
 struct Trainer<'a, M, T> {
     sitting: &'a Sitting<'a>,
     plan: &'a Plan,
+    ranks: &'a Ranks,
     learner: Learner<M, T>,
     state: State,
-    metrics: Journal<MetricsRow>,
-    events: EventFile,
+    /// Sequences at once in memory.
+    micro_batch: usize,
+    /// Of the rank that writes.
+    writer: Option<Writer>,
     /// The last good checkpoint.
     saved: Option<PathBuf>,
     /// Seconds of the steps since the last logged one.
     fresh: Vec<f64>,
-    _lock: Lock,
+    /// Seconds of these that this rank waited for others.
+    waited: f64,
+}
+
+/// What is open while a run is written.
+struct Writer {
+    metrics: Journal<MetricsRow>,
+    events: EventFile,
+}
+
+/// What a rank reads of a run before it trains.
+struct Begun<M, T> {
+    learner: Learner<M, T>,
+    state: State,
+    saved: Option<PathBuf>,
+    /// The commit that began the run, where it was begun.
+    commit: Option<Option<String>>,
+    notes: Vec<String>,
 }
 
 /// Trains until the run is complete or told to stop; the same folder again resumes.
@@ -128,19 +153,20 @@ fn train_with<M: Planned, T: Task<M> + Copy>(
     task: T,
     tell: &mut dyn FnMut(Event),
 ) -> Result<Outcome> {
-    let plan = sitting.plan;
-    let mut trainer = Trainer::<M, T>::open(sitting, task, tell)?;
+    let (plan, ranks) = (sitting.plan, &sitting.host.ranks);
+    let (mut trainer, _lock) = Trainer::<M, T>::open(sitting, task, tell)?;
     let (started, first) = (Instant::now(), trainer.state.step);
     let mut loss = None;
     while trainer.state.step < plan.steps {
-        let clock = Instant::now();
+        let (clock, waited) = (Instant::now(), ranks.waited());
         let (step_loss, norm) = trainer.step()?;
         let seconds = clock.elapsed().as_secs_f64();
         trainer.state.seconds += seconds;
         trainer.fresh.push(seconds);
+        trainer.waited += (ranks.waited() - waited).as_secs_f64();
         loss = Some(step_loss);
         let step = trainer.state.step;
-        trainer.log(step_loss, norm)?;
+        let logged = trainer.log(step_loss, norm);
         tell(Event::Step(&Progress {
             step,
             steps: plan.steps,
@@ -148,20 +174,17 @@ fn train_with<M: Planned, T: Task<M> + Copy>(
             tokens_per_second: (plan.train.batch * plan.train_len) as f64 / seconds,
             seconds_left: started.elapsed().as_secs_f64() / (step - first) as f64 * (plan.steps - step) as f64,
         }));
-        let stopping = sitting.stop.load(Ordering::Relaxed);
+        let stopping = ranks.share(logged.map(|()| sitting.stop.load(Ordering::Relaxed)))?.contains(&true);
         let due = step.is_multiple_of(plan.train.checkpoint_every) || step == plan.steps;
-        if due {
-            trainer.snapshot_kernels()?;
-        }
         if due || stopping {
-            trainer.save()?;
+            trainer.save(due)?;
         }
         if stopping {
             break;
         }
     }
     if trainer.saved.is_none() && trainer.state.step == plan.steps {
-        trainer.save()?;
+        trainer.save(false)?;
     }
     let State { step, seconds, .. } = trainer.state;
     Ok(Outcome { step, finished: step == plan.steps, loss, seconds })
@@ -173,68 +196,62 @@ fn fresh<M: Planned, T: Task<M>>(plan: &Plan, task: T, device: &Device) -> Learn
 }
 
 impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
-    /// Takes the folder, checks all that is in it, and only then writes.
-    fn open(sitting: &'a Sitting<'a>, task: T, tell: &mut dyn FnMut(Event)) -> Result<Trainer<'a, M, T>> {
-        let Sitting { plan, run, batches, strict, host, .. } = *sitting;
-        plan.check_training_memory(Limit::here().as_ref())?;
-        let lock = run.lock()?;
-        let found = checkpoint::newest(run.path(), strict, |path| {
-            let state = checkpoint::state(path, plan)?;
-            let mut learner = fresh(plan, task, &host.device);
-            checkpoint::restore(path, &state, &mut learner)?;
-            Ok((learner, state))
-        });
-        // of two reasons to refuse the plan's is the clearer one
-        let done = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.value.1.step);
-        let began = run.plan()?;
-        if let Some(old) = &began {
-            old.may_become(plan, done)?;
-        }
-        let (learner, state, saved) = match found? {
-            Some(Found { path, value: (learner, state), notes }) => {
-                notes.into_iter().for_each(|note| tell(Event::Note(note)));
-                (learner, state, Some(path))
-            }
-            None if plan.origin.is_some() => {
-                let message = format!("{} lacks the weights that the run begins with", run.path().display());
-                return Err(Error::refused(
-                    message,
-                    "begin it again in another folder: kerple train --from RUN --out FOLDER",
-                ));
-            }
-            None => (fresh(plan, task, &host.device), State::start(plan.course()), None),
-        };
-        let notes = [batches.remark().map(str::to_owned), validation_note(plan, batches.validation_rows())];
-        notes.into_iter().flatten().for_each(|note| tell(Event::Note(note)));
-        let commit = began.map_or_else(|| host.maker.commit.clone(), |old| old.commit);
+    /// Takes the folder, checks all that is in it on every rank, and only then writes.
+    fn open(
+        sitting: &'a Sitting<'a>,
+        task: T,
+        tell: &mut dyn FnMut(Event),
+    ) -> Result<(Trainer<'a, M, T>, Option<Lock>)> {
+        let Sitting { plan, run, batches, host, .. } = *sitting;
+        let ranks = &host.ranks;
+        let micro_batch = ranks.agree(micro_batch(plan, ranks))?;
+        let lock = ranks.first(|| run.lock())?;
+        let begun = ranks.agree(Begun::read(sitting, task))?;
+        let Begun { learner, state, saved, commit, notes } = begun;
+        expect_same_run(sitting, &state)?;
+        let asked = plan.train.micro_batch.unwrap_or(plan.train.batch);
+        let parts = (micro_batch != asked).then(|| parts_note(asked, micro_batch, ranks));
+        let validation = validation_note(plan, batches.validation_rows());
+        let remarks = [parts, batches.remark().map(str::to_owned), validation];
+        notes.into_iter().chain(remarks.into_iter().flatten()).for_each(|note| tell(Event::Note(note)));
+        let learner = learner.with_ranks(ranks.clone());
+        let (writer, fresh, waited) = (None, Vec::new(), 0.0);
+        let mut trainer = Trainer { sitting, plan, ranks, learner, state, micro_batch, writer, saved, fresh, waited };
+        let commit = commit.unwrap_or_else(|| host.maker.commit.clone());
+        trainer.writer = ranks.first(|| trainer.claim(commit))?;
+        Ok((trainer, lock))
+    }
+
+    /// Writes that this sitting begins, and opens what it goes on writing.
+    fn claim(&self, commit: Option<String>) -> Result<Writer> {
+        let (plan, run, step) = (self.plan, self.sitting.run, self.state.step);
         run.write_plan(&Plan { commit, ..plan.clone() })?;
-        checkpoint::tidy(run.path(), plan.train.keep, state.step)?;
-        if state.step < plan.steps {
-            run.add_sitting(&sitting.row(state.step + 1))?;
+        checkpoint::tidy(run.path(), plan.train.keep, step)?;
+        if step < plan.steps {
+            run.add_sitting(&self.sitting.row(step + 1, self.micro_batch))?;
         }
-        let metrics = run.reopen_metrics(state.step)?;
-        let events = EventFile::create(&run.events(), state.step)?;
-        let trainer = Trainer { sitting, plan, learner, state, metrics, events, saved, fresh: Vec::new(), _lock: lock };
-        if trainer.state.step == 0 {
-            trainer.snapshot_kernels()?;
+        let metrics = run.reopen_metrics(step)?;
+        let events = EventFile::create(&run.events(), step)?;
+        if step == 0 {
+            self.snapshot_kernels()?;
         }
-        Ok(trainer)
+        Ok(Writer { metrics, events })
     }
 
     /// One update; returns the loss and the gradient's global norm.
     fn step(&mut self) -> Result<(f64, f64)> {
         let Plan { train, .. } = self.plan;
-        let rows = self.learner.rows(train.batch);
-        let part = |rows| self.sitting.batches.batch(self.state.step, rows);
-        let parts = task::parts(rows.clone(), train.micro_batch.unwrap_or(train.batch))?;
-        let parts = parts.into_iter().map(part).collect::<Result<Vec<task::Batch>>>()?;
+        let read = |rows| self.sitting.batches.batch(self.state.step, rows);
+        let rows = self.ranks.rows(train.batch, self.micro_batch);
+        let parts = self.ranks.agree(rows.into_iter().map(read).collect::<Result<Vec<task::Batch>>>())?;
         let update = Update {
             learning_rate: self.plan.schedule().at(self.state.step),
             adam_step: train.first_adam_step + self.state.step,
         };
-        let pass = Pass::training(self.plan.seed, self.state.step).at_row(rows.start);
-        let Learned { loss, grad_norm } =
-            self.learner.step(&parts, pass, update).map_err(|number| self.not_finite(number))?;
+        let pass = Pass::training(self.plan.seed, self.state.step);
+        let learned = self.learner.step(&parts, pass, update);
+        // all ranks have the same sums, so this is on all or on none
+        let Learned { loss, grad_norm } = learned.or_else(|number| self.ranks.agree(Err(self.not_finite(number))))?;
         self.state.step += 1;
         Ok((loss, grad_norm))
     }
@@ -257,10 +274,12 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
             return Ok(());
         }
         let valid_loss = if validate { self.validate()? } else { None };
+        let (mut sorted, waited) = (std::mem::take(&mut self.fresh), std::mem::take(&mut self.waited));
+        let waiting = (self.ranks.count() > 1).then(|| (waited / sorted.iter().sum::<f64>()).min(1.0));
+        sorted.sort_by(f64::total_cmp);
+        let Some(writer) = &mut self.writer else { return Ok(()) };
         let encoding = self.learner.model().encoding();
         let small = |values: &Vec<f64>| values.len() <= 1024;
-        let mut sorted = std::mem::take(&mut self.fresh);
-        sorted.sort_by(f64::total_cmp);
         let row = MetricsRow {
             step,
             loss,
@@ -269,18 +288,11 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
             tokens: step * (train.batch * train.train_len) as u64,
             seconds: self.state.seconds,
             step_seconds: sorted[sorted.len() / 2],
+            waiting,
             valid_loss,
             encoding: encoding.true_values().into_iter().filter(|(_, values)| small(values)).collect(),
         };
-        self.metrics.push(&row)?;
-        self.events.scalar(step, "loss/train", loss)?;
-        self.events.scalar(step, "learning_rate", row.learning_rate)?;
-        self.events.scalar(step, "grad_norm", grad_norm)?;
-        self.events.scalar(step, "seconds_per_step", row.step_seconds)?;
-        if let Some(valid) = valid_loss {
-            self.events.scalar(step, "loss/valid", valid)?;
-        }
-        Ok(())
+        writer.push(&row)
     }
 
     /// Mean loss of the validation sequences, a few at a time however many there are.
@@ -290,20 +302,43 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         let at_once = (TOKENS_AT_ONCE / self.plan.sequence_len()).max(1);
         let model = parameters::without_autodiff(self.learner.model());
         let task = self.learner.task();
-        let mut sum = 0.0;
-        for start in (0..rows).step_by(at_once) {
+        let sum = |part: usize| {
+            let start = part * at_once;
             let batch = batches.validation(start..rows.min(start + at_once))?;
-            sum += task.mean_loss(&model, &batch, &self.plan.evaluation_pass(start)) * batch.rows as f64;
-        }
-        Ok((rows > 0).then(|| sum / rows as f64))
+            let mean = task.mean_loss(&model, &batch, &self.plan.evaluation_pass(start));
+            Ok((mean * batch.rows as f64).to_bits())
+        };
+        let sums = self.ranks.in_turns(rows.div_ceil(at_once), sum)?;
+        Ok((rows > 0).then(|| sums.into_iter().map(f64::from_bits).sum::<f64>() / rows as f64))
     }
 
-    /// Saves a checkpoint, after the rows that lead to it are on disk.
-    fn save(&mut self) -> Result<()> {
-        self.metrics.sync()?;
-        let keep = self.plan.train.keep;
-        self.saved = Some(checkpoint::save(self.sitting.run.path(), keep, &self.state, &self.learner)?);
+    /// Saves a checkpoint, after the rows that lead to it are on disk, and the learned tables where they are due.
+    fn save(&mut self, kernels: bool) -> Result<()> {
+        self.expect_same_weights()?;
+        let saved = self.ranks.first(|| {
+            if kernels {
+                self.snapshot_kernels()?;
+            }
+            self.writer.as_ref().map_or(Ok(()), Writer::sync)?;
+            checkpoint::save(self.sitting.run.path(), self.plan.train.keep, &self.state, &self.learner)
+        })?;
+        let place = || checkpoint::place(self.sitting.run.path(), self.state.step);
+        self.saved = Some(saved.unwrap_or_else(place));
         Ok(())
+    }
+
+    /// Refuses to save what ranks differ in: each makes every update by itself, and only one is saved.
+    fn expect_same_weights(&self) -> Result<()> {
+        if self.ranks.count() == 1 {
+            return Ok(());
+        }
+        let weights = self.learner.stored(learner::Part::Weights);
+        let sum = weights
+            .iter()
+            .fold(0, |sum, named| crc32c::crc32c_append(sum, bytemuck::cast_slice(named.array.slice::<f32>())));
+        let name = format!("after update {}, weights with the checksum", self.state.step);
+        let hint = "their processors, memory or libraries differ; nothing was saved of this, leave that machine out";
+        self.ranks.expect_same(&[(&name, format!("{sum:08x}"))], hint)
     }
 
     /// Adds the learned tables as they are now to `kernels.json`.
@@ -311,6 +346,96 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         let snapshot = snapshot(self.learner.model().encoding(), self.state.step);
         snapshot.map_or(Ok(()), |snapshot| self.sitting.run.add_kernels(snapshot))
     }
+}
+
+impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
+    /// Reads what is in the folder; writes nothing.
+    fn read(sitting: &Sitting, task: T) -> Result<Begun<M, T>> {
+        let Sitting { plan, run, strict, host, .. } = *sitting;
+        let found = checkpoint::newest(run.path(), strict, |path| {
+            let state = checkpoint::state(path, plan)?;
+            let mut learner = fresh(plan, task, &host.device);
+            checkpoint::restore(path, &state, &mut learner)?;
+            Ok((learner, state))
+        });
+        // of two reasons to refuse the plan's is the clearer one
+        let done = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.value.1.step);
+        let old = run.plan()?;
+        if let Some(old) = &old {
+            old.may_become(plan, done)?;
+        }
+        let commit = old.map(|old| old.commit);
+        Ok(match found? {
+            Some(Found { path, value: (learner, state), notes }) => {
+                Begun { learner, state, saved: Some(path), commit, notes }
+            }
+            None if plan.origin.is_some() => {
+                let message = format!("{} lacks the weights that the run begins with", run.path().display());
+                let hint = "begin it again in another folder: kerple train --from RUN --out FOLDER";
+                return Err(Error::refused(message, hint));
+            }
+            None => {
+                let (learner, state) = (fresh(plan, task, &host.device), State::start(plan.course()));
+                Begun { learner, state, saved: None, commit, notes: Vec::new() }
+            }
+        })
+    }
+}
+
+impl Writer {
+    fn push(&mut self, row: &MetricsRow) -> Result<()> {
+        self.metrics.push(row)?;
+        self.events.scalar(row.step, "loss/train", row.loss)?;
+        self.events.scalar(row.step, "learning_rate", row.learning_rate)?;
+        self.events.scalar(row.step, "grad_norm", row.grad_norm)?;
+        self.events.scalar(row.step, "seconds_per_step", row.step_seconds)?;
+        if let Some(waiting) = row.waiting {
+            self.events.scalar(row.step, "waiting", waiting)?;
+        }
+        if let Some(valid) = row.valid_loss {
+            self.events.scalar(row.step, "loss/valid", valid)?;
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.metrics.sync()?)
+    }
+}
+
+/// Sequences at once, after what cannot be trained here is refused.
+fn micro_batch(plan: &Plan, ranks: &Ranks) -> Result<usize> {
+    let train = &plan.train;
+    let rows = ranks.micro_batch(train.batch, train.micro_batch.unwrap_or(train.batch))?;
+    let in_parts = Plan { train: TrainConfig { micro_batch: Some(rows), ..train.clone() }, ..plan.clone() };
+    in_parts.check_training_memory(ranks.limit().as_ref())?;
+    Ok(rows)
+}
+
+/// Refuses ranks that would not make the same updates.
+fn expect_same_run(sitting: &Sitting, state: &State) -> Result<()> {
+    let Host { maker, ranks, .. } = sitting.host;
+    let facts = [
+        ("plan", sitting.plan.hash.clone()),
+        ("data", sitting.plan.facts.content.clone()),
+        ("a checkpoint of step", state.step.to_string()),
+        ("a checkpoint with weights", state.model_sha256.clone()),
+        ("a checkpoint with moments", state.optimizer_sha256.clone()),
+        ("a program of commit", maker.commit.clone().unwrap_or_default()),
+        ("instruction set", maker.instructions.clone()),
+        ("precision", maker.precision.clone()),
+    ];
+    let hint =
+        "all ranks need the same run file, data, run folder and program, on processors with the same instruction set";
+    ranks.expect_same(&facts, hint)
+}
+
+/// What to say of parts that are smaller than was asked for.
+fn parts_note(asked: usize, micro_batch: usize, ranks: &Ranks) -> String {
+    format!(
+        "{micro_batch} sequences at once instead of {asked}, so that {} ranks have equally many parts; one process with          train.micro_batch={micro_batch} has the same bits",
+        ranks.count()
+    )
 }
 
 /// What to say of validation text that is shorter than was asked for.

@@ -11,14 +11,14 @@ use kerple_burn::layers::{Init, normal_matrix};
 use kerple_burn::parameters::{self, Describe, Group};
 use kerple_burn::plan::InitKind;
 use kerple_lm::config::TrainConfig;
-use kerple_lm::learner::{Learned, Learner, NotFinite, Part, Reduce, Settings, Update, settings};
+use kerple_lm::learner::{Learned, Learner, NotFinite, Part, Settings, Update, settings};
 use kerple_lm::model::Decoder;
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
+use kerple_lm::ranks::{Ranks, threads};
 use kerple_lm::task::{Batch, LanguageModel, Scores, Task};
 use rand::{RngExt, SeedableRng};
-use std::ops::Range;
-use std::sync::{Arc, Barrier, Mutex};
+use std::rc::Rc;
 
 const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.01, clip: 1.0 };
 
@@ -266,80 +266,55 @@ fn only_scored_targets_count() {
     }
 }
 
-/// A rank's loss and gradients.
-type Share = (f64, Vec<Tensor<1>>);
-
-/// Ranks in threads of one process: each leaves its part on the table, and all add them up in order.
-#[derive(Clone)]
-struct Threads {
-    rank: usize,
-    barrier: Arc<Barrier>,
-    table: Arc<Mutex<Vec<Option<Share>>>>,
-    weights: Arc<Mutex<Vec<usize>>>,
+/// What `work` gives on each of so many ranks, which are threads.
+fn on_ranks<T: Send>(count: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let spawn = |rank| scope.spawn(move || work(Ranks::of(Rc::new(rank))));
+        let threads: Vec<_> = threads::group(count).into_iter().map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }
 
-impl Reduce for Threads {
-    fn rows(&self, batch: usize) -> Range<usize> {
-        let each = batch / 2;
-        self.rank * each..(self.rank + 1) * each
-    }
-
-    fn weight(&self, own: usize) -> usize {
-        self.weights.lock().unwrap()[self.rank] = own;
-        self.barrier.wait();
-        let total = self.weights.lock().unwrap().iter().sum();
-        self.barrier.wait();
-        total
-    }
-
-    fn longest(&self, own: usize) -> usize {
-        self.weights.lock().unwrap()[self.rank] = own;
-        self.barrier.wait();
-        let longest = self.weights.lock().unwrap().iter().copied().max().unwrap();
-        self.barrier.wait();
-        longest
-    }
-
-    fn sum(&self, loss: f64, gradients: Vec<Tensor<1>>) -> (f64, Vec<Tensor<1>>) {
-        self.table.lock().unwrap()[self.rank] = Some((loss, gradients));
-        self.barrier.wait();
-        let all = self.table.lock().unwrap().clone();
-        self.barrier.wait();
-        let add = |(loss, sums): Share, (more, gradients): Share| {
-            (loss + more, sums.into_iter().zip(gradients).map(|(a, b)| a + b).collect())
+#[test]
+fn any_number_of_ranks_equals_one_with_as_many_parts() {
+    let plan = plan(&encoding("kerple_log"), config());
+    let train = |ranks: Ranks| {
+        let mut learner = decoder(&plan).with_ranks(ranks.clone());
+        let learned = |step: u64| {
+            let batch = counting(step, 12, 12);
+            let parts: Vec<Batch> = ranks.rows(12, 1).into_iter().map(|rows| batch.slice(rows)).collect();
+            learner.step(&parts, Pass::training(7, step), at(step)).unwrap()
         };
-        all.into_iter().flatten().reduce(add).unwrap()
+        let learned: Vec<Learned> = (0..4).map(learned).collect();
+        (learned, weights(&learner))
+    };
+    let alone = train(Ranks::alone());
+    for count in [2, 3, 4, 6, 12] {
+        for (rank, result) in on_ranks(count, train).into_iter().enumerate() {
+            assert!(result == alone, "rank {rank} of {count}");
+        }
     }
 }
 
 #[test]
-fn two_ranks_equal_one_with_two_parts() {
-    let plan = plan(&encoding("kerple_log"), config());
-    let train = |mut learner: Learner<Decoder, LanguageModel>| {
-        let (rows, mut losses) = (learner.rows(4), Vec::new());
-        for step in 0..4 {
-            let parts = counting(step, 4, 12).slice(rows.clone()).split(2).unwrap();
-            let pass = Pass::training(7, step).at_row(rows.start);
-            losses.push(learner.step(&parts, pass, at(step)).unwrap());
+fn ranks_of_which_some_score_nothing_add_up() {
+    let plan = plan(&encoding("alibi"), config());
+    let gradients = |ranks: Ranks| {
+        let mut batch = counting(3, 4, 12);
+        // nothing of the first and the third row counts
+        batch.scored = Some((0..48).map(|at| at / 12 % 2 == 1 && at % 3 > 0).collect());
+        let learner = decoder(&plan).with_ranks(ranks.clone());
+        let parts: Vec<Batch> = ranks.rows(4, 1).into_iter().map(|rows| batch.slice(rows)).collect();
+        let found = learner.gradients(&parts, Pass::training(7, 0));
+        let bits = |values: Tensor<1>| values.into_data().iter::<f32>().map(f32::to_bits).collect::<Vec<u32>>();
+        (found.loss.to_bits(), found.values.into_iter().map(bits).collect::<Vec<_>>())
+    };
+    let alone = gradients(Ranks::alone());
+    for count in [2, 4] {
+        for (rank, result) in on_ranks(count, gradients).into_iter().enumerate() {
+            assert!(result == alone, "rank {rank} of {count}");
         }
-        (losses, weights(&learner))
-    };
-    let alone = train(decoder(&plan));
-    let ranks = Threads {
-        rank: 0,
-        barrier: Arc::new(Barrier::new(2)),
-        table: Arc::new(Mutex::new(vec![None, None])),
-        weights: Arc::new(Mutex::new(vec![0, 0])),
-    };
-    let results = std::thread::scope(|scope| {
-        let run = |rank: usize| {
-            let (ranks, plan) = (Threads { rank, ..ranks.clone() }, &plan);
-            scope.spawn(move || train(decoder(plan).with_reduce(ranks)))
-        };
-        [run(0), run(1)].map(|thread| thread.join().unwrap())
-    });
-    for (rank, result) in results.into_iter().enumerate() {
-        assert_eq!(result, alone, "rank {rank}");
     }
 }
 

@@ -83,7 +83,7 @@ fn evaluate(folder: &Path, request: &AnswersRequest) -> (Vec<EvaluationRow>, usi
     let source = Source::open(&trained.plan.data).unwrap();
     let scored = OfTask::new(source.task().unwrap(), request);
     let solver = (&trained.plan, trained.state.step, trained.model.as_ref());
-    let evaluation = Evaluation::new(&run, solver, &scored, &host.maker).unwrap();
+    let evaluation = Evaluation::new(&run, solver, &scored, &host).unwrap();
     let (mut rows, mut fresh_ones) = (Vec::new(), 0);
     let finished = evaluation.run(&AtomicBool::new(false), &mut |event| {
         if let Evaluating::Row { row, fresh } = event {

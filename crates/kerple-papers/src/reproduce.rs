@@ -27,7 +27,6 @@ use kerple_lm::config::{DataConfig, RunConfig};
 use kerple_lm::corpus::Source;
 use kerple_lm::host::Host;
 use kerple_lm::job::{self, Ask, Event, Job, Shard};
-use kerple_lm::memory::Limit;
 use kerple_lm::plan::Plan;
 use kerple_lm::probe::Probe;
 use kerple_lm::run::RunFolder;
@@ -295,7 +294,11 @@ impl Reproduction {
     /// # Errors
     /// As [`job::work_off`]; what would fail after hours of training is refused before the first run.
     pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        crate::packed::restore(&self.out)?;
+        let (ranks, alone) = (&self.host.ranks, self.host.alone());
+        if ranks.is_first() {
+            crate::packed::restore(&self.out)?;
+        }
+        ranks.barrier();
         let sources = self.sources()?;
         let plans = self.planned.iter().map(|planned| self.plan(planned, &sources)).collect::<Result<Vec<Plan>>>()?;
         let probes: Vec<Vec<Probe>> =
@@ -315,10 +318,10 @@ impl Reproduction {
             source: &sources[&self.planned[at].run.corpus],
             asks: &asks[at],
             probes: &probes[at],
-            host: &self.host,
+            host: &alone,
         };
         let jobs: Vec<Job> = (0..self.planned.len()).map(job).collect();
-        Ok(job::work_off(&jobs, shard, stop, tell)?)
+        Ok(job::work_off(&jobs, (shard, ranks), stop, tell)?)
     }
 
     /// Where the files of a task are, for tasks about files.
@@ -358,7 +361,7 @@ impl Reproduction {
         if let Some(old) = RunFolder::new(self.out.join(&planned.run.folder)).plan()? {
             old.may_become(&plan, 0)?;
         }
-        let limit = Limit::here();
+        let limit = self.host.ranks.limit();
         plan.check_training_memory(limit.as_ref())?;
         for ask in self.asks(planned) {
             ask.request

@@ -68,7 +68,8 @@ impl MetricsRow {
             return Some(format!("step {}: {} tokens are no {each}", self.step, self.tokens));
         }
         let sizes = [("grad_norm", self.grad_norm), ("seconds", self.seconds), ("step_seconds", self.step_seconds)];
-        let negative = sizes.into_iter().find(|(_, value)| *value < 0.0);
+        let waiting = self.waiting.map(|waiting| ("waiting", waiting));
+        let negative = sizes.into_iter().chain(waiting).find(|(_, value)| *value < 0.0);
         negative.map(|(name, value)| format!("step {}: {name} is {value}", self.step))
     }
 }
@@ -130,5 +131,7 @@ mod tests {
         assert_eq!(row.contradiction(9).unwrap(), "step 3: 24 tokens are no 3 updates of 9");
         let row = MetricsRow { seconds: -1.0, ..row };
         assert_eq!(row.contradiction(8).unwrap(), "step 3: seconds is -1");
+        let row = MetricsRow { seconds: 1.0, waiting: Some(-0.5), ..row };
+        assert_eq!(row.contradiction(8).unwrap(), "step 3: waiting is -0.5");
     }
 }

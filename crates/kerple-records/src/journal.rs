@@ -189,6 +189,7 @@ mod tests {
             grad_norm: f64::INFINITY,
             tokens: 512 * step,
             seconds: 0.3,
+            waiting: None,
             step_seconds: 0.1,
             valid_loss: None,
             encoding: BTreeMap::from([("r1".into(), vec![0.25, 1.0 / 3.0])]),

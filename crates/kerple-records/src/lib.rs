@@ -62,13 +62,17 @@ pub struct MetricsRow {
     pub grad_norm: f64,
     /// Tokens trained on so far; of tasks, whose batches differ in length, as if all had the training length.
     pub tokens: u64,
-    /// Wall time so far in seconds, summed over resumes. The only key, with `step_seconds`, that differs between a resumed run
-    /// and an uninterrupted one.
+    /// Wall time so far in seconds, summed over resumes. The only key, with `step_seconds` and `waiting`, that differs between a
+    /// resumed run and an uninterrupted one.
     #[serde(with = "number")]
     pub seconds: f64,
     /// Seconds a step, median over the steps since the last row or the resume.
     #[serde(with = "number")]
     pub step_seconds: f64,
+    /// Share of the time of the steps since the last row that the first of several ranks waited for the others and for what they
+    /// sent; absent where one process trained.
+    #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<f64>,
     /// Validation loss at this step, nats per token, where it was measured.
     #[serde(with = "number", default)]
     pub valid_loss: Option<f64>,

@@ -40,8 +40,19 @@ pub struct SittingRow {
     pub maker: Maker,
     /// Sequences at once in memory: it changes results by rounding.
     pub micro_batch: u64,
+    /// Processes that trained it together.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub ranks: u64,
     /// When it began, in seconds since 1970.
     pub began: u64,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn is_one(count: &u64) -> bool {
+    *count == 1
 }
 
 /// The sittings that updates up to `step` are of, in their order: those whose updates were all made again are left out.

@@ -210,6 +210,7 @@ fn write_metrics(
             grad_norm: 0.6 + 0.1 * noise.uniform(),
             tokens: step * 16384,
             seconds: step as f64 * step_seconds,
+            waiting: None,
             step_seconds: step_seconds * (1.0 + 0.02 * noise.uniform()),
             valid_loss: step.is_multiple_of(500).then_some(loss + 0.04),
             encoding: if learned { heads.parameters.iter().map(moved).collect() } else { BTreeMap::new() },

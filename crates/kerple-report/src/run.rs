@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::conditions::{Conditions, Differences};
 use crate::error::{Error, Result};
+use crate::statistics::median;
 use kerple_records::{
     EvaluationRow, KernelSnapshot, Maker, MetricsRow, ProbeRow, SittingRow, look, read_json, read_rows,
 };
@@ -139,12 +140,22 @@ impl Run {
         trained.chain(evaluated).chain(before).collect()
     }
 
-    /// Processors, threads, instruction sets, devices and precisions it was trained with, where that was recorded.
+    /// Processors, threads, instruction sets, devices and precisions it was trained with, where that was recorded, and ranks
+    /// where there were several.
     pub fn machines(&self) -> BTreeSet<String> {
-        let words = |Maker { machine, instructions, threads, device, precision, .. }: &Maker| {
-            format!("{machine}, {threads} threads, {instructions}, {device}, {precision}")
+        let words = |row: &SittingRow| {
+            let Maker { machine, instructions, threads, device, precision, .. } = &row.maker;
+            let ranks = if row.ranks > 1 { format!("{} ranks, ", row.ranks) } else { String::new() };
+            format!("{ranks}{machine}, {threads} threads, {instructions}, {device}, {precision}")
         };
-        self.counted_sittings().into_iter().map(|row| words(&row.maker)).collect()
+        self.counted_sittings().into_iter().map(words).collect()
+    }
+
+    /// Share of the time of its updates that the first of several ranks waited for the others, median of its rows; `None` where
+    /// one process trained it.
+    pub fn waiting(&self) -> Option<f64> {
+        let shares: Vec<f64> = self.metrics.iter().filter_map(|row| row.waiting).collect();
+        (!shares.is_empty()).then(|| median(&shares))
     }
 
     /// What equal bits need to be equal: programs, and instruction sets where they are known.

@@ -20,7 +20,7 @@ pub struct General {
     /// Colours of errors and of help; `auto` uses them on a terminal unless NO_COLOR is set.
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value = "auto")]
     pub color: When,
-    /// Threads to work with; all of the machine when absent. Results do not depend on it.
+    /// Threads to work with; all of the machine, or a rank's share of it, when absent. Results do not depend on it.
     #[arg(long, global = true, env = "KERPLE_THREADS", hide_env_values = true, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
 }

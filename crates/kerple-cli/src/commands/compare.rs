@@ -11,6 +11,7 @@ use kerple_lm::compare::{Comparison, Event};
 use kerple_lm::config::RunConfig;
 use kerple_lm::evaluate;
 use kerple_lm::job::Shard;
+use kerple_lm::ranks::Ranks;
 use kerple_lm::train;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -19,7 +20,7 @@ use std::sync::atomic::AtomicBool;
 const MOST_SEEDS: u64 = 10_000;
 
 /// Trains and evaluates every encoding with every seed, then writes the report.
-pub fn run(args: &Compare) -> Outcome {
+pub fn run(args: &Compare, ranks: &Ranks) -> Outcome {
     let config = RunConfig::read(&args.file.config, &args.file.set)?;
     if args.seeds > MOST_SEEDS {
         return Err(Failure::misuse(
@@ -38,16 +39,20 @@ pub fn run(args: &Compare) -> Outcome {
         request,
         rope_scalings: args.rope_scaling.clone(),
         out: args.out.clone(),
-        host: args.hardware.host(),
+        host: args.hardware.host().with_ranks(ranks.clone()),
         config,
     };
     if let Some(array) = args.sharing.slurm {
+        slurm::refuse_ranks(ranks)?;
         let render = ["report".into(), (&args.out).into(), "--out".into(), args.out.join("report").into()];
         return slurm::write_and_print(&args.out, array, &render);
     }
     run_comparison(&comparison, args.sharing.shard.unwrap_or(Shard::WHOLE), &stop_flag(), args.json)?;
     if let Some(shard) = args.sharing.shard {
         remarkln!("shard {shard} is done; when all are, `kerple report {}` makes the page", args.out.display());
+        return Ok(());
+    }
+    if !ranks.is_first() {
         return Ok(());
     }
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, args.json)

@@ -10,17 +10,18 @@ use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
 use kerple_lm::evaluate::{Evaluation, Event, OfTask, OfText};
 use kerple_lm::plan::Plan;
+use kerple_lm::ranks::Ranks;
 use kerple_lm::run::{RunFolder, Trained};
 use kerple_records::EvaluationRow;
 use std::sync::atomic::AtomicBool;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
-pub fn run(args: &Eval) -> Outcome {
+pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     let run = RunFolder::new(&args.run);
     if run.existing_plan()?.data.task.is_some() {
-        return run_task(args, &run);
+        return run_task(args, &run, ranks);
     }
-    let host = args.hardware.host();
+    let host = args.hardware.host().with_ranks(ranks.clone());
     let Trained { plan, state, mut model, notes } = run.load(&host.device, args.strict)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let request = args.evaluation.request(plan.train_len, plan.seed, false)?;
@@ -30,7 +31,7 @@ pub fn run(args: &Eval) -> Outcome {
     let split = split(args);
     let text = source.text(split)?;
     let scored = OfText::of_run(&run, &plan, &text, &request)?;
-    let evaluation = Evaluation::new(&run, (&plan, state.step, &model), &scored, &host.maker)?;
+    let evaluation = Evaluation::new(&run, (&plan, state.step, &model), &scored, &host)?;
     let extent = scored.extent();
     remarkln!("{}: {}", request.protocol, request.protocol.meaning());
     remarkln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name());
@@ -116,8 +117,8 @@ fn show(
 }
 
 /// The same for a run of a task: right answers by length.
-fn run_task(args: &Eval, run: &RunFolder) -> Outcome {
-    let host = args.hardware.host();
+fn run_task(args: &Eval, run: &RunFolder, ranks: &Ranks) -> Outcome {
+    let host = args.hardware.host().with_ranks(ranks.clone());
     let mut trained = run.load_solver(&host.device, args.strict)?;
     trained.notes.iter().for_each(|note| remarkln!("note: {note}"));
     change(trained.model.encoding_mut(), args)?;
@@ -126,7 +127,7 @@ fn run_task(args: &Eval, run: &RunFolder) -> Outcome {
     let request = args.evaluation.request(trained.plan.train_len, trained.plan.seed, true)?.answers(split(args), task);
     let scored = OfTask::new(task, &request);
     let solver = (&trained.plan, trained.state.step, trained.model.as_ref());
-    let evaluation = Evaluation::new(run, solver, &scored, &host.maker)?;
+    let evaluation = Evaluation::new(run, solver, &scored, &host)?;
     let facts = task.facts();
     let longest = request.lengths.iter().copied().max().unwrap_or(0);
     remark_on_horizon(trained.model.encoding(), trained.plan.sequence_of(longest));

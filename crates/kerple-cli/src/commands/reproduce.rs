@@ -7,6 +7,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::Line;
 use kerple_lm::job::Shard;
+use kerple_lm::ranks::Ranks;
 use kerple_papers::reproduce::{Reproduction, Request, export};
 use std::ffi::OsString;
 use std::path::Path;
@@ -14,15 +15,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Runs what is not done yet, then makes the pages.
-pub fn run(args: &Reproduce) -> Outcome {
+pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
     let reproduction = Reproduction::new(Request {
         paper: &args.paper,
         scale: &args.scale,
         data: args.data.clone(),
         out: args.out.clone(),
         only: args.only.clone(),
-        host: args.hardware.host(),
+        host: args.hardware.host().with_ranks(ranks.clone()),
     })?;
+    let renders = args.render || args.export.is_some();
+    if renders && !ranks.is_first() {
+        return Ok(());
+    }
     if let Some(folder) = &args.export {
         let runs = export(&args.out, folder)?;
         remarkln!("{runs} evaluated runs copied to {}", folder.display());
@@ -32,13 +37,20 @@ pub fn run(args: &Reproduce) -> Outcome {
         return pages(&args.out, args);
     }
     if let Some(array) = args.sharing.slurm {
+        slurm::refuse_ranks(ranks)?;
         return slurm::write_and_print(&args.out, array, &render_arguments(args));
     }
     let (shard, stop) = (args.sharing.shard.unwrap_or(Shard::WHOLE), stop_flag());
-    prepare(&reproduction, &stop)?;
-    reproduction.write_manifest()?;
+    if ranks.is_first() {
+        prepare(&reproduction, &stop)?;
+        reproduction.write_manifest()?;
+    }
+    ranks.barrier();
     remarkln!("{} runs in {}", reproduction.runs(), reproduction.out().display());
     work(false, |tell| reproduction.run(shard, &stop, tell))?;
+    if !ranks.is_first() {
+        return Ok(());
+    }
     if shard.is_first() {
         time(&reproduction, &stop)?;
     }

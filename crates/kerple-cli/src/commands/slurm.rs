@@ -4,6 +4,7 @@ use super::write_file;
 use crate::args::Array;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
+use kerple_lm::ranks::Ranks;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
@@ -36,6 +37,14 @@ pub fn write_and_print(out: &Path, array: Array, render: &[OsString]) -> Outcome
     resultln!("bash {}", quoted(folder.join("submit.sh").as_os_str()));
     remarkln!("options of sbatch follow it: --cpus-per-task=8 --time=4:00:00 --partition=NAME; logs are beside it");
     Ok(())
+}
+
+/// Refuses to write scripts several times at once.
+pub fn refuse_ranks(ranks: &Ranks) -> Outcome {
+    match ranks.count() {
+        1 => Ok(()),
+        count => Err(Failure::misuse(format!("--slurm writes scripts once, not {count} times"), "leave out mpirun")),
+    }
 }
 
 /// Folders as the shell reads them.

@@ -9,11 +9,12 @@ use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::Source;
 use kerple_lm::depart::Departure;
 use kerple_lm::plan::Plan;
+use kerple_lm::ranks::Ranks;
 use kerple_lm::run::RunFolder;
 use kerple_lm::train::{self, Event, Sitting};
 
 /// The text and the plan of the run, which begins with the weights of another one where that is asked for.
-fn begin(args: &Train, run: &RunFolder) -> Result<(Source, Plan), Failure> {
+fn begin(args: &Train, run: &RunFolder, ranks: &Ranks) -> Result<(Source, Plan), Failure> {
     let Some(from) = &args.from else {
         let file = args.config.as_ref().expect("the option is required without --from");
         let config = RunConfig::read(file, &args.set)?;
@@ -26,17 +27,22 @@ fn begin(args: &Train, run: &RunFolder) -> Result<(Source, Plan), Failure> {
     let mut config = departure.config(args.config.as_deref(), &args.set)?;
     let source = departure.data(&mut config)?;
     let plan = departure.plan_of(&config, source.facts(), run)?;
-    let anew = departure.begin(&plan, run)?;
-    if !anew.is_empty() {
-        remarkln!("note: of {} these begin anew: {}", plan.label, anew.join(", "));
+    // all have seen the folder as it was, then the first writes
+    ranks.barrier();
+    if ranks.is_first() {
+        let anew = departure.begin(&plan, run)?;
+        if !anew.is_empty() {
+            remarkln!("note: of {} these begin anew: {}", plan.label, anew.join(", "));
+        }
     }
+    ranks.barrier();
     Ok((source, plan))
 }
 
 /// Trains or resumes one run.
-pub fn run(args: &Train) -> Outcome {
+pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
     let run = RunFolder::new(&args.out);
-    let (source, plan) = begin(args, &run)?;
+    let (source, plan) = begin(args, &run, ranks)?;
     remarkln!(
         "{}: {} parameters, {} steps of {} x {} tokens, plan {}",
         plan.label,
@@ -49,7 +55,7 @@ pub fn run(args: &Train) -> Outcome {
     remarkln!("{}", plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch)));
     let (stop, mut line) = (stop_flag(), Line::new());
     let batches = source.batches(&plan)?;
-    let host = args.hardware.host();
+    let host = args.hardware.host().with_ranks(ranks.clone());
     let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, host: &host };
     let outcome = train::train(&sitting, &mut |event| match event {
         Event::Note(note) => line.done(&format!("note: {note}")),

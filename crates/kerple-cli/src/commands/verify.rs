@@ -146,7 +146,7 @@ fn print(path: &Path, place: &Path, found: &[Finding]) {
     for (program, runs) in by_program(place, found) {
         resultln!("  program  {program}: {runs}");
     }
-    for Failure { message, hint, code } in found.iter().flat_map(|finding| &finding.problems) {
+    for Failure { message, hint, code, .. } in found.iter().flat_map(|finding| &finding.problems) {
         resultln!("  {}  {message}", if *code == 2 { "NOTHING" } else { "DAMAGED" });
         remarkln!("hint: {hint}");
     }

@@ -4,6 +4,7 @@ use super::{Amount, EvaluationKey, Found, Request, Scored};
 use crate::error::{Error, Result};
 use crate::memory::TOKENS_AT_ONCE;
 use crate::plan::Plan;
+use crate::ranks::Ranks;
 use crate::solver::Solve;
 use crate::task::{Batch, Scores};
 use crate::tasks::TaskSource;
@@ -148,7 +149,7 @@ impl Scored for OfTask<'_> {
 
     fn score(
         &self,
-        plan: &Plan,
+        (plan, ranks): (&Plan, &Ranks),
         model: &dyn Solve,
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
@@ -156,12 +157,18 @@ impl Scored for OfTask<'_> {
         let AnswersRequest { examples, seed, split, .. } = *self.request;
         let at_once = (TOKENS_AT_ONCE / plan.sequence_of(length)).max(1) as u64;
         let mut found = Count::default();
-        for first in (0..examples).step_by(at_once as usize) {
-            let last = examples.min(first + at_once);
-            let (batch, depths) = self.source.batch(split, seed, first..last, length)?;
-            found.add(&batch, &model.score(&batch, &plan.evaluation_pass(first as usize)), &depths);
+        let parts: Vec<u64> = (0..examples).step_by(at_once as usize).collect();
+        for round in parts.chunks(ranks.count()) {
+            let own = round.get(ranks.rank()).map(|first| {
+                let (batch, depths) = self.source.batch(split, seed, *first..examples.min(first + at_once), length)?;
+                Ok(answered(&batch, &model.score(&batch, &plan.evaluation_pass(*first as usize)), &depths))
+            });
+            let all = ranks.share(own.transpose().map(Option::unwrap_or_default))?;
+            all.iter().flatten().for_each(|answer| found.add(answer));
+            let last = examples.min(round[round.len() - 1] + at_once);
             // what is done to the end is kept
-            if !tell(last as usize, examples as usize) && last < examples {
+            let goes_on = tell(last as usize, examples as usize) || last == examples;
+            if ranks.gather(&goes_on).contains(&false) {
                 return Ok(None);
             }
         }
@@ -186,22 +193,28 @@ struct Count {
     depths: [(u64, u64); DEPTHS],
 }
 
+/// An answer that counts: the bits of its loss, whether it was right, and which part of the sequence it was to be found in.
+type Answered = (u64, bool, Option<usize>);
+
+/// The answers of a batch that count, in their order.
+fn answered(batch: &Batch, scores: &Scores, depths: &[Option<f64>]) -> Vec<Answered> {
+    let each = scores.losses.len() / batch.rows.max(1);
+    let hits = scores.hits.as_deref().unwrap_or(&[]);
+    let counts = |at: &usize| scores.scored.as_ref().is_none_or(|scored| scored[*at]);
+    let part = |depth: f64| ((depth * DEPTHS as f64) as usize).min(DEPTHS - 1);
+    let all = scores.losses.iter().zip(hits).enumerate().filter(|(at, _)| counts(at));
+    all.map(|(at, (loss, hit))| (loss.to_bits(), *hit, depths[at / each].map(part))).collect()
+}
+
 impl Count {
-    fn add(&mut self, batch: &Batch, scores: &Scores, depths: &[Option<f64>]) {
-        let each = scores.losses.len() / batch.rows.max(1);
-        let hits = scores.hits.as_deref().unwrap_or(&[]);
-        for (at, (loss, hit)) in scores.losses.iter().zip(hits).enumerate() {
-            if scores.scored.as_ref().is_some_and(|scored| !scored[at]) {
-                continue;
-            }
-            self.loss += loss;
-            self.counted += 1;
-            self.right += u64::from(*hit);
-            if let Some(depth) = depths[at / each] {
-                let (right, counted) = &mut self.depths[((depth * DEPTHS as f64) as usize).min(DEPTHS - 1)];
-                *right += u64::from(*hit);
-                *counted += 1;
-            }
+    fn add(&mut self, &(loss, hit, depth): &Answered) {
+        self.loss += f64::from_bits(loss);
+        self.counted += 1;
+        self.right += u64::from(hit);
+        if let Some(part) = depth {
+            let (right, counted) = &mut self.depths[part];
+            *right += u64::from(hit);
+            *counted += 1;
         }
     }
 
@@ -225,7 +238,7 @@ mod tests {
             scored: Some(vec![true, false, true, true]),
         };
         let mut found = Count::default();
-        found.add(&batch, &scores, &[Some(0.0), Some(1.0)]);
+        answered(&batch, &scores, &[Some(0.0), Some(1.0)]).iter().for_each(|answer| found.add(answer));
         assert_eq!((found.loss, found.right, found.counted), (7.0, 2, 3));
         let by_depth = found.by_depth().unwrap();
         assert_eq!((by_depth[0], by_depth[9]), (1.0, 0.5));

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::memory::TOKENS_AT_ONCE;
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
+use crate::ranks::Ranks;
 use crate::run::RunFolder;
 use crate::sequences::Text;
 use kerple::encoding::Encoding;
@@ -44,7 +45,8 @@ impl Losses {
     }
 }
 
-/// Runs `model` on windows, which are the rows of `pass`; `tell` is called with the number of windows done and says whether to go on. `None` when not.
+/// Runs `model` on windows, which are the rows of `pass`; `tell` is called with the number of windows done and says whether to
+/// go on. `None` when not. Several ranks take groups of windows in turns, and all of them know all losses.
 ///
 /// # Errors
 /// Text that can no longer be read.
@@ -52,32 +54,45 @@ pub fn losses(
     model: &Decoder,
     text: &dyn Text,
     windows: &[Window],
-    pass: Pass,
+    (pass, ranks): (Pass, &Ranks),
     tell: &mut dyn FnMut(usize) -> bool,
 ) -> Result<Option<Losses>> {
     let longest = windows.iter().map(|window| window.len).max().unwrap_or(0);
     let (position_sum, position_count) = (vec![0.0; longest], vec![0; longest]);
     let mut losses = Losses { position_sum, position_count, window_mean: Vec::with_capacity(windows.len()) };
+    let (mut groups, mut row) = (Vec::new(), 0);
     for equal in windows.chunk_by(|a, b| a.len == b.len) {
-        let len = equal[0].len;
-        for group in equal.chunks((TOKENS_AT_ONCE / len).max(1)) {
-            let (mut ids, mut targets) = (Vec::new(), Vec::new());
-            for window in group {
-                let tokens = text.read(window.start..window.start + len + 1)?;
-                ids.extend(&tokens[..len]);
-                targets.extend(&tokens[1..]);
-            }
-            let (tokens, pass) = (Tokens { ids: &ids, batch: group.len(), len }, pass.at_row(losses.window_mean.len()));
-            let nll = model.scored(tokens, &targets, &pass);
-            group.iter().zip(nll.chunks_exact(len)).for_each(|(window, row)| losses.add(window, row));
-            let done = losses.window_mean.len();
-            // what is done to the end is kept
-            if !tell(done) && done < windows.len() {
-                return Ok(None);
-            }
+        for group in equal.chunks((TOKENS_AT_ONCE / equal[0].len).max(1)) {
+            groups.push((row, group));
+            row += group.len();
+        }
+    }
+    for round in groups.chunks(ranks.count()) {
+        let own = round.get(ranks.rank()).map(|(row, group)| nll(model, text, group, &pass.at_row(*row)));
+        let found = ranks.share_values(own.transpose().map(Option::unwrap_or_default))?;
+        for ((_, group), nll) in round.iter().zip(found) {
+            group.iter().zip(nll.chunks_exact(group[0].len)).for_each(|(window, row)| losses.add(window, row));
+        }
+        let done = losses.window_mean.len();
+        // what is done to the end is kept
+        let goes_on = tell(done) || done == windows.len();
+        if ranks.gather(&goes_on).contains(&false) {
+            return Ok(None);
         }
     }
     Ok(Some(losses))
+}
+
+/// Losses of all positions of windows of one length, window by window.
+fn nll(model: &Decoder, text: &dyn Text, group: &[Window], pass: &Pass) -> Result<Vec<f64>> {
+    let len = group[0].len;
+    let (mut ids, mut targets) = (Vec::new(), Vec::new());
+    for window in group {
+        let tokens = text.read(window.start..window.start + len + 1)?;
+        ids.extend(&tokens[..len]);
+        targets.extend(&tokens[1..]);
+    }
+    Ok(model.scored(Tokens { ids: &ids, batch: group.len(), len }, &targets, pass))
 }
 
 /// Span and segments of the rows over this text, for [`Request::extent`].
@@ -159,14 +174,14 @@ impl Scored for OfText<'_> {
 
     fn score(
         &self,
-        plan: &Plan,
+        (plan, ranks): (&Plan, &Ranks),
         model: &Decoder,
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Option<Found>> {
         let windows = self.extent.windows(length, self.text.len());
         let pass = Pass::evaluation(plan.seed);
-        let losses = losses(model, self.text, &windows, pass, &mut |done| tell(done, windows.len()))?;
+        let losses = losses(model, self.text, &windows, (pass, ranks), &mut |done| tell(done, windows.len()))?;
         let Some(losses) = losses else { return Ok(None) };
         let scored =
             |window: &Window| self.text.bytes(window.start + window.score_from + 1..window.start + window.len + 1);

@@ -160,6 +160,12 @@ pub(super) fn notes(runs: &[Run]) -> Vec<String> {
         if run.evaluations.is_empty() && run.steps_done() > 0 {
             notes.push(format!("{folder} has no evaluations."));
         }
+        if let Some(waiting) = run.waiting() {
+            notes.push(format!(
+                "{folder} was trained by several ranks; the first waited {:.1} % of its updates.",
+                100.0 * waiting
+            ));
+        }
         notes.extend(run.notes.iter().map(|note| format!("{folder}: {note}.")));
     }
     notes

@@ -36,6 +36,7 @@ pub fn run_of(root: &Path, above: &str, label: &str, seed: u64, model: Value, pe
             grad_norm: 1.0,
             tokens: 64 * step,
             seconds,
+            waiting: None,
             step_seconds: 0.5,
             valid_loss: Some(3.1),
             encoding,

@@ -1,0 +1,142 @@
+//! Sums of the gradients of parts of a batch, in the order of the parts, however many ranks they are on.
+//!
+//! With `k` parts, one process adds them up one after the other, `((g_0 + g_1) + g_2) + ...`. Additions of floating point
+//! numbers do not commute with another order, so ranks keep this one: they work off the parts in rounds, rank r of n the parts
+//! r, n + r, 2n + r, ... After a round each rank hands every other one a chunk of its gradient, and adds the chunks it is
+//! given, in the order of the ranks, to what it has of earlier rounds; after the last round all ranks hand their sums to all.
+//!
+//! A rank sends `(n - 1)/n` of a gradient a round and as much at the end: with one part a rank what a ring sends. What has no
+//! gradient in a part is handed over as `-0`, which added to any number leaves its bits.
+
+use super::Ranks;
+use burn::tensor::{Tensor, TensorData};
+
+/// Values that are exchanged at once: 16 MiB, and far fewer than counts of MPI may be.
+const BUCKET: usize = 1 << 22;
+
+/// The loss and the gradients of the parts so far.
+pub struct OrderedSum<'a> {
+    ranks: &'a Ranks,
+    /// The parameters, flattened.
+    like: Vec<Tensor<1>>,
+    loss: f64,
+    /// One a parameter; absent where no part of this rank, alone in its process, depends on it.
+    sums: Vec<Option<Tensor<1>>>,
+    /// Of several ranks, the chunks of the sum that this one adds up, bucket by bucket.
+    chunks: Vec<f32>,
+    /// Which parameters a part of this rank has depended on.
+    met: Vec<bool>,
+}
+
+impl<'a> OrderedSum<'a> {
+    /// Nothing yet, of parameters `like` these, flattened.
+    pub fn new(ranks: &'a Ranks, like: Vec<Tensor<1>>) -> OrderedSum<'a> {
+        let (sums, met) = (vec![None; like.len()], vec![false; like.len()]);
+        OrderedSum { ranks, like, loss: 0.0, sums, chunks: Vec::new(), met }
+    }
+
+    /// Adds a part of every rank, in the order of their numbers: this one's loss, and its gradient in each parameter, which may
+    /// be absent. Every rank calls this equally often. Ranks exchange f32.
+    ///
+    /// # Panics
+    /// When there is not one gradient a parameter.
+    pub fn add(&mut self, loss: f64, gradients: Vec<Option<Tensor<1>>>) {
+        assert_eq!(gradients.len(), self.like.len(), "one gradient a parameter");
+        if self.ranks.count() == 1 {
+            self.loss += loss;
+            add(&mut self.sums, gradients);
+            return;
+        }
+        for bits in self.ranks.gather(&loss.to_bits()) {
+            self.loss += f64::from_bits(bits);
+        }
+        self.met.iter_mut().zip(&gradients).for_each(|(met, gradient)| *met |= gradient.is_some());
+        let flat = flat(gradients, &self.sizes());
+        let first = self.chunks.is_empty();
+        let mut at = 0;
+        for bucket in flat.chunks(BUCKET) {
+            let chunk = bucket.len().div_ceil(self.ranks.count());
+            let received = self.exchange(bucket, chunk);
+            if first {
+                self.chunks.extend_from_slice(&received[..chunk]);
+            }
+            let sums = &mut self.chunks[at..at + chunk];
+            for more in received.chunks_exact(chunk).skip(usize::from(first)) {
+                sums.iter_mut().zip(more).for_each(|(sum, value)| *sum += value);
+            }
+            at += chunk;
+        }
+    }
+
+    /// This rank's chunk of a bucket as every rank has it.
+    fn exchange(&self, bucket: &[f32], chunk: usize) -> Vec<f32> {
+        let all = chunk * self.ranks.count();
+        let mut received = vec![0.0; all];
+        if bucket.len() == all {
+            self.ranks.all_to_all(bucket, &mut received);
+        } else {
+            let mut padded = bucket.to_vec();
+            padded.resize(all, 0.0);
+            self.ranks.all_to_all(&padded, &mut received);
+        }
+        received
+    }
+
+    /// The sums, the same on every rank; zeros where no part depends on a parameter.
+    pub fn finish(self) -> (f64, Vec<Tensor<1>>) {
+        let sizes = self.sizes();
+        if self.ranks.count() == 1 {
+            let whole =
+                self.sums.into_iter().zip(&self.like).map(|(sum, like)| sum.unwrap_or_else(|| like.zeros_like()));
+            return (self.loss, whole.collect());
+        }
+        let met = self.ranks.gather(&self.met);
+        let total: usize = sizes.iter().sum();
+        let mut flat = Vec::with_capacity(total);
+        let mut at = 0;
+        while flat.len() < total {
+            let bucket = (total - flat.len()).min(BUCKET);
+            let chunk = bucket.div_ceil(self.ranks.count());
+            let mut all = vec![0.0; chunk * self.ranks.count()];
+            self.ranks.all_gather_values(&self.chunks[at..at + chunk], &mut all);
+            flat.extend_from_slice(&all[..bucket]);
+            at += chunk;
+        }
+        let mut at = 0;
+        let whole = self.like.iter().zip(sizes).enumerate().map(|(parameter, (like, size))| {
+            let values = &flat[at..at + size];
+            at += size;
+            match met.iter().any(|met| met[parameter]) {
+                true => Tensor::from_data(TensorData::new(values.to_vec(), [size]), (&like.device(), like.dtype())),
+                false => like.zeros_like(),
+            }
+        });
+        (self.loss, whole.collect())
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        self.like.iter().map(|values| values.dims()[0]).collect()
+    }
+}
+
+/// All gradients behind one another.
+fn flat(gradients: Vec<Option<Tensor<1>>>, sizes: &[usize]) -> Vec<f32> {
+    let mut flat = Vec::with_capacity(sizes.iter().sum());
+    for (gradient, size) in gradients.into_iter().zip(sizes) {
+        match gradient {
+            Some(gradient) => flat.extend(gradient.into_data().iter::<f32>()),
+            None => flat.resize(flat.len() + size, -0.0),
+        }
+    }
+    flat
+}
+
+/// Adds gradients; a parameter that none depends on stays without one.
+pub(crate) fn add(sums: &mut [Option<Tensor<1>>], found: Vec<Option<Tensor<1>>>) {
+    for (sum, gradient) in sums.iter_mut().zip(found) {
+        *sum = match (sum.take(), gradient) {
+            (Some(sum), Some(gradient)) => Some(sum + gradient),
+            (sum, gradient) => sum.or(gradient),
+        };
+    }
+}

@@ -1,0 +1,145 @@
+//! All ranks of a job.
+
+use kerple_lm::ranks::Communicator;
+use mpi::datatype::PartitionMut;
+use mpi::environment::Universe;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator as _, CommunicatorCollectives, Destination, Source};
+use mpi::{Count, Tag, Threading};
+use std::cell::Cell;
+use std::time::Duration;
+
+/// Variables by which launchers tell a process its rank: PMIx (Open MPI, Slurm), Open MPI itself, PMI (MPICH, Intel MPI, Slurm).
+const LAUNCHED: [&str; 4] = ["PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_FD"];
+
+/// The tag of the message that asks to stop.
+const STOP: Tag = 7;
+
+/// Bytes that all ranks together hand over at once: counts of MPI are signed numbers of 32 bits.
+const AT_ONCE: usize = 1 << 30;
+
+/// All ranks of a job, as one of them sees them.
+pub struct World {
+    all: SimpleCommunicator,
+    local_count: usize,
+    host: String,
+    asked: Cell<bool>,
+    // dropped last: it ends MPI
+    _universe: Universe,
+}
+
+/// Joins the other ranks, where a launcher started this process as one of several; otherwise `None`, and MPI is not begun.
+pub fn join() -> Option<World> {
+    if !LAUNCHED.iter().any(|name| std::env::var_os(name).is_some()) {
+        return None;
+    }
+    let (universe, _) = mpi::initialize_with_threading(Threading::Funneled)?;
+    let all = universe.world();
+    let local_count = usize::try_from(all.split_shared(all.rank()).size()).unwrap_or(1);
+    let host = mpi::environment::processor_name().unwrap_or_else(|_| "this machine".to_owned());
+    Some(World { all, local_count, host, asked: Cell::new(false), _universe: universe })
+}
+
+impl Drop for World {
+    /// A rank that panics ends all: the orderly end would wait for the others, and they for it.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.all.abort(101);
+        }
+    }
+}
+
+/// A number as MPI has it.
+fn count(number: usize) -> Count {
+    Count::try_from(number).expect("what is handed over at once is small")
+}
+
+impl Communicator for World {
+    fn rank(&self) -> usize {
+        usize::try_from(self.all.rank()).expect("ranks are counted from 0")
+    }
+
+    fn count(&self) -> usize {
+        usize::try_from(self.all.size()).expect("there are as many ranks as are counted")
+    }
+
+    fn local_count(&self) -> usize {
+        self.local_count
+    }
+
+    fn host(&self) -> String {
+        self.host.clone()
+    }
+
+    fn all_gather(&self, own: &[u8]) -> Vec<Vec<u8>> {
+        let mut lengths = vec![0u64; Communicator::count(self)];
+        self.all.all_gather_into(&[own.len() as u64][..], &mut lengths[..]);
+        let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
+        let mut said: Vec<Vec<u8>> = lengths.iter().map(|length| Vec::with_capacity(*length)).collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let each = AT_ONCE / lengths.len();
+        for start in (0..longest).step_by(each) {
+            let part = |length: usize| start.min(length)..(start + each).min(length);
+            let counts: Vec<Count> = lengths.iter().map(|length| count(part(*length).len())).collect();
+            let places: Vec<Count> = counts
+                .iter()
+                .scan(0, |place, count| {
+                    *place += count;
+                    Some(*place - count)
+                })
+                .collect();
+            let mut received = vec![0u8; lengths.iter().map(|length| part(*length).len()).sum()];
+            let mut places = PartitionMut::new(&mut received[..], counts.as_slice(), places.as_slice());
+            self.all.all_gather_varcount_into(&own[part(own.len())], &mut places);
+            let mut rest = &received[..];
+            for (said, length) in said.iter_mut().zip(&lengths) {
+                let (own, others) = rest.split_at(part(*length).len());
+                said.extend_from_slice(own);
+                rest = others;
+            }
+        }
+        said
+    }
+
+    fn all_to_all(&self, own: &[f32], received: &mut [f32]) {
+        self.all.all_to_all_into(own, received);
+    }
+
+    fn all_gather_values(&self, own: &[f32], all: &mut [f32]) {
+        self.all.all_gather_into(own, all);
+    }
+
+    fn barrier(&self, meanwhile: &mut dyn FnMut()) {
+        let mut request = self.all.immediate_barrier();
+        // a core that looks all the time would be missed by the ranks that work
+        let mut pause = Duration::from_micros(50);
+        loop {
+            match request.test() {
+                Ok(_) => return,
+                Err(pending) => request = pending,
+            }
+            meanwhile();
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(20));
+        }
+    }
+
+    fn ask_to_stop(&self) {
+        for rank in (0..self.all.size()).filter(|rank| *rank != self.all.rank()) {
+            // a byte is sent at once, whether or not it is ever received
+            self.all.process_at_rank(rank).send_with_tag(&[1u8][..], STOP);
+        }
+    }
+
+    fn is_asked_to_stop(&self) -> bool {
+        while let Some((message, _)) = self.all.any_process().immediate_matched_probe_with_tag(STOP) {
+            message.matched_receive_into(&mut [0u8][..]);
+            self.asked.set(true);
+        }
+        self.asked.get()
+    }
+
+    fn abort(&self, code: u8) -> ! {
+        self.all.abort(i32::from(code))
+    }
+}
