@@ -12,6 +12,7 @@ pub use classifier::Classifier;
 pub use encoder::Encoder;
 pub(crate) use pieces::MOST_STATES;
 pub use transducer::Transducer;
+use trunk::Drawn;
 pub use trunk::Trunk;
 pub(crate) use trunk::encoding;
 
@@ -59,9 +60,13 @@ impl Decoder {
         let ModelPlan { d_model, vocab_size, block, .. } = &plan.model;
         let mut rng = stream(plan.seed, Purpose::Weights);
         let mut init = trunk::init(plan, &mut rng, device);
-        let trunk = Trunk::draw(plan, &mut init);
+        let embedding = trunk::embedding(plan, &mut init);
+        let blocks = trunk::blocks(plan, &mut init);
         let head = (!block.tied_head).then(|| normal_matrix([*d_model, *vocab_size], init.std, &mut init));
         let head_bias = block.head_bias.then(|| init.zeros(*vocab_size));
+        let embedding_norm = trunk::embedding_norm(plan, &mut init);
+        let norm = trunk::norm(plan, &mut init);
+        let trunk = Trunk::of(plan, device, Drawn { embedding, embedding_norm, blocks, norm });
         Decoder { trunk, head, head_bias }
     }
 

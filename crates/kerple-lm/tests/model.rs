@@ -6,7 +6,7 @@ use common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
 use kerple::encoding::{Encoding, METHODS, Method, Scope};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
-use kerple_burn::plan::{BlockPlan, EmbeddingDropout, NormKind, ResidualKind, SinkKind};
+use kerple_burn::plan::{BlockPlan, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::pass::Pass;
@@ -327,4 +327,16 @@ fn embeddings_of_every_encoding_are_dropped_where_that_is_asked_for() {
     }
     assert_eq!(trained("sinusoidal", Added), trained("sinusoidal", After));
     assert_ne!(trained("sinusoidal", Before), trained("sinusoidal", After));
+}
+
+/// Scales of norms are drawn too, where a plan says so: behind the output projection, as ever, so that a seed keeps its weights.
+#[test]
+fn norms_are_drawn_after_the_output_projection() {
+    let head = |embedding_norm: bool| {
+        let block = BlockPlan { init: InitKind::SmallNormal, embedding_norm, ..BlockPlan::default() };
+        let plan = plan_with(&encoding("alibi"), TrainConfig::default(), block);
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        model.head.expect("it is not tied").val().into_data().try_to_vec::<f32>().unwrap()
+    };
+    assert_eq!(head(false), head(true));
 }

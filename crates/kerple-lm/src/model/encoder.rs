@@ -1,7 +1,7 @@
 //! The encoder: the decoder's blocks, seeing in both directions, over padded sequences.
 
 use super::Tokens;
-use super::trunk::{self, Trunk};
+use super::trunk::{self, Drawn, Trunk};
 use crate::plan::Plan;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -35,7 +35,11 @@ impl Encoder {
     }
 
     pub(super) fn draw(plan: &Plan, init: &mut Init<impl Rng>) -> Encoder {
-        Encoder { trunk: Trunk::draw(plan, init) }
+        let embedding = trunk::embedding(plan, init);
+        let embedding_norm = trunk::embedding_norm(plan, init);
+        let blocks = trunk::blocks(plan, init);
+        let norm = trunk::norm(plan, init);
+        Encoder { trunk: Trunk::of(plan, init.device, Drawn { embedding, embedding_norm, blocks, norm }) }
     }
 
     /// The same model, computing with this engine.

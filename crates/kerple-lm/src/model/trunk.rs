@@ -74,24 +74,39 @@ pub(crate) fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
     PositionalEncoding::of_layers(&plan.encoding, &others, &standing, &plan.geometry(), (plan.seed, device))
 }
 
+/// The parts of a trunk whose initial values are drawn.
+pub(super) struct Drawn {
+    pub(super) embedding: Param<Tensor<2>>,
+    pub(super) embedding_norm: Option<Norm>,
+    pub(super) blocks: Vec<Block>,
+    pub(super) norm: Norm,
+}
+
+pub(super) fn embedding(plan: &Plan, init: &mut Init<impl Rng>) -> Param<Tensor<2>> {
+    let ModelPlan { d_model, vocab_size, block, .. } = &plan.model;
+    normal_matrix([*vocab_size, *d_model], block.init.embedding_std(init.std), init)
+}
+
+pub(super) fn embedding_norm(plan: &Plan, init: &mut Init<impl Rng>) -> Option<Norm> {
+    plan.model.block.embedding_norm.then(|| norm(plan, init))
+}
+
+pub(super) fn norm(plan: &Plan, init: &mut Init<impl Rng>) -> Norm {
+    Norm::new(&plan.model.block, plan.model.d_model, init)
+}
+
+pub(super) fn blocks(plan: &Plan, init: &mut Init<impl Rng>) -> Vec<Block> {
+    let (model, sizes) = (&plan.model, plan.model.sizes());
+    let block = |layer| Block::new(&model.block_of(&plan.encoding, layer), &sizes, layer, init);
+    (0..model.n_layers).map(block).collect()
+}
+
 impl Trunk {
-    /// A fresh one. The same seed gives every encoding the same initial weights: weights and encoding draw from streams of their
-    /// own.
-    pub(super) fn draw(plan: &Plan, init: &mut Init<impl Rng>) -> Trunk {
-        let (model, sizes) = (&plan.model, plan.model.sizes());
-        let ModelPlan { d_model, vocab_size, block, .. } = model;
-        let embedding = normal_matrix([*vocab_size, *d_model], block.init.embedding_std(init.std), init);
-        let mut layer = |layer| Block::new(&model.block_of(&plan.encoding, layer), &sizes, layer, init);
-        let blocks = (0..model.n_layers).map(&mut layer).collect();
-        Trunk {
-            embedding,
-            embedding_norm: block.embedding_norm.then(|| Norm::new(block, *d_model, init)),
-            encoding: encoding(plan, init.device),
-            blocks,
-            norm: Norm::new(block, *d_model, init),
-            embedded: Embedded::of(plan),
-            engine: Engine::Fused,
-        }
+    /// Of parts that were drawn. In which order, decides the weights of a seed, so decoders and encoders keep their own.
+    pub(super) fn of(plan: &Plan, device: &Device, drawn: Drawn) -> Trunk {
+        let Drawn { embedding, embedding_norm, blocks, norm } = drawn;
+        let (encoding, embedded) = (encoding(plan, device), Embedded::of(plan));
+        Trunk { embedding, embedding_norm, encoding, blocks, norm, embedded, engine: Engine::Fused }
     }
 
     /// The same, computing with this engine.
