@@ -3,7 +3,8 @@
 //!
 //! Answers are recomputed from the inputs, losses and accuracies from logits, encodings through the whole model.
 
-use crate::folder::Folder;
+use crate::beside::{verdict, with};
+use crate::folder::{CHE, CHE_ENCODER, CHE_ENCODER_TENSORS, Folder};
 use crate::{Score, Tolerance, Verdict};
 use kerple_burn::fused::Engine;
 use kerple_burn::parameters;
@@ -16,21 +17,18 @@ use kerple_lm::plan::{DataFacts, Plan};
 use kerple_lm::task::classified;
 use serde_json::Value;
 
-const TASKS: &str = "che.json";
-const ENCODER: &str = "che_encoder.json";
-
 /// What the two files of a folder say, where it has them.
 pub fn verdicts(folder: &Folder) -> Vec<Verdict> {
     let mut found = Vec::new();
     let languages = Chomsky::ALL.len() as u64;
-    with(folder, TASKS, Some(languages), &mut found, |all, found| {
+    with(folder, CHE, Some(languages), &mut found, |all, found| {
         let tasks = all["tasks"].as_object()?;
         for (name, values) in tasks {
             found.push(verdict(&format!("che/{name}"), || task(name, values)));
         }
         Some(tasks.len())
     });
-    with(folder, ENCODER, folder.promised(ENCODER), &mut found, |all, found| {
+    with(folder, CHE_ENCODER, folder.promised(CHE_ENCODER), &mut found, |all, found| {
         let cases = all["cases"].as_array()?;
         for case in cases {
             let name = case["encoding"].as_str().unwrap_or("(no encoding)");
@@ -41,33 +39,6 @@ pub fn verdicts(folder: &Folder) -> Vec<Verdict> {
         Some(cases.len())
     });
     found
-}
-
-/// What `run` makes of a file, which returns how many cases it has; a file without as many as are `wanted` fails.
-fn with(
-    folder: &Folder,
-    file: &str,
-    wanted: Option<u64>,
-    found: &mut Vec<Verdict>,
-    run: impl FnOnce(&Value, &mut Vec<Verdict>) -> Option<usize>,
-) {
-    let why = match folder.beside(file) {
-        Ok(None) => return,
-        Err(why) => why,
-        Ok(Some(all)) => match (run(&all, found).map(|count| count as u64), wanted) {
-            (Some(count), Some(wanted)) if count != wanted => format!("{count} cases instead of {wanted}"),
-            (None | Some(0), _) => "there are no cases".to_owned(),
-            (Some(_), _) => return,
-        },
-    };
-    found.push(crate::failure(file, why));
-}
-
-fn verdict(case: &str, run: impl FnOnce() -> Result<Score, String>) -> Verdict {
-    match crate::guarded(run) {
-        Ok(score) => score.verdict(case),
-        Err(why) => crate::failure(case, why),
-    }
 }
 
 fn integers(value: &Value) -> Vec<u32> {
@@ -149,7 +120,7 @@ fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Res
     };
     let sizes = Sizes { width: size("embedding_dim")?, heads: size("num_heads")?, layers: size("num_layers")? };
     let plan = sizes.plan(&format!("{{ kind = \"{kind}\"{keys} }}"), size("vocab")?)?;
-    let tensor = |key: &str| folder.numbers(&serde_json::json!({"file": FILE, "key": key}));
+    let tensor = |key: &str| folder.numbers(&serde_json::json!({"file": CHE_ENCODER_TENSORS, "key": key}));
     let onehot = tensor("input_onehot")?;
     let tokens: Vec<u32> = onehot
         .values
@@ -174,8 +145,6 @@ fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Res
     score.compare("logits", &got, &tensor(&format!("{name}/output"))?.values, tolerance);
     Ok(score)
 }
-
-const FILE: &str = "che_encoder.safetensors";
 
 /// Sizes of the original's encoder.
 struct Sizes {

@@ -28,6 +28,13 @@ pub struct Numbers {
 
 type Found<T> = std::result::Result<T, String>;
 
+/// Files whose cases no manifest lists. Their generator writes all of them beside its manifest.
+pub const CHE: &str = "che.json";
+pub const CHE_ENCODER: &str = "che_encoder.json";
+pub const CHE_ENCODER_TENSORS: &str = "che_encoder.safetensors";
+pub const EXTRAS: &str = "extras.json";
+const TOGETHER: [&str; 4] = [CHE, CHE_ENCODER, CHE_ENCODER_TENSORS, EXTRAS];
+
 impl Folder {
     pub fn open(path: &Path) -> Result<Folder> {
         let file = path.join("manifest.json");
@@ -67,13 +74,27 @@ impl Folder {
         if said == found { Ok(()) } else { Err(format!("{}: {found} bytes instead of {said}", path.display())) }
     }
 
-    /// A file beside the manifest; `None`: there is none, and the manifest promises none.
+    /// A file beside the manifest; `None`: there is none, and there is to be none.
+    ///
+    /// What is to be there is what the manifest promises at `beside`. Of a manifest that says nothing of it, the files that are
+    /// written together are all there or none.
     pub fn beside(&self, file: &str) -> Found<Option<Value>> {
         let path = self.path.join(file);
         match kerple_files::read_text(&path) {
             Ok(text) => serde_json::from_str(&text).map(Some).map_err(|error| format!("{}: {error}", path.display())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.promised(file).is_none() => Ok(None),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !self.expects(file) => Ok(None),
             Err(error) => Err(format!("{}: {error}", path.display())),
+        }
+    }
+
+    fn expects(&self, file: &str) -> bool {
+        let is_there = |other: &&str| match std::fs::symlink_metadata(self.path.join(other)) {
+            Ok(_) => true,
+            Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+        };
+        match self.manifest["beside"].is_null() {
+            false => self.promised(file).is_some(),
+            true => TOGETHER.contains(&file) && TOGETHER.iter().any(is_there),
         }
     }
 

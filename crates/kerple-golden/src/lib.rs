@@ -4,6 +4,7 @@
 //! covered.
 
 mod attention;
+mod beside;
 mod burn_layer;
 mod che;
 mod clocks;
@@ -190,7 +191,7 @@ fn not_covered(case: &str, what: &str) -> Verdict {
 /// Runs every case of `folder`, telling each verdict as it comes; returns the numbers of cases.
 ///
 /// A case counts as passed when every engine that runs it passes. What a manifest says there is and is not fails too: a number
-/// of cases, the size of a file, the cases of a file beside it.
+/// of cases, the size of a file, the cases of a file beside it; and so does a file that is written with another one which is there.
 ///
 /// # Errors
 /// A folder without a readable manifest.
@@ -224,6 +225,6 @@ pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<Counts> {
         };
         count(&verdicts);
     }
-    che::verdicts(&folder).into_iter().for_each(|verdict| count(&[verdict]));
+    beside::verdicts(&folder).into_iter().for_each(|verdict| count(&[verdict]));
     Ok(counts)
 }

@@ -115,6 +115,30 @@ fn what_a_manifest_promises_and_is_not_there_fails() {
 }
 
 #[test]
+fn files_that_are_written_together_are_all_there_or_none() {
+    let together = ["che.json", "che_encoder.json", "che_encoder.safetensors", "extras.json"];
+    let extras = r#"{"alibi_slopes": {"2": [0.0625, 0.00390625]},
+        "t5_bucket_of_distance": {"num_buckets": 32, "max_distance": 128, "causal": true, "distance_0_to_n": [0, 1, 2]}}"#;
+    // as its generator writes it: the manifest lists other cases and says nothing of the files beside it
+    let silent = |absent: Vec<&'static str>| {
+        changed("che", move |folder| {
+            std::fs::write(folder.join("extras.json"), extras).unwrap();
+            let case =
+                r#"{"id": "alibi_slopes", "expected": {"2": [0.0625, 0.00390625]}, "tolerance": {"rtol": 1e-12}}"#;
+            std::fs::write(folder.join("manifest.json"), format!(r#"{{"cases": [{case}]}}"#)).unwrap();
+            absent.iter().for_each(|file| std::fs::remove_file(folder.join(file)).unwrap());
+        })
+    };
+    // a case of the manifest, 15 languages, five encodings through two engines, slopes and buckets
+    assert_eq!(silent(vec![]).0, (28, 0));
+    assert_eq!(silent(together.to_vec()).0, (1, 0));
+    for file in together {
+        let ((_, failed), notes) = silent(vec![file]);
+        assert!(failed > 0 && notes.iter().any(|note| note.contains(file)), "{file}: {notes:?}");
+    }
+}
+
+#[test]
 fn numbers_that_contradict_each_other_fail_their_case() {
     let hostile = |value: u64| {
         changed("kerple", move |folder| {
