@@ -1,12 +1,11 @@
 //! Damaged and lying files of every format that is read: an error or a success, never a panic, never more memory than a
 //! page of Parquet may claim. Cases that once failed are kept in `tests/hostile/` and run first.
 
-#[path = "common/change.rs"]
-mod change;
-mod common;
+#[path = "common/hunt.rs"]
+mod hunt;
 
-use change::{apply, change};
-use common::{Counting, most, prepared};
+use hunt::alone;
+use hunt::counting::{most, prepared};
 use kerple_data::music::{Note, Piece, Track};
 use kerple_data::tasks::{Place, TaskConfig};
 use kerple_data::{Corpus, Split, verify};
@@ -16,21 +15,13 @@ use parquet::data_type::ByteArray;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
-use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use twox_hash::XxHash3_64;
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// A page of Parquet may claim to be 2 GiB when decompressed; the memory is reserved and not touched.
 const MOST: usize = 5 << 29;
-
-/// The allocations of one test at a time are counted.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A file that is read, and how.
 struct Target {
@@ -302,39 +293,26 @@ fn place(target: &Target, folder: &Path) -> PathBuf {
 /// Reads the file with these bytes; panics when reading does, or takes too much memory.
 fn try_reading(target: &Target, folder: &Path, bytes: &[u8]) -> bool {
     fs::write(place(target, folder), bytes).unwrap();
-    let (result, taken) = most(|| (target.read)(folder, target.name));
-    assert!(taken < MOST, "{}: {} MiB", target.name, taken >> 20);
-    if let Err(error) = &result {
-        let said = format!("{error}\n{}", error.hint());
-        assert!(!said.chars().any(|letter| letter.is_control() && letter != '\n'), "{said:?}");
-    }
-    result.is_ok()
+    hunt::check(target.name, MOST, || {
+        (target.read)(folder, target.name).map_err(|error| (error.to_string(), error.hint()))
+    })
 }
 
 #[test]
 fn damaged_files_are_errors() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let _alone = alone();
     let folder = surroundings();
     for target in targets(&folder.path().join("corpus")) {
-        assert!(try_reading(&target, folder.path(), &target.bytes), "{} is good", target.name);
         let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hostile").join(target.name);
         for case in fs::read_dir(&kept).into_iter().flatten().map(|entry| entry.unwrap().path()) {
             try_reading(&target, folder.path(), &fs::read(&case).unwrap());
         }
-        // PROPTEST_CASES makes a longer hunt
-        let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { 60 };
-        let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-        let found = TestRunner::new(config).run(&prop::collection::vec(change(), 1..4), |changes| {
-            let mut bytes = target.bytes.clone();
-            changes.iter().for_each(|change| apply(&mut bytes, change));
+        // what is found is kept as a file there
+        hunt::hunt(target.name, &target.bytes, 60, &|bytes| {
+            let mut bytes = bytes.to_vec();
             (target.seal)(&mut bytes);
-            let read = std::panic::catch_unwind(|| try_reading(&target, folder.path(), &bytes));
-            prop_assert!(read.is_ok(), "keep {} as a file in tests/hostile/{}", bytes.escape_ascii(), target.name);
-            Ok(())
+            try_reading(&target, folder.path(), &bytes)
         });
-        if let Err(error) = found {
-            panic!("{}: {error}", target.name);
-        }
         fs::write(place(&target, folder.path()), &target.bytes).unwrap();
         _ = fs::remove_dir_all(folder.path().join("out"));
     }
@@ -343,7 +321,7 @@ fn damaged_files_are_errors() {
 /// Every number that a run file or a command line gives, at its limits and beyond.
 #[test]
 fn numbers_have_limits() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let _alone = alone();
     const NUMBERS: [u64; 9] = [0, 1, 2, 1 << 16, (1 << 20) + 1, 1 << 31, 1 << 40, i64::MAX as u64, u64::MAX];
     for name in TaskConfig::names() {
         let written = serde_json::to_value(TaskConfig::named(name).unwrap()).unwrap();
@@ -382,7 +360,7 @@ fn numbers_have_limits() {
 /// Numbers of a preparation: refused, or of no effect on so little text.
 #[test]
 fn numbers_of_a_preparation_have_limits() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("text.jsonl"), json_lines()).unwrap();
     let inputs = kerple_data::Sources::paths(&[folder.path().join("text.jsonl")]);

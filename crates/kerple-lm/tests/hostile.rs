@@ -1,14 +1,12 @@
 //! Damaged and lying run files, assignments, run folders and kernels: an error or a success, never a panic, never more
 //! memory or time than the good ones are worth. Cases that once failed are kept at the end.
 
-#[path = "../../kerple-data/tests/common/change.rs"]
-mod change;
 mod common;
-#[path = "../../kerple-data/tests/common/mod.rs"]
-mod counting;
+#[path = "../../kerple-data/tests/common/hunt.rs"]
+mod hunt;
 
-use change::{apply, change};
 use common::{Counting, encoding, plan, plan_with};
+use hunt::{alone, config, counting};
 use kerple::kernel::points::Points;
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
@@ -28,53 +26,23 @@ use kerple_lm::{Error, Result};
 use kerple_records::{EvaluationRow, Journal};
 use kerple_report::{Options, find_runs, write};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::TestRunner;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
-
-#[global_allocator]
-static ALLOCATOR: counting::Counting = counting::Counting;
-
-/// The allocations of one test at a time are counted.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// What any of these readers may take; the good files need a thousandth.
 const MOST: usize = 256 << 20;
 
-/// Far beyond what reading takes on a busy machine.
-const LONGEST: Duration = Duration::from_secs(20);
-
-/// Reads `bytes` and checks what it takes and what it says.
-fn check(name: &str, bytes: &[u8], read: &dyn Fn(&[u8]) -> Result<()>) -> bool {
-    let clock = Instant::now();
-    let (result, taken) = counting::most(|| read(bytes));
-    assert!(taken < MOST, "{name}: {} MiB", taken >> 20);
-    assert!(clock.elapsed() < LONGEST, "{name}: {:?}", clock.elapsed());
-    if let Err(error) = &result {
-        assert!(!error.to_string().is_empty() && !error.hint().is_empty(), "{name}: {error:?}");
-    }
-    result.is_ok()
+/// Reads something and checks what it takes and what it says.
+fn check(name: &str, read: impl FnOnce() -> Result<()>) -> bool {
+    hunt::check(name, MOST, || read().map_err(|error| (error.to_string(), error.hint())))
 }
 
-/// Changes a good text in many ways. `PROPTEST_CASES` makes a longer hunt.
+/// Changes a good text in many ways.
 fn hunt(name: &str, good: &[u8], cases: u32, read: &dyn Fn(&[u8]) -> Result<()>) {
-    assert!(check(name, good, read), "{name} is good");
-    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { cases };
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    let found = TestRunner::new(config).run(&prop::collection::vec(change(), 1..4), |changes| {
-        let mut bytes = good.to_vec();
-        changes.iter().for_each(|change| apply(&mut bytes, change));
-        let survived = catch_unwind(AssertUnwindSafe(|| check(name, &bytes, read)));
-        prop_assert!(survived.is_ok(), "keep {}", bytes.escape_ascii());
-        Ok(())
-    });
-    if let Err(error) = found {
-        panic!("{name}: {error}");
-    }
+    hunt::hunt(name, good, cases, &|bytes| check(name, || read(bytes)));
 }
 
 fn facts() -> DataFacts {
@@ -111,7 +79,7 @@ fn run_files() -> Vec<String> {
 
 #[test]
 fn run_files_and_assignments() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let _alone = alone();
     let files = run_files();
     assert!(files.len() >= 4, "{} of the run files are good", files.len());
     for file in &files {
@@ -193,7 +161,7 @@ fn as_planned(file: &toml::Value) -> Result<()> {
 /// Every number of every run file, one at a time and then some together.
 #[test]
 fn numbers_of_run_files() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let _alone = alone();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
     let shipped = [folder.clone(), folder.join("lra")].map(|folder| fs::read_dir(folder).unwrap());
     let shipped = shipped.into_iter().flatten().map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
@@ -215,7 +183,7 @@ fn numbers_of_run_files() {
         let mut places = Vec::new();
         numbers(&file, "", &mut places);
         let read = |file: &toml::Value, what: &str| {
-            let survived = catch_unwind(AssertUnwindSafe(|| check(what, &[], &|_| as_planned(file))));
+            let survived = catch_unwind(AssertUnwindSafe(|| check(what, || as_planned(file))));
             assert!(survived.is_ok(), "{what} in\n{}", toml::to_string(file).unwrap());
         };
         for place in &places {
@@ -224,13 +192,11 @@ fn numbers_of_run_files() {
                 read(&with_number(&file, place, number), &format!("{place} = {number}"));
             }
         }
-        let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { 40 };
-        let config = Config { cases, failure_persistence: None, max_shrink_iters: 100, ..Config::default() };
         let some = prop::collection::vec((0..places.len().max(1), prop::sample::select(NUMBERS.to_vec())), 2..5);
-        let found = TestRunner::new(config).run(&some, |changes| {
+        let found = TestRunner::new(config(40)).run(&some, |changes| {
             let changes = changes.into_iter().filter(|(at, _)| *at < places.len());
             let changed = changes.fold(file.clone(), |file, (at, number)| with_number(&file, &places[at], number));
-            let survived = catch_unwind(AssertUnwindSafe(|| check("numbers", &[], &|_| as_planned(&changed))));
+            let survived = catch_unwind(AssertUnwindSafe(|| check("numbers", || as_planned(&changed))));
             prop_assert!(survived.is_ok(), "keep {}", toml::to_string(&changed).unwrap());
             Ok(())
         });
@@ -315,7 +281,7 @@ fn evaluation(plan: &Plan, length: u64) -> EvaluationRow {
 
 #[test]
 fn run_folders() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let _alone = alone();
     let run = Finished::new();
     let weights = |run: &Finished, bytes: &[u8]| run.seal(|state| state.model_sha256 = fingerprint(bytes));
     let moments = |run: &Finished, bytes: &[u8]| run.seal(|state| state.optimizer_sha256 = fingerprint(bytes));
@@ -349,7 +315,7 @@ fn run_folders() {
 
 #[test]
 fn a_validation_of_long_sequences_takes_what_a_piece_takes() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let _alone = alone();
     let block = BlockPlan { attention: AttentionKind::Linear(LinearPlan::default()), ..BlockPlan::default() };
     let plan = plan_with(&encoding("rotary"), TrainConfig::default(), block);
     let model = Decoder::new(&plan, &kerple_lm::device());
@@ -362,7 +328,7 @@ fn a_validation_of_long_sequences_takes_what_a_piece_takes() {
 
 #[test]
 fn kernels_and_points() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let _alone = alone();
     let refused = |message: String| Error::Refused { message, hint: "docs/kernels.md".to_owned() };
     for kernel in [
         "log(b=1, a=0.5) + 2 * power(1, 1.5)",
