@@ -104,6 +104,34 @@ fn what_is_no_task_or_has_no_room_is_refused() {
     );
 }
 
+/// What takes seconds to open, since hardly an expression is of that length, ends when it is told to.
+#[test]
+#[cfg(target_os = "linux")]
+fn opening_a_task_is_stopped_by_a_signal() {
+    let place = place();
+    let set = "data.task={ kind = \"listops\", more_than = 1048573, fewer_than = 1048576, depth = 30 }";
+    let mut train = place.command(&["train", "--config", "run.toml", "--set", set, "--out", "r"]);
+    let child = train.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    // signals the process handles, a bit each; that of SIGTERM is the fifteenth
+    let handles = || {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let mask =
+            text.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).map(|mask| u64::from_str_radix(mask, 16));
+        mask.is_some_and(|mask| mask.unwrap() & 1 << 14 != 0)
+    };
+    let clock = std::time::Instant::now();
+    while !handles() {
+        assert!(clock.elapsed().as_secs() < 60, "no handler was installed");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let ended = child.wait_with_output().unwrap();
+    let message = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(130) && message.contains("stopped; nothing was written"), "{message}");
+    assert!(!place.path("r").exists());
+}
+
 #[test]
 fn sequences_with_a_class_are_trained_by_the_same_commands() {
     let place = Place::new();

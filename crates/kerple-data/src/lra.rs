@@ -30,6 +30,7 @@ use pathfinder::Pathfinder;
 use retrieval::Retrieval;
 use serde_json::{Map, Value};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use text::Text;
 
 /// The one list: names in run files and the keys of each.
@@ -78,10 +79,10 @@ macro_rules! arena {
             /// Its examples, from the files at `path`, or generated without one.
             ///
             /// # Errors
-            /// Keys out of range, files that are missing or damaged, labels beyond the classes.
-            pub fn open(&self, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+            /// Keys out of range, files that are missing or damaged, labels beyond the classes; `stop` was set before the end.
+            pub fn open(&self, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
                 match self {
-                    $(Arena::$task(keys) => keys.open(self.facts(), path),)+
+                    $(Arena::$task(keys) => keys.open(self.facts(), path, stop),)+
                 }
             }
         }
@@ -150,6 +151,11 @@ fn check_counts(counts: [u64; 3]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses to go on opening what a user no longer wants.
+fn check_stop(stop: &AtomicBool) -> Result<()> {
+    if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
 }
 
 /// A sequence and its class.

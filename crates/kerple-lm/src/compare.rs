@@ -53,7 +53,7 @@ impl Comparison {
     /// As [`job::work_off`].
     pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         let (ranks, alone) = (&self.host.ranks, self.host.alone());
-        let source = Source::open(&self.config.data)?;
+        let source = Source::open_until(&self.config.data, stop)?;
         let plans = self.plans(&source)?;
         let request = match source.task() {
             Some(_) => self.request.clone(),

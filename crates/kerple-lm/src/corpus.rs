@@ -9,6 +9,7 @@ use crate::task::Batch;
 use crate::tasks::{self, TaskBatches, TaskSource};
 use kerple_data::{BatchShape, Corpus, Packing, Tokenizer, Tokens};
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 pub use kerple_data::Split;
 
@@ -32,10 +33,18 @@ impl Source {
     /// # Errors
     /// What cannot be read, or is damaged; keys of a task out of range.
     pub fn open(config: &DataConfig) -> Result<Source> {
+        Source::open_until(config, &AtomicBool::new(false))
+    }
+
+    /// As [`Source::open`], until `stop` is set: the files of a task may take minutes.
+    ///
+    /// # Errors
+    /// As [`Source::open`]; [`kerple_data::Error::Stopped`].
+    pub fn open_until(config: &DataConfig, stop: &AtomicBool) -> Result<Source> {
         config.check()?;
         if let Some(task) = &config.task {
             let path = (!config.path.as_os_str().is_empty()).then_some(config.path.as_path());
-            let source = TaskSource::open(task, path)?;
+            let source = TaskSource::open(task, path, stop)?;
             return Ok(Source { facts: tasks::facts(source.facts()), content: Content::Task(source) });
         }
         let corpus = Corpus::open(&config.path)?;

@@ -9,6 +9,7 @@ use kerple_data::tasks::{Answer, Examples, Facts, Place, TaskConfig, shuffled, t
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 /// The examples of a task.
 pub struct TaskSource {
@@ -33,9 +34,9 @@ impl TaskSource {
     /// Opens the examples a run file names, from the files at `path` where the task is about data.
     ///
     /// # Errors
-    /// Keys out of range, files that are missing or damaged.
-    pub fn open(task: &TaskConfig, path: Option<&Path>) -> Result<TaskSource> {
-        Ok(TaskSource { examples: task.open(path)? })
+    /// Keys out of range, files that are missing or damaged; `stop` was set before the end.
+    pub fn open(task: &TaskConfig, path: Option<&Path>, stop: &AtomicBool) -> Result<TaskSource> {
+        Ok(TaskSource { examples: task.open_until(path, stop)? })
     }
 
     /// What is known of all examples.

@@ -12,13 +12,14 @@ use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::RunFolder;
 use kerple_lm::train::{self, Event, Sitting};
+use std::sync::atomic::AtomicBool;
 
 /// The text and the plan of the run, which begins with the weights of another one where that is asked for.
-fn begin(args: &Train, run: &RunFolder, ranks: &Ranks) -> Result<(Source, Plan), Failure> {
+fn begin(args: &Train, run: &RunFolder, ranks: &Ranks, stop: &AtomicBool) -> Result<(Source, Plan), Failure> {
     let Some(from) = &args.from else {
         let file = args.config.as_ref().expect("the option is required without --from");
         let config = RunConfig::read(file, &args.set)?;
-        let source = Source::open(&config.data)?;
+        let source = Source::open_until(&config.data, stop)?;
         let plan = Plan::new(&config, source.facts())?;
         return Ok((source, plan));
     };
@@ -41,8 +42,8 @@ fn begin(args: &Train, run: &RunFolder, ranks: &Ranks) -> Result<(Source, Plan),
 
 /// Trains or resumes one run.
 pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
-    let run = RunFolder::new(&args.out);
-    let (source, plan) = begin(args, &run, ranks)?;
+    let (run, stop) = (RunFolder::new(&args.out), stop_flag());
+    let (source, plan) = begin(args, &run, ranks, &stop)?;
     remarkln!(
         "{}: {} parameters, {} steps of {} x {} tokens, plan {}",
         plan.label,
@@ -53,8 +54,7 @@ pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
         &plan.hash[..12]
     );
     remarkln!("{}", plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch)));
-    let (stop, mut line) = (stop_flag(), Line::new());
-    let batches = source.batches(&plan)?;
+    let (batches, mut line) = (source.batches(&plan)?, Line::new());
     let host = args.hardware.host().with_ranks(ranks.clone());
     let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, host: &host };
     let outcome = train::train(&sitting, &mut |event| match event {

@@ -4,12 +4,14 @@
 //! binary files (`data_batch_1.bin` to `5`, `test_batch.bin`) or IDX files as MNIST and Fashion-MNIST have them
 //! (`train-images-idx3-ubyte`, `t10k-labels-idx1-ubyte`; plain or `.gz`), which are stand-ins.
 
+use super::check_stop;
 use super::store::{self, Sequences, Store};
 use crate::error::{Error, Result};
 use crate::examples::{Examples, Facts};
 use crate::file::is_folder;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 /// More is not read: images are held in memory.
 const LONGEST_FILE: u64 = 1 << 31;
@@ -32,10 +34,12 @@ impl Default for Image {
 }
 
 impl Image {
-    pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+    pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
         let hint = "give a folder of CIFAR-10's binary files (data_batch_1.bin ...) or of IDX files (train-images-idx3-ubyte.gz ...)";
         let path = path.ok_or_else(|| Error::refused("lra_image: there is no data.path", hint))?;
         super::check_classes(self.classes)?;
+        // the largest is read in a moment
+        check_stop(stop)?;
         let inner = path.join("cifar-10-batches-bin");
         let folder = if is_folder(&inner)? { &inner } else { path };
         let (mut train, test) = match store::find(folder, "data_batch_1.bin")? {

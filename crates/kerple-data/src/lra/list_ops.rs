@@ -15,7 +15,7 @@
 //! published counts. The published generator draws without replacement instead, which for expressions of this length is the
 //! same; shorter ones, of own limits, may repeat within a split.
 
-use super::{example, store};
+use super::{check_stop, example, store};
 use crate::error::{Error, Result};
 use crate::examples::{Example, Examples, Facts, Place};
 use crate::order::Use;
@@ -23,6 +23,7 @@ use crate::random::Draw;
 use crate::split::Split;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use twox_hash::XxHash3_64;
 
 /// Padding, digits, operations, the closing bracket.
@@ -78,13 +79,14 @@ impl Default for ListOps {
 }
 
 impl ListOps {
-    pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
-        self.check()?;
+    pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
+        self.check(stop)?;
         match path {
             None => Ok(Box::new(Generated { keys: *self, facts })),
             Some(path) => {
                 let files = [&["basic_train.tsv"][..], &["basic_val.tsv"], &["basic_test.tsv"]];
                 let read = |names: &&[&str]| {
+                    check_stop(stop)?;
                     let (file, compression) = store::require(path, names, "give the folder of the published files")?;
                     self.read(&file, &store::read(&file, compression, LONGEST_FILE)?)
                 };
@@ -94,7 +96,7 @@ impl ListOps {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, stop: &AtomicBool) -> Result<()> {
         let refuse = |message: String, hint: &str| Err(Error::refused(message, hint));
         let ListOps { more_than, fewer_than, depth, arguments, .. } = *self;
         if fewer_than < more_than + 2 {
@@ -118,7 +120,7 @@ impl ListOps {
         super::check_counts([self.train, self.valid, self.test])?;
         // the smallest expression of some length there is must fit: one draw shows whether any does
         let place = Place { split: Split::Train, seed: 0, index: 0 };
-        match self.expression(place) {
+        match self.expression(place, stop)? {
             Ok(_) => Ok(()),
             Err(drawn) => refuse(
                 format!(
@@ -130,20 +132,24 @@ impl ListOps {
     }
 
     /// The expression at a place, or how many were drawn none of which is of the right length and split.
-    fn expression(&self, place: Place) -> std::result::Result<Vec<u32>, u64> {
+    ///
+    /// # Errors
+    /// `stop` was set before one was found.
+    fn expression(&self, place: Place, stop: &AtomicBool) -> Result<std::result::Result<Vec<u32>, u64>> {
         let split = place.split as u64;
         let mut draw = Draw::new(Use::ListOps, [self.seed, split, place.index]);
         let (mut drawn, mut written) = (0, 0);
         while drawn < MOST_DRAWS && written < MOST_TOKENS {
+            check_stop(stop)?;
             let mut tokens = Vec::new();
             self.tree(&mut draw, 1, &mut tokens);
             let fits = tokens.len() > self.more_than && tokens.len() < self.fewer_than;
             if fits && self.split_of(&tokens) == place.split {
-                return Ok(tokens);
+                return Ok(Ok(tokens));
             }
             (drawn, written) = (drawn + 1, written + tokens.len() as u64);
         }
-        Err(drawn)
+        Ok(Err(drawn))
     }
 
     /// Appends an expression; one that is too long is not finished.
@@ -219,7 +225,7 @@ impl Examples for Generated {
     }
 
     fn example(&self, place: Place, length: usize) -> Result<Example> {
-        let tokens = self.keys.expression(place).map_err(|drawn| {
+        let tokens = self.keys.expression(place, &AtomicBool::new(false))?.map_err(|drawn| {
             let message = format!("data.task: none of {drawn} expressions was one of the {} split", place.split.name());
             Error::refused(message, "widen the limits of the length")
         })?;

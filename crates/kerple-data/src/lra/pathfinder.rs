@@ -19,6 +19,7 @@ use crate::random::Draw;
 use crate::split::Split;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 /// How long the paths are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,14 +83,14 @@ impl Default for Pathfinder {
 }
 
 impl Pathfinder {
-    pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+    pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
         let Some(style) = draw::Style::of(self.size, self.level.dashes()) else {
             let message = format!("data.task.size = {} is not a size of Pathfinder", self.size);
             return Err(Error::refused(message, "choose 32, 64 or 128"));
         };
         super::check_counts([self.train, self.valid, self.test])?;
         Ok(match path {
-            Some(path) => Box::new(files::Files::open(facts, path, self.level.folder(), self.size)?),
+            Some(path) => Box::new(files::Files::open(facts, (path, self.level.folder()), self.size, stop)?),
             None => {
                 let content = format!("generated {}", facts.content);
                 Box::new(Generated { keys: *self, style, facts: Facts { content, ..facts } })

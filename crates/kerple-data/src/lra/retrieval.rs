@@ -7,7 +7,7 @@
 //! Without `data.path` pairs are made up: texts of common words and of words of a subject, the same one in pairs that belong
 //! together. They stand in for the published data and are called `lra_retrieval` with `content` "made up".
 
-use super::{example, store};
+use super::{check_stop, example, store};
 use crate::error::{Error, Result};
 use crate::examples::{Example, Examples, Facts, Place};
 use crate::file::Bytes;
@@ -18,6 +18,7 @@ use crate::split::Split;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 /// Padding, bytes, the separator.
 pub const VOCABULARY: usize = store::BYTES + 1;
@@ -50,14 +51,14 @@ impl Default for Retrieval {
 }
 
 impl Retrieval {
-    pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+    pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
         super::check_counts([self.train, self.valid, self.test])?;
         if !(2..=MOST_SUBJECTS).contains(&self.subjects) {
             let message = format!("data.task.subjects = {} is out of range", self.subjects);
             return Err(Error::refused(message, format!("2 to {MOST_SUBJECTS} subjects")));
         }
         match path {
-            Some(path) => Ok(Box::new(Files::open(facts, path)?)),
+            Some(path) => Ok(Box::new(Files::open(facts, path, stop)?)),
             None => {
                 let content = format!("made up {}", facts.content);
                 Ok(Box::new(MadeUp { keys: *self, facts: Facts { content, ..facts } }))
@@ -79,7 +80,7 @@ struct Table {
 }
 
 impl Files {
-    fn open(facts: Facts, folder: &Path) -> Result<Files> {
+    fn open(facts: Facts, folder: &Path, stop: &AtomicBool) -> Result<Files> {
         let mut sum = Checksum::default();
         let mut table = |part: &str| -> Result<Table> {
             let path = folder.join(format!("new_aan_pairs.{part}.tsv"));
@@ -88,6 +89,7 @@ impl Files {
                 BufReader::with_capacity(1 << 18, kerple_files::open(&path).map_err(Error::io(&path, "open"))?);
             let (mut lines, mut line, mut at) = (Vec::new(), Vec::new(), 0u64);
             loop {
+                check_stop(stop)?;
                 line.clear();
                 let mut limited = std::io::Read::take(&mut input, LONGEST_LINE + 1);
                 let count = limited.read_until(b'\n', &mut line).map_err(Error::io(&path, "read"))? as u64;

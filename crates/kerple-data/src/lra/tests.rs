@@ -4,6 +4,10 @@ use crate::examples::Place;
 use crate::split::Split;
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
+
+/// Nobody stops what is opened with it.
+static ON: AtomicBool = AtomicBool::new(false);
 
 fn place(split: Split, index: u64) -> Place {
     Place { split, seed: 0, index }
@@ -23,12 +27,12 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 /// Message and hint of what a task refuses.
 fn refused(task: &Arena, path: Option<&Path>) -> String {
-    let error = task.open(path).err().expect("this is refused");
+    let error = task.open(path, &ON).err().expect("this is refused");
     format!("{error}\n{}", error.hint())
 }
 
 fn get(task: &Arena, path: Option<&Path>, split: Split, index: u64, length: usize) -> (Vec<u32>, u32) {
-    let example = task.open(path).unwrap().example(place(split, index), length).unwrap();
+    let example = task.open(path, &ON).unwrap().example(place(split, index), length).unwrap();
     assert_eq!(example.scored, [true]);
     (example.input, example.targets[0])
 }
@@ -56,7 +60,7 @@ fn expressions_are_evaluated() {
 #[test]
 fn generated_expressions_are_published_ones() {
     let task = Arena::named("listops").unwrap();
-    let source = task.open(None).unwrap();
+    let source = task.open(None, &ON).unwrap();
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(96_000), Some(2000), Some(2000)]);
     let mut lengths = Vec::new();
     for index in 0..300 {
@@ -77,7 +81,7 @@ fn generated_expressions_are_published_ones() {
 fn splits_of_expressions_are_disjoint() {
     let keys = ListOps { more_than: 3, fewer_than: 6, train: 400, valid: 100, test: 100, ..ListOps::default() };
     let task = Arena::ListOps(keys);
-    let source = task.open(None).unwrap();
+    let source = task.open(None, &ON).unwrap();
     let [train, valid, test] = Split::ALL.map(|split| -> std::collections::BTreeSet<Vec<u32>> {
         let count = source.count(split).unwrap();
         (0..count).map(|index| source.example(place(split, index), 10).unwrap().input).collect()
@@ -122,8 +126,15 @@ fn empty_texts_are_refused_by_name() {
         write(&published, &format!("basic_{name}.tsv"), "Source\tTarget\n[MAX 3 ]\t3\n");
     }
     let (texts, expressions) = (Arena::named("lra_text").unwrap(), Arena::named("listops").unwrap());
-    assert!(texts.open(Some(&lines)).is_ok() && texts.open(Some(&reviews)).is_ok());
-    assert!(expressions.open(Some(&published)).is_ok());
+    assert!(texts.open(Some(&lines), &ON).is_ok() && texts.open(Some(&reviews), &ON).is_ok());
+    assert!(expressions.open(Some(&published), &ON).is_ok());
+    // who no longer wants them does not wait for all of them
+    for (task, path) in
+        [(&texts, Some(&lines)), (&texts, Some(&reviews)), (&expressions, Some(&published)), (&expressions, None)]
+    {
+        let stopped = task.open(path.map(PathBuf::as_path), &AtomicBool::new(true));
+        assert!(matches!(stopped.err(), Some(Error::Stopped)), "{} {path:?}", task.name());
+    }
     write(&lines, "valid.jsonl", "{\"text\":\"a\",\"label\":0}\n\n{\"text\":\"\",\"label\":1}\n");
     assert!(refused(&texts, Some(&lines)).contains("valid.jsonl, line 3: it is empty"));
     write(&reviews, "test/neg/0.txt", "");
@@ -167,13 +178,13 @@ fn texts_are_read_from_lines_and_folders() {
         write(&reviews, &format!("{part}/neg/3_1.txt"), "bad");
         write(&reviews, &format!("{part}/unsup/1_0.txt"), "?");
     }
-    let source = task.open(Some(&reviews)).unwrap();
+    let source = task.open(Some(&reviews), &ON).unwrap();
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(2); 3]);
     assert_eq!(source.example(place(Split::Valid, 1), 99).unwrap(), source.example(place(Split::Test, 1), 99).unwrap());
     assert_eq!(get(&task, Some(&reviews), Split::Train, 0, 99), (vec![99, 98, 101], 0));
     assert!(source.remark().is_some_and(|remark| remark.contains("the test split is validated on, as published")));
-    assert_eq!(task.open(Some(&lines)).unwrap().remark(), None);
-    assert_ne!(source.facts().content, task.open(Some(&lines)).unwrap().facts().content);
+    assert_eq!(task.open(Some(&lines), &ON).unwrap().remark(), None);
+    assert_ne!(source.facts().content, task.open(Some(&lines), &ON).unwrap().facts().content);
     write(&lines, "valid.jsonl.zst", zstd::encode_all(&b"{\"text\": \"a\", \"label\": 2}\n"[..], 1).unwrap());
     let message = refused(&task, Some(&lines));
     assert!(message.contains("label 2, the classes are 0 to 1") && message.contains("`classes`"), "{message}");
@@ -197,7 +208,7 @@ fn images_are_read_from_idx_files() {
     write(folder.path(), "t10k-images-idx3-ubyte", images(3));
     write(folder.path(), "t10k-labels-idx1-ubyte.gz", gzip(&labels(3)));
     let task = Arena::named("lra_image").unwrap();
-    let source = task.open(Some(folder.path())).unwrap();
+    let source = task.open(Some(folder.path()), &ON).unwrap();
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(18), Some(2), Some(3)]);
     assert_eq!(get(&task, Some(folder.path()), Split::Valid, 1, 9), (vec![38, 39], 9));
     assert_eq!(get(&task, Some(folder.path()), Split::Test, 2, 1), (vec![4], 2));
@@ -270,7 +281,7 @@ fn subjects(tokens: &[u32]) -> BTreeSet<usize> {
 #[test]
 fn made_up_pairs_have_a_subject_in_common_or_not() {
     let task = Arena::named("lra_retrieval").unwrap();
-    let source = task.open(None).unwrap();
+    let source = task.open(None, &ON).unwrap();
     assert!(source.facts().content.contains("made up"));
     let (mut joined, mut seen) = (0, BTreeSet::new());
     for index in 0..200 {
@@ -313,7 +324,7 @@ fn published_paths_are_read() {
     write(&level, "metadata/10.npy", list.lines().skip(10).collect::<Vec<_>>().join("\n") + "\n");
     write(&level, "metadata/2.npy", list.lines().take(10).collect::<Vec<_>>().join("\n") + "\n");
     let task = Arena::named("pathfinder").unwrap();
-    let source = task.open(Some(folder.path())).unwrap();
+    let source = task.open(Some(folder.path()), &ON).unwrap();
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(16), Some(2), Some(2)]);
     assert_eq!(get(&task, Some(&level), Split::Train, 3, 2), (vec![4, 4], 0), "the empty one is passed over");
     assert_eq!(get(&task, Some(folder.path()), Split::Test, 1, 5000), (vec![20; 1024], 0));
@@ -322,14 +333,15 @@ fn published_paths_are_read() {
     let mut bytes = fs::read(level.join("imgs/0/sample_5.png")).unwrap();
     bytes.rotate_right(1);
     write(&level, "imgs/0/sample_5.png", bytes);
-    assert_ne!(task.open(Some(&level)).unwrap().facts().content, content);
+    assert_ne!(task.open(Some(&level), &ON).unwrap().facts().content, content);
+    assert!(matches!(task.open(Some(&level), &AtomicBool::new(true)).err(), Some(Error::Stopped)));
     write(&level, "imgs/0/sample_0.png", png(&[7; 3 * 1024], 32, png::ColorType::Rgb));
     assert_eq!(get(&task, Some(&level), Split::Train, 0, 2), (vec![7, 7], 0));
     for (bytes, expected) in
         [(png(&[0; 16], 4, png::ColorType::Grayscale), "4 x 4 pixels"), (vec![1; 9], "sample_0.png: ")]
     {
         write(&level, "imgs/0/sample_0.png", bytes);
-        let error = task.open(Some(&level)).unwrap().example(place(Split::Train, 0), 9).unwrap_err().to_string();
+        let error = task.open(Some(&level), &ON).unwrap().example(place(Split::Train, 0), 9).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     write(&level, "metadata/2.npy", "../.. passwd 0 1\n");
@@ -341,7 +353,7 @@ fn published_paths_are_read() {
 #[test]
 fn generated_paths_are_balanced() {
     let keys = Pathfinder { level: pathfinder::Level::Easy, ..Pathfinder::default() };
-    let source = Arena::Pathfinder(keys).open(None).unwrap();
+    let source = Arena::Pathfinder(keys).open(None, &ON).unwrap();
     let labels: u32 = (0..100).map(|at| source.example(place(Split::Valid, at), 1024).unwrap().targets[0]).sum();
     assert!((25..75).contains(&labels), "{labels}");
     assert!(refused(&Arena::Pathfinder(Pathfinder { size: 33, ..keys }), None).contains("size = 33"));

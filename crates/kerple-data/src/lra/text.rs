@@ -4,12 +4,14 @@
 //! 4000 (Tay et al. 2021). Read are IMDb's folders (`train/pos/*.txt` and so on; positive is 1) or
 //! `{train,valid,test}.jsonl`, plain or compressed, with `text` and `label`: any other data set in this form is a stand-in.
 
+use super::check_stop;
 use super::store::{self, Sequences, Store};
 use crate::error::{Error, Result};
 use crate::examples::{Examples, Facts};
 use crate::file::is_folder;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 /// More text is not read: it is held in memory.
 const LONGEST_FILE: u64 = 1 << 31;
@@ -39,15 +41,20 @@ struct Line {
 }
 
 impl Text {
-    pub(super) fn open(&self, facts: Facts, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+    pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
         let hint = "give the folder of IMDb's reviews, or one of train.jsonl, valid.jsonl and test.jsonl";
         let path = path.ok_or_else(|| Error::refused("lra_text: there is no data.path", hint))?;
         super::check_classes(self.classes)?;
         let are_reviews = is_folder(&path.join("train").join("pos"))?;
         let splits = if are_reviews {
-            [reviews(&path.join("train"))?, reviews(&path.join("test"))?, reviews(&path.join("test"))?]
+            [
+                reviews(&path.join("train"), stop)?,
+                reviews(&path.join("test"), stop)?,
+                reviews(&path.join("test"), stop)?,
+            ]
         } else {
             let read = |name: &str| -> Result<Sequences> {
+                check_stop(stop)?;
                 let (file, compression) = store::require(path, &[name], hint)?;
                 lines(&file, &store::read(&file, compression, LONGEST_FILE)?)
             };
@@ -76,7 +83,7 @@ fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
 }
 
 /// The reviews in `neg` and `pos`, by name.
-fn reviews(folder: &Path) -> Result<Sequences> {
+fn reviews(folder: &Path, stop: &AtomicBool) -> Result<Sequences> {
     let mut found = Sequences::default();
     for (name, label) in [("neg", 0), ("pos", 1)] {
         let folder = folder.join(name);
@@ -87,6 +94,7 @@ fn reviews(folder: &Path) -> Result<Sequences> {
         files.retain(|path| path.extension().is_some_and(|end| end == "txt"));
         files.sort();
         for file in files {
+            check_stop(stop)?;
             let review = kerple_files::read(&file).map_err(Error::io(&file, "read"))?;
             found.push(review, label).map_err(|message| Error::damaged(&file, message, "take the file out"))?;
         }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::fmt;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 /// Tasks with a name and keys of their own, beside those that come in families.
 macro_rules! tasks {
@@ -117,12 +118,20 @@ impl TaskConfig {
     /// # Errors
     /// Keys out of range, files that are missing or damaged.
     pub fn open(&self, path: Option<&Path>) -> Result<Box<dyn Examples>> {
+        self.open_until(path, &AtomicBool::new(false))
+    }
+
+    /// As [`TaskConfig::open`], until `stop` is set: large sets of files take minutes.
+    ///
+    /// # Errors
+    /// As [`TaskConfig::open`]; [`crate::Error::Stopped`].
+    pub fn open_until(&self, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
         self.check()?;
         Ok(match self {
             TaskConfig::Chomsky(task) => Box::new(*task),
             TaskConfig::Passkey(task) => Box::new(*task),
             TaskConfig::Recall(task) => Box::new(*task),
-            TaskConfig::Arena(task) => task.open(path)?,
+            TaskConfig::Arena(task) => task.open(path, stop)?,
         })
     }
 }

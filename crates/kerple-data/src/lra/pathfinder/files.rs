@@ -5,10 +5,11 @@ use crate::error::{Error, Result};
 use crate::examples::{Example, Examples, Facts, Place};
 use crate::file::{Bytes, is_folder, read_text};
 use crate::hash::{Checksum, hex};
-use crate::lra::example;
+use crate::lra::{check_stop, example};
 use crate::split::Split;
 use std::io::BufReader;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 /// A longer list is not one.
 const LONGEST_LIST: u64 = 1 << 28;
@@ -24,7 +25,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    pub(super) fn open(facts: Facts, path: &Path, level: &str, size: usize) -> Result<Files> {
+    pub(super) fn open(facts: Facts, (path, level): (&Path, &str), size: usize, stop: &AtomicBool) -> Result<Files> {
         let inner = path.join(level);
         let folder = if is_folder(&inner)? { inner } else { path.to_owned() };
         let (mut images, mut sum) = (Vec::new(), Checksum::default());
@@ -48,6 +49,7 @@ impl Files {
                 if image.components().any(|part| !matches!(part, Component::Normal(_))) {
                     return Err(bad(format!("{} lies outside of the folder", image.display())));
                 }
+                check_stop(stop)?;
                 let bytes = content(&folder.join(&image))?;
                 // the published set has some files without content
                 if !bytes.is_empty() {
