@@ -87,7 +87,8 @@ impl Encoding {
     pub fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
         let own = self.method.positional().parameters(geometry);
         let scope = |own: Scope| if self.scope == Scope::Layer { Scope::Layer } else { own };
-        own.into_iter().map(|parameter| Parameter { scope: scope(parameter.scope), ..parameter }).collect()
+        let shared = |own: Parameter| Parameter { scope: scope(own.scope), decay: own.decay || self.decayed, ..own };
+        own.into_iter().map(shared).collect()
     }
 
     /// Initial stored numbers of [`Encoding::parameters`], of the first layer where each layer has its own.

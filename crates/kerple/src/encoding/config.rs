@@ -49,13 +49,15 @@ pub struct Encoding {
     pub scope: Scope,
     /// Positions, or distances, are drawn from this many; see [`Randomized`].
     pub randomized: Option<usize>,
+    /// Whether weight decay shrinks all that is learned, the numbers of a kernel too.
+    pub decayed: bool,
 }
 
 impl From<Method> for Encoding {
     fn from(method: Method) -> Self {
-        let Shared { window, scale, compat, clamp, scope: _, randomized } = Shared::default();
+        let Shared { window, scale, compat, clamp, scope: _, randomized, decayed } = Shared::default();
         let scope = method.positional().scopes()[0];
-        Encoding { method, window, scale, compat, clamp, scope, randomized }
+        Encoding { method, window, scale, compat, clamp, scope, randomized, decayed }
     }
 }
 
@@ -73,9 +75,11 @@ struct Shared {
     scope: Option<Scope>,
     #[serde(skip_serializing_if = "Option::is_none")]
     randomized: Option<usize>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    decayed: bool,
 }
 
-const SHARED_KEYS: [&str; 6] = ["window", "scale", "compat", "clamp", "scope", "randomized"];
+const SHARED_KEYS: [&str; 7] = ["window", "scale", "compat", "clamp", "scope", "randomized", "decayed"];
 
 /// Reads `value`, naming the key that does not fit and saying what would in words.
 fn parse<T: DeserializeOwned, E: Error>(value: Value) -> Result<T, E> {
@@ -105,10 +109,10 @@ impl<'de> Deserialize<'de> for Encoding {
             return Err(D::Error::custom(format!("`kind`: there is no `{kind}`, use one of {}", METHODS.join(", "))));
         }
         let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
-        let Shared { window, scale, compat, clamp, scope, randomized } = parse(Value::Object(shared))?;
+        let Shared { window, scale, compat, clamp, scope, randomized, decayed } = parse(Value::Object(shared))?;
         let method: Method = parse(Value::Object(Map::from_iter([(kind, Value::Object(own))])))?;
         let scope = scope.unwrap_or(method.positional().scopes()[0]);
-        let encoding = Encoding { method, window, scale, compat, clamp, scope, randomized };
+        let encoding = Encoding { method, window, scale, compat, clamp, scope, randomized, decayed };
         encoding.check_keys().map_err(|refusal| D::Error::custom(refusal.line()))?;
         Ok(encoding)
     }
@@ -117,9 +121,9 @@ impl<'de> Deserialize<'de> for Encoding {
 impl Serialize for Encoding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
-        let Encoding { window, scale, compat, clamp, randomized, .. } = *self;
+        let Encoding { window, scale, compat, clamp, randomized, decayed, .. } = *self;
         let scope = Some(self.scope).filter(|_| !self.has_usual_scope());
-        let shared = Shared { window, scale, compat, clamp, scope, randomized };
+        let shared = Shared { window, scale, compat, clamp, scope, randomized, decayed };
         let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
         map.extend(self.method.keys());
         map.extend(shared.as_object().cloned().unwrap_or_default());
@@ -215,6 +219,15 @@ impl Encoding {
         }
     }
 
+    fn check_decayed(&self, geometry: &Geometry) -> Checked {
+        let own = self.method.positional().parameters(geometry);
+        if self.decayed && own.iter().all(|parameter| parameter.decay) {
+            let message = format!("`{}` learns nothing that is not decayed anyway", self.method.kind());
+            return Err(Refusal::new("decayed", message, "leave it out; it is for the numbers of kernels"));
+        }
+        Ok(())
+    }
+
     /// Refuses what no model, or no model of these sizes, can be built from.
     ///
     /// # Errors
@@ -222,6 +235,7 @@ impl Encoding {
     pub fn check(&self, geometry: &Geometry) -> Checked {
         self.check_keys()?;
         self.method.positional().check(geometry)?;
+        self.check_decayed(geometry)?;
         self.check_randomized(geometry)
     }
 }

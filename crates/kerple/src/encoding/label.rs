@@ -35,6 +35,7 @@ impl Encoding {
             (self.scale == Scale::Inside, "-inside"),
             (self.compat == Compat::Bf16, "-bf16"),
             (self.clamp == Clamp::WorkingCopy, "-working_copy"),
+            (self.decayed, "-decayed"),
             (!self.has_usual_scope(), if self.scope == Scope::Layer { "-layer" } else { "-shared" }),
         ] {
             label += if differs { word } else { "" };

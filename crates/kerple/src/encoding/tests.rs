@@ -267,6 +267,23 @@ fn matrices_are_decayed_and_kernels_are_not() {
     }
 }
 
+#[test]
+fn kernels_are_decayed_where_that_is_asked_for() {
+    let read = |text: &str| serde_json::from_str::<Encoding>(text).unwrap();
+    let (plain, decayed) = (read(r#""kerple_log""#), read(r#"{"kind":"kerple_log","decayed":true}"#));
+    let decays = |encoding: &Encoding| encoding.parameters(&GEOMETRY).iter().map(|own| own.decay).collect::<Vec<_>>();
+    assert_eq!((decays(&plain), decays(&decayed)), (vec![false; 2], vec![true; 2]));
+    assert_eq!(decayed.label(), "kerple_log-decayed");
+    assert_eq!(decayed.initial(&GEOMETRY, 1), plain.initial(&GEOMETRY, 1), "it only says how they are updated");
+    // what was written before there was the key is written as before
+    assert_eq!(serde_json::to_value(&plain).unwrap().get("decayed"), None);
+    assert_eq!(read(&serde_json::to_string(&decayed).unwrap()), decayed);
+    for kind in ["alibi", "t5", "rotary"] {
+        let refusal = read(&format!(r#"{{"kind":"{kind}","decayed":true}}"#)).check(&GEOMETRY).unwrap_err();
+        assert_eq!(refusal.key, "decayed", "{kind}");
+    }
+}
+
 /// What a map makes of the last query's scores.
 fn last_row(form: &MapForm, values: &[Vec<f64>], len: usize) -> Vec<f64> {
     let tables = form.table.bias.iter().chain(&form.table.weight).flatten();
