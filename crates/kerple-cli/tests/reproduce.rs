@@ -201,6 +201,14 @@ fn dape_is_trained_measured_and_looked_into() {
     for part in ["Table 7", "trained at 64", "paper: 39.31", "layer 1, head 2", "| dape-kernel=3 |"] {
         assert!(page.contains(part), "{part}\n{page}");
     }
+    // times are of a machine
+    let timing: Value = serde_json::from_str(&place.read("d/timing.json")).unwrap();
+    let maker = &timing["made_by"];
+    assert!(maker["threads"].as_u64() > Some(0) && maker["device"] == "cpu", "{maker}");
+    for key in ["machine", "instructions", "precision"] {
+        let word = maker[key].as_str().unwrap();
+        assert!(page.contains("Timed on ") && page.contains(word), "{key}: {word}");
+    }
     assert!(["local", "anti-local", "depends on the text"].iter().any(|kind| page.contains(kind)));
     let scores: Value = serde_json::from_str(&place.read("d/arxiv-512/dape/seed-1235/scores.json")).unwrap();
     let lengths: Vec<u64> = scores.as_array().unwrap().iter().map(|one| one["length"].as_u64().unwrap()).collect();
@@ -208,6 +216,7 @@ fn dape_is_trained_measured_and_looked_into() {
     assert_eq!(place.ok(&few), printed, "nothing is done twice");
     // the same of what is kept, and claims of what there is
     assert_eq!(place.ok(&[&few[..], &["--export", "kept"]].concat()).replace("kept/", "d/"), printed);
+    assert_eq!(serde_json::from_str::<Value>(&place.read("kept/timing.json")).unwrap(), timing);
     let unpacked = kerple_papers::packed::unpacked(&place.path("kept")).unwrap().unwrap();
     let log = |folder: &Path| fs::read_to_string(folder.join("arxiv-512/dape/seed-1235/metrics.jsonl")).unwrap();
     assert!(log(&place.path("d")).contains("\"encoding\""));

@@ -200,7 +200,7 @@ pub struct TrainConfig {
     pub eps: f64,
     /// Decoupled weight decay of matrices, T5's table and learned positions among them, as in GPT-NeoX. Norms, biases and
     /// the kernels' parameters are not decayed, but for FIRE's `c` and `multiplier` and what DAPE takes from its base, as in
-    /// its released code.
+    /// its released code, or where an encoding says that it is `decayed`.
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.
     pub clip: f64,

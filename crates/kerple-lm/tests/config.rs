@@ -53,6 +53,7 @@ fn every_key_changes_the_plan() {
         "encoding.clamp=working_copy",
         "encoding.scope=layer",
         "encoding.randomized=2048",
+        "encoding.decayed=true",
         "model.preset=small",
         "model.n_layers=3",
         "model.n_heads=5",

@@ -7,6 +7,7 @@
 //! Between the two stands a folder alone, which [`manifest`] and [`packed`] describe: runs may be made by several machines, and
 //! pages of runs that were made years ago.
 
+pub mod claim;
 pub mod error;
 pub mod manifest;
 pub mod packed;

@@ -1,6 +1,7 @@
 //! What a reproduction consists of: which runs there are to be, over which text. Written before the first run, so that
 //! tables say what is missing, and pages can be made of the folder alone.
 
+use crate::claim::Claim;
 use crate::error::{Error, Result};
 use kerple_records::{ANSWERS, EvaluationRow, ScoredText, check_length, read_json};
 use kerple_report::Run;
@@ -26,6 +27,9 @@ pub struct Manifest {
     pub corpora: Vec<CorpusFacts>,
     /// Ways to evaluate, by name.
     pub evaluations: BTreeMap<String, EvaluationFacts>,
+    /// What the runs are to settle, where the experiment asks a question of its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<Claim>,
     /// Every run, in the order in which they are worked off.
     pub runs: Vec<PlannedRun>,
 }
@@ -192,6 +196,14 @@ impl Manifest {
         for (name, facts) in &self.evaluations {
             let of = |reason: String| format!("evaluations.{name}.lengths: {reason}");
             facts.lengths.iter().try_for_each(|length| check_length(*length).map(drop).map_err(of))?;
+        }
+        for claim in &self.claims {
+            let of = |reason: String| format!("claims: `{}`: {reason}", claim.text);
+            claim
+                .lengths
+                .iter()
+                .chain(&claim.from)
+                .try_for_each(|length| check_length(*length).map(drop).map_err(of))?;
         }
         for PlannedRun { folder, corpus, variant, .. } in &self.runs {
             let stays =

@@ -15,6 +15,7 @@ mod figures;
 mod kerple;
 mod page;
 mod published;
+mod question;
 mod spe;
 mod verdict;
 
@@ -36,12 +37,13 @@ use tempfile::TempDir;
 /// Name of the folder of the pages, within that of the reproduction.
 pub const PAGE_FOLDER: &str = "paper";
 
-/// Tables and figures of a paper that can be made; none of a paper that is unknown here.
+/// Tables and figures of a paper, or of a question, that can be made; none of one that is unknown here.
 pub fn items(paper: &str) -> &'static [&'static str] {
     match paper {
         "dape" => &dape::ITEMS,
         "kerple" => &kerple::ITEMS,
         "spe" => &spe::ITEMS,
+        "budget" | "decay" | "draws" | "induction" | "languages" | "seeds" => &question::ITEMS,
         _ => &[],
     }
 }
@@ -189,6 +191,7 @@ fn made(reproduction: &Folder, folder: &Path) -> Result<Vec<page::Item>> {
         "dape" => dape::items(reproduction),
         "kerple" => Ok(kerple::items(reproduction)),
         "spe" => Ok(spe::items(reproduction)),
+        _ if !reproduction.manifest.claims.is_empty() => Ok(question::items(reproduction)),
         other => Err(Error::refused(
             format!("{} holds a reproduction of {other}", folder.display()),
             "this version has no pages for it; use the one that made the folder",

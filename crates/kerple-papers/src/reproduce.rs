@@ -36,13 +36,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// The experiment files there are, by paper and scale.
-const FILES: [(&str, &str, &str); 9] = [
+const FILES: [(&str, &str, &str); 12] = [
+    ("budget", "small", include_str!("../experiments/budget-small.toml")),
     ("dape", "smoke", include_str!("../experiments/dape-smoke.toml")),
     ("dape", "small", include_str!("../experiments/dape-small.toml")),
     ("dape", "paper", include_str!("../experiments/dape-paper.toml")),
+    ("decay", "small", include_str!("../experiments/decay-small.toml")),
     ("kerple", "smoke", include_str!("../experiments/kerple-smoke.toml")),
     ("kerple", "small", include_str!("../experiments/kerple-small.toml")),
     ("kerple", "paper", include_str!("../experiments/kerple-paper.toml")),
+    ("seeds", "small", include_str!("../experiments/seeds-small.toml")),
     ("spe", "smoke", include_str!("../experiments/spe-smoke.toml")),
     ("spe", "small", include_str!("../experiments/spe-small.toml")),
     ("spe", "paper", include_str!("../experiments/spe-paper.toml")),
@@ -283,6 +286,7 @@ impl Reproduction {
                 .iter()
                 .map(|(name, config)| (name.clone(), facts(config)))
                 .collect(),
+            claims: self.experiment.claims.clone(),
             runs: planned(&self.experiment, &[]).into_iter().map(run).collect::<Result<_>>()?,
         };
         std::fs::create_dir_all(&self.out).map_err(kerple_records::Error::io("creating", &self.out))?;
@@ -299,7 +303,7 @@ impl Reproduction {
             crate::packed::restore(&self.out)?;
         }
         ranks.barrier();
-        let sources = self.sources()?;
+        let sources = self.sources(stop)?;
         let plans = self.planned.iter().map(|planned| self.plan(planned, &sources)).collect::<Result<Vec<Plan>>>()?;
         let probes: Vec<Vec<Probe>> =
             self.planned.iter().map(|planned| self.probes(planned, &sources)).collect::<Result<_>>()?;
@@ -343,9 +347,10 @@ impl Reproduction {
     }
 
     /// The texts and tasks that runs need, by name.
-    fn sources(&self) -> Result<BTreeMap<String, Source>> {
+    fn sources(&self, stop: &AtomicBool) -> Result<BTreeMap<String, Source>> {
         let needed: BTreeSet<&str> = self.planned.iter().map(|planned| planned.run.corpus.as_str()).collect();
-        needed.into_iter().map(|name| Ok((name.to_owned(), Source::open(&self.data_config(name))?))).collect()
+        let open = |name: &str| Source::open_until(&self.data_config(name), stop);
+        needed.into_iter().map(|name| Ok((name.to_owned(), open(name)?))).collect()
     }
 
     /// The run file of a planned run.

@@ -1,6 +1,6 @@
 //! Steps of several encodings, timed beside each other.
 
-use kerple_records::number;
+use kerple_records::{Maker, number};
 use serde::{Deserialize, Serialize};
 
 /// Name of the file of timed training steps in the folder of a reproduction.
@@ -16,8 +16,21 @@ pub struct Timing {
     /// Whether only forward passes were timed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forward: bool,
+    /// The program that timed them, and what it ran on; absent in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<Maker>,
     /// A row an encoding.
     pub rows: Vec<TimingRow>,
+}
+
+impl Timing {
+    /// What the times are of, in words.
+    pub(crate) fn place(&self) -> String {
+        match &self.made_by {
+            Some(maker) => format!("Timed on {maker}."),
+            None => "It was not recorded what they were timed on.".to_owned(),
+        }
+    }
 }
 
 /// The steps of one encoding.

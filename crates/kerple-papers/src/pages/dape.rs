@@ -52,11 +52,12 @@ fn table1(all: &Folder, printed: &Printed) -> Item {
                 parameters.";
     let mut item = Item::new("table1", "Table 1: time of a forward pass", text);
     item.planned = 1;
-    let Some(Timing { rows, train_len, batch, forward, .. }) = &all.timing else {
+    let Some(timing @ Timing { rows, train_len, batch, forward, .. }) = &all.timing else {
         item.notes.push("not timed yet".to_owned());
         return item;
     };
     item.complete = 1;
+    item.notes.push(timing.place());
     let reference = rows.iter().find(|row| row.encoding == "dape");
     let row = |row: &TimingRow| {
         let missing = || "\u{2013}".to_owned();

@@ -202,11 +202,12 @@ fn table4(all: &Folder, data: &Kerple) -> Item {
                 Published on an A100.";
     let mut item = Item::new("table4", "Table 4: time of a training step", text);
     item.planned = 1;
-    let Some(Timing { rows, .. }) = &all.timing else {
+    let Some(timing @ Timing { rows, .. }) = &all.timing else {
         item.notes.push("not timed yet".to_owned());
         return item;
     };
     item.complete = 1;
+    item.notes.push(timing.place());
     let log = rows.iter().find(|row| row.encoding == "kerple_log");
     let row = |row: &crate::timing::TimingRow| {
         let printed = data.table4.get(without_keys(&row.encoding));

@@ -1,5 +1,6 @@
 //! What an experiment file says. Plain data; [`super::Reproduction`] resolves and checks it.
 
+use crate::claim::{Arm, Claim, Measure};
 use kerple::encoding::scaling::Scaling;
 use kerple::encoding::{Encoding, Method};
 use kerple_data::tasks::TaskConfig;
@@ -48,6 +49,9 @@ pub struct Experiment {
     /// Encodings whose training step is timed.
     #[serde(default)]
     pub timing: TimingConfig,
+    /// What the runs are to settle, where the experiment asks a question of its own: `[[claim]]`.
+    #[serde(rename = "claim", default)]
+    pub claims: Vec<Claim>,
 }
 
 /// Models that answer tasks beside models of texts.
@@ -226,7 +230,47 @@ impl Experiment {
                 "its runs share a folder: give every part of a variant the same `set`, or another name",
             ));
         }
+        if let Some((claim, message)) =
+            experiment.claims.iter().find_map(|claim| Some((claim, experiment.lacks(claim)?)))
+        {
+            return Err(fail(
+                format!("claim `{}`: {message}", claim.text),
+                "a claim is about runs and evaluations of the [[part]] tables",
+            ));
+        }
         Ok(experiment)
+    }
+
+    /// What a claim is about and no part has.
+    fn lacks(&self, claim: &Claim) -> Option<String> {
+        if let Some(name) = claim.corpora.iter().find(|name| !self.corpora.iter().any(|corpus| corpus.name == **name)) {
+            return Some(format!("there is no corpus `{name}`"));
+        }
+        let is_change = claim.of == Measure::Change;
+        if is_change != claim.from.is_some() || (!is_change && claim.beside.is_none()) {
+            return Some("a change has `from`, and everything else is held `beside` another arm".to_owned());
+        }
+        let about = self.corpora.iter().filter(|c| claim.corpora.is_empty() || claim.corpora.contains(&c.name));
+        about.flat_map(|corpus| claim.arms().map(move |arm| (corpus, arm))).find_map(|(corpus, (arm, evaluation))| {
+            let is_asked = |length: &u64| {
+                let asked = self.evaluations.get(evaluation);
+                asked.is_some_and(|asked| asked.lengths.contains(&(*length as usize)))
+            };
+            let has = |part: &&PartConfig| {
+                part.variant == arm.variant
+                    && part.seeds >= 3
+                    && part.evaluate.iter().any(|name| name == evaluation)
+                    && self.corpora_of(part).iter().any(|of| of.name == corpus.name)
+                    && part.encodings.iter().any(|encoding| encoding.label() == arm.encoding)
+            };
+            let is_there = self.parts.iter().any(|part| has(&part));
+            let is_evaluated = claim.lengths.iter().chain(&claim.from).all(is_asked) && !claim.lengths.is_empty();
+            (!is_there || !is_evaluated).then(|| {
+                let Arm { encoding, variant, .. } = arm;
+                let name = &corpus.name;
+                format!("no three seeds of `{encoding}`, variant `{variant}`, on `{name}` are evaluated as `{evaluation}` there")
+            })
+        })
     }
 
     /// Two parts that mean different things by one variant of a corpus.

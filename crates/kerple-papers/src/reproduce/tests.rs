@@ -108,8 +108,10 @@ fn dape_trains_as_its_paper_says() {
     for planned in planned(&experiment, &[]) {
         // every layer has its own, and the bias of an encoder tells before from after
         let label = planned.run.label.as_str();
-        assert!(label != "kerple_log", "{}", planned.run.folder.display());
         let is_task = experiment.corpus(&planned.run.corpus).task.is_some();
+        // all of a model of texts is decayed, the numbers of plain Kerple too
+        assert_eq!(label == "kerple_log-decayed-layer", label.starts_with("kerple") && !is_task, "{label}");
+        assert!(label != "kerple_log", "{}", planned.run.folder.display());
         assert!(!is_task || !label.contains("alibi") || label.contains("behind"), "{label}");
     }
 }
@@ -207,7 +209,7 @@ fn what_is_not_there_is_named() {
 
 #[test]
 fn results_say_how_they_differ_from_the_papers() {
-    for paper in papers() {
+    for paper in ["dape", "kerple", "spe"] {
         let about = Experiment::parse(experiment_file(paper, "small").unwrap(), paper).unwrap().about;
         let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../results/{paper}-small"));
         assert_eq!(Manifest::read(&kept).unwrap().about, about.trim(), "{paper}");
@@ -232,5 +234,22 @@ fn mistakes_in_an_experiment_are_named() {
     ] {
         let error = Experiment::parse(&text.replacen(from, to, 1), "here.toml").unwrap_err().to_string();
         assert!(error.contains(part) && error.contains("here.toml"), "{error}");
+    }
+    // a claim is about runs that there are to be
+    let text = experiment_file("decay", "small").unwrap();
+    for (from, to, part) in [
+        (
+            "own = { encoding = \"kerple_log-decayed-layer\"",
+            "own = { encoding = \"alibi\"",
+            "`alibi`, variant `paper_sum`",
+        ),
+        ("variant = \"paper_sum\" }", "variant = \"sum\" }", "variant `sum`"),
+        ("lengths = [8192]", "lengths = [9000]", "are evaluated as `lengths` there"),
+        ("from = 256\n", "", "a change has `from`"),
+        ("seeds = 5", "seeds = 2", "no three seeds of"),
+    ] {
+        let changed = text.replacen(from, to, 1);
+        let error = Experiment::parse(&changed, "here.toml").unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("here.toml: claim `"), "{from}: {error}");
     }
 }

@@ -36,7 +36,7 @@ impl Reproduction {
         };
         let set = [part.set.as_slice(), &timing.set].concat();
         let config = self.experiment.config(&set, corpus, self.data_config(&corpus.name))?;
-        let source = Source::open(&config.data)?;
+        let source = Source::open_until(&config.data, stop)?;
         let plan = |encoding: &Encoding| {
             Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, source.facts())
         };
@@ -57,7 +57,8 @@ impl Reproduction {
             tell(round + 1, timing.rounds);
         }
         let (train_len, batch) = (config.train.train_len as u64, config.train.batch as u64);
-        let timing = Timing { train_len, batch, forward: timing.forward, rows };
+        let made_by = Some(self.host.maker.clone());
+        let timing = Timing { train_len, batch, forward: timing.forward, made_by, rows };
         Ok(kerple_records::write_json(&file, &timing).map(|()| true)?)
     }
 }

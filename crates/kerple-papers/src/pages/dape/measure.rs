@@ -28,8 +28,9 @@ pub(super) struct Method {
 }
 
 impl Method {
-    /// Whether a run is of this method.
+    /// Whether a run is of this method, whether its numbers are decayed or not.
     pub(super) fn is_of(&self, label: &str) -> bool {
+        let label = label.replacen("-decayed", "", 1);
         let rest = label.strip_prefix(self.label);
         rest.is_some_and(|rest| match self.label.ends_with("randomized") {
             true => rest.bytes().all(|byte| byte.is_ascii_digit()),

@@ -1,0 +1,214 @@
+//! Experiments that ask a question of their own: what is to be settled is written before the runs, and judged as it was written.
+//!
+//! A [`Claim`] stands in the experiment file, and with it in the manifest: its arms, its lengths, and the smallest effect that
+//! counts. So pages of such a folder need nothing but the folder, and say of every claim what became of it, also before there
+//! is a run.
+
+use super::Folder;
+use super::page::Item;
+use super::verdict::{AtLength, BySeed, Finding, RULE, Side, Unit, change, differences, judge, shown};
+use crate::claim::{Arm, Bound, Claim, Measure};
+use crate::manifest::{CorpusFacts, EvaluationFacts, runs_folder};
+use kerple_report::Run;
+use kerple_report::format::{count, deviation, number};
+use kerple_report::page::{Cell, Grid, Row};
+use kerple_report::statistics::{self, mean};
+use std::collections::BTreeSet;
+
+/// What can be made.
+pub(super) const ITEMS: [&str; 3] = ["claims", "values", "change"];
+
+fn side(bound: Bound) -> Side {
+    match bound {
+        Bound::Above(bound) => Side::Above(bound),
+        Bound::Below(bound) => Side::Below(bound),
+        Bound::Within(bound) => Side::Within(bound),
+    }
+}
+
+/// What became of a claim on a corpus.
+fn find(claim: &Claim, all: &Folder, corpus: &str) -> Option<Finding> {
+    let values = |arm: &Arm, length: u64| values(all, corpus, arm, claim.evaluation_of(arm), length);
+    let of = |arm: &Arm, length: u64| match (claim.of, claim.from) {
+        (Measure::Change, Some(from)) => change(&values(arm, length), &values(arm, from)),
+        _ => values(arm, length),
+    };
+    let at = |length: u64| match &claim.beside {
+        Some(beside) => differences(&of(&claim.own, length), &of(beside, length)),
+        None => of(&claim.own, length).into_values().collect(),
+    };
+    let by_length: Vec<AtLength> =
+        claim.lengths.iter().map(|length| (format!("at {}", count(*length)), at(*length))).collect();
+    let unit = if claim.of == Measure::Answers { Unit::Plain } else { Unit::Times };
+    let found = judge(side(claim.lies), unit, &by_length)?;
+    let beside = claim.beside.as_ref().unwrap_or(&claim.own);
+    Some(found.beside_programs(&runs(all, corpus, &claim.own), &runs(all, corpus, beside)))
+}
+
+/// The runs of an arm, each once.
+fn runs<'a>(all: &'a Folder, corpus: &str, arm: &Arm) -> Vec<&'a Run> {
+    let found = all.group(corpus, &arm.variant).into_iter().flat_map(|group| &group.runs);
+    found.filter(|run| run.duplicate_of.is_none() && run.label() == arm.encoding).collect()
+}
+
+/// Log-perplexities of an arm at a length, or shares of right answers of a task, by seed.
+fn values(all: &Folder, corpus: &str, arm: &Arm, evaluation: &str, length: u64) -> BySeed {
+    let Some(facts) = all.manifest.evaluations.get(evaluation) else { return BySeed::new() };
+    let value = |run: &Run| {
+        let row = run.evaluations.iter().find(|row| row.length == length && facts.is_of(run, row))?;
+        Some((run.seed()?, row.answers.as_ref().map_or(row.nll, |answers| answers.accuracy)))
+    };
+    runs(all, corpus, arm).into_iter().filter_map(value).collect()
+}
+
+/// Every claim, and what was measured.
+pub(super) fn items(all: &Folder) -> Vec<Item> {
+    vec![claims(all), levels(all), changes(all)]
+}
+
+fn claims(all: &Folder) -> Item {
+    let text = format!(
+        "What was to be settled, as it was written before the runs. {RULE} Differences of log-perplexity are shown as the ratio of \
+         perplexities that they mean, those of right answers as they are; at the same seeds."
+    );
+    let mut item = Item::new("claims", "What was asked", &text);
+    let is_asked = |corpus: &&CorpusFacts| all.manifest.claims.iter().any(|claim| claim.is_about(&corpus.name));
+    let corpora: Vec<&CorpusFacts> = all.manifest.corpora.iter().filter(is_asked).collect();
+    let mut rows = Vec::new();
+    for claim in &all.manifest.claims {
+        let found: Vec<Option<Finding>> = corpora
+            .iter()
+            .map(|corpus| claim.is_about(&corpus.name).then(|| find(claim, all, &corpus.name)).flatten())
+            .collect();
+        item.planned += 1;
+        item.complete += usize::from(found.iter().any(Option::is_some));
+        let cells = found.into_iter().map(Finding::cell).collect();
+        rows.push(Row { name: claim.text.clone(), colour: None, cells });
+    }
+    let head = std::iter::once("claim".to_owned()).chain(corpora.iter().map(|corpus| corpus.title.clone()));
+    item.grids.push(Grid { caption: "Claims".to_owned(), head: head.collect(), rows });
+    item
+}
+
+/// Runs of a corpus and variant that are evaluated in the same way.
+struct Set<'a> {
+    corpus: &'a CorpusFacts,
+    variant: &'a str,
+    evaluation: &'a str,
+    facts: &'a EvaluationFacts,
+    /// Labels of their encodings, and how many seeds there are to be of each.
+    arms: Vec<(Arm, usize)>,
+}
+
+/// Every set of the manifest, in its order.
+fn sets(all: &Folder) -> Vec<Set<'_>> {
+    let mut found = Vec::new();
+    let mut known = BTreeSet::new();
+    for run in &all.manifest.runs {
+        let Some(corpus) = all.manifest.corpus(&run.corpus) else { continue };
+        for evaluation in &run.evaluate {
+            let Some(facts) = all.manifest.evaluations.get(evaluation) else { continue };
+            if known.insert((&run.corpus, &run.variant, evaluation)) {
+                let arms = arms(all, (&run.corpus, &run.variant), evaluation);
+                found.push(Set { corpus, variant: &run.variant, evaluation, facts, arms });
+            }
+        }
+    }
+    found
+}
+
+fn arms(all: &Folder, (corpus, variant): (&str, &str), evaluation: &str) -> Vec<(Arm, usize)> {
+    let mut arms: Vec<(Arm, usize)> = Vec::new();
+    let asked = all.manifest.of(corpus, variant).filter(|run| run.evaluate.iter().any(|name| name == evaluation));
+    for run in asked {
+        match arms.iter_mut().find(|(arm, _)| arm.encoding == run.label) {
+            Some((_, seeds)) => *seeds += 1,
+            None => {
+                arms.push((Arm { encoding: run.label.clone(), variant: variant.to_owned(), evaluation: None }, 1));
+            }
+        }
+    }
+    arms
+}
+
+impl Set<'_> {
+    fn grid(&self, what: &str, lengths: &[u64], cell: impl Fn(&Arm, usize, u64) -> Cell) -> Grid {
+        let row = |(arm, seeds): &(Arm, usize)| Row {
+            name: arm.encoding.clone(),
+            colour: None,
+            cells: lengths.iter().map(|length| cell(arm, *seeds, *length)).collect(),
+        };
+        let variant = if self.variant.is_empty() { String::new() } else { format!(", {}", self.variant) };
+        let head = std::iter::once("encoding".to_owned()).chain(lengths.iter().map(|length| count(*length)));
+        Grid {
+            caption: format!("{}{variant}: {what}, {}", self.corpus.title, self.evaluation),
+            head: head.collect(),
+            rows: self.arms.iter().map(row).collect(),
+        }
+    }
+
+    fn values(&self, all: &Folder, arm: &Arm, length: u64) -> BySeed {
+        values(all, &self.corpus.name, arm, self.evaluation, length)
+    }
+}
+
+/// Perplexities, or right answers, of everything that is trained.
+fn levels(all: &Folder) -> Item {
+    let text = "Means and sample deviations over the seeds there are.";
+    let mut item = Item::new("values", "What was measured", text);
+    for set in sets(all) {
+        let is_task = set.corpus.is_task();
+        let show = |value: f64| if is_task { 100.0 * value } else { value.exp() };
+        let found =
+            |arm: &Arm, length: u64| -> Vec<f64> { set.values(all, arm, length).into_values().map(show).collect() };
+        let link = format!("../{}/", runs_folder(&set.corpus.name, set.variant));
+        let what = if is_task { "right answers in percent" } else { "perplexity" };
+        let lengths = &set.facts.lengths;
+        item.grids.push(set.grid(what, lengths, |arm, seeds, length| level(&found(arm, length), seeds, &link)));
+        let cells = set.arms.iter().flat_map(|(arm, seeds)| lengths.iter().map(move |length| (arm, seeds, length)));
+        item.planned += set.arms.len() * lengths.len();
+        item.complete += cells.filter(|(arm, seeds, length)| found(arm, **length).len() >= **seeds).count();
+    }
+    item
+}
+
+/// A mean of what there is of so many seeds.
+fn level(found: &[f64], seeds: usize, link: &str) -> Cell {
+    if found.is_empty() {
+        return Cell { note: Some(format!("0 of {seeds} seeds")), ..Cell::from("\u{2013}".to_owned()) };
+    }
+    let middle = mean(found);
+    Cell {
+        text: number(middle),
+        spread: statistics::deviation(found).map(|spread| deviation(middle, spread)),
+        note: (found.len() < seeds).then(|| format!("{} of {seeds} seeds", found.len())),
+        link: Some(link.to_owned()),
+        ..Cell::default()
+    }
+}
+
+/// Perplexities over that of the shortest length, of texts.
+fn changes(all: &Folder) -> Item {
+    let text = "Perplexities over that at the shortest length of the same runs, over the same text: means with 95 % intervals.";
+    let mut item = Item::new("change", "Extrapolation as a change", text);
+    for set in sets(all).into_iter().filter(|set| !set.corpus.is_task()) {
+        let Some((&from, beyond)) = set.facts.lengths.split_first().filter(|(_, beyond)| !beyond.is_empty()) else {
+            continue;
+        };
+        let cell = |arm: &Arm, _: usize, length: u64| {
+            let found = change(&set.values(all, arm, length), &set.values(all, arm, from));
+            let found: Vec<f64> = found.into_values().collect();
+            match shown(&found, Unit::Times) {
+                Some((mean, interval)) => Cell { note: Some(interval), ..Cell::from(mean) },
+                None => Cell::from("\u{2013}".to_owned()),
+            }
+        };
+        item.grids.push(set.grid(&format!("times the perplexity at {}", count(from)), beyond, cell));
+    }
+    item.planned = 1;
+    item.complete = usize::from(!all.groups.is_empty());
+    item
+}
+
+#[cfg(test)]
+mod tests;
