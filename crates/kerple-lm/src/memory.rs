@@ -10,18 +10,21 @@
 //!                                                                layer once more under `qk_norm`, twice under `ssmax`
 //! evaluation   weights P
 //!              activations  8TM                                   one layer at work, its inner width in pieces
-//! both         logits of a few rows at a time; what positions take, see [`positions`]; 40 bytes for every token at once: the
-//!              examples, their targets and losses
+//! both         logits of some rows at a time, VR (2VR in training, which packs them for a product); what positions take, see
+//!              [`positions`]; 40 bytes for every token at once: the examples, their targets and losses
 //! saving       weights P, moments 2P, a copy of the weights, the moments as a file: 6P
+//! program      32 MiB of code and what it reads, 6 MiB for each thread: as they are resident when a tiny model is trained
 //! ```
 //!
-//! An estimate: allocators and the operating system add to it. A request is refused only where the estimate alone exceeds all
-//! the memory there is.
+//! An estimate: what is allocated lies within a factor of two of it, which a test holds for plans of which one part or another takes the most,
+//! and so does what is resident, by what the operating system says of such runs. A request is refused only where the estimate alone exceeds
+//! all the memory there is.
 
 mod positions;
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;
+use kerple::ops::cross_entropy;
 pub use kerple_data::machine::Limit;
 use positions::Rows;
 use std::fmt;
@@ -46,19 +49,25 @@ pub struct Memory {
     pub positions: u64,
     /// Sequences with their targets and losses.
     pub examples: u64,
+    /// The program itself and its threads.
+    pub program: u64,
 }
 
 /// Bytes of a token of an example: of its ids as they are read and as they are padded, of its target, of its loss by position.
 const A_TOKEN: u64 = 40;
 
-/// Rows of logits at once, about.
-const LOGIT_ROWS: u64 = 256;
+/// Bytes of code and of what it reads.
+const PROGRAM: u64 = 32 << 20;
+
+/// Bytes of a thread: its stack, and what the allocator keeps for it.
+const A_THREAD: u64 = 6 << 20;
 
 impl Memory {
     /// All of it.
     pub fn total(&self) -> u64 {
-        let Memory { weights, moments, gradients, activations, logits, positions, examples } = *self;
-        [moments, gradients, activations, logits, positions, examples].into_iter().fold(weights, u64::saturating_add)
+        let Memory { weights, moments, gradients, activations, logits, positions, examples, program } = *self;
+        let others = [moments, gradients, activations, logits, positions, examples, program];
+        others.into_iter().fold(weights, u64::saturating_add)
     }
 
     /// Refuses more than `limit`.
@@ -81,6 +90,7 @@ impl fmt::Display for Memory {
             ("logits", self.logits),
             ("positions", self.positions),
             ("examples", self.examples),
+            ("program", self.program),
         ] {
             if bytes > 0 {
                 write!(f, ", {name} {}", gibibytes(bytes))?;
@@ -95,6 +105,16 @@ fn gibibytes(bytes: u64) -> String {
         0..=0x3fff_ffff => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
         _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
     }
+}
+
+/// The program and its threads.
+fn program() -> u64 {
+    PROGRAM + A_THREAD * rayon::current_num_threads() as u64
+}
+
+/// Logits of the rows that are held at once, of so many tokens.
+fn logits(tokens: usize, vocab: usize) -> u64 {
+    bytes(&[cross_entropy::rows_at_once(tokens, vocab), vocab])
 }
 
 /// Bytes of so many values a factor; sizes of plans are limited far below where this would not fit 128 bits.
@@ -135,9 +155,10 @@ impl Plan {
             gradients: gradients.max(saving),
             // a validation comes between two updates
             activations: bytes(&[tokens, a_token]).max(evaluation),
-            logits: bytes(&[LOGIT_ROWS as usize, model.vocab_size]),
+            logits: logits(tokens, model.vocab_size).saturating_mul(2),
             positions: positions::positions(self, rows),
             examples: A_TOKEN.saturating_mul(self.train.batch as u64).saturating_mul(self.sequence_len() as u64),
+            program: program(),
         }
     }
 
@@ -155,9 +176,10 @@ impl Plan {
             moments: 0,
             gradients: 0,
             activations: bytes(&[tokens, 8, model.d_model]),
-            logits: bytes(&[LOGIT_ROWS as usize, model.vocab_size]),
+            logits: logits(tokens, model.vocab_size),
             positions: positions::positions(self, rows),
             examples: A_TOKEN.saturating_mul(all as u64),
+            program: program(),
         }
     }
 

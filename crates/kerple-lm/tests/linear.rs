@@ -195,3 +195,20 @@ fn assert_pieces_are_whole(text: &str, features: FeatureKind, (rows, len): (usiz
         assert!(worst <= 1e-4 * size + 1e-8, "{text}, parameter {at}: {worst} of {size}");
     }
 }
+
+/// A code that is frozen has the same noise in every update; its features are drawn anew every twenty.
+#[test]
+fn frozen_noise_is_that_of_every_update() {
+    for (kind, frozen) in ["sine_spe", "conv_spe"].into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let text = format!(r#"{{"kind":"{kind}","realisations":6,"frozen":{frozen}}}"#);
+        let encoding = serde_json::from_str::<Encoding>(&text).unwrap();
+        assert_eq!(encoding.label().contains("frozen"), frozen);
+        let plan = plan(&encoding, TrainConfig::default());
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        let logits = |step| {
+            let tokens = Tokens { ids: &common::IDS, batch: 1, len: common::IDS.len() };
+            model.logits(tokens, &Pass::training(7, step)).into_data()
+        };
+        assert_eq!(logits(1) == logits(2), frozen, "{kind}");
+    }
+}

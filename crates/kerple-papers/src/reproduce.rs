@@ -36,15 +36,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// The experiment files there are, by paper and scale.
-const FILES: [(&str, &str, &str); 12] = [
+const FILES: [(&str, &str, &str); 15] = [
     ("budget", "small", include_str!("../experiments/budget-small.toml")),
     ("dape", "smoke", include_str!("../experiments/dape-smoke.toml")),
     ("dape", "small", include_str!("../experiments/dape-small.toml")),
     ("dape", "paper", include_str!("../experiments/dape-paper.toml")),
     ("decay", "small", include_str!("../experiments/decay-small.toml")),
+    ("draws", "small", include_str!("../experiments/draws-small.toml")),
+    ("induction", "small", include_str!("../experiments/induction-small.toml")),
     ("kerple", "smoke", include_str!("../experiments/kerple-smoke.toml")),
     ("kerple", "small", include_str!("../experiments/kerple-small.toml")),
     ("kerple", "paper", include_str!("../experiments/kerple-paper.toml")),
+    ("languages", "small", include_str!("../experiments/languages-small.toml")),
     ("seeds", "small", include_str!("../experiments/seeds-small.toml")),
     ("spe", "smoke", include_str!("../experiments/spe-smoke.toml")),
     ("spe", "small", include_str!("../experiments/spe-small.toml")),

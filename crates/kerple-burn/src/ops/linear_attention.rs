@@ -108,6 +108,8 @@ impl Linear {
     /// The noise of a code, and of its gate.
     pub(crate) fn noise(&self, code: &kerple::forms::Code, pass: &Pass) -> [rand_chacha::ChaCha8Rng; 2] {
         let layer = self.layer as u64;
+        let fixed = Pass { span: pass.span, ..Pass::evaluation(pass.seed) };
+        let pass = if code.frozen { &fixed } else { pass };
         let place = if code.shared { CODES } else { CODES + 1 + layer };
         [place, GATES + layer].map(|place| pass.shared_noise(place))
     }

@@ -12,7 +12,7 @@
 //!
 //! Both may have a gate, see [`Gating`]. Enters: queries and keys of every layer, before the feature map; attention is
 //! linear, see `model.block.attention`. Learned values are shared by layers or not by `scope`, as for every encoding; the gate
-//! is each layer's own. The noise is drawn for a whole pass: anew for every update in training, always the same one in
+//! is each layer's own. The noise is drawn for a whole pass: anew for every update in training, unless it is `frozen`, always the same one in
 //! evaluation, and one for a whole decoded sequence. (The original draws in evaluation too, and anew for every token.)
 //!
 //! Past the training length: defined for every position of a line; for those of `size` over a plane or volume. A token in front
@@ -66,12 +66,15 @@ pub struct Sine {
     /// Whether the gradient in frequencies is counted from the middle of a sequence: the same in the mean, and nearer to it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub centred: bool,
+    /// Whether the noise is drawn once, as in runs of the released code, instead of anew for every update.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub frozen: bool,
 }
 
 impl Default for Sine {
     fn default() -> Self {
         let (gating, noise) = (Gating::Torch, Noise::Layer);
-        Sine { waves: 5, realisations: 64, gated: true, gating, noise, centred: false }
+        Sine { waves: 5, realisations: 64, gated: true, gating, noise, centred: false, frozen: false }
     }
 }
 
@@ -91,12 +94,15 @@ pub struct Conv {
     pub gating: Gating,
     /// What layers share of a draw.
     pub noise: Noise,
+    /// Whether the noise is drawn once, as in runs of the released code, instead of anew for every update.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub frozen: bool,
 }
 
 impl Default for Conv {
     fn default() -> Self {
         let (gating, noise) = (Gating::Torch, Noise::Layer);
-        Conv { taps: vec![128], size: vec![], realisations: 64, gated: true, gating, noise }
+        Conv { taps: vec![128], size: vec![], realisations: 64, gated: true, gating, noise, frozen: false }
     }
 }
 
@@ -175,7 +181,7 @@ impl Positional for Sine {
         let Sine { waves, realisations, .. } = *self;
         let kind = CodeKind::Sine(SineShape { heads, head_dim, waves, realisations });
         let (gating, shared) = (self.gated.then_some(self.gating), self.noise == Noise::Shared);
-        Form::Code(Code { kind, gating, shared, centred: self.centred })
+        Form::Code(Code { kind, gating, shared, frozen: self.frozen, centred: self.centred })
     }
 }
 
@@ -261,7 +267,7 @@ impl Positional for Conv {
     fn form(&self, inputs: &Inputs) -> Form {
         let kind = CodeKind::Conv(self.shape(inputs.geometry));
         let (gating, shared) = (self.gated.then_some(self.gating), self.noise == Noise::Shared);
-        Form::Code(Code { kind, gating, shared, centred: false })
+        Form::Code(Code { kind, gating, shared, frozen: self.frozen, centred: false })
     }
 }
 

@@ -14,6 +14,8 @@ pub struct Code {
     pub gating: Option<Gating>,
     /// Whether all layers share one draw. The noise of the gate is each layer's own.
     pub shared: bool,
+    /// Whether it is drawn once for a whole training, and for evaluation too.
+    pub frozen: bool,
     /// Whether the gradient in frequencies is counted from the middle of a sequence, see [`Sine::counted_from`].
     pub centred: bool,
 }

@@ -24,6 +24,12 @@ const MOST_ROWS: usize = 2048;
 /// Fewest rows whose losses a task takes.
 const FEWEST_ROWS_PER_TASK: usize = 16;
 
+/// Rows whose logits are held at once, of so many that are scored, for a vocabulary of `v`.
+pub fn rows_at_once(scored: usize, v: usize) -> usize {
+    let most = (MOST_LOGITS / v.max(1)).clamp(1, MOST_ROWS);
+    scored.div_ceil(scored.div_ceil(most).max(1))
+}
+
 /// The parameters of the head.
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a, T> {
@@ -152,8 +158,7 @@ impl Plan {
         for row in &scored {
             assert!((ids[*row] as usize) < v, "targets.ids[{row}]: expected below V = {v}, got {}", ids[*row]);
         }
-        let most = (MOST_LOGITS / v.max(1)).clamp(1, MOST_ROWS);
-        let chunk_rows = scored.len().div_ceil(scored.len().div_ceil(most).max(1)).max(1);
+        let chunk_rows = rows_at_once(scored.len(), v).max(1);
         Plan { rows, m, v, scored, chunk_rows }
     }
 }
