@@ -22,7 +22,7 @@ const ORDERS: [(&str, &str); 8] = [
          tasks corpus run depart evaluate train probe job compare",
     ),
     ("kerple-interchange", "layout import"),
-    ("kerple-papers", "error manifest timing packed pages reproduce"),
+    ("kerple-papers", "error claim manifest timing packed pages reproduce"),
 ];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -236,7 +236,7 @@ fn mistakes_are_named() {
         (vec!["reproduce", "rope", "--out", "x"], "no reproduction of `rope`"),
         (vec!["reproduce", "kerple", "--out", "x"], "the small scale needs texts"),
         (vec!["reproduce", "kerple", "--scale", "small", "--out", "r"], "holds the smoke reproduction"),
-        (smoke("x", &["--only", "table7"]), "no such table or figure"),
+        (smoke("x", &["--only", "table11"]), "no such table or figure"),
         (smoke("x", &["--shard", "2/2"]), "shards 0 to 1"),
         (smoke("x", &["--shard", "0/2", "--slurm", "2"]), "cannot be used with"),
         (smoke("x", &["--slurm", "0"]), "at least 1"),

@@ -10,11 +10,12 @@ use kerple_report::format::{count, number};
 use kerple_report::page::{Cell, Grid, Row};
 use kerple_report::statistics::median;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// What can be made.
-pub(super) const ITEMS: [&str; 16] = [
-    "claims", "change", "table1", "table2", "table3", "table4", "table5", "table6", "table9", "table10", "figure2",
-    "figure3", "figure4", "figure5", "figure6", "figure7",
+pub(super) const ITEMS: [&str; 18] = [
+    "claims", "change", "table1", "table2", "table3", "table4", "table5", "table6", "table7", "table8", "table9",
+    "table10", "figure2", "figure3", "figure4", "figure5", "figure6", "figure7",
 ];
 
 /// A column: its head, the label of its encoding, and the name under which the paper's numbers are kept.
@@ -45,6 +46,11 @@ const GAUSSIAN: [Column; 4] = [
     ("3-para-bias", "stretched_bias", "stretched_bias"),
 ];
 
+/// Whether it is a kernel like a Gaussian.
+fn is_gaussian(label: &str) -> bool {
+    GAUSSIAN.iter().any(|(_, of, _)| *of == label)
+}
+
 /// Every table and figure, in the paper's order.
 pub(super) fn items(all: &Folder) -> Vec<Item> {
     let data = published::kerple();
@@ -57,7 +63,7 @@ pub(super) fn items(all: &Folder) -> Vec<Item> {
         claims::claims(all),
         change::changes(all),
         table1(all, &data),
-        table2(all, &data),
+        configuration(all, ("table2", "Table 2: configuration"), "", &data.table2),
         perplexities(
             "table3",
             "Table 3: perplexity by extrapolation length",
@@ -66,7 +72,7 @@ pub(super) fn items(all: &Folder) -> Vec<Item> {
             "† means that log is significantly better: paired two-sided t-test over the common seeds, p < 0.05. Bold is the lowest on \
              the seeds that all have.",
         ),
-        table4(all, &data),
+        times(all, ("table4", "Table 4: time of a training step"), |label| !is_gaussian(label), &data),
         perplexities(
             "table5",
             "Table 5: more complex kernels",
@@ -82,6 +88,8 @@ pub(super) fn items(all: &Folder) -> Vec<Item> {
             &data.table6,
             "A bounded kernel as a weight on the scores, and as a bias.",
         ),
+        times(all, ("table7", "Table 7: time of a training step with kernels like Gaussians"), is_gaussian, &data),
+        configuration(all, ("table8", "Table 8: configuration of the larger model"), "large", &data.table8),
         table9(all, &data),
         table10(all, &data),
         figures::kernels(all, "figure2", "Figure 2: kernels that log learned", "kerple_log"),
@@ -150,10 +158,16 @@ fn table1(all: &Folder, data: &Kerple) -> Item {
     item
 }
 
-fn table2(all: &Folder, data: &Kerple) -> Item {
-    let mut item = Item::new("table2", "Table 2: configuration", "As the plan of the runs says.");
-    let runs = all.groups.iter().filter(|(name, _)| all.manifest.corpora.iter().any(|corpus| corpus.name == **name));
-    let runs: Vec<_> = runs.flat_map(|(_, group)| &group.runs).collect();
+/// What the runs of a variant say of how they were trained, beside what was printed.
+fn configuration(
+    all: &Folder,
+    (id, title): (&'static str, &'static str),
+    variant: &str,
+    printed: &BTreeMap<String, String>,
+) -> Item {
+    let mut item = Item::new(id, title, "As the plan of the runs says.");
+    let groups = all.manifest.corpora.iter().filter_map(|corpus| all.group(&corpus.name, variant));
+    let runs: Vec<_> = groups.flat_map(|group| &group.runs).collect();
     let plan = runs.iter().find(|run| run.label() == "kerple_log").map(|run| &run.plan);
     let at = |pointer: &str| match plan.and_then(|plan| plan.pointer(pointer)) {
         None => "\u{2013}".to_owned(),
@@ -187,7 +201,7 @@ fn table2(all: &Folder, data: &Kerple) -> Item {
     let row = |(name, ours): &(&str, String)| Row {
         name: (*name).to_owned(),
         colour: None,
-        cells: vec![ours.clone().into(), data.table2.get(*name).cloned().unwrap_or_default().into()],
+        cells: vec![ours.clone().into(), printed.get(*name).cloned().unwrap_or_default().into()],
     };
     let head = ["setting", "here", "paper"].map(str::to_owned).into();
     item.grids.push(Grid { caption: "Configuration".to_owned(), head, rows: ours.iter().map(row).collect() });
@@ -196,13 +210,14 @@ fn table2(all: &Folder, data: &Kerple) -> Item {
 
 /// Seconds a step relative to the logarithmic kernel: the median over rounds of the ratio of steps made right after each
 /// other.
-fn table4(all: &Folder, data: &Kerple) -> Item {
+fn times(all: &Folder, (id, title): (&'static str, &'static str), is_shown: fn(&str) -> bool, data: &Kerple) -> Item {
     let text = "Training steps on one text, made in turns, so that whatever else the machine does meets all alike: the median over rounds \
                 of the time relative to log in the same round, with its 95 % interval; where that holds 1 nothing is said of the order. \
                 Published on an A100.";
-    let mut item = Item::new("table4", "Table 4: time of a training step", text);
+    let mut item = Item::new(id, title, text);
     item.planned = 1;
-    let Some(timing @ Timing { rows, .. }) = &all.timing else {
+    let timed = all.timing.as_ref().filter(|timing| timing.rows.iter().any(|row| is_shown(&row.encoding)));
+    let Some(timing @ Timing { rows, .. }) = timed else {
         item.notes.push("not timed yet".to_owned());
         return item;
     };
@@ -226,7 +241,7 @@ fn table4(all: &Folder, data: &Kerple) -> Item {
     item.grids.push(Grid {
         caption: format!("Median of {rounds} rounds"),
         head: head.map(str::to_owned).into(),
-        rows: rows.iter().map(row).collect(),
+        rows: rows.iter().filter(|row| row.encoding == "kerple_log" || is_shown(&row.encoding)).map(row).collect(),
     });
     item
 }

@@ -12,10 +12,12 @@ pub(super) struct Kerple {
     /// Settings.
     pub table2: BTreeMap<String, String>,
     pub table3: Printed,
-    /// Seconds a step by encoding.
+    /// Seconds a step by encoding, those of Table 7 too.
     pub table4: BTreeMap<String, f64>,
     pub table5: Printed,
     pub table6: Printed,
+    /// Settings of the larger model.
+    pub table8: BTreeMap<String, String>,
     pub table9: Printed,
     pub table9_large: Printed,
     pub table10_short: Printed,

@@ -9,13 +9,15 @@ mod relative;
 use super::Folder;
 use super::page::Item;
 use super::verdict::BySeed;
+use crate::timing::TimingRow;
 use kerple_report::Run;
 use kerple_report::format::{deviation, number};
-use kerple_report::page::Cell;
+use kerple_report::page::{Cell, Grid, Row};
 use kerple_report::results::Spread;
+use kerple_report::statistics::median;
 
 /// What can be made.
-pub(super) const ITEMS: [&str; 6] = ["claims", "piano", "groove", "properties", "attention", "lra"];
+pub(super) const ITEMS: [&str; 7] = ["claims", "piano", "groove", "properties", "attention", "lra", "times"];
 
 /// A way to encode positions, as the paper tells them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +119,34 @@ pub(super) fn items(all: &Folder) -> Vec<Item> {
         relative::properties(all),
         relative::attention(all),
         arena::lra(all),
+        times(all),
     ]
+}
+
+/// Time of a training step of pop piano, beside sinusoidal positions.
+fn times(all: &Folder) -> Item {
+    let text = "Training steps of pop piano, made in turns, so that whatever else the machine does meets all alike: the median over rounds of \
+                the time relative to sinusoidal positions in the same round, with its 95 % interval.";
+    let mut item = Item::new("times", "Time of a training step", text);
+    item.planned = 1;
+    let Some(timing) = &all.timing else {
+        item.notes.push("not timed yet".to_owned());
+        return item;
+    };
+    item.complete = 1;
+    item.notes.push(timing.place());
+    let reference = timing.rows.iter().find(|row| row.encoding == "sinusoidal");
+    let row = |row: &TimingRow| {
+        let relative = reference.map_or_else(|| "\u{2013}".to_owned().into(), |other| super::relative(row, other));
+        Row { name: row.encoding.clone(), colour: None, cells: vec![number(median(&row.seconds)).into(), relative] }
+    };
+    let rounds = timing.rows.first().map_or(0, |row| row.seconds.len());
+    item.grids.push(Grid {
+        caption: format!("Median of {rounds} rounds of {} \u{d7} {} events", timing.batch, timing.train_len),
+        head: ["encoding", "seconds", "relative to sinusoidal"].map(str::to_owned).into(),
+        rows: timing.rows.iter().map(row).collect(),
+    });
+    item
 }
 
 #[cfg(test)]
