@@ -66,9 +66,11 @@ pub fn hunt(name: &str, good: &[u8], cases: u32, read: &dyn Fn(&[u8]) -> bool) {
 pub fn lie(value: &Value, step: usize, tell: &mut dyn FnMut(&Value, &str)) {
     let mut places = Vec::new();
     leaves(value, "", &mut places);
-    let of_place =
-        |place: &String| lies(value.pointer(place).expect("a leaf")).into_iter().map(|lie| (place.clone(), lie));
-    let all: Vec<(String, Value)> = places.iter().flat_map(of_place).collect();
+    let of_place = |place: String| {
+        let lies = lies(value.pointer(&place).expect("a leaf"));
+        lies.into_iter().map(move |lie| (place.clone(), lie))
+    };
+    let all: Vec<(String, Value)> = places.into_iter().flat_map(of_place).collect();
     for (place, lie) in all.into_iter().step_by(step) {
         let mut changed = value.clone();
         *changed.pointer_mut(&place).expect("a leaf") = lie.clone();
