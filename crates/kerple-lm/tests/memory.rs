@@ -12,8 +12,8 @@ use kerple_lm::learner::{self, Learner, Update};
 use kerple_lm::memory::TOKENS_AT_ONCE;
 use kerple_lm::model::Decoder;
 use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::sequences::Batches;
 use kerple_lm::task::{LanguageModel, Task};
-use kerple_lm::train::Batches;
 
 /// How much more, or less, than is estimated may be held.
 const FACTOR: f64 = 2.0;
