@@ -67,7 +67,7 @@ impl Few {
         let mut failed = true;
         let is_read = hunt::check(&format!("{}, {what}", self.name), MOST, || {
             let counts = kerple_golden::run(self.folder.path(), &mut |_| {});
-            failed = counts.as_ref().is_ok_and(|(_, failed)| *failed > 0);
+            failed = counts.as_ref().is_ok_and(|counts| counts.failed > 0);
             counts.map(drop).map_err(|error| (error.to_string(), error.hint().to_owned()))
         });
         is_read && !failed
