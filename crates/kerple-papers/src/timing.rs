@@ -24,12 +24,9 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// What the times are of, in words.
-    pub(crate) fn place(&self) -> String {
-        match &self.made_by {
-            Some(maker) => format!("Timed on {maker}."),
-            None => "It was not recorded what they were timed on.".to_owned(),
-        }
+    /// What the times are of, in words, where it was recorded.
+    pub(crate) fn place(&self) -> Option<String> {
+        self.made_by.as_ref().map(|maker| format!("Timed on {maker}."))
     }
 }
 

@@ -57,7 +57,7 @@ fn table1(all: &Folder, printed: &Printed) -> Item {
         return item;
     };
     item.complete = 1;
-    item.notes.push(timing.place());
+    item.notes.extend(timing.place());
     let reference = rows.iter().find(|row| row.encoding == "dape");
     let row = |row: &TimingRow| {
         let missing = || "\u{2013}".to_owned();

@@ -59,7 +59,7 @@ pub(super) fn items(all: &Folder) -> Vec<Item> {
         perplexities(all, &mut item, ("lengths", "", ""), columns, printed);
         item
     };
-    vec![
+    let mut items = vec![
         claims::claims(all),
         change::changes(all),
         table1(all, &data),
@@ -98,7 +98,10 @@ pub(super) fn items(all: &Folder) -> Vec<Item> {
         figures::positions(all, "figure5", "Figure 5: perplexity by position, at 8 times the training length", 0),
         figures::effective_lengths(all),
         figures::positions(all, "figure7", "Figure 7: perplexity by position, at 32 times the training length", 1),
-    ]
+    ];
+    // smaller scales have no larger model, and time the main methods alone
+    items.retain(|item| all.manifest.scale == "paper" || !["table7", "table8"].contains(&item.id));
+    items
 }
 
 /// Adds a grid for every corpus that has runs of the variant.
@@ -222,7 +225,7 @@ fn times(all: &Folder, (id, title): (&'static str, &'static str), is_shown: fn(&
         return item;
     };
     item.complete = 1;
-    item.notes.push(timing.place());
+    item.notes.extend(timing.place());
     let log = rows.iter().find(|row| row.encoding == "kerple_log");
     let row = |row: &crate::timing::TimingRow| {
         let printed = data.table4.get(without_keys(&row.encoding));

@@ -112,7 +112,7 @@ fn cell(values: &BySeed, planned: usize, best: bool) -> Cell {
 
 /// Every table and figure.
 pub(super) fn items(all: &Folder) -> Vec<Item> {
-    vec![
+    let mut items = vec![
         claims::claims(all),
         music::piano(all),
         music::groove(all),
@@ -120,7 +120,10 @@ pub(super) fn items(all: &Folder) -> Vec<Item> {
         relative::attention(all),
         arena::lra(all),
         times(all),
-    ]
+    ];
+    // smaller scales time nothing
+    items.retain(|item| all.manifest.scale == "paper" || item.id != "times");
+    items
 }
 
 /// Time of a training step of pop piano, beside sinusoidal positions.
@@ -134,7 +137,7 @@ fn times(all: &Folder) -> Item {
         return item;
     };
     item.complete = 1;
-    item.notes.push(timing.place());
+    item.notes.extend(timing.place());
     let reference = timing.rows.iter().find(|row| row.encoding == "sinusoidal");
     let row = |row: &TimingRow| {
         let relative = reference.map_or_else(|| "\u{2013}".to_owned().into(), |other| super::relative(row, other));
