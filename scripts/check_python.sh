@@ -9,7 +9,7 @@ root=$PWD venv=$PWD/target/python wheels=$PWD/target/wheels
 
 source scripts/python_venv.sh "$venv" 'maturin>=1.9,<2' 'pytest>=8'
 rm -rf "$wheels"
-"$venv/bin/maturin" build --release --locked --manifest-path crates/kerple-py/Cargo.toml --out "$wheels" 2>&1 | tail -3
+(cd python && "$venv/bin/maturin" build --release --locked --out "$wheels")
 "$venv/bin/pip" install --quiet --force-reinstall --no-deps "$wheels"/kerple-*.whl
 "$venv/bin/pip" install --quiet "$(ls "$wheels"/kerple-*.whl)[transformers]"
 

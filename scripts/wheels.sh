@@ -15,7 +15,6 @@ source scripts/python_venv.sh "$venv" 'maturin>=1.9,<2' ziglang
 export PATH="$venv/bin:$PATH"
 for target in "${targets[@]}"; do
     command -v rustup >/dev/null && rustup target add "$target"
-    maturin build --release --locked --zig --compatibility manylinux_2_17 --target "$target" \
-        --manifest-path crates/kerple-py/Cargo.toml --out "$out"
+    (cd python && maturin build --release --locked --zig --compatibility manylinux_2_17 --target "$target" --out "$out")
 done
 ls -l "$out"
