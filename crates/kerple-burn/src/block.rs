@@ -2,7 +2,7 @@
 
 use crate::forms::Positions;
 use crate::fused::Engine;
-use crate::layers::{Attention, Init, Mlp, Norm};
+use crate::layers::{Attention, Init, Mlp, Norm, Place};
 use crate::memory::Memory;
 use crate::ops::Residual;
 use crate::ops::dropout::{Dropout, dropout};
@@ -65,6 +65,15 @@ impl Block {
     /// New positions `[B, L, M]` behind those that `memory` holds; it then holds them too. For inference.
     pub fn extend(&self, x: Tensor<3>, positions: &Positions, memory: &mut Memory, engine: Engine) -> Tensor<3> {
         let attention = |x, residual| self.attention.extend(x, residual, positions, memory);
+        self.join(x, attention, |x, residual| self.mlp.forward(x, residual, engine))
+    }
+
+    /// The same of `B` sequences at places of their own, `[B, L, M]`.
+    ///
+    /// # Panics
+    /// As [`Attention::extend_each`].
+    pub fn extend_each(&self, x: Tensor<3>, places: Vec<Place>, engine: Engine) -> Tensor<3> {
+        let attention = |x, residual| self.attention.extend_each(x, residual, places);
         self.join(x, attention, |x, residual| self.mlp.forward(x, residual, engine))
     }
 

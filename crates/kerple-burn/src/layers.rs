@@ -5,7 +5,7 @@ mod linear;
 mod mlp;
 mod norm;
 
-pub use attention::Attention;
+pub use attention::{Attention, Place};
 pub use linear::{Linear, normal_matrix};
 pub use mlp::Mlp;
 pub use norm::Norm;

@@ -1,10 +1,12 @@
 //! Text, token by token, with a cache of keys and values.
 
 use crate::error::{Error, Result};
-use crate::model::{Decoder, Tokens};
+use crate::model::Decoder;
 use kerple::seed::{Purpose, stream};
-use kerple_burn::pass::Pass;
 use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,23 +68,14 @@ pub fn generate(
     follow: &mut dyn Follow,
 ) -> Result<()> {
     check(model, prompt.len(), count)?;
-    let mut rng = stream(draw.seed, Purpose::Sampling);
-    let mut cache = model.memories(1);
+    let mut sampler = Sampler::new(*draw);
     // the last token drawn takes no position of its own
-    let pass = Pass::evaluation(draw.seed).over(prompt.len().saturating_add(count.saturating_sub(1)));
+    let mut growing = model.begin(draw.seed, prompt.len().saturating_add(count.saturating_sub(1)));
     let mut next = prompt.to_vec();
     for _ in 0..count {
-        let tokens = Tokens { ids: &next, batch: 1, len: next.len() };
-        let logits = model.extend(tokens, &mut cache, &pass).into_data();
-        let logits: Vec<f64> = logits.iter::<f64>().take(vocab).collect();
-        if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
-            let message = format!("a logit of the model is {bad}: there is nothing to draw from");
-            return Err(Error::refused(message, "sample an earlier checkpoint, or a run whose loss is finite"));
-        }
-        let token = choose(&logits, draw, rng.random(), &|token| follow.allows(token));
-        let token = token.ok_or_else(|| {
-            Error::refused("no token is allowed to come next", "begin with another prompt, or allow more tokens")
-        })?;
+        let logits = model.grow(&next, &mut growing);
+        let logits: Vec<f64> = logits.iter().take(vocab).map(|logit| f64::from(*logit)).collect();
+        let token = sampler.next(&logits, &|token| follow.allows(token))?;
         if !follow.take(token) {
             break;
         }
@@ -91,40 +84,98 @@ pub fn generate(
     Ok(())
 }
 
+/// Draws one token after another.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    draw: Draw,
+    rng: ChaCha8Rng,
+}
+
+impl Sampler {
+    /// Before the first draw.
+    pub fn new(draw: Draw) -> Sampler {
+        Sampler { draw, rng: stream(draw.seed, Purpose::Sampling) }
+    }
+
+    /// The next token, of those that are allowed.
+    ///
+    /// # Errors
+    /// Logits that are not numbers, and a place where no token is allowed.
+    pub fn next(&mut self, logits: &[f64], allows: &dyn Fn(u32) -> bool) -> Result<u32> {
+        if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
+            let message = format!("a logit of the model is {bad}: there is nothing to draw from");
+            return Err(Error::refused(message, "sample an earlier checkpoint, or a run whose loss is finite"));
+        }
+        choose(logits, &self.draw, self.rng.random(), allows).ok_or_else(|| {
+            Error::refused("no token is allowed to come next", "begin with another prompt, or allow more tokens")
+        })
+    }
+}
+
+/// A token on its way to being drawn. The larger comes first: the likelier, of equal ones that with the lesser id.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Candidate {
+    logit: f64,
+    id: u32,
+}
+
+impl Eq for Candidate {}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Candidate) -> Ordering {
+        self.logit.total_cmp(&other.logit).then(other.id.cmp(&self.id))
+    }
+}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Candidate) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 /// The token whose share of the distribution covers `point` in `[0, 1)`; `None` when no token is allowed.
 ///
 /// Tokens that are not allowed lose their share after the unlikely ones have lost theirs, as if they were drawn again; when
-/// none is left, the likeliest that is allowed is taken.
+/// none is left, the likeliest that is allowed is taken. Tokens are taken off a heap, in descending order, as far as the
+/// point lies: the vocabulary is not sorted.
 fn choose(logits: &[f64], draw: &Draw, point: f64, allows: &dyn Fn(u32) -> bool) -> Option<u32> {
     let likeliest = likeliest(logits, allows)?;
     if draw.temperature == 0.0 {
         return Some(likeliest);
     }
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    let descending = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
-    if (1..order.len()).contains(&draw.top_k) {
-        order.select_nth_unstable_by(draw.top_k - 1, descending);
-        order.truncate(draw.top_k);
+    let mut candidates: Vec<Candidate> =
+        logits.iter().zip(0..).map(|(logit, id)| Candidate { logit: *logit, id }).collect();
+    if (1..candidates.len()).contains(&draw.top_k) {
+        candidates.select_nth_unstable_by(draw.top_k - 1, |a, b| b.cmp(a));
+        candidates.truncate(draw.top_k);
     }
-    order.sort_unstable_by(descending);
-    let weight = |id: usize| ((logits[id] - logits[order[0]]) / draw.temperature).exp();
-    let mut weights: Vec<(u32, f64)> = order.iter().map(|id| (*id as u32, weight(*id))).collect();
+    let largest = candidates.iter().max()?.logit;
+    let weight = |candidate: &Candidate| ((candidate.logit - largest) / draw.temperature).exp();
+    let allowed = |candidate: &Candidate| allows(candidate.id);
+    let total = |candidates: &[Candidate], keep: &dyn Fn(&Candidate) -> bool| {
+        candidates.iter().filter(|candidate| keep(candidate)).map(weight).sum::<f64>()
+    };
     if draw.top_p < 1.0 {
-        let mut left = draw.top_p * weights.iter().map(|(_, weight)| weight).sum::<f64>();
-        let count = weights.iter().take_while(|(_, weight)| {
-            let before = left;
-            left -= weight;
-            before > 0.0
-        });
-        let count = count.count().max(1);
-        weights.truncate(count);
+        let mut left = draw.top_p * total(&candidates, &|_| true);
+        let mut heap = BinaryHeap::from(candidates);
+        candidates = Vec::new();
+        while let Some(candidate) = heap.pop() {
+            candidates.push(candidate);
+            left -= weight(&candidate);
+            if left <= 0.0 {
+                break;
+            }
+        }
     }
-    weights.retain(|(id, _)| allows(*id));
-    let mut left = point * weights.iter().map(|(_, weight)| weight).sum::<f64>();
-    for (id, weight) in &weights {
-        left -= weight;
+    let mut left = point * total(&candidates, &allowed);
+    let mut heap = BinaryHeap::from(candidates);
+    while let Some(candidate) = heap.pop() {
+        if !allowed(&candidate) {
+            continue;
+        }
+        left -= weight(&candidate);
         if left < 0.0 {
-            return Some(*id);
+            return Some(candidate.id);
         }
     }
     Some(likeliest)
@@ -146,7 +197,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// As [`choose`] was before it selected: everything sorted.
+    /// [`choose`] by the definition: everything sorted.
     fn by_sorting(logits: &[f64], draw: &Draw, point: f64, allows: &dyn Fn(u32) -> bool) -> Option<u32> {
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
@@ -154,28 +205,44 @@ mod tests {
         if draw.temperature == 0.0 {
             return Some(likeliest);
         }
-        order.truncate(draw.top_k);
+        if draw.top_k > 0 {
+            order.truncate(draw.top_k);
+        }
         let weight = |id: usize| ((logits[id] - logits[order[0]]) / draw.temperature).exp();
-        let allowed: Vec<usize> = order.iter().copied().filter(|id| allows(*id as u32)).collect();
-        let mut left = point * allowed.iter().map(|id| weight(*id)).sum::<f64>();
-        let covers = |id: &&usize| {
-            left -= weight(**id);
+        let mut weights: Vec<(u32, f64)> = order.iter().map(|id| (*id as u32, weight(*id))).collect();
+        if draw.top_p < 1.0 {
+            let mut left = draw.top_p * weights.iter().map(|(_, weight)| weight).sum::<f64>();
+            let count = weights.iter().take_while(|(_, weight)| {
+                let before = left;
+                left -= weight;
+                before > 0.0
+            });
+            let count = count.count().max(1);
+            weights.truncate(count);
+        }
+        weights.retain(|(id, _)| allows(*id));
+        let mut left = point * weights.iter().map(|(_, weight)| weight).sum::<f64>();
+        let covers = |(_, weight): &&(u32, f64)| {
+            left -= weight;
             left < 0.0
         };
-        Some(allowed.iter().find(covers).map_or(likeliest, |id| *id as u32))
+        Some(weights.iter().find(covers).map_or(likeliest, |(id, _)| *id))
     }
 
     #[test]
     fn selecting_draws_what_sorting_draws() {
         let mut rng = stream(1, Purpose::Sampling);
-        for _ in 0..2000 {
-            // few values, so that many are equal
-            let logits: Vec<f64> = (0..40).map(|_| f64::from(rng.random::<u8>() % 8) / 4.0).collect();
+        for round in 0..4000 {
+            // few values, so that many are equal; or all different
+            let few = round % 2 == 0;
+            let logit = |byte: u8, value: f64| if few { f64::from(byte % 8) / 4.0 } else { 6.0 * value };
+            let logits: Vec<f64> = (0..40).map(|_| logit(rng.random(), rng.random())).collect();
             let banned = rng.random::<u64>() & rng.random::<u64>();
             let allows = |token: u32| banned >> token & 1 == 0;
-            let (top_k, point) = (1 + rng.random::<u8>() as usize % 60, rng.random());
+            let (top_k, point) = (rng.random::<u8>() as usize % 60, rng.random());
+            let top_p = [1.0, 0.9, 0.5, 0.0][round / 2 % 4];
             for temperature in [0.0, 0.7] {
-                let draw = Draw { temperature, top_k, top_p: 1.0, seed: 0 };
+                let draw = Draw { temperature, top_k, top_p, seed: 0 };
                 assert_eq!(choose(&logits, &draw, point, &allows), by_sorting(&logits, &draw, point, &allows));
             }
         }

@@ -4,12 +4,14 @@
 
 mod classifier;
 mod encoder;
+mod growing;
 mod pieces;
 mod transducer;
 mod trunk;
 
 pub use classifier::Classifier;
 pub use encoder::Encoder;
+pub use growing::Growing;
 pub(crate) use pieces::MOST_STATES;
 pub use transducer::Transducer;
 use trunk::Drawn;

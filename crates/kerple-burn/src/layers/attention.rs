@@ -14,6 +14,9 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use rand::Rng;
 
+/// Where a sequence stands in one layer: what attention is told of its new positions, and its memory.
+pub type Place<'a> = (&'a Positions, &'a mut Memory);
+
 /// A self-attention branch: norm, packed projection, attention, output projection.
 #[derive(Module, Debug)]
 pub struct Attention {
@@ -117,14 +120,19 @@ impl Attention {
         attention_layer::attention_layer(x, self.tensors(residual), positions, engine)
     }
 
-    /// The input `[B, L, M]` after the norm, and its packed projection, ready to be rotated, of the last of `keys` positions;
-    /// composed.
-    fn projected(&self, x: Tensor<3>, positions: &Positions, keys: usize) -> (Tensor<3>, Tensor<3>) {
+    /// The input `[B, L, M]` after the norm, and its packed projection; composed.
+    fn packed(&self, x: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
         let normed = match &self.norm {
             Some(norm) => norm::composed(x, norm.tensors()),
             None => x,
         };
         let qkv = attention_layer::clamped(linear::composed(normed.clone(), self.qkv.tensors()), self.clamp);
+        (normed, qkv)
+    }
+
+    /// The same, ready to be rotated, of the last of `keys` positions.
+    fn projected(&self, x: Tensor<3>, positions: &Positions, keys: usize) -> (Tensor<3>, Tensor<3>) {
+        let (normed, qkv) = self.packed(x);
         (normed, prepare::composed(qkv, &self.prepare(), self.heads, positions, keys))
     }
 
@@ -162,6 +170,30 @@ impl Attention {
     pub fn extend(&self, x: Tensor<3>, residual: Residual, positions: &Positions, memory: &mut Memory) -> Tensor<3> {
         let (normed, qkv) = self.projected(x.clone(), positions, memory.len() + x.dims()[1]);
         let a = memory.attend(qkv, self.heads, &self.scoring(), &gates::of_rows(positions, &normed));
+        self.joined(a, [x, normed], residual)
+    }
+
+    /// The same of `B` sequences at places of their own, `[B, L, M]`, each with its memory.
+    ///
+    /// # Panics
+    /// When there are not as many memories, or one is of more than one sequence.
+    pub fn extend_each(&self, x: Tensor<3>, residual: Residual, mut places: Vec<Place>) -> Tensor<3> {
+        let [batch, len, _] = x.dims();
+        assert_eq!(batch, places.len(), "a memory for each sequence");
+        let (normed, qkv) = self.packed(x.clone());
+        let (prepare, scoring) = (self.prepare(), self.scoring());
+        let attend = |(row, (positions, memory)): (usize, &mut Place)| {
+            let qkv = qkv.clone().narrow(0, row, 1);
+            let qkv = prepare::composed(qkv, &prepare, self.heads, positions, memory.len() + len);
+            let positions = gates::of_rows(positions, &normed.clone().narrow(0, row, 1));
+            memory.attend(qkv, self.heads, &scoring, &positions)
+        };
+        let a = Tensor::cat(places.iter_mut().enumerate().map(attend).collect(), 0);
+        self.joined(a, [x, normed], residual)
+    }
+
+    /// What attention gave, projected and added to its residual.
+    fn joined(&self, a: Tensor<3>, [x, normed]: [Tensor<3>; 2], residual: Residual) -> Tensor<3> {
         let base = match residual {
             Residual::Input => x,
             Residual::Normed => normed,

@@ -1,5 +1,9 @@
 //! The end of a language model: final norm, logits, and the loss of each target in nats.
 
+mod likeliest;
+
+pub use likeliest::{Likeliest, likeliest};
+
 use super::{Norm, linear, norm};
 use crate::array::Array;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};

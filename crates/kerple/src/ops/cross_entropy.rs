@@ -8,6 +8,10 @@
 //!
 //! Rows are taken in chunks, so logits are never held for all of them. A NaN among a row's logits makes its loss NaN.
 
+mod likeliest;
+
+pub use likeliest::{Likeliest, likeliest, of_row};
+
 use super::gemm::{Product, To, add_rows, matmul, matmul_bias};
 use super::layer_norm::{self, Norm, NormGradients, Stats};
 use super::zeros;
@@ -203,12 +207,18 @@ impl<T: Number> Chunk<T> {
 }
 
 vectorized! {
-    /// The loss of one row.
-    fn row_loss(logits: &[T], target: usize) -> T {
+    /// The largest logit, and the logarithm of the sum of all exponentials over its own.
+    fn normalizer(logits: &[T]) -> [T; 2] {
         let largest = reduce::max(logits);
         let sum = reduce::sum([logits], |[logit]| (logit - largest).exp());
-        T::from_f64(sum.to_f64().ln()) + (largest - logits[target])
+        [largest, T::from_f64(sum.to_f64().ln())]
     }
+}
+
+/// The loss of one row.
+fn row_loss<T: Number>(logits: &[T], target: usize) -> T {
+    let [largest, ln_sum] = normalizer(logits);
+    ln_sum + (largest - logits[target])
 }
 
 vectorized! {
@@ -239,10 +249,10 @@ mod tests {
 
     /// gamma, beta, w and the bias, which is there unless it is empty; and whether w is tied.
     #[derive(Clone)]
-    struct Owned<T>([Vec<T>; 4], bool);
+    pub(super) struct Owned<T>([Vec<T>; 4], bool);
 
     impl<T: Number> Owned<T> {
-        fn head(&self) -> Head<'_, T> {
+        pub(super) fn head(&self) -> Head<'_, T> {
             let [gamma, beta, w, bias] = &self.0;
             let norm = Norm { kind: Kind::Layer, gamma, beta: Some(beta), epsilon: 1e-2 };
             Head { norm, w, tied: self.1, bias: (!bias.is_empty()).then_some(bias) }
@@ -254,21 +264,37 @@ mod tests {
         Owned([m, m, m * v, bias].map(|len| random(len, seed + len as u64)), seed % 2 == 1)
     }
 
-    fn plain(head: Head<'_, f64>, x: &[f64], targets: Targets<'_>) -> Vec<f64> {
+    fn logits(head: Head<'_, f64>, x: &[f64], row: usize) -> Vec<f64> {
         let (m, v) = (head.norm.gamma.len(), head.w.len() / head.norm.gamma.len());
+        let x = &x[row * m..][..m];
+        let mean = x.iter().sum::<f64>() / m as f64;
+        let deviation = (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / m as f64 + head.norm.epsilon).sqrt();
+        let normed = |i| head.norm.gamma[i] * (x[i] - mean) / deviation + head.norm.beta.unwrap()[i];
+        let logit = |j| {
+            (0..m).map(|i| normed(i) * head.w[if head.tied { j * m + i } else { i * v + j }]).sum::<f64>()
+                + head.bias.map_or(0.0, |bias| bias[j])
+        };
+        (0..v).map(logit).collect()
+    }
+
+    fn plain(head: Head<'_, f64>, x: &[f64], targets: Targets<'_>) -> Vec<f64> {
         let loss = |row: usize| {
-            let x = &x[row * m..][..m];
-            let mean = x.iter().sum::<f64>() / m as f64;
-            let deviation = (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / m as f64 + head.norm.epsilon).sqrt();
-            let normed = |i| head.norm.gamma[i] * (x[i] - mean) / deviation + head.norm.beta.unwrap()[i];
-            let logit = |j| {
-                (0..m).map(|i| normed(i) * head.w[if head.tied { j * m + i } else { i * v + j }]).sum::<f64>()
-                    + head.bias.map_or(0.0, |bias| bias[j])
-            };
-            (0..v).map(|j| logit(j).exp()).sum::<f64>().ln() - logit(targets.ids[row] as usize)
+            let logits = logits(head, x, row);
+            logits.iter().map(|logit| logit.exp()).sum::<f64>().ln() - logits[targets.ids[row] as usize]
         };
         let is_scored = |row: usize| targets.scored.is_none_or(|scored| scored[row]);
         (0..targets.ids.len()).map(|row| if is_scored(row) { loss(row) } else { 0.0 }).collect()
+    }
+
+    impl Owned<f64> {
+        pub(super) fn single(&self) -> Owned<f32> {
+            Owned(self.0.each_ref().map(|values| single(values)), self.1)
+        }
+
+        /// Logits of one row by the definition.
+        pub(super) fn logits(&self, x: &[f64], row: usize) -> Vec<f64> {
+            logits(self.head(), x, row)
+        }
     }
 
     /// Losses, d_x and the gradients of the parameters.
@@ -309,7 +335,7 @@ mod tests {
     }
 
     /// Enough rows for two chunks, `f32`, no mask.
-    fn two_chunks() -> (Owned<f64>, Vec<f64>, Vec<u32>, Vec<f64>) {
+    pub(super) fn two_chunks() -> (Owned<f64>, Vec<f64>, Vec<u32>, Vec<f64>) {
         let (rows, m, v) = (MOST_ROWS + 100, 12, 70);
         let ids = (0..rows as u32).map(|i| i * 31 % v).collect();
         let (owned, x) = (parameters(m, v as usize, 5), random(rows * m, 4));
@@ -323,7 +349,7 @@ mod tests {
         let want = plain(owned.head(), &x, targets);
         let (nll, d_x, d) = everything(&owned, &x, targets, &d_nll);
         nll.iter().zip(&want).for_each(|(a, b)| assert!((a - b).abs() < 1e-12));
-        let float = Owned(owned.0.each_ref().map(|values| single(values)), owned.1);
+        let float = owned.single();
         let (x, d_nll) = (single(&x), single(&d_nll));
         let (nll32, d_x32, d32) = everything(&float, &x, targets, &d_nll);
         assert_eq!(forward(float.head(), &x, targets), nll32);

@@ -1,0 +1,101 @@
+//! The likeliest tokens at every position, and the loss of a target beside them; without gradients.
+
+use super::{Head, Targets, logits};
+use crate::array::Array;
+use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step};
+use crate::ops::norm;
+use crate::with_element;
+use burn::tensor::Tensor;
+pub use kerple::ops::cross_entropy::Likeliest;
+use kerple::ops::cross_entropy::{self, of_row};
+
+/// The `count` likeliest tokens of each of `B L` rows, given `x` `[B, L, M]`: the fused version holds the logits of a few
+/// rows at a time. Rows that are not scored have zeros.
+///
+/// # Panics
+/// When the targets are not `B L` many, or a scored one is not below V.
+pub fn likeliest(x: Tensor<3>, head: Head, targets: Targets, count: usize, engine: Engine) -> Likeliest<f64> {
+    if !engine.is_fused_on(&x) {
+        return composed(x, head, targets, count);
+    }
+    let rows = targets.ids.len();
+    let Head { norm, weight, tied, bias } = head;
+    let vocab = weight.dims()[usize::from(!tied)];
+    let count = count.min(vocab);
+    let mut inputs = Inputs::default();
+    let x = inputs.add(x);
+    let norm = norm::Places::add(norm, &mut inputs);
+    let (weight, bias) = (inputs.add(weight), inputs.add_some(bias));
+    let (ids, scored) = (targets.ids.to_vec(), targets.scored.map(<[bool]>::to_vec));
+    let found: Tensor<2> = inputs.apply(Rows { x, norm, weight, tied, bias, ids, scored, count });
+    let found: Vec<f64> = found.into_data().iter::<f64>().collect();
+    let mut all = Likeliest { target_nll: Vec::with_capacity(rows), ids: Vec::new(), nll: Vec::new() };
+    for row in found.chunks_exact(1 + 2 * count) {
+        all.target_nll.push(row[0]);
+        all.ids.extend(row[1..=count].iter().map(|id| *id as u32));
+        all.nll.extend(&row[1 + count..]);
+    }
+    all
+}
+
+/// The definition of [`likeliest`].
+pub fn composed(x: Tensor<3>, head: Head, targets: Targets, count: usize) -> Likeliest<f64> {
+    let logits = logits(x, head);
+    let vocab = logits.dims()[2];
+    let logits: Vec<f64> = logits.into_data().iter::<f64>().collect();
+    let count = count.min(vocab);
+    let mut all = Likeliest::default();
+    for (row, logits) in logits.chunks_exact(vocab).enumerate() {
+        let found = match targets.scored.is_none_or(|scored| scored[row]) {
+            true => of_row(logits, Some(targets.ids[row]), count),
+            false => Likeliest { target_nll: vec![0.0], ids: vec![0; count], nll: vec![0.0; count] },
+        };
+        all.target_nll.extend(found.target_nll);
+        all.ids.extend(found.ids);
+        all.nll.extend(found.nll);
+    }
+    all
+}
+
+/// A row for each position: the loss of its target, then `count` ids, then their losses. Vocabularies end far below where
+/// `f32` no longer holds every whole number.
+#[derive(Debug)]
+struct Rows {
+    x: usize,
+    norm: norm::Places,
+    weight: usize,
+    tied: bool,
+    bias: Option<usize>,
+    ids: Vec<u32>,
+    scored: Option<Vec<bool>>,
+    count: usize,
+}
+
+impl Rows {
+    fn run<T: Number>(&self, inputs: &[Array]) -> Array {
+        let bias = self.bias.map(|bias| inputs[bias].slice());
+        let w = inputs[self.weight].slice::<T>();
+        let head = cross_entropy::Head { norm: self.norm.of(inputs), w, tied: self.tied, bias };
+        let targets = Targets { ids: &self.ids, scored: self.scored.as_deref() };
+        let found = cross_entropy::likeliest(head, inputs[self.x].slice(), targets, self.count);
+        let rows = self.ids.len();
+        let mut out = Vec::with_capacity(rows * (1 + 2 * self.count));
+        for row in 0..rows {
+            let of_row = row * self.count..(row + 1) * self.count;
+            out.push(found.target_nll[row]);
+            out.extend(found.ids[of_row.clone()].iter().map(|id| T::from_f64(f64::from(*id))));
+            out.extend(&found.nll[of_row]);
+        }
+        Array::from_vec(out, &[rows, 1 + 2 * self.count])
+    }
+}
+
+impl Op for Rows {
+    fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
+        Forward { output: with_element!(inputs[0], T => Rows::run::<T>(self, inputs)), saved: Saved::nothing() }
+    }
+
+    fn backward(&self, _step: &Step) -> Vec<Option<Array>> {
+        panic!("the likeliest tokens have no gradients: train with `losses`")
+    }
+}

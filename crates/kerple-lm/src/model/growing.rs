@@ -1,0 +1,113 @@
+//! Sequences that grow token by token, each at its own length, and what the model predicts along a sequence.
+
+use super::{Decoder, MOST_PREFILLED, Tokens};
+use burn::tensor::Tensor;
+use kerple_burn::forms::Positions;
+use kerple_burn::memory::Memory;
+use kerple_burn::ops::loss::{self, Likeliest, Targets};
+use kerple_burn::pass::Pass;
+
+/// A sequence that grows: what the layers remember of it.
+#[derive(Clone, Debug)]
+pub struct Growing {
+    memory: Vec<Memory>,
+    pass: Pass,
+}
+
+impl Growing {
+    /// Tokens so far.
+    pub fn len(&self) -> usize {
+        self.memory.first().map_or(0, Memory::len)
+    }
+
+    /// Whether there is no token yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Decoder {
+    /// An empty sequence that will have at most `span` tokens; what its encoding draws, it draws from `seed`.
+    pub fn begin(&self, seed: u64, span: usize) -> Growing {
+        Growing { memory: self.memories(1), pass: Pass::evaluation(seed).over(span) }
+    }
+
+    /// Adds tokens; returns the logits of the token after them, `[V]`.
+    ///
+    /// # Panics
+    /// When there is no token.
+    pub fn grow(&self, ids: &[u32], growing: &mut Growing) -> Vec<f32> {
+        let Growing { memory, pass } = growing;
+        numbers(self.extend(Tokens { ids, batch: 1, len: ids.len() }, memory, pass))
+    }
+
+    /// Adds one token to each of several sequences, whose lengths may differ; returns the logits after it of each, `[V]`. The
+    /// products with the layers' matrices are made for all of them together.
+    ///
+    /// # Panics
+    /// When there are not as many tokens as sequences, or none.
+    pub fn grow_each(&self, ids: &[u32], growing: &mut [&mut Growing]) -> Vec<Vec<f32>> {
+        assert!(!ids.is_empty() && ids.len() == growing.len(), "a token for each sequence");
+        let begin = |(id, one): (&u32, &&mut Growing)| {
+            self.embedded(Tokens { ids: &[*id], batch: 1, len: 1 }, one.len(), &one.pass)
+        };
+        let (rows, positions): (Vec<Tensor<3>>, Vec<Vec<Positions>>) = ids.iter().zip(&*growing).map(begin).unzip();
+        let mut x = Tensor::cat(rows, 0);
+        for (layer, block) in self.trunk.blocks.iter().enumerate() {
+            let places = positions.iter().zip(growing.iter_mut());
+            let places = places.map(|(positions, one)| (&positions[layer], &mut one.memory[layer])).collect();
+            x = block.extend_each(x, places, self.trunk.engine);
+        }
+        let logits = loss::logits(x, self.output());
+        let vocab = logits.dims()[2];
+        numbers(logits).chunks_exact(vocab).map(<[f32]>::to_vec).collect()
+    }
+
+    /// What the model predicts along one sequence: the loss of every token but the first, with the `count` likeliest in its
+    /// place, and the logits of the token after the last, `[V]`. The logits of all positions are never held together.
+    ///
+    /// The sequence begins `growing`, which then holds it if it is to be kept. Where it is not, layers of softmax attention
+    /// take it whole and the losses have the bits of [`Decoder::scored`].
+    ///
+    /// # Panics
+    /// When there is no token, or `growing` holds some already.
+    pub fn read(&self, ids: &[u32], count: usize, growing: &mut Growing, keep: bool) -> (Likeliest<f64>, Vec<f32>) {
+        assert!(growing.is_empty(), "the sequence has begun");
+        let len = ids.len();
+        if !keep && !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
+            let x = self.hidden(Tokens { ids, batch: 1, len }, &growing.pass);
+            let found = self.predicted(x.clone(), ids, 0..len, count);
+            return (found, numbers(loss::logits(x.narrow(1, len - 1, 1), self.output())));
+        }
+        let (mut all, mut last) = (Likeliest::default(), Vec::new());
+        for from in (0..len).step_by(MOST_PREFILLED) {
+            let piece = from..len.min(from + MOST_PREFILLED);
+            let tokens = Tokens { ids: &ids[piece.clone()], batch: 1, len: piece.len() };
+            let x = self.remember(tokens, &mut growing.memory, &growing.pass);
+            if piece.end == len {
+                last = numbers(loss::logits(x.clone().narrow(1, piece.len() - 1, 1), self.output()));
+            }
+            let Likeliest { target_nll, ids, nll } = self.predicted(x, ids, piece, count);
+            all.target_nll.extend(target_nll);
+            all.ids.extend(ids);
+            all.nll.extend(nll);
+        }
+        assert!(!last.is_empty(), "there is no token to go on from");
+        (all, last)
+    }
+
+    /// Predictions of the tokens after those of a piece of a sequence, as far as there are any, given its hidden rows.
+    fn predicted(&self, x: Tensor<3>, ids: &[u32], piece: std::ops::Range<usize>, count: usize) -> Likeliest<f64> {
+        let end = ids.len().min(piece.end + 1);
+        let targets = &ids[piece.start + 1..end];
+        if targets.is_empty() {
+            return Likeliest::default();
+        }
+        let x = x.narrow(1, 0, targets.len());
+        loss::likeliest(x, self.output(), Targets { ids: targets, scored: None }, count, self.trunk.engine)
+    }
+}
+
+fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
