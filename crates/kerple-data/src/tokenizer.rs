@@ -7,6 +7,7 @@ mod bpe;
 mod hugging_face;
 mod pieces;
 mod shape;
+mod special;
 mod stream;
 
 pub(crate) use bpe::{SMALLEST, WordCounts};

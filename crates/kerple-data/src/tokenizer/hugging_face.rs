@@ -118,6 +118,17 @@ impl HuggingFace {
         dropout.into_iter().collect()
     }
 
+    /// Names and ids of tokens marked as special, and of the one that ends a document.
+    pub(super) fn special_tokens(&self, end: u32) -> Vec<(String, u32)> {
+        let added = self.inner.get_added_tokens_decoder();
+        let special = added.into_iter().filter(|(id, token)| token.special || *id == end);
+        let mut found: Vec<(String, u32)> = special.map(|(id, token)| (token.content, id)).collect();
+        if !found.iter().any(|(_, id)| *id == end) {
+            found.extend(self.inner.id_to_token(end).map(|name| (name, end)));
+        }
+        found
+    }
+
     fn is_byte_level(&self) -> bool {
         match self.inner.get_decoder() {
             Some(DecoderWrapper::ByteLevel(_)) => true,

@@ -290,3 +290,21 @@ fn vocabularies_have_limits() {
     let error = learn(100_000).unwrap_err();
     assert!(error.to_string().starts_with("bpe:100000: the text has repeated pairs for "), "{error}");
 }
+
+#[test]
+fn names_of_special_tokens_are_recognised_where_they_are_meant() {
+    let byte = Tokenizer::byte();
+    assert_eq!(byte.special_tokens(), [("<|endoftext|>".to_owned(), 0)]);
+    assert_eq!(byte.encode_with_names("a<|endoftext|>b\0").unwrap(), [97, 0, 98, 0]);
+    assert_eq!(byte.encode("<|endoftext|>").unwrap().len(), 13, "elsewhere names are text");
+    for tokenizer in [&*LEARNED, &sentence_piece(), &parse(WORD_PIECE, None).unwrap()] {
+        let special = tokenizer.special_tokens();
+        let (name, id) = special.iter().find(|(_, id)| *id == tokenizer.end_of_document()).unwrap();
+        assert_eq!(tokenizer.encode_with_names(name).unwrap(), [*id]);
+        let both = tokenizer.encode_with_names(&format!("ab{name}{name}ab")).unwrap();
+        let alone = tokenizer.encode("ab").unwrap();
+        assert_eq!(both, [&alone[..], &[*id, *id], &alone].concat());
+        assert_eq!(tokenizer.encode_with_names("ab").unwrap(), alone);
+        assert_eq!(tokenizer.encode_with_names("").unwrap(), tokenizer.encode("").unwrap());
+    }
+}

@@ -1,0 +1,56 @@
+//! Tokens that stand for no text but have a name, and texts in which such names are meant.
+
+use super::{Kind, Tokenizer};
+use crate::error::Result;
+
+/// What the byte tokenizer's token 0 is called, as exported byte vocabularies call it.
+const END_OF_BYTES: &str = "<|endoftext|>";
+
+impl Tokenizer {
+    /// Names and ids of tokens that stand for no text, by id: the one that ends a document and what the definition marks as
+    /// special. Words of music are all text.
+    pub fn special_tokens(&self) -> Vec<(String, u32)> {
+        let mut found = match &self.kind {
+            Kind::Byte => vec![(END_OF_BYTES.to_owned(), 0)],
+            Kind::HuggingFace(inner) => inner.special_tokens(self.end_of_document),
+            Kind::Music(_) => Vec::new(),
+        };
+        found.sort_by(|a, b| a.1.cmp(&b.1));
+        found
+    }
+
+    /// [`Tokenizer::encode`] of a text in which names of special tokens stand for those tokens. For the byte tokenizer NUL
+    /// does too.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`], for what is between the names.
+    pub fn encode_with_names(&self, text: &str) -> Result<Vec<u32>> {
+        let mut names = self.special_tokens();
+        if let Kind::Byte = &self.kind {
+            names.push(("\0".to_owned(), self.end_of_document));
+        }
+        let places = |(name, id): &(String, u32)| {
+            let (len, id) = (name.len(), *id);
+            text.match_indices(name.as_str()).map(move |(at, _)| (at, len, id)).collect::<Vec<_>>()
+        };
+        let mut hits: Vec<(usize, usize, u32)> =
+            names.iter().filter(|(name, _)| !name.is_empty()).flat_map(places).collect();
+        // of names that begin at one place the longest is meant
+        hits.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
+        let (mut tokens, mut done) = (Vec::new(), 0);
+        for (at, len, id) in hits {
+            if at < done {
+                continue;
+            }
+            if at > done {
+                tokens.extend(self.encode(&text[done..at])?);
+            }
+            tokens.push(id);
+            done = at + len;
+        }
+        if done < text.len() || text.is_empty() {
+            tokens.extend(self.encode(&text[done..])?);
+        }
+        Ok(tokens)
+    }
+}
