@@ -250,4 +250,12 @@ impl Text for CorpusText<'_> {
     fn bytes(&self, range: Range<usize>) -> Option<u64> {
         self.corpus.bytes_in(self.split, range).ok()
     }
+
+    fn documents(&self) -> Vec<Range<usize>> {
+        CorpusText::documents(self).collect()
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.corpus.tokenizer().ok()
+    }
 }

@@ -12,6 +12,7 @@ mod answers;
 mod extent;
 mod key;
 mod protocol;
+mod rolling;
 mod text;
 
 pub use answers::{AnswersRequest, OfTask, default_lengths, served};
@@ -21,12 +22,13 @@ pub use protocol::Protocol;
 pub use text::{Losses, OfText, earlier_extents, losses};
 
 use crate::error::Result;
+use crate::events::{self, EventFile};
 use crate::host::Host;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
 use crate::run::RunFolder;
 use kerple::encoding::Encoding;
-use kerple_records::{Answers, EvaluationRow, Journal};
+use kerple_records::{Answers, EvaluationRow, Journal, Rolled};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -118,6 +120,8 @@ pub struct Found {
     pub segment_nll: Option<Vec<f64>>,
     /// Of tasks.
     pub answers: Option<Answers>,
+    /// Of whole documents.
+    pub rolling: Option<Rolled>,
 }
 
 /// Whether a row is what would be computed again.
@@ -145,6 +149,7 @@ pub struct Evaluation<'a, S: Scored> {
     /// The rows of the run, and where more are appended.
     known: Vec<EvaluationRow>,
     journal: PathBuf,
+    events: PathBuf,
 }
 
 impl<'a, S: Scored> Evaluation<'a, S> {
@@ -163,8 +168,8 @@ impl<'a, S: Scored> Evaluation<'a, S> {
         scored.check(plan, model)?;
         let longest = scored.lengths().iter().map(|length| scored.tokens(plan, *length)).max().unwrap_or(0);
         plan.check_evaluation_memory(longest, host.ranks.limit().as_ref())?;
-        let (known, journal) = (run.evaluations()?, run.evaluation_file());
-        Ok(Evaluation { plan, step, model, scored, host, known, journal })
+        let (known, journal, events) = (run.evaluations()?, run.evaluation_file(), run.events());
+        Ok(Evaluation { plan, step, model, scored, host, known, journal, events })
     }
 
     /// Identifies the evaluation of one length.
@@ -193,7 +198,10 @@ impl<'a, S: Scored> Evaluation<'a, S> {
                 continue;
             }
             let Some(row) = self.length(length, stop, tell)? else { return Ok(false) };
-            ranks.first(|| Ok(Journal::open(&self.journal)?.push(&row)?))?;
+            ranks.first(|| {
+                Journal::open(&self.journal)?.push(&row)?;
+                EventFile::beside(&self.events.join(events::of_evaluation(&row)))?.evaluation(&row)
+            })?;
             tell(Event::Row { row: &row, fresh: true });
         }
         Ok(true)

@@ -1,13 +1,32 @@
 //! TensorBoard event files: scalars only, written record by record.
 //!
+//! | tags | of | by |
+//! |---|---|---|
+//! | `loss/train`, `loss/validation` | losses, nats per token | step |
+//! | `opt/learning_rate`, `opt/grad_norm`, `opt/seconds_per_step`, `opt/waiting` | updates | step |
+//! | `kernel/NAME/NUMBER` | learned parameters of the encoding, where there are few | step |
+//! | `eval/perplexity`, `eval/bits_per_byte`, `eval/accuracy` | one evaluation, in a folder of its own | length |
+//!
 //! A record is `length u64, masked crc32c(length), data, masked crc32c(data)`, little endian; the data is a protobuf
 //! `Event { wall_time = 1: double, step = 2: int64, file_version = 3: string, summary = 5 }`.
 
 use crate::error::{Error, Result};
+use kerple_records::{EvaluationRow, MetricsRow};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Parameters of more numbers are not drawn: a page of hundreds of curves shows nothing.
+const MOST_CURVES: usize = 64;
+
+/// The folder of one evaluation, by all that its numbers have in common: curves over the length lie over each other.
+pub fn of_evaluation(row: &EvaluationRow) -> String {
+    let window = row.window.map_or(String::new(), |window| format!("-window{window}"));
+    let scaling = row.rope_scaling.as_ref().map_or(String::new(), |scaling| format!("-{scaling}"));
+    let name = format!("{}-{}{window}{scaling}-step{}", row.split, row.protocol, row.step);
+    format!("eval/{}", name.replace(|letter: char| !(letter.is_ascii_alphanumeric() || "-_.".contains(letter)), "-"))
+}
 
 /// An open event file.
 #[derive(Debug)]
@@ -125,6 +144,54 @@ impl EventFile {
         file.write_all(&record(event)).map_err(Error::io(&self.path, "append to"))
     }
 
+    /// A new file in `folder` beside what is there.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn beside(folder: &Path) -> Result<EventFile> {
+        std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+        let path = folder.join(format!("events.out.tfevents.{:010}.kerple", now() as u64));
+        Ok(EventFile { path, file: None })
+    }
+
+    /// Appends the numbers of a logged step.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn metrics(&mut self, row: &MetricsRow) -> Result<()> {
+        let step = row.step;
+        self.scalar(step, "loss/train", row.loss)?;
+        if let Some(valid) = row.valid_loss {
+            self.scalar(step, "loss/validation", valid)?;
+        }
+        self.scalar(step, "opt/learning_rate", row.learning_rate)?;
+        self.scalar(step, "opt/grad_norm", row.grad_norm)?;
+        self.scalar(step, "opt/seconds_per_step", row.step_seconds)?;
+        if let Some(waiting) = row.waiting {
+            self.scalar(step, "opt/waiting", waiting)?;
+        }
+        for (name, values) in row.encoding.iter().filter(|(_, values)| values.len() <= MOST_CURVES) {
+            for (number, value) in values.iter().enumerate() {
+                self.scalar(step, &format!("kernel/{name}/{number}"), *value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the numbers of an evaluated length.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn evaluation(&mut self, row: &EvaluationRow) -> Result<()> {
+        let accuracy = row.answers.as_ref().map(|answers| answers.accuracy);
+        let found =
+            [("perplexity", Some(row.perplexity)), ("bits_per_byte", row.bits_per_byte), ("accuracy", accuracy)];
+        for (name, value) in found {
+            value.map_or(Ok(()), |value| self.scalar(row.length, &format!("eval/{name}"), value))?;
+        }
+        Ok(())
+    }
+
     /// Appends one number.
     ///
     /// # Errors
@@ -153,6 +220,62 @@ mod tests {
             data[12..],
             [&[5 << 3 | 2, 13, 1 << 3 | 2, 11, 1 << 3 | 2, 4][..], b"loss", &[2 << 3 | 5, 0, 0, 0, 64]].concat()
         );
+    }
+
+    /// Tags in the order in which they were written.
+    fn tags(folder: &Path) -> Vec<String> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let data = std::fs::read(entry.unwrap().path()).unwrap();
+            let mut at = 0;
+            while let Some((length, _)) = parse(&data[at..]) {
+                // the tag is the only text with a slash
+                let text = String::from_utf8_lossy(&data[at..at + length]).into_owned();
+                let is_tag = |letter: char| letter.is_ascii_alphanumeric() || "/_.".contains(letter);
+                found.extend(text.split(|letter| !is_tag(letter)).find(|part| part.contains('/')).map(str::to_owned));
+                at += length;
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn tags_are_in_groups() {
+        let folder = tempfile::tempdir().unwrap();
+        let row: MetricsRow = serde_json::from_str(
+            r#"{"step":1,"loss":1.0,"learning_rate":0.5,"grad_norm":1.0,"tokens":3,"seconds":1.0,"step_seconds":1.0,
+                "valid_loss":2.0,"encoding":{"layer0.r1":[1.0,2.0]}}"#,
+        )
+        .unwrap();
+        let mut many = row.clone();
+        many.step = 2;
+        many.valid_loss = None;
+        many.encoding.insert("rows".to_owned(), vec![1.0; MOST_CURVES + 1]);
+        let mut file = EventFile::create(folder.path(), 0).unwrap();
+        file.metrics(&row).unwrap();
+        file.metrics(&many).unwrap();
+        let opt = ["opt/learning_rate", "opt/grad_norm", "opt/seconds_per_step"];
+        let kernel = ["kernel/layer0.r1/0", "kernel/layer0.r1/1"];
+        let first = [&["loss/train", "loss/validation"][..], &opt, &kernel].concat();
+        assert_eq!(tags(folder.path()), [first, [&["loss/train"][..], &opt, &kernel].concat()].concat());
+    }
+
+    #[test]
+    fn an_evaluation_has_a_folder_and_lengths_for_steps() {
+        let folder = tempfile::tempdir().unwrap();
+        let row: EvaluationRow = serde_json::from_str(
+            r#"{"encoding":"alibi","seed":1,"train_len":64,"length":128,"protocol":"last:32","split":"test","step":9,"window":5,
+                "segments":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"bits_per_byte":2.0,"seconds":0.5}"#,
+        )
+        .unwrap();
+        assert_eq!(of_evaluation(&row), "eval/test-last-32-window5-step9");
+        let strange = EvaluationRow { rope_scaling: Some("{ a = 1 }../b".into()), window: None, ..row.clone() };
+        assert_eq!(of_evaluation(&strange), "eval/test-last-32---a---1---..-b-step9", "one folder within another");
+        for length in [256, 128] {
+            EventFile::beside(folder.path()).unwrap().evaluation(&EvaluationRow { length, ..row.clone() }).unwrap();
+        }
+        assert_eq!(steps(folder.path()), [128, 128, 256, 256], "none is taken back");
+        assert_eq!(tags(folder.path())[..2], ["eval/perplexity", "eval/bits_per_byte"]);
     }
 
     fn steps(folder: &Path) -> Vec<u64> {

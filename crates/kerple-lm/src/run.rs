@@ -26,7 +26,7 @@ mod tokens;
 mod verify;
 
 pub use begin::Beginning;
-pub(crate) use kernels::snapshot;
+pub use kernels::snapshot;
 pub use lock::{Holder, Lock, seconds_since_1970};
 pub use place::Place;
 pub use tokens::SpecialTokens;

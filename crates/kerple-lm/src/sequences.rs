@@ -43,4 +43,8 @@ pub trait Text {
     fn read(&self, range: Range<usize>) -> Result<Vec<u32>>;
     /// Bytes of text that the tokens of a range stand for.
     fn bytes(&self, range: Range<usize>) -> Option<u64>;
+    /// Where documents lie, with the tokens that end them.
+    fn documents(&self) -> Vec<Range<usize>>;
+    /// What made the tokens, where it is known.
+    fn tokenizer(&self) -> Option<&kerple_data::Tokenizer>;
 }

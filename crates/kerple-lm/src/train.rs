@@ -385,17 +385,7 @@ impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
 impl Writer {
     fn push(&mut self, row: &MetricsRow) -> Result<()> {
         self.metrics.push(row)?;
-        self.events.scalar(row.step, "loss/train", row.loss)?;
-        self.events.scalar(row.step, "learning_rate", row.learning_rate)?;
-        self.events.scalar(row.step, "grad_norm", row.grad_norm)?;
-        self.events.scalar(row.step, "seconds_per_step", row.step_seconds)?;
-        if let Some(waiting) = row.waiting {
-            self.events.scalar(row.step, "waiting", waiting)?;
-        }
-        if let Some(valid) = row.valid_loss {
-            self.events.scalar(row.step, "loss/valid", valid)?;
-        }
-        Ok(())
+        self.events.metrics(row)
     }
 
     fn sync(&self) -> Result<()> {

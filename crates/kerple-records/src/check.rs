@@ -36,6 +36,19 @@ impl EvaluationRow {
             (Some(said), None) => return Some(format!("bits_per_byte is {said}, of no bytes")),
             _ => {}
         }
+        if let Some(rolled) = &self.rolling {
+            let sum = nll * tokens as f64;
+            let follows = |count: u64| (sum / count as f64).exp();
+            let sizes = [
+                ("word_perplexity", rolled.word_perplexity, Some(rolled.words)),
+                ("byte_perplexity", rolled.byte_perplexity, self.bytes),
+            ];
+            for (name, said, count) in sizes {
+                if !count.is_some_and(|count| agree(said, follows(count))) {
+                    return Some(format!("{name} is {said}, which does not follow from nll, tokens and {count:?}"));
+                }
+            }
+        }
         let lists = [("position_nll", &self.position_nll, length), ("segment_nll", &self.segment_nll, segments)];
         for (name, list, expected) in lists {
             if let Some(values) = list.as_ref().filter(|values| values.len() as u64 != expected) {
@@ -78,6 +91,10 @@ impl MetricsRow {
 mod tests {
     use super::*;
 
+    fn rolled(word_perplexity: f64) -> crate::Rolled {
+        crate::Rolled { documents: 1, words: 3, word_perplexity, byte_perplexity: (1.5f64 * 8.0 / 16.0).exp() }
+    }
+
     fn row() -> EvaluationRow {
         serde_json::from_value(serde_json::json!({"encoding": "alibi", "seed": 1, "train_len": 64, "length": 4, "protocol": "blocks",
             "split": "test", "step": 9, "segments": 2, "tokens": 8, "bytes": 16, "nll": 1.5, "perplexity": 1.5f64.exp(),
@@ -90,10 +107,11 @@ mod tests {
     fn every_false_value_is_found() {
         assert_eq!(row().contradiction(), None);
         type Change = fn(&mut EvaluationRow);
-        let changes: [(Change, &str); 12] = [
+        let changes: [(Change, &str); 13] = [
             (|row| row.perplexity = 4.4, "the perplexity is 4.4, exp(nll) is 4.48"),
             (|row| row.nll = 1.4, "exp(nll) is 4.05"),
             (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, nll, tokens and bytes make 1.08"),
+            (|row| row.rolling = Some(rolled(2.0)), "word_perplexity is 2, which does not follow"),
             (|row| row.bytes = None, "of no bytes"),
             (|row| row.tokens = 0, "0 tokens of 2 segments of 4"),
             (|row| (row.tokens, row.answers) = (9, None), "9 tokens are scored, 2 segments of 4 hold fewer"),

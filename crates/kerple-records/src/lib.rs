@@ -94,7 +94,7 @@ pub struct EvaluationRow {
     /// Tokens an evaluated sequence.
     #[serde(deserialize_with = "length::deserialize")]
     pub length: u64,
-    /// `segments`, `blocks`, `last:N` or `sliding:STRIDE`; see [`protocol_meaning`].
+    /// `segments`, `blocks`, `last:N`, `sliding:STRIDE` or `rolling:N`; see [`protocol_meaning`].
     pub protocol: String,
     /// Keys a query may see, itself included; all before it if absent.
     #[serde(default)]
@@ -125,6 +125,9 @@ pub struct EvaluationRow {
     /// `nll * tokens / (bytes ln 2)`, where the bytes are known.
     #[serde(with = "number", default)]
     pub bits_per_byte: Option<f64>,
+    /// What is known of whole documents, where those were scored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rolling: Option<Rolled>,
     /// Wall time of the evaluation in seconds.
     #[serde(with = "number")]
     pub seconds: f64,
@@ -157,6 +160,21 @@ pub struct Answers {
     /// tasks with one such place. A part without a sequence is NaN.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub by_depth: Option<Vec<f64>>,
+}
+
+/// Perplexities of whole documents, by what does not depend on the tokenizer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rolled {
+    /// Documents scored.
+    pub documents: u64,
+    /// Pieces of them between white space.
+    pub words: u64,
+    /// `exp(nll * tokens / words)`.
+    #[serde(with = "number")]
+    pub word_perplexity: f64,
+    /// `exp(nll * tokens / bytes)`.
+    #[serde(with = "number")]
+    pub byte_perplexity: f64,
 }
 
 /// The protocol of rows of tasks.
@@ -266,6 +284,12 @@ pub fn protocol_meaning(protocol: &str) -> String {
              are scored, so every scored token past the first window has at least the length less {stride} tokens of context. The \
              scored text is the same at every length; the last window is moved by what is left."
         ),
+        Some(("rolling", length)) => format!(
+            "Documents one by one, every token scored once, in windows of at most {length} tokens: the first begins with the token \
+             that ends documents, each later one scores the next {length} tokens behind one of context, and the last of a document \
+             has as much context as there is room for. Bytes and words are those of the documents' text. lm-evaluation-harness \
+             calls it loglikelihood_rolling."
+        ),
         _ => "As recorded by the run; this report knows no description of it.".into(),
     }
 }
@@ -316,7 +340,7 @@ mod tests {
 
     #[test]
     fn every_protocol_has_words() {
-        for protocol in ["segments", "blocks", "last:256", "sliding:128", ANSWERS] {
+        for protocol in ["segments", "blocks", "last:256", "sliding:128", "rolling:512", ANSWERS] {
             assert!(!protocol_meaning(protocol).contains("no description"), "{protocol}");
         }
         assert!(protocol_meaning("sliding:128").contains("128"));

@@ -147,6 +147,7 @@ fn evaluation(
         nll,
         perplexity: nll.exp(),
         bits_per_byte: Some(kerple_records::bits_per_byte(nll * tokens as f64, bytes)),
+        rolling: None,
         seconds: tokens as f64 / 20_000.0,
         position_nll: positions,
         segment_nll: None,

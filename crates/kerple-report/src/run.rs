@@ -469,6 +469,7 @@ mod tests {
             nll,
             perplexity: f64::exp(nll),
             bits_per_byte: None,
+            rolling: None,
             seconds: 1.0,
             position_nll: None,
             segment_nll: None,

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use kerple::cpu::InstructionSet;
 use kerple::encoding::scaling::Scaling;
-use kerple_lm::evaluate::{self, Amount, Request};
+use kerple_lm::evaluate::{self, Amount, Protocol, Request};
 use kerple_lm::host::Host;
 use kerple_lm::job::Shard;
 use std::path::PathBuf;
@@ -25,11 +25,12 @@ pub struct Evaluation {
     /// Lengths to evaluate at, in tokens; 1x to 32x the training length when absent, for tasks every half up to 12.5x.
     #[arg(long, value_delimiter = ',', value_parser = count)]
     pub lengths: Vec<usize>,
-    /// segments, blocks, last:COUNT or sliding:STRIDE.
+    /// segments, blocks, last:COUNT, sliding:STRIDE or rolling:LENGTH.
     #[arg(long, default_value = "segments")]
     pub protocol: String,
     /// Segments of the text, refused when the text holds fewer; up to 320 when absent, for blocks and sliding as many as
-    /// hold 320 training sequences. Of a task, sequences of each length; up to 512 when absent.
+    /// hold 320 training sequences; for rolling documents, all when absent. Of a task, sequences of each length; up to 512
+    /// when absent.
     #[arg(long, value_parser = count)]
     pub segments: Option<usize>,
     /// Tokens a segment of the text, the same for all lengths and at least the longest; when absent as in earlier
@@ -48,13 +49,15 @@ impl Evaluation {
     /// # Errors
     /// A protocol that does not exist.
     pub fn request(&self, train_len: usize, seed: u64, task: bool) -> Result<Request, kerple_lm::Error> {
+        let protocol = self.protocol.parse()?;
         Ok(Request {
-            lengths: match (self.lengths.is_empty(), task) {
-                (false, _) => self.lengths.clone(),
-                (true, false) => default_lengths(train_len),
-                (true, true) => evaluate::default_lengths(train_len),
+            lengths: match (self.lengths.is_empty(), task, protocol) {
+                (false, _, _) => self.lengths.clone(),
+                (true, true, _) => evaluate::default_lengths(train_len),
+                (true, false, Protocol::Rolling(length)) => vec![length],
+                (true, false, _) => default_lengths(train_len),
             },
-            protocol: self.protocol.parse()?,
+            protocol,
             // 320 segments, as the original evaluates, or what there is
             segments: self.segments.map_or(Amount::UpTo(320), Amount::Exactly),
             span: self.span,

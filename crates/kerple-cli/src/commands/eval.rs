@@ -1,6 +1,8 @@
 //! `kerple eval RUN`
 
-use super::{print_json, remark_on_horizon, stop_flag_saying};
+mod lm_eval;
+
+use super::{print_json, remark_on_horizon, stop_flag_saying, write_file};
 use crate::args::{Eval, Split};
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
@@ -8,7 +10,7 @@ use crate::progress::Line;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
-use kerple_lm::evaluate::{Evaluation, Event, OfTask, OfText};
+use kerple_lm::evaluate::{Evaluation, Event, OfTask, OfText, Protocol};
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::{RunFolder, Trained};
@@ -34,7 +36,12 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     let evaluation = Evaluation::new(&run, (&plan, state.step, &model), &scored, &host)?;
     let extent = scored.extent();
     remarkln!("{}: {}", request.protocol, request.protocol.meaning());
-    remarkln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name());
+    match request.protocol {
+        Protocol::Rolling(_) => remarkln!("text: {} documents of the {} split", extent.segments(), split.name()),
+        _ => {
+            remarkln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name())
+        }
+    }
     let longest = request.lengths.iter().copied().max().unwrap_or(0);
     remarkln!("{}", plan.evaluation_memory(longest));
     remark_on_horizon(&model.trunk.encoding, longest);
@@ -50,7 +57,8 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
         );
     }
     let label = model.trunk.encoding.encoding().label();
-    show(args, (&label, "window"), print_row, |stop, tell| evaluation.run(stop, tell))
+    let rows = show(args, (&label, "window"), print_row, |stop, tell| evaluation.run(stop, tell))?;
+    write_results(args, &plan, &rows)
 }
 
 /// Evaluates with another window or other rotary rates, where that is asked for.
@@ -92,24 +100,28 @@ fn show(
     (label, unit): (&str, &str),
     print: fn(&EvaluationRow),
     evaluate: impl FnOnce(&AtomicBool, &mut dyn FnMut(Event)) -> kerple_lm::Result<bool>,
-) -> Outcome {
+) -> Result<Vec<EvaluationRow>, Failure> {
     let stop =
         stop_flag_saying("stopping; the lengths that are done are saved, this one is not; once more to stop at once");
-    let mut line = Line::new();
+    let (mut line, mut rows) = (Line::new(), Vec::new());
     let finished = evaluate(&stop, &mut |event| match event {
         Event::Evaluating { length, done, windows } => {
             line.show(|| format!("{label}  length {length}  {unit} {done}/{windows}"));
         }
         Event::Note(note) => line.done(&format!("note: {note}")),
-        Event::Row { row, .. } if args.json => print_json(row),
+        Event::Row { row, .. } if args.json => {
+            print_json(row);
+            rows.push(row.clone());
+        }
         Event::Row { row, fresh } => {
+            rows.push(row.clone());
             let known = if fresh { "" } else { "  (evaluated before)" };
             line.done(&format!("{label}  length {}{known}", row.length));
             print(row);
         }
     })?;
     if finished {
-        return Ok(());
+        return Ok(rows);
     }
     line.done("stopped");
     let hint = "the same command again goes on with the lengths that are missing";
@@ -136,7 +148,15 @@ fn run_task(args: &Eval, run: &RunFolder, ranks: &Ranks) -> Outcome {
         resultln!("{:>8} {:>9} {:>10} {:>9} {:>9}", "length", "right %", "nll", "answers", "seconds");
     }
     let label = trained.model.encoding().encoding().label();
-    show(args, (&label, "sequence"), print_answers, |stop, tell| evaluation.run(stop, tell))
+    let rows = show(args, (&label, "sequence"), print_answers, |stop, tell| evaluation.run(stop, tell))?;
+    write_results(args, &trained.plan, &rows)
+}
+
+/// Writes the rows as the harness would, where that is asked for.
+fn write_results(args: &Eval, plan: &Plan, rows: &[EvaluationRow]) -> Outcome {
+    let Some(path) = &args.lm_eval else { return Ok(()) };
+    let results = lm_eval::results(&args.run, plan, rows);
+    write_file(path, &(serde_json::to_string_pretty(&results).expect("results are plain data") + "\n"))
 }
 
 fn print_answers(row: &EvaluationRow) {
@@ -154,4 +174,13 @@ fn print_row(row: &EvaluationRow) {
         row.tokens,
         row.seconds
     );
+    if let (Some(rolled), Some(bytes)) = (&row.rolling, row.bytes) {
+        resultln!(
+            "word perplexity {:.4}, byte perplexity {:.4}; {} documents, {} words, {bytes} bytes",
+            rolled.word_perplexity,
+            rolled.byte_perplexity,
+            rolled.documents,
+            rolled.words
+        );
+    }
 }

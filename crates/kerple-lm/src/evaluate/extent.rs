@@ -10,6 +10,8 @@
 //! sliding:s  windows of L tokens, moved by s, the last one by what is left; what is new in each is scored
 //! ```
 //!
+//! `rolling:s` reads documents instead, see [`rolling`](super::rolling).
+//!
 //! So `last`, `blocks` and `sliding` score the same tokens at every length, and longer `segments` contain shorter ones.
 
 use super::Protocol;
@@ -26,6 +28,15 @@ pub struct Window {
     pub len: usize,
     /// First scored position within the window.
     pub score_from: usize,
+    /// A token in front of the text, which then is the first input; the first input of the text is the first target.
+    pub prefix: Option<u32>,
+}
+
+impl Window {
+    /// A window within the text.
+    pub fn new(start: usize, len: usize, score_from: usize) -> Window {
+        Window { start, len, score_from, prefix: None }
+    }
 }
 
 /// How many segments are wanted.
@@ -59,10 +70,10 @@ pub struct Request {
 /// The text of an evaluation, the same at every length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    protocol: Protocol,
-    span: usize,
-    segments: usize,
-    seed: u64,
+    pub(super) protocol: Protocol,
+    pub(super) span: usize,
+    pub(super) segments: usize,
+    pub(super) seed: u64,
 }
 
 /// The longest multiple of the training length that is evaluated when nothing else is said.
@@ -113,7 +124,7 @@ impl Request {
     }
 
     /// The longest length, after all were checked against the protocol.
-    fn check_lengths(&self) -> Result<usize> {
+    pub(super) fn check_lengths(&self) -> Result<usize> {
         let (Some(shortest), Some(longest)) = (self.lengths.iter().min(), self.lengths.iter().max()) else {
             return Err(Error::refused("no length was asked for", "lengths are in tokens, e.g. --lengths 512,1024"));
         };
@@ -129,6 +140,10 @@ impl Request {
             Protocol::Sliding(stride) if stride > *shortest => Err(Error::refused(
                 format!("sliding:{stride} would skip tokens at a length of {shortest}"),
                 "choose a stride of at most the shortest length",
+            )),
+            Protocol::Rolling(window) if window != *longest || window != *shortest => Err(Error::refused(
+                format!("rolling:{window} has windows of {window} tokens, a length of {longest} was asked for"),
+                "leave --lengths out: the protocol says the length",
             )),
             _ => Ok(*longest),
         }
@@ -151,6 +166,8 @@ impl Request {
             (Amount::UpTo(count), Protocol::Blocks | Protocol::Sliding(_)) => {
                 count.saturating_mul(train_len).div_ceil(span.max(1))
             }
+            // documents are as long as they are
+            (Amount::UpTo(_), Protocol::Rolling(_)) => tokens,
         };
         most.min((tokens - 1) / span.max(1))
     }
@@ -173,13 +190,13 @@ impl Extent {
         ScoredText { checksum: checksum.to_owned(), span, segments, seed: self.seed }
     }
 
-    /// The windows that read the text at one length, at most the span, in a split of `tokens` tokens.
+    /// The windows that read the text at one length, at most the span, in a split of `tokens` tokens; none of documents.
     pub fn windows(&self, length: usize, tokens: usize) -> Vec<Window> {
         let stretch = self.span * self.segments;
         let begin = || kerple_data::random_segments(tokens, stretch, 1, self.seed)[0];
         let ends_of_spans = |score_from: usize| {
             let starts = kerple_data::random_segments(tokens, self.span, self.segments, self.seed);
-            let window = |start: usize| Window { start: start + self.span - length, len: length, score_from };
+            let window = |start: usize| Window::new(start + self.span - length, length, score_from);
             starts.into_iter().map(window).collect()
         };
         match self.protocol {
@@ -187,18 +204,19 @@ impl Extent {
             Protocol::Last(count) => ends_of_spans(length - count),
             Protocol::Blocks => {
                 let begin = begin();
-                let block = |at: usize| Window { start: begin + at, len: length.min(stretch - at), score_from: 0 };
+                let block = |at: usize| Window::new(begin + at, length.min(stretch - at), 0);
                 (0..stretch).step_by(length).map(block).collect()
             }
             Protocol::Sliding(stride) => {
                 let begin = begin();
-                let first = Window { start: begin, len: length, score_from: 0 };
+                let first = Window::new(begin, length, 0);
                 let next = |scored: usize| {
                     let new = stride.min(stretch - scored);
-                    Window { start: begin + scored + new - length, len: length, score_from: length - new }
+                    Window::new(begin + scored + new - length, length, length - new)
                 };
                 std::iter::once(first).chain((length..stretch).step_by(stride).map(next)).collect()
             }
+            Protocol::Rolling(_) => Vec::new(),
         }
     }
 }

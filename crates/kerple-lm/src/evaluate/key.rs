@@ -66,7 +66,7 @@ impl EvaluationKey {
         (seconds, maker): (f64, &Maker),
     ) -> EvaluationRow {
         let EvaluationKey { text, split, protocol, window, rope_scaling, length, step } = self;
-        let Found { nll, tokens, windows, bytes, position_nll, segment_nll, answers } = found;
+        let Found { nll, tokens, windows, bytes, position_nll, segment_nll, answers, rolling } = found;
         EvaluationRow {
             encoding: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },
             seed: plan.seed,
@@ -88,6 +88,7 @@ impl EvaluationKey {
             position_nll,
             segment_nll,
             answers,
+            rolling,
             made_by: Some(maker.clone()),
         }
     }

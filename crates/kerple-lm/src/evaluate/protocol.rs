@@ -17,6 +17,8 @@ pub enum Protocol {
     Last(usize),
     /// A window moved by a stride over the same text, only its newest tokens scored.
     Sliding(usize),
+    /// Documents one by one, every token scored once, in windows of at most this many: lm-evaluation-harness.
+    Rolling(usize),
 }
 
 impl Protocol {
@@ -33,6 +35,7 @@ impl fmt::Display for Protocol {
             Protocol::Blocks => f.write_str("blocks"),
             Protocol::Last(k) => write!(f, "last:{k}"),
             Protocol::Sliding(stride) => write!(f, "sliding:{stride}"),
+            Protocol::Rolling(length) => write!(f, "rolling:{length}"),
         }
     }
 }
@@ -61,9 +64,10 @@ impl FromStr for Protocol {
             None if text == "blocks" => Some(Protocol::Blocks),
             Some(("last", count)) => number(count).map(Protocol::Last),
             Some(("sliding", stride)) => number(stride).map(Protocol::Sliding),
+            Some(("rolling", length)) => number(length).map(Protocol::Rolling),
             _ => None,
         };
-        let hint = "use segments, blocks, last:COUNT or sliding:STRIDE, e.g. last:256";
+        let hint = "use segments, blocks, last:COUNT, sliding:STRIDE or rolling:LENGTH, e.g. last:256";
         parsed.ok_or_else(|| Error::refused(format!("there is no evaluation protocol `{text}`"), hint))
     }
 }

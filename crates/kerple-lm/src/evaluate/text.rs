@@ -1,6 +1,6 @@
 //! Evaluation on a text: the losses of windows by a decoder.
 
-use super::{EvaluationKey, Extent, Found, Protocol, Request, Scored, Window};
+use super::{EvaluationKey, Extent, Found, Protocol, Request, Scored, Window, rolling};
 use crate::error::Result;
 use crate::memory::TOKENS_AT_ONCE;
 use crate::model::{Decoder, Tokens};
@@ -11,6 +11,7 @@ use crate::sequences::Text;
 use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
 use kerple_records::EvaluationRow;
+use std::ops::Range;
 
 /// Losses of a set of windows.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -88,7 +89,9 @@ fn nll(model: &Decoder, text: &dyn Text, group: &[Window], pass: &Pass) -> Resul
     let len = group[0].len;
     let (mut ids, mut targets) = (Vec::new(), Vec::new());
     for window in group {
-        let tokens = text.read(window.start..window.start + len + 1)?;
+        let fronted = usize::from(window.prefix.is_some());
+        let mut tokens: Vec<u32> = window.prefix.into_iter().collect();
+        tokens.extend(text.read(window.start..window.start + len + 1 - fronted)?);
         ids.extend(&tokens[..len]);
         targets.extend(&tokens[1..]);
     }
@@ -134,13 +137,24 @@ impl<'a> OfText<'a> {
 
     fn beside(earlier: &[EvaluationRow], plan: &Plan, text: &'a dyn Text, request: &'a Request) -> Result<OfText<'a>> {
         let extents = earlier_extents(earlier, text, request.protocol);
-        let extent = request.extent(plan.train_len, text.len(), &extents)?;
+        let extent = match request.protocol {
+            Protocol::Rolling(_) => rolling::extent(request, text)?,
+            _ => request.extent(plan.train_len, text.len(), &extents)?,
+        };
         Ok(OfText { text, checksum: text.checksum(), request, extent })
     }
 
     /// Which text that is.
     pub fn extent(&self) -> &Extent {
         &self.extent
+    }
+
+    /// The documents that are scored, where the protocol takes those.
+    fn documents(&self) -> Result<Vec<Range<usize>>> {
+        match self.request.protocol {
+            Protocol::Rolling(_) => rolling::documents(self.text, self.extent.segments()),
+            _ => Ok(Vec::new()),
+        }
     }
 }
 
@@ -179,22 +193,35 @@ impl Scored for OfText<'_> {
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Option<Found>> {
-        let windows = self.extent.windows(length, self.text.len());
+        let documents = self.documents()?;
+        let windows = match self.text.tokenizer() {
+            Some(known) if !documents.is_empty() => rolling::windows(&documents, length, known.end_of_document()),
+            _ => self.extent.windows(length, self.text.len()),
+        };
         let pass = Pass::evaluation(plan.seed);
         let losses = losses(model, self.text, &windows, (pass, ranks), &mut |done| tell(done, windows.len()))?;
         let Some(losses) = losses else { return Ok(None) };
         let scored =
             |window: &Window| self.text.bytes(window.start + window.score_from + 1..window.start + window.len + 1);
         let mean = |(sum, count): (&f64, &u64)| sum / *count as f64;
+        let (nll, tokens) = (losses.mean(), losses.tokens());
+        let (bytes, rolling) = match documents.is_empty() {
+            true => (windows.iter().map(scored).sum(), None),
+            false => {
+                let (bytes, rolled) = rolling::rolled(self.text, &documents, nll * tokens as f64)?;
+                (Some(bytes), Some(rolled))
+            }
+        };
         Ok(Some(Found {
-            nll: losses.mean(),
-            tokens: losses.tokens(),
+            nll,
+            tokens,
             windows: Some(windows.len() as u64),
-            bytes: windows.iter().map(scored).sum(),
+            bytes,
             position_nll: (self.request.positions)
                 .then(|| losses.position_sum.iter().zip(&losses.position_count).map(mean).collect()),
             segment_nll: Some(losses.window_mean),
             answers: None,
+            rolling,
         }))
     }
 }

@@ -16,8 +16,9 @@ fn recorded_distances() -> Vec<u64> {
     distances
 }
 
-/// The kernels of a model: a row for each head, layer by layer where each layer has its own.
-pub(crate) fn snapshot(encoding: &PositionalEncoding, step: u64) -> Option<KernelSnapshot> {
+/// The kernels of a model after `step` updates: a row for each head, layer by layer where each layer has its own. `None`
+/// where nothing is a function of the distance alone.
+pub fn snapshot(encoding: &PositionalEncoding, step: u64) -> Option<KernelSnapshot> {
     let distances = recorded_distances();
     let len = 20_481;
     let sets = encoding.sets();

@@ -130,6 +130,7 @@ mod tests {
             nll: mean(&scored),
             perplexity: perplexity(&scored),
             bits_per_byte: None,
+            rolling: None,
             seconds: 1.0,
             position_nll: Some(losses.to_vec()),
             segment_nll: None,

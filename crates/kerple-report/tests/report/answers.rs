@@ -34,6 +34,7 @@ fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths
             nll: 1.0,
             perplexity: 1f64.exp(),
             bits_per_byte: None,
+            rolling: None,
             seconds: 0.5,
             position_nll: None,
             segment_nll: None,

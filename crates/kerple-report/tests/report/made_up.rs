@@ -77,6 +77,7 @@ pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evalu
         nll: perplexity.ln(),
         perplexity,
         bits_per_byte: None,
+        rolling: None,
         seconds: 1.0,
         position_nll: Some(vec![perplexity.ln(); length as usize]),
         segment_nll: None,
