@@ -3,6 +3,7 @@
 mod general;
 mod groups;
 mod misuse;
+mod serve;
 
 use crate::failure::Failure;
 use clap::error::ErrorKind;
@@ -11,6 +12,7 @@ pub use general::General;
 pub use groups::{Array, Evaluation, Hardware, Instructions, RunFile, Sharing, Split, Work, default_lengths};
 use groups::{count, rope_scaling};
 use kerple::encoding::scaling::Scaling;
+pub use serve::Serve;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -55,6 +57,8 @@ pub enum Command {
     Kernel(Kernel),
     /// Stream text from a trained run.
     Sample(Sample),
+    /// Serve a trained run over HTTP: completions in OpenAI's shape, and a page.
+    Serve(Serve),
     /// Compare the style of pieces of music with that of a reference: intervals, rhythms and drums.
     Style(Style),
     /// Check engines against the definition, then time them.
@@ -187,6 +191,9 @@ pub struct Eval {
     /// Refuse a damaged checkpoint instead of taking the one before.
     #[arg(long)]
     pub strict: bool,
+    /// Write the rows as results of lm-evaluation-harness too.
+    #[arg(long, value_name = "FILE")]
+    pub lm_eval: Option<PathBuf>,
     /// Print rows as JSON lines.
     #[arg(long)]
     pub json: bool,

@@ -13,6 +13,7 @@ pub mod quickstart;
 pub mod report;
 pub mod reproduce;
 pub mod sample;
+pub mod serve;
 pub mod slurm;
 pub mod style;
 pub mod train;

@@ -76,6 +76,7 @@ fn run(command: Command, ranks: &Ranks) -> Outcome {
         Command::Describe(args) => commands::describe::run(&args),
         Command::Kernel(args) => commands::kernel::run(&args),
         Command::Sample(args) => commands::sample::run(&args),
+        Command::Serve(args) => commands::serve::run(&args),
         Command::Style(args) => commands::style::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Verify(args) => commands::verify::run(&args),

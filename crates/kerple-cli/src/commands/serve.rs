@@ -1,0 +1,47 @@
+//! `kerple serve RUN`
+
+use super::stop_flag_saying;
+use crate::args::Serve;
+use crate::failure::{Failure, Outcome};
+use crate::output::{remarkln, resultln};
+use kerple_lm::run::{RunFolder, Trained};
+use kerple_serve::{Limits, Served};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
+
+/// Serves a trained run until it is stopped.
+pub fn run(args: &Serve) -> Outcome {
+    let address = address(args)?;
+    let run = RunFolder::new(&args.run);
+    let Trained { plan, state, model, notes } = run.load(&args.hardware.host().device, false)?;
+    notes.iter().for_each(|note| remarkln!("note: {note}"));
+    let tokenizer = run.tokenizer(&plan)?;
+    let special = run.special_tokens_of(&tokenizer)?;
+    let usual = Limits::of(&plan, &model);
+    let len = args.max_len.unwrap_or(usual.len);
+    let limits = Limits { len, batch: args.batch, queue: args.queue, ..usual };
+    let served = Served { name: name(args), plan, step: state.step, model, tokenizer, special, limits };
+    if !address.ip().is_loopback() {
+        remarkln!("note: other machines reach {}, and there is no key", address.ip());
+    }
+    let stop = stop_flag_saying("answering what was asked, then stopping; once more to stop at once");
+    let ready = |address: SocketAddr| {
+        remarkln!("a page for people at /, completions at /v1/completions; up to {len} tokens; Ctrl-C ends it");
+        resultln!("http://{address}");
+    };
+    kerple_serve::serve(served, address, ready, stop)?;
+    Err(Failure::stopped("stopped; what was asked has been answered", "the same command serves again"))
+}
+
+fn address(args: &Serve) -> Result<SocketAddr, Failure> {
+    let found = (args.host.as_str(), args.port).to_socket_addrs().ok().and_then(|mut all| all.next());
+    let message = || format!("--host {}: there is no such address", args.host);
+    found.ok_or_else(|| Failure::misuse(message(), "127.0.0.1 is this machine, 0.0.0.0 lets others in"))
+}
+
+/// What the folder is called, wherever it was named from.
+fn name(args: &Serve) -> String {
+    let whole = args.run.canonicalize().unwrap_or_else(|_| args.run.clone());
+    let folder = || whole.file_name().map_or("kerple".into(), |name| Path::new(name).display().to_string());
+    args.name.clone().unwrap_or_else(folder)
+}

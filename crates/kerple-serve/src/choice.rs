@@ -1,0 +1,149 @@
+//! A text that is being written: tokens in, pieces of text with log-probabilities out.
+
+use crate::completion::{Completion, Prompt};
+use crate::stop::{Gate, Passed};
+use crate::tokens::Names;
+use kerple::ops::cross_entropy::Likeliest;
+use kerple_data::StreamDecoder;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Why a text ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Finish {
+    /// As many tokens as were asked for.
+    Length,
+    /// The document ended, or a string came before which to stop.
+    Stop,
+}
+
+/// What is told of one token.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) text: String,
+    /// Characters before it.
+    pub(crate) offset: usize,
+    /// `ln p` of the token; nothing predicts the first of a text.
+    pub(crate) logprob: Option<f64>,
+    /// The likeliest in its place.
+    pub(crate) top: Option<BTreeMap<String, f64>>,
+}
+
+/// Text that is certain, with the tokens that begin in it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Piece {
+    pub(crate) text: String,
+    pub(crate) entries: Vec<Entry>,
+    /// Tokens that were added.
+    pub(crate) added: usize,
+    pub(crate) finish: Option<Finish>,
+}
+
+/// JSON has no infinity.
+const LEAST: f64 = -1e4;
+
+/// One text.
+pub(crate) struct Choice<'s> {
+    names: &'s Names<'s>,
+    /// Tokens that end a text.
+    ends: &'s [u32],
+    decoder: StreamDecoder<'s>,
+    gate: Gate,
+    logprobs: Option<usize>,
+    /// Tokens whose text is not certain yet.
+    waiting: VecDeque<Entry>,
+    /// Characters decoded, and of them those that are certain.
+    decoded: usize,
+    certain: usize,
+}
+
+impl<'s> Choice<'s> {
+    /// The text that goes on from a prompt, and the piece that repeats the prompt where that is asked for, given what the
+    /// model predicted along it.
+    pub(crate) fn begin(
+        (names, ends): (&'s Names<'s>, &'s [u32]),
+        request: &Completion,
+        prompt: &Prompt,
+        predicted: Option<&Likeliest<f64>>,
+    ) -> (Choice<'s>, Option<Piece>) {
+        let mut choice = Choice {
+            names,
+            ends,
+            decoder: names.tokenizer().decoder(),
+            gate: Gate::new(&request.stops),
+            logprobs: request.logprobs,
+            waiting: VecDeque::new(),
+            decoded: 0,
+            certain: 0,
+        };
+        let mut entries = Vec::new();
+        for (place, token) in prompt.tokens.iter().enumerate() {
+            let offset = choice.decoded;
+            choice.decoded += choice.decoder.push(*token).chars().count();
+            if let Some(found) = predicted {
+                entries.push(choice.entry(*token, offset, place.checked_sub(1).map(|row| of_row(found, row))));
+            }
+        }
+        if !request.echo {
+            choice.decoded = 0;
+            return (choice, None);
+        }
+        let text = prompt.text.clone().unwrap_or_else(|| names.tokenizer().decode(&prompt.tokens));
+        choice.decoded = text.chars().count();
+        choice.certain = choice.decoded;
+        let finish = (request.count == 0).then_some(Finish::Length);
+        (choice, Some(Piece { text, entries, added: 0, finish }))
+    }
+
+    /// Adds a token; the `last` one ends the text.
+    pub(crate) fn add(&mut self, token: u32, found: &Likeliest<f32>, last: bool) -> Piece {
+        let offset = self.decoded;
+        let mut text = self.decoder.push(token);
+        let is_end = self.ends.contains(&token);
+        if last || is_end {
+            text += &std::mem::replace(&mut self.decoder, self.names.tokenizer().decoder()).finish();
+        }
+        self.decoded += text.chars().count();
+        if self.logprobs.is_some() {
+            let found =
+                (f64::from(found.target_nll[0]), found.ids.clone(), found.nll.iter().copied().map(f64::from).collect());
+            let entry = self.entry(token, offset, Some(found));
+            self.waiting.push_back(entry);
+        }
+        let (text, finish) = match self.gate.push(&text) {
+            Passed::Ended(text) => (text, Some(Finish::Stop)),
+            Passed::Open(text) if is_end => (text + &self.gate.finish(), Some(Finish::Stop)),
+            Passed::Open(text) if last => (text + &self.gate.finish(), Some(Finish::Length)),
+            Passed::Open(text) => (text, None),
+        };
+        self.certain += text.chars().count();
+        let all = self.certain == self.decoded;
+        let known = self.waiting.iter().take_while(|entry| all || entry.offset < self.certain).count();
+        Piece { text, entries: self.waiting.drain(..known).collect(), added: 1, finish }
+    }
+
+    fn entry(&self, token: u32, offset: usize, found: Option<(f64, Vec<u32>, Vec<f64>)>) -> Entry {
+        let Some((nll, ids, nlls)) = found else {
+            return Entry { text: self.names.of(token), offset, logprob: None, top: None };
+        };
+        let mut top = BTreeMap::new();
+        for (id, nll) in ids.iter().zip(nlls) {
+            // texts of tokens may be equal, and the likelier one came first
+            top.entry(self.names.of(*id)).or_insert(logprob(nll));
+        }
+        let top = self.logprobs.filter(|count| *count > 0).map(|_| top);
+        Entry { text: self.names.of(token), offset, logprob: Some(logprob(nll)), top }
+    }
+}
+
+fn logprob(nll: f64) -> f64 {
+    // not -0
+    (0.0 - nll).max(LEAST)
+}
+
+/// The loss, the likeliest ids and their losses of one row.
+fn of_row(found: &Likeliest<f64>, row: usize) -> (f64, Vec<u32>, Vec<f64>) {
+    let count = found.ids.len() / found.target_nll.len();
+    let range = row * count..(row + 1) * count;
+    (found.target_nll[row], found.ids[range.clone()].to_vec(), found.nll[range].to_vec())
+}

@@ -1,0 +1,22 @@
+//! What the page shows of a model.
+
+use crate::Served;
+use kerple_lm::run;
+use serde_json::{Value, json};
+
+/// Sizes, encoding and what is learned of distances, for people.
+pub(crate) fn of(served: &Served) -> Value {
+    let Served { name, plan, step, model, limits, .. } = served;
+    json!({
+        "name": name,
+        "encoding": plan.label,
+        "train_len": plan.train_len,
+        "max_len": limits.len,
+        "step": step,
+        "n_layers": plan.model.n_layers,
+        "n_heads": plan.model.n_heads,
+        "d_model": plan.model.d_model,
+        "vocab_size": plan.facts.vocab_size,
+        "kernels": run::snapshot(&model.trunk.encoding, *step),
+    })
+}

@@ -1,0 +1,156 @@
+//! One trained model behind HTTP, in the shape of OpenAI's completions.
+//!
+//! ```text
+//! POST /v1/completions   text or tokens in, text with log-probabilities out, whole or as server-sent events
+//! GET  /v1/models        the one model
+//! POST /tokenize         text to tokens;  POST /detokenize back;  GET /tokenizer_info
+//! GET  /health           whether the model works
+//! GET  /                 a page for people;  GET /model.json  what it shows of the model
+//! ```
+//!
+//! Requests wait in a queue. One thread owns the model: it reads prompts one by one and then lets all texts that are being
+//! written grow together, a token each, so what a text becomes does not depend on what else is asked.
+//!
+//! Not for the open internet: there is no encryption and no key. It listens where it is told to, by itself on this machine only.
+
+mod answer;
+mod choice;
+mod completion;
+mod facts;
+mod failure;
+mod raw;
+mod routes;
+mod stop;
+mod tokens;
+mod worker;
+
+pub use routes::{Server, router};
+
+use kerple_data::Tokenizer;
+use kerple_lm::memory::Limit;
+use kerple_lm::model::Decoder;
+use kerple_lm::plan::Plan;
+use kerple_lm::run::SpecialTokens;
+use kerple_lm::{Error, Result};
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// What a server does not do more of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most tokens of a prompt and its completion.
+    pub len: usize,
+    /// Most texts that grow together.
+    pub batch: usize,
+    /// Most prompts that wait or are worked on; more are refused until some are done.
+    pub queue: usize,
+    /// Most bytes of a request's body.
+    pub body: usize,
+    /// Seconds in which a body must have come.
+    pub seconds: u64,
+}
+
+impl Limits {
+    /// Limits for a model trained at `train_len`: the longest it is defined for, up to 32 training lengths or 4096 tokens.
+    pub fn of(plan: &Plan, model: &Decoder) -> Limits {
+        let wish = plan.train_len.saturating_mul(32).max(4096);
+        let longest = model.trunk.encoding.longest().map_or(wish, |(longest, _)| longest.min(wish));
+        Limits { len: longest, batch: 8, queue: 256, body: 16 << 20, seconds: 60 }
+    }
+}
+
+/// A model with what is needed to speak with it.
+#[derive(Debug)]
+pub struct Served {
+    /// What clients call it.
+    pub name: String,
+    /// What was trained.
+    pub plan: Plan,
+    /// Updates of the checkpoint.
+    pub step: u64,
+    /// The model.
+    pub model: Decoder,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Tokens with a meaning of their own.
+    pub special: SpecialTokens,
+    /// What is not done more of.
+    pub limits: Limits,
+}
+
+impl Served {
+    /// Checks that the model can do what the limits allow, within the memory of this machine.
+    ///
+    /// # Errors
+    /// Lengths that the encoding is not defined for, or that need more memory than there is.
+    pub fn check(&self) -> Result<()> {
+        self.model.check_len(self.limits.len)?;
+        self.plan.check_evaluation_memory(self.limits.len, Limit::here().as_ref())
+    }
+
+    /// The model, and what others than its thread need.
+    pub(crate) fn split(self) -> (Decoder, Shared) {
+        let facts = facts::of(&self);
+        let Served { name, plan, model, tokenizer, special, limits, .. } = self;
+        (model, Shared { name, plan, tokenizer, special, limits, facts })
+    }
+}
+
+/// What requests are read and answered with.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    name: String,
+    plan: Plan,
+    tokenizer: Tokenizer,
+    special: SpecialTokens,
+    limits: Limits,
+    facts: Value,
+}
+
+/// How often it is looked whether to stop.
+const A_LOOK: Duration = Duration::from_millis(50);
+/// How long a stopped server with nothing to do waits for requests that have begun to come.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Serves until `stop` is set: then no more connections are taken, what was asked is answered, and the call returns. `ready` is
+/// told the address, whose port was chosen by the system where 0 was asked for.
+///
+/// # Errors
+/// An address that cannot be listened on; what [`Served::check`] refuses.
+pub fn serve(served: Served, address: SocketAddr, ready: impl FnOnce(SocketAddr), stop: Arc<AtomicBool>) -> Result<()> {
+    served.check()?;
+    let io = |action| move |source| Error::Io { path: address.to_string().into(), action, source };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_io().enable_time().build();
+    let runtime = runtime.map_err(io("begin to serve on"))?;
+    let server = Server::start(served).map_err(io("begin to serve on"))?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind(address).await.map_err(io("listen on"))?;
+        ready(listener.local_addr().map_err(io("listen on"))?);
+        let app = router(&server);
+        let flag = stop.clone();
+        let stopped = async move {
+            while !flag.load(Ordering::Relaxed) {
+                tokio::time::sleep(A_LOOK).await;
+            }
+        };
+        let serving = tokio::spawn(axum::serve(listener, app).with_graceful_shutdown(stopped).into_future());
+        // who has sent half a request when the server is stopped is not waited for
+        let mut quiet = Duration::ZERO;
+        while !serving.is_finished() && quiet < PATIENCE {
+            tokio::time::sleep(A_LOOK).await;
+            let done = stop.load(Ordering::Relaxed) && server.is_idle();
+            quiet = if done { quiet + A_LOOK } else { Duration::ZERO };
+        }
+        if !serving.is_finished() {
+            serving.abort();
+            return Ok(());
+        }
+        serving.await.unwrap_or(Ok(())).map_err(io("serve on"))
+    })?;
+    drop(runtime);
+    server.finish();
+    Ok(())
+}

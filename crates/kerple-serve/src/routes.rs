@@ -1,0 +1,253 @@
+//! Paths and what answers them.
+
+use crate::answer::{Head, join};
+use crate::choice::Piece;
+use crate::completion::Completion;
+use crate::failure::{Failure, Outcome};
+use crate::worker::{self, Job, Told};
+use crate::{Served, Shared, tokens};
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{Semaphore, mpsc as channel};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::{StreamExt, once};
+
+/// A model at work, and its queue.
+#[derive(Debug)]
+pub struct Server {
+    state: Handle,
+    thread: JoinHandle<()>,
+}
+
+/// What every request needs.
+#[derive(Clone, Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+    jobs: mpsc::Sender<Job>,
+    /// Places in the queue.
+    places: Arc<Semaphore>,
+    requests: Arc<AtomicU64>,
+    /// Seconds since 1970.
+    started: u64,
+}
+
+impl Server {
+    /// Starts the thread that owns the model.
+    ///
+    /// # Errors
+    /// What the system says when it has no more threads.
+    pub fn start(served: Served) -> std::io::Result<Server> {
+        let (model, shared) = served.split();
+        let shared = Arc::new(shared);
+        let (jobs, waiting) = mpsc::channel();
+        let of_thread = shared.clone();
+        let work = move || worker::work(&model, &of_thread, &waiting);
+        let thread = std::thread::Builder::new().name("model".to_owned()).spawn(work)?;
+        let places = Arc::new(Semaphore::new(shared.limits.queue));
+        let (requests, started) = (Arc::default(), now());
+        Ok(Server { state: Handle { shared, jobs, places, requests, started }, thread })
+    }
+
+    /// Whether nobody waits for the model.
+    pub(crate) fn is_idle(&self) -> bool {
+        Limits::of(&self.state).waiting == 0
+    }
+
+    /// Waits until everything that was asked is done. Routers of this server have to be gone.
+    pub fn finish(self) {
+        let Server { state, thread } = self;
+        drop(state);
+        // a thread that ended early has told those who waited
+        let _ = thread.join();
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// The paths of a server.
+pub fn router(server: &Server) -> Router {
+    let state = server.state.clone();
+    Router::new()
+        .route("/", get(page))
+        .route("/model.json", get(model))
+        .route("/health", get(health))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{name}", get(one_model))
+        .route("/v1/completions", post(completions))
+        .route("/tokenizer_info", get(tokenizer_info))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .fallback(|request: Request| async move { Failure::of(StatusCode::NOT_FOUND, elsewhere(&request)) })
+        .method_not_allowed_fallback(|request: Request| async move {
+            Failure::of(StatusCode::METHOD_NOT_ALLOWED, elsewhere(&request))
+        })
+        .layer(DefaultBodyLimit::max(state.shared.limits.body))
+        .with_state(state)
+}
+
+fn elsewhere(request: &Request) -> String {
+    format!("there is no {} {} here, see /v1/models and /v1/completions", request.method(), request.uri().path())
+}
+
+/// The page loads nothing from elsewhere, and may not.
+const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; \
+    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+async fn page() -> Response {
+    ([(header::CONTENT_SECURITY_POLICY, POLICY)], Html(include_str!("page.html"))).into_response()
+}
+
+async fn model(State(state): State<Handle>) -> Json<Value> {
+    Json(state.shared.facts.clone())
+}
+
+async fn health(State(state): State<Handle>) -> Response {
+    let Limits { waiting, most } = Limits::of(&state);
+    Json(json!({ "status": "ok", "waiting": waiting, "queue": most })).into_response()
+}
+
+/// How full the queue is.
+struct Limits {
+    waiting: usize,
+    most: usize,
+}
+
+impl Limits {
+    fn of(state: &Handle) -> Limits {
+        let most = state.shared.limits.queue;
+        Limits { waiting: most - state.places.available_permits().min(most), most }
+    }
+}
+
+fn described(state: &Handle) -> Value {
+    json!({
+        "id": state.shared.name, "object": "model", "created": state.started, "owned_by": "kerple",
+        "max_model_len": state.shared.limits.len,
+    })
+}
+
+async fn models(State(state): State<Handle>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": [described(&state)] }))
+}
+
+async fn one_model(State(state): State<Handle>, Path(name): Path<String>) -> Outcome<Json<Value>> {
+    if name == state.shared.name {
+        return Ok(Json(described(&state)));
+    }
+    let message = format!("there is no model `{name}` here, it is called `{}`", state.shared.name);
+    Err(Failure::of(StatusCode::NOT_FOUND, message))
+}
+
+async fn tokenizer_info(State(state): State<Handle>) -> Response {
+    Json(tokens::info(&state.shared)).into_response()
+}
+
+async fn tokenize(State(state): State<Handle>, request: Request) -> Outcome<Response> {
+    read(state, request, |bytes, state| Ok(Json(tokens::tokenize(bytes, &state.shared)?).into_response())).await
+}
+
+async fn detokenize(State(state): State<Handle>, request: Request) -> Outcome<Response> {
+    read(state, request, |bytes, state| Ok(Json(tokens::detokenize(bytes, &state.shared)?).into_response())).await
+}
+
+/// Takes a body, within its limits, and works on it where no other request has to wait for that.
+async fn read<T: Send + 'static>(
+    state: Handle,
+    request: Request,
+    work: impl FnOnce(&[u8], &Handle) -> Outcome<T> + Send + 'static,
+) -> Outcome<T> {
+    let crate::Limits { body, seconds, .. } = state.shared.limits;
+    let bytes = tokio::time::timeout(Duration::from_secs(seconds), Bytes::from_request(request, &())).await;
+    let bytes = bytes
+        .map_err(|_| {
+            Failure::of(StatusCode::REQUEST_TIMEOUT, format!("the body did not come within {seconds} seconds"))
+        })?
+        .map_err(|refusal| match refusal.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                Failure::of(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {body} bytes"))
+            }
+            status => Failure::of(status, refusal.body_text()),
+        })?;
+    let done = tokio::task::spawn_blocking(move || work(&bytes, &state)).await;
+    done.unwrap_or_else(|_| Err(Failure::of(StatusCode::INTERNAL_SERVER_ERROR, "the body could not be read")))
+}
+
+async fn completions(State(state): State<Handle>, request: Request) -> Outcome<Response> {
+    let number = state.requests.fetch_add(1, Ordering::Relaxed);
+    let handle = state.clone();
+    let request = read(handle, request, move |bytes, state| Completion::read(bytes, &state.shared, number)).await?;
+    let head = Head {
+        id: format!("cmpl-{:x}-{number}", state.started),
+        created: now(),
+        model: state.shared.name.clone(),
+        logprobs: request.logprobs,
+    };
+    let (stream, count) = (request.stream, request.prompts.len());
+    let prompt_tokens = request.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    let told = submit(&state, request)?;
+    if stream {
+        return Ok(events(head, told));
+    }
+    let pieces = collect(told, count).await?;
+    let pieces = pieces.into_iter().enumerate().collect();
+    let json = (header::CONTENT_TYPE, "application/json");
+    Ok(([json], head.answer(pieces, Some(prompt_tokens))).into_response())
+}
+
+/// Puts the prompts of a request into the queue.
+fn submit(state: &Handle, request: Completion) -> Outcome<channel::UnboundedReceiver<Told>> {
+    let count = request.prompts.len();
+    let places = state.places.clone().try_acquire_many_owned(count as u32).map_err(|_| {
+        let Limits { waiting, most } = Limits::of(state);
+        let message = format!("{waiting} of {most} places in the queue are taken, {count} are needed; ask again later");
+        Failure::of(StatusCode::TOO_MANY_REQUESTS, message)
+    })?;
+    let (to, told) = channel::unbounded_channel();
+    let (request, mut places) = (Arc::new(request), places);
+    for index in 0..count {
+        let place = places.split(1).expect("a place for each prompt");
+        let job = Job { request: request.clone(), index, to: to.clone(), _place: place };
+        state.jobs.send(job).map_err(|_| ended())?;
+    }
+    Ok(told)
+}
+
+fn ended() -> Failure {
+    Failure::of(StatusCode::INTERNAL_SERVER_ERROR, "the model has stopped working, the server has to be started again")
+}
+
+/// Waits for all texts, in the order of the prompts.
+async fn collect(mut told: channel::UnboundedReceiver<Told>, count: usize) -> Outcome<Vec<Piece>> {
+    let mut all = vec![Piece::default(); count];
+    while let Some(next) = told.recv().await {
+        match next {
+            Told::Piece(index, piece) => join(&mut all[index], piece),
+            Told::Failed(failure) => return Err(failure),
+        }
+    }
+    if all.iter().any(|piece| piece.finish.is_none()) { Err(ended()) } else { Ok(all) }
+}
+
+/// Pieces as server-sent events, as they come.
+fn events(head: Head, told: channel::UnboundedReceiver<Told>) -> Response {
+    let part = move |told: Told| match told {
+        Told::Piece(index, piece) => head.answer(vec![(index, piece)], None),
+        Told::Failed(failure) => serde_json::to_string(&failure.body()).expect("a failure is text"),
+    };
+    let parts = UnboundedReceiverStream::new(told).map(part).chain(once("[DONE]".to_owned()));
+    let events = parts.map(|part| Ok::<_, Infallible>(Bytes::from(format!("data: {part}\n\n"))));
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+    (headers, Body::from_stream(events)).into_response()
+}

@@ -1,0 +1,259 @@
+//! Everything else that is said over HTTP, above all to those who ask for what there is not.
+
+mod common;
+
+use axum::http::StatusCode;
+use common::{Client, served};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+fn refused(client: &Client, body: &str) -> (StatusCode, Value) {
+    let (status, answer) = client.send("POST", "/v1/completions", body.to_owned());
+    let answer: Value = serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{answer}: {error}"));
+    let error = answer["error"].as_object().unwrap_or_else(|| panic!("{body}: {answer}"));
+    assert_eq!(error.keys().collect::<Vec<_>>(), ["code", "message", "param", "type"]);
+    (status, answer["error"].clone())
+}
+
+#[test]
+fn bad_requests_are_refused_by_key_and_value() {
+    let client = Client::new(served("kerple_log"));
+    let long = format!(r#"{{"prompt": {:?}}}"#, "x".repeat(190));
+    let many = format!(r#"{{"prompt": {:?}}}"#, vec!["x"; 9]);
+    let stops = format!(r#"{{"prompt":"x","stop":{:?}}}"#, vec!["x"; 65]);
+    for (body, param, says) in [
+        (r#"{}"#, "prompt", "missing"),
+        (r#"{"prompt":null}"#, "prompt", "missing"),
+        (r#"{"prompt":""}"#, "prompt", "empty"),
+        (r#"{"prompt":[]}"#, "prompt", "empty"),
+        (r#"{"prompt":["x",""]}"#, "prompt", "empty"),
+        (r#"{"prompt":[[1],[]]}"#, "prompt", "empty"),
+        (r#"{"prompt":[256]}"#, "prompt", "no token 256"),
+        (r#"{"prompt":[-1]}"#, "prompt", "[-1]"),
+        (r#"{"prompt":[1.5]}"#, "prompt", "list of token ids"),
+        (r#"{"prompt":[[1],"x"]}"#, "prompt", "list of token ids"),
+        (r#"{"prompt":["x",[1]]}"#, "prompt", "list of token ids"),
+        (r#"{"prompt":{"a":1}}"#, "prompt", "list of token ids"),
+        (r#"{"prompt":7}"#, "prompt", "is 7"),
+        (r#"{"prompt":[99999999999999999999]}"#, "prompt", "list of token ids"),
+        ("{\"prompt\":\"a\\u0000b\"}", "prompt", "NUL"),
+        (&long, "prompt", "190 tokens and a completion of up to 16"),
+        (&many, "prompt", "9 prompts"),
+        (r#"{"prompt":"x","max_tokens":-1}"#, "max_tokens", "-1"),
+        (r#"{"prompt":"x","max_tokens":18446744073709551615}"#, "prompt", "200 tokens"),
+        (r#"{"prompt":"x","max_tokens":"9"}"#, "max_tokens", "\"9\""),
+        (r#"{"prompt":"x","logprobs":21}"#, "logprobs", "21"),
+        (r#"{"prompt":"x","logprobs":true}"#, "logprobs", "0 to 20"),
+        (r#"{"prompt":"x","temperature":-0.1}"#, "temperature", "-0.1"),
+        (r#"{"prompt":"x","temperature":1e999}"#, "temperature", "1e999"),
+        (r#"{"prompt":"x","top_p":1.01}"#, "top_p", "1.01"),
+        (r#"{"prompt":"x","top_k":0.5}"#, "top_k", "0.5"),
+        (r#"{"prompt":"x","seed":36893488147419103232}"#, "seed", "64 bits"),
+        (r#"{"prompt":"x","echo":1}"#, "echo", "true or false"),
+        (r#"{"prompt":"x","stream":"yes"}"#, "stream", "true or false"),
+        (r#"{"prompt":"x","stop":[1]}"#, "stop", "list of strings"),
+        (&stops, "stop", "64 strings"),
+        (r#"{"prompt":"x","n":2}"#, "n", "one completion"),
+        (r#"{"prompt":"x","best_of":3}"#, "best_of", "one completion"),
+        (r#"{"prompt":"x","suffix":"y"}"#, "suffix", "behind the prompt"),
+        (r#"{"prompt":"x","logit_bias":{"50":1}}"#, "logit_bias", "own"),
+    ] {
+        let (status, error) = refused(&client, body);
+        assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &param.into()), "{body}: {error}");
+        assert_eq!((&error["type"], &error["code"]), (&"invalid_request_error".into(), &Value::Null));
+        assert!(error["message"].as_str().unwrap().contains(says), "{body}: {error}");
+    }
+}
+
+#[test]
+fn hostile_bodies_are_refused_and_the_server_goes_on() {
+    let client = Client::new(served("kerple_log"));
+    let deep = "[".repeat(60_000);
+    let bodies = [
+        "",
+        "{",
+        "[]",
+        "null",
+        "\"x\"",
+        "{\"prompt\":\"x\"",
+        "{\"prompt\":\"x\"}}",
+        "{\"prompt\":\"\\ud800\"}",
+        "{\"prompt\":\"x\",\"prompt\":\"y\"}",
+        &deep,
+        &format!("{{\"prompt\":{deep}"),
+        &format!("{{\"user\":{deep}{}}}", "]".repeat(60)),
+    ];
+    for body in bodies {
+        let (status, _) = refused(&client, body);
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{body:.60}");
+    }
+    let (status, answer) = client.send("POST", "/v1/completions", vec![0xffu8; 100]);
+    assert!(status == StatusCode::BAD_REQUEST && answer.contains("error"), "{answer}");
+    let (status, error) = refused(&client, &format!("{{\"prompt\":\"{}\"}}", "x".repeat(1 << 17)));
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert!(error["message"].as_str().unwrap().contains("65536 bytes"), "{error}");
+    for path in ["/tokenize", "/detokenize"] {
+        for body in ["", "{}", "{\"prompt\":3,\"tokens\":3}", "{\"prompt\":null,\"tokens\":[-1]}", &deep] {
+            let (status, answer) = client.send("POST", path, body.to_owned());
+            assert!(status == StatusCode::BAD_REQUEST && answer.contains("error"), "{path} {body:.60}: {answer}");
+        }
+    }
+    assert_eq!(client.complete(json!({"prompt": "fox", "max_tokens": 2})).len(), 1);
+}
+
+#[test]
+fn lengths_end_where_the_encoding_does() {
+    let mut beyond = served("learned");
+    assert!(beyond.check().unwrap_err().to_string().contains("16 positions, 200 were asked for"));
+    beyond.limits.len = 16;
+    let client = Client::new(beyond);
+    // the last token drawn takes no position
+    assert_eq!(client.complete(json!({"prompt": vec![1; 15], "max_tokens": 2, "temperature": 0})).len(), 1);
+    let (_, error) = refused(&client, &json!({"prompt": vec![1; 16], "max_tokens": 2}).to_string());
+    assert!(error["message"].as_str().unwrap().contains("16 tokens that this server takes"), "{error}");
+}
+
+#[test]
+fn the_tokenizer_answers_for_itself() {
+    let client = Client::new(served("none"));
+    let info = client.get("/tokenizer_info");
+    assert_eq!((&info["eos_token"], &info["chat_template"]), (&"<|endoftext|>".into(), &Value::Null));
+    let tokens = |text: &str| client.post("/tokenize", &json!({"prompt": text, "add_special_tokens": false}));
+    assert_eq!(tokens("ab"), json!({"tokens": [97, 98], "count": 2, "max_model_len": 200}));
+    let name = info["eos_token"].as_str().unwrap();
+    assert_eq!(tokens(name)["tokens"], json!([info["eos_token_id"]]), "names are recognised here");
+    for text in ["", "naïve 文字", "a<|endoftext|>b"] {
+        let there = tokens(text);
+        assert_eq!(client.post("/detokenize", &json!({"tokens": there["tokens"]})), json!({ "prompt": text }));
+    }
+}
+
+#[test]
+fn paths_say_what_there_is() {
+    let client = Client::new(served("kerple_log"));
+    let models = client.get("/v1/models");
+    let described = &models["data"][0];
+    assert_eq!(
+        (&models["object"], &described["id"], &described["owned_by"]),
+        (&"list".into(), &"tiny".into(), &"kerple".into())
+    );
+    assert_eq!(&client.get("/v1/models/tiny"), described);
+    assert_eq!(client.get("/health"), json!({"status": "ok", "waiting": 0, "queue": 8}));
+    let shown = client.get("/model.json");
+    assert_eq!((&shown["train_len"], &shown["max_len"]), (&16.into(), &200.into()));
+    assert_eq!(shown["kernels"]["bias"].as_array().unwrap().len(), 2, "a row for each head");
+    let (status, page) = client.send("GET", "/", "");
+    assert!(status.is_success() && page.contains("<!doctype html>") && !page.contains("http://fonts"));
+    for (method, path, expected) in [
+        ("GET", "/v1/completions", StatusCode::METHOD_NOT_ALLOWED),
+        ("POST", "/v1/models", StatusCode::METHOD_NOT_ALLOWED),
+        ("GET", "/v1/models/other", StatusCode::NOT_FOUND),
+        ("POST", "/v1/chat/completions", StatusCode::NOT_FOUND),
+        ("DELETE", "/../etc/passwd", StatusCode::NOT_FOUND),
+    ] {
+        let (status, body) = client.send(method, path, "");
+        assert_eq!(status, expected, "{method} {path}");
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(body["error"]["type"], "invalid_request_error", "{method} {path}");
+    }
+}
+
+#[test]
+fn a_full_queue_is_said_and_empties_when_a_client_goes_away() {
+    let mut narrow = served("alibi");
+    narrow.limits.queue = 2;
+    narrow.limits.len = 1 << 20;
+    let client = Client::new(narrow);
+    let endless = client.begin(json!({"prompt": ["a", "b"], "max_tokens": 1_000_000, "stream": true}));
+    assert!(endless.status().is_success());
+    let (status, error) = refused(&client, r#"{"prompt":"x"}"#);
+    assert_eq!((status, &error["type"]), (StatusCode::TOO_MANY_REQUESTS, &"rate_limit_error".into()));
+    assert!(error["message"].as_str().unwrap().contains("2 of 2 places"), "{error}");
+    drop(endless);
+    let free = || client.get("/health")["waiting"] == 0;
+    let waited = (0..200).find(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        free()
+    });
+    assert!(waited.is_some(), "nobody waits for these texts any more");
+    assert_eq!(client.complete(json!({"prompt": "x", "max_tokens": 1})).len(), 1);
+}
+
+/// A server on a port of its own, and what ends it.
+fn listen(
+    served: kerple_serve::Served,
+) -> (SocketAddr, Arc<AtomicBool>, std::thread::JoinHandle<kerple_lm::Result<()>>) {
+    let (stop, (tell, told)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
+    let flag = stop.clone();
+    let ready = move |address| tell.send(address).unwrap();
+    let thread = std::thread::spawn(move || kerple_serve::serve(served, ([127, 0, 0, 1], 0).into(), ready, flag));
+    (told.recv_timeout(Duration::from_secs(60)).unwrap(), stop, thread)
+}
+
+fn request(address: SocketAddr, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + body).as_bytes()).unwrap();
+    stream
+}
+
+#[test]
+fn a_stop_answers_what_was_asked() {
+    let (address, stop, thread) = listen(served("kerple_log"));
+    let body =
+        json!({"prompt": ["a", "b", "c", "d", "e"], "max_tokens": 150, "temperature": 0, "logprobs": 0}).to_string();
+    let mut stream = request(address, &body);
+    std::thread::sleep(Duration::from_millis(100));
+    stop.store(true, Ordering::Relaxed);
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer:.200}");
+    let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 5);
+    thread.join().unwrap().unwrap();
+    assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+}
+
+#[test]
+fn half_a_request_does_not_hold_up_a_stop() {
+    let (address, stop, thread) = listen(served("none"));
+    let mut half = TcpStream::connect(address).unwrap();
+    half.write_all(b"POST /v1/completions HTTP/1.1\r\ncontent-le").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let clock = std::time::Instant::now();
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap().unwrap();
+    assert!(clock.elapsed() < Duration::from_secs(30), "{:?}", clock.elapsed());
+}
+
+#[test]
+fn clients_that_break_off_do_no_harm() {
+    let (address, stop, thread) = listen(served("kerple_log"));
+    drop(TcpStream::connect(address).unwrap());
+    TcpStream::connect(address).unwrap().write_all(b"\x16\x03\x01 no HTTP\r\n\r\n").unwrap();
+    let mut half = TcpStream::connect(address).unwrap();
+    half.write_all(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 1000\r\n\r\n{\"prompt\"").unwrap();
+    drop(half);
+    drop(request(address, r#"{"prompt":"x","max_tokens":190}"#));
+    let mut whole = String::new();
+    request(address, r#"{"prompt":"x","max_tokens":3}"#).read_to_string(&mut whole).unwrap();
+    assert!(whole.starts_with("HTTP/1.1 200 OK"), "{whole}");
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap().unwrap();
+}
+
+#[test]
+fn an_address_that_is_taken_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let error = kerple_serve::serve(served("none"), address, |_| {}, Arc::default()).unwrap_err();
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+}
