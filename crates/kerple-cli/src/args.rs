@@ -1,5 +1,6 @@
 //! The command line. Names are fixed: people and scripts rely on them.
 
+mod export;
 mod general;
 mod groups;
 mod misuse;
@@ -8,6 +9,7 @@ mod serve;
 use crate::failure::Failure;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
+pub use export::Export;
 pub use general::General;
 pub use groups::{Array, Evaluation, Hardware, Instructions, RunFile, Sharing, Split, Work, default_lengths};
 use groups::{count, rope_scaling};
@@ -43,6 +45,8 @@ pub enum Command {
     Train(Train),
     /// Make a run of a model of Hugging Face transformers or of a GPT-NeoX checkpoint.
     Import(Import),
+    /// Write a run as a folder that Hugging Face transformers loads.
+    Export(Export),
     /// Evaluate a trained run at any lengths.
     Eval(Eval),
     /// Train and evaluate several encodings and seeds with the same settings; resumes where it stopped.

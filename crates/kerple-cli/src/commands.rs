@@ -4,6 +4,7 @@ pub mod bench;
 pub mod compare;
 pub mod describe;
 pub mod eval;
+pub mod export;
 pub mod golden;
 pub mod import;
 pub mod kernel;

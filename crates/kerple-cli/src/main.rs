@@ -69,6 +69,7 @@ fn run(command: Command, ranks: &Ranks) -> Outcome {
         Command::Prepare(args) => commands::prepare::run(&args),
         Command::Train(args) => commands::train::run(&args, ranks),
         Command::Import(args) => commands::import::run(&args),
+        Command::Export(args) => commands::export::run(&args),
         Command::Eval(args) => commands::eval::run(&args, ranks),
         Command::Compare(args) => commands::compare::run(&args, ranks),
         Command::Reproduce(args) => commands::reproduce::run(&args, ranks),

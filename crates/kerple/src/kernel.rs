@@ -60,6 +60,7 @@ mod linalg;
 pub mod parameter;
 pub mod parse;
 pub mod points;
+mod program;
 pub mod report;
 pub mod rules;
 #[cfg(test)]

@@ -87,7 +87,7 @@ impl Linear {
     /// The random projection of this layer in a pass, `[width, columns]`; empty for features without one.
     ///
     /// It is drawn anew every so many updates, and is always the same one in evaluation.
-    pub(crate) fn omega(&self, width: usize, pass: &Pass) -> Vec<f64> {
+    pub fn omega(&self, width: usize, pass: &Pass) -> Vec<f64> {
         let LinearPlan { features, count, redraw, independent_lengths, .. } = self.plan;
         let published = if independent_lengths { omega::Lengths::Drawn } else { omega::Lengths::OfRows };
         let (columns, lengths) = match features {
@@ -106,7 +106,7 @@ impl Linear {
     }
 
     /// The noise of a code, and of its gate.
-    pub(crate) fn noise(&self, code: &kerple::forms::Code, pass: &Pass) -> [rand_chacha::ChaCha8Rng; 2] {
+    pub fn noise(&self, code: &kerple::forms::Code, pass: &Pass) -> [rand_chacha::ChaCha8Rng; 2] {
         let layer = self.layer as u64;
         let fixed = Pass { span: pass.span, ..Pass::evaluation(pass.seed) };
         let pass = if code.frozen { &fixed } else { pass };

@@ -68,7 +68,7 @@ impl<'de> Deserialize<'de> for Config {
 }
 
 impl Config {
-    fn kernels(&self) -> Kernels<'_> {
+    fn expressions(&self) -> Kernels<'_> {
         Kernels { bias: self.bias.as_ref(), weight: self.weight.as_ref() }
     }
 
@@ -94,7 +94,7 @@ impl Positional for Config {
     }
 
     fn entry(&self) -> Entry {
-        Entry::Scores(self.kernels().has())
+        Entry::Scores(self.expressions().has())
     }
 
     /// Learned tensors, `[heads]` each; a name is prefixed where both expressions have it.
@@ -119,10 +119,14 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        Form::Table(self.kernels().table(inputs))
+        Form::Table(self.expressions().table(inputs))
     }
 
     fn slopes(&self, inputs: &Inputs) -> TableSlopes {
-        self.kernels().slopes(inputs)
+        self.expressions().slopes(inputs)
+    }
+
+    fn kernels(&self) -> [Option<Expr>; 2] {
+        [self.bias.clone(), self.weight.clone()]
     }
 }

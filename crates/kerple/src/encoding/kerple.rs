@@ -119,6 +119,10 @@ impl<K: Named> Positional for K {
     fn decay(&self, _: usize) -> Option<Fade> {
         K::DECAY.map(Fade::Learned)
     }
+
+    fn kernels(&self) -> [Option<Expr>; 2] {
+        [K::BIAS, K::WEIGHT].map(|text| text.map(expression))
+    }
 }
 
 /// Declares a kernel with its keys: the starts of what it learns, with the range of each.

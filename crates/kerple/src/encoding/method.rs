@@ -12,6 +12,7 @@ use super::{
 };
 use crate::encoding::{Form, TableSlopes};
 use crate::forms::Sides;
+use crate::kernel::expr::Expr;
 use serde::{Deserialize, Serialize};
 
 /// What a method makes its form from.
@@ -135,6 +136,12 @@ pub trait Positional {
     /// The keys of its rotation, to be stretched for longer sequences; `None`: it has none that can be.
     fn rotation_mut(&mut self) -> Option<&mut rotary::Config> {
         None
+    }
+
+    /// The kernels behind its bias and its weight, whose learned values are those of [`Positional::parameters`] in this order;
+    /// nothing where they are no expressions.
+    fn kernels(&self) -> [Option<Expr>; 2] {
+        [None, None]
     }
 
     /// The keys of FIRE where it is that and nothing else, for maps that make its bias themselves.

@@ -1,0 +1,382 @@
+"""Decoders trained by kerple, as a transformers model: `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)`."""
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from .attention_kerple import Pass, Positions, Scoring, attend, attend_linear
+from .configuration_kerple import KerpleConfig
+from .positions_kerple import angles, follows_length, table, turned, used, waves
+
+ACTIVATIONS = {
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+}
+
+
+class KerpleNorm(nn.Module):
+    """Layer norm with or without a shift, or by the root mean square; in float32."""
+
+    def __init__(self, width, eps, kind):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if kind == "layer" else None
+        self.eps, self.kind = eps, kind
+
+    def forward(self, x):
+        y = x.float()
+        if self.kind != "rms":
+            y = y - y.mean(-1, keepdim=True)
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
+        return (y if self.bias is None else y + self.bias.float()).to(x.dtype)
+
+
+class KerpleLearned(nn.Module):
+    """Learned tensors of one encoding, those of a layer under names that begin with `layer`, its number and `_`."""
+
+    def __init__(self, config, index):
+        super().__init__()
+        self.inits = {}
+        form = config.forms[index]
+        layers = [layer for layer, plan in enumerate(config.layer_plan) if plan["form"] == index]
+        for parameter in form["parameters"]:
+            ends = [f"layer{layer}_" for layer in layers] if parameter["scope"] == "layer" else [""]
+            for prefix in ends:
+                self.add(prefix, parameter)
+
+    def add(self, prefix, parameter):
+        self.register_parameter(prefix + parameter["tensor"], nn.Parameter(torch.empty(parameter["shape"])))
+        self.inits[prefix + parameter["tensor"]] = parameter.get("init")
+
+    def read(self, parameters, layer):
+        """The values that formulas take, float64, by the names that formulas have for them."""
+        prefix = {"model": "", "layer": f"layer{layer}_"}
+        return {p["name"]: used(p, getattr(self, prefix[p["scope"]] + p["tensor"])) for p in parameters}
+
+
+class KerpleEncoding(KerpleLearned):
+    """The encodings of a model: what they learn, and what was drawn or made once for layers of linear attention."""
+
+    def __init__(self, config):
+        super().__init__(config, 0)
+        self.config = config
+        for index, form in enumerate(config.forms[1:], 1):
+            self.add_module(form["module"], KerpleLearned(config, index))
+        for layer in range(config.num_hidden_layers):
+            for parameter in self.drawn(layer):
+                self.add(f"layer{layer}_", parameter)
+
+    def drawn(self, layer):
+        plan = self.config.layer_plan[layer]["linear"]
+        return plan["drawn"] if plan else []
+
+    def of_layer(self, layer):
+        form = self.config.forms[self.config.layer_plan[layer]["form"]]
+        holder = getattr(self, form["module"]) if form.get("module") else self
+        return holder.read(form["parameters"], layer) | self.read(self.drawn(layer), layer)
+
+    def absolute(self, at):
+        """What is added to embeddings, [B or 1, L, M] float32; None where nothing is."""
+        form = self.config.forms[0]
+        if form["enters"] != "embeddings":
+            return None
+        if form["rows"] == "sinusoidal":
+            return waves(form["base"], self.config.hidden_size, at.positions).float()
+        rows = self.positions.shape[0]
+        if at.length > rows and int(at.positions.max()) >= rows:
+            raise ValueError(f"this model has {rows} learned positions, the input has {at.length} tokens")
+        return self.positions.float()[at.positions]
+
+    def each_layer(self, at, device):
+        """What attention of each layer is told of positions; layers that share everything share it."""
+        made, found = {}, []
+        for layer, plan in enumerate(self.config.layer_plan):
+            form, drawn = self.config.forms[plan["form"]], self.drawn(layer)
+            alone = drawn or any(parameter["scope"] == "layer" for parameter in form["parameters"])
+            key = layer if alone else (plan["form"], plan["linear"] is None)
+            if key not in made:
+                made[key] = self.positions_of(layer, at, device)
+            found.append(made[key])
+        return found
+
+    def positions_of(self, layer, at, device):
+        plan = self.config.layer_plan[layer]
+        form, values = self.config.forms[plan["form"]], self.of_layer(layer)
+        positions = Positions(form, values)
+        if plan["linear"] is None and form.get("table") is not None:
+            heads = self.config.num_attention_heads
+            positions.bias, positions.weight = table(form["table"], values, heads, at.length, device)
+        rotation = form if form["enters"] == "rotation" else form.get("rotation")
+        if rotation is not None:
+            # keys stay unrotated in the cache where all are turned anew as the sequence grows
+            grows = follows_length(rotation)
+            length = int(at.key_positions.max()) + 1 if grows else at.length
+            turn = angles(rotation, length, at.positions)
+            positions.turn = (turn, angles(rotation, length, at.key_positions) if grows else None)
+        return positions
+
+
+class KerpleAttention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        block, self.layer = config.block, layer
+        self.heads, self.groups, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        packed = (self.heads + 2 * self.groups) * self.dim
+        self.query_key_value = nn.Linear(config.hidden_size, packed, bias=block.get("qkv_bias", True))
+        self.dense = nn.Linear(self.heads * self.dim, config.hidden_size, bias=block.get("out_bias", True))
+        if block.get("qk_norm"):
+            self.q_norm = KerpleNorm(self.dim, config.layer_norm_eps, "rms")
+            self.k_norm = KerpleNorm(self.dim, config.layer_norm_eps, "rms")
+        if block.get("ssmax") is not None:
+            self.growth = nn.Parameter(torch.full((self.heads,), float(block["ssmax"])))
+        if block.get("sink") == "learned":
+            self.sinks = nn.Parameter(torch.zeros(self.heads))
+        self.block, self.plan = block, config.layer_plan[layer]
+        self.scale = block.get("score_scale") or self.dim**-0.5
+        if block.get("score_scale") is not None:
+            self.scale = block["score_scale"]
+        if block.get("scale_by_layer"):
+            self.scale /= layer + 1
+
+    def split(self, x):
+        """Queries [B, H, L, D], keys and values [B, G, L, D]."""
+        batch, length, _ = x.shape
+        if self.heads == self.groups:
+            return x.view(batch, length, self.heads, 3, self.dim).permute(3, 0, 2, 1, 4)
+        parts = x.view(batch, length, -1, self.dim).split([self.heads, self.groups, self.groups], 2)
+        return [part.transpose(1, 2) for part in parts]
+
+    def prepared(self, x, at, positions):
+        """Queries, keys and values as they are before their rotation."""
+        packed = self.query_key_value(x)
+        if self.block.get("clamp_qkv") is not None:
+            packed = packed.clamp(-self.block["clamp_qkv"], self.block["clamp_qkv"])
+        q, k, v = self.split(packed)
+        if self.block.get("qk_norm"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.block.get("ssmax") is not None:
+            seen = at.positions + 1
+            seen = seen if self.plan["window"] is None else seen.clamp(max=self.plan["window"])
+            logs = seen.clamp(min=1).double().log().float()[:, None, :, None]
+            q = (q.float() * logs * self.growth.float()[:, None, None]).to(q.dtype)
+        if positions.form.get("map") == "transformer_xl":
+            q = q + positions.values["u"].to(q.dtype)[:, None]
+        return q, k, v
+
+    def forward(self, x, at, positions, cache):
+        q, k, v = self.prepared(x, at, positions)
+        turn, turn_keys = positions.turn or (None, None)
+        if turn is not None:
+            q = turned(q, *turn)
+            k = turned(k, *turn) if turn_keys is None else k
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
+        if turn_keys is not None:
+            k = turned(k, *turn_keys)
+        if self.plan["linear"] is not None:
+            a = attend_linear(q, k, v, at, self.plan["linear"], positions.values)
+        else:
+            sinks = None
+            if self.block.get("sink", "none") != "none":
+                sinks = self.sinks if self.block["sink"] == "learned" else torch.zeros(self.heads, device=x.device)
+            a = attend(q, k, v, at, positions, Scoring(self.scale, self.block.get("soft_cap"), sinks, self.plan["window"]))
+        return self.dense(a.transpose(1, 2).reshape(*x.shape[:2], self.heads * self.dim))
+
+
+class KerpleMLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        block, bias = config.block, config.block.get("mlp_bias", True)
+        self.dense_h_to_4h = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.dense_gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias) if block.get("gated") else None
+        self.dense_4h_to_h = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
+        self.activation = ACTIVATIONS[block.get("activation", "gelu")]
+
+    def forward(self, x):
+        hidden = self.dense_h_to_4h(x)
+        if self.dense_gate is None:
+            return self.dense_4h_to_h(self.activation(hidden))
+        return self.dense_4h_to_h(self.activation(self.dense_gate(x)) * hidden)
+
+
+class KerpleLayer(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        kind, eps = config.block.get("norm", "layer"), config.layer_norm_eps
+        self.residual = config.block.get("residual", "sequential")
+        first = self.residual != "post" or layer > 0
+        self.input_layernorm = KerpleNorm(config.hidden_size, eps, kind) if first else nn.Identity()
+        self.attention = KerpleAttention(config, layer)
+        self.post_attention_layernorm = KerpleNorm(config.hidden_size, eps, kind)
+        self.mlp = KerpleMLP(config)
+
+    def forward(self, x, at, positions, cache):
+        normed = self.input_layernorm(x)
+        attended = self.attention(normed, at, positions, cache)
+        if self.residual == "parallel":
+            return x + attended + self.mlp(self.post_attention_layernorm(x))
+        normed_base = self.residual in ("normed", "post")
+        x = (normed if normed_base else x) + attended
+        normed = self.post_attention_layernorm(x)
+        return (normed if normed_base else x) + self.mlp(normed)
+
+
+class KerplePreTrainedModel(PreTrainedModel):
+    config_class = KerpleConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["KerpleLayer"]
+    _keep_in_fp32_modules_strict = ["encoding"]
+
+    def _init_weights(self, module):
+        std = self.config.initializer_range
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            module.weight.data.normal_(0.0, std)
+            if getattr(module, "bias", None) is not None:
+                module.bias.data.zero_()
+        elif isinstance(module, KerpleNorm):
+            module.weight.data.fill_(1.0)
+            if module.bias is not None:
+                module.bias.data.zero_()
+        elif isinstance(module, KerpleAttention):
+            if hasattr(module, "growth"):
+                module.growth.data.fill_(float(self.config.block["ssmax"]))
+            if hasattr(module, "sinks"):
+                module.sinks.data.zero_()
+        elif isinstance(module, (KerpleLearned, KerpleEncoding)):
+            for name, start in module.inits.items():
+                begin(getattr(module, name).data, start)
+
+
+def begin(value, start):
+    """Fills a tensor as a parameter of an encoding begins: a number, a range, or a normal distribution."""
+    if isinstance(start, list):
+        value.uniform_(*start)
+    elif isinstance(start, dict):
+        value.normal_(start.get("mean", 0.0), start.get("std", 1.0))
+    else:
+        value.fill_(0.0 if start is None else float(start))
+
+
+class KerpleModel(KerplePreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        width = config.hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        kind = config.block.get("norm", "layer")
+        if config.block.get("embedding_norm"):
+            self.embed_layer_norm = KerpleNorm(width, config.layer_norm_eps, kind)
+        self.encoding = KerpleEncoding(config)
+        self.layers = nn.ModuleList([KerpleLayer(config, layer) for layer in range(config.num_hidden_layers)])
+        self.final_layer_norm = KerpleNorm(width, config.layer_norm_eps, kind)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value):
+        self.embed_tokens = value
+
+    def place(self, x, attention_mask, position_ids, start):
+        """Where the new positions of this call stand."""
+        new, device = x.shape[1], x.device
+        length, mask = start + new, None
+        key_positions = torch.arange(length, device=device)[None]
+        if attention_mask is not None:
+            if attention_mask.dim() != 2:
+                raise ValueError("kerple models take masks of two dimensions: static caches, which make others, are not supported")
+            if attention_mask.shape[1] != length:
+                raise ValueError(f"attention_mask has {attention_mask.shape[1]} columns, there are {length} keys")
+            mask = attention_mask.to(device).bool()
+            key_positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+            mask = None if bool(mask.all()) else mask
+        positions = key_positions[:, start:] if position_ids is None else position_ids.to(device).view(-1, new)
+        return Pass(start, length, positions, key_positions, mask)
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        use_cache=None,
+        return_dict=None,
+        **kwargs,
+    ):
+        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        cache = past_key_values if isinstance(past_key_values, Cache) else None
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        at = self.place(x, attention_mask, position_ids, 0 if cache is None else cache.get_seq_length())
+        if self.config.block.get("scaled_embedding"):
+            x = x * math.sqrt(self.config.hidden_size)
+        if self.config.block.get("embedding_norm"):
+            x = self.embed_layer_norm(x)
+        rows = self.encoding.absolute(at)
+        if rows is not None:
+            x = (x.float() + rows).to(x.dtype)
+        for layer, positions in zip(self.layers, self.encoding.each_layer(at, x.device)):
+            x = layer(x, at, positions, cache)
+        x = self.final_layer_norm(x)
+        if return_dict is False:
+            return (x, cache) if use_cache else (x,)
+        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache if use_cache else None)
+
+
+class KerpleForCausalLM(KerplePreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = KerpleModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.block.get("head_bias", False))
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.model.embed_tokens
+
+    def set_input_embeddings(self, value):
+        self.model.embed_tokens = value
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def set_output_embeddings(self, value):
+        self.lm_head = value
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        labels=None,
+        use_cache=None,
+        logits_to_keep=0,
+        return_dict=None,
+        **kwargs,
+    ):
+        found = self.model(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, return_dict=True
+        )
+        x = found.last_hidden_state
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep > 0 else slice(None)
+        x = x[:, logits_to_keep] if isinstance(logits_to_keep, torch.Tensor) else x[:, keep]
+        logits = self.lm_head(x)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        if return_dict is False:
+            parts = (logits,) if found.past_key_values is None else (logits, found.past_key_values)
+            return parts if loss is None else (loss, *parts)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)

@@ -1,0 +1,43 @@
+//! The `README.md` of an exported folder.
+
+use super::tokens::Tokens;
+use crate::Family;
+use kerple_lm::plan::Plan;
+use std::fmt::Write;
+
+/// How to load the model, what it is, and what it does not do.
+pub(super) fn text(family: Family, plan: &Plan, tokens: &Tokens) -> String {
+    let own = family == Family::Kerple;
+    let trust = if own { ", trust_remote_code=True" } else { "" };
+    let mut text = format!(
+        "---\nlibrary_name: transformers\ntags:\n- kerple\n---\n# {label}\n\n\
+         A decoder of {parameters} parameters, trained by kerple on sequences of {train_len} tokens.\n\n\
+         ```python\nfrom transformers import AutoModelForCausalLM\n\n\
+         model = AutoModelForCausalLM.from_pretrained(\"FOLDER\"{trust})\n```\n",
+        label = plan.label,
+        parameters = plan.parameters,
+        train_len = plan.train_len,
+    );
+    if tokens.has_tokenizer() {
+        text += "\n`AutoTokenizer.from_pretrained(\"FOLDER\")` is its tokenizer. Documents begin behind the token that ends them.\n";
+    }
+    let longest = match plan.longest(&plan.encoding) {
+        Some(longest) => format!("It is defined for {longest} tokens."),
+        None => "It is defined for sequences of any length.".to_owned(),
+    };
+    _ = write!(
+        text,
+        "\n{longest} `max_position_embeddings` is the training length; lm-evaluation-harness takes it for the longest input \
+         unless it is told `max_length`:\n\n\
+         ```sh\nlm_eval --model hf --model_args pretrained=FOLDER{lm},max_length={long} --tasks TASK\n```\n",
+        lm = if own { ",trust_remote_code=True" } else { "" },
+        long = plan.longest(&plan.encoding).map_or(8 * plan.train_len, |longest| longest.min(8 * plan.train_len)),
+    );
+    if own {
+        text += "\nThe code beside this file is torch alone. Tables of the encoding are made in float64 from float32 parameters, which \
+                 stay float32 when the model is loaded in another type. Memory grows with the length and not with its square: \
+                 queries are worked off in blocks, and on CUDA FlexAttention takes tables over distances. Static caches are not \
+                 supported.\n";
+    }
+    text
+}

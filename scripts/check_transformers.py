@@ -1,0 +1,273 @@
+"""Holds exported models to kerple's own numbers, with the real transformers library.
+
+    python scripts/check_transformers.py [--bin target/release] [--work FOLDER] [--only NAME]
+
+For every encoding, and for blocks that differ, a tiny model is trained for a few steps, exported, loaded, and compared: logits at one
+and eight times the training length, a pass in single steps with a cache, padding on the left and on the right, greedy
+generation alone and in a batch, the loss of labels, saving and loading again, bf16, and tuples. A model whose positions are taken
+away must differ, so that agreement means something. Exit code 1 when anything is off.
+"""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+ROOT = Path(__file__).resolve().parent.parent
+TRAIN, LONG, PROMPT, NEW = 32, 256, 20, 12
+# of logits whose spread is about 3; sums of f32 in other orders
+TOLERANCE = 1e-4
+SPE = '{ kind = "sine_spe", waves = 3, realisations = 8 }'
+
+
+def linear(features, **keys):
+    keys = ", ".join(f"{key} = {value}" for key, value in keys.items())
+    return {"model.block.attention": f'{{ linear = {{ features = "{features}", count = 32{", " + keys if keys else ""} }} }}'}
+
+
+# name: encoding, other keys of the run file, what the folder must be
+CASES = {
+    **{kind: (f'"{kind}"', {}, "kerple") for kind in (
+        "sinusoidal", "alibi", "t5", "kerple_log", "kerple_power", "kerple_bias_weight", "kerple_weight", "kerple_power_original",
+        "kerple_log3", "gaussian_bias", "stretched_bias", "gaussian_weight", "stretched_weight", "fire", "dape", "sandwich",
+        "transformer_xl", "shaw", "cope", "kernel", "xpos")},
+    "none": ('"none"', {}, "gpt_neox"),
+    "rotary": ('"rotary"', {}, "gpt_neox"),
+    "learned": ('{ kind = "learned", positions = 256 }', {}, "gpt2"),
+    "rotary_pct": ('{ kind = "rotary", pct = 0.4 }', {"model.block.residual": '"parallel"'}, "gpt_neox"),
+    "rotary_odd": ('{ kind = "rotary", width = 7 }', {}, "gpt_neox"),
+    "rotary_linear": ('{ kind = "rotary", scaling = { kind = "linear", factor = 8.0 } }', {}, "gpt_neox"),
+    "rotary_yarn": ('{ kind = "rotary", scaling = { kind = "yarn", factor = 8.0, ramp = "index" } }', {}, "gpt_neox"),
+    "rotary_llama3": ('{ kind = "rotary", scaling = "llama3" }', {}, "gpt_neox"),
+    "rotary_ntk": ('{ kind = "rotary", scaling = { kind = "ntk", factor = 8.0 } }', {}, "kerple"),
+    "rotary_yarn_turns": ('{ kind = "rotary", scaling = { kind = "yarn", factor = 8.0 } }', {}, "kerple"),
+    "rotary_by_length": ('{ kind = "rotary", scaling = "ntk" }', {}, "kerple"),
+    "rotary_window": ('{ kind = "rotary", window = 24 }', {}, "kerple"),
+    "log_window": ('{ kind = "kerple_log", window = 24 }', {}, "kerple"),
+    "log_inside": ('{ kind = "kerple_log", scale = "inside" }', {}, "kerple"),
+    "log_layer": ('{ kind = "kerple_log", scope = "layer" }', {}, "kerple"),
+    "log_clamped": ('{ kind = "kerple_log", clamp = "working_copy" }', {}, "kerple"),
+    "expression": ('{ kind = "kernel", bias = "-(-log(b, a))^0.5 + s*power(a, 1)", weight = "exp(1, r~0.1, p)" , keep = "smooth" }', {}, "kerple"),
+    "expression_log": ('{ kind = "kernel", bias = "-log(1 - log3(b, a, p))" }', {}, "kerple"),
+    "dape_v2": ('{ kind = "dape", base = "alibi", kernel = 3, variant = "add_residual" }', {}, "kerple"),
+    "dape_closed": ('{ kind = "dape", base = "kerple_log", kernel = 3, edge = "closed" }', {}, "kerple"),
+    "dape_fire": ('{ kind = "dape", base = "fire", variant = "concat", kernel = 5 }', {}, "kerple"),
+    "dape_rotary": ('{ kind = "dape", base = "rotary" }', {}, "kerple"),
+    "dape_none": ('{ kind = "dape", base = "none" }', {}, "kerple"),
+    "dape_t5": ('{ kind = "dape", base = "t5", variant = "bias_only" }', {}, "kerple"),
+    "shaw_values": ('{ kind = "shaw", values = true }', {}, "kerple"),
+    "llama": ('"rotary"', {"model.block.norm": '"rms"', "model.block.norm_eps": "1e-6", "model.block.gated": "true", "model.block.activation": '"silu"',
+        "model.block.qkv_bias": "false", "model.block.out_bias": "false", "model.block.mlp_bias": "false", "model.block.kv_heads": "2", "model.head_dim": "24", "model.d_model": "64"}, "llama"),
+    "grouped": ('"kerple_log"', {"model.block.kv_heads": "2", "model.block.qk_norm": "true", "model.block.sink": '"learned"',
+        "model.block.soft_cap": "20.0", "model.block.gated": "true", "model.block.activation": '"relu2"', "model.block.tied_head": "true"}, "kerple"),
+    "first": ('"t5"', {"model.block.residual": '"post"', "model.block.activation": '"relu"', "model.block.scaled_embedding": "true",
+        "model.block.embedding_norm": "true", "model.block.head_bias": "true", "model.block.sink": '"one"', "model.block.ssmax": "0.3"}, "kerple"),
+    "normed": ('"alibi"', {"model.block.residual": '"normed"', "model.block.norm": '"layer_without_shift"', "model.block.clamp_qkv": "1.5",
+        "model.block.score_scale": "0.3", "model.block.scale_by_layer": "true", "model.block.activation": '"quick_gelu"'}, "kerple"),
+    "mixed_layers": ('"kerple_log"', {"model.layers.other.at": "[1]", "model.layers.other.encoding": '"rotary"', "model.layers.other.window": "16"}, "kerple"),
+    "favor": ('"none"', linear("favor"), "kerple"),
+    "favor_jax": ('"rotary"', linear("favor_jax"), "kerple"),
+    "relu_rf": ('"sinusoidal"', linear("relu_rf"), "kerple"),
+    "elu_log": ('"kerple_log"', linear("elu", horizon=4096), "kerple"),
+    "relu_power": ('"kerple_power"', linear("relu", horizon=4096), "kerple"),
+    "elu_alibi": ('"alibi"', linear("elu"), "kerple"),
+    "spe": (SPE, linear("favor"), "kerple"),
+}
+
+
+class Off(Exception):
+    pass
+
+
+def expect(holds, what):
+    if not holds:
+        raise Off(what)
+
+
+def near(a, b, what, most=TOLERANCE):
+    gap = (a.double() - b.double()).abs().max().item()
+    expect(gap <= most, f"{what}: off by {gap:.2e}, at most {most:.0e} allowed")
+    return gap
+
+
+def run(*command):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise Off(f"{' '.join(str(part) for part in command)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def load(folder, **options):
+    model, about = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, output_loading_info=True, **options)
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        expect(not about.get(key), f"loading: {key} {about.get(key)}")
+    return model.eval()
+
+
+class Check:
+    def __init__(self, options, work):
+        self.bin, self.work = Path(options.bin), work
+        (work / "run.toml").write_text(
+            f'[data]\npath = "{work}/data"\n[model]\nn_layers = 2\nn_heads = 4\nhead_dim = 16\nd_hidden = 96\n'
+            f"[train]\ntrain_len = {TRAIN}\nbatch = 8\nsteps = 40\nlearning_rate = 2e-2\nwarmup = 0.1\nvalid_every = 40\ncheckpoint_every = 40\n"
+        )
+        run(self.bin / "kerple", "prepare", "--input", ROOT / "docs", "--split", "0.6,0.2,0.2", "--out", work / "data")
+
+    def case(self, name):
+        encoding, keys, family = CASES[name]
+        runs, folder = self.work / "runs" / name, self.work / "export" / name
+        sets = [part for key, value in {"encoding": encoding, **keys}.items() for part in ("--set", f"{key}={value}")]
+        run(self.bin / "kerple", "train", "--config", self.work / "run.toml", "--out", runs, *sets)
+        said = json.loads(run(self.bin / "kerple", "export", runs, "--out", folder, "--json"))
+        expect(said["model_type"] == family, f"went out as {said['model_type']}, not {family}")
+        wanted = self.reference(name, runs, TRAIN), self.reference(name, runs, LONG)
+        model = load(folder)
+        gaps = [near(model(ids).logits, logits, f"logits at {ids.shape[1]}") for ids, logits, _ in wanted]
+        by_length = name == "rotary_by_length"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.passes(model, wanted[1][0], wanted[1][1], by_length)
+            self.generates(model, wanted[1], by_length)
+        self.tuples_and_loss(model, *wanted[0][:2])
+        if family == "kerple":
+            self.matters(model, wanted[1][0], wanted[1][1])
+            self.saves(model, folder, wanted[0])
+        self.tokens(folder)
+        return max(gaps), wanted[1][1].std().item()
+
+    def reference(self, name, runs, length):
+        """Tokens of the text, kerple's logits there, and what it says next."""
+        text = (ROOT / "docs" / "methods.md").read_bytes().replace(b"\0", b"")
+        ids = torch.tensor([list(text[at : at + length]) for at in (1000, 3000)])
+        tokens, out = self.work / f"{name}-{length}.tokens", self.work / f"{name}-{length}.logits"
+        save_file({"input_ids": ids}, tokens)
+        run(self.bin / "examples" / "logits", runs, tokens, out, PROMPT, NEW)
+        found = load_file(out)
+        return ids, found["logits"], found["greedy"]
+
+    def passes(self, model, ids, logits, by_length):
+        """A prefix and single steps with a cache; padding on either side."""
+        if by_length:
+            return
+        with torch.no_grad():
+            out = model(ids[:, :5], use_cache=True)
+            parts = [out.logits]
+            for at in range(5, 60):
+                out = model(ids[:, at : at + 1], past_key_values=out.past_key_values, use_cache=True)
+                parts.append(out.logits)
+            near(torch.cat(parts, 1), model(ids[:, :60]).logits, "single steps with a cache")
+            long, short = ids[:1, :60], ids[1:, :50]
+            filler = torch.full((1, 10), 7)
+            mask = torch.ones(2, 60, dtype=torch.long)
+            mask[1, :10] = 0
+            positions = (mask.cumsum(1) - 1).clamp(min=0)
+            both = model(torch.cat([long, torch.cat([filler, short], 1)]), attention_mask=mask, position_ids=positions).logits
+            alone = [model(part).logits[0] for part in (long, short)]
+            near(both[0], alone[0], "beside a padded sequence")
+            near(both[1, 10:], alone[1], "padding on the left")
+            both = model(torch.cat([long, torch.cat([short, filler], 1)]), attention_mask=mask.flip(1)).logits
+            near(both[1, :50], alone[1], "padding on the right")
+
+    def generates(self, model, wanted, by_length):
+        ids, logits, greedy = wanted
+        options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        prompt = ids[:1, :PROMPT]
+        if by_length:
+            return
+        found = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0, PROMPT:]
+        expect(found.tolist() == greedy.tolist(), f"greedy: {found.tolist()}, kerple has {greedy.tolist()}")
+        padded = torch.cat([torch.full((1, 4), 7), prompt[:, : PROMPT - 4]], 1)
+        mask = torch.ones(2, PROMPT, dtype=torch.long)
+        mask[1, :4] = 0
+        both = model.generate(torch.cat([prompt, padded]), attention_mask=mask, **options)
+        short = prompt[:, : PROMPT - 4]
+        alone = model.generate(short, attention_mask=torch.ones_like(short), **options)
+        expect(both[0, PROMPT:].tolist() == greedy.tolist(), "greedy in a batch")
+        expect(both[1, PROMPT:].tolist() == alone[0, PROMPT - 4 :].tolist(), "greedy with padding on the left")
+
+    def tuples_and_loss(self, model, ids, logits):
+        with torch.no_grad():
+            near(model(ids, return_dict=False)[0], logits, "a tuple")
+            loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+            near(model(ids, labels=ids).loss, loss, "the loss of labels", 1e-5)
+            near(model(ids, logits_to_keep=3).logits, logits[:, -3:], "the last logits")
+
+    def matters(self, model, ids, logits):
+        """Without its positions the model is another one."""
+        keep = model.config.forms, model.model.encoding.each_layer, model.model.encoding.absolute
+        if all(form["enters"] == "nowhere" for form in keep[0]):
+            return
+        each = keep[1]
+
+        def plain(at, device):
+            found = each(at, device)
+            return [type(one)({"enters": "nowhere"}, {k: v for k, v in one.values.items() if k == "omega"}) for one in found]
+
+        model.model.encoding.each_layer, model.model.encoding.absolute = plain, lambda at: None
+        with torch.no_grad():
+            gap = (model(ids).logits - logits).abs().max().item()
+        model.model.encoding.each_layer, model.model.encoding.absolute = keep[1:]
+        expect(gap > 100 * TOLERANCE, f"taking its positions away moves logits by {gap:.1e} alone: nothing was compared")
+
+    def saves(self, model, folder, wanted):
+        """Saved by transformers and loaded again; loaded in bf16."""
+        again = folder.with_name(folder.name + "-again")
+        model.save_pretrained(again)
+        with torch.no_grad():
+            expect(torch.equal(load(again)(wanted[0]).logits, model(wanted[0]).logits), "saved and loaded again")
+            half = load(folder, dtype=torch.bfloat16)
+            kept = {name: value.dtype for name, value in half.named_parameters() if ".encoding." in name}
+            expect(set(kept.values()) <= {torch.float32}, f"bf16: {kept}")
+            expect(half.lm_head.weight.dtype == torch.bfloat16, "bf16: the head")
+            spread = wanted[1].std().item()
+            near(half(wanted[0]).logits.float(), wanted[1], "bf16", spread)
+
+    def tokens(self, folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        text = "Ā tab\tand \u00e9, \U0001f600\r\n  end"
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        expect(ids == list(text.encode()), f"tokens are not bytes: {ids}")
+        expect(tokenizer.decode(ids) == text, "text of tokens")
+        expect(tokenizer.eos_token_id == 0 and AutoConfig.from_pretrained(folder, trust_remote_code=True).eos_token_id == 0, "the end token")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", default=str(ROOT / "target" / "release"))
+    parser.add_argument("--work", help="folder to keep; a temporary one when left out")
+    parser.add_argument("--only", action="append", help="names of cases")
+    options = parser.parse_args()
+    work = Path(options.work or tempfile.mkdtemp(prefix="kerple-check-"))
+    work.mkdir(parents=True, exist_ok=True)
+    logging.set_verbosity_error()
+    torch.manual_seed(0)
+    failed, begun = [], time.time()
+    try:
+        check = Check(options, work)
+        for name in options.only or CASES:
+            try:
+                gap, spread = check.case(name)
+                print(f"{name:22} within {gap:.1e} of logits with deviation {spread:.2f}", flush=True)
+            except Off as off:
+                failed.append(name)
+                print(f"{name:22} OFF  {off}", flush=True)
+    finally:
+        if not options.work:
+            shutil.rmtree(work, ignore_errors=True)
+    print(f"{len(options.only or CASES) - len(failed)} of {len(options.only or CASES)} agree, {time.time() - begun:.0f} s")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
