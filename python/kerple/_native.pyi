@@ -36,9 +36,7 @@ class Encoding:
     def parameters(self) -> list[tuple[str, list[int], float, float, bool]]: ...
     def initial(self, seed: int, layer: int) -> list[float]: ...
     def true_values(self, values: ArrayLike) -> list[float]: ...
-    def table(
-        self, values: ArrayLike, length: int, bias: ArrayLike | None, weight: ArrayLike | None
-    ) -> None: ...
+    def table(self, values: ArrayLike, length: int, bias: ArrayLike | None, weight: ArrayLike | None) -> None: ...
     def table_backward(
         self,
         values: ArrayLike,
@@ -79,6 +77,41 @@ def attention_backward(
     d_out: ArrayLike,
     d_qkv: list[ArrayLike],
     d_beside: list[ArrayLike | None],
+) -> None: ...
+
+class LinearRule:
+    def __new__(
+        cls, encoding: Encoding, features: str, count: int, causal: bool, noise: list[int], threads: int
+    ) -> LinearRule: ...
+
+class LinearState:
+    def __new__(cls) -> LinearState: ...
+    def __len__(self) -> int: ...
+    def bytes(self) -> int: ...
+
+def linear_forward(
+    rule: LinearRule,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    values: ArrayLike,
+    lengths: ArrayLike | None,
+    out: ArrayLike,
+    denominators: ArrayLike,
+    state: LinearState | None,
+) -> None: ...
+def linear_backward(
+    rule: LinearRule,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    values: ArrayLike,
+    lengths: ArrayLike | None,
+    out: ArrayLike,
+    denominators: ArrayLike,
+    d_out: ArrayLike,
+    d_qkv: list[ArrayLike],
+    d_values: ArrayLike,
 ) -> None: ...
 def methods() -> list[tuple[str, dict[str, str]]]: ...
 def check_kernel(expression: str, points: str) -> tuple[bool, str, str]: ...

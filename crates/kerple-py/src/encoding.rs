@@ -71,7 +71,13 @@ impl Encoding {
             }
     }
 
-    fn stored(&self, values: &Array) -> PyResult<Vec<Vec<f64>>> {
+    /// The encoding, and the sizes of its model.
+    pub fn parts(&self) -> (&kerple::encoding::Encoding, &Geometry) {
+        (&self.encoding, &self.geometry)
+    }
+
+    /// The numbers of each parameter, of those of all.
+    pub fn stored(&self, values: &Array) -> PyResult<Vec<Vec<f64>>> {
         let mut rest = values.values::<f64>()?;
         let parameters = self.encoding.parameters(&self.geometry);
         let count: usize = parameters.iter().map(|parameter| parameter.len()).sum();

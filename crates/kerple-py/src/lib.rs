@@ -8,6 +8,7 @@ mod array;
 mod attention;
 mod encoding;
 mod kernel;
+mod linear;
 mod threads;
 
 use kerple::cpu::InstructionSet;
@@ -37,6 +38,10 @@ fn _native(module: &Bound<PyModule>) -> PyResult<()> {
     module.add_class::<encoding::Encoding>()?;
     module.add_function(wrap_pyfunction!(attention::attention_forward, module)?)?;
     module.add_function(wrap_pyfunction!(attention::attention_backward, module)?)?;
+    module.add_class::<linear::LinearRule>()?;
+    module.add_class::<linear::LinearState>()?;
+    module.add_function(wrap_pyfunction!(linear::linear_forward, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::linear_backward, module)?)?;
     module.add_function(wrap_pyfunction!(encoding::methods, module)?)?;
     module.add_function(wrap_pyfunction!(kernel::check_kernel, module)?)?;
     module.add_function(wrap_pyfunction!(instruction_set, module)?)?;

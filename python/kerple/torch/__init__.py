@@ -32,6 +32,7 @@ from .encodings import (
     TransformerXl,
     project_,
 )
+from .linear import LinearAttention, LinearState
 
 __all__ = [
     "Alibi",
@@ -49,6 +50,8 @@ __all__ = [
     "KerplePower",
     "KerplePowerOriginal",
     "KerpleWeight",
+    "LinearAttention",
+    "LinearState",
     "NoPositions",
     "Rotary",
     "Sandwich",

@@ -43,6 +43,11 @@ impl<T: Number> State<T> {
         self.position == 0
     }
 
+    /// Whether it can go on with this problem: its sequences, heads and values, its maps and its decay.
+    pub fn is_of(&self, problem: &Problem<T>) -> bool {
+        self.dims == Dims { len: 0, head_dim: 0, ..problem.dims } && self.identity == problem.identity()
+    }
+
     /// Bytes of all its numbers.
     pub fn bytes(&self) -> usize {
         let numbers = |unit: &Unit<T>| {

@@ -1,0 +1,382 @@
+//! Linear attention on arrays of Python's: features, stochastic codes and decays, and the state that decoding keeps.
+
+use crate::array::{Array, Element, Kind};
+use crate::encoding::Encoding;
+use crate::threads::{Work, run};
+use kerple::Number;
+use kerple::attention::linear::{
+    self, Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Reach, Saved, State,
+};
+use kerple::encoding::{Fading, InLinear};
+use kerple::features::{Favor, Form, Pointwise, RowMap, omega};
+use kerple::forms::Drawn;
+use kerple::kernel::exponentials::{Amplitude, Demand, Tolerance};
+use kerple::seed::{Purpose, stream_at};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::sync::{Mutex, PoisonError};
+
+/// Most numbers of noise that a call holds while it works: 256 MiB in f32.
+const MOST_HELD: usize = 1 << 26;
+
+/// Within a thousandth of the kernel up to a million tokens, for amplitudes up to 4.
+const DEMAND: Demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
+
+#[derive(Clone, Copy, Debug)]
+enum Features {
+    /// `count` positive random features, half of them of each sign.
+    Favor(usize),
+    Relu,
+    Elu,
+}
+
+/// Everything but the numbers.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub struct LinearRule {
+    encoding: Py<Encoding>,
+    features: Features,
+    causal: bool,
+    /// Of what is drawn: seed, which draw, and which layer.
+    noise: [u64; 3],
+    threads: usize,
+}
+
+#[pymethods]
+impl LinearRule {
+    #[new]
+    fn new(
+        encoding: Py<Encoding>,
+        features: &str,
+        count: usize,
+        causal: bool,
+        noise: [u64; 3],
+        threads: usize,
+    ) -> PyResult<LinearRule> {
+        let features = match features {
+            "favor" if (2..=1 << 16).contains(&count) && count.is_multiple_of(2) => Features::Favor(count),
+            "favor" => {
+                let message = format!("count = {count} is out of range, it must be even and 2 to {}", 1 << 16);
+                return Err(PyValueError::new_err(message));
+            }
+            "relu" => Features::Relu,
+            "elu" => Features::Elu,
+            _ => return Err(PyValueError::new_err(format!("features = {features:?}: use one of favor, relu, elu"))),
+        };
+        let (own, _) = encoding.get().parts();
+        if own.in_linear().is_none() {
+            let kind = own.method.kind();
+            let message = format!("{kind} is no decay that linear attention can take, nor a code");
+            return Err(PyValueError::new_err(message));
+        }
+        Ok(LinearRule { encoding, features, causal, noise, threads })
+    }
+}
+
+/// What a call makes of its encoding: maps of rows, and how products fade.
+struct Made<T> {
+    code: Option<Drawn<T>>,
+    features: Box<dyn RowMap<T>>,
+    fading: Option<(Fading, [Vec<T>; 2])>,
+    guard: Guard,
+}
+
+impl LinearRule {
+    fn stream(&self, purpose: u64) -> rand_chacha::ChaCha8Rng {
+        let [seed, draw, layer] = self.noise;
+        // counted down from the end, where no row of a training step is
+        stream_at(seed, Purpose::Noise, [draw, u64::MAX - (layer << 2 | purpose)])
+    }
+
+    fn made<T: Number>(&self, stored: &[Vec<f64>], dims: Dims, first: usize) -> Made<T> {
+        let (encoding, geometry) = self.encoding.get().parts();
+        let plan = encoding.code(geometry);
+        let width = plan.as_ref().map_or(dims.head_dim, |plan| plan.realisations());
+        let code = plan.map(|plan| {
+            let mut code: Drawn<T> = plan.drawn(stored, [self.stream(0), self.stream(1)]).over(dims.len);
+            code.hold(first..first.saturating_add(dims.len), MOST_HELD);
+            code
+        });
+        let (features, guard): (Box<dyn RowMap<T>>, Guard) = match self.features {
+            Features::Favor(count) => {
+                let size = [width, count / 2];
+                let omega = omega::orthogonal(size, omega::Lengths::OfRows, &mut self.stream(2));
+                (Box::new(Favor::new(&omega, size, Form::BothSigns)), Guard::Add(1e-6))
+            }
+            Features::Relu => (Box::new(Pointwise::Relu { width, shift: 1e-3 }), Guard::Nothing),
+            Features::Elu => (Box::new(Pointwise::Elu { width }), Guard::Add(1e-6)),
+        };
+        let fading = (encoding.in_linear() == Some(InLinear::Decay)).then(|| {
+            let found = encoding.fading(geometry, stored, &DEMAND).expect("an encoding that fades");
+            let cast = |rows: &[f64]| rows.iter().map(|value| T::from_f64(*value)).collect();
+            let tables = [cast(&found.near), cast(&found.weights)];
+            (found, tables)
+        });
+        Made { code, features, fading, guard }
+    }
+}
+
+impl<T: Number> Made<T> {
+    fn chain(&self) -> Vec<&dyn RowMap<T>> {
+        self.code.iter().map(Drawn::map).chain([&*self.features]).collect()
+    }
+
+    fn problem<'a>(
+        &'a self,
+        rule: &LinearRule,
+        dims: Dims,
+        maps: &'a [&'a dyn RowMap<T>],
+        lengths: Option<&'a [usize]>,
+    ) -> Problem<'a, T> {
+        let decay = self.fading.as_ref().map(|(found, [near, weights])| Decay {
+            met: near.len() / dims.heads,
+            near,
+            terms: found.terms,
+            rates: &found.rates,
+            weights,
+        });
+        let reach = if rule.causal { Reach::Causal } else { Reach::Both };
+        Problem { dims, reach, lengths, maps, decay, guard: self.guard }
+    }
+}
+
+/// The arrays of a call, checked.
+struct Call {
+    q: Array,
+    k: Array,
+    v: Array,
+    stored: Vec<Vec<f64>>,
+    lengths: Option<Vec<usize>>,
+    dims: Dims,
+}
+
+impl Call {
+    fn new(
+        rule: &LinearRule,
+        qkv: [&Bound<PyAny>; 3],
+        values: &Bound<PyAny>,
+        lengths: Option<&Bound<PyAny>>,
+    ) -> PyResult<Call> {
+        let (q, k, v) = (Array::of("q", qkv[0])?, Array::of("k", qkv[1])?, Array::of("v", qkv[2])?);
+        let [batch, heads, len, head_dim] = q.sizes("B, H, L, D")?;
+        let [_, _, _, value_dim] = v.sizes("B, H, L, E")?;
+        k.expect_shape("B, H, L, D", q.shape())?;
+        v.expect_shape("B, H, L, E", &[batch, heads, len, value_dim])?;
+        if head_dim == 0 || value_dim == 0 {
+            return Err(PyValueError::new_err("q, v: a head has 0 features, it needs at least 1"));
+        }
+        let dims = Dims { batch, heads, len, head_dim, value_dim };
+        let room =
+            kerple::elements(&[batch.max(1), heads.max(1), len.saturating_add(1 << 10), head_dim.max(value_dim) + 64]);
+        if room.is_none_or(|room| room > isize::MAX as usize / size_of::<f64>()) {
+            return Err(PyValueError::new_err(format!("{dims:?} is larger than any memory")));
+        }
+        for array in [&k, &v] {
+            array.expect_kind(q.kind())?;
+        }
+        let (_, geometry) = rule.encoding.get().parts();
+        if (geometry.heads, geometry.head_dim) != (heads, head_dim) {
+            let (wanted, of) = (geometry.heads, geometry.head_dim);
+            let message = format!("q: {heads} heads of {head_dim} features, the encoding is of {wanted} heads of {of}");
+            return Err(PyValueError::new_err(message));
+        }
+        let stored = rule.encoding.get().stored(&Array::of("values", values)?)?;
+        let lengths = match Array::some("key_lengths", lengths)? {
+            None => None,
+            Some(array) => {
+                array.expect_shape("B", &[batch])?;
+                let one = |(b, value): (usize, &i64)| {
+                    usize::try_from(*value).ok().filter(|value| *value <= len).ok_or_else(|| {
+                        let message = format!("key_lengths[{b}] = {value} is out of range, it must be 0 to {len}");
+                        PyValueError::new_err(message)
+                    })
+                };
+                Some(array.values::<i64>()?.iter().enumerate().map(one).collect::<PyResult<Vec<usize>>>()?)
+            }
+        };
+        Ok(Call { q, k, v, stored, lengths, dims })
+    }
+
+    fn inputs<T: Element + Number>(&self) -> PyResult<Inputs<'_, T>> {
+        Ok(Inputs { q: self.q.view()?, k: self.k.view()?, v: self.v.view()? })
+    }
+}
+
+/// Writes `out`, `[B, H, L, E]`, and the denominators that the backward needs, `[B, H, L]`.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "an array each, as Python hands them over")]
+pub fn linear_forward(
+    py: Python,
+    rule: &LinearRule,
+    q: &Bound<PyAny>,
+    k: &Bound<PyAny>,
+    v: &Bound<PyAny>,
+    values: &Bound<PyAny>,
+    lengths: Option<&Bound<PyAny>>,
+    out: &Bound<PyAny>,
+    denominators: &Bound<PyAny>,
+    state: Option<&LinearState>,
+) -> PyResult<()> {
+    let call = Call::new(rule, [q, k, v], values, lengths)?;
+    let (out, denominators) = (Array::of("out", out)?, Array::of("denominators", denominators)?);
+    out.expect_shape("B, H, L, E", call.v.shape())?;
+    denominators.expect_shape("B, H, L", &[call.dims.batch, call.dims.heads, call.dims.len])?;
+    match call.q.kind() {
+        Kind::F32 => forward::<f32>(py, rule, &call, [&out, &denominators], state.map(|state| &state.single)),
+        Kind::F64 | Kind::I64 => {
+            forward::<f64>(py, rule, &call, [&out, &denominators], state.map(|state| &state.double))
+        }
+    }
+}
+
+fn forward<T: Element + Number>(
+    py: Python,
+    rule: &LinearRule,
+    call: &Call,
+    [out, denominators]: [&Array; 2],
+    state: Option<&Mutex<Option<State<T>>>>,
+) -> PyResult<()> {
+    let inputs = call.inputs::<T>()?;
+    // SAFETY: `out` and `denominators` were made for this call, so nothing else of it shares their memory.
+    let (mut out, denominators) = unsafe { (out.room::<T>()?, denominators.values_mut::<T>()?) };
+    if state.is_some() && (!rule.causal || call.lengths.is_some()) {
+        return Err(PyValueError::new_err("state: it goes on with causal positions without padding"));
+    }
+    let refused = run(py, rule.threads, Work::Any, || {
+        let mut held = state.map(|state| state.lock().unwrap_or_else(PoisonError::into_inner));
+        let first = held.as_ref().and_then(|held| held.as_ref()).map_or(0, State::len);
+        let made = rule.made::<T>(&call.stored, call.dims, first);
+        let maps = made.chain();
+        let problem = made.problem(rule, call.dims, &maps, call.lengths.as_deref());
+        let Some(held) = &mut held else {
+            linear::forward(&problem, inputs, out.from(0, 0), denominators);
+            return None;
+        };
+        let fresh = State::new(&problem);
+        let before = held.as_ref().unwrap_or(&fresh);
+        if !before.is_of(&problem) {
+            return Some("state: it is of other sizes, features or learned values; begin a new one");
+        }
+        let mut after = before.clone();
+        linear::extend(&problem, inputs, out.from(0, 0), denominators, &mut after);
+        **held = Some(after);
+        None
+    })?;
+    refused.map_or(Ok(()), |message| Err(PyValueError::new_err(message)))
+}
+
+/// Writes the gradients in q, k, v and the encoding's stored numbers.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "an array each, as Python hands them over")]
+pub fn linear_backward(
+    py: Python,
+    rule: &LinearRule,
+    q: &Bound<PyAny>,
+    k: &Bound<PyAny>,
+    v: &Bound<PyAny>,
+    values: &Bound<PyAny>,
+    lengths: Option<&Bound<PyAny>>,
+    out: &Bound<PyAny>,
+    denominators: &Bound<PyAny>,
+    d_out: &Bound<PyAny>,
+    d_qkv: [Bound<PyAny>; 3],
+    d_values: &Bound<PyAny>,
+) -> PyResult<()> {
+    let call = Call::new(rule, [q, k, v], values, lengths)?;
+    let saved = [Array::of("out", out)?, Array::of("denominators", denominators)?, Array::of("d_out", d_out)?];
+    saved[0].expect_shape("B, H, L, E", call.v.shape())?;
+    saved[1].expect_shape("B, H, L", &[call.dims.batch, call.dims.heads, call.dims.len])?;
+    saved[2].expect_shape("B, H, L, E", call.v.shape())?;
+    let made = [Array::of("d_q", &d_qkv[0])?, Array::of("d_k", &d_qkv[1])?, Array::of("d_v", &d_qkv[2])?];
+    for (made, of) in made.iter().zip([&call.q, &call.k, &call.v]) {
+        made.expect_shape("as the input", of.shape())?;
+    }
+    let d_values = Array::of("d_values", d_values)?;
+    d_values.expect_shape("P", &[call.stored.iter().map(Vec::len).sum()])?;
+    match call.q.kind() {
+        Kind::F32 => backward::<f32>(py, rule, &call, &saved, &made, &d_values),
+        Kind::F64 | Kind::I64 => backward::<f64>(py, rule, &call, &saved, &made, &d_values),
+    }
+}
+
+fn backward<T: Element + Number>(
+    py: Python,
+    rule: &LinearRule,
+    call: &Call,
+    [out, denominators, d_out]: &[Array; 3],
+    [d_q, d_k, d_v]: &[Array; 3],
+    d_values: &Array,
+) -> PyResult<()> {
+    let saved = Saved {
+        inputs: call.inputs::<T>()?,
+        out: out.view()?,
+        denominators: denominators.values::<T>()?,
+        d_out: d_out.view()?,
+    };
+    // SAFETY: every gradient was made for this call, so nothing else of it shares their memory, and each is taken once.
+    let (mut d_q, mut d_k, mut d_v, d_values) =
+        unsafe { (d_q.room::<T>()?, d_k.room::<T>()?, d_v.room::<T>()?, d_values.values_mut::<f64>()?) };
+    run(py, rule.threads, Work::Any, || {
+        let made = rule.made::<T>(&call.stored, call.dims, 0);
+        let maps = made.chain();
+        let problem = made.problem(rule, call.dims, &maps, call.lengths.as_deref());
+        let mut d_parameters = vec![T::ZERO; call.dims.heads * problem.parameters()];
+        let tables = made.fading.as_ref().map(|(_, tables)| tables.each_ref().map(|table| vec![T::ZERO; table.len()]));
+        let mut d_tables = tables.unwrap_or_default();
+        let [d_near, d_weights] = &mut d_tables;
+        let d_decay = made.fading.is_some().then_some(DecayGradient { d_near, d_weights });
+        let (d_q, d_k, d_v) = (d_q.from(0, 0), d_k.from(0, 0), d_v.from(0, 0));
+        linear::backward(&problem, saved, Gradients { d_q, d_k, d_v, d_parameters: &mut d_parameters, d_decay });
+        d_values.copy_from_slice(&made.gradient(rule, call, &d_parameters, &d_tables).concat());
+    })
+}
+
+impl<T: Number> Made<T> {
+    /// In the stored numbers of the encoding, given those in what was made of them.
+    fn gradient(&self, rule: &LinearRule, call: &Call, d_parameters: &[T], d_tables: &[Vec<T>; 2]) -> Vec<Vec<f64>> {
+        let (_, geometry) = rule.encoding.get().parts();
+        if let Some(code) = &self.code {
+            return code.gradient(d_parameters);
+        }
+        let mut sums: Vec<Vec<f64>> = call.stored.iter().map(|values| vec![0.0; values.len()]).collect();
+        if let Some((found, _)) = &self.fading {
+            for (slopes, d_table) in [&found.near_slopes, &found.weight_slopes].into_iter().zip(d_tables) {
+                let d_table: Vec<f64> = d_table.iter().map(|value| value.to_f64()).collect();
+                if let (Some(slopes), false) = (slopes, d_table.is_empty()) {
+                    slopes.backward(geometry.heads, &d_table, &mut sums);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Sums over the positions before, of a fixed size, for decoding; it is one call's after another's.
+#[pyclass(frozen)]
+#[derive(Debug, Default)]
+pub struct LinearState {
+    single: Mutex<Option<State<f32>>>,
+    double: Mutex<Option<State<f64>>>,
+}
+
+#[pymethods]
+impl LinearState {
+    #[new]
+    fn new() -> LinearState {
+        LinearState::default()
+    }
+
+    /// Positions that it has seen.
+    fn __len__(&self) -> usize {
+        let single = self.single.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::len);
+        let double = self.double.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::len);
+        single.or(double).unwrap_or(0)
+    }
+
+    /// Bytes of all its numbers.
+    fn bytes(&self) -> usize {
+        let single = self.single.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::bytes);
+        let double = self.double.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::bytes);
+        single.or(double).unwrap_or(0)
+    }
+}

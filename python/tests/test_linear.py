@@ -1,0 +1,140 @@
+"""Linear attention against loops over pairs, differences, and itself row by row."""
+
+import pytest
+import torch
+
+from kerple.torch import LinearAttention, LinearState
+
+KINDS = ["kerple_log", "kerple_power", "alibi", "none", "rotary", "sine_spe", "conv_spe"]
+
+
+def inputs(length=300, heads=2, features=4, batch=2, values=3, dtype=torch.float64):
+    make = lambda width: torch.randn(batch, heads, length, width, dtype=dtype, requires_grad=True)  # noqa: E731
+    return make(features), make(features), make(values)
+
+
+def module(kind, heads=2, head_dim=4, **options):
+    return LinearAttention(kind, heads, head_dim, seed=3, dtype=torch.float64, **options)
+
+
+@pytest.mark.parametrize("kind", ["kerple_log", "kerple_power", "alibi", "none"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_equals_the_sum_over_pairs(kind, causal):
+    attention, (q, k, v) = module(kind, features="elu"), inputs()
+    got = attention(q, k, v, causal=causal)
+    one, two = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+    d = torch.arange(300)[:, None] - torch.arange(300)
+    products = one @ two.transpose(-1, -2)
+    if kind != "none":
+        bias, _ = attention.table(300, dtype=torch.float64)
+        products = products * bias.exp()[:, d.abs()]
+    products = products * (d >= 0) if causal else products
+    want = products @ v / (products.sum(-1, keepdim=True) + 1e-6)
+    # beyond 256 positions kernels are sums of exponentials within a thousandth
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-3 if kind.startswith("kerple") else 1e-10)
+    torch.testing.assert_close(got[:, :, :128], want[:, :, :128], rtol=0, atol=2e-3 if not causal else 1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_are_those_of_differences(kind, causal):
+    attention, leaves = module(kind, count=8), inputs(150, batch=1)
+    learned = [*leaves, *attention.parameters()]
+    call = lambda: attention(*leaves, causal=causal)  # noqa: E731
+    out = call()
+    up = torch.randn_like(out)
+    gradients = torch.autograd.grad((out * up).sum(), learned, allow_unused=True)
+    for leaf, gradient in zip(learned, gradients, strict=True):
+        direction, step = torch.randn_like(leaf), 1e-6
+        with torch.no_grad():
+            leaf.add_(step * direction)
+            above = (call() * up).sum()
+            leaf.sub_(2 * step * direction)
+            below = (call() * up).sum()
+            leaf.add_(step * direction)
+        slope = ((above - below) / (2 * step)).item()
+        assert slope == pytest.approx((gradient * direction).sum().item(), rel=2e-4, abs=1e-5), kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_goes_on(kind):
+    attention, (q, k, v) = module(kind, features="relu" if kind.endswith("spe") else "favor", count=8).eval(), inputs()
+    with torch.no_grad():
+        whole, state, rows = attention(q, k, v), LinearState(), []
+        for start, end in [(0, 130), (130, 131), (131, 132), (132, 300)]:
+            piece = slice(start, end)
+            rows.append(attention(q[:, :, piece], k[:, :, piece], v[:, :, piece], state=state))
+    assert len(state) == 300 and state.bytes() > 0
+    torch.testing.assert_close(torch.cat(rows, 2), whole, rtol=0, atol=1e-9)
+
+
+def test_a_state_stays_as_large_as_it_is():
+    attention, (q, k, v) = module("kerple_log", features="elu"), inputs(200)
+    state, sizes = LinearState(), []
+    for _ in range(3):
+        attention(q, k, v, state=state)
+        sizes.append(state.bytes())
+    assert len(state) == 600 and sizes[1] == sizes[2]
+
+
+def test_draws():
+    attention, qkv = module("sine_spe"), inputs(40)
+    first = attention(*qkv)
+    assert torch.equal(first, attention(*qkv))
+    attention.redraw_()
+    assert not torch.equal(first, attention(*qkv))
+    attention.eval()
+    still = attention(*qkv)
+    attention.redraw_()
+    assert torch.equal(still, attention(*qkv))
+
+
+def test_padding_compiling_and_threads():
+    attention, (q, k, v) = module("kerple_log"), inputs(200)
+    padded = attention(q, k, v, key_lengths=[200, 60])
+    torch.testing.assert_close(
+        padded[1:, :, :60], attention(q[1:, :, :60], k[1:, :, :60], v[1:, :, :60]), rtol=0, atol=1e-12
+    )
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v) * 2, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), attention(q, k, v) * 2)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            out = attention(q, k, v)
+            found.append([out, *torch.autograd.grad(out.sum(), [q, *attention.parameters()])])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["kerple_log", "sine_spe"])
+def test_opcheck(kind):
+    attention, (q, k, v) = module(kind, count=8), inputs(20, dtype=torch.float32)
+    operands = (q, k, v, attention._values(), None, *attention._options(True))
+    torch.library.opcheck(torch.ops.kerple.linear.default, operands)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LinearAttention("t5", 2), "t5 is no decay"),
+        (lambda: LinearAttention("kerple_log", 2, features="cosine"), "favor, relu, elu"),
+        (lambda: LinearAttention("kerple_log", 2, count=7), "count = 7"),
+        (lambda: LinearAttention("kerple_log", 2, 5)(*inputs()), "2 heads of 5"),
+        (lambda: module("kerple_log")(*inputs(), key_lengths=[1, 301]), "key_lengths[1] = 301"),
+        (lambda: module("kerple_log")(*inputs(), causal=False, state=LinearState()), "state"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(make, words):
+    with pytest.raises(ValueError) as caught:
+        make()
+    assert words in str(caught.value), str(caught.value)
+
+
+def test_a_state_of_another_model_is_refused():
+    state, qkv = LinearState(), inputs(20)
+    module("kerple_log")(*qkv, state=state)
+    with pytest.raises(ValueError, match="begin a new one"):
+        LinearAttention("kerple_log", 2, 4, seed=4, dtype=torch.float64)(*qkv, state=state)
+    assert len(state) == 20
