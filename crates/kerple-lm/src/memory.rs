@@ -11,7 +11,7 @@
 //! evaluation   weights P
 //!              activations  8TM                                   one layer at work, its inner width in pieces
 //! both         logits of some rows at a time, VR (2VR in training, which packs them for a product); what positions take, see
-//!              [`positions`]; 40 bytes for every token at once: the examples, their targets and losses
+//!              [`positions`]; 28 bytes for every token at once: the examples, their targets and losses
 //! saving       weights P, moments 2P, a copy of the weights, the moments as a file: 6P
 //! program      32 MiB of code and what it reads, 6 MiB for each thread: as they are resident when a tiny model is trained
 //! ```
@@ -23,6 +23,7 @@
 mod positions;
 
 use crate::error::{Error, Result};
+use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
 use kerple::ops::cross_entropy;
 pub use kerple_data::machine::Limit;
@@ -54,7 +55,7 @@ pub struct Memory {
 }
 
 /// Bytes of a token of an example: of its ids as they are read and as they are padded, of its target, of its loss by position.
-const A_TOKEN: u64 = 40;
+const A_TOKEN: u64 = 28;
 
 /// Bytes of code and of what it reads.
 const PROGRAM: u64 = 32 << 20;
@@ -165,11 +166,11 @@ impl Plan {
     /// What evaluating sequences of `length` tokens takes.
     pub fn evaluation_memory(&self, length: usize) -> Memory {
         let model = &self.model;
-        // texts are taken in pieces by linear attention
-        let in_pieces = model.is_linear() && self.data.task.is_none();
+        // longer texts are taken in pieces by linear attention
+        let in_pieces = model.is_linear() && self.data.task.is_none() && length > MOST_PREFILLED;
         let (all, sequences) = (length.max(TOKENS_AT_ONCE), (TOKENS_AT_ONCE / length.max(1)).max(1));
-        let at_once = if in_pieces { length.min(TOKENS_AT_ONCE) } else { length };
-        let tokens = if in_pieces { TOKENS_AT_ONCE } else { all };
+        let at_once = if in_pieces { MOST_PREFILLED } else { length };
+        let tokens = if in_pieces { MOST_PREFILLED } else { all };
         let rows = Rows { sequences, positions: at_once, span: length, training: false };
         Memory {
             weights: bytes(&[self.parameters]),

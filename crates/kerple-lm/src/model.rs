@@ -52,7 +52,7 @@ impl Describe for Decoder {
 }
 
 /// Most positions that [`Decoder::extend`] takes through the layers at once, in all sequences together.
-const MOST_PREFILLED: usize = 4096;
+pub(crate) const MOST_PREFILLED: usize = 4096;
 
 impl Decoder {
     /// A fresh model whose matrices begin as the plan's [`InitKind`](kerple_burn::plan::InitKind) says.
