@@ -6,6 +6,7 @@ mod common;
 use common::{Place, document, expect_document};
 use kerple_report::plot::{Axis, Legend, Plot, Point, Series, standalone};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 const BEGIN: &str = "<!-- methods: made by crates/kerple-cli/tests/documents.rs -->\n";
@@ -38,11 +39,11 @@ fn the_reference_of_commands_is_current() {
 }
 
 /// Perplexity by length of the web pages of KERPLE reproduced small.
-fn picture(cells: &[Value]) -> Plot {
+fn picture(cells: &[BTreeMap<String, String>]) -> Plot {
     let series = |(colour, (kind, name)): (usize, (&str, &str))| {
         let of_kind =
-            |cell: &&Value| cell["item"] == "table3" && cell["corpus"] == "openwebtext2" && cell["encoding"] == kind;
-        let number = |cell: &Value, key: &str| cell[key].as_f64().unwrap();
+            |cell: &&BTreeMap<_, _>| cell["item"] == "table3" && cell["corpus"] == "openwebtext2" && cell["encoding"] == kind;
+        let number = |cell: &BTreeMap<String, String>, key: &str| cell[key].parse().unwrap();
         let points = cells.iter().filter(of_kind).map(|cell| Point {
             x: number(cell, "length"),
             y: number(cell, "perplexity"),
@@ -75,8 +76,8 @@ fn picture(cells: &[Value]) -> Plot {
 
 #[test]
 fn the_picture_is_of_the_results() {
-    let cells = std::fs::read_to_string(document("results/kerple-small/paper/cells.json")).unwrap();
-    let plot = picture(&serde_json::from_str::<Vec<Value>>(&cells).unwrap());
+    let mut cells = csv::Reader::from_path(document("results/kerple-small/paper/cells.csv")).unwrap();
+    let plot = picture(&cells.deserialize().map(Result::unwrap).collect::<Vec<_>>());
     assert!(plot.series.iter().all(|series| series.points.len() == 6), "{:?}", plot.series);
     expect_document("docs/length.svg", &standalone(&plot.svg(760.0, 340.0)));
 }
@@ -96,8 +97,7 @@ fn results_and_reference_values_are_few_files() {
     let [results, golden] = ["results", "golden"].map(|folder| size(&document(folder)));
     let (files, bytes) = (results.0 + golden.0, results.1 + golden.1);
     assert!(files <= 300, "{files} files");
-    // half of it are reference values, random numbers that hardly compress
-    assert!(bytes <= 20 << 20, "{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    assert!(bytes <= 12 << 20, "{:.1} MiB", bytes as f64 / f64::from(1 << 20));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
 //! are checkpoints, prepared texts, TensorBoard files, losses by segment, and what encodings learned on the way; the runs make
-//! them again. Tables and figures are made of an export as of its original.
+//! them again. Arrays, which are drawn, are kept to [`DIGITS`] digits; numbers of tables are kept whole. Tables and figures are made
+//! of an export as of its original.
 
 use super::refuse_another;
 use crate::error::{Error, Result};
@@ -69,14 +70,16 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
     ];
     for (name, thin) in rows {
         if look(&run.join(name))?.is_some() {
-            let rows = thin(read_rows::<Value>(&run.join(name))?.rows);
+            let mut rows = thin(read_rows::<Value>(&run.join(name))?.rows);
+            rows.iter_mut().for_each(|row| round_arrays(row, false));
             kerple_records::replace_rows(&to.join(name), &rows)?;
         }
     }
     let snapshots: [(&str, Thin); 2] = [(KERNELS_FILE, last_alone), (SCORES_FILE, |all| all)];
     for (name, thin) in snapshots {
         if look(&run.join(name))?.is_some() {
-            let all = thin(read_json::<Vec<Value>>(&run.join(name))?);
+            let mut all = thin(read_json::<Vec<Value>>(&run.join(name))?);
+            all.iter_mut().for_each(|snapshot| round_arrays(snapshot, false));
             kerple_records::write_dense_json(&to.join(name), &all)?;
         }
     }
@@ -106,6 +109,22 @@ fn without_weights(mut rows: Vec<Value>) -> Vec<Value> {
 
 fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
     snapshots.split_off(snapshots.len().saturating_sub(1))
+}
+
+/// Digits that are kept of the numbers of an array.
+const DIGITS: usize = 6;
+
+fn round_arrays(value: &mut Value, within_array: bool) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(|value| round_arrays(value, true)),
+        Value::Object(fields) => fields.values_mut().for_each(|value| round_arrays(value, false)),
+        Value::Number(number) if within_array && number.is_f64() => {
+            let exact = number.as_f64().expect("a JSON number that is_f64");
+            let kept = format!("{exact:.*e}", DIGITS - 1).parse().expect("a number that was just written");
+            *number = serde_json::Number::from_f64(kept).expect("a finite number stays finite");
+        }
+        _ => {}
+    }
 }
 
 /// Refuses to write over what is no export of this reproduction: what is exported is less than what it is made of.
