@@ -21,7 +21,7 @@ const ORDERS: [(&str, &str); 8] = [
         "error origin tensors schedule layers config plan model task sequences solver memory ranks events host learner generate checkpoint \
          tasks corpus run depart evaluate train probe job compare",
     ),
-    ("kerple-interchange", "layout import"),
+    ("kerple-interchange", "layout import export"),
     ("kerple-papers", "error claim manifest timing packed pages reproduce"),
 ];
 
