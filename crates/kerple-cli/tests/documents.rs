@@ -41,8 +41,9 @@ fn the_reference_of_commands_is_current() {
 /// Perplexity by length of the web pages of KERPLE reproduced small.
 fn picture(cells: &[BTreeMap<String, String>]) -> Plot {
     let series = |(colour, (kind, name)): (usize, (&str, &str))| {
-        let of_kind =
-            |cell: &&BTreeMap<_, _>| cell["item"] == "table3" && cell["corpus"] == "openwebtext2" && cell["encoding"] == kind;
+        let of_kind = |cell: &&BTreeMap<_, _>| {
+            cell["item"] == "table3" && cell["corpus"] == "openwebtext2" && cell["encoding"] == kind
+        };
         let number = |cell: &BTreeMap<String, String>, key: &str| cell[key].parse().unwrap();
         let points = cells.iter().filter(of_kind).map(|cell| Point {
             x: number(cell, "length"),

@@ -32,7 +32,8 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
         match path.is_dir() {
             _ if name == "tests" || name == "testing" => {}
             true => sources(&path, found),
-            false => found.push(path),
+            false if path.extension().is_some_and(|end| end == "rs") => found.push(path),
+            false => {}
         }
     }
 }

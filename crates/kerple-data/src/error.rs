@@ -79,7 +79,7 @@ impl Error {
 }
 
 /// A message with control characters written out: what a file holds must not steer a terminal.
-fn printable(message: &str) -> String {
+pub fn printable(message: &str) -> String {
     let written = |letter: char| match letter.is_control() && letter != '\n' {
         true => letter.escape_default().collect::<String>(),
         false => letter.to_string(),

@@ -246,16 +246,16 @@ impl Default for TrainConfig {
     }
 }
 
+const KEYS_HINT: &str = "every key of a run file is listed by `kerple describe config`";
+
 /// Most parts of a dotted key. No key of a run file is this deep, and a table is read with a call a level.
 const DEEPEST: usize = 8;
 
 /// Parses `key.path=value` and puts it into `table`; the value is TOML, or a bare word.
 fn set(table: &mut toml::Table, assignment: &str) -> Result<()> {
     let place = format!("--set {assignment}");
-    let fail = |message: String| Error::Config {
-        place: place.clone(),
-        message,
-        hint: "write --set key=value with a key of the run file, e.g. --set train.steps=100".to_owned(),
+    let fail = |message: String| {
+        Error::config(&place, message, "write --set key=value with a key of the run file, e.g. --set train.steps=100")
     };
     let (path, value) = assignment.split_once('=').ok_or_else(|| fail("there is no `=`".to_owned()))?;
     let value = toml::from_str::<toml::Table>(&format!("value = {value}"))
@@ -264,11 +264,11 @@ fn set(table: &mut toml::Table, assignment: &str) -> Result<()> {
         .unwrap_or_else(|| toml::Value::String(value.to_owned()));
     if path.split('.').nth(DEEPEST).is_some() {
         let start: String = path.chars().take(40).collect();
-        return Err(Error::Config {
-            place: format!("--set {start}..."),
-            message: format!("the key has more than {DEEPEST} parts"),
-            hint: "every key of a run file is listed by `kerple describe config`".to_owned(),
-        });
+        return Err(Error::config(
+            format!("--set {start}..."),
+            format!("the key has more than {DEEPEST} parts"),
+            KEYS_HINT,
+        ));
     }
     let mut keys: Vec<&str> = path.split('.').map(str::trim).collect();
     let last = keys.pop().filter(|key| !key.is_empty()).ok_or_else(|| fail("the key is empty".to_owned()))?;
@@ -296,11 +296,7 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn parse(text: &str, place: &str, overrides: &[String]) -> Result<RunConfig> {
-        let fail = |error: toml::de::Error| Error::Config {
-            place: place.to_owned(),
-            message: error.to_string().trim_end().to_owned(),
-            hint: "every key of a run file is listed by `kerple describe config`".to_owned(),
-        };
+        let fail = |error: toml::de::Error| Error::config(place, error.to_string().trim_end(), KEYS_HINT);
         if overrides.is_empty() {
             return toml::from_str(text).map_err(fail);
         }
@@ -310,10 +306,9 @@ impl RunConfig {
         }
         let text = toml::to_string(&table).expect("a parsed table can be written");
         // lines of the merged text are not lines of the file, so only the message is passed on
-        toml::from_str(&text).map_err(|error| Error::Config {
-            place: format!("{place} with --set {}", overrides.join(" --set ")),
-            message: error.message().to_owned(),
-            hint: "every key of a run file is listed by `kerple describe config`".to_owned(),
+        toml::from_str(&text).map_err(|error| {
+            let place = format!("{place} with --set {}", overrides.join(" --set "));
+            Error::config(place, error.message(), KEYS_HINT)
         })
     }
 }

@@ -1,5 +1,6 @@
 //! What can go wrong with what a user typed or a file held.
 
+use kerple_data::printable;
 use std::path::{Path, PathBuf};
 
 /// An error for people: what is wrong, with the value and the limit, and what to do about it.
@@ -90,6 +91,12 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// What is wrong with something that was typed; control characters in it are written out.
+    pub(crate) fn config(place: impl AsRef<str>, message: impl AsRef<str>, hint: impl Into<String>) -> Error {
+        let [place, message] = [place.as_ref(), message.as_ref()].map(printable);
+        Error::Config { place, message, hint: hint.into() }
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> String {
         match self {

@@ -264,7 +264,7 @@ fn text(folder: &Path) -> RunConfig {
     let words = ["a", "bird", "sat", "on", "the", "third", "branch", "and", "sang"];
     let line = |at: usize| format!("{} {} {}.\n", words[at % 9], words[at * at % 7], words[at / 3 % 8]);
     fs::create_dir_all(&input).unwrap();
-    for file in 0..100 {
+    for file in 0..250 {
         let lines = (file * 120..(file + 1) * 120).map(line).collect::<String>();
         fs::write(input.join(format!("{file}.txt")), lines).unwrap();
     }

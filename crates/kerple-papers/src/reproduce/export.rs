@@ -1,7 +1,7 @@
 //! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
 //! are checkpoints, prepared texts, TensorBoard files, losses by segment, and what encodings learned on the way; the runs make
-//! them again. Arrays, which are drawn, are kept to [`DIGITS`] digits; numbers of tables are kept whole. Tables and figures are made
-//! of an export as of its original.
+//! them again. Kernels and scores, which are drawn, are kept to [`DIGITS`] digits. Tables and figures are made of an export as of
+//! its original.
 
 use super::refuse_another;
 use crate::error::{Error, Result};
@@ -70,8 +70,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
     ];
     for (name, thin) in rows {
         if look(&run.join(name))?.is_some() {
-            let mut rows = thin(read_rows::<Value>(&run.join(name))?.rows);
-            rows.iter_mut().for_each(|row| round_arrays(row, false));
+            let rows = thin(read_rows::<Value>(&run.join(name))?.rows);
             kerple_records::replace_rows(&to.join(name), &rows)?;
         }
     }
@@ -79,7 +78,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
     for (name, thin) in snapshots {
         if look(&run.join(name))?.is_some() {
             let mut all = thin(read_json::<Vec<Value>>(&run.join(name))?);
-            all.iter_mut().for_each(|snapshot| round_arrays(snapshot, false));
+            all.iter_mut().for_each(|snapshot| round(snapshot));
             kerple_records::write_dense_json(&to.join(name), &all)?;
         }
     }
@@ -111,14 +110,14 @@ fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
     snapshots.split_off(snapshots.len().saturating_sub(1))
 }
 
-/// Digits that are kept of the numbers of an array.
+/// Digits that are kept of the fractions of a kernel or of scores.
 const DIGITS: usize = 6;
 
-fn round_arrays(value: &mut Value, within_array: bool) {
+fn round(value: &mut Value) {
     match value {
-        Value::Array(list) => list.iter_mut().for_each(|value| round_arrays(value, true)),
-        Value::Object(fields) => fields.values_mut().for_each(|value| round_arrays(value, false)),
-        Value::Number(number) if within_array && number.is_f64() => {
+        Value::Array(list) => list.iter_mut().for_each(round),
+        Value::Object(fields) => fields.values_mut().for_each(round),
+        Value::Number(number) if number.is_f64() => {
             let exact = number.as_f64().expect("a JSON number that is_f64");
             let kept = format!("{exact:.*e}", DIGITS - 1).parse().expect("a number that was just written");
             *number = serde_json::Number::from_f64(kept).expect("a finite number stays finite");

@@ -30,9 +30,9 @@ impl<R: Number> Since<R> {
     /// Takes these clocks; those after them are 0.
     pub(super) fn load(&mut self, clocks: &[f64], base: f64) {
         for ((high, low), clock) in self.high.iter_mut().zip(&mut self.low).zip(clocks) {
-            let since = clock - base;
+            let (since, rest) = difference(*clock, base);
             *high = R::from_f64(since);
-            *low = R::from_f64(since - high.to_f64());
+            *low = R::from_f64(since - high.to_f64() + rest);
         }
         self.high[clocks.len()..].fill(R::ZERO);
         self.low[clocks.len()..].fill(R::ZERO);
@@ -51,6 +51,13 @@ impl<R: Number> Since<R> {
         // SAFETY: the assertion bounds both.
         unsafe { [lanes.load(self.high.as_ptr().add(token)), lanes.load(self.low.as_ptr().add(token))] }
     }
+}
+
+/// A difference as it is rounded, and what the rounding took (Knuth's exact sum).
+fn difference(a: f64, b: f64) -> (f64, f64) {
+    let rounded = a - b;
+    let of_b = a - rounded;
+    (rounded, (a - (rounded + of_b)) + (of_b - b))
 }
 
 /// The clocks of a tile, of the same base.

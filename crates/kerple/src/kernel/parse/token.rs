@@ -54,10 +54,15 @@ pub(super) fn tokens(text: &str) -> Result<Vec<(Token, Span)>, (Span, String)> {
             at += 1;
             Token::Symbol(c)
         } else {
-            return Err((start..start + 1, format!("`{c}`")));
+            return Err((start..start + 1, format!("`{}`", shown(c))));
         };
         tokens.push((token, start..at));
     }
     tokens.push((Token::End, chars.len()..chars.len() + 1));
     Ok(tokens)
+}
+
+/// A character as messages show it: one that steers a terminal is written out.
+fn shown(c: char) -> String {
+    if c.is_control() { c.escape_default().collect() } else { c.to_string() }
 }
