@@ -17,22 +17,22 @@ fn every_case_passes(folder: &str, cases: usize) {
 
 #[test]
 fn every_reference_value_of_kerple_is_met() {
-    every_case_passes("kerple", 134);
+    every_case_passes("kerple", 110);
 }
 
 #[test]
 fn every_reference_value_of_spe_is_met() {
-    every_case_passes("spe", 20);
+    every_case_passes("spe", 18);
 }
 
 #[test]
 fn every_reference_value_of_dape_is_met() {
-    every_case_passes("dape", 68);
+    every_case_passes("dape", 67);
 }
 
 #[test]
 fn every_reference_value_of_encodings_that_dape_compares_with_is_met() {
-    every_case_passes("encodings", 6);
+    every_case_passes("encodings", 5);
 }
 
 #[test]
@@ -103,9 +103,9 @@ fn what_a_manifest_promises_and_is_not_there_fails() {
         (
             "encodings",
             Box::new(|folder| {
-                edited(&folder.join("manifest.json"), |text| text.replace("\"n_cases\": 6", "\"n_cases\": 7"));
+                edited(&folder.join("manifest.json"), |text| text.replace("\"n_cases\":5", "\"n_cases\":7"));
             }),
-            "manifest.json: n_cases is 7, and there are 6",
+            "manifest.json: n_cases is 7, and there are 5",
         ),
         ("media", Box::new(half("groove_timing.json")), "groove_timing.json: "),
     ] {
@@ -154,7 +154,7 @@ fn numbers_that_contradict_each_other_fail_their_case() {
     };
     for value in [0, 1, 1 << 31, 1 << 40, 1 << 63] {
         let ((passed, failed), notes) = hostile(value);
-        assert!(passed + failed == 134 && failed > 10, "{value}: {failed} {notes:?}");
+        assert!(passed + failed == 110 && failed > 10, "{value}: {failed} {notes:?}");
     }
 }
 
@@ -165,7 +165,7 @@ fn a_case_is_known_by_its_kind() {
             text.replace("pipeline_sine_favor_L64\",", "pipeline_sine_favor_L64_again\",")
         });
     });
-    assert_eq!((passed, failed), (20, 0), "{notes:?}");
+    assert_eq!((passed, failed), (18, 0), "{notes:?}");
 }
 
 #[test]

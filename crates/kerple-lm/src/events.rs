@@ -229,10 +229,11 @@ mod tests {
             let data = std::fs::read(entry.unwrap().path()).unwrap();
             let mut at = 0;
             while let Some((length, _)) = parse(&data[at..]) {
-                // the tag is the only text with a slash
+                // the tag is the longest text with a slash; a number may look like a short one
                 let text = String::from_utf8_lossy(&data[at..at + length]).into_owned();
                 let is_tag = |letter: char| letter.is_ascii_alphanumeric() || "/_.".contains(letter);
-                found.extend(text.split(|letter| !is_tag(letter)).find(|part| part.contains('/')).map(str::to_owned));
+                let parts = text.split(|letter| !is_tag(letter)).filter(|part| part.contains('/') && part.len() > 4);
+                found.extend(parts.max_by_key(|part| part.len()).map(str::to_owned));
                 at += length;
             }
         }
@@ -270,7 +271,7 @@ mod tests {
         .unwrap();
         assert_eq!(of_evaluation(&row), "eval/test-last-32-window5-step9");
         let strange = EvaluationRow { rope_scaling: Some("{ a = 1 }../b".into()), window: None, ..row.clone() };
-        assert_eq!(of_evaluation(&strange), "eval/test-last-32---a---1---..-b-step9", "one folder within another");
+        assert_eq!(of_evaluation(&strange), "eval/test-last-32---a---1--..-b-step9", "one folder within another");
         for length in [256, 128] {
             EventFile::beside(folder.path()).unwrap().evaluation(&EvaluationRow { length, ..row.clone() }).unwrap();
         }
@@ -284,8 +285,8 @@ mod tests {
             let data = std::fs::read(entry.unwrap().path()).unwrap();
             let mut at = 0;
             while let Some((length, step)) = parse(&data[at..]) {
-                // the first record of a file names the format
-                found.extend((at > 0).then_some(step));
+                // a record of step 0 names the format
+                found.extend((step > 0).then_some(step));
                 at += length;
             }
             assert_eq!(at, data.len(), "something is left behind the last whole record");

@@ -248,7 +248,7 @@ fn the_estimate_counts_what_positions_and_examples_take() {
     let mut task = text.clone();
     task.data.task = TaskConfig::named("even_pairs");
     let error = task.check_evaluation_memory(1 << 27, Some(&limit)).unwrap_err();
-    assert!(error.to_string().contains("examples 5.0 GiB"), "{error}");
+    assert!(error.to_string().contains("examples 3.5 GiB"), "{error}");
 }
 
 #[test]

@@ -217,7 +217,11 @@ fn conv_noise(values: &Values, shape: &ConvShape, jax: bool) -> Result<Normals, 
     let numbers = values.get("noise")?;
     let (streams, realisations, axes) = (shape.heads * shape.head_dim, shape.realisations, shape.taps.len());
     let stored = if jax { &numbers.shape[1..1 + axes] } else { &numbers.shape[2..2 + axes] };
-    let used: Vec<usize> = (0..axes).map(|axis| shape.size[axis] + shape.taps[axis] - 1).collect();
+    let used: Vec<usize> =
+        (0..axes).map(|axis| shape.size[axis].saturating_add(shape.taps[axis]).saturating_sub(1)).collect();
+    if (0..axes).any(|axis| used[axis].saturating_add(shape.taps[axis]) > stored[axis]) {
+        return Err(format!("noise is {stored:?} long, {:?} positions and {:?} taps use more", shape.size, shape.taps));
+    }
     let rows: usize = used.iter().product();
     let place = |mut row: usize| {
         let (mut at, mut stride) = (0, 1);

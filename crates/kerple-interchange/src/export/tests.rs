@@ -103,7 +103,7 @@ fn what_torch_would_compute_otherwise_is_refused() {
 /// The configuration as transformers reads it: truncation leaves the width, and rates have names for old and new readers.
 #[test]
 fn rotary_keys_say_the_width_and_the_rates() {
-    for pct in (1..=16).map(|pairs| f64::from(pairs) / 16.0) {
+    for pct in (2..=16).map(|features| f64::from(features) / 16.0) {
         let found = said(&of(&format!("{{ kind = \"rotary\", pct = {pct} }}"), ""), &Options::default());
         let Ok(found) = found else { continue }; // less than a pair
         let share = found.config["rotary_pct"].as_f64().unwrap();

@@ -99,7 +99,8 @@ impl Points {
     /// # Ok::<(), kerple::kernel::points::PointsError>(())
     /// ```
     pub fn parse(spec: &str) -> Result<Points, PointsError> {
-        let spec = spec.trim();
+        let printable = printable(spec);
+        let spec = printable.trim();
         let inside = |name: &str| spec.strip_prefix(name)?.trim_start().strip_prefix('(')?.strip_suffix(')');
         let (dim, coordinates) = if let Some(body) = inside("random") {
             random(body)?
@@ -176,6 +177,16 @@ impl fmt::Display for Points {
 
 fn limit(count: f64) -> Result<(), PointsError> {
     if count <= MAX_POINTS as f64 { Ok(()) } else { Err(PointsError::TooMany { count, limit: MAX_POINTS }) }
+}
+
+/// The text with blanks in the place of tabs and ends of lines; what else steers a terminal is written out, as no number has it.
+fn printable(text: &str) -> String {
+    let written = |c: char| match c {
+        blank if blank.is_whitespace() => " ".to_owned(),
+        control if control.is_control() => control.escape_default().collect(),
+        letter => letter.to_string(),
+    };
+    text.chars().map(written).collect()
 }
 
 fn number(text: &str) -> Result<f64, PointsError> {
