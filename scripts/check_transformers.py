@@ -203,6 +203,15 @@ class Check:
             near(model(ids, labels=ids).loss, loss, "the loss of labels", 1e-5)
             near(model(ids, logits_to_keep=3).logits, logits[:, -3:], "the last logits")
 
+    def without(self, positions):
+        """The same as if every token stood at one place."""
+        if positions.form["enters"] == "code":
+            # codes are features of attention too; at a frequency of 0 all positions have one
+            still = {"freqs": torch.full_like(positions.values["freqs"], -1e3)}
+            return type(positions)(positions.form, positions.values | still)
+        kept = {name: value for name, value in positions.values.items() if name == "omega"}
+        return type(positions)({"enters": "nowhere"}, kept)
+
     def matters(self, model, ids, logits):
         """Without its positions the model is another one."""
         keep = model.config.forms, model.model.encoding.each_layer, model.model.encoding.absolute
@@ -211,8 +220,7 @@ class Check:
         each = keep[1]
 
         def plain(at, device):
-            found = each(at, device)
-            return [type(one)({"enters": "nowhere"}, {k: v for k, v in one.values.items() if k == "omega"}) for one in found]
+            return [self.without(one) for one in each(at, device)]
 
         model.model.encoding.each_layer, model.model.encoding.absolute = plain, lambda at: None
         with torch.no_grad():

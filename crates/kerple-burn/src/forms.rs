@@ -37,6 +37,7 @@ pub struct Positions {
 /// Clocks of tokens: scores get what the running sum of gates falls from key to query, see
 /// [`Table::clocks`](kerple::forms::Table::clocks).
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one in a layer")]
 pub enum Clock {
     /// Gates that a layer makes of its own normed rows `x`, `[B, L, M]`: `ln sigmoid(x W + b)`.
     OfRows {

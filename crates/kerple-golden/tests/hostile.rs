@@ -100,7 +100,9 @@ fn of_every_kind() -> Vec<Few> {
             }
         }
         assert!(!kinds.is_empty(), "{name}");
-        let few = |(kind, case): (String, &Value)| Few::new(format!("{name}, {kind}"), &folder, &[case.clone()], &[]);
+        let few = |(kind, case): (String, &Value)| {
+            Few::new(format!("{name}, {kind}"), &folder, std::slice::from_ref(case), &[])
+        };
         found.extend(kinds.into_iter().map(few));
     }
     found

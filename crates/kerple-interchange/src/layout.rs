@@ -103,7 +103,7 @@ pub fn entries(family: Family, plan: &Plan) -> Vec<Entry> {
     table.embedding();
     table.encodings(plan);
     (0..plan.model.n_layers).for_each(|layer| table.block(layer));
-    table.norm("norm", &table.names.norm.to_owned());
+    table.norm("norm", table.names.norm);
     if !plan.model.block.tied_head {
         table.entries.push(head(family, plan));
     }

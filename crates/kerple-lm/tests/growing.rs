@@ -81,7 +81,7 @@ fn predictions_are_those_of_all_logits() {
                 assert!(found.nll[2 * at] <= found.nll[2 * at + 1], "{what}");
             }
             last.iter().zip(&whole[11 * vocab..]).for_each(|(a, b)| close(f64::from(*a), f64::from(*b)));
-            let kept = if keep || growing.len() > 0 { IDS.len() } else { 0 };
+            let kept = if keep || !growing.is_empty() { IDS.len() } else { 0 };
             assert_eq!(growing.len(), kept, "{what}");
         }
     }

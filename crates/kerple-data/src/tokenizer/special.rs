@@ -15,7 +15,7 @@ impl Tokenizer {
             Kind::HuggingFace(inner) => inner.special_tokens(self.end_of_document),
             Kind::Music(_) => Vec::new(),
         };
-        found.sort_by(|a, b| a.1.cmp(&b.1));
+        found.sort_by_key(|a| a.1);
         found
     }
 

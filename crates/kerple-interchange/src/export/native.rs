@@ -262,7 +262,10 @@ fn mpt(plan: &Plan) -> Why<(Value, Vec<String>)> {
 }
 
 /// What a layer of LLaMA's relatives has: whether it rotates, and its window.
-fn layers(plan: &Plan) -> Why<(rotary::Config, Vec<(bool, Option<usize>)>)> {
+type Kind = (bool, Option<usize>);
+
+/// The rotation that all layers share, and the kind of each.
+fn layers(plan: &Plan) -> Why<(rotary::Config, Vec<Kind>)> {
     let (mut keys, mut all) = (None, Vec::new());
     for layer in plan.model.every_layer(&plan.encoding) {
         let rotates = match &layer.encoding.method {

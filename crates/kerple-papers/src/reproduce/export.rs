@@ -78,7 +78,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
     for (name, thin) in snapshots {
         if look(&run.join(name))?.is_some() {
             let mut all = thin(read_json::<Vec<Value>>(&run.join(name))?);
-            all.iter_mut().for_each(|snapshot| round(snapshot));
+            all.iter_mut().for_each(round);
             kerple_records::write_dense_json(&to.join(name), &all)?;
         }
     }

@@ -62,8 +62,11 @@ fn open(folder: &Path, path: &Path, key: Option<&str>) -> Result<BTreeMap<String
     Ok(reader.into_tensors().into_iter().collect())
 }
 
-/// Every file of tensors of a step: the number of its layer, its rank, its tensors.
-fn files(folder: &Path) -> Result<Vec<(usize, usize, PathBuf, BTreeMap<String, Tensor>)>> {
+/// A file of tensors of a step: the number of its layer, its rank, where it lies, its tensors.
+type OfLayer = (usize, usize, PathBuf, BTreeMap<String, Tensor>);
+
+/// Every file of tensors of a step.
+fn files(folder: &Path) -> Result<Vec<OfLayer>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
         names.push(entry.map_err(Error::io(folder, "list"))?.path());

@@ -5,7 +5,7 @@ use super::damping::Damping;
 use super::table::{Order, PaddedTable};
 use crate::Number;
 use crate::attention::{Dims, Problem, Strides, View, ViewMut, cap};
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Arithmetic, Kernel, Lanes};
 use crate::tiles::product::{Keep, Matrix, Product};
 use crate::tiles::rows::{CopyRows, ScaleRow, Transpose};
 use crate::tiles::workers;
@@ -369,6 +369,9 @@ impl<R: Number> Kernel<R> for Softmax<'_, R> {
     }
 }
 
+/// Clocks of a tile, and those of the queries of a step in its lanes.
+type Clocks<'a, L> = (Passed<'a, <L as Arithmetic>::Number>, [<L as Arithmetic>::Vector; 2]);
+
 /// Makes the scores of a key and the lanes from `lane` on what tables and clocks make of them, and returns them.
 ///
 /// # Safety
@@ -381,7 +384,7 @@ unsafe fn finish_score<L: Lanes>(
     lane: usize,
     weight: Option<(&[L::Number], usize)>,
     bias: Option<(&[L::Number], usize)>,
-    clocks: Option<(Passed<L::Number>, [L::Vector; 2])>,
+    clocks: Option<Clocks<L>>,
 ) -> L::Vector {
     // SAFETY: the caller's promise.
     unsafe {

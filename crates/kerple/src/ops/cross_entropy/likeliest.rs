@@ -131,8 +131,8 @@ mod tests {
         // rows that are not scored leave the others alone
         let scored: Vec<bool> = (0..ids.len()).map(|row| row % 5 == 2).collect();
         let some = likeliest(owned.head(), &x, Targets { ids: &ids, scored: Some(&scored) }, 3);
-        for row in 0..ids.len() {
-            let expected = if scored[row] { &found.ids[3 * row..][..3] } else { &[0; 3] };
+        for (row, scored) in scored.into_iter().enumerate() {
+            let expected = if scored { &found.ids[3 * row..][..3] } else { &[0; 3] };
             assert_eq!(&some.ids[3 * row..][..3], expected);
         }
     }
