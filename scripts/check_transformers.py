@@ -58,7 +58,7 @@ CASES = {
     "log_inside": ('{ kind = "kerple_log", scale = "inside" }', {}, "kerple"),
     "log_layer": ('{ kind = "kerple_log", scope = "layer" }', {}, "kerple"),
     "log_clamped": ('{ kind = "kerple_log", clamp = "working_copy" }', {}, "kerple"),
-    "expression": ('{ kind = "kernel", bias = "-(-log(b, a))^0.5 + s*power(a, 1)", weight = "exp(1, r~0.1, p)" , keep = "smooth" }', {}, "kerple"),
+    "expression": ('{ kind = "kernel", bias = "-(-log(b, a))^0.5 + s*power(a, 1)", weight = "exp(1, a~0.1, p)" , keep = "smooth" }', {}, "kerple"),
     "expression_log": ('{ kind = "kernel", bias = "-log(1 - log3(b, a, p))" }', {}, "kerple"),
     "dape_v2": ('{ kind = "dape", base = "alibi", kernel = 3, variant = "add_residual" }', {}, "kerple"),
     "dape_closed": ('{ kind = "dape", base = "kerple_log", kernel = 3, edge = "closed" }', {}, "kerple"),
