@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import library as registry
 
 import kerple
 from kerple.torch import attention, mirrored
@@ -82,7 +83,7 @@ def operands(**of):
 
 @pytest.mark.parametrize("name", ["plain", "bias and weight", "both directions", "padding before", "a cap and sinks"])
 def test_opcheck(name):
-    torch.library.opcheck(torch.ops.kerple.attention.default, operands(**CASES[name]))
+    registry.opcheck(torch.ops.kerple.attention.default, operands(**CASES[name]))
 
 
 class Listening(torch.utils._python_dispatch.TorchDispatchMode):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import library as registry
 
 import kerple
 import kerple.torch as kt
@@ -187,7 +188,7 @@ def test_compile_keeps_a_module_in_one_graph():
 def test_opcheck_of_tables():
     for kind in ("kerple_log", "kerple_weight", "kerple_bias_weight", "t5"):
         encoding = module(kind)
-        torch.library.opcheck(torch.ops.kerple.table.default, (encoding._values(), encoding._key, 9))
+        registry.opcheck(torch.ops.kerple.table.default, (encoding._values(), encoding._key, 9))
 
 
 def test_the_window_of_the_keys_is_kept():

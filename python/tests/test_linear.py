@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import library as registry
 
 from kerple.torch import LinearAttention, LinearState
 
@@ -112,7 +113,7 @@ def test_padding_compiling_and_threads():
 def test_opcheck(kind):
     attention, (q, k, v) = module(kind, count=8), inputs(20, dtype=torch.float32)
     operands = (q, k, v, attention._values(), None, *attention._options(True))
-    torch.library.opcheck(torch.ops.kerple.linear.default, operands)
+    registry.opcheck(torch.ops.kerple.linear.default, operands)
 
 
 @pytest.mark.parametrize(

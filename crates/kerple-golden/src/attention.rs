@@ -6,7 +6,7 @@ use crate::maps;
 use crate::tables::method;
 use crate::{Score, Tolerance};
 use kerple::Number;
-use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, Strides, View, ViewMut, naive};
+use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, Strides, Table, View, ViewMut, naive};
 use kerple::encoding::{Encoding, Geometry, TableGradient};
 use kerple::encoding::{Form, MapForm};
 use kerple::forms::{DistanceTable, Sides};
@@ -59,6 +59,72 @@ fn extent(dims: Dims) -> Extent {
     Extent { sides: Sides::One, len: dims.keys, scale: (dims.head_dim as f64).sqrt().recip() }
 }
 
+pub(crate) fn cast<T: Number>(values: &[f64]) -> Vec<T> {
+    values.iter().map(|value| T::from_f64(*value)).collect()
+}
+
+pub(crate) fn wide<T: Number>(values: Vec<T>) -> Vec<f64> {
+    values.into_iter().map(T::to_f64).collect()
+}
+
+/// Attention and the gradients in whatever a problem has.
+pub(crate) struct Both<T> {
+    pub(crate) out: Vec<T>,
+    pub(crate) d_q: Vec<T>,
+    pub(crate) d_k: Vec<T>,
+    pub(crate) d_v: Vec<T>,
+    pub(crate) d_bias: Option<Vec<T>>,
+    pub(crate) d_weight: Option<Vec<T>>,
+    pub(crate) d_map: Option<Vec<T>>,
+    pub(crate) d_sinks: Option<Vec<T>>,
+    pub(crate) d_clocks: Option<Vec<f64>>,
+}
+
+/// Forward and backward on slices of these strides, tile by tile or by the definition; a map has so many numbers.
+pub(crate) fn both<T: Number>(
+    problem: &Problem<T>,
+    strides: Strides,
+    [q, k, v, d_out]: [&[T]; 4],
+    map_numbers: usize,
+    fused: bool,
+) -> Both<T> {
+    let Dims { batch, heads, queries, .. } = problem.dims;
+    let room = |values: &[T]| vec![T::ZERO; values.len()];
+    let (tables, d_map) = match &problem.scores {
+        Scores::Table(table) => (*table, None),
+        Scores::Map(_) => (Table::PLAIN, Some(vec![T::ZERO; map_numbers])),
+    };
+    let mut found = Both {
+        out: room(q),
+        d_q: room(q),
+        d_k: room(k),
+        d_v: room(v),
+        d_bias: tables.bias.map(room),
+        d_weight: tables.weight.map(room),
+        d_map,
+        d_sinks: problem.sinks.map(room),
+        d_clocks: tables.clocks.map(|clocks| vec![0.0; clocks.values.len()]),
+    };
+    let mut lse = vec![T::ZERO; batch * heads * queries];
+    let view = |data| View { data, strides };
+    let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
+    forward(problem, view(q), view(k), view(v), ViewMut::new(&mut found.out, strides), &mut lse);
+    let gradients = Gradients {
+        d_q: ViewMut::new(&mut found.d_q, strides),
+        d_k: ViewMut::new(&mut found.d_k, strides),
+        d_v: ViewMut::new(&mut found.d_v, strides),
+        d_bias: found.d_bias.as_deref_mut(),
+        d_weight: found.d_weight.as_deref_mut(),
+        d_map: found.d_map.as_deref_mut(),
+        d_sinks: found.d_sinks.as_deref_mut(),
+        d_clocks: found.d_clocks.as_deref_mut(),
+    };
+    let saved = Saved { q: view(q), k: view(k), v: view(v), out: view(&found.out), lse: &lse, d_out: view(d_out) };
+    let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
+    backward(problem, saved, gradients);
+    found
+}
+
 impl Task {
     /// Rotates `[B, H, L, D]` rows in place; `sign = -1` turns back.
     fn rotate(&self, x: &mut [f64], sign: f64) {
@@ -84,13 +150,12 @@ impl Task {
 
     /// Runs forward and backward on slices with `T` numbers.
     pub(crate) fn slices<T: Number>(&self, fused: bool) -> Answer {
-        let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
         let (mut q, mut k) = (self.q.clone(), self.k.clone());
         self.rotate(&mut q, 1.0);
         self.rotate(&mut k, 1.0);
         let form = self.encoding.form(&self.geometry, &self.values, self.dims.keys);
         let (numbers, extent) = (self.numbers(&form), extent(self.dims));
-        let numbers = cast(&numbers);
+        let numbers = cast::<T>(&numbers);
         let (table, map) = match &form {
             Form::Table(table) => (table.clone(), None),
             Form::Map(form) => (DistanceTable::default(), Some(form.map.over(&numbers, extent))),
@@ -98,7 +163,7 @@ impl Task {
                 (DistanceTable::default(), None)
             }
         };
-        let (bias, weight) = (table.bias.as_deref().map(cast), table.weight.as_deref().map(cast));
+        let (bias, weight) = (table.bias.as_deref().map(cast::<T>), table.weight.as_deref().map(cast::<T>));
         let problem = Problem {
             dims: self.dims,
             scale: T::from_f64((self.dims.head_dim as f64).sqrt().recip()),
@@ -111,43 +176,22 @@ impl Task {
                 None => Scores::table(bias.as_deref(), weight.as_deref(), self.dims.keys),
             },
         };
-        let Dims { heads, keys, head_dim, batch, .. } = self.dims;
+        let Dims { heads, keys, head_dim, .. } = self.dims;
         let strides = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
-        let (q, k, v, d_out) = (cast(&q), cast(&k), cast(&self.v), cast(&self.d_out));
-        let zeros = || vec![T::from_f64(0.0); q.len()];
-        let (mut out, mut d_q, mut d_k, mut d_v) = (zeros(), zeros(), zeros(), zeros());
-        let mut lse = vec![T::from_f64(0.0); batch * heads * keys];
-        let (mut d_bias, mut d_weight) = (bias.clone(), weight.clone());
-        let mut d_map = map.is_some().then(|| numbers.clone());
-        let view = |data| View { data, strides };
-        let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
-        forward(&problem, view(&q), view(&k), view(&v), ViewMut::new(&mut out, strides), &mut lse);
-        let gradients = Gradients {
-            d_q: ViewMut::new(&mut d_q, strides),
-            d_k: ViewMut::new(&mut d_k, strides),
-            d_v: ViewMut::new(&mut d_v, strides),
-            d_bias: d_bias.as_deref_mut(),
-            d_weight: d_weight.as_deref_mut(),
-            d_map: d_map.as_deref_mut(),
-            d_sinks: None,
-            d_clocks: None,
-        };
-        let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
-        let saved = Saved { q: view(&q), k: view(&k), v: view(&v), out: view(&out), lse: &lse, d_out: view(&d_out) };
-        backward(&problem, saved, gradients);
-        let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
-        let (mut d_q, mut d_k) = (wide(d_q), wide(d_k));
+        let [q, k, v, d_out] = [&q, &k, &self.v, &self.d_out].map(|values| cast(values));
+        let found = both(&problem, strides, [&q, &k, &v, &d_out], numbers.len(), fused);
+        let (mut d_q, mut d_k) = (wide(found.d_q), wide(found.d_k));
         self.rotate(&mut d_q, -1.0);
         self.rotate(&mut d_k, -1.0);
-        let d_values = match d_map {
+        let d_values = match found.d_map {
             Some(d_map) => maps::d_values(&self.encoding, &self.geometry, &self.values, keys, &wide(d_map)),
             None => {
-                let (d_bias, d_weight) = (d_bias.map(wide), d_weight.map(wide));
+                let (d_bias, d_weight) = (found.d_bias.map(wide), found.d_weight.map(wide));
                 let gradient = TableGradient { len: keys, d_bias: d_bias.as_deref(), d_weight: d_weight.as_deref() };
                 self.encoding.table_backward(&self.geometry, &self.values, gradient)
             }
         };
-        Answer { out: wide(out), d_q, d_k, d_v: wide(d_v), d_values }
+        Answer { out: wide(found.out), d_q, d_k, d_v: wide(found.d_v), d_values }
     }
 
     /// Runs forward and backward through Burn, with the fused operation or its composed definition.

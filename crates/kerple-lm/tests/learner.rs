@@ -4,7 +4,7 @@ mod common;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
-use common::{encoding, plan};
+use common::{encoding, on_ranks, plan};
 use kerple::encoding::{METHODS, Scope};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, normal_matrix};
@@ -15,10 +15,9 @@ use kerple_lm::learner::{Learned, Learner, NotFinite, Part, Settings, Update, se
 use kerple_lm::model::Decoder;
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
-use kerple_lm::ranks::{Ranks, threads};
+use kerple_lm::ranks::Ranks;
 use kerple_lm::task::{Batch, LanguageModel, Scores, Task};
 use rand::{RngExt, SeedableRng};
-use std::rc::Rc;
 
 const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.01, clip: 1.0 };
 
@@ -264,16 +263,6 @@ fn only_scored_targets_count() {
     for (a, b) in values(&whole.values).iter().zip(values(&parts.values)) {
         assert!((a - b).abs() < 1e-5 * largest, "{a} {b}"); // the same sums in another order, in f32
     }
-}
-
-/// What `work` gives on each of so many ranks, which are threads.
-fn on_ranks<T: Send>(count: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
-    let work = &work;
-    std::thread::scope(|scope| {
-        let spawn = |rank| scope.spawn(move || work(Ranks::of(Rc::new(rank))));
-        let threads: Vec<_> = threads::group(count).into_iter().map(spawn).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Counting, encoding, plan_of};
+use common::{Counting, encoding, on_ranks, plan_of};
 use kerple_data::{PrepareOptions, Sources, prepare};
 use kerple_lm::checkpoint;
 use kerple_lm::compare::Comparison;
@@ -12,7 +12,7 @@ use kerple_lm::evaluate::{Amount, AnswersRequest, Evaluation, OfTask, OfText, Pr
 use kerple_lm::host::Host;
 use kerple_lm::job::{self, Shard};
 use kerple_lm::plan::Plan;
-use kerple_lm::ranks::{Ranks, threads};
+use kerple_lm::ranks::Ranks;
 use kerple_lm::run::RunFolder;
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::Batch;
@@ -22,18 +22,7 @@ use kerple_records::{EvaluationRow, MetricsRow, SittingRow, read_rows};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// What `work` gives on each of so many ranks.
-fn on_ranks<T: Send>(count: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
-    let work = &work;
-    std::thread::scope(|scope| {
-        let spawn = |rank| scope.spawn(move || work(Ranks::of(Rc::new(rank))));
-        let threads: Vec<_> = threads::group(count).into_iter().map(spawn).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
 
 /// A run of batches of 12 sequences, worked off in parts of `micro_batch`.
 fn plan(steps: u64, micro_batch: usize) -> Plan {

@@ -12,10 +12,11 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch import library as registry
 
 from .. import _native
 
-_library = torch.library.Library("kerple", "DEF")
+_library = registry.Library("kerple", "DEF")
 _OPTIONS = "str map, float scale, bool causal, int? window, float? cap"
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, "
@@ -212,11 +213,11 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
     return _attention(q, k, v, *rest)[0]
 
 
-torch.library.impl("kerple::attention", "cpu", lib=_library)(_attention)
-torch.library.register_fake("kerple::attention", lib=_library)(_attention_fake)
-torch.library.impl("kerple::attention_backward", "cpu", lib=_library)(_attention_backward)
-torch.library.register_fake("kerple::attention_backward", lib=_library)(_attention_backward_fake)
-torch.library.register_autograd("kerple::attention", _attention_gradient, setup_context=_attention_setup, lib=_library)
+registry.impl("kerple::attention", "cpu", lib=_library)(_attention)
+registry.register_fake("kerple::attention", lib=_library)(_attention_fake)
+registry.impl("kerple::attention_backward", "cpu", lib=_library)(_attention_backward)
+registry.register_fake("kerple::attention_backward", lib=_library)(_attention_backward_fake)
+registry.register_autograd("kerple::attention", _attention_gradient, setup_context=_attention_setup, lib=_library)
 
 
 def _no_second_derivative(ctx, *_: Tensor):
@@ -269,10 +270,10 @@ def _table_gradient(ctx, d_bias: Tensor, d_weight: Tensor):
     return torch.ops.kerple.table_backward(d_bias, d_weight, values, ctx.encoding, ctx.length), None, None
 
 
-torch.library.impl("kerple::table", "cpu", lib=_library)(_table)
-torch.library.register_fake("kerple::table", lib=_library)(_table_room)
-torch.library.impl("kerple::table_backward", "cpu", lib=_library)(_table_backward)
-torch.library.register_fake("kerple::table_backward", lib=_library)(_table_backward_fake)
-torch.library.register_autograd("kerple::table", _table_gradient, setup_context=_table_setup, lib=_library)
+registry.impl("kerple::table", "cpu", lib=_library)(_table)
+registry.register_fake("kerple::table", lib=_library)(_table_room)
+registry.impl("kerple::table_backward", "cpu", lib=_library)(_table_backward)
+registry.register_fake("kerple::table_backward", lib=_library)(_table_backward_fake)
+registry.register_autograd("kerple::table", _table_gradient, setup_context=_table_setup, lib=_library)
 for _name in ("kerple::attention_backward", "kerple::table_backward"):
-    torch.library.register_autograd(_name, _no_second_derivative, lib=_library)
+    registry.register_autograd(_name, _no_second_derivative, lib=_library)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import library as registry
 
 from .. import _native
 from ._attention import _HALF, _check, _keys
@@ -83,12 +84,12 @@ def _no_second_derivative(ctx, *_: Tensor):
     raise RuntimeError("kerple::linear has a first derivative only: do not ask for create_graph behind it")
 
 
-torch.library.impl("kerple::linear", "cpu", lib=_library)(_linear)
-torch.library.register_fake("kerple::linear", lib=_library)(_linear_fake)
-torch.library.impl("kerple::linear_backward", "cpu", lib=_library)(_linear_backward)
-torch.library.register_fake("kerple::linear_backward", lib=_library)(_linear_backward_fake)
-torch.library.register_autograd("kerple::linear", _gradient, setup_context=_setup, lib=_library)
-torch.library.register_autograd("kerple::linear_backward", _no_second_derivative, lib=_library)
+registry.impl("kerple::linear", "cpu", lib=_library)(_linear)
+registry.register_fake("kerple::linear", lib=_library)(_linear_fake)
+registry.impl("kerple::linear_backward", "cpu", lib=_library)(_linear_backward)
+registry.register_fake("kerple::linear_backward", lib=_library)(_linear_backward_fake)
+registry.register_autograd("kerple::linear", _gradient, setup_context=_setup, lib=_library)
+registry.register_autograd("kerple::linear_backward", _no_second_derivative, lib=_library)
 
 
 class LinearState:

@@ -1,8 +1,9 @@
 //! Attention with clocks in every engine: on slices and through Burn.
 
+use crate::attention::{both, cast, wide};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::Number;
-use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, Table, View, ViewMut, naive};
+use kerple::attention::{self, Dims, Problem, Scores, Strides, Table, View, ViewMut, naive};
 use kerple::forms::{DistanceTable, Rows};
 use kerple::ops::clocks;
 use kerple::ops::heads::{self, Growth, Place};
@@ -81,14 +82,6 @@ pub struct Found {
     pub d_slopes: Option<Vec<f64>>,
 }
 
-fn cast<T: Number>(values: &[f64]) -> Vec<T> {
-    values.iter().map(|value| T::from_f64(*value)).collect()
-}
-
-fn wide<T: Number>(values: Vec<T>) -> Vec<f64> {
-    values.into_iter().map(T::to_f64).collect()
-}
-
 impl Given {
     /// Refuses arrays that do not belong together.
     pub fn check(&self) -> Result<(), String> {
@@ -111,7 +104,7 @@ impl Given {
     }
 
     fn slices<T: Number>(&self, fused: bool) -> Found {
-        let Dims { batch, heads, keys: len, head_dim, .. } = self.dims;
+        let Dims { heads, keys: len, head_dim, .. } = self.dims;
         // `[B, L, H, D]`, as a layer's projection has it
         let strides = Strides { batch: len * heads * head_dim, head: head_dim, row: heads * head_dim };
         let [q, k, v, d_out] =
@@ -136,39 +129,18 @@ impl Given {
         };
         let plain = Problem::causal(self.dims, T::from_f64(self.scale));
         let problem = Problem { sinks: sinks.as_deref(), scores: Scores::Table(table), ..plain };
-        let zeros = || vec![T::ZERO; q.len()];
-        let (mut out, mut d_q, mut d_k, mut d_v) = (zeros(), zeros(), zeros(), zeros());
-        let mut lse = vec![T::ZERO; batch * heads * len];
-        let (mut d_bias, mut d_weight, mut d_sinks) = (bias.clone(), weight.clone(), sinks.clone());
-        let mut d_clocks = clocks.clone();
-        let view = |data| View { data, strides };
-        let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
-        forward(&problem, view(&grown), view(&k), view(&v), ViewMut::new(&mut out, strides), &mut lse);
-        let gradients = Gradients {
-            d_q: ViewMut::new(&mut d_q, strides),
-            d_k: ViewMut::new(&mut d_k, strides),
-            d_v: ViewMut::new(&mut d_v, strides),
-            d_bias: d_bias.as_deref_mut(),
-            d_weight: d_weight.as_deref_mut(),
-            d_map: None,
-            d_sinks: d_sinks.as_deref_mut(),
-            d_clocks: d_clocks.as_deref_mut(),
-        };
-        let saved =
-            Saved { q: view(&grown), k: view(&k), v: view(&v), out: view(&out), lse: &lse, d_out: view(&d_out) };
-        let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
-        backward(&problem, saved, gradients);
-        let d_slopes = growth.map(|growth| wide(heads::scale_backward(&q, &mut d_q, place, growth)));
+        let mut found = both(&problem, strides, [&grown, &k, &v, &d_out], 0, fused);
+        let d_slopes = growth.map(|growth| wide(heads::scale_backward(&q, &mut found.d_q, place, growth)));
         let dense = |x: Vec<T>| turned(&wide(x), [len, heads, head_dim]);
         Found {
-            out: dense(out),
-            d_q: dense(d_q),
-            d_k: dense(d_k),
-            d_v: dense(d_v),
-            d_bias: d_bias.map(wide),
-            d_weight: d_weight.map(wide),
-            d_gates: d_clocks.map(|d_clocks| clocks::of_gates_backward(&d_clocks, len)),
-            d_sinks: d_sinks.map(wide),
+            out: dense(found.out),
+            d_q: dense(found.d_q),
+            d_k: dense(found.d_k),
+            d_v: dense(found.d_v),
+            d_bias: found.d_bias.map(wide),
+            d_weight: found.d_weight.map(wide),
+            d_gates: found.d_clocks.map(|d_clocks| clocks::of_gates_backward(&d_clocks, len)),
+            d_sinks: found.d_sinks.map(wide),
             d_slopes,
         }
     }

@@ -7,9 +7,11 @@ use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::ranks::{Ranks, threads};
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::Batch;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Sequences that count up from a start that the step decides, modulo 23.
 pub struct Counting(pub Plan);
@@ -198,4 +200,14 @@ pub fn plan_of_text(text: &str, train: &TrainConfig) -> Result<Plan, String> {
 fn facts() -> DataFacts {
     let [tokenizer, content] = ["counting"; 2].map(str::to_owned);
     DataFacts { vocab_size: 23, tokenizer, train_tokens: 1000, content }
+}
+
+/// What `work` gives on each of so many ranks, which are threads.
+pub fn on_ranks<T: Send>(count: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let spawn = |rank| scope.spawn(move || work(Ranks::of(Rc::new(rank))));
+        let threads: Vec<_> = threads::group(count).into_iter().map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }
