@@ -1,0 +1,3 @@
+//! Exact attention with tables over distances on GPUs, as CubeCL kernels; no tensor framework.
+//!
+//! Without the feature `kernels` there is nothing here.
