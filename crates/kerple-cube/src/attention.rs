@@ -1,0 +1,373 @@
+//! Attention `softmax(scale q.k weight[d] + bias[d]) v` with `d = i - j`, and all its gradients, those of the tables too.
+//!
+//! What is computed is [`kerple::attention::naive`], in `f32`; memory grows with the length, not with its square. Scores live
+//! in [`tile`]s in shared memory, and the backward makes them again from the logarithms of the forward's sums. A table's
+//! gradient is summed along the diagonals of tiles, in a fixed order and without atomics: one device gives the same bits every
+//! time. Nothing here needs planes of units or matrix units, so it runs wherever compute shaders do; neither does it use
+//! them, which is what a faster kernel for one device would begin with.
+
+mod decode;
+mod forward;
+mod keys;
+mod queries;
+pub mod tile;
+
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use kerple::attention::Dims;
+use kerple::forms::Sight;
+use tile::{Has, SizesLaunch, Tile};
+
+/// Arrays that a kernel of the backward takes, and one for what else it is told.
+const BINDINGS: u32 = 14;
+/// Cubes that share the work of a backward with tables, about; each has a row of gradients for itself.
+const SHARES: usize = 512;
+/// Up to how many queries are decoded rather than put into tiles.
+const DECODED: usize = 4;
+
+/// Tables over distances on a device, contiguous.
+#[derive(Clone, Debug, Default)]
+pub struct Tables {
+    /// Added to scaled scores, `[H, C]`.
+    pub bias: Option<Handle>,
+    /// What scaled scores are multiplied with, `[H, C]`.
+    pub weight: Option<Handle>,
+    /// Distances that they reach, L; `C` is L, or `2 L - 1` where queries see both directions.
+    pub len: usize,
+}
+
+/// An attention call on a device; all arrays are contiguous and `f32`.
+#[derive(Clone)]
+pub struct Attention<'a> {
+    /// The device.
+    pub client: &'a Client,
+    /// Sizes.
+    pub dims: Dims,
+    /// Factor on `q.k`, usually `1 / sqrt(D)`.
+    pub scale: f32,
+    /// Which keys a query sees.
+    pub sight: Sight,
+    /// What becomes of scaled scores.
+    pub tables: Tables,
+    /// Keys of each sequence that are no padding, `[B]` of `u32`.
+    pub lengths: Option<Handle>,
+    /// Tiles of scores.
+    pub tile: Tile,
+}
+
+/// What the forward leaves.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// `[B, H, Q, D]`
+    pub out: Handle,
+    /// Logarithm of the sum of exponentials, `[B, H, Q]`.
+    pub lse: Handle,
+}
+
+/// What the backward reads.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// `[B, H, Q, D]`
+    pub q: Handle,
+    /// `[B, kv_heads, K, D]`
+    pub k: Handle,
+    /// `[B, kv_heads, K, D]`
+    pub v: Handle,
+    /// The forward's.
+    pub output: Output,
+}
+
+/// What the backward leaves.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    /// `[B, H, Q, D]`
+    pub d_q: Handle,
+    /// `[B, kv_heads, K, D]`
+    pub d_k: Handle,
+    /// `[B, kv_heads, K, D]`
+    pub d_v: Handle,
+    /// In the tables, `[H, C]` each, where they are wanted.
+    pub d_tables: [Option<Handle>; 2],
+}
+
+impl<'a> Attention<'a> {
+    /// A call without tables and padding, in the largest tiles that the device takes.
+    pub fn new(client: &'a Client, dims: Dims, scale: f32, sight: Sight) -> Attention<'a> {
+        let hardware = &client.properties().hardware;
+        let tile = Tile::fitting(dims.head_dim, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
+        Attention { client, dims, scale, sight, tables: Tables::default(), lengths: None, tile }
+    }
+
+    /// Whether a device has room for the kernels, and kernels for these sizes.
+    pub fn runs(client: &Client, dims: Dims) -> bool {
+        let Dims { batch, heads, queries, keys, head_dim, .. } = dims;
+        let some = batch > 0 && heads > 0 && queries > 0 && keys > 0;
+        some && head_dim <= 256 && client.properties().hardware.max_bindings >= BINDINGS && tile::fits(dims)
+    }
+
+    /// The output, and what the backward needs of it.
+    ///
+    /// # Panics
+    /// Where sizes do not fit, see [`Attention::runs`].
+    pub fn forward(&self, q: &Handle, k: &Handle, v: &Handle) -> Output {
+        self.check();
+        if self.dims.queries <= DECODED && self.dims.keys > decode::SPAN {
+            return self.decode(q, k, v);
+        }
+        let Dims { batch, heads, queries, head_dim, .. } = self.dims;
+        let out = self.room(batch * heads * queries * head_dim);
+        let lse = self.room(batch * heads * queries);
+        let tiles = self.tile.along(queries);
+        let [q_len, k_len] = self.lens();
+        let [bias, weight, lengths] = self.optional(q);
+        forward::attend::launch(
+            self.client,
+            CubeCount::Static(tiles as u32, heads as u32, batch as u32),
+            CubeDim::new_1d(self.tile.units() as u32),
+            array(q, q_len),
+            array(k, k_len),
+            array(v, k_len),
+            bias,
+            weight,
+            lengths,
+            array(&out, q_len),
+            array(&lse, batch * heads * queries),
+            self.sizes(tiles),
+            self.tile,
+            self.has([false; 2]),
+        );
+        Output { out, lse }
+    }
+
+    fn decode(&self, q: &Handle, k: &Handle, v: &Handle) -> Output {
+        let Dims { batch, heads, queries, keys, head_dim, .. } = self.dims;
+        let (rows, spans) = (batch * heads * queries, keys.div_ceil(decode::SPAN));
+        let (values, tops, totals) =
+            (self.room(rows * spans * head_dim), self.room(rows * spans), self.room(rows * spans));
+        let (out, lse) = (self.room(rows * head_dim), self.room(rows));
+        let [q_len, k_len] = self.lens();
+        let [bias, weight, lengths] = self.optional(q);
+        decode::of_spans::launch(
+            self.client,
+            CubeCount::Static(spans as u32, heads as u32, batch as u32),
+            CubeDim::new_1d(decode::UNITS as u32),
+            array(q, q_len),
+            array(k, k_len),
+            array(v, k_len),
+            bias,
+            weight,
+            lengths,
+            array(&values, rows * spans * head_dim),
+            array(&tops, rows * spans),
+            array(&totals, rows * spans),
+            self.sizes(spans),
+            self.tile,
+            self.has([false; 2]),
+        );
+        let (count, dim) = self.each(rows * head_dim);
+        decode::of_rows::launch(
+            self.client,
+            count,
+            dim,
+            array(&values, rows * spans * head_dim),
+            array(&tops, rows * spans),
+            array(&totals, rows * spans),
+            array(&out, rows * head_dim),
+            array(&lse, rows),
+            rows as u32,
+            spans as u32,
+            head_dim,
+        );
+        Output { out, lse }
+    }
+
+    /// All gradients, given that in the output; those in bias and weight where they are `wanted`.
+    ///
+    /// # Panics
+    /// Where sizes do not fit, and when a gradient of a table is wanted that is not there.
+    pub fn backward(&self, saved: &Saved, d_out: &Handle, wanted: [bool; 2]) -> Gradients {
+        self.check();
+        let [bias, weight] = [&self.tables.bias, &self.tables.weight].map(Option::is_some);
+        assert!((bias || !wanted[0]) && (weight || !wanted[1]), "the gradient of a table that is not there");
+        let Dims { batch, heads, queries, head_dim, .. } = self.dims;
+        let rows = batch * heads * queries;
+        let delta = self.room(rows);
+        let (count, dim) = self.each(rows);
+        queries::row_products::launch(
+            self.client,
+            count,
+            dim,
+            array(&saved.output.out, rows * head_dim),
+            array(d_out, rows * head_dim),
+            array(&delta, rows),
+            rows as u32,
+            head_dim,
+        );
+        let (d_q, d_tables) = self.of_queries(saved, d_out, &delta, wanted);
+        let [d_k, d_v] = self.of_keys(saved, d_out, &delta);
+        Gradients { d_q, d_k, d_v, d_tables }
+    }
+
+    fn of_queries(
+        &self,
+        saved: &Saved,
+        d_out: &Handle,
+        delta: &Handle,
+        wanted: [bool; 2],
+    ) -> (Handle, [Option<Handle>; 2]) {
+        let Dims { batch, heads, queries, .. } = self.dims;
+        let ([q_len, k_len], rows) = (self.lens(), batch * heads * queries);
+        let tiles = self.tile.along(queries);
+        let slots = match wanted {
+            [false, false] => tiles,
+            _ => SHARES.div_ceil(batch * heads).min(tiles),
+        };
+        let columns = self.columns();
+        let d_q = self.room(q_len);
+        let part = batch * heads * slots * columns;
+        // a kernel writes no array that it does not use, but wants one
+        let parts = wanted.map(|wanted| if wanted { (self.room(part), part) } else { (self.room(1), 1) });
+        let [bias, weight, lengths] = self.optional(&saved.q);
+        queries::of_queries::launch(
+            self.client,
+            CubeCount::Static(slots as u32, heads as u32, batch as u32),
+            CubeDim::new_1d(self.tile.units() as u32),
+            array(&saved.q, q_len),
+            array(&saved.k, k_len),
+            array(&saved.v, k_len),
+            bias,
+            weight,
+            lengths,
+            array(d_out, q_len),
+            array(&saved.output.lse, rows),
+            array(delta, rows),
+            array(&d_q, q_len),
+            array(&parts[0].0, parts[0].1),
+            array(&parts[1].0, parts[1].1),
+            self.sizes(slots),
+            self.tile,
+            self.has(wanted),
+        );
+        let [of_bias, of_weight] = parts;
+        let sum = |(parts, len): (Handle, usize), wanted: bool| {
+            wanted.then(|| {
+                let to = self.room(heads * columns);
+                let (count, dim) = self.each(heads * columns);
+                let [batch, heads, slots, columns] = [batch, heads, slots, columns].map(|size| size as u32);
+                let sum = array(&to, (heads * columns) as usize);
+                queries::add_up::launch(self.client, count, dim, array(&parts, len), sum, batch, heads, slots, columns);
+                to
+            })
+        };
+        (d_q, [sum(of_bias, wanted[0]), sum(of_weight, wanted[1])])
+    }
+
+    fn of_keys(&self, saved: &Saved, d_out: &Handle, delta: &Handle) -> [Handle; 2] {
+        let Dims { batch, heads, kv_heads, queries, keys, .. } = self.dims;
+        let ([q_len, k_len], rows) = (self.lens(), batch * heads * queries);
+        let [d_k, d_v] = [self.room(k_len), self.room(k_len)];
+        let [bias, weight, lengths] = self.optional(&saved.q);
+        keys::of_keys::launch(
+            self.client,
+            CubeCount::Static(self.tile.along(keys) as u32, kv_heads as u32, batch as u32),
+            CubeDim::new_1d(self.tile.units() as u32),
+            array(&saved.q, q_len),
+            array(&saved.k, k_len),
+            array(&saved.v, k_len),
+            bias,
+            weight,
+            lengths,
+            array(d_out, q_len),
+            array(&saved.output.lse, rows),
+            array(delta, rows),
+            array(&d_k, k_len),
+            array(&d_v, k_len),
+            self.sizes(1),
+            self.tile,
+            self.has([false; 2]),
+        );
+        [d_k, d_v]
+    }
+
+    fn check(&self) {
+        let Dims { heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
+        assert!(Attention::runs(self.client, self.dims), "no kernel for {:?} on this device", self.dims);
+        assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "kv_heads = {kv_heads}, heads = {heads}");
+        assert!(self.tile.head_dim == head_dim, "a tile of head_dim = {}, not {head_dim}", self.tile.head_dim);
+        let needed = match self.sight {
+            Sight::Causal { .. } => keys,
+            Sight::Both { .. } => keys.max(queries),
+        };
+        let Tables { bias, weight, len } = &self.tables;
+        let tables = bias.is_some() || weight.is_some();
+        assert!(!tables || *len >= needed, "tables of len = {len}, {queries} queries and {keys} keys need {needed}");
+        assert!(tables || *len == 0, "tables of len = {len} and no table");
+    }
+
+    fn columns(&self) -> usize {
+        self.sight.sides().columns(self.tables.len)
+    }
+
+    /// Values of queries, and of keys.
+    fn lens(&self) -> [usize; 2] {
+        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        [batch * heads * queries * head_dim, batch * kv_heads * keys * head_dim]
+    }
+
+    fn sizes(&self, slots: usize) -> SizesLaunch {
+        let Dims { heads, kv_heads, queries, keys, .. } = self.dims;
+        // no distance of a call is larger
+        let furthest = queries + keys;
+        let window = self.sight.window().map_or(furthest, |window| window.min(furthest)) as i32;
+        let lowest = match self.sight {
+            Sight::Causal { .. } => 0,
+            Sight::Both { .. } => 1 - window,
+        };
+        let (columns, origin) = (self.columns(), self.sight.sides().origin(self.tables.len));
+        SizesLaunch::new(
+            heads as u32,
+            (heads / kv_heads) as u32,
+            queries as u32,
+            keys as u32,
+            lowest,
+            window - 1,
+            columns as u32,
+            origin as i32,
+            slots as u32,
+            self.scale,
+        )
+    }
+
+    fn has(&self, [bias_gradient, weight_gradient]: [bool; 2]) -> Has {
+        let [bias, weight] = [&self.tables.bias, &self.tables.weight].map(Option::is_some);
+        Has { bias, weight, lengths: self.lengths.is_some(), bias_gradient, weight_gradient }
+    }
+
+    /// Bias, weight and lengths; in place of what is not there something that is not read.
+    fn optional(&self, other: &Handle) -> [BufferArg; 3] {
+        let (Tables { bias, weight, .. }, table) = (&self.tables, self.dims.heads * self.columns());
+        let given = [(bias, table), (weight, table), (&self.lengths, self.dims.batch)];
+        given.map(|(handle, len)| match handle {
+            Some(handle) => array(handle, len),
+            None => array(other, 1),
+        })
+    }
+
+    /// Memory for this many values, of no particular content.
+    fn room(&self, values: usize) -> Handle {
+        self.client.empty(values * size_of::<f32>())
+    }
+
+    /// A unit for each of these.
+    fn each(&self, values: usize) -> (CubeCount, CubeDim) {
+        let dim = CubeDim::new_1d(self.client.properties().hardware.max_units_per_cube.min(64));
+        (calculate_cube_count_elemwise(self.client, values, dim), dim)
+    }
+}
+
+fn array(handle: &Handle, len: usize) -> BufferArg {
+    // SAFETY: the length is of what the caller's sizes say, and launches check every access against it.
+    unsafe { BufferArg::from_raw_parts(handle.clone(), len) }
+}

@@ -1,0 +1,160 @@
+//! The forward: a cube takes a tile of queries and goes over the keys they see, with a running maximum and total a row.
+
+use super::tile::{
+    Has, LOWEST, Sizes, Tile, add_products, add_weighted, clear, end_key, first_key, length, load, mapped, sees,
+};
+use cubecl::prelude::*;
+
+/// Writes the output, and for the backward the logarithm of each row's sum of exponentials, [`LOWEST`] for a row that sees
+/// nothing.
+#[cube(launch)]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
+pub(crate) fn attend(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    bias: &[f32],
+    weight: &[f32],
+    lengths: &[u32],
+    out: &mut [f32],
+    lse: &mut [f32],
+    sizes: Sizes,
+    #[comptime] tile: Tile,
+    #[comptime] has: Has,
+) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    let size = comptime!(tile.size());
+    let pitch = comptime!(tile.pitch());
+    let head_dim = comptime!(tile.head_dim);
+    let chunks = comptime!(tile.chunks());
+    let row = UNIT_POS as usize / side;
+    let column = UNIT_POS as usize % side;
+
+    let first = CUBE_POS_X as usize * size;
+    let head = CUBE_POS_Y as usize;
+    let batch = CUBE_POS_Z as usize;
+    let queries = sizes.queries as usize;
+    let keys = sizes.keys as usize;
+    let unit = batch * sizes.heads as usize + head;
+    let own = unit * queries * head_dim;
+    let kv_heads = sizes.heads / sizes.group;
+    let theirs = (batch * kv_heads as usize + head / sizes.group as usize) * keys * head_dim;
+
+    let mut left = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
+    let mut right = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
+    let mut weights = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.pitch()));
+    let mut shares = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.side));
+    let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
+    let mut sums = Array::<f32>::new(comptime!(tile.sums()));
+    let mut top = Array::<f32>::new(each);
+    let mut total = Array::<f32>::new(each);
+    clear(&mut sums, comptime!(tile.sums()));
+    #[unroll]
+    for i in 0..each {
+        top[i] = LOWEST;
+        total[i] = 0.0f32;
+    }
+
+    let length = length(lengths, batch, &sizes, has);
+    let end = end_key(first + size, length, &sizes);
+    let mut from = first_key(first, &sizes);
+    while from < end {
+        clear(&mut scores, comptime!(tile.each * tile.each));
+        #[unroll]
+        for c in 0..chunks {
+            sync_cube();
+            load(&mut left, q, own, first, queries, comptime!(c * tile.chunk()), tile);
+            load(&mut right, k, theirs, from, keys, comptime!(c * tile.chunk()), tile);
+            sync_cube();
+            add_products(&mut scores, &left, &right, tile);
+        }
+        #[unroll]
+        for i in 0..each {
+            let mut largest = f32::new(LOWEST);
+            #[unroll]
+            for j in 0..each {
+                let query = first + row + i * side;
+                let key = from + column + j * side;
+                let mut z = f32::new(LOWEST);
+                if sees(query, key, length, &sizes) {
+                    z = mapped(scores[i * each + j] * sizes.scale, query, key, head, bias, weight, &sizes, has);
+                    largest = select(z > largest, z, largest);
+                }
+                scores[i * each + j] = z;
+            }
+            shares[(row + i * side) * side + column] = largest;
+        }
+        sync_cube();
+        #[unroll]
+        for i in 0..each {
+            let before = top[i];
+            let mut largest = before;
+            for x in 0..side {
+                let share = shares[(row + i * side) * side + x];
+                largest = select(share > largest, share, largest);
+            }
+            let kept = (before - largest).exp();
+            top[i] = largest;
+            total[i] *= kept;
+            #[unroll]
+            for j in 0..each {
+                let mut p = 0.0f32;
+                if sees(first + row + i * side, from + column + j * side, length, &sizes) {
+                    p = (scores[i * each + j] - largest).exp();
+                }
+                total[i] += p;
+                weights[(row + i * side) * pitch + column + j * side] = p;
+            }
+            #[unroll]
+            for c in 0..chunks {
+                #[unroll]
+                for j in 0..comptime!(tile.wide) {
+                    sums[(c * each + i) * comptime!(tile.wide) + j] *= kept;
+                }
+            }
+        }
+        #[unroll]
+        for c in 0..chunks {
+            sync_cube();
+            load(&mut right, v, theirs, from, keys, comptime!(c * tile.chunk()), tile);
+            sync_cube();
+            add_weighted(&mut sums, &weights, &right, c, false, tile);
+        }
+        from += size;
+    }
+
+    sync_cube();
+    #[unroll]
+    for i in 0..each {
+        shares[(row + i * side) * side + column] = total[i];
+    }
+    sync_cube();
+    #[unroll]
+    for i in 0..each {
+        let query = first + row + i * side;
+        let mut sum = 0.0f32;
+        for x in 0..side {
+            sum += shares[(row + i * side) * side + x];
+        }
+        let nothing = sum == 0.0f32;
+        let factor = select(nothing, 0.0f32, 1.0f32 / select(nothing, 1.0f32, sum));
+        if query < queries {
+            if column == 0 {
+                lse[unit * queries + query] =
+                    select(nothing, f32::new(LOWEST), top[i] + select(nothing, 1.0f32, sum).ln());
+            }
+            #[unroll]
+            for c in 0..chunks {
+                #[unroll]
+                for j in 0..comptime!(tile.wide) {
+                    let feature = comptime!(c * tile.chunk()) + column + j * side;
+                    if feature < head_dim {
+                        let value = sums[(c * each + i) * comptime!(tile.wide) + j] * factor;
+                        out[own + query * head_dim + feature] = value;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The gradient in queries, and in tables.
+//!
+//! Cubes share the tiles of queries of a head in a fixed way: cube `s` of `slots` takes every `slots`-th. Each has a row of
+//! the tables' gradients for itself, `[B, H, slots, C]` in all, to which it adds the diagonals of its tiles; a column of it
+//! is always the same unit's. [`add_up`] then sums the rows in order: no atomics, and the same bits every time.
+
+use super::tile::{
+    Has, LOWEST, Sizes, Tile, add_products, add_weighted, clear, end_key, first_key, length, load, mapped, position,
+    sees, store,
+};
+use cubecl::prelude::*;
+
+/// `delta = d_out . out`, a row a unit.
+#[cube(launch)]
+pub(crate) fn row_products(out: &[f32], d_out: &[f32], delta: &mut [f32], rows: u32, #[comptime] head_dim: usize) {
+    let row = ABSOLUTE_POS;
+    if row < rows as usize {
+        let mut sum = 0.0f32;
+        for feature in 0..head_dim {
+            sum += out[row * head_dim + feature] * d_out[row * head_dim + feature];
+        }
+        delta[row] = sum;
+    }
+}
+
+/// Adds the diagonals of a tile to a row of a table's gradient; `first` is the column of the diagonal that lies furthest to
+/// the upper right.
+#[cube]
+fn add_diagonals(
+    to: &mut [f32],
+    base: usize,
+    tile_values: &Shared<[f32]>,
+    first: i32,
+    sizes: &Sizes,
+    #[comptime] tile: Tile,
+) {
+    let size = comptime!(tile.size());
+    let pitch = comptime!(tile.pitch());
+    let units = comptime!(tile.units() as i32);
+    let last = comptime!(2 * tile.size() as i32 - 1);
+    // the unit of a column is the same for all tiles, and a remainder is taken of what is not negative
+    let mut behind = (UNIT_POS as i32 - first) % units;
+    if behind < 0 {
+        behind += units;
+    }
+    while behind < last {
+        let column = first + behind;
+        if column >= 0 && column < sizes.columns as i32 {
+            let diagonal = behind as usize;
+            let start = select(diagonal + 1 > size, diagonal + 1 - size, 0usize);
+            let end = select(diagonal + 1 < size, diagonal + 1, size);
+            let mut sum = 0.0f32;
+            for row in start..end {
+                sum += tile_values[row * pitch + row + size - 1 - diagonal];
+            }
+            to[base + column as usize] += sum;
+        }
+        behind += units;
+    }
+}
+
+/// Writes a unit's values into a tile in shared memory.
+#[cube]
+pub(crate) fn share(to: &mut Shared<[f32]>, values: &Array<f32>, #[comptime] tile: Tile) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    let pitch = comptime!(tile.pitch());
+    let row = UNIT_POS as usize / side;
+    let column = UNIT_POS as usize % side;
+    #[unroll]
+    for i in 0..each {
+        #[unroll]
+        for j in 0..each {
+            to[(row + i * side) * pitch + column + j * side] = values[i * each + j];
+        }
+    }
+}
+
+/// Writes `d_q`, and rows of gradients in the tables.
+#[cube(launch)]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
+pub(crate) fn of_queries(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    bias: &[f32],
+    weight: &[f32],
+    lengths: &[u32],
+    d_out: &[f32],
+    lse: &[f32],
+    delta: &[f32],
+    d_q: &mut [f32],
+    d_bias: &mut [f32],
+    d_weight: &mut [f32],
+    sizes: Sizes,
+    #[comptime] tile: Tile,
+    #[comptime] has: Has,
+) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    let size = comptime!(tile.size());
+    let head_dim = comptime!(tile.head_dim);
+    let chunks = comptime!(tile.chunks());
+    let row = UNIT_POS as usize / side;
+    let column = UNIT_POS as usize % side;
+
+    let head = CUBE_POS_Y as usize;
+    let batch = CUBE_POS_Z as usize;
+    let queries = sizes.queries as usize;
+    let keys = sizes.keys as usize;
+    let columns = sizes.columns as usize;
+    let unit = batch * sizes.heads as usize + head;
+    let own = unit * queries * head_dim;
+    let kv_heads = sizes.heads / sizes.group;
+    let theirs = (batch * kv_heads as usize + head / sizes.group as usize) * keys * head_dim;
+    let table = (unit * sizes.slots as usize + CUBE_POS_X as usize) * columns;
+
+    let mut left = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
+    let mut right = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.pitch()));
+    let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
+    let mut slopes = Array::<f32>::new(comptime!(tile.each * tile.each));
+    let mut sums = Array::<f32>::new(comptime!(tile.sums()));
+
+    if comptime!(has.bias_gradient || has.weight_gradient) {
+        let mut at = UNIT_POS as usize;
+        while at < columns {
+            if comptime!(has.bias_gradient) {
+                d_bias[table + at] = 0.0f32;
+            }
+            if comptime!(has.weight_gradient) {
+                d_weight[table + at] = 0.0f32;
+            }
+            at += comptime!(tile.units());
+        }
+    }
+
+    let length = length(lengths, batch, &sizes, has);
+    let mut first = CUBE_POS_X as usize * size;
+    while first < queries {
+        clear(&mut sums, comptime!(tile.sums()));
+        let end = end_key(first + size, length, &sizes);
+        let mut from = first_key(first, &sizes);
+        while from < end {
+            clear(&mut scores, comptime!(tile.each * tile.each));
+            clear(&mut slopes, comptime!(tile.each * tile.each));
+            #[unroll]
+            for c in 0..chunks {
+                sync_cube();
+                load(&mut left, d_out, own, first, queries, comptime!(c * tile.chunk()), tile);
+                load(&mut right, v, theirs, from, keys, comptime!(c * tile.chunk()), tile);
+                sync_cube();
+                add_products(&mut slopes, &left, &right, tile);
+            }
+            #[unroll]
+            for c in 0..chunks {
+                sync_cube();
+                load(&mut left, q, own, first, queries, comptime!(c * tile.chunk()), tile);
+                load(&mut right, k, theirs, from, keys, comptime!(c * tile.chunk()), tile);
+                sync_cube();
+                add_products(&mut scores, &left, &right, tile);
+            }
+            // slopes become the gradient in what the softmax gets, scores the scaled ones
+            #[unroll]
+            for i in 0..each {
+                let query = first + row + i * side;
+                let mut row_lse = f32::new(LOWEST);
+                let mut row_delta = 0.0f32;
+                if query < queries {
+                    row_lse = lse[unit * queries + query];
+                    row_delta = delta[unit * queries + query];
+                }
+                #[unroll]
+                for j in 0..each {
+                    let key = from + column + j * side;
+                    let score = scores[i * each + j] * sizes.scale;
+                    let mut slope = 0.0f32;
+                    if sees(query, key, length, &sizes) {
+                        let z = mapped(score, query, key, head, bias, weight, &sizes, has);
+                        slope = (z - row_lse).exp() * (slopes[i * each + j] - row_delta);
+                    }
+                    scores[i * each + j] = score;
+                    slopes[i * each + j] = slope;
+                }
+            }
+            share(&mut shared, &slopes, tile);
+            let diagonal = sizes.origin + position(first, &sizes) - from as i32 - comptime!(tile.size() as i32 - 1);
+            if comptime!(has.bias_gradient) {
+                sync_cube();
+                add_diagonals(d_bias, table, &shared, diagonal, &sizes, tile);
+            }
+            if comptime!(has.weight) {
+                if comptime!(has.weight_gradient) {
+                    #[unroll]
+                    for n in 0..comptime!(tile.each * tile.each) {
+                        scores[n] *= slopes[n];
+                    }
+                    sync_cube();
+                    share(&mut shared, &scores, tile);
+                    sync_cube();
+                    add_diagonals(d_weight, table, &shared, diagonal, &sizes, tile);
+                }
+                weigh(&mut slopes, first, from, head, length, weight, &sizes, tile);
+                sync_cube();
+                share(&mut shared, &slopes, tile);
+            }
+            #[unroll]
+            for c in 0..chunks {
+                sync_cube();
+                // a head of one chunk has its keys there still
+                if comptime!(tile.chunks() > 1) {
+                    load(&mut right, k, theirs, from, keys, comptime!(c * tile.chunk()), tile);
+                    sync_cube();
+                }
+                add_weighted(&mut sums, &shared, &right, c, false, tile);
+            }
+            from += size;
+        }
+        store(d_q, &sums, sizes.scale, own, first, queries, tile);
+        first += sizes.slots as usize * size;
+    }
+}
+
+/// Turns the gradient in what the softmax gets into that in scaled scores.
+#[cube]
+pub(crate) fn weigh(
+    slopes: &mut Array<f32>,
+    first: usize,
+    from: usize,
+    head: usize,
+    length: usize,
+    weight: &[f32],
+    sizes: &Sizes,
+    #[comptime] tile: Tile,
+) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    #[unroll]
+    for i in 0..each {
+        #[unroll]
+        for j in 0..each {
+            let query = first + UNIT_POS as usize / side + i * side;
+            let key = from + UNIT_POS as usize % side + j * side;
+            if sees(query, key, length, sizes) {
+                let column = sizes.origin + position(query, sizes) - key as i32;
+                slopes[i * each + j] *= weight[head * sizes.columns as usize + column as usize];
+            }
+        }
+    }
+}
+
+/// Sums rows of `[B, H, slots, C]` into `[H, C]`, a column a unit, in their order.
+#[cube(launch)]
+pub(crate) fn add_up(parts: &[f32], to: &mut [f32], batch: u32, heads: u32, slots: u32, columns: u32) {
+    let at = ABSOLUTE_POS;
+    if at < (heads * columns) as usize {
+        let head = at / columns as usize;
+        let column = at % columns as usize;
+        let mut sum = 0.0f32;
+        for b in 0..batch as usize {
+            for slot in 0..slots as usize {
+                let row = (b * heads as usize + head) * slots as usize + slot;
+                sum += parts[row * columns as usize + column];
+            }
+        }
+        to[at] = sum;
+    }
+}

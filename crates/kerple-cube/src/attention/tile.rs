@@ -1,0 +1,331 @@
+//! Tiles of scores: how large they are, and what the kernels do with them.
+//!
+//! A cube works on a tile of `size x size` scores with `side x side` units. A unit has `each x each` of them, at rows and
+//! columns that lie `side` apart. Rows of queries, keys and values come through shared memory in chunks of features.
+
+use cubecl::prelude::*;
+use kerple::attention::Dims;
+
+/// Stands for minus infinity, which not every shading language can write.
+pub(crate) const LOWEST: f32 = -3.0e38;
+
+/// Sizes of a tile.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct Tile {
+    /// Units along a side.
+    pub side: usize,
+    /// Scores of a unit along a side.
+    pub each: usize,
+    /// Features of a chunk for each unit along a side.
+    pub wide: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+}
+
+impl Tile {
+    /// The largest tile that fits into this much shared memory, in bytes, and this many units.
+    ///
+    /// # Panics
+    /// When a device has less of them than any that runs compute shaders.
+    pub fn fitting(head_dim: usize, shared: usize, units: usize) -> Tile {
+        // wide heads have more units, so that the sums of one still fit into its registers
+        let sides: [(usize, usize); 5] = if head_dim <= 64 {
+            [(16, 4), (8, 4), (8, 2), (4, 2), (2, 2)]
+        } else {
+            [(16, 4), (16, 2), (8, 2), (4, 2), (2, 2)]
+        };
+        let tile = |(side, each): (usize, usize)| {
+            let wide = head_dim.div_ceil(side).min(64 / side).max(1);
+            Tile { side, each, wide, head_dim }
+        };
+        let fits = |tile: &Tile| tile.shared() <= shared && tile.units() <= units;
+        let found = sides.into_iter().map(tile).find(fits);
+        found.unwrap_or_else(|| panic!("{shared} bytes of shared memory and {units} units are too few for a tile"))
+    }
+
+    /// Scores along a side.
+    pub fn size(&self) -> usize {
+        self.side * self.each
+    }
+
+    /// Units of a cube.
+    pub fn units(&self) -> usize {
+        self.side * self.side
+    }
+
+    /// Features of a chunk.
+    pub(crate) fn chunk(&self) -> usize {
+        self.side * self.wide
+    }
+
+    /// Chunks of a head.
+    pub(crate) fn chunks(&self) -> usize {
+        self.head_dim.div_ceil(self.chunk())
+    }
+
+    /// From a row of a chunk in shared memory to the next: one more than its features, so that a column lies in all banks.
+    pub(crate) fn line(&self) -> usize {
+        self.chunk() + 1
+    }
+
+    /// The same of a tile of scores.
+    pub(crate) fn pitch(&self) -> usize {
+        self.size() + 1
+    }
+
+    /// Features that a unit adds up in all rows it has.
+    pub(crate) fn sums(&self) -> usize {
+        self.each * self.wide * self.chunks()
+    }
+
+    /// Shared memory of the kernel that takes most, in bytes.
+    pub(crate) fn shared(&self) -> usize {
+        size_of::<f32>() * (2 * self.size() * self.line() + self.size() * self.pitch() + self.size() * self.side)
+    }
+
+    /// Tiles along this many rows.
+    pub(crate) fn along(&self, rows: usize) -> usize {
+        rows.div_ceil(self.size())
+    }
+}
+
+/// Which of the optional arrays are there.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(crate) struct Has {
+    pub bias: bool,
+    pub weight: bool,
+    pub lengths: bool,
+    /// Whether gradients of tables are wanted.
+    pub bias_gradient: bool,
+    pub weight_gradient: bool,
+}
+
+/// What a kernel is told of a call.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub heads: u32,
+    /// Query heads that read a key head.
+    pub group: u32,
+    pub queries: u32,
+    pub keys: u32,
+    /// Smallest and largest distance that a query sees.
+    pub lowest: i32,
+    pub highest: i32,
+    /// Columns of a table's row, and where distance 0 is in it.
+    pub columns: u32,
+    pub origin: i32,
+    /// Cubes that share the queries of a head.
+    pub slots: u32,
+    pub scale: f32,
+}
+
+/// A call's dims, its query positions counted so that the last query is at the last key's.
+pub(crate) fn fits(dims: Dims) -> bool {
+    let Dims { batch, heads, queries, keys, head_dim, .. } = dims;
+    let largest = batch * heads * queries.max(keys) * head_dim;
+    largest < 1 << 31 && batch < 1 << 16 && heads < 1 << 16
+}
+
+/// Rows from `first` on and features from `feature` on of the `[rows, head_dim]` array at `base`; 0 outside of it.
+#[cube]
+pub(crate) fn load(
+    to: &mut Shared<[f32]>,
+    from: &[f32],
+    base: usize,
+    first: usize,
+    rows: usize,
+    feature: usize,
+    #[comptime] tile: Tile,
+) {
+    let width = comptime!(tile.chunk());
+    let line = comptime!(tile.line());
+    let head_dim = comptime!(tile.head_dim);
+    let count = comptime!(tile.size() * tile.chunk());
+    let units = comptime!(tile.units());
+    let mut at = UNIT_POS as usize;
+    while at < count {
+        let row = at / width;
+        let column = at % width;
+        let mut value = 0.0f32;
+        if first + row < rows && feature + column < head_dim {
+            value = from[base + (first + row) * head_dim + feature + column];
+        }
+        to[row * line + column] = value;
+        at += units;
+    }
+}
+
+/// Adds the products of a unit's rows of `left` with its rows of `right` over a chunk.
+#[cube]
+pub(crate) fn add_products(sums: &mut Array<f32>, left: &Shared<[f32]>, right: &Shared<[f32]>, #[comptime] tile: Tile) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    let line = comptime!(tile.line());
+    let row = UNIT_POS as usize / side;
+    let column = UNIT_POS as usize % side;
+    let mut a = Array::<f32>::new(each);
+    let mut b = Array::<f32>::new(each);
+    for feature in 0..comptime!(tile.chunk()) {
+        #[unroll]
+        for i in 0..each {
+            a[i] = left[(row + i * side) * line + feature];
+            b[i] = right[(column + i * side) * line + feature];
+        }
+        #[unroll]
+        for i in 0..each {
+            #[unroll]
+            for j in 0..each {
+                sums[i * each + j] += a[i] * b[j];
+            }
+        }
+    }
+}
+
+/// Adds the values of a chunk, weighted by a unit's rows of `weights`, or by its columns where those are `turned`.
+#[cube]
+pub(crate) fn add_weighted(
+    sums: &mut Array<f32>,
+    weights: &Shared<[f32]>,
+    values: &Shared<[f32]>,
+    #[comptime] chunk: usize,
+    #[comptime] turned: bool,
+    #[comptime] tile: Tile,
+) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    let wide = comptime!(tile.wide);
+    let line = comptime!(tile.line());
+    let pitch = comptime!(tile.pitch());
+    let row = UNIT_POS as usize / side;
+    let column = UNIT_POS as usize % side;
+    let mut a = Array::<f32>::new(each);
+    let mut b = Array::<f32>::new(wide);
+    for t in 0..comptime!(tile.size()) {
+        #[unroll]
+        for i in 0..each {
+            if comptime!(turned) {
+                a[i] = weights[t * pitch + row + i * side];
+            } else {
+                a[i] = weights[(row + i * side) * pitch + t];
+            }
+        }
+        #[unroll]
+        for j in 0..wide {
+            b[j] = values[t * line + column + j * side];
+        }
+        #[unroll]
+        for i in 0..each {
+            #[unroll]
+            for j in 0..wide {
+                sums[(chunk * each + i) * wide + j] += a[i] * b[j];
+            }
+        }
+    }
+}
+
+/// Writes a unit's sums, times `factor`, to the rows from `first` on of the array at `base`.
+#[cube]
+pub(crate) fn store(
+    to: &mut [f32],
+    sums: &Array<f32>,
+    factor: f32,
+    base: usize,
+    first: usize,
+    rows: usize,
+    #[comptime] tile: Tile,
+) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    let wide = comptime!(tile.wide);
+    let head_dim = comptime!(tile.head_dim);
+    let row = UNIT_POS as usize / side;
+    let column = UNIT_POS as usize % side;
+    #[unroll]
+    for c in 0..comptime!(tile.chunks()) {
+        #[unroll]
+        for i in 0..each {
+            #[unroll]
+            for j in 0..wide {
+                let at = first + row + i * side;
+                let feature = comptime!(c * tile.chunk()) + column + j * side;
+                if at < rows && feature < head_dim {
+                    to[base + at * head_dim + feature] = sums[(c * each + i) * wide + j] * factor;
+                }
+            }
+        }
+    }
+}
+
+/// Sets all of an array to 0.
+#[cube]
+pub(crate) fn clear(values: &mut Array<f32>, #[comptime] len: usize) {
+    #[unroll]
+    for i in 0..len {
+        values[i] = 0.0f32;
+    }
+}
+
+/// How many keys of a sequence are no padding.
+#[cube]
+pub(crate) fn length(lengths: &[u32], batch: usize, sizes: &Sizes, #[comptime] has: Has) -> usize {
+    let mut length = sizes.keys;
+    if comptime!(has.lengths) {
+        length = lengths[batch];
+    }
+    length as usize
+}
+
+/// The position of a query: its distance to key 0, negative where it sits before every key.
+#[cube]
+pub(crate) fn position(query: usize, sizes: &Sizes) -> i32 {
+    query as i32 + sizes.keys as i32 - sizes.queries as i32
+}
+
+/// Whether a query sees a key at this distance.
+#[cube]
+pub(crate) fn sees(query: usize, key: usize, length: usize, sizes: &Sizes) -> bool {
+    let distance = position(query, sizes) - key as i32;
+    distance >= sizes.lowest && distance <= sizes.highest && key < length && query < sizes.queries as usize
+}
+
+/// The first key that some query from `first` on sees.
+#[cube]
+pub(crate) fn first_key(first: usize, sizes: &Sizes) -> usize {
+    let key = position(first, sizes) - sizes.highest;
+    select(key > 0, key, 0i32) as usize
+}
+
+/// Behind the last key that some query before `end` sees; at most `length`.
+#[cube]
+pub(crate) fn end_key(end: usize, length: usize, sizes: &Sizes) -> usize {
+    let last = select(end < sizes.queries as usize, end, sizes.queries as usize);
+    let key = position(last, sizes) - sizes.lowest;
+    let key = select(key > 0, key, 0i32) as usize;
+    select(key < length, key, length)
+}
+
+/// A score as the softmax gets it.
+#[cube]
+pub(crate) fn mapped(
+    score: f32,
+    query: usize,
+    key: usize,
+    head: usize,
+    bias: &[f32],
+    weight: &[f32],
+    sizes: &Sizes,
+    #[comptime] has: Has,
+) -> f32 {
+    let mut z = score;
+    if comptime!(has.bias || has.weight) {
+        let column = sizes.origin + position(query, sizes) - key as i32;
+        let at = head * sizes.columns as usize + column as usize;
+        if comptime!(has.weight) {
+            z *= weight[at];
+        }
+        if comptime!(has.bias) {
+            z += bias[at];
+        }
+    }
+    z
+}
