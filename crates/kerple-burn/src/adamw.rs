@@ -1,17 +1,20 @@
 //! AdamW with clipping by global norm on the parameters of a module.
 //!
-//! [`kerple::ops::adam`] has the formula. On the CPU it runs as one pass over each parameter, in place; elsewhere as plain
-//! Burn operations on the parameter's device, which is the definition. Moments are tensors beside their parameter: nothing
-//! but the norm of the gradient crosses to the host.
+//! [`kerple::ops::adam`] has the formula. Where there is a kernel it runs as one pass over each parameter, in place; elsewhere
+//! as plain Burn operations on the parameter's device, which is the definition. Moments are tensors beside their parameter, the
+//! norm of the gradient is one, and no update comes back to the host.
 
 use crate::array::Array;
-use crate::fused::{Engine, Number};
+use crate::fused::{Engine, Number, Target};
 use crate::parameters::{self, Describe, Group, as_parameter, on_host, plain};
 use crate::with_element;
 use burn::backend::{Flex, flex::FlexTensor};
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use kerple::ops::adam;
+
+/// What updates in one pass.
+const KERNELS: &[Target] = &[Target::Host];
 
 /// What stays the same over a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,37 +94,39 @@ impl AdamW {
         Ok(())
     }
 
-    /// Global L2 norm of a set of gradients.
+    /// Global L2 norm of a set of gradients, `[1]`, on their device.
     ///
-    /// Fused, squares are added in f64 in a fixed order, so that it is finite exactly if every element is. Composed, a
-    /// parameter's squares are added on its device in the type of the gradient, and the sums of parameters in f64.
-    pub fn norm(&self, gradients: &[Tensor<1>]) -> f64 {
-        let Some(first) = gradients.first() else { return 0.0 };
-        if self.engine.is_fused_on(first) {
+    /// Fused, squares are added in f64 in a fixed order, so that it is finite exactly if every element is. Composed, they are
+    /// added in the type of the gradient.
+    pub fn norm(&self, gradients: &[Tensor<1>]) -> Tensor<1> {
+        let Some(first) = gradients.first() else { return Tensor::zeros([1], &Device::flex()) };
+        if self.engine.has_kernel(KERNELS, first) {
             let sum = |gradient: &Tensor<1>| {
                 let values = flex(gradient.clone());
                 with_element!(values, T => adam::sum_of_squares(slice::<T>(&values)))
             };
-            return gradients.iter().map(sum).sum::<f64>().sqrt();
+            let norm = gradients.iter().map(sum).sum::<f64>().sqrt();
+            return Tensor::from_data(TensorData::new(vec![norm], [1]), (&first.device(), DType::F64));
         }
         let sums = gradients.iter().map(|gradient| gradient.clone().square().sum()).collect();
-        Tensor::cat(sums, 0).into_data().iter::<f64>().sum::<f64>().sqrt()
+        Tensor::cat(sums, 0).sum().sqrt()
     }
 
     /// Whether every value is finite.
     pub fn is_finite(&self, values: &Tensor<1>) -> bool {
-        if self.engine.is_fused_on(values) {
+        if self.engine.has_kernel(KERNELS, values) {
             let values = flex(values.clone());
             return with_element!(values, T => adam::first_non_finite(slice::<T>(&values)).is_none());
         }
         values.clone().is_finite().all().into_scalar::<bool>()
     }
 
-    /// One update of `module` by its gradients, whose global norm is `norm`.
+    /// One update of `module` by its gradients, whose global norm is `norm`, `[1]`. Where that is not finite, module and
+    /// moments stay as they are.
     ///
     /// # Panics
     /// When there is not one gradient for each parameter.
-    pub fn step<M: Module>(&mut self, module: M, gradients: Vec<Tensor<1>>, norm: f64, update: Update) -> M {
+    pub fn step<M: Module>(&mut self, module: M, gradients: Vec<Tensor<1>>, norm: Tensor<1>, update: Update) -> M {
         assert_eq!(gradients.len(), self.groups.len(), "gradients: expected one for each parameter");
         let Settings { betas, epsilon, clip, .. } = self.settings;
         let settings = adam::Update {
@@ -131,21 +136,53 @@ impl AdamW {
             epsilon,
             weight_decay: 0.0,
             step: update.adam_step,
-            gradient_scale: if clip > 0.0 { adam::clip_scale(norm, clip) } else { 1.0 },
+            gradient_scale: 1.0,
         };
+        let fused = gradients.first().is_some_and(|first| self.engine.has_kernel(KERNELS, first));
+        let clipped = if fused { Clipped::known(norm, clip) } else { Clipped::on_device(norm, clip) };
+        if let Clipped::Known(None) = clipped {
+            return module;
+        }
         let entries = std::mem::take(&mut self.moments).into_iter().zip(gradients).zip(&self.groups);
-        let optimizer = (self.engine, self.settings.weight_decay);
-        let mut apply = Apply { optimizer, settings, entries, done: Vec::new() };
+        let weight_decay = self.settings.weight_decay;
+        let mut apply = Apply { clipped, weight_decay, settings, entries, done: Vec::new() };
         let module = module.map(&mut apply);
         self.moments = apply.done;
         module
     }
 }
 
+/// What clipping makes of a gradient.
+enum Clipped {
+    /// A factor that the host knows, for the kernel; `None`: the norm is not finite.
+    Known(Option<f64>),
+    /// A factor, `[1]`, and whether the norm is finite, on the gradient's device.
+    OnDevice(Tensor<1>, Tensor<1, Bool>),
+}
+
+impl Clipped {
+    fn known(norm: Tensor<1>, clip: f64) -> Clipped {
+        let norm: f64 = norm.into_scalar();
+        let factor = if clip > 0.0 { adam::clip_scale(norm, clip) } else { 1.0 };
+        Clipped::Known(norm.is_finite().then_some(factor))
+    }
+
+    /// As [`adam::clip_scale`].
+    fn on_device(norm: Tensor<1>, clip: f64) -> Clipped {
+        let finite = norm.clone().is_finite();
+        let factor = match clip > 0.0 {
+            true => ((norm + 1e-6) / clip).clamp_min(1.0).recip(),
+            false => norm.ones_like(),
+        };
+        Clipped::OnDevice(factor, finite)
+    }
+}
+
 /// Walks a module with the moments, gradient and group of each parameter.
 struct Apply<I> {
-    /// What computes, and the weight decay of groups that decay.
-    optimizer: (Engine, f64),
+    clipped: Clipped,
+    /// Of groups that decay.
+    weight_decay: f64,
     settings: adam::Update,
     entries: I,
     done: Vec<Moments>,
@@ -154,14 +191,20 @@ struct Apply<I> {
 impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for Apply<I> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let ((moments, gradient), group) = self.entries.next().expect("mapping visits what visiting visits");
-        let (engine, weight_decay) = self.optimizer;
-        let settings = adam::Update { weight_decay: if group.decay { weight_decay } else { 0.0 }, ..self.settings };
+        let weight_decay = if group.decay { self.weight_decay } else { 0.0 };
+        let settings = adam::Update { weight_decay, ..self.settings };
         param.map(|tensor| {
             let tracked = tensor.device().is_autodiff();
             let values = plain(tensor);
-            let (values, moments) = match engine.is_fused_on(&values) {
-                true => fused(&settings, group.range, values, gradient, moments),
-                false => composed(&settings, group.range, values, gradient, moments),
+            let (values, moments) = match &self.clipped {
+                Clipped::Known(factor) => {
+                    let gradient_scale = factor.expect("without a finite norm there is no update");
+                    fused(&adam::Update { gradient_scale, ..settings }, group.range, values, gradient, moments)
+                }
+                Clipped::OnDevice(factor, finite) => {
+                    let gradient = gradient * factor.clone();
+                    composed(&settings, group.range, (values, moments), gradient, finite)
+                }
             };
             self.done.push(moments);
             as_parameter(values, tracked)
@@ -169,28 +212,30 @@ impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for
     }
 }
 
-/// The definition: one update of one parameter in plain Burn operations.
+/// The definition: one update of one parameter in plain Burn operations, by a gradient that is clipped already.
 fn composed<const D: usize>(
     settings: &adam::Update,
     range: Option<[f64; 2]>,
-    values: Tensor<D>,
-    gradient: Tensor<1>,
-    Moments { first, second }: Moments,
+    (values, old): (Tensor<D>, Moments),
+    g: Tensor<1>,
+    finite: &Tensor<1, Bool>,
 ) -> (Tensor<D>, Moments) {
-    let adam::Update { lr, beta1, beta2, epsilon, weight_decay, step, gradient_scale } = *settings;
+    let adam::Update { lr, beta1, beta2, epsilon, weight_decay, step, .. } = *settings;
     let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-    let shape = values.dims();
-    let g = gradient * gradient_scale;
-    let first = first.clone() + (g.clone() - first) * (1.0 - beta1);
-    let second = second * beta2 + g.clone() * (1.0 - beta2) * g;
+    let (shape, before) = (values.dims(), parameters::flat(values));
+    let first = old.first.clone() + (g.clone() - old.first.clone()) * (1.0 - beta1);
+    let second = old.second.clone() * beta2 + g.clone() * (1.0 - beta2) * g;
     let denominator = second.clone().sqrt() / correction(beta2).sqrt() + epsilon;
     let change = first.clone() / denominator * (lr / correction(beta1));
-    let values = values.reshape([first.dims()[0]]) * (1.0 - lr * weight_decay) - change;
+    let values = before.clone() * (1.0 - lr * weight_decay) - change;
     let values = match range {
         Some([low, high]) => values.clamp(low, high),
         None => values,
     };
-    (values.reshape(shape), Moments { first, second })
+    let finite = finite.clone().expand(before.dims());
+    let kept = |old: Tensor<1>, new: Tensor<1>| old.mask_where(finite.clone(), new);
+    let moments = Moments { first: kept(old.first, first), second: kept(old.second, second) };
+    (kept(before, values).reshape(shape), moments)
 }
 
 fn flex<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
@@ -247,7 +292,6 @@ fn fused<const D: usize>(
 mod tests {
     use super::*;
     use crate::parameters::Groups;
-    use burn::tensor::{DType, Device};
     use rand::{RngExt, SeedableRng};
 
     /// A matrix, a vector, and a vector with a range that says nothing is decayed.
@@ -300,7 +344,7 @@ mod tests {
 
     #[test]
     fn fused_equals_composed() {
-        // the same roundings; f32 differs only by the norm, whose squares the definition adds in f32
+        // the same roundings; f32 differs only by the norm, which the definition adds up in f32
         for (dtype, tolerance) in [(DType::F64, 1e-14), (DType::F32, 1e-6)] {
             let (fused, composed) = (train(dtype, Engine::Fused, 6), train(dtype, Engine::Composed, 6));
             assert_eq!(fused.len(), 9);
@@ -332,15 +376,46 @@ mod tests {
         assert!(after[2].contains(&LOW), "no value was projected");
     }
 
+    fn one() -> Tensor<1> {
+        Tensor::ones([1], &Device::flex())
+    }
+
+    fn number(tensor: Tensor<1>) -> f64 {
+        tensor.into_scalar()
+    }
+
+    #[test]
+    fn a_norm_that_is_no_number_updates_nothing() {
+        for engine in [Engine::Fused, Engine::Composed] {
+            let (model, dtype) = (three(DType::F32), DType::F32);
+            let mut optimizer = AdamW::new(&model, SETTINGS).with_engine(engine);
+            let update = |adam_step| Update { learning_rate: 0.1, adam_step };
+            let model = optimizer.step(model, gradients(dtype, 1), one(), update(1));
+            let state = |model: &Three, optimizer: &AdamW| {
+                let moments = optimizer.moments().concat().into_iter().map(|moment| moment.slice::<f32>().to_vec());
+                let values = parameters::values(model).into_iter().map(|values| values.into_data().iter().collect());
+                values.chain(moments).collect::<Vec<Vec<f32>>>()
+            };
+            let before = state(&model, &optimizer);
+            let mut poisoned = gradients(dtype, 2);
+            poisoned[1] = poisoned[1].clone() * f64::NAN;
+            let norm = optimizer.norm(&poisoned);
+            let model = optimizer.step(model, poisoned, norm, update(2));
+            assert_eq!(state(&model, &optimizer), before, "{engine:?}");
+            let model = optimizer.step(model, gradients(dtype, 2), one(), update(2));
+            assert_ne!(state(&model, &optimizer), before, "{engine:?}");
+        }
+    }
+
     #[test]
     fn values_that_are_no_numbers_are_found() {
         for engine in [Engine::Fused, Engine::Composed] {
             let optimizer = AdamW::new(&three(DType::F32), SETTINGS).with_engine(engine);
             let good = random::<1>([50], DType::F32, 0);
-            assert!(optimizer.is_finite(&good) && optimizer.norm(std::slice::from_ref(&good)).is_finite());
+            assert!(optimizer.is_finite(&good) && number(optimizer.norm(std::slice::from_ref(&good))).is_finite());
             for bad in [f64::NAN, f64::INFINITY] {
                 let bad = Tensor::cat(vec![good.clone(), good.clone() * bad], 0);
-                assert!(!optimizer.is_finite(&bad) && !optimizer.norm(&[good.clone(), bad]).is_finite());
+                assert!(!optimizer.is_finite(&bad) && !number(optimizer.norm(&[good.clone(), bad])).is_finite());
             }
         }
     }
@@ -355,7 +430,7 @@ mod tests {
     fn moments_go_out_and_come_back() {
         let (mut model, dtype) = (three(DType::F32), DType::F32);
         let mut optimizer = AdamW::new(&model, SETTINGS);
-        model = optimizer.step(model, gradients(dtype, 1), 1.0, Update { learning_rate: 0.1, adam_step: 1 });
+        model = optimizer.step(model, gradients(dtype, 1), one(), Update { learning_rate: 0.1, adam_step: 1 });
         let kept = optimizer.moments();
         let mut other = AdamW::new(&model, SETTINGS);
         let fill = |at: usize, second: bool, values: &mut [f32]| {

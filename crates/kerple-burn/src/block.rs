@@ -50,12 +50,12 @@ impl Block {
         self.join(
             x,
             |x, residual| {
-                let base = base(&x, residual, |x| normed(self.attention.norm.as_ref(), x));
+                let base = residual.of(x.clone(), |x| normed(self.attention.norm.as_ref(), x));
                 let nothing = Residual::Beside(x.zeros_like());
                 base + drop(0, attention(x, nothing))
             },
             |x, residual| {
-                let base = base(&x, residual, |x| normed(Some(&self.mlp.norm), x));
+                let base = residual.of(x.clone(), |x| normed(Some(&self.mlp.norm), x));
                 let nothing = Residual::Beside(x.zeros_like());
                 base + drop(1, mlp(x, nothing))
             },
@@ -91,14 +91,5 @@ impl Block {
             }
             ResidualKind::Normed | ResidualKind::Post => mlp(attention(x, Residual::Normed), Residual::Normed),
         }
-    }
-}
-
-/// What a branch's result is added to.
-fn base(x: &Tensor<3>, residual: Residual, norm: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Tensor<3> {
-    match residual {
-        Residual::Input => x.clone(),
-        Residual::Normed => norm(x.clone()),
-        Residual::Beside(base) => base,
     }
 }

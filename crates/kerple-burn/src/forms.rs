@@ -4,8 +4,9 @@
 
 use crate::pass::Pass;
 use crate::piece::Piece;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 pub use kerple::forms::Sight;
+use kerple::forms::Sides;
 use kerple::maps::{Extent, Map};
 use std::sync::Arc;
 
@@ -131,6 +132,25 @@ impl Positions {
         Extent { sides: self.sight.sides(), len: keys, scale }
     }
 
+    /// Which keys each of the last queries does not see, `[B, 1, Q, K]`, or `[1, 1, Q, K]` where all sequences are alike.
+    pub(crate) fn hidden(&self, [queries, keys]: [usize; 2], device: &Device) -> Tensor<4, Bool> {
+        let distances = distances([queries, keys], device);
+        let ahead = distances.clone().lower_elem(0);
+        let unseen = match (self.sight.sides(), self.sight.window()) {
+            (Sides::One, None) => ahead,
+            (Sides::Two, None) => distances.clone().not_equal(distances),
+            (Sides::One, Some(window)) => ahead.bool_or(distances.greater_equal_elem(window as i64)),
+            (Sides::Two, Some(window)) => distances.abs().greater_equal_elem(window as i64),
+        };
+        let unseen: Tensor<4, Bool> = unseen.unsqueeze();
+        let Some(lengths) = &self.lengths else { return unseen };
+        let count = lengths.len();
+        let ends: Vec<bool> = lengths.iter().flat_map(|length| (0..keys).map(move |key| key >= *length)).collect();
+        let padding = Tensor::<4, Bool>::from_data(TensorData::new(ends, [count, 1, 1, keys]), device);
+        let all = [count, 1, queries, keys];
+        unseen.expand(all).bool_or(padding.expand(all))
+    }
+
     /// As an encoder sees it: in both directions, by the absolute distance where tables have only one side.
     pub fn in_both_directions(self) -> Positions {
         let Sight::Causal { window } = self.sight else { return self };
@@ -153,6 +173,13 @@ fn mirrored(table: Tensor<2>) -> Tensor<2> {
     }
     let ahead = table.clone().narrow(1, 1, len - 1).flip([1]);
     Tensor::cat(vec![ahead, table], 1)
+}
+
+/// From each of the last queries to each key, `[Q, K]`.
+pub(crate) fn distances([queries, keys]: [usize; 2], device: &Device) -> Tensor<2, Int> {
+    let rows = Tensor::<1, Int>::arange((keys - queries) as i64..keys as i64, device).reshape([queries, 1]);
+    let columns = Tensor::<1, Int>::arange(0..keys as i64, device).reshape([1, keys]);
+    rows.expand([queries, keys]) - columns.expand([queries, keys])
 }
 
 /// What happens to scores between the product of query and key and the softmax.
@@ -194,11 +221,12 @@ impl Scores {
 }
 
 /// Cosines and sines of the rotation angles of consecutive positions.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct RotaryTables {
     half: usize,
     cos: Vec<f64>,
     sin: Vec<f64>,
+    held: Option<[Tensor<4>; 2]>,
 }
 
 impl RotaryTables {
@@ -209,7 +237,22 @@ impl RotaryTables {
     pub fn new(half: usize, cos: Vec<f64>, sin: Vec<f64>) -> RotaryTables {
         kerple::check_shape!(cos, L = cos.len() / half.max(1), half = half);
         kerple::check_shape!(sin, L = cos.len() / half.max(1), half = half);
-        RotaryTables { half, cos, sin }
+        RotaryTables { half, cos, sin, held: None }
+    }
+
+    /// The same with tensors that all layers share.
+    pub fn held(self, options: (&Device, DType)) -> RotaryTables {
+        RotaryTables { held: Some(self.tensors(options)), ..self }
+    }
+
+    /// Cosines and sines, `[1, 1, L, half]` each.
+    pub(crate) fn tensors(&self, (device, dtype): (&Device, DType)) -> [Tensor<4>; 2] {
+        if let Some(held) = self.held.as_ref().filter(|[cos, _]| cos.device() == *device && cos.dtype() == dtype) {
+            return held.clone();
+        }
+        let shape = [1, 1, self.cos.len() / self.half.max(1), self.half];
+        let table = |values: &Vec<f64>| Tensor::from_data(TensorData::new(values.clone(), shape), (device, dtype));
+        [&self.cos, &self.sin].map(table)
     }
 
     /// Rotated features, divided by two.

@@ -1,8 +1,9 @@
-//! The one door through which CPU operations with their own backward enter Burn.
+//! The one door through which operations with their own backward enter Burn.
 //!
-//! An [`Op`] computes on slices: outputs from inputs, and gradients from what it saved. [`apply`] runs it on the flex
-//! backend, tracked by Burn's autodiff when an input is. Everything else in this crate is an `Op` with a composed
-//! definition in plain Burn operations beside it, which other backends run.
+//! An [`Op`] computes outputs from inputs, and gradients from what it saved, on slices of the host. [`apply`] runs it on the
+//! backend where its inputs are, tracked by Burn's autodiff when one of them is; a [`Home`] is a backend that it may be
+//! written for. Everything else in this crate is an `Op` with a composed definition in plain Burn operations beside it, which
+//! runs where [`Engine::has_kernel`] finds none.
 
 #![allow(clippy::too_many_arguments, reason = "one argument a tensor: the extension macro takes no collections")]
 
@@ -11,14 +12,14 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, Flex, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::array::Array;
 
-/// An operation on contiguous CPU arrays with its own backward.
+/// An operation with its own backward: on contiguous arrays of the host, which every operation is written for.
 pub trait Op: Debug + Send + Sync + 'static {
     /// The output, and what the backward needs besides the inputs (nothing when `tracked` is false).
     fn forward(&self, inputs: &[Array], tracked: bool) -> Forward;
@@ -27,10 +28,10 @@ pub trait Op: Debug + Send + Sync + 'static {
     fn backward(&self, step: &Step) -> Vec<Option<Array>>;
 }
 
-/// Result of [`Op::forward`].
-pub struct Forward {
+/// Result of [`Op::forward`], with arrays of the operation's home.
+pub struct Forward<A = Array> {
     /// The output.
-    pub output: Array,
+    pub output: A,
     /// Kept until the backward.
     pub saved: Saved,
 }
@@ -58,17 +59,17 @@ impl Debug for Saved {
 }
 
 /// What [`Op::backward`] is given.
-pub struct Step<'a> {
+pub struct Step<'a, A = Array> {
     /// The inputs of the forward.
-    pub inputs: &'a [Array],
+    pub inputs: &'a [A],
     saved: &'a Saved,
     /// Gradient of the loss in the output.
-    pub d_output: &'a Array,
+    pub d_output: &'a A,
     /// Which inputs want a gradient.
     pub wanted: &'a [bool],
 }
 
-impl Step<'_> {
+impl<A> Step<'_, A> {
     /// What the forward saved.
     ///
     /// # Panics
@@ -81,50 +82,88 @@ impl Step<'_> {
 /// A shared operation.
 pub type OpRef = Arc<dyn Op>;
 
+/// A backend that operations are written for: what they see of its tensors, and what of an operation runs there.
+pub trait Home: Backend {
+    /// A contiguous tensor as an operation sees it; cloning shares the values.
+    type Array: Clone + Debug + Send + 'static;
+
+    /// The array of a tensor, copied only when its layout is strided.
+    fn array(tensor: FloatTensor<Self>) -> Self::Array;
+
+    /// The tensor of an array.
+    fn tensor(array: Self::Array) -> FloatTensor<Self>;
+
+    /// See [`Op::forward`].
+    fn forward(op: &dyn Op, inputs: &[Self::Array], tracked: bool) -> Forward<Self::Array>;
+
+    /// See [`Op::backward`].
+    fn backward(op: &dyn Op, step: &Step<Self::Array>) -> Vec<Option<Self::Array>>;
+}
+
+impl Home for Flex {
+    type Array = Array;
+
+    fn array(tensor: FloatTensor<Flex>) -> Array {
+        Array::new(tensor)
+    }
+
+    fn tensor(array: Array) -> FloatTensor<Flex> {
+        array.into_tensor()
+    }
+
+    fn forward(op: &dyn Op, inputs: &[Array], tracked: bool) -> Forward {
+        op.forward(inputs, tracked)
+    }
+
+    fn backward(op: &dyn Op, step: &Step) -> Vec<Option<Array>> {
+        op.backward(step)
+    }
+}
+
 #[derive(Clone, Debug)]
-struct State {
+struct State<A> {
     op: OpRef,
-    inputs: Vec<Array>,
+    inputs: Vec<A>,
     saved: Saved,
 }
 
 #[derive(Debug)]
 struct FusedBackward;
 
-impl<const N: usize> Backward<Flex, N> for FusedBackward {
-    type State = State;
+impl<B: Home, const N: usize> Backward<B, N> for FusedBackward {
+    type State = State<B::Array>;
 
-    fn backward(self, ops: Ops<State, N>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
-        let d_output = Array::new(grads.consume::<Flex>(&ops.node));
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let d_output = B::array(grads.consume::<B>(&ops.node));
         let State { op, inputs, saved } = ops.state;
         let wanted = ops.parents.each_ref().map(Option::is_some);
         let step = Step { inputs: &inputs, saved: &saved, d_output: &d_output, wanted: &wanted };
-        for (parent, gradient) in ops.parents.into_iter().zip(op.backward(&step)) {
+        for (parent, gradient) in ops.parents.into_iter().zip(B::backward(&*op, &step)) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                grads.register::<Flex>(parent.id, gradient.into_tensor());
+                grads.register::<B>(parent.id, B::tensor(gradient));
             }
         }
     }
 }
 
-fn track<C: CheckpointStrategy, const N: usize>(
-    inputs: [FloatTensor<Autodiff<Flex>>; N],
+fn track<B: Home, C: CheckpointStrategy, const N: usize>(
+    inputs: [FloatTensor<Autodiff<B>>; N],
     op: OpRef,
-) -> FloatTensor<Autodiff<Flex>> {
+) -> FloatTensor<Autodiff<B>> {
     let nodes = inputs.each_ref().map(|input| input.node());
-    let inputs: Vec<Array> = inputs.into_iter().map(|input| Array::new(input.into_primitive())).collect();
-    match Backward::<Flex, N>::prepare::<C>(FusedBackward, nodes).compute_bound().stateful() {
+    let inputs: Vec<B::Array> = inputs.into_iter().map(|input| B::array(input.into_primitive())).collect();
+    match Backward::<B, N>::prepare::<C>(FusedBackward, nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
-            let Forward { output, saved } = op.forward(&inputs, true);
-            prep.finish(State { op, inputs, saved }, output.into_tensor())
+            let Forward { output, saved } = B::forward(&*op, &inputs, true);
+            prep.finish(State { op, inputs, saved }, B::tensor(output))
         }
-        OpsKind::UnTracked(prep) => prep.finish(op.forward(&inputs, false).output.into_tensor()),
+        OpsKind::UnTracked(prep) => prep.finish(B::tensor(B::forward(&*op, &inputs, false).output)),
     }
 }
 
-fn run(inputs: Vec<FloatTensor<Flex>>, op: &OpRef) -> FloatTensor<Flex> {
-    let inputs: Vec<Array> = inputs.into_iter().map(Array::new).collect();
-    op.forward(&inputs, false).output.into_tensor()
+fn run<B: Home>(inputs: Vec<FloatTensor<B>>, op: &OpRef) -> FloatTensor<B> {
+    let inputs: Vec<B::Array> = inputs.into_iter().map(B::array).collect();
+    B::tensor(B::forward(&**op, &inputs, false).output)
 }
 
 /// Burn's extension mechanism wants one method for each number of tensors.
@@ -141,13 +180,13 @@ macro_rules! arities {
 
         impl FusedBackend for Flex {
             $(fn $name($($input: FloatTensor<Self>,)+ op: OpRef) -> FloatTensor<Self> {
-                run(vec![$($input),+], &op)
+                run::<Flex>(vec![$($input),+], &op)
             })+
         }
 
         impl<C: CheckpointStrategy> FusedBackend for Autodiff<Flex, C> {
             $(fn $name($($input: FloatTensor<Self>,)+ op: OpRef) -> FloatTensor<Self> {
-                track::<C, $count>([$($input),+], op)
+                track::<Flex, C, $count>([$($input),+], op)
             })+
         }
 
@@ -262,18 +301,33 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Runs `op` on 1 to 16 float tensors of the flex backend; the result takes part in autodiff when an input does.
+/// Runs `op` on 1 to 16 float tensors of a backend that it is written for; the result takes part in autodiff when an input
+/// does.
 ///
 /// # Panics
-/// When an input lives on another backend, or the inputs' types differ.
+/// When the inputs are elsewhere, or their types differ.
 pub fn apply<const D: usize>(op: impl Op, inputs: Vec<Input>) -> Tensor<D> {
     Tensor::from_dispatch(dispatch(inputs.into_iter().map(|input| input.0).collect(), Arc::new(op)))
+}
+
+/// A kind of device that kernels are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The processor: slices, see [`Array`].
+    Host,
+}
+
+impl Target {
+    /// What this device is; `None`: no kernel is written for it.
+    pub fn of(device: &Device) -> Option<Target> {
+        (device.clone().without_autodiff() == Device::flex()).then_some(Target::Host)
+    }
 }
 
 /// Which version of an operation runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
-    /// The fused one where the tensor's device has it, the definition elsewhere.
+    /// A kernel where the operation has one for the tensor's device, the definition elsewhere.
     #[default]
     Fused,
     /// The definition in plain Burn operations, on every device.
@@ -281,15 +335,10 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Whether the fused version runs on this tensor.
-    pub fn is_fused_on<const D: usize>(self, tensor: &Tensor<D>) -> bool {
-        self == Engine::Fused && runs_fused(tensor)
+    /// Whether a kernel runs for this tensor, of an operation that has kernels for these targets.
+    pub fn has_kernel<const D: usize>(self, targets: &[Target], tensor: &Tensor<D>) -> bool {
+        self == Engine::Fused && Target::of(&tensor.device()).is_some_and(|target| targets.contains(&target))
     }
-}
-
-/// Whether this tensor's device has fused operations; elsewhere the composed definitions run.
-pub fn runs_fused<const D: usize>(tensor: &Tensor<D>) -> bool {
-    tensor.device().without_autodiff() == burn::tensor::Device::flex()
 }
 
 /// `f32` or `f64` as Burn's element: what fused operations compute with.

@@ -4,9 +4,9 @@
 //! fixed size: [`Recurrent`].
 
 use crate::forms::{Clock, Positions, Scores};
-use crate::fused::Engine;
+use crate::fused::{Engine, Target};
 use crate::heads::Heads;
-use crate::ops::attention::{self, ScoreInputs, Scoring};
+use crate::ops::attention::{self, Call, ScoreInputs, Scoring};
 use crate::ops::linear_attention::{self, Linear, Maps};
 use crate::piece::{Behind, Piece};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -17,13 +17,16 @@ use kerple::ops::rotary::Turn;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// What reads memories where they lie.
+const KERNELS: &[Target] = &[Target::Host];
+
 /// The memory of one layer.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "one of them a layer")]
 pub enum Memory {
     /// Keys and values where the fused operations read them; f32 on the CPU.
     Rows(Rows),
-    /// Keys and values as tensors, on any device.
+    /// Keys and values as tensors, on any device and of any type.
     Tensors(Held),
     /// The state of linear attention; f32 on the CPU.
     Recurrent(Box<Recurrent>),
@@ -37,15 +40,16 @@ pub struct Held {
     /// Gates of the same positions, `[B, H, L]`, where there are gates.
     gates: Option<Tensor<3>>,
     linear: Option<Linear>,
+    engine: Engine,
 }
 
 impl Memory {
     /// An empty memory for `batch` sequences of a layer whose parameters are like this one.
     pub fn new(batch: usize, heads: Heads, linear: Option<&Linear>, parameter: &Tensor<2>, engine: Engine) -> Memory {
-        match (engine.is_fused_on(parameter) && parameter.dtype() == DType::F32, linear) {
+        match (engine.has_kernel(KERNELS, parameter) && parameter.dtype() == DType::F32, linear) {
             (true, None) => Memory::Rows(Rows::new(batch, heads)),
             (true, Some(linear)) => Memory::Recurrent(Box::new(Recurrent::new(batch, linear.clone()))),
-            (false, linear) => Memory::Tensors(Held { rows: None, gates: None, linear: linear.cloned() }),
+            (false, linear) => Memory::Tensors(Held { rows: None, gates: None, linear: linear.cloned(), engine }),
         }
     }
 
@@ -106,7 +110,7 @@ impl Memory {
                 held.rows = Some([k.clone(), v.clone()]);
                 let positions = &held.with_gates(positions);
                 let a = match &held.linear {
-                    None => attention::composed(q, k, v, scoring, positions),
+                    None => attention::attention(q, k, v, scoring.clone(), positions, held.engine),
                     Some(linear) => linear_attention::composed([q, k, v], linear, positions),
                 };
                 a.swap_dims(1, 2).reshape([batch, len, heads.inner()])
@@ -271,14 +275,11 @@ impl Rows {
         let held = Strides { batch: kv_heads * head, head, row: head_dim };
         let inner = heads.inner();
         let merged = Strides { batch: len * inner, head: head_dim, row: inner };
-        let (mut out, mut lse) = (vec![0.0f32; batch * len * inner], vec![0.0f32; batch * query_heads * len]);
+        let mut out = vec![0.0f32; batch * len * inner];
         let view = |data, strides| View { data, strides };
-        let (q, k, v) = (view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held));
-        let to = ViewMut::new(&mut out, merged);
+        let rows = [view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held)];
         let clocks = positions.clock.as_ref().map(|_| Strided { values: &self.clocks[..], stride: self.capacity });
-        scores.with_problem::<f32, _>(dims, &inputs, clocks, |problem| {
-            kerple::attention::forward(problem, q, k, v, to, &mut lse);
-        });
+        scores.forward(&inputs, Call { dims, rows, clocks }, ViewMut::new(&mut out, merged));
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
     }
 

@@ -18,20 +18,8 @@ pub mod loss;
 mod maps;
 pub mod norm;
 pub mod prepare;
+mod residual;
 
 pub use linear::Linear;
 pub use norm::Norm;
-
-use burn::tensor::Tensor;
-
-/// What the result of a branch is added to.
-#[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant, reason = "held for the length of a call")]
-pub enum Residual {
-    /// The input of the branch.
-    Input,
-    /// That input after the branch's norm.
-    Normed,
-    /// Another tensor, `[B, L, M]`; attention branches do without it.
-    Beside(Tensor<3>),
-}
+pub use residual::Residual;

@@ -1,9 +1,12 @@
 //! Encodings as Burn modules: learned parameters in, the forms that attention consumes out.
 
+mod read;
 mod table;
 
+pub use read::Now;
+
 use crate::forms::{Clock, Code, Exponentials, Fading, Positions, RotaryTables, Scores};
-use crate::fused::Engine;
+use crate::fused::{Engine, Target};
 use crate::parameters::{Describe, Group, Groups};
 use crate::pass::{POSITIONS, Pass};
 use crate::plan::AttentionKind;
@@ -222,24 +225,6 @@ impl PositionalEncoding {
         sets
     }
 
-    /// The tensors of one layer, in the order of [`Encoding::parameters`].
-    fn stored(&self, layer: usize) -> Vec<Tensor<1>> {
-        let mut shared = self.values.iter();
-        let place = self.own.iter().position(|own| *own == layer);
-        let mut own = place.and_then(|place| self.layers.get(place)).into_iter().flatten();
-        let find = |parameter: Parameter| match parameter.scope {
-            Scope::Model => shared.next(),
-            Scope::Layer => own.next(),
-        };
-        self.encoding.parameters(&self.geometry).into_iter().filter_map(find).map(Param::val).collect()
-    }
-
-    /// Stored numbers of what stands in one layer, in the order of [`Encoding::parameters`].
-    pub fn numbers(&self, layer: usize) -> Vec<Vec<f64>> {
-        let stored = self.of_layer(layer).stored(layer).into_iter();
-        stored.map(|values| values.into_data().iter::<f64>().collect()).collect()
-    }
-
     /// True values of what is learned, by name: `r1`, or `layer0.r1` where each layer has its own; of the others `name.r1`.
     pub fn true_values(&self) -> Vec<(String, Vec<f64>)> {
         self.each().flat_map(PositionalEncoding::own_values).collect()
@@ -300,9 +285,21 @@ impl PositionalEncoding {
         engine: Engine,
         pass: &Pass,
     ) -> Positions {
+        self.positions_of(layer, [queries, keys], options, (engine, pass), &|| self.numbers(layer))
+    }
+
+    /// The same of these stored numbers of what stands in the layer.
+    fn positions_of(
+        &self,
+        layer: usize,
+        [queries, keys]: [usize; 2],
+        options: (&Device, DType),
+        (engine, pass): (Engine, &Pass),
+        numbers: &dyn Fn() -> Vec<Vec<f64>>,
+    ) -> Positions {
         let Standing { other, window, demand } = self.standing[layer];
         if let (Some(other), None) = (other, &self.name) {
-            return self.others[other].positions(layer, [queries, keys], options, engine, pass);
+            return self.others[other].positions_of(layer, [queries, keys], options, (engine, pass), numbers);
         }
         let sight = |sides| sight(window, sides);
         let mut positions = Positions { sight: sight(Sides::One), pass: *pass, ..Positions::default() };
@@ -318,7 +315,7 @@ impl PositionalEncoding {
             Entry::Rotation { .. } => {
                 let rotary = self.encoding.rotary(&self.geometry, span).expect("this encoding rotates");
                 positions.damping = rotary.damping(self.geometry.head_dim).map(Arc::from);
-                positions.rotary = Some(turned(&rotary, &places));
+                positions.rotary = Some(turned(&rotary, &places, options, engine));
             }
             Entry::Gates => positions.clock = Some(self.clock(layer, options.1)),
             Entry::Code => {
@@ -326,11 +323,12 @@ impl PositionalEncoding {
                 positions.code = Some(Arc::new(Code { plan, values: self.stored(layer) }));
             }
             Entry::Scores(_) if demand.is_some() => {
-                positions.fading = demand.as_ref().map(|demand| self.fading(layer, demand, options, engine));
+                let fading = |demand| self.fading((self.stored(layer), numbers()), demand, options, engine);
+                positions.fading = demand.as_ref().map(fading);
             }
             Entry::Scores(_) => {
                 let places = Places { range: 0..keys, ..places };
-                let (stored, numbers) = (self.stored(layer), self.numbers(layer));
+                let (stored, numbers) = (self.stored(layer), numbers());
                 let Form::Table(table) = self.encoding.form(&self.geometry, &numbers, places.clone()) else {
                     unreachable!("an encoding keeps its form")
                 };
@@ -339,7 +337,7 @@ impl PositionalEncoding {
                 positions.scores = Scores::Table { bias, weight };
             }
             Entry::Map { .. } => {
-                let (stored, numbers) = (self.stored(layer), self.numbers(layer));
+                let (stored, numbers) = (self.stored(layer), numbers());
                 let all = Places { range: 0..keys, ..places.clone() };
                 let Form::Map(form) = self.encoding.form(&self.geometry, &numbers, all.clone()) else {
                     unreachable!("an encoding keeps its form")
@@ -349,7 +347,7 @@ impl PositionalEncoding {
                 let own = (!own.is_empty()).then(|| cast(Tensor::cat(own, 0), options.1));
                 positions.sight = sight(table.sides);
                 let [bias, weight] = self.tensors(table, all, numbers, &stored, options, engine);
-                positions.rotary = rotary.map(|rotary| turned(&rotary, &places));
+                positions.rotary = rotary.map(|rotary| turned(&rotary, &places, options, engine));
                 positions.scores = Scores::Map { map: Arc::new(map), bias, weight, own };
             }
         }
@@ -366,9 +364,15 @@ impl PositionalEncoding {
         Clock::OfRows { weight, bias: next() }
     }
 
-    /// The decay of one layer.
-    fn fading(&self, layer: usize, demand: &Demand, options: (&Device, DType), engine: Engine) -> Arc<Fading> {
-        let (stored, numbers) = (self.stored(layer), Arc::new(self.numbers(layer)));
+    /// The decay of a layer with these parameters, as tensors and as numbers.
+    fn fading(
+        &self,
+        (stored, numbers): (Vec<Tensor<1>>, Vec<Vec<f64>>),
+        demand: &Demand,
+        options: (&Device, DType),
+        engine: Engine,
+    ) -> Arc<Fading> {
+        let numbers = Arc::new(numbers);
         let found =
             self.unlimited().fading(&self.geometry, &numbers, demand).expect("plans check that an encoding fades");
         let (heads, tracked) = (self.geometry.heads, stored.iter().any(|values| values.device().is_autodiff()));
@@ -477,10 +481,12 @@ fn sight(window: Option<usize>, sides: Sides) -> Sight {
     }
 }
 
-/// Cosines and sines of the angles at these positions.
-fn turned(rotary: &Rotary, places: &Places) -> Arc<RotaryTables> {
+/// Cosines and sines of the angles at these positions; as tensors too where no kernel takes them as they are.
+fn turned(rotary: &Rotary, places: &Places, options: (&Device, DType), engine: Engine) -> Arc<RotaryTables> {
     let (cos, sin) = rotary.tables(places.positions());
-    Arc::new(RotaryTables::new(rotary.rotated() / 2, cos, sin))
+    let tables = RotaryTables::new(rotary.rotated() / 2, cos, sin);
+    let on_host = engine == Engine::Fused && Target::of(options.0) == Some(Target::Host);
+    Arc::new(if on_host { tables } else { tables.held(options) })
 }
 
 /// A parameter of the device's type of numbers.

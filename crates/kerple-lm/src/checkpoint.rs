@@ -35,6 +35,12 @@ pub struct State {
     pub model_sha256: String,
     /// SHA-256 of the moments file; empty where there is none, before the first update of a run whose weights were not drawn.
     pub optimizer_sha256: String,
+    /// Where the model was, and the type of its numbers; absent in checkpoints that did not say so yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// See `device`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precision: Option<String>,
     /// SHA-256 of this value as JSON, with this key empty.
     pub sha256: String,
 }
@@ -42,8 +48,16 @@ pub struct State {
 impl State {
     /// Where a run of this course stands before its first update.
     pub fn start(course: String) -> State {
-        let empty = String::new;
-        State { step: 0, seconds: 0.0, plan: course, model_sha256: empty(), optimizer_sha256: empty(), sha256: empty() }
+        State {
+            step: 0,
+            seconds: 0.0,
+            plan: course,
+            model_sha256: String::new(),
+            optimizer_sha256: String::new(),
+            device: None,
+            precision: None,
+            sha256: String::new(),
+        }
     }
 
     /// The files of a checkpoint and their checksums: weights, and moments where there are some.

@@ -167,7 +167,7 @@ impl<'a, S: Scored> Evaluation<'a, S> {
         plan.check_evaluated(scored.encoding(model))?;
         scored.check(plan, model)?;
         let longest = scored.lengths().iter().map(|length| scored.tokens(plan, *length)).max().unwrap_or(0);
-        plan.check_evaluation_memory(longest, host.ranks.limit().as_ref())?;
+        plan.check_evaluation_memory(longest, host.limit().as_ref())?;
         let (known, journal, events) = (run.evaluations()?, run.evaluation_file(), run.events());
         Ok(Evaluation { plan, step, model, scored, host, known, journal, events })
     }

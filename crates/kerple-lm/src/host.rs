@@ -3,6 +3,8 @@
 use crate::ranks::Ranks;
 use burn::tensor::Device;
 use kerple::cpu::InstructionSet;
+use kerple_burn::fused::Target;
+use kerple_data::machine::Limit;
 use kerple_records::Maker;
 
 /// A device in a machine, and the program that works there.
@@ -14,6 +16,9 @@ pub struct Host {
     pub maker: Maker,
     /// The processes that work together, of which this is one.
     pub ranks: Ranks,
+    /// Whether numbers come back from the device without waiting for it: then losses are read after every update, otherwise when
+    /// something asks for them.
+    pub reads_freely: bool,
 }
 
 impl Host {
@@ -27,7 +32,14 @@ impl Host {
             device: "cpu".to_owned(),
             precision: "f32".to_owned(),
         };
-        Host { device: crate::device(), maker, ranks: Ranks::alone() }
+        Host { device: crate::device(), maker, ranks: Ranks::alone(), reads_freely: true }
+    }
+
+    /// The memory that models have here, where it is known: on the processor, this process's share of the machine's.
+    pub fn limit(&self) -> Option<Limit> {
+        match Target::of(&self.device)? {
+            Target::Host => self.ranks.limit(),
+        }
     }
 
     /// The same as one of several processes.

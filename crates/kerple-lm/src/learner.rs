@@ -1,7 +1,7 @@
 //! A model that learns a task: the gradients of a batch, and updates by them.
 
 use crate::plan::Plan;
-use crate::ranks::{self, OrderedSum, Ranks};
+use crate::ranks::{self, Loss, OrderedSum, Ranks};
 use crate::task::{Batch, Task};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -22,7 +22,7 @@ pub struct Gradients {
     pub values: Vec<Tensor<1>>,
 }
 
-/// What an update did.
+/// What an update did, or did not where one of these is not finite.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Learned {
     /// Mean loss of the batch before the update.
@@ -49,6 +49,13 @@ pub enum Part {
     Moments,
 }
 
+impl Learned {
+    /// Whether there was an update.
+    pub fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.grad_norm.is_finite()
+    }
+}
+
 /// A model, its task and its optimizer.
 pub struct Learner<M, T> {
     /// Away only during an update.
@@ -56,6 +63,10 @@ pub struct Learner<M, T> {
     task: T,
     optimizer: AdamW,
     ranks: Ranks,
+    /// Losses and norms of updates that were not read yet.
+    unread: Vec<(Loss, Tensor<1>)>,
+    /// Added to every norm: 0 until a loss or a norm was not finite, and from then on no number, which no update survives.
+    doubt: Option<Tensor<1>>,
 }
 
 /// The optimizer's settings of a plan.
@@ -68,7 +79,7 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     /// A learner that has seen nothing; `model` lives on a device with autodiff.
     pub fn new(model: M, task: T, settings: Settings) -> Learner<M, T> {
         let optimizer = AdamW::new(&model, settings);
-        Learner { model: Some(model), task, optimizer, ranks: Ranks::alone() }
+        Learner { model: Some(model), task, optimizer, ranks: Ranks::alone(), unread: Vec::new(), doubt: None }
     }
 
     /// The same with an optimizer that computes with this engine.
@@ -100,6 +111,12 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     /// whole batch. `pass` is that of the first part of the batch. What is drawn for all positions is drawn for those of the
     /// longest sequence of all parts. Parts are added up in their order, each once it is whole.
     pub fn gradients(&self, parts: &[Batch], pass: Pass) -> Gradients {
+        let (loss, values) = self.sums(parts, pass);
+        Gradients { loss: loss.read(), values }
+    }
+
+    /// The same with the loss where it was made.
+    fn sums(&self, parts: &[Batch], pass: Pass) -> (Loss, Vec<Tensor<1>>) {
         let weight: usize = parts.iter().map(|part| self.task.weight(part)).sum();
         let longest = parts.iter().map(|part| self.task.span(self.model(), part)).max().unwrap_or(0);
         let all = self.ranks.gather(&(weight, longest));
@@ -112,19 +129,18 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
             sum.add(loss, gradients);
             row += part.rows * self.ranks.count();
         }
-        let (loss, values) = sum.finish();
-        Gradients { loss, values }
+        sum.finish()
     }
 
-    /// A part's share of the loss and of the gradients of a batch that scores `total` targets.
-    fn part(&self, part: &Batch, total: f64, pass: &Pass) -> (f64, Vec<Option<Tensor<1>>>) {
-        let (mut loss, mut sums) = (0.0, vec![None; self.optimizer.groups().len()]);
+    /// A part's share of the loss, in pieces, and of the gradients of a batch that scores `total` targets.
+    fn part(&self, part: &Batch, total: f64, pass: &Pass) -> (Vec<Tensor<1>>, Vec<Option<Tensor<1>>>) {
+        let (mut loss, mut sums) = (Vec::new(), vec![None; self.optimizer.groups().len()]);
         let weight = self.task.weight(part);
         // a part of which nothing is scored has no loss
         if weight > 0 {
             self.task.each_loss(self.model(), part, pass, &mut |piece| {
                 let piece = piece / (total / weight as f64);
-                loss += piece.clone().into_data().iter::<f64>().sum::<f64>();
+                loss.push(piece.clone().inner());
                 ranks::add(&mut sums, parameters::gradients(self.model(), &mut piece.backward()));
             });
         }
@@ -136,27 +152,48 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     /// # Errors
     /// A loss or gradient that is not finite; the learner is then as it was.
     pub fn step(&mut self, parts: &[Batch], pass: Pass, update: Update) -> Result<Learned, NotFinite> {
-        let Gradients { loss, values } = self.gradients(parts, pass);
-        let grad_norm = self.optimizer.norm(&values);
-        self.check_finite(loss, grad_norm, &values)?;
-        let model = self.take();
-        self.model = Some(self.optimizer.step(model, values, grad_norm, update));
-        Ok(Learned { loss, grad_norm })
+        self.advance(parts, pass, update);
+        let learned = self.read().pop().expect("there was an update");
+        if learned.is_finite() {
+            return Ok(learned);
+        }
+        self.doubt = None;
+        Err(self.reason(parts, pass, learned))
     }
 
-    fn check_finite(&self, loss: f64, norm: f64, gradients: &[Tensor<1>]) -> Result<(), NotFinite> {
+    /// The same without a look at its loss and norm: what comes next need not wait for them. From an update on of which one is
+    /// not finite, nothing is changed any more; [`Learner::read`] tells.
+    pub fn advance(&mut self, parts: &[Batch], pass: Pass, update: Update) {
+        let (loss, values) = self.sums(parts, pass);
+        let norm = self.optimizer.norm(&values);
+        // 0 where all is finite
+        let doubt = (loss.on_device((&norm.device(), norm.dtype())) + norm.clone()) * 0.0;
+        let doubt = if let Some(earlier) = self.doubt.take() { earlier + doubt } else { doubt };
+        let model = self.take();
+        self.model = Some(self.optimizer.step(model, values, norm.clone() + doubt.clone(), update));
+        self.doubt = Some(doubt);
+        self.unread.push((loss, norm));
+    }
+
+    /// What the updates did that were not read yet, in their order.
+    pub fn read(&mut self) -> Vec<Learned> {
+        let unread = std::mem::take(&mut self.unread).into_iter();
+        unread.map(|(loss, norm)| Learned { loss: loss.read(), grad_norm: norm.into_scalar() }).collect()
+    }
+
+    /// What was not finite in the first update that was none, by its batch; the parameters are still those that it had.
+    pub fn reason(&self, parts: &[Batch], pass: Pass, found: Learned) -> NotFinite {
+        let Learned { loss, grad_norm } = found;
         if !loss.is_finite() {
-            return Err(NotFinite { what: "the loss".to_owned(), value: loss });
+            return NotFinite { what: "the loss".to_owned(), value: loss };
         }
-        if norm.is_finite() {
-            return Ok(());
-        }
+        let (_, gradients) = self.sums(parts, pass);
         let place = gradients.iter().position(|gradient| !self.optimizer.is_finite(gradient));
         let what = match place {
             Some(at) => format!("the gradient of `{}`", parameters::names(self.model())[at]),
             None => "the norm of the gradient".to_owned(),
         };
-        Err(NotFinite { what, value: norm })
+        NotFinite { what, value: grad_norm }
     }
 
     /// The first parameter that holds a value that is not finite: a checkpoint of it could not be gone on from.
@@ -189,6 +226,7 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     /// # Errors
     /// The first error of `fill`; the learner is then partly replaced.
     pub fn restore<E>(&mut self, part: Part, mut fill: impl FnMut(&str, &mut [f32]) -> Result<(), E>) -> Result<(), E> {
+        self.doubt = None;
         match part {
             Part::Weights => {
                 let (model, filled) = parameters::load(self.take(), fill);

@@ -234,7 +234,8 @@ impl Decoder {
     fn embedded(&self, tokens: Tokens, before: usize, pass: &Pass) -> (Tensor<3>, Vec<Positions>) {
         let x = self.trunk.embed(None, tokens, before, pass);
         let (lens, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
-        let positions = |layer| self.trunk.encoding.positions(layer, lens, (&device, dtype), self.trunk.engine, pass);
+        let now = self.trunk.encoding.now();
+        let positions = |layer| now.positions(layer, lens, (&device, dtype), self.trunk.engine, pass);
         (x, self.trunk.encoding.every_layer(positions).collect())
     }
 

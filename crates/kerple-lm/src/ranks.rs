@@ -16,7 +16,7 @@
 mod sum;
 pub mod threads;
 
-pub use sum::OrderedSum;
+pub use sum::{Loss, OrderedSum};
 pub(crate) use sum::add;
 
 use crate::error::{Error, Result};

@@ -70,7 +70,7 @@ pub struct Progress {
     pub step: u64,
     /// Updates of the whole run.
     pub steps: u64,
-    /// Loss of this step, nats per token.
+    /// Loss of the last step whose loss was read, nats per token: of this one, where that waits for nothing.
     pub loss: f64,
     /// Training tokens a second, over this step.
     pub tokens_per_second: f64,
@@ -104,6 +104,8 @@ struct Trainer<'a, M, T> {
     writer: Option<Writer>,
     /// The last good checkpoint.
     saved: Option<PathBuf>,
+    /// What the last update did of those that were read.
+    learned: Option<Learned>,
     /// Seconds of the steps since the last logged one.
     fresh: Vec<f64>,
     /// Seconds of these that this rank waited for others.
@@ -156,21 +158,19 @@ fn train_with<M: Planned, T: Task<M> + Copy>(
     let (plan, ranks) = (sitting.plan, &sitting.host.ranks);
     let (mut trainer, _lock) = Trainer::<M, T>::open(sitting, task, tell)?;
     let (started, first) = (Instant::now(), trainer.state.step);
-    let mut loss = None;
     while trainer.state.step < plan.steps {
         let (clock, waited) = (Instant::now(), ranks.waited());
-        let (step_loss, norm) = trainer.step()?;
+        trainer.step()?;
         let seconds = clock.elapsed().as_secs_f64();
         trainer.state.seconds += seconds;
         trainer.fresh.push(seconds);
         trainer.waited += (ranks.waited() - waited).as_secs_f64();
-        loss = Some(step_loss);
         let step = trainer.state.step;
-        let logged = trainer.log(step_loss, norm);
+        let logged = trainer.log();
         tell(Event::Step(&Progress {
             step,
             steps: plan.steps,
-            loss: step_loss,
+            loss: trainer.learned.map_or(f64::NAN, |learned| learned.loss),
             tokens_per_second: (plan.train.batch * plan.train_len) as f64 / seconds,
             seconds_left: started.elapsed().as_secs_f64() / (step - first) as f64 * (plan.steps - step) as f64,
         }));
@@ -187,7 +187,7 @@ fn train_with<M: Planned, T: Task<M> + Copy>(
         trainer.save(false)?;
     }
     let State { step, seconds, .. } = trainer.state;
-    Ok(Outcome { step, finished: step == plan.steps, loss, seconds })
+    Ok(Outcome { step, finished: step == plan.steps, loss: trainer.learned.map(|learned| learned.loss), seconds })
 }
 
 /// A learner of the plan that has seen nothing.
@@ -204,10 +204,10 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     ) -> Result<(Trainer<'a, M, T>, Option<Lock>)> {
         let Sitting { plan, run, batches, host, .. } = *sitting;
         let ranks = &host.ranks;
-        let micro_batch = ranks.agree(micro_batch(plan, ranks))?;
+        let micro_batch = ranks.agree(micro_batch(plan, host))?;
         let lock = ranks.first(|| run.lock())?;
         let begun = ranks.agree(Begun::read(sitting, task))?;
-        let Begun { learner, state, saved, commit, notes } = begun;
+        let Begun { learner, mut state, saved, commit, notes } = begun;
         expect_same_run(sitting, &state)?;
         let asked = plan.train.micro_batch.unwrap_or(plan.train.batch);
         let parts = (micro_batch != asked).then(|| parts_note(asked, micro_batch, ranks));
@@ -215,8 +215,12 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         let remarks = [parts, batches.remark().map(str::to_owned), validation];
         notes.into_iter().chain(remarks.into_iter().flatten()).for_each(|note| tell(Event::Note(note)));
         let learner = learner.with_ranks(ranks.clone());
+        state.device = Some(host.maker.device.clone());
+        state.precision = Some(host.maker.precision.clone());
         let (writer, fresh, waited) = (None, Vec::new(), 0.0);
-        let mut trainer = Trainer { sitting, plan, ranks, learner, state, micro_batch, writer, saved, fresh, waited };
+        let learned = None;
+        let mut trainer =
+            Trainer { sitting, plan, ranks, learner, state, micro_batch, writer, saved, learned, fresh, waited };
         let commit = commit.unwrap_or_else(|| host.maker.commit.clone());
         trainer.writer = ranks.first(|| trainer.claim(commit))?;
         Ok((trainer, lock))
@@ -238,42 +242,67 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         Ok(Writer { metrics, events })
     }
 
-    /// One update; returns the loss and the gradient's global norm.
-    fn step(&mut self) -> Result<(f64, f64)> {
-        let Plan { train, .. } = self.plan;
-        let read = |rows| self.sitting.batches.batch(self.state.step, rows);
-        let rows = self.ranks.rows(train.batch, self.micro_batch);
-        let parts = self.ranks.agree(rows.into_iter().map(read).collect::<Result<Vec<task::Batch>>>())?;
-        let update = Update {
-            learning_rate: self.plan.schedule().at(self.state.step),
-            adam_step: train.first_adam_step + self.state.step,
-        };
-        let pass = Pass::training(self.plan.seed, self.state.step);
-        let learned = self.learner.step(&parts, pass, update);
-        // all ranks have the same sums, so this is on all or on none
-        let Learned { loss, grad_norm } = learned.or_else(|number| self.ranks.agree(Err(self.not_finite(number))))?;
-        self.state.step += 1;
-        Ok((loss, grad_norm))
+    /// This rank's parts of the batch of the update after `step` others, and its pass.
+    fn parts(&self, step: u64) -> Result<(Vec<task::Batch>, Pass)> {
+        let rows = self.ranks.rows(self.plan.train.batch, self.micro_batch);
+        let read = rows.into_iter().map(|rows| self.sitting.batches.batch(step, rows));
+        let parts = self.ranks.agree(read.collect::<Result<Vec<task::Batch>>>())?;
+        Ok((parts, Pass::training(self.plan.seed, step)))
     }
 
-    fn not_finite(&self, NotFinite { what, value }: NotFinite) -> Error {
+    /// One update. What it did is read at once where that waits for nothing, and otherwise when it is logged or saved.
+    fn step(&mut self) -> Result<()> {
+        let step = self.state.step;
+        let (parts, pass) = self.parts(step)?;
+        let update = Update {
+            learning_rate: self.plan.schedule().at(step),
+            adam_step: self.plan.train.first_adam_step + step,
+        };
+        self.learner.advance(&parts, pass, update);
+        self.state.step += 1;
+        let asked = self.is_logged() || self.learned.is_none();
+        if asked || self.sitting.host.reads_freely { self.read() } else { Ok(()) }
+    }
+
+    /// Reads what was not read yet, and refuses to go on from numbers that are none.
+    fn read(&mut self) -> Result<()> {
+        let all = self.learner.read();
+        if let Some(at) = all.iter().position(|learned| !learned.is_finite()) {
+            let before = self.state.step - (all.len() - at) as u64;
+            let (parts, pass) = self.parts(before)?;
+            let found = self.learner.reason(&parts, pass, all[at]);
+            // all ranks have the same sums, so this is on all or on none
+            return self.ranks.agree(Err(self.not_finite(before + 1, found)));
+        }
+        self.learned = all.last().copied().or(self.learned);
+        Ok(())
+    }
+
+    fn not_finite(&self, step: u64, NotFinite { what, value }: NotFinite) -> Error {
         let hint = match &self.saved {
             Some(path) => format!("the last good checkpoint is {}; lower train.learning_rate", path.display()),
             None => "there is no checkpoint yet; lower train.learning_rate".to_owned(),
         };
-        Error::NotFinite { step: self.state.step + 1, what, value, hint }
+        Error::NotFinite { step, what, value, hint }
     }
 
-    /// Writes a row if one is due: which steps have one does not depend on where sittings begin and end.
-    fn log(&mut self, loss: f64, grad_norm: f64) -> Result<()> {
-        let Plan { train, steps, .. } = self.plan;
-        let step = self.state.step;
-        let last = step == *steps;
-        let validate = train.valid_every > 0 && (step.is_multiple_of(train.valid_every) || last);
-        if !(validate || last || step == 1 || step.is_multiple_of(train.log_every)) {
-            return Ok(());
-        }
-        let valid_loss = if validate { self.validate()? } else { None };
+    /// Whether the last update is followed by a validation.
+    fn is_validated(&self) -> bool {
+        let (step, Plan { train, steps, .. }) = (self.state.step, self.plan);
+        train.valid_every > 0 && (step.is_multiple_of(train.valid_every) || step == *steps)
+    }
+
+    /// Whether the last update has a row: which steps have one does not depend on where sittings begin and end.
+    fn is_logged(&self) -> bool {
+        let (step, Plan { train, steps, .. }) = (self.state.step, self.plan);
+        self.is_validated() || step == *steps || step == 1 || step.is_multiple_of(train.log_every)
+    }
+
+    /// Writes a row if one is due.
+    fn log(&mut self) -> Result<()> {
+        let (Plan { train, .. }, step) = (self.plan, self.state.step);
+        let Some(Learned { loss, grad_norm }) = self.learned.filter(|_| self.is_logged()) else { return Ok(()) };
+        let valid_loss = if self.is_validated() { self.validate()? } else { None };
         let (mut sorted, waited) = (std::mem::take(&mut self.fresh), std::mem::take(&mut self.waited));
         let waiting = (self.ranks.count() > 1).then(|| (waited / sorted.iter().sum::<f64>()).min(1.0));
         sorted.sort_by(f64::total_cmp);
@@ -314,6 +343,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
 
     /// Saves a checkpoint, after the rows that lead to it are on disk, and the learned tables where they are due.
     fn save(&mut self, kernels: bool) -> Result<()> {
+        self.read()?;
         self.expect_same_weights()?;
         let saved = self.ranks.first(|| {
             if kernels {
@@ -394,11 +424,11 @@ impl Writer {
 }
 
 /// Sequences at once, after what cannot be trained here is refused.
-fn micro_batch(plan: &Plan, ranks: &Ranks) -> Result<usize> {
+fn micro_batch(plan: &Plan, host: &Host) -> Result<usize> {
     let train = &plan.train;
-    let rows = ranks.micro_batch(train.batch, train.micro_batch.unwrap_or(train.batch))?;
+    let rows = host.ranks.micro_batch(train.batch, train.micro_batch.unwrap_or(train.batch))?;
     let in_parts = Plan { train: TrainConfig { micro_batch: Some(rows), ..train.clone() }, ..plan.clone() };
-    in_parts.check_training_memory(ranks.limit().as_ref())?;
+    in_parts.check_training_memory(host.limit().as_ref())?;
     Ok(rows)
 }
 

@@ -354,6 +354,26 @@ fn a_number_that_is_none_changes_nothing() {
 }
 
 #[test]
+fn updates_that_are_read_later_are_the_same_until_one_is_none() {
+    let plan = plan(&encoding("kerple_log"), config());
+    let pass = |n: u64| Pass::training(7, n);
+    let (mut soon, mut late) = (decoder(&plan), decoder(&plan));
+    let batch = |n: u64| counting(n, 4, 12).split(2).unwrap();
+    let read: Vec<Learned> = (0..3).map(|n| soon.step(&batch(n), pass(n), at(n)).unwrap()).collect();
+    (0..3).for_each(|n| late.advance(&batch(n), pass(n), at(n)));
+    assert_eq!(late.read(), read);
+    assert_eq!((weights(&late), late.read()), (weights(&soon), Vec::new()));
+    // one update makes the weights infinite; those behind it leave them as they are
+    late.advance(&batch(3), pass(3), Update { learning_rate: f64::INFINITY, ..at(3) });
+    let spoiled = weights(&late);
+    (4..6).for_each(|n| late.advance(&batch(n), pass(n), at(n)));
+    let read: Vec<bool> = late.read().iter().map(Learned::is_finite).collect();
+    assert_eq!(read, [true, false, false]);
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    assert_eq!(bits(weights(&late)), bits(spoiled));
+}
+
+#[test]
 fn a_step_of_real_size_has_the_same_bits_at_any_number_of_threads() {
     // several blocks of every product, several tiles of attention, several tasks of every row operation and of Adam
     let plan = common::plan_of(&encoding("kerple_log"), config(), [3, 4, 64], [160, 8]);

@@ -46,11 +46,12 @@ fn run(folder: &Path, kind: &str, config: TrainConfig, stop_after: Option<u64>) 
 
 /// Trains to the end without being stopped.
 fn try_train(folder: &Path, plan: &Plan) -> Result<Outcome, Error> {
+    train_on(folder, plan, &Host::cpu(None))
+}
+
+fn train_on(folder: &Path, plan: &Plan, host: &Host) -> Result<Outcome, Error> {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
-    train(
-        &Sitting { plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) },
-        &mut |_| {},
-    )
+    train(&Sitting { plan, run: &run, batches: &batches, stop: &stop, strict: false, host }, &mut |_| {})
 }
 
 fn weights(folder: &Path) -> Vec<u8> {
@@ -115,6 +116,33 @@ fn a_loss_that_is_no_number_stops_the_run() {
     let Error::NotFinite { step, ref what, .. } = error else { panic!("{error}") };
     assert!(step > 1 && what.contains("loss"), "{error}");
     assert!(error.hint().contains("learning_rate"));
+}
+
+#[test]
+fn losses_that_are_read_late_are_the_same_and_so_is_what_they_stop() {
+    let late = Host { reads_freely: false, ..Host::cpu(None) };
+    let of = |host: &Host, config: TrainConfig, rate: f64| {
+        let folder = tempfile::tempdir().unwrap();
+        let train = TrainConfig { log_every: 7, micro_batch: Some(2), ..config };
+        let mut plan = plan(&encoding("kerple_log"), train);
+        plan.train.learning_rate *= rate;
+        let error = train_on(folder.path(), &plan, host).err().map(|error| error.to_string());
+        let rows = read_rows::<MetricsRow>(&folder.path().join("metrics.jsonl")).unwrap().rows;
+        let rows: Vec<_> = rows.iter().map(|row| (row.step, row.loss, row.grad_norm, row.valid_loss)).collect();
+        (error, rows, checkpoint::list(folder.path()).unwrap().len())
+    };
+    let whole = |host: &Host| of(host, config(17), 1.0);
+    assert_eq!(whole(&late), whole(&Host::cpu(None)));
+    assert_eq!(whole(&late).1.iter().map(|row| row.0).collect::<Vec<_>>(), [1, 7, 10, 14, 17]);
+    // the first update spoils the weights, the second sees it, the seventh or the checkpoint is where it is read
+    for checkpoint_every in [100, 4] {
+        let spoiled =
+            |host: &Host| of(host, TrainConfig { checkpoint_every, warmup: 0.0, ..config(17) }, f64::INFINITY);
+        let (error, rows, saved) = spoiled(&late);
+        assert_eq!((rows.len(), saved), (1, 0));
+        assert!(error.as_ref().unwrap().contains("step 2"), "{error:?}");
+        assert_eq!((error, rows, saved), spoiled(&Host::cpu(None)));
+    }
 }
 
 #[test]

@@ -194,12 +194,7 @@ impl Attention {
 
     /// What attention gave, projected and added to its residual.
     fn joined(&self, a: Tensor<3>, [x, normed]: [Tensor<3>; 2], residual: Residual) -> Tensor<3> {
-        let base = match residual {
-            Residual::Input => x,
-            Residual::Normed => normed,
-            Residual::Beside(base) => base,
-        };
-        base + linear::composed(a, self.out.tensors())
+        residual.of(x, |_| normed) + linear::composed(a, self.out.tensors())
     }
 
     /// An empty memory for `batch` sequences.

@@ -3,16 +3,19 @@
 
 use super::maps::{self, Mapped};
 use crate::array::Array;
-use crate::forms::{Positions, RotaryTables, Scores};
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::forms::{self, Positions, RotaryTables, Scores};
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::parameters::{flat, on_host};
 use crate::with_element;
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{Bool, Tensor, TensorData, activation};
 use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
 use kerple::forms::{Rows, Sides, Sight, Table};
 use kerple::maps::{Extent, Map};
 use kerple::ops::{clocks, zeros};
 use std::sync::Arc;
+
+/// What has a kernel for it.
+const KERNELS: &[Target] = &[Target::Host];
 
 /// The usual factor on `q.k`, `1 / sqrt(D)`.
 pub fn default_scale(head_dim: usize) -> f64 {
@@ -50,7 +53,7 @@ pub fn attention(
     engine: Engine,
 ) -> Tensor<4> {
     let scoring = scoring.into();
-    if !engine.is_fused_on(&q) {
+    if !engine.has_kernel(KERNELS, &q) {
         return composed(q, k, v, &scoring, positions);
     }
     let (q, keys) = (shifted(q, positions), k.dims()[2]);
@@ -72,26 +75,15 @@ pub fn rotated(
     attention(rotate(q, positions), rotate(k, positions), v, scoring, positions, engine)
 }
 
-/// Spreads a table over distances into `[H, Q, K]`. Entries that the sight hides take some entry of the table.
-fn spread(table: Tensor<2>, sight: Sight, distances: &[isize], [queries, keys]: [usize; 2]) -> Tensor<3> {
+/// Spreads a table over distances into `[1, H, Q, K]`. Entries that the sight hides take some entry of the table.
+fn spread(table: Tensor<2>, sight: Sight, [queries, keys]: [usize; 2]) -> Tensor<4> {
     let [heads, columns] = table.dims();
     let origin = match sight.sides() {
         Sides::One => 0,
         Sides::Two => columns / 2,
     };
-    let column = |d: &isize| (origin as isize + d).clamp(0, columns as isize - 1) as i64;
-    let index: Vec<i64> = distances.iter().map(column).collect();
-    let index = Tensor::<1, Int>::from_data(TensorData::new(index, [queries * keys]), &table.device());
-    table.select(1, index).reshape([heads, queries, keys])
-}
-
-/// Which pairs are hidden, `[B, 1, Q, K]`, or `[1, 1, Q, K]` where all sequences are alike.
-fn hidden(positions: &Positions, distances: &[isize], [queries, keys]: [usize; 2], device: &Device) -> Tensor<4, Bool> {
-    let all = [keys];
-    let lengths = positions.lengths.as_deref().unwrap_or(&all);
-    let pair = |length: usize| move |(at, d): (usize, &isize)| at % keys >= length || !positions.sight.sees(*d);
-    let pairs: Vec<bool> = lengths.iter().flat_map(|length| distances.iter().enumerate().map(pair(*length))).collect();
-    Tensor::from_data(TensorData::new(pairs, [lengths.len(), 1, queries, keys]), device)
+    let index = (forms::distances([queries, keys], &table.device()) + origin as i64).clamp(0, columns as i64 - 1);
+    table.select(1, index.reshape([queries * keys])).reshape([1, heads, queries, keys])
 }
 
 /// Each of G heads repeated for the H / G query heads that read it: `[B, G, K, D]` to `[B, H, K, D]`.
@@ -144,9 +136,9 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positions
         None => products * scoring.scale,
         Some(cap) => (products * (scoring.scale / cap)).tanh() * cap,
     };
-    let spread = |table: &Tensor<2>| spread(table.clone(), positions.sight, &distances, size).unsqueeze::<4>();
+    let spread = |table: &Tensor<2>| spread(table.clone(), positions.sight, size);
     let [bias, weight] = positions.scores.tables().map(|table| table.map(spread));
-    let hidden = hidden(positions, &distances, size, &device);
+    let hidden = positions.hidden(size, &device);
     let mapped = match &positions.scores {
         Scores::Plain => scores.clone(),
         Scores::Table { .. } => {
@@ -231,13 +223,8 @@ pub fn weights(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positi
 /// Turns the first features of `[B, H, L, D]` by the angles of `positions`, half-split; composed.
 pub fn rotate(x: Tensor<4>, positions: &Positions) -> Tensor<4> {
     let Some(rotary) = &positions.rotary else { return x };
-    let [_, _, len, head_dim] = x.dims();
-    let half = rotary.half();
-    let table = |values: &[f64]| {
-        let data = TensorData::new(values.to_vec(), [len, half]);
-        Tensor::<2>::from_data(data, (&x.device(), x.dtype())).unsqueeze::<4>()
-    };
-    let (cos, sin) = (table(rotary.cos()), table(rotary.sin()));
+    let ([_, _, _, head_dim], half) = (x.dims(), rotary.half());
+    let [cos, sin] = rotary.tensors((&x.device(), x.dtype()));
     let (low, high) = (x.clone().narrow(3, 0, half), x.clone().narrow(3, half, half));
     let mut parts = vec![low.clone() * cos.clone() - high.clone() * sin.clone(), high * cos + low * sin];
     if head_dim > 2 * half {
@@ -272,8 +259,15 @@ fn numbers(map: &Map, scores: &Scores, own: Option<&Tensor<1>>, extent: Extent) 
     Tensor::cat(tables.chain(maps::numbers(map, own, extent)).collect(), 0)
 }
 
-/// Room for the gradients of bias, weight, map and sinks, where they are wanted.
-pub(crate) type ScoreGradients<T> = [Option<Vec<T>>; 4];
+/// What one call of the engine reads besides the numbers of its scores.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<'a, T> {
+    pub(crate) dims: Dims,
+    /// Queries, keys and values.
+    pub(crate) rows: [View<'a, T>; 3],
+    /// Clocks of query heads, where there are gates.
+    pub(crate) clocks: Option<Rows<&'a [f64]>>,
+}
 
 impl ScoreInputs {
     fn new(
@@ -328,14 +322,43 @@ impl ScoreInputs {
         (ScoreInputs::new(places, (scoring.scale, scoring.cap, sinks), positions), arrays)
     }
 
-    /// Calls `f` with the problem over these inputs and clocks.
-    pub(crate) fn with_problem<T: Number, R>(
+    /// Writes attention's output and returns its log-sum-exp, `[B, H, Q]`.
+    pub(crate) fn forward<T: Number>(&self, inputs: &[Array], call: Call<T>, out: ViewMut<T>) -> Vec<T> {
+        let Call { dims, rows: [q, k, v], .. } = call;
+        let mut lse = zeros(dims.batch * dims.heads * dims.queries);
+        self.with_problem(inputs, call, |problem| attention::forward(problem, q, k, v, out, &mut lse));
+        lse
+    }
+
+    /// Writes the gradients in queries, keys and values, records those of the scores' numbers, and returns that in the clocks.
+    pub(crate) fn backward<T: Number>(
         &self,
-        dims: Dims,
-        inputs: &[Array],
-        clocks: Option<Rows<&[f64]>>,
-        f: impl FnOnce(&Problem<T>) -> R,
-    ) -> R {
+        step: &Step,
+        call: Call<T>,
+        (out, lse, d_out): (View<T>, &[T], View<T>),
+        [d_q, d_k, d_v]: [ViewMut<T>; 3],
+        found: &mut Found,
+    ) -> Option<Vec<f64>> {
+        let [q, k, v] = call.rows;
+        let saved = attention::Saved { q, k, v, out, lse, d_out };
+        let room = |place: &usize| zeros::<T>(step.inputs[*place].slice::<T>().len());
+        let mut d_scores = self.each_place().map(|place| place.filter(|place| step.wanted[*place]).as_ref().map(room));
+        let [d_bias, d_weight, d_map, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
+        let mut d_clocks = call.clocks.map(|clocks| vec![0.0; clocks.values.len()]);
+        let of_clocks = d_clocks.as_deref_mut();
+        let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks: of_clocks };
+        self.with_problem(step.inputs, call, |problem| attention::backward(problem, saved, gradients));
+        for (place, gradient) in self.each_place().into_iter().zip(d_scores) {
+            if let (Some(place), Some(gradient)) = (place, gradient) {
+                found.put(place, gradient);
+            }
+        }
+        d_clocks
+    }
+
+    /// Calls `f` with the problem over these inputs.
+    fn with_problem<T: Number>(&self, inputs: &[Array], call: Call<T>, f: impl FnOnce(&Problem<T>)) {
+        let Call { dims, clocks, .. } = call;
         let over = match &self.places {
             Places::Tables(_) => None,
             Places::Map(map, place) => {
@@ -353,7 +376,7 @@ impl ScoreInputs {
         };
         let (lengths, sinks) = (self.lengths.as_deref(), self.sinks.map(|place| inputs[place].slice()));
         let (scale, cap) = (T::from_f64(self.scale), self.cap.map(T::from_f64));
-        f(&Problem { dims, scale, cap, sinks, sight: self.sight, lengths, scores })
+        f(&Problem { dims, scale, cap, sinks, sight: self.sight, lengths, scores });
     }
 
     fn tables<'a, T: Number>(
@@ -376,21 +399,6 @@ impl ScoreInputs {
         match self.places {
             Places::Tables([bias, weight]) => [bias, weight, None, self.sinks],
             Places::Map(_, place) => [None, None, Some(place), self.sinks],
-        }
-    }
-
-    /// Buffers for the gradients, where they are wanted.
-    pub(crate) fn gradients<T: Number>(&self, step: &Step) -> ScoreGradients<T> {
-        let room = |place: &usize| zeros(step.inputs[*place].slice::<T>().len());
-        self.each_place().map(|place| place.filter(|place| step.wanted[*place]).as_ref().map(room))
-    }
-
-    /// Records the gradients.
-    pub(crate) fn put<T: Number>(&self, gradients: ScoreGradients<T>, found: &mut Found) {
-        for (place, gradient) in self.each_place().into_iter().zip(gradients) {
-            if let (Some(place), Some(gradient)) = (place, gradient) {
-                found.put(place, gradient);
-            }
         }
     }
 }
@@ -426,54 +434,34 @@ impl Core {
         self.scores.gates.map(|place| clocks::of_gates(inputs[place].slice::<T>(), keys))
     }
 
-    fn forward<T: Number>(&self, inputs: &[Array]) -> Forward {
+    fn call<'a, T: Number>(&self, inputs: &'a [Array], clocks: &'a Option<Vec<f64>>) -> Call<'a, T> {
         let (dims, queries, keys) = self.sizes(inputs);
-        let [q, k, v] = self.own.map(|place| inputs[place].slice::<T>());
-        let (mut out, mut lse) = (zeros(q.len()), zeros(dims.batch * dims.heads * dims.queries));
-        let view = |data, strides| View { data, strides };
-        let out_view = ViewMut::new(&mut out, queries);
+        let view = |place: usize, strides| View { data: inputs[place].slice(), strides };
+        let [q, k, v] = self.own;
+        Call { dims, rows: [view(q, queries), view(k, keys), view(v, keys)], clocks: rows(clocks, dims) }
+    }
+
+    fn forward<T: Number>(&self, inputs: &[Array]) -> Forward {
+        let (dims, queries, _) = self.sizes(inputs);
+        let q = &inputs[self.own[0]];
+        let mut out = zeros::<T>(q.slice::<T>().len());
         let clocks = self.clocks::<T>(inputs, dims.keys);
-        self.scores.with_problem(dims, inputs, rows(&clocks, dims), |problem| {
-            attention::forward(problem, view(q, queries), view(k, keys), view(v, keys), out_view, &mut lse);
-        });
-        let output = Array::from_vec(out, inputs[self.own[0]].shape());
+        let lse = self.scores.forward(inputs, self.call(inputs, &clocks), ViewMut::new(&mut out, queries));
+        let output = Array::from_vec(out, q.shape());
         Forward { saved: Saved::new((output.clone(), lse)), output }
     }
 
     fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
         let (dims, queries, keys) = self.sizes(step.inputs);
         let (out, lse) = step.saved::<(Array, Vec<T>)>();
-        let [q, k, v] = self.own.map(|place| step.inputs[place].slice::<T>());
-        let [mut d_q, mut d_k, mut d_v] = [q, k, v].map(|values| zeros(values.len()));
-        let mut d_scores = self.scores.gradients::<T>(step);
-        let view = |data, strides| View { data, strides };
-        let saved = attention::Saved {
-            q: view(q, queries),
-            k: view(k, keys),
-            v: view(v, keys),
-            out: view(out.slice(), queries),
-            lse,
-            d_out: view(step.d_output.slice::<T>(), queries),
-        };
-        let [d_bias, d_weight, d_map, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
-        let clocks = self.clocks::<T>(step.inputs, dims.keys);
-        let mut d_clocks = clocks.as_ref().map(|clocks| vec![0.0; clocks.len()]);
-        let gradients = Gradients {
-            d_q: ViewMut::new(&mut d_q, queries),
-            d_k: ViewMut::new(&mut d_k, keys),
-            d_v: ViewMut::new(&mut d_v, keys),
-            d_bias,
-            d_weight,
-            d_map,
-            d_sinks,
-            d_clocks: d_clocks.as_deref_mut(),
-        };
-        self.scores.with_problem(dims, step.inputs, rows(&clocks, dims), |problem| {
-            attention::backward(problem, saved, gradients);
-        });
         let mut found = Found::new(step.inputs);
+        let [mut d_q, mut d_k, mut d_v] = self.own.map(|place| zeros::<T>(step.inputs[place].slice::<T>().len()));
+        let d_rows = [(&mut d_q, queries), (&mut d_k, keys), (&mut d_v, keys)].map(|(d, to)| ViewMut::new(d, to));
+        let view = |array| View { data: Array::slice::<T>(array), strides: queries };
+        let clocks = self.clocks::<T>(step.inputs, dims.keys);
+        let call = self.call(step.inputs, &clocks);
+        let d_clocks = self.scores.backward(step, call, (view(out), lse, view(step.d_output)), d_rows, &mut found);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
-        self.scores.put(d_scores, &mut found);
         if let (Some(place), Some(d_clocks)) = (self.scores.gates, d_clocks) {
             found.put(place, clocks::of_gates_backward::<T>(&d_clocks, dims.keys));
         }

@@ -1,23 +1,27 @@
 //! A self-attention branch with its norm and its residual: `base + out(attention(qkv(norm(x))))`.
 
-use super::attention::{self, ScoreInputs, Scoring};
+use super::attention::{self, Call, ScoreInputs, Scoring};
 use super::prepare::{self, Prepare};
-use super::{Linear, Norm, Residual, gates, linear, linear_attention, maps, norm};
+use super::residual::{Base, Residual};
+use super::{Linear, Norm, gates, linear, linear_attention, maps, norm};
 use crate::array::Array;
 use crate::forms::{Positions, RotaryTables};
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::heads::Heads;
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple::attention::{Dims, Gradients, Strides, View, ViewMut};
+use kerple::attention::{Dims, Strides, View, ViewMut};
 use kerple::ops::clocks;
 use kerple::ops::gemm::To;
 use kerple::ops::layer_norm;
-use kerple::ops::linear::add;
+use kerple::ops::mlp;
 use kerple::ops::rotary::{self, Angles, Extent, Turn};
 use kerple::ops::zeros;
 use std::borrow::Cow;
 use std::sync::Arc;
+
+/// What has a kernel for a whole branch.
+const KERNELS: &[Target] = &[Target::Host];
 
 impl Heads {
     /// What a method adds to queries, for packed rows: `[(H + 2 G) D]`, 0 for keys and values.
@@ -86,7 +90,7 @@ pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Position
     // to queries is added to normed ones, and linear attention is an operation of its own: they take the parts one by one
     let plain = layer.prepare.is_nothing() || maps::query_bias(&positions.scores).is_none();
     let (true, None, None, Some(norm)) =
-        (plain && engine.is_fused_on(&x), layer.clamp, &layer.linear, layer.norm.clone())
+        (plain && engine.has_kernel(KERNELS, &x), layer.clamp, &layer.linear, layer.norm.clone())
     else {
         return by_parts(x, layer, positions, engine);
     };
@@ -95,15 +99,9 @@ pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Position
     let len = x.dims()[1];
     let mut inputs = Inputs::default();
     let x = inputs.add(x);
-    let (base, normed_base) = match residual {
-        Residual::Input => (None, false),
-        Residual::Normed => (None, true),
-        Residual::Beside(base) => (Some(base), false),
-    };
     let op = Branch {
         x,
-        base: inputs.add_some(base),
-        normed_base,
+        base: Base::add(residual, &mut inputs),
         norm: norm::Places::add(norm, &mut inputs),
         qkv: linear::Places::add(qkv, &mut inputs),
         out: linear::Places::add(out, &mut inputs),
@@ -129,7 +127,7 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: 
         Some(norm) => norm::norm(x.clone(), norm, engine),
         None => x.clone(),
     };
-    let qkv = clamped(linear::composed(normed.clone(), qkv), clamp);
+    let qkv = clamped(linear::linear(normed.clone(), qkv, None, engine), clamp);
     let [q, k, v] = heads.unpack(prepare::composed(qkv, &prepare, heads, positions, len));
     let positions = &*gates::of_rows(positions, &normed);
     let a = match features {
@@ -140,12 +138,7 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: 
         }
     };
     let a = a.swap_dims(1, 2).reshape([batch, len, heads.inner()]);
-    let base = match residual {
-        Residual::Input => x,
-        Residual::Normed => normed,
-        Residual::Beside(base) => base,
-    };
-    base + linear::composed(a, out)
+    linear::linear(a, out, Some(residual.of(x, |_| normed)), engine)
 }
 
 /// A packed projection cut to `-clamp ..= clamp`.
@@ -160,9 +153,7 @@ pub(crate) fn clamped(qkv: Tensor<3>, clamp: Option<f64>) -> Tensor<3> {
 #[derive(Debug)]
 struct Branch {
     x: usize,
-    /// Where the rows are that are added to, if neither the input nor its normed rows.
-    base: Option<usize>,
-    normed_base: bool,
+    base: Base,
     norm: norm::Places,
     qkv: linear::Places,
     out: linear::Places,
@@ -217,25 +208,18 @@ impl Branch {
         self.qkv.of::<T>(inputs).forward(To::End(&mut qkv), &normed, width);
         let logits = self.gates.map(|gates| gates.logits::<T>(inputs, &normed, width));
         let clocks = clocks_of(&logits, dims);
-        if !self.normed_base {
+        let base = self.base.of::<T>(inputs);
+        if !matches!(base, mlp::Residual::Normed) {
             normed = Vec::new();
         }
         let raw = (tracked && !self.prepare.is_nothing()).then(|| qkv.clone());
         self.make_ready(inputs, &mut qkv, dims.queries);
-        let rows = dims.batch * dims.queries;
-        let (mut a, mut lse) = (zeros(rows * self.heads.inner()), zeros(rows * dims.heads));
-        let [q, k, v] = starts.map(|start| View { data: &qkv[start..], strides: packed });
-        let to = ViewMut::new(&mut a, merged);
-        self.scores.with_problem(dims, inputs, attention::rows(&clocks, dims), |problem| {
-            kerple::attention::forward(problem, q, k, v, to, &mut lse);
-        });
-        let base = match self.base {
-            Some(base) => inputs[base].slice(),
-            None if self.normed_base => &normed[..],
-            None => x,
-        };
+        let mut a = zeros(dims.batch * dims.queries * self.heads.inner());
+        let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
+        let call = Call { dims, rows, clocks: attention::rows(&clocks, dims) };
+        let lse = self.scores.forward(inputs, call, ViewMut::new(&mut a, merged));
         let mut y = Vec::new();
-        self.out.of::<T>(inputs).forward_onto(To::End(&mut y), &a, self.heads.inner(), base);
+        self.out.of::<T>(inputs).forward_onto(To::End(&mut y), &a, self.heads.inner(), base.rows(x, &normed));
         let saved = match tracked {
             true => Saved::new(Kept { qkv: raw.unwrap_or(qkv), a, lse, logits }),
             false => Saved::nothing(),
@@ -286,17 +270,8 @@ impl Branch {
             }
         };
         drop(d_qkv);
-        let through = match self.base {
-            Some(base) => {
-                found.pass(base, step.d_output.clone());
-                None
-            }
-            None if self.normed_base => {
-                add(&mut d_normed, d_y);
-                None
-            }
-            None => Some(d_y),
-        };
+        self.base.put(step, &mut found);
+        let through = self.base.of(inputs).backward(d_y, &mut d_normed);
         let d_x = self.norm.backward(x, &stats, &d_normed, through, &mut found);
         found.put(self.x, d_x);
         found.finish()
@@ -318,20 +293,12 @@ impl Branch {
             self.make_ready(step.inputs, qkv.to_mut(), dims.queries);
         }
         let mut d_qkv = zeros(qkv.len());
-        let mut d_scores = self.scores.gradients::<T>(step);
-        let [q, k, v] = starts.map(|start| View { data: &qkv[start..], strides: packed });
+        let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let merged = |data| View { data, strides: merged };
-        let saved = kerple::attention::Saved { q, k, v, out: merged(a), lse, d_out: merged(&d_a) };
-        let [d_q, d_k, d_v] = ViewMut::parts(&mut d_qkv, starts, packed);
-        let [d_bias, d_weight, d_map, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
         let clocks = clocks_of(logits, dims);
-        let mut d_clocks = clocks.as_ref().map(|clocks| vec![0.0; clocks.len()]);
-        let of_clocks = d_clocks.as_deref_mut();
-        let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks: of_clocks };
-        self.scores.with_problem(dims, step.inputs, attention::rows(&clocks, dims), |problem| {
-            kerple::attention::backward(problem, saved, gradients);
-        });
-        self.scores.put(d_scores, found);
+        let call = Call { dims, rows, clocks: attention::rows(&clocks, dims) };
+        let d_rows = ViewMut::parts(&mut d_qkv, starts, packed);
+        let d_clocks = self.scores.backward(step, call, (merged(a), lse, merged(&d_a)), d_rows, found);
         if let Some(rotary) = &self.rotary {
             self.heads.rotate(&mut d_qkv, rotary, dims.queries, Turn::Inverse);
         }

@@ -1,12 +1,15 @@
 //! Dropout: a share of the values becomes 0, the others grow by what that takes. Srivastava et al. 2014.
 
 use crate::array::Array;
-use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step};
+use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step, Target};
 use crate::pass::Pass;
 use crate::with_element;
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use rand::Rng;
 use rayon::prelude::*;
+
+/// What has a kernel for it.
+const KERNELS: &[Target] = &[Target::Host];
 
 /// What is dropped where.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +32,7 @@ pub fn dropout(x: Tensor<3>, dropout: Dropout, engine: Engine) -> Tensor<3> {
     if !dropout.pass.train || dropout.share == 0.0 {
         return x;
     }
-    if !engine.is_fused_on(&x) {
+    if !engine.has_kernel(KERNELS, &x) {
         return composed(x, dropout);
     }
     let kept = kept(x.dims(), dropout);
@@ -46,9 +49,9 @@ pub fn composed(x: Tensor<3>, dropout: Dropout) -> Tensor<3> {
 
 /// What values of this shape, `[B, L, M]`, are multiplied by in a pass that trains.
 pub fn factors(shape: [usize; 3], dropout: Dropout, options: (&Device, DType)) -> Tensor<3> {
-    let growth = growth(dropout);
-    let factors: Vec<f64> = kept(shape, dropout).into_iter().map(|kept| if kept { growth } else { 0.0 }).collect();
-    Tensor::from_data(TensorData::new(factors, shape), options)
+    let dropped: Vec<bool> = kept(shape, dropout).into_iter().map(|kept| !kept).collect();
+    let dropped = Tensor::<3, Bool>::from_data(TensorData::new(dropped, shape), options.0);
+    Tensor::full(shape, growth(dropout), options).mask_fill(dropped, 0.0)
 }
 
 /// What values that stay are multiplied by.

@@ -1,17 +1,20 @@
 //! Rows of a table by number.
 
 use crate::array::Array;
-use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step};
+use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::{Int, Tensor, TensorData};
 use kerple::ops::{embedding, zeros};
+
+/// What has a kernel for it.
+const KERNELS: &[Target] = &[Target::Host];
 
 /// Rows of `table` `[V, M]` for `[B, L]` token ids.
 ///
 /// # Panics
 /// When the ids are not `B L` many, or one of them is not below V.
 pub fn embed(table: Tensor<2>, ids: &[u32], shape: [usize; 2], engine: Engine) -> Tensor<3> {
-    if !engine.is_fused_on(&table) {
+    if !engine.has_kernel(KERNELS, &table) {
         return composed(table, ids, shape);
     }
     let mut inputs = Inputs::default();

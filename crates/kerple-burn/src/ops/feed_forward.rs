@@ -1,12 +1,16 @@
 //! A feed-forward branch with its norm and its residual: `base + down(act(up(norm(x))))`, gated or not.
 
 use super::activation::{self, Activation};
-use super::{Linear, Norm, Residual, linear, norm};
+use super::residual::{Base, Residual};
+use super::{Linear, Norm, linear, norm};
 use crate::array::Array;
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple::ops::mlp::{self, Gradients, Hidden};
+
+/// What has a kernel for it.
+const KERNELS: &[Target] = &[Target::Host];
 
 /// The tensors of a feed-forward branch and its choices: M features, F hidden ones.
 #[derive(Clone, Debug)]
@@ -29,20 +33,15 @@ pub struct FeedForward {
 
 /// The branch on `[B, L, M]`.
 pub fn feed_forward(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<3> {
-    if !engine.is_fused_on(&x) {
-        return composed(x, layer);
+    if !engine.has_kernel(KERNELS, &x) {
+        return by_parts(x, layer, engine);
     }
     let FeedForward { norm, up, gate, down, activation, factors, residual } = layer;
     let mut inputs = Inputs::default();
     let x = inputs.add(x);
-    let base = match residual {
-        Residual::Input => Base::Input,
-        Residual::Normed => Base::Normed,
-        Residual::Beside(base) => Base::At(inputs.add(base)),
-    };
     let op = Branch {
         x,
-        base,
+        base: Base::add(residual, &mut inputs),
         norm: norm::Places::add(norm, &mut inputs),
         up: linear::Places::add(up, &mut inputs),
         gate: gate.map(|gate| linear::Places::add(gate, &mut inputs)),
@@ -55,31 +54,24 @@ pub fn feed_forward(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<
 
 /// The definition.
 pub fn composed(x: Tensor<3>, layer: FeedForward) -> Tensor<3> {
+    by_parts(x, layer, Engine::Composed)
+}
+
+/// Norm and products, each by this engine.
+fn by_parts(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<3> {
     let FeedForward { norm, up, gate, down, activation, factors, residual } = layer;
-    let normed = norm::composed(x.clone(), norm);
-    let hidden = linear::composed(normed.clone(), up);
+    let normed = norm::norm(x.clone(), norm, engine);
+    let linear = |x, layer| linear::linear(x, layer, None, engine);
+    let hidden = linear(normed.clone(), up);
     let hidden = match gate {
-        Some(gate) => activation::composed(linear::composed(normed.clone(), gate), activation) * hidden,
+        Some(gate) => activation::composed(linear(normed.clone(), gate), activation) * hidden,
         None => activation::composed(hidden, activation),
     };
     let hidden = match factors {
         Some(factors) => hidden * factors,
         None => hidden,
     };
-    let base = match residual {
-        Residual::Input => x,
-        Residual::Normed => normed,
-        Residual::Beside(base) => base,
-    };
-    base + linear::composed(hidden, down)
-}
-
-/// A [`Residual`] among the inputs.
-#[derive(Clone, Copy, Debug)]
-enum Base {
-    Input,
-    Normed,
-    At(usize),
+    linear::linear(hidden, down, Some(residual.of(x, |_| normed)), engine)
 }
 
 #[derive(Debug)]
@@ -103,11 +95,7 @@ impl Branch {
             down: self.down.of(inputs),
             activation: self.activation,
             factors: self.factors.map(|factors| inputs[factors].slice()),
-            residual: match self.base {
-                Base::Input => mlp::Residual::Input,
-                Base::Normed => mlp::Residual::Normed,
-                Base::At(base) => mlp::Residual::Beside(inputs[base].slice()),
-            },
+            residual: self.base.of(inputs),
         }
     }
 
@@ -129,9 +117,7 @@ impl Branch {
             mlp::backward(self.mlp(inputs), x, hidden, d_y.slice());
         let mut found = Found::new(inputs);
         found.put(self.x, d_x);
-        if let Base::At(base) = self.base {
-            found.pass(base, d_y.clone());
-        }
+        self.base.put(step, &mut found);
         self.norm.put(d_gamma, d_beta, &mut found);
         self.up.put(up, &mut found);
         if let (Some(place), Some(gate)) = (self.gate, gate) {

@@ -1,9 +1,14 @@
-//! Linear layers: `x W + b` over the last axis. Fused as parts of larger operations, composed by itself.
+//! Linear layers: `x W + b` over the last axis.
 
 use crate::array::Array;
-use crate::fused::{Found, Inputs, Number};
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
+use crate::with_element;
 use burn::tensor::Tensor;
+use kerple::ops::gemm::To;
 use kerple::ops::linear::{self, LinearGradients};
+
+/// What has a kernel for it.
+const KERNELS: &[Target] = &[Target::Host];
 
 /// The tensors of a linear layer.
 #[derive(Clone, Debug)]
@@ -14,7 +19,19 @@ pub struct Linear {
     pub bias: Option<Tensor<1>>,
 }
 
-/// `x W + b` on `[B, L, in]`.
+/// `x W + b` on `[B, L, in]`, and `base` `[B, L, out]` where there is one: the end of a residual branch.
+pub fn linear(x: Tensor<3>, linear: Linear, base: Option<Tensor<3>>, engine: Engine) -> Tensor<3> {
+    if !engine.has_kernel(KERNELS, &x) {
+        let y = composed(x, linear);
+        return if let Some(base) = base { base + y } else { y };
+    }
+    let mut inputs = Inputs::default();
+    let x = inputs.add(x);
+    let op = Alone { x, linear: Places::add(linear, &mut inputs), base: inputs.add_some(base) };
+    inputs.apply(op)
+}
+
+/// The definition of [`linear()`] without a base.
 pub fn composed(x: Tensor<3>, Linear { weight, bias }: Linear) -> Tensor<3> {
     let [batch, len, width] = x.dims();
     let [_, out] = weight.dims();
@@ -45,5 +62,52 @@ impl Places {
     pub(super) fn put<T: Number>(self, LinearGradients { d_weight, d_bias }: LinearGradients<T>, found: &mut Found) {
         found.put(self.weight, d_weight);
         found.put_some(self.bias, d_bias);
+    }
+}
+
+/// A layer by itself.
+#[derive(Debug)]
+struct Alone {
+    x: usize,
+    linear: Places,
+    base: Option<usize>,
+}
+
+impl Alone {
+    fn forward<T: Number>(&self, inputs: &[Array]) -> Forward {
+        let (x, linear) = (&inputs[self.x], self.linear.of::<T>(inputs));
+        let &[batch, len, width] = x.shape() else { panic!("x: expected [B, L, in], got {:?}", x.shape()) };
+        let mut y = Vec::new();
+        match self.base {
+            Some(base) => linear.forward_onto(To::End(&mut y), x.slice(), width, inputs[base].slice()),
+            None => linear.forward(To::End(&mut y), x.slice(), width),
+        }
+        Forward { output: Array::from_vec(y, &[batch, len, linear.outputs(width)]), saved: Saved::nothing() }
+    }
+
+    fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
+        let (inputs, d_y) = (step.inputs, step.d_output.slice::<T>());
+        let (x, linear, mut found) = (&inputs[self.x], self.linear.of::<T>(inputs), Found::new(inputs));
+        let width = x.shape()[2];
+        let (mut gradients, mut d_x) = (linear.gradients(width), Vec::new());
+        linear.backward(x.slice(), d_y, width, &mut gradients);
+        gradients.finish(linear.weight.len());
+        linear.backward_input(To::End(&mut d_x), d_y, width);
+        self.linear.put(gradients, &mut found);
+        found.put(self.x, d_x);
+        if let Some(base) = self.base {
+            found.pass(base, step.d_output.clone());
+        }
+        found.finish()
+    }
+}
+
+impl Op for Alone {
+    fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
+        with_element!(inputs[0], T => Alone::forward::<T>(self, inputs))
+    }
+
+    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
+        with_element!(step.inputs[0], T => Alone::backward::<T>(self, step))
     }
 }

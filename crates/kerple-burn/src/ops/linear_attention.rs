@@ -6,7 +6,7 @@ pub use composed::composed;
 
 use crate::array::Array;
 use crate::forms::{Code, Positions};
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::pass::{CODES, FEATURES, GATES, Pass};
 use crate::piece::Piece;
 use crate::plan::{FeatureKind, LinearPlan};
@@ -19,6 +19,9 @@ use kerple::forms::{Drawn, Sight};
 use kerple::ops::zeros;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// What has a kernel for it.
+const KERNELS: &[Target] = &[Target::Host];
 
 /// What a layer of linear attention is told besides its tensors.
 #[derive(Clone, Debug)]
@@ -39,7 +42,7 @@ pub fn linear_attention(
     positions: &Positions,
     engine: Engine,
 ) -> Tensor<4> {
-    if !engine.is_fused_on(&q) {
+    if !engine.has_kernel(KERNELS, &q) {
         assert!(positions.piece.is_none(), "only fused operations take pieces");
         return composed([q, k, v], linear, positions);
     }

@@ -6,11 +6,14 @@ pub use likeliest::{Likeliest, likeliest};
 
 use super::{Norm, linear, norm};
 use crate::array::Array;
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::{Int, Tensor, TensorData, activation};
 pub use kerple::ops::cross_entropy::Targets;
 use kerple::ops::cross_entropy::{self, Gradients};
+
+/// What has a kernel for it.
+const KERNELS: &[Target] = &[Target::Host];
 
 /// The tensors of the head.
 #[derive(Clone, Debug)]
@@ -36,7 +39,7 @@ pub fn logits(x: Tensor<3>, Head { norm, weight, tied, bias }: Head) -> Tensor<3
 /// # Panics
 /// When the targets are not `B L` many, or a scored one is not below V.
 pub fn losses(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Tensor<2> {
-    if engine.is_fused_on(&x) { fused(x, head, targets, None) } else { composed(x, head, targets) }
+    if engine.has_kernel(KERNELS, &x) { fused(x, head, targets, None) } else { composed(x, head, targets) }
 }
 
 /// `share` times the sum of [`losses`], `[1]`; the mean for a share of [`mean_share`]. The fused gradients are made with the
@@ -45,7 +48,7 @@ pub fn losses(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Ten
 /// # Panics
 /// As [`losses`].
 pub fn loss(x: Tensor<3>, head: Head, targets: Targets, share: f64, engine: Engine) -> Tensor<1> {
-    if engine.is_fused_on(&x) {
+    if engine.has_kernel(KERNELS, &x) {
         return fused(x, head, targets, Some(share));
     }
     composed(x, head, targets).sum() * share
@@ -81,18 +84,14 @@ pub fn composed(x: Tensor<3>, head: Head, targets: Targets) -> Tensor<2> {
 }
 
 fn fused<const D: usize>(x: Tensor<3>, head: Head, targets: Targets, share: Option<f64>) -> Tensor<D> {
-    let Head { norm, weight, tied, bias } = head;
     let mut inputs = Inputs::default();
-    let x = inputs.add(x);
-    let norm = norm::Places::add(norm, &mut inputs);
-    let (weight, bias) = (inputs.add(weight), inputs.add_some(bias));
-    let (ids, scored) = (targets.ids.to_vec(), targets.scored.map(<[bool]>::to_vec));
-    inputs.apply(Loss { x, norm, weight, tied, bias, ids, scored, share })
+    let end = End::add(x, head, targets, &mut inputs);
+    inputs.apply(Loss { end, share })
 }
 
-/// The losses, or their sum times a share; the gradients of the sum are made in the forward.
+/// Where the tensors of a model's end are among an operation's inputs, and its targets.
 #[derive(Debug)]
-struct Loss {
+struct End {
     x: usize,
     norm: norm::Places,
     weight: usize,
@@ -100,10 +99,17 @@ struct Loss {
     bias: Option<usize>,
     ids: Vec<u32>,
     scored: Option<Vec<bool>>,
-    share: Option<f64>,
 }
 
-impl Loss {
+impl End {
+    fn add(x: Tensor<3>, head: Head, targets: Targets, inputs: &mut Inputs) -> End {
+        let Head { norm, weight, tied, bias } = head;
+        let x = inputs.add(x);
+        let norm = norm::Places::add(norm, inputs);
+        let (weight, bias) = (inputs.add(weight), inputs.add_some(bias));
+        End { x, norm, weight, tied, bias, ids: targets.ids.to_vec(), scored: targets.scored.map(<[bool]>::to_vec) }
+    }
+
     fn head<'a, T: Number>(&self, inputs: &'a [Array]) -> cross_entropy::Head<'a, T> {
         let bias = self.bias.map(|bias| inputs[bias].slice());
         cross_entropy::Head { norm: self.norm.of(inputs), w: inputs[self.weight].slice(), tied: self.tied, bias }
@@ -112,37 +118,48 @@ impl Loss {
     fn targets(&self) -> Targets<'_> {
         Targets { ids: &self.ids, scored: self.scored.as_deref() }
     }
+}
 
+/// The losses, or their sum times a share; the gradients of the sum are made in the forward.
+#[derive(Debug)]
+struct Loss {
+    end: End,
+    share: Option<f64>,
+}
+
+impl Loss {
     /// The losses, and the gradients of their sum weighted by `d_nll`.
     fn gradients<T: Number>(&self, inputs: &[Array], d_nll: &[T]) -> (Vec<T>, Vec<Option<Array>>) {
-        let x = inputs[self.x].slice();
-        let (nll, gradients) = cross_entropy::forward_backward(self.head(inputs), x, self.targets(), d_nll);
+        let end = &self.end;
+        let x = inputs[end.x].slice();
+        let (nll, gradients) = cross_entropy::forward_backward(end.head(inputs), x, end.targets(), d_nll);
         let Gradients { d_x, d_gamma, d_beta, d_w, d_bias } = gradients;
         let mut found = Found::new(inputs);
-        found.put(self.x, d_x);
-        self.norm.put(d_gamma, d_beta, &mut found);
-        found.put(self.weight, d_w);
-        found.put_some(self.bias, d_bias);
+        found.put(end.x, d_x);
+        end.norm.put(d_gamma, d_beta, &mut found);
+        found.put(end.weight, d_w);
+        found.put_some(end.bias, d_bias);
         (nll, found.finish())
     }
 
     fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
+        let end = &self.end;
         let (nll, saved) = match self.share {
             Some(share) if tracked => {
-                let (nll, gradients) = self.gradients(inputs, &vec![T::from_f64(share); self.ids.len()]);
+                let (nll, gradients) = self.gradients(inputs, &vec![T::from_f64(share); end.ids.len()]);
                 (nll, Saved::new(gradients))
             }
-            _ => (
-                cross_entropy::forward(self.head::<T>(inputs), inputs[self.x].slice(), self.targets()),
-                Saved::nothing(),
-            ),
+            _ => {
+                let nll = cross_entropy::forward(end.head::<T>(inputs), inputs[end.x].slice(), end.targets());
+                (nll, Saved::nothing())
+            }
         };
         let output = match self.share {
             Some(share) => {
                 let sum: f64 = nll.iter().map(|loss| loss.to_f64()).sum();
                 Array::from_vec(vec![T::from_f64(sum * share)], &[1])
             }
-            None => Array::from_vec(nll, &inputs[self.x].shape()[..2]),
+            None => Array::from_vec(nll, &inputs[end.x].shape()[..2]),
         };
         Forward { output, saved }
     }

@@ -1,12 +1,15 @@
 //! Normalisation over the last axis: layer norm, and by the root mean square.
 
 use crate::array::Array;
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
 pub use kerple::ops::layer_norm::Kind;
 use kerple::ops::layer_norm::{self, NormGradients, Stats};
 use kerple::ops::zeros;
+
+/// What has a kernel for it.
+const KERNELS: &[Target] = &[Target::Host];
 
 /// The tensors of a norm and its choices.
 #[derive(Clone, Debug)]
@@ -24,7 +27,7 @@ pub struct Norm {
 /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta` on `[B, L, M]`, biased variance; the mean counts as 0 for
 /// [`Kind::Rms`].
 pub fn norm(x: Tensor<3>, norm: Norm, engine: Engine) -> Tensor<3> {
-    if !engine.is_fused_on(&x) {
+    if !engine.has_kernel(KERNELS, &x) {
         return composed(x, norm);
     }
     let mut inputs = Inputs::default();

@@ -1,12 +1,15 @@
 //! Tables made on the host as tensors, through which gradients reach the numbers they were made of.
 
 use crate::array::Array;
-use crate::fused::{Engine, Forward, Input, Op, Saved, Step, apply};
+use crate::fused::{Engine, Forward, Input, Op, Saved, Step, Target, apply};
 use crate::with_element;
 use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
 use bytemuck::Pod;
 use kerple::encoding::Slopes;
 use std::sync::Arc;
+
+/// What has a kernel for it.
+const KERNELS: &[Target] = &[Target::Host];
 
 pub(super) fn cast<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
     if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
@@ -28,7 +31,7 @@ impl Table {
         if self.slopes.is_none() {
             return Tensor::from_data(TensorData::new(self.rows, [self.heads, self.len]), (device, dtype));
         }
-        if engine.is_fused_on(&stored[0]) {
+        if engine.has_kernel(KERNELS, &stored[0]) {
             return cast(apply(self, vec![Input::from(Tensor::cat(stored.to_vec(), 0))]), dtype);
         }
         self.composed(stored, (device, dtype))

@@ -154,7 +154,8 @@ impl Trunk {
         mut look: impl FnMut(&Block, &Tensor<3>, &Positions),
     ) -> Tensor<3> {
         let (len, device, dtype) = (x.dims()[1], x.device(), x.dtype());
-        let positions = |layer| self.encoding.positions(layer, [len, len], (&device, dtype), self.engine, pass);
+        let now = self.encoding.now();
+        let positions = |layer| now.positions(layer, [len, len], (&device, dtype), self.engine, pass);
         let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
         let layers = self.blocks.iter().zip(positions);
         layers.fold(x, |x, (block, positions)| {

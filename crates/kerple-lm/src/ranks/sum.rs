@@ -9,17 +9,45 @@
 //! gradient in a part is handed over as `-0`, which added to any number leaves its bits.
 
 use super::Ranks;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// Values that are exchanged at once: 16 MiB, and far fewer than counts of MPI may be.
 const BUCKET: usize = 1 << 22;
+
+/// A loss that may still be on its device: reading it waits for all that leads to it.
+#[derive(Clone, Debug, Default)]
+pub struct Loss {
+    /// What is known of it.
+    known: f64,
+    /// What is added to that: of each part the pieces, `[1]` each.
+    parts: Vec<Vec<Tensor<1>>>,
+}
+
+impl Loss {
+    /// The number.
+    pub fn read(self) -> f64 {
+        self.parts.into_iter().map(of_pieces).fold(self.known, |sum, part| sum + part)
+    }
+
+    /// Some of its pieces, or what is known of it, on this device: finite exactly if the loss is.
+    pub(crate) fn on_device(&self, options: (&Device, DType)) -> Tensor<1> {
+        let known = Tensor::full([1], self.known, options);
+        let pieces = self.parts.iter().flatten().map(|piece| piece.clone().cast(options.1));
+        pieces.fold(known, |sum, piece| sum + piece)
+    }
+}
+
+/// The loss of a part.
+fn of_pieces(pieces: Vec<Tensor<1>>) -> f64 {
+    pieces.into_iter().fold(0.0, |sum, piece| sum + piece.into_scalar::<f64>())
+}
 
 /// The loss and the gradients of the parts so far.
 pub struct OrderedSum<'a> {
     ranks: &'a Ranks,
     /// The parameters, flattened.
     like: Vec<Tensor<1>>,
-    loss: f64,
+    loss: Loss,
     /// One a parameter; absent where no part of this rank, alone in its process, depends on it.
     sums: Vec<Option<Tensor<1>>>,
     /// Of several ranks, the chunks of the sum that this one adds up, bucket by bucket.
@@ -32,23 +60,24 @@ impl<'a> OrderedSum<'a> {
     /// Nothing yet, of parameters `like` these, flattened.
     pub fn new(ranks: &'a Ranks, like: Vec<Tensor<1>>) -> OrderedSum<'a> {
         let (sums, met) = (vec![None; like.len()], vec![false; like.len()]);
-        OrderedSum { ranks, like, loss: 0.0, sums, chunks: Vec::new(), met }
+        OrderedSum { ranks, like, loss: Loss::default(), sums, chunks: Vec::new(), met }
     }
 
-    /// Adds a part of every rank, in the order of their numbers: this one's loss, and its gradient in each parameter, which may
-    /// be absent. Every rank calls this equally often. Ranks exchange f32.
+    /// Adds a part of every rank, in the order of their numbers: this one's loss in pieces, and its gradient in each parameter,
+    /// which may be absent. Every rank calls this equally often. Ranks exchange f32, and numbers for losses; one alone reads
+    /// nothing.
     ///
     /// # Panics
     /// When there is not one gradient a parameter.
-    pub fn add(&mut self, loss: f64, gradients: Vec<Option<Tensor<1>>>) {
+    pub fn add(&mut self, loss: Vec<Tensor<1>>, gradients: Vec<Option<Tensor<1>>>) {
         assert_eq!(gradients.len(), self.like.len(), "one gradient a parameter");
         if self.ranks.count() == 1 {
-            self.loss += loss;
+            self.loss.parts.push(loss);
             add(&mut self.sums, gradients);
             return;
         }
-        for bits in self.ranks.gather(&loss.to_bits()) {
-            self.loss += f64::from_bits(bits);
+        for bits in self.ranks.gather(&of_pieces(loss).to_bits()) {
+            self.loss.known += f64::from_bits(bits);
         }
         self.met.iter_mut().zip(&gradients).for_each(|(met, gradient)| *met |= gradient.is_some());
         let flat = flat(gradients, &self.sizes());
@@ -83,7 +112,7 @@ impl<'a> OrderedSum<'a> {
     }
 
     /// The sums, the same on every rank; zeros where no part depends on a parameter.
-    pub fn finish(self) -> (f64, Vec<Tensor<1>>) {
+    pub fn finish(self) -> (Loss, Vec<Tensor<1>>) {
         let sizes = self.sizes();
         if self.ranks.count() == 1 {
             let whole =

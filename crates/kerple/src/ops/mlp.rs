@@ -54,6 +54,32 @@ pub enum Residual<'a, T> {
     Beside(&'a [T]),
 }
 
+impl<'a, T: Number> Residual<'a, T> {
+    /// The rows, of a block with the input `x` that the norm makes `normed`.
+    pub fn rows<'r>(self, x: &'r [T], normed: &'r [T]) -> &'r [T]
+    where
+        'a: 'r,
+    {
+        match self {
+            Residual::Input => x,
+            Residual::Normed => normed,
+            Residual::Beside(base) => base,
+        }
+    }
+
+    /// Adds `d_y` to the gradient in normed rows where it goes there; returns it where it goes past the norm to the input.
+    pub fn backward<'d>(self, d_y: &'d [T], d_normed: &mut [T]) -> Option<&'d [T]> {
+        match self {
+            Residual::Input => Some(d_y),
+            Residual::Normed => {
+                add(d_normed, d_y);
+                None
+            }
+            Residual::Beside(_) => None,
+        }
+    }
+}
+
 /// What [`forward_saving`] leaves for [`backward`] besides `x`, `[rows, F]` each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hidden<T> {
@@ -221,12 +247,7 @@ impl<T: Number> Span<T> {
                 activated(gate, &mut hidden.gate, a, &hidden.up[h_start..]);
             }
         }
-        let base = match mlp.residual {
-            Residual::Input => x,
-            Residual::Normed => &normed[..],
-            Residual::Beside(base) => base,
-        };
-        mlp.down.forward_onto(To::End(y), a, f, base);
+        mlp.down.forward_onto(To::End(y), a, f, mlp.residual.rows(x, normed));
     }
 
     /// From `d_y` to the gradients in the hidden values and in everything else; that in `x` is appended.
@@ -288,14 +309,7 @@ impl<T: Number> Span<T> {
         if let Some(gate) = mlp.gate {
             gate.backward_input(To::Sum(normed), d_gate, m);
         }
-        let through = match mlp.residual {
-            Residual::Input => Some(d_y),
-            Residual::Normed => {
-                add(normed, d_y);
-                None
-            }
-            Residual::Beside(_) => None,
-        };
+        let through = mlp.residual.backward(d_y, normed);
         let Gradients { d_x, d_gamma, d_beta, .. } = gradients;
         layer_norm::backward(
             mlp.norm,

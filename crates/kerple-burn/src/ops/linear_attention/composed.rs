@@ -3,7 +3,7 @@
 use super::{Linear, guard};
 use crate::forms::{Code, Exponentials, Fading, Positions};
 use crate::plan::FeatureKind;
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use kerple::attention::linear::{CHUNK, Guard};
 use kerple::features::{ConvShape, Gating, Normals, SineShape};
 use kerple::forms::CodeKind;
@@ -29,7 +29,7 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
     if let Some(fading) = &positions.fading {
         products = products * decays(fading, positions, [queries, keys]);
     }
-    let products = products.mask_fill(hidden(positions, [queries, keys], &v.device()), 0.0);
+    let products = products.mask_fill(positions.hidden([queries, keys], &v.device()), 0.0);
     let sums = products.clone().sum_dim(3);
     let sums = match guard(linear.plan.features) {
         Guard::Nothing => sums,
@@ -41,19 +41,6 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
     };
     let nothing = sums.clone().equal_elem(0.0);
     products.matmul(v) / sums.mask_fill(nothing, 1.0)
-}
-
-/// Which pairs do not count, `[B, 1, Q, K]`, or `[1, 1, Q, K]` where all sequences are alike.
-fn hidden(positions: &Positions, [queries, keys]: [usize; 2], device: &Device) -> Tensor<4, Bool> {
-    let all = [keys];
-    let lengths = positions.lengths.as_deref().unwrap_or(&all);
-    let pair = |length: usize| {
-        let sight = positions.sight;
-        let distance = move |at: usize| (keys + at / keys) as isize - (queries + at % keys) as isize;
-        move |at: usize| at % keys >= length || !sight.sees(distance(at))
-    };
-    let pairs: Vec<bool> = lengths.iter().flat_map(|length| (0..queries * keys).map(pair(*length))).collect();
-    Tensor::from_data(TensorData::new(pairs, [lengths.len(), 1, queries, keys]), device)
 }
 
 /// The factor of every pair, `[B, H, Q, K]`, or `[1, H, Q, K]` where all sequences are alike; that of pairs which do not count

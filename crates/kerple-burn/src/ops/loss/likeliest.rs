@@ -1,13 +1,15 @@
 //! The likeliest tokens at every position, and the loss of a target beside them; without gradients.
 
-use super::{Head, Targets, logits};
+use super::{End, Head, Targets, logits};
 use crate::array::Array;
-use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step};
-use crate::ops::norm;
+use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
 pub use kerple::ops::cross_entropy::Likeliest;
 use kerple::ops::cross_entropy::{self, of_row};
+
+/// What has a kernel for it.
+const KERNELS: &[Target] = &[Target::Host];
 
 /// The `count` likeliest tokens of each of `B L` rows, given `x` `[B, L, M]`: the fused version holds the logits of a few
 /// rows at a time. Rows that are not scored have zeros.
@@ -15,19 +17,14 @@ use kerple::ops::cross_entropy::{self, of_row};
 /// # Panics
 /// When the targets are not `B L` many, or a scored one is not below V.
 pub fn likeliest(x: Tensor<3>, head: Head, targets: Targets, count: usize, engine: Engine) -> Likeliest<f64> {
-    if !engine.is_fused_on(&x) {
+    if !engine.has_kernel(KERNELS, &x) {
         return composed(x, head, targets, count);
     }
     let rows = targets.ids.len();
-    let Head { norm, weight, tied, bias } = head;
-    let vocab = weight.dims()[usize::from(!tied)];
-    let count = count.min(vocab);
+    let count = count.min(head.weight.dims()[usize::from(!head.tied)]);
     let mut inputs = Inputs::default();
-    let x = inputs.add(x);
-    let norm = norm::Places::add(norm, &mut inputs);
-    let (weight, bias) = (inputs.add(weight), inputs.add_some(bias));
-    let (ids, scored) = (targets.ids.to_vec(), targets.scored.map(<[bool]>::to_vec));
-    let found: Tensor<2> = inputs.apply(Rows { x, norm, weight, tied, bias, ids, scored, count });
+    let end = End::add(x, head, targets, &mut inputs);
+    let found: Tensor<2> = inputs.apply(Predictions { end, count });
     let found: Vec<f64> = found.into_data().iter::<f64>().collect();
     let mut all = Likeliest { target_nll: Vec::with_capacity(rows), ids: Vec::new(), nll: Vec::new() };
     for row in found.chunks_exact(1 + 2 * count) {
@@ -60,25 +57,17 @@ pub fn composed(x: Tensor<3>, head: Head, targets: Targets, count: usize) -> Lik
 /// A row for each position: the loss of its target, then `count` ids, then their losses. Vocabularies end far below where
 /// `f32` no longer holds every whole number.
 #[derive(Debug)]
-struct Rows {
-    x: usize,
-    norm: norm::Places,
-    weight: usize,
-    tied: bool,
-    bias: Option<usize>,
-    ids: Vec<u32>,
-    scored: Option<Vec<bool>>,
+struct Predictions {
+    end: End,
     count: usize,
 }
 
-impl Rows {
+impl Predictions {
     fn run<T: Number>(&self, inputs: &[Array]) -> Array {
-        let bias = self.bias.map(|bias| inputs[bias].slice());
-        let w = inputs[self.weight].slice::<T>();
-        let head = cross_entropy::Head { norm: self.norm.of(inputs), w, tied: self.tied, bias };
-        let targets = Targets { ids: &self.ids, scored: self.scored.as_deref() };
-        let found = cross_entropy::likeliest(head, inputs[self.x].slice(), targets, self.count);
-        let rows = self.ids.len();
+        let end = &self.end;
+        let found =
+            cross_entropy::likeliest(end.head::<T>(inputs), inputs[end.x].slice(), end.targets(), self.count);
+        let rows = end.ids.len();
         let mut out = Vec::with_capacity(rows * (1 + 2 * self.count));
         for row in 0..rows {
             let of_row = row * self.count..(row + 1) * self.count;
@@ -90,9 +79,9 @@ impl Rows {
     }
 }
 
-impl Op for Rows {
+impl Op for Predictions {
     fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
-        Forward { output: with_element!(inputs[0], T => Rows::run::<T>(self, inputs)), saved: Saved::nothing() }
+        Forward { output: with_element!(inputs[0], T => Predictions::run::<T>(self, inputs)), saved: Saved::nothing() }
     }
 
     fn backward(&self, _step: &Step) -> Vec<Option<Array>> {

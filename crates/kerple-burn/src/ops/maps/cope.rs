@@ -1,7 +1,7 @@
 //! Positions that gates count, see [`kerple::maps::cope`].
 
 use super::{Mapped, Numbers};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{DType, Device, Tensor, TensorData, activation};
 use kerple::maps::Cope;
 
 pub(super) fn composed(cope: &Cope, mapped: Mapped) -> Tensor<4> {
@@ -22,14 +22,11 @@ pub(super) fn composed(cope: &Cope, mapped: Mapped) -> Tensor<4> {
     let of_ahead = (gates * own_and_ahead).matmul(from(|t, j| t <= j)) * ahead;
     let most = (cope.positions - 1) as f64;
     let places = (of_behind + of_ahead).clamp_max(most);
-    let low: Vec<i64> = places.clone().into_data().iter::<f64>().map(|place| place as i64).collect();
-    let numbers =
-        |values: Vec<i64>| Tensor::<4, Int>::from_data(TensorData::new(values, [batch, heads, queries, keys]), &device);
-    let high = low.iter().map(|low| (low + 1).min(most as i64)).collect();
-    let whole: Vec<f64> = low.iter().map(|low| *low as f64).collect();
-    let whole = Tensor::<4>::from_data(TensorData::new(whole, [batch, heads, queries, keys]), options);
+    let whole = places.clone().detach().floor();
+    let low = whole.clone().int();
+    let high = (low.clone() + 1).clamp_max(most as i64);
     let share = places - whole;
-    let (at_low, at_high) = (z.clone().gather(3, numbers(low)), z.gather(3, numbers(high)));
+    let (at_low, at_high) = (z.clone().gather(3, low), z.gather(3, high));
     scores + at_low.clone() + (at_high - at_low) * share
 }
 
