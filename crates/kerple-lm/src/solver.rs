@@ -71,44 +71,29 @@ impl Planned for Classifier {
     }
 }
 
-impl Solve for Decoder {
-    fn encoding(&self) -> &PositionalEncoding {
-        &self.trunk.encoding
-    }
+/// Every model answers alike, and has its layers in one place.
+macro_rules! solve {
+    ($($model:ident: $($trunk:ident).+;)+) => {
+        $(
+            impl Solve for $model {
+                fn encoding(&self) -> &PositionalEncoding {
+                    &self.$($trunk).+.encoding
+                }
 
-    fn encoding_mut(&mut self) -> &mut PositionalEncoding {
-        &mut self.trunk.encoding
-    }
+                fn encoding_mut(&mut self) -> &mut PositionalEncoding {
+                    &mut self.$($trunk).+.encoding
+                }
 
-    fn score(&self, batch: &Batch, pass: &Pass) -> Scores {
-        Answering.score(self, batch, pass)
-    }
+                fn score(&self, batch: &Batch, pass: &Pass) -> Scores {
+                    Answering.score(self, batch, pass)
+                }
+            }
+        )+
+    };
 }
 
-impl Solve for Transducer {
-    fn encoding(&self) -> &PositionalEncoding {
-        &self.encoder.trunk.encoding
-    }
-
-    fn encoding_mut(&mut self) -> &mut PositionalEncoding {
-        &mut self.encoder.trunk.encoding
-    }
-
-    fn score(&self, batch: &Batch, pass: &Pass) -> Scores {
-        Answering.score(self, batch, pass)
-    }
-}
-
-impl Solve for Classifier {
-    fn encoding(&self) -> &PositionalEncoding {
-        &self.encoder.trunk.encoding
-    }
-
-    fn encoding_mut(&mut self) -> &mut PositionalEncoding {
-        &mut self.encoder.trunk.encoding
-    }
-
-    fn score(&self, batch: &Batch, pass: &Pass) -> Scores {
-        Answering.score(self, batch, pass)
-    }
+solve! {
+    Decoder: trunk;
+    Transducer: encoder.trunk;
+    Classifier: encoder.trunk;
 }
