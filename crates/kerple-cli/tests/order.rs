@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Lowest first.
-const ORDERS: [(&str, &str); 8] = [
+const ORDERS: [(&str, &str); 13] = [
     ("kerple", "shape compat seed cpu tiles ops features forms maps attention kernel encoding"),
     ("kerple-records", "error number length sitting probe check journal"),
     (
@@ -23,6 +23,14 @@ const ORDERS: [(&str, &str); 8] = [
     ),
     ("kerple-interchange", "layout import export"),
     ("kerple-papers", "error claim manifest timing packed pages reproduce"),
+    ("kerple-mpi", "world"),
+    (
+        "kerple-golden",
+        "error folder engines burn_layer tables layer attention maps clocks spe media data interchange theory training beside che",
+    ),
+    ("kerple-serve", "facts failure stop raw completion tokens choice answer worker routes"),
+    ("kerple-cli", "failure memory output args progress commands ranks main"),
+    ("kerple-py", "array threads encoding kernel attention linear"),
 ];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

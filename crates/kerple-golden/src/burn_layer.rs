@@ -1,6 +1,6 @@
 //! Attention through Burn in double precision, forward and backward.
 
-use crate::attention::Answer;
+use crate::engines::Answer;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::encoding::{Encoding, Geometry};

@@ -9,9 +9,11 @@ mod burn_layer;
 mod che;
 mod clocks;
 mod data;
+mod engines;
 mod error;
 mod folder;
 mod interchange;
+mod layer;
 mod maps;
 mod media;
 mod spe;
@@ -225,6 +227,7 @@ pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<Counts> {
         };
         count(&verdicts);
     }
-    beside::verdicts(&folder).into_iter().for_each(|verdict| count(&[verdict]));
+    let files = che::verdicts(&folder).into_iter().chain(beside::verdicts(&folder));
+    files.for_each(|verdict| count(&[verdict]));
     Ok(counts)
 }

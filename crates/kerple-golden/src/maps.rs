@@ -1,12 +1,12 @@
 //! Score maps: FIRE, DAPE and others, case by case as `op` says: the scores themselves, or whole attention layers.
 
-use crate::attention::{Answer, Task};
+use crate::engines::Answer;
 use crate::folder::{Case, Folder, Numbers};
+use crate::layer::{Layer, d_values};
 use crate::{Score, Tolerance};
 use kerple::Number;
 use kerple::attention::Dims;
-use kerple::encoding::{Encoding, Geometry, TableGradient};
-use kerple::encoding::{Form, MapForm};
+use kerple::encoding::{Encoding, Form, Geometry, MapForm};
 use kerple::forms::{Block, MapGradients, Sides, Sight};
 use kerple::maps::{Extent, Map};
 use serde_json::{Value, json};
@@ -75,7 +75,7 @@ pub fn attention(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
     let q = case.numbers(folder, "inputs", "q")?;
     let &[batch, heads, len, head_dim] = q.shape.as_slice() else { return Err("q is not [B, H, L, D]".to_owned()) };
     let read = |key: &str| case.numbers(folder, "inputs", key).map(|numbers| numbers.values);
-    let task = Task {
+    let layer = Layer {
         encoding,
         geometry: Geometry::new(heads, head_dim, len),
         values: values(folder, case, &names)?,
@@ -87,17 +87,17 @@ pub fn attention(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
         q: q.values,
     };
     let score = |(engine, single, answer): (&str, bool, Answer)| {
-        task.score(engine, &answer, folder, case, |key, _| tolerance(case, key, single))
+        layer.score(engine, &answer, folder, case, |key, _| tolerance(case, key, single))
     };
     let mut engines: Vec<(&str, bool, Answer)> =
-        vec![("burn composed f64", false, task.burn(false)), ("burn fused f64", false, task.burn(true))];
+        vec![("burn composed f64", false, layer.burn(false)), ("burn fused f64", false, layer.burn(true))];
     // what Transformer-XL adds to queries before their product with the keys is none of the engines on slices
-    if task.encoding.method.kind() != "transformer_xl" {
+    if layer.encoding.method.kind() != "transformer_xl" {
         engines.extend([
-            ("naive f64", false, task.slices::<f64>(false)),
-            ("naive f32", true, task.slices::<f32>(false)),
-            ("fused f64", false, task.slices::<f64>(true)),
-            ("fused f32", true, task.slices::<f32>(true)),
+            ("naive f64", false, layer.slices::<f64>(false)),
+            ("naive f32", true, layer.slices::<f32>(false)),
+            ("fused f64", false, layer.slices::<f64>(true)),
+            ("fused f32", true, layer.slices::<f32>(true)),
         ]);
     }
     engines.into_iter().map(score).collect()
@@ -171,31 +171,6 @@ fn block<'a, T>(batch: usize, heads: usize, len: usize) -> Block<'a, T> {
         sight: Sight::CAUSAL,
         q: &[],
     }
-}
-
-/// From the gradient in all numbers of a map to those in the encoding's parameters.
-pub(crate) fn d_values(
-    encoding: &Encoding,
-    geometry: &Geometry,
-    values: &[Vec<f64>],
-    len: usize,
-    d_numbers: &[f64],
-) -> Vec<Vec<f64>> {
-    let own = match encoding.form(geometry, values, len) {
-        Form::Map(form) => form.own,
-        Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Gates(_) | Form::Code(_) => 0,
-    };
-    let of_own: usize = values[values.len() - own..].iter().map(Vec::len).sum();
-    let (of_table, mut rest) = d_numbers.split_at(d_numbers.len() - of_own);
-    let d_bias = (!of_table.is_empty()).then_some(of_table);
-    let mut found = encoding.table_backward(geometry, values, TableGradient { len, d_bias, d_weight: None });
-    let first = found.len() - own;
-    for d_value in &mut found[first..] {
-        let (own, after) = rest.split_at(d_value.len());
-        d_value.copy_from_slice(own);
-        rest = after;
-    }
-    found
 }
 
 /// `score`: what becomes of given scores, where a query sees them.

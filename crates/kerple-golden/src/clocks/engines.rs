@@ -1,6 +1,6 @@
 //! Attention with clocks in every engine: on slices and through Burn.
 
-use crate::attention::{both, cast, wide};
+use crate::engines::{both, cast, wide};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::Number;
 use kerple::attention::{self, Dims, Problem, Scores, Strides, Table, View, ViewMut, naive};
