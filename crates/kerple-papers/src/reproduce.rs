@@ -369,7 +369,7 @@ impl Reproduction {
         if let Some(old) = RunFolder::new(self.out.join(&planned.run.folder)).plan()? {
             old.may_become(&plan, 0)?;
         }
-        let limit = self.host.ranks.limit();
+        let limit = self.host.limit();
         plan.check_training_memory(limit.as_ref())?;
         for ask in self.asks(planned) {
             ask.request

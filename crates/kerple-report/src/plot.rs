@@ -60,6 +60,22 @@ impl Series {
         let points = points.into_iter().map(|(x, y)| Point { x, y, error: 0.0 }).collect();
         Series { name: name.into(), points, colour, dash: 0, band: false, markers: false, steps: false }
     }
+
+    /// How many of some values are at most x, a step at each, from `low` to `high`; the mean of so many sets.
+    pub fn staircase(
+        name: impl Into<String>,
+        colour: usize,
+        values: impl IntoIterator<Item = f64>,
+        [low, high]: [f64; 2],
+        sets: f64,
+    ) -> Series {
+        let mut reached: Vec<f64> = values.into_iter().filter(|value| *value <= high).collect();
+        reached.sort_by(f64::total_cmp);
+        let rises = reached.iter().enumerate().map(|(index, value)| (*value, (index + 1) as f64 / sets));
+        let end = (high, reached.len() as f64 / sets);
+        let points = std::iter::once((low, 0.0)).chain(rises).chain(std::iter::once(end));
+        Series { steps: true, ..Series::line(name, colour, points) }
+    }
 }
 
 /// Where the names of the series go.

@@ -88,7 +88,7 @@ pub(super) fn effective_lengths(all: &Folder) -> Item {
     const KERNELS: [(&str, &str); 2] = [("kerple_log", "log"), ("kerple_power", "power")];
     let title = "Figure 6: how far heads see";
     let mut item = Item::new("figure6", title, "");
-    let farthest = 20_480;
+    let farthest = 20_480.0;
     let (mut series, mut most) = (Vec::new(), 1);
     for (at, (label, name)) in KERNELS.iter().enumerate() {
         for (place, corpus) in all.manifest.corpora.iter().enumerate() {
@@ -106,8 +106,10 @@ pub(super) fn effective_lengths(all: &Folder) -> Item {
             }
             item.complete += 1;
             most = most.max(heads.iter().map(|head| head.head + 1).max().unwrap_or(1));
-            let line = staircase(format!("{name}, {}", corpus.title), place, &heads, farthest);
-            series.push(Series { dash: usize::from(at > 0), ..line });
+            let runs = heads.iter().map(|head| head.seed).collect::<BTreeSet<_>>().len() as f64;
+            let reached = heads.iter().filter_map(|head| Some(head.effective_length?.max(1) as f64));
+            let (name, ends) = (format!("{name}, {}", corpus.title), [1.0, farthest]);
+            series.push(Series { dash: usize::from(at > 0), ..Series::staircase(name, place, reached, ends, runs) });
         }
     }
     if item.complete < item.planned {
@@ -119,7 +121,7 @@ pub(super) fn effective_lengths(all: &Folder) -> Item {
     let plot = Plot {
         title: title.to_owned(),
         description: "Number of heads whose effective length is at most the distance.".to_owned(),
-        x: Axis::log("effective length, tokens", 1.0, farthest as f64),
+        x: Axis::log("effective length, tokens", 1.0, farthest),
         y: Axis::linear("heads with at most this effective length", 0.0, most as f64),
         series,
         rule: None,
@@ -137,15 +139,4 @@ pub(super) fn effective_lengths(all: &Folder) -> Item {
         plots: vec![plot],
     });
     item
-}
-
-fn staircase(name: String, colour: usize, heads: &[&EffectiveLength], farthest: u64) -> Series {
-    let runs = heads.iter().map(|head| head.seed).collect::<BTreeSet<_>>().len() as f64;
-    let reached = heads.iter().filter_map(|head| head.effective_length).filter(|&length| length <= farthest);
-    let mut reached: Vec<f64> = reached.map(|length| length.max(1) as f64).collect();
-    reached.sort_by(f64::total_cmp);
-    let rises = reached.iter().enumerate().map(|(index, &length)| (length, (index + 1) as f64 / runs));
-    let end = (farthest as f64, reached.len() as f64 / runs);
-    let points = std::iter::once((1.0, 0.0)).chain(rises).chain(std::iter::once(end));
-    Series { steps: true, ..Series::line(name, colour, points) }
 }

@@ -28,12 +28,8 @@ pub fn over_distances(
 /// Heads without an effective length up to `limit` tokens are never counted.
 pub fn heads_within(sets: &[(&str, &[Option<u64>])], limit: u64) -> Plot {
     let staircase = |(place, (name, lengths)): (usize, &(&str, &[Option<u64>]))| {
-        let mut reached: Vec<u64> = lengths.iter().flatten().copied().filter(|&length| length <= limit).collect();
-        reached.sort_unstable();
-        let steps = reached.iter().enumerate().map(|(index, &length)| (length as f64, (index + 1) as f64));
-        let end = (limit as f64, reached.len() as f64);
-        let points = std::iter::once((0.0, 0.0)).chain(steps).chain(std::iter::once(end));
-        Series { steps: true, ..Series::line(*name, place, points) }
+        let reached = lengths.iter().flatten().map(|length| *length as f64);
+        Series::staircase(*name, place, reached, [0.0, limit as f64], 1.0)
     };
     let most = sets.iter().map(|(_, lengths)| lengths.len()).max().unwrap_or(1);
     let x = Axis::linear("effective length (tokens)", 0.0, limit as f64);

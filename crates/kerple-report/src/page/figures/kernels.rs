@@ -146,13 +146,8 @@ pub(super) fn effective_lengths(part: &Part) -> Option<Figure> {
         .iter()
         .map(|(&place, heads)| {
             let runs = heads.iter().map(|head| head.seed).collect::<BTreeSet<_>>().len() as f64;
-            let mut finite: Vec<f64> =
-                heads.iter().filter_map(|head| Some(head.effective_length?.max(1) as f64)).collect();
-            finite.sort_by(f64::total_cmp);
-            let rises = finite.iter().enumerate().map(|(index, &length)| (length, (index + 1) as f64 / runs));
-            let end = (farthest, finite.len() as f64 / runs);
-            let points = std::iter::once((1.0, 0.0)).chain(rises).chain(std::iter::once(end));
-            Series { steps: true, ..Series::line(&results.encodings[place], place, points) }
+            let reached = heads.iter().filter_map(|head| Some(head.effective_length?.max(1) as f64));
+            Series::staircase(&results.encodings[place], place, reached, [1.0, farthest], runs)
         })
         .collect();
     let most = rows().map(|row| row.head + 1).max().unwrap_or(1);
