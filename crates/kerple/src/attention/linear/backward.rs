@@ -12,7 +12,7 @@
 
 use super::decay::Terms;
 use super::forward::{Task, load, products};
-use super::state::{Ahead, Later, Rows, State, Unit};
+use super::state::{Ahead, Later, Rows, State, Sums, Unit};
 use super::{CHUNK, DecayGradient, Dims, Gradients, Problem, Saved, loops, parts, sum_batch, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
@@ -63,7 +63,7 @@ impl<T: Number> Scratch<T> {
         let rows = |count: usize, width: usize| workers::scratch(count * width);
         Scratch {
             chain: chain.room(workers::scratch),
-            room: unit.sums.room(workers::scratch),
+            room: Sums::room([chain.widths()[1], value_dim], terms, workers::scratch),
             queries: rows(met, width),
             d_features: rows(CHUNK, width),
             d_sums: rows(met, value),

@@ -16,7 +16,7 @@ pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: V
     let denominators = ViewMut::new(denominators, strides);
     let scratch = || {
         let unit = Unit::new(chain.widths()[1], dims.value_dim, &terms);
-        (Scratch::new(&chain, &unit, dims.value_dim), unit)
+        (Scratch::new(&chain, dims.value_dim, &terms), unit)
     };
     workers::for_each(dims.heads * dims.batch, scratch, |(scratch, held), item| {
         let (head, batch) = unit(dims, item);

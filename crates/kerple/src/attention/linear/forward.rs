@@ -1,7 +1,7 @@
 //! Causal rows, chunk by chunk, behind a state.
 
 use super::decay::Terms;
-use super::state::{Rows, Unit};
+use super::state::{Rows, Sums, Unit};
 use super::{CHUNK, Inputs, Problem, State, loops, unit, workers};
 use crate::Number;
 use crate::attention::{View, ViewMut};
@@ -37,18 +37,18 @@ pub(super) struct Scratch<T> {
 }
 
 impl<T: Number> Scratch<T> {
-    pub(super) fn new(chain: &Chain<T>, unit: &Unit<T>, value_dim: usize) -> Scratch<T> {
-        let width = padded(chain.widths()[1]);
-        let met = unit.keys.len() / width;
+    pub(super) fn new(chain: &Chain<T>, value_dim: usize, terms: &Terms<T>) -> Scratch<T> {
+        let (features, met) = (chain.widths()[1], terms.met);
+        let width = padded(features);
         Scratch {
             chain: chain.room(workers::scratch),
             queries: workers::scratch(CHUNK * width),
             keys: workers::scratch(width * met),
             products: workers::scratch(CHUNK * met),
-            wide: workers::scratch(CHUNK * width.max(unit.sums.stride())),
+            wide: workers::scratch(CHUNK * width.max(Sums::<T>::row(value_dim))),
             sums: workers::scratch(CHUNK * padded(value_dim)),
             counts: workers::scratch(CHUNK),
-            room: unit.sums.room(workers::scratch),
+            room: Sums::room([features, value_dim], terms, workers::scratch),
         }
     }
 }
@@ -80,8 +80,7 @@ pub(super) fn forward<T: Number>(
     let widest = terms.iter().max_by_key(|terms| terms.shapes);
     let scratch = || {
         let terms = widest.expect("an item is of a head");
-        let unit = Unit::new(chain.widths()[1], dims.value_dim, terms);
-        (Scratch::new(&chain, &unit, dims.value_dim), None::<(usize, Unit<T>)>)
+        (Scratch::new(&chain, dims.value_dim, terms), None::<(usize, Unit<T>)>)
     };
     workers::for_each(dims.heads * dims.batch, scratch, |(scratch, own), item| {
         let (head, batch) = unit(dims, item);

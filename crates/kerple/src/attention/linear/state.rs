@@ -130,20 +130,21 @@ pub(super) struct Sums<T> {
 impl<T: Number> Sums<T> {
     pub(super) fn new(features: usize, value_dim: usize, terms: &Terms<T>) -> Sums<T> {
         let width = padded(features);
-        let size = (value_dim + 1) * width;
+        let [of_shapes, of_terms] = Sums::room([features, value_dim], terms, |len| vec![T::ZERO; len]);
         Sums {
             value_dim,
             width,
-            of_terms: vec![T::ZERO; if terms.is_plain() { 0 } else { terms.terms * size }],
-            of_shapes: vec![T::ZERO; terms.shapes * size],
+            of_terms,
+            of_shapes,
             across: vec![T::ZERO; terms.shapes * width * padded(value_dim)],
             is_empty: true,
         }
     }
 
     /// Room for [`Sums::add`] and [`Sums::weigh`].
-    pub(super) fn room(&self, new: impl Fn(usize) -> Vec<T>) -> [Vec<T>; 2] {
-        [new(self.of_shapes.len()), new(self.of_terms.len())]
+    pub(super) fn room([features, value_dim]: [usize; 2], terms: &Terms<T>, new: impl Fn(usize) -> Vec<T>) -> [Vec<T>; 2] {
+        let size = (value_dim + 1) * padded(features);
+        [new(terms.shapes * size), new(if terms.is_plain() { 0 } else { terms.terms * size })]
     }
 
     pub(super) fn clear(&mut self) {
@@ -214,9 +215,13 @@ impl<T: Number> Sums<T> {
         d_weights.iter_mut().zip(each).for_each(|(d, (sums, met))| *d += reduce::dot(sums, met));
     }
 
-    /// Of a row in `wide`: values, then the count.
+    /// Length of a row in `wide`: values, then the count.
+    pub(super) fn row(value_dim: usize) -> usize {
+        padded(value_dim) + 1
+    }
+
     pub(super) fn stride(&self) -> usize {
-        padded(self.value_dim) + 1
+        Sums::<T>::row(self.value_dim)
     }
 
     /// `b_m(i) u_i` of rows.
