@@ -3,6 +3,7 @@
 mod export;
 mod general;
 mod groups;
+mod kernel;
 mod misuse;
 mod serve;
 
@@ -14,6 +15,7 @@ pub use general::General;
 pub use groups::{Array, Evaluation, Hardware, Instructions, RunFile, Sharing, Split, Work, default_lengths};
 use groups::{count, rope_scaling};
 use kerple::encoding::scaling::Scaling;
+pub use kernel::{Kernel, KernelCommand};
 pub use serve::Serve;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -297,74 +299,6 @@ pub struct Describe {
     /// Print everything as JSON.
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct Kernel {
-    #[command(subcommand)]
-    pub command: KernelCommand,
-}
-
-/// What to do with a kernel.
-#[derive(Debug, Subcommand)]
-pub enum KernelCommand {
-    /// Is it conditionally positive definite, which shift makes it positive definite, and why not.
-    Check {
-        /// Kernel expression, e.g. 'log(b=1, a=0.5)'.
-        expression: String,
-        /// Positions: 0..7 (both ends in), 0,1,2, random(n=20, high=100, seed=1) or grid(4x5).
-        #[arg(long, default_value = "0..15")]
-        points: String,
-        /// Print as JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Draw kernels, or the learned kernels of a run.
-    Plot {
-        /// Kernel expressions, or run folders.
-        #[arg(required = true)]
-        what: Vec<String>,
-        /// Distances to draw.
-        #[arg(long, default_value_t = 512)]
-        length: usize,
-        /// Logarithmic distances.
-        #[arg(long)]
-        log: bool,
-        /// Number of heads with an effective length up to x, instead of the kernels (run folders only).
-        #[arg(long)]
-        effective_lengths: bool,
-        /// Write an SVG file instead of drawing in the terminal.
-        #[arg(long, value_name = "FILE")]
-        svg: Option<PathBuf>,
-    },
-    /// Feature maps of the shifted kernel by eigendecomposition, with the error of low ranks.
-    Features {
-        /// Kernel expression.
-        expression: String,
-        /// Positions.
-        #[arg(long, default_value = "0..15")]
-        points: String,
-        /// Ranks to report, e.g. 1,2,4.
-        #[arg(long, required = true, value_delimiter = ',')]
-        rank: Vec<usize>,
-        /// Print as JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// How far a kernel lets attention reach.
-    Reach {
-        /// Kernel expression.
-        expression: String,
-        /// Length of the row of attention.
-        #[arg(long, default_value_t = 4096)]
-        length: usize,
-        /// Largest size of a score `|q.k| / sqrt(D)`.
-        #[arg(long, default_value_t = 1.0)]
-        scores: f64,
-        /// Print as JSON.
-        #[arg(long)]
-        json: bool,
-    },
 }
 
 #[derive(Debug, Args)]
