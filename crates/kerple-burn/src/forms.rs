@@ -5,8 +5,8 @@
 use crate::pass::Pass;
 use crate::piece::Piece;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-pub use kerple::forms::Sight;
 use kerple::forms::Sides;
+pub use kerple::forms::Sight;
 use kerple::maps::{Extent, Map};
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use crate::piece::{Behind, Piece};
 use burn::tensor::{DType, Tensor, TensorData};
 use kerple::attention::linear::{self, Problem, State};
 use kerple::attention::{Dims, Strides, View, ViewMut};
-use kerple::forms::Rows as Strided;
+use kerple::forms::Strided;
 use kerple::ops::rotary::Turn;
 use std::ops::Range;
 use std::sync::Arc;

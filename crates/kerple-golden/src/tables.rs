@@ -5,7 +5,7 @@ use crate::{Score, Tolerance};
 use kerple::attention::Strides;
 use kerple::encoding::{Compat, Encoding, Geometry, Scale, TableGradient, alibi, rotary, sinusoidal, t5};
 use kerple::forms::DistanceTable;
-use kerple::ops::rotary::{Angles, Extent, Turn, rotate};
+use kerple::ops::rotary::{Angles, Rotated, Turn, rotate};
 use serde_json::json;
 
 type Scores = Result<Vec<Score>, String>;
@@ -259,7 +259,7 @@ pub fn rotary_apply(folder: &Folder, case: &Case) -> Scores {
         let mut x = input.values;
         let strides = Strides { batch: heads * len * width, head: len * width, row: width };
         let angles = Angles { cos: &cos, sin: &sin, pairs: rotated / 2 };
-        rotate(&mut x, strides, Extent { batch, len, heads }, angles, Turn::Forward);
+        rotate(&mut x, strides, Rotated { batch, len, heads }, angles, Turn::Forward);
         score.compare(key, &x, &case.numbers(folder, "expected", key)?.values, case.tolerance(""));
     }
     Ok(vec![score])

@@ -16,8 +16,8 @@
 mod sum;
 pub mod threads;
 
-pub use sum::{Loss, OrderedSum};
 pub(crate) use sum::add;
+pub use sum::{Loss, OrderedSum};
 
 use crate::error::{Error, Result};
 use kerple_data::machine::Limit;

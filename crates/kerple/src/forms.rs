@@ -13,7 +13,7 @@ mod scores;
 
 pub use code::{Code, CodeKind, Drawn};
 pub(crate) use scores::visible_keys;
-pub use scores::{Block, MapGradients, Reach, Rows, ScoreMap, Scores, Table, ValueMap};
+pub use scores::{Block, MapGradients, Reach, ScoreMap, Scores, Strided, Table, ValueMap};
 
 /// Which keys a query sees, by the distance `d = i - j` from query to key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -51,7 +51,9 @@ impl Map {
     pub fn over<'a, T: Number>(&'a self, values: &'a [T], extent: Extent) -> Box<dyn ScoreMap<T> + 'a> {
         match self {
             Map::Mixed(mixed) => match &mixed.network {
-                Some(network) if network.kernel > 1 => Box::new(convolved::Over::new(mixed, network, values, extent)),
+                Some(network) if network.kernel > 1 => {
+                    Box::new(convolved::ConvolvedMap::new(mixed, network, values, extent))
+                }
                 _ => Box::new(mixed.over(values, extent)),
             },
             Map::Relative(relative) => Box::new(relative.over(values, extent)),

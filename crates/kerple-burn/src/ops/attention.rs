@@ -9,7 +9,7 @@ use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::{Bool, Tensor, TensorData, activation};
 use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
-use kerple::forms::{Rows, Sides, Sight, Table};
+use kerple::forms::{Sides, Sight, Strided, Table};
 use kerple::maps::{Extent, Map};
 use kerple::ops::{clocks, zeros};
 use std::sync::Arc;
@@ -266,7 +266,7 @@ pub(crate) struct Call<'a, T> {
     /// Queries, keys and values.
     pub(crate) rows: [View<'a, T>; 3],
     /// Clocks of query heads, where there are gates.
-    pub(crate) clocks: Option<Rows<&'a [f64]>>,
+    pub(crate) clocks: Option<Strided<&'a [f64]>>,
 }
 
 impl ScoreInputs {
@@ -383,7 +383,7 @@ impl ScoreInputs {
         &'a self,
         places: &[Option<usize>; 2],
         inputs: &'a [Array],
-        clocks: Option<Rows<&'a [f64]>>,
+        clocks: Option<Strided<&'a [f64]>>,
     ) -> kerple::forms::Scores<'a, T> {
         let [bias, weight] = places.map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.shape()[1]);
@@ -404,8 +404,8 @@ impl ScoreInputs {
 }
 
 /// Dense clocks as an engine takes them.
-pub(crate) fn rows(clocks: &Option<Vec<f64>>, dims: Dims) -> Option<Rows<&[f64]>> {
-    clocks.as_deref().map(|values| Rows { values, stride: dims.keys })
+pub(crate) fn rows(clocks: &Option<Vec<f64>>, dims: Dims) -> Option<Strided<&[f64]>> {
+    clocks.as_deref().map(|values| Strided { values, stride: dims.keys })
 }
 
 /// Cosines and sines in the type of an operation, `[L, half]` each.

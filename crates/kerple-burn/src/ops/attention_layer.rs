@@ -15,7 +15,7 @@ use kerple::ops::clocks;
 use kerple::ops::gemm::To;
 use kerple::ops::layer_norm;
 use kerple::ops::mlp;
-use kerple::ops::rotary::{self, Angles, Extent, Turn};
+use kerple::ops::rotary::{self, Angles, Rotated, Turn};
 use kerple::ops::zeros;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Heads {
         let angles = Angles { cos: &cos, sin: &sin, pairs: rotary.half() };
         let batch = qkv.len() / (len * self.packed()).max(1);
         for (start, heads) in [(q, self.heads), (k, self.kv_heads)] {
-            rotary::rotate(&mut qkv[start..], strides, Extent { batch, len, heads }, angles, turn);
+            rotary::rotate(&mut qkv[start..], strides, Rotated { batch, len, heads }, angles, turn);
         }
     }
 }
@@ -265,7 +265,7 @@ impl Branch {
             }
             _ => {
                 // the normed rows are done with: their place takes their gradient
-                qkv.backward_input(To::Over(&mut normed), &d_qkv, width);
+                qkv.backward_input(To::Overwrite(&mut normed), &d_qkv, width);
                 normed
             }
         };

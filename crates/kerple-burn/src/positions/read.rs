@@ -28,7 +28,8 @@ impl PositionalEncoding {
     /// This encoding with its numbers as they are now.
     pub fn now(&self) -> Now<'_> {
         let forms = || self.each().map(|one| matches!(one.encoding.entry(), Entry::Scores(_) | Entry::Map { .. }));
-        let read: Vec<&PositionalEncoding> = self.each().zip(forms()).filter(|(_, is)| *is).map(|(one, _)| one).collect();
+        let read: Vec<&PositionalEncoding> =
+            self.each().zip(forms()).filter(|(_, is)| *is).map(|(one, _)| one).collect();
         let all = read.iter().flat_map(|one| one.values.iter().chain(one.layers.iter().flatten()));
         let tensors: Vec<Tensor<1>> = all.map(|param| plain(param.val())).collect();
         let numbers: Vec<f64> = match tensors.is_empty() {

@@ -4,7 +4,7 @@ use crate::engines::{both, cast, wide};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::Number;
 use kerple::attention::{self, Dims, Problem, Scores, Strides, Table, View, ViewMut, naive};
-use kerple::forms::{DistanceTable, Rows};
+use kerple::forms::{DistanceTable, Strided};
 use kerple::ops::clocks;
 use kerple::ops::heads::{self, Growth, Place};
 use kerple_burn::forms::{Clock, Positions};
@@ -123,7 +123,7 @@ impl Given {
         let table = Table {
             bias: bias.as_deref(),
             weight: weight.as_deref(),
-            clocks: clocks.as_deref().map(|values| Rows { values, stride: len }),
+            clocks: clocks.as_deref().map(|values| Strided { values, stride: len }),
             len,
             ..Table::PLAIN
         };
@@ -207,7 +207,7 @@ fn row<T: Number>(engine: Engine, gates: &[f64], values: &[f64], position: usize
     let keys = position + 1;
     let dims = Dims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys, head_dim: 1 };
     let clocks = clocks::of_gates(&gates[..keys], keys);
-    let table = Table { clocks: Some(Rows { values: &clocks, stride: keys }), ..Table::PLAIN };
+    let table = Table { clocks: Some(Strided { values: &clocks, stride: keys }), ..Table::PLAIN };
     let problem = Problem { scores: Scores::Table(table), ..Problem::causal(dims, T::ONE) };
     let (q, k, v) = ([T::ZERO], vec![T::ONE; keys], cast::<T>(&values[..keys]));
     let (mut out, mut lse) = ([T::ZERO], [T::ZERO]);

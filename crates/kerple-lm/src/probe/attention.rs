@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
 use crate::sequences::Text;
-use kerple::attention::measure::{Extent, monotonicity, translation_invariance};
+use kerple::attention::measure::{Part, monotonicity, translation_invariance};
 use kerple::seed::Purpose;
 use kerple_burn::pass::Pass;
 use kerple_data::Segments;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Cells of a picture on a side.
 const SIDE: usize = 40;
 
-const ALL: Extent = Extent { first: 0, furthest: None };
+const ALL: Part = Part { first: 0, furthest: None };
 
 /// What is known of one head.
 #[derive(Clone, Default)]

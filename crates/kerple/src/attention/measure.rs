@@ -3,7 +3,7 @@
 
 /// Which part of a map is measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Extent {
+pub struct Part {
     /// First query.
     pub first: usize,
     /// Largest distance from query to key; `None`: all.
@@ -15,12 +15,12 @@ pub struct Extent {
 ///
 /// # Panics
 /// If the map has another size.
-pub fn translation_invariance(map: &[f64], n: usize, extent: Extent) -> f64 {
+pub fn translation_invariance(map: &[f64], n: usize, part: Part) -> f64 {
     crate::check_shape!(map, Q = n, K = n);
-    let furthest = extent.furthest.unwrap_or(n.saturating_sub(1));
+    let furthest = part.furthest.unwrap_or(n.saturating_sub(1));
     let (mut all, mut within) = (Vec::new(), 0.0);
     for distance in 0..=furthest.min(n.saturating_sub(1)) {
-        let diagonal: Vec<f64> = (extent.first.max(distance)..n).map(|i| map[i * n + i - distance]).collect();
+        let diagonal: Vec<f64> = (part.first.max(distance)..n).map(|i| map[i * n + i - distance]).collect();
         within += variance(&diagonal) * diagonal.len() as f64;
         all.extend(diagonal);
     }
@@ -37,11 +37,11 @@ fn variance(values: &[f64]) -> f64 {
 ///
 /// # Panics
 /// If the map has another size.
-pub fn monotonicity(map: &[f64], n: usize, extent: Extent) -> f64 {
+pub fn monotonicity(map: &[f64], n: usize, part: Part) -> f64 {
     crate::check_shape!(map, Q = n, K = n);
-    let furthest = extent.furthest.unwrap_or(n.saturating_sub(1));
+    let furthest = part.furthest.unwrap_or(n.saturating_sub(1));
     let (mut pairs, mut violated) = (0u64, 0u64);
-    for i in extent.first..n {
+    for i in part.first..n {
         let row = &map[i * n + i.saturating_sub(furthest)..=i * n + i];
         pairs += (row.len() * (row.len() - 1) / 2) as u64;
         let larger =
@@ -62,11 +62,11 @@ mod tests {
             (0..n * n).map(|at| if at % n > at / n { 0.0 } else { f(at / n, at % n) }).collect()
         };
         let (relative, rising) = (by(|i, j| 1.0 / (1.0 + (i - j) as f64)), by(|i, j| (i - j) as f64));
-        for extent in [Extent { first: 0, furthest: None }, Extent { first: 3, furthest: Some(4) }] {
-            assert!(translation_invariance(&relative, n, extent).abs() < 1e-12);
-            assert_eq!((monotonicity(&relative, n, extent), monotonicity(&rising, n, extent)), (0.0, 1.0));
+        for part in [Part { first: 0, furthest: None }, Part { first: 3, furthest: Some(4) }] {
+            assert!(translation_invariance(&relative, n, part).abs() < 1e-12);
+            assert_eq!((monotonicity(&relative, n, part), monotonicity(&rising, n, part)), (0.0, 1.0));
         }
         let absolute = by(|_, j| j as f64);
-        assert!(translation_invariance(&absolute, n, Extent { first: 0, furthest: None }) > 0.5);
+        assert!(translation_invariance(&absolute, n, Part { first: 0, furthest: None }) > 0.5);
     }
 }

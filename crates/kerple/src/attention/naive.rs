@@ -19,7 +19,7 @@
 
 use super::{Dims, Gradients, Problem, Saved, Scores, Table, View, ViewMut};
 use crate::Number;
-use crate::forms::{Block, MapGradients, Rows, ValueMap};
+use crate::forms::{Block, MapGradients, Strided, ValueMap};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -261,7 +261,7 @@ impl<'a, T: Number> Row<'a, T> {
     fn add_values(&self, weights: &[T], queries: &[T], out: &ViewMut<T>) {
         let (Some(values), dims) = (self.values(), self.problem.dims) else { return };
         let mut added = vec![T::ZERO; queries.len()];
-        values.add(&self.block(queries), weights, Rows { values: &mut added, stride: dims.head_dim });
+        values.add(&self.block(queries), weights, Strided { values: &mut added, stride: dims.head_dim });
         for (head, added) in added.chunks_exact(dims.head_dim).enumerate() {
             // SAFETY: `out` is checked, and this is its only row in use.
             add_scaled(unsafe { out.row(self.batch, head, self.query, dims.head_dim) }, T::ONE, added);
@@ -273,7 +273,7 @@ impl<'a, T: Number> Row<'a, T> {
         let mut products = vec![T::ZERO; self.problem.dims.heads * self.visible.len()];
         if let Some(values) = self.values() {
             let d_out = self.queries(d_out);
-            let rows = Rows { values: &d_out[..], stride: self.problem.dims.head_dim };
+            let rows = Strided { values: &d_out[..], stride: self.problem.dims.head_dim };
             values.add_products(&self.block(queries), rows, &mut products);
         }
         products
@@ -283,7 +283,7 @@ impl<'a, T: Number> Row<'a, T> {
     fn values_backward(&self, weights: &[T], queries: &[T], d_out: View<T>, sums: &mut [T]) {
         if let Some(values) = self.values() {
             let d_out = self.queries(d_out);
-            let rows = Rows { values: &d_out[..], stride: self.problem.dims.head_dim };
+            let rows = Strided { values: &d_out[..], stride: self.problem.dims.head_dim };
             values.add_gradient(&self.block(queries), weights, rows, sums);
         }
     }

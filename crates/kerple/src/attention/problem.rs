@@ -1,7 +1,7 @@
 //! What is computed, and the checks that every engine makes first.
 
 use crate::Number;
-use crate::forms::{Rows, Scores, Sides, Sight, Table, visible_keys};
+use crate::forms::{Scores, Sides, Sight, Strided, Table, visible_keys};
 use crate::tiles::view::{Shape, View, ViewMut};
 use std::ops::Range;
 
@@ -137,7 +137,7 @@ impl<'a, T: Number> Problem<'a, T> {
         }
     }
 
-    fn check_clocks(&self, Rows { values, stride }: Rows<&[f64]>) {
+    fn check_clocks(&self, Strided { values, stride }: Strided<&[f64]>) {
         let Dims { batch, heads, queries, keys, .. } = self.dims;
         let units = batch * heads;
         let needed = crate::elements(&[units.saturating_sub(1), stride]).and_then(|start| start.checked_add(keys));

@@ -7,7 +7,7 @@ pub(super) use mix::Mix;
 
 use super::{Dims, Gradients, MOST_DAMPING, Problem, Saved, Scores, Sight, Strides, Table, View, ViewMut, naive};
 use crate::Number;
-use crate::forms::{Rows, Sides, visible_keys};
+use crate::forms::{Sides, Strided, visible_keys};
 use layout::{Layout, dense};
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
@@ -189,7 +189,7 @@ impl Case {
                 bias: tables[0].as_deref(),
                 weight: tables[1].as_deref(),
                 damping: self.damping.as_deref(),
-                clocks: self.clocks.as_deref().map(|values| Rows { values, stride: dims.keys }),
+                clocks: self.clocks.as_deref().map(|values| Strided { values, stride: dims.keys }),
                 len: self.table_len,
             }),
         };

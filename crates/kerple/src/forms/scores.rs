@@ -31,7 +31,7 @@ pub struct Table<'a, T> {
     /// added for a key behind the query, and `c_j - c_i` for one ahead. Running sums of gates, in f64 so that differences are
     /// as exact at the end of a long sequence as at its start; in both directions they never increase. There are no more
     /// queries than keys. A row is a head of a sequence.
-    pub clocks: Option<Rows<&'a [f64]>>,
+    pub clocks: Option<Strided<&'a [f64]>>,
     /// Distances on a side, 0 among them: `C = len` for causal sight, `2 len - 1` for both directions.
     pub len: usize,
 }
@@ -133,25 +133,25 @@ pub trait ValueMap<T> {
     ///
     /// # Shapes
     /// `weights`: `[H, rows, columns]`, `out`: `[H, rows, D]`
-    fn add(&self, block: &Block<T>, weights: &[T], out: Rows<&mut [T]>);
+    fn add(&self, block: &Block<T>, weights: &[T], out: Strided<&mut [T]>);
 
     /// Adds `d_out[h, i] . a(i, j)` to the gradient in the weights of the pairs that are seen.
     ///
     /// # Shapes
     /// `d_out`: `[H, rows, D]`, `d_weights`: `[H, rows, columns]`
-    fn add_products(&self, block: &Block<T>, d_out: Rows<&[T]>, d_weights: &mut [T]);
+    fn add_products(&self, block: &Block<T>, d_out: Strided<&[T]>, d_weights: &mut [T]);
 
     /// Adds the gradient in what the vectors are made of, as [`ScoreMap::backward`] does, of weights that are 0 where a row
     /// does not see.
     ///
     /// # Shapes
     /// `weights`: `[H, rows, columns]`, `d_out`: `[H, rows, D]`, `sums`: `[S]` of [`ScoreMap::sums`]
-    fn add_gradient(&self, block: &Block<T>, weights: &[T], d_out: Rows<&[T]>, sums: &mut [T]);
+    fn add_gradient(&self, block: &Block<T>, weights: &[T], d_out: Strided<&[T]>, sums: &mut [T]);
 }
 
 /// Rows one after another, at this distance from each other.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<S> {
+pub struct Strided<S> {
     /// All of them.
     pub values: S,
     /// From the start of one to the start of the next.

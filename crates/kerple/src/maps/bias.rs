@@ -14,7 +14,7 @@ use crate::tiles::product::Keep;
 pub(super) enum Source<'a, T> {
     None,
     Table(Diagonals<T>),
-    Fire(fire::Over<'a, T>),
+    Fire(fire::FireBias<'a, T>),
 }
 
 impl<'a, T: Number> Source<'a, T> {
@@ -24,13 +24,13 @@ impl<'a, T: Number> Source<'a, T> {
         values: &'a [T],
         sizes: [usize; 3],
         extent: Extent,
-        network: Option<&network::Over<T>>,
+        network: Option<&network::NetworkUnits<T>>,
     ) -> Self {
         let (table, of_fire) = values.split_at(sizes[0]);
         match &mixed.bias {
             Bias::None => Source::None,
             Bias::Table => Source::Table(Diagonals::new(mixed.heads, table, extent, network)),
-            Bias::Fire(fire) => Source::Fire(fire::Over::new(fire, mixed.heads, of_fire, extent)),
+            Bias::Fire(fire) => Source::Fire(fire::FireBias::new(fire, mixed.heads, of_fire, extent)),
         }
     }
 
@@ -76,7 +76,7 @@ pub(super) struct Diagonals<T> {
 }
 
 impl<T: Number> Diagonals<T> {
-    fn new(heads: usize, table: &[T], extent: Extent, network: Option<&network::Over<T>>) -> Self {
+    fn new(heads: usize, table: &[T], extent: Extent, network: Option<&network::NetworkUnits<T>>) -> Self {
         let columns = extent.sides.columns(extent.len);
         let stride = (columns + WIDTH).next_multiple_of(WIDTH);
         let mut bias = vec![T::ZERO; heads * stride];
@@ -108,7 +108,7 @@ impl<T: Number> Diagonals<T> {
 struct HiddenOfTable<'a, T> {
     bias: &'a [T],
     stride: usize,
-    network: &'a network::Over<'a, T>,
+    network: &'a network::NetworkUnits<'a, T>,
 }
 
 impl<T: Number> Kernel<T> for HiddenOfTable<'_, T> {

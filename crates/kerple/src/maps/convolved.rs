@@ -34,7 +34,7 @@ use taps::Taps;
 
 /// The map with its numbers.
 #[derive(Debug)]
-pub(super) struct Over<'a, T> {
+pub(super) struct ConvolvedMap<'a, T> {
     mixed: &'a Mixed,
     network: &'a Network,
     /// How many numbers belong to the table, to FIRE and to the network.
@@ -53,7 +53,7 @@ pub(super) struct Over<'a, T> {
     shares: Option<Vec<T>>,
 }
 
-impl<'a, T: Number> Over<'a, T> {
+impl<'a, T: Number> ConvolvedMap<'a, T> {
     pub(super) fn new(mixed: &'a Mixed, network: &'a Network, values: &'a [T], extent: Extent) -> Self {
         let (sizes, heads, units) = (mixed.sizes(extent), mixed.heads, network.hidden);
         crate::check_shape!(values, P = sizes.iter().sum::<usize>());
@@ -64,8 +64,19 @@ impl<'a, T: Number> Over<'a, T> {
         let source = Source::new(mixed, of_bias, sizes, extent, None);
         let places = first_inputs(network.variant, mixed.has_bias()).map(|place| place.map(|block| block * heads));
         let (is_table, shares) = (matches!(source, Source::Table(_)) && extent.sides == Sides::One, None);
-        let mut over =
-            Over { mixed, network, sizes, source, first, first_bias, second, second_bias, inputs, places, shares };
+        let mut over = ConvolvedMap {
+            mixed,
+            network,
+            sizes,
+            source,
+            first,
+            first_bias,
+            second,
+            second_bias,
+            inputs,
+            places,
+            shares,
+        };
         if is_table {
             over.shares = Some(run(Shares(&over)));
         }
@@ -130,7 +141,7 @@ fn first_inputs(variant: Variant, has_bias: bool) -> [Option<usize>; 2] {
 }
 
 /// Makes the shares of a table.
-struct Shares<'a, 'b, T>(&'b Over<'a, T>);
+struct Shares<'a, 'b, T>(&'b ConvolvedMap<'a, T>);
 
 impl<T: Number> Kernel<T> for Shares<'_, '_, T> {
     type Output = Vec<T>;
@@ -161,7 +172,7 @@ struct Row {
 }
 
 impl Row {
-    fn new<L: Lanes>(over: &Over<L::Number>, block: &Block<L::Number>, row: usize) -> Row {
+    fn new<L: Lanes>(over: &ConvolvedMap<L::Number>, block: &Block<L::Number>, row: usize) -> Row {
         let (seen, reach) = (block.visible(row), over.reach());
         let (first, last) = (block.first_key + seen.start, block.first_key + seen.end);
         let closed = over.network.edge == Edge::Closed || matches!(block.sight, Sight::Both { .. });
@@ -221,7 +232,7 @@ fn put<T: Number>(to: &mut [T], at: usize, from: &[T]) {
     to[at + from.len()..end].fill(T::ZERO);
 }
 
-impl<T: Number> Over<'_, T> {
+impl<T: Number> ConvolvedMap<'_, T> {
     fn scratch(&self, columns: usize) -> Scratch<T> {
         let (heads, reach) = (self.mixed.heads, self.reach());
         let stride = (columns + 4 * reach + ROOM).next_multiple_of(WIDTH);
@@ -316,11 +327,11 @@ fn each_chunk<T>(block: &Block<T>, row: &Row, keys: usize, mut f: impl FnMut(usi
 }
 
 /// The rows of a block that see something.
-fn rows<L: Lanes>(over: &Over<L::Number>, block: &Block<L::Number>) -> impl Iterator<Item = Row> {
+fn rows<L: Lanes>(over: &ConvolvedMap<L::Number>, block: &Block<L::Number>) -> impl Iterator<Item = Row> {
     (0..block.rows).map(|row| Row::new::<L>(over, block, row)).filter(|row| !row.seen.is_empty())
 }
 
-impl<T: Number> ScoreMap<T> for Over<'_, T> {
+impl<T: Number> ScoreMap<T> for ConvolvedMap<'_, T> {
     fn parameters(&self) -> usize {
         self.sizes.iter().sum()
     }
@@ -348,7 +359,7 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
 }
 
 struct Forward<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a ConvolvedMap<'a, T>,
     block: &'a Block<'a, T>,
     scores: &'a mut [T],
 }

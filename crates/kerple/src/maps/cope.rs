@@ -49,7 +49,7 @@ impl Cope {
         self.len() == 0
     }
 
-    pub(super) fn over<T: Number>(&self, values: &[T]) -> Over<'_, T> {
+    pub(super) fn over<T: Number>(&self, values: &[T]) -> CopeMap<'_, T> {
         crate::check_shape!(values, D = self.head_dim, P = self.positions);
         let (stride, width) = (self.positions.next_multiple_of(ROOM), self.head_dim.next_multiple_of(ROOM));
         let mut features = vec![T::ZERO; self.head_dim * stride];
@@ -58,13 +58,13 @@ impl Cope {
             features[feature * stride..][..self.positions].copy_from_slice(values);
             values.iter().enumerate().for_each(|(position, value)| rows[position * width + feature] = *value);
         }
-        Over { cope: self, stride, width, features, rows }
+        CopeMap { cope: self, stride, width, features, rows }
     }
 }
 
 /// The map with its numbers.
 #[derive(Debug)]
-pub(super) struct Over<'a, T> {
+pub(super) struct CopeMap<'a, T> {
     cope: &'a Cope,
     stride: usize,
     width: usize,
@@ -121,7 +121,7 @@ fn open<T: Number>(scores: &[T], gates: &mut [T]) {
     }
 }
 
-impl<T: Number> Over<'_, T> {
+impl<T: Number> CopeMap<'_, T> {
     fn scratch(&self, columns: usize) -> Scratch<T> {
         let [gates, share, d_sums] = [(); 3].map(|()| vec![T::ZERO; columns]);
         let (sums, low, d_z) = (vec![0.0; columns], vec![0; columns], vec![T::ZERO; TURNS * self.stride]);
@@ -254,7 +254,7 @@ impl<T: Number> Over<'_, T> {
     }
 }
 
-impl<T: Number> ScoreMap<T> for Over<'_, T> {
+impl<T: Number> ScoreMap<T> for CopeMap<'_, T> {
     fn parameters(&self) -> usize {
         self.cope.len()
     }
@@ -273,7 +273,7 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
 }
 
 struct Forward<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a CopeMap<'a, T>,
     block: &'a Block<'a, T>,
     scores: &'a mut [T],
 }
@@ -296,7 +296,7 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
 }
 
 struct Backward<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a CopeMap<'a, T>,
     block: &'a Block<'a, T>,
     scores: &'a [T],
     gradients: MapGradients<'a, T>,

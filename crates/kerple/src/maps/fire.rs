@@ -57,7 +57,7 @@ impl Fire {
 
 /// The bias with its numbers.
 #[derive(Debug)]
-pub(super) struct Over<'a, T> {
+pub(super) struct FireBias<'a, T> {
     heads: usize,
     network: [&'a [T]; 4],
     pieces: Pieces<T>,
@@ -114,7 +114,7 @@ pub(super) struct Scratch<T> {
 /// What is summed in each piece: the gradient itself, times t, and times the derivatives of t in c and in m.
 const MOMENTS: usize = 4;
 
-impl<'a, T: Number> Over<'a, T> {
+impl<'a, T: Number> FireBias<'a, T> {
     pub(super) fn new(fire: &'a Fire, heads: usize, values: &'a [T], extent: Extent) -> Self {
         crate::check_shape!(values, P = fire.len(heads));
         let (scalars, rest) = values.split_at(2);
@@ -142,7 +142,7 @@ impl<'a, T: Number> Over<'a, T> {
         let psi = [distances().map(|d| cast(psi(d))).collect(), distances().map(|d| cast(psi_in_c(d))).collect()];
         let network = [first, first_bias, second, second_bias];
         let drawn = fire.drawn.as_deref();
-        Over { heads, network, pieces: Pieces::new(fire, heads, network), drawn, psi, inverse }
+        FireBias { heads, network, pieces: Pieces::new(fire, heads, network), drawn, psi, inverse }
     }
 
     pub(super) fn scratch(&self) -> Scratch<T> {
@@ -184,12 +184,12 @@ impl<'a, T: Number> Over<'a, T> {
         }
     }
 
-    /// Numbers that [`Over::backward`] adds to.
+    /// Numbers that [`FireBias::backward`] adds to.
     pub(super) fn sums(&self) -> usize {
         self.pieces.count() * MOMENTS * self.pieces.room
     }
 
-    /// Adds what a chunk brings, given the gradient in its bias, `[H, stride]`; `scratch` is as [`Over::place`] left it.
+    /// Adds what a chunk brings, given the gradient in its bias, `[H, stride]`; `scratch` is as [`FireBias::place`] left it.
     #[inline(always)]
     pub(super) fn backward<L: Lanes<Number = T>>(
         &self,

@@ -67,27 +67,28 @@ impl Mixed {
         [table, fire, network]
     }
 
-    pub(super) fn over<'a, T: Number>(&'a self, values: &'a [T], extent: Extent) -> Over<'a, T> {
+    pub(super) fn over<'a, T: Number>(&'a self, values: &'a [T], extent: Extent) -> MixedMap<'a, T> {
         let sizes = self.sizes(extent);
         crate::check_shape!(values, P = sizes.iter().sum::<usize>());
         let (of_bias, of_network) = values.split_at(sizes[0] + sizes[1]);
         let network = self.network.as_ref();
-        let network = network.map(|network| network::Over::new(network, self.heads, self.has_bias(), of_network));
+        let network =
+            network.map(|network| network::NetworkUnits::new(network, self.heads, self.has_bias(), of_network));
         let source = Source::new(self, of_bias, sizes, extent, network.as_ref());
-        Over { mixed: self, sizes, source, network }
+        MixedMap { mixed: self, sizes, source, network }
     }
 }
 
 /// The map with its numbers.
 #[derive(Debug)]
-pub(super) struct Over<'a, T> {
+pub(super) struct MixedMap<'a, T> {
     mixed: &'a Mixed,
     sizes: [usize; 3],
     source: Source<'a, T>,
-    network: Option<network::Over<'a, T>>,
+    network: Option<network::NetworkUnits<'a, T>>,
 }
 
-impl<T: Number> ScoreMap<T> for Over<'_, T> {
+impl<T: Number> ScoreMap<T> for MixedMap<'_, T> {
     fn parameters(&self) -> usize {
         self.sizes.iter().sum()
     }
@@ -179,7 +180,7 @@ pub(super) fn cut_mut<T, const N: usize>(mut all: &mut [T], lengths: [usize; N])
     })
 }
 
-impl<T: Number> Over<'_, T> {
+impl<T: Number> MixedMap<'_, T> {
     fn scratch(&self) -> Scratch<T> {
         let room = self.network.as_ref().map_or(0, |network| network.room);
         let [bias, d_bias] = [(); 2].map(|()| channels(self.mixed.heads));
@@ -231,7 +232,7 @@ fn widened<'q, L: Lanes>(block: &Block<'q, L::Number>, values: &[L::Number]) -> 
 }
 
 struct Forward<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a MixedMap<'a, T>,
     block: &'a Block<'a, T>,
     scores: &'a mut [T],
 }
@@ -251,7 +252,7 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
     }
 }
 
-impl<T: Number> Over<'_, T> {
+impl<T: Number> MixedMap<'_, T> {
     /// Maps a chunk of scores.
     #[inline(always)]
     fn chunk<L: Lanes<Number = T>>(
@@ -297,7 +298,7 @@ impl<T: Number> Over<'_, T> {
 }
 
 struct Backward<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a MixedMap<'a, T>,
     block: &'a Block<'a, T>,
     scores: &'a [T],
     d_scores: &'a mut [T],
@@ -348,13 +349,13 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
     }
 }
 
-impl<T: Number> Over<'_, T> {
+impl<T: Number> MixedMap<'_, T> {
     /// From the gradient in a chunk's mapped scores to that in its scores, and in its biases where they are no table's.
     #[inline(always)]
     fn network_backward<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        network: &network::Over<T>,
+        network: &network::NetworkUnits<T>,
         chunk: Chunk,
         (scores, d_scores, stride): (&[T], &mut [T], usize),
         [_, _, of_z, of_scores, of_biases, second]: &mut [&mut [T]; 6],
@@ -401,7 +402,7 @@ impl<T: Number> Over<'_, T> {
 
 /// Makes the gradient in the numbers of what was summed.
 struct Finish<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a MixedMap<'a, T>,
     sums: &'a [T],
     to: &'a mut [T],
 }
@@ -427,7 +428,7 @@ impl<T: Number> Kernel<T> for Finish<'_, T> {
     }
 }
 
-impl<T: Number> Over<'_, T> {
+impl<T: Number> MixedMap<'_, T> {
     /// From sums by distance to the gradient in the table, and in W1 through it.
     #[inline(always)]
     fn finish_table<L: Lanes<Number = T>>(

@@ -97,7 +97,7 @@ impl Network {
 /// the products with scores and gradients that make the gradient in W1 and W2 keep their sums in registers, and what is summed
 /// by distance lies in whole vectors.
 #[derive(Debug)]
-pub(super) struct Over<'a, T> {
+pub(super) struct NetworkUnits<'a, T> {
     heads: usize,
     pub(super) hidden: usize,
     inputs: usize,
@@ -126,7 +126,7 @@ pub(super) enum Part {
 /// Numbers at a distance of `stride` from channel to channel.
 pub(super) type Channels<'a, T> = (&'a [T], usize);
 
-impl<'a, T: Number> Over<'a, T> {
+impl<'a, T: Number> NetworkUnits<'a, T> {
     pub(super) fn new(network: &Network, heads: usize, has_bias: bool, values: &'a [T]) -> Self {
         crate::check_shape!(values, P = network.len(heads, has_bias));
         let (hidden, inputs) = (network.hidden, network.inputs(heads, has_bias));
@@ -148,7 +148,19 @@ impl<'a, T: Number> Over<'a, T> {
         let mut constant = [channels(hidden), vec![T::ZERO; WIDTH * room]];
         constant[0].chunks_exact_mut(WIDTH).zip(first_bias).for_each(|(to, from)| to.fill(*from));
         constant[1].chunks_exact_mut(room.max(1)).for_each(|to| to[..hidden].copy_from_slice(first_bias));
-        Over { heads, hidden, inputs, room, first, second, second_bias, places, first_rows, second_rows, constant }
+        NetworkUnits {
+            heads,
+            hidden,
+            inputs,
+            room,
+            first,
+            second,
+            second_bias,
+            places,
+            first_rows,
+            second_rows,
+            constant,
+        }
     }
 
     /// The columns of W1 for one part, `[D, H]`, or their transpose `[H, D]`.

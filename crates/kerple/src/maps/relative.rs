@@ -18,7 +18,7 @@ mod vectors;
 use super::{Extent, Map};
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes, run};
-use crate::forms::{Block, MapGradients, Reach, Rows, ScoreMap, ValueMap};
+use crate::forms::{Block, MapGradients, Reach, ScoreMap, Strided, ValueMap};
 use vectors::Vectors;
 
 /// What the vectors are and where they come from.
@@ -130,13 +130,13 @@ impl Relative {
         [count * self.vector_heads(), shift, if self.values { count } else { 0 }]
     }
 
-    pub(super) fn over<'a, T: Number>(&'a self, numbers: &'a [T], extent: Extent) -> Over<'a, T> {
+    pub(super) fn over<'a, T: Number>(&'a self, numbers: &'a [T], extent: Extent) -> RelativeMap<'a, T> {
         let sizes = self.sizes(extent);
         crate::check_shape!(numbers, P = sizes.iter().sum::<usize>());
         let (keys, rest) = numbers.split_at(sizes[0]);
         let (shift, values) = rest.split_at(sizes[1]);
         let last = *self.distances(extent).end();
-        Over {
+        RelativeMap {
             relative: self,
             sizes,
             keys: Vectors::new(keys, [self.vector_heads(), self.head_dim], last),
@@ -149,7 +149,7 @@ impl Relative {
 
 /// The map with its numbers.
 #[derive(Debug)]
-pub(super) struct Over<'a, T> {
+pub(super) struct RelativeMap<'a, T> {
     relative: &'a Relative,
     sizes: [usize; 3],
     keys: Vectors<T>,
@@ -159,7 +159,7 @@ pub(super) struct Over<'a, T> {
     scale: T,
 }
 
-impl<T: Number> Over<'_, T> {
+impl<T: Number> RelativeMap<'_, T> {
     /// `scale (q + w)` of one head, `[rows, width]`.
     fn shifted(&self, block: &Block<T>, head: usize, to: &mut [T]) {
         let d = self.relative.head_dim;
@@ -174,7 +174,7 @@ impl<T: Number> Over<'_, T> {
     }
 }
 
-impl<T: Number> ScoreMap<T> for Over<'_, T> {
+impl<T: Number> ScoreMap<T> for RelativeMap<'_, T> {
     fn parameters(&self) -> usize {
         self.sizes.iter().sum()
     }
@@ -197,7 +197,7 @@ impl<T: Number> ScoreMap<T> for Over<'_, T> {
 }
 
 struct Forward<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a RelativeMap<'a, T>,
     block: &'a Block<'a, T>,
     scores: &'a mut [T],
 }
@@ -220,7 +220,7 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
 }
 
 struct Backward<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a RelativeMap<'a, T>,
     block: &'a Block<'a, T>,
     gradients: MapGradients<'a, T>,
 }
@@ -254,25 +254,25 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
     }
 }
 
-impl<T: Number> ValueMap<T> for Over<'_, T> {
-    fn add(&self, block: &Block<T>, weights: &[T], out: Rows<&mut [T]>) {
+impl<T: Number> ValueMap<T> for RelativeMap<'_, T> {
+    fn add(&self, block: &Block<T>, weights: &[T], out: Strided<&mut [T]>) {
         run(AddValues { over: self, block, weights, out });
     }
 
-    fn add_products(&self, block: &Block<T>, d_out: Rows<&[T]>, d_weights: &mut [T]) {
+    fn add_products(&self, block: &Block<T>, d_out: Strided<&[T]>, d_weights: &mut [T]) {
         run(AddProducts { over: self, block, d_out, d_weights });
     }
 
-    fn add_gradient(&self, block: &Block<T>, weights: &[T], d_out: Rows<&[T]>, sums: &mut [T]) {
+    fn add_gradient(&self, block: &Block<T>, weights: &[T], d_out: Strided<&[T]>, sums: &mut [T]) {
         run(AddGradient { over: self, block, weights, d_out, sums });
     }
 }
 
 struct AddValues<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a RelativeMap<'a, T>,
     block: &'a Block<'a, T>,
     weights: &'a [T],
-    out: Rows<&'a mut [T]>,
+    out: Strided<&'a mut [T]>,
 }
 
 impl<T: Number> Kernel<T> for AddValues<'_, T> {
@@ -297,9 +297,9 @@ impl<T: Number> Kernel<T> for AddValues<'_, T> {
 }
 
 struct AddProducts<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a RelativeMap<'a, T>,
     block: &'a Block<'a, T>,
-    d_out: Rows<&'a [T]>,
+    d_out: Strided<&'a [T]>,
     d_weights: &'a mut [T],
 }
 
@@ -321,10 +321,10 @@ impl<T: Number> Kernel<T> for AddProducts<'_, T> {
 }
 
 struct AddGradient<'a, T> {
-    over: &'a Over<'a, T>,
+    over: &'a RelativeMap<'a, T>,
     block: &'a Block<'a, T>,
     weights: &'a [T],
-    d_out: Rows<&'a [T]>,
+    d_out: Strided<&'a [T]>,
     sums: &'a mut [T],
 }
 

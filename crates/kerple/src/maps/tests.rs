@@ -305,7 +305,7 @@ fn a_kernel_of_one_key_sees_no_neighbour() {
             let case = Case::new(&map, sight, [7, 110], seed);
             let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
             let [d_scores, d_values, _] = case.backward::<f64>(&scores, &up);
-            let convolved = super::convolved::Over::new(mixed, network, &case.values, case.extent);
+            let convolved = super::convolved::ConvolvedMap::new(mixed, network, &case.values, case.extent);
             let (mut mapped, mut got) = (scores.clone(), up.clone());
             convolved.forward(&case.block(&[]), &mut mapped);
             assert_close(&case.seen(mapped), &case.forward::<f64>(&case.q, &case.values, &scores), 1e-13, "forward");

@@ -124,7 +124,7 @@ pub fn forward_backward<T: Number>(
         // the normed rows are done with: their place takes their gradient
         let back = Product::new(rows.len(), v, m);
         let back = if head.tied { back } else { back.transpose_b() };
-        matmul(To::Over(&mut chunk.normed), d_logits, head.w, back);
+        matmul(To::Overwrite(&mut chunk.normed), d_logits, head.w, back);
         let of_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: d_beta.as_deref_mut() };
         layer_norm::backward(head.norm, &chunk.x, &stats, &chunk.normed, None, &mut chunk.d_x, of_norm);
         rows.iter().zip(chunk.d_x.chunks_exact(m)).for_each(|(row, from)| d_x[row * m..][..m].copy_from_slice(from));

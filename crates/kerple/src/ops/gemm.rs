@@ -99,7 +99,7 @@ impl Product {
 #[derive(Debug)]
 pub enum To<'a, T> {
     /// Over the matrix there.
-    Over(&'a mut [T]),
+    Overwrite(&'a mut [T]),
     /// Added to the matrix there.
     Sum(&'a mut [T]),
     /// After the last value of a vector, which need not be cleared before.
@@ -192,7 +192,7 @@ fn write<T: Number>(c: To<'_, T>, [m, n]: [usize; 2], by: impl FnOnce(Matrix<T>,
     let matrix = |start| Matrix { start, columns: n };
     let adds = matches!(c, To::Sum(_));
     match c {
-        To::Over(c) | To::Sum(c) => {
+        To::Overwrite(c) | To::Sum(c) => {
             check_shape!(c, m = m, n = n);
             by(matrix(c.as_mut_ptr()), adds);
         }
@@ -325,7 +325,7 @@ mod tests {
             let want = plain(product, &a, &b);
             let (mut over, mut sum, mut end) = (vec![f64::NAN; m * n], c.clone(), vec![0.5; 3]);
             let mut float = Vec::new();
-            matmul(To::Over(&mut over), &a, &b, product);
+            matmul(To::Overwrite(&mut over), &a, &b, product);
             matmul(To::Sum(&mut sum), &a, &b, product);
             matmul(To::End(&mut end), &a, &b, product);
             matmul(To::sum(&mut float), &single(&a), &single(&b), product);
@@ -422,7 +422,7 @@ mod tests {
             let want = plain(product, &a, &b);
             let on_sets = on_every_set(|| {
                 let (mut over, mut sum) = (vec![f32::NAN; m * n], single(&c));
-                matmul(To::Over(&mut over), &single(&a), &single(&b), product);
+                matmul(To::Overwrite(&mut over), &single(&a), &single(&b), product);
                 matmul(To::Sum(&mut sum), &single(&a), &single(&b), product);
                 (over, sum)
             });
@@ -446,7 +446,7 @@ mod tests {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().unwrap();
         let on_sets = on_every_set(|| {
             let mut c = vec![f32::NAN; m * n];
-            pool.install(|| matmul(To::Over(&mut c), &a, &b, Product::new(m, k, n).transpose_a()));
+            pool.install(|| matmul(To::Overwrite(&mut c), &a, &b, Product::new(m, k, n).transpose_a()));
             c
         });
         assert!(on_sets.len() < 3 || on_sets[1] == on_sets[2]);
@@ -459,7 +459,7 @@ mod tests {
         let (m, n) = (3000, 300);
         for product in layouts(Product::new(m, 0, n)) {
             let (mut over, mut end) = (vec![f32::NAN; m * n], vec![1.0]);
-            matmul(To::Over(&mut over), &[], &[], product);
+            matmul(To::Overwrite(&mut over), &[], &[], product);
             matmul(To::End(&mut end), &[], &[], product);
             assert!(over.iter().chain(&end[1..]).all(|value| *value == 0.0) && end.len() == 1 + m * n);
         }
@@ -474,12 +474,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "a: expected [m, k] = [8589934592, 2147483648] (too many values), got 0")]
     fn factors_that_wrap_are_refused() {
-        matmul(To::Over(&mut [0.0f32; 0]), &[], &[], Product::new(1 << 33, 1 << 31, 0));
+        matmul(To::Overwrite(&mut [0.0f32; 0]), &[], &[], Product::new(1 << 33, 1 << 31, 0));
     }
 
     #[test]
     #[should_panic(expected = "b: expected [k, n] = [3, 4] (12 values), got 11")]
     fn wrong_size_panics() {
-        matmul(To::Over(&mut [0.0f32; 8]), &[0.0; 6], &[0.0; 11], Product::new(2, 3, 4));
+        matmul(To::Overwrite(&mut [0.0f32; 8]), &[0.0; 6], &[0.0; 11], Product::new(2, 3, 4));
     }
 }

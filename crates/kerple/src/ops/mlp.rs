@@ -305,7 +305,7 @@ impl<T: Number> Span<T> {
             gate.backward(normed, d_gate, m, gradients);
         }
         // the normed rows are done with: their place takes their gradient
-        mlp.up.backward_input(To::Over(normed), d_up, m);
+        mlp.up.backward_input(To::Overwrite(normed), d_up, m);
         if let Some(gate) = mlp.gate {
             gate.backward_input(To::Sum(normed), d_gate, m);
         }

@@ -37,7 +37,7 @@ pub struct Angles<'a, T> {
 
 /// Sequences, positions and heads of what is rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct Rotated {
     /// B
     pub batch: usize,
     /// L
@@ -53,8 +53,8 @@ pub struct Extent {
 ///
 /// # Panics
 /// If there are fewer angles than positions, if `x` ends before its last row, or if rows overlap.
-pub fn rotate<T: Number>(x: &mut [T], strides: Strides, extent: Extent, angles: Angles<'_, T>, turn: Turn) {
-    let Extent { batch, len, heads } = extent;
+pub fn rotate<T: Number>(x: &mut [T], strides: Strides, sizes: Rotated, angles: Angles<'_, T>, turn: Turn) {
+    let Rotated { batch, len, heads } = sizes;
     let Angles { cos, sin, pairs } = angles;
     check_shape!(sin, positions = cos.len() / pairs.max(1), pairs = pairs);
     let reached = elements(&[len, pairs]);
@@ -121,8 +121,8 @@ mod tests {
     }
 
     /// Strides of packed `[B, L, H, 3, D]` or of `[B, H, L, D]`.
-    fn strides(extent: Extent, d: usize, packed: bool) -> Strides {
-        let Extent { len, heads, .. } = extent;
+    fn strides(sizes: Rotated, d: usize, packed: bool) -> Strides {
+        let Rotated { len, heads, .. } = sizes;
         match packed {
             true => Strides { batch: len * heads * 3 * d, row: heads * 3 * d, head: 3 * d },
             false => Strides { batch: heads * len * d, row: d, head: len * d },
@@ -134,14 +134,14 @@ mod tests {
         fn rotates_the_pairs_of_every_head_and_nothing_else(
             batch in 1usize..4, len in 1usize..40, heads in 1usize..4, pairs in 0usize..5, rest in 0usize..4, packed: bool, part in 0usize..3,
         ) {
-            let (extent, d) = (Extent { batch, len, heads }, 2 * pairs + rest + 1);
-            let strides = strides(extent, d, packed);
+            let (sizes, d) = (Rotated { batch, len, heads }, 2 * pairs + rest + 1);
+            let strides = strides(sizes, d, packed);
             let start = if packed { part * d } else { 0 };
             let data = random(batch * strides.batch, 3);
             let (cos, sin) = tables(len + 2, pairs.max(1), 5);
             let angles = Angles { cos: &cos[..(len + 2) * pairs], sin: &sin[..(len + 2) * pairs], pairs };
             let mut turned = data.clone();
-            rotate(&mut turned[start..], strides, extent, angles, Turn::Forward);
+            rotate(&mut turned[start..], strides, sizes, angles, Turn::Forward);
             let mut want = data.clone();
             for (b, h, l) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..len).map(move |l| (b, h, l)))) {
                 for j in 0..pairs {
@@ -155,7 +155,7 @@ mod tests {
             for (i, (got, want)) in turned.iter().zip(&want).enumerate() {
                 prop_assert!((got - want).abs() < 1e-13, "{i}: {got} {want}");
             }
-            rotate(&mut turned[start..], strides, extent, angles, Turn::Inverse);
+            rotate(&mut turned[start..], strides, sizes, angles, Turn::Inverse);
             for (got, was) in turned.iter().zip(&data) {
                 prop_assert!((got - was).abs() < 1e-15);
             }
@@ -170,9 +170,9 @@ mod tests {
         let all = |row: &[f64]| {
             let mut rows = row.repeat(len);
             let strides = Strides { batch: len * 2 * pairs, head: 2 * pairs, row: 2 * pairs };
-            let extent = Extent { batch: 1, len, heads: 1 };
+            let sizes = Rotated { batch: 1, len, heads: 1 };
             let angles = Angles { cos: &cos, sin: &sin, pairs };
-            rotate(&mut rows, strides, extent, angles, Turn::Forward);
+            rotate(&mut rows, strides, sizes, angles, Turn::Forward);
             rows
         };
         let (q, k) = (all(&q), all(&k));
@@ -195,7 +195,7 @@ mod tests {
             let mut turned = single(&x);
             let strides = Strides { batch: x.len(), head: x.len(), row: 2 * pairs };
             let angles = Angles { cos: &cos, sin: &sin, pairs };
-            rotate(&mut turned, strides, Extent { batch: 1, len, heads: 1 }, angles, Turn::Forward);
+            rotate(&mut turned, strides, Rotated { batch: 1, len, heads: 1 }, angles, Turn::Forward);
             for (i, got) in turned.iter().enumerate() {
                 let (position, j) = (start + i / (2 * pairs), i % (2 * pairs));
                 let angle = position as f64 * 10_000f64.powf(-((j % pairs) as f64) / pairs as f64);
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn threads_do_not_change_bits() {
-        let (extent, d) = (Extent { batch: 2, len: 90, heads: 3 }, 14);
+        let (sizes, d) = (Rotated { batch: 2, len: 90, heads: 3 }, 14);
         let (cos, sin) = tables(90, 6, 0);
         let (cos, sin) = (single(&cos), single(&sin));
         let data = single(&random(2 * 90 * 3 * 3 * d, 4));
@@ -218,8 +218,8 @@ mod tests {
             let mut data = data.clone();
             rotate(
                 &mut data[d..],
-                strides(extent, d, true),
-                extent,
+                strides(sizes, d, true),
+                sizes,
                 Angles { cos: &cos, sin: &sin, pairs: 6 },
                 Turn::Forward,
             );
@@ -232,7 +232,7 @@ mod tests {
     fn strides_that_wrap_panic() {
         let strides = Strides { batch: 1 << 63, head: 1 << 20, row: 2 };
         let angles = Angles { cos: &[1.0f32], sin: &[0.0], pairs: 1 };
-        rotate(&mut [0.0; 2], strides, Extent { batch: 3, len: 1, heads: 1 }, angles, Turn::Forward);
+        rotate(&mut [0.0; 2], strides, Rotated { batch: 3, len: 1, heads: 1 }, angles, Turn::Forward);
     }
 
     #[test]
@@ -240,6 +240,6 @@ mod tests {
     fn overlapping_rows_panic() {
         let strides = Strides { batch: 100, head: 4, row: 3 };
         let angles = Angles { cos: &[1.0f32; 10], sin: &[0.0; 10], pairs: 2 };
-        rotate(&mut [0.0; 100], strides, Extent { batch: 1, len: 5, heads: 2 }, angles, Turn::Forward);
+        rotate(&mut [0.0; 100], strides, Rotated { batch: 1, len: 5, heads: 2 }, angles, Turn::Forward);
     }
 }

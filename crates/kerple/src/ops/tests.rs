@@ -8,7 +8,7 @@ use super::gemm::{Product, To, add_rows, matmul};
 use super::layer_norm::{self, EPSILON, Kind, Norm, NormGradients};
 use super::linear::Linear;
 use super::mlp::{self, Mlp, Residual};
-use super::rotary::{Angles, Extent, Turn, rotate};
+use super::rotary::{Angles, Rotated, Turn, rotate};
 use super::testing::{assert_same_at_any_threads, random, single};
 use crate::tiles::Strides;
 
@@ -88,7 +88,7 @@ fn threads_do_not_change_bits_of_rotation_and_update() {
     assert_same_at_any_threads(|| {
         let mut qkv = qkv.clone();
         let strides = Strides { batch: len * row, head: 3 * d, row };
-        let extent = Extent { batch: ROWS / len, len, heads };
+        let extent = Rotated { batch: ROWS / len, len, heads };
         rotate(&mut qkv, strides, extent, Angles { cos: &cos, sin: &sin, pairs }, Turn::Forward);
         let (mut p, mut m, mut v) = (start.clone(), vec![0.0; M * F], vec![0.0; M * F]);
         adam::update(&Update::default(), &mut p, &gradient, &mut m, &mut v);

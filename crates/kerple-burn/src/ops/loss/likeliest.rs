@@ -65,8 +65,7 @@ struct Predictions {
 impl Predictions {
     fn run<T: Number>(&self, inputs: &[Array]) -> Array {
         let end = &self.end;
-        let found =
-            cross_entropy::likeliest(end.head::<T>(inputs), inputs[end.x].slice(), end.targets(), self.count);
+        let found = cross_entropy::likeliest(end.head::<T>(inputs), inputs[end.x].slice(), end.targets(), self.count);
         let rows = end.ids.len();
         let mut out = Vec::with_capacity(rows * (1 + 2 * self.count));
         for row in 0..rows {

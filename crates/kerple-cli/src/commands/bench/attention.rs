@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, Table, View, ViewMut, naive};
 use kerple::encoding::{Encoding, Geometry, Method};
 use kerple::encoding::{Form, MapForm};
-use kerple::forms::{Rows, Sides};
+use kerple::forms::{Sides, Strided};
 use kerple::maps::{Extent, Map};
 use kerple::ops::clocks;
 use kerple_burn::fused;
@@ -126,7 +126,7 @@ impl Task {
                 Some(map) => Scores::Map(&**map),
                 None => {
                     let (bias, damping, len) = (bias.as_deref(), damping.as_deref(), dims.keys);
-                    let clocks = clocks.as_deref().map(|values| Rows { values, stride: len });
+                    let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
                     Scores::Table(Table { bias, weight: None, damping, clocks, len })
                 }
             },

@@ -9,7 +9,7 @@ pub fn peak_gflops() -> f64 {
     const SIDE: usize = 1152;
     let (a, b) = (vec![1.0f32; SIDE * SIDE], vec![0.5f32; SIDE * SIDE]);
     let mut c = vec![0.0f32; SIDE * SIDE];
-    let seconds = best(4, || matmul(To::Over(&mut c), &a, &b, Product::new(SIDE, SIDE, SIDE)));
+    let seconds = best(4, || matmul(To::Overwrite(&mut c), &a, &b, Product::new(SIDE, SIDE, SIDE)));
     2.0 * (SIDE as f64).powi(3) / seconds / 1e9
 }
 

@@ -12,7 +12,7 @@
 
 use super::decay::Terms;
 use super::forward::{Task, load, products};
-use super::state::{Ahead, Later, Rows, State, Sums, Unit};
+use super::state::{Ahead, ChunkRows, Later, State, Sums, Unit};
 use super::{CHUNK, DecayGradient, Dims, Gradients, Problem, Saved, loops, parts, sum_batch, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
@@ -220,7 +220,7 @@ impl<T: Number> Task<'_, T> {
         self.load_gradient(row, rows, saved, scratch);
         let Scratch { unit, room, queries, d_sums, d_counts, wide, d_features, .. } = &mut *scratch;
         let counts = Some(&d_counts[..]);
-        let met = Rows { count: rows, first: 0, to_end: false, features: queries, values: d_sums, counts };
+        let met = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values: d_sums, counts };
         unit.sums.of_values(self.terms, &met, wide, Keep::Overwrite, d_features);
         if outputs.sizes[2] > 0 {
             // SAFETY: this item alone writes the part of its head and sequence.
@@ -305,7 +305,7 @@ impl<T: Number> Task<'_, T> {
             let Scratch { unit, room, queries, d_sums, d_counts, wide, .. } = scratch;
             let (features, values) = (&queries[from * width..], &d_sums[from * value..]);
             let counts = Some(&d_counts[from..]);
-            let gone = Rows { count: met - from, first: 0, to_end: false, features, values, counts };
+            let gone = ChunkRows { count: met - from, first: 0, to_end: false, features, values, counts };
             unit.sums.add(self.terms, &gone, wide, room);
         }
         from
@@ -332,7 +332,7 @@ impl<T: Number> Task<'_, T> {
     pub(super) fn keys_of_sums(&self, scratch: &mut Scratch<T>) {
         let Scratch { unit, wide, d_features, d_values, .. } = scratch;
         let Unit { sums, keys, values, valid, .. } = unit;
-        let met = Rows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None };
+        let met = ChunkRows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None };
         if !sums.is_empty() {
             sums.of_values(self.terms, &met, wide, Keep::Add, d_features);
             sums.of_features(self.terms, &met, wide, Keep::Add, (d_values, None));

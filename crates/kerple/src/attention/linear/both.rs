@@ -3,7 +3,7 @@
 use super::backward::{self, for_each_unit};
 use super::decay::Terms;
 use super::forward::{Scratch, Task};
-use super::state::{Rows, Sums, Unit};
+use super::state::{ChunkRows, Sums, Unit};
 use super::{CHUNK, Gradients, Inputs, Problem, Saved, Strides, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
@@ -54,7 +54,7 @@ pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradien
             task.load_gradient(row, rows, saved, scratch);
             let backward::Scratch { unit, wide, room, queries, d_sums, d_counts, d_features, .. } = &mut *scratch;
             let counts = Some(&d_counts[..]);
-            let met = Rows { count: rows, first: 0, to_end: false, features: queries, values: d_sums, counts };
+            let met = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values: d_sums, counts };
             unit.sums.of_values(task.terms, &met, wide, Keep::Overwrite, d_features);
             of_queries.add(task.terms, &met, wide, room);
             task.finish(Side::Query, row, rows, outputs, scratch);

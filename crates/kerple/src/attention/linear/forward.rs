@@ -1,7 +1,7 @@
 //! Causal rows, chunk by chunk, behind a state.
 
 use super::decay::Terms;
-use super::state::{Rows, Sums, Unit};
+use super::state::{ChunkRows, Sums, Unit};
 use super::{CHUNK, Inputs, Problem, State, loops, unit, workers};
 use crate::Number;
 use crate::attention::{View, ViewMut};
@@ -171,7 +171,7 @@ impl<T: Number> Task<'_, T> {
             counts.fill(T::ZERO);
             return;
         }
-        let rows = Rows { count: rows, first, to_end: false, features: queries, values: &[], counts: None };
+        let rows = ChunkRows { count: rows, first, to_end: false, features: queries, values: &[], counts: None };
         unit.sums.of_features(self.terms, &rows, wide, Keep::Overwrite, (&mut sums[..], Some(&mut counts[..])));
     }
 

@@ -142,7 +142,11 @@ impl<T: Number> Sums<T> {
     }
 
     /// Room for [`Sums::add`] and [`Sums::weigh`].
-    pub(super) fn room([features, value_dim]: [usize; 2], terms: &Terms<T>, new: impl Fn(usize) -> Vec<T>) -> [Vec<T>; 2] {
+    pub(super) fn room(
+        [features, value_dim]: [usize; 2],
+        terms: &Terms<T>,
+        new: impl Fn(usize) -> Vec<T>,
+    ) -> [Vec<T>; 2] {
         let size = (value_dim + 1) * padded(features);
         [new(terms.shapes * size), new(if terms.is_plain() { 0 } else { terms.terms * size })]
     }
@@ -157,7 +161,13 @@ impl<T: Number> Sums<T> {
     }
 
     /// Lets everything fade over a chunk and adds one that is gone.
-    pub(super) fn add(&mut self, terms: &Terms<T>, gone: &Rows<T>, wide: &mut [T], [fresh, room]: &mut [Vec<T>; 2]) {
+    pub(super) fn add(
+        &mut self,
+        terms: &Terms<T>,
+        gone: &ChunkRows<T>,
+        wide: &mut [T],
+        [fresh, room]: &mut [Vec<T>; 2],
+    ) {
         if terms.shapes == 0 {
             return; // what is gone is forgotten
         }
@@ -185,7 +195,7 @@ impl<T: Number> Sums<T> {
     }
 
     /// `sum_i b_m(i) u_i phi_i` for every shape, `[J, U, padded(M)]`.
-    fn left_by(&self, terms: &Terms<T>, gone: &Rows<T>, wide: &mut [T], to: &mut [T]) {
+    fn left_by(&self, terms: &Terms<T>, gone: &ChunkRows<T>, wide: &mut [T], to: &mut [T]) {
         let (size, stride) = (self.size(), self.stride());
         for (m, to) in to.chunks_exact_mut(size).enumerate().take(terms.shapes) {
             self.widen(terms, m, gone, wide);
@@ -200,7 +210,7 @@ impl<T: Number> Sums<T> {
     pub(super) fn weigh(
         &self,
         terms: &Terms<T>,
-        rows: &Rows<T>,
+        rows: &ChunkRows<T>,
         wide: &mut [T],
         [fresh, room]: &mut [Vec<T>; 2],
         d_weights: &mut [T],
@@ -225,7 +235,7 @@ impl<T: Number> Sums<T> {
     }
 
     /// `b_m(i) u_i` of rows.
-    fn widen(&self, terms: &Terms<T>, m: usize, rows: &Rows<T>, wide: &mut [T]) {
+    fn widen(&self, terms: &Terms<T>, m: usize, rows: &ChunkRows<T>, wide: &mut [T]) {
         let (value_dim, value) = (self.value_dim, padded(self.value_dim));
         let to = wide.chunks_exact_mut(self.stride()).zip(rows.values.chunks_exact(value)).take(rows.count);
         for (i, (to, values)) in to.enumerate() {
@@ -236,7 +246,7 @@ impl<T: Number> Sums<T> {
     }
 
     /// `sum_m b_m(i) u_i S_m`, `[rows, padded(M)]`: a gradient in features.
-    pub(super) fn of_values(&self, terms: &Terms<T>, rows: &Rows<T>, wide: &mut [T], keep: Keep<T>, to: &mut [T]) {
+    pub(super) fn of_values(&self, terms: &Terms<T>, rows: &ChunkRows<T>, wide: &mut [T], keep: Keep<T>, to: &mut [T]) {
         if self.is_empty {
             if let Keep::Overwrite = keep {
                 to[..rows.count * self.width].fill(T::ZERO);
@@ -257,7 +267,7 @@ impl<T: Number> Sums<T> {
     pub(super) fn of_features(
         &self,
         terms: &Terms<T>,
-        rows: &Rows<T>,
+        rows: &ChunkRows<T>,
         wide: &mut [T],
         keep: Keep<T>,
         (values, mut counts): (&mut [T], Option<&mut [T]>),
@@ -286,7 +296,7 @@ impl<T: Number> Sums<T> {
 }
 
 /// Rows of one chunk.
-pub(super) struct Rows<'a, T> {
+pub(super) struct ChunkRows<'a, T> {
     /// How many.
     pub(super) count: usize,
     /// Number of the first in its chunk.
@@ -301,7 +311,7 @@ pub(super) struct Rows<'a, T> {
     pub(super) counts: Option<&'a [T]>,
 }
 
-impl<T> Rows<'_, T> {
+impl<T> ChunkRows<'_, T> {
     /// What a shape is a function of.
     fn place(&self, row: usize) -> usize {
         if self.to_end { CHUNK - 1 - self.first - row } else { self.first + row }
@@ -360,7 +370,8 @@ impl<T: Number> Unit<T> {
     pub(super) fn leave(&mut self, terms: &Terms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
         let (width, value) = (self.keys.len() / terms.met, self.values.len() / terms.met);
         let count = self.valid.min(CHUNK);
-        let gone = Rows { count, first: 0, to_end: true, features: &self.keys, values: &self.values, counts: None };
+        let gone =
+            ChunkRows { count, first: 0, to_end: true, features: &self.keys, values: &self.values, counts: None };
         self.sums.add(terms, &gone, wide, room);
         self.keys.copy_within(CHUNK * width.., 0);
         self.values.copy_within(CHUNK * value.., 0);

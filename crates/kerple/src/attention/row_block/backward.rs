@@ -4,7 +4,7 @@ use super::{Inputs, KEYS, Place, Tiles, tiles};
 use crate::Number;
 use crate::attention::{Dims, Gradients, Saved, Strides, ViewMut, cap, sinks};
 use crate::cpu::lanes::{Kernel, Lanes};
-use crate::forms::{MapGradients, Rows};
+use crate::forms::{MapGradients, Strided};
 use crate::tiles::product::{Keep, Matrix, Product};
 use crate::tiles::rows::{AddRow, Dots, ScaleRow};
 use crate::tiles::softmax::ScoreGradient;
@@ -178,7 +178,7 @@ impl<L: Lanes> Call<'_, L> {
         let described = self.inputs.block(place, &scratch.tiles.q_of_map);
         self.inputs.map.backward(&described, &scratch.scores[..size], of_block);
         if let Some(values) = self.inputs.map.values() {
-            let d_out = Rows { values: &scratch.d_out[..], stride: scratch.tiles.width };
+            let d_out = Strided { values: &scratch.d_out[..], stride: scratch.tiles.width };
             values.add_gradient(&described, &scratch.weights[..size], d_out, &mut scratch.map_sums);
         }
         if let Some(cap) = self.inputs.problem.cap {
@@ -205,7 +205,7 @@ impl<L: Lanes> Call<'_, L> {
         inputs.map.forward(&inputs.block(place, &tiles.q_of_map), weights);
         inputs.products(lanes, place, inputs.v, d_out, tiles.width, &mut tiles.transposed, d_scores);
         if let Some(values) = inputs.map.values() {
-            let d_out = Rows { values: &d_out[..], stride: tiles.width };
+            let d_out = Strided { values: &d_out[..], stride: tiles.width };
             values.add_products(&inputs.block(place, &tiles.q_of_map), d_out, d_scores);
         }
         for (at, &mean) in means.iter().enumerate().take(heads * place.rows) {

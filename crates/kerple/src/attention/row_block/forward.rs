@@ -4,7 +4,7 @@ use super::{Inputs, Place, Tiles};
 use crate::Number;
 use crate::attention::{Dims, Strides, ViewMut};
 use crate::cpu::lanes::{Kernel, Lanes};
-use crate::forms::Rows;
+use crate::forms::Strided;
 use crate::tiles::rows::ScaleRow;
 use crate::tiles::softmax::NextExponentials;
 use crate::tiles::workers;
@@ -90,6 +90,10 @@ fn add_part<L: Lanes>(inputs: &Inputs<L::Number>, lanes: L, place: &Place, scrat
     }
     inputs.add_weighted(lanes, place, scores, inputs.v, Some(rescale), &mut tiles.tile, out);
     if let Some(values) = inputs.map.values() {
-        values.add(&inputs.block(place, &tiles.q_of_map), scores, Rows { values: &mut out[..], stride: tiles.width });
+        values.add(
+            &inputs.block(place, &tiles.q_of_map),
+            scores,
+            Strided { values: &mut out[..], stride: tiles.width },
+        );
     }
 }

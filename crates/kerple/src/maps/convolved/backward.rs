@@ -1,7 +1,7 @@
 //! The network with neighbours, backwards.
 
 use super::taps::Taps;
-use super::{Over, ROOM, Row, Scratch, each_chunk, put, rows};
+use super::{ConvolvedMap, ROOM, Row, Scratch, each_chunk, put, rows};
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::forms::Block;
@@ -12,7 +12,7 @@ use crate::maps::network::SLOPE;
 use crate::tiles::product::Keep;
 
 pub(super) struct Backward<'a, T> {
-    pub(super) over: &'a Over<'a, T>,
+    pub(super) over: &'a ConvolvedMap<'a, T>,
     pub(super) block: &'a Block<'a, T>,
     pub(super) scores: &'a [T],
     pub(super) d_scores: &'a mut [T],
@@ -42,7 +42,7 @@ struct Down<T> {
     ones: Vec<T>,
 }
 
-impl<T: Number> Over<'_, T> {
+impl<T: Number> ConvolvedMap<'_, T> {
     /// Lengths of what the backward sums: FIRE's; in the columns of the table the gradient in biases, `[H, stride]`, and in
     /// hidden units before they are rectified, `[D, stride]`; that in W1, b1, W2 and b2.
     pub(super) fn lengths(&self) -> [usize; 7] {
@@ -254,7 +254,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
 
 /// Makes the gradient in the numbers of what was summed.
 pub(super) struct Finish<'a, T> {
-    pub(super) over: &'a Over<'a, T>,
+    pub(super) over: &'a ConvolvedMap<'a, T>,
     pub(super) sums: &'a [T],
     pub(super) to: &'a mut [T],
 }
@@ -285,7 +285,7 @@ impl<T: Number> Kernel<T> for Finish<'_, T> {
     }
 }
 
-impl<T: Number> Over<'_, T> {
+impl<T: Number> ConvolvedMap<'_, T> {
     /// From the gradient in the shares of a table to that in the table, by column, and in W1 and b1.
     #[inline(always)]
     fn finish_shares<L: Lanes<Number = T>>(&self, lanes: L, shares: &[T], by_column: &mut [T], to_network: &mut [T]) {
