@@ -12,8 +12,8 @@
 //! | `*_kerple.py` | the model in torch, where the architecture is kerple's |
 //! | `README.md` | how to load it, and what it is |
 
-mod config;
-mod drawn;
+pub(crate) mod config;
+pub(crate) mod drawn;
 mod forms;
 mod native;
 mod readme;
@@ -122,9 +122,9 @@ pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported>
 
 /// A model as an architecture says it.
 #[derive(Clone, Debug)]
-struct Said {
+pub(crate) struct Said {
     family: Family,
-    config: Map<String, Value>,
+    pub(crate) config: Map<String, Value>,
     notes: Vec<String>,
 }
 

@@ -40,7 +40,7 @@ fn table(value: &impl serde::Serialize) -> Value {
 }
 
 /// The model in kerple's own words.
-pub(super) fn kerple(plan: &Plan) -> std::result::Result<Said, String> {
+pub(crate) fn kerple(plan: &Plan) -> std::result::Result<Said, String> {
     let (model, block, geometry) = (&plan.model, &plan.model.block, plan.geometry());
     let mut all = Vec::new();
     for (name, encoding) in encodings(plan) {
@@ -79,6 +79,7 @@ pub(super) fn kerple(plan: &Plan) -> std::result::Result<Said, String> {
         "block": table(block),
         "encoding": table(&plan.encoding),
         "kinds_of_layers": table(&model.layers),
+        "seed": plan.seed,
         "forms": all,
         "layer_plan": layers,
     });

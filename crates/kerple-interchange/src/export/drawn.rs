@@ -10,6 +10,15 @@ use kerple_lm::layers::Layer;
 use kerple_lm::plan::Plan;
 use serde_json::{Map, Value, json};
 
+/// Names of what a layer may draw or make.
+const NAMES: [&str; 6] = ["omega", "noise", "gate_noise", "near", "rates", "weights"];
+
+/// Whether a tensor of these files is one that is drawn or made anew, by its name.
+pub(crate) fn is_drawn(name: &str) -> bool {
+    let layer = name.strip_prefix("model.encoding.layer").and_then(|rest| rest.split_once('_'));
+    layer.is_some_and(|(layer, name)| layer.parse::<usize>().is_ok() && NAMES.contains(&name))
+}
+
 /// A tensor of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct Drawn {

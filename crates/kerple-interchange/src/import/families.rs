@@ -3,16 +3,17 @@
 mod bloom;
 mod gpt2;
 mod gpt_neox;
+mod kerple;
 mod llama;
 mod mpt;
 
 use super::Described;
 use super::config::Keys;
-use kerple::encoding::Encoding;
+use ::kerple::encoding::Encoding;
 use kerple_burn::ops::activation::Activation;
+use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
 use kerple_lm::origin::Family;
-use kerple_lm::{Error, Result};
 use serde_json::Value;
 
 /// What a configuration makes of a model.
@@ -46,13 +47,8 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         Family::Bloom => bloom::describe(keys),
         Family::Mpt => mpt::describe(keys),
         Family::Llama | Family::Smollm3 | Family::Qwen3 => llama::describe(keys, family),
-        Family::Kerple => Err(refuse_own(keys)),
+        Family::Kerple => kerple::describe(keys),
     }
-}
-
-fn refuse_own(keys: &Keys) -> Error {
-    let message = "this is a folder that kerple exported; its run holds all of it and more";
-    keys.refuse("model_type", &Value::from("kerple"), message)
 }
 
 fn family(keys: &Keys) -> Result<Family> {

@@ -3,7 +3,7 @@
 use super::config::Keys;
 use kerple::encoding::scaling::{Dynamic, Llama3, Ramp, Scaling, Stretch, Yarn};
 use kerple::encoding::{Encoding, Method, rotary};
-use kerple_lm::Result;
+use kerple_lm::{Error, Result};
 use serde_json::Value;
 
 /// What a family has where its configuration is silent.
@@ -65,14 +65,11 @@ pub fn read(keys: &Keys, family: &Family) -> Result<Encoding> {
             }
         }
     }
-    let base = match number("rope_theta")? {
-        Some(base) => base,
-        None => keys.optional_number(family.keys[0])?.or(keys.optional_number("rope_theta")?).unwrap_or(family.base),
-    };
-    let own_share = match number("partial_rotary_factor")? {
-        Some(share) => Some(share),
-        None => keys.optional_number(family.keys[1])?.or(keys.optional_number("partial_rotary_factor")?),
-    };
+    let top = |own: &str, usual: &str| Ok::<_, Error>(keys.optional_number(own)?.or(keys.optional_number(usual)?));
+    // the table goes before the old keys beside it
+    let top = [top(family.keys[0], "rope_theta")?, top(family.keys[1], "partial_rotary_factor")?];
+    let base = number("rope_theta")?.or(top[0]).unwrap_or(family.base);
+    let own_share = number("partial_rotary_factor")?.or(top[1]);
     let kind = match &table {
         Some(table) => table.word("rope_type", table.word("type", "default")?)?,
         None => "default",

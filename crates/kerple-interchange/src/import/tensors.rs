@@ -1,6 +1,7 @@
 //! Tensors of a model, wherever they lie.
 
 use super::config;
+use crate::export::drawn::is_drawn;
 use kerple_lm::origin::Family;
 use kerple_lm::tensors::{Dtype, TensorFile};
 use kerple_lm::{Error, Result};
@@ -120,6 +121,7 @@ fn is_buffer(family: Family, name: &str) -> bool {
     let attention = match family {
         Family::GptNeox => "attention",
         Family::Gpt2 => "attn",
+        Family::Kerple => return is_drawn(name),
         _ => "",
     };
     match parts[..] {

@@ -46,8 +46,9 @@ pub fn check_outline(described: &Described, tensors: &dyn Tensors) -> Result<()>
     let embedding = [outline.embedding, outline.head].into_iter().find_map(|name| name_of(family, name, tensors));
     let embedding = embedding.ok_or_else(|| missing(&[outline.embedding.to_owned()], tensors))?;
     check_shape(&embedding, &[rows, width], tensors)?;
-    if let Method::Learned(learned) = &described.config.encoding.method {
-        let rows = learned.positions.expect("families say their positions");
+    if let Method::Learned(learned) = &described.config.encoding.method
+        && let Some(rows) = learned.positions
+    {
         let usual = outline.positions.to_owned();
         let name = name_of(family, &usual, tensors).ok_or_else(|| missing(&[usual], tensors))?;
         check_shape(&name, &[rows, width], tensors)?;

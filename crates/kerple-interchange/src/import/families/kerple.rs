@@ -1,0 +1,81 @@
+//! Kerple's own architecture: plans come back as they went out.
+
+use super::Shape;
+use crate::export;
+use crate::import::Described;
+use crate::import::config::Keys;
+use kerple_lm::config::{ModelConfig, RunConfig};
+use kerple_lm::origin::{Family, Origin};
+use kerple_lm::plan::{DataFacts, NO_TOKENIZER, Plan};
+use kerple_lm::{Error, Result};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// What torch computes with, made of the other keys when the model went out.
+const MADE: [&str; 2] = ["forms", "layer_plan"];
+
+pub fn describe(keys: &Keys) -> Result<Described> {
+    let size = |key: &str| match keys.optional_count(key)? {
+        Some(size) => Ok(Some(size)),
+        None => Err(keys.refuse(key, &Value::Null, "the key is missing")),
+    };
+    let model = ModelConfig {
+        n_layers: size("num_hidden_layers")?,
+        n_heads: size("num_attention_heads")?,
+        head_dim: size("head_dim")?,
+        d_model: size("hidden_size")?,
+        d_hidden: size("intermediate_size")?,
+        vocab_rows: size("vocab_size")?,
+        block: table(keys, "block")?,
+        layers: table(keys, "kinds_of_layers")?,
+        ..ModelConfig::default()
+    };
+    let train_len = size("train_len")?.unwrap_or_default();
+    let mut described = Described::new(Family::Kerple, Shape { model, encoding: table(keys, "encoding")?, train_len });
+    described.config.seed = table(keys, "seed")?;
+    check_made(keys, &described.config)?;
+    // for programs that ask how much a model reads; kerple's reads any length
+    keys.raw("max_position_embeddings");
+    Ok(described)
+}
+
+/// A value as a run file has it.
+fn table<T: DeserializeOwned>(keys: &Keys, key: &str) -> Result<T> {
+    let value = keys.raw(key).unwrap_or(&Value::Null);
+    T::deserialize(value).map_err(|error| keys.refuse(key, value, &error.to_string()))
+}
+
+/// Refuses a folder in which one of the keys was changed and what was made of them was not, or the other way round.
+fn check_made(keys: &Keys, config: &RunConfig) -> Result<()> {
+    let facts = DataFacts {
+        vocab_size: config.model.vocab_rows.unwrap_or_default(),
+        tokenizer: NO_TOKENIZER.to_owned(),
+        train_tokens: 0,
+        content: String::new(),
+    };
+    let origin = Origin::Imported { family: Family::Kerple, weights: String::new() };
+    let plan = Plan::of_origin(config, facts, origin)?;
+    let ours = export::config::kerple(&plan).map_err(|why| Error::damaged(keys.path(), why, AGAIN))?.config;
+    let given = [MADE[0], MADE[1], "num_key_value_heads", "layer_norm_eps", "tie_word_embeddings"];
+    for key in given {
+        let value = keys.raw(key).unwrap_or(&Value::Null);
+        if without_drawn(value) != ours[key] {
+            let why = "it does not follow from block, encoding and kinds_of_layers, of which it was made";
+            return Err(keys.refuse(key, value, why));
+        }
+    }
+    Ok(())
+}
+
+const AGAIN: &str = "export the run again";
+
+/// The plan of layers before tensors were drawn for them.
+fn without_drawn(value: &Value) -> Value {
+    let mut value = value.clone();
+    for layer in value.as_array_mut().into_iter().flatten() {
+        if let Some(drawn) = layer.pointer_mut("/linear/drawn") {
+            *drawn = Value::Array(Vec::new());
+        }
+    }
+    value
+}
