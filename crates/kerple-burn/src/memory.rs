@@ -197,12 +197,15 @@ impl Recurrent {
         let chain = begun.maps.chain();
         let tables =
             begun.decay.as_ref().map(|(near, weights, rates)| linear_attention::Tables { near, weights, rates });
+        let gates =
+            positions.clock.as_ref().map(|clock| clock.gates().clone().into_data().iter::<f32>().collect::<Vec<f32>>());
         let problem = Problem {
             dims: linear::Dims { batch, heads: count, len, head_dim, value_dim: head_dim },
             reach: linear::Reach::Causal,
             lengths: None,
             maps: &chain,
             decay: tables.map(|tables| tables.decay(count)),
+            gates: gates.as_deref(),
             guard: linear_attention::guard(self.linear.plan.features),
         };
         let state = begun.state.get_or_insert_with(|| State::new(&problem));

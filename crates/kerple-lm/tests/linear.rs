@@ -56,7 +56,7 @@ fn plans_say_what_linear_attention_cannot_take() {
             &format!("encoding.kind = \"alibi\"\ntrain.piece = 128\nmodel.block.dropout = 0.1\n{features}"),
             "dropout = 0",
         ),
-        (&format!("encoding.kind = \"fox\"\n{features}"), "a gate of each token"),
+        (&format!("encoding.kind = \"fox\"\ndata.task = \"even_pairs\"\n{features}"), "in decoders only"),
         (&format!("encoding.kind = \"alibi\"\ntrain.piece = 128\ndata.task = \"even_pairs\"\n{features}"), "whole"),
     ] {
         let refused = read(text).unwrap_err();
@@ -79,8 +79,10 @@ fn long_texts_in_pieces_equal_whole_ones() {
         serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","waves":2,"realisations":6}"#).unwrap(),
         encoding("rotary"),
         encoding("kerple_power"),
+        encoding("fox"),
     ];
-    let features = [FeatureKind::Favor, FeatureKind::FavorJax, FeatureKind::Elu, FeatureKind::Favor];
+    let features =
+        [FeatureKind::Favor, FeatureKind::FavorJax, FeatureKind::Elu, FeatureKind::Favor, FeatureKind::Favor];
     for (encoding, features) in encodings.iter().zip(features) {
         let plan = plan_with(encoding, TrainConfig::default(), linear(features));
         let model = parameters::without_autodiff(&Decoder::new(&plan, &kerple_lm::device()));

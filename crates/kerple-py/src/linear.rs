@@ -136,7 +136,7 @@ impl<T: Number> Made<T> {
             weights,
         });
         let reach = if rule.causal { Reach::Causal } else { Reach::Both };
-        Problem { dims, reach, lengths, maps, decay, guard: self.guard }
+        Problem { dims, reach, lengths, maps, decay, gates: None, guard: self.guard }
     }
 }
 
@@ -326,7 +326,11 @@ fn backward<T: Element + Number>(
         let [d_near, d_weights] = &mut d_tables;
         let d_decay = made.fading.is_some().then_some(DecayGradient { d_near, d_weights });
         let (d_q, d_k, d_v) = (d_q.from(0, 0), d_k.from(0, 0), d_v.from(0, 0));
-        linear::backward(&problem, saved, Gradients { d_q, d_k, d_v, d_parameters: &mut d_parameters, d_decay });
+        linear::backward(
+            &problem,
+            saved,
+            Gradients { d_q, d_k, d_v, d_parameters: &mut d_parameters, d_decay, d_gates: None },
+        );
         d_values.copy_from_slice(&made.gradient(rule, call, &d_parameters, &d_tables).concat());
     })
 }

@@ -167,7 +167,7 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positions
 
 /// How far clocks fall from each of the first keys to each of the last queries, `[B, H, Q, K]`. In `f32` long sums are as
 /// rounded as they are long.
-fn passed(gates: &Tensor<3>, sight: Sight, distances: &[isize], [queries, keys]: [usize; 2]) -> Tensor<4> {
+pub(super) fn passed(gates: &Tensor<3>, sight: Sight, distances: &[isize], [queries, keys]: [usize; 2]) -> Tensor<4> {
     let clocks = gates.clone().cumsum(2);
     let own: Tensor<4> = clocks.clone().narrow(2, keys - queries, queries).unsqueeze_dim(3);
     let passed = own - clocks.unsqueeze_dim(2);

@@ -81,11 +81,10 @@ pub struct AttentionLayer {
 /// The branch on `[B, L, M]`.
 ///
 /// # Panics
-/// When positions are a code or a decay and attention is not linear, or gates and it is: plans of such models are refused.
+/// When positions are a code or a decay and attention is not linear: plans of such models are refused.
 pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, positions: &Positions, engine: Engine) -> Tensor<3> {
     let softmax = positions.code.is_none() && positions.fading.is_none();
     assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
-    assert!(positions.clock.is_none() || layer.linear.is_none(), "gates are for softmax attention");
     // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, what a method adds
     // to queries is added to normed ones, and linear attention is an operation of its own: they take the parts one by one
     let plain = layer.prepare.is_nothing() || maps::query_bias(&positions.scores).is_none();

@@ -35,7 +35,8 @@ pub struct Linear {
 /// Linear attention of `[B, H, L, D]` queries, keys and values at the same positions, after their rotation.
 ///
 /// # Panics
-/// When the rows are a piece of longer sequences, and no fused operation takes them.
+/// When the rows are a piece of longer sequences, and no fused operation takes them; when there are gates of rows, which a layer
+/// has.
 pub fn linear_attention(
     [q, k, v]: [Tensor<4>; 3],
     linear: &Linear,
@@ -54,10 +55,12 @@ pub fn linear_attention(
         near: inputs.add(fading.near.clone()),
         beyond: fading.beyond.as_ref().map(|beyond| (inputs.add(beyond.weights.clone()), beyond.rates.clone())),
     });
+    let gates = positions.clock.as_ref().map(|clock| inputs.add(clock.gates().clone()));
     let core = Core {
         own,
         code,
         fading,
+        gates,
         linear: linear.clone(),
         pass: positions.pass,
         reach: reach(positions.sight),
@@ -211,12 +214,13 @@ impl Places {
     }
 }
 
-/// Inputs: q, k, v, what a code learns, the tables of a decay. Saved: output, denominators, maps.
+/// Inputs: q, k, v, what a code learns, the tables of a decay, gates. Saved: output, denominators, maps.
 #[derive(Debug)]
 struct Core {
     own: [usize; 3],
     code: Option<(usize, Arc<Code>)>,
     fading: Option<Places>,
+    gates: Option<usize>,
     linear: Linear,
     pass: Pass,
     reach: Reach,
@@ -255,8 +259,8 @@ impl Core {
     fn problem<'a, T: Number>(&'a self, inputs: &'a [Array], maps: &'a [&'a dyn RowMap<T>]) -> Problem<'a, T> {
         let dims = self.dims(inputs);
         let decay = self.fading.as_ref().map(|places| places.decay(dims.heads, inputs));
-        let guard = guard(self.linear.plan.features);
-        Problem { dims, reach: self.reach, lengths: self.lengths.as_deref(), maps, decay, guard }
+        let (gates, guard) = (self.gates.map(|place| inputs[place].slice()), guard(self.linear.plan.features));
+        Problem { dims, reach: self.reach, lengths: self.lengths.as_deref(), maps, decay, gates, guard }
     }
 
     fn inputs<'a, T: Number>(&self, inputs: &'a [Array]) -> linear::Inputs<'a, T> {
@@ -306,6 +310,7 @@ impl Core {
             let d_weights = places.beyond.as_ref().map_or(Vec::new(), |(weights, _)| room(*weights));
             [room(places.near), d_weights]
         });
+        let mut d_gates = self.gates.map(room);
         let saved = linear::Saved {
             inputs: self.inputs(inputs),
             out: View { data: out.slice::<T>(), strides: values },
@@ -318,6 +323,7 @@ impl Core {
             d_v: ViewMut::new(&mut d_v, values),
             d_parameters: &mut d_parameters,
             d_decay: d_tables.as_mut().map(|[d_near, d_weights]| DecayGradient { d_near, d_weights }),
+            d_gates: d_gates.as_deref_mut(),
         };
         match &self.piece {
             None => linear::backward(&problem, saved, gradients),
@@ -325,6 +331,9 @@ impl Core {
         }
         let mut found = Found::new(inputs);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
+        if let (Some(place), Some(d_gates)) = (self.gates, d_gates) {
+            found.put(place, d_gates);
+        }
         if let (Some((place, _)), Some(code)) = (&self.code, &maps.code) {
             let joined = code.gradient(&d_parameters).concat();
             found.put(*place, joined.into_iter().map(T::from_f64).collect::<Vec<T>>());

@@ -64,6 +64,7 @@ fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
     match encoding.in_linear() {
         None => "cannot take it".to_owned(),
         Some(InLinear::AsItIs) => "takes it as it is".to_owned(),
+        Some(InLinear::Gates) => "lets products fade by its gates, in decoders".to_owned(),
         Some(InLinear::Code) => "takes it as a code of queries and keys; softmax attention does not".to_owned(),
         Some(InLinear::Decay) => match encoding.fading(geometry, &encoding.initial(geometry, 0), &demand) {
             Some(fading) if fading.weight_slopes.is_some() => {

@@ -3,7 +3,7 @@
 use super::Values;
 use crate::folder::{Case, Folder};
 use crate::{Score, Tolerance};
-use kerple::attention::linear::{Decay, Dims, Guard, Inputs, NEAR, Problem, Reach, forward, naive};
+use kerple::attention::linear::{Decay, Dims, Inputs, NEAR, Problem, forward, naive};
 use kerple::attention::measure::{Part, monotonicity, translation_invariance};
 use kerple::attention::{Strides, View, ViewMut};
 use kerple::features::{Pointwise, RowMap, omega};
@@ -117,7 +117,7 @@ fn faded(values: &Values, near: &[f64], [heads, len]: [usize; 2], chunked: bool)
     let maps = [&map as &dyn RowMap<f64>];
     let decay = Some(Decay { met: NEAR, near, terms: 0, rates: &[], weights: &[] });
     let dims = Dims { batch: 1, heads, len, head_dim, value_dim };
-    let problem = Problem { dims, reach: Reach::Causal, lengths: None, maps: &maps, decay, guard: Guard::Nothing };
+    let problem = Problem { decay, ..Problem::causal(dims, &maps) };
     let view = |data, d| View { data, strides: strides(d) };
     let inputs = Inputs { q: view(&q, head_dim), k: view(&k, head_dim), v: view(&v, value_dim) };
     let (mut out, mut denominators) = (vec![0.0; v.len()], vec![0.0; heads * len]);

@@ -5,7 +5,7 @@ use crate::config::{Readout, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::Layer;
 use kerple::attention::linear::CHUNK;
-use kerple::encoding::{Encoding, Entry, Form, Geometry, InLinear, MapForm, Refusal};
+use kerple::encoding::{Encoding, Form, Geometry, InLinear, MapForm, Refusal};
 use kerple::maps::Map;
 use kerple_burn::plan::{AttentionKind, FeatureKind, LinearPlan, SinkKind};
 use kerple_data::lra::Arena;
@@ -136,6 +136,7 @@ fn check_layer(task: Option<&TaskConfig>, layer: &Layer, geometry: &Geometry, mo
     encoding.check(geometry).map_err(refused)?;
     check_growth(&encoding, geometry, model)?;
     check_attention(&encoding, (layer.attention, model))?;
+    check_gates(task, &encoding, layer.attention)?;
     check_direction(task, &encoding)
 }
 
@@ -153,6 +154,19 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
         place: "model.block.ssmax".to_owned(),
         message: format!("scores of {} are not only products of queries and keys", encoding.label()),
         hint: "leave it out, or use another encoding".to_owned(),
+    })
+}
+
+/// Gates of linear attention are sums from the first token on, which an encoder's last row cannot be met by.
+fn check_gates(task: Option<&TaskConfig>, encoding: &Encoding, attention: &AttentionKind) -> Result<()> {
+    let gated = attention.linear().is_some() && encoding.in_linear() == Some(InLinear::Gates);
+    if !gated || !Head::of(task).sees_ahead() {
+        return Ok(());
+    }
+    Err(Error::Config {
+        place: "encoding".to_owned(),
+        message: format!("linear attention lets products fade by gates of {} in decoders only", encoding.label()),
+        hint: "use softmax attention, or train a decoder".to_owned(),
     })
 }
 
@@ -197,12 +211,8 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
         return Ok(());
     };
     if taken.is_none() {
-        let why = match encoding.entry() {
-            Entry::Gates => "has a gate of each token, and decays of linear attention are the same for all tokens",
-            _ => "changes scores in a way that linear attention cannot take",
-        };
-        let message = format!("{} {why}", encoding.label());
-        let hint = "use none, rotary, sinusoidal, learned, sine_spe, conv_spe, or without a window, bf16 and scale = \"inside\" \
+        let message = format!("{} changes scores in a way that linear attention cannot take", encoding.label());
+        let hint = "use none, rotary, sinusoidal, learned, fox, sine_spe, conv_spe, or without a window, bf16 and scale = \"inside\" \
                     kerple_log, kerple_power, kerple_power_original or alibi; or softmax attention";
         return refuse("encoding", message, hint);
     }

@@ -15,7 +15,8 @@
 //! S_k(s) = sum over j < s of exp(-rate_k (s - j)) phi(k_j) [v_j, 1]        [M, D + 1] for each of K rates
 //! ```
 //!
-//! of which rows meet fewer combinations, see [`Decay`]. They are [`State`] when it is kept: the next call goes on behind the
+//! of which rows meet fewer combinations, see [`Decay`]. With gates, `a` is what the clocks of two tokens have fallen between them,
+//! see [`Problem::gates`], and there is one such sum, which fades by the gates of a chunk. Sums are [`State`] when it is kept: the next call goes on behind the
 //! last, one row or many, with the same result as one call for all. Decays are applied once a chunk, from tables made in f64,
 //! so f32 does not drift over a million positions.
 //!
@@ -30,6 +31,7 @@ mod both;
 mod coded;
 mod decay;
 mod forward;
+mod gates;
 mod loops;
 mod mirrored;
 pub mod naive;
@@ -116,11 +118,20 @@ pub struct Problem<'a, T> {
     pub maps: &'a [&'a dyn RowMap<T>],
     /// What becomes of products with distance; `None`: nothing.
     pub decay: Option<Decay<'a, T>>,
+    /// Gates `[B, H, L]`, logarithms of at most 0: products fade by the sum of those behind the key, up to the query's own, as in
+    /// [`crate::ops::clocks`]. Causal only, and in place of a decay.
+    pub gates: Option<&'a [T]>,
     /// What keeps the denominator from 0.
     pub guard: Guard,
 }
 
 impl<'a, T: Number> Problem<'a, T> {
+    /// Causal rows without padding, whose products do not fade.
+    pub fn causal(dims: Dims, maps: &'a [&'a dyn RowMap<T>]) -> Problem<'a, T> {
+        let (reach, guard) = (Reach::Causal, Guard::Nothing);
+        Problem { dims, reach, lengths: None, maps, decay: None, gates: None, guard }
+    }
+
     fn chain(&self) -> Chain<'a, T> {
         Chain::new(self.maps)
     }
@@ -142,6 +153,7 @@ impl<'a, T: Number> Problem<'a, T> {
         if let Some(decay) = &self.decay {
             decay.hash(&mut hasher);
         }
+        self.gates.is_some().hash(&mut hasher);
         hasher.finish()
     }
 
@@ -178,6 +190,13 @@ impl<'a, T: Number> Problem<'a, T> {
         }
         if let Some(decay) = &self.decay {
             decay.check(heads);
+        }
+        if let Some(gates) = self.gates {
+            crate::check_shape!(gates, B = batch, H = heads, L = len);
+            assert!(
+                self.reach == Reach::Causal && self.decay.is_none(),
+                "gates are of causal rows, whose products do not fade otherwise"
+            );
         }
     }
 }
@@ -279,6 +298,8 @@ pub struct Gradients<'a, T> {
     pub d_parameters: &'a mut [T],
     /// In the decay, where there is one and its gradient is wanted.
     pub d_decay: Option<DecayGradient<'a, T>>,
+    /// In the gates, `[B, H, L]`, where there are gates and it is wanted.
+    pub d_gates: Option<&'a mut [T]>,
 }
 
 /// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
@@ -340,7 +361,7 @@ fn check_backward<T: Number>(problem: &Problem<T>, saved: &Saved<T>, gradients: 
     saved.d_out.check("d_out", values);
     let Saved { denominators, .. } = *saved;
     crate::check_shape!(denominators, B = batch, H = heads, L = len);
-    let Gradients { d_q, d_k, d_v, d_parameters, d_decay } = gradients;
+    let Gradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates } = gradients;
     d_q.check("d_q", rows);
     d_k.check("d_k", rows);
     d_v.check("d_v", values);
@@ -353,6 +374,10 @@ fn check_backward<T: Number>(problem: &Problem<T>, saved: &Saved<T>, gradients: 
         let DecayGradient { d_near, d_weights } = gradient;
         crate::check_shape!(d_near, H = heads, met = decay.met);
         crate::check_shape!(d_weights, H = heads, K = decay.terms);
+    }
+    if let Some(d_gates) = d_gates {
+        assert!(problem.gates.is_some(), "the gradient of gates needs gates");
+        crate::check_shape!(d_gates, B = batch, H = heads, L = len);
     }
 }
 

@@ -44,6 +44,8 @@ pub enum InLinear {
     Code,
     /// As a decay of products of features with distance.
     Decay,
+    /// As a decay of products by gates of the tokens in between, in decoders.
+    Gates,
 }
 
 /// How `exp` of a method's bias fades with distance.
@@ -144,9 +146,10 @@ impl Encoding {
             return None;
         }
         match self.entry() {
-            Entry::Rotation { fades: true } | Entry::Scores(_) | Entry::Map { .. } | Entry::Gates => None,
+            Entry::Rotation { fades: true } | Entry::Scores(_) | Entry::Map { .. } => None,
             Entry::Nowhere | Entry::Embeddings | Entry::Rotation { fades: false } => Some(InLinear::AsItIs),
             Entry::Code => Some(InLinear::Code),
+            Entry::Gates => Some(InLinear::Gates),
         }
     }
 

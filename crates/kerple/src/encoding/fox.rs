@@ -12,7 +12,8 @@
 //! the training length: defined for every distance.
 //!
 //! An encoder has `z_ij = s_ij - |c_i - c_j|`. The authors' other parts, norms of queries and keys, an output gate and norm,
-//! shifts of tokens, are no positions; the first are `qk_norm` of a block. Linear attention has no gates here.
+//! shifts of tokens, are no positions; the first are `qk_norm` of a block. In a decoder's linear attention products fade by
+//! `e^(c_i - c_j)`, which makes it gated linear attention.
 
 use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;

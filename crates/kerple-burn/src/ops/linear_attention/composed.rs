@@ -1,12 +1,13 @@
 //! The definition of linear attention in plain Burn operations: whole codes, all pairs.
 
+use super::super::attention;
 use super::{Linear, guard};
 use crate::forms::{Code, Exponentials, Fading, Positions};
 use crate::plan::FeatureKind;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use kerple::attention::linear::{CHUNK, Guard};
 use kerple::features::{ConvShape, Gating, Normals, SineShape};
-use kerple::forms::CodeKind;
+use kerple::forms::{CodeKind, Sight};
 use std::f64::consts::TAU;
 
 /// Linear attention of `[B, H, Q, D]` queries over `[B, H, K, D]` keys and values; the last query is at the last key's
@@ -28,6 +29,11 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
     let mut products = q.matmul(k.swap_dims(2, 3));
     if let Some(fading) = &positions.fading {
         products = products * decays(fading, positions, [queries, keys]);
+    }
+    if let Some(clock) = &positions.clock {
+        // from a query back to a key; what keys ahead get does not count, and must not overflow
+        let passed = attention::passed(clock.gates(), Sight::CAUSAL, &[], [queries, keys]);
+        products = products * passed.clamp_max(0.0).exp();
     }
     let products = products.mask_fill(positions.hidden([queries, keys], &v.device()), 0.0);
     let sums = products.clone().sum_dim(3);

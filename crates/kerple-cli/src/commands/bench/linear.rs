@@ -97,8 +97,7 @@ impl Task {
             Decay { met, near, terms, rates: &fading.rates, weights }
         });
         let maps: Vec<&dyn RowMap<f32>> = code.iter().map(Drawn::map).chain([&*favor as &dyn RowMap<f32>]).collect();
-        let problem =
-            Problem { dims: *dims, reach: Reach::Causal, lengths: None, maps: &maps, decay, guard: Guard::Add(1e-6) };
+        let problem = Problem { decay, guard: Guard::Add(1e-6), ..Problem::causal(*dims, &maps) };
         let [q, k, v, d_out] = inputs.each_ref().map(|data| View { data, strides });
         let rows = Inputs { q, k, v };
         let to = ViewMut::new(out, strides);
@@ -112,7 +111,7 @@ impl Task {
             let [d_near, d_weights] = d_tables;
             let d_decay = decay.map(|_| DecayGradient { d_near, d_weights });
             let saved = Saved { inputs: rows, out: View { data: out, strides }, denominators, d_out };
-            let gradients = Gradients { d_q, d_k, d_v, d_parameters, d_decay };
+            let gradients = Gradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates: None };
             let run = if engine == Engine::Naive { linear::naive::backward } else { linear::backward };
             run(&problem, saved, gradients);
         }

@@ -12,6 +12,7 @@
 
 use super::decay::Terms;
 use super::forward::{Task, load, products};
+use super::gates::Clock;
 use super::state::{Ahead, ChunkRows, Later, State, Sums, Unit};
 use super::{CHUNK, DecayGradient, Dims, Gradients, Problem, Saved, loops, parts, sum_batch, unit, workers};
 use crate::Number;
@@ -29,6 +30,8 @@ pub(super) struct Outputs<'a, T> {
     pub(super) d_parameters: ViewMut<'a, T>,
     pub(super) d_near: ViewMut<'a, T>,
     pub(super) d_weights: ViewMut<'a, T>,
+    /// `[B, H, L]`; in clocks first, then in gates.
+    pub(super) d_gates: Option<ViewMut<'a, T>>,
     pub(super) sizes: [usize; 3],
 }
 
@@ -124,7 +127,8 @@ pub(super) fn for_each_unit<T: Number>(
     let sizes = [chain.parameters(), near, weights];
     let mut own = sizes.map(|size| crate::ops::zeros::<T>(dims.heads * dims.batch * size));
     let [d_parameters, d_near, d_weights] = own.each_mut();
-    let Gradients { d_q, d_k, d_v, d_parameters: to_parameters, d_decay } = gradients;
+    let Gradients { d_q, d_k, d_v, d_parameters: to_parameters, d_decay, d_gates } = gradients;
+    let by_row = super::Strides { batch: dims.heads * dims.len, head: dims.len, row: 0 };
     let outputs = Outputs {
         d_q,
         d_k,
@@ -132,6 +136,7 @@ pub(super) fn for_each_unit<T: Number>(
         d_parameters: parts(dims, sizes[0], d_parameters),
         d_near: parts(dims, sizes[1], d_near),
         d_weights: parts(dims, sizes[2], d_weights),
+        d_gates: d_gates.map(|d_gates| ViewMut::new(d_gates, by_row)),
         sizes,
     };
     workers::for_each(
@@ -183,7 +188,10 @@ pub(super) fn backward<T: Number>(
             let rows = (len - row).min(CHUNK);
             later = task.backward_keys(row, [rows, later], saved, outputs, scratch);
         }
+        let mut d_clock = behind.as_ref().map_or(0.0, |ahead| ahead.d_clock);
+        task.gates_of_clocks(outputs, &mut d_clock);
         if let Some(ahead) = &mut behind {
+            ahead.d_clock = d_clock;
             scratch.leave_behind(later, ahead);
         }
     });
@@ -220,7 +228,8 @@ impl<T: Number> Task<'_, T> {
         self.load_gradient(row, rows, saved, scratch);
         let Scratch { unit, room, queries, d_sums, d_counts, wide, d_features, .. } = &mut *scratch;
         let counts = Some(&d_counts[..]);
-        let met = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values: d_sums, counts };
+        let (values, factors) = (&d_sums[..], unit.clock.since(before % CHUNK));
+        let met = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values, counts, factors };
         unit.sums.of_values(self.terms, &met, wide, Keep::Overwrite, d_features);
         if outputs.sizes[2] > 0 {
             // SAFETY: this item alone writes the part of its head and sequence.
@@ -249,7 +258,7 @@ impl<T: Number> Task<'_, T> {
                 loops::add_products(&mut d_near[met - 1 - before - t..], &to[row.clone()], &of_values[row]);
             }
         }
-        self.mask(before, [rows, keys, met], &mut scratch.of_values);
+        self.mask(before, [rows, keys, met], &scratch.unit.clock, &mut scratch.of_values);
         let Scratch { of_values, unit, d_features, .. } = scratch;
         let product = Multiply { sizes: [rows, keys, width], a: (of_values, [met, 1]), b: (&unit.keys, width) };
         product.to(d_features, width, Keep::Add);
@@ -265,10 +274,12 @@ impl<T: Number> Task<'_, T> {
         }
     }
 
-    /// What of products `[rows, stride]` counts: causal, fading; the first query has number `before` among the keys.
-    fn mask(&self, before: usize, [rows, keys, stride]: [usize; 3], products: &mut [T]) {
+    /// What of products `[rows, stride]` counts: causal, fading, also as clocks fall; the first query has number `before` among the keys.
+    fn mask(&self, before: usize, [rows, keys, stride]: [usize; 3], clock: &Clock<T>, products: &mut [T]) {
         for (t, row) in products.chunks_exact_mut(stride).take(rows).enumerate() {
-            self.terms.mask(before + t, (before + t + 1).min(keys), &mut row[..keys]);
+            let seen = (before + t + 1).min(keys);
+            self.terms.mask(before + t, seen, &mut row[..keys]);
+            clock.fade(before + t, &mut row[..seen]);
         }
     }
 
@@ -305,8 +316,9 @@ impl<T: Number> Task<'_, T> {
             let Scratch { unit, room, queries, d_sums, d_counts, wide, .. } = scratch;
             let (features, values) = (&queries[from * width..], &d_sums[from * value..]);
             let counts = Some(&d_counts[from..]);
-            let gone = ChunkRows { count: met - from, first: 0, to_end: false, features, values, counts };
-            unit.sums.add(self.terms, &gone, wide, room);
+            let (fallen, factors) = (unit.clock.end(), unit.clock.since(0));
+            let gone = ChunkRows { count: met - from, first: 0, to_end: false, features, values, counts, factors };
+            unit.sums.add(self.terms, (&gone, fallen), wide, room);
         }
         from
     }
@@ -317,10 +329,10 @@ impl<T: Number> Task<'_, T> {
         let keys = scratch.unit.valid;
         let sizes = [rows, keys, CHUNK];
         self.value_products(sizes, scratch);
-        self.mask(0, sizes, &mut scratch.of_values);
+        self.mask(0, sizes, &scratch.unit.clock, &mut scratch.of_values);
         let Scratch { queries, unit, turned, products: of_features, .. } = &mut *scratch;
         products(queries, &unit.keys, [rows, keys, width], turned, (&mut of_features[..], CHUNK));
-        self.mask(0, sizes, &mut scratch.products);
+        self.mask(0, sizes, &scratch.unit.clock, &mut scratch.products);
         let Scratch { products, of_values, queries, d_sums, d_features, d_values, .. } = scratch;
         let product = Multiply { sizes: [keys, rows, width], a: (of_values, [1, CHUNK]), b: (queries, width) };
         product.to(d_features, width, Keep::Add);
@@ -331,8 +343,9 @@ impl<T: Number> Task<'_, T> {
     /// Adds to both what the sums over queries give.
     pub(super) fn keys_of_sums(&self, scratch: &mut Scratch<T>) {
         let Scratch { unit, wide, d_features, d_values, .. } = scratch;
-        let Unit { sums, keys, values, valid, .. } = unit;
-        let met = ChunkRows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None };
+        let Unit { sums, keys, values, valid, clock, .. } = unit;
+        let factors = clock.until();
+        let met = ChunkRows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None, factors };
         if !sums.is_empty() {
             sums.of_values(self.terms, &met, wide, Keep::Add, d_features);
             sums.of_features(self.terms, &met, wide, Keep::Add, (d_values, None));
@@ -344,6 +357,7 @@ impl<T: Number> Task<'_, T> {
         let Dims { head_dim, value_dim, .. } = self.problem.dims;
         let Scratch { chain, unit, queries, d_features, d_values, .. } = scratch;
         let features = if side == Side::Query { &queries[..] } else { &unit.keys[..] };
+        self.clocks(side, row, [rows, d_features.len() / CHUNK], [features, d_features], outputs);
         // SAFETY: this item alone writes the part of its head and sequence.
         let d_parameters = unsafe { outputs.d_parameters.row(self.batch, self.head, 0, outputs.sizes[0]) };
         let d_x = self.chain.backward(self.place(side, row, rows), features, d_features, chain, d_parameters);
@@ -357,6 +371,37 @@ impl<T: Number> Task<'_, T> {
                 // SAFETY: likewise.
                 unsafe { outputs.d_v.row(self.batch, self.head, row + t, value_dim) }.copy_from_slice(&d[..value_dim]);
             }
+        }
+    }
+
+    /// Writes what queries leave in the gradient of their clocks, of which keys then take: `d_c_t = sum_j d_p_tj p_tj - sum_i d_p_it p_it`,
+    /// where `p` are the faded products, so each is a product of features with their gradient.
+    fn clocks(
+        &self,
+        side: Side,
+        row: usize,
+        [rows, width]: [usize; 2],
+        [features, d_features]: [&[T]; 2],
+        outputs: &Outputs<T>,
+    ) {
+        let Some(d_clocks) = &outputs.d_gates else { return };
+        // SAFETY: the buffer is checked, and this item alone writes the row of its head and sequence.
+        let d_clocks = unsafe { d_clocks.row(self.batch, self.head, 0, self.problem.dims.len) };
+        let pairs = features.chunks_exact(width).zip(d_features.chunks_exact(width));
+        for (d_clock, (features, d_features)) in d_clocks[row..row + rows].iter_mut().zip(pairs) {
+            let product = reduce::dot(features, d_features);
+            *d_clock = if side == Side::Query { product } else { *d_clock - product };
+        }
+    }
+
+    /// From the gradient in clocks to that in gates, which count in every clock from theirs on; `behind` is the sum over later rows.
+    fn gates_of_clocks(&self, outputs: &Outputs<T>, behind: &mut f64) {
+        let Some(d_gates) = &outputs.d_gates else { return };
+        // SAFETY: as above.
+        let d_gates = unsafe { d_gates.row(self.batch, self.head, 0, self.problem.dims.len) };
+        for d in d_gates.iter_mut().rev() {
+            *behind += d.to_f64();
+            *d = T::from_f64(*behind);
         }
     }
 }

@@ -54,9 +54,17 @@ pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradien
             task.load_gradient(row, rows, saved, scratch);
             let backward::Scratch { unit, wide, room, queries, d_sums, d_counts, d_features, .. } = &mut *scratch;
             let counts = Some(&d_counts[..]);
-            let met = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values: d_sums, counts };
+            let met = ChunkRows {
+                count: rows,
+                first: 0,
+                to_end: false,
+                features: queries,
+                values: d_sums,
+                counts,
+                factors: None,
+            };
             unit.sums.of_values(task.terms, &met, wide, Keep::Overwrite, d_features);
-            of_queries.add(task.terms, &met, wide, room);
+            of_queries.add(task.terms, (&met, 0.0), wide, room);
             task.finish(Side::Query, row, rows, outputs, scratch);
         }
         std::mem::swap(&mut scratch.unit.sums, &mut of_queries);

@@ -87,11 +87,11 @@ impl<'a, T: Number> Coded<'a, T> {
         let (rest, heads) = (self.rest(), self.problem.dims.heads);
         let images = self.forward();
         let mut d_images = [self.room(), self.room()];
-        let Gradients { d_q, d_k, d_v, d_parameters, d_decay } = gradients;
+        let Gradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates } = gradients;
         let [own, others] = [self.code.parameters(), rest.parameters()];
         let mut of_rest = vec![T::ZERO; heads * others];
         let [to_q, to_k] = d_images.each_mut().map(|images| ViewMut::new(images, self.strides()));
-        let through = Gradients { d_q: to_q, d_k: to_k, d_v, d_parameters: &mut of_rest, d_decay };
+        let through = Gradients { d_q: to_q, d_k: to_k, d_v, d_parameters: &mut of_rest, d_decay, d_gates };
         super::run_backward(&rest, Saved { inputs: self.images(&images), ..saved }, ends, through);
         drop(images);
         let of_code = self.contract_backward(&d_images, [&d_q, &d_k]);

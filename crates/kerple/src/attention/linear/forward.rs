@@ -2,7 +2,7 @@
 
 use super::decay::Terms;
 use super::state::{ChunkRows, Sums, Unit};
-use super::{CHUNK, Inputs, Problem, State, loops, unit, workers};
+use super::{CHUNK, Dims, Inputs, Problem, State, loops, unit, workers};
 use crate::Number;
 use crate::attention::{View, ViewMut};
 use crate::cpu::lanes;
@@ -139,6 +139,12 @@ impl<T: Number> Task<'_, T> {
         self.chain.forward(place, |x| load(view, place, row, head_dim, x), room, to);
     }
 
+    /// Gates of rows.
+    fn gates(&self, row: usize, rows: usize) -> Option<&[T]> {
+        let Dims { heads, len, .. } = self.problem.dims;
+        self.problem.gates.map(|gates| &gates[(self.batch * heads + self.head) * len + row..][..rows])
+    }
+
     /// Rows of the sequence, from `row` on, that are no padding.
     pub(super) fn valid(&self, row: usize, rows: usize) -> usize {
         self.problem.valid(self.batch, self.first + row).min(rows)
@@ -150,6 +156,9 @@ impl<T: Number> Task<'_, T> {
         self.features(Side::Key, row, rows, room, &mut unit.keys[unit.held * width..(unit.held + rows) * width]);
         let to = &mut unit.values[unit.held * value..];
         load(self.inputs.v, self.place(Side::Key, row, rows), row, self.problem.dims.value_dim, to);
+        if let Some(gates) = self.gates(row, rows) {
+            unit.clock.pass(gates);
+        }
         unit.valid += self.valid(row, rows);
         unit.held += rows;
     }
@@ -171,7 +180,9 @@ impl<T: Number> Task<'_, T> {
             counts.fill(T::ZERO);
             return;
         }
-        let rows = ChunkRows { count: rows, first, to_end: false, features: queries, values: &[], counts: None };
+        let factors = unit.clock.since(first);
+        let rows =
+            ChunkRows { count: rows, first, to_end: false, features: queries, values: &[], counts: None, factors };
         unit.sums.of_features(self.terms, &rows, wide, Keep::Overwrite, (&mut sums[..], Some(&mut counts[..])));
     }
 
@@ -209,6 +220,7 @@ impl<T: Number> Task<'_, T> {
         for (t, row) in scratch.products.chunks_exact_mut(met).take(rows).enumerate() {
             let seen = (before + t + 1).min(keys);
             self.terms.mask(before + t, seen, &mut row[..keys]);
+            unit.clock.fade(before + t, &mut row[..seen]);
             scratch.counts[t] += loops::sum(&row[..seen]);
         }
         let product =

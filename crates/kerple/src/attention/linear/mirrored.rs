@@ -123,6 +123,7 @@ fn run_backward<T: Number>(problem: &Problem<T>, pass: Pass, saved: Saved<T>, wa
         d_v: view(v, widths[2]),
         d_parameters: parameters,
         d_decay: decay.as_mut().map(|[d_near, d_weights]| DecayGradient { d_near, d_weights }),
+        d_gates: None,
     };
     with_causal(problem, pass, |problem| super::backward::backward(problem, saved, None, gradients));
     if let (Some([d_near, _]), Pass::After) = (&mut found.decay, pass) {
@@ -134,7 +135,7 @@ fn run_backward<T: Number>(problem: &Problem<T>, pass: Pass, saved: Saved<T>, wa
 
 pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     let dims = problem.dims;
-    let Gradients { d_q, d_k, d_v, d_parameters, d_decay } = gradients;
+    let Gradients { d_q, d_k, d_v, d_parameters, d_decay, .. } = gradients;
     let before = run_backward(problem, Pass::Before, saved, d_decay.is_some());
     let inputs = inputs_of(problem, saved.inputs);
     let [out, d_out] = [saved.out, saved.d_out].map(|view| turned(problem, view, dims.value_dim));

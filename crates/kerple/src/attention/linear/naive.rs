@@ -5,7 +5,7 @@
 //! d_r_i = -d_out_i.out_i / r_i        d_p_ij = a(i - j) (d_out_i.v_j / r_i + d_r_i)
 //! d_phi(q_i) = sum_j d_p_ij phi(k_j)        d_phi(k_j) = sum_i d_p_ij phi(q_i)
 //! d_v_j = sum_i a(i - j) phi(q_i).phi(k_j) d_out_i / r_i
-//! d_a(i - j) = phi(q_i).phi(k_j) d_p_ij / a(i - j)
+//! d_a(i - j) = phi(q_i).phi(k_j) d_p_ij / a(i - j)        d_gate_n = sum over j < n <= i of phi(q_i).phi(k_j) d_p_ij
 //! ```
 //!
 //! Not for speed: [`forward`](super::forward()) and [`backward`](super::backward()) compute the same and are tested against this.
@@ -54,7 +54,18 @@ fn pair<T: Number>(problem: &Problem<T>, batch: usize, i: usize, j: usize) -> (u
 /// `a` of a pair.
 fn factor<T: Number>(problem: &Problem<T>, (batch, head): (usize, usize), i: usize, j: usize) -> T {
     let (later, earlier) = pair(problem, batch, i, j);
-    problem.decay.as_ref().map_or(T::ONE, |decay| decay.between(head, later, earlier))
+    let decay = problem.decay.as_ref().map_or(T::ONE, |decay| decay.between(head, later, earlier));
+    let gates = gates(problem, batch, head).map_or(T::ONE, |gates| {
+        let fallen: f64 = gates[earlier + 1..=later].iter().map(|gate| gate.to_f64()).sum();
+        T::from_f64(fallen.exp())
+    });
+    decay * gates
+}
+
+/// Those of a head of a sequence.
+fn gates<'a, T>(problem: &Problem<'a, T>, batch: usize, head: usize) -> Option<&'a [T]> {
+    let (heads, len) = (problem.dims.heads, problem.dims.len);
+    problem.gates.map(|gates| &gates[(batch * heads + head) * len..][..len])
 }
 
 /// Writes outputs and guarded denominators, see [`forward`](super::forward()).
@@ -92,8 +103,11 @@ pub fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<
 pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     check_backward(problem, &saved, &gradients);
     let (dims, width, chain) = (problem.dims, padded(problem.chain().widths()[1]), problem.chain());
-    let Gradients { d_q, d_k, d_v, d_parameters, mut d_decay } = gradients;
+    let Gradients { d_q, d_k, d_v, d_parameters, mut d_decay, mut d_gates } = gradients;
     d_parameters.fill(T::ZERO);
+    if let Some(d_gates) = &mut d_gates {
+        d_gates.fill(T::ZERO);
+    }
     if let Some(DecayGradient { d_near, d_weights }) = &mut d_decay {
         d_near.fill(T::ZERO);
         d_weights.fill(T::ZERO);
@@ -120,6 +134,11 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
                 d_keys[k].iter_mut().zip(&queries[q]).for_each(|(to, q)| *to += d_product * *q);
                 let to = &mut d_values[j * dims.value_dim..][..dims.value_dim];
                 to.iter_mut().zip(d_out).for_each(|(to, d)| *to += a * product * *d / denominator);
+                if let Some(d_gates) = &mut d_gates {
+                    // every gate between the two is in the exponent
+                    let row = &mut d_gates[(batch * dims.heads + head) * dims.len..][..dims.len];
+                    row[j + 1..=i].iter_mut().for_each(|d| *d += d_product * product);
+                }
                 if let (Some(decay), Some(d)) = (&problem.decay, &mut d_decay) {
                     let (later, earlier) = pair(problem, batch, i, j);
                     let distance = later - earlier;

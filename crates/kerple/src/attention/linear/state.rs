@@ -1,6 +1,7 @@
 //! What a causal pass knows of the positions before: sums over whole chunks, and the rows that are met one by one.
 
 use super::decay::Terms;
+use super::gates::Clock;
 use super::{CHUNK, Dims, Problem, loops};
 use crate::Number;
 use crate::cpu::reduce;
@@ -76,7 +77,8 @@ impl<T: Number> Later<T> {
         let ahead = |head: usize| {
             let rows = |width: usize| vec![T::ZERO; (terms[head].met - CHUNK) * width];
             let sums = Sums::new(features, value_dim, &terms[head]);
-            Ahead { sums, rows: 0, queries: rows(padded(features)), d_sums: rows(padded(value_dim)), d_counts: rows(1) }
+            let (queries, d_sums) = (rows(padded(features)), rows(padded(value_dim)));
+            Ahead { sums, rows: 0, queries, d_sums, d_counts: rows(1), d_clock: 0.0 }
         };
         let units = (0..heads * batch).map(|item| ahead(super::unit(problem.dims, item).0)).collect();
         Later { identity: problem.identity(), units }
@@ -108,6 +110,8 @@ pub(super) struct Ahead<T> {
     pub(super) queries: Vec<T>,
     pub(super) d_sums: Vec<T>,
     pub(super) d_counts: Vec<T>,
+    /// What clocks of rows to come add to the gradient in every gate before them.
+    pub(super) d_clock: f64,
 }
 
 /// Sums over chunks that are gone, of products `u_j phi(k_j)` with `u` values and a count: `[U, padded(M)]` for each of K terms,
@@ -160,11 +164,11 @@ impl<T: Number> Sums<T> {
         (self.value_dim + 1) * self.width
     }
 
-    /// Lets everything fade over a chunk and adds one that is gone.
+    /// Lets everything fade over a chunk, over which clocks have `fallen`, and adds one that is gone.
     pub(super) fn add(
         &mut self,
         terms: &Terms<T>,
-        gone: &ChunkRows<T>,
+        (gone, fallen): (&ChunkRows<T>, f64),
         wide: &mut [T],
         [fresh, room]: &mut [Vec<T>; 2],
     ) {
@@ -174,7 +178,7 @@ impl<T: Number> Sums<T> {
         let (size, [k, j]) = (self.size(), [terms.terms, terms.shapes]);
         self.left_by(terms, gone, wide, fresh);
         if terms.is_plain() {
-            reduce::add(&mut self.of_shapes, fresh);
+            merge(fallen, &mut self.of_shapes, fresh);
         } else {
             Multiply { sizes: [k, j, size], a: (&terms.taken, [j, 1]), b: (fresh, size) }.to(
                 room,
@@ -239,7 +243,7 @@ impl<T: Number> Sums<T> {
         let (value_dim, value) = (self.value_dim, padded(self.value_dim));
         let to = wide.chunks_exact_mut(self.stride()).zip(rows.values.chunks_exact(value)).take(rows.count);
         for (i, (to, values)) in to.enumerate() {
-            let factor = terms.shape(m, rows.place(i));
+            let factor = rows.factor(terms, m, i);
             loops::scaled(&mut to[..value_dim], factor, values);
             to[value_dim] = factor * rows.counts.map_or(T::ONE, |counts| counts[i]);
         }
@@ -278,7 +282,7 @@ impl<T: Number> Sums<T> {
             for (i, (to, features)) in
                 wide.chunks_exact_mut(width).zip(rows.features.chunks_exact(width)).take(rows.count).enumerate()
             {
-                loops::scaled(to, terms.shape(m, rows.place(i)), features);
+                loops::scaled(to, rows.factor(terms, m, i), features);
                 if let Some(counts) = &mut counts {
                     let before = if m == 0 { T::ZERO } else { counts[i] };
                     counts[i] = before + reduce::dot(to, count);
@@ -292,6 +296,15 @@ impl<T: Number> Sums<T> {
 
     pub(super) fn is_empty(&self) -> bool {
         self.is_empty
+    }
+}
+
+/// Makes sums fade by what clocks have fallen and adds what is fresh, rounding once, as [`Terms::merge`] does.
+fn merge<T: Number>(fallen: f64, sums: &mut [T], fresh: &[T]) {
+    let (kept, lost) = (fallen.exp(), -fallen.exp_m1());
+    match lost < kept {
+        true => loops::lose(sums, T::from_f64(lost), fresh),
+        false => loops::fade(sums, T::from_f64(kept), fresh),
     }
 }
 
@@ -309,9 +322,17 @@ pub(super) struct ChunkRows<'a, T> {
     pub(super) values: &'a [T],
     /// `[rows]` or ones.
     pub(super) counts: Option<&'a [T]>,
+    /// Of gates, `[rows]` or ones.
+    pub(super) factors: Option<&'a [T]>,
 }
 
-impl<T> ChunkRows<'_, T> {
+impl<T: Number> ChunkRows<'_, T> {
+    /// What a row has in a shape.
+    fn factor(&self, terms: &Terms<T>, m: usize, row: usize) -> T {
+        let factor = terms.shape(m, self.place(row));
+        self.factors.map_or(factor, |factors| factor * factors[row])
+    }
+
     /// What a shape is a function of.
     fn place(&self, row: usize) -> usize {
         if self.to_end { CHUNK - 1 - self.first - row } else { self.first + row }
@@ -330,6 +351,8 @@ pub(super) struct Unit<T> {
     pub(super) held: usize,
     /// Of those, rows that are no padding.
     pub(super) valid: usize,
+    /// Over them, where there are gates.
+    pub(super) clock: Clock<T>,
 }
 
 impl<T: Number> Unit<T> {
@@ -340,18 +363,20 @@ impl<T: Number> Unit<T> {
             values: vec![T::ZERO; terms.met * padded(value_dim)],
             held: 0,
             valid: 0,
+            clock: Clock::default(),
         }
     }
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
         self.sums.clear();
-        (self.held, self.valid) = (0, 0);
+        self.hold_none();
     }
 
     /// Forgets the rows that are held, not the sums.
     pub(super) fn hold_none(&mut self) {
         (self.held, self.valid) = (0, 0);
+        self.clock.clear();
     }
 
     /// Rows of the chunk at hand.
@@ -370,9 +395,11 @@ impl<T: Number> Unit<T> {
     pub(super) fn leave(&mut self, terms: &Terms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
         let (width, value) = (self.keys.len() / terms.met, self.values.len() / terms.met);
         let count = self.valid.min(CHUNK);
-        let gone =
-            ChunkRows { count, first: 0, to_end: true, features: &self.keys, values: &self.values, counts: None };
-        self.sums.add(terms, &gone, wide, room);
+        let (fallen, factors) = (self.clock.end(), self.clock.until());
+        let (features, values) = (&self.keys[..], &self.values[..]);
+        let gone = ChunkRows { count, first: 0, to_end: true, features, values, counts: None, factors };
+        self.sums.add(terms, (&gone, fallen), wide, room);
+        self.clock.clear();
         self.keys.copy_within(CHUNK * width.., 0);
         self.values.copy_within(CHUNK * value.., 0);
         (self.held, self.valid) = (self.held.saturating_sub(CHUNK), self.valid - count);

@@ -4,6 +4,7 @@ use crate::features::*;
 use crate::ops::testing::{assert_same_at_any_threads, random};
 use crate::seed::{Purpose, stream};
 
+mod gates;
 mod states;
 
 const HEADS: usize = 2;
@@ -72,6 +73,8 @@ struct Values {
     terms: usize,
     rates: Vec<f64>,
     weights: Vec<f64>,
+    /// Where products fade by gates.
+    gates: Option<Vec<f64>>,
 }
 
 impl Values {
@@ -102,7 +105,20 @@ fn values_of(dims: Dims, (met, terms): (usize, usize)) -> Values {
         terms,
         rates: positive(heads * terms, 6).into_iter().map(|x| 0.02 * x).collect(),
         weights: positive(heads * terms, 7),
+        gates: None,
     }
+}
+
+/// Products that fade by gates, some of which are nearly shut and some wide open.
+fn gated(dims: Dims) -> Values {
+    let Dims { batch, heads, len, .. } = dims;
+    let gate = |(at, x): (usize, f64)| match at % 40 {
+        7 => -60.0 * x.abs(),
+        11..30 => -1e-4 * x.abs(),
+        _ => -0.3 * x.abs(),
+    };
+    let gates = random(batch * heads * len, 8).into_iter().enumerate().map(gate).collect();
+    Values { gates: Some(gates), ..values(dims) }
 }
 
 fn strides(dims: Dims, width: usize) -> Strides {
@@ -118,14 +134,16 @@ struct Case<'a> {
     naive: bool,
 }
 
-/// Output, denominators, and gradients in q, k, v, parameters, near and weights.
+/// Output, denominators, and gradients in q, k, v, parameters, near, weights and gates.
 fn run<T: Number>(case: &Case, maps: &[&dyn RowMap<T>], values: &Values) -> Vec<Vec<T>> {
     let cast = |values: &[f64]| values.iter().map(|x| T::from_f64(*x)).collect::<Vec<T>>();
     let [q, k, v, d_out, near, weights] =
         [&values.q, &values.k, &values.v, &values.d_out, &values.near, &values.weights].map(|x| cast(x));
     let Case { dims, reach, lengths, guard, decays, naive } = *case;
     let decay = Decay { near: &near, weights: &weights, met: values.met, terms: values.terms, rates: &values.rates };
-    let problem = Problem { dims, reach, lengths, maps, decay: decays.then_some(decay), guard };
+    let gates = values.gates.as_ref().map(|gates| cast(gates));
+    let problem =
+        Problem { dims, reach, lengths, maps, decay: decays.then_some(decay), gates: gates.as_deref(), guard };
     let (rows, wide) = (strides(dims, dims.head_dim), strides(dims, dims.value_dim));
     let view = |data, strides| View { data, strides };
     let inputs = Inputs { q: view(&q, rows), k: view(&k, rows), v: view(&v, wide) };
@@ -136,6 +154,7 @@ fn run<T: Number>(case: &Case, maps: &[&dyn RowMap<T>], values: &Values) -> Vec<
     let [mut d_q, mut d_k, mut d_v] = [&q, &k, &v].map(|x| nan(x.len()));
     let (mut d_parameters, mut d_near, mut d_weights) =
         (nan(dims.heads * problem.parameters()), nan(near.len()), nan(weights.len()));
+    let mut d_gates = nan(gates.as_ref().map_or(0, Vec::len));
     let saved = Saved { inputs, out: view(&out, wide), denominators: &den, d_out: view(&d_out, wide) };
     let gradients = Gradients {
         d_q: ViewMut::new(&mut d_q, rows),
@@ -143,13 +162,14 @@ fn run<T: Number>(case: &Case, maps: &[&dyn RowMap<T>], values: &Values) -> Vec<
         d_v: ViewMut::new(&mut d_v, wide),
         d_parameters: &mut d_parameters,
         d_decay: decays.then_some(DecayGradient { d_near: &mut d_near, d_weights: &mut d_weights }),
+        d_gates: gates.is_some().then_some(&mut d_gates),
     };
     let backward = if naive { super::naive::backward::<T> } else { super::backward::<T> };
     backward(&problem, saved, gradients);
     if !decays {
         (d_near, d_weights) = (vec![], vec![]);
     }
-    vec![out, den, d_q, d_k, d_v, d_parameters, d_near, d_weights]
+    vec![out, den, d_q, d_k, d_v, d_parameters, d_near, d_weights, d_gates]
 }
 
 fn assert_close(got: &[Vec<f64>], want: &[Vec<f64>], tolerance: f64, what: &str) {
@@ -352,8 +372,7 @@ fn sums_of_a_million_positions_stay_accurate() {
     let a = |d: usize| rates.iter().map(|rate| (-rate * d as f64).exp()).sum::<f64>();
     let near: Vec<f32> = (0..NEAR).map(|d| a(d) as f32).collect();
     let decay = Decay { met: NEAR, near: &near, terms: 2, rates: &rates, weights: &[1.0, 1.0] };
-    let problem =
-        Problem { dims, reach: Reach::Causal, lengths: None, maps: &maps, decay: Some(decay), guard: Guard::Nothing };
+    let problem = Problem { decay: Some(decay), ..Problem::causal(dims, &maps) };
     let mut state = State::new(&problem);
     let ones = vec![1.0f32; 4096];
     let view = View { data: &ones[..], strides: strides(dims, 1) };

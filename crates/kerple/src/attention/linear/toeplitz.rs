@@ -246,7 +246,15 @@ mod tests {
             let maps = [&Pointwise::Elu { width: 5 } as &dyn RowMap<f64>];
             let lengths = lengths.as_ref().map(|lengths| &lengths[..]);
             let near: Vec<f64> = random(2 * NEAR, 4).into_iter().map(f64::abs).collect();
-            let problem = |reach, decay| Problem { dims, reach, lengths, maps: &maps, decay, guard: Guard::Add(1e-6) };
+            let problem = |reach, decay| Problem {
+                dims,
+                reach,
+                lengths,
+                maps: &maps,
+                decay,
+                gates: None,
+                guard: Guard::Add(1e-6),
+            };
             let run = |by: &dyn Fn(ViewMut<f64>, &mut [f64])| {
                 let (mut out, mut den) = (vec![f64::NAN; v.len()], vec![f64::NAN; 4 * len]);
                 by(ViewMut::new(&mut out, strides(3)), &mut den);
@@ -276,7 +284,7 @@ mod tests {
         let inputs = Inputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 1) };
         let maps = [&Pointwise::Elu { width: 5 } as &dyn RowMap<f64>];
         let (reach, guard) = (Reach::Both, Guard::Nothing);
-        let problem = Problem { dims, reach, lengths: Some(&lengths), maps: &maps, decay: None, guard };
+        let problem = Problem { dims, reach, lengths: Some(&lengths), maps: &maps, decay: None, gates: None, guard };
         let (mut out, mut den) = (vec![f64::NAN; v.len()], vec![f64::NAN; v.len()]);
         forward(&problem, &kernel, inputs, ViewMut::new(&mut out, strides(1)), &mut den);
         let phi = |x: f64| if x > 0.0 { x + 1.0 } else { x.exp() };
@@ -319,7 +327,8 @@ mod tests {
         let inputs = Inputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 3) };
         let maps = [&Pointwise::Elu { width: 5 } as &dyn RowMap<f64>];
         for (reach, kernel) in [(Reach::Causal, causal), (Reach::Both, both)] {
-            let problem = |decay| Problem { dims, reach, lengths: None, maps: &maps, decay, guard: Guard::Nothing };
+            let problem =
+                |decay| Problem { dims, reach, lengths: None, maps: &maps, decay, gates: None, guard: Guard::Nothing };
             let run = |by: &dyn Fn(ViewMut<f64>, &mut [f64])| {
                 let (mut out, mut den) = (vec![f64::NAN; v.len()], vec![f64::NAN; 2 * len]);
                 by(ViewMut::new(&mut out, strides(3)), &mut den);

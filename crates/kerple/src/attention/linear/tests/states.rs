@@ -12,8 +12,7 @@ fn a_state_goes_on_where_it_stopped() {
             let maps = maps.all();
             let whole = run(&case, &maps, &values).swap_remove(0);
             let decay = decays.then(|| values.decay());
-            let (lengths, reach, guard) = (None, Reach::Causal, Guard::Nothing);
-            let problem = Problem { dims, reach, lengths, maps: &maps, decay, guard };
+            let problem = Problem { decay, ..Problem::causal(dims, &maps) };
             let mut state = State::new(&problem);
             let size = state.bytes();
             let mut out = vec![f64::NAN; values.v.len()];
@@ -42,7 +41,7 @@ fn a_state_of_other_maps_or_of_another_decay_is_refused() {
     let (values, mut other) = (values(dims), values(dims));
     other.near[5] += 0.5;
     fn problem<'a>(dims: Dims, maps: &'a [&'a dyn RowMap<f64>], decay: Option<Decay<'a, f64>>) -> Problem<'a, f64> {
-        Problem { dims, reach: Reach::Causal, lengths: None, maps, decay, guard: Guard::Nothing }
+        Problem { decay, ..Problem::causal(dims, maps) }
     }
     let extends = |problem: &Problem<f64>, mut state: State<f64>| {
         let (rows, wide) = (strides(dims, D), strides(dims, 3));
@@ -91,14 +90,7 @@ fn gradients_of_pieces_are_those_of_the_whole() {
             let maps = maps.all();
             let want = run(&case, &maps, &values);
             let decay = decays.then(|| values.decay());
-            let problem = |len| Problem {
-                dims: Dims { len, ..dims },
-                reach: Reach::Causal,
-                lengths: None,
-                maps: &maps,
-                decay,
-                guard,
-            };
+            let problem = |len| Problem { decay, guard, ..Problem::causal(Dims { len, ..dims }, &maps) };
             fn from(data: &[f64], first: usize, strides: Strides) -> View<'_, f64> {
                 View { data: &data[first * strides.row..], strides }
             }
@@ -122,9 +114,9 @@ fn gradients_of_pieces_are_those_of_the_whole() {
             let mut later = Later::new(&problem(0));
             for (first, len, before, denominators) in pieces.iter().rev() {
                 let problem = problem(*len);
-                let [_, _, d_q, d_k, d_v, sums @ ..] = &mut found[..] else { unreachable!("eight parts") };
+                let [_, _, d_q, d_k, d_v, sums @ ..] = &mut found[..] else { unreachable!("nine parts") };
                 let mut own: Vec<Vec<f64>> = sums.iter().map(|sum| vec![f64::NAN; sum.len()]).collect();
-                let [d_parameters, d_near, d_weights] = &mut own[..] else { unreachable!("three of them") };
+                let [d_parameters, d_near, d_weights, _] = &mut own[..] else { unreachable!("four of them") };
                 let saved = Saved {
                     inputs: inputs(*first),
                     out: from(&out, *first, wide),
@@ -137,6 +129,7 @@ fn gradients_of_pieces_are_those_of_the_whole() {
                     d_v: ViewMut::new(&mut d_v[first * 3..], wide),
                     d_parameters,
                     d_decay: decays.then_some(DecayGradient { d_near, d_weights }),
+                    d_gates: None,
                 };
                 backward_piece(&problem, saved, (before, &mut later), gradients);
                 for (sum, own) in sums.iter_mut().zip(own) {
