@@ -2,7 +2,7 @@
 
 use kerple::attention::Strides;
 use kerple::encoding::{Encoding, Geometry, Method};
-use kerple::ops::rotary::{Angles, Extent, Turn, rotate};
+use kerple::ops::rotary::{Angles, Rotated, Turn, rotate};
 
 fn main() {
     let geometry = Geometry::new(1, 8, 64);
@@ -16,7 +16,7 @@ fn main() {
         let (cos, sin) = rotary.tables([position]);
         let mut turned = x.to_vec();
         let angles = Angles { cos: &cos, sin: &sin, pairs: 4 };
-        let one_row = (Strides { batch: 8, head: 8, row: 8 }, Extent { batch: 1, len: 1, heads: 1 });
+        let one_row = (Strides { batch: 8, head: 8, row: 8 }, Rotated { batch: 1, len: 1, heads: 1 });
         rotate(&mut turned, one_row.0, one_row.1, angles, Turn::Forward);
         turned
     };

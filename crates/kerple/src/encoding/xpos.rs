@@ -114,7 +114,7 @@ impl Positional for Config {
 mod tests {
     use crate::attention::{Dims, Problem, Scores, Strides, Table, View, ViewMut, naive, tiled};
     use crate::encoding::{Encoding, Geometry, Method};
-    use crate::ops::rotary::{Angles, Extent, Turn, rotate};
+    use crate::ops::rotary::{Angles, Rotated, Turn, rotate};
     use crate::ops::testing::random;
 
     const D: usize = 8;
@@ -132,7 +132,7 @@ mod tests {
             let (cos, sin) = rotary.tables(start..start + len);
             let strides = Strides { batch: rows.len(), head: rows.len(), row: D };
             let angles = Angles { cos: &cos, sin: &sin, pairs: D / 2 };
-            rotate(&mut rows, strides, Extent { batch: 1, len, heads: 1 }, angles, Turn::Forward);
+            rotate(&mut rows, strides, Rotated { batch: 1, len, heads: 1 }, angles, Turn::Forward);
             rows
         };
         let (q, k) = (turned(q, keys - queries), turned(k, 0));
