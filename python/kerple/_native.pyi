@@ -20,7 +20,7 @@ class Rule:
         window: int | None,
         cap: float | None,
         threads: int,
-        map: Encoding | None = None,
+        encoding: Encoding | None = None,
     ) -> Rule: ...
 
 class Encoding:
@@ -28,6 +28,7 @@ class Encoding:
     keys: str
     window: int | None
     projected: bool
+    fades: bool
     entry: str
     tables: tuple[bool, bool, bool]
     own: int
@@ -45,38 +46,21 @@ class Encoding:
         d_weight: ArrayLike | None,
         d_values: ArrayLike,
     ) -> None: ...
-    def rotary(self, span: int) -> tuple[list[float], float] | None: ...
+    def rates(self) -> list[float] | None: ...
+    def turns(self, start: int, span: int, cos: ArrayLike, sin: ArrayLike) -> None: ...
 
-def attention_forward(
-    rule: Rule,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    bias: ArrayLike | None,
-    weight: ArrayLike | None,
-    sinks: ArrayLike | None,
-    numbers: ArrayLike | None,
-    starts: ArrayLike | None,
-    lengths: ArrayLike | None,
-    out: ArrayLike,
-    lse: ArrayLike,
-) -> None: ...
+#: q, k, v; bias, weight, sinks, numbers; where keys start, and how many there are.
+_Inputs = tuple[
+    ArrayLike, ArrayLike, ArrayLike, ArrayLike | None, ArrayLike | None, ArrayLike | None, ArrayLike | None,
+    ArrayLike | None, ArrayLike | None,
+]  # fmt: skip
+
+def attention_forward(rule: Rule, inputs: _Inputs, out: ArrayLike, lse: ArrayLike) -> None: ...
 def attention_backward(
     rule: Rule,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    bias: ArrayLike | None,
-    weight: ArrayLike | None,
-    sinks: ArrayLike | None,
-    numbers: ArrayLike | None,
-    starts: ArrayLike | None,
-    lengths: ArrayLike | None,
-    out: ArrayLike,
-    lse: ArrayLike,
-    d_out: ArrayLike,
-    d_qkv: list[ArrayLike],
-    d_beside: list[ArrayLike | None],
+    inputs: _Inputs,
+    saved: tuple[ArrayLike, ArrayLike, ArrayLike],
+    made: list[ArrayLike | None],
 ) -> None: ...
 
 class LinearRule:
@@ -89,29 +73,17 @@ class LinearState:
     def __len__(self) -> int: ...
     def bytes(self) -> int: ...
 
+#: q, k, v; the encoding's stored numbers; how many keys there are.
+_LinearInputs = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike | None]
+
 def linear_forward(
-    rule: LinearRule,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    values: ArrayLike,
-    lengths: ArrayLike | None,
-    out: ArrayLike,
-    denominators: ArrayLike,
-    state: LinearState | None,
+    rule: LinearRule, inputs: _LinearInputs, out: ArrayLike, denominators: ArrayLike, state: LinearState | None
 ) -> None: ...
 def linear_backward(
     rule: LinearRule,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    values: ArrayLike,
-    lengths: ArrayLike | None,
-    out: ArrayLike,
-    denominators: ArrayLike,
-    d_out: ArrayLike,
-    d_qkv: list[ArrayLike],
-    d_values: ArrayLike,
+    inputs: _LinearInputs,
+    saved: tuple[ArrayLike, ArrayLike, ArrayLike],
+    made: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike],
 ) -> None: ...
 def methods() -> list[tuple[str, dict[str, str]]]: ...
 def check_kernel(expression: str, points: str) -> tuple[bool, str, str]: ...

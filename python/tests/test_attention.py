@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_refused_in_words(given, options, error, words):
 
 def test_other_devices_are_told_what_there_is():
     class Elsewhere(torch.Tensor):
-        device = torch.device("cuda:0")
+        device, is_cpu = torch.device("cuda:0"), False
 
     q = torch.zeros(1, 1, 2, 2).as_subclass(Elsewhere)
     with pytest.raises(ValueError, match="on cuda:0.*no GPU kernels.*q.cpu()"):

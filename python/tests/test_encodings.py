@@ -15,7 +15,7 @@ CLASSES = {
     one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind
 }
 #: What enters elsewhere than in the scores of softmax attention.
-ELSEWHERE = {"learned", "sinusoidal", "xpos", "fox", "sine_spe", "conv_spe"}
+ELSEWHERE = {"learned", "sinusoidal", "fox", "sine_spe", "conv_spe"}
 
 
 def inputs(queries=7, keys=7, heads=4, features=6, dtype=torch.float64, batch=2, kv_heads=None):
@@ -34,8 +34,13 @@ def test_every_method_has_a_class():
             Encoding(kind, 4)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("causal", [True, False])
+#: Whose products would grow ahead of a query.
+CAUSAL_ONLY = {"xpos"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal"), [(kind, causal) for kind in CLASSES for causal in (True, False) if causal or kind not in CAUSAL_ONLY]
+)
 def test_gradients_are_those_of_differences(kind, causal):
     encoding, (q, k, v) = module(kind), inputs(5, 5, features=6, batch=1)
     with torch.no_grad():  # off the values where derivatives jump
@@ -87,6 +92,52 @@ def test_new_queries_behind_old_keys_are_the_last_rows(kind):
     torch.testing.assert_close(torch.cat(rows, 2), whole, rtol=0, atol=1e-12)
 
 
+def turned(x, rates):
+    """Features as complex numbers, a pair each, turned by their positions."""
+    half = len(rates)
+    return torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.exp(1j * torch.arange(x.shape[2])[:, None] * rates)
+
+
+def test_xpos_is_a_rotation_whose_products_fade():
+    encoding, (q, k, v) = module("xpos"), inputs(700, 700, batch=1)
+    pair = torch.arange(3, dtype=torch.float64) / 3
+    one, two = (turned(x, 10_000.0**-pair) for x in (q, k))
+    d = torch.arange(700)[:, None] - torch.arange(700)
+    fading = ((pair + 0.4) / 1.4) ** (d.clamp(min=0)[..., None] / 512)
+    scores = torch.einsum("bhin,bhjn,ijn->bhij", one, two.conj(), fading.to(one.dtype)).real / math.sqrt(6)
+    want = scores.masked_fill(d < 0, -math.inf).softmax(-1) @ v
+    torch.testing.assert_close(encoding(q, k, v), want, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="causal"):
+        encoding(q, k, v, causal=False)
+    with pytest.raises(ValueError, match="the encoding is of 4 heads of 6"):
+        encoding(*inputs(heads=2))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_rotations(causal):
+    """Also of more queries than keys, whose first stand before the first key."""
+    for queries, keys in [(9, 9), (3, 9), (9, 3)]:
+        encoding, (q, k, v) = module("rotary", pct=0.7), inputs(queries, keys)
+        rates = 10_000.0 ** -(torch.arange(2, dtype=torch.float64) / 2)
+        at = [torch.arange(keys - rows, keys, dtype=torch.float64)[:, None] * rates for rows in (queries, keys)]
+        found = []
+        for x, angle in zip((q, k), at, strict=True):
+            pairs = torch.complex(x[..., :2], x[..., 2:4]) * torch.exp(1j * angle)
+            found.append(torch.cat([pairs.real, pairs.imag, x[..., 4:]], -1))
+        want = attention(*found, v, causal=causal)
+        torch.testing.assert_close(encoding(q, k, v, causal=causal), want, rtol=0, atol=1e-12)
+
+
+def test_rates_that_follow_the_length():
+    """NTK's base grows with the length that is seen, by the factor to the power D / (D - 2)."""
+    scaled, plain = module("rotary", scaling="ntk"), module("rotary")
+    longer = module("rotary", base=10_000 * 4 ** (6 / 4))
+    short, long = inputs(16, 16), inputs(64, 64)
+    assert torch.equal(scaled(*short), plain(*short))
+    torch.testing.assert_close(scaled(*long), longer(*long), rtol=0, atol=1e-12)
+    assert (scaled(*long) - plain(*long)).abs().max() > 1e-3
+
+
 def formula(kind, values, d):
     one = lambda name: values[name][:, None]  # noqa: E731
     return {
@@ -100,12 +151,16 @@ def formula(kind, values, d):
         "gaussian_weight": lambda: (None, np.exp(-one("r1") * d**2)),
         "stretched_weight": lambda: (None, np.exp(-one("r1") * d ** one("r2"))),
         "alibi": lambda: (-np.array([[0.25], [0.0625], [0.015625], [0.00390625]]) * d, None),
+        "kerple_power_original": lambda: (-np.array([[0.25], [0.0625], [0.015625], [0.01]]) * d, None),
+        "sandwich": lambda: (
+            4 / (8 * np.arange(1, 5)[:, None]) * (np.cos(d[:, None] * 10_000.0 ** (-np.arange(64) / 64)) - 1).sum(-1), None
+        ),
     }[kind]()
 
 
 @pytest.mark.parametrize(
     "kind", ["kerple_log", "kerple_power", "kerple_bias_weight", "kerple_weight", "kerple_log3", "gaussian_bias",
-             "stretched_bias", "gaussian_weight", "stretched_weight", "alibi"],
+             "stretched_bias", "gaussian_weight", "stretched_weight", "alibi", "kerple_power_original", "sandwich"],
 )  # fmt: skip
 def test_kernels_of_the_paper_are_their_formulas(kind):
     encoding = module(kind)
@@ -113,7 +168,16 @@ def test_kernels_of_the_paper_are_their_formulas(kind):
     for got, want in zip(encoding.table(50, dtype=torch.float64), formula(kind, values, np.arange(50.0)), strict=True):
         assert (got is None) == (want is None)
         if want is not None:
-            np.testing.assert_allclose(got.detach().numpy(), want, rtol=1e-12, atol=1e-300)
+            np.testing.assert_allclose(got.detach().numpy(), want, rtol=1e-12, atol=1e-300 if kind != "sandwich" else 1e-12)
+
+
+def test_buckets_are_those_of_t5():
+    bucket = pytest.importorskip("transformers").models.t5.modeling_t5.T5Attention._relative_position_bucket
+    encoding = module("t5", num_buckets=32, max_distance=128)
+    bias, _ = encoding.table(500, dtype=torch.float64)
+    buckets = bucket(-torch.arange(500), bidirectional=False, num_buckets=32, max_distance=128)
+    matrix = next(encoding.parameters()).reshape(32, 4)
+    torch.testing.assert_close(bias, math.sqrt(6) * matrix[buckets].T, rtol=1e-12, atol=0)
 
 
 def test_initial_values_and_ranges_are_the_papers():
@@ -169,7 +233,7 @@ def test_state_is_kept():
 
 
 def test_compile_keeps_a_module_in_one_graph():
-    for kind in ("kerple_log", "t5", "dape", "fire", "transformer_xl", "cope", "shaw", "rotary"):
+    for kind in ("kerple_log", "t5", "dape", "fire", "transformer_xl", "cope", "shaw", "rotary", "xpos"):
         encoding, qkv = module(kind), inputs()
 
         def call(q, k, v, encoding=encoding):
@@ -185,7 +249,21 @@ def test_compile_keeps_a_module_in_one_graph():
         torch._dynamo.reset()
 
 
+def test_compiled_by_inductor():
+    rotary, kernel, qkv = module("rotary"), module("kerple_log"), inputs()
+
+    def call(q, k, v):
+        return kernel(rotary(q, k, v), k, v).square().sum()
+
+    want = torch.autograd.grad(call(*qkv), [*qkv, kernel.r1])
+    got = torch.autograd.grad(torch.compile(call, fullgraph=True)(*qkv), [*qkv, kernel.r1])
+    for one, two in zip(got, want, strict=True):
+        torch.testing.assert_close(one, two)
+
+
 def test_opcheck_of_tables():
+    rotary = module("rotary")
+    registry.opcheck(torch.ops.kerple.turns.default, (rotary.inv_freq, rotary._key, 3, 5, 9))
     for kind in ("kerple_log", "kerple_weight", "kerple_bias_weight", "t5"):
         encoding = module(kind)
         registry.opcheck(torch.ops.kerple.table.default, (encoding._values(), encoding._key, 9))

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-import threading
+import signal
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -86,24 +86,58 @@ def test_a_comparison(prepared):
     assert {row["run"] for row in rows} == {str(run.path) for run in found.values()}
 
 
-@needs_command
-def test_ctrl_c_stops_and_the_same_call_goes_on(prepared):
-    """The interrupt arrives while steps are made; what was learned is kept, and the end is the same as without it."""
-    out, seen = prepared / "stopped", []
-    options = {"set": {"train.steps": 3000}}
+def interrupted(call):
+    """Runs it until its callback has seen three rows, and then as if Ctrl-C were pressed."""
+    seen = []
 
     def stop(row):
-        seen.append(row["step"])
+        seen.append(row)
         if len(seen) == 3:
-            import _thread
+            os.kill(os.getpid(), signal.SIGINT)
 
-            _thread.interrupt_main()
-
-    assert threading.current_thread() is threading.main_thread()
     with pytest.raises(KeyboardInterrupt):
-        runs.train(prepared / "run.toml", out, callback=stop, **options)
-    stopped = Run(out)
-    assert 0 < stopped.checkpoints[-1] < 3000
+        call(stop)
+
+
+def same_weights(one, two):
+    one, two = one.weights(), two.weights()
+    assert one.keys() == two.keys()
+    return all(np.array_equal(one[name], two[name]) for name in one)
+
+
+@needs_command
+def test_ctrl_c_stops_and_the_same_call_goes_on(prepared):
+    """What was learned is kept, and the end is the same as without it."""
+    steps = {"train.steps": 500, "train.log_every": 1}
+
+    def train(name, callback=None):
+        return runs.train(prepared / "run.toml", prepared / name, callback=callback, set=steps)
+
+    interrupted(lambda stop: train("stopped", stop))
+    assert 0 < Run(prepared / "stopped").checkpoints[-1] < 500
+    on, whole = train("stopped"), train("whole")
+    assert on.metrics["step"].tolist() == list(range(1, 501))
+    assert same_weights(on, whole)
+
+
+@needs_command
+def test_ctrl_c_stops_a_comparison(prepared):
+    def compare(callback=None):
+        return runs.compare(
+            prepared / "run.toml", ["kerple_log", "alibi"], prepared / "pair", callback=callback, set={"train.steps": 400}
+        )
+
+    interrupted(compare)
+    assert any(run.checkpoints[-1:] < [400] for run in runs.runs(prepared / "pair").values())
+    found = compare()
+    assert len(found) == 2 and all(run.checkpoints[-1] == 400 for run in found.values())
+
+
+@needs_command
+def test_a_callback_that_fails_ends_the_training(prepared):
+    with pytest.raises(ZeroDivisionError):
+        runs.train(prepared / "run.toml", prepared / "failed", callback=lambda row: 1 / 0, set={"train.steps": 100_000})
+    assert Run(prepared / "failed").checkpoints[-1] < 100_000
 
 
 @needs_command
@@ -190,7 +224,8 @@ def test_data_frames_are_made_of_the_stream(library):
         )
         got = {name: [None if read.isna(value) else value for value in frame[name]] for name in frame}
     else:
-        got = read.DataFrame(table()).to_dict(as_series=False)
+        # its DataFrame() takes the columns of a mapping, with NaN for what is missing
+        got = read.from_arrow(table()).struct.unnest().to_dict(as_series=False)
     assert got == want
 
 

@@ -1,8 +1,9 @@
 //! Arrays that Python owns: tensors and numpy arrays, read and written in place.
 //!
 //! What is asked of an object is what a tensor answers: `data_ptr()`, `shape`, `stride()` in elements, `element_size()`,
-//! `is_floating_point()`; `kerple._array.Array` answers it for numpy. The objects are arguments of a call and live through it.
+//! `is_floating_point()`; `kerple._array.Array` answers it for numpy. Tensors with DLPack's table of functions say it faster. The objects are arguments of a call and live through it.
 
+use crate::dlpack::{self, Said};
 use kerple::Number;
 use kerple::attention::{Strides, View, ViewMut};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -53,25 +54,25 @@ pub struct Array {
 impl Array {
     /// What the argument of this name holds.
     pub fn of(name: &'static str, object: &Bound<PyAny>) -> PyResult<Array> {
-        let py = object.py();
-        let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
-        let shape: Vec<usize> = object.getattr(intern!(py, "shape"))?.extract()?;
-        let strides: Vec<isize> = object.call_method0(intern!(py, "stride"))?.extract()?;
-        let size: usize = object.call_method0(intern!(py, "element_size"))?.extract()?;
-        let floating: bool = object.call_method0(intern!(py, "is_floating_point"))?.extract()?;
+        let Said { address, shape, strides, size, floating } =
+            dlpack::said(object).map_or_else(|| asked(object), Ok)?;
         let kind = match (floating, size) {
             (true, 4) => Kind::F32,
             (true, 8) => Kind::F64,
             (false, 8) => Kind::I64,
             _ => {
-                let dtype = object.getattr(intern!(py, "dtype"))?;
+                let dtype = object.getattr(intern!(object.py(), "dtype"))?;
                 return Err(PyTypeError::new_err(format!(
                     "{name}: {dtype} is not computed with, use float32 or float64"
                 )));
             }
         };
-        let places = strides.iter().map(|stride| usize::try_from(*stride)).collect::<Result<Vec<usize>, _>>();
-        let Ok(strides) = places else {
+        let sizes =
+            |values: &[i64]| values.iter().map(|value| usize::try_from(*value)).collect::<Result<Vec<usize>, _>>();
+        let Ok(shape) = sizes(&shape) else {
+            return Err(PyValueError::new_err(format!("{name}: shape {shape:?} has sizes below 0")));
+        };
+        let Ok(strides) = sizes(&strides) else {
             return Err(PyValueError::new_err(format!("{name}: strides {strides:?} go backwards, use a copy")));
         };
         let extent = extent(&shape, &strides).filter(|extent| *extent <= isize::MAX as usize / size);
@@ -235,6 +236,18 @@ impl<T> Room<'_, T> {
 pub fn part<'a, T>(view: View<'a, T>, batch: usize, row: usize) -> View<'a, T> {
     let from = (batch * view.strides.batch + row * view.strides.row).min(view.data.len());
     View { data: &view.data[from..], strides: view.strides }
+}
+
+/// What an object answers to the methods of a tensor.
+fn asked(object: &Bound<PyAny>) -> PyResult<Said> {
+    let py = object.py();
+    Ok(Said {
+        address: object.call_method0(intern!(py, "data_ptr"))?.extract()?,
+        shape: object.getattr(intern!(py, "shape"))?.extract()?,
+        strides: object.call_method0(intern!(py, "stride"))?.extract()?,
+        size: object.call_method0(intern!(py, "element_size"))?.extract()?,
+        floating: object.call_method0(intern!(py, "is_floating_point"))?.extract()?,
+    })
 }
 
 /// Elements from the first to the last, both included; `None` if that cannot be counted.

@@ -4,7 +4,7 @@ use crate::array::{Array, Element, Kind, part};
 use crate::encoding::Encoding;
 use crate::threads::{Work, run};
 use kerple::Number;
-use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, View};
+use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, Table, View};
 use kerple::forms::{ScoreMap, Sides};
 use kerple::maps::Extent;
 use pyo3::exceptions::PyValueError;
@@ -18,20 +18,23 @@ pub struct Rule {
     sight: Sight,
     cap: Option<f64>,
     threads: usize,
-    map: Option<Py<Encoding>>,
+    /// Whose map of scores, or whose fading products, these are.
+    encoding: Option<Py<Encoding>>,
+    /// Rate of each feature at which its products fade with distance.
+    damping: Option<Vec<f64>>,
 }
 
 #[pymethods]
 impl Rule {
     #[new]
-    #[pyo3(signature = (scale, causal, window, cap, threads, map=None))]
+    #[pyo3(signature = (scale, causal, window, cap, threads, encoding=None))]
     fn new(
         scale: f64,
         causal: bool,
         window: Option<i64>,
         cap: Option<f64>,
         threads: usize,
-        map: Option<Py<Encoding>>,
+        encoding: Option<Py<Encoding>>,
     ) -> PyResult<Rule> {
         if !scale.is_finite() {
             return Err(PyValueError::new_err(format!("scale = {scale} is no finite number")));
@@ -48,7 +51,13 @@ impl Rule {
             None => None,
         };
         let sight = if causal { Sight::Causal { window } } else { Sight::Both { window } };
-        Ok(Rule { scale, sight, cap, threads, map })
+        let damping = encoding.as_ref().and_then(|encoding| encoding.get().damping());
+        if damping.is_some() && !causal {
+            return Err(PyValueError::new_err(
+                "causal = False: products that fade with distance grow ahead of a query",
+            ));
+        }
+        Ok(Rule { scale, sight, cap, threads, encoding, damping })
     }
 }
 
@@ -66,22 +75,33 @@ struct Inputs {
     lengths: Option<Array>,
 }
 
-type Argument<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
+type Argument<'py> = Option<Bound<'py, PyAny>>;
+
+/// q, k and v; bias, weight, sinks and a map's numbers; where the keys of each sequence start, and how many there are.
+type Arguments<'py> = (
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Argument<'py>,
+    Argument<'py>,
+    Argument<'py>,
+    Argument<'py>,
+    Argument<'py>,
+    Argument<'py>,
+);
 
 impl Inputs {
-    /// In the order of the names.
-    fn of(qkv: [&Bound<PyAny>; 3], beside: [Argument; 4], keys: [Argument; 2]) -> PyResult<Inputs> {
-        let [bias, weight, sinks, numbers] = beside;
+    fn of((q, k, v, bias, weight, sinks, numbers, starts, lengths): &Arguments) -> PyResult<Inputs> {
         Ok(Inputs {
-            q: Array::of("q", qkv[0])?,
-            k: Array::of("k", qkv[1])?,
-            v: Array::of("v", qkv[2])?,
-            bias: Array::some("bias", bias)?,
-            weight: Array::some("weight", weight)?,
-            sinks: Array::some("sinks", sinks)?,
-            numbers: Array::some("numbers", numbers)?,
-            starts: Array::some("key_starts", keys[0])?,
-            lengths: Array::some("key_lengths", keys[1])?,
+            q: Array::of("q", q)?,
+            k: Array::of("k", k)?,
+            v: Array::of("v", v)?,
+            bias: Array::some("bias", bias.as_ref())?,
+            weight: Array::some("weight", weight.as_ref())?,
+            sinks: Array::some("sinks", sinks.as_ref())?,
+            numbers: Array::some("numbers", numbers.as_ref())?,
+            starts: Array::some("key_starts", starts.as_ref())?,
+            lengths: Array::some("key_lengths", lengths.as_ref())?,
         })
     }
 
@@ -95,6 +115,9 @@ impl Inputs {
         }
         self.k.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
         self.v.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
+        if let Some(encoding) = &rule.encoding {
+            encoding.get().expect_sizes(heads, head_dim)?;
+        }
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             let message = format!("k: {kv_heads} heads do not divide the {heads} heads of q");
             return Err(PyValueError::new_err(message));
@@ -216,7 +239,7 @@ struct Numbers<'a, T> {
 impl<'a, T: Number + Element> Numbers<'a, T> {
     fn new(inputs: &'a Inputs, rule: &'a Rule, dims: Dims) -> PyResult<Numbers<'a, T>> {
         let row = |array: &'a Option<Array>| array.as_ref().map(|array| array.values::<T>()).transpose();
-        let map = match (&rule.map, row(&inputs.numbers)?) {
+        let map = match (&rule.encoding, row(&inputs.numbers)?) {
             (Some(encoding), Some(numbers)) => {
                 let extent = Extent { sides: rule.sight.sides(), len: dims.keys, scale: rule.scale };
                 if dims.queries > dims.keys {
@@ -226,7 +249,7 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
                 if inputs.starts.is_some() {
                     return Err(PyValueError::new_err("key_starts: maps of scores take no padding before the keys"));
                 }
-                Some(encoding.get().over(numbers, extent, dims)?)
+                Some(encoding.get().over(numbers, extent)?)
             }
             _ => None,
         };
@@ -241,7 +264,7 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
         })
     }
 
-    fn problem<'p>(&'p self, rule: &Rule, dims: Dims, part: &'p Part) -> Problem<'p, T> {
+    fn problem<'p>(&'p self, rule: &'p Rule, dims: Dims, part: &'p Part) -> Problem<'p, T> {
         let columns = self.bias.or(self.weight).map_or(0, <[T]>::len) / dims.heads.max(1);
         let len = match rule.sight.sides() {
             Sides::One => columns,
@@ -249,7 +272,10 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
         };
         let scores = match &self.map {
             Some(map) => Scores::Map(&**map),
-            None => Scores::table(self.bias, self.weight, len),
+            None => {
+                let (bias, weight, damping) = (self.bias, self.weight, rule.damping.as_deref());
+                Scores::Table(Table { bias, weight, damping, clocks: None, len })
+            }
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.cap.map(T::from_f64));
         let (sinks, sight, lengths) = (self.sinks, rule.sight, part.lengths.as_deref());
@@ -283,23 +309,14 @@ macro_rules! with_kind {
 
 /// Writes `out`, `[B, H, Q, D]`, and `lse`, `[B, H, Q]`.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, reason = "an array each, as Python hands them over")]
 pub fn attention_forward(
     py: Python,
     rule: &Rule,
-    q: &Bound<PyAny>,
-    k: &Bound<PyAny>,
-    v: &Bound<PyAny>,
-    bias: Option<&Bound<PyAny>>,
-    weight: Option<&Bound<PyAny>>,
-    sinks: Option<&Bound<PyAny>>,
-    numbers: Option<&Bound<PyAny>>,
-    starts: Option<&Bound<PyAny>>,
-    lengths: Option<&Bound<PyAny>>,
+    inputs: Arguments,
     out: &Bound<PyAny>,
     lse: &Bound<PyAny>,
 ) -> PyResult<()> {
-    let inputs = Inputs::of([q, k, v], [bias, weight, sinks, numbers], [starts, lengths])?;
+    let inputs = Inputs::of(&inputs)?;
     let dims = inputs.dims(rule)?;
     let (out, lse) = (Array::of("out", out)?, Array::of("lse", lse)?);
     out.expect_shape("B, H, Q, D", inputs.q.shape())?;
@@ -333,43 +350,28 @@ fn forward<T: Number + Element>(
 
 /// Writes the gradients, given those in `out`; those in tables, sinks and numbers are written where they are wanted.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, reason = "an array each, as Python hands them over")]
 pub fn attention_backward(
     py: Python,
     rule: &Rule,
-    q: &Bound<PyAny>,
-    k: &Bound<PyAny>,
-    v: &Bound<PyAny>,
-    bias: Option<&Bound<PyAny>>,
-    weight: Option<&Bound<PyAny>>,
-    sinks: Option<&Bound<PyAny>>,
-    numbers: Option<&Bound<PyAny>>,
-    starts: Option<&Bound<PyAny>>,
-    lengths: Option<&Bound<PyAny>>,
-    out: &Bound<PyAny>,
-    lse: &Bound<PyAny>,
-    d_out: &Bound<PyAny>,
-    d_qkv: [Bound<PyAny>; 3],
-    d_beside: [Option<Bound<PyAny>>; 4],
+    inputs: Arguments,
+    saved: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
+    made: [Argument; 7],
 ) -> PyResult<()> {
-    let inputs = Inputs::of([q, k, v], [bias, weight, sinks, numbers], [starts, lengths])?;
+    let inputs = Inputs::of(&inputs)?;
     let dims = inputs.dims(rule)?;
-    let saved = [Array::of("out", out)?, Array::of("lse", lse)?, Array::of("d_out", d_out)?];
+    let saved = [Array::of("out", &saved.0)?, Array::of("lse", &saved.1)?, Array::of("d_out", &saved.2)?];
     saved[0].expect_shape("B, H, Q, D", inputs.q.shape())?;
     saved[1].expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
     saved[2].expect_shape("B, H, Q, D", inputs.q.shape())?;
     let names = ["d_q", "d_k", "d_v", "d_bias", "d_weight", "d_sinks", "d_numbers"];
-    let mut made = Vec::new();
-    let objects = d_qkv.iter().map(Some).chain(d_beside.iter().map(Option::as_ref));
     let of = [Some(&inputs.q), Some(&inputs.k), Some(&inputs.v), inputs.bias.as_ref(), inputs.weight.as_ref()];
     let of = of.into_iter().chain([inputs.sinks.as_ref(), inputs.numbers.as_ref()]);
-    for ((name, object), of) in names.into_iter().zip(objects).zip(of) {
-        let array = Array::some(name, object)?;
-        if let (Some(array), Some(of)) = (&array, of) {
-            array.expect_shape("as the input", of.shape())?;
-        }
-        made.push(array.filter(|_| of.is_some()));
-    }
+    let array = |((name, object), of): ((&'static str, &Argument), Option<&Array>)| {
+        let (Some(array), Some(of)) = (Array::some(name, object.as_ref())?, of) else { return Ok(None) };
+        array.expect_shape("as the input", of.shape())?;
+        Ok(Some(array))
+    };
+    let made = names.into_iter().zip(&made).zip(of).map(array).collect::<PyResult<Vec<_>>>()?;
     with_kind!(inputs.q, T => backward::<T>(py, rule, &inputs, dims, &saved, &made))
 }
 

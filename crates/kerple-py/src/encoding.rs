@@ -3,7 +3,6 @@
 use crate::array::Array;
 use crate::threads::{Work, run};
 use kerple::Number;
-use kerple::attention::Dims;
 use kerple::encoding::{Clamp, Entry, Form, Geometry, METHODS, MapForm, Method};
 use kerple::forms::{DistanceTable, ScoreMap, Sides};
 use kerple::maps::relative::Source;
@@ -28,17 +27,7 @@ pub struct Encoding {
 
 impl Encoding {
     /// The map over numbers of its own.
-    pub fn over<'a, T: Number>(
-        &'a self,
-        numbers: &'a [T],
-        extent: Extent,
-        dims: Dims,
-    ) -> PyResult<Box<dyn ScoreMap<T> + 'a>> {
-        let Geometry { heads, head_dim, .. } = self.geometry;
-        if (heads, head_dim) != (dims.heads, dims.head_dim) {
-            let message = format!("q: {} heads of {} features", dims.heads, dims.head_dim);
-            return Err(PyValueError::new_err(format!("{message}, the encoding is of {heads} heads of {head_dim}")));
-        }
+    pub fn over<'a, T: Number>(&'a self, numbers: &'a [T], extent: Extent) -> PyResult<Box<dyn ScoreMap<T> + 'a>> {
         let Some(form) = &self.map else {
             return Err(PyValueError::new_err(format!("{} is no map of scores", self.encoding.method.kind())));
         };
@@ -48,6 +37,21 @@ impl Encoding {
             return Err(PyValueError::new_err(format!("numbers: {got} values, a map over {len} keys takes {needed}")));
         }
         Ok(form.map.over(numbers, extent))
+    }
+
+    /// Rates at which products of features fade with distance; `None` where they do not.
+    pub fn damping(&self) -> Option<Vec<f64>> {
+        self.encoding.rotary(&self.geometry, self.geometry.train_len)?.damping(self.geometry.head_dim)
+    }
+
+    /// Refuses attention of other sizes.
+    pub fn expect_sizes(&self, heads: usize, head_dim: usize) -> PyResult<()> {
+        let own = [self.geometry.heads, self.geometry.head_dim];
+        if own == [heads, head_dim] {
+            return Ok(());
+        }
+        let message = format!("q: {heads} heads of {head_dim} features");
+        Err(PyValueError::new_err(format!("{message}, the encoding is of {} heads of {}", own[0], own[1])))
     }
 
     /// How many numbers the map takes: a table's, and its own.
@@ -158,6 +162,12 @@ impl Encoding {
     #[getter]
     fn projected(&self) -> bool {
         self.encoding.clamp == Clamp::Projected
+    }
+
+    /// Whether products of queries and keys fade with distance, feature by feature.
+    #[getter]
+    fn fades(&self) -> bool {
+        self.damping().is_some()
     }
 
     /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates` or `code`.
@@ -272,10 +282,26 @@ impl Encoding {
         Ok(())
     }
 
-    /// Rates of a rotation in radians a position, and what cosines and sines are multiplied by.
-    fn rotary(&self, span: usize) -> Option<(Vec<f64>, f64)> {
-        let rotary = self.encoding.rotary(&self.geometry, span)?;
-        rotary.damping.is_empty().then_some((rotary.inv_freq, rotary.amplitude))
+    /// Rates of a rotation in radians a position, in sequences of the training length.
+    fn rates(&self) -> Option<Vec<f64>> {
+        Some(self.encoding.rotary(&self.geometry, self.geometry.train_len)?.inv_freq)
+    }
+
+    /// Writes the cosines and sines that turn the positions from `start` on of a sequence of `span`, `[L, pairs]` each.
+    fn turns(&self, py: Python, start: usize, span: usize, cos: &Bound<PyAny>, sin: &Bound<PyAny>) -> PyResult<()> {
+        let rotary = self.encoding.rotary(&self.geometry, span);
+        let rotary = rotary.ok_or_else(|| PyValueError::new_err(format!("{} turns nothing", self.kind())))?;
+        let (cos, sin) = (Array::of("cos", cos)?, Array::of("sin", sin)?);
+        let [rows, _] = cos.sizes("L, pairs")?;
+        for array in [&cos, &sin] {
+            array.expect_shape("L, pairs", &[rows, rotary.inv_freq.len()])?;
+        }
+        // SAFETY: Python made the two for this call, and each is taken once.
+        let (cos, sin) = unsafe { (cos.values_mut::<f64>()?, sin.values_mut::<f64>()?) };
+        let made = run(py, 1, Work::Any, || rotary.tables(start..start.saturating_add(rows)))?;
+        cos.copy_from_slice(&made.0);
+        sin.copy_from_slice(&made.1);
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod array;
 mod attention;
+mod dlpack;
 mod encoding;
 mod kernel;
 mod linear;

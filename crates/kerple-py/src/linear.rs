@@ -150,14 +150,13 @@ struct Call {
     dims: Dims,
 }
 
+/// q, k and v; the encoding's stored numbers; how many keys each sequence has.
+type Arguments<'py> =
+    (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
+
 impl Call {
-    fn new(
-        rule: &LinearRule,
-        qkv: [&Bound<PyAny>; 3],
-        values: &Bound<PyAny>,
-        lengths: Option<&Bound<PyAny>>,
-    ) -> PyResult<Call> {
-        let (q, k, v) = (Array::of("q", qkv[0])?, Array::of("k", qkv[1])?, Array::of("v", qkv[2])?);
+    fn new(rule: &LinearRule, (q, k, v, values, lengths): &Arguments) -> PyResult<Call> {
+        let (q, k, v) = (Array::of("q", q)?, Array::of("k", k)?, Array::of("v", v)?);
         let [batch, heads, len, head_dim] = q.sizes("B, H, L, D")?;
         let [_, _, _, value_dim] = v.sizes("B, H, L, E")?;
         k.expect_shape("B, H, L, D", q.shape())?;
@@ -174,14 +173,9 @@ impl Call {
         for array in [&k, &v] {
             array.expect_kind(q.kind())?;
         }
-        let (_, geometry) = rule.encoding.get().parts();
-        if (geometry.heads, geometry.head_dim) != (heads, head_dim) {
-            let (wanted, of) = (geometry.heads, geometry.head_dim);
-            let message = format!("q: {heads} heads of {head_dim} features, the encoding is of {wanted} heads of {of}");
-            return Err(PyValueError::new_err(message));
-        }
+        rule.encoding.get().expect_sizes(heads, head_dim)?;
         let stored = rule.encoding.get().stored(&Array::of("values", values)?)?;
-        let lengths = match Array::some("key_lengths", lengths)? {
+        let lengths = match Array::some("key_lengths", lengths.as_ref())? {
             None => None,
             Some(array) => {
                 array.expect_shape("B", &[batch])?;
@@ -204,20 +198,15 @@ impl Call {
 
 /// Writes `out`, `[B, H, L, E]`, and the denominators that the backward needs, `[B, H, L]`.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, reason = "an array each, as Python hands them over")]
 pub fn linear_forward(
     py: Python,
     rule: &LinearRule,
-    q: &Bound<PyAny>,
-    k: &Bound<PyAny>,
-    v: &Bound<PyAny>,
-    values: &Bound<PyAny>,
-    lengths: Option<&Bound<PyAny>>,
+    inputs: Arguments,
     out: &Bound<PyAny>,
     denominators: &Bound<PyAny>,
     state: Option<&LinearState>,
 ) -> PyResult<()> {
-    let call = Call::new(rule, [q, k, v], values, lengths)?;
+    let call = Call::new(rule, &inputs)?;
     let (out, denominators) = (Array::of("out", out)?, Array::of("denominators", denominators)?);
     out.expect_shape("B, H, L, E", call.v.shape())?;
     denominators.expect_shape("B, H, L", &[call.dims.batch, call.dims.heads, call.dims.len])?;
@@ -267,31 +256,23 @@ fn forward<T: Element + Number>(
 
 /// Writes the gradients in q, k, v and the encoding's stored numbers.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, reason = "an array each, as Python hands them over")]
 pub fn linear_backward(
     py: Python,
     rule: &LinearRule,
-    q: &Bound<PyAny>,
-    k: &Bound<PyAny>,
-    v: &Bound<PyAny>,
-    values: &Bound<PyAny>,
-    lengths: Option<&Bound<PyAny>>,
-    out: &Bound<PyAny>,
-    denominators: &Bound<PyAny>,
-    d_out: &Bound<PyAny>,
-    d_qkv: [Bound<PyAny>; 3],
-    d_values: &Bound<PyAny>,
+    inputs: Arguments,
+    saved: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
+    made: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
 ) -> PyResult<()> {
-    let call = Call::new(rule, [q, k, v], values, lengths)?;
-    let saved = [Array::of("out", out)?, Array::of("denominators", denominators)?, Array::of("d_out", d_out)?];
+    let call = Call::new(rule, &inputs)?;
+    let saved = [Array::of("out", &saved.0)?, Array::of("denominators", &saved.1)?, Array::of("d_out", &saved.2)?];
     saved[0].expect_shape("B, H, L, E", call.v.shape())?;
     saved[1].expect_shape("B, H, L", &[call.dims.batch, call.dims.heads, call.dims.len])?;
     saved[2].expect_shape("B, H, L, E", call.v.shape())?;
-    let made = [Array::of("d_q", &d_qkv[0])?, Array::of("d_k", &d_qkv[1])?, Array::of("d_v", &d_qkv[2])?];
+    let d_values = Array::of("d_values", &made.3)?;
+    let made = [Array::of("d_q", &made.0)?, Array::of("d_k", &made.1)?, Array::of("d_v", &made.2)?];
     for (made, of) in made.iter().zip([&call.q, &call.k, &call.v]) {
         made.expect_shape("as the input", of.shape())?;
     }
-    let d_values = Array::of("d_values", d_values)?;
     d_values.expect_shape("P", &[call.stored.iter().map(Vec::len).sum()])?;
     match call.q.kind() {
         Kind::F32 => backward::<f32>(py, rule, &call, &saved, &made, &d_values),

@@ -1,7 +1,7 @@
 //! Which threads compute, and what becomes of a panic there.
 //!
-//! Work runs on a pool of as many threads as the caller says, which is what torch says of itself. A pool belongs to one process:
-//! a forked child has none of its parent's threads, so it makes a pool of its own when it first needs one. Small work stays
+//! Work runs on a pool of as many threads as the caller says, which is what torch says of itself. Pools belong to one process:
+//! a forked child has none of its parent's threads, so it makes pools of its own when it first needs them. Small work stays
 //! on the calling thread, which costs no waking.
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -17,14 +17,17 @@ const MOST: usize = 4096;
 /// Products of two numbers that take about as long as waking a thread.
 const SMALL: usize = 1 << 19;
 
-struct Pool {
+/// Most pools that are kept: of torch's number of threads, of one for tables, and of what was asked for before.
+const KEPT: usize = 4;
+
+/// The pools of a process, the one made last at the end.
+struct Pools {
     process: u32,
-    threads: usize,
-    pool: Arc<ThreadPool>,
+    pools: Vec<Arc<ThreadPool>>,
 }
 
 /// Taken only while the interpreter's lock is held, so no other thread has it when Python forks.
-static POOL: Mutex<Option<Pool>> = Mutex::new(None);
+static POOLS: Mutex<Pools> = Mutex::new(Pools { process: 0, pools: Vec::new() });
 
 /// How much a call computes.
 #[derive(Clone, Copy, PartialEq)]
@@ -39,21 +42,25 @@ fn pool(_py: Python, threads: usize) -> PyResult<Arc<ThreadPool>> {
     if !(1..=MOST).contains(&threads) {
         return Err(PyValueError::new_err(format!("threads = {threads} is out of range, it must be 1 to {MOST}")));
     }
-    let mut held = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut held = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
-    if let Some(found) = held.as_ref().filter(|found| (found.process, found.threads) == (process, threads)) {
-        return Ok(found.pool.clone());
+    if held.process != process {
+        // the threads of a parent's pools are not in this process, and dropping one would wait for them
+        std::mem::forget(std::mem::take(&mut held.pools));
+        held.process = process;
+    }
+    if let Some(found) = held.pools.iter().find(|pool| pool.current_num_threads() == threads) {
+        return Ok(found.clone());
     }
     let name = |index| format!("kerple-{index}");
     let made = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build();
     let made =
         made.map_err(|error| PyRuntimeError::new_err(format!("{threads} threads cannot be started: {error}")))?;
     let pool = Arc::new(made);
-    let before = held.replace(Pool { process, threads, pool: pool.clone() });
-    // the threads of a parent's pool are not in this process, and it would wait for them
-    if let Some(before) = before.filter(|before| before.process != process) {
-        std::mem::forget(before);
+    if held.pools.len() == KEPT {
+        held.pools.remove(0);
     }
+    held.pools.push(pool.clone());
     Ok(pool)
 }
 

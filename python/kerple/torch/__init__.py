@@ -30,6 +30,7 @@ from .encodings import (
     StretchedBias,
     StretchedWeight,
     TransformerXl,
+    Xpos,
     project_,
 )
 from .linear import LinearAttention, LinearState
@@ -60,6 +61,7 @@ __all__ = [
     "StretchedWeight",
     "T5",
     "TransformerXl",
+    "Xpos",
     "attention",
     "mirrored",
     "project_",

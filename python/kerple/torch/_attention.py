@@ -15,7 +15,7 @@ _HALF = (torch.float16, torch.bfloat16)
 def _check(name: str, x: object, like: Tensor | None = None) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-    if x.device.type not in ("cpu", "meta"):
+    if not (x.is_cpu or x.is_meta):
         raise ValueError(
             f"{name}: is on {x.device}; kerple computes on the processor and has no GPU kernels, use {name}.cpu()"
         )
@@ -28,6 +28,17 @@ def _check(name: str, x: object, like: Tensor | None = None) -> None:
         raise TypeError(f"{name}: is of {x.dtype}, q of {like.dtype}; they must be alike")
 
 
+def check_qkv(q: object, k: object, v: object) -> tuple[torch.dtype, torch.dtype]:
+    """Refuses what is not computed with; the type of the result, and the one that it is computed in."""
+    _check("q", q)
+    _check("k", k, q)
+    _check("v", v, q)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name}: expected [B, H, L, D], got shape {tuple(x.shape)}")
+    return q.dtype, torch.float32 if q.dtype in _HALF else q.dtype
+
+
 def _beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
     if x is None:
         return None
@@ -35,7 +46,7 @@ def _beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
     return x if x.dtype == dtype else x.to(dtype)
 
 
-def _keys(name: str, x: object) -> Tensor | None:
+def keys_of(name: str, x: object) -> Tensor | None:
     if x is None:
         return None
     if not isinstance(x, Tensor):
@@ -87,23 +98,39 @@ def attention(
     Raises:
         TypeError: another type of numbers. ValueError: shapes, values or devices; the message names the argument and the limit.
     """
-    _check("q", q)
-    _check("k", k, q)
-    _check("v", v, q)
+    return attend(q, k, v, bias, weight, sinks, None, key_starts, key_lengths, "", scale, causal, window, cap)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    sinks: Tensor | None,
+    numbers: Tensor | None,
+    key_starts: Tensor | Sequence[int] | None,
+    key_lengths: Tensor | Sequence[int] | None,
+    encoding: str,
+    scale: float | None,
+    causal: bool,
+    window: int | None,
+    cap: float | None,
+) -> Tensor:
+    """:func:`attention`, also with the map of scores or the fading products of an encoding."""
+    of, dtype = check_qkv(q, k, v)
     if scale is None:
-        if q.dim() != 4 or q.shape[-1] == 0:
+        if q.shape[-1] == 0:
             raise ValueError(f"q: expected [B, H, Q, D] with D at least 1, got shape {tuple(q.shape)}")
         scale = q.shape[-1] ** -0.5
-    half = q.dtype in _HALF
-    dtype = torch.float32 if half else q.dtype
-    if half:
-        out = q.dtype
+    if of != dtype:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     made = call(
-        q, k, v, _beside("bias", bias, dtype), _beside("weight", weight, dtype), _beside("sinks", sinks, dtype), None,
-        _keys("key_starts", key_starts), _keys("key_lengths", key_lengths), "", float(scale), bool(causal), window, cap,
+        q, k, v, _beside("bias", bias, dtype), _beside("weight", weight, dtype), _beside("sinks", sinks, dtype),
+        _beside("numbers", numbers, dtype), keys_of("key_starts", key_starts), keys_of("key_lengths", key_lengths),
+        encoding, float(scale), bool(causal), window, cap,
     )  # fmt: skip
-    return made.to(out) if half else made
+    return made if of == dtype else made.to(of)
 
 
 def mirrored(table: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The operations that are registered with PyTorch, with what it must know of them without running them.
 
 ``kerple::attention`` and ``kerple::table`` have a kernel for the processor, a version for fake tensors, and a derivative, which is
-an operation itself. So ``torch.compile`` keeps them in one graph.
+an operation itself; ``kerple::turns`` has none, positions are no leaves. So ``torch.compile`` keeps them in one graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import library as registry
 from .. import _native
 
 _library = registry.Library("kerple", "DEF")
-_OPTIONS = "str map, float scale, bool causal, int? window, float? cap"
+_OPTIONS = "str encoding, float scale, bool causal, int? window, float? cap"
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, "
     "Tensor? key_starts, Tensor? key_lengths"
@@ -29,6 +29,7 @@ _library.define(
 )
 _library.define("table(Tensor values, str encoding, SymInt length) -> (Tensor, Tensor)")
 _library.define("table_backward(Tensor d_bias, Tensor d_weight, Tensor values, str encoding, SymInt length) -> Tensor")
+_library.define("turns(Tensor rates, str encoding, SymInt start, SymInt rows, SymInt span) -> (Tensor, Tensor)")
 
 #: Bytes of memory that this machine has.
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -46,8 +47,8 @@ def encoding(key: str) -> _native.Encoding:
 
 
 @lru_cache(maxsize=4096)
-def _rule(map: str, scale: float, causal: bool, window: int | None, cap: float | None, threads: int) -> _native.Rule:
-    return _native.Rule(scale, causal, window, cap, threads, encoding(map) if map else None)
+def _rule(key: str, scale: float, causal: bool, window: int | None, cap: float | None, threads: int) -> _native.Rule:
+    return _native.Rule(scale, causal, window, cap, threads, encoding(key) if key else None)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -82,27 +83,17 @@ def _dense(x: Tensor | None) -> Tensor | None:
     return x if x is None or x.is_contiguous() else x.contiguous()
 
 
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    weight: Tensor | None,
-    sinks: Tensor | None,
-    numbers: Tensor | None,
-    key_starts: Tensor | None,
-    key_lengths: Tensor | None,
-    map: str,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    cap: float | None,
-) -> tuple[Tensor, Tensor]:
+def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[Tensor | None, ...]]:
+    """What is asked for, and the arrays as they are read; the arguments are those of ``kerple::attention``."""
     _check(q, k, v)
-    out, lse = _room(q), q.new_empty(q.shape[:3])
-    rule = _rule(map, scale, causal, window, cap, torch.get_num_threads())
-    beside = (_dense(bias), _dense(weight), _dense(sinks), _dense(numbers), _dense(key_starts), _dense(key_lengths))
-    _native.attention_forward(rule, _rows(q), _rows(k), _rows(v), *beside, out, lse)
+    rule = _rule(*rest[6:11], torch.get_num_threads())
+    return rule, (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:6]))
+
+
+def _attention(q: Tensor, *rest) -> tuple[Tensor, Tensor]:
+    rule, inputs = _given(q, *rest)
+    out, lse = _room(q), torch.empty(q.shape[:3], dtype=q.dtype)
+    _native.attention_forward(rule, inputs, out, lse)
     return out, lse
 
 
@@ -117,35 +108,13 @@ def _made(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], wa
     return [_room(q), _room(k), _room(v), *dense]
 
 
-def _attention_backward(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    weight: Tensor | None,
-    sinks: Tensor | None,
-    numbers: Tensor | None,
-    key_starts: Tensor | None,
-    key_lengths: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    map: str,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    cap: float | None,
-    wanted: list[bool],
-) -> tuple[Tensor, ...]:
-    _check(q, k, v)
-    beside = (bias, weight, sinks, numbers)
-    made = _made(q, k, v, beside, wanted)
-    rule = _rule(map, scale, causal, window, cap, torch.get_num_threads())
-    inputs = (*(_dense(x) for x in beside), _dense(key_starts), _dense(key_lengths))
-    given = [x if want and of is not None else None for x, want, of in zip(made[3:], wanted, beside, strict=True)]
-    _native.attention_backward(
-        rule, _rows(q), _rows(k), _rows(v), *inputs, _rows(out), _dense(lse), _rows(d_out), made[:3], given
-    )
+def _attention_backward(d_out: Tensor, *rest) -> tuple[Tensor, ...]:
+    inputs, (out, lse), options, wanted = rest[:9], rest[9:11], rest[11:16], rest[16]
+    rule, given = _given(*inputs, *options)
+    made = _made(*inputs[:3], inputs[3:7], wanted)
+    used = [want and of is not None for want, of in zip(wanted, inputs[3:7], strict=True)]
+    room = [*made[:3], *(x if use else None for x, use in zip(made[3:], used, strict=True))]
+    _native.attention_backward(rule, given, (_rows(out), _dense(lse), _rows(d_out)), room)
     return tuple(made)
 
 
@@ -156,12 +125,11 @@ def _attention_backward_fake(
 
 
 def _attention_setup(ctx, inputs, output) -> None:
-    *tensors, map, scale, causal, window, cap = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, out, lse)
-    ctx.options = (map, scale, causal, window, cap)
+    ctx.save_for_backward(*inputs[:9], out, lse)
+    ctx.options = inputs[9:]
 
 
 def _attention_gradient(ctx, d_out: Tensor | None, _d_lse: Tensor | None):
@@ -198,7 +166,7 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...]
     """Whether nobody listens to what is dispatched: no tracing, no modes, no transforms, no tensors of other kinds."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or q.device.type != "cpu":
+    if torch._C._functorch.peek_interpreter_stack() is not None or not q.is_cpu:
         return False
     kinds = type(q), type(k), type(v), *(type(x) for x in beside if x is not None)
     return all(kind in _PLAIN for kind in kinds)
@@ -208,7 +176,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
     """The output of attention, of tensors that have been looked at; the arguments are those of ``kerple::attention``."""
     if not _is_plain(q, k, v, rest[:6]):
         return torch.ops.kerple.attention(q, k, v, *rest)[0]
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *rest[:4])):
         return _Direct.apply(q, k, v, *rest)
     return _attention(q, k, v, *rest)[0]
 
@@ -270,6 +238,18 @@ def _table_gradient(ctx, d_bias: Tensor, d_weight: Tensor):
     return torch.ops.kerple.table_backward(d_bias, d_weight, values, ctx.encoding, ctx.length), None, None
 
 
+def _turns_fake(rates: Tensor, encoding_: str, start: int, rows: int, span: int) -> tuple[Tensor, Tensor]:
+    return rates.new_empty(rows, rates.shape[0]), rates.new_empty(rows, rates.shape[0])
+
+
+def _turns(rates: Tensor, encoding_: str, start: int, rows: int, span: int) -> tuple[Tensor, Tensor]:
+    made = _turns_fake(rates, encoding_, start, rows, span)
+    encoding(encoding_).turns(start, span, *made)
+    return made
+
+
+registry.impl("kerple::turns", "cpu", lib=_library)(_turns)
+registry.register_fake("kerple::turns", lib=_library)(_turns_fake)
 registry.impl("kerple::table", "cpu", lib=_library)(_table)
 registry.register_fake("kerple::table", lib=_library)(_table_room)
 registry.impl("kerple::table_backward", "cpu", lib=_library)(_table_backward)

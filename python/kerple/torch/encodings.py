@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import _native, kernels
-from ._attention import _HALF, _beside, _check, _keys, attention, mirrored
-from ._ops import call, encoding, encoding_key
+from ._attention import attend, check_qkv, mirrored
+from ._ops import encoding, encoding_key
 
 
 class Encoding(nn.Module):
@@ -58,19 +58,17 @@ class Encoding(nn.Module):
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
         if native.entry == "gates":
             raise ValueError(f"kind = {kind!r} makes gates of a layer's rows, which are not computed here, use 'alibi'")
-        if kind == "xpos" and not _linear:
-            raise ValueError("kind = 'xpos': products that fade feature by feature are not computed here, use 'rotary'")
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.window = native.window
         self._entry, self._tables, self._own = native.entry, native.tables, native.own
         self._projected = native.projected
         self._key = encoding_key(native.keys, heads, head_dim, train_len)
+        #: What the engine must know of the method beside tables.
+        self._in_engine = self._key if native.entry == "map" or native.fades else ""
         seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed
         self._add(native, torch.tensor(native.initial(seed, layer), dtype=torch.float64), dtype)
-        rotary = native.rotary(train_len)
-        if rotary is not None:
-            self.register_buffer("inv_freq", torch.tensor(rotary[0], dtype=torch.float64), persistent=False)
-            self._amplitude = rotary[1]
+        rates = native.rates()
+        self.register_buffer("inv_freq", rates and torch.tensor(rates, dtype=torch.float64), persistent=False)
 
     def _add(self, native: _native.Encoding, values: Tensor, dtype: torch.dtype | None) -> None:
         self._names: list[str] = []
@@ -157,12 +155,19 @@ class Encoding(nn.Module):
         angles = distances[:, None] * rates
         return torch.cat([angles.sin(), angles.cos()], 1)
 
-    def _rotated(self, x: Tensor, last: int) -> Tensor:
-        """Pairs ``(x[j], x[j + half])`` turned by the angles of positions that end with ``last``."""
-        half = self.inv_freq.shape[0]
-        positions = torch.arange(last - x.shape[2], last, dtype=torch.float64)
-        angles = positions[:, None] * self.inv_freq
-        cos, sin = ((f(angles) * self._amplitude).to(x.dtype) for f in (torch.cos, torch.sin))
+    def _rotated(self, q: Tensor, k: Tensor, span: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys that end with a sequence of ``span`` positions, turned where the method turns them."""
+        if self.inv_freq is None:
+            return q, k
+        return self._turned(q, span), self._turned(k, span)
+
+    def _turned(self, x: Tensor, span: int) -> Tensor:
+        """Pairs ``(x[j], x[j + half])`` turned by the angles of their positions."""
+        half, rows = self.inv_freq.shape[0], x.shape[2]
+        if x.shape[-1] < 2 * half:
+            raise ValueError(f"q: {x.shape[-1]} features of a head, the encoding turns {2 * half}")
+        made = torch.ops.kerple.turns(self.inv_freq, self._key, span - rows, rows, span)
+        cos, sin = (one.to(x.dtype) for one in made)
         low, high = x[..., :half], x[..., half : 2 * half]
         return torch.cat([low * cos - high * sin, high * cos + low * sin, x[..., 2 * half :]], -1)
 
@@ -180,33 +185,22 @@ class Encoding(nn.Module):
         key_starts: Tensor | None = None,
     ) -> Tensor:
         """:func:`~kerple.torch.attention` with this method; arguments and result are as there."""
-        _check("q", q)
-        _check("k", k, q)
-        _check("v", v, q)
-        if q.dim() != 4 or k.dim() != 4:
-            raise ValueError(f"q, k: expected [B, H, L, D] each, got {tuple(q.shape)} and {tuple(k.shape)}")
-        if hasattr(self, "inv_freq"):
-            q, k = self._rotated(q, k.shape[2]), self._rotated(k, k.shape[2])
-        options = dict(causal=causal, scale=scale, cap=cap, sinks=sinks, key_lengths=key_lengths, key_starts=key_starts)
-        dtype = torch.float32 if q.dtype in _HALF else q.dtype
-        if self._entry != "map":
-            length = k.shape[2] if causal else max(q.shape[2], k.shape[2])
-            bias, weight = self.table(length, causal=causal, dtype=dtype) if self._entry == "scores" else (None, None)
-            return attention(q, k, v, bias=bias, weight=weight, window=self.window, **options)
-        return self._mapped(q, k, v, dtype, **options)
-
-    def _mapped(self, q, k, v, dtype, causal, scale, cap, sinks, key_lengths, key_starts) -> Tensor:
-        half = q.dtype
-        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        numbers = self._numbers(k.shape[2], causal, dtype)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        of, dtype = check_qkv(q, k, v)
+        longest = max(q.shape[2], k.shape[2])
+        q, k = self._rotated(q, k, longest)
+        bias = weight = numbers = None
+        if self._entry == "scores":
+            bias, weight = self.table(k.shape[2] if causal else longest, causal=causal, dtype=dtype)
+        elif self._entry == "map":
+            scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+            numbers = self._numbers(k.shape[2], causal, dtype)
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if self.kind == "transformer_xl":
             q = q + self.u.to(dtype)[:, None]
-        out = call(
-            q, k, v, None, None, _beside("sinks", sinks, dtype), numbers, _keys("key_starts", key_starts),
-            _keys("key_lengths", key_lengths), self._key, scale, causal, self.window, cap,
-        )  # fmt: skip
-        return out.to(half)
+        out = attend(
+            q, k, v, bias, weight, sinks, numbers, key_starts, key_lengths, self._in_engine, scale, causal, self.window, cap
+        )
+        return out.to(of)
 
 
 def project_(module: nn.Module) -> None:
@@ -231,6 +225,12 @@ class Rotary(_Named):
     """Queries and keys turn with their positions."""
 
     kind = "rotary"
+
+
+class Xpos(_Named):
+    """The same, and their products fade with distance. Sun et al. 2022, arXiv:2212.10554."""
+
+    kind = "xpos"
 
 
 class Alibi(_Named):

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch import library as registry
 
 from .. import _native
-from ._attention import _HALF, _check, _keys
-from ._ops import _check_room, _dense, _library, _room, _rows, encoding
+from ._attention import check_qkv, keys_of
+from ._ops import _check, _dense, _library, _room, _rows, encoding
 from .encodings import Encoding
 
 _OPTIONS = "str encoding, str features, int count, bool causal, int[] noise"
@@ -36,14 +36,10 @@ def _made(key: str, features: str, count: int, causal: bool, noise: list[int]) -
 
 
 def _linear(q, k, v, values, key_lengths, *options, state: _native.LinearState | None = None) -> tuple[Tensor, Tensor]:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4:
-            raise ValueError(f"{name}: expected [B, H, L, D], got shape {tuple(x.shape)}")
-        _check_room(name, x)
+    _check(q, k, v)
     out, denominators = _room(v), q.new_empty(q.shape[:3])
-    _native.linear_forward(
-        _made(*options), _rows(q), _rows(k), _rows(v), _dense(values), _dense(key_lengths), out, denominators, state
-    )
+    inputs = (_rows(q), _rows(k), _rows(v), _dense(values), _dense(key_lengths))
+    _native.linear_forward(_made(*options), inputs, out, denominators, state)
     return out, denominators
 
 
@@ -52,13 +48,10 @@ def _linear_fake(q, k, v, *_):
 
 
 def _linear_backward(d_out, q, k, v, values, key_lengths, out, denominators, *options):
-    made = [_room(q), _room(k), _room(v)]
-    d_values = torch.empty_like(values, memory_format=torch.contiguous_format)
-    _native.linear_backward(
-        _made(*options), _rows(q), _rows(k), _rows(v), _dense(values), _dense(key_lengths), _rows(out),
-        _dense(denominators), _rows(d_out), made, d_values,
-    )  # fmt: skip
-    return (*made, d_values)
+    made = _linear_backward_fake(d_out, q, k, v, values)
+    inputs = (_rows(q), _rows(k), _rows(v), _dense(values), _dense(key_lengths))
+    _native.linear_backward(_made(*options), inputs, (_rows(out), _dense(denominators), _rows(d_out)), made)
+    return made
 
 
 def _linear_backward_fake(d_out, q, k, v, values, *_):
@@ -161,16 +154,11 @@ class LinearAttention(Encoding):
         Raises:
             TypeError, ValueError: as :func:`~kerple.torch.attention`.
         """
-        _check("q", q)
-        _check("k", k, q)
-        _check("v", v, q)
-        half, dtype = q.dtype, torch.float32 if q.dtype in _HALF else q.dtype
+        of, dtype = check_qkv(q, k, v)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        if hasattr(self, "inv_freq"):
-            last = q.shape[2] + (0 if state is None else len(state))
-            q, k = self._rotated(q, last), self._rotated(k, last)
-        arguments = (q, k, v, self._values(), _keys("key_lengths", key_lengths), *self._options(causal))
+        q, k = self._rotated(q, k, q.shape[2] + (0 if state is None else len(state)))
+        arguments = (q, k, v, self._values(), keys_of("key_lengths", key_lengths), *self._options(causal))
         if state is not None:
             with torch.no_grad():
-                return _linear(*arguments, state=state._native)[0].to(half)
-        return torch.ops.kerple.linear(*arguments)[0].to(half)
+                return _linear(*arguments, state=state._native)[0].to(of)
+        return torch.ops.kerple.linear(*arguments)[0].to(of)
