@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # The Python package as a user would install it: a wheel, in an environment of its own, and the tests in python/tests.
 #
-# The environment is kept in target/python, so that only the first run downloads PyTorch and transformers.
-# PYTHON: the interpreter to make it with, 3.10 or later.
+# scripts/python_venv.sh says where that environment is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$PWD venv=$PWD/target/python wheels=$PWD/target/wheels
+root=$PWD wheels=$PWD/target/wheels/checked
+source scripts/python_venv.sh
 
-source scripts/python_venv.sh "$venv" 'maturin>=1.9,<2' 'pytest>=8'
+install 'maturin>=1.9,<2' 'pytest>=8'
+install_torch
 rm -rf "$wheels"
 (cd python && "$venv/bin/maturin" build --release --locked --out "$wheels")
-"$venv/bin/pip" install --quiet --force-reinstall --no-deps "$wheels"/kerple-*.whl
-"$venv/bin/pip" install --quiet "$(ls "$wheels"/kerple-*.whl)[transformers]"
+# --no-deps first: the version stays the same when the sources change, and pip would keep what it has
+install --force-reinstall --no-deps "$wheels"/kerple-*.whl
+install "$(ls "$wheels"/kerple-*.whl)[transformers]"
 
 # away from the sources, so that what is tested is what was installed
 cd "$root/target"

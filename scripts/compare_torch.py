@@ -8,44 +8,10 @@ Attention is one KERPLE-log layer, B1 H12 D64, float32; `dape` the same with a n
 width 256, 4 heads, batch 8, 256 tokens, or for `neox` 12 layers, width 768, 12 heads, batch 2, 50304 tokens. A ratio above 1
 means that kerple is faster. With --instructions avx2 neither side uses wider ones.
 """
-import argparse, json, math, os, resource, statistics, subprocess, sys, time
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-KERPLE = os.path.join(ROOT, "target", "release", "kerple")
-
+import argparse, json, math, sys, time
+from measuring import bench, child, median_ms, peak_mib, spread
 
 NARROW = []  # what keeps kerple to the narrower instructions
-# PyTorch 2.15 can crash on what an earlier `torch.compile` stored
-UNCACHED = dict(TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
-# the same for PyTorch: its own kernels, oneDNN and MKL
-NARROW_TORCH = dict(ATEN_CPU_CAPABILITY="avx2", DNNL_MAX_CPU_ISA="AVX2", MKL_ENABLE_INSTRUCTIONS="AVX2")
-
-
-def kerple(*args, pick):
-    command = [KERPLE, "bench", *args, *NARROW, "--json", "--repeats", "3"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        for line in process.stdout:
-            row = json.loads(line)
-            if all(row[key] == value for key, value in pick.items()):
-                process.kill()  # the engines after it are not asked for
-                return row["median_ms"]
-    sys.exit(f"`{' '.join(command)}` printed no row of {pick}")
-
-
-def torch_child(kind, mode, length, sizes):
-    out = subprocess.run([sys.executable, __file__, "--child", kind, mode, str(length), json.dumps(sizes)], check=True, capture_output=True, text=True,
-                         env=os.environ | UNCACHED | (NARROW_TORCH if NARROW else {}))
-    return json.loads(out.stdout.splitlines()[-1])
-
-
-def median_ms(run, repeats=3):
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
 
 
 def attention(mode, length, backward):
@@ -151,11 +117,10 @@ def evaluation(length):
     return 1e3 * (time.perf_counter() - start)
 
 
-def child(kind, mode, length, sizes):
+def measured(kind, mode, length, sizes):
     work = {"forward": lambda: attention(mode, length, False), "both": lambda: attention(mode, length, True),
             "step": lambda: step(mode, length, **sizes), "eval": lambda: evaluation(length)}[kind]
-    ms = work()
-    print(json.dumps(dict(ms=ms, peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)))
+    return dict(ms=work(), peak_mib=peak_mib())
 
 
 CASES = {
@@ -186,17 +151,17 @@ def compare(name, rounds):
         ratios = {mode: [] for mode in modes}
         for _ in range(rounds):
             for mode in modes:
-                ours = kerple(work, "--lens", str(length), *flags, pick=pick)
-                theirs = torch_child(kind, mode, length, sizes)
+                ours = bench(work, "--lens", str(length), *flags, *NARROW, pick=pick)
+                theirs = child(__file__, kind, mode, length, sizes, narrow=bool(NARROW))
                 ratios[mode].append(theirs["ms"] / ours)
                 print(f"  {kind} L={length}: kerple {ours:.1f} ms, torch {mode} {theirs['ms']:.1f} ms, peak {theirs['peak_mib']:.0f} MiB", file=sys.stderr)
         for mode, found in ratios.items():
-            print(f"{kind if kind != work else name:<8} L={length:<6} against {mode:<8} {statistics.median(found):6.2f}x  ({min(found):.2f} .. {max(found):.2f})", flush=True)
+            print(f"{kind if kind != work else name:<8} L={length:<6} against {mode:<8} {spread(found)}", flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2], sys.argv[3], int(sys.argv[4]), json.loads(sys.argv[5]))
+        print(json.dumps(measured(*json.loads(sys.argv[2]))))
         sys.exit()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="all", choices=[*CASES, "all"])

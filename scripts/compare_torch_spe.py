@@ -10,11 +10,9 @@ queries and keys, mapped to exp(+-x Omega - |x|^2 / 2), and attention is causal 
 all positions, as in the original's fallback, would hold L M D numbers a head). A ratio above 1 means that kerple is faster.
 With --instructions avx2 neither side uses wider ones.
 """
-import argparse, json, math, os, statistics, subprocess, sys, time
-from compare_torch import NARROW_TORCH
+import argparse, json, math, os, sys
+from measuring import bench, child, median_ms, spread
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-KERPLE = os.path.join(ROOT, "target", "release", "kerple")
 H, D, R, M = 8, 64, 64, 128
 
 
@@ -64,25 +62,13 @@ def torch_ms(length, waves, threads, chunk=128):
         for leaf in leaves:
             leaf.grad = None
 
-    run()
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        run()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+    return median_ms(run)
 
 
 def kerple_ms(length, threads, instructions):
-    command = [KERPLE, "bench", "linear", "--lens", str(length), "--heads", str(H), "--head-dim", str(D), "--threads", str(threads), "--repeats", "3", "--json"]
-    command += ["--instructions", instructions] if instructions else []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            row = json.loads(line)
-            if row["bias"] == "sine_spe" and row["backward"] and row["engine"] == "chunked":
-                process.kill()
-                return row["median_ms"]
-    sys.exit("`" + " ".join(command) + "` printed no such row")
+    told = ["linear", "--lens", length, "--heads", H, "--head-dim", D, "--threads", threads]
+    told += ["--instructions", instructions] if instructions else []
+    return bench(*map(str, told), pick=dict(bias="sine_spe", backward=True, engine="chunked"))
 
 
 if __name__ == "__main__":
@@ -92,16 +78,15 @@ if __name__ == "__main__":
     parser.add_argument("--waves", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--instructions", choices=["avx2"])
-    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(torch_ms(args.length, args.waves, args.threads))
+        print(torch_ms(*json.loads(args.child)))
         sys.exit()
-    ratios, env = [], dict(os.environ, **(NARROW_TORCH if args.instructions else {}))
+    ratios = []
     for _ in range(args.rounds):
         ours = kerple_ms(args.length, args.threads, args.instructions)
-        child = [sys.executable, __file__, "--child", "--length", str(args.length), "--waves", str(args.waves), "--threads", str(args.threads)]
-        theirs = float(subprocess.run(child, check=True, capture_output=True, text=True, env=env).stdout.splitlines()[-1])
+        theirs = child(__file__, args.length, args.waves, args.threads, narrow=bool(args.instructions))
         ratios.append(theirs / ours)
         print(f"  L={args.length}: kerple {ours:.1f} ms, torch eager {theirs:.1f} ms", file=sys.stderr)
-    print(f"SineSPE + FAVOR+ L={args.length} forward and backward: {statistics.median(ratios):.2f}x  ({min(ratios):.2f} .. {max(ratios):.2f})")
+    print(f"SineSPE + FAVOR+ L={args.length} forward and backward: {spread(ratios)}")

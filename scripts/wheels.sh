@@ -2,19 +2,34 @@
 # Wheels of the Python package for Linux, one for all Pythons from 3.10 on: scripts/wheels.sh [DIR] [TARGET...]
 #
 # Zig links against an old glibc, so that the wheels run wherever manylinux 2.17 does. Targets other than this machine's are
-# cross-built; `rustup target add TARGET` brings their standard library.
+# cross-built; `rustup target add TARGET` brings their standard library. auditwheel says what each really needs, and the one for
+# this machine is installed into an environment of its own, with numpy alone, and computes something.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=$(realpath -m "${1:-target/wheels}")
+out=$(realpath -m "${1:-target/wheels/manylinux}")
 shift || true
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || targets=(x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu)
 
-venv=$PWD/target/python-build
-source scripts/python_venv.sh "$venv" 'maturin>=1.9,<2' ziglang
+KERPLE_VENV=target/python-wheels
+source scripts/python_venv.sh
+install 'maturin>=1.9,<2' ziglang auditwheel
 export PATH="$venv/bin:$PATH"
+rm -f "$out"/kerple-*.whl
 for target in "${targets[@]}"; do
-    command -v rustup >/dev/null && rustup target add "$target"
+    ! command -v rustup >/dev/null || rustup target add "$target"
     (cd python && maturin build --release --locked --zig --compatibility manylinux_2_17 --target "$target" --out "$out")
 done
+for wheel in "$out"/kerple-*.whl; do auditwheel show "$wheel"; done
+
+own=$(ls "$out"/kerple-*"$(uname -m)".whl)
+venv=$(mktemp -d)
+trap 'rm -rf "$venv"' EXIT
+install "$own"
+(cd "$venv" && bin/python - <<'END')
+import kerple, sys
+bias, _ = kerple.table("kerple_log", heads=2, length=4)
+assert bias.shape == (2, 4) and (bias[:, 0] == 0).all() and (bias[:, 3] < bias[:, 1]).all() and "torch" not in sys.modules
+print("kerple", kerple.__version__, kerple.instruction_set(), "of", kerple.__file__)
+END
 ls -l "$out"

@@ -17,7 +17,7 @@ def _line(result: Result) -> str:
     verdict = "ok" if result.is_good else "WRONG"
     if result.failure is not None:
         out = f"{result.errors['out']:>11.1e}" if "out" in result.errors else " " * 11
-        return f"{result.case.name:<28}{verdict:<7}{out}  {result.failure[:160]}"
+        return f"{result.case.name:<28}{verdict:<7}{out}  {result.failure[:320]}"
     cells = "".join(f"{result.errors[part]:>11.1e}" for part in PARTS)
     return f"{result.case.name:<28}{verdict:<7}{cells}{result.allowed:>11.1e}"
 

@@ -30,10 +30,13 @@ def sdpa(call: Call) -> Tensor:
 
 
 @cache
-def _compiled() -> Callable:
+def _compiled(*_: object) -> Callable:
+    """FlexAttention compiled for calls of one kind, without what was compiled for those before: sizes that stay variable and
+    limits of recompiling are no part of what is tested."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)
+    torch._dynamo.reset()
+    return torch.compile(flex_attention, dynamic=False)
 
 
 def flex(call: Call) -> Tensor:
@@ -59,7 +62,8 @@ def flex(call: Call) -> Tensor:
     k, v = call.grouped()
     # what fails while it is compiled is never compiled again in this process: without a backward there is nothing to compile
     has_backward = call.q.device.type != "cpu" or not (torch.is_grad_enabled() and call.q.requires_grad)
-    run = _compiled() if has_backward else flex_attention
+    kind = (call.q.shape, call.k.shape, call.q.dtype, call.causal, call.window, lengths is None)
+    run = _compiled(*kind) if has_backward else flex_attention
     return run(call.q, k, v, score_mod=score, block_mask=block, scale=call.scale)
 
 

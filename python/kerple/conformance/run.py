@@ -77,9 +77,9 @@ def check(attention: Callable[[Call], Tensor], case: Case) -> Result:
         found = _passes(attention, call, up)
         failure = None
     except Exception as error:
-        words = str(error).strip().splitlines() or [""]
-        failure = f"{type(error).__name__}: {words[0]}"
-        found = _forward(attention, call)
+        failure = _words(error)
+        found, also = _forward(attention, call)
+        failure += f"; the output alone: {also}" if also else ""
     errors = {}
     for name, got, want, size in zip(PARTS, found, wanted, sizes(call, up), strict=False):
         error = (got.double() - want.double()).abs()
@@ -87,15 +87,20 @@ def check(attention: Callable[[Call], Tensor], case: Case) -> Result:
     return Result(case, errors, allowed(case), failure)
 
 
-def _forward(attention: Callable[[Call], Tensor], call: Call) -> list[Tensor]:
-    """The output alone of what has no gradients; nothing where that fails too."""
+def _words(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def _forward(attention: Callable[[Call], Tensor], call: Call) -> tuple[list[Tensor], str | None]:
+    """The output alone of what has no gradients; where that fails too, why."""
     q, k, v, bias = (x.detach() for x in (call.q, call.k, call.v, call.bias))
     try:
         with torch.no_grad():
             out = attention(replace(call, q=q, k=k, v=v, bias=bias))
-    except Exception:
-        return []
-    return [out] if out.shape == q.shape else []
+    except Exception as error:
+        return [], _words(error)
+    return ([out], None) if out.shape == q.shape else ([], f"its shape is {tuple(out.shape)}")
 
 
 def run(attention: Callable[[Call], Tensor], cases: Iterable[Case] = CASES) -> Iterable[Result]:
