@@ -15,7 +15,7 @@ _HALF = (torch.float16, torch.bfloat16)
 def _check(name: str, x: object, like: Tensor | None = None) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-    if not (x.is_cpu or x.is_meta):
+    if not x.is_cpu and not x.is_meta:
         raise ValueError(
             f"{name}: is on {x.device}; kerple computes on the processor and has no GPU kernels, use {name}.cpu()"
         )

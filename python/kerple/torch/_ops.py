@@ -63,20 +63,13 @@ def _room(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _check_room(name: str, x: Tensor) -> None:
-    size = x.numel() * 8
-    if size > _MEMORY:
-        size = x.numel() * x.element_size()
-        if size > _MEMORY:
-            shape = tuple(x.shape)
-            raise ValueError(f"{name}: an array of shape {shape} takes {size} bytes, this machine has {_MEMORY}")
-
-
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ValueError(f"{name}: expected [B, H, L, D], got shape {tuple(x.shape)}")
-        _check_room(name, x)
+        if x.numel() > _MEMORY // 8 and x.numel() * x.element_size() > _MEMORY:
+            size, shape = x.numel() * x.element_size(), tuple(x.shape)
+            raise ValueError(f"{name}: an array of shape {shape} takes {size} bytes, this machine has {_MEMORY}")
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
@@ -85,16 +78,20 @@ def _dense(x: Tensor | None) -> Tensor | None:
 
 def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[Tensor | None, ...]]:
     """What is asked for, and the arrays as they are read; the arguments are those of ``kerple::attention``."""
-    _check(q, k, v)
     rule = _rule(*rest[6:11], torch.get_num_threads())
     return rule, (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:6]))
 
 
-def _attention(q: Tensor, *rest) -> tuple[Tensor, Tensor]:
+def _run(q: Tensor, *rest) -> tuple[Tensor, Tensor]:
     rule, inputs = _given(q, *rest)
     out, lse = _room(q), torch.empty(q.shape[:3], dtype=q.dtype)
     _native.attention_forward(rule, inputs, out, lse)
     return out, lse
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[Tensor, Tensor]:
+    _check(q, k, v)
+    return _run(q, k, v, *rest)
 
 
 def _attention_fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
@@ -108,7 +105,7 @@ def _made(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], wa
     return [_room(q), _room(k), _room(v), *dense]
 
 
-def _attention_backward(d_out: Tensor, *rest) -> tuple[Tensor, ...]:
+def _run_backward(d_out: Tensor, *rest) -> tuple[Tensor, ...]:
     inputs, (out, lse), options, wanted = rest[:9], rest[9:11], rest[11:16], rest[16]
     rule, given = _given(*inputs, *options)
     made = _made(*inputs[:3], inputs[3:7], wanted)
@@ -116,6 +113,11 @@ def _attention_backward(d_out: Tensor, *rest) -> tuple[Tensor, ...]:
     room = [*made[:3], *(x if use else None for x, use in zip(made[3:], used, strict=True))]
     _native.attention_backward(rule, given, (_rows(out), _dense(lse), _rows(d_out)), room)
     return tuple(made)
+
+
+def _attention_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[Tensor, ...]:
+    _check(q, k, v)
+    return _run_backward(d_out, q, k, v, *rest)
 
 
 def _attention_backward_fake(
@@ -144,19 +146,20 @@ class _Direct(torch.autograd.Function):
     """The operation without the dispatcher, which takes several times as long as a small call."""
 
     @staticmethod
-    def forward(ctx, *inputs):
-        out, lse = _attention(*inputs)
-        ctx.save_for_backward(*inputs[:9], out, lse)
-        ctx.options = inputs[9:]
+    def forward(ctx, q, k, v, bias, weight, sinks, numbers, rest):
+        inputs = (q, k, v, bias, weight, sinks, numbers, *rest[:2])
+        out, lse = _run(*inputs, *rest[2:])
+        ctx.save_for_backward(*inputs, out, lse)
+        ctx.options = rest[2:]
         return out
 
     @staticmethod
     def backward(ctx, d_out):
         needs = ctx.needs_input_grad
         # the operation itself says that it has no derivative, to those who ask for one
-        run = torch.ops.kerple.attention_backward if torch.is_grad_enabled() else _attention_backward
+        run = torch.ops.kerple.attention_backward if torch.is_grad_enabled() else _run_backward
         made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:7]))
-        return (*(d if need else None for d, need in zip(made, needs, strict=False)), *(None,) * 7)
+        return (*(d if need else None for d, need in zip(made, needs, strict=False)), None)
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -176,9 +179,10 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
     """The output of attention, of tensors that have been looked at; the arguments are those of ``kerple::attention``."""
     if not _is_plain(q, k, v, rest[:6]):
         return torch.ops.kerple.attention(q, k, v, *rest)[0]
+    _check(q, k, v)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *rest[:4])):
-        return _Direct.apply(q, k, v, *rest)
-    return _attention(q, k, v, *rest)[0]
+        return _Direct.apply(q, k, v, *rest[:4], rest[4:])
+    return _run(q, k, v, *rest)[0]
 
 
 registry.impl("kerple::attention", "cpu", lib=_library)(_attention)
