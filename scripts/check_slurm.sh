@@ -1,79 +1,61 @@
 #!/usr/bin/env bash
-# A comparison as a job array of a real Slurm on this machine: shards run side by side, one is told to stop and goes into the queue
-# again, the dependent job makes the page, and every run has the files of a single process to the byte. KERPLE=PROGRAM tries a
-# program that was built before. Takes two minutes.
+# A real Slurm on this machine. A comparison as a job array: shards run side by side, one is told to stop and goes into the queue
+# again, the dependent job makes the page, and every run has the files of a single process to the byte. Then a job of two ranks of
+# Open MPI, which is stopped and submitted again. KERPLE=PROGRAM tries a program that was built with `--features mpi`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ -z "${KERPLE:-}" ]; then
-    cargo build --release --locked --workspace
-    KERPLE=$PWD/target/release/kerple
-fi
-here=$(mktemp -d)
-trap 'scripts/slurm_here.sh stop "$here/slurm"; rm -rf "$here"' EXIT
+source scripts/check_setup.sh
+install_mpi
+build --features kerple-cli/mpi
+make_run
+undo+=("scripts/slurm_here.sh stop $here/slurm")
 eval "$(scripts/slurm_here.sh start "$here/slurm")"
-fail() { printf 'FAILED: %s\n' "$*" >&2; tail -n 20 "$here"/out/slurm/*.log "$here/slurm/slurmctld.log" >&2 || true; exit 1; }
-timeless() { sed -E 's/"(seconds|step_seconds)":[^,}]*,?//g; s/"threads":[0-9]+,?//' "$1"; }
-# Waits until a condition holds, at most so many seconds.
-within() { local limit=$1 second; shift; for second in $(seq $((limit * 5))); do if "$@"; then return; fi; sleep 0.2; done; fail "not within $limit s: $*"; }
-
-"$KERPLE" prepare --input docs/*.md --out "$here/data" >/dev/null 2>&1
-cat >"$here/run.toml" <<TOML
-seed = 5
-data.path = "$here/data"
-encoding.kind = "none"
-[model]
-n_layers = 2
-n_heads = 2
-head_dim = 16
-[train]
-train_len = 256
-batch = 8
-steps = 60
-learning_rate = 3e-3
-log_every = 5
-checkpoint_every = 20
-TOML
-compare=(compare --config "$here/run.toml" --encodings alibi,rotary --seeds 2 --lengths 64,256 --segments 5 --span 256)
+out=$here/out
+compare=(compare --config "$here/run.toml" "${slow[@]}" --encodings alibi,rotary --seeds 2 --lengths 64,256 --segments 5 --span 256)
+state() { squeue --noheader --jobs "$1" --format=%T 2>/dev/null; }
+is() { [ "$(state "$1")" = "$2" ]; }
+is_over() { is "$1" ''; }
 
 echo "== one process"
-"$KERPLE" "${compare[@]}" --threads 1 --out "$here/alone" >/dev/null 2>&1
+one "${compare[@]}" --out "$here/alone"
 
 echo "== two shards under Slurm, one of them stopped by TERM"
-"$KERPLE" "${compare[@]}" --out "$here/out" --slurm 2%2 >/dev/null 2>&1
-said=$(bash "$here/out/slurm/submit.sh" --cpus-per-task=1 --time=30)
-echo "   $said"
-shards=$(sed -E 's/.*shards: job ([0-9]+).*/\1/' <<<"$said")
-pages=$(sed -E 's/.*pages: job ([0-9]+).*/\1/' <<<"$said")
-state() { squeue --noheader --jobs "$1" --format=%T 2>/dev/null; }
-trains() { [ -f "$here/out/runs/rotary/seed-5/metrics.jsonl" ]; }
-waits_again() { [ "$(squeue --noheader --jobs "${shards}_1" --format=%T 2>/dev/null)" = PENDING ]; }
-is_over() { [ -z "$(state "$1")" ]; }
-within 60 trains
-# what Slurm sends before the time of a job is over: TERM to its script alone
-scancel --signal=TERM --batch "${shards}_1"
-within 60 waits_again
-grep -q "what was done is saved" "$here/out/slurm/shard-1.log" || fail "the shard does not say that it has saved"
-! is_over "$pages" || fail "the page is made before all shards are done"
+quiet "$KERPLE" "${compare[@]}" --out "$out" --slurm 2%2
+quiet bash "$out/slurm/submit.sh" --cpus-per-task=1 --time=30
+read -r shards pages < <(sed -E 's/.*shards: job ([0-9]+), pages: job ([0-9]+).*/\1 \2/' "$here/log")
+say "shards: job $shards, pages: job $pages"
+logs=("$here"/slurm/slurm*.log "$out"/slurm/{shard-0,shard-1,pages}.log)
+within 60 has_newer "$out/runs/alibi/seed-5" ''
+# what Slurm sends before the time of a job is over: TERM to its script alone (the last shard has the number of the whole array)
+scancel --signal=TERM --batch "${shards}_0"
+within 60 is "${shards}_0" PENDING
+grep -q "what was done is saved" "$out/slurm/shard-0.log" || fail "the shard does not say that it has saved"
+is "$pages" PENDING && [ ! -e "$out/report" ] || fail "the page is made before all shards are done"
 # a job that goes into the queue again waits for two minutes there; nobody else wants this machine
-scontrol update JobId="${shards}_1" StartTime=now
+scontrol update JobId="${shards}_0" StartTime=now
 within 120 is_over "$shards"
 within 60 is_over "$pages"
-
 for label in alibi rotary; do
-    for seed in 5 6; do
-        run=runs/$label/seed-$seed
-        for file in checkpoints/step-00000060/{model,optimizer}.safetensors kernels.json; do
-            if [ -f "$here/alone/$run/$file" ]; then cmp "$here"/{alone,out}/"$run/$file" || fail "$run/$file differs"; fi
-        done
-        for file in metrics.jsonl evaluation.jsonl; do
-            cmp <(timeless "$here/alone/$run/$file") <(timeless "$here/out/$run/$file") || fail "$run/$file differs"
-        done
-    done
+    for seed in 5 6; do same_run "$here/alone/runs/$label/seed-$seed" "$out/runs/$label/seed-$seed"; done
 done
-[ "$(wc -l <"$here/out/runs/rotary/seed-5/sittings.jsonl")" = 2 ] || fail "the stopped run was not gone on with"
-[ -f "$here/out/report/index.html" ] || fail "the dependent job has made no page"
-for table in report.md report.json; do
-    [ -f "$here/alone/report/$table" ] || continue
-    echo "   $table: $(wc -c <"$here/out/report/$table") bytes, alone $(wc -c <"$here/alone/report/$table")"
-done
-echo "shards of Slurm: all is well"
+[ "$(wc -l <"$out/runs/alibi/seed-5/sittings.jsonl")" = 2 ] || fail "the stopped run was not gone on with"
+[ -f "$out/report/index.html" ] || fail "the dependent job has made no page"
+say "the stopped run went on after $(tail -n 1 "$out/runs/alibi/seed-5/sittings.jsonl" | grep -o '"first_step":[0-9]*')"
+
+echo "== a job of two ranks, stopped by USR1 before its time is over"
+one train --config "$here/run.toml" "${slow[@]}" --out "$here/one"
+submit() {
+    sbatch --parsable --ntasks=2 --cpus-per-task=1 --signal=B:USR1@120 --output="$here/ranks.log" --open-mode=append --wrap \
+        "exec mpirun --bind-to none $KERPLE train --config $here/run.toml ${slow[*]} --out $here/two"
+}
+logs+=("$here/ranks.log")
+job=$(submit)
+within 60 has_newer "$here/two" ''
+scancel --signal=USR1 --batch "$job"
+within 30 is_over "$job"
+grep -q "the run is saved" "$here/ranks.log" || fail "nothing says that the run is saved"
+job=$(submit)
+within 120 is_over "$job"
+same_run "$here/one" "$here/two"
+[ "$(grep -c '"ranks":2' "$here/two/sittings.jsonl")" = 2 ] || fail "not two sittings of two ranks"
+echo "a real Slurm: all is well"

@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Strong and weak scaling over ranks of one thread on this machine, which should do nothing else. Prints Markdown tables: seconds of
-# an update, the share of it that rank 0 waits, and the efficiency, beside what docs/scale-out.md's model says of one machine.
+# Strong and weak scaling over ranks of one thread on this machine, which should do nothing else, and over a slow link between two
+# networks of it. Prints a Markdown table: seconds of an update, the share of it that rank 0 waits, and what the model of
+# docs/scale-out.md says, given what one process takes for one part and for two.
 #
 #     scripts/measure_scaling.sh [MOST RANKS] [RUN FILE]      KERPLE=PROGRAM built with `--features mpi`
 #
 # The run file is one over prepared data; when absent, a decoder of 4 layers and 256 features over this repository's documents.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/check_setup.sh
 most=${1:-$(nproc)}
 config=${2:-}
-: "${KERPLE:=$PWD/target/release/kerple}"
-here=$(mktemp -d)
-trap 'rm -rf "$here"' EXIT
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 KERPLE_THREADS=1
+install_mpi
+build --features kerple-cli/mpi
+export KERPLE_THREADS=1
+each=4 # sequences of a part
 steps=${STEPS:-12}
-each=${EACH:-4}
 
 if [ -z "$config" ]; then
-    "$KERPLE" prepare --input docs/*.md --out "$here/data" >/dev/null 2>&1
-    config=$here/run.toml
+    make_run
+    config=$here/decoder.toml
     cat >"$config" <<TOML
 data.path = "$here/data"
 encoding.kind = "kerple_log"
@@ -33,37 +34,50 @@ valid_every = 0
 TOML
 fi
 
-counts=()
-for ((n = 1; n <= most; n *= 2)); do counts+=("$n"); done
-# the least common batch of all counts, `each` sequences for the most ranks
-strong=$((counts[-1] * each))
-
-# Seconds of an update, median of the medians of the rows after the first, and the share that waits.
-measure() { # RANKS BATCH MICRO_BATCH
-    local out=$here/$1-$2 first
-    first=$(command -v mpirun >/dev/null && echo mpirun -n "$1" --bind-to core)
-    [ "$1" -gt "$(nproc)" ] && first="mpirun -n $1 --bind-to none"
-    $first "$KERPLE" train --config "$config" --set train.batch="$2" --set train.micro_batch="$3" --set train.steps="$steps" \
-        --set train.log_every=2 --set train.checkpoint_every="$steps" --out "$out" >"$here/log" 2>&1 ||
-        { cat "$here/log" >&2; exit 1; }
-    of() { tail -n +2 "$out/metrics.jsonl" | grep -o "\"$1\":[0-9.e-]*" | cut -d: -f2 | sort -g | awk '{v[NR]=$1} END {if (NR) print v[int((NR+1)/2)]; else print 0}'; }
+# Seconds of an update, median over rows of the medians of their updates, and the share that waits. Without the first row.
+measure() { # PARTS COMMAND...
+    local parts=$1 out; shift
+    out=$(mktemp -d "$here/XXXX")
+    quiet "$@" "$KERPLE" train --config "$config" --set train.batch=$((parts * each)) --set train.micro_batch=$each \
+        --set train.steps="$steps" --set train.log_every=2 --set train.checkpoint_every="$steps" --out "$out"
+    of() { tail -n +2 "$out/metrics.jsonl" | { grep -o "\"$1\":[0-9.e-]*" || echo :0; } | cut -d: -f2 | sort -g |
+        awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
     echo "$(of step_seconds) $(of waiting)"
+    parameters=$(grep -Eo '"parameters": ?[0-9]+' "$out/plan.json" | grep -Eo '[0-9]+')
 }
 
+# A row of the table: RANKS PARTS BYTES-A-SECOND WHAT COMMAND...
+row() {
+    local n=$1 parts=$2 speed=$3 what=$4 seconds waiting; shift 4
+    read -r seconds waiting < <(measure "$parts" "$@")
+    awk -v n="$n" -v parts="$parts" -v speed="$speed" -v what="$what" -v s="$seconds" -v w="$waiting" -v one="$one" -v two="$two" \
+        -v gradient=$((4 * parameters)) -v batch=$((parts * each)) 'BEGIN {
+            part = two - one; rest = one - part
+            # strong: against all of the work by one process, divided; weak: against the work of one rank
+            whole = what == "strong" ? (parts * part + rest) / n : parts / n * part + rest
+            network = speed ? (parts / n + 1) * (n - 1) / n * gradient / speed : 0
+            model = parts / n * part + rest + network
+            printf "| %s | %d | %d | %.3f | %.3f | %.1f %% | %.1f %% | %.1f %% | %.1f %% |\n",
+                what, n, batch, s, model, 100 * w, 100 * network / model, 100 * whole / s, 100 * whole / model }'
+}
+local_ranks() { if [ "$1" -gt "$(nproc)" ]; then echo "mpirun -n $1 --bind-to none"; else echo "mpirun -n $1 --bind-to core"; fi; }
+
+measure 1 >"$here/one"
+measure 2 >"$here/two"
+read -r one _ <"$here/one"
+read -r two _ <"$here/two"
 echo "$(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), $(nproc) cores, $("$KERPLE" --version), $(mpirun --version | head -n 1)"
+echo "$parameters parameters, parts of $each sequences; one process: $one s an update of one part, $two s of two"
 echo
-echo "| ranks | batch | seconds an update | waiting | efficiency | |"
-echo "|---|---|---|---|---|---|"
-for kind in strong weak; do
-    alone=
-    for n in "${counts[@]}"; do
-        batch=$strong
-        [ "$kind" = weak ] && batch=$((n * each))
-        read -r seconds waiting <<<"$(measure "$n" "$batch" "$each")"
-        : "${alone:=$seconds}"
-        share=1
-        [ "$kind" = strong ] && share=$n
-        awk -v kind="$kind" -v n="$n" -v batch="$batch" -v s="$seconds" -v w="$waiting" -v a="$alone" -v share="$share" \
-            'BEGIN { printf "| %d | %d | %.3f | %.1f %% | %.1f %% | %s |\n", n, batch, s, 100 * w, 100 * a / (s * share), kind }'
+echo "| | ranks | batch | seconds an update | model | waiting | model | efficiency | model |"
+echo "|---|---|---|---|---|---|---|---|---|"
+for ((n = 2; n <= most; n *= 2)); do row "$n" "$most" 0 strong $(local_ranks "$n"); done
+for ((n = 2; n <= most; n *= 2)); do row "$n" "$n" 0 weak $(local_ranks "$n"); done
+if two_networks 100mbit; then
+    for rate in 100 300 1000; do
+        slow_link "${rate}mbit"
+        for parts in 2 8; do row 2 "$parts" $((rate * 1000000 / 8)) "$rate Mbit/s" near_and_far; done
     done
-done
+else
+    echo "no networks of this machine: nothing was measured over a link" >&2
+fi

@@ -9,7 +9,12 @@ mkdir -p "$2"
 dir=$(cd "$2" && pwd)
 
 stop() {
-    local name
+    local name second
+    export SLURM_CONF=$dir/slurm.conf
+    for second in $(seq 10); do
+        squeue --noheader --format=%A 2>/dev/null | xargs -r scancel --quiet && [ -n "$(squeue --noheader 2>/dev/null)" ] || break
+        sleep 1
+    done
     for name in slurmd slurmctld munged; do
         [ ! -f "$dir/$name.pid" ] || kill "$(cat "$dir/$name.pid")" 2>/dev/null || true
         rm -f "$dir/$name.pid"
@@ -18,7 +23,7 @@ stop() {
 
 start() {
     if ! command -v slurmctld >/dev/null || ! command -v slurmd >/dev/null || ! command -v sbatch >/dev/null; then
-        (apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy slurmctld slurmd slurm-client munge) >&2
+        (apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends slurmctld slurmd slurm-client munge) >&2
     fi
     mkdir -p "$dir/state" "$dir/spool" /run/munge
     chown munge /run/munge
@@ -49,6 +54,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 KillWait=30
+SchedulerParameters=sched_interval=2
 NodeName=$machine NodeAddr=127.0.0.1 CPUs=$cores State=UNKNOWN
 PartitionName=main Nodes=$machine Default=YES MaxTime=INFINITE State=UP
 CONF

@@ -34,7 +34,7 @@ pub fn write_file(path: &Path, content: &str) -> Outcome {
     kerple_files::replace(path, content.as_bytes()).map_err(|error| Failure::writing(path, &error))
 }
 
-/// A flag that the first Ctrl-C or SIGTERM sets; a second one ends the process at once.
+/// A flag that the first Ctrl-C, SIGTERM or SIGUSR1 sets; a second one ends the process at once.
 pub fn stop_flag() -> Arc<AtomicBool> {
     stop_flag_saying("finishing this step, then saving; once more to stop at once")
 }
@@ -51,7 +51,21 @@ pub fn stop_flag_saying(what: &'static str) -> Arc<AtomicBool> {
     };
     // another handler is only installed already when commands run one another
     let _ = ctrlc::set_handler(handler);
+    #[cfg(unix)]
+    // SAFETY: the handler does what is allowed in one.
+    unsafe {
+        libc::signal(libc::SIGUSR1, as_term as *const () as libc::sighandler_t);
+    }
     flag
+}
+
+/// mpirun hands SIGUSR1 on to all ranks and lets them work on; after SIGTERM it kills them within a second.
+#[cfg(unix)]
+extern "C" fn as_term(_: libc::c_int) {
+    // SAFETY: raises a signal, which a handler may do.
+    unsafe {
+        libc::raise(libc::SIGTERM);
+    }
 }
 
 /// A training step as a progress line.

@@ -41,11 +41,13 @@ pub fn join() -> Option<World> {
 }
 
 impl Drop for World {
-    /// A rank that panics ends all: the orderly end would wait for the others, and they for it.
+    /// A rank that panics ends all: the orderly end would wait for the others, and they for it. That end takes the processor from
+    /// ranks that still work, so they are waited for here.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.all.abort(101);
         }
+        self.barrier(&mut || {});
     }
 }
 
