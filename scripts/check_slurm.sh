@@ -9,7 +9,8 @@ install_mpi
 build --features kerple-cli/mpi
 make_run
 undo+=("scripts/slurm_here.sh stop $here/slurm")
-eval "$(scripts/slurm_here.sh start "$here/slurm")"
+variables=$(scripts/slurm_here.sh start "$here/slurm")
+eval "$variables"
 out=$here/out
 compare=(compare --config "$here/run.toml" "${slow[@]}" --encodings alibi,rotary --seeds 2 --lengths 64,256 --segments 5 --span 256)
 state() { squeue --noheader --jobs "$1" --format=%T 2>/dev/null; }
@@ -31,7 +32,8 @@ scancel --signal=TERM --batch "${shards}_0"
 within 60 is "${shards}_0" PENDING
 grep -q "what was done is saved" "$out/slurm/shard-0.log" || fail "the shard does not say that it has saved"
 is "$pages" PENDING && [ ! -e "$out/report" ] || fail "the page is made before all shards are done"
-# a job that goes into the queue again waits for two minutes there; nobody else wants this machine
+# a job that goes into the queue again waits for two minutes there; seconds are enough for what ended it to be over
+sleep 5
 scontrol update JobId="${shards}_0" StartTime=now
 within 120 is_over "$shards"
 within 60 is_over "$pages"

@@ -16,7 +16,9 @@ stop() {
         sleep 1
     done
     for name in slurmd slurmctld munged; do
-        [ ! -f "$dir/$name.pid" ] || kill "$(cat "$dir/$name.pid")" 2>/dev/null || true
+        [ -f "$dir/$name.pid" ] || continue
+        kill "$(cat "$dir/$name.pid")" 2>/dev/null || true
+        timeout 10 tail --pid="$(cat "$dir/$name.pid")" -f /dev/null || true
         rm -f "$dir/$name.pid"
     done
 }

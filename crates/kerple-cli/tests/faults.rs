@@ -157,7 +157,8 @@ fn a_preparation_that_is_stopped_leaves_nothing() {
 fn signals_end_with_what_is_done_saved() {
     let place = Place::new();
     place.make_data();
-    for (run, signal) in [("int", libc::SIGINT), ("term", libc::SIGTERM), ("hup", libc::SIGHUP)] {
+    let signals = [("int", libc::SIGINT), ("term", libc::SIGTERM), ("hup", libc::SIGHUP), ("usr1", libc::SIGUSR1)];
+    for (run, signal) in signals {
         let train = ["train", "--config", "run.toml", "--out", run, "--set", "train.steps=1000000"];
         let (code, said) = interrupted(&place, &train, &format!("{run}/metrics.jsonl"), signal);
         assert!(code == Some(130) && said.contains("finishing this step, then saving"), "{run}: {code:?} {said}");
