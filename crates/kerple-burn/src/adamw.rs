@@ -157,7 +157,7 @@ enum Clipped {
     /// A factor that the host knows, for the kernel; `None`: the norm is not finite.
     Known(Option<f64>),
     /// A factor, `[1]`, and whether the norm is finite, on the gradient's device.
-    OnDevice(Tensor<1>, Tensor<1, Bool>),
+    OnDevice(Box<(Tensor<1>, Tensor<1, Bool>)>),
 }
 
 impl Clipped {
@@ -174,7 +174,7 @@ impl Clipped {
             true => ((norm + 1e-6) / clip).clamp_min(1.0).recip(),
             false => norm.ones_like(),
         };
-        Clipped::OnDevice(factor, finite)
+        Clipped::OnDevice(Box::new((factor, finite)))
     }
 }
 
@@ -201,7 +201,8 @@ impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for
                     let gradient_scale = factor.expect("without a finite norm there is no update");
                     fused(&adam::Update { gradient_scale, ..settings }, group.range, values, gradient, moments)
                 }
-                Clipped::OnDevice(factor, finite) => {
+                Clipped::OnDevice(clipped) => {
+                    let (factor, finite) = &**clipped;
                     let gradient = gradient * factor.clone();
                     composed(&settings, group.range, (values, moments), gradient, finite)
                 }

@@ -103,9 +103,10 @@ pub fn said(object: &Bound<PyAny>) -> Option<Said> {
     if !known || (ndim > 0 && (shape.is_null() || strides.is_null())) {
         return None;
     }
-    // SAFETY: shape and strides are the object's, `ndim` numbers each, and it lives through this call.
-    let [shape, strides] = [shape, strides].map(|values| {
-        if ndim == 0 { Vec::new() } else { unsafe { std::slice::from_raw_parts(values, ndim) }.to_vec() }
+    let [shape, strides] = [shape, strides].map(|values| match ndim {
+        0 => Vec::new(),
+        // SAFETY: shape and strides are the object's, `ndim` numbers each, and it lives through this call.
+        _ => unsafe { std::slice::from_raw_parts(values, ndim) }.to_vec(),
     });
     let address = (data as usize).wrapping_add(byte_offset as usize);
     Some(Said { address, shape, strides, size: usize::from(bits / 8), floating: code == FLOAT })

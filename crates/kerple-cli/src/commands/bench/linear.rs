@@ -4,9 +4,7 @@ use super::attention::noise;
 use super::{Row, Sizes, agree, times};
 use crate::failure::Outcome;
 use crate::memory::extra_mib;
-use kerple::attention::linear::{
-    self, Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Reach, Saved, toeplitz,
-};
+use kerple::attention::linear::{self, Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Saved, toeplitz};
 use kerple::attention::{Strides, View, ViewMut};
 use kerple::encoding::{Encoding, Fading, Geometry, Method};
 use kerple::features::{Favor, Form, RowMap, omega};
