@@ -94,6 +94,11 @@ ranks 2 bash -c 'exec "$0" train --config "$1" --set train.clip=0.$((5 + OMPI_CO
     "$KERPLE" "$here/run.toml" "$here/differing" >"$here/log" 2>&1 || status=$?
 [ "$status" = 1 ] && grep -q "rank 1 on $(hostname): plan" "$here/log" || fail "other settings on rank 1: exit code $status"
 
+echo "== a command that ranks do not share is refused, once"
+status=0
+ranks 3 "$KERPLE" verify "$here/alone" >"$here/log" 2>&1 || status=$?
+[ "$status" = 2 ] && [ "$(grep -c '^error: ' "$here/log")" = 1 ] || fail "verify on 3 ranks: exit code $status"
+
 echo "== 3 ranks share the runs of a comparison, and of a reproduction"
 compare=(compare --config "$here/run.toml" --encodings alibi,rotary --seeds 2 --lengths 64,256 --segments 5 --span 256)
 reproduce=(reproduce kerple --scale smoke --only figure5)

@@ -2,6 +2,7 @@
 
 use crate::args::Command;
 use crate::failure::Failure;
+use crate::output::{self, Voice};
 use kerple_lm::ranks::Ranks;
 
 /// Joins the other ranks; alone where there are none.
@@ -10,19 +11,27 @@ use kerple_lm::ranks::Ranks;
 /// A command that is not shared, or a program without MPI, started several times: each would do all of the work.
 pub fn join(command: &Command) -> Result<Ranks, Failure> {
     let ranks = world();
-    let started = if ranks.count() > 1 { ranks.count() } else { started() };
+    let started =
+        if ranks.count() > 1 { ranks.count() } else { said(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1) };
+    let misuse = |message, hint| {
+        // the first says it for all
+        if said(["OMPI_COMM_WORLD_RANK", "PMI_RANK"]).is_some_and(|rank| rank > 0) {
+            output::speak(Voice::Silent);
+        }
+        Err(Failure { known: true, ..Failure::misuse(message, hint) })
+    };
     let shared = matches!(command, Command::Train(_) | Command::Eval(_) | Command::Compare(_) | Command::Reproduce(_));
     if started > 1 && !shared {
-        return Err(Failure::misuse(
+        return misuse(
             format!("{started} processes were started for a command that one does"),
             "train, eval, compare and reproduce are shared by ranks; start anything else without mpirun",
-        ));
+        );
     }
     if started > 1 && ranks.count() == 1 {
-        return Err(Failure::misuse(
+        return misuse(
             format!("{started} processes were started together, by a program that was built without MPI"),
             "build it with MPI: cargo install --locked --path crates/kerple-cli --features mpi; docs/scale-out.md says more",
-        ));
+        );
     }
     Ok(ranks)
 }
@@ -37,10 +46,9 @@ fn world() -> Ranks {
     Ranks::alone()
 }
 
-/// How many processes a launcher says it started; 1 where none says anything.
-fn started() -> usize {
-    let said = |name: &str| std::env::var(name).ok()?.parse().ok();
-    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(said).unwrap_or(1)
+/// A number that a launcher says: Open MPI's, or that of others.
+fn said(names: [&str; 2]) -> Option<usize> {
+    names.into_iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
 }
 
 /// Threads of a rank where nothing else is said: the cores it is bound to, at most its share of the machine. `None` where it is

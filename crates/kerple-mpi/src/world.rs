@@ -1,11 +1,10 @@
 //! All ranks of a job.
 
 use kerple_lm::ranks::Communicator;
-use mpi::datatype::PartitionMut;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, CommunicatorCollectives, Destination, Source};
-use mpi::{Count, Tag, Threading};
+use mpi::{Tag, Threading};
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -51,11 +50,6 @@ impl Drop for World {
     }
 }
 
-/// A number as MPI has it.
-fn count(number: usize) -> Count {
-    Count::try_from(number).expect("what is handed over at once is small")
-}
-
 impl Communicator for World {
     fn rank(&self) -> usize {
         usize::try_from(self.all.rank()).expect("ranks are counted from 0")
@@ -76,28 +70,17 @@ impl Communicator for World {
     fn all_gather(&self, own: &[u8]) -> Vec<Vec<u8>> {
         let mut lengths = vec![0u64; Communicator::count(self)];
         self.all.all_gather_into(&[own.len() as u64][..], &mut lengths[..]);
-        let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
-        let mut said: Vec<Vec<u8>> = lengths.iter().map(|length| Vec::with_capacity(*length)).collect();
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        let each = AT_ONCE / lengths.len();
-        for start in (0..longest).step_by(each) {
-            let part = |length: usize| start.min(length)..(start + each).min(length);
-            let counts: Vec<Count> = lengths.iter().map(|length| count(part(*length).len())).collect();
-            let places: Vec<Count> = counts
-                .iter()
-                .scan(0, |place, count| {
-                    *place += count;
-                    Some(*place - count)
-                })
-                .collect();
-            let mut received = vec![0u8; lengths.iter().map(|length| part(*length).len()).sum()];
-            let mut places = PartitionMut::new(&mut received[..], counts.as_slice(), places.as_slice());
-            self.all.all_gather_varcount_into(&own[part(own.len())], &mut places);
-            let mut rest = &received[..];
-            for (said, length) in said.iter_mut().zip(&lengths) {
-                let (own, others) = rest.split_at(part(*length).len());
-                said.extend_from_slice(own);
-                rest = others;
+        let longest = lengths.iter().max().map_or(0, |length| *length as usize);
+        let mut said = vec![Vec::new(); lengths.len()];
+        for start in (0..longest).step_by(AT_ONCE / lengths.len()) {
+            let width = (longest - start).min(AT_ONCE / lengths.len());
+            let part = |length: usize| start.min(length)..(start + width).min(length);
+            let mut given = own[part(own.len())].to_vec();
+            given.resize(width, 0);
+            let mut received = vec![0; width * lengths.len()];
+            self.all.all_gather_into(&given[..], &mut received[..]);
+            for ((said, length), received) in said.iter_mut().zip(&lengths).zip(received.chunks_exact(width)) {
+                said.extend_from_slice(&received[..part(*length as usize).len()]);
             }
         }
         said
