@@ -98,32 +98,37 @@ def _attention_fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return _room(q), q.new_empty(q.shape[:3])
 
 
-def _made(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], wanted: list[bool]) -> list[Tensor]:
-    """Room for the gradients; nothing where there is none."""
-    dense = [torch.empty_like(x, memory_format=torch.contiguous_format) if x is not None and want else q.new_empty(0)
-             for x, want in zip(beside, wanted, strict=True)]  # fmt: skip
+def _made(
+    q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], wanted: list[bool]
+) -> list[Tensor | None]:
+    """Room for the gradients that are wanted."""
+    dense = (torch.empty_like(x, memory_format=torch.contiguous_format) if want and x is not None else None
+             for x, want in zip(beside, wanted, strict=True))  # fmt: skip
     return [_room(q), _room(k), _room(v), *dense]
 
 
-def _run_backward(d_out: Tensor, *rest) -> tuple[Tensor, ...]:
+def _told(q: Tensor, made: list[Tensor | None]) -> tuple[Tensor, ...]:
+    """An operation returns tensors: one without numbers for each gradient that there is none of."""
+    return tuple(q.new_empty(0) if one is None else one for one in made)
+
+
+def _run_backward(d_out: Tensor, *rest) -> list[Tensor | None]:
     inputs, (out, lse), options, wanted = rest[:9], rest[9:11], rest[11:16], rest[16]
     rule, given = _given(*inputs, *options)
     made = _made(*inputs[:3], inputs[3:7], wanted)
-    used = [want and of is not None for want, of in zip(wanted, inputs[3:7], strict=True)]
-    room = [*made[:3], *(x if use else None for x, use in zip(made[3:], used, strict=True))]
-    _native.attention_backward(rule, given, (_rows(out), _dense(lse), _rows(d_out)), room)
-    return tuple(made)
+    _native.attention_backward(rule, given, (_rows(out), _dense(lse), _rows(d_out)), made)
+    return made
 
 
 def _attention_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[Tensor, ...]:
     _check(q, k, v)
-    return _run_backward(d_out, q, k, v, *rest)
+    return _told(q, _run_backward(d_out, q, k, v, *rest))
 
 
 def _attention_backward_fake(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None | list[bool]
 ) -> tuple[Tensor, ...]:
-    return tuple(_made(q, k, v, rest[:4], rest[-1]))
+    return _told(q, _made(q, k, v, rest[:4], rest[-1]))
 
 
 def _attention_setup(ctx, inputs, output) -> None:
