@@ -21,7 +21,7 @@ const ORDERS: [(&str, &str); 13] = [
         "error origin tensors schedule layers config plan model task sequences solver memory ranks events host learner generate checkpoint \
          tasks corpus run depart evaluate train probe job compare",
     ),
-    ("kerple-interchange", "layout import export"),
+    ("kerple-interchange", "layout export import"),
     ("kerple-papers", "error claim manifest timing packed pages reproduce"),
     ("kerple-mpi", "world"),
     (
@@ -30,7 +30,7 @@ const ORDERS: [(&str, &str); 13] = [
     ),
     ("kerple-serve", "facts failure stop raw completion tokens choice answer worker routes"),
     ("kerple-cli", "failure memory output args progress commands ranks main"),
-    ("kerple-py", "array threads encoding kernel attention linear"),
+    ("kerple-py", "threads dlpack array encoding kernel attention linear"),
 ];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -1,5 +1,6 @@
 //! What can go wrong with what a user typed or a file held.
 
+use kerple_files::printable;
 use std::path::{Path, PathBuf};
 
 /// An error for people: what is wrong and where, with the value and the limit, and what to do about it.
@@ -76,15 +77,6 @@ impl Error {
     pub(crate) fn refused(message: impl AsRef<str>, hint: impl Into<String>) -> Error {
         Error::Refused { message: printable(message.as_ref()), hint: hint.into() }
     }
-}
-
-/// A message with control characters written out: what a file holds must not steer a terminal.
-pub fn printable(message: &str) -> String {
-    let written = |letter: char| match letter.is_control() && letter != '\n' {
-        true => letter.escape_default().collect::<String>(),
-        false => letter.to_string(),
-    };
-    message.chars().map(written).collect()
 }
 
 #[cfg(test)]

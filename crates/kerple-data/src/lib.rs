@@ -30,7 +30,7 @@ mod tokenizer;
 mod tokens;
 
 pub use corpus::{Corpus, Report, SplitCounts, Summary, Verified, has_summary, is_prepared, verify};
-pub use error::{Error, Result, printable};
+pub use error::{Error, Result};
 pub use hash::{Sha256, fingerprint};
 pub use order::{
     Batch, BatchShape, Batches, NumpyRandom, Packing, Segments, blocks, document_index, random_segments, sample_index,

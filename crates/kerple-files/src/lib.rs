@@ -230,6 +230,15 @@ fn target(path: &Path) -> io::Result<(PathBuf, Option<Metadata>)> {
     Ok((fs::canonicalize(path)?, Some(about)))
 }
 
+/// A message with control characters written out: what a file holds must not steer a terminal.
+pub fn printable(message: &str) -> String {
+    let written = |letter: char| match letter.is_control() && letter != '\n' {
+        true => letter.escape_default().collect::<String>(),
+        false => letter.to_string(),
+    };
+    message.chars().map(written).collect()
+}
+
 /// Refuses what is no regular file.
 fn expect_file(kind: FileType) -> io::Result<()> {
     if kind.is_file() {

@@ -1,6 +1,6 @@
 //! What can go wrong with what a user typed or a file held.
 
-use kerple_data::printable;
+use kerple_files::printable;
 use std::path::{Path, PathBuf};
 
 /// An error for people: what is wrong, with the value and the limit, and what to do about it.

@@ -1,5 +1,6 @@
 //! What can go wrong with a file of a run folder.
 
+use kerple_files::printable;
 use std::path::{Path, PathBuf};
 
 /// An error with what was found, what was expected and what to do about it.
@@ -52,8 +53,8 @@ impl Error {
     }
 
     /// A file that holds something else than it should.
-    pub fn damaged(path: &Path, message: impl Into<String>, hint: impl Into<String>) -> Error {
-        Error::Damaged { path: path.to_owned(), message: message.into(), hint: hint.into() }
+    pub fn damaged(path: &Path, message: impl AsRef<str>, hint: impl Into<String>) -> Error {
+        Error::Damaged { path: path.to_owned(), message: printable(message.as_ref()), hint: hint.into() }
     }
 
     /// For `map_err` at a file operation.
