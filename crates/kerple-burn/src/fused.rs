@@ -7,17 +7,24 @@
 
 #![allow(clippy::too_many_arguments, reason = "one argument a tensor: the extension macro takes no collections")]
 
+#[cfg(feature = "cube")]
+mod gpu;
+
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, Flex, backend_extension};
+#[cfg(feature = "cube")]
+use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{Device, Tensor};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::array::Array;
+#[cfg(feature = "cube")]
+pub use gpu::GpuOp;
 
 /// An operation with its own backward: on contiguous arrays of the host, which every operation is written for.
 pub trait Op: Debug + Send + Sync + 'static {
@@ -26,6 +33,12 @@ pub trait Op: Debug + Send + Sync + 'static {
 
     /// The gradient in each input, given the gradient in the output; `None` where an input is not differentiable.
     fn backward(&self, step: &Step) -> Vec<Option<Array>>;
+
+    /// The same on GPUs, where it is written for them.
+    #[cfg(feature = "cube")]
+    fn on_gpu(&self) -> Option<&dyn GpuOp> {
+        None
+    }
 }
 
 /// Result of [`Op::forward`], with arrays of the operation's home.
@@ -170,7 +183,7 @@ fn run<B: Home>(inputs: Vec<FloatTensor<B>>, op: &OpRef) -> FloatTensor<B> {
 macro_rules! arities {
     ($($name:ident $count:literal: $($input:ident)+;)+) => {
         /// Runs an [`Op`] on this many inputs.
-        #[backend_extension(Flex, Autodiff)]
+        #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
         pub trait FusedBackend: Backend {
             $(
                 /// One call of an [`Op`].
@@ -187,6 +200,20 @@ macro_rules! arities {
         impl<C: CheckpointStrategy> FusedBackend for Autodiff<Flex, C> {
             $(fn $name($($input: FloatTensor<Self>,)+ op: OpRef) -> FloatTensor<Self> {
                 track::<Flex, C, $count>([$($input),+], op)
+            })+
+        }
+
+        #[cfg(feature = "cube")]
+        impl FusedBackend for Cube {
+            $(fn $name($($input: FloatTensor<Self>,)+ op: OpRef) -> FloatTensor<Self> {
+                run::<Cube>(vec![$($input),+], &op)
+            })+
+        }
+
+        #[cfg(feature = "cube")]
+        impl<C: CheckpointStrategy> FusedBackend for Autodiff<Cube, C> {
+            $(fn $name($($input: FloatTensor<Self>,)+ op: OpRef) -> FloatTensor<Self> {
+                track::<Cube, C, $count>([$($input),+], op)
             })+
         }
 
@@ -315,12 +342,19 @@ pub fn apply<const D: usize>(op: impl Op, inputs: Vec<Input>) -> Tensor<D> {
 pub enum Target {
     /// The processor: slices, see [`Array`].
     Host,
+    /// GPUs that CubeCL reaches.
+    Gpu,
 }
 
 impl Target {
     /// What this device is; `None`: no kernel is written for it.
     pub fn of(device: &Device) -> Option<Target> {
-        (device.clone().without_autodiff() == Device::flex()).then_some(Target::Host)
+        let device = device.clone().without_autodiff();
+        #[cfg(feature = "cube")]
+        if let DispatchDevice::Cube(_) = device.as_dispatch() {
+            return Some(Target::Gpu);
+        }
+        (device == Device::flex()).then_some(Target::Host)
     }
 }
 

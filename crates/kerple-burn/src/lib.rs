@@ -6,10 +6,12 @@
 //! * [`layers`] are modules with parameters that call them, [`block`] joins two of them as a [`plan`] says.
 //! * [`heads`] says how queries, keys and values lie in packed rows, [`piece`] what a piece of longer sequences knows of the rest.
 //! * [`positions`] turns an encoding's parameters into the [`forms`] that attention takes; [`memory`] keeps what was seen.
+//! * [`device`] opens devices by their names; with the crate's features `gpu` and `cuda` there are others than the processor.
 
 pub mod adamw;
 pub mod array;
 pub mod block;
+pub mod device;
 pub mod forms;
 pub mod fused;
 pub mod heads;

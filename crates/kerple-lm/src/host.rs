@@ -39,7 +39,14 @@ impl Host {
     pub fn limit(&self) -> Option<Limit> {
         match Target::of(&self.device)? {
             Target::Host => self.ranks.limit(),
+            Target::Gpu => None,
         }
+    }
+
+    /// The same with models on another device, and what rows say of it.
+    pub fn on(self, device: Device, name: String, precision: &str) -> Host {
+        let maker = Maker { device: name, precision: precision.to_owned(), ..self.maker };
+        Host { device, maker, ..self }
     }
 
     /// The same as one of several processes.

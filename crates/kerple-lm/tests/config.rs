@@ -356,3 +356,22 @@ fn models_of_the_arena_have_the_published_sizes() {
     assert_eq!(read("image", &["encoding={ kind = \"learned\" }"]).parameters, image + 1025 * 128);
     assert_eq!((codes.schedule().at(468), codes.schedule().at(468 + 35_000)), (2.5e-4, 2.5e-4));
 }
+
+#[test]
+fn what_gpus_have_no_kernel_for_is_named() {
+    let composed = |overrides: &[&str]| {
+        let plan = plan(overrides).unwrap();
+        plan.model.composed_on_gpus(&plan.encoding).join(", ")
+    };
+    for with_kernels in ["kerple_log", "alibi", "t5", "rotary", "sinusoidal", "none"] {
+        assert_eq!(composed(&[&format!("encoding.kind={with_kernels}")]), "", "{with_kernels}");
+    }
+    assert_eq!(composed(&["encoding.kind=fire"]), "the score map of fire");
+    assert_eq!(composed(&["encoding.kind=fox"]), "the gates of fox");
+    assert_eq!(composed(&["encoding.kind=xpos"]), "the fading products of xpos");
+    let block = ["model.block.soft_cap=30", "model.block.sink=learned"];
+    assert_eq!(composed(&block), "capped scores, sinks");
+    let linear = "model.block.attention={ linear = { features = \"elu\" } }";
+    let exact = "model.layers.exact={ at = [1], encoding = \"fire\", attention = \"softmax\" }";
+    assert_eq!(composed(&[linear, exact]), "linear attention, the score map of fire");
+}

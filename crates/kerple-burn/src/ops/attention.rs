@@ -1,10 +1,16 @@
 //! Exact attention on queries, keys and values: `softmax(scale q.k weight[d] + bias[d]) v`, or with a map of all heads, with
 //! the gradients of tables and maps.
 
+#[cfg(feature = "cube")]
+mod gpu;
+mod targets;
+
 use super::maps::{self, Mapped};
 use crate::array::Array;
 use crate::forms::{self, Positions, RotaryTables, Scores};
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
+#[cfg(feature = "cube")]
+use crate::fused::GpuOp;
+use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
 use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::{Bool, Tensor, TensorData, activation};
@@ -13,9 +19,6 @@ use kerple::forms::{Sides, Sight, Strided, Table};
 use kerple::maps::{Extent, Map};
 use kerple::ops::{clocks, zeros};
 use std::sync::Arc;
-
-/// What has a kernel for it.
-const KERNELS: &[Target] = &[Target::Host];
 
 /// The usual factor on `q.k`, `1 / sqrt(D)`.
 pub fn default_scale(head_dim: usize) -> f64 {
@@ -53,7 +56,7 @@ pub fn attention(
     engine: Engine,
 ) -> Tensor<4> {
     let scoring = scoring.into();
-    if !engine.has_kernel(KERNELS, &q) {
+    if !engine.has_kernel(targets::of(&q, &k, &scoring, positions), &q) {
         return composed(q, k, v, &scoring, positions);
     }
     let (q, keys) = (shifted(q, positions), k.dims()[2]);
@@ -476,5 +479,10 @@ impl Op for Core {
 
     fn backward(&self, step: &Step) -> Vec<Option<Array>> {
         with_element!(step.inputs[0], T => Core::backward::<T>(self, step))
+    }
+
+    #[cfg(feature = "cube")]
+    fn on_gpu(&self) -> Option<&dyn GpuOp> {
+        Some(self)
     }
 }

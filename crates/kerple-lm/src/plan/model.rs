@@ -3,8 +3,8 @@
 use super::Head;
 use crate::config::Readout;
 use crate::layers::{Layer, LayerKind, Window};
-use kerple::encoding::{Encoding, Geometry};
-use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, Sizes};
+use kerple::encoding::{Encoding, Entry, Geometry};
+use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, SinkKind, Sizes};
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -102,6 +102,28 @@ impl ModelPlan {
     /// What every layer has.
     pub fn every_layer<'a>(&'a self, encoding: &'a Encoding) -> impl Iterator<Item = Layer<'a>> {
         (0..self.n_layers).map(move |layer| self.layer(encoding, layer))
+    }
+
+    /// What of its attention has no kernel on GPUs and runs there as plain operations, in memory that grows with the square of
+    /// the length; `main` stands where layers name no other.
+    pub fn composed_on_gpus(&self, main: &Encoding) -> Vec<String> {
+        let of_encoding = |encoding: &Encoding| match encoding.entry() {
+            Entry::Map { .. } => Some(format!("the score map of {}", encoding.label())),
+            Entry::Gates => Some(format!("the gates of {}", encoding.label())),
+            Entry::Rotation { fades: true } => Some(format!("the fading products of {}", encoding.label())),
+            Entry::Nowhere | Entry::Embeddings | Entry::Rotation { .. } | Entry::Scores(_) | Entry::Code => None,
+        };
+        let mut found: Vec<String> = Vec::new();
+        for layer in self.every_layer(main) {
+            let linear = layer.attention.linear().map(|_| "linear attention".to_owned());
+            let softmax = |encoding| linear.is_none().then(|| of_encoding(encoding)).flatten();
+            found.extend(softmax(layer.encoding).into_iter().chain(linear.clone()));
+        }
+        found.extend(self.block.soft_cap.map(|_| "capped scores".to_owned()));
+        found.extend((self.block.sink != SinkKind::None).then(|| "sinks".to_owned()));
+        found.sort();
+        found.dedup();
+        found
     }
 
     /// The encodings of kinds that have their own, by the names of the kinds.

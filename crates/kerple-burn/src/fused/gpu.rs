@@ -1,0 +1,40 @@
+//! The door on GPUs.
+
+use super::{Forward, Home, Op, Step};
+use burn::backend::tensor::FloatTensor;
+use burn_cubecl::Cube;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+
+/// What an operation is on a GPU: [`Op`] on arrays that lie there.
+pub trait GpuOp {
+    /// See [`Op::forward`].
+    fn forward(&self, inputs: &[CubeTensor], tracked: bool) -> Forward<CubeTensor>;
+
+    /// See [`Op::backward`].
+    fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>>;
+}
+
+fn face(op: &dyn Op) -> &dyn GpuOp {
+    op.on_gpu().unwrap_or_else(|| panic!("{op:?} has no kernels for GPUs"))
+}
+
+impl Home for Cube {
+    type Array = CubeTensor;
+
+    fn array(tensor: FloatTensor<Cube>) -> CubeTensor {
+        into_contiguous(tensor)
+    }
+
+    fn tensor(array: CubeTensor) -> FloatTensor<Cube> {
+        array
+    }
+
+    fn forward(op: &dyn Op, inputs: &[CubeTensor], tracked: bool) -> Forward<CubeTensor> {
+        face(op).forward(inputs, tracked)
+    }
+
+    fn backward(op: &dyn Op, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
+        face(op).backward(step)
+    }
+}

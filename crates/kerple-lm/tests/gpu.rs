@@ -1,0 +1,96 @@
+//! Models on a GPU train as on the processor, and a run moves between the two.
+//!
+//! A software renderer stands in, unless `KERPLE_TEST_DEVICE` names a device as `--device` does.
+
+mod common;
+
+use burn::tensor::Device;
+use common::{Counting, encoding, plan, plan_of};
+use kerple::encoding::METHODS;
+use kerple_burn::device::Name;
+use kerple_burn::parameters;
+use kerple_lm::config::TrainConfig;
+use kerple_lm::host::Host;
+use kerple_lm::learner::{Learner, Settings, Update};
+use kerple_lm::model::Decoder;
+use kerple_lm::pass::Pass;
+use kerple_lm::plan::Plan;
+use kerple_lm::run::RunFolder;
+use kerple_lm::sequences::Batches;
+use kerple_lm::task::LanguageModel;
+use kerple_lm::train::{Event, Outcome, Sitting, train};
+use kerple_records::{SittingRow, read_rows};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+fn name() -> Name {
+    std::env::var("KERPLE_TEST_DEVICE").map_or(Name::Software, |name| name.parse().unwrap())
+}
+
+fn gpu() -> Device {
+    name().open().expect("a device; for tests without a GPU install Mesa's lavapipe").0
+}
+
+/// Small gradients stay small: the sign of one that is only rounding decides nothing.
+const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-2, weight_decay: 0.01, clip: 1.0 };
+
+fn assert_same_training(plan: &Plan, what: &str) {
+    let (batches, rows) = (Counting(plan.clone()), plan.train.batch);
+    let learner =
+        |device: Device| Learner::new(Decoder::new(plan, &device.autodiff()), LanguageModel::default(), SETTINGS);
+    let (mut here, mut there) = (learner(kerple_lm::device()), learner(gpu()));
+    let names = parameters::names(here.model());
+    for step in 0..3 {
+        let (batch, pass) = ([batches.batch(step, 0..rows).unwrap()], Pass::training(plan.seed, step));
+        let (a, b) = (here.gradients(&batch, pass), there.gradients(&batch, pass));
+        // f32, a few hundred roundings apart; updates let the two drift a little further
+        assert!((a.loss - b.loss).abs() < 1e-5 * a.loss, "{what}, step {step}: {} {}", a.loss, b.loss);
+        for (name, (a, b)) in names.iter().zip(a.values.into_iter().zip(b.values)) {
+            let [a, b] = [a, b].map(|values| values.into_data().try_to_vec::<f32>().unwrap());
+            let largest = a.iter().fold(1e-5f32, |m, x| m.max(x.abs()));
+            let error = a.iter().zip(&b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+            assert!(a.len() == b.len() && error <= 1e-3 * largest, "{what} {step} {name}: {error:e} of {largest:e}");
+        }
+        let update = Update { learning_rate: 0.02, adam_step: step + 1 };
+        here.step(&batch, pass, update).unwrap();
+        there.step(&batch, pass, update).unwrap();
+    }
+}
+
+#[test]
+fn every_method_trains_as_on_the_processor() {
+    for kind in METHODS {
+        assert_same_training(&plan(&encoding(kind), TrainConfig::default()), kind);
+    }
+}
+
+fn sit(host: &Host, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> Outcome {
+    let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
+    let sitting = Sitting { plan, run: &run, batches: &batches, stop: &stop, strict: true, host };
+    let outcome = train(&sitting, &mut |event| {
+        if let Event::Step(progress) = event {
+            stop.store(stop_after == Some(progress.step), Ordering::Relaxed);
+        }
+    });
+    outcome.unwrap()
+}
+
+#[test]
+fn a_run_moves_between_devices() {
+    let train =
+        TrainConfig { steps: 12, learning_rate: 1e-2, warmup: 0.1, checkpoint_every: 4, ..TrainConfig::default() };
+    let (plan, folder) = (plan_of(&encoding("kerple_log"), train, [1, 2, 8], [16, 4]), tempfile::tempdir().unwrap());
+    let here = Host::cpu(None);
+    let there = here.clone().on(gpu(), name().to_string(), name().precision());
+    let [whole, moved] = ["whole", "moved"].map(|name| folder.path().join(name));
+    let expected = sit(&here, &whole, &plan, None).loss.unwrap();
+    for (host, stop_after) in [(&here, Some(4)), (&there, Some(8)), (&here, Some(10)), (&there, None)] {
+        sit(host, &moved, &plan, stop_after);
+    }
+    let (found, sittings) = (sit(&here, &moved, &plan, None).loss.unwrap(), moved.join("sittings.jsonl"));
+    assert!((found - expected).abs() < 1e-3 * expected, "{found}, on the processor alone {expected}");
+    let rows: Vec<SittingRow> = read_rows(&sittings).unwrap();
+    let said: Vec<(u64, &str)> = rows.iter().map(|row| (row.first_step, &row.maker.device[..])).collect();
+    let there = name().to_string();
+    assert_eq!(said, [(1, "cpu"), (5, &there), (9, "cpu"), (11, &there)]);
+}
