@@ -72,6 +72,8 @@ pub enum Command {
     /// Compare every checksum of prepared data and runs, or of all in some folders, and read every row; exit code 1 when
     /// something is damaged.
     Verify(Verify),
+    /// List the devices that models can run on: GPUs, their memory and what they have kernels for.
+    Devices(Devices),
     /// Run every case of a folder of reference values through every engine that has it.
     Golden(Golden),
     /// Print what a shell completes: put it where the shell looks, or load it from its start file.
@@ -415,7 +417,16 @@ pub struct Verify {
 pub struct Golden {
     /// Folder with manifest.json and the files it names.
     pub dir: PathBuf,
+    #[command(flatten)]
+    pub hardware: Hardware,
     /// Print verdicts as JSON lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Devices {
+    /// Print one JSON object a device.
     #[arg(long)]
     pub json: bool,
 }

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod compare;
 pub mod describe;
+pub mod devices;
 pub mod eval;
 pub mod export;
 pub mod golden;
@@ -23,7 +24,9 @@ pub mod verify;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::duration;
+use kerple_burn::device::Name;
 use kerple_burn::positions::PositionalEncoding;
+use kerple_lm::plan::Plan;
 use kerple_lm::train::Progress;
 use std::path::Path;
 use std::sync::Arc;
@@ -86,6 +89,18 @@ pub fn remark_on_horizon(encoding: &PositionalEncoding, len: usize) {
         remarkln!(
             "note: {len} tokens reach beyond the horizon of {horizon}, where the kernel is not held to its tolerance and its \
              slowest term does not fade; for such lengths train with a larger horizon in model.block.attention"
+        );
+    }
+}
+
+/// Remarks on what of a model's attention has no kernel on the GPU that was asked for.
+pub fn remark_on_kernels(plan: &Plan, device: Name) {
+    let composed = plan.model.composed_on_gpus(&plan.encoding);
+    if device != Name::Cpu && !composed.is_empty() {
+        remarkln!(
+            "note: on {device} there is no kernel for {}; attention runs as plain operations, in memory that grows with the \
+             square of the length",
+            composed.join(", ")
         );
     }
 }

@@ -103,6 +103,12 @@ impl From<kerple_data::Error> for Failure {
     }
 }
 
+impl From<kerple_burn::device::Unavailable> for Failure {
+    fn from(error: kerple_burn::device::Unavailable) -> Failure {
+        Failure::misuse(error.to_string(), error.hint())
+    }
+}
+
 impl From<kerple_golden::Error> for Failure {
     fn from(error: kerple_golden::Error) -> Failure {
         Failure::failed(error.to_string(), error.hint())

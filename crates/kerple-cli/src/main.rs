@@ -82,6 +82,7 @@ fn run(command: Command, ranks: &Ranks) -> Outcome {
         Command::Bench(args) => commands::bench::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Golden(args) => commands::golden::run(&args),
+        Command::Devices(args) => commands::devices::run(&args),
         Command::Completions(args) => commands::manual::completions(&args),
         Command::Manual(args) => commands::manual::run(&args),
     }

@@ -88,9 +88,31 @@ fn threads_are_an_option_of_everything_that_runs() {
 }
 
 #[test]
-fn other_devices_are_told_what_there_is() {
-    let said = remarks(&mut Place::new().command(&["eval", "run", "--device", "gpu"]));
-    assert!(said.contains("'gpu'") && said.contains("the processor, `cpu`"), "{said}");
+fn devices_are_what_they_are_named() {
+    let place = Place::new();
+    let said = remarks(&mut place.command(&["eval", "run", "--device", "gpu"]));
+    assert!(said.contains("'gpu'") && said.contains("`kerple devices` lists"), "{said}");
+    let listed = place.ok(&["devices"]);
+    assert!(listed.starts_with("cpu ") && listed.contains(" threads"), "{listed}");
+    let first: serde_json::Value =
+        serde_json::from_str(place.ok(&["devices", "--json"]).lines().next().unwrap()).unwrap();
+    assert_eq!(first["name"], "cpu");
+    let absent = |name: &str| {
+        let run = place.run(&["train", "--config", "run.toml", "--out", "run", "--device", name]);
+        assert_eq!(run.status.code(), Some(2), "{name}");
+        String::from_utf8(run.stderr).unwrap()
+    };
+    // what this program was built with is told by what it says: nothing stands in for a device that is not there
+    for (name, feature) in
+        [("cuda:7000", "cuda"), ("wgpu:7000", "gpu"), ("vulkan:7000", "vulkan"), ("metal:7000", "metal")]
+    {
+        let said = absent(name);
+        let built = !said.contains("was built without");
+        assert!(said.contains(&format!("--device {name}")), "{said}");
+        assert!(built || said.contains(&format!("--features {feature}; see docs/gpu.md")), "{said}");
+        assert!(!built || said.contains("no such device here, only cpu"), "{said}");
+    }
+    assert!(!place.path("run").exists());
 }
 
 #[test]

@@ -15,7 +15,10 @@ const ORDERS: [(&str, &str); 13] = [
         "error split hash contain file machine tokens order examples random music tokenizer corpus text prepare lra tasks peps",
     ),
     ("kerple-report", "error format statistics plot conditions run results folder page write"),
-    ("kerple-burn", "array fused pass heads piece forms plan parameters ops memory layers block positions adamw"),
+    (
+        "kerple-burn",
+        "array device fused pass heads piece forms plan parameters ops memory layers block positions adamw",
+    ),
     (
         "kerple-lm",
         "error origin tensors schedule layers config plan model task sequences solver memory ranks events host learner generate checkpoint \

@@ -5,6 +5,7 @@ use crate::engines::Answer;
 use crate::folder::{Case, Folder, Numbers};
 use crate::layer::Layer;
 use crate::tables::method;
+use burn::tensor::DType;
 use kerple::attention::Dims;
 use kerple::encoding::Geometry;
 
@@ -30,7 +31,7 @@ fn layer(folder: &Folder, case: &Case) -> Result<Layer, String> {
 
 pub fn run(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
     let layer = layer(folder, case)?;
-    let engines: [(&str, bool, Answer); 6] = [
+    let mut engines: Vec<(&str, bool, Answer)> = vec![
         ("naive f64", true, layer.slices::<f64>(false)),
         ("naive f32", false, layer.slices::<f32>(false)),
         ("tiled f64", true, layer.slices::<f64>(true)),
@@ -38,6 +39,9 @@ pub fn run(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
         ("burn composed f64", true, layer.burn(false)),
         ("burn fused f64", true, layer.burn(true)),
     ];
+    if let Some((device, name)) = folder.device() {
+        engines.push((name, false, layer.burn_on((device, DType::F32), true)));
+    }
     let tolerance = |double: bool, expected: &Numbers| match (double, expected.double) {
         (false, _) => case.tolerance("if_you_compute_in_f32"),
         (true, true) => case.tolerance("f64_arrays"),

@@ -1,4 +1,4 @@
-//! Attention through Burn in double precision, forward and backward.
+//! Attention through Burn, forward and backward.
 
 use crate::engines::Answer;
 use burn::module::Param;
@@ -29,18 +29,20 @@ pub struct Layer<'a> {
     pub d_out: &'a [f64],
     /// The fused operation, or its composed definition.
     pub fused: bool,
+    /// Where it runs, and in which numbers.
+    pub on: (&'a Device, DType),
 }
 
 fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-/// Runs it through Burn's autodiff on the flex backend.
+/// Runs it through Burn's autodiff.
 pub fn run(layer: &Layer) -> Answer {
-    let device = Device::flex().autodiff();
+    let (device, dtype) = (layer.on.0.clone().autodiff(), layer.on.1);
     let tensor = |values: &[f64]| {
         let data = TensorData::new(values.to_vec(), layer.shape);
-        Tensor::<4>::from_data(data, (&device, DType::F64)).require_grad()
+        Tensor::<4>::from_data(data, (&device, dtype)).require_grad()
     };
     let [q, k, v] = [layer.q, layer.k, layer.v].map(tensor);
     let d_out = tensor(layer.d_out).detach();
@@ -50,7 +52,7 @@ pub fn run(layer: &Layer) -> Answer {
         .iter()
         .map(|values| {
             let data = TensorData::new(values.clone(), [values.len()]);
-            Param::from_tensor(Tensor::<1>::from_data(data, (&device, DType::F64)))
+            Param::from_tensor(Tensor::<1>::from_data(data, (&device, dtype)))
         })
         .collect();
     // the only layer's own, or those that layers share
@@ -60,7 +62,7 @@ pub fn run(layer: &Layer) -> Answer {
     }
     let len = layer.shape[2];
     let engine = if layer.fused { Engine::Fused } else { Engine::Composed };
-    let positions = encoding.positions(0, [len, len], (&device, DType::F64), engine, &Pass::evaluation(0));
+    let positions = encoding.positions(0, [len, len], (&device, dtype), engine, &Pass::evaluation(0));
     let out = rotated(q.clone(), k.clone(), v.clone(), default_scale(layer.shape[3]), &positions, engine);
     let gradients = (out.clone() * d_out).sum().backward();
     let take = |tensor: &Tensor<4>| tensor.grad(&gradients).map(numbers).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! Reading a folder of reference values.
 
 use crate::{EXACT, Error, Result, Tolerance};
+use burn::tensor::Device;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::cell::RefCell;
@@ -12,6 +13,8 @@ pub struct Folder {
     path: PathBuf,
     manifest: Value,
     files: RefCell<HashMap<String, std::rc::Rc<Vec<u8>>>>,
+    /// Another device than the processor, and how engines there are called.
+    device: Option<(Device, String)>,
 }
 
 /// One case of a manifest.
@@ -47,7 +50,17 @@ impl Folder {
         if !manifest["cases"].is_array() {
             return Err(Error::damaged(&file, "there is no list `cases`"));
         }
-        Ok(Folder { path: path.to_owned(), manifest, files: RefCell::default() })
+        Ok(Folder { path: path.to_owned(), manifest, files: RefCell::default(), device: None })
+    }
+
+    /// The same, with attention run on this device too, which is called so.
+    pub fn on(self, device: Option<(Device, String)>) -> Folder {
+        let device = device.map(|(device, name)| (device, format!("burn on {name} f32")));
+        Folder { device, ..self }
+    }
+
+    pub fn device(&self) -> Option<(&Device, &str)> {
+        self.device.as_ref().map(|(device, engine)| (device, &engine[..]))
     }
 
     pub fn path(&self) -> &Path {

@@ -4,6 +4,7 @@ use crate::burn_layer;
 use crate::engines::{Answer, both, cast, wide};
 use crate::folder::{Case, Folder, Numbers};
 use crate::{Score, Tolerance};
+use burn::tensor::{DType, Device};
 use kerple::Number;
 use kerple::attention::{Dims, Problem, Scores, Sight, Strides};
 use kerple::encoding::{Encoding, Form, Geometry, MapForm, TableGradient};
@@ -99,6 +100,11 @@ impl Layer {
 
     /// Runs forward and backward through Burn, with the fused operation or its composed definition.
     pub(crate) fn burn(&self, fused: bool) -> Answer {
+        self.burn_on((&Device::flex(), DType::F64), fused)
+    }
+
+    /// The same on a device, in these numbers.
+    pub(crate) fn burn_on(&self, on: (&Device, DType), fused: bool) -> Answer {
         burn_layer::run(&burn_layer::Layer {
             encoding: &self.encoding,
             geometry: &self.geometry,
@@ -109,6 +115,7 @@ impl Layer {
             v: &self.v,
             d_out: &self.d_out,
             fused,
+            on,
         })
     }
 

@@ -23,6 +23,7 @@ mod training;
 
 pub use error::{Error, Result};
 
+use burn::tensor::Device;
 use folder::{Case, Folder};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -198,7 +199,15 @@ fn not_covered(case: &str, what: &str) -> Verdict {
 /// # Errors
 /// A folder without a readable manifest.
 pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<Counts> {
-    let folder = Folder::open(folder)?;
+    run_on(None, folder, tell)
+}
+
+/// The same, with attention run on a device of this name too.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_on(device: Option<(Device, String)>, folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<Counts> {
+    let folder = Folder::open(folder)?.on(device);
     let mut counts = Counts::default();
     let mut count = |verdicts: &[Verdict]| {
         verdicts.iter().for_each(&mut *tell);

@@ -1,8 +1,10 @@
 //! Options that several commands share, and the numbers and names that options take.
 
+use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use kerple::cpu::InstructionSet;
 use kerple::encoding::scaling::Scaling;
+use kerple_burn::device::Name;
 use kerple_lm::evaluate::{self, Amount, Protocol, Request};
 use kerple_lm::host::Host;
 use kerple_lm::job::Shard;
@@ -70,31 +72,33 @@ impl Evaluation {
 /// What models run on.
 #[derive(Debug, Args)]
 pub struct Hardware {
-    /// Where models run: `cpu`. No part of a plan, which gives the same run on all devices up to rounding.
-    #[arg(long, value_parser = device_name, default_value = "cpu")]
-    pub device: DeviceName,
-}
-
-/// Devices this program was built for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceName {
-    /// The processor.
-    Cpu,
-}
-
-fn device_name(text: &str) -> Result<DeviceName, String> {
-    match text {
-        "cpu" => Ok(DeviceName::Cpu),
-        _ => Err("models run on the processor, `cpu`; there are no kernels for another device yet".to_owned()),
-    }
+    /// Where models run: cpu, cuda, vulkan, metal or wgpu, cuda:1 for the second of a kind, wgpu:software for tests; `kerple
+    /// devices` lists them. No part of a plan, which gives the same run on all devices up to rounding.
+    #[arg(long, default_value = "cpu")]
+    pub device: Name,
 }
 
 impl Hardware {
     /// The device in this machine, and this program.
-    pub fn host(&self) -> Host {
-        match self.device {
-            DeviceName::Cpu => Host::cpu(Some(env!("KERPLE_COMMIT").to_owned())),
+    ///
+    /// # Errors
+    /// A device that is not there, or that this program was built without.
+    pub fn host(&self) -> Result<Host, Failure> {
+        let cpu = Host::cpu(Some(env!("KERPLE_COMMIT").to_owned()));
+        if self.device == Name::Cpu {
+            return Ok(cpu);
         }
+        let (device, part) = self.device.open()?;
+        Ok(cpu.on(device, format!("{} ({part})", self.device), self.device.precision()))
+    }
+
+    /// The same for a command that may only write scripts or pages, on a machine without the device.
+    ///
+    /// # Errors
+    /// As [`Hardware::host`], where models run.
+    pub fn host_where(&self, models_run: bool) -> Result<Host, Failure> {
+        let here = Hardware { device: if models_run { self.device } else { Name::Cpu } };
+        here.host()
     }
 }
 

@@ -6,12 +6,14 @@ mod limits;
 mod linear;
 mod machine;
 mod model;
+mod on_device;
 
 use super::print_json;
 use crate::args::{Bench, Work};
 use crate::failure::{Failure, Outcome};
 use crate::output::resultln;
 use kerple::encoding::Encoding;
+use kerple_burn::device::Name;
 use serde::Serialize;
 use std::time::Instant;
 
@@ -36,15 +38,18 @@ pub struct Row {
     max_ms: f64,
     /// Multiply-adds that cannot be avoided, twice, over the median.
     gflops: f64,
-    /// Share of the matrix-product peak measured beside it.
-    peak_share: f64,
-    /// Largest memory held beyond inputs, outputs and gradients.
-    extra_mib: f64,
+    /// Share of the matrix-product peak measured beside it; of the processor only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_share: Option<f64>,
+    /// Largest memory held beyond inputs, outputs and gradients; of the processor only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra_mib: Option<f64>,
     /// Bytes read over the median, as a share of the memory bandwidth measured beside it; decoding only.
     #[serde(skip_serializing_if = "Option::is_none")]
     bandwidth_share: Option<f64>,
     threads: usize,
     instructions: &'static str,
+    device: String,
 }
 
 /// Times of one piece of work, in milliseconds, sorted, after one run that does not count.
@@ -87,11 +92,20 @@ impl Row {
             min_ms: times[0],
             max_ms: times[times.len() - 1],
             gflops,
-            peak_share: gflops / machine::peak_gflops(),
-            extra_mib: 0.0,
+            peak_share: Some(gflops / machine::peak_gflops()),
+            extra_mib: Some(0.0),
             bandwidth_share: None,
             threads: rayon::current_num_threads(),
             instructions: kerple::cpu::InstructionSet::current().name(),
+            device: "cpu".to_owned(),
+        }
+    }
+
+    /// The same measured on another device than the processor.
+    fn on(self, device: &str) -> Row {
+        match device {
+            "cpu" => self,
+            _ => Row { device: device.to_owned(), peak_share: None, extra_mib: None, ..self },
         }
     }
 }
@@ -127,8 +141,10 @@ fn show(row: &Row) {
     let spread = format!("{:.2} .. {:.2}", row.min_ms, row.max_ms);
     let bandwidth =
         row.bandwidth_share.map_or_else(String::new, |share| format!("  {:.0} % of bandwidth", 100.0 * share));
+    let peak = row.peak_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", 100.0 * share));
+    let extra = row.extra_mib.map_or_else(|| "-".to_owned(), |mib| format!("{mib:.1}"));
     resultln!(
-        "{:<10} {:<9} {:>7} {:>9} {:>10} {:>11.2} {spread:>19} {:>9.1} {:>5.0} % {:>10.1}{bandwidth}",
+        "{:<10} {:<9} {:>7} {:>9} {:>10} {:>11.2} {spread:>19} {:>9.1} {peak:>7} {extra:>10}{bandwidth}",
         row.work,
         row.engine,
         row.length,
@@ -136,8 +152,6 @@ fn show(row: &Row) {
         row.bias,
         row.median_ms,
         row.gflops,
-        100.0 * row.peak_share,
-        row.extra_mib
     );
 }
 
@@ -164,6 +178,13 @@ pub fn run(args: &Bench) -> Outcome {
             ));
         }
     }
+    let device = args.hardware.device;
+    if device != Name::Cpu && matches!(args.work, Work::Decode | Work::Linear) {
+        return Err(Failure::misuse(
+            format!("--device {device}: this work has no kernels there"),
+            "attention, step and eval are timed on GPUs; decoding and linear attention on the processor",
+        ));
+    }
     let sizes = Sizes {
         batch: args.batch.unwrap_or(if args.work == Work::Step { 8 } else { 1 }),
         heads: args.heads.unwrap_or(if matches!(args.work, Work::Step | Work::Eval) { 4 } else { 12 }),
@@ -180,6 +201,10 @@ pub fn run(args: &Bench) -> Outcome {
     };
     limits::options(args, &lens, sizes)?;
     let encoding = args.encoding.as_deref().map(encoding).transpose()?;
+    if let (Some(_), Work::Attention, true) = (&encoding, args.work, device != Name::Cpu) {
+        let hint = "leave out --encoding: the kernels take a learned bias of any method in the same time";
+        return Err(Failure::misuse(format!("--device {device}: no encodings are compared there"), hint));
+    }
     let subject = model::Subject::new(args, encoding.as_ref(), sizes)?;
     for length in &lens {
         if let (Work::Attention, Some(encoding)) = (args.work, &encoding) {
@@ -196,6 +221,7 @@ pub fn run(args: &Bench) -> Outcome {
         for length in lens {
             match args.work {
                 Work::Attention => match &encoding {
+                    None if device != Name::Cpu => on_device::run(subject.device(), length, sizes, &mut tell)?,
                     Some(encoding) => attention::run_encoding(encoding, length, sizes, &mut tell)?,
                     None => attention::run(length, sizes, &mut tell)?,
                 },

@@ -39,7 +39,7 @@ pub fn run(args: &Compare, ranks: &Ranks) -> Outcome {
         request,
         rope_scalings: args.rope_scaling.clone(),
         out: args.out.clone(),
-        host: args.hardware.host().with_ranks(ranks.clone()),
+        host: args.hardware.host_where(args.sharing.slurm.is_none())?.with_ranks(ranks.clone()),
         config,
     };
     if let Some(array) = args.sharing.slurm {

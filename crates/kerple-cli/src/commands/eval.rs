@@ -2,7 +2,7 @@
 
 mod lm_eval;
 
-use super::{print_json, remark_on_horizon, stop_flag_saying, write_file};
+use super::{print_json, remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
 use crate::args::{Eval, Split};
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
@@ -23,7 +23,7 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     if run.existing_plan()?.data.task.is_some() {
         return run_task(args, &run, ranks);
     }
-    let host = args.hardware.host().with_ranks(ranks.clone());
+    let host = args.hardware.host()?.with_ranks(ranks.clone());
     let Trained { plan, state, mut model, notes } = run.load(&host.device, args.strict)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let request = args.evaluation.request(plan.train_len, plan.seed, false)?;
@@ -45,6 +45,7 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     let longest = request.lengths.iter().copied().max().unwrap_or(0);
     remarkln!("{}", plan.evaluation_memory(longest));
     remark_on_horizon(&model.trunk.encoding, longest);
+    remark_on_kernels(&plan, args.hardware.device);
     if !args.json {
         resultln!(
             "{:>8} {:>12} {:>10} {:>10} {:>9} {:>9}",
@@ -130,7 +131,7 @@ fn show(
 
 /// The same for a run of a task: right answers by length.
 fn run_task(args: &Eval, run: &RunFolder, ranks: &Ranks) -> Outcome {
-    let host = args.hardware.host().with_ranks(ranks.clone());
+    let host = args.hardware.host()?.with_ranks(ranks.clone());
     let mut trained = run.load_solver(&host.device, args.strict)?;
     trained.notes.iter().for_each(|note| remarkln!("note: {note}"));
     change(trained.model.encoding_mut(), args)?;
@@ -143,6 +144,7 @@ fn run_task(args: &Eval, run: &RunFolder, ranks: &Ranks) -> Outcome {
     let facts = task.facts();
     let longest = request.lengths.iter().copied().max().unwrap_or(0);
     remark_on_horizon(trained.model.encoding(), trained.plan.sequence_of(longest));
+    remark_on_kernels(&trained.plan, args.hardware.device);
     remarkln!("{}: {} sequences of each length, chance is {:.1} %", facts.name, request.examples, 100.0 * facts.chance);
     if !args.json {
         resultln!("{:>8} {:>9} {:>10} {:>9} {:>9}", "length", "right %", "nll", "answers", "seconds");

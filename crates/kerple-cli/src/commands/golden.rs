@@ -4,12 +4,17 @@ use super::print_json;
 use crate::args::Golden;
 use crate::failure::{Failure, Outcome};
 use crate::output::resultln;
+use kerple_burn::device::Name;
 
 /// Runs every case and prints it with its worst error and tolerance.
 pub fn run(args: &Golden) -> Outcome {
+    let device = match args.hardware.device {
+        Name::Cpu => None,
+        name => Some((args.hardware.host()?.device, name.to_string())),
+    };
     // a case whose numbers contradict each other is told of as a verdict
     std::panic::set_hook(Box::new(|_| {}));
-    let outcome = kerple_golden::run(&args.dir, &mut |verdict| {
+    let outcome = kerple_golden::run_on(device, &args.dir, &mut |verdict| {
         if args.json {
             print_json(verdict);
             return;

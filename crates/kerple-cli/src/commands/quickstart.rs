@@ -44,7 +44,7 @@ pub fn run(args: &Quickstart) -> Outcome {
             "give a number above 0, e.g. --minutes 10",
         ));
     }
-    let (clock, stop, host) = (Instant::now(), stop_flag(), args.hardware.host());
+    let (clock, stop, host) = (Instant::now(), stop_flag(), args.hardware.host()?);
     let data = args.out.join("data");
     let mut job = Job::of(args)?;
     if kerple_data::is_prepared(&data) {

@@ -16,13 +16,14 @@ use std::sync::atomic::AtomicBool;
 
 /// Runs what is not done yet, then makes the pages.
 pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
+    let models_run = !args.render && args.export.is_none() && args.sharing.slurm.is_none();
     let reproduction = Reproduction::new(Request {
         paper: &args.paper,
         scale: &args.scale,
         data: args.data.clone(),
         out: args.out.clone(),
         only: args.only.clone(),
-        host: args.hardware.host().with_ranks(ranks.clone()),
+        host: args.hardware.host_where(models_run)?.with_ranks(ranks.clone()),
     })?;
     let renders = args.render || args.export.is_some();
     if renders && !ranks.is_first() {

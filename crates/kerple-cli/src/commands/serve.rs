@@ -13,7 +13,7 @@ use std::path::Path;
 pub fn run(args: &Serve) -> Outcome {
     let address = address(args)?;
     let run = RunFolder::new(&args.run);
-    let Trained { plan, state, model, notes } = run.load(&args.hardware.host().device, false)?;
+    let Trained { plan, state, model, notes } = run.load(&args.hardware.host()?.device, false)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let special = run.special_tokens_of(&tokenizer)?;

@@ -1,6 +1,6 @@
 //! `kerple train`
 
-use super::{print_json, step_line, stop_flag};
+use super::{print_json, remark_on_kernels, step_line, stop_flag};
 use crate::args::Train;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
@@ -43,6 +43,7 @@ fn begin(args: &Train, run: &RunFolder, ranks: &Ranks, stop: &AtomicBool) -> Res
 /// Trains or resumes one run.
 pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
     let (run, stop) = (RunFolder::new(&args.out), stop_flag());
+    let host = args.hardware.host()?.with_ranks(ranks.clone());
     let (source, plan) = begin(args, &run, ranks, &stop)?;
     remarkln!(
         "{}: {} parameters, {} steps of {} x {} tokens, plan {}",
@@ -54,8 +55,8 @@ pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
         &plan.hash[..12]
     );
     remarkln!("{}", plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch)));
+    remark_on_kernels(&plan, args.hardware.device);
     let (batches, mut line) = (source.batches(&plan)?, Line::new());
-    let host = args.hardware.host().with_ranks(ranks.clone());
     let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, host: &host };
     let outcome = train::train(&sitting, &mut |event| match event {
         Event::Note(note) => line.done(&format!("note: {note}")),

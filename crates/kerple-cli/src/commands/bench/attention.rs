@@ -197,7 +197,7 @@ pub fn run_encoding(encoding: &Encoding, length: usize, sizes: Sizes, tell: &mut
         for ((engine, bias, task), mut all) in tasks.into_iter().zip(all) {
             all.sort_by(f64::total_cmp);
             let mut row = Row::new("attention", engine, length, sizes, &all, flops(length, sizes, backward));
-            row.extra_mib = extra_mib(|| task.run(Engine::Tiled, backward));
+            row.extra_mib = Some(extra_mib(|| task.run(Engine::Tiled, backward)));
             (row.backward, row.bias) = (backward, bias);
             tell(row);
         }
@@ -206,7 +206,7 @@ pub fn run_encoding(encoding: &Encoding, length: usize, sizes: Sizes, tell: &mut
 }
 
 /// Multiply-adds that cannot be avoided, twice: 2 products forward, 5 backward, of half the pairs.
-fn flops(length: usize, sizes: Sizes, backward: bool) -> f64 {
+pub fn flops(length: usize, sizes: Sizes, backward: bool) -> f64 {
     let pairs = (length * (length + 1) / 2) as f64;
     let products = if backward { 7.0 } else { 2.0 };
     2.0 * products * pairs * (sizes.batch * sizes.heads * sizes.head_dim) as f64
@@ -252,7 +252,7 @@ fn composed(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) {
     for backward in [false, true] {
         let all = times(sizes.repeats, || layer.run(backward));
         let mut row = Row::new("attention", "composed", length, sizes, &all, flops(length, sizes, backward));
-        row.extra_mib = extra_mib(|| layer.run(backward));
+        row.extra_mib = Some(extra_mib(|| layer.run(backward)));
         (row.backward, row.bias) = (backward, "learned");
         tell(row);
     }
@@ -270,7 +270,7 @@ pub fn run(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
                 let mut task = Task::new(length, sizes, bias, 0);
                 let all = times(sizes.repeats, || task.run(engine, backward));
                 let mut row = Row::new("attention", name, length, sizes, &all, flops(length, sizes, backward));
-                row.extra_mib = extra_mib(|| task.run(engine, backward));
+                row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
                 (row.backward, row.bias) = (backward, bias);
                 tell(row);
             }

@@ -176,7 +176,7 @@ pub fn run(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
             let mut task = Task::new(length, sizes, bias);
             let all = times(sizes.repeats, || task.run(engine, backward));
             let mut row = Row::new("linear", engine.name(), length, sizes, &all, flops(&task, backward));
-            row.extra_mib = extra_mib(|| task.run(engine, backward));
+            row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
             (row.backward, row.bias) = (backward, bias);
             tell(row);
         }

@@ -20,6 +20,8 @@ pub struct Subject {
     config: RunConfig,
     vocab: usize,
     device: Device,
+    /// How it is named.
+    name: String,
 }
 
 impl Subject {
@@ -47,7 +49,18 @@ impl Subject {
         if let Some(encoding) = encoding {
             config.encoding = encoding.clone();
         }
-        Ok(Subject { config, vocab: args.vocab.unwrap_or(256), device: args.hardware.host().device })
+        let host = args.hardware.host()?;
+        Ok(Subject {
+            config,
+            vocab: args.vocab.unwrap_or(256),
+            device: host.device,
+            name: args.hardware.device.to_string(),
+        })
+    }
+
+    /// Where models are, and how that is named.
+    pub fn device(&self) -> (&Device, &str) {
+        (&self.device, &self.name)
     }
 
     /// What a row says of the bias: `usual` for KERPLE-log's.
@@ -152,9 +165,9 @@ pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
         let all = times(sizes.repeats, &mut run);
         let flops = flops(&plan, sizes.batch, length, true);
         let mut row = Row::new("step", name, length, sizes_of(&plan, sizes), &all, flops);
-        row.extra_mib = extra_mib(run);
+        row.extra_mib = Some(extra_mib(run));
         (row.backward, row.bias) = (true, subject.bias("learned"));
-        tell(row);
+        tell(row.on(&subject.name));
     }
     Ok(())
 }
@@ -177,8 +190,8 @@ pub fn eval(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     let all = times(sizes.repeats, run);
     let flops = flops(&plan, sizes.batch, length, false);
     let mut row = Row::new("eval", "fused", length, sizes_of(&plan, sizes), &all, flops);
-    row.extra_mib = extra_mib(run);
+    row.extra_mib = Some(extra_mib(run));
     row.bias = subject.bias("fixed");
-    tell(row);
+    tell(row.on(&subject.name));
     Ok(())
 }

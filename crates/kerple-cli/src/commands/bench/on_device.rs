@@ -1,0 +1,89 @@
+//! Attention on a GPU: its kernels, and the definition in Burn's operations where that is short enough.
+
+use super::attention::{LONGEST_COMPOSED, flops, log_bias, noise};
+use super::{Row, Sizes, agree, times};
+use crate::failure::Outcome;
+use burn::tensor::{Device, Tensor, TensorData};
+use kerple_burn::forms::{Positions, Scores};
+use kerple_burn::fused::Engine;
+use kerple_burn::ops::attention::{attention, default_scale};
+
+/// Positions at which the kernels are held against the definition: several tiles.
+const CHECKED: usize = 200;
+
+/// Inputs of one call.
+struct Layer {
+    own: [Tensor<4>; 3],
+    bias: Option<Tensor<2>>,
+}
+
+impl Layer {
+    fn new(device: &Device, length: usize, Sizes { batch, heads, head_dim, .. }: Sizes, with_bias: bool) -> Layer {
+        let device = device.clone().autodiff();
+        let shape = [batch, heads, length, head_dim];
+        let input = |seed| {
+            let values = noise(shape.iter().product(), seed);
+            Tensor::<4>::from_data(TensorData::new(values, shape), &device).require_grad()
+        };
+        let table = || TensorData::new(log_bias(heads, head_dim, length), [heads, length]);
+        let bias = with_bias.then(|| Tensor::<2>::from_data(table(), &device).require_grad());
+        Layer { own: [1, 2, 3].map(input), bias }
+    }
+
+    /// The output, and with a backward of its sum the gradients in queries and in the bias.
+    fn run(&self, engine: Engine, backward: bool) -> (Tensor<4>, Option<[Option<Tensor<1>>; 2]>) {
+        let [q, k, v] = self.own.clone();
+        let scale = default_scale(q.dims()[3]);
+        let scores = Scores::Table { bias: self.bias.clone(), weight: None };
+        let out = attention(q, k, v, scale, &Positions { scores, ..Positions::default() }, engine);
+        let gradients = backward.then(|| {
+            let gradients = out.clone().sum().backward();
+            let flat = |values: Tensor<2>| values.reshape([-1]);
+            let d_q = self.own[0].grad(&gradients).map(|values| values.reshape([-1]));
+            [d_q, self.bias.as_ref().and_then(|bias| bias.grad(&gradients)).map(flat)]
+        });
+        (out, gradients)
+    }
+}
+
+fn numbers(tensor: Tensor<1>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+/// Fails unless output and gradients of the kernels equal the definition's on the same device.
+fn check(device: &Device, sizes: Sizes) -> Outcome {
+    let layer = Layer::new(device, CHECKED, Sizes { batch: 1, ..sizes }, true);
+    let all = |engine| {
+        let (out, gradients) = layer.run(engine, true);
+        let gradients = gradients.into_iter().flatten().flatten();
+        std::iter::once(out.without_autodiff().reshape([-1])).chain(gradients).map(numbers).collect::<Vec<_>>()
+    };
+    for (kernel, definition) in all(Engine::Fused).iter().zip(all(Engine::Composed)) {
+        // products of the definition may be made of shorter numbers
+        agree("attention on the device", kernel, &definition, 5e-3)?;
+    }
+    Ok(())
+}
+
+/// Times one length.
+pub fn run((device, name): (&Device, &str), length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+    check(device, sizes)?;
+    for (engine, what) in [(Engine::Fused, "kernel"), (Engine::Composed, "composed")] {
+        if engine == Engine::Composed && length > LONGEST_COMPOSED {
+            continue;
+        }
+        for backward in [false, true] {
+            for bias in ["none", "learned"] {
+                let layer = Layer::new(device, length, sizes, bias == "learned");
+                let all = times(sizes.repeats, || {
+                    let _kept = layer.run(engine, backward);
+                    device.sync().expect("the device answers");
+                });
+                let mut row = Row::new("attention", what, length, sizes, &all, flops(length, sizes, backward)).on(name);
+                (row.backward, row.bias) = (backward, bias);
+                tell(row);
+            }
+        }
+    }
+    Ok(())
+}
