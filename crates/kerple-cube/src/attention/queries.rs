@@ -223,6 +223,7 @@ pub(crate) fn of_queries(
 
 /// Turns the gradient in what the softmax gets into that in scaled scores.
 #[cube]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
 pub(crate) fn weigh(
     slopes: &mut Array<f32>,
     first: usize,

@@ -306,6 +306,7 @@ pub(crate) fn end_key(end: usize, length: usize, sizes: &Sizes) -> usize {
 
 /// A score as the softmax gets it.
 #[cube]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
 pub(crate) fn mapped(
     score: f32,
     query: usize,
