@@ -10,6 +10,7 @@ mod decode;
 mod forward;
 mod keys;
 mod queries;
+mod slopes;
 pub mod tile;
 
 use cubecl::calculate_cube_count_elemwise;

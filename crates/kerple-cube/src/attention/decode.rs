@@ -1,7 +1,7 @@
 //! A few queries over many keys: the keys of a row are cut into spans that cubes work off beside each other, and what they
 //! found is put together in order.
 
-use super::tile::{Has, LOWEST, Sizes, Tile, length, mapped, sees};
+use super::tile::{Has, LOWEST, Sizes, Tile, length, mapped, place, sees};
 use cubecl::prelude::*;
 
 /// Units of a cube.
@@ -31,9 +31,7 @@ pub(crate) fn of_spans(
     let batch = CUBE_POS_Z as usize;
     let queries = sizes.queries as usize;
     let keys = sizes.keys as usize;
-    let unit = batch * sizes.heads as usize + head;
-    let kv_heads = sizes.heads / sizes.group;
-    let theirs = (batch * kv_heads as usize + head / sizes.group as usize) * keys * head_dim;
+    let at_head = place(head, batch, &sizes, comptime!(tile.head_dim));
     let from = CUBE_POS_X as usize * comptime!(SPAN);
     let length = length(lengths, batch, &sizes, has);
 
@@ -41,7 +39,7 @@ pub(crate) fn of_spans(
     let mut scores = Shared::<[f32]>::new_slice(comptime!(SPAN));
     let mut shares = Shared::<[f32]>::new_slice(comptime!(UNITS));
     for query in 0..queries {
-        let row = unit * queries + query;
+        let row = at_head.unit * queries + query;
         sync_cube();
         let mut feature = UNIT_POS as usize;
         while feature < head_dim {
@@ -57,7 +55,7 @@ pub(crate) fn of_spans(
             if sees(query, key, length, &sizes) {
                 let mut product = 0.0f32;
                 for feature in 0..head_dim {
-                    product += own[feature] * k[theirs + key * head_dim + feature];
+                    product += own[feature] * k[at_head.theirs + key * head_dim + feature];
                 }
                 z = mapped(product * sizes.scale, query, key, head, bias, weight, &sizes, has);
                 largest = select(z > largest, z, largest);
@@ -98,7 +96,7 @@ pub(crate) fn of_spans(
         while feature < head_dim {
             let mut sum = 0.0f32;
             for key in from..end {
-                sum += scores[key - from] * v[theirs + key * head_dim + feature];
+                sum += scores[key - from] * v[at_head.theirs + key * head_dim + feature];
             }
             values[place * head_dim + feature] = sum;
             feature += comptime!(UNITS);

@@ -1,7 +1,8 @@
 //! The forward: a cube takes a tile of queries and goes over the keys they see, with a running maximum and total a row.
 
 use super::tile::{
-    Has, LOWEST, Sizes, Tile, add_products, add_weighted, clear, end_key, first_key, length, load, mapped, sees,
+    Has, LOWEST, Sizes, Tile, add_weighted, clear, end_key, first_key, length, load, mapped, multiply, place, sees,
+    store,
 };
 use cubecl::prelude::*;
 
@@ -26,7 +27,6 @@ pub(crate) fn attend(
     let each = comptime!(tile.each);
     let size = comptime!(tile.size());
     let pitch = comptime!(tile.pitch());
-    let head_dim = comptime!(tile.head_dim);
     let chunks = comptime!(tile.chunks());
     let row = UNIT_POS as usize / side;
     let column = UNIT_POS as usize % side;
@@ -35,11 +35,7 @@ pub(crate) fn attend(
     let head = CUBE_POS_Y as usize;
     let batch = CUBE_POS_Z as usize;
     let queries = sizes.queries as usize;
-    let keys = sizes.keys as usize;
-    let unit = batch * sizes.heads as usize + head;
-    let own = unit * queries * head_dim;
-    let kv_heads = sizes.heads / sizes.group;
-    let theirs = (batch * kv_heads as usize + head / sizes.group as usize) * keys * head_dim;
+    let at = place(head, batch, &sizes, comptime!(tile.head_dim));
 
     let mut left = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
     let mut right = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
@@ -60,15 +56,7 @@ pub(crate) fn attend(
     let end = end_key(first + size, length, &sizes);
     let mut from = first_key(first, &sizes);
     while from < end {
-        clear(&mut scores, comptime!(tile.each * tile.each));
-        #[unroll]
-        for c in 0..chunks {
-            sync_cube();
-            load(&mut left, q, own, first, queries, comptime!(c * tile.chunk()), tile);
-            load(&mut right, k, theirs, from, keys, comptime!(c * tile.chunk()), tile);
-            sync_cube();
-            add_products(&mut scores, &left, &right, tile);
-        }
+        multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, &sizes, tile);
         #[unroll]
         for i in 0..each {
             let mut largest = f32::new(LOWEST);
@@ -117,7 +105,7 @@ pub(crate) fn attend(
         #[unroll]
         for c in 0..chunks {
             sync_cube();
-            load(&mut right, v, theirs, from, keys, comptime!(c * tile.chunk()), tile);
+            load(&mut right, v, at.theirs, from, sizes.keys as usize, comptime!(c * tile.chunk()), tile);
             sync_cube();
             add_weighted(&mut sums, &weights, &right, c, false, tile);
         }
@@ -139,22 +127,17 @@ pub(crate) fn attend(
         }
         let nothing = sum == 0.0f32;
         let factor = select(nothing, 0.0f32, 1.0f32 / select(nothing, 1.0f32, sum));
-        if query < queries {
-            if column == 0 {
-                lse[unit * queries + query] =
-                    select(nothing, f32::new(LOWEST), top[i] + select(nothing, 1.0f32, sum).ln());
-            }
+        if query < queries && column == 0 {
+            lse[at.unit * queries + query] =
+                select(nothing, f32::new(LOWEST), top[i] + select(nothing, 1.0f32, sum).ln());
+        }
+        #[unroll]
+        for c in 0..chunks {
             #[unroll]
-            for c in 0..chunks {
-                #[unroll]
-                for j in 0..comptime!(tile.wide) {
-                    let feature = comptime!(c * tile.chunk()) + column + j * side;
-                    if feature < head_dim {
-                        let value = sums[(c * each + i) * comptime!(tile.wide) + j] * factor;
-                        out[own + query * head_dim + feature] = value;
-                    }
-                }
+            for j in 0..comptime!(tile.wide) {
+                sums[(c * each + i) * comptime!(tile.wide) + j] *= factor;
             }
         }
     }
+    store(out, &sums, 1.0f32, at.own, first, queries, tile);
 }

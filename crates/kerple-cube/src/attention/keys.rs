@@ -1,10 +1,8 @@
 //! The gradients in keys and values: a cube takes a tile of keys and goes over the queries that see them, head by head of
 //! those that read it.
 
-use super::queries::{share, weigh};
-use super::tile::{
-    Has, LOWEST, Sizes, Tile, add_products, add_weighted, clear, length, load, mapped, position, sees, store,
-};
+use super::slopes::{share, slope, weigh};
+use super::tile::{Has, Sizes, Tile, add_weighted, clear, length, load, multiply, place, position, store};
 use cubecl::prelude::*;
 
 /// The first query that sees some key from `from` on.
@@ -41,20 +39,14 @@ pub(crate) fn of_keys(
     #[comptime] tile: Tile,
     #[comptime] has: Has,
 ) {
-    let side = comptime!(tile.side);
-    let each = comptime!(tile.each);
     let size = comptime!(tile.size());
-    let head_dim = comptime!(tile.head_dim);
     let chunks = comptime!(tile.chunks());
-    let row = UNIT_POS as usize / side;
-    let column = UNIT_POS as usize % side;
 
     let from = CUBE_POS_X as usize * size;
     let batch = CUBE_POS_Z as usize;
     let queries = sizes.queries as usize;
-    let keys = sizes.keys as usize;
-    let kv_heads = sizes.heads / sizes.group;
-    let theirs = (batch * kv_heads as usize + CUBE_POS_Y as usize) * keys * head_dim;
+    let group = sizes.group as usize;
+    let theirs = place(CUBE_POS_Y as usize * group, batch, &sizes, comptime!(tile.head_dim)).theirs;
 
     let mut left = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
     let mut right = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
@@ -68,52 +60,30 @@ pub(crate) fn of_keys(
 
     let length = length(lengths, batch, &sizes, has);
     let end = end_query(select(from + size < length, from + size, length), &sizes);
-    for member in 0..sizes.group as usize {
-        let head = CUBE_POS_Y as usize * sizes.group as usize + member;
-        let unit = batch * sizes.heads as usize + head;
-        let own = unit * queries * head_dim;
+    for member in 0..group {
+        let head = CUBE_POS_Y as usize * group + member;
+        let at = place(head, batch, &sizes, comptime!(tile.head_dim));
         let mut first = first_query(from, &sizes);
         while first < end {
-            clear(&mut scores, comptime!(tile.each * tile.each));
-            clear(&mut slopes, comptime!(tile.each * tile.each));
-            #[unroll]
-            for c in 0..chunks {
-                sync_cube();
-                load(&mut left, q, own, first, queries, comptime!(c * tile.chunk()), tile);
-                load(&mut right, k, theirs, from, keys, comptime!(c * tile.chunk()), tile);
-                sync_cube();
-                add_products(&mut scores, &left, &right, tile);
-            }
-            #[unroll]
-            for c in 0..chunks {
-                sync_cube();
-                load(&mut left, d_out, own, first, queries, comptime!(c * tile.chunk()), tile);
-                load(&mut right, v, theirs, from, keys, comptime!(c * tile.chunk()), tile);
-                sync_cube();
-                add_products(&mut slopes, &left, &right, tile);
-            }
-            // scores become what the softmax makes of them, slopes the gradient in what it gets
-            #[unroll]
-            for i in 0..each {
-                let query = first + row + i * side;
-                let mut row_lse = f32::new(LOWEST);
-                let mut row_delta = 0.0f32;
-                if query < queries {
-                    row_lse = lse[unit * queries + query];
-                    row_delta = delta[unit * queries + query];
-                }
-                #[unroll]
-                for j in 0..each {
-                    let key = from + column + j * side;
-                    let mut p = 0.0f32;
-                    if sees(query, key, length, &sizes) {
-                        let score = scores[i * each + j] * sizes.scale;
-                        p = (mapped(score, query, key, head, bias, weight, &sizes, has) - row_lse).exp();
-                    }
-                    scores[i * each + j] = p;
-                    slopes[i * each + j] = p * (slopes[i * each + j] - row_delta);
-                }
-            }
+            multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, &sizes, tile);
+            multiply(&mut slopes, &mut left, &mut right, d_out, v, &at, first, from, &sizes, tile);
+            slope(
+                &mut scores,
+                &mut slopes,
+                bias,
+                weight,
+                lse,
+                delta,
+                at.unit,
+                head,
+                first,
+                from,
+                length,
+                &sizes,
+                true,
+                tile,
+                has,
+            );
             if comptime!(has.weight) {
                 weigh(&mut slopes, first, from, head, length, weight, &sizes, tile);
             }
@@ -123,7 +93,7 @@ pub(crate) fn of_keys(
                 sync_cube();
                 // of a head of one chunk it is there still
                 if comptime!(tile.chunks() > 1) {
-                    load(&mut left, d_out, own, first, queries, comptime!(c * tile.chunk()), tile);
+                    load(&mut left, d_out, at.own, first, queries, comptime!(c * tile.chunk()), tile);
                     sync_cube();
                 }
                 add_weighted(&mut sums_v, &shared, &left, c, true, tile);
@@ -133,13 +103,13 @@ pub(crate) fn of_keys(
             #[unroll]
             for c in 0..chunks {
                 sync_cube();
-                load(&mut left, q, own, first, queries, comptime!(c * tile.chunk()), tile);
+                load(&mut left, q, at.own, first, queries, comptime!(c * tile.chunk()), tile);
                 sync_cube();
                 add_weighted(&mut sums_k, &shared, &left, c, true, tile);
             }
             first += size;
         }
     }
-    store(d_k, &sums_k, sizes.scale, theirs, from, keys, tile);
-    store(d_v, &sums_v, 1.0f32, theirs, from, keys, tile);
+    store(d_k, &sums_k, sizes.scale, theirs, from, sizes.keys as usize, tile);
+    store(d_v, &sums_v, 1.0f32, theirs, from, sizes.keys as usize, tile);
 }

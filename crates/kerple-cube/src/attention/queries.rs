@@ -4,9 +4,9 @@
 //! the tables' gradients for itself, `[B, H, slots, C]` in all, to which it adds the diagonals of its tiles; a column of it
 //! is always the same unit's. [`add_up`] then sums the rows in order: no atomics, and the same bits every time.
 
+use super::slopes::{share, slope, weigh};
 use super::tile::{
-    Has, LOWEST, Sizes, Tile, add_products, add_weighted, clear, end_key, first_key, length, load, mapped, position,
-    sees, store,
+    Has, Sizes, Tile, add_weighted, clear, end_key, first_key, length, load, multiply, place, position, store,
 };
 use cubecl::prelude::*;
 
@@ -59,23 +59,6 @@ fn add_diagonals(
     }
 }
 
-/// Writes a unit's values into a tile in shared memory.
-#[cube]
-pub(crate) fn share(to: &mut Shared<[f32]>, values: &Array<f32>, #[comptime] tile: Tile) {
-    let side = comptime!(tile.side);
-    let each = comptime!(tile.each);
-    let pitch = comptime!(tile.pitch());
-    let row = UNIT_POS as usize / side;
-    let column = UNIT_POS as usize % side;
-    #[unroll]
-    for i in 0..each {
-        #[unroll]
-        for j in 0..each {
-            to[(row + i * side) * pitch + column + j * side] = values[i * each + j];
-        }
-    }
-}
-
 /// Writes `d_q`, and rows of gradients in the tables.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "an array each")]
@@ -96,24 +79,15 @@ pub(crate) fn of_queries(
     #[comptime] tile: Tile,
     #[comptime] has: Has,
 ) {
-    let side = comptime!(tile.side);
-    let each = comptime!(tile.each);
     let size = comptime!(tile.size());
-    let head_dim = comptime!(tile.head_dim);
     let chunks = comptime!(tile.chunks());
-    let row = UNIT_POS as usize / side;
-    let column = UNIT_POS as usize % side;
 
     let head = CUBE_POS_Y as usize;
     let batch = CUBE_POS_Z as usize;
     let queries = sizes.queries as usize;
-    let keys = sizes.keys as usize;
     let columns = sizes.columns as usize;
-    let unit = batch * sizes.heads as usize + head;
-    let own = unit * queries * head_dim;
-    let kv_heads = sizes.heads / sizes.group;
-    let theirs = (batch * kv_heads as usize + head / sizes.group as usize) * keys * head_dim;
-    let table = (unit * sizes.slots as usize + CUBE_POS_X as usize) * columns;
+    let at = place(head, batch, &sizes, comptime!(tile.head_dim));
+    let table = (at.unit * sizes.slots as usize + CUBE_POS_X as usize) * columns;
 
     let mut left = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
     let mut right = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
@@ -123,15 +97,15 @@ pub(crate) fn of_queries(
     let mut sums = Array::<f32>::new(comptime!(tile.sums()));
 
     if comptime!(has.bias_gradient || has.weight_gradient) {
-        let mut at = UNIT_POS as usize;
-        while at < columns {
+        let mut to = UNIT_POS as usize;
+        while to < columns {
             if comptime!(has.bias_gradient) {
-                d_bias[table + at] = 0.0f32;
+                d_bias[table + to] = 0.0f32;
             }
             if comptime!(has.weight_gradient) {
-                d_weight[table + at] = 0.0f32;
+                d_weight[table + to] = 0.0f32;
             }
-            at += comptime!(tile.units());
+            to += comptime!(tile.units());
         }
     }
 
@@ -142,47 +116,25 @@ pub(crate) fn of_queries(
         let end = end_key(first + size, length, &sizes);
         let mut from = first_key(first, &sizes);
         while from < end {
-            clear(&mut scores, comptime!(tile.each * tile.each));
-            clear(&mut slopes, comptime!(tile.each * tile.each));
-            #[unroll]
-            for c in 0..chunks {
-                sync_cube();
-                load(&mut left, d_out, own, first, queries, comptime!(c * tile.chunk()), tile);
-                load(&mut right, v, theirs, from, keys, comptime!(c * tile.chunk()), tile);
-                sync_cube();
-                add_products(&mut slopes, &left, &right, tile);
-            }
-            #[unroll]
-            for c in 0..chunks {
-                sync_cube();
-                load(&mut left, q, own, first, queries, comptime!(c * tile.chunk()), tile);
-                load(&mut right, k, theirs, from, keys, comptime!(c * tile.chunk()), tile);
-                sync_cube();
-                add_products(&mut scores, &left, &right, tile);
-            }
-            // slopes become the gradient in what the softmax gets, scores the scaled ones
-            #[unroll]
-            for i in 0..each {
-                let query = first + row + i * side;
-                let mut row_lse = f32::new(LOWEST);
-                let mut row_delta = 0.0f32;
-                if query < queries {
-                    row_lse = lse[unit * queries + query];
-                    row_delta = delta[unit * queries + query];
-                }
-                #[unroll]
-                for j in 0..each {
-                    let key = from + column + j * side;
-                    let score = scores[i * each + j] * sizes.scale;
-                    let mut slope = 0.0f32;
-                    if sees(query, key, length, &sizes) {
-                        let z = mapped(score, query, key, head, bias, weight, &sizes, has);
-                        slope = (z - row_lse).exp() * (slopes[i * each + j] - row_delta);
-                    }
-                    scores[i * each + j] = score;
-                    slopes[i * each + j] = slope;
-                }
-            }
+            multiply(&mut slopes, &mut left, &mut right, d_out, v, &at, first, from, &sizes, tile);
+            multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, &sizes, tile);
+            slope(
+                &mut scores,
+                &mut slopes,
+                bias,
+                weight,
+                lse,
+                delta,
+                at.unit,
+                head,
+                first,
+                from,
+                length,
+                &sizes,
+                false,
+                tile,
+                has,
+            );
             share(&mut shared, &slopes, tile);
             let diagonal = sizes.origin + position(first, &sizes) - from as i32 - comptime!(tile.size() as i32 - 1);
             if comptime!(has.bias_gradient) {
@@ -209,44 +161,15 @@ pub(crate) fn of_queries(
                 sync_cube();
                 // a head of one chunk has its keys there still
                 if comptime!(tile.chunks() > 1) {
-                    load(&mut right, k, theirs, from, keys, comptime!(c * tile.chunk()), tile);
+                    load(&mut right, k, at.theirs, from, sizes.keys as usize, comptime!(c * tile.chunk()), tile);
                     sync_cube();
                 }
                 add_weighted(&mut sums, &shared, &right, c, false, tile);
             }
             from += size;
         }
-        store(d_q, &sums, sizes.scale, own, first, queries, tile);
+        store(d_q, &sums, sizes.scale, at.own, first, queries, tile);
         first += sizes.slots as usize * size;
-    }
-}
-
-/// Turns the gradient in what the softmax gets into that in scaled scores.
-#[cube]
-#[allow(clippy::too_many_arguments, reason = "an array each")]
-pub(crate) fn weigh(
-    slopes: &mut Array<f32>,
-    first: usize,
-    from: usize,
-    head: usize,
-    length: usize,
-    weight: &[f32],
-    sizes: &Sizes,
-    #[comptime] tile: Tile,
-) {
-    let side = comptime!(tile.side);
-    let each = comptime!(tile.each);
-    #[unroll]
-    for i in 0..each {
-        #[unroll]
-        for j in 0..each {
-            let query = first + UNIT_POS as usize / side + i * side;
-            let key = from + UNIT_POS as usize % side + j * side;
-            if sees(query, key, length, sizes) {
-                let column = sizes.origin + position(query, sizes) - key as i32;
-                slopes[i * each + j] *= weight[head * sizes.columns as usize + column as usize];
-            }
-        }
     }
 }
 

@@ -119,6 +119,26 @@ pub(crate) struct Sizes {
     pub scale: f32,
 }
 
+/// Where a head's rows begin in the arrays.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Head {
+    /// Which it is of all query heads of the batch.
+    pub unit: usize,
+    /// Its queries, and what is made of them.
+    pub own: usize,
+    /// The keys and values that it reads.
+    pub theirs: usize,
+}
+
+/// The place of a query head of a sequence.
+#[cube]
+pub(crate) fn place(head: usize, batch: usize, sizes: &Sizes, #[comptime] head_dim: usize) -> Head {
+    let unit = batch * sizes.heads as usize + head;
+    let kv_heads = sizes.heads / sizes.group;
+    let read = batch * kv_heads as usize + head / sizes.group as usize;
+    Head { unit, own: unit * sizes.queries as usize * head_dim, theirs: read * sizes.keys as usize * head_dim }
+}
+
 /// A call's dims, its query positions counted so that the last query is at the last key's.
 pub(crate) fn fits(dims: Dims) -> bool {
     let Dims { batch, heads, queries, keys, head_dim, .. } = dims;
@@ -157,7 +177,7 @@ pub(crate) fn load(
 
 /// Adds the products of a unit's rows of `left` with its rows of `right` over a chunk.
 #[cube]
-pub(crate) fn add_products(sums: &mut Array<f32>, left: &Shared<[f32]>, right: &Shared<[f32]>, #[comptime] tile: Tile) {
+fn add_products(sums: &mut Array<f32>, left: &Shared<[f32]>, right: &Shared<[f32]>, #[comptime] tile: Tile) {
     let side = comptime!(tile.side);
     let each = comptime!(tile.each);
     let line = comptime!(tile.line());
@@ -178,6 +198,33 @@ pub(crate) fn add_products(sums: &mut Array<f32>, left: &Shared<[f32]>, right: &
                 sums[i * each + j] += a[i] * b[j];
             }
         }
+    }
+}
+
+/// The products of a head's rows of queries from `first` on with its rows of keys from `from` on, a chunk of each at a time, of
+/// which the last ones stay in `left` and `right`.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
+pub(crate) fn multiply(
+    products: &mut Array<f32>,
+    left: &mut Shared<[f32]>,
+    right: &mut Shared<[f32]>,
+    of_queries: &[f32],
+    of_keys: &[f32],
+    head: &Head,
+    first: usize,
+    from: usize,
+    sizes: &Sizes,
+    #[comptime] tile: Tile,
+) {
+    clear(products, comptime!(tile.each * tile.each));
+    #[unroll]
+    for c in 0..comptime!(tile.chunks()) {
+        sync_cube();
+        load(left, of_queries, head.own, first, sizes.queries as usize, comptime!(c * tile.chunk()), tile);
+        load(right, of_keys, head.theirs, from, sizes.keys as usize, comptime!(c * tile.chunk()), tile);
+        sync_cube();
+        add_products(products, &*left, &*right, tile);
     }
 }
 

@@ -1,0 +1,103 @@
+//! What both passes of the backward make of a tile: slopes, the gradient in what the softmax gets.
+
+use super::tile::{Has, LOWEST, Sizes, Tile, mapped, position, sees};
+use cubecl::prelude::*;
+
+/// Turns products of the output's gradient with values into slopes, and products of queries with keys into `weights` of keys
+/// or into scaled scores.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
+pub(crate) fn slope(
+    scores: &mut Array<f32>,
+    slopes: &mut Array<f32>,
+    bias: &[f32],
+    weight: &[f32],
+    lse: &[f32],
+    delta: &[f32],
+    unit: usize,
+    head: usize,
+    first: usize,
+    from: usize,
+    length: usize,
+    sizes: &Sizes,
+    #[comptime] weights: bool,
+    #[comptime] tile: Tile,
+    #[comptime] has: Has,
+) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    let queries = sizes.queries as usize;
+    #[unroll]
+    for i in 0..each {
+        let query = first + UNIT_POS as usize / side + i * side;
+        let mut row_lse = f32::new(LOWEST);
+        let mut row_delta = 0.0f32;
+        if query < queries {
+            row_lse = lse[unit * queries + query];
+            row_delta = delta[unit * queries + query];
+        }
+        #[unroll]
+        for j in 0..each {
+            let key = from + UNIT_POS as usize % side + j * side;
+            let score = scores[i * each + j] * sizes.scale;
+            let mut p = 0.0f32;
+            let mut slope = 0.0f32;
+            if sees(query, key, length, sizes) {
+                p = (mapped(score, query, key, head, bias, weight, sizes, has) - row_lse).exp();
+                slope = p * (slopes[i * each + j] - row_delta);
+            }
+            slopes[i * each + j] = slope;
+            if comptime!(weights) {
+                scores[i * each + j] = p;
+            } else {
+                scores[i * each + j] = score;
+            }
+        }
+    }
+}
+
+/// Turns the gradient in what the softmax gets into that in scaled scores.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
+pub(crate) fn weigh(
+    slopes: &mut Array<f32>,
+    first: usize,
+    from: usize,
+    head: usize,
+    length: usize,
+    weight: &[f32],
+    sizes: &Sizes,
+    #[comptime] tile: Tile,
+) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    #[unroll]
+    for i in 0..each {
+        #[unroll]
+        for j in 0..each {
+            let query = first + UNIT_POS as usize / side + i * side;
+            let key = from + UNIT_POS as usize % side + j * side;
+            if sees(query, key, length, sizes) {
+                let column = sizes.origin + position(query, sizes) - key as i32;
+                slopes[i * each + j] *= weight[head * sizes.columns as usize + column as usize];
+            }
+        }
+    }
+}
+
+/// Writes a unit's values into a tile in shared memory.
+#[cube]
+pub(crate) fn share(to: &mut Shared<[f32]>, values: &Array<f32>, #[comptime] tile: Tile) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    let pitch = comptime!(tile.pitch());
+    let row = UNIT_POS as usize / side;
+    let column = UNIT_POS as usize % side;
+    #[unroll]
+    for i in 0..each {
+        #[unroll]
+        for j in 0..each {
+            to[(row + i * side) * pitch + column + j * side] = values[i * each + j];
+        }
+    }
+}
