@@ -6,6 +6,8 @@
 //! time. Nothing here needs planes of units or matrix units, so it runs wherever compute shaders do; neither does it use
 //! them, which is what a faster kernel for one device would begin with.
 
+#[cfg(feature = "cuda-source")]
+pub mod cuda_source;
 mod decode;
 mod forward;
 mod keys;
@@ -25,6 +27,8 @@ use tile::{Has, SizesLaunch, Tile};
 const BINDINGS: u32 = 14;
 /// Cubes that share the work of a backward with tables, about; each has a row of gradients for itself.
 const SHARES: usize = 512;
+/// Units of a cube where a unit takes a value by itself, at most.
+const EACH: usize = 64;
 /// Up to how many queries are decoded rather than put into tiles.
 const DECODED: usize = 4;
 
@@ -363,7 +367,7 @@ impl<'a> Attention<'a> {
 
     /// A unit for each of these.
     fn each(&self, values: usize) -> (CubeCount, CubeDim) {
-        let dim = CubeDim::new_1d(self.client.properties().hardware.max_units_per_cube.min(64));
+        let dim = CubeDim::new_1d(self.client.properties().hardware.max_units_per_cube.min(EACH as u32));
         (calculate_cube_count_elemwise(self.client, values, dim), dim)
     }
 }

@@ -1,6 +1,6 @@
 //! The kernels against the definition in f64, for random shapes, and against themselves.
 //!
-//! They run on a software renderer, unless `KERPLE_TEST_DEVICE` names a device: `wgpu` or `cuda`.
+//! They run on a software renderer, unless `KERPLE_TEST_DEVICE` names a kind of device: `wgpu`, `vulkan`, `metal` or `cuda`.
 
 use cubecl::Device;
 use cubecl::client::Client;
@@ -18,11 +18,17 @@ use rand_chacha::ChaCha8Rng;
 const TOLERANCE: f64 = 4e-6;
 
 fn client() -> Client {
+    // no software renderer stands in for a GPU
+    let gpu = || {
+        Device::wgpu(WgpuDeviceKind::DiscreteGpu(0))
+            .or_else(|_| Device::wgpu(WgpuDeviceKind::IntegratedGpu(0)))
+            .or_else(|_| Device::wgpu(WgpuDeviceKind::VirtualGpu(0)))
+    };
     let device = match std::env::var("KERPLE_TEST_DEVICE").as_deref() {
-        Err(_) => Device::wgpu(WgpuDeviceKind::Cpu),
-        Ok("wgpu") => Device::wgpu(WgpuDeviceKind::DefaultDevice),
+        Err(_) | Ok("wgpu:software") => Device::wgpu(WgpuDeviceKind::Cpu),
+        Ok("wgpu" | "vulkan" | "metal") => gpu(),
         Ok("cuda") => Device::cuda(0),
-        Ok(other) => panic!("KERPLE_TEST_DEVICE={other}: wgpu or cuda"),
+        Ok(other) => panic!("KERPLE_TEST_DEVICE={other}: wgpu, vulkan, metal or cuda"),
     };
     device.expect("a device; for tests without a GPU install Mesa's lavapipe").client()
 }

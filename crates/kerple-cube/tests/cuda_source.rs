@@ -1,0 +1,27 @@
+//! The kernels as CUDA C++, written into `target/tmp/cuda-source` for `scripts/check_cuda_source.py` to compile.
+
+use kerple_cube::attention::cuda_source::{Source, sources};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn every_kernel_is_written_for_cuda() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-source");
+    fs::create_dir_all(&folder).unwrap();
+    let (mut list, mut names) = (String::new(), BTreeSet::new());
+    for head_dim in [64, 128, 256] {
+        for Source { name, code, units, shared } in sources(head_dim).unwrap() {
+            let name = format!("{name}_{head_dim}");
+            assert_eq!(code.matches("__global__").count(), 1, "{name}");
+            // sums in order, never in that in which units come
+            assert!(!code.contains("atomic"), "{name}");
+            assert!(shared <= 227 << 10 && units <= 1024, "{name}: {units} units, {shared} bytes shared");
+            fs::write(folder.join(format!("{name}.cu")), code).unwrap();
+            list += &format!("{name} {units} {shared}\n");
+            assert!(names.insert(name));
+        }
+    }
+    assert_eq!(names.len(), 3 * (3 * 4 + 3));
+    fs::write(folder.join("list"), list).unwrap();
+}
