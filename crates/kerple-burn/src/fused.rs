@@ -25,6 +25,8 @@ use std::sync::Arc;
 use crate::array::Array;
 #[cfg(feature = "cube")]
 pub use gpu::GpuOp;
+#[cfg(feature = "cube")]
+pub(crate) use gpu::like;
 
 /// An operation with its own backward: on contiguous arrays of the host, which every operation is written for.
 pub trait Op: Debug + Send + Sync + 'static {

@@ -6,7 +6,10 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kerple_burn::device::Name;
 use kerple_burn::forms::{Positions, Scores, Sight};
 use kerple_burn::fused::Engine;
+use kerple_burn::ops::Norm;
 use kerple_burn::ops::attention::{Scoring, attention};
+use kerple_burn::ops::loss::{self, Head, Targets};
+use kerple_burn::ops::norm::Kind;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -52,6 +55,17 @@ fn run(device: &Device, engine: Engine, case: &Case) -> Vec<Vec<f32>> {
     found
 }
 
+/// Arrays that differ by no more than a share of their largest value.
+fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], share: f32, what: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (at, (expected, found)) in expected.iter().zip(found).enumerate() {
+        let largest = expected.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
+        let error = expected.iter().zip(found).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        let same = expected.len() == found.len() && error < share * largest;
+        assert!(same, "{at} of {what}: {error:e} of {largest:e}");
+    }
+}
+
 struct Case {
     seed: u64,
     /// B, H, kv heads, L, D.
@@ -76,16 +90,62 @@ fn attention_is_that_of_the_processor() {
         let expected = run(&Device::flex(), Engine::Fused, &case);
         for engine in [Engine::Fused, Engine::Composed] {
             let found = run(&device, engine, &case);
-            assert_eq!(found.len(), expected.len());
-            for (at, (expected, found)) in expected.iter().zip(&found).enumerate() {
-                let largest = expected.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
-                let error = expected.iter().zip(found).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-                // f32 on both sides, summed in other orders
-                assert!(
-                    expected.len() == found.len() && error < 5e-6 * largest,
-                    "{at} of {engine:?}: {error:e} of {largest:e}"
-                );
-            }
+            // f32 on both sides, summed in other orders
+            assert_same(&found, &expected, 5e-6, &format!("{engine:?}"));
         }
+    }
+}
+
+/// Losses of each target, their weighted sum, and its gradients in what they are made of.
+fn loss_of(device: &Device, [rows, width, vocab]: [usize; 3], (tied, whole): (bool, bool)) -> Vec<Vec<f32>> {
+    let mut rng = ChaCha8Rng::seed_from_u64(9);
+    let mut random = |shape: &[usize]| {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
+        TensorData::new(values, shape.to_vec())
+    };
+    let device = device.clone().autodiff();
+    let x = Tensor::<3>::from_data(random(&[2, rows / 2, width]), &device).require_grad();
+    let weight = Tensor::<2>::from_data(random(&if tied { [vocab, width] } else { [width, vocab] }), &device);
+    let weight = weight.require_grad();
+    let mut one = |width: usize| Tensor::<1>::from_data(random(&[width]), &device).require_grad();
+    let (gamma, beta, bias) = (one(width), whole.then(|| one(width)), whole.then(|| one(vocab)));
+    let kind = if whole { Kind::Layer } else { Kind::Rms };
+    let norm = Norm { kind, gamma: gamma.clone(), beta: beta.clone(), epsilon: 1e-5 };
+    let head = Head { norm, weight: weight.clone(), tied, bias: bias.clone() };
+    let ids: Vec<u32> = (0..rows).map(|row| (row * 7919 % vocab) as u32).collect();
+    let scored: Vec<bool> = (0..rows).map(|row| row % 5 != 3).collect();
+    let targets = Targets { ids: &ids, scored: whole.then_some(&scored) };
+    let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
+    let untracked = Head {
+        norm: Norm {
+            gamma: gamma.clone().without_autodiff(),
+            beta: beta.clone().map(Tensor::without_autodiff),
+            ..head.norm
+        },
+        weight: weight.clone().without_autodiff(),
+        bias: bias.clone().map(Tensor::without_autodiff),
+        tied,
+    };
+    let each = loss::losses(x.clone().without_autodiff(), untracked, targets, Engine::Fused);
+    let loss = loss::loss(x.clone(), head, targets, 0.25, Engine::Fused);
+    // what comes after it is not one
+    let mut gradients = (loss.clone() * -3.0).sum().backward();
+    let mut found = vec![get(each.reshape([-1])), get(loss.without_autodiff())];
+    found.push(get(x.grad_remove(&mut gradients).unwrap().reshape([-1])));
+    found.push(get(weight.grad_remove(&mut gradients).unwrap().reshape([-1])));
+    let single = [Some(gamma), beta, bias].into_iter().flatten();
+    found.extend(single.map(|tensor| get(tensor.grad_remove(&mut gradients).unwrap())));
+    found
+}
+
+#[test]
+fn the_loss_is_that_of_the_processor_in_pieces_too() {
+    let device = gpu();
+    // the second has more logits than are held at once
+    for (sizes, how) in [([24, 12, 40], (false, true)), ([300, 4, 70_000], (true, false)), ([24, 12, 40], (true, true))]
+    {
+        let (expected, found) = (loss_of(&Device::flex(), sizes, how), loss_of(&device, sizes, how));
+        // f32 on both sides, sums over a vocabulary in other orders
+        assert_same(&found, &expected, 2e-5, &format!("{sizes:?} {how:?}"));
     }
 }

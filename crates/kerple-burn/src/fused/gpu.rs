@@ -5,6 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn_cubecl::Cube;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use kerple_cube::cubecl::server::Handle;
 
 /// What an operation is on a GPU: [`Op`] on arrays that lie there.
 pub trait GpuOp {
@@ -37,4 +38,10 @@ impl Home for Cube {
     fn backward(op: &dyn Op, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
         face(op).backward(step)
     }
+}
+
+/// An array of this shape that a kernel wrote, on the device of another.
+pub(crate) fn like(other: &CubeTensor, handle: Handle) -> CubeTensor {
+    let CubeTensor { client, meta, device, dtype, .. } = other;
+    CubeTensor::new_contiguous(client.clone(), device.clone(), meta.shape().clone(), handle, *dtype)
 }

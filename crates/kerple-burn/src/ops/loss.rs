@@ -1,19 +1,25 @@
 //! The end of a language model: final norm, logits, and the loss of each target in nats.
 
+#[cfg(feature = "cube")]
+mod gpu;
 mod likeliest;
 
 pub use likeliest::{Likeliest, likeliest};
 
 use super::{Norm, linear, norm};
 use crate::array::Array;
+#[cfg(feature = "cube")]
+use crate::fused::GpuOp;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::{Int, Tensor, TensorData, activation};
 pub use kerple::ops::cross_entropy::Targets;
 use kerple::ops::cross_entropy::{self, Gradients};
 
-/// What has a kernel for it.
-const KERNELS: &[Target] = &[Target::Host];
+/// What has a kernel for the loss, and for losses that are not differentiated.
+const KERNELS: &[Target] = &[Target::Host, Target::Gpu];
+/// What has one for the gradients of losses, each by itself.
+const OF_EACH: &[Target] = &[Target::Host];
 
 /// The tensors of the head.
 #[derive(Clone, Debug)]
@@ -39,7 +45,8 @@ pub fn logits(x: Tensor<3>, Head { norm, weight, tied, bias }: Head) -> Tensor<3
 /// # Panics
 /// When the targets are not `B L` many, or a scored one is not below V.
 pub fn losses(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Tensor<2> {
-    if engine.has_kernel(KERNELS, &x) { fused(x, head, targets, None) } else { composed(x, head, targets) }
+    let targets_of = if x.is_autodiff() { OF_EACH } else { KERNELS };
+    if engine.has_kernel(targets_of, &x) { fused(x, head, targets, None) } else { composed(x, head, targets) }
 }
 
 /// `share` times the sum of [`losses`], `[1]`; the mean for a share of [`mean_share`]. The fused gradients are made with the
@@ -186,5 +193,10 @@ impl Op for Loss {
 
     fn backward(&self, step: &Step) -> Vec<Option<Array>> {
         with_element!(step.inputs[0], T => Loss::backward::<T>(self, step))
+    }
+
+    #[cfg(feature = "cube")]
+    fn on_gpu(&self) -> Option<&dyn GpuOp> {
+        Some(self)
     }
 }

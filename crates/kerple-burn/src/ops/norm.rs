@@ -53,10 +53,10 @@ pub fn composed(x: Tensor<3>, Norm { kind, gamma, beta, epsilon }: Norm) -> Tens
 /// Where the tensors of a norm are among an operation's inputs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
-    kind: Kind,
-    gamma: usize,
-    beta: Option<usize>,
-    epsilon: f64,
+    pub(super) kind: Kind,
+    pub(super) gamma: usize,
+    pub(super) beta: Option<usize>,
+    pub(super) epsilon: f64,
 }
 
 impl Places {

@@ -2,7 +2,7 @@
 
 use super::{Core, Places, Scoring};
 use crate::forms::{Positions, Scores};
-use crate::fused::{Forward, GpuOp, Saved, Step};
+use crate::fused::{Forward, GpuOp, Saved, Step, like};
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -10,7 +10,6 @@ use kerple::attention::Dims;
 use kerple::forms::Sides;
 use kerple_cube::attention::{self, Attention, Tables};
 use kerple_cube::cubecl::prelude::CubeElement;
-use kerple_cube::cubecl::server::Handle;
 
 /// Whether there is a kernel for a call: tables over distances or nothing at all, in any sight and with any padding.
 pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, scoring: &Scoring, positions: &Positions) -> bool {
@@ -55,12 +54,6 @@ impl Core {
         let call = Attention::new(&q.client, dims, self.scores.scale as f32, self.scores.sight);
         Attention { tables: Tables { bias, weight, len }, lengths, ..call }
     }
-}
-
-/// An array of this shape that a kernel wrote, on the device of another.
-fn like(other: &CubeTensor, handle: Handle) -> CubeTensor {
-    let CubeTensor { client, meta, device, dtype, .. } = other;
-    CubeTensor::new_contiguous(client.clone(), device.clone(), meta.shape().clone(), handle, *dtype)
 }
 
 impl GpuOp for Core {

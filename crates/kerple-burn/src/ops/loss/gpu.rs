@@ -1,0 +1,115 @@
+//! The end of a language model on GPUs: the definition for some rows after others, so that logits of a whole batch are never held.
+//! Gradients are made with the loss, while the logits of their rows are there.
+
+use super::{End, Head, Loss, Targets, composed};
+use crate::fused::{Forward, GpuOp, Saved, Step, like};
+use crate::ops::{Norm, norm};
+use burn::tensor::{Gradients, Tensor};
+use burn_cubecl::Cube;
+use burn_cubecl::tensor::CubeTensor;
+use std::ops::Range;
+
+/// Logits held at once, about; 64 MiB in `f32`.
+const AT_ONCE: usize = 1 << 24;
+
+fn tensor<const D: usize>(array: &CubeTensor) -> Tensor<D> {
+    Tensor::from_primitive::<Cube>(array.clone())
+}
+
+fn array<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
+    burn_cubecl::kernel::into_contiguous(tensor.try_into_primitive::<Cube>().expect("it is of a GPU and not tracked"))
+}
+
+/// The head with its tensors as leaves of a tape of its own.
+fn as_leaves(head: &Head) -> Head {
+    fn leaf<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
+        tensor.clone().autodiff().require_grad()
+    }
+    let norm = Norm { gamma: leaf(&head.norm.gamma), beta: head.norm.beta.as_ref().map(leaf), ..head.norm };
+    Head { norm, weight: leaf(&head.weight), bias: head.bias.as_ref().map(leaf), ..*head }
+}
+
+impl End {
+    fn on_gpu(&self, inputs: &[CubeTensor]) -> Head {
+        let one = |place: usize| tensor::<1>(&inputs[place]);
+        let norm::Places { kind, gamma, beta, epsilon } = self.norm;
+        let norm = Norm { kind, gamma: one(gamma), beta: beta.map(one), epsilon };
+        Head { norm, weight: tensor(&inputs[self.weight]), tied: self.tied, bias: self.bias.map(one) }
+    }
+
+    /// Gradients with their places among the inputs, flat.
+    fn gradients(&self, head: &Head, of: &mut Gradients) -> Vec<(usize, Tensor<1>)> {
+        let weight = head.weight.grad_remove(of).map(|d| (self.weight, d.reshape([-1])));
+        let single = [
+            (Some(self.norm.gamma), Some(&head.norm.gamma)),
+            (self.norm.beta, head.norm.beta.as_ref()),
+            (self.bias, head.bias.as_ref()),
+        ];
+        let single = single.into_iter().filter_map(|(place, tensor)| Some((place?, tensor?.grad_remove(of)?)));
+        weight.into_iter().chain(single).collect()
+    }
+}
+
+impl Loss {
+    /// Rows that are worked off at once.
+    fn pieces(&self, inputs: &[CubeTensor]) -> impl Iterator<Item = Range<usize>> + use<> {
+        let shape = inputs[self.end.weight].meta.shape();
+        let (rows, vocab) = (self.end.ids.len(), if self.end.tied { shape[0] } else { shape[1] });
+        let step = (AT_ONCE / vocab).max(1);
+        (0..rows).step_by(step).map(move |start| start..rows.min(start + step))
+    }
+
+    /// Losses of some rows, `[1, rows]`.
+    fn piece(&self, x: Tensor<3>, head: &Head, rows: Range<usize>) -> Tensor<2> {
+        let Targets { ids, scored } = self.end.targets();
+        let targets = Targets { ids: &ids[rows.clone()], scored: scored.map(|scored| &scored[rows]) };
+        composed(x, head.clone(), targets)
+    }
+}
+
+impl GpuOp for Loss {
+    fn forward(&self, inputs: &[CubeTensor], tracked: bool) -> Forward<CubeTensor> {
+        let (end, x) = (&self.end, tensor::<3>(&inputs[self.end.x]));
+        let [batch, len, width] = x.dims();
+        let (x, head) = (x.reshape([1, batch * len, width]), end.on_gpu(inputs));
+        let (mut losses, mut d_x, mut sums) = (Vec::new(), Vec::new(), Vec::<(usize, Tensor<1>)>::new());
+        for rows in self.pieces(inputs) {
+            let x = x.clone().narrow(1, rows.start, rows.len());
+            let Some(share) = self.share.filter(|_| tracked) else {
+                losses.push(self.piece(x, &head, rows));
+                continue;
+            };
+            let (x, head) = (x.autodiff().require_grad(), as_leaves(&head));
+            let loss = self.piece(x.clone(), &head, rows);
+            let mut gradients = (loss.clone().sum() * share).backward();
+            losses.push(loss.without_autodiff());
+            d_x.push(x.grad_remove(&mut gradients).expect("losses depend on what they are of"));
+            let found = end.gradients(&head, &mut gradients);
+            sums = match sums.is_empty() {
+                true => found,
+                false => sums.into_iter().zip(found).map(|((place, sum), (_, more))| (place, sum + more)).collect(),
+            };
+        }
+        let losses = Tensor::cat(losses, 1);
+        let output = match self.share {
+            Some(share) => array(losses.sum() * share),
+            None => array(losses.reshape([batch, len])),
+        };
+        if d_x.is_empty() {
+            return Forward { output, saved: Saved::nothing() };
+        }
+        sums.push((end.x, Tensor::cat(d_x, 1).reshape([-1])));
+        Forward { output, saved: Saved::new(sums) }
+    }
+
+    fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
+        assert!(self.share.is_some(), "only a sum of losses has its gradients made on GPUs");
+        let upstream = tensor::<1>(step.d_output);
+        let mut gradients: Vec<Option<CubeTensor>> = step.inputs.iter().map(|_| None).collect();
+        for (place, gradient) in step.saved::<Vec<(usize, Tensor<1>)>>() {
+            let gradient = array(gradient.clone() * upstream.clone());
+            gradients[*place] = Some(like(&step.inputs[*place], gradient.handle));
+        }
+        gradients
+    }
+}
