@@ -1,17 +1,35 @@
 #!/usr/bin/env bash
-# The kernels of GPUs, and models that train with them, on a software renderer; on a GPU: KERPLE_TEST_DEVICE=wgpu scripts/check_gpu.sh
+# GPUs without one: kernels against their definition, reference values, models of every method that train as on the processor, runs
+# that move between the two; on a software renderer, Mesa's lavapipe. On a GPU: KERPLE_TEST_DEVICE=wgpu scripts/check_gpu.sh, or
+# another name that --device takes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s\n' "$*"; "$@"; }
-cargo() { "${CARGO:-cargo}" "$@"; }
 
-if [ -z "${KERPLE_TEST_DEVICE:-}" ] && ! ls /usr/share/vulkan/icd.d/lvp_icd*.json >/dev/null 2>&1; then
-    apt-get update && apt-get install -y mesa-vulkan-drivers libvulkan1
-fi
 command -v cc >/dev/null || { apt-get update && apt-get install -y gcc; }
-
-step cargo test --release --locked -p kerple-cube --features wgpu
-if [ "${1:-}" = --all ]; then
-    step cargo test --release --locked -p kerple-burn --features gpu --test gpu
-    step cargo test --release --locked -p kerple-lm --features gpu --test gpu
+if [ -z "${KERPLE_TEST_DEVICE:-}" ] && ! ls /usr/share/vulkan/icd.d/lvp_icd*.json >/dev/null 2>&1; then
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends mesa-vulkan-drivers libvulkan1
 fi
+# without a desktop's session the drivers say so, many times
+export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$(mktemp -d)}
+
+crates=(-p kerple-cube -p kerple-burn -p kerple-lm -p kerple-cli)
+features=kerple-cube/wgpu,kerple-cube/cuda-source,kerple-burn/gpu,kerple-lm/gpu,kerple-cli/gpu
+case ${KERPLE_TEST_DEVICE:-} in
+    cuda*) features=$features,kerple-cube/cuda,kerple-cli/cuda ;;
+    vulkan*) features=$features,kerple-cli/vulkan ;;
+    metal*) features=$features,kerple-cli/metal ;;
+esac
+
+step cargo clippy --release --locked "${crates[@]}" --features "$features" --all-targets -- -D warnings
+step cargo test --release --locked "${crates[@]}" --features "$features" --test attention --test cuda_source --test gpu
+
+# the same kernels through NVIDIA's compiler, which needs no GPU
+target=${CARGO_TARGET_DIR:-target}
+cuda=${CUDA_HOME:-$target/cuda/nvidia/cu13}
+if [ ! -x "$cuda/bin/ptxas" ]; then
+    source scripts/python_venv.sh
+    install --target "$target/cuda" 'nvidia-cuda-nvrtc==13.*' 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-runtime==13.*' 'nvidia-cuda-crt==13.*' \
+        'nvidia-cuda-cccl==13.*'
+fi
+step python3 scripts/check_cuda_source.py "$cuda" "$target/tmp/cuda-source"

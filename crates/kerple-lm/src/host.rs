@@ -46,7 +46,8 @@ impl Host {
     /// The same with models on another device, and what rows say of it.
     pub fn on(self, device: Device, name: String, precision: &str) -> Host {
         let maker = Maker { device: name, precision: precision.to_owned(), ..self.maker };
-        Host { device, maker, ..self }
+        let reads_freely = Target::of(&device) == Some(Target::Host);
+        Host { device, maker, reads_freely, ..self }
     }
 
     /// The same as one of several processes.

@@ -7,6 +7,7 @@ use crate::args::{Eval, Split};
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::Line;
+use kerple_burn::device::Name;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
@@ -43,7 +44,9 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
         }
     }
     let longest = request.lengths.iter().copied().max().unwrap_or(0);
-    remarkln!("{}", plan.evaluation_memory(longest));
+    if args.hardware.device == Name::Cpu {
+        remarkln!("{}", plan.evaluation_memory(longest));
+    }
     remark_on_horizon(&model.trunk.encoding, longest);
     remark_on_kernels(&plan, args.hardware.device);
     if !args.json {

@@ -1,6 +1,6 @@
 //! `kerple sample RUN`
 
-use super::{remark_on_horizon, stop_flag_saying, write_file};
+use super::{remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, remarkln};
@@ -35,6 +35,7 @@ pub fn run(args: &Sample) -> Outcome {
     let prompt = prompt(args, &tokenizer, special.bos.unwrap_or(tokenizer.end_of_document()))?;
     generate::check(&model, prompt.len(), args.tokens)?;
     remark_on_horizon(&model.trunk.encoding, prompt.len() + args.tokens);
+    remark_on_kernels(&plan, args.hardware.device);
     let (temperature, top_p) = music.map_or((0.8, 1.0), |music| music.representation().sampling());
     let draw = Draw {
         temperature: args.temperature.unwrap_or(temperature),

@@ -5,6 +5,7 @@ use crate::args::Train;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::{Line, duration};
+use kerple_burn::device::Name;
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::Source;
 use kerple_lm::depart::Departure;
@@ -54,7 +55,9 @@ pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
         plan.train_len,
         &plan.hash[..12]
     );
-    remarkln!("{}", plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch)));
+    if args.hardware.device == Name::Cpu {
+        remarkln!("{}", plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch)));
+    }
     remark_on_kernels(&plan, args.hardware.device);
     let (batches, mut line) = (source.batches(&plan)?, Line::new());
     let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, host: &host };

@@ -4,6 +4,7 @@
 use kerple::encoding::{Encoding, Method};
 use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
 use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, TrainConfig};
+use kerple_lm::learner::Gradients;
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataFacts, Plan};
@@ -38,6 +39,19 @@ impl Batches for Counting {
 
     fn validation(&self, rows: Range<usize>) -> kerple_lm::Result<Batch> {
         Ok(self.make(1_000_003, rows))
+    }
+}
+
+/// Loss and gradients of `found` are those of `expected` in f32, a few hundred roundings apart; updates let the two drift a little
+/// further.
+pub fn assert_same_gradients(found: Gradients, expected: Gradients, names: &[String], what: &str) {
+    assert!((found.loss - expected.loss).abs() < 1e-5 * expected.loss, "{what}: {} {}", found.loss, expected.loss);
+    assert!(names.len() == found.values.len() && names.len() == expected.values.len(), "{what}");
+    for (name, (a, b)) in names.iter().zip(found.values.into_iter().zip(expected.values)) {
+        let [a, b] = [a, b].map(|values| values.into_data().try_to_vec::<f32>().unwrap());
+        let largest = b.iter().fold(1e-5f32, |m, x| m.max(x.abs()));
+        let error = a.iter().zip(&b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(a.len() == b.len() && error <= 1e-3 * largest, "{what}, {name}: {error:e} of {largest:e}");
     }
 }
 

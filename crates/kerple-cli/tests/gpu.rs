@@ -1,0 +1,98 @@
+//! The command on a GPU: reference values, training, evaluation, and a run that moves, beside the same on the processor.
+//!
+//! A software renderer stands in, unless `KERPLE_TEST_DEVICE` names a device as `--device` does.
+
+mod common;
+
+use common::{Place, document};
+use serde_json::Value;
+
+fn device() -> String {
+    std::env::var("KERPLE_TEST_DEVICE").unwrap_or_else(|_| "wgpu:software".to_owned())
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A number of every row of a file.
+fn column(place: &Place, file: &str, name: &str) -> Vec<f64> {
+    lines(&place.read(file)).iter().map(|row| row[name].as_f64().unwrap()).collect()
+}
+
+/// f32, a few hundred roundings apart, of which updates make a little more.
+fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
+    assert!(!expected.is_empty() && found.len() == expected.len(), "{what}: {} of {}", found.len(), expected.len());
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!((found - expected).abs() < 2e-4 * expected.abs(), "{what}, row {at}: {found}, expected {expected}");
+    }
+}
+
+#[test]
+fn it_is_listed_and_meets_the_reference_values() {
+    let (place, device) = (Place::new(), device());
+    let listed = lines(&place.ok(&["devices", "--json"]));
+    let name = if device.contains(':') { device.clone() } else { format!("{device}:0") };
+    let own = listed.iter().find(|row| row["name"] == name.as_str()).unwrap_or_else(|| panic!("{name}: {listed:?}"));
+    assert_eq!(own["attention_kernels"], true, "{own}");
+    let golden = document("golden/kerple");
+    let verdicts = lines(&place.ok(&["golden", golden.to_str().unwrap(), "--device", &device, "--json"]));
+    let engine = format!("burn on {name} f32");
+    let passed = verdicts.iter().filter(|verdict| verdict["engine"] == engine.as_str() && verdict["passed"] == true);
+    assert_eq!(passed.count(), 42);
+}
+
+#[test]
+fn runs_are_those_of_the_processor_and_move_between_the_two() {
+    let (place, device) = (Place::new(), device());
+    place.make_data();
+    let train = |encoding: &str, out: &str, device: &str, steps: usize| {
+        let (encoding, steps) = (format!("encoding={encoding}"), format!("train.steps={steps}"));
+        let own =
+            ["--set", &encoding, "--set", &steps, "--set", "train.schedule_steps=20", "--set", "train.log_every=1"];
+        place.ok(&[&["train", "--config", "run.toml", "--out", out, "--device", device][..], &own].concat());
+    };
+    // a learned bias, one with weights beside it, a kernel expression, a map that runs composed
+    for (name, encoding) in [
+        ("log", r#"{ kind = "kerple_log" }"#),
+        ("weight", r#"{ kind = "kerple_bias_weight" }"#),
+        ("kernel", r#"{ kind = "kernel", bias = "log(b, a) + 0.5*power(a, p)" }"#),
+        ("fire", r#"{ kind = "fire" }"#),
+    ] {
+        let [here, there] = ["here", "there"].map(|place| format!("{name}-{place}"));
+        train(encoding, &here, "cpu", 20);
+        train(encoding, &there, &device, 20);
+        let losses = |run: &str| column(&place, &format!("{run}/metrics.jsonl"), "loss");
+        assert_close(name, &losses(&there), &losses(&here));
+    }
+    let evaluate = |run: &str, device: &str| {
+        place.ok(&["eval", run, "--lengths", "16,70", "--segments", "3", "--device", device]);
+        column(&place, &format!("{run}/evaluation.jsonl"), "nll")
+    };
+    assert_close("evaluation", &evaluate("log-there", &device), &evaluate("log-here", "cpu"));
+    let encoding = r#"{ kind = "kerple_log" }"#;
+    // each goes on where the other was
+    train(encoding, "log-here", &device, 30);
+    train(encoding, "log-there", "cpu", 30);
+    let [here, there] = ["log-here", "log-there"].map(|run| column(&place, &format!("{run}/metrics.jsonl"), "loss"));
+    assert_eq!(here.len(), 30);
+    assert_close("moved", &there, &here);
+    let said: Vec<Value> = lines(&place.read("log-here/sittings.jsonl"));
+    assert!(said[0]["device"] == "cpu" && said[1]["device"].as_str().unwrap().starts_with(&device), "{said:?}");
+    assert_eq!((&said[0]["first_step"], &said[1]["first_step"]), (&1.into(), &21.into()));
+}
+
+#[test]
+fn work_without_kernels_is_not_timed() {
+    let (place, device) = (Place::new(), device());
+    for work in ["decode", "linear"] {
+        let output = place.run(&["bench", work, "--device", &device, "--lens", "16"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && said.contains("this work has no kernels there"), "{said}");
+    }
+    let sizes = ["--lens", "40", "--heads", "2", "--head-dim", "8", "--repeats", "1", "--json", "--device", &device];
+    let rows = lines(&place.ok(&[&["bench", "attention"], &sizes[..]].concat()));
+    let timed = |engine: &str| rows.iter().filter(|row| row["engine"] == engine).count();
+    assert_eq!((timed("kernel"), timed("composed")), (4, 4), "{rows:?}");
+    assert!(rows.iter().all(|row| row["median_ms"].as_f64().unwrap() > 0.0 && row["peak_share"].is_null()), "{rows:?}");
+}
