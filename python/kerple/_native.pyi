@@ -49,10 +49,10 @@ class Encoding:
     def rates(self) -> list[float] | None: ...
     def turns(self, start: int, span: int, cos: ArrayLike, sin: ArrayLike) -> None: ...
 
-#: q, k, v; bias, weight, sinks, numbers; where keys start, and how many there are.
+#: q, k, v; bias, weight, sinks, numbers, clocks; where keys start, and how many there are.
 _Inputs = tuple[
     ArrayLike, ArrayLike, ArrayLike, ArrayLike | None, ArrayLike | None, ArrayLike | None, ArrayLike | None,
-    ArrayLike | None, ArrayLike | None,
+    ArrayLike | None, ArrayLike | None, ArrayLike | None,
 ]  # fmt: skip
 
 def attention_forward(rule: Rule, inputs: _Inputs, out: ArrayLike, lse: ArrayLike) -> None: ...

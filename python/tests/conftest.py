@@ -25,7 +25,7 @@ def spread(table, queries, keys, causal):
 
 def defined(
     q, k, v, bias=None, weight=None, causal=True, window=None, scale=None, cap=None, sinks=None,
-    key_lengths=None, key_starts=None,
+    gates=None, key_lengths=None, key_starts=None,
 ):  # fmt: skip
     """What ``kerple.torch.attention`` must give, from its formula."""
     batch, heads, queries, features = q.shape
@@ -38,6 +38,11 @@ def defined(
         scores = scores * spread(weight, queries, keys, causal)
     if bias is not None:
         scores = scores + spread(bias, queries, keys, causal)
+    if gates is not None:  # the sum of those after the earlier one of the two, up to the later one
+        own = torch.arange(keys - queries, keys)[:, None, None]
+        other, at = torch.arange(keys)[:, None], torch.arange(keys)
+        among = (at > torch.minimum(own, other)) & (at <= torch.maximum(own, other))
+        scores = scores + torch.einsum("ijn,bhn->bhij", among.to(gates.dtype), gates)
     d = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
     seen = torch.ones_like(d, dtype=torch.bool)
     if causal:

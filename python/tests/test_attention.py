@@ -28,18 +28,30 @@ CASES = {
     "a cap and sinks": dict(tables="b", cap=2.0, sinks=True),
     "a scale": dict(tables="b", scale=0.3),
     "longer tables": dict(tables="bw", columns=5),
+    "gates": dict(gates=True),
+    "gates in both directions": dict(tables="b", gates=True, causal=False),
+    "gates and all else": dict(tables="bw", gates=True, window=4, cap=2.0, sinks=True, heads=4, kv_heads=2),
+    "gates of more keys": dict(gates=True, queries=3, keys=11),
+    "gates and one query": dict(gates=True, queries=1, keys=11),
+    "gates and padding behind": dict(tables="b", gates=True, key_lengths=[9, 4]),
+    "gates and padding before": dict(tables="b", gates=True, sinks=True, key_starts=[0, 3]),
+    "gates and padding on both sides": dict(gates=True, queries=4, keys=9, key_starts=[2, 7], key_lengths=[9, 8]),
+    "gates and nothing but padding": dict(gates=True, key_starts=[9, 2]),
 }
 
 
 def case(
-    dtype, tables="", queries=9, keys=9, heads=2, kv_heads=None, columns=0, sinks=False, features=5, batch=2, **options
-):
+    dtype, tables="", queries=9, keys=9, heads=2, kv_heads=None, columns=0, sinks=False, gates=False, features=5, batch=2,
+    **options,
+):  # fmt: skip
     make = lambda *shape: torch.randn(*shape, dtype=dtype, requires_grad=True)  # noqa: E731
     inputs = [make(batch, heads, queries, features)] + [make(batch, kv_heads or heads, keys, features) for _ in "kv"]
     length = keys + columns if options.get("causal", True) else 2 * (max(queries, keys) + columns) - 1
     named = {name: make(heads, length) for name in ("bias", "weight") if name[0] in tables}
     if sinks:
         named["sinks"] = make(heads)
+    if gates:
+        named["gates"] = torch.nn.functional.logsigmoid(make(batch, heads, keys)).detach().requires_grad_()
     return inputs, named, options
 
 
@@ -62,7 +74,7 @@ def test_equals_its_definition_in_outputs_and_all_gradients(name, definition):
 
 
 @pytest.mark.parametrize(
-    "name", ["bias and weight", "both directions", "grouped heads", "padding before", "a cap and sinks"]
+    "name", ["bias and weight", "both directions", "grouped heads", "padding before", "a cap and sinks", "gates and padding before"]
 )
 def test_gradcheck(name):
     inputs, named, options = case(torch.float64, **{"queries": 4, "keys": 5, **CASES[name]}, features=3)
@@ -75,13 +87,15 @@ def test_gradcheck(name):
 
 def operands(**of):
     inputs, named, options = case(torch.float32, **of)
-    beside = [named.get("bias"), named.get("weight"), named.get("sinks"), None]
+    beside = [named.get("bias"), named.get("weight"), named.get("sinks"), None, named.get("gates")]
+    if beside[-1] is not None:  # clocks
+        beside[-1] = beside[-1].detach().double().cumsum(-1).requires_grad_()
     keys = [torch.tensor(options[name]) if name in options else None for name in ("key_starts", "key_lengths")]
     window, cap = options.get("window"), options.get("cap")
     return (*inputs, *beside, *keys, "", 0.4, options.get("causal", True), window, cap)
 
 
-@pytest.mark.parametrize("name", ["plain", "bias and weight", "both directions", "padding before", "a cap and sinks"])
+@pytest.mark.parametrize("name", ["plain", "bias and weight", "both directions", "padding before", "a cap and sinks", "gates and all else"])
 def test_opcheck(name):
     registry.opcheck(torch.ops.kerple.attention.default, operands(**CASES[name]))
 
@@ -124,9 +138,36 @@ def test_compile_keeps_one_graph():
         torch.testing.assert_close(d, d_of)
 
 
+def test_gates_of_a_long_sequence_are_as_exact_as_those_of_a_short_one():
+    """Clocks of -7e4 leave f32 no room for what two neighbours differ by."""
+    length = 100_000
+    gates = torch.full((1, 1, length), -0.7)
+    gates[..., 0] = 3e3  # counts for nobody: the first key's own
+    q, k, v = (torch.randn(1, 1, length, 4) for _ in range(3))
+    out = attention(q[:, :, -64:], k, v, gates=gates)
+    near = [x[:, :, -256:] for x in (k, v)]  # what lies further back has weights below e^-100
+    want = attention(q[:, :, -64:].double(), *(x.double() for x in near), gates=gates[..., -256:].double())
+    torch.testing.assert_close(out.double(), want, rtol=0, atol=2e-6)
+
+
+def test_gradients_of_gates_are_those_of_alibi():
+    """The same gate at every token is a slope: both gradients of it agree, and the first gate has none."""
+    (q, k, v), slope = (torch.randn(2, 3, 50, 8, dtype=torch.float64) for _ in "qkv"), torch.tensor(0.1, dtype=torch.float64)
+    gates = (-slope.expand(2, 3, 50)).clone().requires_grad_()
+    bias = (-slope * torch.arange(50.0, dtype=torch.float64)).expand(3, 50).clone().requires_grad_()
+    up = torch.randn(2, 3, 50, 8, dtype=torch.float64)
+    out, want = attention(q, k, v, gates=gates), attention(q, k, v, bias=bias)
+    torch.testing.assert_close(out, want, rtol=0, atol=1e-12)
+    (d_gates,), (d_bias,) = torch.autograd.grad(out, gates, up), torch.autograd.grad(want, bias, up)
+    torch.testing.assert_close(d_gates.sum(), (d_bias * torch.arange(50)).sum(), rtol=1e-10, atol=0)
+    assert not d_gates[..., 0].any()
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_bits_do_not_depend_on_threads(causal):
-    inputs, named, _ = case(torch.float32, tables="bw", queries=700, keys=700, heads=3, features=16, causal=causal)
+    inputs, named, _ = case(
+        torch.float32, tables="bw", gates=True, queries=700, keys=700, heads=3, features=16, causal=causal
+    )
     leaves, before = [*inputs, *named.values()], torch.get_num_threads()
     up, found = torch.randn_like(inputs[0]), []
     try:
@@ -229,6 +270,11 @@ def tensors(**changed):
         (tensors(), dict(scale=math.nan), ValueError, ["scale = NaN"]),
         (tensors(), dict(cap=0.0), ValueError, ["cap"]),
         (tensors(), dict(sinks=torch.zeros(3)), ValueError, ["sinks", "[H] = [2]", "[3]"]),
+        (tensors(), dict(gates=torch.zeros(1, 2, 3)), ValueError, ["gates", "[B, H, K] = [1, 2, 4]", "(1, 2, 3)"]),
+        (tensors(), dict(gates=[0.0]), TypeError, ["gates", "torch.Tensor"]),
+        (tensors(), dict(gates=torch.ones(1, 2, 4), causal=False), ValueError, ["gates", "above 0"]),
+        (tensors(), dict(gates=torch.zeros(1, 2, 4), causal=False, key_starts=[1]), ValueError, ["key_starts", "gates"]),
+        (tensors(q=(1, 2, 5, 3)), dict(gates=torch.zeros(1, 2, 4)), ValueError, ["q: 5 queries", "4 keys"]),
         (tensors(), dict(key_lengths=[5]), ValueError, ["key_lengths[0] = 5", "0 to 4"]),
         (tensors(), dict(key_lengths=[-1]), ValueError, ["key_lengths[0] = -1"]),
         (tensors(), dict(key_starts=[1, 2]), ValueError, ["key_starts", "[B] = [1]", "[2]"]),

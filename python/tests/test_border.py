@@ -68,6 +68,8 @@ def test_attention_answers_in_words(seed):
         for name, shape in (("bias", (heads, columns)), ("weight", (heads, columns)), ("sinks", (heads,))):
             if draw.random() < 0.3 and min(shape) >= 0:
                 options[name] = array(draw, *shape)
+        if draw.random() < 0.15:
+            options["gates"] = -array(draw, batch, heads, keys).double().abs()
         for name in ("key_lengths", "key_starts"):
             if draw.random() < 0.2:
                 options[name] = [draw.choice([0, 1, keys, keys, keys + 1, -1]) for _ in range(batch)]
@@ -89,12 +91,13 @@ def test_the_compiled_functions_answer_in_words(seed):
         some = lambda *shape: array(draw, *shape) if draw.random() < 0.3 else None  # noqa: B023, E731
         q, k, v = (array(draw, 1, 2, length, 4) for _ in "qkv")
         numbers = array(draw, draw.choice([2 * length, 40])) if draw.random() < 0.3 else None
-        inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, some(1), some(1))
+        clocks = array(draw, 1, 2, length).double() if draw.random() < 0.3 else None
+        inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, clocks, some(1), some(1))
         out, lse = torch.zeros(q.shape), array(draw, 1, 2, length)
         calls = [
             lambda: _native.attention_forward(rule, inputs, out, lse),  # noqa: B023
             lambda: _native.attention_backward(
-                rule, inputs, (out, lse, q), [torch.zeros(x.shape) if x is not None else None for x in inputs[:7]]  # noqa: B023
+                rule, inputs, (out, lse, q), [None if x is None else torch.zeros(x.shape, dtype=x.dtype) for x in inputs[:8]]  # noqa: B023
             ),
             lambda: _native.linear_forward(
                 linear._rule(True), (q, k, v, linear._values(), some(1)), out, lse, draw.choice([None, _native.LinearState()])  # noqa: B023
@@ -132,8 +135,8 @@ def test_objects_that_are_no_arrays():
     q = torch.zeros(1, 1, 1, 4)
     for wrong in (Lies(), 3, "x", object(), [1.0]):
         with pytest.raises((TypeError, ValueError, AttributeError)):
-            _native.attention_forward(rule, (wrong, q, q, *(None,) * 6), q, q[..., 0])
-    with pytest.raises(ValueError, match="length 9"):
+            _native.attention_forward(rule, (wrong, q, q, *(None,) * 7), q, q[..., 0])
+    with pytest.raises(ValueError, match="length 10"):
         _native.attention_forward(rule, (q, q), q, q)
     for wrong in ("", "{", '{"kind":"kerple_log","r1":1e999}', "null", "[" * 5000):
         with pytest.raises(ValueError):
@@ -141,4 +144,4 @@ def test_objects_that_are_no_arrays():
     x = torch.zeros(1, 8, 512, 64)
     for threads in (0, 2**40):
         with pytest.raises(ValueError, match="threads"):
-            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 6), x, torch.zeros(1, 8, 512))
+            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 7), x, torch.zeros(1, 8, 512))

@@ -24,7 +24,8 @@ def test_the_first_lines_of_the_page_run():
 def test_methods_of_the_page_run():
     names = {
         "torch": torch, "model": torch.nn.Identity(),
-        **{name: torch.randn(1, 8, 1, 64) for name in ("q_new", "k_new", "v_new")},
+        **{name: torch.randn(1, 8, 1, 64) for name in ("q", "k", "v", "q_new", "k_new", "v_new")},
+        "rows": torch.randn(1, 1, 512),
     }  # fmt: skip
     code = blocks("docs/python.md")[1].replace("optimizer.step()\n", "")
     exec(code, names)

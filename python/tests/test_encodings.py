@@ -15,7 +15,7 @@ CLASSES = {
     one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind
 }
 #: What enters elsewhere than in the scores of softmax attention.
-ELSEWHERE = {"learned", "sinusoidal", "fox", "sine_spe", "conv_spe"}
+ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe"}
 
 
 def inputs(queries=7, keys=7, heads=4, features=6, dtype=torch.float64, batch=2, kv_heads=None):
@@ -25,6 +25,15 @@ def inputs(queries=7, keys=7, heads=4, features=6, dtype=torch.float64, batch=2,
 
 def module(kind, heads=4, features=6, **options):
     return Encoding(kind, heads, features, train_len=16, seed=3, dtype=torch.float64, **options)
+
+
+def beside(encoding, batch, length, end=None):
+    """What a module takes beside queries, keys and values: gates of rows, the first of them."""
+    if encoding.kind != "fox":
+        return {}
+    width = encoding.heads * encoding.head_dim
+    rows = torch.arange(batch * length * width, dtype=torch.float64).sin().reshape(batch, length, width)
+    return {"gates": encoding.gates(rows)[..., :end]}
 
 
 def test_every_method_has_a_class():
@@ -49,7 +58,7 @@ def test_gradients_are_those_of_differences(kind, causal):
     learned = list(encoding.parameters())
 
     def call(*leaves):
-        return encoding(*leaves[:3], causal=causal)
+        return encoding(*leaves[:3], causal=causal, **beside(encoding, 1, 5))
 
     out = call(q, k, v)
     assert out.isfinite().all() and out.shape == q.shape
@@ -85,10 +94,10 @@ def test_new_queries_behind_old_keys_are_the_last_rows(kind):
     """Decoding with a cache gives what the whole sequence gives."""
     encoding, (q, k, v) = module(kind), inputs(40, 40)
     with torch.no_grad():
-        whole, cache, rows = encoding(q, k, v), Cache(), []
+        whole, cache, rows = encoding(q, k, v, **beside(encoding, 2, 40)), Cache(), []
         for start, end in [(0, 17), (17, 18), (18, 19), (19, 40)]:
             keys, values = cache.append(k[:, :, start:end], v[:, :, start:end])
-            rows.append(encoding(q[:, :, start:end], keys, values))
+            rows.append(encoding(q[:, :, start:end], keys, values, **beside(encoding, 2, 40, end)))
     torch.testing.assert_close(torch.cat(rows, 2), whole, rtol=0, atol=1e-12)
 
 
@@ -232,12 +241,47 @@ def test_state_is_kept():
     assert "mix1_weight" in one.state_dict()
 
 
+def test_forgetting_attention():
+    """Of its formula; a gate says how much of what lies before its token is let through."""
+    for gate in ("full", "bias_only"):
+        fox, (q, k, v), rows = module("fox", gate=gate), inputs(9, 9), torch.randn(2, 9, 24, dtype=torch.float64)
+        with torch.no_grad():
+            fox.bias.add_(torch.randn(4))
+        gates = fox.gates(rows)
+        logits = fox.bias[:, None].expand(2, 4, 9)
+        if gate == "full":
+            logits = logits + torch.einsum("blm,mh->bhl", rows, fox.weight)
+        torch.testing.assert_close(gates, torch.log(1 / (1 + torch.exp(-logits))), rtol=0, atol=1e-12)
+        clocks = gates.cumsum(-1)
+        z = q @ k.transpose(-1, -2) / math.sqrt(6) + clocks[..., None] - clocks[..., None, :]
+        z = z.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -math.inf)
+        torch.testing.assert_close(fox(q, k, v, gates=gates), z.softmax(-1) @ v, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="gates: there are none"):
+        fox(q, k, v)
+    with pytest.raises(ValueError, match="rows: expected .* M = 24"):
+        fox.gates(rows[..., :5])
+    with pytest.raises(ValueError, match="makes no gates"):
+        module("alibi").gates(rows)
+    with pytest.raises(ValueError, match="maps of scores take none"):
+        module("dape")(q, k, v, gates=gates)
+    with pytest.raises(ValueError, match="linear attention"):
+        kt.LinearAttention("fox", 4, 6)
+
+
+def test_gates_of_half_precision_are_logarithms_in_single():
+    fox = Encoding("fox", 4, 6, seed=1)
+    rows = torch.randn(2, 9, 24).bfloat16()
+    assert fox.gates(rows).dtype == torch.float32
+    q, k, v = (x.detach().bfloat16() for x in inputs(9, 9))
+    assert fox(q, k, v, gates=fox.gates(rows)).dtype == torch.bfloat16
+
+
 def test_compile_keeps_a_module_in_one_graph():
-    for kind in ("kerple_log", "t5", "dape", "fire", "transformer_xl", "cope", "shaw", "rotary", "xpos"):
+    for kind in ("kerple_log", "t5", "dape", "fire", "transformer_xl", "cope", "shaw", "rotary", "xpos", "fox"):
         encoding, qkv = module(kind), inputs()
 
         def call(q, k, v, encoding=encoding):
-            return encoding(q, k, v).square().sum()
+            return encoding(q, k, v, **beside(encoding, 2, 7)).square().sum()
 
         want = call(*qkv)
         learned = [*qkv, *encoding.parameters()]

@@ -2,10 +2,11 @@
 
 use crate::array::{Array, Element, Kind, part};
 use crate::encoding::Encoding;
+use crate::parts::{Part, behind, parts, tails};
 use crate::threads::{Work, run};
 use kerple::Number;
 use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, Table, View};
-use kerple::forms::{ScoreMap, Sides};
+use kerple::forms::{ScoreMap, Sides, Strided};
 use kerple::maps::Extent;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -71,13 +72,15 @@ struct Inputs {
     sinks: Option<Array>,
     /// Of a score map.
     numbers: Option<Array>,
+    /// Running sums of gates, `[B, H, K]`.
+    clocks: Option<Array>,
     starts: Option<Array>,
     lengths: Option<Array>,
 }
 
 type Argument<'py> = Option<Bound<'py, PyAny>>;
 
-/// q, k and v; bias, weight, sinks and a map's numbers; where the keys of each sequence start, and how many there are.
+/// q, k and v; bias, weight, sinks, a map's numbers and clocks; where the keys of each sequence start, and how many there are.
 type Arguments<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
@@ -88,10 +91,11 @@ type Arguments<'py> = (
     Argument<'py>,
     Argument<'py>,
     Argument<'py>,
+    Argument<'py>,
 );
 
 impl Inputs {
-    fn of((q, k, v, bias, weight, sinks, numbers, starts, lengths): &Arguments) -> PyResult<Inputs> {
+    fn of((q, k, v, bias, weight, sinks, numbers, clocks, starts, lengths): &Arguments) -> PyResult<Inputs> {
         Ok(Inputs {
             q: Array::of("q", q)?,
             k: Array::of("k", k)?,
@@ -100,6 +104,7 @@ impl Inputs {
             weight: Array::some("weight", weight.as_ref())?,
             sinks: Array::some("sinks", sinks.as_ref())?,
             numbers: Array::some("numbers", numbers.as_ref())?,
+            clocks: Array::some("clocks", clocks.as_ref())?,
             starts: Array::some("key_starts", starts.as_ref())?,
             lengths: Array::some("key_lengths", lengths.as_ref())?,
         })
@@ -117,6 +122,9 @@ impl Inputs {
         self.v.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
         if let Some(encoding) = &rule.encoding {
             encoding.get().expect_sizes(heads, head_dim)?;
+        }
+        if rule.encoding.as_ref().is_some_and(|encoding| encoding.get().is_map()) != self.numbers.is_some() {
+            return Err(PyValueError::new_err("numbers: a map of scores takes them, and nothing else does"));
         }
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             let message = format!("k: {kv_heads} heads do not divide the {heads} heads of q");
@@ -141,7 +149,38 @@ impl Inputs {
             array.expect_kind(Kind::I64)?;
             array.expect_shape("B", &[batch])?;
         }
+        if let Some(clocks) = &self.clocks {
+            self.check_clocks(clocks, dims, rule)?;
+        }
         Ok(dims)
+    }
+
+    fn parts(&self, rule: &Rule, dims: Dims) -> PyResult<Vec<Part>> {
+        parts([&self.starts, &self.lengths], rule.sight.sides(), dims)
+    }
+
+    fn check_clocks(&self, clocks: &Array, dims: Dims, rule: &Rule) -> PyResult<()> {
+        let Dims { batch, heads, queries, keys, .. } = dims;
+        clocks.expect_shape("B, H, K", &[batch, heads, keys])?;
+        let clocks = clocks.values::<f64>()?;
+        let refuse = |message: String| Err(PyValueError::new_err(message));
+        if self.numbers.is_some() {
+            return refuse("gates: maps of scores take none".to_owned());
+        }
+        if queries > keys {
+            return refuse(format!("q: {queries} queries are more than the {keys} keys, which alone have gates"));
+        }
+        if rule.sight.sides() == Sides::One {
+            return Ok(());
+        }
+        if self.starts.is_some() {
+            return refuse("key_starts: gates in both directions take no padding before the keys".to_owned());
+        }
+        let rises = |row: &[f64]| row.windows(2).any(|pair| pair[1] > pair[0]);
+        if keys > 0 && clocks.chunks_exact(keys).any(rises) {
+            return refuse("gates: without causal=True none may be above 0".to_owned());
+        }
+        Ok(())
     }
 
     fn numbers(&self) -> impl Iterator<Item = &Array> {
@@ -176,53 +215,6 @@ impl Inputs {
         }
         Ok(())
     }
-
-    /// The keys that each sequence has, those between padding on both sides.
-    fn spans(&self, dims: Dims) -> PyResult<Vec<[usize; 2]>> {
-        let [starts, lengths] =
-            [&self.starts, &self.lengths].map(|array| array.as_ref().map(Array::values::<i64>).transpose());
-        let (starts, lengths) = (starts?, lengths?);
-        let at = |name: &str, values: Option<&[i64]>, b: usize, usual: usize| match values.map(|values| values[b]) {
-            None => Ok(usual),
-            Some(value) => usize::try_from(value).ok().filter(|value| *value <= dims.keys).ok_or_else(|| {
-                PyValueError::new_err(format!("{name}[{b}] = {value} is out of range, it must be 0 to {}", dims.keys))
-            }),
-        };
-        let span = |b: usize| Ok([at("key_starts", starts, b, 0)?, at("key_lengths", lengths, b, dims.keys)?]);
-        (0..dims.batch).map(span).collect()
-    }
-}
-
-/// A part of a call: sequences whose keys start at the same place.
-struct Part {
-    first: usize,
-    count: usize,
-    start: usize,
-    lengths: Option<Vec<usize>>,
-}
-
-/// One part where no key is skipped, and one for each sequence otherwise: distances do not change when keys before the
-/// first are left away.
-fn parts(inputs: &Inputs, dims: Dims) -> PyResult<Vec<Part>> {
-    if inputs.starts.is_none() && inputs.lengths.is_none() {
-        return Ok(vec![Part { first: 0, count: dims.batch, start: 0, lengths: None }]);
-    }
-    let spans = inputs.spans(dims)?;
-    if spans.iter().all(|[start, _]| *start == 0) {
-        let lengths = spans.iter().map(|[_, end]| *end).collect();
-        return Ok(vec![Part { first: 0, count: dims.batch, start: 0, lengths: Some(lengths) }]);
-    }
-    let part = |(first, [start, end]): (usize, &[usize; 2])| {
-        let lengths = Some(vec![end.saturating_sub(*start)]);
-        Part { first, count: 1, start: *start, lengths }
-    };
-    Ok(spans.iter().enumerate().map(part).collect())
-}
-
-impl Part {
-    fn dims(&self, dims: Dims) -> Dims {
-        Dims { batch: self.count, keys: dims.keys - self.start, ..dims }
-    }
 }
 
 /// The numbers of a call in one type.
@@ -233,6 +225,7 @@ struct Numbers<'a, T> {
     bias: Option<&'a [T]>,
     weight: Option<&'a [T]>,
     sinks: Option<&'a [T]>,
+    clocks: Option<&'a [f64]>,
     map: Option<Box<dyn ScoreMap<T> + 'a>>,
 }
 
@@ -260,6 +253,7 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
             bias: row(&inputs.bias)?,
             weight: row(&inputs.weight)?,
             sinks: row(&inputs.sinks)?,
+            clocks: inputs.clocks.as_ref().map(Array::values).transpose()?,
             map,
         })
     }
@@ -274,7 +268,9 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
             Some(map) => Scores::Map(&**map),
             None => {
                 let (bias, weight, damping) = (self.bias, self.weight, rule.damping.as_deref());
-                Scores::Table(Table { bias, weight, damping, clocks: None, len })
+                let (from, stride) = (part.first * dims.heads * dims.keys + part.start, dims.keys);
+                let clocks = self.clocks.map(|clocks| Strided { values: &clocks[from..], stride });
+                Scores::Table(Table { bias, weight, damping, clocks, len })
             }
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.cap.map(T::from_f64));
@@ -285,7 +281,7 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
     fn work(&self, dims: Dims) -> Work {
         let sizes = [dims.batch, dims.heads, dims.queries, dims.keys, dims.head_dim];
         match kerple::elements(&sizes) {
-            Some(products) if self.sinks.is_none() => Work::Products(products),
+            Some(products) if self.sinks.is_none() && self.clocks.is_none() => Work::Products(products),
             _ => Work::Any,
         }
     }
@@ -331,19 +327,25 @@ fn forward<T: Number + Element>(
     dims: Dims,
     [out, lse]: [&Array; 2],
 ) -> PyResult<()> {
-    let (numbers, parts) = (Numbers::<T>::new(inputs, rule, dims)?, parts(inputs, dims)?);
+    let (numbers, parts) = (Numbers::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims)?);
     // SAFETY: `out` and `lse` were made for this call, so nothing else of it shares their memory, and they are taken once.
     let (mut out, lse) = unsafe { (out.room::<T>()?, lse.values_mut::<T>()?) };
     let rows = dims.heads * dims.queries;
     run(py, rule.threads, numbers.work(dims), || {
         let mut lse = lse;
+        if parts.iter().any(|of| of.skip > 0) {
+            out.data.fill(T::ZERO);
+        }
         for of in &parts {
             let (own, rest) = lse.split_at_mut(of.count * rows);
             lse = rest;
             let problem = numbers.problem(rule, dims, of);
-            let q = part(numbers.q, of.first, 0);
+            let q = part(numbers.q, of.first, of.skip);
             let [k, v] = [numbers.k, numbers.v].map(|view| part(view, of.first, of.start));
-            attention::forward(&problem, q, k, v, out.from(of.first, 0), own);
+            let unseeing = T::from_f64(f64::NEG_INFINITY);
+            behind(own, dims.queries, of.skip, unseeing, |lse| {
+                attention::forward(&problem, q, k, v, out.from(of.first, of.skip), lse);
+            });
         }
     })
 }
@@ -355,7 +357,7 @@ pub fn attention_backward(
     rule: &Rule,
     inputs: Arguments,
     saved: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
-    made: [Argument; 7],
+    made: [Argument; 8],
 ) -> PyResult<()> {
     let inputs = Inputs::of(&inputs)?;
     let dims = inputs.dims(rule)?;
@@ -363,9 +365,9 @@ pub fn attention_backward(
     saved[0].expect_shape("B, H, Q, D", inputs.q.shape())?;
     saved[1].expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
     saved[2].expect_shape("B, H, Q, D", inputs.q.shape())?;
-    let names = ["d_q", "d_k", "d_v", "d_bias", "d_weight", "d_sinks", "d_numbers"];
+    let names = ["d_q", "d_k", "d_v", "d_bias", "d_weight", "d_sinks", "d_numbers", "d_clocks"];
     let of = [Some(&inputs.q), Some(&inputs.k), Some(&inputs.v), inputs.bias.as_ref(), inputs.weight.as_ref()];
-    let of = of.into_iter().chain([inputs.sinks.as_ref(), inputs.numbers.as_ref()]);
+    let of = of.into_iter().chain([&inputs.sinks, &inputs.numbers, &inputs.clocks].map(Option::as_ref));
     let array = |((name, object), of): ((&'static str, &Argument), Option<&Array>)| {
         let (Some(array), Some(of)) = (Array::some(name, object.as_ref())?, of) else { return Ok(None) };
         array.expect_shape("as the input", of.shape())?;
@@ -383,9 +385,9 @@ fn backward<T: Number + Element>(
     [out, lse, d_out]: &[Array; 3],
     made: &[Option<Array>],
 ) -> PyResult<()> {
-    let (numbers, parts) = (Numbers::<T>::new(inputs, rule, dims)?, parts(inputs, dims)?);
+    let (numbers, parts) = (Numbers::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims)?);
     let (out, lse, d_out) = (out.view::<T>()?, lse.values::<T>()?, d_out.view::<T>()?);
-    let [Some(d_q), Some(d_k), Some(d_v), beside @ ..] = made else {
+    let [Some(d_q), Some(d_k), Some(d_v), beside @ .., d_clocks] = made else {
         return Err(PyValueError::new_err("the gradients in q, k and v are always made"));
     };
     // SAFETY: every gradient was made for this call, so nothing else of it shares their memory, and each is taken once.
@@ -395,37 +397,50 @@ fn backward<T: Number + Element>(
         // SAFETY: as above.
         d_beside.push(array.as_ref().map(|array| unsafe { array.values_mut::<T>() }).transpose()?);
     }
-    let rows = dims.heads * dims.queries;
+    // SAFETY: as above.
+    let mut d_clocks = d_clocks.as_ref().map(|array| unsafe { array.values_mut::<f64>() }).transpose()?;
+    let (rows, key_rows) = (dims.heads * dims.queries, dims.heads * dims.keys);
     run(py, rule.threads, numbers.work(dims), || {
         let many = parts.len() > 1;
         if parts.iter().any(|of| of.start > 0) {
-            d_qkv[1..].iter_mut().for_each(|room| room.data.fill(T::ZERO)); // keys that nobody sees
+            // keys that nobody sees, queries that see nobody
+            d_qkv.iter_mut().for_each(|room| room.data.fill(T::ZERO));
         }
         let mut sums: Vec<Option<Vec<T>>> =
             d_beside.iter().map(|d| d.as_ref().filter(|_| many).map(|d| vec![T::ZERO; d.len()])).collect();
         for of in &parts {
             let problem = numbers.problem(rule, dims, of);
+            let lse = tails(&lse[of.first * rows..][..of.count * rows], dims.queries, of.skip);
             let saved = Saved {
-                q: part(numbers.q, of.first, 0),
+                q: part(numbers.q, of.first, of.skip),
                 k: part(numbers.k, of.first, of.start),
                 v: part(numbers.v, of.first, of.start),
-                out: part(out, of.first, 0),
-                lse: &lse[of.first * rows..][..of.count * rows],
-                d_out: part(d_out, of.first, 0),
+                out: part(out, of.first, of.skip),
+                lse: &lse,
+                d_out: part(d_out, of.first, of.skip),
             };
             let [d_q, d_k, d_v] = &mut d_qkv;
             let [d_bias, d_weight, d_sinks, d_map] = &mut d_beside[..] else { unreachable!("four were taken") };
-            let gradients = Gradients {
-                d_q: d_q.from(of.first, 0),
-                d_k: d_k.from(of.first, of.start),
-                d_v: d_v.from(of.first, of.start),
-                d_bias: d_bias.as_deref_mut(),
-                d_weight: d_weight.as_deref_mut(),
-                d_map: d_map.as_deref_mut(),
-                d_sinks: d_sinks.as_deref_mut(),
-                d_clocks: None,
+            let mut make = |d_clocks: Option<&mut [f64]>| {
+                let gradients = Gradients {
+                    d_q: d_q.from(of.first, of.skip),
+                    d_k: d_k.from(of.first, of.start),
+                    d_v: d_v.from(of.first, of.start),
+                    d_bias: d_bias.as_deref_mut(),
+                    d_weight: d_weight.as_deref_mut(),
+                    d_map: d_map.as_deref_mut(),
+                    d_sinks: d_sinks.as_deref_mut(),
+                    d_clocks,
+                };
+                attention::backward(&problem, saved, gradients);
             };
-            attention::backward(&problem, saved, gradients);
+            match &mut d_clocks {
+                None => make(None),
+                Some(all) => {
+                    let own = &mut all[of.first * key_rows..][..of.count * key_rows];
+                    behind(own, dims.keys, of.start, 0.0, |own| make(Some(own)));
+                }
+            }
             for (sum, d) in sums.iter_mut().zip(&d_beside) {
                 let (Some(sum), Some(d)) = (sum, d) else { continue };
                 sum.iter_mut().zip(d.iter()).for_each(|(sum, d)| *sum += *d);

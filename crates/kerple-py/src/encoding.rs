@@ -39,6 +39,11 @@ impl Encoding {
         Ok(form.map.over(numbers, extent))
     }
 
+    /// Whether it is a map of scores.
+    pub fn is_map(&self) -> bool {
+        self.map.is_some()
+    }
+
     /// Rates at which products of features fade with distance; `None` where they do not.
     pub fn damping(&self) -> Option<Vec<f64>> {
         self.encoding.rotary(&self.geometry, self.geometry.train_len)?.damping(self.geometry.head_dim)

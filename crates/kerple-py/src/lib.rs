@@ -10,6 +10,7 @@ mod dlpack;
 mod encoding;
 mod kernel;
 mod linear;
+mod parts;
 mod threads;
 
 use kerple::cpu::InstructionSet;

@@ -46,6 +46,21 @@ def _beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
     return x if x.dtype == dtype else x.to(dtype)
 
 
+def clocks_of(gates: object, heads: int, k: Tensor) -> Tensor | None:
+    """Running sums of gates in f64, counted from the last key.
+
+    So the gradient of a gate sums what earlier clocks get, which is exact from the first on: attention counts differences alone.
+    """
+    if gates is None:
+        return None
+    _check("gates", gates)
+    batch, _, keys, _ = k.shape
+    if gates.shape != (batch, heads, keys):
+        raise ValueError(f"gates: expected [B, H, K] = {[batch, heads, keys]}, got shape {tuple(gates.shape)}")
+    behind = gates.to(torch.float64).flip(-1).cumsum(-1).flip(-1)
+    return -torch.nn.functional.pad(behind, (0, 1))[..., 1:]
+
+
 def keys_of(name: str, x: object) -> Tensor | None:
     if x is None:
         return None
@@ -68,14 +83,15 @@ def attention(
     scale: float | None = None,
     cap: float | None = None,
     sinks: Tensor | None = None,
+    gates: Tensor | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
     key_starts: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """``softmax(scale * q k^T * weight[i - j] + bias[i - j]) v``, exactly, in memory linear in the lengths.
 
     Query ``i`` of ``Q`` stands at position ``K - Q + i``, so the last query at the last key's; ``d = i - j`` is the distance
-    between positions. A query that sees no key gives zeros. Gradients reach ``q, k, v``, ``bias``, ``weight`` and ``sinks``;
-    results have the same bits at any number of threads, which is torch's.
+    between positions. A query that sees no key gives zeros. Gradients reach ``q, k, v``, ``bias``, ``weight``, ``sinks`` and
+    ``gates``; results have the same bits at any number of threads, which is torch's.
 
     Args:
         q: ``[B, H, Q, D]``, float32 or float64. Any strides with contiguous features are read in place. float16 and bfloat16
@@ -89,6 +105,9 @@ def attention(
         scale: on ``q k^T``; ``1 / sqrt(D)`` by default.
         cap: scaled scores become ``cap tanh(s / cap)`` before anything else.
         sinks: a logit of each head beside those of the keys, without a value, ``[H]``.
+        gates: what every token lets through of what lies before it, as logarithms, ``[B, H, K]``: the sum of those after key j, up to
+            the query's own, is added to its score; without ``causal`` the sum between the two, and none may be above 0. Sums
+            are float64. There are no more queries than keys.
         key_lengths: keys that each sequence has, ``[B]``; those from there on are padding.
         key_starts: the first key of each sequence, ``[B]``; those before are padding.
 
@@ -98,7 +117,7 @@ def attention(
     Raises:
         TypeError: another type of numbers. ValueError: shapes, values or devices; the message names the argument and the limit.
     """
-    return attend(q, k, v, bias, weight, sinks, None, key_starts, key_lengths, "", scale, causal, window, cap)
+    return attend(q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths, "", scale, causal, window, cap)
 
 
 def attend(
@@ -109,6 +128,7 @@ def attend(
     weight: Tensor | None,
     sinks: Tensor | None,
     numbers: Tensor | None,
+    gates: Tensor | None,
     key_starts: Tensor | Sequence[int] | None,
     key_lengths: Tensor | Sequence[int] | None,
     encoding: str,
@@ -120,14 +140,15 @@ def attend(
     """:func:`attention`, also with the map of scores or the fading products of an encoding."""
     of, dtype = check_qkv(q, k, v)
     if scale is None:
-        if q.shape[-1] == 0:
+        features = q.shape[-1]
+        if features == 0:
             raise ValueError(f"q: expected [B, H, Q, D] with D at least 1, got shape {tuple(q.shape)}")
-        scale = q.shape[-1] ** -0.5
+        scale = features**-0.5
     if of != dtype:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     made = call(
         q, k, v, _beside("bias", bias, dtype), _beside("weight", weight, dtype), _beside("sinks", sinks, dtype),
-        _beside("numbers", numbers, dtype), keys_of("key_starts", key_starts), keys_of("key_lengths", key_lengths),
+        _beside("numbers", numbers, dtype), clocks_of(gates, q.shape[1], k), keys_of("key_starts", key_starts), keys_of("key_lengths", key_lengths),
         encoding, float(scale), bool(causal), window, cap,
     )  # fmt: skip
     return made if of == dtype else made.to(of)

@@ -19,13 +19,13 @@ from .. import _native
 _library = registry.Library("kerple", "DEF")
 _OPTIONS = "str encoding, float scale, bool causal, int? window, float? cap"
 _INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, "
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, Tensor? clocks, "
     "Tensor? key_starts, Tensor? key_lengths"
 )
 _library.define(f"attention({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)")
 _library.define(
     f"attention_backward(Tensor d_out, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool[] wanted)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define("table(Tensor values, str encoding, SymInt length) -> (Tensor, Tensor)")
 _library.define("table_backward(Tensor d_bias, Tensor d_weight, Tensor values, str encoding, SymInt length) -> Tensor")
@@ -53,12 +53,12 @@ def _rule(key: str, scale: float, causal: bool, window: int | None, cap: float |
 
 def _rows(x: Tensor) -> Tensor:
     """The same with contiguous features."""
-    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+    return x if x.is_contiguous() or x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
 def _room(x: Tensor) -> Tensor:
     """New memory laid out as these rows are."""
-    if x.stride(-1) == 1 or x.shape[-1] <= 1:
+    if x.is_contiguous() or x.stride(-1) == 1 or x.shape[-1] <= 1:
         return torch.empty_like(x)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -67,7 +67,15 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ValueError(f"{name}: expected [B, H, L, D], got shape {tuple(x.shape)}")
-        if x.numel() > _MEMORY // 8 and x.numel() * x.element_size() > _MEMORY:
+    _check_sizes(q, k, v)
+
+
+def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    most = _MEMORY // 8
+    if q.numel() <= most and k.numel() <= most and v.numel() <= most:
+        return
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.numel() * x.element_size() > _MEMORY:
             size, shape = x.numel() * x.element_size(), tuple(x.shape)
             raise ValueError(f"{name}: an array of shape {shape} takes {size} bytes, this machine has {_MEMORY}")
 
@@ -78,13 +86,14 @@ def _dense(x: Tensor | None) -> Tensor | None:
 
 def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[Tensor | None, ...]]:
     """What is asked for, and the arrays as they are read; the arguments are those of ``kerple::attention``."""
-    rule = _rule(*rest[6:11], torch.get_num_threads())
-    return rule, (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:6]))
+    rule = _rule(*rest[7:12], torch.get_num_threads())
+    return rule, (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:7]))
 
 
 def _run(q: Tensor, *rest) -> tuple[Tensor, Tensor]:
     rule, inputs = _given(q, *rest)
-    out, lse = _room(q), torch.empty(q.shape[:3], dtype=q.dtype)
+    batch, heads, queries, _ = q.shape
+    out, lse = _room(q), torch.empty(batch, heads, queries, dtype=q.dtype)  # sizes one by one take half as long
     _native.attention_forward(rule, inputs, out, lse)
     return out, lse
 
@@ -113,9 +122,9 @@ def _told(q: Tensor, made: list[Tensor | None]) -> tuple[Tensor, ...]:
 
 
 def _run_backward(d_out: Tensor, *rest) -> list[Tensor | None]:
-    inputs, (out, lse), options, wanted = rest[:9], rest[9:11], rest[11:16], rest[16]
+    inputs, (out, lse), options, wanted = rest[:10], rest[10:12], rest[12:17], rest[17]
     rule, given = _given(*inputs, *options)
-    made = _made(*inputs[:3], inputs[3:7], wanted)
+    made = _made(*inputs[:3], inputs[3:8], wanted)
     _native.attention_backward(rule, given, (_rows(out), _dense(lse), _rows(d_out)), made)
     return made
 
@@ -128,22 +137,22 @@ def _attention_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest) -
 def _attention_backward_fake(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None | list[bool]
 ) -> tuple[Tensor, ...]:
-    return _told(q, _made(q, k, v, rest[:4], rest[-1]))
+    return _told(q, _made(q, k, v, rest[:5], rest[-1]))
 
 
 def _attention_setup(ctx, inputs, output) -> None:
     out, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:9], out, lse)
-    ctx.options = inputs[9:]
+    ctx.save_for_backward(*inputs[:10], out, lse)
+    ctx.options = inputs[10:]
 
 
 def _attention_gradient(ctx, d_out: Tensor | None, _d_lse: Tensor | None):
     if d_out is None:
-        return (None,) * 14
+        return (None,) * 15
     needs = ctx.needs_input_grad
-    made = torch.ops.kerple.attention_backward(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:7]))
+    made = torch.ops.kerple.attention_backward(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:8]))
     return (*(d if need else None for d, need in zip(made, needs, strict=False)), *(None,) * 7)
 
 
@@ -151,8 +160,8 @@ class _Direct(torch.autograd.Function):
     """The operation without the dispatcher, which takes several times as long as a small call."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, weight, sinks, numbers, rest):
-        inputs = (q, k, v, bias, weight, sinks, numbers, *rest[:2])
+    def forward(ctx, q, k, v, bias, weight, sinks, numbers, clocks, rest):
+        inputs = (q, k, v, bias, weight, sinks, numbers, clocks, *rest[:2])
         out, lse = _run(*inputs, *rest[2:])
         ctx.save_for_backward(*inputs, out, lse)
         ctx.options = rest[2:]
@@ -163,30 +172,34 @@ class _Direct(torch.autograd.Function):
         needs = ctx.needs_input_grad
         # the operation itself says that it has no derivative, to those who ask for one
         run = torch.ops.kerple.attention_backward if torch.is_grad_enabled() else _run_backward
-        made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:7]))
+        made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:8]))
         return (*(d if need else None for d, need in zip(made, needs, strict=False)), None)
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = (Tensor, torch.nn.Parameter, type(None))
+_compiling, _modes, _tracing = torch.compiler.is_compiling, torch._C._len_torch_dispatch_stack, torch._C._is_tracing
+_transforms = torch._C._functorch.peek_interpreter_stack
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...]) -> bool:
     """Whether nobody listens to what is dispatched: no tracing, no modes, no transforms, no tensors of other kinds."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():
+    if _compiling() or _modes() or _tracing() or _transforms() is not None or not q.is_cpu:
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or not q.is_cpu:
-        return False
-    kinds = type(q), type(k), type(v), *(type(x) for x in beside if x is not None)
-    return all(kind in _PLAIN for kind in kinds)
+    for x in (q, k, v, *beside):  # noqa: SIM110, all() takes three times as long
+        if type(x) not in _PLAIN:
+            return False
+    return True
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
-    """The output of attention, of tensors that have been looked at; the arguments are those of ``kerple::attention``."""
-    if not _is_plain(q, k, v, rest[:6]):
+    """The output of attention, of tensors of four dimensions; the arguments are those of ``kerple::attention``."""
+    if not _is_plain(q, k, v, rest[:7]):
         return torch.ops.kerple.attention(q, k, v, *rest)[0]
-    _check(q, k, v)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *rest[:4])):
-        return _Direct.apply(q, k, v, *rest[:4], rest[4:])
+    _check_sizes(q, k, v)
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or any(x is not None and x.requires_grad for x in rest[:5])
+    ):
+        return _Direct.apply(q, k, v, *rest[:5], rest[5:])
     return _run(q, k, v, *rest)[0]
 
 

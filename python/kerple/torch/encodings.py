@@ -56,8 +56,8 @@ class Encoding(nn.Module):
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
-        if native.entry == "gates":
-            raise ValueError(f"kind = {kind!r} makes gates of a layer's rows, which are not computed here, use 'alibi'")
+        if _linear and native.entry == "gates":
+            raise ValueError(f"kind = {kind!r} makes gates of a layer's rows, which linear attention does not take here, see Fox")
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.window = native.window
         self._entry, self._tables, self._own = native.entry, native.tables, native.own
@@ -171,6 +171,21 @@ class Encoding(nn.Module):
         low, high = x[..., :half], x[..., half : 2 * half]
         return torch.cat([low * cos - high * sin, high * cos + low * sin, x[..., 2 * half :]], -1)
 
+    def gates(self, rows: Tensor) -> Tensor:
+        """What each token lets through of what lies before it, as logarithms: ``[B, H, L]`` of rows ``[B, L, H D]``.
+
+        Raises:
+            ValueError: the method makes no gates, or rows of another width.
+        """
+        if self._entry != "gates":
+            raise ValueError(f"kind = {self.kind!r} makes no gates, 'fox' does")
+        width = self.heads * self.head_dim
+        if rows.dim() != 3 or rows.shape[2] != width:
+            raise ValueError(f"rows: expected [B, L, M] with M = {width}, got shape {tuple(rows.shape)}")
+        bias = self.bias.to(rows.dtype)
+        logits = rows @ self.weight.to(rows.dtype) + bias if "weight" in self._names else bias.expand(*rows.shape[:2], -1)
+        return nn.functional.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)
+
     def forward(
         self,
         q: Tensor,
@@ -181,11 +196,14 @@ class Encoding(nn.Module):
         scale: float | None = None,
         cap: float | None = None,
         sinks: Tensor | None = None,
+        gates: Tensor | None = None,
         key_lengths: Tensor | None = None,
         key_starts: Tensor | None = None,
     ) -> Tensor:
         """:func:`~kerple.torch.attention` with this method; arguments and result are as there."""
         of, dtype = check_qkv(q, k, v)
+        if self._entry == "gates" and gates is None:
+            raise ValueError("gates: there are none; make them of the rows that q and k are made of, with `gates(rows)`")
         longest = max(q.shape[2], k.shape[2])
         q, k = self._rotated(q, k, longest)
         bias = weight = numbers = None
@@ -198,7 +216,7 @@ class Encoding(nn.Module):
         if self.kind == "transformer_xl":
             q = q + self.u.to(dtype)[:, None]
         out = attend(
-            q, k, v, bias, weight, sinks, numbers, key_starts, key_lengths, self._in_engine, scale, causal, self.window, cap
+            q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths, self._in_engine, scale, causal, self.window, cap
         )
         return out.to(of)
 
@@ -339,6 +357,18 @@ class Cope(_Named):
     """Positions that gates count. Golovneva et al. 2024, arXiv:2405.18719."""
 
     kind = "cope"
+
+
+class Fox(_Named):
+    """``c_i - c_j``, running sums of gates ``ln sigmoid(w y + b)`` of a layer's rows. Lin et al. 2025, arXiv:2503.02130.
+
+    ::
+
+        fox = Fox(heads=8, head_dim=64)
+        out = fox(q, k, v, gates=fox.gates(rows))    # rows: [B, L, 512], what q, k and v are made of
+    """
+
+    kind = "fox"
 
 
 class Kernel(Encoding):

@@ -1,0 +1,85 @@
+//! Parts of a call whose sequences begin behind padding: distances do not change when keys before the first are left away.
+
+use crate::array::Array;
+use kerple::attention::Dims;
+use kerple::forms::Sides;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::borrow::Cow;
+
+/// A part of a call: sequences whose keys start at the same place.
+pub struct Part {
+    /// Its first sequence.
+    pub first: usize,
+    /// Sequences.
+    pub count: usize,
+    /// Keys that are left away.
+    pub start: usize,
+    /// Queries that stand before every key and see none.
+    pub skip: usize,
+    /// Keys of each sequence, of those that are left.
+    pub lengths: Option<Vec<usize>>,
+}
+
+impl Part {
+    /// Its sizes.
+    pub fn dims(&self, dims: Dims) -> Dims {
+        Dims { batch: self.count, queries: dims.queries - self.skip, keys: dims.keys - self.start, ..dims }
+    }
+}
+
+/// One part where no key is skipped, and one for each sequence otherwise.
+pub fn parts(keys: [&Option<Array>; 2], sides: Sides, dims: Dims) -> PyResult<Vec<Part>> {
+    let whole = Part { first: 0, count: dims.batch, start: 0, skip: 0, lengths: None };
+    if keys.iter().all(|array| array.is_none()) {
+        return Ok(vec![whole]);
+    }
+    let spans = spans(keys, dims)?;
+    if spans.iter().all(|[start, _]| *start == 0) {
+        let lengths = spans.iter().map(|[_, end]| *end).collect();
+        return Ok(vec![Part { lengths: Some(lengths), ..whole }]);
+    }
+    let part = |(first, [start, end]): (usize, &[usize; 2])| {
+        let skip = match sides {
+            Sides::One => dims.queries.saturating_sub(dims.keys - start),
+            Sides::Two => 0,
+        };
+        Part { first, count: 1, start: *start, skip, lengths: Some(vec![end.saturating_sub(*start)]) }
+    };
+    Ok(spans.iter().enumerate().map(part).collect())
+}
+
+/// The keys that each sequence has, those between padding on both sides.
+fn spans(keys: [&Option<Array>; 2], dims: Dims) -> PyResult<Vec<[usize; 2]>> {
+    let [starts, lengths] = keys.map(|array| array.as_ref().map(Array::values::<i64>).transpose());
+    let (starts, lengths) = (starts?, lengths?);
+    let at = |name: &str, values: Option<&[i64]>, b: usize, usual: usize| match values.map(|values| values[b]) {
+        None => Ok(usual),
+        Some(value) => usize::try_from(value).ok().filter(|value| *value <= dims.keys).ok_or_else(|| {
+            PyValueError::new_err(format!("{name}[{b}] = {value} is out of range, it must be 0 to {}", dims.keys))
+        }),
+    };
+    let span = |b: usize| Ok([at("key_starts", starts, b, 0)?, at("key_lengths", lengths, b, dims.keys)?]);
+    (0..dims.batch).map(span).collect()
+}
+
+/// Lets `f` write rows of `len` numbers without the first `skip` of each, which become `before`.
+pub fn behind<T: Copy>(rows: &mut [T], len: usize, skip: usize, before: T, f: impl FnOnce(&mut [T])) {
+    if skip == 0 {
+        return f(rows);
+    }
+    let mut own = vec![before; rows.len() / len * (len - skip)];
+    f(&mut own);
+    for (number, row) in rows.chunks_exact_mut(len).enumerate() {
+        row[..skip].fill(before);
+        row[skip..].copy_from_slice(&own[number * (len - skip)..][..len - skip]);
+    }
+}
+
+/// Rows of `len` numbers without the first `skip` of each.
+pub fn tails<T: Copy>(rows: &[T], len: usize, skip: usize) -> Cow<'_, [T]> {
+    match skip {
+        0 => rows.into(),
+        _ => rows.chunks_exact(len).flat_map(|row| &row[skip..]).copied().collect(),
+    }
+}
