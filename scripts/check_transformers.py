@@ -5,7 +5,8 @@
 For every encoding, and for blocks that differ, a tiny model is trained for a few steps, exported, loaded, and compared: logits at one
 and eight times the training length, a pass in single steps with a cache, padding on the left and on the right, greedy
 generation alone and in a batch, the loss of labels, saving and loading again, bf16, and tuples. A model whose positions are taken
-away must differ, so that agreement means something. Exit code 1 when anything is off.
+away must differ, so that agreement means something. Then models that transformers makes with random weights and options that
+are seldom used are imported, and their logits compared; without the option they must differ. Exit code 1 when anything is off.
 """
 import argparse
 import json
@@ -76,13 +77,33 @@ CASES = {
     "normed": ('"alibi"', {"model.block.residual": '"normed"', "model.block.norm": '"layer_without_shift"', "model.block.clamp_qkv": "1.5",
         "model.block.score_scale": "0.3", "model.block.scale_by_layer": "true", "model.block.activation": '"quick_gelu"'}, "kerple"),
     "mixed_layers": ('"kerple_log"', {"model.layers.other.at": "[1]", "model.layers.other.encoding": '"rotary"', "model.layers.other.window": "16"}, "kerple"),
+    "fox": ('"fox"', {}, "kerple"),
+    "fox_grouped": ('{ kind = "fox", gate = "bias_only", window = 24 }', {"model.block.kv_heads": "2", "model.block.sink": '"learned"'}, "kerple"),
     "favor": ('"none"', linear("favor"), "kerple"),
+    "favor_fox": ('"fox"', linear("favor"), "kerple"),
     "favor_jax": ('"rotary"', linear("favor_jax"), "kerple"),
     "relu_rf": ('"sinusoidal"', linear("relu_rf"), "kerple"),
     "elu_log": ('"kerple_log"', linear("elu", horizon=4096), "kerple"),
     "relu_power": ('"kerple_power"', linear("relu", horizon=4096), "kerple"),
     "elu_alibi": ('"alibi"', linear("elu"), "kerple"),
     "spe": (SPE, linear("favor"), "kerple"),
+}
+
+
+# name: architecture, sizes, and what the model has that it would not have by default
+IMPORTS = {
+    "gpt2_no_scale": ("gpt2", dict(n_embd=32, n_layer=3, n_head=4, n_positions=64), dict(scale_attn_weights=False)),
+    "gpt2_scale_by_layer": ("gpt2", dict(n_embd=32, n_layer=3, n_head=4, n_positions=64), dict(scale_attn_by_inverse_layer_idx=True)),
+    "gpt2_both_scales": ("gpt2", dict(n_embd=32, n_layer=3, n_head=4, n_positions=64, scale_attn_weights=False), dict(scale_attn_by_inverse_layer_idx=True)),
+    "gpt2_relu": ("gpt2", dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=72), dict(activation_function="relu")),
+    "mpt_clip_qkv": ("mpt", dict(d_model=32, n_layers=2, n_heads=4, max_seq_len=64), dict(attn_config=dict(clip_qkv=0.3))),
+    "mpt_softmax_scale": ("mpt", dict(d_model=48, n_layers=2, n_heads=6, max_seq_len=64), dict(attn_config=dict(softmax_scale=0.7))),
+    "bloom_post_norm": ("bloom", dict(hidden_size=32, n_layer=2, n_head=4), dict(apply_residual_connection_post_layernorm=True)),
+    "neox_sequential": ("gpt_neox", dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=72), dict(use_parallel_residual=False)),
+    "neox_rotary_share": ("gpt_neox", dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=72),
+        dict(rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5))),
+    "llama_biases": ("llama", dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+        intermediate_size=72, attention_bias=True, mlp_bias=True), dict(rms_norm_eps=0.3)),
 }
 
 
@@ -147,6 +168,27 @@ class Check:
             self.saves(model, folder, wanted[0])
         self.tokens(folder)
         return max(gaps), wanted[1][1].std().item()
+
+    def imported(self, name):
+        kind, sizes, option = IMPORTS[name]
+
+        def make(**keys):
+            config = AutoConfig.for_model(kind, vocab_size=257, bos_token_id=0, eos_token_id=0, **sizes, **keys)
+            return AutoModelForCausalLM.from_config(config).eval()
+
+        model, plain, folder, runs = make(**option), make(), self.work / "models" / name, self.work / "imported" / name
+        with torch.no_grad():
+            for value in model.parameters():
+                value.add_(0.1 * torch.randn_like(value))
+        plain.load_state_dict(model.state_dict())
+        model.save_pretrained(folder)
+        run(self.bin / "kerple", "import", folder, "--out", runs)
+        ids, logits, _ = self.reference(name, runs, 48)
+        with torch.no_grad():
+            wanted, other = model(ids).logits, plain(ids).logits
+        gap = near(logits, wanted, "logits")
+        expect((other - wanted).abs().max() > 100 * TOLERANCE, f"without {option} logits are the same: nothing was compared")
+        return gap, wanted.std().item()
 
     def reference(self, name, runs, length):
         """Tokens of the text, kerple's logits there, and what it says next."""
@@ -267,12 +309,12 @@ def main():
     logging.disable_progress_bar()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # models are so small that threads cost more than they bring
-    failed, begun = [], time.time()
+    failed, begun, names = [], time.time(), options.only or [*CASES, *IMPORTS]
     try:
         check = Check(options, work)
-        for name in options.only or CASES:
+        for name in names:
             try:
-                gap, spread = check.case(name)
+                gap, spread = check.case(name) if name in CASES else check.imported(name)
                 print(f"{name:22} within {gap:.1e} of logits with deviation {spread:.2f}", flush=True)
             except Off as off:
                 failed.append(name)
@@ -280,7 +322,7 @@ def main():
     finally:
         if not options.work:
             shutil.rmtree(work, ignore_errors=True)
-    print(f"{len(options.only or CASES) - len(failed)} of {len(options.only or CASES)} agree, {time.time() - begun:.0f} s")
+    print(f"{len(names) - len(failed)} of {len(names)} agree, {time.time() - begun:.0f} s")
     sys.exit(1 if failed else 0)
 
 

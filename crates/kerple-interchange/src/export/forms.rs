@@ -114,12 +114,7 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>
         }
         Entry::Scores(_) => json!({ "enters": "scores", "table": table(encoding, geometry)? }),
         Entry::Map { .. } => Value::Object(map(encoding, geometry)?),
-        Entry::Gates => {
-            return Err(format!(
-                "{} gates scores by a layer's own rows, which torch's code does not do",
-                encoding.label()
-            ));
-        }
+        Entry::Gates => json!({ "enters": "gates" }),
         Entry::Code => match &encoding.method {
             Method::SineSpe(_) => json!({ "enters": "code" }),
             _ => {

@@ -48,6 +48,7 @@ class Scoring:
     cap: float | None
     sinks: torch.Tensor | None  # [H]
     window: int | None
+    clocks: torch.Tensor | None = None  # running sums of gates, [B, H, K] float64
 
 
 def attend(q, k, v, at, positions, scoring):
@@ -74,6 +75,7 @@ def is_plain(q, at, positions, scoring):
     """Whether it is causal attention over all keys and nothing else."""
     simple = positions.bias is None and positions.weight is None and positions.form["enters"] != "map"
     simple = simple and scoring.cap is None and scoring.sinks is None and "damping" not in positions.form
+    simple = simple and scoring.clocks is None
     sees_all = at.mask is None and (scoring.window is None or scoring.window >= at.length)
     return simple and sees_all and (q.shape[2] == 1 or at.start == 0)
 
@@ -118,6 +120,8 @@ def attend_block(q, k, v, first, at, positions, scoring):
     else:
         s = s if positions.weight is None else s * positions.weight[:, distance]
         s = s if positions.bias is None else s + positions.bias[:, distance]
+    if scoring.clocks is not None:
+        s = s + fallen(scoring.clocks, rows, keys).float()
     s = s.masked_fill(~seen, LOWEST)
     if scoring.sinks is not None:
         sinks = scoring.sinks.float()[None, :, None, None].expand(s.shape[0], -1, rows, 1)
@@ -126,6 +130,18 @@ def attend_block(q, k, v, first, at, positions, scoring):
         weights = torch.softmax(s, -1)
     out = weights.to(v.dtype) @ v
     return out if add_values is None else out + add_values(weights).to(out.dtype)
+
+
+def clocks_of(gates):
+    """Running sums of gates kept with keys, [B, G, K, H / G] to [B, H, K] float64."""
+    batch, groups, keys, heads = gates.shape
+    return gates.permute(0, 1, 3, 2).reshape(batch, groups * heads, keys).double().cumsum(-1)
+
+
+def fallen(clocks, rows, keys):
+    """How far clocks fall from each of these keys to each of the last `rows` of them, [B, H, rows, keys]."""
+    own = clocks[..., keys.stop - rows : keys.stop, None]
+    return own - clocks[..., None, keys.start : keys.stop]
 
 
 def products(q, k, distance, form):
@@ -313,7 +329,7 @@ def flexible(q, k, v, at, positions, scoring):
 # Linear attention: features of queries and keys in the place of a softmax.
 
 
-def attend_linear(q, k, v, at, plan, own):
+def attend_linear(q, k, v, at, plan, own, clocks=None):
     """Linear attention [B, H, L, D] with features as the plan says.
 
     `own` holds what an encoding learns, a layer's random directions and its decay. Every pair is met: time is quadratic.
@@ -332,6 +348,8 @@ def attend_linear(q, k, v, at, plan, own):
         pairs = part @ k[:, :, : keys.stop].transpose(-1, -2)
         if "near" in own:
             pairs = pairs * decay(own, plan["chunk"], distance, first, at)
+        if clocks is not None:
+            pairs = pairs * fallen(clocks, part.shape[2], keys).clamp(max=0.0).exp().float()
         pairs = pairs.masked_fill(~seen, 0.0)
         total = pairs.sum(-1, keepdim=True)
         if plan["features"] in ("favor", "relu_rf", "elu"):

@@ -8,7 +8,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from .attention_kerple import Pass, Positions, Scoring, attend, attend_linear
+from .attention_kerple import Pass, Positions, Scoring, attend, attend_linear, clocks_of
 from .configuration_kerple import KerpleConfig
 from .positions_kerple import angles, follows_length, table, turned, used, waves
 
@@ -171,23 +171,38 @@ class KerpleAttention(nn.Module):
             q = q + positions.values["u"].to(q.dtype)[:, None]
         return q, k, v
 
+    def gates(self, x, values):
+        """Logarithms of what tokens let through of what lies before them, for the query heads of each key head, [B, G, L, H / G]."""
+        logits = values["bias"].float().expand(*x.shape[:2], -1)
+        if "weight" in values:
+            logits = logits + x.float() @ values["weight"].float()
+        gates = nn.functional.logsigmoid(logits)
+        return gates.view(*x.shape[:2], self.groups, -1).transpose(1, 2)
+
     def forward(self, x, at, positions, cache):
         q, k, v = self.prepared(x, at, positions)
+        clocks, gated = None, positions.form["enters"] == "gates"
         turn, turn_keys = positions.turn or (None, None)
         if turn is not None:
             q = turned(q, *turn)
             k = turned(k, *turn) if turn_keys is None else k
+        if gated:
+            # a cache keeps them as features of the keys, which are single precision then
+            k = torch.cat([k.float(), self.gates(x, positions.values)], -1)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
+        if gated:
+            k, clocks = k[..., : self.dim].to(q.dtype), clocks_of(k[..., self.dim :])
         if turn_keys is not None:
             k = turned(k, *turn_keys)
         if self.plan["linear"] is not None:
-            a = attend_linear(q, k, v, at, self.plan["linear"], positions.values)
+            a = attend_linear(q, k, v, at, self.plan["linear"], positions.values, clocks)
         else:
             sinks = None
             if self.block.get("sink", "none") != "none":
                 sinks = self.sinks if self.block["sink"] == "learned" else torch.zeros(self.heads, device=x.device)
-            a = attend(q, k, v, at, positions, Scoring(self.scale, self.block.get("soft_cap"), sinks, self.plan["window"]))
+            scoring = Scoring(self.scale, self.block.get("soft_cap"), sinks, self.plan["window"], clocks)
+            a = attend(q, k, v, at, positions, scoring)
         return self.dense(a.transpose(1, 2).reshape(*x.shape[:2], self.heads * self.dim))
 
 
