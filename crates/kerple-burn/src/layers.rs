@@ -17,8 +17,8 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 /// Where and how fresh parameters are made.
 #[derive(Debug)]
 pub struct Init<'a, R> {
-    /// Draws the matrices, in the order in which they are made.
-    pub rng: &'a mut R,
+    /// Draws the matrices, in the order in which they are made. `None`: they are zeros, to be read from a file.
+    pub rng: Option<&'a mut R>,
     /// How matrices begin.
     pub kind: InitKind,
     /// Standard deviation of matrices.
@@ -40,6 +40,11 @@ impl<R> Init<'_, R> {
     /// As many times this number.
     fn filled(&self, value: f64, width: usize) -> Param<Tensor<1>> {
         self.tensor(vec![value; width], [width])
+    }
+
+    /// As many zeros, which take no memory before something is written over them.
+    fn blank<const D: usize>(&self, shape: [usize; D]) -> Param<Tensor<D>> {
+        Param::from_tensor(Tensor::zeros(shape, (self.device, self.dtype)))
     }
 
     fn tensor<const D: usize>(&self, values: Vec<f64>, shape: [usize; D]) -> Param<Tensor<D>> {

@@ -118,7 +118,7 @@ fn a_state_equals_whole_sequences() {
         let features = FEATURES[seed % FEATURES.len()];
         let (plan, mut draws) = (plan(features), rng(seed as u64));
         let mut init = Init {
-            rng: &mut draws,
+            rng: Some(&mut draws),
             kind: InitKind::Normal,
             std: 0.3,
             std_out: 0.3,

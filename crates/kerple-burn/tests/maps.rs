@@ -142,7 +142,7 @@ fn a_memory_equals_whole_sequences() {
     let device = Device::flex();
     for (seed, &text) in (0..).zip(ENCODINGS) {
         let (mut draws, dtype, kind) = (rng(seed), DType::F32, InitKind::Normal);
-        let mut init = Init { rng: &mut draws, kind, std: 0.3, std_out: 0.3, device: &device, dtype };
+        let mut init = Init { rng: Some(&mut draws), kind, std: 0.3, std_out: 0.3, device: &device, dtype };
         let block = Block::new(&BlockPlan::default(), &SIZES, 0, &mut init);
         let geometry = Geometry::new(SIZES.n_heads, SIZES.head_dim, 4);
         let encoding: Encoding = serde_json::from_str(text).unwrap();

@@ -8,7 +8,6 @@ use crate::tensors::{self, Slot, TensorFile};
 use burn::module::Module;
 use kerple_burn::parameters::{self, Describe, Named};
 use kerple_data::fingerprint;
-use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
@@ -254,17 +253,11 @@ fn open(path: &Path, sha256: &str) -> Result<TensorFile> {
 }
 
 pub(crate) fn fill(file: &TensorFile, name: &str, values: &mut [f32]) -> Result<()> {
-    let fits = file
-        .info(name)
-        .is_some_and(|(dtype, shape)| dtype == Dtype::F32 && shape.iter().product::<usize>() == values.len());
-    let Some(data) = (if fits { file.read(name)? } else { None }) else {
-        let message = format!("there is no tensor `{name}` of {} values", values.len());
-        return Err(Error::damaged(file.path(), message, "this checkpoint belongs to another model"));
-    };
-    for (value, four) in values.iter_mut().zip(data.as_chunks::<4>().0) {
-        *value = f32::from_le_bytes(*four);
+    if file.read_f32(name, values)? {
+        return Ok(());
     }
-    Ok(())
+    let message = format!("there is no tensor `{name}` of {} values", values.len());
+    Err(Error::damaged(file.path(), message, "this checkpoint belongs to another model"))
 }
 
 /// Reads the state of a checkpoint and refuses one that does not follow a plan.

@@ -178,7 +178,8 @@ impl Departure {
         if out.plan()?.is_some() {
             return Ok(Vec::new());
         }
-        let model = Decoder::new(plan, &crate::device());
+        // of its initial values only those of encodings are asked for
+        let model = Decoder::empty(plan, &crate::device());
         let all = parameters::collect(&model);
         let taken = all.iter().map(|named| self.takes(plan, named)).collect::<Result<Vec<bool>>>()?;
         let known = |name: &String| all.iter().any(|named| named.name == *name) || name.starts_with(ENCODING);

@@ -59,9 +59,18 @@ impl Decoder {
     ///
     /// The same seed gives every encoding the same initial weights: weights and encoding draw from streams of their own.
     pub fn new(plan: &Plan, device: &Device) -> Decoder {
+        Decoder::made(plan, true, device)
+    }
+
+    /// The same with zeros in the place of every matrix, for weights that are read next: nothing is drawn.
+    pub fn empty(plan: &Plan, device: &Device) -> Decoder {
+        Decoder::made(plan, false, device)
+    }
+
+    fn made(plan: &Plan, drawn: bool, device: &Device) -> Decoder {
         let ModelPlan { d_model, vocab_size, block, .. } = &plan.model;
         let mut rng = stream(plan.seed, Purpose::Weights);
-        let mut init = trunk::init(plan, &mut rng, device);
+        let mut init = trunk::init(plan, drawn.then_some(&mut rng), device);
         let embedding = trunk::embedding(plan, &mut init);
         let blocks = trunk::blocks(plan, &mut init);
         let head = (!block.tied_head).then(|| normal_matrix([*d_model, *vocab_size], init.std, &mut init));

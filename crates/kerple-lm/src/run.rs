@@ -184,7 +184,7 @@ impl RunFolder {
     fn load_as<M: Planned>(&self, plan: Plan, device: &Device, strict: bool) -> Result<Trained<M>> {
         let found = checkpoint::newest(&self.path, strict, |path| {
             let state = checkpoint::state(path, &plan)?;
-            let model = checkpoint::load_model(path, &state, M::of(&plan, device))?;
+            let model = checkpoint::load_model(path, &state, M::empty(&plan, device))?;
             Ok((state, model))
         })?;
         let Some(Found { value: (state, model), notes, .. }) = found else {

@@ -27,6 +27,11 @@ pub trait Solve: Debug {
 pub trait Planned: Module + Describe + Solve + 'static {
     /// A fresh one.
     fn of(plan: &Plan, device: &Device) -> Self;
+
+    /// One whose weights are read next, so that their initial values do not matter.
+    fn empty(plan: &Plan, device: &Device) -> Self {
+        Self::of(plan, device)
+    }
 }
 
 /// What is to be done with the model of a plan and what it is trained for, whichever they are.
@@ -56,6 +61,10 @@ fn classes(plan: &Plan) -> usize {
 impl Planned for Decoder {
     fn of(plan: &Plan, device: &Device) -> Decoder {
         Decoder::new(plan, device)
+    }
+
+    fn empty(plan: &Plan, device: &Device) -> Decoder {
+        Decoder::empty(plan, device)
     }
 }
 

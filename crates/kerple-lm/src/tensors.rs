@@ -78,11 +78,31 @@ impl TensorFile {
     /// A file that cannot be read, or became shorter since it was opened.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(info) = self.header.info(name) else { return Ok(None) };
-        let (from, to) = info.data_offsets;
-        let mut bytes = vec![0; to - from];
+        let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
+        self.read_at(name, info.data_offsets.0, &mut bytes).map(|()| Some(bytes))
+    }
+
+    /// Fills `values` with a tensor of as many numbers of 32 bits, without holding them twice; whether the file has one.
+    ///
+    /// # Errors
+    /// As of [`TensorFile::read`].
+    pub fn read_f32(&self, name: &str, values: &mut [f32]) -> Result<bool> {
+        let fits = |info: &&TensorInfo| {
+            info.dtype == Dtype::F32 && info.data_offsets.1 - info.data_offsets.0 == size_of_val(values)
+        };
+        let Some(info) = self.header.info(name).filter(fits) else { return Ok(false) };
+        self.read_at(name, info.data_offsets.0, bytemuck::cast_slice_mut(values))?;
+        if cfg!(target_endian = "big") {
+            values.iter_mut().for_each(|value| *value = f32::from_bits(value.to_bits().swap_bytes()));
+        }
+        Ok(true)
+    }
+
+    /// Bytes of a tensor, which begin at this place of the values.
+    fn read_at(&self, name: &str, from: usize, bytes: &mut [u8]) -> Result<()> {
         let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let read = file.seek(SeekFrom::Start(self.start + from as u64)).and_then(|_| file.read_exact(&mut bytes));
-        read.map(|()| Some(bytes)).map_err(|error| match error.kind() {
+        let read = file.seek(SeekFrom::Start(self.start + from as u64)).and_then(|_| file.read_exact(bytes));
+        read.map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => {
                 let message = format!("tensor `{name}` ends early: another program cut the file short");
                 Error::damaged(&self.path, message, "leave the file alone while it is in use")
@@ -187,6 +207,10 @@ mod tests {
         let read = file.read("b").unwrap().unwrap();
         assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&read), values(0));
         assert_eq!(file.read("d").unwrap(), None);
+        let mut held = vec![f32::NAN; 6];
+        assert!(file.read_f32("b", &mut held).unwrap());
+        assert_eq!(held, values(0));
+        assert!(!file.read_f32("d", &mut held).unwrap() && !file.read_f32("b", &mut held[..5]).unwrap());
     }
 
     /// Cut at every byte, and with sizes that are not so.

@@ -37,7 +37,7 @@ impl Bag {
     fn new() -> Bag {
         let (mut rng, device) = (rand_chacha::ChaCha8Rng::seed_from_u64(0), device());
         let mut init = Init {
-            rng: &mut rng,
+            rng: Some(&mut rng),
             kind: InitKind::Normal,
             std: 0.02,
             std_out: 0.02,

@@ -11,6 +11,7 @@ use rand::{Rng, RngExt};
 /// A matrix of independent draws from N(0, std^2), cut at two standard deviations for [`InitKind::FanIn`].
 pub fn normal_matrix(shape: [usize; 2], std: f64, init: &mut Init<impl Rng>) -> Param<Tensor<2>> {
     let kind = init.kind;
+    let Some(rng) = init.rng.as_deref_mut() else { return init.blank(shape) };
     let draw = |rng: &mut _| loop {
         let value = standard_normal(rng);
         match kind {
@@ -20,7 +21,7 @@ pub fn normal_matrix(shape: [usize; 2], std: f64, init: &mut Init<impl Rng>) -> 
             }
         }
     };
-    let values = (0..shape[0] * shape[1]).map(|_| draw(init.rng)).collect();
+    let values = (0..shape[0] * shape[1]).map(|_| draw(rng)).collect();
     init.tensor(values, shape)
 }
 
@@ -46,8 +47,13 @@ impl Linear {
             InitKind::FanIn => normal_matrix([input, output], (input as f64).sqrt().recip(), init),
             InitKind::Xavier => {
                 let most = (6.0 / (input + each) as f64).sqrt();
-                let values = (0..input * output).map(|_| init.rng.random_range(-most..most)).collect();
-                init.tensor(values, [input, output])
+                match init.rng.as_deref_mut() {
+                    None => init.blank([input, output]),
+                    Some(rng) => {
+                        let values = (0..input * output).map(|_| rng.random_range(-most..most)).collect();
+                        init.tensor(values, [input, output])
+                    }
+                }
             }
         };
         Linear { weight, bias: bias.then(|| init.zeros(output)) }
@@ -73,11 +79,23 @@ mod tests {
     /// Mean square and largest size of the weights of a layer of 400 inputs and 300 outputs.
     fn drawn(kind: InitKind) -> (f64, f64) {
         let (mut rng, device) = (rand_chacha::ChaCha8Rng::seed_from_u64(1), Device::flex());
-        let mut init = Init { rng: &mut rng, kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F64 };
+        let mut init = Init { rng: Some(&mut rng), kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F64 };
         let linear = Linear::new([400, 300], true, 0.1, &mut init);
         let weights: Vec<f64> = linear.weight.val().into_data().iter::<f64>().collect();
         let square = weights.iter().map(|w| w * w).sum::<f64>() / weights.len() as f64;
         (square, weights.iter().fold(0.0, |most, w| w.abs().max(most)))
+    }
+
+    #[test]
+    fn without_draws_weights_are_zeros_of_the_same_shape() {
+        let device = Device::flex();
+        for kind in [InitKind::Normal, InitKind::FanIn, InitKind::Xavier] {
+            let rng = None::<&mut rand_chacha::ChaCha8Rng>;
+            let mut init = Init { rng, kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F32 };
+            let linear = Linear::new([4, 3], false, 0.1, &mut init);
+            assert!(linear.weight.val().into_data().iter::<f32>().eq([0.0; 12]));
+            assert_eq!(linear.weight.dims(), [4, 3]);
+        }
     }
 
     #[test]

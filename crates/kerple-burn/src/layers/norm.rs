@@ -30,9 +30,9 @@ impl Norm {
             NormKind::LayerWithoutShift => (Kind::Layer, false),
             NormKind::Rms => (Kind::Rms, false),
         };
-        let scales = match init.kind.norm_std() {
-            Some(std) => (0..width).map(|_| 1.0 + std * standard_normal(init.rng)).collect(),
-            None => vec![1.0; width],
+        let scales = match (init.kind.norm_std(), init.rng.as_deref_mut()) {
+            (Some(std), Some(rng)) => (0..width).map(|_| 1.0 + std * standard_normal(rng)).collect(),
+            _ => vec![1.0; width],
         };
         Norm {
             gamma: init.tensor(scales, [width]),
@@ -65,7 +65,8 @@ mod tests {
     fn scales_begin_as_their_kind_says() {
         let scales = |kind: InitKind| -> Vec<f64> {
             let (mut rng, device) = (rand_chacha::ChaCha8Rng::seed_from_u64(1), Device::flex());
-            let mut init = Init { rng: &mut rng, kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F64 };
+            let mut init =
+                Init { rng: Some(&mut rng), kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F64 };
             let norm = Norm::new(&BlockPlan::default(), 4000, &mut init);
             norm.gamma.val().into_data().iter::<f64>().collect()
         };

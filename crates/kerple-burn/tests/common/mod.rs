@@ -23,7 +23,7 @@ pub fn rng(seed: u64) -> ChaCha8Rng {
 }
 
 pub fn init<'a>(rng: &'a mut ChaCha8Rng, device: &'a Device) -> Init<'a, ChaCha8Rng> {
-    Init { rng, kind: InitKind::Normal, std: 0.1, std_out: 0.1, device, dtype: DType::F64 }
+    Init { rng: Some(rng), kind: InitKind::Normal, std: 0.1, std_out: 0.1, device, dtype: DType::F64 }
 }
 
 pub fn tensor<const D: usize>(values: Vec<f64>, shape: [usize; D]) -> Tensor<D> {

@@ -192,13 +192,13 @@ fn precision(tensor: &Tensor, options: &Options) -> Precision {
 
 /// The values of one of our tensors.
 pub(super) fn read(file: &TensorFile, name: &str, len: usize) -> Result<Vec<f32>> {
-    let fits =
-        file.info(name).is_some_and(|(dtype, shape)| dtype == Dtype::F32 && shape.iter().product::<usize>() == len);
-    let Some(bytes) = (if fits { file.read(name)? } else { None }) else {
-        let message = format!("there is no tensor `{name}` of {len} values");
-        return Err(Error::damaged(file.path(), message, "this checkpoint belongs to another model"));
-    };
-    Ok(bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
+    let fits = file.info(name).is_some_and(|(_, shape)| shape.iter().product::<usize>() == len);
+    let mut values = vec![0.0; if fits { len } else { 0 }];
+    if fits && file.read_f32(name, &mut values)? {
+        return Ok(values);
+    }
+    let message = format!("there is no tensor `{name}` of {len} values");
+    Err(Error::damaged(file.path(), message, "this checkpoint belongs to another model"))
 }
 
 /// The rows of fixed positions that GPT-2 stores.

@@ -143,12 +143,19 @@ impl Tensors for Folder {
     fn read(&self, name: &str) -> Result<Vec<f32>> {
         let absent = || Error::damaged(&self.place(name), format!("there is no tensor `{name}`"), AGAIN);
         let file = self.file(name).ok_or_else(absent)?;
-        let (dtype, _) = file.info(name).ok_or_else(absent)?;
+        let (dtype, shape) = file.info(name).ok_or_else(absent)?;
         // before anything is read
         let convert = conversion(dtype).ok_or_else(|| {
             let message = format!("tensor `{name}` is of type {dtype:?}; F64, F32, F16 and BF16 can be imported");
             Error::refused(format!("{}: {message}", file.path().display()), "save the model in one of these")
         })?;
+        if dtype == Dtype::F32 {
+            let mut values = vec![0.0; shape.iter().product()];
+            return match file.read_f32(name, &mut values)? {
+                true => finite(values, name, file.path()),
+                false => Err(absent()),
+            };
+        }
         let bytes = file.read(name)?.ok_or_else(absent)?;
         finite(convert(&bytes), name, file.path())
     }

@@ -37,7 +37,7 @@ impl Classifier {
     /// A fresh classifier of this many classes.
     pub fn new(plan: &Plan, classes: usize, device: &Device) -> Classifier {
         let mut rng = stream(plan.seed, Purpose::Weights);
-        let mut init = trunk::init(plan, &mut rng, device);
+        let mut init = trunk::init(plan, Some(&mut rng), device);
         let encoder = Encoder::draw(plan, &mut init);
         let widths = plan.model.read_widths();
         let hidden = widths.windows(2).map(|pair| Linear::new([pair[0], pair[1]], true, init.std, &mut init)).collect();

@@ -31,7 +31,7 @@ impl Encoder {
     /// A fresh model, initialised as [`Decoder::new`](super::Decoder::new) does. The plan's output projection has no part.
     pub fn new(plan: &Plan, device: &Device) -> Encoder {
         let mut rng = stream(plan.seed, Purpose::Weights);
-        Encoder::draw(plan, &mut trunk::init(plan, &mut rng, device))
+        Encoder::draw(plan, &mut trunk::init(plan, Some(&mut rng), device))
     }
 
     pub(super) fn draw(plan: &Plan, init: &mut Init<impl Rng>) -> Encoder {

@@ -30,7 +30,7 @@ impl Transducer {
     /// A fresh model of this many answers.
     pub fn new(plan: &Plan, classes: usize, device: &Device) -> Transducer {
         let mut rng = stream(plan.seed, Purpose::Weights);
-        let mut init = trunk::init(plan, &mut rng, device);
+        let mut init = trunk::init(plan, Some(&mut rng), device);
         let encoder = Encoder::draw(plan, &mut init);
         Transducer { encoder, head: Linear::new([plan.model.d_model, classes], true, init.std, &mut init) }
     }

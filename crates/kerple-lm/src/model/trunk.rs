@@ -60,8 +60,8 @@ impl Embedded {
     }
 }
 
-/// How the matrices of a plan's model begin.
-pub(super) fn init<'a, R>(plan: &Plan, rng: &'a mut R, device: &'a Device) -> Init<'a, R> {
+/// How the matrices of a plan's model begin: drawn, or as zeros.
+pub(super) fn init<'a, R>(plan: &Plan, rng: Option<&'a mut R>, device: &'a Device) -> Init<'a, R> {
     let ModelPlan { d_model, n_layers, block, .. } = &plan.model;
     let [std, std_out] = block.init.deviations(*d_model, *n_layers);
     Init { rng, kind: block.init, std, std_out, device, dtype: device.settings().float_dtype.into() }
