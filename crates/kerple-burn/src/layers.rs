@@ -44,7 +44,13 @@ impl<R> Init<'_, R> {
 
     /// As many zeros, which take no memory before something is written over them.
     fn blank<const D: usize>(&self, shape: [usize; D]) -> Param<Tensor<D>> {
-        Param::from_tensor(Tensor::zeros(shape, (self.device, self.dtype)))
+        let len = shape.iter().product();
+        let zeros = match self.dtype {
+            // `Tensor::zeros` would copy them
+            DType::F32 => TensorData::new(vec![0f32; len], shape),
+            _ => TensorData::new(vec![0f64; len], shape),
+        };
+        Param::from_tensor(Tensor::from_data(zeros, (self.device, self.dtype)))
     }
 
     fn tensor<const D: usize>(&self, values: Vec<f64>, shape: [usize; D]) -> Param<Tensor<D>> {

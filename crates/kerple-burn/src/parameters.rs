@@ -243,8 +243,14 @@ mod tests {
     fn layer() -> Linear {
         let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(0);
         let device = Device::flex().autodiff();
-        let mut init =
-            Init { rng: Some(&mut rng), kind: InitKind::Normal, std: 1.0, std_out: 1.0, device: &device, dtype: DType::F32 };
+        let mut init = Init {
+            rng: Some(&mut rng),
+            kind: InitKind::Normal,
+            std: 1.0,
+            std_out: 1.0,
+            device: &device,
+            dtype: DType::F32,
+        };
         Linear::new([3, 2], true, 1.0, &mut init)
     }
 
