@@ -21,12 +21,14 @@ pub use key::EvaluationKey;
 pub use protocol::Protocol;
 pub use text::{Losses, OfText, earlier_extents, losses};
 
+use crate::corpus::{Source, Split};
 use crate::error::Result;
 use crate::events::{self, EventFile};
 use crate::host::Host;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
 use crate::run::RunFolder;
+use crate::solver::Solve;
 use kerple::encoding::Encoding;
 use kerple_records::{Answers, EvaluationRow, Journal, Rolled};
 use std::path::PathBuf;
@@ -58,9 +60,6 @@ pub enum Event<'a> {
 
 /// What is scored, the same for all lengths and encodings: a text, or sequences of a task.
 pub trait Scored {
-    /// What scores it.
-    type Model: ?Sized;
-
     /// Lengths that were asked for.
     fn lengths(&self) -> &[usize];
 
@@ -72,14 +71,11 @@ pub trait Scored {
     /// Identifies the score of one length with an encoding.
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey;
 
-    /// The encoding of a model.
-    fn encoding<'m>(&self, model: &'m Self::Model) -> &'m Encoding;
-
     /// Refuses lengths that a plan's model cannot take.
     ///
     /// # Errors
     /// The first of them, with the limit.
-    fn check(&self, plan: &Plan, model: &Self::Model) -> Result<()>;
+    fn check(&self, plan: &Plan, model: &dyn Solve) -> Result<()>;
 
     /// Tokens of a sequence of this length as the model reads it.
     fn tokens(&self, plan: &Plan, length: usize) -> usize;
@@ -97,10 +93,31 @@ pub trait Scored {
     fn score(
         &self,
         shared: (&Plan, &Ranks),
-        model: &Self::Model,
+        model: &dyn Solve,
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Option<Found>>;
+
+    /// What it is, in words.
+    fn words(&self) -> Vec<String>;
+}
+
+/// What a request asks of a part of the data, with the rows there are of a run: a text is the same as in earlier rows with this
+/// seed, where that suits.
+///
+/// # Errors
+/// A request that the text cannot serve.
+pub fn of_source<'a>(
+    source: &'a Source,
+    split: Split,
+    plan: &Plan,
+    request: &Request,
+    known: &[EvaluationRow],
+) -> Result<Box<dyn Scored + 'a>> {
+    Ok(match source.task() {
+        Some(task) => Box::new(OfTask::new(task, request.answers(split, task))),
+        None => Box::new(OfText::new(plan, source.text(split)?, request.clone(), known)?),
+    })
 }
 
 /// The numbers of one length.
@@ -131,7 +148,7 @@ fn covers(row: &EvaluationRow, key: &EvaluationKey, positions: bool) -> bool {
 
 /// Lengths that no row of the plan's last step covers, by the rows alone. `encoding` is what they are evaluated with, which may
 /// differ from what the plan was trained with.
-pub fn missing<S: Scored>(rows: &[EvaluationRow], plan: &Plan, encoding: &Encoding, scored: &S) -> Vec<usize> {
+pub fn missing(rows: &[EvaluationRow], plan: &Plan, encoding: &Encoding, scored: &dyn Scored) -> Vec<usize> {
     let is_missing = |length: &usize| {
         let key = scored.key(encoding, *length, plan.steps);
         !rows.iter().any(|row| covers(row, &key, scored.positions()))
@@ -140,11 +157,11 @@ pub fn missing<S: Scored>(rows: &[EvaluationRow], plan: &Plan, encoding: &Encodi
 }
 
 /// A trained model and what it is to score: checked, so that it runs to the end.
-pub struct Evaluation<'a, S: Scored> {
+pub struct Evaluation<'a> {
     plan: &'a Plan,
     step: u64,
-    model: &'a S::Model,
-    scored: &'a S,
+    model: &'a dyn Solve,
+    scored: &'a dyn Scored,
     host: &'a Host,
     /// The rows of the run, and where more are appended.
     known: Vec<EvaluationRow>,
@@ -152,7 +169,7 @@ pub struct Evaluation<'a, S: Scored> {
     events: PathBuf,
 }
 
-impl<'a, S: Scored> Evaluation<'a, S> {
+impl<'a> Evaluation<'a> {
     /// Prepares the evaluation of the checkpoint of `run` after `step` updates, whose model, possibly with another attention
     /// window than it was trained with, is given. Nothing is written yet.
     ///
@@ -160,11 +177,11 @@ impl<'a, S: Scored> Evaluation<'a, S> {
     /// Lengths that the model cannot take, or damaged earlier rows.
     pub fn new(
         run: &RunFolder,
-        (plan, step, model): (&'a Plan, u64, &'a S::Model),
-        scored: &'a S,
+        (plan, step, model): (&'a Plan, u64, &'a dyn Solve),
+        scored: &'a dyn Scored,
         host: &'a Host,
-    ) -> Result<Evaluation<'a, S>> {
-        plan.check_evaluated(scored.encoding(model))?;
+    ) -> Result<Evaluation<'a>> {
+        plan.check_evaluated(model.encoding().encoding())?;
         scored.check(plan, model)?;
         let longest = scored.lengths().iter().map(|length| scored.tokens(plan, *length)).max().unwrap_or(0);
         plan.check_evaluation_memory(longest, host.limit().as_ref())?;
@@ -174,7 +191,7 @@ impl<'a, S: Scored> Evaluation<'a, S> {
 
     /// Identifies the evaluation of one length.
     pub fn key(&self, length: usize) -> EvaluationKey {
-        self.scored.key(self.scored.encoding(self.model), length, self.step)
+        self.scored.key(self.model.encoding().encoding(), length, self.step)
     }
 
     /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
@@ -239,7 +256,7 @@ impl<'a, S: Scored> Evaluation<'a, S> {
         })?;
         let row = |found| {
             let seconds = clock.elapsed().as_secs_f64();
-            self.key(length).row(self.plan, self.scored.encoding(self.model), found, (seconds, &self.host.maker))
+            self.key(length).row(self.plan, self.model.encoding().encoding(), found, (seconds, &self.host.maker))
         };
         Ok(found.map(row))
     }

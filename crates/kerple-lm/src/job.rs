@@ -5,7 +5,7 @@
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, Evaluation, OfTask, OfText, Request};
+use crate::evaluate::{self, Evaluation, Request};
 use crate::host::Host;
 use crate::memory::Memory;
 use crate::model::Decoder;
@@ -14,7 +14,6 @@ use crate::probe::Probe;
 use crate::ranks::Ranks;
 use crate::run::{RunFolder, Trained};
 use crate::sequences::Text;
-use crate::tasks::TaskSource;
 use crate::train::{self, Sitting};
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
@@ -218,22 +217,22 @@ impl Job<'_> {
         if !train::train(&sitting, &mut |event| tell(Event::Training(event)))?.finished {
             return Ok(false);
         }
-        if let Some(task) = source.task() {
-            return self.answers(task, stop, tell);
-        }
-        let text = source.text(Split::Test)?;
-        let Trained { plan, state, model, .. } = folder.load(&host.device, false)?;
+        let Trained { plan, state, mut model, .. } = folder.load_solver(&host.device, false)?;
+        let learned = model.encoding().clone();
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
-            let mut model = model.clone();
-            model.trunk.encoding = model.trunk.encoding.evaluated_as(encoding);
-            let scored = OfText::of_run(folder, &plan, &text, &request)?;
-            let evaluation = Evaluation::new(folder, (&plan, state.step, &model), &scored, host)?;
+            *model.encoding_mut() = learned.evaluated_as(encoding);
+            let scored = evaluate::of_source(source, Split::Test, &plan, &request, &folder.evaluations()?)?;
+            let evaluation = Evaluation::new(folder, (&plan, state.step, &*model), &*scored, host)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
             }
         }
-        self.probe((&plan, &model), stop)
+        *model.encoding_mut() = learned;
+        match model.decoder() {
+            Some(model) if source.task().is_none() => self.probe((&plan, model), stop),
+            _ => Ok(true),
+        }
     }
 
     /// Measures what is not done yet; `false` when `stop` was set before the end.
@@ -243,24 +242,6 @@ impl Job<'_> {
                 continue;
             }
             if !probe.run(self.folder, trained, self.source, &self.host.maker, stop)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Evaluates what is not done yet of a task; `false` when `stop` was set before the end.
-    fn answers(&self, task: &TaskSource, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        let mut trained = self.folder.load_solver(&self.host.device, false)?;
-        let learned = trained.model.encoding().clone();
-        for ask in self.asks {
-            let Some((encoding, request)) = self.served(ask) else { continue };
-            let request = request.answers(Split::Test, task);
-            *trained.model.encoding_mut() = learned.evaluated_as(encoding);
-            let scored = OfTask::new(task, &request);
-            let solver = (&trained.plan, trained.state.step, trained.model.as_ref());
-            let evaluation = Evaluation::new(self.folder, solver, &scored, self.host)?;
-            if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
             }
         }
@@ -283,16 +264,8 @@ impl Job<'_> {
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             expected += request.lengths.len();
-            let missing = match self.source.task() {
-                Some(task) => {
-                    let request = request.answers(Split::Test, task);
-                    evaluate::missing(&rows, self.plan, &encoding, &OfTask::new(task, &request))
-                }
-                None => {
-                    let text = self.source.text(Split::Test)?;
-                    evaluate::missing(&rows, self.plan, &encoding, &OfText::new(self.plan, &text, &request)?)
-                }
-            };
+            let scored = evaluate::of_source(self.source, Split::Test, self.plan, &request, &[])?;
+            let missing = evaluate::missing(&rows, self.plan, &encoding, &*scored);
             if !missing.is_empty() {
                 return Ok(false);
             }

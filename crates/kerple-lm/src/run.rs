@@ -153,10 +153,10 @@ impl RunFolder {
         self.load_as(plan, device, strict)
     }
 
-    /// The same of a run of a task.
+    /// The same of any run, with whichever model it has.
     ///
     /// # Errors
-    /// A folder without a plan or a good checkpoint, or with a run of a text.
+    /// A folder without a plan or a good checkpoint.
     pub fn load_solver(&self, device: &Device, strict: bool) -> Result<Trained<Box<dyn Solve>>> {
         struct Loading<'a> {
             run: &'a RunFolder,
@@ -174,10 +174,6 @@ impl RunFolder {
             }
         }
         let plan = self.existing_plan()?;
-        if plan.data.task.is_none() {
-            let message = format!("{} holds a run of a text", self.path.display());
-            return Err(Error::refused(message, "this needs a run that was trained on a task"));
-        }
         solver::work(&plan.clone(), Loading { run: self, plan, device, strict })
     }
 

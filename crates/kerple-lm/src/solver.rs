@@ -9,6 +9,7 @@ use kerple_burn::parameters::Describe;
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_data::tasks::{Answer, TaskConfig};
+use std::any::Any;
 use std::fmt::Debug;
 
 /// A model that answers, whichever kind it is.
@@ -21,6 +22,9 @@ pub trait Solve: Debug {
 
     /// The loss of each target and whether it was hit.
     fn score(&self, batch: &Batch, pass: &Pass) -> Scores;
+
+    /// The model, where it is one that texts are predicted with.
+    fn decoder(&self) -> Option<&Decoder>;
 }
 
 /// A model that a plan describes whole.
@@ -95,6 +99,10 @@ macro_rules! solve {
 
                 fn score(&self, batch: &Batch, pass: &Pass) -> Scores {
                     Answering.score(self, batch, pass)
+                }
+
+                fn decoder(&self) -> Option<&Decoder> {
+                    (self as &dyn Any).downcast_ref()
                 }
             }
         )+

@@ -8,7 +8,7 @@ use kerple_lm::checkpoint;
 use kerple_lm::compare::Comparison;
 use kerple_lm::config::{RunConfig, TrainConfig};
 use kerple_lm::corpus::{Source, Split};
-use kerple_lm::evaluate::{Amount, AnswersRequest, Evaluation, OfTask, OfText, Protocol, Request};
+use kerple_lm::evaluate::{Amount, AnswersRequest, Evaluation, OfTask, Protocol, Request, of_source};
 use kerple_lm::host::Host;
 use kerple_lm::job::{self, Shard};
 use kerple_lm::plan::Plan;
@@ -292,11 +292,11 @@ fn windows_are_shared_and_rows_are_those_of_one() {
     let evaluate = |ranks: Ranks, stop_at: Option<usize>| {
         let (host, stop) = (Host::cpu(None).with_ranks(ranks), AtomicBool::new(false));
         let (source, request) = (Source::open(&config.data).unwrap(), request());
-        let text = source.text(Split::Test).unwrap();
-        let trained = run.load(&host.device, true).unwrap();
-        let of = (&trained.plan, trained.state.step, &trained.model);
-        let scored = OfText::of_run(&run, &trained.plan, &text, &request).unwrap();
-        let evaluation = Evaluation::new(&run, of, &scored, &host).unwrap();
+        let trained = run.load_solver(&host.device, true).unwrap();
+        let of = (&trained.plan, trained.state.step, &*trained.model);
+        let known = run.evaluations().unwrap();
+        let scored = of_source(&source, Split::Test, &trained.plan, &request, &known).unwrap();
+        let evaluation = Evaluation::new(&run, of, &*scored, &host).unwrap();
         evaluation.run(&stop, &mut |event| {
             if let kerple_lm::evaluate::Event::Evaluating { length: 4096, done, .. } = event {
                 stop.store(stop_at == Some(done), Ordering::Relaxed);
@@ -345,7 +345,7 @@ fn sequences_of_a_task_are_shared_too() {
             let trained = run.load_solver(&host.device, true).unwrap();
             let request = AnswersRequest { lengths: vec![8, 400], examples: 70, seed: 7, split: Split::Test };
             let task = source.task().unwrap();
-            let scored = OfTask::new(task, &request);
+            let scored = OfTask::new(task, request);
             let of = (&trained.plan, trained.state.step, trained.model.as_ref());
             Evaluation::new(&run, of, &scored, &host).unwrap().run(&stop, &mut |_| {}).unwrap()
         });

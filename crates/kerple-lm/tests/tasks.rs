@@ -81,7 +81,7 @@ fn evaluate(folder: &Path, request: &AnswersRequest) -> (Vec<EvaluationRow>, usi
     let host = Host::cpu(None);
     let trained = run.load_solver(&host.device, true).unwrap();
     let source = Source::open(&trained.plan.data).unwrap();
-    let scored = OfTask::new(source.task().unwrap(), request);
+    let scored = OfTask::new(source.task().unwrap(), request.clone());
     let solver = (&trained.plan, trained.state.step, trained.model.as_ref());
     let evaluation = Evaluation::new(&run, solver, &scored, &host).unwrap();
     let (mut rows, mut fresh_ones) = (Vec::new(), 0);
@@ -139,7 +139,7 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
     let (plan, source) = plan(&config);
     let known = RunFolder::new(folder.path()).evaluations().unwrap();
     let missing = |encoding: &Encoding, source: &Source, lengths: &[usize]| {
-        missing(&known, &plan, encoding, &OfTask::new(source.task().unwrap(), &request(lengths)))
+        missing(&known, &plan, encoding, &OfTask::new(source.task().unwrap(), request(lengths)))
     };
     assert_eq!(missing(&plan.encoding, &source, &[8, 9, 10, 24]), [10]);
     let windowed = Encoding { window: Some(4), ..plan.encoding.clone() };

@@ -11,7 +11,7 @@ use kerple_burn::device::Name;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
-use kerple_lm::evaluate::{Evaluation, Event, OfTask, OfText, Protocol};
+use kerple_lm::evaluate::{self, Evaluation, Event};
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::{RunFolder, Trained};
@@ -21,49 +21,39 @@ use std::sync::atomic::AtomicBool;
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
 pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     let run = RunFolder::new(&args.run);
-    if run.existing_plan()?.data.task.is_some() {
-        return run_task(args, &run, ranks);
-    }
     let host = args.hardware.host()?.with_ranks(ranks.clone());
-    let Trained { plan, state, mut model, notes } = run.load(&host.device, args.strict)?;
+    let Trained { plan, state, mut model, notes } = run.load_solver(&host.device, args.strict)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
-    let request = args.evaluation.request(plan.train_len, plan.seed, false)?;
-    change(&mut model.trunk.encoding, args)?;
+    let of_task = plan.data.task.is_some();
+    let request = args.evaluation.request(plan.train_len, plan.seed, of_task)?;
+    change(model.encoding_mut(), args)?;
     let source = open(args, &run, &plan)?;
-    source.check_tokenizer(&plan.facts)?;
-    let split = split(args);
-    let text = source.text(split)?;
-    let scored = OfText::of_run(&run, &plan, &text, &request)?;
-    let evaluation = Evaluation::new(&run, (&plan, state.step, &model), &scored, &host)?;
-    let extent = scored.extent();
-    remarkln!("{}: {}", request.protocol, request.protocol.meaning());
-    match request.protocol {
-        Protocol::Rolling(_) => remarkln!("text: {} documents of the {} split", extent.segments(), split.name()),
-        _ => {
-            remarkln!("text: {} segments of {} tokens of the {} split", extent.segments(), extent.span(), split.name())
-        }
+    if !of_task {
+        source.check_tokenizer(&plan.facts)?;
     }
-    let longest = request.lengths.iter().copied().max().unwrap_or(0);
+    let scored = evaluate::of_source(&source, split(args), &plan, &request, &run.evaluations()?)?;
+    let evaluation = Evaluation::new(&run, (&plan, state.step, &*model), &*scored, &host)?;
+    scored.words().iter().for_each(|words| remarkln!("{words}"));
+    let longest = scored.lengths().iter().map(|length| scored.tokens(&plan, *length)).max().unwrap_or(0);
     if args.hardware.device == Name::Cpu {
         remarkln!("{}", plan.evaluation_memory(longest));
     }
-    remark_on_horizon(&model.trunk.encoding, longest);
+    remark_on_horizon(model.encoding(), longest);
     remark_on_kernels(&plan, args.hardware.device);
+    let (unit, header, print): (_, _, fn(&EvaluationRow)) = match of_task {
+        false => ("window", HEADER, print_row),
+        true => ("sequence", ANSWERS_HEADER, print_answers),
+    };
     if !args.json {
-        resultln!(
-            "{:>8} {:>12} {:>10} {:>10} {:>9} {:>9}",
-            "length",
-            "perplexity",
-            "nll",
-            "bits/byte",
-            "tokens",
-            "seconds"
-        );
+        resultln!("{header}");
     }
-    let label = model.trunk.encoding.encoding().label();
-    let rows = show(args, (&label, "window"), print_row, |stop, tell| evaluation.run(stop, tell))?;
+    let label = model.encoding().encoding().label();
+    let rows = show(args, (&label, unit), print, |stop, tell| evaluation.run(stop, tell))?;
     write_results(args, &plan, &rows)
 }
+
+const HEADER: &str = "  length   perplexity        nll  bits/byte    tokens   seconds";
+const ANSWERS_HEADER: &str = "  length   right %        nll   answers   seconds";
 
 /// Evaluates with another window or other rotary rates, where that is asked for.
 fn change(encoding: &mut PositionalEncoding, args: &Eval) -> Outcome {
@@ -130,31 +120,6 @@ fn show(
     line.done("stopped");
     let hint = "the same command again goes on with the lengths that are missing";
     Err(Failure::stopped("stopped before the end; the lengths that were done are saved", hint))
-}
-
-/// The same for a run of a task: right answers by length.
-fn run_task(args: &Eval, run: &RunFolder, ranks: &Ranks) -> Outcome {
-    let host = args.hardware.host()?.with_ranks(ranks.clone());
-    let mut trained = run.load_solver(&host.device, args.strict)?;
-    trained.notes.iter().for_each(|note| remarkln!("note: {note}"));
-    change(trained.model.encoding_mut(), args)?;
-    let source = open(args, run, &trained.plan)?;
-    let Some(task) = source.task() else { unreachable!("the plan has a task") };
-    let request = args.evaluation.request(trained.plan.train_len, trained.plan.seed, true)?.answers(split(args), task);
-    let scored = OfTask::new(task, &request);
-    let solver = (&trained.plan, trained.state.step, trained.model.as_ref());
-    let evaluation = Evaluation::new(run, solver, &scored, &host)?;
-    let facts = task.facts();
-    let longest = request.lengths.iter().copied().max().unwrap_or(0);
-    remark_on_horizon(trained.model.encoding(), trained.plan.sequence_of(longest));
-    remark_on_kernels(&trained.plan, args.hardware.device);
-    remarkln!("{}: {} sequences of each length, chance is {:.1} %", facts.name, request.examples, 100.0 * facts.chance);
-    if !args.json {
-        resultln!("{:>8} {:>9} {:>10} {:>9} {:>9}", "length", "right %", "nll", "answers", "seconds");
-    }
-    let label = trained.model.encoding().encoding().label();
-    let rows = show(args, (&label, "sequence"), print_answers, |stop, tell| evaluation.run(stop, tell))?;
-    write_results(args, &trained.plan, &rows)
 }
 
 /// Writes the rows as the harness would, where that is asked for.

@@ -85,31 +85,25 @@ pub struct OfTask<'a> {
     source: &'a TaskSource,
     facts: Facts,
     checksum: String,
-    request: &'a AnswersRequest,
+    request: AnswersRequest,
 }
 
 impl<'a> OfTask<'a> {
     /// The sequences that a request asks for.
-    pub fn new(source: &'a TaskSource, request: &'a AnswersRequest) -> OfTask<'a> {
+    pub fn new(source: &'a TaskSource, request: AnswersRequest) -> OfTask<'a> {
         OfTask { source, facts: source.facts(), checksum: source.checksum(), request }
     }
 }
 
 impl Scored for OfTask<'_> {
-    type Model = dyn Solve;
-
     fn lengths(&self) -> &[usize] {
         &self.request.lengths
     }
 
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
-        let AnswersRequest { examples, seed, split, .. } = *self.request;
+        let AnswersRequest { examples, seed, split, .. } = self.request;
         let text = ScoredText { checksum: self.checksum.clone(), span: length as u64, segments: examples, seed };
         EvaluationKey::new((text, split.name()), ANSWERS.to_owned(), encoding, length, step)
-    }
-
-    fn encoding<'m>(&self, model: &'m dyn Solve) -> &'m Encoding {
-        model.encoding().encoding()
     }
 
     fn check(&self, plan: &Plan, model: &dyn Solve) -> Result<()> {
@@ -141,7 +135,7 @@ impl Scored for OfTask<'_> {
     }
 
     fn note(&self) -> Option<String> {
-        let AnswersRequest { examples, split, .. } = *self.request;
+        let AnswersRequest { examples, split, .. } = self.request;
         let has_fewer = examples < EXAMPLES && self.source.available(split, EXAMPLES) == examples;
         let split = split.name();
         has_fewer.then(|| format!("the {split} split has {examples} sequences, fewer than {EXAMPLES}; all are scored"))
@@ -154,7 +148,7 @@ impl Scored for OfTask<'_> {
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Option<Found>> {
-        let AnswersRequest { examples, seed, split, .. } = *self.request;
+        let AnswersRequest { examples, seed, split, .. } = self.request;
         let at_once = (TOKENS_AT_ONCE / plan.sequence_of(length)).max(1) as u64;
         let mut found = Count::default();
         let parts: Vec<u64> = (0..examples).step_by(at_once as usize).collect();
@@ -180,6 +174,11 @@ impl Scored for OfTask<'_> {
         };
         let nll = found.loss / found.counted as f64;
         Ok(Some(Found { nll, tokens: found.counted, answers: Some(answers), ..Found::default() }))
+    }
+
+    fn words(&self) -> Vec<String> {
+        let OfTask { facts: Facts { name, chance, .. }, request, .. } = self;
+        vec![format!("{name}: {} sequences of each length, chance is {:.1} %", request.examples, 100.0 * chance)]
     }
 }
 

@@ -6,8 +6,8 @@ use crate::memory::TOKENS_AT_ONCE;
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
 use crate::ranks::Ranks;
-use crate::run::RunFolder;
 use crate::sequences::Text;
+use crate::solver::Solve;
 use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
 use kerple_records::EvaluationRow;
@@ -109,58 +109,44 @@ pub fn earlier_extents(rows: &[EvaluationRow], text: &dyn Text, protocol: Protoc
 }
 
 /// A text, fixed for all lengths.
-pub struct OfText<'a> {
-    text: &'a dyn Text,
+pub struct OfText<T> {
+    text: T,
     checksum: String,
-    request: &'a Request,
+    request: Request,
     extent: Extent,
 }
 
-impl<'a> OfText<'a> {
-    /// The text that a request asks for, where nothing was evaluated before.
+impl<T: Text> OfText<T> {
+    /// The text that a request asks for: the same as in earlier rows with its seed, where that suits.
     ///
     /// # Errors
     /// A request that the text cannot serve.
-    pub fn new(plan: &Plan, text: &'a dyn Text, request: &'a Request) -> Result<OfText<'a>> {
-        OfText::beside(&[], plan, text, request)
-    }
-
-    /// The same text as in earlier rows of a run with this seed, where that suits.
-    ///
-    /// # Errors
-    /// A request that the text cannot serve, or damaged earlier rows.
-    pub fn of_run(run: &RunFolder, plan: &Plan, text: &'a dyn Text, request: &'a Request) -> Result<OfText<'a>> {
-        let mut known = run.evaluations()?;
-        known.retain(|row| row.text.as_ref().is_some_and(|text| text.seed == request.seed));
-        OfText::beside(&known, plan, text, request)
-    }
-
-    fn beside(earlier: &[EvaluationRow], plan: &Plan, text: &'a dyn Text, request: &'a Request) -> Result<OfText<'a>> {
-        let extents = earlier_extents(earlier, text, request.protocol);
+    pub fn new(plan: &Plan, text: T, request: Request, known: &[EvaluationRow]) -> Result<OfText<T>> {
+        let of_seed = |row: &&EvaluationRow| row.text.as_ref().is_some_and(|text| text.seed == request.seed);
+        let earlier: Vec<EvaluationRow> = known.iter().filter(of_seed).cloned().collect();
+        let extents = earlier_extents(&earlier, &text, request.protocol);
         let extent = match request.protocol {
-            Protocol::Rolling(_) => rolling::extent(request, text)?,
+            Protocol::Rolling(_) => rolling::extent(&request, &text)?,
             _ => request.extent(plan.train_len, text.len(), &extents)?,
         };
-        Ok(OfText { text, checksum: text.checksum(), request, extent })
-    }
-
-    /// Which text that is.
-    pub fn extent(&self) -> &Extent {
-        &self.extent
+        Ok(OfText { checksum: text.checksum(), text, request, extent })
     }
 
     /// The documents that are scored, where the protocol takes those.
     fn documents(&self) -> Result<Vec<Range<usize>>> {
         match self.request.protocol {
-            Protocol::Rolling(_) => rolling::documents(self.text, self.extent.segments()),
+            Protocol::Rolling(_) => rolling::documents(&self.text, self.extent.segments()),
             _ => Ok(Vec::new()),
         }
     }
 }
 
-impl Scored for OfText<'_> {
-    type Model = Decoder;
+/// The model of a text.
+fn decoder(model: &dyn Solve) -> &Decoder {
+    model.decoder().expect("texts are predicted by decoders: plans of texts have no others")
+}
 
+impl<T: Text> Scored for OfText<T> {
     fn lengths(&self) -> &[usize] {
         &self.request.lengths
     }
@@ -174,12 +160,8 @@ impl Scored for OfText<'_> {
         EvaluationKey::new((text, self.text.split()), protocol, encoding, length, step)
     }
 
-    fn encoding<'m>(&self, model: &'m Decoder) -> &'m Encoding {
-        model.trunk.encoding.encoding()
-    }
-
-    fn check(&self, _plan: &Plan, model: &Decoder) -> Result<()> {
-        self.request.lengths.iter().try_for_each(|length| model.check_len(*length))
+    fn check(&self, _plan: &Plan, model: &dyn Solve) -> Result<()> {
+        self.request.lengths.iter().try_for_each(|length| decoder(model).check_len(*length))
     }
 
     fn tokens(&self, _plan: &Plan, length: usize) -> usize {
@@ -189,7 +171,7 @@ impl Scored for OfText<'_> {
     fn score(
         &self,
         (plan, ranks): (&Plan, &Ranks),
-        model: &Decoder,
+        model: &dyn Solve,
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Option<Found>> {
@@ -199,7 +181,8 @@ impl Scored for OfText<'_> {
             _ => self.extent.windows(length, self.text.len()),
         };
         let pass = Pass::evaluation(plan.seed);
-        let losses = losses(model, self.text, &windows, (pass, ranks), &mut |done| tell(done, windows.len()))?;
+        let mut tell = |done| tell(done, windows.len());
+        let losses = losses(decoder(model), &self.text, &windows, (pass, ranks), &mut tell)?;
         let Some(losses) = losses else { return Ok(None) };
         let scored =
             |window: &Window| self.text.bytes(window.start + window.score_from + 1..window.start + window.len + 1);
@@ -208,7 +191,7 @@ impl Scored for OfText<'_> {
         let (bytes, rolling) = match documents.is_empty() {
             true => (windows.iter().map(scored).sum(), None),
             false => {
-                let (bytes, rolled) = rolling::rolled(self.text, &documents, nll * tokens as f64)?;
+                let (bytes, rolled) = rolling::rolled(&self.text, &documents, nll * tokens as f64)?;
                 (Some(bytes), Some(rolled))
             }
         };
@@ -223,5 +206,14 @@ impl Scored for OfText<'_> {
             answers: None,
             rolling,
         }))
+    }
+
+    fn words(&self) -> Vec<String> {
+        let (protocol, extent, split) = (self.request.protocol, &self.extent, self.text.split());
+        let text = match protocol {
+            Protocol::Rolling(_) => format!("text: {} documents of the {split} split", extent.segments()),
+            _ => format!("text: {} segments of {} tokens of the {split} split", extent.segments(), extent.span()),
+        };
+        vec![format!("{protocol}: {}", protocol.meaning()), text]
     }
 }

@@ -15,24 +15,30 @@ impl<R: Number> Kernel<R> for Exponentials<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) -> (R, R) {
-        assert!(self.scores.len().is_multiple_of(L::COUNT));
-        let mut largest = lanes.splat(R::LOWEST);
-        for scores in self.scores.chunks_exact(L::COUNT) {
-            // SAFETY: a chunk is one vector long.
-            largest = unsafe { lanes.max(largest, lanes.load(scores.as_ptr())) };
-        }
-        let largest = lanes.largest(largest);
-        let mut sum = lanes.splat(R::ZERO);
-        for scores in self.scores.chunks_exact_mut(L::COUNT) {
-            // SAFETY: a chunk is one vector long.
-            unsafe {
-                let p = lanes.exp(lanes.sub(lanes.load(scores.as_ptr()), lanes.splat(largest)));
-                sum = lanes.add(sum, p);
-                lanes.store(scores.as_mut_ptr(), p);
-            }
-        }
-        (largest, lanes.sum(sum))
+        exponentials(lanes, self.scores, R::LOWEST)
     }
+}
+
+/// Of scores and a number before them: the largest of all, and the sum of what the scores become.
+#[inline(always)]
+fn exponentials<L: Lanes>(lanes: L, scores: &mut [L::Number], before: L::Number) -> (L::Number, L::Number) {
+    assert!(scores.len().is_multiple_of(L::COUNT));
+    let mut largest = lanes.splat(before);
+    for scores in scores.chunks_exact(L::COUNT) {
+        // SAFETY: a chunk is one vector long.
+        largest = unsafe { lanes.max(largest, lanes.load(scores.as_ptr())) };
+    }
+    let largest = lanes.largest(largest);
+    let mut sum = lanes.splat(L::Number::ZERO);
+    for scores in scores.chunks_exact_mut(L::COUNT) {
+        // SAFETY: a chunk is one vector long.
+        unsafe {
+            let p = lanes.exp(lanes.sub(lanes.load(scores.as_ptr()), lanes.splat(largest)));
+            sum = lanes.add(sum, p);
+            lanes.store(scores.as_mut_ptr(), p);
+        }
+    }
+    (largest, lanes.sum(sum))
 }
 
 /// The same for a part of a row, given `largest` of the parts before: returns that of all parts so far, the factor
@@ -47,23 +53,8 @@ impl<R: Number> Kernel<R> for NextExponentials<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) -> [R; 3] {
-        assert!(self.scores.len().is_multiple_of(L::COUNT));
-        let mut largest = lanes.splat(self.largest);
-        for scores in self.scores.chunks_exact(L::COUNT) {
-            // SAFETY: a chunk is one vector long.
-            largest = unsafe { lanes.max(largest, lanes.load(scores.as_ptr())) };
-        }
-        let largest = lanes.largest(largest);
-        let mut sum = lanes.splat(R::ZERO);
-        for scores in self.scores.chunks_exact_mut(L::COUNT) {
-            // SAFETY: a chunk is one vector long.
-            unsafe {
-                let p = lanes.exp(lanes.sub(lanes.load(scores.as_ptr()), lanes.splat(largest)));
-                sum = lanes.add(sum, p);
-                lanes.store(scores.as_mut_ptr(), p);
-            }
-        }
-        [largest, (self.largest - largest).exp(), lanes.sum(sum)]
+        let (largest, sum) = exponentials(lanes, self.scores, self.largest);
+        [largest, (self.largest - largest).exp(), sum]
     }
 }
 
