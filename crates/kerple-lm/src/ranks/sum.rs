@@ -26,10 +26,10 @@ pub struct Loss {
 impl Loss {
     /// The number.
     pub fn read(self) -> f64 {
-        self.parts.into_iter().map(of_pieces).fold(self.known, |sum, part| sum + part)
+        of_parts(self.parts).into_iter().fold(self.known, |sum, part| sum + part)
     }
 
-    /// Some of its pieces, or what is known of it, on this device: finite exactly if the loss is.
+    /// All of it as one number of a device: finite where the loss is.
     pub(crate) fn on_device(&self, options: (&Device, DType)) -> Tensor<1> {
         let known = Tensor::full([1], self.known, options);
         let pieces = self.parts.iter().flatten().map(|piece| piece.clone().cast(options.1));
@@ -37,9 +37,13 @@ impl Loss {
     }
 }
 
-/// The loss of a part.
-fn of_pieces(pieces: Vec<Tensor<1>>) -> f64 {
-    pieces.into_iter().fold(0.0, |sum, piece| sum + piece.into_scalar::<f64>())
+/// The losses of parts, all read at once.
+fn of_parts(parts: Vec<Vec<Tensor<1>>>) -> Vec<f64> {
+    let counts: Vec<usize> = parts.iter().map(Vec::len).collect();
+    let pieces: Vec<Tensor<1>> = parts.into_iter().flatten().collect();
+    let numbers = if pieces.is_empty() { Vec::new() } else { Tensor::cat(pieces, 0).into_data().iter().collect() };
+    let mut numbers: std::vec::IntoIter<f64> = numbers.into_iter();
+    counts.into_iter().map(|count| numbers.by_ref().take(count).fold(0.0, |sum, piece| sum + piece)).collect()
 }
 
 /// The loss and the gradients of the parts so far.
@@ -76,7 +80,8 @@ impl<'a> OrderedSum<'a> {
             add(&mut self.sums, gradients);
             return;
         }
-        for bits in self.ranks.gather(&of_pieces(loss).to_bits()) {
+        let own: f64 = of_parts(vec![loss]).into_iter().sum();
+        for bits in self.ranks.gather(&own.to_bits()) {
             self.loss.known += f64::from_bits(bits);
         }
         self.met.iter_mut().zip(&gradients).for_each(|(met, gradient)| *met |= gradient.is_some());
