@@ -41,7 +41,11 @@ pub struct Held {
     gates: Option<Tensor<3>>,
     linear: Option<Linear>,
     engine: Engine,
+    told: Told,
 }
+
+/// What a layer is told of positions up to so many keys, where that stays as it is while sequences grow.
+type Told = Option<(usize, Positions)>;
 
 impl Memory {
     /// An empty memory for `batch` sequences of a layer whose parameters are like this one.
@@ -49,7 +53,9 @@ impl Memory {
         match (engine.has_kernel(KERNELS, parameter) && parameter.dtype() == DType::F32, linear) {
             (true, None) => Memory::Rows(Rows::new(batch, heads)),
             (true, Some(linear)) => Memory::Recurrent(Box::new(Recurrent::new(batch, linear.clone()))),
-            (false, linear) => Memory::Tensors(Held { rows: None, gates: None, linear: linear.cloned(), engine }),
+            (false, linear) => {
+                Memory::Tensors(Held { rows: None, gates: None, linear: linear.cloned(), engine, told: None })
+            }
         }
     }
 
@@ -59,6 +65,15 @@ impl Memory {
             Memory::Rows(rows) => rows.seen,
             Memory::Tensors(held) => held.rows.as_ref().map_or(0, |[keys, _]| keys.dims()[2]),
             Memory::Recurrent(recurrent) => recurrent.len,
+        }
+    }
+
+    /// Where what the layer is told is kept; `None` where it needs no table for every key.
+    pub(crate) fn told(&mut self) -> Option<&mut Told> {
+        match self {
+            Memory::Rows(rows) => Some(&mut rows.told),
+            Memory::Tensors(held) if held.linear.is_none() => Some(&mut held.told),
+            Memory::Tensors(_) | Memory::Recurrent(_) => None,
         }
     }
 
@@ -236,6 +251,7 @@ pub struct Rows {
     values: Vec<f32>,
     /// Clocks of query heads, `[B, H, capacity]`, where tokens have gates.
     clocks: Vec<f64>,
+    told: Told,
 }
 
 const FIRST_CAPACITY: usize = 256;
@@ -244,7 +260,7 @@ impl Rows {
     /// Nothing yet.
     pub fn new(batch: usize, heads: Heads) -> Rows {
         let (keys, values, clocks) = (Vec::new(), Vec::new(), Vec::new());
-        Rows { batch, heads, seen: 0, len: 0, capacity: 0, keys, values, clocks }
+        Rows { batch, heads, seen: 0, len: 0, capacity: 0, keys, values, clocks, told: None }
     }
 
     /// Positions whose keys and values are held.

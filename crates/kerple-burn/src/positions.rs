@@ -258,7 +258,10 @@ impl PositionalEncoding {
 
     /// What `make(layer)` gives, layer by layer, each when its turn comes; layers that share everything, draws included, share the
     /// result.
-    pub fn every_layer<'a>(&'a self, make: impl Fn(usize) -> Positions + 'a) -> impl Iterator<Item = Positions> + 'a {
+    pub fn every_layer<'a>(
+        &'a self,
+        mut make: impl FnMut(usize) -> Positions + 'a,
+    ) -> impl Iterator<Item = Positions> + 'a {
         let mut kept: BTreeMap<usize, Positions> = BTreeMap::new();
         let depth = self.standing.len();
         (0..depth).map(move |layer| {

@@ -6,6 +6,8 @@ use kerple::encoding::{Clamp, Encoding, Geometry, METHODS, Method, Scope, expres
 use kerple::kernel::{expr::Expr, parameter::Keep};
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
+use kerple_burn::heads::Heads;
+use kerple_burn::memory::Memory;
 use kerple_burn::parameters::{self, Group};
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{AttentionKind, LinearPlan};
@@ -231,5 +233,37 @@ fn tables_are_made_in_the_type_that_is_asked_for() {
                 assert_eq!((rows.dtype(), rows.dims()), (dtype, [1, 3, 12]));
             }
         }
+    }
+}
+
+#[test]
+fn sequences_that_grow_make_few_tables_and_those_of_any_length() {
+    let device = Device::flex();
+    let (options, heads) = ((&device, DType::F32), Heads { heads: 3, kv_heads: 3, head_dim: 4 });
+    let parameter = Tensor::<2>::zeros([1, 1], options);
+    let encoding =
+        |kind: &str| PositionalEncoding::new(&Encoding::from(Method::named(kind).unwrap()), &GEOMETRY, 1, 3, &device);
+    let bias = |positions: &Positions| positions.scores.tables()[0].unwrap().clone();
+    let numbers = |table: Tensor<2>| table.into_data().try_into_vec::<f32>().unwrap();
+    for (kind, engine) in
+        ["kerple_log", "t5", "sandwich", "alibi"].into_iter().zip([Engine::Fused, Engine::Composed].repeat(2))
+    {
+        let module = encoding(kind);
+        let mut memory = Memory::new(1, heads, None, &parameter, engine);
+        for keys in 1..=20 {
+            let positions = module.now().behind(0, [1, keys], options, (engine, &PASS), &mut memory);
+            let plain = module.positions(0, [1, keys], options, engine, &PASS);
+            let table = bias(&positions);
+            assert_eq!(table.dims(), [3, keys.next_power_of_two()], "{kind}");
+            assert_eq!(numbers(table.narrow(1, 0, keys)), numbers(bias(&plain)), "{kind}");
+            assert_eq!(positions.sight, plain.sight);
+        }
+        // another encoding is not asked as far as there is a table, and then it is
+        let other = encoding("kerple_power").now().behind(0, [1, 32], options, (engine, &PASS), &mut memory);
+        let kept = module.positions(0, [32, 32], options, engine, &PASS);
+        assert_eq!(numbers(bias(&other)), numbers(bias(&kept)), "{kind}");
+        let more = encoding("kerple_power").now().behind(0, [1, 33], options, (engine, &PASS.over(40)), &mut memory);
+        assert_eq!(bias(&more).dims(), [3, 40], "no further than the sequence goes");
+        assert_ne!(numbers(bias(&more).narrow(1, 0, 32)), numbers(bias(&kept)), "{kind}");
     }
 }

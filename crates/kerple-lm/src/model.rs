@@ -239,18 +239,28 @@ impl Decoder {
         loss::logits(x.narrow(1, last, 1), self.output()).squeeze_dim(1)
     }
 
-    /// Tokens behind `before` positions as they go into the layers, and what each layer is told of their positions.
-    fn embedded(&self, tokens: Tokens, before: usize, pass: &Pass) -> (Tensor<3>, Vec<Positions>) {
+    /// Tokens behind `before` positions as they go into the layers, and what each layer is told of their positions; tables are
+    /// kept in memories, where there are some.
+    fn embedded(
+        &self,
+        tokens: Tokens,
+        before: usize,
+        pass: &Pass,
+        memory: &mut [Memory],
+    ) -> (Tensor<3>, Vec<Positions>) {
         let x = self.trunk.embed(None, tokens, before, pass);
         let (lens, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
-        let now = self.trunk.encoding.now();
-        let positions = |layer| now.positions(layer, lens, (&device, dtype), self.trunk.engine, pass);
+        let (now, engine) = (self.trunk.encoding.now(), self.trunk.engine);
+        let positions = |layer: usize| match memory.get_mut(layer) {
+            Some(memory) => now.behind(layer, lens, (&device, dtype), (engine, pass), memory),
+            None => now.positions(layer, lens, (&device, dtype), engine, pass),
+        };
         (x, self.trunk.encoding.every_layer(positions).collect())
     }
 
     /// The residual stream of new positions after the last layer, `[B, L, M]`.
     fn remember(&self, tokens: Tokens, memory: &mut [Memory], pass: &Pass) -> Tensor<3> {
-        let (x, positions) = self.embedded(tokens, memory.first().map_or(0, Memory::len), pass);
+        let (x, positions) = self.embedded(tokens, memory.first().map_or(0, Memory::len), pass, memory);
         let layers = self.trunk.blocks.iter().zip(&positions).zip(memory);
         layers.fold(x, |x, ((block, positions), memory)| block.extend(x, positions, memory, self.trunk.engine))
     }

@@ -4,17 +4,19 @@
 use super::PositionalEncoding;
 use crate::forms::Positions;
 use crate::fused::Engine;
+use crate::memory::Memory;
 use crate::parameters::plain;
 use crate::pass::Pass;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor};
 use kerple::encoding::{Entry, Scope};
+use std::cell::OnceCell;
 
 /// An encoding with its numbers as they are now.
 pub struct Now<'a> {
     encoding: &'a PositionalEncoding,
     /// Of this one and the others.
-    read: Vec<Read>,
+    read: OnceCell<Vec<Read>>,
 }
 
 /// The numbers of one encoding, where forms are made of them.
@@ -25,8 +27,13 @@ struct Read {
 }
 
 impl PositionalEncoding {
-    /// This encoding with its numbers as they are now.
+    /// This encoding with its numbers as they are now, which are read when the first of them is needed.
     pub fn now(&self) -> Now<'_> {
+        Now { encoding: self, read: OnceCell::new() }
+    }
+
+    /// All numbers that forms are made of.
+    fn read(&self) -> Vec<Read> {
         let forms = || self.each().map(|one| matches!(one.encoding.entry(), Entry::Scores(_) | Entry::Map { .. }));
         let read: Vec<&PositionalEncoding> =
             self.each().zip(forms()).filter(|(_, is)| *is).map(|(one, _)| one).collect();
@@ -49,7 +56,7 @@ impl PositionalEncoding {
             },
             false => Read::default(),
         };
-        Now { encoding: self, read: self.each().zip(forms()).map(&mut of).collect() }
+        self.each().zip(forms()).map(&mut of).collect()
     }
 
     /// The tensors of one layer, in the order of [`kerple::encoding::Encoding::parameters`].
@@ -86,8 +93,34 @@ impl Now<'_> {
         self.encoding.positions_of(layer, lens, options, (engine, pass), &|| self.numbers(layer))
     }
 
+    /// The same for positions behind those that `memory` holds. A table is made for more keys than there are and kept there:
+    /// those for fewer keys are its beginning.
+    pub fn behind(
+        &self,
+        layer: usize,
+        [queries, keys]: [usize; 2],
+        options: (&Device, DType),
+        (engine, pass): (Engine, &Pass),
+        memory: &mut Memory,
+    ) -> Positions {
+        let one = self.encoding.of_layer(layer);
+        let is_table = matches!(one.encoding.entry(), Entry::Scores(_)) && one.encoding.randomized.is_none();
+        let Some(told) = memory.told().filter(|_| is_table) else {
+            return self.positions(layer, [queries, keys], options, engine, pass);
+        };
+        if let Some((_, positions)) = told.as_ref().filter(|(reach, _)| *reach >= keys) {
+            return Positions { pass: *pass, ..positions.clone() };
+        }
+        let most = one.encoding.longest(&one.geometry).into_iter().chain(pass.span).min().unwrap_or(usize::MAX);
+        let reach = keys.next_power_of_two().min(most).max(keys);
+        let positions = self.positions(layer, [queries, reach], options, engine, pass);
+        *told = Some((reach, positions.clone()));
+        positions
+    }
+
     fn numbers(&self, layer: usize) -> Vec<Vec<f64>> {
-        let read = &self.read[self.encoding.standing[layer].other.map_or(0, |other| other + 1)];
+        let read = &self.read.get_or_init(|| self.encoding.read())
+            [self.encoding.standing[layer].other.map_or(0, |other| other + 1)];
         let numbers = self.encoding.of_layer(layer).select(layer, &read.values, &read.layers);
         numbers.into_iter().cloned().collect()
     }

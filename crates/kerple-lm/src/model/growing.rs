@@ -48,10 +48,13 @@ impl Decoder {
     /// When there are not as many tokens as sequences, or none.
     pub fn grow_each(&self, ids: &[u32], growing: &mut [&mut Growing]) -> Vec<Vec<f32>> {
         assert!(!ids.is_empty() && ids.len() == growing.len(), "a token for each sequence");
-        let begin = |(id, one): (&u32, &&mut Growing)| {
-            self.embedded(Tokens { ids: &[*id], batch: 1, len: 1 }, one.len(), &one.pass)
+        let begin = |(id, one): (&u32, &mut &mut Growing)| {
+            let before = one.len();
+            let Growing { memory, pass } = &mut **one;
+            self.embedded(Tokens { ids: &[*id], batch: 1, len: 1 }, before, pass, memory)
         };
-        let (rows, positions): (Vec<Tensor<3>>, Vec<Vec<Positions>>) = ids.iter().zip(&*growing).map(begin).unzip();
+        let (rows, positions): (Vec<Tensor<3>>, Vec<Vec<Positions>>) =
+            ids.iter().zip(growing.iter_mut()).map(begin).unzip();
         let mut x = Tensor::cat(rows, 0);
         for (layer, block) in self.trunk.blocks.iter().enumerate() {
             let places = positions.iter().zip(growing.iter_mut());

@@ -88,7 +88,7 @@ impl Pieces<'_> {
         let [ids, own] = [ids, targets.ids].map(|all| columns(all, len, range.clone()));
         let scored = targets.scored.map(|scored| columns(scored, len, range.clone()));
         let tokens = Tokens { ids: &ids, batch, len: range.len() };
-        let (mut x, positions) = model.embedded(tokens, range.start, &self.pass);
+        let (mut x, positions) = model.embedded(tokens, range.start, &self.pass, &mut []);
         let layers = model.trunk.blocks.iter().zip(positions).zip(memory.iter().zip(&self.behind));
         for ((block, positions), (memory, behind)) in layers {
             let positions = Positions { piece: memory.piece(behind), ..positions };
