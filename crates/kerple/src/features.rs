@@ -37,7 +37,8 @@ pub use sine::{Sine, SineGradient, SineShape, Waves, scale_gains};
 
 use crate::Number;
 use crate::cpu::lanes;
-use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::product::{Matrix, Product};
+use crate::tiles::registers::Keep;
 use crate::tiles::rows::Transpose;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hasher};

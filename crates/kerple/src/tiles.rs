@@ -4,6 +4,7 @@
 //! Nothing here knows what it is used for. Attention, features of rows and score maps are written on top.
 
 pub(crate) mod product;
+pub(crate) mod registers;
 pub(crate) mod rows;
 pub(crate) mod softmax;
 pub(crate) mod view;

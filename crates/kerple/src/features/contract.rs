@@ -6,7 +6,7 @@
 
 use super::{Multiply, Place, RowGradients, RowMap, Rows, padded, transpose};
 use crate::Number;
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 
 /// Positions whose code is made at once.
 pub const TILE: usize = 16;

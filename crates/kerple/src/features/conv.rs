@@ -16,7 +16,7 @@ use super::contract::{self, Code, Stretch, TILE};
 use super::{MOST_ROWS, Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded, transpose};
 use crate::Number;
 use crate::cpu::reduce;
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 use rayon::prelude::*;
 use std::ops::Range;
 

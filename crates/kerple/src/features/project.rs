@@ -2,7 +2,7 @@
 
 use super::{MOST_ROWS, Multiply, Place, RowGradients, RowMap, Rows, hash_numbers, padded, transpose};
 use crate::Number;
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// `y = x Omega`, the same for all heads; Omega is drawn, not learned.

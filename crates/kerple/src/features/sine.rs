@@ -26,7 +26,7 @@ use super::contract::{self, Code, Stretch, TILE};
 use super::{Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded};
 use crate::Number;
 use crate::cpu::{reduce, vectorized};
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 use rayon::prelude::*;
 use std::f64::consts::TAU;
 

@@ -7,7 +7,7 @@ use super::mixed::{Bias, Mixed};
 use super::network::{self, Part};
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes, run};
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 
 /// Where the bias comes from, with its numbers.
 #[derive(Debug)]

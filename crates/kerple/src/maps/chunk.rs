@@ -4,6 +4,7 @@
 
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
+use crate::tiles::registers::{Keep, Registers};
 
 /// Keys of a chunk at most; whole vectors of every instruction set.
 pub(super) const WIDTH: usize = 96;
@@ -111,7 +112,6 @@ impl<T: Number> Kernel<T> for Outer<'_, T> {
 /// # Safety
 /// The operands hold `columns` numbers in rows below `row + M` and `column + N`; `partial` is `shape` whole vectors that
 /// nothing else uses.
-#[allow(clippy::needless_range_loop, reason = "three arrays walk together")]
 #[inline(always)]
 unsafe fn block<L: Lanes, const M: usize, const N: usize>(
     lanes: L,
@@ -122,30 +122,13 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let partial = partial.add((row * outer.shape[1] + column) * L::COUNT);
-        let mut sums = [[lanes.splat(L::Number::ZERO); N]; M];
-        for m in 0..M {
-            for n in 0..N {
-                sums[m][n] = lanes.load(partial.add((m * outer.shape[1] + n) * L::COUNT));
-            }
-        }
+        let stride = outer.shape[1] * L::COUNT;
+        let partial = partial.add(row * stride + column * L::COUNT);
+        let mut sums = Registers::<L, M, N>::load(lanes, partial, stride);
         let (a, b) = (outer.a.0.as_ptr().add(row * outer.a.1), outer.b.0.as_ptr().add(column * outer.b.1));
         for key in (0..outer.columns).step_by(L::COUNT) {
-            let mut of_b = [lanes.splat(L::Number::ZERO); N];
-            for n in 0..N {
-                of_b[n] = lanes.load(b.add(n * outer.b.1 + key));
-            }
-            for m in 0..M {
-                let of_a = lanes.load(a.add(m * outer.a.1 + key));
-                for n in 0..N {
-                    sums[m][n] = lanes.mul_add(of_a, of_b[n], sums[m][n]);
-                }
-            }
+            sums.add_vectors((a.add(key), outer.a.1), (b.add(key), outer.b.1));
         }
-        for m in 0..M {
-            for n in 0..N {
-                lanes.store(partial.add((m * outer.shape[1] + n) * L::COUNT), sums[m][n]);
-            }
-        }
+        sums.store(partial, stride, Keep::Overwrite);
     }
 }

@@ -28,7 +28,7 @@ use super::network::{Edge, Network, SLOPE, Variant};
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes, run};
 use crate::forms::{Block, MapGradients, Reach, ScoreMap, Sides, Sight};
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 use std::ops::Range;
 use taps::Taps;
 

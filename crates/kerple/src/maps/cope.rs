@@ -15,7 +15,8 @@ use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes, run};
 use crate::cpu::reduce;
 use crate::forms::{Block, MapGradients, Reach, ScoreMap};
-use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::product::{Matrix, Product};
+use crate::tiles::registers::Keep;
 use std::ops::Range;
 
 /// Room for a vector of every instruction set.

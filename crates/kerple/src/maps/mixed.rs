@@ -17,7 +17,7 @@ use super::{Extent, Map};
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes, run};
 use crate::forms::{Block, MapGradients, Reach, ScoreMap};
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 use crate::tiles::rows::Transpose;
 
 /// A bias and perhaps a network.

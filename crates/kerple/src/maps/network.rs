@@ -4,7 +4,8 @@
 use super::chunk::{self, ROOM, WIDTH, channels};
 use crate::Number;
 use crate::cpu::lanes::Lanes;
-use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::product::{Matrix, Product};
+use crate::tiles::registers::Keep;
 use serde::{Deserialize, Serialize};
 
 /// What the network sees, and what its result is added to; `s` are scores, `b` biases.

@@ -2,19 +2,7 @@
 
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
-
-/// What happens to the old C.
-#[derive(Clone, Copy)]
-pub(crate) enum Keep<'a, R> {
-    /// Nothing of it is kept.
-    Overwrite,
-    /// `C += A B`
-    Add,
-    /// `C[i] = factor[i] C[i] + (A B)[i]`
-    Scale(&'a [R]),
-    /// Nothing of it is kept: `C = D + A B`, with D as C but of its own stride.
-    Onto(&'a [R], usize),
-}
+use crate::tiles::registers::{Keep, Registers};
 
 /// `C = A B`: A is `[rows, inner]` with any strides, B `[inner, columns]` and C `[rows, columns]` have contiguous rows.
 ///
@@ -106,7 +94,6 @@ pub(crate) fn parts(whole: usize, most: usize) -> impl Iterator<Item = (usize, u
 ///
 /// # Safety
 /// `product` is checked and holds the block at (`row`, `column`); `c` is its C.
-#[allow(clippy::needless_range_loop, reason = "three arrays walk together")]
 #[inline(always)]
 unsafe fn block<L: Lanes, const M: usize, const N: usize>(
     lanes: L,
@@ -115,49 +102,18 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
     row: usize,
     column: usize,
 ) {
-    let mut sums = [[lanes.splat(L::Number::ZERO); N]; M];
+    let mut sums = Registers::<L, M, N>::zeros(lanes);
     let Matrix { data, row_stride, column_stride } = product.a;
     // SAFETY: `check` bounds every index below; C is borrowed mutably by the product.
     unsafe {
         let mut a = data.as_ptr().add(row * row_stride);
         let mut b = product.b.as_ptr().add(column);
         for _ in 0..product.inner {
-            let mut vectors = [lanes.splat(L::Number::ZERO); N];
-            for n in 0..N {
-                vectors[n] = lanes.load(b.add(n * L::COUNT));
-            }
-            for m in 0..M {
-                let factor = lanes.splat(*a.add(m * row_stride));
-                for n in 0..N {
-                    sums[m][n] = lanes.mul_add(factor, vectors[n], sums[m][n]);
-                }
-            }
+            sums.add(a, row_stride, b);
             a = a.wrapping_add(column_stride);
             b = b.wrapping_add(product.b_stride);
         }
-        let c = c.add(row * product.c_stride + column);
-        // one form for all that is kept, without branches: so the loops unroll, and the sums stay in registers
-        let one = L::Number::ONE;
-        let (from, stride, factors, step) = match product.keep {
-            Keep::Overwrite => {
-                for m in 0..M {
-                    for n in 0..N {
-                        lanes.store(c.add(m * product.c_stride + n * L::COUNT), sums[m][n]);
-                    }
-                }
-                return;
-            }
-            Keep::Add => (c.cast_const(), product.c_stride, &raw const one, 0),
-            Keep::Scale(factors) => (c.cast_const(), product.c_stride, factors.as_ptr().add(row), 1),
-            Keep::Onto(from, stride) => (from.as_ptr().add(row * stride + column), stride, &raw const one, 0),
-        };
-        for m in 0..M {
-            let factor = lanes.splat(*factors.add(m * step));
-            for n in 0..N {
-                let kept = lanes.load(from.add(m * stride + n * L::COUNT));
-                lanes.store(c.add(m * product.c_stride + n * L::COUNT), lanes.mul_add(kept, factor, sums[m][n]));
-            }
-        }
+        sums.store(c.add(row * product.c_stride + column), product.c_stride, product.keep.from(row, column));
     }
 }
 

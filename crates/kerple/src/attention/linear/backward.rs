@@ -19,7 +19,7 @@ use crate::Number;
 use crate::attention::ViewMut;
 use crate::cpu::reduce;
 use crate::features::{Chain, ChainRoom, Multiply, Side, padded};
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 use std::sync::Mutex;
 
 /// Where one head of one sequence writes.

@@ -8,7 +8,7 @@ use super::{CHUNK, Gradients, Inputs, Problem, Saved, Strides, unit, workers};
 use crate::Number;
 use crate::attention::ViewMut;
 use crate::features::Side;
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 
 pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
     let (dims, chain, terms) = (problem.dims, problem.chain(), Terms::new(None, 0));

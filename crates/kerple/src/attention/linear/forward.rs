@@ -7,7 +7,7 @@ use crate::Number;
 use crate::attention::{View, ViewMut};
 use crate::cpu::lanes;
 use crate::features::{Chain, ChainRoom, Multiply, Place, Side, padded, transpose};
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 use crate::tiles::rows::CopyRows;
 use std::sync::Mutex;
 

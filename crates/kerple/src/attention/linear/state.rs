@@ -6,7 +6,7 @@ use super::{CHUNK, Dims, Problem, loops};
 use crate::Number;
 use crate::cpu::reduce;
 use crate::features::{Multiply, padded, transpose};
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 
 /// The state of every head of every sequence: its size does not depend on how many positions it has seen. It is of the maps and
 /// the decay that it was made with.

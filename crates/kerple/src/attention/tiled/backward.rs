@@ -14,7 +14,8 @@ use crate::Number;
 use crate::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, cap, sinks};
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::forms::Sides;
-use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::product::{Matrix, Product};
+use crate::tiles::registers::Keep;
 use crate::tiles::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
 use crate::tiles::workers::{self, Schedule, Turns};
 

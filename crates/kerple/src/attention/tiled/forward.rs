@@ -6,7 +6,8 @@ use super::table::{Order, PaddedTable};
 use crate::Number;
 use crate::attention::{Dims, Problem, Strides, View, ViewMut, cap};
 use crate::cpu::lanes::{Arithmetic, Kernel, Lanes};
-use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::product::{Matrix, Product};
+use crate::tiles::registers::Keep;
 use crate::tiles::rows::{CopyRows, ScaleRow, Transpose};
 use crate::tiles::workers;
 

@@ -9,7 +9,7 @@ use crate::maps::bias::Source;
 use crate::maps::chunk::{Sums, WIDTH};
 use crate::maps::mixed::{cut, cut_mut};
 use crate::maps::network::SLOPE;
-use crate::tiles::product::Keep;
+use crate::tiles::registers::Keep;
 
 pub(super) struct Backward<'a, T> {
     pub(super) over: &'a ConvolvedMap<'a, T>,

@@ -2,7 +2,8 @@
 
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
-use crate::tiles::product::{Keep, parts};
+use crate::tiles::product::parts;
+use crate::tiles::registers::{Keep, Registers};
 
 /// `c[m, x] = sum over channels and taps of a[m, channel, tap] b[channel, x + tap]`, added to what `keep` says; or, backwards,
 /// of `b[channel, x + taps - 1 - tap]`. Sums stay in registers over all channels and taps.
@@ -20,7 +21,6 @@ pub(super) struct Taps<'a, T> {
     pub(super) backwards: bool,
     pub(super) c: &'a mut [T],
     pub(super) c_stride: usize,
-    /// Not by a factor.
     pub(super) keep: Keep<'a, T>,
 }
 
@@ -37,7 +37,7 @@ impl<T: Number> Taps<'_, T> {
         assert!(self.c.len() >= end(rows, c_stride, columns) && c_stride >= columns);
         match self.keep {
             Keep::Overwrite | Keep::Add => {}
-            Keep::Scale(_) => panic!("taps have no factors"),
+            Keep::Scale(factors) => assert!(factors.len() >= rows),
             Keep::Onto(from, stride) => assert!(from.len() >= end(rows, stride, columns)),
         }
     }
@@ -77,7 +77,6 @@ impl<T: Number> Kernel<T> for Taps<'_, T> {
 ///
 /// # Safety
 /// `taps` is checked and holds the block at (`row`, `column`); `c` is its C.
-#[allow(clippy::needless_range_loop, reason = "three arrays walk together")]
 #[inline(always)]
 unsafe fn block<L: Lanes, const M: usize, const N: usize>(
     lanes: L,
@@ -86,7 +85,7 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
     row: usize,
     column: usize,
 ) {
-    let mut sums = [[lanes.splat(L::Number::ZERO); N]; M];
+    let mut sums = Registers::<L, M, N>::zeros(lanes);
     let [row_stride, channel_stride] = taps.a_strides;
     // SAFETY: `check` bounds every index below; C is borrowed mutably by the product.
     unsafe {
@@ -94,37 +93,9 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
             let a = taps.a.as_ptr().add(row * row_stride + channel * channel_stride);
             let b = taps.b.as_ptr().add(channel * taps.b_stride + column);
             for tap in 0..taps.taps {
-                let b = b.add(if taps.backwards { taps.taps - 1 - tap } else { tap });
-                let mut vectors = [lanes.splat(L::Number::ZERO); N];
-                for n in 0..N {
-                    vectors[n] = lanes.load(b.add(n * L::COUNT));
-                }
-                for m in 0..M {
-                    let factor = lanes.splat(*a.add(m * row_stride + tap));
-                    for n in 0..N {
-                        sums[m][n] = lanes.mul_add(factor, vectors[n], sums[m][n]);
-                    }
-                }
+                sums.add(a.add(tap), row_stride, b.add(if taps.backwards { taps.taps - 1 - tap } else { tap }));
             }
         }
-        let c = c.add(row * taps.c_stride + column);
-        let (from, stride) = match taps.keep {
-            Keep::Overwrite | Keep::Scale(_) => {
-                for m in 0..M {
-                    for n in 0..N {
-                        lanes.store(c.add(m * taps.c_stride + n * L::COUNT), sums[m][n]);
-                    }
-                }
-                return;
-            }
-            Keep::Add => (c.cast_const(), taps.c_stride),
-            Keep::Onto(from, stride) => (from.as_ptr().add(row * stride + column), stride),
-        };
-        for m in 0..M {
-            for n in 0..N {
-                let kept = lanes.load(from.add(m * stride + n * L::COUNT));
-                lanes.store(c.add(m * taps.c_stride + n * L::COUNT), lanes.add(kept, sums[m][n]));
-            }
-        }
+        sums.store(c.add(row * taps.c_stride + column), taps.c_stride, taps.keep.from(row, column));
     }
 }

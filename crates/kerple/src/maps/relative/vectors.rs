@@ -4,7 +4,8 @@ use crate::Number;
 use crate::cpu::lanes::Lanes;
 use crate::forms::Block;
 use crate::maps::chunk::ROOM;
-use crate::tiles::product::{Keep, Matrix, Product};
+use crate::tiles::product::{Matrix, Product};
+use crate::tiles::registers::Keep;
 use std::ops::Range;
 
 /// Vectors of consecutive distances; distances beyond share the last one of their side.

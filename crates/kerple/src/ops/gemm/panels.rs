@@ -9,6 +9,7 @@ use super::{ENOUGH_BLOCKS, Matrix, room};
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::cpu::{InstructionSet, prefetch, reduce};
+use crate::tiles::registers::{Keep, Registers};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -142,7 +143,6 @@ impl<T: Number> Kernel<T> for Multiply<'_, T> {
 ///
 /// # Safety
 /// The factors are `[depth, M]` and `[depth, VECTORS COUNT]`; `M` rows of so many sums, `stride` apart, can be written.
-#[allow(clippy::needless_range_loop, reason = "arrays walk together")]
 #[inline(always)]
 unsafe fn add_tile<L: Lanes, const M: usize>(
     lanes: L,
@@ -151,25 +151,14 @@ unsafe fn add_tile<L: Lanes, const M: usize>(
     sums: *mut L::Number,
     stride: usize,
 ) {
-    let mut tile = [[lanes.splat(L::Number::ZERO); VECTORS]; M];
+    let mut tile = Registers::<L, M, VECTORS>::zeros(lanes);
     // SAFETY: the caller's promise.
     unsafe {
         for _ in 0..depth {
-            let vectors: [L::Vector; VECTORS] = [lanes.load(right), lanes.load(right.add(L::COUNT))];
-            for m in 0..M {
-                let factor = lanes.splat(*left.add(m));
-                for n in 0..VECTORS {
-                    tile[m][n] = lanes.mul_add(factor, vectors[n], tile[m][n]);
-                }
-            }
+            tile.add(left, 1, right);
             (left, right) = (left.add(M), right.add(VECTORS * L::COUNT));
         }
-        for m in 0..M {
-            for n in 0..VECTORS {
-                let at = sums.add(m * stride + n * L::COUNT);
-                lanes.store(at, lanes.add(lanes.load(at), tile[m][n]));
-            }
-        }
+        tile.store(sums, stride, Keep::Add);
     }
 }
 
