@@ -33,7 +33,7 @@ impl Both {
         let geometry = Geometry { d_model: SIZES.d_model, ..Geometry::new(SIZES.n_heads, SIZES.head_dim, 64) };
         let encoding = match kind {
             "t5_encoder" => Method::T5(t5::Config { bidirectional: true, ..t5::Config::default() }).into(),
-            "fox_bias_only" => Method::Fox(fox::Config { gate: fox::Gate::BiasOnly }).into(),
+            "fox_bias_only" => Method::Fox(fox::Config { gate: fox::Gate::BiasOnly, spans: None }).into(),
             kind => Encoding::from(Method::named(kind).unwrap()),
         };
         Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 1, 3, &device).map(&mut ToDouble) }

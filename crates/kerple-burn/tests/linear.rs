@@ -42,6 +42,7 @@ fn encodings() -> Vec<Encoding> {
         r#"{"kind":"kerple_power","r1":[0.03,0.1],"r2":[1.1,1.4]}"#,
         r#"{"kind":"fox"}"#,
         r#"{"kind":"fox","gate":"bias_only"}"#,
+        r#"{"kind":"fox","gate":"fixed","spans":[2,16]}"#,
     ]
     .map(read)
     .into()

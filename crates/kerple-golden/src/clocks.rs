@@ -9,19 +9,18 @@ use crate::{Runner, Score, Tolerance};
 use engines::{Engine, Found, Given};
 use gates::Gates;
 use kerple::attention::Dims;
-use kerple::encoding::{Encoding, Geometry, Method, TableGradient};
+use kerple::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple::forms::DistanceTable;
 
 type Scores = Result<Vec<Score>, String>;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 15] = [
+const NOT_BUILT: [(&str, &str); 14] = [
     ("kclock/", "kernels on clocks"),
     ("window/sinks_log_clock", "kernels on clocks, and keys that are seen beside a window"),
     ("window/capped_distance", "distances that end"),
     ("ssmax/log_clock", "kernels on clocks"),
     ("ssmax/temperature", "a temperature by steps of the length"),
-    ("clock/fox_bias_init", "gates that start at given spans"),
     ("stick/", "stick-breaking attention"),
     ("softpick/", "softpick"),
     ("selective/", "selective attention"),
@@ -40,6 +39,9 @@ pub fn not_built(name: &str) -> Option<&'static str> {
 
 /// What runs a case of this name.
 pub fn runner(name: &str) -> Option<Runner> {
+    if name == "clock/fox_bias_init" {
+        return Some(spans);
+    }
     match name.split('/').next()? {
         "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" => Some(run),
         "long" => Some(long),
@@ -131,6 +133,22 @@ impl Found {
         let values = all.into_iter().chain(own).filter_map(|(name, values)| Some((name.to_owned(), values?.clone())));
         values.chain(clocks.map(|clocks| ("c".to_owned(), clocks))).collect()
     }
+}
+
+/// Gates that start at spans between two, and those that stay there.
+fn spans(folder: &Folder, case: &Case) -> Scores {
+    let number = |key: &str| case.static_number(key).ok_or_else(|| format!("static.{key} is missing"));
+    let (heads, spans) = (case.static_count("H", 1)?, Some([number("T_min")?, number("T_max")?]));
+    let geometry = Geometry::new(heads, 1, 2);
+    let of = |gate| Encoding::from(Method::Fox(fox::Config { gate, spans }));
+    let [biases] = <[Vec<f64>; 1]>::try_from(of(fox::Gate::BiasOnly).initial(&geometry, 0)).map_err(|_| "one bias")?;
+    let table = of(fox::Gate::Fixed).table(&geometry, &[], 2).bias.ok_or("a table")?;
+    let gates: Vec<f64> = table.chunks(2).map(|row| row[1]).collect();
+    let mut score = Score::new("spans");
+    for (key, got) in [("T", gates.iter().map(|gate| -gate.recip()).collect()), ("b", biases), ("gate", gates)] {
+        score.compare(key, &got, &case.numbers(folder, "expected", key)?.values, case.tolerance(""));
+    }
+    Ok(vec![score])
 }
 
 /// `q = 0`: weights are what clocks say alone, so the output follows from a recurrence in time linear in the length.

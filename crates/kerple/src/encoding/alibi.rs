@@ -132,6 +132,6 @@ impl Positional for Config {
     }
 
     fn decay(&self, heads: usize) -> Option<Fade> {
-        Some(Fade::Linear(slopes(heads)))
+        Some(Fade::Linear(slopes_down_to(heads, self.bias_max)))
     }
 }

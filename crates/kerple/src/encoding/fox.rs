@@ -11,16 +11,22 @@
 //! `-slope d` whose slopes are learned. Neither is decayed, which would pull gates to what they are without their rows. Past
 //! the training length: defined for every distance.
 //!
+//! With `spans = [first, last]` heads start with memories of their own: without its rows a gate is `-1/T_h`, from
+//! `b_h = -ln(expm1(1/T_h))`, where `T_h` are geometric from the first head's tokens to the last's. `gate = "fixed"` is these
+//! gates unlearned, which makes it a bias `-d/T_h`.
+//!
 //! An encoder has `z_ij = s_ij - |c_i - c_j|`. The authors' other parts, norms of queries and keys, an output gate and norm,
 //! shifts of tokens, are no positions; the first are `qk_norm` of a block. In a decoder's linear attention products fade by
 //! `e^(c_i - c_j)`, which makes it gated linear attention.
 
-use super::method::{Entry, Inputs, Positional};
+use super::fading::Fade;
+use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
+use super::refusal::{Checked, Refusal};
 use super::words::{DEFINED, Description, SCORES};
 use super::{Geometry, Init, Parameter, Scope};
 use crate::encoding::Form;
-use crate::forms::Gates;
+use crate::forms::{DistanceTable, Gates, Sides};
 use serde::{Deserialize, Serialize};
 
 /// Keys of forgetting attention.
@@ -30,6 +36,9 @@ pub struct Config {
     /// What gates are made of.
     #[serde(skip_serializing_if = "Gate::is_default")]
     pub gate: Gate,
+    /// Tokens that the first and the last head remember at the start, the others geometrically between them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spans: Option<[f64; 2]>,
 }
 
 /// What gates are made of.
@@ -41,6 +50,22 @@ pub enum Gate {
     Full,
     /// The bias: all tokens have the same gate.
     BiasOnly,
+    /// The bias that `spans` says, which is not learned.
+    Fixed,
+}
+
+/// The longest memory that can be asked for; further tokens are farther than any sequence is long.
+const LONGEST_SPAN: f64 = 1e9;
+
+/// Tokens that each of `heads` heads remembers.
+pub(super) fn memories([first, last]: [f64; 2], heads: usize) -> impl Iterator<Item = f64> {
+    let step = (last / first).ln() / heads.saturating_sub(1).max(1) as f64;
+    (0..heads).map(move |head| first * (step * head as f64).exp())
+}
+
+/// The logits `b_h` whose gates are `ln sigmoid(b_h) = -1/T_h`.
+pub fn biases(spans: [f64; 2], heads: usize) -> Vec<f64> {
+    memories(spans, heads).map(|tokens| -tokens.recip().exp_m1().ln()).collect()
 }
 
 impl Gate {
@@ -54,7 +79,7 @@ impl Positional for Config {
         Description {
             name: "FoX",
             formula: "z = s + c_i - c_j, c = running sum of ln sigmoid(w_h.y + b_h)",
-            learned: "w, b: H (M + 1) a layer; with `gate = \"bias_only\"` H",
+            learned: "w, b: H (M + 1) a layer; with `gate = \"bias_only\"` H, with `gate = \"fixed\"` nothing",
             enters: SCORES,
             beyond: DEFINED,
             source: "Lin et al. 2025, arXiv:2503.02130",
@@ -62,16 +87,39 @@ impl Positional for Config {
     }
 
     fn entry(&self) -> Entry {
-        Entry::Gates
+        match self.gate {
+            Gate::Full | Gate::BiasOnly => Entry::Gates,
+            Gate::Fixed => Entry::Scores(Tables::bias(Sides::One)),
+        }
+    }
+
+    fn check_keys(&self) -> Checked {
+        match self.spans {
+            None if self.gate == Gate::Fixed => Err(Refusal::new(
+                "spans",
+                "is missing: fixed gates are what it says".to_owned(),
+                "e.g. spans = [2, 512], the tokens that the first and the last head remember",
+            )),
+            Some([first, last]) if !(first >= 1.0 && first <= last && last <= LONGEST_SPAN) => Err(Refusal::new(
+                "spans",
+                format!(
+                    "[{first}, {last}] is out of range, it must rise from at least 1 to at most {LONGEST_SPAN:e} tokens"
+                ),
+                "e.g. [2, 512]",
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
         let Geometry { heads, d_model, .. } = *geometry;
         let weight = Parameter { decay: false, ..Parameter::matrix("weight", [d_model, heads], 0.02) };
-        let bias = Parameter::per_head("bias", heads, Init::Constant(0.0), [f64::NEG_INFINITY, f64::INFINITY]);
+        let start = self.spans.map_or(Init::Constant(0.0), Init::Gates);
+        let bias = Parameter::per_head("bias", heads, start, [f64::NEG_INFINITY, f64::INFINITY]);
         match self.gate {
             Gate::Full => vec![weight, bias],
             Gate::BiasOnly => vec![bias],
+            Gate::Fixed => Vec::new(),
         }
     }
 
@@ -80,10 +128,26 @@ impl Positional for Config {
     }
 
     fn randomized(&self) -> Randomized {
-        Randomized::Never("its positions follow from the content")
+        match self.gate {
+            Gate::Full | Gate::BiasOnly => Randomized::Never("its positions follow from the content"),
+            Gate::Fixed => Randomized::Distances,
+        }
     }
 
-    fn form(&self, _: &Inputs) -> Form {
-        Form::Gates(Gates { by_row: self.gate == Gate::Full })
+    fn form(&self, inputs: &Inputs) -> Form {
+        let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
+        match (self.gate, self.spans) {
+            (Gate::Fixed, Some(spans)) => {
+                let row = |tokens: f64| (0..len).map(move |d| -inputs.compat.round(d as f64 / tokens));
+                let bias = memories(spans, heads).flat_map(row).collect();
+                Form::Table(DistanceTable { heads, len, sides: Sides::One, bias: Some(bias), weight: None })
+            }
+            (gate, _) => Form::Gates(Gates { by_row: gate == Gate::Full }),
+        }
+    }
+
+    fn decay(&self, heads: usize) -> Option<Fade> {
+        let spans = self.spans.filter(|_| self.gate == Gate::Fixed)?;
+        Some(Fade::Linear(memories(spans, heads).map(f64::recip).collect()))
     }
 }

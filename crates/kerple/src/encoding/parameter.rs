@@ -1,5 +1,6 @@
 //! Learned tensors of an encoding: shapes, starts, ranges, and how stored numbers become values.
 
+use super::fox;
 use super::refusal::{Checked, Refusal};
 use crate::features::scale_gains;
 use crate::kernel::parameter::Keep;
@@ -34,6 +35,8 @@ pub enum Init {
         /// Gains a feature.
         waves: usize,
     },
+    /// Of gates by which the first head remembers so many tokens and the last so many, see [`fox`].
+    Gates([f64; 2]),
 }
 
 impl<'de> Deserialize<'de> for Init {
@@ -77,9 +80,8 @@ impl Init {
             Init::Normal { std } if !(std.is_finite() && std >= 0.0) => {
                 refuse(format!("std is {std}, it must be at least 0"))
             }
-            Init::Constant(_) | Init::Uniform(_) | Init::Normal { .. } | Init::Around { .. } | Init::Gains { .. } => {
-                Ok(())
-            }
+            Init::Constant(_) | Init::Uniform(_) | Init::Normal { .. } => Ok(()),
+            Init::Around { .. } | Init::Gains { .. } | Init::Gates(_) => Ok(()),
         }
     }
 
@@ -90,6 +92,7 @@ impl Init {
             Init::Normal { std } => std * standard_normal(rng),
             Init::Around { mean, std } => mean + std * standard_normal(rng),
             Init::Gains { .. } => standard_normal(rng),
+            Init::Gates(_) => 0.0,
         }
     }
 }
@@ -212,8 +215,10 @@ impl Parameter {
     /// Stored numbers of initial values: values are drawn, brought into range, then mapped to what is stored.
     pub(super) fn draw(&self, rng: &mut impl Rng) -> Vec<f64> {
         let mut values: Vec<f64> = (0..self.len()).map(|_| self.init.draw(rng)).collect();
-        if let Init::Gains { waves } = self.init {
-            scale_gains(waves, &mut values);
+        match self.init {
+            Init::Gains { waves } => scale_gains(waves, &mut values),
+            Init::Gates(spans) => values = fox::biases(spans, self.len()),
+            _ => {}
         }
         let raw = |value: f64| self.keep.raw([self.low, self.high], value.clamp(self.low, self.high));
         values.into_iter().map(raw).collect()

@@ -392,6 +392,8 @@ fn every_key_changes_what_is_handed_over() {
         ("fire", "\"threshold\":64"),
         ("fire", "\"scope\":\"model\""),
         ("fox", "\"gate\":\"bias_only\""),
+        ("fox", "\"spans\":[2.0,64.0]"),
+        ("fox", "\"gate\":\"fixed\",\"spans\":[2.0,64.0]"),
         ("fox", "\"scope\":\"model\""),
         ("fox", "\"window\":5"),
     ] {
@@ -460,5 +462,25 @@ proptest! {
         let (late_cos, late_sin) = rotary.tables(start..start + 5);
         prop_assert_eq!(&cos[start * 8..], &late_cos[..]);
         prop_assert_eq!(&sin[start * 8..], &late_sin[..]);
+    }
+}
+
+/// What linear attention is told of a bias that falls linearly is that bias.
+#[test]
+fn linear_decays_are_the_biases() {
+    for text in [
+        r#""alibi""#,
+        r#"{"kind":"alibi","bias_max":16}"#,
+        r#"{"kind":"fox","gate":"fixed","spans":[2,64]}"#,
+    ] {
+        let encoding: Encoding = serde_json::from_str(text).unwrap();
+        let table = encoding.table(&GEOMETRY, &[], 300).bias.unwrap();
+        let Some(Fade::Linear(rates)) = encoding.method.positional().decay(GEOMETRY.heads) else { panic!("{text}") };
+        for (head, row) in table.chunks(300).enumerate() {
+            for (d, bias) in row.iter().enumerate() {
+                let want = -rates[head] * d as f64;
+                assert!((bias - want).abs() <= 1e-7 * want.abs(), "{text} {head} {d}: {bias} for {want}");
+            }
+        }
     }
 }

@@ -18,6 +18,8 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"kerple_log","window":-5}"#, "`window`: invalid value: integer `-5`, expected a whole number"),
         (r#"{"kind":"t5","num_buckets":7}"#, "`num_buckets`: 7 is out of range"),
         (r#"{"kind":"t5","num_buckets":64,"max_distance":32}"#, "`max_distance`: 32 must exceed num_buckets / 2 = 32"),
+        (r#"{"kind":"fox","gate":"fixed"}"#, "`spans`: is missing"),
+        (r#"{"kind":"fox","spans":[8,2]}"#, "`spans`: [8, 2] is out of range"),
         (r#"{"kind":"alibi","behind":2}"#, "`behind`: 2 is out of range, it must be between 0 and 1"),
         (r#"{"kind":"t5","num_buckets":6,"bidirectional":true}"#, "`num_buckets`: 6 is out of range"),
         (r#"{"kind":"t5","max_distance":8,"bidirectional":true}"#, "`max_distance`: 8 must exceed num_buckets / 4 = 8"),
