@@ -302,13 +302,13 @@ impl<'a, T: Number> Row<'a, T> {
         }
     }
 
-    /// Where the distances of the visible keys lie in a table, head by head.
+    /// Where the distances of the visible keys lie in a table, head by head; of no meaning where there is none.
     fn table_indices(&self) -> impl Iterator<Item = usize> {
         let (problem, table) = (self.problem, self.problem.tables());
         let position = problem.dims.position(self.query);
         (0..problem.dims.heads).flat_map(move |head| {
             let origin = problem.origin(table, head);
-            self.visible.clone().map(move |key| origin.strict_add_signed(position - key as isize))
+            self.visible.clone().map(move |key| origin.wrapping_add_signed(position - key as isize))
         })
     }
 }

@@ -406,6 +406,24 @@ fn rows_that_see_nothing_are_zero() {
     assert!(outcome.d_k.iter().chain(&outcome.d_bias).all(|x| x.is_finite()));
 }
 
+/// No table at all, of no length, is as one of zeros.
+#[test]
+fn scores_without_a_table_stay_as_they_are() {
+    for sight in [Sight::CAUSAL, Sight::BOTH] {
+        let mut zeros = Case::with_sight(dims(1, 2, 1, 5, 6, 4), sight, 5);
+        zeros.bias.as_mut().unwrap().fill(0.0);
+        zeros.weight.as_mut().unwrap().fill(1.0);
+        let strides = Strides { batch: 40, head: 20, row: 4 };
+        let keys = |data| View { data, strides: Strides { batch: 24, head: 24, row: 4 } };
+        let (mut out, mut lse) = ([0.0; 40], [0.0; 10]);
+        let problem = Problem { sight, ..Problem::causal(zeros.dims, SCALE) };
+        let q = View { data: &zeros.q, strides };
+        naive::forward(&problem, q, keys(&zeros.k), keys(&zeros.v), ViewMut::new(&mut out, strides), &mut lse);
+        let expected = zeros.naive();
+        assert_eq!((&out[..], &lse[..]), (&expected.out[..], &expected.lse[..]));
+    }
+}
+
 #[test]
 fn packed_equals_dense() {
     for (heads, kv_heads) in [(3, 3), (4, 2), (6, 1)] {

@@ -468,11 +468,7 @@ proptest! {
 /// What linear attention is told of a bias that falls linearly is that bias.
 #[test]
 fn linear_decays_are_the_biases() {
-    for text in [
-        r#""alibi""#,
-        r#"{"kind":"alibi","bias_max":16}"#,
-        r#"{"kind":"fox","gate":"fixed","spans":[2,64]}"#,
-    ] {
+    for text in [r#""alibi""#, r#"{"kind":"alibi","bias_max":16}"#, r#"{"kind":"fox","gate":"fixed","spans":[2,64]}"#] {
         let encoding: Encoding = serde_json::from_str(text).unwrap();
         let table = encoding.table(&GEOMETRY, &[], 300).bias.unwrap();
         let Some(Fade::Linear(rates)) = encoding.method.positional().decay(GEOMETRY.heads) else { panic!("{text}") };
