@@ -187,12 +187,13 @@ class KerpleAttention(nn.Module):
             q = turned(q, *turn)
             k = turned(k, *turn) if turn_keys is None else k
         if gated:
-            # a cache keeps them as features of the keys, which are single precision then
+            # a cache keeps them as features of the keys, and is of single precision then
             k = torch.cat([k.float(), self.gates(x, positions.values)], -1)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
         if gated:
-            k, clocks = k[..., : self.dim].to(q.dtype), clocks_of(k[..., self.dim :])
+            clocks = clocks_of(k[..., self.dim :])
+            k, v = k[..., : self.dim].to(q.dtype), v.to(q.dtype)
         if turn_keys is not None:
             k = turned(k, *turn_keys)
         if self.plan["linear"] is not None:
