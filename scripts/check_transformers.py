@@ -79,6 +79,8 @@ CASES = {
     "mixed_layers": ('"kerple_log"', {"model.layers.other.at": "[1]", "model.layers.other.encoding": '"rotary"', "model.layers.other.window": "16"}, "kerple"),
     "fox": ('"fox"', {}, "kerple"),
     "fox_grouped": ('{ kind = "fox", gate = "bias_only", window = 24 }', {"model.block.kv_heads": "2", "model.block.sink": '"learned"'}, "kerple"),
+    "fox_spans": ('{ kind = "fox", spans = [2, 64] }', {}, "kerple"),
+    "fox_fixed": ('{ kind = "fox", gate = "fixed", spans = [2, 64] }', {}, "kerple"),
     "favor": ('"none"', linear("favor"), "kerple"),
     "favor_fox": ('"fox"', linear("favor"), "kerple"),
     "favor_jax": ('"rotary"', linear("favor_jax"), "kerple"),

@@ -49,7 +49,7 @@ fn initial(parameter: &Parameter) -> String {
         Init::Normal { std } => format!("N(0, {std:.4}^2)"),
         Init::Around { mean, std } => format!("N({mean}, {std:.4}^2)"),
         Init::Gains { .. } => "2 N(0, 1) / sqrt(norm)".to_owned(),
-        Init::Gates([first, last]) => format!("-ln(expm1(1/T)), T from {first} to {last}"),
+        Init::Gates { spans: [first, last] } => format!("-ln(expm1(1/T)), T from {first} to {last}"),
     };
     let range = match (parameter.low.is_finite(), parameter.high.is_finite()) {
         (true, true) => format!(", kept in [{}, {}]", parameter.low, parameter.high),

@@ -193,7 +193,7 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Said<Value> {
             "kind": "t5", "edges": edges(keys), "factor": (geometry.head_dim as f64).sqrt(),
         }),
         (Method::Sandwich(keys), _) => json!({ "kind": "sandwich", "features": keys.features, "base": keys.base }),
-        (Method::Alibi(_) | Method::KerplePowerOriginal(_), _) => {
+        (Method::Alibi(_) | Method::KerplePowerOriginal(_) | Method::Fox(_), _) => {
             let plain = Encoding { scale: Scale::After, ..encoding.clone() };
             let bias = plain.table(geometry, &[], 2).bias.ok_or("a table without a bias")?;
             let slopes: Vec<f64> = bias.chunks_exact(2).map(|row| -row[1]).collect();

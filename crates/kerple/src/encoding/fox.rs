@@ -114,7 +114,7 @@ impl Positional for Config {
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
         let Geometry { heads, d_model, .. } = *geometry;
         let weight = Parameter { decay: false, ..Parameter::matrix("weight", [d_model, heads], 0.02) };
-        let start = self.spans.map_or(Init::Constant(0.0), Init::Gates);
+        let start = self.spans.map_or(Init::Constant(0.0), |spans| Init::Gates { spans });
         let bias = Parameter::per_head("bias", heads, start, [f64::NEG_INFINITY, f64::INFINITY]);
         match self.gate {
             Gate::Full => vec![weight, bias],

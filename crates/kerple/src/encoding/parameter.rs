@@ -35,8 +35,11 @@ pub enum Init {
         /// Gains a feature.
         waves: usize,
     },
-    /// Of gates by which the first head remembers so many tokens and the last so many, see [`fox`].
-    Gates([f64; 2]),
+    /// Of gates by which heads remember so many tokens, see [`fox`].
+    Gates {
+        /// Of the first head, and of the last.
+        spans: [f64; 2],
+    },
 }
 
 impl<'de> Deserialize<'de> for Init {
@@ -81,7 +84,7 @@ impl Init {
                 refuse(format!("std is {std}, it must be at least 0"))
             }
             Init::Constant(_) | Init::Uniform(_) | Init::Normal { .. } => Ok(()),
-            Init::Around { .. } | Init::Gains { .. } | Init::Gates(_) => Ok(()),
+            Init::Around { .. } | Init::Gains { .. } | Init::Gates { .. } => Ok(()),
         }
     }
 
@@ -92,7 +95,7 @@ impl Init {
             Init::Normal { std } => std * standard_normal(rng),
             Init::Around { mean, std } => mean + std * standard_normal(rng),
             Init::Gains { .. } => standard_normal(rng),
-            Init::Gates(_) => 0.0,
+            Init::Gates { .. } => 0.0,
         }
     }
 }
@@ -217,7 +220,7 @@ impl Parameter {
         let mut values: Vec<f64> = (0..self.len()).map(|_| self.init.draw(rng)).collect();
         match self.init {
             Init::Gains { waves } => scale_gains(waves, &mut values),
-            Init::Gates(spans) => values = fox::biases(spans, self.len()),
+            Init::Gates { spans } => values = fox::biases(spans, self.len()),
             _ => {}
         }
         let raw = |value: f64| self.keep.raw([self.low, self.high], value.clamp(self.low, self.high));

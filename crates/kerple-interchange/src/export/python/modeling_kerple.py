@@ -272,9 +272,13 @@ class KerplePreTrainedModel(PreTrainedModel):
 
 
 def begin(value, start):
-    """Fills a tensor as a parameter of an encoding begins: a number, a range, or a normal distribution."""
+    """Fills a tensor as a parameter of an encoding begins: a number, a range, gates of given spans, or a normal distribution."""
     if isinstance(start, list):
         value.uniform_(*start)
+    elif isinstance(start, dict) and "spans" in start:
+        first, last = (math.log(span) for span in start["spans"])
+        tokens = torch.linspace(first, last, value.numel(), dtype=torch.float64).exp()
+        value.copy_(-torch.expm1(1.0 / tokens).log())
     elif isinstance(start, dict):
         value.normal_(start.get("mean", 0.0), start.get("std", 1.0))
     else:
