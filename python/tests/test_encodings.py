@@ -260,8 +260,13 @@ def test_forgetting_attention():
         fox(q, k, v)
     with pytest.raises(ValueError, match="rows: expected .* M = 24"):
         fox.gates(rows[..., :5])
-    with pytest.raises(ValueError, match="makes no gates"):
-        module("alibi").gates(rows)
+    for other in (module("alibi"), module("fox", gate="fixed", spans=[2, 16])):
+        with pytest.raises(ValueError, match="makes no gates"):
+            other.gates(rows)
+    slopes = 1 / (2.0 * 8 ** (torch.arange(4, dtype=torch.float64) / 3))  # 2, 4, 8 and 16 tokens
+    torch.testing.assert_close(other.table(9, dtype=torch.float64)[0], -slopes[:, None] * torch.arange(9))
+    spans = module("fox", gate="bias_only", spans=[2, 16])
+    torch.testing.assert_close(spans.gates(rows)[0, :, 0], -slopes)
     with pytest.raises(ValueError, match="maps of scores take none"):
         module("dape")(q, k, v, gates=gates)
     with pytest.raises(ValueError, match="linear attention"):

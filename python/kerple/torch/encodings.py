@@ -178,7 +178,7 @@ class Encoding(nn.Module):
             ValueError: the method makes no gates, or rows of another width.
         """
         if self._entry != "gates":
-            raise ValueError(f"kind = {self.kind!r} makes no gates, 'fox' does")
+            raise ValueError(f"kind = {self.kind!r} with these keys makes no gates, 'fox' does")
         width = self.heads * self.head_dim
         if rows.dim() != 3 or rows.shape[2] != width:
             raise ValueError(f"rows: expected [B, L, M] with M = {width}, got shape {tuple(rows.shape)}")
