@@ -5,8 +5,8 @@ use kerple_papers::pages;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Papers with a page of results.
-const PAPERS: [&str; 3] = ["kerple", "dape", "spe"];
+/// Papers and questions with a page of results.
+const PAPERS: [&str; 4] = ["kerple", "dape", "spe", "decay"];
 
 const BEGIN: &str = "<!-- table of ";
 const END: &str = "<!-- end of table -->";
