@@ -5,6 +5,7 @@
 //! is a run.
 
 use super::Folder;
+use super::cells::CellRow;
 use super::page::Item;
 use super::verdict::{AtLength, BySeed, Finding, RULE, Side, Unit, change, differences, judge, shown};
 use crate::claim::{Arm, Bound, Claim, Measure};
@@ -150,6 +151,26 @@ impl Set<'_> {
     fn values(&self, all: &Folder, arm: &Arm, length: u64) -> BySeed {
         values(all, &self.corpus.name, arm, self.evaluation, length)
     }
+
+    /// A cell for programs: `found` are perplexities, or right answers in percent.
+    fn row(&self, all: &Folder, arm: &Arm, length: u64, planned: usize, found: &[f64]) -> CellRow {
+        let middle = (!found.is_empty()).then(|| mean(found));
+        let item = format!("values {}", self.evaluation);
+        let cell = CellRow::empty(&item, &self.corpus.name, &arm.encoding, length, planned, found.len());
+        let train_len = all.train_len(&self.corpus.name, self.variant);
+        let numbers = if self.corpus.is_task() {
+            let accuracy_max = found.iter().copied().reduce(f64::max).map(|percent| percent / 100.0);
+            CellRow { accuracy: middle.map(|percent| percent / 100.0), accuracy_max, ..cell }
+        } else {
+            CellRow { perplexity: middle, perplexity_deviation: statistics::deviation(found), ..cell }
+        };
+        CellRow {
+            variant: self.variant.to_owned(),
+            multiple: train_len.map_or(f64::NAN, |train_len| length as f64 / train_len as f64),
+            runs: format!("{}/{}", runs_folder(&self.corpus.name, self.variant), arm.encoding),
+            ..numbers
+        }
+    }
 }
 
 /// Perplexities, or right answers, of everything that is trained.
@@ -158,16 +179,18 @@ fn levels(all: &Folder) -> Item {
     let mut item = Item::new("values", "What was measured", text);
     for set in sets(all) {
         let is_task = set.corpus.is_task();
-        let show = |value: f64| if is_task { 100.0 * value } else { value.exp() };
-        let found =
-            |arm: &Arm, length: u64| -> Vec<f64> { set.values(all, arm, length).into_values().map(show).collect() };
+        let found = |arm: &Arm, length: u64| -> Vec<f64> {
+            let shown = |value: f64| if is_task { 100.0 * value } else { value.exp() };
+            set.values(all, arm, length).into_values().map(shown).collect()
+        };
         let link = format!("../{}/", runs_folder(&set.corpus.name, set.variant));
         let what = if is_task { "right answers in percent" } else { "perplexity" };
         let lengths = &set.facts.lengths;
         item.grids.push(set.grid(what, lengths, |arm, seeds, length| level(&found(arm, length), seeds, &link)));
-        let cells = set.arms.iter().flat_map(|(arm, seeds)| lengths.iter().map(move |length| (arm, seeds, length)));
-        item.planned += set.arms.len() * lengths.len();
-        item.complete += cells.filter(|(arm, seeds, length)| found(arm, **length).len() >= **seeds).count();
+        for (arm, seeds) in &set.arms {
+            let row = |length: &u64| set.row(all, arm, *length, *seeds, &found(arm, *length));
+            item.cells.extend(lengths.iter().map(row));
+        }
     }
     item
 }

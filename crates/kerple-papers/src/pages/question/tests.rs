@@ -90,3 +90,20 @@ fn a_claim_is_written_and_read_as_it_is() {
     unknown["bound"] = 3.into();
     assert!(serde_json::from_value::<Claim>(unknown).is_err());
 }
+
+#[test]
+fn programs_read_the_same_numbers() {
+    let root = folder(&rises(0.01), |variant, seed| (seed < 3).then(|| perplexity(variant, seed)));
+    let cells = values_of(&root);
+    assert_eq!(cells.len(), 4, "two variants at two lengths");
+    let far = &cells[3];
+    assert_eq!((far["variant"].as_str(), far["length"].as_u64()), (Some("decayed"), Some(256)));
+    assert_eq!((far["n"].as_u64(), far["planned"].as_u64(), far["multiple"].as_f64()), (Some(2), Some(3), Some(4.0)));
+    let mean = 20.9 * 1.003;
+    assert!((far["perplexity"].as_f64().unwrap() - mean).abs() < 1e-9, "{far}");
+}
+
+fn values_of(root: &tempfile::TempDir) -> Vec<Value> {
+    crate::pages::write(root.path(), &[], &[]).unwrap();
+    kerple_records::read_json(&root.path().join(super::super::PAGE_FOLDER).join("cells.json")).unwrap()
+}
