@@ -19,6 +19,7 @@ mod diagonal;
 mod forward;
 mod gradient;
 mod table;
+mod tile;
 
 use super::{Gradients, Problem, Saved, View, ViewMut};
 use crate::Number;

@@ -58,7 +58,7 @@ pub enum Gate {
 const LONGEST_SPAN: f64 = 1e9;
 
 /// Tokens that each of `heads` heads remembers.
-pub(super) fn memories([first, last]: [f64; 2], heads: usize) -> impl Iterator<Item = f64> {
+fn memories([first, last]: [f64; 2], heads: usize) -> impl Iterator<Item = f64> {
     let step = (last / first).ln() / heads.saturating_sub(1).max(1) as f64;
     (0..heads).map(move |head| first * (step * head as f64).exp())
 }
@@ -79,7 +79,8 @@ impl Positional for Config {
         Description {
             name: "FoX",
             formula: "z = s + c_i - c_j, c = running sum of ln sigmoid(w_h.y + b_h)",
-            learned: "w, b: H (M + 1) a layer; with `gate = \"bias_only\"` H, with `gate = \"fixed\"` nothing",
+            learned: "w, b: H (M + 1) a layer; with `gate = \"bias_only\"` H, with `gate = \"fixed\"` nothing; \
+                      `spans = [first, last]` starts heads with memories of so many tokens",
             enters: SCORES,
             beyond: DEFINED,
             source: "Lin et al. 2025, arXiv:2503.02130",

@@ -113,7 +113,7 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
             a = a.wrapping_add(column_stride);
             b = b.wrapping_add(product.b_stride);
         }
-        sums.store(c.add(row * product.c_stride + column), product.c_stride, product.keep.from(row, column));
+        sums.store(c.add(row * product.c_stride + column), product.c_stride, product.keep.at(row, column));
     }
 }
 

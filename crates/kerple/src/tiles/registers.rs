@@ -20,7 +20,7 @@ pub(crate) enum Keep<'a, R> {
 impl<R> Keep<'_, R> {
     /// The same for a part of C that begins here.
     #[inline(always)]
-    pub(crate) fn from(self, row: usize, column: usize) -> Self {
+    pub(crate) fn at(self, row: usize, column: usize) -> Self {
         match self {
             Keep::Overwrite | Keep::Add => self,
             Keep::Scale(factors) => Keep::Scale(&factors[row..]),

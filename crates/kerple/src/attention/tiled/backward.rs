@@ -10,6 +10,7 @@ use super::damping::Damping;
 use super::diagonal::DiagonalSums;
 use super::gradient::{ClockSums, ScoreGradient};
 use super::table::{Order, PaddedTable};
+use super::tile::{STRIP, Tile};
 use crate::Number;
 use crate::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, cap, sinks};
 use crate::cpu::lanes::{Kernel, Lanes};
@@ -23,8 +24,6 @@ use crate::tiles::workers::{self, Schedule, Turns};
 pub(super) const QUERIES: usize = 96;
 /// Keys of one tile and of one item of work.
 pub(super) const KEYS: usize = 96;
-/// Where the diagonal crosses a tile, queries are skipped in strips of this many.
-const STRIP: usize = 12;
 
 /// One call.
 pub(super) struct Backward<'a, R> {
@@ -183,41 +182,6 @@ impl<R: Number> Scratch<R> {
             clock_columns: vec![0.0; KEYS],
             width,
         }
-    }
-}
-
-/// Where one tile lies.
-#[derive(Clone, Copy)]
-pub(super) struct Tile {
-    batch: usize,
-    head: usize,
-    pub(super) first_query: usize,
-    pub(super) queries: usize,
-    pub(super) keys: usize,
-    /// Distance between the first query and the first key.
-    pub(super) distance: isize,
-    /// Keys after its own position that a query sees.
-    ahead: usize,
-}
-
-impl Tile {
-    /// Lanes of keys that the strip holding `query` has to look at.
-    pub(super) fn lanes_seen_by(&self, query: usize, lanes: usize) -> usize {
-        let last = ((query / STRIP * STRIP + STRIP).min(self.queries) + self.ahead) as isize + self.distance;
-        (last.max(0) as usize).min(self.keys).next_multiple_of(lanes)
-    }
-
-    /// First query whose strip looks at the vector of keys from `key` on.
-    fn first_query_of(&self, key: usize) -> usize {
-        let first = (key as isize - self.distance - self.ahead as isize).max(0) as usize;
-        if first < self.queries { first / STRIP * STRIP } else { self.queries }
-    }
-
-    /// Whether every lane of every query is visible.
-    fn is_whole(&self, window: Option<usize>) -> bool {
-        self.keys == KEYS
-            && self.distance + (self.ahead as isize) + 1 >= KEYS as isize
-            && window.is_none_or(|window| self.distance + (self.queries as isize) <= window as isize)
     }
 }
 

@@ -1,8 +1,9 @@
 //! From scores to their gradient, tile by tile, with keys as lanes.
 
-use super::backward::{KEYS, QUERIES, Tile};
+use super::backward::{KEYS, QUERIES};
 use super::clocks::{Passed, signed};
 use super::diagonal::DiagonalSums;
+use super::tile::Tile;
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::forms::Sides;

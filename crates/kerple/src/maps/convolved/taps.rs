@@ -96,6 +96,6 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
                 sums.add(a.add(tap), row_stride, b.add(if taps.backwards { taps.taps - 1 - tap } else { tap }));
             }
         }
-        sums.store(c.add(row * taps.c_stride + column), taps.c_stride, taps.keep.from(row, column));
+        sums.store(c.add(row * taps.c_stride + column), taps.c_stride, taps.keep.at(row, column));
     }
 }

@@ -65,7 +65,7 @@ pub(super) unsafe fn multiply<T: Number>(
 mod limited {
     use super::{Factor, InstructionSet};
     use gemm_common::gemm::gemm_basic_generic;
-    use gemm_common::simd::{MixedSimd, Scalar};
+    use gemm_common::simd::Scalar;
     use gemm_f32::microkernel;
 
     /// As [`super::multiply`], with this instruction set, which is not AVX-512.
@@ -117,7 +117,7 @@ mod limited {
         }
         #[cfg(target_arch = "x86_64")]
         if set == InstructionSet::Avx2
-            && let Some(simd) = <gemm_common::simd::V3 as MixedSimd<f32, f32, f32, f32>>::try_new()
+            && let Some(simd) = <gemm_common::simd::V3 as gemm_common::simd::MixedSimd<f32, f32, f32, f32>>::try_new()
         {
             return with!(fma 8 simd, |a, b, c| a * b + c);
         }
