@@ -3,8 +3,10 @@
 mod common;
 
 use common::document;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::process::Command;
 use toml::Table;
 
 fn manifest(path: &Path) -> Table {
@@ -52,6 +54,25 @@ fn versions_are_one() {
     }
     let citation = fs::read_to_string(document("CITATION.cff")).unwrap();
     assert!(citation.contains(&format!("\nversion: {version}\n")), "CITATION.cff is of another version than {version}");
+}
+
+/// Crates with their features, as cargo builds them for these arguments.
+fn built(arguments: &[&str]) -> BTreeSet<String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let format = ["--locked", "--offline", "--prefix", "none", "--format", "{p} {f}"];
+    let out = Command::new(cargo).arg("tree").args(arguments).args(format).current_dir(document("")).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let lines = String::from_utf8(out.stdout).unwrap();
+    let name = |line: &str| line.replace(" (*)", "").replace(" (proc-macro)", "");
+    lines.lines().map(name).filter(|line| !line.contains("feature \"")).collect()
+}
+
+#[test]
+fn the_command_and_the_tests_share_one_build() {
+    let command = built(&["--package", "kerple-cli", "--edges", "features,normal,build"]);
+    let tests = built(&["--workspace", "--edges", "features,normal,build,dev"]);
+    let anew: Vec<&String> = command.difference(&tests).collect();
+    assert!(command.len() > 200 && anew.is_empty(), "with other features than in tests: {anew:?}");
 }
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

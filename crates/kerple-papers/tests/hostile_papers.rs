@@ -21,6 +21,11 @@ struct Made {
     files: Vec<PathBuf>,
 }
 
+/// A folder in memory where the machine has such: thousands of files are written and synced.
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
 fn rows(method: &str, corpus: &str, seed: u64) -> Vec<Value> {
     let row = |protocol: &str, (span, length): (u64, u64)| {
         let text = json!({"checksum": corpus, "span": span, "segments": 2, "seed": seed});
@@ -51,7 +56,7 @@ fn probes(seed: u64) -> Vec<Value> {
 
 impl Made {
     fn new(paper: &str, [corpus, methods @ ..]: [&str; 3]) -> Made {
-        let mut made = Made { above: tempfile::tempdir().unwrap(), files: Vec::new() };
+        let mut made = Made { above: scratch(), files: Vec::new() };
         let mut runs = Vec::new();
         for (corpus, method) in [corpus, "task"].iter().flat_map(|corpus| methods.iter().map(move |m| (*corpus, *m))) {
             for seed in [1, 2] {
