@@ -28,13 +28,17 @@ pub use gpu::GpuOp;
 #[cfg(feature = "cube")]
 pub(crate) use gpu::like;
 
-/// An operation with its own backward: on contiguous arrays of the host, which every operation is written for.
+/// An operation with its own backward, on contiguous arrays: of the host, unless it is asked for on GPUs alone.
 pub trait Op: Debug + Send + Sync + 'static {
     /// The output, and what the backward needs besides the inputs (nothing when `tracked` is false).
-    fn forward(&self, inputs: &[Array], tracked: bool) -> Forward;
+    fn forward(&self, _inputs: &[Array], _tracked: bool) -> Forward {
+        panic!("{self:?} is for GPUs alone")
+    }
 
     /// The gradient in each input, given the gradient in the output; `None` where an input is not differentiable.
-    fn backward(&self, step: &Step) -> Vec<Option<Array>>;
+    fn backward(&self, _step: &Step) -> Vec<Option<Array>> {
+        panic!("{self:?} is for GPUs alone")
+    }
 
     /// The same on GPUs, where it is written for them.
     #[cfg(feature = "cube")]

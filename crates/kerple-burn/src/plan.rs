@@ -213,6 +213,14 @@ impl Default for LinearPlan {
 }
 
 impl LinearPlan {
+    /// Features of rows of this width.
+    pub fn width(&self, rows: usize) -> usize {
+        match self.features {
+            FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => self.count,
+            FeatureKind::Relu | FeatureKind::Elu => rows,
+        }
+    }
+
     /// What sums of exponentials must do; `None` for a tolerance or an amplitude that there is no grid for.
     pub fn demand(&self) -> Option<Demand> {
         let tolerance = match self.tolerance {

@@ -4,12 +4,14 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kerple_burn::device::Name;
-use kerple_burn::forms::{Positions, Scores, Sight};
+use kerple_burn::forms::{Exponentials, Fading, Positions, Scores, Sight};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::Norm;
 use kerple_burn::ops::attention::{Scoring, attention};
+use kerple_burn::ops::linear_attention::{Linear, linear_attention};
 use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::ops::norm::Kind;
+use kerple_burn::plan::{FeatureKind, LinearPlan};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -147,5 +149,55 @@ fn the_loss_is_that_of_the_processor_in_pieces_too() {
         let (expected, found) = (loss_of(&Device::flex(), sizes, how), loss_of(&device, sizes, how));
         // f32 on both sides, sums over a vocabulary in other orders
         assert_same(&found, &expected, 2e-5, &format!("{sizes:?} {how:?}"));
+    }
+}
+
+/// Output of linear attention, and gradients in queries, keys, values and a decay.
+fn linear_of(
+    device: &Device,
+    len: usize,
+    (features, fades, lengths): (FeatureKind, bool, Option<&[usize]>),
+) -> Vec<Vec<f32>> {
+    const HEADS: usize = 2;
+    let device = device.clone().autodiff();
+    let mut rng = ChaCha8Rng::seed_from_u64(11);
+    let mut random = |shape: &[usize], least: f32| {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(least..1.0)).collect();
+        TensorData::new(values, shape.to_vec())
+    };
+    let own = [(); 3].map(|()| Tensor::<4>::from_data(random(&[2, HEADS, len, 6], -1.0), &device).require_grad());
+    let mut table = |columns: usize| Tensor::<2>::from_data(random(&[HEADS, columns], 0.2), &device).require_grad();
+    let decay = fades.then(|| [table(256), table(3)]);
+    let beyond = |weights: &Tensor<2>| Exponentials {
+        weights: weights.clone(),
+        rates: [0.001, 0.02, 0.3, 0.0, 0.05, 1.0].into(),
+    };
+    let fading =
+        decay.as_ref().map(|[near, weights]| Fading { near: near.clone(), beyond: Some(beyond(weights)) }.into());
+    let positions = Positions { fading, lengths: lengths.map(Into::into), ..Positions::default() };
+    let plan = LinearPlan { features, count: 8, ..LinearPlan::default() };
+    let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, Engine::Fused);
+    let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
+    let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
+    let mut found = vec![get(out.without_autodiff().reshape([-1]))];
+    found.extend(own.map(|x| get(x.grad_remove(&mut gradients).unwrap().reshape([-1]))));
+    found.extend(decay.into_iter().flatten().map(|x| get(x.grad_remove(&mut gradients).unwrap().reshape([-1]))));
+    found
+}
+
+#[test]
+fn linear_attention_is_that_of_the_processor() {
+    let device = gpu();
+    for (len, how) in [
+        (400, (FeatureKind::Elu, true, None)),
+        (300, (FeatureKind::Favor, true, Some(&[300, 201][..]))),
+        (300, (FeatureKind::FavorJax, false, None)),
+        (40, (FeatureKind::ReluRf, false, None)),
+        (40, (FeatureKind::Relu, true, Some(&[17, 40]))),
+    ] {
+        let (expected, found) = (linear_of(&Device::flex(), len, how), linear_of(&device, len, how));
+        assert!(expected.iter().flatten().all(|value| value.is_finite()));
+        // f32 on both sides, exponentials and quotients of sums in other orders
+        assert_same(&found, &expected, 2e-5, &format!("{len} {how:?}"));
     }
 }

@@ -6,12 +6,11 @@
 //! time. Nothing here needs planes of units or matrix units, so it runs wherever compute shaders do; neither does it use
 //! them, which is what a faster kernel for one device would begin with.
 
-#[cfg(feature = "cuda-source")]
-pub mod cuda_source;
-mod decode;
-mod forward;
-mod keys;
-mod queries;
+pub(crate) mod decode;
+pub(crate) mod diagonals;
+pub(crate) mod forward;
+pub(crate) mod keys;
+pub(crate) mod queries;
 mod slopes;
 pub mod tile;
 
@@ -26,9 +25,9 @@ use tile::{Has, SizesLaunch, Tile};
 /// Arrays that a kernel of the backward takes, and one for what else it is told.
 const BINDINGS: u32 = 14;
 /// Cubes that share the work of a backward with tables, about; each has a row of gradients for itself.
-const SHARES: usize = 512;
+pub(crate) const SHARES: usize = 512;
 /// Units of a cube where a unit takes a value by itself, at most.
-const EACH: usize = 64;
+pub(crate) const EACH: usize = 64;
 /// Up to how many queries are decoded rather than put into tiles.
 const DECODED: usize = 4;
 
@@ -171,7 +170,7 @@ impl<'a> Attention<'a> {
             self.tile,
             self.has([false; 2]),
         );
-        let (count, dim) = self.each(rows * head_dim);
+        let (count, dim) = each(self.client, rows * head_dim);
         decode::of_rows::launch(
             self.client,
             count,
@@ -199,7 +198,7 @@ impl<'a> Attention<'a> {
         let Dims { batch, heads, queries, head_dim, .. } = self.dims;
         let rows = batch * heads * queries;
         let delta = self.room(rows);
-        let (count, dim) = self.each(rows);
+        let (count, dim) = each(self.client, rows);
         queries::row_products::launch(
             self.client,
             count,
@@ -256,15 +255,8 @@ impl<'a> Attention<'a> {
             self.has(wanted),
         );
         let [of_bias, of_weight] = parts;
-        let sum = |(parts, len): (Handle, usize), wanted: bool| {
-            wanted.then(|| {
-                let to = self.room(heads * columns);
-                let (count, dim) = self.each(heads * columns);
-                let [batch, heads, slots, columns] = [batch, heads, slots, columns].map(|size| size as u32);
-                let sum = array(&to, (heads * columns) as usize);
-                queries::add_up::launch(self.client, count, dim, array(&parts, len), sum, batch, heads, slots, columns);
-                to
-            })
+        let sum = |(parts, _): (Handle, usize), wanted: bool| {
+            wanted.then(|| diagonals::added(self.client, &parts, [batch, heads, slots, columns]))
         };
         (d_q, [sum(of_bias, wanted[0]), sum(of_weight, wanted[1])])
     }
@@ -364,15 +356,15 @@ impl<'a> Attention<'a> {
     fn room(&self, values: usize) -> Handle {
         self.client.empty(values * size_of::<f32>())
     }
-
-    /// A unit for each of these.
-    fn each(&self, values: usize) -> (CubeCount, CubeDim) {
-        let dim = CubeDim::new_1d(self.client.properties().hardware.max_units_per_cube.min(EACH as u32));
-        (calculate_cube_count_elemwise(self.client, values, dim), dim)
-    }
 }
 
-fn array(handle: &Handle, len: usize) -> BufferArg {
+/// A unit for each of these.
+pub(crate) fn each(client: &Client, values: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(client.properties().hardware.max_units_per_cube.min(EACH as u32));
+    (calculate_cube_count_elemwise(client, values, dim), dim)
+}
+
+pub(crate) fn array(handle: &Handle, len: usize) -> BufferArg {
     // SAFETY: the length is of what the caller's sizes say, and launches check every access against it.
     unsafe { BufferArg::from_raw_parts(handle.clone(), len) }
 }

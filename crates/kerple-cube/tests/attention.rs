@@ -2,9 +2,10 @@
 //!
 //! They run on a software renderer, unless `KERPLE_TEST_DEVICE` names a kind of device: `wgpu`, `vulkan`, `metal` or `cuda`.
 
-use cubecl::Device;
+mod common;
+
+use common::{client, random};
 use cubecl::client::Client;
-use cubecl::device::WgpuDeviceKind;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
 use kerple::attention::{self, Dims, Problem, Scores, Sight, Strides, Table, View, ViewMut, naive};
@@ -16,22 +17,6 @@ use rand_chacha::ChaCha8Rng;
 
 /// f32 against f64, of the largest value of an array: what products of a few hundred terms and exponentials lose.
 const TOLERANCE: f64 = 4e-6;
-
-fn client() -> Client {
-    // no software renderer stands in for a GPU
-    let gpu = || {
-        Device::wgpu(WgpuDeviceKind::DiscreteGpu(0))
-            .or_else(|_| Device::wgpu(WgpuDeviceKind::IntegratedGpu(0)))
-            .or_else(|_| Device::wgpu(WgpuDeviceKind::VirtualGpu(0)))
-    };
-    let device = match std::env::var("KERPLE_TEST_DEVICE").as_deref() {
-        Err(_) | Ok("wgpu:software") => Device::wgpu(WgpuDeviceKind::Cpu),
-        Ok("wgpu" | "vulkan" | "metal") => gpu(),
-        Ok("cuda") => Device::cuda(0),
-        Ok(other) => panic!("KERPLE_TEST_DEVICE={other}: wgpu, vulkan, metal or cuda"),
-    };
-    device.expect("a device; for tests without a GPU install Mesa's lavapipe").client()
-}
 
 /// A call with its inputs, which are `f32`, in f64.
 struct Case {
@@ -48,10 +33,6 @@ struct Case {
 }
 
 const SCALE: f64 = 0.375;
-
-fn random(rng: &mut ChaCha8Rng, count: usize, spread: f64) -> Vec<f64> {
-    (0..count).map(|_| f64::from((rng.random_range(-1.0..1.0) * spread) as f32)).collect()
-}
 
 #[derive(Clone, Copy)]
 struct Has {

@@ -5,10 +5,11 @@
 mod common;
 
 use burn::tensor::Device;
-use common::{Counting, assert_same_gradients, encoding, plan, plan_of};
+use common::{Counting, assert_same_gradients, encoding, plan, plan_of, plan_with};
 use kerple::encoding::METHODS;
 use kerple_burn::device::Name;
 use kerple_burn::parameters;
+use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, LinearPlan};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::host::Host;
 use kerple_lm::learner::{Learner, Settings, Update};
@@ -54,6 +55,18 @@ fn assert_same_training(plan: &Plan, what: &str) {
 fn every_method_trains_as_on_the_processor() {
     for kind in METHODS {
         assert_same_training(&plan(&encoding(kind), TrainConfig::default()), kind);
+    }
+}
+
+#[test]
+fn linear_attention_trains_as_on_the_processor() {
+    for (kind, features) in
+        [("kerple_log", FeatureKind::Favor), ("kerple_power", FeatureKind::Elu), ("rotary", FeatureKind::Relu)]
+    {
+        let attention = AttentionKind::Linear(LinearPlan { features, count: 16, ..LinearPlan::default() });
+        let block = BlockPlan { attention, ..BlockPlan::default() };
+        let plan = plan_with(&encoding(kind), TrainConfig::default(), block);
+        assert_same_training(&plan, &format!("linear {kind}"));
     }
 }
 

@@ -1,11 +1,13 @@
 //! Linear attention: features of queries and keys instead of a softmax, see [`kerple::attention::linear`].
 
 mod composed;
+#[cfg(feature = "cube")]
+mod gpu;
 
 pub use composed::composed;
 
 use crate::array::Array;
-use crate::forms::{Code, Positions};
+use crate::forms::{Code, Fading, Positions};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::pass::{CODES, FEATURES, GATES, Pass};
 use crate::piece::Piece;
@@ -22,6 +24,9 @@ use std::sync::Arc;
 
 /// What has a kernel for it.
 const KERNELS: &[Target] = &[Target::Host];
+
+/// Most features that GPUs have kernels for.
+pub const MOST_ON_GPUS: usize = 256;
 
 /// What a layer of linear attention is told besides its tensors.
 #[derive(Clone, Debug)]
@@ -45,16 +50,17 @@ pub fn linear_attention(
 ) -> Tensor<4> {
     if !engine.has_kernel(KERNELS, &q) {
         assert!(positions.piece.is_none(), "only fused operations take pieces");
+        #[cfg(feature = "cube")]
+        if engine == Engine::Fused && gpu::runs([&q, &v], linear, positions) {
+            return gpu::linear_attention([q, k, v], linear, positions);
+        }
         return composed([q, k, v], linear, positions);
     }
     let dtype = q.dtype();
     let mut inputs = Inputs::default();
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
     let code = positions.code.as_ref().map(|code| (inputs.add(code.joined(dtype)), code.clone()));
-    let fading = positions.fading.as_ref().map(|fading| Places {
-        near: inputs.add(fading.near.clone()),
-        beyond: fading.beyond.as_ref().map(|beyond| (inputs.add(beyond.weights.clone()), beyond.rates.clone())),
-    });
+    let fading = positions.fading.as_ref().map(|fading| Places::add(fading, &mut inputs));
     let gates = positions.clock.as_ref().map(|clock| inputs.add(clock.gates().clone()));
     let core = Core {
         own,
@@ -201,6 +207,12 @@ struct Places {
 }
 
 impl Places {
+    fn add(fading: &Fading, inputs: &mut Inputs) -> Places {
+        let Fading { near, beyond } = fading;
+        let beyond = beyond.as_ref().map(|beyond| (inputs.add(beyond.weights.clone()), beyond.rates.clone()));
+        Places { near: inputs.add(near.clone()), beyond }
+    }
+
     fn all(&self) -> impl Iterator<Item = usize> {
         [self.near].into_iter().chain(self.beyond.as_ref().map(|(weights, _)| *weights))
     }

@@ -181,7 +181,7 @@ pub fn run(args: &Bench) -> Outcome {
     let device = args.hardware.device;
     if device != Name::Cpu && matches!(args.work, Work::Decode | Work::Linear) {
         return Err(Failure::misuse(
-            format!("--device {device}: this work has no kernels there"),
+            format!("--device {device}: this work is not timed there"),
             "attention, step and eval are timed on GPUs; decoding and linear attention on the processor",
         ));
     }

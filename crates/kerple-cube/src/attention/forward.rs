@@ -35,6 +35,7 @@ pub(crate) fn attend(
     let head = CUBE_POS_Y as usize;
     let batch = CUBE_POS_Z as usize;
     let queries = sizes.queries as usize;
+    let keys = sizes.keys as usize;
     let at = place(head, batch, &sizes, comptime!(tile.head_dim));
 
     let mut left = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
@@ -56,7 +57,7 @@ pub(crate) fn attend(
     let end = end_key(first + size, length, &sizes);
     let mut from = first_key(first, &sizes);
     while from < end {
-        multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, &sizes, tile);
+        multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, queries, keys, tile);
         #[unroll]
         for i in 0..each {
             let mut largest = f32::new(LOWEST);
@@ -105,7 +106,7 @@ pub(crate) fn attend(
         #[unroll]
         for c in 0..chunks {
             sync_cube();
-            load(&mut right, v, at.theirs, from, sizes.keys as usize, comptime!(c * tile.chunk()), tile);
+            load(&mut right, v, at.theirs, from, keys, comptime!(c * tile.chunk()), tile);
             sync_cube();
             add_weighted(&mut sums, &weights, &right, c, false, tile);
         }

@@ -1,8 +1,8 @@
 //! The gradients in keys and values: a cube takes a tile of keys and goes over the queries that see them, head by head of
 //! those that read it.
 
-use super::slopes::{share, slope, weigh};
-use super::tile::{Has, Sizes, Tile, add_weighted, clear, length, load, multiply, place, position, store};
+use super::slopes::{slope, weigh};
+use super::tile::{Has, Sizes, Tile, add_weighted, clear, length, load, multiply, place, position, share, store};
 use cubecl::prelude::*;
 
 /// The first query that sees some key from `from` on.
@@ -45,6 +45,7 @@ pub(crate) fn of_keys(
     let from = CUBE_POS_X as usize * size;
     let batch = CUBE_POS_Z as usize;
     let queries = sizes.queries as usize;
+    let keys = sizes.keys as usize;
     let group = sizes.group as usize;
     let theirs = place(CUBE_POS_Y as usize * group, batch, &sizes, comptime!(tile.head_dim)).theirs;
 
@@ -65,8 +66,8 @@ pub(crate) fn of_keys(
         let at = place(head, batch, &sizes, comptime!(tile.head_dim));
         let mut first = first_query(from, &sizes);
         while first < end {
-            multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, &sizes, tile);
-            multiply(&mut slopes, &mut left, &mut right, d_out, v, &at, first, from, &sizes, tile);
+            multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, queries, keys, tile);
+            multiply(&mut slopes, &mut left, &mut right, d_out, v, &at, first, from, queries, keys, tile);
             slope(
                 &mut scores,
                 &mut slopes,
@@ -110,6 +111,6 @@ pub(crate) fn of_keys(
             first += size;
         }
     }
-    store(d_k, &sums_k, sizes.scale, theirs, from, sizes.keys as usize, tile);
-    store(d_v, &sums_v, 1.0f32, theirs, from, sizes.keys as usize, tile);
+    store(d_k, &sums_k, sizes.scale, theirs, from, keys, tile);
+    store(d_v, &sums_v, 1.0f32, theirs, from, keys, tile);
 }

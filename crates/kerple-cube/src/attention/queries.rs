@@ -2,11 +2,12 @@
 //!
 //! Cubes share the tiles of queries of a head in a fixed way: cube `s` of `slots` takes every `slots`-th. Each has a row of
 //! the tables' gradients for itself, `[B, H, slots, C]` in all, to which it adds the diagonals of its tiles; a column of it
-//! is always the same unit's. [`add_up()`] then sums the rows in order: no atomics, and the same bits every time.
+//! is always the same unit's. [`add_up()`](super::diagonals::add_up) then sums the rows in order: no atomics, and the same bits every time.
 
-use super::slopes::{share, slope, weigh};
+use super::diagonals::add_diagonals;
+use super::slopes::{slope, weigh};
 use super::tile::{
-    Has, Sizes, Tile, add_weighted, clear, end_key, first_key, length, load, multiply, place, position, store,
+    Has, Sizes, Tile, add_weighted, clear, end_key, first_key, length, load, multiply, place, position, share, store,
 };
 use cubecl::prelude::*;
 
@@ -20,42 +21,6 @@ pub(crate) fn row_products(out: &[f32], d_out: &[f32], delta: &mut [f32], rows: 
             sum += out[row * head_dim + feature] * d_out[row * head_dim + feature];
         }
         delta[row] = sum;
-    }
-}
-
-/// Adds the diagonals of a tile to a row of a table's gradient; `first` is the column of the diagonal that lies furthest to
-/// the upper right.
-#[cube]
-fn add_diagonals(
-    to: &mut [f32],
-    base: usize,
-    tile_values: &Shared<[f32]>,
-    first: i32,
-    sizes: &Sizes,
-    #[comptime] tile: Tile,
-) {
-    let size = comptime!(tile.size());
-    let pitch = comptime!(tile.pitch());
-    let units = comptime!(tile.units() as i32);
-    let last = comptime!(2 * tile.size() as i32 - 1);
-    // the unit of a column is the same for all tiles, and a remainder is taken of what is not negative
-    let mut behind = (UNIT_POS as i32 - first) % units;
-    if behind < 0 {
-        behind += units;
-    }
-    while behind < last {
-        let column = first + behind;
-        if column >= 0 && column < sizes.columns as i32 {
-            let diagonal = behind as usize;
-            let start = select(diagonal + 1 > size, diagonal + 1 - size, 0usize);
-            let end = select(diagonal + 1 < size, diagonal + 1, size);
-            let mut sum = 0.0f32;
-            for row in start..end {
-                sum += tile_values[row * pitch + row + size - 1 - diagonal];
-            }
-            to[base + column as usize] += sum;
-        }
-        behind += units;
     }
 }
 
@@ -85,6 +50,7 @@ pub(crate) fn of_queries(
     let head = CUBE_POS_Y as usize;
     let batch = CUBE_POS_Z as usize;
     let queries = sizes.queries as usize;
+    let keys = sizes.keys as usize;
     let columns = sizes.columns as usize;
     let at = place(head, batch, &sizes, comptime!(tile.head_dim));
     let table = (at.unit * sizes.slots as usize + CUBE_POS_X as usize) * columns;
@@ -116,8 +82,8 @@ pub(crate) fn of_queries(
         let end = end_key(first + size, length, &sizes);
         let mut from = first_key(first, &sizes);
         while from < end {
-            multiply(&mut slopes, &mut left, &mut right, d_out, v, &at, first, from, &sizes, tile);
-            multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, &sizes, tile);
+            multiply(&mut slopes, &mut left, &mut right, d_out, v, &at, first, from, queries, keys, tile);
+            multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, queries, keys, tile);
             slope(
                 &mut scores,
                 &mut slopes,
@@ -139,7 +105,7 @@ pub(crate) fn of_queries(
             let diagonal = sizes.origin + position(first, &sizes) - from as i32 - comptime!(tile.size() as i32 - 1);
             if comptime!(has.bias_gradient) {
                 sync_cube();
-                add_diagonals(d_bias, table, &shared, diagonal, &sizes, tile);
+                add_diagonals(d_bias, table, &shared, diagonal, columns as i32, tile);
             }
             if comptime!(has.weight) {
                 if comptime!(has.weight_gradient) {
@@ -150,7 +116,7 @@ pub(crate) fn of_queries(
                     sync_cube();
                     share(&mut shared, &scores, tile);
                     sync_cube();
-                    add_diagonals(d_weight, table, &shared, diagonal, &sizes, tile);
+                    add_diagonals(d_weight, table, &shared, diagonal, columns as i32, tile);
                 }
                 weigh(&mut slopes, first, from, head, length, weight, &sizes, tile);
                 sync_cube();
@@ -161,7 +127,7 @@ pub(crate) fn of_queries(
                 sync_cube();
                 // a head of one chunk has its keys there still
                 if comptime!(tile.chunks() > 1) {
-                    load(&mut right, k, at.theirs, from, sizes.keys as usize, comptime!(c * tile.chunk()), tile);
+                    load(&mut right, k, at.theirs, from, keys, comptime!(c * tile.chunk()), tile);
                     sync_cube();
                 }
                 add_weighted(&mut sums, &shared, &right, c, false, tile);
@@ -170,23 +136,5 @@ pub(crate) fn of_queries(
         }
         store(d_q, &sums, sizes.scale, at.own, first, queries, tile);
         first += sizes.slots as usize * size;
-    }
-}
-
-/// Sums rows of `[B, H, slots, C]` into `[H, C]`, a column a unit, in their order.
-#[cube(launch)]
-pub(crate) fn add_up(parts: &[f32], to: &mut [f32], batch: u32, heads: u32, slots: u32, columns: u32) {
-    let at = ABSOLUTE_POS;
-    if at < (heads * columns) as usize {
-        let head = at / columns as usize;
-        let column = at % columns as usize;
-        let mut sum = 0.0f32;
-        for b in 0..batch as usize {
-            for slot in 0..slots as usize {
-                let row = (b * heads as usize + head) * slots as usize + slot;
-                sum += parts[row * columns as usize + column];
-            }
-        }
-        to[at] = sum;
     }
 }

@@ -84,20 +84,3 @@ pub(crate) fn weigh(
         }
     }
 }
-
-/// Writes a unit's values into a tile in shared memory.
-#[cube]
-pub(crate) fn share(to: &mut Shared<[f32]>, values: &Array<f32>, #[comptime] tile: Tile) {
-    let side = comptime!(tile.side);
-    let each = comptime!(tile.each);
-    let pitch = comptime!(tile.pitch());
-    let row = UNIT_POS as usize / side;
-    let column = UNIT_POS as usize % side;
-    #[unroll]
-    for i in 0..each {
-        #[unroll]
-        for j in 0..each {
-            to[(row + i * side) * pitch + column + j * side] = values[i * each + j];
-        }
-    }
-}

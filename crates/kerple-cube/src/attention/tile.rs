@@ -9,6 +9,9 @@ use kerple::attention::Dims;
 /// Stands for minus infinity, which not every shading language can write.
 pub(crate) const LOWEST: f32 = -3.0e38;
 
+/// Features of a chunk, about, of rows whose width is not a head's.
+const WIDEST: usize = 80;
+
 /// Sizes of a tile.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Tile {
@@ -41,6 +44,17 @@ impl Tile {
         let fits = |tile: &Tile| tile.shared() <= shared && tile.units() <= units;
         let found = sides.into_iter().map(tile).find(fits);
         found.unwrap_or_else(|| panic!("{shared} bytes of shared memory and {units} units are too few for a tile"))
+    }
+
+    /// The same tile over rows of another width, in as few chunks as have room.
+    pub(crate) fn over(self, width: usize) -> Tile {
+        let chunks = width.div_ceil(WIDEST);
+        Tile { wide: width.div_ceil(chunks * self.side), head_dim: width, ..self }
+    }
+
+    /// The same over chunks that are as wide as the tile itself, which then lie as its scores do.
+    pub(crate) fn square(self) -> Tile {
+        Tile { wide: self.each, ..self }
     }
 
     /// Scores along a side.
@@ -157,6 +171,22 @@ pub(crate) fn load(
     feature: usize,
     #[comptime] tile: Tile,
 ) {
+    load_either(to, from, base, first, rows, feature, false, tile);
+}
+
+/// The same where the array may be `turned`: `[head_dim, rows]`.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "as above")]
+pub(crate) fn load_either(
+    to: &mut Shared<[f32]>,
+    from: &[f32],
+    base: usize,
+    first: usize,
+    rows: usize,
+    feature: usize,
+    #[comptime] turned: bool,
+    #[comptime] tile: Tile,
+) {
     let width = comptime!(tile.chunk());
     let line = comptime!(tile.line());
     let head_dim = comptime!(tile.head_dim);
@@ -168,7 +198,11 @@ pub(crate) fn load(
         let column = at % width;
         let mut value = 0.0f32;
         if first + row < rows && feature + column < head_dim {
-            value = from[base + (first + row) * head_dim + feature + column];
+            if comptime!(turned) {
+                value = from[base + (feature + column) * rows + first + row];
+            } else {
+                value = from[base + (first + row) * head_dim + feature + column];
+            }
         }
         to[row * line + column] = value;
         at += units;
@@ -214,15 +248,16 @@ pub(crate) fn multiply(
     head: &Head,
     first: usize,
     from: usize,
-    sizes: &Sizes,
+    queries: usize,
+    keys: usize,
     #[comptime] tile: Tile,
 ) {
     clear(products, comptime!(tile.each * tile.each));
     #[unroll]
     for c in 0..comptime!(tile.chunks()) {
         sync_cube();
-        load(left, of_queries, head.own, first, sizes.queries as usize, comptime!(c * tile.chunk()), tile);
-        load(right, of_keys, head.theirs, from, sizes.keys as usize, comptime!(c * tile.chunk()), tile);
+        load(left, of_queries, head.own, first, queries, comptime!(c * tile.chunk()), tile);
+        load(right, of_keys, head.theirs, from, keys, comptime!(c * tile.chunk()), tile);
         sync_cube();
         add_products(products, &*left, &*right, tile);
     }
@@ -309,6 +344,23 @@ pub(crate) fn clear(values: &mut Array<f32>, #[comptime] len: usize) {
     #[unroll]
     for i in 0..len {
         values[i] = 0.0f32;
+    }
+}
+
+/// Writes a unit's values into a tile in shared memory.
+#[cube]
+pub(crate) fn share(to: &mut Shared<[f32]>, values: &Array<f32>, #[comptime] tile: Tile) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
+    let pitch = comptime!(tile.pitch());
+    let row = UNIT_POS as usize / side;
+    let column = UNIT_POS as usize % side;
+    #[unroll]
+    for i in 0..each {
+        #[unroll]
+        for j in 0..each {
+            to[(row + i * side) * pitch + column + j * side] = values[i * each + j];
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use super::Head;
 use crate::config::Readout;
 use crate::layers::{Layer, LayerKind, Window};
 use kerple::encoding::{Encoding, Entry, Geometry};
+use kerple_burn::ops::linear_attention::MOST_ON_GPUS;
 use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, SinkKind, Sizes};
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
@@ -105,8 +106,8 @@ impl ModelPlan {
     }
 
     /// What of its attention has no kernel on GPUs and runs there as plain operations, in memory that grows with the square of
-    /// the length; `main` stands where layers name no other.
-    pub fn composed_on_gpus(&self, main: &Encoding) -> Vec<String> {
+    /// the length, in the model that a text or this task is learned with; `main` stands where layers name no other.
+    pub fn composed_on_gpus(&self, main: &Encoding, task: Option<&TaskConfig>) -> Vec<String> {
         let of_encoding = |encoding: &Encoding| match encoding.entry() {
             Entry::Map { .. } => Some(format!("the score map of {}", encoding.label())),
             Entry::Gates => Some(format!("the gates of {}", encoding.label())),
@@ -115,9 +116,14 @@ impl ModelPlan {
         };
         let mut found: Vec<String> = Vec::new();
         for layer in self.every_layer(main) {
-            let linear = layer.attention.linear().map(|_| "linear attention".to_owned());
-            let softmax = |encoding| linear.is_none().then(|| of_encoding(encoding)).flatten();
-            found.extend(softmax(layer.encoding).into_iter().chain(linear.clone()));
+            found.extend(match layer.attention.linear() {
+                None => of_encoding(layer.encoding),
+                Some(_) if Head::of(task).sees_ahead() => Some("linear attention in both directions".to_owned()),
+                Some(linear) if linear.width(self.head_dim) > MOST_ON_GPUS => {
+                    Some(format!("linear attention with more than {MOST_ON_GPUS} features"))
+                }
+                Some(_) => of_encoding(layer.encoding).map(|what| format!("linear attention with {what}")),
+            });
         }
         found.extend(self.block.soft_cap.map(|_| "capped scores".to_owned()));
         found.extend((self.block.sink != SinkKind::None).then(|| "sinks".to_owned()));

@@ -40,7 +40,7 @@ mod state;
 mod tests;
 pub mod toeplitz;
 
-pub use decay::{Decay, DecayGradient};
+pub use decay::{Decay, DecayGradient, IN_F32, shapes};
 pub use state::{Later, State};
 
 use super::{Strides, View, ViewMut};

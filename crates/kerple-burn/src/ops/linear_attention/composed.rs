@@ -14,18 +14,7 @@ use std::f64::consts::TAU;
 /// position.
 pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Positions) -> Tensor<4> {
     let ([_, _, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
-    let (q, k) = match &positions.code {
-        Some(code) => {
-            let contract = |x: Tensor<4>, side: usize, first: usize| {
-                let len = x.dims()[2];
-                contracted(x, codes(code, linear, positions, side, (first..first + len, keys)))
-            };
-            (contract(q, 0, keys - queries), contract(k, 1, 0))
-        }
-        None => (q, k),
-    };
-    let omega = linear.omega(q.dims()[3], &positions.pass);
-    let (q, k) = (features(q, linear, &omega, true), features(k, linear, &omega, false));
+    let [q, k] = featured([q, k], linear, positions);
     let mut products = q.matmul(k.swap_dims(2, 3));
     if let Some(fading) = &positions.fading {
         products = products * decays(fading, positions, [queries, keys]);
@@ -37,16 +26,38 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
     }
     let products = products.mask_fill(positions.hidden([queries, keys], &v.device()), 0.0);
     let sums = products.clone().sum_dim(3);
+    quotient(products.matmul(v), sums, linear)
+}
+
+/// Features of queries and keys, of coded ones where there is a code.
+pub(super) fn featured([q, k]: [Tensor<4>; 2], linear: &Linear, positions: &Positions) -> [Tensor<4>; 2] {
+    let (queries, keys) = (q.dims()[2], k.dims()[2]);
+    let [q, k] = match &positions.code {
+        Some(code) => {
+            let contract = |x: Tensor<4>, side: usize, first: usize| {
+                let len = x.dims()[2];
+                contracted(x, codes(code, linear, positions, side, (first..first + len, keys)))
+            };
+            [contract(q, 0, keys - queries), contract(k, 1, 0)]
+        }
+        None => [q, k],
+    };
+    let omega = linear.omega(q.dims()[3], &positions.pass);
+    [features(q, linear, &omega, true), features(k, linear, &omega, false)]
+}
+
+/// Weighted values `[B, H, Q, D]` by the guarded sums of their weights, `[B, H, Q, 1]`.
+pub(super) fn quotient(values: Tensor<4>, sums: Tensor<4>, linear: &Linear) -> Tensor<4> {
     let sums = match guard(linear.plan.features) {
         Guard::Nothing => sums,
         Guard::Add(epsilon) => sums + epsilon,
         Guard::Small(epsilon) => {
             let small = sums.clone().abs().lower_equal_elem(epsilon);
-            sums + small.float().cast(v.dtype()) * (2.0 * epsilon)
+            sums + small.float().cast(values.dtype()) * (2.0 * epsilon)
         }
     };
     let nothing = sums.clone().equal_elem(0.0);
-    products.matmul(v) / sums.mask_fill(nothing, 1.0)
+    values / sums.mask_fill(nothing, 1.0)
 }
 
 /// The factor of every pair, `[B, H, Q, K]`, or `[1, H, Q, K]` where all sequences are alike; that of pairs which do not count

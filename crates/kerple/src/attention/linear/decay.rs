@@ -17,6 +17,9 @@ use crate::Number;
 use crate::features::hash_numbers;
 use std::hash::{DefaultHasher, Hash};
 
+/// What sums of `f32` products leave of the tolerance of [`shapes`]; those of `f64` are as exact as they are.
+pub const IN_F32: f64 = 1e-7;
+
 /// `a_h(d)`: `near[h][d]` inside of a chunk and towards those that are met one by one, `sum_k weights[h][k] exp(-rates[h][k] d)`
 /// for others.
 ///
@@ -118,8 +121,7 @@ impl<T: Number> Terms<T> {
         };
         let rates = &decay.rates[head * decay.terms..][..decay.terms];
         let weights = &decay.weights[head * decay.terms..][..decay.terms];
-        // what f32 products leave of it; sums of f64 are as exact as they are
-        let (rows, shape) = shapes(rates, if size_of::<T>() == 4 { 1e-7 } else { 1e-12 });
+        let (rows, shape) = shapes(rates, if size_of::<T>() == 4 { IN_F32 } else { 1e-12 });
         let faded = |rate: f64, d: usize| (-rate * d as f64).exp();
         let across = |k: usize, m: usize| faded(rates[k], decay.met - CHUNK + 1 + rows[m]);
         let (terms, shapes) = (rates.len(), rows.len());
@@ -173,11 +175,11 @@ impl<T: Number> Terms<T> {
     }
 }
 
-/// Rows `t_m` of a chunk, and `b_m(t)`, `[J, CHUNK]`, such that `e^(-rate t)` of every rate is within a tolerance of
+/// Rows `t_m` of a chunk, J of them, and `b_m(t)`, `[J, CHUNK]`, such that `e^(-rate t)` of every rate is within a tolerance of
 /// `sum_m e^(-rate t_m) b_m(t)`.
 ///
 /// Gram-Schmidt over the columns `e^(-rate_k t)`, each time the one that is furthest from what those before it span.
-fn shapes(rates: &[f64], tolerance: f64) -> (Vec<usize>, Vec<f64>) {
+pub fn shapes(rates: &[f64], tolerance: f64) -> (Vec<usize>, Vec<f64>) {
     let column = |t: usize| rates.iter().map(|rate| (-rate * t as f64).exp()).collect::<Vec<f64>>();
     let mut rest: Vec<Vec<f64>> = (0..CHUNK).map(column).collect();
     let (mut rows, mut along): (Vec<usize>, Vec<Vec<f64>>) = Default::default();

@@ -1,0 +1,99 @@
+//! The kernels as the CUDA C++ that NVIDIA's compiler gets of them, made without a device.
+//!
+//! For seeing what becomes of them on a GPU that is not at hand: whether they compile, registers, spills. What runs goes through
+//! [`Attention`](crate::attention::Attention) and [`Linear`](crate::linear::Linear).
+
+mod attention;
+mod linear;
+
+use cubecl::ir::features::Features;
+use cubecl::ir::{AddressType, DeviceIdentity, DeviceProperties, HardwareProperties, MemoryDeviceProperties};
+use cubecl::prelude::*;
+use cubecl::profile::TimingMethod;
+use cubecl::{CompilationError, Compiler, define_kernel};
+use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures};
+use cubecl_cpp::target::Cuda;
+use std::sync::Arc;
+
+/// A kernel as source.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Its name, and which of the optional arrays it has.
+    pub name: String,
+    /// CUDA C++.
+    pub code: String,
+    /// Units of a cube, CUDA's threads of a block.
+    pub units: usize,
+    /// Bytes of shared memory that a launch asks for.
+    pub shared: usize,
+}
+
+/// Shared memory and units of a cube of the GPU that sources are for, of NVIDIA's Hopper generation.
+const HOPPER: (usize, usize) = (227 << 10, 1024);
+
+/// What a kernel may ask of the device while it is written.
+fn properties() -> Arc<DeviceProperties> {
+    let (shared, units) = HOPPER;
+    let hardware = HardwareProperties {
+        load_width: 128,
+        vector_register_count: None,
+        plane_size_min: 32,
+        plane_size_max: 32,
+        max_bindings: 1024,
+        max_shared_memory_size: shared,
+        max_cube_count: (i32::MAX as u32, u32::from(u16::MAX), u32::from(u16::MAX)),
+        max_units_per_cube: units as u32,
+        max_cube_dim: (1024, 1024, 64),
+        num_streaming_multiprocessors: None,
+        num_tensor_cores: None,
+        min_tensor_cores_dim: None,
+        num_cpu_cores: None,
+        last_level_cache_size: None,
+        max_vector_size: VectorSize::MAX,
+        cube_mma_reserved_shared_memory: 0,
+    };
+    let identity = DeviceIdentity { name: "none".to_owned(), fingerprint: "none".to_owned(), physical: None };
+    let memory = MemoryDeviceProperties::new(u64::MAX, 512);
+    let mut properties = DeviceProperties::new(Features::default(), memory, hardware, TimingMethod::Device, identity);
+    cubecl_cpp::register_supported_types(&mut properties);
+    Arc::new(properties)
+}
+
+/// Writes kernels as a launch would.
+struct Writer {
+    properties: Arc<DeviceProperties>,
+}
+
+type Properties = Arc<DeviceProperties>;
+type Targets = Arc<TargetProperties>;
+
+impl Writer {
+    fn source<K: CubeKernel>(
+        &self,
+        name: &str,
+        units: usize,
+        kernel: impl FnOnce(KernelSettings, Properties, Targets) -> K,
+    ) -> Result<Source, CompilationError> {
+        let settings =
+            KernelSettings::new(CubeDim::new_1d(units as u32).into(), ExecutionMode::Checked, AddressType::U32);
+        let definition = define_kernel(&kernel(settings, self.properties.clone(), Arc::default()))?;
+        let features = CppSupportedFeatures { fast_math: true, dp4a: true, ..Default::default() };
+        let options = CompilationOptions { supports_features: features, ..Default::default() };
+        let compiled = CppCompiler::<Cuda>::default().compile(definition, &options)?;
+        Ok(Source { name: name.to_owned(), code: compiled.source, units, shared: compiled.shared_memory_size })
+    }
+}
+
+/// An array that a kernel takes.
+fn array() -> BufferCompilationArg {
+    BufferCompilationArg { inplace: None }
+}
+
+/// Every kernel for heads of this many features.
+///
+/// # Errors
+/// When CubeCL cannot write one.
+pub fn sources(head_dim: usize) -> Result<Vec<Source>, CompilationError> {
+    let writer = Writer { properties: properties() };
+    Ok([writer.attention(head_dim)?, writer.linear(head_dim)?].concat())
+}

@@ -1,0 +1,101 @@
+//! Attention without tables, with a learned bias, and with bias, weight and padding.
+
+use super::{HOPPER, Source, Writer, array};
+use crate::attention::tile::{Has, SizesCompilationArg, Tile};
+use crate::attention::{EACH, decode, diagonals, forward, keys, queries};
+use cubecl::CompilationError;
+
+impl Writer {
+    pub(super) fn attention(&self, head_dim: usize) -> Result<Vec<Source>, CompilationError> {
+        let ((shared, units), a) = (HOPPER, array);
+        let tile = Tile::fitting(head_dim, shared, units);
+        let nothing = Has { bias: false, weight: false, lengths: false, bias_gradient: false, weight_gradient: false };
+        let bias = Has { bias: true, bias_gradient: true, ..nothing };
+        let all = Has { weight: true, lengths: true, weight_gradient: true, ..bias };
+        let mut found = Vec::new();
+        for (what, has) in [("plain", nothing), ("bias", bias), ("all", all)] {
+            found.extend(self.of_choice(tile, what, has)?);
+        }
+        let products = |s, p, t| queries::row_products::RowProducts::new(s, p, t, a(), a(), a(), (), head_dim);
+        let sums = |s, p, t| diagonals::add_up::AddUp::new(s, p, t, a(), a(), (), (), (), ());
+        let rows = |s, p, t| decode::of_rows::OfRows::new(s, p, t, a(), a(), a(), a(), a(), (), (), head_dim);
+        found.push(self.source("row_products", EACH, products)?);
+        found.push(self.source("add_up", EACH, sums)?);
+        found.push(self.source("of_rows", EACH, rows)?);
+        Ok(found)
+    }
+
+    /// The kernels that are written anew for every choice of optional arrays.
+    fn of_choice(&self, tile: Tile, what: &str, has: Has) -> Result<Vec<Source>, CompilationError> {
+        let (units, a) = (tile.units(), array);
+        let sizes = || SizesCompilationArg {
+            heads: (),
+            group: (),
+            queries: (),
+            keys: (),
+            lowest: (),
+            highest: (),
+            columns: (),
+            origin: (),
+            slots: (),
+            scale: (),
+        };
+        let forward =
+            |s, p, t| forward::attend::Attend::new(s, p, t, a(), a(), a(), a(), a(), a(), a(), a(), sizes(), tile, has);
+        let queries = |s, p, t| {
+            let all = [(); 12].map(|()| a());
+            let [q, k, v, bias, weight, lengths, d_out, lse, delta, d_q, d_bias, d_weight] = all;
+            queries::of_queries::OfQueries::new(
+                s,
+                p,
+                t,
+                q,
+                k,
+                v,
+                bias,
+                weight,
+                lengths,
+                d_out,
+                lse,
+                delta,
+                d_q,
+                d_bias,
+                d_weight,
+                sizes(),
+                tile,
+                has,
+            )
+        };
+        let keys = |s, p, t| {
+            let [q, k, v, bias, weight, lengths, d_out, lse, delta, d_k, d_v] = [(); 11].map(|()| a());
+            keys::of_keys::OfKeys::new(
+                s,
+                p,
+                t,
+                q,
+                k,
+                v,
+                bias,
+                weight,
+                lengths,
+                d_out,
+                lse,
+                delta,
+                d_k,
+                d_v,
+                sizes(),
+                tile,
+                has,
+            )
+        };
+        let spans = |s, p, t| {
+            decode::of_spans::OfSpans::new(s, p, t, a(), a(), a(), a(), a(), a(), a(), a(), a(), sizes(), tile, has)
+        };
+        Ok(vec![
+            self.source(&format!("attend_{what}"), units, forward)?,
+            self.source(&format!("of_queries_{what}"), units, queries)?,
+            self.source(&format!("of_keys_{what}"), units, keys)?,
+            self.source(&format!("of_spans_{what}"), decode::UNITS, spans)?,
+        ])
+    }
+}
