@@ -17,6 +17,6 @@ install "$(ls "$wheels"/kerple-*.whl)[transformers]"
 
 # away from the sources, so that what is tested is what was installed
 cd "$root/target"
-if [ -z "${KERPLE:-}" ] && [ -x release/kerple ]; then export KERPLE=$root/target/release/kerple; fi
+unset KERPLE
 "$venv/bin/python" -c 'import kerple; print("kerple", kerple.__version__, "of", kerple.__file__)'
 "$venv/bin/pytest" -q -p no:cacheprovider "$root/python/tests"

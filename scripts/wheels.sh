@@ -27,9 +27,11 @@ venv=$(mktemp -d)
 trap 'rm -rf "$venv"' EXIT
 install "$own"
 (cd "$venv" && bin/python - <<'END')
-import kerple, sys
+import kerple, subprocess, sys
+from pathlib import Path
 bias, _ = kerple.table("kerple_log", heads=2, length=4)
 assert bias.shape == (2, 4) and (bias[:, 0] == 0).all() and (bias[:, 3] < bias[:, 1]).all() and "torch" not in sys.modules
+subprocess.run([Path(sys.executable).with_name("kerple"), "describe", "kerple_log"], check=True)
 print("kerple", kerple.__version__, kerple.instruction_set(), "of", kerple.__file__)
 END
 ls -l "$out"

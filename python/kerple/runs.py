@@ -18,6 +18,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -290,13 +291,14 @@ def _options(options: Mapping[str, Any]) -> list[str]:
     return told
 
 
-def _program() -> str:
-    program = os.environ.get("KERPLE") or shutil.which("kerple")
-    if program is None:
-        raise FileNotFoundError(
-            "the command `kerple` is not found: `cargo install --locked --path crates/kerple-cli`, or set KERPLE to its path"
-        )
-    return program
+def _program() -> list[str]:
+    """The command: the one that the environment names, or the package's own."""
+    named = os.environ.get("KERPLE")
+    if not named:
+        return [sys.executable, "-m", "kerple"]
+    if shutil.which(named) is None:
+        raise FileNotFoundError(f"KERPLE = {named!r}: there is no such program")
+    return [named]
 
 
 def _command(told: list[str], look: Callable[[], None] | None = None) -> str:
@@ -306,7 +308,7 @@ def _command(told: list[str], look: Callable[[], None] | None = None) -> str:
         CommandError: it failed; the message is its own. KeyboardInterrupt: Ctrl-C, after the command has saved what it had.
     """
     process = subprocess.Popen(
-        [_program(), *told], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"},
+        [*_program(), *told], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"},
         start_new_session=True,
     )  # fmt: skip
     try:

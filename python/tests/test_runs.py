@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sysconfig
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -13,8 +15,6 @@ import pytest
 from kerple import runs
 from kerple.runs import Run, Table
 
-COMMAND = os.environ.get("KERPLE") or shutil.which("kerple")
-needs_command = pytest.mark.skipif(COMMAND is None, reason="the command `kerple` is not installed; KERPLE is its path")
 CONFIG = Path(__file__).parent / "tiny.toml"
 
 
@@ -38,7 +38,6 @@ def trained(prepared):
     return run, rows
 
 
-@needs_command
 def test_a_run_is_trained_and_read(trained):
     run, rows = trained
     metrics = run.metrics
@@ -54,7 +53,6 @@ def test_a_run_is_trained_and_read(trained):
         run.weights(step=7)
 
 
-@needs_command
 def test_evaluating_and_sampling(trained):
     run, _ = trained
     rows = run.evaluate(lengths=[32, 64])
@@ -66,7 +64,6 @@ def test_evaluating_and_sampling(trained):
         run.evaluate(no_such=1)
 
 
-@needs_command
 def test_kernels_and_pictures(trained):
     run, _ = trained
     last = run.kernels[-1]
@@ -78,7 +75,6 @@ def test_kernels_and_pictures(trained):
     xml.fromstring(f"<div>{run._repr_html_()}</div>")
 
 
-@needs_command
 def test_a_comparison(prepared):
     rows = []
     found = runs.compare(prepared / "run.toml", ["kerple_log", "alibi"], prepared / "both", callback=rows.append)
@@ -110,7 +106,6 @@ def same_weights(one, two):
     return all(np.array_equal(one[name], two[name]) for name in one)
 
 
-@needs_command
 def test_ctrl_c_stops_and_the_same_call_goes_on(prepared):
     """What was learned is kept, and the end is the same as without it."""
     steps = {"train.steps": 500, "train.log_every": 1}
@@ -125,7 +120,6 @@ def test_ctrl_c_stops_and_the_same_call_goes_on(prepared):
     assert same_weights(on, whole)
 
 
-@needs_command
 def test_ctrl_c_stops_a_comparison(prepared):
     def compare(callback=None):
         return runs.compare(
@@ -138,24 +132,37 @@ def test_ctrl_c_stops_a_comparison(prepared):
     assert len(found) == 2 and all(run.checkpoints[-1] == 400 for run in found.values())
 
 
-@needs_command
 def test_a_callback_that_fails_ends_the_training(prepared):
     with pytest.raises(ZeroDivisionError):
         runs.train(prepared / "run.toml", prepared / "failed", callback=lambda row: 1 / 0, set={"train.steps": 100_000})
     assert Run(prepared / "failed").checkpoints[-1] < 100_000
 
 
-@needs_command
 def test_what_the_command_says_is_the_error(prepared):
     with pytest.raises(runs.CommandError, match="error: "):
         runs.train(prepared / "missing.toml", prepared / "nothing")
 
 
 def test_a_command_that_is_not_there(monkeypatch):
-    monkeypatch.delenv("KERPLE", raising=False)
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(FileNotFoundError, match="cargo install"):
+    monkeypatch.setenv("KERPLE", "/nowhere/kerple")
+    with pytest.raises(FileNotFoundError, match="KERPLE = '/nowhere/kerple'"):
         runs._command(["--version"])
+
+
+def test_the_package_brings_the_command_along(prepared, tmp_path):
+    script = shutil.which("kerple", path=sysconfig.get_path("scripts"))
+
+    def called(*words):
+        return subprocess.run([script, *words], capture_output=True, text=True, cwd=tmp_path)
+
+    assert called("--version").stdout.startswith("kerple ")
+    assert called("describe", "t5", "--svg", "t5.svg").returncode == 0 and xml.parse(tmp_path / "t5.svg")
+    wrong = called("describe", "t6")
+    assert wrong.returncode == 2 and "there is no encoding `t6`" in wrong.stderr
+    # jobs call it again
+    config = str(prepared / "run.toml")
+    assert called("compare", "--config", config, "--encodings", "alibi", "--out", "jobs", "--slurm", "1").returncode == 0
+    assert f"{script} compare --config {config}" in (tmp_path / "jobs/slurm/array.sh").read_text()
 
 
 def write(folder, **files):

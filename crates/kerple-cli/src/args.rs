@@ -1,5 +1,6 @@
 //! The command line. Names are fixed: people and scripts rely on them.
 
+mod call;
 mod export;
 mod general;
 mod groups;
@@ -7,8 +8,7 @@ mod kernel;
 mod misuse;
 mod serve;
 
-use crate::failure::Failure;
-use clap::error::ErrorKind;
+pub use call::Call;
 use clap::{Args, Parser, Subcommand};
 pub use export::Export;
 pub use general::General;
@@ -17,7 +17,6 @@ use groups::{count, rope_scaling};
 pub use kernel::{Kernel, KernelCommand};
 use kerple::encoding::scaling::Scaling;
 pub use serve::Serve;
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// The version and the commit it was built from.
@@ -442,35 +441,4 @@ pub struct Manual {
     /// Write a man page of every command to this folder.
     #[arg(long, value_name = "DIR")]
     pub man: Option<PathBuf>,
-}
-
-impl Cli {
-    /// Parses the arguments of the process; `None` when they asked for help or the version, which is then printed.
-    ///
-    /// # Errors
-    /// What is wrong with them.
-    pub fn of_process() -> Result<Option<Cli>, Failure> {
-        let arguments: Vec<OsString> = std::env::args_os().map(guard).collect();
-        general::color(&arguments).write_global();
-        match Cli::try_parse_from(arguments) {
-            Ok(cli) => Ok(Some(cli)),
-            Err(error) => match error.kind() {
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                    let _ = error.print();
-                    Ok(None)
-                }
-                _ => Err(misuse::failure(&error)),
-            },
-        }
-    }
-}
-
-/// Keeps an expression that begins with a minus, `-(-k)^0.5`, from being read as an option: a space goes before it.
-fn guard(argument: OsString) -> OsString {
-    match argument.to_str() {
-        Some(text) if text.starts_with('-') && !text.starts_with("--") && text.contains('(') => {
-            format!(" {text}").into()
-        }
-        _ => argument,
-    }
 }

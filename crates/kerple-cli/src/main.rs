@@ -1,98 +1,11 @@
-//! The `kerple` command: stdout carries results, stderr the rest; exit 0 done, 1 failed, 2 misused, 130 stopped.
+//! The program `kerple`.
 
-mod args;
-mod commands;
-mod failure;
-mod memory;
-mod output;
-mod progress;
-mod ranks;
-
-use args::{Cli, Command, General};
-use failure::{Failure, Outcome};
-use kerple_lm::ranks::Ranks;
-use output::{Voice, remarkln};
 use std::process::ExitCode;
 
 #[global_allocator]
-static ALLOCATOR: memory::Counted = memory::Counted;
+static ALLOCATOR: kerple_cli::Counted = kerple_cli::Counted;
 
 fn main() -> ExitCode {
-    memory::keep_freed();
-    end_quietly_on_a_closed_pipe();
-    let cli = match Cli::of_process() {
-        Ok(Some(cli)) => cli,
-        Ok(None) => return ExitCode::SUCCESS,
-        Err(failure) => return end(&Ranks::alone(), &failure),
-    };
-    let ranks = match ranks::join(&cli.command) {
-        Ok(ranks) => ranks,
-        Err(failure) => return end(&Ranks::alone(), &failure),
-    };
-    match begin(&cli.general, &ranks).and_then(|()| run(cli.command, &ranks)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => end(&ranks, &failure),
-    }
-}
-
-/// Says why it ends; where the other ranks do not know, they end with it.
-fn end(ranks: &Ranks, failure: &Failure) -> ExitCode {
-    output::complain(failure, ranks.name());
-    if !ranks.failed_together() && !failure.known {
-        ranks.abort(failure.code);
-    }
-    ExitCode::from(failure.code)
-}
-
-/// Does what the options of every command ask for.
-fn begin(general: &General, ranks: &Ranks) -> Outcome {
-    let voice = if ranks.is_first() { general.voice() } else { Voice::Silent };
-    output::speak(voice);
-    if let Some(threads) = general.threads.or_else(|| ranks::threads(ranks)) {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-        pool.build_global()
-            .map_err(|error| Failure::failed(format!("--threads {threads}: {error}"), "lower --threads"))?;
-    }
-    if ranks.count() > 1 {
-        let threads = rayon::current_num_threads();
-        remarkln!("{} ranks, {} of them on this machine, {threads} threads each", ranks.count(), ranks.local_count());
-    }
-    if output::voice() == Voice::Verbose {
-        remarkln!("{}, {}", commands::report::program(), commands::report::machine());
-    }
-    Ok(())
-}
-
-fn run(command: Command, ranks: &Ranks) -> Outcome {
-    match command {
-        Command::Quickstart(args) => commands::quickstart::run(&args),
-        Command::Prepare(args) => commands::prepare::run(&args),
-        Command::Train(args) => commands::train::run(&args, ranks),
-        Command::Import(args) => commands::import::run(&args),
-        Command::Export(args) => commands::export::run(&args),
-        Command::Eval(args) => commands::eval::run(&args, ranks),
-        Command::Compare(args) => commands::compare::run(&args, ranks),
-        Command::Reproduce(args) => commands::reproduce::run(&args, ranks),
-        Command::Report(args) => commands::report::run(&args),
-        Command::Describe(args) => commands::describe::run(&args),
-        Command::Kernel(args) => commands::kernel::run(&args),
-        Command::Sample(args) => commands::sample::run(&args),
-        Command::Serve(args) => commands::serve::run(&args),
-        Command::Style(args) => commands::style::run(&args),
-        Command::Bench(args) => commands::bench::run(&args),
-        Command::Verify(args) => commands::verify::run(&args),
-        Command::Golden(args) => commands::golden::run(&args),
-        Command::Devices(args) => commands::devices::run(&args),
-        Command::Completions(args) => commands::manual::completions(&args),
-        Command::Manual(args) => commands::manual::run(&args),
-    }
-}
-
-/// `kerple ... | head` ends with its reader, as other programs do, instead of with a panic.
-fn end_quietly_on_a_closed_pipe() {
-    #[cfg(unix)]
-    // SAFETY: restores the default action of a signal before any other thread exists.
-    unsafe {
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-    }
+    let program = std::env::current_exe().unwrap_or_else(|_| "kerple".into());
+    kerple_cli::run(program, std::env::args_os().skip(1).collect()).into()
 }

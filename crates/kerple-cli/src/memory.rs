@@ -62,6 +62,9 @@ pub fn extra_mib(work: impl FnOnce()) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    #[global_allocator]
+    static ALLOCATOR: super::Counted = super::Counted;
+
     #[test]
     fn a_buffer_counts_while_it_lives() {
         let extra = super::extra_mib(|| drop(std::hint::black_box(vec![1u8; 64 << 20])));

@@ -33,7 +33,7 @@ const ORDERS: [(&str, &str); 13] = [
     ),
     ("kerple-serve", "facts failure stop raw completion tokens choice answer worker routes"),
     ("kerple-cli", "failure memory output args progress commands ranks main"),
-    ("kerple-py", "threads dlpack array encoding kernel parts attention linear"),
+    ("kerple-py", "threads dlpack array encoding kernel parts attention linear command"),
 ];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

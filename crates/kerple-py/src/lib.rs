@@ -6,6 +6,8 @@
 
 mod array;
 mod attention;
+#[cfg(feature = "command")]
+mod command;
 mod dlpack;
 mod encoding;
 mod kernel;
@@ -46,6 +48,8 @@ fn _native(module: &Bound<PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(linear::linear_backward, module)?)?;
     module.add_function(wrap_pyfunction!(encoding::methods, module)?)?;
     module.add_function(wrap_pyfunction!(kernel::check_kernel, module)?)?;
+    #[cfg(feature = "command")]
+    module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add_function(wrap_pyfunction!(instruction_set, module)?)?;
     module.add_function(wrap_pyfunction!(limit_instruction_set, module)?)?;
     Ok(())

@@ -1,7 +1,7 @@
 //! Scripts for a Slurm job array whose tasks are shards, and for the job that makes the pages when all are done.
 
 use super::write_file;
-use crate::args::Array;
+use crate::args::{Array, Call};
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use kerple_lm::ranks::Ranks;
@@ -18,9 +18,8 @@ pub fn write_and_print(out: &Path, array: Array, render: &[OsString]) -> Outcome
     std::fs::create_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
     let here =
         std::env::current_dir().map_err(|error| Failure::failed(format!("this folder: {error}"), "change to one"))?;
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::failed(format!("the path of this program: {error}"), "call it by its path"))?;
-    let own: Vec<OsString> = without_slurm(std::env::args_os().skip(1));
+    let Call { program, arguments } = Call::of_process();
+    let own: Vec<OsString> = without_slurm(arguments.iter().cloned());
     let command = |arguments: &[OsString]| {
         let words = std::iter::once(program.as_os_str()).chain(arguments.iter().map(OsString::as_os_str));
         words.map(quoted).collect::<Vec<_>>().join(" ")

@@ -1,0 +1,60 @@
+//! How the process was called.
+
+use super::{Cli, general, misuse};
+use crate::failure::Failure;
+use clap::Parser;
+use clap::error::ErrorKind;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// The program, and what follows its name.
+#[derive(Debug)]
+pub struct Call {
+    pub program: PathBuf,
+    pub arguments: Vec<OsString>,
+}
+
+static CALL: OnceLock<Call> = OnceLock::new();
+
+impl Call {
+    /// That of this process.
+    ///
+    /// # Panics
+    /// Before its arguments are parsed.
+    pub fn of_process() -> &'static Call {
+        CALL.get().expect("arguments are parsed before anything is done")
+    }
+}
+
+impl Cli {
+    /// Parses the call of the process; `None` when it asks for help or the version, which is then printed.
+    ///
+    /// # Errors
+    /// What is wrong with its arguments.
+    pub fn of(call: Call) -> Result<Option<Cli>, Failure> {
+        let Call { program, arguments } = CALL.get_or_init(|| call);
+        let arguments: Vec<OsString> = arguments.iter().cloned().map(guard).collect();
+        general::color(&arguments).write_global();
+        match Cli::try_parse_from(std::iter::once(program.clone().into_os_string()).chain(arguments)) {
+            Ok(cli) => Ok(Some(cli)),
+            Err(error) => match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                    let _ = error.print();
+                    Ok(None)
+                }
+                _ => Err(misuse::failure(&error)),
+            },
+        }
+    }
+}
+
+/// Keeps an expression that begins with a minus, `-(-k)^0.5`, from being read as an option: a space goes before it.
+fn guard(argument: OsString) -> OsString {
+    match argument.to_str() {
+        Some(text) if text.starts_with('-') && !text.starts_with("--") && text.contains('(') => {
+            format!(" {text}").into()
+        }
+        _ => argument,
+    }
+}

@@ -1,0 +1,14 @@
+//! The command `kerple`, which the package installs.
+
+use pyo3::prelude::*;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+#[global_allocator]
+static ALLOCATOR: kerple_cli::Counted = kerple_cli::Counted;
+
+/// Runs the command once, with the process to itself; what the process should exit with. `program` is how it can be called again.
+#[pyfunction]
+pub fn command(py: Python<'_>, program: PathBuf, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| kerple_cli::run(program, arguments))
+}
