@@ -91,7 +91,7 @@ impl Comparison {
             if let Some(old) = self.folder(&plan.label, seed).plan()? {
                 old.may_become(&plan, 0)?;
             }
-            let limit = self.host.ranks.limit();
+            let limit = self.host.limit();
             plan.check_training_memory(limit.as_ref())?;
             self.request
                 .lengths

@@ -82,13 +82,13 @@ pub struct Served {
 }
 
 impl Served {
-    /// Checks that the model can do what the limits allow, within the memory of this machine.
+    /// Checks that the model can do what the limits allow, within the memory it can have, where that is known.
     ///
     /// # Errors
     /// Lengths that the encoding is not defined for, or that need more memory than there is.
-    pub fn check(&self) -> Result<()> {
+    pub fn check(&self, memory: Option<&Limit>) -> Result<()> {
         self.model.check_len(self.limits.len)?;
-        self.plan.check_evaluation_memory(self.limits.len, Limit::here().as_ref())
+        self.plan.check_evaluation_memory(self.limits.len, memory)
     }
 
     /// The model, and what others than its thread need.
@@ -119,9 +119,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// told the address, whose port was chosen by the system where 0 was asked for.
 ///
 /// # Errors
-/// An address that cannot be listened on; what [`Served::check`] refuses.
+/// An address that cannot be listened on.
 pub fn serve(served: Served, address: SocketAddr, ready: impl FnOnce(SocketAddr), stop: Arc<AtomicBool>) -> Result<()> {
-    served.check()?;
     let io = |action| move |source| Error::Io { path: address.to_string().into(), action, source };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_io().enable_time().build();
     let runtime = runtime.map_err(io("begin to serve on"))?;

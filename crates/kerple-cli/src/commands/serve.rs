@@ -12,8 +12,8 @@ use std::path::Path;
 /// Serves a trained run until it is stopped.
 pub fn run(args: &Serve) -> Outcome {
     let address = address(args)?;
-    let run = RunFolder::new(&args.run);
-    let Trained { plan, state, model, notes } = run.load(&args.hardware.host()?.device, false)?;
+    let (host, run) = (args.hardware.host()?, RunFolder::new(&args.run));
+    let Trained { plan, state, model, notes } = run.load(&host.device, false)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let special = run.special_tokens_of(&tokenizer)?;
@@ -21,6 +21,7 @@ pub fn run(args: &Serve) -> Outcome {
     let len = args.max_len.unwrap_or(usual.len);
     let limits = Limits { len, batch: args.batch, queue: args.queue, ..usual };
     let served = Served { name: name(args), plan, step: state.step, model, tokenizer, special, limits };
+    served.check(host.limit().as_ref())?;
     if !address.ip().is_loopback() {
         remarkln!("note: other machines reach {}, and there is no key", address.ip());
     }

@@ -58,7 +58,7 @@ pub struct Client {
 
 impl Client {
     pub fn new(served: Served) -> Client {
-        served.check().unwrap();
+        served.check(None).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         Client { runtime, server: Server::start(served).unwrap() }
     }
