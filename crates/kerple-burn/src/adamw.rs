@@ -4,6 +4,9 @@
 //! as plain Burn operations on the parameter's device, which is the definition. Moments are tensors beside their parameter, the
 //! norm of the gradient is one, and no update comes back to the host.
 
+#[cfg(feature = "cube")]
+mod gpu;
+
 use crate::array::Array;
 use crate::fused::{Engine, Number, Target};
 use crate::parameters::{self, Describe, Group, as_parameter, on_host, plain};
@@ -13,8 +16,10 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use kerple::ops::adam;
 
-/// What updates in one pass.
+/// What updates in one pass: by a norm that the host knows, and by one on the device.
 const KERNELS: &[Target] = &[Target::Host];
+#[cfg(feature = "cube")]
+const ON_DEVICE: &[Target] = &[Target::Gpu];
 
 /// What stays the same over a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,8 +101,8 @@ impl AdamW {
 
     /// Global L2 norm of a set of gradients, `[1]`, on their device.
     ///
-    /// Fused, squares are added in f64 in a fixed order, so that it is finite exactly if every element is. Composed, they are
-    /// added in the type of the gradient.
+    /// Fused on the processor, squares are added in f64 in a fixed order, so that it is finite exactly if every element is. On GPUs
+    /// and composed they are added in the type of the gradient.
     pub fn norm(&self, gradients: &[Tensor<1>]) -> Tensor<1> {
         let Some(first) = gradients.first() else { return Tensor::zeros([1], &Device::flex()) };
         if self.engine.has_kernel(KERNELS, first) {
@@ -107,6 +112,10 @@ impl AdamW {
             };
             let norm = gradients.iter().map(sum).sum::<f64>().sqrt();
             return Tensor::from_data(TensorData::new(vec![norm], [1]), (&first.device(), DType::F64));
+        }
+        #[cfg(feature = "cube")]
+        if gradients.iter().all(|gradient| self.engine.has_kernel(ON_DEVICE, gradient)) {
+            return gpu::norm(gradients);
         }
         let sums = gradients.iter().map(|gradient| gradient.clone().square().sum()).collect();
         Tensor::cat(sums, 0).sum().sqrt()
@@ -138,8 +147,7 @@ impl AdamW {
             step: update.adam_step,
             gradient_scale: 1.0,
         };
-        let fused = gradients.first().is_some_and(|first| self.engine.has_kernel(KERNELS, first));
-        let clipped = if fused { Clipped::known(norm, clip) } else { Clipped::on_device(norm, clip) };
+        let clipped = self.clipped(&gradients, norm, clip);
         if let Clipped::Known(None) = clipped {
             return module;
         }
@@ -150,12 +158,26 @@ impl AdamW {
         self.moments = apply.done;
         module
     }
+
+    fn clipped(&self, gradients: &[Tensor<1>], norm: Tensor<1>, clip: f64) -> Clipped {
+        if gradients.first().is_some_and(|first| self.engine.has_kernel(KERNELS, first)) {
+            return Clipped::known(norm, clip);
+        }
+        #[cfg(feature = "cube")]
+        if gradients.iter().chain([&norm]).all(|values| self.engine.has_kernel(ON_DEVICE, values)) {
+            return Clipped::InKernel(Box::new(norm), clip);
+        }
+        Clipped::on_device(norm, clip)
+    }
 }
 
 /// What clipping makes of a gradient.
 enum Clipped {
     /// A factor that the host knows, for the kernel; `None`: the norm is not finite.
     Known(Option<f64>),
+    /// The norm, `[1]`, for the kernel, and its limit.
+    #[cfg(feature = "cube")]
+    InKernel(Box<Tensor<1>>, f64),
     /// A factor, `[1]`, and whether the norm is finite, on the gradient's device.
     OnDevice(Box<(Tensor<1>, Tensor<1, Bool>)>),
 }
@@ -200,6 +222,10 @@ impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for
                 Clipped::Known(factor) => {
                     let gradient_scale = factor.expect("without a finite norm there is no update");
                     fused(&adam::Update { gradient_scale, ..settings }, group.range, values, gradient, moments)
+                }
+                #[cfg(feature = "cube")]
+                Clipped::InKernel(norm, clip) => {
+                    gpu::update(&settings, group.range, (values, moments), gradient, (&**norm, *clip))
                 }
                 Clipped::OnDevice(clipped) => {
                     let (factor, finite) = &**clipped;

@@ -17,7 +17,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, Flex, backend_extension};
 #[cfg(feature = "cube")]
 use burn::backend::{Cube, DispatchDevice};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::array::Array;
 #[cfg(feature = "cube")]
 pub use gpu::GpuOp;
 #[cfg(feature = "cube")]
-pub(crate) use gpu::like;
+pub(crate) use gpu::{array, like, tensor};
 
 /// An operation with its own backward, on contiguous arrays: of the host, unless it is asked for on GPUs alone.
 pub trait Op: Debug + Send + Sync + 'static {
@@ -375,9 +375,11 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Whether a kernel runs for this tensor, of an operation that has kernels for these targets.
+    /// Whether a kernel runs for this tensor, of an operation that has kernels for these targets; those of GPUs are for `f32`.
     pub fn has_kernel<const D: usize>(self, targets: &[Target], tensor: &Tensor<D>) -> bool {
-        self == Engine::Fused && Target::of(&tensor.device()).is_some_and(|target| targets.contains(&target))
+        let takes = |target| target == Target::Host || tensor.dtype() == DType::F32;
+        let here = |target| targets.contains(&target) && takes(target);
+        self == Engine::Fused && Target::of(&tensor.device()).is_some_and(here)
     }
 }
 

@@ -2,16 +2,21 @@
 //!
 //! A software renderer stands in, unless `KERPLE_TEST_DEVICE` names a device as `--device` does.
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kerple_burn::adamw::{AdamW, Settings, Update};
 use kerple_burn::device::Name;
 use kerple_burn::forms::{Exponentials, Fading, Positions, Scores, Sight};
 use kerple_burn::fused::Engine;
-use kerple_burn::ops::Norm;
+use kerple_burn::layers::{Init, Mlp};
+use kerple_burn::ops::activation::Activation;
 use kerple_burn::ops::attention::{Scoring, attention};
 use kerple_burn::ops::linear_attention::{Linear, linear_attention};
 use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::ops::norm::Kind;
-use kerple_burn::plan::{FeatureKind, LinearPlan};
+use kerple_burn::ops::{Norm, Residual};
+use kerple_burn::parameters::{self, Describe};
+use kerple_burn::plan::{BlockPlan, FeatureKind, InitKind, LinearPlan, NormKind, Sizes};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -199,5 +204,86 @@ fn linear_attention_is_that_of_the_processor() {
         assert!(expected.iter().flatten().all(|value| value.is_finite()));
         // f32 on both sides, exponentials and quotients of sums in other orders
         assert_same(&found, &expected, 2e-5, &format!("{len} {how:?}"));
+    }
+}
+
+#[derive(Module, Debug)]
+struct Branch {
+    mlp: Mlp,
+}
+
+impl Describe for Branch {}
+
+/// Values and moments of a norm and a matrix after updates, one of them by gradients that are no numbers.
+fn updated(device: &Device, engine: Engine) -> Vec<Vec<f32>> {
+    let mut rng = ChaCha8Rng::seed_from_u64(12);
+    let sizes = Sizes { d_model: 12, n_heads: 2, head_dim: 6, d_hidden: 20 };
+    let on = device.clone().autodiff();
+    let mut init =
+        Init { rng: Some(&mut rng), kind: InitKind::Normal, std: 0.5, std_out: 0.5, device: &on, dtype: DType::F32 };
+    let mut model = Branch { mlp: Mlp::new(&BlockPlan::default(), &sizes, &mut init) };
+    let settings = Settings { betas: [0.9, 0.99], epsilon: 1e-2, weight_decay: 0.1, clip: 1.0 };
+    let mut optimizer = AdamW::new(&model, settings).with_engine(engine);
+    for step in 1..=4 {
+        let gradient = |values: Tensor<1>| {
+            let values: Vec<f32> = (0..values.dims()[0]).map(|_| rng.random_range(-1.0..1.0)).collect();
+            let factor = if step == 3 { f32::NAN } else { 1.0 };
+            Tensor::<1>::from_data(TensorData::from(&values[..]), device) * factor
+        };
+        let gradients: Vec<Tensor<1>> = parameters::values(&model).into_iter().map(gradient).collect();
+        let norm = optimizer.norm(&gradients);
+        model = optimizer.step(model, gradients, norm, Update { learning_rate: 0.05, adam_step: step });
+    }
+    let values = parameters::values(&model).into_iter().map(|values| values.into_data().try_to_vec::<f32>().unwrap());
+    values.chain(optimizer.moments().concat().into_iter().map(|moment| moment.slice::<f32>().to_vec())).collect()
+}
+
+#[test]
+fn updates_are_those_of_the_processor() {
+    let (device, expected) = (gpu(), updated(&Device::flex(), Engine::Fused));
+    for engine in [Engine::Fused, Engine::Composed] {
+        // the norm is added up in f32 there
+        assert_same(&updated(&device, engine), &expected, 2e-6, &format!("{engine:?}"));
+    }
+}
+
+/// What a feed-forward branch makes of rows, and all its gradients.
+fn branch(device: &Device, plan: &BlockPlan, engine: Engine) -> Vec<Vec<f32>> {
+    let (mut rng, device) = (ChaCha8Rng::seed_from_u64(13), device.clone().autodiff());
+    let sizes = Sizes { d_model: 12, n_heads: 2, head_dim: 6, d_hidden: 20 };
+    let mut init = Init {
+        rng: Some(&mut rng),
+        kind: InitKind::SmallNormal,
+        std: 0.5,
+        std_out: 0.5,
+        device: &device,
+        dtype: DType::F32,
+    };
+    let model = Mlp::new(plan, &sizes, &mut init);
+    let x: Vec<f32> = (0..2 * 9 * 12).map(|_| rng.random_range(-1.0..1.0)).collect();
+    let x = Tensor::<3>::from_data(TensorData::new(x, [2, 9, 12]), &device).require_grad();
+    let y = model.forward(x.clone(), Residual::Input, engine);
+    let mut gradients = (y.clone() * y.clone().sin()).sum().backward();
+    let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
+    let mut found =
+        vec![get(y.without_autodiff().reshape([-1])), get(x.grad_remove(&mut gradients).unwrap().reshape([-1]))];
+    found.extend(parameters::gradients(&model, &mut gradients).into_iter().map(|gradient| get(gradient.unwrap())));
+    found
+}
+
+#[test]
+fn feed_forward_branches_are_those_of_the_processor() {
+    let device = gpu();
+    let plain = BlockPlan::default();
+    let gated =
+        BlockPlan { norm: NormKind::Rms, gated: true, mlp_bias: false, activation: Activation::Silu, ..plain.clone() };
+    // composed, the slope of GELU is Burn's, which is that of an approximation on GPUs
+    for (plan, engines) in [(plain, &[Engine::Fused][..]), (gated, &[Engine::Fused, Engine::Composed])] {
+        let expected = branch(&Device::flex(), &plan, Engine::Fused);
+        for engine in engines {
+            let found = branch(&device, &plan, *engine);
+            // f32 on both sides, products of matrices in other orders
+            assert_same(&found, &expected, 5e-6, &format!("{:?} {engine:?}", plan.norm));
+        }
     }
 }

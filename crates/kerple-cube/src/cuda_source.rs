@@ -5,6 +5,7 @@
 
 mod attention;
 mod linear;
+mod step;
 
 use cubecl::ir::features::Features;
 use cubecl::ir::{AddressType, DeviceIdentity, DeviceProperties, HardwareProperties, MemoryDeviceProperties};
@@ -89,11 +90,16 @@ fn array() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
-/// Every kernel for heads of this many features.
+/// Every kernel for heads of these numbers of features, which its name ends with, and those that know no heads.
 ///
 /// # Errors
 /// When CubeCL cannot write one.
-pub fn sources(head_dim: usize) -> Result<Vec<Source>, CompilationError> {
+pub fn sources(head_dims: &[usize]) -> Result<Vec<Source>, CompilationError> {
     let writer = Writer { properties: properties() };
-    Ok([writer.attention(head_dim)?, writer.linear(head_dim)?].concat())
+    let mut found = writer.step()?;
+    for head_dim in head_dims {
+        let own = [writer.attention(*head_dim)?, writer.linear(*head_dim)?].concat();
+        found.extend(own.into_iter().map(|source| Source { name: format!("{}_{head_dim}", source.name), ..source }));
+    }
+    Ok(found)
 }

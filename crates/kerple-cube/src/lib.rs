@@ -1,13 +1,22 @@
-//! Exact attention with tables over distances, and linear attention with decays, on GPUs as CubeCL kernels; no tensor framework.
+//! Exact attention with tables over distances, linear attention with decays, norms, activations and AdamW
+//! on GPUs, as CubeCL kernels; no tensor framework.
 //!
 //! Without the feature `kernels` there is nothing here.
 
+#[cfg(feature = "kernels")]
+pub mod activation;
+#[cfg(feature = "kernels")]
+pub mod adamw;
 #[cfg(feature = "kernels")]
 pub mod attention;
 #[cfg(feature = "cuda-source")]
 pub mod cuda_source;
 #[cfg(feature = "kernels")]
 pub mod linear;
+#[cfg(feature = "kernels")]
+pub mod norm;
+#[cfg(feature = "kernels")]
+mod total;
 
 #[cfg(feature = "kernels")]
 pub use cubecl;

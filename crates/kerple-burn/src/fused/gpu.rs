@@ -2,6 +2,7 @@
 
 use super::{Forward, Home, Op, Step};
 use burn::backend::tensor::FloatTensor;
+use burn::tensor::Tensor;
 use burn_cubecl::Cube;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -44,4 +45,14 @@ impl Home for Cube {
 pub(crate) fn like(other: &CubeTensor, handle: Handle) -> CubeTensor {
     let CubeTensor { client, meta, device, dtype, .. } = other;
     CubeTensor::new_contiguous(client.clone(), device.clone(), meta.shape().clone(), handle, *dtype)
+}
+
+/// The tensor of an array.
+pub(crate) fn tensor<const D: usize>(array: &CubeTensor) -> Tensor<D> {
+    Tensor::from_primitive::<Cube>(array.clone())
+}
+
+/// The contiguous array of a tensor outside autodiff.
+pub(crate) fn array<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
+    into_contiguous(tensor.try_into_primitive::<Cube>().expect("it is of a GPU and not tracked"))
 }

@@ -64,8 +64,8 @@ fn by_parts(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<3> {
     let linear = |x, layer| linear::linear(x, layer, None, engine);
     let hidden = linear(normed.clone(), up);
     let hidden = match gate {
-        Some(gate) => activation::composed(linear(normed.clone(), gate), activation) * hidden,
-        None => activation::composed(hidden, activation),
+        Some(gate) => activation::activation(linear(normed.clone(), gate), activation, engine) * hidden,
+        None => activation::activation(hidden, activation, engine),
     };
     let hidden = match factors {
         Some(factors) => hidden * factors,

@@ -35,9 +35,14 @@ pub struct Head {
 }
 
 /// Logits `[B, L, V]` of `x`, `[B, L, M]`: for few positions and for tests.
-pub fn logits(x: Tensor<3>, Head { norm, weight, tied, bias }: Head) -> Tensor<3> {
+pub fn logits(x: Tensor<3>, head: Head) -> Tensor<3> {
+    logits_after(norm::composed(x, head.norm.clone()), head)
+}
+
+/// Those of rows that the norm is behind.
+fn logits_after(normed: Tensor<3>, Head { weight, tied, bias, .. }: Head) -> Tensor<3> {
     let weight = if tied { weight.swap_dims(0, 1) } else { weight };
-    linear::composed(norm::composed(x, norm), linear::Linear { weight, bias })
+    linear::composed(normed, linear::Linear { weight, bias })
 }
 
 /// Loss in nats of each target, `[B, L]`, given `x` `[B, L, M]`; 0 where it is not scored.
@@ -70,9 +75,14 @@ pub fn mean_share(targets: Targets) -> f64 {
 
 /// The definition of [`losses`].
 pub fn composed(x: Tensor<3>, head: Head, targets: Targets) -> Tensor<2> {
+    by_parts(x, head, targets, Engine::Composed)
+}
+
+/// The norm by this engine, the rest composed.
+fn by_parts(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Tensor<2> {
     let ([batch, len, _], device) = (x.dims(), x.device());
     let rows = batch * len;
-    let logits = logits(x, head);
+    let logits = logits_after(norm::norm(x, head.norm.clone(), engine), head);
     let vocab = logits.dims()[2];
     let log_probabilities = activation::log_softmax(logits.reshape([rows, vocab]), 1);
     let is_scored = |row: usize| targets.scored.is_none_or(|scored| scored[row]);

@@ -1,6 +1,11 @@
 //! Normalisation over the last axis: layer norm, and by the root mean square.
 
+#[cfg(feature = "cube")]
+mod gpu;
+
 use crate::array::Array;
+#[cfg(feature = "cube")]
+use crate::fused::GpuOp;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
@@ -9,7 +14,7 @@ use kerple::ops::layer_norm::{self, NormGradients, Stats};
 use kerple::ops::zeros;
 
 /// What has a kernel for it.
-const KERNELS: &[Target] = &[Target::Host];
+const KERNELS: &[Target] = &[Target::Host, Target::Gpu];
 
 /// The tensors of a norm and its choices.
 #[derive(Clone, Debug)]
@@ -125,5 +130,9 @@ impl Op for Alone {
 
     fn backward(&self, step: &Step) -> Vec<Option<Array>> {
         with_element!(step.inputs[0], T => Alone::backward::<T>(self, step))
+    }
+    #[cfg(feature = "cube")]
+    fn on_gpu(&self) -> Option<&dyn GpuOp> {
+        Some(self)
     }
 }

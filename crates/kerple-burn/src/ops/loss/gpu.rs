@@ -1,24 +1,15 @@
 //! The end of a language model on GPUs: the definition for some rows after others, so that logits of a whole batch are never held.
 //! Gradients are made with the loss, while the logits of their rows are there.
 
-use super::{End, Head, Loss, Targets, composed};
-use crate::fused::{Forward, GpuOp, Saved, Step, like};
+use super::{End, Head, Loss, Targets, by_parts};
+use crate::fused::{Engine, Forward, GpuOp, Saved, Step, array, like, tensor};
 use crate::ops::{Norm, norm};
 use burn::tensor::{Gradients, Tensor};
-use burn_cubecl::Cube;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
 
 /// Logits held at once, about; 64 MiB in `f32`.
 const AT_ONCE: usize = 1 << 24;
-
-fn tensor<const D: usize>(array: &CubeTensor) -> Tensor<D> {
-    Tensor::from_primitive::<Cube>(array.clone())
-}
-
-fn array<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
-    burn_cubecl::kernel::into_contiguous(tensor.try_into_primitive::<Cube>().expect("it is of a GPU and not tracked"))
-}
 
 /// The head with its tensors as leaves of a tape of its own.
 fn as_leaves(head: &Head) -> Head {
@@ -63,7 +54,7 @@ impl Loss {
     fn piece(&self, x: Tensor<3>, head: &Head, rows: Range<usize>) -> Tensor<2> {
         let Targets { ids, scored } = self.end.targets();
         let targets = Targets { ids: &ids[rows.clone()], scored: scored.map(|scored| &scored[rows]) };
-        composed(x, head.clone(), targets)
+        by_parts(x, head.clone(), targets, Engine::Fused)
     }
 }
 

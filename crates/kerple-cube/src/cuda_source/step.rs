@@ -1,0 +1,44 @@
+//! Norms, activations and AdamW, which know no width of heads.
+
+use super::{Source, Writer, array};
+use crate::activation::{self, Shape};
+use crate::attention::EACH;
+use crate::{adamw, norm};
+use cubecl::CompilationError;
+
+impl Writer {
+    pub(super) fn step(&self) -> Result<Vec<Source>, CompilationError> {
+        let a = array;
+        let form = norm::Form { centred: true, shifted: true, units: EACH };
+        let forward = |s, p, t| norm::forward::Forward::new(s, p, t, a(), a(), a(), a(), a(), (), (), (), form);
+        let backward =
+            |s, p, t| norm::backward::Backward::new(s, p, t, a(), a(), a(), a(), a(), a(), a(), (), (), form);
+        let gelu = |s, p, t| activation::forward::Forward::new(s, p, t, a(), a(), (), (), (), Shape::Normal);
+        let slope = |s, p, t| activation::backward::Backward::new(s, p, t, a(), a(), a(), (), (), (), Shape::Normal);
+        let factors = || adamw::FactorsCompilationArg {
+            len: (),
+            keep: (),
+            mean_rate: (),
+            square_keep: (),
+            square_rate: (),
+            step_size: (),
+            square_correction: (),
+            epsilon: (),
+            limit: (),
+            low: (),
+            high: (),
+        };
+        let update = |s, p, t| adamw::update::Update::new(s, p, t, a(), a(), a(), a(), a(), factors(), true, true);
+        let squares = |s, p, t| adamw::squares::Squares::new(s, p, t, a(), a(), (), (), EACH);
+        let root = |s, p, t| adamw::root::Root::new(s, p, t, a(), a(), (), EACH);
+        Ok(vec![
+            self.source("norm", EACH, forward)?,
+            self.source("norm_backward", EACH, backward)?,
+            self.source("gelu", EACH, gelu)?,
+            self.source("gelu_backward", EACH, slope)?,
+            self.source("update", EACH, update)?,
+            self.source("squares", EACH, squares)?,
+            self.source("root", EACH, root)?,
+        ])
+    }
+}
