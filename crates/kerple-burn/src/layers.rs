@@ -42,15 +42,9 @@ impl<R> Init<'_, R> {
         self.tensor(vec![value; width], [width])
     }
 
-    /// As many zeros, which take no memory before something is written over them.
+    /// As many zeros, to be replaced: one that stands for all of them.
     fn blank<const D: usize>(&self, shape: [usize; D]) -> Param<Tensor<D>> {
-        let len = shape.iter().product();
-        let zeros = match self.dtype {
-            // `Tensor::zeros` would copy them
-            DType::F32 => TensorData::new(vec![0f32; len], shape),
-            _ => TensorData::new(vec![0f64; len], shape),
-        };
-        Param::from_tensor(Tensor::from_data(zeros, (self.device, self.dtype)))
+        Param::from_tensor(Tensor::<D>::zeros([1; D], (self.device, self.dtype)).expand(shape))
     }
 
     fn tensor<const D: usize>(&self, values: Vec<f64>, shape: [usize; D]) -> Param<Tensor<D>> {

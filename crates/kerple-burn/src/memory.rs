@@ -298,7 +298,7 @@ impl Rows {
         let view = |data, strides| View { data, strides };
         let rows = [view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held)];
         let clocks = positions.clock.as_ref().map(|_| Strided { values: &self.clocks[..], stride: self.capacity });
-        scores.forward(&inputs, Call { dims, rows, clocks }, ViewMut::new(&mut out, merged));
+        scores.forward(&inputs, Call { dims, rows, clocks, first_head: 0 }, ViewMut::new(&mut out, merged));
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
     }
 

@@ -4,14 +4,17 @@ mod common;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
-use common::{PASS, Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, values};
+use common::{
+    PASS, Randomize, ToDouble, ToSingle, assert_close, assert_slopes, device, init, random, rng, run, values,
+};
 use kerple::encoding::{Encoding, Geometry, METHODS, Method};
 use kerple_burn::forms::{Positions, Scores};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Attention, Norm, normal_matrix};
 use kerple_burn::ops::loss::{self, Head, Targets, losses};
 use kerple_burn::ops::{Residual, attention::attention, embedding::embed};
-use kerple_burn::plan::{BlockPlan, NormKind, Sizes};
+use kerple_burn::parameters::without_autodiff;
+use kerple_burn::plan::{BlockPlan, NormKind, SinkKind, Sizes};
 use kerple_burn::positions::PositionalEncoding;
 use rand::RngExt;
 
@@ -42,6 +45,29 @@ fn attention_layers_equal_their_definition_for_every_encoding() {
             })
         };
         assert_close(&by(Engine::Fused), &by(Engine::Composed), kind);
+    }
+}
+
+/// Outside of training, heads of a long sequence are worked off a few at a time.
+#[test]
+fn long_sequences_have_the_bits_of_training() {
+    // two parts, of four heads and of three, and two spans of rows
+    let (sizes, len) = (Sizes { d_model: 8, n_heads: 7, head_dim: 480, d_hidden: 1 }, 2100);
+    let geometry = Geometry { d_model: sizes.d_model, ..Geometry::new(sizes.n_heads, sizes.head_dim, 64) };
+    for (kind, sink) in [("kerple_bias_weight", SinkKind::Learned), ("rotary", SinkKind::None)] {
+        let mut rng = rng(4);
+        let plan = BlockPlan { sink, ..BlockPlan::default() };
+        let attention = Attention::new(&plan, &sizes, 0, &mut init(&mut rng, &device()));
+        let encoding = Encoding::from(Method::named(kind).unwrap());
+        let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 3, &device()).map(&mut ToDouble);
+        let both = Both { attention: attention.map(&mut Randomize(&mut rng)), encoding }.map(&mut ToSingle);
+        let x = random([1, len, sizes.d_model], &mut rng).cast(DType::F32);
+        let forward = |both: &Both, x: Tensor<3>| {
+            let (device, engine) = (x.device(), Engine::Fused);
+            let positions = both.encoding.positions(0, [len, len], (&device, DType::F32), engine, &PASS);
+            both.attention.forward(x, Residual::Input, &positions, engine).into_data()
+        };
+        assert!(forward(&both, x.clone()) == forward(&without_autodiff(&both), x.inner()), "{kind}");
     }
 }
 

@@ -43,13 +43,24 @@ unsafe impl GlobalAlloc for Counted {
     }
 }
 
+/// `mi_option_purge_delay` of mimalloc.h, in milliseconds; -1 never returns memory.
+const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+
 /// Tells mimalloc to keep freed memory instead of returning it to the system after 10 ms: buffers of many megabytes come and
 /// go with every training step, and faulting them in again costs a sixth of it.
 pub fn keep_freed() {
-    /// `mi_option_purge_delay` of mimalloc.h, in milliseconds; -1 never returns memory.
-    const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
     // SAFETY: sets a number in mimalloc's own table of options.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) }
+}
+
+/// Returns what is free, and from now on what is freed, at once: for few and large buffers of many sizes, of which each would
+/// be kept in a place that does not fit the others.
+pub fn return_freed() {
+    // SAFETY: sets a number in mimalloc's own table of options, and collects what nobody uses.
+    unsafe {
+        libmimalloc_sys::mi_option_set(PURGE_DELAY, 0);
+        libmimalloc_sys::mi_collect(true);
+    }
 }
 
 /// Runs `work` and returns by how much memory in use exceeded, at its peak, what was in use before, in MiB.

@@ -9,7 +9,8 @@
 //!                                                                2F a layer where hidden values are dropped; packed rows of one
 //!                                                                layer once more under `qk_norm`, twice under `ssmax`
 //! evaluation   weights P
-//!              activations  8TM                                   one layer at work, its inner width in pieces
+//!              activations  6TM                                   one layer at work, its inner width in pieces; less
+//!                                                                where heads of a long sequence are worked off a few at a time
 //! both         logits of some rows at a time, VR (2VR in training, which packs them for a product); what positions take, see
 //!              [`positions`]; 28 bytes for every token at once: the examples, their targets and losses
 //! saving       weights P, moments 2P, a copy of the weights, the moments as a file: 6P
@@ -176,7 +177,7 @@ impl Plan {
             weights: bytes(&[self.parameters]),
             moments: 0,
             gradients: 0,
-            activations: bytes(&[tokens, 8, model.d_model]),
+            activations: bytes(&[tokens, 6, model.d_model]),
             logits: logits(tokens, model.vocab_size),
             positions: positions::positions(self, rows),
             examples: A_TOKEN.saturating_mul(all as u64),

@@ -18,6 +18,7 @@ use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
 use kerple::forms::{Sides, Sight, Strided, Table};
 use kerple::maps::{Extent, Map};
 use kerple::ops::{clocks, zeros};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The usual factor on `q.k`, `1 / sqrt(D)`.
@@ -270,6 +271,8 @@ pub(crate) struct Call<'a, T> {
     pub(crate) rows: [View<'a, T>; 3],
     /// Clocks of query heads, where there are gates.
     pub(crate) clocks: Option<Strided<&'a [f64]>>,
+    /// Which of the heads that tables and sinks are for is the first here.
+    pub(crate) first_head: usize,
 }
 
 impl ScoreInputs {
@@ -325,6 +328,11 @@ impl ScoreInputs {
         (ScoreInputs::new(places, (scoring.scale, scoring.cap, sinks), positions), arrays)
     }
 
+    /// Whether a few heads can be worked off without the others.
+    pub(crate) fn heads_are_apart(&self) -> bool {
+        matches!(self.places, Places::Tables(_))
+    }
+
     /// Writes attention's output and returns its log-sum-exp, `[B, H, Q]`.
     pub(crate) fn forward<T: Number>(&self, inputs: &[Array], call: Call<T>, out: ViewMut<T>) -> Vec<T> {
         let Call { dims, rows: [q, k, v], .. } = call;
@@ -361,7 +369,7 @@ impl ScoreInputs {
 
     /// Calls `f` with the problem over these inputs.
     fn with_problem<T: Number>(&self, inputs: &[Array], call: Call<T>, f: impl FnOnce(&Problem<T>)) {
-        let Call { dims, clocks, .. } = call;
+        let Call { dims, clocks, first_head, .. } = call;
         let over = match &self.places {
             Places::Tables(_) => None,
             Places::Map(map, place) => {
@@ -370,14 +378,15 @@ impl ScoreInputs {
             }
         };
         let scores = match (&self.places, &over) {
-            (Places::Tables(places), _) => self.tables(places, inputs, clocks),
+            (Places::Tables(places), _) => self.tables(places, inputs, clocks, first_head..first_head + dims.heads),
             (Places::Map(..), Some(map)) => {
                 assert!(clocks.is_none(), "score maps take no clocks");
                 kerple::forms::Scores::Map(&**map)
             }
             (Places::Map(..), None) => unreachable!("a map was made for them"),
         };
-        let (lengths, sinks) = (self.lengths.as_deref(), self.sinks.map(|place| inputs[place].slice()));
+        let sinks = self.sinks.map(|place| &inputs[place].slice()[first_head..first_head + dims.heads]);
+        let lengths = self.lengths.as_deref();
         let (scale, cap) = (T::from_f64(self.scale), self.cap.map(T::from_f64));
         f(&Problem { dims, scale, cap, sinks, sight: self.sight, lengths, scores });
     }
@@ -387,6 +396,7 @@ impl ScoreInputs {
         places: &[Option<usize>; 2],
         inputs: &'a [Array],
         clocks: Option<Strided<&'a [f64]>>,
+        heads: Range<usize>,
     ) -> kerple::forms::Scores<'a, T> {
         let [bias, weight] = places.map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.shape()[1]);
@@ -394,7 +404,8 @@ impl ScoreInputs {
             Sides::One => columns,
             Sides::Two => columns.div_ceil(2),
         };
-        let [bias, weight] = [bias, weight].map(|table| table.map(Array::slice));
+        let of_heads = |table: &'a Array| &table.slice()[heads.start * columns..heads.end * columns];
+        let [bias, weight] = [bias, weight].map(|table| table.map(of_heads));
         kerple::forms::Scores::Table(Table { bias, weight, damping: self.damping.as_deref(), clocks, len })
     }
 
@@ -441,7 +452,7 @@ impl Core {
         let (dims, queries, keys) = self.sizes(inputs);
         let view = |place: usize, strides| View { data: inputs[place].slice(), strides };
         let [q, k, v] = self.own;
-        Call { dims, rows: [view(q, queries), view(k, keys), view(v, keys)], clocks: rows(clocks, dims) }
+        Call { dims, rows: [view(q, queries), view(k, keys), view(v, keys)], clocks: rows(clocks, dims), first_head: 0 }
     }
 
     fn forward<T: Number>(&self, inputs: &[Array]) -> Forward {

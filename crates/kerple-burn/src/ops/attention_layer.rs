@@ -23,6 +23,11 @@ use std::sync::Arc;
 /// What has a kernel for a whole branch.
 const KERNELS: &[Target] = &[Target::Host];
 
+/// Most values of packed rows that are held at once where nothing is kept of them: 64 MiB in `f32`.
+const MOST_PACKED: usize = 1 << 24;
+/// Rows that are normed at once where they are normed anew for some heads after the others.
+const NORMED_ROWS: usize = 2048;
+
 impl Heads {
     /// What a method adds to queries, for packed rows: `[(H + 2 G) D]`, 0 for keys and values.
     pub(crate) fn query_bias(self, positions: &Positions) -> Option<Tensor<1>> {
@@ -199,8 +204,60 @@ impl Branch {
         }
     }
 
+    /// How many heads are worked off at once where nothing is kept of them; `None`: all.
+    fn heads_at_once(&self, dims: Dims) -> Option<usize> {
+        let a_head = 3 * dims.queries * dims.head_dim;
+        let long = dims.batch == 1 && a_head * dims.heads > MOST_PACKED;
+        let apart = self.scores.heads_are_apart() && self.heads.is_interleaved() && self.prepare.is_nothing();
+        let needed_once = self.gates.is_none() && !matches!(self.base, Base::Normed);
+        (long && apart && needed_once).then(|| {
+            let parts = dims.heads.div_ceil((MOST_PACKED / a_head).max(1));
+            dims.heads.div_ceil(parts)
+        })
+    }
+
+    /// Attention's output for one long sequence, so many heads at once: the packed rows of all of them would be the most that a
+    /// layer holds. Rows are normed anew for each part.
+    fn attend_by_heads<T: Number>(&self, inputs: &[Array], at_once: usize) -> Vec<T> {
+        let Sizes { width, dims, merged, .. } = self.sizes(&inputs[self.x]);
+        let (x, norm, qkv) = (inputs[self.x].slice::<T>(), self.norm.of::<T>(inputs), self.qkv.of::<T>(inputs));
+        let (len, d) = (dims.queries, dims.head_dim);
+        let (mut a, mut normed) = (zeros(len * self.heads.inner()), Vec::new());
+        for first_head in (0..dims.heads).step_by(at_once) {
+            let count = at_once.min(dims.heads - first_head);
+            let heads = Heads { heads: count, kv_heads: count, head_dim: d };
+            let part = qkv.part(width, 3 * d * first_head..3 * d * (first_head + count));
+            let mut rows = Vec::with_capacity(len * heads.packed());
+            for x in x.chunks(NORMED_ROWS * width) {
+                normed.clear();
+                layer_norm::forward(norm, x, &mut normed);
+                part.as_linear().forward(To::End(&mut rows), &normed, width);
+            }
+            if let Some(rotary) = &self.rotary {
+                heads.rotate(&mut rows, rotary, len, Turn::Forward);
+            }
+            let (starts, packed) = heads.layout(len);
+            let dims = Dims { heads: count, kv_heads: count, ..dims };
+            let rows = starts.map(|start| View { data: &rows[start..], strides: packed });
+            let call = Call { dims, rows, clocks: None, first_head };
+            self.scores.forward(inputs, call, ViewMut::new(&mut a[first_head * d..], merged));
+        }
+        a
+    }
+
+    /// The output for one long sequence of which nothing is kept.
+    fn forward_by_heads<T: Number>(&self, inputs: &[Array], at_once: usize) -> Forward {
+        let (a, x) = (self.attend_by_heads::<T>(inputs, at_once), &inputs[self.x]);
+        let (base, mut y) = (self.base.of::<T>(inputs), Vec::new());
+        self.out.of::<T>(inputs).forward_onto(To::End(&mut y), &a, self.heads.inner(), base.rows(x.slice(), &[]));
+        Forward { output: Array::from_vec(y, x.shape()), saved: Saved::nothing() }
+    }
+
     fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
         let Sizes { width, dims, starts, packed, merged } = self.sizes(&inputs[self.x]);
+        if let (false, Some(at_once)) = (tracked, self.heads_at_once(dims)) {
+            return self.forward_by_heads::<T>(inputs, at_once);
+        }
         let x = inputs[self.x].slice::<T>();
         let (mut normed, mut qkv) = (Vec::new(), Vec::new());
         layer_norm::forward(self.norm.of(inputs), x, &mut normed);
@@ -215,13 +272,15 @@ impl Branch {
         self.make_ready(inputs, &mut qkv, dims.queries);
         let mut a = zeros(dims.batch * dims.queries * self.heads.inner());
         let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
-        let call = Call { dims, rows, clocks: attention::rows(&clocks, dims) };
+        let call = Call { dims, rows, clocks: attention::rows(&clocks, dims), first_head: 0 };
         let lse = self.scores.forward(inputs, call, ViewMut::new(&mut a, merged));
+        // the widest rows of a layer go before the last are made
+        let qkv = tracked.then(|| raw.unwrap_or(qkv));
         let mut y = Vec::new();
         self.out.of::<T>(inputs).forward_onto(To::End(&mut y), &a, self.heads.inner(), base.rows(x, &normed));
-        let saved = match tracked {
-            true => Saved::new(Kept { qkv: raw.unwrap_or(qkv), a, lse, logits }),
-            false => Saved::nothing(),
+        let saved = match qkv {
+            Some(qkv) => Saved::new(Kept { qkv, a, lse, logits }),
+            None => Saved::nothing(),
         };
         Forward { output: Array::from_vec(y, inputs[self.x].shape()), saved }
     }
@@ -295,7 +354,7 @@ impl Branch {
         let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let merged = |data| View { data, strides: merged };
         let clocks = clocks_of(logits, dims);
-        let call = Call { dims, rows, clocks: attention::rows(&clocks, dims) };
+        let call = Call { dims, rows, clocks: attention::rows(&clocks, dims), first_head: 0 };
         let d_rows = ViewMut::parts(&mut d_qkv, starts, packed);
         let d_clocks = self.scores.backward(step, call, (merged(a), lse, merged(&d_a)), d_rows, found);
         if let Some(rotary) = &self.rotary {

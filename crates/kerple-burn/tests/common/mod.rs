@@ -57,6 +57,16 @@ impl ModuleMapper for ToDouble {
     }
 }
 
+/// The same values in f32.
+pub struct ToSingle;
+
+impl ModuleMapper for ToSingle {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let single = |old: Tensor<D>| Tensor::from_data(old.into_data(), (&device(), DType::F32));
+        param.map(|old| single(old).require_grad())
+    }
+}
+
 /// The module with its parameter number `only` moved by `by` times a direction.
 struct Move<'a> {
     index: usize,

@@ -5,6 +5,7 @@ mod lm_eval;
 use super::{print_json, remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
 use crate::args::{Eval, Split};
 use crate::failure::{Failure, Outcome};
+use crate::memory;
 use crate::output::{remarkln, resultln};
 use crate::progress::Line;
 use kerple_burn::device::Name;
@@ -12,6 +13,7 @@ use kerple_burn::positions::PositionalEncoding;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, Source};
 use kerple_lm::evaluate::{self, Evaluation, Event};
+use kerple_lm::memory::TOKENS_AT_ONCE;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::{RunFolder, Trained};
@@ -37,6 +39,9 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     let longest = scored.lengths().iter().map(|length| scored.tokens(&plan, *length)).max().unwrap_or(0);
     if args.hardware.device == Name::Cpu {
         remarkln!("{}", plan.evaluation_memory(longest));
+    }
+    if longest > TOKENS_AT_ONCE && !plan.model.is_linear() {
+        memory::return_freed();
     }
     remark_on_horizon(model.encoding(), longest);
     remark_on_kernels(&plan, args.hardware.device);

@@ -10,6 +10,7 @@ use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// The parameters of one layer from `inputs` to `outputs` features.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +19,22 @@ pub struct Linear<'a, T> {
     pub weight: &'a [T],
     /// `[outputs]`; `None` adds nothing.
     pub bias: Option<&'a [T]>,
+}
+
+/// Some outputs of a [`Linear`], copied.
+#[derive(Clone, Debug)]
+pub struct Part<'a, T> {
+    /// `[inputs, outputs]`
+    weight: Vec<T>,
+    /// `[outputs]`
+    bias: Option<&'a [T]>,
+}
+
+impl<T> Part<'_, T> {
+    /// As a layer.
+    pub fn as_linear(&self) -> Linear<'_, T> {
+        Linear { weight: &self.weight, bias: self.bias }
+    }
 }
 
 /// Gradients in the parameters of a [`Linear`], of their shapes; there is one in the bias where there is a bias.
@@ -29,7 +46,17 @@ pub struct LinearGradients<T> {
     pub d_bias: Option<Vec<T>>,
 }
 
-impl<T: Number> Linear<'_, T> {
+impl<'a, T: Number> Linear<'a, T> {
+    /// The layer that makes these of its outputs alone.
+    ///
+    /// # Panics
+    /// As [`Linear::outputs`], or if there are fewer.
+    pub fn part(&self, inputs: usize, outputs: Range<usize>) -> Part<'a, T> {
+        let rows = self.weight.chunks_exact(self.outputs(inputs).max(1));
+        let weight = rows.flat_map(|row| &row[outputs.clone()]).copied().collect();
+        Part { weight, bias: self.bias.map(|bias| &bias[outputs]) }
+    }
+
     /// Features that come out.
     ///
     /// # Panics
@@ -157,6 +184,13 @@ mod tests {
             for ((y, onto), (want, base)) in y.iter().zip(&onto).zip(plain(linear, &x, i).iter().zip(&base)) {
                 prop_assert!((y - want - base).abs() < 1e-13 && (onto - want - base).abs() < 1e-13);
             }
+            let (half, mut left) = (o / 2, Vec::new());
+            linear.part(i, 0..half).as_linear().forward(To::End(&mut left), &x, i);
+            let of_all = plain(linear, &x, i);
+            for (left, all) in left.chunks_exact(half.max(1)).zip(of_all.chunks_exact(o)) {
+                prop_assert!(left.iter().zip(all).all(|(left, all)| (left - all).abs() < 1e-13));
+            }
+            prop_assert_eq!(left.len(), rows * half);
             linear.backward_input(To::End(&mut d_x), &d_y, i);
             let mut gradients = linear.gradients(i);
             // two halves add up

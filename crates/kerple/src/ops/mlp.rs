@@ -23,6 +23,8 @@ use rayon::prelude::*;
 
 /// Most rows of a span.
 const MOST_ROWS: usize = 2048;
+/// The same where no backward follows: fewer do not lower the speed of products.
+const MOST_ROWS_ALONE: usize = 1024;
 
 /// The parameters of the block: M features, F hidden ones.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +133,7 @@ impl<T: Number> Mlp<'_, T> {
 /// If a slice has the wrong size.
 pub fn forward<T: Number>(mlp: Mlp<'_, T>, x: &[T]) -> Vec<T> {
     let (mut y, mut hidden) = (Vec::with_capacity(x.len()), Hidden { up: Vec::new(), gate: Vec::new() });
-    mlp.by_spans(x, |mlp, span, x| {
+    mlp.by_spans(MOST_ROWS_ALONE, x, |mlp, span, x| {
         hidden.up.clear();
         hidden.gate.clear();
         span.forward(mlp, x, &mut hidden, &mut y);
@@ -148,7 +150,7 @@ pub fn forward_saving<T: Number>(mlp: Mlp<'_, T>, x: &[T]) -> (Vec<T>, Hidden<T>
     let gated = if mlp.gate.is_some() { rows * f } else { 0 };
     let mut hidden = Hidden { up: Vec::with_capacity(rows * f), gate: Vec::with_capacity(gated) };
     let mut y = Vec::with_capacity(x.len());
-    mlp.by_spans(x, |mlp, span, x| span.forward(mlp, x, &mut hidden, &mut y));
+    mlp.by_spans(MOST_ROWS, x, |mlp, span, x| span.forward(mlp, x, &mut hidden, &mut y));
     (y, hidden)
 }
 
@@ -171,7 +173,7 @@ pub fn backward<T: Number>(mlp: Mlp<'_, T>, x: &[T], hidden: &Hidden<T>, d_y: &[
         down: mlp.down.gradients(f),
     };
     let (mut d_hidden, mut first) = (Hidden { up: Vec::new(), gate: Vec::new() }, 0);
-    mlp.by_spans(x, |mlp, span, x| {
+    mlp.by_spans(MOST_ROWS, x, |mlp, span, x| {
         let last = first + x.len() / m;
         let gate = if gate.is_empty() { &[] } else { &gate[first * f..last * f] };
         span.backward(
@@ -192,9 +194,9 @@ pub fn backward<T: Number>(mlp: Mlp<'_, T>, x: &[T], hidden: &Hidden<T>, d_y: &[
 
 impl<'a, T: Number> Mlp<'a, T> {
     /// Calls `work` with the block as the rows of each span see it, room for their activations, and the rows.
-    fn by_spans(&self, x: &[T], mut work: impl FnMut(Mlp<'a, T>, &mut Span<T>, &[T])) {
+    fn by_spans(&self, most_rows: usize, x: &[T], mut work: impl FnMut(Mlp<'a, T>, &mut Span<T>, &[T])) {
         let (m, f, rows) = self.sizes(x);
-        let span_rows = rows.div_ceil(rows.div_ceil(MOST_ROWS).max(1)).max(1);
+        let span_rows = rows.div_ceil(rows.div_ceil(most_rows).max(1)).max(1);
         let mut span = Span { normed: Vec::new(), a: Vec::new() };
         for (i, x) in x.chunks(span_rows * m).enumerate() {
             span.normed.clear();
