@@ -42,7 +42,7 @@ fn every_reference_value_of_media_is_met() {
 
 #[test]
 fn every_reference_value_of_interchange_is_met() {
-    every_case_passes("interchange", 2);
+    every_case_passes("interchange", 7);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 const HF: &str = "neox_sequential_tied_bf16";
 const NEOX: &str = "kerple_weight_neox_one_file";
+const LAYERS: &str = "neox_learned_tied";
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/interchange").join(name)
@@ -122,7 +123,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 
 #[test]
 fn a_run_of_an_imported_model_is_verified() {
-    for name in [HF, NEOX] {
+    for name in [HF, NEOX, LAYERS] {
         let copy = Copy::of(name);
         copy.import().unwrap();
         let found = RunFolder::new(copy.out()).verify();
@@ -344,6 +345,42 @@ fn settings_that_change_results_are_refused() {
     says(&copy.error(), &["kerple_power__ap_github_1235.yml", "no YAML"]);
     let copy = Copy::of(NEOX).edited("latest", "global_step8", "../elsewhere");
     says(&copy.error(), &["latest", "../elsewhere"]);
+}
+
+/// The file says of one number that it is the embedding: `torch.zeros(1).expand(1 << 28, 10)`.
+#[test]
+fn shapes_beyond_a_file_are_refused_before_memory_is_taken() {
+    let copy = Copy::of(LAYERS);
+    fs::write(copy.file("global_step8/layer_00-model_00-model_states.pt"), include_bytes!("expanded.pt")).unwrap();
+    let parts = ["layer_00-model_00-model_states.pt", "word_embeddings.weight", "[268435456, 10]", "10737418240 bytes"];
+    says(&copy.error(), &parts);
+}
+
+#[test]
+fn names_and_settings_that_no_engine_writes_are_refused() {
+    let copy = Copy::of(LAYERS).edited("latest", "global_step8", &"x".repeat(1 << 20));
+    assert!(copy.error().len() < 1000);
+    let copy = Copy::of(LAYERS);
+    let [from, to] = ["00", "18446744073709551615"].map(|rank| format!("layer_03-model_{rank}-model_states.pt"));
+    fs::rename(copy.file("global_step8").join(from), copy.file("global_step8").join(to)).unwrap();
+    says(&copy.error(), &["there is no tensor `model.layers.1."]);
+    const TRAIN: &str = "global_step8/configs/train.yml";
+    for (key, value) in [("activation", "7"), ("pos-emb", "[1]")] {
+        let copy = Copy::of(LAYERS);
+        let text = fs::read_to_string(copy.file(TRAIN)).unwrap().replace("\"pos-emb\": \"learned\",", "");
+        let said = if key == "pos-emb" { String::new() } else { "\"pos-emb\": \"learned\", ".to_owned() };
+        fs::write(copy.file(TRAIN), text.replacen('{', &format!("{{ {said}\"{key}\": {value},"), 1)).unwrap();
+        says(&copy.error(), &["configs", key, value]);
+    }
+    // anchors that stand for ever more, and tables within tables
+    let laughs: String = ('b'..='k')
+        .map(|c| format!("{c}: &{c} [{}]\n", vec![format!("*{}", (c as u8 - 1) as char); 9].join(",")))
+        .collect();
+    for (text, part) in [(format!("a: &a [x]\n{laughs}"), "limit"), ("{a: ".repeat(100_000), "within one another")] {
+        let copy = Copy::of(LAYERS);
+        fs::write(copy.file(TRAIN), text).unwrap();
+        says(&copy.error(), &["train.yml", part]);
+    }
 }
 
 #[cfg(unix)]

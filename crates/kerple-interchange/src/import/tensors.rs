@@ -97,7 +97,9 @@ impl Folder {
 
 /// The name of a file in the same folder.
 pub fn is_name(name: &str) -> bool {
-    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+    /// Bytes that a disk takes.
+    const LONGEST: usize = 255;
+    (1..=LONGEST).contains(&name.len()) && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
 }
 
 fn without_tensors(folder: &Path) -> Error {

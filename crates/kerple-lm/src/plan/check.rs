@@ -64,7 +64,7 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     check("model.block.score_scale", block.score_scale.unwrap_or(1.0), finite.clone(), hint)?;
     check("model.block.ssmax", block.ssmax.unwrap_or(1.0), finite.clone(), hint)?;
     check("model.block.soft_cap", block.soft_cap.unwrap_or(1.0), 1e-6..=1e30, hint)?;
-    check("model.block.clamp_qkv", block.clamp_qkv.unwrap_or(1.0), f64::MIN_POSITIVE..=f64::MAX, hint)?;
+    check("model.block.clamp_qkv", block.clamp_qkv.unwrap_or(1.0), 1e-30..=1e30, hint)?;
     let kv_heads = block.kv_heads.unwrap_or(model.n_heads);
     if kv_heads == 0 || !model.n_heads.is_multiple_of(kv_heads) {
         return Err(Error::Config {

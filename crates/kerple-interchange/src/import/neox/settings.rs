@@ -63,6 +63,9 @@ impl Settings {
             keys.entry(key).or_insert(value);
         }
         let said = keys.get("pos-emb").filter(|value| !value.is_null());
+        if let Some(other) = said.filter(|said| !said.is_string()) {
+            return Err(refuse(&configs, "pos-emb", &other.to_string(), "it must be a word"));
+        }
         let pos_emb = match (said.and_then(Value::as_str), pos_emb) {
             (Some(said), Some(asked)) if said != asked => {
                 return Err(refuse(&configs, "pos-emb", said, &format!("--pos-emb says {asked}")));
@@ -147,8 +150,8 @@ impl Settings {
     }
 
     fn activation(&self) -> Result<Activation> {
-        let word = self.keys.get("activation").and_then(Value::as_str).unwrap_or("gelu");
-        Ok(match word {
+        let said = self.keys.get("activation").filter(|value| !value.is_null());
+        Ok(match said.map_or("gelu", |said| said.as_str().unwrap_or_default()) {
             // the fused one is the approximation
             "gelu" if self.flag("bias-gelu-fusion")? => Activation::GeluTanh,
             "gelu" => Activation::Gelu,
@@ -258,10 +261,30 @@ fn words(value: &Value) -> Vec<&str> {
     }
 }
 
+/// Most tables and lists within one another: YAML is read in time that grows with the square of them.
+const DEEPEST: usize = 100;
+
+/// How many braces and brackets are open at once.
+fn depth(text: &str) -> usize {
+    let mut open = 0usize;
+    let of = |byte: u8| {
+        match byte {
+            b'{' | b'[' => open += 1,
+            b'}' | b']' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        open
+    };
+    text.bytes().map(of).max().unwrap_or(0)
+}
+
 /// Adds the keys of a file.
 fn merge(keys: &mut Map<String, Value>, file: &Path) -> Result<()> {
     let damaged = |message: String| Error::damaged(file, message, "give a copy of the run with its own files");
     let text = read_text(file)?;
+    if depth(&text) > DEEPEST {
+        return Err(damaged(format!("it has more than {DEEPEST} tables and lists within one another")));
+    }
     let value: Value = serde_norway::from_str(&text).map_err(|error| damaged(format!("this is no YAML: {error}")))?;
     let map = match value {
         Value::Object(map) => map,

@@ -43,23 +43,37 @@ pub fn check_inside(folder: &Path, path: &Path) -> Result<()> {
     Err(Error::damaged(path, message, "put the file itself into the folder"))
 }
 
+/// A number of a layer or a rank.
+fn number(text: &str) -> Option<usize> {
+    text.parse::<u16>().ok().map(usize::from)
+}
+
 /// A file of tensors with a number of a layer and of a rank.
 fn numbers(name: &str) -> Option<(usize, usize)> {
     let rest = name.strip_prefix("layer_")?.strip_suffix("-model_states.pt")?;
     let (layer, rank) = rest.split_once("-model_")?;
-    Some((layer.parse().ok()?, rank.parse().ok()?))
+    Some((number(layer)?, number(rank)?))
 }
 
 fn open(folder: &Path, path: &Path, key: Option<&str>) -> Result<BTreeMap<String, Tensor>> {
     check_inside(folder, path)?;
     // what is no regular file is told before it is waited for
-    drop(kerple_files::open(path).map_err(Error::io(path, "open"))?);
+    let bytes = kerple_files::open(path).and_then(|file| file.metadata()).map_err(Error::io(path, "open"))?.len();
     let reader = match key {
         Some(key) => PytorchReader::with_top_level_key(path, key),
         None => PytorchReader::new(path),
     };
     let reader = reader.map_err(|error| Error::damaged(path, error.to_string(), AGAIN))?;
-    Ok(reader.into_tensors().into_iter().collect())
+    let tensors: BTreeMap<String, Tensor> = reader.into_tensors().into_iter().collect();
+    // a few numbers can be said to stand for any shape
+    match tensors.iter().find(|(_, tensor)| tensor.byte_len() as u64 > bytes) {
+        Some((name, tensor)) => {
+            let (shape, wanted) = (tensor.shape(), tensor.byte_len());
+            let message = format!("tensor `{name}` of shape {shape:?} would have {wanted} bytes, the file has {bytes}");
+            Err(Error::damaged(path, message, AGAIN))
+        }
+        None => Ok(tensors),
+    }
 }
 
 /// A file of tensors of a step: the number of its layer, its rank, where it lies, its tensors.
@@ -86,11 +100,11 @@ fn files(folder: &Path) -> Result<Vec<OfLayer>> {
     for path in &names {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let rank = name.strip_prefix("mp_rank_").and_then(|rest| rest.strip_suffix("_model_states.pt"));
-        let Some(rank) = rank.and_then(|rank| rank.parse().ok()) else { continue };
+        let Some(rank) = rank.and_then(number) else { continue };
         let mut layers: BTreeMap<usize, BTreeMap<String, Tensor>> = BTreeMap::new();
         for (name, tensor) in open(folder, path, Some("module"))? {
             let split = name.strip_prefix("sequential.").and_then(|rest| rest.split_once('.'));
-            let Some((layer, rest)) = split.and_then(|(layer, rest)| Some((layer.parse().ok()?, rest))) else {
+            let Some((layer, rest)) = split.and_then(|(layer, rest)| Some((number(layer)?, rest))) else {
                 return Err(Error::damaged(path, format!("tensor `{name}` is in no layer of `sequential`"), AGAIN));
             };
             layers.entry(layer).or_default().insert(rest.to_owned(), tensor);
