@@ -3,16 +3,16 @@
 //!
 //! What is computed is [`kerple::attention::linear`], in `f32`, in chunks of [`CHUNK`] positions: rows near each other are met one
 //! by one in [`tile`](crate::attention::tile)s, and what is further away in sums over whole chunks, of which each chunk leaves its
-//! own, [`sums::gather`], and a pass over the chunks in their order makes what each meets, [`sums::pass`]. Every gradient is such a
-//! sum again, with other rows in the places of queries, keys and values, or from the other end:
+//! own, and a pass over the chunks in their order makes what the rows of each meet. Every gradient is such a sum again, with other
+//! rows in the places of queries, keys and values, or from the other end:
 //!
 //! ```text
 //! out_i = sum_j a (q_i . k_j) v_j          d_q_i = sum_j a (d_out_i . v_j) k_j            over j up to i
 //! d_v_j = sum_i a (k_j . q_i) d_out_i      d_k_j = sum_i a (v_j . d_out_i) q_i            over i from j on
 //! ```
 //!
-//! Memory grows with the length, and sums over chunks are held for as many heads at once as fit [`HELD`]. There are no atomics:
-//! one device gives the same bits every time.
+//! Memory grows with the length, and sums over chunks are held for as many heads at once as fit 256 MiB. There are no atomics: one
+//! device gives the same bits every time.
 
 mod fading;
 pub(crate) mod rows;

@@ -2,7 +2,8 @@
 //!
 //! Cubes share the tiles of queries of a head in a fixed way: cube `s` of `slots` takes every `slots`-th. Each has a row of
 //! the tables' gradients for itself, `[B, H, slots, C]` in all, to which it adds the diagonals of its tiles; a column of it
-//! is always the same unit's. [`add_up()`](super::diagonals::add_up) then sums the rows in order: no atomics, and the same bits every time.
+//! is always the same unit's. [`add_up()`](super::diagonals::add_up()) then sums the rows in order: no atomics, and the same bits
+//! every time.
 
 use super::diagonals::add_diagonals;
 use super::slopes::{slope, weigh};

@@ -47,7 +47,7 @@ fn fade(
 
 /// `sum_j a(i, j) (own_i . theirs_j) values_j` over the rows that each sees.
 ///
-/// `sums` is what [`pass`](super::sums::pass) left of the rows of others and values, `turned` where they are `[U, M]` there.
+/// `sums` is what [`pass()`](crate::linear::sums::pass()) left of the rows of others and values, `turned` where they are `[U, M]` there.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "an array each")]
 pub(crate) fn weigh(
