@@ -73,8 +73,8 @@ class LinearState:
     def __len__(self) -> int: ...
     def bytes(self) -> int: ...
 
-#: q, k, v; the encoding's stored numbers; how many keys there are.
-_LinearInputs = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike | None]
+#: q, k, v; the encoding's stored numbers; gates; how many keys there are.
+_LinearInputs = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike | None, ArrayLike | None]
 
 def linear_forward(
     rule: LinearRule, inputs: _LinearInputs, out: ArrayLike, denominators: ArrayLike, state: LinearState | None
@@ -83,7 +83,7 @@ def linear_backward(
     rule: LinearRule,
     inputs: _LinearInputs,
     saved: tuple[ArrayLike, ArrayLike, ArrayLike],
-    made: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike],
+    made: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike | None],
 ) -> None: ...
 def methods() -> list[tuple[str, dict[str, str]]]: ...
 def check_kernel(expression: str, points: str) -> tuple[bool, str, str]: ...

@@ -269,8 +269,6 @@ def test_forgetting_attention():
     torch.testing.assert_close(spans.gates(rows)[0, :, 0], -slopes)
     with pytest.raises(ValueError, match="maps of scores take none"):
         module("dape")(q, k, v, gates=gates)
-    with pytest.raises(ValueError, match="linear attention"):
-        kt.LinearAttention("fox", 4, 6)
 
 
 def test_gates_of_half_precision_are_logarithms_in_single():

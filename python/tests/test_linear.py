@@ -18,6 +18,14 @@ def module(kind, heads=2, head_dim=4, **options):
     return LinearAttention(kind, heads, head_dim, seed=3, dtype=torch.float64, **options)
 
 
+def gates_of(attention, length=300, batch=2):
+    """Gates where a module makes them, which are then of rows."""
+    if attention.kind != "fox":
+        return {}
+    rows = torch.randn(batch, length, attention.heads * attention.head_dim, dtype=torch.float64)
+    return {"gates": attention.gates(4 * rows)}
+
+
 @pytest.mark.parametrize("kind", ["kerple_log", "kerple_power", "alibi", "none"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_equals_the_sum_over_pairs(kind, causal):
@@ -36,12 +44,35 @@ def test_equals_the_sum_over_pairs(kind, causal):
     torch.testing.assert_close(got[:, :, :128], want[:, :, :128], rtol=0, atol=2e-3 if not causal else 1e-10)
 
 
+def test_products_fade_by_the_gates_between():
+    fox, (q, k, v) = module("fox", features="elu"), inputs()
+    told = gates_of(fox)
+    one, two = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+    clocks = told["gates"].cumsum(-1)
+    fallen = (clocks[..., :, None] - clocks[..., None, :]).tril().exp().tril()
+    products = one @ two.transpose(-1, -2) * fallen
+    want = products @ v / (products.sum(-1, keepdim=True) + 1e-6)
+    torch.testing.assert_close(fox(q, k, v, **told), want, rtol=0, atol=1e-10)
+    fixed = module("fox", features="elu", gate="fixed", spans=[2, 16])
+    alike = -1 / torch.tensor([2.0, 16.0], dtype=torch.float64)[:, None].expand(2, 2, 300)
+    torch.testing.assert_close(fixed(q, k, v), module("none", features="elu")(q, k, v, gates=alike), rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_are_those_of_differences(kind, causal):
     attention, leaves = module(kind, count=8), inputs(150, batch=1)
+    follow_differences(attention, leaves, lambda: attention(*leaves, causal=causal))
+
+
+def test_gradients_of_gates_are_those_of_differences():
+    fox, leaves, rows = module("fox", count=8), inputs(150, batch=1), torch.randn(1, 150, 8, dtype=torch.float64)
+    rows.requires_grad_()
+    follow_differences(fox, [*leaves, rows], lambda: fox(*leaves, gates=fox.gates(rows)))
+
+
+def follow_differences(attention, leaves, call):
     learned = [*leaves, *attention.parameters()]
-    call = lambda: attention(*leaves, causal=causal)  # noqa: E731
     out = call()
     up = torch.randn_like(out)
     gradients = torch.autograd.grad((out * up).sum(), learned, allow_unused=True)
@@ -54,17 +85,19 @@ def test_gradients_are_those_of_differences(kind, causal):
             below = (call() * up).sum()
             leaf.add_(step * direction)
         slope = ((above - below) / (2 * step)).item()
-        assert slope == pytest.approx((gradient * direction).sum().item(), rel=2e-4, abs=1e-5), kind
+        assert slope == pytest.approx((gradient * direction).sum().item(), rel=2e-4, abs=1e-5), attention
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "fox"])
 def test_a_state_goes_on(kind):
     attention, (q, k, v) = module(kind, features="relu" if kind.endswith("spe") else "favor", count=8).eval(), inputs()
     with torch.no_grad():
-        whole, state, rows = attention(q, k, v), LinearState(), []
+        told, state, rows = gates_of(attention), LinearState(), []
+        whole = attention(q, k, v, **told)
         for start, end in [(0, 130), (130, 131), (131, 132), (132, 300)]:
             piece = slice(start, end)
-            rows.append(attention(q[:, :, piece], k[:, :, piece], v[:, :, piece], state=state))
+            of_piece = {name: gates[..., piece] for name, gates in told.items()}
+            rows.append(attention(q[:, :, piece], k[:, :, piece], v[:, :, piece], state=state, **of_piece))
     assert len(state) == 300 and state.bytes() > 0
     torch.testing.assert_close(torch.cat(rows, 2), whole, rtol=0, atol=1e-9)
 
@@ -109,10 +142,12 @@ def test_padding_compiling_and_threads():
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["kerple_log", "sine_spe"])
+@pytest.mark.parametrize("kind", ["kerple_log", "sine_spe", "fox"])
 def test_opcheck(kind):
     attention, (q, k, v) = module(kind, count=8), inputs(20, dtype=torch.float32)
-    operands = (q, k, v, attention._values(), None, *attention._options(True))
+    gates = gates_of(attention, 20).get("gates")
+    gates = None if gates is None else gates.detach().to(torch.float32).contiguous().requires_grad_()
+    operands = (q, k, v, attention._values(), gates, None, *attention._options(True))
     registry.opcheck(torch.ops.kerple.linear.default, operands)
 
 
@@ -125,6 +160,11 @@ def test_opcheck(kind):
         (lambda: LinearAttention("kerple_log", 2, 5)(*inputs()), "2 heads of 5"),
         (lambda: module("kerple_log")(*inputs(), key_lengths=[1, 301]), "key_lengths[1] = 301"),
         (lambda: module("kerple_log")(*inputs(), causal=False, state=LinearState()), "state"),
+        (lambda: module("fox")(*inputs()), "gates: fox needs them"),
+        (lambda: module("kerple_log")(*inputs(), gates=torch.zeros(2, 2, 300)), "gates: products fade by kerple_log already"),
+        (lambda: module("none")(*inputs(), causal=False, gates=torch.zeros(2, 2, 300)), "causal=True only"),
+        (lambda: module("none")(*inputs(), gates=torch.zeros(2, 2, 299)), "gates: expected"),
+        (lambda: module("none")(*inputs(), gates=torch.ones(2, 2, 300)), "gates: 1 is out of range"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(make, words):

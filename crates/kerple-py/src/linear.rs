@@ -82,6 +82,21 @@ struct Made<T> {
 }
 
 impl LinearRule {
+    /// Gates are the only thing by which products fade, in causal rows.
+    fn check_gates(&self, given: bool) -> PyResult<()> {
+        let (encoding, _) = self.encoding.get().parts();
+        let (kind, takes) = (encoding.method.kind(), encoding.in_linear());
+        let message = match (given, takes) {
+            (false, Some(InLinear::Gates)) => {
+                format!("gates: {kind} needs them; make them of the rows that q and k are made of")
+            }
+            (true, Some(InLinear::Decay)) => format!("gates: products fade by {kind} already"),
+            (true, _) if !self.causal => "gates: linear attention takes them with causal=True only".to_owned(),
+            _ => return Ok(()),
+        };
+        Err(PyValueError::new_err(message))
+    }
+
     fn stream(&self, purpose: u64) -> rand_chacha::ChaCha8Rng {
         let [seed, draw, layer] = self.noise;
         // counted down from the end, where no row of a training step is
@@ -126,7 +141,7 @@ impl<T: Number> Made<T> {
         rule: &LinearRule,
         dims: Dims,
         maps: &'a [&'a dyn RowMap<T>],
-        lengths: Option<&'a [usize]>,
+        (gates, lengths): (Option<&'a [T]>, Option<&'a [usize]>),
     ) -> Problem<'a, T> {
         let decay = self.fading.as_ref().map(|(found, [near, weights])| Decay {
             met: near.len() / dims.heads,
@@ -136,7 +151,7 @@ impl<T: Number> Made<T> {
             weights,
         });
         let reach = if rule.causal { Reach::Causal } else { Reach::Both };
-        Problem { dims, reach, lengths, maps, decay, gates: None, guard: self.guard }
+        Problem { dims, reach, lengths, maps, decay, gates, guard: self.guard }
     }
 }
 
@@ -146,16 +161,19 @@ struct Call {
     k: Array,
     v: Array,
     stored: Vec<Vec<f64>>,
+    gates: Option<Array>,
     lengths: Option<Vec<usize>>,
     dims: Dims,
 }
 
-/// q, k and v; the encoding's stored numbers; how many keys each sequence has.
+type Maybe<'py> = Option<Bound<'py, PyAny>>;
+
+/// q, k and v; the encoding's stored numbers; gates; how many keys each sequence has.
 type Arguments<'py> =
-    (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
+    (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Maybe<'py>, Maybe<'py>);
 
 impl Call {
-    fn new(rule: &LinearRule, (q, k, v, values, lengths): &Arguments) -> PyResult<Call> {
+    fn new(rule: &LinearRule, (q, k, v, values, gates, lengths): &Arguments) -> PyResult<Call> {
         let (q, k, v) = (Array::of("q", q)?, Array::of("k", k)?, Array::of("v", v)?);
         let [batch, heads, len, head_dim] = q.sizes("B, H, L, D")?;
         let [_, _, _, value_dim] = v.sizes("B, H, L, E")?;
@@ -175,6 +193,12 @@ impl Call {
         }
         rule.encoding.get().expect_sizes(heads, head_dim)?;
         let stored = rule.encoding.get().stored(&Array::of("values", values)?)?;
+        let gates = Array::some("gates", gates.as_ref())?;
+        rule.check_gates(gates.is_some())?;
+        if let Some(gates) = &gates {
+            gates.expect_shape("B, H, L", &[batch, heads, len])?;
+            gates.expect_kind(q.kind())?;
+        }
         let lengths = match Array::some("key_lengths", lengths.as_ref())? {
             None => None,
             Some(array) => {
@@ -188,11 +212,15 @@ impl Call {
                 Some(array.values::<i64>()?.iter().enumerate().map(one).collect::<PyResult<Vec<usize>>>()?)
             }
         };
-        Ok(Call { q, k, v, stored, lengths, dims })
+        Ok(Call { q, k, v, stored, gates, lengths, dims })
     }
 
     fn inputs<T: Element + Number>(&self) -> PyResult<Inputs<'_, T>> {
         Ok(Inputs { q: self.q.view()?, k: self.k.view()?, v: self.v.view()? })
+    }
+
+    fn gates<T: Element>(&self) -> PyResult<Option<&[T]>> {
+        self.gates.as_ref().map(Array::values).transpose()
     }
 }
 
@@ -225,9 +253,13 @@ fn forward<T: Element + Number>(
     [out, denominators]: [&Array; 2],
     state: Option<&Mutex<Option<State<T>>>>,
 ) -> PyResult<()> {
-    let inputs = call.inputs::<T>()?;
+    let (inputs, gates) = (call.inputs::<T>()?, call.gates::<T>()?);
     // SAFETY: `out` and `denominators` were made for this call, so nothing else of it shares their memory.
     let (mut out, denominators) = unsafe { (out.room::<T>()?, denominators.values_mut::<T>()?) };
+    if let Some(gate) = gates.and_then(|gates| gates.iter().find(|gate| **gate > T::ZERO)) {
+        let message = format!("gates: {} is out of range, logarithms of shares are at most 0", gate.to_f64());
+        return Err(PyValueError::new_err(message));
+    }
     if state.is_some() && (!rule.causal || call.lengths.is_some()) {
         return Err(PyValueError::new_err("state: it goes on with causal positions without padding"));
     }
@@ -236,7 +268,7 @@ fn forward<T: Element + Number>(
         let first = held.as_ref().and_then(|held| held.as_ref()).map_or(0, State::len);
         let made = rule.made::<T>(&call.stored, call.dims, first);
         let maps = made.chain();
-        let problem = made.problem(rule, call.dims, &maps, call.lengths.as_deref());
+        let problem = made.problem(rule, call.dims, &maps, (gates, call.lengths.as_deref()));
         let Some(held) = &mut held else {
             linear::forward(&problem, inputs, out.from(0, 0), denominators);
             return None;
@@ -254,29 +286,32 @@ fn forward<T: Element + Number>(
     refused.map_or(Ok(()), |message| Err(PyValueError::new_err(message)))
 }
 
-/// Writes the gradients in q, k, v and the encoding's stored numbers.
+/// Writes the gradients in q, k, v, the encoding's stored numbers and gates, where there are any.
 #[pyfunction]
 pub fn linear_backward(
     py: Python,
     rule: &LinearRule,
     inputs: Arguments,
     saved: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
-    made: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
+    made: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>, Bound<PyAny>, Maybe),
 ) -> PyResult<()> {
     let call = Call::new(rule, &inputs)?;
     let saved = [Array::of("out", &saved.0)?, Array::of("denominators", &saved.1)?, Array::of("d_out", &saved.2)?];
     saved[0].expect_shape("B, H, L, E", call.v.shape())?;
     saved[1].expect_shape("B, H, L", &[call.dims.batch, call.dims.heads, call.dims.len])?;
     saved[2].expect_shape("B, H, L, E", call.v.shape())?;
-    let d_values = Array::of("d_values", &made.3)?;
+    let (d_values, d_gates) = (Array::of("d_values", &made.3)?, Array::some("d_gates", made.4.as_ref())?);
     let made = [Array::of("d_q", &made.0)?, Array::of("d_k", &made.1)?, Array::of("d_v", &made.2)?];
     for (made, of) in made.iter().zip([&call.q, &call.k, &call.v]) {
         made.expect_shape("as the input", of.shape())?;
     }
     d_values.expect_shape("P", &[call.stored.iter().map(Vec::len).sum()])?;
+    if let Some(d_gates) = &d_gates {
+        d_gates.expect_shape("B, H, L", &[call.dims.batch, call.dims.heads, call.dims.len])?;
+    }
     match call.q.kind() {
-        Kind::F32 => backward::<f32>(py, rule, &call, &saved, &made, &d_values),
-        Kind::F64 | Kind::I64 => backward::<f64>(py, rule, &call, &saved, &made, &d_values),
+        Kind::F32 => backward::<f32>(py, rule, &call, &saved, &made, (&d_values, d_gates.as_ref())),
+        Kind::F64 | Kind::I64 => backward::<f64>(py, rule, &call, &saved, &made, (&d_values, d_gates.as_ref())),
     }
 }
 
@@ -286,8 +321,9 @@ fn backward<T: Element + Number>(
     call: &Call,
     [out, denominators, d_out]: &[Array; 3],
     [d_q, d_k, d_v]: &[Array; 3],
-    d_values: &Array,
+    (d_values, d_gates): (&Array, Option<&Array>),
 ) -> PyResult<()> {
+    let gates = call.gates::<T>()?;
     let saved = Saved {
         inputs: call.inputs::<T>()?,
         out: out.view()?,
@@ -295,12 +331,14 @@ fn backward<T: Element + Number>(
         d_out: d_out.view()?,
     };
     // SAFETY: every gradient was made for this call, so nothing else of it shares their memory, and each is taken once.
-    let (mut d_q, mut d_k, mut d_v, d_values) =
-        unsafe { (d_q.room::<T>()?, d_k.room::<T>()?, d_v.room::<T>()?, d_values.values_mut::<f64>()?) };
+    let (mut d_q, mut d_k, mut d_v, d_values, d_gates) = unsafe {
+        let d_gates = d_gates.map(|d_gates| d_gates.values_mut::<T>()).transpose()?;
+        (d_q.room::<T>()?, d_k.room::<T>()?, d_v.room::<T>()?, d_values.values_mut::<f64>()?, d_gates)
+    };
     run(py, rule.threads, Work::Any, || {
         let made = rule.made::<T>(&call.stored, call.dims, 0);
         let maps = made.chain();
-        let problem = made.problem(rule, call.dims, &maps, call.lengths.as_deref());
+        let problem = made.problem(rule, call.dims, &maps, (gates, call.lengths.as_deref()));
         let mut d_parameters = vec![T::ZERO; call.dims.heads * problem.parameters()];
         let tables = made.fading.as_ref().map(|(_, tables)| tables.each_ref().map(|table| vec![T::ZERO; table.len()]));
         let mut d_tables = tables.unwrap_or_default();
@@ -310,7 +348,7 @@ fn backward<T: Element + Number>(
         linear::backward(
             &problem,
             saved,
-            Gradients { d_q, d_k, d_v, d_parameters: &mut d_parameters, d_decay, d_gates: None },
+            Gradients { d_q, d_k, d_v, d_parameters: &mut d_parameters, d_decay, d_gates },
         );
         d_values.copy_from_slice(&made.gradient(rule, call, &d_parameters, &d_tables).concat());
     })

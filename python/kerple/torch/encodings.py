@@ -56,8 +56,6 @@ class Encoding(nn.Module):
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
-        if _linear and native.entry == "gates":
-            raise ValueError(f"kind = {kind!r} makes gates of a layer's rows, which linear attention does not take here, see Fox")
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.window = native.window
         self._entry, self._tables, self._own = native.entry, native.tables, native.own

@@ -16,11 +16,11 @@ from .encodings import Encoding
 
 _OPTIONS = "str encoding, str features, int count, bool causal, int[] noise"
 _library.define(
-    f"linear(Tensor q, Tensor k, Tensor v, Tensor values, Tensor? key_lengths, {_OPTIONS}) -> (Tensor, Tensor)"
+    f"linear(Tensor q, Tensor k, Tensor v, Tensor values, Tensor? gates, Tensor? key_lengths, {_OPTIONS}) -> (Tensor, Tensor)"
 )
 _library.define(
-    "linear_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor values, Tensor? key_lengths, Tensor out, "
-    f"Tensor denominators, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)"
+    "linear_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor values, Tensor? gates, Tensor? key_lengths, "
+    f"Tensor out, Tensor denominators, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -35,10 +35,10 @@ def _made(key: str, features: str, count: int, causal: bool, noise: list[int]) -
     return _rule(key, features, count, causal, tuple(noise), torch.get_num_threads())
 
 
-def _linear(q, k, v, values, key_lengths, *options, state: _native.LinearState | None = None) -> tuple[Tensor, Tensor]:
+def _linear(q, k, v, *rest, state: _native.LinearState | None = None) -> tuple[Tensor, Tensor]:
     _check(q, k, v)
     out, denominators = _room(v), q.new_empty(q.shape[:3])
-    inputs = (_rows(q), _rows(k), _rows(v), _dense(values), _dense(key_lengths))
+    inputs, options = (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:3])), rest[3:]
     _native.linear_forward(_made(*options), inputs, out, denominators, state)
     return out, denominators
 
@@ -47,30 +47,33 @@ def _linear_fake(q, k, v, *_):
     return _room(v), q.new_empty(q.shape[:3])
 
 
-def _linear_backward(d_out, q, k, v, values, key_lengths, out, denominators, *options):
-    made = _linear_backward_fake(d_out, q, k, v, values)
-    inputs = (_rows(q), _rows(k), _rows(v), _dense(values), _dense(key_lengths))
-    _native.linear_backward(_made(*options), inputs, (_rows(out), _dense(denominators), _rows(d_out)), made)
+def _linear_backward(d_out, q, k, v, values, gates, key_lengths, out, denominators, *options):
+    made = _linear_backward_fake(d_out, q, k, v, values, gates)
+    inputs = (_rows(q), _rows(k), _rows(v), _dense(values), _dense(gates), _dense(key_lengths))
+    told = made if gates is not None else (*made[:4], None)
+    _native.linear_backward(_made(*options), inputs, (_rows(out), _dense(denominators), _rows(d_out)), told)
     return made
 
 
-def _linear_backward_fake(d_out, q, k, v, values, *_):
-    return _room(q), _room(k), _room(v), torch.empty_like(values, memory_format=torch.contiguous_format)
+def _linear_backward_fake(d_out, q, k, v, values, gates, *_):
+    beside = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (values, q.new_empty(0) if gates is None else gates))
+    return _room(q), _room(k), _room(v), *beside
 
 
 def _setup(ctx, inputs, output) -> None:
     out, denominators = output
     ctx.mark_non_differentiable(denominators)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:5], out, denominators)
-    ctx.options = inputs[5:]
+    ctx.save_for_backward(*inputs[:6], out, denominators)
+    ctx.options = inputs[6:]
 
 
 def _gradient(ctx, d_out, _d_denominators):
     if d_out is None:
-        return (None,) * 10
+        return (None,) * 11
     made = torch.ops.kerple.linear_backward(d_out, *ctx.saved_tensors, *ctx.options)
-    return (*made, *(None,) * 6)
+    d_gates = made[4] if ctx.needs_input_grad[4] else None
+    return (*made[:4], d_gates, *(None,) * 6)
 
 
 def _no_second_derivative(ctx, *_: Tensor):
@@ -104,7 +107,7 @@ class LinearAttention(Encoding):
 
     ``a`` is ``exp(b)`` of a kernel that fades, ``kerple_log``, ``kerple_power`` or ``alibi``: near positions as it is, the
     others by decaying exponentials within a thousandth. ``sine_spe`` and ``conv_spe`` are stochastic codes of queries and keys.
-    ``rotary`` turns them, ``none`` has no positions. Other methods are refused.
+    ``rotary`` turns them, ``none`` has no positions; both take ``gates``, and ``fox`` makes them. Other methods are refused.
 
     Args:
         kind, heads, head_dim: as in :class:`Encoding`.
@@ -144,10 +147,14 @@ class LinearAttention(Encoding):
         v: Tensor,
         *,
         causal: bool = True,
+        gates: Tensor | None = None,
         key_lengths: Tensor | None = None,
         state: LinearState | None = None,
     ) -> Tensor:
         """Of ``[B, H, L, D]`` queries and keys and ``[B, H, L, E]`` values at the same positions.
+
+        ``gates``, ``[B, H, L]``, are logarithms of what tokens let through of what lies before them: the product of a query and a
+        key fades by those after the key, up to the query's own.
 
         ``state`` makes the positions follow those that it holds; it then holds these too. It has no gradients.
 
@@ -157,7 +164,8 @@ class LinearAttention(Encoding):
         of, dtype = check_qkv(q, k, v)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         q, k = self._rotated(q, k, q.shape[2] + (0 if state is None else len(state)))
-        arguments = (q, k, v, self._values(), keys_of("key_lengths", key_lengths), *self._options(causal))
+        gates = None if gates is None else gates.to(dtype)
+        arguments = (q, k, v, self._values(), gates, keys_of("key_lengths", key_lengths), *self._options(causal))
         if state is not None:
             with torch.no_grad():
                 return _linear(*arguments, state=state._native)[0].to(of)
