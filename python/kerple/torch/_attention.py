@@ -39,7 +39,7 @@ def check_qkv(q: object, k: object, v: object) -> tuple[torch.dtype, torch.dtype
     return q.dtype, torch.float32 if q.dtype in _HALF else q.dtype
 
 
-def _beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
+def beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
     if x is None:
         return None
     _check(name, x)
@@ -147,8 +147,8 @@ def attend(
     if of != dtype:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     made = call(
-        q, k, v, _beside("bias", bias, dtype), _beside("weight", weight, dtype), _beside("sinks", sinks, dtype),
-        _beside("numbers", numbers, dtype), clocks_of(gates, q.shape[1], k), keys_of("key_starts", key_starts), keys_of("key_lengths", key_lengths),
+        q, k, v, beside("bias", bias, dtype), beside("weight", weight, dtype), beside("sinks", sinks, dtype),
+        beside("numbers", numbers, dtype), clocks_of(gates, q.shape[1], k), keys_of("key_starts", key_starts), keys_of("key_lengths", key_lengths),
         encoding, float(scale), bool(causal), window, cap,
     )  # fmt: skip
     return made if of == dtype else made.to(of)

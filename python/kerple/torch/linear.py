@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import library as registry
 
 from .. import _native
-from ._attention import check_qkv, keys_of
+from ._attention import beside, check_qkv, keys_of
 from ._ops import _check, _dense, _library, _room, _rows, encoding
 from .encodings import Encoding
 
@@ -164,7 +164,9 @@ class LinearAttention(Encoding):
         of, dtype = check_qkv(q, k, v)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         q, k = self._rotated(q, k, q.shape[2] + (0 if state is None else len(state)))
-        gates = None if gates is None else gates.to(dtype)
+        gates = beside("gates", gates, dtype)
+        if gates is not None and gates.device != q.device:
+            raise ValueError(f"gates: is on {gates.device}, q on {q.device}")
         arguments = (q, k, v, self._values(), gates, keys_of("key_lengths", key_lengths), *self._options(causal))
         if state is not None:
             with torch.no_grad():
