@@ -6,7 +6,7 @@ use crate::completion::Completion;
 use crate::failure::{Failure, Outcome};
 use crate::worker::{self, Job, Told};
 use crate::{Served, Shared, tokens};
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
@@ -169,15 +169,18 @@ async fn read<T: Send + 'static>(
     work: impl FnOnce(&[u8], &Handle) -> Outcome<T> + Send + 'static,
 ) -> Outcome<T> {
     let crate::Limits { body, seconds, .. } = state.shared.limits;
+    let too_long = || Failure::of(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {body} bytes"));
+    // a length that is declared need not come first
+    if request.body().size_hint().lower() > body as u64 {
+        return Err(too_long());
+    }
     let bytes = tokio::time::timeout(Duration::from_secs(seconds), Bytes::from_request(request, &())).await;
     let bytes = bytes
         .map_err(|_| {
             Failure::of(StatusCode::REQUEST_TIMEOUT, format!("the body did not come within {seconds} seconds"))
         })?
         .map_err(|refusal| match refusal.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => {
-                Failure::of(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {body} bytes"))
-            }
+            StatusCode::PAYLOAD_TOO_LARGE => too_long(),
             status => Failure::of(status, refusal.body_text()),
         })?;
     let done = tokio::task::spawn_blocking(move || work(&bytes, &state)).await;

@@ -235,6 +235,23 @@ fn half_a_request_does_not_hold_up_a_stop() {
 }
 
 #[test]
+fn a_declared_length_beyond_the_limit_is_refused_before_it_comes() {
+    let (address, stop, thread) = listen(served("none"));
+    for (path, length) in [("/v1/completions", 65_537), ("/tokenize", 1 << 50), ("/detokenize", u64::MAX - 2)] {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        stream
+            .write_all(format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n").as_bytes())
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert!(answer.starts_with("HTTP/1.1 413 ") && answer.contains("longer than 65536 bytes"), "{path}: {answer}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap().unwrap();
+}
+
+#[test]
 fn clients_that_break_off_do_no_harm() {
     let (address, stop, thread) = listen(served("kerple_log"));
     drop(TcpStream::connect(address).unwrap());
