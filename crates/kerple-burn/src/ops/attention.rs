@@ -127,14 +127,11 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positions
     let ([_, heads, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
     let q = shifted(q, positions);
     let (size, device) = ([queries, keys], q.device());
-    // from query `i` at position `keys - queries + i` to key `j`
-    let row = |i: usize| (0..keys).map(move |j| (keys + i) as isize - (queries + j) as isize);
-    let distances: Vec<isize> = (0..queries).flat_map(row).collect();
     // a product, since the derivative of a division by a number is rounded to f32
     let k = repeat_heads(k, heads);
     let products = match positions.damping.as_deref() {
         None => q.clone().matmul(k.swap_dims(2, 3)),
-        Some(rates) => damped(q.clone(), k, rates, &distances),
+        Some(rates) => damped(q.clone(), k, rates),
     };
     let scores = match scoring.cap {
         None => products * scoring.scale,
@@ -153,14 +150,12 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positions
             let (own, lengths) = (own.as_ref(), positions.lengths.as_deref());
             let (sight, extent) = (positions.sight, positions.extent(keys, scoring.scale));
             let (scores, bias) = (scores.clone(), bias.clone());
-            let mapped =
-                Mapped { scores, bias, own, distances: &distances, hidden: &hidden, sight, lengths, q, extent };
-            maps::composed(map, mapped)
+            maps::composed(map, Mapped { scores, bias, own, hidden: &hidden, sight, lengths, q, extent })
         }
     };
     let mapped = match &positions.clock {
         None => mapped,
-        Some(clock) => mapped + passed(clock.gates(), positions.sight, &distances, size),
+        Some(clock) => mapped + passed(clock.gates(), positions.sight, size),
     };
     let adds_bias = match &positions.scores {
         Scores::Map { map, .. } => matches!(&**map, Map::Mixed(mixed) if mixed.adds_bias()),
@@ -171,30 +166,27 @@ pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positions
 
 /// How far clocks fall from each of the first keys to each of the last queries, `[B, H, Q, K]`. In `f32` long sums are as
 /// rounded as they are long.
-pub(super) fn passed(gates: &Tensor<3>, sight: Sight, distances: &[isize], [queries, keys]: [usize; 2]) -> Tensor<4> {
+pub(super) fn passed(gates: &Tensor<3>, sight: Sight, [queries, keys]: [usize; 2]) -> Tensor<4> {
     let clocks = gates.clone().cumsum(2);
     let own: Tensor<4> = clocks.clone().narrow(2, keys - queries, queries).unsqueeze_dim(3);
     let passed = own - clocks.unsqueeze_dim(2);
     match sight.sides() {
         Sides::One => passed,
         Sides::Two => {
-            let signs: Vec<f64> = distances.iter().map(|d| d.signum() as f64).collect();
-            let options = (&passed.device(), passed.dtype());
-            let signs = Tensor::<4>::from_data(TensorData::new(signs, [1, 1, queries, keys]), options);
-            passed * signs
+            let signs = forms::distances([queries, keys], &passed.device()).sign().float().cast(passed.dtype());
+            passed * signs.unsqueeze::<4>()
         }
     }
 }
 
 /// Products of queries and keys whose features fade with distance: each feature by itself, times what is left of it.
-fn damped(q: Tensor<4>, k: Tensor<4>, rates: &[f64], distances: &[isize]) -> Tensor<4> {
+fn damped(q: Tensor<4>, k: Tensor<4>, rates: &[f64]) -> Tensor<4> {
     let ([_, _, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
     let product = |(feature, rate): (usize, &f64)| {
-        // keys ahead are hidden
-        let left: Vec<f64> = distances.iter().map(|d| (-rate * (*d).max(0) as f64).exp()).collect();
-        let left = Tensor::<4>::from_data(TensorData::new(left, [1, 1, queries, keys]), (&q.device(), q.dtype()));
+        let left: Vec<f64> = (0..keys).map(|distance| (-rate * distance as f64).exp()).collect();
+        let left = Tensor::<2>::from_data(TensorData::new(left, [1, keys]), (&q.device(), q.dtype()));
         let of = |x: &Tensor<4>| x.clone().narrow(3, feature, 1);
-        of(&q).matmul(of(&k).swap_dims(2, 3)) * left
+        of(&q).matmul(of(&k).swap_dims(2, 3)) * spread(left, Sight::CAUSAL, [queries, keys])
     };
     rates.iter().enumerate().map(product).reduce(|sum, product| sum + product).expect("a head has features")
 }

@@ -18,8 +18,6 @@ pub(super) struct Mapped<'a> {
     pub(super) bias: Option<Tensor<4>>,
     /// The map's other numbers.
     pub(super) own: Option<&'a Tensor<1>>,
-    /// From each query to each key, `[Q, K]`.
-    pub(super) distances: &'a [isize],
     /// What a query does not see, `[B or 1, 1, Q, K]`.
     pub(super) hidden: &'a Tensor<4, Bool>,
     /// Which keys a query sees.

@@ -2,7 +2,7 @@
 
 use super::super::attention;
 use super::{Linear, guard};
-use crate::forms::{Code, Exponentials, Fading, Positions};
+use crate::forms::{self, Code, Exponentials, Fading, Positions};
 use crate::plan::FeatureKind;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use kerple::attention::linear::{CHUNK, Guard};
@@ -21,7 +21,7 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
     }
     if let Some(clock) = &positions.clock {
         // from a query back to a key; what keys ahead get does not count, and must not overflow
-        let passed = attention::passed(clock.gates(), Sight::CAUSAL, &[], [queries, keys]);
+        let passed = attention::passed(clock.gates(), Sight::CAUSAL, [queries, keys]);
         products = products * passed.clamp_max(0.0).exp();
     }
     let products = products.mask_fill(positions.hidden([queries, keys], &v.device()), 0.0);
@@ -76,26 +76,28 @@ fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -
         let faded = constant((0..heads * terms * keys).map(faded).collect(), [heads, terms, keys]);
         weights.clone().reshape([heads, 1, terms]).matmul(faded).reshape([heads, keys])
     });
-    let place = |at: usize| (keys - queries + at / keys, at % keys);
+    let distances = forms::distances([queries, keys], &device);
     let select = |table: Tensor<2>, most: usize| {
-        let column = |at: usize| place(at).0.abs_diff(place(at).1).min(most - 1) as i64;
-        let index: Vec<i64> = (0..queries * keys).map(column).collect();
-        let index = Tensor::<1, Int>::from_data(TensorData::new(index, [queries * keys]), &device);
+        let index = distances.clone().abs().clamp_max(most as i64 - 1).reshape([queries * keys]);
         table.select(1, index).reshape([1, heads, queries, keys])
     };
     let all = [keys];
     let lengths = positions.lengths.as_deref().unwrap_or(&all);
-    let same = |length: usize| {
-        move |at: usize| {
-            let (query, key) = place(at);
-            // what is padding does not count
-            let from_end = |at: usize| length.saturating_sub(at + 1) / CHUNK;
-            let apart = if key <= query { query / CHUNK - key / CHUNK } else { from_end(query) - from_end(key) };
-            f64::from(u8::from(apart < met / CHUNK))
-        }
+    // of chunks that are counted in some way, from each query back to each key
+    let apart = |rows: usize, chunk: &dyn Fn(usize, usize) -> usize| {
+        let chunks = (0..rows * keys).map(|at| chunk(at / keys, at % keys) as i64).collect::<Vec<_>>();
+        let chunks = Tensor::<2, Int>::from_data(TensorData::new(chunks, [rows, keys]), &device);
+        let own = chunks.clone().narrow(1, keys - queries, queries).reshape([rows, 1, queries, 1]);
+        let pairs = [rows, 1, queries, keys];
+        own.expand(pairs) - chunks.reshape([rows, 1, 1, keys]).expand(pairs)
     };
-    let pairs = lengths.iter().flat_map(|length| (0..queries * keys).map(same((*length).min(keys)))).collect();
-    let same = constant(pairs, [lengths.len(), queries, keys]).reshape([lengths.len(), 1, queries, keys]);
+    let behind = apart(1, &|_, at| at / CHUNK);
+    // what is padding does not count
+    let ahead = apart(lengths.len(), &|row, at| lengths[row].min(keys).saturating_sub(at + 1) / CHUNK);
+    let is_ahead = distances.clone().lower_elem(0).unsqueeze::<4>();
+    let pairs = ahead.dims();
+    let apart = behind.expand(pairs).mask_where(is_ahead.expand(pairs), ahead);
+    let same = apart.lower_elem((met / CHUNK) as i64).float().cast(dtype);
     let near = select(fading.near.clone(), met) * same.clone();
     match far {
         Some(far) => near + select(far, keys) * (same * -1.0 + 1.0),

@@ -5,27 +5,19 @@ use burn::tensor::{Tensor, TensorData};
 use kerple::maps::fire::{EPSILON, Fire};
 
 /// `[1, H, Q, K]`
-pub(super) fn bias(
-    fire: &Fire,
-    heads: usize,
-    numbers: &mut Numbers,
-    distances: &[isize],
-    [queries, keys]: [usize; 2],
-) -> Tensor<4> {
+pub(super) fn bias(fire: &Fire, heads: usize, numbers: &mut Numbers, [queries, keys]: [usize; 2]) -> Tensor<4> {
     let (c, m) = (numbers.take([1, 1]), numbers.take([1, 1]));
     let first = numbers.take([1, fire.width]);
     let first_bias = numbers.take([1, fire.width]);
     let second = numbers.take([heads, fire.width]);
     let second_bias = numbers.take([1, heads]);
-    let pairs = |number: &dyn Fn(usize, isize) -> usize| {
-        let values: Vec<f64> = distances.iter().enumerate().map(|(at, d)| number(at % keys, *d) as f64).collect();
-        Tensor::<2>::from_data(TensorData::new(values, [queries * keys, 1]), (&c.device(), c.dtype()))
-    };
-    let later = |key: usize, d: isize| key.saturating_add_signed(d.max(0));
-    // a pair before the first token is not seen
-    let distance =
-        pairs(&|key, d| fire.position(later(key, d)) - fire.position(later(key, d).saturating_sub(d.unsigned_abs())));
-    let position = pairs(&|key, d| fire.position(later(key, d)));
+    let places: Vec<f64> = (0..keys).map(|token| fire.position(token) as f64).collect();
+    let places = Tensor::<2>::from_data(TensorData::new(places, [1, keys]), (&c.device(), c.dtype()));
+    let own = places.clone().narrow(1, keys - queries, queries).transpose().expand([queries, keys]);
+    let places = places.expand([queries, keys]);
+    let distance = (own.clone() - places.clone()).abs().reshape([queries * keys, 1]);
+    // that of the later of the two
+    let position = own.max_pair(places).reshape([queries * keys, 1]);
     let threshold = (m * fire.threshold).abs();
     // the larger of two, with half of the gradient for each where they are equal
     let largest = (position.clone() + threshold.clone() + (position - threshold).abs()) * 0.5;

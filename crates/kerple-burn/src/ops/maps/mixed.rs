@@ -13,7 +13,7 @@ pub(super) fn composed(mixed: &Mixed, mapped: Mapped) -> Tensor<4> {
     let bias = match (&mixed.bias, numbers.as_mut()) {
         (Bias::None, _) | (Bias::Fire(_), None) => None,
         (Bias::Table, _) => mapped.bias.clone(),
-        (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, mapped.distances, [queries, keys])),
+        (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, [queries, keys])),
     };
     let bias = bias.map(|bias| bias.expand([batch, heads, queries, keys]));
     let scores = mapped.scores.clone();

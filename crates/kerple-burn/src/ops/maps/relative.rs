@@ -1,9 +1,11 @@
 //! Products of queries with vectors of relative position, and those beside values, see [`kerple::maps::relative`].
 
 use super::{Mapped, Numbers};
-use burn::tensor::{Int, Tensor, TensorData};
+use crate::forms;
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use kerple::maps::Extent;
 use kerple::maps::relative::{Relative, Source};
+use std::ops::RangeInclusive;
 
 /// Vectors, `w` and vectors of values, one after another, of what is learned.
 pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: Extent) -> Tensor<1> {
@@ -45,21 +47,26 @@ pub(super) fn query_bias(relative: &Relative, own: &Tensor<1>) -> Option<Tensor<
 }
 
 pub(super) fn composed(relative: &Relative, mapped: Mapped) -> Tensor<4> {
-    let Mapped { scores, own, distances, q, extent, .. } = mapped;
+    let Mapped { scores, own, q, extent, .. } = mapped;
     let [batch, heads, queries, keys] = scores.dims();
     let (d, of_vectors) = (relative.head_dim, relative.vector_heads());
     let all = numbers(relative, own.expect("vectors are learned"), extent);
     let mut all = Numbers::new(&all);
     let range = relative.distances(extent);
-    let (first, count) = (*range.start(), range.count());
+    let count = range.clone().count();
     // [1, Hr, D, N]
     let vectors = all.take([1, count, of_vectors, d]).permute([0, 2, 3, 1]);
     let vectors = if of_vectors == heads { vectors } else { vectors.repeat_dim(1, heads) };
     let shifted = if relative.is_shifted() { q + all.take([1, heads, 1, d]) } else { q };
     let products = (shifted * extent.scale).matmul(vectors.repeat_dim(0, batch));
-    let places: Vec<i64> = distances.iter().map(|d| (d - first).clamp(0, count as isize - 1) as i64).collect();
-    let places = Tensor::<4, Int>::from_data(TensorData::new(places, [1, 1, queries, keys]), &scores.device());
+    let places = places(range, [queries, keys], &scores.device()).unsqueeze::<4>();
     scores + products.gather(3, places.repeat_dim(0, batch).repeat_dim(1, heads))
+}
+
+/// Where the vector of each pair stands among those of `range`, `[Q, K]`; of distances beyond the first or the last.
+fn places(range: RangeInclusive<isize>, pairs: [usize; 2], device: &Device) -> Tensor<2, Int> {
+    let (first, last) = range.into_inner();
+    forms::distances(pairs, device).clamp(first as i64, last as i64) - first as i64
 }
 
 /// What weights `[B, H, Q, K]` of the last queries make of the vectors beside values, `[B, H, Q, D]`.
@@ -74,13 +81,10 @@ pub(super) fn of_values(
     }
     let ([batch, heads, queries, keys], d) = (weights.dims(), relative.head_dim);
     let range = relative.distances(extent);
-    let (first, count) = (*range.start(), range.count());
+    let count = range.clone().count();
     let all = numbers(relative, own, extent);
     let vectors = all.clone().narrow(0, all.dims()[0] - count * d, count * d).reshape([count, d]);
-    let place =
-        |i: usize, j: usize| ((keys + i) as isize - (queries + j) as isize - first).clamp(0, count as isize - 1);
-    let places: Vec<i64> = (0..queries).flat_map(|i| (0..keys).map(move |j| place(i, j) as i64)).collect();
-    let places = Tensor::<1, Int>::from_data(TensorData::new(places, [queries * keys]), &weights.device());
+    let places = places(range, [queries, keys], &weights.device()).reshape([queries * keys]);
     let of_pairs = vectors.select(0, places).reshape([queries, keys, d]);
     // the queries of all heads and sequences stand under the same vectors
     let rows = weights.clone().permute([2, 0, 1, 3]).reshape([queries, batch * heads, keys]);
