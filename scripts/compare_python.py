@@ -3,6 +3,7 @@
 
     pip install './python[transformers]'
     python3 scripts/compare_python.py [overhead|attention|models|all] [--instructions avx512,avx2] [--lens 128,512,2048,8192]
+        [--models bloom,mpt]
 
 Attention is one KERPLE-log layer, B1 H12 D64, float32, causal, with the gradients of the kernel's two numbers a head; forward, and
 forward with backward. FlexAttention has no backward on a processor. Models are one layer of the shape of BLOOM-560M and of
@@ -16,6 +17,7 @@ from measuring import child, limit_memory, median_ms, peak_mib
 
 SETS = ("avx512", "avx2")
 LENGTHS = (128, 512, 2048, 8192)
+MODEL_LENGTHS = (2048, 8192)
 MODELS = {"bloom": dict(hidden_size=1024, n_head=16), "mpt": dict(d_model=2048, n_heads=16)}
 # longer ones take seconds a call, which one round measures well enough
 LONG = 4096
@@ -140,24 +142,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="all", choices=["attention", "overhead", "models", "all"])
     parser.add_argument("--instructions", default=",".join(SETS), help="avx512, avx2 or both")
-    parser.add_argument("--lens", default=",".join(map(str, LENGTHS)))
+    parser.add_argument("--lens", help=f"default: {LENGTHS} of attention, {MODEL_LENGTHS} of models")
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         print(json.dumps(measured(*json.loads(args.child))))
         return
     sets = args.instructions.split(",")
+    lengths = lambda usual: map(int, args.lens.split(",")) if args.lens else usual
     if args.what in ("overhead", "all"):
         print(json.dumps(dict(work="overhead", **child(__file__, sets[0], "overhead", "kerple", narrow=False))), flush=True)
     passes = ((False, "forward"), (True, "forward and backward"))
     if args.what in ("attention", "all"):
-        for length in map(int, args.lens.split(",")):
+        for length in lengths(LENGTHS):
             for backward, title in passes:
                 modes = ("eager", "sdpa") if backward else ("eager", "sdpa", "flex")
                 rows(1 if length > LONG else 3, sets, f"{title}, L = {length}", "attention", modes, length, backward)
     if args.what in ("models", "all"):
-        for name in MODELS:
-            for length in (2048, 8192):
+        for name in args.models.split(","):
+            for length in lengths(MODEL_LENGTHS):
                 for backward, title in passes:
                     what = f"a layer of {name}, {title}, L = {length}"
                     rows(1 if length > LONG else 2, sets, what, "model", ("eager",), name, length, backward)

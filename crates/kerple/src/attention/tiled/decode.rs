@@ -31,11 +31,12 @@ impl<R: Number> Kernel<R> for Decode<'_, R> {
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
         let Forward { problem, q, k, v, out, lse } = self.0;
         let Dims { batch, heads, kv_heads, head_dim, .. } = problem.dims;
-        let chunks = (0..batch).map(|b| problem.visible(b, 0).len().div_ceil(CHUNK)).max().unwrap_or(0);
+        let most = (0..batch).map(|b| problem.visible(b, 0).len()).max().unwrap_or(0);
+        let chunks = most.div_ceil(CHUNK);
         let width = head_dim.next_multiple_of(L::COUNT);
         let mut partial = workers::scratch(batch * heads * chunks * (2 + width));
         let strides = Strides { batch: heads * chunks * (2 + width), head: chunks * (2 + width), row: 2 + width };
-        let damping = Damping::new(problem, CHUNK);
+        let damping = Damping::new(problem, most.min(CHUNK));
         let call = Call { lanes, problem, q, k, v, width, damping, partial: ViewMut::new(&mut partial, strides) };
         let scratch = || (workers::scratch(CHUNK.next_multiple_of(L::COUNT)), workers::scratch(CHUNK * width));
         workers::for_each(batch * kv_heads * chunks, scratch, |(scores, values), item| {
