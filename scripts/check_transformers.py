@@ -30,6 +30,8 @@ TRAIN, LONG, PROMPT, NEW = 32, 256, 20, 12
 # of logits whose spread is about 3; sums of f32 in other orders
 TOLERANCE = 1e-4
 SPE = '{ kind = "sine_spe", waves = 3, realisations = 8 }'
+# encodings that go by the length of a sequence, or draw for it, are held still while a text grows
+BY_LENGTH = ("scaling = \"ntk\"", "randomized")
 
 
 def linear(features, **keys):
@@ -89,6 +91,18 @@ CASES = {
     "relu_power": ('"kerple_power"', linear("relu", horizon=4096), "kerple"),
     "elu_alibi": ('"alibi"', linear("elu"), "kerple"),
     "spe": (SPE, linear("favor"), "kerple"),
+    "conv_spe": ('{ kind = "conv_spe", taps = [9], realisations = 7 }', linear("favor"), "kerple"),
+    "conv_spe_plane": ('{ kind = "conv_spe", taps = [2, 3], size = [16, 16], gated = false, noise = "shared" }', linear("elu"), "kerple"),
+    **{f"{kind}_randomized": (f'{{ kind = "{kind}", randomized = 300{keys} }}', {}, "kerple") for kind, keys in {
+        "rotary": "", "sinusoidal": "", "learned": ", positions = 300", "alibi": "", "kerple_bias_weight": "", "fire": "", "shaw": "",
+        "transformer_xl": ""}.items()},
+    "dape_randomized": ('{ kind = "dape", base = "rotary", randomized = 300 }', {}, "kerple"),
+    "favor_randomized": ('{ kind = "rotary", randomized = 300 }', linear("favor"), "kerple"),
+    "layers_randomized": ('"kerple_log"', {"model.layers.other.at": "[1]", "model.layers.other.encoding": '{ kind = "t5", randomized = 300 }'}, "kerple"),
+    **{f"{kind}_bf16": (f'{{ kind = "{kind}", compat = "bf16"{keys} }}', {}, "kerple") for kind, keys in {
+        "rotary": "", "sinusoidal": "", "alibi": ", bias_max = 7.0", "t5": "", "sandwich": "", "kerple_log": ", scale = \"inside\"", "kerple_bias_weight": "",
+        "kerple_power_original": "", "fox": ', gate = "fixed", spans = [3, 60]',
+        "kernel": ', bias = "-(-log(b, a))^0.5 + s*power(a, 1) - log(1 - log3(b, a, p))", weight = "exp(1, a~0.1, p)*gauss(c, a~0.001)"'}.items()},
 }
 
 
@@ -145,7 +159,9 @@ class Check:
             f'[data]\npath = "{work}/data"\n[model]\nn_layers = 2\nn_heads = 4\nhead_dim = 16\nd_hidden = 96\n'
             f"[train]\ntrain_len = {TRAIN}\nbatch = 8\nsteps = 40\nlearning_rate = 2e-2\nwarmup = 0.1\nvalid_every = 40\ncheckpoint_every = 40\n"
         )
-        run(self.bin / "kerple", "prepare", "--input", ROOT / "docs", "--split", "0.6,0.2,0.2", "--out", work / "data")
+        # a text that does not change, so that a model's rounding does not either
+        shutil.copy(ROOT / "LICENSE-APACHE", work / "text.txt")
+        run(self.bin / "kerple", "prepare", "--input", work / "text.txt", "--split", "0.6,0.2,0.2", "--out", work / "data")
 
     def case(self, name):
         encoding, keys, family = CASES[name]
@@ -157,14 +173,19 @@ class Check:
         wanted = self.reference(name, runs, TRAIN), self.reference(name, runs, LONG)
         model = load(folder)
         gaps = [near(model(ids).logits, logits, f"logits at {ids.shape[1]}") for ids, logits, _ in wanted]
-        # rows that depend on what follows them are others in steps
-        whole = name in ("rotary_by_length", "dape_closed")
+        by_length = any(word in part for part in (encoding, *keys.values()) for word in BY_LENGTH)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            if not whole:
+            # rows that depend on what follows them are others in steps
+            if name != "dape_closed":
+                model.config.span = LONG if by_length else None
                 self.passes(model, wanted[1][0])
+                model.config.span = PROMPT + NEW - 1 if by_length else None
                 self.generates(model, wanted[1])
+                model.config.span = None
         self.tuples_and_loss(model, *wanted[0][:2])
+        if "bf16" in name:
+            self.rounds(model, *wanted[1][:2], gaps[1])
         if family == "kerple":
             self.matters(model, wanted[1][0], wanted[1][1])
             self.saves(model, folder, wanted[0])
@@ -194,7 +215,7 @@ class Check:
 
     def reference(self, name, runs, length):
         """Tokens of the text, kerple's logits there, and what it says next."""
-        text = (ROOT / "docs" / "methods.md").read_bytes().replace(b"\0", b"")
+        text = (self.work / "text.txt").read_bytes()
         ids = torch.tensor([list(text[at : at + length]) for at in (1000, 3000)])
         tokens, out = self.work / f"{name}-{length}.tokens", self.work / f"{name}-{length}.logits"
         save_file({"input_ids": ids}, tokens)
@@ -248,8 +269,9 @@ class Check:
     def without(self, positions):
         """The same as if every token stood at one place."""
         if positions.form["enters"] == "code":
-            # codes are features of attention too; at a frequency of 0 all positions have one
-            still = {"freqs": torch.full_like(positions.values["freqs"], -1e3)}
+            # codes are features of attention too; at a frequency of 0, or under an empty filter, all positions have one
+            still = {name: torch.full_like(positions.values[name], -1e3) for name in ("freqs",) if name in positions.values}
+            still |= {name: torch.zeros_like(positions.values[name]) for name in ("query", "key") if name in positions.values}
             return type(positions)(positions.form, positions.values | still)
         kept = {name: value for name, value in positions.values.items() if name == "omega"}
         return type(positions)({"enters": "nowhere"}, kept)
@@ -269,6 +291,25 @@ class Check:
             gap = (model(ids).logits - logits).abs().max().item()
         model.model.encoding.each_layer, model.model.encoding.absolute = keep[1:]
         expect(gap > 100 * TOLERANCE, f"taking its positions away moves logits by {gap:.1e} alone: nothing was compared")
+
+    def rounds(self, model, ids, logits, gap_of_rounded):
+        """With exact formulas the model is another one."""
+        found = []
+
+        def walk(part):
+            parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+            found.extend([part] if isinstance(part, dict) and part.get("compat") else [])
+            for inner in parts:
+                walk(inner)
+
+        walk(model.config.forms)
+        for form in found:
+            form["compat"] = None
+        with torch.no_grad():
+            gap = (model(ids).logits - logits).abs().max().item()
+        for form in found:
+            form["compat"] = "bf16"
+        expect(found and gap > 10 * gap_of_rounded, f"exact formulas move logits by {gap:.1e} alone: nothing was compared")
 
     def saves(self, model, folder, wanted):
         """Saved by transformers and loaded again; made without memory and filled; loaded in bf16."""

@@ -37,11 +37,12 @@ pub use weights::Precision;
 const STATE: &str = "export";
 
 /// The Python code of kerple's own architecture.
-const PYTHON: [(&str, &str); 4] = [
+const PYTHON: [(&str, &str); 5] = [
     ("configuration_kerple.py", include_str!("export/python/configuration_kerple.py")),
     ("modeling_kerple.py", include_str!("export/python/modeling_kerple.py")),
     ("attention_kerple.py", include_str!("export/python/attention_kerple.py")),
     ("positions_kerple.py", include_str!("export/python/positions_kerple.py")),
+    ("drawn_kerple.py", include_str!("export/python/drawn_kerple.py")),
 ];
 
 /// What may be chosen.
@@ -130,7 +131,6 @@ pub(crate) struct Said {
 
 /// The plan in the words of the first architecture that has them.
 fn said(plan: &Plan, options: &Options) -> Result<Said> {
-    config::check(plan)?;
     let say = |family: Family| match family {
         Family::Kerple => config::kerple(plan),
         _ => native::config(family, plan, options),

@@ -1,37 +1,20 @@
-//! `config.json` of kerple's own architecture, and what no architecture says.
+//! `config.json` of kerple's own architecture.
 
 use super::{Said, forms};
 use crate::Family;
-use kerple::encoding::{Compat, Encoding};
+use kerple::encoding::{Encoding, Randomized};
+use kerple::forms::{Code, CodeKind};
+use kerple_burn::ops::linear_attention::Linear;
+use kerple_burn::pass::{POSITIONS, Pass};
 use kerple_burn::plan::LinearPlan;
-use kerple_lm::error::{Error, Result};
 use kerple_lm::plan::Plan;
+use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value, json};
 
 /// Every encoding of a model: the model's own, then those of kinds of layers, with their names.
 pub(super) fn encodings(plan: &Plan) -> Vec<(Option<String>, Encoding)> {
     let others = plan.model.other_encodings().into_iter().map(|(name, encoding)| (Some(name), encoding));
     std::iter::once((None, plan.encoding.clone())).chain(others).collect()
-}
-
-/// Refuses what would be another model in torch.
-///
-/// # Errors
-/// The key and the value.
-pub(super) fn check(plan: &Plan) -> Result<()> {
-    for (name, encoding) in encodings(plan) {
-        let place = name.map_or("encoding".to_owned(), |name| format!("model.layers.{name}.encoding"));
-        let refuse = |key: &str, why: &str, hint: &str| Err(Error::refused(format!("{place}.{key}: {why}"), hint));
-        if encoding.compat == Compat::Bf16 {
-            let why = "\"bf16\" rounds positions as the original's low-precision runs do, and torch's code computes them exactly";
-            return refuse("compat", why, "train or import the run with exact positions");
-        }
-        if encoding.randomized.is_some() {
-            let why = "positions are drawn from kerple's own random numbers, which torch's code does not have";
-            return refuse("randomized", why, "evaluate the run with kerple, or serve it");
-        }
-    }
-    Ok(())
 }
 
 /// `kind` and keys as in a run file.
@@ -46,6 +29,9 @@ pub(crate) fn kerple(plan: &Plan) -> std::result::Result<Said, String> {
     for (name, encoding) in encodings(plan) {
         let mut form = forms::form(&encoding, &geometry)?;
         form.insert("module".to_owned(), json!(name));
+        if let Some(drawn) = drawn(plan, &encoding) {
+            form.insert("drawn".to_owned(), drawn);
+        }
         all.push(form);
     }
     let layers: Vec<Value> = model
@@ -87,16 +73,46 @@ pub(crate) fn kerple(plan: &Plan) -> std::result::Result<Said, String> {
     Ok(Said { family: Family::Kerple, config, notes: notes(plan) })
 }
 
+/// What stands in the place of positions or of distances: how many it is drawn from, and the streams it is drawn from in
+/// evaluation, that of the embeddings and behind it those of the layers.
+fn drawn(plan: &Plan, encoding: &Encoding) -> Option<Value> {
+    let what = match encoding.method.positional().randomized() {
+        Randomized::Positions => "positions",
+        Randomized::Distances => "distances",
+        Randomized::Never(_) => return None,
+    };
+    let stream = stream(&Pass::evaluation(plan.seed).shared_noise(POSITIONS));
+    encoding.randomized.map(|most| json!({ "what": what, "most": most, "stream": stream }))
+}
+
+/// The name of a stream of random numbers: the words of its key, and its number.
+fn stream(rng: &ChaCha8Rng) -> Value {
+    let key: Vec<u32> = rng.get_seed().as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    json!({ "key": key, "number": rng.get_stream() })
+}
+
 /// What linear attention of a layer is told.
 fn linear_plan(plan: &Plan, layer: usize, linear: &LinearPlan) -> Map<String, Value> {
     let mut all = Map::new();
     all.insert("features".to_owned(), table(&linear.features));
     all.insert("chunk".to_owned(), kerple::attention::linear::CHUNK.into());
     let code = plan.model.layer(&plan.encoding, layer).encoding.code(&plan.geometry());
-    all.insert("gating".to_owned(), table(&code.and_then(|code| code.gating)));
+    all.insert("gating".to_owned(), table(&code.as_ref().and_then(|code| code.gating)));
+    if let Some(code) = &code {
+        all.extend(filtered(plan, &Linear { plan: linear.clone(), layer }, code));
+    }
     // what was drawn is listed once it is known
     all.insert("drawn".to_owned(), json!([]));
     all
+}
+
+/// The noise that a layer's code filters, which is too long to be a tensor.
+fn filtered(plan: &Plan, linear: &Linear, code: &Code) -> Option<(String, Value)> {
+    let CodeKind::Conv(shape) = &code.kind else { return None };
+    let [of_code, _] = linear.noise(code, &Pass::evaluation(plan.seed));
+    let (taps, size, width) = (&shape.taps, &shape.size, shape.realisations);
+    let noise = json!({ "taps": taps, "size": size, "realisations": width, "stream": stream(&of_code) });
+    Some(("noise".to_owned(), noise))
 }
 
 fn notes(plan: &Plan) -> Vec<String> {

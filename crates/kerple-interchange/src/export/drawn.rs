@@ -80,16 +80,18 @@ fn random(plan: &Plan, number: usize, layer: &Layer) -> Vec<Named> {
     if !omega.is_empty() {
         found.push(("omega", vec![width, omega.len() / width], omega));
     }
-    let Some(Code { kind: CodeKind::Sine(shape), gating, .. }) = &code else { return found };
+    let Some(code) = &code else { return found };
     let streams = geometry.heads * geometry.head_dim;
-    let noise = code.as_ref().map(|code| linear.noise(code, &pass).map(Normals::drawn));
-    let Some([of_code, of_gate]) = noise else { return found };
+    let [of_code, of_gate] = linear.noise(code, &pass).map(Normals::drawn);
     let rows = |noise: &Normals, count: usize| -> Vec<f64> {
         (0..streams).flat_map(|stream| noise.rows(stream, 0, [count, width])).collect()
     };
     let sizes = [geometry.heads, geometry.head_dim];
-    found.push(("noise", [&sizes[..], &[2 * shape.waves, width]].concat(), rows(&of_code, 2 * shape.waves)));
-    if gating.is_some() {
+    // that of a filtered code has a row for every position, and is drawn in torch
+    if let CodeKind::Sine(shape) = &code.kind {
+        found.push(("noise", [&sizes[..], &[2 * shape.waves, width]].concat(), rows(&of_code, 2 * shape.waves)));
+    }
+    if code.gating.is_some() {
         found.push(("gate_noise", [&sizes[..], &[width]].concat(), rows(&of_gate, 1)));
     }
     found

@@ -1,6 +1,8 @@
 //! Encodings as data that `positions_kerple.py` and `attention_kerple.py` compute with.
 
-use kerple::encoding::{Encoding, Entry, Form, Geometry, MapForm, Method, Parameter, Places, Scale, Scope, rotary, t5};
+use kerple::encoding::{
+    Compat, Encoding, Entry, Form, Geometry, MapForm, Method, Parameter, Places, Scale, Scope, rotary, t5,
+};
 use kerple::forms::Absolute;
 use kerple::kernel::parameter::Keep;
 use serde_json::{Map, Value, json};
@@ -8,7 +10,7 @@ use serde_json::{Map, Value, json};
 type Said<T> = Result<T, String>;
 
 /// Attributes of torch's modules, which no tensor of one can be called.
-const TAKEN: [&str; 53] = [
+const TAKEN: [&str; 56] = [
     "T_destination",
     "absolute",
     "add",
@@ -23,7 +25,9 @@ const TAKEN: [&str; 53] = [
     "cpu",
     "cuda",
     "double",
+    "draw",
     "drawn",
+    "draws",
     "dump_patches",
     "each_layer",
     "eval",
@@ -55,6 +59,7 @@ const TAKEN: [&str; 53] = [
     "set_extra_state",
     "set_submodule",
     "share_memory",
+    "span",
     "state_dict",
     "to",
     "to_empty",
@@ -115,15 +120,7 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>
         Entry::Scores(_) => json!({ "enters": "scores", "table": table(encoding, geometry)? }),
         Entry::Map { .. } => Value::Object(map(encoding, geometry)?),
         Entry::Gates => json!({ "enters": "gates" }),
-        Entry::Code => match &encoding.method {
-            Method::SineSpe(_) => json!({ "enters": "code" }),
-            _ => {
-                return Err(format!(
-                    "{} draws noise for every position, which torch's code does not have",
-                    encoding.label()
-                ));
-            }
-        },
+        Entry::Code => json!({ "enters": "code" }),
     };
     Ok(object(form))
 }
@@ -131,9 +128,18 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>
 fn embeddings(encoding: &Encoding, geometry: &Geometry) -> Value {
     match (&encoding.method, encoding.absolute(geometry, Places::from(0))) {
         (Method::Sinusoidal(keys), Some(Absolute::Fixed(_))) => {
-            json!({ "enters": "embeddings", "rows": "sinusoidal", "base": keys.base })
+            let mut form = json!({ "enters": "embeddings", "rows": "sinusoidal", "base": keys.base });
+            rounded(encoding, &mut form);
+            form
         }
         _ => json!({ "enters": "embeddings", "rows": "learned" }),
+    }
+}
+
+/// Says so where formulas are rounded after every step.
+fn rounded(encoding: &Encoding, form: &mut Value) {
+    if encoding.compat == Compat::Bf16 {
+        form["compat"] = json!(encoding.compat);
     }
 }
 
@@ -145,7 +151,9 @@ fn rotation(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>
         Method::Xpos(keys) => rotary::Config { base: keys.base, ..rotary::Config::default() },
         other => return Err(format!("{} is no rotation", other.kind())),
     };
-    let mut form = object(json!({ "width": width(&plain, geometry), "base": plain.base }));
+    let mut form = json!({ "width": width(&plain, geometry), "base": plain.base });
+    rounded(encoding, &mut form);
+    let mut form = object(form);
     if let Some(scaling) = plain.scaling {
         form.insert("scaling".to_owned(), self::scaling(scaling, geometry));
     }
@@ -193,11 +201,14 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Said<Value> {
             "kind": "t5", "edges": edges(keys), "factor": (geometry.head_dim as f64).sqrt(),
         }),
         (Method::Sandwich(keys), _) => json!({ "kind": "sandwich", "features": keys.features, "base": keys.base }),
+        // these are divided by, where others are multiplied with
+        (Method::Fox(_), _) if encoding.compat == Compat::Bf16 => {
+            let exact = Encoding { compat: Compat::Exact, ..encoding.clone() };
+            let tokens: Vec<f64> = slopes(&exact, geometry)?.into_iter().map(f64::recip).collect();
+            json!({ "kind": "spans", "tokens": tokens })
+        }
         (Method::Alibi(_) | Method::KerplePowerOriginal(_) | Method::Fox(_), _) => {
-            let plain = Encoding { scale: Scale::After, ..encoding.clone() };
-            let bias = plain.table(geometry, &[], 2).bias.ok_or("a table without a bias")?;
-            let slopes: Vec<f64> = bias.chunks_exact(2).map(|row| -row[1]).collect();
-            json!({ "kind": "alibi", "slopes": slopes })
+            json!({ "kind": "alibi", "slopes": slopes(encoding, geometry)? })
         }
         (_, [None, None]) => return Err(format!("torch's code has no table of {}", encoding.method.kind())),
         (_, [bias, weight]) => {
@@ -214,7 +225,15 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Said<Value> {
     if encoding.scale == Scale::Inside {
         table["scale"] = (geometry.head_dim as f64).sqrt().recip().into();
     }
+    rounded(encoding, &mut table);
     Ok(table)
+}
+
+/// How far the bias of each head falls over the first distance.
+fn slopes(encoding: &Encoding, geometry: &Geometry) -> Said<Vec<f64>> {
+    let plain = Encoding { scale: Scale::After, randomized: None, ..encoding.clone() };
+    let bias = plain.table(geometry, &[], 2).bias.ok_or("a table without a bias")?;
+    Ok(bias.chunks_exact(2).map(|row| -row[1]).collect())
 }
 
 /// The first distance of every bucket but the first.

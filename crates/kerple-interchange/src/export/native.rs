@@ -2,11 +2,12 @@
 //!
 //! Each says what it can and refuses the rest by its first key, so that the next is tried.
 
+use super::config::encodings;
 use super::forms::width;
 use super::{Options, Said};
 use crate::Family;
 use kerple::encoding::scaling::{Dynamic, Llama3, Ramp, Scaling, Stretch, Yarn};
-use kerple::encoding::{Encoding, Method, Scale, rotary};
+use kerple::encoding::{Compat, Encoding, Method, Scale, rotary};
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{AttentionKind, BlockPlan, NormKind, ResidualKind, SinkKind};
 use kerple_lm::plan::Plan;
@@ -53,7 +54,12 @@ fn check(plan: &Plan) -> Why<()> {
     need(!scaled_embedding, "model.block.scaled_embedding")?;
     let softmax = |layer: usize| *plan.model.layer(&plan.encoding, layer).attention == AttentionKind::Softmax;
     need((0..plan.model.n_layers).all(softmax), "model.block.attention")?;
-    need(plan.encoding.scale == Scale::After, "encoding.scale")
+    for (_, encoding) in encodings(plan) {
+        need(encoding.scale == Scale::After, "encoding.scale")?;
+        need(encoding.compat == Compat::Exact, "encoding.compat")?;
+        need(encoding.randomized.is_none(), "encoding.randomized")?;
+    }
+    Ok(())
 }
 
 /// The choices that older families have no key for: as many key heads as query heads, as wide as the model together, and all

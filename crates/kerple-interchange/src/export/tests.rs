@@ -61,38 +61,35 @@ fn models_go_out_as_what_knows_them() {
 }
 
 #[test]
-fn every_encoding_but_one_goes_out() {
+fn every_encoding_goes_out() {
     for kind in kerple::encoding::METHODS {
         let linear = if kind.ends_with("_spe") { "[model.block.attention.linear]\ncount = 16\n" } else { "" };
-        let found =
-            said(&of(&format!("\"{kind}\""), linear), &Options { family: Some(Family::Kerple), ..Options::default() });
-        match found {
-            Ok(said) => {
-                let form = &said.config["forms"][0];
-                let parameters = form["parameters"].as_array().unwrap().len();
-                let plan = of(&format!("\"{kind}\""), linear);
-                assert_eq!(parameters, plan.encoding.parameters(&plan.geometry()).len(), "{kind}");
-            }
-            Err(error) => {
-                let why = match kind {
-                    "conv_spe" => "conv_spe draws noise for every position",
-                    _ => "nothing",
-                };
-                assert!(error.to_string().contains(why), "{kind}: {error}");
-            }
-        }
+        let plan = of(&format!("\"{kind}\""), linear);
+        let found = said(&plan, &Options { family: Some(Family::Kerple), ..Options::default() });
+        let said = found.unwrap_or_else(|error| panic!("{kind}: {error}"));
+        let parameters = said.config["forms"][0]["parameters"].as_array().unwrap().len();
+        assert_eq!(parameters, plan.encoding.parameters(&plan.geometry()).len(), "{kind}");
+    }
+}
+
+/// Architectures of others know neither.
+#[test]
+fn what_is_rounded_or_drawn_is_said_in_our_own_words() {
+    for (key, value) in [("compat", "\"bf16\""), ("randomized", "64")] {
+        let plan = of(&format!("{{ kind = \"rotary\", {key} = {value} }}"), "");
+        assert_eq!(said(&plan, &Options::default()).unwrap().family, Family::Kerple);
+        let neox = Options { family: Some(Family::GptNeox), ..Options::default() };
+        let error = said(&plan, &neox).unwrap_err().to_string();
+        assert!(error.contains(&format!("encoding.{key} is other there")), "{error}");
     }
 }
 
 #[test]
 fn what_torch_would_compute_otherwise_is_refused() {
-    for (encoding, message) in [
-        ("{ kind = \"kerple_log\", compat = \"bf16\" }", "encoding.compat: \"bf16\" rounds positions"),
-        ("{ kind = \"alibi\", randomized = 64 }", "encoding.randomized: positions are drawn"),
-        ("{ kind = \"kernel\", bias = \"half*power(a, 1)\" }", "torch's modules have an attribute `half`"),
-    ] {
-        let error = said(&of(encoding, ""), &Options::default()).unwrap_err().to_string();
-        assert!(error.contains(message), "{error}");
+    for taken in ["half", "span"] {
+        let plan = of(&format!("{{ kind = \"kernel\", bias = \"{taken}*power(a, 1)\" }}"), "");
+        let error = said(&plan, &Options::default()).unwrap_err().to_string();
+        assert!(error.contains(&format!("torch's modules have an attribute `{taken}`")), "{error}");
     }
     let options = Options { family: Some(Family::Llama), ..Options::default() };
     let error = said(&of("\"rotary\"", ""), &options).unwrap_err().to_string();

@@ -38,6 +38,7 @@ class Positions:
     bias: torch.Tensor | None = None  # [H, K]
     weight: torch.Tensor | None = None
     turn: tuple | None = None  # cosines and sines of the queries, and of all keys where those are kept unrotated
+    drawn: torch.Tensor | None = None  # what stands in the place of positions, or of distances
 
 
 @dataclass
@@ -176,6 +177,11 @@ class Block:
     def value(self, name):
         return self.positions.values[name].float()
 
+    def lags(self):
+        """The distances that stand in the place of 0 .. L."""
+        drawn = self.positions.drawn
+        return torch.arange(self.at.length, device=self.q.device) if drawn is None else drawn
+
 
 def fire(s, block):
     return s + fire_bias(block, 0.0), None
@@ -187,9 +193,16 @@ def fire_bias(block, slope):
     c, m = values["c"], values["multiplier"]
     psi = lambda x: torch.log1p((c * x).abs())
     rows = slice(block.first, block.first + block.q.shape[2])
-    largest = torch.maximum(block.at.positions[:, rows].double(), (m * form["threshold"]).abs())
+    of = lambda positions: positions if block.positions.drawn is None else block.positions.drawn[positions]
+    query = of(block.at.positions[:, rows])
+    largest = torch.maximum(query.double(), (m * form["threshold"]).abs())
     inverse = (1.0 / (psi(largest) + 1e-6)).float()[:, None, :, None]
-    t = psi(torch.arange(block.at.length, dtype=torch.float64, device=c.device)).float()[block.distance] * inverse
+    if block.positions.drawn is None:
+        apart = psi(torch.arange(block.at.length, dtype=torch.float64, device=c.device)).float()[block.distance]
+    else:
+        key = of(block.at.key_positions[:, : block.distance.shape[1]])
+        apart = psi((query[..., None] - key[:, None]).clamp(min=0).double()).float()[:, None]
+    t = apart * inverse
     hidden = block.value("weight1")[:, 0] * t[:, 0, ..., None] + block.value("bias1")
     bias = functional.leaky_relu(hidden, slope) @ block.value("weight2").T + block.value("bias2")
     return bias.permute(0, 3, 1, 2)
@@ -254,7 +267,7 @@ def cope(s, block):
 def shaw(s, block):
     """`q . (k + a[d])`, and values with vectors of their own."""
     reach = block.positions.form["reach"]
-    lag = block.distance.clamp(max=reach)
+    lag = block.lags()[block.distance].clamp(max=reach)
     vectors = block.value("keys")[reach:]
     near = block.scale * (block.q @ vectors.T)
     s = s + near.gather(-1, lag.expand_as(s))
@@ -271,8 +284,7 @@ def shaw(s, block):
 def transformer_xl(s, block):
     """`(q + v) . r[d]`; the queries hold `u` already."""
     heads, dim = block.value("u").shape
-    d = torch.arange(block.at.length, device=block.q.device)
-    vectors = waves(10_000.0, heads * dim, d) @ block.positions.values["weight"].T
+    vectors = waves({"base": 10_000.0}, heads * dim, block.lags()) @ block.positions.values["weight"].T
     vectors = vectors.float().reshape(-1, heads, dim).permute(1, 2, 0)
     q = block.q + (block.value("v") - block.value("u"))[:, None]
     return s + block.scale * (q @ vectors).gather(-1, block.distance.expand_as(s)), None
@@ -330,13 +342,10 @@ def flexible(q, k, v, at, positions, scoring):
 
 
 def attend_linear(q, k, v, at, plan, own, clocks=None):
-    """Linear attention [B, H, L, D] with features as the plan says.
+    """Linear attention with features as the plan says, of queries and keys [B, H, L, D] or their codes.
 
     `own` holds what an encoding learns, a layer's random directions and its decay. Every pair is met: time is quadratic.
     """
-    if "noise" in own:
-        q = code(q, plan, own, at.positions, own["offsets"])
-        k = code(k, plan, own, at.key_positions, torch.zeros_like(own["offsets"]))
     omega = own["omega"].float() if "omega" in own else None
     q, k = features(q.float(), plan["features"], omega, True), features(k.float(), plan["features"], omega, False)
     rows = max(1, min(MOST_HELD // max(q.shape[0] * q.shape[1] * k.shape[2], 1), MOST_ROWS))
@@ -391,27 +400,3 @@ def decay(own, chunk, distance, first, at):
     query = at.positions[:, first : first + distance.shape[0], None] // chunk
     same = query - at.key_positions[:, None, : distance.shape[1]] // chunk < near.shape[1] // chunk
     return torch.where(same[:, None], factor, far[:, distance][None])
-
-
-def code(x, plan, own, positions, phases):
-    """Rows contracted with sums of sinusoids of one draw, and with what the gate lets through: [B, H, L, D] to [B, H, L, R]."""
-    noise = own["noise"]
-    heads, dim, _, width = noise.shape
-    count, unit = own["freqs"].shape[-1], (width * dim) ** -0.25
-    share, shared = torch.ones(heads, dim, device=x.device), None
-    if "gate" in own:
-        gate = own["gate"] if plan["gating"] == "jax" else -own["gate"]
-        share, shared = torch.sigmoid(gate), torch.sigmoid(-gate)
-    factor = unit * functional.softplus(own["gains"]) * (share[..., None] / (2 * count)).sqrt()
-    w = noise.reshape(heads, dim, count, 2, width) * factor[..., None, None]
-    turns = 0.5 * torch.sigmoid(own["freqs"])
-    found = []
-    for first in range(0, x.shape[2], 64):
-        at = positions[:, None, first : first + 64, None, None].double()
-        angle = math.tau * (turns[:, None] * at).frac() + phases[:, None]
-        rows = torch.einsum("bhldk,hdkr->bhldr", angle.cos(), w[..., 0, :])
-        rows = rows + torch.einsum("bhldk,hdkr->bhldr", angle.sin(), w[..., 1, :])
-        if shared is not None:
-            rows = rows + (unit * shared.sqrt()[..., None] * own["gate_noise"])[:, None]
-        found.append(torch.einsum("bhld,bhldr->bhlr", x[:, :, first : first + 64].double(), rows.expand(x.shape[0], *rows.shape[1:])))
-    return torch.cat(found, 2).float()

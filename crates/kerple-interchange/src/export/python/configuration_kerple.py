@@ -10,6 +10,9 @@ class KerpleConfig(PretrainedConfig):
     `enters` (`nowhere`, `embeddings`, `rotation`, `scores`, `map` or `code`), the constants of its formula, and `parameters`:
     the learned tensors, each with `name`, `shape`, `scope` (`model` or `layer`), range and start. `layer_plan` has an entry a
     layer: `form` (which of them), `window` (keys in sight, or null) and `linear` (linear attention's plan, or null).
+
+    `span` matters where positions are drawn, or rotary rates follow the length: it is how many tokens a text will have in the end,
+    so that single steps with a cache are those of one pass over so many. Without it every call goes by its own length.
     """
 
     model_type = "kerple"
@@ -33,6 +36,7 @@ class KerpleConfig(PretrainedConfig):
         layer_plan=None,
         initializer_range=0.02,
         use_cache=True,
+        span=None,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
@@ -55,6 +59,7 @@ class KerpleConfig(PretrainedConfig):
         self.layer_plan = layer_plan or [{"form": 0, "window": None, "linear": None}] * num_hidden_layers
         self.initializer_range = initializer_range
         self.use_cache = use_cache
+        self.span = span
         super().__init__(
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,

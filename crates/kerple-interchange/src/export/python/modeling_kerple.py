@@ -10,6 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from .attention_kerple import Pass, Positions, Scoring, attend, attend_linear, clocks_of
 from .configuration_kerple import KerpleConfig
+from .drawn_kerple import coded, positions_drawn
 from .positions_kerple import angles, follows_length, table, turned, used, waves
 
 ACTIVATIONS = {
@@ -68,6 +69,7 @@ class KerpleEncoding(KerpleLearned):
     def __init__(self, config):
         super().__init__(config, 0)
         self.config = config
+        self.draws = {}
         for index, form in enumerate(config.forms[1:], 1):
             self.add_module(form["module"], KerpleLearned(config, index))
         for layer in range(config.num_hidden_layers):
@@ -85,22 +87,42 @@ class KerpleEncoding(KerpleLearned):
 
     def absolute(self, at):
         """What is added to embeddings, [B or 1, L, M] float32; None where nothing is."""
-        form = self.config.forms[0]
+        form, positions = self.config.forms[0], at.positions
         if form["enters"] != "embeddings":
             return None
+        if form.get("drawn") is not None:
+            positions = self.draw(form, None, at)[positions]
         if form["rows"] == "sinusoidal":
-            return waves(form["base"], self.config.hidden_size, at.positions).float()
+            return waves(form, self.config.hidden_size, positions).float()
         rows = self.positions.shape[0]
-        if at.length > rows and int(at.positions.max()) >= rows:
+        if at.length > rows and int(positions.max()) >= rows:
             raise ValueError(f"this model has {rows} learned positions, the input has {at.length} tokens")
-        return self.positions.float()[at.positions]
+        return self.positions.float()[positions]
+
+    def span(self, at):
+        """Positions of the whole text: what is drawn for them, or follows their number, stands still while it grows."""
+        longest = int(max(at.positions.max(), at.key_positions.max())) + 1
+        if self.config.span is not None and longest > self.config.span:
+            raise ValueError(f"config.span says that a text has at most {self.config.span} tokens, there are {longest}")
+        return longest if self.config.span is None else self.config.span
+
+    def draw(self, form, layer, at):
+        """What stands in the place of positions, or of distances between all slots. The last draw of each layer is kept."""
+        span = self.span(at)
+        if self.draws.get(layer, (0, None))[0] != span:
+            self.draws[layer] = (span, positions_drawn(form["drawn"], layer, span))
+        drawn = self.draws[layer][1].to(at.positions.device)
+        if form["drawn"]["what"] == "positions":
+            return drawn
+        # beyond it there is padding alone
+        return torch.cat([drawn, drawn[-1:].expand(max(at.length - span, 0))])[: at.length]
 
     def each_layer(self, at, device):
         """What attention of each layer is told of positions; layers that share everything share it."""
         made, found = {}, []
         for layer, plan in enumerate(self.config.layer_plan):
             form, drawn = self.config.forms[plan["form"]], self.drawn(layer)
-            alone = drawn or any(parameter["scope"] == "layer" for parameter in form["parameters"])
+            alone = drawn or form.get("drawn") or any(parameter["scope"] == "layer" for parameter in form["parameters"])
             key = layer if alone else (plan["form"], plan["linear"] is None)
             if key not in made:
                 made[key] = self.positions_of(layer, at, device)
@@ -111,16 +133,18 @@ class KerpleEncoding(KerpleLearned):
         plan = self.config.layer_plan[layer]
         form, values = self.config.forms[plan["form"]], self.of_layer(layer)
         positions = Positions(form, values)
+        if form.get("drawn") is not None:
+            positions.drawn = self.draw(form, layer, at)
         if plan["linear"] is None and form.get("table") is not None:
-            heads = self.config.num_attention_heads
-            positions.bias, positions.weight = table(form["table"], values, heads, at.length, device)
+            lags = torch.arange(at.length, device=device) if positions.drawn is None else positions.drawn
+            positions.bias, positions.weight = table(form["table"], values, self.config.num_attention_heads, lags)
         rotation = form if form["enters"] == "rotation" else form.get("rotation")
         if rotation is not None:
             # keys stay unrotated in the cache where all are turned anew as the sequence grows
-            grows = follows_length(rotation)
-            length = int(at.key_positions.max()) + 1 if grows else at.length
-            turn = angles(rotation, length, at.positions)
-            positions.turn = (turn, angles(rotation, length, at.key_positions) if grows else None)
+            grows = follows_length(rotation) or positions.drawn is not None
+            length = self.span(at) if grows else at.length
+            of = lambda places: angles(rotation, length, places if positions.drawn is None else positions.drawn[places])
+            positions.turn = (of(at.positions), of(at.key_positions) if grows and self.config.span is None else None)
         return positions
 
 
@@ -186,14 +210,19 @@ class KerpleAttention(nn.Module):
         if turn is not None:
             q = turned(q, *turn)
             k = turned(k, *turn) if turn_keys is None else k
+        code = positions.form["enters"] == "code"
+        if code:
+            # a cache keeps codes of keys, of single precision
+            q, k = (coded(part, self.plan["linear"], positions.values, at.positions, part is q) for part in (q, k))
         if gated:
             # a cache keeps them as features of the keys, and is of single precision then
             k = torch.cat([k.float(), self.gates(x, positions.values)], -1)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
+            v = v.to(x.dtype)
         if gated:
             clocks = clocks_of(k[..., self.dim :])
-            k, v = k[..., : self.dim].to(q.dtype), v.to(q.dtype)
+            k = k[..., : self.dim].to(q.dtype)
         if turn_keys is not None:
             k = turned(k, *turn_keys)
         if self.plan["linear"] is not None:

@@ -19,76 +19,99 @@ def used(parameter, stored):
     return x + (x.clamp(low, high) - x).detach() if (low, high) != (None, None) else x
 
 
-def kernel(program, values, d):
-    """A kernel program at distances `d` [L]: nested lists of the operations of the kernel calculus.
+class Exact:
+    """Formulas as they are."""
+
+    def __call__(self, x):
+        return x
+
+    def log1p(self, x):
+        return torch.log1p(x)
+
+
+class Rounded:
+    """Formulas whose every step is rounded to bfloat16, as runs of low precision had them; gradients pass straight through."""
+
+    def __call__(self, x):
+        if not isinstance(x, torch.Tensor):
+            return self(torch.tensor(x, dtype=torch.float64)).item()
+        return x + (x.float().bfloat16().double() - x).detach()
+
+    def log1p(self, x):
+        return self(torch.log(self(1.0 + x)))
+
+
+def rounding(form):
+    return Rounded() if form.get("compat") == "bf16" else Exact()
+
+
+def kernel(program, values, d, r):
+    """A kernel program at distances `d` [L]: nested lists of the operations of the kernel calculus; `r` rounds every step.
 
     An argument is a number, or the name of a learned value, which is [H, 1] in `values`. The result is [H, L] or [L].
     """
     name, *rest = program
+    number = lambda value: r(values[value] if isinstance(value, str) else value)
     if name in ("sum", "product"):
-        parts = [kernel(part, values, d) for part in rest]
+        parts = [kernel(part, values, d, r) for part in rest]
         total = parts[0]
         for part in parts[1:]:
-            total = total + part if name == "sum" else total * part
+            total = r(total + part if name == "sum" else total * part)
         return total
     if name == "scale":
-        return number(rest[0], values) * kernel(rest[1], values, d)
+        return r(number(rest[0]) * kernel(rest[1], values, d, r))
     if name == "fraction":
-        size = -kernel(rest[0], values, d)
+        size = -kernel(rest[0], values, d, r)
         log = torch.log(torch.where(size > 0, size, 1.0))
-        return -torch.where(size > 0, torch.exp(number(rest[1], values) * log), 0.0)
+        return -r(torch.where(size > 0, torch.exp(number(rest[1]) * log), 0.0))
     if name == "neg_log":
-        return -torch.log1p(-kernel(rest[0], values, d))
+        return -r.log1p(-kernel(rest[0], values, d, r))
     if name == "exp_of":
-        return torch.exp(kernel(rest[0], values, d))
-    x = [number(value, values) for value in rest]
+        return r(torch.exp(kernel(rest[0], values, d, r)))
+    x = [number(value) for value in rest]
     if name == "power":
-        return -x[0] * d ** x[1]
+        return -r(x[0] * r(d ** x[1]))
     if name == "log":
-        return -x[0] * torch.log1p(x[1] * d)
+        return -r(x[0] * r.log1p(r(x[1] * d)))
     if name == "log3":
-        return -x[0] * torch.log1p(x[1] * d ** x[2])
+        return -r(x[0] * r.log1p(r(x[1] * r(d ** x[2]))))
     if name == "sqdist":
-        return -(d**2)
+        return -r(d**2)
     if name == "gauss":
-        return x[0] * torch.exp(-x[1] * d**2)
+        return r(x[0] * r(torch.exp(-r(x[1] * r(d**2)))))
     if name == "exp":
-        return x[0] * torch.exp(-x[1] * d ** x[2])
+        return r(x[0] * r(torch.exp(-r(x[1] * r(d ** x[2])))))
     if name == "const":
         return x[0] + 0.0 * d
     raise ValueError(f"config.json: there is no kernel operation `{name}`")
 
 
-def number(value, values):
-    return values[value] if isinstance(value, str) else value
-
-
-def table(form, values, heads, length, device):
-    """Bias and weight at distances 0..length, [H, length] float32 each; None where there is none."""
-    if form is None:
-        return None, None
-    d = torch.arange(length, dtype=torch.float64, device=device)
-    kind, weight = form["kind"], None
+def table(form, values, heads, lags):
+    """Bias and weight at distances `lags` [L], [H, L] float32 each; None where there is none."""
+    lags, r = lags.double(), rounding(form)
+    d, kind, weight = r(lags), form["kind"], None
     if kind == "kernels":
         rows = {name: value.reshape(-1, 1) for name, value in values.items() if value.dim() == 1}
-        bias, weight = (None if form[part] is None else kernel(form[part], rows, d) for part in ("bias", "weight"))
+        bias, weight = (None if form[part] is None else kernel(form[part], rows, d, r) for part in ("bias", "weight"))
     elif kind == "alibi":
-        bias = -torch.tensor(form["slopes"], dtype=torch.float64, device=device)[:, None] * d
+        bias = -r(torch.tensor(form["slopes"], dtype=torch.float64, device=d.device)[:, None] * d)
+    elif kind == "spans":
+        bias = -r(lags / torch.tensor(form["tokens"], dtype=torch.float64, device=d.device)[:, None])
     elif kind == "t5":
-        edges = torch.tensor(form["edges"], dtype=torch.float64, device=device)
-        bias = form["factor"] * values["weight"][torch.bucketize(d, edges, right=True)].T
+        edges = torch.tensor(form["edges"], dtype=torch.float64, device=d.device)
+        bias = r(form["factor"] * r(values["weight"]))[torch.bucketize(lags, edges, right=True)].T
     elif kind == "sandwich":
         # cos x - 1 without its cancellation
         total = torch.zeros_like(d)
         for k in range(form["features"] // 2):
-            rate = form["base"] ** (-2.0 * k / form["features"])
-            total = total - 2.0 * torch.sin(0.5 * d * rate) ** 2
-        bias = heads / (8.0 * torch.arange(1, heads + 1, dtype=torch.float64, device=device))[:, None] * total
+            rate = r(form["base"] ** (-2.0 * k / form["features"]))
+            total = total - 2.0 * torch.sin(0.5 * r(d * rate)) ** 2
+        bias = r(r(total) * heads / (8.0 * torch.arange(1, heads + 1, dtype=torch.float64, device=d.device))[:, None])
     else:
         raise ValueError(f"config.json: there is no table `{kind}`")
     if bias is not None and form.get("scale") is not None:
         bias = form["scale"] * bias
-    return tuple(None if part is None else part.expand(heads, length).float() for part in (bias, weight))
+    return tuple(None if part is None else part.expand(heads, len(lags)).float() for part in (bias, weight))
 
 
 def plain_rates(base, width):
@@ -149,9 +172,9 @@ def follows_length(form):
 
 def angles(form, length, positions):
     """Cosines and sines at `positions` [B, L] in a sequence of `length` positions, [B, 1, L, pairs] float32."""
-    found, amplitude = rates(form, length)
-    found = torch.tensor(found, dtype=torch.float64, device=positions.device)
-    angle = (positions.double()[..., None] * found)[:, None]
+    (found, amplitude), r = rates(form, length), rounding(form)
+    found = r(torch.tensor(found, dtype=torch.float64, device=positions.device))
+    angle = r(r(positions.double())[..., None] * found)[:, None]
     return (amplitude * angle.cos()).float(), (amplitude * angle.sin()).float()
 
 
@@ -162,8 +185,9 @@ def turned(x, cos, sin):
     return torch.cat([(a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype), rest], -1)
 
 
-def waves(base, width, positions):
+def waves(form, width, positions):
     """Sines, then cosines of the positions of any shape, [..., width] float64."""
-    found = torch.tensor(plain_rates(base, width), dtype=torch.float64, device=positions.device)
-    angle = positions.double()[..., None] * found
-    return torch.cat([angle.sin(), angle.cos()], -1)
+    r = rounding(form)
+    found = r(torch.tensor(plain_rates(form["base"], width), dtype=torch.float64, device=positions.device))
+    angle = r(r(positions.double())[..., None] * found)
+    return torch.cat([r(angle.sin()), r(angle.cos())], -1)

@@ -36,6 +36,8 @@ pub fn describe(keys: &Keys) -> Result<Described> {
     check_made(keys, &described.config)?;
     // for programs that ask how much a model reads; kerple's reads any length
     keys.raw("max_position_embeddings");
+    // a choice of who calls the model in torch
+    keys.raw("span");
     Ok(described)
 }
 
