@@ -1,6 +1,6 @@
 //! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
 //! are checkpoints, prepared texts, TensorBoard files, losses by segment, and what encodings learned on the way; the runs make
-//! them again. Kernels and scores, which are drawn, are kept to [`DIGITS`] digits. Tables and figures are made of an export as of
+//! them again. Kernels and scores, which are drawn, and what a log says of times and norms are kept to [`DIGITS`] digits. Tables and figures are made of an export as of
 //! its original.
 
 use super::refuse_another;
@@ -64,7 +64,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
     }
     let rows: [(&str, Thin); 4] = [
         (EVALUATION_FILE, without_segments),
-        (METRICS_FILE, without_weights),
+        (METRICS_FILE, logged),
         (PROBES_FILE, |rows| rows),
         (SITTINGS_FILE, |rows| rows),
     ];
@@ -93,6 +93,17 @@ fn without_segments(mut rows: Vec<Value>) -> Vec<Value> {
 /// Most learned values of an encoding that the last row of a kept log has; more are weights of a network.
 const MOST_VALUES: usize = 64;
 
+/// What of a log tells how a run went, not what came out.
+const ON_THE_WAY: [&str; 3] = ["grad_norm", "seconds", "step_seconds"];
+
+fn logged(rows: Vec<Value>) -> Vec<Value> {
+    let mut rows = without_weights(rows);
+    for row in rows.iter_mut().filter_map(Value::as_object_mut) {
+        row.iter_mut().filter(|(key, _)| ON_THE_WAY.contains(&key.as_str())).for_each(|(_, value)| round(value));
+    }
+    rows
+}
+
 fn without_weights(mut rows: Vec<Value>) -> Vec<Value> {
     let count = |learned: &Value| {
         learned.as_object().into_iter().flatten().filter_map(|(_, list)| Some(list.as_array()?.len())).sum::<usize>()
@@ -110,7 +121,7 @@ fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
     snapshots.split_off(snapshots.len().saturating_sub(1))
 }
 
-/// Digits that are kept of the fractions of a kernel or of scores.
+/// Digits that are kept of the fractions of a kernel, of scores, of times and of norms.
 const DIGITS: usize = 6;
 
 fn round(value: &mut Value) {
