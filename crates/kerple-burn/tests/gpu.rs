@@ -11,11 +11,13 @@ use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, Mlp};
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::ops::attention::{Scoring, attention};
+use kerple_burn::ops::dropout::{self, Dropout};
 use kerple_burn::ops::linear_attention::{Linear, linear_attention};
 use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::ops::norm::Kind;
 use kerple_burn::ops::{Norm, Residual};
 use kerple_burn::parameters::{self, Describe};
+use kerple_burn::pass::Pass;
 use kerple_burn::plan::{BlockPlan, FeatureKind, InitKind, LinearPlan, NormKind, Sizes};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -286,4 +288,21 @@ fn feed_forward_branches_are_those_of_the_processor() {
             assert_same(&found, &expected, 5e-6, &format!("{:?} {engine:?}", plan.norm));
         }
     }
+}
+
+/// Values, their gradient, and factors by themselves.
+fn dropped(device: &Device) -> Vec<Vec<f32>> {
+    let (pass, shape) = (Pass::training(5, 6).at_row(1), [3, 7, 9]);
+    let (dropout, device) = (Dropout { share: 0.3, pass: &pass, place: 1 << 33 }, device.clone().autodiff());
+    let x =
+        Tensor::<3>::from_data(TensorData::new((1..=189).map(|x| x as f32).collect(), shape), &device).require_grad();
+    let y = dropout::dropout(x.clone(), dropout, Engine::Fused);
+    let gradient = x.grad(&y.clone().powi_scalar(2).sum().backward()).unwrap();
+    let factors = dropout::factors(shape, dropout, (&device, DType::F32), Engine::Fused);
+    [y, gradient, factors].into_iter().map(|x| x.into_data().try_to_vec::<f32>().unwrap()).collect()
+}
+
+#[test]
+fn dropout_is_that_of_the_processor() {
+    assert_eq!(dropped(&gpu()), dropped(&Device::flex()));
 }

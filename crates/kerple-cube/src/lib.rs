@@ -1,4 +1,4 @@
-//! Exact attention with tables over distances, linear attention with decays, norms, activations and AdamW
+//! Exact attention with tables over distances, linear attention with decays, norms, activations, dropout and AdamW
 //! on GPUs, as CubeCL kernels; no tensor framework.
 //!
 //! Without the feature `kernels` there is nothing here.
@@ -11,6 +11,8 @@ pub mod adamw;
 pub mod attention;
 #[cfg(feature = "cuda-source")]
 pub mod cuda_source;
+#[cfg(feature = "kernels")]
+pub mod dropout;
 #[cfg(feature = "kernels")]
 pub mod linear;
 #[cfg(feature = "kernels")]

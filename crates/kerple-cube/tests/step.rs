@@ -14,8 +14,9 @@ use kerple::ops::layer_norm::{self, Kind, NormGradients};
 use kerple_cube::activation::{activate, activate_backward};
 use kerple_cube::adamw::{self, Parameter};
 use kerple_cube::cubecl;
+use kerple_cube::dropout::{Stream, dropped};
 use kerple_cube::norm::{Gradients, Norm};
-use rand::SeedableRng;
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 fn put(client: &Client, values: &[f64]) -> Handle {
@@ -154,5 +155,24 @@ fn updates_of_a_parameter() {
             adamw::apply(&client, &parameter, &put(&client, &[norm]), &Update::default(), clip, range);
         }
         assert!(now() == found);
+    }
+}
+
+#[test]
+fn dropout_draws_what_the_processor_draws() {
+    let client = client();
+    for (rows, width, share) in [(1, 1, 0.5), (3, 100, 0.1), (2, 48, 0.9), (5, 333, 0.0)] {
+        let limit = (share * 2f64.powi(32)) as u32;
+        let mut streams = Vec::new();
+        let mut expected = Vec::new();
+        let x: Vec<f64> = (1..=rows * width).map(|x| x as f64).collect();
+        for (row, values) in x.chunks(width).enumerate() {
+            let mut words = ChaCha8Rng::seed_from_u64(row as u64 + 7);
+            words.set_stream((3 << 32) + row as u64);
+            streams.push(Stream { key: words.get_seed(), number: words.get_stream() });
+            expected.extend(values.iter().map(|x| if words.next_u32() >= limit { 1.25 * *x as f32 } else { 0.0 }));
+        }
+        let found = get(&client, dropped(&client, &put(&client, &x), &streams, width, limit, 1.25));
+        assert_eq!(found, expected, "{rows} rows of {width}, share {share}");
     }
 }

@@ -1,15 +1,21 @@
 //! Dropout: a share of the values becomes 0, the others grow by what that takes. Srivastava et al. 2014.
 
+#[cfg(feature = "cube")]
+mod gpu;
+
 use crate::array::Array;
+#[cfg(feature = "cube")]
+use crate::fused::GpuOp;
 use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step, Target};
 use crate::pass::Pass;
 use crate::with_element;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use rand::Rng;
+use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 /// What has a kernel for it.
-const KERNELS: &[Target] = &[Target::Host];
+const KERNELS: &[Target] = &[Target::Host, Target::Gpu];
 
 /// What is dropped where.
 #[derive(Clone, Copy, Debug)]
@@ -35,63 +41,96 @@ pub fn dropout(x: Tensor<3>, dropout: Dropout, engine: Engine) -> Tensor<3> {
     if !engine.has_kernel(KERNELS, &x) {
         return composed(x, dropout);
     }
-    let kept = kept(x.dims(), dropout);
+    let Dropout { share, pass, place } = dropout;
     let mut inputs = Inputs::default();
     inputs.add(x);
-    inputs.apply(Drop { kept, growth: growth(dropout) })
+    inputs.apply(Drop { share, pass: *pass, place })
 }
 
 /// The definition, for a pass that trains.
 pub fn composed(x: Tensor<3>, dropout: Dropout) -> Tensor<3> {
-    let factors = factors(x.dims(), dropout, (&x.device(), x.dtype()));
+    let factors = composed_factors(x.dims(), dropout, (&x.device(), x.dtype()));
     x * factors
 }
 
 /// What values of this shape, `[B, L, M]`, are multiplied by in a pass that trains.
-pub fn factors(shape: [usize; 3], dropout: Dropout, options: (&Device, DType)) -> Tensor<3> {
-    let dropped: Vec<bool> = kept(shape, dropout).into_iter().map(|kept| !kept).collect();
+pub fn factors(shape: [usize; 3], dropout: Dropout, options: (&Device, DType), engine: Engine) -> Tensor<3> {
+    let ones = Tensor::ones(shape, options);
+    match engine.has_kernel(&[Target::Gpu], &ones) {
+        true => self::dropout(ones, dropout, engine),
+        false => composed_factors(shape, dropout, options),
+    }
+}
+
+fn composed_factors(
+    shape: [usize; 3],
+    Dropout { share, pass, place }: Dropout,
+    options: (&Device, DType),
+) -> Tensor<3> {
+    let drop = Drop { share, pass: *pass, place };
+    let dropped: Vec<bool> = drop.kept(&shape).into_iter().map(|kept| !kept).collect();
     let dropped = Tensor::<3, Bool>::from_data(TensorData::new(dropped, shape), options.0);
-    Tensor::full(shape, growth(dropout), options).mask_fill(dropped, 0.0)
+    Tensor::full(shape, drop.growth(), options).mask_fill(dropped, 0.0)
 }
 
-/// What values that stay are multiplied by.
-fn growth(dropout: Dropout) -> f64 {
-    (1.0 - dropout.share).recip()
-}
-
-/// Which values stay, `[B, L, M]`.
-fn kept([batch, len, width]: [usize; 3], Dropout { share, pass, place }: Dropout) -> Vec<bool> {
-    let limit = (share * 2f64.powi(32)) as u32;
-    let mut kept = vec![false; batch * len * width];
-    kept.par_chunks_mut((len * width).max(1)).enumerate().for_each(|(row, kept)| {
-        let mut noise = pass.noise(row, place);
-        kept.iter_mut().for_each(|kept| *kept = noise.next_u32() >= limit);
-    });
-    kept
-}
-
+/// [`Dropout`] as an operation.
 #[derive(Debug)]
 struct Drop {
-    kept: Vec<bool>,
-    growth: f64,
+    share: f64,
+    pass: Pass,
+    place: u64,
 }
 
 impl Drop {
+    /// What values that stay are multiplied by.
+    fn growth(&self) -> f64 {
+        (1.0 - self.share).recip()
+    }
+
+    /// The least of a word whose value stays.
+    fn limit(&self) -> u32 {
+        (self.share * 2f64.powi(32)) as u32
+    }
+
+    /// The stream of words of a sequence, one for a value.
+    fn stream(&self, row: usize) -> ChaCha8Rng {
+        self.pass.noise(row, self.place)
+    }
+
+    /// Which values of sequences stay, `[B, ..]`.
+    fn kept(&self, shape: &[usize]) -> Vec<bool> {
+        let mut kept = vec![false; shape.iter().product()];
+        let width = shape[1..].iter().product::<usize>().max(1);
+        kept.par_chunks_mut(width).enumerate().for_each(|(row, kept)| {
+            let mut words = self.stream(row);
+            kept.iter_mut().for_each(|kept| *kept = words.next_u32() >= self.limit());
+        });
+        kept
+    }
+
     /// The same for values and for gradients.
-    fn apply<T: Number>(&self, x: &Array) -> Array {
-        let growth = T::from_f64(self.growth);
-        let values = x.slice::<T>().iter().zip(&self.kept);
+    fn apply<T: Number>(&self, kept: &[bool], x: &Array) -> Array {
+        let growth = T::from_f64(self.growth());
+        let values = x.slice::<T>().iter().zip(kept);
         Array::from_vec(values.map(|(x, kept)| if *kept { *x * growth } else { T::ZERO }).collect(), x.shape())
     }
 }
 
 impl Op for Drop {
     fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
-        Forward { output: with_element!(inputs[0], T => self.apply::<T>(&inputs[0])), saved: Saved::nothing() }
+        let x = &inputs[0];
+        let kept = self.kept(x.shape());
+        Forward { output: with_element!(x, T => self.apply::<T>(&kept, x)), saved: Saved::new(kept) }
     }
 
     fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        vec![Some(with_element!(step.inputs[0], T => self.apply::<T>(step.d_output)))]
+        let kept = step.saved::<Vec<bool>>();
+        vec![Some(with_element!(step.inputs[0], T => self.apply::<T>(kept, step.d_output)))]
+    }
+
+    #[cfg(feature = "cube")]
+    fn on_gpu(&self) -> Option<&dyn GpuOp> {
+        Some(self)
     }
 }
 

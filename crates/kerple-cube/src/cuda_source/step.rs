@@ -1,9 +1,9 @@
-//! Norms, activations and AdamW, which know no width of heads.
+//! Norms, activations, dropout and AdamW, which know no width of heads.
 
 use super::{Source, Writer, array};
 use crate::activation::{self, Shape};
 use crate::attention::EACH;
-use crate::{adamw, norm};
+use crate::{adamw, dropout, norm};
 use cubecl::CompilationError;
 
 impl Writer {
@@ -15,6 +15,7 @@ impl Writer {
             |s, p, t| norm::backward::Backward::new(s, p, t, a(), a(), a(), a(), a(), a(), a(), (), (), form);
         let gelu = |s, p, t| activation::forward::Forward::new(s, p, t, a(), a(), (), (), (), Shape::Normal);
         let slope = |s, p, t| activation::backward::Backward::new(s, p, t, a(), a(), a(), (), (), (), Shape::Normal);
+        let drop = |s, p, t| dropout::drop::Drop::new(s, p, t, a(), a(), a(), (), (), (), ());
         let factors = || adamw::FactorsCompilationArg {
             len: (),
             keep: (),
@@ -36,6 +37,7 @@ impl Writer {
             self.source("norm_backward", EACH, backward)?,
             self.source("gelu", EACH, gelu)?,
             self.source("gelu_backward", EACH, slope)?,
+            self.source("dropout", EACH, drop)?,
             self.source("update", EACH, update)?,
             self.source("squares", EACH, squares)?,
             self.source("root", EACH, root)?,
