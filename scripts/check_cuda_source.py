@@ -3,7 +3,7 @@
     check_cuda_source.py CUDA_FOLDER SOURCE_FOLDER [ARCHITECTURE]
 
 The sources are those that the test `cuda_source` of kerple-cube writes. CUDA_FOLDER has lib/libnvrtc.so, bin/ptxas and include/.
-Fails where a kernel does not compile, where registers do not suffice for what a unit holds, or where a multiprocessor has no room for
+Fails where a kernel does not compile, where one that has matrix units make its products has no instruction of theirs, where registers do not suffice for what a unit holds, or where a multiprocessor has no room for
 a cube, for two of heads of 64 features. The compiler puts a few values into memory by itself so that more cubes fit, whatever number
 of registers it may take: that much is allowed.
 """
@@ -75,17 +75,20 @@ def main():
     cuda, sources = map(pathlib.Path, sys.argv[1:3])
     architecture = sys.argv[3] if len(sys.argv) > 3 else "sm_90a"
     compile_source, wrong, count = compiler(cuda), [], 0
-    print(f"{architecture:<24} {'units':>6} {'registers':>10} {'spills':>7} {'stack':>6} {'shared':>8} {'cubes':>6}")
-    # every line: a kernel's name, the units of its cube, bytes of shared memory
+    print(f"{architecture:<24} {'units':>6} {'registers':>10} {'spills':>7} {'stack':>6} {'shared':>8} {'cubes':>6} {'matrices':>8}")
+    # every line: a kernel's name, the units of its cube, bytes of shared memory, what makes products
     for line in (sources / "list").read_text().splitlines():
-        name, units, shared = line.split()
+        name, units, shared, products = line.split()
         units, shared = int(units), int(shared)
         ptx = compile_source((sources / f"{name}.cu").read_bytes(), architecture)
         registers, spills, stack, static = taken(cuda, ptx, architecture)
         shared += static
         # registers are handed out by 8 to a unit
         cubes = min(REGISTERS // (-(-registers // 8) * 8 * units), SHARED // (shared + 1024), 2048 // units)
-        print(f"{name:<24} {units:>6} {registers:>10} {spills:>7} {stack:>6} {shared:>8} {cubes:>6}")
+        matrices = len(re.findall(rb"\bw?mma\.(?:mma\.)?sync", ptx))
+        print(f"{name:<24} {units:>6} {registers:>10} {spills:>7} {stack:>6} {shared:>8} {cubes:>6} {matrices:>8}")
+        if (products == "matrices") != (matrices > 0):
+            raise SystemExit(f"{name}: products by {products}, and {matrices} instructions for matrices")
         forced = spills > 0 and registers >= MOST
         if forced or spills > CHOSEN or cubes < (2 if name.endswith("_64") else 1):
             wrong.append(name)

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Lowest first.
 const ORDERS: [(&str, &str); 13] = [
-    ("kerple", "shape compat seed cpu tiles ops features forms maps attention kernel encoding"),
+    ("kerple", "shape compat seed precision cpu tiles ops features forms maps attention kernel encoding"),
     ("kerple-records", "error number length sitting probe check journal"),
     (
         "kerple-data",

@@ -3,13 +3,15 @@
 //! What is computed is [`kerple::attention::naive`], in `f32`; memory grows with the length, not with its square. Scores live
 //! in [`tile`]s in shared memory, and the backward makes them again from the logarithms of the forward's sums. A table's
 //! gradient is summed along the diagonals of tiles, in a fixed order and without atomics: one device gives the same bits every
-//! time. Nothing here needs planes of units or matrix units, so it runs wherever compute shaders do; neither does it use
-//! them, which is what a faster kernel for one device would begin with.
+//! time. Nothing here needs planes of units or matrix units, so it runs wherever compute shaders do. A [`Precision`] below `f32`
+//! rounds what products multiply, and takes the matrix units of devices that have some for it; sums, the softmax, tables and
+//! their gradients are `f32` all the same.
 
 pub(crate) mod decode;
 pub(crate) mod diagonals;
 pub(crate) mod forward;
 pub(crate) mod keys;
+pub(crate) mod product;
 pub(crate) mod queries;
 mod slopes;
 pub mod tile;
@@ -20,6 +22,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kerple::attention::Dims;
 use kerple::forms::Sight;
+use kerple::precision::Precision;
 use tile::{Has, SizesLaunch, Tile};
 
 /// Arrays that a kernel of the backward takes, and one for what else it is told.
@@ -104,6 +107,12 @@ impl<'a> Attention<'a> {
         Attention { client, dims, scale, sight, tables: Tables::default(), lengths: None, tile }
     }
 
+    /// The same with products of numbers of this precision, see [`Tile::with_precision`].
+    pub fn with_precision(self, precision: Precision) -> Attention<'a> {
+        let tile = self.tile.with_precision(precision, self.client.properties());
+        Attention { tile, ..self }
+    }
+
     /// Whether a device has room for the kernels, and kernels for these sizes.
     pub fn runs(client: &Client, dims: Dims) -> bool {
         let Dims { batch, heads, queries, keys, head_dim, .. } = dims;
@@ -141,6 +150,7 @@ impl<'a> Attention<'a> {
             self.sizes(tiles),
             self.tile,
             self.has([false; 2]),
+            self.tile.element(),
         );
         Output { out, lse }
     }
@@ -167,7 +177,7 @@ impl<'a> Attention<'a> {
             array(&tops, rows * spans),
             array(&totals, rows * spans),
             self.sizes(spans),
-            self.tile,
+            self.tile.by_units(),
             self.has([false; 2]),
         );
         let (count, dim) = each(self.client, rows * head_dim);
@@ -207,7 +217,7 @@ impl<'a> Attention<'a> {
             array(d_out, rows * head_dim),
             array(&delta, rows),
             rows as u32,
-            head_dim,
+            self.tile.by_units(),
         );
         let (d_q, d_tables) = self.of_queries(saved, d_out, &delta, wanted);
         let [d_k, d_v] = self.of_keys(saved, d_out, &delta);
@@ -253,6 +263,7 @@ impl<'a> Attention<'a> {
             self.sizes(slots),
             self.tile,
             self.has(wanted),
+            self.tile.element(),
         );
         let [of_bias, of_weight] = parts;
         let sum = |(parts, _): (Handle, usize), wanted: bool| {
@@ -284,6 +295,7 @@ impl<'a> Attention<'a> {
             self.sizes(1),
             self.tile,
             self.has([false; 2]),
+            self.tile.element(),
         );
         [d_k, d_v]
     }

@@ -12,7 +12,9 @@ use cubecl::ir::{AddressType, DeviceIdentity, DeviceProperties, HardwareProperti
 use cubecl::prelude::*;
 use cubecl::profile::TimingMethod;
 use cubecl::{CompilationError, Compiler, define_kernel};
-use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures};
+use cubecl_cpp::cuda::arch::CudaArchitecture;
+use cubecl_cpp::cuda::mma::CudaCmmaCompiler;
+use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures, register_wmma_features};
 use cubecl_cpp::target::Cuda;
 use std::sync::Arc;
 
@@ -27,6 +29,8 @@ pub struct Source {
     pub units: usize,
     /// Bytes of shared memory that a launch asks for.
     pub shared: usize,
+    /// Whether matrix units make its products.
+    pub matrices: bool,
 }
 
 /// Shared memory and units of a cube of the GPU that sources are for, of NVIDIA's Hopper generation.
@@ -57,6 +61,8 @@ fn properties() -> Arc<DeviceProperties> {
     let memory = MemoryDeviceProperties::new(u64::MAX, 512);
     let mut properties = DeviceProperties::new(Features::default(), memory, hardware, TimingMethod::Device, identity);
     cubecl_cpp::register_supported_types(&mut properties);
+    let hopper = CudaArchitecture { version: 90, tensor_cores: true };
+    register_wmma_features(CudaCmmaCompiler::Cpp.supported_cmma_combinations(&hopper), &mut properties);
     Arc::new(properties)
 }
 
@@ -81,7 +87,8 @@ impl Writer {
         let features = CppSupportedFeatures { fast_math: true, dp4a: true, ..Default::default() };
         let options = CompilationOptions { supports_features: features, ..Default::default() };
         let compiled = CppCompiler::<Cuda>::default().compile(definition, &options)?;
-        Ok(Source { name: name.to_owned(), code: compiled.source, units, shared: compiled.shared_memory_size })
+        let (code, shared) = (compiled.source, compiled.shared_memory_size);
+        Ok(Source { name: name.to_owned(), code, units, shared, matrices: false })
     }
 }
 

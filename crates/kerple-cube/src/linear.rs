@@ -385,7 +385,7 @@ pub(crate) fn tile_for(dims: Dims, (shared, units): (usize, usize)) -> Tile {
         ..=160 => &[(16, 4), (8, 4), (8, 2), (4, 2), (2, 2)],
         161.. => &[(16, 2), (8, 2), (4, 2), (2, 2)],
     };
-    let found = sides.iter().map(|&(side, each)| Tile { side, each, wide: 1, head_dim: 1 }).find(fits);
+    let found = sides.iter().map(|&(side, each)| Tile::new([side, each], 1, 1)).find(fits);
     found.unwrap_or_else(|| panic!("{shared} bytes of shared memory and {units} units are too few for a tile"))
 }
 

@@ -12,6 +12,7 @@ pub mod forms;
 pub mod kernel;
 pub mod maps;
 pub mod ops;
+pub mod precision;
 pub mod seed;
 mod shape;
 mod tiles;

@@ -1,7 +1,7 @@
 //! A few queries over many keys: the keys of a row are cut into spans that cubes work off beside each other, and what they
 //! found is put together in order.
 
-use super::tile::{Has, LOWEST, Sizes, Tile, length, mapped, place, sees};
+use super::tile::{Has, LOWEST, Sizes, Tile, length, mapped, narrowed, place, sees};
 use cubecl::prelude::*;
 
 /// Units of a cube.
@@ -43,7 +43,7 @@ pub(crate) fn of_spans(
         sync_cube();
         let mut feature = UNIT_POS as usize;
         while feature < head_dim {
-            own[feature] = q[row * head_dim + feature];
+            own[feature] = narrowed::<f32>(q[row * head_dim + feature], tile);
             feature += comptime!(UNITS);
         }
         sync_cube();
@@ -55,7 +55,7 @@ pub(crate) fn of_spans(
             if sees(query, key, length, &sizes) {
                 let mut product = 0.0f32;
                 for feature in 0..head_dim {
-                    product += own[feature] * k[at_head.theirs + key * head_dim + feature];
+                    product += own[feature] * narrowed::<f32>(k[at_head.theirs + key * head_dim + feature], tile);
                 }
                 z = mapped(product * sizes.scale, query, key, head, bias, weight, &sizes, has);
                 largest = select(z > largest, z, largest);
@@ -76,7 +76,7 @@ pub(crate) fn of_spans(
             if sees(query, from + at, length, &sizes) {
                 p = (scores[at] - largest).exp();
             }
-            scores[at] = p;
+            scores[at] = narrowed::<f32>(p, tile);
             total += p;
             at += comptime!(UNITS);
         }
@@ -96,7 +96,8 @@ pub(crate) fn of_spans(
         while feature < head_dim {
             let mut sum = 0.0f32;
             for key in from..end {
-                sum += scores[key - from] * v[at_head.theirs + key * head_dim + feature];
+                let value = narrowed::<f32>(v[at_head.theirs + key * head_dim + feature], tile);
+                sum += scores[key - from] * value;
             }
             values[place * head_dim + feature] = sum;
             feature += comptime!(UNITS);

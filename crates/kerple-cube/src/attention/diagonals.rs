@@ -1,6 +1,7 @@
 //! Gradients in tables over distances: sums along the diagonals of tiles, and of rows that cubes have for themselves.
 
-use super::tile::Tile;
+use super::product::Desk;
+use super::tile::{Tile, share};
 use super::{array, each};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -9,10 +10,10 @@ use cubecl::server::Handle;
 /// Adds the diagonals of a tile to a row of a table's gradient; `first` is the column of the diagonal that lies furthest to
 /// the upper right.
 #[cube]
-pub(crate) fn add_diagonals(
+fn add_diagonals<N: Float>(
     to: &mut [f32],
     base: usize,
-    tile_values: &Shared<[f32]>,
+    tile_values: &Shared<[N]>,
     first: i32,
     columns: i32,
     #[comptime] tile: Tile,
@@ -34,11 +35,34 @@ pub(crate) fn add_diagonals(
             let end = select(diagonal + 1 < size, diagonal + 1, size);
             let mut sum = 0.0f32;
             for row in start..end {
-                sum += tile_values[row * pitch + row + size - 1 - diagonal];
+                sum += f32::cast_from(tile_values[row * pitch + row + size - 1 - diagonal]);
             }
             to[base + column as usize] += sum;
         }
         behind += units;
+    }
+}
+
+/// Adds the diagonals of what units have of a tile, which goes through the desk as it is.
+#[cube]
+pub(crate) fn add_diagonals_of<N: Float>(
+    to: &mut [f32],
+    base: usize,
+    values: &Array<f32>,
+    desk: &mut Desk<N>,
+    first: i32,
+    columns: i32,
+    #[comptime] tile: Tile,
+) {
+    sync_cube();
+    if comptime!(tile.matrix.is_some()) {
+        share(&mut desk.products, values, tile);
+        sync_cube();
+        add_diagonals(to, base, &desk.products, first, columns, tile);
+    } else {
+        share(&mut desk.weights, values, comptime!(tile.exact()));
+        sync_cube();
+        add_diagonals(to, base, &desk.weights, first, columns, tile);
     }
 }
 

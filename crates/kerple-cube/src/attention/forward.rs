@@ -1,16 +1,17 @@
 //! The forward: a cube takes a tile of queries and goes over the keys they see, with a running maximum and total a row.
 
+use super::product::{Desk, add_weighted, multiply};
 use super::tile::{
-    Has, LOWEST, Sizes, Tile, add_weighted, clear, end_key, first_key, length, load, mapped, multiply, place, sees,
-    store,
+    Has, LOWEST, Sizes, Tile, clear, end_key, first_key, length, load, mapped, narrowed, place, sees, store,
 };
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 /// Writes the output, and for the backward the logarithm of each row's sum of exponentials, [`LOWEST`] for a row that sees
 /// nothing.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "an array each")]
-pub(crate) fn attend(
+pub(crate) fn attend<N: Float>(
     q: &[f32],
     k: &[f32],
     v: &[f32],
@@ -22,6 +23,7 @@ pub(crate) fn attend(
     sizes: Sizes,
     #[comptime] tile: Tile,
     #[comptime] has: Has,
+    #[define(N)] _operands: ElemType,
 ) {
     let side = comptime!(tile.side);
     let each = comptime!(tile.each);
@@ -38,9 +40,7 @@ pub(crate) fn attend(
     let keys = sizes.keys as usize;
     let at = place(head, batch, &sizes, comptime!(tile.head_dim));
 
-    let mut left = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
-    let mut right = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
-    let mut weights = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.pitch()));
+    let mut desk = Desk::<N>::new(tile);
     let mut shares = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.side));
     let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut sums = Array::<f32>::new(comptime!(tile.sums()));
@@ -57,7 +57,7 @@ pub(crate) fn attend(
     let end = end_key(first + size, length, &sizes);
     let mut from = first_key(first, &sizes);
     while from < end {
-        multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, queries, keys, tile);
+        multiply(&mut scores, &mut desk, q, k, &at, first, from, queries, keys, tile);
         #[unroll]
         for i in 0..each {
             let mut largest = f32::new(LOWEST);
@@ -93,7 +93,7 @@ pub(crate) fn attend(
                     p = (scores[i * each + j] - largest).exp();
                 }
                 total[i] += p;
-                weights[(row + i * side) * pitch + column + j * side] = p;
+                desk.weights[(row + i * side) * pitch + column + j * side] = narrowed::<N>(p, tile);
             }
             #[unroll]
             for c in 0..chunks {
@@ -106,9 +106,9 @@ pub(crate) fn attend(
         #[unroll]
         for c in 0..chunks {
             sync_cube();
-            load(&mut right, v, at.theirs, from, keys, comptime!(c * tile.chunk()), tile);
+            load(&mut desk.right, v, at.theirs, from, keys, comptime!(c * tile.chunk()), tile);
             sync_cube();
-            add_weighted(&mut sums, &weights, &right, c, false, tile);
+            add_weighted(&mut sums, &mut desk, c, false, tile);
         }
         from += size;
     }

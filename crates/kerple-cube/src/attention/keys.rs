@@ -1,8 +1,10 @@
 //! The gradients in keys and values: a cube takes a tile of keys and goes over the queries that see them, head by head of
 //! those that read it.
 
-use super::slopes::{slope, weigh};
-use super::tile::{Has, Sizes, Tile, add_weighted, clear, length, load, multiply, place, position, share, store};
+use super::product::{Desk, add_weighted};
+use super::slopes::{slopes_of, weigh};
+use super::tile::{Has, Sizes, Tile, clear, length, load, place, position, share, store};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 /// The first query that sees some key from `from` on.
@@ -23,7 +25,7 @@ fn end_query(end: usize, sizes: &Sizes) -> usize {
 /// Writes `d_k` and `d_v`.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "an array each")]
-pub(crate) fn of_keys(
+pub(crate) fn of_keys<N: Float>(
     q: &[f32],
     k: &[f32],
     v: &[f32],
@@ -38,6 +40,7 @@ pub(crate) fn of_keys(
     sizes: Sizes,
     #[comptime] tile: Tile,
     #[comptime] has: Has,
+    #[define(N)] _operands: ElemType,
 ) {
     let size = comptime!(tile.size());
     let chunks = comptime!(tile.chunks());
@@ -49,9 +52,7 @@ pub(crate) fn of_keys(
     let group = sizes.group as usize;
     let theirs = place(CUBE_POS_Y as usize * group, batch, &sizes, comptime!(tile.head_dim)).theirs;
 
-    let mut left = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
-    let mut right = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.pitch()));
+    let mut desk = Desk::<N>::new(tile);
     let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut slopes = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut sums_k = Array::<f32>::new(comptime!(tile.sums()));
@@ -66,16 +67,19 @@ pub(crate) fn of_keys(
         let at = place(head, batch, &sizes, comptime!(tile.head_dim));
         let mut first = first_query(from, &sizes);
         while first < end {
-            multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, queries, keys, tile);
-            multiply(&mut slopes, &mut left, &mut right, d_out, v, &at, first, from, queries, keys, tile);
-            slope(
+            slopes_of(
                 &mut scores,
                 &mut slopes,
+                &mut desk,
+                q,
+                k,
+                v,
                 bias,
                 weight,
+                d_out,
                 lse,
                 delta,
-                at.unit,
+                &at,
                 head,
                 first,
                 from,
@@ -88,25 +92,25 @@ pub(crate) fn of_keys(
             if comptime!(has.weight) {
                 weigh(&mut slopes, first, from, head, length, weight, &sizes, tile);
             }
-            share(&mut shared, &scores, tile);
+            share(&mut desk.weights, &scores, tile);
             #[unroll]
             for c in 0..chunks {
                 sync_cube();
                 // of a head of one chunk it is there still
                 if comptime!(tile.chunks() > 1) {
-                    load(&mut left, d_out, at.own, first, queries, comptime!(c * tile.chunk()), tile);
+                    load(&mut desk.left, d_out, at.own, first, queries, comptime!(c * tile.chunk()), tile);
                     sync_cube();
                 }
-                add_weighted(&mut sums_v, &shared, &left, c, true, tile);
+                add_weighted(&mut sums_v, &mut desk, c, true, tile);
             }
             sync_cube();
-            share(&mut shared, &slopes, tile);
+            share(&mut desk.weights, &slopes, tile);
             #[unroll]
             for c in 0..chunks {
                 sync_cube();
-                load(&mut left, q, at.own, first, queries, comptime!(c * tile.chunk()), tile);
+                load(&mut desk.left, q, at.own, first, queries, comptime!(c * tile.chunk()), tile);
                 sync_cube();
-                add_weighted(&mut sums_k, &shared, &left, c, true, tile);
+                add_weighted(&mut sums_k, &mut desk, c, true, tile);
             }
             first += size;
         }

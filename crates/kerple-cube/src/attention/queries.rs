@@ -5,21 +5,23 @@
 //! is always the same unit's. [`add_up()`](super::diagonals::add_up()) then sums the rows in order: no atomics, and the same bits
 //! every time.
 
-use super::diagonals::add_diagonals;
-use super::slopes::{slope, weigh};
-use super::tile::{
-    Has, Sizes, Tile, add_weighted, clear, end_key, first_key, length, load, multiply, place, position, share, store,
-};
+use super::diagonals::add_diagonals_of;
+use super::product::{Desk, add_weighted};
+use super::slopes::{slopes_of, weigh};
+use super::tile::{Has, Sizes, Tile, clear, end_key, first_key, length, load, narrowed, place, position, share, store};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// `delta = d_out . out`, a row a unit.
+/// `delta = d_out . out`, a row a unit, with `d_out` as products have it.
 #[cube(launch)]
-pub(crate) fn row_products(out: &[f32], d_out: &[f32], delta: &mut [f32], rows: u32, #[comptime] head_dim: usize) {
+pub(crate) fn row_products(out: &[f32], d_out: &[f32], delta: &mut [f32], rows: u32, #[comptime] tile: Tile) {
+    let head_dim = comptime!(tile.head_dim);
     let row = ABSOLUTE_POS;
     if row < rows as usize {
         let mut sum = 0.0f32;
         for feature in 0..head_dim {
-            sum += out[row * head_dim + feature] * d_out[row * head_dim + feature];
+            let slope = narrowed::<f32>(d_out[row * head_dim + feature], tile);
+            sum += out[row * head_dim + feature] * slope;
         }
         delta[row] = sum;
     }
@@ -28,7 +30,7 @@ pub(crate) fn row_products(out: &[f32], d_out: &[f32], delta: &mut [f32], rows: 
 /// Writes `d_q`, and rows of gradients in the tables.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "an array each")]
-pub(crate) fn of_queries(
+pub(crate) fn of_queries<N: Float>(
     q: &[f32],
     k: &[f32],
     v: &[f32],
@@ -44,6 +46,7 @@ pub(crate) fn of_queries(
     sizes: Sizes,
     #[comptime] tile: Tile,
     #[comptime] has: Has,
+    #[define(N)] _operands: ElemType,
 ) {
     let size = comptime!(tile.size());
     let chunks = comptime!(tile.chunks());
@@ -56,9 +59,7 @@ pub(crate) fn of_queries(
     let at = place(head, batch, &sizes, comptime!(tile.head_dim));
     let table = (at.unit * sizes.slots as usize + CUBE_POS_X as usize) * columns;
 
-    let mut left = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
-    let mut right = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.pitch()));
+    let mut desk = Desk::<N>::new(tile);
     let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut slopes = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut sums = Array::<f32>::new(comptime!(tile.sums()));
@@ -83,16 +84,19 @@ pub(crate) fn of_queries(
         let end = end_key(first + size, length, &sizes);
         let mut from = first_key(first, &sizes);
         while from < end {
-            multiply(&mut slopes, &mut left, &mut right, d_out, v, &at, first, from, queries, keys, tile);
-            multiply(&mut scores, &mut left, &mut right, q, k, &at, first, from, queries, keys, tile);
-            slope(
+            slopes_of(
                 &mut scores,
                 &mut slopes,
+                &mut desk,
+                q,
+                k,
+                v,
                 bias,
                 weight,
+                d_out,
                 lse,
                 delta,
-                at.unit,
+                &at,
                 head,
                 first,
                 from,
@@ -102,11 +106,9 @@ pub(crate) fn of_queries(
                 tile,
                 has,
             );
-            share(&mut shared, &slopes, tile);
             let diagonal = sizes.origin + position(first, &sizes) - from as i32 - comptime!(tile.size() as i32 - 1);
             if comptime!(has.bias_gradient) {
-                sync_cube();
-                add_diagonals(d_bias, table, &shared, diagonal, columns as i32, tile);
+                add_diagonals_of(d_bias, table, &slopes, &mut desk, diagonal, columns as i32, tile);
             }
             if comptime!(has.weight) {
                 if comptime!(has.weight_gradient) {
@@ -114,24 +116,23 @@ pub(crate) fn of_queries(
                     for n in 0..comptime!(tile.each * tile.each) {
                         scores[n] *= slopes[n];
                     }
-                    sync_cube();
-                    share(&mut shared, &scores, tile);
-                    sync_cube();
-                    add_diagonals(d_weight, table, &shared, diagonal, columns as i32, tile);
+                    add_diagonals_of(d_weight, table, &scores, &mut desk, diagonal, columns as i32, tile);
                 }
                 weigh(&mut slopes, first, from, head, length, weight, &sizes, tile);
-                sync_cube();
-                share(&mut shared, &slopes, tile);
             }
+            if comptime!(has.bias_gradient || has.weight_gradient) {
+                sync_cube();
+            }
+            share(&mut desk.weights, &slopes, tile);
             #[unroll]
             for c in 0..chunks {
                 sync_cube();
                 // a head of one chunk has its keys there still
                 if comptime!(tile.chunks() > 1) {
-                    load(&mut right, k, at.theirs, from, keys, comptime!(c * tile.chunk()), tile);
+                    load(&mut desk.right, k, at.theirs, from, keys, comptime!(c * tile.chunk()), tile);
                     sync_cube();
                 }
-                add_weighted(&mut sums, &shared, &right, c, false, tile);
+                add_weighted(&mut sums, &mut desk, c, false, tile);
             }
             from += size;
         }

@@ -1,13 +1,52 @@
 //! What both passes of the backward make of a tile: slopes, the gradient in what the softmax gets.
 
-use super::tile::{Has, LOWEST, Sizes, Tile, mapped, position, sees};
+use super::product::{Desk, multiply};
+use super::tile::{Has, Head, LOWEST, Sizes, Tile, mapped, position, sees};
 use cubecl::prelude::*;
+
+/// Makes the slopes of a tile, and with them scaled scores, or, of `keys`, weights. On the desk stay keys to the right, or, of
+/// `keys`, the output's gradient to the left.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
+pub(crate) fn slopes_of<N: Float>(
+    scores: &mut Array<f32>,
+    slopes: &mut Array<f32>,
+    desk: &mut Desk<N>,
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    bias: &[f32],
+    weight: &[f32],
+    d_out: &[f32],
+    lse: &[f32],
+    delta: &[f32],
+    at: &Head,
+    head: usize,
+    first: usize,
+    from: usize,
+    length: usize,
+    sizes: &Sizes,
+    #[comptime] of_keys: bool,
+    #[comptime] tile: Tile,
+    #[comptime] has: Has,
+) {
+    let queries = sizes.queries as usize;
+    let keys = sizes.keys as usize;
+    if comptime!(of_keys) {
+        multiply(scores, desk, q, k, at, first, from, queries, keys, tile);
+        multiply(slopes, desk, d_out, v, at, first, from, queries, keys, tile);
+    } else {
+        multiply(slopes, desk, d_out, v, at, first, from, queries, keys, tile);
+        multiply(scores, desk, q, k, at, first, from, queries, keys, tile);
+    }
+    slope(scores, slopes, bias, weight, lse, delta, at.unit, head, first, from, length, sizes, of_keys, tile, has);
+}
 
 /// Turns products of the output's gradient with values into slopes, and products of queries with keys into `weights` of keys
 /// or into scaled scores.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "an array each")]
-pub(crate) fn slope(
+fn slope(
     scores: &mut Array<f32>,
     slopes: &mut Array<f32>,
     bias: &[f32],

@@ -3,8 +3,12 @@
 //! A cube works on a tile of `size x size` scores with `side x side` units. A unit has `each x each` of them, at rows and
 //! columns that lie `side` apart. Rows of queries, keys and values come through shared memory in chunks of features.
 
+use super::product::Matrix;
+use crate::precision::{element, rounded};
+use cubecl::ir::{DeviceProperties, ElemType};
 use cubecl::prelude::*;
 use kerple::attention::Dims;
+use kerple::precision::Precision;
 
 /// Stands for minus infinity, which not every shading language can write.
 pub(crate) const LOWEST: f32 = -3.0e38;
@@ -23,9 +27,18 @@ pub struct Tile {
     pub wide: usize,
     /// Features of a head.
     pub head_dim: usize,
+    /// What products multiply.
+    pub precision: Precision,
+    /// The matrix units that make products, where units do not make them one by one.
+    pub matrix: Option<Matrix>,
 }
 
 impl Tile {
+    /// A tile of these sizes whose products are made of `f32`, by units.
+    pub fn new([side, each]: [usize; 2], wide: usize, head_dim: usize) -> Tile {
+        Tile { side, each, wide, head_dim, precision: Precision::F32, matrix: None }
+    }
+
     /// The largest tile that fits into this much shared memory, in bytes, and this many units.
     ///
     /// # Panics
@@ -39,11 +52,39 @@ impl Tile {
         };
         let tile = |(side, each): (usize, usize)| {
             let wide = head_dim.div_ceil(side).min(64 / side).max(1);
-            Tile { side, each, wide, head_dim }
+            Tile::new([side, each], wide, head_dim)
         };
         let fits = |tile: &Tile| tile.shared() <= shared && tile.units() <= units;
         let found = sides.into_iter().map(tile).find(fits);
         found.unwrap_or_else(|| panic!("{shared} bytes of shared memory and {units} units are too few for a tile"))
+    }
+
+    /// The same with products of numbers of this precision, by matrix units where a device has some for them that the tile suits.
+    /// Elsewhere units round them and make the same products.
+    pub fn with_precision(self, precision: Precision, properties: &DeviceProperties) -> Tile {
+        let by_units = Tile { precision, matrix: None, ..self };
+        let by_planes = Tile { matrix: Matrix::of(properties, &by_units), ..by_units };
+        if by_planes.shared() <= properties.hardware.max_shared_memory_size { by_planes } else { by_units }
+    }
+
+    /// The same where units do all by themselves.
+    pub(crate) fn by_units(self) -> Tile {
+        Tile { matrix: None, ..self }
+    }
+
+    /// The same with nothing rounded that units write.
+    pub(crate) fn exact(self) -> Tile {
+        Tile { precision: Precision::F32, ..self }
+    }
+
+    /// What the numbers that products multiply are in shared memory.
+    pub(crate) fn element(&self) -> ElemType {
+        element(if self.matrix.is_some() { self.precision } else { Precision::F32 })
+    }
+
+    /// Bits that units drop of what they write; matrix units have numbers of their own, which round as they are written.
+    fn dropped(&self) -> u32 {
+        if self.matrix.is_some() { 0 } else { self.precision.dropped() }
     }
 
     /// The same tile over rows of another width, in as few chunks as have room.
@@ -77,14 +118,24 @@ impl Tile {
         self.head_dim.div_ceil(self.chunk())
     }
 
-    /// From a row of a chunk in shared memory to the next: one more than its features, so that a column lies in all banks.
+    /// From a row of a chunk in shared memory to the next.
     pub(crate) fn line(&self) -> usize {
-        self.chunk() + 1
+        self.chunk() + self.apart()
     }
 
     /// The same of a tile of scores.
     pub(crate) fn pitch(&self) -> usize {
-        self.size() + 1
+        self.size() + self.apart()
+    }
+
+    /// What lies between rows in shared memory, so that a column lies in all banks; matrix units want rows at multiples of 8.
+    fn apart(&self) -> usize {
+        if self.matrix.is_some() { 8 } else { 1 }
+    }
+
+    /// Values that matrix units leave to units.
+    pub(crate) fn products(&self) -> usize {
+        if self.matrix.is_some() { self.size() * self.pitch() } else { 1 }
     }
 
     /// Features that a unit adds up in all rows it has.
@@ -94,7 +145,8 @@ impl Tile {
 
     /// Shared memory of the kernel that takes most, in bytes.
     pub(crate) fn shared(&self) -> usize {
-        size_of::<f32>() * (2 * self.size() * self.line() + self.size() * self.pitch() + self.size() * self.side)
+        let operands = self.size() * (2 * self.line() + self.pitch());
+        self.element().size() * operands + size_of::<f32>() * (self.products() + self.size() * self.side)
     }
 
     /// Tiles along this many rows.
@@ -162,8 +214,8 @@ pub(crate) fn fits(dims: Dims) -> bool {
 
 /// Rows from `first` on and features from `feature` on of the `[rows, head_dim]` array at `base`; 0 outside of it.
 #[cube]
-pub(crate) fn load(
-    to: &mut Shared<[f32]>,
+pub(crate) fn load<N: Float>(
+    to: &mut Shared<[N]>,
     from: &[f32],
     base: usize,
     first: usize,
@@ -177,8 +229,8 @@ pub(crate) fn load(
 /// The same where the array may be `turned`: `[head_dim, rows]`.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "as above")]
-pub(crate) fn load_either(
-    to: &mut Shared<[f32]>,
+pub(crate) fn load_either<N: Float>(
+    to: &mut Shared<[N]>,
     from: &[f32],
     base: usize,
     first: usize,
@@ -204,105 +256,15 @@ pub(crate) fn load_either(
                 value = from[base + (first + row) * head_dim + feature + column];
             }
         }
-        to[row * line + column] = value;
+        to[row * line + column] = narrowed::<N>(value, tile);
         at += units;
     }
 }
 
-/// Adds the products of a unit's rows of `left` with its rows of `right` over a chunk.
+/// A value as products take it.
 #[cube]
-fn add_products(sums: &mut Array<f32>, left: &Shared<[f32]>, right: &Shared<[f32]>, #[comptime] tile: Tile) {
-    let side = comptime!(tile.side);
-    let each = comptime!(tile.each);
-    let line = comptime!(tile.line());
-    let row = UNIT_POS as usize / side;
-    let column = UNIT_POS as usize % side;
-    let mut a = Array::<f32>::new(each);
-    let mut b = Array::<f32>::new(each);
-    for feature in 0..comptime!(tile.chunk()) {
-        #[unroll]
-        for i in 0..each {
-            a[i] = left[(row + i * side) * line + feature];
-            b[i] = right[(column + i * side) * line + feature];
-        }
-        #[unroll]
-        for i in 0..each {
-            #[unroll]
-            for j in 0..each {
-                sums[i * each + j] += a[i] * b[j];
-            }
-        }
-    }
-}
-
-/// The products of a head's rows of queries from `first` on with its rows of keys from `from` on, a chunk of each at a time, of
-/// which the last ones stay in `left` and `right`.
-#[cube]
-#[allow(clippy::too_many_arguments, reason = "an array each")]
-pub(crate) fn multiply(
-    products: &mut Array<f32>,
-    left: &mut Shared<[f32]>,
-    right: &mut Shared<[f32]>,
-    of_queries: &[f32],
-    of_keys: &[f32],
-    head: &Head,
-    first: usize,
-    from: usize,
-    queries: usize,
-    keys: usize,
-    #[comptime] tile: Tile,
-) {
-    clear(products, comptime!(tile.each * tile.each));
-    #[unroll]
-    for c in 0..comptime!(tile.chunks()) {
-        sync_cube();
-        load(left, of_queries, head.own, first, queries, comptime!(c * tile.chunk()), tile);
-        load(right, of_keys, head.theirs, from, keys, comptime!(c * tile.chunk()), tile);
-        sync_cube();
-        add_products(products, &*left, &*right, tile);
-    }
-}
-
-/// Adds the values of a chunk, weighted by a unit's rows of `weights`, or by its columns where those are `turned`.
-#[cube]
-pub(crate) fn add_weighted(
-    sums: &mut Array<f32>,
-    weights: &Shared<[f32]>,
-    values: &Shared<[f32]>,
-    #[comptime] chunk: usize,
-    #[comptime] turned: bool,
-    #[comptime] tile: Tile,
-) {
-    let side = comptime!(tile.side);
-    let each = comptime!(tile.each);
-    let wide = comptime!(tile.wide);
-    let line = comptime!(tile.line());
-    let pitch = comptime!(tile.pitch());
-    let row = UNIT_POS as usize / side;
-    let column = UNIT_POS as usize % side;
-    let mut a = Array::<f32>::new(each);
-    let mut b = Array::<f32>::new(wide);
-    for t in 0..comptime!(tile.size()) {
-        #[unroll]
-        for i in 0..each {
-            if comptime!(turned) {
-                a[i] = weights[t * pitch + row + i * side];
-            } else {
-                a[i] = weights[(row + i * side) * pitch + t];
-            }
-        }
-        #[unroll]
-        for j in 0..wide {
-            b[j] = values[t * line + column + j * side];
-        }
-        #[unroll]
-        for i in 0..each {
-            #[unroll]
-            for j in 0..wide {
-                sums[(chunk * each + i) * wide + j] += a[i] * b[j];
-            }
-        }
-    }
+pub(crate) fn narrowed<N: Float>(value: f32, #[comptime] tile: Tile) -> N {
+    N::cast_from(rounded(value, comptime!(tile.dropped())))
 }
 
 /// Writes a unit's sums, times `factor`, to the rows from `first` on of the array at `base`.
@@ -349,7 +311,7 @@ pub(crate) fn clear(values: &mut Array<f32>, #[comptime] len: usize) {
 
 /// Writes a unit's values into a tile in shared memory.
 #[cube]
-pub(crate) fn share(to: &mut Shared<[f32]>, values: &Array<f32>, #[comptime] tile: Tile) {
+pub(crate) fn share<N: Float>(to: &mut Shared<[N]>, values: &Array<f32>, #[comptime] tile: Tile) {
     let side = comptime!(tile.side);
     let each = comptime!(tile.each);
     let pitch = comptime!(tile.pitch());
@@ -359,7 +321,7 @@ pub(crate) fn share(to: &mut Shared<[f32]>, values: &Array<f32>, #[comptime] til
     for i in 0..each {
         #[unroll]
         for j in 0..each {
-            to[(row + i * side) * pitch + column + j * side] = values[i * each + j];
+            to[(row + i * side) * pitch + column + j * side] = narrowed::<N>(values[i * each + j], tile);
         }
     }
 }

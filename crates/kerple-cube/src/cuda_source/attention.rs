@@ -1,9 +1,10 @@
-//! Attention without tables, with a learned bias, and with bias, weight and padding.
+//! Attention without tables, with a learned bias, and with bias, weight and padding; by matrix units too.
 
 use super::{HOPPER, Source, Writer, array};
 use crate::attention::tile::{Has, SizesCompilationArg, Tile};
 use crate::attention::{EACH, decode, diagonals, forward, keys, queries};
 use cubecl::CompilationError;
+use kerple::precision::Precision;
 
 impl Writer {
     pub(super) fn attention(&self, head_dim: usize) -> Result<Vec<Source>, CompilationError> {
@@ -16,7 +17,19 @@ impl Writer {
         for (what, has) in [("plain", nothing), ("bias", bias), ("all", all)] {
             found.extend(self.of_choice(tile, what, has)?);
         }
-        let products = |s, p, t| queries::row_products::RowProducts::new(s, p, t, a(), a(), a(), (), head_dim);
+        for (what, precision, has) in [
+            ("bias_tf32", Precision::Tf32, bias),
+            ("bias_bf16", Precision::Bf16, bias),
+            ("all_bf16", Precision::Bf16, all),
+        ] {
+            let tile = tile.with_precision(precision, &self.properties);
+            let matrices = tile.matrix.is_some();
+            let sources = self.of_choice(tile, what, has)?;
+            found.extend(
+                sources.into_iter().map(|source| Source { matrices: matrices && source.units > EACH, ..source }),
+            );
+        }
+        let products = |s, p, t| queries::row_products::RowProducts::new(s, p, t, a(), a(), a(), (), tile);
         let sums = |s, p, t| diagonals::add_up::AddUp::new(s, p, t, a(), a(), (), (), (), ());
         let rows = |s, p, t| decode::of_rows::OfRows::new(s, p, t, a(), a(), a(), a(), a(), (), (), head_dim);
         found.push(self.source("row_products", EACH, products)?);
@@ -40,8 +53,25 @@ impl Writer {
             slots: (),
             scale: (),
         };
-        let forward =
-            |s, p, t| forward::attend::Attend::new(s, p, t, a(), a(), a(), a(), a(), a(), a(), a(), sizes(), tile, has);
+        let forward = |s, p, t| {
+            forward::attend::Attend::new(
+                s,
+                p,
+                t,
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                sizes(),
+                tile,
+                has,
+                tile.element(),
+            )
+        };
         let queries = |s, p, t| {
             let all = [(); 12].map(|()| a());
             let [q, k, v, bias, weight, lengths, d_out, lse, delta, d_q, d_bias, d_weight] = all;
@@ -64,6 +94,7 @@ impl Writer {
                 sizes(),
                 tile,
                 has,
+                tile.element(),
             )
         };
         let keys = |s, p, t| {
@@ -86,10 +117,27 @@ impl Writer {
                 sizes(),
                 tile,
                 has,
+                tile.element(),
             )
         };
         let spans = |s, p, t| {
-            decode::of_spans::OfSpans::new(s, p, t, a(), a(), a(), a(), a(), a(), a(), a(), a(), sizes(), tile, has)
+            decode::of_spans::OfSpans::new(
+                s,
+                p,
+                t,
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                sizes(),
+                tile.by_units(),
+                has,
+            )
         };
         Ok(vec![
             self.source(&format!("attend_{what}"), units, forward)?,

@@ -1,9 +1,9 @@
-//! Norms, activations, dropout and AdamW, which know no width of heads.
+//! Norms, activations, dropout, AdamW and rounding, which know no width of heads.
 
 use super::{Source, Writer, array};
 use crate::activation::{self, Shape};
 use crate::attention::EACH;
-use crate::{adamw, dropout, norm};
+use crate::{adamw, dropout, norm, precision};
 use cubecl::CompilationError;
 
 impl Writer {
@@ -32,6 +32,7 @@ impl Writer {
         let update = |s, p, t| adamw::update::Update::new(s, p, t, a(), a(), a(), a(), a(), factors(), true, true);
         let squares = |s, p, t| adamw::squares::Squares::new(s, p, t, a(), a(), (), (), EACH);
         let root = |s, p, t| adamw::root::Root::new(s, p, t, a(), a(), (), EACH);
+        let round = |s, p, t| precision::round_each::RoundEach::new(s, p, t, a(), a(), 16);
         Ok(vec![
             self.source("norm", EACH, forward)?,
             self.source("norm_backward", EACH, backward)?,
@@ -41,6 +42,7 @@ impl Writer {
             self.source("update", EACH, update)?,
             self.source("squares", EACH, squares)?,
             self.source("root", EACH, root)?,
+            self.source("round", EACH, round)?,
         ])
     }
 }

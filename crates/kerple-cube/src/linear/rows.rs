@@ -2,8 +2,9 @@
 
 use super::fading::shaped;
 use super::{Form, Sizes};
-use crate::attention::diagonals::add_diagonals;
-use crate::attention::tile::{Head, add_weighted, clear, load, load_either, multiply, share, store};
+use crate::attention::diagonals::add_diagonals_of;
+use crate::attention::product::{Desk, add_weighted, multiply};
+use crate::attention::tile::{Head, clear, load, load_either, share, store};
 use cubecl::prelude::*;
 use kerple::attention::linear::CHUNK;
 
@@ -80,9 +81,12 @@ pub(crate) fn weigh(
     let apart = sizes.apart as usize;
     let at = Head { unit, own: unit * len * wide, theirs: unit * len * wide };
 
-    let mut left = Shared::<[f32]>::new_slice(comptime!(form.rows.size() * form.rows.line()));
-    let mut right = Shared::<[f32]>::new_slice(comptime!(form.line() * form.rows.size()));
-    let mut weights = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.pitch()));
+    let mut desk = Desk::<f32>::of_sizes(
+        comptime!(form.rows.size() * form.rows.line()),
+        comptime!(form.line() * form.rows.size()),
+        comptime!(tile.size() * tile.pitch()),
+        comptime!(tile.products()),
+    );
     let mut products = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut found = Array::<f32>::new(comptime!(tile.sums()));
     clear(&mut found, comptime!(tile.sums()));
@@ -101,14 +105,23 @@ pub(crate) fn weigh(
             let sum = ((CUBE_POS_Z as usize * chunks + slot) * shapes + shape) * comptime!(form.elements());
             for slice in 0..comptime!(tile.along(form.rows.head_dim)) {
                 sync_cube();
-                load(&mut weights, own, at.own, first, len, slice * size, square);
-                shaped(&mut weights, constants, constant, first, ahead, square);
+                load(&mut desk.weights, own, at.own, first, len, slice * size, square);
+                shaped(&mut desk.weights, constants, constant, first, ahead, square);
                 #[unroll]
                 for c in 0..comptime!(tile.chunks()) {
                     sync_cube();
-                    load_either(&mut right, sums, sum, slice * size, wide, comptime!(c * tile.chunk()), turned, tile);
+                    load_either(
+                        &mut desk.right,
+                        sums,
+                        sum,
+                        slice * size,
+                        wide,
+                        comptime!(c * tile.chunk()),
+                        turned,
+                        tile,
+                    );
                     sync_cube();
-                    add_weighted(&mut found, &weights, &right, c, false, tile);
+                    add_weighted(&mut found, &mut desk, c, false, tile);
                 }
             }
         }
@@ -122,15 +135,15 @@ pub(crate) fn weigh(
     }
     end = select(end < len, end, len);
     while from < end {
-        multiply(&mut products, &mut left, &mut right, own, theirs, &at, first, from, len, len, rows);
+        multiply(&mut products, &mut desk, own, theirs, &at, first, from, len, len, rows);
         fade(&mut products, first, from, near, head, &sizes, ahead, form);
-        share(&mut weights, &products, tile);
+        share(&mut desk.weights, &products, tile);
         #[unroll]
         for c in 0..comptime!(tile.chunks()) {
             sync_cube();
-            load(&mut right, values, unit * len * deep, from, len, comptime!(c * tile.chunk()), tile);
+            load(&mut desk.right, values, unit * len * deep, from, len, comptime!(c * tile.chunk()), tile);
             sync_cube();
-            add_weighted(&mut found, &weights, &right, c, false, tile);
+            add_weighted(&mut found, &mut desk, c, false, tile);
         }
         from += size;
     }
@@ -162,9 +175,9 @@ pub(crate) fn of_near(
     let columns = apart * comptime!(CHUNK);
     let base = (unit * CUBE_COUNT_X as usize + CUBE_POS_X as usize) * columns;
 
-    let mut left = Shared::<[f32]>::new_slice(comptime!(form.line() * form.rows.size()));
-    let mut right = Shared::<[f32]>::new_slice(comptime!(form.line() * form.rows.size()));
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.pitch()));
+    let chunk = comptime!(form.line() * form.rows.size());
+    let mut desk =
+        Desk::<f32>::of_sizes(chunk, chunk, comptime!(tile.size() * tile.pitch()), comptime!(tile.products()));
     let mut products = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut along = Array::<f32>::new(comptime!(tile.each * tile.each));
 
@@ -179,17 +192,15 @@ pub(crate) fn of_near(
         let mut from = select(chunk + 1 > apart, (chunk + 1 - apart) * comptime!(CHUNK), 0usize);
         let end = select(first + size < len, first + size, len);
         while from < end {
-            multiply(&mut products, &mut left, &mut right, q, k, &of_rows, first, from, len, len, rows);
-            multiply(&mut along, &mut left, &mut right, slopes, values, &of_values, first, from, len, len, tile);
+            multiply(&mut products, &mut desk, q, k, &of_rows, first, from, len, len, rows);
+            multiply(&mut along, &mut desk, slopes, values, &of_values, first, from, len, len, tile);
             #[unroll]
             for n in 0..comptime!(tile.each * tile.each) {
                 products[n] *= along[n];
             }
             fade(&mut products, first, from, slopes, 0usize, &sizes, false, comptime!(Form { near: false, ..form }));
-            share(&mut shared, &products, tile);
-            sync_cube();
             let diagonal = first as i32 - from as i32 - comptime!(tile.size() as i32 - 1);
-            add_diagonals(parts, base, &shared, diagonal, columns as i32, tile);
+            add_diagonals_of(parts, base, &products, &mut desk, diagonal, columns as i32, tile);
             from += size;
         }
         first += CUBE_COUNT_X as usize * size;

@@ -2,7 +2,8 @@
 
 use super::fading::{advance, shaped, through};
 use super::{Form, Sizes};
-use crate::attention::tile::{add_weighted, clear, load, store};
+use crate::attention::product::{Product, add_product};
+use crate::attention::tile::{clear, load, store};
 use cubecl::prelude::*;
 use kerple::attention::linear::CHUNK;
 
@@ -35,6 +36,7 @@ pub(crate) fn gather(
 
     let mut left = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.pitch()));
     let mut right = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.line()));
+    let mut products = Shared::<[f32]>::new_slice(comptime!(tile.products()));
     let mut found = Array::<f32>::new(comptime!(tile.sums()));
     clear(&mut found, comptime!(tile.sums()));
     for step in 0..comptime!(CHUNK / tile.size()) {
@@ -47,7 +49,8 @@ pub(crate) fn gather(
             sync_cube();
             load(&mut right, values, unit * len * deep, first, len, comptime!(c * tile.chunk()), tile);
             sync_cube();
-            add_weighted(&mut found, &left, &right, c, true, tile);
+            let at = comptime!(c * tile.each);
+            add_product(&mut found, &left, &right, &mut products, at, Product::Turned, tile);
         }
     }
     let place = (CUBE_POS_Z as usize * sizes.chunks as usize + chunk) * shapes + shape;
