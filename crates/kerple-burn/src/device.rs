@@ -4,6 +4,7 @@
 //! processor what a GPU would, is taken only where it is named.
 
 use burn::tensor::Device;
+use kerple::precision::Precision;
 use std::fmt;
 use std::str::FromStr;
 
@@ -154,12 +155,12 @@ impl Name {
         }
     }
 
-    /// What numbers of models are there, and where products are made of shorter ones.
-    pub fn precision(self) -> &'static str {
+    /// What rows say of numbers there, where products are made of such ones.
+    pub fn precision(self, products: Precision) -> String {
         match self {
-            Name::Cpu | Name::Vulkan(_) | Name::Metal(_) | Name::Wgpu(_) | Name::Software => "f32",
-            // CubeCL takes matrix units for products, which round what they multiply
-            Name::Cuda(_) => "f32, products tf32",
+            Name::Cpu | Name::Vulkan(_) | Name::Metal(_) | Name::Wgpu(_) | Name::Software => products.to_string(),
+            // CubeCL takes matrix units for products in Burn's operations, which round what they multiply
+            Name::Cuda(_) => format!("{products}, in definitions tf32"),
         }
     }
 

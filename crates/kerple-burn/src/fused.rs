@@ -18,6 +18,7 @@ use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, Flex, backend_e
 #[cfg(feature = "cube")]
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Tensor};
+use kerple::precision::Precision;
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -370,16 +371,39 @@ pub enum Engine {
     /// A kernel where the operation has one for the tensor's device, the definition elsewhere.
     #[default]
     Fused,
+    /// The same, where products on GPUs round what they multiply. The processor rounds nothing.
+    Rounded(Precision),
     /// The definition in plain Burn operations, on every device.
     Composed,
 }
 
 impl Engine {
+    /// Kernels with products of this precision.
+    pub fn of(precision: Precision) -> Engine {
+        match precision {
+            Precision::F32 => Engine::Fused,
+            precision => Engine::Rounded(precision),
+        }
+    }
+
+    /// Whether kernels run where there are some.
+    pub fn is_fused(self) -> bool {
+        self != Engine::Composed
+    }
+
+    /// What products on GPUs multiply.
+    pub fn precision(self) -> Precision {
+        match self {
+            Engine::Rounded(precision) => precision,
+            Engine::Fused | Engine::Composed => Precision::F32,
+        }
+    }
+
     /// Whether a kernel runs for this tensor, of an operation that has kernels for these targets; those of GPUs are for `f32`.
     pub fn has_kernel<const D: usize>(self, targets: &[Target], tensor: &Tensor<D>) -> bool {
         let takes = |target| target == Target::Host || tensor.dtype() == DType::F32;
         let here = |target| targets.contains(&target) && takes(target);
-        self == Engine::Fused && Target::of(&tensor.device()).is_some_and(here)
+        self.is_fused() && Target::of(&tensor.device()).is_some_and(here)
     }
 }
 

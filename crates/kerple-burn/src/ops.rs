@@ -18,6 +18,7 @@ pub mod loss;
 mod maps;
 pub mod norm;
 pub mod prepare;
+mod product;
 mod residual;
 
 pub use linear::Linear;

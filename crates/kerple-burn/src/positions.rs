@@ -488,7 +488,7 @@ fn sight(window: Option<usize>, sides: Sides) -> Sight {
 fn turned(rotary: &Rotary, places: &Places, options: (&Device, DType), engine: Engine) -> Arc<RotaryTables> {
     let (cos, sin) = rotary.tables(places.positions());
     let tables = RotaryTables::new(rotary.rotated() / 2, cos, sin);
-    let on_host = engine == Engine::Fused && Target::of(options.0) == Some(Target::Host);
+    let on_host = engine.is_fused() && Target::of(options.0) == Some(Target::Host);
     Arc::new(if on_host { tables } else { tables.held(options) })
 }
 

@@ -4,6 +4,7 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use kerple::precision::Precision;
 use kerple_burn::adamw::{AdamW, Settings, Update};
 use kerple_burn::device::Name;
 use kerple_burn::forms::{Exponentials, Fading, Positions, Scores, Sight};
@@ -15,7 +16,7 @@ use kerple_burn::ops::dropout::{self, Dropout};
 use kerple_burn::ops::linear_attention::{Linear, linear_attention};
 use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::ops::norm::Kind;
-use kerple_burn::ops::{Norm, Residual};
+use kerple_burn::ops::{self, Norm, Residual};
 use kerple_burn::parameters::{self, Describe};
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{BlockPlan, FeatureKind, InitKind, LinearPlan, NormKind, Sizes};
@@ -305,4 +306,58 @@ fn dropped(device: &Device) -> Vec<Vec<f32>> {
 #[test]
 fn dropout_is_that_of_the_processor() {
     assert_eq!(dropped(&gpu()), dropped(&Device::flex()));
+}
+
+/// What products multiply, as it is or rounded before.
+fn numbers(seed: u64, count: usize, precision: Precision) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..count).map(|_| precision.round(rng.random_range(-1.0..1.0))).collect()
+}
+
+/// A linear layer's output, and the gradients of its sum with given weights in its input and its matrix.
+fn layer_of(device: &Device, engine: Engine, inputs: Precision) -> Vec<Vec<f32>> {
+    let device = device.clone().autodiff();
+    let tensor = |seed: u64, shape: [usize; 3]| {
+        let values = numbers(seed, shape.iter().product(), inputs);
+        Tensor::<3>::from_data(TensorData::new(values, shape), &device)
+    };
+    let (x, up) = (tensor(1, [2, 9, 20]).require_grad(), tensor(2, [2, 9, 33]));
+    let weight = tensor(3, [1, 20, 33]).reshape([20, 33]).require_grad();
+    let y = ops::linear::linear(x.clone(), ops::Linear { weight: weight.clone(), bias: None }, None, engine);
+    let mut gradients = (y.clone() * up).sum().backward();
+    let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
+    let d_x = x.grad_remove(&mut gradients).unwrap();
+    let d_weight = weight.grad_remove(&mut gradients).unwrap();
+    vec![get(y.without_autodiff().reshape([-1])), get(d_x.reshape([-1])), get(d_weight.reshape([-1]))]
+}
+
+#[test]
+fn linear_layers_round_what_they_multiply() {
+    let device = gpu();
+    for precision in [Precision::Tf32, Precision::Bf16] {
+        let found = layer_of(&device, Engine::of(precision), Precision::F32);
+        let expected = layer_of(&Device::flex(), Engine::Fused, precision);
+        assert_same(&found, &expected, 5e-6, &precision.to_string());
+    }
+    let exact = layer_of(&device, Engine::Fused, Precision::F32);
+    assert_same(&exact, &layer_of(&Device::flex(), Engine::Fused, Precision::F32), 5e-6, "f32");
+}
+
+#[test]
+fn attention_rounds_what_it_multiplies() {
+    let (device, precision) = (gpu(), Precision::Bf16);
+    let out = |engine: Engine, inputs: Precision| {
+        let [q, k, v] = [4, 5, 6].map(|seed| {
+            let data = TensorData::new(numbers(seed, 2 * 50 * 8, inputs), [1, 2, 50, 8]);
+            Tensor::<4>::from_data(data, &device)
+        });
+        let out = attention(q, k, v, 0.4, &Positions { sight: Sight::CAUSAL, ..Positions::default() }, engine);
+        out.into_data().try_to_vec::<f32>().unwrap()
+    };
+    let found = out(Engine::of(precision), Precision::F32);
+    assert!(found == out(Engine::of(precision), precision));
+    // beside inputs, weights alone are rounded, and values are below 1
+    let expected = out(Engine::Fused, precision);
+    let error = found.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    assert!(error > 1e-5 && f64::from(error) < precision.unit(), "{error:e}");
 }

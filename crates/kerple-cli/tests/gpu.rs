@@ -83,6 +83,27 @@ fn runs_are_those_of_the_processor_and_move_between_the_two() {
 }
 
 #[test]
+fn a_run_says_what_its_products_were_made_of() {
+    let (place, device) = (Place::new(), device());
+    place.make_data();
+    let own = ["--device", &device, "--set", "train.steps=5", "--set", "train.log_every=1"];
+    let train = |out: &str, precision: &str| {
+        let run = ["train", "--config", "run.toml", "--out", out, "--precision", precision];
+        place.ok(&[&run[..], &own].concat());
+        let said = lines(&place.read(format!("{out}/sittings.jsonl")))[0]["precision"].as_str().unwrap().to_owned();
+        (said, column(&place, &format!("{out}/metrics.jsonl"), "loss"))
+    };
+    let ((f32, exact), (bf16, short)) = (train("exact", "f32"), train("short", "bf16"));
+    assert!(f32.starts_with("f32") && bf16.starts_with("bf16"), "{f32}, {bf16}");
+    let off = exact.iter().zip(&short).map(|(a, b)| (a - b).abs() / a).fold(0.0, f64::max);
+    // losses are means of many numbers that are each off by up to 2^-8
+    assert!(off > 1e-6 && off < 1.0 / 256.0, "{off:e}");
+    let golden = document("golden/kerple");
+    let refused = place.run(&["golden", golden.to_str().unwrap(), "--device", &device, "--precision", "bf16"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
 fn what_is_timed_is_what_has_kernels() {
     let (place, device) = (Place::new(), device());
     for work in ["decode", "linear"] {
@@ -91,6 +112,8 @@ fn what_is_timed_is_what_has_kernels() {
         assert!(output.status.code() == Some(2) && said.contains("this work is not timed there"), "{said}");
     }
     let sizes = ["--lens", "40", "--heads", "2", "--head-dim", "8", "--repeats", "1", "--json", "--device", &device];
+    let short = lines(&place.ok(&[&["bench", "attention", "--precision", "bf16"], &sizes[..]].concat()));
+    assert!(short.iter().all(|row| row["device"].as_str().unwrap().ends_with(" bf16")), "{short:?}");
     let rows = lines(&place.ok(&[&["bench", "attention"], &sizes[..]].concat()));
     let timed = |engine: &str| rows.iter().filter(|row| row["engine"] == engine).count();
     assert_eq!((timed("kernel"), timed("composed")), (4, 4), "{rows:?}");

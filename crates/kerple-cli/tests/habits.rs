@@ -112,6 +112,11 @@ fn devices_are_what_they_are_named() {
         assert!(built || said.contains(&format!("--features {feature}; see docs/gpu.md")), "{said}");
         assert!(!built || said.contains("no such device here, only cpu"), "{said}");
     }
+    for (wrong, why) in [("bf16", "the processor computes in f32"), ("f16", "one of f32, tf32, bf16")] {
+        let run = place.run(&["train", "--config", "run.toml", "--out", "run", "--precision", wrong]);
+        let said = String::from_utf8(run.stderr).unwrap();
+        assert!(run.status.code() == Some(2) && said.contains("--precision") && said.contains(why), "{said}");
+    }
     assert!(!place.path("run").exists());
 }
 

@@ -3,7 +3,8 @@
 use crate::ranks::Ranks;
 use burn::tensor::Device;
 use kerple::cpu::InstructionSet;
-use kerple_burn::fused::Target;
+use kerple::precision::Precision;
+use kerple_burn::fused::{Engine, Target};
 use kerple_data::machine::Limit;
 use kerple_records::Maker;
 
@@ -12,6 +13,8 @@ use kerple_records::Maker;
 pub struct Host {
     /// Where models are.
     pub device: Device,
+    /// What they compute with.
+    pub engine: Engine,
     /// What rows say of it.
     pub maker: Maker,
     /// The processes that work together, of which this is one.
@@ -32,7 +35,7 @@ impl Host {
             device: "cpu".to_owned(),
             precision: "f32".to_owned(),
         };
-        Host { device: crate::device(), maker, ranks: Ranks::alone(), reads_freely: true }
+        Host { device: crate::device(), engine: Engine::Fused, maker, ranks: Ranks::alone(), reads_freely: true }
     }
 
     /// The memory that models have here, where it is known: on the processor, this process's share of the machine's.
@@ -43,11 +46,11 @@ impl Host {
         }
     }
 
-    /// The same with models on another device, and what rows say of it.
-    pub fn on(self, device: Device, name: String, precision: &str) -> Host {
-        let maker = Maker { device: name, precision: precision.to_owned(), ..self.maker };
+    /// The same with models on another device, products of this precision, and what rows say of the two.
+    pub fn on(self, device: Device, precision: Precision, [name, said]: [String; 2]) -> Host {
+        let maker = Maker { device: name, precision: said, ..self.maker };
         let reads_freely = Target::of(&device) == Some(Target::Host);
-        Host { device, maker, reads_freely, ..self }
+        Host { device, engine: Engine::of(precision), maker, reads_freely, ..self }
     }
 
     /// The same as one of several processes.

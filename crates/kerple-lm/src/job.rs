@@ -218,6 +218,7 @@ impl Job<'_> {
             return Ok(false);
         }
         let Trained { plan, state, mut model, .. } = folder.load_solver(&host.device, false)?;
+        model.compute_with(host.engine);
         let learned = model.encoding().clone();
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };

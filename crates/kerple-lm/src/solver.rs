@@ -5,6 +5,7 @@ use crate::plan::Plan;
 use crate::task::{Answering, Batch, LanguageModel, Scores, Task};
 use burn::module::Module;
 use burn::tensor::Device;
+use kerple_burn::fused::Engine;
 use kerple_burn::parameters::Describe;
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
@@ -19,6 +20,9 @@ pub trait Solve: Debug {
 
     /// The same, to change what an evaluation may change.
     fn encoding_mut(&mut self) -> &mut PositionalEncoding;
+
+    /// Computes with this engine from now on.
+    fn compute_with(&mut self, engine: Engine);
 
     /// The loss of each target and whether it was hit.
     fn score(&self, batch: &Batch, pass: &Pass) -> Scores;
@@ -95,6 +99,10 @@ macro_rules! solve {
 
                 fn encoding_mut(&mut self) -> &mut PositionalEncoding {
                     &mut self.$($trunk).+.encoding
+                }
+
+                fn compute_with(&mut self, engine: Engine) {
+                    self.$($trunk).+.engine = engine;
                 }
 
                 fn score(&self, batch: &Batch, pass: &Pass) -> Scores {

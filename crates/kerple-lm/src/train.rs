@@ -16,7 +16,6 @@ use crate::run::{Lock, RunFolder, seconds_since_1970, snapshot};
 use crate::sequences::Batches;
 use crate::solver::{self, Planned, Work};
 use crate::task::{self, Task};
-use burn::tensor::Device;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_records::{Journal, MetricsRow, SittingRow};
@@ -191,8 +190,10 @@ fn train_with<M: Planned, T: Task<M> + Copy>(
 }
 
 /// A learner of the plan that has seen nothing.
-fn fresh<M: Planned, T: Task<M>>(plan: &Plan, task: T, device: &Device) -> Learner<M, T> {
-    Learner::new(M::of(plan, &device.clone().autodiff()), task, learner::settings(plan))
+fn fresh<M: Planned, T: Task<M>>(plan: &Plan, task: T, host: &Host) -> Learner<M, T> {
+    let mut model = M::of(plan, &host.device.clone().autodiff());
+    model.compute_with(host.engine);
+    Learner::new(model, task, learner::settings(plan))
 }
 
 impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
@@ -382,7 +383,7 @@ impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
         let Sitting { plan, run, strict, host, .. } = *sitting;
         let found = checkpoint::newest(run.path(), strict, |path| {
             let state = checkpoint::state(path, plan)?;
-            let mut learner = fresh(plan, task, &host.device);
+            let mut learner = fresh(plan, task, host);
             checkpoint::restore(path, &state, &mut learner)?;
             Ok((learner, state))
         });
@@ -403,7 +404,7 @@ impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
                 return Err(Error::refused(message, hint));
             }
             None => {
-                let (learner, state) = (fresh(plan, task, &host.device), State::start(plan.course()));
+                let (learner, state) = (fresh(plan, task, host), State::start(plan.course()));
                 Begun { learner, state, saved: None, commit, notes: Vec::new() }
             }
         })

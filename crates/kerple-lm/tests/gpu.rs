@@ -7,7 +7,9 @@ mod common;
 use burn::tensor::Device;
 use common::{Counting, assert_same_gradients, encoding, plan, plan_of, plan_with};
 use kerple::encoding::METHODS;
+use kerple::precision::Precision;
 use kerple_burn::device::Name;
+use kerple_burn::fused::Engine;
 use kerple_burn::parameters;
 use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, LinearPlan};
 use kerple_lm::config::TrainConfig;
@@ -87,7 +89,7 @@ fn a_run_moves_between_devices() {
         TrainConfig { steps: 12, learning_rate: 1e-2, warmup: 0.1, checkpoint_every: 4, ..TrainConfig::default() };
     let (plan, folder) = (plan_of(&encoding("kerple_log"), train, [1, 2, 8], [16, 4]), tempfile::tempdir().unwrap());
     let here = Host::cpu(None);
-    let there = here.clone().on(gpu(), name().to_string(), name().precision());
+    let there = here.clone().on(gpu(), Precision::F32, [name().to_string(), "f32".to_owned()]);
     let [whole, moved] = ["whole", "moved"].map(|name| folder.path().join(name));
     let expected = sit(&here, &whole, &plan, None).loss.unwrap();
     for (host, stop_after) in [(&here, 4), (&there, 8), (&here, 10)] {
@@ -99,4 +101,19 @@ fn a_run_moves_between_devices() {
     let said: Vec<(u64, &str)> = rows.iter().map(|row| (row.first_step, &row.maker.device[..])).collect();
     let there = name().to_string();
     assert_eq!(said, [(1, "cpu"), (5, &there), (9, "cpu"), (11, &there)]);
+}
+
+#[test]
+fn models_compute_with_the_precision_that_is_asked_for() {
+    let (plan, pass) = (plan(&encoding("kerple_log"), TrainConfig::default()), Pass::evaluation(0));
+    let batch = Counting(plan.clone()).batch(0, 0..plan.train.batch).unwrap();
+    let losses = |engine: Engine, device: &Device| {
+        let model = Decoder::new(&plan, device).with_engine(engine);
+        model.nll(batch.input(), &batch.targets, &pass).into_data().iter::<f32>().collect::<Vec<f32>>()
+    };
+    let (device, bf16) = (gpu(), Engine::of(Precision::Bf16));
+    let (exact, short) = (losses(Engine::Fused, &device), losses(bf16, &device));
+    let off = exact.iter().zip(&short).map(|(a, b)| f64::from((a - b).abs() / a)).fold(0.0, f64::max);
+    // in a model of two layers each value is the sum of many roundings to either side
+    assert!(off > 1e-5 && off < Precision::Bf16.unit(), "{off:e}");
 }

@@ -7,7 +7,7 @@ mod targets;
 
 use super::maps::{self, Mapped};
 use crate::array::Array;
-use crate::forms::{self, Positions, RotaryTables, Scores};
+use crate::forms::{self, Positions, Scores};
 #[cfg(feature = "cube")]
 use crate::fused::GpuOp;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
@@ -64,7 +64,12 @@ pub fn attention(
     let mut inputs = Inputs::default();
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
     let scores = ScoreInputs::add(positions, scoring, keys, &mut inputs).with_gates(positions, &mut inputs);
-    inputs.apply(Core { own, scores })
+    inputs.apply(Core {
+        own,
+        scores,
+        #[cfg(feature = "cube")]
+        precision: engine.precision(),
+    })
 }
 
 /// [`attention()`] after the rotation of queries and keys, which are at the same positions; all `[B, H, L, D]`.
@@ -414,16 +419,13 @@ pub(crate) fn rows(clocks: &Option<Vec<f64>>, dims: Dims) -> Option<Strided<&[f6
     clocks.as_deref().map(|values| Strided { values, stride: dims.keys })
 }
 
-/// Cosines and sines in the type of an operation, `[L, half]` each.
-pub(crate) fn angles<T: Number>(rotary: &RotaryTables) -> [Vec<T>; 2] {
-    [rotary.cos(), rotary.sin()].map(|values| values.iter().map(|value| T::from_f64(*value)).collect())
-}
-
 /// Inputs: q, k, v and the numbers of the scores. Saved: output and log-sum-exp.
 #[derive(Debug)]
 struct Core {
     own: [usize; 3],
     scores: ScoreInputs,
+    #[cfg(feature = "cube")]
+    precision: kerple::precision::Precision,
 }
 
 impl Core {

@@ -28,6 +28,11 @@ const MOST_PACKED: usize = 1 << 24;
 /// Rows that are normed at once where they are normed anew for some heads after the others.
 const NORMED_ROWS: usize = 2048;
 
+/// Cosines and sines in the type of an operation, `[L, half]` each.
+fn angles<T: Number>(rotary: &RotaryTables) -> [Vec<T>; 2] {
+    [rotary.cos(), rotary.sin()].map(|values| values.iter().map(|value| T::from_f64(*value)).collect())
+}
+
 impl Heads {
     /// What a method adds to queries, for packed rows: `[(H + 2 G) D]`, 0 for keys and values.
     pub(crate) fn query_bias(self, positions: &Positions) -> Option<Tensor<1>> {
@@ -51,7 +56,7 @@ impl Heads {
     /// Turns the queries and keys of packed rows `[B, L, (H + 2 G) D]` in place.
     pub(crate) fn rotate<T: Number>(self, qkv: &mut [T], rotary: &RotaryTables, len: usize, turn: Turn) {
         let ([q, k, _], strides) = self.layout(len);
-        let [cos, sin] = attention::angles::<T>(rotary);
+        let [cos, sin] = angles::<T>(rotary);
         let angles = Angles { cos: &cos, sin: &sin, pairs: rotary.half() };
         let batch = qkv.len() / (len * self.packed()).max(1);
         for (start, heads) in [(q, self.heads), (k, self.kv_heads)] {

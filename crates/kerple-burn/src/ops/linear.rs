@@ -1,5 +1,6 @@
 //! Linear layers: `x W + b` over the last axis.
 
+use super::product::product;
 use crate::array::Array;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
@@ -22,7 +23,7 @@ pub struct Linear {
 /// `x W + b` on `[B, L, in]`, and `base` `[B, L, out]` where there is one: the end of a residual branch.
 pub fn linear(x: Tensor<3>, linear: Linear, base: Option<Tensor<3>>, engine: Engine) -> Tensor<3> {
     if !engine.has_kernel(KERNELS, &x) {
-        let y = composed(x, linear);
+        let y = shifted(x, linear.weight, false, linear.bias, engine);
         return if let Some(base) = base { base + y } else { y };
     }
     let mut inputs = Inputs::default();
@@ -32,10 +33,21 @@ pub fn linear(x: Tensor<3>, linear: Linear, base: Option<Tensor<3>>, engine: Eng
 }
 
 /// The definition of [`linear()`] without a base.
-pub fn composed(x: Tensor<3>, Linear { weight, bias }: Linear) -> Tensor<3> {
+pub fn composed(x: Tensor<3>, linear: Linear) -> Tensor<3> {
+    shifted(x, linear.weight, false, linear.bias, Engine::Composed)
+}
+
+/// `x W + b`, with the matrix `turned` where it is `[out, in]`; the product by this engine.
+pub(super) fn shifted(
+    x: Tensor<3>,
+    weight: Tensor<2>,
+    turned: bool,
+    bias: Option<Tensor<1>>,
+    engine: Engine,
+) -> Tensor<3> {
     let [batch, len, width] = x.dims();
-    let [_, out] = weight.dims();
-    let y = x.reshape([batch * len, width]).matmul(weight).reshape([batch, len, out]);
+    let out = weight.dims()[usize::from(!turned)];
+    let y = product(x.reshape([batch * len, width]), weight, turned, engine).reshape([batch, len, out]);
     match bias {
         Some(bias) => y + bias.unsqueeze(),
         None => y,

@@ -51,7 +51,7 @@ pub fn linear_attention(
     if !engine.has_kernel(KERNELS, &q) {
         assert!(positions.piece.is_none(), "only fused operations take pieces");
         #[cfg(feature = "cube")]
-        if engine == Engine::Fused && gpu::runs([&q, &v], linear, positions) {
+        if engine.is_fused() && gpu::runs([&q, &v], linear, positions) {
             return gpu::linear_attention([q, k, v], linear, positions);
         }
         return composed([q, k, v], linear, positions);

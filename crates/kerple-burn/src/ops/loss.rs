@@ -36,13 +36,12 @@ pub struct Head {
 
 /// Logits `[B, L, V]` of `x`, `[B, L, M]`: for few positions and for tests.
 pub fn logits(x: Tensor<3>, head: Head) -> Tensor<3> {
-    logits_after(norm::composed(x, head.norm.clone()), head)
+    logits_after(norm::composed(x, head.norm.clone()), head, Engine::Composed)
 }
 
 /// Those of rows that the norm is behind.
-fn logits_after(normed: Tensor<3>, Head { weight, tied, bias, .. }: Head) -> Tensor<3> {
-    let weight = if tied { weight.swap_dims(0, 1) } else { weight };
-    linear::composed(normed, linear::Linear { weight, bias })
+fn logits_after(normed: Tensor<3>, Head { weight, tied, bias, .. }: Head, engine: Engine) -> Tensor<3> {
+    linear::shifted(normed, weight, tied, bias, engine)
 }
 
 /// Loss in nats of each target, `[B, L]`, given `x` `[B, L, M]`; 0 where it is not scored.
@@ -51,7 +50,7 @@ fn logits_after(normed: Tensor<3>, Head { weight, tied, bias, .. }: Head) -> Ten
 /// When the targets are not `B L` many, or a scored one is not below V.
 pub fn losses(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Tensor<2> {
     let targets_of = if x.is_autodiff() { OF_EACH } else { KERNELS };
-    if engine.has_kernel(targets_of, &x) { fused(x, head, targets, None) } else { composed(x, head, targets) }
+    if engine.has_kernel(targets_of, &x) { fused(x, head, targets, None, engine) } else { composed(x, head, targets) }
 }
 
 /// `share` times the sum of [`losses`], `[1]`; the mean for a share of [`mean_share`]. The fused gradients are made with the
@@ -61,7 +60,7 @@ pub fn losses(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Ten
 /// As [`losses`].
 pub fn loss(x: Tensor<3>, head: Head, targets: Targets, share: f64, engine: Engine) -> Tensor<1> {
     if engine.has_kernel(KERNELS, &x) {
-        return fused(x, head, targets, Some(share));
+        return fused(x, head, targets, Some(share), engine);
     }
     composed(x, head, targets).sum() * share
 }
@@ -78,11 +77,11 @@ pub fn composed(x: Tensor<3>, head: Head, targets: Targets) -> Tensor<2> {
     by_parts(x, head, targets, Engine::Composed)
 }
 
-/// The norm by this engine, the rest composed.
+/// Norm and logits by this engine, the rest composed.
 fn by_parts(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Tensor<2> {
     let ([batch, len, _], device) = (x.dims(), x.device());
     let rows = batch * len;
-    let logits = logits_after(norm::norm(x, head.norm.clone(), engine), head);
+    let logits = logits_after(norm::norm(x, head.norm.clone(), engine), head, engine);
     let vocab = logits.dims()[2];
     let log_probabilities = activation::log_softmax(logits.reshape([rows, vocab]), 1);
     let is_scored = |row: usize| targets.scored.is_none_or(|scored| scored[row]);
@@ -100,10 +99,10 @@ fn by_parts(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Tenso
     }
 }
 
-fn fused<const D: usize>(x: Tensor<3>, head: Head, targets: Targets, share: Option<f64>) -> Tensor<D> {
+fn fused<const D: usize>(x: Tensor<3>, head: Head, targets: Targets, share: Option<f64>, engine: Engine) -> Tensor<D> {
     let mut inputs = Inputs::default();
     let end = End::add(x, head, targets, &mut inputs);
-    inputs.apply(Loss { end, share })
+    inputs.apply(Loss { end, share, engine })
 }
 
 /// Where the tensors of a model's end are among an operation's inputs, and its targets.
@@ -142,6 +141,9 @@ impl End {
 struct Loss {
     end: End,
     share: Option<f64>,
+    /// Of GPUs; the processor has one.
+    #[cfg_attr(not(feature = "cube"), expect(dead_code, reason = "there are none"))]
+    engine: Engine,
 }
 
 impl Loss {

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use kerple::cpu::InstructionSet;
 use kerple::encoding::scaling::Scaling;
+use kerple::precision::Precision;
 use kerple_burn::device::Name;
 use kerple_lm::evaluate::{self, Amount, Protocol, Request};
 use kerple_lm::host::Host;
@@ -76,6 +77,11 @@ pub struct Hardware {
     /// devices` lists them. No part of a plan, which gives the same run on all devices up to rounding.
     #[arg(long, default_value = "cpu")]
     pub device: Name,
+    /// What products of matrices multiply on GPUs, and add up in f32: f32, or numbers rounded to tf32 or bf16, which GPUs with matrix
+    /// units multiply faster. All else is f32: weights, moments, norms, softmax, losses, positions. No part of a plan; sittings.jsonl
+    /// says which it was.
+    #[arg(long, value_name = "PRECISION", default_value = "f32")]
+    pub precision: Precision,
 }
 
 impl Hardware {
@@ -86,10 +92,26 @@ impl Hardware {
     pub fn host(&self) -> Result<Host, Failure> {
         let cpu = Host::cpu(Some(env!("KERPLE_COMMIT").to_owned()));
         if self.device == Name::Cpu {
+            self.check_exact("the processor computes in f32")?;
             return Ok(cpu);
         }
         let (device, part) = self.device.open()?;
-        Ok(cpu.on(device, format!("{} ({part})", self.device), self.device.precision()))
+        let said = [format!("{} ({part})", self.device), self.device.precision(self.precision)];
+        Ok(cpu.on(device, self.precision, said))
+    }
+
+    /// Refuses numbers that are shorter than `f32`, and says why.
+    ///
+    /// # Errors
+    /// When they are asked for.
+    pub fn check_exact(&self, why: &str) -> Result<(), Failure> {
+        match self.precision {
+            Precision::F32 => Ok(()),
+            shorter => Err(Failure::misuse(
+                format!("--precision {shorter}: {why}"),
+                "leave it out; shorter numbers are for models on GPUs, see --device",
+            )),
+        }
     }
 
     /// The same for a command that may only write scripts or pages, on a machine without the device.
@@ -97,8 +119,10 @@ impl Hardware {
     /// # Errors
     /// As [`Hardware::host`], where models run.
     pub fn host_where(&self, models_run: bool) -> Result<Host, Failure> {
-        let here = Hardware { device: if models_run { self.device } else { Name::Cpu } };
-        here.host()
+        match models_run {
+            true => self.host(),
+            false => Hardware { device: Name::Cpu, precision: Precision::F32 }.host(),
+        }
     }
 }
 

@@ -25,6 +25,7 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     let run = RunFolder::new(&args.run);
     let host = args.hardware.host()?.with_ranks(ranks.clone());
     let Trained { plan, state, mut model, notes } = run.load_solver(&host.device, args.strict)?;
+    model.compute_with(host.engine);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let of_task = plan.data.task.is_some();
     let request = args.evaluation.request(plan.train_len, plan.seed, of_task)?;

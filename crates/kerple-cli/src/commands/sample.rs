@@ -27,7 +27,9 @@ pub fn run(args: &Sample) -> Outcome {
         "0.9 considers the likeliest tokens that together have nine tenths of the distribution, 1 all",
     )?;
     let run = RunFolder::new(&args.run);
-    let Trained { plan, model, notes, .. } = run.load(&args.hardware.host()?.device, false)?;
+    let host = args.hardware.host()?;
+    let Trained { plan, model, notes, .. } = run.load(&host.device, false)?;
+    let model = model.with_engine(host.engine);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let music = tokenizer.music_vocabulary();

@@ -14,6 +14,7 @@ pub fn run(args: &Serve) -> Outcome {
     let address = address(args)?;
     let (host, run) = (args.hardware.host()?, RunFolder::new(&args.run));
     let Trained { plan, state, model, notes } = run.load(&host.device, false)?;
+    let model = model.with_engine(host.engine);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let special = run.special_tokens_of(&tokenizer)?;

@@ -39,7 +39,7 @@ impl Engine {
             Engine::Tiled { single: false } => "tiled f64",
             Engine::Tiled { single: true } => "tiled f32",
             Engine::Burn(fused::Engine::Composed) => "burn composed f64",
-            Engine::Burn(fused::Engine::Fused) => "burn fused f64",
+            Engine::Burn(fused::Engine::Fused | fused::Engine::Rounded(_)) => "burn fused f64",
         }
     }
 

@@ -32,7 +32,7 @@ pub struct Trunk {
     #[module(skip)]
     embedded: Embedded,
     #[module(skip)]
-    pub(super) engine: Engine,
+    pub(crate) engine: Engine,
 }
 
 impl Describe for Trunk {

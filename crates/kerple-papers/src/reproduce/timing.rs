@@ -4,11 +4,11 @@
 use super::Reproduction;
 use crate::error::Result;
 use crate::timing::{TIMING_FILE, Timing, TimingRow};
-use burn::tensor::Device;
 use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::Source;
+use kerple_lm::host::Host;
 use kerple_lm::learner::{self, Learner, Update};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::plan::Plan;
@@ -50,8 +50,8 @@ impl Reproduction {
                 }
                 let batches = source.batches(plan)?;
                 row.seconds.push(match timing.forward {
-                    true => forward(plan, &batches, &self.host.device)?,
-                    false => step(plan, &batches, &self.host.device)?,
+                    true => forward(plan, &batches, &self.host)?,
+                    false => step(plan, &batches, &self.host)?,
                 });
             }
             tell(round + 1, timing.rounds);
@@ -64,8 +64,8 @@ impl Reproduction {
 }
 
 /// Seconds of the second forward pass of a fresh model, all logits included; the first one meets cold caches.
-fn forward(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
-    let model = Decoder::new(plan, device);
+fn forward(plan: &Plan, batches: &dyn Batches, host: &Host) -> Result<f64> {
+    let model = Decoder::new(plan, &host.device).with_engine(host.engine);
     let batch = batches.batch(0, 0..plan.train.batch)?;
     let mut last = 0.0;
     for _ in 0..2 {
@@ -79,8 +79,8 @@ fn forward(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
 }
 
 /// Seconds of the second step of a fresh learner; the first one meets cold caches.
-fn step(plan: &Plan, batches: &dyn Batches, device: &Device) -> Result<f64> {
-    let model = Decoder::new(plan, &device.clone().autodiff());
+fn step(plan: &Plan, batches: &dyn Batches, host: &Host) -> Result<f64> {
+    let model = Decoder::new(plan, &host.device.clone().autodiff()).with_engine(host.engine);
     let mut learner = Learner::new(model, LanguageModel::default(), learner::settings(plan));
     let mut last = 0.0;
     for step in 0..2 {

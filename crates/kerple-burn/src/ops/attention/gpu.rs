@@ -52,7 +52,7 @@ impl Core {
             q.client.create_from_slice(u32::as_bytes(&lengths))
         });
         let call = Attention::new(&q.client, dims, self.scores.scale as f32, self.scores.sight);
-        Attention { tables: Tables { bias, weight, len }, lengths, ..call }
+        Attention { tables: Tables { bias, weight, len }, lengths, ..call.with_precision(self.precision) }
     }
 }
 

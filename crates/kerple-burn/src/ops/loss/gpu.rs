@@ -2,7 +2,7 @@
 //! Gradients are made with the loss, while the logits of their rows are there.
 
 use super::{End, Head, Loss, Targets, by_parts};
-use crate::fused::{Engine, Forward, GpuOp, Saved, Step, array, like, tensor};
+use crate::fused::{Forward, GpuOp, Saved, Step, array, like, tensor};
 use crate::ops::{Norm, norm};
 use burn::tensor::{Gradients, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -54,7 +54,7 @@ impl Loss {
     fn piece(&self, x: Tensor<3>, head: &Head, rows: Range<usize>) -> Tensor<2> {
         let Targets { ids, scored } = self.end.targets();
         let targets = Targets { ids: &ids[rows.clone()], scored: scored.map(|scored| &scored[rows]) };
-        by_parts(x, head.clone(), targets, Engine::Fused)
+        by_parts(x, head.clone(), targets, self.engine)
     }
 }
 

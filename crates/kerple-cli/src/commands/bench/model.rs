@@ -6,6 +6,7 @@ use crate::failure::{Failure, Outcome};
 use crate::memory::extra_mib;
 use burn::tensor::{Device, Tensor};
 use kerple::encoding::{Encoding, Method};
+use kerple::precision::Precision;
 use kerple_burn::fused::Engine;
 use kerple_data::machine::Limit;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
@@ -20,6 +21,7 @@ pub struct Subject {
     config: RunConfig,
     vocab: usize,
     device: Device,
+    engine: Engine,
     /// How it is named.
     name: String,
 }
@@ -54,13 +56,17 @@ impl Subject {
             config,
             vocab: args.vocab.unwrap_or(256),
             device: host.device,
-            name: args.hardware.device.to_string(),
+            engine: host.engine,
+            name: match args.hardware.precision {
+                Precision::F32 => args.hardware.device.to_string(),
+                shorter => format!("{} {shorter}", args.hardware.device),
+            },
         })
     }
 
-    /// Where models are, and how that is named.
-    pub fn device(&self) -> (&Device, &str) {
-        (&self.device, &self.name)
+    /// Where models are, how that is named, and what they compute with.
+    pub fn device(&self) -> (&Device, &str, Engine) {
+        (&self.device, &self.name, self.engine)
     }
 
     /// What a row says of the bias: `usual` for KERPLE-log's.
@@ -153,7 +159,7 @@ pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     check_step(subject, sizes.batch)?;
     let plan = subject.plan(length, sizes.batch)?;
     let batch = noise_batch(sizes.batch, length, subject.vocab);
-    for (name, engine) in [("fused", Engine::Fused), ("composed", Engine::Composed)] {
+    for (name, engine) in [("fused", subject.engine), ("composed", Engine::Composed)] {
         let mut learner = subject.learner(&plan, engine);
         let mut adam_step = 0;
         let mut run = || {
@@ -186,6 +192,7 @@ pub fn eval(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     // a chain of products in f32, each rounded in another order
     agree("the loss of a token", &losses(&model, &checked), &definition, 1e-4)?;
     let batch = noise_batch(sizes.batch, length, subject.vocab);
+    let model = model.with_engine(subject.engine);
     let run = || drop(model.scored(batch.input(), &batch.targets, &Pass::evaluation(0)));
     let all = times(sizes.repeats, run);
     let flops = flops(&plan, sizes.batch, length, false);

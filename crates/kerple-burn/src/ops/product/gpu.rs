@@ -1,0 +1,115 @@
+//! Products on GPUs: Burn's kernels, given numbers of the precision that is asked for, and none of less.
+
+use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, array, tensor};
+use burn::backend::Cube;
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
+use burn_cubecl::tensor::CubeTensor;
+use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
+use cubek::matmul::multi_level;
+use cubek::matmul::strategy::Strategy;
+use cubek::std::InputBinding;
+use kerple::precision::Precision;
+use kerple_cube::precision::{element, has_matrix_units, round};
+
+pub(super) fn product(x: Tensor<2>, matrix: Tensor<2>, turned: bool, precision: Precision) -> Tensor<2> {
+    let mut inputs = Inputs::default();
+    let [x, matrix] = [x, matrix].map(|tensor| inputs.add(tensor));
+    inputs.apply(Product { x, matrix, turned, precision })
+}
+
+#[derive(Debug)]
+struct Product {
+    x: usize,
+    matrix: usize,
+    turned: bool,
+    precision: Precision,
+}
+
+impl Op for Product {
+    fn on_gpu(&self) -> Option<&dyn GpuOp> {
+        Some(self)
+    }
+}
+
+impl GpuOp for Product {
+    fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> Forward<CubeTensor> {
+        let [x, matrix] = [self.x, self.matrix].map(|place| Operand::of(&inputs[place], self.precision));
+        let output = x.times(if self.turned { matrix.turned() } else { matrix });
+        Forward { output, saved: Saved::nothing() }
+    }
+
+    fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
+        let operand = |array| Operand::of(array, self.precision);
+        let (d_y, mut gradients) = (operand(step.d_output), vec![None, None]);
+        if step.wanted[self.x] {
+            let matrix = operand(&step.inputs[self.matrix]);
+            gradients[self.x] = Some(d_y.clone().times(if self.turned { matrix } else { matrix.turned() }));
+        }
+        if step.wanted[self.matrix] {
+            let x = operand(&step.inputs[self.x]);
+            let (left, right) = if self.turned { (d_y, x) } else { (x, d_y) };
+            gradients[self.matrix] = Some(left.turned().times(right));
+        }
+        gradients
+    }
+}
+
+/// A matrix as products multiply it.
+#[derive(Clone)]
+struct Operand {
+    values: Tensor<2>,
+    precision: Precision,
+}
+
+impl Operand {
+    /// Rounded, where matrix units do not round what they are given.
+    fn of(values: &CubeTensor, precision: Precision) -> Operand {
+        let values = match precision {
+            Precision::F32 => tensor(values),
+            Precision::Tf32 | Precision::Bf16 if has_matrix_units(&values.client, precision) => match precision {
+                Precision::Bf16 => tensor(values).cast(DType::BF16),
+                Precision::F32 | Precision::Tf32 => tensor(values),
+            },
+            Precision::Tf32 | Precision::Bf16 => {
+                let handle = round(&values.client, &values.handle, values.meta.num_elements(), precision);
+                tensor(&crate::fused::like(values, handle))
+            }
+        };
+        Operand { values, precision }
+    }
+
+    fn turned(self) -> Operand {
+        Operand { values: self.values.transpose(), ..self }
+    }
+
+    /// The product in `f32`.
+    fn times(self, right: Operand) -> CubeTensor {
+        let exact = self.precision == Precision::F32;
+        let [left, right] = [self, right].map(|operand| strided(operand.values));
+        // where there is TF32, Burn takes it for `f32`
+        if exact && left.client.properties().supports_type(element(Precision::Tf32)) {
+            return by_units(left, right);
+        }
+        matmul(left, right, None, MatmulStrategy::default(), DType::F32).expect("matrices that a layer has")
+    }
+}
+
+/// The array of a tensor outside autodiff, as it lies.
+fn strided(tensor: Tensor<2>) -> CubeTensor {
+    tensor.try_into_primitive::<Cube>().expect("it is of a GPU and not tracked")
+}
+
+/// A product without matrix units.
+fn by_units(left: CubeTensor, right: CubeTensor) -> CubeTensor {
+    let [rows, columns] = [left.meta.shape()[0], right.meta.shape()[1]];
+    let out = array(Tensor::<2>::empty([rows, columns], &tensor::<2>(&left).device()));
+    let number = element(Precision::F32);
+    let mut kinds = MatmulElems::from_globals(&MatmulGlobalElems { lhs: number, rhs: number, out: number });
+    let strategy = Strategy::MultiLevel(multi_level::Strategy::SimpleUnit(Default::default()));
+    let client = out.client.clone();
+    let [left, right] = [left, right].map(|array| InputBinding::new(array.binding(), number));
+    let made = cubek::matmul::launch::launch_ref(&strategy, &client, left, right, out.clone().binding(), &mut kinds);
+    made.expect("matrices that a layer has");
+    out
+}
