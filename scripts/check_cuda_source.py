@@ -8,7 +8,9 @@ a cube, for two of heads of 64 features. The compiler puts a few values into mem
 of registers it may take: that much is allowed.
 """
 
+import concurrent.futures
 import ctypes
+import os
 import pathlib
 import re
 import subprocess
@@ -76,16 +78,21 @@ def main():
     architecture = sys.argv[3] if len(sys.argv) > 3 else "sm_90a"
     compile_source, wrong, count = compiler(cuda), [], 0
     print(f"{architecture:<24} {'units':>6} {'registers':>10} {'spills':>7} {'stack':>6} {'shared':>8} {'cubes':>6} {'matrices':>8}")
-    # every line: a kernel's name, the units of its cube, bytes of shared memory, what makes products
-    for line in (sources / "list").read_text().splitlines():
+
+    def compiled(line):
+        """What a line names: a kernel, the units of its cube, bytes of shared memory, what makes products; and what it takes."""
         name, units, shared, products = line.split()
-        units, shared = int(units), int(shared)
         ptx = compile_source((sources / f"{name}.cu").read_bytes(), architecture)
-        registers, spills, stack, static = taken(cuda, ptx, architecture)
+        matrices = len(re.findall(rb"\bw?mma\.(?:mma\.)?sync", ptx))
+        return name, int(units), int(shared), products, matrices, taken(cuda, ptx, architecture)
+
+    # neither compiler holds Python's lock
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(compiled, (sources / "list").read_text().splitlines()))
+    for name, units, shared, products, matrices, (registers, spills, stack, static) in found:
         shared += static
         # registers are handed out by 8 to a unit
         cubes = min(REGISTERS // (-(-registers // 8) * 8 * units), SHARED // (shared + 1024), 2048 // units)
-        matrices = len(re.findall(rb"\bw?mma\.(?:mma\.)?sync", ptx))
         print(f"{name:<24} {units:>6} {registers:>10} {spills:>7} {stack:>6} {shared:>8} {cubes:>6} {matrices:>8}")
         if (products == "matrices") != (matrices > 0):
             raise SystemExit(f"{name}: products by {products}, and {matrices} instructions for matrices")

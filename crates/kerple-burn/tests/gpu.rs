@@ -165,6 +165,7 @@ fn linear_of(
     device: &Device,
     len: usize,
     (features, fades, lengths): (FeatureKind, bool, Option<&[usize]>),
+    sight: Sight,
 ) -> Vec<Vec<f32>> {
     const HEADS: usize = 2;
     let device = device.clone().autodiff();
@@ -182,7 +183,7 @@ fn linear_of(
     };
     let fading =
         decay.as_ref().map(|[near, weights]| Fading { near: near.clone(), beyond: Some(beyond(weights)) }.into());
-    let positions = Positions { fading, lengths: lengths.map(Into::into), ..Positions::default() };
+    let positions = Positions { fading, lengths: lengths.map(Into::into), sight, ..Positions::default() };
     let plan = LinearPlan { features, count: 8, ..LinearPlan::default() };
     let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, Engine::Fused);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
@@ -203,10 +204,12 @@ fn linear_attention_is_that_of_the_processor() {
         (40, (FeatureKind::ReluRf, false, None)),
         (40, (FeatureKind::Relu, true, Some(&[17, 40]))),
     ] {
-        let (expected, found) = (linear_of(&Device::flex(), len, how), linear_of(&device, len, how));
-        assert!(expected.iter().flatten().all(|value| value.is_finite()));
-        // f32 on both sides, exponentials and quotients of sums in other orders
-        assert_same(&found, &expected, 2e-5, &format!("{len} {how:?}"));
+        for sight in [Sight::CAUSAL, Sight::BOTH] {
+            let (expected, found) = (linear_of(&Device::flex(), len, how, sight), linear_of(&device, len, how, sight));
+            assert!(expected.iter().flatten().all(|value| value.is_finite()));
+            // f32 on both sides, exponentials and quotients of sums in other orders
+            assert_same(&found, &expected, 2e-5, &format!("{len} {how:?} {sight:?}"));
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use burn_cubecl::tensor::CubeTensor;
 use kerple::forms::Sight;
 use kerple_cube::linear::{self, Dims, Fading};
 
-/// Whether there are kernels for a call: rows that see what came before, with whatever features and decays.
+/// Whether there are kernels for a call: rows that see what came before, or all, with whatever features and decays.
 pub(super) fn runs([q, v]: [&Tensor<4>; 2], linear: &Linear, positions: &Positions) -> bool {
     let device = q.device().without_autodiff();
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return false };
@@ -19,7 +19,7 @@ pub(super) fn runs([q, v]: [&Tensor<4>; 2], linear: &Linear, positions: &Positio
     let width = positions.code.as_ref().map_or(width, |code| code.plan.realisations());
     let dims = Dims { batch, heads, len, features: linear.plan.width(width), values: deep + 1 };
     let terms = positions.fading.iter().flat_map(|fading| &fading.beyond).map(|beyond| beyond.rates.len() / heads);
-    positions.sight == Sight::CAUSAL
+    matches!(positions.sight, Sight::CAUSAL | Sight::BOTH)
         && dims.features <= MOST_ON_GPUS
         && positions.clock.is_none()
         && q.dtype() == DType::F32
@@ -30,21 +30,58 @@ pub(super) fn runs([q, v]: [&Tensor<4>; 2], linear: &Linear, positions: &Positio
 pub(super) fn linear_attention([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Positions) -> Tensor<4> {
     let [q, k] = featured([q, k], linear, positions);
     let ([batch, heads, len, deep], device, dtype) = (v.dims(), v.device(), v.dtype());
-    let k = match &positions.lengths {
-        None => k,
-        // what has no features counts for nothing
+    let lengths = positions.lengths.as_deref();
+    // what has no features counts for nothing
+    let counting = |x: Tensor<4>| match lengths {
+        None => x,
         Some(lengths) => {
             let rows = lengths.iter().flat_map(|length| (0..len).map(move |key| key < *length));
             let counts: Vec<f64> = rows.map(|counts| f64::from(u8::from(counts))).collect();
-            k * Tensor::<4>::from_data(TensorData::new(counts, [batch, 1, len, 1]), (&device, dtype))
+            x * Tensor::<4>::from_data(TensorData::new(counts, [batch, 1, len, 1]), (&device, dtype))
         }
     };
-    let ones = Tensor::ones([batch, heads, len, 1], (&device, dtype));
-    let mut inputs = Inputs::default();
-    let own = [q, k, Tensor::cat(vec![v, ones], 3)].map(|tensor| inputs.add(tensor));
-    let fading = positions.fading.as_ref().map(|fading| Places::add(fading, &mut inputs));
-    let sums: Tensor<4> = inputs.apply(Sums { own, fading });
+    let (k, values) = (counting(k), Tensor::cat(vec![v, Tensor::ones([batch, heads, len, 1], (&device, dtype))], 3));
+    let behind = behind([q.clone(), k.clone(), values.clone()], positions);
+    let sums = match positions.sight {
+        Sight::Causal { .. } => behind,
+        Sight::Both { .. } => {
+            let rows = [counting(q.clone()), k.clone(), values.clone()].map(|rows| from_end(rows, lengths));
+            let ahead = from_end(self::behind(rows, positions), lengths);
+            // which both have
+            let own = (q * k).sum_dim(3) * values;
+            let own = match &positions.fading {
+                None => own,
+                Some(fading) => own * fading.near.clone().narrow(1, 0, 1).reshape([1, heads, 1, 1]),
+            };
+            behind + ahead - own
+        }
+    };
     quotient(sums.clone().narrow(3, 0, deep), sums.narrow(3, deep, 1), linear)
+}
+
+/// Sums of what each row sees of those before it and of itself.
+fn behind(rows: [Tensor<4>; 3], positions: &Positions) -> Tensor<4> {
+    let mut inputs = Inputs::default();
+    let own = rows.map(|tensor| inputs.add(tensor));
+    let fading = positions.fading.as_ref().map(|fading| Places::add(fading, &mut inputs));
+    inputs.apply(Sums { own, fading })
+}
+
+/// Rows of each sequence from its last one on; padding stays behind.
+fn from_end(x: Tensor<4>, lengths: Option<&[usize]>) -> Tensor<4> {
+    let (Some(lengths), len) = (lengths, x.dims()[2]) else { return x.flip([2]) };
+    let one = |(row, length): (usize, &usize)| {
+        let own = x.clone().narrow(0, row, 1);
+        match *length {
+            0 => own,
+            length if length >= len => own.flip([2]),
+            length => {
+                let (rows, padding) = (own.clone().narrow(2, 0, length), own.narrow(2, length, len - length));
+                Tensor::cat(vec![rows.flip([2]), padding], 2)
+            }
+        }
+    };
+    Tensor::cat(lengths.iter().enumerate().map(one).collect(), 0)
 }
 
 /// Inputs: features of queries and keys, values with a 1 behind them, the tables of a decay. Saved: how products fade.
