@@ -8,11 +8,12 @@
 //!              activations  T (layers (6M + F + H) + 10M + 2F)    what the backward needs, and one layer at work;
 //!                                                                2F a layer where hidden values are dropped; packed rows of one
 //!                                                                layer once more under `qk_norm`, twice under `ssmax`
+//!              logits       2VR of some rows at a time, which a product packs
 //! evaluation   weights P
 //!              activations  6TM                                   one layer at work, its inner width in pieces; less
 //!                                                                where heads of a long sequence are worked off a few at a time
-//! both         logits of some rows at a time, VR (2VR in training, which packs them for a product); what positions take, see
-//!              [`positions`]; 28 bytes for every token at once: the examples, their targets and losses
+//!              logits       pieces of them on every thread; of tasks, VR of some rows at a time
+//! both         what positions take, see [`positions`]; 28 bytes for every token at once: the examples, their targets and losses
 //! saving       weights P, moments 2P, a copy of the weights, the moments as a file: 6P
 //! program      32 MiB of code and what it reads, 6 MiB for each thread: as they are resident when a tiny model is trained
 //! ```
@@ -178,7 +179,12 @@ impl Plan {
             moments: 0,
             gradients: 0,
             activations: bytes(&[tokens, 6, model.d_model]),
-            logits: logits(tokens, model.vocab_size),
+            logits: match self.data.task {
+                None => {
+                    bytes(&[cross_entropy::numbers_at_once(tokens, model.vocab_size, rayon::current_num_threads())])
+                }
+                Some(_) => logits(tokens, model.vocab_size),
+            },
             positions: positions::positions(self, rows),
             examples: A_TOKEN.saturating_mul(all as u64),
             program: program(),

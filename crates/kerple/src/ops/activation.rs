@@ -82,6 +82,18 @@ impl Activation {
         }
     }
 
+    /// The same, over `h`.
+    pub fn forward_in_place<T: Number>(self, h: &mut [T]) {
+        /// Values taken at once: a few cache lines on the stack.
+        const PIECE: usize = 128;
+        let mut from = [T::ZERO; PIECE];
+        for h in h.chunks_mut(PIECE) {
+            let from = &mut from[..h.len()];
+            from.copy_from_slice(h);
+            self.forward(from, h);
+        }
+    }
+
     /// The backward pass from `h`: `d`, the gradient in `act(h)`, becomes the gradient in `h`, and `a` becomes `act(h)`.
     pub fn backward<T: Number>(self, h: &[T], d: &mut [T], a: &mut [T]) {
         match self.formula() {

@@ -6,9 +6,12 @@
 //! d_logits[i, v] = d_nll[i] (softmax(logits[i])[v] - (v == target[i]))
 //! ```
 //!
-//! Rows are taken in chunks, so logits are never held for all of them. A NaN among a row's logits makes its loss NaN.
+//! Rows are taken in chunks, so logits are never held for all of them; losses alone hold none, but what blocks of them come to.
+//! The exponentials of a row are summed a piece at a time and then the sums, so a loss does not depend on which way it was made. A NaN among
+//! a row's logits makes its loss NaN.
 
 mod likeliest;
+mod pieces;
 
 pub use likeliest::{Likeliest, likeliest, of_row};
 
@@ -19,6 +22,7 @@ use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
 use crate::cpu::vectorized;
+use pieces::{PIECE, normalizer};
 use rayon::prelude::*;
 
 /// Most logits held at once: 128 MiB in `f32`.
@@ -32,6 +36,13 @@ const FEWEST_ROWS_PER_TASK: usize = 16;
 pub fn rows_at_once(scored: usize, v: usize) -> usize {
     let most = (MOST_LOGITS / v.max(1)).clamp(1, MOST_ROWS);
     scored.div_ceil(scored.div_ceil(most).max(1))
+}
+
+/// Numbers that [`forward`] holds on so many threads, besides a copy of the rows and their norm: blocks of logits, and sums of
+/// pieces.
+pub fn numbers_at_once(scored: usize, v: usize, threads: usize) -> usize {
+    let rows = scored.min(MOST_ROWS);
+    rows.saturating_mul(threads.saturating_mul(v.min(PIECE)).saturating_add(2 * v.div_ceil(PIECE)))
 }
 
 /// The parameters of the head.
@@ -77,16 +88,36 @@ pub struct Targets<'a> {
 /// If a slice has the wrong size or a scored target is not in the vocabulary.
 pub fn forward<T: Number>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Vec<T> {
     let plan = Plan::new(head, x, targets);
-    let mut chunk = Chunk::new(&plan);
-    let mut nll = vec![T::ZERO; plan.rows];
-    for rows in plan.scored.chunks(plan.chunk_rows) {
-        chunk.fill(head, x, rows);
-        let logits = chunk.logits.par_chunks(plan.v).with_min_len(FEWEST_ROWS_PER_TASK);
-        let losses: Vec<T> =
-            logits.zip(rows).map(|(logits, row)| row_loss(logits, targets.ids[*row] as usize)).collect();
+    let (mut nll, count) = (vec![T::ZERO; plan.rows], plan.scored.len());
+    if count <= FEWEST_ROWS_PER_TASK {
+        // of few rows, blocks would be added up in another order
+        let mut chunk = Chunk::new(&plan);
+        for rows in plan.scored.chunks(plan.chunk_rows) {
+            chunk.fill(head, x, rows);
+            for (logits, row) in chunk.logits.chunks_exact(plan.v).zip(rows) {
+                nll[*row] = row_loss(logits, targets.ids[*row] as usize);
+            }
+        }
+        return nll;
+    }
+    let (mut own, mut normed) = (Vec::new(), Vec::new());
+    for rows in plan.scored.chunks(count.div_ceil(count.div_ceil(MOST_ROWS))) {
+        own.clear();
+        normed.clear();
+        rows.iter().for_each(|row| own.extend_from_slice(&x[row * plan.m..][..plan.m]));
+        layer_norm::forward(head.norm, &own, &mut normed);
+        let losses = pieces::losses(head, &normed, rows, targets.ids);
         rows.iter().zip(losses).for_each(|(row, loss)| nll[*row] = loss);
     }
     nll
+}
+
+impl<T: Number> Head<'_, T> {
+    /// The product with so many rows.
+    fn product(&self, rows: usize, v: usize) -> Product {
+        let product = Product::new(rows, self.norm.width(), v);
+        if self.tied { product.transpose_b() } else { product }
+    }
 }
 
 /// [`forward`] with the gradients of `sum_i d_nll[i] nll[i]`; `x` is `[rows, M]`, `d_nll` is `[rows]`.
@@ -195,23 +226,13 @@ impl<T: Number> Chunk<T> {
         }
         rows.iter().zip(self.x.chunks_exact_mut(m)).for_each(|(row, to)| to.copy_from_slice(&x[row * m..][..m]));
         let stats = layer_norm::forward(head.norm, &self.x, &mut self.normed);
-        let product = Product::new(rows.len(), m, v);
-        let product = if head.tied { product.transpose_b() } else { product };
+        let product = head.product(rows.len(), v);
         let logits = To::End(&mut self.logits);
         match head.bias {
             Some(bias) => matmul_bias(logits, &self.normed, head.w, bias, product),
             None => matmul(logits, &self.normed, head.w, product),
         }
         stats
-    }
-}
-
-vectorized! {
-    /// The largest logit, and the logarithm of the sum of all exponentials over its own.
-    fn normalizer(logits: &[T]) -> [T; 2] {
-        let largest = reduce::max(logits);
-        let sum = reduce::sum([logits], |[logit]| (logit - largest).exp());
-        [largest, T::from_f64(sum.to_f64().ln())]
     }
 }
 
@@ -259,7 +280,7 @@ mod tests {
         }
     }
 
-    fn parameters(m: usize, v: usize, seed: u64) -> Owned<f64> {
+    pub(super) fn parameters(m: usize, v: usize, seed: u64) -> Owned<f64> {
         let bias = if seed.is_multiple_of(3) { 0 } else { v };
         Owned([m, m, m * v, bias].map(|len| random(len, seed + len as u64)), seed % 2 == 1)
     }

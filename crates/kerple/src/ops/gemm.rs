@@ -5,8 +5,11 @@
 //! A block is tall and narrow: its columns of the right factor are packed once and used for every row, while the kernels
 //! read a left factor that is not transposed where it lies. Where both factors run down, `panels` takes their place.
 
+mod blocks;
 mod kernel;
 mod panels;
+
+pub use blocks::matmul_blocks;
 
 use super::ROWS_PER_TASK;
 use crate::Number;
@@ -164,7 +167,10 @@ pub fn matmul_then<T: Number>(
             let (i, j) = (i * rows..m.min((i + 1) * rows), j * columns..n.min((j + 1) * columns));
             // SAFETY: `a` and `b` were seen to hold their matrices, and `c` has room for its own; this block of it is written
             // by this task alone, and where it is not added to, every element of it.
-            unsafe { multiply_block(product, c, adds, a, b, i.clone(), j.clone()) };
+            unsafe {
+                let start = c.start.add(i.start * n + j.start);
+                multiply_block(product, (start, n, adds), a, b, i.clone(), j.clone());
+            }
             for row in i {
                 // SAFETY: the pieces lie in this block, which is this task's alone, and that of `c` has been written.
                 let pieces =
@@ -253,15 +259,14 @@ impl<T: Number> Matrix<T> {
     }
 }
 
-/// The block of the result at these rows and columns.
+/// The block of the result at these rows and columns, written to `c`, or added to what is there; its rows are so far apart.
 ///
 /// # Safety
-/// `c`, `a` and `b` have the sizes of `product`, the block lies inside the result, it has been written if the product is
-/// to be added to it, and nothing else uses it meanwhile.
+/// `a` and `b` have the sizes of `product`, the block lies inside the result, `c` has room for it and has been written if the
+/// product is to be added to it, and nothing else uses it meanwhile.
 unsafe fn multiply_block<T: Number>(
     product: Product,
-    c: Matrix<T>,
-    adds: bool,
+    c: (*mut T, usize, bool),
     a: &[T],
     b: &[T],
     rows: Range<usize>,
@@ -275,10 +280,7 @@ unsafe fn multiply_block<T: Number>(
     let b =
         Factor { start: b.as_ptr().wrapping_add(columns.start * b_column), row_stride: b_row, column_stride: b_column };
     // SAFETY: by the caller's promise every element the kernel touches lies in its matrix, and it alone writes the block.
-    unsafe {
-        let c_start = c.start.add(rows.start * n + columns.start);
-        kernel::multiply([rows.len(), k, columns.len()], (c_start, n, adds), a, b);
-    }
+    unsafe { kernel::multiply([rows.len(), k, columns.len()], c, a, b) };
 }
 
 /// Adds the sum of the rows of `rows`, `[_, columns]`, to `sum`, `[columns]`: the gradient of a bias.

@@ -132,11 +132,10 @@ impl<T: Number> Mlp<'_, T> {
 /// # Panics
 /// If a slice has the wrong size.
 pub fn forward<T: Number>(mlp: Mlp<'_, T>, x: &[T]) -> Vec<T> {
-    let (mut y, mut hidden) = (Vec::with_capacity(x.len()), Hidden { up: Vec::new(), gate: Vec::new() });
+    let (mut y, mut up) = (Vec::with_capacity(x.len()), Vec::new());
     mlp.by_spans(MOST_ROWS_ALONE, x, |mlp, span, x| {
-        hidden.up.clear();
-        hidden.gate.clear();
-        span.forward(mlp, x, &mut hidden, &mut y);
+        up.clear();
+        span.forward_alone(mlp, x, &mut up, &mut y);
     });
     y
 }
@@ -249,6 +248,30 @@ impl<T: Number> Span<T> {
                 activated(gate, &mut hidden.gate, a, &hidden.up[h_start..]);
             }
         }
+        mlp.down.forward_onto(To::End(y), a, f, mlp.residual.rows(x, normed));
+    }
+
+    /// The same where nothing is kept: hidden values become activations where they are. `up` is room for the ungated ones.
+    fn forward_alone(&mut self, mlp: Mlp<'_, T>, x: &[T], up: &mut Vec<T>, y: &mut Vec<T>) {
+        let (m, f, _) = mlp.sizes(x);
+        let Span { normed, a } = self;
+        layer_norm::forward(mlp.norm, x, normed);
+        if mlp.gate.is_some() {
+            mlp.up.forward(To::End(up), normed, m);
+        }
+        let (linear, up) = (mlp.gate.unwrap_or(mlp.up), &*up);
+        matmul_then(To::End(a), None, normed, linear.weight, linear.product(normed, m), |row, columns, a, _| {
+            if let Some(bias) = linear.bias {
+                reduce::add(a, &bias[columns.clone()]);
+            }
+            mlp.activation.forward_in_place(a);
+            if !up.is_empty() {
+                activation::multiply(a, &up[row * f..][columns.clone()]);
+            }
+            if let Some(factors) = mlp.factors {
+                activation::multiply(a, &factors[row * f..][columns]);
+            }
+        });
         mlp.down.forward_onto(To::End(y), a, f, mlp.residual.rows(x, normed));
     }
 
