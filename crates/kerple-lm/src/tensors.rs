@@ -7,9 +7,11 @@ use kerple_data::Sha256;
 pub use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::fs::File;
-use std::io::{BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
 
 /// Longest header: what the format's library takes.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -157,22 +159,54 @@ pub fn write(path: &Path, slots: &[Slot], mut fill: impl FnMut(usize) -> Result<
     let mut header = serde_json::to_vec(&header).expect("a header is plain data");
     // values begin at a multiple of 8
     header.resize(header.len().next_multiple_of(8), b' ');
-    let mut out = BufWriter::with_capacity(BLOCK, File::create(path).map_err(Error::io(path, "create"))?);
-    let mut sum = Sha256::default();
-    let mut put = |bytes: &[u8]| {
-        sum.add(bytes);
-        out.write_all(bytes).map_err(Error::io(path, "write"))
-    };
-    put(&(header.len() as u64).to_le_bytes())?;
-    put(&header)?;
-    for number in order {
-        let values = fill(number)?;
-        assert_eq!(values.len(), slots[number].shape.iter().product::<usize>(), "{}", slots[number].name);
-        put(bytemuck::cast_slice(&values))?;
+    let out = Summed { path, file: File::create(path).map_err(Error::io(path, "create"))?, sum: Sha256::default() };
+    // while one tensor is summed and written, the next is made: no more than these two are held
+    let (give, take) = sync_channel::<Vec<f32>>(0);
+    thread::scope(|scope| {
+        let writer = scope.spawn(move || out.write(&header, take));
+        let make = || {
+            for number in order {
+                let values = fill(number)?;
+                assert_eq!(values.len(), slots[number].shape.iter().product::<usize>(), "{}", slots[number].name);
+                if give.send(values).is_err() {
+                    break; // the writer says why
+                }
+            }
+            Ok(())
+        };
+        let made = make();
+        drop(give);
+        let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        made.and(written)
+    })
+}
+
+/// A file that is summed as it is written.
+struct Summed<'a> {
+    path: &'a Path,
+    file: File,
+    sum: Sha256,
+}
+
+impl Summed<'_> {
+    /// Writes and syncs everything; its SHA-256.
+    fn write(mut self, header: &[u8], tensors: Receiver<Vec<f32>>) -> Result<String> {
+        self.put(&(header.len() as u64).to_le_bytes())?;
+        self.put(header)?;
+        for values in tensors {
+            self.put(bytemuck::cast_slice(&values))?;
+        }
+        self.file.sync_all().map_err(Error::io(self.path, "sync"))?;
+        Ok(self.sum.finish())
     }
-    let file = out.into_inner().map_err(|error| Error::io(path, "write")(error.into_error()))?;
-    file.sync_all().map_err(Error::io(path, "sync"))?;
-    Ok(sum.finish())
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        for block in bytes.chunks(BLOCK) {
+            self.sum.add(block);
+            self.file.write_all(block).map_err(Error::io(self.path, "write"))?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -211,6 +245,25 @@ mod tests {
         assert!(file.read_f32("b", &mut held).unwrap());
         assert_eq!(held, values(0));
         assert!(!file.read_f32("d", &mut held).unwrap() && !file.read_f32("b", &mut held[..5]).unwrap());
+    }
+
+    /// Whoever makes the values is asked no further, and the error is the first one.
+    #[test]
+    fn an_error_on_either_side_ends_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let mut asked = 0;
+        let error = write(&path, &slots(), |number| {
+            asked += 1;
+            if asked == 2 { Err(Error::refused("no more", "")) } else { Ok(values(number)) }
+        });
+        assert!(error.unwrap_err().to_string().contains("no more") && asked == 2);
+        // a disk that is full
+        #[cfg(target_os = "linux")]
+        {
+            let error = write(Path::new("/dev/full"), &slots(), |number| Ok(values(number))).unwrap_err();
+            assert!(error.to_string().contains("/dev/full"), "{error}");
+        }
     }
 
     /// Cut at every byte, and with sizes that are not so.
