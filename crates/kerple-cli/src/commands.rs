@@ -95,7 +95,7 @@ pub fn remark_on_horizon(encoding: &PositionalEncoding, len: usize) {
 
 /// Remarks on what of a model's attention has no kernel on the GPU that was asked for.
 pub fn remark_on_kernels(plan: &Plan, device: Name) {
-    let composed = plan.model.composed_on_gpus(&plan.encoding);
+    let composed = plan.model.composed_on_gpus(&plan.encoding, plan.data.task.as_ref());
     if device != Name::Cpu && !composed.is_empty() {
         remarkln!(
             "note: on {device} there is no kernel for {}; attention runs as plain operations, in memory that grows with the \

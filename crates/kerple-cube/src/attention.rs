@@ -1,4 +1,5 @@
-//! Attention `softmax(scale q.k weight[d] + bias[d]) v` with `d = i - j`, and all its gradients, those of the tables too.
+//! Attention `softmax(scale q.k weight[d] + bias[d] + c_i - c_j) v` with `d = i - j`, and all its gradients, those of tables and
+//! clocks too.
 //!
 //! What is computed is [`kerple::attention::naive`], in `f32`; memory grows with the length, not with its square. Scores live
 //! in [`tile`]s in shared memory, and the backward makes them again from the logarithms of the forward's sums. A table's
@@ -60,6 +61,9 @@ pub struct Attention<'a> {
     pub tables: Tables,
     /// Keys of each sequence that are no padding, `[B]` of `u32`.
     pub lengths: Option<Handle>,
+    /// What a query sees of a key falls by the difference of theirs: running sums of gates, `[B, H, K]`, where queries see what came
+    /// before them.
+    pub clocks: Option<Handle>,
     /// Tiles of scores.
     pub tile: Tile,
 }
@@ -97,6 +101,8 @@ pub struct Gradients {
     pub d_v: Handle,
     /// In the tables, `[H, C]` each, where they are wanted.
     pub d_tables: [Option<Handle>; 2],
+    /// In the clocks, `[B, H, K]`, where there are some.
+    pub d_clocks: Option<Handle>,
 }
 
 impl<'a> Attention<'a> {
@@ -104,7 +110,7 @@ impl<'a> Attention<'a> {
     pub fn new(client: &'a Client, dims: Dims, scale: f32, sight: Sight) -> Attention<'a> {
         let hardware = &client.properties().hardware;
         let tile = Tile::fitting(dims.head_dim, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
-        Attention { client, dims, scale, sight, tables: Tables::default(), lengths: None, tile }
+        Attention { client, dims, scale, sight, tables: Tables::default(), lengths: None, clocks: None, tile }
     }
 
     /// The same with products of numbers of this precision, see [`Tile::with_precision`].
@@ -134,7 +140,7 @@ impl<'a> Attention<'a> {
         let lse = self.room(batch * heads * queries);
         let tiles = self.tile.along(queries);
         let [q_len, k_len] = self.lens();
-        let [bias, weight, lengths] = self.optional(q);
+        let [bias, weight, lengths, clocks] = self.optional(q);
         forward::attend::launch(
             self.client,
             CubeCount::Static(tiles as u32, heads as u32, batch as u32),
@@ -145,6 +151,7 @@ impl<'a> Attention<'a> {
             bias,
             weight,
             lengths,
+            clocks,
             array(&out, q_len),
             array(&lse, batch * heads * queries),
             self.sizes(tiles),
@@ -162,7 +169,7 @@ impl<'a> Attention<'a> {
             (self.room(rows * spans * head_dim), self.room(rows * spans), self.room(rows * spans));
         let (out, lse) = (self.room(rows * head_dim), self.room(rows));
         let [q_len, k_len] = self.lens();
-        let [bias, weight, lengths] = self.optional(q);
+        let [bias, weight, lengths, clocks] = self.optional(q);
         decode::of_spans::launch(
             self.client,
             CubeCount::Static(spans as u32, heads as u32, batch as u32),
@@ -173,6 +180,7 @@ impl<'a> Attention<'a> {
             bias,
             weight,
             lengths,
+            clocks,
             array(&values, rows * spans * head_dim),
             array(&tops, rows * spans),
             array(&totals, rows * spans),
@@ -220,8 +228,8 @@ impl<'a> Attention<'a> {
             self.tile.by_units(),
         );
         let (d_q, d_tables) = self.of_queries(saved, d_out, &delta, wanted);
-        let [d_k, d_v] = self.of_keys(saved, d_out, &delta);
-        Gradients { d_q, d_k, d_v, d_tables }
+        let [d_k, d_v, d_clocks] = self.of_keys(saved, d_out, &delta);
+        Gradients { d_q, d_k, d_v, d_tables, d_clocks: self.clocks.as_ref().map(|_| d_clocks) }
     }
 
     fn of_queries(
@@ -243,7 +251,7 @@ impl<'a> Attention<'a> {
         let part = batch * heads * slots * columns;
         // a kernel writes no array that it does not use, but wants one
         let parts = wanted.map(|wanted| if wanted { (self.room(part), part) } else { (self.room(1), 1) });
-        let [bias, weight, lengths] = self.optional(&saved.q);
+        let [bias, weight, lengths, clocks] = self.optional(&saved.q);
         queries::of_queries::launch(
             self.client,
             CubeCount::Static(slots as u32, heads as u32, batch as u32),
@@ -254,6 +262,7 @@ impl<'a> Attention<'a> {
             bias,
             weight,
             lengths,
+            clocks,
             array(d_out, q_len),
             array(&saved.output.lse, rows),
             array(delta, rows),
@@ -272,11 +281,13 @@ impl<'a> Attention<'a> {
         (d_q, [sum(of_bias, wanted[0]), sum(of_weight, wanted[1])])
     }
 
-    fn of_keys(&self, saved: &Saved, d_out: &Handle, delta: &Handle) -> [Handle; 2] {
+    fn of_keys(&self, saved: &Saved, d_out: &Handle, delta: &Handle) -> [Handle; 3] {
         let Dims { batch, heads, kv_heads, queries, keys, .. } = self.dims;
         let ([q_len, k_len], rows) = (self.lens(), batch * heads * queries);
         let [d_k, d_v] = [self.room(k_len), self.room(k_len)];
-        let [bias, weight, lengths] = self.optional(&saved.q);
+        let of_clocks = if self.clocks.is_some() { batch * heads * keys } else { 1 };
+        let d_clocks = self.room(of_clocks);
+        let [bias, weight, lengths, clocks] = self.optional(&saved.q);
         keys::of_keys::launch(
             self.client,
             CubeCount::Static(self.tile.along(keys) as u32, kv_heads as u32, batch as u32),
@@ -287,17 +298,19 @@ impl<'a> Attention<'a> {
             bias,
             weight,
             lengths,
+            clocks,
             array(d_out, q_len),
             array(&saved.output.lse, rows),
             array(delta, rows),
             array(&d_k, k_len),
             array(&d_v, k_len),
+            array(&d_clocks, of_clocks),
             self.sizes(1),
             self.tile,
             self.has([false; 2]),
             self.tile.element(),
         );
-        [d_k, d_v]
+        [d_k, d_v, d_clocks]
     }
 
     fn check(&self) {
@@ -312,6 +325,8 @@ impl<'a> Attention<'a> {
         let Tables { bias, weight, len } = &self.tables;
         let tables = bias.is_some() || weight.is_some();
         assert!(!tables || *len >= needed, "tables of len = {len}, {queries} queries and {keys} keys need {needed}");
+        let causal = matches!(self.sight, Sight::Causal { .. });
+        assert!(self.clocks.is_none() || causal && queries <= keys, "clocks, and queries that see keys of none");
         assert!(tables || *len == 0, "tables of len = {len} and no table");
     }
 
@@ -351,13 +366,21 @@ impl<'a> Attention<'a> {
 
     fn has(&self, [bias_gradient, weight_gradient]: [bool; 2]) -> Has {
         let [bias, weight] = [&self.tables.bias, &self.tables.weight].map(Option::is_some);
-        Has { bias, weight, lengths: self.lengths.is_some(), bias_gradient, weight_gradient }
+        Has {
+            bias,
+            weight,
+            lengths: self.lengths.is_some(),
+            clocks: self.clocks.is_some(),
+            bias_gradient,
+            weight_gradient,
+        }
     }
 
-    /// Bias, weight and lengths; in place of what is not there something that is not read.
-    fn optional(&self, other: &Handle) -> [BufferArg; 3] {
+    /// Bias, weight, lengths and clocks; in place of what is not there something that is not read.
+    fn optional(&self, other: &Handle) -> [BufferArg; 4] {
         let (Tables { bias, weight, .. }, table) = (&self.tables, self.dims.heads * self.columns());
-        let given = [(bias, table), (weight, table), (&self.lengths, self.dims.batch)];
+        let Dims { batch, heads, keys, .. } = self.dims;
+        let given = [(bias, table), (weight, table), (&self.lengths, batch), (&self.clocks, batch * heads * keys)];
         given.map(|(handle, len)| match handle {
             Some(handle) => array(handle, len),
             None => array(other, 1),

@@ -8,7 +8,7 @@ mod precision;
 
 use case::{BIAS, Case, Has, PLAIN, any_dims, any_sight, dims, small};
 use common::client;
-use kerple::attention::Sight;
+use kerple::attention::{Dims, Sight};
 use kerple_cube::attention::tile::Tile;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -46,6 +46,20 @@ fn with_bias_and_weight_over_several_chunks_of_features() {
 #[test]
 fn with_a_weight_alone() {
     random_shapes(5, 8, Has { weight: true, ..PLAIN }, 6);
+}
+
+#[test]
+fn with_gates() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(14));
+    for has in [Has { clocks: true, ..PLAIN }, Has { clocks: true, weight: true, lengths: true, ..BIAS }] {
+        for window in [None, Some(17), None, Some(40)] {
+            let any = any_dims(&mut rng, 8);
+            let dims = Dims { queries: any.queries.min(any.keys), ..any };
+            Case::new(&mut rng, dims, Sight::Causal { window }, has).check(&client, small(8));
+        }
+    }
+    let dims = dims(2, [4, 2], [2, 300], 6);
+    Case::new(&mut rng, dims, Sight::CAUSAL, Has { clocks: true, ..PLAIN }).check(&client, small(6));
 }
 
 #[test]

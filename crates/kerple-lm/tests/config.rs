@@ -361,13 +361,14 @@ fn models_of_the_arena_have_the_published_sizes() {
 fn what_gpus_have_no_kernel_for_is_named() {
     let composed = |overrides: &[&str]| {
         let plan = plan(overrides).unwrap();
-        plan.model.composed_on_gpus(&plan.encoding).join(", ")
+        plan.model.composed_on_gpus(&plan.encoding, plan.data.task.as_ref()).join(", ")
     };
     for with_kernels in ["kerple_log", "alibi", "t5", "rotary", "sinusoidal", "none"] {
         assert_eq!(composed(&[&format!("encoding.kind={with_kernels}")]), "", "{with_kernels}");
     }
     assert_eq!(composed(&["encoding.kind=fire"]), "the score map of fire-shared");
-    assert_eq!(composed(&["encoding.kind=fox"]), "the gates of fox-shared");
+    assert_eq!(composed(&["encoding.kind=fox"]), "");
+    assert_eq!(composed(&["encoding.kind=fox", "data.task=even_pairs"]), "the gates of fox-shared");
     assert_eq!(composed(&["encoding.kind=xpos"]), "the fading products of xpos");
     let block = ["model.block.soft_cap=30", "model.block.sink=learned"];
     assert_eq!(composed(&block), "capped scores, sinks");

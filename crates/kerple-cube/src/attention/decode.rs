@@ -19,6 +19,7 @@ pub(crate) fn of_spans(
     bias: &[f32],
     weight: &[f32],
     lengths: &[u32],
+    clocks: &[f32],
     values: &mut [f32],
     tops: &mut [f32],
     totals: &mut [f32],
@@ -57,7 +58,7 @@ pub(crate) fn of_spans(
                 for feature in 0..head_dim {
                     product += own[feature] * narrowed::<f32>(k[at_head.theirs + key * head_dim + feature], tile);
                 }
-                z = mapped(product * sizes.scale, query, key, head, bias, weight, &sizes, has);
+                z = mapped(product * sizes.scale, query, key, head, at_head.unit, bias, weight, clocks, &sizes, has);
                 largest = select(z > largest, z, largest);
             }
             scores[at] = z;

@@ -18,6 +18,7 @@ pub(crate) fn attend<N: Float>(
     bias: &[f32],
     weight: &[f32],
     lengths: &[u32],
+    clocks: &[f32],
     out: &mut [f32],
     lse: &mut [f32],
     sizes: Sizes,
@@ -67,7 +68,18 @@ pub(crate) fn attend<N: Float>(
                 let key = from + column + j * side;
                 let mut z = f32::new(LOWEST);
                 if sees(query, key, length, &sizes) {
-                    z = mapped(scores[i * each + j] * sizes.scale, query, key, head, bias, weight, &sizes, has);
+                    z = mapped(
+                        scores[i * each + j] * sizes.scale,
+                        query,
+                        key,
+                        head,
+                        at.unit,
+                        bias,
+                        weight,
+                        clocks,
+                        &sizes,
+                        has,
+                    );
                     largest = select(z > largest, z, largest);
                 }
                 scores[i * each + j] = z;

@@ -22,7 +22,38 @@ fn end_query(end: usize, sizes: &Sizes) -> usize {
     select(query < sizes.queries as usize, query, sizes.queries as usize)
 }
 
-/// Writes `d_k` and `d_v`.
+/// Writes the sums of a tile's columns, of which each unit has a share, to the row at `base`.
+#[cube]
+fn add_columns(
+    to: &mut [f32],
+    sums: &Array<f32>,
+    shares: &mut Shared<[f32]>,
+    base: usize,
+    from: usize,
+    keys: usize,
+    #[comptime] tile: Tile,
+) {
+    let side = comptime!(tile.side);
+    let row = UNIT_POS as usize / side;
+    let column = UNIT_POS as usize % side;
+    sync_cube();
+    #[unroll]
+    for j in 0..comptime!(tile.each) {
+        shares[(column + j * side) * side + row] = sums[j];
+    }
+    sync_cube();
+    let at = UNIT_POS as usize;
+    if at < comptime!(tile.size()) && from + at < keys {
+        let mut sum = 0.0f32;
+        for x in 0..side {
+            sum += shares[at * side + x];
+        }
+        to[base + from + at] = sum;
+    }
+}
+
+/// Writes `d_k`, `d_v`, and the gradient in clocks: of those of keys. The slopes of a row add up to nothing, and with them that in the
+/// clock of its query.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "an array each")]
 pub(crate) fn of_keys<N: Float>(
@@ -32,11 +63,13 @@ pub(crate) fn of_keys<N: Float>(
     bias: &[f32],
     weight: &[f32],
     lengths: &[u32],
+    clocks: &[f32],
     d_out: &[f32],
     lse: &[f32],
     delta: &[f32],
     d_k: &mut [f32],
     d_v: &mut [f32],
+    d_clocks: &mut [f32],
     sizes: Sizes,
     #[comptime] tile: Tile,
     #[comptime] has: Has,
@@ -57,6 +90,8 @@ pub(crate) fn of_keys<N: Float>(
     let mut slopes = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut sums_k = Array::<f32>::new(comptime!(tile.sums()));
     let mut sums_v = Array::<f32>::new(comptime!(tile.sums()));
+    let mut falls = Array::<f32>::new(comptime!(tile.each));
+    let mut shares = Shared::<[f32]>::new_slice(comptime!(if has.clocks { tile.size() * tile.side } else { 1 }));
     clear(&mut sums_k, comptime!(tile.sums()));
     clear(&mut sums_v, comptime!(tile.sums()));
 
@@ -66,6 +101,7 @@ pub(crate) fn of_keys<N: Float>(
         let head = CUBE_POS_Y as usize * group + member;
         let at = place(head, batch, &sizes, comptime!(tile.head_dim));
         let mut first = first_query(from, &sizes);
+        clear(&mut falls, comptime!(tile.each));
         while first < end {
             slopes_of(
                 &mut scores,
@@ -76,6 +112,7 @@ pub(crate) fn of_keys<N: Float>(
                 v,
                 bias,
                 weight,
+                clocks,
                 d_out,
                 lse,
                 delta,
@@ -89,6 +126,12 @@ pub(crate) fn of_keys<N: Float>(
                 tile,
                 has,
             );
+            if comptime!(has.clocks) {
+                #[unroll]
+                for n in 0..comptime!(tile.each * tile.each) {
+                    falls[comptime!(n % tile.each)] -= slopes[n];
+                }
+            }
             if comptime!(has.weight) {
                 weigh(&mut slopes, first, from, head, length, weight, &sizes, tile);
             }
@@ -113,6 +156,9 @@ pub(crate) fn of_keys<N: Float>(
                 add_weighted(&mut sums_k, &mut desk, c, true, tile);
             }
             first += size;
+        }
+        if comptime!(has.clocks) {
+            add_columns(d_clocks, &falls, &mut shares, at.unit * keys, from, keys, tile);
         }
     }
     store(d_k, &sums_k, sizes.scale, theirs, from, keys, tile);

@@ -17,6 +17,7 @@ pub(crate) fn slopes_of<N: Float>(
     v: &[f32],
     bias: &[f32],
     weight: &[f32],
+    clocks: &[f32],
     d_out: &[f32],
     lse: &[f32],
     delta: &[f32],
@@ -39,7 +40,9 @@ pub(crate) fn slopes_of<N: Float>(
         multiply(slopes, desk, d_out, v, at, first, from, queries, keys, tile);
         multiply(scores, desk, q, k, at, first, from, queries, keys, tile);
     }
-    slope(scores, slopes, bias, weight, lse, delta, at.unit, head, first, from, length, sizes, of_keys, tile, has);
+    slope(
+        scores, slopes, bias, weight, clocks, lse, delta, at.unit, head, first, from, length, sizes, of_keys, tile, has,
+    );
 }
 
 /// Turns products of the output's gradient with values into slopes, and products of queries with keys into `weights` of keys
@@ -51,6 +54,7 @@ fn slope(
     slopes: &mut Array<f32>,
     bias: &[f32],
     weight: &[f32],
+    clocks: &[f32],
     lse: &[f32],
     delta: &[f32],
     unit: usize,
@@ -82,7 +86,7 @@ fn slope(
             let mut p = 0.0f32;
             let mut slope = 0.0f32;
             if sees(query, key, length, sizes) {
-                p = (mapped(score, query, key, head, bias, weight, sizes, has) - row_lse).exp();
+                p = (mapped(score, query, key, head, unit, bias, weight, clocks, sizes, has) - row_lse).exp();
                 slope = p * (slopes[i * each + j] - row_delta);
             }
             slopes[i * each + j] = slope;

@@ -161,6 +161,7 @@ pub(crate) struct Has {
     pub bias: bool,
     pub weight: bool,
     pub lengths: bool,
+    pub clocks: bool,
     /// Whether gradients of tables are wanted.
     pub bias_gradient: bool,
     pub weight_gradient: bool,
@@ -373,8 +374,10 @@ pub(crate) fn mapped(
     query: usize,
     key: usize,
     head: usize,
+    unit: usize,
     bias: &[f32],
     weight: &[f32],
+    clocks: &[f32],
     sizes: &Sizes,
     #[comptime] has: Has,
 ) -> f32 {
@@ -388,6 +391,10 @@ pub(crate) fn mapped(
         if comptime!(has.bias) {
             z += bias[at];
         }
+    }
+    if comptime!(has.clocks) {
+        let row = unit * sizes.keys as usize;
+        z += clocks[row + position(query, sizes) as usize] - clocks[row + key];
     }
     z
 }

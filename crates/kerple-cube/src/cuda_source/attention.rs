@@ -1,4 +1,4 @@
-//! Attention without tables, with a learned bias, and with bias, weight and padding; by matrix units too.
+//! Attention without tables, with a learned bias, and with bias, weight and padding, and with gates; by matrix units too.
 
 use super::{HOPPER, Source, Writer, array};
 use crate::attention::tile::{Has, SizesCompilationArg, Tile};
@@ -10,11 +10,19 @@ impl Writer {
     pub(super) fn attention(&self, head_dim: usize) -> Result<Vec<Source>, CompilationError> {
         let ((shared, units), a) = (HOPPER, array);
         let tile = Tile::fitting(head_dim, shared, units);
-        let nothing = Has { bias: false, weight: false, lengths: false, bias_gradient: false, weight_gradient: false };
+        let nothing = Has {
+            bias: false,
+            weight: false,
+            lengths: false,
+            clocks: false,
+            bias_gradient: false,
+            weight_gradient: false,
+        };
+        let gates = Has { clocks: true, ..nothing };
         let bias = Has { bias: true, bias_gradient: true, ..nothing };
         let all = Has { weight: true, lengths: true, weight_gradient: true, ..bias };
         let mut found = Vec::new();
-        for (what, has) in [("plain", nothing), ("bias", bias), ("all", all)] {
+        for (what, has) in [("plain", nothing), ("bias", bias), ("all", all), ("gates", gates)] {
             found.extend(self.of_choice(tile, what, has)?);
         }
         for (what, precision, has) in [
@@ -66,6 +74,7 @@ impl Writer {
                 a(),
                 a(),
                 a(),
+                a(),
                 sizes(),
                 tile,
                 has,
@@ -73,8 +82,8 @@ impl Writer {
             )
         };
         let queries = |s, p, t| {
-            let all = [(); 12].map(|()| a());
-            let [q, k, v, bias, weight, lengths, d_out, lse, delta, d_q, d_bias, d_weight] = all;
+            let all = [(); 13].map(|()| a());
+            let [q, k, v, bias, weight, lengths, clocks, d_out, lse, delta, d_q, d_bias, d_weight] = all;
             queries::of_queries::OfQueries::new(
                 s,
                 p,
@@ -85,6 +94,7 @@ impl Writer {
                 bias,
                 weight,
                 lengths,
+                clocks,
                 d_out,
                 lse,
                 delta,
@@ -98,7 +108,8 @@ impl Writer {
             )
         };
         let keys = |s, p, t| {
-            let [q, k, v, bias, weight, lengths, d_out, lse, delta, d_k, d_v] = [(); 11].map(|()| a());
+            let all = [(); 13].map(|()| a());
+            let [q, k, v, bias, weight, lengths, clocks, d_out, lse, delta, d_k, d_v, d_clocks] = all;
             keys::of_keys::OfKeys::new(
                 s,
                 p,
@@ -109,11 +120,13 @@ impl Writer {
                 bias,
                 weight,
                 lengths,
+                clocks,
                 d_out,
                 lse,
                 delta,
                 d_k,
                 d_v,
+                d_clocks,
                 sizes(),
                 tile,
                 has,
@@ -125,6 +138,7 @@ impl Writer {
                 s,
                 p,
                 t,
+                a(),
                 a(),
                 a(),
                 a(),

@@ -5,6 +5,7 @@ use cubecl::client::Client;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
 use kerple::attention::{self, Dims, Problem, Scores, Sight, Strides, Table, View, ViewMut, naive};
+use kerple::forms::Strided;
 use kerple_cube::attention::tile::Tile;
 use kerple_cube::attention::{Attention, Gradients, Output, Saved, Tables};
 use kerple_cube::cubecl;
@@ -26,6 +27,8 @@ pub struct Case {
     pub bias: Option<Vec<f64>>,
     pub weight: Option<Vec<f64>>,
     pub table_len: usize,
+    /// Running sums of gates.
+    pub clocks: Option<Vec<f64>>,
 }
 
 pub const SCALE: f64 = 0.375;
@@ -35,9 +38,10 @@ pub struct Has {
     pub bias: bool,
     pub weight: bool,
     pub lengths: bool,
+    pub clocks: bool,
 }
 
-pub const PLAIN: Has = Has { bias: false, weight: false, lengths: false };
+pub const PLAIN: Has = Has { bias: false, weight: false, lengths: false, clocks: false };
 pub const BIAS: Has = Has { bias: true, ..PLAIN };
 
 impl Case {
@@ -58,6 +62,7 @@ impl Case {
             weight: table(has.weight, rng),
             lengths: has.lengths.then(|| (0..batch).map(|_| rng.random_range(0..=keys)).collect()),
             table_len: if has.bias || has.weight { table_len } else { 0 },
+            clocks: has.clocks.then(|| clocks(rng, batch * heads, keys)),
         }
     }
 
@@ -68,7 +73,7 @@ impl Case {
             bias: self.bias.as_deref(),
             weight: self.weight.as_deref(),
             damping: None,
-            clocks: None,
+            clocks: self.clocks.as_deref().map(|values| Strided { values, stride: keys }),
             // the definition looks tables up before it asks whether there are any
             len: self.dims.keys.max(self.dims.queries).max(self.table_len),
         };
@@ -95,7 +100,7 @@ impl Case {
         naive::forward(&problem, q, k, v, ViewMut::new(&mut out, of_queries), &mut lse);
         let [mut d_q, mut d_k, mut d_v] = [&self.q, &self.k, &self.v].map(|values| vec![0.0; values.len()]);
         let room = |table: &Option<Vec<f64>>| table.as_ref().map(|table| vec![0.0; table.len()]);
-        let (mut d_bias, mut d_weight) = (room(&self.bias), room(&self.weight));
+        let (mut d_bias, mut d_weight, mut d_clocks) = (room(&self.bias), room(&self.weight), room(&self.clocks));
         let saved =
             attention::Saved { q, k, v, out: view(&out, of_queries), lse: &lse, d_out: view(&self.d_out, of_queries) };
         let gradients = attention::Gradients {
@@ -106,7 +111,7 @@ impl Case {
             d_weight: d_weight.as_deref_mut(),
             d_map: None,
             d_sinks: None,
-            d_clocks: None,
+            d_clocks: d_clocks.as_deref_mut(),
         };
         naive::backward(&problem, saved, gradients);
         // the kernels write the lowest number in place of minus infinity
@@ -114,6 +119,7 @@ impl Case {
         let mut all = vec![("out", out), ("lse", lse), ("d_q", d_q), ("d_k", d_k), ("d_v", d_v)];
         all.extend(d_bias.map(|d_bias| ("d_bias", d_bias)));
         all.extend(d_weight.map(|d_weight| ("d_weight", d_weight)));
+        all.extend(d_clocks.map(|d_clocks| ("d_clocks", d_clocks)));
         all
     }
 
@@ -129,14 +135,16 @@ impl Case {
         call.tables = Tables { bias, weight, len: self.table_len };
         let lengths = |lengths: &Vec<usize>| lengths.iter().map(|length| *length as u32).collect::<Vec<u32>>();
         call.lengths = self.lengths.as_ref().map(|all| client.create_from_slice(u32::as_bytes(&lengths(all))));
+        call.clocks = self.clocks.as_deref().map(put);
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|values| put(values));
         let output = call.forward(&q, &k, &v);
         let saved = Saved { q, k, v, output: output.clone() };
         let wanted = [self.bias.is_some(), self.weight.is_some()];
-        let Gradients { d_q, d_k, d_v, d_tables } = call.backward(&saved, &put(&self.d_out), wanted);
+        let Gradients { d_q, d_k, d_v, d_tables, d_clocks } = call.backward(&saved, &put(&self.d_out), wanted);
         let Output { out, lse } = output;
         let get = |handle: Handle| f32::from_bytes(&client.read_one(handle).expect("the device answers")).to_vec();
-        [out, lse, d_q, d_k, d_v].into_iter().chain(d_tables.into_iter().flatten()).map(get).collect()
+        let of_scores = d_tables.into_iter().flatten().chain(d_clocks);
+        [out, lse, d_q, d_k, d_v].into_iter().chain(of_scores).map(get).collect()
     }
 
     /// Compares the two.
@@ -170,6 +178,21 @@ impl Case {
         }
         off
     }
+}
+
+/// Running sums of gates, which forget little or much.
+fn clocks(rng: &mut ChaCha8Rng, rows: usize, len: usize) -> Vec<f64> {
+    let mut row = |_| {
+        let mut sum = 0.0f64;
+        let sums: Vec<f64> = (0..len)
+            .map(|_| {
+                sum -= rng.random_range(0.0..0.4);
+                f64::from(sum as f32)
+            })
+            .collect();
+        sums
+    };
+    (0..rows).flat_map(&mut row).collect()
 }
 
 pub fn dims(batch: usize, [heads, kv_heads]: [usize; 2], [queries, keys]: [usize; 2], head_dim: usize) -> Dims {

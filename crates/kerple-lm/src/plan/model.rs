@@ -106,8 +106,8 @@ impl ModelPlan {
     }
 
     /// What of its attention has no kernel on GPUs and runs there as plain operations, in memory that grows with the square of
-    /// the length; `main` stands where layers name no other.
-    pub fn composed_on_gpus(&self, main: &Encoding) -> Vec<String> {
+    /// the length, in the model that a text or this task is learned with; `main` stands where layers name no other.
+    pub fn composed_on_gpus(&self, main: &Encoding, task: Option<&TaskConfig>) -> Vec<String> {
         let of_encoding = |encoding: &Encoding| match encoding.entry() {
             Entry::Map { .. } => Some(format!("the score map of {}", encoding.label())),
             Entry::Gates => Some(format!("the gates of {}", encoding.label())),
@@ -117,6 +117,7 @@ impl ModelPlan {
         let mut found: Vec<String> = Vec::new();
         for layer in self.every_layer(main) {
             found.extend(match layer.attention.linear() {
+                None if matches!(layer.encoding.entry(), Entry::Gates) && !Head::of(task).sees_ahead() => None,
                 None => of_encoding(layer.encoding),
                 Some(linear) if linear.width(self.head_dim) > MOST_ON_GPUS => {
                     Some(format!("linear attention with more than {MOST_ON_GPUS} features"))

@@ -2,7 +2,7 @@
 
 use super::{Core, Places, Scoring};
 use crate::forms::{Positions, Scores};
-use crate::fused::{Forward, GpuOp, Saved, Step, like};
+use crate::fused::{Forward, GpuOp, Saved, Step, array, like, tensor};
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -11,13 +11,15 @@ use kerple::forms::Sides;
 use kerple_cube::attention::{self, Attention, Tables};
 use kerple_cube::cubecl::prelude::CubeElement;
 
-/// Whether there is a kernel for a call: tables over distances or nothing at all, in any sight and with any padding.
+/// Whether there is a kernel for a call: tables over distances or nothing at all, in any sight and with any padding, and gates of
+/// queries that see what came before.
 pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, scoring: &Scoring, positions: &Positions) -> bool {
     let (device, [batch, heads, queries, head_dim], [_, kv_heads, keys, _]) =
         (q.device().without_autodiff(), q.dims(), k.dims());
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return false };
     let tables = matches!(positions.scores, Scores::Plain | Scores::Table { .. });
-    let plain = positions.damping.is_none() && positions.clock.is_none();
+    let gated = positions.clock.is_none() || positions.sight.sides() == Sides::One;
+    let plain = positions.damping.is_none() && gated;
     let dims = Dims { batch, heads, kv_heads, queries, keys, head_dim };
     tables
         && plain
@@ -51,8 +53,9 @@ impl Core {
             let lengths: Vec<u32> = lengths.iter().map(|length| *length as u32).collect();
             q.client.create_from_slice(u32::as_bytes(&lengths))
         });
+        let clocks = self.scores.gates.map(|gates| array(tensor::<3>(&inputs[gates]).cumsum(2)).handle);
         let call = Attention::new(&q.client, dims, self.scores.scale as f32, self.scores.sight);
-        Attention { tables: Tables { bias, weight, len }, lengths, ..call.with_precision(self.precision) }
+        Attention { tables: Tables { bias, weight, len }, lengths, clocks, ..call.with_precision(self.precision) }
     }
 }
 
@@ -78,6 +81,11 @@ impl GpuOp for Core {
             if let (Some(place), Some(handle)) = (place, handle) {
                 put(*place, handle);
             }
+        }
+        if let (Some(place), Some(d_clocks)) = (self.scores.gates, found.d_clocks) {
+            // a gate is in the clocks of its token and of all behind it
+            let d_clocks = tensor::<3>(&like(&inputs[place], d_clocks));
+            gradients[place] = Some(array(d_clocks.flip([2]).cumsum(2).flip([2])));
         }
         gradients
     }
