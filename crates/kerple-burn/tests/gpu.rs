@@ -302,7 +302,7 @@ fn dropped(device: &Device) -> Vec<Vec<f32>> {
         Tensor::<3>::from_data(TensorData::new((1..=189).map(|x| x as f32).collect(), shape), &device).require_grad();
     let y = dropout::dropout(x.clone(), dropout, Engine::Fused);
     let gradient = x.grad(&y.clone().powi_scalar(2).sum().backward()).unwrap();
-    let factors = dropout::factors(shape, dropout, (&device, DType::F32), Engine::Fused);
+    let factors = dropout::factors(&x, 5, dropout, Engine::Fused);
     [y, gradient, factors].into_iter().map(|x| x.into_data().try_to_vec::<f32>().unwrap()).collect()
 }
 

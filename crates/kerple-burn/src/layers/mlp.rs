@@ -59,8 +59,8 @@ impl Mlp {
 
     /// The same with hidden values dropped; for a pass that trains.
     pub fn forward_dropping(&self, x: Tensor<3>, dropout: Dropout, residual: Residual, engine: Engine) -> Tensor<3> {
-        let ([batch, len, _], [_, hidden]) = (x.dims(), self.up.weight.dims());
-        let factors = dropout::factors([batch, len, hidden], dropout, (&x.device(), x.dtype()), engine);
+        let [_, hidden] = self.up.weight.dims();
+        let factors = dropout::factors(&x, hidden, dropout, engine);
         feed_forward::feed_forward(x, self.tensors(Some(factors), residual), engine)
     }
 }

@@ -53,11 +53,12 @@ pub fn composed(x: Tensor<3>, dropout: Dropout) -> Tensor<3> {
     x * factors
 }
 
-/// What values of this shape, `[B, L, M]`, are multiplied by in a pass that trains.
-pub fn factors(shape: [usize; 3], dropout: Dropout, options: (&Device, DType), engine: Engine) -> Tensor<3> {
-    let ones = Tensor::ones(shape, options);
-    match engine.has_kernel(&[Target::Gpu], &ones) {
-        true => self::dropout(ones, dropout, engine),
+/// What `width` values for each row of `x`, `[B, L, M]`, are multiplied by in a pass that trains, `[B, L, width]`.
+pub fn factors(x: &Tensor<3>, width: usize, dropout: Dropout, engine: Engine) -> Tensor<3> {
+    let ([batch, len, _], device) = (x.dims(), x.device());
+    let (shape, options) = ([batch, len, width], (&device, x.dtype()));
+    match engine.has_kernel(&[Target::Gpu], x) {
+        true => self::dropout(Tensor::ones(shape, options), dropout, engine),
         false => composed_factors(shape, dropout, options),
     }
 }
@@ -99,11 +100,11 @@ impl Drop {
 
     /// Which values of sequences stay, `[B, ..]`.
     fn kept(&self, shape: &[usize]) -> Vec<bool> {
-        let mut kept = vec![false; shape.iter().product()];
+        let (mut kept, limit) = (vec![false; shape.iter().product()], self.limit());
         let width = shape[1..].iter().product::<usize>().max(1);
         kept.par_chunks_mut(width).enumerate().for_each(|(row, kept)| {
             let mut words = self.stream(row);
-            kept.iter_mut().for_each(|kept| *kept = words.next_u32() >= self.limit());
+            kept.iter_mut().for_each(|kept| *kept = words.next_u32() >= limit);
         });
         kept
     }
