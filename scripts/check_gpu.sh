@@ -25,7 +25,7 @@ step cargo clippy --release --locked "${crates[@]}" --features "$features" --all
 RUSTDOCFLAGS="-D warnings" step cargo doc --release --locked "${crates[@]}" --features "$features" \
     --no-deps --document-private-items
 step cargo test --release --locked "${crates[@]}" --features "$features" --test attention --test linear_sums --test step \
-    --test cuda_source --test gpu
+    --test cuda_source --test gpu --test pieces
 
 # the same kernels through NVIDIA's compiler, which needs no GPU
 target=${CARGO_TARGET_DIR:-target}

@@ -2,12 +2,14 @@
 //!
 //! Rows added to the embeddings never reach attention.
 
+mod pairs;
+
 use crate::pass::Pass;
 use crate::piece::Piece;
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use kerple::forms::Sides;
+use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 pub use kerple::forms::Sight;
 use kerple::maps::{Extent, Map};
+pub(crate) use pairs::Pairs;
 use std::sync::Arc;
 
 /// What every attention layer of one forward pass is given.
@@ -133,22 +135,8 @@ impl Positions {
     }
 
     /// Which keys each of the last queries does not see, `[B, 1, Q, K]`, or `[1, 1, Q, K]` where all sequences are alike.
-    pub(crate) fn hidden(&self, [queries, keys]: [usize; 2], device: &Device) -> Tensor<4, Bool> {
-        let distances = distances([queries, keys], device);
-        let ahead = distances.clone().lower_elem(0);
-        let unseen = match (self.sight.sides(), self.sight.window()) {
-            (Sides::One, None) => ahead,
-            (Sides::Two, None) => distances.clone().not_equal(distances),
-            (Sides::One, Some(window)) => ahead.bool_or(distances.greater_equal_elem(window as i64)),
-            (Sides::Two, Some(window)) => distances.abs().greater_equal_elem(window as i64),
-        };
-        let unseen: Tensor<4, Bool> = unseen.unsqueeze();
-        let Some(lengths) = &self.lengths else { return unseen };
-        let count = lengths.len();
-        let ends: Vec<bool> = lengths.iter().flat_map(|length| (0..keys).map(move |key| key >= *length)).collect();
-        let padding = Tensor::<4, Bool>::from_data(TensorData::new(ends, [count, 1, 1, keys]), device);
-        let all = [count, 1, queries, keys];
-        unseen.expand(all).bool_or(padding.expand(all))
+    pub(crate) fn hidden(&self, pairs: [usize; 2], device: &Device) -> Tensor<4, Bool> {
+        Pairs::last(pairs).hidden(self.sight, self.lengths.as_deref(), device)
     }
 
     /// As an encoder sees it: in both directions, by the absolute distance where tables have only one side.
@@ -173,13 +161,6 @@ fn mirrored(table: Tensor<2>) -> Tensor<2> {
     }
     let ahead = table.clone().narrow(1, 1, len - 1).flip([1]);
     Tensor::cat(vec![ahead, table], 1)
-}
-
-/// From each of the last queries to each key, `[Q, K]`.
-pub(crate) fn distances([queries, keys]: [usize; 2], device: &Device) -> Tensor<2, Int> {
-    let rows = Tensor::<1, Int>::arange((keys - queries) as i64..keys as i64, device).reshape([queries, 1]);
-    let columns = Tensor::<1, Int>::arange(0..keys as i64, device).reshape([1, keys]);
-    rows.expand([queries, keys]) - columns.expand([queries, keys])
 }
 
 /// What happens to scores between the product of query and key and the softmax.

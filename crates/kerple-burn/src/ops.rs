@@ -2,7 +2,8 @@
 //!
 //! `operation(.., engine)` runs the fused version where there is one for the tensor's device and
 //! [`Engine::Fused`](crate::fused::Engine) is asked for, and the definition elsewhere; `composed(..)` is the definition.
-//! The definitions hold whole score matrices in memory: the price of being readable and portable. Tests hold the two equal,
+//! The definitions hold whole score matrices in memory: the price of being readable and portable. On GPUs the definition of softmax
+//! attention stands in where there is no kernel, some queries after others. Tests hold the two equal,
 //! in the output and in every gradient. Parameters belong to the modules of [`layers`](crate::layers), which call these.
 
 pub mod activation;

@@ -98,8 +98,8 @@ pub fn remark_on_kernels(plan: &Plan, device: Name) {
     let composed = plan.model.composed_on_gpus(&plan.encoding, plan.data.task.as_ref());
     if device != Name::Cpu && !composed.is_empty() {
         remarkln!(
-            "note: on {device} there is no kernel for {}; attention runs as plain operations, in memory that grows with the \
-             square of the length",
+            "note: on {device} there is no kernel for {}; attention runs as plain operations, softmax attention some queries after \
+             others, in memory linear in the length, linear attention in memory that grows with its square",
             composed.join(", ")
         );
     }

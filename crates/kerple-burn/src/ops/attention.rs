@@ -1,19 +1,28 @@
 //! Exact attention on queries, keys and values: `softmax(scale q.k weight[d] + bias[d]) v`, or with a map of all heads, with
 //! the gradients of tables and maps.
 
+mod composed;
 #[cfg(feature = "cube")]
 mod gpu;
+#[cfg(feature = "cube")]
+mod pieces;
 mod targets;
 
-use super::maps::{self, Mapped};
+pub use composed::{Seen, composed, seen, weights};
+pub(super) use composed::{passed, running_sums};
+#[cfg(feature = "cube")]
+pub use pieces::in_pieces;
+
+use super::maps;
 use crate::array::Array;
-use crate::forms::{self, Positions, Scores};
+use crate::forms::{Positions, Scores};
 #[cfg(feature = "cube")]
 use crate::fused::GpuOp;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step};
 use crate::parameters::{flat, on_host};
 use crate::with_element;
-use burn::tensor::{Bool, Tensor, TensorData, activation};
+use burn::tensor::Tensor;
+use composed::shifted;
 use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
 use kerple::forms::{Sides, Sight, Strided, Table};
 use kerple::maps::{Extent, Map};
@@ -58,6 +67,10 @@ pub fn attention(
 ) -> Tensor<4> {
     let scoring = scoring.into();
     if !engine.has_kernel(targets::of(&q, &k, &scoring, positions), &q) {
+        #[cfg(feature = "cube")]
+        if engine.has_kernel(&[crate::fused::Target::Gpu], &q) {
+            return in_pieces([q, k, v], &scoring, positions, pieces::AT_ONCE);
+        }
         return composed(q, k, v, &scoring, positions);
     }
     let (q, keys) = (shifted(q, positions), k.dims()[2]);
@@ -82,143 +95,6 @@ pub fn rotated(
     engine: Engine,
 ) -> Tensor<4> {
     attention(rotate(q, positions), rotate(k, positions), v, scoring, positions, engine)
-}
-
-/// Spreads a table over distances into `[1, H, Q, K]`. Entries that the sight hides take some entry of the table.
-fn spread(table: Tensor<2>, sight: Sight, [queries, keys]: [usize; 2]) -> Tensor<4> {
-    let [heads, columns] = table.dims();
-    let origin = match sight.sides() {
-        Sides::One => 0,
-        Sides::Two => columns / 2,
-    };
-    let index = (forms::distances([queries, keys], &table.device()) + origin as i64).clamp(0, columns as i64 - 1);
-    table.select(1, index.reshape([queries * keys])).reshape([1, heads, queries, keys])
-}
-
-/// Each of G heads repeated for the H / G query heads that read it: `[B, G, K, D]` to `[B, H, K, D]`.
-fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
-    let [batch, kv_heads, keys, head_dim] = x.dims();
-    if kv_heads == heads {
-        return x;
-    }
-    let times = heads / kv_heads;
-    x.reshape([batch, kv_heads, 1, keys, head_dim]).repeat_dim(2, times).reshape([batch, heads, keys, head_dim])
-}
-
-/// Queries with what a method adds to them.
-fn shifted(q: Tensor<4>, positions: &Positions) -> Tensor<4> {
-    match maps::query_bias(&positions.scores) {
-        Some(bias) => q + bias.unsqueeze_dim::<3>(1).unsqueeze::<4>(),
-        None => q,
-    }
-}
-
-/// Scores of queries on their way to the softmax, `[B, H, Q, K]` each; any numbers where a query does not see.
-pub struct Seen {
-    /// Scaled products of queries and keys, bent where they have a cap.
-    pub scores: Tensor<4>,
-    /// The bias by distance, where there is one; of one sequence.
-    pub bias: Option<Tensor<4>>,
-    /// What the softmax gets.
-    pub mapped: Tensor<4>,
-    /// Whether the bias itself is a summand of that.
-    pub adds_bias: bool,
-    /// What a query does not see.
-    hidden: Tensor<4, Bool>,
-}
-
-/// Scores of `[B, H, Q, D]` queries, whose last one is at the last key's position; composed.
-pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positions) -> Seen {
-    let ([_, heads, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
-    let q = shifted(q, positions);
-    let (size, device) = ([queries, keys], q.device());
-    // a product, since the derivative of a division by a number is rounded to f32
-    let k = repeat_heads(k, heads);
-    let products = match positions.damping.as_deref() {
-        None => q.clone().matmul(k.swap_dims(2, 3)),
-        Some(rates) => damped(q.clone(), k, rates),
-    };
-    let scores = match scoring.cap {
-        None => products * scoring.scale,
-        Some(cap) => (products * (scoring.scale / cap)).tanh() * cap,
-    };
-    let spread = |table: &Tensor<2>| spread(table.clone(), positions.sight, size);
-    let [bias, weight] = positions.scores.tables().map(|table| table.map(spread));
-    let hidden = positions.hidden(size, &device);
-    let mapped = match &positions.scores {
-        Scores::Plain => scores.clone(),
-        Scores::Table { .. } => {
-            let weighted = if let Some(weight) = weight { scores.clone() * weight } else { scores.clone() };
-            if let Some(bias) = bias.clone() { weighted + bias } else { weighted }
-        }
-        Scores::Map { map, own, .. } => {
-            let (own, lengths) = (own.as_ref(), positions.lengths.as_deref());
-            let (sight, extent) = (positions.sight, positions.extent(keys, scoring.scale));
-            let (scores, bias) = (scores.clone(), bias.clone());
-            maps::composed(map, Mapped { scores, bias, own, hidden: &hidden, sight, lengths, q, extent })
-        }
-    };
-    let mapped = match &positions.clock {
-        None => mapped,
-        Some(clock) => mapped + passed(clock.gates(), positions.sight, size),
-    };
-    let adds_bias = match &positions.scores {
-        Scores::Map { map, .. } => matches!(&**map, Map::Mixed(mixed) if mixed.adds_bias()),
-        Scores::Plain | Scores::Table { .. } => bias.is_some(),
-    };
-    Seen { scores, bias, mapped, adds_bias, hidden }
-}
-
-/// How far clocks fall from each of the first keys to each of the last queries, `[B, H, Q, K]`. In `f32` long sums are as
-/// rounded as they are long.
-pub(super) fn passed(gates: &Tensor<3>, sight: Sight, [queries, keys]: [usize; 2]) -> Tensor<4> {
-    let clocks = gates.clone().cumsum(2);
-    let own: Tensor<4> = clocks.clone().narrow(2, keys - queries, queries).unsqueeze_dim(3);
-    let passed = own - clocks.unsqueeze_dim(2);
-    match sight.sides() {
-        Sides::One => passed,
-        Sides::Two => {
-            let signs = forms::distances([queries, keys], &passed.device()).sign().float().cast(passed.dtype());
-            passed * signs.unsqueeze::<4>()
-        }
-    }
-}
-
-/// Products of queries and keys whose features fade with distance: each feature by itself, times what is left of it.
-fn damped(q: Tensor<4>, k: Tensor<4>, rates: &[f64]) -> Tensor<4> {
-    let ([_, _, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
-    let product = |(feature, rate): (usize, &f64)| {
-        let left: Vec<f64> = (0..keys).map(|distance| (-rate * distance as f64).exp()).collect();
-        let left = Tensor::<2>::from_data(TensorData::new(left, [1, keys]), (&q.device(), q.dtype()));
-        let of = |x: &Tensor<4>| x.clone().narrow(3, feature, 1);
-        of(&q).matmul(of(&k).swap_dims(2, 3)) * spread(left, Sight::CAUSAL, [queries, keys])
-    };
-    rates.iter().enumerate().map(product).reduce(|sum, product| sum + product).expect("a head has features")
-}
-
-/// The definition of [`attention()`].
-pub fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scoring: &Scoring, positions: &Positions) -> Tensor<4> {
-    let (v, keys) = (repeat_heads(v, q.dims()[1]), k.dims()[2]);
-    let weights = weights(q, k, scoring, positions);
-    let beside = maps::of_values(&positions.scores, &weights, positions.extent(keys, scoring.scale));
-    let out = weights.matmul(v);
-    if let Some(beside) = beside { out + beside } else { out }
-}
-
-/// The weight of every key for every query, `[B, H, Q, K]`; composed.
-pub fn weights(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positions) -> Tensor<4> {
-    let Seen { mapped, hidden, .. } = seen(q, k, scoring, positions);
-    let [batch, heads, queries, keys] = mapped.dims();
-    let logits = mapped.mask_fill(hidden.clone(), f64::NEG_INFINITY);
-    let weights = match &scoring.sinks {
-        None => activation::softmax(logits, 3),
-        Some(sinks) => {
-            let sinks = sinks.clone().reshape([1, heads, 1, 1]).expand([batch, heads, queries, 1]);
-            activation::softmax(Tensor::cat(vec![logits, sinks], 3), 3).narrow(3, 0, keys)
-        }
-    };
-    // a row that sees nothing has no weights rather than undefined ones
-    weights.mask_fill(hidden, 0.0)
 }
 
 /// Turns the first features of `[B, H, L, D]` by the angles of `positions`, half-split; composed.

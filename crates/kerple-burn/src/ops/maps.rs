@@ -5,7 +5,7 @@ mod fire;
 mod mixed;
 mod relative;
 
-use crate::forms::Scores;
+use crate::forms::{Pairs, Scores};
 use burn::tensor::{Bool, Tensor};
 use kerple::forms::Sight;
 use kerple::maps::{Extent, Map};
@@ -16,7 +16,7 @@ pub(super) struct Mapped<'a> {
     pub(super) scores: Tensor<4>,
     /// A bias by distance, `[1, H, Q, K]`.
     pub(super) bias: Option<Tensor<4>>,
-    /// The map's other numbers.
+    /// The map's other numbers, see [`numbers`].
     pub(super) own: Option<&'a Tensor<1>>,
     /// What a query does not see, `[B or 1, 1, Q, K]`.
     pub(super) hidden: &'a Tensor<4, Bool>,
@@ -28,6 +28,8 @@ pub(super) struct Mapped<'a> {
     pub(super) q: Tensor<4>,
     /// What a map is told of a call.
     pub(super) extent: Extent,
+    /// Where the queries and keys are.
+    pub(super) pairs: &'a Pairs,
 }
 
 /// The numbers of a map that are made of its method's own parameters; the definition of [`Map::numbers`].
@@ -49,14 +51,17 @@ pub(crate) fn query_bias(scores: &Scores) -> Option<Tensor<2>> {
     }
 }
 
-/// What a map adds to the output of weights `[B, H, Q, K]` beside values, `[B, H, Q, D]`.
-pub(super) fn of_values(scores: &Scores, weights: &Tensor<4>, extent: Extent) -> Option<Tensor<4>> {
-    match scores {
-        Scores::Plain | Scores::Table { .. } => None,
-        Scores::Map { map, own, .. } => match (&**map, own) {
-            (Map::Relative(relative), Some(own)) => relative::of_values(relative, own, weights, extent),
-            (Map::Relative(_) | Map::Mixed(_) | Map::Cope(_), _) => None,
-        },
+/// What a map with these numbers adds to the output of weights `[B, H, Q, K]` beside values, `[B, H, Q, D]`.
+pub(super) fn of_values(
+    map: &Map,
+    own: Option<&Tensor<1>>,
+    weights: &Tensor<4>,
+    extent: Extent,
+    pairs: &Pairs,
+) -> Option<Tensor<4>> {
+    match (map, own) {
+        (Map::Relative(relative), Some(own)) => relative::of_values(relative, own, weights, extent, pairs),
+        (Map::Relative(_) | Map::Mixed(_) | Map::Cope(_), _) => None,
     }
 }
 

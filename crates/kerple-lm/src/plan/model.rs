@@ -105,8 +105,9 @@ impl ModelPlan {
         (0..self.n_layers).map(move |layer| self.layer(encoding, layer))
     }
 
-    /// What of its attention has no kernel on GPUs and runs there as plain operations, in memory that grows with the square of
-    /// the length, in the model that a text or this task is learned with; `main` stands where layers name no other.
+    /// What of its attention has no kernel on GPUs and runs there as plain operations, in the model that a text or this task is
+    /// learned with; `main` stands where layers name no other. What is linear holds all pairs at once, the rest works some queries
+    /// off after others.
     pub fn composed_on_gpus(&self, main: &Encoding, task: Option<&TaskConfig>) -> Vec<String> {
         let of_encoding = |encoding: &Encoding| match encoding.entry() {
             Entry::Map { .. } => Some(format!("the score map of {}", encoding.label())),

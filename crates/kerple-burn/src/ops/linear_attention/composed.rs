@@ -2,7 +2,7 @@
 
 use super::super::attention;
 use super::{Linear, guard};
-use crate::forms::{self, Code, Exponentials, Fading, Positions};
+use crate::forms::{Code, Exponentials, Fading, Pairs, Positions};
 use crate::plan::FeatureKind;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use kerple::attention::linear::{CHUNK, Guard};
@@ -21,7 +21,7 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
     }
     if let Some(clock) = &positions.clock {
         // from a query back to a key; what keys ahead get does not count, and must not overflow
-        let passed = attention::passed(clock.gates(), Sight::CAUSAL, [queries, keys]);
+        let passed = attention::passed(clock.gates(), Sight::CAUSAL, &Pairs::last([queries, keys]));
         products = products * passed.clamp_max(0.0).exp();
     }
     let products = products.mask_fill(positions.hidden([queries, keys], &v.device()), 0.0);
@@ -76,7 +76,7 @@ fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -
         let faded = constant((0..heads * terms * keys).map(faded).collect(), [heads, terms, keys]);
         weights.clone().reshape([heads, 1, terms]).matmul(faded).reshape([heads, keys])
     });
-    let distances = forms::distances([queries, keys], &device);
+    let distances = Pairs::last([queries, keys]).distances(&device);
     let select = |table: Tensor<2>, most: usize| {
         let index = distances.clone().abs().clamp_max(most as i64 - 1).reshape([queries * keys]);
         table.select(1, index).reshape([1, heads, queries, keys])

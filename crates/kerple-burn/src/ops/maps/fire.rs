@@ -1,20 +1,25 @@
 //! FIRE's bias, see [`kerple::maps::fire`].
 
 use super::{Numbers, rectified};
+use crate::forms::Pairs;
 use burn::tensor::{Tensor, TensorData};
 use kerple::maps::fire::{EPSILON, Fire};
+use std::ops::Range;
 
 /// `[1, H, Q, K]`
-pub(super) fn bias(fire: &Fire, heads: usize, numbers: &mut Numbers, [queries, keys]: [usize; 2]) -> Tensor<4> {
+pub(super) fn bias(fire: &Fire, heads: usize, numbers: &mut Numbers, pairs: &Pairs) -> Tensor<4> {
+    let [queries, keys] = pairs.sizes();
     let (c, m) = (numbers.take([1, 1]), numbers.take([1, 1]));
     let first = numbers.take([1, fire.width]);
     let first_bias = numbers.take([1, fire.width]);
     let second = numbers.take([heads, fire.width]);
     let second_bias = numbers.take([1, heads]);
-    let places: Vec<f64> = (0..keys).map(|token| fire.position(token) as f64).collect();
-    let places = Tensor::<2>::from_data(TensorData::new(places, [1, keys]), (&c.device(), c.dtype()));
-    let own = places.clone().narrow(1, keys - queries, queries).transpose().expand([queries, keys]);
-    let places = places.expand([queries, keys]);
+    let (device, dtype) = (c.device(), c.dtype());
+    let places = |tokens: &Range<usize>, shape: [usize; 2]| {
+        let places: Vec<f64> = tokens.clone().map(|token| fire.position(token) as f64).collect();
+        Tensor::<2>::from_data(TensorData::new(places, shape), (&device, dtype)).expand([queries, keys])
+    };
+    let (own, places) = (places(&pairs.queries, [queries, 1]), places(&pairs.keys, [1, keys]));
     let distance = (own.clone() - places.clone()).abs().reshape([queries * keys, 1]);
     // that of the later of the two
     let position = own.max_pair(places).reshape([queries * keys, 1]);

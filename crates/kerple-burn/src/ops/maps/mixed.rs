@@ -13,7 +13,7 @@ pub(super) fn composed(mixed: &Mixed, mapped: Mapped) -> Tensor<4> {
     let bias = match (&mixed.bias, numbers.as_mut()) {
         (Bias::None, _) | (Bias::Fire(_), None) => None,
         (Bias::Table, _) => mapped.bias.clone(),
-        (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, [queries, keys])),
+        (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, mapped.pairs)),
     };
     let bias = bias.map(|bias| bias.expand([batch, heads, queries, keys]));
     let scores = mapped.scores.clone();
@@ -51,7 +51,7 @@ fn over_heads(
     let shape = [network.hidden, network.inputs(heads, has_bias), k];
     let hidden = rectified(layer(padded(inputs, [0, after]), shape, numbers), SLOPE);
     let hidden = match mapped.lengths.filter(|_| !open) {
-        Some(lengths) => hidden.clone().mask_fill(after_the_end(&hidden, lengths), 0.0),
+        Some(lengths) => hidden.clone().mask_fill(after_the_end(&hidden, lengths, mapped.pairs.keys.start), 0.0),
         None => hidden,
     };
     layer(hidden, [heads, network.hidden, k], numbers).narrow(3, 0, keys)
@@ -65,10 +65,11 @@ fn padded(x: Tensor<4>, [before, after]: [usize; 2]) -> Tensor<4> {
     Tensor::cat(parts.into_iter().flatten().collect(), 3)
 }
 
-/// Which columns are after the last key of their sequence, of the shape of `x`.
-fn after_the_end(x: &Tensor<4>, lengths: &[usize]) -> Tensor<4, Bool> {
+/// Which columns, of keys from `first` on, are after the last key of their sequence, of the shape of `x`.
+fn after_the_end(x: &Tensor<4>, lengths: &[usize], first: usize) -> Tensor<4, Bool> {
     let columns = x.dims()[3];
-    let all: Vec<bool> = lengths.iter().flat_map(|length| (0..columns).map(move |column| column >= *length)).collect();
+    let all: Vec<bool> =
+        lengths.iter().flat_map(|length| (first..first + columns).map(move |key| key >= *length)).collect();
     let ends = Tensor::<4, Bool>::from_data(TensorData::new(all, [lengths.len(), 1, 1, columns]), &x.device());
     ends.expand(x.dims())
 }

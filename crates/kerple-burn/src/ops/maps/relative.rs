@@ -1,11 +1,10 @@
 //! Products of queries with vectors of relative position, and those beside values, see [`kerple::maps::relative`].
 
 use super::{Mapped, Numbers};
-use crate::forms;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use crate::forms::Pairs;
+use burn::tensor::{Int, Tensor, TensorData};
 use kerple::maps::Extent;
 use kerple::maps::relative::{Relative, Source};
-use std::ops::RangeInclusive;
 
 /// Vectors, `w` and vectors of values, one after another, of what is learned.
 pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: Extent) -> Tensor<1> {
@@ -47,46 +46,50 @@ pub(super) fn query_bias(relative: &Relative, own: &Tensor<1>) -> Option<Tensor<
 }
 
 pub(super) fn composed(relative: &Relative, mapped: Mapped) -> Tensor<4> {
-    let Mapped { scores, own, q, extent, .. } = mapped;
+    let Mapped { scores, own, q, extent, pairs, .. } = mapped;
     let [batch, heads, queries, keys] = scores.dims();
-    let (d, of_vectors) = (relative.head_dim, relative.vector_heads());
-    let all = numbers(relative, own.expect("vectors are learned"), extent);
-    let mut all = Numbers::new(&all);
-    let range = relative.distances(extent);
-    let count = range.clone().count();
-    // [1, Hr, D, N]
-    let vectors = all.take([1, count, of_vectors, d]).permute([0, 2, 3, 1]);
-    let vectors = if of_vectors == heads { vectors } else { vectors.repeat_dim(1, heads) };
+    let (d, of_vectors, count) = (relative.head_dim, relative.vector_heads(), queries + keys);
+    let mut all = Numbers::new(own.expect("vectors are learned"));
+    let (number, origin) = line(relative, extent);
+    let vectors = pairs.along(all.take([number, of_vectors, d]), 0, origin);
     let shifted = if relative.is_shifted() { q + all.take([1, heads, 1, d]) } else { q };
-    let products = (shifted * extent.scale).matmul(vectors.repeat_dim(0, batch));
-    let places = places(range, [queries, keys], &scores.device()).unsqueeze::<4>();
-    scores + products.gather(3, places.repeat_dim(0, batch).repeat_dim(1, heads))
+    let rows = shifted * extent.scale;
+    let products = match of_vectors == heads {
+        // [H, B Q, D] by [H, D, N]
+        true => {
+            let rows = rows.swap_dims(0, 1).reshape([heads, batch * queries, d]);
+            let products = rows.matmul(vectors.permute([1, 2, 0]));
+            products.reshape([heads, batch, queries, count]).swap_dims(0, 1)
+        }
+        false => {
+            let rows = rows.reshape([batch * heads * queries, d]);
+            rows.matmul(vectors.reshape([count, d]).transpose()).reshape([batch, heads, queries, count])
+        }
+    };
+    scores + pairs.skewed(products)
 }
 
-/// Where the vector of each pair stands among those of `range`, `[Q, K]`; of distances beyond the first or the last.
-fn places(range: RangeInclusive<isize>, pairs: [usize; 2], device: &Device) -> Tensor<2, Int> {
-    let (first, last) = range.into_inner();
-    forms::distances(pairs, device).clamp(first as i64, last as i64) - first as i64
+/// How many distances have vectors, and where distance 0 is among them.
+fn line(relative: &Relative, extent: Extent) -> (usize, usize) {
+    let range = relative.distances(extent);
+    (range.clone().count(), range.start().unsigned_abs())
 }
 
-/// What weights `[B, H, Q, K]` of the last queries make of the vectors beside values, `[B, H, Q, D]`.
+/// What weights `[B, H, Q, K]` make of the vectors beside values, `[B, H, Q, D]`.
 pub(super) fn of_values(
     relative: &Relative,
     own: &Tensor<1>,
     weights: &Tensor<4>,
     extent: Extent,
+    pairs: &Pairs,
 ) -> Option<Tensor<4>> {
     if !relative.values {
         return None;
     }
     let ([batch, heads, queries, keys], d) = (weights.dims(), relative.head_dim);
-    let range = relative.distances(extent);
-    let count = range.clone().count();
-    let all = numbers(relative, own, extent);
-    let vectors = all.clone().narrow(0, all.dims()[0] - count * d, count * d).reshape([count, d]);
-    let places = places(range, [queries, keys], &weights.device()).reshape([queries * keys]);
-    let of_pairs = vectors.select(0, places).reshape([queries, keys, d]);
-    // the queries of all heads and sequences stand under the same vectors
-    let rows = weights.clone().permute([2, 0, 1, 3]).reshape([queries, batch * heads, keys]);
-    Some(rows.matmul(of_pairs).reshape([queries, batch, heads, d]).permute([1, 2, 0, 3]))
+    let (count, origin) = line(relative, extent);
+    let vectors = own.clone().narrow(0, own.dims()[0] - count * d, count * d).reshape([count, d]);
+    // weights are summed by distance first; queries of all heads and sequences stand under the same vectors
+    let rows = pairs.unskewed(weights.clone()).reshape([batch * heads * queries, queries + keys]);
+    Some(rows.matmul(pairs.along(vectors, 0, origin)).reshape([batch, heads, queries, d]))
 }

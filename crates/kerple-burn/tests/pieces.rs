@@ -1,0 +1,190 @@
+//! What of attention has no kernel on a GPU, in pieces: what the processor computes, output and every gradient, whatever the pieces.
+//!
+//! A software renderer stands in, unless `KERPLE_TEST_DEVICE` names a device as `--device` does.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kerple::encoding::{Encoding, Geometry};
+use kerple_burn::device::Name;
+use kerple_burn::forms::{Clock, Positions, Sight};
+use kerple_burn::fused::Engine;
+use kerple_burn::ops::attention::{Scoring, attention, in_pieces};
+use kerple_burn::parameters;
+use kerple_burn::pass::Pass;
+use kerple_burn::positions::PositionalEncoding;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const BATCH: usize = 3;
+const HEADS: usize = 4;
+const HEAD_DIM: usize = 6;
+
+/// Encodings with maps and fading products. A threshold that is no position: where they are equal, the slope of FIRE's bias in it
+/// jumps.
+const ENCODINGS: &[&str] = &[
+    r#"{"kind":"fire","threshold":4.5}"#,
+    r#"{"kind":"fire","width":3,"threshold":6.25,"window":5}"#,
+    r#"{"kind":"fire","threshold":40.5,"randomized":200}"#,
+    r#"{"kind":"dape"}"#,
+    r#"{"kind":"dape","base":"t5","variant":"add_residual","hidden":4,"window":3}"#,
+    r#"{"kind":"dape","base":"alibi","variant":"concat","hidden":7}"#,
+    r#"{"kind":"dape","base":"alibi","variant":"bias_only","hidden":7}"#,
+    r#"{"kind":"dape","base":"none","hidden":5}"#,
+    r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"hidden":5}"#,
+    r#"{"kind":"dape","kernel":3,"hidden":5}"#,
+    r#"{"kind":"dape","base":"alibi","kernel":3,"variant":"concat","hidden":5,"window":4}"#,
+    r#"{"kind":"dape","kernel":5,"variant":"add_residual","hidden":3,"edge":"closed"}"#,
+    r#"{"kind":"dape","base":"alibi","kernel":5,"hidden":3,"edge":"closed","window":4}"#,
+    r#"{"kind":"transformer_xl"}"#,
+    r#"{"kind":"transformer_xl","randomized":200,"window":4}"#,
+    r#"{"kind":"shaw","max_distance":3,"values":true}"#,
+    r#"{"kind":"shaw","max_distance":30,"values":true,"window":5}"#,
+    r#"{"kind":"shaw","max_distance":8,"randomized":200}"#,
+    r#"{"kind":"cope","positions":3}"#,
+    r#"{"kind":"cope","window":5}"#,
+    r#"{"kind":"xpos","scale_base":12}"#,
+    r#"{"kind":"xpos","base":100,"scale_base":16,"gamma":0.2,"window":5}"#,
+    r#"{"kind":"alibi"}"#,
+];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Sees {
+    Before,
+    All,
+    Padded,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    text: &'static str,
+    sees: Sees,
+    /// Queries and keys.
+    sizes: [usize; 2],
+    gates: bool,
+    cap: Option<f64>,
+    sinks: bool,
+}
+
+fn gpu() -> Device {
+    let name: Name = std::env::var("KERPLE_TEST_DEVICE").map_or(Name::Software, |name| name.parse().unwrap());
+    name.open().expect("a device; for tests without a GPU install Mesa's lavapipe").0
+}
+
+/// Output and the gradients in queries, keys, values, gates, sinks and what the encoding learns.
+fn run(
+    device: &Device,
+    case: Case,
+    attend: impl Fn([Tensor<4>; 3], &Scoring, &Positions) -> Tensor<4>,
+) -> Vec<Vec<f32>> {
+    let (device, [queries, keys]) = (device.clone().autodiff(), case.sizes);
+    let mut rng = ChaCha8Rng::seed_from_u64(21);
+    let mut random = |shape: [usize; 4]| {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
+        Tensor::<4>::from_data(TensorData::new(values, shape), &device)
+    };
+    let [q, k, v] = [(HEADS, queries), (2, keys), (2, keys)]
+        .map(|(heads, rows)| random([BATCH, heads, rows, HEAD_DIM]).require_grad());
+    let gates = -random([1, BATCH, HEADS, keys]).reshape([BATCH, HEADS, keys]).abs();
+    let (gates, sinks) = (gates.detach().require_grad(), random([1, 1, 1, HEADS]).reshape([HEADS]).require_grad());
+    let geometry = Geometry::new(HEADS, HEAD_DIM, 4);
+    let encoding: Encoding = serde_json::from_str(case.text).unwrap();
+    let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 7, &device);
+    let pass = Pass::evaluation(0);
+    let positions = encoding.positions(0, [queries, keys], (&device, DType::F32), Engine::Fused, &pass);
+    let clock = case.gates.then(|| Clock::Gates(gates.clone()));
+    let positions = Positions { clock, ..positions };
+    let positions = match case.sees {
+        Sees::Before => positions,
+        Sees::All => positions.in_both_directions(),
+        Sees::Padded => {
+            Positions { lengths: Some([keys, keys / 2, 3].as_slice().into()), ..positions.in_both_directions() }
+        }
+    };
+    let scoring = Scoring { cap: case.cap, sinks: case.sinks.then(|| sinks.clone()), ..Scoring::from(0.4) };
+    let out = attend([q.clone(), k.clone(), v.clone()], &scoring, &positions);
+    let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
+    let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
+    let mut found = vec![get(out.without_autodiff().reshape([-1]))];
+    found.extend([q, k, v].map(|x| get(x.grad_remove(&mut gradients).unwrap().reshape([-1]))));
+    found.extend(case.gates.then(|| get(gates.grad_remove(&mut gradients).unwrap().reshape([-1]))));
+    found.extend(case.sinks.then(|| get(sinks.grad_remove(&mut gradients).unwrap())));
+    let of_encoding = parameters::gradients(&encoding, &mut gradients);
+    found.extend(of_encoding.into_iter().flatten().map(get));
+    found
+}
+
+fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], share: f32, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (at, (expected, found)) in expected.iter().zip(found).enumerate() {
+        // what adds one number to all keys of a row has no gradient: on both sides it is what rounding leaves of terms of size 1
+        if found.iter().chain(expected).all(|x| x.abs() < 1e-5) {
+            continue;
+        }
+        // of sums of terms of size 1, which may cancel
+        let largest = expected.iter().fold(1e-1f32, |m, x| m.max(x.abs()));
+        let error = expected.iter().zip(found).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        let same = expected.len() == found.len() && error < share * largest;
+        assert!(same, "{at} of {what}: {error:e} of {largest:e}");
+    }
+}
+
+fn assert_in_pieces(device: &Device, case: Case) {
+    let expected = run(&Device::flex(), case, |[q, k, v], scoring, positions| {
+        attention(q, k, v, scoring.clone(), positions, Engine::Fused)
+    });
+    assert!(expected.iter().flatten().all(|value| value.is_finite()));
+    // a query or a few at a time, a sequence or more
+    for at_once in [1_000, 40_000] {
+        let found = run(device, case, |rows, scoring, positions| in_pieces(rows, scoring, positions, at_once));
+        // f32 on both sides, sums and exponentials in other orders
+        assert_same(&found, &expected, 2e-5, &format!("{case:?}, {at_once} at once"));
+        if at_once == 1_000 {
+            let again = run(device, case, |rows, scoring, positions| in_pieces(rows, scoring, positions, at_once));
+            assert!(found == again, "{case:?}: other bits");
+        }
+    }
+}
+
+#[test]
+fn maps_in_pieces_are_those_of_the_processor() {
+    let device = gpu();
+    for (at, text) in ENCODINGS.iter().enumerate() {
+        let sees = match at % 3 {
+            _ if text.contains("xpos") => Sees::Before,
+            0 => Sees::Padded,
+            1 => Sees::Before,
+            _ => Sees::All,
+        };
+        let case = Case { text, sees, sizes: [11, 11], gates: false, cap: None, sinks: false };
+        assert_in_pieces(&device, case);
+        if at % 4 == 0 {
+            assert_in_pieces(&device, Case { sees: Sees::Before, sizes: [5, 9], ..case });
+        }
+    }
+}
+
+#[test]
+fn gates_caps_and_sinks_in_pieces_are_those_of_the_processor() {
+    let device = gpu();
+    let case =
+        Case { text: r#"{"kind":"alibi"}"#, sees: Sees::Padded, sizes: [40, 40], gates: true, cap: None, sinks: false };
+    assert_in_pieces(&device, case);
+    assert_in_pieces(&device, Case { sees: Sees::All, cap: Some(1.5), sinks: true, ..case });
+    assert_in_pieces(&device, Case { gates: false, sees: Sees::Before, cap: Some(1.5), sinks: true, ..case });
+    let windowed = r#"{"kind":"kerple_log","window":7}"#;
+    assert_in_pieces(&device, Case { text: windowed, sees: Sees::Before, sinks: true, sizes: [33, 50], ..case });
+}
+
+#[test]
+fn pieces_are_worked_off_where_attention_has_no_kernel() {
+    let device = gpu();
+    let attend = |[q, k, v]: [Tensor<4>; 3], scoring: &Scoring, positions: &Positions| {
+        attention(q, k, v, scoring.clone(), positions, Engine::Fused)
+    };
+    // the second has more queries than products that fade are made of at once
+    for (text, len) in [(r#"{"kind":"fire","threshold":4.5}"#, 70), (r#"{"kind":"xpos","scale_base":12}"#, 200)] {
+        let case = Case { text, sees: Sees::Before, sizes: [len, len], gates: false, cap: None, sinks: true };
+        let (found, expected) = (run(&device, case, attend), run(&Device::flex(), case, attend));
+        // f32 on both sides, sums and exponentials in other orders
+        assert_same(&found, &expected, 2e-5, &format!("{case:?}"));
+    }
+}
