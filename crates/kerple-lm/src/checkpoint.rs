@@ -4,8 +4,9 @@ use crate::error::{Error, Result};
 use crate::learner::{Learner, Part};
 use crate::plan::Plan;
 use crate::task::Task;
-use crate::tensors::{self, Slot, TensorFile};
+use crate::tensors::{self, PART, Slot, Take, TensorFile};
 use burn::module::Module;
+use kerple_burn::array::Array;
 use kerple_burn::parameters::{self, Describe, Named};
 use kerple_data::fingerprint;
 use serde::{Deserialize, Serialize};
@@ -75,9 +76,14 @@ impl State {
     }
 }
 
+/// An array's values, a part after the other.
+pub(crate) fn in_parts(array: &Array, take: &mut Take<'_>) -> Result<()> {
+    array.slice::<f32>().chunks(PART).try_for_each(|part| take(part.to_vec()))
+}
+
 fn write(path: &Path, all: &[Named]) -> Result<String> {
     let slots: Vec<Slot> = all.iter().map(|n| Slot { name: n.name.clone(), shape: n.array.shape().to_vec() }).collect();
-    tensors::write(path, &slots, |number| Ok(all[number].array.slice::<f32>().to_vec()))
+    tensors::write(path, &slots, |number, take| in_parts(&all[number].array, take))
 }
 
 fn sync(folder: &Path) -> Result<()> {
@@ -194,7 +200,7 @@ fn write_state(aside: &Path, state: State) -> Result<()> {
 }
 
 /// Makes the checkpoint of step 0 of a run whose weights are not drawn, without moments, in a folder that has none. `write` puts
-/// the weights into a file, and `course` says what course a run has that begins with weights of this SHA-256.
+/// the weights into a file, and `course` says what course a run has that begins with weights of this SHA-256. Returns the file.
 ///
 /// # Errors
 /// The first error of `write` or `course`, and what the file system refuses; there is then no checkpoint.
@@ -202,7 +208,7 @@ pub fn begin(
     run: &Path,
     write: impl FnOnce(&Path) -> Result<String>,
     course: impl FnOnce(&str) -> Result<String>,
-) -> Result<()> {
+) -> Result<TensorFile> {
     let all = folder(run);
     let (aside, place) = (all.join(ASIDE), all.join(format!("step-{:08}", 0)));
     let make = || {
@@ -215,7 +221,8 @@ pub fn begin(
         fs::rename(&aside, &place).map_err(Error::io(&place, "rename to"))
     };
     make().inspect_err(|_| _ = fs::remove_dir_all(&aside))?;
-    sync(&all)
+    sync(&all)?;
+    TensorFile::open(&place.join(MODEL), AGAIN)
 }
 
 /// Checkpoints of a run, oldest first.

@@ -190,12 +190,14 @@ impl Departure {
         let slots: Vec<Slot> =
             all.iter().map(|n| Slot { name: n.name.clone(), shape: n.array.shape().to_vec() }).collect();
         let mut write = |path: &Path| {
-            tensors::write(path, &slots, |number| {
-                let mut values = all[number].array.slice::<f32>().to_vec();
-                if taken[number] {
-                    checkpoint::fill(&self.weights, &all[number].name, &mut values)?;
+            tensors::write(path, &slots, |number, take| {
+                let Named { name, array } = &all[number];
+                if !taken[number] {
+                    return checkpoint::in_parts(array, take);
                 }
-                Ok(values)
+                let mut values = vec![0.0; array.shape().iter().product()];
+                checkpoint::fill(&self.weights, name, &mut values)?;
+                take(values)
             })
         };
         let tokenizer = self.run.tokenizer(&self.plan).ok();

@@ -9,15 +9,21 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ScopedJoinHandle};
 
 /// Longest header: what the format's library takes.
 const LONGEST_HEADER: u64 = 100_000_000;
 
-/// Bytes at once where only a checksum is wanted.
+/// Bytes read at once, a multiple of every number's.
 const BLOCK: usize = 1 << 20;
+
+/// Bytes that a file may have that are not on the disk, about, before its writer waits for that.
+const OPEN: usize = 64 << 20;
+
+/// Parts that wait to be summed or written.
+const WAITING: usize = 2;
 
 /// An open file of which the header has been read and compared with its size.
 #[derive(Debug)]
@@ -100,6 +106,22 @@ impl TensorFile {
         Ok(true)
     }
 
+    /// Gives the bytes of a tensor to `take`, a part after the other, of whole numbers of up to 64 bits; whether the file has one.
+    ///
+    /// # Errors
+    /// As of [`TensorFile::read`], and the first of `take`.
+    pub fn parts(&self, name: &str, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<bool> {
+        let Some(info) = self.header.info(name) else { return Ok(false) };
+        let (from, end) = info.data_offsets;
+        let mut block = vec![0; BLOCK.min(end - from)];
+        for at in (from..end).step_by(BLOCK) {
+            let bytes = &mut block[..BLOCK.min(end - at)];
+            self.read_at(name, at, bytes)?;
+            take(bytes)?;
+        }
+        Ok(true)
+    }
+
     /// Bytes of a tensor, which begin at this place of the values.
     fn read_at(&self, name: &str, from: usize, bytes: &mut [u8]) -> Result<()> {
         let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -138,12 +160,18 @@ pub struct Slot {
     pub shape: Vec<usize>,
 }
 
+/// Numbers at once where a tensor passes in parts.
+pub const PART: usize = 1 << 20;
+
+/// Takes the next values of a tensor.
+pub type Take<'a> = dyn FnMut(Vec<f32>) -> Result<()> + 'a;
+
 /// Writes and syncs a new file of `f32` tensors, sorted by name as the format's library sorts them, and returns its SHA-256.
-/// `fill` is asked for the values of one slot, by its number, after the other.
+/// `fill` is asked for the values of one slot, by its number, after the other, in as many parts as it likes.
 ///
 /// # Errors
 /// Names that are there twice, what the disk refuses, and the first error of `fill`; a part of the file may then be there.
-pub fn write(path: &Path, slots: &[Slot], mut fill: impl FnMut(usize) -> Result<Vec<f32>>) -> Result<String> {
+pub fn write(path: &Path, slots: &[Slot], mut fill: impl FnMut(usize, &mut Take<'_>) -> Result<()>) -> Result<String> {
     let mut order: Vec<usize> = (0..slots.len()).collect();
     order.sort_by_key(|number| &slots[*number].name);
     let mut end = 0;
@@ -159,54 +187,59 @@ pub fn write(path: &Path, slots: &[Slot], mut fill: impl FnMut(usize) -> Result<
     let mut header = serde_json::to_vec(&header).expect("a header is plain data");
     // values begin at a multiple of 8
     header.resize(header.len().next_multiple_of(8), b' ');
-    let out = Summed { path, file: File::create(path).map_err(Error::io(path, "create"))?, sum: Sha256::default() };
-    // while one tensor is summed and written, the next is made: no more than these two are held
-    let (give, take) = sync_channel::<Vec<f32>>(0);
+    let file = File::create(path).map_err(Error::io(path, "create"))?;
+    let start = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
+    // while parts are summed and written, by a thread each, the next are made
+    let (to_sum, summed) = sync_channel::<Arc<Vec<f32>>>(WAITING);
+    let (to_disk, written) = sync_channel::<Arc<Vec<f32>>>(WAITING);
     thread::scope(|scope| {
-        let writer = scope.spawn(move || out.write(&header, take));
+        let sum = scope.spawn(|| sum_of(&start, summed));
+        let disk = scope.spawn(|| put(path, file, &start, written));
         let make = || {
             for number in order {
-                let values = fill(number)?;
-                assert_eq!(values.len(), slots[number].shape.iter().product::<usize>(), "{}", slots[number].name);
-                if give.send(values).is_err() {
-                    break; // the writer says why
-                }
+                let mut count = 0;
+                fill(number, &mut |values| {
+                    count += values.len();
+                    let values = Arc::new(values);
+                    let given = to_disk.send(values.clone()).and_then(|()| to_sum.send(values));
+                    // the disk says why
+                    given.map_err(|_| Error::io(path, "write")(ErrorKind::BrokenPipe.into()))
+                })?;
+                assert_eq!(count, slots[number].shape.iter().product::<usize>(), "{}", slots[number].name);
             }
             Ok(())
         };
         let made = make();
-        drop(give);
-        let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        made.and(written)
+        drop((to_sum, to_disk));
+        let (sum, written) = (joined(sum), joined(disk));
+        written.and(made).map(|()| sum)
     })
 }
 
-/// A file that is summed as it is written.
-struct Summed<'a> {
-    path: &'a Path,
-    file: File,
-    sum: Sha256,
+fn joined<T>(thread: ScopedJoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-impl Summed<'_> {
-    /// Writes and syncs everything; its SHA-256.
-    fn write(mut self, header: &[u8], tensors: Receiver<Vec<f32>>) -> Result<String> {
-        self.put(&(header.len() as u64).to_le_bytes())?;
-        self.put(header)?;
-        for values in tensors {
-            self.put(bytemuck::cast_slice(&values))?;
-        }
-        self.file.sync_all().map_err(Error::io(self.path, "sync"))?;
-        Ok(self.sum.finish())
-    }
+fn sum_of(start: &[u8], tensors: Receiver<Arc<Vec<f32>>>) -> String {
+    let mut sum = Sha256::default();
+    sum.add(start);
+    tensors.iter().for_each(|values| sum.add(bytemuck::cast_slice(&values)));
+    sum.finish()
+}
 
-    fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        for block in bytes.chunks(BLOCK) {
-            self.sum.add(block);
-            self.file.write_all(block).map_err(Error::io(self.path, "write"))?;
+/// Writes and syncs everything; the disk works while more comes.
+fn put(path: &Path, mut file: File, start: &[u8], tensors: Receiver<Arc<Vec<f32>>>) -> Result<()> {
+    let mut open = 0;
+    file.write_all(start).map_err(Error::io(path, "write"))?;
+    for values in tensors {
+        file.write_all(bytemuck::cast_slice(&values)).map_err(Error::io(path, "write"))?;
+        open += size_of_val(&values[..]);
+        if open >= OPEN {
+            file.sync_data().map_err(Error::io(path, "sync"))?;
+            open = 0;
         }
-        Ok(())
     }
+    file.sync_all().map_err(Error::io(path, "sync"))
 }
 
 #[cfg(test)]
@@ -226,7 +259,7 @@ mod tests {
     fn files_are_those_of_the_library() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
-        let sum = write(&path, &slots(), |number| Ok(values(number))).unwrap();
+        let sum = write(&path, &slots(), |number, take| take(values(number))).unwrap();
         assert_eq!(sha256(&path).unwrap(), sum);
         let data = std::fs::read(&path).unwrap();
         let all: Vec<(Slot, Vec<f32>)> = slots().into_iter().enumerate().map(|(n, slot)| (slot, values(n))).collect();
@@ -253,15 +286,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         let mut asked = 0;
-        let error = write(&path, &slots(), |number| {
+        let error = write(&path, &slots(), |number, take| {
             asked += 1;
-            if asked == 2 { Err(Error::refused("no more", "")) } else { Ok(values(number)) }
+            if asked == 2 { Err(Error::refused("no more", "")) } else { take(values(number)) }
         });
         assert!(error.unwrap_err().to_string().contains("no more") && asked == 2);
         // a disk that is full
         #[cfg(target_os = "linux")]
         {
-            let error = write(Path::new("/dev/full"), &slots(), |number| Ok(values(number))).unwrap_err();
+            let error = write(Path::new("/dev/full"), &slots(), |number, take| take(values(number))).unwrap_err();
             assert!(error.to_string().contains("/dev/full"), "{error}");
         }
     }
@@ -271,7 +304,7 @@ mod tests {
     fn a_file_that_is_not_whole_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
-        write(&path, &slots(), |number| Ok(values(number))).unwrap();
+        write(&path, &slots(), |number, take| take(values(number))).unwrap();
         let data = std::fs::read(&path).unwrap();
         for len in 0..data.len() {
             std::fs::write(&path, &data[..len]).unwrap();

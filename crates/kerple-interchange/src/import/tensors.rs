@@ -3,7 +3,7 @@
 use super::config;
 use crate::export::drawn::is_drawn;
 use kerple_lm::origin::Family;
-use kerple_lm::tensors::{Dtype, TensorFile};
+use kerple_lm::tensors::{Dtype, Take, TensorFile};
 use kerple_lm::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,14 @@ pub trait Tensors {
     /// A tensor that is not there, cannot be read, is of a type that holds no numbers of a model, or holds one that is not
     /// finite.
     fn read(&self, name: &str) -> Result<Vec<f32>>;
+
+    /// The same, given to `take` in parts that are one after the other.
+    ///
+    /// # Errors
+    /// As of [`Tensors::read`], and the first of `take`.
+    fn parts(&self, name: &str, take: &mut Take<'_>) -> Result<()> {
+        take(self.read(name)?)
+    }
 
     /// The file of one, for messages.
     fn place(&self, name: &str) -> PathBuf;
@@ -143,23 +151,31 @@ impl Tensors for Folder {
     }
 
     fn read(&self, name: &str) -> Result<Vec<f32>> {
+        let mut all = Vec::with_capacity(self.shape(name).map_or(0, |shape| shape.iter().product()));
+        self.parts(name, &mut |part| {
+            all.extend(part);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    fn parts(&self, name: &str, take: &mut Take<'_>) -> Result<()> {
         let absent = || Error::damaged(&self.place(name), format!("there is no tensor `{name}`"), AGAIN);
         let file = self.file(name).ok_or_else(absent)?;
-        let (dtype, shape) = file.info(name).ok_or_else(absent)?;
+        let (dtype, _) = file.info(name).ok_or_else(absent)?;
         // before anything is read
         let convert = conversion(dtype).ok_or_else(|| {
             let message = format!("tensor `{name}` is of type {dtype:?}; F64, F32, F16 and BF16 can be imported");
             Error::refused(format!("{}: {message}", file.path().display()), "save the model in one of these")
         })?;
-        if dtype == Dtype::F32 {
-            let mut values = vec![0.0; shape.iter().product()];
-            return match file.read_f32(name, &mut values)? {
-                true => finite(values, name, file.path()),
-                false => Err(absent()),
-            };
-        }
-        let bytes = file.read(name)?.ok_or_else(absent)?;
-        finite(convert(&bytes), name, file.path())
+        let mut count = 0;
+        let found = file.parts(name, |bytes| {
+            let part = convert(bytes);
+            check_finite(&part, count, name, file.path())?;
+            count += part.len();
+            take(part)
+        })?;
+        if found { Ok(()) } else { Err(absent()) }
     }
 
     fn place(&self, name: &str) -> PathBuf {
@@ -196,15 +212,15 @@ pub fn from_bf16(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|chunk| half::bf16::from_le_bytes(*chunk).to_f32()).collect()
 }
 
-/// The values, unless one is not finite.
+/// Refuses values that are not finite; they are those of a tensor from its value `first` on.
 ///
 /// # Errors
 /// The first that is not, with its place.
-pub fn finite(values: Vec<f32>, name: &str, path: &Path) -> Result<Vec<f32>> {
+pub fn check_finite(values: &[f32], first: usize, name: &str, path: &Path) -> Result<()> {
     match values.iter().position(|value| !value.is_finite()) {
-        None => Ok(values),
+        None => Ok(()),
         Some(at) => {
-            let message = format!("value {at} of tensor `{name}` is {}", values[at]);
+            let message = format!("value {} of tensor `{name}` is {}", first + at, values[at]);
             Err(Error::damaged(
                 path,
                 message,

@@ -144,19 +144,20 @@ pub fn find(family: Family, entries: &[Entry], tie: Tie, tensors: &dyn Tensors) 
     }
 }
 
-/// Writes the weights, one parameter at a time, and returns their SHA-256.
+/// Writes the weights, a part of a parameter at a time, and returns their SHA-256.
 ///
 /// # Errors
 /// What cannot be read or written; a value that is not finite, with its tensor.
 pub fn write(path: &Path, entries: &[Entry], found: &Found, tensors: &dyn Tensors) -> Result<String> {
     let slots: Vec<Slot> =
         entries.iter().map(|entry| Slot { name: entry.ours.clone(), shape: entry.shape.clone() }).collect();
-    write_tensors(path, &slots, |number| {
+    write_tensors(path, &slots, |number, take| {
         let entry = &entries[number];
-        let mut ours = vec![0.0; entry.len()];
-        for (part, theirs) in entry.theirs.iter().enumerate() {
-            entry.put(part, &tensors.read(&found[&theirs.name])?, &mut ours);
+        if let Some(theirs) = entry.same() {
+            return tensors.parts(&found[&theirs.name], take);
         }
-        Ok(ours)
+        let theirs: Vec<Vec<f32>> =
+            entry.theirs.iter().map(|theirs| tensors.read(&found[&theirs.name])).collect::<Result<_>>()?;
+        entry.parts().try_for_each(|rows| take(entry.put(&theirs, rows)))
     })
 }

@@ -1,10 +1,12 @@
 //! Values from one arrangement to the other.
 
-use super::Entry;
+use super::{Entry, Theirs};
+use kerple_lm::tensors::PART;
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// Rows of our matrix that are worked on at once.
-const ROWS: usize = 64;
+/// Rows and columns of a tile that is transposed at once; a row of it is a cache line.
+const SIDE: usize = 16;
 
 impl Entry {
     /// Where each of their outputs stands among ours.
@@ -29,26 +31,47 @@ impl Entry {
         self.theirs[number].shape.iter().product::<usize>() / input
     }
 
-    /// Puts the values of their tensor `number` where they belong in `ours`.
+    /// Their tensor, where it is ours as it stands.
+    pub fn same(&self) -> Option<&Theirs> {
+        match &self.theirs[..] {
+            [theirs] if !self.transposed && self.parts_first.is_none() => Some(theirs),
+            _ => None,
+        }
+    }
+
+    /// Rows of ours, some after others, that are [put](Entry::put) together at once.
+    pub fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let [input, output] = self.sides();
+        let step = (PART / output.max(1)).next_multiple_of(SIDE).max(SIDE);
+        (0..input).step_by(step).map(move |first| first..input.min(first + step))
+    }
+
+    /// Some rows of ours, put together of all their tensors.
     ///
     /// # Panics
-    /// When either has not as many values as its shape says.
-    pub fn put(&self, number: usize, theirs: &[f32], ours: &mut [f32]) {
+    /// When a tensor has not as many values as its shape says.
+    pub fn put(&self, theirs: &[Vec<f32>], rows: Range<usize>) -> Vec<f32> {
         let [input, output] = self.sides();
-        let before: usize = (0..number).map(|other| self.outputs(other)).sum();
-        let count = self.outputs(number);
-        assert_eq!([theirs.len(), ours.len()], [input * count, input * output], "{}", self.ours);
-        let (all, transposed) = (self.places(), self.transposed);
-        let places = &all[before..before + count];
-        ours.par_chunks_mut(ROWS * output).enumerate().for_each(|(block, rows)| {
-            let first = block * ROWS;
-            for (at, place) in places.iter().enumerate() {
-                for (row, ours) in rows.chunks_exact_mut(output).enumerate() {
-                    ours[*place] =
-                        theirs[if transposed { at * input + first + row } else { (first + row) * count + at }];
-                }
+        let all = self.places();
+        let mut ours = vec![0.0; rows.len() * output];
+        let mut before = 0;
+        for (number, theirs) in theirs.iter().enumerate() {
+            let count = self.outputs(number);
+            let places = &all[before..before + count];
+            before += count;
+            assert_eq!(theirs.len(), input * count, "{}", self.ours);
+            if self.transposed {
+                let blocks = ours.par_chunks_mut(SIDE * output).enumerate();
+                blocks.for_each(|(block, ours)| {
+                    transpose(theirs, [input, output], rows.start + block * SIDE, places, ours)
+                });
+            } else {
+                let theirs = theirs[rows.start * count..].par_chunks(count);
+                let rows = ours.par_chunks_mut(output).zip(theirs);
+                rows.for_each(|(ours, theirs)| places.iter().zip(theirs).for_each(|(at, value)| ours[*at] = *value));
             }
-        });
+        }
+        ours
     }
 
     /// The values of their tensor `number`.
@@ -63,26 +86,42 @@ impl Entry {
         let all = self.places();
         let places = &all[before..before + count];
         let mut theirs = vec![0.0; input * count];
-        if self.transposed {
-            theirs.par_chunks_mut(ROWS * input).enumerate().for_each(|(block, columns)| {
-                for row in 0..input {
-                    for (theirs, place) in columns.chunks_exact_mut(input).zip(&places[block * ROWS..]) {
-                        theirs[row] = ours[row * output + place];
-                    }
-                }
-            });
-        } else {
-            theirs.par_chunks_mut(count).zip(ours.par_chunks(output)).for_each(|(theirs, ours)| {
-                theirs.iter_mut().zip(places).for_each(|(value, place)| *value = ours[*place]);
-            });
+        if !self.transposed {
+            let rows = theirs.par_chunks_mut(count).zip(ours.par_chunks(output));
+            rows.for_each(|(theirs, ours)| theirs.iter_mut().zip(places).for_each(|(value, at)| *value = ours[*at]));
+            return theirs;
         }
+        theirs.par_chunks_mut(SIDE * input).zip(places.par_chunks(SIDE)).for_each(|(theirs, places)| {
+            let mut tile = [[0.0; SIDE]; SIDE];
+            for (block, ours) in ours.chunks(SIDE * output).enumerate() {
+                for (row, ours) in tile.iter_mut().zip(ours.chunks_exact(output)) {
+                    places.iter().zip(row).for_each(|(at, value)| *value = ours[*at]);
+                }
+                for (column, theirs) in theirs.chunks_exact_mut(input).enumerate() {
+                    let theirs = theirs[block * SIDE..].iter_mut();
+                    theirs.zip(&tile).for_each(|(value, row)| *value = row[column]);
+                }
+            }
+        });
         theirs
+    }
+}
+
+/// Fills up to [`SIDE`] rows of `ours` with columns of `theirs`, from this one on, and each value at its place in the row.
+fn transpose(theirs: &[f32], [input, output]: [usize; 2], first: usize, places: &[usize], ours: &mut [f32]) {
+    let mut tile = [[0.0; SIDE]; SIDE];
+    for (places, theirs) in places.chunks(SIDE).zip(theirs.chunks(SIDE * input)) {
+        for (column, theirs) in theirs.chunks_exact(input).enumerate() {
+            theirs[first..].iter().zip(&mut tile).for_each(|(value, row)| row[column] = *value);
+        }
+        for (row, ours) in tile.iter().zip(ours.chunks_exact_mut(output)) {
+            places.iter().zip(row).for_each(|(at, value)| ours[*at] = *value);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Theirs;
     use super::*;
 
     fn entry(input: usize, outputs: &[usize], transposed: bool, parts_first: Option<[usize; 2]>) -> Entry {
@@ -103,15 +142,15 @@ mod tests {
             entry(67, &[8, 4, 4], true, None),
         ];
         for entry in entries {
-            let mut ours = vec![f32::NAN; entry.len()];
             let all: Vec<Vec<f32>> = (0..entry.theirs.len())
                 .map(|number| {
                     let len: usize = entry.theirs[number].shape.iter().product();
                     (0..len).map(|at| (1000 * number + at) as f32).collect()
                 })
                 .collect();
-            all.iter().enumerate().for_each(|(number, values)| entry.put(number, values, &mut ours));
-            assert!(ours.iter().all(|value| !value.is_nan()), "{entry:?}");
+            let ours = entry.put(&all, 0..entry.sides()[0]);
+            let in_parts: Vec<f32> = entry.parts().flat_map(|rows| entry.put(&all, rows)).collect();
+            assert_eq!(ours, in_parts, "{entry:?}");
             for (number, values) in all.iter().enumerate() {
                 assert_eq!(&entry.take(number, &ours), values, "{entry:?}");
             }
@@ -121,11 +160,9 @@ mod tests {
     /// Written out by hand: two heads of one feature, outputs q0 q1 k0 k1 v0 v1 in theirs, q0 k0 v0 q1 k1 v1 in ours.
     #[test]
     fn parts_become_heads() {
-        let mut ours = vec![0.0; 6];
-        entry(1, &[6], true, Some([2, 1])).put(0, &[0.0, 1.0, 10.0, 11.0, 20.0, 21.0], &mut ours);
+        let ours = entry(1, &[6], true, Some([2, 1])).put(&[vec![0.0, 1.0, 10.0, 11.0, 20.0, 21.0]], 0..1);
         assert_eq!(ours, [0.0, 10.0, 20.0, 1.0, 11.0, 21.0]);
-        let mut ours = vec![0.0; 4];
-        entry(2, &[2], true, None).put(0, &[1.0, 2.0, 3.0, 4.0], &mut ours);
+        let ours = entry(2, &[2], true, None).put(&[vec![1.0, 2.0, 3.0, 4.0]], 0..2);
         assert_eq!(ours, [1.0, 3.0, 2.0, 4.0]);
     }
 }

@@ -56,21 +56,18 @@ impl RunFolder {
 
     fn fill(&self, Beginning { weights, plan, tokenizer, special }: Beginning) -> Result<Plan> {
         let mut made = None;
-        checkpoint::begin(self.path(), weights, |sha256| Ok(made.insert(plan(sha256)?).course()))?;
+        let first = checkpoint::begin(self.path(), weights, |sha256| Ok(made.insert(plan(sha256)?).course()))?;
         let plan = made.expect("the course is asked for");
         self.write_tokens(tokenizer, &special)?;
-        self.add_first_kernels(&plan)?;
+        self.add_first_kernels(&plan, &first)?;
         self.write_plan(&plan)?;
         Ok(plan)
     }
 
     /// The tables that its first weights make, for pictures.
-    fn add_first_kernels(&self, plan: &Plan) -> Result<()> {
-        let found =
-            checkpoint::newest(self.path(), true, |path| checkpoint::weights(path, &checkpoint::state(path, plan)?))?;
-        let Some(found) = found else { return Ok(()) };
+    fn add_first_kernels(&self, plan: &Plan, weights: &TensorFile) -> Result<()> {
         let encoding = crate::model::encoding(plan, &crate::device());
-        let (encoding, filled) = parameters::load(encoding, |name, values| fill(&found.value, name, values));
+        let (encoding, filled) = parameters::load(encoding, |name, values| fill(weights, name, values));
         filled?;
         super::snapshot(&encoding, 0).map_or(Ok(()), |snapshot| self.add_kernels(snapshot))
     }

@@ -348,7 +348,9 @@ fn read(tensor: &Tensor, name: &str, path: &Path) -> Result<Vec<f32>> {
         }
     };
     let bytes = tensor.read().map_err(|error| Error::damaged(path, format!("tensor `{name}`: {error}"), AGAIN))?;
-    tensors::finite(convert(&bytes), name, path)
+    let values = convert(&bytes);
+    tensors::check_finite(&values, 0, name, path)?;
+    Ok(values)
 }
 
 impl Tensors for Stored {
