@@ -1,7 +1,7 @@
 //! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
 //! are checkpoints, prepared texts, TensorBoard files, losses by segment, and what encodings learned on the way; the runs make
-//! them again. Kernels and scores, which are drawn, and what a log says of times and norms are kept to [`DIGITS`] digits. Tables and figures are made of an export as of
-//! its original.
+//! them again. Kernels, scores and losses by position, which are drawn, and norms are kept to [`DIGITS`] digits, times to [`OF_TIMES`], and
+//! losses of a log as the numbers of 32 bits that they are. Tables and figures are made of an export as of its original.
 
 use super::refuse_another;
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use kerple_records::{
     EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SCORES_FILE, SITTINGS_FILE, look, read_json,
     read_rows,
 };
-use serde_json::Value;
+use serde_json::{Map, Number, Value};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -63,7 +63,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
         kerple_records::write_json(&to.join(PLAN_FILE), &plan)?;
     }
     let rows: [(&str, Thin); 4] = [
-        (EVALUATION_FILE, without_segments),
+        (EVALUATION_FILE, evaluated),
         (METRICS_FILE, logged),
         (PROBES_FILE, |rows| rows),
         (SITTINGS_FILE, |rows| rows),
@@ -78,30 +78,39 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
     for (name, thin) in snapshots {
         if look(&run.join(name))?.is_some() {
             let mut all = thin(read_json::<Vec<Value>>(&run.join(name))?);
-            all.iter_mut().for_each(round);
+            all.iter_mut().for_each(|value| round(value, DIGITS));
             kerple_records::write_dense_json(&to.join(name), &all)?;
         }
     }
     Ok(true)
 }
 
-fn without_segments(mut rows: Vec<Value>) -> Vec<Value> {
-    rows.iter_mut().filter_map(Value::as_object_mut).for_each(|row| _ = row.remove("segment_nll"));
+fn evaluated(mut rows: Vec<Value>) -> Vec<Value> {
+    for row in rows.iter_mut().filter_map(Value::as_object_mut) {
+        row.remove("segment_nll");
+        change(row, "position_nll", |value| round(value, DIGITS));
+        change(row, "seconds", |value| round(value, OF_TIMES));
+    }
     rows
 }
 
 /// Most learned values of an encoding that the last row of a kept log has; more are weights of a network.
 const MOST_VALUES: usize = 64;
 
-/// What of a log tells how a run went, not what came out.
-const ON_THE_WAY: [&str; 3] = ["grad_norm", "seconds", "step_seconds"];
-
 fn logged(rows: Vec<Value>) -> Vec<Value> {
     let mut rows = without_weights(rows);
     for row in rows.iter_mut().filter_map(Value::as_object_mut) {
-        row.iter_mut().filter(|(key, _)| ON_THE_WAY.contains(&key.as_str())).for_each(|(_, value)| round(value));
+        change(row, "grad_norm", |value| round(value, DIGITS));
+        ["seconds", "step_seconds"].iter().for_each(|key| change(row, key, |value| round(value, OF_TIMES)));
+        ["loss", "valid_loss"].iter().for_each(|key| change(row, key, shorten));
     }
     rows
+}
+
+fn change(row: &mut Map<String, Value>, key: &str, how: impl FnOnce(&mut Value)) {
+    if let Some(value) = row.get_mut(key) {
+        how(value);
+    }
 }
 
 fn without_weights(mut rows: Vec<Value>) -> Vec<Value> {
@@ -121,20 +130,34 @@ fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
     snapshots.split_off(snapshots.len().saturating_sub(1))
 }
 
-/// Digits that are kept of the fractions of a kernel, of scores, of times and of norms.
+/// Digits that are kept of the fractions of a kernel, of scores, of losses by position and of norms.
 const DIGITS: usize = 6;
 
-fn round(value: &mut Value) {
+/// Digits that are kept of times.
+const OF_TIMES: usize = 4;
+
+fn round(value: &mut Value, digits: usize) {
     match value {
-        Value::Array(list) => list.iter_mut().for_each(round),
-        Value::Object(fields) => fields.values_mut().for_each(round),
-        Value::Number(number) if number.is_f64() => {
-            let exact = number.as_f64().expect("a JSON number that is_f64");
-            let kept = format!("{exact:.*e}", DIGITS - 1).parse().expect("a number that was just written");
-            *number = serde_json::Number::from_f64(kept).expect("a finite number stays finite");
-        }
+        Value::Array(list) => list.iter_mut().for_each(|value| round(value, digits)),
+        Value::Object(fields) => fields.values_mut().for_each(|value| round(value, digits)),
+        Value::Number(_) => written_as(value, |exact| format!("{exact:.*e}", digits - 1)),
         _ => {}
     }
+}
+
+/// As few digits as make the same number of 32 bits, where it is one.
+fn shorten(value: &mut Value) {
+    written_as(value, |exact| match exact as f32 {
+        short if f64::from(short) == exact => short.to_string(),
+        _ => exact.to_string(),
+    });
+}
+
+/// Another writing of a fraction.
+fn written_as(value: &mut Value, write: impl FnOnce(f64) -> String) {
+    let Some(exact) = value.as_f64().filter(|_| value.is_f64()) else { return };
+    let kept = write(exact).parse::<f64>().expect("a number that was just written");
+    *value = Number::from_f64(kept).expect("a finite number stays finite").into();
 }
 
 /// Refuses to write over what is no export of this reproduction: what is exported is less than what it is made of.
