@@ -35,7 +35,7 @@ impl Error {
         "a folder of reference values holds manifest.json and the .safetensors files it names"
     }
 
-    pub(crate) fn damaged(path: &Path, message: impl Into<String>) -> Error {
-        Error::Damaged { path: path.to_owned(), message: message.into() }
+    pub(crate) fn damaged(path: &Path, message: impl AsRef<str>) -> Error {
+        Error::Damaged { path: path.to_owned(), message: kerple_files::printable(message.as_ref()) }
     }
 }

@@ -128,13 +128,13 @@ impl Error {
         move |source| Error::Io { path, action, source }
     }
 
-    /// A request that cannot be served.
-    pub fn refused(message: impl Into<String>, hint: impl Into<String>) -> Error {
-        Error::Refused { message: message.into(), hint: hint.into() }
+    /// A request that cannot be served; control characters in the message are written out.
+    pub fn refused(message: impl AsRef<str>, hint: impl Into<String>) -> Error {
+        Error::Refused { message: printable(message.as_ref()), hint: hint.into() }
     }
 
-    /// A file that is not as it should be.
-    pub fn damaged(path: &Path, message: impl Into<String>, hint: impl Into<String>) -> Error {
-        Error::Damaged { path: path.to_owned(), message: message.into(), hint: hint.into() }
+    /// A file that is not as it should be; control characters in the message are written out.
+    pub fn damaged(path: &Path, message: impl AsRef<str>, hint: impl Into<String>) -> Error {
+        Error::Damaged { path: path.to_owned(), message: printable(message.as_ref()), hint: hint.into() }
     }
 }

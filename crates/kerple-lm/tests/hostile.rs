@@ -298,6 +298,12 @@ fn run_folders() {
         ("checkpoints/step-00000003/model.safetensors", &weights),
         ("checkpoints/step-00000003/optimizer.safetensors", &moments),
     ];
+    let plan = run.path().join("plan.json");
+    let good = fs::read_to_string(&plan).unwrap();
+    fs::write(&plan, good.replace("first_adam_step", "first\u{7f}adam_step")).unwrap();
+    let message = run.read().unwrap_err().to_string();
+    assert!(message.contains("unknown field `first\\u{7f}adam_step`"), "{message}");
+    fs::write(&plan, good).unwrap();
     for (name, seal) in files {
         let path = run.path().join(name);
         let state = fs::read(run.checkpoint.join("state.json")).unwrap();
