@@ -1,11 +1,12 @@
-//! What of attention has no kernel on a GPU, in pieces: what the processor computes, output and every gradient, whatever the pieces.
+//! Score maps on a GPU, in kernels or in pieces of the definition: what the processor computes, output and every gradient, whatever
+//! the pieces; and what else of attention has no kernel.
 //!
 //! A software renderer stands in, unless `KERPLE_TEST_DEVICE` names a device as `--device` does.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::device::Name;
-use kerple_burn::forms::{Clock, Positions, Sight};
+use kerple_burn::forms::{Clock, Positions};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::attention::{Scoring, attention, in_pieces};
 use kerple_burn::parameters;
@@ -172,6 +173,27 @@ fn gates_caps_and_sinks_in_pieces_are_those_of_the_processor() {
     assert_in_pieces(&device, Case { gates: false, sees: Sees::Before, cap: Some(1.5), sinks: true, ..case });
     let windowed = r#"{"kind":"kerple_log","window":7}"#;
     assert_in_pieces(&device, Case { text: windowed, sees: Sees::Before, sinks: true, sizes: [33, 50], ..case });
+}
+
+#[test]
+fn the_bias_of_fire_in_kernels_is_that_of_the_processor() {
+    let device = gpu();
+    let attend = |[q, k, v]: [Tensor<4>; 3], scoring: &Scoring, positions: &Positions| {
+        attention(q, k, v, scoring.clone(), positions, Engine::Fused)
+    };
+    for (text, sees, sizes) in [
+        (r#"{"kind":"fire","threshold":4.5}"#, Sees::Before, [150, 150]),
+        (r#"{"kind":"fire","threshold":40.5,"randomized":400}"#, Sees::Before, [70, 90]),
+        (r#"{"kind":"fire","threshold":6.25,"window":50}"#, Sees::All, [130, 130]),
+        (r#"{"kind":"fire","width":5,"threshold":20.5}"#, Sees::Padded, [70, 70]),
+        (r#"{"kind":"fire","threshold":4.5}"#, Sees::Before, [1, 300]),
+    ] {
+        let case = Case { text, sees, sizes, gates: false, cap: None, sinks: false };
+        let (found, expected) = (run(&device, case, attend), run(&Device::flex(), case, attend));
+        // f32 on both sides, sums and exponentials in other orders
+        assert_same(&found, &expected, 2e-5, &format!("{case:?}"));
+        assert!(found == run(&device, case, attend), "{case:?}: other bits");
+    }
 }
 
 #[test]

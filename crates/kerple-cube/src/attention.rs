@@ -1,5 +1,5 @@
 //! Attention `softmax(scale q.k weight[d] + bias[d] + c_i - c_j) v` with `d = i - j`, and all its gradients, those of tables and
-//! clocks too.
+//! clocks too. In place of a bias by distance there may be one in pieces: [`lines`].
 //!
 //! What is computed is [`kerple::attention::naive`], in `f32`; memory grows with the length, not with its square. Scores live
 //! in [`tile`]s in shared memory, and the backward makes them again from the logarithms of the forward's sums. A table's
@@ -12,6 +12,7 @@ pub(crate) mod decode;
 pub(crate) mod diagonals;
 pub(crate) mod forward;
 pub(crate) mod keys;
+pub mod lines;
 pub(crate) mod product;
 pub(crate) mod queries;
 mod slopes;
@@ -24,6 +25,7 @@ use cubecl::server::Handle;
 use kerple::attention::Dims;
 use kerple::forms::Sight;
 use kerple::precision::Precision;
+use lines::{Lines, MOMENTS};
 use tile::{Has, SizesLaunch, Tile};
 
 /// Arrays that a kernel of the backward takes, and one for what else it is told.
@@ -59,6 +61,8 @@ pub struct Attention<'a> {
     pub sight: Sight,
     /// What becomes of scaled scores.
     pub tables: Tables,
+    /// A bias in pieces, in place of one by distance and without a weight.
+    pub lines: Option<Lines>,
     /// Keys of each sequence that are no padding, `[B]` of `u32`.
     pub lengths: Option<Handle>,
     /// What a query sees of a key falls by the difference of theirs: running sums of gates, `[B, H, K]`, where queries see what came
@@ -99,7 +103,7 @@ pub struct Gradients {
     pub d_k: Handle,
     /// `[B, kv_heads, K, D]`
     pub d_v: Handle,
-    /// In the tables, `[H, C]` each, where they are wanted.
+    /// In the tables, `[H, C]` each, where they are wanted; of a bias in pieces what [`Lines::gradient`] takes.
     pub d_tables: [Option<Handle>; 2],
     /// In the clocks, `[B, H, K]`, where there are some.
     pub d_clocks: Option<Handle>,
@@ -110,7 +114,8 @@ impl<'a> Attention<'a> {
     pub fn new(client: &'a Client, dims: Dims, scale: f32, sight: Sight) -> Attention<'a> {
         let hardware = &client.properties().hardware;
         let tile = Tile::fitting(dims.head_dim, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
-        Attention { client, dims, scale, sight, tables: Tables::default(), lengths: None, clocks: None, tile }
+        let tables = Tables::default();
+        Attention { client, dims, scale, sight, tables, lines: None, lengths: None, clocks: None, tile }
     }
 
     /// The same with products of numbers of this precision, see [`Tile::with_precision`].
@@ -211,7 +216,7 @@ impl<'a> Attention<'a> {
     /// Where sizes do not fit, and when a gradient of a table is wanted that is not there.
     pub fn backward(&self, saved: &Saved, d_out: &Handle, wanted: [bool; 2]) -> Gradients {
         self.check();
-        let [bias, weight] = [&self.tables.bias, &self.tables.weight].map(Option::is_some);
+        let [bias, weight] = [self.tables.bias.is_some() || self.lines.is_some(), self.tables.weight.is_some()];
         assert!((bias || !wanted[0]) && (weight || !wanted[1]), "the gradient of a table that is not there");
         let Dims { batch, heads, queries, head_dim, .. } = self.dims;
         let rows = batch * heads * queries;
@@ -246,7 +251,7 @@ impl<'a> Attention<'a> {
             [false, false] => tiles,
             _ => SHARES.div_ceil(batch * heads).min(tiles),
         };
-        let columns = self.columns();
+        let columns = self.lines.as_ref().map_or(self.columns(), |lines| self.tile.units() * lines.pieces * MOMENTS);
         let d_q = self.room(q_len);
         let part = batch * heads * slots * columns;
         // a kernel writes no array that it does not use, but wants one
@@ -278,7 +283,14 @@ impl<'a> Attention<'a> {
         let sum = |(parts, _): (Handle, usize), wanted: bool| {
             wanted.then(|| diagonals::added(self.client, &parts, [batch, heads, slots, columns]))
         };
-        (d_q, [sum(of_bias, wanted[0]), sum(of_weight, wanted[1])])
+        let of_bias = sum(of_bias, wanted[0]).map(|of_bias| match &self.lines {
+            None => of_bias,
+            Some(lines) => {
+                let rows = [1, heads, self.tile.units(), lines.pieces * MOMENTS];
+                diagonals::added(self.client, &of_bias, rows)
+            }
+        });
+        (d_q, [of_bias, sum(of_weight, wanted[1])])
     }
 
     fn of_keys(&self, saved: &Saved, d_out: &Handle, delta: &Handle) -> [Handle; 3] {
@@ -327,6 +339,7 @@ impl<'a> Attention<'a> {
         assert!(!tables || *len >= needed, "tables of len = {len}, {queries} queries and {keys} keys need {needed}");
         let causal = matches!(self.sight, Sight::Causal { .. });
         assert!(self.clocks.is_none() || causal && queries <= keys, "clocks, and queries that see keys of none");
+        assert!(self.lines.is_none() || !tables && queries <= keys, "a bias in pieces, and a table or keys of none");
         assert!(tables || *len == 0, "tables of len = {len} and no table");
     }
 
@@ -349,7 +362,10 @@ impl<'a> Attention<'a> {
             Sight::Causal { .. } => 0,
             Sight::Both { .. } => 1 - window,
         };
-        let (columns, origin) = (self.columns(), self.sight.sides().origin(self.tables.len));
+        let (columns, origin) = match &self.lines {
+            None => (self.columns(), self.sight.sides().origin(self.tables.len)),
+            Some(lines) => (lines.span, 0),
+        };
         SizesLaunch::new(
             heads as u32,
             (heads / kv_heads) as u32,
@@ -360,6 +376,7 @@ impl<'a> Attention<'a> {
             columns as u32,
             origin as i32,
             slots as u32,
+            self.lines.as_ref().map_or(0, |lines| lines.pieces.next_power_of_two() / 2) as u32,
             self.scale,
         )
     }
@@ -371,6 +388,8 @@ impl<'a> Attention<'a> {
             weight,
             lengths: self.lengths.is_some(),
             clocks: self.clocks.is_some(),
+            lines: self.lines.as_ref().map_or(0, |lines| lines.pieces),
+            drawn: self.lines.as_ref().is_some_and(|lines| lines.drawn),
             bias_gradient,
             weight_gradient,
         }
@@ -379,12 +398,14 @@ impl<'a> Attention<'a> {
     /// Bias, weight, lengths and clocks; in place of what is not there something that is not read.
     fn optional(&self, other: &Handle) -> [BufferArg; 4] {
         let (Tables { bias, weight, .. }, table) = (&self.tables, self.dims.heads * self.columns());
+        let lines = self.lines.as_ref().map(|lines| array(&lines.values, lines.len));
         let Dims { batch, heads, keys, .. } = self.dims;
         let given = [(bias, table), (weight, table), (&self.lengths, batch), (&self.clocks, batch * heads * keys)];
-        given.map(|(handle, len)| match handle {
+        let [bias, weight, lengths, clocks] = given.map(|(handle, len)| match handle {
             Some(handle) => array(handle, len),
             None => array(other, 1),
-        })
+        });
+        [lines.unwrap_or(bias), weight, lengths, clocks]
     }
 
     /// Memory for this many values, of no particular content.

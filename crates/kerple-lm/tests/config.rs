@@ -363,18 +363,18 @@ fn what_gpus_have_no_kernel_for_is_named() {
         let plan = plan(overrides).unwrap();
         plan.model.composed_on_gpus(&plan.encoding, plan.data.task.as_ref()).join(", ")
     };
-    for with_kernels in ["kerple_log", "alibi", "t5", "rotary", "sinusoidal", "none"] {
+    for with_kernels in ["kerple_log", "alibi", "t5", "rotary", "sinusoidal", "none", "fire"] {
         assert_eq!(composed(&[&format!("encoding.kind={with_kernels}")]), "", "{with_kernels}");
     }
-    assert_eq!(composed(&["encoding.kind=fire"]), "the score map of fire-shared");
+    assert_eq!(composed(&["encoding.kind=cope"]), "the score map of cope-shared");
     assert_eq!(composed(&["encoding.kind=fox"]), "");
     assert_eq!(composed(&["encoding.kind=fox", "data.task=even_pairs"]), "the gates of fox-shared");
     assert_eq!(composed(&["encoding.kind=xpos"]), "the fading products of xpos");
     let block = ["model.block.soft_cap=30", "model.block.sink=learned"];
     assert_eq!(composed(&block), "capped scores, sinks");
     let linear = "model.block.attention={ linear = { features = \"elu\" } }";
-    let exact = "model.layers.exact={ at = [1], encoding = \"fire\", attention = \"softmax\" }";
-    assert_eq!(composed(&[linear, exact]), "the score map of fire");
+    let exact = "model.layers.exact={ at = [1], encoding = \"cope\", attention = \"softmax\" }";
+    assert_eq!(composed(&[linear, exact]), "the score map of cope");
     assert_eq!(composed(&[linear, "encoding.kind=fox"]), "linear attention with the gates of fox-shared");
     assert_eq!(composed(&[linear, "data.task=even_pairs"]), "");
     let wide = "model.block.attention={ linear = { count = 512 } }";

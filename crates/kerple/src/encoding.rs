@@ -216,6 +216,11 @@ impl Encoding {
         self.method.positional().entry()
     }
 
+    /// Whether it is FIRE's bias and nothing else.
+    pub fn is_fire(&self) -> bool {
+        self.method.positional().fire().is_some()
+    }
+
     /// Rotation of queries and keys in a sequence of `span` positions, for methods that have one.
     pub fn rotary(&self, geometry: &Geometry, span: usize) -> Option<Rotary> {
         let (Entry::Rotation { .. } | Entry::Map { rotates: true, .. }) = self.entry() else { return None };

@@ -2,10 +2,11 @@
 //!
 //! Cubes share the tiles of queries of a head in a fixed way: cube `s` of `slots` takes every `slots`-th. Each has a row of
 //! the tables' gradients for itself, `[B, H, slots, C]` in all, to which it adds the diagonals of its tiles; a column of it
-//! is always the same unit's. [`add_up()`](super::diagonals::add_up()) then sums the rows in order: no atomics, and the same bits
+//! is always the same unit's. A bias in pieces has its own rows there, see [`lines`](super::lines). [`add_up()`](super::diagonals::add_up()) then sums the rows in order: no atomics, and the same bits
 //! every time.
 
 use super::diagonals::add_diagonals_of;
+use super::lines::{MOMENTS, add_pieces_of};
 use super::product::{Desk, add_weighted};
 use super::slopes::{slopes_of, weigh};
 use super::tile::{Has, Sizes, Tile, clear, end_key, first_key, length, load, narrowed, place, position, share, store};
@@ -56,7 +57,10 @@ pub(crate) fn of_queries<N: Float>(
     let batch = CUBE_POS_Z as usize;
     let queries = sizes.queries as usize;
     let keys = sizes.keys as usize;
-    let columns = sizes.columns as usize;
+    let mut columns = sizes.columns as usize;
+    if comptime!(has.lines > 0) {
+        columns = comptime!(tile.units() * has.lines * MOMENTS);
+    }
     let at = place(head, batch, &sizes, comptime!(tile.head_dim));
     let table = (at.unit * sizes.slots as usize + CUBE_POS_X as usize) * columns;
 
@@ -109,8 +113,11 @@ pub(crate) fn of_queries<N: Float>(
                 has,
             );
             let diagonal = sizes.origin + position(first, &sizes) - from as i32 - comptime!(tile.size() as i32 - 1);
-            if comptime!(has.bias_gradient) {
+            if comptime!(has.bias_gradient && has.lines == 0) {
                 add_diagonals_of(d_bias, table, &slopes, &mut desk, diagonal, columns as i32, tile);
+            }
+            if comptime!(has.bias_gradient && has.lines > 0) {
+                add_pieces_of(d_bias, table, &slopes, &mut desk, bias, first, from, length, &sizes, tile, has);
             }
             if comptime!(has.weight) {
                 if comptime!(has.weight_gradient) {

@@ -3,6 +3,7 @@
 //! A cube works on a tile of `size x size` scores with `side x side` units. A unit has `each x each` of them, at rows and
 //! columns that lie `side` apart. Rows of queries, keys and values come through shared memory in chunks of features.
 
+use super::lines::bias_of;
 use super::product::Matrix;
 use crate::precision::{element, rounded};
 use cubecl::ir::{DeviceProperties, ElemType};
@@ -162,6 +163,10 @@ pub(crate) struct Has {
     pub weight: bool,
     pub lengths: bool,
     pub clocks: bool,
+    /// Pieces of a bias that has them in place of distances; 0: none.
+    pub lines: usize,
+    /// Whether its positions are drawn.
+    pub drawn: bool,
     /// Whether gradients of tables are wanted.
     pub bias_gradient: bool,
     pub weight_gradient: bool,
@@ -178,11 +183,13 @@ pub(crate) struct Sizes {
     /// Smallest and largest distance that a query sees.
     pub lowest: i32,
     pub highest: i32,
-    /// Columns of a table's row, and where distance 0 is in it.
+    /// Columns of a table's row, or distances of a bias in pieces, and where distance 0 is in it.
     pub columns: u32,
     pub origin: i32,
     /// Cubes that share the queries of a head.
     pub slots: u32,
+    /// Half of the room for ends of pieces.
+    pub half: u32,
     pub scale: f32,
 }
 
@@ -391,6 +398,9 @@ pub(crate) fn mapped(
         if comptime!(has.bias) {
             z += bias[at];
         }
+    }
+    if comptime!(has.lines > 0) {
+        z += bias_of(bias, query, key, head, sizes, has);
     }
     if comptime!(has.clocks) {
         let row = unit * sizes.keys as usize;

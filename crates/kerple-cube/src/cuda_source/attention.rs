@@ -1,4 +1,4 @@
-//! Attention without tables, with a learned bias, and with bias, weight and padding, and with gates; by matrix units too.
+//! Attention without tables, with a learned bias, and with bias, weight and padding, with gates, and with FIRE's bias; by matrix units too.
 
 use super::{HOPPER, Source, Writer, array};
 use crate::attention::tile::{Has, SizesCompilationArg, Tile};
@@ -15,20 +15,24 @@ impl Writer {
             weight: false,
             lengths: false,
             clocks: false,
+            lines: 0,
+            drawn: false,
             bias_gradient: false,
             weight_gradient: false,
         };
         let gates = Has { clocks: true, ..nothing };
         let bias = Has { bias: true, bias_gradient: true, ..nothing };
         let all = Has { weight: true, lengths: true, weight_gradient: true, ..bias };
+        let fire = Has { lines: 33, bias_gradient: true, ..nothing };
         let mut found = Vec::new();
-        for (what, has) in [("plain", nothing), ("bias", bias), ("all", all), ("gates", gates)] {
+        for (what, has) in [("plain", nothing), ("bias", bias), ("all", all), ("gates", gates), ("fire", fire)] {
             found.extend(self.of_choice(tile, what, has)?);
         }
         for (what, precision, has) in [
             ("bias_tf32", Precision::Tf32, bias),
             ("bias_bf16", Precision::Bf16, bias),
             ("all_bf16", Precision::Bf16, all),
+            ("fire_bf16", Precision::Bf16, fire),
         ] {
             let tile = tile.with_precision(precision, &self.properties);
             let matrices = tile.matrix.is_some();
@@ -59,6 +63,7 @@ impl Writer {
             columns: (),
             origin: (),
             slots: (),
+            half: (),
             scale: (),
         };
         let forward = |s, p, t| {

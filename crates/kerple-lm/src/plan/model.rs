@@ -110,6 +110,7 @@ impl ModelPlan {
     /// off after others.
     pub fn composed_on_gpus(&self, main: &Encoding, task: Option<&TaskConfig>) -> Vec<String> {
         let of_encoding = |encoding: &Encoding| match encoding.entry() {
+            Entry::Map { .. } if encoding.is_fire() => None,
             Entry::Map { .. } => Some(format!("the score map of {}", encoding.label())),
             Entry::Gates => Some(format!("the gates of {}", encoding.label())),
             Entry::Rotation { fades: true } => Some(format!("the fading products of {}", encoding.label())),

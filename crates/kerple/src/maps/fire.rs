@@ -13,6 +13,7 @@
 //! multiply-add for each head, and a backward sums in each piece the gradient itself and the gradient times `t`, of which
 //! the gradients in all of the network's numbers are made at the end.
 
+mod lines;
 mod pieces;
 
 use super::Extent;
@@ -20,6 +21,7 @@ use super::chunk::{WIDTH, channels};
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::tiles::rows::Transpose;
+pub use lines::Lines;
 use pieces::Pieces;
 
 /// Sizes and constants.
@@ -112,7 +114,7 @@ pub(super) struct Scratch<T> {
 }
 
 /// What is summed in each piece: the gradient itself, times t, and times the derivatives of t in c and in m.
-const MOMENTS: usize = 4;
+pub const MOMENTS: usize = 4;
 
 impl<'a, T: Number> FireBias<'a, T> {
     pub(super) fn new(fire: &'a Fire, heads: usize, values: &'a [T], extent: Extent) -> Self {

@@ -1,23 +1,40 @@
-//! Attention with tables on GPUs, by the kernels of [`kerple_cube::attention`].
+//! Attention with tables or with FIRE's bias on GPUs, by the kernels of [`kerple_cube::attention`].
 
-use super::{Core, Places, Scoring};
+use super::{Core, Places, Scoring, running_sums};
+use crate::array::Array;
 use crate::forms::{Positions, Scores};
 use crate::fused::{Forward, GpuOp, Saved, Step, array, like, tensor};
+use crate::parameters::on_host;
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use kerple::attention::Dims;
 use kerple::forms::Sides;
+use kerple::maps::fire::{self, Fire};
+use kerple::maps::mixed::{Bias, Mixed};
+use kerple::maps::{Extent, Map};
+use kerple_cube::attention::lines::Lines;
 use kerple_cube::attention::{self, Attention, Tables};
 use kerple_cube::cubecl::prelude::CubeElement;
 
-/// Whether there is a kernel for a call: tables over distances or nothing at all, in any sight and with any padding, and gates of
-/// queries that see what came before.
+/// FIRE, where a map is its bias and nothing else.
+fn bias_of(map: &Map) -> Option<(&Fire, usize)> {
+    match map {
+        Map::Mixed(Mixed { heads, bias: Bias::Fire(fire), network: None }) => Some((fire, *heads)),
+        Map::Mixed(_) | Map::Relative(_) | Map::Cope(_) => None,
+    }
+}
+
+/// Whether there is a kernel for a call: tables over distances, FIRE's bias or nothing at all, in any sight and with any padding, and
+/// gates of queries that see what came before.
 pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, scoring: &Scoring, positions: &Positions) -> bool {
     let (device, [batch, heads, queries, head_dim], [_, kv_heads, keys, _]) =
         (q.device().without_autodiff(), q.dims(), k.dims());
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return false };
-    let tables = matches!(positions.scores, Scores::Plain | Scores::Table { .. });
+    let tables = match &positions.scores {
+        Scores::Plain | Scores::Table { .. } => true,
+        Scores::Map { map, .. } => bias_of(map).is_some(),
+    };
     let gated = positions.clock.is_none() || positions.sight.sides() == Sides::One;
     let plain = positions.damping.is_none() && gated;
     let dims = Dims { batch, heads, kv_heads, queries, keys, head_dim };
@@ -29,20 +46,35 @@ pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, scoring: &Scoring, positions: &
         && Attention::runs(&device.client(), dims)
 }
 
+/// What the backward needs of the forward.
+struct Kept {
+    output: attention::Output,
+    /// FIRE's numbers, and its bias as kernels take it.
+    bias: Option<(Array, Lines)>,
+}
+
 impl Core {
-    fn on<'a>(&self, inputs: &'a [CubeTensor]) -> Attention<'a> {
-        let (q, k) = (&inputs[self.own[0]], &inputs[self.own[1]]);
-        let (of_q, of_k) = (q.meta.shape(), k.meta.shape());
-        let dims = Dims {
-            batch: of_q[0],
-            heads: of_q[1],
-            kv_heads: of_k[1],
-            queries: of_q[2],
-            keys: of_k[2],
-            head_dim: of_q[3],
-        };
-        let Places::Tables(places) = &self.scores.places else { panic!("maps have no kernels for GPUs") };
-        let [bias, weight] = places.map(|place| place.map(|place| &inputs[place]));
+    fn dims(&self, inputs: &[CubeTensor]) -> Dims {
+        let [q, k, _] = self.own.map(|place| inputs[place].meta.shape());
+        Dims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], head_dim: q[3] }
+    }
+
+    /// Where the numbers of FIRE's bias are.
+    fn place_of_bias(&self) -> Option<usize> {
+        if let Places::Map(_, place) = self.scores.places { Some(place) } else { None }
+    }
+
+    /// FIRE's bias with these numbers.
+    fn bias<'a>(&'a self, numbers: &'a Array, dims: Dims) -> fire::Lines<'a> {
+        let Places::Map(map, _) = &self.scores.places else { panic!("tables are no map") };
+        let (fire, heads) = bias_of(map).expect("other maps have no kernels");
+        let extent = Extent { sides: self.scores.sight.sides(), len: dims.keys, scale: self.scores.scale };
+        fire::Lines::new(fire, heads, numbers.slice(), extent)
+    }
+
+    fn on<'a>(&self, inputs: &'a [CubeTensor], lines: Option<Lines>) -> Attention<'a> {
+        let (q, dims) = (&inputs[self.own[0]], self.dims(inputs));
+        let [bias, weight] = self.tables().map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.meta.shape()[1]);
         let len = match self.scores.sight.sides() {
             Sides::One => columns,
@@ -53,39 +85,64 @@ impl Core {
             let lengths: Vec<u32> = lengths.iter().map(|length| *length as u32).collect();
             q.client.create_from_slice(u32::as_bytes(&lengths))
         });
-        let clocks = self.scores.gates.map(|gates| array(tensor::<3>(&inputs[gates]).cumsum(2)).handle);
+        let clocks = self.scores.gates.map(|gates| array(running_sums(tensor::<3>(&inputs[gates]))).handle);
         let call = Attention::new(&q.client, dims, self.scores.scale as f32, self.scores.sight);
-        Attention { tables: Tables { bias, weight, len }, lengths, clocks, ..call.with_precision(self.precision) }
+        Attention {
+            tables: Tables { bias, weight, len },
+            lines,
+            lengths,
+            clocks,
+            ..call.with_precision(self.precision)
+        }
+    }
+
+    fn tables(&self) -> [Option<usize>; 2] {
+        match self.scores.places {
+            Places::Tables(places) => places,
+            Places::Map(..) => [None; 2],
+        }
     }
 }
 
 impl GpuOp for Core {
     fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> Forward<CubeTensor> {
         let [q, k, v] = self.own.map(|place| &inputs[place].handle);
-        let output = self.on(inputs).forward(q, k, v);
+        let (client, dims) = (&inputs[self.own[0]].client, self.dims(inputs));
+        let bias = self.place_of_bias().map(|place| {
+            let numbers = on_host(tensor::<1>(&inputs[place]));
+            let lines = Lines::new(client, &self.bias(&numbers, dims), dims.heads);
+            (numbers, lines)
+        });
+        let output = self.on(inputs, bias.as_ref().map(|(_, lines)| lines.clone())).forward(q, k, v);
         let out = like(&inputs[self.own[0]], output.out.clone());
-        Forward { output: out, saved: Saved::new(output) }
+        Forward { output: out, saved: Saved::new(Kept { output, bias }) }
     }
 
     fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
-        let inputs = step.inputs;
+        let (inputs, Kept { output, bias }) = (step.inputs, step.saved::<Kept>());
         let [q, k, v] = self.own.map(|place| inputs[place].handle.clone());
-        let saved = attention::Saved { q, k, v, output: step.saved::<attention::Output>().clone() };
-        let Places::Tables(places) = &self.scores.places else { panic!("maps have no kernels for GPUs") };
+        let saved = attention::Saved { q, k, v, output: output.clone() };
+        let places = if let Some(place) = self.place_of_bias() { [Some(place), None] } else { self.tables() };
         let wanted = places.map(|place| place.is_some_and(|place| step.wanted[place]));
-        let found = self.on(inputs).backward(&saved, &step.d_output.handle, wanted);
+        let lines = bias.as_ref().map(|(_, lines)| lines.clone());
+        let found = self.on(inputs, lines).backward(&saved, &step.d_output.handle, wanted);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         let mut put = |place: usize, handle| gradients[place] = Some(like(&inputs[place], handle));
         self.own.into_iter().zip([found.d_q, found.d_k, found.d_v]).for_each(|(place, handle)| put(place, handle));
-        for (place, handle) in places.iter().zip(found.d_tables) {
+        for (place, handle) in self.tables().iter().zip(&found.d_tables) {
             if let (Some(place), Some(handle)) = (place, handle) {
-                put(*place, handle);
+                put(*place, handle.clone());
             }
+        }
+        if let (Some(place), Some((numbers, lines)), [Some(sums), _]) = (self.place_of_bias(), bias, &found.d_tables) {
+            let client = &inputs[place].client;
+            let gradient = lines.gradient(client, &self.bias(numbers, self.dims(inputs)), sums);
+            put(place, client.create_from_slice(f32::as_bytes(&gradient)));
         }
         if let (Some(place), Some(d_clocks)) = (self.scores.gates, found.d_clocks) {
             // a gate is in the clocks of its token and of all behind it
             let d_clocks = tensor::<3>(&like(&inputs[place], d_clocks));
-            gradients[place] = Some(array(d_clocks.flip([2]).cumsum(2).flip([2])));
+            gradients[place] = Some(array(running_sums(d_clocks.flip([2])).flip([2])));
         }
         gradients
     }

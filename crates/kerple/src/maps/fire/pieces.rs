@@ -51,6 +51,11 @@ impl<T: Number> Pieces<T> {
         self.ends.len() + 1
     }
 
+    /// Where each piece but the last ends.
+    pub(super) fn ends(&self) -> &[T] {
+        &self.ends
+    }
+
     /// The piece of an input, looked for from another one on.
     #[inline(always)]
     pub(super) fn find(&self, input: T, from: usize) -> usize {

@@ -1,0 +1,66 @@
+//! FIRE's bias as arrays, for engines elsewhere than on the processor.
+
+use super::super::Extent;
+use super::{Fire, FireBias, MOMENTS};
+
+/// Per head a line in each piece of one number of a pair: the first of [`Lines::by_distance`] times the first of
+/// [`Lines::by_token`].
+#[derive(Debug)]
+pub struct Lines<'a>(FireBias<'a, f32>);
+
+impl<'a> Lines<'a> {
+    /// The bias with these numbers, see [`Fire::len`].
+    pub fn new(fire: &'a Fire, heads: usize, values: &'a [f32], extent: Extent) -> Lines<'a> {
+        Lines(FireBias::new(fire, heads, values, extent))
+    }
+
+    /// How many pieces there are.
+    pub fn pieces(&self) -> usize {
+        self.0.pieces.count()
+    }
+
+    /// How many there may be whatever the numbers are.
+    pub fn most_pieces(&self) -> usize {
+        self.0.network[0].len() + 1
+    }
+
+    /// Where each piece but the last ends, ascending; an end belongs to the piece before it.
+    pub fn ends(&self) -> &[f32] {
+        self.0.pieces.ends()
+    }
+
+    /// Value at 0 and slope of a head in a piece.
+    pub fn line(&self, piece: usize, head: usize) -> [f32; 2] {
+        let (values, slopes) = self.0.pieces.line(piece);
+        [values[head], slopes[head]]
+    }
+
+    /// Of each distance between positions: psi, and its derivative in c.
+    pub fn by_distance(&self) -> [&[f32]; 2] {
+        self.0.psi.each_ref().map(Vec::as_slice)
+    }
+
+    /// Of the later token of a pair: one over the divisor, and its derivatives in c and in m.
+    pub fn by_token(&self) -> [&[f32]; 3] {
+        self.0.inverse.each_ref().map(Vec::as_slice)
+    }
+
+    /// The position of each token, where that is not its number.
+    pub fn drawn(&self) -> Option<&[usize]> {
+        self.0.drawn.map(|drawn| &drawn[..self.0.inverse[0].len()])
+    }
+
+    /// The gradient in all numbers, given what is summed over the pairs of a piece and a head: the gradient itself, and times that
+    /// number of the pair and its derivatives in c and in m.
+    pub fn gradient(&self, sums: impl Fn(usize, usize, usize) -> f32) -> Vec<f32> {
+        let FireBias { heads, pieces, network, .. } = &self.0;
+        let mut all = vec![0.0; self.0.sums()];
+        for (row, all) in all.chunks_exact_mut(pieces.room).enumerate() {
+            let own = all[..*heads].iter_mut().enumerate();
+            own.for_each(|(head, sum)| *sum = sums(row / MOMENTS, row % MOMENTS, head));
+        }
+        let mut to = vec![0.0; 2 + network.iter().map(|numbers| numbers.len()).sum::<usize>()];
+        self.0.finish(&all, &mut to);
+        to
+    }
+}
