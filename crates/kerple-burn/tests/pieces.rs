@@ -197,6 +197,32 @@ fn the_bias_of_fire_in_kernels_is_that_of_the_processor() {
 }
 
 #[test]
+fn networks_over_heads_are_those_of_the_processor() {
+    let device = gpu();
+    for (text, sees, sizes) in [
+        (r#"{"kind":"dape"}"#, Sees::Padded, [40, 40]),
+        (r#"{"kind":"dape","base":"alibi","variant":"concat","hidden":7,"window":9}"#, Sees::All, [33, 33]),
+        (r#"{"kind":"dape","base":"t5","variant":"add_residual","hidden":40}"#, Sees::Before, [20, 50]),
+        (r#"{"kind":"dape","base":"kerple_power","variant":"bias_only","hidden":5}"#, Sees::Before, [40, 40]),
+        (r#"{"kind":"dape","base":"rotary","hidden":9}"#, Sees::Before, [40, 40]),
+        (r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"hidden":5}"#, Sees::All, [30, 30]),
+    ] {
+        let case = Case { text, sees, sizes, gates: false, cap: None, sinks: false };
+        let attend = |at_once: usize| move |rows, s: &Scoring, p: &Positions| in_pieces(rows, s, p, at_once);
+        let expected = run(&Device::flex(), case, |[q, k, v], scoring, positions| {
+            attention(q, k, v, scoring.clone(), positions, Engine::Composed)
+        });
+        // several sequences at once, and queries of one
+        for at_once in [1 << 24, 1 << 16] {
+            let found = run(&device, case, attend(at_once));
+            // f32 on both sides, sums and exponentials in other orders
+            assert_same(&found, &expected, 2e-5, &format!("{case:?}, {at_once} at once"));
+            assert!(found == run(&device, case, attend(at_once)), "{case:?}: other bits");
+        }
+    }
+}
+
+#[test]
 fn pieces_are_worked_off_where_attention_has_no_kernel() {
     let device = gpu();
     let attend = |[q, k, v]: [Tensor<4>; 3], scoring: &Scoring, positions: &Positions| {

@@ -1,5 +1,5 @@
-//! Exact attention with tables over distances, linear attention with decays, norms, activations, dropout, AdamW and rounding
-//! on GPUs, as CubeCL kernels; no tensor framework.
+//! Exact attention with tables over distances, networks over heads, linear attention with decays, norms, activations, dropout, AdamW
+//! and rounding on GPUs, as CubeCL kernels; no tensor framework.
 //!
 //! Without the feature `kernels` there is nothing here.
 
@@ -17,6 +17,8 @@ pub mod dropout;
 pub mod linear;
 #[cfg(feature = "kernels")]
 pub mod norm;
+#[cfg(feature = "kernels")]
+pub mod over_heads;
 #[cfg(feature = "kernels")]
 pub mod precision;
 #[cfg(feature = "kernels")]

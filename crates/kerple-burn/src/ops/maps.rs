@@ -30,6 +30,9 @@ pub(super) struct Mapped<'a> {
     pub(super) extent: Extent,
     /// Where the queries and keys are.
     pub(super) pairs: &'a Pairs,
+    /// Whether kernels stand in for parts of the definition where there are some.
+    #[cfg_attr(not(feature = "cube"), expect(dead_code, reason = "there are none"))]
+    pub(super) kernels: bool,
 }
 
 /// The numbers of a map that are made of its method's own parameters; the definition of [`Map::numbers`].
@@ -83,6 +86,12 @@ struct Numbers {
 impl Numbers {
     fn new(all: &Tensor<1>) -> Numbers {
         Numbers { all: all.clone(), taken: 0 }
+    }
+
+    /// Those that were not taken.
+    #[cfg(feature = "cube")]
+    fn rest(&self) -> Tensor<1> {
+        self.all.clone().narrow(0, self.taken, self.all.dims()[0] - self.taken)
     }
 
     /// The next ones, in this shape.

@@ -67,6 +67,8 @@ pub(super) struct Told {
     pub(super) damping: Option<Arc<[f64]>>,
     /// Of the whole call.
     pub(super) extent: Extent,
+    /// Whether kernels stand in for parts of maps where there are some.
+    pub(super) kernels: bool,
 }
 
 /// The same with its numbers, as they are made of what methods learn.
@@ -94,14 +96,14 @@ impl Terms {
             Scores::Map { map, own, .. } => (Some(map.clone()), maps::numbers(map, own.as_ref(), extent)),
         };
         let (sight, lengths, damping) = (*sight, lengths.clone(), damping.clone());
-        let told = Told { scale, cap, map, sight, lengths, damping, extent };
+        let told = Told { scale, cap, map, sight, lengths, damping, extent, kernels: false };
         let gates = positions.clock.as_ref().map(|clock| clock.gates().clone());
         Terms { told, tables: positions.scores.tables().map(|table| table.cloned()), own, sinks, gates }
     }
 
     /// Scores of queries and keys at these positions.
     fn seen(&self, q: Tensor<4>, k: Tensor<4>, pairs: &Pairs) -> Seen {
-        let Told { scale, cap, map, sight, lengths, damping, extent } = &self.told;
+        let Told { scale, cap, map, sight, lengths, damping, extent, kernels } = &self.told;
         let (heads, lengths) = (q.dims()[1], lengths.as_deref());
         let k = repeat_heads(k, heads);
         let products = match damping.as_deref() {
@@ -123,7 +125,8 @@ impl Terms {
             Some(map) => {
                 let (scores, bias, own, sight, extent) =
                     (scores.clone(), bias.clone(), self.own.as_ref(), *sight, *extent);
-                let mapped = Mapped { scores, bias, own, hidden: &hidden, sight, lengths, q, extent, pairs };
+                let (hidden, kernels) = (&hidden, *kernels);
+                let mapped = Mapped { scores, bias, own, hidden, sight, lengths, q, extent, pairs, kernels };
                 let adds_bias = matches!(&**map, Map::Mixed(mixed) if mixed.adds_bias());
                 (adds_bias, maps::composed(map, mapped))
             }

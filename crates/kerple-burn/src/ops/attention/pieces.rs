@@ -24,6 +24,7 @@ pub fn in_pieces([q, k, v]: [Tensor<4>; 3], scoring: &Scoring, positions: &Posit
     let rows = [q, k, v].map(|tensor| inputs.add(tensor));
     let tables = [bias, weight].map(|table| inputs.add_some(table));
     let (own, sinks, gates) = (inputs.add_some(own), inputs.add_some(sinks), inputs.add_some(gates));
+    let told = Told { kernels: true, ..told };
     inputs.apply(Pieces { rows, tables, own, sinks, gates, told, at_once })
 }
 
@@ -56,7 +57,11 @@ fn values_of_a_pair(told: &Told, heads: usize, head_dim: usize) -> usize {
         Some(Map::Cope(_)) => 10 * heads,
         Some(Map::Mixed(Mixed { bias, network, .. })) => {
             let of_bias = if let Bias::Fire(fire) = bias { 4 * heads + 6 * fire.width } else { 2 * heads };
-            let of_network = |inputs: usize, hidden: usize, k: usize| 2 * (inputs + hidden) * (k + 2) + 4 * heads;
+            let of_network = |inputs: usize, hidden: usize, k: usize| match k {
+                // a kernel makes it of the scores
+                1 => 4 * heads,
+                _ => 2 * (inputs + hidden) * (k + 2) + 4 * heads,
+            };
             let network = network
                 .as_ref()
                 .map(|network| of_network(network.inputs(heads, *bias != Bias::None), network.hidden, network.kernel));

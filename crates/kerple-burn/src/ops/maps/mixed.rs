@@ -1,5 +1,8 @@
 //! A bias and perhaps a network over heads, see [`kerple::maps::mixed`] and [`kerple::maps::convolved`].
 
+#[cfg(feature = "cube")]
+mod gpu;
+
 use super::{Mapped, Numbers, fire, rectified};
 use burn::tensor::{Bool, Tensor, TensorData};
 use kerple::forms::Sight;
@@ -15,6 +18,12 @@ pub(super) fn composed(mixed: &Mixed, mapped: Mapped) -> Tensor<4> {
         (Bias::Table, _) => mapped.bias.clone(),
         (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, mapped.pairs)),
     };
+    #[cfg(feature = "cube")]
+    if let (true, Some(network), Some(numbers)) = (mapped.kernels, &mixed.network, &numbers)
+        && let Some(made) = gpu::mixed(network, &mapped.scores, bias.as_ref(), numbers.rest())
+    {
+        return made;
+    }
     let bias = bias.map(|bias| bias.expand([batch, heads, queries, keys]));
     let scores = mapped.scores.clone();
     let residual = match &bias {
