@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple::precision::Precision;
 use kerple_burn::adamw::{AdamW, Settings, Update};
 use kerple_burn::device::Name;
-use kerple_burn::forms::{Exponentials, Fading, Positions, Scores, Sight};
+use kerple_burn::forms::{Clock, Exponentials, Fading, Positions, Scores, Sight};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, Mlp};
 use kerple_burn::ops::activation::Activation;
@@ -210,6 +210,43 @@ fn linear_attention_is_that_of_the_processor() {
             // f32 on both sides, exponentials and quotients of sums in other orders
             assert_same(&found, &expected, 2e-5, &format!("{len} {how:?} {sight:?}"));
         }
+    }
+}
+
+/// Output of linear attention with gates, and gradients in queries, keys, values and gates.
+fn gated_of(device: &Device, len: usize, engine: Engine) -> Vec<Vec<f32>> {
+    let device = device.clone().autodiff();
+    let mut rng = ChaCha8Rng::seed_from_u64(17);
+    let mut random = |shape: [usize; 4], range: std::ops::Range<f32>| {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(range.clone())).collect();
+        Tensor::<4>::from_data(TensorData::new(values, shape), &device)
+    };
+    let own = [(); 3].map(|()| random([2, 2, len, 6], -1.0..1.0).require_grad());
+    // heads that forget at once, and ones that hardly do
+    let strength = Tensor::<4>::from_data(TensorData::new(vec![1.0f32, 0.01], [1, 1, 2, 1]), &device);
+    let gates = (random([1, 2, 2, len], -0.5..0.0) * strength).reshape([2, 2, len]).detach().require_grad();
+    let clock = Some(Clock::Gates(gates.clone()));
+    let positions = Positions { clock, sight: Sight::CAUSAL, ..Positions::default() };
+    let plan = LinearPlan { features: FeatureKind::Elu, ..LinearPlan::default() };
+    let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, engine);
+    let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
+    let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
+    let mut found = vec![get(out.without_autodiff().reshape([-1]))];
+    found.extend(own.map(|x| get(x.grad_remove(&mut gradients).unwrap().reshape([-1]))));
+    found.push(get(gates.grad_remove(&mut gradients).unwrap().reshape([-1])));
+    found
+}
+
+#[test]
+fn linear_attention_with_gates_is_that_of_the_processor() {
+    let device = gpu();
+    for len in [700, 256, 40] {
+        let expected = gated_of(&Device::flex(), len, Engine::Fused);
+        let found = gated_of(&device, len, Engine::Fused);
+        assert!(expected.iter().flatten().all(|value| value.is_finite()));
+        // f32 on both sides; the gradient of a gate is a sum over all rows behind it, whose terms cancel
+        assert_same(&found, &expected, 2e-5, &format!("{len} gates"));
+        assert!(found == gated_of(&device, len, Engine::Fused), "{len} gates: other bits");
     }
 }
 

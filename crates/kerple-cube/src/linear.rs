@@ -11,6 +11,10 @@
 //! d_v_j = sum_i a (k_j . q_i) d_out_i      d_k_j = sum_i a (v_j . d_out_i) q_i            over i from j on
 //! ```
 //!
+//! Products may fade by gates of the rows between instead, of which kernels get running sums within each chunk, clocks `c`: by
+//! `e^(c_i - c_j)` where both are in a chunk, and otherwise by what is left of the earlier at the end of its chunk, of all chunks between,
+//! and from the start of the later one's to it. The gradient in all gates from a row on is `out_i . d_out_i - k_i . d_k_i`, added up.
+//!
 //! Memory grows with the length, and sums over chunks are held for as many heads at once as fit 256 MiB. There are no atomics: one
 //! device gives the same bits every time.
 
@@ -33,7 +37,7 @@ const HELD: usize = 1 << 26;
 /// Features of queries and keys, or of values, at most.
 const WIDEST: usize = 257;
 /// Arrays that a kernel takes, and one for what else it is told.
-const BINDINGS: u32 = 8;
+const BINDINGS: u32 = 9;
 
 /// Sizes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +69,8 @@ pub(crate) struct Form {
     /// Whether there is a table of distances, and whether terms have weights.
     pub near: bool,
     pub weights: bool,
+    /// Whether there are clocks.
+    pub gates: bool,
 }
 
 impl Form {
@@ -105,6 +111,7 @@ pub struct Linear<'a> {
     client: &'a Client,
     dims: Dims,
     fading: Fading,
+    clocks: Option<Handle>,
     form: Form,
 }
 
@@ -140,8 +147,18 @@ impl<'a> Linear<'a> {
         let tile = tile(client, dims);
         let [near, weights] = [&fading.near, &fading.weights].map(Option::is_some);
         let (rows, values) = (tile.over(dims.features), tile.over(dims.values));
-        let form = Form { rows, values, terms: fading.terms, near, weights };
-        Linear { client, dims, fading, form }
+        let form = Form { rows, values, terms: fading.terms, near, weights, gates: false };
+        Linear { client, dims, fading, clocks: None, form }
+    }
+
+    /// The same where products fade by gates: running sums of them within chunks, `[B, H, L]`.
+    ///
+    /// # Panics
+    /// When they fade with distance too.
+    pub fn with_clocks(self, clocks: Handle) -> Linear<'a> {
+        assert!(!self.form.near && self.fading.met == CHUNK, "products that fade by gates and with distance");
+        let form = Form { gates: true, ..self.form };
+        Linear { clocks: Some(clocks), form, ..self }
     }
 
     /// Whether a device has kernels for these sizes, with so many exponentials.
@@ -237,6 +254,7 @@ impl<'a> Linear<'a> {
             array(rows, self.rows() * features),
             array(values, self.rows() * deep),
             self.constants(),
+            self.clocks(),
             array(&sums, self.held(units)),
             self.sizes(units),
             ahead,
@@ -259,6 +277,7 @@ impl<'a> Linear<'a> {
             array(sums, self.held(units)),
             self.constants(),
             weights,
+            self.clocks(),
             self.sizes(units),
             ahead,
             self.form,
@@ -283,6 +302,7 @@ impl<'a> Linear<'a> {
             self.near(),
             array(sums, held),
             self.constants(),
+            self.clocks(),
             array(to, deep),
             self.sizes(units),
             ahead,
@@ -351,6 +371,14 @@ impl<'a> Linear<'a> {
     fn near(&self) -> BufferArg {
         match &self.fading.near {
             Some(near) => array(near, self.dims.heads * self.fading.met),
+            None => self.constants(),
+        }
+    }
+
+    /// In place of clocks that are not there something that is not read.
+    fn clocks(&self) -> BufferArg {
+        match &self.clocks {
+            Some(clocks) => array(clocks, self.rows()),
             None => self.constants(),
         }
     }

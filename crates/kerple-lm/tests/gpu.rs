@@ -62,9 +62,12 @@ fn every_method_trains_as_on_the_processor() {
 
 #[test]
 fn linear_attention_trains_as_on_the_processor() {
-    for (kind, features) in
-        [("kerple_log", FeatureKind::Favor), ("kerple_power", FeatureKind::Elu), ("rotary", FeatureKind::Relu)]
-    {
+    for (kind, features) in [
+        ("kerple_log", FeatureKind::Favor),
+        ("kerple_power", FeatureKind::Elu),
+        ("rotary", FeatureKind::Relu),
+        ("fox", FeatureKind::Elu),
+    ] {
         let attention = AttentionKind::Linear(LinearPlan { features, count: 16, ..LinearPlan::default() });
         let block = BlockPlan { attention, ..BlockPlan::default() };
         let plan = plan_with(&encoding(kind), TrainConfig::default(), block);

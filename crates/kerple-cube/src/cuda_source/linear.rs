@@ -1,4 +1,4 @@
-//! Linear attention without a decay, and with a learned sum of exponentials behind a table; twice as many features as a head has.
+//! Linear attention without a decay, with gates, and with a learned sum of exponentials behind a table; twice as many features as a head has.
 
 use super::{HOPPER, Source, Writer, array};
 use crate::attention::EACH;
@@ -10,28 +10,30 @@ impl Writer {
         let (features, values) = ((2 * head_dim).min(256), head_dim + 1);
         let dims = Dims { batch: 1, heads: 1, len: 1, features, values };
         let tile = tile_for(dims, HOPPER);
-        let form = |terms, fades| Form {
+        let form = |terms, fades, gates| Form {
             rows: tile.over(features),
             values: tile.over(values),
             terms,
             near: fades,
             weights: fades,
+            gates,
         };
-        let plain = self.of_form("plain", form(Terms { terms: 1, shapes: 1 }, false))?;
-        let fading = self.of_form("fading", form(Terms { terms: 24, shapes: 7 }, true))?;
-        Ok([plain, fading].concat())
+        let plain = self.of_form("plain", form(Terms { terms: 1, shapes: 1 }, false, false))?;
+        let gated = self.of_form("gated", form(Terms { terms: 1, shapes: 1 }, false, true))?;
+        let fading = self.of_form("fading", form(Terms { terms: 24, shapes: 7 }, true, false))?;
+        Ok([plain, gated, fading].concat())
     }
 
     fn of_form(&self, what: &str, form: Form) -> Result<Vec<Source>, CompilationError> {
         let (units, a) = (form.rows.units(), array);
         let sizes =
             || SizesCompilationArg { heads: (), len: (), chunks: (), apart: (), first: (), terms: (), shapes: () };
-        let gather = |s, p, t| sums::gather::Gather::new(s, p, t, a(), a(), a(), a(), sizes(), false, form);
-        let pass = |s, p, t| sums::pass::Pass::new(s, p, t, a(), a(), a(), sizes(), true, form);
+        let gather = |s, p, t| sums::gather::Gather::new(s, p, t, a(), a(), a(), a(), a(), sizes(), false, form);
+        let pass = |s, p, t| sums::pass::Pass::new(s, p, t, a(), a(), a(), a(), sizes(), true, form);
         let weigh = |turned| {
             let form = if turned { form.crossed() } else { form };
             move |s, p, t| {
-                rows::weigh::Weigh::new(s, p, t, a(), a(), a(), a(), a(), a(), a(), sizes(), turned, turned, form)
+                rows::weigh::Weigh::new(s, p, t, a(), a(), a(), a(), a(), a(), a(), a(), sizes(), turned, turned, form)
             }
         };
         let mut found = vec![

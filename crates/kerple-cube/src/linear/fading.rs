@@ -121,6 +121,41 @@ pub(crate) fn shaped(
     }
 }
 
+/// What gates leave of the rows of a tile in shared memory between the start of their chunk and them, or, `to_end`, between them and its
+/// end; each unit of what it loaded.
+#[cube]
+pub(crate) fn gated(
+    values: &mut Shared<[f32]>,
+    clocks: &[f32],
+    base: usize,
+    first: usize,
+    len: usize,
+    #[comptime] to_end: bool,
+    #[comptime] square: crate::attention::tile::Tile,
+) {
+    let size = comptime!(square.size());
+    let line = comptime!(square.line());
+    let mut at = UNIT_POS as usize;
+    while at < comptime!(square.size() * square.size()) {
+        let row = first + at / size;
+        if row < len {
+            let mut fallen = clocks[base + row];
+            if comptime!(to_end) {
+                fallen = clocks[base + end_of(row / comptime!(CHUNK), len)] - fallen;
+            }
+            values[at / size * line + at % size] *= fallen.exp();
+        }
+        at += comptime!(square.units());
+    }
+}
+
+/// The last row of a chunk.
+#[cube]
+pub(crate) fn end_of(chunk: usize, len: usize) -> usize {
+    let end = (chunk + 1) * comptime!(CHUNK);
+    select(end < len, end, len) - 1
+}
+
 /// Makes the sums of all terms fade over a chunk and adds what it left in the shapes, rounding once: a sum that is nearly steady
 /// would drift if the two were rounded one after the other.
 #[cube]

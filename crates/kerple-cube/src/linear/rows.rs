@@ -1,6 +1,6 @@
 //! What rows meet: sums over chunks, and the rows that are met one by one.
 
-use super::fading::shaped;
+use super::fading::{gated, shaped};
 use super::{Form, Sizes};
 use crate::attention::diagonals::add_diagonals_of;
 use crate::attention::product::{Desk, add_weighted, multiply};
@@ -11,12 +11,15 @@ use kerple::attention::linear::CHUNK;
 /// Keeps of the products of rows from `first` on with those from `from` on what counts, faded; rows see those before them and
 /// themselves, or, `ahead`, themselves and those behind.
 #[cube]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
 fn fade(
     products: &mut Array<f32>,
     first: usize,
     from: usize,
     near: &[f32],
     head: usize,
+    clocks: &[f32],
+    unit: usize,
     sizes: &Sizes,
     #[comptime] ahead: bool,
     #[comptime] form: Form,
@@ -40,6 +43,13 @@ fn fade(
                 if comptime!(form.near) {
                     product *= near[(head * sizes.apart as usize) * comptime!(CHUNK) + distance as usize];
                 }
+                if comptime!(form.gates) {
+                    let mut fallen = clocks[unit * len + row] - clocks[unit * len + other];
+                    if comptime!(ahead) {
+                        fallen = -fallen;
+                    }
+                    product *= fallen.exp();
+                }
             }
             products[i * each + j] = product;
         }
@@ -58,6 +68,7 @@ pub(crate) fn weigh(
     near: &[f32],
     sums: &[f32],
     constants: &[f32],
+    clocks: &[f32],
     out: &mut [f32],
     sizes: Sizes,
     #[comptime] ahead: bool,
@@ -107,6 +118,9 @@ pub(crate) fn weigh(
                 sync_cube();
                 load(&mut desk.weights, own, at.own, first, len, slice * size, square);
                 shaped(&mut desk.weights, constants, constant, first, ahead, square);
+                if comptime!(form.gates) {
+                    gated(&mut desk.weights, clocks, unit * len, first, len, ahead, square);
+                }
                 #[unroll]
                 for c in 0..comptime!(tile.chunks()) {
                     sync_cube();
@@ -136,7 +150,7 @@ pub(crate) fn weigh(
     end = select(end < len, end, len);
     while from < end {
         multiply(&mut products, &mut desk, own, theirs, &at, first, from, len, len, rows);
-        fade(&mut products, first, from, near, head, &sizes, ahead, form);
+        fade(&mut products, first, from, near, head, clocks, unit, &sizes, ahead, form);
         share(&mut desk.weights, &products, tile);
         #[unroll]
         for c in 0..comptime!(tile.chunks()) {
@@ -198,7 +212,8 @@ pub(crate) fn of_near(
             for n in 0..comptime!(tile.each * tile.each) {
                 products[n] *= along[n];
             }
-            fade(&mut products, first, from, slopes, 0usize, &sizes, false, comptime!(Form { near: false, ..form }));
+            let whole = comptime!(Form { near: false, ..form });
+            fade(&mut products, first, from, slopes, 0usize, slopes, 0usize, &sizes, false, whole);
             let diagonal = first as i32 - from as i32 - comptime!(tile.size() as i32 - 1);
             add_diagonals_of(parts, base, &products, &mut desk, diagonal, columns as i32, tile);
             from += size;

@@ -1,6 +1,6 @@
 //! Sums over chunks: what each chunk leaves, and what of those before a chunk, or behind it, its rows meet.
 
-use super::fading::{advance, shaped, through};
+use super::fading::{advance, end_of, gated, shaped, through};
 use super::{Form, Sizes};
 use crate::attention::product::{Product, add_product};
 use crate::attention::tile::{clear, load, store};
@@ -10,10 +10,12 @@ use kerple::attention::linear::CHUNK;
 /// `sum_t b_m(t) rows_t values_t`, `[M, U]`, of every chunk and shape: what the chunk leaves to those behind it, or, `ahead`, to
 /// those before it.
 #[cube(launch)]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
 pub(crate) fn gather(
     rows: &[f32],
     values: &[f32],
     constants: &[f32],
+    clocks: &[f32],
     sums: &mut [f32],
     sizes: Sizes,
     #[comptime] ahead: bool,
@@ -44,6 +46,9 @@ pub(crate) fn gather(
         sync_cube();
         load(&mut left, rows, unit * len * wide, first, len, feature, square);
         shaped(&mut left, constants, constant, first, comptime!(!ahead), square);
+        if comptime!(form.gates) {
+            gated(&mut left, clocks, unit * len, first, len, comptime!(!ahead), square);
+        }
         #[unroll]
         for c in 0..comptime!(tile.chunks()) {
             sync_cube();
@@ -64,6 +69,7 @@ pub(crate) fn pass(
     sums: &mut [f32],
     constants: &[f32],
     weights: &[f32],
+    clocks: &[f32],
     sizes: Sizes,
     #[comptime] ahead: bool,
     #[comptime] form: Form,
@@ -88,6 +94,14 @@ pub(crate) fn pass(
             let place = (CUBE_POS_Z as usize * chunks + chunk) * shapes;
             for m in 0..shapes {
                 met[m] = sums[(place + m) * elements + element];
+            }
+            if comptime!(form.gates) {
+                let len = sizes.len as usize;
+                let unit = sizes.first as usize + CUBE_POS_Z as usize;
+                let kept = clocks[unit * len + end_of(chunk, len)].exp();
+                for k in 0..count {
+                    all[k] *= kept;
+                }
             }
             advance(&mut all, &met, constants, constant, &sizes, terms);
             for m in 0..shapes {

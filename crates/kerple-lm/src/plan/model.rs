@@ -124,6 +124,7 @@ impl ModelPlan {
                 Some(linear) if linear.width(self.head_dim) > MOST_ON_GPUS => {
                     Some(format!("linear attention with more than {MOST_ON_GPUS} features"))
                 }
+                Some(_) if matches!(layer.encoding.entry(), Entry::Gates) => None,
                 Some(_) => of_encoding(layer.encoding).map(|what| format!("linear attention with {what}")),
             });
         }

@@ -4,14 +4,17 @@
 use super::composed::{featured, quotient};
 use super::{Linear, MOST_ON_GPUS, Places};
 use crate::forms::Positions;
-use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, like};
+use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, array, like, tensor};
+use crate::ops::attention::running_sums;
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_cubecl::tensor::CubeTensor;
+use kerple::attention::linear::CHUNK;
 use kerple::forms::Sight;
 use kerple_cube::linear::{self, Dims, Fading};
 
-/// Whether there are kernels for a call: rows that see what came before, or all, with whatever features and decays.
+/// Whether there are kernels for a call: rows that see what came before, or all, with whatever features and decays, or gates of those
+/// that see what came before.
 pub(super) fn runs([q, v]: [&Tensor<4>; 2], linear: &Linear, positions: &Positions) -> bool {
     let device = q.device().without_autodiff();
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return false };
@@ -21,7 +24,7 @@ pub(super) fn runs([q, v]: [&Tensor<4>; 2], linear: &Linear, positions: &Positio
     let terms = positions.fading.iter().flat_map(|fading| &fading.beyond).map(|beyond| beyond.rates.len() / heads);
     matches!(positions.sight, Sight::CAUSAL | Sight::BOTH)
         && dims.features <= MOST_ON_GPUS
-        && positions.clock.is_none()
+        && (positions.clock.is_none() || positions.sight == Sight::CAUSAL && positions.fading.is_none())
         && q.dtype() == DType::F32
         && linear::Linear::runs(&device.client(), dims, terms.max().unwrap_or(1))
 }
@@ -64,7 +67,8 @@ fn behind(rows: [Tensor<4>; 3], positions: &Positions) -> Tensor<4> {
     let mut inputs = Inputs::default();
     let own = rows.map(|tensor| inputs.add(tensor));
     let fading = positions.fading.as_ref().map(|fading| Places::add(fading, &mut inputs));
-    inputs.apply(Sums { own, fading })
+    let gates = positions.clock.as_ref().map(|clock| inputs.add(clock.gates().clone()));
+    inputs.apply(Sums { own, fading, gates })
 }
 
 /// Rows of each sequence from its last one on; padding stays behind.
@@ -84,11 +88,25 @@ fn from_end(x: Tensor<4>, lengths: Option<&[usize]>) -> Tensor<4> {
     Tensor::cat(lengths.iter().enumerate().map(one).collect(), 0)
 }
 
-/// Inputs: features of queries and keys, values with a 1 behind them, the tables of a decay. Saved: how products fade.
+/// Inputs: features of queries and keys, values with a 1 behind them, the tables of a decay, gates. Saved: how products fade, and what
+/// gates need: running sums of them, and the output.
 #[derive(Debug)]
 struct Sums {
     own: [usize; 3],
     fading: Option<Places>,
+    gates: Option<usize>,
+}
+
+type Kept = (Fading, Option<[CubeTensor; 2]>);
+
+/// Running sums of gates `[B, H, L]` within chunks.
+fn clocks(gates: Tensor<3>) -> Tensor<3> {
+    let ([batch, heads, len], options) = (gates.dims(), (&gates.device(), gates.dtype()));
+    let chunks = len.div_ceil(CHUNK);
+    let padding = Tensor::zeros([batch, heads, chunks * CHUNK - len], options);
+    let gates = if len < chunks * CHUNK { Tensor::cat(vec![gates, padding], 2) } else { gates };
+    let sums = running_sums(gates.reshape([batch, heads, chunks, CHUNK]));
+    sums.reshape([batch, heads, chunks * CHUNK]).narrow(2, 0, len)
 }
 
 impl Sums {
@@ -106,29 +124,48 @@ impl Sums {
     }
 }
 
+impl Sums {
+    fn call<'a>(&self, inputs: &'a [CubeTensor], fading: &Fading, clocks: &Option<CubeTensor>) -> linear::Linear<'a> {
+        let call = linear::Linear::new(&inputs[self.own[0]].client, self.dims(inputs), fading.clone());
+        match clocks {
+            Some(clocks) => call.with_clocks(clocks.handle.clone()),
+            None => call,
+        }
+    }
+}
+
 impl GpuOp for Sums {
     fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> Forward<CubeTensor> {
         let (rows, fading) = (self.own.map(|place| &inputs[place]), self.fading(inputs));
-        let call = linear::Linear::new(&rows[0].client, self.dims(inputs), fading.clone());
-        let out = call.forward(rows.map(|rows| &rows.handle));
-        Forward { output: like(rows[2], out), saved: Saved::new(fading) }
+        let clocks = self.gates.map(|gates| array(clocks(tensor(&inputs[gates]))));
+        let out = like(rows[2], self.call(inputs, &fading, &clocks).forward(rows.map(|rows| &rows.handle)));
+        let of_gates = clocks.map(|clocks| [clocks, out.clone()]);
+        let kept: Kept = (fading, of_gates);
+        Forward { output: out, saved: Saved::new(kept) }
     }
 
     fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
-        let (inputs, fading) = (step.inputs, step.saved::<Fading>().clone());
+        let (inputs, (fading, of_gates)) = (step.inputs, step.saved::<Kept>());
         let rows = self.own.map(|place| &inputs[place]);
         let of_decay =
             self.fading.as_ref().map(|Places { near, beyond }| (*near, beyond.as_ref().map(|beyond| beyond.0)));
         let places = [of_decay.map(|(near, _)| near), of_decay.and_then(|(_, weights)| weights)];
         let wanted = places.map(|place| place.is_some_and(|place| step.wanted[place]));
-        let call = linear::Linear::new(&rows[0].client, self.dims(inputs), fading);
-        let found = call.backward(rows.map(|rows| &rows.handle), &step.d_output.handle, wanted);
+        let (clocks, out) = of_gates.clone().map(|[clocks, out]| (clocks, out)).unzip();
+        let found =
+            self.call(inputs, fading, &clocks).backward(rows.map(|rows| &rows.handle), &step.d_output.handle, wanted);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         let own = self.own.into_iter().zip([found.d_q, found.d_k, found.d_v]);
         let of_decay = places.into_iter().zip([found.d_near, found.d_weights]);
         let of_decay = of_decay.filter_map(|(place, gradient)| Some((place?, gradient?)));
         for (place, gradient) in own.chain(of_decay) {
             gradients[place] = Some(like(&inputs[place], gradient));
+        }
+        if let (Some(place), Some(out), Some(d_k)) = (self.gates, out, gradients[self.own[1]].clone()) {
+            // a gate is in what its row and all behind it see of those before it
+            let products = |[a, b]: [&CubeTensor; 2]| (tensor::<4>(a) * tensor(b)).sum_dim(3).squeeze_dim::<3>(3);
+            let along = products([&out, step.d_output]) - products([rows[1], &d_k]);
+            gradients[place] = Some(array(running_sums(along.flip([2])).flip([2])));
         }
         gradients
     }
