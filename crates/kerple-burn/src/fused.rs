@@ -27,7 +27,7 @@ use crate::array::Array;
 #[cfg(feature = "cube")]
 pub use gpu::GpuOp;
 #[cfg(feature = "cube")]
-pub(crate) use gpu::{array, like, tensor};
+pub(crate) use gpu::{array, like, of_shape, tensor};
 
 /// An operation with its own backward, on contiguous arrays: of the host, unless it is asked for on GPUs alone.
 pub trait Op: Debug + Send + Sync + 'static {

@@ -94,7 +94,6 @@ fn attention_is_that_of_the_processor() {
         Case { sizes: [1, 2, 2, 33, 8], seed: 2, sight: Sight::Causal { window: Some(7) }, lengths: None, ..case },
         Case { weight: true, seed: 3, lengths: None, ..case },
         Case { sight: Sight::BOTH, lengths: Some(vec![40, 29]), ..case },
-        // no kernel: it runs composed
         Case { cap: Some(3.0), lengths: None, ..case },
     ] {
         let expected = run(&Device::flex(), Engine::Fused, &case);

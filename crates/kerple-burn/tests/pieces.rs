@@ -197,6 +197,28 @@ fn the_bias_of_fire_in_kernels_is_that_of_the_processor() {
 }
 
 #[test]
+fn caps_and_sinks_in_kernels_are_those_of_the_processor() {
+    let device = gpu();
+    let attend = |[q, k, v]: [Tensor<4>; 3], scoring: &Scoring, positions: &Positions| {
+        attention(q, k, v, scoring.clone(), positions, Engine::Fused)
+    };
+    for (text, sees, sizes, gates) in [
+        (r#"{"kind":"kerple_log"}"#, Sees::Before, [90, 90], true),
+        (r#"{"kind":"kerple_log","window":20}"#, Sees::Padded, [70, 70], false),
+        (r#"{"kind":"fire","threshold":4.5}"#, Sees::Before, [70, 80], false),
+        (r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)"}"#, Sees::Before, [90, 90], false),
+        (r#"{"kind":"none"}"#, Sees::Before, [2, 300], false),
+    ] {
+        for (cap, sinks) in [(Some(0.7), false), (Some(0.7), true), (None, true)] {
+            let case = Case { text, sees, sizes, gates, cap, sinks };
+            let (found, expected) = (run(&device, case, attend), run(&Device::flex(), case, attend));
+            // f32 on both sides, sums and exponentials in other orders
+            assert_same(&found, &expected, 2e-5, &format!("{case:?}"));
+        }
+    }
+}
+
+#[test]
 fn networks_over_heads_are_those_of_the_processor() {
     let device = gpu();
     for (text, sees, sizes) in [
@@ -229,7 +251,7 @@ fn pieces_are_worked_off_where_attention_has_no_kernel() {
         attention(q, k, v, scoring.clone(), positions, Engine::Fused)
     };
     // the second has more queries than products that fade are made of at once
-    for (text, len) in [(r#"{"kind":"fire","threshold":4.5}"#, 70), (r#"{"kind":"xpos","scale_base":12}"#, 200)] {
+    for (text, len) in [(r#"{"kind":"cope"}"#, 70), (r#"{"kind":"xpos","scale_base":12}"#, 200)] {
         let case = Case { text, sees: Sees::Before, sizes: [len, len], gates: false, cap: None, sinks: true };
         let (found, expected) = (run(&device, case, attend), run(&Device::flex(), case, attend));
         // f32 on both sides, sums and exponentials in other orders

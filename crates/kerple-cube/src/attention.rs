@@ -63,6 +63,8 @@ pub struct Attention<'a> {
     pub tables: Tables,
     /// A bias in pieces, in place of one by distance and without a weight.
     pub lines: Option<Lines>,
+    /// Scaled scores are bent to `cap tanh(s / cap)`.
+    pub cap: Option<f32>,
     /// Keys of each sequence that are no padding, `[B]` of `u32`.
     pub lengths: Option<Handle>,
     /// What a query sees of a key falls by the difference of theirs: running sums of gates, `[B, H, K]`, where queries see what came
@@ -115,7 +117,7 @@ impl<'a> Attention<'a> {
         let hardware = &client.properties().hardware;
         let tile = Tile::fitting(dims.head_dim, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
         let tables = Tables::default();
-        Attention { client, dims, scale, sight, tables, lines: None, lengths: None, clocks: None, tile }
+        Attention { client, dims, scale, sight, tables, lines: None, cap: None, lengths: None, clocks: None, tile }
     }
 
     /// The same with products of numbers of this precision, see [`Tile::with_precision`].
@@ -377,6 +379,8 @@ impl<'a> Attention<'a> {
             origin as i32,
             slots as u32,
             self.lines.as_ref().map_or(0, |lines| lines.pieces.next_power_of_two() / 2) as u32,
+            self.cap.unwrap_or(1.0),
+            1.0 / self.cap.unwrap_or(1.0),
             self.scale,
         )
     }
@@ -388,6 +392,7 @@ impl<'a> Attention<'a> {
             weight,
             lengths: self.lengths.is_some(),
             clocks: self.clocks.is_some(),
+            cap: self.cap.is_some(),
             lines: self.lines.as_ref().map_or(0, |lines| lines.pieces),
             drawn: self.lines.as_ref().is_some_and(|lines| lines.drawn),
             bias_gradient,

@@ -2,7 +2,7 @@
 
 use super::{Forward, Home, Op, Step};
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{Shape, Tensor};
 use burn_cubecl::Cube;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -45,6 +45,12 @@ impl Home for Cube {
 pub(crate) fn like(other: &CubeTensor, handle: Handle) -> CubeTensor {
     let CubeTensor { client, meta, device, dtype, .. } = other;
     CubeTensor::new_contiguous(client.clone(), device.clone(), meta.shape().clone(), handle, *dtype)
+}
+
+/// The same in a shape of its own.
+pub(crate) fn of_shape<const D: usize>(other: &CubeTensor, shape: [usize; D], handle: Handle) -> CubeTensor {
+    let CubeTensor { client, device, dtype, .. } = other;
+    CubeTensor::new_contiguous(client.clone(), device.clone(), Shape::from(shape), handle, *dtype)
 }
 
 /// The tensor of an array.

@@ -66,7 +66,7 @@ pub fn attention(
     engine: Engine,
 ) -> Tensor<4> {
     let scoring = scoring.into();
-    if !engine.has_kernel(targets::of(&q, &k, &scoring, positions), &q) {
+    if !engine.has_kernel(targets::of(&q, &k, positions), &q) {
         #[cfg(feature = "cube")]
         if engine.has_kernel(&[crate::fused::Target::Gpu], &q) {
             return in_pieces([q, k, v], &scoring, positions, pieces::AT_ONCE);

@@ -1,7 +1,7 @@
 //! A few queries over many keys: the keys of a row are cut into spans that cubes work off beside each other, and what they
 //! found is put together in order.
 
-use super::tile::{Has, LOWEST, Sizes, Tile, length, mapped, narrowed, place, sees};
+use super::tile::{Has, LOWEST, Sizes, Tile, length, mapped, narrowed, place, scaled, sees};
 use cubecl::prelude::*;
 
 /// Units of a cube.
@@ -58,7 +58,18 @@ pub(crate) fn of_spans(
                 for feature in 0..head_dim {
                     product += own[feature] * narrowed::<f32>(k[at_head.theirs + key * head_dim + feature], tile);
                 }
-                z = mapped(product * sizes.scale, query, key, head, at_head.unit, bias, weight, clocks, &sizes, has);
+                z = mapped(
+                    scaled(product, &sizes, has),
+                    query,
+                    key,
+                    head,
+                    at_head.unit,
+                    bias,
+                    weight,
+                    clocks,
+                    &sizes,
+                    has,
+                );
                 largest = select(z > largest, z, largest);
             }
             scores[at] = z;

@@ -2,7 +2,7 @@
 
 use super::product::{Desk, add_weighted, multiply};
 use super::tile::{
-    Has, LOWEST, Sizes, Tile, clear, end_key, first_key, length, load, mapped, narrowed, place, sees, store,
+    Has, LOWEST, Sizes, Tile, clear, end_key, first_key, length, load, mapped, narrowed, place, scaled, sees, store,
 };
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -69,7 +69,7 @@ pub(crate) fn attend<N: Float>(
                 let mut z = f32::new(LOWEST);
                 if sees(query, key, length, &sizes) {
                     z = mapped(
-                        scores[i * each + j] * sizes.scale,
+                        scaled(scores[i * each + j], &sizes, has),
                         query,
                         key,
                         head,

@@ -2,7 +2,7 @@
 //! those that read it.
 
 use super::product::{Desk, add_weighted};
-use super::slopes::{slopes_of, weigh};
+use super::slopes::{slopes_of, unbend, weigh};
 use super::tile::{Has, Sizes, Tile, clear, length, load, place, position, share, store};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -88,6 +88,7 @@ pub(crate) fn of_keys<N: Float>(
     let mut desk = Desk::<N>::new(tile);
     let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut slopes = Array::<f32>::new(comptime!(tile.each * tile.each));
+    let mut follows = Array::<f32>::new(comptime!(if has.cap { tile.each * tile.each } else { 1 }));
     let mut sums_k = Array::<f32>::new(comptime!(tile.sums()));
     let mut sums_v = Array::<f32>::new(comptime!(tile.sums()));
     let mut falls = Array::<f32>::new(comptime!(tile.each));
@@ -106,6 +107,7 @@ pub(crate) fn of_keys<N: Float>(
             slopes_of(
                 &mut scores,
                 &mut slopes,
+                &mut follows,
                 &mut desk,
                 q,
                 k,
@@ -134,6 +136,9 @@ pub(crate) fn of_keys<N: Float>(
             }
             if comptime!(has.weight) {
                 weigh(&mut slopes, first, from, head, length, weight, &sizes, tile);
+            }
+            if comptime!(has.cap) {
+                unbend(&mut slopes, &follows, tile);
             }
             share(&mut desk.weights, &scores, tile);
             #[unroll]

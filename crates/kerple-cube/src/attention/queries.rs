@@ -8,7 +8,7 @@
 use super::diagonals::add_diagonals_of;
 use super::lines::{MOMENTS, add_pieces_of};
 use super::product::{Desk, add_weighted};
-use super::slopes::{slopes_of, weigh};
+use super::slopes::{slopes_of, unbend, unbend_of, weigh};
 use super::tile::{Has, Sizes, Tile, clear, end_key, first_key, length, load, narrowed, place, position, share, store};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -67,6 +67,8 @@ pub(crate) fn of_queries<N: Float>(
     let mut desk = Desk::<N>::new(tile);
     let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut slopes = Array::<f32>::new(comptime!(tile.each * tile.each));
+    let mut follows =
+        Array::<f32>::new(comptime!(if has.cap && has.weight_gradient { tile.each * tile.each } else { 1 }));
     let mut sums = Array::<f32>::new(comptime!(tile.sums()));
 
     if comptime!(has.bias_gradient || has.weight_gradient) {
@@ -92,6 +94,7 @@ pub(crate) fn of_queries<N: Float>(
             slopes_of(
                 &mut scores,
                 &mut slopes,
+                &mut follows,
                 &mut desk,
                 q,
                 k,
@@ -128,6 +131,13 @@ pub(crate) fn of_queries<N: Float>(
                     add_diagonals_of(d_weight, table, &scores, &mut desk, diagonal, columns as i32, tile);
                 }
                 weigh(&mut slopes, first, from, head, length, weight, &sizes, tile);
+            }
+            if comptime!(has.cap) {
+                if comptime!(has.weight_gradient) {
+                    unbend(&mut slopes, &follows, tile);
+                } else {
+                    unbend_of(&mut slopes, &scores, &sizes, tile);
+                }
             }
             if comptime!(has.bias_gradient || has.weight_gradient) {
                 sync_cube();

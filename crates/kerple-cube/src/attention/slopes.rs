@@ -1,16 +1,17 @@
 //! What both passes of the backward make of a tile: slopes, the gradient in what the softmax gets.
 
 use super::product::{Desk, multiply};
-use super::tile::{Has, Head, LOWEST, Sizes, Tile, mapped, position, sees};
+use super::tile::{Has, Head, LOWEST, Sizes, Tile, follow, mapped, position, scaled, sees};
 use cubecl::prelude::*;
 
-/// Makes the slopes of a tile, and with them scaled scores, or, of `keys`, weights. On the desk stay keys to the right, or, of
+/// Makes the slopes of a tile, and with them scaled scores, or, of `keys`, weights; and how scores follow what a cap bends. On the desk stay keys to the right, or, of
 /// `keys`, the output's gradient to the left.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "an array each")]
 pub(crate) fn slopes_of<N: Float>(
     scores: &mut Array<f32>,
     slopes: &mut Array<f32>,
+    follows: &mut Array<f32>,
     desk: &mut Desk<N>,
     q: &[f32],
     k: &[f32],
@@ -41,17 +42,19 @@ pub(crate) fn slopes_of<N: Float>(
         multiply(scores, desk, q, k, at, first, from, queries, keys, tile);
     }
     slope(
-        scores, slopes, bias, weight, clocks, lse, delta, at.unit, head, first, from, length, sizes, of_keys, tile, has,
+        scores, slopes, follows, bias, weight, clocks, lse, delta, at.unit, head, first, from, length, sizes, of_keys,
+        tile, has,
     );
 }
 
 /// Turns products of the output's gradient with values into slopes, and products of queries with keys into `weights` of keys
-/// or into scaled scores.
+/// or into scaled scores, bent ones where there is a cap, with how these follow those that are not.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "an array each")]
 fn slope(
     scores: &mut Array<f32>,
     slopes: &mut Array<f32>,
+    follows: &mut Array<f32>,
     bias: &[f32],
     weight: &[f32],
     clocks: &[f32],
@@ -82,7 +85,7 @@ fn slope(
         #[unroll]
         for j in 0..each {
             let key = from + UNIT_POS as usize % side + j * side;
-            let score = scores[i * each + j] * sizes.scale;
+            let score = scaled(scores[i * each + j], sizes, has);
             let mut p = 0.0f32;
             let mut slope = 0.0f32;
             if sees(query, key, length, sizes) {
@@ -94,6 +97,9 @@ fn slope(
                 scores[i * each + j] = p;
             } else {
                 scores[i * each + j] = score;
+            }
+            if comptime!(has.cap && (weights || has.weight_gradient)) {
+                follows[i * each + j] = follow(score, sizes);
             }
         }
     }
@@ -125,5 +131,23 @@ pub(crate) fn weigh(
                 slopes[i * each + j] *= weight[head * sizes.columns as usize + column as usize];
             }
         }
+    }
+}
+
+/// Turns the gradient in bent scores into that in scaled ones.
+#[cube]
+pub(crate) fn unbend(slopes: &mut Array<f32>, follows: &Array<f32>, #[comptime] tile: Tile) {
+    #[unroll]
+    for n in 0..comptime!(tile.each * tile.each) {
+        slopes[n] *= follows[n];
+    }
+}
+
+/// The same of bent scores themselves, which takes fewer registers.
+#[cube]
+pub(crate) fn unbend_of(slopes: &mut Array<f32>, scores: &Array<f32>, sizes: &Sizes, #[comptime] tile: Tile) {
+    #[unroll]
+    for n in 0..comptime!(tile.each * tile.each) {
+        slopes[n] *= follow(scores[n], sizes);
     }
 }

@@ -163,6 +163,8 @@ pub(crate) struct Has {
     pub weight: bool,
     pub lengths: bool,
     pub clocks: bool,
+    /// Whether scaled scores are bent.
+    pub cap: bool,
     /// Pieces of a bias that has them in place of distances; 0: none.
     pub lines: usize,
     /// Whether its positions are drawn.
@@ -190,6 +192,9 @@ pub(crate) struct Sizes {
     pub slots: u32,
     /// Half of the room for ends of pieces.
     pub half: u32,
+    /// Scaled scores are bent to `cap tanh(s / cap)`.
+    pub cap: f32,
+    pub by_cap: f32,
     pub scale: f32,
 }
 
@@ -371,6 +376,26 @@ pub(crate) fn end_key(end: usize, length: usize, sizes: &Sizes) -> usize {
     let key = position(last, sizes) - sizes.lowest;
     let key = select(key > 0, key, 0i32) as usize;
     select(key < length, key, length)
+}
+
+/// The scaled score of a product, bent where there is a cap.
+#[cube]
+pub(crate) fn scaled(product: f32, sizes: &Sizes, #[comptime] has: Has) -> f32 {
+    let mut score = product * sizes.scale;
+    if comptime!(has.cap) {
+        // some devices have no tanh of what is large
+        let left = (score.abs() * sizes.by_cap * -2.0f32).exp();
+        let size = sizes.cap * (1.0f32 - left) / (1.0f32 + left);
+        score = select(score < 0.0f32, -size, size);
+    }
+    score
+}
+
+/// How a bent score follows one that is not.
+#[cube]
+pub(crate) fn follow(score: f32, sizes: &Sizes) -> f32 {
+    let share = score * sizes.by_cap;
+    1.0f32 - share * share
 }
 
 /// A score as the softmax gets it.

@@ -1,4 +1,4 @@
-//! Attention without tables, with a learned bias, and with bias, weight and padding, with gates, and with FIRE's bias; by matrix units too.
+//! Attention without tables, with a learned bias, and with bias, weight and padding, with gates, with a cap, and with FIRE's bias; by matrix units too.
 
 use super::{HOPPER, Source, Writer, array};
 use crate::attention::tile::{Has, SizesCompilationArg, Tile};
@@ -15,17 +15,21 @@ impl Writer {
             weight: false,
             lengths: false,
             clocks: false,
+            cap: false,
             lines: 0,
             drawn: false,
             bias_gradient: false,
             weight_gradient: false,
         };
         let gates = Has { clocks: true, ..nothing };
+        let cap = Has { cap: true, ..nothing };
         let bias = Has { bias: true, bias_gradient: true, ..nothing };
         let all = Has { weight: true, lengths: true, weight_gradient: true, ..bias };
         let fire = Has { lines: 33, bias_gradient: true, ..nothing };
         let mut found = Vec::new();
-        for (what, has) in [("plain", nothing), ("bias", bias), ("all", all), ("gates", gates), ("fire", fire)] {
+        for (what, has) in
+            [("plain", nothing), ("bias", bias), ("all", all), ("gates", gates), ("cap", cap), ("fire", fire)]
+        {
             found.extend(self.of_choice(tile, what, has)?);
         }
         for (what, precision, has) in [
@@ -64,6 +68,8 @@ impl Writer {
             origin: (),
             slots: (),
             half: (),
+            cap: (),
+            by_cap: (),
             scale: (),
         };
         let forward = |s, p, t| {

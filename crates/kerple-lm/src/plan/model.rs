@@ -5,7 +5,7 @@ use crate::config::Readout;
 use crate::layers::{Layer, LayerKind, Window};
 use kerple::encoding::{Encoding, Entry, Geometry};
 use kerple_burn::ops::linear_attention::MOST_ON_GPUS;
-use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, SinkKind, Sizes};
+use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, Sizes};
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -128,8 +128,6 @@ impl ModelPlan {
                 Some(_) => of_encoding(layer.encoding).map(|what| format!("linear attention with {what}")),
             });
         }
-        found.extend(self.block.soft_cap.map(|_| "capped scores".to_owned()));
-        found.extend((self.block.sink != SinkKind::None).then(|| "sinks".to_owned()));
         found.sort();
         found.dedup();
         found

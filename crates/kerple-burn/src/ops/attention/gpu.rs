@@ -1,9 +1,9 @@
 //! Attention with tables or with FIRE's bias on GPUs, by the kernels of [`kerple_cube::attention`].
 
-use super::{Core, Places, Scoring, running_sums};
+use super::{Core, Places, running_sums};
 use crate::array::Array;
 use crate::forms::{Positions, Scores};
-use crate::fused::{Forward, GpuOp, Saved, Step, array, like, tensor};
+use crate::fused::{Forward, GpuOp, Saved, Step, array, like, of_shape, tensor};
 use crate::parameters::on_host;
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
@@ -25,9 +25,9 @@ fn bias_of(map: &Map) -> Option<(&Fire, usize)> {
     }
 }
 
-/// Whether there is a kernel for a call: tables over distances, FIRE's bias or nothing at all, in any sight and with any padding, and
-/// gates of queries that see what came before.
-pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, scoring: &Scoring, positions: &Positions) -> bool {
+/// Whether there is a kernel for a call: tables over distances, FIRE's bias or nothing at all, in any sight and with any padding, gates of
+/// queries that see what came before, caps and sinks.
+pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, positions: &Positions) -> bool {
     let (device, [batch, heads, queries, head_dim], [_, kv_heads, keys, _]) =
         (q.device().without_autodiff(), q.dims(), k.dims());
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return false };
@@ -38,12 +38,7 @@ pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, scoring: &Scoring, positions: &
     let gated = positions.clock.is_none() || positions.sight.sides() == Sides::One;
     let plain = positions.damping.is_none() && gated;
     let dims = Dims { batch, heads, kv_heads, queries, keys, head_dim };
-    tables
-        && plain
-        && scoring.cap.is_none()
-        && scoring.sinks.is_none()
-        && q.dtype() == DType::F32
-        && Attention::runs(&device.client(), dims)
+    tables && plain && q.dtype() == DType::F32 && Attention::runs(&device.client(), dims)
 }
 
 /// What the backward needs of the forward.
@@ -57,6 +52,39 @@ impl Core {
     fn dims(&self, inputs: &[CubeTensor]) -> Dims {
         let [q, k, _] = self.own.map(|place| inputs[place].meta.shape());
         Dims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], head_dim: q[3] }
+    }
+
+    /// Sinks, `[1, H, 1]`.
+    fn sinks(&self, inputs: &[CubeTensor]) -> Option<Tensor<3>> {
+        let sinks = tensor::<1>(&inputs[self.scores.sinks?]);
+        let heads = sinks.dims()[0];
+        Some(sinks.reshape([1, heads, 1]))
+    }
+
+    /// The output and the logarithm of its sums, `[B, H, Q]`.
+    fn tensors(&self, inputs: &[CubeTensor], output: &attention::Output) -> (Tensor<4>, Tensor<3>) {
+        let (Dims { batch, heads, queries, .. }, q) = (self.dims(inputs), &inputs[self.own[0]]);
+        let lse = of_shape(q, [batch, heads, queries], output.lse.clone());
+        (tensor(&like(q, output.out.clone())), tensor(&lse))
+    }
+
+    /// What becomes of attention's output when a sink takes its share of each row.
+    fn with_sinks(&self, inputs: &[CubeTensor], output: attention::Output) -> attention::Output {
+        let Some(sinks) = self.sinks(inputs) else { return output };
+        let (out, lse) = self.tensors(inputs, &output);
+        let sinks = sinks.expand(lse.dims());
+        let top = lse.clone().max_pair(sinks.clone());
+        let with = top.clone() + ((lse.clone() - top.clone()).exp() + (sinks - top).exp()).log();
+        let kept = (lse - with.clone()).exp();
+        attention::Output { out: array(out * kept.unsqueeze_dim(3)).handle, lse: array(with).handle }
+    }
+
+    /// The gradient in what the softmax gets of a sink, for each row, `[B, H, Q]`: what the sink has of a row is taken from its output.
+    fn of_sinks(&self, step: &Step<CubeTensor>, output: &attention::Output) -> Option<Tensor<3>> {
+        let sinks = self.sinks(step.inputs)?;
+        let (out, lse) = self.tensors(step.inputs, output);
+        let along: Tensor<3> = (out * tensor(step.d_output)).sum_dim(3).squeeze_dim(3);
+        Some((sinks.expand(lse.dims()) - lse).exp() * along * -1.0)
     }
 
     /// Where the numbers of FIRE's bias are.
@@ -87,9 +115,11 @@ impl Core {
         });
         let clocks = self.scores.gates.map(|gates| array(running_sums(tensor::<3>(&inputs[gates]))).handle);
         let call = Attention::new(&q.client, dims, self.scores.scale as f32, self.scores.sight);
+        let cap = self.scores.cap.map(|cap| cap as f32);
         Attention {
             tables: Tables { bias, weight, len },
             lines,
+            cap,
             lengths,
             clocks,
             ..call.with_precision(self.precision)
@@ -114,6 +144,7 @@ impl GpuOp for Core {
             (numbers, lines)
         });
         let output = self.on(inputs, bias.as_ref().map(|(_, lines)| lines.clone())).forward(q, k, v);
+        let output = self.with_sinks(inputs, output);
         let out = like(&inputs[self.own[0]], output.out.clone());
         Forward { output: out, saved: Saved::new(Kept { output, bias }) }
     }
@@ -139,9 +170,21 @@ impl GpuOp for Core {
             let gradient = lines.gradient(client, &self.bias(numbers, self.dims(inputs)), sums);
             put(place, client.create_from_slice(f32::as_bytes(&gradient)));
         }
+        let of_sinks = self.of_sinks(step, output);
+        if let (Some(place), Some(of_sinks)) = (self.scores.sinks, &of_sinks) {
+            let heads = of_sinks.dims()[1];
+            gradients[place] = Some(array(of_sinks.clone().sum_dim(2).sum_dim(0).reshape([heads])));
+        }
         if let (Some(place), Some(d_clocks)) = (self.scores.gates, found.d_clocks) {
             // a gate is in the clocks of its token and of all behind it
-            let d_clocks = tensor::<3>(&like(&inputs[place], d_clocks));
+            let mut d_clocks = tensor::<3>(&like(&inputs[place], d_clocks));
+            if let Some(of_sinks) = of_sinks {
+                // kernels take the slopes of a row for ones that add up to nothing; with that of its sink they do
+                let ([batch, heads, keys], queries) = (d_clocks.dims(), of_sinks.dims()[2]);
+                let own = [0..batch, 0..heads, keys - queries..keys];
+                let with = d_clocks.clone().slice(own.clone()) - of_sinks;
+                d_clocks = d_clocks.slice_assign(own, with);
+            }
             gradients[place] = Some(array(running_sums(d_clocks.flip([2])).flip([2])));
         }
         gradients
