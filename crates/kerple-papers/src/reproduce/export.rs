@@ -1,6 +1,6 @@
 //! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
 //! are checkpoints, prepared texts, TensorBoard files, losses by segment, and what encodings learned on the way; the runs make
-//! them again. Kernels, scores and losses by position, which are drawn, and norms are kept to [`DIGITS`] digits, times to [`OF_TIMES`], and
+//! them again. Kernels and scores, which are drawn, and norms are kept to [`DIGITS`] digits, times to [`OF_TIMES`], and
 //! losses of a log as the numbers of 32 bits that they are. Tables and figures are made of an export as of its original.
 
 use super::refuse_another;
@@ -88,7 +88,6 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
 fn evaluated(mut rows: Vec<Value>) -> Vec<Value> {
     for row in rows.iter_mut().filter_map(Value::as_object_mut) {
         row.remove("segment_nll");
-        change(row, "position_nll", |value| round(value, DIGITS));
         change(row, "seconds", |value| round(value, OF_TIMES));
     }
     rows
@@ -130,7 +129,7 @@ fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
     snapshots.split_off(snapshots.len().saturating_sub(1))
 }
 
-/// Digits that are kept of the fractions of a kernel, of scores, of losses by position and of norms.
+/// Digits that are kept of the fractions of a kernel, of scores and of norms.
 const DIGITS: usize = 6;
 
 /// Digits that are kept of times.
