@@ -214,6 +214,7 @@ fn caps_and_sinks_in_kernels_are_those_of_the_processor() {
             let (found, expected) = (run(&device, case, attend), run(&Device::flex(), case, attend));
             // f32 on both sides, sums and exponentials in other orders
             assert_same(&found, &expected, 2e-5, &format!("{case:?}"));
+            assert!(found == run(&device, case, attend), "{case:?}: other bits");
         }
     }
 }
