@@ -4,7 +4,6 @@
 //! processor what a GPU would, is taken only where it is named.
 
 use burn::tensor::Device;
-use kerple::precision::Precision;
 use std::fmt;
 use std::str::FromStr;
 
@@ -152,15 +151,6 @@ impl Name {
             Name::Vulkan(_) => Some("vulkan"),
             Name::Metal(_) => Some("metal"),
             Name::Wgpu(_) | Name::Software => Some("gpu"),
-        }
-    }
-
-    /// What rows say of numbers there, where products are made of such ones.
-    pub fn precision(self, products: Precision) -> String {
-        match self {
-            Name::Cpu | Name::Vulkan(_) | Name::Metal(_) | Name::Wgpu(_) | Name::Software => products.to_string(),
-            // CubeCL takes matrix units for products in Burn's operations, which round what they multiply
-            Name::Cuda(_) => format!("{products}, in definitions tf32"),
         }
     }
 

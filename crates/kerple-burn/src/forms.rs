@@ -145,8 +145,8 @@ impl Positions {
         let scores = match self.scores {
             Scores::Plain => Scores::Plain,
             Scores::Table { bias, weight } => Scores::Table { bias: bias.map(mirrored), weight: weight.map(mirrored) },
-            Scores::Map { map, bias, weight, own } => {
-                Scores::Map { map, bias: bias.map(mirrored), weight: weight.map(mirrored), own }
+            Scores::Map { map, bias, weight, own, known } => {
+                Scores::Map { map, bias: bias.map(mirrored), weight: weight.map(mirrored), own, known }
             }
         };
         Positions { scores, sight: Sight::Both { window }, ..self }
@@ -188,6 +188,8 @@ pub enum Scores {
         weight: Option<Tensor<2>>,
         /// The other numbers of the map, one after another.
         own: Option<Tensor<1>>,
+        /// The same as they are on the host.
+        known: Arc<[f64]>,
     },
 }
 

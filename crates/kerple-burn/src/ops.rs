@@ -11,6 +11,7 @@ pub mod attention;
 pub mod attention_layer;
 pub mod dropout;
 pub mod embedding;
+mod epilogue;
 pub mod feed_forward;
 pub(crate) mod gates;
 pub mod linear;
@@ -19,7 +20,7 @@ pub mod loss;
 mod maps;
 pub mod norm;
 pub mod prepare;
-mod product;
+pub mod product;
 mod residual;
 
 pub use linear::Linear;

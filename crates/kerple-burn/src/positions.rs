@@ -346,12 +346,13 @@ impl PositionalEncoding {
                     unreachable!("an encoding keeps its form")
                 };
                 let MapForm { map, table, rotary, own } = form;
+                let known: Arc<[f64]> = numbers[stored.len() - own..].concat().into();
                 let own: Vec<Tensor<1>> = stored[stored.len() - own..].to_vec();
                 let own = (!own.is_empty()).then(|| cast(Tensor::cat(own, 0), options.1));
                 positions.sight = sight(table.sides);
                 let [bias, weight] = self.tensors(table, all, numbers, &stored, options, engine);
                 positions.rotary = rotary.map(|rotary| turned(&rotary, &places, options, engine));
-                positions.scores = Scores::Map { map: Arc::new(map), bias, weight, own };
+                positions.scores = Scores::Map { map: Arc::new(map), bias, weight, own, known };
             }
         }
         positions

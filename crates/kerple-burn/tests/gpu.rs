@@ -11,7 +11,7 @@ use kerple_burn::forms::{Clock, Exponentials, Fading, Positions, Scores, Sight};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, Mlp};
 use kerple_burn::ops::activation::Activation;
-use kerple_burn::ops::attention::{Scoring, attention};
+use kerple_burn::ops::attention::{Scoring, attention, in_pieces};
 use kerple_burn::ops::dropout::{self, Dropout};
 use kerple_burn::ops::linear_attention::{Linear, linear_attention};
 use kerple_burn::ops::loss::{self, Head, Targets};
@@ -163,7 +163,7 @@ fn the_loss_is_that_of_the_processor_in_pieces_too() {
 fn linear_of(
     device: &Device,
     len: usize,
-    (features, fades, lengths): (FeatureKind, bool, Option<&[usize]>),
+    (features, count, fades, lengths): (FeatureKind, usize, bool, Option<&[usize]>),
     sight: Sight,
 ) -> Vec<Vec<f32>> {
     const HEADS: usize = 2;
@@ -183,7 +183,7 @@ fn linear_of(
     let fading =
         decay.as_ref().map(|[near, weights]| Fading { near: near.clone(), beyond: Some(beyond(weights)) }.into());
     let positions = Positions { fading, lengths: lengths.map(Into::into), sight, ..Positions::default() };
-    let plan = LinearPlan { features, count: 8, ..LinearPlan::default() };
+    let plan = LinearPlan { features, count, ..LinearPlan::default() };
     let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, Engine::Fused);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
@@ -197,11 +197,13 @@ fn linear_of(
 fn linear_attention_is_that_of_the_processor() {
     let device = gpu();
     for (len, how) in [
-        (400, (FeatureKind::Elu, true, None)),
-        (300, (FeatureKind::Favor, true, Some(&[300, 201][..]))),
-        (300, (FeatureKind::FavorJax, false, None)),
-        (40, (FeatureKind::ReluRf, false, None)),
-        (40, (FeatureKind::Relu, true, Some(&[17, 40]))),
+        (400, (FeatureKind::Elu, 8, true, None)),
+        (300, (FeatureKind::Favor, 8, true, Some(&[300, 201][..]))),
+        (300, (FeatureKind::FavorJax, 8, false, None)),
+        (40, (FeatureKind::ReluRf, 8, false, None)),
+        // more than kernels take at once
+        (70, (FeatureKind::ReluRf, 301, true, Some(&[70, 66]))),
+        (40, (FeatureKind::Relu, 8, true, Some(&[17, 40]))),
     ] {
         for sight in [Sight::CAUSAL, Sight::BOTH] {
             let (expected, found) = (linear_of(&Device::flex(), len, how, sight), linear_of(&device, len, how, sight));
@@ -385,18 +387,24 @@ fn linear_layers_round_what_they_multiply() {
 #[test]
 fn attention_rounds_what_it_multiplies() {
     let (device, precision) = (gpu(), Precision::Bf16);
-    let out = |engine: Engine, inputs: Precision| {
+    let out = |engine: Engine, inputs: Precision, in_some: bool| {
         let [q, k, v] = [4, 5, 6].map(|seed| {
             let data = TensorData::new(numbers(seed, 2 * 50 * 8, inputs), [1, 2, 50, 8]);
             Tensor::<4>::from_data(data, &device)
         });
-        let out = attention(q, k, v, 0.4, &Positions { sight: Sight::CAUSAL, ..Positions::default() }, engine);
+        let positions = Positions { sight: Sight::CAUSAL, ..Positions::default() };
+        let out = match in_some {
+            true => in_pieces([q, k, v], &0.4.into(), &positions, 10_000, engine),
+            false => attention(q, k, v, 0.4, &positions, engine),
+        };
         out.into_data().try_to_vec::<f32>().unwrap()
     };
-    let found = out(Engine::of(precision), Precision::F32);
-    assert!(found == out(Engine::of(precision), precision));
-    // beside inputs, weights alone are rounded, and values are below 1
-    let expected = out(Engine::Fused, precision);
-    let error = found.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-    assert!(error > 1e-5 && f64::from(error) < precision.unit(), "{error:e}");
+    for in_some in [false, true] {
+        let found = out(Engine::of(precision), Precision::F32, in_some);
+        assert!(found == out(Engine::of(precision), precision, in_some));
+        // beside inputs, weights alone are rounded, and values are below 1
+        let expected = out(Engine::Fused, precision, in_some);
+        let error = found.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(error > 1e-5 && f64::from(error) < precision.unit(), "{error:e}");
+    }
 }

@@ -135,11 +135,14 @@ fn assert_in_pieces(device: &Device, case: Case) {
     assert!(expected.iter().flatten().all(|value| value.is_finite()));
     // a query or a few at a time, a sequence or more
     for at_once in [1_000, 40_000] {
-        let found = run(device, case, |rows, scoring, positions| in_pieces(rows, scoring, positions, at_once));
+        let found =
+            run(device, case, |rows, scoring, positions| in_pieces(rows, scoring, positions, at_once, Engine::Fused));
         // f32 on both sides, sums and exponentials in other orders
         assert_same(&found, &expected, 2e-5, &format!("{case:?}, {at_once} at once"));
         if at_once == 1_000 {
-            let again = run(device, case, |rows, scoring, positions| in_pieces(rows, scoring, positions, at_once));
+            let again = run(device, case, |rows, scoring, positions| {
+                in_pieces(rows, scoring, positions, at_once, Engine::Fused)
+            });
             assert!(found == again, "{case:?}: other bits");
         }
     }
@@ -231,7 +234,8 @@ fn networks_over_heads_are_those_of_the_processor() {
         (r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"hidden":5}"#, Sees::All, [30, 30]),
     ] {
         let case = Case { text, sees, sizes, gates: false, cap: None, sinks: false };
-        let attend = |at_once: usize| move |rows, s: &Scoring, p: &Positions| in_pieces(rows, s, p, at_once);
+        let attend =
+            |at_once: usize| move |rows, s: &Scoring, p: &Positions| in_pieces(rows, s, p, at_once, Engine::Fused);
         let expected = run(&Device::flex(), case, |[q, k, v], scoring, positions| {
             attention(q, k, v, scoring.clone(), positions, Engine::Composed)
         });

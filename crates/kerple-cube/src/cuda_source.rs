@@ -36,6 +36,9 @@ pub struct Source {
 /// Shared memory and units of a cube of the GPU that sources are for, of NVIDIA's Hopper generation.
 const HOPPER: (usize, usize) = (227 << 10, 1024);
 
+/// Pieces of FIRE's bias, of a network of 32 hidden units.
+const PIECES: usize = 33;
+
 /// What a kernel may ask of the device while it is written.
 fn properties() -> Arc<DeviceProperties> {
     let (shared, units) = HOPPER;

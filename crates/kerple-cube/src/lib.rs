@@ -1,10 +1,8 @@
-//! Exact attention with tables over distances, networks over heads, linear attention with decays, norms, activations, dropout, AdamW
-//! and rounding on GPUs, as CubeCL kernels; no tensor framework.
+//! Exact attention with tables over distances, networks over heads, linear attention with decays, norms, what becomes of products,
+//! dropout, AdamW and rounding on GPUs, as CubeCL kernels; no tensor framework.
 //!
 //! Without the feature `kernels` there is nothing here.
 
-#[cfg(feature = "kernels")]
-pub mod activation;
 #[cfg(feature = "kernels")]
 pub mod adamw;
 #[cfg(feature = "kernels")]
@@ -13,6 +11,8 @@ pub mod attention;
 pub mod cuda_source;
 #[cfg(feature = "kernels")]
 pub mod dropout;
+#[cfg(feature = "kernels")]
+pub mod epilogue;
 #[cfg(feature = "kernels")]
 pub mod linear;
 #[cfg(feature = "kernels")]

@@ -1,4 +1,4 @@
-//! The kernels of a training step beside attention, norms, activations and AdamW, against the definitions in f64.
+//! The kernels of a training step beside attention, norms, what becomes of products and AdamW, against the definitions in f64.
 //!
 //! They run on a software renderer, unless `KERPLE_TEST_DEVICE` names a kind of device, as those of attention.
 
@@ -11,10 +11,10 @@ use cubecl::server::Handle;
 use kerple::ops::activation::Activation;
 use kerple::ops::adam::{self, Update};
 use kerple::ops::layer_norm::{self, Kind, NormGradients};
-use kerple_cube::activation::{activate, activate_backward};
 use kerple_cube::adamw::{self, Parameter};
 use kerple_cube::cubecl;
 use kerple_cube::dropout::{Stream, dropped};
+use kerple_cube::epilogue::Epilogue;
 use kerple_cube::norm::{Gradients, Norm};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -92,12 +92,43 @@ fn activations_and_their_slopes() {
         activation.forward(&x, &mut y);
         activation.backward(&x, &mut d_x, &mut again);
         let [on_x, on_d_y] = [&x, &d_y].map(|values| put(&client, values));
-        let found = get(&client, activate(&client, activation, &on_x, 1000));
+        let epilogue = Epilogue { sizes: [40, 25], bias: None, activation: Some(activation), base: None };
+        let found = get(&client, epilogue.forward(&client, &on_x));
         // one rounding or two of each value
         assert_close(&found, &y, 5e-7, &format!("{activation:?}"));
-        let found = get(&client, activate_backward(&client, activation, [&on_x, &on_d_y], 1000));
+        let found = get(&client, epilogue.backward(&client, [&on_x, &on_d_y]).d_x);
         // a sigmoid's argument, which is rounded first, is up to 5 where its slope is not nothing
         assert_close(&found, &d_x, 2e-6, &format!("slope of {activation:?}"));
+    }
+}
+
+#[test]
+fn products_with_what_becomes_of_them() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(6));
+    // rows for some cubes to have two of, columns for some units
+    let [rows, width] = [600, 70];
+    let [x, d_y, base] = [3.0, 1.0, 2.0].map(|most| random(&mut rng, rows * width, most));
+    let bias = random(&mut rng, width, 1.0);
+    let [on_x, on_d_y, on_base, on_bias] = [&x, &d_y, &base, &bias].map(|values| put(&client, values));
+    let shifted: Vec<f64> = x.iter().enumerate().map(|(at, x)| x + bias[at % width]).collect();
+    for activation in [None, Some(Activation::Gelu)] {
+        let (mut y, mut d_x, mut again) = (shifted.clone(), d_y.clone(), vec![0.0; rows * width]);
+        if let Some(activation) = activation {
+            activation.forward(&shifted, &mut y);
+            activation.backward(&shifted, &mut d_x, &mut again);
+        }
+        y.iter_mut().zip(&base).for_each(|(y, base)| *y += base);
+        let mut d_bias = vec![0.0; width];
+        d_x.iter().enumerate().for_each(|(at, d)| d_bias[at % width] += d);
+        let epilogue = Epilogue { sizes: [rows, width], bias: Some(&on_bias), activation, base: Some(&on_base) };
+        let found = get(&client, epilogue.forward(&client, &on_x));
+        assert_close(&found, &y, 2e-6, &format!("{activation:?}"));
+        let found = epilogue.backward(&client, [&on_x, &on_d_y]);
+        assert_close(&get(&client, found.d_x), &d_x, 2e-6, &format!("slope of {activation:?}"));
+        let of_bias = get(&client, found.d_bias.expect("there is a bias"));
+        assert_close(&of_bias, &d_bias, 5e-6, &format!("bias under {activation:?}"));
+        let again = epilogue.backward(&client, [&on_x, &on_d_y]).d_bias.expect("there is a bias");
+        assert!(of_bias == get(&client, again), "other bits");
     }
 }
 

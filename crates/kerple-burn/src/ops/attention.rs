@@ -69,7 +69,7 @@ pub fn attention(
     if !engine.has_kernel(targets::of(&q, &k, positions), &q) {
         #[cfg(feature = "cube")]
         if engine.has_kernel(&[crate::fused::Target::Gpu], &q) {
-            return in_pieces([q, k, v], &scoring, positions, pieces::AT_ONCE);
+            return in_pieces([q, k, v], &scoring, positions, pieces::AT_ONCE, engine);
         }
         return composed(q, k, v, &scoring, positions);
     }
@@ -80,6 +80,8 @@ pub fn attention(
     inputs.apply(Core {
         own,
         scores,
+        #[cfg(feature = "cube")]
+        known: if let Scores::Map { known, .. } = &positions.scores { known.clone() } else { Arc::default() },
         #[cfg(feature = "cube")]
         precision: engine.precision(),
     })
@@ -300,6 +302,9 @@ pub(crate) fn rows(clocks: &Option<Vec<f64>>, dims: Dims) -> Option<Strided<&[f6
 struct Core {
     own: [usize; 3],
     scores: ScoreInputs,
+    /// A map's own numbers on the host.
+    #[cfg(feature = "cube")]
+    known: Arc<[f64]>,
     #[cfg(feature = "cube")]
     precision: kerple::precision::Precision,
 }

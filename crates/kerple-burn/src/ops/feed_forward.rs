@@ -1,6 +1,6 @@
 //! A feed-forward branch with its norm and its residual: `base + down(act(up(norm(x))))`, gated or not.
 
-use super::activation::{self, Activation};
+use super::activation::Activation;
 use super::residual::{Base, Residual};
 use super::{Linear, Norm, linear, norm};
 use crate::array::Array;
@@ -61,11 +61,10 @@ pub fn composed(x: Tensor<3>, layer: FeedForward) -> Tensor<3> {
 fn by_parts(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<3> {
     let FeedForward { norm, up, gate, down, activation, factors, residual } = layer;
     let normed = norm::norm(x.clone(), norm, engine);
-    let linear = |x, layer| linear::linear(x, layer, None, engine);
-    let hidden = linear(normed.clone(), up);
+    let activated = |layer| linear::activated(normed.clone(), layer, activation, engine);
     let hidden = match gate {
-        Some(gate) => activation::activation(linear(normed.clone(), gate), activation, engine) * hidden,
-        None => activation::activation(hidden, activation, engine),
+        Some(gate) => activated(gate) * linear::linear(normed.clone(), up, None, engine),
+        None => activated(up),
     };
     let hidden = match factors {
         Some(factors) => hidden * factors,

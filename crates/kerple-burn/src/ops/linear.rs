@@ -1,5 +1,7 @@
 //! Linear layers: `x W + b` over the last axis.
 
+use super::activation::Activation;
+use super::epilogue::{Epilogue, epilogue};
 use super::product::product;
 use crate::array::Array;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
@@ -23,13 +25,19 @@ pub struct Linear {
 /// `x W + b` on `[B, L, in]`, and `base` `[B, L, out]` where there is one: the end of a residual branch.
 pub fn linear(x: Tensor<3>, linear: Linear, base: Option<Tensor<3>>, engine: Engine) -> Tensor<3> {
     if !engine.has_kernel(KERNELS, &x) {
-        let y = shifted(x, linear.weight, false, linear.bias, engine);
-        return if let Some(base) = base { base + y } else { y };
+        let then = Epilogue { bias: linear.bias, activation: None, base };
+        return epilogue(multiplied(x, linear.weight, false, engine), then, engine);
     }
     let mut inputs = Inputs::default();
     let x = inputs.add(x);
     let op = Alone { x, linear: Places::add(linear, &mut inputs), base: inputs.add_some(base) };
     inputs.apply(op)
+}
+
+/// `act(x W + b)` by this engine, where no fused operation has the layer among its parts.
+pub(super) fn activated(x: Tensor<3>, linear: Linear, activation: Activation, engine: Engine) -> Tensor<3> {
+    let then = Epilogue { bias: linear.bias, activation: Some(activation), base: None };
+    epilogue(multiplied(x, linear.weight, false, engine), then, engine)
 }
 
 /// The definition of [`linear()`] without a base.
@@ -45,13 +53,13 @@ pub(super) fn shifted(
     bias: Option<Tensor<1>>,
     engine: Engine,
 ) -> Tensor<3> {
+    epilogue(multiplied(x, weight, turned, engine), Epilogue { bias, ..Epilogue::default() }, engine)
+}
+
+fn multiplied(x: Tensor<3>, weight: Tensor<2>, turned: bool, engine: Engine) -> Tensor<3> {
     let [batch, len, width] = x.dims();
     let out = weight.dims()[usize::from(!turned)];
-    let y = product(x.reshape([batch * len, width]), weight, turned, engine).reshape([batch, len, out]);
-    match bias {
-        Some(bias) => y + bias.unsqueeze(),
-        None => y,
-    }
+    product(x.reshape([batch * len, width]), weight, turned, engine).reshape([batch, len, out])
 }
 
 /// Where the tensors of a linear layer are among an operation's inputs.

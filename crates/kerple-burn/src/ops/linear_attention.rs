@@ -25,9 +25,6 @@ use std::sync::Arc;
 /// What has a kernel for it.
 const KERNELS: &[Target] = &[Target::Host];
 
-/// Most features that GPUs have kernels for.
-pub const MOST_ON_GPUS: usize = 256;
-
 /// What a layer of linear attention is told besides its tensors.
 #[derive(Clone, Debug)]
 pub struct Linear {

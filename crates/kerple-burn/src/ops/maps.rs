@@ -6,6 +6,7 @@ mod mixed;
 mod relative;
 
 use crate::forms::{Pairs, Scores};
+use crate::fused::Engine;
 use burn::tensor::{Bool, Tensor};
 use kerple::forms::Sight;
 use kerple::maps::{Extent, Map};
@@ -30,9 +31,9 @@ pub(super) struct Mapped<'a> {
     pub(super) extent: Extent,
     /// Where the queries and keys are.
     pub(super) pairs: &'a Pairs,
-    /// Whether kernels stand in for parts of the definition where there are some.
+    /// Kernels stand in for parts of the definition where there are some, unless it says so.
     #[cfg_attr(not(feature = "cube"), expect(dead_code, reason = "there are none"))]
-    pub(super) kernels: bool,
+    pub(super) engine: Engine,
 }
 
 /// The numbers of a map that are made of its method's own parameters; the definition of [`Map::numbers`].

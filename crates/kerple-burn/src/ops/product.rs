@@ -1,18 +1,33 @@
-//! Products of rows with a matrix, of numbers as exact as the engine says.
+//! Products of matrices, of numbers as exact as the engine says.
 
 #[cfg(feature = "cube")]
 mod gpu;
 
 use crate::fused::Engine;
+#[cfg(feature = "cube")]
+use crate::fused::Target;
+#[cfg(feature = "cube")]
+use burn::tensor::DType;
 use burn::tensor::Tensor;
+use kerple::precision::Precision;
 
-/// `x W`, or `x W^T` where the matrix is `turned`; `[rows, in]` to `[rows, out]`.
-pub(super) fn product(x: Tensor<2>, matrix: Tensor<2>, turned: bool, engine: Engine) -> Tensor<2> {
+/// `x W`, or `x W^T` where the matrix is `turned`, for each of the first axes, which are alike: `[.., rows, in]` to `[.., rows, out]`.
+/// The precision is the engine's; the definition's is `f32`.
+pub(super) fn product<const D: usize>(x: Tensor<D>, matrix: Tensor<D>, turned: bool, engine: Engine) -> Tensor<D> {
+    of_precision(x, matrix, turned, engine.precision())
+}
+
+/// A product of numbers as they are, on every device; GPUs' own products may take less of them.
+pub fn exact<const D: usize>(x: Tensor<D>, matrix: Tensor<D>) -> Tensor<D> {
+    of_precision(x, matrix, false, Precision::F32)
+}
+
+fn of_precision<const D: usize>(x: Tensor<D>, matrix: Tensor<D>, turned: bool, precision: Precision) -> Tensor<D> {
     #[cfg(feature = "cube")]
-    if engine.has_kernel(&[crate::fused::Target::Gpu], &x) {
-        return gpu::product(x, matrix, turned, engine.precision());
+    if x.dtype() == DType::F32 && Target::of(&x.device()) == Some(Target::Gpu) {
+        return gpu::product(x, matrix, turned, precision);
     }
     #[cfg(not(feature = "cube"))]
-    let _ = engine;
+    let _ = precision;
     x.matmul(if turned { matrix.transpose() } else { matrix })
 }

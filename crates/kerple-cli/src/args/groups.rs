@@ -96,7 +96,7 @@ impl Hardware {
             return Ok(cpu);
         }
         let (device, part) = self.device.open()?;
-        let said = [format!("{} ({part})", self.device), self.device.precision(self.precision)];
+        let said = [format!("{} ({part})", self.device), self.precision.to_string()];
         Ok(cpu.on(device, self.precision, said))
     }
 

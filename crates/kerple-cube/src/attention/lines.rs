@@ -6,6 +6,7 @@
 
 use super::product::Desk;
 use super::tile::{Has, Sizes, Tile, position, sees, share};
+use super::{array, each};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -28,12 +29,18 @@ pub struct Lines {
     pub(crate) span: usize,
     /// Whether positions are drawn.
     pub(crate) drawn: bool,
+    heads: usize,
+    /// What hidden units multiply in each piece, `[pieces, W]`.
+    factors: Handle,
+    width: usize,
 }
 
 impl Lines {
     /// A bias of these many heads.
     pub fn new(client: &Client, lines: &fire::Lines, heads: usize) -> Lines {
         let pieces = lines.most_pieces();
+        // a piece more than there are hidden units
+        let width = pieces - 1;
         let mut values = lines.ends().to_vec();
         values.resize(pieces.next_power_of_two(), BEYOND);
         let (by_distance, by_token) = (lines.by_distance(), lines.by_token());
@@ -46,15 +53,77 @@ impl Lines {
             values.extend((0..lines.pieces()).flat_map(|piece| lines.line(piece, head)));
             values.resize(end, 0.0);
         }
+        let of_piece = |piece| (0..width).map(move |unit| lines.factor(piece, unit));
+        let mut factors: Vec<f32> = (0..lines.pieces()).flat_map(of_piece).collect();
+        factors.resize(pieces * width, 0.0);
         let (len, drawn) = (values.len(), drawn.is_some());
-        Lines { values: client.create_from_slice(f32::as_bytes(&values)), len, pieces, span, drawn }
+        let [values, factors] = [values, factors].map(|numbers| client.create_from_slice(f32::as_bytes(&numbers)));
+        Lines { values, len, pieces, span, drawn, heads, factors, width }
     }
 
-    /// The gradient in the numbers of a bias, given what a backward has found of one on a device.
-    pub fn gradient(&self, client: &Client, lines: &fire::Lines, found: &Handle) -> Vec<f32> {
-        let found = client.read_one(found.clone()).expect("the device answers");
-        let (found, of_head) = (f32::from_bytes(&found), self.pieces * MOMENTS);
-        lines.gradient(|piece, moment, head| found[head * of_head + piece * MOMENTS + moment])
+    /// The gradient in the numbers of a bias, in their order, given what a backward has found of one.
+    pub fn gradient(&self, client: &Client, numbers: &Handle, found: &Handle) -> Handle {
+        let Lines { pieces, heads, width, .. } = *self;
+        let count = fire::Fire::len_of(width, heads);
+        let to = client.empty(count * size_of::<f32>());
+        let (cubes, dim) = each(client, count);
+        let sums = array(found, heads * pieces * MOMENTS);
+        let (lines, factors) = (array(&self.values, self.len), array(&self.factors, pieces * width));
+        let (numbers, to_all) = (array(numbers, count), array(&to, count));
+        of_numbers::launch(client, cubes, dim, sums, lines, factors, numbers, to_all, heads as u32, pieces, width);
+        to
+    }
+}
+
+/// Writes a number's gradient, a number a unit, of what is summed in each piece: those of `c` and `m` by the slopes of lines, those of
+/// the network by what it is in a piece.
+#[cube(launch)]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
+pub(crate) fn of_numbers(
+    sums: &[f32],
+    lines: &[f32],
+    factors: &[f32],
+    numbers: &[f32],
+    to: &mut [f32],
+    heads: u32,
+    #[comptime] pieces: usize,
+    #[comptime] width: usize,
+) {
+    let at = ABSOLUTE_POS;
+    let all = heads as usize * pieces;
+    let first = 2usize;
+    let first_bias = first + width;
+    let second = first_bias + width;
+    let second_bias = second + heads as usize * width;
+    if at < to.len() {
+        let mut sum = 0.0f32;
+        if at < first {
+            let slopes = lines.len() - 2 * all;
+            for n in 0..all {
+                sum += lines[slopes + 2 * n + 1] * sums[n * MOMENTS + 2 + at];
+            }
+        } else if at < second {
+            let unit = (at - first) % width;
+            let moment = select(at < first_bias, 1usize, 0usize);
+            for n in 0..all {
+                let of_second = numbers[second + n / pieces * width + unit];
+                sum += factors[n % pieces * width + unit] * of_second * sums[n * MOMENTS + moment];
+            }
+        } else if at < second_bias {
+            let unit = (at - second) % width;
+            let own = (at - second) / width * pieces;
+            for piece in 0..pieces {
+                let place = (own + piece) * MOMENTS;
+                let input = numbers[first + unit] * sums[place + 1] + numbers[first_bias + unit] * sums[place];
+                sum += factors[piece * width + unit] * input;
+            }
+        } else {
+            let own = (at - second_bias) * pieces;
+            for piece in 0..pieces {
+                sum += sums[(own + piece) * MOMENTS];
+            }
+        }
+        to[at] = sum;
     }
 }
 

@@ -1,6 +1,6 @@
 //! Attention without tables, with a learned bias, and with bias, weight and padding, with gates, with a cap, and with FIRE's bias; by matrix units too.
 
-use super::{HOPPER, Source, Writer, array};
+use super::{HOPPER, PIECES, Source, Writer, array};
 use crate::attention::tile::{Has, SizesCompilationArg, Tile};
 use crate::attention::{EACH, decode, diagonals, forward, keys, queries};
 use cubecl::CompilationError;
@@ -25,7 +25,7 @@ impl Writer {
         let cap = Has { cap: true, ..nothing };
         let bias = Has { bias: true, bias_gradient: true, ..nothing };
         let all = Has { weight: true, lengths: true, weight_gradient: true, ..bias };
-        let fire = Has { lines: 33, bias_gradient: true, ..nothing };
+        let fire = Has { lines: PIECES, bias_gradient: true, ..nothing };
         let mut found = Vec::new();
         for (what, has) in
             [("plain", nothing), ("bias", bias), ("all", all), ("gates", gates), ("cap", cap), ("fire", fire)]

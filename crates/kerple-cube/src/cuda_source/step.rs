@@ -1,8 +1,8 @@
-//! Norms, activations, dropout, AdamW, networks over heads and rounding, which know no width of heads.
+//! Norms, what becomes of products, dropout, AdamW, networks over heads, FIRE's numbers and rounding, which know no width of heads.
 
-use super::{Source, Writer, array};
-use crate::activation::{self, Shape};
-use crate::attention::EACH;
+use super::{PIECES, Source, Writer, array};
+use crate::attention::{EACH, lines};
+use crate::epilogue::{self, Shape};
 use crate::{adamw, dropout, norm, over_heads, precision};
 use cubecl::CompilationError;
 use kerple::maps::network::{Edge, Network, Variant};
@@ -14,8 +14,13 @@ impl Writer {
         let forward = |s, p, t| norm::forward::Forward::new(s, p, t, a(), a(), a(), a(), a(), (), (), (), form);
         let backward =
             |s, p, t| norm::backward::Backward::new(s, p, t, a(), a(), a(), a(), a(), a(), a(), (), (), form);
-        let gelu = |s, p, t| activation::forward::Forward::new(s, p, t, a(), a(), (), (), (), Shape::Normal);
-        let slope = |s, p, t| activation::backward::Backward::new(s, p, t, a(), a(), a(), (), (), (), Shape::Normal);
+        let residual = epilogue::Form { bias: true, base: true, shape: None, units: EACH };
+        let hidden = epilogue::Form { base: false, shape: Some(Shape::Normal), ..residual };
+        let out =
+            |form| move |s, p, t| epilogue::forward::Forward::new(s, p, t, a(), a(), a(), a(), (), (), (), (), form);
+        let back = |form| {
+            move |s, p, t| epilogue::backward::Backward::new(s, p, t, a(), a(), a(), a(), a(), (), (), (), (), form)
+        };
         let drop = |s, p, t| dropout::drop::Drop::new(s, p, t, a(), a(), a(), (), (), (), ());
         let factors = || adamw::FactorsCompilationArg {
             len: (),
@@ -39,13 +44,18 @@ impl Writer {
         let mix = |s, p, t| over_heads::forward::Forward::new(s, p, t, a(), a(), a(), a(), (), mixing);
         let unmix =
             |s, p, t| over_heads::backward::Backward::new(s, p, t, a(), a(), a(), a(), a(), a(), a(), (), (), mixing);
+        let numbers =
+            |s, p, t| lines::of_numbers::OfNumbers::new(s, p, t, a(), a(), a(), a(), a(), (), PIECES, PIECES - 1);
         Ok(vec![
+            self.source("of_numbers", EACH, numbers)?,
             self.source("over_heads", mixing.units, mix)?,
             self.source("over_heads_backward", mixing.units, unmix)?,
             self.source("norm", EACH, forward)?,
             self.source("norm_backward", EACH, backward)?,
-            self.source("gelu", EACH, gelu)?,
-            self.source("gelu_backward", EACH, slope)?,
+            self.source("gelu", EACH, out(hidden))?,
+            self.source("gelu_backward", EACH, back(hidden))?,
+            self.source("residual", EACH, out(residual))?,
+            self.source("residual_backward", EACH, back(residual))?,
             self.source("dropout", EACH, drop)?,
             self.source("update", EACH, update)?,
             self.source("squares", EACH, squares)?,

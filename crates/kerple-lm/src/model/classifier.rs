@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor, TensorData, activation};
 use kerple::seed::{Purpose, stream};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::Linear;
+use kerple_burn::ops::product::exact;
 use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::pass::Pass;
 use kerple_data::lra::retrieval::SEPARATOR;
@@ -105,7 +106,7 @@ fn mean(rows: Tensor<3>, lengths: Option<&[usize]>) -> Tensor<3> {
     };
     let shares = TensorData::new(lengths.iter().flat_map(share).collect::<Vec<f64>>(), [batch, 1, len]);
     let shares = Tensor::<3>::from_data(shares, (&rows.device(), rows.dtype()));
-    shares.matmul(rows).reshape([1, batch, width])
+    exact(shares, rows).reshape([1, batch, width])
 }
 
 /// The two texts of each pair as sequences of their own, one after the other.

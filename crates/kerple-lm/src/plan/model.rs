@@ -4,7 +4,6 @@ use super::Head;
 use crate::config::Readout;
 use crate::layers::{Layer, LayerKind, Window};
 use kerple::encoding::{Encoding, Entry, Geometry};
-use kerple_burn::ops::linear_attention::MOST_ON_GPUS;
 use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, Sizes};
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
@@ -121,9 +120,6 @@ impl ModelPlan {
             found.extend(match layer.attention.linear() {
                 None if matches!(layer.encoding.entry(), Entry::Gates) && !Head::of(task).sees_ahead() => None,
                 None => of_encoding(layer.encoding),
-                Some(linear) if linear.width(self.head_dim) > MOST_ON_GPUS => {
-                    Some(format!("linear attention with more than {MOST_ON_GPUS} features"))
-                }
                 Some(_) if matches!(layer.encoding.entry(), Entry::Gates) => None,
                 Some(_) => of_encoding(layer.encoding).map(|what| format!("linear attention with {what}")),
             });

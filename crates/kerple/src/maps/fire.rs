@@ -43,7 +43,12 @@ pub const EPSILON: f64 = 1e-6;
 impl Fire {
     /// Numbers it takes: `c`, `m`, `w1 [W]`, `b1 [W]`, `W2 [H, W]`, `b2 [H]`.
     pub fn len(&self, heads: usize) -> usize {
-        2 + 2 * self.width + heads * self.width + heads
+        Fire::len_of(self.width, heads)
+    }
+
+    /// The same of these many hidden units.
+    pub fn len_of(width: usize, heads: usize) -> usize {
+        2 + 2 * width + heads * width + heads
     }
 
     /// Whether it takes none: never.

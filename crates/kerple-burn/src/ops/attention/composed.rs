@@ -2,7 +2,9 @@
 
 use super::Scoring;
 use crate::forms::{Pairs, Positions, Scores};
+use crate::fused::Engine;
 use crate::ops::maps::{self, Mapped};
+use crate::ops::product::product;
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
 use kerple::forms::{Sides, Sight};
 use kerple::maps::{Extent, Map};
@@ -67,8 +69,8 @@ pub(super) struct Told {
     pub(super) damping: Option<Arc<[f64]>>,
     /// Of the whole call.
     pub(super) extent: Extent,
-    /// Whether kernels stand in for parts of maps where there are some.
-    pub(super) kernels: bool,
+    /// Of products, and of parts of maps that have kernels.
+    pub(super) engine: Engine,
 }
 
 /// The same with its numbers, as they are made of what methods learn.
@@ -96,19 +98,19 @@ impl Terms {
             Scores::Map { map, own, .. } => (Some(map.clone()), maps::numbers(map, own.as_ref(), extent)),
         };
         let (sight, lengths, damping) = (*sight, lengths.clone(), damping.clone());
-        let told = Told { scale, cap, map, sight, lengths, damping, extent, kernels: false };
+        let told = Told { scale, cap, map, sight, lengths, damping, extent, engine: Engine::Composed };
         let gates = positions.clock.as_ref().map(|clock| clock.gates().clone());
         Terms { told, tables: positions.scores.tables().map(|table| table.cloned()), own, sinks, gates }
     }
 
     /// Scores of queries and keys at these positions.
     fn seen(&self, q: Tensor<4>, k: Tensor<4>, pairs: &Pairs) -> Seen {
-        let Told { scale, cap, map, sight, lengths, damping, extent, kernels } = &self.told;
+        let Told { scale, cap, map, sight, lengths, damping, extent, engine } = &self.told;
         let (heads, lengths) = (q.dims()[1], lengths.as_deref());
         let k = repeat_heads(k, heads);
         let products = match damping.as_deref() {
-            None => q.clone().matmul(k.swap_dims(2, 3)),
-            Some(rates) => damped(q.clone(), k, rates, pairs),
+            None => product(q.clone(), k, true, *engine),
+            Some(rates) => damped(q.clone(), k, rates, pairs, *engine),
         };
         // a product, since the derivative of a division by a number is rounded to f32
         let scores = match cap {
@@ -125,8 +127,8 @@ impl Terms {
             Some(map) => {
                 let (scores, bias, own, sight, extent) =
                     (scores.clone(), bias.clone(), self.own.as_ref(), *sight, *extent);
-                let (hidden, kernels) = (&hidden, *kernels);
-                let mapped = Mapped { scores, bias, own, hidden, sight, lengths, q, extent, pairs, kernels };
+                let (hidden, engine) = (&hidden, *engine);
+                let mapped = Mapped { scores, bias, own, hidden, sight, lengths, q, extent, pairs, engine };
                 let adds_bias = matches!(&**map, Map::Mixed(mixed) if mixed.adds_bias());
                 (adds_bias, maps::composed(map, mapped))
             }
@@ -160,7 +162,7 @@ impl Terms {
         let weights = self.weights(q, k, pairs);
         let map = self.told.map.as_deref();
         let beside = map.and_then(|map| maps::of_values(map, self.own.as_ref(), &weights, self.told.extent, pairs));
-        let out = weights.matmul(v);
+        let out = product(weights, v, false, self.told.engine);
         if let Some(beside) = beside { out + beside } else { out }
     }
 }
@@ -229,7 +231,7 @@ fn running_sums_of_rows(x: Tensor<2>) -> Tensor<2> {
 ///
 /// What is left of a feature between a key and a query is what is left of it up to some position between the two and from there on:
 /// so it is a product of rows, for as many queries together as do not fade far apart.
-fn damped(q: Tensor<4>, k: Tensor<4>, rates: &[f64], pairs: &Pairs) -> Tensor<4> {
+fn damped(q: Tensor<4>, k: Tensor<4>, rates: &[f64], pairs: &Pairs, engine: Engine) -> Tensor<4> {
     let ([queries, _], device, dtype) = (pairs.sizes(), q.device(), q.dtype());
     let options = (&device, dtype);
     let fastest = rates.iter().fold(0.0f64, |fastest, rate| fastest.max(*rate));
@@ -243,7 +245,7 @@ fn damped(q: Tensor<4>, k: Tensor<4>, rates: &[f64], pairs: &Pairs) -> Tensor<4>
         };
         let q_left = (behind(here..here + count) * rates.clone() * -1.0).exp().unsqueeze::<4>();
         let k_left = (behind(pairs.keys.clone()).clamp_max((count - 1) as f64) * rates.clone()).exp().unsqueeze::<4>();
-        (q.clone().narrow(2, first, count) * q_left).matmul((k.clone() * k_left).swap_dims(2, 3))
+        product(q.clone().narrow(2, first, count) * q_left, k.clone() * k_left, true, engine)
     };
     let parts: Vec<Tensor<4>> = (0..queries).step_by(rows).map(of_rows).collect();
     Tensor::cat(parts, 2)

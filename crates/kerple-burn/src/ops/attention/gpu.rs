@@ -1,10 +1,8 @@
 //! Attention with tables or with FIRE's bias on GPUs, by the kernels of [`kerple_cube::attention`].
 
 use super::{Core, Places, running_sums};
-use crate::array::Array;
 use crate::forms::{Positions, Scores};
 use crate::fused::{Forward, GpuOp, Saved, Step, array, like, of_shape, tensor};
-use crate::parameters::on_host;
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -15,6 +13,7 @@ use kerple::maps::mixed::{Bias, Mixed};
 use kerple::maps::{Extent, Map};
 use kerple_cube::attention::lines::Lines;
 use kerple_cube::attention::{self, Attention, Tables};
+use kerple_cube::cubecl::client::Client;
 use kerple_cube::cubecl::prelude::CubeElement;
 
 /// FIRE, where a map is its bias and nothing else.
@@ -44,8 +43,8 @@ pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, positions: &Positions) -> bool 
 /// What the backward needs of the forward.
 struct Kept {
     output: attention::Output,
-    /// FIRE's numbers, and its bias as kernels take it.
-    bias: Option<(Array, Lines)>,
+    /// FIRE's bias as kernels take it.
+    bias: Option<Lines>,
 }
 
 impl Core {
@@ -92,12 +91,13 @@ impl Core {
         if let Places::Map(_, place) = self.scores.places { Some(place) } else { None }
     }
 
-    /// FIRE's bias with these numbers.
-    fn bias<'a>(&'a self, numbers: &'a Array, dims: Dims) -> fire::Lines<'a> {
-        let Places::Map(map, _) = &self.scores.places else { panic!("tables are no map") };
+    /// FIRE's bias, of numbers that are on the host already.
+    fn bias(&self, client: &Client, dims: Dims) -> Option<Lines> {
+        let Places::Map(map, _) = &self.scores.places else { return None };
         let (fire, heads) = bias_of(map).expect("other maps have no kernels");
+        let numbers: Vec<f32> = self.known.iter().map(|number| *number as f32).collect();
         let extent = Extent { sides: self.scores.sight.sides(), len: dims.keys, scale: self.scores.scale };
-        fire::Lines::new(fire, heads, numbers.slice(), extent)
+        Some(Lines::new(client, &fire::Lines::new(fire, heads, &numbers, extent), heads))
     }
 
     fn on<'a>(&self, inputs: &'a [CubeTensor], lines: Option<Lines>) -> Attention<'a> {
@@ -138,12 +138,8 @@ impl GpuOp for Core {
     fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> Forward<CubeTensor> {
         let [q, k, v] = self.own.map(|place| &inputs[place].handle);
         let (client, dims) = (&inputs[self.own[0]].client, self.dims(inputs));
-        let bias = self.place_of_bias().map(|place| {
-            let numbers = on_host(tensor::<1>(&inputs[place]));
-            let lines = Lines::new(client, &self.bias(&numbers, dims), dims.heads);
-            (numbers, lines)
-        });
-        let output = self.on(inputs, bias.as_ref().map(|(_, lines)| lines.clone())).forward(q, k, v);
+        let bias = self.bias(client, dims);
+        let output = self.on(inputs, bias.clone()).forward(q, k, v);
         let output = self.with_sinks(inputs, output);
         let out = like(&inputs[self.own[0]], output.out.clone());
         Forward { output: out, saved: Saved::new(Kept { output, bias }) }
@@ -155,8 +151,7 @@ impl GpuOp for Core {
         let saved = attention::Saved { q, k, v, output: output.clone() };
         let places = if let Some(place) = self.place_of_bias() { [Some(place), None] } else { self.tables() };
         let wanted = places.map(|place| place.is_some_and(|place| step.wanted[place]));
-        let lines = bias.as_ref().map(|(_, lines)| lines.clone());
-        let found = self.on(inputs, lines).backward(&saved, &step.d_output.handle, wanted);
+        let found = self.on(inputs, bias.clone()).backward(&saved, &step.d_output.handle, wanted);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         let mut put = |place: usize, handle| gradients[place] = Some(like(&inputs[place], handle));
         self.own.into_iter().zip([found.d_q, found.d_k, found.d_v]).for_each(|(place, handle)| put(place, handle));
@@ -165,10 +160,8 @@ impl GpuOp for Core {
                 put(*place, handle.clone());
             }
         }
-        if let (Some(place), Some((numbers, lines)), [Some(sums), _]) = (self.place_of_bias(), bias, &found.d_tables) {
-            let client = &inputs[place].client;
-            let gradient = lines.gradient(client, &self.bias(numbers, self.dims(inputs)), sums);
-            put(place, client.create_from_slice(f32::as_bytes(&gradient)));
+        if let (Some(place), Some(lines), [Some(sums), _]) = (self.place_of_bias(), bias, &found.d_tables) {
+            put(place, lines.gradient(&inputs[place].client, &inputs[place].handle, sums));
         }
         let of_sinks = self.of_sinks(step, output);
         if let (Some(place), Some(of_sinks)) = (self.scores.sinks, &of_sinks) {

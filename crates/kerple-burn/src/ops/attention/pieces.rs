@@ -4,7 +4,7 @@
 use super::Scoring;
 use super::composed::{Terms, Told, shifted};
 use crate::forms::{Pairs, Positions};
-use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, array, like, tensor};
+use crate::fused::{Engine, Forward, GpuOp, Inputs, Op, Saved, Step, array, like, tensor};
 use burn::tensor::{Gradients, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use kerple::forms::Sides;
@@ -16,15 +16,21 @@ use std::ops::Range;
 pub(super) const AT_ONCE: usize = 1 << 26;
 
 /// Attention of `[B, H, Q, D]` queries over keys and values as [`attention()`](super::attention()) takes them, by the definition, on a
-/// GPU; in pieces of about so many values of pairs at once, in the backward too.
-pub fn in_pieces([q, k, v]: [Tensor<4>; 3], scoring: &Scoring, positions: &Positions, at_once: usize) -> Tensor<4> {
+/// GPU; in pieces of about so many values of pairs at once, in the backward too. Products are the engine's.
+pub fn in_pieces(
+    [q, k, v]: [Tensor<4>; 3],
+    scoring: &Scoring,
+    positions: &Positions,
+    at_once: usize,
+    engine: Engine,
+) -> Tensor<4> {
     let (q, keys) = (shifted(q, positions), k.dims()[2]);
     let Terms { told, tables: [bias, weight], own, sinks, gates } = Terms::of(scoring, positions, keys);
     let mut inputs = Inputs::default();
     let rows = [q, k, v].map(|tensor| inputs.add(tensor));
     let tables = [bias, weight].map(|table| inputs.add_some(table));
     let (own, sinks, gates) = (inputs.add_some(own), inputs.add_some(sinks), inputs.add_some(gates));
-    let told = Told { kernels: true, ..told };
+    let told = Told { engine, ..told };
     inputs.apply(Pieces { rows, tables, own, sinks, gates, told, at_once })
 }
 

@@ -1,6 +1,7 @@
 //! The definition of linear attention in plain Burn operations: whole codes, all pairs.
 
 use super::super::attention;
+use super::super::product::exact;
 use super::{Linear, guard};
 use crate::forms::{Code, Exponentials, Fading, Pairs, Positions};
 use crate::plan::FeatureKind;
@@ -15,7 +16,7 @@ use std::f64::consts::TAU;
 pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Positions) -> Tensor<4> {
     let ([_, _, queries, _], [_, _, keys, _]) = (q.dims(), k.dims());
     let [q, k] = featured([q, k], linear, positions);
-    let mut products = q.matmul(k.swap_dims(2, 3));
+    let mut products = exact(q, k.swap_dims(2, 3));
     if let Some(fading) = &positions.fading {
         products = products * decays(fading, positions, [queries, keys]);
     }
@@ -26,7 +27,7 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
     }
     let products = products.mask_fill(positions.hidden([queries, keys], &v.device()), 0.0);
     let sums = products.clone().sum_dim(3);
-    quotient(products.matmul(v), sums, linear)
+    quotient(exact(products, v), sums, linear)
 }
 
 /// Features of queries and keys, of coded ones where there is a code.
@@ -74,7 +75,7 @@ fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -
         let terms = weights.dims()[1];
         let faded = |at: usize| (-rates[at / keys] * (at % keys) as f64).exp();
         let faded = constant((0..heads * terms * keys).map(faded).collect(), [heads, terms, keys]);
-        weights.clone().reshape([heads, 1, terms]).matmul(faded).reshape([heads, keys])
+        exact(weights.clone().reshape([heads, 1, terms]), faded).reshape([heads, keys])
     });
     let distances = Pairs::last([queries, keys]).distances(&device);
     let select = |table: Tensor<2>, most: usize| {
@@ -106,12 +107,12 @@ fn decays(fading: &Fading, positions: &Positions, [queries, keys]: [usize; 2]) -
 }
 
 fn features(x: Tensor<4>, linear: &Linear, omega: &[f64], is_query: bool) -> Tensor<4> {
-    let width = x.dims()[3];
+    let [batch, heads, len, width] = x.dims();
     let columns = omega.len() / width;
     let project = |x: Tensor<4>, scale: f64| {
         let values = omega.iter().map(|value| value * scale).collect::<Vec<f64>>();
         let matrix = Tensor::<2>::from_data(TensorData::new(values, [width, columns]), (&x.device(), x.dtype()));
-        x.matmul(matrix.unsqueeze())
+        exact(x.reshape([batch * heads * len, width]), matrix).reshape([batch, heads, len, columns])
     };
     let favor = |both: bool, floor: f64| {
         let z = project(x.clone(), (width as f64).powf(-0.25));
@@ -137,7 +138,7 @@ fn features(x: Tensor<4>, linear: &Linear, omega: &[f64], is_query: bool) -> Ten
 
 /// `[B, H, L, D]` rows by a code `[H, L, D, R]`: `[B, H, L, R]`.
 fn contracted(x: Tensor<4>, code: Tensor<4>) -> Tensor<4> {
-    x.permute([1, 2, 0, 3]).matmul(code).permute([2, 0, 1, 3])
+    exact(x.permute([1, 2, 0, 3]), code).permute([2, 0, 1, 3])
 }
 
 type Range = std::ops::Range<usize>;
@@ -204,7 +205,7 @@ fn sines(
         });
         Tensor::<3>::from_data(TensorData::new(rows.collect::<Vec<f64>>(), [streams, waves, r]), options)
     };
-    (angle.clone().cos() * gains.clone()).matmul(part(0)) + (angle.sin() * gains).matmul(part(1))
+    exact(angle.clone().cos() * gains.clone(), part(0)) + exact(angle.sin() * gains, part(1))
 }
 
 /// `[H D, L, R]`, without its scale.

@@ -2,7 +2,7 @@
 //! the kernels of [`kerple_cube::linear`], in memory linear in the length.
 
 use super::composed::{featured, quotient};
-use super::{Linear, MOST_ON_GPUS, Places};
+use super::{Linear, Places};
 use crate::forms::Positions;
 use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, array, like, tensor};
 use crate::ops::attention::running_sums;
@@ -13,6 +13,9 @@ use kerple::attention::linear::CHUNK;
 use kerple::forms::Sight;
 use kerple_cube::linear::{self, Dims, Fading};
 
+/// Features of queries and keys that a kernel takes, at most; more are taken some after others.
+const AT_ONCE: usize = 256;
+
 /// Whether there are kernels for a call: rows that see what came before, or all, with whatever features and decays, or gates of those
 /// that see what came before.
 pub(super) fn runs([q, v]: [&Tensor<4>; 2], linear: &Linear, positions: &Positions) -> bool {
@@ -20,10 +23,9 @@ pub(super) fn runs([q, v]: [&Tensor<4>; 2], linear: &Linear, positions: &Positio
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return false };
     let ([batch, heads, len, width], [_, _, _, deep]) = (q.dims(), v.dims());
     let width = positions.code.as_ref().map_or(width, |code| code.plan.realisations());
-    let dims = Dims { batch, heads, len, features: linear.plan.width(width), values: deep + 1 };
+    let dims = Dims { batch, heads, len, features: linear.plan.width(width).min(AT_ONCE), values: deep + 1 };
     let terms = positions.fading.iter().flat_map(|fading| &fading.beyond).map(|beyond| beyond.rates.len() / heads);
     matches!(positions.sight, Sight::CAUSAL | Sight::BOTH)
-        && dims.features <= MOST_ON_GPUS
         && (positions.clock.is_none() || positions.sight == Sight::CAUSAL && positions.fading.is_none())
         && q.dtype() == DType::F32
         && linear::Linear::runs(&device.client(), dims, terms.max().unwrap_or(1))
@@ -62,8 +64,19 @@ pub(super) fn linear_attention([q, k, v]: [Tensor<4>; 3], linear: &Linear, posit
     quotient(sums.clone().narrow(3, 0, deep), sums.narrow(3, deep, 1), linear)
 }
 
-/// Sums of what each row sees of those before it and of itself.
-fn behind(rows: [Tensor<4>; 3], positions: &Positions) -> Tensor<4> {
+/// Sums of what each row sees of those before it and of itself: by all features, which is by some and by others.
+fn behind([q, k, v]: [Tensor<4>; 3], positions: &Positions) -> Tensor<4> {
+    let features = q.dims()[3];
+    let width = features.div_ceil(features.div_ceil(AT_ONCE));
+    let of = |first: usize| {
+        let part = |x: &Tensor<4>| x.clone().narrow(3, first, width.min(features - first));
+        by_features([part(&q), part(&k), v.clone()], positions)
+    };
+    (width..features).step_by(width).map(of).fold(of(0), |sum, more| sum + more)
+}
+
+/// The same by so many features as kernels take.
+fn by_features(rows: [Tensor<4>; 3], positions: &Positions) -> Tensor<4> {
     let mut inputs = Inputs::default();
     let own = rows.map(|tensor| inputs.add(tensor));
     let fading = positions.fading.as_ref().map(|fading| Places::add(fading, &mut inputs));

@@ -2,17 +2,19 @@
 
 use super::{Mapped, Numbers};
 use crate::ops::attention::running_sums;
+use crate::ops::product::exact;
 use burn::tensor::{Bool, Tensor, activation};
 use kerple::forms::Sides;
 use kerple::maps::Cope;
 
 pub(super) fn composed(cope: &Cope, mapped: Mapped) -> Tensor<4> {
     let Mapped { scores, own, q, hidden, sight, pairs, .. } = mapped;
-    let [batch, heads, ..] = scores.dims();
+    let [batch, heads, queries, _] = scores.dims();
     let distances = pairs.distances(&scores.device());
     let where_true = |pairs: Tensor<2, Bool>| pairs.float().cast(scores.dtype()).unsqueeze::<4>();
-    let embedding = Numbers::new(own.expect("positions are learned")).take([1, 1, cope.head_dim, cope.positions]);
-    let z = q.matmul(embedding.repeat_dim(0, batch).repeat_dim(1, heads));
+    let embedding = Numbers::new(own.expect("positions are learned")).take([cope.head_dim, cope.positions]);
+    let rows = q.reshape([batch * heads * queries, cope.head_dim]);
+    let z = exact(rows, embedding).reshape([batch, heads, queries, cope.positions]);
     let gates = activation::sigmoid(scores.clone()).mask_fill(hidden.clone(), 0.0);
     // gates of keys that lie between this one and the query
     let behind = where_true(distances.clone().greater_equal_elem(0));

@@ -2,6 +2,7 @@
 
 use super::{Numbers, rectified};
 use crate::forms::Pairs;
+use crate::ops::product::exact;
 use burn::tensor::{Tensor, TensorData};
 use kerple::maps::fire::{EPSILON, Fire};
 use std::ops::Range;
@@ -29,6 +30,6 @@ pub(super) fn bias(fire: &Fire, heads: usize, numbers: &mut Numbers, pairs: &Pai
     let psi = |x: Tensor<2>| (x * c.clone()).abs().log1p();
     let t = psi(distance) / (psi(largest) + EPSILON);
     let hidden = rectified(t * first + first_bias, fire.slope);
-    let bias = hidden.matmul(second.transpose()) + second_bias;
+    let bias = exact(hidden, second.transpose()) + second_bias;
     bias.transpose().reshape([1, heads, queries, keys])
 }

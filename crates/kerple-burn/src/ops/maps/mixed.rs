@@ -4,6 +4,7 @@
 mod gpu;
 
 use super::{Mapped, Numbers, fire, rectified};
+use crate::ops::product::exact;
 use burn::tensor::{Bool, Tensor, TensorData};
 use kerple::forms::Sight;
 use kerple::maps::Mixed;
@@ -19,7 +20,7 @@ pub(super) fn composed(mixed: &Mixed, mapped: Mapped) -> Tensor<4> {
         (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, mapped.pairs)),
     };
     #[cfg(feature = "cube")]
-    if let (true, Some(network), Some(numbers)) = (mapped.kernels, &mixed.network, &numbers)
+    if let (true, Some(network), Some(numbers)) = (mapped.engine.is_fused(), &mixed.network, &numbers)
         && let Some(made) = gpu::mixed(network, &mapped.scores, bias.as_ref(), numbers.rest())
     {
         return made;
@@ -85,11 +86,12 @@ fn after_the_end(x: &Tensor<4>, lengths: &[usize], first: usize) -> Tensor<4, Bo
 
 /// A layer over channels and k neighbouring keys: `[B, inputs, Q, K]` to `[B, outputs, Q, K]`.
 fn layer(x: Tensor<4>, [outputs, inputs, k]: [usize; 3], numbers: &mut Numbers) -> Tensor<4> {
-    let keys = x.dims()[3];
-    let weight = numbers.take([outputs, inputs, k]).swap_dims(1, 2).reshape([1, 1, outputs, k * inputs]);
+    let [batch, _, queries, keys] = x.dims();
+    let weight = numbers.take([outputs, inputs, k]).swap_dims(1, 2).reshape([outputs, k * inputs]);
     let bias = numbers.take([1, 1, 1, outputs]);
     let x = padded(x, [k / 2, k / 2]);
     let taps = (0..k).map(|tap| x.clone().narrow(3, tap, keys)).collect();
-    let y = Tensor::cat(taps, 1).permute([0, 2, 3, 1]).matmul(weight.swap_dims(2, 3)) + bias;
+    let rows = Tensor::cat(taps, 1).permute([0, 2, 3, 1]).reshape([batch * queries * keys, k * inputs]);
+    let y = exact(rows, weight.transpose()).reshape([batch, queries, keys, outputs]) + bias;
     y.permute([0, 3, 1, 2])
 }

@@ -2,6 +2,7 @@
 
 use super::{Mapped, Numbers};
 use crate::forms::Pairs;
+use crate::ops::product::exact;
 use burn::tensor::{Int, Tensor, TensorData};
 use kerple::maps::Extent;
 use kerple::maps::relative::{Relative, Source};
@@ -27,7 +28,7 @@ pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: Extent) -> T
             let waves = relative.waves(extent);
             let count = waves.len() / width;
             let waves = Tensor::<2>::from_data(TensorData::new(waves, [count, width]), (&device, dtype));
-            let vectors = waves.matmul(matrix.transpose()).reshape([count * width]);
+            let vectors = exact(waves, matrix.transpose()).reshape([count * width]);
             Tensor::cat(vec![vectors, v - u], 0)
         }
     }
@@ -58,12 +59,12 @@ pub(super) fn composed(relative: &Relative, mapped: Mapped) -> Tensor<4> {
         // [H, B Q, D] by [H, D, N]
         true => {
             let rows = rows.swap_dims(0, 1).reshape([heads, batch * queries, d]);
-            let products = rows.matmul(vectors.permute([1, 2, 0]));
+            let products = exact(rows, vectors.permute([1, 2, 0]));
             products.reshape([heads, batch, queries, count]).swap_dims(0, 1)
         }
         false => {
             let rows = rows.reshape([batch * heads * queries, d]);
-            rows.matmul(vectors.reshape([count, d]).transpose()).reshape([batch, heads, queries, count])
+            exact(rows, vectors.reshape([count, d]).transpose()).reshape([batch, heads, queries, count])
         }
     };
     scores + pairs.skewed(products)
@@ -91,5 +92,5 @@ pub(super) fn of_values(
     let vectors = own.clone().narrow(0, own.dims()[0] - count * d, count * d).reshape([count, d]);
     // weights are summed by distance first; queries of all heads and sequences stand under the same vectors
     let rows = pairs.unskewed(weights.clone()).reshape([batch * heads * queries, queries + keys]);
-    Some(rows.matmul(pairs.along(vectors, 0, origin)).reshape([batch, heads, queries, d]))
+    Some(exact(rows, pairs.along(vectors, 0, origin)).reshape([batch, heads, queries, d]))
 }

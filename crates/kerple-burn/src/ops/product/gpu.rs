@@ -12,35 +12,42 @@ use cubek::std::InputBinding;
 use kerple::precision::Precision;
 use kerple_cube::precision::{element, has_matrix_units, round};
 
-pub(super) fn product(x: Tensor<2>, matrix: Tensor<2>, turned: bool, precision: Precision) -> Tensor<2> {
+pub(super) fn product<const D: usize>(
+    x: Tensor<D>,
+    matrix: Tensor<D>,
+    turned: bool,
+    precision: Precision,
+) -> Tensor<D> {
+    assert_eq!(x.dims()[..D - 2], matrix.dims()[..D - 2], "products of matrices one by one");
     let mut inputs = Inputs::default();
     let [x, matrix] = [x, matrix].map(|tensor| inputs.add(tensor));
-    inputs.apply(Product { x, matrix, turned, precision })
+    inputs.apply(Product::<D> { x, matrix, turned, precision })
 }
 
+/// Of matrices in the last two of so many axes.
 #[derive(Debug)]
-struct Product {
+struct Product<const D: usize> {
     x: usize,
     matrix: usize,
     turned: bool,
     precision: Precision,
 }
 
-impl Op for Product {
+impl<const D: usize> Op for Product<D> {
     fn on_gpu(&self) -> Option<&dyn GpuOp> {
         Some(self)
     }
 }
 
-impl GpuOp for Product {
+impl<const D: usize> GpuOp for Product<D> {
     fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> Forward<CubeTensor> {
-        let [x, matrix] = [self.x, self.matrix].map(|place| Operand::of(&inputs[place], self.precision));
+        let [x, matrix] = [self.x, self.matrix].map(|place| Operand::<D>::of(&inputs[place], self.precision));
         let output = x.times(if self.turned { matrix.turned() } else { matrix });
         Forward { output, saved: Saved::nothing() }
     }
 
     fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
-        let operand = |array| Operand::of(array, self.precision);
+        let operand = |array| Operand::<D>::of(array, self.precision);
         let (d_y, mut gradients) = (operand(step.d_output), vec![None, None]);
         if step.wanted[self.x] {
             let matrix = operand(&step.inputs[self.matrix]);
@@ -55,16 +62,16 @@ impl GpuOp for Product {
     }
 }
 
-/// A matrix as products multiply it.
+/// Matrices as products multiply them.
 #[derive(Clone)]
-struct Operand {
-    values: Tensor<2>,
+struct Operand<const D: usize> {
+    values: Tensor<D>,
     precision: Precision,
 }
 
-impl Operand {
+impl<const D: usize> Operand<D> {
     /// Rounded, where matrix units do not round what they are given.
-    fn of(values: &CubeTensor, precision: Precision) -> Operand {
+    fn of(values: &CubeTensor, precision: Precision) -> Operand<D> {
         let values = match precision {
             Precision::F32 => tensor(values),
             Precision::Tf32 | Precision::Bf16 if has_matrix_units(&values.client, precision) => match precision {
@@ -79,31 +86,34 @@ impl Operand {
         Operand { values, precision }
     }
 
-    fn turned(self) -> Operand {
+    fn turned(self) -> Operand<D> {
         Operand { values: self.values.transpose(), ..self }
     }
 
     /// The product in `f32`.
-    fn times(self, right: Operand) -> CubeTensor {
+    fn times(self, right: Operand<D>) -> CubeTensor {
         let exact = self.precision == Precision::F32;
         let [left, right] = [self, right].map(|operand| strided(operand.values));
-        // where there is TF32, Burn takes it for `f32`
-        if exact && left.client.properties().supports_type(element(Precision::Tf32)) {
-            return by_units(left, right);
+        let client = &left.client;
+        // where there is TF32, Burn takes it for `f32`; elsewhere it has what it measured, or matrix units for `f32`, or this
+        let rounds = client.properties().supports_type(element(Precision::Tf32));
+        if exact && (rounds || !(cfg!(feature = "autotune") || has_matrix_units(client, Precision::F32))) {
+            return by_units::<D>(left, right);
         }
         matmul(left, right, None, MatmulStrategy::default(), DType::F32).expect("matrices that a layer has")
     }
 }
 
 /// The array of a tensor outside autodiff, as it lies.
-fn strided(tensor: Tensor<2>) -> CubeTensor {
+fn strided<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
     tensor.try_into_primitive::<Cube>().expect("it is of a GPU and not tracked")
 }
 
 /// A product without matrix units.
-fn by_units(left: CubeTensor, right: CubeTensor) -> CubeTensor {
-    let [rows, columns] = [left.meta.shape()[0], right.meta.shape()[1]];
-    let out = array(Tensor::<2>::empty([rows, columns], &tensor::<2>(&left).device()));
+fn by_units<const D: usize>(left: CubeTensor, right: CubeTensor) -> CubeTensor {
+    let mut shape = left.meta.shape().dims::<D>();
+    shape[D - 1] = right.meta.shape()[D - 1];
+    let out = array(Tensor::<D>::empty(shape, &tensor::<D>(&left).device()));
     let number = element(Precision::F32);
     let mut kinds = MatmulElems::from_globals(&MatmulGlobalElems { lhs: number, rhs: number, out: number });
     let strategy = Strategy::MultiLevel(multi_level::Strategy::SimpleUnit(Default::default()));

@@ -1,7 +1,7 @@
 //! FIRE's bias as arrays, for engines elsewhere than on the processor.
 
 use super::super::Extent;
-use super::{Fire, FireBias, MOMENTS};
+use super::{Fire, FireBias};
 
 /// Per head a line in each piece of one number of a pair: the first of [`Lines::by_distance`] times the first of
 /// [`Lines::by_token`].
@@ -50,17 +50,8 @@ impl<'a> Lines<'a> {
         self.0.drawn.map(|drawn| &drawn[..self.0.inverse[0].len()])
     }
 
-    /// The gradient in all numbers, given what is summed over the pairs of a piece and a head: the gradient itself, and times that
-    /// number of the pair and its derivatives in c and in m.
-    pub fn gradient(&self, sums: impl Fn(usize, usize, usize) -> f32) -> Vec<f32> {
-        let FireBias { heads, pieces, network, .. } = &self.0;
-        let mut all = vec![0.0; self.0.sums()];
-        for (row, all) in all.chunks_exact_mut(pieces.room).enumerate() {
-            let own = all[..*heads].iter_mut().enumerate();
-            own.for_each(|(head, sum)| *sum = sums(row / MOMENTS, row % MOMENTS, head));
-        }
-        let mut to = vec![0.0; 2 + network.iter().map(|numbers| numbers.len()).sum::<usize>()];
-        self.0.finish(&all, &mut to);
-        to
+    /// What a hidden unit multiplies its input by in a piece.
+    pub fn factor(&self, piece: usize, unit: usize) -> f32 {
+        self.0.pieces.factor(piece, unit) as f32
     }
 }

@@ -1,0 +1,63 @@
+//! What becomes of products on GPUs, by the kernels of [`kerple_cube::epilogue`].
+
+use super::Epilogue;
+use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, like};
+use burn::tensor::Tensor;
+use burn_cubecl::tensor::CubeTensor;
+use kerple::ops::activation::Activation;
+use kerple_cube::epilogue::{self, Gradients};
+
+pub(super) fn epilogue(x: Tensor<3>, Epilogue { bias, activation, base }: Epilogue) -> Tensor<3> {
+    if bias.is_none() && activation.is_none() && base.is_none() {
+        return x;
+    }
+    let mut inputs = Inputs::default();
+    let x = inputs.add(x);
+    let op = Finish { x, bias: inputs.add_some(bias), activation, base: inputs.add_some(base) };
+    inputs.apply(op)
+}
+
+#[derive(Debug)]
+struct Finish {
+    x: usize,
+    bias: Option<usize>,
+    activation: Option<Activation>,
+    base: Option<usize>,
+}
+
+impl Op for Finish {
+    fn on_gpu(&self) -> Option<&dyn GpuOp> {
+        Some(self)
+    }
+}
+
+impl Finish {
+    fn on<'a>(&self, inputs: &'a [CubeTensor]) -> epilogue::Epilogue<'a> {
+        let shape = inputs[self.x].meta.shape();
+        let handle = |place: Option<usize>| place.map(|place| &inputs[place].handle);
+        let sizes = [shape[0] * shape[1], shape[2]];
+        epilogue::Epilogue { sizes, bias: handle(self.bias), activation: self.activation, base: handle(self.base) }
+    }
+}
+
+impl GpuOp for Finish {
+    fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> Forward<CubeTensor> {
+        let x = &inputs[self.x];
+        let output = like(x, self.on(inputs).forward(&x.client, &x.handle));
+        Forward { output, saved: Saved::nothing() }
+    }
+
+    fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
+        let (inputs, x) = (step.inputs, &step.inputs[self.x]);
+        let Gradients { d_x, d_bias } = self.on(inputs).backward(&x.client, [&x.handle, &step.d_output.handle]);
+        let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
+        gradients[self.x] = Some(like(x, d_x));
+        if let (Some(place), Some(d_bias)) = (self.bias, d_bias) {
+            gradients[place] = Some(like(&inputs[place], d_bias));
+        }
+        if let Some(place) = self.base {
+            gradients[place] = Some(step.d_output.clone());
+        }
+        gradients
+    }
+}
