@@ -116,6 +116,11 @@ pub trait Home: Backend {
     /// See [`Op::forward`].
     fn forward(op: &dyn Op, inputs: &[Self::Array], tracked: bool) -> Forward<Self::Array>;
 
+    /// Inputs as they are kept for the backward.
+    fn kept(_op: &dyn Op, inputs: Vec<Self::Array>) -> Vec<Self::Array> {
+        inputs
+    }
+
     /// See [`Op::backward`].
     fn backward(op: &dyn Op, step: &Step<Self::Array>) -> Vec<Option<Self::Array>>;
 }
@@ -175,6 +180,7 @@ fn track<B: Home, C: CheckpointStrategy, const N: usize>(
     match Backward::<B, N>::prepare::<C>(FusedBackward, nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
             let Forward { output, saved } = B::forward(&*op, &inputs, true);
+            let inputs = B::kept(&*op, inputs);
             prep.finish(State { op, inputs, saved }, B::tensor(output))
         }
         OpsKind::UnTracked(prep) => prep.finish(B::tensor(B::forward(&*op, &inputs, false).output)),

@@ -116,7 +116,7 @@ pub(crate) fn backward(
     let mut column = UNIT_POS as usize;
     while column < width {
         let mut shift = 0.0f32;
-        if comptime!(form.bias) {
+        if comptime!(form.bias && form.shape.is_some()) {
             shift = bias[column];
         }
         let mut sum = 0.0f32;
@@ -195,7 +195,7 @@ impl Epilogue<'_> {
         y
     }
 
-    /// Gradients, given that in the result.
+    /// Gradients, given that in the result; `x` and the bias are read where there is an activation.
     pub fn backward(&self, client: &Client, [x, d_y]: [&Handle; 2]) -> Gradients {
         let ([rows, width], (form, [linear, cubic])) = (self.sizes, self.form(client));
         if !form.bias && form.shape.is_none() {
@@ -205,7 +205,9 @@ impl Epilogue<'_> {
         let room = |values: usize| client.empty(values * size_of::<f32>());
         let (d_x, of_x) = if form.shape.is_some() { (room(len), len) } else { (room(1), 1) };
         let (parts, of_bias) = if form.bias { (room(cubes * width), cubes * width) } else { (room(1), 1) };
-        let bias = array(self.bias.unwrap_or(x), if form.bias { width } else { len });
+        // what is not read may be any array
+        let (x, shift) = if form.shape.is_some() { (x, self.bias.unwrap_or(x)) } else { (d_y, d_y) };
+        let bias = array(shift, if form.bias { width } else { len });
         backward::launch(
             client,
             CubeCount::Static(cubes as u32, 1, 1),

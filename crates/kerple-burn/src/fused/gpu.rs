@@ -13,6 +13,11 @@ pub trait GpuOp {
     /// See [`Op::forward`].
     fn forward(&self, inputs: &[CubeTensor], tracked: bool) -> Forward<CubeTensor>;
 
+    /// Whether the backward reads the input at this place. Of one that it does not read it is given the shape alone.
+    fn reads(&self, _place: usize) -> bool {
+        true
+    }
+
     /// See [`Op::backward`].
     fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>>;
 }
@@ -34,6 +39,12 @@ impl Home for Cube {
 
     fn forward(op: &dyn Op, inputs: &[CubeTensor], tracked: bool) -> Forward<CubeTensor> {
         face(op).forward(inputs, tracked)
+    }
+
+    fn kept(op: &dyn Op, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let shape_of = |input: CubeTensor| like(&input, input.client.empty(size_of::<f32>()));
+        let kept = |(place, input)| if face(op).reads(place) { input } else { shape_of(input) };
+        inputs.into_iter().enumerate().map(kept).collect()
     }
 
     fn backward(op: &dyn Op, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {

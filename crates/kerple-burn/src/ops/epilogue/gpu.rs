@@ -47,6 +47,10 @@ impl GpuOp for Finish {
         Forward { output, saved: Saved::nothing() }
     }
 
+    fn reads(&self, place: usize) -> bool {
+        self.activation.is_some() && self.base != Some(place)
+    }
+
     fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
         let (inputs, x) = (step.inputs, &step.inputs[self.x]);
         let Gradients { d_x, d_bias } = self.on(inputs).backward(&x.client, [&x.handle, &step.d_output.handle]);
