@@ -1,6 +1,6 @@
 //! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
 //! are checkpoints, prepared texts, TensorBoard files, losses by segment, and what encodings learned on the way; the runs make
-//! them again. Kernels and scores, which are drawn, and norms are kept to [`DIGITS`] digits, times to [`OF_TIMES`], and
+//! them again. Kernels are kept to [`OF_KERNELS`] digits, scores, norms and times to [`OTHERS`], and
 //! losses of a log as the numbers of 32 bits that they are. Tables and figures are made of an export as of its original.
 
 use super::refuse_another;
@@ -74,11 +74,12 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
             kerple_records::replace_rows(&to.join(name), &rows)?;
         }
     }
-    let snapshots: [(&str, Thin); 2] = [(KERNELS_FILE, last_alone), (SCORES_FILE, |all| all)];
-    for (name, thin) in snapshots {
+    let snapshots: [(&str, Thin, usize); 2] =
+        [(KERNELS_FILE, last_alone, OF_KERNELS), (SCORES_FILE, |all| all, OTHERS)];
+    for (name, thin, digits) in snapshots {
         if look(&run.join(name))?.is_some() {
             let mut all = thin(read_json::<Vec<Value>>(&run.join(name))?);
-            all.iter_mut().for_each(|value| round(value, DIGITS));
+            all.iter_mut().for_each(|value| round(value, digits));
             kerple_records::write_dense_json(&to.join(name), &all)?;
         }
     }
@@ -88,7 +89,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
 fn evaluated(mut rows: Vec<Value>) -> Vec<Value> {
     for row in rows.iter_mut().filter_map(Value::as_object_mut) {
         row.remove("segment_nll");
-        change(row, "seconds", |value| round(value, OF_TIMES));
+        change(row, "seconds", |value| round(value, OTHERS));
     }
     rows
 }
@@ -99,8 +100,7 @@ const MOST_VALUES: usize = 64;
 fn logged(rows: Vec<Value>) -> Vec<Value> {
     let mut rows = without_weights(rows);
     for row in rows.iter_mut().filter_map(Value::as_object_mut) {
-        change(row, "grad_norm", |value| round(value, DIGITS));
-        ["seconds", "step_seconds"].iter().for_each(|key| change(row, key, |value| round(value, OF_TIMES)));
+        ["grad_norm", "seconds", "step_seconds"].iter().for_each(|key| change(row, key, |value| round(value, OTHERS)));
         ["loss", "valid_loss"].iter().for_each(|key| change(row, key, shorten));
     }
     rows
@@ -129,11 +129,11 @@ fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
     snapshots.split_off(snapshots.len().saturating_sub(1))
 }
 
-/// Digits that are kept of the fractions of a kernel, of scores and of norms.
-const DIGITS: usize = 6;
+/// Digits that are kept of the fractions of a kernel.
+const OF_KERNELS: usize = 6;
 
-/// Digits that are kept of times.
-const OF_TIMES: usize = 4;
+/// Digits that are kept of scores, of which pictures are made, of norms and of times.
+const OTHERS: usize = 4;
 
 fn round(value: &mut Value, digits: usize) {
     match value {
