@@ -1,7 +1,7 @@
 //! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
-//! are checkpoints, prepared texts, TensorBoard files, losses by segment, and what encodings learned on the way; the runs make
-//! them again. Kernels are kept to [`OF_KERNELS`] digits, scores, norms and times to [`OTHERS`], and
-//! losses of a log as the numbers of 32 bits that they are. Tables and figures are made of an export as of its original.
+//! are checkpoints, prepared texts, TensorBoard files, losses by segment, what encodings learned on the way, and most rows of long logs
+//! ([`MOST_ROWS`] stay, about); the runs make them again. Kernels and scores are kept to [`OF_KERNELS`] digits, norms and times to
+//! [`OTHERS`], and losses of a log as the numbers of 32 bits that they are. Tables and figures are made of an export as of its original.
 
 use super::refuse_another;
 use crate::error::{Error, Result};
@@ -74,12 +74,11 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
             kerple_records::replace_rows(&to.join(name), &rows)?;
         }
     }
-    let snapshots: [(&str, Thin, usize); 2] =
-        [(KERNELS_FILE, last_alone, OF_KERNELS), (SCORES_FILE, |all| all, OTHERS)];
-    for (name, thin, digits) in snapshots {
+    let snapshots: [(&str, Thin); 2] = [(KERNELS_FILE, last_alone), (SCORES_FILE, |all| all)];
+    for (name, thin) in snapshots {
         if look(&run.join(name))?.is_some() {
             let mut all = thin(read_json::<Vec<Value>>(&run.join(name))?);
-            all.iter_mut().for_each(|value| round(value, digits));
+            all.iter_mut().for_each(|value| round(value, OF_KERNELS));
             kerple_records::write_dense_json(&to.join(name), &all)?;
         }
     }
@@ -97,7 +96,13 @@ fn evaluated(mut rows: Vec<Value>) -> Vec<Value> {
 /// Most learned values of an encoding that the last row of a kept log has; more are weights of a network.
 const MOST_VALUES: usize = 64;
 
+/// Rows of a log that are kept, about: every so many, the last, and those of a validation.
+const MOST_ROWS: usize = 60;
+
 fn logged(rows: Vec<Value>) -> Vec<Value> {
+    let (every, last) = (rows.len().div_ceil(MOST_ROWS).max(1), rows.len().saturating_sub(1));
+    let kept = |at: usize, row: &Value| at % every == 0 || at == last || !row["valid_loss"].is_null();
+    let rows = rows.into_iter().enumerate().filter(|(at, row)| kept(*at, row)).map(|(_, row)| row).collect();
     let mut rows = without_weights(rows);
     for row in rows.iter_mut().filter_map(Value::as_object_mut) {
         ["grad_norm", "seconds", "step_seconds"].iter().for_each(|key| change(row, key, |value| round(value, OTHERS)));
@@ -129,10 +134,10 @@ fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
     snapshots.split_off(snapshots.len().saturating_sub(1))
 }
 
-/// Digits that are kept of the fractions of a kernel.
+/// Digits that are kept of the fractions of kernels and scores.
 const OF_KERNELS: usize = 6;
 
-/// Digits that are kept of scores, of which pictures are made, of norms and of times.
+/// Digits that are kept of norms and of times.
 const OTHERS: usize = 4;
 
 fn round(value: &mut Value, digits: usize) {
@@ -185,4 +190,23 @@ fn real(path: &Path) -> Result<PathBuf> {
     }
     let rest = path.strip_prefix(there).expect("a path begins with those above it");
     Ok(there.canonicalize().map_err(kerple_records::Error::io("looking for", there))?.join(rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn of_long_logs_few_rows_stay() {
+        let row = |step: usize| json!({"step": step, "loss": 2.0, "valid_loss": (step == 100).then_some(2.5)});
+        let steps = |count: usize| -> Vec<u64> {
+            logged((1..=count).map(row).collect()).iter().map(|row| row["step"].as_u64().unwrap()).collect()
+        };
+        assert_eq!(steps(MOST_ROWS), (1..=MOST_ROWS as u64).collect::<Vec<u64>>());
+        let kept = steps(480);
+        assert!(kept.contains(&1) && kept.contains(&100) && kept.contains(&480));
+        assert_eq!(kept.len(), MOST_ROWS + 2, "evenly, one that was validated, and the last");
+        assert!(steps(0).is_empty());
+    }
 }
