@@ -101,7 +101,7 @@ const MOST_ROWS: usize = 60;
 
 fn logged(rows: Vec<Value>) -> Vec<Value> {
     let (every, last) = (rows.len().div_ceil(MOST_ROWS).max(1), rows.len().saturating_sub(1));
-    let kept = |at: usize, row: &Value| at % every == 0 || at == last || !row["valid_loss"].is_null();
+    let kept = |at: usize, row: &Value| at.is_multiple_of(every) || at == last || !row["valid_loss"].is_null();
     let rows = rows.into_iter().enumerate().filter(|(at, row)| kept(*at, row)).map(|(_, row)| row).collect();
     let mut rows = without_weights(rows);
     for row in rows.iter_mut().filter_map(Value::as_object_mut) {
