@@ -7,6 +7,38 @@ use super::tile::{
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+/// Puts together what the units of each row have of it, the largest or the sum, for all of them. Between two calls units wait for each
+/// other.
+#[cube]
+fn of_rows(values: &mut Array<f32>, shares: &mut Shared<[f32]>, #[comptime] largest: bool, #[comptime] tile: Tile) {
+    let side = comptime!(tile.side);
+    let row = UNIT_POS as usize / side;
+    let column = UNIT_POS as usize % side;
+    #[unroll]
+    for i in 0..comptime!(tile.each) {
+        shares[(row + i * side) * comptime!(side + 1) + column] = values[i];
+    }
+    sync_cube();
+    let first = UNIT_POS as usize * comptime!(side + 1);
+    if (UNIT_POS as usize) < comptime!(tile.size()) {
+        let mut all = shares[first];
+        for x in 1..side {
+            let share = shares[first + x];
+            if comptime!(largest) {
+                all = select(share > all, share, all);
+            } else {
+                all += share;
+            }
+        }
+        shares[first] = all;
+    }
+    sync_cube();
+    #[unroll]
+    for i in 0..comptime!(tile.each) {
+        values[i] = shares[(row + i * side) * comptime!(side + 1)];
+    }
+}
+
 /// Writes the output, and for the backward the logarithm of each row's sum of exponentials, [`LOWEST`] for a row that sees
 /// nothing.
 #[cube(launch)]
@@ -42,9 +74,10 @@ pub(crate) fn attend<N: Float>(
     let at = place(head, batch, &sizes, comptime!(tile.head_dim));
 
     let mut desk = Desk::<N>::new(tile);
-    let mut shares = Shared::<[f32]>::new_slice(comptime!(tile.size() * tile.side));
+    let mut shares = Shared::<[f32]>::new_slice(comptime!(tile.shares()));
     let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut sums = Array::<f32>::new(comptime!(tile.sums()));
+    let mut found = Array::<f32>::new(each);
     let mut top = Array::<f32>::new(each);
     let mut total = Array::<f32>::new(each);
     clear(&mut sums, comptime!(tile.sums()));
@@ -84,26 +117,20 @@ pub(crate) fn attend<N: Float>(
                 }
                 scores[i * each + j] = z;
             }
-            shares[(row + i * side) * side + column] = largest;
+            found[i] = largest;
         }
-        sync_cube();
+        of_rows(&mut found, &mut shares, true, tile);
         #[unroll]
         for i in 0..each {
             let before = top[i];
-            let mut largest = before;
-            for x in 0..side {
-                let share = shares[(row + i * side) * side + x];
-                largest = select(share > largest, share, largest);
-            }
+            let largest = select(found[i] > before, found[i], before);
             let kept = (before - largest).exp();
             top[i] = largest;
             total[i] *= kept;
             #[unroll]
             for j in 0..each {
-                let mut p = 0.0f32;
-                if sees(first + row + i * side, from + column + j * side, length, &sizes) {
-                    p = (scores[i * each + j] - largest).exp();
-                }
+                let z = scores[i * each + j];
+                let p = select(z == LOWEST, 0.0f32, (z - largest).exp());
                 total[i] += p;
                 desk.weights[(row + i * side) * pitch + column + j * side] = narrowed::<N>(p, tile);
             }
@@ -125,19 +152,11 @@ pub(crate) fn attend<N: Float>(
         from += size;
     }
 
-    sync_cube();
-    #[unroll]
-    for i in 0..each {
-        shares[(row + i * side) * side + column] = total[i];
-    }
-    sync_cube();
+    of_rows(&mut total, &mut shares, false, tile);
     #[unroll]
     for i in 0..each {
         let query = first + row + i * side;
-        let mut sum = 0.0f32;
-        for x in 0..side {
-            sum += shares[(row + i * side) * side + x];
-        }
+        let sum = total[i];
         let nothing = sum == 0.0f32;
         let factor = select(nothing, 0.0f32, 1.0f32 / select(nothing, 1.0f32, sum));
         if query < queries && column == 0 {

@@ -39,14 +39,14 @@ fn add_columns(
     sync_cube();
     #[unroll]
     for j in 0..comptime!(tile.each) {
-        shares[(column + j * side) * side + row] = sums[j];
+        shares[(column + j * side) * comptime!(side + 1) + row] = sums[j];
     }
     sync_cube();
     let at = UNIT_POS as usize;
     if at < comptime!(tile.size()) && from + at < keys {
         let mut sum = 0.0f32;
         for x in 0..side {
-            sum += shares[at * side + x];
+            sum += shares[at * comptime!(side + 1) + x];
         }
         to[base + from + at] = sum;
     }
@@ -92,7 +92,7 @@ pub(crate) fn of_keys<N: Float>(
     let mut sums_k = Array::<f32>::new(comptime!(tile.sums()));
     let mut sums_v = Array::<f32>::new(comptime!(tile.sums()));
     let mut falls = Array::<f32>::new(comptime!(tile.each));
-    let mut shares = Shared::<[f32]>::new_slice(comptime!(if has.clocks { tile.size() * tile.side } else { 1 }));
+    let mut shares = Shared::<[f32]>::new_slice(comptime!(if has.clocks { tile.shares() } else { 1 }));
     clear(&mut sums_k, comptime!(tile.sums()));
     clear(&mut sums_v, comptime!(tile.sums()));
 

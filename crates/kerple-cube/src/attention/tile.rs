@@ -139,6 +139,11 @@ impl Tile {
         if self.matrix.is_some() { self.size() * self.pitch() } else { 1 }
     }
 
+    /// Room for what the units of each row have of it, so that a column lies in all banks.
+    pub(crate) fn shares(&self) -> usize {
+        self.size() * (self.side + 1)
+    }
+
     /// Features that a unit adds up in all rows it has.
     pub(crate) fn sums(&self) -> usize {
         self.each * self.wide * self.chunks()
@@ -147,7 +152,7 @@ impl Tile {
     /// Shared memory of the kernel that takes most, in bytes.
     pub(crate) fn shared(&self) -> usize {
         let operands = self.size() * (2 * self.line() + self.pitch());
-        self.element().size() * operands + size_of::<f32>() * (self.products() + self.size() * self.side)
+        self.element().size() * operands + size_of::<f32>() * (self.products() + self.shares())
     }
 
     /// Tiles along this many rows.
