@@ -1,6 +1,6 @@
 //! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
 //! are checkpoints, prepared texts, TensorBoard files, losses by segment, what encodings learned on the way, and most rows of long logs
-//! ([`MOST_ROWS`] stay, about); the runs make them again. Kernels and scores are kept to [`OF_KERNELS`] digits, norms and times to
+//! ([`MOST_ROWS`] stay, about); the runs make them again. Scores are kept to [`OF_SCORES`] digits, kernels, norms and times to
 //! [`OTHERS`], and losses of a log as the numbers of 32 bits that they are. Tables and figures are made of an export as of its original.
 
 use super::refuse_another;
@@ -74,11 +74,11 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
             kerple_records::replace_rows(&to.join(name), &rows)?;
         }
     }
-    let snapshots: [(&str, Thin); 2] = [(KERNELS_FILE, last_alone), (SCORES_FILE, |all| all)];
-    for (name, thin) in snapshots {
+    let snapshots: [(&str, Thin, usize); 2] = [(KERNELS_FILE, last_alone, OTHERS), (SCORES_FILE, |all| all, OF_SCORES)];
+    for (name, thin, digits) in snapshots {
         if look(&run.join(name))?.is_some() {
             let mut all = thin(read_json::<Vec<Value>>(&run.join(name))?);
-            all.iter_mut().for_each(|value| round(value, OF_KERNELS));
+            all.iter_mut().for_each(|value| round(value, digits));
             kerple_records::write_dense_json(&to.join(name), &all)?;
         }
     }
@@ -134,10 +134,10 @@ fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
     snapshots.split_off(snapshots.len().saturating_sub(1))
 }
 
-/// Digits that are kept of the fractions of kernels and scores.
-const OF_KERNELS: usize = 6;
+/// Digits that are kept of scores.
+const OF_SCORES: usize = 6;
 
-/// Digits that are kept of norms and of times.
+/// Digits that are kept of kernels, norms and times.
 const OTHERS: usize = 4;
 
 fn round(value: &mut Value, digits: usize) {
