@@ -4,6 +4,9 @@
 //! counts. So pages of such a folder need nothing but the folder, and say of every claim what became of it, also before there
 //! is a run.
 
+mod plots;
+
+use self::plots::figure;
 use super::Folder;
 use super::cells::CellRow;
 use super::page::Item;
@@ -133,16 +136,20 @@ fn arms(all: &Folder, (corpus, variant): (&str, &str), evaluation: &str) -> Vec<
 }
 
 impl Set<'_> {
+    fn name(&self) -> String {
+        let variant = if self.variant.is_empty() { String::new() } else { format!(", {}", self.variant) };
+        format!("{}{variant}", self.corpus.title)
+    }
+
     fn grid(&self, what: &str, lengths: &[u64], cell: impl Fn(&Arm, usize, u64) -> Cell) -> Grid {
         let row = |(arm, seeds): &(Arm, usize)| Row {
             name: arm.encoding.clone(),
             colour: None,
             cells: lengths.iter().map(|length| cell(arm, *seeds, *length)).collect(),
         };
-        let variant = if self.variant.is_empty() { String::new() } else { format!(", {}", self.variant) };
         let head = std::iter::once("encoding".to_owned()).chain(lengths.iter().map(|length| count(*length)));
         Grid {
-            caption: format!("{}{variant}: {what}, {}", self.corpus.title, self.evaluation),
+            caption: format!("{}: {what}, {}", self.name(), self.evaluation),
             head: head.collect(),
             rows: self.arms.iter().map(row).collect(),
         }
@@ -214,20 +221,22 @@ fn level(found: &[f64], seeds: usize, link: &str) -> Cell {
 fn changes(all: &Folder) -> Item {
     let text = "Perplexities over that at the shortest length of the same runs, over the same text: means with 95 % intervals.";
     let mut item = Item::new("change", "Extrapolation as a change", text);
+    let mut plots = Vec::new();
     for set in sets(all).into_iter().filter(|set| !set.corpus.is_task()) {
         let Some((&from, beyond)) = set.facts.lengths.split_first().filter(|(_, beyond)| !beyond.is_empty()) else {
             continue;
         };
-        let cell = |arm: &Arm, _: usize, length: u64| {
-            let found = change(&set.values(all, arm, length), &set.values(all, arm, from));
-            let found: Vec<f64> = found.into_values().collect();
-            match shown(&found, Unit::Times) {
-                Some((mean, interval)) => Cell { note: Some(interval), ..Cell::from(mean) },
-                None => Cell::from("\u{2013}".to_owned()),
-            }
+        let found = |arm: &Arm, length: u64| -> Vec<f64> {
+            change(&set.values(all, arm, length), &set.values(all, arm, from)).into_values().collect()
+        };
+        let cell = |arm: &Arm, _: usize, length: u64| match shown(&found(arm, length), Unit::Times) {
+            Some((mean, interval)) => Cell { note: Some(interval), ..Cell::from(mean) },
+            None => Cell::from("\u{2013}".to_owned()),
         };
         item.grids.push(set.grid(&format!("times the perplexity at {}", count(from)), beyond, cell));
+        plots.extend(set.plot(all, found));
     }
+    item.figures.extend(figure(plots));
     item.planned = 1;
     item.complete = usize::from(!all.groups.is_empty());
     item

@@ -160,10 +160,14 @@ pub(super) fn judge(side: Side, unit: Unit, by_length: &[AtLength]) -> Option<Fi
 /// A mean and its interval in brackets, which below three pairs is the number of them; nothing of no differences.
 pub(super) fn shown(differences: &[f64], unit: Unit) -> Option<(String, String)> {
     let n = differences.len();
-    let interval = paired_t_test(differences, &vec![0.0; n]).map(|test| test.interval(1.0 - ALPHA));
-    let words = interval
-        .map_or_else(|_| format!("n = {n}"), |(low, high)| format!("[{}, {}]", unit.show(low), unit.show(high)));
+    let words = interval(differences)
+        .map_or_else(|| format!("n = {n}"), |(low, high)| format!("[{}, {}]", unit.show(low), unit.show(high)));
     (n > 0).then(|| (unit.show(mean(differences)), words))
+}
+
+/// The 95 % interval of the mean, where there are pairs enough.
+pub(super) fn interval(differences: &[f64]) -> Option<(f64, f64)> {
+    paired_t_test(differences, &vec![0.0; differences.len()]).ok().map(|test| test.interval(1.0 - ALPHA))
 }
 
 /// The mean, its interval, p and how many pairs.

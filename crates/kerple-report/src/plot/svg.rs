@@ -56,11 +56,11 @@ impl Plot {
         self.draw_axes(&mut svg, &frame);
         // A nested picture cuts off what leaves the frame, but no half of a line that runs along its edge.
         const EDGE: f64 = 1.5;
-        let Frame { left, top, width, height, .. } = frame;
+        let Frame { left, top, width: across, height, .. } = frame;
         put(
             &mut svg,
             format_args!(
-                r#"<svg x="{left:.1}" y="{:.1}" width="{width:.1}" height="{1:.1}" viewBox="0 -{EDGE} {width:.1} {1:.1}" overflow="hidden">"#,
+                r#"<svg x="{left:.1}" y="{:.1}" width="{across:.1}" height="{1:.1}" viewBox="0 -{EDGE} {across:.1} {1:.1}" overflow="hidden">"#,
                 top - EDGE,
                 height + 2.0 * EDGE
             ),
@@ -73,7 +73,11 @@ impl Plot {
             self.draw_marks(&mut svg, &frame, series, &self.series[..index]);
         }
         if self.legend == Legend::Ends {
-            if frame.names_at_ends { self.name_ends(&mut svg, &frame) } else { self.name_above(&mut svg, &frame) }
+            if frame.names_at_ends {
+                self.name_ends(&mut svg, &frame)
+            } else {
+                self.name_above(&mut svg, width, &frame)
+            }
         }
         svg.push_str("</svg>");
         svg
@@ -280,8 +284,7 @@ impl Plot {
         rows
     }
 
-    fn name_above(&self, svg: &mut String, frame: &Frame) {
-        let width = frame.left + frame.width + 14.0;
+    fn name_above(&self, svg: &mut String, width: f64, frame: &Frame) {
         for (row, members) in self.legend_rows(width).into_iter().enumerate() {
             let (mut x, y) = (2.0, frame.legend_top + (row as f64 + 0.5) * LINE + 3.0);
             for series in members {
@@ -390,6 +393,22 @@ mod tests {
             let svg = plot(&[20.0, f64::NAN, 1.5, f64::INFINITY, 30.0]).svg(width, 300.0);
             let markers_in_legend = usize::from(width < WIDE);
             assert_eq!((count(&svg, "mark") - markers_in_legend, count(&svg, "lost"), count(&svg, "bar")), (3, 2, 3));
+        }
+    }
+
+    #[test]
+    fn names_above_leave_room_for_the_label_of_the_axis() {
+        for width in (150..WIDE as usize).step_by(10) {
+            let mut plot = plot(&[20.0, 30.0]);
+            let named = |name: &str| Series::line(name, 0, [(1.0, 20.0)]);
+            plot.series = ["kerple_log", "kerple_power", "alibi", "rotary"].map(named).into();
+            let svg = plot.svg(width as f64, 300.0);
+            let document = roxmltree::Document::parse(&svg).unwrap();
+            let texts = || document.descendants().filter(|node| node.has_tag_name("text"));
+            let height = |node: roxmltree::Node| node.attribute("y").unwrap().parse::<f64>().unwrap();
+            let names = texts().filter(|node| node.attribute("class") == Some("f0")).map(height);
+            let label = texts().find(|node| node.text() == Some("perplexity")).map(height).unwrap();
+            assert!(names.reduce(f64::max).unwrap() + 10.0 <= label, "{width}: {svg}");
         }
     }
 

@@ -107,3 +107,18 @@ fn values_of(root: &tempfile::TempDir) -> Vec<Value> {
     crate::pages::write(root.path(), &[], &[]).unwrap();
     kerple_records::read_json(&root.path().join(super::super::PAGE_FOLDER).join("cells.json")).unwrap()
 }
+
+#[test]
+fn changes_are_drawn_of_what_was_run() {
+    let lines = |perplexity: &dyn Fn(&str, u64) -> Option<Perplexities>| {
+        let root = folder(&rises(0.01), perplexity);
+        crate::pages::write(root.path(), &[], &[]).unwrap();
+        let file = root.path().join(super::super::PAGE_FOLDER).join("figures/change.svg");
+        file.exists().then(|| std::fs::read_to_string(file).unwrap())
+    };
+    assert_eq!(lines(&|_, _| None), None);
+    let one = lines(&|variant, seed| variant.is_empty().then(|| perplexity(variant, seed))).unwrap();
+    assert!(one.contains("Web pages, lengths") && !one.contains("decayed"), "{one}");
+    let both = lines(&|variant, seed| Some(perplexity(variant, seed))).unwrap();
+    assert!(both.contains("alibi, 256: 0.950<") && both.contains("alibi, 256: 1.049 \u{b1} 0.005<"), "{both}");
+}
