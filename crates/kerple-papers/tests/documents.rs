@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 6] = ["kerple", "dape", "spe", "decay", "seeds", "budget"];
+const PAPERS: [&str; 7] = ["kerple", "dape", "spe", "decay", "seeds", "budget", "induction"];
 
 const BEGIN: &str = "<!-- table of ";
 const END: &str = "<!-- end of table -->";
