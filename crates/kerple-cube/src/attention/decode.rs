@@ -1,7 +1,8 @@
 //! A few queries over many keys: the keys of a row are cut into spans that cubes work off beside each other, and what they
 //! found is put together in order.
 
-use super::tile::{Has, LOWEST, Sizes, Tile, length, mapped, narrowed, place, scaled, sees};
+use super::tile::{Has, LOWEST, Sizes, Tile, length, mapped, narrowed, place, position, scaled, sees};
+use crate::total::total as cube_total;
 use cubecl::prelude::*;
 
 /// Units of a cube.
@@ -58,14 +59,25 @@ pub(crate) fn of_spans(
                 for feature in 0..head_dim {
                     product += own[feature] * narrowed::<f32>(k[at_head.theirs + key * head_dim + feature], tile);
                 }
+                let column = (sizes.origin + position(query, &sizes) - key as i32) as usize;
+                let of_table = head * sizes.columns as usize + column;
+                let mut bias_here = 0.0f32;
+                let mut weight_here = 1.0f32;
+                if comptime!(has.bias) {
+                    bias_here = bias[of_table];
+                }
+                if comptime!(has.weight) {
+                    weight_here = weight[of_table];
+                }
                 z = mapped(
                     scaled(product, &sizes, has),
+                    bias_here,
+                    weight_here,
                     query,
                     key,
                     head,
                     at_head.unit,
                     bias,
-                    weight,
                     clocks,
                     &sizes,
                     has,
@@ -92,14 +104,9 @@ pub(crate) fn of_spans(
             total += p;
             at += comptime!(UNITS);
         }
-        shares[UNIT_POS as usize] = total;
-        sync_cube();
+        let sum = cube_total(total, &mut shares, UNITS);
         let place = row * sizes.slots as usize + CUBE_POS_X as usize;
         if UNIT_POS == 0 {
-            let mut sum = 0.0f32;
-            for x in 0..comptime!(UNITS) {
-                sum += shares[x];
-            }
             tops[place] = largest;
             totals[place] = sum;
         }

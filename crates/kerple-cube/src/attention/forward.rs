@@ -2,22 +2,16 @@
 
 use super::product::{Desk, add_weighted, multiply};
 use super::tile::{
-    Has, LOWEST, Sizes, Tile, clear, end_key, first_key, length, load, mapped, narrowed, place, scaled, sees, store,
+    Has, LOWEST, Sizes, Tile, clear, end_key, first_key, length, load, mapped, narrowed, of_distances, place, scaled,
+    sees, store,
 };
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// Puts together what the units of each row have of it, the largest or the sum, for all of them. Between two calls units wait for each
-/// other.
+/// Puts together what the units of each row have of it, the largest or the sum, where the first of them had its own.
 #[cube]
-fn of_rows(values: &mut Array<f32>, shares: &mut Shared<[f32]>, #[comptime] largest: bool, #[comptime] tile: Tile) {
+fn of_rows(shares: &mut Shared<[f32]>, #[comptime] largest: bool, #[comptime] tile: Tile) {
     let side = comptime!(tile.side);
-    let row = UNIT_POS as usize / side;
-    let column = UNIT_POS as usize % side;
-    #[unroll]
-    for i in 0..comptime!(tile.each) {
-        shares[(row + i * side) * comptime!(side + 1) + column] = values[i];
-    }
     sync_cube();
     let first = UNIT_POS as usize * comptime!(side + 1);
     if (UNIT_POS as usize) < comptime!(tile.size()) {
@@ -33,10 +27,6 @@ fn of_rows(values: &mut Array<f32>, shares: &mut Shared<[f32]>, #[comptime] larg
         shares[first] = all;
     }
     sync_cube();
-    #[unroll]
-    for i in 0..comptime!(tile.each) {
-        values[i] = shares[(row + i * side) * comptime!(side + 1)];
-    }
 }
 
 /// Writes the output, and for the backward the logarithm of each row's sum of exponentials, [`LOWEST`] for a row that sees
@@ -62,6 +52,7 @@ pub(crate) fn attend<N: Float>(
     let each = comptime!(tile.each);
     let size = comptime!(tile.size());
     let pitch = comptime!(tile.pitch());
+    let line = comptime!(tile.side + 1);
     let chunks = comptime!(tile.chunks());
     let row = UNIT_POS as usize / side;
     let column = UNIT_POS as usize % side;
@@ -77,7 +68,6 @@ pub(crate) fn attend<N: Float>(
     let mut shares = Shared::<[f32]>::new_slice(comptime!(tile.shares()));
     let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut sums = Array::<f32>::new(comptime!(tile.sums()));
-    let mut found = Array::<f32>::new(each);
     let mut top = Array::<f32>::new(each);
     let mut total = Array::<f32>::new(each);
     clear(&mut sums, comptime!(tile.sums()));
@@ -92,6 +82,12 @@ pub(crate) fn attend<N: Float>(
     let mut from = first_key(first, &sizes);
     while from < end {
         multiply(&mut scores, &mut desk, q, k, &at, first, from, queries, keys, tile);
+        let biases = of_distances(bias, first, from, head, &sizes, comptime!(has.bias), tile);
+        let weights = of_distances(weight, first, from, head, &sizes, comptime!(has.weight), tile);
+        #[unroll]
+        for n in 0..comptime!(tile.each * tile.each) {
+            scores[n] = scaled(scores[n], &sizes, has);
+        }
         #[unroll]
         for i in 0..each {
             let mut largest = f32::new(LOWEST);
@@ -101,14 +97,16 @@ pub(crate) fn attend<N: Float>(
                 let key = from + column + j * side;
                 let mut z = f32::new(LOWEST);
                 if sees(query, key, length, &sizes) {
+                    let distance = comptime!(i + tile.each - 1 - j);
                     z = mapped(
-                        scaled(scores[i * each + j], &sizes, has),
+                        scores[i * each + j],
+                        biases[distance],
+                        weights[distance],
                         query,
                         key,
                         head,
                         at.unit,
                         bias,
-                        weight,
                         clocks,
                         &sizes,
                         has,
@@ -117,13 +115,14 @@ pub(crate) fn attend<N: Float>(
                 }
                 scores[i * each + j] = z;
             }
-            found[i] = largest;
+            shares[(row + i * side) * line + column] = largest;
         }
-        of_rows(&mut found, &mut shares, true, tile);
+        of_rows(&mut shares, true, tile);
         #[unroll]
         for i in 0..each {
             let before = top[i];
-            let largest = select(found[i] > before, found[i], before);
+            let found = shares[(row + i * side) * line];
+            let largest = select(found > before, found, before);
             let kept = (before - largest).exp();
             top[i] = largest;
             total[i] *= kept;
@@ -152,11 +151,15 @@ pub(crate) fn attend<N: Float>(
         from += size;
     }
 
-    of_rows(&mut total, &mut shares, false, tile);
+    #[unroll]
+    for i in 0..each {
+        shares[(row + i * side) * line + column] = total[i];
+    }
+    of_rows(&mut shares, false, tile);
     #[unroll]
     for i in 0..each {
         let query = first + row + i * side;
-        let sum = total[i];
+        let sum = shares[(row + i * side) * line];
         let nothing = sum == 0.0f32;
         let factor = select(nothing, 0.0f32, 1.0f32 / select(nothing, 1.0f32, sum));
         if query < queries && column == 0 {

@@ -135,7 +135,7 @@ pub(crate) fn of_keys<N: Float>(
                 }
             }
             if comptime!(has.weight) {
-                weigh(&mut slopes, first, from, head, length, weight, &sizes, tile);
+                weigh(&mut slopes, first, from, head, weight, &sizes, tile);
             }
             if comptime!(has.cap) {
                 unbend(&mut slopes, &follows, tile);

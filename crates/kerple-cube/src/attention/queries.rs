@@ -130,7 +130,7 @@ pub(crate) fn of_queries<N: Float>(
                     }
                     add_diagonals_of(d_weight, table, &scores, &mut desk, diagonal, columns as i32, tile);
                 }
-                weigh(&mut slopes, first, from, head, length, weight, &sizes, tile);
+                weigh(&mut slopes, first, from, head, weight, &sizes, tile);
             }
             if comptime!(has.cap) {
                 if comptime!(has.weight_gradient) {

@@ -1,7 +1,7 @@
 //! What both passes of the backward make of a tile: slopes, the gradient in what the softmax gets.
 
 use super::product::{Desk, multiply};
-use super::tile::{Has, Head, LOWEST, Sizes, Tile, follow, mapped, position, scaled, sees};
+use super::tile::{Has, Head, LOWEST, Sizes, Tile, follow, mapped, of_distances, scaled, sees};
 use cubecl::prelude::*;
 
 /// Makes the slopes of a tile, and with them scaled scores, or, of `keys`, weights; and how scores follow what a cap bends. On the desk stay keys to the right, or, of
@@ -66,13 +66,15 @@ fn slope(
     from: usize,
     length: usize,
     sizes: &Sizes,
-    #[comptime] weights: bool,
+    #[comptime] of_keys: bool,
     #[comptime] tile: Tile,
     #[comptime] has: Has,
 ) {
     let side = comptime!(tile.side);
     let each = comptime!(tile.each);
     let queries = sizes.queries as usize;
+    let biases = of_distances(bias, first, from, head, sizes, comptime!(has.bias), tile);
+    let weights = of_distances(weight, first, from, head, sizes, comptime!(has.weight), tile);
     #[unroll]
     for i in 0..each {
         let query = first + UNIT_POS as usize / side + i * side;
@@ -89,16 +91,19 @@ fn slope(
             let mut p = 0.0f32;
             let mut slope = 0.0f32;
             if sees(query, key, length, sizes) {
-                p = (mapped(score, query, key, head, unit, bias, weight, clocks, sizes, has) - row_lse).exp();
+                let distance = comptime!(i + tile.each - 1 - j);
+                let (bias_here, weight_here) = (biases[distance], weights[distance]);
+                let z = mapped(score, bias_here, weight_here, query, key, head, unit, bias, clocks, sizes, has);
+                p = (z - row_lse).exp();
                 slope = p * (slopes[i * each + j] - row_delta);
             }
             slopes[i * each + j] = slope;
-            if comptime!(weights) {
+            if comptime!(of_keys) {
                 scores[i * each + j] = p;
             } else {
                 scores[i * each + j] = score;
             }
-            if comptime!(has.cap && (weights || has.weight_gradient)) {
+            if comptime!(has.cap && (of_keys || has.weight_gradient)) {
                 follows[i * each + j] = follow(score, sizes);
             }
         }
@@ -107,30 +112,19 @@ fn slope(
 
 /// Turns the gradient in what the softmax gets into that in scaled scores.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "an array each")]
 pub(crate) fn weigh(
     slopes: &mut Array<f32>,
     first: usize,
     from: usize,
     head: usize,
-    length: usize,
     weight: &[f32],
     sizes: &Sizes,
     #[comptime] tile: Tile,
 ) {
-    let side = comptime!(tile.side);
-    let each = comptime!(tile.each);
+    let weights = of_distances(weight, first, from, head, sizes, true, tile);
     #[unroll]
-    for i in 0..each {
-        #[unroll]
-        for j in 0..each {
-            let query = first + UNIT_POS as usize / side + i * side;
-            let key = from + UNIT_POS as usize % side + j * side;
-            if sees(query, key, length, sizes) {
-                let column = sizes.origin + position(query, sizes) - key as i32;
-                slopes[i * each + j] *= weight[head * sizes.columns as usize + column as usize];
-            }
-        }
+    for n in 0..comptime!(tile.each * tile.each) {
+        slopes[n] *= weights[comptime!(n / tile.each + tile.each - 1 - n % tile.each)];
     }
 }
 

@@ -144,6 +144,11 @@ impl Tile {
         self.size() * (self.side + 1)
     }
 
+    /// Distances between the queries and the keys of a unit.
+    pub(crate) fn distances(&self) -> usize {
+        2 * self.each - 1
+    }
+
     /// Features that a unit adds up in all rows it has.
     pub(crate) fn sums(&self) -> usize {
         self.each * self.wide * self.chunks()
@@ -360,11 +365,48 @@ pub(crate) fn position(query: usize, sizes: &Sizes) -> i32 {
     query as i32 + sizes.keys as i32 - sizes.queries as i32
 }
 
-/// Whether a query sees a key at this distance.
+/// Whether queries see keys at this distance.
+#[cube]
+fn within(distance: i32, sizes: &Sizes) -> bool {
+    distance >= sizes.lowest && distance <= sizes.highest
+}
+
+/// Whether a query sees a key.
 #[cube]
 pub(crate) fn sees(query: usize, key: usize, length: usize, sizes: &Sizes) -> bool {
-    let distance = position(query, sizes) - key as i32;
-    distance >= sizes.lowest && distance <= sizes.highest && key < length && query < sizes.queries as usize
+    within(position(query, sizes) - key as i32, sizes) && key < length && query < sizes.queries as usize
+}
+
+/// What a head's table says of the distances of a unit, the nearest first, read once for all its pairs; 0 where no query sees keys, and
+/// nothing where there is no table. Query `i` and key `j` of the unit have number `i - j + each - 1`.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "an array each")]
+pub(crate) fn of_distances(
+    table: &[f32],
+    first: usize,
+    from: usize,
+    head: usize,
+    sizes: &Sizes,
+    #[comptime] has_table: bool,
+    #[comptime] tile: Tile,
+) -> Array<f32> {
+    let count = comptime!(if has_table { tile.distances() } else { 0 });
+    let mut values = Array::<f32>::new(comptime!(tile.distances()));
+    let side = comptime!(tile.side);
+    let query = first + UNIT_POS as usize / side;
+    let last = from + UNIT_POS as usize % side + comptime!((tile.each - 1) * tile.side);
+    let nearest = position(query, sizes) - last as i32;
+    let column = (head * sizes.columns as usize) as i32 + sizes.origin + nearest;
+    #[unroll]
+    for n in 0..count {
+        let further = comptime!((n * tile.side) as i32);
+        let mut value = 0.0f32;
+        if within(nearest + further, sizes) {
+            value = table[(column + further) as usize];
+        }
+        values[n] = value;
+    }
+    values
 }
 
 /// The first key that some query from `first` on sees.
@@ -403,34 +445,31 @@ pub(crate) fn follow(score: f32, sizes: &Sizes) -> f32 {
     1.0f32 - share * share
 }
 
-/// A score as the softmax gets it.
+/// A score as the softmax gets it, of what tables say of its distance.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "an array each")]
 pub(crate) fn mapped(
     score: f32,
+    bias: f32,
+    weight: f32,
     query: usize,
     key: usize,
     head: usize,
     unit: usize,
-    bias: &[f32],
-    weight: &[f32],
+    lines: &[f32],
     clocks: &[f32],
     sizes: &Sizes,
     #[comptime] has: Has,
 ) -> f32 {
     let mut z = score;
-    if comptime!(has.bias || has.weight) {
-        let column = sizes.origin + position(query, sizes) - key as i32;
-        let at = head * sizes.columns as usize + column as usize;
-        if comptime!(has.weight) {
-            z *= weight[at];
-        }
-        if comptime!(has.bias) {
-            z += bias[at];
-        }
+    if comptime!(has.weight) {
+        z *= weight;
+    }
+    if comptime!(has.bias) {
+        z += bias;
     }
     if comptime!(has.lines > 0) {
-        z += bias_of(bias, query, key, head, sizes, has);
+        z += bias_of(lines, query, key, head, sizes, has);
     }
     if comptime!(has.clocks) {
         let row = unit * sizes.keys as usize;

@@ -153,11 +153,13 @@ pub(crate) fn of_weights(
             }
             advance(&mut all, &met, constants, constant, &sizes, terms);
             if chunk + apart < chunks {
+                for m in 0..shapes {
+                    met[m] = of_queries[((place + apart) * shapes + m) * elements + element];
+                }
                 for k in 0..count {
                     let mut sum = 0.0f32;
                     for m in 0..shapes {
-                        let by = of_queries[((place + apart) * shapes + m) * elements + element];
-                        sum += through(constants, constant, k, m, terms) * by;
+                        sum += through(constants, constant, k, m, terms) * met[m];
                     }
                     slopes[k] += all[k] * sum;
                 }
