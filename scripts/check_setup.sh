@@ -97,7 +97,8 @@ slow=(--set train.train_len=512 --set train.checkpoint_every=2)
 # Open MPI, and what the program needs to be built with it.
 install_mpi() {
     install 'mpirun mpicc' 'openmpi-bin libopenmpi-dev'
-    ls /usr/lib/llvm-*/lib/libclang*.so* >/dev/null 2>&1 || install - libclang-dev
+    # libclang-cpp, which drivers of graphics bring, is another library
+    ls /usr/lib/llvm-*/lib/libclang.so* >/dev/null 2>&1 || install - libclang-dev
     # containers run as root, and laptops have fewer cores than ranks
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 }
