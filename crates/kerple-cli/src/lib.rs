@@ -29,11 +29,9 @@ pub fn run(program: PathBuf, arguments: Vec<OsString>) -> u8 {
         Ok(None) => return 0,
         Err(failure) => return end(&Ranks::alone(), &failure),
     };
-    let ranks = match ranks::join(&cli.command) {
-        Ok(ranks) => ranks,
-        Err(failure) => return end(&Ranks::alone(), &failure),
-    };
-    match begin(&cli.general, &ranks).and_then(|()| act(cli.command, &ranks)) {
+    let ranks = ranks::join();
+    let admitted = ranks::admit(&cli.command, &ranks);
+    match admitted.and_then(|()| begin(&cli.general, &ranks)).and_then(|()| act(cli.command, &ranks)) {
         Ok(()) => 0,
         Err(failure) => end(&ranks, &failure),
     }

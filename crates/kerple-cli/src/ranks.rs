@@ -1,49 +1,62 @@
 //! The ranks of a job, where a launcher such as mpirun started several processes as one.
 
 use crate::args::Command;
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome};
 use crate::output::{self, Voice};
 use kerple_lm::ranks::Ranks;
+use std::time::Duration;
 
 /// Joins the other ranks; alone where there are none.
-///
-/// # Errors
-/// A command that is not shared, or a program without MPI, started several times: each would do all of the work.
-pub fn join(command: &Command) -> Result<Ranks, Failure> {
-    let ranks = world();
-    let started =
-        if ranks.count() > 1 { ranks.count() } else { said(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1) };
-    let misuse = |message, hint| {
-        // the first says it for all
-        if said(["OMPI_COMM_WORLD_RANK", "PMI_RANK"]).is_some_and(|rank| rank > 0) {
-            output::speak(Voice::Silent);
-        }
-        Err(Failure { known: true, ..Failure::misuse(message, hint) })
-    };
-    let shared = matches!(command, Command::Train(_) | Command::Eval(_) | Command::Compare(_) | Command::Reproduce(_));
-    if started > 1 && !shared {
-        return misuse(
-            format!("{started} processes were started for a command that one does"),
-            "train, eval, compare and reproduce are shared by ranks; start anything else without mpirun",
-        );
-    }
-    if started > 1 && ranks.count() == 1 {
-        return misuse(
-            format!("{started} processes were started together, by a program that was built without MPI"),
-            "build it with MPI: cargo install --locked --path crates/kerple-cli --features mpi; docs/scale-out.md says more",
-        );
-    }
-    Ok(ranks)
-}
-
 #[cfg(feature = "mpi")]
-fn world() -> Ranks {
+pub fn join() -> Ranks {
     kerple_mpi::join().map_or_else(Ranks::alone, |world| Ranks::of(std::rc::Rc::new(world)))
 }
 
+/// Alone: this program was built without MPI.
 #[cfg(not(feature = "mpi"))]
-fn world() -> Ranks {
+pub fn join() -> Ranks {
     Ranks::alone()
+}
+
+/// Lets a command begin that these ranks share, or that is alone.
+///
+/// # Errors
+/// A command that is not shared, or a program without MPI, started several times: each would do all of the work.
+pub fn admit(command: &Command, ranks: &Ranks) -> Outcome {
+    if ranks.count() > 1 {
+        let shared =
+            matches!(command, Command::Train(_) | Command::Eval(_) | Command::Compare(_) | Command::Reproduce(_));
+        if shared {
+            return Ok(());
+        }
+        return misuse(
+            ranks.is_first(),
+            format!("{} processes were started for a command that one does", ranks.count()),
+            "train, eval, compare and reproduce are shared by ranks; start anything else without mpirun",
+        );
+    }
+    let started = said(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1);
+    if started == 1 {
+        return Ok(());
+    }
+    let first = said(["OMPI_COMM_WORLD_RANK", "PMI_RANK"]).unwrap_or(0) == 0;
+    if !first {
+        // a launcher ends all when one has failed: the first needs time to say why
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    misuse(
+        first,
+        format!("{started} processes were started together, by a program that was built without MPI"),
+        "build it with MPI: cargo install --locked --path crates/kerple-cli --features mpi; docs/scale-out.md says more",
+    )
+}
+
+/// What every rank ends with, and the first says.
+fn misuse(first: bool, message: String, hint: &str) -> Outcome {
+    if !first {
+        output::speak(Voice::Silent);
+    }
+    Err(Failure { known: true, ..Failure::misuse(message, hint) })
 }
 
 /// A number that a launcher says: Open MPI's, or that of others.
