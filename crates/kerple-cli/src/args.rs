@@ -239,7 +239,7 @@ pub struct Compare {
 
 #[derive(Debug, Args)]
 pub struct Reproduce {
-    /// The paper: kerple, dape or spe; or a question: budget, decay, draws, induction, languages or seeds.
+    /// The paper: kerple, dape or spe; or a question: arena, budget, decay, draws, induction, languages or seeds.
     pub paper: String,
     /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
     #[arg(long, default_value = "small")]

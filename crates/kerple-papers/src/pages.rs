@@ -43,7 +43,7 @@ pub fn items(paper: &str) -> &'static [&'static str] {
         "dape" => &dape::ITEMS,
         "kerple" => &kerple::ITEMS,
         "spe" => &spe::ITEMS,
-        "budget" | "decay" | "draws" | "induction" | "languages" | "seeds" => &question::ITEMS,
+        "arena" | "budget" | "decay" | "draws" | "induction" | "languages" | "seeds" => &question::ITEMS,
         _ => &[],
     }
 }

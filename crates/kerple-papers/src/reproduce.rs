@@ -36,7 +36,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// The experiment files there are, by paper and scale.
-const FILES: [(&str, &str, &str); 15] = [
+const FILES: [(&str, &str, &str); 16] = [
+    ("arena", "small", include_str!("../experiments/arena-small.toml")),
     ("budget", "small", include_str!("../experiments/budget-small.toml")),
     ("dape", "smoke", include_str!("../experiments/dape-smoke.toml")),
     ("dape", "small", include_str!("../experiments/dape-small.toml")),
