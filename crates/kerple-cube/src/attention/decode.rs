@@ -1,7 +1,7 @@
 //! A few queries over many keys: the keys of a row are cut into spans that cubes work off beside each other, and what they
 //! found is put together in order.
 
-use super::tile::{Has, LOWEST, Sizes, Tile, length, mapped, narrowed, place, position, scaled, sees};
+use super::tile::{Has, LOWEST, Sizes, Tile, clear, length, mapped, narrowed, place, position, scaled, sees};
 use crate::total::total as cube_total;
 use cubecl::prelude::*;
 
@@ -29,6 +29,8 @@ pub(crate) fn of_spans(
     #[comptime] has: Has,
 ) {
     let head_dim = comptime!(tile.head_dim);
+    // features that a unit adds up at once
+    let wide = comptime!(tile.head_dim.div_ceil(UNITS).min(2));
     let head = CUBE_POS_Y as usize;
     let batch = CUBE_POS_Z as usize;
     let queries = sizes.queries as usize;
@@ -111,15 +113,27 @@ pub(crate) fn of_spans(
             totals[place] = sum;
         }
         let end = select(from + comptime!(SPAN) < keys, from + comptime!(SPAN), keys);
+        let mut sums = Array::<f32>::new(wide);
         let mut feature = UNIT_POS as usize;
         while feature < head_dim {
-            let mut sum = 0.0f32;
+            clear(&mut sums, wide);
             for key in from..end {
-                let value = narrowed::<f32>(v[at_head.theirs + key * head_dim + feature], tile);
-                sum += scores[key - from] * value;
+                let from_key = at_head.theirs + key * head_dim + feature;
+                let p = scores[key - from];
+                #[unroll]
+                for j in 0..wide {
+                    if feature + j * comptime!(UNITS) < head_dim {
+                        sums[j] += p * narrowed::<f32>(v[from_key + j * comptime!(UNITS)], tile);
+                    }
+                }
             }
-            values[place * head_dim + feature] = sum;
-            feature += comptime!(UNITS);
+            #[unroll]
+            for j in 0..wide {
+                if feature + j * comptime!(UNITS) < head_dim {
+                    values[place * head_dim + feature + j * comptime!(UNITS)] = sums[j];
+                }
+            }
+            feature += comptime!(UNITS * wide);
         }
     }
 }

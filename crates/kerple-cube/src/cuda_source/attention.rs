@@ -42,7 +42,9 @@ impl Writer {
             let matrices = tile.matrix.is_some();
             let sources = self.of_choice(tile, what, has)?;
             found.extend(
-                sources.into_iter().map(|source| Source { matrices: matrices && source.units > EACH, ..source }),
+                sources
+                    .into_iter()
+                    .map(|source| Source { matrices: matrices && !source.name.starts_with("of_spans"), ..source }),
             );
         }
         let products = |s, p, t| queries::row_products::RowProducts::new(s, p, t, a(), a(), a(), (), tile);
