@@ -123,6 +123,17 @@ impl fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
+/// A device that work can begin on.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    /// Where models are to be.
+    pub device: Device,
+    /// What it calls itself.
+    pub part: String,
+    /// Bytes it lends, where it says so; nothing is said of the processor.
+    pub memory: Option<u64>,
+}
+
 /// A device that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
@@ -165,13 +176,13 @@ impl Name {
         }
     }
 
-    /// The device and what it calls itself.
+    /// The device, to work on it.
     ///
     /// # Errors
     /// When the program was built without it, or the machine does not have it.
-    pub fn open(self) -> Result<(Device, String), Unavailable> {
+    pub fn open(self) -> Result<Opened, Unavailable> {
         if self == Name::Cpu {
-            return Ok((Device::flex(), self.to_string()));
+            return Ok(Opened { device: Device::flex(), part: self.to_string(), memory: None });
         }
         if !self.is_built() {
             return Err(Unavailable::NotBuilt { name: self, feature: self.feature().expect("the processor is built") });
@@ -199,9 +210,9 @@ pub fn list() -> Vec<Listed> {
 
 #[cfg(not(feature = "cube"))]
 mod on_gpus {
-    use super::{Device, Listed, Name};
+    use super::{Listed, Name, Opened};
 
-    pub(super) fn open(_name: Name) -> Option<(Device, String)> {
+    pub(super) fn open(_name: Name) -> Option<Opened> {
         None
     }
 
@@ -212,7 +223,7 @@ mod on_gpus {
 
 #[cfg(feature = "cube")]
 mod on_gpus {
-    use super::{Device, Listed, Name};
+    use super::{Device, Listed, Name, Opened};
     use kerple::attention::Dims;
     use kerple_cube::attention::Attention;
     use kerple_cube::cubecl::{self, device::WgpuBackend, device::WgpuDevice, device::WgpuDeviceKind};
@@ -242,10 +253,12 @@ mod on_gpus {
         }
     }
 
-    pub(super) fn open(name: Name) -> Option<(Device, String)> {
+    pub(super) fn open(name: Name) -> Option<Opened> {
         let device = find(name)?;
-        let part = device.client().properties().identity.name.clone();
-        Some((Device::new(device), part))
+        let client = device.client();
+        let properties = client.properties();
+        let (part, memory) = (properties.identity.name.clone(), properties.memory.max_memory());
+        Some(Opened { device: Device::new(device), part, memory })
     }
 
     pub(super) fn list() -> Vec<Listed> {

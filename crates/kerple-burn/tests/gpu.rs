@@ -25,7 +25,7 @@ use rand_chacha::ChaCha8Rng;
 
 fn gpu() -> Device {
     let name: Name = std::env::var("KERPLE_TEST_DEVICE").map_or(Name::Software, |name| name.parse().unwrap());
-    name.open().expect("a device; for tests without a GPU install Mesa's lavapipe").0
+    name.open().expect("a device; for tests without a GPU install Mesa's lavapipe").device
 }
 
 /// Output and gradients in queries, keys, values, bias and weight.

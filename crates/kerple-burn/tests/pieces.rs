@@ -67,7 +67,7 @@ struct Case {
 
 fn gpu() -> Device {
     let name: Name = std::env::var("KERPLE_TEST_DEVICE").map_or(Name::Software, |name| name.parse().unwrap());
-    name.open().expect("a device; for tests without a GPU install Mesa's lavapipe").0
+    name.open().expect("a device; for tests without a GPU install Mesa's lavapipe").device
 }
 
 /// Output and the gradients in queries, keys, values, gates, sinks and what the encoding learns.

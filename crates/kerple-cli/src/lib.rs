@@ -4,6 +4,7 @@
 #[allow(rustdoc::broken_intra_doc_links, reason = "comments there are what --help prints")]
 mod args;
 mod commands;
+mod exhausted;
 mod failure;
 mod memory;
 mod output;

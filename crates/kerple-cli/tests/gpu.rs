@@ -119,3 +119,19 @@ fn what_is_timed_is_what_has_kernels() {
     assert_eq!((timed("kernel"), timed("composed")), (4, 4), "{rows:?}");
     assert!(rows.iter().all(|row| row["median_ms"].as_f64().unwrap() > 0.0 && row["peak_share"].is_null()), "{rows:?}");
 }
+
+#[test]
+fn an_array_that_a_device_has_no_room_for_is_an_error() {
+    let (place, device) = (Place::new(), device());
+    // of a GPU an array that it has no room for would be some time in the making
+    if device != "wgpu:software" {
+        return;
+    }
+    let sizes = ["--heads", "12", "--head-dim", "64", "--batch", "3", "--lens", "16384", "--repeats", "1"];
+    let output = place.run(&[&["bench", "attention", "--device", &device][..], &sizes[..]].concat());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(!String::from_utf8(output.stdout).unwrap().contains("kernel"), "times of what was not done");
+    let expected = format!("error: --device {device}: can't allocate buffer of size: 150994944");
+    assert!(said.contains(&expected) && said.contains("--batch"), "{said}");
+}

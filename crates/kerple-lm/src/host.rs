@@ -4,6 +4,7 @@ use crate::ranks::Ranks;
 use burn::tensor::Device;
 use kerple::cpu::InstructionSet;
 use kerple::precision::Precision;
+use kerple_burn::device::{Name, Opened};
 use kerple_burn::fused::{Engine, Target};
 use kerple_data::machine::Limit;
 use kerple_records::Maker;
@@ -22,6 +23,8 @@ pub struct Host {
     /// Whether numbers come back from the device without waiting for it: then losses are read after every update, otherwise when
     /// something asks for them.
     pub reads_freely: bool,
+    /// The device's own memory, where it says how much that is.
+    memory: Option<Limit>,
 }
 
 impl Host {
@@ -35,22 +38,25 @@ impl Host {
             device: "cpu".to_owned(),
             precision: "f32".to_owned(),
         };
-        Host { device: crate::device(), engine: Engine::Fused, maker, ranks: Ranks::alone(), reads_freely: true }
+        let (device, ranks) = (crate::device(), Ranks::alone());
+        Host { device, engine: Engine::Fused, maker, ranks, reads_freely: true, memory: None }
     }
 
     /// The memory that models have here, where it is known: on the processor, this process's share of the machine's.
     pub fn limit(&self) -> Option<Limit> {
         match Target::of(&self.device)? {
             Target::Host => self.ranks.limit(),
-            Target::Gpu => None,
+            Target::Gpu => self.memory.clone(),
         }
     }
 
-    /// The same with models on another device, products of this precision, and what rows say of the two.
-    pub fn on(self, device: Device, precision: Precision, [name, said]: [String; 2]) -> Host {
-        let maker = Maker { device: name, precision: said, ..self.maker };
+    /// The same with models on another device, and products of this precision.
+    pub fn on(self, name: Name, opened: Opened, precision: Precision) -> Host {
+        let Opened { device, part, memory } = opened;
+        let maker = Maker { device: format!("{name} ({part})"), precision: precision.to_string(), ..self.maker };
         let reads_freely = Target::of(&device) == Some(Target::Host);
-        Host { device, engine: Engine::of(precision), maker, reads_freely, ..self }
+        let memory = memory.map(|bytes| Limit { name: "the memory of the device", bytes });
+        Host { device, engine: Engine::of(precision), maker, reads_freely, memory, ..self }
     }
 
     /// The same as one of several processes.

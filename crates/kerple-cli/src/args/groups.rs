@@ -1,5 +1,6 @@
 //! Options that several commands share, and the numbers and names that options take.
 
+use crate::exhausted;
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use kerple::cpu::InstructionSet;
@@ -95,9 +96,9 @@ impl Hardware {
             self.check_exact("the processor computes in f32")?;
             return Ok(cpu);
         }
-        let (device, part) = self.device.open()?;
-        let said = [format!("{} ({part})", self.device), self.precision.to_string()];
-        Ok(cpu.on(device, self.precision, said))
+        let opened = self.device.open()?;
+        exhausted::tell_of(self.device);
+        Ok(cpu.on(self.device, opened, self.precision))
     }
 
     /// Refuses numbers that are shorter than `f32`, and says why.

@@ -1,6 +1,6 @@
 //! Whole decoders: a training step, and the evaluation of one long segment.
 
-use super::{Row, Sizes, agree, times};
+use super::{Row, Sizes, agree, on_device, times};
 use crate::args::{Bench, Work};
 use crate::failure::{Failure, Outcome};
 use crate::memory::extra_mib;
@@ -24,6 +24,8 @@ pub struct Subject {
     engine: Engine,
     /// How it is named.
     name: String,
+    /// The memory that models have there.
+    limit: Option<Limit>,
 }
 
 impl Subject {
@@ -55,6 +57,7 @@ impl Subject {
         Ok(Subject {
             config,
             vocab: args.vocab.unwrap_or(256),
+            limit: host.limit(),
             device: host.device,
             engine: host.engine,
             name: match args.hardware.precision {
@@ -67,6 +70,19 @@ impl Subject {
     /// Where models are, how that is named, and what they compute with.
     pub fn device(&self) -> (&Device, &str, Engine) {
         (&self.device, &self.name, self.engine)
+    }
+
+    /// The memory that models have there, where it is known.
+    pub fn limit(&self) -> Option<&Limit> {
+        self.limit.as_ref()
+    }
+
+    /// What a work takes beyond what is there before it, in MiB; it has been done before.
+    fn extra_mib(&self, work: impl FnOnce()) -> Option<f64> {
+        match self.device == Device::flex() {
+            true => Some(extra_mib(work)),
+            false => on_device::extra_mib(&self.device),
+        }
     }
 
     /// What a row says of the bias: `usual` for KERPLE-log's.
@@ -160,6 +176,7 @@ pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     let plan = subject.plan(length, sizes.batch)?;
     let batch = noise_batch(sizes.batch, length, subject.vocab);
     for (name, engine) in [("fused", subject.engine), ("composed", Engine::Composed)] {
+        subject.device.memory_cleanup();
         let mut learner = subject.learner(&plan, engine);
         let mut adam_step = 0;
         let mut run = || {
@@ -171,7 +188,7 @@ pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
         let all = times(sizes.repeats, &mut run);
         let flops = flops(&plan, sizes.batch, length, true);
         let mut row = Row::new("step", name, length, sizes_of(&plan, sizes), &all, flops);
-        row.extra_mib = Some(extra_mib(run));
+        row.extra_mib = subject.extra_mib(run);
         (row.backward, row.bias) = (true, subject.bias("learned"));
         tell(row.on(&subject.name));
     }
@@ -197,7 +214,7 @@ pub fn eval(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     let all = times(sizes.repeats, run);
     let flops = flops(&plan, sizes.batch, length, false);
     let mut row = Row::new("eval", "fused", length, sizes_of(&plan, sizes), &all, flops);
-    row.extra_mib = Some(extra_mib(run));
+    row.extra_mib = subject.extra_mib(run);
     row.bias = subject.bias("fixed");
     tell(row.on(&subject.name));
     Ok(())

@@ -66,6 +66,12 @@ fn check(device: &Device, sizes: Sizes, engine: Engine) -> Outcome {
     Ok(())
 }
 
+/// What a device's pools have reserved for work that was done, beyond what is still in use, in MiB; where it tells.
+pub fn extra_mib(device: &Device) -> Option<f64> {
+    let held = device.memory_pool_usage()?;
+    Some(held.bytes_reserved.saturating_sub(held.bytes_in_use) as f64 / f64::from(1 << 20))
+}
+
 /// Times one length.
 pub fn run(
     (device, name, fused): (&Device, &str, Engine),
@@ -80,13 +86,24 @@ pub fn run(
         }
         for backward in [false, true] {
             for bias in ["none", "learned"] {
+                device.memory_cleanup();
                 let layer = Layer::new(device, length, sizes, bias == "learned");
+                let mut last = None;
                 let all = times(sizes.repeats, || {
-                    let _kept = layer.run(engine, backward);
+                    last = None;
+                    last = Some(layer.run(engine, backward));
                     device.sync().expect("the device answers");
                 });
+                let (out, gradients) = last.expect("it ran");
+                // what could not be done is told of by who reads it, and by nothing before
+                for made in std::iter::once(out.without_autodiff().reshape([-1]))
+                    .chain(gradients.into_iter().flatten().flatten())
+                {
+                    numbers(made.narrow(0, 0, 1));
+                }
                 let mut row = Row::new("attention", what, length, sizes, &all, flops(length, sizes, backward)).on(name);
                 (row.backward, row.bias) = (backward, bias);
+                row.extra_mib = extra_mib(device);
                 tell(row);
             }
         }

@@ -1,0 +1,44 @@
+//! A GPU that runs out of memory while it works. Work is asked for long before it is done, so the news comes as a panic, on whichever
+//! thread waits for a result or hands work on.
+
+use crate::failure::Failure;
+use crate::output;
+use kerple_burn::device::Name;
+use std::panic;
+
+/// What can be asked for less of, by the commands that take it.
+const HINT: &str = "lower train.micro_batch, which changes results by rounding alone, or train.train_len; the --lengths of eval; \
+                    --batch or --lens of bench. docs/gpu.md says what takes how much";
+
+/// Ends the process with an error in place of a panic when this device has no memory left.
+pub fn tell_of(name: Name) {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |news| match news.payload_as_str().and_then(shortage) {
+        Some(what) => {
+            output::complain(&Failure::failed(format!("--device {name}: {what}"), HINT), None);
+            std::process::exit(1);
+        }
+        None => usual(news),
+    }));
+}
+
+/// The line of a panic's message that says that memory is short, in the words of CubeCL or of a driver.
+fn shortage(message: &str) -> Option<&str> {
+    const WORDS: [&str; 4] =
+        ["out of device memory", "out of memory", "out-of-memory", "can't allocate buffer of size"];
+    let says = |line: &&str| WORDS.iter().any(|words| line.to_lowercase().contains(words));
+    message.lines().map(str::trim).find(says)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shortage;
+
+    #[test]
+    fn a_shortage_is_known_by_its_words() {
+        let message = "reading failed\nCaused by:\n  out of device memory allocating 4096 bytes\nBacktrace\n";
+        assert_eq!(shortage(message), Some("out of device memory allocating 4096 bytes"));
+        assert_eq!(shortage("wgpu error: Out of Memory"), Some("wgpu error: Out of Memory"));
+        assert_eq!(shortage("index out of bounds: the len is 3"), None);
+    }
+}
