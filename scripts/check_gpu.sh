@@ -27,11 +27,18 @@ RUSTDOCFLAGS="-D warnings" step cargo doc --release --locked "${crates[@]}" --fe
 step cargo test --release --locked "${crates[@]}" --features "$features" --test attention --test linear_sums --test step --test over_heads \
     --test cuda_source --test gpu --test pieces
 
-# the same kernels through NVIDIA's compiler, which needs no GPU
 target=${CARGO_TARGET_DIR:-target}
+source scripts/python_venv.sh
+# what compares with PyTorch on a GPU, gone through without one
+if [ -z "${KERPLE_TEST_DEVICE:-}" ]; then
+    install_torch numpy
+    KERPLE=$target/release/kerple step "$venv/bin/python" scripts/compare_gpu.py attention --device wgpu:software --torch-device cpu --small \
+        --lens 64 --precision f32 --rounds 1 --repeats 1
+fi
+
+# the same kernels through NVIDIA's compiler, which needs no GPU
 cuda=${CUDA_HOME:-$target/cuda/nvidia/cu13}
 if [ ! -x "$cuda/bin/ptxas" ]; then
-    source scripts/python_venv.sh
     install --target "$target/cuda" 'nvidia-cuda-nvrtc==13.*' 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-runtime==13.*' 'nvidia-cuda-crt==13.*' \
         'nvidia-cuda-cccl==13.*'
 fi
