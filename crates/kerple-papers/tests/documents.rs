@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 7] = ["kerple", "dape", "spe", "decay", "seeds", "budget", "induction"];
+const PAPERS: [&str; 9] = ["kerple", "dape", "spe", "decay", "seeds", "budget", "induction", "draws", "arena"];
 
 const BEGIN: &str = "<!-- table of ";
 const END: &str = "<!-- end of table -->";
