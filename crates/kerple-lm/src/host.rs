@@ -23,8 +23,8 @@ pub struct Host {
     /// Whether numbers come back from the device without waiting for it: then losses are read after every update, otherwise when
     /// something asks for them.
     pub reads_freely: bool,
-    /// The device's own memory, where it says how much that is.
-    memory: Option<Limit>,
+    /// The memory of a device that has its own and says how much; of the processor it is asked for.
+    pub memory: Option<Limit>,
 }
 
 impl Host {

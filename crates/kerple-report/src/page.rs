@@ -285,7 +285,6 @@ fn facts(results: &Results, options: &Options) -> Vec<(&'static str, String)> {
 
 /// A figure, drawn at the sizes of a page.
 pub fn figure_part(figure: &Figure) -> FigurePart {
-    let small = figure.plots.iter().filter(|plot| plot.titled).map(|plot| plot.svg(SMALL.0, SMALL.1)).collect();
     let large = |size: (f64, f64)| {
         figure.plots.iter().find(|plot| !plot.titled).map_or_else(String::new, |plot| plot.svg(size.0, size.1))
     };
@@ -296,7 +295,7 @@ pub fn figure_part(figure: &Figure) -> FigurePart {
         file: figure.file(),
         wide: large(WIDE),
         narrow: large(NARROW),
-        small,
+        small: figure.small().0,
         pictures: Vec::new(),
     }
 }

@@ -40,11 +40,17 @@ impl Figure {
 
     /// The figure as a file of its own.
     pub fn alone(&self) -> String {
-        let small: Vec<String> =
-            self.plots.iter().filter(|plot| plot.titled).map(|plot| plot.svg(SMALL.0, SMALL.1)).collect();
+        let (small, (width, height)) = self.small();
         match self.plots.first() {
             Some(plot) if small.is_empty() => standalone(&plot.svg(WIDE.0, WIDE.1)),
-            _ => standalone(&grid(&small, 3, SMALL.0, SMALL.1)),
+            _ => standalone(&grid(&small, (3.0 * SMALL.0 / width) as usize, width, height)),
         }
+    }
+
+    /// Its small plots, and the size of each: the largest that one of them needs.
+    pub(crate) fn small(&self) -> (Vec<String>, (f64, f64)) {
+        let small = || self.plots.iter().filter(|plot| plot.titled);
+        let size = small().map(|plot| plot.small_size(SMALL)).fold(SMALL, |a, b| (a.0.max(b.0), a.1.max(b.1)));
+        (small().map(|plot| plot.svg(size.0, size.1)).collect(), size)
     }
 }

@@ -91,6 +91,15 @@ impl Plot {
         standalone(&self.svg(WIDTH, HEIGHT + rows as f64 * LINE))
     }
 
+    /// The usual size of a small plot, with more room where names above it need it: for the longest, and for rows beyond the third.
+    pub fn small_size(&self, (width, height): (f64, f64)) -> (f64, f64) {
+        if self.legend == Legend::None {
+            return (width, height);
+        }
+        let width = self.series.iter().map(|series| text_width(&series.name) + 30.0).fold(width, f64::max);
+        (width, height + LINE * self.legend_rows(width).len().saturating_sub(3) as f64)
+    }
+
     fn frame(&self, width: f64, height: f64) -> Frame {
         let widest = |texts: &mut dyn Iterator<Item = &str>| texts.map(text_width).fold(0.0, f64::max);
         let left = widest(&mut self.y.ticks.iter().map(|tick| tick.text.as_str())) + 12.0;

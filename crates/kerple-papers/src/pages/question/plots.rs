@@ -8,8 +8,10 @@ use kerple_report::page::{Figure, Section};
 use kerple_report::plot::{Axis, Legend, Plot, Point, Series};
 use kerple_report::statistics::mean;
 
-/// Ends of the vertical axes.
-const SHOWN: [f64; 2] = [0.93, 1.1];
+/// Where vertical axes begin.
+const LOW: f64 = 0.93;
+/// Where they may end.
+const ENDS: [f64; 6] = [1.1, 1.25, 1.5, 2.0, 3.0, 5.0];
 
 impl Set<'_> {
     /// The changes that are `found` of each arm from the shortest length on; nothing before there are any.
@@ -33,7 +35,7 @@ impl Set<'_> {
             title: format!("{}, {}", self.name(), self.evaluation),
             description: "Perplexity by length, over that at the shortest.".to_owned(),
             x: Axis::lengths("tokens evaluated", lengths),
-            y: Axis::linear(format!("times the perplexity at {}", lengths[0]), SHOWN[0], SHOWN[1]),
+            y: axis(format!("times the perplexity at {}", lengths[0]), ENDS[0]),
             series,
             rule: trained.map(|length| (length as f64, "trained".into())),
             legend: Legend::Ends,
@@ -53,13 +55,27 @@ fn labels(all: &Folder) -> Vec<&str> {
     labels
 }
 
+fn axis(label: String, end: f64) -> Axis {
+    Axis::linear(label, LOW, end)
+}
+
+/// Where axes end so that two thirds of all lines stay in sight: what is compared is near 1, and what fails is far from it.
+fn end(plots: &[Plot]) -> f64 {
+    let highest = |line: &Series| line.points.iter().map(|point| point.y).fold(0.0, f64::max);
+    let lines: Vec<f64> = plots.iter().flat_map(|plot| &plot.series).map(highest).collect();
+    let shows = |end: &f64| 3 * lines.iter().filter(|highest| *highest <= end).count() >= 2 * lines.len();
+    ENDS.into_iter().find(shows).unwrap_or(ENDS[ENDS.len() - 1])
+}
+
 /// The plots of all sets as one figure.
 pub(super) fn figure(plots: Vec<Plot>) -> Option<Figure> {
+    let end = end(&plots);
+    let plots: Vec<Plot> = plots.into_iter().map(|plot| Plot { y: axis(plot.y.label, end), ..plot }).collect();
     (!plots.is_empty()).then(|| Figure {
         id: "change".to_owned(),
         section: Section::Positions,
         title: "Perplexity by length, over that at the shortest".to_owned(),
-        caption: format!("Means and 95 % intervals over seeds. Lines that leave the frame go on above {}.", SHOWN[1]),
+        caption: format!("Means and 95 % intervals over seeds. Lines that leave the frame go on above {end}."),
         plots,
     })
 }
