@@ -23,40 +23,35 @@ pub fn join() -> Ranks {
 /// # Errors
 /// A command that is not shared, or a program without MPI, started several times: each would do all of the work.
 pub fn admit(command: &Command, ranks: &Ranks) -> Outcome {
-    if ranks.count() > 1 {
-        let shared =
-            matches!(command, Command::Train(_) | Command::Eval(_) | Command::Compare(_) | Command::Reproduce(_));
-        if shared {
-            return Ok(());
-        }
-        return misuse(
-            ranks.is_first(),
-            format!("{} processes were started for a command that one does", ranks.count()),
-            "train, eval, compare and reproduce are shared by ranks; start anything else without mpirun",
-        );
-    }
-    let started = said(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1);
-    if started == 1 {
+    let have_met = ranks.count() > 1;
+    let started = if have_met { ranks.count() } else { said(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1) };
+    let is_shared =
+        matches!(command, Command::Train(_) | Command::Eval(_) | Command::Compare(_) | Command::Reproduce(_));
+    if started == 1 || (have_met && is_shared) {
         return Ok(());
     }
-    let first = said(["OMPI_COMM_WORLD_RANK", "PMI_RANK"]).unwrap_or(0) == 0;
-    if !first {
-        // a launcher ends all when one has failed: the first needs time to say why
-        std::thread::sleep(Duration::from_secs(1));
-    }
-    misuse(
-        first,
-        format!("{started} processes were started together, by a program that was built without MPI"),
-        "build it with MPI: cargo install --locked --path crates/kerple-cli --features mpi; docs/scale-out.md says more",
-    )
-}
-
-/// What every rank ends with, and the first says.
-fn misuse(first: bool, message: String, hint: &str) -> Outcome {
-    if !first {
+    let is_first =
+        if have_met { ranks.is_first() } else { said(["OMPI_COMM_WORLD_RANK", "PMI_RANK"]).unwrap_or(0) == 0 };
+    if !is_first {
+        // the first says it for all
         output::speak(Voice::Silent);
+        if !have_met {
+            // a launcher ends all when one has failed: the first needs time to speak
+            std::thread::sleep(Duration::from_secs(1));
+        }
     }
-    Err(Failure { known: true, ..Failure::misuse(message, hint) })
+    let refusal = if is_shared {
+        Failure::misuse(
+            format!("{started} processes were started together, by a program that was built without MPI"),
+            "build it with MPI: cargo install --locked --path crates/kerple-cli --features mpi; docs/scale-out.md says more",
+        )
+    } else {
+        Failure::misuse(
+            format!("{started} processes were started for a command that one does"),
+            "train, eval, compare and reproduce are shared by ranks; start anything else without mpirun",
+        )
+    };
+    Err(Failure { known: true, ..refusal })
 }
 
 /// A number that a launcher says: Open MPI's, or that of others.
