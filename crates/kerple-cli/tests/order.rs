@@ -32,7 +32,7 @@ const ORDERS: [(&str, &str); 13] = [
         "error folder engines burn_layer tables layer attention maps clocks spe media data interchange theory training beside che",
     ),
     ("kerple-serve", "facts failure stop raw completion tokens choice answer worker routes"),
-    ("kerple-cli", "failure memory output args progress commands ranks main"),
+    ("kerple-cli", "failure memory output exhausted args progress commands ranks main"),
     ("kerple-py", "threads dlpack array encoding kernel parts attention linear command"),
 ];
 
