@@ -80,14 +80,27 @@ fn linear_attention_trains_as_on_the_processor() {
 }
 
 fn sit(host: &Host, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> Outcome {
+    try_sitting(host, folder, plan, stop_after).unwrap()
+}
+
+fn try_sitting(host: &Host, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> kerple_lm::Result<Outcome> {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
     let sitting = Sitting { plan, run: &run, batches: &batches, stop: &stop, strict: true, host };
-    let outcome = train(&sitting, &mut |event| {
+    train(&sitting, &mut |event| {
         if let Event::Step(progress) = event {
             stop.store(stop_after == Some(progress.step), Ordering::Relaxed);
         }
-    });
-    outcome.unwrap()
+    })
+}
+
+#[test]
+fn a_device_with_less_memory_than_training_takes_is_refused() {
+    let (plan, folder) = (plan(&encoding("kerple_log"), TrainConfig::default()), tempfile::tempdir().unwrap());
+    let host = |memory| Host::cpu(None).on(name(), Opened { memory, ..opened() }, Precision::F32);
+    let needed = plan.training_memory(plan.train.batch).total();
+    let error = try_sitting(&host(Some(needed / 2)), folder.path(), &plan, Some(1)).unwrap_err();
+    assert!(error.to_string().contains("the memory of the device is"), "{error}");
+    try_sitting(&host(Some(needed)), folder.path(), &plan, Some(1)).unwrap();
 }
 
 #[test]
