@@ -8,8 +8,8 @@ Attention is one layer of 8 sequences and 12 heads of 64 features with a learned
 compiled FlexAttention, which looks the bias up in a captured table; `flash` the same by its FlashAttention-4 path; `cudnn`, `efficient`
 and `math` are SDPA's backends, given the bias as a dense matrix; `causal` is SDPA without a bias. What PyTorch refuses is said in its
 words. A step trains a GPT-NeoX decoder of 162 million parameters at 512 tokens, compiled with FlexAttention. A ratio above 1 means that
-kerple is faster; beside it stands what a bias costs kerple itself. Memory is what is held beyond inputs, outputs and gradients, of kerple
-as its pools reserve it.
+kerple is faster; beside it stands what a bias costs kerple itself. Memory is the most that is held beyond what stays between two calls, of
+kerple as its pools reserve it.
 
 `--device wgpu:software --torch-device cpu --small` goes through all of it without a GPU.
 """

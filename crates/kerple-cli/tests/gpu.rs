@@ -123,15 +123,25 @@ fn what_is_timed_is_what_has_kernels() {
 #[test]
 fn an_array_that_a_device_has_no_room_for_is_an_error() {
     let (place, device) = (Place::new(), device());
-    // of a GPU an array that it has no room for would be some time in the making
-    if device != "wgpu:software" {
-        return;
-    }
-    let sizes = ["--heads", "12", "--head-dim", "64", "--batch", "3", "--lens", "16384", "--repeats", "1"];
-    let output = place.run(&[&["bench", "attention", "--device", &device][..], &sizes[..]].concat());
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(!String::from_utf8(output.stdout).unwrap().contains("kernel"), "times of what was not done");
-    let expected = format!("error: --device {device}: can't allocate buffer of size: 150994944");
-    assert!(said.contains(&expected) && said.contains("--batch"), "{said}");
+    const SEQUENCE: u64 = 12 * 16384 * 64 * 4;
+    let listed = lines(&place.ok(&["devices", "--json"]));
+    let largest =
+        listed.iter().find(|row| row["name"] == device.as_str()).and_then(|row| row["largest_array"].as_u64());
+    // of a device with room for more an array that it has no room for would be some time in the making
+    let Some(batch) = largest.map(|bytes| bytes / SEQUENCE + 1).filter(|batch| *batch < 16) else { return };
+    let run = |batch: u64| {
+        let (batch, sizes) =
+            (batch.to_string(), ["--heads", "12", "--head-dim", "64", "--lens", "16384", "--repeats", "1"]);
+        let output =
+            place.run(&[&["bench", "attention", "--device", &device, "--batch", &batch][..], &sizes[..]].concat());
+        let [out, said] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        assert!(!out.contains("kernel"), "times of what was not done: {out}");
+        (output.status.code(), said)
+    };
+    let (code, said) = run(batch);
+    let expected = format!("error: --device {device}: can't allocate buffer of size: {}", batch * SEQUENCE);
+    assert!(code == Some(1) && said.contains(&expected) && said.contains("--batch"), "{said}");
+    // noise that the machine itself has no room for
+    let (code, said) = run(1 << 20);
+    assert!(code == Some(2) && said.contains("needs about") && said.contains("--batch"), "{said}");
 }

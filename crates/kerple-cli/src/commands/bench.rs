@@ -41,8 +41,8 @@ pub struct Row {
     /// Share of the matrix-product peak measured beside it; of the processor only.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_share: Option<f64>,
-    /// Largest memory held beyond inputs, outputs and gradients; on a GPU what its pools reserved beyond inputs, outputs and gradients
-    /// among it.
+    /// Largest memory held beyond inputs, outputs and gradients; of a GPU what its pools reserved beyond what stays in use, outputs and
+    /// gradients among it.
     #[serde(skip_serializing_if = "Option::is_none")]
     extra_mib: Option<f64>,
     /// Bytes read over the median, as a share of the memory bandwidth measured beside it; decoding only.

@@ -105,11 +105,12 @@ impl Subject {
     }
 
     /// Refuses a step, or an evaluation, that needs more memory than there is.
-    pub fn check_memory(&self, work: Work, length: usize, sizes: Sizes, limit: &Limit) -> Outcome {
+    pub fn check_memory(&self, work: Work, length: usize, sizes: Sizes) -> Outcome {
+        let limit = self.limit();
         let plan = self.plan(length, sizes.batch)?;
         match work {
-            Work::Eval => plan.check_evaluation_memory(length.saturating_mul(sizes.batch), Some(limit))?,
-            _ => plan.check_training_memory(Some(limit))?,
+            Work::Eval => plan.check_evaluation_memory(length.saturating_mul(sizes.batch), limit)?,
+            _ => plan.check_training_memory(limit)?,
         }
         Ok(())
     }
