@@ -151,6 +151,20 @@ impl Corpus {
         &self.splits[split as usize]
     }
 
+    /// The largest token of a split; `None` where it has none.
+    ///
+    /// # Errors
+    /// Token files that cannot be read: they are, for nothing else says it.
+    pub fn largest(&self, split: Split) -> Result<Option<u32>> {
+        if self.split(split).is_empty() {
+            return Ok(None);
+        }
+        match &self.headers {
+            Some(headers) => Ok(Some(headers[split as usize].largest)),
+            None => Ok(Some(shard::survey(self.split(split))?.1)),
+        }
+    }
+
     /// What is known of the corpus, as in its `meta.json`.
     pub fn summary(&self) -> &Summary {
         &self.summary

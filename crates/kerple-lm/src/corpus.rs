@@ -120,6 +120,19 @@ impl Source {
         ))
     }
 
+    /// Refuses a split with a token that has no row in a model's embedding: a tokenizer may have more tokens than its model rows.
+    ///
+    /// # Errors
+    /// The token and the rows; a text that cannot be read.
+    pub fn check_rows(&self, split: Split, plan: &Plan) -> Result<()> {
+        let Content::Text(corpus) = &self.content else { return Ok(()) };
+        if corpus.vocab_size() <= plan.model.vocab_size {
+            return Ok(());
+        }
+        let name = |token| corpus.tokenizer().ok().and_then(|tokenizer| tokenizer.name(token));
+        plan.check_tokens(corpus.largest(split)?, &format!("the {} split", split.name()), name)
+    }
+
     /// The tokenizer.
     ///
     /// # Errors
@@ -137,6 +150,7 @@ impl Source {
             Content::Text(corpus) => corpus,
             Content::Task(task) => return Ok(SourceBatches::Task(task.batches(plan))),
         };
+        [Split::Train, Split::Valid].into_iter().try_for_each(|split| self.check_rows(split, plan))?;
         let packing = match plan.data.packing {
             PackingConfig::Random => Packing::Random,
             PackingConfig::Megatron => Packing::Megatron { steps: plan.steps },

@@ -27,7 +27,7 @@ use crate::events::{self, EventFile};
 use crate::host::Host;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
-use crate::run::RunFolder;
+use crate::run::{RunFolder, SpecialTokens};
 use crate::solver::Solve;
 use kerple::encoding::Encoding;
 use kerple_records::{Answers, EvaluationRow, Journal, Rolled};
@@ -102,7 +102,7 @@ pub trait Scored {
     fn words(&self) -> Vec<String>;
 }
 
-/// What a request asks of a part of the data, with the rows there are of a run: a text is the same as in earlier rows with this
+/// What a request asks of a part of the data, with the special tokens and the rows of a run: a text is the same as in earlier rows with this
 /// seed, where that suits.
 ///
 /// # Errors
@@ -110,13 +110,16 @@ pub trait Scored {
 pub fn of_source<'a>(
     source: &'a Source,
     split: Split,
-    plan: &Plan,
+    (plan, special): (&Plan, &SpecialTokens),
     request: &Request,
     known: &[EvaluationRow],
 ) -> Result<Box<dyn Scored + 'a>> {
     Ok(match source.task() {
         Some(task) => Box::new(OfTask::new(task, request.answers(split, task))),
-        None => Box::new(OfText::new(plan, source.text(split)?, request.clone(), known)?),
+        None => {
+            source.check_rows(split, plan)?;
+            Box::new(OfText::new((plan, special), source.text(split)?, request.clone(), known)?)
+        }
     })
 }
 

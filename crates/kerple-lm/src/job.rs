@@ -219,11 +219,11 @@ impl Job<'_> {
         }
         let Trained { plan, state, mut model, .. } = folder.load_solver(&host.device, false)?;
         model.compute_with(host.engine);
-        let learned = model.encoding().clone();
+        let (learned, special) = (model.encoding().clone(), folder.special_tokens()?);
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             *model.encoding_mut() = learned.evaluated_as(encoding);
-            let scored = evaluate::of_source(source, Split::Test, &plan, &request, &folder.evaluations()?)?;
+            let scored = evaluate::of_source(source, Split::Test, (&plan, &special), &request, &folder.evaluations()?)?;
             let evaluation = Evaluation::new(folder, (&plan, state.step, &*model), &*scored, host)?;
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
@@ -261,11 +261,11 @@ impl Job<'_> {
                 return Ok(false);
             }
         }
-        let mut expected = self.probes.len();
+        let (mut expected, special) = (self.probes.len(), self.folder.special_tokens()?);
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             expected += request.lengths.len();
-            let scored = evaluate::of_source(self.source, Split::Test, self.plan, &request, &[])?;
+            let scored = evaluate::of_source(self.source, Split::Test, (self.plan, &special), &request, &[])?;
             let missing = evaluate::missing(&rows, self.plan, &encoding, &*scored);
             if !missing.is_empty() {
                 return Ok(false);

@@ -77,7 +77,16 @@ const MOST_PARAMETERS: f64 = (1u64 << 34) as f64;
 
 /// Most layers: the names and places of the moments of twice as many would not fit the header of a safetensors file, which
 /// is limited to 100 MB.
-const MOST_LAYERS: f64 = 16_384.0;
+pub const MOST_LAYERS: f64 = 16_384.0;
+
+/// The widest that a model, a head or a feed-forward layer is, and most heads.
+pub const WIDEST: f64 = 65_536.0;
+
+/// Most rows of an embedding.
+pub const MOST_ROWS: f64 = (1u64 << 28) as f64;
+
+/// Tokens of the longest training sequence.
+pub const LONGEST_SEQUENCE: f64 = 16_777_216.0;
 
 impl Plan {
     /// Resolves a run file for data with these facts.
@@ -105,7 +114,7 @@ impl Plan {
         let pad = config.model.pad_vocab_to.unwrap_or(if task.is_some() { 1 } else { 128 });
         let (rows, tokens) = (config.model.vocab_rows, facts.vocab_size as f64);
         let hint = "leave it out, or give the embedding a row for every token, and no pad_vocab_to";
-        let most = if config.model.pad_vocab_to.is_some() { tokens } else { (1u64 << 28) as f64 };
+        let most = if config.model.pad_vocab_to.is_some() { tokens } else { MOST_ROWS };
         check("model.vocab_rows", rows.map_or(tokens, |rows| rows as f64), tokens..=most, hint)?;
         let model_hint = "leave it out to take the preset's";
         for (key, value) in [
@@ -115,11 +124,11 @@ impl Plan {
             ("model.d_hidden", config.model.d_hidden.unwrap_or(1)),
             ("model.pad_vocab_to", pad),
         ] {
-            check(key, value as f64, 1.0..=65_536.0, model_hint)?;
+            check(key, value as f64, 1.0..=WIDEST, model_hint)?;
         }
         check("model.n_layers", n_layers as f64, 1.0..=MOST_LAYERS, model_hint)?;
-        check("model.n_heads * model.head_dim", (n_heads * head_dim) as f64, 1.0..=65_536.0, model_hint)?;
-        check("model.d_model", d_model as f64, 1.0..=65_536.0, model_hint)?;
+        check("model.n_heads * model.head_dim", (n_heads * head_dim) as f64, 1.0..=WIDEST, model_hint)?;
+        check("model.d_model", d_model as f64, 1.0..=WIDEST, model_hint)?;
         let model = ModelPlan {
             n_layers,
             n_heads,
@@ -205,6 +214,18 @@ impl Plan {
     /// Sizes the encoding needs.
     pub fn geometry(&self) -> Geometry {
         self.model.geometry(self.sequence_len())
+    }
+
+    /// Refuses tokens of which the largest has no row in the embedding; `place` is where they are, `name` knows what it is called.
+    ///
+    /// # Errors
+    /// The token and the rows.
+    pub fn check_tokens(&self, largest: Option<u32>, place: &str, name: impl Fn(u32) -> Option<String>) -> Result<()> {
+        let rows = self.model.vocab_size;
+        let Some(token) = largest.filter(|token| *token as usize >= rows) else { return Ok(()) };
+        let name = name(token).map_or_else(String::new, |name| format!(" `{name}`"));
+        let message = format!("{place} has token {token}{name}, the model's embedding has {rows} rows");
+        Err(Error::refused(message, "the tokenizer has more tokens than the model: use text without these"))
     }
 
     /// The longest sequence that all layers are defined for, with this encoding as the model's; `None`: all lengths.

@@ -295,7 +295,8 @@ fn windows_are_shared_and_rows_are_those_of_one() {
         let trained = run.load_solver(&host.device, true).unwrap();
         let of = (&trained.plan, trained.state.step, &*trained.model);
         let known = run.evaluations().unwrap();
-        let scored = of_source(&source, Split::Test, &trained.plan, &request, &known).unwrap();
+        let scored =
+            of_source(&source, Split::Test, (&trained.plan, &run.special_tokens().unwrap()), &request, &known).unwrap();
         let evaluation = Evaluation::new(&run, of, &*scored, &host).unwrap();
         evaluation.run(&stop, &mut |event| {
             if let kerple_lm::evaluate::Event::Evaluating { length: 4096, done, .. } = event {

@@ -92,7 +92,13 @@ mod tests {
     use super::*;
 
     fn rolled(word_perplexity: f64) -> crate::Rolled {
-        crate::Rolled { documents: 1, words: 3, word_perplexity, byte_perplexity: (1.5f64 * 8.0 / 16.0).exp() }
+        crate::Rolled {
+            documents: 1,
+            words: 3,
+            start: None,
+            word_perplexity,
+            byte_perplexity: (1.5f64 * 8.0 / 16.0).exp(),
+        }
     }
 
     fn row() -> EvaluationRow {

@@ -169,6 +169,10 @@ pub struct Rolled {
     pub documents: u64,
     /// Pieces of them between white space.
     pub words: u64,
+    /// What stands in front of each: `end-of-document`, or `bos ID`. Rows of older versions do not say it, and had the token
+    /// that ends a document there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<String>,
     /// `exp(nll * tokens / words)`.
     #[serde(with = "number")]
     pub word_perplexity: f64,
@@ -176,6 +180,9 @@ pub struct Rolled {
     #[serde(with = "number")]
     pub byte_perplexity: f64,
 }
+
+/// [`Rolled::start`] where documents begin behind the token that ends them.
+pub const END_OF_DOCUMENT: &str = "end-of-document";
 
 /// The protocol of rows of tasks.
 pub const ANSWERS: &str = "answers";
@@ -193,10 +200,24 @@ pub struct ScoredText {
     pub seed: u64,
 }
 
+impl Rolled {
+    /// What stands in front of each document, where it is another token than the one that ends a document.
+    pub fn other_start(&self) -> Option<&str> {
+        self.start.as_deref().filter(|start| *start != END_OF_DOCUMENT)
+    }
+}
+
 impl EvaluationRow {
+    /// What stands in front of each document, as [`Rolled::other_start`].
+    pub fn other_start(&self) -> Option<&str> {
+        self.rolling.as_ref().and_then(Rolled::other_start)
+    }
+
     /// Whether both rows are over the same text, scored by the same rule; rows that do not say never are.
     pub fn same_text(&self, other: &EvaluationRow) -> bool {
-        self.text.is_some() && (&self.text, &self.split, &self.protocol) == (&other.text, &other.split, &other.protocol)
+        let start = self.other_start() == other.other_start();
+        let same = (&self.text, &self.split, &self.protocol) == (&other.text, &other.split, &other.protocol);
+        self.text.is_some() && start && same
     }
 }
 

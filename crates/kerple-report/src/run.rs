@@ -278,7 +278,8 @@ fn without_repeated_evaluations(rows: Vec<EvaluationRow>) -> Vec<EvaluationRow> 
         .rev()
         .filter(|row| {
             let what = (row.encoding.clone(), row.protocol.clone(), row.split.clone(), row.text.clone());
-            seen.insert((what, row.rope_scaling.clone(), row.seed, row.train_len, row.length, row.window, row.step))
+            let how = (row.rope_scaling.clone(), row.other_start().map(str::to_owned));
+            seen.insert((what, how, row.seed, row.train_len, row.length, row.window, row.step))
         })
         .collect();
     kept.reverse();

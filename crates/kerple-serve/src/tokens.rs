@@ -61,7 +61,7 @@ pub(crate) fn info(shared: &Shared) -> Info {
     let Shared { tokenizer, special, plan, .. } = shared;
     let (end, vocab_size) = (tokenizer.end_of_document(), plan.facts.vocab_size);
     let names = Names::new(tokenizer);
-    let [bos, pad] = [special.bos, special.pad].map(|known| known.unwrap_or(end));
+    let (bos, pad) = (special.start(tokenizer), special.pad.unwrap_or(end));
     let eos = special.eos.first().copied().unwrap_or(end);
     let name = |id| Some(names.of(id));
     Info {

@@ -34,7 +34,8 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     if !of_task {
         source.check_tokenizer(&plan.facts)?;
     }
-    let scored = evaluate::of_source(&source, split(args), &plan, &request, &run.evaluations()?)?;
+    let scored =
+        evaluate::of_source(&source, split(args), (&plan, &run.special_tokens()?), &request, &run.evaluations()?)?;
     let evaluation = Evaluation::new(&run, (&plan, state.step, &*model), &*scored, &host)?;
     scored.words().iter().for_each(|words| remarkln!("{words}"));
     let longest = scored.lengths().iter().map(|length| scored.tokens(&plan, *length)).max().unwrap_or(0);

@@ -34,7 +34,8 @@ pub fn run(args: &Sample) -> Outcome {
     let tokenizer = run.tokenizer(&plan)?;
     let music = tokenizer.music_vocabulary();
     let special = run.special_tokens_of(&tokenizer)?;
-    let prompt = prompt(args, &tokenizer, special.bos.unwrap_or(tokenizer.end_of_document()))?;
+    let prompt = prompt(args, &tokenizer, special.start(&tokenizer))?;
+    plan.check_tokens(prompt.iter().copied().max(), "the prompt", |token| tokenizer.name(token))?;
     generate::check(&model, prompt.len(), args.tokens)?;
     remark_on_horizon(&model.trunk.encoding, prompt.len() + args.tokens);
     remark_on_kernels(&plan, args.hardware.device);

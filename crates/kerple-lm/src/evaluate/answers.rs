@@ -103,7 +103,7 @@ impl Scored for OfTask<'_> {
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
         let AnswersRequest { examples, seed, split, .. } = self.request;
         let text = ScoredText { checksum: self.checksum.clone(), span: length as u64, segments: examples, seed };
-        EvaluationKey::new((text, split.name()), ANSWERS.to_owned(), encoding, length, step)
+        EvaluationKey::new((text, split.name()), (ANSWERS.to_owned(), None), encoding, length, step)
     }
 
     fn check(&self, plan: &Plan, model: &dyn Solve) -> Result<()> {

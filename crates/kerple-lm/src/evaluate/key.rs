@@ -18,6 +18,8 @@ pub struct EvaluationKey {
     pub window: Option<u64>,
     /// How rotary rates are scaled.
     pub rope_scaling: Option<String>,
+    /// What stands in front of documents, where it is not the token that ends them.
+    pub start: Option<String>,
     /// Tokens a sequence.
     pub length: u64,
     /// Updates of the checkpoint.
@@ -28,7 +30,7 @@ impl EvaluationKey {
     /// The key of a length of a text of a split, evaluated with an encoding.
     pub(super) fn new(
         (text, split): (ScoredText, &str),
-        protocol: String,
+        (protocol, start): (String, Option<String>),
         encoding: &Encoding,
         length: usize,
         step: u64,
@@ -39,6 +41,7 @@ impl EvaluationKey {
             protocol,
             window: encoding.window.map(|window| window as u64),
             rope_scaling: encoding.rope_scaling(),
+            start,
             length: length as u64,
             step,
         }
@@ -52,6 +55,7 @@ impl EvaluationKey {
             protocol: row.protocol.clone(),
             window: row.window,
             rope_scaling: row.rope_scaling.clone(),
+            start: row.other_start().map(str::to_owned),
             length: row.length,
             step: row.step,
         })
@@ -65,7 +69,7 @@ impl EvaluationKey {
         found: Found,
         (seconds, maker): (f64, &Maker),
     ) -> EvaluationRow {
-        let EvaluationKey { text, split, protocol, window, rope_scaling, length, step } = self;
+        let EvaluationKey { text, split, protocol, window, rope_scaling, start: _, length, step } = self;
         let Found { nll, tokens, windows, bytes, position_nll, segment_nll, answers, rolling } = found;
         EvaluationRow {
             encoding: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },

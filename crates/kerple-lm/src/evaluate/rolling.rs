@@ -1,7 +1,7 @@
 //! Documents one by one, every token scored once: what lm-evaluation-harness calls a rolling log-likelihood.
 //!
 //! ```text
-//! t_1 .. t_n   a document, without the token that ends it; p is that token, in front
+//! t_1 .. t_n   a document, without the token that ends it; p is what stands in front of texts: SpecialTokens::start
 //! first        inputs p, t_1 .. t_(S-1)         scores t_1 .. t_S
 //! later        the S tokens before the last     scores the next S, or what is left of the document
 //! ```
@@ -85,7 +85,7 @@ pub(super) fn rolled(text: &dyn Text, documents: &[Range<usize>], nll: f64) -> R
     }
     let perplexity = |count: u64| (nll / count as f64).exp();
     let (word_perplexity, byte_perplexity) = (perplexity(words), perplexity(bytes));
-    Ok((bytes, Rolled { documents: documents.len() as u64, words, word_perplexity, byte_perplexity }))
+    Ok((bytes, Rolled { documents: documents.len() as u64, words, start: None, word_perplexity, byte_perplexity }))
 }
 
 /// Pieces between runs of white space. White space at an end makes an empty piece there, which counts.

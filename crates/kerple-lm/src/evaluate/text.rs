@@ -6,11 +6,12 @@ use crate::memory::TOKENS_AT_ONCE;
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
 use crate::ranks::Ranks;
+use crate::run::SpecialTokens;
 use crate::sequences::Text;
 use crate::solver::Solve;
 use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
-use kerple_records::EvaluationRow;
+use kerple_records::{EvaluationRow, Rolled};
 use std::ops::Range;
 
 /// Losses of a set of windows.
@@ -114,14 +115,21 @@ pub struct OfText<T> {
     checksum: String,
     request: Request,
     extent: Extent,
+    special: SpecialTokens,
 }
 
 impl<T: Text> OfText<T> {
-    /// The text that a request asks for: the same as in earlier rows with its seed, where that suits.
+    /// The text that a request asks for, for a run with these special tokens: the same as in earlier rows with its seed, where
+    /// that suits.
     ///
     /// # Errors
     /// A request that the text cannot serve.
-    pub fn new(plan: &Plan, text: T, request: Request, known: &[EvaluationRow]) -> Result<OfText<T>> {
+    pub fn new(
+        (plan, special): (&Plan, &SpecialTokens),
+        text: T,
+        request: Request,
+        known: &[EvaluationRow],
+    ) -> Result<OfText<T>> {
         let of_seed = |row: &&EvaluationRow| row.text.as_ref().is_some_and(|text| text.seed == request.seed);
         let earlier: Vec<EvaluationRow> = known.iter().filter(of_seed).cloned().collect();
         let extents = earlier_extents(&earlier, &text, request.protocol);
@@ -129,7 +137,13 @@ impl<T: Text> OfText<T> {
             Protocol::Rolling(_) => rolling::extent(&request, &text)?,
             _ => request.extent(plan.train_len, text.len(), &extents)?,
         };
-        Ok(OfText { checksum: text.checksum(), text, request, extent })
+        Ok(OfText { checksum: text.checksum(), text, request, extent, special: special.clone() })
+    }
+
+    /// What stands in front of each document, as rows write it, where the protocol takes documents.
+    fn start(&self) -> Option<String> {
+        let known = self.text.tokenizer().filter(|_| matches!(self.request.protocol, Protocol::Rolling(_)));
+        known.map(|known| self.special.start_in_words(known))
     }
 
     /// The documents that are scored, where the protocol takes those.
@@ -157,7 +171,8 @@ impl<T: Text> Scored for OfText<T> {
 
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
         let (text, protocol) = (self.extent.scored(&self.checksum), self.request.protocol.to_string());
-        EvaluationKey::new((text, self.text.split()), protocol, encoding, length, step)
+        let start = self.start().filter(|start| start != kerple_records::END_OF_DOCUMENT);
+        EvaluationKey::new((text, self.text.split()), (protocol, start), encoding, length, step)
     }
 
     fn check(&self, _plan: &Plan, model: &dyn Solve) -> Result<()> {
@@ -177,7 +192,7 @@ impl<T: Text> Scored for OfText<T> {
     ) -> Result<Option<Found>> {
         let documents = self.documents()?;
         let windows = match self.text.tokenizer() {
-            Some(known) if !documents.is_empty() => rolling::windows(&documents, length, known.end_of_document()),
+            Some(known) if !documents.is_empty() => rolling::windows(&documents, length, self.special.start(known)),
             _ => self.extent.windows(length, self.text.len()),
         };
         let pass = Pass::evaluation(plan.seed);
@@ -192,7 +207,7 @@ impl<T: Text> Scored for OfText<T> {
             true => (windows.iter().map(scored).sum(), None),
             false => {
                 let (bytes, rolled) = rolling::rolled(&self.text, &documents, nll * tokens as f64)?;
-                (Some(bytes), Some(rolled))
+                (Some(bytes), Some(Rolled { start: self.start(), ..rolled }))
             }
         };
         Ok(Some(Found {
@@ -211,7 +226,11 @@ impl<T: Text> Scored for OfText<T> {
     fn words(&self) -> Vec<String> {
         let (protocol, extent, split) = (self.request.protocol, &self.extent, self.text.split());
         let text = match protocol {
-            Protocol::Rolling(_) => format!("text: {} documents of the {split} split", extent.segments()),
+            Protocol::Rolling(_) => format!(
+                "text: {} documents of the {split} split, each behind {}",
+                extent.segments(),
+                self.start().unwrap_or_default()
+            ),
             _ => format!("text: {} segments of {} tokens of the {split} split", extent.segments(), extent.span()),
         };
         vec![format!("{protocol}: {}", protocol.meaning()), text]

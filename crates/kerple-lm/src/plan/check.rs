@@ -302,7 +302,7 @@ fn refused(Refusal { key, message, hint }: Refusal) -> Error {
 pub(super) fn check_train(train: &TrainConfig) -> Result<()> {
     let below_one = 1.0 - f64::EPSILON;
     for (key, value, limits) in [
-        ("train.train_len", train.train_len as f64, 1.0..=16_777_216.0),
+        ("train.train_len", train.train_len as f64, 1.0..=super::LONGEST_SEQUENCE),
         ("train.batch", train.batch as f64, 1.0..=MOST_BATCH as f64),
         ("train.batch * train.train_len", train.batch as f64 * train.train_len as f64, 1.0..=MOST_TOKENS),
         ("train.steps", train.steps as f64, 0.0..=1e12),

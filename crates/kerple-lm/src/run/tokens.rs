@@ -20,19 +20,39 @@ const SPECIAL: &str = "special_tokens.json";
 pub struct SpecialTokens {
     /// Ends a document of a text that is learned from.
     pub end_of_document: Option<u32>,
-    /// In front of a text.
+    /// In front of a text, where `start` does not say another one.
     pub bos: Option<u32>,
+    /// In front of a text, where the tokenizer's files say another token than the model's: theirs is what lm-evaluation-harness
+    /// takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<u32>,
     /// Ends what is generated.
     pub eos: Vec<u32>,
     /// Fills up short sequences.
     pub pad: Option<u32>,
+    /// What the vocabulary does not have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<u32>,
 }
 
 impl SpecialTokens {
     /// Those of a tokenizer of prepared text.
     pub fn of(tokenizer: &Tokenizer) -> SpecialTokens {
         let end = tokenizer.end_of_document();
-        SpecialTokens { end_of_document: Some(end), bos: None, eos: vec![end], pad: None }
+        SpecialTokens { end_of_document: Some(end), eos: vec![end], ..SpecialTokens::default() }
+    }
+
+    /// What stands in front of a text of a tokenizer: for `eval --protocol rolling`, for `sample`, and for clients of the server.
+    pub fn start(&self, tokenizer: &Tokenizer) -> u32 {
+        self.start.or(self.bos).unwrap_or(tokenizer.end_of_document())
+    }
+
+    /// The same as rows of evaluations write it.
+    pub fn start_in_words(&self, tokenizer: &Tokenizer) -> String {
+        match self.start(tokenizer) {
+            start if start == tokenizer.end_of_document() => kerple_records::END_OF_DOCUMENT.to_owned(),
+            start => format!("bos {start}"),
+        }
     }
 }
 

@@ -59,6 +59,9 @@ pub struct Setting {
     pub split: String,
     /// How sequences are cut and which tokens are scored.
     pub protocol: String,
+    /// What stands in front of documents, where it is not the token that ends them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<String>,
     /// The [`Group`] of the runs.
     pub group: String,
     /// Checksum of the tokens the text is drawn from; absent if it is unknown which text was scored.
@@ -83,12 +86,16 @@ impl Setting {
             train_len: *train_len,
             split: split.clone(),
             protocol: protocol.clone(),
+            start: row.other_start().map(str::to_owned),
             group: run.conditions.fingerprint(),
             text: text.map(|text| text.checksum.clone()),
             text_span: text.map(|text| text.span),
             text_segments: text.map(|text| text.segments),
             text_seed: text.map(|text| text.seed).filter(|&seed| seed != row.seed),
-            title: format!("{protocol}, {split} split, trained at {train_len}"),
+            title: match row.other_start() {
+                None => format!("{protocol}, {split} split, trained at {train_len}"),
+                Some(start) => format!("{protocol} behind {start}, {split} split, trained at {train_len}"),
+            },
         }
     }
 
