@@ -21,7 +21,7 @@ pub(crate) fn is_drawn(name: &str) -> bool {
 
 /// A tensor of a layer.
 #[derive(Clone, Debug)]
-pub(super) struct Drawn {
+pub(crate) struct Drawn {
     layer: usize,
     name: &'static str,
     shape: Vec<usize>,
@@ -30,7 +30,7 @@ pub(super) struct Drawn {
 
 impl Drawn {
     /// Its name in files, its shape and its values.
-    pub(super) fn tensor(self) -> (String, Vec<usize>, Vec<f32>) {
+    pub(crate) fn tensor(self) -> (String, Vec<usize>, Vec<f32>) {
         (format!("model.encoding.layer{}_{}", self.layer, self.name), self.shape, self.values)
     }
 }
@@ -49,7 +49,7 @@ pub(super) fn list(all: &[Drawn], config: &mut Map<String, Value>) {
 ///
 /// # Errors
 /// Those of `read`.
-pub(super) fn tensors(plan: &Plan, mut read: impl FnMut(&str, usize) -> Result<Vec<f32>>) -> Result<Vec<Drawn>> {
+pub(crate) fn tensors(plan: &Plan, mut read: impl FnMut(&str, usize) -> Result<Vec<f32>>) -> Result<Vec<Drawn>> {
     let mut all = Vec::new();
     for (number, layer) in plan.model.every_layer(&plan.encoding).enumerate() {
         if layer.attention.linear().is_none() {

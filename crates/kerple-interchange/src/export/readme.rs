@@ -19,7 +19,13 @@ pub(super) fn text(family: Family, plan: &Plan, tokens: &Tokens) -> String {
         train_len = plan.train_len,
     );
     if tokens.has_tokenizer() {
-        text += "\n`AutoTokenizer.from_pretrained(\"FOLDER\")` is its tokenizer. Documents begin behind the token that ends them.\n";
+        // transformers reads config.json first, and asks about the code that it names, which the tokenizer does not need
+        let refuse = if own { ", trust_remote_code=False" } else { "" };
+        let begin = match tokens.names_bos() {
+            Some(bos) => format!("Documents begin behind `{bos}`."),
+            None => "Documents begin behind the token that ends them.".to_owned(),
+        };
+        _ = write!(text, "\n`AutoTokenizer.from_pretrained(\"FOLDER\"{refuse})` is its tokenizer. {begin}\n");
     }
     let longest = match plan.longest(&plan.encoding) {
         Some(longest) => format!("It is defined for {longest} tokens."),
@@ -36,7 +42,7 @@ pub(super) fn text(family: Family, plan: &Plan, tokens: &Tokens) -> String {
     if own {
         text += "\nThe code beside this file is torch alone. Tables of the encoding are made in float64 from float32 parameters, which \
                  stay float32 when the model is loaded in another type. Memory grows with the length and not with its square: \
-                 queries are worked off in blocks, and on CUDA FlexAttention takes tables over distances. Static caches are not \
+                 queries are computed in blocks, and on CUDA FlexAttention takes tables over distances. Static caches are not \
                  supported.\n";
     }
     text

@@ -50,11 +50,14 @@ impl Tokens {
         };
         let special = if special == SpecialTokens::default() { own(&tokenizer) } else { special };
         let name = |id: Option<u32>| id.and_then(|id| name(&tokenizer, id));
-        let SpecialTokens { bos, eos, pad, .. } = special;
+        let SpecialTokens { bos, eos, pad, start, unknown, .. } = special;
         let definition = definition(&tokenizer);
-        let unknown = serde_json::from_str::<Value>(&definition).ok();
-        let unknown = unknown.and_then(|known| known["model"]["unk_token"].as_str().map(str::to_owned));
-        let names = [name(bos), name(eos.first().copied()), name(pad)];
+        let unknown = name(unknown).or_else(|| unknown_of(&definition));
+        // texts begin with the bos of a tokenizer's files, or with their eos where they have no bos
+        let names = match start {
+            Some(start) if eos.contains(&start) => [None, name(Some(start)), name(pad)],
+            _ => [name(start.or(bos)), name(eos.first().copied()), name(pad)],
+        };
         Ok(Tokens { definition: Some(definition), bos, eos, pad, names, unknown })
     }
 
@@ -70,6 +73,11 @@ impl Tokens {
             ("eos_token_id".to_owned(), eos),
             ("pad_token_id".to_owned(), json!(self.pad)),
         ])
+    }
+
+    /// The name of the token in front of texts, where it has one.
+    pub(super) fn names_bos(&self) -> Option<&str> {
+        self.names[0].as_deref()
     }
 
     /// Whether there is a tokenizer.
@@ -100,10 +108,17 @@ impl Tokens {
     }
 }
 
+/// The name of the token for what a vocabulary does not have; models of one kind have its place instead.
+fn unknown_of(definition: &str) -> Option<String> {
+    let model = &serde_json::from_str::<Value>(definition).ok()?["model"];
+    let placed = model["unk_id"].as_u64().and_then(|id| model["vocab"][id as usize][0].as_str());
+    model["unk_token"].as_str().or(placed).map(str::to_owned)
+}
+
 /// Of a tokenizer that says only what ends a document: documents also begin behind it, and it fills up short sequences.
 fn own(tokenizer: &Tokenizer) -> SpecialTokens {
     let end = tokenizer.end_of_document();
-    SpecialTokens { end_of_document: Some(end), bos: Some(end), eos: vec![end], pad: Some(end) }
+    SpecialTokens { bos: Some(end), pad: Some(end), ..SpecialTokens::of(tokenizer) }
 }
 
 /// Whether ids are bytes.

@@ -73,8 +73,9 @@ class KerpleEncoding(KerpleLearned):
         for index, form in enumerate(config.forms[1:], 1):
             self.add_module(form["module"], KerpleLearned(config, index))
         for layer in range(config.num_hidden_layers):
-            for parameter in self.drawn(layer):
-                self.add(f"layer{layer}_", parameter)
+            for drawn in self.drawn(layer):
+                # what was drawn is no parameter: training does not move it, and checkpoints keep it
+                self.register_buffer(f"layer{layer}_" + drawn["tensor"], torch.zeros(drawn["shape"]))
 
     def drawn(self, layer):
         plan = self.config.layer_plan[layer]["linear"]
@@ -358,8 +359,13 @@ class KerpleModel(KerplePreTrainedModel):
         inputs_embeds=None,
         use_cache=None,
         return_dict=None,
+        output_hidden_states=None,
+        output_attentions=None,
         **kwargs,
     ):
+        if self.config.output_attentions if output_attentions is None else output_attentions:
+            raise ValueError("kerple models keep no attention weights: leave output_attentions out")
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -373,12 +379,18 @@ class KerpleModel(KerplePreTrainedModel):
         rows = self.encoding.absolute(at)
         if rows is not None:
             x = (x.float() + rows).to(x.dtype)
+        hidden = []
         for layer, positions in zip(self.layers, self.encoding.each_layer(at, x.device)):
+            if wanted:
+                hidden.append(x)
             x = layer(x, at, positions, cache)
         x = self.final_layer_norm(x)
+        # as in other models: what each layer reads, and the last one after the norm
+        hidden = (*hidden, x) if wanted else None
         if return_dict is False:
-            return (x, cache) if use_cache else (x,)
-        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache if use_cache else None)
+            return tuple(part for part in (x, cache if use_cache else None, hidden) if part is not None)
+        past = cache if use_cache else None
+        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past, hidden_states=hidden)
 
 
 class KerpleForCausalLM(KerplePreTrainedModel, GenerationMixin):
@@ -413,10 +425,20 @@ class KerpleForCausalLM(KerplePreTrainedModel, GenerationMixin):
         use_cache=None,
         logits_to_keep=0,
         return_dict=None,
+        output_hidden_states=None,
+        output_attentions=None,
         **kwargs,
     ):
         found = self.model(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, return_dict=True
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            use_cache,
+            return_dict=True,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
         )
         x = found.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep > 0 else slice(None)
@@ -426,6 +448,8 @@ class KerpleForCausalLM(KerplePreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
         if return_dict is False:
-            parts = (logits,) if found.past_key_values is None else (logits, found.past_key_values)
-            return parts if loss is None else (loss, *parts)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)
+            parts = (loss, logits, found.past_key_values, found.hidden_states)
+            return tuple(part for part in parts if part is not None)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=found.past_key_values, hidden_states=found.hidden_states
+        )
