@@ -6,13 +6,17 @@
 //!           tokenizer.json -> the run's    with the ids of its special tokens
 //! ```
 //!
-//! What changes results and cannot be said by a plan is refused by its name and value. Nothing is taken from a file on trust:
-//! the shape of every tensor is compared with what the configuration makes of it before any of them is read.
+//! What changes results and cannot be said by a plan is refused by its name and value. Where two files, or two places of one, state
+//! one fact, what transformers 5.23 takes is taken, and a note says it. Nothing is taken from a file on trust: the shape of every
+//! tensor is compared with what the configuration makes of it before any of them is read.
 
 mod config;
+mod drawn;
 mod families;
+mod names;
 mod neox;
 mod rope;
+mod short;
 mod tensors;
 mod tokens;
 mod weights;
@@ -59,6 +63,8 @@ struct Described {
     config: RunConfig,
     special: SpecialTokens,
     notes: Vec<String>,
+    /// The file of the configuration, or the folder of its files.
+    place: PathBuf,
 }
 
 impl Described {
@@ -67,7 +73,8 @@ impl Described {
         let families::Shape { model, encoding, train_len } = config;
         let train = TrainConfig { train_len, batch: 1, steps: 0, ..TrainConfig::default() };
         let config = RunConfig { seed: 1235, data: DataConfig::default(), encoding, model, train };
-        Described { family, config, special: SpecialTokens::default(), notes: Vec::new() }
+        let (special, notes, place) = (SpecialTokens::default(), Vec::new(), PathBuf::new());
+        Described { family, config, special, notes, place }
     }
 }
 
@@ -77,6 +84,11 @@ impl Described {
 /// A folder without a model; what of it is damaged, does not fit together or is not supported, with file, key and value;
 /// a place where something is already.
 pub fn import(folder: &Path, out: &Path, options: &Options) -> Result<Imported> {
+    let Imported { plan, notes } = read(folder, out, options).map_err(|error| short::bounded(error, folder))?;
+    Ok(Imported { plan, notes: notes.iter().map(|note| short::note(note)).collect() })
+}
+
+fn read(folder: &Path, out: &Path, options: &Options) -> Result<Imported> {
     if neox::is_run(folder)? {
         return neox::import(folder, out, options);
     }
@@ -84,14 +96,15 @@ pub fn import(folder: &Path, out: &Path, options: &Options) -> Result<Imported> 
         let message = format!("--pos-emb {asked}: {} is no run of GPT-NeoX", folder.display());
         return Err(Error::refused(message, "leave the option out"));
     }
-    let text = config::read_text(&folder.join(CONFIG)).map_err(|error| no_model(folder, error))?;
+    let text = config::read_text(&folder.join(CONFIG), config::DESCRIPTION).map_err(|error| no_model(folder, error))?;
     let path = folder.join(CONFIG);
     let value = config::parse(&path, &text)?;
     let keys = Keys::new(&path, &value)?;
     let mut described = families::describe(&keys)?;
-    described.notes.extend(keys.unknown());
-    let tensors = Folder::open(folder, described.family)?;
+    described.place.clone_from(&path);
+    let tensors = Folder::open(folder, described.family, &keys)?;
     let tokens = tokens::read(folder, &keys, options, &mut described)?;
+    described.notes.extend(keys.notes());
     assemble(described, &tensors, tokens, out)
 }
 
@@ -117,7 +130,8 @@ fn assemble(
     let tie = weights::tie(&mut described, tensors)?;
     let rows = described.config.model.vocab_rows.expect("families say their rows");
     let facts = DataFacts {
-        vocab_size: tokenizer.as_ref().map_or(rows, Tokenizer::vocab_size),
+        // tokens beyond the rows are never drawn, and refused where a text has them
+        vocab_size: tokenizer.as_ref().map_or(rows, |tokenizer| tokenizer.vocab_size().min(rows)),
         tokenizer: tokenizer.as_ref().map_or(NO_TOKENIZER.to_owned(), |tokenizer| tokenizer.fingerprint().clone()),
         train_tokens: 0,
         content: String::new(),
@@ -125,9 +139,14 @@ fn assemble(
     let plan = |sha256: &str| {
         let origin = Origin::Imported { family, weights: sha256.to_owned() };
         Plan::of_origin(&described.config, facts.clone(), origin)
+            .map_err(|error| names::theirs(error, family, &described.place))
     };
     let entries = weights::renamed(layout::entries(family, &plan("")?), family, tie);
     let found = weights::find(family, &entries, tie, tensors)?;
+    let made_anew = match family {
+        Family::Kerple => drawn::check(&plan("")?, &entries, &found, tensors)?,
+        _ => None,
+    };
     let special = described.special.clone();
     let plan = RunFolder::new(out).begin(Beginning {
         weights: &mut |path| weights::write(path, &entries, &found, tensors),
@@ -135,5 +154,6 @@ fn assemble(
         tokenizer: tokenizer.as_ref(),
         special,
     })?;
+    described.notes.extend(made_anew);
     Ok(Imported { plan, notes: described.notes })
 }

@@ -197,7 +197,9 @@ fn values_that_are_no_numbers_are_refused_by_name() {
 
 #[test]
 fn an_index_leads_nowhere_else() {
+    const SHARD: &str = "model-00001-of-00001.safetensors";
     let copy = Copy::of(HF);
+    fs::rename(copy.file("model.safetensors"), copy.file(SHARD)).unwrap();
     let index = |map: Value| {
         fs::write(copy.file("model.safetensors.index.json"), json!({ "weight_map": map }).to_string()).unwrap()
     };
@@ -205,11 +207,11 @@ fn an_index_leads_nowhere_else() {
         index(json!({ "gpt_neox.embed_in.weight": file }));
         says(&copy.error(), &["model.safetensors.index.json", "gpt_neox.embed_in.weight", "no file of this folder"]);
     }
-    index(json!({ "gpt_neox.nothing": "model.safetensors" }));
-    says(&copy.error(), &["`gpt_neox.nothing`", "model.safetensors, and is not there"]);
+    index(json!({ "gpt_neox.nothing": SHARD }));
+    says(&copy.error(), &["`gpt_neox.nothing`", SHARD, "and is not there"]);
     index(json!({ "gpt_neox.embed_in.weight": "absent.safetensors" }));
     says(&copy.error(), &["absent.safetensors"]);
-    index(json!({ "gpt_neox.embed_in.weight": "model.safetensors" }));
+    index(json!({ "gpt_neox.embed_in.weight": SHARD }));
     says(&copy.error(), &["there is no tensor `gpt_neox."]);
     fs::write(copy.file("model.safetensors.index.json"), "{").unwrap();
     says(&copy.error(), &["model.safetensors.index.json", "no JSON"]);
@@ -340,7 +342,7 @@ fn settings_that_change_results_are_refused() {
         says(&copy.error(), &["configs", key, value]);
     }
     let copy = Copy::of(NEOX).edited(SETTINGS, "{", "{ \"num-layers\": 7,");
-    says(&copy.error(), &["num-layers", "another file of the folder says"]);
+    says(&copy.error(), &["num-layers", "another place of the folder says"]);
     let copy = Copy::of(NEOX).edited(SETTINGS, "{", "{ [");
     says(&copy.error(), &["kerple_power__ap_github_1235.yml", "no YAML"]);
     let copy = Copy::of(NEOX).edited("latest", "global_step8", "../elsewhere");

@@ -151,6 +151,35 @@ fn what_was_changed_in_one_place_only_is_refused() {
     says(error(&|config| config["layer_plan"][1]["window"] = 4.into()), &["layer_plan = "]);
     says(error(&|config| config["block"]["sink"] = "no such".into()), &["block = ", "no such"]);
     says(error(&|config| config["num_hidden_layers"] = Value::Null), &["num_hidden_layers = null", "missing"]);
-    says(error(&|config| config["num_hidden_layers"] = 1_000_000.into()), &["n_layers"]);
+    says(error(&|config| config["num_hidden_layers"] = 1_000_000.into()), &["num_hidden_layers"]);
     says(error(&|config| config["seed"] = (-1).into()), &["seed = -1"]);
+}
+
+/// What torch moved or drew anew would be lost: it is compared, and what is not stored is said.
+#[test]
+fn draws_come_back_or_are_refused() {
+    let place: TempDir = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name);
+    let linear = "[model.block.attention.linear]\ncount = 16\n";
+    let own = export::Options { family: Some(Family::Kerple), ..Default::default() };
+    for (kind, tensor) in
+        [("sine_spe", "omega"), ("sine_spe", "noise"), ("kerple_log", "near"), ("conv_spe", "gate_noise")]
+    {
+        let first = run(&at("first"), &of(&format!("\"{kind}\""), linear));
+        export(&first, &at("out"), &own).unwrap();
+        let path = at("out").join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        let end = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..end]).unwrap();
+        let name = format!("model.encoding.layer1_{tensor}");
+        let begin = end + header[&name]["data_offsets"][0].as_u64().unwrap() as usize;
+        let value = f32::from_le_bytes(bytes[begin..begin + 4].try_into().unwrap());
+        bytes[begin..begin + 4].copy_from_slice(&(value + 0.01).to_le_bytes());
+        fs::write(&path, bytes).unwrap();
+        let error =
+            import(&at("out"), &at("second"), &import::Options::default()).expect_err("it was moved").to_string();
+        assert!(error.contains(&format!("tensor `{name}` is not what seed 7 makes: value 0")), "{error}");
+        assert!(!at("second").exists());
+        ["first", "out"].into_iter().for_each(|folder| fs::remove_dir_all(at(folder)).unwrap());
+    }
 }

@@ -1,31 +1,61 @@
 //! The keys of a `config.json`: read with the defaults of a family, refused by name and value.
 
-use kerple_lm::{Error, Result};
+use super::short::{listed, short};
+use kerple_lm::{Error, Result, plan};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::Path;
 
-/// Longer descriptions are none.
-const LONGEST: u64 = 1 << 28;
+/// Bytes of the longest description of a model.
+pub const DESCRIPTION: u64 = 1 << 24;
+/// Bytes of the longest list of tensors.
+pub const INDEX: u64 = 1 << 26;
+/// Bytes of the longest tokenizer.
+pub const TOKENIZER: u64 = 1 << 28;
 
-/// Largest size a model may name; what is larger would not fit any file.
+/// Largest number of a count without a limit of its own.
 const MOST: u64 = 1 << 28;
 
-/// Text of a file that describes something.
+/// What a size is of, and so how large it may be: what a plan takes, so that nothing is made of a larger one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Features and heads.
+    Width,
+    /// Layers.
+    Layers,
+    /// Rows of the embedding.
+    Rows,
+    /// Positions.
+    Length,
+}
+
+impl Limit {
+    fn most(self) -> u64 {
+        let most = match self {
+            Limit::Width => plan::WIDEST,
+            Limit::Layers => plan::MOST_LAYERS,
+            Limit::Rows => plan::MOST_ROWS,
+            Limit::Length => plan::LONGEST_SEQUENCE,
+        };
+        most as u64
+    }
+}
+
+/// Text of a file that describes something in at most so many bytes.
 ///
 /// # Errors
 /// What cannot be read, is longer than such files are, or is no text.
-pub fn read_text(path: &Path) -> Result<String> {
+pub fn read_text(path: &Path, longest: u64) -> Result<String> {
     let file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
     let bytes = file.metadata().map_err(Error::io(path, "open"))?.len();
-    if bytes > LONGEST {
-        let message = format!("it has {bytes} bytes, a description has at most {LONGEST}");
+    if bytes > longest {
+        let message = format!("it has {bytes} bytes, a description has at most {longest}");
         return Err(Error::damaged(path, message, "this is another file"));
     }
     let mut text = String::new();
-    file.take(LONGEST).read_to_string(&mut text).map_err(Error::io(path, "read"))?;
+    file.take(longest).read_to_string(&mut text).map_err(Error::io(path, "read"))?;
     Ok(text)
 }
 
@@ -148,6 +178,7 @@ pub struct Keys<'a> {
     within: String,
     map: &'a Map<String, Value>,
     read: RefCell<BTreeSet<String>>,
+    notes: RefCell<Vec<String>>,
 }
 
 impl<'a> Keys<'a> {
@@ -158,7 +189,7 @@ impl<'a> Keys<'a> {
     pub fn new(path: &'a Path, value: &'a Value) -> Result<Keys<'a>> {
         let map = value.as_object();
         let map = map.ok_or_else(|| Error::damaged(path, "this is no table of keys", "copy it again"))?;
-        Ok(Keys { path, within: String::new(), map, read: RefCell::default() })
+        Ok(Keys { path, within: String::new(), map, read: RefCell::default(), notes: RefCell::default() })
     }
 
     /// The file.
@@ -184,7 +215,23 @@ impl<'a> Keys<'a> {
     pub fn table(&self, key: &str) -> Result<Option<Keys<'a>>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let map = value.as_object().ok_or_else(|| self.refuse(key, value, "it must be a table"))?;
-        Ok(Some(Keys { path: self.path, within: format!("{}{key}.", self.within), map, read: RefCell::default() }))
+        let within = format!("{}{key}.", self.within);
+        Ok(Some(Keys { path: self.path, within, map, read: RefCell::default(), notes: RefCell::default() }))
+    }
+
+    /// What the user should know of a choice that was made.
+    pub fn remark(&self, note: String) {
+        self.notes.borrow_mut().push(note);
+    }
+
+    /// What was remarked, and the keys that nobody has read and that are not known to be harmless.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.take().into_iter().chain(self.unknown()).collect()
+    }
+
+    /// The name of a key as messages have it.
+    pub fn name(&self, key: &str) -> String {
+        format!("{}{}", self.within, short(key))
     }
 
     /// The names of all keys.
@@ -194,13 +241,10 @@ impl<'a> Keys<'a> {
 
     /// A refusal of a key that is there.
     pub fn refuse(&self, key: &str, value: &Value, why: &str) -> Error {
-        let mut shown = value.to_string();
-        if shown.chars().count() > 80 {
-            shown = shown.chars().take(80).chain("...".chars()).collect();
-        }
+        let (name, value) = (self.name(key), short(&value.to_string()));
         Error::Config {
             place: self.path.display().to_string(),
-            message: format!("{}{key} = {shown}: {why}", self.within),
+            message: format!("{name} = {value}: {why}"),
             hint: "docs/interchange.md lists what of each family can be imported".to_owned(),
         }
     }
@@ -217,18 +261,28 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The first of several names of a size, at least 1.
+    /// A size under any of its names, at least 1 and within its limit.
     ///
     /// # Errors
-    /// As [`Keys::optional_count`].
-    pub fn size(&self, names: &[&str], default: usize) -> Result<usize> {
+    /// As [`Keys::optional_count`]; two names that say different sizes.
+    pub fn size(&self, names: &[&str], default: usize, limit: Limit) -> Result<usize> {
+        let most = limit.most();
+        let mut known: Option<(&str, usize)> = None;
         for name in names {
-            if let Some(found) = self.optional_count(name)? {
-                let refused = || self.refuse(name, &Value::from(found), "it must be at least 1");
-                return if found > 0 { Ok(found) } else { Err(refused()) };
+            let Some(value) = self.value(name) else { continue };
+            let found = value.as_u64().filter(|number| (1..=most).contains(number));
+            let found = found.ok_or_else(|| {
+                self.refuse(name, value, &format!("it must be a whole number of at least 1 and at most {most}"))
+            })?;
+            match known {
+                Some((other, said)) if said as u64 != found => {
+                    return Err(self.refuse(name, value, &format!("{other} = {said} says another size")));
+                }
+                Some(_) => {}
+                None => known = Some((name, found as usize)),
             }
         }
-        Ok(default)
+        Ok(known.map_or(default, |(_, size)| size))
     }
 
     /// A finite number.
@@ -294,6 +348,6 @@ impl<'a> Keys<'a> {
             .map(|name| format!("{}{name}", self.within))
             .collect();
         (!odd.is_empty())
-            .then(|| format!("keys that this version does not know were taken to change nothing: {}", odd.join(", ")))
+            .then(|| format!("keys that this version does not know were taken to change nothing: {}", listed(&odd, 40)))
     }
 }

@@ -9,6 +9,7 @@ mod mpt;
 
 use super::Described;
 use super::config::Keys;
+use super::short::short;
 use ::kerple::encoding::Encoding;
 use kerple_burn::ops::activation::Activation;
 use kerple_lm::Result;
@@ -38,6 +39,16 @@ pub fn describe(keys: &Keys) -> Result<Described> {
             return Err(keys.refuse(key, value, "weights that are packed cannot be imported"));
         }
     }
+    // of two descriptions transformers takes parts of each
+    for key in ["text_config", "decoder", "generator"] {
+        if let Some(value) = keys.value(key) {
+            return Err(keys.refuse(
+                key,
+                value,
+                "the model is described in two places; only one at the top can be imported",
+            ));
+        }
+    }
     keys.expect("is_encoder_decoder", &[Value::Bool(false)])?;
     keys.expect("add_cross_attention", &[Value::Bool(false)])?;
     keys.expect("pruned_heads", &[serde_json::json!({})])?;
@@ -62,6 +73,13 @@ fn family(keys: &Keys) -> Result<Family> {
             return Err(keys.refuse("model_type", &Value::Null, "the file does not say what model it describes"));
         }
     };
+    if let (Some(found), Some(said)) = (found, architecture.and_then(Value::as_str))
+        && said != found.architecture()
+        && key == "model_type"
+    {
+        let (said, kind) = (short(said), found.model_type());
+        keys.remark(format!("architectures says {said}, model_type {kind}: the latter is taken, as transformers does"));
+    }
     found.ok_or_else(|| {
         let known: Vec<&str> = Family::ALL.iter().map(|family| family.model_type()).collect();
         keys.refuse(key, value, &format!("only these can be imported: {}", known.join(", ")))

@@ -10,10 +10,12 @@
 //! Pickles are read, never run: `pytorch-reader` interprets what tensors are made of and takes everything else for a value
 //! without meaning.
 
+mod keys;
 mod merge;
 mod settings;
 mod stored;
 
+use super::short::short;
 use super::tokens;
 use super::{Described, Imported, Options, assemble};
 use kerple_lm::origin::Family;
@@ -47,7 +49,7 @@ fn step_folder(folder: &Path) -> Result<PathBuf> {
     if !kerple_files::is_there(&latest).map_err(Error::io(&latest, "look for"))? {
         return Ok(folder.to_owned());
     }
-    let text = super::config::read_text(&latest)?;
+    let text = super::config::read_text(&latest, super::config::DESCRIPTION)?;
     let name = text.trim();
     if !super::tensors::is_name(name) {
         let shown: String = name.chars().take(60).collect();
@@ -73,6 +75,7 @@ pub fn import(folder: &Path, out: &Path, options: &Options) -> Result<Imported> 
     let settings = Settings::read(&step, options.pos_emb.as_deref())?;
     let stored = Stored::open(&step, &settings)?;
     let mut described = Described::new(Family::Kerple, settings.shape(&stored)?);
+    described.place = settings.place().to_owned();
     described.notes = settings.notes(&stored)?;
     let tokenizer = tokens::beside(folder, options, &mut described)?;
     assemble(described, &stored, tokenizer, out)
@@ -80,6 +83,7 @@ pub fn import(folder: &Path, out: &Path, options: &Options) -> Result<Imported> 
 
 /// A refusal of what a file of settings says.
 fn refuse(path: &Path, key: &str, value: &str, why: &str) -> Error {
+    let (key, value) = (short(key), short(value));
     Error::Config {
         place: path.display().to_string(),
         message: format!("{key} = {value}: {why}"),

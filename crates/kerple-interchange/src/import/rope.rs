@@ -1,6 +1,7 @@
 //! Rotary parameters, as transformers 5 and 4 write them.
 
-use super::config::Keys;
+use super::config::{Keys, Limit};
+use super::short::short;
 use kerple::encoding::scaling::{Dynamic, Llama3, Ramp, Scaling, Stretch, Yarn};
 use kerple::encoding::{Encoding, Method, rotary};
 use kerple_lm::{Error, Result};
@@ -12,7 +13,7 @@ pub struct Family<'a> {
     pub base: f64,
     /// Share of a head's features that rotates.
     pub share: f64,
-    /// Top-level names of the two.
+    /// Names of the two beside the table. Under other usual names, nothing of them is read there.
     pub keys: [&'a str; 2],
     /// Whether the share counts; otherwise all features rotate.
     pub partial: bool,
@@ -21,6 +22,28 @@ pub struct Family<'a> {
     /// Longest sequence, `max_position_embeddings`.
     pub longest: usize,
 }
+
+/// What transformers 5.23 reads of each kind of scaling besides its name, the base and the share.
+fn read_by(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "linear" | "dynamic" => &["factor"],
+        "llama3" => &["factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"],
+        "yarn" => &[
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ],
+        _ => &[],
+    }
+}
+
+/// Names of the base and the share in the table, and beside it in most families.
+const USUAL: [&str; 2] = ["rope_theta", "partial_rotary_factor"];
 
 /// Keys of the table that this reader knows, of any kind of scaling.
 const KNOWN: &[&str] = &[
@@ -46,13 +69,18 @@ pub fn none() -> Encoding {
 }
 
 /// The encoding of a configuration: `rope_scaling` where it says something, else `rope_parameters`; the base and the share from
-/// the top level where the table has none.
+/// the top level where the table has none. All of it as transformers 5.23 does; what two places say differently, or what is said
+/// and not read, is remarked.
 ///
 /// # Errors
 /// A kind of scaling that is not known, and keys out of range, by name and value.
 pub fn read(keys: &Keys, family: &Family) -> Result<Encoding> {
     let filled = |key: &str| keys.value(key).is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty()));
-    let table = if filled("rope_scaling") { keys.table("rope_scaling")? } else { keys.table("rope_parameters")? };
+    let [scaled, table] = ["rope_scaling", "rope_parameters"].map(|key| filled(key).then_some(key));
+    if let (Some(scaled), Some(table)) = (scaled, table) {
+        remark_on_tables(keys, scaled, table, family);
+    }
+    let table = keys.table(scaled.or(table).unwrap_or("rope_parameters"))?;
     let number = |key: &str| match &table {
         Some(table) => table.optional_number(key),
         None => Ok(None),
@@ -63,18 +91,25 @@ pub fn read(keys: &Keys, family: &Family) -> Result<Encoding> {
             if !KNOWN.contains(&name.as_str()) && !value.is_null() {
                 return Err(table.refuse(name, value, "rotary parameters of this kind cannot be imported"));
             }
+            if value.is_null() && (name == USUAL[0] || family.partial && name == USUAL[1]) {
+                return Err(table.refuse(
+                    name,
+                    value,
+                    "transformers computes nothing with it; give a number, or leave it out",
+                ));
+            }
         }
     }
-    let top = |own: &str, usual: &str| Ok::<_, Error>(keys.optional_number(own)?.or(keys.optional_number(usual)?));
-    // the table goes before the old keys beside it
-    let top = [top(family.keys[0], "rope_theta")?, top(family.keys[1], "partial_rotary_factor")?];
-    let base = number("rope_theta")?.or(top[0]).unwrap_or(family.base);
-    let own_share = number("partial_rotary_factor")?.or(top[1]);
-    let kind = match &table {
-        Some(table) => table.word("rope_type", table.word("type", "default")?)?,
-        None => "default",
-    };
     let at = table.as_ref().unwrap_or(keys);
+    let [base, own_share] = [0, 1].map(|which| {
+        // the table goes before the keys beside it
+        let (inner, outer) = (number(USUAL[which])?, keys.optional_number(family.keys[which])?);
+        remark_on_two(keys, at, (USUAL[which], inner), (family.keys[which], outer));
+        Ok::<_, Error>(inner.or(outer))
+    });
+    let (base, own_share) = (base?.unwrap_or(family.base), own_share?);
+    let kind = kind(keys, table.as_ref())?;
+    remark_on_unread(keys, table.as_ref(), kind, family);
     if !family.partial && kind != "default" && own_share.is_some_and(|share| share != 1.0) {
         let share = Value::from(own_share.unwrap_or(1.0));
         return Err(at.refuse(
@@ -96,12 +131,93 @@ pub fn read(keys: &Keys, family: &Family) -> Result<Encoding> {
     Ok(Encoding::from(Method::Rotary(rotary::Config { pct: 1.0, width, base, scaling })))
 }
 
+/// The kind of scaling.
+fn kind<'a>(keys: &Keys, table: Option<&Keys<'a>>) -> Result<&'a str> {
+    let Some(table) = table else { return Ok("default") };
+    let old = table.word("type", "default")?;
+    let kind = table.word("rope_type", old)?;
+    if table.value("type").is_some() && kind != old {
+        let names = ["rope_type", "type"].map(|key| table.name(key));
+        keys.remark(format!("{} is {}, {} is {}: the former is taken", names[0], short(kind), names[1], short(old)));
+    }
+    Ok(kind)
+}
+
+/// Says which of two tables is taken, where the other one says something else.
+fn remark_on_tables(keys: &Keys, taken: &str, other: &str, family: &Family) {
+    let beside = |name: &str| {
+        let at = USUAL.iter().position(|usual| *usual == name)?;
+        keys.value(family.keys[at])
+    };
+    let said = |name: &str| {
+        let own = keys.value(taken).and_then(|table| table.get(name));
+        own.or_else(|| (name == "rope_type").then(|| keys.value(taken)?.get("type")).flatten()).or_else(|| beside(name))
+    };
+    let others = keys.value(other).and_then(Value::as_object).into_iter().flatten();
+    let lost = others.filter(|(name, value)| !value.is_null() && said(name) != Some(value));
+    let lost: Vec<String> =
+        lost.map(|(name, value)| format!("{} = {}", short(name), short(&value.to_string()))).collect();
+    if !lost.is_empty() {
+        let lost = lost.join(", ");
+        keys.remark(format!("{taken} is taken and nothing of {other}, as transformers does; not read: {lost}"));
+    }
+}
+
+/// Says which of two places is taken, where they say different numbers.
+fn remark_on_two(keys: &Keys, table: &Keys, (inner, taken): (&str, Option<f64>), (outer, other): (&str, Option<f64>)) {
+    if let (Some(taken), Some(other)) = (taken, other)
+        && taken != other
+    {
+        let inner = table.name(inner);
+        keys.remark(format!("{inner} is {taken}, {outer} is {other}: {inner} is taken, as transformers does"));
+    }
+}
+
+/// Names what is said of rotation and read by nobody.
+fn remark_on_unread(keys: &Keys, table: Option<&Keys>, kind: &str, family: &Family) {
+    let mut unread = Vec::new();
+    for (usual, own) in USUAL.into_iter().zip(family.keys) {
+        if let Some(value) = keys.value(usual).filter(|_| usual != own) {
+            unread.push(format!("{usual} = {} (this family reads {own})", short(&value.to_string())));
+        }
+    }
+    if !family.partial && kind == "default" {
+        unread.extend(keys.value(USUAL[1]).map(|_| keys.name(USUAL[1])));
+        unread.extend(table.and_then(|table| table.value(USUAL[1]).map(|_| table.name(USUAL[1]))));
+    }
+    let read = read_by(kind);
+    let others = |name: &&String| {
+        let name = name.as_str();
+        KNOWN[2..].contains(&name) && !USUAL.contains(&name) && !read.contains(&name)
+    };
+    if let Some(table) = table {
+        let odd = table.names().filter(others).filter(|name| table.value(name).is_some());
+        unread.extend(odd.map(|name| format!("{} (rates of kind {} have none)", table.name(name), short(kind))));
+    }
+    if !unread.is_empty() {
+        keys.remark(format!("not read, as in transformers: {}", unread.join(", ")));
+    }
+}
+
+/// Positions that the model was trained at before its rates were scaled: what stands at the top goes before the table.
+fn original(table: &Keys, top: &Keys, kind: &str, family: &Family) -> Result<usize> {
+    const KEY: &str = "original_max_position_embeddings";
+    let [outer, inner] =
+        [top, table].map(|keys| keys.value(KEY).map(|_| keys.size(&[KEY], 1, Limit::Length)).transpose());
+    let (outer, inner) = (outer?, inner?);
+    if let (Some(outer), Some(inner)) = (outer, inner)
+        && outer != inner
+        && read_by(kind).contains(&KEY)
+    {
+        let name = table.name(KEY);
+        top.remark(format!("{KEY} is {outer}, {name} is {inner}: the former is taken, as transformers does"));
+    }
+    Ok(outer.or(inner).unwrap_or(family.longest))
+}
+
 fn scaling(table: &Keys, top: &Keys, kind: &str, family: &Family) -> Result<Option<Scaling>> {
     let longest = family.longest as f64;
-    let original = match top.optional_count("original_max_position_embeddings")? {
-        Some(original) => original,
-        None => table.optional_count("original_max_position_embeddings")?.unwrap_or(family.longest),
-    };
+    let original = original(table, top, kind, family)?;
     let factor = || match table.optional_number("factor")? {
         Some(factor) => Ok(factor),
         None => Err(table.refuse("factor", &Value::Null, &format!("rotary rates of kind {kind} need it"))),

@@ -1,11 +1,13 @@
 //! Tensors of a model, wherever they lie.
 
-use super::config;
+use super::config::{self, Keys};
+use super::short::short;
+pub use super::short::shown;
 use crate::export::drawn::is_drawn;
 use kerple_lm::origin::Family;
 use kerple_lm::tensors::{Dtype, Take, TensorFile};
 use kerple_lm::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Tensors by their names, read one at a time.
@@ -40,46 +42,87 @@ pub struct Folder {
     files: Vec<TensorFile>,
     /// The file of each tensor.
     of: BTreeMap<String, usize>,
+    /// Likewise of what was drawn, which is no weight.
+    drawn: BTreeMap<String, usize>,
 }
 
 /// One file with everything, and what names the files of many.
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
+/// Weights as pickles.
+const OLD: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+
 /// What to do about a file that is not whole.
 const AGAIN: &str = "copy the file again: it was cut short or changed";
 
 impl Folder {
-    /// Opens the files that the index names, or the one there is. Buffers that a family computes anew are left out.
+    /// Opens the file with everything, or else those that the index names; which is said where both are there, or weights of
+    /// another kind. Buffers that a family computes anew are left out.
     ///
     /// # Errors
-    /// No file of tensors; an index that names files outside the folder, or tensors that are not in their files.
-    pub fn open(folder: &Path, family: Family) -> Result<Folder> {
-        let index = folder.join(INDEX);
-        let look = |path: &Path| kerple_files::is_there(path).map_err(Error::io(path, "look for"));
-        let mut found = if look(&index)? {
-            Folder::of_index(folder, &index)?
-        } else if look(&folder.join(WHOLE))? {
-            let file = TensorFile::open(&folder.join(WHOLE), AGAIN)?;
-            let of = file.names().into_iter().map(|name| (name, 0)).collect();
-            Folder { files: vec![file], of }
-        } else {
-            return Err(without_tensors(folder));
+    /// No file of tensors; an index that names files outside the folder, or tensors that are not in their files; a tensor that is
+    /// in two of them; a file that `transformers_weights` names.
+    pub fn open(folder: &Path, family: Family, keys: &Keys) -> Result<Folder> {
+        keys.expect("transformers_weights", &[WHOLE.into()])?;
+        let there = |name: &str| {
+            let path = folder.join(name);
+            kerple_files::is_there(&path).map_err(Error::io(&path, "look for"))
         };
+        let [whole, index] = [there(WHOLE)?, there(INDEX)?];
+        let mut found = match (whole, index) {
+            (true, _) => {
+                let file = TensorFile::open(&folder.join(WHOLE), AGAIN)?;
+                let of = file.names().into_iter().map(|name| (name, 0)).collect();
+                Folder { files: vec![file], of, drawn: BTreeMap::new() }
+            }
+            (false, true) => Folder::of_index(folder, &folder.join(INDEX), keys)?,
+            (false, false) => return Err(without_tensors(folder)),
+        };
+        let taken = if whole { WHOLE } else { INDEX };
+        for other in [INDEX, OLD[0], OLD[1]] {
+            if other != taken && there(other)? {
+                keys.remark(format!("{taken} and {other} are there: {taken} is taken, as transformers does"));
+            }
+        }
+        if family == Family::Kerple {
+            found.drawn = found.of.extract_if(.., |name, _| is_drawn(name)).collect();
+        }
         found.of.retain(|name, _| !is_buffer(family, name));
+        found.remark_on_types(keys);
         Ok(found)
     }
 
-    fn of_index(folder: &Path, index: &Path) -> Result<Folder> {
+    /// Says where the configuration names another type than the tensors have: they are read as they are.
+    fn remark_on_types(&self, keys: &Keys) {
+        let said = ["dtype", "torch_dtype"].map(|key| keys.value(key).and_then(serde_json::Value::as_str));
+        let all: BTreeSet<&str> =
+            self.of.iter().filter_map(|(name, file)| torch_name(self.files[*file].info(name)?.0)).collect();
+        let stored = all.iter().copied().collect::<Vec<_>>().join(" and ");
+        for (key, said) in ["dtype", "torch_dtype"].into_iter().zip(said) {
+            if let Some(said) = said.filter(|said| *said != "auto" && !all.is_empty() && !all.contains(said)) {
+                keys.remark(format!("{key} is {}, the tensors are {stored}: they are read as they are", short(said)));
+            }
+        }
+        if let [Some(new), Some(old)] = said
+            && new != old
+        {
+            let (new, old) = (short(new), short(old));
+            keys.remark(format!("dtype is {new}, torch_dtype is {old}: the tensors are read as they are, {stored}"));
+        }
+    }
+
+    fn of_index(folder: &Path, index: &Path, keys: &Keys) -> Result<Folder> {
         let damaged = |message: String| Error::damaged(index, message, "copy the folder again");
-        let value = config::parse(index, &config::read_text(index)?)?;
+        let value = config::parse(index, &config::read_text(index, config::INDEX)?)?;
         let map =
             value["weight_map"].as_object().ok_or_else(|| damaged("there is no table `weight_map`".to_owned()))?;
-        let mut found = Folder { files: Vec::new(), of: BTreeMap::new() };
+        let mut found = Folder { files: Vec::new(), of: BTreeMap::new(), drawn: BTreeMap::new() };
         let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
         for (tensor, file) in map {
             let name = file.as_str().filter(|name| is_name(name));
             let name = name.ok_or_else(|| {
+                let (tensor, file) = (short(tensor), short(&file.to_string()));
                 damaged(format!("tensor `{tensor}` is said to be in {file}, which is no file of this folder"))
             })?;
             let number = match numbers.get(name) {
@@ -91,15 +134,42 @@ impl Folder {
                 }
             };
             if found.files[number].info(tensor).is_none() {
-                return Err(damaged(format!("tensor `{tensor}` is said to be in {name}, and is not there")));
+                let message = format!("tensor `{}` is said to be in {name}, and is not there", short(tensor));
+                return Err(damaged(message));
             }
             found.of.insert(tensor.clone(), number);
         }
+        found.check_others(index, keys)?;
         Ok(found)
     }
 
+    /// Refuses a tensor that is in another file too, and names those of which the index says nothing.
+    fn check_others(&self, index: &Path, keys: &Keys) -> Result<()> {
+        let mut unsaid = Vec::new();
+        for (number, file) in self.files.iter().enumerate() {
+            for name in file.names() {
+                match self.of.get(&name) {
+                    None => unsaid.push(name),
+                    Some(own) if *own == number => {}
+                    Some(own) => {
+                        let places = [*own, number].map(|number| self.files[number].path().display().to_string());
+                        let message = format!("tensor `{}` is in {} and in {}", short(&name), places[0], places[1]);
+                        return Err(Error::damaged(index, message, "remove it from one of them"));
+                    }
+                }
+            }
+        }
+        if !unsaid.is_empty() {
+            keys.remark(format!(
+                "{INDEX} says nothing of tensors in its files, and they are not read: {}",
+                shown(&unsaid)
+            ));
+        }
+        Ok(())
+    }
+
     fn file(&self, name: &str) -> Option<&TensorFile> {
-        self.of.get(name).map(|number| &self.files[*number])
+        self.of.get(name).or(self.drawn.get(name)).map(|number| &self.files[*number])
     }
 }
 
@@ -112,7 +182,7 @@ pub fn is_name(name: &str) -> bool {
 
 fn without_tensors(folder: &Path) -> Error {
     let is_there = |name: &str| kerple_files::is_there(&folder.join(name)).unwrap_or(false);
-    let old = ["pytorch_model.bin", "pytorch_model.bin.index.json"].into_iter().find(|name| is_there(name));
+    let old = OLD.into_iter().find(|name| is_there(name));
     match old {
         Some(old) => Error::refused(
             format!("{}: of Hugging Face folders only safetensors are read", folder.join(old).display()),
@@ -131,7 +201,6 @@ fn is_buffer(family: Family, name: &str) -> bool {
     let attention = match family {
         Family::GptNeox => "attention",
         Family::Gpt2 => "attn",
-        Family::Kerple => return is_drawn(name),
         _ => "",
     };
     match parts[..] {
@@ -183,6 +252,17 @@ impl Tensors for Folder {
     }
 }
 
+/// What torch calls a type of tensors.
+fn torch_name(dtype: Dtype) -> Option<&'static str> {
+    match dtype {
+        Dtype::F64 => Some("float64"),
+        Dtype::F32 => Some("float32"),
+        Dtype::F16 => Some("float16"),
+        Dtype::BF16 => Some("bfloat16"),
+        _ => None,
+    }
+}
+
 /// Single precision of little-endian bytes.
 type Convert = fn(&[u8]) -> Vec<f32>;
 
@@ -220,7 +300,7 @@ pub fn check_finite(values: &[f32], first: usize, name: &str, path: &Path) -> Re
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),
         Some(at) => {
-            let message = format!("value {} of tensor `{name}` is {}", first + at, values[at]);
+            let message = format!("value {} of tensor `{}` is {}", first + at, short(name), values[at]);
             Err(Error::damaged(
                 path,
                 message,
@@ -228,11 +308,4 @@ pub fn check_finite(values: &[f32], first: usize, name: &str, path: &Path) -> Re
             ))
         }
     }
-}
-
-/// Text of a list of names, shortened.
-pub fn shown(names: &[String]) -> String {
-    let first: Vec<String> = names.iter().take(5).map(|name| format!("`{name}`")).collect();
-    let more = if names.len() > 5 { format!(" and {} more", names.len() - 5) } else { String::new() };
-    first.join(", ") + &more
 }

@@ -1,13 +1,19 @@
 //! The tokenizer of a folder and its special tokens.
 
+mod files;
+
 use super::config::{self, Keys};
-use super::{CONFIG, Described, Options};
+use super::short::short;
+use super::{Described, Options};
+use files::Files;
 use kerple_data::Tokenizer;
 use kerple_lm::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
 const TOKENIZER: &str = "tokenizer.json";
+/// What goes before `config.json` where tokens are generated.
+const GENERATION: &str = "generation_config.json";
 
 /// Tokenizers that only their own libraries read.
 const OTHERS: [&str; 4] = ["tokenizer.model", "vocab.json", "spiece.model", "vocab.txt"];
@@ -15,7 +21,7 @@ const OTHERS: [&str; 4] = ["tokenizer.model", "vocab.json", "spiece.model", "voc
 /// Reads what is there and puts the special tokens into the description.
 ///
 /// # Errors
-/// A tokenizer that cannot be read, has more tokens than the model, or no token that ends a document.
+/// A tokenizer that cannot be read, or has no token that ends a document.
 pub fn read(folder: &Path, keys: &Keys, options: &Options, described: &mut Described) -> Result<Option<Tokenizer>> {
     special(folder, keys, described)?;
     beside(folder, options, described)
@@ -43,100 +49,168 @@ pub fn beside(folder: &Path, options: &Options, described: &mut Described) -> Re
     let tokenizer = open(folder, &path, options, described)?;
     let (tokens, rows) = (tokenizer.vocab_size(), described.config.model.vocab_rows.unwrap_or(0));
     if tokens > rows {
-        let message = format!("it has {tokens} tokens, the model's embedding has {rows} rows");
-        return Err(Error::damaged(&path, message, "this tokenizer belongs to another model"));
+        described.notes.push(format!(
+            "{} has {tokens} tokens, the embedding has {rows} rows: texts with the others are refused, and none is generated",
+            path.display()
+        ));
     }
     Ok(Some(tokenizer))
 }
 
 /// The tokenizer with the token that ends a document: the one named, `eos` of the files, or a usual one.
 fn open(folder: &Path, path: &Path, options: &Options, described: &mut Described) -> Result<Tokenizer> {
-    let definition = config::read_text(path)?;
-    if let Some(name) = &options.end_of_document {
-        let tokenizer = Tokenizer::from_file(path, Some(name))?;
-        return Ok(ended(tokenizer, described));
-    }
+    let mut definition = config::read_text(path, config::TOKENIZER)?;
     // any id will do to look names up
-    let plain = Tokenizer::from_definition(path, definition.clone(), Some(0))?;
-    let [bos, eos, pad] = names(folder)?.map(|name| name.and_then(|name| plain.token(&name)));
-    let special = &mut described.special;
-    special.bos = special.bos.or(bos);
-    special.pad = special.pad.or(pad);
-    if special.eos.is_empty() {
-        special.eos.extend(eos);
+    let mut plain = Tokenizer::from_definition(path, definition.clone(), Some(0))?;
+    let own = Files::of(path.parent().unwrap_or(folder))?;
+    let files = if own.is_empty() { Files::of(folder)? } else { own };
+    if let Some(merged) = files.added_to(path, &definition, &mut described.notes)? {
+        plain = Tokenizer::from_definition(path, merged.clone(), Some(0))?;
+        definition = merged;
     }
-    let known = special.eos.iter().copied().find(|id| (*id as usize) < plain.vocab_size());
-    let tokenizer = match known {
-        Some(end) => Tokenizer::from_definition(path, definition, Some(end))?,
-        None => Tokenizer::from_file(path, None)?,
+    let mut names = Names { tokenizer: &plain, files: &files, path, described };
+    names.check_ids();
+    names.take()?;
+    let end = match &options.end_of_document {
+        Some(name) => Some(plain.token(name).ok_or_else(|| {
+            let message = format!("{}: there is no token `{}`", path.display(), short(name));
+            Error::refused(message, "name the token that ends a document with --end-of-document TOKEN")
+        })?),
+        None => described.special.eos.first().copied(),
     };
-    Ok(ended(tokenizer, described))
+    let tokenizer = Tokenizer::from_definition(path, definition, end)?;
+    let (end, rows) = (tokenizer.end_of_document(), described.config.model.vocab_rows.unwrap_or(0));
+    if end as usize >= rows {
+        let name = tokenizer.name(end).unwrap_or_default();
+        let message = format!(
+            "{}: documents end with token {end} `{}`, the model's embedding has {rows} rows",
+            path.display(),
+            short(&name)
+        );
+        return Err(Error::refused(message, "name another one of its tokens with --end-of-document TOKEN"));
+    }
+    described.special.end_of_document = Some(end);
+    Ok(tokenizer)
 }
 
-fn ended(tokenizer: Tokenizer, described: &mut Described) -> Tokenizer {
-    described.special.end_of_document = Some(tokenizer.end_of_document());
-    tokenizer
+/// What a tokenizer and the files beside it make of special tokens.
+struct Names<'a> {
+    tokenizer: &'a Tokenizer,
+    files: &'a Files,
+    path: &'a Path,
+    described: &'a mut Described,
+}
+
+impl Names<'_> {
+    /// Leaves out ids that are no tokens: they have no text, and are not generated.
+    fn check_ids(&mut self) {
+        let special = &mut self.described.special;
+        let mut odd = Vec::new();
+        let mut is_token = |key: &str, id: u32| {
+            let known = self.tokenizer.name(id).is_some() || self.tokenizer.music_vocabulary().is_some();
+            if !known {
+                odd.push(format!("{key} {id} is no token of {}, and left out", self.path.display()));
+            }
+            known
+        };
+        special.bos = special.bos.filter(|id| is_token("bos_token_id", *id));
+        special.eos.retain(|id| is_token("eos_token_id", *id));
+        special.pad = special.pad.filter(|id| is_token("pad_token_id", *id));
+        self.described.notes.extend(odd);
+    }
+
+    /// The id of a special token that the files name, where the model has it.
+    fn id(&mut self, key: &str) -> Option<u32> {
+        let (name, file) = self.files.name(key)?;
+        let rows = self.described.config.model.vocab_rows.unwrap_or(0);
+        let why = match self.tokenizer.token(name) {
+            Some(id) if (id as usize) < rows => return Some(id),
+            Some(id) => format!("it is token {id}, the embedding has {rows} rows"),
+            None => format!("{} has no such token", self.path.display()),
+        };
+        self.described.notes.push(format!("{key} `{}` of {file} is left out: {why}", short(name)));
+        None
+    }
+
+    /// Takes the names: generation goes by the ids of the model's files, and what stands in front of a text by the tokenizer's.
+    fn take(&mut self) -> Result<()> {
+        let [bos, eos, pad, unknown] = ["bos_token", "eos_token", "pad_token", "unk_token"].map(|key| self.id(key));
+        let Described { special, notes, .. } = &mut *self.described;
+        special.unknown = unknown;
+        special.pad = special.pad.or(pad);
+        let named = |id: u32| short(&self.tokenizer.name(id).unwrap_or_default());
+        if let Some(eos) = eos.filter(|eos| !special.eos.contains(eos)) {
+            if special.eos.is_empty() {
+                special.eos.push(eos);
+            } else {
+                let (name, ids) = (named(eos), &special.eos);
+                notes.push(format!("eos_token of the tokenizer is `{name}` ({eos}), eos_token_id {ids:?}: generation stops at the latter, as in transformers"));
+            }
+        }
+        // a tokenizer without bos begins texts with its eos
+        let start = bos.or(eos).filter(|_| bos.is_some() || self.files.name("bos_token").is_none());
+        match (start, special.bos) {
+            (Some(start), Some(known)) if start != known => {
+                special.start = Some(start);
+                notes.push(format!(
+                    "texts begin with `{}` ({start}) of the tokenizer, as in lm-evaluation-harness, and not with bos_token_id {known}",
+                    named(start)
+                ));
+            }
+            (Some(start), None) if bos.is_some() => special.bos = Some(start),
+            (Some(start), None) => special.start = Some(start),
+            _ => {}
+        }
+        Ok(())
+    }
 }
 
 /// Ids of `config.json`, over which those of `generation_config.json` go.
 fn special(folder: &Path, keys: &Keys, described: &mut Described) -> Result<()> {
-    take(keys, described)?;
-    let path = folder.join("generation_config.json");
-    if kerple_files::is_there(&path).map_err(Error::io(&path, "look for"))? {
-        let value = config::parse(&path, &config::read_text(&path)?)?;
-        take(&Keys::new(&path, &value)?, described)?;
-    }
-    Ok(())
-}
-
-fn take(keys: &Keys, described: &mut Described) -> Result<()> {
-    let rows = described.config.model.vocab_rows.unwrap_or(0);
-    let mut odd = Vec::new();
-    let mut ids = |key: &str| -> Result<Vec<u32>> {
-        let Some(value) = keys.value(key) else { return Ok(Vec::new()) };
-        let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-        let id = |value: &Value| value.as_i64().ok_or_else(|| keys.refuse(key, value, "it must be the id of a token"));
-        let ids = list.iter().map(id).collect::<Result<Vec<i64>>>()?;
-        let (within, beyond): (Vec<i64>, Vec<i64>) = ids.into_iter().partition(|id| (0..rows as i64).contains(id));
-        // -1 stands for none in old files
-        if beyond.iter().any(|id| *id >= 0) {
-            odd.push(format!(
-                "{key} of {} is beyond the {rows} rows of the embedding, and left out",
-                file_name(keys.path())
-            ));
-        }
-        Ok(within.into_iter().map(|id| id as u32).collect())
+    let path = folder.join(GENERATION);
+    let there = kerple_files::is_there(&path).map_err(Error::io(&path, "look for"))?;
+    let value = match there {
+        true => config::parse(&path, &config::read_text(&path, config::DESCRIPTION)?)?,
+        false => Value::Object(serde_json::Map::new()),
     };
-    let (bos, eos, pad) = (ids("bos_token_id")?, ids("eos_token_id")?, ids("pad_token_id")?);
+    let generation = Keys::new(&path, &value)?;
+    let rows = described.config.model.vocab_rows.unwrap_or(0);
+    let mut found = ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().map(|key| {
+        let [own, over] = [keys, &generation].map(|keys| ids(keys, key));
+        let (own, over) = (own?, over?);
+        match (&own, &over) {
+            (Some(own), Some(over)) if own != over => keys.remark(format!(
+                "{key} is {own:?} in config.json and {over:?} in {GENERATION}: the latter is taken, as transformers does"
+            )),
+            (Some(own), None) if there && key == "eos_token_id" => keys.remark(format!(
+                "{GENERATION} says nothing of {key}: {own:?} of config.json is taken, where transformers would not stop"
+            )),
+            _ => {}
+        }
+        let (within, beyond): (Vec<i64>, Vec<i64>) =
+            over.or(own).into_iter().flatten().partition(|id| (0..rows as i64).contains(id));
+        if !beyond.is_empty() {
+            keys.remark(format!("{key} {beyond:?} is beyond the {rows} rows of the embedding, and left out"));
+        }
+        Ok(within.into_iter().map(|id| id as u32).collect::<Vec<u32>>())
+    });
+    let mut next = || found.next().expect("there are three");
+    let (bos, eos, pad): (Result<Vec<u32>>, Result<Vec<u32>>, Result<Vec<u32>>) = (next(), next(), next());
     let special = &mut described.special;
-    special.bos = bos.first().copied().or(special.bos);
-    special.pad = pad.first().copied().or(special.pad);
-    if !eos.is_empty() {
-        special.eos = eos;
-    }
-    described.notes.extend(odd);
+    (special.bos, special.eos, special.pad) = (bos?.first().copied(), eos?, pad?.first().copied());
     Ok(())
 }
 
-fn file_name(path: &Path) -> String {
-    path.file_name().map_or_else(|| CONFIG.to_owned(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Names of bos, eos and pad in the files beside the tokenizer.
-fn names(folder: &Path) -> Result<[Option<String>; 3]> {
-    let mut found: [Option<String>; 3] = Default::default();
-    for file in ["tokenizer_config.json", "special_tokens_map.json"] {
-        let path = folder.join(file);
-        if !kerple_files::is_there(&path).map_err(Error::io(&path, "look for"))? {
-            continue;
-        }
-        let value = config::parse(&path, &config::read_text(&path)?)?;
-        for (name, key) in found.iter_mut().zip(["bos_token", "eos_token", "pad_token"]) {
-            let token = value[key].as_str().or(value[key]["content"].as_str());
-            if name.is_none() {
-                *name = token.map(str::to_owned);
-            }
-        }
+/// The ids that a key says.
+fn ids(keys: &Keys, key: &str) -> Result<Option<Vec<i64>>> {
+    /// Tokens that end a text.
+    const MOST: usize = 1000;
+    let Some(value) = keys.value(key) else { return Ok(None) };
+    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    let most = if key == "eos_token_id" { MOST } else { 1 };
+    if list.len() > most {
+        return Err(keys.refuse(key, value, &format!("it must be the id of a token, or a list of at most {most}")));
     }
-    Ok(found)
+    let id = |id: &Value| id.as_i64().ok_or_else(|| keys.refuse(key, value, "it must be the id of a token"));
+    list.iter().map(id).collect::<Result<Vec<i64>>>().map(Some)
 }

@@ -1,7 +1,7 @@
 //! From tensors to the weights of a run.
 
-use super::Described;
 use super::tensors::{Tensors, shown};
+use super::{Described, names};
 use crate::layout::{Entry, aliases};
 use kerple::encoding::Method;
 use kerple_lm::origin::Family;
@@ -24,13 +24,12 @@ fn missing(usual: &[String], tensors: &dyn Tensors) -> Error {
     Error::damaged(&place, message, "the folder holds a part of the model, or config.json is that of another one")
 }
 
-fn check_shape(name: &str, shape: &[usize], tensors: &dyn Tensors) -> Result<()> {
+fn check_shape(name: &str, shape: &[usize], makes: &str, tensors: &dyn Tensors) -> Result<()> {
     match tensors.shape(name) {
         Some(found) if found == shape => Ok(()),
         found => {
-            let message =
-                format!("tensor `{name}` has shape {:?}, config.json makes it {shape:?}", found.unwrap_or_default());
-            Err(Error::damaged(&tensors.place(name), message, "config.json is that of another model"))
+            let message = format!("tensor `{name}` has shape {:?}, {makes} it {shape:?}", found.unwrap_or_default());
+            Err(Error::damaged(&tensors.place(name), message, "the configuration is that of another model"))
         }
     }
 }
@@ -45,13 +44,14 @@ pub fn check_outline(described: &Described, tensors: &dyn Tensors) -> Result<()>
     let outline = crate::layout::outline(family);
     let embedding = [outline.embedding, outline.head].into_iter().find_map(|name| name_of(family, name, tensors));
     let embedding = embedding.ok_or_else(|| missing(&[outline.embedding.to_owned()], tensors))?;
-    check_shape(&embedding, &[rows, width], tensors)?;
+    let [of_rows, of_width, of_positions] = names::outline(family, &described.place);
+    check_shape(&embedding, &[rows, width], &format!("{of_rows} and {of_width} make"), tensors)?;
     if let Method::Learned(learned) = &described.config.encoding.method
         && let Some(rows) = learned.positions
     {
         let usual = outline.positions.to_owned();
         let name = name_of(family, &usual, tensors).ok_or_else(|| missing(&[usual], tensors))?;
-        check_shape(&name, &[rows, width], tensors)?;
+        check_shape(&name, &[rows, width], &format!("{of_positions} and {of_width} make"), tensors)?;
     }
     Ok(())
 }
@@ -79,7 +79,10 @@ pub fn tie(described: &mut Described, tensors: &dyn Tensors) -> Result<Tie> {
     let outline = crate::layout::outline(family);
     let [embedding, head] = [outline.embedding, outline.head].map(|name| name_of(family, name, tensors));
     Ok(match (embedding, head) {
-        (None, Some(_)) => Tie::HeadAlone,
+        (None, Some(head)) => {
+            described.notes.push(format!("there is no `{}`: `{head}` is the embedding too", outline.embedding));
+            Tie::HeadAlone
+        }
         (Some(embedding), Some(head)) => {
             let same = tensors.shape(&embedding) == tensors.shape(&head)
                 && tensors.read(&embedding)? == tensors.read(&head)?;
@@ -125,7 +128,8 @@ pub fn find(family: Family, entries: &[Entry], tie: Tie, tensors: &dyn Tensors) 
     if !absent.is_empty() {
         return Err(missing(&absent, tensors));
     }
-    wanted().try_for_each(|tensor| check_shape(&found[&tensor.name], &tensor.shape, tensors))?;
+    wanted()
+        .try_for_each(|tensor| check_shape(&found[&tensor.name], &tensor.shape, "the configuration makes", tensors))?;
     let mut known: BTreeSet<String> = found.values().cloned().collect();
     if tie == Tie::Twice {
         known.extend(name_of(family, crate::layout::outline(family).head, tensors));

@@ -2,7 +2,7 @@
 
 use super::{Shape, activation, head_dim};
 use crate::import::Described;
-use crate::import::config::Keys;
+use crate::import::config::{Keys, Limit};
 use kerple::encoding::{Encoding, Method, learned};
 use kerple_burn::plan::BlockPlan;
 use kerple_lm::Result;
@@ -10,10 +10,10 @@ use kerple_lm::config::ModelConfig;
 use kerple_lm::origin::Family;
 
 pub fn describe(keys: &Keys) -> Result<Described> {
-    let width = keys.size(&["n_embd", "hidden_size"], 768)?;
-    let heads = keys.size(&["n_head", "num_attention_heads"], 12)?;
+    let width = keys.size(&["n_embd", "hidden_size"], 768, Limit::Width)?;
+    let heads = keys.size(&["n_head", "num_attention_heads"], 12, Limit::Width)?;
     let head_dim = head_dim(keys, ("n_head", heads), width)?;
-    let positions = keys.size(&["n_positions", "max_position_embeddings"], 1024)?;
+    let positions = keys.size(&["n_positions", "max_position_embeddings"], 1024, Limit::Length)?;
     let scaled = keys.flag("scale_attn_weights", true)?;
     let block = BlockPlan {
         norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
@@ -24,12 +24,12 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         ..BlockPlan::default()
     };
     let model = ModelConfig {
-        n_layers: Some(keys.size(&["n_layer", "num_hidden_layers"], 12)?),
+        n_layers: Some(keys.size(&["n_layer", "num_hidden_layers"], 12, Limit::Layers)?),
         n_heads: Some(heads),
         head_dim: Some(head_dim),
         d_model: Some(width),
-        d_hidden: Some(keys.size(&["n_inner"], 4 * width)?),
-        vocab_rows: Some(keys.size(&["vocab_size"], 50_257)?),
+        d_hidden: Some(keys.size(&["n_inner"], 4 * width, Limit::Width)?),
+        vocab_rows: Some(keys.size(&["vocab_size"], 50_257, Limit::Rows)?),
         block,
         ..ModelConfig::default()
     };

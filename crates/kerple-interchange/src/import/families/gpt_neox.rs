@@ -2,7 +2,7 @@
 
 use super::{Shape, activation, head_dim};
 use crate::import::Described;
-use crate::import::config::Keys;
+use crate::import::config::{Keys, Limit};
 use crate::import::rope;
 use kerple_burn::plan::{BlockPlan, ResidualKind};
 use kerple_lm::Result;
@@ -10,10 +10,10 @@ use kerple_lm::config::ModelConfig;
 use kerple_lm::origin::Family;
 
 pub fn describe(keys: &Keys) -> Result<Described> {
-    let width = keys.size(&["hidden_size"], 6144)?;
-    let heads = keys.size(&["num_attention_heads"], 64)?;
+    let width = keys.size(&["hidden_size"], 6144, Limit::Width)?;
+    let heads = keys.size(&["num_attention_heads"], 64, Limit::Width)?;
     let head_dim = head_dim(keys, ("num_attention_heads", heads), width)?;
-    let longest = keys.size(&["max_position_embeddings"], 2048)?;
+    let longest = keys.size(&["max_position_embeddings"], 2048, Limit::Length)?;
     let bias = keys.flag("attention_bias", true)?;
     let residual = match keys.flag("use_parallel_residual", true)? {
         true => ResidualKind::Parallel,
@@ -37,12 +37,12 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         longest,
     };
     let model = ModelConfig {
-        n_layers: Some(keys.size(&["num_hidden_layers"], 44)?),
+        n_layers: Some(keys.size(&["num_hidden_layers"], 44, Limit::Layers)?),
         n_heads: Some(heads),
         head_dim: Some(head_dim),
         d_model: Some(width),
-        d_hidden: Some(keys.size(&["intermediate_size"], 24_576)?),
-        vocab_rows: Some(keys.size(&["vocab_size"], 50_432)?),
+        d_hidden: Some(keys.size(&["intermediate_size"], 24_576, Limit::Width)?),
+        vocab_rows: Some(keys.size(&["vocab_size"], 50_432, Limit::Rows)?),
         block,
         ..ModelConfig::default()
     };

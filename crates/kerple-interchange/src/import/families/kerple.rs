@@ -3,7 +3,7 @@
 use super::Shape;
 use crate::export;
 use crate::import::Described;
-use crate::import::config::Keys;
+use crate::import::config::{Keys, Limit};
 use kerple_lm::config::{ModelConfig, RunConfig};
 use kerple_lm::origin::{Family, Origin};
 use kerple_lm::plan::{DataFacts, NO_TOKENIZER, Plan};
@@ -15,22 +15,22 @@ use serde_json::Value;
 const MADE: [&str; 2] = ["forms", "layer_plan"];
 
 pub fn describe(keys: &Keys) -> Result<Described> {
-    let size = |key: &str| match keys.optional_count(key)? {
-        Some(size) => Ok(Some(size)),
+    let size = |key: &str, limit: Limit| match keys.value(key) {
+        Some(_) => keys.size(&[key], 1, limit).map(Some),
         None => Err(keys.refuse(key, &Value::Null, "the key is missing")),
     };
     let model = ModelConfig {
-        n_layers: size("num_hidden_layers")?,
-        n_heads: size("num_attention_heads")?,
-        head_dim: size("head_dim")?,
-        d_model: size("hidden_size")?,
-        d_hidden: size("intermediate_size")?,
-        vocab_rows: size("vocab_size")?,
+        n_layers: size("num_hidden_layers", Limit::Layers)?,
+        n_heads: size("num_attention_heads", Limit::Width)?,
+        head_dim: size("head_dim", Limit::Width)?,
+        d_model: size("hidden_size", Limit::Width)?,
+        d_hidden: size("intermediate_size", Limit::Width)?,
+        vocab_rows: size("vocab_size", Limit::Rows)?,
         block: table(keys, "block")?,
         layers: table(keys, "kinds_of_layers")?,
         ..ModelConfig::default()
     };
-    let train_len = size("train_len")?.unwrap_or_default();
+    let train_len = size("train_len", Limit::Length)?.unwrap_or_default();
     let mut described = Described::new(Family::Kerple, Shape { model, encoding: table(keys, "encoding")?, train_len });
     described.config.seed = table(keys, "seed")?;
     check_made(keys, &described.config)?;

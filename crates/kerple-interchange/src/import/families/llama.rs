@@ -2,7 +2,7 @@
 
 use super::{Shape, activation};
 use crate::import::Described;
-use crate::import::config::Keys;
+use crate::import::config::{Keys, Limit};
 use crate::import::rope;
 use kerple_burn::plan::{BlockPlan, NormKind};
 use kerple_lm::Result;
@@ -63,12 +63,12 @@ fn defaults(family: Family) -> Defaults {
 
 pub fn describe(keys: &Keys, family: Family) -> Result<Described> {
     let known = defaults(family);
-    let width = keys.size(&["hidden_size"], known.width)?;
-    let layers = keys.size(&["num_hidden_layers"], known.layers)?;
-    let heads = keys.size(&["num_attention_heads"], known.heads)?;
+    let width = keys.size(&["hidden_size"], known.width, Limit::Width)?;
+    let layers = keys.size(&["num_hidden_layers"], known.layers, Limit::Layers)?;
+    let heads = keys.size(&["num_attention_heads"], known.heads, Limit::Width)?;
     let kv_heads = kv_heads(keys, heads, &known)?;
     let head_dim = head_dim(keys, family, width / heads, &known)?;
-    let longest = keys.size(&["max_position_embeddings"], known.longest)?;
+    let longest = keys.size(&["max_position_embeddings"], known.longest, Limit::Length)?;
     let bias = keys.flag("attention_bias", false)?;
     let block = BlockPlan {
         norm: NormKind::Rms,
@@ -99,8 +99,8 @@ pub fn describe(keys: &Keys, family: Family) -> Result<Described> {
         n_heads: Some(heads),
         head_dim: Some(head_dim),
         d_model: Some(width),
-        d_hidden: Some(keys.size(&["intermediate_size"], known.inner)?),
-        vocab_rows: Some(keys.size(&["vocab_size"], known.rows)?),
+        d_hidden: Some(keys.size(&["intermediate_size"], known.inner, Limit::Width)?),
+        vocab_rows: Some(keys.size(&["vocab_size"], known.rows, Limit::Rows)?),
         block,
         layers: named(&unrotated, &windowed, all_unrotated),
         ..ModelConfig::default()
@@ -113,7 +113,7 @@ pub fn describe(keys: &Keys, family: Family) -> Result<Described> {
 
 fn kv_heads(keys: &Keys, heads: usize, known: &Defaults) -> Result<usize> {
     let absent = if keys.raw("num_key_value_heads").is_some() { None } else { known.kv_heads };
-    let found = keys.size(&["num_key_value_heads"], absent.unwrap_or(heads))?;
+    let found = keys.size(&["num_key_value_heads"], absent.unwrap_or(heads), Limit::Width)?;
     match heads.is_multiple_of(found) {
         true => Ok(found),
         false => {
@@ -127,7 +127,7 @@ fn head_dim(keys: &Keys, family: Family, share: usize, known: &Defaults) -> Resu
     if let (Some(Value::Null), Family::Smollm3 | Family::Qwen3) = (keys.raw("head_dim"), family) {
         return Err(keys.refuse("head_dim", &Value::Null, "this family needs a number, or not the key"));
     }
-    let found = keys.size(&["head_dim"], known.head_dim.unwrap_or(share))?;
+    let found = keys.size(&["head_dim"], known.head_dim.unwrap_or(share), Limit::Width)?;
     match found.is_multiple_of(2) && found > 0 {
         true => Ok(found),
         false => {

@@ -2,7 +2,7 @@
 
 use super::{Shape, head_dim};
 use crate::import::Described;
-use crate::import::config::Keys;
+use crate::import::config::{Keys, Limit};
 use kerple::encoding::{Encoding, Method, alibi};
 use kerple_burn::plan::{BlockPlan, NormKind};
 use kerple_lm::Result;
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 const USUAL_BIAS_MAX: f64 = 8.0;
 
 pub fn describe(keys: &Keys) -> Result<Described> {
-    let width = keys.size(&["d_model", "hidden_size"], 2048)?;
-    let heads = keys.size(&["n_heads", "num_attention_heads"], 16)?;
+    let width = keys.size(&["d_model", "hidden_size"], 2048, Limit::Width)?;
+    let heads = keys.size(&["n_heads", "num_attention_heads"], 16, Limit::Width)?;
     let head_dim = head_dim(keys, ("n_heads", heads), width)?;
     let expansion = keys.number("expansion_ratio", 4.0)?;
     if expansion != 4.0 {
@@ -27,6 +27,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
     keys.expect("fc_type", &[json!("torch")])?;
     if let Some(inner) = keys.table("ffn_config")? {
         inner.expect("ffn_type", &[json!("mptmlp")])?;
+        inner.notes().into_iter().for_each(|note| keys.remark(note));
     }
     let mut block = BlockPlan {
         norm: NormKind::LayerWithoutShift,
@@ -49,19 +50,20 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         bias_max = attention.number("alibi_bias_max", USUAL_BIAS_MAX)?;
         block.clamp_qkv = attention.optional_number("clip_qkv")?.filter(|limit| *limit != 0.0);
         block.score_scale = attention.optional_number("softmax_scale")?;
+        attention.notes().into_iter().for_each(|note| keys.remark(note));
     }
     let model = ModelConfig {
-        n_layers: Some(keys.size(&["n_layers", "num_hidden_layers"], 24)?),
+        n_layers: Some(keys.size(&["n_layers", "num_hidden_layers"], 24, Limit::Layers)?),
         n_heads: Some(heads),
         head_dim: Some(head_dim),
         d_model: Some(width),
         d_hidden: Some(4 * width),
-        vocab_rows: Some(keys.size(&["vocab_size"], 50_368)?),
+        vocab_rows: Some(keys.size(&["vocab_size"], 50_368, Limit::Rows)?),
         block,
         ..ModelConfig::default()
     };
     let encoding = Encoding::from(Method::Alibi(alibi::Config { bias_max, ..alibi::Config::default() }));
-    let train_len = keys.size(&["max_seq_len"], 2048)?;
+    let train_len = keys.size(&["max_seq_len"], 2048, Limit::Length)?;
     let mut described = Described::new(Family::Mpt, Shape { model, encoding, train_len });
     if bias_max != USUAL_BIAS_MAX {
         described.notes.push(format!(

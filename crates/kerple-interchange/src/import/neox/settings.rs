@@ -1,43 +1,29 @@
 //! What a run of GPT-NeoX was asked for: its `.yml` files, and where they are silent the facts that it saved.
 
+use super::keys::{is_known, only};
 use super::stored::Stored;
 use super::{FACTS, refuse};
-use crate::import::config::read_text;
+use crate::import::config::{DESCRIPTION, read_text};
 use crate::import::families::Shape;
+use crate::import::short::{listed, short};
 use kerple::encoding::{Encoding, Method, alibi, learned, rotary, t5};
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockPlan, ResidualKind};
 use kerple_lm::config::ModelConfig;
-use kerple_lm::{Error, Result};
+use kerple_lm::{Error, Result, plan};
 use pytorch_reader::PytorchReader;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The merged settings; `-` in names.
 pub struct Settings {
     folder: PathBuf,
     keys: Map<String, Value>,
+    /// The names as the files have them.
+    written: BTreeMap<String, String>,
     /// The positions, where they are known.
     pos_emb: String,
-}
-
-/// Settings that change results, and the only values that can be imported.
-fn only() -> Vec<(&'static str, Vec<Value>)> {
-    let no = || vec![Value::Bool(false)];
-    vec![
-        ("norm", vec!["layernorm".into()]),
-        ("gpt-j-tied", no()),
-        ("use-qk-layernorm", no()),
-        ("mlp-type", vec!["regular".into()]),
-        ("num-experts", vec![1.into()]),
-        ("moe-num-experts", vec![1.into()]),
-        ("use-bias-in-attn-linear", vec![true.into()]),
-        ("use-bias-in-norms", vec![true.into()]),
-        ("sliding-window-width", Vec::new()),
-        ("num-kv-heads", Vec::new()),
-        ("mup", no()),
-        ("use-mup", no()),
-    ]
 }
 
 impl Settings {
@@ -46,7 +32,7 @@ impl Settings {
     /// # Errors
     /// Files that cannot be read, say two things of one key, or ask for what cannot be imported; no word of the positions.
     pub fn read(folder: &Path, pos_emb: Option<&str>) -> Result<Settings> {
-        let mut keys = Map::new();
+        let (mut keys, mut written) = (Map::new(), BTreeMap::new());
         let configs = folder.join("configs");
         if kerple_files::is_folder(&configs).map_err(Error::io(&configs, "look for"))? {
             let mut files = Vec::new();
@@ -55,12 +41,19 @@ impl Settings {
             }
             files.sort();
             for file in files.iter().filter(|file| file.extension().is_some_and(|end| end == "yml" || end == "yaml")) {
-                merge(&mut keys, file)?;
+                merge(&mut keys, &mut written, file)?;
             }
         }
         // what the run saved of itself speaks where its files are silent
         for (key, value) in facts(folder)? {
-            keys.entry(key).or_insert(value);
+            match keys.get(&key).filter(|said| !said.is_null()) {
+                Some(said) if READ.contains(&key.as_str()) && !is_same(said, &value) => {
+                    let why = format!("{FACTS} of the same step says {}", short(&value.to_string()));
+                    return Err(refuse(&configs, &key, &said.to_string(), &why));
+                }
+                Some(_) => {}
+                None => _ = keys.insert(key, value),
+            }
         }
         let said = keys.get("pos-emb").filter(|value| !value.is_null());
         if let Some(other) = said.filter(|said| !said.is_string()) {
@@ -81,20 +74,32 @@ impl Settings {
                 ));
             }
         };
-        let settings = Settings { folder: configs, keys, pos_emb };
+        let settings = Settings { folder: configs, keys, written, pos_emb };
         settings.check()?;
         Ok(settings)
     }
 
     fn refuse(&self, key: &str, why: &str) -> Error {
         let value = self.keys.get(key).map_or_else(|| "(absent)".to_owned(), Value::to_string);
-        refuse(&self.folder, key, &value, why)
+        refuse(&self.folder, self.written(key), &value, why)
+    }
+
+    /// The name of a key as the files have it.
+    fn written<'a>(&'a self, key: &'a str) -> &'a str {
+        self.written.get(key).map_or(key, String::as_str)
+    }
+
+    /// The folder of the files.
+    pub fn place(&self) -> &Path {
+        &self.folder
     }
 
     fn check(&self) -> Result<()> {
         for (key, values) in only() {
             if self.keys.get(key).is_some_and(|value| !value.is_null() && !values.contains(value)) {
-                return Err(self.refuse(key, "this cannot be imported"));
+                let known: Vec<String> = values.iter().map(Value::to_string).collect();
+                let known = if known.is_empty() { "null".to_owned() } else { known.join(" or ") };
+                return Err(self.refuse(key, &format!("it changes results, and only {known} can be imported")));
             }
         }
         // heads that see all positions, in every layer
@@ -107,8 +112,14 @@ impl Settings {
 
     /// A size of the model.
     pub fn size(&self, key: &str) -> Result<usize> {
-        let number = self.keys.get(key).and_then(Value::as_u64).filter(|number| (1..=1 << 28).contains(number));
-        number.map(|number| number as usize).ok_or_else(|| self.refuse(key, "a whole number of at least 1 is needed"))
+        let most = match key {
+            "num-layers" => plan::MOST_LAYERS,
+            "seq-length" | "max-position-embeddings" => plan::LONGEST_SEQUENCE,
+            _ => plan::WIDEST,
+        } as u64;
+        let number = self.keys.get(key).and_then(Value::as_u64).filter(|number| (1..=most).contains(number));
+        let refused = || self.refuse(key, &format!("a whole number of at least 1 and at most {most} is needed"));
+        number.map(|number| number as usize).ok_or_else(refused)
     }
 
     fn size_or(&self, key: &str, default: usize) -> Result<usize> {
@@ -241,6 +252,12 @@ impl Settings {
         if stored.ranks() > 1 {
             notes.push(format!("the tensors of {} tensor-parallel ranks were joined", stored.ranks()));
         }
+        let unknown: Vec<String> =
+            self.keys.keys().filter(|key| !is_known(key)).map(|key| self.written(key).to_owned()).collect();
+        if !unknown.is_empty() {
+            let list = listed(&unknown, 40);
+            notes.push(format!("settings that this version does not know were taken to change nothing: {list}"));
+        }
         let outside = stored.outside()?;
         if !outside.is_empty() {
             notes.push(format!(
@@ -250,6 +267,26 @@ impl Settings {
         }
         Ok(notes)
     }
+}
+
+/// Settings that are read, of which a run says the same in both places.
+const READ: [&str; 11] = [
+    "num-layers",
+    "hidden-size",
+    "num-attention-heads",
+    "pos-emb",
+    "norm",
+    "layernorm-epsilon",
+    "gpt-j-residual",
+    "no-weight-tying",
+    "rotary-pct",
+    "rotary-emb-base",
+    "activation",
+];
+
+/// Whether two values are the same, numbers as numbers.
+fn is_same(one: &Value, two: &Value) -> bool {
+    one == two || one.as_f64().is_some_and(|one| two.as_f64() == Some(one))
 }
 
 /// All words anywhere in a value.
@@ -279,9 +316,9 @@ fn depth(text: &str) -> usize {
 }
 
 /// Adds the keys of a file.
-fn merge(keys: &mut Map<String, Value>, file: &Path) -> Result<()> {
+fn merge(keys: &mut Map<String, Value>, written: &mut BTreeMap<String, String>, file: &Path) -> Result<()> {
     let damaged = |message: String| Error::damaged(file, message, "give a copy of the run with its own files");
-    let text = read_text(file)?;
+    let text = read_text(file, DESCRIPTION)?;
     if depth(&text) > DEEPEST {
         return Err(damaged(format!("it has more than {DEEPEST} tables and lists within one another")));
     }
@@ -291,13 +328,17 @@ fn merge(keys: &mut Map<String, Value>, file: &Path) -> Result<()> {
         Value::Null => return Ok(()),
         other => return Err(damaged(format!("it holds no table of settings but {}", kind_of(&other)))),
     };
-    for (key, value) in map {
-        let key = key.replace('_', "-");
+    for (name, value) in map {
+        let key = name.replace('_', "-");
         match keys.get(&key) {
             Some(known) if *known != value => {
-                return Err(damaged(format!("{key} = {value}, another file of the folder says {known}")));
+                let [name, value, known] = [&name, &value.to_string(), &known.to_string()].map(|text| short(text));
+                return Err(damaged(format!("{name} = {value}, another place of the folder says {known}")));
             }
-            _ => _ = keys.insert(key, value),
+            _ => {
+                written.insert(key.clone(), name);
+                keys.insert(key, value);
+            }
         }
     }
     Ok(())

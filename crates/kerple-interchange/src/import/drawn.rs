@@ -1,0 +1,56 @@
+//! What linear attention drew or made once: stored by exports for torch, and made anew of the seed here.
+
+use super::tensors::Tensors;
+use super::weights::Found;
+use crate::export::drawn;
+use crate::layout::Entry;
+use kerple_lm::plan::Plan;
+use kerple_lm::{Error, Result};
+
+/// Refuses stored draws that are not those of the plan: a model that torch trained with others would compute something else here.
+/// Returns a note of those that are not stored.
+///
+/// # Errors
+/// The first that differs, with its value; a tensor that cannot be read.
+pub fn check(plan: &Plan, entries: &[Entry], found: &Found, tensors: &dyn Tensors) -> Result<Option<String>> {
+    let read = |name: &str, _| values(name, entries, found, tensors);
+    let mut absent = Vec::new();
+    for drawn in drawn::tensors(plan, read)? {
+        let (name, shape, ours) = drawn.tensor();
+        match tensors.shape(&name) {
+            None => absent.push(name),
+            Some(stored) if stored != shape => {
+                let message = format!("tensor `{name}` has shape {stored:?}, the plan makes it {shape:?}");
+                return Err(Error::damaged(&tensors.place(&name), message, "config.json is that of another model"));
+            }
+            Some(_) => {
+                let theirs = tensors.read(&name)?;
+                let far = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-5 * b.abs().max(1.0);
+                let Some(at) = theirs.iter().zip(&ours).position(far) else { continue };
+                let message = format!(
+                    "tensor `{name}` is not what seed {} makes: value {at} is {}, and made it is {}",
+                    plan.seed, theirs[at], ours[at]
+                );
+                let hint = "it is made anew here, so the model would compute something else: train it from an export in which it is a \
+                            buffer, as `kerple export` writes it now";
+                return Err(Error::damaged(&tensors.place(&name), message, hint));
+            }
+        }
+    }
+    let list = super::short::shown(&absent);
+    Ok((!absent.is_empty()).then(|| format!("made anew of seed {}, for the files do not have them: {list}", plan.seed)))
+}
+
+/// The values of one of our tensors.
+fn values(name: &str, entries: &[Entry], found: &Found, tensors: &dyn Tensors) -> Result<Vec<f32>> {
+    let entry = entries.iter().find(|entry| entry.ours == name);
+    let Some(entry) = entry else {
+        return Err(Error::damaged(&tensors.place(""), format!("there is no tensor `{name}`"), "export the run again"));
+    };
+    if let Some(theirs) = entry.same() {
+        return tensors.read(&found[&theirs.name]);
+    }
+    let theirs: Vec<Vec<f32>> =
+        entry.theirs.iter().map(|theirs| tensors.read(&found[&theirs.name])).collect::<Result<_>>()?;
+    Ok(entry.parts().flat_map(|rows| entry.put(&theirs, rows)).collect())
+}
