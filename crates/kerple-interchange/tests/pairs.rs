@@ -286,7 +286,7 @@ fn tokens_of_the_files_beside_a_tokenizer_are_its_tokens() {
         (tokenizer_of.vocab_size(), tokenizer_of.token("<end>"), tokenizer_of.end_of_document()),
         (9, Some(7), 7)
     );
-    assert_eq!((special.bos, special.eos, special.start), (Some(1), vec![7], None), "{notes}");
+    assert_eq!((special.bos, special.eos, special.start), (Some(0), vec![7], Some(1)), "{notes}");
     assert_eq!(tokenizer_of.encode("one <tool> two").unwrap(), [3, 8, 4]);
     // names alone, and files that are read only without the list
     let files = |config: Value, map: Value| {

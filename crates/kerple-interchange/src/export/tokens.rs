@@ -203,6 +203,18 @@ mod tests {
         assert_eq!(read.decode(&ids), text);
     }
 
+    /// Unigram models say the place of the token, the others its name.
+    #[test]
+    fn the_token_for_the_unknown_has_its_name() {
+        let of = |model: Value| unknown_of(&json!({ "model": model }).to_string());
+        let unigram =
+            |id: Value| json!({ "type": "Unigram", "unk_id": id, "vocab": [["<pad>", 0.0], ["<unk>", -1.5]] });
+        assert_eq!(of(unigram(json!(1))).as_deref(), Some("<unk>"));
+        assert_eq!(of(unigram(Value::Null)), None);
+        assert_eq!(of(unigram(json!(7))), None);
+        assert_eq!(of(json!({ "type": "WordLevel", "unk_token": "[UNK]", "vocab": {} })).as_deref(), Some("[UNK]"));
+    }
+
     #[test]
     fn letters_of_bytes_are_those_of_byte_level_tokenizers() {
         let found = [b' ', b'\n', 0, 127, 160, 173, b'!', 255].map(letter);
