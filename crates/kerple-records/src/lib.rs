@@ -307,7 +307,7 @@ pub fn protocol_meaning(protocol: &str) -> String {
         ),
         Some(("rolling", length)) => format!(
             "Documents one by one, every token scored once, in windows of at most {length} tokens: the first begins with the token \
-             that ends documents, each later one scores the next {length} tokens behind one of context, and the last of a document \
+             that begins texts, or where there is none with the one that ends documents, each later one scores the next {length} tokens behind one of context, and the last of a document \
              has as much context as there is room for. Bytes and words are those of the documents' text. lm-evaluation-harness \
              calls it loglikelihood_rolling."
         ),
