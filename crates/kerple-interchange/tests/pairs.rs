@@ -357,7 +357,7 @@ fn rolled(copy: &Copy, front: u32) -> (f64, f64, String) {
     options.tokenizer = copy.out().join("tokenizer.json").to_str().unwrap().to_owned();
     options.end_of_document = Some("</s>".to_owned());
     prepare(&options, &mut |_| {}).unwrap();
-    let source = Source::open(&DataConfig::text(&place.join("data"))).unwrap();
+    let source = Source::open(&DataConfig::text(place.join("data"))).unwrap();
     let (protocol, segments) = (Protocol::Rolling(8), Amount::UpTo(64));
     let request = Request { lengths: vec![8], protocol, segments, span: None, seed: 0, positions: false };
     let Trained { plan, model, .. } = run.load(&kerple_lm::device(), true).unwrap();

@@ -175,7 +175,7 @@ fn special(folder: &Path, keys: &Keys, described: &mut Described) -> Result<()> 
     };
     let generation = Keys::new(&path, &value)?;
     let rows = described.config.model.vocab_rows.unwrap_or(0);
-    let mut found = ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().map(|key| {
+    let [bos, eos, pad] = ["bos_token_id", "eos_token_id", "pad_token_id"].map(|key| {
         let [own, over] = [keys, &generation].map(|keys| ids(keys, key));
         let (own, over) = (own?, over?);
         match (&own, &over) {
@@ -189,13 +189,12 @@ fn special(folder: &Path, keys: &Keys, described: &mut Described) -> Result<()> 
         }
         let (within, beyond): (Vec<i64>, Vec<i64>) =
             over.or(own).into_iter().flatten().partition(|id| (0..rows as i64).contains(id));
-        if !beyond.is_empty() {
+        // -1 stands for none in old files
+        if beyond.iter().any(|id| *id != -1) {
             keys.remark(format!("{key} {beyond:?} is beyond the {rows} rows of the embedding, and left out"));
         }
-        Ok(within.into_iter().map(|id| id as u32).collect::<Vec<u32>>())
+        Ok::<_, Error>(within.into_iter().map(|id| id as u32).collect::<Vec<u32>>())
     });
-    let mut next = || found.next().expect("there are three");
-    let (bos, eos, pad): (Result<Vec<u32>>, Result<Vec<u32>>, Result<Vec<u32>>) = (next(), next(), next());
     let special = &mut described.special;
     (special.bos, special.eos, special.pad) = (bos?.first().copied(), eos?, pad?.first().copied());
     Ok(())

@@ -275,7 +275,7 @@ pub fn is_known(name: &str) -> bool {
         Some(start) => name.starts_with(start),
         None => *known == name,
     };
-    HARMLESS.iter().any(|known| same(&known)) || only().iter().any(|(known, _)| *known == name)
+    HARMLESS.iter().any(same) || only().iter().any(|(known, _)| *known == name)
 }
 
 #[cfg(test)]
