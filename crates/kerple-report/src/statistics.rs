@@ -12,6 +12,21 @@ pub const ALPHA: f64 = 0.05;
 /// Fewer pairs than these are not tested: two that happen to differ by the same amount would be called certain.
 pub const LEAST_PAIRS: usize = 3;
 
+/// Rounding of values that a few operations made of others, relative to the largest of them: 64 units in the last place, of which
+/// `exp` of a loss of some tens takes most. Real spreads are millions of times as large.
+const ROUNDING: f64 = 64.0 * f64::EPSILON;
+
+/// Whether values differ by no more than rounding, given the size of the numbers that they were computed of.
+fn are_equal(values: &[f64], size: f64) -> bool {
+    let (low, high) = values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), x| (l.min(*x), h.max(*x)));
+    high - low <= ROUNDING * size
+}
+
+/// The largest magnitude; 0 of nothing.
+fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |most, value| most.max(value.abs()))
+}
+
 /// Arithmetic mean; NaN of nothing.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
@@ -36,11 +51,15 @@ pub fn median(values: &[f64]) -> f64 {
 }
 
 /// Ends of the 95 % confidence interval of the median, whatever the distribution: the values at the ranks that a fair coin leaves
-/// outside in at most 2.5 % on either side. Absent below six values, which are too few for it.
+/// outside in at most 2.5 % on either side. Absent below six values, which are too few for it, and of values that are all equal up to
+/// rounding, which show no spread.
 pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let n = sorted.len();
+    if are_equal(values, largest(values)) {
+        return None;
+    }
     let coin = Binomial::new(0.5, n as u64).ok()?;
     // values below the median are as many as heads
     let outside = (0..n).take_while(|&rank| coin.cdf(rank as u64) <= 0.025).count();
@@ -82,7 +101,7 @@ pub struct PairedTest {
     pub mean_difference: f64,
     /// Standard error of that mean.
     pub standard_error: f64,
-    /// `mean_difference / standard_error`; 0 if all pairs are equal.
+    /// `mean_difference / standard_error`; 0 if all pairs are equal up to rounding.
     pub t: f64,
     /// Probability of a `t` at least as far from 0 if the true difference is 0.
     pub p: f64,
@@ -107,8 +126,8 @@ pub enum Untestable {
         /// Pairs there are.
         n: usize,
     },
-    /// All pairs differ by the same amount, so it is unknown how far chance alone takes them.
-    #[error("all {n} differences are equal: there is no spread to test them against")]
+    /// All pairs differ by the same amount up to rounding, so it is unknown how far chance alone takes them.
+    #[error("all {n} differences are equal up to rounding: there is no spread to test them against")]
     NoSpread {
         /// Pairs there are.
         n: usize,
@@ -122,7 +141,7 @@ pub enum Untestable {
 ///
 /// # Errors
 /// [`Untestable`] if the lengths differ, there are fewer than [`LEAST_PAIRS`], a value is not finite, or all pairs differ by
-/// the same amount.
+/// the same amount up to rounding.
 ///
 /// ```
 /// # use kerple_report::statistics::paired_t_test;
@@ -135,6 +154,15 @@ pub fn paired_t_test(x: &[f64], y: &[f64]) -> Result<PairedTest, Untestable> {
         return Err(Untestable::Unpaired { x: x.len(), y: y.len() });
     }
     let differences: Vec<f64> = x.iter().zip(y).map(|(x, y)| x - y).collect();
+    t_test_of_differences(&differences, largest(x).max(largest(y)))
+}
+
+/// The same test of differences of pairs. `size` is that of the numbers that were subtracted, which the differences do not show:
+/// what rounding makes of them is relative to it.
+///
+/// # Errors
+/// As [`paired_t_test`].
+pub fn t_test_of_differences(differences: &[f64], size: f64) -> Result<PairedTest, Untestable> {
     let n = differences.len();
     if !differences.iter().all(|difference| difference.is_finite()) {
         return Err(Untestable::NotFinite);
@@ -142,11 +170,15 @@ pub fn paired_t_test(x: &[f64], y: &[f64]) -> Result<PairedTest, Untestable> {
     if n < LEAST_PAIRS {
         return Err(Untestable::TooFew { n });
     }
-    if differences.iter().all(|difference| *difference == differences[0]) && differences[0] != 0.0 {
-        return Err(Untestable::NoSpread { n });
+    let size = size.max(largest(differences));
+    if are_equal(differences, size) {
+        if largest(differences) > ROUNDING * size {
+            return Err(Untestable::NoSpread { n });
+        }
+        return Ok(PairedTest { n, mean_difference: 0.0, standard_error: 0.0, t: 0.0, p: 1.0, df: n - 1 });
     }
-    let spread = deviation(&differences).expect("there are several");
-    let (mean_difference, standard_error) = (mean(&differences), spread / (n as f64).sqrt());
+    let spread = deviation(differences).expect("there are several");
+    let (mean_difference, standard_error) = (mean(differences), spread / (n as f64).sqrt());
     let t = if mean_difference == 0.0 { 0.0 } else { mean_difference / standard_error };
     Ok(PairedTest { n, mean_difference, standard_error, t, p: two_sided_p(t, n - 1), df: n - 1 })
 }
@@ -171,7 +203,8 @@ impl PairedTest {
         self.mean_difference > 0.0 && self.p < alpha
     }
 
-    /// Probability of a mean at least as far from `bound` if the true difference is `bound`; 1 of pairs that are all equal.
+    /// Probability of a mean at least as far from `bound` if the true difference is `bound`; 1 of pairs that are all equal, whose
+    /// spread is not known.
     pub fn p_beside(&self, bound: f64) -> f64 {
         if self.standard_error == 0.0 {
             return 1.0;
@@ -260,6 +293,31 @@ mod tests {
     fn a_constant_difference_is_no_certainty() {
         let no_spread = paired_t_test(&[3.5, 4.5, 5.5], &[3.0, 4.0, 5.0]);
         assert_eq!(no_spread, Err(Untestable::NoSpread { n: 3 }));
+    }
+
+    #[test]
+    fn a_spread_of_rounding_is_no_spread() {
+        let no_spread = Err(Untestable::NoSpread { n: 3 });
+        assert_eq!(paired_t_test(&[3.3, 5.5, 7.7], &[3.1, 5.3, 7.5]), no_spread);
+        assert_eq!(paired_t_test(&[0.3, 1e6 + 0.2, 0.3], &[0.1, 1e6, 0.1]), no_spread);
+        // of small differences of large numbers only their size tells
+        let differences = [(12.1 - 12.099), (9.3 - 9.299), (10.7 - 10.699)];
+        assert!(differences[0] != differences[1], "the case is one of rounding");
+        assert_eq!(t_test_of_differences(&differences, 12.1), no_spread);
+        assert_eq!(paired_t_test(&[12.1, 9.3, 10.7], &[12.099, 9.299, 10.699]), no_spread);
+        // equal up to rounding is equal
+        let test = paired_t_test(&[0.1 + 0.2, 0.7 + 0.1, 1.1], &[0.3, 0.8, 1.1]).unwrap();
+        assert_eq!((test.mean_difference, test.p, test.interval(0.95)), (0.0, 1.0, (0.0, 0.0)));
+        // what is small and more than rounding is tested
+        let test = paired_t_test(&[1.0, 2.0, 3.0], &[0.9, 1.9 + 1e-12, 2.9 - 1e-12]).unwrap();
+        assert!(test.p < 1e-20 && test.standard_error > 0.0, "{test:?}");
+    }
+
+    #[test]
+    fn equal_values_have_no_interval() {
+        let values = [0.3, 0.1 + 0.2, 0.3, 0.3, 0.3, 0.1 + 0.2, 0.3];
+        assert_eq!(median_interval(&values), None);
+        assert_eq!(median_interval(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5]), Some((1.0, 1.5)));
     }
 
     #[test]

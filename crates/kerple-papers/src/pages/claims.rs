@@ -322,7 +322,8 @@ mod tests {
     fn change_is_not_level() {
         // worse at every length, and less so the longer it is
         let perplexity = |label: &str, seed: u64| match label {
-            ALIBI => [24.0, 23.0, 23.0, 22.0].map(|value| value * noise(seed)),
+            // changes that are equal up to rounding are not tested
+            ALIBI => [24.0, 23.0, 23.0, 22.0 + 0.01 * (seed as f64 - 2.0)].map(|value| value * noise(seed)),
             _ => [20.0; 4],
         };
         assert_eq!(find("log is below ALiBi at every", perplexity).unwrap().verdict, Verdict::Confirmed);

@@ -7,7 +7,7 @@
 use kerple_report::Run;
 use kerple_report::format::{number, probability};
 use kerple_report::page::Cell;
-use kerple_report::statistics::{ALPHA, PairedTest, holm, mean, paired_t_test};
+use kerple_report::statistics::{ALPHA, PairedTest, Untestable, holm, mean, t_test_of_differences};
 use std::collections::BTreeMap;
 
 /// The rule in the words of a page.
@@ -129,12 +129,20 @@ pub(super) fn change(to: &BySeed, from: &BySeed) -> BySeed {
     to.iter().filter_map(|(seed, to)| Some((*seed, to - from.get(seed)?))).collect()
 }
 
+/// Size of what is subtracted here: losses in nats, which are below 16 wherever a model has learned anything, and shares.
+const SIZE: f64 = 16.0;
+
+/// Tests differences of losses or shares.
+fn test(differences: &[f64]) -> Result<PairedTest, Untestable> {
+    t_test_of_differences(differences, SIZE)
+}
+
 /// Judges a claim by the differences at its lengths; nothing before there are any.
 pub(super) fn judge(side: Side, unit: Unit, by_length: &[AtLength]) -> Option<Finding> {
     let (name, last) = by_length.iter().rfind(|(_, differences)| !differences.is_empty())?;
     let found = |(_, differences): &AtLength| {
         // what cannot be tested settles nothing
-        paired_t_test(differences, &vec![0.0; differences.len()]).map_or((false, 1.0), |test| side.test(&test))
+        test(differences).map_or((false, 1.0), |test| side.test(&test))
     };
     let (holds, p): (Vec<bool>, Vec<f64>) = by_length.iter().map(found).unzip();
     let p = holm(&p);
@@ -160,21 +168,28 @@ pub(super) fn judge(side: Side, unit: Unit, by_length: &[AtLength]) -> Option<Fi
 /// A mean and its interval in brackets, which below three pairs is the number of them; nothing of no differences.
 pub(super) fn shown(differences: &[f64], unit: Unit) -> Option<(String, String)> {
     let n = differences.len();
-    let words = interval(differences)
-        .map_or_else(|| format!("n = {n}"), |(low, high)| format!("[{}, {}]", unit.show(low), unit.show(high)));
+    let words = match test(differences).map(|test| test.interval(1.0 - ALPHA)) {
+        Ok((low, high)) => format!("[{}, {}]", unit.show(low), unit.show(high)),
+        Err(Untestable::NoSpread { .. }) => format!("n = {n}, all equal"),
+        Err(_) => format!("n = {n}"),
+    };
     (n > 0).then(|| (unit.show(mean(differences)), words))
 }
 
-/// The 95 % interval of the mean, where there are pairs enough.
+/// The 95 % interval of the mean, where there are pairs enough and they differ by more than rounding.
 pub(super) fn interval(differences: &[f64]) -> Option<(f64, f64)> {
-    paired_t_test(differences, &vec![0.0; differences.len()]).ok().map(|test| test.interval(1.0 - ALPHA))
+    test(differences).ok().map(|test| test.interval(1.0 - ALPHA))
 }
 
 /// The mean, its interval, p and how many pairs.
 fn in_words(differences: &[f64], unit: Unit, p: f64) -> String {
     let (n, word) = (differences.len(), unit.word());
-    let Ok(test) = paired_t_test(differences, &vec![0.0; n]) else {
-        return format!("{}{word}, n = {n}, no test", unit.show(mean(differences)));
+    let test = match test(differences) {
+        Ok(test) => test,
+        Err(reason) => {
+            let why = if reason == (Untestable::NoSpread { n }) { ": all differences are equal" } else { "" };
+            return format!("{}{word}, n = {n}, no test{why}", unit.show(mean(differences)));
+        }
     };
     let (low, high) = test.interval(1.0 - ALPHA);
     let [shown, low, high] = [test.mean_difference, low, high].map(|value| unit.show(value));
@@ -238,8 +253,14 @@ mod tests {
         assert_eq!(verdict(Side::Above(0.01), &[&[0.2, 0.2]]), Some(Verdict::Unsettled));
         let found = judge(Side::Above(0.01), Unit::Times, &[("at 64".into(), vec![0.2, 0.2])]).unwrap();
         assert_eq!(found.numbers, "at 64: 1.221 times, n = 2, no test");
-        let found = judge(Side::Above(0.01), Unit::Times, &[("at 64".into(), vec![0.2; 5])]).unwrap();
-        assert_eq!(found.verdict, Verdict::Unsettled, "without a spread it is not known what chance does");
+        // losses that differ by the same amount, up to rounding
+        let rounded = vec![3.3 - 3.1, 5.5 - 5.3, 7.7 - 7.5, 12.1 - 11.9];
+        for differences in [vec![0.2; 5], rounded] {
+            let found = judge(Side::Above(0.01), Unit::Times, &[("at 64".into(), differences.clone())]).unwrap();
+            assert_eq!(found.verdict, Verdict::Unsettled, "without a spread it is not known what chance does");
+            assert!(found.numbers.ends_with("no test: all differences are equal"), "{}", found.numbers);
+            assert_eq!(interval(&differences), None);
+        }
     }
 
     #[test]

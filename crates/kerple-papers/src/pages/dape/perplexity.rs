@@ -12,7 +12,7 @@ use kerple_report::format::{count, deviation as spread, number};
 use kerple_report::page::{Cell, Figure, Grid, Row, Section};
 use kerple_report::plot::{Axis, Legend, Plot, Point, Series};
 use kerple_report::results::{Spread, lowest};
-use kerple_report::statistics::{ALPHA, paired_t_test};
+use kerple_report::statistics::{ALPHA, t_test_of_differences};
 
 /// A table or a figure of perplexities, wherever runs serve it.
 struct Shown {
@@ -126,8 +126,9 @@ fn cell(place: &Place, id: &str, (method, length): (&Method, u64), printed: &Pri
     let values: Vec<f64> = place.perplexities(method, length).into_values().collect();
     let spread = Spread::of(&values);
     let test = adapted(method).and_then(|adapted| {
-        let pairs = differences(&place.perplexities(method, length), &place.perplexities(&adapted, length));
-        paired_t_test(&pairs, &vec![0.0; pairs.len()]).ok()
+        let (own, other) = (place.perplexities(method, length), place.perplexities(&adapted, length));
+        let size = own.values().chain(other.values()).fold(0.0, |most: f64, value| most.max(*value));
+        t_test_of_differences(&differences(&own, &other), size).ok()
     });
     let train_len = place.train_len().unwrap_or(length);
     let value = printed.perplexity((place.corpus, place.training(), method.printed), (length, train_len));
