@@ -82,6 +82,80 @@ fn rows_and_sittings_say_what_made_them() {
     assert_eq!(row["made_by"]["threads"], 1, "a row says what evaluated it, not what trained the run");
 }
 
+/// Writes the rows of the run with another value of a key of what made them.
+fn made_otherwise(place: &Place, key: &str, value: &str) {
+    let file = format!("{RUN}/evaluation.jsonl");
+    let changed = rows(&place.read(&file)).into_iter().map(|mut row| {
+        row["made_by"][key] = value.into();
+        format!("{row}\n")
+    });
+    place.write(&file, changed.collect::<String>());
+}
+
+/// Lengths of `eval` that were evaluated now, and what was remarked.
+fn evaluated(place: &Place, lengths: &str) -> (usize, String) {
+    let before = place.read(format!("{RUN}/evaluation.jsonl")).lines().count();
+    let output = place.run(&["eval", RUN, "--lengths", lengths, "--segments", "4"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    (place.read(format!("{RUN}/evaluation.jsonl")).lines().count() - before, said)
+}
+
+#[test]
+fn rows_of_other_numerics_are_other_rows() {
+    for (key, value, words) in [
+        ("precision", "bf16", "before in bf16 on cpu, "),
+        ("device", "cuda:0 (NVIDIA H100)", "before in f32 on cuda, NVIDIA H100; here it is computed in f32 on cpu, "),
+        ("instructions", "mmx", "before in f32 on cpu, mmx; "),
+    ] {
+        let place = compared();
+        assert_eq!(evaluated(&place, "16").0, 0, "the same program on the same machine");
+        made_otherwise(&place, key, value);
+        let (fresh, said) = evaluated(&place, "16");
+        assert!(fresh == 1 && said.contains(words) && !said.contains("(evaluated before"), "{key}: {said}");
+        assert_eq!(evaluated(&place, "16").0, 0, "{key}: and that is kept");
+        // both stand in the report
+        let report = place.ok(&["report", RUN, "--out", &format!("report-{key}")]);
+        let tables = report.lines().filter(|line| line.contains("trained at")).count();
+        assert!(tables >= 2, "{key}: {report}");
+    }
+}
+
+#[test]
+fn a_row_of_another_program_counts_and_says_so() {
+    let place = compared();
+    made_otherwise(&place, "commit", "0123456789ab");
+    let (fresh, said) = evaluated(&place, "16");
+    assert!(fresh == 0 && said.contains("(evaluated before by the program of commit 0123456789ab)"), "{said}");
+}
+
+#[test]
+fn what_was_computed_otherwise_is_not_done_for_a_comparison() {
+    for (key, value, fresh) in [("precision", "bf16", 1), ("device", "cuda:0 (A)", 1), ("instructions", "mmx", 0)] {
+        let place = compared();
+        made_otherwise(&place, key, value);
+        assert_eq!(compare(&place, "16", &["--segments", "4"]).len(), fresh, "{key}");
+        assert_eq!(compare(&place, "16", &["--segments", "4"]).len(), 0, "{key}");
+    }
+    // what counts although another machine or program made it is said
+    let place = compared();
+    made_otherwise(&place, "instructions", "mmx");
+    let basic = ["compare", "--config", "run.toml", "--encodings", "alibi", "--out", "all", "--lengths", "16"];
+    let output = place.run(&[&basic[..], &["--segments", "4"]].concat());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("1 of the runs count as done by rows that were made in f32 on cpu, mmx"), "{said}");
+    // rows of older versions, which had nothing but f32 on a processor
+    let file = format!("{RUN}/evaluation.jsonl");
+    let old = rows(&place.read(&file)).into_iter().map(|mut row| {
+        row.as_object_mut().unwrap().remove("made_by");
+        format!("{row}\n")
+    });
+    place.write(&file, old.collect::<String>());
+    assert_eq!(compare(&place, "16", &["--segments", "4"]).len(), 0);
+    let (fresh, said) = evaluated(&place, "16");
+    assert!(fresh == 1 && said.contains("before by what is not recorded; here"), "{said}");
+}
+
 #[test]
 fn windows_segments_and_spans_are_told_apart() {
     let place = compared();

@@ -6,7 +6,8 @@
 //!   OfTask:  AnswersRequest --sequences of a length--> right answers
 //! ```
 //!
-//! A row knows its text, so what was scored once is recognised ([`EvaluationKey`]) and never mixed with other text.
+//! A row knows its text and what computed it, so what was scored once is recognised ([`EvaluationKey`]), and never mixed with
+//! other text or with numbers of another precision, device or instruction set.
 
 mod answers;
 mod extent;
@@ -17,7 +18,7 @@ mod text;
 
 pub use answers::{AnswersRequest, OfTask, default_lengths, served};
 pub use extent::{Amount, Extent, Request, Window};
-pub use key::EvaluationKey;
+pub use key::{EvaluationKey, Reuse};
 pub use protocol::Protocol;
 pub use text::{Losses, OfText, earlier_extents, losses};
 
@@ -30,7 +31,8 @@ use crate::ranks::Ranks;
 use crate::run::{RunFolder, SpecialTokens};
 use crate::solver::Solve;
 use kerple::encoding::Encoding;
-use kerple_records::{Answers, EvaluationRow, Journal, Rolled};
+use kerple_records::{Answers, EvaluationRow, Journal, Maker, Rolled};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -68,7 +70,7 @@ pub trait Scored {
         false
     }
 
-    /// Identifies the score of one length with an encoding.
+    /// Identifies the score of one length with an encoding, wherever it is computed.
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey;
 
     /// Refuses lengths that a plan's model cannot take.
@@ -144,19 +146,36 @@ pub struct Found {
     pub rolling: Option<Rolled>,
 }
 
-/// Whether a row is what would be computed again.
-fn covers(row: &EvaluationRow, key: &EvaluationKey, positions: bool) -> bool {
-    EvaluationKey::of(row).as_ref() == Some(key) && (row.position_nll.is_some() || !positions)
+/// Whether a row counts as what would be computed again.
+fn covers(row: &EvaluationRow, key: &EvaluationKey, (positions, reuse): (bool, Reuse)) -> bool {
+    key.is_of(row, reuse) && (row.position_nll.is_some() || !positions)
 }
 
-/// Lengths that no row of the plan's last step covers, by the rows alone. `encoding` is what they are evaluated with, which may
-/// differ from what the plan was trained with.
-pub fn missing(rows: &[EvaluationRow], plan: &Plan, encoding: &Encoding, scored: &dyn Scored) -> Vec<usize> {
-    let is_missing = |length: &usize| {
-        let key = scored.key(encoding, *length, plan.steps);
-        !rows.iter().any(|row| covers(row, &key, scored.positions()))
+/// The row of every length that counts as the evaluation of the plan's last step by `maker`, the latest of several; `None` of a
+/// length without one. `encoding` is what they are evaluated with, which may differ from what the plan was trained with.
+pub fn known<'a>(
+    rows: &'a [EvaluationRow],
+    (plan, encoding): (&Plan, &Encoding),
+    scored: &dyn Scored,
+    (maker, reuse): (&Maker, Reuse),
+) -> Vec<Option<&'a EvaluationRow>> {
+    let of_length = |length: &usize| {
+        let key = scored.key(encoding, *length, plan.steps).by(maker);
+        rows.iter().rev().find(|row| covers(row, &key, (scored.positions(), reuse)))
     };
-    scored.lengths().iter().copied().filter(is_missing).collect()
+    scored.lengths().iter().map(of_length).collect()
+}
+
+/// What a row that counts was made by that this program is not, in words; `None` where only threads and processor may differ.
+pub fn made_elsewhere(row: &EvaluationRow, maker: &Maker) -> Option<String> {
+    let Some(by) = &row.made_by else { return Some("by what is not recorded".to_owned()) };
+    let program = (by.commit != maker.commit).then(|| match &by.commit {
+        Some(commit) => format!("by the program of commit {commit}"),
+        None => "by a program that does not know its commit".to_owned(),
+    });
+    let numerics = Some(by.numerics()).filter(|by| *by != maker.numerics()).map(|by| format!("in {by}"));
+    let words: Vec<String> = program.into_iter().chain(numerics).collect();
+    (!words.is_empty()).then(|| words.join(", "))
 }
 
 /// A trained model and what it is to score: checked, so that it runs to the end.
@@ -166,6 +185,7 @@ pub struct Evaluation<'a> {
     model: &'a dyn Solve,
     scored: &'a dyn Scored,
     host: &'a Host,
+    reuse: Reuse,
     /// The rows of the run, and where more are appended.
     known: Vec<EvaluationRow>,
     journal: PathBuf,
@@ -189,12 +209,19 @@ impl<'a> Evaluation<'a> {
         let longest = scored.lengths().iter().map(|length| scored.tokens(plan, *length)).max().unwrap_or(0);
         plan.check_evaluation_memory(longest, host.limit().as_ref())?;
         let (known, journal, events) = (run.evaluations()?, run.evaluation_file(), run.events());
-        Ok(Evaluation { plan, step, model, scored, host, known, journal, events })
+        let reuse = Reuse::Same;
+        Ok(Evaluation { plan, step, model, scored, host, reuse, known, journal, events })
     }
 
-    /// Identifies the evaluation of one length.
+    /// The same, with other rows that count as done.
+    #[must_use]
+    pub fn reusing(self, reuse: Reuse) -> Evaluation<'a> {
+        Evaluation { reuse, ..self }
+    }
+
+    /// Identifies the evaluation of one length, here.
     pub fn key(&self, length: usize) -> EvaluationKey {
-        self.scored.key(self.model.encoding().encoding(), length, self.step)
+        self.scored.key(self.model.encoding().encoding(), length, self.step).by(&self.host.maker)
     }
 
     /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
@@ -203,11 +230,11 @@ impl<'a> Evaluation<'a> {
     /// A file that cannot be written, text or data that can no longer be read.
     pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
         self.expect_same()?;
-        self.scored.note().into_iter().for_each(|note| tell(Event::Note(note)));
+        self.scored.note().into_iter().chain(self.others_note()).for_each(|note| tell(Event::Note(note)));
         let (ranks, positions) = (&self.host.ranks, self.scored.positions());
         let known = |length: usize| {
             let key = self.key(length);
-            self.known.iter().rev().find(|row| covers(row, &key, positions))
+            self.known.iter().rev().find(|row| covers(row, &key, (positions, self.reuse)))
         };
         // a file system may show a row to one machine earlier than to another
         let all: Vec<bool> = self.scored.lengths().iter().map(|length| known(*length).is_some()).collect();
@@ -227,18 +254,43 @@ impl<'a> Evaluation<'a> {
         Ok(true)
     }
 
+    /// What to say of earlier rows that are this evaluation but for what computed them, and so do not count.
+    fn others_note(&self) -> Option<String> {
+        let keys: Vec<EvaluationKey> = self.scored.lengths().iter().map(|length| self.key(*length)).collect();
+        let is_other =
+            |row: &&EvaluationRow| keys.iter().any(|key| key.is_but_for_numerics(row) && !key.is_of(row, self.reuse));
+        let words = |row: &EvaluationRow| match row.numerics() {
+            Some(numerics) => format!("in {numerics}"),
+            None => "by what is not recorded".to_owned(),
+        };
+        let others: BTreeSet<String> = self.known.iter().filter(is_other).map(words).collect();
+        let others = Vec::from_iter(others).join(" and ");
+        let here = self.host.maker.numerics();
+        (!others.is_empty()).then(|| {
+            format!(
+                "the run was evaluated so before {others}; here it is computed in {here}, and its rows are kept apart"
+            )
+        })
+    }
+
     /// Refuses ranks that would evaluate different things: other checkpoints, texts or lengths, or by another program.
     fn expect_same(&self) -> Result<()> {
         let Host { maker, ranks, .. } = self.host;
-        let asked: Vec<EvaluationKey> = self.scored.lengths().iter().map(|length| self.key(*length)).collect();
+        let encoding = self.model.encoding().encoding();
+        let key = |length: &usize| self.scored.key(encoding, *length, self.step);
+        let asked: Vec<EvaluationKey> = self.scored.lengths().iter().map(key).collect();
+        let numerics = maker.numerics();
         let facts = [
             ("plan", self.plan.hash.clone()),
             ("a checkpoint of step", self.step.to_string()),
             ("to evaluate", format!("{asked:?}")),
             ("a program of commit", maker.commit.clone().unwrap_or_default()),
             ("instruction set", maker.instructions.clone()),
+            ("kind of device", numerics.device),
+            ("precision", numerics.precision),
         ];
-        let hint = "all ranks need the same run folder, data and program, on processors with the same instruction set";
+        let hint = "all ranks need the same run folder, data, program, --device and --precision, on processors with the same \
+                    instruction set";
         ranks.expect_same(&facts, hint)
     }
 

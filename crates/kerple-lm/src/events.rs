@@ -24,7 +24,9 @@ const MOST_CURVES: usize = 64;
 pub fn of_evaluation(row: &EvaluationRow) -> String {
     let window = row.window.map_or(String::new(), |window| format!("-window{window}"));
     let scaling = row.rope_scaling.as_ref().map_or(String::new(), |scaling| format!("-{scaling}"));
-    let name = format!("{}-{}{window}{scaling}-step{}", row.split, row.protocol, row.step);
+    let numerics = row.numerics().filter(|numerics| numerics.chosen() != ("f32", "cpu"));
+    let numerics = numerics.map_or(String::new(), |by| format!("-{}-{}", by.precision, by.device));
+    let name = format!("{}-{}{window}{scaling}{numerics}-step{}", row.split, row.protocol, row.step);
     format!("eval/{}", name.replace(|letter: char| !(letter.is_ascii_alphanumeric() || "-_.".contains(letter)), "-"))
 }
 

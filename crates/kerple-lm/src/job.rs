@@ -5,7 +5,7 @@
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, Evaluation, Request};
+use crate::evaluate::{self, Evaluation, Request, Reuse};
 use crate::host::Host;
 use crate::memory::Memory;
 use crate::model::Decoder;
@@ -17,6 +17,8 @@ use crate::sequences::Text;
 use crate::train::{self, Sitting};
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
+use kerple_records::Numerics;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
@@ -173,12 +175,12 @@ pub fn work_off(
 }
 
 fn work_off_alone(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-    let mut lost = None;
+    let (mut lost, mut elsewhere) = (None, BTreeMap::new());
     for (index, job) in jobs.iter().enumerate().filter(|(index, _)| shard.takes(*index)) {
         let (name, seed, runs) = (job.name, job.plan.seed, jobs.len());
         let memory = job.plan.training_memory(job.plan.train.micro_batch.unwrap_or(job.plan.train.batch));
         tell(Event::Run { name, seed, index, runs, memory });
-        match job.work(stop, tell) {
+        match job.work(stop, &mut elsewhere, tell) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
             Err(error @ Error::NotFinite { .. }) => {
@@ -187,6 +189,10 @@ fn work_off_alone(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn 
             }
             Err(error) => return Err(error),
         }
+    }
+    for (by, runs) in elsewhere {
+        let note = format!("{runs} of the runs count as done by rows that were made {by}; pages name what made them");
+        tell(Event::Evaluation(evaluate::Event::Note(note)));
     }
     lost.map_or(Ok(true), Err)
 }
@@ -206,10 +212,20 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end.
-    fn work(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+    /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end. `elsewhere` counts the runs that are
+    /// done by rows of another program or machine, by what made those.
+    fn work(
+        &self,
+        stop: &AtomicBool,
+        elsewhere: &mut BTreeMap<String, usize>,
+        tell: &mut dyn FnMut(Event),
+    ) -> Result<bool> {
         let Job { plan, folder, source, host, .. } = *self;
-        if self.is_done()? {
+        if let Some(note) = self.trained_otherwise()? {
+            tell(Event::Training(train::Event::Note(note)));
+        }
+        if let Some(makers) = self.is_done()? {
+            makers.into_iter().for_each(|by| *elsewhere.entry(by).or_default() += 1);
             return Ok(true);
         }
         let batches = source.batches(plan)?;
@@ -225,6 +241,7 @@ impl Job<'_> {
             *model.encoding_mut() = learned.evaluated_as(encoding);
             let scored = evaluate::of_source(source, Split::Test, (&plan, &special), &request, &folder.evaluations()?)?;
             let evaluation = Evaluation::new(folder, (&plan, state.step, &*model), &*scored, host)?;
+            let evaluation = evaluation.reusing(Reuse::AnyMachine);
             if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
                 return Ok(false);
             }
@@ -239,7 +256,7 @@ impl Job<'_> {
     /// Measures what is not done yet; `false` when `stop` was set before the end.
     fn probe(&self, trained: (&Plan, &Decoder), stop: &AtomicBool) -> Result<bool> {
         for probe in self.probes {
-            if probe.is_done(self.folder, self.plan, self.source)? {
+            if probe.is_done(self.folder, self.plan, self.source, &self.host.maker)? {
                 continue;
             }
             if !probe.run(self.folder, trained, self.source, &self.host.maker, stop)? {
@@ -249,29 +266,45 @@ impl Job<'_> {
         Ok(true)
     }
 
-    /// Whether every row is there already. Rows say of which plan's last step they are, so no checkpoint is needed: rows
-    /// that were copied together from several machines count.
-    fn is_done(&self) -> Result<bool> {
+    /// What to say of a run whose updates were made in another precision, or on another kind of device, than is asked for now.
+    fn trained_otherwise(&self) -> Result<Option<String>> {
+        let sittings = self.folder.sittings()?;
+        let here = self.host.maker.numerics();
+        let counted = kerple_records::sittings_up_to(&sittings, self.plan.steps).into_iter();
+        let others: BTreeSet<Numerics> =
+            counted.map(|row| row.maker.numerics()).filter(|other| other.chosen() != here.chosen()).collect();
+        let words = Vec::from_iter(others.iter().map(Numerics::to_string)).join(" and ");
+        Ok((!others.is_empty()).then(|| {
+            format!("updates of this run were made in {words}, here it is {here}; reports keep such runs apart")
+        }))
+    }
+
+    /// Whether every row is there already, and then what made those that neither this program nor this machine did. Rows say of which
+    /// plan's last step they are, so no checkpoint is needed: rows that were copied together from several machines count. Rows
+    /// of another precision or kind of device do not.
+    fn is_done(&self) -> Result<Option<BTreeSet<String>>> {
         if self.folder.plan()?.is_none_or(|old| old.hash != self.plan.hash) {
-            return Ok(false);
+            return Ok(None);
         }
         let rows = self.folder.evaluations()?;
         for probe in self.probes {
-            if !probe.is_done(self.folder, self.plan, self.source)? {
-                return Ok(false);
+            if !probe.is_done(self.folder, self.plan, self.source, &self.host.maker)? {
+                return Ok(None);
             }
         }
-        let (mut expected, special) = (self.probes.len(), self.folder.special_tokens()?);
+        let (mut expected, mut makers) = (self.probes.len(), BTreeSet::new());
+        let special = self.folder.special_tokens()?;
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             expected += request.lengths.len();
             let scored = evaluate::of_source(self.source, Split::Test, (self.plan, &special), &request, &[])?;
-            let missing = evaluate::missing(&rows, self.plan, &encoding, &*scored);
-            if !missing.is_empty() {
-                return Ok(false);
+            let maker = &self.host.maker;
+            for row in evaluate::known(&rows, (self.plan, &encoding), &*scored, (maker, Reuse::AnyMachine)) {
+                let Some(row) = row else { return Ok(None) };
+                makers.extend(evaluate::made_elsewhere(row, maker));
             }
         }
-        Ok(expected > 0)
+        Ok((expected > 0).then_some(makers))
     }
 
     /// What is asked of this run: the encoding, and the request of the run's seed at the lengths that is defined for;

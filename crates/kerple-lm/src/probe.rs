@@ -12,7 +12,7 @@ use crate::plan::Plan;
 use crate::run::RunFolder;
 use crate::sequences::Text;
 use kerple::seed::{Purpose, stream_at};
-use kerple_records::{Journal, Maker, ProbeRow, ScoredText};
+use kerple_records::{Journal, Maker, Numerics, ProbeRow, ScoredText};
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicBool;
@@ -66,16 +66,21 @@ impl Probe {
         Ok(ScoredText { checksum, span: span as u64, segments: segments as u64, seed: plan.seed })
     }
 
-    /// Whether a run's folder has the answer to this for the last step of a plan, on this data.
+    /// Whether a run's folder has the answer to this for the last step of a plan, on this data, in the precision and on the kind
+    /// of device of `maker` where that is recorded.
     ///
     /// # Errors
     /// A task, which has no text; a damaged file.
-    pub fn is_done(&self, folder: &RunFolder, plan: &Plan, source: &Source) -> Result<bool> {
+    pub fn is_done(&self, folder: &RunFolder, plan: &Plan, source: &Source, maker: &Maker) -> Result<bool> {
+        let here = maker.numerics();
+        let suits = |by: Option<&Maker>| Numerics::chosen_or_usual(by.map(Maker::numerics).as_ref()) == here.chosen();
         if let Probe::Scores { lengths } = self {
-            return scores::are_kept(folder, plan.steps, lengths);
+            return scores::are_kept(folder, plan.steps, lengths, suits);
         }
         let (asked, text) = (self.asked(), self.text(plan, source)?);
-        let is_this = |row: &ProbeRow| (row.step, &row.asked, &row.text) == (plan.steps, &asked, &text);
+        let is_this = |row: &ProbeRow| {
+            (row.step, &row.asked, &row.text) == (plan.steps, &asked, &text) && suits(row.made_by.as_ref())
+        };
         Ok(folder.probes()?.iter().any(is_this))
     }
 
@@ -136,7 +141,7 @@ impl Probe {
                 style::measure(plan, model, source, &asked, stop)?
             }
             Probe::Scores { lengths } => {
-                folder.write_scores(&scores::measure((model, plan.steps), &text, lengths, plan.seed)?)?;
+                folder.write_scores(&scores::measure((model, plan.steps), &text, lengths, (plan.seed, maker))?)?;
                 return Ok(true);
             }
         };

@@ -256,6 +256,15 @@ impl RunFolder {
         Ok(Journal::open(&path)?)
     }
 
+    /// The sittings the run was trained in; none where it was trained before they were recorded.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn sittings(&self) -> Result<Vec<SittingRow>> {
+        let path = self.path.join(kerple_records::SITTINGS_FILE);
+        Ok(if present(&path)? { kerple_records::read_rows(&path)?.rows } else { Vec::new() })
+    }
+
     /// Records that a sitting begins, on disk before its first update.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ pub use error::{Error, Result};
 pub use journal::{Journal, Rows, look, read_json, read_rows, replace_rows, write_dense_json, write_json};
 pub use length::{MOST_TOKENS, check_length};
 pub use probe::{AttentionRow, Found, ProbeRow, Roll, StyleFound, StyleRow};
-pub use sitting::{Maker, SittingRow, sittings_up_to};
+pub use sitting::{Maker, Numerics, SittingRow, sittings_up_to};
 
 /// Name of the file of the resolved plan.
 pub const PLAN_FILE: &str = "plan.json";
@@ -213,6 +213,11 @@ impl EvaluationRow {
         self.rolling.as_ref().and_then(Rolled::other_start)
     }
 
+    /// What computed it, as far as that decides its digits; `None` of rows that do not record it.
+    pub fn numerics(&self) -> Option<Numerics> {
+        self.made_by.as_ref().map(Maker::numerics)
+    }
+
     /// Whether both rows are over the same text, scored by the same rule; rows that do not say never are.
     pub fn same_text(&self, other: &EvaluationRow) -> bool {
         let start = self.other_start() == other.other_start();
@@ -255,6 +260,9 @@ pub struct ScoreSnapshot {
     pub segment: u64,
     /// One a layer, empty where attention is linear.
     pub layers: Vec<LayerScores>,
+    /// What computed them. Absent in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<Maker>,
 }
 
 /// One layer's part of a [`ScoreSnapshot`]: `[head][key]` each.

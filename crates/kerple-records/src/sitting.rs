@@ -21,6 +21,57 @@ pub struct Maker {
     pub precision: String,
 }
 
+/// What of a [`Maker`] decides how numbers are rounded. Rows of different numerics are different rows, whatever else is equal.
+///
+/// The program is no part of it: another commit computes other bits only where its arithmetic changed, and a row by every
+/// commit would make none comparable. Whoever reuses a row of another commit names the commit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Numerics {
+    /// What products of matrices multiply: `f32`, `tf32`, `bf16`.
+    pub precision: String,
+    /// The kind of device, without its number: `cpu`, `cuda`.
+    pub device: String,
+    /// The instruction set of a processor; the name that a GPU gives itself.
+    pub instructions: String,
+}
+
+/// What [`Numerics::chosen`] is of whatever does not record it.
+const USUAL: (&str, &str) = ("f32", "cpu");
+
+impl Maker {
+    /// How it rounds.
+    pub fn numerics(&self) -> Numerics {
+        // `cuda:1 (NVIDIA H100)`: which of several equal devices it was changes nothing
+        let (name, part) = self.device.split_once(" (").unwrap_or((&self.device, ""));
+        let kind = match name.split_once(':') {
+            Some((kind, index)) if index.bytes().all(|byte| byte.is_ascii_digit()) => kind,
+            _ => name,
+        };
+        let part = part.strip_suffix(')').unwrap_or(part);
+        let instructions = if part.is_empty() || kind == "cpu" { &self.instructions } else { part };
+        Numerics { precision: self.precision.clone(), device: kind.to_owned(), instructions: instructions.to_owned() }
+    }
+}
+
+impl Numerics {
+    /// Precision and kind of device, which a user chooses; the instruction set is that of whichever machine is at hand.
+    pub fn chosen(&self) -> (&str, &str) {
+        (&self.precision, &self.device)
+    }
+
+    /// The same of numbers that may have been computed before this was recorded: versions that did not record it had neither GPUs
+    /// nor another precision.
+    pub fn chosen_or_usual(found: Option<&Numerics>) -> (&str, &str) {
+        found.map_or(USUAL, Numerics::chosen)
+    }
+}
+
+impl fmt::Display for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} on {}, {}", self.precision, self.device, self.instructions)
+    }
+}
+
 impl fmt::Display for Maker {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Maker { commit, machine, instructions, threads, device, precision } = self;
@@ -85,6 +136,26 @@ mod tests {
         let rows = [1, 21, 11, 31].map(row);
         let counting = |step| sittings_up_to(&rows, step).into_iter().map(|row| row.first_step).collect::<Vec<_>>();
         assert_eq!((counting(99), counting(30), counting(0)), (vec![1, 11, 31], vec![1, 11], vec![]));
+    }
+
+    #[test]
+    fn numerics_are_precision_kind_of_device_and_instructions() {
+        let maker = |device: &str| Maker { device: device.to_owned(), ..row(1).maker };
+        let words = |device: &str| maker(device).numerics().to_string();
+        assert_eq!(words("cpu"), "f32 on cpu, avx2");
+        assert_eq!(words("cuda:0 (NVIDIA H100 (80 GB))"), "f32 on cuda, NVIDIA H100 (80 GB)");
+        assert_eq!(words("cuda:3 (NVIDIA H100 (80 GB))"), words("cuda:0 (NVIDIA H100 (80 GB))"));
+        assert_eq!(words("wgpu:software (llvmpipe)"), "f32 on wgpu:software, llvmpipe");
+        assert_eq!(Numerics::chosen_or_usual(None), ("f32", "cpu"), "older versions had nothing else");
+        let same = Maker { threads: 64, machine: "another".into(), commit: None, ..maker("cpu") };
+        assert_eq!(same.numerics(), maker("cpu").numerics());
+        for other in [
+            Maker { precision: "bf16".into(), ..maker("cpu") },
+            Maker { instructions: "avx512".into(), ..maker("cpu") },
+            maker("cuda:0 (A)"),
+        ] {
+            assert_ne!(other.numerics(), maker("cpu").numerics(), "{other}");
+        }
     }
 
     #[test]

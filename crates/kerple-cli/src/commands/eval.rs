@@ -17,7 +17,7 @@ use kerple_lm::memory::TOKENS_AT_ONCE;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::{RunFolder, Trained};
-use kerple_records::EvaluationRow;
+use kerple_records::{EvaluationRow, Maker};
 use std::sync::atomic::AtomicBool;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
@@ -55,7 +55,7 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
         resultln!("{header}");
     }
     let label = model.encoding().encoding().label();
-    let rows = show(args, (&label, unit), print, |stop, tell| evaluation.run(stop, tell))?;
+    let rows = show(args, (&label, unit, &host.maker), print, |stop, tell| evaluation.run(stop, tell))?;
     write_results(args, &plan, &rows)
 }
 
@@ -98,7 +98,7 @@ fn split(args: &Eval) -> corpus::Split {
 /// Evaluates until the end or until it is stopped, and prints every row; a length consists of so many units.
 fn show(
     args: &Eval,
-    (label, unit): (&str, &str),
+    (label, unit, maker): (&str, &str, &Maker),
     print: fn(&EvaluationRow),
     evaluate: impl FnOnce(&AtomicBool, &mut dyn FnMut(Event)) -> kerple_lm::Result<bool>,
 ) -> Result<Vec<EvaluationRow>, Failure> {
@@ -116,7 +116,8 @@ fn show(
         }
         Event::Row { row, fresh } => {
             rows.push(row.clone());
-            let known = if fresh { "" } else { "  (evaluated before)" };
+            let by = evaluate::made_elsewhere(row, maker).map_or(String::new(), |by| format!(" {by}"));
+            let known = if fresh { String::new() } else { format!("  (evaluated before{by})") };
             line.done(&format!("{label}  length {}{known}", row.length));
             print(row);
         }

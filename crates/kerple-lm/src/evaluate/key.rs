@@ -3,7 +3,7 @@
 use super::Found;
 use crate::plan::Plan;
 use kerple::encoding::Encoding;
-use kerple_records::{EvaluationRow, Maker, ScoredText, bits_per_byte};
+use kerple_records::{EvaluationRow, Maker, Numerics, ScoredText, bits_per_byte};
 
 /// What makes an evaluation the same as another of the same run: all that its numbers depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,20 @@ pub struct EvaluationKey {
     pub length: u64,
     /// Updates of the checkpoint.
     pub step: u64,
+    /// What computes it. `None` of a row that does not record it, and of what is computed nowhere yet.
+    pub numerics: Option<Numerics>,
+}
+
+/// Which rows of a run count as the evaluation that is asked for. The program that made a row is no part of either: what reuses
+/// a row of another commit says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// Rows of the same numerics, to the instruction set: one run is evaluated here and now.
+    Same,
+    /// Also rows of another instruction set, or of another GPU of the same kind. Many runs are worked on by several machines and
+    /// copied together, often without their checkpoints. Rows of older versions, which do not record what computed them, are
+    /// of `f32` on a processor.
+    AnyMachine,
 }
 
 impl EvaluationKey {
@@ -44,7 +58,30 @@ impl EvaluationKey {
             start,
             length: length as u64,
             step,
+            numerics: None,
         }
+    }
+
+    /// The same, computed by this program on this device.
+    pub(super) fn by(self, maker: &Maker) -> EvaluationKey {
+        EvaluationKey { numerics: Some(maker.numerics()), ..self }
+    }
+
+    /// Whether a row is this evaluation, whatever computed it.
+    pub(super) fn is_but_for_numerics(&self, row: &EvaluationRow) -> bool {
+        let of = EvaluationKey::of(row);
+        of.is_some_and(|of| EvaluationKey { numerics: self.numerics.clone(), ..of } == *self)
+    }
+
+    /// Whether a row counts as this evaluation.
+    pub(super) fn is_of(&self, row: &EvaluationRow, reuse: Reuse) -> bool {
+        let (own, others) = (self.numerics.as_ref(), row.numerics());
+        let others = others.as_ref();
+        let counts = match reuse {
+            Reuse::Same => own == others,
+            Reuse::AnyMachine => Numerics::chosen_or_usual(own) == Numerics::chosen_or_usual(others),
+        };
+        counts && self.is_but_for_numerics(row)
     }
 
     /// The key of a row; `None` where it does not say its text.
@@ -58,6 +95,7 @@ impl EvaluationKey {
             start: row.other_start().map(str::to_owned),
             length: row.length,
             step: row.step,
+            numerics: row.numerics(),
         })
     }
 
@@ -69,7 +107,7 @@ impl EvaluationKey {
         found: Found,
         (seconds, maker): (f64, &Maker),
     ) -> EvaluationRow {
-        let EvaluationKey { text, split, protocol, window, rope_scaling, start: _, length, step } = self;
+        let EvaluationKey { text, split, protocol, window, rope_scaling, start: _, length, step, numerics: _ } = self;
         let Found { nll, tokens, windows, bytes, position_nll, segment_nll, answers, rolling } = found;
         EvaluationRow {
             encoding: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },

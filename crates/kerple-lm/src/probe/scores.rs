@@ -10,7 +10,7 @@ use crate::sequences::Text;
 use burn::tensor::Tensor;
 use kerple_burn::ops::attention::Seen;
 use kerple_burn::pass::Pass;
-use kerple_records::{LayerScores, ScoreSnapshot};
+use kerple_records::{LayerScores, Maker, ScoreSnapshot};
 
 /// Texts of each length.
 pub(super) const TEXTS: usize = 2;
@@ -18,10 +18,18 @@ pub(super) const TEXTS: usize = 2;
 /// Significant digits that are kept.
 const DIGITS: usize = 5;
 
-/// Whether a run's file has the scores of a checkpoint at all of these lengths.
-pub(super) fn are_kept(folder: &RunFolder, step: u64, lengths: &[usize]) -> Result<bool> {
+/// Whether a run's file has the scores of a checkpoint at all of these lengths, of makers that suit.
+pub(super) fn are_kept(
+    folder: &RunFolder,
+    step: u64,
+    lengths: &[usize],
+    suits: impl Fn(Option<&Maker>) -> bool,
+) -> Result<bool> {
     let known = folder.scores()?;
-    let has = |length: &usize| known.iter().any(|one| one.step == step && one.length == *length as u64);
+    let is_one = |one: &ScoreSnapshot, length: usize| {
+        (one.step, one.length) == (step, length as u64) && suits(one.made_by.as_ref())
+    };
+    let has = |length: &usize| known.iter().any(|one| is_one(one, *length));
     Ok(lengths.iter().all(has))
 }
 
@@ -46,7 +54,7 @@ pub(super) fn measure(
     (model, step): (&Decoder, u64),
     text: &dyn Text,
     lengths: &[usize],
-    seed: u64,
+    (seed, maker): (u64, &Maker),
 ) -> Result<Vec<ScoreSnapshot>> {
     let extent = extent(text, lengths, seed)?;
     let mut all = Vec::new();
@@ -57,7 +65,8 @@ pub(super) fn measure(
             let seen = model.last_scores(Tokens { ids: &ids, batch: 1, len: length }, &Pass::evaluation(seed));
             let layers = seen.into_iter().map(layer).collect();
             let scored = extent.scored(&text.checksum());
-            all.push(ScoreSnapshot { step, text: scored, length: length as u64, segment: segment as u64, layers });
+            let (length, segment, made_by) = (length as u64, segment as u64, Some(maker.clone()));
+            all.push(ScoreSnapshot { step, text: scored, length, segment, layers, made_by });
         }
     }
     Ok(all)
