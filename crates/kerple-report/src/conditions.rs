@@ -52,6 +52,17 @@ impl Conditions {
         Conditions(keys)
     }
 
+    /// The same of a run whose updates were made in these precisions and on these kinds of devices.
+    #[must_use]
+    pub fn computed_in<'a>(mut self, chosen: impl Iterator<Item = (&'a str, &'a str)>) -> Conditions {
+        let (precisions, devices): (BTreeSet<&str>, BTreeSet<&str>) = chosen.unzip();
+        for (key, words) in [("precision", precisions), ("device", devices)] {
+            let words = Vec::from_iter(words).join(" and ");
+            self.0.insert(format!("trained.{key}"), Value::String(words));
+        }
+        self
+    }
+
     /// Every value of an object, by its path.
     pub fn of(value: &Value) -> Conditions {
         let mut keys = BTreeMap::new();

@@ -277,6 +277,7 @@ fn facts(results: &Results, options: &Options) -> Vec<(&'static str, String)> {
         ("training time", duration(seconds)),
     ];
     facts.push(("made on", said_of_runs(counted.clone().map(|run| run.machines.clone()))));
+    facts.push(("evaluated in", said_of_runs(counted.clone().map(|run| run.evaluated_in.clone()))));
     facts.push(("made by", said_of_runs(counted.map(|run| run.programs.clone()))));
     let given = [("reported by", &options.commit), ("date", &options.date)];
     facts.extend(given.into_iter().filter_map(|(name, value)| Some((name, value.clone()?))));

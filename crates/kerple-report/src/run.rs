@@ -1,16 +1,19 @@
 //! Finding run folders and reading what they hold.
 
+mod apart;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use self::apart::{mark_duplicates, name_by_encoding, tell_apart, without_repeated_evaluations};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::conditions::{Conditions, Differences};
+use crate::conditions::Conditions;
 use crate::error::{Error, Result};
 use crate::statistics::median;
 use kerple_records::{
-    EvaluationRow, KernelSnapshot, Maker, MetricsRow, ProbeRow, SittingRow, look, read_json, read_rows,
+    EvaluationRow, KernelSnapshot, Maker, MetricsRow, Numerics, ProbeRow, SittingRow, look, read_json, read_rows,
 };
 
 /// One run folder.
@@ -55,6 +58,7 @@ impl Run {
         let kernels = kerple_records::Error::unless_absent(read_json(&folder.join(kerple_records::KERNELS_FILE)))?;
         let mut kernels: Vec<KernelSnapshot> = kernels.unwrap_or_default();
         kernels.sort_by_key(|snapshot| snapshot.step);
+        let evaluations = without_repeated_evaluations(evaluations, &mut notes);
         let mut run = Run {
             folder: folder.to_owned(),
             name: String::new(),
@@ -62,13 +66,16 @@ impl Run {
             plan,
             metrics: without_repeated_steps(metrics),
             sittings,
-            evaluations: without_repeated_evaluations(evaluations),
+            evaluations,
             kernels,
             probes,
             duplicate_of: None,
             notes,
         };
         run.name = run.label();
+        let trained = run.trained_in();
+        let chosen = trained.iter().map(|by| Numerics::chosen_or_usual(by.as_ref()));
+        run.conditions = run.conditions.computed_in(chosen);
         Ok(run)
     }
 
@@ -158,11 +165,42 @@ impl Run {
         (!shares.is_empty()).then(|| median(&shares))
     }
 
-    /// What equal bits need to be equal: programs, and instruction sets where they are known.
+    /// What equal bits need to be equal: programs, and precisions, devices and instruction sets where they are known.
     pub fn computed_by(&self) -> (BTreeSet<String>, BTreeSet<String>) {
         let trained = self.counted_sittings().into_iter().map(|row| &row.maker);
         let makers = trained.chain(self.evaluations.iter().filter_map(|row| row.made_by.as_ref()));
-        (self.programs(), makers.map(|maker| maker.instructions.clone()).collect())
+        (self.programs(), makers.map(|maker| maker.numerics().to_string()).collect())
+    }
+
+    /// What its updates were computed in; `None` stands for what was not recorded.
+    pub fn trained_in(&self) -> BTreeSet<Option<Numerics>> {
+        match &self.sittings[..] {
+            [] => [None].into(),
+            _ => self.counted_sittings().into_iter().map(|row| Some(row.maker.numerics())).collect(),
+        }
+    }
+
+    /// Precisions of its updates and evaluations, where they were recorded.
+    pub fn precisions(&self) -> BTreeSet<String> {
+        let evaluated = self.evaluations.iter().filter_map(EvaluationRow::numerics);
+        let all = self.trained_in().into_iter().flatten().chain(evaluated);
+        all.map(|numerics| numerics.precision).collect()
+    }
+
+    /// What its evaluations were computed in, where that was recorded.
+    pub fn evaluated_in(&self) -> BTreeSet<String> {
+        self.evaluations.iter().filter_map(EvaluationRow::numerics).map(|numerics| numerics.to_string()).collect()
+    }
+
+    /// Which update on was made by which program in what.
+    fn made(&self) -> Vec<(u64, Option<Numerics>, Option<String>)> {
+        match &self.sittings[..] {
+            [] => vec![(1, None, self.commit().map(str::to_owned))],
+            _ => {
+                let made = |row: &SittingRow| (row.first_step, Some(row.maker.numerics()), row.maker.commit.clone());
+                self.counted_sittings().into_iter().map(made).collect()
+            }
+        }
     }
 
     /// The window that an evaluation restricted attention to, if the encoding was not trained with it.
@@ -271,88 +309,6 @@ fn without_repeated_steps(rows: Vec<MetricsRow>) -> Vec<MetricsRow> {
     kept
 }
 
-fn without_repeated_evaluations(rows: Vec<EvaluationRow>) -> Vec<EvaluationRow> {
-    let mut seen = BTreeSet::new();
-    let mut kept: Vec<EvaluationRow> = rows
-        .into_iter()
-        .rev()
-        .filter(|row| {
-            let what = (row.encoding.clone(), row.protocol.clone(), row.split.clone(), row.text.clone());
-            let how = (row.rope_scaling.clone(), row.other_start().map(str::to_owned));
-            seen.insert((what, how, row.seed, row.train_len, row.length, row.window, row.step))
-        })
-        .collect();
-    kept.reverse();
-    kept
-}
-
-fn mark_duplicates(runs: &mut [Run]) {
-    let mut same: BTreeMap<(String, u64), Vec<usize>> = BTreeMap::new();
-    for (index, run) in runs.iter().enumerate() {
-        if let (Some(hash), Some(seed)) = (run.plan_hash(), run.seed()) {
-            same.entry((hash.to_owned(), seed)).or_default().push(index);
-        }
-    }
-    for indices in same.values() {
-        let size = |&&index: &&usize| (runs[index].evaluations.len(), runs[index].metrics.len());
-        // `rev`: of equal ones `max_by_key` takes the last, and the first should count.
-        let keep = *indices.iter().rev().max_by_key(size).expect("a group has a member");
-        let kept = runs[keep].folder.clone();
-        for &index in indices.iter().filter(|&&index| index != keep) {
-            runs[index].duplicate_of = Some(kept.clone());
-        }
-    }
-}
-
-/// A label says the kind of an encoding but not all of its keys: where runs share one and their keys differ, each is called
-/// by what differs.
-fn name_by_encoding(runs: &mut [Run]) {
-    let mut by_label: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (index, run) in runs.iter().enumerate() {
-        by_label.entry(run.label()).or_default().push(index);
-    }
-    for (label, indices) in by_label {
-        let encodings: Vec<Conditions> =
-            indices.iter().map(|&index| Conditions::of(&runs[index].plan["encoding"])).collect();
-        let differences = Differences::between(&encodings.iter().collect::<Vec<_>>());
-        for (place, &index) in indices.iter().enumerate() {
-            let title = differences.title(place);
-            if !title.is_empty() {
-                runs[index].name = format!("{label} ({title})");
-            }
-        }
-    }
-}
-
-/// Gives runs longer names where one name would still pool different plans under one seed: with the name of the folder
-/// above, if that separates them, else with their own folder.
-fn tell_apart(runs: &mut [Run]) {
-    let parent = |run: &Run| {
-        let above = run.folder.parent().and_then(Path::file_name);
-        above.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
-    };
-    let before: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
-    let longer: [&dyn Fn(&Run) -> String; 2] = [&parent, &|run| run.folder.display().to_string()];
-    for folder in longer {
-        let clashing = clashing_runs(runs);
-        for index in clashing {
-            runs[index].name = format!("{} ({})", before[index], folder(&runs[index]));
-        }
-    }
-    for (run, before) in runs.iter_mut().zip(before).filter(|(run, before)| run.name != *before) {
-        run.notes.push(format!("another plan has the label {before:?} and the same seed; called {:?} here", run.name));
-    }
-}
-
-/// Runs whose name, under their conditions, has two counted runs of one seed.
-fn clashing_runs(runs: &[Run]) -> Vec<usize> {
-    let key = |run: &Run| (run.name.clone(), run.conditions.fingerprint(), run.train_len());
-    let mut seen = BTreeSet::new();
-    let counted = runs.iter().filter(|run| run.duplicate_of.is_none());
-    let clashing: BTreeSet<_> = counted.filter(|run| !seen.insert((key(run), run.seed()))).map(key).collect();
-    (0..runs.len()).filter(|&index| clashing.contains(&key(&runs[index]))).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -362,10 +318,6 @@ mod tests {
         let run = folder.join(name);
         std::fs::create_dir_all(&run).unwrap();
         std::fs::write(run.join(kerple_records::PLAN_FILE), plan.to_string()).unwrap();
-    }
-
-    fn names(folder: &Path) -> Vec<String> {
-        find_runs(&[folder]).unwrap().into_iter().map(|run| run.name).collect()
     }
 
     #[test]
@@ -388,57 +340,6 @@ mod tests {
             find_runs(&[root.path().join("absent")]),
             Err(Error::Record(kerple_records::Error::Io { .. }))
         ));
-    }
-
-    #[test]
-    fn the_fuller_of_two_equal_plans_counts() {
-        let root = tempfile::tempdir().unwrap();
-        for name in ["first", "second", "third"] {
-            plan(root.path(), name, json!({"label": "alibi", "seed": 1, "hash": "abc"}));
-        }
-        plan(root.path(), "other-seed", json!({"label": "alibi", "seed": 2, "hash": "abc"}));
-        let metrics =
-            r#"{"step":1,"loss":2.0,"learning_rate":0.1,"grad_norm":1.0,"tokens":8,"seconds":1.0,"step_seconds":1.0}"#;
-        std::fs::write(root.path().join("second").join(kerple_records::METRICS_FILE), format!("{metrics}\n")).unwrap();
-        let runs = find_runs(&[root.path()]).unwrap();
-        let kept: Vec<_> = runs.iter().filter(|run| run.duplicate_of.is_none()).map(Run::folder_name).collect();
-        assert_eq!(kept, ["other-seed", "second"]);
-        assert_eq!(runs[0].duplicate_of, Some(root.path().join("second")));
-        assert_eq!(runs[0].name, "alibi");
-    }
-
-    #[test]
-    fn plans_that_clash_get_longer_names() {
-        let root = tempfile::tempdir().unwrap();
-        plan(root.path(), "short/alibi-1", json!({"label": "alibi", "seed": 1, "hash": "a"}));
-        plan(root.path(), "short/alibi-2", json!({"label": "alibi", "seed": 2, "hash": "a"}));
-        plan(root.path(), "long/alibi-1", json!({"label": "alibi", "seed": 1, "hash": "b"}));
-        plan(root.path(), "long/t5-1", json!({"label": "t5", "seed": 1, "hash": "c"}));
-        assert_eq!(names(root.path()), ["alibi (long)", "t5", "alibi (short)", "alibi (short)"]);
-        plan(root.path(), "long/alibi-1b", json!({"label": "alibi", "seed": 1, "hash": "d"}));
-        let all = names(root.path());
-        assert!(all[0].ends_with("long/alibi-1)") && all[1].ends_with("long/alibi-1b)"), "{all:?}");
-    }
-
-    #[test]
-    fn encodings_of_one_label_are_called_by_what_differs() {
-        let root = tempfile::tempdir().unwrap();
-        for (name, seed, bias) in [("a", 1, "log(1, a)"), ("b", 2, "log(1, a)"), ("c", 3, "power(1, p)")] {
-            let encoding = json!({"kind": "kernel", "bias": bias, "weight": null, "scale": "after"});
-            plan(root.path(), name, json!({"label": "kernel", "seed": seed, "hash": name, "encoding": encoding}));
-        }
-        let [log, power] = ["kernel (bias log(1, a))", "kernel (bias power(1, p))"];
-        assert_eq!(names(root.path()), [log, log, power]);
-    }
-
-    #[test]
-    fn one_label_and_seed_under_other_conditions_is_no_clash() {
-        let root = tempfile::tempdir().unwrap();
-        for layers in [2, 12] {
-            let name = layers.to_string();
-            plan(root.path(), &name, json!({"label": "t5", "seed": 1, "hash": name, "model": {"n_layers": layers}}));
-        }
-        assert_eq!(names(root.path()), ["t5", "t5"]);
     }
 
     #[test]
@@ -477,7 +378,13 @@ mod tests {
             answers: None,
             made_by: None,
         };
-        let kept = without_repeated_evaluations(vec![evaluation(64, 2.0), evaluation(128, 2.5), evaluation(64, 2.1)]);
-        assert_eq!(kept, [evaluation(128, 2.5), evaluation(64, 2.1)]);
+        let mut notes = Vec::new();
+        let rows = vec![evaluation(64, 2.0), evaluation(128, 2.5), evaluation(64, 2.1), evaluation(128, 2.5)];
+        let kept = without_repeated_evaluations(rows, &mut notes);
+        assert_eq!(kept, [evaluation(64, 2.1), evaluation(128, 2.5)]);
+        let [note] = &notes[..] else { panic!("rows that are equal are no news: {notes:?}") };
+        assert!(
+            note.contains("length 64 under blocks") && note.contains("a loss of 2 by an unknown program and of 2.1")
+        );
     }
 }

@@ -4,6 +4,7 @@ use super::{Cell, Figure, FigurePart, Grid, Row, Section};
 use crate::format::{count, probability};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
 use crate::results::{AnswerMean, AnswerTable, AnswerTest, Name, Results, name_text};
+use crate::statistics::LEAST_PAIRS;
 use serde::Serialize;
 
 /// One table of answers with what belongs to it.
@@ -35,7 +36,10 @@ impl AnswersPart {
             let shown = |value: Option<f64>| Cell::from(value.map_or_else(|| "\u{2013}".to_owned(), percent));
             let spread = mean.beyond_deviation.map(percent);
             let dagger = mean.test.as_ref().is_some_and(|test| test.dagger);
-            let note = Some(format!("n = {}{}", mean.n, mean.test.as_ref().map_or_else(String::new, in_words)));
+            let untested = mean.untestable.as_ref().filter(|_| mean.n >= LEAST_PAIRS);
+            let untested = untested.map_or_else(String::new, |reason| format!("; not tested: {reason}"));
+            let note =
+                Some(format!("n = {}{}{untested}", mean.n, mean.test.as_ref().map_or_else(String::new, in_words)));
             let mut cells =
                 vec![shown(mean.within), Cell { spread, note, dagger, ..shown(mean.beyond) }, shown(mean.beyond_max)];
             cells.extend(lengths.iter().map(|&length| {

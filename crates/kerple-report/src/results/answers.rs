@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::group::Group;
+use super::group::{Group, Tables};
 use super::table::Name;
 use super::{Spread, highest, number};
 use crate::run::Run;
-use crate::statistics::{ALPHA, holm, paired_t_test};
-use kerple_records::{Answers, EvaluationRow};
+use crate::statistics::{ALPHA, Untestable, holm, paired_t_test};
+use kerple_records::{Answers, EvaluationRow, Numerics, ScoredText};
 
 /// The accuracy of an encoding at a length, over seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -59,6 +59,8 @@ pub struct AnswerMean {
     pub beyond_max: Option<f64>,
     /// The mean beyond it against the reference's.
     pub test: Option<AnswerTest>,
+    /// Why there is no such test, where there is something to test against.
+    pub untestable: Option<String>,
 }
 
 /// A paired t-test of two encodings' mean accuracies beyond the training length.
@@ -118,6 +120,12 @@ pub struct AnswerTable {
     pub examples: u64,
     /// What the sequences were drawn with; absent where it is each run's own seed.
     pub text_seed: Option<u64>,
+    /// What products of matrices multiplied; `f32` also of rows of older versions.
+    pub precision: String,
+    /// The kind of device; `cpu` also of rows of older versions.
+    pub device: String,
+    /// The instruction set, or the GPU, where a run was evaluated in several; absent where rows of all are in the table.
+    pub instructions: Option<String>,
     /// Share of right answers of a guess.
     #[serde(with = "number")]
     pub chance: f64,
@@ -187,9 +195,29 @@ struct Key {
     text: String,
     examples: u64,
     text_seed: Option<u64>,
+    precision: String,
+    device: String,
+    instructions: Option<String>,
 }
 
 impl Key {
+    /// Of a row of a task, but for what other rows decide.
+    fn of(run: &Run, row: &EvaluationRow, (answers, text): (&Answers, &ScoredText)) -> Key {
+        let numerics = row.numerics();
+        let (precision, device) = Numerics::chosen_or_usual(numerics.as_ref());
+        Key {
+            group: run.conditions.fingerprint(),
+            task: answers.task.clone(),
+            split: row.split.clone(),
+            text: text.checksum.clone(),
+            examples: text.segments,
+            text_seed: None,
+            precision: precision.to_owned(),
+            device: device.to_owned(),
+            instructions: None,
+        }
+    }
+
     /// What tells its sequences from those of other tables of the same runs and task.
     fn sequences<'a>(&self, all: impl Iterator<Item = &'a Key>) -> String {
         let alike: Vec<&Key> = all.filter(|key| (&key.group, &key.task) == (&self.group, &self.task)).collect();
@@ -207,6 +235,15 @@ impl Key {
         if let Some(seed) = self.text_seed {
             title += &format!(", text seed {seed}");
         }
+        if differs(&|key| key.precision == self.precision) {
+            title += &format!(", {}", self.precision);
+        }
+        if differs(&|key| key.device == self.device) {
+            title += &format!(", on {}", self.device);
+        }
+        if let Some(instructions) = &self.instructions {
+            title += &format!(", instructions {instructions}");
+        }
         title
     }
 }
@@ -214,25 +251,24 @@ impl Key {
 /// A seed's accuracies by length.
 type Curve = BTreeMap<u64, f64>;
 
-pub(super) fn tables(
-    runs: &[&Run],
+pub(super) fn tables<'a>(
+    runs: &[&'a Run],
     groups: &[Group],
     encodings: &[String],
     reference: Option<&str>,
 ) -> Vec<AnswerTable> {
+    let of_run = |&run: &&'a Run| {
+        let of_row = move |row: &'a EvaluationRow| Some((run, row, (row.answers.as_ref()?, row.text.as_ref()?)));
+        run.evaluations.iter().filter_map(of_row)
+    };
+    let rows = || runs.iter().flat_map(of_run);
+    let tables = Tables::new(rows().map(|(run, row, of)| (Key::of(run, row, of), run, row)));
     let mut found: BTreeMap<Key, Vec<(&Run, &EvaluationRow, &Answers)>> = BTreeMap::new();
-    for run in runs {
-        for row in &run.evaluations {
-            let (Some(answers), Some(text)) = (&row.answers, &row.text) else { continue };
-            let key = Key {
-                group: run.conditions.fingerprint(),
-                task: answers.task.clone(),
-                split: row.split.clone(),
-                text: text.checksum.clone(),
-                examples: text.segments,
-                text_seed: Some(text.seed).filter(|&seed| seed != row.seed),
-            };
-            found.entry(key).or_default().push((run, row, answers));
+    for (run, row, of) in rows() {
+        let key = Key::of(run, row, of);
+        for (text_seed, instructions) in tables.of(&key, row) {
+            let key = Key { text_seed, instructions, ..key.clone() };
+            found.entry(key).or_default().push((run, row, of.0));
         }
     }
     let place = |id: &str| groups.iter().position(|group| group.id == id);
@@ -261,12 +297,13 @@ fn of_latest_steps<'a>(
 }
 
 fn table(
-    (Key { group, task, split, text, examples, text_seed }, sequences): (Key, &str),
+    (key, sequences): (Key, &str),
     rows: &[(&Run, &EvaluationRow, &Answers)],
     groups: &[Group],
     (encodings, reference): (&[String], Option<&str>),
 ) -> AnswerTable {
     let (_, first, answers) = rows[0];
+    let Key { group, task, split, text, examples, text_seed, precision, device, instructions } = key;
     // by place in the order of encodings, name and window
     type Setting = (usize, String, Option<u64>);
     let mut curves: BTreeMap<Setting, BTreeMap<u64, Curve>> = BTreeMap::new();
@@ -298,8 +335,9 @@ fn table(
     let other = reference.and_then(|reference| Some((reference, own(reference)?.1)));
     let means = curves.iter().map(|((_, name, window), seeds)| {
         let other = other.filter(|(reference, _)| (*reference, None) != (name.as_str(), *window));
-        let test = other.and_then(|(reference, others)| test(reference, [seeds, others], ends));
-        AnswerMean { test, ..mean(name.clone(), *window, ends, seeds.values()) }
+        let tested = other.map(|(reference, others)| test(reference, [seeds, others], ends)).transpose();
+        let untestable = tested.as_ref().err().map(Untestable::to_string);
+        AnswerMean { test: tested.ok().flatten(), untestable, ..mean(name.clone(), *window, ends, seeds.values()) }
     });
     let mut means: Vec<AnswerMean> = means.collect();
     correct(&mut means);
@@ -318,6 +356,9 @@ fn table(
         text,
         examples,
         text_seed,
+        precision,
+        device,
+        instructions,
         chance: answers.chance,
         title,
         means,
@@ -351,12 +392,16 @@ fn over(curve: &Curve, (train_len, lengths): (u64, &BTreeSet<u64>), beyond: bool
 }
 
 /// Seeds of an encoding against those of the reference; a seed has the same sequences for both.
-fn test(reference: &str, [own, others]: [&BTreeMap<u64, Curve>; 2], ends: (u64, &BTreeSet<u64>)) -> Option<AnswerTest> {
+fn test(
+    reference: &str,
+    [own, others]: [&BTreeMap<u64, Curve>; 2],
+    ends: (u64, &BTreeSet<u64>),
+) -> Result<AnswerTest, Untestable> {
     let pair = |(seed, curve): (&u64, &Curve)| Some((over(curve, ends, true)?, over(others.get(seed)?, ends, true)?));
     let (x, y): (Vec<f64>, Vec<f64>) = own.iter().filter_map(pair).unzip();
-    let found = paired_t_test(&x, &y).ok()?;
+    let found = paired_t_test(&x, &y)?;
     let (difference_low, difference_high) = found.interval(1.0 - ALPHA);
-    Some(AnswerTest {
+    Ok(AnswerTest {
         reference: reference.to_owned(),
         n: found.n,
         difference: found.mean_difference,
@@ -398,6 +443,7 @@ fn mean<'a>(
         beyond_deviation: spread.and_then(|spread| spread.deviation),
         beyond_max: beyond.into_iter().reduce(f64::max),
         test: None,
+        untestable: None,
     }
 }
 

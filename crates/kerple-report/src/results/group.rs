@@ -1,12 +1,13 @@
 //! What may meet in one mean, one table, one test: runs of the same conditions, rows over the same text.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
 use crate::conditions::{Conditions, Differences};
 use crate::run::Run;
-use kerple_records::{EvaluationRow, protocol_meaning};
+use kerple_records::{EvaluationRow, Numerics, protocol_meaning};
 
 /// Runs that were trained under the same conditions, whatever their encoding and seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -70,18 +71,25 @@ pub struct Setting {
     pub text_span: Option<u64>,
     /// Segments of the text.
     pub text_segments: Option<u64>,
-    /// What the segments were drawn with; absent where it is each run's own seed.
+    /// What the segments were drawn with; absent where it is each run's own seed, or nothing was drawn.
     pub text_seed: Option<u64>,
+    /// What products of matrices multiplied; `f32` also of rows of older versions, which had nothing else and do not record it.
+    pub precision: String,
+    /// The kind of device; `cpu` also of rows of older versions.
+    pub device: String,
+    /// The instruction set, or the GPU, where a run was evaluated in several; absent where rows of all are in the table.
+    pub instructions: Option<String>,
     /// A few words that tell it from the other settings of the report; programs have the keys above.
     #[serde(skip)]
     pub title: String,
 }
 
 impl Setting {
-    /// Of one row; the title is that of a setting on its own.
+    /// Of one row, but for what other rows decide: text seed and instructions. The title is that of a setting on its own.
     fn of(run: &Run, row: &EvaluationRow) -> Setting {
         let EvaluationRow { train_len, split, protocol, text, .. } = row;
-        let text = text.as_ref();
+        let (text, numerics) = (text.as_ref(), row.numerics());
+        let (precision, device) = Numerics::chosen_or_usual(numerics.as_ref());
         Setting {
             train_len: *train_len,
             split: split.clone(),
@@ -91,7 +99,10 @@ impl Setting {
             text: text.map(|text| text.checksum.clone()),
             text_span: text.map(|text| text.span),
             text_segments: text.map(|text| text.segments),
-            text_seed: text.map(|text| text.seed).filter(|&seed| seed != row.seed),
+            text_seed: None,
+            precision: precision.to_owned(),
+            device: device.to_owned(),
+            instructions: None,
             title: match row.other_start() {
                 None => format!("{protocol}, {split} split, trained at {train_len}"),
                 Some(start) => format!("{protocol} behind {start}, {split} split, trained at {train_len}"),
@@ -102,6 +113,9 @@ impl Setting {
     /// What was measured, in sentences.
     pub fn meaning(&self) -> String {
         let text = match (self.text_span, self.text_segments, self.text_seed) {
+            (_, Some(segments), _) if !is_drawn(&self.protocol) => {
+                format!("The text is {segments} documents, the same for every seed.")
+            }
             (Some(span), Some(segments), None) => {
                 format!("The text of a seed is {segments} segments of {span} tokens.")
             }
@@ -116,15 +130,77 @@ impl Setting {
     }
 }
 
+/// Whether a protocol scores a text that a seed chose.
+fn is_drawn(protocol: &str) -> bool {
+    !protocol.starts_with("rolling")
+}
+
+/// Which of several tables a row is in, where `Key` is what must be equal at least: what one row alone does not say. A text seed may
+/// be the run's own or one for all runs, and the run of just that seed is among both. Rows of several instruction sets share a
+/// table until one run has the same row in two.
+pub(super) struct Tables<Key> {
+    of: BTreeMap<Key, Alike>,
+}
+
+/// What is known of all rows of a key.
+#[derive(Default)]
+struct Alike {
+    /// Seeds of runs with a text of their own seed.
+    own: BTreeSet<u64>,
+    /// Text seeds that are another than their run's.
+    fixed: BTreeSet<u64>,
+    /// Instruction sets by run and all else that tells its rows apart.
+    instructions: BTreeMap<(PathBuf, String), BTreeSet<Option<String>>>,
+}
+
+impl<Key: Ord> Tables<Key> {
+    pub(super) fn new<'a>(rows: impl Iterator<Item = (Key, &'a Run, &'a EvaluationRow)>) -> Tables<Key> {
+        let mut of: BTreeMap<Key, Alike> = BTreeMap::new();
+        for (key, run, row) in rows {
+            let alike = of.entry(key).or_default();
+            let seed = row.text.as_ref().map(|text| text.seed).filter(|_| is_drawn(&row.protocol));
+            match seed {
+                Some(seed) if seed == row.seed => alike.own.insert(seed),
+                Some(seed) => alike.fixed.insert(seed),
+                None => false,
+            };
+            let EvaluationRow { encoding, length, window, rope_scaling, step, .. } = row;
+            let which = format!("{encoding} {length} {window:?} {rope_scaling:?} {step} {seed:?}");
+            let instructions = row.numerics().map(|numerics| numerics.instructions);
+            alike.instructions.entry((run.folder.clone(), which)).or_default().insert(instructions);
+        }
+        Tables { of }
+    }
+
+    /// Text seed and instructions of every table that a row is in; it is among those that this was made of.
+    pub(super) fn of(&self, key: &Key, row: &EvaluationRow) -> Vec<(Option<u64>, Option<String>)> {
+        let alike = self.of.get(key).expect("the tables are those of all rows");
+        let several = alike.instructions.values().any(|sets| sets.len() > 1);
+        let instructions = || row.numerics().map_or_else(|| "not recorded".to_owned(), |by| by.instructions);
+        let instructions = several.then(instructions);
+        let seeds = match row.text.as_ref().map(|text| text.seed).filter(|_| is_drawn(&row.protocol)) {
+            None => vec![None],
+            Some(seed) if seed != row.seed => vec![Some(seed)],
+            Some(seed) if !alike.fixed.contains(&seed) => vec![None],
+            Some(seed) if alike.own.len() == 1 => vec![Some(seed)],
+            Some(seed) => vec![None, Some(seed)],
+        };
+        seeds.into_iter().map(|seed| (seed, instructions.clone())).collect()
+    }
+}
+
 /// The settings of a report's rows, with titles that tell them apart.
 pub(super) struct Settings {
+    tables: Tables<Setting>,
     titles: BTreeMap<Setting, String>,
 }
 
 impl Settings {
     pub(super) fn of(runs: &[&Run], groups: &[Group]) -> Settings {
-        let rows = runs.iter().flat_map(|run| run.evaluations.iter().map(move |row| Setting::of(run, row)));
-        let all: BTreeSet<Setting> = rows.collect();
+        let rows =
+            || runs.iter().flat_map(|&run| run.evaluations.iter().map(move |row| (Setting::of(run, row), run, row)));
+        let tables = Tables::new(rows());
+        let all: BTreeSet<Setting> = rows().flat_map(|(setting, _, row)| settings(&tables, setting, row)).collect();
         let title = |setting: &Setting| {
             let mut title = setting.title.clone();
             let group = groups.iter().find(|group| group.id == setting.group).map_or("", |group| &group.title);
@@ -134,16 +210,39 @@ impl Settings {
             }
             let alike: Vec<&Setting> =
                 all.iter().filter(|other| other.title == setting.title && other.group == setting.group).collect();
-            title + &text_title(setting, &alike)
+            title + &text_title(setting, &alike) + &numerics_title(setting, &alike)
         };
-        Settings { titles: all.iter().map(|setting| (setting.clone(), title(setting))).collect() }
+        let titles = all.iter().map(|setting| (setting.clone(), title(setting))).collect();
+        Settings { tables, titles }
     }
 
-    /// The setting of a row of one of the runs.
-    pub(super) fn of_row(&self, run: &Run, row: &EvaluationRow) -> Setting {
-        let setting = Setting::of(run, row);
-        let title = self.titles.get(&setting).expect("the settings are those of all rows").clone();
-        Setting { title, ..setting }
+    /// The settings of a row of one of the runs: more than one where its text is that of the run's own seed and of others.
+    pub(super) fn of_row(&self, run: &Run, row: &EvaluationRow) -> Vec<Setting> {
+        let titled = |setting: Setting| {
+            let title = self.titles.get(&setting).expect("the settings are those of all rows").clone();
+            Setting { title, ..setting }
+        };
+        settings(&self.tables, Setting::of(run, row), row).map(titled).collect()
+    }
+}
+
+fn settings(tables: &Tables<Setting>, of: Setting, row: &EvaluationRow) -> impl Iterator<Item = Setting> + use<> {
+    let all = tables.of(&of, row).into_iter();
+    all.map(move |(text_seed, instructions)| Setting { text_seed, instructions, ..of.clone() })
+}
+
+/// What tells what computed a setting from that of others that are otherwise alike.
+fn numerics_title(setting: &Setting, alike: &[&Setting]) -> String {
+    let mut title = String::new();
+    if alike.iter().any(|other| other.precision != setting.precision) {
+        title += &format!(", {}", setting.precision);
+    }
+    if alike.iter().any(|other| other.device != setting.device) {
+        title += &format!(", on {}", setting.device);
+    }
+    match &setting.instructions {
+        Some(instructions) => title + &format!(", instructions {instructions}"),
+        None => title,
     }
 }
 

@@ -58,10 +58,11 @@ pub(super) fn curves(runs: &[&Run], settings: &Settings, encodings: &[String]) -
         for row in run.evaluations.iter().filter(|row| row.position_nll.is_some() && row.text.is_some()) {
             let name = run.name_of(row);
             let place = encodings.iter().position(|known| *known == name).expect("every name is listed");
-            let key = (settings.of_row(run, row), row.length, place, run.window_of(row));
-            let seeds = latest.entry(key).or_default();
-            if seeds.get(&row.seed).is_none_or(|other| other.step <= row.step) {
-                seeds.insert(row.seed, row);
+            for setting in settings.of_row(run, row) {
+                let seeds = latest.entry((setting, row.length, place, run.window_of(row))).or_default();
+                if seeds.get(&row.seed).is_none_or(|other| other.step <= row.step) {
+                    seeds.insert(row.seed, row);
+                }
             }
         }
     }

@@ -48,6 +48,8 @@ pub struct Evaluation {
     /// Wall time in seconds.
     #[serde(with = "number")]
     pub seconds: f64,
+    /// Precision, kind of device, and instruction set or GPU, where that was recorded.
+    pub computed_in: Option<String>,
     /// The run's folder.
     pub run: PathBuf,
 }
@@ -251,11 +253,24 @@ impl Table {
             ("Checkpoints of unfinished training", cells(&|_, score| score.is_some_and(|s| s.n_unfinished > 0))),
             ("NaN or infinite for some seed", cells(&|_, score| score.is_some_and(|s| s.n_not_finite > 0))),
         ];
-        kinds
+        let odd = kinds
             .into_iter()
             .filter(|(_, cells)| !cells.is_empty())
-            .map(|(kind, cells)| format!("{} ({}): {}.", kind, self.setting.title, cells.join(", ")))
-            .collect()
+            .map(|(kind, cells)| format!("{} ({}): {}.", kind, self.setting.title, cells.join(", ")));
+        odd.chain(self.numerics_note()).collect()
+    }
+
+    /// What to say of rows that different instruction sets made.
+    fn numerics_note(&self) -> Option<String> {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for row in &self.evaluations {
+            *counts.entry(row.computed_in.as_deref().unwrap_or("what is not recorded")).or_default() += 1;
+        }
+        let said: Vec<String> = counts.iter().map(|(by, rows)| format!("{by} ({rows} rows)")).collect();
+        let title = &self.setting.title;
+        (said.len() > 1).then(|| {
+            format!("Rows of one table that differ in rounding ({title}): computed in {}.", said.join(" and "))
+        })
     }
 }
 
@@ -264,7 +279,9 @@ pub(super) fn tables(runs: &[&Run], groups: &[Group], settings: &Settings, refer
     let mut by_setting: BTreeMap<Setting, Vec<Evaluation>> = BTreeMap::new();
     for run in runs {
         for row in run.evaluations.iter().filter(|row| row.answers.is_none()) {
-            by_setting.entry(settings.of_row(run, row)).or_default().push(evaluation(run, row));
+            for setting in settings.of_row(run, row) {
+                by_setting.entry(setting).or_default().push(evaluation(run, row));
+            }
         }
     }
     let place = |setting: &Setting| groups.iter().position(|group| group.id == setting.group);
@@ -300,6 +317,7 @@ fn evaluation(run: &Run, row: &EvaluationRow) -> Evaluation {
         perplexity: row.perplexity,
         bits_per_byte: row.bits_per_byte.or(derived),
         seconds: row.seconds,
+        computed_in: row.numerics().map(|numerics| numerics.to_string()),
         run: run.folder.clone(),
     }
 }

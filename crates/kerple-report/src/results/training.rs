@@ -9,6 +9,7 @@ use super::group::Group;
 use super::{Spread, number};
 use crate::run::Run;
 use crate::statistics::median;
+use kerple_records::Numerics;
 
 /// The encoding whose step time the others are given relative to, as in the KERPLE paper's Table 4: it adds no work.
 const USUAL_BASELINE: &str = "sinusoidal";
@@ -58,6 +59,9 @@ pub struct RunRow {
     /// Processors, threads, instruction sets, devices and precisions it was trained with, where that was recorded.
     #[serde(serialize_with = "joined")]
     pub machines: BTreeSet<String>,
+    /// Precisions, kinds of devices and instruction sets it was evaluated in, where that was recorded.
+    #[serde(serialize_with = "joined")]
+    pub evaluated_in: BTreeSet<String>,
     /// Its folder.
     pub folder: PathBuf,
     /// The run reported in its place.
@@ -127,6 +131,7 @@ pub(super) fn run_rows(runs: &[Run]) -> Vec<RunRow> {
             group: run.conditions.fingerprint(),
             programs: run.programs(),
             machines: run.machines(),
+            evaluated_in: run.evaluated_in(),
             folder: run.folder.clone(),
             duplicate_of: run.duplicate_of.clone(),
         })
@@ -156,6 +161,16 @@ pub(super) fn notes(runs: &[Run]) -> Vec<String> {
         }
         if let Some(kept) = &run.duplicate_of {
             notes.push(format!("{folder} has the plan and seed of {} and is not counted.", kept.display()));
+        }
+        let trained = run.trained_in();
+        if trained.len() > 1 {
+            let words =
+                trained.iter().map(|by| by.as_ref().map_or("what is not recorded".to_owned(), Numerics::to_string));
+            let words: Vec<String> = words.collect();
+            notes.push(format!(
+                "{folder} was trained partly in {}, which round differently.",
+                words.join(", partly in ")
+            ));
         }
         if run.evaluations.is_empty() && run.steps_done() > 0 {
             notes.push(format!("{folder} has no evaluations."));

@@ -1,6 +1,6 @@
 //! What may meet in one mean, table and test, and what never does.
 
-use kerple_records::{EvaluationRow, Journal, ScoredText, write_json};
+use kerple_records::{EvaluationRow, Journal, Maker, ScoredText, write_json};
 use kerple_report::table_text;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -51,6 +51,133 @@ fn rows_over_other_text_never_meet() {
         assert_eq!(of(true).score(("kerple_log", None), 128).unwrap().perplexity, 5.0, "{words}");
         assert_eq!((of(true).tests.len(), of(false).tests.len()), (0, 2), "{words}");
     }
+}
+
+/// What computed a row.
+fn maker(precision: &str, device: &str, instructions: &str) -> Maker {
+    let [precision, device, instructions] = [precision, device, instructions].map(str::to_owned);
+    Maker { commit: None, machine: "m".into(), instructions, threads: 1, device, precision }
+}
+
+/// Appends a row of every seed of one encoding at 128 that differs in nothing but what computed it.
+fn evaluated_again(root: &TempDir, perplexity: f64, made_by: impl Fn(u64) -> Maker) {
+    for seed in [1, 2, 3] {
+        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::EVALUATION_FILE);
+        let row = EvaluationRow { made_by: Some(made_by(seed)), ..evaluation("kerple_log", seed, 128, perplexity) };
+        Journal::open(&file).unwrap().push(&row).unwrap();
+    }
+}
+
+#[test]
+fn rows_of_another_precision_or_device_are_other_rows() {
+    for (words, made_by) in [
+        (", bf16", maker("bf16", "cpu", "avx2")),
+        (", on cuda", maker("f32", "cuda:0 (H100)", "avx2")),
+        (", bf16, on cuda", maker("bf16", "cuda:1 (H100)", "avx512")),
+    ] {
+        let root = complete();
+        evaluated_again(&root, 5.0, |_| made_by.clone());
+        let tables = report(&root).unwrap().results.tables;
+        let of = |other: bool| tables.iter().find(|table| table.setting.title.ends_with(words) == other).unwrap();
+        assert_eq!(tables.len(), 2, "{words}");
+        assert_eq!(of(false).score(("kerple_log", None), 128).unwrap().perplexity, 20.0, "{words}");
+        assert_eq!(of(true).score(("kerple_log", None), 128).unwrap().perplexity, 5.0, "{words}");
+        assert!(read(&root, "report.md").contains("- evaluated in: "), "{words}");
+    }
+}
+
+#[test]
+fn instruction_sets_part_rows_of_one_run_and_are_named_between_runs() {
+    let root = complete();
+    evaluated_again(&root, 5.0, |_| maker("f32", "cpu", "avx512"));
+    let tables = report(&root).unwrap().results.tables;
+    let titles: Vec<&str> = tables.iter().map(|table| table.setting.title.as_str()).collect();
+    let title = |set: &str| format!("segments, test split, trained at 64, instructions {set}");
+    assert_eq!(titles, [title("avx512"), title("not recorded")]);
+    let at = |table: usize| tables[table].score(("kerple_log", None), 128).unwrap().perplexity;
+    assert_eq!([at(0), at(1)], [5.0, 20.0]);
+    // every run once, each evaluated by another machine: one table, and what is in it is said
+    let root = complete();
+    for (seed, instructions) in [(1, "avx2"), (2, "avx512"), (3, "avx2")] {
+        let row = |length| EvaluationRow {
+            made_by: Some(maker("f32", "cpu", instructions)),
+            ..evaluation("kerple_log", seed, length, 20.0 + seed as f64)
+        };
+        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::EVALUATION_FILE);
+        std::fs::remove_file(&file).unwrap();
+        let mut rows = Journal::open(&file).unwrap();
+        [64, 128].map(row).iter().for_each(|row| rows.push(row).unwrap());
+    }
+    let results = report(&root).unwrap().results;
+    assert_eq!((results.tables.len(), results.tables[0].score(("kerple_log", None), 128).unwrap().n), (1, 3));
+    let note = results.notes.iter().find(|note| note.starts_with("Rows of one table")).unwrap();
+    assert!(note.contains("f32 on cpu, avx2 (4 rows) and f32 on cpu, avx512 (2 rows) and what is not"), "{note}");
+}
+
+#[test]
+fn runs_of_another_precision_are_other_runs() {
+    let root = complete();
+    for seed in [1, 2, 3] {
+        let folder = root.path().join(format!("runs/kerple_log #{seed}"));
+        let sitting = |first_step: u64, precision: &str, instructions: &str| {
+            let maker = json!({"machine": "m", "instructions": instructions, "threads": 1, "device": "cpu"});
+            let mut row = json!({"first_step": first_step, "precision": precision, "micro_batch": 8, "began": 1});
+            row.as_object_mut().unwrap().extend(maker.as_object().unwrap().clone());
+            format!("{row}\n")
+        };
+        let rows = match seed {
+            1 => sitting(1, "bf16", "avx2"),
+            2 => sitting(1, "f32", "avx2") + &sitting(60, "f32", "avx512"),
+            _ => sitting(1, "f32", "avx2"),
+        };
+        std::fs::write(folder.join(kerple_records::SITTINGS_FILE), rows).unwrap();
+    }
+    let results = report(&root).unwrap().results;
+    let titles: Vec<&str> = results.groups.iter().map(|group| group.title.as_str()).collect();
+    assert_eq!(titles, ["precision f32", "precision bf16"]);
+    let of_log = |table: usize| results.tables[table].score(("kerple_log", None), 64).unwrap().n;
+    assert_eq!([of_log(0), of_log(1)], [2, 1]);
+    let partly = "was trained partly in f32 on cpu, avx2, partly in f32 on cpu, avx512";
+    assert_eq!(results.notes.iter().filter(|note| note.contains(partly)).count(), 1, "{:?}", results.notes);
+}
+
+#[test]
+fn no_seed_stands_alone_by_its_number() {
+    // documents in their order: no seed draws them, whatever the row says
+    for seeds in [[0, 1, 2], [5, 0, 7]] {
+        let root = tempfile::tempdir().unwrap();
+        for seed in seeds {
+            run(root.path(), "alibi", seed, &[]);
+            let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_records::EVALUATION_FILE);
+            let row = evaluation("alibi", seed, 64, 20.0 + seed as f64);
+            let row = EvaluationRow { protocol: "rolling:64".into(), text: Some(text(0)), ..row };
+            Journal::open(&file).unwrap().push(&row).unwrap();
+        }
+        let tables = report(&root).unwrap().results.tables;
+        assert_eq!(tables.len(), 1, "{seeds:?}");
+        assert_eq!((tables[0].scores[0].n, tables[0].setting.text_seed), (3, None));
+        assert!(tables[0].setting.meaning().ends_with("The text is 2 documents, the same for every seed."));
+    }
+    // one text for all runs, drawn with the seed of one of them
+    let root = tempfile::tempdir().unwrap();
+    for seed in [1, 2, 3] {
+        run(root.path(), "alibi", seed, &[]);
+        let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_records::EVALUATION_FILE);
+        let row = EvaluationRow { text: Some(text(2)), ..evaluation("alibi", seed, 64, 20.0 + seed as f64) };
+        Journal::open(&file).unwrap().push(&row).unwrap();
+    }
+    let found = |root: &TempDir| {
+        let tables = report(root).unwrap().results.tables;
+        let shown = tables.iter().map(|table| (table.setting.text_seed, table.scores[0].n));
+        shown.collect::<Vec<(Option<u64>, usize)>>()
+    };
+    assert_eq!(found(&root), [(Some(2), 3)]);
+    // and their own texts too: the run of that seed is among both
+    for seed in [1, 3] {
+        let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_records::EVALUATION_FILE);
+        Journal::open(&file).unwrap().push(&evaluation("alibi", seed, 64, 20.0)).unwrap();
+    }
+    assert_eq!(found(&root), [(None, 3), (Some(2), 3)]);
 }
 
 #[test]
