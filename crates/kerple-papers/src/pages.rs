@@ -13,6 +13,7 @@ mod claims;
 mod dape;
 mod figures;
 mod kerple;
+mod numerics;
 mod page;
 mod published;
 mod question;
@@ -90,6 +91,8 @@ struct Folder {
     timing: Option<Timing>,
     /// Rows left out because they are over another text than most of their corpus.
     over_other_texts: usize,
+    /// Rows left out because they were computed in another precision, on another kind of device, or twice.
+    in_other_numerics: usize,
     /// Where packed runs are as long as they are read.
     _unpacked: Option<TempDir>,
 }
@@ -136,13 +139,15 @@ impl Folder {
             let of_corpus = found.values_mut().filter(|(name, _)| *name == corpus.name);
             over_other_texts += keep_one_text(&mut of_corpus.flat_map(|(_, runs)| runs).collect::<Vec<_>>());
         }
+        let all = found.values_mut().flat_map(|(_, runs)| runs);
+        let in_other_numerics = numerics::keep_one(&mut all.collect::<Vec<_>>());
         let group = |(name, (_, runs)): (String, (&str, Vec<Run>))| {
             let results = Results::of(&runs, None)?;
             Ok((name, Group { runs, results }))
         };
         let groups = found.into_iter().map(group).collect::<Result<_>>()?;
         let timing = kerple_records::Error::unless_absent(read_json(&folder.join(TIMING_FILE)))?;
-        Ok(Folder { manifest, groups, timing, over_other_texts, _unpacked: unpacked })
+        Ok(Folder { manifest, groups, timing, over_other_texts, in_other_numerics, _unpacked: unpacked })
     }
 
     fn group(&self, corpus: &str, variant: &str) -> Option<&Group> {

@@ -15,6 +15,7 @@ use crate::manifest::CorpusFacts;
 use crate::timing::{Timing, TimingRow};
 use kerple_report::format::count;
 use kerple_report::page::{Cell, Grid, Row};
+use kerple_report::said_of_runs;
 use kerple_report::statistics::median;
 use printed::Printed;
 use serde_json::Value;
@@ -84,7 +85,8 @@ fn table3(all: &Folder, printed: &Printed) -> Item {
     let mut item = Item::new("table3", "Table 3: configuration", "As the plan of a run of DAPE-Kerple says.");
     let texts = all.manifest.corpora.iter().filter(|corpus| !corpus.is_task());
     let runs = texts.filter_map(|corpus| all.group(&corpus.name, "")).flat_map(|group| &group.runs);
-    let plan = runs.filter(|run| run.label() == "dape").map(|run| &run.plan).next();
+    let runs: Vec<_> = runs.collect();
+    let plan = runs.iter().find(|run| run.label() == "dape").map(|run| &run.plan);
     let at = |pointer: &str| match plan.and_then(|plan| plan.pointer(pointer)) {
         None => "\u{2013}".to_owned(),
         Some(Value::String(text)) => text.clone(),
@@ -102,7 +104,7 @@ fn table3(all: &Folder, printed: &Printed) -> Item {
         ("optimizer", format!("Adam, {}", at("/train/learning_rate"))),
         ("sequences a batch", at("/train/batch")),
         ("updates", at("/steps")),
-        ("precision", "f32".to_owned()),
+        ("precision", said_of_runs(runs.iter().map(|run| run.precisions()))),
     ];
     item.planned = 1;
     item.complete = usize::from(plan.is_some());

@@ -8,6 +8,7 @@ use crate::manifest::without_keys;
 use crate::timing::Timing;
 use kerple_report::format::{count, number};
 use kerple_report::page::{Cell, Grid, Row};
+use kerple_report::said_of_runs;
 use kerple_report::statistics::median;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -193,7 +194,7 @@ fn configuration(
         ("optimizer", format!("Adam, {}", at("/train/learning_rate"))),
         ("sequences a batch", at("/train/batch")),
         ("updates", at("/steps")),
-        ("precision", "f32".to_owned()),
+        ("precision", said_of_runs(runs.iter().map(|run| run.precisions()))),
         (
             "parameters of the encoding",
             own.map_or_else(|| "\u{2013}".to_owned(), |most| format!("at most {}", count(most))),

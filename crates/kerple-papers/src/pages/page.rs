@@ -118,12 +118,23 @@ impl<'a> Page<'a> {
         if all.over_other_texts > 0 {
             head.push(("rows over other texts, left out", all.over_other_texts.to_string()));
         }
+        if all.in_other_numerics > 0 {
+            head.push((
+                "rows of another precision, device or instruction set, left out",
+                all.in_other_numerics.to_string(),
+            ));
+        }
         let found: Vec<&kerple_report::Run> = all.groups.values().flat_map(|group| &group.runs).collect();
         let seconds = |run: &&kerple_report::Run| {
             run.training_seconds().unwrap_or(0.0) + run.evaluations.iter().map(|row| row.seconds).sum::<f64>()
         };
         if !found.is_empty() {
             head.push(("made on", said_of_runs(found.iter().map(|run| run.machines()))));
+            head.push(("evaluated in", said_of_runs(found.iter().map(|run| run.evaluated_in()))));
+            let partly = found.iter().filter(|run| run.trained_in().len() > 1).count();
+            if partly > 0 {
+                head.push(("trained partly on other instruction sets or devices", format!("{partly} runs")));
+            }
             head.push(("made by", said_of_runs(found.iter().map(|run| run.programs()))));
             head.push(("training and evaluation", kerple_report::format::duration(found.iter().map(seconds).sum())));
         }
