@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Place, document};
+use common::{Place, document, skip};
 use serde_json::Value;
 
 fn device() -> String {
@@ -127,8 +127,10 @@ fn an_array_that_a_device_has_no_room_for_is_an_error() {
     let listed = lines(&place.ok(&["devices", "--json"]));
     let largest =
         listed.iter().find(|row| row["name"] == device.as_str()).and_then(|row| row["largest_array"].as_u64());
-    // of a device with room for more an array that it has no room for would be some time in the making
-    let Some(batch) = largest.map(|bytes| bytes / SEQUENCE + 1).filter(|batch| *batch < 16) else { return };
+    let batch = largest.expect("a device that is listed says its largest array") / SEQUENCE + 1;
+    if batch >= 16 {
+        return skip("this device has room for arrays that would be some time in the making");
+    }
     let run = |batch: u64| {
         let (batch, sizes) =
             (batch.to_string(), ["--heads", "12", "--head-dim", "64", "--lens", "16384", "--repeats", "1"]);

@@ -46,8 +46,7 @@ fn errors_are_coloured_where_that_is_wanted() {
 #[test]
 fn a_terminal_gets_colours_and_lines_that_fit() {
     let place = Place::new();
-    if Command::new("script").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no `script` to make a terminal with");
+    if common::lacks("script") {
         return;
     }
     let kerple = env!("CARGO_BIN_EXE_kerple");

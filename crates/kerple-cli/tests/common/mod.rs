@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
@@ -72,6 +73,23 @@ impl Place {
 }
 
 /// A file of the project.
+/// Says that a test, or the rest of it, is left out here, where nobody reads what tests that pass have printed: on the real stderr.
+pub fn skip(why: &str) {
+    writeln!(std::io::stderr(), "skipped: {why}").unwrap();
+}
+
+/// Whether a program that a test needs is not installed, which is said. With `CI=true`, as in `.ci/run`, which installs it, that is
+/// a failure: nothing is left out there unseen.
+pub fn lacks(program: &str) -> bool {
+    let missing = Command::new(program).arg("--version").output().is_err();
+    if missing {
+        let why = format!("there is no `{program}` on this machine");
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "{why}, and CI=true says that no test is left out");
+        skip(&why);
+    }
+    missing
+}
+
 pub fn document(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
 }

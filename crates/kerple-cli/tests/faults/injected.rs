@@ -1,7 +1,7 @@
 //! Faults at system calls on the run folder, put there by `strace`: the call fails with an error, or the process ends in it.
 
 use super::{check_equal, train_with};
-use crate::common::Place;
+use crate::common::{Place, lacks};
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -78,18 +78,10 @@ fn disturb(place: &Place, arguments: &[&str], call: &Call, fault: &str) -> bool 
     true
 }
 
-fn strace_is_missing() -> bool {
-    let missing = Command::new("strace").arg("-V").output().is_err();
-    if missing {
-        println!("skipped: there is no strace on this machine");
-    }
-    missing
-}
-
 /// Where the checkpoints could not be looked for, a finished run was once trained again from nothing.
 #[test]
 fn a_disk_that_does_not_answer_is_no_empty_folder() {
-    if strace_is_missing() {
+    if lacks("strace") {
         return;
     }
     let place = Place::new();
@@ -111,7 +103,7 @@ fn a_disk_that_does_not_answer_is_no_empty_folder() {
 /// `KERPLE_FAULTS` says how many rounds.
 #[test]
 fn faults_at_system_calls_change_nothing() {
-    if strace_is_missing() {
+    if lacks("strace") {
         return;
     }
     let rounds = std::env::var("KERPLE_FAULTS").map_or(24, |rounds| rounds.parse().expect("a number of rounds"));
