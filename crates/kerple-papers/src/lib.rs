@@ -13,6 +13,8 @@ pub mod manifest;
 pub mod packed;
 pub mod pages;
 pub mod reproduce;
+pub mod seal;
 pub mod timing;
+pub mod verify;
 
 pub use error::{Error, Result};

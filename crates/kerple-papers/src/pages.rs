@@ -210,9 +210,18 @@ fn made(reproduction: &Folder, folder: &Path) -> Result<Vec<page::Item>> {
 /// # Errors
 /// A folder without a reproduction, damaged records, files that cannot be written.
 pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -> Result<Summary> {
+    write_into(folder, &folder.join(PAGE_FOLDER), only, facts)
+}
+
+/// The same with the pages in another folder, where their links lead nowhere.
+pub(crate) fn write_into(
+    folder: &Path,
+    out: &Path,
+    only: &[String],
+    facts: &[(&'static str, String)],
+) -> Result<Summary> {
     let reproduction = Folder::read(folder)?;
-    let out = folder.join(PAGE_FOLDER);
-    refuse_foreign(&out)?;
+    refuse_foreign(out)?;
     let made = made(&reproduction, folder)?;
     let wanted = |id: &str| only.is_empty() || only.iter().any(|name| name == id);
     let made: Vec<page::Item> = made.into_iter().filter(|item| wanted(item.id)).collect();
@@ -223,7 +232,7 @@ pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -
     for picture in made.iter().flat_map(|item| &item.pictures) {
         put(out.join(picture.file()), picture.alone().into_bytes(), &mut files)?;
     }
-    remove_former_figures(&out, &files)?;
+    remove_former_figures(out, &files)?;
     let page = page::Page::new(&reproduction, &made, facts);
     for (name, text) in page.render()? {
         put(out.join(name), text.into_bytes(), &mut files)?;

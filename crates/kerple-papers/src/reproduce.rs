@@ -7,11 +7,13 @@
 //! What is done is skipped, what was begun goes on, and a [`Shard`] takes every n-th run, so that folders of several
 //! machines are merged by copying them together. Tables and figures are made of the folder alone: [`pages`](crate::pages).
 
+mod carried;
 mod experiment;
 mod export;
 mod texts;
 mod timing;
 
+pub use carried::beside_the_plan;
 pub use experiment::{CorpusConfig, EvaluationConfig, Experiment, PartConfig, TimingConfig};
 pub use export::export;
 

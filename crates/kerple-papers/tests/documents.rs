@@ -1,7 +1,8 @@
 //! What `docs/results-*.md` say is what the rows in `results/` say: their tables are the pages', and no sentence has a number that
-//! stands in no table. `UPDATE_RESULTS=1 cargo test` writes tables and pages anew.
+//! stands in no table. `UPDATE_RESULTS=1 cargo test --release -p kerple-papers --test documents` writes tables, pages and the sums of the
+//! archives anew; it changes no run.
 
-use kerple_papers::pages;
+use kerple_papers::{pages, seal};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -111,6 +112,7 @@ fn pages_are_those_of_the_rows() {
     for paper in PAPERS {
         if std::env::var_os("UPDATE_RESULTS").is_some() {
             pages::write(&results(paper), &[], &[]).unwrap();
+            seal::seal(&results(paper)).unwrap();
         }
         let page = std::fs::read_to_string(results(paper).join("paper/report.md")).unwrap();
         // the head names the program that made the page

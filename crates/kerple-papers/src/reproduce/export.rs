@@ -7,6 +7,7 @@ use super::refuse_another;
 use crate::error::{Error, Result};
 use crate::manifest::{MANIFEST_FILE, Manifest};
 use crate::packed::{pack, unpacked as unpack};
+use crate::seal::{refuse_broken, seal};
 use crate::timing::{TIMING_FILE, Timing};
 use kerple_lm::checkpoint;
 use kerple_lm::run::RunFolder;
@@ -18,16 +19,19 @@ use serde_json::{Map, Number, Value};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Writes the manifest, the timing, and an archive of the records of every run that has been evaluated into `folder`, where
-/// older ones are replaced; returns how many runs that were.
+/// Writes the manifest, the timing, an archive of the records of every run that has been evaluated, and the sums of all of these into
+/// `folder`, where older ones are replaced; returns how many runs that were.
 ///
 /// # Errors
-/// A folder that holds no reproduction; one to export into that is the same, within it, or another reproduction; files that
+/// A folder that holds no reproduction, or an export that was changed; one to export into that is the same, within it, or another reproduction; files that
 /// cannot be read or written.
 pub fn export(out: &Path, folder: &Path) -> Result<usize> {
     let manifest = Manifest::read(out)?;
     refuse_target(&manifest, out, folder)?;
     let unpacked = unpack(out)?;
+    if let Some(aside) = &unpacked {
+        refuse_broken(out, aside.path())?;
+    }
     let from = unpacked.as_ref().map_or(out, TempDir::path);
     let kept = tempfile::tempdir().map_err(kerple_records::Error::io("preparing", folder))?;
     let mut runs = 0;
@@ -41,6 +45,7 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
     if look(&out.join(TIMING_FILE))?.is_some() {
         kerple_records::write_json(&folder.join(TIMING_FILE), &read_json::<Timing>(&out.join(TIMING_FILE))?)?;
     }
+    seal(folder)?;
     Ok(runs)
 }
 
