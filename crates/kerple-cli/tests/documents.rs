@@ -98,7 +98,7 @@ fn results_and_reference_values_are_few_files() {
     let [results, golden] = ["results", "golden"].map(|folder| size(&document(folder)));
     let (files, bytes) = (results.0 + golden.0, results.1 + golden.1);
     assert!(files <= 300, "{files} files");
-    assert!(bytes <= 12 << 20, "{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    assert!(bytes <= 16 << 20, "{:.1} MiB", bytes as f64 / f64::from(1 << 20));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use kerple_data::Split;
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::Source;
-use kerple_lm::evaluate::{AnswersRequest, Evaluation, Event as Evaluating, OfTask, missing, served};
+use kerple_lm::evaluate::{AnswersRequest, Evaluation, Event as Evaluating, OfTask, Reuse, known, served};
 use kerple_lm::host::Host;
 use kerple_lm::learner::{Learner, settings};
 use kerple_lm::model::{Classifier, Decoder, Transducer};
@@ -18,7 +18,7 @@ use kerple_lm::sequences::Batches;
 use kerple_lm::solver::Planned;
 use kerple_lm::task::{Answering, Batch, Task};
 use kerple_lm::train::{Event, Outcome, Sitting, train};
-use kerple_records::{EvaluationRow, MetricsRow};
+use kerple_records::{EvaluationRow, Maker, MetricsRow};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -137,15 +137,31 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
     let (_, other) = evaluate(folder.path(), &AnswersRequest { seed: 8, ..request(&[8]) });
     assert_eq!((fresh, other), (1, 1));
     let (plan, source) = plan(&config);
-    let known = RunFolder::new(folder.path()).evaluations().unwrap();
+    let rows = RunFolder::new(folder.path()).evaluations().unwrap();
+    let here = Host::cpu(None).maker;
+    let lacks = |by: (&Maker, Reuse), encoding: &Encoding, source: &Source, lengths: &[usize]| {
+        let scored = OfTask::new(source.task().unwrap(), request(lengths));
+        let found = known(&rows, (&plan, encoding), &scored, by);
+        lengths.iter().zip(found).filter(|(_, row)| row.is_none()).map(|(length, _)| *length).collect::<Vec<usize>>()
+    };
     let missing = |encoding: &Encoding, source: &Source, lengths: &[usize]| {
-        missing(&known, &plan, encoding, &OfTask::new(source.task().unwrap(), request(lengths)))
+        lacks((&here, Reuse::Same), encoding, source, lengths)
     };
     assert_eq!(missing(&plan.encoding, &source, &[8, 9, 10, 24]), [10]);
     let windowed = Encoding { window: Some(4), ..plan.encoding.clone() };
     assert_eq!(missing(&windowed, &source, &[8]), [8], "a window is another evaluation");
     let other = Source::open(&self::config("\"odds_first\"", &[]).data).unwrap();
     assert_eq!(missing(&plan.encoding, &other, &[8]), [8], "so are other examples");
+    // and what is computed otherwise: of another machine's instruction set where only one is asked for
+    for (by, [same, any]) in [
+        (Maker { precision: "bf16".into(), ..here.clone() }, [1, 1]),
+        (Maker { device: "cuda:0 (A)".into(), ..here.clone() }, [1, 1]),
+        (Maker { instructions: "mmx".into(), ..here.clone() }, [1, 0]),
+        (Maker { commit: Some("abc".into()), threads: 99, ..here.clone() }, [0, 0]),
+    ] {
+        let lacking = |reuse| lacks((&by, reuse), &plan.encoding, &source, &[8]).len();
+        assert_eq!([lacking(Reuse::Same), lacking(Reuse::AnyMachine)], [same, any], "{by}");
+    }
 }
 
 #[test]

@@ -210,21 +210,22 @@ fn made(reproduction: &Folder, folder: &Path) -> Result<Vec<page::Item>> {
 /// # Errors
 /// A folder without a reproduction, damaged records, files that cannot be written.
 pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -> Result<Summary> {
-    write_into(folder, &folder.join(PAGE_FOLDER), only, facts)
+    let wanted = |id: &str, _: &str| only.is_empty() || only.iter().any(|name| name == id);
+    write_into(folder, &folder.join(PAGE_FOLDER), &wanted, facts)
 }
 
-/// The same with the pages in another folder, where their links lead nowhere.
+/// The same with the pages in another folder, where their links lead nowhere; `wanted` is asked for every table and figure by its id
+/// and title.
 pub(crate) fn write_into(
     folder: &Path,
     out: &Path,
-    only: &[String],
+    wanted: &dyn Fn(&str, &str) -> bool,
     facts: &[(&'static str, String)],
 ) -> Result<Summary> {
     let reproduction = Folder::read(folder)?;
     refuse_foreign(out)?;
     let made = made(&reproduction, folder)?;
-    let wanted = |id: &str| only.is_empty() || only.iter().any(|name| name == id);
-    let made: Vec<page::Item> = made.into_iter().filter(|item| wanted(item.id)).collect();
+    let made: Vec<page::Item> = made.into_iter().filter(|item| wanted(item.id, item.title)).collect();
     let mut files = Vec::new();
     for figure in made.iter().flat_map(|item| &item.figures) {
         put(out.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
