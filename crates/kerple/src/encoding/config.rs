@@ -127,7 +127,21 @@ impl Serialize for Encoding {
         let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
         map.extend(self.method.keys());
         map.extend(shared.as_object().cloned().unwrap_or_default());
-        map.serialize(serializer)
+        serializer.collect_map(map.iter().map(|(key, value)| (key, Written(value))))
+    }
+}
+
+/// A value in which null is an absent one. JSON writes it as null all the same, which hashes of plans cover; a run file, which
+/// has no null, leaves the key out.
+struct Written<'a>(&'a Value);
+
+impl Serialize for Written<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Value::Null => serializer.serialize_none(),
+            Value::Object(map) => serializer.collect_map(map.iter().map(|(key, value)| (key, Written(value)))),
+            value => value.serialize(serializer),
+        }
     }
 }
 
@@ -175,6 +189,15 @@ impl Encoding {
             ));
         }
         Ok(())
+    }
+
+    /// The same with every value written down that otherwise follows from the training length, as it is at this one. Other
+    /// training lengths change nothing of it.
+    #[must_use]
+    pub fn pinned(&self, train_len: usize) -> Encoding {
+        let mut pinned = self.clone();
+        pinned.method.positional_mut().pin_length(train_len);
+        pinned
     }
 
     /// The same with rotary rates stretched in this way.

@@ -230,6 +230,10 @@ impl Positional for Config {
         self.base.positional().slopes(inputs)
     }
 
+    fn pin_length(&mut self, train_len: usize) {
+        self.base.0.positional_mut().pin_length(train_len);
+    }
+
     fn rotation_mut(&mut self) -> Option<&mut rotary::Config> {
         self.base.0.positional_mut().rotation_mut()
     }

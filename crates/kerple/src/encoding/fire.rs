@@ -119,6 +119,10 @@ impl Positional for Config {
         Form::Map(MapForm { map: map.into(), table, rotary: None, own: PARAMETERS })
     }
 
+    fn pin_length(&mut self, train_len: usize) {
+        self.threshold.get_or_insert(train_len as f64);
+    }
+
     fn fire(&self) -> Option<&Config> {
         Some(self)
     }

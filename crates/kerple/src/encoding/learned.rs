@@ -63,7 +63,7 @@ impl Positional for Config {
         Err(Refusal::new(
             "positions",
             format!("{positions} rows are too few for training sequences of {} tokens", geometry.train_len),
-            "raise it to the training length, or leave it out",
+            format!("use at least {}, or train sequences of at most {positions} tokens", geometry.train_len),
         ))
     }
 
@@ -73,6 +73,10 @@ impl Positional for Config {
 
     fn scopes(&self) -> &'static [Scope] {
         Scope::SHARED
+    }
+
+    fn pin_length(&mut self, train_len: usize) {
+        self.positions.get_or_insert(train_len);
     }
 
     fn randomized(&self) -> Randomized {

@@ -138,6 +138,10 @@ pub trait Positional {
         None
     }
 
+    /// Writes down the keys that follow from the training length where they are absent, with the values that they have at this
+    /// one: at any other length the method is then as it was trained.
+    fn pin_length(&mut self, _train_len: usize) {}
+
     /// The kernels behind its bias and its weight, whose learned values are those of [`Positional::parameters`] in this order;
     /// nothing where they are no expressions.
     fn kernels(&self) -> [Option<Expr>; 2] {

@@ -140,6 +140,10 @@ impl Positional for Config {
         Form::Rotary(self.scaled(head_dim, Lengths { train_len, span: inputs.places.span }, inputs.compat))
     }
 
+    fn pin_length(&mut self, train_len: usize) {
+        self.scaling = self.scaling.map(|scaling| scaling.pinned(train_len));
+    }
+
     fn rotation_mut(&mut self) -> Option<&mut Config> {
         Some(self)
     }

@@ -232,6 +232,18 @@ fn partly(rate: f64, stretch: f64, keep: f64) -> f64 {
 }
 
 impl Scaling {
+    /// The same with the length that the rates were made for written down: this one, where it is absent.
+    #[must_use]
+    pub fn pinned(mut self, train_len: usize) -> Scaling {
+        let (Scaling::Linear(Stretch { original_len, .. })
+        | Scaling::Ntk(Stretch { original_len, .. })
+        | Scaling::Dynamic(Dynamic { original_len, .. })
+        | Scaling::Yarn(Yarn { original_len, .. })
+        | Scaling::Llama3(Llama3 { original_len, .. })) = &mut self;
+        original_len.get_or_insert(train_len);
+        self
+    }
+
     /// The rates of `rotated` features.
     pub fn scaled(&self, base: f64, rotated: usize, lengths: Lengths) -> Scaled {
         let divided = |s: f64| plain_rates(base, rotated).into_iter().map(move |rate| rate / s).collect();

@@ -29,6 +29,34 @@ fn kinds_round_trip_through_their_names() {
     }
 }
 
+/// Every encoding by its defaults, and keys that have values by the training length in places of their own.
+fn all_that_may_follow_the_length() -> Vec<Encoding> {
+    let scaled = |scaling: &&str| {
+        let rotary = format!(r#"{{"kind":"rotary","scaling":"{scaling}"}}"#);
+        [rotary.clone(), format!(r#"{{"kind":"dape","base":{rotary}}}"#)]
+    };
+    let texts = scaling::SCALINGS.iter().flat_map(scaled).chain([r#"{"kind":"dape","base":"fire"}"#.to_owned()]);
+    all().into_iter().chain(texts.map(|text| serde_json::from_str(&text).unwrap())).collect()
+}
+
+#[test]
+fn what_is_pinned_is_the_same_at_every_training_length() {
+    let places = || Places { range: 0..20, span: 160, drawn: None };
+    for encoding in all_that_may_follow_the_length() {
+        let pinned = encoding.pinned(GEOMETRY.train_len);
+        let stored = encoding.initial(&GEOMETRY, 3);
+        let form = encoding.form(&GEOMETRY, &stored, places());
+        for train_len in [20, 32, 300] {
+            let geometry = Geometry { train_len, ..GEOMETRY };
+            let label = pinned.label();
+            assert_eq!(pinned.parameters(&geometry), encoding.parameters(&GEOMETRY), "{label} at {train_len}");
+            assert_eq!(pinned.form(&geometry, &stored, places()), form, "{label} at {train_len}");
+            assert_eq!(pinned.longest(&geometry), encoding.longest(&GEOMETRY), "{label} at {train_len}");
+        }
+        assert_eq!(pinned.pinned(300), pinned, "what is written down stays");
+    }
+}
+
 #[test]
 fn parameters_of_the_paper() {
     let geometry = Geometry::new(12, 64, 512);
