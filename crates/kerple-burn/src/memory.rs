@@ -158,7 +158,7 @@ pub struct Recurrent {
 }
 
 /// Positions whose noise is drawn at once when they come one by one.
-const FEWEST_HELD: usize = 256;
+pub const FEWEST_HELD: usize = 256;
 
 /// Near weights of a decay, and weights and rates of what is beyond.
 type HeldDecay = (Vec<f32>, Vec<f32>, Arc<[f64]>);
@@ -254,7 +254,8 @@ pub struct Rows {
     told: Told,
 }
 
-const FIRST_CAPACITY: usize = 256;
+/// Positions that there is room for from the first one on.
+pub const FIRST_CAPACITY: usize = 256;
 
 impl Rows {
     /// Nothing yet.

@@ -14,6 +14,7 @@
 //!                                                                where heads of a long sequence are worked off a few at a time
 //!              logits       pieces of them on every thread; of tasks, VR of some rows at a time
 //! both         what positions take, see [`positions`]; 28 bytes for every token at once: the examples, their targets and losses
+//! serving      as evaluation, and what each text that grows holds, see [`caches`]
 //! saving       weights P, moments 2P, a copy of the weights, the moments as a file: 6P
 //! program      32 MiB of code and what it reads, 6 MiB for each thread: as they are resident when a tiny model is trained
 //! ```
@@ -22,6 +23,7 @@
 //! and so does what is resident, by what the operating system says of such runs. A request is refused only where the estimate alone exceeds
 //! all the memory there is.
 
+mod caches;
 mod positions;
 
 use crate::error::{Error, Result};
@@ -50,6 +52,8 @@ pub struct Memory {
     pub logits: u64,
     /// Tables, draws and codes of the encoding, features and states of linear attention.
     pub positions: u64,
+    /// KV caches of the texts that grow together, and states of linear attention in their place.
+    pub caches: u64,
     /// Sequences with their targets and losses.
     pub examples: u64,
     /// The program itself and its threads.
@@ -68,8 +72,8 @@ const A_THREAD: u64 = 6 << 20;
 impl Memory {
     /// All of it.
     pub fn total(&self) -> u64 {
-        let Memory { weights, moments, gradients, activations, logits, positions, examples, program } = *self;
-        let others = [moments, gradients, activations, logits, positions, examples, program];
+        let Memory { weights, moments, gradients, activations, logits, positions, caches, examples, program } = *self;
+        let others = [moments, gradients, activations, logits, positions, caches, examples, program];
         others.into_iter().fold(weights, u64::saturating_add)
     }
 
@@ -92,6 +96,7 @@ impl fmt::Display for Memory {
             ("activations", self.activations),
             ("logits", self.logits),
             ("positions", self.positions),
+            ("KV caches", self.caches),
             ("examples", self.examples),
             ("program", self.program),
         ] {
@@ -160,6 +165,7 @@ impl Plan {
             activations: bytes(&[tokens, a_token]).max(evaluation),
             logits: logits(tokens, model.vocab_size).saturating_mul(2),
             positions: positions::positions(self, rows),
+            caches: 0,
             examples: A_TOKEN.saturating_mul(self.train.batch as u64).saturating_mul(self.sequence_len() as u64),
             program: program(),
         }
@@ -186,9 +192,16 @@ impl Plan {
                 Some(_) => logits(tokens, model.vocab_size),
             },
             positions: positions::positions(self, rows),
+            caches: 0,
             examples: A_TOKEN.saturating_mul(all as u64),
             program: program(),
         }
+    }
+
+    /// What serving takes: a prompt that is read while so many texts grow, of up to `length` tokens each.
+    pub fn serving_memory(&self, length: usize, texts: usize) -> Memory {
+        let caches = caches::caches(self, length).saturating_mul(texts as u64);
+        Memory { caches, ..self.evaluation_memory(length) }
     }
 
     /// Refuses training that needs more memory than there is.
@@ -216,5 +229,26 @@ impl Plan {
         let Some(limit) = limit else { return Ok(()) };
         let what = format!("evaluating {length} tokens at once");
         self.evaluation_memory(length).check(limit, &what, || "ask for shorter lengths".to_owned())
+    }
+
+    /// Refuses serving that needs more memory than there is.
+    ///
+    /// # Errors
+    /// The estimate, the limit and the options to change.
+    pub fn check_serving_memory(&self, length: usize, texts: usize, limit: Option<&Limit>) -> Result<()> {
+        let Some(limit) = limit else { return Ok(()) };
+        let what = format!("serving {texts} texts of {length} tokens at once");
+        self.serving_memory(length, texts).check(limit, &what, || {
+            let fits = |length: usize, texts: usize| self.serving_memory(length, texts).total() <= limit.bytes;
+            let halves = std::iter::successors(Some(length / 2), |shorter| Some(shorter / 2));
+            let shorter = || halves.take_while(|length| *length > 0).find(|length| fits(*length, texts));
+            match (1..texts).rev().find(|texts| fits(length, *texts)) {
+                Some(texts) => format!("--batch {texts} fits, or lower --max-len"),
+                None => shorter().map_or_else(
+                    || "serve a smaller model, or on a machine with more memory".to_owned(),
+                    |length| format!("--max-len {length} fits"),
+                ),
+            }
+        })
     }
 }

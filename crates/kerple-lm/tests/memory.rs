@@ -9,35 +9,56 @@ use hunt::counting;
 use kerple_burn::pass::Pass;
 use kerple_lm::config::RunConfig;
 use kerple_lm::learner::{self, Learner, Update};
-use kerple_lm::memory::TOKENS_AT_ONCE;
-use kerple_lm::model::Decoder;
+use kerple_lm::memory::{Limit, TOKENS_AT_ONCE};
+use kerple_lm::model::{Decoder, Growing, Tokens};
 use kerple_lm::plan::{DataFacts, Plan};
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::{LanguageModel, Task};
+
+/// Tokens of a prompt that are read at once.
+const PIECE: usize = 64;
 
 /// How much more, or less, than is estimated may be held.
 const FACTOR: f64 = 2.0;
 
 const LINEAR: &str = "model.block.attention = { linear = { features = \"relu\" } }";
 
+/// What a plan of a test differs in.
+struct Sizes {
+    layers: usize,
+    heads: [usize; 2],
+    len: usize,
+    batch: usize,
+    piece: Option<usize>,
+}
+
+fn plan_of(name: &str, text: &str, sizes: Sizes) -> Plan {
+    let Sizes { layers, heads: [heads, head_dim], len, batch, piece } = sizes;
+    let piece = piece.map_or(String::new(), |piece| format!("train.piece = {piece}\n"));
+    let text = format!(
+        "data.path = \"nowhere\"\n{text}\ntrain.train_len = {len}\ntrain.batch = {batch}\ntrain.valid_every = 0\n{piece}\
+         model.n_layers = {layers}\nmodel.n_heads = {heads}\nmodel.head_dim = {head_dim}"
+    );
+    let config = RunConfig::parse(&text, name, &[]).unwrap();
+    let facts = DataFacts { vocab_size: 256, tokenizer: String::new(), train_tokens: 1 << 30, content: String::new() };
+    Plan::new(&config, facts).unwrap()
+}
+
+fn linear(encoding: &str) -> String {
+    format!("encoding = {encoding}\n{LINEAR}")
+}
+
+/// Linear attention with so many random features.
+fn favor(encoding: &str, count: usize) -> String {
+    let attention = format!("{{ linear = {{ features = \"favor\", count = {count} }} }}");
+    format!("encoding = {encoding}\nmodel.block.attention = {attention}")
+}
+
 /// Plans of which one part or another takes the most.
 fn plans() -> Vec<(&'static str, Plan)> {
-    let of = |name: &'static str,
-              text: &str,
-              [heads, head_dim]: [usize; 2],
-              [len, batch]: [usize; 2],
-              piece: Option<usize>| {
-        let piece = piece.map_or(String::new(), |piece| format!("train.piece = {piece}\n"));
-        let text = format!(
-            "data.path = \"nowhere\"\n{text}\ntrain.train_len = {len}\ntrain.batch = {batch}\ntrain.valid_every = 0\n{piece}\
-             model.n_layers = 4\nmodel.n_heads = {heads}\nmodel.head_dim = {head_dim}"
-        );
-        let config = RunConfig::parse(&text, name, &[]).unwrap();
-        let facts =
-            DataFacts { vocab_size: 256, tokenizer: String::new(), train_tokens: 1 << 30, content: String::new() };
-        (name, Plan::new(&config, facts).unwrap())
+    let of = |name: &'static str, text: &str, heads: [usize; 2], [len, batch]: [usize; 2], piece: Option<usize>| {
+        (name, plan_of(name, text, Sizes { layers: 4, heads, len, batch, piece }))
     };
-    let linear = |encoding: &str| format!("encoding = {encoding}\n{LINEAR}");
     vec![
         of("activations", "encoding = \"kerple_log\"", [4, 32], [512, 8], None),
         of("tables", "encoding = { kind = \"t5\", num_buckets = 64 }", [8, 4], [8192, 1], None),
@@ -48,6 +69,14 @@ fn plans() -> Vec<(&'static str, Plan)> {
         of("a decay, in pieces", &linear("\"kerple_log\""), [2, 4], [131_072, 1], Some(4096)),
         of("a decay, wide heads", &linear("\"kerple_log\""), [2, 32], [32_768, 1], Some(1024)),
         of("examples", &linear("\"none\""), [1, 2], [524_288, 2], Some(4096)),
+        of("gates", "encoding = \"fox\"", [32, 2], [1024, 4], None),
+        of("gates of linear attention", &linear("\"fox\""), [32, 2], [4096, 1], None),
+        of("draws of positions", "encoding = { kind = \"rotary\", randomized = 16384 }", [4, 16], [4096, 2], None),
+        of("draws of distances", "encoding = { kind = \"kerple_log\", randomized = 65536 }", [8, 4], [2048, 1], None),
+        of("codes of waves", &linear("\"sine_spe\""), [2, 8], [4096, 1], None),
+        of("codes of filters", &linear("\"conv_spe\""), [2, 8], [4096, 1], None),
+        of("random features", &favor("\"none\"", 4096), [1, 64], [64, 1], None),
+        of("random features of codes", &favor("\"sine_spe\"", 1024), [2, 8], [2048, 1], None),
     ]
 }
 
@@ -102,4 +131,95 @@ fn a_validation_holds_what_is_estimated() {
         println!("{estimate}");
         within(name, estimate.total() - estimate.program - estimate.weights, held.1);
     }
+}
+
+/// Long texts are read in pieces by linear attention, whole by softmax attention.
+#[test]
+fn a_long_text_holds_what_is_estimated() {
+    let _alone = hunt::alone();
+    let of = |layers: usize, text: &str, heads: [usize; 2], len: usize| {
+        (plan_of(text, text, Sizes { layers, heads, len: 128, batch: 1, piece: None }), len)
+    };
+    for (plan, len) in [
+        of(16, &linear("\"conv_spe\""), [4, 8], 8192),
+        of(2, &linear("\"conv_spe\""), [4, 8], 8192),
+        of(8, &linear("{ kind = \"conv_spe\", noise = \"shared\" }"), [2, 8], 16_384),
+        of(16, &linear("\"sine_spe\""), [4, 8], 8192),
+        of(16, &favor("\"none\"", 1024), [2, 16], 16_384),
+        of(4, &linear("\"fox\""), [16, 4], 16_384),
+        of(2, "encoding = \"fox\"", [8, 4], 8192),
+        of(2, "encoding = { kind = \"kerple_log\", randomized = 65536 }", [8, 4], 8192),
+    ] {
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        let ids: Vec<u32> = (0..len as u32).map(|id| id % 251).collect();
+        let held = counting::most(|| {
+            let tokens = Tokens { ids: &ids, batch: 1, len };
+            assert_eq!(model.scored(tokens, &ids, &Pass::evaluation(0)).len(), len);
+        });
+        let estimate = plan.evaluation_memory(len);
+        println!("{estimate}");
+        let what = format!("{} in {} layers at {len}", plan.label, plan.model.n_layers);
+        within(&what, estimate.total() - estimate.program - estimate.weights, held.1);
+    }
+}
+
+/// What texts hold while they grow, all of them as long as they may be.
+#[test]
+fn texts_that_grow_hold_what_is_estimated() {
+    let _alone = hunt::alone();
+    let (len, texts) = (2048, 8);
+    for (text, heads) in [
+        ("encoding = \"rotary\"".to_owned(), [4, 16]),
+        ("encoding = \"rotary\"\nmodel.block.kv_heads = 1".to_owned(), [8, 16]),
+        ("encoding = { kind = \"rotary\", window = 128 }".to_owned(), [4, 16]),
+        ("encoding = \"t5\"".to_owned(), [16, 2]),
+        ("encoding = \"fox\"".to_owned(), [16, 2]),
+        (linear("\"rotary\""), [4, 16]),
+        (linear("\"kerple_log\""), [4, 16]),
+        (linear("\"conv_spe\""), [2, 8]),
+        (linear("\"sine_spe\""), [2, 8]),
+        (favor("\"none\"", 512), [2, 16]),
+    ] {
+        let plan = plan_of(&text, &text, Sizes { layers: 4, heads, len: 128, batch: 1, piece: None });
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        let ids: Vec<u32> = (0..len as u32 - 4).map(|id| id % 251).collect();
+        let held = counting::most(|| {
+            // of a window a whole prompt is held; otherwise in pieces, so that what is held is more than what is at work
+            let piece = if plan.encoding.window.is_some() { len } else { PIECE };
+            let read = |_| {
+                let mut growing = model.begin(0, len);
+                ids.chunks(piece).for_each(|piece| drop(model.grow(piece, &mut growing)));
+                growing
+            };
+            let mut all: Vec<Growing> = (0..texts).map(read).collect();
+            for _ in 0..4 {
+                model.grow_each(&vec![1; texts], &mut all.iter_mut().collect::<Vec<_>>());
+            }
+            assert!(all.iter().all(|growing| growing.len() == len));
+        });
+        let estimate = plan.serving_memory(len, texts);
+        assert_eq!(estimate.total() - estimate.caches, plan.evaluation_memory(len).total());
+        assert_eq!(estimate.caches, plan.serving_memory(len, 1).caches * texts as u64);
+        println!("{estimate}");
+        within(&plan.label, estimate.caches, held.1);
+    }
+}
+
+#[test]
+fn serving_is_refused_where_caches_do_not_fit_and_the_hint_fits() {
+    let text = "encoding = \"rotary\"";
+    let plan = plan_of(text, text, Sizes { layers: 4, heads: [4, 16], len: 128, batch: 1, piece: None });
+    let (len, texts) = (65_536, 8);
+    let evaluation = plan.evaluation_memory(len).total();
+    let limit = |bytes| Limit { name: "the machine", bytes };
+    // the texts alone make the difference
+    let some = limit(evaluation + plan.serving_memory(len, 3).caches);
+    plan.check_evaluation_memory(len, Some(&some)).unwrap();
+    let error = plan.check_serving_memory(len, texts, Some(&some)).unwrap_err();
+    assert!(error.to_string().contains("serving 8 texts of 65536 tokens") && error.hint().contains("--batch 3 fits"));
+    plan.check_serving_memory(len, 3, Some(&some)).unwrap();
+    let few = limit(plan.serving_memory(4096, texts).total());
+    let error = plan.check_serving_memory(len, texts, Some(&few)).unwrap_err();
+    assert!(error.hint().contains("--max-len 4096 fits"), "{}", error.hint());
+    plan.check_serving_memory(4096, texts, Some(&few)).unwrap();
 }

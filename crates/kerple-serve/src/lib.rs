@@ -88,7 +88,7 @@ impl Served {
     /// Lengths that the encoding is not defined for, or that need more memory than there is.
     pub fn check(&self, memory: Option<&Limit>) -> Result<()> {
         self.model.check_len(self.limits.len)?;
-        self.plan.check_evaluation_memory(self.limits.len, memory)
+        self.plan.check_serving_memory(self.limits.len, self.limits.batch, memory)
     }
 
     /// The model, and what others than its thread need.

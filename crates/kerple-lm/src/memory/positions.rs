@@ -8,8 +8,9 @@
 //!              to the largest that can be drawn
 //! gates        4 B n H a layer, and 16 B n H, where tokens make them
 //! rows         rotations 8 n D, additions 12 n M
-//! codes        noise: 8 W R H D a layer for W sinusoids; 4 R H D (n + taps) for filters, as far as it is held, and 12 R taps a
-//!              thread; images of queries and keys, 8 n H R, in training with their gradients
+//! codes        noise: 8 W R H D a layer for W sinusoids; 4 R H D (n + taps) for filters, as far as it is held, in every layer
+//!              where a text is read in pieces and in one at a time otherwise, and 12 R taps a thread; images of queries and
+//!              keys, 8 n H R, in training with their gradients
 //! features     a projection, 12 R max(R, M) and as much again three times while it is made; rows of a chunk a thread
 //! states       4 H ((K + 8) M (D + 1) + 256 (M + D)) a sequence and layer: one a thread, one a piece
 //! ```
@@ -20,6 +21,7 @@ use crate::model::MOST_STATES;
 use crate::plan::Plan;
 use kerple::attention::linear::{CHUNK, NEAR};
 use kerple::encoding::{Entry, Geometry, Scope};
+use kerple::features::ConvShape;
 use kerple::forms::{Code, CodeKind};
 use kerple::kernel::exponentials::Grid;
 use kerple_burn::ops::linear_attention::MOST_HELD;
@@ -86,42 +88,79 @@ fn encoding((layer, layers): (&Layer, usize), geometry: &Geometry, (rows, sides)
 fn attention((layer, layers): (&Layer, usize), linear: &LinearPlan, geometry: &Geometry, rows: Rows) -> u64 {
     let Geometry { heads, head_dim, .. } = *geometry;
     let code = layer.encoding.code(geometry);
-    let width = code.as_ref().map_or(head_dim, Code::realisations);
-    let codes = code.map_or(0, |code| {
+    let codes = code.as_ref().map_or(0, |code| {
+        let width = code.realisations();
         let images = bytes(&[if rows.training { 4 } else { 2 }, rows.sequences, rows.positions, heads, width]);
-        images.saturating_add(noise(&code.kind, layers, rows.positions))
+        images.saturating_add(noise(&code.kind, layers, rows))
     });
-    let features = match linear.features {
-        FeatureKind::Relu | FeatureKind::Elu => width,
-        FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => linear.count,
-    };
-    let projection = match linear.features {
+    let state = state(layer, linear, geometry);
+    let features = linear.width(code.as_ref().map_or(head_dim, Code::realisations));
+    let a_thread = state.saturating_mul(3).saturating_add(bytes(&[8, NEAR, features + head_dim]));
+    let threads = a_thread.saturating_mul(rayon::current_num_threads() as u64);
+    let kept = state.saturating_mul(states(rows)).saturating_mul((rows.sequences * heads * layers) as u64);
+    let projection = projection((layer, layers), linear, geometry);
+    [projection, threads, kept].into_iter().fold(codes, u64::saturating_add)
+}
+
+/// What a text that grows holds in a layer of linear attention: its state, and what was drawn for it.
+pub(super) fn held(layer: &Layer, linear: &LinearPlan, geometry: &Geometry, rows: Rows) -> u64 {
+    let states = state(layer, linear, geometry).saturating_mul(geometry.heads as u64);
+    let noise = layer.encoding.code(geometry).map_or(0, |code| held_noise(&code.kind, 1, rows.positions));
+    [noise, projection((layer, 1), linear, geometry)].into_iter().fold(states, u64::saturating_add)
+}
+
+/// Random directions of so many layers, and what is there while they are made.
+fn projection((layer, layers): (&Layer, usize), linear: &LinearPlan, geometry: &Geometry) -> u64 {
+    let width = layer.encoding.code(geometry).as_ref().map_or(geometry.head_dim, Code::realisations);
+    let features = linear.width(width);
+    match linear.features {
         FeatureKind::Relu | FeatureKind::Elu => 0,
         FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => {
             bytes(&[3, width, features, layers]).saturating_add(bytes(&[6, width, width.max(features)]))
         }
-    };
+    }
+}
+
+/// The sums of one head.
+fn state(layer: &Layer, linear: &LinearPlan, geometry: &Geometry) -> u64 {
+    let Geometry { head_dim, .. } = *geometry;
+    let features = linear.width(layer.encoding.code(geometry).as_ref().map_or(head_dim, Code::realisations));
     let fades = layer.encoding.fades_as_a_sum();
     let terms = linear.demand().filter(|_| fades).map_or(2, |demand| Grid::log(&demand).rates().len() + 8);
     let sums = bytes(&[terms, features, head_dim + 1]);
-    let state = sums.saturating_add(bytes(&[if fades { NEAR } else { CHUNK }, features + head_dim]));
-    let a_thread = state.saturating_mul(3).saturating_add(bytes(&[8, NEAR, features + head_dim]));
-    let threads = a_thread.saturating_mul(rayon::current_num_threads() as u64);
-    let kept = state.saturating_mul(states(rows)).saturating_mul((rows.sequences * heads * layers) as u64);
-    [projection, threads, kept].into_iter().fold(codes, u64::saturating_add)
+    sums.saturating_add(bytes(&[if fades { NEAR } else { CHUNK }, features + head_dim]))
 }
 
-/// Noise of all layers.
-fn noise(kind: &CodeKind, layers: usize, positions: usize) -> u64 {
+/// Noise of so many layers, and of threads that draw it where it is not held.
+fn noise(kind: &CodeKind, layers: usize, rows: Rows) -> u64 {
+    let a_thread = match kind {
+        CodeKind::Sine(_) => 0,
+        CodeKind::Conv(shape) => bytes(&[3, taps(shape).saturating_add(CHUNK), shape.realisations]),
+    };
+    // layers that take a sequence in pieces hold theirs until the next piece, others let go of it
+    let in_pieces = !rows.training && rows.positions < rows.span;
+    let held = match kind {
+        CodeKind::Sine(_) => held_noise(kind, layers, rows.positions),
+        CodeKind::Conv(_) => held_noise(kind, if in_pieces { layers } else { 1 }, rows.positions),
+    };
+    held.saturating_add(a_thread.saturating_mul(rayon::current_num_threads() as u64))
+}
+
+/// Noise that so many layers hold for these positions.
+fn held_noise(kind: &CodeKind, layers: usize, positions: usize) -> u64 {
     match kind {
         CodeKind::Sine(shape) => bytes(&[2, shape.waves, shape.realisations, shape.heads, shape.head_dim, layers]),
         CodeKind::Conv(shape) => {
-            let taps = shape.taps.iter().fold(1usize, |product, taps| product.saturating_mul(*taps));
-            let all = bytes(&[positions.saturating_add(taps), shape.realisations, shape.heads, shape.head_dim]);
-            let a_thread = bytes(&[3, taps.saturating_add(CHUNK), shape.realisations]);
-            all.min(bytes(&[MOST_HELD])).saturating_add(a_thread.saturating_mul(rayon::current_num_threads() as u64))
+            let reach = positions.saturating_add(taps(shape));
+            let a_layer = bytes(&[reach, shape.realisations, shape.heads, shape.head_dim]);
+            // more than that is drawn for every use
+            if a_layer > bytes(&[MOST_HELD]) { 0 } else { a_layer.saturating_mul(layers as u64) }
         }
     }
+}
+
+fn taps(shape: &ConvShape) -> usize {
+    shape.taps.iter().fold(1usize, |product, taps| product.saturating_mul(*taps))
 }
 
 /// States of a sequence that are kept in a layer: none where it is worked off at once, one before every piece of a stretch of

@@ -1,0 +1,53 @@
+//! What a text holds while it grows: keys and values of softmax attention, states and draws of linear attention.
+//!
+//! With `n` tokens so far, `G` key and value heads, `H` heads of `D` features, a layer:
+//!
+//! ```text
+//! softmax      8 G D c, and 8 H c of gates; c is n as a power of two, 256 at least; of a window and the piece that is read
+//!              only; 4 H c for each table of the encoding, over the distances so far
+//! linear       the state, the random features and 256 positions of the noise of its code: of fixed size
+//! ```
+
+use super::bytes;
+use super::positions::{self, Rows};
+use crate::layers::Layer;
+use crate::model::MOST_PREFILLED;
+use crate::plan::Plan;
+use kerple::encoding::Entry;
+use kerple_burn::memory::{FEWEST_HELD, FIRST_CAPACITY};
+
+/// Bytes that one text of so many tokens holds.
+pub(super) fn caches(plan: &Plan, length: usize) -> u64 {
+    plan.model.every_layer(&plan.encoding).map(|layer| of_layer(plan, &layer, length)).fold(0, u64::saturating_add)
+}
+
+fn of_layer(plan: &Plan, layer: &Layer, length: usize) -> u64 {
+    let geometry = plan.geometry();
+    if let Some(linear) = layer.attention.linear() {
+        let rows = Rows { sequences: 1, positions: FEWEST_HELD.min(length), span: length, training: false };
+        return positions::held(layer, linear, &geometry, rows);
+    }
+    let heads = plan.model.sizes().heads(&plan.model.block);
+    let entry = layer.encoding.entry();
+    let plain = matches!(entry, Entry::Nowhere | Entry::Embeddings | Entry::Rotation { .. } | Entry::Scores(_));
+    let kept = match layer.window {
+        // they are let go of once they are twice as many as needed
+        Some(window) if plain => {
+            length.min(window.max(FIRST_CAPACITY).saturating_mul(2).saturating_add(MOST_PREFILLED))
+        }
+        _ => length,
+    };
+    let capacity = kept.max(FIRST_CAPACITY).next_power_of_two();
+    let tables = match entry {
+        Entry::Scores(tables) => usize::from(tables.bias) + usize::from(tables.weight),
+        _ => 0,
+    };
+    let gates = if entry == Entry::Gates { bytes(&[2, heads.heads, capacity]) } else { 0 };
+    [
+        bytes(&[2, heads.kv_heads, heads.head_dim, capacity]),
+        gates,
+        bytes(&[tables, heads.heads, length.next_power_of_two()]),
+    ]
+    .into_iter()
+    .fold(0, u64::saturating_add)
+}
