@@ -181,7 +181,7 @@ pub struct TrainConfig {
     /// Updates.
     pub steps: u64,
     /// Updates the learning-rate schedule is laid out over; `steps` when absent. After them the rate stays where it is, so a
-    /// finished run goes on with a larger `steps` and this as it was.
+    /// finished run goes on with a larger `steps` and this as it was. A schedule of 0 updates neither warms up nor decays.
     pub schedule_steps: Option<u64>,
     /// Peak learning rate.
     pub learning_rate: f64,

@@ -10,6 +10,8 @@
 //!   exponential  lr exp(-0.693 m / T)
 //! ```
 //!
+//! A schedule of no updates, `T = 0`, has neither warm-up nor decay: its rate is `lr`.
+//!
 //! The denominator is `T`, not `T - w`, so the rate ends above 0 and is flat for the last `w` updates.
 //!
 //! The others go on for any number of updates, from the floor `low`; `c` is the length of a cycle:
@@ -23,6 +25,7 @@
 //!
 //! The peak of `inverse_root` is `lr / sqrt(w)`, as the Long Range Arena has it.
 
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// Shape of the decay after warm-up.
@@ -72,6 +75,7 @@ impl Schedule {
         }
         let m = (done as f64).min(total - warmup) - warmup;
         let rate = match self.decay {
+            Decay::Cosine | Decay::Linear | Decay::Exponential if self.steps == 0 => self.learning_rate,
             Decay::Cosine => self.learning_rate / 2.0 * ((std::f64::consts::PI * m / total).cos() + 1.0),
             Decay::Linear => self.learning_rate * (total - m) / total,
             Decay::Exponential => self.learning_rate * (-0.693 * m / total).exp(),
@@ -83,7 +87,22 @@ impl Schedule {
                 low + (self.learning_rate - low) / 2.0 * ((std::f64::consts::PI * share).cos() + 1.0)
             }
         };
-        rate.max(self.min_learning_rate)
+        // unlike `max`, which would hide a rate that is not a number
+        if rate < self.min_learning_rate { self.min_learning_rate } else { rate }
+    }
+
+    /// The rate of the update after `done` others, as an optimizer may use it.
+    ///
+    /// # Errors
+    /// A rate below 0, NaN or infinity.
+    pub fn rate(&self, done: u64) -> Result<f64> {
+        let rate = self.at(done);
+        if rate.is_finite() && rate >= 0.0 {
+            return Ok(rate);
+        }
+        let hint =
+            "change train.learning_rate, train.min_learning_rate, train.warmup or train.schedule_steps".to_owned();
+        Err(Error::NotFinite { step: done + 1, what: "the learning rate".to_owned(), value: rate, hint })
     }
 }
 
@@ -112,6 +131,56 @@ mod tests {
         assert!((image.at(468 + 17_500) - 1.25e-4).abs() < 1e-12 && image.at(35_467) < 1e-11);
         let floor = Schedule { min_learning_rate: 5e-6, ..image };
         assert!((floor.at(35_467) - 5e-6).abs() < 1e-11 && floor.at(35_468) == 2.5e-4);
+    }
+
+    /// The decays that plans may have, in the order of their list.
+    const DECAYS: [Decay; 6] =
+        [Decay::Cosine, Decay::Linear, Decay::Exponential, Decay::Constant, Decay::InverseRoot, Decay::CosineRestarts];
+
+    #[test]
+    fn every_rate_is_finite_and_between_the_floor_and_the_peak() {
+        let counts = [0, 1, 2, 3, 10, 1000, 1_000_000_000_000];
+        for decay in DECAYS {
+            for (steps, warmup, cycle) in counts
+                .iter()
+                .flat_map(|steps| [0.0, 0.01, 0.3, 0.5].map(|warmup| (*steps, warmup)))
+                .flat_map(|(steps, warmup)| [0, 1, 7, steps].map(|cycle| (steps, warmup, cycle)))
+            {
+                for (learning_rate, min_learning_rate) in [(1e-3, 0.0), (1e-3, 1e-4), (10.0, 10.0), (0.0, 0.0)] {
+                    let schedule = Schedule { learning_rate, min_learning_rate, steps, warmup, decay, cycle };
+                    for done in counts.iter().flat_map(|done| [*done, done + 1, steps / 2, steps.saturating_sub(1)]) {
+                        let rate = schedule.rate(done).unwrap();
+                        let above = rate <= learning_rate * (1.0 + 1e-12);
+                        assert!(above, "{schedule:?} after {done}: {rate}");
+                        let warm = done as f64 > warmup * steps as f64;
+                        assert!(!warm || rate >= min_learning_rate, "{schedule:?} after {done}: {rate}");
+                        let trains = warm && decay != Decay::CosineRestarts && steps == 0;
+                        assert!(!trains || learning_rate == 0.0 || rate > 0.0, "{schedule:?} after {done}: {rate}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn without_updates_there_is_neither_warm_up_nor_decay() {
+        for decay in [Decay::Cosine, Decay::Linear, Decay::Exponential, Decay::Constant, Decay::CosineRestarts] {
+            let schedule =
+                Schedule { learning_rate: 1e-3, min_learning_rate: 0.0, steps: 0, warmup: 0.01, decay, cycle: 0 };
+            for done in [0, 1, 30, 1000] {
+                assert_eq!(schedule.rate(done).unwrap(), 1e-3, "{decay:?} after {done}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rate_that_is_not_a_number_is_refused_and_not_hidden_by_the_floor() {
+        for decay in DECAYS {
+            let schedule =
+                Schedule { learning_rate: f64::NAN, min_learning_rate: 0.0, steps: 10, warmup: 0.0, decay, cycle: 10 };
+            let error = schedule.rate(3).unwrap_err();
+            assert!(error.to_string().contains("learning rate"), "{decay:?}: {error}");
+        }
     }
 
     #[test]

@@ -255,8 +255,8 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     fn step(&mut self) -> Result<()> {
         let step = self.state.step;
         let (parts, pass) = self.parts(step)?;
-        let update =
-            Update { learning_rate: self.plan.schedule().at(step), adam_step: self.plan.train.first_adam_step + step };
+        let learning_rate = self.plan.schedule().rate(step)?;
+        let update = Update { learning_rate, adam_step: self.plan.train.first_adam_step + step };
         self.learner.advance(&parts, pass, update);
         self.state.step += 1;
         let asked = self.is_logged() || self.learned.is_none();

@@ -104,6 +104,9 @@ fn validation_in_parts_is_the_loss_of_all() {
     assert!((found - f64::from(want)).abs() < 1e-5 * found, "{found} {want}");
 }
 
+/// A rate that is a number, after which no weight is one.
+const FAR_TOO_HIGH: f64 = 1e300;
+
 #[test]
 fn a_loss_that_is_no_number_stops_the_run() {
     let folder = tempfile::tempdir().unwrap();
@@ -111,11 +114,24 @@ fn a_loss_that_is_no_number_stops_the_run() {
     let plan = plan(&encoding("kerple_power"), TrainConfig { betas: [0.0, 0.0], ..wild });
     // a model whose weights are poisoned after a good checkpoint
     let mut poisoned = plan.clone();
-    poisoned.train.learning_rate = f64::INFINITY;
+    poisoned.train.learning_rate = FAR_TOO_HIGH;
     let error = try_train(folder.path(), &poisoned).unwrap_err();
     let Error::NotFinite { step, ref what, .. } = error else { panic!("{error}") };
     assert!(step > 1 && what.contains("loss"), "{error}");
     assert!(error.hint().contains("learning_rate"));
+}
+
+#[test]
+fn a_learning_rate_that_is_no_number_stops_the_run_before_it_is_used() {
+    for rate in [f64::NAN, f64::INFINITY, -1.0] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut plan = plan(&encoding("kerple_power"), TrainConfig { warmup: 0.0, ..config(10) });
+        plan.train.learning_rate = rate;
+        plan.train.min_learning_rate = rate.min(0.0);
+        let error = try_train(folder.path(), &plan).unwrap_err();
+        let Error::NotFinite { step: 1, ref what, .. } = error else { panic!("{error}") };
+        assert!(what == "the learning rate" && error.hint().contains("train.learning_rate"), "{error}");
+    }
 }
 
 #[test]
@@ -136,8 +152,7 @@ fn losses_that_are_read_late_are_the_same_and_so_is_what_they_stop() {
     assert_eq!(whole(&late).1.iter().map(|row| row.0).collect::<Vec<_>>(), [1, 7, 10, 14, 17]);
     // the first update spoils the weights, the second sees it, the seventh or the checkpoint is where it is read
     for checkpoint_every in [100, 4] {
-        let spoiled =
-            |host: &Host| of(host, TrainConfig { checkpoint_every, warmup: 0.0, ..config(17) }, f64::INFINITY);
+        let spoiled = |host: &Host| of(host, TrainConfig { checkpoint_every, warmup: 0.0, ..config(17) }, FAR_TOO_HIGH);
         let (error, rows, saved) = spoiled(&late);
         assert_eq!((rows.len(), saved), (1, 0));
         assert!(error.as_ref().unwrap().contains("step 2"), "{error:?}");
