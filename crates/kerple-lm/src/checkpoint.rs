@@ -278,7 +278,7 @@ pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
         return Ok(State { plan: course, ..state });
     }
     let message = format!("the checkpoint follows plan {}, the run asks for {}", short(&state.plan), short(&course));
-    let hint = "use another --out folder, or the run file this folder was started with";
+    let hint = "the checkpoint is another run's, or the run file is: put those back that belong together";
     Err(Error::refused(format!("{}: {message}", checkpoint.join(STATE).display()), hint))
 }
 

@@ -159,7 +159,8 @@ impl Source {
         let train = kerple_data::Batches::new(corpus.split(Split::Train), packing, shape, plan.seed)?;
         let valid = corpus.split(Split::Valid).clone();
         let starts = kerple_data::random_segments(valid.len(), plan.train_len, plan.train.valid_segments, plan.seed);
-        Ok(SourceBatches::Text(CorpusBatches { train, valid, starts: starts.to_vec(), len: plan.train_len }))
+        let (starts, tokenizer) = (starts.to_vec(), corpus.tokenizer().ok());
+        Ok(SourceBatches::Text(CorpusBatches { train, valid, starts, len: plan.train_len, tokenizer }))
     }
 
     /// A split to evaluate on.
@@ -174,7 +175,7 @@ impl Source {
 /// Training and validation sequences of whatever a run learns from.
 pub enum SourceBatches<'a> {
     /// Windows of a text.
-    Text(CorpusBatches),
+    Text(CorpusBatches<'a>),
     /// Examples of a task.
     Task(TaskBatches<'a>),
 }
@@ -197,6 +198,10 @@ impl Batches for SourceBatches<'_> {
         self.inner().validation_rows()
     }
 
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.inner().tokenizer()
+    }
+
     fn remark(&self) -> Option<&str> {
         self.inner().remark()
     }
@@ -207,21 +212,26 @@ impl Batches for SourceBatches<'_> {
 }
 
 /// Training and validation sequences of a corpus.
-pub struct CorpusBatches {
+pub struct CorpusBatches<'a> {
     train: kerple_data::Batches,
     valid: Tokens,
     /// Where the validation sequences begin.
     starts: Vec<usize>,
     len: usize,
+    tokenizer: Option<&'a Tokenizer>,
 }
 
-impl Batches for CorpusBatches {
+impl Batches for CorpusBatches<'_> {
     fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
         Ok(self.train.batch(step, rows)?.into())
     }
 
     fn validation_rows(&self) -> usize {
         self.starts.len()
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer
     }
 
     fn validation(&self, rows: Range<usize>) -> Result<Batch> {

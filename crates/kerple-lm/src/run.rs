@@ -10,7 +10,7 @@
 //! | `evaluation.jsonl` | a row an evaluated length | appended |
 //! | `probes.jsonl` | what else was measured, a row a probe | appended |
 //! | `scores.json` | scores of last queries, for pictures | once, where they are asked for |
-//! | `tokenizer.json`, `special_tokens.json` | the tokenizer that it carries | once |
+//! | `tokenizer.json`, `special_tokens.json` | its tokenizer, unless tokens are bytes | once, with the plan |
 //! | `events/` | TensorBoard | appended while training |
 //! | `checkpoints/step-N/` | weights, moments, state | see [`checkpoint`] |
 //! | `.lock` | who trains | see [`Lock`] |
@@ -134,7 +134,7 @@ impl RunFolder {
     pub fn find_data(&self, plan: &Plan) -> Result<(PathBuf, Source)> {
         if plan.data.task.is_none() && plan.data.path.as_os_str().is_empty() {
             let message = format!("{} has no text: its model was imported", self.path.display());
-            let hint = "prepare one with RUN/tokenizer.json, and name it: kerple eval RUN --data PATH, kerple train --from RUN --set data.path=PATH";
+            let hint = "prepare one with RUN/tokenizer.json, and name it: kerple eval RUN --data PATH, kerple train --from RUN --out OTHER --set data.path=PATH";
             return Err(Error::refused(message, hint));
         }
         Place::read(&self.path)?.open(&self.path, plan)

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::task::Batch;
+use kerple_data::Tokenizer;
 use std::ops::Range;
 
 /// Where training sequences come from: pure functions, so resuming needs no saved cursor.
@@ -13,6 +14,10 @@ pub trait Batches {
     fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch>;
     /// Sequences to measure the validation loss on; 0 where there is no text for it.
     fn validation_rows(&self) -> usize;
+    /// The tokenizer of the text, where there is one.
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        None
+    }
     /// What the user should know of them.
     fn remark(&self) -> Option<&str> {
         None
@@ -46,5 +51,5 @@ pub trait Text {
     /// Where documents lie, with the tokens that end them.
     fn documents(&self) -> Vec<Range<usize>>;
     /// What made the tokens, where it is known.
-    fn tokenizer(&self) -> Option<&kerple_data::Tokenizer>;
+    fn tokenizer(&self) -> Option<&Tokenizer>;
 }

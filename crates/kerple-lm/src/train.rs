@@ -231,6 +231,9 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     fn claim(&self, commit: Option<String>) -> Result<Writer> {
         let (plan, run, step) = (self.plan, self.sitting.run, self.state.step);
         run.write_plan(&Plan { commit, ..plan.clone() })?;
+        if let Some(tokenizer) = self.sitting.batches.tokenizer() {
+            run.keep_tokenizer(plan, tokenizer)?;
+        }
         checkpoint::tidy(run.path(), plan.train.keep, step)?;
         if step < plan.steps {
             run.add_sitting(&self.sitting.row(step + 1, self.micro_batch))?;

@@ -41,6 +41,8 @@ impl Tokens {
             notes.push("the run has no tokenizer, so there is none in the folder".to_owned());
             return Ok(none(special));
         }
+        // one that the run carries and that is damaged is an error, one that is with a text elsewhere may be absent
+        run.carried_tokenizer(plan)?;
         let tokenizer = match run.tokenizer(plan) {
             Ok(tokenizer) => tokenizer,
             Err(error) => {

@@ -1,6 +1,8 @@
 //! The tokenizer that a run carries: its definition, and tokens with a meaning of their own.
 //!
-//! Runs that began with the weights of another program have no text whose tokenizer they could use.
+//! Training copies the tokenizer of the text into the run, so that the text is needed no more once the model is trained. Runs
+//! that began with the weights of another program carry that program's. Bytes need no file: the plan names them. Runs of
+//! earlier versions carry none until they are trained again, and use that of their text.
 
 use super::RunFolder;
 use crate::checkpoint::present;
@@ -62,11 +64,24 @@ impl RunFolder {
     /// # Errors
     /// A folder that cannot be written.
     pub fn write_tokens(&self, tokenizer: Option<&Tokenizer>, special: &SpecialTokens) -> Result<()> {
+        // a definition that is there has its special tokens beside it, whenever writing ends
+        kerple_records::write_json(&self.path().join(SPECIAL), special)?;
         if let Some(tokenizer) = tokenizer {
             let path = self.path().join(DEFINITION);
             kerple_files::replace(&path, tokenizer.definition().as_bytes()).map_err(Error::io(&path, "write"))?;
         }
-        Ok(kerple_records::write_json(&self.path().join(SPECIAL), special)?)
+        Ok(())
+    }
+
+    /// Keeps the tokenizer of the text that a run of this plan is trained on, unless the folder has it, or it is that of bytes.
+    ///
+    /// # Errors
+    /// A tokenizer in the folder that is damaged, or of another run; a folder that cannot be written.
+    pub fn keep_tokenizer(&self, plan: &Plan, tokenizer: &Tokenizer) -> Result<()> {
+        if self.carried_tokenizer(plan)?.is_some() || tokenizer.fingerprint() == Tokenizer::byte().fingerprint() {
+            return Ok(());
+        }
+        self.write_tokens(Some(tokenizer), &self.special_tokens_of(tokenizer)?)
     }
 
     /// The special tokens it carries; of a run that carries none, nothing is known.
@@ -87,31 +102,68 @@ impl RunFolder {
         Ok(if known == SpecialTokens::default() { SpecialTokens::of(tokenizer) } else { known })
     }
 
-    /// The tokenizer it carries, or else that of its text.
+    /// The tokenizer that lies in the folder; `None` where none does.
     ///
     /// # Errors
-    /// A damaged tokenizer, one of another run; a run with neither.
-    pub fn tokenizer(&self, plan: &Plan) -> Result<Tokenizer> {
+    /// A damaged tokenizer, or one that is not the plan's.
+    pub fn carried_tokenizer(&self, plan: &Plan) -> Result<Option<Tokenizer>> {
         let path = self.path().join(DEFINITION);
         if !present(&path)? {
-            if plan.facts.tokenizer == NO_TOKENIZER {
-                let message = format!("{} has no tokenizer: its tokens are numbers", self.path().display());
-                return Err(Error::refused(
-                    message,
-                    "import the model again, with the tokenizer.json that belongs to it",
-                ));
-            }
-            let source = self.open_data(plan)?;
-            let of_text = source.tokenizer()?;
-            let (definition, end) = (of_text.definition().to_owned(), of_text.end_of_document());
-            return Ok(Tokenizer::from_definition(&path, definition, Some(end))?);
+            return Ok(None);
         }
         let definition = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
         let tokenizer = Tokenizer::from_definition(&path, definition, self.special_tokens()?.end_of_document)?;
         if tokenizer.fingerprint() == &plan.facts.tokenizer {
-            return Ok(tokenizer);
+            return Ok(Some(tokenizer));
         }
         let message = format!("its fingerprint is {}, the plan says {}", tokenizer.fingerprint(), plan.facts.tokenizer);
-        Err(Error::damaged(&path, message, "the file was changed; put the run's own tokenizer back"))
+        let hint = "the file, or special_tokens.json beside it, was changed; put the run's own back";
+        Err(Error::damaged(&path, message, hint))
+    }
+
+    /// The tokenizer it carries, that of bytes where the plan names it, or else that of its text.
+    ///
+    /// # Errors
+    /// A damaged tokenizer, one of another run; a run with neither.
+    pub fn tokenizer(&self, plan: &Plan) -> Result<Tokenizer> {
+        if let Some(tokenizer) = self.carried_tokenizer(plan)? {
+            return Ok(tokenizer);
+        }
+        let (bytes, place) = (Tokenizer::byte(), self.path().display());
+        if plan.facts.tokenizer == *bytes.fingerprint() {
+            return Ok(bytes);
+        }
+        if plan.facts.tokenizer == NO_TOKENIZER {
+            let message = format!("{place} has no tokenizer: its tokens are numbers");
+            return Err(Error::refused(message, "import the model again, with the tokenizer.json that belongs to it"));
+        }
+        let source = self.open_data(plan).map_err(|error| {
+            let message = format!("{place} carries no tokenizer.json, as runs of earlier versions do not, and {error}");
+            let hint = "put the text back, or make a copy of the run that carries its tokenizer: \
+                        kerple train --from RUN --out COPY --set data.path=PATH --set train.steps=0";
+            Error::refused(message, hint)
+        })?;
+        let of_text = source.tokenizer()?;
+        let (definition, end) = (of_text.definition().to_owned(), of_text.end_of_document());
+        Ok(Tokenizer::from_definition(&self.path().join(DEFINITION), definition, Some(end))?)
+    }
+
+    /// What the folder holds of a tokenizer, for [`RunFolder::verify`]; `None` where it holds nothing.
+    ///
+    /// # Errors
+    /// A damaged tokenizer, one that is not the plan's, special tokens that it does not have.
+    pub(super) fn verify_tokens(&self, plan: &Plan) -> Result<Option<String>> {
+        let special = self.special_tokens()?;
+        let Some(tokenizer) = self.carried_tokenizer(plan)? else { return Ok(None) };
+        let SpecialTokens { end_of_document, bos, eos, pad } = special;
+        let mut all = [end_of_document, bos, pad].into_iter().flatten().chain(eos);
+        let rows = plan.model.vocab_size;
+        match all.find(|id| *id as usize >= rows) {
+            None => Ok(Some(format!("{DEFINITION}: {} tokens, the one that the plan names", tokenizer.vocab_size()))),
+            Some(id) => {
+                let message = format!("it names token {id}, the model has {rows}");
+                Err(Error::damaged(&self.path().join(SPECIAL), message, "it was changed; put the run's own back"))
+            }
+        }
     }
 }

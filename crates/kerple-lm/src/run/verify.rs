@@ -72,6 +72,10 @@ impl RunFolder {
         count_in(kerple_records::KERNELS_FILE, "snapshots", &snapshots::<KernelSnapshot>);
         count_in(kerple_records::SCORES_FILE, "snapshots", &snapshots::<ScoreSnapshot>);
         if let Some(plan) = known {
+            match self.verify_tokens(&plan) {
+                Ok(line) => found.good.extend(line),
+                Err(error) => found.problems.push(error),
+            }
             found.note(self.verify_data(&plan, read), str::to_owned);
         }
         found
