@@ -160,9 +160,9 @@ fn what_a_run_cannot_begin_with_is_refused_and_leaves_nothing() {
     short(&place);
     place.write("other.toml", "[model]\nn_layers = 2\n");
     for (arguments, says) in [
-        (&["--set", "model.n_layers=2"][..], "the run has no `blocks.1."),
-        (&["--set", "model.d_hidden=32"], "the run has no `blocks.0.mlp.up.weight` of 512 values"),
-        (&["--set", "model.block.tied_head=true"], "there is no place in it for `head`"),
+        (&["--set", "model.n_layers=2"][..], "model.n_layers = 2 (was 1)"),
+        (&["--set", "model.d_hidden=32"], "model.d_hidden = 32 (was 64)"),
+        (&["--set", "model.block.tied_head=true"], "model.block.tied_head = true (was false)"),
         (&["--config", "other.toml"], "the model is that of the run it begins with"),
         (&["--set", "data.task=parity_check"], "data.task is"),
         (&["--set", "encoding.kind=rotarx"], "rotarx"),

@@ -1,7 +1,8 @@
 //! Runs that begin with the weights of another run, and have other positions, another length or other data.
 //!
-//! What has the same name and as many values is taken over. Of encodings only those of the same kind keep what they have learned;
-//! others begin as they do in a fresh run. Everything else of the model must be as it was.
+//! The models of both plans are compared key by key: all but where positions enter must be as it was. An encoding keeps what it
+//! has learned where it is of the same kind and has the same learned values; others begin as they do in a fresh run. What
+//! follows from the training length by default stays as it was at the length that the weights were trained at.
 
 use crate::checkpoint::{self, Found, State};
 use crate::config::{DataConfig, RunConfig};
@@ -9,10 +10,10 @@ use crate::corpus::Source;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::origin::Origin;
-use crate::plan::{DataFacts, Plan};
+use crate::plan::{self, DataFacts, Plan};
 use crate::run::{Beginning, RunFolder};
 use crate::tensors::{self, Slot, TensorFile};
-use kerple::encoding::scaling::Scaling;
+use kerple::encoding::{Encoding, Method};
 use kerple_burn::parameters::{self, Named};
 use std::path::Path;
 
@@ -57,8 +58,8 @@ impl Departure {
 
     /// The run file of a run that begins here: that of the other run, with what `file` and `overrides` say in its place.
     ///
-    /// A file's `[data]`, `[train]`, `[encoding]` and `seed` stand for the whole of the other run's. A `kind` of encoding that is
-    /// set brings its own keys, not those of the kind before.
+    /// A file's `[data]`, `[train]`, `[encoding]` and `seed` stand for the whole of the other run's. Another `kind` of encoding
+    /// that is set brings its own keys, not those of the kind before.
     ///
     /// # Errors
     /// A file or keys that cannot be read; a file that describes a model.
@@ -85,8 +86,18 @@ impl Departure {
             }
             table.extend(own);
         }
-        let is_new = |set: &String| set.split_once('=').is_some_and(|(key, _)| key.trim() == "encoding.kind");
-        if overrides.iter().any(is_new) {
+        let key = |set: &String| set.split_once('=').map_or("", |(key, _)| key.trim()).to_owned();
+        if overrides.iter().any(|set| key(set) == "model.preset") {
+            let message = "sizes are those of the run that it begins with";
+            return Err(Error::config("--set model.preset", message, "leave it out"));
+        }
+        let before = table.get("encoding").and_then(|encoding| encoding.get("kind")).cloned();
+        let kinds =
+            overrides.iter().filter_map(|set| set.split_once('=')).filter(|(key, _)| key.trim() == "encoding.kind");
+        let is_other = |(_, kind): (&str, &str)| {
+            before.as_ref().and_then(toml::Value::as_str) != Some(kind.trim().trim_matches(['"', '\'']))
+        };
+        if kinds.last().is_some_and(is_other) {
             table.remove("encoding");
         }
         let text = toml::to_string(&table).expect("a table of a run file can be written");
@@ -95,37 +106,24 @@ impl Departure {
         Ok(config)
     }
 
-    /// Rates that are stretched by the length are so from the length that the weights were trained at.
+    /// What follows from the training length follows from the one that the weights were trained at: all of an encoding that
+    /// stays, and of any the rates that are stretched by the length.
     fn keep_length(&self, config: &mut RunConfig) {
         let own = self.plan.train_len;
         if config.train.train_len == own {
             return;
         }
-        let Some(scaling) = config.encoding.scaling() else { return };
-        let filled = match scaling {
-            Scaling::Linear(mut keys) => {
-                keys.original_len.get_or_insert(own);
-                Scaling::Linear(keys)
+        let kept = |before: Option<&Encoding>, encoding: &Encoding| {
+            if before.is_some_and(|before| is_same_method(&before.method, &encoding.method)) {
+                return encoding.pinned(own);
             }
-            Scaling::Ntk(mut keys) => {
-                keys.original_len.get_or_insert(own);
-                Scaling::Ntk(keys)
-            }
-            Scaling::Dynamic(mut keys) => {
-                keys.original_len.get_or_insert(own);
-                Scaling::Dynamic(keys)
-            }
-            Scaling::Yarn(mut keys) => {
-                keys.original_len.get_or_insert(own);
-                Scaling::Yarn(keys)
-            }
-            Scaling::Llama3(mut keys) => {
-                keys.original_len.get_or_insert(own);
-                Scaling::Llama3(keys)
-            }
+            let scaled = encoding.scaling().and_then(|scaling| encoding.with_rope_scaling(scaling.pinned(own)).ok());
+            scaled.unwrap_or_else(|| encoding.clone())
         };
-        if let Ok(encoding) = config.encoding.with_rope_scaling(filled) {
-            config.encoding = encoding;
+        config.encoding = kept(Some(&self.plan.encoding), &config.encoding);
+        for (name, kind) in &mut config.model.layers {
+            let before = self.plan.model.layers.get(name).and_then(|kind| kind.encoding.as_ref());
+            kind.encoding = kind.encoding.as_ref().map(|encoding| kept(before, encoding));
         }
     }
 
@@ -153,10 +151,12 @@ impl Departure {
     /// The plan of a run in `out` that begins here.
     ///
     /// # Errors
-    /// As [`Plan::new`].
+    /// As [`Plan::new`]; a model that is other than that of the other run in more than its positions.
     pub fn plan_of(&self, config: &RunConfig, facts: DataFacts, out: &RunFolder) -> Result<Plan> {
         // a run that was begun goes on from where it began, however far the other one is now
-        let begun = out.plan()?.and_then(|plan| plan.origin);
+        let before = out.plan()?;
+        let is_new = before.is_none();
+        let begun = before.and_then(|plan| plan.origin);
         let same = |origin: &Origin| matches!(origin, Origin::Run { plan, .. } if *plan == self.plan.hash);
         let origin = begun.filter(same).unwrap_or_else(|| Origin::Run {
             label: self.plan.label.clone(),
@@ -166,10 +166,27 @@ impl Departure {
             weights: self.state.model_sha256.clone(),
             family: self.plan.origin.as_ref().and_then(Origin::family),
         });
-        Plan::of_origin(config, facts, origin)
+        let plan = Plan::of_origin(config, facts, origin)?;
+        if is_new {
+            self.refuse_other_model(&plan)?;
+        }
+        Ok(plan)
     }
 
-    /// Makes the run, with these weights and no moments, unless it was begun before. Says which values begin anew.
+    /// Refuses a model that would compute something else with the same weights.
+    fn refuse_other_model(&self, plan: &Plan) -> Result<()> {
+        let other = plan::of_models(&self.plan, plan);
+        if other.is_empty() {
+            return Ok(());
+        }
+        let keys: Vec<&str> = other.iter().map(|difference| difference.key.as_str()).collect();
+        let message = format!("the run cannot begin with these weights: {}", plan::line(&other));
+        let hint = format!("leave {} as in the run that it begins with; only positions may differ", keys.join(", "));
+        Err(Error::refused(message, hint))
+    }
+
+    /// Makes the run, with these weights and no moments, unless it was begun before. Says for the user what is other in it, and
+    /// which values begin anew.
     ///
     /// # Errors
     /// A model in which not all weights have a place, or other values than those of its encodings have none; what the file system
@@ -181,63 +198,87 @@ impl Departure {
         // of its initial values only those of encodings are asked for
         let model = Decoder::empty(plan, &crate::device());
         let all = parameters::collect(&model);
-        let taken = all.iter().map(|named| self.takes(plan, named)).collect::<Result<Vec<bool>>>()?;
+        let sources = all.iter().map(|named| self.source(plan, named)).collect::<Result<Vec<Option<String>>>>()?;
         let known = |name: &String| all.iter().any(|named| named.name == *name) || name.starts_with(ENCODING);
         if let Some(left) = self.weights.names().iter().find(|name| !known(name)) {
             return Err(other_model(&format!("there is no place in it for `{left}`")));
         }
-        let anew: Vec<&Named> = all.iter().zip(&taken).filter(|(_, taken)| !**taken).map(|(named, _)| named).collect();
         let slots: Vec<Slot> =
             all.iter().map(|n| Slot { name: n.name.clone(), shape: n.array.shape().to_vec() }).collect();
         let mut write = |path: &Path| {
             tensors::write(path, &slots, |number, take| {
-                let Named { name, array } = &all[number];
-                if !taken[number] {
-                    return checkpoint::in_parts(array, take);
-                }
+                let array = &all[number].array;
+                let Some(source) = &sources[number] else { return checkpoint::in_parts(array, take) };
                 let mut values = vec![0.0; array.shape().iter().product()];
-                checkpoint::fill(&self.weights, name, &mut values)?;
+                checkpoint::fill(&self.weights, source, &mut values)?;
                 take(values)
             })
         };
-        let tokenizer = self.run.tokenizer(&self.plan).ok();
-        let special = match &tokenizer {
-            Some(tokenizer) => self.run.special_tokens_of(tokenizer)?,
-            None => self.run.special_tokens()?,
-        };
+        // that of bytes needs no file, and where the run carries none training copies that of its text
+        let tokenizer = self.run.carried_tokenizer(&self.plan)?;
+        let special = self.run.special_tokens()?;
         let same = |_: &str| Ok(plan.clone());
         out.begin(Beginning { weights: &mut write, plan: &same, tokenizer: tokenizer.as_ref(), special })?;
-        Ok(anew.into_iter().map(|named| named.name.clone()).collect())
+        let anew =
+            all.iter().zip(&sources).filter(|(_, source)| source.is_none()).map(|(named, _)| named.name.as_str());
+        Ok(self.remarks(plan, &anew.collect::<Vec<_>>()))
     }
 
-    /// Whether a parameter has the values of the other run.
-    fn takes(&self, plan: &Plan, Named { name, array }: &Named) -> Result<bool> {
+    fn remarks(&self, plan: &Plan, anew: &[&str]) -> Vec<String> {
+        let other = plan::of_positions(&self.plan, plan);
+        let other =
+            (!other.is_empty()).then(|| format!("other than in {}: {}", self.run.path().display(), plan::line(&other)));
+        let anew = (!anew.is_empty()).then(|| format!("of {} these begin anew: {}", plan.label, anew.join(", ")));
+        other.into_iter().chain(anew).collect()
+    }
+
+    /// The name that a parameter has in the other run, where it takes its values from there.
+    fn source(&self, plan: &Plan, Named { name, array }: &Named) -> Result<Option<String>> {
         let values: usize = array.shape().iter().product();
-        let fits = self.weights.info(name).is_some_and(|(_, shape)| shape.iter().product::<usize>() == values);
+        let fits =
+            |name: &String| self.weights.info(name).is_some_and(|(_, shape)| shape.iter().product::<usize>() == values);
         match name.starts_with(ENCODING) {
-            true => Ok(fits && self.keeps_encoding(plan, name)),
-            false if fits => Ok(true),
+            true => Ok(self.source_of_encoding(plan, name).filter(fits)),
+            false if fits(name) => Ok(Some(name.clone())),
             false => Err(other_model(&format!("the run has no `{name}` of {values} values"))),
         }
     }
 
-    /// Whether the encoding of a parameter is of the same kind in both.
-    fn keeps_encoding(&self, plan: &Plan, name: &str) -> bool {
-        let kind = |plan: &Plan| {
-            let rest = name.strip_prefix("encoding.others.");
-            let number = rest.and_then(|rest| rest.split('.').next()).and_then(|number| number.parse::<usize>().ok());
-            let encoding = match number {
-                None => (String::new(), plan.encoding.clone()),
-                Some(number) => plan.model.other_encodings().get(number)?.clone(),
-            };
-            Some((encoding.0, encoding.1.method.kind(), encoding.1.scope))
+    /// The same of a parameter of an encoding: encodings of kinds of layers are numbered, and known by the names of the kinds.
+    fn source_of_encoding(&self, plan: &Plan, name: &str) -> Option<String> {
+        let numbered = name.strip_prefix(OTHERS).and_then(|rest| rest.split_once('.'));
+        let Some((number, rest)) = numbered else {
+            return self.keeps(&self.plan.encoding, plan, &plan.encoding).then(|| name.to_owned());
         };
-        kind(plan) == kind(&self.plan)
+        let (others, before) = (plan.model.other_encodings(), self.plan.model.other_encodings());
+        let (kind, encoding) = others.get(number.parse::<usize>().ok()?)?;
+        let place = before.iter().position(|(other, old)| other == kind && self.keeps(old, plan, encoding))?;
+        Some(format!("{OTHERS}{place}.{rest}"))
+    }
+
+    /// Whether an encoding keeps all that it has learned: what is learned has the same meaning and the same sizes.
+    fn keeps(&self, old: &Encoding, plan: &Plan, new: &Encoding) -> bool {
+        let sizes = |plan: &Plan, encoding: &Encoding| -> Vec<(String, Vec<usize>)> {
+            encoding.parameters(&plan.geometry()).into_iter().map(|own| (own.name, own.shape)).collect()
+        };
+        is_same_method(&old.method, &new.method) && old.scope == new.scope && sizes(&self.plan, old) == sizes(plan, new)
+    }
+}
+
+/// Whether what is learned means the same: kinds are the same, so are the expressions of kernels, and what DAPE adapts.
+fn is_same_method(old: &Method, new: &Method) -> bool {
+    match (old, new) {
+        (Method::Kernel(old), Method::Kernel(new)) => old == new,
+        (Method::Dape(old), Method::Dape(new)) => is_same_method(&old.base.0, &new.base.0),
+        _ => old.kind() == new.kind(),
     }
 }
 
 /// How the names of parameters of encodings begin.
 const ENCODING: &str = "encoding.";
+
+/// The same of encodings of kinds of layers, before their number.
+const OTHERS: &str = "encoding.others.";
 
 fn other_model(what: &str) -> Error {
     let message = format!("the run cannot begin with these weights: {what}");

@@ -2,9 +2,12 @@
 
 mod again;
 mod check;
+mod difference;
 mod head;
 mod model;
 
+pub use difference::Difference;
+pub(crate) use difference::{line, of_models, of_positions};
 pub(crate) use head::Head;
 pub use model::ModelPlan;
 
@@ -16,6 +19,7 @@ use crate::schedule::Schedule;
 use check::{
     MOST_BATCH, check, check_block, check_encodings, check_layers, check_piece, check_readout, check_task, check_train,
 };
+use difference::flatten;
 use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::pass::Pass;
 use kerple_data::lra::Arena;
@@ -367,17 +371,29 @@ impl Plan {
             .collect();
         let only_steps = changed.iter().all(|(_, key)| key == "train.steps" || key == "train.schedule_steps");
         let hint = match only_steps && self.data.packing == PackingConfig::Random {
-            true => format!(
-                "to go on, keep the schedule: --set train.steps={} --set train.schedule_steps={}; the rate stays where the \
-                 schedule ended",
-                next.steps,
-                self.train.schedule_steps.unwrap_or(self.steps)
-            ),
+            true => self.hint_to_extend(next),
             false => "use another --out folder, or the run file this folder was started with".to_owned(),
         };
         let shown: Vec<&str> = changed.iter().take(4).map(|(text, _)| text.as_str()).collect();
         let more = if changed.len() > 4 { format!(" and {} more", changed.len() - 4) } else { String::new() };
         Error::refused(format!("the folder holds a run of another plan: {}{more}", shown.join(", ")), hint)
+    }
+
+    /// How a run goes on with more updates than it was made for.
+    fn hint_to_extend(&self, next: &Plan) -> String {
+        let (steps, laid_out) = (next.steps, self.train.schedule_steps.unwrap_or(self.steps));
+        let keep = format!("--set train.steps={steps} --set train.schedule_steps={laid_out}");
+        match (laid_out, &self.data.task) {
+            (1.., _) => format!("to go on, keep the schedule: {keep}; the rate stays where the schedule ended"),
+            (0, None) => format!(
+                "a schedule of 0 updates neither warms up nor decays: {keep} trains at train.learning_rate; to train with a \
+                 schedule, begin another run with these weights: kerple train --from RUN --out FOLDER --set train.steps={steps}"
+            ),
+            (0, Some(_)) => format!(
+                "a schedule of 0 updates neither warms up nor decays: {keep} trains at train.learning_rate; to train with a \
+                 schedule, use another --out folder"
+            ),
+        }
     }
 
     fn digest(&self) -> String {
@@ -414,13 +430,4 @@ impl Plan {
 fn digest(canonical: &Plan) -> String {
     let text = serde_json::to_string(canonical).expect("a plan is plain data");
     kerple_data::fingerprint(text.as_bytes())
-}
-
-/// Every value of a tree with its path.
-fn flatten(path: &str, value: &serde_json::Value, out: &mut Vec<(String, String)>) {
-    let within = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
-    match value {
-        serde_json::Value::Object(map) => map.iter().for_each(|(key, value)| flatten(&within(key), value, out)),
-        value => out.push((path.to_owned(), value.to_string())),
-    }
 }

@@ -32,10 +32,7 @@ fn begin(args: &Train, run: &RunFolder, ranks: &Ranks, stop: &AtomicBool) -> Res
     // all have seen the folder as it was, then the first writes
     ranks.barrier();
     if ranks.is_first() {
-        let anew = departure.begin(&plan, run)?;
-        if !anew.is_empty() {
-            remarkln!("note: of {} these begin anew: {}", plan.label, anew.join(", "));
-        }
+        departure.begin(&plan, run)?.iter().for_each(|note| remarkln!("note: {note}"));
     }
     ranks.barrier();
     Ok((source, plan))

@@ -1,0 +1,182 @@
+//! What is other in two plans, by the keys of a run file.
+//!
+//! Everything that is written down of a plan is compared, so a key that is new is compared from its first day on. What a run
+//! that begins with the weights of another may change is left out by name, in [`of_models`].
+
+use super::{ModelPlan, Plan};
+use crate::config::{REFERENCE, Readout};
+use crate::layers::LayerKind;
+use kerple_burn::plan::{AttentionKind, BlockPlan, EmbeddingDropout, FeatureKind};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// A key that has other values in two plans.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The key of a run file.
+    pub key: String,
+    /// The value in the plan before.
+    pub was: String,
+    /// The value in the plan now.
+    pub is: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} = {} (was {})", self.key, self.is, self.was)
+    }
+}
+
+/// All of them in a line.
+pub(crate) fn line(all: &[Difference]) -> String {
+    all.iter().map(Difference::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Values by their keys.
+type Values = BTreeMap<String, String>;
+
+/// Every value of a tree with its path.
+pub(super) fn flatten(path: &str, value: &Value, out: &mut Vec<(String, String)>) {
+    let within = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+    match value {
+        Value::Object(map) => map.iter().for_each(|(key, value)| flatten(&within(key), value, out)),
+        value => out.push((path.to_owned(), value.to_string())),
+    }
+}
+
+fn json(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).expect("a plan is plain data")
+}
+
+fn values(path: &str, value: &impl Serialize) -> Values {
+    let mut all = Vec::new();
+    flatten(path, &json(value), &mut all);
+    all.into_iter().collect()
+}
+
+/// What a key has that is not written down: its default, or nothing.
+fn usual(key: &str) -> String {
+    let defaults: Value = toml::from_str(REFERENCE).expect("the reference is a run file");
+    let pointer = format!("/{}", key.replace('.', "/"));
+    defaults.pointer(&pointer).map_or_else(|| "not set".to_owned(), Value::to_string)
+}
+
+fn compare(old: &Values, new: &Values) -> Vec<Difference> {
+    let keys: BTreeSet<&String> = old.keys().chain(new.keys()).filter(|key| old.get(*key) != new.get(*key)).collect();
+    let value = |all: &Values, key: &str| all.get(key).filter(|value| *value != "null").cloned();
+    let difference = |key: &String| {
+        let [was, is] = [old, new].map(|all| value(all, key).unwrap_or_else(|| usual(key)));
+        Difference { key: key.clone(), was, is }
+    };
+    keys.into_iter().map(difference).collect()
+}
+
+/// What is other in the model of a plan than in that of another whose weights it begins with, and may not be: all but where
+/// positions enter, which keys a query sees, and the dropout of training.
+pub(crate) fn of_models(old: &Plan, new: &Plan) -> Vec<Difference> {
+    let mut found = compare(&model(old), &model(new));
+    found.extend(attention_by_layer(old, new));
+    if old.seed != new.seed && draws_once(old) {
+        let [was, is] = [old, new].map(|plan| plan.seed.to_string());
+        found.push(Difference { key: "seed".to_owned(), was, is: format!("{is}, which draws other random features") });
+    }
+    found
+}
+
+/// The model of a plan by the keys of a run file, without what may be other, and without attention, which may differ by layer.
+fn model(plan: &Plan) -> Values {
+    let own = ModelPlan {
+        readout: Readout::default(),
+        block: BlockPlan::default(),
+        layers: BTreeMap::new(),
+        ..plan.model.clone()
+    };
+    let block = BlockPlan {
+        attention: AttentionKind::default(),
+        dropout: 0.0,
+        hidden_dropout: false,
+        embedding_dropout: EmbeddingDropout::default(),
+        ..plan.model.block.clone()
+    };
+    let mut all = values("model", &own);
+    if let Some(rows) = all.remove("model.vocab_size") {
+        all.insert("model.vocab_rows".to_owned(), rows);
+    }
+    all.extend(values("model.readout", &plan.model.readout));
+    all.extend(values("model.block", &block));
+    all
+}
+
+/// Layers whose attention is of another kind, those that changed alike together.
+fn attention_by_layer(old: &Plan, new: &Plan) -> Vec<Difference> {
+    const MOST_NAMED: usize = 8;
+    let all = |plan: &Plan| -> Vec<String> {
+        plan.model.every_layer(&plan.encoding).map(|layer| json(layer.attention).to_string()).collect()
+    };
+    let (old, new) = (all(old), all(new));
+    let mut changed: BTreeMap<(&String, &String), Vec<usize>> = BTreeMap::new();
+    for (layer, pair) in old.iter().zip(&new).enumerate().filter(|(_, (was, is))| was != is) {
+        changed.entry(pair).or_default().push(layer);
+    }
+    let key = |layers: &[usize]| {
+        if layers.len() == new.len() {
+            return "model.block.attention".to_owned();
+        }
+        let named: Vec<String> = layers.iter().take(MOST_NAMED).map(usize::to_string).collect();
+        let more = layers.len().saturating_sub(MOST_NAMED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("attention of layer {}{more}", named.join(", "))
+    };
+    let difference = |((was, is), layers): ((&String, &String), Vec<usize>)| Difference {
+        key: key(&layers),
+        was: was.clone(),
+        is: is.clone(),
+    };
+    changed.into_iter().map(difference).collect()
+}
+
+/// Whether a model computes with what its seed has drawn once and for all.
+fn draws_once(plan: &Plan) -> bool {
+    let geometry = plan.geometry();
+    plan.model.every_layer(&plan.encoding).any(|layer| {
+        let Some(linear) = layer.attention.linear() else { return false };
+        let random = match linear.features {
+            FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => linear.redraw == 0,
+            FeatureKind::Relu | FeatureKind::Elu => false,
+        };
+        random || layer.encoding.code(&geometry).is_some_and(|code| code.frozen)
+    })
+}
+
+/// What is other in where positions enter, which keys a query sees, and the dropout of training: what [`of_models`] leaves out,
+/// and the training length.
+pub(crate) fn of_positions(old: &Plan, new: &Plan) -> Vec<Difference> {
+    let mut found = compare(&positions(old), &positions(new));
+    let changed = found.iter().filter_map(|other| other.key.strip_suffix("kind"));
+    let changed: Vec<String> = changed.filter(|prefix| prefix.ends_with("encoding.")).map(str::to_owned).collect();
+    // keys that one kind has and the other has not say nothing that the kind does not
+    let is_own = |key: &str| {
+        let name = changed.iter().find_map(|prefix| key.strip_prefix(prefix.as_str()));
+        name.is_some_and(|name| !["kind", "window", "randomized"].contains(&name))
+    };
+    found.retain(|difference| !is_own(&difference.key));
+    found
+}
+
+fn positions(plan: &Plan) -> Values {
+    let BlockPlan { dropout, hidden_dropout, embedding_dropout, .. } = &plan.model.block;
+    let mut all = values("encoding", &plan.encoding);
+    all.extend(values("train.train_len", &plan.train_len));
+    all.extend(values("model.block.dropout", dropout));
+    all.extend(values("model.block.hidden_dropout", hidden_dropout));
+    all.extend(values("model.block.embedding_dropout", embedding_dropout));
+    for (name, kind) in &plan.model.layers {
+        let LayerKind { at, encoding, window, attention: _ } = kind;
+        all.extend(values(&format!("model.layers.{name}.at"), at));
+        all.extend(window.iter().flat_map(|window| values(&format!("model.layers.{name}.window"), window)));
+        all.extend(encoding.iter().flat_map(|own| values(&format!("model.layers.{name}.encoding"), own)));
+    }
+    all
+}
