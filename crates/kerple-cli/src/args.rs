@@ -112,9 +112,10 @@ pub struct Prepare {
     /// Key of the text in JSON lines and Parquet columns.
     #[arg(long, default_value = "text")]
     pub text_key: String,
-    /// Shares of the documents for training, validation and test.
-    #[arg(long, default_value = "0.90,0.05,0.05")]
-    pub split: String,
+    /// Shares of the documents for training, validation and test, whatever names of files and folders state. Without it names
+    /// count where they state splits, and other documents are shared 0.90,0.05,0.05.
+    #[arg(long, value_name = "TRAIN,VALID,TEST")]
+    pub split: Option<String>,
     /// Altered copies of each training piece of music, drawn as published: transposed, for grooves cut and thinned too.
     #[arg(long, default_value_t = 0)]
     pub copies: u64,

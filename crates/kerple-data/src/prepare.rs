@@ -41,8 +41,10 @@ pub struct PrepareOptions {
     pub end_of_document: Option<String>,
     /// Key of the text in JSON lines, column of the text in Parquet.
     pub text_key: String,
-    /// Shares of train, valid and test, in any unit; not used of files whose names say what they are for.
+    /// Shares of train, valid and test, in any unit; not used of files whose names state a split.
     pub split: [f64; 3],
+    /// Whether names of files and folders state splits; otherwise shares decide of everything.
+    pub split_by_name: bool,
     /// Stop before the document that would exceed this many bytes of text.
     pub byte_budget: Option<u64>,
     /// Vocabulary of token files; up to their largest token when absent.
@@ -65,6 +67,7 @@ impl PrepareOptions {
             end_of_document: None,
             text_key: "text".to_owned(),
             split: [0.9, 0.05, 0.05],
+            split_by_name: true,
             byte_budget: None,
             vocab_size: None,
             copies: 0,
@@ -124,10 +127,10 @@ const BATCH: usize = 8 << 20;
 
 /// Reads the inputs, tokenizes them and writes a corpus that [`Corpus::open`](crate::Corpus::open) opens.
 ///
-/// A file called train, valid or test is what it is called. Of the rest, plain texts of 32 KiB and more, and those that
+/// A file whose name or folder states a split belongs to it, in every format: `test.jsonl`, `train-00000-of-00002.parquet`,
+/// `wiki.test.raw` beside `wiki.train.raw`, `test/` beside `train/`. Of the rest, plain texts of 32 KiB and more, and those that
 /// were named themselves, are cut from beginning to end in the given shares; other documents go to a split by a hash of
-/// what they hold. None of it depends on what else is read, so adding files moves nothing between splits. Of equal
-/// documents only the first is kept.
+/// what they hold, whatever else is read. Of equal documents only the first is kept.
 ///
 /// Memory does not grow with the size of texts; 16 bytes are kept of every document.
 ///
@@ -190,6 +193,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
         summary.warnings.extend(writer.fidelity().verdict(&options.tokenizer)?);
     }
     summary.assignment = selection.describe(&tally);
+    summary.warnings.extend(selection.unused_names());
     if options.copies > 0 {
         summary.assignment += &format!("; {} altered copies of each training piece", options.copies);
     }

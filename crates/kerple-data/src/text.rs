@@ -16,15 +16,16 @@ mod json_lines;
 mod midi;
 mod parquet;
 mod plain;
+mod splits;
 mod walk;
 
 pub use inventory::Inventory;
 pub(crate) use plain::LongText;
+pub(crate) use splits::Names;
 
 use crate::corpus::TokenFiles;
 use crate::error::{Error, Result};
 use crate::music::{Representation, Score};
-use crate::split::Split;
 use crate::tokens::Tokens;
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read};
@@ -76,6 +77,8 @@ pub(crate) struct SourceFile {
     pub(crate) size: u64,
     /// Found in a folder rather than named: passed over when it is not text.
     pub(crate) found: bool,
+    /// Folders between the one that was named and the file.
+    pub(crate) depth: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +129,7 @@ impl Format {
 }
 
 impl SourceFile {
-    fn new(path: &Path, found: bool) -> Result<SourceFile> {
+    fn new(path: &Path, found: bool, depth: usize) -> Result<SourceFile> {
         let about = std::fs::metadata(path).map_err(Error::io(path, "read"))?;
         if !about.is_file() {
             return Err(Error::refused(
@@ -134,7 +137,7 @@ impl SourceFile {
                 "write what it gives into a file, and give that",
             ));
         }
-        Ok(SourceFile { path: path.to_owned(), format: Format::of(path, None), size: about.len(), found })
+        Ok(SourceFile { path: path.to_owned(), format: Format::of(path, None), size: about.len(), found, depth })
     }
 
     /// Takes MIDI files for music, and passes over plain texts that were found between them.
@@ -144,27 +147,6 @@ impl SourceFile {
         }
         if self.found && matches!(self.format, Format::Text(_)) {
             self.format = Format::Ignored;
-        }
-    }
-
-    /// The split that the file's name says it belongs to: `train.jsonl`, `valid-00000-of-00005.parquet`; of plain texts
-    /// those that are called nothing else, `test.txt`; of MIDI files those in a folder of this name.
-    pub(crate) fn named_split(&self) -> Option<Split> {
-        let named = match self.format {
-            Format::Midi(_) => self.path.parent()?,
-            _ => &self.path,
-        };
-        let name = named.file_name()?.to_str()?.to_lowercase();
-        let (stem, ends) = name.split_once('.').unwrap_or((&name, ""));
-        let plain = matches!(self.format, Format::Text(_));
-        if plain && !matches!(ends.split('.').next(), Some("" | "txt" | "text" | "raw")) {
-            return None;
-        }
-        match if plain { stem } else { stem.split(['-', '_']).next()? } {
-            "train" | "training" => Some(Split::Train),
-            "valid" | "validation" | "val" | "dev" => Some(Split::Valid),
-            "test" => Some(Split::Test),
-            _ => None,
         }
     }
 

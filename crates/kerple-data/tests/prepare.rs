@@ -109,7 +109,7 @@ fn names_of_files_decide_splits() {
     assert_eq!(documents(&corpus, Split::Train), many);
     assert_eq!(documents(&corpus, Split::Test), ["seen"]);
     assert_eq!(documents(&corpus, Split::Valid), ["only here"], "what is in two splits stays in the first read");
-    assert_eq!(summary.assignment, "files called train, valid or test as they say");
+    assert_eq!(summary.assignment, "files and folders named for a split as they say");
     fs::remove_file(input.path().join("in/test.jsonl")).unwrap();
     let error = run(&options(&input.path().join("in"), &out)).unwrap_err();
     insta::assert_snapshot!(error, @"the test split is empty: it needs at least 1 document, and 302 different ones were found in all");

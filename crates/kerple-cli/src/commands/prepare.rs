@@ -9,10 +9,7 @@ use kerple_data::{PrepareOptions, Sources};
 
 /// Turns text into token shards.
 pub fn run(args: &Prepare) -> Outcome {
-    let shares: Result<Vec<f64>, _> = args.split.split(',').map(|share| share.trim().parse()).collect();
-    let split = shares.ok().and_then(|shares| <[f64; 3]>::try_from(shares).ok()).ok_or_else(|| {
-        Failure::misuse(format!("--split {}: three numbers are needed", args.split), "e.g. --split 0.9,0.05,0.05")
-    })?;
+    let split = args.split.as_deref().map(shares).transpose()?;
     if let Some(token) = &args.end_of_document
         && (matches!(args.tokenizer.as_str(), "byte" | "remi" | "groove") || args.tokenizer.starts_with("bpe:"))
     {
@@ -21,15 +18,17 @@ pub fn run(args: &Prepare) -> Outcome {
             "leave the option out, or give a tokenizer.json",
         ));
     }
+    let usual = PrepareOptions::new(Sources::paths(&args.input), &args.out);
     let options = PrepareOptions {
         tokenizer: args.tokenizer.clone(),
         text_key: args.text_key.clone(),
-        split,
+        split: split.unwrap_or(usual.split),
+        split_by_name: split.is_none(),
         end_of_document: args.end_of_document.clone(),
         copies: args.copies,
         skip_bad: args.skip_bad,
         stop: Some(stop_flag_saying("stopping; nothing will be left behind")),
-        ..PrepareOptions::new(Sources::paths(&args.input), &args.out)
+        ..usual
     };
     let mut line = Line::new();
     let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress.to_string()))?;
@@ -40,4 +39,12 @@ pub fn run(args: &Prepare) -> Outcome {
         resultln!("{summary}");
     }
     Ok(())
+}
+
+/// Three numbers.
+fn shares(text: &str) -> Result<[f64; 3], Failure> {
+    let shares: Result<Vec<f64>, _> = text.split(',').map(|share| share.trim().parse()).collect();
+    shares.ok().and_then(|shares| <[f64; 3]>::try_from(shares).ok()).ok_or_else(|| {
+        Failure::misuse(format!("--split {text}: three numbers are needed"), "e.g. --split 0.9,0.05,0.05")
+    })
 }

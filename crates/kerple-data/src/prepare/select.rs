@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::hash::Checksum;
 use crate::music::Score;
 use crate::split::Split;
-use crate::text::{Content, Document, Format, SourceFile};
+use crate::text::{Content, Document, Format, Names, SourceFile};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use twox_hash::XxHash3_128;
@@ -92,6 +92,8 @@ impl Content {
 /// is: more files move nothing from one split into another.
 pub(super) struct Selection<'a> {
     files: &'a [SourceFile],
+    names: Names,
+    by_name: bool,
     text_key: &'a str,
     budget: u64,
     shares: [f64; 3],
@@ -123,8 +125,11 @@ impl<'a> Selection<'a> {
         }
         let shares = options.split.map(|share| share / sum);
         let budget = options.byte_budget.unwrap_or(u64::MAX);
+        let names = if options.split_by_name { Names::read(files)? } else { Names::ignored(files)? };
         Ok(Selection {
             files,
+            names,
+            by_name: options.split_by_name,
             text_key: &options.text_key,
             budget,
             shares,
@@ -133,9 +138,10 @@ impl<'a> Selection<'a> {
         })
     }
 
-    fn rule(&self, file: &SourceFile, content: &Content) -> Rule {
+    fn rule(&self, index: usize, content: &Content) -> Rule {
+        let file = &self.files[index];
         let plain = matches!(file.format, Format::Text(_));
-        match file.named_split() {
+        match self.names.splits[index] {
             Some(split) => Rule::Named(split),
             None if plain && (!file.found || content.size() >= LONG) => Rule::Cut,
             None => Rule::Hashed,
@@ -152,7 +158,7 @@ impl<'a> Selection<'a> {
         if tally.cut > 0 {
             ways.push("long texts, and those named themselves, cut from beginning to end");
         }
-        let named = if tally.named > 0 { "files called train, valid or test as they say" } else { "" };
+        let named = if tally.named > 0 { "files and folders named for a split as they say" } else { "" };
         match ways.is_empty() {
             true => named.to_owned(),
             false => {
@@ -160,6 +166,11 @@ impl<'a> Selection<'a> {
                 format!("{train:.4} : {valid:.4} : {test:.4}, {}", ways.join("; "))
             }
         }
+    }
+
+    /// Names that look like splits and are not used.
+    pub(super) fn unused_names(&self) -> Option<String> {
+        self.names.warning(!self.by_name)
     }
 
     /// Bytes of all files.
@@ -224,7 +235,7 @@ impl<'a> Selection<'a> {
                     }
                     tally.bytes += size;
                     tally.documents += 1;
-                    let rule = self.rule(file, &content);
+                    let rule = self.rule(index, &content);
                     match rule {
                         Rule::Named(_) => tally.named += 1,
                         Rule::Hashed => tally.hashed += 1,

@@ -119,7 +119,7 @@ fn parquet_rows_are_documents() {
     let folder = folder(&[("a.parquet", &parquet(&[Some("one"), Some("zwei é"), Some("")]))]);
     assert_eq!(texts(folder.path()), ["one", "zwei é", ""]);
     insta::assert_snapshot!(failure("a.parquet", &parquet(&[Some("one"), None])), @"a.parquet, row 2: column `text` is null");
-    let file = SourceFile::new(&folder.path().join("a.parquet"), false).unwrap();
+    let file = SourceFile::new(&folder.path().join("a.parquet"), false, 0).unwrap();
     let message = |key| file.documents(key).err().unwrap().to_string().rsplit('/').next().unwrap().to_owned();
     insta::assert_snapshot!(message("body"), @"a.parquet: there is no column `body`, the columns are: id, text");
     insta::assert_snapshot!(message("id"), @"a.parquet: column `id` does not hold text");
@@ -129,7 +129,7 @@ fn parquet_rows_are_documents() {
 #[test]
 fn rows_behind_a_null_are_read() {
     let folder = folder(&[("a.parquet", &parquet(&[Some("one"), None, Some("three")]))]);
-    let file = SourceFile::new(&folder.path().join("a.parquet"), false).unwrap();
+    let file = SourceFile::new(&folder.path().join("a.parquet"), false, 0).unwrap();
     let found: Vec<Content> = file.documents("text").unwrap().map(|document| document.unwrap().content).collect();
     assert!(
         matches!(&found[..], [Content::Text(one), Content::Bad(_), Content::Text(three)] if one == "one" && three == "three")
@@ -160,21 +160,4 @@ fn missing_inputs_are_described() {
     assert_eq!(error.hint(), "check the path");
     let error = read(folder.path()).unwrap_err();
     assert!(error.to_string().starts_with("there is no file to read in: "), "{error}");
-}
-
-#[test]
-fn names_say_splits() {
-    let named = |name: &str| {
-        let format = Format::of(Path::new(name), None);
-        SourceFile { path: name.into(), format, size: 0, found: true }.named_split()
-    };
-    assert_eq!(named("x/train.jsonl.zst"), Some(Split::Train));
-    assert_eq!(named("train-00001-of-00005.parquet"), Some(Split::Train));
-    assert_eq!(named("validation.txt"), Some(Split::Valid));
-    assert_eq!(named("VAL.jsonl"), Some(Split::Valid));
-    assert_eq!(named("test_b.jsonl"), Some(Split::Test));
-    assert_eq!(named("training-data/part.jsonl"), None);
-    assert_eq!(named("trainer.rs"), None);
-    assert_eq!(named("test.txt.gz"), Some(Split::Test));
-    assert_eq!((named("test.rs"), named("test-plan.txt"), named("train")), (None, None, Some(Split::Train)));
 }

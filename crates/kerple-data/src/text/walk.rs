@@ -15,16 +15,16 @@ pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>, passed_over: &mu
                 "give the text it was made of",
             ));
         }
-        return walk(path, files, passed_over);
+        return walk(path, 0, files, passed_over);
     }
     match token_prefix(path)? {
-        Some(prefix) => files.push(token_files(&prefix)?),
-        None => files.push(SourceFile::new(path, false)?),
+        Some(prefix) => files.push(token_files(&prefix, 0)?),
+        None => files.push(SourceFile::new(path, false, 0)?),
     }
     Ok(())
 }
 
-fn walk(folder: &Path, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Result<()> {
+fn walk(folder: &Path, depth: usize, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Result<()> {
     // what an earlier preparation has written is not text to read
     if has_summary(folder)? {
         *passed_over += 1;
@@ -43,13 +43,13 @@ fn walk(folder: &Path, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Re
         // a link to a folder may lead back up
         if kind.is_dir() {
             if path.file_name().is_none_or(|name| name != "CVS") {
-                walk(&path, files, passed_over)?;
+                walk(&path, depth + 1, files, passed_over)?;
             }
         } else if is_file(&path)? {
             match token_prefix(&path)? {
-                Some(prefix) if path.extension().is_some_and(|end| end == "idx") => files.push(token_files(&prefix)?),
+                Some(prefix) if path.extension().is_some_and(|end| end == "idx") => files.push(token_files(&prefix, depth)?),
                 Some(_) => {}
-                None => files.push(SourceFile::new(&path, true)?),
+                None => files.push(SourceFile::new(&path, true, depth)?),
             }
         }
     }
@@ -64,7 +64,7 @@ fn token_prefix(path: &Path) -> Result<Option<std::path::PathBuf>> {
     Ok((named && TokenFiles::exist(&prefix)?).then_some(prefix))
 }
 
-fn token_files(prefix: &Path) -> Result<SourceFile> {
+fn token_files(prefix: &Path, depth: usize) -> Result<SourceFile> {
     let size = TokenFiles::open(prefix)?.size();
-    Ok(SourceFile { path: prefix.to_owned(), format: Format::TokenFiles, size, found: false })
+    Ok(SourceFile { path: prefix.to_owned(), format: Format::TokenFiles, size, found: false, depth })
 }
