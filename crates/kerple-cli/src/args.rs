@@ -122,6 +122,12 @@ pub struct Prepare {
     /// Pass over up to this many damaged MIDI files, rows of Parquet and lines of JSON; they are named and counted.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip_bad: u64,
+    /// Keep a split of which tokens represent less than half of the bytes.
+    #[arg(long)]
+    pub allow_loss: bool,
+    /// Replace a prepared corpus of other content. Runs that were trained on that one need it.
+    #[arg(long)]
+    pub replace: bool,
     /// Token that ends a document, when the tokenizer does not say.
     #[arg(long)]
     pub end_of_document: Option<String>,

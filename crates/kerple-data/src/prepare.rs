@@ -14,7 +14,7 @@ use crate::corpus::{META, Summary, TOKENIZER};
 use crate::error::{Error, Result};
 use crate::music::Representation;
 use crate::split::Split;
-use crate::text::Sources;
+use crate::text::{Format, Sources};
 use crate::tokenizer::Tokenizer;
 use select::Selection;
 use staging::Staging;
@@ -53,6 +53,10 @@ pub struct PrepareOptions {
     pub copies: u64,
     /// Damaged documents to name, count and pass over before the next one is an error: MIDI files, rows and lines.
     pub skip_bad: u64,
+    /// Keep a split of which tokens represent less than half of the bytes.
+    pub allow_loss: bool,
+    /// Replace a prepared corpus of other content; runs that were trained on that one need it.
+    pub replace: bool,
     /// Set when the work is to end early; nothing is left behind.
     pub stop: Option<Arc<AtomicBool>>,
 }
@@ -72,6 +76,8 @@ impl PrepareOptions {
             vocab_size: None,
             copies: 0,
             skip_bad: 0,
+            allow_loss: false,
+            replace: false,
             stop: None,
         }
     }
@@ -200,10 +206,18 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     summary.inputs = options.inputs.labels();
     (summary.duplicates, summary.empty) = (tally.duplicates, tally.empty);
     (summary.skipped_files, summary.passed_over) = (tally.not_text, passed_over);
+    summary.skipped = tally.skipped;
+    for file in files.iter().filter(|file| !matches!(file.format, Format::Ignored(_))) {
+        *summary.formats.entry(file.kind().to_owned()).or_default() += 1;
+    }
     summary.damaged = tally.bad;
     summary.cut_by_budget = tally.cut_by_budget;
+    summary.warnings.extend(writer.losses(options)?);
     writer.finish(&mut summary)?;
     check_splits(&summary)?;
+    if !options.replace {
+        staging.check_content(&summary)?;
+    }
     staging.write(TOKENIZER, tokenizer.as_ref().map_or("{\"kind\":\"none\"}\n", Tokenizer::definition))?;
     staging.write(META, &summary.to_json())?;
     options.check_stop()?;

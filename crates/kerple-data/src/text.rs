@@ -6,16 +6,19 @@
 //! | `.parquet` | the rows of a text column |
 //! | `.bin` and `.idx` | GPT-NeoX token files: documents that are tokens already |
 //! | `.mid`, `.tar` of them | pieces of music, when a tokenizer for music is asked for |
+//! | `.json` | the items of an array, or the lines, whichever it holds |
 //! | any other file | one: the file, when it is UTF-8 text |
 //!
-//! `.jsonl`, `.tar` and text may be compressed: `.zst` or `.gz` after the name. Texts of any size stream; a line of JSON, a row
+//! `.ndjson` is JSON lines too. All but token files, Parquet and MIDI may be compressed: `.zst`, `.zstd` or `.gz` after the name. Texts of any size stream; a line of JSON, a row
 //! and what a `zstd --long` file looks back on, 2 GiB at most, are held.
 
 mod inventory;
+mod json_array;
 mod json_lines;
 mod midi;
 mod parquet;
 mod plain;
+mod recognise;
 mod splits;
 mod walk;
 
@@ -56,6 +59,7 @@ impl Sources {
         for path in &self.paths {
             walk::collect(path, &mut files, &mut passed_over)?;
         }
+        recognise::snapshot_files(&mut files);
         if files.is_empty() {
             let place = self.labels().join(", ");
             return Err(Error::refused(
@@ -84,14 +88,16 @@ pub(crate) struct SourceFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     JsonLines(Compression),
+    /// One array, of objects or texts.
+    JsonArray(Compression),
     Text(Compression),
     Parquet,
     TokenFiles,
     Midi(Representation),
     /// A tar archive of MIDI files.
     MidiArchive(Representation, Compression),
-    /// What lies between MIDI files and is not one.
-    Ignored,
+    /// What is left out of a folder, and why.
+    Ignored(&'static str),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +111,7 @@ impl Format {
     /// The format that a name says; MIDI is only read as music.
     fn of(path: &Path, music: Option<Representation>) -> Format {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        let compressed = [(".zst", Compression::Zstd), (".gz", Compression::Gzip)];
+        let compressed = [(".zst", Compression::Zstd), (".zstd", Compression::Zstd), (".gz", Compression::Gzip)];
         let found = compressed.iter().find_map(|(end, kind)| name.strip_suffix(end).map(|stem| (stem, *kind)));
         let (stem, compression) = found.unwrap_or((&name, Compression::None));
         if let Some(representation) = music
@@ -118,7 +124,7 @@ impl Format {
         {
             let compression = if name.ends_with(".tgz") { Compression::Gzip } else { compression };
             Format::MidiArchive(representation, compression)
-        } else if stem.ends_with(".jsonl") {
+        } else if stem.ends_with(".jsonl") || stem.ends_with(".ndjson") {
             Format::JsonLines(compression)
         } else if name.ends_with(".parquet") {
             Format::Parquet
@@ -126,6 +132,12 @@ impl Format {
             Format::Text(compression)
         }
     }
+}
+
+/// Whether a name ends in `.json`, compressed or not.
+fn is_json(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    [".json", ".json.gz", ".json.zst", ".json.zstd"].iter().any(|end| name.ends_with(end))
 }
 
 impl SourceFile {
@@ -137,7 +149,14 @@ impl SourceFile {
                 "write what it gives into a file, and give that",
             ));
         }
-        Ok(SourceFile { path: path.to_owned(), format: Format::of(path, None), size: about.len(), found, depth })
+        let mut format = Format::of(path, None);
+        if let Format::Text(compression) = format
+            && is_json(path)
+            && !(found && recognise::describes(path))
+        {
+            format = recognise::json(path, compression)?;
+        }
+        Ok(SourceFile { path: path.to_owned(), format, size: about.len(), found, depth })
     }
 
     /// Takes MIDI files for music, and passes over plain texts that were found between them.
@@ -146,7 +165,21 @@ impl SourceFile {
             self.format = Format::of(&self.path, Some(representation));
         }
         if self.found && matches!(self.format, Format::Text(_)) {
-            self.format = Format::Ignored;
+            self.format = Format::Ignored("it is not MIDI");
+        }
+    }
+
+    /// What its documents are, in a word.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self.format {
+            Format::JsonLines(_) => "JSON lines",
+            Format::JsonArray(_) => "JSON arrays",
+            Format::Text(_) => "text",
+            Format::Parquet => "Parquet",
+            Format::TokenFiles => "token files",
+            Format::Midi(_) => "MIDI",
+            Format::MidiArchive(..) => "archives of MIDI",
+            Format::Ignored(_) => "left out",
         }
     }
 
@@ -157,6 +190,10 @@ impl SourceFile {
             Format::JsonLines(compression) => {
                 let input = open(&self.path, compression, read.clone())?;
                 Box::new(json_lines::JsonLines::new(&self.path, input, text_key))
+            }
+            Format::JsonArray(compression) => {
+                let input = open(&self.path, compression, read.clone())?;
+                Box::new(json_array::documents(&self.path, input, text_key)?)
             }
             Format::Parquet => Box::new(parquet::Rows::open(&self.path, self.size, text_key, read.clone())?),
             Format::Text(compression) => {
@@ -172,7 +209,9 @@ impl SourceFile {
                 let input = open(&self.path, compression, read.clone())?;
                 Box::new(midi::Archive::new(&self.path, input, representation))
             }
-            Format::Ignored => Box::new(std::iter::once(Ok(Document { number: 1, content: Content::NotText }))),
+            Format::Ignored(why) => {
+                Box::new(std::iter::once(Ok(Document { number: 1, content: Content::NotText(why.to_owned()) })))
+            }
             Format::TokenFiles => {
                 let files = TokenFiles::open(&self.path)?;
                 let (size, count, read) = (self.size, files.documents() as u64, read.clone());
@@ -189,10 +228,11 @@ impl SourceFile {
     pub(crate) fn wrong(&self, number: usize, message: String, hint: String) -> Error {
         let place = match self.format {
             Format::JsonLines(_) => format!(", line {number}"),
+            Format::JsonArray(_) => format!(", item {number}"),
             Format::Parquet => format!(", row {number}"),
             Format::TokenFiles => format!(", document {number}"),
             Format::MidiArchive(..) => format!(", entry {number}"),
-            Format::Text(_) | Format::Midi(_) | Format::Ignored => String::new(),
+            Format::Text(_) | Format::Midi(_) | Format::Ignored(_) => String::new(),
         };
         Error::damaged_at(&self.path, place, message, hint)
     }
@@ -212,8 +252,8 @@ pub(crate) enum Content {
     Long(LongText),
     Tokens(Tokens),
     Music(Box<Score>),
-    /// A file that is not text.
-    NotText,
+    /// A file that is not text, and how that is seen.
+    NotText(String),
     /// What is damaged, while what follows it may be whole.
     Bad(Error),
 }

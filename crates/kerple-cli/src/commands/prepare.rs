@@ -27,6 +27,8 @@ pub fn run(args: &Prepare) -> Outcome {
         end_of_document: args.end_of_document.clone(),
         copies: args.copies,
         skip_bad: args.skip_bad,
+        allow_loss: args.allow_loss,
+        replace: args.replace,
         stop: Some(stop_flag_saying("stopping; nothing will be left behind")),
         ..usual
     };

@@ -7,6 +7,7 @@ use crate::file::read_text;
 use crate::hash::{fingerprint, hex};
 use crate::split::Split;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -50,6 +51,12 @@ pub struct Summary {
     pub empty: u64,
     /// Files left out because they are not text.
     pub skipped_files: u64,
+    /// The first of them, and why they were left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<String>,
+    /// Files by what they were read as.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub formats: BTreeMap<String, u64>,
     /// What was wrong with documents that were passed over because they are damaged, and where.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub damaged: Vec<String>,
@@ -99,6 +106,8 @@ impl Summary {
             duplicates: 0,
             empty: 0,
             skipped_files: 0,
+            skipped: Vec::new(),
+            formats: BTreeMap::new(),
             damaged: Vec::new(),
             passed_over: 0,
             cut_by_budget: false,
@@ -191,10 +200,14 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "{:<6} {:>12} {:>14} {:>15}", "split", "documents", "tokens", "bytes")?;
+        writeln!(out, "{:<6} {:>12} {:>14} {:>15} {:>15}", "split", "documents", "tokens", "bytes", "bytes in tokens")?;
         for split in Split::ALL {
-            let SplitCounts { documents, tokens, bytes, .. } = self.split(split);
-            writeln!(out, "{:<6} {documents:>12} {tokens:>14} {bytes:>15}", split.name())?;
+            let SplitCounts { documents, tokens, bytes, token_bytes, .. } = self.split(split);
+            writeln!(out, "{:<6} {documents:>12} {tokens:>14} {bytes:>15} {token_bytes:>15}", split.name())?;
+        }
+        if !self.formats.is_empty() {
+            let formats = self.formats.iter().map(|(kind, count)| format!("{kind} ({count})"));
+            writeln!(out, "files read as {}", formats.collect::<Vec<_>>().join(", "))?;
         }
         writeln!(out, "tokenizer {}, vocabulary {}", self.tokenizer, self.vocab_size)?;
         write!(out, "split {}", self.assignment)?;
@@ -208,7 +221,7 @@ impl fmt::Display for Summary {
         for (count, what) in left_out.into_iter().filter(|(count, _)| *count > 0) {
             write!(out, "\nleft out {count} {what}")?;
         }
-        for damaged in &self.damaged {
+        for damaged in self.damaged.iter().chain(&self.skipped) {
             write!(out, "\n  {damaged}")?;
         }
         if self.cut_by_budget {

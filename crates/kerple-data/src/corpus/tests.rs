@@ -183,7 +183,7 @@ fn token_files_are_prepared() {
     let document = |at| [byte.encode(&format!("text {at}")).unwrap(), vec![0]].concat();
     let documents: Vec<Vec<u32>> = (0..200).map(document).collect();
     write_megatron(&prefix, 8, &documents);
-    let options = PrepareOptions::new(Sources::paths(&[&prefix]), &out);
+    let options = PrepareOptions { replace: true, ..PrepareOptions::new(Sources::paths(&[&prefix]), &out) };
     let prepared = |options: &PrepareOptions| {
         prepare(options, &mut |_| {}).unwrap();
         let corpus = Corpus::open(&out).unwrap();

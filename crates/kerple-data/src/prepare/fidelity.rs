@@ -1,6 +1,8 @@
-//! Whether a text survives its tokenizer.
+//! Whether a text survives its tokenizer: its letters at the beginning of a corpus, its bytes in all of it.
 
+use super::PrepareOptions;
 use crate::error::{Error, Result};
+use crate::split::Split;
 use crate::tokenizer::Tokenizer;
 use std::collections::HashMap;
 
@@ -70,5 +72,70 @@ impl Fidelity {
                 "the tokenizer loses text: of the first {letters} letters {kept} come back from their tokens ({percent:.1} %)"
             )),
         })
+    }
+}
+
+/// Of a split, how much of the text its tokens represent.
+#[derive(Clone, Copy, Debug, Default)]
+struct Loss {
+    bytes: u64,
+    represented: u64,
+    documents: u64,
+    /// Documents with text of which no token is left but their end.
+    emptied: u64,
+    /// Bytes and tokens of the document being added.
+    document: (u64, u64),
+}
+
+/// The same of the three splits, counted over every document.
+#[derive(Debug, Default)]
+pub(super) struct Losses([Loss; 3]);
+
+impl Losses {
+    /// Adds a piece of text with its tokens; after the last of a document they end with its end.
+    pub(super) fn add(&mut self, split: Split, tokenizer: &Tokenizer, text: &str, tokens: &[u32], last: bool) {
+        let loss = &mut self.0[split as usize];
+        let own = &tokens[..tokens.len() - usize::from(last && !tokens.is_empty())];
+        let known = own.iter().filter(|token| Some(**token) != tokenizer.unknown());
+        let represented: u64 = known.map(|token| tokenizer.token_bytes(*token) as u64).sum();
+        loss.bytes += text.len() as u64;
+        loss.represented += represented;
+        loss.document.0 += text.len() as u64;
+        loss.document.1 += own.len() as u64;
+        if last {
+            let (bytes, tokens) = std::mem::take(&mut loss.document);
+            loss.documents += 1;
+            loss.emptied += u64::from(bytes > 0 && tokens == 0);
+        }
+    }
+
+    /// Warnings of splits that lose more than 0.1 %.
+    pub(super) fn verdict(&self, options: &PrepareOptions) -> Result<Vec<String>> {
+        let mut warnings = Vec::new();
+        // events of music stand for no bytes of text
+        let music = crate::music::Representation::named(&options.tokenizer).is_some();
+        for (split, loss) in Split::ALL.into_iter().zip(&self.0).filter(|_| !music) {
+            let (name, Loss { bytes, represented, documents, emptied, .. }) = (split.name(), loss);
+            let lost = 100.0 * (1.0 - *represented as f64 / (*bytes).max(1) as f64);
+            let emptied = match emptied {
+                0 => String::new(),
+                _ => format!("; {emptied} of {documents} documents are nothing but their end"),
+            };
+            if represented * 2 < *bytes && !options.allow_loss {
+                return Err(Error::refused(
+                    format!(
+                        "tokenizer `{}`: of the {bytes} bytes of the {name} split tokens represent {represented}{emptied}",
+                        options.tokenizer
+                    ),
+                    "choose a tokenizer that was made for this text, `byte` or `bpe:N`, or keep it so with --allow-loss",
+                ));
+            }
+            if represented * 1000 < bytes * 999 {
+                warnings.push(format!(
+                    "the {name} split loses {lost:.1} % of its text: of {bytes} bytes tokens represent {represented}{emptied}"
+                ));
+            }
+        }
+        Ok(warnings)
     }
 }

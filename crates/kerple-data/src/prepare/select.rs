@@ -14,6 +14,9 @@ use twox_hash::XxHash3_128;
 /// A plain text of at least this many bytes is cut into the three splits, wherever it was found.
 const LONG: u64 = 32 << 10;
 
+/// Files that are left out are named, up to so many.
+const NAMED: usize = 100;
+
 /// A part of a document that is taken. The parts of one document follow each other, [`Body::End`] last.
 pub(super) struct Part<'d> {
     pub(super) split: Split,
@@ -37,6 +40,8 @@ pub(super) struct Tally {
     pub(super) duplicates: u64,
     pub(super) empty: u64,
     pub(super) not_text: u64,
+    /// The first of these files, and why they were left out.
+    pub(super) skipped: Vec<String>,
     /// What was wrong with documents that were passed over.
     pub(super) bad: Vec<String>,
     pub(super) cut_by_budget: bool,
@@ -64,7 +69,7 @@ impl Content {
             Content::Long(text) => text.bytes(),
             Content::Tokens(tokens) => tokens.len() as u64,
             Content::Music(score) => score.text().len() as u64,
-            Content::NotText | Content::Bad(_) => 0,
+            Content::NotText(_) | Content::Bad(_) => 0,
         }
     }
 
@@ -81,7 +86,7 @@ impl Content {
                 })?;
                 sum.finish()
             }
-            Content::NotText | Content::Bad(_) => 0,
+            Content::NotText(_) | Content::Bad(_) => 0,
         })
     }
 }
@@ -94,6 +99,8 @@ pub(super) struct Selection<'a> {
     files: &'a [SourceFile],
     names: Names,
     by_name: bool,
+    /// Whether tokens are bytes.
+    bytes_are_tokens: bool,
     text_key: &'a str,
     budget: u64,
     shares: [f64; 3],
@@ -130,6 +137,7 @@ impl<'a> Selection<'a> {
             files,
             names,
             by_name: options.split_by_name,
+            bytes_are_tokens: options.tokenizer == "byte",
             text_key: &options.text_key,
             budget,
             shares,
@@ -186,6 +194,18 @@ impl<'a> Selection<'a> {
         }
     }
 
+    /// A document with U+0000 is damaged where that is the end of documents.
+    fn without_nul(&self, file: usize, number: usize, content: Content) -> Content {
+        match &content {
+            Content::Text(text) if self.bytes_are_tokens && text.contains('\0') => {
+                let message = "the text holds U+0000, with which the byte tokenizer ends documents".to_owned();
+                let hint = "remove these characters, or choose another tokenizer".to_owned();
+                Content::Bad(self.files[file].wrong(number, message, hint))
+            }
+            _ => content,
+        }
+    }
+
     /// Counts a damaged document, unless there are more than may be passed over.
     fn pass_over(&self, error: Error, tally: &mut Tally) -> Result<()> {
         if (tally.bad.len() as u64) < self.skip_bad {
@@ -212,6 +232,7 @@ impl<'a> Selection<'a> {
             let mut documents = file.documents(self.text_key)?;
             while let Some(document) = documents.next() {
                 let Document { number, content } = document?;
+                let content = self.without_nul(index, number, content);
                 if let Content::Bad(error) = content {
                     self.pass_over(error, &mut tally)?;
                     any = true;
@@ -220,8 +241,11 @@ impl<'a> Selection<'a> {
                 let size = content.size();
                 tally.bytes_read = before + documents.bytes_read();
                 any |= size > 0;
-                if matches!(content, Content::NotText) {
+                if let Content::NotText(why) = &content {
                     tally.not_text += 1;
+                    if tally.skipped.len() < NAMED {
+                        tally.skipped.push(format!("{}: {why}", file.path.display()));
+                    }
                 } else if size == 0 {
                     tally.empty += 1;
                 } else if tally.bytes.saturating_add(size) > self.budget {
@@ -309,7 +333,7 @@ impl Passing<'_, '_> {
                 })?;
             }
             Content::Music(score) => flow = self.music(score, split.unwrap_or(Split::Train))?,
-            Content::NotText | Content::Bad(_) => {}
+            Content::NotText(_) | Content::Bad(_) => {}
         }
         match flow {
             ControlFlow::Continue(()) => self.end(),

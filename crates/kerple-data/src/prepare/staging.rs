@@ -6,7 +6,7 @@
 //! point cannot be renamed: there the folder is made inside, and `meta.json`, without which nothing is a corpus, comes
 //! last.
 
-use crate::corpus::{META, TOKENIZER, has_summary, is_shard};
+use crate::corpus::{META, Summary, TOKENIZER, has_summary, is_shard};
 use crate::error::{Error, Result};
 use crate::split::Split;
 use kerple_files::{abandoned, aside, is_there, sync_folder};
@@ -66,6 +66,25 @@ impl Staging {
         // where folders cannot be locked, the number of the process in its name protects it
         staging.lock = folder.try_lock().is_ok().then_some(folder);
         Ok(staging)
+    }
+
+    /// Checks that a prepared corpus in the folder's place holds what the new one does.
+    pub(super) fn check_content(&self, new: &Summary) -> Result<()> {
+        if !has_summary(&self.out)? {
+            return Ok(());
+        }
+        let holds = match Summary::read(&self.out) {
+            Ok(old) if old.content == new.content => return Ok(()),
+            Ok(old) => format!("a prepared corpus of other content (inputs: {})", old.inputs.join(", ")),
+            Err(_) => "a prepared corpus that this program cannot read".to_owned(),
+        };
+        Err(Error::refused(
+            format!(
+                "{}: it holds {holds}, which runs may have been trained on; nothing was changed",
+                self.out.display()
+            ),
+            "choose another folder with --out, or replace it with --replace",
+        ))
     }
 
     pub(super) fn folder(&self) -> &Path {

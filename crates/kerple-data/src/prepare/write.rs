@@ -1,8 +1,8 @@
 //! Encoding what was selected, on all cores, and writing it to the three shards in order.
 
-use super::fidelity::Fidelity;
+use super::fidelity::{Fidelity, Losses};
 use super::select::{Body, Part, Selection, Tally};
-use super::{BATCH, Progress};
+use super::{BATCH, PrepareOptions, Progress};
 use crate::corpus::{ShardWriter, Summary};
 use crate::error::Result;
 use crate::split::Split;
@@ -25,6 +25,15 @@ enum Piece {
     Tokens(Vec<u32>),
 }
 
+impl Piece {
+    fn text(&self) -> &str {
+        match self {
+            Piece::Text(text) => text,
+            Piece::Tokens(_) => "",
+        }
+    }
+}
+
 /// Writes the shards of a corpus.
 pub(super) struct Writer<'t> {
     selection: &'t Selection<'t>,
@@ -33,6 +42,7 @@ pub(super) struct Writer<'t> {
     bytes: [u64; 3],
     token_bytes: [u64; 3],
     fidelity: Fidelity,
+    losses: Losses,
     /// The document being read.
     pieces: Pieces,
     /// Pieces to encode, and their size.
@@ -56,6 +66,7 @@ impl Writer<'_> {
             bytes: [0; 3],
             token_bytes: [0; 3],
             fidelity: Fidelity::default(),
+            losses: Losses::default(),
             pieces: Pieces::new(tokenizer.map_or(Cuts::Anywhere, Tokenizer::cuts)),
             jobs: Vec::new(),
             waiting: 0,
@@ -99,6 +110,9 @@ impl Writer<'_> {
             if let Some(tokenizer) = self.tokenizer {
                 let bytes: u64 = tokens.iter().map(|token| tokenizer.token_bytes(*token) as u64).sum();
                 self.token_bytes[at] += bytes;
+                if matches!(content, Piece::Text(_)) || *last {
+                    self.losses.add(*split, tokenizer, content.text(), &tokens, *last);
+                }
                 match content {
                     Piece::Text(text) if !self.fidelity.is_known() => {
                         self.fidelity.add(tokenizer, text, &tokens[..tokens.len() - usize::from(*last)]);
@@ -121,6 +135,14 @@ impl Writer<'_> {
     /// What the text so far has shown of the tokenizer.
     pub(super) fn fidelity(&self) -> &Fidelity {
         &self.fidelity
+    }
+
+    /// What of the text of each split its tokens do not represent.
+    ///
+    /// # Errors
+    /// A split that loses more than half, unless that is allowed.
+    pub(super) fn losses(&self, options: &PrepareOptions) -> Result<Vec<String>> {
+        self.losses.verdict(options)
     }
 
     /// The tokens of a piece, with the end of the document after the last piece of a text.

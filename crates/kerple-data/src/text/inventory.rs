@@ -71,6 +71,7 @@ impl Sources {
 fn parts(file: &SourceFile) -> Vec<PathBuf> {
     match file.format {
         Format::TokenFiles => TokenFiles::paths(&file.path).into(),
+        Format::Ignored(_) => Vec::new(),
         _ => vec![file.path.clone()],
     }
 }

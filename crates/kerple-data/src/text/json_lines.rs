@@ -76,26 +76,72 @@ impl Iterator for JsonLines {
     }
 }
 
-/// The string under `key`, or what is wrong and what to do.
-fn text(line: &[u8], key: &str) -> std::result::Result<String, (String, &'static str)> {
+/// The string under `key`, or what is wrong and what to do. `a.b` is a key of this name, or else the key `b` of the object under `a`.
+pub(super) fn text(line: &[u8], key: &str) -> std::result::Result<String, (String, &'static str)> {
+    let line = without_names_of_floats(line);
     let wrong = |error: serde_json::Error| {
         let message = error.to_string();
         let cause = message.split(" at line ").next().unwrap_or_default();
         let column = Some(error.column()).filter(|column| *column > 0).map(|column| format!("column {column}: "));
         (column.unwrap_or_default() + cause, "every line must be a JSON object; is the file cut short?")
     };
-    let mut reader = serde_json::Deserializer::from_slice(line);
-    let Fields { value, keys } = Find(key).deserialize(&mut reader).map_err(wrong)?;
-    reader.end().map_err(wrong)?;
+    let fields = |object: &[u8], key: &str| {
+        let mut reader = serde_json::Deserializer::from_slice(object);
+        let Fields { value, keys } = Find(key).deserialize(&mut reader)?;
+        reader.end()?;
+        Ok((value.map(|value| value.get().to_owned()), keys))
+    };
+    let (mut value, keys) = fields(&line, key).map_err(wrong)?;
+    let mut at = key;
+    let mut object = line.into_owned();
+    while value.is_none()
+        && let Some((outer, inner)) = at.split_once('.')
+    {
+        let (Some(within), _) = fields(&object, outer).map_err(wrong)? else { break };
+        if !within.starts_with('{') {
+            break;
+        }
+        (object, at) = (within.into_bytes(), inner);
+        value = fields(&object, at).map_err(wrong)?.0;
+    }
     let Some(value) = value else {
         let message = format!("there is no key `{key}`, the keys are: {}", keys.join(", "));
-        return Err((message, "name the key that holds the text with --text-key"));
+        return Err((
+            message,
+            "name the key that holds the text with --text-key, `a.b` for the key b of the object under a",
+        ));
     };
-    if !value.get().starts_with('"') {
-        let start: String = value.get().chars().take(20).collect();
+    if !value.starts_with('"') {
+        let start: String = value.chars().take(20).collect();
         return Err((format!("`{key}` is not a string: {start}"), "name the key that holds the text with --text-key"));
     }
-    serde_json::from_str(value.get()).map_err(wrong)
+    serde_json::from_str(&value).map_err(wrong)
+}
+
+/// Python writes `NaN`, `Infinity` and `-Infinity`, which JSON does not have: `null` in their place, outside of strings.
+pub(super) fn without_names_of_floats(line: &[u8]) -> Cow<'_, [u8]> {
+    const NAMES: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+    if !NAMES[1..].iter().any(|name| line.windows(name.len()).any(|window| window == *name)) {
+        return Cow::Borrowed(line);
+    }
+    let (mut plain, mut at, mut in_string) = (Vec::with_capacity(line.len()), 0, false);
+    while at < line.len() {
+        let name = if in_string { None } else { NAMES.iter().find(|name| line[at..].starts_with(name)) };
+        if let Some(name) = name {
+            plain.extend_from_slice(b"null");
+            at += name.len();
+            continue;
+        }
+        if in_string && line[at] == b'\\' && at + 1 < line.len() {
+            plain.push(line[at]);
+            at += 1;
+        } else if line[at] == b'"' {
+            in_string = !in_string;
+        }
+        plain.push(line[at]);
+        at += 1;
+    }
+    Cow::Owned(plain)
 }
 
 /// Keeps the value of one key of an object, the last where there are several, and the names of the first keys.

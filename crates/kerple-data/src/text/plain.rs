@@ -83,7 +83,7 @@ pub(super) fn read(
                 }
             }
             Ok(None) => break,
-            Err(Failure::NotText(_)) if found => return Ok(Content::NotText),
+            Err(Failure::NotText(Error::Damaged { message, .. })) if found => return Ok(Content::NotText(message)),
             Err(failure) => return Err(failure.into()),
         }
     }

@@ -15,8 +15,8 @@ use std::path::{Component, Path};
 
 /// Endings of names that data files have; a `test.py` or `dev.md` is a text of its own.
 const ENDINGS: [&str; 18] = [
-    "jsonl", "ndjson", "json", "parquet", "csv", "tsv", "txt", "text", "raw", "tokens", "mid", "midi", "kar", "tar", "tgz", "gz", "zst",
-    "zstd",
+    "jsonl", "ndjson", "json", "parquet", "csv", "tsv", "txt", "text", "raw", "tokens", "mid", "midi", "kar", "tar",
+    "tgz", "gz", "zst", "zstd",
 ];
 
 /// Examples of names that a summary shows, at most.
@@ -111,7 +111,8 @@ impl Stated {
         let stem = stem(&name, file.format);
         let word = stem.and_then(|stem| split_word(&stem));
         let alone = word.as_ref().and_then(|(rest, split)| rest.is_empty().then_some(*split));
-        let name = word.filter(|_| alone.is_none()).map(|(rest, split)| (format!("{}/*{rest}", parent.display()), split));
+        let name =
+            word.filter(|_| alone.is_none()).map(|(rest, split)| (format!("{}/*{rest}", parent.display()), split));
         Stated { alone, name, folder: folder(parent, file.depth) }
     }
 }
@@ -214,7 +215,13 @@ mod tests {
         assert_eq!(splits(&["wiki.train.raw", "wiki.test.raw", "wiki.valid.tokens"]), "tr te va");
         assert_eq!(splits(&["c4-train.00000-of-01024.json.gz", "c4-validation.00000-of-00008.json.gz"]), "tr va");
         assert_eq!(splits(&["train_en.jsonl", "dev_en.jsonl", "dev-ops-guide.jsonl"]), "tr va -");
-        for lone in ["dev-ops-guide.jsonl", "unit_test.txt", "test-plan.txt", "training-manual.txt", "c4-validation.0-of-8.json.gz"] {
+        for lone in [
+            "dev-ops-guide.jsonl",
+            "unit_test.txt",
+            "test-plan.txt",
+            "training-manual.txt",
+            "c4-validation.0-of-8.json.gz",
+        ] {
             let names = names(&["a.jsonl", lone]).unwrap();
             assert_eq!(names.splits, [None, None], "{lone}");
             assert!(names.warning(false).unwrap().contains(lone));
@@ -223,7 +230,8 @@ mod tests {
 
     #[test]
     fn words_within_words_are_no_splits() {
-        let names = names(&["testimony.txt", "latest.jsonl", "trainer.rs", "test.py", "dev.md", "contest-2.txt"]).unwrap();
+        let names =
+            names(&["testimony.txt", "latest.jsonl", "trainer.rs", "test.py", "dev.md", "contest-2.txt"]).unwrap();
         assert_eq!((names.splits, names.unused.len()), (vec![None; 6], 0));
     }
 
@@ -233,6 +241,9 @@ mod tests {
         assert_eq!(splits(&["src/main/a.java", "src/test/b.java"]), "- -");
         assert_eq!(splits(&["en/train/1.txt", "de/test/2.txt"]), "- -");
         let error = names(&["train/test.jsonl", "test/a.jsonl"]).unwrap_err();
-        assert_eq!(error.to_string(), "root/train/test.jsonl: its name states the test split, its folder the train split");
+        assert_eq!(
+            error.to_string(),
+            "root/train/test.jsonl: its name states the test split, its folder the train split"
+        );
     }
 }

@@ -98,7 +98,10 @@ fn folders_are_walked_in_order() {
         ("d.txt", b"\xff"),
     ]);
     let found = format!("{:?}", read(folder.path()).unwrap());
-    assert_eq!(found, r#"[Text("first"), Text("a"), Text("z"), NotText, NotText]"#);
+    assert_eq!(
+        found,
+        r#"[Text("first"), Text("a"), Text("z"), NotText("byte 1 is NUL, this is not text"), NotText("byte 0 is not UTF-8")]"#
+    );
 }
 
 #[test]

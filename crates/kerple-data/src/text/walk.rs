@@ -1,6 +1,6 @@
 //! Folders to files, in an order that depends on names only.
 
-use super::{Format, SourceFile};
+use super::{Format, SourceFile, recognise};
 use crate::corpus::{TokenFiles, has_summary};
 use crate::error::{Error, Result};
 use crate::file::{is_file, is_folder};
@@ -24,6 +24,20 @@ pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>, passed_over: &mu
     Ok(())
 }
 
+/// A file of a folder, by its name and where that says too little by what it holds.
+fn found(path: &Path, depth: usize) -> Result<SourceFile> {
+    if recognise::is_compressed_otherwise(path) && !recognise::describes(path) {
+        return Err(Error::refused(
+            format!(
+                "{}: files compressed in this way are not read, and without it a part of the data is missing",
+                path.display()
+            ),
+            "unpack it, compress it as .gz or .zst, or move it out of the folder",
+        ));
+    }
+    SourceFile::new(path, true, depth)
+}
+
 fn walk(folder: &Path, depth: usize, files: &mut Vec<SourceFile>, passed_over: &mut u64) -> Result<()> {
     // what an earlier preparation has written is not text to read
     if has_summary(folder)? {
@@ -40,20 +54,34 @@ fn walk(folder: &Path, depth: usize, files: &mut Vec<SourceFile>, passed_over: &
     entries.sort_by_key(std::fs::DirEntry::file_name);
     for entry in entries {
         let (path, kind) = (entry.path(), entry.file_type().map_err(Error::io(&entry.path(), "read"))?);
-        // a link to a folder may lead back up
-        if kind.is_dir() {
+        // a link to a folder is followed, unless that holds the link
+        let linked = kind.is_symlink() && is_folder(&path)?;
+        if linked && leads_up(&path)? {
+            let format = Format::Ignored("the link leads to a folder that holds it");
+            files.push(SourceFile { path, format, size: 0, found: true, depth });
+            continue;
+        }
+        if kind.is_dir() || linked {
             if path.file_name().is_none_or(|name| name != "CVS") {
                 walk(&path, depth + 1, files, passed_over)?;
             }
         } else if is_file(&path)? {
             match token_prefix(&path)? {
-                Some(prefix) if path.extension().is_some_and(|end| end == "idx") => files.push(token_files(&prefix, depth)?),
+                Some(prefix) if path.extension().is_some_and(|end| end == "idx") => {
+                    files.push(token_files(&prefix, depth)?)
+                }
                 Some(_) => {}
-                None => files.push(SourceFile::new(&path, true, depth)?),
+                None => files.push(found(&path, depth)?),
             }
         }
     }
     Ok(())
+}
+
+/// Whether a link leads to a folder above it.
+fn leads_up(link: &Path) -> Result<bool> {
+    let real = |path: &Path| std::fs::canonicalize(path).map_err(Error::io(path, "find"));
+    Ok(real(link.parent().unwrap_or(Path::new(".")))?.starts_with(real(link)?))
 }
 
 /// The prefix, when a path names one of a pair of token files or their prefix.

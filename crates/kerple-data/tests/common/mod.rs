@@ -54,7 +54,7 @@ pub fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
 
 /// Prepares one input with a tokenizer.
 pub fn prepared(input: &Path, tokenizer: &str, out: &Path) -> kerple_data::Result<Summary> {
-    let options =
-        PrepareOptions { tokenizer: tokenizer.to_owned(), ..PrepareOptions::new(Sources::paths(&[input]), out) };
+    let plain = PrepareOptions::new(Sources::paths(&[input]), out);
+    let options = PrepareOptions { tokenizer: tokenizer.to_owned(), allow_loss: true, replace: true, ..plain };
     prepare(&options, &mut |_| {})
 }

@@ -1,0 +1,43 @@
+//! A file that is one JSON array: its items are documents, objects with a text under a key, or texts.
+
+use super::json_lines::{text, without_names_of_floats};
+use super::{Content, Document, unreadable};
+use crate::error::{Error, Result};
+use serde_json::value::RawValue;
+use std::io::{BufRead, Read};
+use std::path::{Path, PathBuf};
+
+/// An array is held whole: a longer one is to be given as JSON lines.
+const LONGEST: u64 = 1 << 30;
+
+/// The documents of an array.
+pub(super) fn documents(
+    path: &Path,
+    input: Box<dyn BufRead>,
+    key: &str,
+) -> Result<impl Iterator<Item = Result<Document>> + use<>> {
+    let mut bytes = Vec::new();
+    input.take(LONGEST + 1).read_to_end(&mut bytes).map_err(|error| unreadable(path, String::new(), &error))?;
+    if bytes.len() as u64 > LONGEST {
+        let message = format!("the JSON array is longer than {LONGEST} bytes");
+        return Err(Error::damaged(path, message, "write it as JSON lines, one object a line"));
+    }
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    let bytes = without_names_of_floats(bytes);
+    let items: Vec<Box<RawValue>> = serde_json::from_slice(&bytes).map_err(|error| {
+        Error::damaged(path, error.to_string(), "the file must be one JSON array; is it cut short?")
+    })?;
+    let (path, key): (PathBuf, String) = (path.to_owned(), key.to_owned());
+    Ok(items.into_iter().enumerate().map(move |(at, item)| {
+        let number = at + 1;
+        let found = match item.get().starts_with('"') {
+            true => serde_json::from_str(item.get()).map_err(|error| (error.to_string(), "every item must be a text")),
+            false => text(item.get().as_bytes(), &key),
+        };
+        let content = match found {
+            Ok(text) => Content::Text(text),
+            Err((message, hint)) => Content::Bad(Error::damaged_at(&path, format!(", item {number}"), message, hint)),
+        };
+        Ok(Document { number, content })
+    }))
+}

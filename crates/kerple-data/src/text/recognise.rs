@@ -1,0 +1,69 @@
+//! What a file is that its name leaves open, and what a folder holds besides its data.
+
+use super::{Compression, Format, SourceFile, open};
+use crate::error::{Error, Result};
+use std::cell::Cell;
+use std::io::{BufRead, Read};
+use std::path::Path;
+use std::rc::Rc;
+
+/// So much of a file is looked at.
+const HEAD: u64 = 1 << 20;
+
+/// Endings of compressed files and archives that are not read.
+const NOT_READ: [&str; 10] = [".xz", ".bz2", ".lzma", ".lz4", ".br", ".sz", ".zip", ".7z", ".rar", ".z"];
+
+/// Whether a name is that of a compressed file or an archive that is not read as text.
+pub(super) fn is_compressed_otherwise(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    NOT_READ.iter().any(|end| name.ends_with(end))
+}
+
+/// What a file called `.json` holds: lines, an array, or a text that is neither.
+///
+/// # Errors
+/// One object over several lines, which may be a document or a description of some.
+pub(super) fn json(path: &Path, compression: Compression) -> Result<Format> {
+    let mut head = Vec::new();
+    let input = open(path, compression, Rc::new(Cell::new(0)))?;
+    input.take(HEAD).read_to_end(&mut head).map_err(Error::io(path, "read"))?;
+    let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head).trim_ascii_start();
+    match head.first() {
+        Some(b'[') => Ok(Format::JsonArray(compression)),
+        Some(b'{') => {
+            let mut line = Vec::new();
+            let _ = (&mut &*head).read_until(b'\n', &mut line);
+            // a first line that goes on beyond what is looked at is one object all the same
+            let whole = line.len() == head.len() && head.len() as u64 == HEAD;
+            let object = super::json_lines::without_names_of_floats(&line);
+            match whole || serde_json::from_slice::<serde::de::IgnoredAny>(&object).is_ok() {
+                true => Ok(Format::JsonLines(compression)),
+                false => Err(Error::refused(
+                    format!("{}: it is one JSON object over several lines, not documents", path.display()),
+                    "write one object a line into a .jsonl file, or name a .txt file to take it as text",
+                )),
+            }
+        }
+        _ => Ok(Format::Text(compression)),
+    }
+}
+
+/// Leaves out of folders with data files what describes these: a README, a licence, the description of a dataset.
+pub(super) fn snapshot_files(files: &mut [SourceFile]) {
+    let data = |file: &SourceFile| matches!(file.format, Format::JsonLines(_) | Format::JsonArray(_) | Format::Parquet);
+    if !files.iter().any(|file| file.found && data(file)) {
+        return;
+    }
+    for file in files.iter_mut().filter(|file| file.found && describes(&file.path)) {
+        file.format = Format::Ignored("it describes the data files beside it");
+    }
+}
+
+/// Whether a file is one of those that datasets are published with.
+pub(super) fn describes(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let stem = name.split('.').next().unwrap_or_default();
+    let described = ["readme", "license", "licence", "citation", "changelog", "notice"];
+    let descriptions = ["dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "croissant.json"];
+    described.contains(&stem) || descriptions.contains(&name.as_str())
+}

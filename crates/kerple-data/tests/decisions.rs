@@ -1,0 +1,235 @@
+//! What `prepare` decides of its inputs is right, refused, or said: formats, splits, losses, what is left out and what is replaced.
+
+use kerple_data::{Corpus, PrepareOptions, Sources, Split, Summary, prepare};
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+fn documents(from: usize, count: usize) -> Vec<String> {
+    (from..from + count).map(|at| format!("document {at} is {}", "word and word ".repeat(at % 7 + 1))).collect()
+}
+
+fn lines(texts: &[String]) -> String {
+    texts.iter().map(|text| serde_json::json!({ "text": text, "n": 1 }).to_string() + "\n").collect()
+}
+
+fn folder(files: &[(&str, &str)]) -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        let path = root.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    root
+}
+
+/// Prepares a folder, with options changed by `change`, beside it.
+fn run(input: &Path, change: impl FnOnce(&mut PrepareOptions)) -> kerple_data::Result<(Summary, TempDir)> {
+    let out = tempfile::tempdir().unwrap();
+    let mut options = PrepareOptions::new(Sources::paths(&[input]), &out.path().join("out"));
+    change(&mut options);
+    prepare(&options, &mut |_| {}).map(|summary| (summary, out))
+}
+
+fn total(summary: &Summary) -> u64 {
+    Split::ALL.iter().map(|split| summary.split(*split).documents).sum()
+}
+
+fn texts(out: &TempDir, split: Split) -> String {
+    let corpus = Corpus::open(&out.path().join("out")).unwrap();
+    let tokens = corpus.split(split);
+    corpus.tokenizer().unwrap().decode(&tokens.read(0..tokens.len()).unwrap())
+}
+
+#[test]
+fn json_is_recognised_by_what_it_holds() {
+    let all = documents(0, 100);
+    let array =
+        serde_json::to_string_pretty(&all.iter().map(|text| serde_json::json!({ "text": text })).collect::<Vec<_>>());
+    let texts_alone = serde_json::to_string(&all).unwrap();
+    for (name, content, kind) in [
+        ("a.json", lines(&all), "JSON lines"),
+        ("a.ndjson", lines(&all), "JSON lines"),
+        ("a.json", array.unwrap(), "JSON arrays"),
+        ("a.json", texts_alone, "JSON arrays"),
+    ] {
+        let input = folder(&[(name, &content)]);
+        let (summary, out) = run(input.path(), |_| {}).unwrap();
+        assert_eq!((total(&summary), summary.formats[kind]), (100, 1), "{name}");
+        assert!(texts(&out, Split::Train).starts_with("document "), "{name}");
+    }
+    let input = folder(&[("a.json", "{\n  \"text\": \"one\"\n}\n")]);
+    let error = run(input.path(), |_| {}).unwrap_err();
+    assert!(error.to_string().contains("a.json: it is one JSON object over several lines"), "{error}");
+}
+
+#[test]
+fn what_describes_a_dataset_is_not_trained_on() {
+    let input = folder(&[
+        ("data.jsonl", &lines(&documents(0, 100))),
+        ("README.md", "# A dataset"),
+        ("dataset_infos.json", "{\n\"a\": 1}"),
+        ("LICENSE", "MIT"),
+    ]);
+    let (summary, _out) = run(input.path(), |_| {}).unwrap();
+    assert_eq!((total(&summary), summary.skipped_files, summary.skipped.len()), (100, 3, 3));
+    assert!(summary.skipped.iter().any(|line| line.ends_with("README.md: it describes the data files beside it")));
+    // a folder of pages is text, its README with it
+    let pages: Vec<(String, String)> = (0..40).map(|at| (format!("{at}.md"), format!("page {at}"))).collect();
+    let mut files: Vec<(&str, &str)> = pages.iter().map(|(name, text)| (&**name, &**text)).collect();
+    files.push(("README.md", "the first page"));
+    let (summary, _out) = run(folder(&files).path(), |_| {}).unwrap();
+    assert_eq!((total(&summary), summary.skipped_files), (41, 0));
+}
+
+#[test]
+fn nested_keys_lead_to_texts() {
+    let nested: String = documents(0, 100)
+        .iter()
+        .map(|text| serde_json::json!({ "content": { "text": text } }).to_string() + "\n")
+        .collect();
+    let input = folder(&[("a.jsonl", &nested)]);
+    let with = |key: &str| run(input.path(), |options| options.text_key = key.to_owned());
+    assert_eq!(total(&with("content.text").unwrap().0), 100);
+    let error = with("content.body").unwrap_err();
+    assert!(error.to_string().contains("there is no key `content.body`"), "{error}");
+    // a key with a dot in its name comes first
+    let dotted: String =
+        documents(0, 100).iter().map(|text| format!("{{\"a.b\": {text:?}, \"a\": {{\"b\": \"no\"}}}}\n")).collect();
+    let (_, out) = run(folder(&[("a.jsonl", &dotted)]).path(), |options| options.text_key = "a.b".to_owned()).unwrap();
+    assert!(texts(&out, Split::Train).starts_with("document "));
+}
+
+#[test]
+fn numbers_that_json_does_not_have_are_read_beside_the_text() {
+    let all: String = documents(0, 100)
+        .iter()
+        .map(|text| format!("{{\"text\": \"NaN {text} \\\"Infinity\", \"a\": NaN, \"b\": [-Infinity, Infinity]}}\n"))
+        .collect();
+    let (summary, out) = run(folder(&[("a.jsonl", &all)]).path(), |_| {}).unwrap();
+    assert_eq!(total(&summary), 100);
+    assert!(texts(&out, Split::Train).starts_with("NaN document "));
+    assert!(texts(&out, Split::Train).contains("\"Infinity"));
+}
+
+#[test]
+fn damaged_documents_are_passed_over_where_that_is_allowed() {
+    for bad in ["{\"text\": \"a \\u0000 b\"}\n", "{\"text\": \"a \\ud800 b\"}\n", "{\"text\": NaN}\n", "{\"text\": \n"]
+    {
+        let content = lines(&documents(0, 60)) + bad + &lines(&documents(60, 60));
+        let input = folder(&[("a.jsonl", &content)]);
+        let error = run(input.path(), |_| {}).unwrap_err();
+        assert!(error.to_string().contains("a.jsonl, line 61: ") && error.hint().contains("--skip-bad N"), "{error}");
+        let (summary, _out) = run(input.path(), |options| options.skip_bad = 5).unwrap();
+        assert_eq!((total(&summary), summary.damaged.len()), (120, 1), "{bad}");
+    }
+}
+
+#[test]
+fn files_that_cannot_be_read_are_refused_or_named() {
+    let data = lines(&documents(0, 100));
+    for name in ["b.jsonl.xz", "b.bz2", "more/b.txt.7z"] {
+        let error = run(folder(&[("a.jsonl", &data), (name, "x")]).path(), |_| {}).unwrap_err();
+        assert!(error.to_string().contains(name) && !error.hint().is_empty(), "{error}");
+    }
+    let input = folder(&[("a.jsonl", &data)]);
+    fs::write(input.path().join("latin.txt"), b"caf\xe9").unwrap();
+    let (summary, _out) = run(input.path(), |_| {}).unwrap();
+    let named = summary.skipped.iter().any(|line| line.ends_with("latin.txt: byte 3 is not UTF-8"));
+    assert!(named && summary.to_string().contains("latin.txt: byte 3 is not UTF-8"), "{summary}");
+}
+
+#[cfg(unix)]
+#[test]
+fn linked_folders_are_followed_and_loops_are_not() {
+    let input = folder(&[("in/a.jsonl", &lines(&documents(0, 100))), ("real/b.jsonl", &lines(&documents(100, 50)))]);
+    let root = input.path().join("in");
+    std::os::unix::fs::symlink("../real", root.join("more")).unwrap();
+    std::os::unix::fs::symlink("..", root.join("up")).unwrap();
+    let (summary, _out) = run(&root, |_| {}).unwrap();
+    assert_eq!(total(&summary), 150);
+    assert!(
+        summary.skipped.iter().any(|line| line.contains("up: the link leads to a folder that holds it")),
+        "{summary}"
+    );
+}
+
+/// A tokenizer of these letters that has no token for any other.
+fn letters(root: &Path, known: &str) -> String {
+    let vocab: serde_json::Map<_, _> = ["</s>".to_owned(), "▁".to_owned()]
+        .into_iter()
+        .chain(known.chars().map(String::from))
+        .enumerate()
+        .map(|(id, name)| (name, id.into()))
+        .collect();
+    let space =
+        serde_json::json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": true });
+    let definition = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [{ "id": 0, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true }],
+        "pre_tokenizer": space, "decoder": space,
+        "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": [] },
+    });
+    let path = root.join("letters.json");
+    fs::write(&path, definition.to_string()).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn text_that_tokens_lose_anywhere_is_said_and_most_of_a_split_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let tokenizer = letters(root.path(), "abcdefghijklmnopqrstuvwxyz0123456789.");
+    let with = |other: usize, allow_loss: bool| {
+        // beyond the first megabyte, at which the letters are looked at
+        let first: Vec<String> = (0..120).map(|at| format!("{at} {}", "abc def ".repeat(1500))).collect();
+        let rest: Vec<String> = (0..other).map(|at| format!("{} {at}", "文字".repeat(2000))).collect();
+        let input = folder(&[("a.jsonl", &lines(&first)), ("b.jsonl", &lines(&rest))]);
+        let tokenizer = tokenizer.clone();
+        run(input.path(), move |options| (options.tokenizer, options.allow_loss) = (tokenizer, allow_loss))
+    };
+    let (summary, _out) = with(0, false).unwrap();
+    assert!(summary.warnings.is_empty(), "{:?}", summary.warnings);
+    let (summary, _out) = with(20, true).unwrap();
+    assert!(summary.warnings.iter().any(|warning| warning.contains("split loses")), "{:?}", summary.warnings);
+    let error = with(400, false).unwrap_err();
+    assert!(error.to_string().contains("tokens represent") && error.hint().contains("--allow-loss"), "{error}");
+    assert!(with(400, true).is_ok());
+}
+
+#[test]
+fn a_corpus_of_other_content_stays_unless_it_is_to_be_replaced() {
+    let root = tempfile::tempdir().unwrap();
+    let out = root.path().join("out");
+    let make = |from: usize, replace: bool| {
+        let input = folder(&[("a.jsonl", &lines(&documents(from, 100)))]);
+        prepare(&PrepareOptions { replace, ..PrepareOptions::new(Sources::paths(&[input.path()]), &out) }, &mut |_| {})
+    };
+    let first = make(0, false).unwrap();
+    assert_eq!(make(0, false).unwrap().content, first.content);
+    let error = make(500, false).unwrap_err();
+    assert!(error.to_string().contains("out: it holds a prepared corpus of other content"), "{error}");
+    assert!(error.hint().contains("--replace"));
+    assert_eq!(Corpus::open(&out).unwrap().content(), first.content);
+    let second = make(500, true).unwrap();
+    assert_eq!(Corpus::open(&out).unwrap().content(), second.content);
+}
+
+#[test]
+fn splits_that_names_state_and_those_that_shares_make() {
+    let data = lines(&documents(0, 100));
+    let (valid, test) = (lines(&documents(100, 20)), lines(&documents(200, 20)));
+    let input = folder(&[("train/a.jsonl", &data), ("validation/b.jsonl", &valid), ("test/c.jsonl", &test)]);
+    let (summary, _out) = run(input.path(), |_| {}).unwrap();
+    assert_eq!(Split::ALL.map(|split| summary.split(split).documents), [100, 20, 20]);
+    let (summary, _out) = run(input.path(), |options| options.split_by_name = false).unwrap();
+    assert_ne!(Split::ALL.map(|split| summary.split(split).documents), [100, 20, 20]);
+    let said = summary
+        .warnings
+        .iter()
+        .any(|warning| warning.contains("--split was given") && warning.contains("test/c.jsonl"));
+    assert!(said, "{:?}", summary.warnings);
+    let (summary, _out) = run(folder(&[("a.jsonl", &data), ("dev-ops-guide.jsonl", &valid)]).path(), |_| {}).unwrap();
+    assert!(summary.warnings.iter().any(|warning| warning.contains("dev-ops-guide.jsonl")), "{:?}", summary.warnings);
+}
