@@ -3,6 +3,7 @@
 //! | files | documents |
 //! |---|---|
 //! | `.jsonl` | the lines, JSON objects with a text under a key, as in the Pile |
+//! | `.csv`, `.tsv` | the rows, with a text in the column of a name |
 //! | `.parquet` | the rows of a text column |
 //! | `.bin` and `.idx` | GPT-NeoX token files: documents that are tokens already |
 //! | `.mid`, `.tar` of them | pieces of music, when a tokenizer for music is asked for |
@@ -12,6 +13,7 @@
 //! `.ndjson` is JSON lines too. All but token files, Parquet and MIDI may be compressed: `.zst`, `.zstd` or `.gz` after the name. Texts of any size stream; a line of JSON, a row
 //! and what a `zstd --long` file looks back on, 2 GiB at most, are held.
 
+mod delimited;
 mod inventory;
 mod json_array;
 mod json_lines;
@@ -90,6 +92,8 @@ pub(crate) enum Format {
     JsonLines(Compression),
     /// One array, of objects or texts.
     JsonArray(Compression),
+    /// Rows of fields between these bytes, under a row of names.
+    Delimited(Compression, u8),
     Text(Compression),
     Parquet,
     TokenFiles,
@@ -126,6 +130,10 @@ impl Format {
             Format::MidiArchive(representation, compression)
         } else if stem.ends_with(".jsonl") || stem.ends_with(".ndjson") {
             Format::JsonLines(compression)
+        } else if stem.ends_with(".csv") {
+            Format::Delimited(compression, b',')
+        } else if stem.ends_with(".tsv") {
+            Format::Delimited(compression, b'\t')
         } else if name.ends_with(".parquet") {
             Format::Parquet
         } else {
@@ -156,6 +164,9 @@ impl SourceFile {
         {
             format = recognise::json(path, compression)?;
         }
+        if let Format::Text(compression) = format {
+            recognise::plain(path, compression)?;
+        }
         Ok(SourceFile { path: path.to_owned(), format, size: about.len(), found, depth })
     }
 
@@ -174,6 +185,8 @@ impl SourceFile {
         match self.format {
             Format::JsonLines(_) => "JSON lines",
             Format::JsonArray(_) => "JSON arrays",
+            Format::Delimited(_, b'\t') => "TSV",
+            Format::Delimited(..) => "CSV",
             Format::Text(_) => "text",
             Format::Parquet => "Parquet",
             Format::TokenFiles => "token files",
@@ -194,6 +207,10 @@ impl SourceFile {
             Format::JsonArray(compression) => {
                 let input = open(&self.path, compression, read.clone())?;
                 Box::new(json_array::documents(&self.path, input, text_key)?)
+            }
+            Format::Delimited(compression, delimiter) => {
+                let input = open(&self.path, compression, read.clone())?;
+                Box::new(delimited::documents(&self.path, input, delimiter, text_key)?)
             }
             Format::Parquet => Box::new(parquet::Rows::open(&self.path, self.size, text_key, read.clone())?),
             Format::Text(compression) => {
@@ -229,7 +246,7 @@ impl SourceFile {
         let place = match self.format {
             Format::JsonLines(_) => format!(", line {number}"),
             Format::JsonArray(_) => format!(", item {number}"),
-            Format::Parquet => format!(", row {number}"),
+            Format::Parquet | Format::Delimited(..) => format!(", row {number}"),
             Format::TokenFiles => format!(", document {number}"),
             Format::MidiArchive(..) => format!(", entry {number}"),
             Format::Text(_) | Format::Midi(_) | Format::Ignored(_) => String::new(),

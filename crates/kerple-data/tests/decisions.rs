@@ -83,6 +83,32 @@ fn what_describes_a_dataset_is_not_trained_on() {
 }
 
 #[test]
+fn rows_of_tables_are_documents() {
+    for (name, delimiter) in [("a.csv", ","), ("a.tsv", "\t")] {
+        let rows: String =
+            documents(0, 100).iter().map(|text| format!("1{delimiter}\"{text}, \"\"so\"\"\n\"\n")).collect();
+        let table = format!("\u{feff}id{delimiter}text\n{rows}");
+        let (summary, out) = run(folder(&[(name, &table)]).path(), |_| {}).unwrap();
+        assert_eq!(total(&summary), 100, "{name}");
+        assert!(texts(&out, Split::Train).contains(", \"so\"\n"), "{name}");
+        let error = run(folder(&[(name, &table)]).path(), |options| options.text_key = "body".to_owned()).unwrap_err();
+        assert!(error.to_string().ends_with("there is no column `body`, the columns are: id, text"), "{error}");
+        let ragged = table + &format!("2{delimiter}x{delimiter}y\n");
+        let error = run(folder(&[(name, &ragged)]).path(), |_| {}).unwrap_err();
+        assert!(error.to_string().ends_with("row 101: it has 3 fields, the row of names has 2"), "{error}");
+    }
+}
+
+#[test]
+fn json_lines_under_the_name_of_a_text_are_refused() {
+    let input = folder(&[("a.txt", &lines(&documents(0, 100)))]);
+    let error = run(input.path(), |_| {}).unwrap_err();
+    assert!(error.to_string().ends_with("a.txt: it is called a text and holds JSON lines"), "{error}");
+    fs::rename(input.path().join("a.txt"), input.path().join("a.jsonl")).unwrap();
+    assert_eq!(total(&run(input.path(), |_| {}).unwrap().0), 100);
+}
+
+#[test]
 fn nested_keys_lead_to_texts() {
     let nested: String = documents(0, 100)
         .iter()

@@ -48,9 +48,37 @@ pub(super) fn json(path: &Path, compression: Compression) -> Result<Format> {
     }
 }
 
+/// Checks that a `.txt` does not hold JSON lines, whose keys and braces would be learned with their texts.
+///
+/// # Errors
+/// A file whose first two lines are JSON objects.
+pub(super) fn plain(path: &Path, compression: Compression) -> Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    if !name.split('.').any(|part| part == "txt") {
+        return Ok(());
+    }
+    let mut input = open(path, compression, Rc::new(Cell::new(0)))?.take(HEAD);
+    let mut is_object = || {
+        let mut line = Vec::new();
+        // what cannot be read is found where all of the file is
+        let read = input.read_until(b'\n', &mut line).is_ok();
+        let object = super::json_lines::without_names_of_floats(line.trim_ascii()).into_owned();
+        read && object.first() == Some(&b'{') && serde_json::from_slice::<serde::de::IgnoredAny>(&object).is_ok()
+    };
+    match is_object() && is_object() {
+        false => Ok(()),
+        true => Err(Error::refused(
+            format!("{}: it is called a text and holds JSON lines", path.display()),
+            "rename it to .jsonl to read the texts under --text-key, or to .text to learn the JSON itself",
+        )),
+    }
+}
+
 /// Leaves out of folders with data files what describes these: a README, a licence, the description of a dataset.
 pub(super) fn snapshot_files(files: &mut [SourceFile]) {
-    let data = |file: &SourceFile| matches!(file.format, Format::JsonLines(_) | Format::JsonArray(_) | Format::Parquet);
+    let data = |file: &SourceFile| {
+        matches!(file.format, Format::JsonLines(_) | Format::JsonArray(_) | Format::Delimited(..) | Format::Parquet)
+    };
     if !files.iter().any(|file| file.found && data(file)) {
         return;
     }

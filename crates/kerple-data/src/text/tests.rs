@@ -95,7 +95,7 @@ fn folders_are_walked_in_order() {
         (".hidden", b"hidden"),
         ("b/CVS/Root", b"hidden"),
         ("c.bin", b"a\0b"),
-        ("d.txt", b"\xff"),
+        ("d.text", b"\xff"),
     ]);
     let found = format!("{:?}", read(folder.path()).unwrap());
     assert_eq!(
@@ -109,12 +109,12 @@ fn compressed_files_read_like_plain_ones() {
     let plain = lines(5000);
     let twice = [gzip(&plain), gzip(&plain)].concat();
     let zstd = zstd::encode_all(&plain[..], 3).unwrap();
-    let folder = folder(&[("a.jsonl", &plain), ("b.jsonl.gz", &twice), ("c.jsonl.zst", &zstd), ("d.txt.zst", &zstd)]);
+    let folder = folder(&[("a.jsonl", &plain), ("b.jsonl.gz", &twice), ("c.jsonl.zst", &zstd), ("d.text.zst", &zstd)]);
     let expected = texts(&folder.path().join("a.jsonl"));
     assert_eq!(expected.len(), 5000);
     assert_eq!(texts(&folder.path().join("b.jsonl.gz")), [&expected[..], &expected].concat());
     assert_eq!(texts(&folder.path().join("c.jsonl.zst")), expected);
-    assert_eq!(texts(&folder.path().join("d.txt.zst")).concat().into_bytes(), plain);
+    assert_eq!(texts(&folder.path().join("d.text.zst")).concat().into_bytes(), plain);
 }
 
 #[test]
