@@ -104,10 +104,8 @@ impl Expr {
                 (_, n) => format!("{owner}{}.{name}", n + 1),
             }
         };
-        let parameter = |(i, &(_, _, role, init)): (usize, &(_, _, Role, Init))| {
-            let (low, high) = role.limits();
-            Parameter { name: unique(i), low, high, init }
-        };
+        let parameter =
+            |(i, &(_, _, role, init)): (usize, &(_, _, Role, Init))| Parameter::new(unique(i), role.limits(), init);
         found.iter().enumerate().map(parameter).collect()
     }
 

@@ -103,11 +103,35 @@ pub struct Parameter {
     pub low: f64,
     /// Largest allowed value, possibly infinite (`null` in JSON).
     pub high: f64,
-    /// Initial value.
+    /// Initial value; a number is inside `[low, high]`.
     pub init: Init,
+    /// The initial value as it is written, where that is outside `[low, high]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub written: Option<f64>,
 }
 
 impl Parameter {
+    /// A parameter whose start is brought into its range.
+    pub(super) fn new(name: String, (low, high): (f64, f64), init: Init) -> Parameter {
+        match init {
+            Init::Fixed(x) if !(low..=high).contains(&x) => {
+                Parameter { name, low, high, init: Init::Fixed(x.clamp(low, high)), written: Some(x) }
+            }
+            init => Parameter { name, low, high, init, written: None },
+        }
+    }
+
+    /// Where it starts, in words.
+    pub fn start(&self) -> String {
+        match (self.init, self.written) {
+            (Init::Fixed(x), Some(written)) => format!("{x}, the nearest to {written}"),
+            (Init::Uniform { low, high }, _) if low < self.low || high > self.high => {
+                format!("{}, brought into the range", self.init)
+            }
+            (init, _) => init.to_string(),
+        }
+    }
+
     /// An initial value inside `[low, high]`.
     pub fn draw(&self, rng: &mut impl Rng) -> f64 {
         let x = match self.init {
@@ -174,7 +198,7 @@ mod tests {
 
     fn parameters() -> [Parameter; 2] {
         let init = Init::Uniform { low: 0.0, high: 2.0 };
-        [f64::INFINITY, 2.0].map(|high| Parameter { name: "a".into(), low: FLOOR, high, init })
+        [f64::INFINITY, 2.0].map(|high| Parameter::new("a".into(), (FLOOR, high), init))
     }
 
     proptest! {

@@ -52,9 +52,10 @@ impl fmt::Display for Check {
             Check::Certificate(certificate) => certificate.fmt(f),
             Check::Family { kernel, parameters, by_construction } => {
                 writeln!(f, "{kernel}\n\nby construction   {}", by_construction.class)?;
-                for Parameter { name, low, high, init } in parameters {
+                for parameter in parameters {
+                    let Parameter { name, low, high, .. } = parameter;
                     let high = if high.is_finite() { format!("{high}]") } else { "inf)".to_owned() };
-                    writeln!(f, "learned           {name} in [{low}, {high}, starts at {init}")?;
+                    writeln!(f, "learned           {name} in [{low}, {high}, starts at {}", parameter.start())?;
                 }
                 write!(f, "\nwhy, for all values of what is learned:\n{by_construction}")
             }
@@ -329,6 +330,23 @@ mod tests {
         assert_eq!(report.maps.iter().map(|map| map.rank).collect::<Vec<_>>()[1..], [1, 4]);
         assert!(report.to_string().lines().count() >= 6);
         assert!(features("sqdist", "0..15", &[]).is_err());
+    }
+
+    #[test]
+    fn a_start_outside_the_range_is_shown_as_it_counts() {
+        let text = |expr: &str| check(expr, "0..7").unwrap().to_string();
+        let both = text("log(b~0.7, a~0.002)");
+        assert!(both.contains("b in [0.01, inf), starts at 0.7\n"), "{both}");
+        assert!(both.contains("a in [0.01, inf), starts at 0.01, the nearest to 0.002\n"), "{both}");
+        let drawn = text("log(b~U(0, 2), a~U(0.5, 1))");
+        assert!(drawn.contains("starts at U(0, 2), brought into the range\n"), "{drawn}");
+        assert!(drawn.contains("starts at U(0.5, 1)\n"), "{drawn}");
+        let json = serde_json::to_value(check("log(b~0.7, a~0.002)", "0..7").unwrap()).unwrap();
+        assert_eq!(
+            (&json["parameters"][1]["init"]["fixed"], &json["parameters"][1]["written"]),
+            (&0.01.into(), &0.002.into())
+        );
+        assert!(json["parameters"][0].get("written").is_none());
     }
 
     #[test]
