@@ -67,6 +67,17 @@ impl Folder {
         &self.path
     }
 
+    /// The folder's own name, whatever way to it was written.
+    pub fn name(&self) -> String {
+        let path = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
+        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// What the manifest says that it is a set of.
+    pub fn set(&self) -> Option<&str> {
+        self.manifest["set"].as_str()
+    }
+
     pub fn cases(&self) -> impl Iterator<Item = Case<'_>> {
         self.manifest["cases"].as_array().into_iter().flatten().map(Case)
     }

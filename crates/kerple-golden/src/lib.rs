@@ -8,6 +8,7 @@ mod beside;
 mod burn_layer;
 mod che;
 mod clocks;
+mod collection;
 mod data;
 mod engines;
 mod error;
@@ -24,6 +25,7 @@ mod training;
 pub use error::{Error, Result};
 
 use burn::tensor::Device;
+use collection::Collection;
 use folder::{Case, Folder};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -133,42 +135,6 @@ pub struct Counts {
 
 type Runner = fn(&Folder, &Case) -> std::result::Result<Vec<Score>, String>;
 
-/// The family of a case, or its operation: what runs it.
-fn runner(case: &Case) -> Option<Runner> {
-    if case.get("folder").is_string() {
-        return Some(interchange::run);
-    }
-    if let Some(run) = clocks::runner(case.id()) {
-        return Some(run);
-    }
-    let family = case.get("op").as_str().or(case.id().split('/').next())?;
-    Some(match family {
-        "attn" => attention::run,
-        "score" => maps::scores,
-        "causal_attention" => maps::attention,
-        "bias" => tables::bias,
-        "decode" => tables::decode,
-        "quirk" => tables::quirk,
-        "clamp" => tables::clamp,
-        "alibi_slopes" => tables::alibi_slopes,
-        "alibi_bias" => tables::alibi_bias,
-        "t5_buckets" => tables::t5_buckets,
-        "t5_values" => tables::t5_values,
-        "rotary_table" => tables::rotary_table,
-        "rotary_apply" => tables::rotary_apply,
-        "sinusoidal" => tables::sinusoidal,
-        "bf16_row" => tables::bf16_row,
-        "lr_schedule" => training::schedule,
-        "adam_clamp" => training::adam,
-        "ttest" => training::ttest,
-        "ppl" => training::perplexity,
-        "data" => data::run,
-        "theory" => theory::run,
-        "effective_length" => theory::effective_length,
-        _ => return spe::runner(case.id()).or_else(|| media::runner(case.id())),
-    })
-}
-
 /// Runs something on numbers of a file. They may contradict each other anywhere, which engines take for mistakes of code.
 fn guarded<R>(run: impl FnOnce() -> std::result::Result<R, String>) -> std::result::Result<R, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
@@ -221,14 +187,18 @@ pub fn run_on(device: Option<(Device, String)>, folder: &Path, tell: &mut dyn Fn
     if let Err(why) = folder.is_whole() {
         count(&[failure("manifest.json", why)]);
     }
+    let collection = Collection::of(&folder);
     for case in folder.cases() {
-        if let Some(what) = clocks::not_built(case.id()) {
+        if let Some(what) = collection.and_then(|collection| collection.not_built(&case)) {
             count(&[not_covered(case.id(), what)]);
             continue;
         }
-        let scores = folder.has_file_of(&case).and_then(|()| match runner(&case) {
-            Some(run) => guarded(|| run(&folder, &case)),
-            None => Err("this version does not know such a case".to_owned()),
+        let scores = folder.has_file_of(&case).and_then(|()| match collection {
+            Some(collection) => match collection.runner(&case) {
+                Some(run) => guarded(|| run(&folder, &case)),
+                None => Err(format!("this version does not know such a case of {}", folder.name())),
+            },
+            None => Err(Collection::unknown(&folder)),
         });
         let verdicts: Vec<Verdict> = match scores {
             Ok(scores) => scores.into_iter().map(|score| score.verdict(case.id())).collect(),

@@ -59,14 +59,16 @@ fn formal_languages_and_their_encoder_are_the_originals() {
 /// A copy of a folder of the repository, changed.
 fn changed(name: &str, change: impl FnOnce(&Path)) -> ((usize, usize), Vec<String>) {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(name);
-    let folder = tempfile::tempdir().unwrap();
+    let aside = tempfile::tempdir().unwrap();
+    let folder = aside.path().join(name);
+    std::fs::create_dir(&folder).unwrap();
     for file in std::fs::read_dir(from).unwrap() {
         let file = file.unwrap().path();
-        std::fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+        std::fs::copy(&file, folder.join(file.file_name().unwrap())).unwrap();
     }
-    change(folder.path());
+    change(&folder);
     let mut notes = Vec::new();
-    let counts = kerple_golden::run(folder.path(), &mut |verdict| {
+    let counts = kerple_golden::run(&folder, &mut |verdict| {
         if !verdict.passed {
             notes.push(format!("{}: {}", verdict.case, verdict.note));
         }
@@ -122,10 +124,11 @@ fn files_that_are_written_together_are_all_there_or_none() {
     // as its generator writes it: the manifest lists other cases and says nothing of the files beside it
     let silent = |absent: Vec<&'static str>| {
         changed("che", move |folder| {
+            // the manifest says which collection its cases are of
             std::fs::write(folder.join("extras.json"), extras).unwrap();
             let case =
                 r#"{"id": "alibi_slopes", "expected": {"2": [0.0625, 0.00390625]}, "tolerance": {"rtol": 1e-12}}"#;
-            std::fs::write(folder.join("manifest.json"), format!(r#"{{"cases": [{case}]}}"#)).unwrap();
+            std::fs::write(folder.join("manifest.json"), format!(r#"{{"set": "kerple", "cases": [{case}]}}"#)).unwrap();
             absent.iter().for_each(|file| std::fs::remove_file(folder.join(file)).unwrap());
         })
     };
@@ -170,25 +173,51 @@ fn a_case_is_known_by_its_kind() {
 
 #[test]
 fn a_method_that_is_not_built_is_not_covered() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("manifest.json"), r#"{"cases": [{"id": "stick/plain"}]}"#).unwrap();
-    let mut notes = Vec::new();
-    let counts = kerple_golden::run(folder.path(), &mut |verdict| notes.push(verdict.note.clone())).unwrap();
+    let (counts, notes) = of_manifest("clocks", r#"{"cases": [{"id": "stick/plain"}]}"#);
     assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 0, 1));
     assert_eq!(notes, ["not covered: stick-breaking attention"]);
 }
 
+/// The counts and notes of a folder of this name with this manifest alone.
+fn of_manifest(name: &str, manifest: &str) -> (kerple_golden::Counts, Vec<String>) {
+    let aside = tempfile::tempdir().unwrap();
+    let folder = aside.path().join(name);
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("manifest.json"), manifest).unwrap();
+    let mut notes = Vec::new();
+    let counts = kerple_golden::run(&folder, &mut |verdict| notes.push(verdict.note.clone())).unwrap();
+    (counts, notes)
+}
+
+/// Names of cases may be alike in two collections: a runner takes those of its own.
+#[test]
+fn a_collection_claims_no_case_of_another() {
+    let alike = r#"{"set": "other", "cases": [{"id": "selective/plain"}, {"id": "rotary/plain"}, {"id": "sine_L7"},
+        {"id": "attn/plain"}, {"id": "listops"}]}"#;
+    let (counts, notes) = of_manifest("other", alike);
+    assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 5, 0), "{notes:?}");
+    assert!(notes.iter().all(|note| note.contains("does not know the collection `other`")), "{notes:?}");
+    let of_names = |name: &str| of_manifest(name, r#"{"cases": [{"id": "selective/plain"}, {"id": "sine_L7"}]}"#).0;
+    let [clocks, spe] = ["clocks", "spe"].map(of_names);
+    assert_eq!((clocks.failed, clocks.not_covered), (1, 1));
+    assert_eq!((spe.failed, spe.not_covered), (2, 0));
+    // a folder of another name is of the collection that knows all of its cases
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/media");
+    let aside = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(from).unwrap().map(|file| file.unwrap().path()) {
+        std::fs::copy(&file, aside.path().join(file.file_name().unwrap())).unwrap();
+    }
+    assert_eq!(kerple_golden::run(aside.path(), &mut |_| {}).unwrap().passed, 3);
+}
+
 #[test]
 fn an_unknown_case_and_a_wrong_value_fail() {
-    let folder = tempfile::tempdir().unwrap();
     let manifest = r#"{"cases": [
         {"id": "novel/thing", "expected": {}},
         {"id": "alibi_slopes", "expected": {"2": [0.0625, 0.004]}, "tolerance": {"rtol": 1e-12}},
         {"id": "alibi_slopes", "expected": {}, "tolerance": {}}
     ]}"#;
-    std::fs::write(folder.path().join("manifest.json"), manifest).unwrap();
-    let mut notes = Vec::new();
-    let counts = kerple_golden::run(folder.path(), &mut |verdict| notes.push(verdict.note.clone())).unwrap();
+    let (counts, notes) = of_manifest("kerple", manifest);
     assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 3, 0), "{notes:?}");
-    assert!(notes[0].contains("does not know") && notes[2].contains("nothing was compared"), "{notes:?}");
+    assert!(notes[0].contains("does not know such a case") && notes[2].contains("nothing was compared"), "{notes:?}");
 }

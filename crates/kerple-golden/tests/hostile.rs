@@ -44,7 +44,8 @@ fn size(folder: &Path, case: &Value) -> u64 {
 impl Few {
     /// A manifest of some cases with the files they name and those beside.
     fn new(name: String, from: &Path, cases: &[Value], beside: &[&str]) -> Few {
-        let few = Few { name, folder: tempfile::tempdir().unwrap(), manifest: json!({"cases": cases}) };
+        let set = name.split(',').next().unwrap_or_default().to_owned();
+        let few = Few { name, folder: tempfile::tempdir().unwrap(), manifest: json!({ "set": set, "cases": cases }) };
         let mut files: BTreeSet<String> = beside.iter().map(|file| (*file).to_owned()).collect();
         named(&few.manifest, &mut files);
         for file in files {

@@ -1,0 +1,113 @@
+//! Collections of reference values, and what runs their cases.
+//!
+//! A runner owns the cases of its collection and of no other: names of cases may be alike in two. Which collection a folder
+//! holds, its manifest says at `set`, or else the folder's name. A folder of another name is of the one collection that knows
+//! all of its cases and runs one of them.
+
+use crate::folder::{Case, Folder};
+use crate::{Runner, attention, clocks, data, interchange, maps, media, spe, tables, theory, training};
+
+/// A collection that this version knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collection {
+    Kerple,
+    /// DAPE and the encodings it compares with.
+    Dape,
+    /// Stochastic positional encodings, and the data they are tested on.
+    Spe,
+    Clocks,
+    Interchange,
+    /// Formal languages, all beside the manifest.
+    Che,
+}
+
+impl Collection {
+    /// Folders, and which collection each holds.
+    const FOLDERS: [(&str, Collection); 8] = [
+        ("kerple", Collection::Kerple),
+        ("dape", Collection::Dape),
+        ("encodings", Collection::Dape),
+        ("spe", Collection::Spe),
+        ("media", Collection::Spe),
+        ("clocks", Collection::Clocks),
+        ("interchange", Collection::Interchange),
+        ("che", Collection::Che),
+    ];
+
+    fn named(name: &str) -> Option<Collection> {
+        Collection::FOLDERS.into_iter().find(|(own, _)| *own == name).map(|(_, collection)| collection)
+    }
+
+    /// The collection that a folder holds.
+    pub fn of(folder: &Folder) -> Option<Collection> {
+        let said = folder.set().and_then(Collection::named);
+        said.or_else(|| Collection::named(&folder.name())).or_else(|| {
+            let knows = |collection: &Collection| {
+                let known = |case: Case| collection.runner(&case).is_some() || collection.not_built(&case).is_some();
+                folder.cases().any(|case| collection.runner(&case).is_some()) && folder.cases().all(known)
+            };
+            let mut owners: Vec<Collection> =
+                Collection::FOLDERS.into_iter().map(|(_, collection)| collection).filter(knows).collect();
+            owners.dedup();
+            <[Collection; 1]>::try_from(owners).ok().map(|[owner]| owner)
+        })
+    }
+
+    /// Why a case of a folder that holds none of the collections is not run.
+    pub fn unknown(folder: &Folder) -> String {
+        let known = Collection::FOLDERS.map(|(name, _)| name).join(", ");
+        let set = folder.set().map_or_else(String::new, |set| format!(" (set `{set}`)"));
+        format!("this version does not know the collection `{}`{set}, it knows {known}", folder.name())
+    }
+
+    /// What runs a case of this collection.
+    pub fn runner(self, case: &Case) -> Option<Runner> {
+        match self {
+            Collection::Kerple => kerple(case),
+            Collection::Dape => match case.get("op").as_str()? {
+                "score" => Some(maps::scores),
+                "causal_attention" => Some(maps::attention),
+                _ => None,
+            },
+            Collection::Spe => spe::runner(case.id()).or_else(|| media::runner(case.id())),
+            Collection::Clocks => clocks::runner(case.id()),
+            Collection::Interchange => case.get("folder").is_string().then_some(interchange::run as Runner),
+            Collection::Che => None,
+        }
+    }
+
+    /// Why a case of this collection is not covered, if it is known and is not.
+    pub fn not_built(self, case: &Case) -> Option<&'static str> {
+        match self {
+            Collection::Clocks => clocks::not_built(case.id()),
+            _ => None,
+        }
+    }
+}
+
+/// The family of a case.
+fn kerple(case: &Case) -> Option<Runner> {
+    Some(match case.id().split('/').next()? {
+        "attn" => attention::run,
+        "bias" => tables::bias,
+        "decode" => tables::decode,
+        "quirk" => tables::quirk,
+        "clamp" => tables::clamp,
+        "alibi_slopes" => tables::alibi_slopes,
+        "alibi_bias" => tables::alibi_bias,
+        "t5_buckets" => tables::t5_buckets,
+        "t5_values" => tables::t5_values,
+        "rotary_table" => tables::rotary_table,
+        "rotary_apply" => tables::rotary_apply,
+        "sinusoidal" => tables::sinusoidal,
+        "bf16_row" => tables::bf16_row,
+        "lr_schedule" => training::schedule,
+        "adam_clamp" => training::adam,
+        "ttest" => training::ttest,
+        "ppl" => training::perplexity,
+        "data" => data::run,
+        "theory" => theory::run,
+        "effective_length" => theory::effective_length,
+        _ => return None,
+    })
+}
