@@ -88,6 +88,31 @@ fn read_exact_at(file: &File, mut at: u64, mut out: &mut [u8]) -> std::io::Resul
     Ok(())
 }
 
+/// A byte order mark: editors of other systems begin UTF-8 with it, and it is no text.
+const MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// What a file holds after its byte order mark, if it has one.
+pub(crate) fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(MARK).unwrap_or(bytes)
+}
+
+/// A line without its end, `\n` or `\r\n`.
+pub(crate) fn without_line_end(line: &[u8]) -> &[u8] {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    line.strip_suffix(b"\r").unwrap_or(line)
+}
+
+/// The lines of a file that are not blank, with their numbers, without their ends and without a byte order mark.
+pub(crate) fn filled_lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let lines = without_mark(bytes).split(|byte| *byte == b'\n').map(without_line_end);
+    (1..).zip(lines).filter(|(_, line)| !line.trim_ascii().is_empty())
+}
+
+/// Whether a file is hidden, as those are that systems leave beside others: `.DS_Store`, `._name`.
+pub(crate) fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
 /// All of a text file of at most `limit` bytes.
 ///
 /// # Errors

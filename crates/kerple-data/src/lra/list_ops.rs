@@ -18,6 +18,7 @@
 use super::{check_stop, example, store};
 use crate::error::{Error, Result};
 use crate::examples::{Example, Examples, Facts, Place};
+use crate::file::filled_lines;
 use crate::order::Use;
 use crate::random::Draw;
 use crate::split::Split;
@@ -178,10 +179,13 @@ impl ListOps {
     /// The examples of a published file.
     fn read(&self, path: &Path, bytes: &[u8]) -> Result<store::Sequences> {
         let mut found = store::Sequences::default();
-        let text = std::str::from_utf8(bytes)
-            .map_err(|error| Error::damaged(path, format!("byte {} is not UTF-8", error.valid_up_to()), HINT))?;
-        for (number, line) in (1..).zip(text.lines()).skip(1) {
+        for (number, line) in filled_lines(bytes) {
             let bad = |message: String| Error::damaged_at(path, format!(", line {number}"), message, HINT);
+            let line = std::str::from_utf8(line)
+                .map_err(|error| bad(format!("byte {} of the line is not UTF-8", error.valid_up_to())))?;
+            if number == 1 && is_header(line) {
+                continue;
+            }
             let (source, target) =
                 line.split_once('\t').ok_or_else(|| bad("there is no tab between expression and answer".to_owned()))?;
             let tokens = tokens(source).map_err(bad)?;
@@ -198,7 +202,12 @@ impl ListOps {
     }
 }
 
-const HINT: &str = "the files have a line `Source<tab>Target` and then an expression and its answer a line";
+/// Whether a line names the columns; files without such a line begin with an expression.
+fn is_header(line: &str) -> bool {
+    line.split('\t').map(str::trim).eq(["Source", "Target"])
+}
+
+const HINT: &str = "the files may begin with a line `Source<tab>Target`, and have an expression and its answer a line";
 
 /// Draws before it is said that there is no such expression; one in twelve is of the published length.
 const MOST_DRAWS: u64 = 200_000;

@@ -10,7 +10,7 @@
 use super::{check_stop, example, store};
 use crate::error::{Error, Result};
 use crate::examples::{Example, Examples, Facts, Place};
-use crate::file::Bytes;
+use crate::file::{Bytes, without_line_end, without_mark};
 use crate::hash::{Checksum, hex};
 use crate::order::Use;
 use crate::random::Draw;
@@ -87,7 +87,7 @@ impl Files {
             let file = Bytes::open(&path)?;
             let mut input =
                 BufReader::with_capacity(1 << 18, kerple_files::open(&path).map_err(Error::io(&path, "open"))?);
-            let (mut lines, mut line, mut at) = (Vec::new(), Vec::new(), 0u64);
+            let (mut lines, mut line, mut at, mut number) = (Vec::new(), Vec::new(), 0u64, 0);
             loop {
                 check_stop(stop)?;
                 line.clear();
@@ -96,7 +96,8 @@ impl Files {
                 if count == 0 {
                     break;
                 }
-                let place = format!(", line {}", lines.len() + 1);
+                number += 1;
+                let place = format!(", line {number}");
                 if count > LONGEST_LINE {
                     return Err(Error::damaged_at(
                         &path,
@@ -105,10 +106,18 @@ impl Files {
                         HINT,
                     ));
                 }
-                pair(&line).map_err(|message| Error::damaged_at(&path, place, message, HINT))?;
-                sum.add(&line);
-                lines.push((at, count as u32));
+                let own = if at == 0 { without_mark(&line) } else { &line };
+                let start = at + count - own.len() as u64;
                 at += count;
+                if own.trim_ascii().is_empty() {
+                    continue;
+                }
+                pair(own).map_err(|message| Error::damaged_at(&path, place, message, HINT))?;
+                sum.add(without_line_end(own));
+                if own.ends_with(b"\n") {
+                    sum.add(b"\n");
+                }
+                lines.push((start, own.len() as u32));
             }
             match lines.is_empty() {
                 true => Err(Error::damaged(&path, "it holds no pair", HINT)),
@@ -125,7 +134,7 @@ const HINT: &str = "a line holds a label, two ids and two texts, separated by ta
 
 /// Label and texts of a line.
 fn pair(line: &[u8]) -> std::result::Result<(u32, [&[u8]; 2]), String> {
-    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let line = without_line_end(line);
     let fields: Vec<&[u8]> = line.splitn(5, |byte| *byte == b'\t').collect();
     let [label, _, _, first, second] = fields[..] else { return Err(format!("it has {} fields", fields.len())) };
     let text = std::str::from_utf8(label).unwrap_or_default();
@@ -158,7 +167,7 @@ impl Examples for Files {
         let line = file.read(at..at + u64::from(count))?;
         let (label, texts) = pair(&line).map_err(|message| {
             let again = "another program changed the file; leave it alone while it is in use";
-            Error::damaged_at(file.path(), format!(", line {}", place.index + 1), message, again)
+            Error::damaged_at(file.path(), format!(", byte {at}"), message, again)
         })?;
         Ok(example(joined(texts, length), label))
     }

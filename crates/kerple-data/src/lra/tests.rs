@@ -381,3 +381,58 @@ fn keys_are_read_back_and_matter() {
         assert!(task.with_keys(unknown).unwrap_err().to_string().contains("word"));
     }
 }
+
+/// What editors and systems leave in files and beside them is no data.
+#[test]
+fn marks_line_ends_and_hidden_files_change_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let content = |task: &Arena, folder: &Path| task.open(Some(folder), &ON).unwrap().facts().content;
+    let [listops, texts, pairs] = ["listops", "lra_text", "lra_retrieval"].map(|name| Arena::named(name).unwrap());
+    let variants = |text: &str| {
+        let windows = text.replace('\n', "\r\n");
+        [text.to_owned(), windows, format!("\u{feff}{text}"), format!("{text}\n"), format!("\u{feff}{text}\r\n")]
+    };
+    let expressions = "( ( ( [MAX 2 ) 9 ) ] )\t9\n( ( ( [SM 4 ) 9 ) ] )\t3\n";
+    let tables = "0.0\tA\tB\tsome text\tanother\n1.0\tC\tD\tmore\tlast\n";
+    let lines = "{\"text\": \"a NaN\", \"label\": 1}\n{\"text\": \"c\", \"label\": 0}\n";
+    let odd = lines.replace("\"label\": 1", "\"a\": NaN, \"b\": [-Infinity, {\"c\": Infinity}], \"label\": 1");
+    let cases = [
+        (&listops, ["basic_train.tsv", "basic_val.tsv", "basic_test.tsv"], variants(expressions).to_vec()),
+        (&listops, ["basic_train.tsv", "basic_val.tsv", "basic_test.tsv"], {
+            let with_header = format!("Source\tTarget\n{expressions}");
+            [vec![expressions.to_owned()], variants(&with_header).to_vec()].concat()
+        }),
+        (&texts, ["train.jsonl", "valid.jsonl", "test.jsonl"], {
+            [variants(lines).to_vec(), variants(&odd).to_vec()].concat()
+        }),
+        (
+            &pairs,
+            ["new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv", "new_aan_pairs.test.tsv"],
+            variants(tables).to_vec(),
+        ),
+    ];
+    for (task, names, texts) in cases {
+        let contents: BTreeSet<String> = texts
+            .iter()
+            .map(|text| {
+                names.iter().for_each(|name| write(root.path(), name, text));
+                let last = get(task, Some(root.path()), Split::Test, 1, 100).0;
+                assert!(!last.contains(&(u32::from(b'\r') + 1)), "{text:?}");
+                assert_eq!(task.open(Some(root.path()), &ON).unwrap().count(Split::Train), Some(2), "{text:?}");
+                content(task, root.path())
+            })
+            .collect();
+        assert_eq!(contents.len(), 1, "{}", task.name());
+    }
+    write(root.path(), "valid.jsonl", "{\"text\": \"a\", \"label\": NaN}\n");
+    assert!(refused(&texts, Some(root.path())).contains("valid.jsonl, line 1"));
+    let reviews = root.path().join("reviews");
+    for (split, kind) in [("train", "pos"), ("train", "neg"), ("test", "pos"), ("test", "neg")] {
+        write(&reviews, &format!("{split}/{kind}/0_7.txt"), format!("{kind} of\n{split}"));
+    }
+    let plain = content(&texts, &reviews);
+    write(&reviews, "train/pos/._0_7.txt", b"\0\x05\x16\x07\0\x02\0\0Mac OS X        ");
+    write(&reviews, "test/neg/.hidden.txt", "hidden");
+    write(&reviews, "train/neg/0_7.txt", "\u{feff}neg of\r\ntrain");
+    assert_eq!(content(&texts, &reviews), plain);
+}

@@ -8,7 +8,7 @@ use super::check_stop;
 use super::store::{self, Sequences, Store};
 use crate::error::{Error, Result};
 use crate::examples::{Examples, Facts};
-use crate::file::is_folder;
+use crate::file::{filled_lines, is_folder, is_hidden, without_mark};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -67,9 +67,8 @@ impl Text {
 
 fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
     let mut found = Sequences::default();
-    let filled = bytes.split(|byte| *byte == b'\n').zip(1..).filter(|(line, _)| !line.trim_ascii().is_empty());
-    for (line, number) in filled {
-        let Line { text, label } = serde_json::from_slice(line).map_err(|error| {
+    for (number, line) in filled_lines(bytes) {
+        let Line { text, label } = parse(line).map_err(|error| {
             let message = error.to_string();
             let cause = message.split(" at line ").next().unwrap_or_default();
             let hint = "every line is a JSON object with a `text` and a `label`, a number from 0 on";
@@ -82,7 +81,37 @@ fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
     Ok(found)
 }
 
-/// The reviews in `neg` and `pos`, by name.
+/// A line, in which other fields may hold NaN and infinities as Python writes them.
+fn parse(line: &[u8]) -> serde_json::Result<Line> {
+    serde_json::from_slice(line).or_else(|error| match without_odd_numbers(line) {
+        Some(plain) => serde_json::from_slice(&plain),
+        None => Err(error),
+    })
+}
+
+/// The same line with an empty list for every `NaN`, `Infinity` and `-Infinity` outside of texts, which is no label; `None`
+/// where there are none. Columns stay as they are.
+fn without_odd_numbers(line: &[u8]) -> Option<Vec<u8>> {
+    let (mut found, mut at, mut quoted, mut any) = (line.to_vec(), 0, false, false);
+    while at < line.len() {
+        let odd = [&b"-Infinity"[..], b"Infinity", b"NaN"].into_iter().find(|word| line[at..].starts_with(word));
+        match (line[at], odd) {
+            (b'\\', _) if quoted => at += 1,
+            (b'"', _) => quoted = !quoted,
+            (_, Some(word)) if !quoted => {
+                found[at..at + word.len()].fill(b' ');
+                found[at..at + 2].copy_from_slice(b"[]");
+                at += word.len() - 1;
+                any = true;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    any.then_some(found)
+}
+
+/// The reviews in `neg` and `pos`, by name; hidden files are none. Lines end with `\n` on every system.
 fn reviews(folder: &Path, stop: &AtomicBool) -> Result<Sequences> {
     let mut found = Sequences::default();
     for (name, label) in [("neg", 0), ("pos", 1)] {
@@ -91,13 +120,21 @@ fn reviews(folder: &Path, stop: &AtomicBool) -> Result<Sequences> {
         let mut files: Vec<PathBuf> = entries
             .map(|entry| entry.map(|entry| entry.path()).map_err(Error::io(&folder, "read")))
             .collect::<Result<_>>()?;
-        files.retain(|path| path.extension().is_some_and(|end| end == "txt"));
+        files.retain(|path| path.extension().is_some_and(|end| end == "txt") && !is_hidden(path));
         files.sort();
         for file in files {
             check_stop(stop)?;
             let review = kerple_files::read(&file).map_err(Error::io(&file, "read"))?;
-            found.push(review, label).map_err(|message| Error::damaged(&file, message, "take the file out"))?;
+            found
+                .push(with_line_feeds(without_mark(&review)), label)
+                .map_err(|message| Error::damaged(&file, message, "take the file out"))?;
         }
     }
     Ok(found)
+}
+
+/// A text with `\n` for `\r\n`.
+fn with_line_feeds(text: &[u8]) -> impl Iterator<Item = u8> + '_ {
+    let next = text.iter().skip(1).map(Some).chain([None]);
+    text.iter().zip(next).filter(|(byte, next)| !(**byte == b'\r' && *next == Some(&b'\n'))).map(|(byte, _)| *byte)
 }

@@ -3,7 +3,7 @@
 use crate::contain::contain;
 use crate::error::{Error, Result};
 use crate::examples::{Example, Examples, Facts, Place};
-use crate::file::{Bytes, is_folder, read_text};
+use crate::file::{Bytes, filled_lines, is_folder, is_hidden, read_text};
 use crate::hash::{Checksum, hex};
 use crate::lra::{check_stop, example};
 use crate::split::Split;
@@ -31,7 +31,8 @@ impl Files {
         let (mut images, mut sum) = (Vec::new(), Checksum::default());
         for list in lists(&folder)? {
             let text = read_text(&list, LONGEST_LIST, HINT)?;
-            for (line, number) in text.lines().zip(1..) {
+            for (number, line) in filled_lines(text.as_bytes()) {
+                let line = std::str::from_utf8(line).expect("lines of a text are text");
                 let bad = |message: String| Error::damaged_at(&list, format!(", line {number}"), message, HINT);
                 let fields: Vec<&str> = line.split(' ').collect();
                 let [place, name, _, label, ..] = fields[..] else {
@@ -99,7 +100,7 @@ fn lists(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut lists = entries
         .map(|entry| entry.map(|entry| entry.path()).map_err(Error::io(&metadata, "read")))
         .collect::<Result<Vec<_>>>()?;
-    lists.retain(|path| path.extension().is_some_and(|end| end == "npy"));
+    lists.retain(|path| path.extension().is_some_and(|end| end == "npy") && !is_hidden(path));
     let number = |path: &PathBuf| path.file_stem().and_then(|name| name.to_str()?.parse::<u64>().ok());
     lists.sort_by_key(|path| (number(path), path.clone()));
     Ok(lists)
