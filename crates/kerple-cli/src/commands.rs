@@ -26,11 +26,19 @@ use crate::output::{remarkln, resultln};
 use crate::progress::duration;
 use kerple_burn::device::Name;
 use kerple_burn::positions::PositionalEncoding;
+use kerple_data::music::Piece;
 use kerple_lm::plan::Plan;
 use kerple_lm::train::Progress;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Reads a MIDI file, and says what of it was repaired.
+pub fn read_piece(path: &Path) -> kerple_data::Result<Piece> {
+    let piece = Piece::read(path)?;
+    piece.repairs.iter().for_each(|repair| remarkln!("note: {}: {repair}", path.display()));
+    Ok(piece)
+}
 
 /// Writes a file that was asked for, whole or not at all.
 pub fn write_file(path: &Path, content: &str) -> Outcome {

@@ -4,6 +4,7 @@
 //! equal bytes.
 
 mod choose;
+mod ends;
 mod fidelity;
 mod runs;
 mod select;
@@ -176,7 +177,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     let chosen = choose::tokenizer(options, &files, &selection, progress);
     // who stops while a vocabulary is learned is not told what became of it
     options.check_stop()?;
-    let (tokenizer, vocab_size) = chosen?;
+    let (tokenizer, vocab_size, of_token_files) = chosen?;
     let mut writer = Writer::create(staging.folder(), &selection, tokenizer.as_ref(), vocab_size)?;
     let tally = selection.run(&mut |part, tally| {
         options.check_stop()?;
@@ -195,9 +196,13 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
         };
         summary.tokenizer_fingerprint = tokenizer.fingerprint().clone();
         summary.end_of_document = Some(tokenizer.end_of_document());
+        summary.end_of_document_special = Some(tokenizer.end_of_document_is_special());
+        summary.end_of_document_because = Some(tokenizer.end_of_document_because().to_owned());
         summary.warnings = tokenizer.warnings();
         summary.warnings.extend(writer.fidelity().verdict(&options.tokenizer)?);
+        summary.warnings.extend(writer.ends().warnings(tokenizer));
     }
+    summary.warnings.extend(of_token_files);
     summary.assignment = selection.describe(&tally);
     summary.warnings.extend(selection.unused_names());
     if options.copies > 0 {
@@ -210,7 +215,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     for file in files.iter().filter(|file| !matches!(file.format, Format::Ignored(_))) {
         *summary.formats.entry(file.kind().to_owned()).or_default() += 1;
     }
-    summary.damaged = tally.bad;
+    (summary.damaged, summary.repaired) = (tally.bad, tally.repaired);
     summary.cut_by_budget = tally.cut_by_budget;
     summary.warnings.extend(writer.losses(options)?);
     writer.finish(&mut summary)?;

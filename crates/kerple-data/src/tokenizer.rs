@@ -4,6 +4,7 @@
 //! losses of different vocabularies can be compared in bits per byte.
 
 mod bpe;
+mod end;
 mod hugging_face;
 mod pieces;
 mod shape;
@@ -18,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::file::read_text;
 use crate::hash::fingerprint;
 use crate::music::{Representation, Vocabulary};
+use end::End;
 use hugging_face::HuggingFace;
 use std::borrow::Cow;
 use std::path::Path;
@@ -37,6 +39,7 @@ pub struct Tokenizer {
     definition: String,
     fingerprint: String,
     end_of_document: u32,
+    end: End,
 }
 
 enum Kind {
@@ -50,7 +53,7 @@ enum Kind {
 impl Tokenizer {
     /// Ids are the bytes of UTF-8; 0 ends a document.
     pub fn byte() -> Tokenizer {
-        Tokenizer::assemble(Kind::Byte, BYTE.to_owned(), 0)
+        Tokenizer::assemble(Kind::Byte, BYTE.to_owned(), End::own(0))
     }
 
     /// The words of a representation of music; its definition lists them.
@@ -58,23 +61,28 @@ impl Tokenizer {
         let vocabulary = representation.vocabulary();
         let definition = serde_json::json!({ "kind": representation.name(), "words": vocabulary.words() });
         let definition = serde_json::to_string_pretty(&definition).expect("names and words are text") + "\n";
-        Tokenizer::assemble(Kind::Music(vocabulary), definition, vocabulary.end())
+        Tokenizer::assemble(Kind::Music(vocabulary), definition, End::own(vocabulary.end()))
     }
 
-    /// A Hugging Face `tokenizer.json`. The token that ends a document is the one named, or else the first that the
-    /// vocabulary has among `<|endoftext|>`, `</s>`, `<eos>` and `[SEP]`.
+    /// A Hugging Face `tokenizer.json`. The token that ends a document is the one named; or else the one that the
+    /// files beside it say (`tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`, `config.json`); or
+    /// else the first special token among `<|endoftext|>`, `<|end_of_text|>`, `</s>`, `<eos>`, `[EOS]` and `[SEP]`, of which
+    /// one that is not special counts where no token is.
     ///
     /// # Errors
     /// A file that cannot be read or is no tokenizer, or one without a token that ends a document.
     pub fn from_file(path: &Path, end_of_document: Option<&str>) -> Result<Tokenizer> {
         let definition = read_definition(path)?;
         let inner = HuggingFace::parse(path, &definition)?;
-        let end = inner.find_end_of_document(path, end_of_document)?;
+        let end = match end_of_document {
+            Some(name) => End::named(&inner, path, name)?,
+            None => End::beside(&inner, path)?,
+        };
         Ok(Tokenizer::assemble(Kind::HuggingFace(Box::new(inner)), definition, end))
     }
 
     /// The tokenizer of a definition that was kept, as in a prepared corpus; `path` is named in errors. The token that ends a
-    /// document is the one given, or found as by [`Tokenizer::from_file`].
+    /// document is the one given, or one of a usual name.
     ///
     /// # Errors
     /// As [`Tokenizer::from_file`].
@@ -89,15 +97,16 @@ impl Tokenizer {
         }
         let inner = HuggingFace::parse(path, &definition)?;
         let end = match end_of_document {
-            Some(end) => end,
-            None => inner.find_end_of_document(path, None)?,
+            Some(end) => End::known(&inner, end),
+            None => End::usual(&inner, path)?,
         };
         Ok(Tokenizer::assemble(Kind::HuggingFace(Box::new(inner)), definition, end))
     }
 
-    fn assemble(kind: Kind, definition: String, end_of_document: u32) -> Tokenizer {
+    fn assemble(kind: Kind, definition: String, end: End) -> Tokenizer {
+        let end_of_document = end.id;
         let identity = format!("{definition}\0{end_of_document}");
-        Tokenizer { kind, definition, fingerprint: fingerprint(identity.as_bytes()), end_of_document }
+        Tokenizer { kind, definition, fingerprint: fingerprint(identity.as_bytes()), end_of_document, end }
     }
 
     /// The token ids of a text. Names of special tokens in the text are text.
@@ -171,6 +180,16 @@ impl Tokenizer {
         self.end_of_document
     }
 
+    /// Whether the tokenizer marks that token as special, so that no text gives it.
+    pub fn end_of_document_is_special(&self) -> bool {
+        self.end.special
+    }
+
+    /// Why that token ends a document.
+    pub fn end_of_document_because(&self) -> &str {
+        &self.end.because
+    }
+
     /// Bytes of text a token stands for; 0 for special tokens, for ids beyond the vocabulary, and for events of music.
     ///
     /// Exact for byte-level tokenizers. For others, by how much the token lengthens decoded text when it follows a word.
@@ -214,7 +233,7 @@ impl Tokenizer {
     pub(crate) fn warnings(&self) -> Vec<String> {
         match &self.kind {
             Kind::Byte | Kind::Music(_) => Vec::new(),
-            Kind::HuggingFace(inner) => inner.warnings(),
+            Kind::HuggingFace(inner) => [inner.warnings(), self.end.warnings.clone()].concat(),
         }
     }
 

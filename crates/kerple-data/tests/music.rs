@@ -96,7 +96,7 @@ fn damaged_pieces_are_named() {
     fs::write(folder.path().join("cut.mid"), &bytes).unwrap();
     let out = folder.path().join("out");
     let error = run(&folder.path().join("cut.mid"), &out, "remi", 0).unwrap_err().to_string();
-    assert!(error.contains("cut.mid: this is not a MIDI file"), "{error}");
+    assert!(error.contains("cut.mid: track 2 is cut short"), "{error}");
     archive(&folder.path().join("all.tar.zst"), 0..3);
     let whole = zstd::decode_all(&fs::read(folder.path().join("all.tar.zst")).unwrap()[..]).unwrap();
     fs::write(folder.path().join("cut.tar"), &whole[..whole.len() - 2500]).unwrap();
@@ -172,4 +172,22 @@ fn copies_and_skips_have_limits() {
     let options = PrepareOptions { skip_bad: 1 << 40, ..PrepareOptions::new(inputs, &out) };
     assert!(prepare(&options, &mut |_| {}).unwrap_err().to_string().contains("up to 10000"));
     assert!(!out.exists());
+}
+
+/// What is repaired is named in the summary, with the file; a karaoke file is one of MIDI.
+#[test]
+fn repaired_pieces_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    fs::create_dir_all(&input).unwrap();
+    (0..60).for_each(|seed| piece(seed).write(&input.join(format!("{seed}.mid"))).unwrap());
+    let sound = run(&input, &folder.path().join("sound"), "groove", 0).unwrap();
+    assert!(sound.repaired.is_empty());
+    let odd = [piece(70).to_midi().unwrap(), b"\0\0\0".to_vec()].concat();
+    fs::write(input.join("odd.kar"), odd).unwrap();
+    let summary = run(&input, &folder.path().join("out"), "groove", 0).unwrap();
+    let documents = |summary: &Summary| Split::ALL.map(|split| summary.split(split).documents).iter().sum::<u64>();
+    assert_eq!(documents(&summary), documents(&sound) + 1);
+    assert!(summary.repaired.len() == 1 && summary.repaired[0].contains("odd.kar: 3 bytes after"), "{summary}");
+    assert!(summary.to_string().contains("repaired: ") && Corpus::open(&folder.path().join("out")).is_ok());
 }

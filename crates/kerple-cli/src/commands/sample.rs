@@ -1,6 +1,6 @@
 //! `kerple sample RUN`
 
-use super::{remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
+use super::{read_piece, remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, remarkln};
@@ -97,7 +97,7 @@ fn prompt(args: &Sample, tokenizer: &Tokenizer, first: u32) -> Result<Vec<u32>, 
     let mut tokens = match &args.prompt_midi {
         None => tokenizer.encode(&args.prompt).map_err(kerple_lm::Error::from)?,
         Some(path) => {
-            let piece = Piece::read(path).and_then(|piece| music.tokens(&piece)).map_err(kerple_lm::Error::from)?;
+            let piece = read_piece(path).and_then(|piece| music.tokens(&piece)).map_err(kerple_lm::Error::from)?;
             piece[..music.prompt_len(&piece, args.bars)].to_vec()
         }
     };

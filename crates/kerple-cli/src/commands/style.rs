@@ -1,6 +1,6 @@
 //! `kerple style REFERENCE PIECE...`
 
-use super::print_json;
+use super::{print_json, read_piece};
 use crate::args::Style;
 use crate::failure::{Failure, Outcome};
 use crate::output::resultln;
@@ -35,7 +35,7 @@ pub fn run(args: &Style) -> Outcome {
 /// A piece as bass, drums and harmony, which are compared each with its like.
 fn trio(path: &Path) -> Result<Piece, Failure> {
     let vocabulary = Representation::Groove.vocabulary();
-    let read = || Ok(vocabulary.piece(&vocabulary.tokens(&Piece::read(path)?)?));
+    let read = || Ok(vocabulary.piece(&vocabulary.tokens(&read_piece(path)?)?));
     let piece = read().map_err(|error: kerple_data::Error| Failure::from(kerple_lm::Error::from(error)))?;
     match piece.notes() {
         0 => Err(Failure::misuse(format!("{} has no notes", path.display()), "give MIDI files of music")),

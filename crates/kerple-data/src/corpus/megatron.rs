@@ -5,7 +5,8 @@
 //!       sizes i32[sequences], byte offsets into .bin i64[sequences], document bounds i64[documents + 1]
 //! ```
 //!
-//! Little endian. A sequence is a document to GPT-NeoX, and here.
+//! Little endian. A document is one sequence or several, e.g. its sentences: from one bound to the next. GPT-NeoX itself
+//! writes one a document, and takes each sequence of other files for a document.
 
 use super::shard::survey;
 use crate::error::{Error, Result};
@@ -27,6 +28,8 @@ pub(crate) struct TokenFiles {
     signed: bool,
     /// Where each document lies, in tokens.
     documents: Vec<Range<usize>>,
+    /// Tokens of no sequence.
+    left_out: u64,
 }
 
 fn with_extension(prefix: &Path, extension: &str) -> PathBuf {
@@ -55,36 +58,50 @@ impl TokenFiles {
         let index = Bytes::open(&idx)?;
         let damaged = |at: usize, message: String| Error::damaged_at(&idx, format!(", byte {at}"), message, HINT);
         let start = index.read(0..index.len().min(HEADER as u64))?;
-        let (width, signed, sequences) =
+        let Header { width, signed, sequences, bounds } =
             parse_header(&start, index.len()).map_err(|(at, message)| damaged(at, message))?;
         let table = index.read(HEADER as u64..(HEADER + 12 * sequences) as u64)?;
         let (sizes, offsets) = table.split_at(4 * sequences);
         let tokens = Bytes::open(&bin)?;
         let limit = tokens.len();
-        let mut documents = Vec::with_capacity(sequences);
+        let mut found = Vec::with_capacity(sequences);
         for (at, (size, offset)) in sizes.as_chunks::<4>().0.iter().zip(offsets.as_chunks::<8>().0).enumerate() {
             let (size, offset) = (i32::from_le_bytes(*size), i64::from_le_bytes(*offset));
             let end = i128::from(offset) + i128::from(size) * width.bytes() as i128;
             if size < 0 || offset < 0 || end > i128::from(limit) || !(offset as usize).is_multiple_of(width.bytes()) {
                 return Err(damaged(
                     HEADER + 4 * at,
-                    format!("document {at} has {size} tokens at byte {offset}, {} has {limit} bytes", bin.display()),
+                    format!("sequence {at} has {size} tokens at byte {offset}, {} has {limit} bytes", bin.display()),
                 ));
             }
             let start = offset as usize / width.bytes();
-            documents.push(start..start + size as usize);
+            found.push(start..start + size as usize);
         }
-        let stated: u128 = documents.iter().map(|document| document.len() as u128).sum();
+        let stated: u128 = found.iter().map(|sequence| sequence.len() as u128).sum();
         if stated > u128::from(limit / width.bytes() as u64) {
-            let message = format!("all documents have {stated} tokens, {} has {limit} bytes", bin.display());
+            let message = format!("all sequences have {stated} tokens, {} has {limit} bytes", bin.display());
             return Err(damaged(HEADER, message));
         }
-        Ok(TokenFiles { tokens: Arc::new(tokens), width, signed, documents })
+        let left_out = limit / width.bytes() as u64 - stated as u64;
+        let at = (HEADER + 12 * sequences) as u64;
+        let table = index.read(at..at + 8 * bounds as u64)?;
+        let bounds: Vec<i64> = table.as_chunks::<8>().0.iter().map(|bound| i64::from_le_bytes(*bound)).collect();
+        let documents =
+            joined(&found, &bounds).map_err(|(place, message)| damaged(at as usize + 8 * place, message))?;
+        Ok(TokenFiles { tokens: Arc::new(tokens), width, signed, documents, left_out })
     }
 
     /// Bytes of tokens.
     pub(crate) fn size(&self) -> u64 {
         self.tokens.len()
+    }
+
+    /// What of the files is not read, if anything.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let Self { left_out, tokens, .. } = self;
+        let path = tokens.path().display();
+        (*left_out > 0)
+            .then(|| format!("{path}: {left_out} of its tokens belong to no sequence of the index, and are left out"))
     }
 
     pub(crate) fn documents(&self) -> usize {
@@ -103,7 +120,7 @@ impl TokenFiles {
         let mut ends = Vec::with_capacity(documents.len());
         let mut last = first;
         for (index, document) in self.documents[documents.clone()].iter().enumerate() {
-            if document.start != last {
+            if document.start != last && !document.is_empty() {
                 return Err(Error::refused(
                     format!(
                         "{}: document {} does not follow its predecessor: it begins at token {}, not {last}",
@@ -114,7 +131,7 @@ impl TokenFiles {
                     "copy the tokens into a corpus of their own with `kerple prepare`",
                 ));
             }
-            last = document.end;
+            last += document.len();
             ends.push((last - first) as u64);
         }
         Ok(self.tokens_at(first, ends))
@@ -165,8 +182,61 @@ impl TokenFiles {
     }
 }
 
-/// Width of tokens, whether they are signed, and how many sequences there are; or the byte at fault and why.
-fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<(Width, bool, usize), (usize, String)> {
+/// What a header says.
+struct Header {
+    width: Width,
+    signed: bool,
+    sequences: usize,
+    /// Bounds of documents, one more than there are documents.
+    bounds: usize,
+}
+
+/// The sequences of each document as one range; or the bound at fault and why.
+fn joined(sequences: &[Range<usize>], bounds: &[i64]) -> std::result::Result<Vec<Range<usize>>, (usize, String)> {
+    let count = sequences.len();
+    let Some((first, rest)) = bounds.split_first() else {
+        return Err((0, format!("there are no bounds of documents, and {count} sequences")));
+    };
+    if *first != 0 {
+        return Err((0, format!("document bound 0 is {first}, it must be 0")));
+    }
+    let (mut documents, mut before, mut at) = (Vec::with_capacity(rest.len()), 0, 0);
+    for (number, bound) in (1..).zip(rest) {
+        let Some(end) = usize::try_from(*bound).ok().filter(|end| (before..=count).contains(end)) else {
+            let limits = format!("{before}, the bound before it, to {count}, the number of sequences");
+            return Err((number, format!("document bound {number} is {bound}, it must be in {limits}")));
+        };
+        let filled = || sequences[before..end].iter().zip(before..).filter(|(sequence, _)| !sequence.is_empty());
+        let start = filled().next().map_or(at, |(sequence, _)| sequence.start);
+        at = start;
+        for (sequence, place) in filled() {
+            if sequence.start != at {
+                let message = format!(
+                    "sequence {place} of document {} begins at token {}, the one before it ends at {at}",
+                    number - 1,
+                    sequence.start
+                );
+                return Err((number, message));
+            }
+            at = sequence.end;
+        }
+        documents.push(start..at);
+        before = end;
+    }
+    match before == count {
+        true => Ok(documents),
+        false => {
+            let last = bounds.len() - 1;
+            Err((
+                last,
+                format!("document bound {last}, the last, is {before}, it must be {count}, the number of sequences"),
+            ))
+        }
+    }
+}
+
+/// The header of an index of `size` bytes; or the byte at fault and why.
+fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<Header, (usize, String)> {
     let Some(header) = bytes.first_chunk::<HEADER>() else {
         return Err((bytes.len(), format!("the file has {size} bytes, its header alone has {HEADER}")));
     };
@@ -188,7 +258,12 @@ fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<(Width, bool, us
     let (sequences, bounds) = (number(18), number(26));
     let expected = HEADER as u128 + 12 * u128::from(sequences) + 8 * u128::from(bounds);
     if u128::from(size) < expected {
-        return Err((18, format!("{sequences} sequences need {expected} bytes, the file has {size}")));
+        return Err((
+            18,
+            format!(
+                "{sequences} sequences and {bounds} bounds of documents need {expected} bytes, the file has {size}"
+            ),
+        ));
     }
-    Ok((width, signed, sequences as usize))
+    Ok(Header { width, signed, sequences: sequences as usize, bounds: bounds as usize })
 }

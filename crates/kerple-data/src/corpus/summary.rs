@@ -37,6 +37,12 @@ pub struct Summary {
     pub vocab_size: usize,
     /// The token that closes every document.
     pub end_of_document: Option<u32>,
+    /// Whether the tokenizer marks it as special: text cannot hold it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_of_document_special: Option<bool>,
+    /// Why it is this token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_of_document_because: Option<String>,
     /// To learn from.
     pub train: SplitCounts,
     /// To choose by.
@@ -60,6 +66,9 @@ pub struct Summary {
     /// What was wrong with documents that were passed over because they are damaged, and where.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub damaged: Vec<String>,
+    /// What of MIDI files was read in another way than the standard has it, and where.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repaired: Vec<String>,
     /// Prepared corpora passed over among the inputs.
     pub passed_over: u64,
     /// Whether the byte budget ended before the inputs did.
@@ -99,6 +108,8 @@ impl Summary {
             tokenizer_fingerprint: fingerprint(format!("ids below {vocab_size}").as_bytes()),
             vocab_size,
             end_of_document: None,
+            end_of_document_special: None,
+            end_of_document_because: None,
             train: SplitCounts::default(),
             valid: SplitCounts::default(),
             test: SplitCounts::default(),
@@ -109,6 +120,7 @@ impl Summary {
             skipped: Vec::new(),
             formats: BTreeMap::new(),
             damaged: Vec::new(),
+            repaired: Vec::new(),
             passed_over: 0,
             cut_by_budget: false,
             inputs: Vec::new(),
@@ -210,6 +222,10 @@ impl fmt::Display for Summary {
             writeln!(out, "files read as {}", formats.collect::<Vec<_>>().join(", "))?;
         }
         writeln!(out, "tokenizer {}, vocabulary {}", self.tokenizer, self.vocab_size)?;
+        if let (Some(end), Some(because)) = (self.end_of_document, &self.end_of_document_because) {
+            let special = if self.end_of_document_special == Some(false) { ", not marked special" } else { "" };
+            writeln!(out, "documents end with token {end}{special}: {because}")?;
+        }
         write!(out, "split {}", self.assignment)?;
         let left_out = [
             (self.duplicates, "duplicate documents"),
@@ -223,6 +239,13 @@ impl fmt::Display for Summary {
         }
         for damaged in self.damaged.iter().chain(&self.skipped) {
             write!(out, "\n  {damaged}")?;
+        }
+        const SHOWN: usize = 10;
+        for repaired in self.repaired.iter().take(SHOWN) {
+            write!(out, "\nrepaired: {repaired}")?;
+        }
+        if let Some(more @ 1..) = self.repaired.len().checked_sub(SHOWN) {
+            write!(out, "\nrepaired: {more} more files, named in {META}")?;
         }
         if self.cut_by_budget {
             write!(out, "\nstopped at the byte budget")?;

@@ -140,9 +140,9 @@ fn damaged_indices_are_described() {
     insta::assert_snapshot!(index_error(|bytes| bytes[0] = b'X'), @r"pile.idx, byte 0: the file begins with `XMIDIDX\x00\x00`, not `MMIDIDX`");
     insta::assert_snapshot!(index_error(|bytes| bytes[9] = 2), @"pile.idx, byte 9: the format's version is 2, this program reads 1");
     insta::assert_snapshot!(index_error(|bytes| bytes[17] = 6), @"pile.idx, byte 17: tokens are of type 6, this program reads 1 (u8), 4 (i32) and 8 (u16)");
-    insta::assert_snapshot!(index_error(|bytes| bytes[18] = 3), @"pile.idx, byte 18: 3 sequences need 94 bytes, the file has 82");
+    insta::assert_snapshot!(index_error(|bytes| bytes[18] = 3), @"pile.idx, byte 18: 3 sequences and 3 bounds of documents need 94 bytes, the file has 82");
     insta::assert_snapshot!(index_error(|bytes| bytes.truncate(20)), @"pile.idx, byte 20: the file has 20 bytes, its header alone has 34");
-    insta::assert_snapshot!(index_error(|bytes| bytes[38] = 3), @"pile.idx, byte 38: document 1 has 3 tokens at byte 6, pile.bin has 10 bytes");
+    insta::assert_snapshot!(index_error(|bytes| bytes[38] = 3), @"pile.idx, byte 38: sequence 1 has 3 tokens at byte 6, pile.bin has 10 bytes");
     insta::assert_snapshot!(index_error(|bytes| bytes[50] = 4), @"pile.bin: document 1 does not follow its predecessor: it begins at token 2, not 3");
 }
 
@@ -239,5 +239,55 @@ fn token_files_are_identified() {
 #[test]
 fn documents_that_overlap_are_damage() {
     let message = index_error(|bytes| bytes[34] = 4);
-    insta::assert_snapshot!(message, @"pile.idx, byte 34: all documents have 6 tokens, pile.bin has 10 bytes");
+    insta::assert_snapshot!(message, @"pile.idx, byte 34: all sequences have 6 tokens, pile.bin has 10 bytes");
+}
+
+/// Sentences of a document are one document, with all their tokens; bounds that contradict the rest are refused by number.
+#[test]
+fn sequences_of_a_document_are_one_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("pile");
+    let sentence = |at: u32| if at % 5 == 2 { vec![7, 8, 9] } else { vec![10 + at, 20 + at, 0] };
+    let sentences: Vec<Vec<u32>> = (0..200).map(sentence).collect();
+    write_megatron(&prefix, 8, &sentences);
+    let path = prefix.with_extension("idx");
+    let whole = fs::read(&path).unwrap();
+    let with_bounds = |bounds: &[i64]| {
+        let mut bytes = whole[..34 + 12 * 200].to_vec();
+        bytes[26..34].copy_from_slice(&(bounds.len() as u64).to_le_bytes());
+        bounds.iter().for_each(|bound| bytes.extend(bound.to_le_bytes()));
+        fs::write(&path, bytes).unwrap();
+    };
+    let bounds: Vec<i64> = (0..=40).map(|document| 5 * document).collect();
+    with_bounds(&bounds);
+    let files = TokenFiles::open(&prefix).unwrap();
+    assert_eq!((files.documents(), files.warning()), (40, None));
+    let second = files.document(1);
+    assert_eq!(second.read(0..second.len()).unwrap(), sentences[5..10].concat());
+    let summary = prepare(&PrepareOptions::new(Sources::paths(&[&prefix]), &folder.path().join("out")), &mut |_| {});
+    let summary = summary.unwrap();
+    let counts = Split::ALL.map(|split| (summary.split(split).documents, summary.split(split).tokens));
+    assert_eq!(counts.iter().fold((0, 0), |sum, own| (sum.0 + own.0, sum.1 + own.1)), (40, 600));
+    assert_eq!((summary.duplicates, summary.empty), (0, 0));
+    let stream = Corpus::open_megatron(&prefix, "1,1,2", None).unwrap();
+    assert_eq!(stream.split(Split::Train).documents(), 10);
+    assert_eq!(stream.split(Split::Test).len(), 300);
+    // a document without sequences holds nothing
+    with_bounds(&[&[0, 0][..], &bounds[1..]].concat());
+    assert_eq!(TokenFiles::open(&prefix).unwrap().documents(), 41);
+    let message = |bounds: &[i64]| {
+        with_bounds(bounds);
+        let error = TokenFiles::open(&prefix).err().expect("this is refused").to_string();
+        error.rsplit('/').next().unwrap().to_owned()
+    };
+    insta::assert_snapshot!(message(&[]), @"pile.idx, byte 2434: there are no bounds of documents, and 200 sequences");
+    insta::assert_snapshot!(message(&[1, 200]), @"pile.idx, byte 2434: document bound 0 is 1, it must be 0");
+    insta::assert_snapshot!(message(&[0, 9, 5, 200]), @"pile.idx, byte 2450: document bound 2 is 5, it must be in 9, the bound before it, to 200, the number of sequences");
+    insta::assert_snapshot!(message(&[0, 201]), @"pile.idx, byte 2442: document bound 1 is 201, it must be in 0, the bound before it, to 200, the number of sequences");
+    insta::assert_snapshot!(message(&[0, 5, -1]), @"pile.idx, byte 2450: document bound 2 is -1, it must be in 5, the bound before it, to 200, the number of sequences");
+    insta::assert_snapshot!(message(&[0, 100]), @"pile.idx, byte 2442: document bound 1, the last, is 100, it must be 200, the number of sequences");
+    with_bounds(&bounds);
+    fs::write(prefix.with_extension("bin"), [fs::read(prefix.with_extension("bin")).unwrap(), vec![1, 0]].concat())
+        .unwrap();
+    assert!(TokenFiles::open(&prefix).unwrap().warning().unwrap().contains("1 of its tokens belong to no sequence"));
 }

@@ -110,8 +110,12 @@ impl Arrangement {
             } else if is_bass {
                 &mut arrangement.bass
             } else {
-                // tracks of one name are one, as published; those without a name are not
-                let own = format!("{}\0{}", track.name, if track.name.is_empty() { named.len() } else { 0 });
+                // tracks of one name are one, as published, and so are those of one voice; others without a name are not
+                let own = match (track.name.is_empty(), track.voice) {
+                    (false, _) => track.name.clone(),
+                    (true, Some(voice)) => format!("\0voice {voice}"),
+                    (true, None) => format!("\0{}", named.len()),
+                };
                 let at = *named.entry(own).or_insert_with(|| {
                     let (name, program) = (track.name.clone(), track.program);
                     arrangement.harmony.push(Track { name, program, ..Track::default() });
@@ -179,7 +183,7 @@ pub(super) fn of_tracks(tracks: &[Track; TRACKS]) -> Result<Vec<Event>> {
 /// The piece that events say: three tracks, 12 ticks a beat, notes one tick long at least. What begins and never ends, or
 /// ends without having begun, is left out, and so is what follows [`Event::End`].
 pub fn piece(events: &[Event]) -> Piece {
-    let named = |name: &str, program, drums| Track { name: name.to_owned(), program, drums, notes: Vec::new() };
+    let named = |name: &str, program, drums| Track { name: name.to_owned(), program, drums, ..Track::default() };
     let mut tracks = [named("Bass", 33, false), named("Drums", 0, true), named("Harmony", 0, false)];
     let (mut now, mut sounding) = (0, BTreeMap::<(u8, u8), VecDeque<u64>>::new());
     for event in events {

@@ -1,19 +1,20 @@
-//! Standard MIDI files, by the `midly` crate.
+//! Standard MIDI files: read here, written by the `midly` crate.
 
-use super::piece::{Marker, Note, Piece, Tempo, Track};
-use crate::contain::contain;
+mod channels;
+mod chunks;
+
+use super::piece::{Marker, Piece, Tempo, Track};
 use crate::error::Error;
 use crate::file::Bytes;
 use midly::num::{u4, u7, u15, u24, u28};
 use midly::{Format, Header, MetaMessage, MidiMessage, Smf, Timing, TrackEvent, TrackEventKind};
-use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
 /// Microseconds a minute.
 const MINUTE: f64 = 60e6;
 
 /// The channel of drums, counted from 0.
-const DRUMS: u8 = 9;
+const DRUMS: u16 = 9;
 
 /// A longer file is not taken for a piece of music.
 const LONGEST_FILE: u64 = 1 << 24;
@@ -21,12 +22,13 @@ const LONGEST_FILE: u64 = 1 << 24;
 type Found<T> = Result<T, String>;
 
 impl Piece {
-    /// Reads the bytes of a MIDI file. Notes that are not ended last until their track ends.
+    /// Reads the bytes of a MIDI file. What was repaired is in [`Piece::repairs`].
     ///
     /// # Errors
-    /// What is wrong with them, in words: bytes that are not MIDI, time in frames instead of beats.
+    /// What is wrong with them, in words: bytes that are not MIDI, events that leave more than one reading, time in frames
+    /// instead of beats.
     pub fn from_midi(bytes: &[u8]) -> Found<Piece> {
-        parse(bytes)
+        chunks::read(bytes).map(channels::piece)
     }
 
     /// The bytes of a MIDI file, one track for tempi and markers and one for each instrument.
@@ -43,7 +45,7 @@ impl Piece {
     /// A file that cannot be read, is too long, or is not MIDI.
     pub fn read(path: &Path) -> crate::error::Result<Piece> {
         let file = Bytes::open(path)?;
-        let hint = "give a standard MIDI file (.mid)";
+        let hint = "give a standard MIDI file (.mid), or write it again with the program that made it";
         if file.len() > LONGEST_FILE {
             let message = format!("it has {} bytes, MIDI files are read up to {LONGEST_FILE}", file.len());
             return Err(Error::damaged(path, message, hint));
@@ -62,91 +64,6 @@ impl Piece {
     }
 }
 
-fn parse(bytes: &[u8]) -> Found<Piece> {
-    let smf = contain(|| Smf::parse(bytes).map_err(|error| format!("this is not a MIDI file: {error}"))).flatten()?;
-    let resolution = match smf.header.timing {
-        Timing::Metrical(ticks) if ticks.as_int() > 0 => u32::from(ticks.as_int()),
-        Timing::Metrical(_) => return Err("it has 0 ticks a beat".to_owned()),
-        Timing::Timecode(..) => return Err("its time is in frames, not in beats".to_owned()),
-    };
-    if smf.header.format == Format::Sequential {
-        return Err("its tracks are pieces one after the other (format 2), one piece is expected".to_owned());
-    }
-    let mut piece = Piece::empty(resolution);
-    for events in &smf.tracks {
-        read_track(events, &mut piece);
-    }
-    piece.tempos.sort_by_key(|tempo| tempo.start);
-    piece.markers.sort_by_key(|marker| marker.start);
-    Ok(piece)
-}
-
-/// An instrument in the making: a track of a file may hold several, one a channel.
-#[derive(Default)]
-struct Instrument {
-    program: Option<u8>,
-    notes: Vec<Note>,
-    /// Notes that sound, by pitch, first come first: start and velocity.
-    sounding: BTreeMap<u8, VecDeque<(u64, u8)>>,
-}
-
-fn read_track(events: &[TrackEvent], piece: &mut Piece) {
-    let (mut now, mut name) = (0u64, String::new());
-    let mut channels: BTreeMap<u8, Instrument> = BTreeMap::new();
-    for event in events {
-        now += u64::from(event.delta.as_int());
-        match event.kind {
-            TrackEventKind::Midi { channel, message } => {
-                channels.entry(channel.as_int()).or_default().take(message, now);
-            }
-            TrackEventKind::Meta(MetaMessage::TrackName(text)) => name = words(text),
-            TrackEventKind::Meta(MetaMessage::Marker(text)) => {
-                piece.markers.push(Marker { start: now, text: words(text) });
-            }
-            TrackEventKind::Meta(MetaMessage::Tempo(micros)) if micros.as_int() > 0 => {
-                piece.tempos.push(Tempo { start: now, beats_per_minute: MINUTE / f64::from(micros.as_int()) });
-            }
-            _ => {}
-        }
-    }
-    for (channel, mut instrument) in channels {
-        let open = std::mem::take(&mut instrument.sounding).into_iter();
-        for (pitch, notes) in open {
-            instrument.notes.extend(notes.into_iter().map(|(start, velocity)| Note {
-                start,
-                pitch,
-                duration: now - start,
-                velocity,
-            }));
-        }
-        if !instrument.notes.is_empty() {
-            let Instrument { program, notes, .. } = instrument;
-            let (program, drums) = (program.unwrap_or(0), channel == DRUMS);
-            piece.tracks.push(Track { name: name.clone(), program, drums, notes });
-        }
-    }
-}
-
-impl Instrument {
-    fn take(&mut self, message: MidiMessage, now: u64) {
-        match message {
-            MidiMessage::NoteOn { key, vel } if vel.as_int() > 0 => {
-                self.sounding.entry(key.as_int()).or_default().push_back((now, vel.as_int()));
-            }
-            MidiMessage::NoteOn { key, .. } | MidiMessage::NoteOff { key, .. } => {
-                let first = self.sounding.get_mut(&key.as_int()).and_then(VecDeque::pop_front);
-                if let Some((start, velocity)) = first {
-                    self.notes.push(Note { start, pitch: key.as_int(), duration: now - start, velocity });
-                }
-            }
-            MidiMessage::ProgramChange { program } => {
-                self.program.get_or_insert(program.as_int());
-            }
-            _ => {}
-        }
-    }
-}
-
 /// Texts have no encoding of their own: what is not UTF-8 is marked.
 fn words(text: &[u8]) -> String {
     String::from_utf8_lossy(text).trim().to_owned()
@@ -158,10 +75,17 @@ fn assemble(piece: &Piece) -> Found<Vec<u8>> {
         .ok_or_else(|| format!("{} ticks a beat cannot be written as MIDI, at most 32767 can", piece.resolution))?;
     let mut smf = Smf::new(Header::new(Format::Parallel, Timing::Metrical(resolution)));
     smf.tracks.push(score(piece)?);
-    let mut channels = (0..16).filter(|channel| *channel != DRUMS).cycle();
+    // tracks that share a channel are on ports of their own: a program belongs to a channel
+    let free: Vec<u16> = (0..16).filter(|channel| *channel != DRUMS).collect();
+    let mut used = [0usize; 2];
     for track in &piece.tracks {
-        let channel = if track.drums { DRUMS } else { channels.next().expect("the cycle has no end") };
-        smf.tracks.push(instrument(track, channel)?);
+        let number = used[usize::from(track.drums)];
+        used[usize::from(track.drums)] += 1;
+        let (channel, port) = match track.drums {
+            true => (DRUMS, number),
+            false => (free[number % free.len()], number / free.len()),
+        };
+        smf.tracks.push(instrument(track, channel, port)?);
     }
     let mut bytes = Vec::new();
     smf.write(&mut bytes).map_err(|error| format!("it cannot be written as MIDI: {error:?}"))?;
@@ -187,15 +111,18 @@ fn score(piece: &Piece) -> Found<Vec<TrackEvent<'_>>> {
     finish(events)
 }
 
-fn instrument(track: &Track, channel: u8) -> Found<Vec<TrackEvent<'_>>> {
+fn instrument(track: &Track, channel: u16, port: usize) -> Found<Vec<TrackEvent<'_>>> {
     let data = |value: u8, what: &str| {
         u7::try_from(value).ok_or_else(|| format!("{what} {value} cannot be written as MIDI, it ends at 127"))
     };
-    let message = |message| TrackEventKind::Midi { channel: u4::new(channel), message };
-    let mut events: Timed = vec![
-        (0, 0, TrackEventKind::Meta(MetaMessage::TrackName(track.name.as_bytes()))),
-        (0, 0, message(MidiMessage::ProgramChange { program: data(track.program, "program")? })),
-    ];
+    let message = |message| TrackEventKind::Midi { channel: u4::new(channel as u8), message };
+    let port = u8::try_from(port).ok().and_then(u7::try_from);
+    let port = port.ok_or_else(|| "so many tracks cannot be written as MIDI, which has 128 ports".to_owned())?;
+    let mut events: Timed = vec![(0, 0, TrackEventKind::Meta(MetaMessage::TrackName(track.name.as_bytes())))];
+    if port.as_int() > 0 {
+        events.push((0, 0, TrackEventKind::Meta(MetaMessage::MidiPort(port))));
+    }
+    events.push((0, 0, message(MidiMessage::ProgramChange { program: data(track.program, "program")? })));
     for note in &track.notes {
         let (key, vel) = (data(note.pitch, "pitch")?, data(note.velocity.max(1), "velocity")?);
         // a note that ends when it begins would end after the next of its pitch has begun
@@ -220,3 +147,6 @@ fn finish(mut events: Timed) -> Found<Vec<TrackEvent>> {
     track.push(TrackEvent { delta: u28::new(0), kind: TrackEventKind::Meta(MetaMessage::EndOfTrack) });
     Ok(track)
 }
+
+#[cfg(test)]
+mod tests;

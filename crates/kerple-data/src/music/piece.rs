@@ -11,6 +11,8 @@ pub struct Piece {
     pub tempos: Vec<Tempo>,
     /// Markers, by time: chords as `root_quality_bass`.
     pub markers: Vec<Marker>,
+    /// What its file says in another way than the standard has it, and how it was read.
+    pub repairs: Vec<String>,
 }
 
 /// Notes of one instrument.
@@ -24,6 +26,8 @@ pub struct Track {
     pub drums: bool,
     /// Notes, in the order of their ends in the file.
     pub notes: Vec<Note>,
+    /// Tracks of one voice are one channel of one track of a file whose program changes; `None` is a voice of its own.
+    pub voice: Option<u32>,
 }
 
 /// A note.
@@ -60,7 +64,7 @@ pub struct Marker {
 impl Piece {
     /// A piece without music.
     pub fn empty(resolution: u32) -> Piece {
-        Piece { resolution, tracks: Vec::new(), tempos: Vec::new(), markers: Vec::new() }
+        Piece { resolution, tracks: Vec::new(), tempos: Vec::new(), markers: Vec::new(), repairs: Vec::new() }
     }
 
     /// Notes in all tracks.

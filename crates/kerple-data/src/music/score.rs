@@ -10,15 +10,25 @@ pub(crate) struct Score {
     vocabulary: &'static Vocabulary,
     /// The words, each followed by a space; empty when the piece has no notes.
     text: String,
+    /// What was repaired of its file, which is named.
+    repaired: Option<String>,
 }
 
 impl Score {
+    /// The score of a piece that was read at a place.
+    ///
     /// # Errors
     /// A piece that is too long.
-    pub(crate) fn new(piece: Piece, representation: Representation) -> Result<Score> {
+    pub(crate) fn new(piece: Piece, representation: Representation, place: &str) -> Result<Score> {
         let vocabulary = representation.vocabulary();
         let text = vocabulary.spell(&vocabulary.tokens(&piece)?);
-        Ok(Score { piece, vocabulary, text })
+        let repaired = (!piece.repairs.is_empty()).then(|| format!("{place}: {}", piece.repairs.join("; ")));
+        Ok(Score { piece, vocabulary, text, repaired })
+    }
+
+    /// What was repaired of its file, if anything.
+    pub(crate) fn repaired(&self) -> Option<&String> {
+        self.repaired.as_ref()
     }
 
     pub(crate) fn text(&self) -> &str {

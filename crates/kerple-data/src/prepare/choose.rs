@@ -15,13 +15,13 @@ use std::path::Path;
 /// A vocabulary is learned from at most this many bytes of the training split.
 const LEARNED_FROM: usize = 128 << 20;
 
-/// The tokenizer, if there is one, and the size of the vocabulary.
+/// The tokenizer, if there is one, the size of the vocabulary, and what to know of token files.
 pub(super) fn tokenizer(
     options: &PrepareOptions,
     files: &[SourceFile],
     selection: &Selection,
     progress: &mut dyn FnMut(&Progress),
-) -> Result<(Option<Tokenizer>, usize)> {
+) -> Result<(Option<Tokenizer>, usize, Vec<String>)> {
     let token_files: Vec<&SourceFile> = files.iter().filter(|file| file.format == Format::TokenFiles).collect();
     let learned = options.tokenizer.strip_prefix("bpe:");
     if !token_files.is_empty() && (learned.is_some() || options.tokenizer == "byte" && token_files.len() < files.len())
@@ -44,11 +44,13 @@ pub(super) fn tokenizer(
     };
     let mut vocab_size = tokenizer.as_ref().map_or(0, Tokenizer::vocab_size);
     let limit = tokenizer.as_ref().map(Tokenizer::vocab_size).or(options.vocab_size);
+    let mut warnings = Vec::new();
     for file in token_files {
         let files = TokenFiles::open(&file.path)?;
         vocab_size = vocab_size.max(files.vocab_size(files.largest()?, limit)?);
+        warnings.extend(files.warning());
     }
-    Ok((tokenizer, vocab_size))
+    Ok((tokenizer, vocab_size, warnings))
 }
 
 fn from_file(path: &Path, options: &PrepareOptions) -> Result<Tokenizer> {

@@ -44,6 +44,8 @@ pub(super) struct Tally {
     pub(super) skipped: Vec<String>,
     /// What was wrong with documents that were passed over.
     pub(super) bad: Vec<String>,
+    /// What was repaired of files that were read.
+    pub(super) repaired: Vec<String>,
     pub(super) cut_by_budget: bool,
     /// Documents by how they came into a split.
     hashed: u64,
@@ -237,6 +239,9 @@ impl<'a> Selection<'a> {
                     self.pass_over(error, &mut tally)?;
                     any = true;
                     continue;
+                }
+                if let Content::Music(score) = &content {
+                    tally.repaired.extend(score.repaired().cloned());
                 }
                 let size = content.size();
                 tally.bytes_read = before + documents.bytes_read();

@@ -1,5 +1,6 @@
 //! Encoding what was selected, on all cores, and writing it to the three shards in order.
 
+use super::ends::Ends;
 use super::fidelity::{Fidelity, Losses};
 use super::select::{Body, Part, Selection, Tally};
 use super::{BATCH, PrepareOptions, Progress};
@@ -43,6 +44,7 @@ pub(super) struct Writer<'t> {
     token_bytes: [u64; 3],
     fidelity: Fidelity,
     losses: Losses,
+    ends: Ends,
     /// The document being read.
     pieces: Pieces,
     /// Pieces to encode, and their size.
@@ -67,6 +69,7 @@ impl Writer<'_> {
             token_bytes: [0; 3],
             fidelity: Fidelity::default(),
             losses: Losses::default(),
+            ends: Ends::default(),
             pieces: Pieces::new(tokenizer.map_or(Cuts::Anywhere, Tokenizer::cuts)),
             jobs: Vec::new(),
             waiting: 0,
@@ -108,6 +111,7 @@ impl Writer<'_> {
             let tokens = tokens.map_err(|error| self.selection.locate(error, *origin))?;
             let at = *split as usize;
             if let Some(tokenizer) = self.tokenizer {
+                self.ends.take(tokenizer.end_of_document(), &tokens, *last);
                 let bytes: u64 = tokens.iter().map(|token| tokenizer.token_bytes(*token) as u64).sum();
                 self.token_bytes[at] += bytes;
                 if matches!(content, Piece::Text(_)) || *last {
@@ -143,6 +147,11 @@ impl Writer<'_> {
     /// A split that loses more than half, unless that is allowed.
     pub(super) fn losses(&self, options: &PrepareOptions) -> Result<Vec<String>> {
         self.losses.verdict(options)
+    }
+
+    /// Where the end of a document was found.
+    pub(super) fn ends(&self) -> &Ends {
+        &self.ends
     }
 
     /// The tokens of a piece, with the end of the document after the last piece of a text.

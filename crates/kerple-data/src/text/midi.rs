@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 /// A longer entry of an archive is not taken for a piece of music.
 const LONGEST: u64 = 1 << 24;
 
-/// Whether a name is that of a MIDI file. Files that Apple's archives add, `._name`, are not.
+/// Whether a name is that of a MIDI file; karaoke and RIFF files of MIDI are. Files that Apple's archives add, `._name`, are not.
 pub(super) fn is_midi(name: &str) -> bool {
     let name = name.rsplit('/').next().unwrap_or(name);
     let end = name.rsplit_once('.').map(|(_, end)| end.to_lowercase());
-    matches!(end.as_deref(), Some("mid" | "midi")) && !name.starts_with("._")
+    matches!(end.as_deref(), Some("mid" | "midi" | "kar" | "rmi")) && !name.starts_with("._")
 }
 
 /// The piece in a file of its own.
 pub(super) fn file(path: &Path, representation: Representation) -> Result<Document> {
     let score = Piece::read(path).and_then(|piece| {
-        let score = Score::new(piece, representation);
+        let score = Score::new(piece, representation, &path.display().to_string());
         score.map_err(|error| Error::damaged(path, error.to_string(), error.hint()))
     });
     Content::or_bad(score.map(|score| Content::Music(Box::new(score)))).map(|content| Document { number: 1, content })
@@ -97,7 +97,8 @@ impl Iterator for Archive {
             let bad = |message: String, hint: String| Error::damaged_at(&self.path, format!(", {name}"), message, hint);
             let piece = Piece::from_midi(&bytes).map_err(|message| bad(message, AGAIN.to_owned()));
             let score = piece.and_then(|piece| {
-                let score = Score::new(piece, self.representation);
+                let place = format!("{}, {}", self.path.display(), kerple_files::printable(&name));
+                let score = Score::new(piece, self.representation, &place);
                 score.map_err(|error| bad(error.to_string(), error.hint()))
             });
             let content = Content::or_bad(score.map(|score| Content::Music(Box::new(score))))?;

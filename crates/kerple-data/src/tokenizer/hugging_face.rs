@@ -8,9 +8,6 @@ use std::collections::HashMap;
 use std::path::Path;
 use tokenizers::decoders::DecoderWrapper;
 
-/// Tokens that end documents in common vocabularies, most telling first.
-const ENDS: [&str; 4] = ["<|endoftext|>", "</s>", "<eos>", "[SEP]"];
-
 pub(super) struct HuggingFace {
     inner: tokenizers::Tokenizer,
     /// For byte-level vocabularies: the bytes of every token, none for special ones.
@@ -54,19 +51,6 @@ impl HuggingFace {
             tokenizer.lengths = tokenizer.decoded_lengths();
         }
         Ok(tokenizer)
-    }
-
-    /// The token that ends a document: the one named, or a usual one.
-    pub(super) fn find_end_of_document(&self, path: &Path, named: Option<&str>) -> Result<u32> {
-        let id = |token: &str| self.inner.token_to_id(token);
-        let (found, message) = match named {
-            Some(name) => (id(name), format!("{}: there is no token `{name}`", path.display())),
-            None => (
-                ENDS.into_iter().find_map(id),
-                format!("{}: none of the tokens {} is in the vocabulary", path.display(), ENDS.join(" ")),
-            ),
-        };
-        found.ok_or_else(|| Error::refused(message, "name the token that ends a document with --end-of-document TOKEN"))
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
@@ -127,6 +111,19 @@ impl HuggingFace {
             found.extend(self.inner.id_to_token(end).map(|name| (name, end)));
         }
         found
+    }
+
+    /// Whether a token is marked as special.
+    pub(super) fn is_special(&self, token: u32) -> bool {
+        self.inner.get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
+    }
+
+    /// Names of tokens marked as special, by id.
+    pub(super) fn special_names(&self) -> Vec<String> {
+        let added = self.inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
+        let mut special: Vec<(u32, String)> = added.map(|(id, token)| (id, token.content)).collect();
+        special.sort_unstable();
+        special.into_iter().map(|(_, name)| name).collect()
     }
 
     fn is_byte_level(&self) -> bool {

@@ -280,7 +280,7 @@ fn the_end_of_a_document_is_found_or_named() {
     };
     insta::assert_snapshot!(message(WORD_PIECE, Some("dog")), @"tokenizer.json: there is no token `dog`");
     let without = WORD_PIECE.replace("[SEP]", "[END]");
-    insta::assert_snapshot!(message(&without, None), @"tokenizer.json: none of the tokens <|endoftext|> </s> <eos> [SEP] is in the vocabulary");
+    insta::assert_snapshot!(message(&without, None), @"tokenizer.json: none of the tokens <|endoftext|> <|end_of_text|> </s> <eos> [EOS] [SEP] is in the vocabulary");
     insta::assert_snapshot!(message("{}", None), @"tokenizer.json: this is not a tokenizer: Model missing. at line 1 column 2");
     insta::assert_snapshot!(message(&WORD_PIECE.replace("\"unk_token\":\"[UNK]\"", "\"unk_token\":\"[NO]\""), None), @"tokenizer.json: it cannot encode every text: WordPiece error: Missing [UNK] token from the vocabulary");
 }
@@ -307,4 +307,65 @@ fn names_of_special_tokens_are_recognised_where_they_are_meant() {
         assert_eq!(tokenizer.encode_with_names("ab").unwrap(), alone);
         assert_eq!(tokenizer.encode_with_names("").unwrap(), tokenizer.encode("").unwrap());
     }
+}
+
+/// A tokenizer with these added tokens, and files beside it.
+fn with_added(added: &[(&str, bool)], beside: &[(&str, &str)]) -> Result<Tokenizer> {
+    let mut definition: serde_json::Value = serde_json::from_str(WORD_PIECE).unwrap();
+    let entry = |(id, (name, special)): (u32, &(&str, bool))| {
+        serde_json::json!({ "id": id, "content": name, "special": special, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false })
+    };
+    definition["added_tokens"] = (10..).zip(added).map(entry).collect();
+    let vocabulary = definition["model"]["vocab"].as_object_mut().unwrap();
+    vocabulary.remove("[SEP]");
+    vocabulary.extend((10u32..).zip(added).map(|(id, (name, _))| ((*name).to_owned(), id.into())));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, definition.to_string()).unwrap();
+    beside.iter().for_each(|(file, text)| std::fs::write(folder.path().join(file), text).unwrap());
+    Tokenizer::from_file(&path, None)
+}
+
+/// A special token goes before one that has a usual name only; what files beside say goes before both.
+#[test]
+fn the_end_of_a_document_is_what_files_say_or_special() {
+    let gemma = [("<eos>", true), ("</s>", false)];
+    let tokenizer = with_added(&gemma, &[]).unwrap();
+    assert_eq!((tokenizer.end_of_document(), tokenizer.end_of_document_is_special()), (10, true));
+    assert!(tokenizer.warnings().is_empty());
+    let two = with_added(&[("<eos>", true), ("</s>", true)], &[]).unwrap();
+    assert_eq!(two.end_of_document(), 11);
+    insta::assert_snapshot!(two.warnings().join("; "), @"documents end with `</s>`; `<eos>` is special too: --end-of-document '<eos>' takes it");
+    let plain = with_added(&[("<eos>", false)], &[]).unwrap();
+    assert_eq!((plain.end_of_document(), plain.end_of_document_is_special()), (10, false));
+    assert!(plain.warnings()[0].contains("does not mark as special"));
+    let unclear = with_added(&[("<bos>", true), ("</s>", false)], &[]).unwrap_err();
+    assert!(
+        unclear
+            .to_string()
+            .contains("`</s>` may end documents, but is not among the tokens marked as special, which are `<bos>`")
+    );
+    assert!(unclear.hint().contains("--end-of-document TOKEN"));
+    let all = [("<|endoftext|>", true), ("<|im_end|>", true), ("<eos>", true)];
+    for (file, text, id, warnings) in [
+        ("tokenizer_config.json", r#"{"eos_token": "<|im_end|>"}"#, 11, 1),
+        ("special_tokens_map.json", r#"{"eos_token": {"content": "<eos>", "lstrip": false}}"#, 12, 1),
+        ("generation_config.json", r#"{"eos_token_id": 12}"#, 12, 1),
+        ("config.json", r#"{"eos_token_id": [11, 10]}"#, 10, 0),
+        ("config.json", r#"{"eos_token_id": null}"#, 10, 1),
+        ("config.json", r#"{"eos_token_id": 99}"#, 10, 2),
+        ("tokenizer_config.json", "no JSON", 10, 2),
+    ] {
+        let found = with_added(&all, &[(file, text)]).unwrap();
+        assert_eq!((found.end_of_document(), found.warnings().len()), (id, warnings), "{text}: {:?}", found.warnings());
+    }
+    let both = [("tokenizer_config.json", r#"{"eos_token": "<eos>"}"#), ("config.json", r#"{"eos_token_id": 10}"#)];
+    let found = with_added(&all, &both).unwrap();
+    assert_eq!(found.end_of_document(), 12);
+    assert!(
+        found.warnings()[0].contains("tokenizer_config.json says that `<eos>` ends a text, config.json says another")
+    );
+    let missing = with_added(&all, &[("tokenizer_config.json", r#"{"eos_token": "<none>"}"#)]).unwrap_err().to_string();
+    assert!(missing.contains("says that `<none>` ends a text"), "{missing}");
 }
