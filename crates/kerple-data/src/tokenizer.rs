@@ -202,6 +202,54 @@ impl Tokenizer {
         }
     }
 
+    /// The bytes that a token adds to a text when it follows a word; none for special tokens and for ids beyond the vocabulary.
+    pub fn spelling(&self, token: u32) -> Cow<'_, [u8]> {
+        match (&self.kind, self.text_bytes(token)) {
+            (_, Some(bytes)) => bytes,
+            (Kind::HuggingFace(inner), None) => Cow::Owned(inner.spelling(token)),
+            (Kind::Byte | Kind::Music(_), None) => unreachable!("every token has bytes of its own"),
+        }
+    }
+
+    /// The bytes of a text of token ids, of which [`Tokenizer::decode`] makes U+FFFD where they are not UTF-8.
+    pub fn decode_bytes(&self, tokens: &[u32]) -> Vec<u8> {
+        let text = self.decode(tokens);
+        if !text.contains(char::REPLACEMENT_CHARACTER) {
+            return text.into_bytes();
+        }
+        let is_whole = |first: &&u32| !self.decode(&[**first]).contains(char::REPLACEMENT_CHARACTER);
+        let (mut bytes, rest) = match (&self.kind, tokens.split_first()) {
+            // only the first token of a text may lose the space before it
+            (Kind::HuggingFace(_), Some((first, rest))) if self.text_bytes(*first).is_none() && is_whole(&first) => {
+                (self.decode(&[*first]).into_bytes(), rest)
+            }
+            _ => (Vec::new(), tokens),
+        };
+        rest.iter().for_each(|token| bytes.extend_from_slice(&self.spelling(*token)));
+        bytes
+    }
+
+    /// [`Tokenizer::encode_with_names`] of text that may hold bytes that are not UTF-8, which become tokens of single bytes.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`], and a byte that no token stands for by itself.
+    pub fn encode_bytes(&self, bytes: &[u8]) -> Result<Vec<u32>> {
+        let mut tokens = Vec::new();
+        for chunk in bytes.utf8_chunks() {
+            if !chunk.valid().is_empty() {
+                tokens.extend(self.encode_with_names(chunk.valid())?);
+            }
+            for byte in chunk.invalid() {
+                let token = (0..self.vocab_size() as u32).find(|token| *self.spelling(*token) == [*byte]);
+                tokens.push(token.ok_or_else(|| {
+                    let message = format!("the byte {byte:#04x} is not UTF-8, and no token stands for it alone");
+                    Error::refused(message, "send UTF-8, or token ids")
+                })?);
+            }
+        }
+        Ok(tokens)
+    }
+
     /// Identifies the definition: SHA-256 of it and of the token that ends a document, in hexadecimal.
     pub fn fingerprint(&self) -> &String {
         &self.fingerprint

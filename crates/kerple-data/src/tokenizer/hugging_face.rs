@@ -81,6 +81,20 @@ impl HuggingFace {
         self.lengths.get(token as usize).map_or(0, |length| *length as usize)
     }
 
+    /// The bytes that a token adds to decoded text when it follows a word; none for special tokens.
+    pub(super) fn spelling(&self, token: u32) -> Vec<u8> {
+        let Some(name) = self.name(token).filter(|name| !self.inner.get_added_vocabulary().is_special_token(name))
+        else {
+            return Vec::new();
+        };
+        if let Some(byte) = byte_named(&name) {
+            return vec![byte];
+        }
+        let word = self.encode("a").unwrap_or_default();
+        let (alone, both) = (self.decode(&word), self.decode(&[&word[..], &[token]].concat()));
+        both.strip_prefix(&alone).unwrap_or_default().as_bytes().to_vec()
+    }
+
     /// The bytes of a token of a byte-level vocabulary.
     pub(super) fn text_bytes(&self, token: u32) -> Option<&[u8]> {
         let bytes = self.bytes.as_ref()?;
@@ -166,7 +180,7 @@ impl HuggingFace {
         let word = self.encode("a").unwrap_or_default();
         let alone = self.decode(&word).len();
         let length = |(id, name): (usize, &String)| {
-            let is_byte = name.len() == 6 && name.starts_with("<0x") && name.ends_with('>');
+            let is_byte = byte_named(name).is_some();
             if name.is_empty() || self.inner.get_added_vocabulary().is_special_token(name) {
                 return 0;
             }
@@ -183,6 +197,13 @@ impl HuggingFace {
 fn parse(definition: &str) -> std::result::Result<tokenizers::Tokenizer, String> {
     let parsed = contain(|| definition.parse::<tokenizers::Tokenizer>().map_err(|error| error.to_string())).flatten();
     parsed.map_err(|error| format!("this is not a tokenizer: {error}"))
+}
+
+/// The byte that a token such as `<0xE4>` stands for.
+fn byte_named(name: &str) -> Option<u8> {
+    let digits = name.strip_prefix("<0x")?.strip_suffix('>')?;
+    let is_byte = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_byte.then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
 /// How a byte-level vocabulary writes a byte: visible Latin-1 characters as themselves, the n-th of the rest as U+0100 + n.
