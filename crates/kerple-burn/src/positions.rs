@@ -279,6 +279,15 @@ impl PositionalEncoding {
         })
     }
 
+    /// Whether all tokens of a sequence of the first length keep their positions when it grows to the second.
+    pub fn keeps_positions(&self, [old, new]: [usize; 2]) -> bool {
+        let keeps = |one: &PositionalEncoding| {
+            let rotary = |span| one.encoding.rotary(&one.geometry, span);
+            one.encoding.randomized.is_none() && rotary(old) == rotary(new)
+        };
+        keeps(self) && self.others.iter().all(keeps)
+    }
+
     /// What attention of this type of numbers needs in one layer for `queries` new positions at the end of `keys`.
     pub fn positions(
         &self,

@@ -51,11 +51,11 @@ pub fn check(model: &Decoder, prompt: usize, count: usize) -> Result<()> {
     model.check_len(prompt.saturating_add(count.saturating_sub(1)))
 }
 
-/// Extends `prompt` by up to `count` tokens that `follow` allows, giving it each; stops when it returns false. Nothing is held for tokens that
-/// are yet to come, so `count` may be any number.
+/// Extends `prompt` by up to `count` tokens that `follow` allows, giving it each; stops when it returns false. Nothing depends on
+/// tokens that are yet to come and nothing is held for them, so `count` may be any number.
 ///
 /// `vocab` is the number of tokens that the tokenizer knows: rows that only pad the vocabulary are never drawn. The draws
-/// are those of [`Purpose::Sampling`], one a token; what the encoding draws is drawn once for the whole sequence.
+/// are those of [`Purpose::Sampling`], one a token; what the encoding draws, it draws for each length from the same seed.
 ///
 /// # Errors
 /// What [`check`] refuses, logits that are not numbers, and a place where no token is allowed.
@@ -69,8 +69,7 @@ pub fn generate(
 ) -> Result<()> {
     check(model, prompt.len(), count)?;
     let mut sampler = Sampler::new(*draw);
-    // the last token drawn takes no position of its own
-    let mut growing = model.begin(draw.seed, prompt.len().saturating_add(count.saturating_sub(1)));
+    let mut growing = model.begin(draw.seed);
     let mut next = prompt.to_vec();
     for _ in 0..count {
         let logits = model.grow(&next, &mut growing);

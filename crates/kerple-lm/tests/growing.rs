@@ -31,7 +31,7 @@ fn models() -> Vec<(String, Decoder)> {
 
 /// What the model says after tokens that came one by one.
 fn alone(model: &Decoder, first: &[u32], then: &[u32]) -> Vec<Vec<f32>> {
-    let mut growing = model.begin(0, IDS.len());
+    let mut growing = model.begin(0);
     model.grow(first, &mut growing);
     then.iter().map(|id| model.grow(&[*id], &mut growing)).collect()
 }
@@ -42,7 +42,7 @@ fn side_by_side_equals_alone() {
         // three sequences of other lengths and other tokens
         let firsts = [&IDS[..3], &IDS[1..8], &IDS[5..6]];
         let then = [[7, 2, 9], [1, 1, 22], [0, 13, 4]];
-        let mut growing: Vec<Growing> = firsts.iter().map(|_| model.begin(0, IDS.len())).collect();
+        let mut growing: Vec<Growing> = firsts.iter().map(|_| model.begin(0)).collect();
         firsts.iter().zip(&mut growing).for_each(|(first, one)| {
             model.grow(first, one);
         });
@@ -65,7 +65,7 @@ fn predictions_are_those_of_all_logits() {
     for (what, model) in models() {
         for (keep, engine) in [(false, Engine::Fused), (true, Engine::Fused), (true, Engine::Composed)] {
             let model = model.clone().with_engine(engine);
-            let mut growing = model.begin(0, IDS.len());
+            let mut growing = model.begin(0);
             let (found, last) = model.read(&IDS, 2, &mut growing, keep);
             let whole = logits(&model, &IDS);
             let vocab = whole.len() / IDS.len();
@@ -90,7 +90,7 @@ fn predictions_are_those_of_all_logits() {
 #[test]
 fn losses_have_the_bits_of_evaluation() {
     for (what, model) in models() {
-        let mut growing = model.begin(0, 12);
+        let mut growing = model.begin(0);
         let (found, _) = model.read(&IDS, 1, &mut growing, false);
         let (tokens, targets) = (Tokens { ids: &IDS, batch: 1, len: 12 }, [&IDS[1..], &[0]].concat());
         let scored = &model.scored(tokens, &targets, &Pass::evaluation(0))[..11];
@@ -100,7 +100,61 @@ fn losses_have_the_bits_of_evaluation() {
             // linear layers take it through their memory
             found.target_nll.iter().zip(scored).for_each(|(a, b)| assert!((a - b).abs() < 1e-5, "{what}: {a} {b}"));
         }
-        let one = model.read(&IDS[..1], 3, &mut model.begin(0, 1), false);
+        let one = model.read(&IDS[..1], 3, &mut model.begin(0), false);
         assert!(one.0.ids.is_empty() && one.1.len() == 24, "nothing predicts the first token");
+    }
+}
+
+/// Positions that follow the length of a sequence are those of the length it has, not of one it may come to have: whatever
+/// its beginning, the model predicts what evaluation finds at each length.
+#[test]
+fn a_sequence_has_the_length_it_has() {
+    let longer: Vec<u32> = IDS.iter().chain(&IDS).copied().collect();
+    let block = |linear: bool| match linear {
+        true => BlockPlan { attention: AttentionKind::Linear(LinearPlan::default()), ..BlockPlan::default() },
+        false => BlockPlan::default(),
+    };
+    for (encoding, linear, follows) in [
+        (r#"{"kind":"rotary","scaling":"linear"}"#, false, true),
+        (r#"{"kind":"rotary","scaling":"ntk"}"#, true, true),
+        (r#"{"kind":"rotary","scaling":{"kind":"dynamic","factor":2.0,"original_len":5}}"#, false, true),
+        (r#"{"kind":"rotary","scaling":"yarn"}"#, false, true),
+        (r#"{"kind":"rotary","scaling":{"kind":"yarn","factor":2.0}}"#, false, false),
+        (r#"{"kind":"dape","base":{"kind":"rotary","scaling":"dynamic"},"hidden":5}"#, false, true),
+        (r#"{"kind":"rotary","randomized":40}"#, false, true),
+        (r#"{"kind":"sinusoidal","randomized":40}"#, false, true),
+        (r#"{"kind":"t5","randomized":40}"#, false, true),
+        (r#"{"kind":"rotary"}"#, true, false),
+    ] {
+        let of: Encoding = serde_json::from_str(encoding).unwrap();
+        let model = Decoder::new(&plan_with(&of, TrainConfig::default(), block(linear)), &kerple_lm::device());
+        assert_eq!(!model.trunk.encoding.keeps_positions([14, 20]), follows, "{encoding}");
+        for start in [1, 4, 12, 14] {
+            let mut growing = [model.begin(0), model.begin(0)];
+            let mut last = growing.each_mut().map(|one| model.grow(&longer[..start], one));
+            for len in start..20 {
+                let whole = logits(&model, &longer[..len]);
+                for last in &last {
+                    let whole = &whole[whole.len() - last.len()..];
+                    let error = last.iter().zip(whole).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+                    // the same sums in another order, in f32
+                    assert!(error < 1e-5, "{encoding}, from {start} to {len}: {error}");
+                }
+                let [alone, beside] = &mut growing;
+                let other = &mut model.begin(0);
+                model.grow(&[7], other);
+                let each = model.grow_each(&[longer[len], 3], &mut [beside, other]).swap_remove(0);
+                last = [model.grow(&longer[len..=len], alone), each];
+            }
+        }
+    }
+}
+
+/// A sequence that is kept predicts with the bits of one that is not.
+#[test]
+fn predictions_do_not_depend_on_what_comes_after() {
+    for (what, model) in models() {
+        let [kept, left] = [true, false].map(|keep| model.read(&IDS, 2, &mut model.begin(0), keep));
+        assert_eq!((kept.0.target_nll, kept.0.nll, kept.1), (left.0.target_nll, left.0.nll, left.1), "{what}");
     }
 }

@@ -74,8 +74,9 @@ fn begin<'s>(model: &Decoder, shared: &'s Shared, names: &'s Names<'s>, job: Job
     }
     let request = job.request.clone();
     let prompt = &request.prompts[job.index];
-    let (len, count) = (prompt.tokens.len(), request.count);
-    let mut growing = model.begin(shared.plan.seed, len + count.saturating_sub(1));
+    let count = request.count;
+    // nothing that is computed depends on how long the text may become
+    let mut growing = model.begin(shared.plan.seed);
     let (predicted, logits) = match (request.echo, request.logprobs, count) {
         (true, Some(alternatives), _) => {
             let (found, logits) = model.read(&prompt.tokens, alternatives, &mut growing, count > 1);

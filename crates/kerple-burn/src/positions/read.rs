@@ -111,11 +111,12 @@ impl Now<'_> {
         if let Some((_, positions)) = told.as_ref().filter(|(reach, _)| *reach >= keys) {
             return Positions { pass: *pass, ..positions.clone() };
         }
-        let most = one.encoding.longest(&one.geometry).into_iter().chain(pass.span).min().unwrap_or(usize::MAX);
+        let most = one.encoding.longest(&one.geometry).unwrap_or(usize::MAX);
         let reach = keys.next_power_of_two().min(most).max(keys);
-        let positions = self.positions(layer, [queries, reach], options, engine, pass);
+        // no table depends on the span
+        let positions = self.positions(layer, [queries, reach], options, engine, &pass.over(reach));
         *told = Some((reach, positions.clone()));
-        positions
+        Positions { pass: *pass, ..positions }
     }
 
     fn numbers(&self, layer: usize) -> Vec<Vec<f64>> {

@@ -1,4 +1,10 @@
 //! Sequences that grow token by token, each at its own length, and what the model predicts along a sequence.
+//!
+//! A sequence has the length it has, never the one it may come to have. Where the positions of earlier tokens depend on the
+//! length (rotary rates that stretch with it, randomized positions), the KV cache of a shorter sequence is of no use: the whole
+//! sequence is computed again for each token, and what the model predicts is what evaluation finds at that length. A cache of
+//! keys before their rotation (Peng et al. 2023, arXiv:2309.00071, section 3.4) would save the products but keep what the layers
+//! below made of the old positions, so that a text would depend on how it came to be that long.
 
 use super::{Decoder, MOST_PREFILLED, Tokens};
 use burn::tensor::Tensor;
@@ -7,9 +13,10 @@ use kerple_burn::memory::Memory;
 use kerple_burn::ops::loss::{self, Likeliest, Targets};
 use kerple_burn::pass::Pass;
 
-/// A sequence that grows: what the layers remember of it.
+/// A sequence that grows: its tokens, and what the layers remember of them.
 #[derive(Clone, Debug)]
 pub struct Growing {
+    ids: Vec<u32>,
     memory: Vec<Memory>,
     pass: Pass,
 }
@@ -27,9 +34,9 @@ impl Growing {
 }
 
 impl Decoder {
-    /// An empty sequence that will have at most `span` tokens; what its encoding draws, it draws from `seed`.
-    pub fn begin(&self, seed: u64, span: usize) -> Growing {
-        Growing { memory: self.memories(1), pass: Pass::evaluation(seed).over(span) }
+    /// An empty sequence; what its encoding draws, it draws from `seed`.
+    pub fn begin(&self, seed: u64) -> Growing {
+        Growing { ids: Vec::new(), memory: self.memories(1), pass: Pass::evaluation(seed).over(0) }
     }
 
     /// Adds tokens; returns the logits of the token after them, `[V]`.
@@ -37,8 +44,20 @@ impl Decoder {
     /// # Panics
     /// When there is no token.
     pub fn grow(&self, ids: &[u32], growing: &mut Growing) -> Vec<f32> {
-        let Growing { memory, pass } = growing;
-        numbers(self.extend(Tokens { ids, batch: 1, len: ids.len() }, memory, pass))
+        if !self.can_append(ids.len(), growing) {
+            growing.memory = self.memories(1);
+        }
+        let new = growing.len();
+        let Growing { ids: all, memory, pass } = growing;
+        all.extend(ids);
+        *pass = pass.over(all.len());
+        numbers(self.extend(Tokens { ids: &all[new..], batch: 1, len: all.len() - new }, memory, pass))
+    }
+
+    /// Whether earlier tokens keep their positions when so many are added.
+    fn can_append(&self, count: usize, growing: &Growing) -> bool {
+        let len = growing.len();
+        len == 0 || self.trunk.encoding.keeps_positions([len, len + count])
     }
 
     /// Adds one token to each of several sequences, whose lengths may differ; returns the logits after it of each, `[V]`. The
@@ -48,9 +67,14 @@ impl Decoder {
     /// When there are not as many tokens as sequences, or none.
     pub fn grow_each(&self, ids: &[u32], growing: &mut [&mut Growing]) -> Vec<Vec<f32>> {
         assert!(!ids.is_empty() && ids.len() == growing.len(), "a token for each sequence");
+        if !growing.iter().all(|one| self.can_append(1, one)) {
+            return ids.iter().zip(growing).map(|(id, one)| self.grow(&[*id], one)).collect();
+        }
         let begin = |(id, one): (&u32, &mut &mut Growing)| {
             let before = one.len();
-            let Growing { memory, pass } = &mut **one;
+            let Growing { ids, memory, pass } = &mut **one;
+            ids.push(*id);
+            *pass = pass.over(ids.len());
             self.embedded(Tokens { ids: &[*id], batch: 1, len: 1 }, before, pass, memory)
         };
         let (rows, positions): (Vec<Tensor<3>>, Vec<Vec<Positions>>) =
@@ -69,19 +93,25 @@ impl Decoder {
     /// What the model predicts along one sequence: the loss of every token but the first, with the `count` likeliest in its
     /// place, and the logits of the token after the last, `[V]`. The logits of all positions are never held together.
     ///
-    /// The sequence begins `growing`, which then holds it if it is to be kept. Where it is not, layers of softmax attention
-    /// take it whole and the losses have the bits of [`Decoder::scored`].
+    /// The sequence begins `growing`, which then holds it if it is to be kept; whether it is changes no number. Layers of softmax
+    /// attention take it whole, and the losses have the bits of [`Decoder::scored`].
     ///
     /// # Panics
     /// When there is no token, or `growing` holds some already.
     pub fn read(&self, ids: &[u32], count: usize, growing: &mut Growing, keep: bool) -> (Likeliest<f64>, Vec<f32>) {
         assert!(growing.is_empty(), "the sequence has begun");
         let len = ids.len();
-        if !keep && !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
-            let x = self.hidden(Tokens { ids, batch: 1, len }, &growing.pass);
+        let pass = growing.pass.over(len);
+        if !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
+            let x = self.hidden(Tokens { ids, batch: 1, len }, &pass);
             let found = self.predicted(x.clone(), ids, 0..len, count);
-            return (found, numbers(loss::logits(x.narrow(1, len - 1, 1), self.output())));
+            let last = numbers(loss::logits(x.narrow(1, len - 1, 1), self.output()));
+            if keep {
+                self.grow(ids, growing);
+            }
+            return (found, last);
         }
+        (growing.ids, growing.pass) = (ids.to_vec(), pass);
         let (mut all, mut last) = (Likeliest::default(), Vec::new());
         for from in (0..len).step_by(MOST_PREFILLED) {
             let piece = from..len.min(from + MOST_PREFILLED);
