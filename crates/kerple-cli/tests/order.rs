@@ -31,7 +31,10 @@ const ORDERS: [(&str, &str); 13] = [
         "kerple-golden",
         "error folder engines burn_layer tables layer attention maps clocks spe media data interchange theory training collection beside che",
     ),
-    ("kerple-serve", "facts failure stop raw completion tokens choice answer worker routes"),
+    (
+        "kerple-serve",
+        "facts failure stop list raw names hosts penalties prompts completion tokens choice answer worker connections routes",
+    ),
     ("kerple-cli", "failure memory output exhausted args progress commands ranks main"),
     ("kerple-py", "threads dlpack array encoding kernel parts attention linear command"),
 ];

@@ -31,7 +31,7 @@ fn ask(address: &str, body: &str) -> TcpStream {
     let len = body.len();
     write!(
         stream,
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len}\r\n\r\n{body}"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len}\r\n\r\n{body}"
     )
     .unwrap();
     stream
@@ -92,6 +92,8 @@ fn what_cannot_be_served_is_said_before_anything_listens() {
         (&["run", "--host", "no such host"], "--host no such host"),
         (&["run", "--max-len", "0"], "at least 1"),
         (&["run", "--queue", "100000"], "at most 65536"),
+        (&["run", "--max-body", "2000"], "at most 1024"),
+        (&["run", "--connections", "0"], "at least 1"),
     ] {
         let (code, told) = refused(arguments);
         assert!(code == Some(2) && told.contains(says), "{arguments:?}: {code:?} {told}");

@@ -1,11 +1,13 @@
 //! A text that is being written: tokens in, pieces of text with log-probabilities out.
 
-use crate::completion::{Completion, Prompt};
+use crate::Shared;
+use crate::completion::Completion;
+use crate::prompts::Prompt;
 use crate::stop::{Gate, Passed};
-use crate::tokens::Names;
 use kerple::ops::cross_entropy::Likeliest;
 use kerple_data::StreamDecoder;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Why a text ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -20,13 +22,13 @@ pub(crate) enum Finish {
 /// What is told of one token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
-    pub(crate) text: String,
+    pub(crate) token: u32,
     /// Characters before it.
     pub(crate) offset: usize,
     /// `ln p` of the token; nothing predicts the first of a text.
     pub(crate) logprob: Option<f64>,
-    /// The likeliest in its place.
-    pub(crate) top: Option<BTreeMap<String, f64>>,
+    /// The likeliest in its place, the likeliest of all first.
+    pub(crate) top: Option<Vec<(u32, f64)>>,
 }
 
 /// Text that is certain, with the tokens that begin in it.
@@ -44,12 +46,10 @@ const LEAST: f64 = -1e4;
 
 /// One text.
 pub(crate) struct Choice<'s> {
-    names: &'s Names<'s>,
-    /// Tokens that end a text.
-    ends: &'s [u32],
+    shared: &'s Shared,
+    request: Arc<Completion>,
     decoder: StreamDecoder<'s>,
     gate: Gate,
-    logprobs: Option<usize>,
     /// Tokens whose text is not certain yet.
     waiting: VecDeque<Entry>,
     /// Characters decoded, and of them those that are certain.
@@ -61,17 +61,16 @@ impl<'s> Choice<'s> {
     /// The text that goes on from a prompt, and the piece that repeats the prompt where that is asked for, given what the
     /// model predicted along it.
     pub(crate) fn begin(
-        (names, ends): (&'s Names<'s>, &'s [u32]),
-        request: &Completion,
+        shared: &'s Shared,
+        request: &Arc<Completion>,
         prompt: &Prompt,
         predicted: Option<&Likeliest<f64>>,
     ) -> (Choice<'s>, Option<Piece>) {
         let mut choice = Choice {
-            names,
-            ends,
-            decoder: names.tokenizer().decoder(),
+            shared,
+            request: request.clone(),
+            decoder: shared.tokenizer.decoder(),
             gate: Gate::new(&request.stops),
-            logprobs: request.logprobs,
             waiting: VecDeque::new(),
             decoded: 0,
             certain: 0,
@@ -88,7 +87,7 @@ impl<'s> Choice<'s> {
             choice.decoded = 0;
             return (choice, None);
         }
-        let text = prompt.text.clone().unwrap_or_else(|| names.tokenizer().decode(&prompt.tokens));
+        let text = prompt.text.clone().unwrap_or_else(|| shared.tokenizer.decode(&prompt.tokens));
         choice.decoded = text.chars().count();
         choice.certain = choice.decoded;
         let finish = (request.count == 0).then_some(Finish::Length);
@@ -99,12 +98,12 @@ impl<'s> Choice<'s> {
     pub(crate) fn add(&mut self, token: u32, found: &Likeliest<f32>, last: bool) -> Piece {
         let offset = self.decoded;
         let mut text = self.decoder.push(token);
-        let is_end = self.ends.contains(&token);
+        let is_end = self.request.ends.contains(&token);
         if last || is_end {
-            text += &std::mem::replace(&mut self.decoder, self.names.tokenizer().decoder()).finish();
+            text += &std::mem::replace(&mut self.decoder, self.shared.tokenizer.decoder()).finish();
         }
         self.decoded += text.chars().count();
-        if self.logprobs.is_some() {
+        if self.request.logprobs.is_some() {
             let found =
                 (f64::from(found.target_nll[0]), found.ids.clone(), found.nll.iter().copied().map(f64::from).collect());
             let entry = self.entry(token, offset, Some(found));
@@ -123,16 +122,10 @@ impl<'s> Choice<'s> {
     }
 
     fn entry(&self, token: u32, offset: usize, found: Option<(f64, Vec<u32>, Vec<f64>)>) -> Entry {
-        let Some((nll, ids, nlls)) = found else {
-            return Entry { text: self.names.of(token), offset, logprob: None, top: None };
-        };
-        let mut top = BTreeMap::new();
-        for (id, nll) in ids.iter().zip(nlls) {
-            // texts of tokens may be equal, and the likelier one came first
-            top.entry(self.names.of(*id)).or_insert(logprob(nll));
-        }
-        let top = self.logprobs.filter(|count| *count > 0).map(|_| top);
-        Entry { text: self.names.of(token), offset, logprob: Some(logprob(nll)), top }
+        let Some((nll, ids, nlls)) = found else { return Entry { token, offset, logprob: None, top: None } };
+        let top = ids.into_iter().zip(nlls.into_iter().map(logprob)).collect();
+        let top = self.request.logprobs.filter(|count| *count > 0).map(|_| top);
+        Entry { token, offset, logprob: Some(logprob(nll)), top }
     }
 }
 

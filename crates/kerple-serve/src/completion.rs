@@ -1,18 +1,22 @@
 //! What `POST /v1/completions` asks for.
 
 use crate::failure::{Failure, Outcome};
-use crate::raw;
+use crate::list::{self, UpTo};
+use crate::penalties::Penalties;
+use crate::prompts::{self, Prompt, Text};
+use crate::raw::{self, Keys, Neutral};
 use crate::{Limits, Shared};
 use kerple_lm::generate::Draw;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use std::marker::PhantomData;
 
 /// Most alternatives of a position.
 const MOST_LOGPROBS: usize = 20;
-/// Most strings that end a completion, and bytes of one.
+/// Most strings, or tokens, that end a completion, and bytes of a string.
 const MOST_STOPS: (usize, usize) = (64, 1024);
-/// Most log-probabilities of an answer.
-const MOST_ENTRIES: usize = 1 << 22;
+/// Log-probabilities that an answer may hold however short texts are.
+const FEWEST_ENTRIES: usize = 1 << 18;
 
 /// A request that was checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,55 +26,53 @@ pub(crate) struct Completion {
     pub(crate) echo: bool,
     /// How many alternatives of every token are told; `None`: no log-probabilities at all.
     pub(crate) logprobs: Option<usize>,
+    /// Whether tokens are called by their numbers.
+    pub(crate) by_id: bool,
     /// Most tokens to add.
     pub(crate) count: usize,
     pub(crate) draw: Draw,
+    pub(crate) penalties: Penalties,
     /// Texts before which a completion ends.
     pub(crate) stops: Vec<String>,
+    /// Tokens with which it ends.
+    pub(crate) ends: Vec<u32>,
     pub(crate) stream: bool,
+    /// Whether the last event of a stream has the numbers of tokens.
+    pub(crate) usage: bool,
 }
 
-/// One prompt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Prompt {
-    /// At least one.
-    pub(crate) tokens: Vec<u32>,
-    /// What was written, where it was text.
-    pub(crate) text: Option<String>,
+/// The keys that are read.
+const TAKEN: &str = "prompt, model, max_tokens, echo, logprobs, return_tokens_as_token_ids, temperature, top_p, top_k, min_p, \
+    frequency_penalty, presence_penalty, repetition_penalty, seed, stop, stop_token_ids, ignore_eos, stream, stream_options \
+    and user";
+
+const fn neutral(name: &'static str, values: &'static [&'static str], why: &'static str) -> Neutral {
+    Neutral { name, values, why }
 }
 
-/// The keys that are read. Others change nothing here and are ignored.
-#[derive(Deserialize)]
-struct Keys<'b> {
-    #[serde(borrow)]
-    prompt: Option<&'b RawValue>,
-    #[serde(borrow)]
-    echo: Option<&'b RawValue>,
-    #[serde(borrow)]
-    logprobs: Option<&'b RawValue>,
-    #[serde(borrow)]
-    max_tokens: Option<&'b RawValue>,
-    #[serde(borrow)]
-    temperature: Option<&'b RawValue>,
-    #[serde(borrow)]
-    top_k: Option<&'b RawValue>,
-    #[serde(borrow)]
-    top_p: Option<&'b RawValue>,
-    #[serde(borrow)]
-    seed: Option<&'b RawValue>,
-    #[serde(borrow)]
-    stop: Option<&'b RawValue>,
-    #[serde(borrow)]
-    stream: Option<&'b RawValue>,
-    #[serde(borrow)]
-    n: Option<&'b RawValue>,
-    #[serde(borrow)]
-    best_of: Option<&'b RawValue>,
-    #[serde(borrow)]
-    suffix: Option<&'b RawValue>,
-    #[serde(borrow)]
-    logit_bias: Option<&'b RawValue>,
-}
+/// What clients may send, and what is not done unless it asks for nothing.
+const NEUTRAL: [Neutral; 20] = [
+    neutral("n", &["1"], "it writes one completion per prompt; send the prompt several times, with other seeds"),
+    neutral("best_of", &["1"], "it writes one completion per prompt, so there is none to choose from"),
+    neutral("suffix", &["\"\""], "it adds text only after the prompt"),
+    neutral("logit_bias", &["{}"], "logits are the model's own"),
+    neutral("response_format", &["{\"type\":\"text\"}"], "it does not hold text to a format"),
+    neutral("guided_json", &[], "it does not hold text to a format"),
+    neutral("guided_regex", &[], "it does not hold text to a format"),
+    neutral("guided_choice", &[], "it does not hold text to a format"),
+    neutral("guided_grammar", &[], "it does not hold text to a format"),
+    neutral("tools", &["[]"], "it knows no tools"),
+    neutral("tool_choice", &["\"none\"", "\"auto\""], "it knows no tools"),
+    neutral("min_tokens", &["0"], "a text may end at once; `ignore_eos` lets it go on"),
+    neutral("use_beam_search", &["false"], "it draws token by token"),
+    neutral("length_penalty", &["1"], "it draws token by token"),
+    neutral("include_stop_str_in_output", &["false"], "a text ends before the string"),
+    neutral("skip_special_tokens", &["true"], "special tokens have no text"),
+    neutral("spaces_between_special_tokens", &["true"], "special tokens have no text"),
+    neutral("add_special_tokens", &["false"], "it takes the prompt as it is; begin it with the tokens it needs"),
+    neutral("truncate_prompt_tokens", &[], "it takes the prompt as it is; send the part of it that counts"),
+    neutral("prompt_logprobs", &[], "`echo` and `logprobs` tell those of the prompt"),
+];
 
 impl Completion {
     /// Reads a body; `seed` is the draws' where none is asked for.
@@ -78,46 +80,42 @@ impl Completion {
     /// # Errors
     /// What cannot be served, by key.
     pub(crate) fn read(bytes: &[u8], shared: &Shared, seed: u64) -> Outcome<Completion> {
-        let keys: Keys = raw::body(bytes)?;
-        refuse_others(&keys)?;
-        let logprobs: Option<usize> = match keys.logprobs {
+        let mut keys = Keys::of(bytes)?;
+        shared.check_model(keys.take("model"))?;
+        let flag = |keys: &mut Keys, name| raw::value(name, keys.take(name), false, "true or false");
+        let logprobs = match keys.take("logprobs") {
             None => None,
-            Some(_) => {
+            found => {
                 let expected = format!("a whole number from 0 to {MOST_LOGPROBS}");
-                Some(raw::within("logprobs", keys.logprobs, 0, (0, MOST_LOGPROBS), &expected)?)
+                Some(raw::within("logprobs", found, 0, (0, MOST_LOGPROBS), &expected)?)
             }
         };
-        let (least, most) = (i128::from(i64::MIN), i128::from(u64::MAX));
-        let asked = raw::within("seed", keys.seed, i128::from(seed), (least, most), "a whole number of 64 bits")?;
-        let draw = Draw {
-            temperature: raw::within("temperature", keys.temperature, 1.0, (0.0, f64::MAX), "a number of at least 0")?,
-            // some clients say -1 for all
-            top_k: raw::within("top_k", keys.top_k, 0i64, (-1, i64::MAX), "a whole number, 0 for all tokens")?.max(0)
-                as usize,
-            top_p: raw::within("top_p", keys.top_p, 1.0, (0.0, 1.0), "a number from 0 to 1")?,
-            seed: asked as u64,
-        };
-        let count = raw::value("max_tokens", keys.max_tokens, 16usize, "a whole number of at least 0")?;
-        let prompts = prompts(keys.prompt, shared)?;
+        let stream = flag(&mut keys, "stream")?;
+        let ignores_ends = flag(&mut keys, "ignore_eos")?;
+        let mut ends = stop_tokens(keys.take("stop_token_ids"), shared)?;
+        ends.extend(shared.special.eos.iter().filter(|_| !ignores_ends));
         let completion = Completion {
-            echo: raw::value("echo", keys.echo, false, "true or false")?,
-            stream: raw::value("stream", keys.stream, false, "true or false")?,
-            stops: stops(keys.stop)?,
-            prompts,
+            echo: flag(&mut keys, "echo")?,
+            by_id: flag(&mut keys, "return_tokens_as_token_ids")?,
+            usage: usage(keys.take("stream_options"), stream)?,
+            stops: stops(keys.take("stop"))?,
+            count: raw::value("max_tokens", keys.take("max_tokens"), 16, "a whole number of at least 0")?,
+            draw: draw(&mut keys, seed)?,
+            penalties: penalties(&mut keys)?,
+            prompts: prompts::read(keys.take("prompt"), shared)?,
             logprobs,
-            count,
-            draw,
+            ends,
+            stream,
         };
+        // who asks: changes no answer
+        raw::value("user", keys.take("user"), Text("".into()), "a string")?;
+        keys.finish(&NEUTRAL, TAKEN)?;
         completion.check_sizes(&shared.limits)?;
         Ok(completion)
     }
 
     fn check_sizes(&self, limits: &Limits) -> Outcome<()> {
-        let Limits { len, queue, .. } = *limits;
-        if self.prompts.len() > queue {
-            let message = format!("{} prompts were sent, at most {queue} are taken at once", self.prompts.len());
-            return Err(Failure::bad("prompt", message));
-        }
+        let len = limits.len;
         let longest = self.prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
         // the last token drawn takes no position of its own
         if longest.saturating_add(self.count.saturating_sub(1)) > len {
@@ -131,10 +129,12 @@ impl Completion {
         let alternatives = self.logprobs.map_or(0, |count| count + 1);
         let told = self.prompts.iter().map(|prompt| if self.echo { prompt.tokens.len() } else { 0 } + self.count);
         let entries = told.sum::<usize>().saturating_mul(alternatives);
-        if entries > MOST_ENTRIES {
+        // one text of any length always is told
+        let most = FEWEST_ENTRIES.max((len + 1).saturating_mul(MOST_LOGPROBS + 1));
+        if entries > most {
             let message = format!(
-                "the answer would hold {entries} log-probabilities, at most {MOST_ENTRIES} are told at once; send fewer \
-                 prompts, or ask for fewer alternatives"
+                "the answer would hold {entries} log-probabilities, at most {most} are told at once; send fewer prompts, or \
+                 ask for fewer alternatives"
             );
             return Err(Failure::bad("logprobs", message));
         }
@@ -142,83 +142,78 @@ impl Completion {
     }
 }
 
-/// What this server does not do, unless it is asked to do nothing.
-fn refuse_others(keys: &Keys) -> Outcome<()> {
-    let refuse = |param, why: &str| Err(Failure::bad(param, format!("`{param}`: {why}")));
-    let is = |raw: Option<&RawValue>, nothing: &[&str]| raw.is_none_or(|raw| nothing.contains(&raw.get()));
-    if !is(keys.n, &["1"]) {
-        return refuse("n", "one completion a prompt is written; send the prompt several times, with other seeds");
-    }
-    if !is(keys.best_of, &["1"]) {
-        return refuse("best_of", "one completion a prompt is written, there is none to choose from");
-    }
-    if !is(keys.suffix, &["\"\""]) {
-        return refuse("suffix", "text is only added behind the prompt");
-    }
-    if !is(keys.logit_bias, &["{}"]) {
-        return refuse("logit_bias", "logits are the model's own");
-    }
-    Ok(())
+fn draw(keys: &mut Keys, seed: u64) -> Outcome<Draw> {
+    let (least, most) = (i128::from(i64::MIN), i128::from(u64::MAX));
+    let seed = raw::within("seed", keys.take("seed"), i128::from(seed), (least, most), "a whole number of 64 bits")?;
+    // some clients say -1 for all
+    let top_k = raw::within("top_k", keys.take("top_k"), 0i64, (-1, i64::MAX), "a whole number, 0 for all tokens")?;
+    Ok(Draw {
+        temperature: number(keys, "temperature", 1.0, (0.0, f64::MAX), "a number of at least 0")?,
+        top_k: top_k.max(0) as usize,
+        top_p: number(keys, "top_p", 1.0, (0.0, 1.0), "a number from 0 to 1")?,
+        seed: seed as u64,
+    })
 }
 
-/// A string, strings, token ids, or lists of token ids.
-fn prompts(raw: Option<&RawValue>, shared: &Shared) -> Outcome<Vec<Prompt>> {
-    const EXPECTED: &str = "a string, a list of strings, a list of token ids, or a list of such lists";
-    let Some(raw) = raw else { return Err(Failure::bad("prompt", format!("`prompt` is missing, it is {EXPECTED}"))) };
-    let mut letters = raw.get().chars().filter(|letter| !letter.is_ascii_whitespace());
-    let parsed = match (letters.next(), letters.next()) {
-        (Some('"'), _) => vec![text(raw::value("prompt", Some(raw), String::new(), EXPECTED)?, shared)?],
-        (Some('['), Some('"')) => {
-            let texts: Vec<String> = raw::value("prompt", Some(raw), Vec::new(), EXPECTED)?;
-            texts.into_iter().map(|written| text(written, shared)).collect::<Outcome<_>>()?
-        }
-        (Some('['), Some('[')) => {
-            let lists: Vec<Vec<u32>> = raw::value("prompt", Some(raw), Vec::new(), EXPECTED)?;
-            lists.into_iter().map(|ids| tokens(ids, shared)).collect::<Outcome<_>>()?
-        }
-        _ => vec![tokens(raw::value("prompt", Some(raw), Vec::new(), EXPECTED)?, shared)?],
-    };
-    Ok(parsed)
+fn penalties(keys: &mut Keys) -> Outcome<Penalties> {
+    let none = Penalties::NONE;
+    let range = (-2.0, 2.0);
+    Ok(Penalties {
+        repetition: number(keys, "repetition_penalty", none.repetition, (1e-3, 1e3), "a number from 0.001 to 1000")?,
+        frequency: number(keys, "frequency_penalty", none.frequency, range, "a number from -2 to 2")?,
+        presence: number(keys, "presence_penalty", none.presence, range, "a number from -2 to 2")?,
+        min_p: number(keys, "min_p", none.min_p, (0.0, 1.0), "a number from 0 to 1")?,
+    })
 }
 
-fn text(written: String, shared: &Shared) -> Outcome<Prompt> {
-    let tokens = shared.tokenizer.encode(&written);
-    let tokens = tokens.map_err(|error| Failure::bad("prompt", format!("{error}; {}", error.hint())))?;
-    if tokens.is_empty() {
-        return Err(empty());
-    }
-    Ok(Prompt { tokens, text: Some(written) })
+fn number(keys: &mut Keys, name: &'static str, absent: f64, range: (f64, f64), expected: &str) -> Outcome<f64> {
+    raw::within(name, keys.take(name), absent, range, expected)
 }
 
-fn tokens(tokens: Vec<u32>, shared: &Shared) -> Outcome<Prompt> {
-    let vocab = shared.plan.model.vocab_size;
-    if tokens.is_empty() {
-        return Err(empty());
+/// Whether a stream is to end with the numbers of tokens.
+fn usage(raw: Option<&RawValue>, stream: bool) -> Outcome<bool> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Options {
+        include_usage: Option<bool>,
     }
-    match tokens.iter().find(|id| **id as usize >= vocab) {
-        Some(id) => {
-            Err(Failure::bad("prompt", format!("there is no token {id}, the model has {vocab}, counted from 0")))
-        }
-        None => Ok(Prompt { tokens, text: None }),
+    let Some(raw) = raw else { return Ok(false) };
+    if !stream {
+        return Err(Failure::bad(
+            "stream_options",
+            "`stream_options` is for streams: send `stream` as true, or leave it out",
+        ));
     }
-}
-
-fn empty() -> Failure {
-    Failure::bad("prompt", "a prompt is empty: begin with the token that ends a document, see /tokenizer_info")
+    let absent = Options { include_usage: None };
+    let options = raw::value("stream_options", Some(raw), absent, "an object with `include_usage`, true or false")?;
+    Ok(options.include_usage.unwrap_or(false))
 }
 
 /// A string or several; empty ones, which would end everything at once, are left out.
 fn stops(raw: Option<&RawValue>) -> Outcome<Vec<String>> {
     const EXPECTED: &str = "a string or a list of strings";
-    let list = raw.is_some_and(|raw| raw.get().starts_with('['));
-    let mut stops: Vec<String> = match list {
-        true => raw::value("stop", raw, Vec::new(), EXPECTED)?,
-        false => vec![raw::value("stop", raw, String::new(), EXPECTED)?],
-    };
-    stops.retain(|stop| !stop.is_empty());
+    let Some(raw) = raw else { return Ok(Vec::new()) };
+    let wrong = |_| raw::wrong("stop", raw, EXPECTED);
     let (most, longest) = MOST_STOPS;
-    if stops.len() > most || stops.iter().any(|stop| stop.len() > longest) {
+    let text = PhantomData::<Text>;
+    let (texts, count) = match raw.get().starts_with('[') {
+        true => list::read(raw.get(), UpTo(most, text)).map(|texts| (texts.kept, texts.count)).map_err(wrong)?,
+        false => (vec![list::read(raw.get(), text).map_err(wrong)?], 1),
+    };
+    if count > most || texts.iter().any(|Text(stop)| stop.len() > longest) {
         return Err(Failure::bad("stop", format!("`stop` may hold up to {most} strings of up to {longest} bytes")));
     }
-    Ok(stops)
+    Ok(texts.into_iter().map(|Text(stop)| stop.into_owned()).filter(|stop| !stop.is_empty()).collect())
+}
+
+/// Tokens with which a text ends.
+fn stop_tokens(raw: Option<&RawValue>, shared: &Shared) -> Outcome<Vec<u32>> {
+    let Some(raw) = raw else { return Ok(Vec::new()) };
+    let (most, vocab) = (MOST_STOPS.0, shared.plan.model.vocab_size);
+    let expected = format!("a list of up to {most} token ids below {vocab}");
+    let found = list::read(raw.get(), UpTo(most, PhantomData::<u32>));
+    match found {
+        Ok(ids) if ids.count <= most && ids.kept.iter().all(|id| (*id as usize) < vocab) => Ok(ids.kept),
+        _ => Err(raw::wrong("stop_token_ids", raw, &expected)),
+    }
 }

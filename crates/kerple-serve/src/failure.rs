@@ -1,7 +1,7 @@
 //! Refusals in OpenAI's shape.
 
 use axum::Json;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
@@ -11,20 +11,29 @@ pub(crate) struct Failure {
     pub(crate) status: StatusCode,
     pub(crate) message: String,
     /// The key that is wrong.
-    pub(crate) param: Option<&'static str>,
+    pub(crate) param: Option<String>,
+    /// What programs know it by.
+    pub(crate) code: Option<&'static str>,
 }
 
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
     /// A request that cannot be served as it is, with the key that is wrong.
-    pub(crate) fn bad(param: &'static str, message: impl Into<String>) -> Failure {
-        Failure { status: StatusCode::BAD_REQUEST, message: message.into(), param: Some(param) }
+    pub(crate) fn bad(param: impl Into<String>, message: impl Into<String>) -> Failure {
+        Failure { param: Some(param.into()), ..Failure::of(StatusCode::BAD_REQUEST, message) }
+    }
+
+    /// A model of another name.
+    pub(crate) fn no_model(asked: &str, name: &str) -> Failure {
+        let message = format!("there is no model `{}` here, it is called `{name}`", shortened(asked));
+        let code = Some("model_not_found");
+        Failure { param: Some("model".to_owned()), code, ..Failure::of(StatusCode::NOT_FOUND, message) }
     }
 
     /// Anything else.
     pub(crate) fn of(status: StatusCode, message: impl Into<String>) -> Failure {
-        Failure { status, message: message.into(), param: None }
+        Failure { status, message: message.into(), param: None, code: None }
     }
 
     /// What of this is told to the client.
@@ -34,7 +43,15 @@ impl Failure {
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
-        Body { error: Told { message: self.message.clone(), kind, param: self.param, code: None } }
+        Body { error: Told { message: self.message.clone(), kind, param: self.param.clone(), code: self.code } }
+    }
+}
+
+/// What a client wrote, so that no answer is as long as the question.
+pub(crate) fn shortened(written: &str) -> String {
+    match written.char_indices().nth(60) {
+        None => written.to_owned(),
+        Some((end, _)) => format!("{}... of {} bytes", &written[..end], written.len()),
     }
 }
 
@@ -48,15 +65,15 @@ struct Told {
     message: String,
     #[serde(rename = "type")]
     kind: &'static str,
-    param: Option<&'static str>,
+    param: Option<String>,
     code: Option<&'static str>,
 }
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
-            response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
+        if let StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE = self.status {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }

@@ -16,15 +16,24 @@
 mod answer;
 mod choice;
 mod completion;
+mod connections;
 mod facts;
 mod failure;
+mod hosts;
+mod list;
+mod names;
+mod penalties;
+mod prompts;
 mod raw;
 mod routes;
 mod stop;
 mod tokens;
 mod worker;
 
+pub use hosts::Hosts;
 pub use routes::{Server, router};
+
+use names::Names;
 
 use kerple_data::Tokenizer;
 use kerple_lm::memory::Limit;
@@ -49,7 +58,11 @@ pub struct Limits {
     pub queue: usize,
     /// Most bytes of a request's body.
     pub body: usize,
-    /// Seconds in which a body must have come.
+    /// Most connections that are open.
+    pub connections: usize,
+    /// Seconds in which the head of a request must have come, and for which a connection may be idle.
+    pub head: u64,
+    /// Seconds in which a body must have come, and in which a client must read on.
     pub seconds: u64,
 }
 
@@ -58,7 +71,15 @@ impl Limits {
     pub fn of(plan: &Plan, model: &Decoder) -> Limits {
         let wish = plan.train_len.saturating_mul(32).max(4096);
         let longest = model.trunk.encoding.longest().map_or(wish, |(longest, _)| longest.min(wish));
-        Limits { len: longest, batch: 8, queue: 256, body: 16 << 20, seconds: 60 }
+        let (batch, queue, connections) = (8, 256, 512);
+        Limits { len: longest, batch, queue, body: Limits::body_of(longest), connections, head: 20, seconds: 30 }
+    }
+
+    /// Bytes of a body that hold 16 prompts of so many tokens at 16 bytes a token, from 1 to 16 MiB, or more where a single prompt
+    /// needs it.
+    pub fn body_of(len: usize) -> usize {
+        let one = len.saturating_mul(16);
+        one.saturating_mul(16).clamp(1 << 20, one.max(16 << 20))
     }
 }
 
@@ -79,6 +100,8 @@ pub struct Served {
     pub special: SpecialTokens,
     /// What is not done more of.
     pub limits: Limits,
+    /// The names that requests may be for.
+    pub hosts: Hosts,
 }
 
 impl Served {
@@ -94,8 +117,9 @@ impl Served {
     /// The model, and what others than its thread need.
     pub(crate) fn split(self) -> (Decoder, Shared) {
         let facts = facts::of(&self);
-        let Served { name, plan, model, tokenizer, special, limits, .. } = self;
-        (model, Shared { name, plan, tokenizer, special, limits, facts })
+        let Served { name, plan, model, tokenizer, special, limits, hosts, .. } = self;
+        let names = Names::new(&tokenizer, plan.model.vocab_size);
+        (model, Shared { name, plan, tokenizer, names, special, limits, hosts, facts })
     }
 }
 
@@ -105,11 +129,15 @@ pub(crate) struct Shared {
     name: String,
     plan: Plan,
     tokenizer: Tokenizer,
+    names: Names,
     special: SpecialTokens,
     limits: Limits,
+    hosts: Hosts,
     facts: Value,
 }
 
+/// Threads that read bodies.
+const READERS: usize = 2;
 /// How often it is looked whether to stop.
 const A_LOOK: Duration = Duration::from_millis(50);
 /// How long a stopped server with nothing to do waits for requests that have begun to come.
@@ -122,32 +150,32 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// An address that cannot be listened on.
 pub fn serve(served: Served, address: SocketAddr, ready: impl FnOnce(SocketAddr), stop: Arc<AtomicBool>) -> Result<()> {
     let io = |action| move |source| Error::Io { path: address.to_string().into(), action, source };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_io().enable_time().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .max_blocking_threads(READERS)
+        .enable_io()
+        .enable_time()
+        .build();
     let runtime = runtime.map_err(io("begin to serve on"))?;
+    let limits = served.limits.clone();
     let server = Server::start(served).map_err(io("begin to serve on"))?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind(address).await.map_err(io("listen on"))?;
         ready(listener.local_addr().map_err(io("listen on"))?);
-        let app = router(&server);
-        let flag = stop.clone();
-        let stopped = async move {
-            while !flag.load(Ordering::Relaxed) {
-                tokio::time::sleep(A_LOOK).await;
-            }
-        };
-        let serving = tokio::spawn(axum::serve(listener, app).with_graceful_shutdown(stopped).into_future());
+        let (to, stopped) = tokio::sync::watch::channel(false);
+        let serving = tokio::spawn(connections::serve(listener, router(&server), limits, stopped));
         // who has sent half a request when the server is stopped is not waited for
         let mut quiet = Duration::ZERO;
         while !serving.is_finished() && quiet < PATIENCE {
             tokio::time::sleep(A_LOOK).await;
-            let done = stop.load(Ordering::Relaxed) && server.is_idle();
-            quiet = if done { quiet + A_LOOK } else { Duration::ZERO };
+            let is_stopped = stop.load(Ordering::Relaxed);
+            if is_stopped {
+                to.send_replace(true);
+            }
+            quiet = if is_stopped && server.is_idle() { quiet + A_LOOK } else { Duration::ZERO };
         }
-        if !serving.is_finished() {
-            serving.abort();
-            return Ok(());
-        }
-        serving.await.unwrap_or(Ok(())).map_err(io("serve on"))
+        serving.abort();
+        Ok::<(), Error>(())
     })?;
     drop(runtime);
     server.finish();

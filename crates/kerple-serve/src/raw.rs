@@ -1,16 +1,112 @@
-//! Bodies of requests: JSON whose values are looked at one by one, so that a refusal names the key.
+//! Bodies of requests: JSON whose values are looked at one by one, so that a refusal names the key, and so that no key is
+//! ignored.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, shortened};
 use axum::http::StatusCode;
-use serde::Deserialize;
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
 use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::fmt;
 
-/// A body as what it is expected to be.
-pub(crate) fn body<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Outcome<T> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        let message = format!("the body is not the JSON object that is expected: {error}");
-        Failure::of(StatusCode::BAD_REQUEST, message)
-    })
+/// Most keys of a body.
+const MOST_KEYS: usize = 100;
+/// Values up to this many bytes are compared with those that ask for nothing.
+const LONGEST_COMPARED: usize = 200;
+
+/// The keys of a body, with their values as they were written.
+pub(crate) struct Keys<'b>(Vec<(Cow<'b, str>, &'b RawValue)>);
+
+/// A parameter that is known and not done: the values by which it asks for nothing, and what is done.
+pub(crate) struct Neutral {
+    pub(crate) name: &'static str,
+    /// As JSON.
+    pub(crate) values: &'static [&'static str],
+    pub(crate) why: &'static str,
+}
+
+impl<'b> Keys<'b> {
+    /// The keys of a body that is a JSON object.
+    pub(crate) fn of(body: &'b [u8]) -> Outcome<Keys<'b>> {
+        serde_json::from_slice(body).map_err(|error| {
+            let message =
+                format!("the body is not the JSON object that is expected: {}", shortened(&error.to_string()));
+            Failure::of(StatusCode::BAD_REQUEST, message)
+        })
+    }
+
+    /// The value of a key, which then counts as read; `null` is as good as none.
+    pub(crate) fn take(&mut self, name: &str) -> Option<&'b RawValue> {
+        let place = self.0.iter().position(|(key, _)| key == name)?;
+        let (_, value) = self.0.swap_remove(place);
+        (value.get() != "null").then_some(value)
+    }
+
+    /// Refuses a key that was not read, unless its value asks for nothing.
+    pub(crate) fn finish(self, neutral: &[Neutral], taken: &str) -> Outcome<()> {
+        for (key, value) in self.0 {
+            if value.get() == "null" {
+                continue;
+            }
+            let Some(known) = neutral.iter().find(|known| known.name == key) else {
+                let key = shortened(&key);
+                let message = format!("`{key}` is not a parameter of this server, which takes {taken}; leave it out");
+                return Err(Failure::bad(key, message));
+            };
+            if !known.values.iter().any(|neutral| is_same(value.get(), neutral)) {
+                let Neutral { name, values, why } = known;
+                let written = shortened(value.get());
+                let only = if values.is_empty() { "" } else { &format!(", or send {}", values.join(" or ")) };
+                let message =
+                    format!("`{name}` is {written}, which this server does not do: {why}; leave it out{only}");
+                return Err(Failure::bad(*name, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether two JSON values are equal, numbers by what they are and not by how they are written.
+fn is_same(written: &str, neutral: &str) -> bool {
+    if written.len() > LONGEST_COMPARED {
+        return false;
+    }
+    let parse = |text: &str| serde_json::from_str::<Value>(text).ok();
+    match (parse(written), parse(neutral)) {
+        (Some(Value::Number(a)), Some(Value::Number(b))) => a.as_f64() == b.as_f64(),
+        (a, b) => a == b,
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Key<'b>(#[serde(borrow)] Cow<'b, str>);
+
+impl<'de> Deserialize<'de> for Keys<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Keys<'de>;
+
+            fn expecting(&self, out: &mut fmt::Formatter) -> fmt::Result {
+                write!(out, "an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys<'de>, A::Error> {
+                let mut keys: Vec<(Cow<'de, str>, &'de RawValue)> = Vec::new();
+                while let Some((Key(key), value)) = map.next_entry()? {
+                    if keys.iter().any(|(earlier, _)| *earlier == key) {
+                        return Err(de::Error::custom(format!("`{}` is there twice", shortened(&key))));
+                    }
+                    if keys.len() == MOST_KEYS {
+                        return Err(de::Error::custom(format!("it has more than {MOST_KEYS} keys")));
+                    }
+                    keys.push((key, value));
+                }
+                Ok(Keys(keys))
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
 }
 
 /// The value of a key, or what it is when it is absent.
@@ -21,8 +117,7 @@ pub(crate) fn value<'b, T: Deserialize<'b>>(
     expected: &str,
 ) -> Outcome<T> {
     let Some(raw) = raw else { return Ok(absent) };
-    serde_json::from_str(raw.get())
-        .map_err(|_| Failure::bad(param, format!("`{param}` is {}, it must be {expected}", shown(raw))))
+    serde_json::from_str(raw.get()).map_err(|_| wrong(param, raw, expected))
 }
 
 /// The value of a key that must lie in a range.
@@ -35,16 +130,12 @@ pub(crate) fn within<'b, T: Deserialize<'b> + PartialOrd + Copy>(
 ) -> Outcome<T> {
     let found: T = value(param, raw, absent, expected)?;
     match (raw, least <= found && found <= most) {
-        (Some(raw), false) => Err(Failure::bad(param, format!("`{param}` is {}, it must be {expected}", shown(raw)))),
+        (Some(raw), false) => Err(wrong(param, raw, expected)),
         _ => Ok(found),
     }
 }
 
-/// A value as it was written, if it is short.
-pub(crate) fn shown(raw: &RawValue) -> String {
-    let text = raw.get();
-    match text.char_indices().nth(60) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}... of {} bytes", &text[..end], text.len()),
-    }
+/// A value that is not what it must be.
+pub(crate) fn wrong(param: &'static str, raw: &RawValue, expected: &str) -> Failure {
+    Failure::bad(param, format!("`{param}` is {}, it must be {expected}", shortened(raw.get())))
 }

@@ -3,12 +3,15 @@
 use crate::answer::{Head, join};
 use crate::choice::Piece;
 use crate::completion::Completion;
+use crate::connections::{Connection, Phase};
 use crate::failure::{Failure, Outcome};
 use crate::worker::{self, Job, Told};
 use crate::{Served, Shared, tokens};
 use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::rejection::PathRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -21,6 +24,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Semaphore, mpsc as channel};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_stream::{StreamExt, once};
+
+/// Bodies of more bytes than this are read a few at a time, so that what they take together is little.
+const LONG_BODY: u64 = 64 << 10;
+/// Bytes of all that are read at a time, or four of the longest.
+const LONG_BODIES: usize = 16 << 20;
 
 /// A model at work, and its queue.
 #[derive(Debug)]
@@ -36,6 +44,8 @@ struct Handle {
     jobs: mpsc::Sender<Job>,
     /// Places in the queue.
     places: Arc<Semaphore>,
+    /// Places for long bodies.
+    bodies: Arc<Semaphore>,
     requests: Arc<AtomicU64>,
     /// Seconds since 1970.
     started: u64,
@@ -54,8 +64,9 @@ impl Server {
         let work = move || worker::work(&model, &of_thread, &waiting);
         let thread = std::thread::Builder::new().name("model".to_owned()).spawn(work)?;
         let places = Arc::new(Semaphore::new(shared.limits.queue));
+        let bodies = Arc::new(Semaphore::new((LONG_BODIES / shared.limits.body.max(1)).clamp(4, 64)));
         let (requests, started) = (Arc::default(), now());
-        Ok(Server { state: Handle { shared, jobs, places, requests, started }, thread })
+        Ok(Server { state: Handle { shared, jobs, places, bodies, requests, started }, thread })
     }
 
     /// Whether nobody waits for the model.
@@ -84,7 +95,7 @@ pub fn router(server: &Server) -> Router {
         .route("/model.json", get(model))
         .route("/health", get(health))
         .route("/v1/models", get(models))
-        .route("/v1/models/{name}", get(one_model))
+        .route("/v1/models/{*name}", get(one_model))
         .route("/v1/completions", post(completions))
         .route("/tokenizer_info", get(tokenizer_info))
         .route("/tokenize", post(tokenize))
@@ -94,7 +105,16 @@ pub fn router(server: &Server) -> Router {
             Failure::of(StatusCode::METHOD_NOT_ALLOWED, elsewhere(&request))
         })
         .layer(DefaultBodyLimit::max(state.shared.limits.body))
+        .layer(from_fn_with_state(state.clone(), of_this_host))
         .with_state(state)
+}
+
+/// Lets requests through that are for this machine.
+async fn of_this_host(State(state): State<Handle>, request: Request, next: Next) -> Response {
+    match state.shared.hosts.check(request.uri(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(failure) => failure.into_response(),
+    }
 }
 
 fn elsewhere(request: &Request) -> String {
@@ -142,12 +162,15 @@ async fn models(State(state): State<Handle>) -> Json<Value> {
     Json(json!({ "object": "list", "data": [described(&state)] }))
 }
 
-async fn one_model(State(state): State<Handle>, Path(name): Path<String>) -> Outcome<Json<Value>> {
-    if name == state.shared.name {
-        return Ok(Json(described(&state)));
+async fn one_model(State(state): State<Handle>, name: Result<Path<String>, PathRejection>) -> Outcome<Json<Value>> {
+    let name = match &name {
+        Ok(Path(name)) => name,
+        Err(_) => "a name that is not UTF-8",
+    };
+    match name == state.shared.name {
+        true => Ok(Json(described(&state))),
+        false => Err(Failure::no_model(name, &state.shared.name)),
     }
-    let message = format!("there is no model `{name}` here, it is called `{}`", state.shared.name);
-    Err(Failure::of(StatusCode::NOT_FOUND, message))
 }
 
 async fn tokenizer_info(State(state): State<Handle>) -> Response {
@@ -169,21 +192,37 @@ async fn read<T: Send + 'static>(
     work: impl FnOnce(&[u8], &Handle) -> Outcome<T> + Send + 'static,
 ) -> Outcome<T> {
     let crate::Limits { body, seconds, .. } = state.shared.limits;
+    let connection = request.extensions().get::<Connection>().cloned();
     let too_long = || Failure::of(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {body} bytes"));
     // a length that is declared need not come first
     if request.body().size_hint().lower() > body as u64 {
         return Err(too_long());
     }
-    let bytes = tokio::time::timeout(Duration::from_secs(seconds), Bytes::from_request(request, &())).await;
-    let bytes = bytes
-        .map_err(|_| {
-            Failure::of(StatusCode::REQUEST_TIMEOUT, format!("the body did not come within {seconds} seconds"))
-        })?
-        .map_err(|refusal| match refusal.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => too_long(),
-            status => Failure::of(status, refusal.body_text()),
-        })?;
-    let done = tokio::task::spawn_blocking(move || work(&bytes, &state)).await;
+    let enter = |phase| connection.iter().for_each(|connection| connection.enter(phase));
+    let most = Duration::from_secs(seconds);
+    enter(Phase::Receiving);
+    let place = match request.body().size_hint().upper() {
+        Some(size) if size <= LONG_BODY => None,
+        _ => Some(tokio::time::timeout(most, state.bodies.clone().acquire_owned()).await.map_err(|_| {
+            let message = "as many long bodies are being read as this server takes; ask again later";
+            Failure::of(StatusCode::SERVICE_UNAVAILABLE, message)
+        })?),
+    };
+    let bytes = tokio::time::timeout(most, Bytes::from_request(request, &())).await;
+    enter(Phase::Answering);
+    let bytes = bytes.map_err(|_| {
+        Failure::of(StatusCode::REQUEST_TIMEOUT, format!("the body did not come within {seconds} seconds"))
+    })?;
+    let bytes = bytes.map_err(|refusal| match refusal.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => too_long(),
+        status => Failure::of(status, refusal.body_text()),
+    })?;
+    let read = move || {
+        let done = work(&bytes, &state);
+        drop((bytes, place));
+        done
+    };
+    let done = tokio::task::spawn_blocking(read).await;
     done.unwrap_or_else(|_| Err(Failure::of(StatusCode::INTERNAL_SERVER_ERROR, "the body could not be read")))
 }
 
@@ -191,22 +230,16 @@ async fn completions(State(state): State<Handle>, request: Request) -> Outcome<R
     let number = state.requests.fetch_add(1, Ordering::Relaxed);
     let handle = state.clone();
     let request = read(handle, request, move |bytes, state| Completion::read(bytes, &state.shared, number)).await?;
-    let head = Head {
-        id: format!("cmpl-{:x}-{number}", state.started),
-        created: now(),
-        model: state.shared.name.clone(),
-        logprobs: request.logprobs,
-    };
+    let id = format!("cmpl-{:x}-{number}", state.started);
+    let head = Head::new(id, now(), state.shared.clone(), &request);
     let (stream, count) = (request.stream, request.prompts.len());
-    let prompt_tokens = request.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
     let told = submit(&state, request)?;
     if stream {
         return Ok(events(head, told));
     }
     let pieces = collect(told, count).await?;
-    let pieces = pieces.into_iter().enumerate().collect();
     let json = (header::CONTENT_TYPE, "application/json");
-    Ok(([json], head.answer(pieces, Some(prompt_tokens))).into_response())
+    Ok(([json], head.answer(pieces)).into_response())
 }
 
 /// Puts the prompts of a request into the queue.
@@ -243,13 +276,20 @@ async fn collect(mut told: channel::UnboundedReceiver<Told>, count: usize) -> Ou
     if all.iter().any(|piece| piece.finish.is_none()) { Err(ended()) } else { Ok(all) }
 }
 
-/// Pieces as server-sent events, as they come.
+/// Pieces as server-sent events, as they come; then the numbers of tokens where they are asked for.
 fn events(head: Head, told: channel::UnboundedReceiver<Told>) -> Response {
-    let part = move |told: Told| match told {
-        Told::Piece(index, piece) => head.answer(vec![(index, piece)], None),
-        Told::Failed(failure) => serde_json::to_string(&failure.body()).expect("a failure is text"),
-    };
-    let parts = UnboundedReceiverStream::new(told).map(part).chain(once("[DONE]".to_owned()));
+    let head = Arc::new(head);
+    let (mut added, last) = (0, head.clone());
+    let told = UnboundedReceiverStream::new(told).map(Some).chain(once(None));
+    let parts = told.filter_map(move |told| match told {
+        Some(Told::Piece(index, piece)) => {
+            added += piece.added;
+            Some(head.part(index, piece))
+        }
+        Some(Told::Failed(failure)) => Some(serde_json::to_string(&failure.body()).expect("a failure is text")),
+        None => last.usage.then(|| last.end(added)),
+    });
+    let parts = parts.chain(once("[DONE]".to_owned()));
     let events = parts.map(|part| Ok::<_, Infallible>(Bytes::from(format!("data: {part}\n\n"))));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     (headers, Body::from_stream(events)).into_response()

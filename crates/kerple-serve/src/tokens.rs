@@ -2,45 +2,11 @@
 
 use crate::Shared;
 use crate::failure::{Failure, Outcome};
-use crate::raw;
-use kerple_data::Tokenizer;
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use std::collections::HashMap;
-
-/// Texts of single tokens.
-pub(crate) struct Names<'s> {
-    tokenizer: &'s Tokenizer,
-    special: HashMap<u32, String>,
-}
-
-impl<'s> Names<'s> {
-    pub(crate) fn new(tokenizer: &'s Tokenizer) -> Names<'s> {
-        let special = tokenizer.special_tokens().into_iter().map(|(name, id)| (id, name)).collect();
-        Names { tokenizer, special }
-    }
-
-    pub(crate) fn tokenizer(&self) -> &'s Tokenizer {
-        self.tokenizer
-    }
-
-    /// The text of a token; its name where it has no text.
-    pub(crate) fn of(&self, token: u32) -> String {
-        self.special.get(&token).cloned().unwrap_or_else(|| self.tokenizer.decode(&[token]))
-    }
-
-    /// The text of tokens, with names where they have none.
-    fn text(&self, tokens: &[u32]) -> String {
-        let mut text = String::new();
-        for part in tokens.chunk_by(|a, b| !self.special.contains_key(a) && !self.special.contains_key(b)) {
-            match self.special.get(&part[0]) {
-                Some(name) => text.push_str(name),
-                None => text.push_str(&self.tokenizer.decode(part)),
-            }
-        }
-        text
-    }
-}
+use crate::list;
+use crate::prompts::Text;
+use crate::raw::{self, Keys, Neutral};
+use serde::Serialize;
+use std::marker::PhantomData;
 
 #[derive(Serialize)]
 pub(crate) struct Info {
@@ -58,12 +24,11 @@ pub(crate) struct Info {
 
 /// What is known of the tokenizer. Where no other token is known to begin a text, the one that ends a document does.
 pub(crate) fn info(shared: &Shared) -> Info {
-    let Shared { tokenizer, special, plan, .. } = shared;
+    let Shared { tokenizer, special, plan, names, .. } = shared;
     let (end, vocab_size) = (tokenizer.end_of_document(), plan.facts.vocab_size);
-    let names = Names::new(tokenizer);
     let (bos, pad) = (special.start(tokenizer), special.pad.unwrap_or(end));
     let eos = special.eos.first().copied().unwrap_or(end);
-    let name = |id| Some(names.of(id));
+    let name = |id| Some(names.of(id).to_owned());
     Info {
         tokenizer_class: "kerple",
         bos_token: name(bos),
@@ -78,12 +43,6 @@ pub(crate) fn info(shared: &Shared) -> Info {
     }
 }
 
-#[derive(Deserialize)]
-struct TextKeys<'b> {
-    #[serde(borrow)]
-    prompt: Option<&'b RawValue>,
-}
-
 #[derive(Serialize)]
 pub(crate) struct Tokens {
     tokens: Vec<u32>,
@@ -91,34 +50,72 @@ pub(crate) struct Tokens {
     max_model_len: usize,
 }
 
-/// Text to tokens. Names of special tokens in the text stand for those.
-pub(crate) fn tokenize(bytes: &[u8], shared: &Shared) -> Outcome<Tokens> {
-    let keys: TextKeys = raw::body(bytes)?;
-    let text: String = raw::value("prompt", Some(needed(keys.prompt, "prompt")?), String::new(), "a string")?;
-    let tokens = shared.tokenizer.encode_with_names(&text);
-    let tokens = tokens.map_err(|error| Failure::bad("prompt", format!("{error}; {}", error.hint())))?;
+/// No tokens are added to those of the text.
+const NEUTRAL: [Neutral; 1] = [Neutral {
+    name: "add_special_tokens",
+    values: &["false"],
+    why: "names of special tokens in the text stand for those, and nothing is added",
+}];
+
+/// Text, or bytes, to tokens. Names of special tokens in the text stand for those.
+pub(crate) fn tokenize(body: &[u8], shared: &Shared) -> Outcome<Tokens> {
+    let mut keys = Keys::of(body)?;
+    shared.check_model(keys.take("model"))?;
+    let (prompt, bytes) = (keys.take("prompt"), keys.take("bytes"));
+    keys.finish(&NEUTRAL, "prompt or bytes, and model")?;
+    let (param, tokens) = match (prompt, bytes) {
+        (Some(prompt), None) => {
+            let text = list::read(prompt.get(), PhantomData::<Text>);
+            let Text(text) = text.map_err(|_| raw::wrong("prompt", prompt, "a string"))?;
+            ("prompt", shared.tokenizer.encode_with_names(&text))
+        }
+        (None, Some(_)) => {
+            let bytes: Vec<u8> = raw::value("bytes", bytes, Vec::new(), "a list of numbers from 0 to 255")?;
+            let tokens = shared.tokenizer.encode_bytes(&bytes);
+            if let (Ok(tokens), Err(_)) = (&tokens, std::str::from_utf8(&bytes))
+                && shared.names.bytes(&shared.tokenizer, tokens) != bytes
+            {
+                let message = "the tokenizer has no tokens for these bytes that give them back; send token ids";
+                return Err(Failure::bad("bytes", message));
+            }
+            ("bytes", tokens)
+        }
+        (Some(_), Some(_)) => return Err(Failure::bad("bytes", "`prompt` and `bytes` are two texts; send one")),
+        (None, None) => return Err(missing("prompt")),
+    };
+    let tokens = tokens.map_err(|error| Failure::bad(param, format!("{error}; {}", error.hint())))?;
     Ok(Tokens { count: tokens.len(), tokens, max_model_len: shared.limits.len })
 }
 
-#[derive(Deserialize)]
-struct TokenKeys<'b> {
-    #[serde(borrow)]
-    tokens: Option<&'b RawValue>,
-}
-
+/// Text, and where that cannot be written as it is, its bytes.
 #[derive(Serialize)]
-pub(crate) struct Text {
+pub(crate) struct Detokenized {
     prompt: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<Vec<u8>>,
 }
 
-/// Tokens to text.
-pub(crate) fn detokenize(bytes: &[u8], shared: &Shared) -> Outcome<Text> {
-    let keys: TokenKeys = raw::body(bytes)?;
-    let tokens: Vec<u32> =
-        raw::value("tokens", Some(needed(keys.tokens, "tokens")?), Vec::new(), "a list of token ids")?;
-    Ok(Text { prompt: Names::new(&shared.tokenizer).text(&tokens) })
+/// Tokens to text, special ones to their names.
+pub(crate) fn detokenize(body: &[u8], shared: &Shared) -> Outcome<Detokenized> {
+    let mut keys = Keys::of(body)?;
+    shared.check_model(keys.take("model"))?;
+    let Some(tokens) = keys.take("tokens") else { return Err(missing("tokens")) };
+    keys.finish(&[], "tokens and model")?;
+    let tokens: Vec<u32> = raw::value("tokens", Some(tokens), Vec::new(), "a list of token ids")?;
+    let vocab = shared.plan.facts.vocab_size;
+    if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
+        let message = format!("there is no token {id}, the tokenizer has {vocab}, counted from 0");
+        return Err(Failure::bad("tokens", message));
+    }
+    Ok(match String::from_utf8(shared.names.bytes(&shared.tokenizer, &tokens)) {
+        Ok(prompt) => Detokenized { prompt, bytes: None },
+        Err(not_text) => {
+            let prompt = String::from_utf8_lossy(not_text.as_bytes()).into_owned();
+            Detokenized { prompt, bytes: Some(not_text.into_bytes()) }
+        }
+    })
 }
 
-fn needed<'b>(raw: Option<&'b RawValue>, param: &'static str) -> Outcome<&'b RawValue> {
-    raw.ok_or_else(|| Failure::bad(param, format!("`{param}` is missing")))
+fn missing(param: &'static str) -> Failure {
+    Failure::bad(param, format!("`{param}` is missing"))
 }

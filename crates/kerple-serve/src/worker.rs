@@ -4,7 +4,7 @@ use crate::Shared;
 use crate::choice::{Choice, Piece};
 use crate::completion::Completion;
 use crate::failure::Failure;
-use crate::tokens::Names;
+use crate::penalties::Counts;
 use axum::http::StatusCode;
 use kerple::ops::cross_entropy::of_row;
 use kerple_lm::generate::Sampler;
@@ -19,10 +19,10 @@ pub(crate) struct Job {
     pub(crate) request: Arc<Completion>,
     /// Which of its prompts.
     pub(crate) index: usize,
+    /// Its place in the queue, free again when it is done, before the answer ends: who has it may ask again at once.
+    pub(crate) _place: OwnedSemaphorePermit,
     /// Closed when nobody waits for the answer any more.
     pub(crate) to: UnboundedSender<Told>,
-    /// Its place in the queue, free again when it is done.
-    pub(crate) _place: OwnedSemaphorePermit,
 }
 
 /// What a request is told.
@@ -36,6 +36,7 @@ struct Writing<'s> {
     job: Job,
     growing: Growing,
     sampler: Sampler,
+    counts: Counts,
     choice: Choice<'s>,
     /// Of the token that comes next, `[V]`.
     logits: Vec<f32>,
@@ -46,7 +47,6 @@ struct Writing<'s> {
 
 /// Works until no more jobs can come and all are done.
 pub(crate) fn work(model: &Decoder, shared: &Shared, jobs: &Receiver<Job>) {
-    let names = Names::new(&shared.tokenizer);
     let mut writing: Vec<Writing> = Vec::new();
     loop {
         // one prompt is read between two steps of the others, so that none of them waits long
@@ -56,7 +56,7 @@ pub(crate) fn work(model: &Decoder, shared: &Shared, jobs: &Receiver<Job>) {
             _ => None,
         };
         match next {
-            Some(job) => writing.extend(begin(model, shared, &names, job)),
+            Some(job) => writing.extend(begin(model, shared, job)),
             None if writing.is_empty() => return,
             None => {}
         }
@@ -68,7 +68,7 @@ pub(crate) fn work(model: &Decoder, shared: &Shared, jobs: &Receiver<Job>) {
 }
 
 /// Reads a prompt and draws the first token; `None` where the text is done then.
-fn begin<'s>(model: &Decoder, shared: &'s Shared, names: &'s Names<'s>, job: Job) -> Option<Writing<'s>> {
+fn begin<'s>(model: &Decoder, shared: &'s Shared, job: Job) -> Option<Writing<'s>> {
     if job.to.is_closed() {
         return None;
     }
@@ -89,7 +89,7 @@ fn begin<'s>(model: &Decoder, shared: &'s Shared, names: &'s Names<'s>, job: Job
         tell(&job, Told::Failed(not_a_number()));
         return None;
     }
-    let (choice, piece) = Choice::begin((names, &shared.special.eos), &request, prompt, predicted.as_ref());
+    let (choice, piece) = Choice::begin(shared, &request, prompt, predicted.as_ref());
     if count == 0 {
         let piece = piece.unwrap_or_else(|| Piece { finish: Some(crate::choice::Finish::Length), ..Piece::default() });
         tell(&job, Told::Piece(job.index, piece));
@@ -98,8 +98,8 @@ fn begin<'s>(model: &Decoder, shared: &'s Shared, names: &'s Names<'s>, job: Job
     if let Some(piece) = piece {
         tell(&job, Told::Piece(job.index, piece));
     }
-    let sampler = Sampler::new(request.draw);
-    let mut one = Writing { job, growing, sampler, choice, logits, last: 0, left: count };
+    let (sampler, counts) = (Sampler::new(request.draw), Counts::of_prompt(&prompt.tokens));
+    let mut one = Writing { job, growing, sampler, counts, choice, logits, last: 0, left: count };
     draw(&mut one, shared).then_some(one)
 }
 
@@ -116,13 +116,17 @@ fn step(model: &Decoder, shared: &Shared, writing: &mut Vec<Writing>) {
 
 /// Draws the next token of a text and tells it; whether the text goes on.
 fn draw(one: &mut Writing, shared: &Shared) -> bool {
-    let logits: Vec<f64> =
+    let request = &one.job.request;
+    let mut logits: Vec<f64> =
         one.logits.iter().take(shared.plan.facts.vocab_size).map(|logit| f64::from(*logit)).collect();
-    let Ok(token) = one.sampler.next(&logits, &|_| true) else {
+    request.penalties.apply(&mut logits, &one.counts);
+    let floor = request.penalties.floor(&logits, request.draw.temperature);
+    let Ok(token) = one.sampler.next(&logits, &|token| logits[token as usize] >= floor) else {
         tell(&one.job, Told::Failed(not_a_number()));
         return false;
     };
-    let alternatives = one.job.request.logprobs.unwrap_or(0);
+    one.counts.add(token);
+    let alternatives = request.logprobs.unwrap_or(0);
     let found = of_row(&one.logits, Some(token), alternatives);
     one.left -= 1;
     one.last = token;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Client, model, served};
+use common::{Client, model, served, served_by};
 use kerple_lm::generate::{Draw, generate};
 use kerple_lm::model::Tokens;
 use kerple_lm::pass::Pass;
@@ -91,6 +91,55 @@ fn a_text_does_not_depend_on_what_else_is_asked() {
     }
 }
 
+/// Encodings, among them those whose positions follow the length of a text.
+const ENCODINGS: [&str; 8] = [
+    r#"{ kind = "kerple_log" }"#,
+    r#"{ kind = "rotary" }"#,
+    r#"{ kind = "rotary", scaling = { kind = "dynamic", factor = 4.0 } }"#,
+    r#"{ kind = "rotary", scaling = "linear" }"#,
+    r#"{ kind = "rotary", scaling = "yarn" }"#,
+    r#"{ kind = "rotary", randomized = 400 }"#,
+    r#"{ kind = "sinusoidal", randomized = 400 }"#,
+    r#"{ kind = "fire" }"#,
+];
+
+#[test]
+fn answers_do_not_depend_on_limits_or_on_what_may_come() {
+    // beyond the training length, so that positions follow the length
+    let prompt = "the quick brown fox jumps over";
+    let ask = |client: &Client, prompt: Value, more: Value| {
+        let mut body = json!({"prompt": prompt, "echo": true, "logprobs": 4, "seed": 7, "temperature": 0.9});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        client.complete(body)
+    };
+    let told = |choice: &Value, key: &str| choice["logprobs"][key].as_array().unwrap().clone();
+    for encoding in ENCODINGS {
+        let mut expected: Option<Value> = None;
+        for (len, batch, queue) in [(200, 3, 8), (90, 1, 3), (400, 8, 100)] {
+            let mut served = served_by(encoding);
+            (served.limits.len, served.limits.batch, served.limits.queue) = (len, batch, queue);
+            let client = Client::new(served);
+            let whole = ask(&client, json!(prompt), json!({"max_tokens": 12})).remove(0);
+            let expected = &*expected.get_or_insert_with(|| whole.clone());
+            assert_eq!(&whole, expected, "{encoding}: limits of {len}, {batch}, {queue}");
+            for most in [0, 1, 2, 7, 60] {
+                let found = &ask(&client, json!(prompt), json!({"max_tokens": most}))[0];
+                for key in ["tokens", "token_logprobs", "top_logprobs"] {
+                    let (found, whole) = (told(found, key), told(expected, key));
+                    let same = found.len().min(whole.len());
+                    assert!(same >= prompt.len(), "{encoding}: {same}");
+                    assert_eq!(found[..same], whole[..same], "{encoding}: {key} of max_tokens {most}");
+                }
+            }
+            let beside = ask(&client, json!(["a", prompt, "lazy dogs"]), json!({"max_tokens": 12}));
+            assert_eq!(beside[1]["logprobs"], expected["logprobs"], "{encoding}: beside others");
+            // without an echo the same text, by sums in another order
+            let alone = ask(&client, json!(prompt), json!({"max_tokens": 12, "echo": false})).remove(0);
+            assert_eq!(told(&alone, "tokens"), told(expected, "tokens")[prompt.len()..], "{encoding}");
+        }
+    }
+}
+
 #[test]
 fn texts_are_those_that_sampling_draws() {
     for encoding in ["kerple_log", "t5"] {
@@ -148,10 +197,9 @@ fn nothing_is_added_where_nothing_is_asked_for() {
     let told = ask(true, json!(5));
     assert_eq!((&told[1]["text"], &told[1]["finish_reason"]), (&"the lazy dog".into(), &"length".into()));
     assert_eq!(told[1]["logprobs"]["tokens"].as_array().unwrap().len(), 12);
-    // bytes that are no text by themselves have the same one, which is told once
-    let told_once = |top: &Value| (1..=5).contains(&top.as_object().unwrap().len());
+    // bytes that are not text by themselves have names, too
     let tops = &told[1]["logprobs"]["top_logprobs"].as_array().unwrap()[1..];
-    assert!(tops.iter().all(told_once) && tops.iter().any(|top| top.as_object().unwrap().len() > 1), "{tops:?}");
+    assert!(tops.iter().all(|top| top.as_object().unwrap().len() == 5), "{tops:?}");
     assert_eq!(ask(true, Value::Null)[0]["logprobs"], Value::Null);
     assert_eq!(ask(false, json!(1))[0]["text"], "");
 }
@@ -184,6 +232,112 @@ fn parts_of_a_stream_make_the_whole() {
             assert_eq!(whole[index]["text"], texts[index]);
             assert_eq!(whole[index]["finish_reason"], ends[index]);
             assert_eq!(whole[index]["logprobs"]["tokens"].as_array().unwrap().len(), tokens[index]);
+        }
+    }
+}
+
+#[test]
+fn every_alternative_comes_back_and_has_a_name_of_its_own() {
+    let client = Client::new(served("kerple_log"));
+    let ask = |by_id: bool| {
+        let body = json!({
+            "prompt": "naïve 文字", "max_tokens": 20, "temperature": 3, "seed": 2, "echo": true, "logprobs": 20,
+            "return_tokens_as_token_ids": by_id,
+        });
+        client.complete(body).remove(0)
+    };
+    let (named, numbered) = (ask(false), ask(true));
+    assert_eq!(named["text"], numbered["text"]);
+    let tokens = |choice: &Value| choice["logprobs"]["tokens"].as_array().unwrap().clone();
+    assert!(tokens(&named).contains(&"bytes:\\xc3".into()), "{named}");
+    let number = |token: &Value| token.as_str().unwrap().strip_prefix("token_id:").unwrap().parse::<usize>().unwrap();
+    let numbers: Vec<usize> = tokens(&numbered).iter().map(number).collect();
+    assert_eq!(numbers[..6], [110, 97, 0xc3, 0xaf, 118, 101]);
+    for choice in [&named, &numbered] {
+        let told = &choice["logprobs"];
+        for (at, token) in tokens(choice).iter().enumerate().skip(1) {
+            let top = told["top_logprobs"][at].as_object().unwrap();
+            assert_eq!(top.len(), 20, "{at}: {top:?}");
+            // harnesses find out by name or by value whether a token was the likeliest
+            let own = told["token_logprobs"][at].as_f64().unwrap();
+            let most = top.values().map(|logprob| logprob.as_f64().unwrap()).fold(f64::MIN, f64::max);
+            let by_name = top.get(token.as_str().unwrap()).map(|logprob| logprob.as_f64().unwrap());
+            assert!(by_name.is_none_or(|by_name| by_name == own), "{at}: {token} {own} {top:?}");
+            assert_eq!(by_name == Some(most), own == most, "{at}: {token} {own} {top:?}");
+        }
+    }
+}
+
+#[test]
+fn tokens_end_a_text_and_documents_need_not() {
+    let client = Client::new(served("alibi"));
+    let ask = |seed: u64, more: Value| {
+        let mut body = json!({"prompt": PROMPT, "max_tokens": 40, "seed": seed, "logprobs": 0, "temperature": 2});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        client.complete(body).remove(0)
+    };
+    let tokens = |choice: &Value| choice["logprobs"]["tokens"].as_array().unwrap().clone();
+    let ended = (0..100).find(|seed| ask(*seed, json!({}))["finish_reason"] == "stop").unwrap();
+    let (short, long) = (ask(ended, json!({})), ask(ended, json!({"ignore_eos": true})));
+    assert_eq!((&long["finish_reason"], tokens(&long).len()), (&"length".into(), 40));
+    assert_eq!(tokens(&short).last(), Some(&"<|endoftext|>".into()));
+    assert_eq!(tokens(&long)[..tokens(&short).len()], tokens(&short));
+    let open = (0..100).find(|seed| ask(*seed, json!({}))["finish_reason"] == "length").unwrap();
+    let body = json!({"prompt": PROMPT, "max_tokens": 40, "seed": open, "logprobs": 0, "temperature": 2,
+                      "return_tokens_as_token_ids": true});
+    let numbers = tokens(&client.complete(body)[0]);
+    let tenth: u32 = numbers[10].as_str().unwrap().strip_prefix("token_id:").unwrap().parse().unwrap();
+    let first = numbers.iter().position(|token| *token == numbers[10]).unwrap();
+    let cut = ask(open, json!({"stop_token_ids": [tenth]}));
+    assert_eq!((&cut["finish_reason"], tokens(&cut).len()), (&"stop".into(), first + 1));
+}
+
+#[test]
+fn penalties_change_what_is_drawn_and_not_what_is_told() {
+    let client = Client::new(served("kerple_log"));
+    let ask = |more: Value| {
+        let mut body = json!({"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "logprobs": 3});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        client.complete(body).remove(0)
+    };
+    let kinds = |choice: &Value| {
+        let tokens = choice["logprobs"]["tokens"].as_array().unwrap();
+        tokens.iter().map(Value::to_string).collect::<std::collections::BTreeSet<String>>().len()
+    };
+    let plain = ask(json!({}));
+    for penalty in ["frequency_penalty", "presence_penalty"] {
+        let other = ask(json!({ penalty: 2 }));
+        assert!(kinds(&other) > kinds(&plain), "{penalty}: {} and {}", kinds(&other), kinds(&plain));
+        // the first token has nothing before it
+        assert_eq!(other["logprobs"]["top_logprobs"][0], plain["logprobs"]["top_logprobs"][0], "{penalty}");
+    }
+    assert!(kinds(&ask(json!({"repetition_penalty": 1.5}))) > kinds(&plain));
+    // as likely as the likeliest is the likeliest alone
+    let narrow = ask(json!({"temperature": 5, "min_p": 1, "seed": 3}));
+    assert_eq!(narrow["text"], plain["text"]);
+    assert_ne!(ask(json!({"temperature": 5, "min_p": 0.1, "seed": 3}))["text"], plain["text"]);
+}
+
+#[test]
+fn a_stream_ends_with_the_numbers_of_tokens_where_they_are_asked_for() {
+    let client = Client::new(served("none"));
+    for asked in [true, false] {
+        let body = json!({
+            "prompt": ["fox", "a"], "max_tokens": 5, "stream": true, "ignore_eos": true,
+            "stream_options": {"include_usage": asked},
+        });
+        let (_, events) = client.send("POST", "/v1/completions", body.to_string());
+        let parts: Vec<Value> =
+            events.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
+        let (last, others) = parts.split_last().unwrap();
+        assert!(events.ends_with("data: [DONE]\n\n"));
+        let keeps = |part: &Value| part.get("usage").is_some_and(Value::is_null) == asked;
+        assert!(others.iter().all(|part| keeps(part) && part["choices"].as_array().unwrap().len() == 1), "{events}");
+        if asked {
+            assert_eq!(last["usage"], json!({"prompt_tokens": 4, "completion_tokens": 10, "total_tokens": 14}));
+            assert_eq!(last["choices"], json!([]));
+        } else {
+            assert!(last.get("usage").is_none() && !last["choices"][0]["finish_reason"].is_null(), "{last}");
         }
     }
 }

@@ -59,14 +59,120 @@ fn bad_requests_are_refused_by_key_and_value() {
         (&stops, "stop", "64 strings"),
         (r#"{"prompt":"x","n":2}"#, "n", "one completion"),
         (r#"{"prompt":"x","best_of":3}"#, "best_of", "one completion"),
-        (r#"{"prompt":"x","suffix":"y"}"#, "suffix", "behind the prompt"),
+        (r#"{"prompt":"x","suffix":"y"}"#, "suffix", "after the prompt"),
         (r#"{"prompt":"x","logit_bias":{"50":1}}"#, "logit_bias", "own"),
+        (r#"{"prompt":"x","logit_bias":1e999}"#, "logit_bias", "own"),
+        (r#"{"prompt":"x","min_p":1.5}"#, "min_p", "0 to 1"),
+        (r#"{"prompt":"x","frequency_penalty":2.5}"#, "frequency_penalty", "-2 to 2"),
+        (r#"{"prompt":"x","presence_penalty":"1"}"#, "presence_penalty", "-2 to 2"),
+        (r#"{"prompt":"x","repetition_penalty":0}"#, "repetition_penalty", "0.001"),
+        (r#"{"prompt":"x","stop_token_ids":[256]}"#, "stop_token_ids", "below 256"),
+        (r#"{"prompt":"x","stop_token_ids":7}"#, "stop_token_ids", "a list"),
+        (r#"{"prompt":"x","stream_options":{"include_usage":true}}"#, "stream_options", "for streams"),
+        (r#"{"prompt":"x","stream":true,"stream_options":{"all":true}}"#, "stream_options", "include_usage"),
+        (r#"{"prompt":"x","response_format":{"type":"json_object"}}"#, "response_format", "leave it out"),
+        (r#"{"prompt":"x","guided_regex":"a+"}"#, "guided_regex", "leave it out"),
+        (r#"{"prompt":"x","tools":[{}]}"#, "tools", "knows no tools"),
+        (r#"{"prompt":"x","min_tokens":3}"#, "min_tokens", "ignore_eos"),
+        (r#"{"prompt":"x","max_new_tokens":3}"#, "max_new_tokens", "takes prompt, model, max_tokens"),
+        (r#"{"prompt":"x","temprature":0}"#, "temprature", "not a parameter"),
+        (r#"{"prompt":"x","user":3}"#, "user", "a string"),
+        (r#"{"prompt":"x","model":3}"#, "model", "a string"),
     ] {
         let (status, error) = refused(&client, body);
         assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &param.into()), "{body}: {error}");
         assert_eq!((&error["type"], &error["code"]), (&"invalid_request_error".into(), &Value::Null));
         assert!(error["message"].as_str().unwrap().contains(says), "{body}: {error}");
     }
+}
+
+#[test]
+fn what_asks_for_nothing_is_taken() {
+    let client = Client::new(served("kerple_log"));
+    let plain = client.complete(json!({"prompt": "x", "max_tokens": 8, "seed": 1, "logprobs": 2}));
+    for (key, value) in [
+        ("n", json!(1)),
+        ("n", json!(1.0)),
+        ("best_of", json!(1)),
+        ("suffix", json!("")),
+        ("logit_bias", json!({})),
+        ("frequency_penalty", json!(0)),
+        ("presence_penalty", json!(0.0)),
+        ("repetition_penalty", json!(1)),
+        ("min_p", json!(0)),
+        ("stop_token_ids", json!([])),
+        ("ignore_eos", json!(false)),
+        ("response_format", json!({"type": "text"})),
+        ("tools", json!([])),
+        ("min_tokens", json!(0)),
+        ("length_penalty", json!(1)),
+        ("add_special_tokens", json!(false)),
+        ("user", json!("somebody")),
+        ("model", json!("tiny")),
+        ("stream_options", Value::Null),
+        ("whatever", Value::Null),
+    ] {
+        let mut body = json!({"prompt": "x", "max_tokens": 8, "seed": 1, "logprobs": 2});
+        body[key] = value;
+        assert_eq!(client.complete(body), plain, "{key}");
+    }
+}
+
+#[test]
+fn another_model_is_not_found() {
+    let client = Client::new(served("none"));
+    for (path, body) in [
+        ("/v1/completions", json!({"model": "gpt-2", "prompt": "x"})),
+        ("/tokenize", json!({"model": "gpt-2", "prompt": "x"})),
+        ("/detokenize", json!({"model": "gpt-2", "tokens": [1]})),
+    ] {
+        let (status, answer) = client.send("POST", path, body.to_string());
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::NOT_FOUND, &"model".into()), "{path}");
+        assert_eq!(answer["error"]["code"], "model_not_found");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("`tiny`"), "{answer}");
+    }
+}
+
+#[test]
+fn other_hosts_and_pages_are_refused_everywhere() {
+    let client = Client::new(served("none"));
+    for (path, method) in [("/", "GET"), ("/health", "GET"), ("/v1/completions", "POST"), ("/nowhere", "GET")] {
+        for headers in
+            [&[("host", "evil.example:8000")][..], &[("host", "localhost"), ("origin", "http://evil.example")]]
+        {
+            let (status, answer) = client.send_with(method, path, headers, r#"{"prompt":"x"}"#);
+            assert!(status == StatusCode::FORBIDDEN && answer.contains("--allow-host"), "{path} {headers:?}: {answer}");
+        }
+    }
+}
+
+/// What is too long is counted and not kept.
+#[test]
+fn lists_longer_than_can_be_served_are_refused_by_their_number() {
+    let mut wide = served("none");
+    wide.limits.body = 8 << 20;
+    let client = Client::new(wide);
+    let list = |element: &str, count: usize| format!("[{}]", vec![element; count].join(","));
+    for (body, param, says) in [
+        (format!(r#"{{"prompt":{}}}"#, list("[0]", 1_000_000)), "prompt", "1000000 prompts"),
+        (format!(r#"{{"prompt":{}}}"#, list("\"a\"", 1_000_000)), "prompt", "1000000 prompts"),
+        (format!(r#"{{"prompt":{}}}"#, list("7", 1_000_000)), "prompt", "1000000 tokens"),
+        (format!(r#"{{"prompt":"{}"}}"#, "a".repeat(1_000_000)), "prompt", "1000000 bytes"),
+        (format!(r#"{{"prompt":"a","stop":{}}}"#, list("\"a\"", 1_000_000)), "stop", "64 strings"),
+        (format!(r#"{{"prompt":"a","stop_token_ids":{}}}"#, list("7", 1_000_000)), "stop_token_ids", "up to 64"),
+    ] {
+        let (status, error) = refused(&client, &body);
+        assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &param.into()), "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(says) && message.len() < 400, "{message}");
+    }
+    let keys: Vec<String> = (0..200).map(|key| format!("\"k{key}\":null")).collect();
+    let (status, error) = refused(&client, &format!("{{\"prompt\":\"x\",{}}}", keys.join(",")));
+    assert!(
+        status == StatusCode::BAD_REQUEST && error["message"].as_str().unwrap().contains("more than 100"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -130,6 +236,22 @@ fn the_tokenizer_answers_for_itself() {
         let there = tokens(text);
         assert_eq!(client.post("/detokenize", &json!({"tokens": there["tokens"]})), json!({ "prompt": text }));
     }
+    // bytes that are not UTF-8 come back as bytes, and those give the tokens again
+    let all: Vec<u32> = (0..256).chain([0xe6, 97, 0xe6, 0x96, 0x87]).collect();
+    let there = client.post("/detokenize", &json!({ "tokens": all }));
+    assert!(there["prompt"].as_str().unwrap().contains('\u{fffd}'));
+    assert_eq!(client.post("/tokenize", &json!({"bytes": there["bytes"]}))["tokens"], json!(all));
+    for (path, body, param) in [
+        ("/detokenize", json!({"tokens": [256]}), "tokens"),
+        ("/tokenize", json!({"bytes": [256]}), "bytes"),
+        ("/tokenize", json!({"bytes": [97], "prompt": "a"}), "bytes"),
+        ("/tokenize", json!({"prompt": "a", "add_special_tokens": true}), "add_special_tokens"),
+        ("/detokenize", json!({"tokens": [1], "skip": true}), "skip"),
+    ] {
+        let (status, answer) = client.send("POST", path, body.to_string());
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &param.into()), "{body}: {answer}");
+    }
 }
 
 #[test]
@@ -152,6 +274,9 @@ fn paths_say_what_there_is() {
         ("GET", "/v1/completions", StatusCode::METHOD_NOT_ALLOWED),
         ("POST", "/v1/models", StatusCode::METHOD_NOT_ALLOWED),
         ("GET", "/v1/models/other", StatusCode::NOT_FOUND),
+        ("GET", "/v1/models/some/other", StatusCode::NOT_FOUND),
+        ("GET", "/v1/models/%ff", StatusCode::NOT_FOUND),
+        ("GET", "/v1/models/%00", StatusCode::NOT_FOUND),
         ("POST", "/v1/chat/completions", StatusCode::NOT_FOUND),
         ("DELETE", "/../etc/passwd", StatusCode::NOT_FOUND),
     ] {
@@ -183,6 +308,98 @@ fn a_full_queue_is_said_and_empties_when_a_client_goes_away() {
     assert_eq!(client.complete(json!({"prompt": "x", "max_tokens": 1})).len(), 1);
 }
 
+/// A status line and what follows, of a request without a body.
+fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap_or_else(|error| panic!("{path}: {error}"));
+    answer
+}
+
+/// Connections that have each sent this.
+fn hold(address: SocketAddr, count: usize, sent: &str) -> Vec<TcpStream> {
+    let one = |_| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(sent.as_bytes()).unwrap();
+        stream
+    };
+    (0..count).map(one).collect()
+}
+
+const HALF: &str = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-a: ";
+
+#[test]
+fn half_requests_keep_nobody_out() {
+    let mut narrow = served("none");
+    narrow.limits.connections = 4;
+    let (address, stop, thread) = listen(narrow);
+    let held = hold(address, 12, HALF);
+    std::thread::sleep(Duration::from_millis(1500));
+    for _ in 0..8 {
+        let mut whole = String::new();
+        request(address, r#"{"prompt":"x","max_tokens":3}"#).read_to_string(&mut whole).unwrap();
+        assert!(whole.starts_with("HTTP/1.1 200 OK"), "{whole}");
+    }
+    drop(held);
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_server_that_is_busy_says_so_and_that_it_works() {
+    let mut narrow = served("alibi");
+    (narrow.limits.connections, narrow.limits.len) = (2, 1 << 20);
+    let (address, stop, thread) = listen(narrow);
+    let endless = || request(address, r#"{"prompt":"a","max_tokens":1000000,"stream":true,"ignore_eos":true}"#);
+    let writing = [endless(), endless()];
+    std::thread::sleep(Duration::from_millis(300));
+    let busy = get(address, "/v1/models");
+    assert!(
+        busy.starts_with("HTTP/1.1 503 ") && busy.contains("retry-after: 1") && busy.contains("\"error\""),
+        "{busy}"
+    );
+    assert!(get(address, "/health").starts_with("HTTP/1.1 200 OK"));
+    drop(writing);
+    let waited = (0..100).find(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        get(address, "/v1/models").starts_with("HTTP/1.1 200 OK")
+    });
+    assert!(waited.is_some(), "the places are free again");
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap().unwrap();
+}
+
+#[test]
+fn heads_and_bodies_have_their_time() {
+    let mut hasty = served("none");
+    (hasty.limits.head, hasty.limits.seconds) = (1, 1);
+    let (address, stop, thread) = listen(hasty);
+    let idle = get(address, "/health").len();
+    assert!(idle > 0);
+    let kept = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let body = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{";
+    for (sent, begins, what) in [
+        ("", "", "nothing is sent"),
+        (HALF, "", "half a head"),
+        (kept, "HTTP/1.1 200 OK", "a connection that is kept and idle"),
+        (body, "HTTP/1.1 408 ", "half a body"),
+    ] {
+        let clock = std::time::Instant::now();
+        let mut answer = String::new();
+        let mut stream = hold(address, 1, sent).remove(0);
+        // a connection that is reset has ended, too
+        let ended = stream.read_to_string(&mut answer).is_ok() || clock.elapsed() < Duration::from_secs(10);
+        assert!(ended && clock.elapsed() < Duration::from_secs(10), "{what}: {:?}", clock.elapsed());
+        assert!(answer.starts_with(begins), "{what}: {answer}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap().unwrap();
+}
+
 /// A server on a port of its own, and what ends it.
 fn listen(
     served: kerple_serve::Served,
@@ -198,7 +415,7 @@ fn request(address: SocketAddr, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all((head + body).as_bytes()).unwrap();
@@ -241,7 +458,9 @@ fn a_declared_length_beyond_the_limit_is_refused_before_it_comes() {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         stream
-            .write_all(format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n").as_bytes())
+            .write_all(
+                format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n").as_bytes(),
+            )
             .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -257,7 +476,8 @@ fn clients_that_break_off_do_no_harm() {
     drop(TcpStream::connect(address).unwrap());
     TcpStream::connect(address).unwrap().write_all(b"\x16\x03\x01 no HTTP\r\n\r\n").unwrap();
     let mut half = TcpStream::connect(address).unwrap();
-    half.write_all(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 1000\r\n\r\n{\"prompt\"").unwrap();
+    half.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{\"prompt\"")
+        .unwrap();
     drop(half);
     drop(request(address, r#"{"prompt":"x","max_tokens":190}"#));
     let mut whole = String::new();

@@ -27,12 +27,32 @@ pub struct Serve {
     /// Prompts that wait or are worked on; more are refused until some are done.
     #[arg(long, default_value_t = 256, value_parser = queue)]
     pub queue: usize,
+    /// Most connections that are open at the same time. Where all are taken, those that have sent no whole request for a second
+    /// are closed for new ones.
+    #[arg(long, default_value_t = 512, value_parser = count)]
+    pub connections: usize,
+    /// Most MiB of a request's body; when absent what 16 prompts of --max-len tokens need, from 1 to 16 MiB.
+    #[arg(long, value_name = "MIB", value_parser = mebibytes)]
+    pub max_body: Option<usize>,
+    /// Another name that requests may be for, besides localhost, this machine's addresses and --host; may be repeated.
+    #[arg(long, value_name = "NAME")]
+    pub allow_host: Vec<String>,
     #[command(flatten)]
     pub hardware: Hardware,
 }
 
 /// A place is held for each, up to this many.
 const MOST_QUEUED: usize = 1 << 16;
+
+/// Longer bodies than this many MiB are no requests.
+const LARGEST_BODY: usize = 1 << 10;
+
+fn mebibytes(text: &str) -> Result<usize, String> {
+    match count(text)? {
+        number if number <= LARGEST_BODY => Ok(number << 20),
+        _ => Err(format!("it must be at most {LARGEST_BODY}")),
+    }
+}
 
 fn queue(text: &str) -> Result<usize, String> {
     match count(text)? {

@@ -5,7 +5,7 @@ use crate::args::Serve;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use kerple_lm::run::{RunFolder, Trained};
-use kerple_serve::{Limits, Served};
+use kerple_serve::{Hosts, Limits, Served};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
@@ -20,8 +20,10 @@ pub fn run(args: &Serve) -> Outcome {
     let special = run.special_tokens_of(&tokenizer)?;
     let usual = Limits::of(&plan, &model);
     let len = args.max_len.unwrap_or(usual.len);
-    let limits = Limits { len, batch: args.batch, queue: args.queue, ..usual };
-    let served = Served { name: name(args), plan, step: state.step, model, tokenizer, special, limits };
+    let body = args.max_body.unwrap_or(Limits::body_of(len));
+    let limits = Limits { len, batch: args.batch, queue: args.queue, body, connections: args.connections, ..usual };
+    let hosts = hosts(args, &address);
+    let served = Served { name: name(args), plan, step: state.step, model, tokenizer, special, limits, hosts };
     served.check(host.limit().as_ref())?;
     if !address.ip().is_loopback() {
         remarkln!("note: other machines reach {}, and there is no key", address.ip());
@@ -39,6 +41,12 @@ fn address(args: &Serve) -> Result<SocketAddr, Failure> {
     let found = (args.host.as_str(), args.port).to_socket_addrs().ok().and_then(|mut all| all.next());
     let message = || format!("--host {}: there is no such address", args.host);
     found.ok_or_else(|| Failure::misuse(message(), "127.0.0.1 is this machine, 0.0.0.0 lets others in"))
+}
+
+/// The names that requests may be for: also the one that the address was given by.
+fn hosts(args: &Serve, address: &SocketAddr) -> Hosts {
+    let names = args.allow_host.iter().chain([&args.host]).map(|name| name.trim_end_matches('.').to_ascii_lowercase());
+    Hosts { names: names.collect(), ..Hosts::of(address.ip()) }
 }
 
 /// What the folder is called, wherever it was named from.

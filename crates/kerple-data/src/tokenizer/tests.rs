@@ -268,6 +268,26 @@ fn other_tokenizers_know_the_length_of_their_tokens() {
     assert_eq!(streamed(&pieces, &[2, 3, 4]), ["a", "b", " cat", ""]);
 }
 
+/// What tokens spell one by one is what they spell together, bytes that are not UTF-8 included.
+#[test]
+fn tokens_spell_bytes_and_bytes_have_tokens() {
+    let pieces = sentence_piece();
+    let spelled: Vec<Vec<u8>> = [1, 3, 5, 6, 10 + 0xe6, 999].map(|token| pieces.spelling(token).into_owned()).into();
+    let expected: [&[u8]; 6] = [b"", b"a", b" a", b"ab", b"\xe6", b""];
+    assert_eq!(spelled, expected);
+    assert_eq!(pieces.decode_bytes(&[5, 10 + 0xff, 3, 4, 5]), b"a\xffab a");
+    assert_eq!(pieces.decode_bytes(&[10 + 0xff, 5]), b"\xff a");
+    assert_eq!(pieces.encode_bytes(b"a\xff\xfe").unwrap(), [5, 10 + 0xff, 10 + 0xfe]);
+    let word_piece = parse(WORD_PIECE, None).unwrap();
+    assert!(word_piece.encode_bytes(b"a\xff").unwrap_err().to_string().contains("0xff"));
+    for tokenizer in [&Tokenizer::byte(), &*LEARNED] {
+        let bytes = [b"a\xff ".as_slice(), "文".as_bytes(), &"文".as_bytes()[..2], b"b"].concat();
+        let tokens = tokenizer.encode_bytes(&bytes).unwrap();
+        assert_eq!(tokenizer.decode_bytes(&tokens), bytes);
+        assert!(tokenizer.decode(&tokens).contains(char::REPLACEMENT_CHARACTER));
+    }
+}
+
 #[test]
 fn the_end_of_a_document_is_found_or_named() {
     assert_eq!(parse(WORD_PIECE, None).unwrap().end_of_document(), 1);

@@ -10,7 +10,7 @@ use kerple_lm::corpus::Source;
 use kerple_lm::model::Decoder;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::SpecialTokens;
-use kerple_serve::{Limits, Served, Server, router};
+use kerple_serve::{Hosts, Limits, Served, Server, router};
 use serde_json::Value;
 use std::sync::LazyLock;
 use tower::ServiceExt;
@@ -29,9 +29,14 @@ static DATA: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
 
 /// A model that was not trained, whose initial values are large enough for opinions, under an encoding.
 pub fn served(encoding: &str) -> Served {
+    served_by(&format!("{{ kind = {encoding:?} }}"))
+}
+
+/// The same under an encoding with keys, as a run file has it.
+pub fn served_by(encoding: &str) -> Served {
     let path = DATA.path().join("data");
     let text = format!(
-        "seed = 3\ndata.path = {path:?}\nencoding.kind = {encoding:?}\nmodel.n_layers = 2\nmodel.n_heads = 2\n\
+        "seed = 3\ndata.path = {path:?}\nencoding = {encoding}\nmodel.n_layers = 2\nmodel.n_heads = 2\n\
          model.head_dim = 8\nmodel.block.init = \"xavier\"\ntrain.train_len = 16\n"
     );
     let config = RunConfig::parse(&text, "test", &[]).unwrap();
@@ -41,7 +46,8 @@ pub fn served(encoding: &str) -> Served {
     let limits = Limits { len: 200, batch: 3, queue: 8, body: 1 << 16, ..Limits::of(&plan, &model) };
     let tokenizer = Tokenizer::byte();
     let special = SpecialTokens::of(&tokenizer);
-    Served { name: "tiny".to_owned(), plan, step: 0, model, tokenizer, special, limits }
+    let hosts = Hosts::of(std::net::Ipv4Addr::LOCALHOST.into());
+    Served { name: "tiny".to_owned(), plan, step: 0, model, tokenizer, special, limits, hosts }
 }
 
 /// The same model by itself.
@@ -65,7 +71,19 @@ impl Client {
 
     /// Status and body.
     pub fn send(&self, method: &str, path: &str, body: impl Into<Body>) -> (StatusCode, String) {
-        let request = Request::builder().method(method).uri(path).header("authorization", "Bearer ");
+        self.send_with(method, path, &[("host", "localhost"), ("authorization", "Bearer ")], body)
+    }
+
+    /// The same with other headers.
+    pub fn send_with(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Body>,
+    ) -> (StatusCode, String) {
+        let request = Request::builder().method(method).uri(path);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         let request = request.body(body.into()).unwrap();
         let app = router(&self.server);
         self.runtime.block_on(async move {
@@ -97,8 +115,8 @@ impl Client {
 
     /// Begins a request whose answer is not waited for.
     pub fn begin(&self, body: Value) -> axum::response::Response {
-        let request =
-            Request::builder().method("POST").uri("/v1/completions").body(Body::from(body.to_string())).unwrap();
+        let request = Request::builder().method("POST").uri("/v1/completions").header("host", "localhost");
+        let request = request.body(Body::from(body.to_string())).unwrap();
         let app = router(&self.server);
         self.runtime.block_on(async move { app.oneshot(request).await.unwrap() })
     }
