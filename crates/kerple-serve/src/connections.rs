@@ -10,6 +10,7 @@
 //! longest, if that is at all long. Where all are at work, a few more are let in, and hear only that the server is busy, or, at
 //! `/health`, that it works: those who send half a request keep nobody out.
 
+mod lingering;
 mod stalled;
 
 use crate::Limits;
@@ -24,6 +25,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use lingering::Lingering;
 use stalled::Stalled;
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -193,11 +195,11 @@ async fn answer(
     connection: Connection,
     is_full: bool,
 ) -> Response {
+    let mut request = request.map(|body| Body::new(Lingering::new(body)));
     if is_full && request.uri().path() != "/health" {
         let busy = Failure::of(StatusCode::SERVICE_UNAVAILABLE, "as many connections are open as this server takes");
         return ([(header::CONNECTION, "close")], busy).into_response();
     }
-    let mut request = request.map(Body::new);
     connection.enter(Phase::Answering);
     request.extensions_mut().insert(connection.clone());
     let Ok(response) = app.call(request).await;

@@ -185,6 +185,15 @@ async fn detokenize(State(state): State<Handle>, request: Request) -> Outcome<Re
     read(state, request, |bytes, state| Ok(Json(tokens::detokenize(bytes, &state.shared)?).into_response())).await
 }
 
+/// Gives memory that a long body took back to the system, which the allocator keeps otherwise.
+fn give_back() {
+    // SAFETY: it may be called at any time and by any thread, and moves nothing that is in use.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Takes a body, within its limits, and works on it where no other request has to wait for that.
 async fn read<T: Send + 'static>(
     state: Handle,
@@ -219,7 +228,10 @@ async fn read<T: Send + 'static>(
     })?;
     let read = move || {
         let done = work(&bytes, &state);
-        drop((bytes, place));
+        drop(bytes);
+        if place.is_some() {
+            give_back();
+        }
         done
     };
     let done = tokio::task::spawn_blocking(read).await;
