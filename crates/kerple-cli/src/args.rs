@@ -314,7 +314,7 @@ pub struct Sample {
     /// Run folder.
     pub run: PathBuf,
     /// Text to go on from; of music, words of events.
-    #[arg(long, default_value = "")]
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
     pub prompt: String,
     /// Music to go on from: the first bars of a MIDI file.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]

@@ -255,3 +255,25 @@ fn what_reaches_beyond_the_horizon_is_remarked_on() {
     assert!(evaluated("16,64").contains("note: 64 tokens reach beyond the horizon of 32"));
     assert!(said(&["sample", "run", "--prompt", "ka lo", "--tokens", "50"]).contains("beyond the horizon of 32"));
 }
+
+/// A list item is a prompt, and so is what looks like an expression or an option; other values have a hint that works.
+#[test]
+fn text_may_begin_with_a_minus() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--out", "run", "--set", "train.steps=0"]);
+    for prompt in ["- item", "-", "--", "-(x) b", "-0.5*log(b)", "--tokens", "-h"] {
+        let text = place.ok(&["sample", "run", "--tokens", "1", "--prompt", prompt]);
+        assert!(text.starts_with(prompt), "{prompt}: {text}");
+    }
+    let refused = |arguments: &[&str]| {
+        let output = place.run(arguments);
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = refused(&["prepare", "--input", "text", "--out", "other", "--text-key", "-k"]);
+    assert!(said.contains("in one word with its option: '--text-key=-k'"), "{said}");
+    // as the hint has it
+    assert!(!refused(&["prepare", "--input", "nowhere", "--out", "other", "--text-key=-k"]).contains("unexpected"));
+    assert!(!refused(&["sample", "run", "-x"]).contains("in one word"), "nothing takes it for a value");
+}

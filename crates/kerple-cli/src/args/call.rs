@@ -34,16 +34,24 @@ impl Cli {
     /// What is wrong with its arguments.
     pub fn of(call: Call) -> Result<Option<Cli>, Failure> {
         let Call { program, arguments } = CALL.get_or_init(|| call);
-        let arguments: Vec<OsString> = arguments.iter().cloned().map(guard).collect();
+        let mut before = &OsString::new();
+        let mut guarded = Vec::new();
+        for argument in arguments {
+            // text is text
+            guarded.push(if before == "--prompt" { argument.clone() } else { guard(argument.clone()) });
+            before = argument;
+        }
+        let arguments = guarded;
         general::color(&arguments).write_global();
-        match Cli::try_parse_from(std::iter::once(program.clone().into_os_string()).chain(arguments)) {
+        let words = std::iter::once(program.clone().into_os_string()).chain(arguments.iter().cloned());
+        match Cli::try_parse_from(words) {
             Ok(cli) => Ok(Some(cli)),
             Err(error) => match error.kind() {
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
                     let _ = error.print();
                     Ok(None)
                 }
-                _ => Err(misuse::failure(&error)),
+                _ => Err(misuse::failure(&error, &arguments)),
             },
         }
     }

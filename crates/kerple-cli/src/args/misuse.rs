@@ -1,10 +1,13 @@
 //! What is wrong with the arguments, said as everything else is said: an error, and a hint.
 
+use super::Cli;
 use crate::failure::Failure;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Command, CommandFactory};
+use std::ffi::OsString;
 
 /// The failure behind an error of the argument parser.
-pub fn failure(error: &clap::Error) -> Failure {
+pub fn failure(error: &clap::Error, arguments: &[OsString]) -> Failure {
     let text = error.render().to_string();
     // the rest is tips and usage, which the hint replaces
     let end = ["\n\nUsage:", "\n\nFor more information"].iter().filter_map(|mark| text.find(mark)).min();
@@ -18,10 +21,33 @@ pub fn failure(error: &clap::Error) -> Failure {
             "`kerple --help` lists the commands; `kerple quickstart` shows it at work",
         );
     }
+    if let Some(hint) = value_with_minus(error, arguments) {
+        return Failure::misuse(what, hint);
+    }
     let hint = match (tips, error.get(ContextKind::SuggestedArg)) {
         (_, Some(ContextValue::String(name))) => format!("there is `{name}`"),
         (Some(tips), _) => tips.replace("\n\n  tip: ", "; ").trim_end().to_owned(),
         (None, _) => "the same command with --help lists its options".to_owned(),
     };
     Failure::misuse(what, hint)
+}
+
+/// How to write a value that begins with a minus, where one behind an option was taken for another option.
+fn value_with_minus(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
+    let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else { return None };
+    if error.kind() != ErrorKind::UnknownArgument || unknown.starts_with("--") {
+        return None;
+    }
+    let words: Vec<&str> = arguments.iter().filter_map(|argument| argument.to_str()).collect();
+    let taken =
+        words.windows(2).find(|pair| pair[1].starts_with(unknown) && takes_a_value(&Cli::command(), pair[0]))?;
+    Some(format!("a value that begins with - is written in one word with its option: '{}={}'", taken[0], taken[1]))
+}
+
+/// Whether an option of some command has a value.
+fn takes_a_value(command: &Command, option: &str) -> bool {
+    let Some(name) = option.strip_prefix("--") else { return false };
+    let mut own = command.get_arguments();
+    own.any(|argument| argument.get_long() == Some(name) && argument.get_action().takes_values())
+        || command.get_subcommands().any(|command| takes_a_value(command, option))
 }
