@@ -12,7 +12,7 @@
 //! ```
 //!
 //! `s` is `factor`, or without one the length of the sequence over `P`, at least 1: sequences that are not longer than in
-//! training are rotated as in training. In a sequence that grows, all positions are rotated for the length it will have.
+//! training are rotated as in training. In a sequence that grows, all positions are rotated for the length it has so far.
 
 use super::refusal::{Checked, Refusal};
 use serde::de::Error;
