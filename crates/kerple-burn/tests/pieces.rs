@@ -52,6 +52,7 @@ enum Sees {
     Before,
     All,
     Padded,
+    PaddedBefore,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +97,7 @@ fn run(
     let positions = match case.sees {
         Sees::Before => positions,
         Sees::All => positions.in_both_directions(),
+        Sees::PaddedBefore => Positions { lengths: Some([keys, keys / 2, keys - 3].as_slice().into()), ..positions },
         Sees::Padded => {
             Positions { lengths: Some([keys, keys / 2, 3].as_slice().into()), ..positions.in_both_directions() }
         }
@@ -211,6 +213,10 @@ fn caps_and_sinks_in_kernels_are_those_of_the_processor() {
         (r#"{"kind":"fire","threshold":4.5}"#, Sees::Before, [70, 80], false),
         (r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)"}"#, Sees::Before, [90, 90], false),
         (r#"{"kind":"none"}"#, Sees::Before, [2, 300], false),
+        (r#"{"kind":"kerple_log"}"#, Sees::Before, [90, 400], true),
+        (r#"{"kind":"kerple_log"}"#, Sees::Before, [2, 500], true),
+        (r#"{"kind":"alibi","window":60}"#, Sees::PaddedBefore, [330, 330], true),
+        (r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)"}"#, Sees::PaddedBefore, [310, 310], true),
     ] {
         for (cap, sinks) in [(Some(0.7), false), (Some(0.7), true), (None, true)] {
             let case = Case { text, sees, sizes, gates, cap, sinks };

@@ -34,6 +34,8 @@ const BINDINGS: u32 = 14;
 pub(crate) const SHARES: usize = 512;
 /// Units of a cube where a unit takes a value by itself, at most.
 pub(crate) const EACH: usize = 64;
+/// The unit in which the rest of cumulative gates is given.
+pub const REST: f32 = 1.0 / (1 << 30) as f32;
 /// Up to how many queries are decoded rather than put into tiles.
 const DECODED: usize = 4;
 
@@ -67,8 +69,9 @@ pub struct Attention<'a> {
     pub cap: Option<f32>,
     /// Keys of each sequence that are no padding, `[B]` of `u32`.
     pub lengths: Option<Handle>,
-    /// What a query sees of a key falls by the difference of theirs: running sums of gates, `[B, H, K]`, where queries see what came
-    /// before them.
+    /// What a query sees of a key falls by the difference of theirs: cumulative gates, `[B, H, K, 2]` of `i32`, where queries see what
+    /// came before them. The first of each pair is the whole part, the second the rest in units of [`REST`], at most half of one in
+    /// size: differences are as exact a million tokens into a sequence as at its start.
     pub clocks: Option<Handle>,
     /// Tiles of scores.
     pub tile: Tile,
@@ -405,7 +408,7 @@ impl<'a> Attention<'a> {
         let (Tables { bias, weight, .. }, table) = (&self.tables, self.dims.heads * self.columns());
         let lines = self.lines.as_ref().map(|lines| array(&lines.values, lines.len));
         let Dims { batch, heads, keys, .. } = self.dims;
-        let given = [(bias, table), (weight, table), (&self.lengths, batch), (&self.clocks, batch * heads * keys)];
+        let given = [(bias, table), (weight, table), (&self.lengths, batch), (&self.clocks, 2 * batch * heads * keys)];
         let [bias, weight, lengths, clocks] = given.map(|(handle, len)| match handle {
             Some(handle) => array(handle, len),
             None => array(other, 1),

@@ -58,8 +58,11 @@ fn with_gates() {
             Case::new(&mut rng, dims, Sight::Causal { window }, has).check(&client, small(8));
         }
     }
-    let dims = dims(2, [4, 2], [2, 300], 6);
-    Case::new(&mut rng, dims, Sight::CAUSAL, Has { clocks: true, ..PLAIN }).check(&client, small(6));
+    // decoding, queries at the end of many keys, and more keys than tiles of any size hold
+    for (sizes, window) in [([2, 300], None), ([3, 1500], Some(700)), ([40, 1200], None), ([700, 700], Some(90))] {
+        let (dims, sight) = (dims(1, [4, 2], sizes, 6), Sight::Causal { window });
+        Case::new(&mut rng, dims, sight, Has { clocks: true, lengths: sizes[0] > 3, ..BIAS }).check(&client, small(6));
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::{Forward, Home, Op, Step};
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{BackendPrimitive, Shape, Tensor};
 use burn_cubecl::Cube;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -70,6 +70,6 @@ pub(crate) fn tensor<const D: usize>(array: &CubeTensor) -> Tensor<D> {
 }
 
 /// The contiguous array of a tensor outside autodiff.
-pub(crate) fn array<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
+pub(crate) fn array<const D: usize, K: BackendPrimitive<Cube, Primitive = CubeTensor>>(tensor: Tensor<D, K>) -> CubeTensor {
     into_contiguous(tensor.try_into_primitive::<Cube>().expect("it is of a GPU and not tracked"))
 }

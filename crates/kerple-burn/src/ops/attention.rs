@@ -2,6 +2,7 @@
 //! the gradients of tables and maps.
 
 mod composed;
+mod cumsum;
 #[cfg(feature = "cube")]
 mod gpu;
 #[cfg(feature = "cube")]
@@ -9,7 +10,9 @@ mod pieces;
 mod targets;
 
 pub use composed::{Seen, composed, seen, weights};
-pub(super) use composed::{passed, running_sums};
+pub(super) use composed::passed;
+#[cfg(feature = "cube")]
+pub(super) use cumsum::running_sums;
 #[cfg(feature = "cube")]
 pub use pieces::in_pieces;
 

@@ -20,7 +20,7 @@ pub(crate) fn of_spans(
     bias: &[f32],
     weight: &[f32],
     lengths: &[u32],
-    clocks: &[f32],
+    clocks: &[i32],
     values: &mut [f32],
     tops: &mut [f32],
     totals: &mut [f32],

@@ -40,7 +40,7 @@ pub(crate) fn attend<N: Float>(
     bias: &[f32],
     weight: &[f32],
     lengths: &[u32],
-    clocks: &[f32],
+    clocks: &[i32],
     out: &mut [f32],
     lse: &mut [f32],
     sizes: Sizes,

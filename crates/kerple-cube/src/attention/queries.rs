@@ -38,7 +38,7 @@ pub(crate) fn of_queries<N: Float>(
     bias: &[f32],
     weight: &[f32],
     lengths: &[u32],
-    clocks: &[f32],
+    clocks: &[i32],
     d_out: &[f32],
     lse: &[f32],
     delta: &[f32],

@@ -3,6 +3,7 @@
 //! A cube works on a tile of `size x size` scores with `side x side` units. A unit has `each x each` of them, at rows and
 //! columns that lie `side` apart. Rows of queries, keys and values come through shared memory in chunks of features.
 
+use super::REST;
 use super::lines::bias_of;
 use super::product::Matrix;
 use crate::precision::{element, rounded};
@@ -457,7 +458,7 @@ pub(crate) fn mapped(
     head: usize,
     unit: usize,
     lines: &[f32],
-    clocks: &[f32],
+    clocks: &[i32],
     sizes: &Sizes,
     #[comptime] has: Has,
 ) -> f32 {
@@ -473,7 +474,11 @@ pub(crate) fn mapped(
     }
     if comptime!(has.clocks) {
         let row = unit * sizes.keys as usize;
-        z += clocks[row + position(query, sizes) as usize] - clocks[row + key];
+        let own = 2 * (row + position(query, sizes) as usize);
+        let other = 2 * (row + key);
+        let whole = clocks[own] - clocks[other];
+        let rest = clocks[own + 1] - clocks[other + 1];
+        z += whole as f32 + rest as f32 * REST;
     }
     z
 }

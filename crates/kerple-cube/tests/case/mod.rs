@@ -7,7 +7,7 @@ use cubecl::server::Handle;
 use kerple::attention::{self, Dims, Problem, Scores, Sight, Strides, Table, View, ViewMut, naive};
 use kerple::forms::Strided;
 use kerple_cube::attention::tile::Tile;
-use kerple_cube::attention::{Attention, Gradients, Output, Saved, Tables};
+use kerple_cube::attention::{Attention, Gradients, Output, REST, Saved, Tables};
 use kerple_cube::cubecl;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -135,7 +135,9 @@ impl Case {
         call.tables = Tables { bias, weight, len: self.table_len };
         let lengths = |lengths: &Vec<usize>| lengths.iter().map(|length| *length as u32).collect::<Vec<u32>>();
         call.lengths = self.lengths.as_ref().map(|all| client.create_from_slice(u32::as_bytes(&lengths(all))));
-        call.clocks = self.clocks.as_deref().map(put);
+        let fixed = |sum: &f64| [sum.round() as i32, ((sum - sum.round()) / f64::from(REST)).round() as i32];
+        let clocks = |all: &[f64]| all.iter().flat_map(fixed).collect::<Vec<i32>>();
+        call.clocks = self.clocks.as_deref().map(|all| client.create_from_slice(i32::as_bytes(&clocks(all))));
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|values| put(values));
         let output = call.forward(&q, &k, &v);
         let saved = Saved { q, k, v, output: output.clone() };
@@ -180,14 +182,14 @@ impl Case {
     }
 }
 
-/// Running sums of gates, which forget little or much.
+/// Cumulative gates, which forget little or much, as they are a million tokens into a sequence.
 fn clocks(rng: &mut ChaCha8Rng, rows: usize, len: usize) -> Vec<f64> {
     let mut row = |_| {
-        let mut sum = 0.0f64;
+        let mut sum = -700_000.0f64;
         let sums: Vec<f64> = (0..len)
             .map(|_| {
                 sum -= rng.random_range(0.0..0.4);
-                f64::from(sum as f32)
+                sum
             })
             .collect();
         sums

@@ -1,6 +1,7 @@
 //! The definition of attention in plain Burn operations, of any queries and keys of a call.
 
 use super::Scoring;
+use super::cumsum::GateCumsum;
 use crate::forms::{Pairs, Positions, Scores};
 use crate::fused::Engine;
 use crate::ops::maps::{self, Mapped};
@@ -188,13 +189,9 @@ fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
     x.reshape([batch, kv_heads, 1, keys, head_dim]).repeat_dim(2, times).reshape([batch, heads, keys, head_dim])
 }
 
-/// How far clocks fall from each key to each query, `[B, H, Q, K]`, of gates from the first token on. In `f32` long sums are as
-/// rounded as they are long.
+/// How far cumulative gates fall from each key to each query, `[B, H, Q, K]`, of gates from the first token on.
 pub(in crate::ops) fn passed(gates: &Tensor<3>, sight: Sight, pairs: &Pairs) -> Tensor<4> {
-    let clocks = running_sums(gates.clone());
-    let of = |range: &Range<usize>| clocks.clone().narrow(2, range.start, range.len());
-    let own: Tensor<4> = of(&pairs.queries).unsqueeze_dim(3);
-    let passed = own - of(&pairs.keys).unsqueeze_dim(2);
+    let passed = GateCumsum::new(gates.clone()).differences(pairs);
     match sight.sides() {
         Sides::One => passed,
         Sides::Two => {
@@ -202,29 +199,6 @@ pub(in crate::ops) fn passed(gates: &Tensor<3>, sight: Sight, pairs: &Pairs) -> 
             passed * signs.unsqueeze::<4>()
         }
     }
-}
-
-/// Sums of each value and those before it on the last axis. Burn adds up those of every value anew, so it is given few at a time.
-pub(in crate::ops) fn running_sums<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    let (shape, len) = (x.dims(), x.dims()[D - 1]);
-    running_sums_of_rows(x.reshape([-1, len as i64])).reshape(shape)
-}
-
-fn running_sums_of_rows(x: Tensor<2>) -> Tensor<2> {
-    const AT_ONCE: usize = 32;
-    let [rows, len] = x.dims();
-    if len <= AT_ONCE {
-        return x.cumsum(1);
-    }
-    let (parts, device, dtype) = (len.div_ceil(AT_ONCE), x.device(), x.dtype());
-    let options = (&device, dtype);
-    let padding = parts * AT_ONCE - len;
-    let padded = if padding > 0 { Tensor::cat(vec![x, Tensor::zeros([rows, padding], options)], 1) } else { x };
-    let within = padded.reshape([rows, parts, AT_ONCE]).cumsum(2);
-    let totals = within.clone().narrow(2, AT_ONCE - 1, 1).reshape([rows, parts]);
-    let before = Tensor::cat(vec![Tensor::zeros([rows, 1], options), totals.narrow(1, 0, parts - 1)], 1);
-    let before = running_sums_of_rows(before).reshape([rows, parts, 1]);
-    (within + before).reshape([rows, parts * AT_ONCE]).narrow(1, 0, len)
 }
 
 /// Products of queries and keys whose features fade with distance; keys ahead of a query get any numbers.

@@ -1,6 +1,7 @@
 //! Attention with tables or with FIRE's bias on GPUs, by the kernels of [`kerple_cube::attention`].
 
-use super::{Core, Places, running_sums};
+use super::cumsum::{GateCumsum, running_sums};
+use super::{Core, Places};
 use crate::forms::{Positions, Scores};
 use crate::fused::{Forward, GpuOp, Saved, Step, array, like, of_shape, tensor};
 use burn::backend::DispatchDevice;
@@ -113,7 +114,7 @@ impl Core {
             let lengths: Vec<u32> = lengths.iter().map(|length| *length as u32).collect();
             q.client.create_from_slice(u32::as_bytes(&lengths))
         });
-        let clocks = self.scores.gates.map(|gates| array(running_sums(tensor::<3>(&inputs[gates]))).handle);
+        let clocks = self.scores.gates.map(|gates| array(GateCumsum::new(tensor::<3>(&inputs[gates])).fixed_point()).handle);
         let call = Attention::new(&q.client, dims, self.scores.scale as f32, self.scores.sight);
         let cap = self.scores.cap.map(|cap| cap as f32);
         Attention {
