@@ -11,7 +11,6 @@ mod targets;
 
 pub use composed::{Seen, composed, seen, weights};
 pub(super) use composed::passed;
-#[cfg(feature = "cube")]
 pub(super) use cumsum::running_sums;
 #[cfg(feature = "cube")]
 pub use pieces::in_pieces;

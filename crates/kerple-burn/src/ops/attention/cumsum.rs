@@ -1,20 +1,19 @@
 //! Running sums over the tokens of a row, in plain Burn operations.
 
 use crate::forms::Pairs;
-use burn::tensor::{BasicOps, Int, Numeric, Tensor};
+use burn::tensor::kind::{Basic, Numeric};
+use burn::tensor::{Int, Tensor};
 use std::ops::Range;
 
 /// Burn's `cumsum` adds up the terms of every value anew, so it gets few at a time.
 const AT_ONCE: usize = 32;
 
 /// Sums of each value and those before it on the last axis.
-#[cfg(feature = "cube")]
 pub(in crate::ops) fn running_sums<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let (shape, len) = (x.dims(), x.dims()[D - 1]);
     running_sums_of_rows(x.reshape([-1, len as i64])).reshape(shape)
 }
 
-#[cfg(feature = "cube")]
 fn running_sums_of_rows(x: Tensor<2>) -> Tensor<2> {
     let len = x.dims()[1];
     if len <= AT_ONCE {
@@ -50,7 +49,7 @@ impl GateCumsum {
 
     /// `c_i - c_j` of each query and key, `[B, H, Q, K]`.
     pub(in crate::ops) fn differences(&self, pairs: &Pairs) -> Tensor<4> {
-        fn apart<K: BasicOps + Numeric>(sums: &Tensor<3, K>, pairs: &Pairs) -> Tensor<4, K> {
+        fn apart<K: Numeric>(sums: &Tensor<3, K>, pairs: &Pairs) -> Tensor<4, K> {
             let of = |range: &Range<usize>| sums.clone().narrow(2, range.start, range.len());
             let own: Tensor<4, K> = of(&pairs.queries).unsqueeze_dim(3);
             own - of(&pairs.keys).unsqueeze_dim(2)
@@ -85,7 +84,7 @@ fn cumulative(whole: Tensor<2, Int>, rest: Tensor<2>) -> (Tensor<2, Int>, Tensor
 }
 
 /// Rows `[R, L]` in chunks, `[R, chunks, AT_ONCE]`, the last one filled with zeros.
-fn in_chunks<K: BasicOps + Numeric>(x: Tensor<2, K>) -> Tensor<3, K> {
+fn in_chunks<K: Numeric>(x: Tensor<2, K>) -> Tensor<3, K> {
     let [rows, len] = x.dims();
     let chunks = len.div_ceil(AT_ONCE);
     let missing = chunks * AT_ONCE - len;
@@ -97,13 +96,13 @@ fn in_chunks<K: BasicOps + Numeric>(x: Tensor<2, K>) -> Tensor<3, K> {
 }
 
 /// The total of the chunk before each, `[R, chunks]`, of running sums within chunks.
-fn before_chunks<K: BasicOps + Numeric>(within: &Tensor<3, K>) -> Tensor<2, K> {
+fn before_chunks<K: Numeric>(within: &Tensor<3, K>) -> Tensor<2, K> {
     let [rows, chunks, _] = within.dims();
     let totals = within.clone().narrow(2, AT_ONCE - 1, 1).reshape([rows, chunks]);
     Tensor::cat(vec![totals.clone().narrow(1, 0, 1).zeros_like(), totals.narrow(1, 0, chunks - 1)], 1)
 }
 
-fn joined<K: BasicOps>(chunks: Tensor<3, K>, len: usize) -> Tensor<2, K> {
+fn joined<K: Basic>(chunks: Tensor<3, K>, len: usize) -> Tensor<2, K> {
     let [rows, count, _] = chunks.dims();
     chunks.reshape([rows, count * AT_ONCE]).narrow(1, 0, len)
 }
