@@ -46,7 +46,10 @@ pub fn check(kind: &str, found: &Counts) {
         if found > known {
             wrong.push(format!("{}: {} occurs {found} times, allowed are {known}", key.1, key.0));
         } else if found < known {
-            wrong.push(format!("{}: {} occurs {found} times, {known} are listed: KERPLE_REFRESH=1 lowers that", key.1, key.0));
+            wrong.push(format!(
+                "{}: {} occurs {found} times, {known} are listed: KERPLE_REFRESH=1 lowers that",
+                key.1, key.0
+            ));
         }
     }
     wrong.sort();
