@@ -186,7 +186,7 @@ fn learned_positions_go_on() {
         "longer",
         &["--set", "train.train_len=64", "--set", "encoding.positions=64", "--set", "train.steps=2"],
     );
-    assert!(notes.contains("these begin anew: encoding.positions"), "{notes}");
+    assert!(notes.contains("these begin anew: encoding.values.0"), "{notes}");
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn values_that_mean_something_else_begin_anew() {
     let place = Place::new();
     short(&place, &["--set", "encoding.kind=kernel", "--set", "encoding.bias=\"log(b, a)\""]);
     let none = ["--set", "train.steps=0"];
-    let notes = begun(&place, "other", &[&["--set", "encoding.bias=\"power(b, a)\""][..], &none].concat());
+    let notes = begun(&place, "other", &[&["--set", "encoding.bias=\"0.5*log(b, a)\""][..], &none].concat());
     assert!(notes.contains("begin anew: encoding.") && notes.contains("encoding.bias = "), "{notes}");
     let notes = begun(&place, "windowed", &[&["--set", "encoding.window=8"][..], &none].concat());
     assert!(!notes.contains("begin anew") && notes.contains("encoding.window = 8 (was not set)"), "{notes}");

@@ -54,11 +54,19 @@ fn favor(encoding: &str, count: usize) -> String {
     format!("encoding = {encoding}\nmodel.block.attention = {attention}")
 }
 
+/// A plan of four layers.
+fn of(
+    name: &'static str,
+    text: &str,
+    heads: [usize; 2],
+    [len, batch]: [usize; 2],
+    piece: Option<usize>,
+) -> (&'static str, Plan) {
+    (name, plan_of(name, text, Sizes { layers: 4, heads, len, batch, piece }))
+}
+
 /// Plans of which one part or another takes the most.
 fn plans() -> Vec<(&'static str, Plan)> {
-    let of = |name: &'static str, text: &str, heads: [usize; 2], [len, batch]: [usize; 2], piece: Option<usize>| {
-        (name, plan_of(name, text, Sizes { layers: 4, heads, len, batch, piece }))
-    };
     vec![
         of("activations", "encoding = \"kerple_log\"", [4, 32], [512, 8], None),
         of("tables", "encoding = { kind = \"t5\", num_buckets = 64 }", [8, 4], [8192, 1], None),
@@ -69,6 +77,12 @@ fn plans() -> Vec<(&'static str, Plan)> {
         of("a decay, in pieces", &linear("\"kerple_log\""), [2, 4], [131_072, 1], Some(4096)),
         of("a decay, wide heads", &linear("\"kerple_log\""), [2, 32], [32_768, 1], Some(1024)),
         of("examples", &linear("\"none\""), [1, 2], [524_288, 2], Some(4096)),
+    ]
+}
+
+/// Plans with gates, draws, codes and random features.
+fn plans_of_positions() -> Vec<(&'static str, Plan)> {
+    vec![
         of("gates", "encoding = \"fox\"", [32, 2], [1024, 4], None),
         of("gates of linear attention", &linear("\"fox\""), [32, 2], [4096, 1], None),
         of("draws of positions", "encoding = { kind = \"rotary\", randomized = 16384 }", [4, 16], [4096, 2], None),
@@ -91,10 +105,10 @@ fn within(what: &str, estimate: u64, held: usize) {
     );
 }
 
-#[test]
-fn training_holds_what_is_estimated() {
+/// Two updates hold what is estimated.
+fn train(plans: Vec<(&'static str, Plan)>) {
     let _alone = hunt::alone();
-    for (name, plan) in plans() {
+    for (name, plan) in plans {
         let batches = Counting(plan.clone());
         let held = counting::most(|| {
             let model = Decoder::new(&plan, &kerple_lm::device().autodiff());
@@ -114,9 +128,19 @@ fn training_holds_what_is_estimated() {
 }
 
 #[test]
+fn training_holds_what_is_estimated() {
+    train(plans());
+}
+
+#[test]
+fn training_with_gates_draws_codes_and_features_holds_what_is_estimated() {
+    train(plans_of_positions());
+}
+
+#[test]
 fn a_validation_holds_what_is_estimated() {
     let _alone = hunt::alone();
-    for (name, plan) in plans().into_iter().filter(|(name, _)| *name != "weights") {
+    for (name, plan) in plans().into_iter().chain(plans_of_positions()).filter(|(name, _)| *name != "weights") {
         let batches = Counting(plan.clone());
         let model = Decoder::new(&plan, &kerple_lm::device());
         let task = LanguageModel { piece: plan.train.piece };
