@@ -80,17 +80,12 @@ fn plans() -> Vec<(&'static str, Plan)> {
     ]
 }
 
-/// Plans with gates, draws, codes and random features.
+/// Plans with gates, and with draws.
 fn plans_of_positions() -> Vec<(&'static str, Plan)> {
     vec![
         of("gates", "encoding = \"fox\"", [32, 2], [1024, 4], None),
         of("gates of linear attention", &linear("\"fox\""), [32, 2], [4096, 1], None),
         of("draws of positions", "encoding = { kind = \"rotary\", randomized = 16384 }", [4, 16], [4096, 2], None),
-        of("draws of distances", "encoding = { kind = \"kerple_log\", randomized = 65536 }", [8, 4], [2048, 1], None),
-        of("codes of waves", &linear("\"sine_spe\""), [2, 8], [4096, 1], None),
-        of("codes of filters", &linear("\"conv_spe\""), [2, 8], [4096, 1], None),
-        of("random features", &favor("\"none\"", 4096), [1, 64], [64, 1], None),
-        of("random features of codes", &favor("\"sine_spe\"", 1024), [2, 8], [2048, 1], None),
     ]
 }
 
@@ -133,7 +128,7 @@ fn training_holds_what_is_estimated() {
 }
 
 #[test]
-fn training_with_gates_draws_codes_and_features_holds_what_is_estimated() {
+fn training_with_gates_and_draws_holds_what_is_estimated() {
     train(plans_of_positions());
 }
 
@@ -172,7 +167,6 @@ fn a_long_text_holds_what_is_estimated() {
         of(16, &favor("\"none\"", 1024), [2, 16], 16_384),
         of(4, &linear("\"fox\""), [16, 4], 16_384),
         of(2, "encoding = \"fox\"", [8, 4], 8192),
-        of(2, "encoding = { kind = \"kerple_log\", randomized = 65536 }", [8, 4], 8192),
     ] {
         let model = Decoder::new(&plan, &kerple_lm::device());
         let ids: Vec<u32> = (0..len as u32).map(|id| id % 251).collect();
