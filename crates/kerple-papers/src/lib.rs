@@ -9,6 +9,7 @@
 
 pub mod claim;
 pub mod error;
+pub mod floors;
 pub mod manifest;
 pub mod packed;
 pub mod pages;

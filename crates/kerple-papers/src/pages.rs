@@ -13,6 +13,7 @@ mod claims;
 mod dape;
 mod figures;
 mod kerple;
+mod names;
 mod numerics;
 mod page;
 mod published;
@@ -21,7 +22,8 @@ mod spe;
 mod verdict;
 
 use crate::error::{Error, Result};
-use crate::manifest::{EvaluationFacts, Manifest, PlannedRun, runs_folder};
+use crate::floors::{FLOORS_FILE, Floor};
+use crate::manifest::{CorpusFacts, EvaluationFacts, Manifest, PlannedRun, runs_folder};
 use crate::packed::unpacked;
 use crate::timing::{TIMING_FILE, Timing, TimingRow};
 use kerple_records::{look, read_json, write_json};
@@ -89,6 +91,8 @@ struct Folder {
     /// Runs and what they give, by folder of a corpus and variant; none where nothing was trained.
     groups: BTreeMap<String, Group>,
     timing: Option<Timing>,
+    /// What right answers of its tasks are worth.
+    floors: Vec<Floor>,
     /// Rows left out because they are over another text than most of their corpus.
     over_other_texts: usize,
     /// Rows left out because they were computed in another precision, on another kind of device, or twice.
@@ -118,6 +122,7 @@ impl Folder {
     /// evaluated is no part of the paper.
     fn read(folder: &Path) -> Result<Folder> {
         let manifest = Manifest::read(folder)?;
+        let floors = kerple_records::Error::unless_absent(read_json(&folder.join(FLOORS_FILE)))?.unwrap_or_default();
         let unpacked = unpacked(folder)?;
         let folder = unpacked.as_ref().map_or(folder, TempDir::path);
         let mut found: BTreeMap<String, (&str, Vec<Run>)> = BTreeMap::new();
@@ -147,11 +152,27 @@ impl Folder {
         };
         let groups = found.into_iter().map(group).collect::<Result<_>>()?;
         let timing = kerple_records::Error::unless_absent(read_json(&folder.join(TIMING_FILE)))?;
-        Ok(Folder { manifest, groups, timing, over_other_texts, in_other_numerics, _unpacked: unpacked })
+        Ok(Folder { manifest, groups, timing, floors, over_other_texts, in_other_numerics, _unpacked: unpacked })
     }
 
     fn group(&self, corpus: &str, variant: &str) -> Option<&Group> {
         self.groups.get(&runs_folder(corpus, variant))
+    }
+
+    /// The floors of a task whose runs were evaluated on the same examples.
+    fn floor(&self, corpus: &str) -> Option<&Floor> {
+        let of_corpus = self.manifest.runs.iter().filter(|run| run.corpus == corpus);
+        let groups = of_corpus.filter_map(|run| self.group(corpus, &run.variant));
+        let mut rows = groups.flat_map(|group| &group.runs).flat_map(|run| &run.evaluations);
+        let content = rows.find_map(|row| Some(row.text.as_ref()?.checksum.as_str()))?;
+        self.floors.iter().find(|floor| floor.corpus == corpus && floor.content == content)
+    }
+
+    /// What a share of right answers exceeds only where something was learned, in so many answers: a guess and the best constant
+    /// answer, and three deviations more.
+    fn least_learned(&self, corpus: &CorpusFacts, answers: f64) -> f64 {
+        let constant = self.floor(&corpus.name).map_or(0.0, |floor| floor.constant);
+        verdict::guesses(corpus.chance.unwrap_or(0.0).max(constant), answers)
     }
 
     /// Tokens of a training sequence, as the manifest says; of manifests that do not say it, as the runs do.

@@ -10,6 +10,7 @@
 mod carried;
 mod experiment;
 mod export;
+mod floors;
 mod texts;
 mod timing;
 
@@ -296,7 +297,8 @@ impl Reproduction {
             runs: planned(&self.experiment, &[]).into_iter().map(run).collect::<Result<_>>()?,
         };
         std::fs::create_dir_all(&self.out).map_err(kerple_records::Error::io("creating", &self.out))?;
-        Ok(kerple_records::write_json(&self.out.join(MANIFEST_FILE), &manifest)?)
+        kerple_records::write_json(&self.out.join(MANIFEST_FILE), &manifest)?;
+        self.write_floors()
     }
 
     /// Trains and evaluates what is not done yet of a shard's runs; `false` when `stop` was set before the end.

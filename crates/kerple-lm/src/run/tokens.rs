@@ -155,8 +155,8 @@ impl RunFolder {
     pub(super) fn verify_tokens(&self, plan: &Plan) -> Result<Option<String>> {
         let special = self.special_tokens()?;
         let Some(tokenizer) = self.carried_tokenizer(plan)? else { return Ok(None) };
-        let SpecialTokens { end_of_document, bos, eos, pad } = special;
-        let mut all = [end_of_document, bos, pad].into_iter().flatten().chain(eos);
+        let SpecialTokens { end_of_document, bos, start, eos, pad, unknown } = special;
+        let mut all = [end_of_document, bos, start, pad, unknown].into_iter().flatten().chain(eos);
         let rows = plan.model.vocab_size;
         match all.find(|id| *id as usize >= rows) {
             None => Ok(Some(format!("{DEFINITION}: {} tokens, the one that the plan names", tokenizer.vocab_size()))),

@@ -2,7 +2,8 @@
 
 use super::Folder;
 use super::published::{Printed, Value};
-use crate::manifest::runs_folder;
+use crate::floors::Floor;
+use crate::manifest::{CorpusFacts, runs_folder};
 use kerple_records::number;
 use kerple_report::format::{count, deviation, number as shown};
 use kerple_report::page::{Cell, Grid, Row};
@@ -103,6 +104,18 @@ impl CellRow {
     pub fn is_complete(&self) -> bool {
         self.planned > 0 && self.n >= self.planned
     }
+}
+
+/// Rows of what needs no model, under a table of right answers: a cell for every task, empty where it is not known.
+pub(super) fn floors(all: &Folder, tasks: &[&CorpusFacts], cell: impl Fn(f64) -> Cell) -> Vec<Row> {
+    const FLOORS: [(&str, fn(&Floor) -> f64); 2] =
+        [("a constant answer", |floor| floor.constant), ("the first token alone", |floor| floor.first_token)];
+    let known: Vec<Option<&Floor>> = tasks.iter().map(|task| all.floor(&task.name)).collect();
+    let row = |(name, share): (&str, fn(&Floor) -> f64)| {
+        let of = |floor: &Option<&Floor>| floor.map_or_else(|| Cell::from(String::new()), |floor| cell(share(floor)));
+        Row { name: name.to_owned(), colour: None, cells: known.iter().map(of).collect() }
+    };
+    if known.iter().all(Option::is_none) { Vec::new() } else { FLOORS.map(row).into() }
 }
 
 /// A table of perplexities: lengths by encodings, on one corpus.

@@ -1,13 +1,14 @@
 //! How far methods of KERPLE are from where they were trained: the change of perplexity from the training length.
 
 use super::page::Item;
-use super::verdict::{BySeed, Unit, change, shown};
+use super::verdict::{BySeed, Unit, change, interval, shown};
 use super::{Folder, Group};
 use crate::manifest::EvaluationFacts;
 use kerple_report::format::count;
 use kerple_report::page::{Cell, Figure, Grid, Row, Section};
 use kerple_report::plot::{Axis, Legend, Plot, Point, Series};
-use kerple_report::results::{Spread, Table};
+use kerple_report::results::Table;
+use kerple_report::statistics::mean;
 
 /// Labels without keys and names, in the order of tables and colours.
 const METHODS: [(&str, &str); 6] = [
@@ -19,8 +20,8 @@ const METHODS: [(&str, &str); 6] = [
     ("sinusoidal", "Sinusoidal"),
 ];
 
-/// End of a figure's axis, as a multiple of the lowest perplexity.
-const NEAR: f64 = 2.5;
+/// Ends of the figures' axes.
+const AXIS: [f64; 2] = [0.93, 1.25];
 
 /// The usual runs on one text.
 struct Text<'a> {
@@ -33,15 +34,14 @@ struct Text<'a> {
     train_len: u64,
 }
 
-/// A table of changes and a figure of perplexities for every text.
+/// A table and a figure of changes for every text.
 pub(super) fn changes(all: &Folder) -> Item {
     let mut item = Item::new(
         "change",
         "Extrapolation as a change",
         "The perplexity of a method over its own at the training length, over the same text and seed, with the 95 % interval over seeds. \
          Longer blocks have fewer tokens with little context, which alone lowers a perplexity: what ALiBi shows, which hardly sees beyond \
-         its training length, is what a method shows that uses nothing there. In the figures the band is the sample deviation over seeds, \
-         which is mostly of the text that a seed draws.",
+         its training length, is what a method shows that uses nothing there. The figures show the same numbers.",
     );
     for corpus in &all.manifest.corpora {
         let Some(text) = Text::of(all, &corpus.name, &corpus.title) else { continue };
@@ -72,13 +72,16 @@ impl<'a> Text<'a> {
         rows.filter(|row| row.encoding == label && row.length == length).map(|row| (row.seed, row.nll)).collect()
     }
 
+    /// Changes from the training length, one a seed.
+    fn changes(&self, label: &str, length: u64) -> Vec<f64> {
+        change(&self.losses(label, length), &self.losses(label, self.train_len)).into_values().collect()
+    }
+
     fn grid(&self) -> Grid {
         let beyond: Vec<u64> = self.facts.lengths.iter().copied().filter(|length| *length > self.train_len).collect();
         let row = |(_, name, label): (usize, &str, &str)| {
             let at = |length: &u64| {
-                let changes = change(&self.losses(label, *length), &self.losses(label, self.train_len));
-                let changes: Vec<f64> = changes.into_values().collect();
-                let Some((mean, interval)) = shown(&changes, Unit::Times) else {
+                let Some((mean, interval)) = shown(&self.changes(label, *length), Unit::Times) else {
                     return Cell::from("\u{2013}".to_owned());
                 };
                 Cell { note: Some(interval), ..Cell::from(mean) }
@@ -96,35 +99,31 @@ impl<'a> Text<'a> {
     fn figure(&self) -> Option<Figure> {
         let line = |(at, name, label): (usize, &str, &str)| {
             let point = |length: &u64| {
-                let rows = self.table.score((label, None), *length)?;
-                let spread = Spread { mean: rows.perplexity, deviation: rows.perplexity_deviation };
-                Some(Point { x: *length as f64, y: spread.mean, error: spread.deviation.unwrap_or(0.0) })
+                let changes = self.changes(label, *length);
+                let half = interval(&changes).map_or(0.0, |(low, high)| (high.exp() - low.exp()) / 2.0);
+                (!changes.is_empty()).then(|| Point { x: *length as f64, y: mean(&changes).exp(), error: half })
             };
             let points = self.facts.lengths.iter().filter_map(point).collect();
             Series { points, band: true, markers: true, ..Series::line(name, at, []) }
         };
         let series: Vec<Series> = self.methods().map(line).filter(|line| !line.points.is_empty()).collect();
-        let values =
-            series.iter().flat_map(|line| &line.points).map(|point| point.y).filter(|y| y.is_finite() && *y > 0.0);
-        let low = values.reduce(f64::min)?;
-        let title = format!("Perplexity by length: {}", self.title);
+        let title = format!("Perplexity by length, over that at {}: {}", count(self.train_len), self.title);
+        let [low, high] = AXIS;
         let plot = Plot {
             title: title.clone(),
-            description: format!("Lowest {low:.1}, of {} runs.", self.group.runs.len()),
+            description: format!("Of {} runs.", self.group.runs.len()),
             x: Axis::lengths("tokens evaluated", &self.facts.lengths),
-            y: Axis::log("perplexity", low * 0.92, low * NEAR),
+            y: Axis::linear(format!("times the perplexity at {}", self.train_len), low, high),
             series,
             rule: Some((self.train_len as f64, "trained".into())),
             legend: Legend::Ends,
             titled: false,
         };
-        Some(Figure {
+        (!plot.series.is_empty()).then(|| Figure {
             id: format!("change-{}", self.name),
             section: Section::Positions,
             title,
-            caption: format!(
-                "Means and deviations over seeds. Lines that leave the frame go on above {NEAR} times the lowest."
-            ),
+            caption: format!("Means and 95 % intervals over seeds. Lines that leave the frame go on above {high}."),
             plots: vec![plot],
         })
     }

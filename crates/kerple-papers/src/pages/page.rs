@@ -1,6 +1,7 @@
 //! The page of a reproduction.
 
 use super::cells::CellRow;
+use super::verdict::{Finding, counted};
 use super::{Folder, ItemSummary};
 use crate::error::Result;
 use kerple_report::folder::{INDEX, TEXT};
@@ -30,6 +31,11 @@ pub(super) struct Item {
 }
 
 impl Item {
+    /// Adds how many of these cells of claims are decided, and what stays when all are corrected together.
+    pub(super) fn count<'a>(&mut self, findings: impl Iterator<Item = &'a Finding>) {
+        self.notes.extend(counted(findings));
+    }
+
     pub(super) fn new(id: &'static str, title: &'static str, text: &str) -> Item {
         let (notes, grids, figures, pictures, cells) = Default::default();
         Item { id, title, text: text.to_owned(), notes, grids, figures, pictures, cells, complete: 0, planned: 0 }

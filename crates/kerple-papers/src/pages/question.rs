@@ -4,13 +4,19 @@
 //! counts. So pages of such a folder need nothing but the folder, and say of every claim what became of it, also before there
 //! is a run.
 
+mod flips;
+mod kernels;
 mod plots;
+mod post_hoc;
+mod time;
 
-use self::plots::figure;
+use self::plots::{figure, window_figure};
+use self::post_hoc::PostHoc;
 use super::Folder;
 use super::cells::CellRow;
+use super::names;
 use super::page::Item;
-use super::verdict::{AtLength, BySeed, Finding, RULE, Side, Unit, change, differences, judge, shown};
+use super::verdict::{AtLength, BySeed, Finding, RULE, Side, Unit, change, differences, judge, judge_answers, shown};
 use crate::claim::{Arm, Bound, Claim, Measure};
 use crate::manifest::{CorpusFacts, EvaluationFacts, runs_folder};
 use kerple_report::Run;
@@ -20,7 +26,7 @@ use kerple_report::statistics::{self, mean};
 use std::collections::BTreeSet;
 
 /// What can be made.
-pub(super) const ITEMS: [&str; 3] = ["claims", "values", "change"];
+pub(super) const ITEMS: [&str; 5] = ["claims", "values", "change", "time", "kernels"];
 
 fn side(bound: Bound) -> Side {
     match bound {
@@ -43,10 +49,24 @@ fn find(claim: &Claim, all: &Folder, corpus: &str) -> Option<Finding> {
     };
     let by_length: Vec<AtLength> =
         claim.lengths.iter().map(|length| (format!("at {}", count(*length)), at(*length))).collect();
-    let unit = if claim.of == Measure::Answers { Unit::Plain } else { Unit::Times };
-    let found = judge(side(claim.lies), unit, &by_length)?;
+    let found = if claim.of == Measure::Answers {
+        let learned = claim.lengths.iter().map(|length| is_learned(claim, all, corpus, *length));
+        judge_answers(side(claim.lies), &by_length.into_iter().zip(learned).collect::<Vec<_>>())?
+    } else {
+        judge(side(claim.lies), Unit::Times, &by_length)?
+    };
     let beside = claim.beside.as_ref().unwrap_or(&claim.own);
     Some(found.beside_programs(&runs(all, corpus, &claim.own), &runs(all, corpus, beside)))
+}
+
+/// Whether one arm of a claim about a task has more right answers at a length than a guess, or a constant answer, seldom exceeds.
+fn is_learned(claim: &Claim, all: &Folder, corpus: &str, length: u64) -> bool {
+    let Some(facts) = all.manifest.corpus(corpus) else { return false };
+    claim.arms().any(|(arm, evaluation)| {
+        let answers = all.manifest.evaluations.get(evaluation).map_or(0, |facts| facts.segments);
+        let found: Vec<f64> = values(all, corpus, arm, evaluation, length).into_values().collect();
+        !found.is_empty() && mean(&found) > all.least_learned(facts, answers as f64)
+    })
 }
 
 /// The runs of an arm, each once.
@@ -58,6 +78,12 @@ fn runs<'a>(all: &'a Folder, corpus: &str, arm: &Arm) -> Vec<&'a Run> {
 /// Log-perplexities of an arm at a length, or shares of right answers of a task, by seed.
 fn values(all: &Folder, corpus: &str, arm: &Arm, evaluation: &str, length: u64) -> BySeed {
     let Some(facts) = all.manifest.evaluations.get(evaluation) else { return BySeed::new() };
+    // a window that holds the whole sequence changes nothing
+    let facts = facts
+        .window
+        .filter(|window| *window >= length)
+        .and_then(|_| all_keys(all, facts))
+        .map_or(facts, |(_, whole)| whole);
     let value = |run: &Run| {
         let row = run.evaluations.iter().find(|row| row.length == length && facts.is_of(run, row))?;
         Some((run.seed()?, row.answers.as_ref().map_or(row.nll, |answers| answers.accuracy)))
@@ -65,33 +91,66 @@ fn values(all: &Folder, corpus: &str, arm: &Arm, evaluation: &str, length: u64) 
     runs(all, corpus, arm).into_iter().filter_map(value).collect()
 }
 
-/// Every claim, and what was measured.
-pub(super) fn items(all: &Folder) -> Vec<Item> {
-    vec![claims(all), levels(all), changes(all)]
+/// The evaluation of the same text with all keys, and its name.
+fn all_keys<'a>(all: &'a Folder, windowed: &EvaluationFacts) -> Option<(&'a str, &'a EvaluationFacts)> {
+    let of = |facts: &EvaluationFacts| (facts.protocol.clone(), facts.span, facts.segments);
+    let mut others = all.manifest.evaluations.iter().filter(|(_, facts)| facts.window.is_none());
+    others.find(|(_, facts)| of(facts) == of(windowed)).map(|(name, facts)| (name.as_str(), facts))
 }
 
-fn claims(all: &Folder) -> Item {
+/// Questions that are about what kernels learn.
+const OF_KERNELS: [&str; 1] = ["decay"];
+
+/// Every claim, and what was measured.
+pub(super) fn items(all: &Folder) -> Vec<Item> {
+    let asked = post_hoc::of(&all.manifest.paper);
+    let equal_time = asked.as_ref().map_or(&[][..], |asked| &asked.equal_time);
+    let mut items = vec![claims(all, asked.as_ref()), levels(all), changes(all), time::times(all, equal_time)];
+    items.extend(OF_KERNELS.contains(&all.manifest.paper.as_str()).then(|| kernels::kernels(all)));
+    items
+}
+
+fn claims(all: &Folder, after: Option<&PostHoc>) -> Item {
     let text = format!(
         "What was to be settled, as it was written before the runs. {RULE} Differences of log-perplexity are shown as the ratio of \
-         perplexities that they mean, those of right answers as they are; at the same seeds."
+         perplexities that they mean, those of right answers as they are; at the same seeds. Claims of answers are judged only where one \
+         of the two arms is above a guess and above the best constant answer."
     );
     let mut item = Item::new("claims", "What was asked", &text);
-    let is_asked = |corpus: &&CorpusFacts| all.manifest.claims.iter().any(|claim| claim.is_about(&corpus.name));
+    judge_all(&mut item, all, &all.manifest.claims, "Claims");
+    let Some(PostHoc { written, why, claims, order_flips, .. }) = after else { return item };
+    if !claims.is_empty() {
+        item.notes.push("Of the claims that were written after the runs:".to_owned());
+        judge_all(&mut item, all, claims, "Claims that were written after the runs");
+    }
+    for asked in order_flips {
+        let (grids, flipped) = flips::grids(all, asked);
+        item.grids.extend(grids);
+        item.notes.push(format!("{} {flipped}", flips::RULE));
+    }
+    item.notes.push(format!("What was written after the runs was written on {written}. {why}"));
+    item
+}
+
+/// Adds a grid of claims, on every corpus that one of them is about.
+fn judge_all(item: &mut Item, all: &Folder, claims: &[Claim], caption: &str) {
+    let is_asked = |corpus: &&CorpusFacts| claims.iter().any(|claim| claim.is_about(&corpus.name));
     let corpora: Vec<&CorpusFacts> = all.manifest.corpora.iter().filter(is_asked).collect();
-    let mut rows = Vec::new();
-    for claim in &all.manifest.claims {
+    let (mut rows, mut findings) = (Vec::new(), Vec::new());
+    for claim in claims {
         let found: Vec<Option<Finding>> = corpora
             .iter()
             .map(|corpus| claim.is_about(&corpus.name).then(|| find(claim, all, &corpus.name)).flatten())
             .collect();
         item.planned += 1;
         item.complete += usize::from(found.iter().any(Option::is_some));
+        findings.extend(found.iter().flatten().cloned());
         let cells = found.into_iter().map(Finding::cell).collect();
         rows.push(Row { name: claim.text.clone(), colour: None, cells });
     }
+    item.count(findings.iter());
     let head = std::iter::once("claim".to_owned()).chain(corpora.iter().map(|corpus| corpus.title.clone()));
-    item.grids.push(Grid { caption: "Claims".to_owned(), head: head.collect(), rows });
-    item
+    item.grids.push(Grid { caption: caption.to_owned(), head: head.collect(), rows });
 }
 
 /// Runs of a corpus and variant that are evaluated in the same way.
@@ -136,23 +195,43 @@ fn arms(all: &Folder, (corpus, variant): (&str, &str), evaluation: &str) -> Vec<
 }
 
 impl Set<'_> {
-    fn name(&self) -> String {
-        let variant = if self.variant.is_empty() { String::new() } else { format!(", {}", self.variant) };
-        format!("{}{variant}", self.corpus.title)
+    fn name(&self, all: &Folder) -> String {
+        let variant = names::variant(&all.manifest.paper, self.variant);
+        if variant.is_empty() { self.corpus.title.clone() } else { format!("{}, {variant}", self.corpus.title) }
     }
 
-    fn grid(&self, what: &str, lengths: &[u64], cell: impl Fn(&Arm, usize, u64) -> Cell) -> Grid {
+    /// How many keys queries see, where it is more than one thing in this folder.
+    fn sight(&self, all: &Folder) -> String {
+        let is_windowed = |facts: &EvaluationFacts| facts.window.is_some();
+        match self.facts.window {
+            Some(window) => format!(", the last {window} keys in each layer"),
+            None if all.manifest.evaluations.values().any(is_windowed) => ", all keys".to_owned(),
+            None => String::new(),
+        }
+    }
+
+    fn grid(&self, all: &Folder, what: &str, lengths: &[u64], cell: impl Fn(&Arm, usize, u64) -> Cell) -> Grid {
+        let names = names::encodings(all);
         let row = |(arm, seeds): &(Arm, usize)| Row {
-            name: arm.encoding.clone(),
+            name: names[arm.encoding.as_str()].clone(),
             colour: None,
             cells: lengths.iter().map(|length| cell(arm, *seeds, *length)).collect(),
         };
         let head = std::iter::once("encoding".to_owned()).chain(lengths.iter().map(|length| count(*length)));
         Grid {
-            caption: format!("{}: {what}, {}", self.name(), self.evaluation),
+            caption: format!("{}: {what}{}", self.name(all), self.sight(all)),
             head: head.collect(),
             rows: self.arms.iter().map(row).collect(),
         }
+    }
+
+    /// The lengths there are values of: under a window also that of the window, where nothing is out of sight.
+    fn lengths(&self, all: &Folder) -> Vec<u64> {
+        let whole = self.facts.window.filter(|window| {
+            let whole = all_keys(all, self.facts);
+            whole.is_some_and(|(_, facts)| facts.lengths.contains(window)) && !self.facts.lengths.contains(window)
+        });
+        whole.into_iter().chain(self.facts.lengths.iter().copied()).collect()
     }
 
     fn values(&self, all: &Folder, arm: &Arm, length: u64) -> BySeed {
@@ -193,7 +272,10 @@ fn levels(all: &Folder) -> Item {
         let link = format!("../{}/", runs_folder(&set.corpus.name, set.variant));
         let what = if is_task { "right answers in percent" } else { "perplexity" };
         let lengths = &set.facts.lengths;
-        item.grids.push(set.grid(what, lengths, |arm, seeds, length| level(&found(arm, length), seeds, &link)));
+        let mut grid = set.grid(all, what, lengths, |arm, seeds, length| level(&found(arm, length), seeds, &link));
+        let tasks: Vec<&CorpusFacts> = lengths.iter().map(|_| set.corpus).collect();
+        grid.rows.extend(super::cells::floors(all, &tasks, |floor| Cell::from(number(100.0 * floor))));
+        item.grids.push(grid);
         for (arm, seeds) in &set.arms {
             let row = |length: &u64| set.row(all, arm, *length, *seeds, &found(arm, *length));
             item.cells.extend(lengths.iter().map(row));
@@ -223,7 +305,8 @@ fn changes(all: &Folder) -> Item {
     let mut item = Item::new("change", "Extrapolation as a change", text);
     let mut plots = Vec::new();
     for set in sets(all).into_iter().filter(|set| !set.corpus.is_task()) {
-        let Some((&from, beyond)) = set.facts.lengths.split_first().filter(|(_, beyond)| !beyond.is_empty()) else {
+        let lengths = set.lengths(all);
+        let Some((&from, beyond)) = lengths.split_first().filter(|(_, beyond)| !beyond.is_empty()) else {
             continue;
         };
         let found = |arm: &Arm, length: u64| -> Vec<f64> {
@@ -233,10 +316,11 @@ fn changes(all: &Folder) -> Item {
             Some((mean, interval)) => Cell { note: Some(interval), ..Cell::from(mean) },
             None => Cell::from("\u{2013}".to_owned()),
         };
-        item.grids.push(set.grid(&format!("times the perplexity at {}", count(from)), beyond, cell));
-        plots.extend(set.plot(all, found));
+        item.grids.push(set.grid(all, &format!("times the perplexity at {}", count(from)), beyond, cell));
+        plots.extend(set.plot(all, &lengths, found));
     }
     item.figures.extend(figure(plots));
+    item.figures.extend(window_figure(all));
     item.planned = 1;
     item.complete = usize::from(!all.groups.is_empty());
     item

@@ -7,16 +7,26 @@
 use kerple_report::Run;
 use kerple_report::format::{number, probability};
 use kerple_report::page::Cell;
-use kerple_report::statistics::{ALPHA, PairedTest, Untestable, holm, mean, t_test_of_differences};
+use kerple_report::statistics::{
+    ALPHA, LEAST_PAIRS, PairedTest, Untestable, benjamini_hochberg, holm, mean, t_test_of_differences,
+};
 use std::collections::BTreeMap;
 
 /// The rule in the words of a page.
-pub(super) const RULE: &str = "A claim names its lengths and the smallest effect that counts. At each of the lengths the mean difference of the \
-                               pairs is tested against that effect (paired two-sided t-test), and the p-values of one claim are corrected \
-                               together by Holm's method. Confirmed: at all of its lengths significantly as claimed, p < 0.05. Contradicted: \
-                               at one of them significantly not so; that includes an effect in the claimed direction that is significantly \
-                               smaller than what counts. Everything else is not settled, and below three pairs nothing is tested. Shown is \
-                               the last of the lengths, with the 95 % interval and the corrected p of that test.";
+pub(super) const RULE: &str = "A claim names its lengths and its margin, the smallest effect that counts. At each length a paired two-sided t-test \
+                               compares the mean difference of the pairs with the margin, and Holm's method corrects the p-values of one \
+                               claim together. Confirmed: significantly as claimed at every length, p < 0.05. Contradicted: significantly \
+                               otherwise at one length or more; that includes an effect in the claimed direction that is significantly \
+                               smaller than the margin. Everything else is not settled, and below three pairs nothing is tested. The tests \
+                               have two sides and the claims have one, so each p is twice that of a one-sided test. A cell shows the last \
+                               of the lengths, the 95 % interval there and the corrected p.";
+
+/// What a page adds where the rule is younger than its runs.
+pub(super) const AFTER_RUNS: &str = "This rule was written after the runs of this page, and after their results had been read once. Nothing \
+                                     on this page was registered before the runs.";
+
+/// Before a claim that the paper does not make.
+pub(super) const OURS: &str = "not the paper's \u{2013} ";
 
 /// Perplexities of two methods that differ by less than this in their logarithm, 1 %, are as good.
 pub(super) const EFFECT: f64 = 0.01;
@@ -60,7 +70,7 @@ pub(super) enum Unit {
 }
 
 impl Unit {
-    fn show(self, difference: f64) -> String {
+    pub(super) fn show(self, difference: f64) -> String {
         number(if self == Unit::Times { difference.exp() } else { difference })
     }
 
@@ -75,15 +85,22 @@ pub(super) enum Verdict {
     Confirmed,
     Contradicted,
     Unsettled,
+    /// No arm answers better than a guess, so that differences say nothing.
+    NothingLearned,
 }
 
 impl Verdict {
+    fn is_decided(self) -> bool {
+        matches!(self, Verdict::Confirmed | Verdict::Contradicted)
+    }
+
     /// In a cell. The mark tells the three apart without reading, and without colour.
     fn text(self) -> &'static str {
         match self {
             Verdict::Confirmed => "\u{2713} confirmed",
             Verdict::Contradicted => "\u{2717} contradicted",
             Verdict::Unsettled => "not settled",
+            Verdict::NothingLearned => "nothing learned",
         }
     }
 }
@@ -93,13 +110,17 @@ impl Verdict {
 pub(super) struct Finding {
     pub verdict: Verdict,
     pub numbers: String,
+    /// The probability that the verdict rests on, corrected for the lengths of the claim.
+    pub p: f64,
+    /// The fewest pairs that were tested at a length; 0 where nothing was tested.
+    pub pairs: usize,
 }
 
 impl Finding {
     /// A finding in a table, a dash where there is none yet.
     pub(super) fn cell(found: Option<Finding>) -> Cell {
-        let Some(Finding { verdict, numbers }) = found else { return Cell::from("\u{2013}".to_owned()) };
-        let claim = (verdict != Verdict::Unsettled).then_some(verdict == Verdict::Confirmed);
+        let Some(Finding { verdict, numbers, .. }) = found else { return Cell::from("\u{2013}".to_owned()) };
+        let claim = verdict.is_decided().then_some(verdict == Verdict::Confirmed);
         Cell { note: Some(numbers), claim, ..verdict.text().to_owned().into() }
     }
 
@@ -140,18 +161,18 @@ fn test(differences: &[f64]) -> Result<PairedTest, Untestable> {
 /// Judges a claim by the differences at its lengths; nothing before there are any.
 pub(super) fn judge(side: Side, unit: Unit, by_length: &[AtLength]) -> Option<Finding> {
     let (name, last) = by_length.iter().rfind(|(_, differences)| !differences.is_empty())?;
-    let found = |(_, differences): &AtLength| {
-        // what cannot be tested settles nothing
-        test(differences).map_or((false, 1.0), |test| side.test(&test))
-    };
-    let (holds, p): (Vec<bool>, Vec<f64>) = by_length.iter().map(found).unzip();
+    // what cannot be tested settles nothing
+    let tests: Vec<Option<PairedTest>> = by_length.iter().map(|(_, differences)| test(differences).ok()).collect();
+    let (holds, p): (Vec<bool>, Vec<f64>) =
+        tests.iter().map(|test| test.as_ref().map_or((false, 1.0), |test| side.test(test))).unzip();
     let p = holm(&p);
-    let significant = |wanted: bool| holds.iter().zip(&p).filter(|(holds, p)| **holds == wanted && **p < ALPHA).count();
+    let of = |wanted: bool| holds.iter().zip(&p).filter(move |(holds, _)| **holds == wanted).map(|(_, p)| *p);
+    let significant = |wanted: bool| of(wanted).filter(|p| *p < ALPHA).count();
     let (for_it, against_it) = (significant(true), significant(false));
-    let verdict = match (for_it, against_it) {
-        (_, 1..) => Verdict::Contradicted,
-        (count, 0) if count == by_length.len() => Verdict::Confirmed,
-        _ => Verdict::Unsettled,
+    let (verdict, decisive) = match (for_it, against_it) {
+        (_, 1..) => (Verdict::Contradicted, of(false).fold(1.0, f64::min)),
+        (count, 0) if count == by_length.len() => (Verdict::Confirmed, of(true).fold(0.0, f64::max)),
+        _ => (Verdict::Unsettled, p.iter().copied().fold(0.0, f64::max)),
     };
     let mut numbers = match (by_length.len(), against_it) {
         (1, _) => String::new(),
@@ -162,7 +183,48 @@ pub(super) fn judge(side: Side, unit: Unit, by_length: &[AtLength]) -> Option<Fi
         numbers += &format!("{name}: ");
     }
     let at = by_length.iter().position(|(other, _)| other == name).unwrap_or(0);
-    Some(Finding { verdict, numbers: numbers + &in_words(last, unit, p[at]) })
+    let pairs = tests.iter().flatten().map(|test| test.n).min().unwrap_or(0);
+    Some(Finding { verdict, numbers: numbers + &in_words(last, unit, p[at]), p: decisive, pairs })
+}
+
+/// Judges a claim about right answers. At a length where neither arm is `learned` nothing is tested: two arms that guess are
+/// equal whatever they are.
+pub(super) fn judge_answers(side: Side, by_length: &[(AtLength, bool)]) -> Option<Finding> {
+    let all: Vec<AtLength> = by_length.iter().map(|(at, _)| at.clone()).collect();
+    if by_length.iter().all(|((_, differences), learned)| !learned || differences.is_empty()) {
+        let found = judge(side, Unit::Plain, &all)?;
+        return Some(Finding { verdict: Verdict::NothingLearned, p: 1.0, pairs: 0, ..found });
+    }
+    let tested = by_length
+        .iter()
+        .map(|((name, differences), learned)| (name.clone(), if *learned { differences.clone() } else { Vec::new() }));
+    judge(side, Unit::Plain, &tested.collect::<Vec<_>>())
+}
+
+/// What a guess that hits `share` of the answers seldom exceeds in so many of them: three deviations more.
+pub(super) fn guesses(share: f64, answers: f64) -> f64 {
+    share + 3.0 * (share * (1.0 - share) / answers.max(1.0)).sqrt()
+}
+
+/// How many cells were tested, how many verdicts rest on the fewest pairs that are tested, and how many stay when all cells are
+/// corrected together; nothing where nothing was tested.
+pub(super) fn counted<'a>(findings: impl Iterator<Item = &'a Finding>) -> Option<String> {
+    let tested: Vec<&Finding> = findings.filter(|found| found.pairs > 0).collect();
+    let decided = |found: &&&Finding| found.verdict.is_decided();
+    let p: Vec<f64> = tested.iter().map(|found| found.p).collect();
+    let stay =
+        |corrected: Vec<f64>| tested.iter().zip(corrected).filter(|(found, p)| decided(found) && *p < ALPHA).count();
+    let few = tested.iter().filter(decided).filter(|found| found.pairs == LEAST_PAIRS).count();
+    let (all, decided) = (tested.len(), tested.iter().filter(decided).count());
+    (all > 0).then(|| {
+        format!(
+            "Tested are {all} cells of claims, of which {decided} are decided. Of these {few} rest on three pairs, where a test that only \
+             exchanges signs cannot go below p = 0.25: they depend on normally distributed differences. Corrected for all {all} cells \
+             together, {} of the {decided} verdicts stay by Holm's method and {} by that of Benjamini and Hochberg at 5 %.",
+            stay(holm(&p)),
+            stay(benjamini_hochberg(&p)),
+        )
+    })
 }
 
 /// A mean and its interval in brackets, which below three pairs is the number of them; nothing of no differences.
@@ -269,6 +331,48 @@ mod tests {
         let found = judge(Side::Above(0.0), Unit::Plain, &by_length).unwrap();
         let expected = "significantly at 1 of 2 lengths; at 128: 0.210 [0.185, 0.235], p = 0.002, n = 3";
         assert_eq!(found.numbers, expected);
+    }
+
+    #[test]
+    fn the_probability_of_a_verdict_is_that_of_the_length_that_decides_it() {
+        let found = |side, by_length: &[&[f64]]| {
+            let by_length: Vec<AtLength> = by_length.iter().map(|values| (String::new(), values.to_vec())).collect();
+            judge(side, Unit::Plain, &by_length).unwrap()
+        };
+        // confirmed only where the worst of the lengths is
+        let two = found(Side::Above(0.0), &[&CLEAR, &[0.15, 0.2, 0.25]]);
+        assert!(two.verdict == Verdict::Confirmed && (0.02..ALPHA).contains(&two.p) && two.pairs == 3, "{two:?}");
+        let against = found(Side::Below(0.0), &[&CLEAR, &UNCLEAR]);
+        assert!(against.verdict == Verdict::Contradicted && against.p < 0.003, "{against:?}");
+        assert_eq!(found(Side::Above(0.0), &[&[0.2, 0.3]]).pairs, 0, "two pairs are not tested");
+    }
+
+    #[test]
+    fn cells_are_counted_and_corrected_together() {
+        let cell = |values: &[f64]| judge(Side::Above(0.0), Unit::Plain, &[(String::new(), values.to_vec())]).unwrap();
+        let cells = [cell(&CLEAR), cell(&[0.15, 0.2, 0.26, 0.15]), cell(&UNCLEAR), cell(&[0.2, 0.3])];
+        let line = counted(cells.iter()).unwrap();
+        assert!(line.starts_with("Tested are 3 cells of claims, of which 2 are decided. Of these 1 rest"), "{line}");
+        assert!(line.contains("all 3 cells together, 2 of the 2") && line.contains("and 2 by"), "{line}");
+        let many: Vec<Finding> = std::iter::repeat_n(cells[2].clone(), 99).chain([cells[0].clone()]).collect();
+        let line = counted(many.iter()).unwrap();
+        assert!(line.contains("0 of the 1 verdicts stay by Holm's method and 0 by"), "a hundred times 0.00075: {line}");
+        assert_eq!(counted(cells[3..].iter()), None);
+    }
+
+    #[test]
+    fn where_all_guess_nothing_is_judged() {
+        let judged = |learned: [bool; 2]| {
+            let at = |(values, learned): (&[f64], bool)| ((String::new(), values.to_vec()), learned);
+            judge_answers(Side::Above(0.0), &[at((&CLEAR, learned[0])), at((&CLEAR, learned[1]))]).unwrap()
+        };
+        assert_eq!(judged([true, true]).verdict, Verdict::Confirmed);
+        assert_eq!(judged([true, false]).verdict, Verdict::Unsettled, "one of two lengths is not all");
+        let neither = judged([false, false]);
+        assert_eq!((neither.verdict, neither.pairs), (Verdict::NothingLearned, 0));
+        assert!(neither.numbers.contains("0.210 ["), "what was measured is shown: {}", neither.numbers);
+        // 1000 answers, of which one in ten is right by chance: one deviation is 9.5 of them
+        assert!((guesses(0.1, 1000.0) - 0.12846).abs() < 1e-5);
     }
 
     #[test]

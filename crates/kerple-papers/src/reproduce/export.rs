@@ -5,6 +5,7 @@
 
 use super::refuse_another;
 use crate::error::{Error, Result};
+use crate::floors::{FLOORS_FILE, Floor};
 use crate::manifest::{MANIFEST_FILE, Manifest};
 use crate::packed::{pack, unpacked as unpack};
 use crate::seal::{refuse_broken, seal};
@@ -44,6 +45,9 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
     kerple_records::write_json(&folder.join(MANIFEST_FILE), &manifest)?;
     if look(&out.join(TIMING_FILE))?.is_some() {
         kerple_records::write_json(&folder.join(TIMING_FILE), &read_json::<Timing>(&out.join(TIMING_FILE))?)?;
+    }
+    if look(&out.join(FLOORS_FILE))?.is_some() {
+        kerple_records::write_json(&folder.join(FLOORS_FILE), &read_json::<Vec<Floor>>(&out.join(FLOORS_FILE))?)?;
     }
     seal(folder)?;
     Ok(runs)

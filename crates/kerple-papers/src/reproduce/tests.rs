@@ -58,7 +58,7 @@ fn shipped_experiments_can_be_run() {
         let served = |item: &&&str| {
             let by = |list: &[String]| list.iter().any(|name| name == **item);
             // of the texts, and of what other tables hold
-            ["table1", "claims", "change"].contains(*item)
+            ["table1", "claims", "change", "time", "kernels"].contains(*item)
                 // larger models
                 || (scale == "small" && paper == "dape" && ["table8", "table9", "figure4"].contains(*item))
                 || (scale != "paper" && paper == "kerple" && ["table7", "table8"].contains(*item))

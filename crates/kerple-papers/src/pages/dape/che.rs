@@ -5,7 +5,8 @@ use crate::manifest::{CorpusFacts, runs_folder};
 use crate::pages::Folder;
 use crate::pages::cells::CellRow;
 use crate::pages::page::Item;
-use crate::pages::verdict::{Finding, Side, Unit, judge};
+use crate::pages::verdict;
+use crate::pages::verdict::{Finding, Side, judge_answers};
 use kerple_report::Run;
 use kerple_report::page::{Cell, Grid, Row, percent};
 use kerple_report::results::AnswerTable;
@@ -113,8 +114,7 @@ fn guesses(all: &Folder, task: &CorpusFacts) -> f64 {
         table.examples as f64 * beyond as f64
     };
     let answers = tables(all, &task.name).map(counted).fold(0.0, f64::max);
-    let chance = task.chance.unwrap_or(0.0);
-    chance + 3.0 * (chance * (1.0 - chance) / answers.max(1.0)).sqrt()
+    verdict::guesses(task.chance.unwrap_or(0.0), answers)
 }
 
 /// The best of what is more than a guess is marked.
@@ -144,8 +144,8 @@ fn row((task, invariant): (&CorpusFacts, bool), cells: &[CellRow], guess: f64) -
 }
 
 /// The claims' pairs in words.
-pub(super) const ABOUT_CLAIMS: &str = "Formal languages: a pair is a task, the mean over its learning rates and seeds; differences in percent, of which \
-                                       2 are the smallest that count";
+pub(super) const ABOUT_CLAIMS: &str = "Formal languages: a pair is a task on which one of the two is above a guess, the mean over its learning rates and seeds; differences \
+                                       in percent, of which 2 are the smallest that count";
 
 /// A share of right answers that is higher by less than this, in percent, is none that counts.
 const MORE: f64 = 2.0;
@@ -197,10 +197,25 @@ pub(super) fn claims(all: &Folder, printed: &Printed) -> Vec<(&'static str, Opti
                    other: &dyn Fn(&Accuracies) -> Option<f64>,
                    every: bool| {
         let of = known.iter().filter(|(task, _)| every || in_order(task));
-        let pairs: Vec<f64> = of.filter_map(|(_, found)| Some(own(found)? - other(found)?)).collect();
-        let higher = pairs.iter().filter(|difference| **difference > 0.0).count();
-        let found = judge(Side::Above(MORE), Unit::Plain, &[(String::new(), pairs.clone())])?;
-        Some(Finding { numbers: format!("higher on {higher} of {} tasks; {}", pairs.len(), found.numbers), ..found })
+        let pairs = of.filter_map(|(task, found)| {
+            let (own, other) = (own(found)?, other(found)?);
+            Some((own - other, own.max(other) > 100.0 * guesses(all, task)))
+        });
+        let pairs: Vec<(f64, bool)> = pairs.collect();
+        let learned: Vec<f64> =
+            pairs.iter().filter(|(_, learned)| *learned).map(|(difference, _)| *difference).collect();
+        let higher = learned.iter().filter(|difference| **difference > 0.0).count();
+        // two that guess are equal whatever they are: such a task is no pair
+        let shown = if learned.is_empty() {
+            pairs.iter().map(|(difference, _)| *difference).collect()
+        } else {
+            learned.clone()
+        };
+        let found = judge_answers(Side::Above(MORE), &[((String::new(), shown), !learned.is_empty())])?;
+        let (tasks, n) = (pairs.len(), learned.len());
+        let numbers =
+            format!("one is above a guess on {n} of {tasks} tasks, and higher on {higher} of these; {}", found.numbers);
+        Some(Finding { numbers, ..found })
     };
     let pair = |own: &str, other: &str, every: bool| {
         compare(&|found| found.get(own).copied(), &|found| found.get(other).copied(), every)

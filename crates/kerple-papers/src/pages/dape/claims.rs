@@ -8,7 +8,9 @@ use super::methods::*;
 use super::{che, printed::Printed};
 use crate::pages::Folder;
 use crate::pages::page::Item;
-use crate::pages::verdict::{AtLength, EFFECT, FLAT, Finding, RULE, Side, Unit, change, differences, judge};
+use crate::pages::verdict::{
+    AFTER_RUNS, AtLength, EFFECT, FLAT, Finding, OURS, RULE, Side, Unit, change, differences, judge,
+};
 use kerple_report::page::{Grid, Row};
 
 /// A claim about perplexities.
@@ -32,11 +34,11 @@ enum Kind {
 
 const CLAIMS: [Claim; 19] = [
     claim("DAPE-Kerple is below Kerple at every length", Kind::Below(DAPE_KERPLE, KERPLE)),
-    claim("\u{2026} by change: the difference grows to the longest length", Kind::Gains(DAPE_KERPLE, KERPLE)),
+    claim("by change: DAPE-Kerple gains on Kerple to the longest length", Kind::Gains(DAPE_KERPLE, KERPLE)),
     claim("DAPE-ALiBi is below ALiBi at every length", Kind::Below(DAPE_ALIBI, ALIBI)),
-    claim("\u{2026} by change: the difference grows to the longest length", Kind::Gains(DAPE_ALIBI, ALIBI)),
+    claim("by change: DAPE-ALiBi gains on ALiBi to the longest length", Kind::Gains(DAPE_ALIBI, ALIBI)),
     claim("DAPE-FIRE is below FIRE at every length", Kind::Below(DAPE_FIRE, FIRE)),
-    claim("\u{2026} by change: the difference grows to the longest length", Kind::Gains(DAPE_FIRE, FIRE)),
+    claim("by change: DAPE-FIRE gains on FIRE to the longest length", Kind::Gains(DAPE_FIRE, FIRE)),
     claim("DAPE-Kerple is flat or falls, over the same tokens", Kind::Flat(DAPE_KERPLE)),
     claim("Kerple rises, over the same tokens", Kind::Rises(KERPLE)),
     claim("DAPE-ALiBi is flat or falls, over the same tokens", Kind::Flat(DAPE_ALIBI)),
@@ -68,22 +70,23 @@ impl Kind {
 /// Every claim at every place.
 pub(super) fn claims(all: &Folder, printed: &Printed) -> Item {
     let text = format!(
-        "{RULE} Differences are of log-perplexity and are shown as the ratio of perplexities that they mean. 1 % is the smallest difference \
-         of two methods that counts, 5 % the least growth that is not flat and the least distance that is not near. Over the same tokens: \
-         from the least length at which 256 tokens are scored."
+        "{RULE} {AFTER_RUNS} Differences are of log-perplexity and are shown as the ratio of perplexities that they mean. The margin \
+         between two methods is 1 %; 5 % is the least growth that is not flat and the least distance that is not near. The paper compares \
+         levels; comparisons by change are not the paper's. Over the same tokens: from the least length at which 256 tokens are scored."
     );
     let mut item = Item::new("claims", "Claims of the paper", &text);
     let places = Place::every(all);
-    let mut rows = Vec::new();
+    let (mut rows, mut findings) = (Vec::new(), Vec::new());
     for claim in &CLAIMS {
         let is_planned = |place: &&Place| claim.kind.methods().iter().all(|method| !place.planned(method).is_empty());
         for (at, place) in places.iter().filter(is_planned).enumerate() {
             let found = find(place, &claim.kind);
             item.planned += 1;
             item.complete += usize::from(found.is_some());
-            let name = if at == 0 { claim.text } else { "" };
+            findings.extend(found.clone());
+            let whose = if matches!(claim.kind, Kind::Gains(..)) { OURS } else { "" };
             rows.push(Row {
-                name: name.to_owned(),
+                name: if at == 0 { format!("{whose}{}", claim.text) } else { String::new() },
                 colour: None,
                 cells: vec![place.title().into(), Finding::cell(found)],
             });
@@ -94,6 +97,8 @@ pub(super) fn claims(all: &Folder, printed: &Printed) -> Item {
     let found = che::claims(all, printed);
     item.planned += found.len();
     item.complete += found.iter().filter(|(_, finding)| finding.is_some()).count();
+    findings.extend(found.iter().filter_map(|(_, finding)| finding.clone()));
+    item.count(findings.iter());
     let row = |(text, finding): (&'static str, Option<Finding>)| Row {
         name: text.to_owned(),
         colour: None,

@@ -1,9 +1,9 @@
-//! Changes of perplexity with length as lines, a small plot for every text and variant.
+//! Changes of perplexity with length as lines, a small plot for every text and variant, and what a window costs.
 
-use super::Set;
+use super::{Set, all_keys, sets, values};
 use crate::claim::Arm;
-use crate::pages::Folder;
-use crate::pages::verdict::interval;
+use crate::pages::verdict::{differences, interval};
+use crate::pages::{Folder, names};
 use kerple_report::page::{Figure, Section};
 use kerple_report::plot::{Axis, Legend, Plot, Point, Series};
 use kerple_report::statistics::mean;
@@ -14,28 +14,52 @@ const LOW: f64 = 0.93;
 const ENDS: [f64; 6] = [1.1, 1.25, 1.5, 2.0, 3.0, 5.0];
 
 impl Set<'_> {
-    /// The changes that are `found` of each arm from the shortest length on; nothing before there are any.
-    pub(super) fn plot(&self, all: &Folder, found: impl Fn(&Arm, u64) -> Vec<f64>) -> Option<Plot> {
-        let lengths = &self.facts.lengths;
-        let point = |arm: &Arm, length: u64| {
-            let changes = found(arm, length);
-            let half = interval(&changes).map_or(0.0, |(low, high)| (high.exp() - low.exp()) / 2.0);
-            (!changes.is_empty()).then(|| Point { x: length as f64, y: mean(&changes).exp(), error: half })
+    /// The changes that are `found` of each arm from the first of the lengths on; nothing before there are any.
+    pub(super) fn plot(&self, all: &Folder, lengths: &[u64], found: impl Fn(&Arm, u64) -> Vec<f64>) -> Option<Plot> {
+        let y = axis(format!("times the perplexity at {}", lengths[0]), ENDS[0]);
+        let plot = self.lines(all, lengths, y, found)?;
+        let title = format!("{}{}", self.name(all), self.sight(all));
+        Some(Plot { title, description: "Perplexity by length, over that at the shortest.".to_owned(), ..plot })
+    }
+
+    /// Perplexities under the window of the set over those with all keys; nothing where there is no window.
+    fn window_plot(&self, all: &Folder) -> Option<Plot> {
+        self.facts.window?;
+        let (name, whole) = all_keys(all, self.facts)?;
+        let lengths: Vec<u64> = self.lengths(all).into_iter().filter(|length| whole.lengths.contains(length)).collect();
+        let found = |arm: &Arm, length: u64| {
+            differences(&self.values(all, arm, length), &values(all, &self.corpus.name, arm, name, length))
         };
-        let labels = labels(all);
-        let line = |(arm, _): &(Arm, usize)| Series {
-            points: lengths.iter().filter_map(|length| point(arm, *length)).collect(),
-            band: true,
-            markers: true,
-            ..Series::line(&arm.encoding, labels.iter().position(|label| *label == arm.encoding).unwrap_or(0), [])
+        let y = Axis::linear("times the perplexity with all keys", 0.8, 1.02);
+        let plot = self.lines(all, &lengths, y, found)?;
+        let description = "Perplexity under a window, over that with all keys.".to_owned();
+        Some(Plot { title: format!("{}{}", self.name(all), self.sight(all)), description, ..plot })
+    }
+
+    /// A line for every arm, with its interval, of means of differences of log-perplexity as the ratios that they mean.
+    fn lines(&self, all: &Folder, lengths: &[u64], y: Axis, found: impl Fn(&Arm, u64) -> Vec<f64>) -> Option<Plot> {
+        let (names, labels) = (names::encodings(all), labels(all));
+        let point = |arm: &Arm, length: u64| {
+            let found = found(arm, length);
+            let half = interval(&found).map_or(0.0, |(low, high)| (high.exp() - low.exp()) / 2.0);
+            (!found.is_empty()).then(|| Point { x: length as f64, y: mean(&found).exp(), error: half })
+        };
+        let line = |(arm, _): &(Arm, usize)| {
+            let colour = labels.iter().position(|label| *label == arm.encoding).unwrap_or(0);
+            Series {
+                points: lengths.iter().filter_map(|length| point(arm, *length)).collect(),
+                band: true,
+                markers: true,
+                ..Series::line(&names[arm.encoding.as_str()], colour, [])
+            }
         };
         let series: Vec<Series> = self.arms.iter().map(line).filter(|line| !line.points.is_empty()).collect();
         let trained = all.train_len(&self.corpus.name, self.variant);
         (!series.is_empty()).then(|| Plot {
-            title: format!("{}, {}", self.name(), self.evaluation),
-            description: "Perplexity by length, over that at the shortest.".to_owned(),
+            title: String::new(),
+            description: String::new(),
             x: Axis::lengths("tokens evaluated", lengths),
-            y: axis(format!("times the perplexity at {}", lengths[0]), ENDS[0]),
+            y,
             series,
             rule: trained.map(|length| (length as f64, "trained".into())),
             legend: Legend::Ends,
@@ -76,6 +100,20 @@ pub(super) fn figure(plots: Vec<Plot>) -> Option<Figure> {
         section: Section::Positions,
         title: "Perplexity by length, over that at the shortest".to_owned(),
         caption: format!("Means and 95 % intervals over seeds. Lines that leave the frame go on above {end}."),
+        plots,
+    })
+}
+
+/// What keys beyond a window are worth, a plot for every text; nothing where no window was evaluated.
+pub(super) fn window_figure(all: &Folder) -> Option<Figure> {
+    let plots: Vec<Plot> = sets(all).iter().filter_map(|set| set.window_plot(all)).collect();
+    (!plots.is_empty()).then(|| Figure {
+        id: "window".to_owned(),
+        section: Section::Positions,
+        title: "Perplexity under a window, over that with all keys".to_owned(),
+        caption: "Means and 95 % intervals over seeds. Below 1 a model is better off without the keys beyond the window. The window is that \
+                  of each layer, so that several layers together see further back."
+            .to_owned(),
         plots,
     })
 }

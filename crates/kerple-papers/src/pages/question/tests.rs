@@ -76,10 +76,10 @@ fn a_claim_is_judged_as_it_was_written() {
 fn what_was_not_run_is_said() {
     let root = folder(&rises(0.01), |_, _| None);
     assert_eq!(line(&root, "| it rises |"), "| it rises | – |");
-    assert!(line(&root, "| alibi |").contains("0 of 3 seeds"));
+    assert!(line(&root, "| ALiBi |").contains("0 of 3 seeds"));
     let two = folder(&rises(0.01), |variant, seed| (seed < 3).then(|| perplexity(variant, seed)));
     assert!(line(&two, "| it rises |").contains("not settled (at 256: 1.103 times, n = 2, no test)"));
-    assert!(line(&two, "| alibi |").contains("2 of 3 seeds"));
+    assert!(line(&two, "| ALiBi |").contains("2 of 3 seeds"));
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn changes_are_drawn_of_what_was_run() {
     };
     assert_eq!(lines(&|_, _| None), None);
     let one = lines(&|variant, seed| variant.is_empty().then(|| perplexity(variant, seed))).unwrap();
-    assert!(one.contains("Web pages, lengths") && !one.contains("decayed"), "{one}");
+    assert!(one.contains("Web pages") && !one.contains("decayed"), "{one}");
     let both = lines(&|variant, seed| Some(perplexity(variant, seed))).unwrap();
-    assert!(both.contains("alibi, 256: 0.950<") && both.contains("alibi, 256: 1.049 \u{b1} 0.005<"), "{both}");
+    assert!(both.contains("ALiBi, 256: 0.950<") && both.contains("ALiBi, 256: 1.049 \u{b1} 0.005<"), "{both}");
 }

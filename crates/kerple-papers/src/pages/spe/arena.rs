@@ -60,6 +60,12 @@ pub(super) fn accuracy(all: &Folder, task: &str, variant: &str, method: Method) 
     })
 }
 
+/// Answers that a share is of.
+pub(super) fn answers(all: &Folder, task: &str, variant: &str) -> f64 {
+    let runs = all.group(task, variant).into_iter().flat_map(|group| &group.runs);
+    runs.flat_map(|run| &run.evaluations).map(|row| row.segments as f64).fold(0.0, f64::max)
+}
+
 /// Share of right answers of a guess.
 pub(super) fn chance(all: &Folder, task: &str) -> Option<f64> {
     let groups = FEATURES.iter().filter_map(|(_, variant, _)| all.group(task, variant));
@@ -73,7 +79,8 @@ pub(in super::super) fn lra(all: &Folder) -> Item {
         "lra",
         "Long Range Arena",
         "Right answers of the test set in percent, mean and sample deviation over seeds, and in small print what the authors published with \
-         their code, up to three runs a cell. Their ListOps had no closing brackets, which leaves the task unsolvable: 17.80 is one constant \
+         their code, up to three runs a cell. The last rows need no model: a guess, the most frequent answer, and the most frequent answer after \
+         the same first token, of the training split and tried on the test split. Their ListOps had no closing brackets, which leaves the task unsolvable: 17.80 is one constant \
          answer. Their codes were drawn with noise that was all but frozen. APE is sinusoidal, for images learned.",
     );
     let (printed, tasks) = (Printed::read(), tasks(all));
@@ -102,6 +109,7 @@ pub(in super::super) fn lra(all: &Folder) -> Item {
     let chances =
         tasks.iter().map(|task| Cell::from(chance(all, &task.name).map_or_else(|| "\u{2013}".into(), percent)));
     rows.push(Row { name: "guessing".to_owned(), colour: None, cells: chances.collect() });
+    rows.extend(super::super::cells::floors(all, &tasks, |floor| Cell::from(percent(floor))));
     let head = |task: &&CorpusFacts| format!("{} ({})", task.title, task.texts);
     let head = std::iter::once("features and encoding".to_owned()).chain(tasks.iter().map(head)).collect();
     if !tasks.is_empty() {

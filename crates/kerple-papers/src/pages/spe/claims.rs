@@ -2,8 +2,10 @@
 
 use super::super::Folder;
 use super::super::page::Item;
-use super::super::verdict::{BySeed, EFFECT, Finding, RULE, Side, Unit, change, differences, judge};
-use super::{ABSOLUTE, METHODS, Method, arena, music, relative};
+use super::super::verdict::{
+    AFTER_RUNS, BySeed, EFFECT, Finding, OURS, RULE, Side, Unit, change, differences, judge, judge_answers,
+};
+use super::{ABSOLUTE, METHODS, Method, arena, music, relative, spread};
 use kerple_report::Run;
 use kerple_report::page::{Grid, Row};
 
@@ -20,9 +22,6 @@ const SPE: [Method; 4] = [GATED[0], GATED[1], UNGATED[0], UNGATED[1]];
 const KERPLE: Method = METHODS[6];
 const NONE: Method = METHODS[8];
 
-/// Before a claim that is not the paper's.
-const OURS: &str = "not the paper's \u{2013} ";
-
 /// A claim, on what, and what was found of it.
 struct Found {
     claim: String,
@@ -33,14 +32,17 @@ struct Found {
 /// Every claim.
 pub(in super::super) fn claims(all: &Folder) -> Item {
     let text = format!(
-        "{RULE} Of cross-entropies {EFFECT} nats count (1 % of perplexity), and growth beyond the training length by {FLAT} is not flat. \
-         Change is what a cross-entropy grows by beyond the training length. Of similarities, the largest being 1, and of shares of variance \
-         {ALIKE} counts, of right answers {POINTS} in 100. Not the paper's are the comparisons with no positions, which say what of a method is \
-         position, and those of linear KERPLE, which is deterministic."
+        "{RULE} {AFTER_RUNS} Of cross-entropies {EFFECT} nats count (1 % of perplexity), and growth beyond the training length by {FLAT} is \
+         not flat. Change is what a cross-entropy grows by beyond the training length. Of similarities, the largest being 1, and of shares of \
+         variance {ALIKE} counts, of right answers {POINTS} in 100. Claims of answers are judged only where one of the two methods is above a \
+         guess and above the best constant answer. Not the paper's are the comparisons by change, those with no positions, which say what of a \
+         method is position, and those of linear KERPLE, which is deterministic."
     );
     let mut item = Item::new("claims", "Claims of the paper", &text);
     let found = [extrapolation(all), relativity(all), styles(all), answers(all), beside(all)];
-    let rows = found.into_iter().flatten().map(|Found { claim, place, finding }| {
+    let found: Vec<Found> = found.into_iter().flatten().collect();
+    item.count(found.iter().filter_map(|found| found.finding.as_ref()));
+    let rows = found.into_iter().map(|Found { claim, place, finding }| {
         item.planned += 1;
         item.complete += usize::from(finding.is_some());
         Row { name: claim, colour: None, cells: vec![place.into(), Finding::cell(finding)] }
@@ -101,7 +103,7 @@ fn extrapolation(all: &Folder) -> Vec<Found> {
         let name = &corpus.name;
         let mut add = |methods: [Method; 2], what: String, said: Music| {
             if is_planned(all, (name, ""), music::POSITIONS, &methods) {
-                let whose = if methods[1] == NONE { OURS } else { "" };
+                let whose = if methods[1] == NONE || matches!(said, Music::Change(_)) { OURS } else { "" };
                 let (claim, place) = (format!("{whose}{}: {what}", methods[0].name), corpus.title.clone());
                 found.push(Found { claim, place, finding: of_music(all, name, methods, said) });
             }
@@ -115,10 +117,10 @@ fn extrapolation(all: &Folder) -> Vec<Found> {
             let no_worse = Music::Within(Side::Below(EFFECT));
             add(beside, format!("is no worse than {absolute} within the training length"), no_worse);
             add(beside, format!("is below {absolute} beyond the training length"), Music::Beyond(lower));
-            add(beside, format!("\u{2026} by change: grows less than {absolute}"), Music::Change(lower));
+            add(beside, format!("by change, grows less than {absolute}"), Music::Change(lower));
             let none = NONE.name;
             add(beside_none, format!("is below {none} beyond the training length"), Music::Beyond(lower));
-            add(beside_none, format!("\u{2026} by change: grows less than {none}"), Music::Change(lower));
+            add(beside_none, format!("by change, grows less than {none}"), Music::Change(lower));
         }
         for (gated, ungated) in GATED.into_iter().zip(UNGATED) {
             let what = format!("is below {} beyond the training length", gated.name);
@@ -199,7 +201,12 @@ fn right(all: &Folder, task: &str, variant: &str, method: Method) -> BySeed {
 /// Whether the first has as many more right answers than the second as a side says.
 fn of_answers(all: &Folder, (task, variant): At, methods: [Method; 2], side: Side) -> Option<Finding> {
     let [own, other] = methods.map(|method| right(all, task, variant, method));
-    judged(all, (task, variant), methods, side, differences(&own, &other))
+    let facts = all.manifest.corpus(task)?;
+    let least = 100.0 * all.least_learned(facts, arena::answers(all, task, variant));
+    let learned = [&own, &other].into_iter().any(|right| spread(right).is_some_and(|spread| spread.mean > least));
+    let found = judge_answers(side, &[((String::new(), differences(&own, &other)), learned)])?;
+    let [own, other] = methods.map(|method| method.runs(all, task, variant).collect::<Vec<&Run>>());
+    Some(found.beside_programs(&own, &other))
 }
 
 fn answers(all: &Folder) -> Vec<Found> {
