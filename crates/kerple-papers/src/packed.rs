@@ -1,6 +1,7 @@
 //! Run folders of a reproduction as one compressed archive: what is kept of hundreds of runs is one file. `tar --zstd -xf` makes
 //! the folders again.
 
+use crate::floors::FLOORS_FILE;
 use crate::manifest::{MANIFEST_FILE, Manifest};
 use crate::timing::TIMING_FILE;
 use kerple_records::{Error, Result, look};
@@ -65,6 +66,9 @@ pub(crate) fn has_checksum(folder: &Path) -> Result<bool> {
     Ok(head[4] & 4 != 0)
 }
 
+/// The files beside an archive that belong to it: they are unpacked with it, and its sums are of them too.
+pub(crate) const BESIDE: [&str; 3] = [MANIFEST_FILE, TIMING_FILE, FLOORS_FILE];
+
 /// The folder of a reproduction whose runs are packed, unpacked aside with its manifest and timing; `None` where none are.
 ///
 /// # Errors
@@ -74,7 +78,7 @@ pub fn unpacked(folder: &Path) -> Result<Option<TempDir>> {
         return Ok(None);
     }
     let aside = tempfile::tempdir().map_err(Error::io("unpacking", folder))?;
-    for name in [MANIFEST_FILE, TIMING_FILE] {
+    for name in BESIDE {
         let (from, to) = (folder.join(name), aside.path().join(name));
         if look(&from)?.is_some() {
             fs::copy(&from, to).map_err(Error::io("reading", &from))?;

@@ -91,9 +91,6 @@ pub fn seal(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The files beside an archive that its sums are of too.
-pub(crate) const BESIDE: [&str; 2] = [MANIFEST_FILE, TIMING_FILE];
-
 /// Refuses an export whose sums are not those of what it holds: what is made of it would look whole.
 pub(crate) fn refuse_broken(folder: &Path, unpacked: &Path) -> Result<()> {
     let Some(sums) = Sums::read(folder)? else { return Ok(()) };

@@ -5,10 +5,11 @@
 
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, PlannedRun};
+use crate::packed::BESIDE;
 use crate::packed::{ARCHIVE_FILE, SUMS_FILE};
 use crate::pages::{self, PAGE_FOLDER};
 use crate::reproduce::beside_the_plan;
-use crate::seal::{BESIDE, Sums, is_export};
+use crate::seal::{Sums, is_export};
 use kerple_records::{EVALUATION_FILE, EvaluationRow, PLAN_FILE, look, read_json, read_rows};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

@@ -70,6 +70,8 @@ pub(crate) fn tensor<const D: usize>(array: &CubeTensor) -> Tensor<D> {
 }
 
 /// The contiguous array of a tensor outside autodiff.
-pub(crate) fn array<const D: usize, K: BackendPrimitive<Cube, Primitive = CubeTensor>>(tensor: Tensor<D, K>) -> CubeTensor {
+pub(crate) fn array<const D: usize, K: BackendPrimitive<Cube, Primitive = CubeTensor>>(
+    tensor: Tensor<D, K>,
+) -> CubeTensor {
     into_contiguous(tensor.try_into_primitive::<Cube>().expect("it is of a GPU and not tracked"))
 }

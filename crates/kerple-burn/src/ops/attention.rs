@@ -9,8 +9,8 @@ mod gpu;
 mod pieces;
 mod targets;
 
-pub use composed::{Seen, composed, seen, weights};
 pub(super) use composed::passed;
+pub use composed::{Seen, composed, seen, weights};
 pub(super) use cumsum::running_sums;
 #[cfg(feature = "cube")]
 pub use pieces::in_pieces;

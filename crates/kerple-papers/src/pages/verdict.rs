@@ -154,7 +154,7 @@ pub(super) fn change(to: &BySeed, from: &BySeed) -> BySeed {
 const SIZE: f64 = 16.0;
 
 /// Tests differences of losses or shares.
-fn test(differences: &[f64]) -> Result<PairedTest, Untestable> {
+pub(super) fn test(differences: &[f64]) -> Result<PairedTest, Untestable> {
     t_test_of_differences(differences, SIZE)
 }
 

@@ -114,7 +114,8 @@ impl Core {
             let lengths: Vec<u32> = lengths.iter().map(|length| *length as u32).collect();
             q.client.create_from_slice(u32::as_bytes(&lengths))
         });
-        let clocks = self.scores.gates.map(|gates| array(GateCumsum::new(tensor::<3>(&inputs[gates])).fixed_point()).handle);
+        let clocks =
+            self.scores.gates.map(|gates| array(GateCumsum::new(tensor::<3>(&inputs[gates])).fixed_point()).handle);
         let call = Attention::new(&q.client, dims, self.scores.scale as f32, self.scores.sight);
         let cap = self.scores.cap.map(|cap| cap as f32);
         Attention {

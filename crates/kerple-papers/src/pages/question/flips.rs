@@ -5,6 +5,7 @@
 //! Many pairs are looked at: what is corrected for their number is the test of the change, the difference after the last training
 //! less that after the first, which is 0 wherever the training does not matter.
 
+use super::super::verdict;
 use super::post_hoc::OrderFlips;
 use super::values;
 use crate::claim::Arm;
@@ -12,7 +13,7 @@ use crate::pages::verdict::{BySeed, Unit, differences};
 use crate::pages::{Folder, names};
 use kerple_report::format::probability;
 use kerple_report::page::{Cell, Grid, Row};
-use kerple_report::statistics::{ALPHA, PairedTest, holm, paired_t_test};
+use kerple_report::statistics::{ALPHA, PairedTest, holm};
 use std::collections::BTreeMap;
 
 /// The rule in the words of a page.
@@ -102,7 +103,7 @@ fn by_seed(all: &Folder, asked: &OrderFlips, [one, other]: [&str; 2], variant: &
 fn found(all: &Folder, asked: &OrderFlips, pair: [&str; 2], name: String) -> Pair {
     let [first, last] = [&asked.first, &asked.last].map(|training| by_seed(all, asked, pair, &training.variant));
     let changes = differences(&last, &first);
-    let test = |values: Vec<f64>| paired_t_test(&values, &vec![0.0; values.len()]).ok();
+    let test = |values: Vec<f64>| verdict::test(&values).ok();
     let tests = [first.into_values().collect(), last.into_values().collect(), changes].map(test);
     let beside = |test: &Option<PairedTest>, bound: f64| test.as_ref().map_or(1.0, |test| test.p_beside(bound));
     let margin = |test: &Option<PairedTest>| {
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     fn pair(first: [f64; 3], last: [f64; 3]) -> Pair {
-        let test = |values: [f64; 3]| paired_t_test(&values, &[0.0; 3]).ok();
+        let test = |values: [f64; 3]| verdict::test(&values).ok();
         let change = [last[0] - first[0], last[1] - first[1], last[2] - first[2]];
         let tests = [first, last, change].map(test);
         let p = |at: usize, bound: f64| {
