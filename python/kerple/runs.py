@@ -5,7 +5,7 @@
     pandas.DataFrame(run.evaluations)   # or polars, pyarrow: whatever reads an Arrow stream
     run.weights()                       # numpy arrays of the last checkpoint
 
-:func:`train`, :func:`compare`, :func:`evaluate` and :func:`sample` run the command ``kerple``, which is installed with cargo. Ctrl-C
+:func:`train`, :func:`compare`, :func:`evaluate` and :func:`sample` run the command ``kerple``, which the package brings along. Ctrl-C
 stops it as it does in a terminal: what was learned is saved first, and the same call goes on.
 """
 
@@ -265,14 +265,15 @@ class Run:
         self, *, lengths: Iterable[int] = (), protocol: str | None = None, **options: Any
     ) -> list[dict[str, Any]]:
         """``kerple eval`` on this run; the rows that were made."""
-        told = ["--lengths", ",".join(map(str, lengths))] if lengths else []
+        told = [str(length) for length in lengths]
+        told = ["--lengths", ",".join(told)] if told else []
         told += ["--protocol", protocol] if protocol else []
         out = _command(["eval", str(self.path), *told, "--json", *_options(options)])
         return [_numbers(json.loads(line)) for line in out.splitlines() if line.startswith("{")]
 
     def sample(self, prompt: str = "", *, tokens: int = 256, **options: Any) -> str:
         """``kerple sample``: the prompt and how it goes on."""
-        return _command(["sample", str(self.path), "--prompt", prompt, "--tokens", str(tokens), *_options(options)])
+        return _command(["sample", str(self.path), f"--prompt={prompt}", "--tokens", str(tokens), *_options(options)])
 
 
 class CommandError(RuntimeError):
@@ -287,7 +288,7 @@ def _options(options: Mapping[str, Any]) -> list[str]:
             told.append(flag)
         elif value is not None and value is not False:
             for one in value if isinstance(value, (list, tuple)) else [value]:
-                told += [flag, str(one)]
+                told.append(f"{flag}={one}")
     return told
 
 
@@ -308,7 +309,7 @@ def _command(told: list[str], look: Callable[[], None] | None = None) -> str:
         CommandError: it failed; the message is its own. KeyboardInterrupt: Ctrl-C, after the command has saved what it had.
     """
     process = subprocess.Popen(
-        [*_program(), *told], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"},
+        [*_program(), *told], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "NO_COLOR": "1"},
         start_new_session=True,
     )  # fmt: skip
     try:
@@ -330,6 +331,8 @@ def _command(told: list[str], look: Callable[[], None] | None = None) -> str:
         raise
     if look:
         look()
+    # not as text, which would make one line end of all kinds
+    out, error = (said.decode(errors="replace") for said in (out, error))
     if process.returncode == 130:
         raise KeyboardInterrupt
     if process.returncode != 0:
@@ -338,17 +341,20 @@ def _command(told: list[str], look: Callable[[], None] | None = None) -> str:
 
 
 def _follow(path: Path, callback: Callable[[dict[str, Any]], None] | None) -> Callable[[], None] | None:
-    """Hands every new row of the journals under a folder to ``callback``."""
+    """Hands every new row of the journals under a folder to ``callback``, also those that are made anew after a crash."""
     if callback is None:
         return None
-    seen: dict[Path, int] = {file: len(_lines(file)) for file in path.rglob("metrics.jsonl")}
+    told = {file: [repr(row) for row in _lines(file)] for file in path.rglob("metrics.jsonl")}
 
     def look() -> None:
         for file in sorted(path.rglob("metrics.jsonl")):
-            rows = _lines(file)
-            for row in rows[seen.get(file, 0) :]:
+            rows, before = _lines(file), told.get(file, [])
+            now = [repr(row) for row in rows]
+            # a run that goes on after a crash drops the rows behind its checkpoint and makes them anew
+            same = next((at for at, (a, b) in enumerate(zip(before, now)) if a != b), min(len(before), len(now)))  # noqa: B905
+            told[file] = now
+            for row in rows[same:]:
                 callback({"run": str(file.parent), **row})
-            seen[file] = max(seen.get(file, 0), len(rows))
 
     return look
 
@@ -362,7 +368,7 @@ def train(
 ) -> Run:
     """``kerple train`` of a run file; goes on where it was stopped. ``callback`` is called with each new row of metrics.
 
-    ``set={"training.steps": 100}`` changes keys; other options are the command's.
+    ``set={"train.steps": 100}`` changes keys; other options are the command's.
     """
     told = ["train", "--config", str(config), "--out", str(out), *_settings(options), *_options(options)]
     _command(told, _follow(Path(out), callback))

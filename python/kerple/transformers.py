@@ -10,6 +10,7 @@ caches and with padding on either side; queries that are padding give zeros. Wha
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 try:
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+    from transformers.masking_utils import (
+        bidirectional_mask_function,
+        causal_mask_function,
+        sliding_window_causal_mask_function,
+    )
     from transformers.models.bloom import modeling_bloom
     from transformers.models.mpt import modeling_mpt
     from transformers.models.t5 import modeling_t5
@@ -32,6 +37,8 @@ except ImportError as error:
 from .torch import attention
 
 NAME = "kerple"
+_WINDOW = sliding_window_causal_mask_function(1)
+_OVERLAY = inspect.getclosurevars(_WINDOW).nonlocals["mask_functions"][0]
 
 #: What models hand to every attention and what has no bearing on what is computed.
 _WITHOUT_BEARING = frozenset(
@@ -102,14 +109,37 @@ def _spans(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     return starts if bool(starts.any()) else None, ends
 
 
+#: Pairs of a mask function that are looked at together.
+_PAIRS = 1 << 22
+
+
+def _is_window(mask_function: Callable, window: int | None) -> bool:
+    """Whether it is the library's own causal window, by its code and what that holds."""
+    parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions", ())
+    if window is None or len(parts) != 2 or mask_function.__code__ is not _WINDOW.__code__:
+        return False
+    overlay, causal = parts
+    return (
+        causal is causal_mask_function
+        and getattr(overlay, "__code__", None) is _OVERLAY.__code__
+        and inspect.getclosurevars(overlay).nonlocals.get("sliding_window") == window
+    )
+
+
 def _sees(mask_function: Callable, sizes: tuple[int, int, int], offsets: tuple[int, int], window: int | None) -> bool:
-    """Whether a mask function is that of a causal window, by some of its rows."""
+    """Whether a mask function is that of a causal window, at every pair."""
+    if inspect.isfunction(mask_function) and _is_window(mask_function, window):
+        return True
     batch, queries, keys = sizes
-    rows = torch.arange(queries) if queries <= 64 else torch.linspace(0, queries - 1, 64).long()
-    q, k = rows[:, None] + offsets[0], torch.arange(keys)[None] + offsets[1]
-    d = q - k
-    want = (d >= 0) & (d < window) if window else d >= 0
-    return all(torch.equal(mask_function(b, 0, q, k).expand_as(want), want) for b in range(batch))
+    step = max(1, _PAIRS // max(1, keys))
+    k = torch.arange(keys, device="cpu")[None] + offsets[1]
+    for first in range(0, queries, step):
+        q = torch.arange(first, min(first + step, queries), device="cpu")[:, None] + offsets[0]
+        d = q - k
+        want = (d >= 0) & (d < window) if window else d >= 0
+        if not all(torch.equal(mask_function(b, 0, q, k).expand_as(want), want) for b in range(batch)):
+            return False
+    return True
 
 
 def mask(
@@ -130,7 +160,8 @@ def mask(
         window = local_size
         if not _sees(mask_function, (batch_size, q_length, kv_length), (q_offset, kv_offset), window):
             raise _refuse(
-                "this model's mask is neither causal, nor a window, nor of both directions (packed sequences?)"
+                "this model's mask is neither causal, nor a window, nor of both directions (packed sequences, or an image "
+                "whose tokens see each other?)"
             )
     keys = min(kv_length, q_offset + q_length - kv_offset) if causal else kv_length
     starts = ends = None
@@ -295,6 +326,25 @@ def _t5_bias(self, query_length, key_length, device=None, past_seen_tokens=0):
     return bias
 
 
+#: Kinds of models whose own attention is taught to call this one.
+_TAUGHT = frozenset({"bloom", "mpt", "t5"})
+#: Kinds that call the interface with masks that they change themselves.
+_OWN_MASKS = frozenset({"doge"})
+
+
+def _checked(self, attn_implementation, *arguments, **options):
+    if attn_implementation == NAME:
+        kind = getattr(self.config, "model_type", "") or type(self).__name__
+        if kind in _OWN_MASKS:
+            raise _refuse(f"models of kind {kind} make masks of pairs of their own, which are not taken")
+        if not self._supports_attention_backend and kind not in _TAUGHT:
+            raise _refuse(
+                f"models of kind {kind} do not call the library's attention interface; those that do are taken, "
+                f"and {', '.join(sorted(_TAUGHT))}"
+            )
+    return _before["check"](self, attn_implementation, *arguments, **options)
+
+
 _before: dict[str, Callable] = {}
 
 
@@ -306,6 +356,7 @@ def register() -> None:
         ("bloom", modeling_bloom.BloomAttention, "forward", _bloom_forward),
         ("mpt", modeling_mpt.MptAttention, "forward", _mpt_forward),
         ("t5", modeling_t5.T5Attention, "compute_bias", _t5_bias),
+        ("check", PreTrainedModel, "_check_and_adjust_attn_implementation", _checked),
     ):
         if name not in _before:
             _before[name] = getattr(owner, attribute)

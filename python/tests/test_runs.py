@@ -64,6 +64,32 @@ def test_evaluating_and_sampling(trained):
         run.evaluate(no_such=1)
 
 
+def test_lengths_may_be_an_array(trained):
+    rows = trained[0].evaluate(lengths=np.array([32]), protocol="blocks")
+    assert [row["length"] for row in rows] == [32]
+
+
+@pytest.mark.parametrize("prompt", ["- item", "--tokens", "one\r\ntwo\rthree\n"])
+def test_a_prompt_is_sampled_as_it_is(trained, prompt):
+    assert trained[0].sample(prompt, tokens=4).startswith(prompt)
+
+
+def test_a_callback_sees_rows_that_are_made_anew(tmp_path):
+    journal, rows = tmp_path / "metrics.jsonl", []
+    write = lambda *losses: journal.write_text("".join(f'{{"step": {at}, "loss": {x}}}\n' for at, x in enumerate(losses)))  # noqa: E731
+    write(3, 2, 1)
+    look = runs._follow(tmp_path, lambda row: rows.append(row["loss"]))
+    look()
+    write(3)  # the rows behind the checkpoint are dropped
+    look()
+    write(3, 2.5, 1.5, 0.5)
+    look()
+    assert rows == [2.5, 1.5, 0.5]
+    write(3, 2.25, 1.25, 0.25, 0.125)  # dropped and made anew between two looks
+    look()
+    assert rows == [2.5, 1.5, 0.5, 2.25, 1.25, 0.25, 0.125]
+
+
 def test_kernels_and_pictures(trained):
     run, _ = trained
     last = run.kernels[-1]

@@ -39,6 +39,15 @@ def check_qkv(q: object, k: object, v: object) -> tuple[torch.dtype, torch.dtype
     return q.dtype, torch.float32 if q.dtype in _HALF else q.dtype
 
 
+def as_autocast(*inputs: object) -> tuple:
+    """The inputs as autocast hands them to ``scaled_dot_product_attention``: all but float64 in its type."""
+    if not torch.is_autocast_enabled("cpu"):
+        return inputs
+    to = torch.get_autocast_dtype("cpu")
+    cast = lambda x: isinstance(x, Tensor) and x.is_cpu and x.dtype in (torch.float32, *_HALF)  # noqa: E731
+    return tuple(x.to(to) if cast(x) else x for x in inputs)
+
+
 def beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
     if x is None:
         return None
@@ -46,18 +55,34 @@ def beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
     return x if x.dtype == dtype else x.to(dtype)
 
 
-def clocks_of(gates: object, heads: int, k: Tensor) -> Tensor | None:
+#: The lowest gate, as in the engine: nothing passes it, and sums that hold it are within 1e-11.
+_RESET = -65536.0
+
+
+def gates_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None) -> Tensor:
+    """Gates in f64: those of padding are 0, whatever they hold, and none is below what lets nothing through."""
+    _check("gates", gates)
+    batch, _, keys, _ = k.shape
+    if gates.shape != (batch, heads, keys):
+        raise ValueError(f"gates: expected [B, H, K] = {[batch, heads, keys]}, got shape {tuple(gates.shape)}")
+    at, padding = torch.arange(keys, device=gates.device), None
+    for of, outside in ((starts, lambda limit: at < limit), (ends, lambda limit: at >= limit)):
+        if of is not None and of.shape == (batch,):
+            own = outside(of[:, None, None])
+            padding = own if padding is None else padding | own
+    if padding is not None:
+        gates = gates.masked_fill(padding, 0.0)
+    return gates.to(torch.float64).clamp(min=_RESET)
+
+
+def clocks_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None) -> Tensor | None:
     """Running sums of gates in f64, counted from the last key.
 
     So the gradient of a gate sums what earlier clocks get, which is exact from the first on: attention counts differences alone.
     """
     if gates is None:
         return None
-    _check("gates", gates)
-    batch, _, keys, _ = k.shape
-    if gates.shape != (batch, heads, keys):
-        raise ValueError(f"gates: expected [B, H, K] = {[batch, heads, keys]}, got shape {tuple(gates.shape)}")
-    behind = gates.to(torch.float64).flip(-1).cumsum(-1).flip(-1)
+    behind = gates_of(gates, heads, k, starts, ends).flip(-1).cumsum(-1).flip(-1)
     return -torch.nn.functional.pad(behind, (0, 1))[..., 1:]
 
 
@@ -65,7 +90,7 @@ def keys_of(name: str, x: object) -> Tensor | None:
     if x is None:
         return None
     if not isinstance(x, Tensor):
-        x = torch.as_tensor(x)
+        x = torch.as_tensor(x, device="cpu")
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name}: expected whole numbers, got {x.dtype}")
     return x.to(device="cpu", dtype=torch.int64)
@@ -95,7 +120,8 @@ def attention(
 
     Args:
         q: ``[B, H, Q, D]``, float32 or float64. Any strides with contiguous features are read in place. float16 and bfloat16
-            are computed in float32 and cast back.
+            are computed in float32 and cast back. Under autocast q, k and v are cast as for
+            ``scaled_dot_product_attention``.
         k, v: ``[B, G, K, D]``, where G divides H: query head h reads key head ``h // (H // G)``.
         bias: added to scaled scores, ``[H, L]`` over distances ``0..L - 1`` with ``L >= K``; without ``causal`` it is
             ``[H, 2 L - 1]`` over ``-(L - 1)..L - 1``, ``L >= max(Q, K)``, see :func:`mirrored`.
@@ -107,7 +133,8 @@ def attention(
         sinks: a logit of each head beside those of the keys, without a value, ``[H]``.
         gates: what every token lets through of what lies before it, as logarithms, ``[B, H, K]``: the sum of those after key j, up to
             the query's own, is added to its score; without ``causal`` the sum between the two, and none may be above 0. Sums
-            are float64. There are no more queries than keys.
+            are float64. There are no more queries than keys. A gate of -65536 or less, -inf too, lets nothing through, and
+            gates of padding are not read.
         key_lengths: keys that each sequence has, ``[B]``; those from there on are padding.
         key_starts: the first key of each sequence, ``[B]``; those before are padding.
 
@@ -138,7 +165,9 @@ def attend(
     cap: float | None,
 ) -> Tensor:
     """:func:`attention`, also with the map of scores or the fading products of an encoding."""
+    q, k, v = as_autocast(q, k, v)
     of, dtype = check_qkv(q, k, v)
+    starts, ends = keys_of("key_starts", key_starts), keys_of("key_lengths", key_lengths)
     if scale is None:
         features = q.shape[-1]
         if features == 0:
@@ -148,7 +177,7 @@ def attend(
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     made = call(
         q, k, v, beside("bias", bias, dtype), beside("weight", weight, dtype), beside("sinks", sinks, dtype),
-        beside("numbers", numbers, dtype), clocks_of(gates, q.shape[1], k), keys_of("key_starts", key_starts), keys_of("key_lengths", key_lengths),
+        beside("numbers", numbers, dtype), clocks_of(gates, q.shape[1], k, starts, ends), starts, ends,
         encoding, float(scale), bool(causal), window, cap,
     )  # fmt: skip
     return made if of == dtype else made.to(of)

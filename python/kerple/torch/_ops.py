@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch import library as registry
+from torch._C import _functorch
+from torch.autograd import forward_ad
 
 from .. import _native
 
@@ -52,7 +55,8 @@ def _rule(key: str, scale: float, causal: bool, window: int | None, cap: float |
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The same with contiguous features."""
+    """The same with contiguous features, as it is in memory."""
+    x = x.resolve_neg() if x.is_neg() else x
     return x if x.is_contiguous() or x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
@@ -81,6 +85,8 @@ def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
+    if x is not None and x.is_neg():
+        x = x.resolve_neg()
     return x if x is None or x.is_contiguous() else x.contiguous()
 
 
@@ -93,7 +99,7 @@ def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[
 def _run(q: Tensor, *rest) -> tuple[Tensor, Tensor]:
     rule, inputs = _given(q, *rest)
     batch, heads, queries, _ = q.shape
-    out, lse = _room(q), torch.empty(batch, heads, queries, dtype=q.dtype)  # sizes one by one take half as long
+    out, lse = _room(q), torch.empty(batch, heads, queries, dtype=q.dtype, device=q.device)  # sizes one by one take half as long
     _native.attention_forward(rule, inputs, out, lse)
     return out, lse
 
@@ -152,7 +158,8 @@ def _attention_gradient(ctx, d_out: Tensor | None, _d_lse: Tensor | None):
     if d_out is None:
         return (None,) * 15
     needs = ctx.needs_input_grad
-    made = torch.ops.kerple.attention_backward(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:8]))
+    run = torch.ops.kerple.attention_backward if _transforms() is None else _AttentionBackward.apply
+    made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:8]))
     return (*(d if need else None for d, need in zip(made, needs, strict=False)), *(None,) * 7)
 
 
@@ -171,9 +178,63 @@ class _Direct(torch.autograd.Function):
     def backward(ctx, d_out):
         needs = ctx.needs_input_grad
         # the operation itself says that it has no derivative, to those who ask for one
-        run = torch.ops.kerple.attention_backward if torch.is_grad_enabled() else _run_backward
+        direct = not torch.is_grad_enabled() and not _functorch.is_legacy_batchedtensor(d_out)
+        run = _run_backward if direct else torch.ops.kerple.attention_backward
+        if _transforms() is not None:
+            run = _AttentionBackward.apply
         made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:8]))
         return (*(d if need else None for d, need in zip(made, needs, strict=False)), None)
+
+
+def _second(ctx, *_: Tensor):
+    raise RuntimeError("kerple's operations have a first derivative only: do not ask for create_graph behind them")
+
+
+def refuse_tangents(*inputs: Tensor | None) -> None:
+    """Refuses forward-mode derivatives, which would be lost."""
+    if _compiling() or forward_ad._current_level < 0:
+        return
+    for x in inputs:
+        while x is not None:
+            if torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
+                raise NotImplementedError(
+                    "kerple's operations have no forward-mode derivative (jvp, jacfwd, make_dual): "
+                    "use torch.func.vjp, torch.func.jacrev or backward()"
+                )
+            x = _functorch.get_unwrapped(x) if _functorch.is_functorch_wrapped_tensor(x) else None
+
+
+def transformable(op: Callable, setup: Callable | None = None, gradient: Callable = _second) -> type:
+    """The operation as ``torch.func`` takes it: with a derivative, and one call after another for ``vmap``."""
+
+    class Made(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs):
+            return op(*inputs)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output) -> None:
+            if setup is not None:
+                setup(ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            return gradient(ctx, *gradients)
+
+        @staticmethod
+        def vmap(info, in_dims, *inputs):
+            def one(at: int):
+                return Made.apply(*(
+                    x.select(d, at) if isinstance(x, Tensor) and d is not None else x
+                    for x, d in zip(inputs, in_dims, strict=True)
+                ))  # fmt: skip
+
+            found = [one(at) for at in range(info.batch_size)]
+            if isinstance(found[0], Tensor):
+                return torch.stack(found), 0
+            return tuple(torch.stack(parts) for parts in zip(*found, strict=True)), (0,) * len(found[0])
+
+    return Made
 
 
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
@@ -193,8 +254,10 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...]
 
 def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
     """The output of attention, of tensors of four dimensions; the arguments are those of ``kerple::attention``."""
+    refuse_tangents(q, k, v, *rest[:7])
     if not _is_plain(q, k, v, rest[:7]):
-        return torch.ops.kerple.attention(q, k, v, *rest)[0]
+        run = torch.ops.kerple.attention if _compiling() or _transforms() is None else _Attention.apply
+        return run(q, k, v, *rest)[0]
     _check_sizes(q, k, v)
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or any(x is not None and x.requires_grad for x in rest[:5])
@@ -203,15 +266,14 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
     return _run(q, k, v, *rest)[0]
 
 
+_Attention = transformable(lambda *inputs: torch.ops.kerple.attention(*inputs), _attention_setup, _attention_gradient)
+_AttentionBackward = transformable(lambda *inputs: torch.ops.kerple.attention_backward(*inputs))
+
 registry.impl("kerple::attention", "cpu", lib=_library)(_attention)
 registry.register_fake("kerple::attention", lib=_library)(_attention_fake)
 registry.impl("kerple::attention_backward", "cpu", lib=_library)(_attention_backward)
 registry.register_fake("kerple::attention_backward", lib=_library)(_attention_backward_fake)
 registry.register_autograd("kerple::attention", _attention_gradient, setup_context=_attention_setup, lib=_library)
-
-
-def _no_second_derivative(ctx, *_: Tensor):
-    raise RuntimeError("kerple::attention has a first derivative only: do not ask for create_graph behind it")
 
 
 def _table_room(values: Tensor, key: str, length: int) -> tuple[Tensor, Tensor]:
@@ -235,14 +297,14 @@ def _table(values: Tensor, encoding_: str, length: int) -> tuple[Tensor, Tensor]
             f"length = {length}: tables of {heads} heads take more bytes than the {_MEMORY} of this machine"
         )
     bias, weight = _table_room(values, encoding_, length)
-    encoding(encoding_).table(values.contiguous(), length, _some(bias), _some(weight))
+    encoding(encoding_).table(_dense(values), length, _some(bias), _some(weight))
     return bias, weight
 
 
 def _table_backward(d_bias: Tensor, d_weight: Tensor, values: Tensor, encoding_: str, length: int) -> Tensor:
     d_values = torch.empty_like(values, memory_format=torch.contiguous_format)
     native = encoding(encoding_)
-    native.table_backward(values.contiguous(), length, _dense(_some(d_bias)), _dense(_some(d_weight)), d_values)
+    native.table_backward(_dense(values), length, _dense(_some(d_bias)), _dense(_some(d_weight)), d_values)
     return d_values
 
 
@@ -257,7 +319,19 @@ def _table_setup(ctx, inputs, output) -> None:
 
 def _table_gradient(ctx, d_bias: Tensor, d_weight: Tensor):
     (values,) = ctx.saved_tensors
-    return torch.ops.kerple.table_backward(d_bias, d_weight, values, ctx.encoding, ctx.length), None, None
+    run = torch.ops.kerple.table_backward if _transforms() is None else _TableBackward.apply
+    return run(d_bias, d_weight, values, ctx.encoding, ctx.length), None, None
+
+
+_Table = transformable(lambda *inputs: torch.ops.kerple.table(*inputs), _table_setup, _table_gradient)
+_TableBackward = transformable(lambda *inputs: torch.ops.kerple.table_backward(*inputs))
+
+
+def table(values: Tensor, key: str, length: int) -> tuple[Tensor, Tensor]:
+    """Bias and weight over distances in f64, empty where there is none."""
+    refuse_tangents(values)
+    run = torch.ops.kerple.table if _compiling() or _transforms() is None else _Table.apply
+    return run(values, key, length)
 
 
 def _turns_fake(rates: Tensor, encoding_: str, start: int, rows: int, span: int) -> tuple[Tensor, Tensor]:
@@ -278,4 +352,4 @@ registry.impl("kerple::table_backward", "cpu", lib=_library)(_table_backward)
 registry.register_fake("kerple::table_backward", lib=_library)(_table_backward_fake)
 registry.register_autograd("kerple::table", _table_gradient, setup_context=_table_setup, lib=_library)
 for _name in ("kerple::attention_backward", "kerple::table_backward"):
-    registry.register_autograd(_name, _no_second_derivative, lib=_library)
+    registry.register_autograd(_name, _second, lib=_library)

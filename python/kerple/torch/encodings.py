@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import _native, kernels
-from ._attention import attend, check_qkv, mirrored
-from ._ops import encoding, encoding_key
+from ._attention import as_autocast, attend, check_qkv, mirrored
+from ._ops import encoding, encoding_key, table
 
 
 class Encoding(nn.Module):
@@ -63,10 +63,16 @@ class Encoding(nn.Module):
         self._key = encoding_key(native.keys, heads, head_dim, train_len)
         #: What the engine must know of the method beside tables.
         self._in_engine = self._key if native.entry == "map" or native.fades else ""
-        seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed
+        seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
         self._add(native, torch.tensor(native.initial(seed, layer), dtype=torch.float64), dtype)
         rates = native.rates()
         self.register_buffer("inv_freq", rates and torch.tensor(rates, dtype=torch.float64), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Encoding:
+        super()._apply(fn, recurse)
+        if self.inv_freq is not None:  # rates stay in f64 whatever the module is cast to
+            self.inv_freq = torch.tensor(encoding(self._key).rates(), dtype=torch.float64, device=self.inv_freq.device)
+        return self
 
     def _add(self, native: _native.Encoding, values: Tensor, dtype: torch.dtype | None) -> None:
         self._names: list[str] = []
@@ -92,7 +98,7 @@ class Encoding(nn.Module):
     def _values(self) -> Tensor:
         learned = self._learned()
         if not learned:
-            return torch.empty(0, dtype=torch.float64)
+            return torch.empty(0, dtype=torch.float64, device="cpu")
         return torch.cat([own.reshape(-1).to(torch.float64) for own in learned])
 
     def true_values(self) -> dict[str, Tensor]:
@@ -124,7 +130,7 @@ class Encoding(nn.Module):
         if not (has_bias or has_weight):
             return None, None
         dtype = dtype or torch.get_default_dtype()
-        made = torch.ops.kerple.table(self._values(), self._key, length)
+        made = table(self._values(), self._key, length)
         return tuple(
             self._sided(rows, length, causal, two_sides).to(dtype) if has else None
             for rows, has in zip(made, (has_bias, has_weight), strict=True)
@@ -199,6 +205,7 @@ class Encoding(nn.Module):
         key_starts: Tensor | None = None,
     ) -> Tensor:
         """:func:`~kerple.torch.attention` with this method; arguments and result are as there."""
+        q, k, v = as_autocast(q, k, v)
         of, dtype = check_qkv(q, k, v)
         if self._entry == "gates" and gates is None:
             raise ValueError("gates: there are none; make them of the rows that q and k are made of, with `gates(rows)`")

@@ -10,8 +10,20 @@ from torch import Tensor
 from torch import library as registry
 
 from .. import _native
-from ._attention import beside, check_qkv, keys_of
-from ._ops import _check, _dense, _library, _room, _rows, encoding
+from ._attention import as_autocast, beside, check_qkv, gates_of, keys_of
+from ._ops import (
+    _check,
+    _compiling,
+    _dense,
+    _library,
+    _room,
+    _rows,
+    _second,
+    _transforms,
+    encoding,
+    refuse_tangents,
+    transformable,
+)
 from .encodings import Encoding
 
 _OPTIONS = "str encoding, str features, int count, bool causal, int[] noise"
@@ -71,21 +83,21 @@ def _setup(ctx, inputs, output) -> None:
 def _gradient(ctx, d_out, _d_denominators):
     if d_out is None:
         return (None,) * 11
-    made = torch.ops.kerple.linear_backward(d_out, *ctx.saved_tensors, *ctx.options)
+    run = torch.ops.kerple.linear_backward if _transforms() is None else _LinearBackward.apply
+    made = run(d_out, *ctx.saved_tensors, *ctx.options)
     d_gates = made[4] if ctx.needs_input_grad[4] else None
     return (*made[:4], d_gates, *(None,) * 6)
 
 
-def _no_second_derivative(ctx, *_: Tensor):
-    raise RuntimeError("kerple::linear has a first derivative only: do not ask for create_graph behind it")
-
+_Linear = transformable(lambda *inputs: torch.ops.kerple.linear(*inputs), _setup, _gradient)
+_LinearBackward = transformable(lambda *inputs: torch.ops.kerple.linear_backward(*inputs))
 
 registry.impl("kerple::linear", "cpu", lib=_library)(_linear)
 registry.register_fake("kerple::linear", lib=_library)(_linear_fake)
 registry.impl("kerple::linear_backward", "cpu", lib=_library)(_linear_backward)
 registry.register_fake("kerple::linear_backward", lib=_library)(_linear_backward_fake)
 registry.register_autograd("kerple::linear", _gradient, setup_context=_setup, lib=_library)
-registry.register_autograd("kerple::linear_backward", _no_second_derivative, lib=_library)
+registry.register_autograd("kerple::linear_backward", _second, lib=_library)
 
 
 class LinearState:
@@ -113,7 +125,8 @@ class LinearAttention(Encoding):
         kind, heads, head_dim: as in :class:`Encoding`.
         features: ``favor``, positive random features of the softmax kernel; ``relu`` or ``elu``.
         count: random features, an even number.
-        seed: of initial values, features and codes; training draws anew with :meth:`redraw_`, evaluation never.
+        seed: of initial values, features and codes; training draws anew with :meth:`redraw_`, evaluation never. What is drawn
+            follows from the buffer ``noise``, which ``state_dict`` holds.
         keys: the method's own.
     """
 
@@ -122,23 +135,52 @@ class LinearAttention(Encoding):
         seed: int | None = None, layer: int = 0, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(kind, heads, head_dim, seed=seed, layer=layer, _linear=True, **options)
-        noise = int(torch.randint(2**62, ())) if seed is None else seed
-        self.features, self.count, self._noise, self._draw = features, count, (noise, layer), 0
+        seed = int(torch.randint(2**62, (), device="cpu")) if seed is None else seed
+        if not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed = {seed} is out of range, it must be 0 to 2^63 - 1")
+        self.features, self.count, self._noise = features, count, [seed, layer, 0]
         self._rule(True)
+        if features == "favor" or self._entry == "code":
+            # what is drawn follows from these: seed, layer, and which draw
+            self.register_buffer("noise", torch.tensor(self._noise, dtype=torch.int64))
         if kind == "kerple_log":  # larger amplitudes are used as this one
             self._ranges["r1"] = (self._ranges["r1"][0], 4.0)
 
+    def _read_noise(self) -> None:
+        noise = self._buffers.get("noise")
+        if noise is not None and not noise.is_meta:
+            self._noise = noise.tolist()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "noise":
+            self._read_noise()
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *rest: Any) -> None:
+        errors, name = rest[-1], prefix + "noise"
+        if "noise" in self._buffers and name not in state_dict:
+            errors.append(
+                f"{name} is missing: what features and codes were drawn from was not saved, so others would be computed with; "
+                f"hint: of a module made with a seed, add state_dict[{name!r}] = torch.tensor([seed, layer, 0])"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._read_noise()
+
     def _options(self, causal: bool) -> tuple:
-        seed, layer = self._noise
-        draw = self._draw if self.training else 0
-        return self._key, self.features, self.count, causal, [seed, draw, layer]
+        if not _compiling():
+            self._read_noise()
+        seed, layer, draw = self._noise
+        return self._key, self.features, self.count, causal, [seed, draw if self.training else 0, layer]
 
     def _rule(self, causal: bool) -> _native.LinearRule:
         return _made(*self._options(causal))
 
     def redraw_(self) -> None:
         """Draws random features and codes anew for the calls that follow in training; evaluation keeps its own."""
-        self._draw += 1
+        seed, layer, draw = self._noise
+        self._noise = [seed, layer, draw + 1]
+        if "noise" in self._buffers:
+            self.noise = torch.tensor(self._noise, dtype=torch.int64, device=self.noise.device)
 
     def forward(
         self,
@@ -161,14 +203,20 @@ class LinearAttention(Encoding):
         Raises:
             TypeError, ValueError: as :func:`~kerple.torch.attention`.
         """
+        q, k, v = as_autocast(q, k, v)
         of, dtype = check_qkv(q, k, v)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         q, k = self._rotated(q, k, q.shape[2] + (0 if state is None else len(state)))
+        ends = keys_of("key_lengths", key_lengths)
         gates = beside("gates", gates, dtype)
         if gates is not None and gates.device != q.device:
             raise ValueError(f"gates: is on {gates.device}, q on {q.device}")
-        arguments = (q, k, v, self._values(), gates, keys_of("key_lengths", key_lengths), *self._options(causal))
+        if gates is not None:
+            gates = gates_of(gates, q.shape[1], q, None, ends).to(dtype)
+        arguments = (q, k, v, self._values(), gates, ends, *self._options(causal))
+        refuse_tangents(*arguments[:6])
         if state is not None:
             with torch.no_grad():
                 return _linear(*arguments, state=state._native)[0].to(of)
-        return torch.ops.kerple.linear(*arguments)[0].to(of)
+        run = torch.ops.kerple.linear if _compiling() or _transforms() is None else _Linear.apply
+        return run(*arguments)[0].to(of)
