@@ -7,10 +7,22 @@
 //!
 //! Attention counts differences of clocks only, so the gradient in a clock sums to 0 and the first gate has none: sums are
 //! taken from the front, where they are exact. Clocks are f64 whatever gates are, since they grow with the length.
+//!
+//! A gate of [`RESET`] or less, minus infinity among them, advances a clock by [`RESET`]: no weight passes it, and the clocks
+//! behind it still tell their tokens apart.
 
 use crate::Number;
 use crate::check_shape;
 use rayon::prelude::*;
+
+/// The lowest gate: its exponential is 0 beside any score that is within half of it of the others, and sums that hold it are
+/// within 1e-11.
+pub const RESET: f64 = -65536.0;
+
+/// A gate as clocks count it; NaN stays NaN.
+pub fn counted(gate: f64) -> f64 {
+    if gate < RESET { RESET } else { gate }
+}
 
 /// `ln sigmoid(a)`, to rounding wherever it is: a gate may be as close to 1 as it wants.
 pub fn log_sigmoid(a: f64) -> f64 {
@@ -80,7 +92,7 @@ pub fn of_gates_backward<T: Number>(d_clocks: &[f64], len: usize) -> Vec<T> {
 fn run(clocks: &mut [f64], gates: impl Iterator<Item = f64>) {
     let mut clock = 0.0;
     for (to, gate) in clocks.iter_mut().zip(gates) {
-        clock += gate;
+        clock += counted(gate);
         *to = clock;
     }
 }
@@ -105,6 +117,19 @@ mod tests {
             assert!((log_sigmoid(a) - want).abs() <= 1e-15 * want.abs(), "{a}: {}", log_sigmoid(a));
         }
         assert!(log_sigmoid(f64::NAN).is_nan() && log_sigmoid(f64::NEG_INFINITY) == f64::NEG_INFINITY);
+    }
+
+    #[test]
+    fn a_reset_keeps_the_differences_behind_it() {
+        for reset in [-1e30, f64::NEG_INFINITY] {
+            let clocks = of_gates(&[-0.5, reset, -0.25, -0.125, reset, -0.75], 6);
+            assert!((clocks[1] - clocks[3] - 0.375).abs() < 1e-10, "{clocks:?}");
+            assert!((clocks[4] - clocks[5] - 0.75).abs() < 1e-10, "{clocks:?}");
+            assert!((clocks[3] - clocks[0]).exp() == 0.0 && (clocks[5] - clocks[3]).exp() == 0.0, "{clocks:?}");
+            let of_logits = of_logits(&[reset, 3.0, reset, 2.0], [1, 4, 1]);
+            assert!((of_logits[0] - of_logits[1] + log_sigmoid(3.0)).abs() < 1e-10, "{of_logits:?}");
+        }
+        assert!(of_gates(&[-0.5, f64::NAN], 2)[1].is_nan(), "an unknown gate is not hidden");
     }
 
     #[test]

@@ -7,9 +7,11 @@
 //! ```
 //!
 //! Every exponent is of gates in between alone, so it is at most 0, and what underflows is nothing beside a row itself.
+//! A gate that lets nothing through counts as [`RESET`](crate::ops::clocks::RESET), so that rows behind it are told apart.
 
 use crate::Number;
 use crate::cpu::vectorized;
+use crate::ops::clocks::counted;
 
 /// The clock over the rows of one chunk that are held.
 #[derive(Clone, Debug, Default)]
@@ -31,7 +33,7 @@ impl<T: Number> Clock<T> {
     /// Goes on over the gates of rows.
     pub(super) fn pass(&mut self, gates: &[T]) {
         for gate in gates {
-            let fallen = self.end() + gate.to_f64();
+            let fallen = self.end() + counted(gate.to_f64());
             self.fallen.push(fallen);
             self.since.push(T::from_f64(fallen.exp()));
         }

@@ -59,6 +59,29 @@ fn gradients_in_gates_are_those_of_finite_differences() {
     assert!(found[8].iter().step_by(150).all(|first| first.abs() < 1e-12), "the first gate never matters");
 }
 
+/// Nothing passes such a gate: what is before it might not be there, forward and backward.
+#[test]
+fn a_gate_that_lets_nothing_through_begins_anew() {
+    let dims = Dims { batch: 1, heads: HEADS, len: 300, head_dim: D, value_dim: 3 };
+    for (name, maps) in maps::<f64>() {
+        let maps = maps.all();
+        let with = |reset: f64| {
+            let mut gates = gated(dims).gates.unwrap();
+            for row in gates.chunks_exact_mut(300) {
+                for at in [40, 128, 129, 250] {
+                    row[at] = reset;
+                }
+            }
+            run(&case(dims, false), &maps, &Values { gates: Some(gates), ..gated(dims) })
+        };
+        // e^-800 is 0 in f64
+        let want = with(-800.0);
+        for reset in [-1e30, f64::NEG_INFINITY] {
+            assert_close(&with(reset), &want, 1e-9, &format!("{name} {reset}"));
+        }
+    }
+}
+
 /// Gates that are all alike are a decay that is one exponential.
 #[test]
 fn gates_alike_are_an_exponential() {
