@@ -92,12 +92,12 @@ impl Departure {
             return Err(Error::config("--set model.preset", message, "leave it out"));
         }
         let before = table.get("encoding").and_then(|encoding| encoding.get("kind")).cloned();
-        let kinds =
+        let mut kinds =
             overrides.iter().filter_map(|set| set.split_once('=')).filter(|(key, _)| key.trim() == "encoding.kind");
         let is_other = |(_, kind): (&str, &str)| {
             before.as_ref().and_then(toml::Value::as_str) != Some(kind.trim().trim_matches(['"', '\'']))
         };
-        if kinds.last().is_some_and(is_other) {
+        if kinds.next_back().is_some_and(is_other) {
             table.remove("encoding");
         }
         let text = toml::to_string(&table).expect("a table of a run file can be written");

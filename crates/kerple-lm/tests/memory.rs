@@ -205,7 +205,7 @@ fn texts_that_grow_hold_what_is_estimated() {
             // of a window a whole prompt is held; otherwise in pieces, so that what is held is more than what is at work
             let piece = if plan.encoding.window.is_some() { len } else { PIECE };
             let read = |_| {
-                let mut growing = model.begin(0, len);
+                let mut growing = model.begin(0);
                 ids.chunks(piece).for_each(|piece| drop(model.grow(piece, &mut growing)));
                 growing
             };

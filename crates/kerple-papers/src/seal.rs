@@ -4,9 +4,8 @@
 //! is not found out by them: what no sum can show is what the files should have been.
 
 use crate::error::Result;
-use crate::manifest::{MANIFEST_FILE, Manifest};
+use crate::manifest::Manifest;
 use crate::packed::{SUMS_FILE, has_checksum, pack, unpacked};
-use crate::timing::TIMING_FILE;
 use kerple_data::fingerprint;
 use kerple_records::{Error, look};
 use kerple_report::folder::put;

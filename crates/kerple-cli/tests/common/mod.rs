@@ -75,7 +75,8 @@ impl Place {
 /// A file of the project.
 /// Says that a test, or the rest of it, is left out here, where nobody reads what tests that pass have printed: on the real stderr.
 pub fn skip(why: &str) {
-    writeln!(std::io::stderr(), "skipped: {why}").unwrap();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "skipped: {why}").unwrap();
 }
 
 /// Whether a program that a test needs is not installed, which is said. With `CI=true`, as in `.ci/run`, which installs it, that is

@@ -108,10 +108,11 @@ impl CellRow {
 
 /// Rows of what needs no model, under a table of right answers: a cell for every task, empty where it is not known.
 pub(super) fn floors(all: &Folder, tasks: &[&CorpusFacts], cell: impl Fn(f64) -> Cell) -> Vec<Row> {
-    const FLOORS: [(&str, fn(&Floor) -> f64); 2] =
+    type Share = fn(&Floor) -> f64;
+    const FLOORS: [(&str, Share); 2] =
         [("a constant answer", |floor| floor.constant), ("the first token alone", |floor| floor.first_token)];
     let known: Vec<Option<&Floor>> = tasks.iter().map(|task| all.floor(&task.name)).collect();
-    let row = |(name, share): (&str, fn(&Floor) -> f64)| {
+    let row = |(name, share): (&str, Share)| {
         let of = |floor: &Option<&Floor>| floor.map_or_else(|| Cell::from(String::new()), |floor| cell(share(floor)));
         Row { name: name.to_owned(), colour: None, cells: known.iter().map(of).collect() }
     };
