@@ -25,7 +25,7 @@ const ORDERS: [(&str, &str); 13] = [
          tasks corpus run depart evaluate train probe job compare",
     ),
     ("kerple-interchange", "layout export import"),
-    ("kerple-papers", "error claim manifest timing packed seal pages reproduce verify"),
+    ("kerple-papers", "error claim manifest timing floors packed seal pages reproduce verify"),
     ("kerple-mpi", "world"),
     (
         "kerple-golden",

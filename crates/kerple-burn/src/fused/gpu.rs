@@ -2,6 +2,7 @@
 
 use super::{Forward, Home, Op, Step};
 use burn::backend::tensor::FloatTensor;
+use burn::tensor::kind::Basic;
 use burn::tensor::{BackendPrimitive, Shape, Tensor};
 use burn_cubecl::Cube;
 use burn_cubecl::kernel::into_contiguous;
@@ -70,7 +71,7 @@ pub(crate) fn tensor<const D: usize>(array: &CubeTensor) -> Tensor<D> {
 }
 
 /// The contiguous array of a tensor outside autodiff.
-pub(crate) fn array<const D: usize, K: BackendPrimitive<Cube, Primitive = CubeTensor>>(
+pub(crate) fn array<const D: usize, K: Basic + BackendPrimitive<Cube, Primitive = CubeTensor>>(
     tensor: Tensor<D, K>,
 ) -> CubeTensor {
     into_contiguous(tensor.try_into_primitive::<Cube>().expect("it is of a GPU and not tracked"))
