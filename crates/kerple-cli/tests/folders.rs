@@ -32,7 +32,7 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 fn refused(place: &Place, arguments: &[&str], part: &str) {
     let before = files(&place.path(""));
     let output = place.run(arguments);
-    let said = String::from_utf8(output.stderr).unwrap();
+    let said = [output.stdout, output.stderr].map(|said| String::from_utf8(said).unwrap()).concat();
     assert!(matches!(output.status.code(), Some(1 | 2)), "{arguments:?}\n{said}");
     assert!(said.contains("error: ") && said.contains("hint: ") && said.contains(part), "{arguments:?}\n{said}");
     assert!(files(&place.path("")) == before, "{arguments:?} changed a file");

@@ -417,7 +417,9 @@ fn marks_line_ends_and_hidden_files_change_nothing() {
             .map(|text| {
                 names.iter().for_each(|name| write(root.path(), name, text));
                 let last = get(task, Some(root.path()), Split::Test, 1, 100).0;
-                assert!(!last.contains(&(u32::from(b'\r') + 1)), "{text:?}");
+                // tokens of expressions are no bytes
+                let bytes = task.name() != listops.name();
+                assert!(!bytes || !last.contains(&(u32::from(b'\r') + 1)), "{text:?}");
                 assert_eq!(task.open(Some(root.path()), &ON).unwrap().count(Split::Train), Some(2), "{text:?}");
                 content(task, root.path())
             })
