@@ -168,11 +168,11 @@ mod tests {
     #[test]
     fn both_sides_must_be_beyond_the_margin() {
         let below = [-0.10, -0.11, -0.12];
-        assert!(pair(below, [0.10, 0.11, 0.12]).p_of_both(0.01) < 0.01);
+        assert!(pair(below, [0.10, 0.12, 0.11]).p_of_both(0.01) < 0.01);
         // as far apart, and on one side only
-        assert_eq!(pair(below, [-0.30, -0.31, -0.32]).p_of_both(0.01), 1.0);
+        assert_eq!(pair(below, [-0.30, -0.32, -0.31]).p_of_both(0.01), 1.0);
         // on two sides, and within the margin on one of them
-        assert_eq!(pair(below, [0.001, 0.002, 0.003]).p_of_both(0.01), 1.0);
+        assert_eq!(pair(below, [0.001, 0.003, 0.002]).p_of_both(0.01), 1.0);
         let wide = pair(below, [0.01, 0.05, 0.2]).p_of_both(0.01);
         assert!(wide > ALPHA, "of the second side nothing is known: {wide}");
     }
