@@ -396,7 +396,10 @@ fn the_rest() {
     place.write("folder/notes", "no manifest");
     place.write("half/manifest.json", "{\"cases\": [");
     place.write("none/manifest.json", "{\"cases\": []}");
-    place.write("unknown/manifest.json", "{\"set\": \"kerple\", \"cases\": [{\"id\": \"teleport/3\"}, {\"id\": \"attn/no_inputs\"}, 3]}");
+    place.write(
+        "unknown/manifest.json",
+        "{\"set\": \"kerple\", \"cases\": [{\"id\": \"teleport/3\"}, {\"id\": \"attn/no_inputs\"}, 3]}",
+    );
     let mut say = Transcript::of(&place);
     say.fails(&["describe", "kerple"]);
     say.fails(&["describe", "alibi", "--heads", "0"]);
