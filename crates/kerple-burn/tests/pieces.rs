@@ -52,7 +52,6 @@ enum Sees {
     Before,
     All,
     Padded,
-    PaddedBefore,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +96,6 @@ fn run(
     let positions = match case.sees {
         Sees::Before => positions,
         Sees::All => positions.in_both_directions(),
-        Sees::PaddedBefore => Positions { lengths: Some([keys, keys / 2, keys - 3].as_slice().into()), ..positions },
         Sees::Padded => {
             Positions { lengths: Some([keys, keys / 2, 3].as_slice().into()), ..positions.in_both_directions() }
         }
@@ -215,8 +213,7 @@ fn caps_and_sinks_in_kernels_are_those_of_the_processor() {
         (r#"{"kind":"none"}"#, Sees::Before, [2, 300], false),
         (r#"{"kind":"kerple_log"}"#, Sees::Before, [90, 400], true),
         (r#"{"kind":"kerple_log"}"#, Sees::Before, [2, 500], true),
-        (r#"{"kind":"alibi","window":60}"#, Sees::PaddedBefore, [330, 330], true),
-        (r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)"}"#, Sees::PaddedBefore, [310, 310], true),
+        (r#"{"kind":"alibi","window":60}"#, Sees::Before, [130, 330], true),
     ] {
         for (cap, sinks) in [(Some(0.7), false), (Some(0.7), true), (None, true)] {
             let case = Case { text, sees, sizes, gates, cap, sinks };
