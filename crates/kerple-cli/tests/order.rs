@@ -12,7 +12,7 @@ const ORDERS: [(&str, &str); 13] = [
     ("kerple-records", "error number length sitting probe check journal"),
     (
         "kerple-data",
-        "error split hash contain file machine tokens order examples random music tokenizer corpus text prepare lra tasks peps",
+        "error split hash contain file json machine tokens order examples random music tokenizer corpus text prepare lra tasks peps",
     ),
     ("kerple-report", "error format statistics plot conditions run results folder page write"),
     (

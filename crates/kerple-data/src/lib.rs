@@ -16,6 +16,7 @@ mod error;
 mod examples;
 mod file;
 mod hash;
+mod json;
 pub mod lra;
 pub mod machine;
 pub mod music;

@@ -9,6 +9,7 @@ use super::store::{self, Sequences, Store};
 use crate::error::{Error, Result};
 use crate::examples::{Examples, Facts};
 use crate::file::{filled_lines, is_folder, is_hidden, without_mark};
+use crate::json;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -68,7 +69,7 @@ impl Text {
 fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
     let mut found = Sequences::default();
     for (number, line) in filled_lines(bytes) {
-        let Line { text, label } = parse(line).map_err(|error| {
+        let Line { text, label } = json::parse(line).map_err(|error| {
             let message = error.to_string();
             let cause = message.split(" at line ").next().unwrap_or_default();
             let hint = "every line is a JSON object with a `text` and a `label`, a number from 0 on";
@@ -79,36 +80,6 @@ fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
             .map_err(|message| Error::damaged_at(path, format!(", line {number}"), message, "take the line out"))?;
     }
     Ok(found)
-}
-
-/// A line, in which other fields may hold NaN and infinities as Python writes them.
-fn parse(line: &[u8]) -> serde_json::Result<Line> {
-    serde_json::from_slice(line).or_else(|error| match without_odd_numbers(line) {
-        Some(plain) => serde_json::from_slice(&plain),
-        None => Err(error),
-    })
-}
-
-/// The same line with an empty list for every `NaN`, `Infinity` and `-Infinity` outside of texts, which is no label; `None`
-/// where there are none. Columns stay as they are.
-fn without_odd_numbers(line: &[u8]) -> Option<Vec<u8>> {
-    let (mut found, mut at, mut quoted, mut any) = (line.to_vec(), 0, false, false);
-    while at < line.len() {
-        let odd = [&b"-Infinity"[..], b"Infinity", b"NaN"].into_iter().find(|word| line[at..].starts_with(word));
-        match (line[at], odd) {
-            (b'\\', _) if quoted => at += 1,
-            (b'"', _) => quoted = !quoted,
-            (_, Some(word)) if !quoted => {
-                found[at..at + word.len()].fill(b' ');
-                found[at..at + 2].copy_from_slice(b"[]");
-                at += word.len() - 1;
-                any = true;
-            }
-            _ => {}
-        }
-        at += 1;
-    }
-    any.then_some(found)
 }
 
 /// The reviews in `neg` and `pos`, by name; hidden files are none. Lines end with `\n` on every system.

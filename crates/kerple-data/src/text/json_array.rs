@@ -1,8 +1,10 @@
 //! A file that is one JSON array: its items are documents, objects with a text under a key, or texts.
 
-use super::json_lines::{text, without_names_of_floats};
+use super::json_lines::text;
 use super::{Content, Document, unreadable};
 use crate::error::{Error, Result};
+use crate::file::without_mark;
+use crate::json;
 use serde_json::value::RawValue;
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
@@ -22,9 +24,7 @@ pub(super) fn documents(
         let message = format!("the JSON array is longer than {LONGEST} bytes");
         return Err(Error::damaged(path, message, "write it as JSON lines, one object a line"));
     }
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-    let bytes = without_names_of_floats(bytes);
-    let items: Vec<Box<RawValue>> = serde_json::from_slice(&bytes).map_err(|error| {
+    let items: Vec<Box<RawValue>> = json::parse(without_mark(&bytes)).map_err(|error| {
         Error::damaged(path, error.to_string(), "the file must be one JSON array; is it cut short?")
     })?;
     let (path, key): (PathBuf, String) = (path.to_owned(), key.to_owned());

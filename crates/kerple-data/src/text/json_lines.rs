@@ -2,6 +2,8 @@
 
 use super::{Content, Document, unreadable};
 use crate::error::{Error, Result};
+use crate::file::without_mark;
+use crate::json::without_odd_numbers;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -48,8 +50,8 @@ impl JsonLines {
                     "is this JSON lines? A single text is read from a .txt file",
                 ));
             }
-            if self.number == 1 && self.line.starts_with(b"\xef\xbb\xbf") {
-                self.line.drain(..3);
+            if self.number == 1 {
+                self.line.drain(..self.line.len() - without_mark(&self.line).len());
             }
             if count == 0 || !self.line.trim_ascii().is_empty() {
                 return Ok(count > 0);
@@ -78,7 +80,14 @@ impl Iterator for JsonLines {
 
 /// The string under `key`, or what is wrong and what to do. `a.b` is a key of this name, or else the key `b` of the object under `a`.
 pub(super) fn text(line: &[u8], key: &str) -> std::result::Result<String, (String, &'static str)> {
-    let line = without_names_of_floats(line);
+    strict_text(line, key).or_else(|failure| match without_odd_numbers(line) {
+        Some(plain) => strict_text(&plain, key),
+        None => Err(failure),
+    })
+}
+
+/// [`text`] of a line in which every number is finite.
+fn strict_text(line: &[u8], key: &str) -> std::result::Result<String, (String, &'static str)> {
     let wrong = |error: serde_json::Error| {
         let message = error.to_string();
         let cause = message.split(" at line ").next().unwrap_or_default();
@@ -91,9 +100,9 @@ pub(super) fn text(line: &[u8], key: &str) -> std::result::Result<String, (Strin
         reader.end()?;
         Ok((value.map(|value| value.get().to_owned()), keys))
     };
-    let (mut value, keys) = fields(&line, key).map_err(wrong)?;
+    let (mut value, keys) = fields(line, key).map_err(wrong)?;
     let mut at = key;
-    let mut object = line.into_owned();
+    let mut object = line.to_vec();
     while value.is_none()
         && let Some((outer, inner)) = at.split_once('.')
     {
@@ -116,32 +125,6 @@ pub(super) fn text(line: &[u8], key: &str) -> std::result::Result<String, (Strin
         return Err((format!("`{key}` is not a string: {start}"), "name the key that holds the text with --text-key"));
     }
     serde_json::from_str(&value).map_err(wrong)
-}
-
-/// Python writes `NaN`, `Infinity` and `-Infinity`, which JSON does not have: `null` in their place, outside of strings.
-pub(super) fn without_names_of_floats(line: &[u8]) -> Cow<'_, [u8]> {
-    const NAMES: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
-    if !NAMES[1..].iter().any(|name| line.windows(name.len()).any(|window| window == *name)) {
-        return Cow::Borrowed(line);
-    }
-    let (mut plain, mut at, mut in_string) = (Vec::with_capacity(line.len()), 0, false);
-    while at < line.len() {
-        let name = if in_string { None } else { NAMES.iter().find(|name| line[at..].starts_with(name)) };
-        if let Some(name) = name {
-            plain.extend_from_slice(b"null");
-            at += name.len();
-            continue;
-        }
-        if in_string && line[at] == b'\\' && at + 1 < line.len() {
-            plain.push(line[at]);
-            at += 1;
-        } else if line[at] == b'"' {
-            in_string = !in_string;
-        }
-        plain.push(line[at]);
-        at += 1;
-    }
-    Cow::Owned(plain)
 }
 
 /// Keeps the value of one key of an object, the last where there are several, and the names of the first keys.

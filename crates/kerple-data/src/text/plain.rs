@@ -2,6 +2,7 @@
 
 use super::{Compression, Content, open, unreadable};
 use crate::error::{Error, Result};
+use crate::file::without_mark;
 use crate::hash::Checksum;
 use std::cell::Cell;
 use std::fmt;
@@ -142,9 +143,10 @@ impl Utf8 {
             let count = more.len();
             self.input.consume(count);
         }
-        if self.at == 0 && self.buffer.starts_with(b"\xef\xbb\xbf") {
-            self.buffer.drain(..3);
-            self.at = 3;
+        if self.at == 0 {
+            let mark = self.buffer.len() - without_mark(&self.buffer).len();
+            self.buffer.drain(..mark);
+            self.at = mark as u64;
         }
         let valid = match std::str::from_utf8(&self.buffer) {
             Ok(text) => text.len(),

@@ -2,6 +2,9 @@
 
 use super::{Compression, Format, SourceFile, open};
 use crate::error::{Error, Result};
+use crate::file::without_mark;
+use crate::json;
+use serde::de::IgnoredAny;
 use std::cell::Cell;
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -27,7 +30,7 @@ pub(super) fn json(path: &Path, compression: Compression) -> Result<Format> {
     let mut head = Vec::new();
     let input = open(path, compression, Rc::new(Cell::new(0)))?;
     input.take(HEAD).read_to_end(&mut head).map_err(Error::io(path, "read"))?;
-    let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head).trim_ascii_start();
+    let head = without_mark(&head).trim_ascii_start();
     match head.first() {
         Some(b'[') => Ok(Format::JsonArray(compression)),
         Some(b'{') => {
@@ -35,8 +38,7 @@ pub(super) fn json(path: &Path, compression: Compression) -> Result<Format> {
             let _ = (&mut &*head).read_until(b'\n', &mut line);
             // a first line that goes on beyond what is looked at is one object all the same
             let whole = line.len() == head.len() && head.len() as u64 == HEAD;
-            let object = super::json_lines::without_names_of_floats(&line);
-            match whole || serde_json::from_slice::<serde::de::IgnoredAny>(&object).is_ok() {
+            match whole || json::parse::<IgnoredAny>(&line).is_ok() {
                 true => Ok(Format::JsonLines(compression)),
                 false => Err(Error::refused(
                     format!("{}: it is one JSON object over several lines, not documents", path.display()),
@@ -62,8 +64,8 @@ pub(super) fn plain(path: &Path, compression: Compression) -> Result<()> {
         let mut line = Vec::new();
         // what cannot be read is found where all of the file is
         let read = input.read_until(b'\n', &mut line).is_ok();
-        let object = super::json_lines::without_names_of_floats(line.trim_ascii()).into_owned();
-        read && object.first() == Some(&b'{') && serde_json::from_slice::<serde::de::IgnoredAny>(&object).is_ok()
+        let object = line.trim_ascii();
+        read && object.first() == Some(&b'{') && json::parse::<IgnoredAny>(object).is_ok()
     };
     match is_object() && is_object() {
         false => Ok(()),
