@@ -129,6 +129,20 @@ impl Clock {
 }
 
 impl Positions {
+    /// Gates of all keys, `[B, H, K]`. NaN under padding counts as 0: a batch may be filled up with anything.
+    ///
+    /// # Panics
+    /// When they are still to be made of a layer's rows.
+    pub(crate) fn gates(&self) -> Option<Tensor<3>> {
+        let gates = self.clock.as_ref()?.gates().clone();
+        let Some(lengths) = &self.lengths else { return Some(gates) };
+        let [batch, heads, keys] = gates.dims();
+        let after_end: Vec<bool> = lengths.iter().flat_map(|length| (0..keys).map(move |key| key >= *length)).collect();
+        let padding = Tensor::<3, Bool>::from_data(TensorData::new(after_end, [batch, 1, keys]), &gates.device());
+        let unknown = padding.expand([batch, heads, keys]).bool_and(gates.clone().is_nan());
+        Some(gates.mask_fill(unknown, 0.0))
+    }
+
     /// What a map is told of attention over this many keys.
     pub(crate) fn extent(&self, keys: usize, scale: f64) -> Extent {
         Extent { sides: self.sight.sides(), len: keys, scale }

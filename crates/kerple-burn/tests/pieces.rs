@@ -52,6 +52,14 @@ enum Sees {
     Before,
     All,
     Padded,
+    PaddedBefore,
+}
+
+impl Sees {
+    /// Keys of each sequence.
+    fn lengths(self, keys: usize) -> Option<[usize; BATCH]> {
+        matches!(self, Sees::Padded | Sees::PaddedBefore).then_some([keys, keys / 2, 3])
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,21 +92,23 @@ fn run(
     };
     let [q, k, v] = [(HEADS, queries), (2, keys), (2, keys)]
         .map(|(heads, rows)| random([BATCH, heads, rows, HEAD_DIM]).require_grad());
-    let gates = -random([1, BATCH, HEADS, keys]).reshape([BATCH, HEADS, keys]).abs();
-    let (gates, sinks) = (gates.detach().require_grad(), random([1, 1, 1, HEADS]).reshape([HEADS]).require_grad());
+    let lengths = case.sees.lengths(keys);
+    // padding may hold anything
+    let is_padding = |at: usize| lengths.is_some_and(|lengths| at % keys >= lengths[at / (HEADS * keys)]);
+    let gates = random([1, BATCH, HEADS, keys]).into_data().try_to_vec::<f32>().unwrap().into_iter().enumerate();
+    let gates: Vec<f32> = gates.map(|(at, gate)| if is_padding(at) { f32::NAN } else { -gate.abs() }).collect();
+    let gates = Tensor::<3>::from_data(TensorData::new(gates, [BATCH, HEADS, keys]), &device).require_grad();
+    let sinks = random([1, 1, 1, HEADS]).reshape([HEADS]).require_grad();
     let geometry = Geometry::new(HEADS, HEAD_DIM, 4);
     let encoding: Encoding = serde_json::from_str(case.text).unwrap();
     let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 7, &device);
     let pass = Pass::evaluation(0);
     let positions = encoding.positions(0, [queries, keys], (&device, DType::F32), Engine::Fused, &pass);
     let clock = case.gates.then(|| Clock::Gates(gates.clone()));
-    let positions = Positions { clock, ..positions };
+    let positions = Positions { clock, lengths: lengths.map(|lengths| lengths.as_slice().into()), ..positions };
     let positions = match case.sees {
-        Sees::Before => positions,
-        Sees::All => positions.in_both_directions(),
-        Sees::Padded => {
-            Positions { lengths: Some([keys, keys / 2, 3].as_slice().into()), ..positions.in_both_directions() }
-        }
+        Sees::Before | Sees::PaddedBefore => positions,
+        Sees::All | Sees::Padded => positions.in_both_directions(),
     };
     let scoring = Scoring { cap: case.cap, sinks: case.sinks.then(|| sinks.clone()), ..Scoring::from(0.4) };
     let out = attend([q.clone(), k.clone(), v.clone()], &scoring, &positions);
@@ -176,6 +186,7 @@ fn gates_caps_and_sinks_in_pieces_are_those_of_the_processor() {
     assert_in_pieces(&device, Case { gates: false, sees: Sees::Before, cap: Some(1.5), sinks: true, ..case });
     let windowed = r#"{"kind":"kerple_log","window":7}"#;
     assert_in_pieces(&device, Case { text: windowed, sees: Sees::Before, sinks: true, sizes: [33, 50], ..case });
+    assert_in_pieces(&device, Case { text: windowed, sees: Sees::PaddedBefore, cap: Some(1.5), sinks: true, ..case });
 }
 
 #[test]
@@ -214,6 +225,8 @@ fn caps_and_sinks_in_kernels_are_those_of_the_processor() {
         (r#"{"kind":"kerple_log"}"#, Sees::Before, [90, 400], true),
         (r#"{"kind":"kerple_log"}"#, Sees::Before, [2, 500], true),
         (r#"{"kind":"alibi","window":60}"#, Sees::Before, [130, 330], true),
+        (r#"{"kind":"kerple_log","window":30}"#, Sees::PaddedBefore, [140, 140], true),
+        (r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)"}"#, Sees::PaddedBefore, [90, 90], true),
     ] {
         for (cap, sinks) in [(Some(0.7), false), (Some(0.7), true), (None, true)] {
             let case = Case { text, sees, sizes, gates, cap, sinks };

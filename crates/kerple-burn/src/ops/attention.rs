@@ -165,7 +165,7 @@ impl ScoreInputs {
 
     /// The same with gates that are an input.
     fn with_gates(self, positions: &Positions, inputs: &mut Inputs) -> ScoreInputs {
-        let gates = positions.clock.as_ref().map(|clock| inputs.add(clock.gates().clone()));
+        let gates = inputs.add_some(positions.gates());
         ScoreInputs { gates, ..self }
     }
 

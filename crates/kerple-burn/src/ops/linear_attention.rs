@@ -58,7 +58,7 @@ pub fn linear_attention(
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
     let code = positions.code.as_ref().map(|code| (inputs.add(code.joined(dtype)), code.clone()));
     let fading = positions.fading.as_ref().map(|fading| Places::add(fading, &mut inputs));
-    let gates = positions.clock.as_ref().map(|clock| inputs.add(clock.gates().clone()));
+    let gates = inputs.add_some(positions.gates());
     let core = Core {
         own,
         code,

@@ -100,7 +100,7 @@ impl Terms {
         };
         let (sight, lengths, damping) = (*sight, lengths.clone(), damping.clone());
         let told = Told { scale, cap, map, sight, lengths, damping, extent, engine: Engine::Composed };
-        let gates = positions.clock.as_ref().map(|clock| clock.gates().clone());
+        let gates = positions.gates();
         Terms { told, tables: positions.scores.tables().map(|table| table.cloned()), own, sinks, gates }
     }
 

@@ -20,9 +20,9 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
     if let Some(fading) = &positions.fading {
         products = products * decays(fading, positions, [queries, keys]);
     }
-    if let Some(clock) = &positions.clock {
+    if let Some(gates) = positions.gates() {
         // from a query back to a key; what keys ahead get does not count, and must not overflow
-        let passed = attention::passed(clock.gates(), Sight::CAUSAL, &Pairs::last([queries, keys]));
+        let passed = attention::passed(&gates, Sight::CAUSAL, &Pairs::last([queries, keys]));
         products = products * passed.clamp_max(0.0).exp();
     }
     let products = products.mask_fill(positions.hidden([queries, keys], &v.device()), 0.0);

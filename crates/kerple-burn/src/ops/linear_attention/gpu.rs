@@ -80,7 +80,7 @@ fn by_features(rows: [Tensor<4>; 3], positions: &Positions) -> Tensor<4> {
     let mut inputs = Inputs::default();
     let own = rows.map(|tensor| inputs.add(tensor));
     let fading = positions.fading.as_ref().map(|fading| Places::add(fading, &mut inputs));
-    let gates = positions.clock.as_ref().map(|clock| inputs.add(clock.gates().clone()));
+    let gates = inputs.add_some(positions.gates());
     inputs.apply(Sums { own, fading, gates })
 }
 
