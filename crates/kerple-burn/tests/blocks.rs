@@ -5,16 +5,20 @@ mod common;
 
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
-use common::{PASS, Randomize, TRAINING, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
+use common::{
+    PASS, Randomize, TRAINING, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, tensor,
+};
 use kerple::encoding::{Encoding, Geometry, Method, fox, t5};
 use kerple_burn::block::Block;
-use kerple_burn::forms::Positions;
+use kerple_burn::forms::{Clock, Positions};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::Attention;
 use kerple_burn::ops::Residual;
 use kerple_burn::ops::activation::Activation;
+use kerple_burn::ops::attention::attention;
+use kerple_burn::ops::linear_attention::{Linear, linear_attention};
 use kerple_burn::parameters;
-use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind, SinkKind, Sizes};
+use kerple_burn::plan::{BlockPlan, FeatureKind, LinearPlan, NormKind, ResidualKind, SinkKind, Sizes};
 use kerple_burn::positions::PositionalEncoding;
 
 /// A block and an encoding, so that the tables' gradients reach its parameters.
@@ -298,4 +302,47 @@ fn shared_key_heads_equal_repeated_ones() {
     let (a, b) =
         (one.forward(x.clone(), &positions, &PASS, Engine::Fused), all.forward(x, &positions, &PASS, Engine::Fused));
     assert_close(&[common::values(&a)], &[common::values(&b)], "shared key heads");
+}
+
+/// A batch is filled up with anything: gates there that are not known change no output and no gradient of what is not padding.
+#[test]
+fn unknown_gates_under_padding_count_as_nothing() {
+    let (lengths, [batch, heads, len]) = ([7, 4, 1], [3, 2, 7]);
+    let mut rng = rng(81);
+    let gates = random([batch, heads, len], &mut rng).abs().neg();
+    let rows = [(); 3].map(|()| random([batch, heads, len, SIZES.head_dim], &mut rng));
+    let is_padding = |at: usize| at % len >= lengths[at / (heads * len)];
+    let of = |padding: f64, linear: bool, engine: Engine| {
+        let filled = common::values(&gates).into_iter().enumerate();
+        let filled = filled.map(|(at, gate)| if is_padding(at) { padding } else { gate }).collect();
+        let gates = tensor(filled, [batch, heads, len]).require_grad();
+        let rows = rows.clone().map(Tensor::require_grad);
+        let clock = Some(Clock::Gates(gates.clone()));
+        let positions = Positions { clock, lengths: Some(lengths.as_slice().into()), ..Positions::default() };
+        let out = match linear {
+            true => {
+                let plan = LinearPlan { features: FeatureKind::Elu, ..LinearPlan::default() };
+                linear_attention(rows.clone(), &Linear { plan, layer: 0 }, &positions, engine)
+            }
+            false => {
+                let [q, k, v] = rows.clone();
+                attention(q, k, v, 0.5, &positions, engine)
+            }
+        };
+        let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
+        let mut found = vec![common::values(&out), common::values(&gates.grad_remove(&mut gradients).unwrap())];
+        found.extend(rows.map(|rows| common::values(&rows.grad_remove(&mut gradients).unwrap())));
+        found
+    };
+    for linear in [false, true] {
+        for engine in [Engine::Fused, Engine::Composed] {
+            let (unknown, none) = (of(f64::NAN, linear, engine), of(0.0, linear, engine));
+            assert!(unknown.iter().flatten().all(|value| value.is_finite()), "{linear} {engine:?}");
+            assert_eq!([&unknown[0], &unknown[2], &unknown[3], &unknown[4]], [&none[0], &none[2], &none[3], &none[4]]);
+            let gates = unknown[1].iter().zip(&none[1]).enumerate();
+            for (at, (unknown, none)) in gates {
+                assert_eq!(*unknown, if is_padding(at) { 0.0 } else { *none }, "{linear} {engine:?} {at}");
+            }
+        }
+    }
 }
