@@ -45,23 +45,13 @@ fn read_by(kind: &str) -> &'static [&'static str] {
 /// Names of the base and the share in the table, and beside it in most families.
 const USUAL: [&str; 2] = ["rope_theta", "partial_rotary_factor"];
 
-/// Keys of the table that this reader knows, of any kind of scaling.
-const KNOWN: &[&str] = &[
-    "rope_type",
-    "type",
-    "rope_theta",
-    "partial_rotary_factor",
-    "factor",
-    "original_max_position_embeddings",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
-    "low_freq_factor",
-    "high_freq_factor",
-];
+/// Names of a kind of scaling in the table, the newer one first.
+const KIND: [&str; 2] = ["rope_type", "type"];
+
+/// Whether some kind of scaling reads a key.
+fn is_read_by_some(name: &str) -> bool {
+    ["linear", "dynamic", "llama3", "yarn"].into_iter().any(|kind| read_by(kind).contains(&name))
+}
 
 /// No positions.
 pub fn none() -> Encoding {
@@ -88,7 +78,8 @@ pub fn read(keys: &Keys, family: &Family) -> Result<Encoding> {
     if let Some(table) = &table {
         for name in table.names() {
             let value = table.raw(name).unwrap_or(&Value::Null);
-            if !KNOWN.contains(&name.as_str()) && !value.is_null() {
+            let is_known = [KIND, USUAL].concat().contains(&name.as_str()) || is_read_by_some(name);
+            if !is_known && !value.is_null() {
                 return Err(table.refuse(name, value, "rotary parameters of this kind cannot be imported"));
             }
             if value.is_null() && (name == USUAL[0] || family.partial && name == USUAL[1]) {
@@ -186,10 +177,7 @@ fn remark_on_unread(keys: &Keys, table: Option<&Keys>, kind: &str, family: &Fami
         unread.extend(table.and_then(|table| table.value(USUAL[1]).map(|_| table.name(USUAL[1]))));
     }
     let read = read_by(kind);
-    let others = |name: &&String| {
-        let name = name.as_str();
-        KNOWN[2..].contains(&name) && !USUAL.contains(&name) && !read.contains(&name)
-    };
+    let others = |name: &&String| is_read_by_some(name) && !read.contains(&name.as_str());
     if let Some(table) = table {
         let odd = table.names().filter(others).filter(|name| table.value(name).is_some());
         unread.extend(odd.map(|name| format!("{} (rates of kind {} have none)", table.name(name), short(kind))));
