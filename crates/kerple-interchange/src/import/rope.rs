@@ -128,7 +128,7 @@ fn kind<'a>(keys: &Keys, table: Option<&Keys<'a>>) -> Result<&'a str> {
     let old = table.word("type", "default")?;
     let kind = table.word("rope_type", old)?;
     if table.value("type").is_some() && kind != old {
-        let names = ["rope_type", "type"].map(|key| table.name(key));
+        let names = KIND.map(|key| table.name(key));
         keys.remark(format!("{} is {}, {} is {}: the former is taken", names[0], short(kind), names[1], short(old)));
     }
     Ok(kind)
