@@ -1,8 +1,11 @@
 """Relative positional encodings as functions of distance, and exact attention that learns them.
 
-``kerple.torch`` is attention and encodings for PyTorch, ``kerple.transformers`` registers them with transformers,
-``kerple.conformance`` tests anybody's attention with a bias, ``kerple.runs`` reads and makes run folders. This module
-needs numpy only.
+* ``kerple.torch``: attention and encodings for PyTorch;
+* ``kerple.transformers``: registers the attention with transformers;
+* ``kerple.conformance``: tests any attention with a bias against a reference;
+* ``kerple.runs``: reads and writes run folders.
+
+This module needs only numpy.
 """
 
 from ._native import __version__, instruction_set, limit_instruction_set

@@ -10,7 +10,10 @@ from . import _native
 
 
 def main() -> int:
-    """Runs it with the arguments of the process, which it has to itself; what to exit with."""
+    """Runs the command with the arguments of this process; returns the exit code.
+
+    The command expects to own the process.
+    """
     script = os.path.abspath(sys.argv[0])
     if script == os.path.abspath(__file__):
         script = os.path.join(sysconfig.get_path("scripts"), "kerple")

@@ -1,4 +1,4 @@
-"""numpy arrays as the border reads them: with the methods that a tensor has."""
+"""numpy arrays with the methods of a tensor that the compiled part calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Array:
-    """An array for the length of a call, which holds on to it."""
+    """Wraps an array for the duration of a call and keeps it alive."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array

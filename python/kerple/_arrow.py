@@ -1,7 +1,8 @@
 """Columns as an Arrow C stream, which pandas, polars, pyarrow and others read.
 
-https://arrow.apache.org/docs/format/CStreamInterface.html: a capsule holds a struct of functions, and whoever reads it gets a schema
-and one batch. What they point to is kept until it is released.
+https://arrow.apache.org/docs/format/CStreamInterface.html: a capsule contains a struct of
+functions, and its reader gets a schema and one batch. The memory that these point to stays alive
+until the reader releases it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _Stream._fields_ = [
 ]  # fmt: skip
 
 _NULLABLE = 2
-#: What readers hold, by a number in ``private``.
+#: Objects that are kept alive for readers, by a number in ``private``.
 _held: dict[int, object] = {}
 _numbers = itertools.count(1)
 
@@ -60,7 +61,7 @@ def _hold(what: object) -> int:
 
 
 def _release_children(of: _Schema | _Array) -> None:
-    """Those that have not been moved elsewhere."""
+    """Releases the children that the reader has not moved."""
     for at in range(of.n_children):
         child = of.children[at]
         if child.contents.release:
@@ -104,7 +105,7 @@ def _fill_array(array: _Array, length: int, buffers: list[np.ndarray | None], ch
 
 
 def _column(values: np.ndarray) -> tuple[bytes, list[np.ndarray | None]]:
-    """Format and buffers: absence, then offsets of text, then values."""
+    """Format and buffers: validity bitmap, then offsets of text, then values."""
     if values.dtype.kind in "iu":
         return b"l", [None, np.ascontiguousarray(values, dtype=np.int64)]
     if values.dtype.kind == "f":
@@ -131,7 +132,7 @@ _PyCapsule_GetPointer.argtypes = [c_void_p, c_char_p]
 
 @_Destructor
 def _destroy(capsule) -> None:
-    """Of a capsule that nobody has read."""
+    """Destructor of a capsule: releases a stream that nobody has read."""
     stream = ctypes.cast(_PyCapsule_GetPointer(capsule, _NAME), POINTER(_Stream))
     if stream.contents.release:
         stream.contents.release(stream)
@@ -139,7 +140,7 @@ def _destroy(capsule) -> None:
 
 
 def stream(columns: Mapping[str, np.ndarray]) -> object:
-    """A capsule ``arrow_array_stream`` with these columns, alike in length."""
+    """A capsule ``arrow_array_stream`` with these columns, which have equal length."""
     made = {name.encode(): _column(values) for name, values in columns.items()}
     length = max((len(values) for values in columns.values()), default=0)
     sent = False

@@ -1,4 +1,4 @@
-"""The compiled part. The other modules are what is promised."""
+"""The compiled part. It is private: only the other modules are the public interface."""
 
 from typing import Any, Protocol
 
@@ -49,7 +49,8 @@ class Encoding:
     def rates(self) -> list[float] | None: ...
     def turns(self, start: int, span: int, cos: ArrayLike, sin: ArrayLike) -> None: ...
 
-#: q, k, v; bias, weight, sinks, numbers, clocks; where keys start, and how many there are.
+#: q, k, v; bias, weight, sinks, numbers, cumulative gates; first key and number of keys of each
+#: sequence.
 _Inputs = tuple[
     ArrayLike, ArrayLike, ArrayLike, ArrayLike | None, ArrayLike | None, ArrayLike | None, ArrayLike | None,
     ArrayLike | None, ArrayLike | None, ArrayLike | None,
@@ -73,7 +74,7 @@ class LinearState:
     def __len__(self) -> int: ...
     def bytes(self) -> int: ...
 
-#: q, k, v; the encoding's stored numbers; gates; how many keys there are.
+#: q, k, v; the encoding's parameters as stored; gates; number of keys of each sequence.
 _LinearInputs = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike | None, ArrayLike | None]
 
 def linear_forward(

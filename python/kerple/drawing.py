@@ -1,4 +1,4 @@
-"""Curves that a notebook shows, as SVG."""
+"""Line plots as SVG, which notebooks display."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 300, 60, 40
 
 
 class Curves:
-    """Named curves of ``(x, y)``; the values are in ``curves``."""
+    """Named curves of ``(x, y)``; ``curves`` contains the values."""
 
     def __init__(self, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], x: str, y: str) -> None:
         self.curves = dict(curves)
         self.x, self.y = x, y
 
     def svg(self) -> str:
-        """The picture."""
+        """The plot as SVG text."""
         points = {name: np.stack([np.asarray(one, float) for one in curve]) for name, curve in self.curves.items()}
         points = {name: curve[:, np.isfinite(curve).all(0)] for name, curve in points.items()}
         points = {name: curve for name, curve in points.items() if curve.shape[1]}

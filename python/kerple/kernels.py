@@ -1,4 +1,4 @@
-"""Kernels of distance without PyTorch: what there is, what is proved, and tables as numpy arrays."""
+"""Kernels of distance without PyTorch: the list of methods, proofs, and tables as numpy arrays."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from ._array import Array
 
 
 def methods() -> dict[str, dict[str, str]]:
-    """Every positional method by its name: formula, what is learned, behaviour beyond the training length, source."""
+    """Every positional method by name: formula, learned parameters, behaviour beyond the training
+    length, source.
+    """
     return dict(_native.methods())
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is known of a kernel expression; printed, it says why."""
+    """The derivation that proves a kernel expression valid, or the reason that it is not; ``print``
+    shows it.
+    """
 
     expression: str
-    #: Whether the kernel is conditionally positive definite: on the points, or for all values of what is learned.
+    #: Whether the kernel is conditionally positive definite: on the points, or for all values of
+    #: its parameters.
     is_valid: bool
     text: str
     #: The same as data.
@@ -38,20 +43,22 @@ class Certificate:
 def certificate(expression: str, points: str = "0..31") -> Certificate:
     """Examines a kernel expression, such as ``log(b, a)`` or ``log(1, 0.5) + 0.5*power(0.1, 1)``.
 
-    Numbers give eigenvalues on the points; learned parameters give a proof for all their values.
+    An expression of numbers is examined by its eigenvalues on the points; one with learned
+    parameters is proved for all their values.
 
     Raises:
-        ValueError: the expression or the points cannot be read; the message says where and what would do.
+        ValueError: the expression or the points cannot be parsed; the message names the position
+            and what is allowed.
     """
     is_valid, text, data = _native.check_kernel(expression, points)
     return Certificate(expression, is_valid, text, json.loads(data))
 
 
 def encoding(kind: str, heads: int, head_dim: int, train_len: int, keys: dict[str, Any]) -> _native.Encoding:
-    """The native encoding of these keys.
+    """The native encoding with these keys.
 
     Raises:
-        ValueError: a key, its value and the limit.
+        ValueError: a key is invalid; the message contains the key, its value and the limit.
     """
     try:
         text = json.dumps({"kind": kind, **keys}, allow_nan=False)
@@ -73,8 +80,9 @@ def table(
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Bias and weight over distances, ``[H, length]`` each in f64; None where a method has none.
 
-    ``values`` are the learned numbers, one parameter after another; without them they are as they start. Methods that tell
-    keys ahead from keys behind have ``2 length - 1`` columns, from distance ``-(length - 1)`` on.
+    ``values`` are the learned parameters, concatenated; by default the initial values. Methods that
+    distinguish later keys from earlier ones have ``2 length - 1`` columns, from distance
+    ``-(length - 1)`` on.
     """
     native = encoding(kind, heads, head_dim, train_len, keys)
     has_bias, has_weight, two_sides = native.tables

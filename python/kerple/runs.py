@@ -1,12 +1,13 @@
-"""Run folders of ``kerple``: what they hold as arrays and tables, and the command that makes them.
+"""Run folders of ``kerple`` as arrays and tables, and the command that writes them.
 
     run = kerple.runs.Run("runs/alibi/seed-1235")
     run.metrics["loss"]                 # numpy columns
     pandas.DataFrame(run.evaluations)   # or polars, pyarrow: whatever reads an Arrow stream
     run.weights()                       # numpy arrays of the last checkpoint
 
-:func:`train`, :func:`compare`, :func:`evaluate` and :func:`sample` run the command ``kerple``, which the package brings along. Ctrl-C
-stops it as it does in a terminal: what was learned is saved first, and the same call goes on.
+:func:`train`, :func:`compare`, :meth:`Run.evaluate` and :meth:`Run.sample` run the command
+``kerple``, which the package includes. Ctrl-C stops the command as in a terminal: it saves first,
+and the same call resumes.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ from .drawing import Curves
 
 
 class Table(Mapping[str, np.ndarray]):
-    """Columns of the same length by name; shown as a table, read as an Arrow stream."""
+    """Named columns of equal length. Notebooks display a table; Arrow readers get a stream."""
 
     def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
         self._columns = dict(columns)
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Table:
-        """Of rows whose values are numbers and texts; what a row lacks is NaN, or None among texts. Lists are left out."""
+        """The table of these rows of numbers and texts.
+
+        Missing values are NaN, or None in text columns; lists are left out.
+        """
         rows = list(rows)
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {}
@@ -67,7 +71,7 @@ class Table(Mapping[str, np.ndarray]):
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return max((len(values) for values in self._columns.values()), default=0)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -89,7 +93,7 @@ class Table(Mapping[str, np.ndarray]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{rest}"
 
 
-#: How the records write what JSON has no number for.
+#: How run folders write numbers that JSON cannot represent.
 _NUMBERS = {"NaN": np.nan, "inf": np.inf, "-inf": -np.inf}
 
 
@@ -104,7 +108,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Rows of a journal; a last line without an end is one that is being written."""
+    """Rows of a journal; a last line without a line end is still being written and is ignored."""
     if not path.exists():
         return []
     rows = []
@@ -150,10 +154,10 @@ def _safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 class Run:
-    """A run folder. It is read anew each time, so that a run that is being trained can be looked at.
+    """A run folder. Every access reads the files again, so a run may be inspected while it trains.
 
     Raises:
-        FileNotFoundError: there is no run at this path.
+        FileNotFoundError: the path does not contain a run.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -166,17 +170,17 @@ class Run:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """Everything that was resolved before training."""
+        """The plan: the run file with every default and size resolved."""
         return _document(self.path / "plan.json")
 
     @property
     def metrics(self) -> Table:
-        """A row a logged step: step, loss, learning rate, norm of the gradient, and so on."""
+        """One row per logged step: step, loss, learning rate, gradient norm, and so on."""
         return Table.of(_lines(self.path / "metrics.jsonl"))
 
     @property
     def learned(self) -> dict[str, np.ndarray]:
-        """What the encoding learned over training, ``[steps, values]`` by name, beside ``step``."""
+        """The encoding's parameters over training, ``[steps, values]`` by name, and ``step``."""
         rows = [row for row in _lines(self.path / "metrics.jsonl") if row.get("encoding")]
         names = rows[0]["encoding"] if rows else {}
         found = {name: np.array([row["encoding"][name] for row in rows]) for name in names}
@@ -184,7 +188,7 @@ class Run:
 
     @property
     def evaluations(self) -> Table:
-        """A row for each text, protocol, window and length."""
+        """One row per text, protocol, window and length."""
         flat = []
         for row in _lines(self.path / "evaluation.jsonl"):
             answers = row.pop("answers", None) or {}
@@ -193,7 +197,9 @@ class Run:
 
     @property
     def kernels(self) -> list[dict[str, Any]]:
-        """Learned kernels over training: ``step``, ``distances``, and ``bias`` and ``weight``, ``[rows, distances]``."""
+        """Learned kernels over training: ``step``, ``distances``, and ``bias`` and ``weight``,
+        ``[rows, distances]``.
+        """
         path = self.path / "kernels.json"
         found = []
         for snapshot in _document(path) if path.exists() else ():
@@ -207,7 +213,7 @@ class Run:
 
     @property
     def checkpoints(self) -> list[int]:
-        """Steps of which there are weights."""
+        """Steps that have weights."""
         return sorted(self._checkpoints())
 
     def _checkpoints(self) -> dict[int, Path]:
@@ -215,10 +221,10 @@ class Run:
         return {int(name.group(1)): path for name, path in found.items() if name}
 
     def weights(self, step: int | None = None) -> dict[str, np.ndarray]:
-        """The model's tensors at a checkpoint, the last one by default.
+        """The model's tensors at a checkpoint, by default the last one.
 
         Raises:
-            ValueError: there is no such checkpoint; the message says which there are.
+            ValueError: this checkpoint does not exist; the message lists those that do.
         """
         found = self._checkpoints()
         chosen = max(found, default=None) if step is None else step
@@ -227,7 +233,7 @@ class Run:
         return _safetensors(found[chosen] / "model.safetensors")
 
     def draw_losses(self) -> Curves:
-        """Losses over steps; a notebook shows it."""
+        """Losses over steps, as a plot that notebooks display."""
         metrics = self.metrics
         curves = {}
         for name, column in (("training", "loss"), ("validation", "valid_loss")):
@@ -237,7 +243,7 @@ class Run:
         return Curves(curves, "step", "loss, nats a token")
 
     def draw_kernels(self) -> Curves:
-        """The last learned kernel, a curve a head."""
+        """The last learned kernel, one curve per head."""
         kernels = self.kernels
         if not kernels:
             raise ValueError(f"{self.path} has no learned kernels")
@@ -248,7 +254,7 @@ class Run:
         return Curves(curves, "distance d, tokens", f"{what} at step {last['step']}")
 
     def draw_evaluations(self) -> Curves:
-        """Perplexity by length, a curve for each setting."""
+        """Perplexity by length, one curve per protocol and split."""
         table, curves = self.evaluations, {}
         if "length" in table:
             settings = [f"{a} {b}" for a, b in zip(table["protocol"], table["split"], strict=True)]
@@ -264,7 +270,7 @@ class Run:
     def evaluate(
         self, *, lengths: Iterable[int] = (), protocol: str | None = None, **options: Any
     ) -> list[dict[str, Any]]:
-        """``kerple eval`` on this run; the rows that were made."""
+        """Runs ``kerple eval`` on this run and returns the rows that it prints."""
         told = [str(length) for length in lengths]
         told = ["--lengths", ",".join(told)] if told else []
         told += ["--protocol", protocol] if protocol else []
@@ -272,12 +278,12 @@ class Run:
         return [_numbers(json.loads(line)) for line in out.splitlines() if line.startswith("{")]
 
     def sample(self, prompt: str = "", *, tokens: int = 256, **options: Any) -> str:
-        """``kerple sample``: the prompt and how it goes on."""
+        """Runs ``kerple sample`` and returns the prompt with its continuation."""
         return _command(["sample", str(self.path), f"--prompt={prompt}", "--tokens", str(tokens), *_options(options)])
 
 
 class CommandError(RuntimeError):
-    """What the command said when it failed."""
+    """The command failed; the message is what it printed."""
 
 
 def _options(options: Mapping[str, Any]) -> list[str]:
@@ -293,7 +299,7 @@ def _options(options: Mapping[str, Any]) -> list[str]:
 
 
 def _program() -> list[str]:
-    """The command: the one that the environment names, or the package's own."""
+    """The command line: the program that ``KERPLE`` names, or the package's own."""
     named = os.environ.get("KERPLE")
     if not named:
         return [sys.executable, "-m", "kerple"]
@@ -303,10 +309,11 @@ def _program() -> list[str]:
 
 
 def _command(told: list[str], look: Callable[[], None] | None = None) -> str:
-    """What the command prints. ``look`` is called while it runs.
+    """Runs the command and returns what it prints. ``look`` is called while it runs.
 
     Raises:
-        CommandError: it failed; the message is its own. KeyboardInterrupt: Ctrl-C, after the command has saved what it had.
+        CommandError: the command failed; the message is what it printed.
+        KeyboardInterrupt: Ctrl-C, after the command has saved its work.
     """
     process = subprocess.Popen(
         [*_program(), *told], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "NO_COLOR": "1"},
@@ -321,7 +328,7 @@ def _command(told: list[str], look: Callable[[], None] | None = None) -> str:
                 if look:
                     look()
     except BaseException:
-        # once: it saves and ends
+        # one signal: the command saves and ends
         process.send_signal(signal.SIGINT)
         try:
             process.communicate(timeout=600)
@@ -331,7 +338,7 @@ def _command(told: list[str], look: Callable[[], None] | None = None) -> str:
         raise
     if look:
         look()
-    # not as text, which would make one line end of all kinds
+    # decoded here and not by Popen, whose text mode would change line ends
     out, error = (said.decode(errors="replace") for said in (out, error))
     if process.returncode == 130:
         raise KeyboardInterrupt
@@ -341,7 +348,9 @@ def _command(told: list[str], look: Callable[[], None] | None = None) -> str:
 
 
 def _follow(path: Path, callback: Callable[[dict[str, Any]], None] | None) -> Callable[[], None] | None:
-    """Hands every new row of the journals under a folder to ``callback``, also those that are made anew after a crash."""
+    """Passes every new row of the journals below a folder to ``callback``, also rows that are
+    computed again after a crash.
+    """
     if callback is None:
         return None
     told = {file: [repr(row) for row in _lines(file)] for file in path.rglob("metrics.jsonl")}
@@ -350,7 +359,8 @@ def _follow(path: Path, callback: Callable[[dict[str, Any]], None] | None) -> Ca
         for file in sorted(path.rglob("metrics.jsonl")):
             rows, before = _lines(file), told.get(file, [])
             now = [repr(row) for row in rows]
-            # a run that goes on after a crash drops the rows behind its checkpoint and makes them anew
+            # a run that resumes after a crash drops the rows after its checkpoint and computes them
+            # again
             same = next((at for at, (a, b) in enumerate(zip(before, now)) if a != b), min(len(before), len(now)))  # noqa: B905
             told[file] = now
             for row in rows[same:]:
@@ -366,7 +376,8 @@ def train(
     callback: Callable[[dict[str, Any]], None] | None = None,
     **options: Any,
 ) -> Run:
-    """``kerple train`` of a run file; goes on where it was stopped. ``callback`` is called with each new row of metrics.
+    """Runs ``kerple train`` on a run file, or resumes the run. ``callback`` is called with each new
+    row of metrics.
 
     ``set={"train.steps": 100}`` changes keys; other options are the command's.
     """
@@ -379,7 +390,10 @@ def compare(
     config: str | os.PathLike[str], encodings: Iterable[str], out: str | os.PathLike[str], *, seeds: int = 1,
     callback: Callable[[dict[str, Any]], None] | None = None, **options: Any,
 ) -> dict[tuple[str, int], Run]:  # fmt: skip
-    """``kerple compare``: encodings exchanged in a run file. The runs by label and seed."""
+    """Runs ``kerple compare``: one run file with several encodings.
+
+    Returns the runs by label and seed.
+    """
     told = [
         "compare",
         "--config",
@@ -396,7 +410,7 @@ def compare(
 
 
 def runs(path: str | os.PathLike[str]) -> dict[tuple[str, int], Run]:
-    """The runs below a folder, by the name of their folder and their seed."""
+    """The runs below a folder, by folder name and seed."""
     found = {}
     for plan in sorted(Path(path).rglob("plan.json")):
         run = Run(plan.parent)

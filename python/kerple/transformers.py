@@ -3,9 +3,10 @@
     import kerple.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="kerple")
 
-The attention is registered with the library's own interface. BLOOM and MPT do not call that interface, so their attention is
-taught to; T5 makes a bias for each pair, which becomes one for each distance. Models run and train unchanged, with
-caches and with padding on either side; queries that are padding give zeros. What is not computed is refused by its name.
+This module registers the attention with the library's own interface. BLOOM and MPT do not call that
+interface, so the module patches their attention. T5 computes a bias per pair; the module computes
+it per distance. Models run and train unchanged, with KV caches and with padding on either end;
+queries that are padding return zeros. Unsupported options are refused by name.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NAME = "kerple"
 _WINDOW = sliding_window_causal_mask_function(1)
 _OVERLAY = inspect.getclosurevars(_WINDOW).nonlocals["mask_functions"][0]
 
-#: What models hand to every attention and what has no bearing on what is computed.
+#: Arguments that models pass to every attention and that do not change what it computes.
 _WITHOUT_BEARING = frozenset(
     {
         "cache_position",
@@ -61,18 +62,18 @@ _WITHOUT_BEARING = frozenset(
 
 
 class Sight(Tensor):
-    """Which keys queries see, in the place of a mask of all pairs.
+    """The attention mask: which keys queries attend to, in place of a mask of all pairs.
 
-    It holds no numbers. It is a tensor of four dimensions because models hand masks on as such, and stays what it is where they
-    convert one.
+    It contains no numbers. It is a tensor of four dimensions because models pass masks on as such,
+    and it stays unchanged where they convert one.
     """
 
     causal: bool
-    #: Only ``|d| < window`` is seen.
+    #: Queries attend only to keys with ``|d| < window``.
     window: int | None
-    #: Keys that count, the last query standing at the last of them; None: all.
+    #: Number of keys that count; the last query is at the position of the last of them. None: all.
     keys: int | None
-    #: The first key of each sequence and one behind its last, ``[B]``; None: no padding.
+    #: The first key of each sequence and one after its last, ``[B]``; None: no padding.
     starts: Tensor | None
     ends: Tensor | None
 
@@ -94,7 +95,7 @@ def _refuse(what: str, instead: str = "use attn_implementation='eager' for it") 
 
 
 def _spans(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Where each sequence of a 2D mask, ``[B, K]``, begins and ends."""
+    """Start and end of each sequence of a 2D mask, ``[B, K]``."""
     mask = mask.to(device="cpu", dtype=torch.bool)
     if bool(mask.all()):
         return None, None
@@ -109,12 +110,12 @@ def _spans(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     return starts if bool(starts.any()) else None, ends
 
 
-#: Pairs of a mask function that are looked at together.
+#: Pairs of a mask function that are compared at once.
 _PAIRS = 1 << 22
 
 
 def _is_window(mask_function: Callable, window: int | None) -> bool:
-    """Whether it is the library's own causal window, by its code and what that holds."""
+    """Whether the function is the library's own causal window, by its code and closure."""
     parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions", ())
     if window is None or len(parts) != 2 or mask_function.__code__ is not _WINDOW.__code__:
         return False
@@ -127,7 +128,7 @@ def _is_window(mask_function: Callable, window: int | None) -> bool:
 
 
 def _sees(mask_function: Callable, sizes: tuple[int, int, int], offsets: tuple[int, int], window: int | None) -> bool:
-    """Whether a mask function is that of a causal window, at every pair."""
+    """Whether a mask function equals a causal mask or window at every pair."""
     if inspect.isfunction(mask_function) and _is_window(mask_function, window):
         return True
     batch, queries, keys = sizes
@@ -153,7 +154,7 @@ def mask(
     local_size: int | None = None,
     **_: Any,
 ) -> Sight:
-    """What stands for a mask in ``kerple``'s attention; called by transformers once a pass."""
+    """Builds the mask for ``kerple``'s attention; transformers calls it once per pass."""
     q_offset = int(q_offset)
     causal, window = mask_function is not bidirectional_mask_function, None
     if causal and mask_function is not causal_mask_function:
@@ -184,7 +185,7 @@ def _check(dropout: float, options: dict[str, Any]) -> None:
 
 
 def _bias_of(position_bias: Tensor, sight: Sight, queries: int, keys: int) -> Tensor | None:
-    """A bias of pairs, ``[1, H, Q, K]``, as one of distances."""
+    """A bias per pair, ``[1, H, Q, K]``, as a bias per distance."""
     if getattr(position_bias, "_kerple_distances", False):
         return position_bias[0, :, 0]
     if tuple(position_bias.shape[-2:]) != (queries, keys) or position_bias.shape[0] != 1:
@@ -282,7 +283,7 @@ def _bloom_forward(
     if layer_past is not None:
         key, value = layer_past.update(key, value, self.layer_idx)
     key, value = (x[:, :, : attention_mask.keys] for x in (key, value))
-    # slope * j differs by a constant a row from slope * (j - i), and the softmax ignores it
+    # slope * j differs by a constant per row from slope * (j - i), and the softmax ignores it
     slopes = modeling_bloom._get_alibi_slopes(self.num_heads, hidden_states.device).to(torch.float32)
     bias = -slopes[:, None] * torch.arange(key.shape[2])
     out = _call(query, key, value, attention_mask, bias=bias, scale=self.inv_norm_factor)
@@ -326,9 +327,9 @@ def _t5_bias(self, query_length, key_length, device=None, past_seen_tokens=0):
     return bias
 
 
-#: Kinds of models whose own attention is taught to call this one.
+#: Kinds of models whose own attention this module patches.
 _TAUGHT = frozenset({"bloom", "mpt", "t5"})
-#: Kinds that call the interface with masks that they change themselves.
+#: Kinds that call the interface with masks that they modify.
 _OWN_MASKS = frozenset({"doge"})
 
 
@@ -349,7 +350,7 @@ _before: dict[str, Callable] = {}
 
 
 def register() -> None:
-    """Makes ``attn_implementation="kerple"`` known; importing this module does it."""
+    """Registers ``attn_implementation="kerple"``; importing this module does it."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, mask)
     for name, owner, attribute, ours in (

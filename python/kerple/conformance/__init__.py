@@ -1,10 +1,11 @@
-"""Tests for anybody's attention with a bias over distances, against the definition in f64.
+"""Tests any attention with a bias over distances against a reference in f64.
 
     python -m kerple.conformance --against eager|sdpa|flex|kerple|MODULE:FUNCTION
 
-An implementation is a function ``f(call) -> Tensor``: :class:`Call` holds the tensors and what is asked for. Outputs and
-every gradient, the bias's too, are held against the definition over masks, windows, more and fewer keys than queries, rows that
-see no key, large and tiny scores, long sequences and half precision.
+An implementation is a function ``f(call) -> Tensor``: :class:`Call` contains the tensors and the
+options. Outputs and every gradient, including the bias's, are compared with the reference over
+attention masks, windows, more and fewer keys than queries, rows that may not attend to any key,
+large and tiny scores, long sequences and half precision.
 """
 
 from .cases import CASES, Case

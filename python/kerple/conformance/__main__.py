@@ -23,7 +23,7 @@ def _line(result: Result) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code: 0 if every case is good, 1 if one is not, 2 if what was asked for cannot be."""
+    """The exit code: 0 if every case passes, 1 if one fails, 2 if the arguments are invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m kerple.conformance",
         description="Holds attention with a bias over distances against its definition.",

@@ -1,4 +1,4 @@
-"""PyTorch's own attention, with a bias by distance as each of them takes one."""
+"""PyTorch's own attention functions, each with a bias by distance in the form that it accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Attention = Callable[[Call], Tensor]
 
 
 def eager(call: Call) -> Tensor:
-    """Scores of all pairs in the tensors' own type, and ``softmax``."""
+    """Scores of all pairs in the type of the tensors, and ``softmax``."""
     k, v = call.grouped()
     scores = call.q @ k.transpose(-1, -2) * call.scale + call.spread()
     return scores.masked_fill(~call.seen(), -math.inf).softmax(-1) @ v
@@ -31,8 +31,9 @@ def sdpa(call: Call) -> Tensor:
 
 @cache
 def _compiled(*_: object) -> Callable:
-    """FlexAttention compiled for calls of one kind, without what was compiled for those before: sizes that stay variable and
-    limits of recompiling are no part of what is tested."""
+    """FlexAttention compiled for calls of one kind. It drops earlier compilations, since dynamic
+    sizes and recompilation limits are not part of the test.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
     torch._dynamo.reset()
@@ -60,7 +61,8 @@ def flex(call: Call) -> Tensor:
 
     block = create_block_mask(seen, batch, None, queries, keys, device="cpu")
     k, v = call.grouped()
-    # what fails while it is compiled is never compiled again in this process: without a backward there is nothing to compile
+    # a failed compilation is never tried again in this process, so run uncompiled where there is no
+    # backward
     has_backward = call.q.device.type != "cpu" or not (torch.is_grad_enabled() and call.q.requires_grad)
     kind = (call.q.shape, call.k.shape, call.q.dtype, call.causal, call.window, lengths is None)
     run = _compiled(*kind) if has_backward else flex_attention
@@ -81,10 +83,10 @@ BUILT_IN: dict[str, Attention] = {"eager": eager, "sdpa": sdpa, "flex": flex, "k
 
 
 def find(name: str) -> Attention:
-    """One of those above, or ``MODULE:FUNCTION``.
+    """One of the functions above, or ``MODULE:FUNCTION``.
 
     Raises:
-        ValueError: there is no such function; the message says which part is missing.
+        ValueError: the function does not exist; the message names the missing part.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]

@@ -1,4 +1,4 @@
-"""The cases, each with what it is about."""
+"""The cases, each with a description."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Case:
     causal: bool = True
     window: int | None = None
     key_lengths: tuple[int, ...] | None = None
-    #: Queries are multiplied by it, so scores are.
+    #: A factor of the queries, and so of the scores.
     scores: float = 1.0
-    #: Falls with distance at this rate, or is this function of distance.
+    #: The bias decreases with distance at this rate.
     slope: float = 0.05
     constant: float = 0.0
     dtype: torch.dtype = field(default=torch.float32)

@@ -1,4 +1,4 @@
-"""What attention with a bias over distances is, row by row in f64."""
+"""The reference: attention with a bias over distances in f64."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Call:
-    """What an implementation is asked for.
+    """The inputs of an implementation.
 
-    Query ``i`` of Q stands at position ``K - Q + i``; ``d = i - j`` is the distance from query to key. The score of a pair is
-    ``scale q.k + bias[h, d]``; a query sees keys with ``0 <= d``, or all without ``causal``, within ``|d| < window``, and of sequence b
-    only the first ``key_lengths[b]``. A query that sees no key has the output 0 and passes no gradient on.
+    Query ``i`` of Q is at position ``K - Q + i``; ``d = i - j`` is the distance from query to key.
+    The score of a pair is ``scale q.k + bias[h, d]``. A query attends to keys with ``0 <= d``, or
+    to all without ``causal``, within ``|d| < window``, and of sequence b only to the first
+    ``key_lengths[b]``. A query that may not attend to any key has the output 0 and passes no
+    gradient on.
     """
 
     q: Tensor
@@ -25,7 +27,9 @@ class Call:
     v: Tensor
     """``[B, G, K, D]``"""
     bias: Tensor
-    """``[H, K]`` over distances 0 to K - 1; without ``causal`` ``[H, 2 L - 1]`` over -(L - 1) to L - 1, L the larger of Q and K."""
+    """``[H, K]`` over distances 0 to K - 1; without ``causal`` ``[H, 2 L - 1]`` over ``-(L - 1)`` to
+    ``L - 1``, where L is the larger of Q and K.
+    """
     causal: bool
     window: int | None
     key_lengths: Tensor | None
@@ -38,7 +42,7 @@ class Call:
         return torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
 
     def seen(self) -> Tensor:
-        """Which pairs count, ``[B or 1, 1, Q, K]``."""
+        """The attention mask, ``[B or 1, 1, Q, K]``."""
         d = self.distances()
         seen = d >= 0 if self.causal else torch.ones_like(d, dtype=torch.bool)
         if self.window is not None:
@@ -49,7 +53,7 @@ class Call:
         return seen
 
     def spread(self) -> Tensor:
-        """The bias of every pair, ``[H, Q, K]``."""
+        """The bias per pair, ``[H, Q, K]``."""
         origin = 0 if self.causal else self.bias.shape[1] // 2
         return self.bias[:, (origin + self.distances()).clamp(0, self.bias.shape[1] - 1)]
 
@@ -60,7 +64,9 @@ class Call:
 
 
 def weights(call: Call) -> Tensor:
-    """Of every pair, ``[B, H, Q, K]`` in f64; zeros for a query that sees no key."""
+    """Attention weights per pair, ``[B, H, Q, K]`` in f64; zeros for a query that may not attend to
+    any key.
+    """
     k = call.grouped()[0].double()
     scores = call.q.double() @ k.transpose(-1, -2) * call.scale + call.spread().double()
     scores = scores.masked_fill(~call.seen(), -math.inf)
@@ -77,9 +83,11 @@ def definition(call: Call) -> Tensor:
 
 @torch.no_grad()
 def sizes(call: Call, up: Tensor) -> list[float]:
-    """Of the output and the gradients in q, k, v and bias: the largest sum of the sizes of what is added up.
+    """For the output and the gradients of q, k, v and bias: the largest sum of the magnitudes of
+    the terms that are added.
 
-    Rounding is a part of these, not of the sums: the gradient of a row with a single key is 0, a difference of two equal numbers.
+    Rounding is relative to these and not to the results: the gradient of a row with a single key is
+    0, a difference of two equal numbers.
     """
     (k, v), p, up = (x.double() for x in call.grouped()), weights(call), up.double()
     products = up @ v.transpose(-1, -2)

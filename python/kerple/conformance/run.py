@@ -1,4 +1,4 @@
-"""Runs cases and says how far results are off."""
+"""Runs cases and measures their errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from .cases import CASES, Case
 from .definition import Call, definition, sizes
 
-#: Units of the type that results may be off by, as a part of the sizes of what is added up. A product of 16 features, an
-#: exponential and a sum are rounded to a few; rows have up to 4096 terms, whose roundings mostly cancel.
+#: The allowed error in units of the type, relative to the magnitudes of the terms that are added. A
+#: product of 16 features, an exponential and a sum are rounded to a few units; rows have up to 4096
+#: terms, whose roundings mostly cancel.
 _UNITS = 16.0
 
 PARTS = ("out", "d_q", "d_k", "d_v", "d_bias")
@@ -21,13 +22,14 @@ PARTS = ("out", "d_q", "d_k", "d_v", "d_bias")
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case."""
+    """The result of a case."""
 
     case: Case
-    #: Of output and gradients: the largest error, as a part of the largest sum of the sizes of what is added up.
+    #: For output and gradients: the largest error, relative to the largest sum of the magnitudes of
+    #: the terms that are added.
     errors: dict[str, float]
     allowed: float
-    #: What was raised, and in which pass.
+    #: The exception, and the pass that raised it.
     failure: str | None = None
 
     @property
@@ -36,12 +38,14 @@ class Result:
 
 
 def allowed(case: Case) -> float:
-    """The largest error that rounding explains: so many units of the type, more for large scores, whose rounding grows."""
+    """The largest error that rounding explains: a number of units of the type, more for large
+    scores, whose rounding grows.
+    """
     return _UNITS * torch.finfo(case.dtype).eps * max(1.0, case.scores / 4, abs(case.constant) / 16)
 
 
 def make(case: Case) -> tuple[Call, Tensor]:
-    """The call, and the gradient in its output."""
+    """The call, and the gradient of its output."""
     random = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64)  # noqa: E731
     q = draw(case.batch, case.heads, case.queries, case.features) * case.scores
@@ -70,7 +74,7 @@ def _passes(attention: Callable[[Call], Tensor], call: Call, up: Tensor) -> list
 
 
 def check(attention: Callable[[Call], Tensor], case: Case) -> Result:
-    """One case; whatever an implementation raises is its result."""
+    """Runs one case; an exception of the implementation becomes its result."""
     call, up = make(case)
     wanted = _passes(definition, call, up)
     try:
@@ -93,7 +97,7 @@ def _words(error: Exception) -> str:
 
 
 def _forward(attention: Callable[[Call], Tensor], call: Call) -> tuple[list[Tensor], str | None]:
-    """The output alone of what has no gradients; where that fails too, why."""
+    """The output alone, of an implementation without gradients; the reason where that fails too."""
     q, k, v, bias = (x.detach() for x in (call.q, call.k, call.v, call.bias))
     try:
         with torch.no_grad():

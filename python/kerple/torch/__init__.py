@@ -1,4 +1,4 @@
-"""Attention that learns a bias over distances, and positional encodings, for PyTorch on the processor."""
+"""Attention that learns a bias over distances, and positional encodings, for PyTorch on the CPU."""
 
 try:
     import torch as _torch  # noqa: F401

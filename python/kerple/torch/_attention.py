@@ -29,7 +29,7 @@ def _check(name: str, x: object, like: Tensor | None = None) -> None:
 
 
 def check_qkv(q: object, k: object, v: object) -> tuple[torch.dtype, torch.dtype]:
-    """Refuses what is not computed with; the type of the result, and the one that it is computed in."""
+    """Refuses unsupported inputs; returns the types of the result and of the computation."""
     _check("q", q)
     _check("k", k, q)
     _check("v", v, q)
@@ -40,7 +40,9 @@ def check_qkv(q: object, k: object, v: object) -> tuple[torch.dtype, torch.dtype
 
 
 def as_autocast(*inputs: object) -> tuple:
-    """The inputs as autocast hands them to ``scaled_dot_product_attention``: all but float64 in its type."""
+    """The inputs as autocast passes them to ``scaled_dot_product_attention``: all but float64 are
+    cast to its type.
+    """
     if not torch.is_autocast_enabled("cpu"):
         return inputs
     to = torch.get_autocast_dtype("cpu")
@@ -55,12 +57,15 @@ def beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
     return x if x.dtype == dtype else x.to(dtype)
 
 
-#: The lowest gate, as in the engine: nothing passes it, and sums that hold it are within 1e-11.
+#: The lowest gate, as in the engine: it lets nothing through, and sums that contain it are exact
+#: within 1e-11.
 _RESET = -65536.0
 
 
 def gates_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None) -> Tensor:
-    """Gates in f64: those of padding are 0, whatever they hold, and none is below what lets nothing through."""
+    """Gates in f64: those of padding become 0, whatever their value, and none is below the one that
+    lets nothing through.
+    """
     _check("gates", gates)
     batch, _, keys, _ = k.shape
     if gates.shape != (batch, heads, keys):
@@ -76,9 +81,10 @@ def gates_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: 
 
 
 def clocks_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None) -> Tensor | None:
-    """Running sums of gates in f64, counted from the last key.
+    """Cumulative gates in f64, counted from the last key.
 
-    So the gradient of a gate sums what earlier clocks get, which is exact from the first on: attention counts differences alone.
+    Attention only uses their differences. Counting from the last key makes the gradient of a gate
+    the sum of the gradients of earlier cumulative gates, which is exact from the first one on.
     """
     if gates is None:
         return None
@@ -112,37 +118,44 @@ def attention(
     key_lengths: Tensor | Sequence[int] | None = None,
     key_starts: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
-    """``softmax(scale * q k^T * weight[i - j] + bias[i - j]) v``, exactly, in memory linear in the lengths.
+    """``softmax(scale * q k^T * weight[i - j] + bias[i - j]) v``, exactly, in memory linear in the
+    lengths.
 
-    Query ``i`` of ``Q`` stands at position ``K - Q + i``, so the last query at the last key's; ``d = i - j`` is the distance
-    between positions. A query that sees no key gives zeros. Gradients reach ``q, k, v``, ``bias``, ``weight``, ``sinks`` and
-    ``gates``; results have the same bits at any number of threads, which is torch's.
+    Query ``i`` of ``Q`` is at position ``K - Q + i``, so the last query is at the position of the
+    last key; ``d = i - j`` is the distance between positions. A query that may not attend to any
+    key returns zeros. Gradients reach ``q, k, v``, ``bias``, ``weight``, ``sinks`` and ``gates``.
+    Results are bitwise equal at any number of threads; the number is torch's.
 
     Args:
-        q: ``[B, H, Q, D]``, float32 or float64. Any strides with contiguous features are read in place. float16 and bfloat16
-            are computed in float32 and cast back. Under autocast q, k and v are cast as for
-            ``scaled_dot_product_attention``.
-        k, v: ``[B, G, K, D]``, where G divides H: query head h reads key head ``h // (H // G)``.
-        bias: added to scaled scores, ``[H, L]`` over distances ``0..L - 1`` with ``L >= K``; without ``causal`` it is
-            ``[H, 2 L - 1]`` over ``-(L - 1)..L - 1``, ``L >= max(Q, K)``, see :func:`mirrored`.
-        weight: multiplies scaled scores, of the same shape.
-        causal: keys after a query's position are not seen. Unlike in ``scaled_dot_product_attention`` it is so by default.
-        window: only ``|d| < window`` is seen; None sees all.
-        scale: on ``q k^T``; ``1 / sqrt(D)`` by default.
-        cap: scaled scores become ``cap tanh(s / cap)`` before anything else.
-        sinks: a logit of each head beside those of the keys, without a value, ``[H]``.
-        gates: what every token lets through of what lies before it, as logarithms, ``[B, H, K]``: the sum of those after key j, up to
-            the query's own, is added to its score; without ``causal`` the sum between the two, and none may be above 0. Sums
-            are float64. There are no more queries than keys. A gate of -65536 or less, -inf too, lets nothing through, and
-            gates of padding are not read.
-        key_lengths: keys that each sequence has, ``[B]``; those from there on are padding.
-        key_starts: the first key of each sequence, ``[B]``; those before are padding.
+        q: ``[B, H, Q, D]``, float32 or float64. Any strides with contiguous features are read in
+            place. float16 and bfloat16 are computed in float32 and cast back. Under autocast q, k
+            and v are cast as for ``scaled_dot_product_attention``.
+        k, v: ``[B, G, K, D]``, where G divides H (grouped-query attention): query head h reads key
+            head ``h // (H // G)``.
+        bias: added to scaled scores, ``[H, L]`` over distances ``0..L - 1`` with ``L >= K``;
+            without ``causal`` it is ``[H, 2 L - 1]`` over ``-(L - 1)..L - 1``, ``L >= max(Q, K)``,
+            see :func:`mirrored`.
+        weight: multiplies scaled scores; same shape as ``bias``.
+        causal: a query attends to itself and earlier keys only. Unlike in
+            ``scaled_dot_product_attention`` it is the default.
+        window: a query attends only to keys with ``|d| < window``; None is no limit.
+        scale: multiplies ``q k^T``; ``1 / sqrt(D)`` by default.
+        cap: softcap; scaled scores become ``cap tanh(s / cap)`` before anything else.
+        sinks: attention sinks, an extra logit per head without a value, ``[H]``.
+        gates: log gates, ``[B, H, K]``: how much of the tokens before it each token lets through.
+            The sum of the gates after key j, up to the query's own, is added to the score of key j;
+            without ``causal`` the sum between the two, and no gate may be above 0. Sums are
+            float64. There may not be more queries than keys. A gate of -65536 or less, including
+            -inf, lets nothing through, and gates of padding are not read.
+        key_lengths: number of keys of each sequence, ``[B]``; later keys are padding.
+        key_starts: the first key of each sequence, ``[B]``; earlier keys are padding.
 
     Returns:
-        ``[B, H, Q, D]``, laid out in memory as q is.
+        ``[B, H, Q, D]``, with the memory layout of q.
 
     Raises:
-        TypeError: another type of numbers. ValueError: shapes, values or devices; the message names the argument and the limit.
+        TypeError: another type of numbers.
+        ValueError: shapes, values or devices; the message names the argument and the limit.
     """
     return attend(q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths, "", scale, causal, window, cap)
 
@@ -164,7 +177,7 @@ def attend(
     window: int | None,
     cap: float | None,
 ) -> Tensor:
-    """:func:`attention`, also with the map of scores or the fading products of an encoding."""
+    """:func:`attention`, also with the score modification or the decay of an encoding."""
     q, k, v = as_autocast(q, k, v)
     of, dtype = check_qkv(q, k, v)
     starts, ends = keys_of("key_starts", key_starts), keys_of("key_lengths", key_lengths)
@@ -184,5 +197,7 @@ def attend(
 
 
 def mirrored(table: Tensor) -> Tensor:
-    """The table ``[H, 2 L - 1]`` over both directions that depends on ``|d|`` alone, of one over ``d >= 0``, ``[H, L]``."""
+    """The table ``[H, 2 L - 1]`` over both directions, which depends on ``|d|`` alone, from a table
+    ``[H, L]`` over ``d >= 0``.
+    """
     return torch.cat([table[:, 1:].flip(1), table], 1)

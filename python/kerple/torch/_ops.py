@@ -1,7 +1,8 @@
-"""The operations that are registered with PyTorch, with what it must know of them without running them.
+"""The operations that are registered with PyTorch.
 
-``kerple::attention`` and ``kerple::table`` have a kernel for the processor, a version for fake tensors, and a derivative, which is
-an operation itself; ``kerple::turns`` has none, positions are no leaves. So ``torch.compile`` keeps them in one graph.
+``kerple::attention`` and ``kerple::table`` have a CPU kernel, a version for fake tensors, and a
+derivative, which is an operation itself. ``kerple::turns`` has no derivative, since positions have
+no gradient. So ``torch.compile`` keeps them in one graph.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ _library.define("table(Tensor values, str encoding, SymInt length) -> (Tensor, T
 _library.define("table_backward(Tensor d_bias, Tensor d_weight, Tensor values, str encoding, SymInt length) -> Tensor")
 _library.define("turns(Tensor rates, str encoding, SymInt start, SymInt rows, SymInt span) -> (Tensor, Tensor)")
 
-#: Bytes of memory that this machine has.
+#: Bytes of memory of this machine.
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def encoding_key(keys: str, heads: int, head_dim: int, train_len: int) -> str:
-    """What names a native encoding in a graph."""
+    """The name of a native encoding in a graph."""
     return json.dumps([keys, heads, head_dim, train_len])
 
 
 @lru_cache(maxsize=1024)
 def encoding(key: str) -> _native.Encoding:
-    """The native encoding of such a name."""
+    """The native encoding with this name."""
     return _native.Encoding(*json.loads(key))
 
 
@@ -55,13 +56,13 @@ def _rule(key: str, scale: float, causal: bool, window: int | None, cap: float |
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The same with contiguous features, as it is in memory."""
+    """The tensor, copied only if its features are not contiguous in memory."""
     x = x.resolve_neg() if x.is_neg() else x
     return x if x.is_contiguous() or x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
 def _room(x: Tensor) -> Tensor:
-    """New memory laid out as these rows are."""
+    """An empty tensor with the memory layout of these rows."""
     if x.is_contiguous() or x.stride(-1) == 1 or x.shape[-1] <= 1:
         return torch.empty_like(x)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -91,7 +92,9 @@ def _dense(x: Tensor | None) -> Tensor | None:
 
 
 def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[Tensor | None, ...]]:
-    """What is asked for, and the arrays as they are read; the arguments are those of ``kerple::attention``."""
+    """The rule and the arrays as the engine reads them; the arguments are those of
+    ``kerple::attention``.
+    """
     rule = _rule(*rest[7:12], torch.get_num_threads())
     return rule, (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:7]))
 
@@ -99,7 +102,7 @@ def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[
 def _run(q: Tensor, *rest) -> tuple[Tensor, Tensor]:
     rule, inputs = _given(q, *rest)
     batch, heads, queries, _ = q.shape
-    out, lse = _room(q), torch.empty(batch, heads, queries, dtype=q.dtype, device=q.device)  # sizes one by one take half as long
+    out, lse = _room(q), torch.empty(batch, heads, queries, dtype=q.dtype, device=q.device)  # separate sizes take half as long as a tuple
     _native.attention_forward(rule, inputs, out, lse)
     return out, lse
 
@@ -116,14 +119,14 @@ def _attention_fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 def _made(
     q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], wanted: list[bool]
 ) -> list[Tensor | None]:
-    """Room for the gradients that are wanted."""
+    """Allocates the requested gradients."""
     dense = (torch.empty_like(x, memory_format=torch.contiguous_format) if want and x is not None else None
              for x, want in zip(beside, wanted, strict=True))  # fmt: skip
     return [_room(q), _room(k), _room(v), *dense]
 
 
 def _told(q: Tensor, made: list[Tensor | None]) -> tuple[Tensor, ...]:
-    """An operation returns tensors: one without numbers for each gradient that there is none of."""
+    """An operation returns only tensors: an empty one replaces each gradient that is missing."""
     return tuple(q.new_empty(0) if one is None else one for one in made)
 
 
@@ -164,7 +167,7 @@ def _attention_gradient(ctx, d_out: Tensor | None, _d_lse: Tensor | None):
 
 
 class _Direct(torch.autograd.Function):
-    """The operation without the dispatcher, which takes several times as long as a small call."""
+    """The operation without the dispatcher, which costs several times as much as a small call."""
 
     @staticmethod
     def forward(ctx, q, k, v, bias, weight, sinks, numbers, clocks, rest):
@@ -177,7 +180,7 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out):
         needs = ctx.needs_input_grad
-        # the operation itself says that it has no derivative, to those who ask for one
+        # the registered operation raises the error where a second derivative is requested
         direct = not torch.is_grad_enabled() and not _functorch.is_legacy_batchedtensor(d_out)
         run = _run_backward if direct else torch.ops.kerple.attention_backward
         if _transforms() is not None:
@@ -191,7 +194,7 @@ def _second(ctx, *_: Tensor):
 
 
 def refuse_tangents(*inputs: Tensor | None) -> None:
-    """Refuses forward-mode derivatives, which would be lost."""
+    """Refuses forward-mode derivatives, which would silently be lost."""
     if _compiling() or forward_ad._current_level < 0:
         return
     for x in inputs:
@@ -205,7 +208,9 @@ def refuse_tangents(*inputs: Tensor | None) -> None:
 
 
 def transformable(op: Callable, setup: Callable | None = None, gradient: Callable = _second) -> type:
-    """The operation as ``torch.func`` takes it: with a derivative, and one call after another for ``vmap``."""
+    """The operation for ``torch.func``: with a derivative, and with one call after another for
+    ``vmap``.
+    """
 
     class Made(torch.autograd.Function):
         @staticmethod
@@ -243,7 +248,9 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...]) -> bool:
-    """Whether nobody listens to what is dispatched: no tracing, no modes, no transforms, no tensors of other kinds."""
+    """Whether the dispatcher may be skipped: no tracing, no modes, no transforms, no tensor
+    subclasses.
+    """
     if _compiling() or _modes() or _tracing() or _transforms() is not None or not q.is_cpu:
         return False
     for x in (q, k, v, *beside):  # noqa: SIM110, all() takes three times as long
@@ -253,7 +260,9 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...]
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
-    """The output of attention, of tensors of four dimensions; the arguments are those of ``kerple::attention``."""
+    """The output of attention for four-dimensional tensors; the arguments are those of
+    ``kerple::attention``.
+    """
     refuse_tangents(q, k, v, *rest[:7])
     if not _is_plain(q, k, v, rest[:7]):
         run = torch.ops.kerple.attention if _compiling() or _transforms() is None else _Attention.apply

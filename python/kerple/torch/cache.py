@@ -1,4 +1,4 @@
-"""Keys and values of decoded positions."""
+"""KV cache: keys and values of earlier tokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from torch import Tensor
 
 
 class Cache:
-    """Keys and values that grow at the end: memory is taken for twice as many positions as are needed, so rows are copied
-    once each on average, and attention reads them in place.
+    """KV cache that appends keys and values.
+
+    It allocates memory for twice as many positions as are needed, so each row is copied once on
+    average, and attention reads the rows in place.
 
     ::
 
@@ -16,8 +18,8 @@ class Cache:
         for q, k, v in steps:                    # [B, H, 1, D] each, or a whole prompt first
             out = encoding(q, *cache.append(k, v))
 
-    Without gradients; positions are consecutive. ``window`` keeps only what new queries see of the positions before
-    them in attention with this window.
+    It carries no gradients, and positions are consecutive. With ``window`` it keeps only the
+    earlier positions that new queries attend to with this window.
     """
 
     def __init__(self, window: int | None = None) -> None:
@@ -29,12 +31,14 @@ class Cache:
         self._end = 0
 
     def __len__(self) -> int:
-        """Positions that are kept."""
+        """Number of positions that are kept."""
         return self._end - self._start
 
     @torch.no_grad()
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values with these behind them, ``[B, G, K, D]`` each, as views of the cache."""
+        """Appends these and returns all keys and values, ``[B, G, K, D]`` each, as views of the
+        cache.
+        """
         if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
             raise ValueError(f"k, v: expected [B, G, L, D] alike, got {tuple(k.shape)} and {tuple(v.shape)}")
         for name, new, held in zip("kv", (k, v), self._buffers or (k, v), strict=True):

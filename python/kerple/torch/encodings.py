@@ -1,8 +1,9 @@
 """Positional methods as modules, with the initial values and ranges of their papers.
 
-A module is attention with one method: ``KerpleLog(heads=12)(q, k, v)``. Where the method is a function of distance, ``table``
-gives it as a tensor through which gradients reach what is learned. Stored numbers are trained; where a range belongs to one
-they are used within it, and :func:`project_` brings them back after an update, as ``kerple train`` does.
+A module is attention with one method: ``KerpleLog(heads=12)(q, k, v)``. Where the method is a
+function of distance, ``table`` returns it as a tensor through which gradients reach the parameters.
+A parameter may have a range. The raw value is trained, formulas use the value within the range, and
+:func:`project_` clamps the raw value after an update, as ``kerple train`` does.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from ._ops import encoding, encoding_key, table
 
 
 class Encoding(nn.Module):
-    """Attention with a positional method of this kind, as ``kerple describe`` lists them.
+    """Attention with a positional method; ``kerple describe`` lists the kinds.
 
     Args:
-        kind: the method's name, such as ``kerple_log``; the subclasses know theirs.
+        kind: the method's name, such as ``kerple_log``; subclasses set it.
         heads: H.
-        head_dim: D. Tables over distances do not depend on it, but for T5's.
-        train_len: length of the training sequences in tokens; FIRE measures against it.
-        seed: of the initial values, which are then the same as those of ``kerple train``; None asks torch's generator.
-        layer: draws others for each layer of a model whose layers learn for themselves.
-        dtype: of the learned numbers.
-        keys: the method's own, such as ``max_distance`` of T5, and ``window`` and ``scale`` of all.
+        head_dim: D. Of the tables over distances only T5's depends on it.
+        train_len: length of the training sequences in tokens; FIRE uses it.
+        seed: seed of the initial values, which then equal those of ``kerple train``; None draws it
+            from torch's generator.
+        layer: gives each layer other initial values, in a model whose layers do not share the
+            encoding.
+        dtype: type of the parameters.
+        keys: keys of the method, such as ``max_distance`` of T5, and ``window`` and ``scale`` of
+            all methods.
 
     Raises:
-        ValueError: a key, its value and the limit.
+        ValueError: a key is invalid; the message contains the key, its value and the limit.
     """
 
     kind: str = ""
@@ -61,7 +65,7 @@ class Encoding(nn.Module):
         self._entry, self._tables, self._own = native.entry, native.tables, native.own
         self._projected = native.projected
         self._key = encoding_key(native.keys, heads, head_dim, train_len)
-        #: What the engine must know of the method beside tables.
+        #: The encoding, where the engine needs more of the method than tables.
         self._in_engine = self._key if native.entry == "map" or native.fades else ""
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
         self._add(native, torch.tensor(native.initial(seed, layer), dtype=torch.float64), dtype)
@@ -102,7 +106,7 @@ class Encoding(nn.Module):
         return torch.cat([own.reshape(-1).to(torch.float64) for own in learned])
 
     def true_values(self) -> dict[str, Tensor]:
-        """What formulas use of the stored numbers: within their ranges."""
+        """The parameters as formulas use them: within their ranges."""
         with torch.no_grad():
             values = torch.tensor(encoding(self._key).true_values(self._values().contiguous()), dtype=torch.float64)
             sizes = [own.numel() for own in self._learned()]
@@ -110,7 +114,7 @@ class Encoding(nn.Module):
             return {name: part.reshape(own.shape) for name, part, own in parts}
 
     def project_(self) -> None:
-        """Brings stored numbers back into their ranges; call it after each update."""
+        """Clamps the parameters to their ranges; call it after each update."""
         if self._projected:
             with torch.no_grad():
                 for name, (low, high) in self._ranges.items():
@@ -119,12 +123,13 @@ class Encoding(nn.Module):
     def table(
         self, length: int, *, causal: bool = True, dtype: torch.dtype | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Bias and weight by distance: ``[H, length]``, or ``[H, 2 length - 1]`` without ``causal``; None where there is none.
+        """Bias and weight by distance: ``[H, length]``, or ``[H, 2 length - 1]`` without
+        ``causal``; None where there is none.
 
-        Made in f64 at every length and cast once.
+        Both are computed in f64 at every length and cast once.
 
         Raises:
-            ValueError: the method is no function of distance, or ``length`` is below 1.
+            ValueError: ``length`` is below 1 or needs more memory than the machine has.
         """
         has_bias, has_weight, two_sides = self._tables
         if not (has_bias or has_weight):
@@ -143,7 +148,7 @@ class Encoding(nn.Module):
         return rows if causal else mirrored(rows)
 
     def _numbers(self, length: int, causal: bool, dtype: torch.dtype) -> Tensor:
-        """What a map of scores computes with: a table, then numbers of its own."""
+        """The inputs of a score modification: a table, then parameters of its own."""
         bias, _ = self.table(length, causal=causal, dtype=torch.float64)
         own = [one.reshape(-1).to(torch.float64) for one in self._learned()[len(self._names) - self._own :]]
         if self.kind == "transformer_xl":
@@ -152,7 +157,7 @@ class Encoding(nn.Module):
         return torch.cat(([] if bias is None else [bias.reshape(-1)]) + own).to(dtype)
 
     def _waves(self, length: int, causal: bool) -> Tensor:
-        """``[sin(d f), cos(d f)]`` of the distances of a call."""
+        """Sinusoids ``[sin(d f), cos(d f)]`` of the distances of a call."""
         width = self.heads * self.head_dim
         rates = 10_000.0 ** (-2.0 * torch.arange(width // 2, dtype=torch.float64) / width)
         distances = torch.arange(0 if causal else 1 - length, length, dtype=torch.float64)
@@ -160,13 +165,15 @@ class Encoding(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], 1)
 
     def _rotated(self, q: Tensor, k: Tensor, span: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys that end with a sequence of ``span`` positions, turned where the method turns them."""
+        """The last queries and keys of a sequence of ``span`` positions, rotated if the method
+        rotates.
+        """
         if self.inv_freq is None:
             return q, k
         return self._turned(q, span), self._turned(k, span)
 
     def _turned(self, x: Tensor, span: int) -> Tensor:
-        """Pairs ``(x[j], x[j + half])`` turned by the angles of their positions."""
+        """Pairs ``(x[j], x[j + half])`` rotated by the angles of their positions."""
         half, rows = self.inv_freq.shape[0], x.shape[2]
         if x.shape[-1] < 2 * half:
             raise ValueError(f"q: {x.shape[-1]} features of a head, the encoding turns {2 * half}")
@@ -176,10 +183,11 @@ class Encoding(nn.Module):
         return torch.cat([low * cos - high * sin, high * cos + low * sin, x[..., 2 * half :]], -1)
 
     def gates(self, rows: Tensor) -> Tensor:
-        """What each token lets through of what lies before it, as logarithms: ``[B, H, L]`` of rows ``[B, L, H D]``.
+        """Log gates ``[B, H, L]`` of hidden states ``[B, L, H D]``: how much of the tokens before
+        it each token lets through.
 
         Raises:
-            ValueError: the method makes no gates, or rows of another width.
+            ValueError: the method has no gates, or the hidden states have another width.
         """
         if self._entry != "gates":
             raise ValueError(f"kind = {self.kind!r} with these keys makes no gates, 'fox' does")
@@ -204,7 +212,7 @@ class Encoding(nn.Module):
         key_lengths: Tensor | None = None,
         key_starts: Tensor | None = None,
     ) -> Tensor:
-        """:func:`~kerple.torch.attention` with this method; arguments and result are as there."""
+        """:func:`~kerple.torch.attention` with this method, with the same arguments and result."""
         q, k, v = as_autocast(q, k, v)
         of, dtype = check_qkv(q, k, v)
         if self._entry == "gates" and gates is None:
@@ -227,7 +235,9 @@ class Encoding(nn.Module):
 
 
 def project_(module: nn.Module) -> None:
-    """Brings what encodings anywhere in a module have stored back into its range; call it after each update."""
+    """Clamps the parameters of all encodings in a module to their ranges; call it after each
+    update.
+    """
     for part in module.modules():
         if isinstance(part, Encoding):
             part.project_()
@@ -239,25 +249,28 @@ class _Named(Encoding):
 
 
 class NoPositions(_Named):
-    """None: the causal mask is the only order."""
+    """No positions: only the causal mask orders tokens."""
 
     kind = "none"
 
 
 class Rotary(_Named):
-    """Queries and keys turn with their positions."""
+    """Rotation of queries and keys by position (RoPE)."""
 
     kind = "rotary"
 
 
 class Xpos(_Named):
-    """The same, and their products fade with distance. Sun et al. 2022, arXiv:2212.10554."""
+    """Rotary positions with products that decay with distance.
+
+    Sun et al. 2022, arXiv:2212.10554.
+    """
 
     kind = "xpos"
 
 
 class Alibi(_Named):
-    """``b(d) = -slope d``, a fixed slope a head. Press et al. 2021, arXiv:2108.12409."""
+    """``b(d) = -slope d``, a fixed slope per head. Press et al. 2021, arXiv:2108.12409."""
 
     kind = "alibi"
 
@@ -269,7 +282,7 @@ class T5(_Named):
 
 
 class KerpleLog(_Named):
-    """``b(d) = -r1 ln(1 + r2 d)``. Chi et al. 2022, arXiv:2205.09921, as are the next."""
+    """``b(d) = -r1 ln(1 + r2 d)``. Chi et al. 2022, arXiv:2205.09921, like the kernels below."""
 
     kind = "kerple_log"
 
@@ -335,19 +348,28 @@ class Sandwich(_Named):
 
 
 class Fire(_Named):
-    """A network over distances measured against the query's position. Li et al. 2023, arXiv:2310.04418."""
+    """A network over distances measured against the query's position.
+
+    Li et al. 2023, arXiv:2310.04418.
+    """
 
     kind = "fire"
 
 
 class Dape(_Named):
-    """A network over heads that adapts a bias to the scores. Zheng et al. 2024, arXiv:2405.14722."""
+    """A network over heads that adapts a bias to the scores.
+
+    Zheng et al. 2024, arXiv:2405.14722.
+    """
 
     kind = "dape"
 
 
 class TransformerXl(_Named):
-    """Products of queries with projected waves. Dai et al. 2019, arXiv:1901.02860."""
+    """Products of queries with projected sinusoids of the distance.
+
+    Dai et al. 2019, arXiv:1901.02860.
+    """
 
     kind = "transformer_xl"
 
@@ -359,13 +381,17 @@ class Shaw(_Named):
 
 
 class Cope(_Named):
-    """Positions that gates count. Golovneva et al. 2024, arXiv:2405.18719."""
+    """Contextual positions: sums of gates between query and key.
+
+    Golovneva et al. 2024, arXiv:2405.18719.
+    """
 
     kind = "cope"
 
 
 class Fox(_Named):
-    """``c_i - c_j``, running sums of gates ``ln sigmoid(w y + b)`` of a layer's rows. Lin et al. 2025, arXiv:2503.02130.
+    """``c_i - c_j``, cumulative gates ``ln sigmoid(w y + b)`` of a layer's hidden states. Lin et
+    al. 2025, arXiv:2503.02130.
 
     ::
 
@@ -379,8 +405,9 @@ class Fox(_Named):
 class Kernel(Encoding):
     """Any expression of the kernel calculus: ``Kernel("log(b, a) + 0.5*power(a, p)", heads=12)``.
 
-    ``bias`` is proved to be a kernel when it is read, for all values of what is learned, and refused otherwise; ``unproven=True``
-    accepts what no rule proves. ``weight`` needs no proof. ``keep="smooth"`` keeps values in range by a smooth map.
+    The constructor proves that ``bias`` is a kernel for all values of its parameters, and refuses
+    it otherwise; ``unproven=True`` accepts what no rule proves. ``weight`` needs no proof.
+    ``keep="smooth"`` keeps values in range by a smooth map.
     """
 
     kind = "kernel"
@@ -391,7 +418,7 @@ class Kernel(Encoding):
         super().__init__(None, heads, **{key: text for key, text in told.items() if text is not None}, **options)
 
     def certificate(self, points: str = "0..31") -> kernels.Certificate:
-        """What is proved of the bias; see :func:`kerple.certificate`."""
+        """The certificate of the bias; see :func:`kerple.certificate`."""
         if self.expression is None:
             raise ValueError("there is no bias to prove, only a weight")
         return kernels.certificate(self.expression, points)

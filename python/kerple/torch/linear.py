@@ -1,4 +1,4 @@
-"""Linear attention: features instead of a softmax, with stochastic codes and kernels that fade."""
+"""Linear attention: features instead of a softmax, with stochastic codes and kernels as decay."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ registry.register_autograd("kerple::linear_backward", _second, lib=_library)
 
 
 class LinearState:
-    """What decoding knows of the positions before: sums of a size that does not grow."""
+    """State of decoding: sums over the earlier positions, of constant size."""
 
     def __init__(self) -> None:
         self._native = _native.LinearState()
@@ -110,24 +110,28 @@ class LinearState:
         return len(self._native)
 
     def bytes(self) -> int:
-        """Of all its numbers."""
+        """Size of the state in bytes."""
         return self._native.bytes()
 
 
 class LinearAttention(Encoding):
-    """``sum_j a(i - j) phi(q_i).phi(k_j) v_j`` divided by the same without ``v``, in time linear in the length.
+    """``sum_j a(i - j) phi(q_i).phi(k_j) v_j`` divided by the same without ``v``, in time linear in
+    the length.
 
-    ``a`` is ``exp(b)`` of a kernel that fades, ``kerple_log``, ``kerple_power`` or ``alibi``: near positions as it is, the
-    others by decaying exponentials within a thousandth. ``sine_spe`` and ``conv_spe`` are stochastic codes of queries and keys.
-    ``rotary`` turns them, ``none`` has no positions; both take ``gates``, and ``fox`` makes them. Other methods are refused.
+    ``a`` is the decay ``exp(b)`` of a kernel, ``kerple_log``, ``kerple_power`` or ``alibi``: exact
+    for near positions, and for the others a sum of decaying exponentials within a thousandth.
+    ``sine_spe`` and ``conv_spe`` are stochastic codes of queries and keys. ``rotary`` rotates them,
+    ``none`` has no positions; both accept ``gates``, and ``fox`` computes them. Other methods are
+    refused.
 
     Args:
         kind, heads, head_dim: as in :class:`Encoding`.
         features: ``favor``, positive random features of the softmax kernel; ``relu`` or ``elu``.
-        count: random features, an even number.
-        seed: of initial values, features and codes; training draws anew with :meth:`redraw_`, evaluation never. What is drawn
-            follows from the buffer ``noise``, which ``state_dict`` holds.
-        keys: the method's own.
+        count: number of random features, even.
+        seed: seed of initial values, features and codes. Training draws new ones with
+            :meth:`redraw_`, evaluation never does. The draws follow from the buffer ``noise``,
+            which ``state_dict`` contains.
+        keys: keys of the method.
     """
 
     def __init__(
@@ -141,9 +145,9 @@ class LinearAttention(Encoding):
         self.features, self.count, self._noise = features, count, [seed, layer, 0]
         self._rule(True)
         if features == "favor" or self._entry == "code":
-            # what is drawn follows from these: seed, layer, and which draw
+            # the draws follow from these: seed, layer, and number of the draw
             self.register_buffer("noise", torch.tensor(self._noise, dtype=torch.int64))
-        if kind == "kerple_log":  # larger amplitudes are used as this one
+        if kind == "kerple_log":  # larger amplitudes have the effect of this one
             self._ranges["r1"] = (self._ranges["r1"][0], 4.0)
 
     def _read_noise(self) -> None:
@@ -176,7 +180,9 @@ class LinearAttention(Encoding):
         return _made(*self._options(causal))
 
     def redraw_(self) -> None:
-        """Draws random features and codes anew for the calls that follow in training; evaluation keeps its own."""
+        """Draws new random features and codes for later calls in training; evaluation keeps its
+        own.
+        """
         seed, layer, draw = self._noise
         self._noise = [seed, layer, draw + 1]
         if "noise" in self._buffers:
@@ -193,12 +199,14 @@ class LinearAttention(Encoding):
         key_lengths: Tensor | None = None,
         state: LinearState | None = None,
     ) -> Tensor:
-        """Of ``[B, H, L, D]`` queries and keys and ``[B, H, L, E]`` values at the same positions.
+        """Attends with ``[B, H, L, D]`` queries and keys and ``[B, H, L, E]`` values at the same
+        positions.
 
-        ``gates``, ``[B, H, L]``, are logarithms of what tokens let through of what lies before them: the product of a query and a
-        key fades by those after the key, up to the query's own.
+        ``gates``, ``[B, H, L]``, are log gates: the product of a query and a key decays by the
+        gates after the key, up to the query's own.
 
-        ``state`` makes the positions follow those that it holds; it then holds these too. It has no gradients.
+        With ``state`` the positions follow those that the state contains, and are added to it. It
+        has no gradients.
 
         Raises:
             TypeError, ValueError: as :func:`~kerple.torch.attention`.
