@@ -94,25 +94,7 @@ fn strict_text(line: &[u8], key: &str) -> std::result::Result<String, (String, &
         let column = Some(error.column()).filter(|column| *column > 0).map(|column| format!("column {column}: "));
         (column.unwrap_or_default() + cause, "every line must be a JSON object; is the file cut short?")
     };
-    let fields = |object: &[u8], key: &str| {
-        let mut reader = serde_json::Deserializer::from_slice(object);
-        let Fields { value, keys } = Find(key).deserialize(&mut reader)?;
-        reader.end()?;
-        Ok((value.map(|value| value.get().to_owned()), keys))
-    };
-    let (mut value, keys) = fields(line, key).map_err(wrong)?;
-    let mut at = key;
-    let mut object = line.to_vec();
-    while value.is_none()
-        && let Some((outer, inner)) = at.split_once('.')
-    {
-        let (Some(within), _) = fields(&object, outer).map_err(wrong)? else { break };
-        if !within.starts_with('{') {
-            break;
-        }
-        (object, at) = (within.into_bytes(), inner);
-        value = fields(&object, at).map_err(wrong)?.0;
-    }
+    let (value, keys) = value_at(line, key).map_err(wrong)?;
     let Some(value) = value else {
         let message = format!("there is no key `{key}`, the keys are: {}", keys.join(", "));
         return Err((
@@ -120,11 +102,29 @@ fn strict_text(line: &[u8], key: &str) -> std::result::Result<String, (String, &
             "name the key that holds the text with --text-key, `a.b` for the key b of the object under a",
         ));
     };
+    let value = value.get();
     if !value.starts_with('"') {
         let start: String = value.chars().take(20).collect();
         return Err((format!("`{key}` is not a string: {start}"), "name the key that holds the text with --text-key"));
     }
-    serde_json::from_str(&value).map_err(wrong)
+    serde_json::from_str(value).map_err(wrong)
+}
+
+/// The value under a key, or else under `b` in the object under `a` where the key is `a.b`; the names of the first keys.
+fn value_at<'l>(object: &'l [u8], key: &str) -> serde_json::Result<(Option<&'l RawValue>, Vec<String>)> {
+    let fields = |key: &str| -> serde_json::Result<Fields<'l>> {
+        let mut reader = serde_json::Deserializer::from_slice(object);
+        let fields = Find(key).deserialize(&mut reader)?;
+        reader.end().map(|()| fields)
+    };
+    let Fields { mut value, keys } = fields(key)?;
+    if value.is_none()
+        && let Some((outer, inner)) = key.split_once('.')
+        && let Some(within) = fields(outer)?.value.filter(|within| within.get().starts_with('{'))
+    {
+        value = value_at(within.get().as_bytes(), inner)?.0;
+    }
+    Ok((value, keys))
 }
 
 /// Keeps the value of one key of an object, the last where there are several, and the names of the first keys.
