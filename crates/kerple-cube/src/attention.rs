@@ -222,7 +222,7 @@ impl<'a> Attention<'a> {
     pub fn backward(&self, saved: &Saved, d_out: &Handle, wanted: [bool; 2]) -> Gradients {
         self.check();
         let [bias, weight] = [self.tables.bias.is_some() || self.lines.is_some(), self.tables.weight.is_some()];
-        assert!((bias || !wanted[0]) && (weight || !wanted[1]), "the gradient of a table that is not there");
+        assert!((bias || !wanted[0]) && (weight || !wanted[1]), "the call has no such table, so it has no gradient");
         let Dims { batch, heads, queries, head_dim, .. } = self.dims;
         let rows = batch * heads * queries;
         let delta = self.room(rows);
@@ -333,19 +333,31 @@ impl<'a> Attention<'a> {
     fn check(&self) {
         let Dims { heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
         assert!(Attention::runs(self.client, self.dims), "no kernel for {:?} on this device", self.dims);
-        assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "kv_heads = {kv_heads}, heads = {heads}");
-        assert!(self.tile.head_dim == head_dim, "a tile of head_dim = {}, not {head_dim}", self.tile.head_dim);
+        assert!(
+            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            "heads = {heads} is not a multiple of kv_heads = {kv_heads}"
+        );
+        assert!(self.tile.head_dim == head_dim, "the tile has head_dim = {}; expected {head_dim}", self.tile.head_dim);
         let needed = match self.sight {
             Sight::Causal { .. } => keys,
             Sight::Both { .. } => keys.max(queries),
         };
         let Tables { bias, weight, len } = &self.tables;
         let tables = bias.is_some() || weight.is_some();
-        assert!(!tables || *len >= needed, "tables of len = {len}, {queries} queries and {keys} keys need {needed}");
+        assert!(
+            !tables || *len >= needed,
+            "tables have len = {len}; {queries} queries and {keys} keys need at least {needed}"
+        );
         let causal = matches!(self.sight, Sight::Causal { .. });
-        assert!(self.clocks.is_none() || causal && queries <= keys, "clocks, and queries that see keys of none");
-        assert!(self.lines.is_none() || !tables && queries <= keys, "a bias in pieces, and a table or keys of none");
-        assert!(tables || *len == 0, "tables of len = {len} and no table");
+        assert!(
+            self.clocks.is_none() || causal && queries <= keys,
+            "gates need a causal mask and no more queries than keys"
+        );
+        assert!(
+            self.lines.is_none() || !tables && queries <= keys,
+            "a piecewise linear bias excludes tables and needs no more queries than keys"
+        );
+        assert!(tables || *len == 0, "len = {len} without a table; expected 0");
     }
 
     fn columns(&self) -> usize {

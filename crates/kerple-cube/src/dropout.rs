@@ -115,7 +115,7 @@ pub(crate) fn drop(x: &[f32], names: &[u32], y: &mut [f32], rows: u32, width: u3
 /// When a row has more values than 32 bits can count.
 pub fn dropped(client: &Client, x: &Handle, streams: &[Stream], width: usize, limit: u32, growth: f32) -> Handle {
     let (rows, len) = (streams.len(), streams.len() * width);
-    assert!(len <= u32::MAX as usize, "dropout of {len} values at once");
+    assert!(len <= u32::MAX as usize, "dropout of {len} values exceeds the limit of one launch");
     let y = client.empty(len * size_of::<f32>());
     let names: Vec<u32> = streams.iter().flat_map(Stream::names).collect();
     let names_of = client.create_from_slice(u32::as_bytes(&names));

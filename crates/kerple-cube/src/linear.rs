@@ -156,7 +156,7 @@ impl<'a> Linear<'a> {
     /// # Panics
     /// When they fade with distance too.
     pub fn with_clocks(self, clocks: Handle) -> Linear<'a> {
-        assert!(!self.form.near && self.fading.met == CHUNK, "products that fade by gates and with distance");
+        assert!(!self.form.near && self.fading.met == CHUNK, "gates and a decay by distance exclude each other");
         let form = Form { gates: true, ..self.form };
         Linear { clocks: Some(clocks), form, ..self }
     }
@@ -198,7 +198,7 @@ impl<'a> Linear<'a> {
     pub fn backward(&self, [q, k, v]: Rows, d_out: &Handle, wanted: [bool; 2]) -> Gradients {
         self.check();
         let [near, weights] = [self.form.near, self.form.weights];
-        assert!((near || !wanted[0]) && (weights || !wanted[1]), "the gradient of a decay that is not there");
+        assert!((near || !wanted[0]) && (weights || !wanted[1]), "the call has no decay, so it has no gradient");
         let Dims { batch, heads, features, values, .. } = self.dims;
         let [d_q, d_k, d_v] = [features, features, values].map(|width| self.room(self.rows() * width));
         let (count, dim) = self.elementwise();
@@ -414,7 +414,7 @@ pub(crate) fn tile_for(dims: Dims, (shared, units): (usize, usize)) -> Tile {
         161.. => &[(16, 2), (8, 2), (4, 2), (2, 2)],
     };
     let found = sides.iter().map(|&(side, each)| Tile::new([side, each], 1, 1)).find(fits);
-    found.unwrap_or_else(|| panic!("{shared} bytes of shared memory and {units} units are too few for a tile"))
+    found.unwrap_or_else(|| panic!("no tile fits: the device offers {shared} bytes of shared memory and {units} units"))
 }
 
 /// Shared memory of the kernel that takes most, in bytes.

@@ -18,7 +18,7 @@ pub(crate) fn contain<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let before = CONTAINED.replace(true);
     let result = catch_unwind(AssertUnwindSafe(work));
     CONTAINED.set(before);
-    result.map_err(|payload| format!("the library that reads it gave up: {}", words(&*payload)))
+    result.map_err(|payload| format!("the library that reads it failed: {}", words(&*payload)))
 }
 
 /// Contained panics are not printed; the hook that was there before prints all others.
@@ -36,7 +36,7 @@ fn quiet() {
 
 fn words(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<String>().map(String::as_str);
-    text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("without saying why")
+    text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
 #[cfg(test)]

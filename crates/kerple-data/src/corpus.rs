@@ -92,12 +92,16 @@ impl Corpus {
         for ((split, header), tokens) in Split::ALL.into_iter().zip(&headers).zip(&splits) {
             let (found, said) = (hex(header.stored.checksum), &summary.split(split).checksum);
             if &found != said {
-                let message = format!("its tokens have checksum {found}, {META} says {said}");
-                return Err(Error::damaged(tokens.path(), message, "it belongs to another corpus; prepare again"));
+                let message = format!("the tokens have checksum {found}, but {META} states {said}");
+                return Err(Error::damaged(
+                    tokens.path(),
+                    message,
+                    "the file belongs to another corpus; prepare the corpus again",
+                ));
             }
         }
         if summary.identity(headers.each_ref().map(|header| header.stored.table)) != summary.content {
-            let message = format!("the shards and {META} do not belong together: their content is not the same");
+            let message = format!("the shards do not match {META}: their content differs");
             return Err(Error::damaged(path, message, shard::AGAIN));
         }
         Ok(Corpus { summary, tokenizer, splits, headers: Some(headers) })
@@ -188,8 +192,8 @@ impl Corpus {
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| {
             Error::refused(
-                "this corpus consists of token ids and has no tokenizer",
-                "prepare it with --tokenizer FILE, the tokenizer.json the ids were made with",
+                "this corpus holds token ids and has no tokenizer",
+                "prepare it with --tokenizer FILE, the tokenizer.json that produced the ids",
             )
         })
     }
@@ -208,7 +212,7 @@ impl Corpus {
         let (tokenizer, tokens) = (self.tokenizer()?, self.split(split));
         if tokenizer.music_vocabulary().is_some() {
             let hint = "compare losses of music in nats per token";
-            return Err(Error::refused("the tokens are events of music, which stand for no bytes of text", hint));
+            return Err(Error::refused("the tokens are music events, which do not represent bytes of text", hint));
         }
         const BLOCK: usize = 1 << 16;
         let blocks = range.clone().step_by(BLOCK).collect::<Vec<_>>();
@@ -234,8 +238,8 @@ fn open_tokenizer(folder: &Path, summary: &Summary) -> Result<Option<Tokenizer>>
     let tokenizer = Tokenizer::from_definition(&path, read_definition(&path)?, summary.end_of_document)?;
     let (found, said) = (tokenizer.fingerprint(), &summary.tokenizer_fingerprint);
     if found != said {
-        let message = format!("fingerprint {found}, {META} says {said}");
-        return Err(Error::damaged(&path, message, "the tokenizer was exchanged; prepare the corpus again"));
+        let message = format!("the fingerprint is {found}, but {META} states {said}");
+        return Err(Error::damaged(&path, message, "the tokenizer was replaced; prepare the corpus again"));
     }
     Ok(Some(tokenizer))
 }

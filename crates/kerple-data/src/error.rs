@@ -51,7 +51,7 @@ impl Error {
         match self {
             Error::Io { source, .. } => kerple_files::hint(source).to_owned(),
             Error::Damaged { hint, .. } | Error::Refused { hint, .. } => hint.clone(),
-            Error::Stopped => "the same command starts over".to_owned(),
+            Error::Stopped => "run the same command to start over".to_owned(),
         }
     }
 

@@ -41,8 +41,12 @@ impl Bytes {
         read_exact_at(&self.file, at, out).map_err(|error| match error.kind() {
             std::io::ErrorKind::UnexpectedEof => Error::damaged(
                 &self.path,
-                format!("it ends before byte {}, it had {} bytes when it was opened", at + out.len() as u64, self.len),
-                "another program changed the file; leave it alone while it is in use",
+                format!(
+                    "the file now ends before byte {}; it had {} bytes when it was opened",
+                    at + out.len() as u64,
+                    self.len
+                ),
+                "another program changed the file; do not write to it while kerple reads it",
             ),
             _ => Error::io(&self.path, "read")(error),
         })
@@ -120,8 +124,14 @@ pub(crate) fn is_hidden(path: &Path) -> bool {
 pub(crate) fn read_text(path: &Path, limit: u64, hint: &str) -> Result<String> {
     let file = Bytes::open(path)?;
     if file.len() > limit {
-        return Err(Error::damaged(path, format!("it has {} bytes, up to {limit} are read", file.len()), hint));
+        return Err(Error::damaged(
+            path,
+            format!("the file has {} bytes; at most {limit} are allowed", file.len()),
+            hint,
+        ));
     }
     let text = String::from_utf8(file.read(0..file.len())?);
-    text.map_err(|error| Error::damaged(path, format!("byte {} is not UTF-8", error.utf8_error().valid_up_to()), hint))
+    text.map_err(|error| {
+        Error::damaged(path, format!("byte {} is not valid UTF-8", error.utf8_error().valid_up_to()), hint)
+    })
 }

@@ -137,7 +137,9 @@ impl Arena {
 fn check_classes(classes: usize) -> Result<()> {
     match (2..=10_000).contains(&classes) {
         true => Ok(()),
-        false => Err(Error::refused(format!("data.task.classes = {classes} is out of range"), "2 to 10000 classes")),
+        false => {
+            Err(Error::refused(format!("data.task.classes = {classes} is out of range"), "use 2 to 10000 classes"))
+        }
     }
 }
 
@@ -147,7 +149,7 @@ fn check_counts(counts: [u64; 3]) -> Result<()> {
     for (split, count) in Split::ALL.into_iter().zip(counts) {
         if !(1..=MOST).contains(&count) {
             let message = format!("data.task.{} = {count} is out of range", split.name());
-            return Err(Error::refused(message, format!("1 to {MOST} examples")));
+            return Err(Error::refused(message, format!("use 1 to {MOST} examples")));
         }
     }
     Ok(())

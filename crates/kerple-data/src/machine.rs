@@ -89,7 +89,7 @@ pub(crate) fn require(what: &str, bytes: u128, hint: &str) -> Result<()> {
     match bytes <= u128::from(free) {
         true => Ok(()),
         false => Err(Error::refused(
-            format!("{what} needs about {:.1} GB of memory, {:.1} GB are free", bytes as f64 / 1e9, free as f64 / 1e9),
+            format!("{what} needs about {:.1} GB of memory; {:.1} GB are free", bytes as f64 / 1e9, free as f64 / 1e9),
             hint,
         )),
     }

@@ -104,13 +104,13 @@ impl Batches {
         if batch == 0 || seq_len == 0 {
             return Err(Error::refused(
                 format!("a batch of {batch} sequences of {seq_len} tokens is empty"),
-                "ask for at least 1 sequence of 1 token",
+                "use at least 1 sequence of 1 token",
             ));
         }
         if tokens.len() <= seq_len {
             return Err(Error::refused(
-                format!("the split has {} tokens, sequences of {seq_len} need at least {}", tokens.len(), seq_len + 1),
-                "prepare more text or train on shorter sequences",
+                format!("the split has {} tokens; sequences of {seq_len} need at least {}", tokens.len(), seq_len + 1),
+                "prepare more text, or train on shorter sequences",
             ));
         }
         let order = match packing {
@@ -118,8 +118,8 @@ impl Batches {
             Packing::Megatron { steps } => {
                 let seed = u32::try_from(seed).map_err(|_| {
                     Error::refused(
-                        format!("seed {seed} is too large for GPT-NeoX's data order, the limit is {}", u32::MAX),
-                        "choose a smaller seed, or the random packing",
+                        format!("seed {seed} is too large for GPT-NeoX's data order; the limit is {}", u32::MAX),
+                        "use a smaller seed, or set data.packing = \"random\"",
                     )
                 })?;
                 let needed = u128::from(steps).saturating_mul(batch as u128);

@@ -150,25 +150,25 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     let music = Representation::named(&options.tokenizer);
     if options.copies > MOST_COPIES {
         return Err(Error::refused(
-            format!("{} altered copies of each piece were asked for, up to {MOST_COPIES} are made", options.copies),
-            "ask for fewer: a piece of pop piano has 13 transpositions",
+            format!("{} altered copies of each piece are too many; the limit is {MOST_COPIES}", options.copies),
+            "use fewer: a piece of pop piano has 13 transpositions",
         ));
     }
     if options.skip_bad > MOST_BAD {
         return Err(Error::refused(
-            format!("--skip-bad {}: up to {MOST_BAD} damaged documents are passed over", options.skip_bad),
-            "inputs with more of them need another look",
+            format!(
+                "--skip-bad {} is out of range; up to {MOST_BAD} damaged documents can be skipped",
+                options.skip_bad
+            ),
+            "fix the inputs if they have more damaged documents",
         ));
     }
     match music {
         Some(representation) => files.iter_mut().for_each(|file| file.expect_music(representation)),
         None if options.copies > 0 => {
             return Err(Error::refused(
-                format!(
-                    "{} altered copies were asked for, and tokenizer `{}` is not for music",
-                    options.copies, options.tokenizer
-                ),
-                "only music is altered: choose `remi` or `groove`",
+                format!("{} altered copies need a music tokenizer; `{}` is not one", options.copies, options.tokenizer),
+                "leave the copies out, or choose `remi` or `groove`",
             ));
         }
         None => {}
@@ -236,12 +236,12 @@ fn check_splits(summary: &Summary) -> Result<()> {
         None => Ok(()),
         Some(empty) => Err(Error::refused(
             format!(
-                "the {} split is empty: it needs at least 1 document, and {found} different ones were found in all",
+                "the {} split is empty: it needs at least 1 document, and the inputs have {found} distinct ones",
                 empty.name()
             ),
             format!(
-                "give more documents, larger shares with --split, a file called {0}.jsonl or {0}.txt, or name short texts \
-                 themselves (--input *.txt): those are cut",
+                "give more documents or larger shares with --split; or name a file {0}.jsonl or \
+                 {0}.txt; or name short texts themselves (--input *.txt), which are then cut",
                 empty.name()
             ),
         )),

@@ -65,8 +65,8 @@ impl Sources {
         if files.is_empty() {
             let place = self.labels().join(", ");
             return Err(Error::refused(
-                format!("there is no file to read in: {place}"),
-                "hidden files do not count; give files or folders of text, .jsonl, .parquet or .bin/.idx",
+                format!("no file to read in: {place}"),
+                "give files or folders of text, .jsonl, .parquet or .bin/.idx; hidden files are ignored",
             ));
         }
         Ok((files, passed_over))
@@ -153,8 +153,8 @@ impl SourceFile {
         let about = std::fs::metadata(path).map_err(Error::io(path, "read"))?;
         if !about.is_file() {
             return Err(Error::refused(
-                format!("{}: this is not a regular file: pipes and devices cannot be read twice", path.display()),
-                "write what it gives into a file, and give that",
+                format!("{}: not a regular file; pipes and devices cannot be read twice", path.display()),
+                "write its content to a file, and give that file",
             ));
         }
         let mut format = Format::of(path, None);
@@ -344,8 +344,8 @@ fn unreadable(path: &Path, place: String, error: &std::io::Error) -> Error {
     Error::damaged_at(
         path,
         place,
-        format!("cannot read on: {error}"),
-        "the file is cut short, damaged, or not compressed as its name says; fetch it again",
+        format!("cannot read further: {error}"),
+        "the file is truncated, damaged, or not compressed as its name claims; download it again",
     )
 }
 

@@ -116,7 +116,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match &self.kind {
             Kind::Byte if text.as_bytes().contains(&0) => Err(Error::refused(
-                "the text holds NUL, which the byte tokenizer ends documents with",
+                "the text contains NUL, which the byte tokenizer uses as the end of a document",
                 "remove NUL characters, or choose another tokenizer",
             )),
             Kind::Byte => Ok(text.bytes().map(u32::from).collect()),
@@ -242,7 +242,7 @@ impl Tokenizer {
             for byte in chunk.invalid() {
                 let token = (0..self.vocab_size() as u32).find(|token| *self.spelling(*token) == [*byte]);
                 tokens.push(token.ok_or_else(|| {
-                    let message = format!("the byte {byte:#04x} is not UTF-8, and no token stands for it alone");
+                    let message = format!("the byte {byte:#04x} is not valid UTF-8, and no token represents it alone");
                     Error::refused(message, "send UTF-8, or token ids")
                 })?);
             }

@@ -140,7 +140,10 @@ impl Tokens {
                 false => Err(Error::damaged_at(
                     self.file.path(),
                     format!(", tokens {start} to {}", start + bytes.len() / self.width.bytes()),
-                    format!("token {largest}, the vocabulary ends at {}", self.vocab_size as i128 - 1),
+                    format!(
+                        "token {largest} is out of range; the largest id of the vocabulary is {}",
+                        self.vocab_size as i128 - 1
+                    ),
                     "another program changed the file; check it with `kerple verify`, or prepare the corpus again",
                 )),
             }

@@ -23,12 +23,12 @@ const STATE: &str = "kerple";
 pub fn hint(answer: &io::Error) -> &'static str {
     match answer.kind() {
         ErrorKind::NotFound => "check the path",
-        ErrorKind::PermissionDenied => "choose a folder you may write to, or a file you may read",
+        ErrorKind::PermissionDenied => "choose a folder that you can write to, or a file that you can read",
         ErrorKind::NotADirectory | ErrorKind::AlreadyExists => "a file is in the way; choose another folder",
         ErrorKind::InvalidInput => "give the path of a file on disk",
         ErrorKind::IsADirectory => "give a file, not a folder",
-        ErrorKind::StorageFull => "free some disk space; what was saved before is intact",
-        _ => "nothing half-written was kept",
+        ErrorKind::StorageFull => "free some disk space; data saved earlier is intact",
+        _ => "no partial file was kept",
     }
 }
 
@@ -114,7 +114,7 @@ pub fn append(path: &Path) -> io::Result<File> {
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let (place, about) = target(path)?;
     let (Some(folder), Some(_)) = (place.parent(), place.file_name()) else {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "this is no name of a file"));
+        return Err(io::Error::new(ErrorKind::InvalidInput, "the path does not name a file"));
     };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let (mut file, begun) = begin(folder)?;
@@ -218,14 +218,14 @@ fn target(path: &Path) -> io::Result<(PathBuf, Option<Metadata>)> {
         return Ok((path.to_owned(), Some(about)));
     }
     let Some(about) = look(path)? else {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "this is a link to nothing"));
+        return Err(io::Error::new(ErrorKind::InvalidInput, "the link points to nothing"));
     };
     expect_file(about.file_type())?;
     let above =
         fs::canonicalize(path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new(".")))?;
     // `/dev/stdout`, `/dev/fd/3`: a file of this name is open somewhere, and would lose its name
     if above == Path::new("/dev") || above.starts_with("/proc") {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "this is an open stream, not a regular file"));
+        return Err(io::Error::new(ErrorKind::InvalidInput, "the path is an open stream, not a regular file"));
     }
     Ok((fs::canonicalize(path)?, Some(about)))
 }
@@ -247,7 +247,7 @@ fn expect_file(kind: FileType) -> io::Result<()> {
     if kind.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
     }
-    Err(io::Error::new(ErrorKind::InvalidInput, format!("this is {}, not a regular file", words(kind))))
+    Err(io::Error::new(ErrorKind::InvalidInput, format!("the path is {}, not a regular file", words(kind))))
 }
 
 #[cfg(unix)]

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let ids: Vec<u32> = input.data().as_chunks::<8>().0.iter().map(|id| i64::from_le_bytes(*id) as u32).collect();
     if let Some(id) = ids.iter().find(|id| **id as usize >= plan.model.vocab_size) {
-        return Err(format!("token {id}, the model has {}", plan.model.vocab_size).into());
+        return Err(format!("token {id} is out of range; the model has {}", plan.model.vocab_size).into());
     }
     model.check_len(len)?;
 

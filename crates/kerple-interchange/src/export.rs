@@ -85,8 +85,8 @@ pub struct Exported {
 pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported> {
     let plan = run.existing_plan()?;
     if let Some(task) = &plan.data.task {
-        let message = format!("{} holds a run of the task {}", run.path().display(), task.facts().name);
-        return Err(Error::refused(message, "give a run that was trained on a text"));
+        let message = format!("{} contains a run of the task {}", run.path().display(), task.facts().name);
+        return Err(Error::refused(message, "give a run that was trained on text"));
     }
     let said = said(&plan, options)?;
     let found =
@@ -137,8 +137,11 @@ fn said(plan: &Plan, options: &Options) -> Result<Said> {
     };
     if let Some(family) = options.family {
         return say(family).map_err(|why| {
-            let message = format!("{} cannot say this model: {why}", family.model_type());
-            Error::refused(message, "leave --as out to take the first architecture that can; kerple says every model")
+            let message = format!("{} cannot represent this model: {why}", family.model_type());
+            Error::refused(
+                message,
+                "leave out --as to use the first architecture that can; kerple represents every model",
+            )
         });
     }
     let origin = plan.origin.as_ref().and_then(|origin| origin.family());
@@ -160,12 +163,12 @@ impl Making {
     fn begin(place: &Path) -> Result<Making> {
         let taken = fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
         if taken || kerple_files::is_file(place).map_err(Error::io(place, "look for"))? {
-            let message = format!("{} is there already, and is not empty", place.display());
+            let message = format!("{} exists and is not empty", place.display());
             return Err(Error::refused(message, "choose another --out folder, or remove this one"));
         }
         let absolute = std::path::absolute(place).map_err(Error::io(place, "look for"))?;
         let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
-            let message = format!("{} is no name of a folder", place.display());
+            let message = format!("{} does not name a folder", place.display());
             return Err(Error::refused(message, "choose another --out folder"));
         };
         fs::create_dir_all(parent).map_err(Error::io(parent, "create"))?;

@@ -93,8 +93,8 @@ fn read(folder: &Path, out: &Path, options: &Options) -> Result<Imported> {
         return neox::import(folder, out, options);
     }
     if let Some(asked) = &options.pos_emb {
-        let message = format!("--pos-emb {asked}: {} is no run of GPT-NeoX", folder.display());
-        return Err(Error::refused(message, "leave the option out"));
+        let message = format!("--pos-emb {asked}: {} is not a GPT-NeoX run", folder.display());
+        return Err(Error::refused(message, "leave out the option"));
     }
     let text = config::read_text(&folder.join(CONFIG), config::DESCRIPTION).map_err(|error| no_model(folder, error))?;
     let path = folder.join(CONFIG);
@@ -111,8 +111,8 @@ fn read(folder: &Path, out: &Path, options: &Options) -> Result<Imported> {
 fn no_model(folder: &Path, error: Error) -> Error {
     match kerple_files::is_file(&folder.join(CONFIG)) {
         Ok(false) => Error::refused(
-            format!("{} holds no model: there is no {CONFIG}", folder.display()),
-            "give a folder of Hugging Face transformers, or the folder of a GPT-NeoX run, which has a file `latest`",
+            format!("{} contains no model: {CONFIG} is missing", folder.display()),
+            "give a Hugging Face transformers folder, or the folder of a GPT-NeoX run, which has a file `latest`",
         ),
         _ => error,
     }
@@ -128,7 +128,7 @@ fn assemble(
     let family = described.family;
     weights::check_outline(&described, tensors)?;
     let tie = weights::tie(&mut described, tensors)?;
-    let rows = described.config.model.vocab_rows.expect("families say their rows");
+    let rows = described.config.model.vocab_rows.expect("families state their rows");
     let facts = DataFacts {
         // tokens beyond the rows are never drawn, and refused where a text has them
         vocab_size: tokenizer.as_ref().map_or(rows, |tokenizer| tokenizer.vocab_size().min(rows)),

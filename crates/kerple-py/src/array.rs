@@ -63,17 +63,19 @@ impl Array {
             _ => {
                 let dtype = object.getattr(intern!(object.py(), "dtype"))?;
                 return Err(PyTypeError::new_err(format!(
-                    "{name}: {dtype} is not computed with, use float32 or float64"
+                    "{name}: dtype {dtype} is not supported; use float32 or float64"
                 )));
             }
         };
         let sizes =
             |values: &[i64]| values.iter().map(|value| usize::try_from(*value)).collect::<Result<Vec<usize>, _>>();
         let Ok(shape) = sizes(&shape) else {
-            return Err(PyValueError::new_err(format!("{name}: shape {shape:?} has sizes below 0")));
+            return Err(PyValueError::new_err(format!("{name}: shape {shape:?} has negative sizes")));
         };
         let Ok(strides) = sizes(&strides) else {
-            return Err(PyValueError::new_err(format!("{name}: strides {strides:?} go backwards, use a copy")));
+            return Err(PyValueError::new_err(format!(
+                "{name}: negative strides {strides:?} are not supported; use a copy"
+            )));
         };
         let extent = extent(&shape, &strides).filter(|extent| *extent <= isize::MAX as usize / size);
         let (Some(extent), true) = (extent, shape.len() == strides.len()) else {
@@ -82,7 +84,9 @@ impl Array {
             )));
         };
         if extent > 0 && (address == 0 || !address.is_multiple_of(size)) {
-            return Err(PyValueError::new_err(format!("{name}: numbers of {size} bytes at address {address:#x}")));
+            return Err(PyValueError::new_err(format!(
+                "{name}: numbers of {size} bytes are misaligned at address {address:#x}"
+            )));
         }
         Ok(Array { name, address, shape, strides, kind, extent })
     }
@@ -111,7 +115,7 @@ impl Array {
     pub fn sizes<const N: usize>(&self, letters: &str) -> PyResult<[usize; N]> {
         self.shape.as_slice().try_into().map_err(|_| {
             let (name, shape) = (self.name, &self.shape);
-            PyValueError::new_err(format!("{name}: expected [{letters}], got shape {shape:?}"))
+            PyValueError::new_err(format!("{name}: shape {shape:?} does not fit; expected [{letters}]"))
         })
     }
 
@@ -120,7 +124,7 @@ impl Array {
         if self.kind == kind {
             return Ok(());
         }
-        Err(PyTypeError::new_err(format!("{}: numbers are {:?}, expected {kind:?}", self.name, self.kind)))
+        Err(PyTypeError::new_err(format!("{}: dtype is {:?}; expected {kind:?}", self.name, self.kind)))
     }
 
     /// Refuses other sizes.
@@ -129,7 +133,7 @@ impl Array {
             return Ok(());
         }
         let (name, got) = (self.name, &self.shape);
-        Err(PyValueError::new_err(format!("{name}: expected [{letters}] = {shape:?}, got {got:?}")))
+        Err(PyValueError::new_err(format!("{name}: shape is {got:?}; expected [{letters}] = {shape:?}")))
     }
 
     fn is_dense(&self) -> bool {
@@ -146,7 +150,7 @@ impl Array {
     pub fn values<T: Element>(&self) -> PyResult<&[T]> {
         self.expect_kind(T::KIND)?;
         if !self.is_dense() {
-            return Err(PyValueError::new_err(format!("{}: expected a contiguous array", self.name)));
+            return Err(PyValueError::new_err(format!("{}: not contiguous; expected a contiguous array", self.name)));
         }
         Ok(self.all())
     }
@@ -189,7 +193,7 @@ impl Array {
     fn rows(&self) -> PyResult<Strides> {
         let [_, _, _, head_dim] = self.sizes("B, H, L, D")?;
         if head_dim > 1 && self.extent > 0 && self.strides[3] != 1 {
-            let message = format!("{}: features must be contiguous, their stride is {}", self.name, self.strides[3]);
+            let message = format!("{}: features must be contiguous; their stride is {}", self.name, self.strides[3]);
             return Err(PyValueError::new_err(message));
         }
         Ok(Strides { batch: self.strides[0], head: self.strides[1], row: self.strides[2] })
@@ -209,7 +213,10 @@ impl Array {
         self.expect_kind(T::KIND)?;
         let strides = self.rows()?;
         if self.extent > 0 && self.shape.iter().zip(&self.strides).any(|(size, stride)| *size > 1 && *stride == 0) {
-            return Err(PyValueError::new_err(format!("{}: elements are repeated, they cannot be written", self.name)));
+            return Err(PyValueError::new_err(format!(
+                "{}: elements share memory, so they cannot be written",
+                self.name
+            )));
         }
         // SAFETY: the caller's.
         Ok(Room { data: unsafe { self.all_mut() }, strides })

@@ -38,14 +38,14 @@ impl Rule {
         encoding: Option<Py<Encoding>>,
     ) -> PyResult<Rule> {
         if !scale.is_finite() {
-            return Err(PyValueError::new_err(format!("scale = {scale} is no finite number")));
+            return Err(PyValueError::new_err(format!("scale = {scale} must be finite")));
         }
         if cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
             return Err(PyValueError::new_err(format!("cap = {cap:?} must be a finite number above 0, or None")));
         }
         let window = match window.map(usize::try_from) {
             Some(Ok(0)) | Some(Err(_)) => {
-                let message = "the window must be at least 1 key, the query's own; None sees all";
+                let message = "it must be at least 1 key, the query's own; None attends to all";
                 return Err(PyValueError::new_err(format!("window = {}: {message}", window.unwrap_or_default())));
             }
             Some(Ok(window)) => Some(window),
@@ -55,7 +55,8 @@ impl Rule {
         let damping = encoding.as_ref().and_then(|encoding| encoding.get().damping());
         if damping.is_some() && !causal {
             return Err(PyValueError::new_err(
-                "causal = False: products that fade with distance grow ahead of a query",
+                "causal = False: products that decay with distance would grow for keys after the \
+                 query; use causal=True",
             ));
         }
         Ok(Rule { scale, sight, cap, threads, encoding, damping })
@@ -116,7 +117,7 @@ impl Inputs {
         let [_, kv_heads, keys, _] = self.k.sizes("B, G, K, D")?;
         let dims = Dims { batch, heads, kv_heads, queries, keys, head_dim };
         if head_dim == 0 {
-            return Err(PyValueError::new_err("q: a head has 0 features, it needs at least 1"));
+            return Err(PyValueError::new_err("q: head_dim is 0; it must be at least 1"));
         }
         self.k.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
         self.v.expect_shape("B, G, K, D", &[batch, kv_heads, keys, head_dim])?;
@@ -124,10 +125,12 @@ impl Inputs {
             encoding.get().expect_sizes(heads, head_dim)?;
         }
         if rule.encoding.as_ref().is_some_and(|encoding| encoding.get().is_map()) != self.numbers.is_some() {
-            return Err(PyValueError::new_err("numbers: a map of scores takes them, and nothing else does"));
+            return Err(PyValueError::new_err(
+                "numbers: score modifications require them, and other encodings do not take them",
+            ));
         }
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            let message = format!("k: {kv_heads} heads do not divide the {heads} heads of q");
+            let message = format!("k: {heads} heads of q are not a multiple of {kv_heads} key heads");
             return Err(PyValueError::new_err(message));
         }
         // what the engine makes room for
@@ -165,20 +168,20 @@ impl Inputs {
         let clocks = clocks.values::<f64>()?;
         let refuse = |message: String| Err(PyValueError::new_err(message));
         if self.numbers.is_some() {
-            return refuse("gates: maps of scores take none".to_owned());
+            return refuse("gates: score modifications do not support them".to_owned());
         }
         if queries > keys {
-            return refuse(format!("q: {queries} queries are more than the {keys} keys, which alone have gates"));
+            return refuse(format!("q: with gates, {queries} queries must not exceed the {keys} keys"));
         }
         if rule.sight.sides() == Sides::One {
             return Ok(());
         }
         if self.starts.is_some() {
-            return refuse("key_starts: gates in both directions take no padding before the keys".to_owned());
+            return refuse("key_starts: gates without causal=True do not support padding before the keys".to_owned());
         }
         let rises = |row: &[f64]| row.windows(2).any(|pair| pair[1] > pair[0]);
         if keys > 0 && clocks.chunks_exact(keys).any(rises) {
-            return refuse("gates: without causal=True none may be above 0".to_owned());
+            return refuse("gates: without causal=True they must be at most 0".to_owned());
         }
         Ok(())
     }
@@ -191,26 +194,29 @@ impl Inputs {
         let [heads, columns] = array.sizes("H, C")?;
         let name = array.name();
         if heads != dims.heads {
-            return Err(PyValueError::new_err(format!("{name}: {heads} rows, q has {} heads", dims.heads)));
+            return Err(PyValueError::new_err(format!(
+                "{name}: {heads} rows; expected {}, one per head of q",
+                dims.heads
+            )));
         }
         let both = [&self.bias, &self.weight].into_iter().flatten();
         if let Some(other) = both.clone().find(|other| other.shape() != array.shape()) {
             let (one, two) = (array.shape(), other.shape());
-            return Err(PyValueError::new_err(format!("{name}: shape {one:?}, {} has {two:?}", other.name())));
+            return Err(PyValueError::new_err(format!("{name}: shape is {one:?}, but {} has {two:?}", other.name())));
         }
         let (needed, what) = match rule.sight.sides() {
-            Sides::One => (dims.keys, "one for each distance 0 to K - 1"),
+            Sides::One => (dims.keys, "one per distance 0 to K - 1"),
             Sides::Two => {
                 (dims.keys.max(dims.queries).saturating_mul(2).saturating_sub(1), "distances from -(L - 1) to L - 1")
             }
         };
         if columns < needed {
             let message =
-                format!("{name}: {columns} columns, {} queries and {} keys need {needed}", dims.queries, dims.keys);
+                format!("{name}: {columns} columns; {} queries and {} keys need {needed}", dims.queries, dims.keys);
             return Err(PyValueError::new_err(format!("{message}: {what}")));
         }
         if rule.sight.sides() == Sides::Two && columns.is_multiple_of(2) {
-            let message = "without causal=True column L - 1 is distance 0, so their number is odd, 2L - 1";
+            let message = "without causal=True the number must be odd, 2L - 1, with distance 0 in column L - 1";
             return Err(PyValueError::new_err(format!("{name}: {columns} columns; {message}")));
         }
         Ok(())
@@ -236,11 +242,13 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
             (Some(encoding), Some(numbers)) => {
                 let extent = Extent { sides: rule.sight.sides(), len: dims.keys, scale: rule.scale };
                 if dims.queries > dims.keys {
-                    let message = format!("q: {} queries are more than the {} keys", dims.queries, dims.keys);
-                    return Err(PyValueError::new_err(format!("{message}, which no map of scores takes")));
+                    let message = format!("q: {} queries exceed the {} keys", dims.queries, dims.keys);
+                    return Err(PyValueError::new_err(format!("{message}, which score modifications do not support")));
                 }
                 if inputs.starts.is_some() {
-                    return Err(PyValueError::new_err("key_starts: maps of scores take no padding before the keys"));
+                    return Err(PyValueError::new_err(
+                        "key_starts: score modifications do not support padding before the keys",
+                    ));
                 }
                 Some(encoding.get().over(numbers, extent)?)
             }

@@ -29,12 +29,14 @@ impl Encoding {
     /// The map over numbers of its own.
     pub fn over<'a, T: Number>(&'a self, numbers: &'a [T], extent: Extent) -> PyResult<Box<dyn ScoreMap<T> + 'a>> {
         let Some(form) = &self.map else {
-            return Err(PyValueError::new_err(format!("{} is no map of scores", self.encoding.method.kind())));
+            return Err(PyValueError::new_err(format!("{} is not a score modification", self.encoding.method.kind())));
         };
         let needed = self.count(form, extent);
         if numbers.len() != needed {
             let (got, len) = (numbers.len(), extent.len);
-            return Err(PyValueError::new_err(format!("numbers: {got} values, a map over {len} keys takes {needed}")));
+            return Err(PyValueError::new_err(format!(
+                "numbers: {got} values; a score modification over {len} keys needs {needed}"
+            )));
         }
         Ok(form.map.over(numbers, extent))
     }
@@ -56,7 +58,7 @@ impl Encoding {
             return Ok(());
         }
         let message = format!("q: {heads} heads of {head_dim} features");
-        Err(PyValueError::new_err(format!("{message}, the encoding is of {} heads of {}", own[0], own[1])))
+        Err(PyValueError::new_err(format!("{message}; the encoding has {} heads of {}", own[0], own[1])))
     }
 
     /// How many numbers the map takes: a table's, and its own.
@@ -104,7 +106,7 @@ impl Encoding {
         match kerple::elements(&[self.geometry.heads, columns]) {
             Some(count) if len > 0 && count <= MOST_VALUES => Ok(()),
             _ => Err(PyValueError::new_err(format!(
-                "length = {len} is out of range: a table of {} heads has 1 to {MOST_VALUES} values",
+                "length = {len} is out of range: a table of {} heads may have 1 to {MOST_VALUES} values",
                 self.geometry.heads
             ))),
         }
@@ -120,7 +122,7 @@ impl Encoding {
             [("heads", heads, 1 << 16), ("head_dim", head_dim, 1 << 16), ("train_len", train_len, 1 << 40)]
         {
             if !(1..=most).contains(&value) {
-                return Err(PyValueError::new_err(format!("{name} = {value} is out of range, it must be 1 to {most}")));
+                return Err(PyValueError::new_err(format!("{name} = {value} is out of range; it must be 1 to {most}")));
             }
         }
         let refuse = |error: String| PyValueError::new_err(error);
@@ -129,11 +131,11 @@ impl Encoding {
         let geometry = Geometry::new(heads, head_dim, train_len);
         encoding.check(&geometry).map_err(|refusal| refuse(refusal.line()))?;
         if encoding.randomized.is_some() {
-            return Err(refuse("`randomized`: positions are drawn by `kerple train` only; leave it out".to_owned()));
+            return Err(refuse("`randomized`: only `kerple train` draws positions; leave it out".to_owned()));
         }
         let values = encoding.parameters(&geometry).iter().map(|p| p.len()).fold(0, usize::saturating_add);
         if values > MOST_VALUES {
-            return Err(refuse(format!("the encoding learns {values} values, more than {MOST_VALUES}")));
+            return Err(refuse(format!("the encoding learns {values} values; at most {MOST_VALUES} are allowed")));
         }
         let map = match encoding.entry() {
             Entry::Map { .. } => match encoding.form(&geometry, &encoding.initial(&geometry, 0), 1) {

@@ -30,7 +30,7 @@ fn instruction_set() -> &'static str {
 fn limit_instruction_set(most: &str) -> PyResult<&'static str> {
     let found = InstructionSet::ALL.into_iter().find(|set| set.name() == most);
     let names = InstructionSet::ALL.map(InstructionSet::name).join(", ");
-    let set = found.ok_or_else(|| PyValueError::new_err(format!("most = {most:?}: use one of {names}")))?;
+    let set = found.ok_or_else(|| PyValueError::new_err(format!("most = {most:?} is unknown; use one of {names}")))?;
     Ok(kerple::cpu::limit(set).name())
 }
 

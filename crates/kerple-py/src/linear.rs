@@ -56,17 +56,22 @@ impl LinearRule {
         let features = match features {
             "favor" if (2..=1 << 16).contains(&count) && count.is_multiple_of(2) => Features::Favor(count),
             "favor" => {
-                let message = format!("count = {count} is out of range, it must be even and 2 to {}", 1 << 16);
+                let message = format!("count = {count} is out of range; it must be even and 2 to {}", 1 << 16);
                 return Err(PyValueError::new_err(message));
             }
             "relu" => Features::Relu,
             "elu" => Features::Elu,
-            _ => return Err(PyValueError::new_err(format!("features = {features:?}: use one of favor, relu, elu"))),
+            _ => {
+                return Err(PyValueError::new_err(format!(
+                    "features = {features:?} is unknown; use one of favor, relu, elu"
+                )));
+            }
         };
         let (own, _) = encoding.get().parts();
         if own.in_linear().is_none() {
             let kind = own.method.kind();
-            let message = format!("{kind} is no decay that linear attention can take, nor a code");
+            let message =
+                format!("linear attention does not support {kind}; use an encoding that is a decay or a code");
             return Err(PyValueError::new_err(message));
         }
         Ok(LinearRule { encoding, features, causal, noise, threads })
@@ -88,10 +93,12 @@ impl LinearRule {
         let (kind, takes) = (encoding.method.kind(), encoding.in_linear());
         let message = match (given, takes) {
             (false, Some(InLinear::Gates)) => {
-                format!("gates: {kind} needs them; make them of the rows that q and k are made of")
+                format!("gates: {kind} requires them; compute them from the rows that give q and k")
             }
-            (true, Some(InLinear::Decay)) => format!("gates: products fade by {kind} already"),
-            (true, _) if !self.causal => "gates: linear attention takes them with causal=True only".to_owned(),
+            (true, Some(InLinear::Decay)) => {
+                format!("gates: {kind} already decays products, so gates are not supported")
+            }
+            (true, _) if !self.causal => "gates: linear attention supports them with causal=True only".to_owned(),
             _ => return Ok(()),
         };
         Err(PyValueError::new_err(message))
@@ -122,7 +129,7 @@ impl LinearRule {
             Features::Elu => (Box::new(Pointwise::Elu { width }), Guard::Add(1e-6)),
         };
         let fading = (encoding.in_linear() == Some(InLinear::Decay)).then(|| {
-            let found = encoding.fading(geometry, stored, &DEMAND).expect("an encoding that fades");
+            let found = encoding.fading(geometry, stored, &DEMAND).expect("an encoding that decays");
             let cast = |rows: &[f64]| rows.iter().map(|value| T::from_f64(*value)).collect();
             let tables = [cast(&found.near), cast(&found.weights)];
             (found, tables)
@@ -180,7 +187,7 @@ impl Call {
         k.expect_shape("B, H, L, D", q.shape())?;
         v.expect_shape("B, H, L, E", &[batch, heads, len, value_dim])?;
         if head_dim == 0 || value_dim == 0 {
-            return Err(PyValueError::new_err("q, v: a head has 0 features, it needs at least 1"));
+            return Err(PyValueError::new_err("q, v: head_dim is 0; it must be at least 1"));
         }
         let dims = Dims { batch, heads, len, head_dim, value_dim };
         let room =
@@ -205,7 +212,7 @@ impl Call {
                 array.expect_shape("B", &[batch])?;
                 let one = |(b, value): (usize, &i64)| {
                     usize::try_from(*value).ok().filter(|value| *value <= len).ok_or_else(|| {
-                        let message = format!("key_lengths[{b}] = {value} is out of range, it must be 0 to {len}");
+                        let message = format!("key_lengths[{b}] = {value} is out of range; it must be 0 to {len}");
                         PyValueError::new_err(message)
                     })
                 };
@@ -257,11 +264,11 @@ fn forward<T: Element + Number>(
     // SAFETY: `out` and `denominators` were made for this call, so nothing else of it shares their memory.
     let (mut out, denominators) = unsafe { (out.room::<T>()?, denominators.values_mut::<T>()?) };
     if let Some(gate) = gates.and_then(|gates| gates.iter().find(|gate| **gate > T::ZERO)) {
-        let message = format!("gates: {} is out of range, logarithms of shares are at most 0", gate.to_f64());
+        let message = format!("gates: {} is out of range; log gates must be at most 0", gate.to_f64());
         return Err(PyValueError::new_err(message));
     }
     if state.is_some() && (!rule.causal || call.lengths.is_some()) {
-        return Err(PyValueError::new_err("state: it goes on with causal positions without padding"));
+        return Err(PyValueError::new_err("state: it requires causal=True and no padding"));
     }
     let refused = run(py, rule.threads, Work::Any, || {
         let mut held = state.map(|state| state.lock().unwrap_or_else(PoisonError::into_inner));
@@ -276,7 +283,7 @@ fn forward<T: Element + Number>(
         let fresh = State::new(&problem);
         let before = held.as_ref().unwrap_or(&fresh);
         if !before.is_of(&problem) {
-            return Some("state: it is of other sizes, features or learned values; begin a new one");
+            return Some("state: it has other sizes, features or learned values; start a new one");
         }
         let mut after = before.clone();
         linear::extend(&problem, inputs, out.from(0, 0), denominators, &mut after);

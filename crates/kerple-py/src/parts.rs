@@ -56,7 +56,7 @@ fn spans(keys: [&Option<Array>; 2], dims: Dims) -> PyResult<Vec<[usize; 2]>> {
     let at = |name: &str, values: Option<&[i64]>, b: usize, usual: usize| match values.map(|values| values[b]) {
         None => Ok(usual),
         Some(value) => usize::try_from(value).ok().filter(|value| *value <= dims.keys).ok_or_else(|| {
-            PyValueError::new_err(format!("{name}[{b}] = {value} is out of range, it must be 0 to {}", dims.keys))
+            PyValueError::new_err(format!("{name}[{b}] = {value} is out of range; it must be 0 to {}", dims.keys))
         }),
     };
     let span = |b: usize| Ok([at("key_starts", starts, b, 0)?, at("key_lengths", lengths, b, dims.keys)?]);

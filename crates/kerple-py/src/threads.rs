@@ -40,7 +40,7 @@ pub enum Work {
 
 fn pool(_py: Python, threads: usize) -> PyResult<Arc<ThreadPool>> {
     if !(1..=MOST).contains(&threads) {
-        return Err(PyValueError::new_err(format!("threads = {threads} is out of range, it must be 1 to {MOST}")));
+        return Err(PyValueError::new_err(format!("threads = {threads} is out of range; it must be 1 to {MOST}")));
     }
     let mut held = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
@@ -54,8 +54,7 @@ fn pool(_py: Python, threads: usize) -> PyResult<Arc<ThreadPool>> {
     }
     let name = |index| format!("kerple-{index}");
     let made = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build();
-    let made =
-        made.map_err(|error| PyRuntimeError::new_err(format!("{threads} threads cannot be started: {error}")))?;
+    let made = made.map_err(|error| PyRuntimeError::new_err(format!("cannot start {threads} threads: {error}")))?;
     let pool = Arc::new(made);
     if held.pools.len() == KEPT {
         held.pools.remove(0);
@@ -79,5 +78,5 @@ pub fn run<R: Send>(py: Python, threads: usize, work: Work, f: impl FnOnce() -> 
 fn failure(panic: &(dyn Any + Send)) -> PyErr {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message");
-    PyRuntimeError::new_err(format!("kerple stopped on a fault of its own: {text}"))
+    PyRuntimeError::new_err(format!("internal error in kerple: {text}"))
 }

@@ -18,22 +18,24 @@ impl EvaluationRow {
     pub fn contradiction(&self) -> Option<String> {
         let EvaluationRow { nll, perplexity, tokens, segments, length, .. } = *self;
         if length == 0 || segments == 0 || tokens == 0 {
-            return Some(format!("{tokens} tokens of {segments} segments of {length} are scored"));
+            return Some(format!(
+                "{tokens} tokens of {segments} segments of {length} are scored; all three must be at least 1"
+            ));
         }
         // answers may be longer than the sequence they are of
         if self.answers.is_none() && segments.checked_mul(length).is_some_and(|most| tokens > most) {
-            return Some(format!("{tokens} tokens are scored, {segments} segments of {length} hold fewer"));
+            return Some(format!("{tokens} tokens are scored, but {segments} segments of {length} contain fewer"));
         }
         if !agree(perplexity, nll.exp()) {
-            return Some(format!("the perplexity is {perplexity}, exp(nll) is {}", nll.exp()));
+            return Some(format!("the perplexity is {perplexity}, but exp(nll) is {}", nll.exp()));
         }
         let bytes = self.bytes.filter(|bytes| *bytes > 0);
         let bits = bytes.map(|bytes| bits_per_byte(nll * tokens as f64, bytes));
         match (self.bits_per_byte, bits) {
             (Some(said), Some(follows)) if !agree(said, follows) => {
-                return Some(format!("bits_per_byte is {said}, nll, tokens and bytes make {follows}"));
+                return Some(format!("bits_per_byte is {said}, but nll, tokens and bytes give {follows}"));
             }
-            (Some(said), None) => return Some(format!("bits_per_byte is {said}, of no bytes")),
+            (Some(said), None) => return Some(format!("bits_per_byte is {said}, but the row has no bytes")),
             _ => {}
         }
         if let Some(rolled) = &self.rolling {
@@ -45,14 +47,14 @@ impl EvaluationRow {
             ];
             for (name, said, count) in sizes {
                 if !count.is_some_and(|count| agree(said, follows(count))) {
-                    return Some(format!("{name} is {said}, which does not follow from nll, tokens and {count:?}"));
+                    return Some(format!("{name} is {said}, which contradicts nll, tokens and {count:?}"));
                 }
             }
         }
         let lists = [("position_nll", &self.position_nll, length), ("segment_nll", &self.segment_nll, segments)];
         for (name, list, expected) in lists {
             if let Some(values) = list.as_ref().filter(|values| values.len() as u64 != expected) {
-                return Some(format!("{name} has {} values instead of {expected}", values.len()));
+                return Some(format!("{name} has {} values; expected {expected}", values.len()));
             }
         }
         self.answers.as_ref().and_then(|answers| answers.contradiction(tokens))
@@ -64,11 +66,11 @@ impl Answers {
         let depths = self.by_depth.iter().flatten().filter(|share| !share.is_nan()).map(|share| ("by_depth", *share));
         let mut shares = [("accuracy", self.accuracy), ("chance", self.chance)].into_iter().chain(depths);
         if let Some((name, share)) = shares.find(|(_, share)| !is_share(*share)) {
-            return Some(format!("{name} is {share}, no share of answers"));
+            return Some(format!("{name} is {share}; a share must be 0 to 1"));
         }
         let right = self.accuracy * counted as f64;
         let whole = (right - right.round()).abs() <= 1e-6 * right.max(1.0);
-        (!whole).then(|| format!("an accuracy of {} is no whole number of {counted} answers", self.accuracy))
+        (!whole).then(|| format!("an accuracy of {} does not give a whole number of {counted} answers", self.accuracy))
     }
 }
 
@@ -78,12 +80,12 @@ impl MetricsRow {
         let follows = self.step.checked_mul(tokens_an_update);
         if follows != Some(self.tokens) {
             let each = format!("{} updates of {tokens_an_update}", self.step);
-            return Some(format!("step {}: {} tokens are no {each}", self.step, self.tokens));
+            return Some(format!("step {}: {} tokens are not {each}", self.step, self.tokens));
         }
         let sizes = [("grad_norm", self.grad_norm), ("seconds", self.seconds), ("step_seconds", self.step_seconds)];
         let waiting = self.waiting.map(|waiting| ("waiting", waiting));
         let negative = sizes.into_iter().chain(waiting).find(|(_, value)| *value < 0.0);
-        negative.map(|(name, value)| format!("step {}: {name} is {value}", self.step))
+        negative.map(|(name, value)| format!("step {}: {name} is {value}; it must not be negative", self.step))
     }
 }
 

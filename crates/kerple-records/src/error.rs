@@ -64,8 +64,7 @@ impl Error {
 
     /// A line, counted from 1, that is not what the file is made of.
     pub(crate) fn damaged_line(path: &Path, line: usize, reason: &serde_json::Error) -> Error {
-        let hint =
-            format!("only an incomplete last line is forgiven; repair or delete line {line}, or leave the run out");
+        let hint = format!("only the last line may be incomplete; repair or delete line {line}, or leave out the run");
         Error::damaged(path, format!("line {line} is not a record: {reason}"), hint)
     }
 }

@@ -13,7 +13,7 @@ pub const MOST_TOKENS: u64 = 1 << 32;
 pub fn check_length(tokens: u64) -> Result<u64, String> {
     match tokens {
         1..=MOST_TOKENS => Ok(tokens),
-        _ => Err(format!("a length of {tokens} tokens is out of range, it must be between 1 and {MOST_TOKENS}")),
+        _ => Err(format!("a length of {tokens} tokens is out of range; it must be between 1 and {MOST_TOKENS}")),
     }
 }
 

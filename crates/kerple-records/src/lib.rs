@@ -288,38 +288,42 @@ pub fn bits_per_byte(nll_total: f64, bytes: u64) -> f64 {
 pub fn protocol_meaning(protocol: &str) -> String {
     match protocol.split_once(':') {
         None if protocol == "segments" => {
-            "Segments that end where the spans of the text end, one a span at every length, so longer segments contain the shorter \
-             ones. Every token is scored, also the first ones of a segment, which have little context. The spans depend on the seed, \
+            "Segments end where the spans of the text end. Each span has one segment at every \
+             length, so longer segments contain the shorter ones. Every token is scored, including \
+             the first ones of a segment, which have little context. The spans depend on the seed \
              and are the same for every encoding under one seed."
                 .into()
         }
         None if protocol == ANSWERS => {
-            "Fresh sequences of each length, the same for every encoding under one seed. A share of answers is right; where an \
-             answer has several tokens, each counts."
+            "Each length has fresh sequences, the same for every encoding under one seed. The score \
+             is the share of correct answers; where an answer has several tokens, each counts."
                 .into()
         }
         None if protocol == "blocks" => {
-            "The same text at every length, cut into consecutive blocks of that length that do not overlap; the last block is \
-             shorter where the length does not divide the text. Every token is scored, also the first ones of a block, which have \
-             little context."
+            "The same text at every length, cut into consecutive blocks of that length that do not \
+             overlap. The last block is shorter where the length does not divide the text. Every \
+             token is scored, including the first ones of a block, which have little context."
                 .into()
         }
         Some(("last", count)) => format!(
-            "The last {count} tokens of every span of the text are scored, at every length the same tokens; the length is the \
-             context that is read, the scored tokens included."
+            "The last {count} tokens of every span of the text are scored, at every length the same \
+             tokens. The length is the context that is read, including the scored tokens."
         ),
         Some(("sliding", stride)) => format!(
-            "A window of the evaluated length moves over the text by {stride} tokens at a time, and only the {stride} tokens new to it \
-             are scored, so every scored token past the first window has at least the length less {stride} tokens of context. The \
-             scored text is the same at every length; the last window is moved by what is left."
+            "A window of the evaluated length moves over the text by {stride} tokens at a time, and \
+             only the {stride} new tokens are scored. So every scored token past the first window \
+             has at least the length less {stride} tokens of context. The scored text is the same \
+             at every length; the last window moves by the rest."
         ),
         Some(("rolling", length)) => format!(
-            "Documents one by one, every token scored once, in windows of at most {length} tokens: the first begins with the token \
-             that begins texts, or where there is none with the one that ends documents, each later one scores the next {length} tokens behind one of context, and the last of a document \
-             has as much context as there is room for. Bytes and words are those of the documents' text. lm-evaluation-harness \
-             calls it loglikelihood_rolling."
+            "Documents are scored one by one, every token once, in windows of at most {length} \
+             tokens. The first window begins with the token that begins texts, or, where there is \
+             none, with the one that ends documents. Each later window scores the next {length} \
+             tokens after one token of context; the last window of a document has as much context \
+             as fits. Bytes and words are those of the documents' text. lm-evaluation-harness calls \
+             it loglikelihood_rolling."
         ),
-        _ => "As recorded by the run; this report knows no description of it.".into(),
+        _ => "As recorded by the run; this report has no description of it.".into(),
     }
 }
 

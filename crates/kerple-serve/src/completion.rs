@@ -53,25 +53,25 @@ const fn neutral(name: &'static str, values: &'static [&'static str], why: &'sta
 /// What clients may send, and what is not done unless it asks for nothing.
 const NEUTRAL: [Neutral; 20] = [
     neutral("n", &["1"], "it writes one completion per prompt; send the prompt several times, with other seeds"),
-    neutral("best_of", &["1"], "it writes one completion per prompt, so there is none to choose from"),
+    neutral("best_of", &["1"], "it writes one completion per prompt, so there is nothing to choose from"),
     neutral("suffix", &["\"\""], "it adds text only after the prompt"),
-    neutral("logit_bias", &["{}"], "logits are the model's own"),
-    neutral("response_format", &["{\"type\":\"text\"}"], "it does not hold text to a format"),
-    neutral("guided_json", &[], "it does not hold text to a format"),
-    neutral("guided_regex", &[], "it does not hold text to a format"),
-    neutral("guided_choice", &[], "it does not hold text to a format"),
-    neutral("guided_grammar", &[], "it does not hold text to a format"),
-    neutral("tools", &["[]"], "it knows no tools"),
-    neutral("tool_choice", &["\"none\"", "\"auto\""], "it knows no tools"),
-    neutral("min_tokens", &["0"], "a text may end at once; `ignore_eos` lets it go on"),
-    neutral("use_beam_search", &["false"], "it draws token by token"),
-    neutral("length_penalty", &["1"], "it draws token by token"),
-    neutral("include_stop_str_in_output", &["false"], "a text ends before the string"),
+    neutral("logit_bias", &["{}"], "it does not change the model's logits"),
+    neutral("response_format", &["{\"type\":\"text\"}"], "it does not constrain the format of the text"),
+    neutral("guided_json", &[], "it does not constrain the format of the text"),
+    neutral("guided_regex", &[], "it does not constrain the format of the text"),
+    neutral("guided_choice", &[], "it does not constrain the format of the text"),
+    neutral("guided_grammar", &[], "it does not constrain the format of the text"),
+    neutral("tools", &["[]"], "it does not support tools"),
+    neutral("tool_choice", &["\"none\"", "\"auto\""], "it does not support tools"),
+    neutral("min_tokens", &["0"], "a completion may end at once; set `ignore_eos` to continue past the end"),
+    neutral("use_beam_search", &["false"], "it samples token by token"),
+    neutral("length_penalty", &["1"], "it samples token by token"),
+    neutral("include_stop_str_in_output", &["false"], "a completion ends before the stop string"),
     neutral("skip_special_tokens", &["true"], "special tokens have no text"),
     neutral("spaces_between_special_tokens", &["true"], "special tokens have no text"),
-    neutral("add_special_tokens", &["false"], "it takes the prompt as it is; begin it with the tokens it needs"),
-    neutral("truncate_prompt_tokens", &[], "it takes the prompt as it is; send the part of it that counts"),
-    neutral("prompt_logprobs", &[], "`echo` and `logprobs` tell those of the prompt"),
+    neutral("add_special_tokens", &["false"], "it takes the prompt as is; start it with the tokens it needs"),
+    neutral("truncate_prompt_tokens", &[], "it takes the prompt as is; send only the part that counts"),
+    neutral("prompt_logprobs", &[], "use `echo` with `logprobs` for those of the prompt"),
 ];
 
 impl Completion {
@@ -120,8 +120,9 @@ impl Completion {
         // the last token drawn takes no position of its own
         if longest.saturating_add(self.count.saturating_sub(1)) > len {
             let message = format!(
-                "a prompt of {longest} tokens and a completion of up to {} are more than the {len} tokens that this server \
-                 takes; send less, or start it with a larger --max-len where the model is defined for more",
+                "a prompt of {longest} tokens and a completion of up to {} exceed the {len} tokens \
+                 that this server allows; send less, or restart the server with a larger --max-len \
+                 if the model supports it",
                 self.count
             );
             return Err(Failure::bad("prompt", message));
@@ -133,8 +134,8 @@ impl Completion {
         let most = FEWEST_ENTRIES.max((len + 1).saturating_mul(MOST_LOGPROBS + 1));
         if entries > most {
             let message = format!(
-                "the answer would hold {entries} log-probabilities, at most {most} are told at once; send fewer prompts, or \
-                 ask for fewer alternatives"
+                "the answer would contain {entries} log-probabilities; at most {most} are allowed; \
+                 send fewer prompts, or ask for fewer alternatives"
             );
             return Err(Failure::bad("logprobs", message));
         }
@@ -181,7 +182,7 @@ fn usage(raw: Option<&RawValue>, stream: bool) -> Outcome<bool> {
     if !stream {
         return Err(Failure::bad(
             "stream_options",
-            "`stream_options` is for streams: send `stream` as true, or leave it out",
+            "`stream_options` needs `stream` set to true; set it, or leave `stream_options` out",
         ));
     }
     let absent = Options { include_usage: None };
@@ -201,7 +202,7 @@ fn stops(raw: Option<&RawValue>) -> Outcome<Vec<String>> {
         false => (vec![list::read(raw.get(), text).map_err(wrong)?], 1),
     };
     if count > most || texts.iter().any(|Text(stop)| stop.len() > longest) {
-        return Err(Failure::bad("stop", format!("`stop` may hold up to {most} strings of up to {longest} bytes")));
+        return Err(Failure::bad("stop", format!("`stop` may have up to {most} strings of up to {longest} bytes")));
     }
     Ok(texts.into_iter().map(|Text(stop)| stop.into_owned()).filter(|stop| !stop.is_empty()).collect())
 }

@@ -197,7 +197,10 @@ async fn answer(
 ) -> Response {
     let mut request = request.map(|body| Body::new(Lingering::new(body)));
     if is_full && request.uri().path() != "/health" {
-        let busy = Failure::of(StatusCode::SERVICE_UNAVAILABLE, "as many connections are open as this server takes");
+        let busy = Failure::of(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the server has reached its limit of open connections; try again later",
+        );
         return ([(header::CONNECTION, "close")], busy).into_response();
     }
     connection.enter(Phase::Answering);

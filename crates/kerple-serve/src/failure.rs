@@ -26,7 +26,7 @@ impl Failure {
 
     /// A model of another name.
     pub(crate) fn no_model(asked: &str, name: &str) -> Failure {
-        let message = format!("there is no model `{}` here, it is called `{name}`", shortened(asked));
+        let message = format!("unknown model `{}`; this server has `{name}`", shortened(asked));
         let code = Some("model_not_found");
         Failure { param: Some("model".to_owned()), code, ..Failure::of(StatusCode::NOT_FOUND, message) }
     }

@@ -47,7 +47,7 @@ impl Hosts {
 
     fn refused(&self, what: &str, name: &str) -> Failure {
         let message = format!(
-            "{what} `{}` is not this server: it answers to localhost, to its address and to names that --allow-host gives",
+            "{what} `{}` is not allowed; use localhost, the server's address, or a name given with --allow-host",
             shortened(name)
         );
         Failure::of(StatusCode::FORBIDDEN, message)

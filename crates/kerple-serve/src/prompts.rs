@@ -26,7 +26,9 @@ const EXPECTED: &str = "a string, a list of strings, a list of token ids, or a l
 
 /// A string, strings, token ids, or lists of token ids.
 pub(crate) fn read(raw: Option<&RawValue>, shared: &Shared) -> Outcome<Vec<Prompt>> {
-    let Some(raw) = raw else { return Err(Failure::bad("prompt", format!("`prompt` is missing, it is {EXPECTED}"))) };
+    let Some(raw) = raw else {
+        return Err(Failure::bad("prompt", format!("`prompt` is missing; it must be {EXPECTED}")));
+    };
     let wrong = |_| raw::wrong("prompt", raw, EXPECTED);
     let (len, queue) = (shared.limits.len, shared.limits.queue);
     let ids = UpTo(len, PhantomData::<u32>);
@@ -53,7 +55,7 @@ pub(crate) fn read(raw: Option<&RawValue>, shared: &Shared) -> Outcome<Vec<Promp
 fn check_count<T>(prompts: &List<T>, queue: usize) -> Outcome<()> {
     match prompts.count {
         count if count > queue => {
-            Err(Failure::bad("prompt", format!("{count} prompts were sent, at most {queue} are taken at once")))
+            Err(Failure::bad("prompt", format!("{count} prompts are too many; at most {queue} are allowed at once")))
         }
         _ => Ok(()),
     }
@@ -63,7 +65,7 @@ fn of_text(Text(written): Text, shared: &Shared) -> Outcome<Prompt> {
     let (len, longest) = (shared.limits.len, shared.names.longest());
     if written.len() > len.saturating_mul(longest) {
         let message = format!(
-            "a prompt of {} bytes is more than the {len} tokens that this server takes, of up to {longest} bytes each",
+            "a prompt of {} bytes exceeds the {len} tokens that this server allows, of up to {longest} bytes each",
             written.len()
         );
         return Err(Failure::bad("prompt", message));
@@ -82,19 +84,19 @@ fn of_tokens(List { kept, count }: List<u32>, shared: &Shared) -> Outcome<Prompt
         return Err(empty());
     }
     if count > len {
-        let message = format!("a prompt of {count} tokens is more than the {len} tokens that this server takes");
+        let message = format!("a prompt of {count} tokens exceeds the {len} tokens that this server allows");
         return Err(Failure::bad("prompt", message));
     }
     match kept.iter().find(|id| **id as usize >= vocab) {
         Some(id) => {
-            Err(Failure::bad("prompt", format!("there is no token {id}, the model has {vocab}, counted from 0")))
+            Err(Failure::bad("prompt", format!("token {id} is out of range; the model has {vocab}, counted from 0")))
         }
         None => Ok(Prompt { tokens: kept, text: None }),
     }
 }
 
 fn empty() -> Failure {
-    Failure::bad("prompt", "a prompt is empty: begin with the token that ends a document, see /tokenizer_info")
+    Failure::bad("prompt", "a prompt is empty; start it with the token that ends a document, see /tokenizer_info")
 }
 
 impl Shared {

@@ -29,8 +29,7 @@ impl<'b> Keys<'b> {
     /// The keys of a body that is a JSON object.
     pub(crate) fn of(body: &'b [u8]) -> Outcome<Keys<'b>> {
         serde_json::from_slice(body).map_err(|error| {
-            let message =
-                format!("the body is not the JSON object that is expected: {}", shortened(&error.to_string()));
+            let message = format!("the body must be a JSON object: {}", shortened(&error.to_string()));
             Failure::of(StatusCode::BAD_REQUEST, message)
         })
     }
@@ -50,7 +49,7 @@ impl<'b> Keys<'b> {
             }
             let Some(known) = neutral.iter().find(|known| known.name == key) else {
                 let key = shortened(&key);
-                let message = format!("`{key}` is not a parameter of this server, which takes {taken}; leave it out");
+                let message = format!("unknown parameter `{key}`; leave it out, or use {taken}");
                 return Err(Failure::bad(key, message));
             };
             if !known.values.iter().any(|neutral| is_same(value.get(), neutral)) {
@@ -58,7 +57,7 @@ impl<'b> Keys<'b> {
                 let written = shortened(value.get());
                 let only = if values.is_empty() { "" } else { &format!(", or send {}", values.join(" or ")) };
                 let message =
-                    format!("`{name}` is {written}, which this server does not do: {why}; leave it out{only}");
+                    format!("`{name}` is {written}, which this server does not support: {why}; leave it out{only}");
                 return Err(Failure::bad(*name, message));
             }
         }
@@ -95,10 +94,10 @@ impl<'de> Deserialize<'de> for Keys<'de> {
                 let mut keys: Vec<(Cow<'de, str>, &'de RawValue)> = Vec::new();
                 while let Some((Key(key), value)) = map.next_entry()? {
                     if keys.iter().any(|(earlier, _)| *earlier == key) {
-                        return Err(de::Error::custom(format!("`{}` is there twice", shortened(&key))));
+                        return Err(de::Error::custom(format!("`{}` occurs twice", shortened(&key))));
                     }
                     if keys.len() == MOST_KEYS {
-                        return Err(de::Error::custom(format!("it has more than {MOST_KEYS} keys")));
+                        return Err(de::Error::custom(format!("the object has more than {MOST_KEYS} keys")));
                     }
                     keys.push((key, value));
                 }
@@ -137,5 +136,5 @@ pub(crate) fn within<'b, T: Deserialize<'b> + PartialOrd + Copy>(
 
 /// A value that is not what it must be.
 pub(crate) fn wrong(param: &'static str, raw: &RawValue, expected: &str) -> Failure {
-    Failure::bad(param, format!("`{param}` is {}, it must be {expected}", shortened(raw.get())))
+    Failure::bad(param, format!("`{param}` is {}; it must be {expected}", shortened(raw.get())))
 }

@@ -118,7 +118,7 @@ async fn of_this_host(State(state): State<Handle>, request: Request, next: Next)
 }
 
 fn elsewhere(request: &Request) -> String {
-    format!("there is no {} {} here, see /v1/models and /v1/completions", request.method(), request.uri().path())
+    format!("unknown route {} {}; see /v1/models and /v1/completions", request.method(), request.uri().path())
 }
 
 /// The page loads nothing from elsewhere, and may not.
@@ -202,7 +202,8 @@ async fn read<T: Send + 'static>(
 ) -> Outcome<T> {
     let crate::Limits { body, seconds, .. } = state.shared.limits;
     let connection = request.extensions().get::<Connection>().cloned();
-    let too_long = || Failure::of(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {body} bytes"));
+    let too_long =
+        || Failure::of(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {body} bytes, the limit"));
     // a length that is declared need not come first
     if request.body().size_hint().lower() > body as u64 {
         return Err(too_long());
@@ -213,14 +214,14 @@ async fn read<T: Send + 'static>(
     let place = match request.body().size_hint().upper() {
         Some(size) if size <= LONG_BODY => None,
         _ => Some(tokio::time::timeout(most, state.bodies.clone().acquire_owned()).await.map_err(|_| {
-            let message = "as many long bodies are being read as this server takes; ask again later";
+            let message = "the server is reading its limit of long bodies; try again later";
             Failure::of(StatusCode::SERVICE_UNAVAILABLE, message)
         })?),
     };
     let bytes = tokio::time::timeout(most, Bytes::from_request(request, &())).await;
     enter(Phase::Answering);
     let bytes = bytes.map_err(|_| {
-        Failure::of(StatusCode::REQUEST_TIMEOUT, format!("the body did not come within {seconds} seconds"))
+        Failure::of(StatusCode::REQUEST_TIMEOUT, format!("the body did not arrive within {seconds} seconds"))
     })?;
     let bytes = bytes.map_err(|refusal| match refusal.status() {
         StatusCode::PAYLOAD_TOO_LARGE => too_long(),
@@ -259,7 +260,9 @@ fn submit(state: &Handle, request: Completion) -> Outcome<channel::UnboundedRece
     let count = request.prompts.len();
     let places = state.places.clone().try_acquire_many_owned(count as u32).map_err(|_| {
         let Limits { waiting, most } = Limits::of(state);
-        let message = format!("{waiting} of {most} places in the queue are taken, {count} are needed; ask again later");
+        let message = format!(
+            "{waiting} of {most} places in the queue are taken, and the request needs {count}; try again later"
+        );
         Failure::of(StatusCode::TOO_MANY_REQUESTS, message)
     })?;
     let (to, told) = channel::unbounded_channel();
@@ -273,7 +276,7 @@ fn submit(state: &Handle, request: Completion) -> Outcome<channel::UnboundedRece
 }
 
 fn ended() -> Failure {
-    Failure::of(StatusCode::INTERNAL_SERVER_ERROR, "the model has stopped working, the server has to be started again")
+    Failure::of(StatusCode::INTERNAL_SERVER_ERROR, "the model has stopped working; restart the server")
 }
 
 /// Waits for all texts, in the order of the prompts.

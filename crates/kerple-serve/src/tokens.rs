@@ -54,7 +54,7 @@ pub(crate) struct Tokens {
 const NEUTRAL: [Neutral; 1] = [Neutral {
     name: "add_special_tokens",
     values: &["false"],
-    why: "names of special tokens in the text stand for those, and nothing is added",
+    why: "names of special tokens in the text encode those tokens, and nothing is added",
 }];
 
 /// Text, or bytes, to tokens. Names of special tokens in the text stand for those.
@@ -75,12 +75,12 @@ pub(crate) fn tokenize(body: &[u8], shared: &Shared) -> Outcome<Tokens> {
             if let (Ok(tokens), Err(_)) = (&tokens, std::str::from_utf8(&bytes))
                 && shared.names.bytes(&shared.tokenizer, tokens) != bytes
             {
-                let message = "the tokenizer has no tokens for these bytes that give them back; send token ids";
+                let message = "no tokens of the tokenizer decode to exactly these bytes; send token ids";
                 return Err(Failure::bad("bytes", message));
             }
             ("bytes", tokens)
         }
-        (Some(_), Some(_)) => return Err(Failure::bad("bytes", "`prompt` and `bytes` are two texts; send one")),
+        (Some(_), Some(_)) => return Err(Failure::bad("bytes", "`prompt` and `bytes` exclude each other; send one")),
         (None, None) => return Err(missing("prompt")),
     };
     let tokens = tokens.map_err(|error| Failure::bad(param, format!("{error}; {}", error.hint())))?;
@@ -104,7 +104,7 @@ pub(crate) fn detokenize(body: &[u8], shared: &Shared) -> Outcome<Detokenized> {
     let tokens: Vec<u32> = raw::value("tokens", Some(tokens), Vec::new(), "a list of token ids")?;
     let vocab = shared.plan.facts.vocab_size;
     if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-        let message = format!("there is no token {id}, the tokenizer has {vocab}, counted from 0");
+        let message = format!("token {id} is out of range; the tokenizer has {vocab}, counted from 0");
         return Err(Failure::bad("tokens", message));
     }
     Ok(match String::from_utf8(shared.names.bytes(&shared.tokenizer, &tokens)) {

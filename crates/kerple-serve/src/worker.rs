@@ -138,7 +138,7 @@ fn draw(one: &mut Writing, shared: &Shared) -> bool {
 fn not_a_number() -> Failure {
     Failure::of(
         StatusCode::INTERNAL_SERVER_ERROR,
-        "the model gives logits that are not numbers; serve an earlier checkpoint",
+        "the model computes NaN or infinite logits; serve an earlier checkpoint",
     )
 }
 

@@ -58,7 +58,9 @@ impl Tile {
         };
         let fits = |tile: &Tile| tile.shared() <= shared && tile.units() <= units;
         let found = sides.into_iter().map(tile).find(fits);
-        found.unwrap_or_else(|| panic!("{shared} bytes of shared memory and {units} units are too few for a tile"))
+        found.unwrap_or_else(|| {
+            panic!("no tile fits: the device offers {shared} bytes of shared memory and {units} units")
+        })
     }
 
     /// The same with products of numbers of this precision, by matrix units where a device has some for them that the tile suits.

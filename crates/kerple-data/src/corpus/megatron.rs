@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const HEADER: usize = 34;
-const HINT: &str = "give the prefix of files written by GPT-NeoX's preprocess_data with --dataset-impl mmap";
+const HINT: &str = "give the prefix of files that GPT-NeoX's preprocess_data wrote with --dataset-impl mmap";
 
 /// An open pair of files.
 pub(crate) struct TokenFiles {
@@ -71,7 +71,10 @@ impl TokenFiles {
             if size < 0 || offset < 0 || end > i128::from(limit) || !(offset as usize).is_multiple_of(width.bytes()) {
                 return Err(damaged(
                     HEADER + 4 * at,
-                    format!("sequence {at} has {size} tokens at byte {offset}, {} has {limit} bytes", bin.display()),
+                    format!(
+                        "sequence {at} has {size} tokens at byte {offset}, which does not fit the {limit} bytes of {}",
+                        bin.display()
+                    ),
                 ));
             }
             let start = offset as usize / width.bytes();
@@ -79,7 +82,10 @@ impl TokenFiles {
         }
         let stated: u128 = found.iter().map(|sequence| sequence.len() as u128).sum();
         if stated > u128::from(limit / width.bytes() as u64) {
-            let message = format!("all sequences have {stated} tokens, {} has {limit} bytes", bin.display());
+            let message = format!(
+                "the sequences have {stated} tokens in total, which do not fit the {limit} bytes of {}",
+                bin.display()
+            );
             return Err(damaged(HEADER, message));
         }
         let left_out = limit / width.bytes() as u64 - stated as u64;
@@ -101,7 +107,7 @@ impl TokenFiles {
         let Self { left_out, tokens, .. } = self;
         let path = tokens.path().display();
         (*left_out > 0)
-            .then(|| format!("{path}: {left_out} of its tokens belong to no sequence of the index, and are left out"))
+            .then(|| format!("{path}: {left_out} of its tokens belong to no sequence of the index and are skipped"))
     }
 
     pub(crate) fn documents(&self) -> usize {
@@ -123,12 +129,13 @@ impl TokenFiles {
             if document.start != last && !document.is_empty() {
                 return Err(Error::refused(
                     format!(
-                        "{}: document {} does not follow its predecessor: it begins at token {}, not {last}",
+                        "{}: document {} does not follow the previous one: it starts at token {}; \
+                         expected token {last}",
                         self.tokens.path().display(),
                         documents.start + index,
                         document.start
                     ),
-                    "copy the tokens into a corpus of their own with `kerple prepare`",
+                    "copy the tokens into a contiguous corpus with `kerple prepare`",
                 ));
             }
             last += document.len();
@@ -154,7 +161,7 @@ impl TokenFiles {
     /// The size of the vocabulary: as stated, or the largest token and one.
     pub(crate) fn vocab_size(&self, largest: u32, stated: Option<usize>) -> Result<usize> {
         if self.documents.iter().all(Range::is_empty) {
-            return Err(Error::damaged(self.tokens.path(), "there are no tokens", HINT));
+            return Err(Error::damaged(self.tokens.path(), "the file contains 0 tokens; expected at least 1", HINT));
         }
         let limit = stated.unwrap_or(LARGEST_VOCABULARY);
         if (largest as usize) < limit && !(self.signed && largest > i32::MAX as u32) {
@@ -169,16 +176,23 @@ impl TokenFiles {
             if self.document(index).contains(token)? {
                 let place = format!(", document {index}");
                 let (message, hint) = match self.signed && token > i32::MAX as u32 {
-                    true => (format!("token {} is negative", token as i32), HINT),
+                    true => (format!("token {} is negative; expected 0 or more", token as i32), HINT),
                     false => (
-                        format!("token {token}, the vocabulary ends at {}", vocab_size as i128 - 1),
-                        "state the vocabulary size of the tokenizer the tokens were made with",
+                        format!(
+                            "token {token} is out of range; the largest id of the vocabulary is {}",
+                            vocab_size as i128 - 1
+                        ),
+                        "state the vocabulary size of the tokenizer that produced the tokens",
                     ),
                 };
                 return Err(Error::damaged_at(self.tokens.path(), place, message, hint));
             }
         }
-        Err(Error::damaged(self.tokens.path(), "it changed while it was read", "leave it alone while it is in use"))
+        Err(Error::damaged(
+            self.tokens.path(),
+            "the file changed during reading",
+            "do not write to the file while kerple reads it",
+        ))
     }
 }
 
@@ -195,16 +209,16 @@ struct Header {
 fn joined(sequences: &[Range<usize>], bounds: &[i64]) -> std::result::Result<Vec<Range<usize>>, (usize, String)> {
     let count = sequences.len();
     let Some((first, rest)) = bounds.split_first() else {
-        return Err((0, format!("there are no bounds of documents, and {count} sequences")));
+        return Err((0, format!("the index has {count} sequences but 0 document bounds")));
     };
     if *first != 0 {
-        return Err((0, format!("document bound 0 is {first}, it must be 0")));
+        return Err((0, format!("document bound 0 is {first}; expected 0")));
     }
     let (mut documents, mut before, mut at) = (Vec::with_capacity(rest.len()), 0, 0);
     for (number, bound) in (1..).zip(rest) {
         let Some(end) = usize::try_from(*bound).ok().filter(|end| (before..=count).contains(end)) else {
-            let limits = format!("{before}, the bound before it, to {count}, the number of sequences");
-            return Err((number, format!("document bound {number} is {bound}, it must be in {limits}")));
+            let limits = format!("between {before}, the previous bound, and {count}, the number of sequences");
+            return Err((number, format!("document bound {number} is {bound}; it must be {limits}")));
         };
         let filled = || sequences[before..end].iter().zip(before..).filter(|(sequence, _)| !sequence.is_empty());
         let start = filled().next().map_or(at, |(sequence, _)| sequence.start);
@@ -212,7 +226,8 @@ fn joined(sequences: &[Range<usize>], bounds: &[i64]) -> std::result::Result<Vec
         for (sequence, place) in filled() {
             if sequence.start != at {
                 let message = format!(
-                    "sequence {place} of document {} begins at token {}, the one before it ends at {at}",
+                    "sequence {place} of document {} starts at token {}; expected {at}, where the \
+                     previous sequence ends",
                     number - 1,
                     sequence.start
                 );
@@ -229,7 +244,7 @@ fn joined(sequences: &[Range<usize>], bounds: &[i64]) -> std::result::Result<Vec
             let last = bounds.len() - 1;
             Err((
                 last,
-                format!("document bound {last}, the last, is {before}, it must be {count}, the number of sequences"),
+                format!("document bound {last}, the last one, is {before}; expected {count}, the number of sequences"),
             ))
         }
     }
@@ -238,21 +253,21 @@ fn joined(sequences: &[Range<usize>], bounds: &[i64]) -> std::result::Result<Vec
 /// The header of an index of `size` bytes; or the byte at fault and why.
 fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<Header, (usize, String)> {
     let Some(header) = bytes.first_chunk::<HEADER>() else {
-        return Err((bytes.len(), format!("the file has {size} bytes, its header alone has {HEADER}")));
+        return Err((bytes.len(), format!("the file has {size} bytes; the header alone needs {HEADER}")));
     };
     if &header[..9] != MAGIC {
-        return Err((0, format!("the file begins with `{}`, not `MMIDIDX`", header[..9].escape_ascii())));
+        return Err((0, format!("the file starts with `{}`; expected `MMIDIDX`", header[..9].escape_ascii())));
     }
     let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
     if number(9) != 1 {
-        return Err((9, format!("the format's version is {}, this program reads 1", number(9))));
+        return Err((9, format!("the format has version {}; kerple reads version 1", number(9))));
     }
     let (width, signed) = match header[17] {
         1 => (Width::U8, false),
         4 => (Width::U32, true),
         8 => (Width::U16, false),
         other => {
-            return Err((17, format!("tokens are of type {other}, this program reads 1 (u8), 4 (i32) and 8 (u16)")));
+            return Err((17, format!("the token type is {other}; kerple reads 1 (u8), 4 (i32) and 8 (u16)")));
         }
     };
     let (sequences, bounds) = (number(18), number(26));
@@ -260,9 +275,7 @@ fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<Header, (usize, 
     if u128::from(size) < expected {
         return Err((
             18,
-            format!(
-                "{sequences} sequences and {bounds} bounds of documents need {expected} bytes, the file has {size}"
-            ),
+            format!("{sequences} sequences and {bounds} document bounds need {expected} bytes; the file has {size}"),
         ));
     }
     Ok(Header { width, signed, sequences: sequences as usize, bounds: bounds as usize })

@@ -153,23 +153,23 @@ impl Header {
     fn parse(bytes: &[u8], size: u64) -> std::result::Result<Header, String> {
         if !bytes.starts_with(MAGIC) && !bytes.is_empty() {
             let start = &bytes[..bytes.len().min(8)];
-            return Err(format!("this is not a token shard: it begins with `{}`", start.escape_ascii()));
+            return Err(format!("the file is not a token shard: it starts with `{}`", start.escape_ascii()));
         }
         let small = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let large = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         if bytes.len() >= 12 && small(8) < VERSION {
-            return Err(format!("an older version of this program prepared it: format {}, not {VERSION}", small(8)));
+            return Err(format!("the file has format {}, of an older version of kerple; expected {VERSION}", small(8)));
         }
         if bytes.len() >= 12 && small(8) > VERSION {
-            return Err(format!("the format's version is {}, this program reads {VERSION}", small(8)));
+            return Err(format!("the file has format {}; kerple reads {VERSION}", small(8)));
         }
         if bytes.len() < HEADER {
-            return Err(format!("the file has {size} bytes, its header alone has {HEADER}"));
+            return Err(format!("the file has {size} bytes; the header alone needs {HEADER}"));
         }
         if large(64) != XxHash3_64::oneshot(&bytes[..64]) {
             return Err("the header is damaged: its checksum does not match".to_owned());
         }
-        let width = Width::from_bytes(small(12)).ok_or_else(|| format!("tokens of {} bytes", small(12)))?;
+        let width = Width::from_bytes(small(12)).ok_or_else(|| format!("tokens have {} bytes", small(12)))?;
         let split = Split::ALL.get(small(60) as usize).ok_or_else(|| format!("split number {}", small(60)))?;
         let checksum = u128::from(large(32)) | u128::from(large(40)) << 64;
         let stored = Stored { checksum, table: large(48) };
@@ -191,24 +191,27 @@ pub(super) fn open(path: &Path, split: Split, vocab_size: usize) -> Result<(Toke
     let header = Header::parse(&start, file.len()).map_err(damaged)?;
     if header.split != split {
         let (found, expected) = (header.split.name(), split.name());
-        return Err(damaged(format!("it holds the {found} split, not the {expected} split")));
+        return Err(damaged(format!("the file contains the {found} split; expected the {expected} split")));
     }
     let expected = HEADER as u128 + header.token_bytes() + u128::from(header.documents) * 8;
     if u128::from(file.len()) != expected {
-        return Err(damaged(format!("the file has {} bytes, its header says {expected}", file.len())));
+        return Err(damaged(format!("the file has {} bytes; its header states {expected}", file.len())));
     }
     if header.tokens > 0 && header.largest as usize >= vocab_size {
         let limit = vocab_size as i128 - 1;
-        return Err(damaged(format!("it holds token {}, the vocabulary ends at {limit}", header.largest)));
+        return Err(damaged(format!(
+            "token {} is out of range; the largest id of the vocabulary is {limit}",
+            header.largest
+        )));
     }
     let tail = file.read(HEADER as u64 + header.tokens * header.width.bytes() as u64..file.len())?;
     if XxHash3_64::oneshot(&tail) != header.stored.table {
-        return Err(damaged("the table of documents is damaged: its checksum does not match".to_owned()));
+        return Err(damaged("the document table is damaged: its checksum does not match".to_owned()));
     }
     let table = &tail[tail.len() - header.documents as usize * 8..];
     let ends: Vec<u64> = table.as_chunks::<8>().0.iter().map(|end| u64::from_le_bytes(*end)).collect();
     if !ends.is_sorted() || ends.last().copied().unwrap_or(0) != header.tokens {
-        return Err(damaged("the table of documents is damaged: it does not end with the last token".to_owned()));
+        return Err(damaged("the document table is damaged: it does not end at the last token".to_owned()));
     }
     let tokens = Tokens::new(Arc::new(file), HEADER as u64, header.width, ends, vocab_size);
     Ok((tokens, header))
@@ -224,10 +227,14 @@ pub(super) fn verify(tokens: &Tokens, header: &Header) -> Result<()> {
     let (checksum, largest) = survey(tokens)?;
     let damaged = |message: String| Error::damaged(tokens.path(), message, AGAIN);
     if checksum != header.stored.checksum {
-        return Err(damaged(format!("checksum {}, the header says {}", hex(checksum), hex(header.stored.checksum))));
+        return Err(damaged(format!(
+            "the checksum is {}, but the header states {}",
+            hex(checksum),
+            hex(header.stored.checksum)
+        )));
     }
     if largest != header.largest {
-        return Err(damaged(format!("the largest token is {largest}, the header says {}", header.largest)));
+        return Err(damaged(format!("the largest token is {largest}, but the header states {}", header.largest)));
     }
     Ok(())
 }

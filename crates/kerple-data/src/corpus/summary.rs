@@ -171,12 +171,13 @@ impl Summary {
 
     pub(crate) fn read(folder: &Path) -> Result<Summary> {
         let file = folder.join(META);
-        let none = || format!("{}: this is not a prepared corpus, it has no {META}", folder.display());
+        let none = || format!("{}: not a prepared corpus: {META} is missing", folder.display());
         let text = read_text(&file, LONGEST, AGAIN).map_err(|error| match error {
             Error::Io { source, .. } if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
                 Error::refused(
                     none(),
-                    "make one with `kerple prepare --input PATH --out DIR`, or give the prefix of .bin and .idx files",
+                    "run `kerple prepare --input PATH --out DIR` to make one, or give the prefix of \
+                     .bin and .idx files",
                 )
             }
             other => other,
@@ -186,21 +187,17 @@ impl Summary {
         match value["format"].as_u64() {
             Some(FORMAT) => {}
             Some(newer) if newer > FORMAT => {
-                let message = format!("its format is {newer}, this program reads {FORMAT}");
-                return Err(Error::damaged(
-                    &file,
-                    message,
-                    "a newer version of this program prepared it: use that one",
-                ));
+                let message = format!("the format is {newer}; kerple reads {FORMAT}");
+                return Err(Error::damaged(&file, message, "use the newer version of kerple that prepared the corpus"));
             }
             None if value["kerple_version"].is_null() => {
-                return Err(damaged("this is no description of a corpus".into()));
+                return Err(damaged("the file does not describe a corpus".into()));
             }
-            _ => return Err(damaged("an older version of this program prepared the corpus".to_owned())),
+            _ => return Err(damaged("an older version of kerple prepared the corpus".to_owned())),
         }
         let summary: Summary = serde_json::from_value(value).map_err(|error| damaged(error.to_string()))?;
         if summary.own_checksum() != summary.checksum {
-            return Err(damaged("it was changed after it was made: its checksum does not match".to_owned()));
+            return Err(damaged("the file was edited: its checksum does not match".to_owned()));
         }
         Ok(summary)
     }
@@ -235,7 +232,7 @@ impl fmt::Display for Summary {
             (self.passed_over, "prepared corpora among the inputs"),
         ];
         for (count, what) in left_out.into_iter().filter(|(count, _)| *count > 0) {
-            write!(out, "\nleft out {count} {what}")?;
+            write!(out, "\nskipped {count} {what}")?;
         }
         for damaged in self.damaged.iter().chain(&self.skipped) {
             write!(out, "\n  {damaged}")?;

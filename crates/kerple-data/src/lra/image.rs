@@ -35,8 +35,9 @@ impl Default for Image {
 
 impl Image {
     pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
-        let hint = "give a folder of CIFAR-10's binary files (data_batch_1.bin ...) or of IDX files (train-images-idx3-ubyte.gz ...)";
-        let path = path.ok_or_else(|| Error::refused("lra_image: there is no data.path", hint))?;
+        let hint = "set `data.path` to a folder of CIFAR-10's binary files (data_batch_1.bin ...) \
+                    or of IDX files (train-images-idx3-ubyte.gz ...)";
+        let path = path.ok_or_else(|| Error::refused("lra_image needs `data.path`", hint))?;
         super::check_classes(self.classes)?;
         // the largest is read in a moment
         check_stop(stop)?;
@@ -60,13 +61,16 @@ fn cifar(folder: &Path, hint: &str) -> Result<(Sequences, Sequences)> {
         let bytes = store::read(&file, compression, LONGEST_FILE)?;
         let (records, rest) = bytes.as_chunks::<RECORD>();
         if !rest.is_empty() {
-            let message = format!("it has {} bytes, which are no whole number of images of {RECORD}", bytes.len());
-            return Err(Error::damaged(&file, message, "fetch the file again"));
+            let message = format!(
+                "the file has {} bytes, which is not a multiple of {RECORD}, the size of an image",
+                bytes.len()
+            );
+            return Err(Error::damaged(&file, message, "download the file again"));
         }
         for [label, colours @ ..] in records {
             let image = (0..PIXELS).map(|at| grey([0, 1, 2].map(|of| colours[of * PIXELS + at])));
             let pushed = sets[set].push(image, u32::from(*label));
-            pushed.map_err(|message| Error::damaged(&file, message, "fetch the file again"))?;
+            pushed.map_err(|message| Error::damaged(&file, message, "download the file again"))?;
         }
     }
     let [train, test] = sets;
@@ -87,8 +91,8 @@ fn idx_pair(folder: &Path, name: &str, hint: &str) -> Result<Sequences> {
     let ([count, rows, columns], pixels) = shape::<3>(&images.0, &store::read(&images.0, images.1, LONGEST_FILE)?)?;
     let ([labelled], label) = shape::<1>(&labels.0, &store::read(&labels.0, labels.1, LONGEST_FILE)?)?;
     if labelled != count {
-        let message = format!("it has {labelled} labels, {} has {count} images", images.0.display());
-        return Err(Error::damaged(&labels.0, message, "the two files belong to different sets"));
+        let message = format!("the file has {labelled} labels, but {} has {count} images", images.0.display());
+        return Err(Error::damaged(&labels.0, message, "use two files of the same dataset"));
     }
     let mut found = Sequences::default();
     for (image, label) in pixels.chunks_exact((rows * columns).max(1)).zip(label) {
@@ -100,13 +104,17 @@ fn idx_pair(folder: &Path, name: &str, hint: &str) -> Result<Sequences> {
 
 /// The sizes and the values of an IDX file of bytes with `N` axes.
 fn shape<const N: usize>(path: &Path, bytes: &[u8]) -> Result<([usize; N], Vec<u8>)> {
-    let hint = "give an IDX file of bytes, or fetch it again";
+    let hint = "give an IDX file of bytes, or download it again";
     let bad = |message: String| Error::damaged(path, message, hint);
-    let (header, values) =
-        bytes.split_at_checked(4 + 4 * N).ok_or_else(|| bad(format!("it has {} bytes, no header", bytes.len())))?;
+    let (header, values) = bytes
+        .split_at_checked(4 + 4 * N)
+        .ok_or_else(|| bad(format!("the file has {} bytes, too few for a header", bytes.len())))?;
     let magic = [0, 0, 8, N as u8];
     if header[..4] != magic {
-        return Err(bad(format!("it begins with {:02x?}, an IDX file of {N} axes with {magic:02x?}", &header[..4])));
+        return Err(bad(format!(
+            "the file starts with {:02x?}; an IDX file with {N} axes starts with {magic:02x?}",
+            &header[..4]
+        )));
     }
     let mut sizes = [0; N];
     for (size, bytes) in sizes.iter_mut().zip(header[4..].as_chunks().0) {
@@ -114,7 +122,7 @@ fn shape<const N: usize>(path: &Path, bytes: &[u8]) -> Result<([usize; N], Vec<u
     }
     let expected = sizes.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
     if expected != Some(values.len()) {
-        return Err(bad(format!("it says {sizes:?} and has {} values", values.len())));
+        return Err(bad(format!("the header states the sizes {sizes:?}, but the file has {} values", values.len())));
     }
     Ok((sizes, values.to_vec()))
 }

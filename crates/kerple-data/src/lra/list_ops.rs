@@ -88,7 +88,8 @@ impl ListOps {
                 let files = [&["basic_train.tsv"][..], &["basic_val.tsv"], &["basic_test.tsv"]];
                 let read = |names: &&[&str]| {
                     check_stop(stop)?;
-                    let (file, compression) = store::require(path, names, "give the folder of the published files")?;
+                    let (file, compression) =
+                        store::require(path, names, "set `data.path` to the folder of the published files")?;
                     self.read(&file, &store::read(&file, compression, LONGEST_FILE)?)
                 };
                 let [train, valid, test] = [read(&files[0])?, read(&files[1])?, read(&files[2])?];
@@ -102,20 +103,20 @@ impl ListOps {
         let ListOps { more_than, fewer_than, depth, arguments, .. } = *self;
         if fewer_than < more_than + 2 {
             return refuse(
-                format!("data.task: no expression has more than {more_than} and fewer than {fewer_than} tokens"),
-                "published are more_than = 500 and fewer_than = 2000",
+                format!("data.task: more_than = {more_than} and fewer_than = {fewer_than} leave no length in between"),
+                "the published values are more_than = 500 and fewer_than = 2000",
             );
         }
         if fewer_than > LONGEST {
             return refuse(
-                format!("data.task.fewer_than = {fewer_than} is out of range, it must be at most {LONGEST}"),
-                "published are more_than = 500 and fewer_than = 2000",
+                format!("data.task.fewer_than = {fewer_than} is out of range; it must be at most {LONGEST}"),
+                "the published values are more_than = 500 and fewer_than = 2000",
             );
         }
         if !(2..=1000).contains(&arguments) || !(1..=64).contains(&depth) {
             return refuse(
-                format!("data.task: arguments = {arguments}, depth = {depth} are out of range"),
-                "2 to 1000 arguments and a depth of 1 to 64; published are 10 and 10",
+                format!("data.task: arguments = {arguments} or depth = {depth} is out of range"),
+                "use 2 to 1000 arguments and a depth of 1 to 64; the published values are 10 and 10",
             );
         }
         super::check_counts([self.train, self.valid, self.test])?;
@@ -125,9 +126,10 @@ impl ListOps {
             Ok(_) => Ok(()),
             Err(drawn) => refuse(
                 format!(
-                    "data.task: of {drawn} expressions none has more than {more_than} and fewer than {fewer_than} tokens"
+                    "data.task: of {drawn} expressions, none has more than {more_than} and fewer \
+                     than {fewer_than} tokens"
                 ),
-                "widen the limits, or allow more arguments or depth",
+                "widen the limits, or raise `arguments` or `depth`",
             ),
         }
     }
@@ -182,14 +184,16 @@ impl ListOps {
         for (number, line) in filled_lines(bytes) {
             let bad = |message: String| Error::damaged_at(path, format!(", line {number}"), message, HINT);
             let line = std::str::from_utf8(line)
-                .map_err(|error| bad(format!("byte {} of the line is not UTF-8", error.valid_up_to())))?;
+                .map_err(|error| bad(format!("byte {} of the line is not valid UTF-8", error.valid_up_to())))?;
             if number == 1 && is_header(line) {
                 continue;
             }
-            let (source, target) =
-                line.split_once('\t').ok_or_else(|| bad("there is no tab between expression and answer".to_owned()))?;
+            let (source, target) = line
+                .split_once('\t')
+                .ok_or_else(|| bad("the line has no tab between expression and answer".to_owned()))?;
             let tokens = tokens(source).map_err(bad)?;
-            let label = target.trim().parse::<u32>().map_err(|_| bad(format!("the answer `{target}` is no number")))?;
+            let label =
+                target.trim().parse::<u32>().map_err(|_| bad(format!("the answer `{target}` is not a number")))?;
             found.push(self.shown(&tokens).map(|token| token as u8), label).map_err(bad)?;
         }
         Ok(found)
@@ -207,7 +211,8 @@ fn is_header(line: &str) -> bool {
     line.split('\t').map(str::trim).eq(["Source", "Target"])
 }
 
-const HINT: &str = "the files may begin with a line `Source<tab>Target`, and have an expression and its answer a line";
+const HINT: &str = "give files with one expression and its answer per line, separated by a tab; the \
+                    first line may be `Source<tab>Target`";
 
 /// Draws before it is said that there is no such expression; one in twelve is of the published length.
 const MOST_DRAWS: u64 = 200_000;
@@ -235,8 +240,9 @@ impl Examples for Generated {
 
     fn example(&self, place: Place, length: usize) -> Result<Example> {
         let tokens = self.keys.expression(place, &AtomicBool::new(false))?.map_err(|drawn| {
-            let message = format!("data.task: none of {drawn} expressions was one of the {} split", place.split.name());
-            Error::refused(message, "widen the limits of the length")
+            let message =
+                format!("data.task: of {drawn} expressions, none belongs to the {} split", place.split.name());
+            Error::refused(message, "widen the length limits")
         })?;
         let label = evaluate(&tokens).expect("generated expressions are whole");
         Ok(example(self.keys.shown(&tokens).take(length).collect(), label))
@@ -259,7 +265,7 @@ pub fn tokens(source: &str) -> std::result::Result<Vec<u32>, String> {
         }
         name => match OPERATIONS.iter().position(|known| *known == name) {
             Some(at) => Ok(FIRST_OPERATION + at as u32),
-            None => Err(format!("`{name}` is not a word of ListOps")),
+            None => Err(format!("unknown ListOps word `{name}`")),
         },
     };
     source.split_whitespace().filter(|word| !matches!(*word, "(" | ")")).map(token).collect()
@@ -318,9 +324,9 @@ fn fold<T>(
             CLOSE => match open.pop() {
                 Some((name, arguments)) if !arguments.is_empty() => operation(name, arguments),
                 Some(_) => return Err(format!("the operation that token {at} closes has no arguments")),
-                None => return Err(format!("token {at} closes what was not opened")),
+                None => return Err(format!("token {at} closes an operation that was never opened")),
             },
-            other => return Err(format!("token {at} is {other}, which is none of ListOps")),
+            other => return Err(format!("token {at} is {other}, which is not a ListOps token")),
         };
         match open.last_mut() {
             Some((_, arguments)) => arguments.push(value),
@@ -328,5 +334,5 @@ fn fold<T>(
             None => return Err(format!("the expression ends at token {at} of {}", tokens.len())),
         }
     }
-    Err(format!("{} operations are not closed", open.len()))
+    Err(format!("{} operations are never closed", open.len()))
 }

@@ -55,7 +55,7 @@ impl Retrieval {
         super::check_counts([self.train, self.valid, self.test])?;
         if !(2..=MOST_SUBJECTS).contains(&self.subjects) {
             let message = format!("data.task.subjects = {} is out of range", self.subjects);
-            return Err(Error::refused(message, format!("2 to {MOST_SUBJECTS} subjects")));
+            return Err(Error::refused(message, format!("use 2 to {MOST_SUBJECTS} subjects")));
         }
         match path {
             Some(path) => Ok(Box::new(Files::open(facts, path, stop)?)),
@@ -102,7 +102,7 @@ impl Files {
                     return Err(Error::damaged_at(
                         &path,
                         place,
-                        format!("it has more than {LONGEST_LINE} bytes"),
+                        format!("the line has more than {LONGEST_LINE} bytes"),
                         HINT,
                     ));
                 }
@@ -120,7 +120,7 @@ impl Files {
                 lines.push((start, own.len() as u32));
             }
             match lines.is_empty() {
-                true => Err(Error::damaged(&path, "it holds no pair", HINT)),
+                true => Err(Error::damaged(&path, "the file contains no pair", HINT)),
                 false => Ok(Table { file, lines }),
             }
         };
@@ -130,18 +130,20 @@ impl Files {
     }
 }
 
-const HINT: &str = "a line holds a label, two ids and two texts, separated by tabs";
+const HINT: &str = "give lines with a label, two ids and two texts, separated by tabs";
 
 /// Label and texts of a line.
 fn pair(line: &[u8]) -> std::result::Result<(u32, [&[u8]; 2]), String> {
     let line = without_line_end(line);
     let fields: Vec<&[u8]> = line.splitn(5, |byte| *byte == b'\t').collect();
-    let [label, _, _, first, second] = fields[..] else { return Err(format!("it has {} fields", fields.len())) };
+    let [label, _, _, first, second] = fields[..] else {
+        return Err(format!("the line has {} fields; expected 5", fields.len()));
+    };
     let text = std::str::from_utf8(label).unwrap_or_default();
     match text.trim().parse::<f64>() {
         Ok(0.0) => Ok((0, [first, second])),
         Ok(1.0) => Ok((1, [first, second])),
-        _ => Err(format!("the label is `{}`, it must be 0 or 1", String::from_utf8_lossy(label))),
+        _ => Err(format!("the label is `{}`; it must be 0 or 1", String::from_utf8_lossy(label))),
     }
 }
 
@@ -166,7 +168,7 @@ impl Examples for Files {
         let (at, count) = lines[place.index as usize];
         let line = file.read(at..at + u64::from(count))?;
         let (label, texts) = pair(&line).map_err(|message| {
-            let again = "another program changed the file; leave it alone while it is in use";
+            let again = "another program changed the file; do not write to it while kerple reads it";
             Error::damaged_at(file.path(), format!(", byte {at}"), message, again)
         })?;
         Ok(example(joined(texts, length), label))

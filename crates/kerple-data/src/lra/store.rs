@@ -29,7 +29,7 @@ impl Sequences {
         let before = self.bytes.len();
         self.bytes.extend(bytes);
         if self.bytes.len() == before {
-            return Err("it is empty: there is nothing to tell a class from".to_owned());
+            return Err("the text is empty, so it has no evidence of its class".to_owned());
         }
         self.ends.push(self.bytes.len());
         self.labels.push(label);
@@ -69,8 +69,8 @@ impl Store {
         let mut sum = Checksum::default();
         for (split, sequences) in Split::ALL.into_iter().zip(&splits) {
             if sequences.len() == 0 {
-                let message = format!("there are no sequences to use for {}", split.name());
-                return Err(Error::damaged(path, message, "each of train, valid and test needs at least one"));
+                let message = format!("no sequences are usable for {}", split.name());
+                return Err(Error::damaged(path, message, "each of train, valid and test needs at least one sequence"));
             }
             if let Some(label) = sequences.labels.iter().find(|label| **label as usize >= facts.classes) {
                 return Err(bad_label(path, *label, facts.classes));
@@ -91,8 +91,8 @@ impl Store {
 }
 
 pub(super) fn bad_label(path: &Path, label: u32, classes: usize) -> Error {
-    let message = format!("label {label}, the classes are 0 to {}", classes - 1);
-    Error::damaged(path, message, "say how many classes there are with the key `classes` of data.task")
+    let message = format!("label {label} is out of range; the classes are 0 to {}", classes - 1);
+    Error::damaged(path, message, "set the key `classes` of data.task to the number of classes")
 }
 
 impl Examples for Store {
@@ -143,7 +143,7 @@ pub(super) fn require(folder: &Path, names: &[&str], hint: &str) -> Result<(Path
             return Ok(found);
         }
     }
-    let message = format!("{}: there is no {} in it", folder.display(), names.join(", no "));
+    let message = format!("{}: {} is missing", folder.display(), names.join(" or "));
     Err(Error::refused(message, hint))
 }
 
@@ -154,11 +154,11 @@ pub(super) fn require(folder: &Path, names: &[&str], hint: &str) -> Result<(Path
 pub(super) fn read(path: &Path, compression: Compression, limit: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let input = open(path, compression, Rc::default())?;
-    let again = "the file is cut short, damaged, or not compressed as its name says; fetch it again";
+    let again = "the file is truncated, damaged, or not compressed as its name claims; download it again";
     let read = Read::take(input, limit + 1).read_to_end(&mut bytes);
-    read.map_err(|error| Error::damaged(path, format!("cannot read on: {error}"), again))?;
+    read.map_err(|error| Error::damaged(path, format!("cannot read further: {error}"), again))?;
     match bytes.len() as u64 > limit {
-        true => Err(Error::damaged(path, format!("it holds more than {limit} bytes"), "give the published files")),
+        true => Err(Error::damaged(path, format!("the file has more than {limit} bytes"), "use the published files")),
         false => Ok(bytes),
     }
 }

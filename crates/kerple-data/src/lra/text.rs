@@ -18,8 +18,8 @@ use std::sync::atomic::AtomicBool;
 const LONGEST_FILE: u64 = 1 << 31;
 
 /// IMDb has two splits.
-const VALIDATED_ON_TEST: &str = "these reviews have no validation split: the test split is validated on, as published; \
-                                 nothing may be chosen by that loss";
+const VALIDATED_ON_TEST: &str = "these reviews have no validation split, so the test split serves \
+                                 for validation, as published; do not choose anything by that loss";
 
 /// Keys of `task = { kind = "lra_text" }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,8 +43,9 @@ struct Line {
 
 impl Text {
     pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
-        let hint = "give the folder of IMDb's reviews, or one of train.jsonl, valid.jsonl and test.jsonl";
-        let path = path.ok_or_else(|| Error::refused("lra_text: there is no data.path", hint))?;
+        let hint =
+            "set `data.path` to the folder of IMDb's reviews, or to one with train.jsonl, valid.jsonl and test.jsonl";
+        let path = path.ok_or_else(|| Error::refused("lra_text needs `data.path`", hint))?;
         super::check_classes(self.classes)?;
         let are_reviews = is_folder(&path.join("train").join("pos"))?;
         let splits = if are_reviews {
@@ -72,12 +73,12 @@ fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
         let Line { text, label } = json::parse(line).map_err(|error| {
             let message = error.to_string();
             let cause = message.split(" at line ").next().unwrap_or_default();
-            let hint = "every line is a JSON object with a `text` and a `label`, a number from 0 on";
+            let hint = "every line must be a JSON object with a `text` and a `label`, a number from 0 on";
             Error::damaged_at(path, format!(", line {number}"), cause, hint)
         })?;
         found
             .push(text.bytes(), label)
-            .map_err(|message| Error::damaged_at(path, format!(", line {number}"), message, "take the line out"))?;
+            .map_err(|message| Error::damaged_at(path, format!(", line {number}"), message, "remove the line"))?;
     }
     Ok(found)
 }
@@ -98,7 +99,7 @@ fn reviews(folder: &Path, stop: &AtomicBool) -> Result<Sequences> {
             let review = kerple_files::read(&file).map_err(Error::io(&file, "read"))?;
             found
                 .push(with_line_feeds(without_mark(&review)), label)
-                .map_err(|message| Error::damaged(&file, message, "take the file out"))?;
+                .map_err(|message| Error::damaged(&file, message, "remove the file"))?;
         }
     }
     Ok(found)

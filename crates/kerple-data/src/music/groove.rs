@@ -159,8 +159,8 @@ pub(super) fn of_tracks(tracks: &[Track; TRACKS]) -> Result<Vec<Event>> {
     notes.sort_unstable();
     let end = notes.iter().map(|(note, _)| note.end()).max().unwrap_or(0);
     if end > MOST_BARS * 4 * TICKS {
-        let message = format!("the piece has {} bars, up to {MOST_BARS} are taken", end.div_ceil(4 * TICKS));
-        return Err(Error::refused(message, "cut it into pieces"));
+        let message = format!("the piece has {} bars; at most {MOST_BARS} are allowed", end.div_ceil(4 * TICKS));
+        return Err(Error::refused(message, "split it into shorter pieces"));
     }
     let mut timed = Vec::with_capacity(2 * notes.len());
     for (note, track) in notes {

@@ -45,9 +45,9 @@ impl Piece {
     /// A file that cannot be read, is too long, or is not MIDI.
     pub fn read(path: &Path) -> crate::error::Result<Piece> {
         let file = Bytes::open(path)?;
-        let hint = "give a standard MIDI file (.mid), or write it again with the program that made it";
+        let hint = "give a standard MIDI file (.mid), or export it again from the program that wrote it";
         if file.len() > LONGEST_FILE {
-            let message = format!("it has {} bytes, MIDI files are read up to {LONGEST_FILE}", file.len());
+            let message = format!("the file has {} bytes; at most {LONGEST_FILE} are allowed", file.len());
             return Err(Error::damaged(path, message, hint));
         }
         let piece = Piece::from_midi(&file.read(0..file.len())?);
@@ -72,7 +72,7 @@ fn words(text: &[u8]) -> String {
 fn assemble(piece: &Piece) -> Found<Vec<u8>> {
     let resolution = u16::try_from(piece.resolution).ok().and_then(u15::try_from).filter(|ticks| ticks.as_int() > 0);
     let resolution = resolution
-        .ok_or_else(|| format!("{} ticks a beat cannot be written as MIDI, at most 32767 can", piece.resolution))?;
+        .ok_or_else(|| format!("{} ticks per beat are out of range; MIDI allows at most 32767", piece.resolution))?;
     let mut smf = Smf::new(Header::new(Format::Parallel, Timing::Metrical(resolution)));
     smf.tracks.push(score(piece)?);
     // tracks that share a channel are on ports of their own: a program belongs to a channel
@@ -88,7 +88,7 @@ fn assemble(piece: &Piece) -> Found<Vec<u8>> {
         smf.tracks.push(instrument(track, channel, port)?);
     }
     let mut bytes = Vec::new();
-    smf.write(&mut bytes).map_err(|error| format!("it cannot be written as MIDI: {error:?}"))?;
+    smf.write(&mut bytes).map_err(|error| format!("the piece cannot be written as MIDI: {error:?}"))?;
     Ok(bytes)
 }
 
@@ -101,7 +101,7 @@ fn score(piece: &Piece) -> Found<Vec<TrackEvent<'_>>> {
     for Tempo { start, beats_per_minute } in &piece.tempos {
         let micros = (MINUTE / beats_per_minute).round();
         if !(1.0..16_777_216.0).contains(&micros) {
-            return Err(format!("a tempo of {beats_per_minute} beats a minute cannot be written as MIDI"));
+            return Err(format!("a tempo of {beats_per_minute} beats per minute is out of range for MIDI"));
         }
         events.push((*start, 1, TrackEventKind::Meta(MetaMessage::Tempo(u24::new(micros as u32)))));
     }
@@ -113,11 +113,11 @@ fn score(piece: &Piece) -> Found<Vec<TrackEvent<'_>>> {
 
 fn instrument(track: &Track, channel: u16, port: usize) -> Found<Vec<TrackEvent<'_>>> {
     let data = |value: u8, what: &str| {
-        u7::try_from(value).ok_or_else(|| format!("{what} {value} cannot be written as MIDI, it ends at 127"))
+        u7::try_from(value).ok_or_else(|| format!("{what} {value} is out of range; MIDI allows at most 127"))
     };
     let message = |message| TrackEventKind::Midi { channel: u4::new(channel as u8), message };
     let port = u8::try_from(port).ok().and_then(u7::try_from);
-    let port = port.ok_or_else(|| "so many tracks cannot be written as MIDI, which has 128 ports".to_owned())?;
+    let port = port.ok_or_else(|| "the piece has too many tracks; MIDI has 128 ports".to_owned())?;
     let mut events: Timed = vec![(0, 0, TrackEventKind::Meta(MetaMessage::TrackName(track.name.as_bytes())))];
     if port.as_int() > 0 {
         events.push((0, 0, TrackEventKind::Meta(MetaMessage::MidiPort(port))));
@@ -140,7 +140,7 @@ fn finish(mut events: Timed) -> Found<Vec<TrackEvent>> {
     let mut track = Vec::with_capacity(events.len() + 1);
     for (time, _, kind) in events {
         let delta = u32::try_from(time - now).ok().and_then(u28::try_from);
-        let delta = delta.ok_or_else(|| format!("a pause of {} ticks cannot be written as MIDI", time - now))?;
+        let delta = delta.ok_or_else(|| format!("a pause of {} ticks is out of range for MIDI", time - now))?;
         track.push(TrackEvent { delta, kind });
         now = time;
     }

@@ -120,8 +120,8 @@ pub fn events(piece: &Piece) -> Result<Vec<Event>> {
     let begin = position(first.start) / POSITIONS * POSITIONS;
     let bars = (position(last.start) - begin) / POSITIONS + 1;
     if bars > MOST_BARS {
-        let message = format!("the piece has {bars} bars, up to {MOST_BARS} are taken");
-        return Err(Error::refused(message, "cut it into pieces"));
+        let message = format!("the piece has {bars} bars; at most {MOST_BARS} are allowed");
+        return Err(Error::refused(message, "split it into shorter pieces"));
     }
     let mut slots: BTreeMap<u64, Slot> = BTreeMap::new();
     for note in notes {

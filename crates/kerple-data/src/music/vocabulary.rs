@@ -131,17 +131,13 @@ impl Vocabulary {
         let name = self.representation().name();
         let parse = |word: &str| match self.id(word) {
             Some(id) if id == self.end() => Err(Error::refused(
-                format!("the word `{word}` ends a piece and is added by itself"),
-                "leave it out; a piece is a document of its own",
+                format!("`{word}` marks the end of a piece and is added automatically"),
+                "leave it out; each document is one piece",
             )),
             Some(id) => Ok(id),
             None => Err(Error::refused(
                 format!("`{word}` is not a word of the {name} events"),
-                format!(
-                    "words are separated by white space, e.g. {} {}",
-                    self.words[0],
-                    self.words[self.words.len() / 2]
-                ),
+                format!("separate words by white space, e.g. {} {}", self.words[0], self.words[self.words.len() / 2]),
             )),
         };
         text.split_whitespace().map(parse).collect()

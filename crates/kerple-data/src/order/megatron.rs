@@ -23,15 +23,15 @@ pub fn split_boundaries(documents: u64, shares: &str) -> Result<[u64; 4]> {
     let refuse = |what: &str| Error::refused(format!("split `{shares}`: {what}"), "write three shares, e.g. 949,50,1");
     let mut parts = [0.0f64; 3];
     for (at, share) in shares.split(',').enumerate() {
-        let part = parts.get_mut(at).ok_or_else(|| refuse("there are more than 3 shares"))?;
+        let part = parts.get_mut(at).ok_or_else(|| refuse("expected at most 3 shares"))?;
         *part = share.trim().parse().map_err(|_| refuse(&format!("`{share}` is not a number")))?;
         if !(part.is_finite() && *part >= 0.0) {
-            return Err(refuse(&format!("{part} is not a share, it must be at least 0")));
+            return Err(refuse(&format!("{part} is negative; a share must be at least 0")));
         }
     }
     let sum: f64 = parts.iter().sum();
     if sum <= 0.0 {
-        return Err(refuse("the shares add up to 0"));
+        return Err(refuse("the shares sum to 0"));
     }
     let mut ends = [0i64; 4];
     for (at, part) in parts.iter().enumerate() {
@@ -111,8 +111,8 @@ impl Order {
         let sizes: Vec<i32> =
             (0..tokens.documents()).map(length).collect::<std::result::Result<_, _>>().map_err(|_| {
                 Error::refused(
-                    format!("GPT-NeoX's data order has no room for a document of more than {} tokens", i32::MAX),
-                    "choose the random packing, or shorter documents",
+                    format!("a document has more than {} tokens, the limit of GPT-NeoX's data order", i32::MAX),
+                    "set data.packing = \"random\", or use shorter documents",
                 )
             })?;
         // the last token has no target in the epoch that ends with it
@@ -120,12 +120,12 @@ impl Order {
         let places = epochs * sizes.len() as u128;
         if places > i32::MAX as u128 {
             return Err(Error::refused(
-                format!("GPT-NeoX's data order counts documents in 32 bits, {epochs} epochs have {places} of them"),
-                "train for fewer steps, or choose the random packing",
+                format!("{epochs} epochs have {places} documents; GPT-NeoX's data order counts documents in 32 bits"),
+                "train for fewer steps, or set data.packing = \"random\"",
             ));
         }
         let samples = epochs * tokens.len() as u128 / seq_len as u128;
-        let hint = "train for fewer steps, or choose the random packing, which has no tables";
+        let hint = "train for fewer steps, or set data.packing = \"random\", which needs no tables";
         machine::require("GPT-NeoX's data order", 4 * places + 16 * samples, hint)?;
         let epochs = epochs as usize;
         let mut random = NumpyRandom::new(seed);

@@ -28,11 +28,11 @@ pub(super) fn tokenizer(
     {
         return Err(Error::refused(
             format!(
-                "{} holds tokens already, tokenizer `{}` needs text",
+                "{} already contains tokens; tokenizer `{}` needs text",
                 token_files[0].path.display(),
                 options.tokenizer
             ),
-            "prepare token files on their own, or give the tokenizer.json they were made with",
+            "prepare token files separately, or give the tokenizer.json that produced them",
         ));
     }
     let tokenizer = match (options.tokenizer.as_str(), learned) {
@@ -56,8 +56,8 @@ pub(super) fn tokenizer(
 fn from_file(path: &Path, options: &PrepareOptions) -> Result<Tokenizer> {
     Tokenizer::from_file(path, options.end_of_document.as_deref()).map_err(|error| match error {
         Error::Io { path, source, .. } if source.kind() == std::io::ErrorKind::NotFound => Error::refused(
-            format!("tokenizer `{}`: there is no such file", path.display()),
-            "choose `byte`, `bpe:N`, `remi`, `groove`, or the path of a tokenizer.json",
+            format!("tokenizer `{}`: no such file", path.display()),
+            "use `byte`, `bpe:N`, `remi`, `groove`, or the path of a tokenizer.json",
         ),
         other => other,
     })
@@ -66,16 +66,16 @@ fn from_file(path: &Path, options: &PrepareOptions) -> Result<Tokenizer> {
 /// The number of tokens to learn.
 fn vocabulary(name: &str, size: &str) -> Result<usize> {
     let refuse = |what: String| {
-        let hint = "write bpe:N with a number of tokens, e.g. bpe:4096";
+        let hint = "write bpe:N with the number of tokens, e.g. bpe:4096";
         Err(Error::refused(format!("tokenizer `{name}`: {what}"), hint))
     };
     match size.parse::<u128>() {
         Err(_) => refuse(format!("`{size}` is not a number")),
         Ok(size) if size < SMALLEST as u128 => {
-            refuse(format!("{SMALLEST} tokens are needed for the bytes and the end of a document"))
+            refuse(format!("at least {SMALLEST} tokens are needed, for the bytes and the end of a document"))
         }
         Ok(size) if size > LARGEST_VOCABULARY as u128 => {
-            refuse(format!("vocabularies have at most {LARGEST_VOCABULARY} tokens"))
+            refuse(format!("a vocabulary has at most {LARGEST_VOCABULARY} tokens"))
         }
         Ok(size) => Ok(size as usize),
     }
@@ -118,7 +118,7 @@ fn learn(
     machine::require(
         &format!("tokenizer `{}`: learning from this text", options.tokenizer),
         memory,
-        "ask for a smaller vocabulary, or learn it from less text and give its tokenizer.json here",
+        "use a smaller vocabulary, or learn it from less text and pass its tokenizer.json here",
     )?;
     progress(&Progress { memory: memory as u64, ..tally.progress("learning a vocabulary", bytes_total, 0) });
     counts.train(vocab_size)

@@ -40,11 +40,12 @@ impl Ends {
         let mut found = Vec::new();
         if *inside > 0 {
             found.push(format!(
-                "the end-of-document token {name} is inside of {with_inside} of {documents} documents, {inside} times"
+                "the end-of-document token {name} occurs inside {with_inside} of {documents} \
+                 documents, {inside} times in total"
             ));
         }
         if *open > 0 {
-            found.push(format!("{open} of {documents} documents do not close with the end-of-document token {name}"));
+            found.push(format!("{open} of {documents} documents do not end with the end-of-document token {name}"));
         }
         found
     }

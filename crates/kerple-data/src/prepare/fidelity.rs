@@ -57,19 +57,22 @@ impl Fidelity {
         let Fidelity { letters, kept, .. } = self;
         if kept * 20 < *letters {
             return Err(Error::refused(
-                format!("tokenizer `{name}`: of the first {letters} letters only {kept} come back from their tokens"),
-                "choose a tokenizer that was made for this text, `byte`, or `bpe:N`",
+                format!(
+                    "tokenizer `{name}`: of the first {letters} letters, only {kept} survive encoding and decoding"
+                ),
+                "use a tokenizer that was trained for this text, `byte`, or `bpe:N`",
             ));
         }
         let percent = 100.0 * *kept as f64 / (*letters).max(1) as f64;
         Ok(match self.changed {
             false => None,
             true if kept == letters => Some(
-                "the tokenizer changes white space or the order of letters: tokens do not give back the text"
+                "the tokenizer changes white space or the order of letters, so decoding does not restore the text"
                     .to_owned(),
             ),
             true => Some(format!(
-                "the tokenizer loses text: of the first {letters} letters {kept} come back from their tokens ({percent:.1} %)"
+                "the tokenizer loses text: of the first {letters} letters, {kept} survive encoding \
+                 and decoding ({percent:.1} %)"
             )),
         })
     }
@@ -119,20 +122,23 @@ impl Losses {
             let lost = 100.0 * (1.0 - *represented as f64 / (*bytes).max(1) as f64);
             let emptied = match emptied {
                 0 => String::new(),
-                _ => format!("; {emptied} of {documents} documents are nothing but their end"),
+                _ => format!("; {emptied} of {documents} documents consist of nothing but their end token"),
             };
             if represented * 2 < *bytes && !options.allow_loss {
                 return Err(Error::refused(
                     format!(
-                        "tokenizer `{}`: of the {bytes} bytes of the {name} split tokens represent {represented}{emptied}",
+                        "tokenizer `{}`: of the {bytes} bytes of the {name} split, its tokens \
+                         represent {represented}{emptied}",
                         options.tokenizer
                     ),
-                    "choose a tokenizer that was made for this text, `byte` or `bpe:N`, or keep it so with --allow-loss",
+                    "use a tokenizer that was trained for this text, `byte` or `bpe:N`, or accept \
+                     the loss with --allow-loss",
                 ));
             }
             if represented * 1000 < bytes * 999 {
                 warnings.push(format!(
-                    "the {name} split loses {lost:.1} % of its text: of {bytes} bytes tokens represent {represented}{emptied}"
+                    "the {name} split loses {lost:.1} % of its text: of {bytes} bytes, its tokens \
+                     represent {represented}{emptied}"
                 ));
             }
         }

@@ -128,7 +128,7 @@ impl<'a> Selection<'a> {
         if options.split.iter().any(|share| !(share.is_finite() && *share > 0.0)) {
             let [train, valid, test] = options.split;
             return Err(Error::refused(
-                format!("the shares {train}, {valid}, {test} must all be above 0"),
+                format!("the shares {train}, {valid}, {test} must all be greater than 0"),
                 "e.g. 0.9,0.05,0.05",
             ));
         }
@@ -166,9 +166,9 @@ impl<'a> Selection<'a> {
             ways.push("by a hash of each document");
         }
         if tally.cut > 0 {
-            ways.push("long texts, and those named themselves, cut from beginning to end");
+            ways.push("long texts and texts named on the command line, cut in order from start to end");
         }
-        let named = if tally.named > 0 { "files and folders named for a split as they say" } else { "" };
+        let named = if tally.named > 0 { "files and folders named after a split, by name" } else { "" };
         match ways.is_empty() {
             true => named.to_owned(),
             false => {
@@ -200,7 +200,8 @@ impl<'a> Selection<'a> {
     fn without_nul(&self, file: usize, number: usize, content: Content) -> Content {
         match &content {
             Content::Text(text) if self.bytes_are_tokens && text.contains('\0') => {
-                let message = "the text holds U+0000, with which the byte tokenizer ends documents".to_owned();
+                let message =
+                    "the text contains U+0000, which the byte tokenizer uses as the end of a document".to_owned();
                 let hint = "remove these characters, or choose another tokenizer".to_owned();
                 Content::Bad(self.files[file].wrong(number, message, hint))
             }
@@ -217,9 +218,9 @@ impl<'a> Selection<'a> {
         Err(match error {
             Error::Damaged { path, place, mut message, hint } => {
                 if self.skip_bad > 0 {
-                    message += &format!("; {} damaged documents before it were passed over", self.skip_bad);
+                    message += &format!("; {} damaged documents before it were skipped", self.skip_bad);
                 }
-                let hint = format!("{hint} (`kerple prepare --skip-bad N` passes over up to N of them)");
+                let hint = format!("{hint} (`kerple prepare --skip-bad N` skips up to N of them)");
                 Error::Damaged { path, place, message, hint }
             }
             other => other,
@@ -279,7 +280,7 @@ impl<'a> Selection<'a> {
                 }
             }
             if !any && !file.found {
-                return Err(Error::damaged(&file.path, "there is no text in it", "give another file"));
+                return Err(Error::damaged(&file.path, "the file contains no text", "give another file"));
             }
             tally.bytes_read = before + file.size;
         }

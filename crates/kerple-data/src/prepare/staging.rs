@@ -37,8 +37,8 @@ impl Staging {
         };
         let (Some(parent), Some(name)) = (out.parent(), out.file_name()) else {
             return Err(Error::refused(
-                format!("{}: this is not a folder to make", named.display()),
-                "choose another --out",
+                format!("{}: cannot create a folder of this name", named.display()),
+                "choose another folder with --out",
             ));
         };
         let inside = is_mount_point(&out);
@@ -48,7 +48,7 @@ impl Staging {
         }
         if is_there(&out).map_err(Error::io(named, "look for"))? && !is_replaceable(&out)? {
             return Err(Error::refused(
-                format!("{}: it exists and is not a prepared corpus, nothing was overwritten", named.display()),
+                format!("{}: the folder exists and is not a prepared corpus; nothing was overwritten", named.display()),
                 "choose another folder with --out, or remove this one",
             ));
         }
@@ -75,12 +75,12 @@ impl Staging {
         }
         let holds = match Summary::read(&self.out) {
             Ok(old) if old.content == new.content => return Ok(()),
-            Ok(old) => format!("a prepared corpus of other content (inputs: {})", old.inputs.join(", ")),
-            Err(_) => "a prepared corpus that this program cannot read".to_owned(),
+            Ok(old) => format!("a prepared corpus with other content (inputs: {})", old.inputs.join(", ")),
+            Err(_) => "a prepared corpus that this version of kerple cannot read".to_owned(),
         };
         Err(Error::refused(
             format!(
-                "{}: it holds {holds}, which runs may have been trained on; nothing was changed",
+                "{}: the folder contains {holds}, which runs may have been trained on; nothing was changed",
                 self.out.display()
             ),
             "choose another folder with --out, or replace it with --replace",

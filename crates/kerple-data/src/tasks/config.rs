@@ -61,7 +61,7 @@ macro_rules! tasks {
                     TaskConfig::Chomsky(task) => match keys.keys().next() {
                         None => TaskConfig::Chomsky(*task),
                         Some(key) => {
-                            let message = format!("unknown field `{key}`: {} has no keys", task.name());
+                            let message = format!("unknown field `{key}`: the task {} has no keys", task.name());
                             return Err(serde_json::Error::custom(message));
                         }
                     },
@@ -161,7 +161,7 @@ impl<'de> Visitor<'de> for Written {
     fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<TaskConfig, E> {
         TaskConfig::named(name).ok_or_else(|| {
             let names: Vec<&str> = TaskConfig::names().collect();
-            E::custom(format!("there is no task `{name}`; the tasks are {}", names.join(", ")))
+            E::custom(format!("unknown task `{name}`; the tasks are {}", names.join(", ")))
         })
     }
 
@@ -169,7 +169,7 @@ impl<'de> Visitor<'de> for Written {
         let mut keys = Map::deserialize(MapAccessDeserializer::new(map))?;
         let kind = keys.remove("kind");
         let Some(kind) = kind.as_ref().and_then(|kind| kind.as_str()) else {
-            return Err(A::Error::custom("a task has a `kind`, e.g. task = { kind = \"passkey\" }"));
+            return Err(A::Error::custom("a task needs a `kind`, e.g. task = { kind = \"passkey\" }"));
         };
         self.visit_str(kind)?.with_keys(keys).map_err(A::Error::custom)
     }

@@ -118,8 +118,8 @@ impl Recall {
         match self.power > 0.0 && self.power <= 1.0 {
             true => Ok(()),
             false => Err(Error::refused(
-                format!("data.task.power: {} is out of range, it must be above 0 and at most 1", self.power),
-                "0.01 is the original's",
+                format!("data.task.power: {} is out of range; it must be above 0 and at most 1", self.power),
+                "the original uses 0.01",
             )),
         }
     }
@@ -191,15 +191,15 @@ fn within(key: &str, value: usize, limits: std::ops::RangeInclusive<usize>) -> R
         return Ok(());
     }
     let (low, high) = limits.into_inner();
-    let message = format!("{key}: {value} is out of range, it must be between {low} and {high}");
-    Err(Error::refused(message, "leave it out to take the default"))
+    let message = format!("{key}: {value} is out of range; it must be between {low} and {high}");
+    Err(Error::refused(message, "leave it out to use the default"))
 }
 
 fn refuse_short(task: &str, length: usize, shortest: usize) -> Result<()> {
     if length >= shortest {
         return Ok(());
     }
-    let message = format!("a sequence of {length} tokens has no room for the {task} task, it needs {shortest}");
+    let message = format!("{length} tokens are too short for the {task} task, which needs {shortest}");
     Err(Error::refused(message, "use longer sequences, or a smaller task"))
 }
 

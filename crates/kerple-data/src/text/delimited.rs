@@ -22,7 +22,7 @@ pub(super) fn documents(
     let [column] = found[..] else {
         let shown = names.iter().take(8).cloned().collect::<Vec<_>>().join(", ");
         let count = if found.is_empty() { "no column" } else { "more than one column" };
-        return Err(Error::damaged(path, format!("there is {count} `{key}`, the columns are: {shown}"), HINT));
+        return Err(Error::damaged(path, format!("there is {count} `{key}`; the columns are: {shown}"), HINT));
     };
     let path: PathBuf = path.to_owned();
     let mut number = 0;
@@ -46,15 +46,15 @@ fn failure(path: &Path, place: String, error: csv::Error) -> Error {
     match error.kind() {
         csv::ErrorKind::Io(io) => unreadable(path, place, io),
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            let message = format!("it has {len} fields, the row of names has {expected_len}");
-            Error::damaged_at(path, place, message, "quote texts that hold the delimiter or a line break")
+            let message = format!("the row has {len} fields; the header row has {expected_len}");
+            Error::damaged_at(path, place, message, "quote texts that contain the delimiter or a line break")
         }
         csv::ErrorKind::Utf8 { err, .. } => Error::damaged_at(
             path,
             place,
-            format!("field {} is not UTF-8", err.field() + 1),
+            format!("field {} is not valid UTF-8", err.field() + 1),
             "convert the file to UTF-8",
         ),
-        _ => Error::damaged_at(path, place, error.to_string(), "the file must be one table with a row of names"),
+        _ => Error::damaged_at(path, place, error.to_string(), "the file must be one table with a header row"),
     }
 }

@@ -30,12 +30,12 @@ impl Inventory {
     /// A file that is new, gone, or holds something else in `now`, in words; `None` where the text is the same.
     pub fn difference(&self, now: &Inventory) -> Option<String> {
         let gone = self.files.iter().find_map(|(name, old)| match now.files.get(name) {
-            None => Some(format!("{name} is not there")),
+            None => Some(format!("{name} is missing")),
             Some(new) if (old.bytes, &old.checksum) == (new.bytes, &new.checksum) => None,
-            Some(_) => Some(format!("{name} holds something else")),
+            Some(_) => Some(format!("{name} has changed")),
         });
         let new = || now.files.keys().find(|name| !self.files.contains_key(*name));
-        gone.or_else(|| new().map(|name| format!("{name} was not there")))
+        gone.or_else(|| new().map(|name| format!("{name} is new")))
     }
 
     /// Whether there are no files.

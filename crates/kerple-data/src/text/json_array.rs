@@ -22,16 +22,18 @@ pub(super) fn documents(
     input.take(LONGEST + 1).read_to_end(&mut bytes).map_err(|error| unreadable(path, String::new(), &error))?;
     if bytes.len() as u64 > LONGEST {
         let message = format!("the JSON array is longer than {LONGEST} bytes");
-        return Err(Error::damaged(path, message, "write it as JSON lines, one object a line"));
+        return Err(Error::damaged(path, message, "write it as JSON lines, one object per line"));
     }
     let items: Vec<Box<RawValue>> = json::parse(without_mark(&bytes)).map_err(|error| {
-        Error::damaged(path, error.to_string(), "the file must be one JSON array; is it cut short?")
+        Error::damaged(path, error.to_string(), "the file must be one JSON array; is it truncated?")
     })?;
     let (path, key): (PathBuf, String) = (path.to_owned(), key.to_owned());
     Ok(items.into_iter().enumerate().map(move |(at, item)| {
         let number = at + 1;
         let found = match item.get().starts_with('"') {
-            true => serde_json::from_str(item.get()).map_err(|error| (error.to_string(), "every item must be a text")),
+            true => {
+                serde_json::from_str(item.get()).map_err(|error| (error.to_string(), "every item must be a string"))
+            }
             false => text(item.get().as_bytes(), &key),
         };
         let content = match found {

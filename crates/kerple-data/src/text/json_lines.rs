@@ -47,7 +47,7 @@ impl JsonLines {
                     &self.path,
                     self.place(),
                     format!("the line is longer than {} bytes", self.longest),
-                    "is this JSON lines? A single text is read from a .txt file",
+                    "is this JSON lines? To read a single text, name the file .txt",
                 ));
             }
             if self.number == 1 {
@@ -92,14 +92,14 @@ fn strict_text(line: &[u8], key: &str) -> std::result::Result<String, (String, &
         let message = error.to_string();
         let cause = message.split(" at line ").next().unwrap_or_default();
         let column = Some(error.column()).filter(|column| *column > 0).map(|column| format!("column {column}: "));
-        (column.unwrap_or_default() + cause, "every line must be a JSON object; is the file cut short?")
+        (column.unwrap_or_default() + cause, "every line must be a JSON object; is the file truncated?")
     };
     let (value, keys) = value_at(line, key).map_err(wrong)?;
     let Some(value) = value else {
-        let message = format!("there is no key `{key}`, the keys are: {}", keys.join(", "));
+        let message = format!("there is no key `{key}`; the keys are: {}", keys.join(", "));
         return Err((
             message,
-            "name the key that holds the text with --text-key, `a.b` for the key b of the object under a",
+            "name the key that holds the text with --text-key; write `a.b` for key b of the object under a",
         ));
     };
     let value = value.get();

@@ -55,7 +55,7 @@ impl Archive {
                 continue;
             }
             if size > LONGEST {
-                let message = format!("it has {size} bytes, MIDI files are read up to {LONGEST}");
+                let message = format!("the file has {size} bytes; at most {LONGEST} are allowed");
                 return Err(Error::damaged_at(&self.path, format!(", {name}"), message, AGAIN));
             }
             let mut bytes = Vec::new();
@@ -69,7 +69,7 @@ impl Archive {
     }
 }
 
-const AGAIN: &str = "the archive is damaged or holds something else than music; make it again";
+const AGAIN: &str = "the archive is damaged or contains something other than music; create it again";
 
 /// Bytes an entry takes: whole blocks of 512.
 fn padded(size: u64) -> u64 {

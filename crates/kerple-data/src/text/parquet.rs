@@ -57,13 +57,13 @@ impl Rows {
         let hint = "name the column that holds the text with --text-key";
         let Some(field) = schema.get_fields().iter().find(|field| field.name() == name) else {
             let names: Vec<&str> = schema.get_fields().iter().take(20).map(|field| field.name()).collect();
-            let message = format!("there is no column `{name}`, the columns are: {}", names.join(", "));
+            let message = format!("there is no column `{name}`; the columns are: {}", names.join(", "));
             return Err(Error::damaged(path, message, hint));
         };
         let columns = about.schema_descr();
         let column = (0..columns.num_columns()).find(|column| columns.get_column_root(*column).name() == name);
         let Some(column) = column.filter(|_| is_text(field)) else {
-            return Err(Error::damaged(path, format!("column `{name}` does not hold text"), hint));
+            return Err(Error::damaged(path, format!("column `{name}` does not contain text"), hint));
         };
         let description = columns.column(column);
         let total = about.num_rows().try_into().unwrap_or(0);
@@ -181,7 +181,7 @@ fn is_text(field: &Type) -> bool {
 }
 
 fn unreadable(path: &Path, place: String, message: String) -> Error {
-    let hint = "the file is cut short, damaged, or compressed in a way other than snappy, zstd or gzip";
+    let hint = "the file is truncated, damaged, or compressed in a way other than snappy, zstd or gzip";
     Error::damaged_at(path, place, message, hint)
 }
 
@@ -205,7 +205,10 @@ impl Checked {
         };
         match fits {
             true => Ok(()),
-            false => Err(ParquetError::General(format!("a page of {} bytes cannot hold what it claims", bytes.len()))),
+            false => Err(ParquetError::General(format!(
+                "a page of {} bytes is too small for its stated content",
+                bytes.len()
+            ))),
         }
     }
 

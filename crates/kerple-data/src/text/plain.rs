@@ -50,9 +50,11 @@ impl LongText {
         }
         match (bytes, sum.finish()) == (self.bytes, self.hash) {
             true => Ok(()),
-            false => {
-                Err(Error::damaged(&self.path, "it changed while it was read", "leave it alone while it is in use"))
-            }
+            false => Err(Error::damaged(
+                &self.path,
+                "the file changed during reading",
+                "do not write to the file while kerple reads it",
+            )),
         }
     }
 }
@@ -156,7 +158,7 @@ impl Utf8 {
                 // an earlier NUL is the first thing wrong
                 return Err(self
                     .nul(error.valid_up_to())
-                    .unwrap_or_else(|| self.not_text(format!("byte {at} is not UTF-8"))));
+                    .unwrap_or_else(|| self.not_text(format!("byte {at} is not valid UTF-8"))));
             }
         };
         if let Some(failure) = self.nul(valid) {
@@ -169,7 +171,7 @@ impl Utf8 {
 
     fn nul(&self, valid: usize) -> Option<Failure> {
         let at = self.buffer[..valid].iter().position(|byte| *byte == 0)? as u64 + self.at;
-        Some(self.not_text(format!("byte {at} is NUL, this is not text")))
+        Some(self.not_text(format!("byte {at} is NUL, so the file is not text")))
     }
 
     fn not_text(&self, message: String) -> Failure {

@@ -41,8 +41,8 @@ pub(super) fn json(path: &Path, compression: Compression) -> Result<Format> {
             match whole || json::parse::<IgnoredAny>(&line).is_ok() {
                 true => Ok(Format::JsonLines(compression)),
                 false => Err(Error::refused(
-                    format!("{}: it is one JSON object over several lines, not documents", path.display()),
-                    "write one object a line into a .jsonl file, or name a .txt file to take it as text",
+                    format!("{}: one JSON object over several lines; expected documents", path.display()),
+                    "write one object per line into a .jsonl file, or name the file .txt to read it as text",
                 )),
             }
         }
@@ -70,8 +70,8 @@ pub(super) fn plain(path: &Path, compression: Compression) -> Result<()> {
     match is_object() && is_object() {
         false => Ok(()),
         true => Err(Error::refused(
-            format!("{}: it is called a text and holds JSON lines", path.display()),
-            "rename it to .jsonl to read the texts under --text-key, or to .text to learn the JSON itself",
+            format!("{}: the name claims text, but the file contains JSON lines", path.display()),
+            "rename it to .jsonl to read the texts under --text-key, or to .text to train on the JSON itself",
         )),
     }
 }
@@ -85,7 +85,7 @@ pub(super) fn snapshot_files(files: &mut [SourceFile]) {
         return;
     }
     for file in files.iter_mut().filter(|file| file.found && describes(&file.path)) {
-        file.format = Format::Ignored("it describes the data files beside it");
+        file.format = Format::Ignored("it describes the data files next to it");
     }
 }
 

@@ -56,12 +56,12 @@ impl Names {
             {
                 return Err(Error::refused(
                     format!(
-                        "{}: its name states the {} split, its folder the {} split",
+                        "{}: the file name states the {} split, but the folder name states the {} split",
                         file.path.display(),
                         name.name(),
                         folder.name()
                     ),
-                    "rename one of the two, or split by shares whatever names state: --split 0.9,0.05,0.05",
+                    "rename one of the two, or split by shares whatever the names state: --split 0.9,0.05,0.05",
                 ));
             }
             let split = of_name.or(of_folder);
@@ -90,9 +90,9 @@ impl Names {
         let more = if count > SHOWN { format!(" and {} more", count - SHOWN) } else { String::new() };
         let why = match by_shares {
             true => "--split was given",
-            false => "there is no sibling that differs in that word alone (docs/texts.md has the rule)",
+            false => "no sibling differs in that word alone (docs/texts.md has the rule)",
         };
-        (count > 0).then(|| format!("names that look like splits were not used, since {why}: {shown}{more}"))
+        (count > 0).then(|| format!("names that look like splits are ignored, because {why}: {shown}{more}"))
     }
 }
 

@@ -11,8 +11,8 @@ pub(super) fn collect(path: &Path, files: &mut Vec<SourceFile>, passed_over: &mu
     if is_folder(path)? {
         if has_summary(path)? {
             return Err(Error::refused(
-                format!("{}: this is a prepared corpus already, not text", path.display()),
-                "give the text it was made of",
+                format!("{}: already a prepared corpus, not text", path.display()),
+                "give the text it was prepared from",
             ));
         }
         return walk(path, 0, files, passed_over);
@@ -29,10 +29,10 @@ fn found(path: &Path, depth: usize) -> Result<SourceFile> {
     if recognise::is_compressed_otherwise(path) && !recognise::describes(path) {
         return Err(Error::refused(
             format!(
-                "{}: files compressed in this way are not read, and without it a part of the data is missing",
+                "{}: this compression is not supported, and data would be missing without the file",
                 path.display()
             ),
-            "unpack it, compress it as .gz or .zst, or move it out of the folder",
+            "decompress it, compress it as .gz or .zst, or move it out of the folder",
         ));
     }
     SourceFile::new(path, true, depth)
@@ -57,7 +57,7 @@ fn walk(folder: &Path, depth: usize, files: &mut Vec<SourceFile>, passed_over: &
         // a link to a folder is followed, unless that holds the link
         let linked = kind.is_symlink() && is_folder(&path)?;
         if linked && leads_up(&path)? {
-            let format = Format::Ignored("the link leads to a folder that holds it");
+            let format = Format::Ignored("the link points to a folder that contains the link");
             files.push(SourceFile { path, format, size: 0, found: true, depth });
             continue;
         }

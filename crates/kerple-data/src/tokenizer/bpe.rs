@@ -66,8 +66,8 @@ impl WordCounts {
         let found = learned.get_vocab_size(true);
         if found < vocab_size {
             return Err(Error::refused(
-                format!("bpe:{vocab_size}: the text has repeated pairs for {found} tokens only"),
-                format!("ask for bpe:{found} or fewer, or give more text"),
+                format!("bpe:{vocab_size} is too large: the text has repeated pairs for {found} tokens only"),
+                format!("use bpe:{found} or fewer, or give more text"),
             ));
         }
         let definition = learned.to_string(true).map_err(failed)?;

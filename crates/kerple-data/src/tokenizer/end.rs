@@ -52,7 +52,7 @@ impl End {
     /// # Errors
     /// There is none.
     pub(super) fn named(inner: &HuggingFace, path: &Path, name: &str) -> Result<End> {
-        let missing = || Error::refused(format!("{}: there is no token `{name}`", path.display()), HINT);
+        let missing = || Error::refused(format!("{}: unknown token `{name}`", path.display()), HINT);
         let id = inner.token(name).ok_or_else(missing)?;
         Ok(End { because: "named by --end-of-document".to_owned(), ..End::known(inner, id) })
     }
@@ -72,14 +72,15 @@ impl End {
         let name = |id: u32| inner.name(id).unwrap_or_else(|| id.to_string());
         for (other, _) in others.iter().filter(|(_, ids)| !ids.contains(&id)) {
             warnings.push(format!(
-                "{file} says that `{}` ends a text, {other} says another: the first is taken; --end-of-document TOKEN takes another",
+                "{file} names `{}` as the end of a text, and {other} another token: using the \
+                 first; to use the other, pass --end-of-document TOKEN",
                 name(id)
             ));
         }
         let special = inner.is_special(id);
         if !special {
             warnings.push(format!(
-                "{file} says that `{}` ends a text, and the tokenizer does not mark it as special",
+                "{file} names `{}` as the end of a text, but the tokenizer does not mark it as special",
                 name(id)
             ));
         }
@@ -87,12 +88,13 @@ impl End {
             USUAL.iter().filter_map(|usual| inner.token(usual)).find(|other| rank(inner, *other) < rank(inner, id));
         if let Some(rival) = rival.filter(|rival| inner.is_special(*rival)) {
             warnings.push(format!(
-                "documents end with `{}`, as {file} says; `{1}` could end them too: --end-of-document '{1}' takes it",
+                "documents end with `{}`, as in {file}; `{1}` could end them too: to use it, pass \
+                 --end-of-document '{1}'",
                 name(id),
                 name(rival)
             ));
         }
-        Ok(End { id, special, because: format!("{file} says so"), warnings })
+        Ok(End { id, special, because: format!("{file} names it"), warnings })
     }
 
     /// The first token of a usual name.
@@ -105,14 +107,16 @@ impl End {
         if let Some(((name, id), others)) = special.split_first() {
             let because = "the first usual name among its special tokens".to_owned();
             let warnings = others.iter().map(|(other, _)| {
-                format!("documents end with `{name}`; `{other}` is special too: --end-of-document '{other}' takes it")
+                format!(
+                    "documents end with `{name}`; `{other}` is special too: to use it, pass --end-of-document '{other}'"
+                )
             });
             return Ok(End { id: *id, special: true, because, warnings: warnings.collect() });
         }
         let marked = inner.special_names();
         match plain.first() {
             Some((name, id)) if marked.is_empty() => {
-                let because = "a usual name, and the tokenizer marks no token as special".to_owned();
+                let because = "a usual name; the tokenizer marks no token as special".to_owned();
                 let warning = format!("documents end with `{name}`, which the tokenizer does not mark as special");
                 Ok(End { id: *id, special: false, because, warnings: vec![warning] })
             }
@@ -154,7 +158,7 @@ fn stated(inner: &HuggingFace, path: &Path) -> Result<(Vec<Statement>, Vec<Strin
         let value: Value = match serde_json::from_str(&text) {
             Ok(value) => value,
             Err(error) => {
-                warnings.push(format!("{}: not read for the end of a document: {error}", beside.display()));
+                warnings.push(format!("{}: ignored for the end of a document: {error}", beside.display()));
                 continue;
             }
         };
@@ -162,7 +166,7 @@ fn stated(inner: &HuggingFace, path: &Path) -> Result<(Vec<Statement>, Vec<Strin
         if let Some(name) = value.as_str().or_else(|| value["content"].as_str()) {
             let missing = || {
                 let message = format!(
-                    "{} says that `{name}` ends a text, and {} has no such token",
+                    "{} names `{name}` as the end of a text, but {} has no such token",
                     beside.display(),
                     path.display()
                 );
@@ -175,7 +179,9 @@ fn stated(inner: &HuggingFace, path: &Path) -> Result<(Vec<Statement>, Vec<Strin
         let ids: Vec<u32> = ids.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect();
         let (known, unknown): (Vec<u32>, Vec<u32>) = ids.into_iter().partition(|id| inner.name(*id).is_some());
         if !unknown.is_empty() {
-            warnings.push(format!("{file} says that tokens {unknown:?} end a text, which the tokenizer does not have"));
+            warnings.push(format!(
+                "{file} names tokens {unknown:?} as the end of a text, which the tokenizer does not have"
+            ));
         }
         if !known.is_empty() {
             found.push((file, known));

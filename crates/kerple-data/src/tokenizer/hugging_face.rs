@@ -25,7 +25,7 @@ impl HuggingFace {
             Error::damaged(path, message, hint)
         };
         let mut inner = parse(definition).map_err(damaged)?;
-        let shape = Shape::of(definition).map_err(|error| damaged(format!("this is not a tokenizer: {error}")))?;
+        let shape = Shape::of(definition).map_err(|error| damaged(format!("not a tokenizer: {error}")))?;
         if shape.dropout().is_some() {
             // encoding must not be left to chance: equal texts give equal tokens
             inner = parse(&shape::without_dropout(definition)).map_err(damaged)?;
@@ -34,7 +34,10 @@ impl HuggingFace {
         if let Some((id, name)) = largest
             && id as usize >= LARGEST_VOCABULARY
         {
-            return Err(damaged(format!("token `{name}` has id {id}, vocabularies end at {}", LARGEST_VOCABULARY - 1)));
+            return Err(damaged(format!(
+                "token `{name}` has id {id}; the largest allowed id is {}",
+                LARGEST_VOCABULARY - 1
+            )));
         }
         inner.with_truncation(None).map_err(|error| damaged(error.to_string()))?;
         inner.with_padding(None);
@@ -42,7 +45,7 @@ impl HuggingFace {
         let mut tokenizer = HuggingFace { inner, bytes: None, lengths: Vec::new(), shape };
         // a model without a token for the unknown fails on the first rare character; find out now
         let rare = contain(|| tokenizer.inner.encode_fast("\u{10fffd}", false)).map_err(damaged)?;
-        rare.map_err(|error| damaged(format!("it cannot encode every text: {error}")))?;
+        rare.map_err(|error| damaged(format!("the tokenizer cannot encode every text: {error}")))?;
         if tokenizer.is_byte_level() {
             let bytes = tokenizer.byte_table();
             tokenizer.lengths = bytes.iter().map(|bytes| bytes.len() as u32).collect();
@@ -111,7 +114,7 @@ impl HuggingFace {
 
     pub(super) fn warnings(&self) -> Vec<String> {
         let dropout = self.shape.dropout().map(|dropout| {
-            format!("the tokenizer's dropout of {dropout} is not applied: equal texts give equal tokens")
+            format!("the tokenizer's dropout of {dropout} is ignored, so that equal texts give equal tokens")
         });
         dropout.into_iter().collect()
     }
@@ -196,7 +199,7 @@ impl HuggingFace {
 
 fn parse(definition: &str) -> std::result::Result<tokenizers::Tokenizer, String> {
     let parsed = contain(|| definition.parse::<tokenizers::Tokenizer>().map_err(|error| error.to_string())).flatten();
-    parsed.map_err(|error| format!("this is not a tokenizer: {error}"))
+    parsed.map_err(|error| format!("not a tokenizer: {error}"))
 }
 
 /// The byte that a token such as `<0xE4>` stands for.

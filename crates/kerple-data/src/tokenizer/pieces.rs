@@ -48,12 +48,9 @@ impl Pieces {
             }
             if self.waiting.len() > WHOLE {
                 return Err(Error::refused(
-                    format!(
-                        "a text of more than {} MB cannot be encoded in pieces with this tokenizer",
-                        WHOLE / 1_000_000
-                    ),
-                    "give it as shorter documents, one a line of .jsonl, or choose a byte-level tokenizer (GPT-2, GPT-4, \
-                     Llama 3, Qwen 2, bpe:N)",
+                    format!("this tokenizer cannot encode a text of more than {} MB in chunks", WHOLE / 1_000_000),
+                    "split it into shorter documents, one per line of .jsonl, or choose a \
+                     byte-level tokenizer (GPT-2, GPT-4, Llama 3, Qwen 2, bpe:N)",
                 ));
             }
         }

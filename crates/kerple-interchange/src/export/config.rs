@@ -118,10 +118,12 @@ fn filtered(plan: &Plan, linear: &Linear, code: &Code) -> Option<(String, Value)
 fn notes(plan: &Plan) -> Vec<String> {
     let mut notes = Vec::new();
     if plan.model.every_layer(&plan.encoding).any(|layer| layer.attention.linear().is_some()) {
-        notes.push("linear attention meets every pair of positions in torch: its time is quadratic there".to_owned());
+        notes.push(
+            "linear attention computes every pair of positions in torch, so its time is quadratic there".to_owned(),
+        );
     }
     if plan.model.block.dropout > 0.0 {
-        notes.push("dropout is not part of what was written: torch would train the model without it".to_owned());
+        notes.push("the export leaves out dropout, so torch would train the model without it".to_owned());
     }
     notes
 }

@@ -94,7 +94,7 @@ fn parameter(parameter: &Parameter) -> Said<Value> {
     let Parameter { name, shape, init, low, high, keep, scope, .. } = parameter;
     let tensor = name.replace('.', "_");
     if *scope == Scope::Model && (TAKEN.contains(&tensor.as_str()) || tensor.starts_with('_')) {
-        return Err(format!("torch's modules have an attribute `{tensor}`, so no learned value can be called so"));
+        return Err(format!("torch modules have an attribute `{tensor}`, so a learned value cannot have this name"));
     }
     Ok(json!({
         "name": name,
@@ -145,11 +145,11 @@ fn rounded(encoding: &Encoding, form: &mut Value) {
 
 /// Rates of a rotation, how they follow the length, and how products fade.
 fn rotation(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
-    let rotary = encoding.rotary(geometry, geometry.train_len).ok_or("an encoding that does not rotate")?;
+    let rotary = encoding.rotary(geometry, geometry.train_len).ok_or("this encoding does not rotate")?;
     let plain = match &encoding.method {
         Method::Rotary(keys) => keys.clone(),
         Method::Xpos(keys) => rotary::Config { base: keys.base, ..rotary::Config::default() },
-        other => return Err(format!("{} is no rotation", other.kind())),
+        other => return Err(format!("{} does not rotate", other.kind())),
     };
     let mut form = json!({ "width": width(&plain, geometry), "base": plain.base });
     rounded(encoding, &mut form);
@@ -210,7 +210,9 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Said<Value> {
         (Method::Alibi(_) | Method::KerplePowerOriginal(_) | Method::Fox(_), _) => {
             json!({ "kind": "alibi", "slopes": slopes(encoding, geometry)? })
         }
-        (_, [None, None]) => return Err(format!("torch's code has no table of {}", encoding.method.kind())),
+        (_, [None, None]) => {
+            return Err(format!("the exported torch code has no table for {}", encoding.method.kind()));
+        }
         (_, [bias, weight]) => {
             let names: Vec<String> = positional.parameters(geometry).into_iter().map(|known| known.name).collect();
             let split = bias.as_ref().map_or(0, |bias| bias.parameters().len());
@@ -232,7 +234,7 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Said<Value> {
 /// How far the bias of each head falls over the first distance.
 fn slopes(encoding: &Encoding, geometry: &Geometry) -> Said<Vec<f64>> {
     let plain = Encoding { scale: Scale::After, randomized: None, ..encoding.clone() };
-    let bias = plain.table(geometry, &[], 2).bias.ok_or("a table without a bias")?;
+    let bias = plain.table(geometry, &[], 2).bias.ok_or("this table has no bias")?;
     Ok(bias.chunks_exact(2).map(|row| -row[1]).collect())
 }
 
@@ -277,13 +279,13 @@ fn map(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
                     object(json!({ "base": "none", "rotation": rotation(&base, geometry)? }))
                 }
                 (Entry::Nowhere, _) => object(json!({ "base": "none" })),
-                _ => return Err(format!("torch's code has no dape over {}", keys.base.0.kind())),
+                _ => return Err(format!("the exported torch code has no dape over {}", keys.base.0.kind())),
             };
             own.remove("enters");
             form.append(&mut own);
             form
         }
-        other => return Err(format!("torch's code has no map of {}", other.kind())),
+        other => return Err(format!("the exported torch code has no score modification for {}", other.kind())),
     };
     form.insert("enters".to_owned(), "map".into());
     Ok(form)

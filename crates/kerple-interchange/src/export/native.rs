@@ -27,7 +27,7 @@ pub(super) fn config(family: Family, plan: &Plan, options: &Options) -> Why<Said
         Family::Llama | Family::Qwen3 | Family::Smollm3 => (llama(family, plan)?, Vec::new()),
         Family::Bloom => (bloom(plan)?, Vec::new()),
         Family::Mpt => mpt(plan)?,
-        Family::Kerple => return Err("it is kerple's own".to_owned()),
+        Family::Kerple => return Err("it is kerple's own architecture".to_owned()),
     };
     let Value::Object(mut config) = own else { unreachable!("an object") };
     config.extend([
@@ -41,7 +41,7 @@ pub(super) fn config(family: Family, plan: &Plan, options: &Options) -> Why<Said
 
 /// Refuses where `same` does not hold.
 fn need(same: bool, what: &str) -> Why<()> {
-    if same { Ok(()) } else { Err(format!("{what} is other there")) }
+    if same { Ok(()) } else { Err(format!("it has no equivalent of {what}")) }
 }
 
 /// What none of the families has.
@@ -83,7 +83,7 @@ fn check_scores(block: &BlockPlan) -> Why<()> {
 
 fn check_biases(block: &BlockPlan, have: bool) -> Why<()> {
     let all = [block.qkv_bias, block.out_bias, block.mlp_bias];
-    need(all == [have; 3], "a bias of model.block")
+    need(all == [have; 3], "the plan's biases (model.block)")
 }
 
 /// What transformers calls an activation.
@@ -125,7 +125,7 @@ fn rope(keys: &rotary::Config, plan: &Plan, partial: Option<f64>) -> Why<Rope> {
             "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
             "high_freq_factor": high_freq_factor, "original_max_position_embeddings": original_len.unwrap_or(train_len),
         }),
-        Some(other) => return Err(format!("encoding.scaling = {} is other there", other.label())),
+        Some(other) => return Err(format!("it has no equivalent of encoding.scaling = {}", other.label())),
     };
     let mut parameters = scaling.as_object().cloned().unwrap_or_default();
     parameters.insert("rope_theta".to_owned(), json!(keys.base));
@@ -139,7 +139,9 @@ fn rope(keys: &rotary::Config, plan: &Plan, partial: Option<f64>) -> Why<Rope> {
 fn yarn_keys(yarn: Yarn, train_len: usize) -> Why<Value> {
     let Yarn { factor, original_len, beta_fast, beta_slow, ramp, attention_factor, truncate } = yarn;
     let (Some(factor), Ramp::Index) = (factor, ramp) else {
-        return Err("encoding.scaling = yarn by the length, or with a ramp of turns, is other there".to_owned());
+        return Err("it has no equivalent of encoding.scaling = yarn whose factor follows the length \
+                    or whose ramp counts turns"
+            .to_owned());
     };
     Ok(json!({
         "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original_len.unwrap_or(train_len),
@@ -158,8 +160,8 @@ fn gpt_neox(plan: &Plan) -> Why<Value> {
     let (model, block) = (&plan.model, &plan.model.block);
     check_plain(plan)?;
     check_scores(block)?;
-    need(block.norm == NormKind::Layer && !block.embedding_norm, "a norm of model.block")?;
-    need(block.mlp_bias && block.qkv_bias == block.out_bias, "a bias of model.block")?;
+    need(block.norm == NormKind::Layer && !block.embedding_norm, "the plan's norms (model.block)")?;
+    need(block.mlp_bias && block.qkv_bias == block.out_bias, "the plan's biases (model.block)")?;
     let parallel = match block.residual {
         ResidualKind::Sequential => false,
         ResidualKind::Parallel => true,
@@ -168,7 +170,7 @@ fn gpt_neox(plan: &Plan) -> Why<Value> {
     let (keys, partial) = match &plan.encoding.method {
         Method::Rotary(keys) => (keys.clone(), share(width(keys, &plan.geometry()), model.head_dim)),
         Method::None(_) => (rotary::Config::default(), 0.0),
-        other => return Err(format!("the encoding {} is other there", other.kind())),
+        other => return Err(format!("it has no equivalent of the encoding {}", other.kind())),
     };
     let rope = rope(&keys, plan, Some(partial))?;
     Ok(json!({
@@ -184,21 +186,21 @@ fn gpt2(plan: &Plan, options: &Options) -> Why<Value> {
     let (model, block) = (&plan.model, &plan.model.block);
     check_plain(plan)?;
     check_biases(block, true)?;
-    need(block.norm == NormKind::Layer && !block.embedding_norm, "a norm of model.block")?;
+    need(block.norm == NormKind::Layer && !block.embedding_norm, "the plan's norms (model.block)")?;
     need(block.residual == ResidualKind::Sequential, "model.block.residual")?;
     need(block.clamp_qkv.is_none(), "model.block.clamp_qkv")?;
     let scaled = match block.score_scale {
         None => true,
         Some(1.0) => false,
-        Some(other) => return Err(format!("model.block.score_scale = {other} is other there")),
+        Some(other) => return Err(format!("it has no equivalent of model.block.score_scale = {other}")),
     };
     let rows = match (&plan.encoding.method, options.positions) {
         (Method::Learned(_), _) => plan.encoding.longest(&plan.geometry()),
         (Method::Sinusoidal(_), Some(rows)) => Some(rows),
         (Method::Sinusoidal(_), None) => {
-            return Err("sinusoids are rows there, and --positions says how many".to_owned());
+            return Err("it stores sinusoidal encodings as rows; give their number with --positions".to_owned());
         }
-        (other, _) => return Err(format!("the encoding {} is other there", other.kind())),
+        (other, _) => return Err(format!("it has no equivalent of the encoding {}", other.kind())),
     };
     Ok(json!({
         "n_embd": model.d_model, "n_layer": model.n_layers, "n_head": model.n_heads, "n_inner": model.d_hidden,
@@ -212,7 +214,7 @@ fn gpt2(plan: &Plan, options: &Options) -> Why<Value> {
 fn alibi(encoding: &Encoding) -> Why<f64> {
     match &encoding.method {
         Method::Alibi(keys) if keys.behind == 0.0 => Ok(keys.bias_max),
-        other => Err(format!("the encoding {} is other there", other.kind())),
+        other => Err(format!("it has no equivalent of the encoding {}", other.kind())),
     }
 }
 
@@ -221,7 +223,7 @@ fn bloom(plan: &Plan) -> Why<Value> {
     check_plain(plan)?;
     check_scores(block)?;
     check_biases(block, true)?;
-    need(block.norm == NormKind::Layer && block.embedding_norm, "a norm of model.block")?;
+    need(block.norm == NormKind::Layer && block.embedding_norm, "the plan's norms (model.block)")?;
     need(block.activation == Activation::GeluTanh, "model.block.activation")?;
     need(model.d_hidden == 4 * model.d_model, "model.d_hidden")?;
     let normed = match block.residual {
@@ -243,7 +245,7 @@ fn mpt(plan: &Plan) -> Why<(Value, Vec<String>)> {
     let (model, block) = (&plan.model, &plan.model.block);
     check_plain(plan)?;
     check_biases(block, false)?;
-    need(block.norm == NormKind::LayerWithoutShift && !block.embedding_norm, "a norm of model.block")?;
+    need(block.norm == NormKind::LayerWithoutShift && !block.embedding_norm, "the plan's norms (model.block)")?;
     need(block.residual == ResidualKind::Sequential, "model.block.residual")?;
     need(block.activation == Activation::Gelu, "model.block.activation")?;
     need(!block.scale_by_layer, "model.block.scale_by_layer")?;
@@ -252,7 +254,7 @@ fn mpt(plan: &Plan) -> Why<(Value, Vec<String>)> {
     let mut notes = Vec::new();
     if bias_max != 8.0 {
         notes.push(format!(
-            "transformers computes MPT with alibi_bias_max 8 whatever the file says; this model has {bias_max}"
+            "transformers computes MPT with alibi_bias_max 8 whatever the file states; this model has {bias_max}"
         ));
     }
     let config = json!({
@@ -276,11 +278,11 @@ fn layers(plan: &Plan) -> Why<(rotary::Config, Vec<Kind>)> {
     for layer in plan.model.every_layer(&plan.encoding) {
         let rotates = match &layer.encoding.method {
             Method::Rotary(own) => {
-                need(*keys.get_or_insert_with(|| own.clone()) == *own, "the rotation of some layers")?;
+                need(*keys.get_or_insert_with(|| own.clone()) == *own, "rotary settings that differ by layer")?;
                 true
             }
             Method::None(_) => false,
-            other => return Err(format!("the encoding {} is other there", other.kind())),
+            other => return Err(format!("it has no equivalent of the encoding {}", other.kind())),
         };
         all.push((rotates, layer.window));
     }
@@ -291,17 +293,17 @@ fn llama(family: Family, plan: &Plan) -> Why<Value> {
     let (model, block) = (&plan.model, &plan.model.block);
     check(plan)?;
     check_scores(block)?;
-    need(block.norm == NormKind::Rms && !block.embedding_norm, "a norm of model.block")?;
+    need(block.norm == NormKind::Rms && !block.embedding_norm, "the plan's norms (model.block)")?;
     need(block.residual == ResidualKind::Sequential, "model.block.residual")?;
     need(block.gated, "model.block.gated")?;
-    need(block.qkv_bias == block.out_bias, "a bias of model.block")?;
+    need(block.qkv_bias == block.out_bias, "the plan's biases (model.block)")?;
     need(block.qk_norm == (family == Family::Qwen3), "model.block.qk_norm")?;
     let (keys, layers) = layers(plan)?;
     need(width(&keys, &plan.geometry()) == model.head_dim, "encoding.pct")?;
     let (rotates, windowed) =
         (layers.iter().all(|(rotates, _)| *rotates), layers.iter().any(|(_, window)| window.is_some()));
-    need(rotates || family == Family::Smollm3, "the encoding of some layers")?;
-    need(!windowed || family != Family::Llama, "a window")?;
+    need(rotates || family == Family::Smollm3, "layers without rotation")?;
+    need(!windowed || family != Family::Llama, "windows")?;
     need(!block.mlp_bias || family != Family::Qwen3, "model.block.mlp_bias")?;
     let rope = rope(&keys, plan, None)?;
     let mut config = json!({

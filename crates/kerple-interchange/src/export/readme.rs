@@ -22,8 +22,8 @@ pub(super) fn text(family: Family, plan: &Plan, tokens: &Tokens) -> String {
         // transformers reads config.json first, and asks about the code that it names, which the tokenizer does not need
         let refuse = if own { ", trust_remote_code=False" } else { "" };
         let begin = match tokens.names_bos() {
-            Some(bos) => format!("Documents begin behind `{bos}`."),
-            None => "Documents begin behind the token that ends them.".to_owned(),
+            Some(bos) => format!("Documents begin after `{bos}`."),
+            None => "Documents begin after the token that ends them.".to_owned(),
         };
         _ = write!(text, "\n`AutoTokenizer.from_pretrained(\"FOLDER\"{refuse})` is its tokenizer. {begin}\n");
     }
@@ -33,17 +33,18 @@ pub(super) fn text(family: Family, plan: &Plan, tokens: &Tokens) -> String {
     };
     _ = write!(
         text,
-        "\n{longest} `max_position_embeddings` is the training length; lm-evaluation-harness takes it for the longest input \
-         unless it is told `max_length`:\n\n\
-         ```sh\nlm_eval --model hf --model_args pretrained=FOLDER{lm},max_length={long} --tasks TASK\n```\n",
+        "\n{longest} `max_position_embeddings` is the training length; lm-evaluation-harness uses \
+         it as the longest input unless `max_length` is set:\n\n```sh\nlm_eval --model hf \
+         --model_args pretrained=FOLDER{lm},max_length={long} --tasks TASK\n```\n",
         lm = if own { ",trust_remote_code=True" } else { "" },
         long = plan.longest(&plan.encoding).map_or(8 * plan.train_len, |longest| longest.min(8 * plan.train_len)),
     );
     if own {
-        text += "\nThe code beside this file is torch alone. Tables of the encoding are made in float64 from float32 parameters, which \
-                 stay float32 when the model is loaded in another type. Memory grows with the length and not with its square: \
-                 queries are computed in blocks, and on CUDA FlexAttention takes tables over distances. Static caches are not \
-                 supported.\n";
+        text += "\nThe code next to this file needs only torch. It computes the tables of the \
+                 encoding in float64 from float32 parameters, which stay float32 when the model is \
+                 loaded in another type. Memory grows with the length, not with its square: queries \
+                 are computed in blocks, and on CUDA FlexAttention takes tables over distances. \
+                 Static caches are not supported.\n";
     }
     text
 }

@@ -38,7 +38,7 @@ impl Tokens {
             unknown: None,
         };
         if plan.facts.tokenizer == NO_TOKENIZER {
-            notes.push("the run has no tokenizer, so there is none in the folder".to_owned());
+            notes.push("the run has no tokenizer, so the folder has none either".to_owned());
             return Ok(none(special));
         }
         // one that the run carries and that is damaged is an error, one that is with a text elsewhere may be absent
@@ -46,7 +46,7 @@ impl Tokens {
         let tokenizer = match run.tokenizer(plan) {
             Ok(tokenizer) => tokenizer,
             Err(error) => {
-                notes.push(format!("the tokenizer is with the run's text, so there is none in the folder: {error}"));
+                notes.push(format!("the tokenizer is with the run's text, so the folder has none: {error}"));
                 return Ok(none(special));
             }
         };

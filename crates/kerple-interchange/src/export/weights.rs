@@ -197,7 +197,7 @@ pub(super) fn read(file: &TensorFile, name: &str, len: usize) -> Result<Vec<f32>
     if fits && file.read_f32(name, &mut values)? {
         return Ok(values);
     }
-    let message = format!("there is no tensor `{name}` of {len} values");
+    let message = format!("the checkpoint has no tensor `{name}` of {len} values");
     Err(Error::damaged(file.path(), message, "this checkpoint belongs to another model"))
 }
 
@@ -244,8 +244,8 @@ impl View for Lazy<'_> {
                 (bytes, None) => bytes,
                 (_, Some(value)) => {
                     let (name, dtype) = (&self.tensor.name, self.precision.torch());
-                    let message = format!("tensor `{name}` holds {value}, which is not finite as {dtype}");
-                    fail(Error::refused(message, "leave --dtype out, or use bf16, which has the range of f32"))
+                    let message = format!("tensor `{name}` contains {value}, which is not finite as {dtype}");
+                    fail(Error::refused(message, "leave out --dtype, or use bf16, which has the range of f32"))
                 }
             },
         };

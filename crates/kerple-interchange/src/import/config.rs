@@ -51,8 +51,8 @@ pub fn read_text(path: &Path, longest: u64) -> Result<String> {
     let file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
     let bytes = file.metadata().map_err(Error::io(path, "open"))?.len();
     if bytes > longest {
-        let message = format!("it has {bytes} bytes, a description has at most {longest}");
-        return Err(Error::damaged(path, message, "this is another file"));
+        let message = format!("the file has {bytes} bytes; at most {longest} are allowed");
+        return Err(Error::damaged(path, message, "give the model's own file"));
     }
     let mut text = String::new();
     file.take(longest).read_to_string(&mut text).map_err(Error::io(path, "read"))?;
@@ -65,7 +65,7 @@ pub fn read_text(path: &Path, longest: u64) -> Result<String> {
 /// Text that is no JSON, with its line.
 pub fn parse(path: &Path, text: &str) -> Result<Value> {
     serde_json::from_str(text)
-        .map_err(|error| Error::damaged(path, format!("this is no JSON: {error}"), "copy it again"))
+        .map_err(|error| Error::damaged(path, format!("not JSON: {error}"), "copy the file again"))
 }
 
 /// Keys that change no result, or are read by something else. Words that end with `*` stand for all keys that begin so.
@@ -188,7 +188,7 @@ impl<'a> Keys<'a> {
     /// A value that is no table.
     pub fn new(path: &'a Path, value: &'a Value) -> Result<Keys<'a>> {
         let map = value.as_object();
-        let map = map.ok_or_else(|| Error::damaged(path, "this is no table of keys", "copy it again"))?;
+        let map = map.ok_or_else(|| Error::damaged(path, "not a JSON object", "copy the file again"))?;
         Ok(Keys { path, within: String::new(), map, read: RefCell::default(), notes: RefCell::default() })
     }
 
@@ -245,7 +245,7 @@ impl<'a> Keys<'a> {
         Error::Config {
             place: self.path.display().to_string(),
             message: format!("{name} = {value}: {why}"),
-            hint: "docs/interchange.md lists what of each family can be imported".to_owned(),
+            hint: "docs/interchange.md lists what can be imported of each family".to_owned(),
         }
     }
 
@@ -276,7 +276,7 @@ impl<'a> Keys<'a> {
             })?;
             match known {
                 Some((other, said)) if said as u64 != found => {
-                    return Err(self.refuse(name, value, &format!("{other} = {said} says another size")));
+                    return Err(self.refuse(name, value, &format!("it contradicts {other} = {said}")));
                 }
                 Some(_) => {}
                 None => known = Some((name, found as usize)),
@@ -318,7 +318,7 @@ impl<'a> Keys<'a> {
     /// What is none.
     pub fn word(&self, key: &str, default: &'a str) -> Result<&'a str> {
         let Some(value) = self.value(key) else { return Ok(default) };
-        value.as_str().ok_or_else(|| self.refuse(key, value, "it must be a word"))
+        value.as_str().ok_or_else(|| self.refuse(key, value, "it must be a string"))
     }
 
     /// Refuses a key whose value is there and is none of these.
@@ -347,7 +347,6 @@ impl<'a> Keys<'a> {
         let odd: Vec<String> = (self.names().filter(|name| !read.contains(*name) && !harmless(name)))
             .map(|name| format!("{}{name}", self.within))
             .collect();
-        (!odd.is_empty())
-            .then(|| format!("keys that this version does not know were taken to change nothing: {}", listed(&odd, 40)))
+        (!odd.is_empty()).then(|| format!("ignored keys that this version does not know: {}", listed(&odd, 40)))
     }
 }

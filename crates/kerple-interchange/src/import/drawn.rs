@@ -20,32 +20,34 @@ pub fn check(plan: &Plan, entries: &[Entry], found: &Found, tensors: &dyn Tensor
         match tensors.shape(&name) {
             None => absent.push(name),
             Some(stored) if stored != shape => {
-                let message = format!("tensor `{name}` has shape {stored:?}, the plan makes it {shape:?}");
-                return Err(Error::damaged(&tensors.place(&name), message, "config.json is that of another model"));
+                let message = format!("tensor `{name}` has shape {stored:?}; the plan gives it {shape:?}");
+                return Err(Error::damaged(&tensors.place(&name), message, "config.json belongs to another model"));
             }
             Some(_) => {
                 let theirs = tensors.read(&name)?;
                 let far = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-5 * b.abs().max(1.0);
                 let Some(at) = theirs.iter().zip(&ours).position(far) else { continue };
                 let message = format!(
-                    "tensor `{name}` is not what seed {} makes: value {at} is {}, and made it is {}",
+                    "tensor `{name}` differs from what seed {} produces: value {at} is {}; expected {}",
                     plan.seed, theirs[at], ours[at]
                 );
-                let hint = "it is made anew here, so the model would compute something else: train it from an export in which it is a \
-                            buffer, as `kerple export` writes it now";
+                let hint = "kerple draws this tensor again, so the model would compute something \
+                            else; train it from an export that stores it as a buffer, as `kerple \
+                            export` now does";
                 return Err(Error::damaged(&tensors.place(&name), message, hint));
             }
         }
     }
     let list = super::short::shown(&absent);
-    Ok((!absent.is_empty()).then(|| format!("made anew of seed {}, for the files do not have them: {list}", plan.seed)))
+    Ok((!absent.is_empty())
+        .then(|| format!("drawn again from seed {}, because the files lack them: {list}", plan.seed)))
 }
 
 /// The values of one of our tensors.
 fn values(name: &str, entries: &[Entry], found: &Found, tensors: &dyn Tensors) -> Result<Vec<f32>> {
     let entry = entries.iter().find(|entry| entry.ours == name);
     let Some(entry) = entry else {
-        return Err(Error::damaged(&tensors.place(""), format!("there is no tensor `{name}`"), "export the run again"));
+        return Err(Error::damaged(&tensors.place(""), format!("tensor `{name}` is missing"), "export the run again"));
     };
     if let Some(theirs) = entry.same() {
         return tensors.read(&found[&theirs.name]);

@@ -36,7 +36,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
     let family = family(keys)?;
     for key in ["quantization_config", "compression_config"] {
         if let Some(value) = keys.value(key) {
-            return Err(keys.refuse(key, value, "weights that are packed cannot be imported"));
+            return Err(keys.refuse(key, value, "quantized weights cannot be imported"));
         }
     }
     // of two descriptions transformers takes parts of each
@@ -45,7 +45,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
             return Err(keys.refuse(
                 key,
                 value,
-                "the model is described in two places; only one at the top can be imported",
+                "the model is described in two places; only a description at the top level can be imported",
             ));
         }
     }
@@ -70,7 +70,7 @@ fn family(keys: &Keys) -> Result<Family> {
             ("architectures", value, Family::ALL.into_iter().find(|family| value == family.architecture()))
         }
         (None, None) => {
-            return Err(keys.refuse("model_type", &Value::Null, "the file does not say what model it describes"));
+            return Err(keys.refuse("model_type", &Value::Null, "the file does not state its architecture"));
         }
     };
     if let (Some(found), Some(said)) = (found, architecture.and_then(Value::as_str))
@@ -78,7 +78,9 @@ fn family(keys: &Keys) -> Result<Family> {
         && key == "model_type"
     {
         let (said, kind) = (short(said), found.model_type());
-        keys.remark(format!("architectures says {said}, model_type {kind}: the latter is taken, as transformers does"));
+        keys.remark(format!(
+            "architectures is {said} but model_type is {kind}: using model_type, as transformers does"
+        ));
     }
     found.ok_or_else(|| {
         let known: Vec<&str> = Family::ALL.iter().map(|family| family.model_type()).collect();
@@ -98,7 +100,7 @@ fn activation(keys: &Keys, key: &str, default: &'static str) -> Result<Activatio
         "relu" => Activation::Relu,
         "relu2" => Activation::Relu2,
         other => {
-            let known = "gelu, gelu_new, gelu_fast, silu, quick_gelu, relu and relu2 can be imported";
+            let known = "use gelu, gelu_new, gelu_fast, silu, quick_gelu, relu or relu2";
             return Err(keys.refuse(key, &Value::from(other), known));
         }
     })

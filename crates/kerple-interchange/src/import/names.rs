@@ -53,9 +53,9 @@ const OTHERS: [(&str, &str); 9] = [
     ("model.block.kv_heads", "num_key_value_heads"),
     ("model.block.clamp_qkv", "attn_config.clip_qkv"),
     ("model.block.score_scale", "attn_config.softmax_scale"),
-    ("encoding.base", "the base of the rotary rates, rope_theta or rotary_emb_base"),
+    ("encoding.base", "the rotary base (rope_theta or rotary_emb_base)"),
     ("encoding.bias_max", "attn_config.alibi_bias_max"),
-    ("encoding.width", "partial_rotary_factor or rotary_pct, of the features of a head,"),
+    ("encoding.width", "the rotated features per head (partial_rotary_factor or rotary_pct)"),
     ("encoding.num_buckets", "rpe-num-buckets"),
     ("encoding.max_distance", "rpe-max-distance"),
 ];
@@ -73,12 +73,12 @@ pub fn theirs(error: Error, family: Family, file: &Path) -> Error {
         }
     }
     if let Some(key) = name.strip_prefix("encoding.scaling.") {
-        name = format!("{key} of the scaling of rotary rates");
+        name = format!("{key} of the rotary scaling");
     }
     Error::Config {
         place: file.display().to_string(),
         message: format!("{name}: {message}"),
-        hint: "docs/interchange.md lists what of each family can be imported".to_owned(),
+        hint: "docs/interchange.md lists what can be imported of each family".to_owned(),
     }
 }
 

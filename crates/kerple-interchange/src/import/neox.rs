@@ -53,14 +53,14 @@ fn step_folder(folder: &Path) -> Result<PathBuf> {
     let name = text.trim();
     if !super::tensors::is_name(name) {
         let shown: String = name.chars().take(60).collect();
-        let message = format!("`{shown}` is no name of a folder beside it");
+        let message = format!("`{shown}` cannot name a folder next to this file");
         return Err(Error::damaged(&latest, message, "give the folder of the step itself"));
     }
     let step = folder.join(name);
     match kerple_files::is_folder(&step).map_err(Error::io(&step, "look for"))? {
         true => Ok(step),
         false => {
-            let message = format!("it names {name}, which is not there");
+            let message = format!("it names {name}, which does not exist");
             Err(Error::damaged(&latest, message, "give the folder of the step itself"))
         }
     }
@@ -87,6 +87,6 @@ fn refuse(path: &Path, key: &str, value: &str, why: &str) -> Error {
     Error::Config {
         place: path.display().to_string(),
         message: format!("{key} = {value}: {why}"),
-        hint: "docs/interchange.md lists what of GPT-NeoX can be imported".to_owned(),
+        hint: "docs/interchange.md lists what can be imported of GPT-NeoX".to_owned(),
     }
 }

@@ -80,13 +80,13 @@ pub fn read(keys: &Keys, family: &Family) -> Result<Encoding> {
             let value = table.raw(name).unwrap_or(&Value::Null);
             let is_known = [KIND, USUAL].concat().contains(&name.as_str()) || is_read_by_some(name);
             if !is_known && !value.is_null() {
-                return Err(table.refuse(name, value, "rotary parameters of this kind cannot be imported"));
+                return Err(table.refuse(name, value, "this rotary parameter cannot be imported"));
             }
             if value.is_null() && (name == USUAL[0] || family.partial && name == USUAL[1]) {
                 return Err(table.refuse(
                     name,
                     value,
-                    "transformers computes nothing with it; give a number, or leave it out",
+                    "transformers cannot compute with null; give a number, or leave out the key",
                 ));
             }
         }
@@ -106,7 +106,7 @@ pub fn read(keys: &Keys, family: &Family) -> Result<Encoding> {
         return Err(at.refuse(
             "partial_rotary_factor",
             &share,
-            "this family rotates all features where rates are scaled",
+            "this family rotates all features when the rates are scaled",
         ));
     }
     let share = if family.partial { own_share.unwrap_or(family.share) } else { 1.0 };
@@ -129,7 +129,7 @@ fn kind<'a>(keys: &Keys, table: Option<&Keys<'a>>) -> Result<&'a str> {
     let kind = table.word("rope_type", old)?;
     if table.value("type").is_some() && kind != old {
         let names = KIND.map(|key| table.name(key));
-        keys.remark(format!("{} is {}, {} is {}: the former is taken", names[0], short(kind), names[1], short(old)));
+        keys.remark(format!("{} is {}, but {} is {}: using the former", names[0], short(kind), names[1], short(old)));
     }
     Ok(kind)
 }
@@ -150,7 +150,7 @@ fn remark_on_tables(keys: &Keys, taken: &str, other: &str, family: &Family) {
         lost.map(|(name, value)| format!("{} = {}", short(name), short(&value.to_string()))).collect();
     if !lost.is_empty() {
         let lost = lost.join(", ");
-        keys.remark(format!("{taken} is taken and nothing of {other}, as transformers does; not read: {lost}"));
+        keys.remark(format!("using {taken} and nothing of {other}, as transformers does; ignored: {lost}"));
     }
 }
 
@@ -160,7 +160,7 @@ fn remark_on_two(keys: &Keys, table: &Keys, (inner, taken): (&str, Option<f64>),
         && taken != other
     {
         let inner = table.name(inner);
-        keys.remark(format!("{inner} is {taken}, {outer} is {other}: {inner} is taken, as transformers does"));
+        keys.remark(format!("{inner} is {taken}, but {outer} is {other}: using {inner}, as transformers does"));
     }
 }
 
@@ -180,10 +180,10 @@ fn remark_on_unread(keys: &Keys, table: Option<&Keys>, kind: &str, family: &Fami
     let others = |name: &&String| is_read_by_some(name) && !read.contains(&name.as_str());
     if let Some(table) = table {
         let odd = table.names().filter(others).filter(|name| table.value(name).is_some());
-        unread.extend(odd.map(|name| format!("{} (rates of kind {} have none)", table.name(name), short(kind))));
+        unread.extend(odd.map(|name| format!("{} (unused with rope_type {})", table.name(name), short(kind))));
     }
     if !unread.is_empty() {
-        keys.remark(format!("not read, as in transformers: {}", unread.join(", ")));
+        keys.remark(format!("ignored, as in transformers: {}", unread.join(", ")));
     }
 }
 
@@ -198,7 +198,7 @@ fn original(table: &Keys, top: &Keys, kind: &str, family: &Family) -> Result<usi
         && read_by(kind).contains(&KEY)
     {
         let name = table.name(KEY);
-        top.remark(format!("{KEY} is {outer}, {name} is {inner}: the former is taken, as transformers does"));
+        top.remark(format!("{KEY} is {outer}, but {name} is {inner}: using the former, as transformers does"));
     }
     Ok(outer.or(inner).unwrap_or(family.longest))
 }
@@ -208,7 +208,7 @@ fn scaling(table: &Keys, top: &Keys, kind: &str, family: &Family) -> Result<Opti
     let original = original(table, top, kind, family)?;
     let factor = || match table.optional_number("factor")? {
         Some(factor) => Ok(factor),
-        None => Err(table.refuse("factor", &Value::Null, &format!("rotary rates of kind {kind} need it"))),
+        None => Err(table.refuse("factor", &Value::Null, &format!("rope_type {kind} needs it"))),
     };
     let original_len = Some(original);
     Ok(Some(match kind {
@@ -218,7 +218,7 @@ fn scaling(table: &Keys, top: &Keys, kind: &str, family: &Family) -> Result<Opti
         "llama3" => {
             let number = |key: &str| match table.optional_number(key)? {
                 Some(number) => Ok(number),
-                None => Err(table.refuse(key, &Value::Null, "rotary rates of kind llama3 need it")),
+                None => Err(table.refuse(key, &Value::Null, "rope_type llama3 needs it")),
             };
             let (low, high) = (number("low_freq_factor")?, number("high_freq_factor")?);
             Scaling::Llama3(Llama3 { factor: factor()?, low_freq_factor: low, high_freq_factor: high, original_len })
@@ -237,7 +237,7 @@ fn scaling(table: &Keys, top: &Keys, kind: &str, family: &Family) -> Result<Opti
         }
         other => {
             let value = Value::from(other);
-            return Err(table.refuse("rope_type", &value, "there are default, linear, dynamic, llama3 and yarn"));
+            return Err(table.refuse("rope_type", &value, "use default, linear, dynamic, llama3 or yarn"));
         }
     }))
 }

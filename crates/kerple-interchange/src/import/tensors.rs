@@ -54,7 +54,7 @@ const INDEX: &str = "model.safetensors.index.json";
 const OLD: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 /// What to do about a file that is not whole.
-const AGAIN: &str = "copy the file again: it was cut short or changed";
+const AGAIN: &str = "copy the file again: it is truncated or damaged";
 
 impl Folder {
     /// Opens the file with everything, or else those that the index names; which is said where both are there, or weights of
@@ -82,7 +82,7 @@ impl Folder {
         let taken = if whole { WHOLE } else { INDEX };
         for other in [INDEX, OLD[0], OLD[1]] {
             if other != taken && there(other)? {
-                keys.remark(format!("{taken} and {other} are there: {taken} is taken, as transformers does"));
+                keys.remark(format!("found both {taken} and {other}: using {taken}, as transformers does"));
             }
         }
         if family == Family::Kerple {
@@ -101,14 +101,17 @@ impl Folder {
         let stored = all.iter().copied().collect::<Vec<_>>().join(" and ");
         for (key, said) in ["dtype", "torch_dtype"].into_iter().zip(said) {
             if let Some(said) = said.filter(|said| *said != "auto" && !all.is_empty() && !all.contains(said)) {
-                keys.remark(format!("{key} is {}, the tensors are {stored}: they are read as they are", short(said)));
+                keys.remark(format!(
+                    "{key} is {}, but the tensors are {stored}: keeping the type of the tensors",
+                    short(said)
+                ));
             }
         }
         if let [Some(new), Some(old)] = said
             && new != old
         {
             let (new, old) = (short(new), short(old));
-            keys.remark(format!("dtype is {new}, torch_dtype is {old}: the tensors are read as they are, {stored}"));
+            keys.remark(format!("dtype is {new}, but torch_dtype is {old}: keeping the type of the tensors, {stored}"));
         }
     }
 
@@ -116,14 +119,14 @@ impl Folder {
         let damaged = |message: String| Error::damaged(index, message, "copy the folder again");
         let value = config::parse(index, &config::read_text(index, config::INDEX)?)?;
         let map =
-            value["weight_map"].as_object().ok_or_else(|| damaged("there is no table `weight_map`".to_owned()))?;
+            value["weight_map"].as_object().ok_or_else(|| damaged("the table `weight_map` is missing".to_owned()))?;
         let mut found = Folder { files: Vec::new(), of: BTreeMap::new(), drawn: BTreeMap::new() };
         let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
         for (tensor, file) in map {
             let name = file.as_str().filter(|name| is_name(name));
             let name = name.ok_or_else(|| {
                 let (tensor, file) = (short(tensor), short(&file.to_string()));
-                damaged(format!("tensor `{tensor}` is said to be in {file}, which is no file of this folder"))
+                damaged(format!("tensor `{tensor}` is assigned to {file}, which is not a file of this folder"))
             })?;
             let number = match numbers.get(name) {
                 Some(number) => *number,
@@ -134,7 +137,7 @@ impl Folder {
                 }
             };
             if found.files[number].info(tensor).is_none() {
-                let message = format!("tensor `{}` is said to be in {name}, and is not there", short(tensor));
+                let message = format!("tensor `{}` is assigned to {name}, but is missing there", short(tensor));
                 return Err(damaged(message));
             }
             found.of.insert(tensor.clone(), number);
@@ -153,7 +156,8 @@ impl Folder {
                     Some(own) if *own == number => {}
                     Some(own) => {
                         let places = [*own, number].map(|number| self.files[number].path().display().to_string());
-                        let message = format!("tensor `{}` is in {} and in {}", short(&name), places[0], places[1]);
+                        let message =
+                            format!("tensor `{}` is both in {} and in {}", short(&name), places[0], places[1]);
                         return Err(Error::damaged(index, message, "remove it from one of them"));
                     }
                 }
@@ -161,7 +165,7 @@ impl Folder {
         }
         if !unsaid.is_empty() {
             keys.remark(format!(
-                "{INDEX} says nothing of tensors in its files, and they are not read: {}",
+                "{INDEX} does not list these tensors of its files, so they are ignored: {}",
                 shown(&unsaid)
             ));
         }
@@ -185,12 +189,12 @@ fn without_tensors(folder: &Path) -> Error {
     let old = OLD.into_iter().find(|name| is_there(name));
     match old {
         Some(old) => Error::refused(
-            format!("{}: of Hugging Face folders only safetensors are read", folder.join(old).display()),
-            "load it with transformers once and save it again: model.save_pretrained(FOLDER, safe_serialization=True)",
+            format!("{}: of Hugging Face weights, only safetensors are supported", folder.join(old).display()),
+            "convert it once with transformers: model.save_pretrained(FOLDER, safe_serialization=True)",
         ),
         None => Error::refused(
             format!("{} has neither {WHOLE} nor {INDEX}", folder.display()),
-            "give the folder that holds config.json and the weights",
+            "give the folder that contains config.json and the weights",
         ),
     }
 }
@@ -229,13 +233,13 @@ impl Tensors for Folder {
     }
 
     fn parts(&self, name: &str, take: &mut Take<'_>) -> Result<()> {
-        let absent = || Error::damaged(&self.place(name), format!("there is no tensor `{name}`"), AGAIN);
+        let absent = || Error::damaged(&self.place(name), format!("tensor `{name}` is missing"), AGAIN);
         let file = self.file(name).ok_or_else(absent)?;
         let (dtype, _) = file.info(name).ok_or_else(absent)?;
         // before anything is read
         let convert = conversion(dtype).ok_or_else(|| {
-            let message = format!("tensor `{name}` is of type {dtype:?}; F64, F32, F16 and BF16 can be imported");
-            Error::refused(format!("{}: {message}", file.path().display()), "save the model in one of these")
+            let message = format!("tensor `{name}` has type {dtype:?}; F64, F32, F16 and BF16 can be imported");
+            Error::refused(format!("{}: {message}", file.path().display()), "save the model in one of these types")
         })?;
         let mut count = 0;
         let found = file.parts(name, |bytes| {
@@ -301,11 +305,7 @@ pub fn check_finite(values: &[f32], first: usize, name: &str, path: &Path) -> Re
         None => Ok(()),
         Some(at) => {
             let message = format!("value {} of tensor `{}` is {}", first + at, short(name), values[at]);
-            Err(Error::damaged(
-                path,
-                message,
-                "the model is damaged, or its training had failed: nothing can be computed with it",
-            ))
+            Err(Error::damaged(path, message, "the model is damaged or its training diverged; use another checkpoint"))
         }
     }
 }

@@ -37,12 +37,12 @@ pub fn beside(folder: &Path, options: &Options, described: &mut Described) -> Re
     if options.tokenizer.is_none() && !look(&path)? {
         for other in OTHERS {
             if look(&folder.join(other))? {
-                let message = format!("{}: of tokenizers only {TOKENIZER} is read", folder.join(other).display());
+                let message = format!("{}: of tokenizers, only {TOKENIZER} is supported", folder.join(other).display());
                 let hint = "convert it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes tokenizer.json";
                 return Err(Error::refused(message, hint));
             }
         }
-        let note = "there is no tokenizer.json: the run knows its tokens as numbers".to_owned();
+        let note = "tokenizer.json is missing: the run has token ids only".to_owned();
         described.notes.push(note);
         return Ok(None);
     }
@@ -50,7 +50,8 @@ pub fn beside(folder: &Path, options: &Options, described: &mut Described) -> Re
     let (tokens, rows) = (tokenizer.vocab_size(), described.config.model.vocab_rows.unwrap_or(0));
     if tokens > rows {
         described.notes.push(format!(
-            "{} has {tokens} tokens, the embedding has {rows} rows: texts with the others are refused, and none is generated",
+            "{} has {tokens} tokens, but the embedding has {rows} rows: texts with the other tokens \
+             are refused, and the model never generates them",
             path.display()
         ));
     }
@@ -73,7 +74,7 @@ fn open(folder: &Path, path: &Path, options: &Options, described: &mut Described
     names.take()?;
     let end = match &options.end_of_document {
         Some(name) => Some(plain.token(name).ok_or_else(|| {
-            let message = format!("{}: there is no token `{}`", path.display(), short(name));
+            let message = format!("{}: unknown token `{}`", path.display(), short(name));
             Error::refused(message, "name the token that ends a document with --end-of-document TOKEN")
         })?),
         None => described.special.eos.first().copied(),
@@ -83,11 +84,11 @@ fn open(folder: &Path, path: &Path, options: &Options, described: &mut Described
     if end as usize >= rows {
         let name = tokenizer.name(end).unwrap_or_default();
         let message = format!(
-            "{}: documents end with token {end} `{}`, the model's embedding has {rows} rows",
+            "{}: documents end with token {end} `{}`, but the model's embedding has {rows} rows",
             path.display(),
             short(&name)
         );
-        return Err(Error::refused(message, "name another one of its tokens with --end-of-document TOKEN"));
+        return Err(Error::refused(message, "name another token with --end-of-document TOKEN"));
     }
     described.special.end_of_document = Some(end);
     Ok(tokenizer)
@@ -109,7 +110,7 @@ impl Names<'_> {
         let mut is_token = |key: &str, id: u32| {
             let known = self.tokenizer.name(id).is_some() || self.tokenizer.music_vocabulary().is_some();
             if !known {
-                odd.push(format!("{key} {id} is no token of {}, and left out", self.path.display()));
+                odd.push(format!("{key} {id} is not a token of {}: ignored", self.path.display()));
             }
             known
         };
@@ -125,10 +126,10 @@ impl Names<'_> {
         let rows = self.described.config.model.vocab_rows.unwrap_or(0);
         let why = match self.tokenizer.token(name) {
             Some(id) if (id as usize) < rows => return Some(id),
-            Some(id) => format!("it is token {id}, the embedding has {rows} rows"),
+            Some(id) => format!("it is token {id}, but the embedding has {rows} rows"),
             None => format!("{} has no such token", self.path.display()),
         };
-        self.described.notes.push(format!("{key} `{}` of {file} is left out: {why}", short(name)));
+        self.described.notes.push(format!("{key} `{}` of {file} is ignored: {why}", short(name)));
         None
     }
 
@@ -144,7 +145,10 @@ impl Names<'_> {
                 special.eos.push(eos);
             } else {
                 let (name, ids) = (named(eos), &special.eos);
-                notes.push(format!("eos_token of the tokenizer is `{name}` ({eos}), eos_token_id {ids:?}: generation stops at the latter, as in transformers"));
+                notes.push(format!(
+                    "eos_token of the tokenizer is `{name}` ({eos}), but eos_token_id is {ids:?}: \
+                     generation stops at the latter, as in transformers"
+                ));
             }
         }
         // a tokenizer without bos begins texts with its eos
@@ -180,10 +184,10 @@ fn special(folder: &Path, keys: &Keys, described: &mut Described) -> Result<()> 
         let (own, over) = (own?, over?);
         match (&own, &over) {
             (Some(own), Some(over)) if own != over => keys.remark(format!(
-                "{key} is {own:?} in config.json and {over:?} in {GENERATION}: the latter is taken, as transformers does"
+                "{key} is {own:?} in config.json but {over:?} in {GENERATION}: using the latter, as transformers does"
             )),
             (Some(own), None) if there && key == "eos_token_id" => keys.remark(format!(
-                "{GENERATION} says nothing of {key}: {own:?} of config.json is taken, where transformers would not stop"
+                "{GENERATION} has no {key}: using {own:?} of config.json, where transformers would not stop"
             )),
             _ => {}
         }
@@ -191,7 +195,7 @@ fn special(folder: &Path, keys: &Keys, described: &mut Described) -> Result<()> 
             over.or(own).into_iter().flatten().partition(|id| (0..rows as i64).contains(id));
         // -1 stands for none in old files
         if beyond.iter().any(|id| *id != -1) {
-            keys.remark(format!("{key} {beyond:?} is beyond the {rows} rows of the embedding, and left out"));
+            keys.remark(format!("{key} {beyond:?} exceeds the {rows} rows of the embedding: ignored"));
         }
         Ok::<_, Error>(within.into_iter().map(|id| id as u32).collect::<Vec<u32>>())
     });
@@ -208,8 +212,8 @@ fn ids(keys: &Keys, key: &str) -> Result<Option<Vec<i64>>> {
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     let most = if key == "eos_token_id" { MOST } else { 1 };
     if list.len() > most {
-        return Err(keys.refuse(key, value, &format!("it must be the id of a token, or a list of at most {most}")));
+        return Err(keys.refuse(key, value, &format!("it must be a token id, or a list of at most {most}")));
     }
-    let id = |id: &Value| id.as_i64().ok_or_else(|| keys.refuse(key, value, "it must be the id of a token"));
+    let id = |id: &Value| id.as_i64().ok_or_else(|| keys.refuse(key, value, "it must be a token id"));
     list.iter().map(id).collect::<Result<Vec<i64>>>().map(Some)
 }

@@ -20,16 +20,16 @@ fn name_of(family: Family, usual: &str, tensors: &dyn Tensors) -> Option<String>
 
 fn missing(usual: &[String], tensors: &dyn Tensors) -> Error {
     let place = tensors.place("");
-    let message = format!("there is no tensor {}", shown(usual));
-    Error::damaged(&place, message, "the folder holds a part of the model, or config.json is that of another one")
+    let message = format!("missing tensors: {}", shown(usual));
+    Error::damaged(&place, message, "the folder contains a part of the model, or config.json belongs to another one")
 }
 
 fn check_shape(name: &str, shape: &[usize], makes: &str, tensors: &dyn Tensors) -> Result<()> {
     match tensors.shape(name) {
         Some(found) if found == shape => Ok(()),
         found => {
-            let message = format!("tensor `{name}` has shape {:?}, {makes} it {shape:?}", found.unwrap_or_default());
-            Err(Error::damaged(&tensors.place(name), message, "the configuration is that of another model"))
+            let message = format!("tensor `{name}` has shape {:?}; {makes} {shape:?}", found.unwrap_or_default());
+            Err(Error::damaged(&tensors.place(name), message, "the configuration belongs to another model"))
         }
     }
 }
@@ -40,18 +40,18 @@ fn check_shape(name: &str, shape: &[usize], makes: &str, tensors: &dyn Tensors) 
 /// A table that is not there, or of another shape.
 pub fn check_outline(described: &Described, tensors: &dyn Tensors) -> Result<()> {
     let (family, model) = (described.family, &described.config.model);
-    let [rows, width] = [model.vocab_rows, model.d_model].map(|size| size.expect("families say their sizes"));
+    let [rows, width] = [model.vocab_rows, model.d_model].map(|size| size.expect("families state their sizes"));
     let outline = crate::layout::outline(family);
     let embedding = [outline.embedding, outline.head].into_iter().find_map(|name| name_of(family, name, tensors));
     let embedding = embedding.ok_or_else(|| missing(&[outline.embedding.to_owned()], tensors))?;
     let [of_rows, of_width, of_positions] = names::outline(family, &described.place);
-    check_shape(&embedding, &[rows, width], &format!("{of_rows} and {of_width} make"), tensors)?;
+    check_shape(&embedding, &[rows, width], &format!("{of_rows} and {of_width} give"), tensors)?;
     if let Method::Learned(learned) = &described.config.encoding.method
         && let Some(rows) = learned.positions
     {
         let usual = outline.positions.to_owned();
         let name = name_of(family, &usual, tensors).ok_or_else(|| missing(&[usual], tensors))?;
-        check_shape(&name, &[rows, width], &format!("{of_positions} and {of_width} make"), tensors)?;
+        check_shape(&name, &[rows, width], &format!("{of_positions} and {of_width} give"), tensors)?;
     }
     Ok(())
 }
@@ -80,7 +80,7 @@ pub fn tie(described: &mut Described, tensors: &dyn Tensors) -> Result<Tie> {
     let [embedding, head] = [outline.embedding, outline.head].map(|name| name_of(family, name, tensors));
     Ok(match (embedding, head) {
         (None, Some(head)) => {
-            described.notes.push(format!("there is no `{}`: `{head}` is the embedding too", outline.embedding));
+            described.notes.push(format!("there is no `{}`: `{head}` serves as the embedding too", outline.embedding));
             Tie::HeadAlone
         }
         (Some(embedding), Some(head)) => {
@@ -91,7 +91,8 @@ pub fn tie(described: &mut Described, tensors: &dyn Tensors) -> Result<Tie> {
             }
             block.tied_head = false;
             let note = format!(
-                "config.json ties the head to the embedding, and `{head}` differs from `{embedding}`: they are not tied"
+                "config.json ties the head to the embedding, but `{head}` differs from \
+                 `{embedding}`: keeping them separate"
             );
             described.notes.push(note);
             Tie::AsSaid
@@ -129,7 +130,7 @@ pub fn find(family: Family, entries: &[Entry], tie: Tie, tensors: &dyn Tensors) 
         return Err(missing(&absent, tensors));
     }
     wanted()
-        .try_for_each(|tensor| check_shape(&found[&tensor.name], &tensor.shape, "the configuration makes", tensors))?;
+        .try_for_each(|tensor| check_shape(&found[&tensor.name], &tensor.shape, "the configuration gives", tensors))?;
     let mut known: BTreeSet<String> = found.values().cloned().collect();
     if tie == Tie::Twice {
         known.extend(name_of(family, crate::layout::outline(family).head, tensors));
@@ -138,11 +139,11 @@ pub fn find(family: Family, entries: &[Entry], tie: Tie, tensors: &dyn Tensors) 
     match odd.first() {
         None => Ok(found),
         Some(first) => {
-            let message = format!("there is no place in a model of this kind for {}", shown(&odd));
+            let message = format!("a model of this kind does not have {}", shown(&odd));
             Err(Error::damaged(
                 &tensors.place(first),
                 message,
-                "config.json is that of another model, or this version does not know the kind",
+                "config.json belongs to another model, or this version does not know the kind",
             ))
         }
     }

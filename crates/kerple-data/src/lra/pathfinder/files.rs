@@ -36,19 +36,19 @@ impl Files {
                 let bad = |message: String| Error::damaged_at(&list, format!(", line {number}"), message, HINT);
                 let fields: Vec<&str> = line.split(' ').collect();
                 let [place, name, _, label, ..] = fields[..] else {
-                    return Err(bad(format!("it has {} fields", fields.len())));
+                    return Err(bad(format!("the line has {} fields; expected at least 4", fields.len())));
                 };
                 let label = match label {
                     "0" => 0,
                     "1" => 1,
-                    other => return Err(bad(format!("the label is `{other}`, it must be 0 or 1"))),
+                    other => return Err(bad(format!("the label is `{other}`; it must be 0 or 1"))),
                 };
                 let image = Path::new(place).join(name);
                 if [place, name].concat().chars().any(char::is_control) {
-                    return Err(bad(format!("`{place}` and `{name}` are no names of a folder and a file")));
+                    return Err(bad(format!("`{place}` and `{name}` cannot name a folder and a file")));
                 }
                 if image.components().any(|part| !matches!(part, Component::Normal(_))) {
-                    return Err(bad(format!("{} lies outside of the folder", image.display())));
+                    return Err(bad(format!("{} is outside the folder", image.display())));
                 }
                 check_stop(stop)?;
                 let bytes = content(&folder.join(&image))?;
@@ -62,7 +62,7 @@ impl Files {
         }
         if images.len() < 10 {
             let message =
-                format!("{}: its lists name {} images, 10 are needed for three splits", folder.display(), images.len());
+                format!("{}: its lists name {} images; three splits need at least 10", folder.display(), images.len());
             return Err(Error::refused(message, HINT));
         }
         let content = format!("{} {}", facts.content, hex(sum.finish()));
@@ -76,7 +76,7 @@ impl Files {
     }
 }
 
-const HINT: &str = "give the folder of a level of the published images, with metadata/*.npy and imgs/";
+const HINT: &str = "set `data.path` to the folder of one level of the published images, with metadata/*.npy and imgs/";
 
 /// A larger file is no image of these.
 const LARGEST_IMAGE: u64 = 1 << 24;
@@ -87,8 +87,8 @@ fn content(path: &Path) -> Result<Vec<u8>> {
     match file.len() {
         0..=LARGEST_IMAGE => file.read(0..file.len()),
         bytes => {
-            let message = format!("it has {bytes} bytes, an image has up to {LARGEST_IMAGE}");
-            Err(Error::damaged(path, message, "fetch the image again"))
+            let message = format!("the file has {bytes} bytes; an image may have up to {LARGEST_IMAGE}");
+            Err(Error::damaged(path, message, "download the image again"))
         }
     }
 }
@@ -130,7 +130,7 @@ impl Examples for Files {
 /// The pixels of a square PNG image of grey values, or of the first channel of one in colour.
 fn grey_pixels(path: &Path, size: usize) -> Result<Vec<u8>> {
     let file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
-    let bad = |message: String| Error::damaged(path, message, "fetch the image again");
+    let bad = |message: String| Error::damaged(path, message, "download the image again");
     let decoded = contain(|| -> std::result::Result<(png::OutputInfo, Vec<u8>), String> {
         let mut decoder =
             png::Decoder::new_with_limits(BufReader::new(file), png::Limits { bytes: LARGEST_IMAGE as usize });
@@ -138,9 +138,9 @@ fn grey_pixels(path: &Path, size: usize) -> Result<Vec<u8>> {
         let mut reader = decoder.read_info().map_err(|error| error.to_string())?;
         let info = reader.info();
         if (info.width as usize, info.height as usize) != (size, size) {
-            return Err(format!("it has {} x {} pixels, {size} x {size} are expected", info.width, info.height));
+            return Err(format!("the image has {} x {} pixels; expected {size} x {size}", info.width, info.height));
         }
-        let bytes = reader.output_buffer_size().ok_or("it is too large")?;
+        let bytes = reader.output_buffer_size().ok_or("the image is too large")?;
         let mut pixels = vec![0; bytes];
         let info = reader.next_frame(&mut pixels).map_err(|error| error.to_string())?;
         pixels.truncate(info.buffer_size());
@@ -150,6 +150,6 @@ fn grey_pixels(path: &Path, size: usize) -> Result<Vec<u8>> {
     let pixels: Vec<u8> = pixels.into_iter().step_by(info.color_type.samples()).collect();
     match pixels.len() == size * size {
         true => Ok(pixels),
-        false => Err(bad(format!("it has {} pixels instead of {}", pixels.len(), size * size))),
+        false => Err(bad(format!("the image has {} pixels; expected {}", pixels.len(), size * size))),
     }
 }

@@ -45,7 +45,7 @@ fn programs(tracks: &[Events], notes: &mut Notes) -> Programs {
         let both = pairs.filter(|((a, first), (b, second))| a.0 == b.0 && a.1 != b.1 && first != second);
         for (((at, first, _), _), ((_, second, _), _)) in both {
             notes.add(format!(
-                "tracks {} and {} set the program of {} at tick {at}: that of the later track counts",
+                "tracks {} and {} set the program of {} at tick {at}: using that of the later track",
                 first + 1,
                 second + 1,
                 named(*channel)
@@ -125,7 +125,7 @@ fn read_track(number: usize, track: &Events, programs: &Programs, piece: &mut Pi
         }));
     }
     if open > 0 {
-        notes.add(format!("{open} notes of track {} have no end, and last until the track ends", number + 1));
+        notes.add(format!("{open} notes of track {} have no end; they last until the track ends", number + 1));
     }
 }
 

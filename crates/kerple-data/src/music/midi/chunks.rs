@@ -89,21 +89,21 @@ fn unwrapped<'b>(bytes: &'b [u8], notes: &mut Notes) -> Found<&'b [u8]> {
         return Ok(bytes);
     }
     if bytes.get(8..12) != Some(b"RMID") {
-        return Err("this is not a MIDI file: it is a RIFF file of another kind than RMID".to_owned());
+        return Err("not a MIDI file: it is a RIFF file of a kind other than RMID".to_owned());
     }
     let mut rest = &bytes[12..];
     while let Some((start, data)) = rest.split_at_checked(HEAD) {
         let length = u32::from_le_bytes([start[4], start[5], start[6], start[7]]) as usize;
         if &start[..4] == b"data" {
             if length > data.len() {
-                notes.add(format!("its RIFF chunk `data` says {length} bytes, {} are left", data.len()));
+                notes.add(format!("its RIFF chunk `data` states {length} bytes, but {} remain", data.len()));
             }
             return Ok(&data[..length.min(data.len())]);
         }
         // chunks of RIFF begin at even places
         rest = data.get(length.saturating_add(length % 2)..).unwrap_or(&[]);
     }
-    Err("this is not a MIDI file: its RIFF container has no chunk `data`".to_owned())
+    Err("not a MIDI file: its RIFF container has no chunk `data`".to_owned())
 }
 
 /// Format, number of tracks and ticks a beat, and where the header ends.
@@ -112,22 +112,22 @@ fn header(bytes: &[u8]) -> Found<(u16, usize, u32, usize)> {
         Some((b"MThd", length)) => length,
         _ => {
             let start = bytes[..bytes.len().min(4)].escape_ascii();
-            return Err(format!("this is not a MIDI file: it begins with `{start}`, not `MThd`"));
+            return Err(format!("not a MIDI file: it starts with `{start}`; expected `MThd`"));
         }
     };
     let Some([a, b, c, d, e, f, ..]) = bytes[HEAD..].get(..length.min(bytes.len() - HEAD)) else {
-        return Err(format!("this is not a MIDI file: its header has {} bytes, 6 are needed", bytes.len() - HEAD));
+        return Err(format!("not a MIDI file: its header has {} bytes; expected at least 6", bytes.len() - HEAD));
     };
     let (format, tracks, division) =
         (u16::from_be_bytes([*a, *b]), u16::from_be_bytes([*c, *d]), u16::from_be_bytes([*e, *f]));
     if format > 2 {
-        return Err(format!("its format is {format}, MIDI files have 0, 1 or 2"));
+        return Err(format!("its format is {format}; MIDI allows 0, 1 or 2"));
     }
     if division >= 1 << 15 {
-        return Err("its time is in frames (SMPTE), not in beats".to_owned());
+        return Err("its time is in frames (SMPTE); expected beats".to_owned());
     }
     if division == 0 {
-        return Err("it has 0 ticks a beat".to_owned());
+        return Err("it has 0 ticks per beat; expected at least 1".to_owned());
     }
     Ok((format, usize::from(tracks), u32::from(division), HEAD.saturating_add(length)))
 }
@@ -149,28 +149,30 @@ pub(super) fn read(bytes: &[u8]) -> Found<Chunks<'_>> {
                 tracks.push(track);
                 at = next;
             }
-            Some((b"MThd", _)) => return Err(format!("a second piece begins at byte {at}, one is expected")),
+            Some((b"MThd", _)) => {
+                return Err(format!("a second piece starts at byte {at}; expected one piece per file"));
+            }
             Some((name, length)) if length <= rest.len() - HEAD => {
-                notes.add(format!("its chunk `{}` of {length} bytes is passed over", name.escape_ascii()));
+                notes.add(format!("its chunk `{}` of {length} bytes is skipped", name.escape_ascii()));
                 at += HEAD + length;
             }
             _ if tracks.len() < stated => {
                 let number = tracks.len() + 1;
-                return Err(format!("at byte {at} track {number} of {stated} is expected, and there is none"));
+                return Err(format!("track {number} of {stated} is missing at byte {at}"));
             }
             _ => {
-                notes.add(format!("{} bytes after its last track are passed over", rest.len()));
+                notes.add(format!("{} bytes after its last track are skipped", rest.len()));
                 at = bytes.len();
             }
         }
     }
     match (format, tracks.len()) {
-        (_, 0) => return Err(format!("there is no track in it, its header says {stated}")),
+        (_, 0) => return Err(format!("it has no tracks; its header states {stated}")),
         (2, 2..) => {
-            return Err("its tracks are pieces one after the other (format 2), one piece is expected".to_owned());
+            return Err("it has several consecutive pieces (format 2); expected one piece per file".to_owned());
         }
-        (0, found @ 2..) => notes.add(format!("its format 0 has one track, {found} are there and taken together")),
-        (_, found) if found != stated => notes.add(format!("its header says {stated} tracks, it has {found}")),
+        (0, found @ 2..) => notes.add(format!("its format 0 allows one track; it has {found}, which are merged")),
+        (_, found) if found != stated => notes.add(format!("its header states {stated} tracks; it has {found}")),
         _ => {}
     }
     Ok(Chunks { format, resolution, tracks, notes })
@@ -192,21 +194,21 @@ fn track<'b>(
     if length > left {
         return match read {
             Ok((events, true)) if follows(ended_at) => {
-                notes.add(format!("track {number} says {length} bytes, its events end after {}", ended_at - from));
+                notes.add(format!("track {number} states {length} bytes; its events end after {}", ended_at - from));
                 Ok((events, ended_at))
             }
-            _ => Err(format!("track {number} is cut short: it says {length} bytes, {left} are left")),
+            _ => Err(format!("track {number} is truncated: it states {length} bytes, but {left} remain")),
         };
     }
     let (events, ended) = read?;
     let next = from + length;
     match ended {
         true if ended_at < next => {
-            notes.add(format!("{} bytes after the end of track {number} are passed over", next - ended_at));
+            notes.add(format!("{} bytes after the end of track {number} are skipped", next - ended_at));
         }
         true => {}
         false if follows(next) => notes.add(format!("track {number} has no end-of-track event")),
-        false => return Err(format!("track {number} has no end at byte {next}, where its length ends")),
+        false => return Err(format!("track {number} does not end at byte {next}, where its length ends")),
     }
     Ok((events, next))
 }
@@ -226,14 +228,14 @@ impl<'b> Reader<'b, '_> {
     }
 
     fn byte(&mut self) -> Found<u8> {
-        let byte = *self.bytes.get(self.at).ok_or_else(|| self.wrong("the track ends inside of an event"))?;
+        let byte = *self.bytes.get(self.at).ok_or_else(|| self.wrong("the track ends within an event"))?;
         self.at += 1;
         Ok(byte)
     }
 
     fn take(&mut self, count: usize) -> Found<&'b [u8]> {
         let taken = self.bytes[self.at..].get(..count);
-        let taken = taken.ok_or_else(|| self.wrong("the track ends inside of an event"))?;
+        let taken = taken.ok_or_else(|| self.wrong("the track ends within an event"))?;
         self.at += count;
         Ok(taken)
     }
@@ -245,7 +247,7 @@ impl<'b> Reader<'b, '_> {
             let byte = self.byte()?;
             found = found << 7 | usize::from(byte & 127);
             if found >= 1 << 28 {
-                return Err(self.wrong("a number is above 268435455"));
+                return Err(self.wrong("a number exceeds 268435455"));
             }
             if byte < 128 {
                 return Ok(found);
@@ -259,7 +261,7 @@ impl<'b> Reader<'b, '_> {
             byte @ 0..128 => Ok(byte),
             byte => {
                 self.at -= 1;
-                Err(self.wrong(&format!("0x{byte:02x} is no data of an event, which ends at 0x7f")))
+                Err(self.wrong(&format!("0x{byte:02x} is not a data byte; data bytes end at 0x7f")))
             }
         }
     }
@@ -278,7 +280,7 @@ impl<'b> Reader<'b, '_> {
                     let status = running.ok_or_else(|| self.wrong("data without a status byte"))?;
                     if broken {
                         let number = self.number;
-                        self.notes.add(format!("running status goes on after meta events in track {number}"));
+                        self.notes.add(format!("running status continues across meta events in track {number}"));
                     }
                     status
                 }
@@ -341,7 +343,7 @@ impl<'b> Reader<'b, '_> {
             }
             (0x51, other) => {
                 let number = self.number;
-                self.notes.add(format!("a tempo of {other:?} in track {number} is passed over"));
+                self.notes.add(format!("a tempo of {other:?} in track {number} is skipped"));
                 Meta::Other
             }
             _ => Meta::Other,
@@ -358,14 +360,14 @@ impl<'b> Reader<'b, '_> {
             }
             0xf1 | 0xf3 => 1,
             0xf2 => 2,
-            0xf4 | 0xf5 => return Err(self.wrong(&format!("0x{status:02x} is no status of MIDI"))),
+            0xf4 | 0xf5 => return Err(self.wrong(&format!("0x{status:02x} is not a MIDI status byte"))),
             _ => 0,
         };
         for _ in 0..data {
             self.data()?;
         }
         let number = self.number;
-        self.notes.add(format!("system messages 0x{status:02x} in track {number} are passed over"));
+        self.notes.add(format!("system messages 0x{status:02x} in track {number} are skipped"));
         Ok(())
     }
 }

@@ -22,21 +22,24 @@ pub(super) fn check(file: &mut File) -> std::result::Result<(), String> {
         while open.last() == Some(&0) {
             open.pop();
         }
-        let Some(left) = open.last_mut() else { return Err(format!("element {at} of the schema belongs to no other")) };
+        let Some(left) = open.last_mut() else { return Err(format!("element {at} of the schema has no parent")) };
         *left -= 1;
         if *claimed > children.len() as u64 {
-            return Err(format!("element {at} of the schema claims {claimed} children, there are {}", children.len()));
+            return Err(format!(
+                "element {at} of the schema states {claimed} children, but the schema has {} elements",
+                children.len()
+            ));
         }
         if *claimed > 0 {
             open.push(*claimed);
         }
         if open.len() > DEEPEST {
-            return Err(format!("the schema has more than {DEEPEST} groups within each other"));
+            return Err(format!("the schema has more than {DEEPEST} nested groups"));
         }
     }
     match open.iter().sum::<u64>() {
         0 => Ok(()),
-        missing => Err(format!("the schema claims {missing} elements more than it has")),
+        missing => Err(format!("the schema states {missing} more elements than it has")),
     }
 }
 

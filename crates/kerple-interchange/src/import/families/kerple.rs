@@ -62,7 +62,7 @@ fn check_made(keys: &Keys, config: &RunConfig) -> Result<()> {
     for key in given {
         let value = keys.raw(key).unwrap_or(&Value::Null);
         if without_drawn(value) != ours[key] {
-            let why = "it does not follow from block, encoding and kinds_of_layers, of which it was made";
+            let why = "it contradicts block, encoding and kinds_of_layers, from which it was computed";
             return Err(keys.refuse(key, value, why));
         }
     }

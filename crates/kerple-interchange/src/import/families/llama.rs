@@ -125,14 +125,16 @@ fn kv_heads(keys: &Keys, heads: usize, known: &Defaults) -> Result<usize> {
 
 fn head_dim(keys: &Keys, family: Family, share: usize, known: &Defaults) -> Result<usize> {
     if let (Some(Value::Null), Family::Smollm3 | Family::Qwen3) = (keys.raw("head_dim"), family) {
-        return Err(keys.refuse("head_dim", &Value::Null, "this family needs a number, or not the key"));
+        return Err(keys.refuse("head_dim", &Value::Null, "this family needs a number; otherwise leave out the key"));
     }
     let found = keys.size(&["head_dim"], known.head_dim.unwrap_or(share), Limit::Width)?;
     match found.is_multiple_of(2) && found > 0 {
         true => Ok(found),
-        false => {
-            Err(keys.refuse("head_dim", &Value::from(found), "it must be even and at least 2: features turn in pairs"))
-        }
+        false => Err(keys.refuse(
+            "head_dim",
+            &Value::from(found),
+            "it must be even and at least 2, because rotary rotates features in pairs",
+        )),
     }
 }
 
@@ -154,7 +156,7 @@ fn kinds(keys: &Keys, family: Family, layers: usize) -> Result<(Vec<bool>, Vec<O
         Family::Llama => {
             for key in ["sliding_window", "layer_types"] {
                 if let Some(value) = keys.value(key).filter(|value| !is_all_full(value)) {
-                    return Err(keys.refuse(key, value, "this family has no windows"));
+                    return Err(keys.refuse(key, value, "this family does not support windows"));
                 }
             }
             vec![None; layers]
@@ -187,12 +189,12 @@ fn unrotated(keys: &Keys, layers: usize) -> Result<Vec<bool>> {
     let refuse = |why: &str| keys.refuse("no_rope_layers", value, why);
     let list = value.as_array().ok_or_else(|| refuse("it must be a list of 0 and 1"))?;
     if list.len() < layers {
-        return Err(refuse(&format!("it has {} entries, there are {layers} layers", list.len())));
+        return Err(refuse(&format!("it has {} entries, but the model has {layers} layers", list.len())));
     }
     let entry = |entry: &Value| match entry.as_u64() {
         Some(0) => Ok(true),
         Some(1) => Ok(false),
-        _ => Err(refuse("its entries must be 0, does not rotate, or 1, rotates")),
+        _ => Err(refuse("its entries must be 0 (does not rotate) or 1 (rotates)")),
     };
     // what is beyond the last layer is nobody's
     list[..layers].iter().map(entry).collect()
@@ -222,13 +224,15 @@ fn windows(keys: &Keys, family: Family, unrotated: &[bool]) -> Result<Vec<Option
     };
     if let Some(value) = keys.value("layer_types") {
         let refuse = |why: &str| keys.refuse("layer_types", value, why);
-        let list = value.as_array().ok_or_else(|| refuse("it must be a list of words"))?;
+        let list = value.as_array().ok_or_else(|| refuse("it must be a list of strings"))?;
         if list.len() != layers {
-            return Err(refuse(&format!("it has {} entries, there are {layers} layers", list.len())));
+            return Err(refuse(&format!("it has {} entries, but the model has {layers} layers", list.len())));
         }
         let kind = |kind: &Value| match kind.as_str() {
             Some("full_attention" | "attention") => Ok(None),
-            Some("sliding_attention") if !used => Err(refuse("use_sliding_window is false, so there are no windows")),
+            Some("sliding_attention") if !used => {
+                Err(refuse("use_sliding_window is false, so layers cannot have windows"))
+            }
             Some("sliding_attention") => window().map(Some),
             _ => Err(refuse("its entries must be full_attention or sliding_attention")),
         };
@@ -271,7 +275,7 @@ fn remark(unrotated: &[bool]) -> Option<String> {
         return None;
     }
     let odd = match 2 * still.len() > unrotated.len() {
-        true => "; these are more than half: in no_rope_layers 1 means that a layer rotates",
+        true => "; these are more than half: in no_rope_layers, 1 means that a layer rotates",
         false => "",
     };
     Some(format!("layers without rotation: {}{odd}", still.join(", ")))

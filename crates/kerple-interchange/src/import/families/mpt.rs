@@ -67,7 +67,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
     let mut described = Described::new(Family::Mpt, Shape { model, encoding, train_len });
     if bias_max != USUAL_BIAS_MAX {
         described.notes.push(format!(
-            "alibi_bias_max is {bias_max}, which is followed as its authors do; transformers computes with {USUAL_BIAS_MAX}"
+            "alibi_bias_max is {bias_max}: using it, as its authors do; transformers computes with {USUAL_BIAS_MAX}"
         ));
     }
     Ok(described)

@@ -48,7 +48,7 @@ impl Settings {
         for (key, value) in facts(folder)? {
             match keys.get(&key).filter(|said| !said.is_null()) {
                 Some(said) if READ.contains(&key.as_str()) && !is_same(said, &value) => {
-                    let why = format!("{FACTS} of the same step says {}", short(&value.to_string()));
+                    let why = format!("{FACTS} of the same step states {}", short(&value.to_string()));
                     return Err(refuse(&configs, &key, &said.to_string(), &why));
                 }
                 Some(_) => {}
@@ -57,20 +57,20 @@ impl Settings {
         }
         let said = keys.get("pos-emb").filter(|value| !value.is_null());
         if let Some(other) = said.filter(|said| !said.is_string()) {
-            return Err(refuse(&configs, "pos-emb", &other.to_string(), "it must be a word"));
+            return Err(refuse(&configs, "pos-emb", &other.to_string(), "it must be a string"));
         }
         let pos_emb = match (said.and_then(Value::as_str), pos_emb) {
             (Some(said), Some(asked)) if said != asked => {
-                return Err(refuse(&configs, "pos-emb", said, &format!("--pos-emb says {asked}")));
+                return Err(refuse(&configs, "pos-emb", said, &format!("it contradicts --pos-emb {asked}")));
             }
             (Some(known), _) | (None, Some(known)) => known.to_owned(),
             (None, None) => {
                 return Err(Error::refused(
                     format!(
-                        "{} says nothing of pos-emb, and different kernels have the same tensors",
+                        "{} does not state pos-emb, and different kernels have the same tensors",
                         configs.display()
                     ),
-                    "say it: --pos-emb kerple_log, or another value that GPT-NeoX has for it",
+                    "pass --pos-emb kerple_log, or another value that GPT-NeoX has for it",
                 ));
             }
         };
@@ -99,7 +99,7 @@ impl Settings {
             if self.keys.get(key).is_some_and(|value| !value.is_null() && !values.contains(value)) {
                 let known: Vec<String> = values.iter().map(Value::to_string).collect();
                 let known = if known.is_empty() { "null".to_owned() } else { known.join(" or ") };
-                return Err(self.refuse(key, &format!("it changes results, and only {known} can be imported")));
+                return Err(self.refuse(key, &format!("it changes results; only {known} can be imported")));
             }
         }
         // heads that see all positions, in every layer
@@ -118,7 +118,7 @@ impl Settings {
             _ => plan::WIDEST,
         } as u64;
         let number = self.keys.get(key).and_then(Value::as_u64).filter(|number| (1..=most).contains(number));
-        let refused = || self.refuse(key, &format!("a whole number of at least 1 and at most {most} is needed"));
+        let refused = || self.refuse(key, &format!("it must be a whole number of at least 1 and at most {most}"));
         number.map(|number| number as usize).ok_or_else(refused)
     }
 
@@ -168,7 +168,7 @@ impl Settings {
             "gelu" => Activation::Gelu,
             "relu" => Activation::Relu,
             "swish" | "silu" => Activation::Silu,
-            _ => return Err(self.refuse("activation", "gelu, relu and swish can be imported")),
+            _ => return Err(self.refuse("activation", "use gelu, relu or swish")),
         })
     }
 
@@ -233,8 +233,9 @@ impl Settings {
                     "kerple_power__ap" => "kerple_weight",
                     "kerple_log" | "kerple_power_original" | "sinusoidal" | "none" => other,
                     _ => {
-                        let why = "learned, sinusoidal, rpe, rotary, alibi, none, kerple_log, kerple_power_ap_, \
-                                   kerple_power_ap_ap, kerple_power__ap and kerple_power_original can be imported";
+                        let why = "use learned, sinusoidal, rpe, rotary, alibi, none, kerple_log, \
+                                   kerple_power_ap_, kerple_power_ap_ap, kerple_power__ap or \
+                                   kerple_power_original";
                         return Err(refuse(&self.folder, "pos-emb", other, why));
                     }
                 };
@@ -250,18 +251,18 @@ impl Settings {
     pub fn notes(&self, stored: &Stored) -> Result<Vec<String>> {
         let mut notes = Vec::new();
         if stored.ranks() > 1 {
-            notes.push(format!("the tensors of {} tensor-parallel ranks were joined", stored.ranks()));
+            notes.push(format!("merged the tensors of {} tensor-parallel ranks", stored.ranks()));
         }
         let unknown: Vec<String> =
             self.keys.keys().filter(|key| !is_known(key)).map(|key| self.written(key).to_owned()).collect();
         if !unknown.is_empty() {
             let list = listed(&unknown, 40);
-            notes.push(format!("settings that this version does not know were taken to change nothing: {list}"));
+            notes.push(format!("ignored settings that this version does not know: {list}"));
         }
         let outside = stored.outside()?;
         if !outside.is_empty() {
             notes.push(format!(
-                "values of {} outside their range were brought into it, as attention uses them",
+                "values of {} outside their range were clamped to it, as attention uses them",
                 outside.join(", ")
             ));
         }
@@ -320,20 +321,20 @@ fn merge(keys: &mut Map<String, Value>, written: &mut BTreeMap<String, String>, 
     let damaged = |message: String| Error::damaged(file, message, "give a copy of the run with its own files");
     let text = read_text(file, DESCRIPTION)?;
     if depth(&text) > DEEPEST {
-        return Err(damaged(format!("it has more than {DEEPEST} tables and lists within one another")));
+        return Err(damaged(format!("the file nests tables and lists more than {DEEPEST} deep")));
     }
-    let value: Value = serde_norway::from_str(&text).map_err(|error| damaged(format!("this is no YAML: {error}")))?;
+    let value: Value = serde_norway::from_str(&text).map_err(|error| damaged(format!("not YAML: {error}")))?;
     let map = match value {
         Value::Object(map) => map,
         Value::Null => return Ok(()),
-        other => return Err(damaged(format!("it holds no table of settings but {}", kind_of(&other)))),
+        other => return Err(damaged(format!("the file contains {}; expected a table of settings", kind_of(&other)))),
     };
     for (name, value) in map {
         let key = name.replace('_', "-");
         match keys.get(&key) {
             Some(known) if *known != value => {
                 let [name, value, known] = [&name, &value.to_string(), &known.to_string()].map(|text| short(text));
-                return Err(damaged(format!("{name} = {value}, another place of the folder says {known}")));
+                return Err(damaged(format!("{name} = {value} contradicts {known} elsewhere in the folder")));
             }
             _ => {
                 written.insert(key.clone(), name);

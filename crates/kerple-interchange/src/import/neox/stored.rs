@@ -27,7 +27,7 @@ pub struct Stored {
 }
 
 /// What to do about a file that is not whole.
-const AGAIN: &str = "copy the checkpoint again: the file was cut short, changed, or is of another kind";
+const AGAIN: &str = "copy the checkpoint again: the file is truncated, damaged or of another kind";
 
 /// Refuses a link to a file outside of the folder.
 ///
@@ -39,7 +39,7 @@ pub fn check_inside(folder: &Path, path: &Path) -> Result<()> {
     if real.starts_with(&inside) {
         return Ok(());
     }
-    let message = format!("it is a link to {}, outside of the checkpoint", real.display());
+    let message = format!("the file is a link to {}, outside the checkpoint", real.display());
     Err(Error::damaged(path, message, "put the file itself into the folder"))
 }
 
@@ -69,7 +69,7 @@ fn open(folder: &Path, path: &Path, key: Option<&str>) -> Result<BTreeMap<String
     match tensors.iter().find(|(_, tensor)| tensor.byte_len() as u64 > bytes) {
         Some((name, tensor)) => {
             let (shape, wanted) = (tensor.shape(), tensor.byte_len());
-            let message = format!("tensor `{name}` of shape {shape:?} would have {wanted} bytes, the file has {bytes}");
+            let message = format!("tensor `{name}` of shape {shape:?} needs {wanted} bytes; the file has {bytes}");
             Err(Error::damaged(path, message, AGAIN))
         }
         None => Ok(tensors),
@@ -105,7 +105,7 @@ fn files(folder: &Path) -> Result<Vec<OfLayer>> {
         for (name, tensor) in open(folder, path, Some("module"))? {
             let split = name.strip_prefix("sequential.").and_then(|rest| rest.split_once('.'));
             let Some((layer, rest)) = split.and_then(|(layer, rest)| Some((number(layer)?, rest))) else {
-                return Err(Error::damaged(path, format!("tensor `{name}` is in no layer of `sequential`"), AGAIN));
+                return Err(Error::damaged(path, format!("tensor `{name}` is not in a layer of `sequential`"), AGAIN));
             };
             layers.entry(layer).or_default().insert(rest.to_owned(), tensor);
         }
@@ -113,7 +113,7 @@ fn files(folder: &Path) -> Result<Vec<OfLayer>> {
     }
     match found.is_empty() {
         true => Err(Error::refused(
-            format!("{} holds no tensors: there are no files layer_NN-model_RR-model_states.pt", folder.display()),
+            format!("{} contains no tensors: it has no files layer_NN-model_RR-model_states.pt", folder.display()),
             "give the folder of a step, or of a run with a file `latest`",
         )),
         false => Ok(found),
@@ -161,7 +161,8 @@ impl Stored {
         let found = files(folder)?;
         let ranks = 1 + found.iter().map(|(_, rank, ..)| *rank).max().unwrap_or(0);
         if let Some(said) = settings.ranks()?.filter(|said| *said != ranks) {
-            let message = format!("there are tensors of {ranks} tensor-parallel ranks, model-parallel-size is {said}");
+            let message =
+                format!("the tensors come from {ranks} tensor-parallel ranks, but model-parallel-size is {said}");
             return Err(Error::damaged(folder, message, "give the whole checkpoint, with the files of all ranks"));
         }
         let mut by_name: BTreeMap<String, BTreeMap<usize, (Tensor, PathBuf)>> = BTreeMap::new();
@@ -185,7 +186,7 @@ impl Stored {
         for (name, parts) in by_name {
             if parts.len() != ranks {
                 let missing = (0..ranks).find(|rank| !parts.contains_key(rank)).unwrap_or(0);
-                let message = format!("tensor `{name}` is not in the files of rank {missing}");
+                let message = format!("tensor `{name}` is missing in the files of rank {missing}");
                 return Err(Error::damaged(folder, message, "give the whole checkpoint, with the files of all ranks"));
             }
             stored.add(name, parts.into_values().collect())?;
@@ -209,8 +210,8 @@ impl Stored {
                 Ok(())
             }
             None => {
-                let message = format!("tensor `{name}` is none of pos-emb = {}", self.pos_emb);
-                Err(Error::damaged(&parts[0].1, message, "the settings are those of another run"))
+                let message = format!("tensor `{name}` does not belong to pos-emb = {}", self.pos_emb);
+                Err(Error::damaged(&parts[0].1, message, "the settings belong to another run"))
             }
         }
     }
@@ -223,7 +224,7 @@ impl Stored {
         if found.len() == ours.len() && found.iter().zip(&ours).all(close) {
             return Ok(());
         }
-        let message = format!("the slopes of tensor `{name}` are not those of ALiBi with {} heads", self.heads);
+        let message = format!("the slopes in tensor `{name}` are not ALiBi's for {} heads", self.heads);
         Err(Error::damaged(&parts[0].1, message, "only ALiBi's own slopes can be imported"))
     }
 
@@ -241,7 +242,7 @@ impl Stored {
             Some(shape) if shape.len() == 2 && shape[1] == width => Ok(shape[0]),
             found => {
                 let message =
-                    format!("tensor `{name}` has shape {:?}, hidden-size is {width}", found.unwrap_or_default());
+                    format!("tensor `{name}` has shape {:?}, but hidden-size is {width}", found.unwrap_or_default());
                 Err(Error::damaged(&self.place(name), message, AGAIN))
             }
         };
@@ -255,7 +256,7 @@ impl Stored {
     pub fn positions(&self) -> Result<usize> {
         let shape = self.shape("model.encoding.positions");
         shape.and_then(|shape| shape.first().copied()).ok_or_else(|| {
-            let message = "pos-emb is learned, and layer 0 has no tensor `position_embeddings.weight`";
+            let message = "pos-emb is learned, but layer 0 has no tensor `position_embeddings.weight`";
             Error::damaged(&self.folder, message, AGAIN)
         })
     }
@@ -317,8 +318,8 @@ impl Stored {
         let merge = self.merge(name, parts);
         let shapes: Vec<Vec<usize>> = parts.iter().map(|(tensor, _)| tensor.shape().to_vec()).collect();
         if merge::shape(merge, &shapes).is_none() {
-            let message = format!("the parts of tensor `{name}` do not fit each other: {shapes:?}");
-            return Err(Error::damaged(&parts[0].1, message, "the files are of different checkpoints"));
+            let message = format!("the parts of tensor `{name}` do not fit together: {shapes:?}");
+            return Err(Error::damaged(&parts[0].1, message, "the files belong to different checkpoints"));
         }
         let used = if merge == Merge::One { &parts[..1] } else { &parts[..] };
         let values = used.iter().map(|(tensor, path)| read(tensor, name, path)).collect::<Result<Vec<_>>>()?;
@@ -343,8 +344,8 @@ fn read(tensor: &Tensor, name: &str, path: &Path) -> Result<Vec<f32>> {
         DType::F16 => tensors::from_f16,
         DType::BF16 => tensors::from_bf16,
         other => {
-            let message = format!("{}: tensor `{name}` is of type {other:?}", path.display());
-            return Err(Error::refused(message, "floating-point tensors can be imported"));
+            let message = format!("{}: tensor `{name}` has type {other:?}", path.display());
+            return Err(Error::refused(message, "only floating-point tensors can be imported"));
         }
     };
     let bytes = tensor.read().map_err(|error| Error::damaged(path, format!("tensor `{name}`: {error}"), AGAIN))?;
@@ -370,7 +371,7 @@ impl Tensors for Stored {
     fn read(&self, name: &str) -> Result<Vec<f32>> {
         let Some(copies) = self.copies.get(name) else {
             let parts = self.all.get(name);
-            let absent = || Error::damaged(&self.folder, format!("there is no tensor `{name}`"), AGAIN);
+            let absent = || Error::damaged(&self.folder, format!("tensor `{name}` is missing"), AGAIN);
             return self.whole(name, parts.ok_or_else(absent)?);
         };
         let (first, parts) = &copies[0];
@@ -380,12 +381,12 @@ impl Tensors for Stored {
             let close = |(a, b): (&f32, &f32)| f64::from((a - b).abs()) <= 2.0 * unit * f64::from(a.abs().max(b.abs()));
             if other.len() != values.len() || !values.iter().zip(&other).all(close) {
                 let message = format!(
-                    "`{name}` is not the same in layers {first} and {layer}: each pipeline stage had a copy of its own"
+                    "`{name}` differs between layers {first} and {layer}: each pipeline stage trained its own copy"
                 );
                 return Err(Error::damaged(
                     &copy[0].1,
                     message,
-                    "such a model has no one kernel, and cannot be imported",
+                    "such a model has no single kernel and cannot be imported",
                 ));
             }
         }

@@ -74,7 +74,7 @@ impl Files {
             }
             match config::parse(&path, &config::read_text(&path, config::DESCRIPTION)?)? {
                 Value::Object(object) => Ok(object),
-                _ => Err(Error::damaged(&path, "this is no table of keys", "copy it again")),
+                _ => Err(Error::damaged(&path, "not a JSON object", "copy the file again")),
             }
         };
         Ok(Files { folder: folder.to_owned(), config: read(CONFIG)?, map: read(MAP)?, added: read(ADDED)? })
@@ -161,7 +161,7 @@ impl Files {
     /// A list of tokens that cannot be read.
     pub fn added_to(&self, path: &Path, definition: &str, notes: &mut Vec<String>) -> Result<Option<String>> {
         let damaged =
-            |error: serde_json::Error| Error::damaged(path, format!("this is no tokenizer: {error}"), "copy it again");
+            |error: serde_json::Error| Error::damaged(path, format!("not a tokenizer: {error}"), "copy the file again");
         let mut parts: BTreeMap<String, Box<RawValue>> = serde_json::from_str(definition).map_err(damaged)?;
         let listed = parts.get("added_tokens").map_or("[]", |raw| raw.get());
         let mut all: Vec<Object> = serde_json::from_str(listed).map_err(damaged)?;
@@ -214,7 +214,7 @@ impl Files {
                 && one != two
             {
                 notes.push(format!(
-                    "{key} is `{}` in {CONFIG} and `{}` in {MAP}: {taken} is taken and not {other}, as transformers does",
+                    "{key} is `{}` in {CONFIG} but `{}` in {MAP}: using {taken} and not {other}, as transformers does",
                     short(one),
                     short(two)
                 ));
@@ -230,7 +230,7 @@ impl Files {
                 .collect();
             if !odd.is_empty() {
                 notes.push(format!(
-                    "ids of {ADDED} are those of other tokens of tokenizer.json, which are taken: {}",
+                    "ids of {ADDED} belong to other tokens of tokenizer.json, which are used: {}",
                     listed(&odd, 20)
                 ));
             }
@@ -241,7 +241,7 @@ impl Files {
         let unread: Vec<String> = self.added.keys().filter(|text| !known(text)).cloned().collect();
         if !unread.is_empty() {
             let list = listed(&unread, 20);
-            notes.push(format!("{ADDED} is not read beside {DECODER} of {CONFIG}, as in transformers: {list}"));
+            notes.push(format!("{ADDED} is ignored because {CONFIG} has {DECODER}, as in transformers: {list}"));
         }
     }
 }
@@ -274,9 +274,9 @@ impl Changes {
     fn tell(self, notes: &mut Vec<String>) -> bool {
         let Changes { added, kinds, moved } = self;
         for (what, names) in [
-            ("tokens of the files beside tokenizer.json were added to it", &added),
-            ("what kind of tokens these are is taken from the files beside tokenizer.json", &kinds),
-            ("ids of the files beside tokenizer.json are not those that the tokens have", &moved),
+            ("added the tokens of the files next to tokenizer.json to it", &added),
+            ("used the kinds that the files next to tokenizer.json give these tokens", &kinds),
+            ("replaced ids of the files next to tokenizer.json by the tokens' own", &moved),
         ] {
             if !names.is_empty() {
                 notes.push(format!("{what}, as transformers does: {}", listed(names, 20)));
