@@ -272,7 +272,7 @@ def tensors(**changed):
         (tensors(), dict(sinks=torch.zeros(3)), ValueError, ["sinks", "[H] = [2]", "[3]"]),
         (tensors(), dict(gates=torch.zeros(1, 2, 3)), ValueError, ["gates", "[B, H, K] = [1, 2, 4]", "(1, 2, 3)"]),
         (tensors(), dict(gates=[0.0]), TypeError, ["gates", "torch.Tensor"]),
-        (tensors(), dict(gates=torch.ones(1, 2, 4), causal=False), ValueError, ["gates", "above 0"]),
+        (tensors(), dict(gates=torch.ones(1, 2, 4), causal=False), ValueError, ["gates", "at most 0"]),
         (tensors(), dict(gates=torch.zeros(1, 2, 4), causal=False, key_starts=[1]), ValueError, ["key_starts", "gates"]),
         (tensors(q=(1, 2, 5, 3)), dict(gates=torch.zeros(1, 2, 4)), ValueError, ["q: 5 queries", "4 keys"]),
         (tensors(), dict(key_lengths=[5]), ValueError, ["key_lengths[0] = 5", "0 to 4"]),

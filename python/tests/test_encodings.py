@@ -118,7 +118,7 @@ def test_xpos_is_a_rotation_whose_products_fade():
     torch.testing.assert_close(encoding(q, k, v), want, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="causal"):
         encoding(q, k, v, causal=False)
-    with pytest.raises(ValueError, match="the encoding is of 4 heads of 6"):
+    with pytest.raises(ValueError, match="the encoding has 4 heads of 6"):
         encoding(*inputs(heads=2))
 
 
@@ -267,7 +267,7 @@ def test_forgetting_attention():
     torch.testing.assert_close(other.table(9, dtype=torch.float64)[0], -slopes[:, None] * torch.arange(9))
     spans = module("fox", gate="bias_only", spans=[2, 16])
     torch.testing.assert_close(spans.gates(rows)[0, :, 0], -slopes)
-    with pytest.raises(ValueError, match="maps of scores take none"):
+    with pytest.raises(ValueError, match="score modifications do not support them"):
         module("dape")(q, k, v, gates=gates)
 
 

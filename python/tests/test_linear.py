@@ -154,14 +154,14 @@ def test_opcheck(kind):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: LinearAttention("t5", 2), "t5 is no decay"),
+        (lambda: LinearAttention("t5", 2), "does not support t5"),
         (lambda: LinearAttention("kerple_log", 2, features="cosine"), "favor, relu, elu"),
         (lambda: LinearAttention("kerple_log", 2, count=7), "count = 7"),
         (lambda: LinearAttention("kerple_log", 2, 5)(*inputs()), "2 heads of 5"),
         (lambda: module("kerple_log")(*inputs(), key_lengths=[1, 301]), "key_lengths[1] = 301"),
         (lambda: module("kerple_log")(*inputs(), causal=False, state=LinearState()), "state"),
-        (lambda: module("fox")(*inputs()), "gates: fox needs them"),
-        (lambda: module("kerple_log")(*inputs(), gates=torch.zeros(2, 2, 300)), "gates: products fade by kerple_log already"),
+        (lambda: module("fox")(*inputs()), "gates: fox requires them"),
+        (lambda: module("kerple_log")(*inputs(), gates=torch.zeros(2, 2, 300)), "gates: kerple_log already decays products, so gates are not supported"),
         (lambda: module("none")(*inputs(), causal=False, gates=torch.zeros(2, 2, 300)), "causal=True only"),
         (lambda: module("none")(*inputs(), gates=torch.zeros(2, 2, 299)), "gates: expected"),
         (lambda: module("none")(*inputs(), gates=torch.ones(2, 2, 300)), "gates: 1 is out of range"),
@@ -178,6 +178,6 @@ def test_what_does_not_fit_is_refused_in_words(make, words):
 def test_a_state_of_another_model_is_refused():
     state, qkv = LinearState(), inputs(20)
     module("kerple_log")(*qkv, state=state)
-    with pytest.raises(ValueError, match="begin a new one"):
+    with pytest.raises(ValueError, match="start a new one"):
         LinearAttention("kerple_log", 2, 4, seed=4, dtype=torch.float64)(*qkv, state=state)
     assert len(state) == 20

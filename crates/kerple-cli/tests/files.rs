@@ -120,7 +120,7 @@ fn pipes_in_a_run_folder_are_not_waited_for() {
         let (output, _) = ends(&place, &["verify", "run"]);
         let found = String::from_utf8_lossy(&output.stdout).into_owned();
         assert_eq!(output.status.code(), Some(1), "{file}: {found}");
-        assert!(found.contains("this is a pipe, not a regular file"), "{file}: {found}");
+        assert!(found.contains("the path is a pipe, not a regular file"), "{file}: {found}");
         ends(&place, &["eval", "run", "--lengths", "16"]);
         ends(&place, &["report", "run", "--out", "report"]);
         ends(&place, &["train", "--config", "run.toml", "--out", "run"]);

@@ -134,7 +134,7 @@ fn a_result_is_shown_for_the_data_it_is_of() {
     assert_eq!(place.ok(&figure("r", &["--data", "moved"])), printed);
     // text that is added counts
     place.write("moved/latex/99.txt", "more");
-    refused(&place, &figure("r", &["--data", "moved"]), "99.txt was not there");
+    refused(&place, &figure("r", &["--data", "moved"]), "99.txt is new");
     assert_eq!(place.ok(&figure("r", &["--render"])), printed);
 }
 

@@ -85,7 +85,7 @@ fn recall_is_compared_far_beyond_the_training_length() {
 fn what_is_no_task_or_has_no_room_is_refused() {
     let place = place();
     for (set, part) in [
-        ("data.task=pass_key", "there is no task `pass_key`; the tasks are even_pairs"),
+        ("data.task=pass_key", "unknown task `pass_key`; the tasks are even_pairs"),
         ("data.task.digits=0", "data.task.digits: 0 is out of range"),
         ("train.train_len=4", "train.train_len of passkey: 4 is out of range"),
         ("data.task.pairs=3", "unknown field `pairs`"),

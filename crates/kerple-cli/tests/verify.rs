@@ -138,7 +138,7 @@ fn rows_that_contradict_themselves_or_the_plan_are_found() {
         ("evaluation.jsonl", "\"perplexity\":", "row 2: the perplexity is 1"),
         ("evaluation.jsonl", "\"bits_per_byte\":", "row 2: bits_per_byte is 1"),
         ("evaluation.jsonl", "\"seed\":", "row 2: it is of "),
-        ("metrics.jsonl", "\"tokens\":", "tokens are no "),
+        ("metrics.jsonl", "\"tokens\":", "tokens are not "),
     ] {
         let path = format!("run/{file}");
         let whole = place.read(&path);

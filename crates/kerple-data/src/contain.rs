@@ -48,10 +48,7 @@ mod tests {
         let index = [1, 2].len();
         assert_eq!(contain(|| 3), Ok(3));
         assert!(contain(|| [1, 2][index]).unwrap_err().contains("out of bounds"));
-        assert_eq!(
-            contain(|| panic!("at {index}")),
-            Err::<(), _>("the library that reads it gave up: at 2".to_owned())
-        );
+        assert_eq!(contain(|| panic!("at {index}")), Err::<(), _>("the library that reads it failed: at 2".to_owned()));
         assert!(!CONTAINED.get());
     }
 }

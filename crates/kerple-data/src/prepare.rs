@@ -236,7 +236,7 @@ fn check_splits(summary: &Summary) -> Result<()> {
         None => Ok(()),
         Some(empty) => Err(Error::refused(
             format!(
-                "the {} split is empty: it needs at least 1 document, and the inputs have {found} distinct ones",
+                "the {} split is empty: it needs at least 1 document, and {found} distinct documents were found in all",
                 empty.name()
             ),
             format!(

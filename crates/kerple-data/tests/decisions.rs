@@ -73,7 +73,7 @@ fn what_describes_a_dataset_is_not_trained_on() {
     ]);
     let (summary, _out) = run(input.path(), |_| {}).unwrap();
     assert_eq!((total(&summary), summary.skipped_files, summary.skipped.len()), (100, 3, 3));
-    assert!(summary.skipped.iter().any(|line| line.ends_with("README.md: it describes the data files beside it")));
+    assert!(summary.skipped.iter().any(|line| line.ends_with("README.md: it describes the data files next to it")));
     // a folder of pages is text, its README with it
     let pages: Vec<(String, String)> = (0..40).map(|at| (format!("{at}.md"), format!("page {at}"))).collect();
     let mut files: Vec<(&str, &str)> = pages.iter().map(|(name, text)| (&**name, &**text)).collect();
@@ -92,10 +92,10 @@ fn rows_of_tables_are_documents() {
         assert_eq!(total(&summary), 100, "{name}");
         assert!(texts(&out, Split::Train).contains(", \"so\"\n"), "{name}");
         let error = run(folder(&[(name, &table)]).path(), |options| options.text_key = "body".to_owned()).unwrap_err();
-        assert!(error.to_string().ends_with("there is no column `body`, the columns are: id, text"), "{error}");
+        assert!(error.to_string().ends_with("there is no column `body`; the columns are: id, text"), "{error}");
         let ragged = table + &format!("2{delimiter}x{delimiter}y\n");
         let error = run(folder(&[(name, &ragged)]).path(), |_| {}).unwrap_err();
-        assert!(error.to_string().ends_with("row 101: it has 3 fields, the row of names has 2"), "{error}");
+        assert!(error.to_string().ends_with("row 101: the row has 3 fields; the header row has 2"), "{error}");
     }
 }
 
@@ -103,7 +103,7 @@ fn rows_of_tables_are_documents() {
 fn json_lines_under_the_name_of_a_text_are_refused() {
     let input = folder(&[("a.txt", &lines(&documents(0, 100)))]);
     let error = run(input.path(), |_| {}).unwrap_err();
-    assert!(error.to_string().ends_with("a.txt: it is called a text and holds JSON lines"), "{error}");
+    assert!(error.to_string().ends_with("a.txt: the name claims text, but the file contains JSON lines"), "{error}");
     fs::rename(input.path().join("a.txt"), input.path().join("a.jsonl")).unwrap();
     assert_eq!(total(&run(input.path(), |_| {}).unwrap().0), 100);
 }
@@ -161,8 +161,8 @@ fn files_that_cannot_be_read_are_refused_or_named() {
     let input = folder(&[("a.jsonl", &data)]);
     fs::write(input.path().join("latin.txt"), b"caf\xe9").unwrap();
     let (summary, _out) = run(input.path(), |_| {}).unwrap();
-    let named = summary.skipped.iter().any(|line| line.ends_with("latin.txt: byte 3 is not UTF-8"));
-    assert!(named && summary.to_string().contains("latin.txt: byte 3 is not UTF-8"), "{summary}");
+    let named = summary.skipped.iter().any(|line| line.ends_with("latin.txt: byte 3 is not valid UTF-8"));
+    assert!(named && summary.to_string().contains("latin.txt: byte 3 is not valid UTF-8"), "{summary}");
 }
 
 #[cfg(unix)]
@@ -175,7 +175,7 @@ fn linked_folders_are_followed_and_loops_are_not() {
     let (summary, _out) = run(&root, |_| {}).unwrap();
     assert_eq!(total(&summary), 150);
     assert!(
-        summary.skipped.iter().any(|line| line.contains("up: the link leads to a folder that holds it")),
+        summary.skipped.iter().any(|line| line.contains("up: the link points to a folder that contains the link")),
         "{summary}"
     );
 }

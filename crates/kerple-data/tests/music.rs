@@ -69,7 +69,7 @@ fn archives_and_folders_give_the_same_pieces() {
         assert_eq!(first, vocabulary.tokens(&piece(23)).unwrap());
         assert_eq!(tokenizer.encode(&tokenizer.decode(&first)).unwrap(), first);
         let error = out[0].bytes_in(Split::Test, 0..4).unwrap_err().to_string();
-        assert!(error.contains("no bytes of text"), "{error}");
+        assert!(error.contains("do not represent bytes of text"), "{error}");
     }
 }
 
@@ -85,7 +85,7 @@ fn copies_are_only_trained_on() {
     assert_eq!((&many.valid, &many.test), (&one.valid, &one.test));
     assert!(many.assignment.ends_with("4 altered copies of each training piece"), "{}", many.assignment);
     let error = run(&input, &folder.path().join("none"), "byte", 4).unwrap_err();
-    assert!(error.to_string().contains("not for music") && error.is_misuse(), "{error}");
+    assert!(error.to_string().contains("need a music tokenizer") && error.is_misuse(), "{error}");
 }
 
 #[test]

@@ -109,10 +109,10 @@ fn names_of_files_decide_splits() {
     assert_eq!(documents(&corpus, Split::Train), many);
     assert_eq!(documents(&corpus, Split::Test), ["seen"]);
     assert_eq!(documents(&corpus, Split::Valid), ["only here"], "what is in two splits stays in the first read");
-    assert_eq!(summary.assignment, "files and folders named for a split as they say");
+    assert_eq!(summary.assignment, "files and folders named after a split, by name");
     fs::remove_file(input.path().join("in/test.jsonl")).unwrap();
     let error = run(&options(&input.path().join("in"), &out)).unwrap_err();
-    insta::assert_snapshot!(error, @"the test split is empty: it needs at least 1 document, and 302 different ones were found in all");
+    insta::assert_snapshot!(error, @"the test split is empty: it needs at least 1 document, and 302 distinct documents were found in all");
     assert!(error.hint().contains("a file called test.jsonl or test.txt"), "{}", error.hint());
     assert_eq!(Corpus::open(&out).unwrap().content(), corpus.content(), "what was there before is still there");
 }
@@ -128,7 +128,7 @@ fn named_texts_are_cut_into_runs() {
     assert_eq!(runs.concat(), text);
     assert!(runs.iter().all(|run| run.ends_with('\n')));
     assert!(summary.train.bytes.abs_diff(text.len() as u64 * 9 / 10) < 20);
-    insta::assert_snapshot!(summary.assignment, @"0.9000 : 0.0500 : 0.0500, long texts, and those named themselves, cut from beginning to end");
+    insta::assert_snapshot!(summary.assignment, @"0.9000 : 0.0500 : 0.0500, long texts and texts named on the command line, cut in order from start to end");
 }
 
 /// The split of every line of the inputs.
@@ -182,7 +182,7 @@ fn prepared_corpora_are_not_text() {
     let other = run(&options(input.path(), &input.path().join("deep/other"))).unwrap();
     assert_eq!((other.content.as_str(), other.passed_over), (first.content.as_str(), 1));
     let error = run(&options(&input.path().join("out"), &input.path().join("third"))).unwrap_err().to_string();
-    assert!(error.ends_with("out: this is a prepared corpus already, not text"), "{error}");
+    assert!(error.ends_with("out: already a prepared corpus, not text"), "{error}");
 }
 
 /// Text longer than what is held is cut like text that is held, compressed or not.
@@ -213,7 +213,7 @@ fn pipes_and_devices_are_refused() {
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     for path in [pipe.as_path(), Path::new("/dev/zero")] {
         let error = run(&options(path, &input.path().join("out"))).unwrap_err();
-        assert!(error.is_misuse() && error.to_string().contains("this is not a regular file"), "{error}");
+        assert!(error.is_misuse() && error.to_string().contains("not a regular file"), "{error}");
         let tokenizer = path.display().to_string();
         let options = PrepareOptions { tokenizer, ..options(&input.path().join("in"), &input.path().join("out")) };
         assert!(run(&options).unwrap_err().to_string().ends_with("not a regular file"));
@@ -246,15 +246,18 @@ fn lossy_tokenizers_are_noticed() {
         run(&PrepareOptions { tokenizer, ..options(&input.path().join("a.jsonl"), &out) })
     };
     let error = with(&["none"]).unwrap_err().to_string();
-    assert!(error.ends_with("words.json`: of the first 17557 letters only 0 come back from their tokens"), "{error}");
+    assert!(
+        error.ends_with("words.json`: of the first 17557 letters, only 0 survive encoding and decoding"),
+        "{error}"
+    );
     assert!(!out.exists());
     let summary = with(&["word", "and", "document"]).unwrap();
     let warning = &summary.warnings[..];
     insta::assert_snapshot!(warning.join("\n"), @r"
-    the tokenizer loses text: of the first 17557 letters 15567 come back from their tokens (88.7 %)
-    the train split loses 13.0 % of its text: of 20160 bytes tokens represent 17540
-    the valid split loses 13.7 % of its text: of 914 bytes tokens represent 789
-    the test split loses 11.4 % of its text: of 1274 bytes tokens represent 1129
+    the tokenizer loses text: of the first 17557 letters, 15567 survive encoding and decoding (88.7 %)
+    the train split loses 13.0 % of its text: of 20160 bytes, its tokens represent 17540
+    the valid split loses 13.7 % of its text: of 914 bytes, its tokens represent 789
+    the test split loses 11.4 % of its text: of 1274 bytes, its tokens represent 1129
     ");
     assert!(summary.to_string().ends_with(&format!("\nwarning: {}", warning[3])), "{summary}");
     let corpus = Corpus::open(&out).unwrap();
@@ -336,25 +339,25 @@ fn contents_below(folder: &Path) -> Vec<PathBuf> {
 fn errors_name_what_is_wrong() {
     let tokenizer = |name: &'static str| failure(move |_, options| options.tokenizer = name.to_owned());
     insta::assert_snapshot!(tokenizer("bpe:x"), @"tokenizer `bpe:x`: `x` is not a number");
-    insta::assert_snapshot!(tokenizer("bpe:256"), @"tokenizer `bpe:256`: 257 tokens are needed for the bytes and the end of a document");
-    insta::assert_snapshot!(tokenizer("bpe:18446744073709551615"), @"tokenizer `bpe:18446744073709551615`: vocabularies have at most 4194304 tokens");
-    insta::assert_snapshot!(tokenizer("bpe:100000"), @"bpe:100000: the text has repeated pairs for 305 tokens only");
-    insta::assert_snapshot!(tokenizer("none.json"), @"tokenizer `none.json`: there is no such file");
-    insta::assert_snapshot!(failure(|_, options| options.split = [1.0, 0.0, 0.1]), @"the shares 1, 0, 0.1 must all be above 0");
-    insta::assert_snapshot!(failure(|_, options| options.byte_budget = Some(50)), @"the valid split is empty: it needs at least 1 document, and 1 different ones were found in all");
-    insta::assert_snapshot!(failure(|_, options| options.text_key = "body".to_owned()), @"in/a.jsonl, line 1: there is no key `body`, the keys are: text");
-    insta::assert_snapshot!(failure(|root, _| fs::write(root.join("in/b.jsonl"), lines(["a", "b\0"])).unwrap()), @"in/b.jsonl, line 2: the text holds U+0000, with which the byte tokenizer ends documents");
+    insta::assert_snapshot!(tokenizer("bpe:256"), @"tokenizer `bpe:256`: at least 257 tokens are needed, for the bytes and the end of a document");
+    insta::assert_snapshot!(tokenizer("bpe:18446744073709551615"), @"tokenizer `bpe:18446744073709551615`: a vocabulary has at most 4194304 tokens");
+    insta::assert_snapshot!(tokenizer("bpe:100000"), @"bpe:100000 is too large: the text has repeated pairs for 305 tokens only");
+    insta::assert_snapshot!(tokenizer("none.json"), @"tokenizer `none.json`: no such file");
+    insta::assert_snapshot!(failure(|_, options| options.split = [1.0, 0.0, 0.1]), @"the shares 1, 0, 0.1 must all be greater than 0");
+    insta::assert_snapshot!(failure(|_, options| options.byte_budget = Some(50)), @"the valid split is empty: it needs at least 1 document, and 1 distinct documents were found in all");
+    insta::assert_snapshot!(failure(|_, options| options.text_key = "body".to_owned()), @"in/a.jsonl, line 1: there is no key `body`; the keys are: text");
+    insta::assert_snapshot!(failure(|root, _| fs::write(root.join("in/b.jsonl"), lines(["a", "b\0"])).unwrap()), @"in/b.jsonl, line 2: the text contains U+0000, which the byte tokenizer uses as the end of a document");
     insta::assert_snapshot!(failure(|root, options| {
         fs::write(root.join("empty.jsonl"), "\n\n").unwrap();
         options.inputs = Sources::paths(&[root.join("empty.jsonl")]);
-    }), @"empty.jsonl: there is no text in it");
+    }), @"empty.jsonl: the file contains no text");
 }
 
 #[test]
 fn only_prepared_folders_are_overwritten() {
     insta::assert_snapshot!(failure(|root, options| {
         options.out = root.join("in");
-    }), @"in: it exists and is not a prepared corpus, nothing was overwritten");
+    }), @"in: the folder exists and is not a prepared corpus; nothing was overwritten");
     let input = folder(&[("a.jsonl", &lines(many())), ("file", "x")]);
     let out = input.path().join("out");
     fs::create_dir(&out).unwrap();
@@ -393,19 +396,19 @@ fn exchanged_files_are_noticed() {
         bytes[100] ^= 1;
         fs::write(out.join("train.tokens"), bytes).unwrap();
     });
-    assert!(flipped.starts_with("out/train.tokens: checksum "), "{flipped}");
+    assert!(flipped.starts_with("out/train.tokens: the checksum is "), "{flipped}");
     insta::assert_snapshot!(after(|out| fs::remove_file(out.join("train.tokens")).unwrap()), @"out/train.tokens: cannot open: No such file or directory (os error 2)");
-    insta::assert_snapshot!(after(|out| _ = fs::copy(out.join("test.tokens"), out.join("train.tokens")).unwrap()), @"out/train.tokens: it holds the test split, not the train split");
-    insta::assert_snapshot!(edit("meta.json", "\"vocab_size\": 256", "\"vocab_size\": 100"), @"out/meta.json: it was changed after it was made: its checksum does not match");
-    insta::assert_snapshot!(edit("meta.json", "\"format\": 2,", ""), @"out/meta.json: an older version of this program prepared the corpus");
-    insta::assert_snapshot!(edit("meta.json", "\"format\": 2", "\"format\": 3"), @"out/meta.json: its format is 3, this program reads 2");
-    insta::assert_snapshot!(after(|out| fs::write(out.join("meta.json"), "{}").unwrap()), @"out/meta.json: this is no description of a corpus");
+    insta::assert_snapshot!(after(|out| _ = fs::copy(out.join("test.tokens"), out.join("train.tokens")).unwrap()), @"out/train.tokens: the file contains the test split; expected the train split");
+    insta::assert_snapshot!(edit("meta.json", "\"vocab_size\": 256", "\"vocab_size\": 100"), @"out/meta.json: the file was edited: its checksum does not match");
+    insta::assert_snapshot!(edit("meta.json", "\"format\": 2,", ""), @"out/meta.json: an older version of kerple prepared the corpus");
+    insta::assert_snapshot!(edit("meta.json", "\"format\": 2", "\"format\": 3"), @"out/meta.json: the format is 3; kerple reads 2");
+    insta::assert_snapshot!(after(|out| fs::write(out.join("meta.json"), "{}").unwrap()), @"out/meta.json: the file does not describe a corpus");
     let foreign = after(|out| {
         let other = folder(&[("b.jsonl", &lines(many().into_iter().map(|text| text.to_uppercase())))]);
         run(&options(&other.path().join("b.jsonl"), &other.path().join("out"))).unwrap();
         fs::copy(other.path().join("out/train.tokens"), out.join("train.tokens")).unwrap();
     });
-    assert!(foreign.starts_with("out/train.tokens: its tokens have checksum "), "{foreign}");
+    assert!(foreign.starts_with("out/train.tokens: the tokens have checksum "), "{foreign}");
 }
 
 /// What models see has a name, and anything else that models see another.
@@ -443,9 +446,9 @@ fn files_that_change_while_open_are_noticed() {
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[0xff; 2], 72 + 20).unwrap();
     let message = |error: kerple_data::Error| error.to_string().rsplit('/').next().unwrap().to_owned();
-    insta::assert_snapshot!(message(train.read(0..30).unwrap_err()), @"train.tokens, tokens 0 to 30: token 65535, the vocabulary ends at 299");
+    insta::assert_snapshot!(message(train.read(0..30).unwrap_err()), @"train.tokens, tokens 0 to 30: token 65535 is out of range; the largest id of the vocabulary is 299");
     assert_eq!(train.read(11..30).unwrap().len(), 19);
     file.set_len(100).unwrap();
     let error = message(train.read(0..30).unwrap_err());
-    assert!(error.starts_with("train.tokens: it ends before byte 132, it had "), "{error}");
+    assert!(error.starts_with("train.tokens: the file now ends before byte 132; it had "), "{error}");
 }

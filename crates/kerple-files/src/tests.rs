@@ -63,9 +63,9 @@ fn what_is_no_file_is_neither_read_nor_replaced() {
     fs::create_dir(at("folder")).unwrap();
     let before = names(folder.path());
     for (name, words) in [
-        ("pipe", "this is a pipe, not a regular file"),
-        ("link to a pipe", "this is a pipe, not a regular file"),
-        ("socket", "this is a socket, not a regular file"),
+        ("pipe", "the path is a pipe, not a regular file"),
+        ("link to a pipe", "the path is a pipe, not a regular file"),
+        ("socket", "the path is a socket, not a regular file"),
         ("folder", "is a directory"),
     ] {
         let opened = [open(&at(name)).unwrap_err(), append(&at(name)).unwrap_err()];
@@ -73,8 +73,11 @@ fn what_is_no_file_is_neither_read_nor_replaced() {
             assert_eq!(error.to_string(), words, "{name}");
         }
     }
-    assert_eq!(replace(&at("link to nothing"), b"x").unwrap_err().to_string(), "this is a link to nothing");
-    assert_eq!(replace(Path::new("/dev/null"), b"x").unwrap_err().to_string(), "this is a device, not a regular file");
+    assert_eq!(replace(&at("link to nothing"), b"x").unwrap_err().to_string(), "the link points to nothing");
+    assert_eq!(
+        replace(Path::new("/dev/null"), b"x").unwrap_err().to_string(),
+        "the path is a device, not a regular file"
+    );
     assert!(replace(&at(".."), b"x").is_err() && replace(Path::new(""), b"x").is_err());
     assert_eq!(names(folder.path()), before);
 }

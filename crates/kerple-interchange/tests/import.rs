@@ -128,7 +128,7 @@ fn a_run_of_an_imported_model_is_verified() {
         copy.import().unwrap();
         let found = RunFolder::new(copy.out()).verify();
         assert!(found.is_good(), "{name}: {:?}", found.problems);
-        assert!(copy.import().unwrap_err().to_string().contains("is there already"), "{name}");
+        assert!(copy.import().unwrap_err().to_string().contains("exists and is not empty"), "{name}");
     }
 }
 
@@ -205,16 +205,16 @@ fn an_index_leads_nowhere_else() {
     };
     for file in ["../model.safetensors", "/etc/passwd", "..", "", "a\\b"] {
         index(json!({ "gpt_neox.embed_in.weight": file }));
-        says(&copy.error(), &["model.safetensors.index.json", "gpt_neox.embed_in.weight", "no file of this folder"]);
+        says(&copy.error(), &["model.safetensors.index.json", "gpt_neox.embed_in.weight", "not a file of this folder"]);
     }
     index(json!({ "gpt_neox.nothing": SHARD }));
-    says(&copy.error(), &["`gpt_neox.nothing`", SHARD, "and is not there"]);
+    says(&copy.error(), &["`gpt_neox.nothing`", SHARD, "but is missing there"]);
     index(json!({ "gpt_neox.embed_in.weight": "absent.safetensors" }));
     says(&copy.error(), &["absent.safetensors"]);
     index(json!({ "gpt_neox.embed_in.weight": SHARD }));
-    says(&copy.error(), &["there is no tensor `gpt_neox."]);
+    says(&copy.error(), &["missing tensors: `gpt_neox."]);
     fs::write(copy.file("model.safetensors.index.json"), "{").unwrap();
-    says(&copy.error(), &["model.safetensors.index.json", "no JSON"]);
+    says(&copy.error(), &["model.safetensors.index.json", "not JSON"]);
 }
 
 #[test]
@@ -249,7 +249,10 @@ fn sizes_of_another_model_are_refused_before_they_are_made() {
         let error = Copy::of(HF).configured(|config| config[key] = json!(value)).error();
         says(&error, &["tensor"]);
     }
-    says(&Copy::of(HF).configured(|config| config["num_hidden_layers"] = json!(1)).error(), &["no place", "layers.1"]);
+    says(
+        &Copy::of(HF).configured(|config| config["num_hidden_layers"] = json!(1)).error(),
+        &["does not have", "layers.1"],
+    );
 }
 
 #[test]
@@ -257,14 +260,14 @@ fn a_folder_without_a_model_says_what_it_lacks() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
     let error = import(folder.path(), &out, &Options::default()).unwrap_err();
-    says(&error.to_string(), &["there is no config.json"]);
+    says(&error.to_string(), &["config.json is missing"]);
     let copy = Copy::of(HF);
     fs::rename(copy.file("model.safetensors"), copy.file("pytorch_model.bin")).unwrap();
     says(&copy.error(), &["pytorch_model.bin", "only safetensors"]);
     fs::remove_file(copy.file("pytorch_model.bin")).unwrap();
     says(&copy.error(), &["neither model.safetensors nor"]);
     fs::write(copy.file("config.json"), "[]").unwrap();
-    says(&copy.error(), &["config.json", "no table"]);
+    says(&copy.error(), &["config.json", "not a JSON object"]);
 }
 
 #[test]
@@ -314,7 +317,7 @@ fn pickles_are_never_run() {
 #[test]
 fn a_kernel_is_never_guessed() {
     let copy = Copy::of(NEOX).edited(SETTINGS, "\"pos-emb\": \"kerple_power__ap\"", "\"seed-of-data\": 1");
-    says(&copy.error(), &["says nothing of pos-emb"]);
+    says(&copy.error(), &["does not state pos-emb"]);
     let options = Options { pos_emb: Some("kerple_power__ap".to_owned()), ..Options::default() };
     import(&copy.folder(), &copy.out(), &options).unwrap();
     let wrong = Copy::of(NEOX).edited(SETTINGS, "kerple_power__ap\"", "kerple_log\"");
@@ -323,7 +326,10 @@ fn a_kernel_is_never_guessed() {
     says(&unknown.error(), &["pos-emb = fire"]);
     let against = Options { pos_emb: Some("kerple_log".to_owned()), ..Options::default() };
     let copy = Copy::of(NEOX);
-    says(&import(&copy.folder(), &copy.out(), &against).unwrap_err().to_string(), &["--pos-emb says kerple_log"]);
+    says(
+        &import(&copy.folder(), &copy.out(), &against).unwrap_err().to_string(),
+        &["it contradicts --pos-emb kerple_log"],
+    );
 }
 
 #[test]
@@ -342,9 +348,9 @@ fn settings_that_change_results_are_refused() {
         says(&copy.error(), &["configs", key, value]);
     }
     let copy = Copy::of(NEOX).edited(SETTINGS, "{", "{ \"num-layers\": 7,");
-    says(&copy.error(), &["num-layers", "another place of the folder says"]);
+    says(&copy.error(), &["num-layers", "elsewhere in the folder"]);
     let copy = Copy::of(NEOX).edited(SETTINGS, "{", "{ [");
-    says(&copy.error(), &["kerple_power__ap_github_1235.yml", "no YAML"]);
+    says(&copy.error(), &["kerple_power__ap_github_1235.yml", "not YAML"]);
     let copy = Copy::of(NEOX).edited("latest", "global_step8", "../elsewhere");
     says(&copy.error(), &["latest", "../elsewhere"]);
 }
@@ -365,7 +371,7 @@ fn names_and_settings_that_no_engine_writes_are_refused() {
     let copy = Copy::of(LAYERS);
     let [from, to] = ["00", "18446744073709551615"].map(|rank| format!("layer_03-model_{rank}-model_states.pt"));
     fs::rename(copy.file("global_step8").join(from), copy.file("global_step8").join(to)).unwrap();
-    says(&copy.error(), &["there is no tensor `model.layers.1."]);
+    says(&copy.error(), &["missing tensors: `model.layers.1."]);
     const TRAIN: &str = "global_step8/configs/train.yml";
     for (key, value) in [("activation", "7"), ("pos-emb", "[1]")] {
         let copy = Copy::of(LAYERS);
@@ -378,7 +384,7 @@ fn names_and_settings_that_no_engine_writes_are_refused() {
     let laughs: String = ('b'..='k')
         .map(|c| format!("{c}: &{c} [{}]\n", vec![format!("*{}", (c as u8 - 1) as char); 9].join(",")))
         .collect();
-    for (text, part) in [(format!("a: &a [x]\n{laughs}"), "limit"), ("{a: ".repeat(100_000), "within one another")] {
+    for (text, part) in [(format!("a: &a [x]\n{laughs}"), "limit"), ("{a: ".repeat(100_000), "more than 100 deep")] {
         let copy = Copy::of(LAYERS);
         fs::write(copy.file(TRAIN), text).unwrap();
         says(&copy.error(), &["train.yml", part]);
@@ -391,5 +397,5 @@ fn links_out_of_a_checkpoint_are_not_followed() {
     let copy = Copy::of(NEOX);
     fs::remove_file(copy.file(RANK)).unwrap();
     std::os::unix::fs::symlink(golden(NEOX).join(RANK).canonicalize().unwrap(), copy.file(RANK)).unwrap();
-    says(&copy.error(), &["outside of the checkpoint"]);
+    says(&copy.error(), &["outside the checkpoint"]);
 }

@@ -137,18 +137,21 @@ fn indexed(leave_out: &str) -> Copy {
 fn tensors_that_an_index_does_not_place_are_named_or_refused() {
     assert!(!indexed("").notes().contains("index"));
     let name = "gpt_neox.final_layer_norm.bias";
-    says(&indexed(name).refused(), &["there is no tensor", name]);
+    says(&indexed(name).refused(), &["missing tensors: ", name]);
     let copy = indexed("");
     fs::copy(copy.file(SHARD), copy.file("second.safetensors")).unwrap();
     let mut index: Value = serde_json::from_str(&fs::read_to_string(copy.file(INDEX)).unwrap()).unwrap();
     index["weight_map"][name] = "second.safetensors".into();
-    says(&copy.with(INDEX, &index).refused(), &[INDEX, "is in ", SHARD, "second.safetensors"]);
+    says(&copy.with(INDEX, &index).refused(), &[INDEX, "is both in ", SHARD, "second.safetensors"]);
 }
 
 #[test]
 fn types_that_tensors_do_not_have_are_named() {
     let copy = Copy::of(HF).configured(json!({ "dtype": "float16", "torch_dtype": "bfloat16" }));
-    says(&copy.notes(), &["dtype is float16, the tensors are bfloat16", "dtype is float16, torch_dtype is bfloat16"]);
+    says(
+        &copy.notes(),
+        &["dtype is float16, but the tensors are bfloat16", "dtype is float16, but torch_dtype is bfloat16"],
+    );
     assert!(!Copy::of(HF).notes().contains("dtype"));
 }
 
@@ -170,11 +173,11 @@ fn the_base_of_gpt_neox_is_read_where_transformers_reads_it() {
     assert_eq!(encoding["base"], json!(7.0), "{encoding}");
     says(
         &notes,
-        &["rope_scaling is taken and nothing of rope_parameters", "rope_theta = 2000.0", "rope_scaling.beta_fast"],
+        &["using rope_scaling and nothing of rope_parameters", "rope_theta = 2000.0", "rope_scaling.beta_fast"],
     );
     let (encoding, notes) = base(json!({ "rotary_emb_base": 7 }));
     assert_eq!(encoding["base"], json!(2000.0), "{encoding}");
-    says(&notes, &["rope_parameters.rope_theta is 2000, rotary_emb_base is 7: rope_parameters.rope_theta is taken"]);
+    says(&notes, &["rope_parameters.rope_theta is 2000, but rotary_emb_base is 7: using rope_parameters.rope_theta"]);
     let copy = Copy::of(HF).configured(json!({ "rope_parameters": { "rope_type": "default", "rope_theta": null } }));
     says(&copy.refused(), &["rope_parameters.rope_theta = null"]);
 }
@@ -185,7 +188,7 @@ fn a_model_is_described_once() {
         says(&Copy::of(HF).configured(json!({ key: value })).refused(), &["config.json", key, "two places"]);
     }
     let copy = Copy::of(HF).configured(json!({ "architectures": ["LlamaForCausalLM"] }));
-    says(&copy.notes(), &["architectures says LlamaForCausalLM, model_type gpt_neox"]);
+    says(&copy.notes(), &["architectures is LlamaForCausalLM but model_type is gpt_neox: using model_type"]);
 }
 
 #[test]
@@ -203,7 +206,7 @@ fn sizes_out_of_range_have_the_keys_of_the_file() {
     }
     says(
         &Copy::of(HF).configured(json!({ "vocab_size": 191 })).refused(),
-        &["vocab_size and hidden_size make it [191, 40]"],
+        &["vocab_size and hidden_size give [191, 40]"],
     );
     says(
         &Copy::of(HF).configured(json!({ "layer_norm_eps": 7.0 })).refused(),
@@ -259,10 +262,10 @@ fn ids_of_generation_go_before_those_of_the_model() {
     let copy = Copy::of(HF)
         .configured(json!({ "eos_token_id": 2 }))
         .with("generation_config.json", &json!({ "eos_token_id": [3, 5] }));
-    says(&copy.notes(), &["eos_token_id is [2] in config.json and [3, 5] in generation_config.json"]);
+    says(&copy.notes(), &["eos_token_id is [2] in config.json but [3, 5] in generation_config.json"]);
     assert_eq!(copy.special().eos, [3, 5]);
     let copy = Copy::of(HF).configured(json!({ "eos_token_id": [2, 500] })).with("generation_config.json", &json!({}));
-    says(&copy.notes(), &["generation_config.json says nothing of eos_token_id", "[500] is beyond the 192 rows"]);
+    says(&copy.notes(), &["generation_config.json has no eos_token_id", "[500] exceeds the 192 rows"]);
     assert_eq!(copy.special().eos, [2]);
     says(&Copy::of(HF).configured(json!({ "bos_token_id": [1, 2] })).refused(), &["bos_token_id = [1,2]"]);
 }
@@ -300,8 +303,8 @@ fn tokens_of_the_files_beside_a_tokenizer_are_its_tokens() {
     says(
         &copy.notes(),
         &[
-            "eos_token is `</s>` in tokenizer_config.json and `<x>`",
-            "special_tokens_map.json is taken",
+            "eos_token is `</s>` in tokenizer_config.json but `<x>`",
+            "using special_tokens_map.json",
             "`<more> (7)`",
             "`<x> (8)`",
         ],
@@ -310,7 +313,7 @@ fn tokens_of_the_files_beside_a_tokenizer_are_its_tokens() {
         json!({ "eos_token": "</s>", "added_tokens_decoder": { "2": added(2, "</s>", true) } }),
         json!({ "eos_token": "<x>" }),
     );
-    says(&copy.notes(), &["tokenizer_config.json is taken", "added_tokens.json is not read", "`<more>`"]);
+    says(&copy.notes(), &["using tokenizer_config.json", "added_tokens.json is ignored", "`<more>`"]);
 }
 
 #[test]
@@ -320,7 +323,7 @@ fn special_tokens_are_tokens_with_rows() {
         .with("generation_config.json", &json!({ "eos_token_id": [2, 101] }))
         .with("tokenizer.json", &tokenizer(&[]))
         .with("tokenizer_config.json", &json!({ "eos_token": "</s>" }));
-    says(&copy.notes(), &["bos_token_id 100 is no token of", "eos_token_id 101 is no token of"]);
+    says(&copy.notes(), &["bos_token_id 100 is not a token of", "eos_token_id 101 is not a token of"]);
     let special = copy.special();
     assert_eq!((special.bos, special.eos, special.pad), (None, vec![2], Some(0)));
     // the tokenizer has a token without a row: it is read, and no special token
@@ -334,7 +337,7 @@ fn special_tokens_are_tokens_with_rows() {
         .with("tokenizer.json", &many)
         .with("tokenizer_config.json", &json!({ "eos_token": "w250", "bos_token": "w1" }));
     fs::remove_file(copy.file("generation_config.json")).unwrap();
-    says(&copy.notes(), &["has 301 tokens, the embedding has 192 rows", "eos_token `w250`", "left out"]);
+    says(&copy.notes(), &["has 301 tokens, but the embedding has 192 rows", "eos_token `w250`", "is ignored"]);
     let (run, plan) = (RunFolder::new(copy.out()), RunFolder::new(copy.out()).existing_plan().unwrap());
     assert_eq!((plan.facts.vocab_size, plan.model.vocab_size), (192, 192));
     assert_eq!(run.tokenizer(&plan).unwrap().vocab_size(), 301);

@@ -147,7 +147,10 @@ fn what_was_changed_in_one_place_only_is_refused() {
         error.to_string()
     };
     let says = |error: String, parts: &[&str]| parts.iter().for_each(|part| assert!(error.contains(part), "{error}"));
-    says(error(&|config| config["encoding"]["scope"] = "layer".into()), &["forms = ", "does not follow from"]);
+    says(
+        error(&|config| config["encoding"]["scope"] = "layer".into()),
+        &["forms = ", "it contradicts block, encoding and kinds_of_layers"],
+    );
     says(error(&|config| config["layer_plan"][1]["window"] = 4.into()), &["layer_plan = "]);
     says(error(&|config| config["block"]["sink"] = "no such".into()), &["block = ", "no such"]);
     says(error(&|config| config["num_hidden_layers"] = Value::Null), &["num_hidden_layers = null", "missing"]);
@@ -178,7 +181,7 @@ fn draws_come_back_or_are_refused() {
         fs::write(&path, bytes).unwrap();
         let error =
             import(&at("out"), &at("second"), &import::Options::default()).expect_err("it was moved").to_string();
-        assert!(error.contains(&format!("tensor `{name}` is not what seed 7 makes: value 0")), "{error}");
+        assert!(error.contains(&format!("tensor `{name}` differs from what seed 7 produces: value 0")), "{error}");
         assert!(!at("second").exists());
         ["first", "out"].into_iter().for_each(|folder| fs::remove_dir_all(at(folder)).unwrap());
     }

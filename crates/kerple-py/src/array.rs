@@ -115,7 +115,7 @@ impl Array {
     pub fn sizes<const N: usize>(&self, letters: &str) -> PyResult<[usize; N]> {
         self.shape.as_slice().try_into().map_err(|_| {
             let (name, shape) = (self.name, &self.shape);
-            PyValueError::new_err(format!("{name}: shape {shape:?} does not fit; expected [{letters}]"))
+            PyValueError::new_err(format!("{name}: expected [{letters}], got shape {shape:?}"))
         })
     }
 
@@ -133,7 +133,7 @@ impl Array {
             return Ok(());
         }
         let (name, got) = (self.name, &self.shape);
-        Err(PyValueError::new_err(format!("{name}: shape is {got:?}; expected [{letters}] = {shape:?}")))
+        Err(PyValueError::new_err(format!("{name}: expected [{letters}] = {shape:?}, got {got:?}")))
     }
 
     fn is_dense(&self) -> bool {

@@ -130,7 +130,7 @@ impl Inputs {
             ));
         }
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            let message = format!("k: {heads} heads of q are not a multiple of {kv_heads} key heads");
+            let message = format!("k: {kv_heads} heads must divide the {heads} heads of q");
             return Err(PyValueError::new_err(message));
         }
         // what the engine makes room for
@@ -171,7 +171,7 @@ impl Inputs {
             return refuse("gates: score modifications do not support them".to_owned());
         }
         if queries > keys {
-            return refuse(format!("q: with gates, {queries} queries must not exceed the {keys} keys"));
+            return refuse(format!("q: {queries} queries exceed the {keys} keys, which alone have gates"));
         }
         if rule.sight.sides() == Sides::One {
             return Ok(());
@@ -194,10 +194,7 @@ impl Inputs {
         let [heads, columns] = array.sizes("H, C")?;
         let name = array.name();
         if heads != dims.heads {
-            return Err(PyValueError::new_err(format!(
-                "{name}: {heads} rows; expected {}, one per head of q",
-                dims.heads
-            )));
+            return Err(PyValueError::new_err(format!("{name}: {heads} rows, but q has {} heads", dims.heads)));
         }
         let both = [&self.bias, &self.weight].into_iter().flatten();
         if let Some(other) = both.clone().find(|other| other.shape() != array.shape()) {

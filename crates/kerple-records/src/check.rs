@@ -116,19 +116,22 @@ mod tests {
         assert_eq!(row().contradiction(), None);
         type Change = fn(&mut EvaluationRow);
         let changes: [(Change, &str); 13] = [
-            (|row| row.perplexity = 4.4, "the perplexity is 4.4, exp(nll) is 4.48"),
+            (|row| row.perplexity = 4.4, "the perplexity is 4.4, but exp(nll) is 4.48"),
             (|row| row.nll = 1.4, "exp(nll) is 4.05"),
-            (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, nll, tokens and bytes make 1.08"),
+            (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, but nll, tokens and bytes give 1.08"),
             (|row| row.rolling = Some(rolled(2.0)), "word_perplexity is 2, which does not follow"),
-            (|row| row.bytes = None, "of no bytes"),
+            (|row| row.bytes = None, "the row has no bytes"),
             (|row| row.tokens = 0, "0 tokens of 2 segments of 4"),
-            (|row| (row.tokens, row.answers) = (9, None), "9 tokens are scored, 2 segments of 4 hold fewer"),
-            (|row| row.position_nll = Some(vec![1.0]), "position_nll has 1 values instead of 4"),
-            (|row| row.segment_nll = Some(vec![1.0; 3]), "segment_nll has 3 values instead of 2"),
-            (|row| row.answers.as_mut().unwrap().accuracy = 1.125, "accuracy is 1.125, no share"),
-            (|row| row.answers.as_mut().unwrap().chance = f64::NAN, "chance is NaN, no share"),
-            (|row| row.answers.as_mut().unwrap().by_depth = Some(vec![-0.1]), "by_depth is -0.1, no share"),
-            (|row| row.answers.as_mut().unwrap().accuracy = 0.4, "is no whole number of 8 answers"),
+            (|row| (row.tokens, row.answers) = (9, None), "9 tokens are scored, but 2 segments of 4 contain fewer"),
+            (|row| row.position_nll = Some(vec![1.0]), "position_nll has 1 values; expected 4"),
+            (|row| row.segment_nll = Some(vec![1.0; 3]), "segment_nll has 3 values; expected 2"),
+            (|row| row.answers.as_mut().unwrap().accuracy = 1.125, "accuracy is 1.125; a share must be 0 to 1"),
+            (|row| row.answers.as_mut().unwrap().chance = f64::NAN, "chance is NaN; a share must be 0 to 1"),
+            (
+                |row| row.answers.as_mut().unwrap().by_depth = Some(vec![-0.1]),
+                "by_depth is -0.1; a share must be 0 to 1",
+            ),
+            (|row| row.answers.as_mut().unwrap().accuracy = 0.4, "does not give a whole number of 8 answers"),
         ];
         for (change, expected) in changes {
             let mut row = row();
@@ -154,10 +157,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(row.contradiction(8), None);
-        assert_eq!(row.contradiction(9).unwrap(), "step 3: 24 tokens are no 3 updates of 9");
+        assert_eq!(row.contradiction(9).unwrap(), "step 3: 24 tokens are not 3 updates of 9");
         let row = MetricsRow { seconds: -1.0, ..row };
-        assert_eq!(row.contradiction(8).unwrap(), "step 3: seconds is -1");
+        assert_eq!(row.contradiction(8).unwrap(), "step 3: seconds is -1; it must not be negative");
         let row = MetricsRow { seconds: 1.0, waiting: Some(-0.5), ..row };
-        assert_eq!(row.contradiction(8).unwrap(), "step 3: waiting is -0.5");
+        assert_eq!(row.contradiction(8).unwrap(), "step 3: waiting is -0.5; it must not be negative");
     }
 }

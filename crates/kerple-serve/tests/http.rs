@@ -56,22 +56,22 @@ fn bad_requests_are_refused_by_key_and_value() {
         (r#"{"prompt":"x","n":2}"#, "n", "one completion"),
         (r#"{"prompt":"x","best_of":3}"#, "best_of", "one completion"),
         (r#"{"prompt":"x","suffix":"y"}"#, "suffix", "after the prompt"),
-        (r#"{"prompt":"x","logit_bias":{"50":1}}"#, "logit_bias", "own"),
-        (r#"{"prompt":"x","logit_bias":1e999}"#, "logit_bias", "own"),
+        (r#"{"prompt":"x","logit_bias":{"50":1}}"#, "logit_bias", "does not change the model's logits"),
+        (r#"{"prompt":"x","logit_bias":1e999}"#, "logit_bias", "does not change the model's logits"),
         (r#"{"prompt":"x","min_p":1.5}"#, "min_p", "0 to 1"),
         (r#"{"prompt":"x","frequency_penalty":2.5}"#, "frequency_penalty", "-2 to 2"),
         (r#"{"prompt":"x","presence_penalty":"1"}"#, "presence_penalty", "-2 to 2"),
         (r#"{"prompt":"x","repetition_penalty":0}"#, "repetition_penalty", "0.001"),
         (r#"{"prompt":"x","stop_token_ids":[256]}"#, "stop_token_ids", "below 256"),
         (r#"{"prompt":"x","stop_token_ids":7}"#, "stop_token_ids", "a list"),
-        (r#"{"prompt":"x","stream_options":{"include_usage":true}}"#, "stream_options", "for streams"),
+        (r#"{"prompt":"x","stream_options":{"include_usage":true}}"#, "stream_options", "needs `stream` set to true"),
         (r#"{"prompt":"x","stream":true,"stream_options":{"all":true}}"#, "stream_options", "include_usage"),
         (r#"{"prompt":"x","response_format":{"type":"json_object"}}"#, "response_format", "leave it out"),
         (r#"{"prompt":"x","guided_regex":"a+"}"#, "guided_regex", "leave it out"),
-        (r#"{"prompt":"x","tools":[{}]}"#, "tools", "knows no tools"),
+        (r#"{"prompt":"x","tools":[{}]}"#, "tools", "does not support tools"),
         (r#"{"prompt":"x","min_tokens":3}"#, "min_tokens", "ignore_eos"),
-        (r#"{"prompt":"x","max_new_tokens":3}"#, "max_new_tokens", "takes prompt, model, max_tokens"),
-        (r#"{"prompt":"x","temprature":0}"#, "temprature", "not a parameter"),
+        (r#"{"prompt":"x","max_new_tokens":3}"#, "max_new_tokens", "use prompt, model, max_tokens"),
+        (r#"{"prompt":"x","temprature":0}"#, "temprature", "unknown parameter `temprature`"),
         (r#"{"prompt":"x","user":3}"#, "user", "a string"),
         (r#"{"prompt":"x","model":3}"#, "model", "a string"),
     ] {
@@ -216,7 +216,7 @@ fn lengths_end_where_the_encoding_does() {
     // the last token drawn takes no position
     assert_eq!(client.complete(json!({"prompt": vec![1; 15], "max_tokens": 2, "temperature": 0})).len(), 1);
     let (_, error) = refused(&client, &json!({"prompt": vec![1; 16], "max_tokens": 2}).to_string());
-    assert!(error["message"].as_str().unwrap().contains("16 tokens that this server takes"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("16 tokens that this server allows"), "{error}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ def _check(name: str, x: object, like: Tensor | None = None) -> None:
         raise TypeError(f"{name}: layout {x.layout} is not computed with, use a dense tensor")
     if like is None:
         if x.dtype not in (torch.float32, torch.float64, *_HALF):
-            raise TypeError(f"{name}: {x.dtype} is not computed with, use float32 or float64")
+            raise TypeError(f"{name}: dtype {x.dtype} is not supported; use float32 or float64")
     elif x.dtype != like.dtype:
         raise TypeError(f"{name}: is of {x.dtype}, q of {like.dtype}; they must be alike")
 

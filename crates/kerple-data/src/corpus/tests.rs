@@ -114,13 +114,13 @@ fn shard_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
 
 #[test]
 fn damage_is_described() {
-    insta::assert_snapshot!(shard_error(|bytes| bytes[..4].fill(b'x')), @"x.tokens: this is not a token shard: it begins with `xxxxLTOK`");
-    insta::assert_snapshot!(shard_error(|bytes| bytes[8] = 9), @"x.tokens: the format's version is 9, this program reads 2");
-    insta::assert_snapshot!(shard_error(|bytes| bytes[8] = 1), @"x.tokens: an older version of this program prepared it: format 1, not 2");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[..4].fill(b'x')), @"x.tokens: the file is not a token shard: it starts with `xxxxLTOK`");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[8] = 9), @"x.tokens: the file has format 9; kerple reads 2");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[8] = 1), @"x.tokens: the file has format 1, of an older version of kerple; expected 2");
     insta::assert_snapshot!(shard_error(|bytes| bytes[16] = 9), @"x.tokens: the header is damaged: its checksum does not match");
-    insta::assert_snapshot!(shard_error(|bytes| bytes.truncate(80)), @"x.tokens: the file has 80 bytes, its header says 88");
-    insta::assert_snapshot!(shard_error(|bytes| bytes.truncate(10)), @"x.tokens: the file has 10 bytes, its header alone has 72");
-    insta::assert_snapshot!(shard_error(|bytes| bytes[72] = 7), @"x.tokens: checksum e10b4ddddf56adfd994bf7a41cf565d5, the header says d13a8f46b30b2ec2d78bdc59d53b1ffc");
+    insta::assert_snapshot!(shard_error(|bytes| bytes.truncate(80)), @"x.tokens: the file has 80 bytes; its header states 88");
+    insta::assert_snapshot!(shard_error(|bytes| bytes.truncate(10)), @"x.tokens: the file has 10 bytes; the header alone needs 72");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[72] = 7), @"x.tokens: the checksum is e10b4ddddf56adfd994bf7a41cf565d5, but the header states d13a8f46b30b2ec2d78bdc59d53b1ffc");
 }
 
 /// What is said of token files after the bytes of their index have been changed.
@@ -137,13 +137,13 @@ fn index_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
 
 #[test]
 fn damaged_indices_are_described() {
-    insta::assert_snapshot!(index_error(|bytes| bytes[0] = b'X'), @r"pile.idx, byte 0: the file begins with `XMIDIDX\x00\x00`, not `MMIDIDX`");
-    insta::assert_snapshot!(index_error(|bytes| bytes[9] = 2), @"pile.idx, byte 9: the format's version is 2, this program reads 1");
-    insta::assert_snapshot!(index_error(|bytes| bytes[17] = 6), @"pile.idx, byte 17: tokens are of type 6, this program reads 1 (u8), 4 (i32) and 8 (u16)");
-    insta::assert_snapshot!(index_error(|bytes| bytes[18] = 3), @"pile.idx, byte 18: 3 sequences and 3 bounds of documents need 94 bytes, the file has 82");
-    insta::assert_snapshot!(index_error(|bytes| bytes.truncate(20)), @"pile.idx, byte 20: the file has 20 bytes, its header alone has 34");
-    insta::assert_snapshot!(index_error(|bytes| bytes[38] = 3), @"pile.idx, byte 38: sequence 1 has 3 tokens at byte 6, pile.bin has 10 bytes");
-    insta::assert_snapshot!(index_error(|bytes| bytes[50] = 4), @"pile.bin: document 1 does not follow its predecessor: it begins at token 2, not 3");
+    insta::assert_snapshot!(index_error(|bytes| bytes[0] = b'X'), @r"pile.idx, byte 0: the file starts with `XMIDIDX\x00\x00`; expected `MMIDIDX`");
+    insta::assert_snapshot!(index_error(|bytes| bytes[9] = 2), @"pile.idx, byte 9: the format has version 2; kerple reads version 1");
+    insta::assert_snapshot!(index_error(|bytes| bytes[17] = 6), @"pile.idx, byte 17: the token type is 6; kerple reads 1 (u8), 4 (i32) and 8 (u16)");
+    insta::assert_snapshot!(index_error(|bytes| bytes[18] = 3), @"pile.idx, byte 18: 3 sequences and 3 document bounds need 94 bytes; the file has 82");
+    insta::assert_snapshot!(index_error(|bytes| bytes.truncate(20)), @"pile.idx, byte 20: the file has 20 bytes; the header alone needs 34");
+    insta::assert_snapshot!(index_error(|bytes| bytes[38] = 3), @"pile.idx, byte 38: sequence 1 has 3 tokens at byte 6, which does not fit the 10 bytes of pile.bin");
+    insta::assert_snapshot!(index_error(|bytes| bytes[50] = 4), @"pile.bin: document 1 does not follow the previous one: it starts at token 2; expected token 3");
 }
 
 #[test]
@@ -156,9 +156,9 @@ fn tokens_must_be_in_the_vocabulary() {
         let error = Corpus::open_megatron(&prefix, "1,1,1", vocab_size).unwrap_err().to_string();
         error.rsplit('/').next().unwrap().to_owned()
     };
-    insta::assert_snapshot!(message(Some(9)), @"pile.bin, document 1: token 9, the vocabulary ends at 8");
+    insta::assert_snapshot!(message(Some(9)), @"pile.bin, document 1: token 9 is out of range; the largest id of the vocabulary is 8");
     write_megatron(&prefix, 4, &[vec![1, 2], vec![u32::MAX]]);
-    insta::assert_snapshot!(message(None), @"pile.bin, document 1: token -1 is negative");
+    insta::assert_snapshot!(message(None), @"pile.bin, document 1: token -1 is negative; expected 0 or more");
     let refused = Corpus::open_megatron(&prefix, "1,1", Some(9)).unwrap_err();
     assert!(matches!(refused, Error::Damaged { .. }));
 }
@@ -169,7 +169,7 @@ fn a_corpus_of_ids_has_no_tokenizer() {
     let prefix = folder.path().join("pile");
     write_megatron(&prefix, 1, &[vec![1, 2], vec![9]]);
     let corpus = Corpus::open(&prefix).unwrap();
-    insta::assert_snapshot!(corpus.tokenizer().unwrap_err(), @"this corpus consists of token ids and has no tokenizer");
+    insta::assert_snapshot!(corpus.tokenizer().unwrap_err(), @"this corpus holds token ids and has no tokenizer");
     assert!(corpus.bytes_in(Split::Train, 0..1).is_err());
     assert!(Corpus::open(&folder.path().join("nothing")).unwrap_err().to_string().contains("not a prepared corpus"));
 }
@@ -202,7 +202,7 @@ fn token_files_are_prepared() {
     assert_eq!(wide.vocab_size(), 50_304);
     assert_ne!(wide.fingerprint(), bare.fingerprint());
     let error = prepare(&PrepareOptions { tokenizer: "bpe:300".to_owned(), ..options }, &mut |_| {}).unwrap_err();
-    assert!(error.to_string().ends_with("pile holds tokens already, tokenizer `bpe:300` needs text"), "{error}");
+    assert!(error.to_string().ends_with("pile already contains tokens; tokenizer `bpe:300` needs text"), "{error}");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_full_disk_is_named() {
     writer.end_document();
     let error = writer.finish().unwrap_err();
     insta::assert_snapshot!(error, @"/dev/full: cannot write: No space left on device (os error 28)");
-    insta::assert_snapshot!(error.hint(), @"free some disk space; what was saved before is intact");
+    insta::assert_snapshot!(error.hint(), @"free some disk space; data saved earlier is intact");
 }
 
 /// Token files have no checksums of their own: they are made when the files are opened, and equal those of a copy.
@@ -239,7 +239,7 @@ fn token_files_are_identified() {
 #[test]
 fn documents_that_overlap_are_damage() {
     let message = index_error(|bytes| bytes[34] = 4);
-    insta::assert_snapshot!(message, @"pile.idx, byte 34: all sequences have 6 tokens, pile.bin has 10 bytes");
+    insta::assert_snapshot!(message, @"pile.idx, byte 34: the sequences have 6 tokens in total, which do not fit the 10 bytes of pile.bin");
 }
 
 /// Sentences of a document are one document, with all their tokens; bounds that contradict the rest are refused by number.
@@ -280,12 +280,12 @@ fn sequences_of_a_document_are_one_document() {
         let error = TokenFiles::open(&prefix).err().expect("this is refused").to_string();
         error.rsplit('/').next().unwrap().to_owned()
     };
-    insta::assert_snapshot!(message(&[]), @"pile.idx, byte 2434: there are no bounds of documents, and 200 sequences");
-    insta::assert_snapshot!(message(&[1, 200]), @"pile.idx, byte 2434: document bound 0 is 1, it must be 0");
-    insta::assert_snapshot!(message(&[0, 9, 5, 200]), @"pile.idx, byte 2450: document bound 2 is 5, it must be in 9, the bound before it, to 200, the number of sequences");
-    insta::assert_snapshot!(message(&[0, 201]), @"pile.idx, byte 2442: document bound 1 is 201, it must be in 0, the bound before it, to 200, the number of sequences");
-    insta::assert_snapshot!(message(&[0, 5, -1]), @"pile.idx, byte 2450: document bound 2 is -1, it must be in 5, the bound before it, to 200, the number of sequences");
-    insta::assert_snapshot!(message(&[0, 100]), @"pile.idx, byte 2442: document bound 1, the last, is 100, it must be 200, the number of sequences");
+    insta::assert_snapshot!(message(&[]), @"pile.idx, byte 2434: the index has 200 sequences but 0 document bounds");
+    insta::assert_snapshot!(message(&[1, 200]), @"pile.idx, byte 2434: document bound 0 is 1; expected 0");
+    insta::assert_snapshot!(message(&[0, 9, 5, 200]), @"pile.idx, byte 2450: document bound 2 is 5; it must be between 9, the previous bound, and 200, the number of sequences");
+    insta::assert_snapshot!(message(&[0, 201]), @"pile.idx, byte 2442: document bound 1 is 201; it must be between 0, the previous bound, and 200, the number of sequences");
+    insta::assert_snapshot!(message(&[0, 5, -1]), @"pile.idx, byte 2450: document bound 2 is -1; it must be between 5, the previous bound, and 200, the number of sequences");
+    insta::assert_snapshot!(message(&[0, 100]), @"pile.idx, byte 2442: document bound 1, the last one, is 100; expected 200, the number of sequences");
     with_bounds(&bounds);
     fs::write(prefix.with_extension("bin"), [fs::read(prefix.with_extension("bin")).unwrap(), vec![1, 0]].concat())
         .unwrap();

@@ -182,15 +182,20 @@ fn texts_are_read_from_lines_and_folders() {
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(2); 3]);
     assert_eq!(source.example(place(Split::Valid, 1), 99).unwrap(), source.example(place(Split::Test, 1), 99).unwrap());
     assert_eq!(get(&task, Some(&reviews), Split::Train, 0, 99), (vec![99, 98, 101], 0));
-    assert!(source.remark().is_some_and(|remark| remark.contains("the test split is validated on, as published")));
+    assert!(
+        source.remark().is_some_and(|remark| remark.contains("the test split serves for validation, as published"))
+    );
     assert_eq!(task.open(Some(&lines), &ON).unwrap().remark(), None);
     assert_ne!(source.facts().content, task.open(Some(&lines), &ON).unwrap().facts().content);
     write(&lines, "valid.jsonl.zst", zstd::encode_all(&b"{\"text\": \"a\", \"label\": 2}\n"[..], 1).unwrap());
     let message = refused(&task, Some(&lines));
-    assert!(message.contains("label 2, the classes are 0 to 1") && message.contains("`classes`"), "{message}");
+    assert!(
+        message.contains("label 2 is out of range; the classes are 0 to 1") && message.contains("`classes`"),
+        "{message}"
+    );
     write(&lines, "valid.jsonl.zst", zstd::encode_all(&b"{\"text\": \"a\", \"label\": \"no\"}\n"[..], 1).unwrap());
     assert!(refused(&task, Some(&lines)).contains("valid.jsonl.zst, line 1: invalid type"));
-    assert!(refused(&task, None).contains("no data.path"));
+    assert!(refused(&task, None).contains("lra_text needs `data.path`"));
     assert!(refused(&Arena::Text(Text { classes: 1 }), Some(&lines)).contains("classes = 1"));
 }
 
@@ -214,16 +219,16 @@ fn images_are_read_from_idx_files() {
     assert_eq!(get(&task, Some(folder.path()), Split::Test, 2, 1), (vec![4], 2));
     let lies = [
         (images(21), "21 images"),
-        (idx([0, 0, 9, 3], &[20, 1, 2], &[0; 40]), "begins with"),
-        (idx([0, 0, 8, 3], &[u32::MAX; 3], &[0; 40]), "and has 40 values"),
-        (vec![0; 5], "no header"),
+        (idx([0, 0, 9, 3], &[20, 1, 2], &[0; 40]), "the file starts with"),
+        (idx([0, 0, 8, 3], &[u32::MAX; 3], &[0; 40]), "the file has 40 values"),
+        (vec![0; 5], "too few for a header"),
     ];
     for (bytes, expected) in lies {
         write(folder.path(), "train-images-idx3-ubyte.gz", gzip(&bytes));
         assert!(refused(&task, Some(folder.path())).contains(expected));
     }
     write(folder.path(), "train-images-idx3-ubyte.gz", &gzip(&images(20))[..30]);
-    assert!(refused(&task, Some(folder.path())).contains("cannot read on"));
+    assert!(refused(&task, Some(folder.path())).contains("cannot read further"));
 }
 
 #[test]
@@ -298,7 +303,7 @@ fn made_up_pairs_have_a_subject_in_common_or_not() {
     assert_eq!(seen, (0..8).collect());
     for subjects in [0, 1, 1001] {
         let said = refused(&Arena::Retrieval(Retrieval { subjects, ..Retrieval::default() }), None);
-        assert!(said.contains("2 to 1000 subjects"), "{said}");
+        assert!(said.contains("use 2 to 1000 subjects"), "{said}");
     }
 }
 
@@ -345,7 +350,7 @@ fn published_paths_are_read() {
         assert!(error.contains(expected), "{error}");
     }
     write(&level, "metadata/2.npy", "../.. passwd 0 1\n");
-    assert!(refused(&task, Some(&level)).contains("outside of the folder"));
+    assert!(refused(&task, Some(&level)).contains("is outside the folder"));
     write(&level, "metadata/2.npy", "imgs/0 sample_1.png 0 yes\n");
     assert!(refused(&task, Some(&level)).contains("2.npy, line 1: the label is `yes`"));
 }

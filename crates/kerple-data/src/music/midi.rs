@@ -72,7 +72,7 @@ fn words(text: &[u8]) -> String {
 fn assemble(piece: &Piece) -> Found<Vec<u8>> {
     let resolution = u16::try_from(piece.resolution).ok().and_then(u15::try_from).filter(|ticks| ticks.as_int() > 0);
     let resolution = resolution
-        .ok_or_else(|| format!("{} ticks per beat are out of range; MIDI allows at most 32767", piece.resolution))?;
+        .ok_or_else(|| format!("{} ticks per beat are out of range; MIDI allows 1 to 32767", piece.resolution))?;
     let mut smf = Smf::new(Header::new(Format::Parallel, Timing::Metrical(resolution)));
     smf.tracks.push(score(piece)?);
     // tracks that share a channel are on ports of their own: a program belongs to a channel

@@ -166,9 +166,9 @@ mod tests {
     fn shares_must_be_three_numbers() {
         let message = |shares: &str| split_boundaries(10, shares).unwrap_err().to_string();
         insta::assert_snapshot!(message("9,x"), @"split `9,x`: `x` is not a number");
-        insta::assert_snapshot!(message("1,-1"), @"split `1,-1`: -1 is not a share, it must be at least 0");
-        insta::assert_snapshot!(message("0,0,0"), @"split `0,0,0`: the shares add up to 0");
-        insta::assert_snapshot!(message("1,1,1,1"), @"split `1,1,1,1`: there are more than 3 shares");
+        insta::assert_snapshot!(message("1,-1"), @"split `1,-1`: -1 is negative; a share must be at least 0");
+        insta::assert_snapshot!(message("0,0,0"), @"split `0,0,0`: the shares sum to 0");
+        insta::assert_snapshot!(message("1,1,1,1"), @"split `1,1,1,1`: expected at most 3 shares");
     }
 
     proptest! {

@@ -73,11 +73,11 @@ fn megatron_samples_are_what_the_tables_say() {
 fn impossible_batches_are_refused() {
     let tokens = counting(&[4]);
     let message = |packing, shape, seed| Batches::new(&tokens, packing, shape, seed).err().unwrap().to_string();
-    insta::assert_snapshot!(message(Packing::Random, SHAPE, 1), @"the split has 4 tokens, sequences of 4 need at least 5");
+    insta::assert_snapshot!(message(Packing::Random, SHAPE, 1), @"the split has 4 tokens; sequences of 4 need at least 5");
     let empty = BatchShape { batch: 0, seq_len: 4 };
     insta::assert_snapshot!(message(Packing::Random, empty, 1), @"a batch of 0 sequences of 4 tokens is empty");
     let one = BatchShape { batch: 1, seq_len: 2 };
-    insta::assert_snapshot!(message(Packing::Megatron { steps: 1 }, one, 1 << 32), @"seed 4294967296 is too large for GPT-NeoX's data order, the limit is 4294967295");
+    insta::assert_snapshot!(message(Packing::Megatron { steps: 1 }, one, 1 << 32), @"seed 4294967296 is too large for GPT-NeoX's data order; the limit is 4294967295");
 }
 
 proptest! {
@@ -122,7 +122,7 @@ fn huge_numbers_do_not_wrap() {
     let batches = Batches::new(&tokens, Packing::Megatron { steps: 2 }, shape, 1).unwrap();
     assert_eq!(batches.batch(u64::MAX, 2..3).unwrap().tokens.len(), 4);
     let endless = Batches::new(&tokens, Packing::Megatron { steps: u64::MAX }, shape, 1).err().unwrap();
-    assert!(endless.to_string().starts_with("GPT-NeoX's data order counts documents in 32 bits, "), "{endless}");
+    assert!(endless.to_string().ends_with("documents; GPT-NeoX's data order counts documents in 32 bits"), "{endless}");
     let all = random_segments(1 << 40, 1 << 20, usize::MAX >> 20, 1);
     assert_eq!((all.len(), all.missing()), ((1 << 20) - 1, (usize::MAX >> 20) - (1 << 20) + 1));
 }

@@ -130,12 +130,12 @@ mod tests {
         assert_eq!(known.difference(&seen("moved", &known)), None, "text is known by what it holds");
         assert_eq!(seen("a", &known), known);
         write("moved/x.txt", "THE CAT");
-        assert_eq!(known.difference(&seen("moved", &known)).unwrap(), "x.txt holds something else");
+        assert_eq!(known.difference(&seen("moved", &known)).unwrap(), "x.txt has changed");
         write("moved/x.txt", "the cat");
         write("moved/z.txt", "new");
-        assert_eq!(known.difference(&seen("moved", &known)).unwrap(), "z.txt was not there");
+        assert_eq!(known.difference(&seen("moved", &known)).unwrap(), "z.txt is new");
         fs::remove_file(root.path().join("a/below/y.txt")).unwrap();
-        assert_eq!(known.difference(&seen("a", &known)).unwrap(), "below/y.txt is not there");
+        assert_eq!(known.difference(&seen("a", &known)).unwrap(), "below/y.txt is missing");
         let nowhere = Sources::paths(&[root.path().join("nowhere")]).inventory(&known);
         assert!(nowhere.unwrap_err().to_string().contains("nowhere"));
     }

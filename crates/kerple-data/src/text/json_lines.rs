@@ -193,7 +193,7 @@ mod tests {
     fn errors_name_line_and_cause() {
         insta::assert_snapshot!(failure("{\"text\":\"a\"}\n{\"text\":\"b"), @"x.jsonl, line 2: column 10: EOF while parsing a string");
         insta::assert_snapshot!(failure("[1]"), @"x.jsonl, line 1: invalid type: sequence, expected a map");
-        insta::assert_snapshot!(failure("{\"body\":\"a\",\"id\":1}"), @"x.jsonl, line 1: there is no key `text`, the keys are: body, id");
+        insta::assert_snapshot!(failure("{\"body\":\"a\",\"id\":1}"), @"x.jsonl, line 1: there is no key `text`; the keys are: body, id");
         insta::assert_snapshot!(failure("{\"text\":[\"a\"]}"), @r#"x.jsonl, line 1: `text` is not a string: ["a"]"#);
     }
 

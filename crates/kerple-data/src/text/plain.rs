@@ -236,9 +236,9 @@ mod tests {
             |bytes: &[u8]| content("a.txt", bytes, 0).1.unwrap_err().to_string().rsplit('/').next().unwrap().to_owned();
         let mut bytes = vec![b'a'; 2 * CHUNK + 5];
         bytes[2 * CHUNK + 4] = 0xe9;
-        assert_eq!(message(&bytes), format!("a.txt: byte {} is not UTF-8", 2 * CHUNK + 4));
+        assert_eq!(message(&bytes), format!("a.txt: byte {} is not valid UTF-8", 2 * CHUNK + 4));
         bytes[CHUNK + 1] = 0;
-        assert_eq!(message(&bytes), format!("a.txt: byte {} is NUL, this is not text", CHUNK + 1));
+        assert_eq!(message(&bytes), format!("a.txt: byte {} is NUL, so the file is not text", CHUNK + 1));
     }
 
     #[test]
@@ -247,6 +247,6 @@ mod tests {
         std::fs::write(folder.path().join("a.txt"), b"two text").unwrap();
         let Content::Long(long) = content.unwrap() else { panic!("held") };
         let error = long.stream(&mut |_| Ok(())).unwrap_err().to_string();
-        assert!(error.ends_with("a.txt: it changed while it was read"), "{error}");
+        assert!(error.ends_with("a.txt: the file changed during reading"), "{error}");
     }
 }

@@ -243,7 +243,7 @@ mod tests {
         let error = names(&["train/test.jsonl", "test/a.jsonl"]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "root/train/test.jsonl: its name states the test split, its folder the train split"
+            "root/train/test.jsonl: the file name states the test split, but the folder name states the train split"
         );
     }
 }

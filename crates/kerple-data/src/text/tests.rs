@@ -100,7 +100,7 @@ fn folders_are_walked_in_order() {
     let found = format!("{:?}", read(folder.path()).unwrap());
     assert_eq!(
         found,
-        r#"[Text("first"), Text("a"), Text("z"), NotText("byte 1 is NUL, this is not text"), NotText("byte 0 is not UTF-8")]"#
+        r#"[Text("first"), Text("a"), Text("z"), NotText("byte 1 is NUL, so the file is not text"), NotText("byte 0 is not valid UTF-8")]"#
     );
 }
 
@@ -124,8 +124,8 @@ fn parquet_rows_are_documents() {
     insta::assert_snapshot!(failure("a.parquet", &parquet(&[Some("one"), None])), @"a.parquet, row 2: column `text` is null");
     let file = SourceFile::new(&folder.path().join("a.parquet"), false, 0).unwrap();
     let message = |key| file.documents(key).err().unwrap().to_string().rsplit('/').next().unwrap().to_owned();
-    insta::assert_snapshot!(message("body"), @"a.parquet: there is no column `body`, the columns are: id, text");
-    insta::assert_snapshot!(message("id"), @"a.parquet: column `id` does not hold text");
+    insta::assert_snapshot!(message("body"), @"a.parquet: there is no column `body`; the columns are: id, text");
+    insta::assert_snapshot!(message("id"), @"a.parquet: column `id` does not contain text");
 }
 
 /// A null row is one document; those behind it are read on.
@@ -143,13 +143,13 @@ fn rows_behind_a_null_are_read() {
 fn damaged_files_are_described() {
     let plain = lines(5000);
     let (zstd, gz) = (zstd::encode_all(&plain[..], 3).unwrap(), gzip(&plain));
-    insta::assert_snapshot!(failure("a.jsonl.zst", &zstd[..zstd.len() / 2]), @"a.jsonl.zst, line 1: cannot read on: incomplete frame");
-    insta::assert_snapshot!(failure("a.jsonl.zst", &plain), @"a.jsonl.zst, line 1: cannot read on: Unknown frame descriptor");
-    insta::assert_snapshot!(failure("a.jsonl.gz", &gz[..gz.len() / 2]), @"a.jsonl.gz, line 2534: cannot read on: incomplete deflate stream");
-    insta::assert_snapshot!(failure("a.txt.gz", b"no"), @"a.txt.gz: cannot read on: unexpected end of file");
+    insta::assert_snapshot!(failure("a.jsonl.zst", &zstd[..zstd.len() / 2]), @"a.jsonl.zst, line 1: cannot read further: incomplete frame");
+    insta::assert_snapshot!(failure("a.jsonl.zst", &plain), @"a.jsonl.zst, line 1: cannot read further: Unknown frame descriptor");
+    insta::assert_snapshot!(failure("a.jsonl.gz", &gz[..gz.len() / 2]), @"a.jsonl.gz, line 2534: cannot read further: incomplete deflate stream");
+    insta::assert_snapshot!(failure("a.txt.gz", b"no"), @"a.txt.gz: cannot read further: unexpected end of file");
     insta::assert_snapshot!(failure("a.jsonl", &plain[..plain.len() - 5]), @"a.jsonl, line 5000: column 36: EOF while parsing a string");
-    insta::assert_snapshot!(failure("a.txt", b"ab\xffc"), @"a.txt: byte 2 is not UTF-8");
-    insta::assert_snapshot!(failure("a.rs", b"a\0"), @"a.rs: byte 1 is NUL, this is not text");
+    insta::assert_snapshot!(failure("a.txt", b"ab\xffc"), @"a.txt: byte 2 is not valid UTF-8");
+    insta::assert_snapshot!(failure("a.rs", b"a\0"), @"a.rs: byte 1 is NUL, so the file is not text");
     let rows = parquet(&[Some("one"), Some("two")]);
     insta::assert_snapshot!(failure("a.parquet", &rows[..rows.len() / 2]), @"a.parquet: Parquet error: Invalid Parquet file. Corrupt footer");
     insta::assert_snapshot!(failure("a.parquet", b""), @"a.parquet: EOF: Parquet file too small. Size is 0 but need 8");
@@ -162,5 +162,5 @@ fn missing_inputs_are_described() {
     assert!(error.to_string().contains("none.txt: cannot read: No such file"), "{error}");
     assert_eq!(error.hint(), "check the path");
     let error = read(folder.path()).unwrap_err();
-    assert!(error.to_string().starts_with("there is no file to read in: "), "{error}");
+    assert!(error.to_string().starts_with("no file to read in: "), "{error}");
 }

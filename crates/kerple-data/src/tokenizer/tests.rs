@@ -169,7 +169,7 @@ fn what_merges_across_spaces_is_not_cut() {
     assert!(pieces == 1 && tokens == crossing.encode(&text).unwrap());
     let mut endless = Pieces::new(crossing.cuts());
     let error = endless.push(&"a b".repeat(pieces::WHOLE / 3 + 1), &mut |_| ()).unwrap_err();
-    insta::assert_snapshot!(error, @"a text of more than 8 MB cannot be encoded in pieces with this tokenizer");
+    insta::assert_snapshot!(error, @"this tokenizer cannot encode a text of more than 8 MB in chunks");
 }
 
 /// Whatever could look beyond a gap keeps texts whole.
@@ -216,7 +216,10 @@ fn dropout_is_not_applied() {
     let dropping = parse(&definition.to_string(), None).unwrap();
     let text = "some words to be encoded ".repeat(20);
     assert_eq!(dropping.encode(&text).unwrap(), LEARNED.encode(&text).unwrap());
-    assert_eq!(dropping.warnings(), ["the tokenizer's dropout of 0.9 is not applied: equal texts give equal tokens"]);
+    assert_eq!(
+        dropping.warnings(),
+        ["the tokenizer's dropout of 0.9 is ignored, so that equal texts give equal tokens"]
+    );
     assert!(LEARNED.warnings().is_empty());
 }
 
@@ -224,7 +227,10 @@ fn dropout_is_not_applied() {
 fn huge_ids_are_refused() {
     let definition = WORD_PIECE.replace("\"cat\":4", "\"cat\":4000000000");
     let error = parse(&definition, None).unwrap_err().to_string();
-    assert!(error.ends_with("tokenizer.json: token `cat` has id 4000000000, vocabularies end at 4194303"), "{error}");
+    assert!(
+        error.ends_with("tokenizer.json: token `cat` has id 4000000000; the largest allowed id is 4194303"),
+        "{error}"
+    );
     assert_eq!(parse(WORD_PIECE, None).unwrap().unknown(), Some(0));
 }
 
@@ -252,7 +258,7 @@ fn the_byte_tokenizer_is_bytes() {
     assert_eq!(byte.encode("aé").unwrap(), [97, 195, 169]);
     assert_eq!(byte.decode(&[97, 0, 195, 300, 98]), "a\u{fffd}b");
     assert_eq!((byte.token_bytes(0), byte.token_bytes(97), byte.token_bytes(256)), (0, 1, 0));
-    insta::assert_snapshot!(byte.encode("a\0").unwrap_err(), @"the text holds NUL, which the byte tokenizer ends documents with");
+    insta::assert_snapshot!(byte.encode("a\0").unwrap_err(), @"the text contains NUL, which the byte tokenizer uses as the end of a document");
 }
 
 #[test]
@@ -298,11 +304,11 @@ fn the_end_of_a_document_is_found_or_named() {
         let error = parse(definition, end).unwrap_err().to_string();
         error[error.find("tokenizer.json").unwrap()..].to_owned()
     };
-    insta::assert_snapshot!(message(WORD_PIECE, Some("dog")), @"tokenizer.json: there is no token `dog`");
+    insta::assert_snapshot!(message(WORD_PIECE, Some("dog")), @"tokenizer.json: unknown token `dog`");
     let without = WORD_PIECE.replace("[SEP]", "[END]");
     insta::assert_snapshot!(message(&without, None), @"tokenizer.json: none of the tokens <|endoftext|> <|end_of_text|> </s> <eos> [EOS] [SEP] is in the vocabulary");
-    insta::assert_snapshot!(message("{}", None), @"tokenizer.json: this is not a tokenizer: Model missing. at line 1 column 2");
-    insta::assert_snapshot!(message(&WORD_PIECE.replace("\"unk_token\":\"[UNK]\"", "\"unk_token\":\"[NO]\""), None), @"tokenizer.json: it cannot encode every text: WordPiece error: Missing [UNK] token from the vocabulary");
+    insta::assert_snapshot!(message("{}", None), @"tokenizer.json: not a tokenizer: Model missing. at line 1 column 2");
+    insta::assert_snapshot!(message(&WORD_PIECE.replace("\"unk_token\":\"[UNK]\"", "\"unk_token\":\"[NO]\""), None), @"tokenizer.json: the tokenizer cannot encode every text: WordPiece error: Missing [UNK] token from the vocabulary");
 }
 
 #[test]
@@ -356,7 +362,7 @@ fn the_end_of_a_document_is_what_files_say_or_special() {
     assert!(tokenizer.warnings().is_empty());
     let two = with_added(&[("<eos>", true), ("</s>", true)], &[]).unwrap();
     assert_eq!(two.end_of_document(), 11);
-    insta::assert_snapshot!(two.warnings().join("; "), @"documents end with `</s>`; `<eos>` is special too: --end-of-document '<eos>' takes it");
+    insta::assert_snapshot!(two.warnings().join("; "), @"documents end with `</s>`; `<eos>` is special too: to use it, pass --end-of-document '<eos>'");
     let plain = with_added(&[("<eos>", false)], &[]).unwrap();
     assert_eq!((plain.end_of_document(), plain.end_of_document_is_special()), (10, false));
     assert!(plain.warnings()[0].contains("does not mark as special"));
@@ -384,8 +390,9 @@ fn the_end_of_a_document_is_what_files_say_or_special() {
     let found = with_added(&all, &both).unwrap();
     assert_eq!(found.end_of_document(), 12);
     assert!(
-        found.warnings()[0].contains("tokenizer_config.json says that `<eos>` ends a text, config.json says another")
+        found.warnings()[0]
+            .contains("tokenizer_config.json names `<eos>` as the end of a text, and config.json another token")
     );
     let missing = with_added(&all, &[("tokenizer_config.json", r#"{"eos_token": "<none>"}"#)]).unwrap_err().to_string();
-    assert!(missing.contains("says that `<none>` ends a text"), "{missing}");
+    assert!(missing.contains("names `<none>` as the end of a text"), "{missing}");
 }

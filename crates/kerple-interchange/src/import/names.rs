@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(named("model.block.kv_heads", Family::Qwen3, config), "m/config.json: num_key_value_heads: 0 is");
         assert_eq!(
             named("encoding.scaling.factor", Family::Llama, config),
-            "m/config.json: factor of the scaling of rotary rates: 0 is"
+            "m/config.json: factor of the rotary scaling: 0 is"
         );
     }
 }

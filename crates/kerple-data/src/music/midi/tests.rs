@@ -101,14 +101,14 @@ fn files_beside_the_standard_are_read() {
         (file(2, 1, std::slice::from_ref(&sound)), ""),
         (track_file(&[0, 0x90, 60, 64, 96, 60, 0]), ""),
         (file(1, 1, &[chunk(b"MTrk", &note(0, 60))]), "track 1 has no end-of-track event"),
-        ([&one[..], b"\0\0\0 trailing"].concat(), "12 bytes after its last track are passed over"),
-        (file(1, 1, &[chunk(b"XFIH", &[1; 9]), sound.clone()]), "its chunk `XFIH` of 9 bytes is passed over"),
-        (track_file(&after_meta), "running status goes on after meta events in track 1"),
-        (file(1, 3, std::slice::from_ref(&sound)), "its header says 3 tracks, it has 1"),
-        (file(0, 2, &[sound.clone(), track(&[])]), "its format 0 has one track, 2 are there and taken together"),
-        (long, "track 1 says 52 bytes, its events end after 12"),
-        (track_file(&[&[0, 0xf8][..], &note(0, 60)].concat()), "system messages 0xf8 in track 1 are passed over"),
-        (track_file(&open), "1 notes of track 1 have no end, and last until the track ends"),
+        ([&one[..], b"\0\0\0 trailing"].concat(), "12 bytes after its last track are skipped"),
+        (file(1, 1, &[chunk(b"XFIH", &[1; 9]), sound.clone()]), "its chunk `XFIH` of 9 bytes is skipped"),
+        (track_file(&after_meta), "running status continues across meta events in track 1"),
+        (file(1, 3, std::slice::from_ref(&sound)), "its header states 3 tracks; it has 1"),
+        (file(0, 2, &[sound.clone(), track(&[])]), "its format 0 allows one track; it has 2, which are merged"),
+        (long, "track 1 states 52 bytes; its events end after 12"),
+        (track_file(&[&[0, 0xf8][..], &note(0, 60)].concat()), "system messages 0xf8 in track 1 are skipped"),
+        (track_file(&open), "1 notes of track 1 have no end; they last until the track ends"),
     ];
     for (bytes, repair) in cases {
         let piece = Piece::from_midi(&bytes).unwrap_or_else(|error| panic!("{repair}: {error}"));
@@ -134,19 +134,19 @@ fn what_has_to_be_guessed_is_refused() {
         bytes
     };
     let cases: [(Vec<u8>, &str); 14] = [
-        (one[..one.len() - 5].to_vec(), "track 1 is cut short: it says 12 bytes, 7 are left"),
-        (short, "the track ends inside of an event"),
+        (one[..one.len() - 5].to_vec(), "track 1 is truncated: it states 12 bytes, but 7 remain"),
+        (short, "the track ends within an event"),
         (with(9, 3), "its format is 3"),
         (with(12, 0xe7), "frames"),
         (file(2, 2, &[track(&[]), track(&[])]), "format 2"),
-        (file(1, 1, &[]), "there is no track in it, its header says 1"),
-        ([&one[..], &one].concat(), "a second piece begins at byte"),
+        (file(1, 1, &[]), "it has no tracks; its header states 1"),
+        ([&one[..], &one].concat(), "a second piece starts at byte"),
         (track_file(&[0, 60, 64]), "track 1, byte 23: data without a status byte"),
-        (track_file(&[0, 0x90, 0xe0, 64]), "0xe0 is no data of an event"),
-        (track_file(&[0, 0xf4]), "0xf4 is no status of MIDI"),
-        (track_file(&[0xff, 0xff, 0xff, 0xff, 0x7f, 0x90, 60, 64]), "a number is above 268435455"),
-        (file(1, 2, &[track(&[]), vec![0; 9]]), "track 2 of 2 is expected, and there is none"),
-        (b"RIFF\x04\0\0\0WAVE".to_vec(), "RIFF file of another kind"),
+        (track_file(&[0, 0x90, 0xe0, 64]), "0xe0 is not a data byte"),
+        (track_file(&[0, 0xf4]), "0xf4 is not a MIDI status byte"),
+        (track_file(&[0xff, 0xff, 0xff, 0xff, 0x7f, 0x90, 60, 64]), "a number exceeds 268435455"),
+        (file(1, 2, &[track(&[]), vec![0; 9]]), "track 2 of 2 is missing"),
+        (b"RIFF\x04\0\0\0WAVE".to_vec(), "RIFF file of a kind other than RMID"),
         (b"MThd\0\0\0\x04\0\x01\0\x01".to_vec(), "its header has 4 bytes"),
     ];
     for (bytes, why) in cases {

@@ -232,13 +232,16 @@ mod tests {
     fn schemas_have_the_children_they_claim() {
         assert_eq!(checked(&[2, 0, 1, 0]), Ok(()));
         let refused = |children: &[u64]| checked(children).unwrap_err();
-        assert!(refused(&[1 << 30, 0]).contains("element 0 of the schema claims 1073741824 children, there are 2"));
-        assert!(refused(&[2, 0]).contains("1 elements more than it has"));
-        assert!(refused(&[1, 0, 0]).contains("element 2 of the schema belongs to no other"));
+        assert!(
+            refused(&[1 << 30, 0])
+                .contains("element 0 of the schema states 1073741824 children, but the schema has 2 elements")
+        );
+        assert!(refused(&[2, 0]).contains("1 more elements than it has"));
+        assert!(refused(&[1, 0, 0]).contains("element 2 of the schema has no parent"));
         let nested: Vec<u64> = [vec![1; 100_000], vec![0]].concat();
         assert!(refused(&nested).contains("more than 100 groups"));
         // each claims all that follow
-        assert!(refused(&(0..50).rev().collect::<Vec<u64>>()).contains("more than it has"));
+        assert!(refused(&(0..50).rev().collect::<Vec<u64>>()).contains("more elements than it has"));
     }
 
     #[test]
