@@ -92,7 +92,7 @@ fn rows_of_tables_are_documents() {
         assert_eq!(total(&summary), 100, "{name}");
         assert!(texts(&out, Split::Train).contains(", \"so\"\n"), "{name}");
         let error = run(folder(&[(name, &table)]).path(), |options| options.text_key = "body".to_owned()).unwrap_err();
-        assert!(error.to_string().ends_with("there is no column `body`; the columns are: id, text"), "{error}");
+        assert!(error.to_string().ends_with("no column is called `body`; the columns are: id, text"), "{error}");
         let ragged = table + &format!("2{delimiter}x{delimiter}y\n");
         let error = run(folder(&[(name, &ragged)]).path(), |_| {}).unwrap_err();
         assert!(error.to_string().ends_with("row 101: the row has 3 fields; the header row has 2"), "{error}");
@@ -118,7 +118,7 @@ fn nested_keys_lead_to_texts() {
     let with = |key: &str| run(input.path(), |options| options.text_key = key.to_owned());
     assert_eq!(total(&with("content.text").unwrap().0), 100);
     let error = with("content.body").unwrap_err();
-    assert!(error.to_string().contains("there is no key `content.body`"), "{error}");
+    assert!(error.to_string().contains("no key is called `content.body`"), "{error}");
     // a key with a dot in its name comes first
     let dotted: String =
         documents(0, 100).iter().map(|text| format!("{{\"a.b\": {text:?}, \"a\": {{\"b\": \"no\"}}}}\n")).collect();

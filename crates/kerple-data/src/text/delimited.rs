@@ -22,7 +22,7 @@ pub(super) fn documents(
     let [column] = found[..] else {
         let shown = names.iter().take(8).cloned().collect::<Vec<_>>().join(", ");
         let count = if found.is_empty() { "no column" } else { "more than one column" };
-        return Err(Error::damaged(path, format!("there is {count} `{key}`; the columns are: {shown}"), HINT));
+        return Err(Error::damaged(path, format!("{count} is called `{key}`; the columns are: {shown}"), HINT));
     };
     let path: PathBuf = path.to_owned();
     let mut number = 0;

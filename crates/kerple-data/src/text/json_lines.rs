@@ -96,7 +96,7 @@ fn strict_text(line: &[u8], key: &str) -> std::result::Result<String, (String, &
     };
     let (value, keys) = value_at(line, key).map_err(wrong)?;
     let Some(value) = value else {
-        let message = format!("there is no key `{key}`; the keys are: {}", keys.join(", "));
+        let message = format!("no key is called `{key}`; the keys are: {}", keys.join(", "));
         return Err((
             message,
             "name the key that holds the text with --text-key; write `a.b` for key b of the object under a",
@@ -193,7 +193,7 @@ mod tests {
     fn errors_name_line_and_cause() {
         insta::assert_snapshot!(failure("{\"text\":\"a\"}\n{\"text\":\"b"), @"x.jsonl, line 2: column 10: EOF while parsing a string");
         insta::assert_snapshot!(failure("[1]"), @"x.jsonl, line 1: invalid type: sequence, expected a map");
-        insta::assert_snapshot!(failure("{\"body\":\"a\",\"id\":1}"), @"x.jsonl, line 1: there is no key `text`; the keys are: body, id");
+        insta::assert_snapshot!(failure("{\"body\":\"a\",\"id\":1}"), @"x.jsonl, line 1: no key is called `text`; the keys are: body, id");
         insta::assert_snapshot!(failure("{\"text\":[\"a\"]}"), @r#"x.jsonl, line 1: `text` is not a string: ["a"]"#);
     }
 

@@ -57,7 +57,7 @@ impl Rows {
         let hint = "name the column that holds the text with --text-key";
         let Some(field) = schema.get_fields().iter().find(|field| field.name() == name) else {
             let names: Vec<&str> = schema.get_fields().iter().take(20).map(|field| field.name()).collect();
-            let message = format!("there is no column `{name}`; the columns are: {}", names.join(", "));
+            let message = format!("no column is called `{name}`; the columns are: {}", names.join(", "));
             return Err(Error::damaged(path, message, hint));
         };
         let columns = about.schema_descr();

@@ -124,7 +124,7 @@ fn parquet_rows_are_documents() {
     insta::assert_snapshot!(failure("a.parquet", &parquet(&[Some("one"), None])), @"a.parquet, row 2: column `text` is null");
     let file = SourceFile::new(&folder.path().join("a.parquet"), false, 0).unwrap();
     let message = |key| file.documents(key).err().unwrap().to_string().rsplit('/').next().unwrap().to_owned();
-    insta::assert_snapshot!(message("body"), @"a.parquet: there is no column `body`; the columns are: id, text");
+    insta::assert_snapshot!(message("body"), @"a.parquet: no column is called `body`; the columns are: id, text");
     insta::assert_snapshot!(message("id"), @"a.parquet: column `id` does not contain text");
 }
 

@@ -110,7 +110,7 @@ impl Names<'_> {
         let mut is_token = |key: &str, id: u32| {
             let known = self.tokenizer.name(id).is_some() || self.tokenizer.music_vocabulary().is_some();
             if !known {
-                odd.push(format!("{key} {id} is not a token of {}: ignored", self.path.display()));
+                odd.push(format!("{key} {id} is not in the vocabulary of {}: ignored", self.path.display()));
             }
             known
         };
@@ -212,8 +212,8 @@ fn ids(keys: &Keys, key: &str) -> Result<Option<Vec<i64>>> {
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     let most = if key == "eos_token_id" { MOST } else { 1 };
     if list.len() > most {
-        return Err(keys.refuse(key, value, &format!("it must be a token id, or a list of at most {most}")));
+        return Err(keys.refuse(key, value, &format!("it must be one token id, or a list of at most {most}")));
     }
-    let id = |id: &Value| id.as_i64().ok_or_else(|| keys.refuse(key, value, "it must be a token id"));
+    let id = |id: &Value| id.as_i64().ok_or_else(|| keys.refuse(key, value, "it must be one token id"));
     list.iter().map(id).collect::<Result<Vec<i64>>>().map(Some)
 }

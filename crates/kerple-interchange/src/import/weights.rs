@@ -80,7 +80,7 @@ pub fn tie(described: &mut Described, tensors: &dyn Tensors) -> Result<Tie> {
     let [embedding, head] = [outline.embedding, outline.head].map(|name| name_of(family, name, tensors));
     Ok(match (embedding, head) {
         (None, Some(head)) => {
-            described.notes.push(format!("there is no `{}`: `{head}` serves as the embedding too", outline.embedding));
+            described.notes.push(format!("`{}` is missing: `{head}` serves as the embedding too", outline.embedding));
             Tie::HeadAlone
         }
         (Some(embedding), Some(head)) => {
