@@ -1,6 +1,8 @@
-//! AdamW with clipping by global norm: [`kerple::ops::adam`] in `f32`, a kernel for each parameter.
+//! AdamW with clipping by the global norm: [`kerple::ops::adam`] in `f32`, one in-place kernel per
+//! parameter.
 //!
-//! The norm stays on the device: kernels make the factor of clipping of it, and where it is no number they change nothing.
+//! The norm stays on the device: kernels compute the clipping factor from it. Where the norm is NaN
+//! or infinite, they change nothing.
 
 use crate::attention::{EACH, array, each};
 use crate::total::total;

@@ -1,12 +1,14 @@
-//! Attention `softmax(scale q.k weight[d] + bias[d] + c_i - c_j) v` with `d = i - j`, and all its gradients, those of tables and
-//! clocks too. In place of a bias by distance there may be one in pieces: [`lines`].
+//! Attention `softmax(scale q.k weight[d] + bias[d] + c_i - c_j) v` with `d = i - j`, and all its
+//! gradients, including those of tables and of the cumulative gates `c`. A piecewise linear bias
+//! may replace the bias by distance: [`lines`].
 //!
-//! What is computed is [`kerple::attention::naive`], in `f32`; memory grows with the length, not with its square. Scores live
-//! in [`tile`]s in shared memory, and the backward makes them again from the logarithms of the forward's sums. A table's
-//! gradient is summed along the diagonals of tiles, in a fixed order and without atomics: one device gives the same bits every
-//! time. Nothing here needs planes of units or matrix units, so it runs wherever compute shaders do. A [`Precision`] below `f32`
-//! rounds what products multiply, and takes the matrix units of devices that have some for it; sums, the softmax, tables and
-//! their gradients are `f32` all the same.
+//! The reference is [`kerple::attention::naive`], in `f32`. Memory grows with the length, not with
+//! its square. Scores stay in [`tile`]s in shared memory, and the backward recomputes them from the
+//! log-sum-exp of the forward. A table's gradient is summed along the diagonals of tiles, in a
+//! fixed order and without atomics, so one device gives the same bits every time. The kernels need
+//! neither planes of units nor matrix units, so they run wherever compute shaders do. A
+//! [`Precision`] below `f32` rounds the operands of products and uses matrix units where the device
+//! has them; sums, the softmax, tables and their gradients stay `f32`.
 
 pub(crate) mod decode;
 pub(crate) mod diagonals;
@@ -61,13 +63,13 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// Which keys a query sees.
     pub sight: Sight,
-    /// What becomes of scaled scores.
+    /// Tables that modify scaled scores.
     pub tables: Tables,
     /// A bias in pieces, in place of one by distance and without a weight.
     pub lines: Option<Lines>,
-    /// Scaled scores are bent to `cap tanh(s / cap)`.
+    /// Softcap: scaled scores become `cap tanh(s / cap)`.
     pub cap: Option<f32>,
-    /// Keys of each sequence that are no padding, `[B]` of `u32`.
+    /// Number of keys per sequence that are not padding, `[B]` of `u32`.
     pub lengths: Option<Handle>,
     /// What a query sees of a key falls by the difference of theirs: cumulative gates, `[B, H, K, 2]` of `i32`, where queries see what
     /// came before them. The first of each pair is the whole part, the second the rest in units of [`REST`], at most half of one in
@@ -110,7 +112,7 @@ pub struct Gradients {
     pub d_v: Handle,
     /// In the tables, `[H, C]` each, where they are wanted; of a bias in pieces what [`Lines::gradient`] takes.
     pub d_tables: [Option<Handle>; 2],
-    /// In the clocks, `[B, H, K]`, where there are some.
+    /// Gradient of the cumulative gates, `[B, H, K]`, where there are any.
     pub d_clocks: Option<Handle>,
 }
 

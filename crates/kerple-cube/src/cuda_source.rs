@@ -1,7 +1,8 @@
-//! The kernels as the CUDA C++ that NVIDIA's compiler gets of them, made without a device.
+//! The CUDA C++ source of the kernels as NVIDIA's compiler gets it, generated without a device.
 //!
-//! For seeing what becomes of them on a GPU that is not at hand: whether they compile, registers, spills. What runs goes through
-//! [`Attention`](crate::attention::Attention) and [`Linear`](crate::linear::Linear).
+//! It shows how kernels compile for a GPU that is not at hand: whether they compile, their
+//! registers and spills. To run kernels, use [`Attention`](crate::attention::Attention) and
+//! [`Linear`](crate::linear::Linear).
 
 mod attention;
 mod linear;

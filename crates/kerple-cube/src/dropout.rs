@@ -1,5 +1,5 @@
-//! Dropout by the words of ChaCha streams of 8 rounds, one a sequence: the same values go as on the processor. Nothing is kept for
-//! the backward, which draws again.
+//! Dropout from ChaCha8 streams, one per sequence: it drops the same values as on the CPU. The
+//! forward stores nothing; the backward draws again.
 
 use crate::attention::{array, each};
 use cubecl::client::Client;

@@ -1,5 +1,6 @@
-//! What becomes of products on their way out, `base + act(x + bias)`, in one pass and in `f32`: a bias, an activation of
-//! [`kerple::ops::activation`], and rows that the result is added to, each where there is one.
+//! The epilogue of a matrix product, `base + act(x + bias)`, in one pass and in `f32`: a bias, an
+//! activation of [`kerple::ops::activation`], and rows that the result is added to; each is
+//! optional.
 
 use crate::attention::{EACH, SHARES, array, diagonals, each};
 use cubecl::client::Client;
@@ -147,7 +148,7 @@ fn numbers(activation: Activation) -> (Shape, [f32; 2]) {
     }
 }
 
-/// What becomes of products on a device; all arrays are contiguous and `f32`.
+/// The epilogue of a matrix product on a device; all arrays are contiguous and `f32`.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a> {
     /// Rows of the products, and their width.

@@ -1,7 +1,8 @@
-//! Exact attention with tables over distances, networks over heads, linear attention with decays, norms, what becomes of products,
-//! dropout, AdamW and rounding on GPUs, as CubeCL kernels; no tensor framework.
+//! GPU kernels in CubeCL, without a tensor framework: exact attention with tables over distances,
+//! networks over heads, linear attention with decays, norms, epilogues of matrix products, dropout,
+//! AdamW and rounding.
 //!
-//! Without the feature `kernels` there is nothing here.
+//! Without the feature `kernels` this crate is empty.
 
 #[cfg(feature = "kernels")]
 pub mod adamw;

@@ -1,22 +1,27 @@
-//! Linear attention's sums `sum_j a(i - j) (q_i . k_j) v_j` over the keys up to a query, and all their gradients: of queries and
-//! keys that are features already, and of values with a 1 behind them, so that the last sum is the denominator.
+//! Linear attention's sums `sum_j a(i - j) (q_i . k_j) v_j` over the keys up to a query, and all
+//! their gradients. Queries and keys are features already; values have an extra 1 after their last
+//! component, so that the last sum is the denominator.
 //!
-//! What is computed is [`kerple::attention::linear`], in `f32`, in chunks of [`CHUNK`] positions: rows near each other are met one
-//! by one in [`tile`](crate::attention::tile)s, and what is further away in sums over whole chunks, of which each chunk leaves its
-//! own, and a pass over the chunks in their order makes what the rows of each meet. Every gradient is such a sum again, with other
-//! rows in the places of queries, keys and values, or from the other end:
+//! The reference is [`kerple::attention::linear`]. The kernels compute in `f32`, in chunks of
+//! [`CHUNK`] positions. Pairs of nearby rows are computed one by one in
+//! [`tile`](crate::attention::tile)s. Distant rows contribute through sums over whole chunks: each
+//! chunk leaves its own sums, and a pass over the chunks in order combines them into the sums that
+//! each chunk reads. Every gradient is such a sum again, with other rows in place of queries, keys
+//! and values, or from the other end:
 //!
 //! ```text
 //! out_i = sum_j a (q_i . k_j) v_j          d_q_i = sum_j a (d_out_i . v_j) k_j            over j up to i
 //! d_v_j = sum_i a (k_j . q_i) d_out_i      d_k_j = sum_i a (v_j . d_out_i) q_i            over i from j on
 //! ```
 //!
-//! Products may fade by gates of the rows between instead, of which kernels get running sums within each chunk, clocks `c`: by
-//! `e^(c_i - c_j)` where both are in a chunk, and otherwise by what is left of the earlier at the end of its chunk, of all chunks between,
-//! and from the start of the later one's to it. The gradient in all gates from a row on is `out_i . d_out_i - k_i . d_k_i`, added up.
+//! Instead of a distance, gates of the rows in between may decay products. Kernels get their
+//! cumulative sums `c` within each chunk. Two rows of one chunk decay by `e^(c_i - c_j)`. Otherwise
+//! the factors are the decay from the earlier row to the end of its chunk, that of all chunks in
+//! between, and that from the start of the later row's chunk to that row. The gradient of all gates
+//! from a row on is the sum of `out_i . d_out_i - k_i . d_k_i`.
 //!
-//! Memory grows with the length, and sums over chunks are held for as many heads at once as fit 256 MiB. There are no atomics: one
-//! device gives the same bits every time.
+//! Memory grows with the length; the sums over chunks are computed for as many heads at once as fit
+//! 256 MiB. There are no atomics, so one device gives the same bits every time.
 
 mod fading;
 pub(crate) mod rows;
@@ -50,7 +55,7 @@ pub struct Dims {
     pub len: usize,
     /// Features of queries and keys, M.
     pub features: usize,
-    /// Values with what stands behind them, U.
+    /// Values and the extra column after them, U.
     pub values: usize,
 }
 
@@ -69,7 +74,7 @@ pub(crate) struct Form {
     /// Whether there is a table of distances, and whether terms have weights.
     pub near: bool,
     pub weights: bool,
-    /// Whether there are clocks.
+    /// Whether there are cumulative gates.
     pub gates: bool,
 }
 
@@ -98,7 +103,7 @@ pub(crate) struct Sizes {
     pub chunks: u32,
     /// Chunks that rows meet one by one, their own among them.
     pub apart: u32,
-    /// The first head of all sequences' of those that are worked off.
+    /// The first of the heads, counted over all sequences, that this pass computes.
     pub first: u32,
     /// K and J, of which compilers would write loops out if they knew them.
     pub terms: u32,
@@ -151,10 +156,10 @@ impl<'a> Linear<'a> {
         Linear { client, dims, fading, clocks: None, form }
     }
 
-    /// The same where products fade by gates: running sums of them within chunks, `[B, H, L]`.
+    /// The same with gates: cumulative gates within chunks, `[B, H, L]`.
     ///
     /// # Panics
-    /// When they fade with distance too.
+    /// When products decay with distance too.
     pub fn with_clocks(self, clocks: Handle) -> Linear<'a> {
         assert!(!self.form.near && self.fading.met == CHUNK, "gates and a decay by distance exclude each other");
         let form = Form { gates: true, ..self.form };

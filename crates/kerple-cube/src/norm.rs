@@ -1,7 +1,8 @@
-//! Layer norm and norm by the root mean square: [`kerple::ops::layer_norm`] in `f32`, which has the formulas, a cube a row.
+//! LayerNorm and RMSNorm: [`kerple::ops::layer_norm`], which has the formulas, in `f32`, one cube
+//! per row.
 //!
-//! In the backward cubes share the rows in a fixed way, and each sums the gradients of scale and shift over its own; those sums are
-//! then added in order.
+//! In the backward, cubes share the rows in a fixed way, and each sums the gradients of scale and
+//! shift over its rows; those sums are then added in order.
 
 use crate::attention::{EACH, SHARES, array, diagonals};
 use crate::total::total;

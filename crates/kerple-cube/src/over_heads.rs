@@ -1,8 +1,9 @@
-//! A network over heads that sees the scores, and perhaps a bias, of one query and key: [`kerple::maps::network`] in `f32`, a pair a
-//! unit.
+//! A network over heads whose inputs are the scores, and perhaps a bias, of one query and key:
+//! [`kerple::maps::network`] in `f32`, one unit per pair.
 //!
-//! Hidden units are never written: the backward makes them again. There cubes share the pairs in a fixed way, and each sums the
-//! gradients of the network's numbers over its own; those sums are then added in order.
+//! Hidden units are never stored: the backward recomputes them. There, cubes share the pairs in a
+//! fixed way, and each sums the gradients of the network's parameters over its pairs; those sums
+//! are then added in order.
 
 use crate::attention::{SHARES, array, diagonals};
 use cubecl::client::Client;

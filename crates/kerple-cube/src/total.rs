@@ -1,4 +1,4 @@
-//! Sums over what the units of a cube have, in the order of the units: the same bits every time.
+//! Sums over the units of a cube, in the order of the units: the same bits every time.
 
 use cubecl::prelude::*;
 

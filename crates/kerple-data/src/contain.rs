@@ -1,7 +1,8 @@
-//! Panics of other people's code on damaged input, as messages.
+//! Turns panics of other libraries on damaged input into messages.
 //!
-//! Parquet and tokenizer files come from anywhere, and the libraries that read them panic on some that lie. Only calls
-//! into those libraries are contained, never code of this project: its panics are defects and stay loud.
+//! Parquet and tokenizer files come from anywhere, and the libraries that read them panic on some
+//! damaged ones. Only calls into those libraries are contained. Panics of kerple's own code are
+//! bugs and stay visible.
 
 use std::any::Any;
 use std::cell::Cell;

@@ -1,4 +1,4 @@
-//! A prepared corpus: three streams of tokens, what they mean, and where they came from.
+//! A prepared corpus: three token streams, their vocabulary, and their source.
 
 mod megatron;
 mod shard;
@@ -159,7 +159,7 @@ impl Corpus {
     /// The largest token of a split; `None` where it has none.
     ///
     /// # Errors
-    /// Token files that cannot be read: they are, for nothing else says it.
+    /// Token files that cannot be read: the largest token is found only by reading them.
     pub fn largest(&self, split: Split) -> Result<Option<u32>> {
         if self.split(split).is_empty() {
             return Ok(None);
@@ -188,7 +188,7 @@ impl Corpus {
     /// The tokenizer the corpus was made with.
     ///
     /// # Errors
-    /// A corpus made of token files, without a tokenizer.
+    /// A corpus prepared from token files, without a tokenizer.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| {
             Error::refused(

@@ -1,4 +1,4 @@
-//! What can go wrong with what a user typed or a file held.
+//! Errors in user input and in files.
 
 use kerple_files::printable;
 use std::path::{Path, PathBuf};

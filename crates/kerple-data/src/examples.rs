@@ -1,4 +1,4 @@
-//! Examples: sequences with answers to give, as every task and data set hands them out.
+//! Examples: sequences with targets, the common form of all tasks and datasets.
 
 use crate::error::Result;
 use crate::split::Split;
@@ -51,7 +51,7 @@ pub struct Facts {
     pub shortest: usize,
     /// Share of the targets that guessing hits.
     pub chance: f64,
-    /// Where it stands in Chomsky's hierarchy, if it is of that kind.
+    /// Its level in Chomsky's hierarchy, if it is a formal language.
     pub level: Option<Level>,
     /// Identifies the examples: equal for equal examples at every place and length.
     pub content: String,

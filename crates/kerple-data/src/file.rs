@@ -1,4 +1,4 @@
-//! Files that are read with checks: regular ones, at any place, of a size that is known.
+//! Checked reads of regular files, at any offset, of known size.
 
 use crate::error::{Error, Result};
 use std::fs::File;

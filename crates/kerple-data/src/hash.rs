@@ -1,4 +1,4 @@
-//! Checksums of what is large, fingerprints of what is small, both as hexadecimal text.
+//! Checksums of large data and fingerprints of small data, both as hexadecimal text.
 
 use sha2::Digest;
 use twox_hash::xxhash3_128::Hasher;

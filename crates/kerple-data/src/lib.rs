@@ -1,14 +1,16 @@
-//! Bytes to batches: text, tokenizers, token shards, and batches as pure functions of a seed and a step.
+//! From bytes to batches: text, tokenizers, token shards, and batches as pure functions of a seed
+//! and a step.
 //!
 //! ```text
 //! files --Sources--> documents --Tokenizer--> shards --Corpus--> Tokens --Batches--> batch(step)
 //! ```
 //!
-//! [`prepare()`] runs the first half once and leaves a folder a person can look into (`meta.json`, `tokenizer.json`,
-//! `train.tokens`, `valid.tokens`, `test.tokens`). [`Corpus::open`] opens it, or a GPT-NeoX `.bin`/`.idx` pair, and says
-//! which text it is ([`Corpus::content`]); [`verify()`] reads all of it. [`Batches`] cuts training sequences from it, and
-//! [`random_segments`] and [`blocks`] choose what to evaluate on.
-//! [`tasks`] are questions with known answers instead of text. Nothing here knows of models or tensors.
+//! [`prepare()`] runs the first half once and leaves a folder that a person can inspect
+//! (`meta.json`, `tokenizer.json`, `train.tokens`, `valid.tokens`, `test.tokens`). [`Corpus::open`]
+//! opens it, or a GPT-NeoX `.bin`/`.idx` pair, and identifies the text by its hash
+//! ([`Corpus::content`]); [`verify()`] reads all of it. [`Batches`] cuts training sequences from
+//! it, and [`random_segments`] and [`blocks`] select text for evaluation. [`tasks`] are questions
+//! with known answers instead of text. This crate depends on neither models nor tensors.
 
 mod contain;
 mod corpus;

@@ -1,6 +1,8 @@
-//! Long Range Arena: sequences with a class, read in the published formats or drawn as published.
+//! Long Range Arena: datasets of sequences with a class, read in the published formats or
+//! generated.
 //!
-//! Tay et al. 2021, arXiv:2011.04006, as Liutkus et al. 2021, arXiv:2105.08399, train on them.
+//! Source: Tay et al. 2021, arXiv:2011.04006, as Liutkus et al. 2021, arXiv:2105.08399, train on
+//! them.
 //!
 //! | task | sequences | from |
 //! |---|---|---|
@@ -10,9 +12,10 @@
 //! | `lra_image` | grey values of pixels, row by row | IDX files (MNIST, Fashion-MNIST) or CIFAR-10's binary files |
 //! | `pathfinder` | grey values: does a dashed path join two circles | its published PNG files, or an own generator |
 //!
-//! `data.path` of a run file says where the files are; without it the examples are generated or made up, which no published
-//! number may be compared with but for `listops`. Sequences longer than the training length are cut. Token 0 is padding, but
-//! for images, where 0 is black too, as published.
+//! `data.path` of a run file names the folder of the files. Without it, examples are generated or
+//! made up; do not compare such results with published numbers, except for `listops`. Sequences
+//! longer than the training length are cut. Token 0 is padding, except for images, where 0 is black
+//! too, as published.
 
 pub mod image;
 pub mod list_ops;
@@ -103,7 +106,7 @@ arena! {
 }
 
 impl Arena {
-    /// What is known before data is read; `content` then says the keys alone.
+    /// Facts that are known before data is read; `content` then covers the keys alone.
     pub fn facts(&self) -> Facts {
         let (vocab, classes) = match self {
             Arena::ListOps(_) => (list_ops::VOCABULARY, 10),
@@ -124,7 +127,8 @@ impl Arena {
         }
     }
 
-    /// Whether its examples, where there are no files, stand in for published ones instead of being generated as published.
+    /// Whether its examples without files replace published ones, instead of being generated as
+    /// published.
     pub fn is_made_up_without_files(&self) -> bool {
         match self {
             Arena::Retrieval(_) | Arena::Pathfinder(_) => true,

@@ -1,4 +1,4 @@
-//! How much memory there is, so that work that needs more is refused before it begins.
+//! Free memory, so that work that needs more is refused before it starts.
 
 use crate::error::{Error, Result};
 use std::path::Path;

@@ -4,16 +4,18 @@
 //! .mid --Piece::from_midi--> Piece --Vocabulary::tokens--> ids --Vocabulary::piece--> Piece --to_midi--> .mid
 //! ```
 //!
-//! A [`Piece`] is what a MIDI file says, in its own ticks. A [`Representation`] says which events stand for it:
+//! A [`Piece`] is the content of a MIDI file, in its own ticks. A [`Representation`] turns it into
+//! events:
 //!
 //! | representation | events | grid | published in |
 //! |---|---|---|---|
 //! | [`Remi`](Representation::Remi) | bars, positions in the bar, chords, tempi, and notes as pitch, velocity, duration | 16 positions a bar of 4/4 | Huang and Yang 2020, arXiv:2002.00212; this vocabulary: Hsiao et al. 2021, arXiv:2101.02402 |
 //! | [`Groove`](Representation::Groove) | notes on and off of bass, drums and one harmonic track, shifts of time | 12 ticks a beat | Cífka et al. 2020 and Liutkus et al. 2021, arXiv:2105.08399 |
 //!
-//! A [`Vocabulary`] numbers the events and spells them as words, so a corpus of music is a corpus of text. [`Rules`] say which events may follow when music is sampled, [`style`] compares pieces, and the copies that
-//! [`Vocabulary::augmented`] draws are the published augmentations, and [`loops`] makes up pieces. Nothing here plays or prints
-//! music.
+//! A [`Vocabulary`] numbers the events and spells them as words, so a music corpus is a text
+//! corpus. [`Rules`] decide which events may follow when music is sampled, [`style`] compares
+//! pieces, [`Vocabulary::augmented`] draws the published augmentations, and [`loops`] makes up
+//! pieces. This module neither plays nor prints music.
 
 mod augment;
 pub mod groove;

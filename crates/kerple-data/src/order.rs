@@ -1,6 +1,7 @@
-//! From a stream of tokens to batches: which windows are trained on, in which order.
+//! From a token stream to batches: which windows are trained on, in which order.
 //!
-//! A batch is a function of the step alone. There is no cursor to save: a resumed run asks for the next step.
+//! A batch is a function of the step alone. No cursor needs to be saved: a resumed run asks for the
+//! next step.
 
 mod megatron;
 mod numpy;

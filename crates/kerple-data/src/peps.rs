@@ -1,5 +1,5 @@
-//! Text that the program brings along: Python Enhancement Proposals that are in the public domain. `peps/README.md` says where
-//! they are from.
+//! Text that kerple includes: Python Enhancement Proposals in the public domain. `peps/README.md`
+//! names their source.
 
 use crate::error::{Error, Result};
 use crate::split::Split;

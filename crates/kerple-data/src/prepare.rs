@@ -1,7 +1,7 @@
-//! Text to token shards: one pass over the inputs, two when a vocabulary is learned first.
+//! From text to token shards: one pass over the inputs, or two when a vocabulary is learned first.
 //!
-//! The folder appears whole or not at all, and depends on nothing but the inputs and the options: equal inputs give
-//! equal bytes.
+//! The folder appears as a whole or not at all. It depends only on the inputs and the options:
+//! equal inputs give equal bytes.
 
 mod choose;
 mod ends;
@@ -36,7 +36,8 @@ pub struct PrepareOptions {
     /// `byte`, the path of a `tokenizer.json`, `bpe:N` to learn a byte-level BPE of N tokens, or `remi` or `groove` for the
     /// events of MIDI files.
     ///
-    /// Token files need none: `byte` leaves them as they are, a path says which tokenizer they were made with.
+    /// Token files need no tokenizer: `byte` keeps them as they are; a path names the tokenizer
+    /// that produced them.
     pub tokenizer: String,
     /// The token that ends a document, when a `tokenizer.json` does not have one of the usual names.
     pub end_of_document: Option<String>,
@@ -58,7 +59,7 @@ pub struct PrepareOptions {
     pub allow_loss: bool,
     /// Replace a prepared corpus of other content; runs that were trained on that one need it.
     pub replace: bool,
-    /// Set when the work is to end early; nothing is left behind.
+    /// Set to stop early; no files remain.
     pub stop: Option<Arc<AtomicBool>>,
 }
 
@@ -134,16 +135,17 @@ const BATCH: usize = 8 << 20;
 
 /// Reads the inputs, tokenizes them and writes a corpus that [`Corpus::open`](crate::Corpus::open) opens.
 ///
-/// A file whose name or folder states a split belongs to it, in every format: `test.jsonl`, `train-00000-of-00002.parquet`,
-/// `wiki.test.raw` beside `wiki.train.raw`, `test/` beside `train/`. Of the rest, plain texts of 32 KiB and more, and those that
-/// were named themselves, are cut from beginning to end in the given shares; other documents go to a split by a hash of
-/// what they hold, whatever else is read. Of equal documents only the first is kept.
+/// A file whose name or folder states a split belongs to it, in every format: `test.jsonl`,
+/// `train-00000-of-00002.parquet`, `wiki.test.raw` next to `wiki.train.raw`, `test/` next to
+/// `train/`. Of the rest, plain texts of 32 KiB and more, and those named directly, are cut in
+/// order into the given shares. A hash of the content assigns every other document to a split,
+/// independently of the other inputs. Of equal documents, only the first is kept.
 ///
-/// Memory does not grow with the size of texts; 16 bytes are kept of every document.
+/// Memory does not grow with the size of texts; each document costs 16 bytes.
 ///
 /// # Errors
-/// Inputs that are missing, damaged or too few, options that contradict each other, a tokenizer that the text does not
-/// survive, a folder that may not be written.
+/// Missing, damaged or too few inputs, options that contradict each other, a tokenizer that loses
+/// the text, or a folder that cannot be written.
 pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) -> Result<Summary> {
     let staging = Staging::create(&options.out)?;
     let (mut files, passed_over) = options.inputs.files()?;

@@ -1,4 +1,4 @@
-//! Draws for music and generated data, whose streams are keyed by what they are for.
+//! Random draws for music and generated data; the streams are keyed by their purpose.
 
 use crate::examples::Place;
 use crate::order::{Use, below, stream};

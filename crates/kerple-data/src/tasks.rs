@@ -1,4 +1,4 @@
-//! Tasks: sequences with answers to give, drawn without end or read from data.
+//! Tasks: sequences with targets, generated without limit or read from data.
 //!
 //! ```text
 //! TaskConfig (what a run file says) --open--> dyn Examples --example(place, length)--> Example --> a padded batch

@@ -1,4 +1,4 @@
-//! Where text comes from: files of documents, found in a fixed order and read one document at a time.
+//! Sources of text: files of documents, found in a fixed order and read one document at a time.
 //!
 //! | files | documents |
 //! |---|---|
@@ -10,8 +10,9 @@
 //! | `.json` | the items of an array, or the lines, whichever it holds |
 //! | any other file | one: the file, when it is UTF-8 text |
 //!
-//! `.ndjson` is JSON lines too. All but token files, Parquet and MIDI may be compressed: `.zst`, `.zstd` or `.gz` after the name. Texts of any size stream; a line of JSON, a row
-//! and what a `zstd --long` file looks back on, 2 GiB at most, are held.
+//! `.ndjson` is JSON lines too. All but token files, Parquet and MIDI may be compressed: `.zst`,
+//! `.zstd` or `.gz` after the name. Texts of any size are streamed. Kept in memory are a line of
+//! JSON, a row, and the window of a `zstd --long` file, 2 GiB at most.
 
 mod delimited;
 mod inventory;
@@ -50,7 +51,7 @@ impl Sources {
         Sources { paths: paths.iter().map(|path| path.as_ref().to_owned()).collect() }
     }
 
-    /// What the corpus will say it was made of.
+    /// The inputs as the corpus records them.
     pub fn labels(&self) -> Vec<String> {
         self.paths.iter().map(|path| path.display().to_string()).collect()
     }

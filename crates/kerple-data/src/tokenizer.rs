@@ -1,7 +1,8 @@
-//! Text to token ids and back: bytes, any Hugging Face `tokenizer.json`, or the words of musical events.
+//! From text to token ids and back: bytes, any Hugging Face `tokenizer.json`, or the words of
+//! musical events.
 //!
-//! A tokenizer here has one job more than usual, [`Tokenizer::token_bytes`]: how much text a token stands for, so that
-//! losses of different vocabularies can be compared in bits per byte.
+//! A tokenizer here has one extra method, [`Tokenizer::token_bytes`]: how much text each token
+//! represents, so that losses of different vocabularies can be compared in bits per byte.
 
 mod bpe;
 mod end;
@@ -64,13 +65,15 @@ impl Tokenizer {
         Tokenizer::assemble(Kind::Music(vocabulary), definition, End::own(vocabulary.end()))
     }
 
-    /// A Hugging Face `tokenizer.json`. The token that ends a document is the one named; or else the one that the
-    /// files beside it say (`tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`, `config.json`); or
-    /// else the first special token among `<|endoftext|>`, `<|end_of_text|>`, `</s>`, `<eos>`, `[EOS]` and `[SEP]`, of which
-    /// one that is not special counts where no token is.
+    /// A Hugging Face `tokenizer.json`. The end-of-document token is the one that is named.
+    /// Otherwise it is the one in the files next to it (`tokenizer_config.json`,
+    /// `special_tokens_map.json`, `generation_config.json`, `config.json`). Otherwise it is the
+    /// first special token among `<|endoftext|>`, `<|end_of_text|>`, `</s>`, `<eos>`, `[EOS]` and
+    /// `[SEP]`; a token that is not special counts only where no token is special.
     ///
     /// # Errors
-    /// A file that cannot be read or is no tokenizer, or one without a token that ends a document.
+    /// A file that cannot be read or is not a tokenizer, or a tokenizer without an end-of-document
+    /// token.
     pub fn from_file(path: &Path, end_of_document: Option<&str>) -> Result<Tokenizer> {
         let definition = read_definition(path)?;
         let inner = HuggingFace::parse(path, &definition)?;
@@ -150,7 +153,7 @@ impl Tokenizer {
         }
     }
 
-    /// The name of a token, likewise.
+    /// A token's name, likewise.
     pub fn name(&self, token: u32) -> Option<String> {
         match &self.kind {
             Kind::HuggingFace(inner) => inner.name(token),
@@ -190,7 +193,8 @@ impl Tokenizer {
         &self.end.because
     }
 
-    /// Bytes of text a token stands for; 0 for special tokens, for ids beyond the vocabulary, and for events of music.
+    /// Bytes of text per token; 0 for special tokens, for ids beyond the vocabulary, and for events
+    /// of music.
     ///
     /// Exact for byte-level tokenizers. For others, by how much the token lengthens decoded text when it follows a word.
     pub fn token_bytes(&self, token: u32) -> usize {
@@ -202,7 +206,8 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes that a token adds to a text when it follows a word; none for special tokens and for ids beyond the vocabulary.
+    /// The bytes that one token adds to a text after a word; none for special tokens and for ids
+    /// beyond the vocabulary.
     pub fn spelling(&self, token: u32) -> Cow<'_, [u8]> {
         match (&self.kind, self.text_bytes(token)) {
             (_, Some(bytes)) => bytes,

@@ -1,4 +1,4 @@
-//! A stream of tokens in a file.
+//! A token stream in a file.
 
 use crate::error::{Error, Result};
 use crate::file::Bytes;
@@ -101,7 +101,7 @@ impl Tokens {
         self.ends.len()
     }
 
-    /// Where a document lies, its end-of-document token included.
+    /// The range of a document, its end-of-document token included.
     ///
     /// # Panics
     /// When there are not that many documents.

@@ -1,14 +1,16 @@
-//! Files that are whole or absent.
+//! Files that are complete or absent.
 //!
-//! Who reads a place finds what was there before or what was written last, never a part of it: [`replace`] writes aside,
-//! syncs, and renames. Who reads is not made to wait: [`read`] and [`open`] refuse what is no regular file, so a pipe is an
-//! error and not a silence. Who asks whether something is there is told when nobody knows: [`look`] takes a disk that does
-//! not answer for an error, not for an empty place.
+//! A reader finds either the previous content or the new one, never a part: [`replace`] writes a
+//! temporary file, syncs, and renames. Readers never block: [`read`] and [`open`] refuse everything
+//! but regular files, so a pipe is an error and does not hang. [`look`] distinguishes absent from
+//! unknown: a disk that does not answer is an error, not an absent file.
 //!
-//! What is not whole yet is called `.NAME-PID.STATE`, beside the place it is for. Its process holds a lock on it; what a
-//! process that was killed has left is [`abandoned`], and swept by the next that writes into the folder.
+//! An incomplete file is called `.NAME-PID.STATE`, in the folder of its destination. Its process
+//! holds a lock on it. Files that a killed process left are [`abandoned`], and the next process
+//! that writes into the folder removes them.
 //!
-//! Errors are the operating system's, without the path: callers say what they were about to do, and with what.
+//! Errors are those of the operating system, without the path: callers add what they attempted and
+//! with which file.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, FileType, Metadata};
@@ -19,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 /// How the name of a file ends while it is written; it begins with a number.
 const STATE: &str = "kerple";
 
-/// What to do about an answer of the operating system.
+/// A hint for an error of the operating system.
 pub fn hint(answer: &io::Error) -> &'static str {
     match answer.kind() {
         ErrorKind::NotFound => "check the path",
@@ -32,10 +34,10 @@ pub fn hint(answer: &io::Error) -> &'static str {
     }
 }
 
-/// What is at a place; `None` where nothing is.
+/// The metadata of a path; `None` where nothing exists.
 ///
 /// # Errors
-/// A disk that does not answer: what could not be seen is not absent.
+/// A disk that does not answer: unknown is not absent.
 pub fn look(path: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(path) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
@@ -70,7 +72,7 @@ pub fn is_file(path: &Path) -> io::Result<bool> {
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// A file that cannot be opened; what is no regular file.
+/// A file that cannot be opened, or anything but a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     expect_file(fs::metadata(path)?.file_type())?;
     File::open(path)
@@ -105,12 +107,12 @@ pub fn append(path: &Path) -> io::Result<File> {
     File::options().read(true).append(true).create(true).open(path)
 }
 
-/// Puts a file at a place, or in the place of the one that is there, whose permissions it keeps. A link to a file stays a
-/// link, to the new one.
+/// Writes a file, or replaces an existing one and keeps its permissions. A link to a file stays a
+/// link, to the new file.
 ///
 /// # Errors
-/// What the disk refuses; the place is then as it was. What is no regular file is not replaced: pipes, devices, folders,
-/// links to nothing.
+/// Errors of the disk; the old file then stays. Pipes, devices, folders and dangling links are not
+/// replaced.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let (place, about) = target(path)?;
     let (Some(folder), Some(_)) = (place.parent(), place.file_name()) else {
@@ -133,7 +135,8 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 /// Writes and syncs a new file of a folder that is itself made aside.
 ///
 /// # Errors
-/// What the disk refuses; a part of the file may then be there.
+/// Errors of the disk; the old file then stays. Pipes, devices, folders and dangling links are not
+/// replaced.
 pub fn write_within(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(content)?;

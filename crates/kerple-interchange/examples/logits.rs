@@ -1,4 +1,5 @@
-//! Logits of a run at given tokens, and the likeliest tokens that follow: numbers to compare with another program's.
+//! Writes the logits of a run at given tokens, and its greedy continuation, to compare with another
+//! program.
 //!
 //! ```text
 //! cargo run --release -p kerple-interchange --example logits -- RUN TOKENS OUT PROMPT COUNT

@@ -1,8 +1,9 @@
-//! Runs as folders that transformers loads.
+//! Exports runs as folders that transformers loads.
 //!
-//! A model goes out as the first architecture that can say it: that of its origin, one of those that transformers knows by
-//! itself, or kerple's own, whose Python code lies in the folder beside the weights. Nothing is said approximately: what an
-//! architecture cannot say is another one's, and what none can say is refused by name.
+//! A model is exported as the first architecture that can represent it: that of its origin, one
+//! that transformers has built in, or kerple's own, whose Python code is in the folder with the
+//! weights. Nothing is approximated: if an architecture cannot represent a setting, the next one is
+//! tried; if none can, the export is refused and names the setting.
 //!
 //! | file | holds |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Models of other programs as runs.
+//! Imports models of other programs as runs.
 //!
 //! ```text
 //! folder    config.json -> a plan          layout::entries(family, plan): which tensors each parameter is made of
@@ -6,9 +6,10 @@
 //!           tokenizer.json -> the run's    with the ids of its special tokens
 //! ```
 //!
-//! What changes results and cannot be said by a plan is refused by its name and value. Where two files, or two places of one, state
-//! one fact, what transformers 5.23 takes is taken, and a note says it. Nothing is taken from a file on trust: the shape of every
-//! tensor is compared with what the configuration makes of it before any of them is read.
+//! A setting that changes results and that a plan cannot represent is refused by name and value.
+//! Where two files, or two places in one, contradict each other, the import follows transformers
+//! 5.23 and notes it. No file is trusted: the shape of every tensor is checked against the
+//! configuration before any tensor is read.
 
 mod config;
 mod drawn;
@@ -46,7 +47,7 @@ pub struct Options {
     pub pos_emb: Option<String>,
 }
 
-/// A run that was made of a model.
+/// A run that was imported from a model.
 #[derive(Debug)]
 pub struct Imported {
     /// Its plan.

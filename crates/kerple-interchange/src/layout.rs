@@ -1,11 +1,11 @@
-//! Where the parameters of a model stand in the files of another program.
+//! The correspondence of a model's parameters and the tensors of another program's files.
 //!
 //! ours    matrices `[in, out]`, `y = x W + b`; queries, keys and values in one matrix, columns `[head][q|k|v][D]`, or with fewer key
 //!         heads `[q heads][k heads][v heads]`; see [`Heads`]
 //! theirs  PyTorch's `[out, in]`, or GPT-2's `[in, out]`; queries, keys and values in one matrix of either order, or in three
 //!
-//! An [`Entry`] is a bijection between the values of one parameter and those of the tensors it is made of, so reading and
-//! writing by the same entry gives every value back. Biases are matrices of one row.
+//! An [`Entry`] is a bijection between the values of one parameter and those of its tensors, so
+//! reading and writing by the same entry restores every value. Biases are matrices of one row.
 //!
 //! [`Heads`]: kerple_burn::heads::Heads
 
@@ -27,7 +27,7 @@ pub struct Theirs {
     pub shape: Vec<usize>,
 }
 
-/// A parameter of a decoder and the tensors it is made of.
+/// A parameter of a decoder and the tensors it is built from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Its path in our files, e.g. `blocks.0.attention.out.weight`.

@@ -1,7 +1,7 @@
-//! Models of other programs: read into runs, and written out of them.
+//! Conversion of models: imports those of other programs as runs, and exports runs.
 //!
-//! A [`Family`] is an architecture that other programs know. [`layout`] says once, for both directions, which of their tensors
-//! each parameter of a model is made of, and how it lies in them.
+//! A [`Family`] is an architecture that other programs know. [`layout`] defines once, for both
+//! directions, which of their tensors form each parameter of a model, and in which arrangement.
 
 pub mod export;
 pub mod import;

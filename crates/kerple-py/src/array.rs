@@ -1,7 +1,9 @@
 //! Arrays that Python owns: tensors and numpy arrays, read and written in place.
 //!
-//! What is asked of an object is what a tensor answers: `data_ptr()`, `shape`, `stride()` in elements, `element_size()`,
-//! `is_floating_point()`; `kerple._array.Array` answers it for numpy. Tensors with DLPack's table of functions say it faster. The objects are arguments of a call and live through it.
+//! An object needs the methods of a tensor: `data_ptr()`, `shape`, `stride()` in elements,
+//! `element_size()`, `is_floating_point()`; `kerple._array.Array` provides them for numpy. Tensors
+//! with DLPack's function table are faster to read. The objects are arguments of a call and outlive
+//! it.
 
 use crate::dlpack::{self, Said};
 use kerple::Number;

@@ -1,4 +1,4 @@
-//! Attention on arrays of Python's: what is asked for, its checks, and the engine's calls.
+//! Attention on arrays of Python: the arguments, their checks, and the calls of the engine.
 
 use crate::array::{Array, Element, Kind, part};
 use crate::encoding::Encoding;

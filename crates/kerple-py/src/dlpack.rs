@@ -1,7 +1,8 @@
-//! What a tensor says of itself through DLPack's table of C functions, which takes a tenth of the time of asking its methods.
+//! Reads a tensor's properties from DLPack's table of C functions, in a tenth of the time that its
+//! methods take.
 //!
-//! A type that has the table names it `__dlpack_c_exchange_api__`; PyTorch does from 2.10 on. Version 1 is read:
-//! <https://dmlc.github.io/dlpack/latest/c_api.html>.
+//! A type with the table names it `__dlpack_c_exchange_api__`; PyTorch has it from 2.10 on. Version
+//! 1 is supported: <https://dmlc.github.io/dlpack/latest/c_api.html>.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -44,7 +45,7 @@ struct Table {
 
 type Describe = unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int;
 
-/// What an array says of itself.
+/// The properties of an array.
 pub struct Said {
     /// Of the first element.
     pub address: usize,
@@ -85,7 +86,7 @@ fn look_up(of: &Bound<PyType>) -> Option<Describe> {
     unsafe { if (*table).major == MAJOR { (*table).describe } else { None } }
 }
 
-/// What this object says, if it does so, of numbers in the processor's memory.
+/// The properties of this object, if it provides them and its numbers are in the CPU's memory.
 pub fn said(object: &Bound<PyAny>) -> Option<Said> {
     let describe = describe(&object.get_type())?;
     let mut tensor = std::mem::MaybeUninit::<Tensor>::uninit();

@@ -1,4 +1,5 @@
-//! Positional methods: what they learn, and the tables and maps that attention takes.
+//! Positional encodings: their parameters, and the tables and score modifications that attention
+//! takes.
 
 use crate::array::Array;
 use crate::threads::{Work, run};
@@ -46,7 +47,7 @@ impl Encoding {
         self.map.is_some()
     }
 
-    /// Rates at which products of features fade with distance; `None` where they do not.
+    /// Decay rates of products of features with distance; `None` without a decay.
     pub fn damping(&self) -> Option<Vec<f64>> {
         self.encoding.rotary(&self.geometry, self.geometry.train_len)?.damping(self.geometry.head_dim)
     }
@@ -312,7 +313,7 @@ impl Encoding {
     }
 }
 
-/// Every method: its name and what it says of itself.
+/// Every method: its name and its description.
 #[pyfunction]
 pub fn methods(py: Python) -> PyResult<Vec<(String, Bound<PyDict>)>> {
     let one = |kind: &&str| {

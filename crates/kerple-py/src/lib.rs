@@ -1,8 +1,9 @@
-//! What the Python package `kerple` calls: engines on arrays that Python owns.
+//! The native module of the Python package `kerple`: engines on arrays that Python owns.
 //!
-//! Every function checks its arguments and raises `TypeError` or `ValueError` with the argument, its value and the limit. While
-//! it computes, the interpreter is free. Results have the same bits at any number of threads. The package in `python/`
-//! is what people use; nothing here is promised.
+//! Every function checks its arguments and raises `TypeError` or `ValueError` with the argument,
+//! its value and the limit. The interpreter lock is released during computation. Results have the
+//! same bits at any number of threads. People use the package in `python/`; this module promises no
+//! stable interface.
 
 mod array;
 mod attention;

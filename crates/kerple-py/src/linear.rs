@@ -1,4 +1,5 @@
-//! Linear attention on arrays of Python's: features, stochastic codes and decays, and the state that decoding keeps.
+//! Linear attention on arrays of Python: features, stochastic codes, decays, and the state for
+//! decoding.
 
 use crate::array::{Array, Element, Kind};
 use crate::encoding::Encoding;

@@ -1,4 +1,5 @@
-//! Parts of a call whose sequences begin behind padding: distances do not change when keys before the first are left away.
+//! Splits a call whose sequences begin with padding: distances do not change when the keys before
+//! the first are dropped.
 
 use crate::array::Array;
 use kerple::attention::Dims;

@@ -1,8 +1,9 @@
-//! Which threads compute, and what becomes of a panic there.
+//! The threads that compute, and the handling of panics on them.
 //!
-//! Work runs on a pool of as many threads as the caller says, which is what torch says of itself. Pools belong to one process:
-//! a forked child has none of its parent's threads, so it makes pools of its own when it first needs them. Small work stays
-//! on the calling thread, which costs no waking.
+//! Work runs on a pool with the number of threads that the caller passes, which is torch's own
+//! number. Pools belong to one process: a forked child has none of its parent's threads, so it
+//! creates its own pools when it first needs them. Small work stays on the calling thread and wakes
+//! no other.
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

@@ -1,4 +1,5 @@
-//! Whether a row agrees with itself. Rows have no checksum, but most of what they say follows from something else they say.
+//! Checks whether a row is consistent. Rows have no checksum, but most of their values follow from
+//! others.
 
 use crate::{Answers, EvaluationRow, MetricsRow, bits_per_byte};
 
@@ -14,7 +15,7 @@ fn is_share(value: f64) -> bool {
 }
 
 impl EvaluationRow {
-    /// What in the row contradicts the rest of it, in words.
+    /// A contradiction between values of the row, in words.
     pub fn contradiction(&self) -> Option<String> {
         let EvaluationRow { nll, perplexity, tokens, segments, length, .. } = *self;
         if length == 0 || segments == 0 || tokens == 0 {
@@ -75,7 +76,7 @@ impl Answers {
 }
 
 impl MetricsRow {
-    /// What in the row contradicts the rest of it, given the tokens of an update.
+    /// A contradiction between values of the row, given the tokens per update.
     pub fn contradiction(&self, tokens_an_update: u64) -> Option<String> {
         let follows = self.step.checked_mul(tokens_an_update);
         if follows != Some(self.tokens) {

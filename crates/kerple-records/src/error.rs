@@ -1,4 +1,4 @@
-//! What can go wrong with a file of a run folder.
+//! Errors of files in a run folder.
 
 use kerple_files::printable;
 use std::path::{Path, PathBuf};

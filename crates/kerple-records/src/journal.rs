@@ -1,4 +1,4 @@
-//! Files of a run folder that grow by rows, or are replaced as a whole.
+//! Files of a run folder that grow by rows or are replaced as a whole.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -114,10 +114,11 @@ pub struct Rows<Row> {
     pub truncated_line: Option<usize>,
 }
 
-/// Reads a file of records, one JSON value a line.
+/// Reads a file of records, one JSON value per line.
 ///
 /// # Errors
-/// [`Error::Damaged`] with file and line if a line that ends properly is no record; [`Error::Io`] if the file cannot be read.
+/// [`Error::Damaged`] with file and line if a complete line is not a record; [`Error::Io`] if the
+/// file cannot be read.
 pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
     let text = kerple_files::read(path).map_err(Error::io("reading", path))?;
     let mut found = Rows { rows: Vec::new(), truncated_line: None };
@@ -147,7 +148,8 @@ pub fn look(path: &Path) -> Result<Option<Metadata>> {
 /// Reads a file that holds one JSON value.
 ///
 /// # Errors
-/// [`Error::Damaged`] with file and line if it holds something else; [`Error::Io`] if it cannot be read.
+/// [`Error::Damaged`] with file and line if a complete line is not a record; [`Error::Io`] if the
+/// file cannot be read.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = kerple_files::read(path).map_err(Error::io("reading", path))?;
     serde_json::from_slice(&text).map_err(|error| Error::damaged_line(path, error.line(), &error))

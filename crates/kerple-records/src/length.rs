@@ -1,4 +1,4 @@
-//! Lengths as files may say them: whatever is made of a length is made of one that is in range.
+//! Lengths in files, checked when they are read, so that every length in use is in range.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};

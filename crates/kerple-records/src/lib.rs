@@ -1,4 +1,5 @@
-//! What a run folder holds, and reading and writing it. Knows no tensors, no plans and no pages.
+//! Reads and writes the files of a run folder. This crate knows neither tensors nor plans nor
+//! pages.
 //!
 //! | file | one | written |
 //! |---|---|---|
@@ -10,9 +11,10 @@
 //! | `kernels.json` | array of [`KernelSnapshot`] | replaced as a whole |
 //! | `scores.json` | array of [`ScoreSnapshot`] | once, where it was asked for |
 //!
-//! A line is written with one write call, so a crash can leave an incomplete last line and nothing else. Reading forgives
-//! exactly that. What is replaced is written aside, synced and renamed. Floats that are not finite are written as `"NaN"`,
-//! `"inf"` and `"-inf"`. Unknown keys are ignored, so older reports read newer runs.
+//! One write call writes a line, so a crash can leave an incomplete last line and nothing else.
+//! Reading tolerates exactly that. Replaced files are written aside, synced and renamed. NaN and
+//! infinities are written as `"NaN"`, `"inf"` and `"-inf"`. Unknown keys are ignored, so older
+//! reports read newer runs.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -81,7 +83,8 @@ pub struct MetricsRow {
     pub encoding: BTreeMap<String, Vec<f64>>,
 }
 
-/// One evaluated (checkpoint, length, protocol). Of tasks, `tokens` and `nll` are of the counted answers.
+/// One evaluated (checkpoint, length, protocol). For tasks, `tokens` and `nll` cover the counted
+/// answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationRow {
     /// The run's label, the name its results are grouped under.
@@ -169,8 +172,8 @@ pub struct Rolled {
     pub documents: u64,
     /// Pieces of them between white space.
     pub words: u64,
-    /// What stands in front of each: `end-of-document`, or `bos ID`. Rows of older versions do not say it, and had the token
-    /// that ends a document there.
+    /// The token in front of each document: `end-of-document`, or `bos ID`. Rows of older versions
+    /// do not record it; they used the end-of-document token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<String>,
     /// `exp(nll * tokens / words)`.
@@ -181,7 +184,7 @@ pub struct Rolled {
     pub byte_perplexity: f64,
 }
 
-/// [`Rolled::start`] where documents begin behind the token that ends them.
+/// [`Rolled::start`] where documents begin after the end-of-document token.
 pub const END_OF_DOCUMENT: &str = "end-of-document";
 
 /// The protocol of rows of tasks.
@@ -201,19 +204,19 @@ pub struct ScoredText {
 }
 
 impl Rolled {
-    /// What stands in front of each document, where it is another token than the one that ends a document.
+    /// The token in front of each document, where it is not the end-of-document token.
     pub fn other_start(&self) -> Option<&str> {
         self.start.as_deref().filter(|start| *start != END_OF_DOCUMENT)
     }
 }
 
 impl EvaluationRow {
-    /// What stands in front of each document, as [`Rolled::other_start`].
+    /// The token in front of each document, as [`Rolled::other_start`].
     pub fn other_start(&self) -> Option<&str> {
         self.rolling.as_ref().and_then(Rolled::other_start)
     }
 
-    /// What computed it, as far as that decides its digits; `None` of rows that do not record it.
+    /// The part of its provenance that decides its digits; `None` for rows that do not record it.
     pub fn numerics(&self) -> Option<Numerics> {
         self.made_by.as_ref().map(Maker::numerics)
     }

@@ -1,4 +1,4 @@
-//! What is measured of a trained run beside its losses.
+//! Measurements of a trained run other than its losses.
 
 use crate::number;
 use crate::{Maker, ScoredText};
@@ -11,7 +11,7 @@ pub struct ProbeRow {
     pub step: u64,
     /// The text that was measured on, of the test split, whose seed is also that of what was drawn.
     pub text: ScoredText,
-    /// What was asked for, as the experiment says it: rows of equal settings are of the same kind.
+    /// The settings as the experiment gives them: rows with equal settings are of the same kind.
     pub asked: serde_json::Value,
     /// The answer.
     pub found: Found,
@@ -58,7 +58,7 @@ pub struct AttentionRow {
     pub cells: Option<Vec<f64>>,
 }
 
-/// How music goes on from prompts.
+/// How music continues from prompts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StyleFound {
     /// A row for every song and quarter.

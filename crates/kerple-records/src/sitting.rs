@@ -1,4 +1,4 @@
-//! Which program, on what, made which numbers.
+//! Provenance: which program, on which machine, computed which numbers.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -6,7 +6,8 @@ use std::fmt;
 /// A program and what it ran on. Where any of it differs but `threads`, equal bits are not promised.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Maker {
-    /// The commit the program was built from, where it knows; a `+` behind it says that files were changed since.
+    /// The commit the program was built from, where known; a trailing `+` means that files were
+    /// changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// Name of the processor.
@@ -21,10 +22,12 @@ pub struct Maker {
     pub precision: String,
 }
 
-/// What of a [`Maker`] decides how numbers are rounded. Rows of different numerics are different rows, whatever else is equal.
+/// The part of the provenance ([`Maker`]) that decides how numbers are rounded. Rows with different
+/// numerics are different rows, whatever else is equal.
 ///
-/// The program is no part of it: another commit computes other bits only where its arithmetic changed, and a row by every
-/// commit would make none comparable. Whoever reuses a row of another commit names the commit.
+/// The program is not part of it. Another commit computes other bits only where its arithmetic
+/// changed, and a distinction by commit would leave no comparable rows. Code that reuses a row of
+/// another commit names the commit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Numerics {
     /// What products of matrices multiply: `f32`, `tf32`, `bf16`.
@@ -80,13 +83,14 @@ impl fmt::Display for Maker {
     }
 }
 
-/// The beginning of a sitting: one process that trained a run, from an update on. What a checkpoint had not seen of an
-/// earlier sitting was made again by the next, so an update is of the last row whose `first_step` is not after it.
+/// The start of a session: one process that trained a run from some update on. A session repeats
+/// the updates that the last checkpoint of an earlier session did not include, so an update belongs
+/// to the last row whose `first_step` is not after it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SittingRow {
     /// The first update it made, counted from 1 as in [`MetricsRow`](crate::MetricsRow).
     pub first_step: u64,
-    /// Who made it; its keys stand beside the others.
+    /// The provenance; its keys are at the same level as the others.
     #[serde(flatten)]
     pub maker: Maker,
     /// Sequences at once in memory: it changes results by rounding.
@@ -106,8 +110,8 @@ fn is_one(count: &u64) -> bool {
     *count == 1
 }
 
-/// The sittings that updates up to `step` are of, in their order: those whose updates were all made again are left out.
-/// Updates before the first row's were made before sittings were recorded.
+/// The sessions of the updates up to `step`, in order, without those whose updates were all
+/// repeated. Updates before the first row's come from versions that did not record sessions.
 pub fn sittings_up_to(rows: &[SittingRow], step: u64) -> Vec<&SittingRow> {
     let mut found: Vec<&SittingRow> = Vec::new();
     for row in rows {

@@ -1,4 +1,4 @@
-//! What a completion is answered with.
+//! The response to a completion request.
 
 use crate::Shared;
 use crate::choice::{Entry, Finish, Piece};

@@ -1,4 +1,4 @@
-//! A text that is being written: tokens in, pieces of text with log-probabilities out.
+//! A completion in progress: tokens in, pieces of text with log-probabilities out.
 
 use crate::Shared;
 use crate::completion::Completion;

@@ -1,4 +1,4 @@
-//! What `POST /v1/completions` asks for.
+//! The request of `POST /v1/completions`.
 
 use crate::failure::{Failure, Outcome};
 use crate::list::{self, UpTo};

@@ -1,4 +1,4 @@
-//! Connections: how many are open, and how long one may keep others waiting.
+//! Limits the number of connections and how long one may keep others waiting.
 //!
 //! ```text
 //! waiting     for the head of a request, at most `head` seconds: idle, or half sent
@@ -6,9 +6,10 @@
 //! answering   as long as it takes; what the client does not read for `seconds` ends it
 //! ```
 //!
-//! Where as many are open as there may be, or as the system has room for, a new one takes the place of the one that has waited
-//! longest, if that is at all long. Where all are at work, a few more are let in, and hear only that the server is busy, or, at
-//! `/health`, that it works: those who send half a request keep nobody out.
+//! When the limit of open connections, the server's or the system's, is reached, a new connection
+//! replaces the one that has waited longest, provided it has waited long enough. When all
+//! connections are at work, a few more are accepted and receive only a "busy" response, or at
+//! `/health` that the server works. So clients that send half a request keep nobody out.
 
 mod lingering;
 mod stalled;

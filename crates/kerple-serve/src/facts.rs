@@ -1,4 +1,4 @@
-//! What the page shows of a model.
+//! The model facts that the page shows.
 
 use crate::Served;
 use kerple_lm::run;

@@ -1,4 +1,4 @@
-//! Refusals in OpenAI's shape.
+//! Errors in OpenAI's format.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};

@@ -1,7 +1,9 @@
-//! Which names of this machine requests may be for, so that a page from elsewhere cannot have a browser speak with the model.
+//! The host names that requests may use, so that a foreign web page cannot make a browser talk to
+//! the model.
 //!
-//! A web page whose name its owner lets point to 127.0.0.1 (DNS rebinding) is of one origin with the server for the browser. The
-//! `Host` header still has the page's name, and `Origin` that of a page that asks across origins.
+//! For the browser, a web page whose owner points its name to 127.0.0.1 (DNS rebinding) has the
+//! same origin as the server. The `Host` header still has the page's name; `Origin` has that of a
+//! page that sends a cross-origin request.
 
 use crate::failure::{Failure, shortened};
 use axum::http::uri::Authority;

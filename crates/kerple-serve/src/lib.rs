@@ -1,4 +1,4 @@
-//! One trained model behind HTTP, in the shape of OpenAI's completions.
+//! An HTTP server for one trained model, with OpenAI's completions API.
 //!
 //! ```text
 //! POST /v1/completions   text or tokens in, text with log-probabilities out, whole or as server-sent events
@@ -8,10 +8,12 @@
 //! GET  /                 a page for people;  GET /model.json  what it shows of the model
 //! ```
 //!
-//! Requests wait in a queue. One thread owns the model: it reads prompts one by one and then lets all texts that are being
-//! written grow together, a token each, so what a text becomes does not depend on what else is asked.
+//! Requests wait in a queue. One thread owns the model: it reads prompts one by one and then
+//! extends all completions together, by one token per pass. So a completion does not depend on
+//! other requests.
 //!
-//! Not for the open internet: there is no encryption and no key. It listens where it is told to, by itself on this machine only.
+//! Do not expose it to the internet: it has neither encryption nor API keys. By default it listens
+//! on this machine only.
 
 mod answer;
 mod choice;
@@ -75,8 +77,8 @@ impl Limits {
         Limits { len: longest, batch, queue, body: Limits::body_of(longest), connections, head: 20, seconds: 30 }
     }
 
-    /// Bytes of a body that hold 16 prompts of so many tokens at 16 bytes a token, from 1 to 16 MiB, or more where a single prompt
-    /// needs it.
+    /// The limit of a body in bytes: 16 prompts of `len` tokens at 16 bytes per token, from 1 to 16
+    /// MiB, or more where a single prompt needs it.
     pub fn body_of(len: usize) -> usize {
         let one = len.saturating_mul(16);
         one.saturating_mul(16).clamp(1 << 20, one.max(16 << 20))
@@ -143,8 +145,8 @@ const A_LOOK: Duration = Duration::from_millis(50);
 /// How long a stopped server with nothing to do waits for requests that have begun to come.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Serves until `stop` is set: then no more connections are taken, what was asked is answered, and the call returns. `ready` is
-/// told the address, whose port was chosen by the system where 0 was asked for.
+/// Serves until `stop` is set. Then the server accepts no more connections, answers what was asked,
+/// and returns. `ready` receives the address; the system chooses its port where 0 was given.
 ///
 /// # Errors
 /// An address that cannot be listened on.

@@ -1,5 +1,5 @@
-//! Lists of which only so many elements are kept, so that what is too long to be served takes no memory: the rest is read and
-//! counted.
+//! Lists that keep a limited number of elements, so that a list too long to be served takes no
+//! memory: the rest is read and counted.
 
 use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
 use std::fmt;

@@ -1,8 +1,9 @@
-//! What tokens are called in answers: every token has a name of its own, so that alternatives keyed by name are as many as there
-//! are, and the likeliest can be told from its equals.
+//! The names of tokens in responses. Every token has a distinct name, so that no alternative keyed
+//! by name is lost and equals stay distinguishable.
 //!
-//! A token is called by its text, as it is after a word. Bytes that are not text by themselves are written as OpenAI writes them,
-//! `bytes:\xe2\x80`. A token without text, or whose text belongs to an earlier token, is called `token_id:17`.
+//! The name is the token's text, as after a word. Bytes that are not text by themselves are written
+//! as OpenAI writes them, `bytes:\xe2\x80`. Tokens without text, or whose text belongs to an
+//! earlier token, are called `token_id:17`.
 
 use kerple_data::Tokenizer;
 use std::collections::{HashMap, HashSet};

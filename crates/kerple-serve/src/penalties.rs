@@ -1,4 +1,4 @@
-//! How a request changes the model's logits before a token is drawn.
+//! Changes that a request makes to the model's logits before sampling.
 //!
 //! ```text
 //! repetition_penalty r   l / r where l > 0, else l r, of tokens in prompt or completion   Keskar et al. 2019, arXiv:1909.05858
@@ -6,9 +6,10 @@
 //! presence_penalty p     l - p, of a token that the completion has                        as OpenAI defines it
 //! ```
 //!
-//! They apply in this order and before the temperature. `min_p` (Nguyen et al. 2024, arXiv:2407.01082) then leaves the tokens
-//! that are at least so many times as likely as the likeliest, at the temperature that was asked for. Log-probabilities in
-//! answers are those of the model, without penalties.
+//! They apply in this order and before the temperature. `min_p` (Nguyen et al. 2024,
+//! arXiv:2407.01082) then keeps the tokens whose probability is at least that share of the
+//! likeliest one's, at the requested temperature. Log-probabilities in responses are those of the
+//! model, without penalties.
 
 use std::collections::BTreeMap;
 

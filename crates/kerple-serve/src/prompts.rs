@@ -1,4 +1,5 @@
-//! What a request is about: the model, and prompts, text or tokens, one or many, no more of them than can be served.
+//! The model and the prompts of a request: text or tokens, one or many, up to the limit that can be
+//! served.
 
 use crate::Shared;
 use crate::failure::{Failure, Outcome};

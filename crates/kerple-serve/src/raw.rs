@@ -1,5 +1,5 @@
-//! Bodies of requests: JSON whose values are looked at one by one, so that a refusal names the key, and so that no key is
-//! ignored.
+//! Request bodies: JSON whose values are checked one by one, so that errors name the key and no key
+//! is ignored.
 
 use crate::failure::{Failure, Outcome, shortened};
 use axum::http::StatusCode;

@@ -1,4 +1,4 @@
-//! Paths and what answers them.
+//! The routes and their handlers.
 
 use crate::answer::{Head, join};
 use crate::choice::Piece;
@@ -55,7 +55,7 @@ impl Server {
     /// Starts the thread that owns the model.
     ///
     /// # Errors
-    /// What the system says when it has no more threads.
+    /// The system's error when it has no more threads.
     pub fn start(served: Served) -> std::io::Result<Server> {
         let (model, shared) = served.split();
         let shared = Arc::new(shared);

@@ -1,4 +1,4 @@
-//! Text as it comes, up to the first of some strings.
+//! Text as it arrives, up to the first stop string.
 
 /// Lets text through that is certain not to belong to a string that ends it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

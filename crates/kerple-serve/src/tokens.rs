@@ -1,4 +1,4 @@
-//! The tokenizer, for clients that have none.
+//! Tokenizer endpoints, for clients without one.
 
 use crate::Shared;
 use crate::failure::{Failure, Outcome};

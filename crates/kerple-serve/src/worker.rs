@@ -1,4 +1,5 @@
-//! The thread that owns the model: prompts are read one by one, texts grow together.
+//! The thread that owns the model: it reads prompts one by one and extends all completions
+//! together.
 
 use crate::Shared;
 use crate::choice::{Choice, Piece};

@@ -1,5 +1,5 @@
-//! A few queries over many keys: the keys of a row are cut into spans that cubes work off beside each other, and what they
-//! found is put together in order.
+//! Decoding with few queries over many keys, as split-KV: cubes compute spans of a row's keys in
+//! parallel, and their results are combined in a fixed order.
 
 use super::tile::{Has, LOWEST, Sizes, Tile, clear, length, mapped, narrowed, place, position, scaled, sees};
 use crate::total::total as cube_total;

@@ -1,4 +1,5 @@
-//! Gradients in tables over distances: sums along the diagonals of tiles, and of rows that cubes have for themselves.
+//! Gradients of tables over distances: sums along the diagonals of tiles, and over the rows that
+//! each cube keeps for itself.
 
 use super::product::Desk;
 use super::tile::{Tile, share};

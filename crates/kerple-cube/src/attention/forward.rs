@@ -1,4 +1,5 @@
-//! The forward: a cube takes a tile of queries and goes over the keys they see, with a running maximum and total a row.
+//! The forward: a cube takes a tile of queries and loops over the keys they attend to, with an
+//! online softmax: a running maximum and sum per row.
 
 use super::product::{Desk, add_weighted, multiply};
 use super::tile::{

@@ -1,5 +1,5 @@
-//! The gradients in keys and values: a cube takes a tile of keys and goes over the queries that see them, head by head of
-//! those that read it.
+//! The gradients of keys and values: a cube takes a tile of keys and loops over the queries that
+//! attend to them, one query head of the key head after another.
 
 use super::product::{Desk, add_weighted};
 use super::slopes::{slopes_of, unbend, weigh};

@@ -1,8 +1,9 @@
-//! A bias that is a line in each of a few pieces of one number of a pair, FIRE's, see [`kerple::maps::fire`]: a pair costs a search and
-//! a multiply-add. Its gradient is summed by piece, in a fixed order.
+//! FIRE's bias as a piecewise linear function of one number per pair, see [`kerple::maps::fire`]: a
+//! pair costs a search and a multiply-add. Its gradient is summed by piece, in a fixed order.
 //!
-//! Everything lies in one array, which kernels take in the place of a bias by distance: where pieces end, what the number of a pair is
-//! made of, by distance and by the later of the two tokens, positions where they are drawn, then value and slope of each head and piece.
+//! One array holds everything, and kernels take it in place of a bias by distance. It contains the
+//! ends of the pieces, the factors of a pair's number by distance and by the later of the two
+//! tokens, positions where they are drawn, then value and slope of each head and piece.
 
 use super::product::Desk;
 use super::tile::{Has, Sizes, Tile, position, sees, share};

@@ -1,7 +1,8 @@
-//! Products of tiles in shared memory: by units in registers, or by a device's matrix units.
+//! Products of shared tiles: by units in registers, or by a device's matrix units.
 //!
-//! Both add what a unit has of a product to its sums, which are `f32` and lie alike, so that kernels are written once. Matrix
-//! units leave a product in shared memory, where units fetch theirs.
+//! Both add a unit's part of a product to its sums, which are `f32` and have one layout, so that
+//! kernels are written once. Matrix units leave a product in shared memory, where units read
+//! theirs.
 
 use super::tile::{Head, Tile, clear, load};
 use crate::precision::element;

@@ -1,9 +1,10 @@
-//! The gradient in queries, and in tables.
+//! The gradients of queries and tables.
 //!
-//! Cubes share the tiles of queries of a head in a fixed way: cube `s` of `slots` takes every `slots`-th. Each has a row of
-//! the tables' gradients for itself, `[B, H, slots, C]` in all, to which it adds the diagonals of its tiles; a column of it
-//! is always the same unit's. A bias in pieces has its own rows there, see [`lines`](super::lines). [`add_up()`](super::diagonals::add_up()) then sums the rows in order: no atomics, and the same bits
-//! every time.
+//! Cubes share the query tiles per head in a fixed way: cube `s` of `slots` takes every `slots`-th.
+//! Each cube has its own row of the tables' gradients, `[B, H, slots, C]` in all, and adds the
+//! diagonals of its tiles to it; one unit always owns one column. A piecewise linear bias has its
+//! own rows there, see [`lines`](super::lines). [`add_up()`](super::diagonals::add_up()) then sums
+//! the rows in order: no atomics, and the same bits every time.
 
 use super::diagonals::add_diagonals_of;
 use super::lines::{MOMENTS, add_pieces_of};

@@ -1,4 +1,5 @@
-//! What both passes of the backward make of a tile: slopes, the gradient in what the softmax gets.
+//! What both backward passes compute from a tile: the gradient of the scores that enter the
+//! softmax.
 
 use super::product::{Desk, multiply};
 use super::tile::{Has, Head, LOWEST, Sizes, Tile, follow, mapped, of_distances, scaled, sees};

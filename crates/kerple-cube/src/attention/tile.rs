@@ -1,7 +1,8 @@
-//! Tiles of scores: how large they are, and what the kernels do with them.
+//! Tiles of scores: their sizes, and the device functions that the kernels share.
 //!
-//! A cube works on a tile of `size x size` scores with `side x side` units. A unit has `each x each` of them, at rows and
-//! columns that lie `side` apart. Rows of queries, keys and values come through shared memory in chunks of features.
+//! A cube computes a tile of `size x size` scores with `side x side` units. A unit has `each x
+//! each` of them, at rows and columns that are `side` apart. Rows of queries, keys and values are
+//! staged in shared tiles, in chunks of features.
 
 use super::REST;
 use super::lines::bias_of;
@@ -27,7 +28,7 @@ pub struct Tile {
     pub each: usize,
     /// Features of a chunk for each unit along a side.
     pub wide: usize,
-    /// Features of a head.
+    /// Features per head.
     pub head_dim: usize,
     /// What products multiply.
     pub precision: Precision,
@@ -36,7 +37,7 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// A tile of these sizes whose products are made of `f32`, by units.
+    /// A tile of these sizes whose products units compute in `f32`.
     pub fn new([side, each]: [usize; 2], wide: usize, head_dim: usize) -> Tile {
         Tile { side, each, wide, head_dim, precision: Precision::F32, matrix: None }
     }
@@ -176,7 +177,7 @@ pub(crate) struct Has {
     pub weight: bool,
     pub lengths: bool,
     pub clocks: bool,
-    /// Whether scaled scores are bent.
+    /// Whether scaled scores have a softcap.
     pub cap: bool,
     /// Pieces of a bias that has them in place of distances; 0: none.
     pub lines: usize,
@@ -201,11 +202,11 @@ pub(crate) struct Sizes {
     /// Columns of a table's row, or distances of a bias in pieces, and where distance 0 is in it.
     pub columns: u32,
     pub origin: i32,
-    /// Cubes that share the queries of a head.
+    /// Cubes that share the queries, per head.
     pub slots: u32,
     /// Half of the room for ends of pieces.
     pub half: u32,
-    /// Scaled scores are bent to `cap tanh(s / cap)`.
+    /// Softcap: scaled scores become `cap tanh(s / cap)`.
     pub cap: f32,
     pub by_cap: f32,
     pub scale: f32,
@@ -214,9 +215,9 @@ pub(crate) struct Sizes {
 /// Where a head's rows begin in the arrays.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Head {
-    /// Which it is of all query heads of the batch.
+    /// Its index among all query heads of the batch.
     pub unit: usize,
-    /// Its queries, and what is made of them.
+    /// Its queries, and values computed from them.
     pub own: usize,
     /// The keys and values that it reads.
     pub theirs: usize,

@@ -1,4 +1,5 @@
-//! Attention without tables, with a learned bias, and with bias, weight and padding, with gates, with a cap, and with FIRE's bias; by matrix units too.
+//! Attention without tables; with a learned bias; with bias, weight and padding; with gates; with a
+//! softcap; with FIRE's bias; each by matrix units too.
 
 use super::{HOPPER, PIECES, Source, Writer, array};
 use crate::attention::tile::{Has, SizesCompilationArg, Tile};

@@ -1,4 +1,5 @@
-//! Linear attention without a decay, with gates, and with a learned sum of exponentials behind a table; twice as many features as a head has.
+//! Linear attention without a decay, with gates, and with a table plus a learned sum of
+//! exponentials; the features are twice as many as the features per head.
 
 use super::{HOPPER, Source, Writer, array};
 use crate::attention::EACH;

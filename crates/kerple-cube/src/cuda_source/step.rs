@@ -1,4 +1,5 @@
-//! Norms, what becomes of products, dropout, AdamW, networks over heads, FIRE's numbers and rounding, which know no width of heads.
+//! Kernels that do not depend on the head size: norms, epilogues, dropout, AdamW, networks over
+//! heads, FIRE's numbers and rounding.
 
 use super::{PIECES, Source, Writer, array};
 use crate::attention::{EACH, lines};

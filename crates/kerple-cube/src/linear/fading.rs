@@ -1,7 +1,8 @@
-//! How products fade, as kernels read it: see [`kerple::attention::linear::Decay`], of which these are the names.
+//! The decay of products as kernels read it: see [`kerple::attention::linear::Decay`], which has
+//! the same names.
 //!
-//! Over the rows of a chunk the K exponentials of a head are combinations of J of them. Sums over chunks are kept of all K, rows
-//! meet and leave J.
+//! Within a chunk, the K exponentials per head are combinations of J of them. Sums over chunks are
+//! kept for all K; rows read and leave J.
 
 use super::Sizes;
 use cubecl::client::Client;
@@ -40,7 +41,7 @@ impl Terms {
     }
 }
 
-/// What becomes of products with distance, on a device.
+/// The decay of products with distance, on a device.
 #[derive(Clone, Debug)]
 pub struct Fading {
     /// At distances that are met one by one, `[H, met]`; `None`: nothing.
@@ -53,7 +54,7 @@ pub struct Fading {
 }
 
 impl Fading {
-    /// Products that do not fade.
+    /// Products without a decay.
     pub fn nothing(client: &Client, heads: usize) -> Fading {
         let [near, weights] = [None, None];
         Fading { near, weights, ..Fading::beyond(client, heads, &vec![0.0; heads], CHUNK) }

@@ -1,4 +1,4 @@
-//! What rows meet: sums over chunks, and the rows that are met one by one.
+//! The two parts of each row's sum: sums over chunks, and nearby rows one by one.
 
 use super::fading::{gated, shaped};
 use super::{Form, Sizes};

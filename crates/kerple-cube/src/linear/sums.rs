@@ -1,4 +1,5 @@
-//! Sums over chunks: what each chunk leaves, and what of those before a chunk, or behind it, its rows meet.
+//! Sums over chunks: those that each chunk leaves, and those of the chunks before or after it that
+//! its rows read.
 
 use super::fading::{advance, end_of, gated, shaped, through};
 use super::{Form, Sizes};

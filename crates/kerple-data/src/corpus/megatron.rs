@@ -1,12 +1,14 @@
-//! Token files of Megatron-LM and GPT-NeoX: `name.bin` holds tokens, `name.idx` says where documents lie.
+//! Token files of Megatron-LM and GPT-NeoX: `name.bin` holds tokens, `name.idx` the positions of
+//! documents.
 //!
 //! ```text
 //! .idx  "MMIDIDX\0\0", version u64 = 1, type u8, sequences u64, documents + 1 u64,
 //!       sizes i32[sequences], byte offsets into .bin i64[sequences], document bounds i64[documents + 1]
 //! ```
 //!
-//! Little endian. A document is one sequence or several, e.g. its sentences: from one bound to the next. GPT-NeoX itself
-//! writes one a document, and takes each sequence of other files for a document.
+//! Little endian. A document has one or more sequences, e.g. its sentences: those from one bound to
+//! the next. GPT-NeoX itself writes one sequence per document, and treats each sequence of other
+//! files as a document.
 
 use super::shard::survey;
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! What a prepared corpus is: the contents of its `meta.json`.
+//! The summary of a prepared corpus: the contents of its `meta.json`.
 
 use super::META;
 use super::shard::{AGAIN, Stored};

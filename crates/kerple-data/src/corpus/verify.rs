@@ -1,4 +1,4 @@
-//! Reading a whole corpus once to see whether it is what it says.
+//! Reads a whole corpus once and checks it against its checksums.
 
 use super::{Corpus, shard};
 use crate::error::Result;
@@ -16,7 +16,7 @@ pub struct Report {
     pub splits: Vec<Verified>,
 }
 
-/// A split that holds what it says.
+/// A split that passed the check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verified {
     /// Which.
@@ -29,14 +29,14 @@ pub struct Verified {
     pub checksum: String,
 }
 
-/// Checks everything a corpus says of itself: every token, its vocabulary, the tables of documents, `meta.json` and the
-/// tokenizer. Reads all of it once, at the speed of the disk.
+/// Checks a whole corpus: every token, its vocabulary, the document tables, `meta.json` and the
+/// tokenizer. It reads everything once, at the speed of the disk.
 ///
-/// GPT-NeoX token files say little: their index is checked and every token read, and the checksums are for comparing
-/// with those of another time or place.
+/// GPT-NeoX token files have no checksums of their own: their index is checked and every token
+/// read. The checksums in the report serve to compare with another time or place.
 ///
 /// # Errors
-/// The first thing that is not as it should be.
+/// The first check that fails.
 pub fn verify(path: &Path) -> Result<Report> {
     let corpus = Corpus::open_unread(path)?;
     corpus.check_tokens(u64::MAX)?;
@@ -47,7 +47,7 @@ impl Corpus {
     /// [`verify()`] for an open corpus.
     ///
     /// # Errors
-    /// The first thing that is not as it should be.
+    /// The first check that fails.
     pub fn verify(&self) -> Result<Report> {
         self.check_tokens(u64::MAX)?;
         Ok(self.report())

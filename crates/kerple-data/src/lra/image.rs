@@ -1,8 +1,9 @@
 //! Images with a class, pixel by pixel: grey values 0 to 255, row by row.
 //!
-//! Published: CIFAR-10 in grey, the first 90 % of the training images to train on, the rest to validate on. Read are its
-//! binary files (`data_batch_1.bin` to `5`, `test_batch.bin`) or IDX files as MNIST and Fashion-MNIST have them
-//! (`train-images-idx3-ubyte`, `t10k-labels-idx1-ubyte`; plain or `.gz`), which are stand-ins.
+//! Published: CIFAR-10 in grey, the first 90 % of the training images for training, the rest for
+//! validation. Accepted are its binary files (`data_batch_1.bin` to `5`, `test_batch.bin`), or IDX
+//! files as of MNIST and Fashion-MNIST (`train-images-idx3-ubyte`, `t10k-labels-idx1-ubyte`; plain
+//! or `.gz`), which are stand-ins.
 
 use super::check_stop;
 use super::store::{self, Sequences, Store};

@@ -11,9 +11,10 @@
 //! Published files write each expression as a left-nested pair, `( ( ( [MAX 4 ) 3 ) ] )`. The tokenizer of the published runs
 //! dropped closing brackets, which leaves no way to tell where an operation ends; `brackets = false` does the same.
 //!
-//! Equal expressions are in one split: an expression belongs to the split that a hash of it says, in the shares of the
-//! published counts. The published generator draws without replacement instead, which for expressions of this length is the
-//! same; shorter ones, of own limits, may repeat within a split.
+//! Equal expressions are in one split: a hash of the expression assigns the split, in the shares of
+//! the published counts. The published generator draws without replacement instead, which is the
+//! same for expressions of this length. Shorter ones, with limits of your own, may repeat within a
+//! split.
 
 use super::{check_stop, example, store};
 use crate::error::{Error, Result};

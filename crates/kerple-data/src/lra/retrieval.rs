@@ -1,11 +1,13 @@
 //! Whether two texts belong together, byte by byte: the first, a separator, the second.
 //!
-//! Published: papers of the ACL Anthology Network (AAN), cut at 4000 bytes each, of which one cites the other or not. Read are
-//! `new_aan_pairs.{train,eval,test}.tsv`: a label (0.0 or 1.0), two ids and two texts, separated by tabs, without quotes.
-//! Each text takes half of the sequence, less the separator.
+//! Published: pairs of papers of the ACL Anthology Network (AAN), cut at 4000 bytes each; the class
+//! is whether one cites the other. The files are `new_aan_pairs.{train,eval,test}.tsv`: a label
+//! (0.0 or 1.0), two ids and two texts, separated by tabs, without quotes. Each text takes half of
+//! the sequence, less the separator.
 //!
-//! Without `data.path` pairs are made up: texts of common words and of words of a subject, the same one in pairs that belong
-//! together. They stand in for the published data and are called `lra_retrieval` with `content` "made up".
+//! Without `data.path`, pairs are made up: texts of common words and of words of a subject, where
+//! related pairs share the subject. They replace the published data and have the name
+//! `lra_retrieval` with `content` "made up".
 
 use super::{check_stop, example, store};
 use crate::error::{Error, Result};

@@ -1,8 +1,9 @@
 //! Texts with a class, byte by byte.
 //!
-//! Published: IMDb's reviews, 25000 to train and 25000 to validate *and* test on, cut at 1000 bytes (Liutkus et al. 2021) or
-//! 4000 (Tay et al. 2021). Read are IMDb's folders (`train/pos/*.txt` and so on; positive is 1) or
-//! `{train,valid,test}.jsonl`, plain or compressed, with `text` and `label`: any other data set in this form is a stand-in.
+//! Published: IMDb's reviews, 25000 for training and 25000 for validation *and* test, cut at 1000
+//! bytes (Liutkus et al. 2021) or 4000 (Tay et al. 2021). Accepted are IMDb's folders
+//! (`train/pos/*.txt` and so on; positive is 1) or `{train,valid,test}.jsonl`, plain or compressed,
+//! with `text` and `label`. Any other dataset in this form is a stand-in.
 
 use super::check_stop;
 use super::store::{self, Sequences, Store};

@@ -1,8 +1,9 @@
-//! Made-up music: four chords, one a bar, played again and again by piano, bass and drums.
+//! Made-up music: four chords, one per bar, repeated by piano, bass and drums.
 //!
-//! What a piece plays is drawn once: key, mode, chords, a pattern for each instrument, a tune over the four bars. Rounds
-//! then differ in single notes of the tune. Whoever remembers the bars so far can go on with a piece, so it serves to see
-//! whether a model does; it is a stand-in for music, and no result on it may be compared with one on music.
+//! A piece draws its content once: key, mode, chords, a pattern for each instrument, a tune over
+//! the four bars. Rounds then differ in single notes of the tune. A listener who remembers the
+//! earlier bars can continue a piece, so it tests whether a model can. It is a stand-in for music;
+//! do not compare its results with those on music.
 
 use super::piece::{Note, Piece, Tempo, Track};
 use crate::order::Use;

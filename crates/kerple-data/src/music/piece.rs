@@ -1,4 +1,4 @@
-//! What a MIDI file says: tracks of notes, tempi and markers, in the file's own ticks.
+//! The content of a MIDI file: tracks of notes, tempi and markers, in the file's own ticks.
 
 /// A piece of music.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,7 +11,7 @@ pub struct Piece {
     pub tempos: Vec<Tempo>,
     /// Markers, by time: chords as `root_quality_bass`.
     pub markers: Vec<Marker>,
-    /// What its file says in another way than the standard has it, and how it was read.
+    /// Where its file deviates from the standard, and how it was read.
     pub repairs: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct Tempo {
 pub struct Marker {
     /// Ticks from the beginning of the piece.
     pub start: u64,
-    /// What it says.
+    /// Its text.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! A piece on its way into a corpus: its words, and those of its altered copies.
+//! A piece during preparation: its words, and those of its altered copies.
 
 use super::{Piece, Representation, Vocabulary};
 use crate::error::Result;

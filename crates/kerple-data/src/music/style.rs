@@ -1,8 +1,9 @@
-//! How alike pieces are in style: histograms of what their notes do, and the cosine between two.
+//! The similarity of pieces in style: histograms of note statistics, and the cosine between two.
 //!
-//! Cífka et al. 2020 (Groove2Groove), as Liutkus et al. 2021, arXiv:2105.08399, section 3.3, use them: *time-pitch* says
-//! which intervals follow which, *onset-duration* where in the bar notes begin and how long they are, *onset-drum* where in
-//! the bar which drum is struck. A histogram is a density over all given pieces; bars have four beats.
+//! Source: Cífka et al. 2020 (Groove2Groove), as Liutkus et al. 2021, arXiv:2105.08399, section
+//! 3.3, use them. *time-pitch* counts which intervals follow which, *onset-duration* where in the
+//! bar notes begin and how long they are, *onset-drum* where in the bar which drum is struck. A
+//! histogram is a density over all given pieces; bars have four beats.
 
 use super::piece::Piece;
 
@@ -139,7 +140,7 @@ pub fn onset_drum(pieces: &[Piece], onset: Onset) -> Histogram {
     density(counts, PITCHES, BIN)
 }
 
-/// How alike pieces are in three ways; `None` where the reference has no such notes, 0 where only the others have none.
+/// The similarity of pieces in style: histograms of note statistics, and the cosine between two.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Likeness {
     /// [`time_pitch`], mean over tracks that are not drums.
@@ -176,7 +177,7 @@ pub fn likeness(reference: &Piece, pieces: &[Piece], onset: Onset) -> Likeness {
 /// The notes of a piece that begin in one of equal parts of its time, where they are in the piece.
 ///
 /// # Panics
-/// When there are no parts.
+/// When `parts` is 0.
 pub fn part(piece: &Piece, number: u64, parts: u64) -> Piece {
     let end = u128::from(piece.end());
     let bound = |number: u64| (end * u128::from(number) / u128::from(parts)) as u64;

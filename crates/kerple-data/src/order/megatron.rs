@@ -1,11 +1,12 @@
-//! The sample order of Megatron-LM as GPT-NeoX uses it, number for number.
+//! The sample order of Megatron-LM as GPT-NeoX uses it, index for index.
 //!
 //! ```text
 //! documents, repeated once an epoch --shuffle--> one stream --cut every L tokens--> samples of L + 1 --shuffle--> order
 //! ```
 //!
-//! Neighbouring samples share a token. The two shuffles take their draws from one [`NumpyRandom`], documents first.
-//! Needed to repeat runs of GPT-NeoX; [`Packing::Random`](super::Packing::Random) is simpler and needs no tables.
+//! Neighbouring samples share one token. Both shuffles draw from one [`NumpyRandom`], documents
+//! first. It exists to repeat runs of GPT-NeoX; [`Packing::Random`](super::Packing::Random) is
+//! simpler and needs no tables.
 
 use super::NumpyRandom;
 use crate::error::{Error, Result};

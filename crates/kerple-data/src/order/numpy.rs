@@ -6,7 +6,7 @@
 const STATE: usize = 624;
 const SHIFT: usize = 397;
 
-/// `numpy.random.RandomState(seed)`, as far as shuffling needs it.
+/// The part of `numpy.random.RandomState(seed)` that shuffling needs.
 #[derive(Clone)]
 pub struct NumpyRandom {
     state: [u32; STATE],

@@ -77,8 +77,8 @@ impl IntoIterator for Segments {
     }
 }
 
-/// Starts of `count` windows of `length + 1` tokens whose targets do not overlap, in random order; of fewer, and it says
-/// so, when `len` tokens hold fewer.
+/// Starts of `count` windows of `length + 1` tokens whose targets do not overlap, in random order.
+/// When `len` tokens hold fewer, it returns fewer and reports how many are missing.
 ///
 /// The stream is cut every `length` tokens from a random phase, and windows are drawn without replacement. The first
 /// `n` are the same whatever the count.

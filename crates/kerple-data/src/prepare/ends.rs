@@ -1,4 +1,4 @@
-//! Whether the token that ends documents does that, and nothing else.
+//! Checks that the end-of-document token ends every document and occurs nowhere else.
 
 use crate::tokenizer::Tokenizer;
 

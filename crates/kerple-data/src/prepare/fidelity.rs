@@ -1,4 +1,4 @@
-//! Whether a text survives its tokenizer: its letters at the beginning of a corpus, its bytes in all of it.
+//! Checks that a text survives its tokenizer: letters at the start of a corpus, bytes in all of it.
 
 use super::PrepareOptions;
 use crate::error::{Error, Result};

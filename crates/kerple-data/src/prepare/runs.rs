@@ -1,4 +1,4 @@
-//! Cutting one text from beginning to end into the three splits.
+//! Cuts one text, in order, into the three splits.
 
 use crate::error::Result;
 use crate::split::Split;

@@ -1,4 +1,4 @@
-//! Which documents are taken, and into which split.
+//! Selects documents and assigns them to splits.
 
 use super::runs::Runs;
 use super::{PrepareOptions, Progress};

@@ -1,10 +1,10 @@
-//! A folder that appears whole or not at all.
+//! A folder that appears as a whole or not at all.
 //!
-//! It is made beside its place, as `.NAME-PID.partial`, and takes its name in one step; what it replaces is removed after
-//! that. Where a folder cannot be exchanged in one step the old one waits as `.NAME-PID.old` for the moment between two
-//! renames. What processes that were killed have left of either is put back or swept away by the next that starts. A mount
-//! point cannot be renamed: there the folder is made inside, and `meta.json`, without which nothing is a corpus, comes
-//! last.
+//! It is built next to its destination, as `.NAME-PID.partial`, and renamed in one step; the folder
+//! it replaces is removed afterwards. Where folders cannot be exchanged in one step, the old one is
+//! called `.NAME-PID.old` between two renames. The next process that starts restores or removes
+//! what killed processes left. A mount point cannot be renamed: there the folder is built inside
+//! it, and `meta.json`, without which nothing is a corpus, comes last.
 
 use crate::corpus::{META, Summary, TOKENIZER, has_summary, is_shard};
 use crate::error::{Error, Result};

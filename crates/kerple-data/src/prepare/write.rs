@@ -1,4 +1,4 @@
-//! Encoding what was selected, on all cores, and writing it to the three shards in order.
+//! Encodes the selected documents on all cores and writes them to the three shards in order.
 
 use super::ends::Ends;
 use super::fidelity::{Fidelity, Losses};

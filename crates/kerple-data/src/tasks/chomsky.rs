@@ -1,5 +1,6 @@
-//! Fifteen formal languages of Chomsky's hierarchy. Delétang et al. 2023, arXiv:2207.02098, as the released generators of
-//! Ruoss et al. 2023, arXiv:2305.16843, have them, where they and the paper differ (see the tasks' own words).
+//! Fifteen formal languages of Chomsky's hierarchy. Source: Delétang et al. 2023, arXiv:2207.02098.
+//! Where the paper and the released generators of Ruoss et al. 2023, arXiv:2305.16843, differ, the
+//! generators are followed (see the docs of each task).
 //!
 //! A task is two functions: `draw` makes an input, `solve` the answer to any input. Numbers are as long as the sequence,
 //! so those of [`Chomsky::BinaryAddition`], [`Chomsky::BinaryMultiplication`] and [`Chomsky::ComputeSqrt`] are big integers.
@@ -112,7 +113,7 @@ impl Chomsky {
         self.row().name
     }
 
-    /// Where it stands in the hierarchy.
+    /// Its level in the hierarchy.
     pub fn level(self) -> Level {
         self.row().level
     }

@@ -1,4 +1,4 @@
-//! Recall over long contexts: what was said once, asked for later. For decoders, of any length.
+//! Recall over long contexts: facts stated once and asked for later. For decoders, of any length.
 //!
 //! ```text
 //! passkey   noise.. KEY 4 0 7 1 9 noise.. ASK 4 0 7 1        answers under ASK 4 0 7 1: 4 0 7 1 9
@@ -36,7 +36,7 @@ const ASK: u32 = 11;
 const NOISE: u32 = 12;
 
 impl Passkey {
-    /// Refuses sizes that are no task.
+    /// Refuses sizes that do not form a task.
     ///
     /// # Errors
     /// The key, its value and the limit.
@@ -108,7 +108,7 @@ impl Default for Recall {
 }
 
 impl Recall {
-    /// Refuses sizes that are no task.
+    /// Refuses sizes that do not form a task.
     ///
     /// # Errors
     /// The key, its value and the limit.

@@ -1,4 +1,4 @@
-//! Rows of fields, as in CSV and TSV: the text is in the column of a name.
+//! Rows of fields, as in CSV and TSV: a named column holds the text.
 
 use super::{Content, Document, unreadable};
 use crate::error::{Error, Result};

@@ -1,4 +1,5 @@
-//! What text was read, file by file, so that other text under the same names is told from it.
+//! An inventory of the text that was read, file by file, which detects other text under the same
+//! names.
 
 use super::{Format, SourceFile, Sources};
 use crate::corpus::TokenFiles;
@@ -38,17 +39,17 @@ impl Inventory {
         gone.or_else(|| new().map(|name| format!("{name} is new")))
     }
 
-    /// Whether there are no files.
+    /// Whether the inventory is empty.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 }
 
 impl Sources {
-    /// Reads all files but those that have the stamp that `known` says.
+    /// Reads all files except those whose stamp is in `known`.
     ///
     /// # Errors
-    /// Files that are not there or cannot be read.
+    /// Files that are missing or cannot be read.
     pub fn inventory(&self, known: &Inventory) -> Result<Inventory> {
         let (files, _) = self.files()?;
         let entry = |path: PathBuf| {

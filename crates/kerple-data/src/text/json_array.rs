@@ -1,4 +1,5 @@
-//! A file that is one JSON array: its items are documents, objects with a text under a key, or texts.
+//! A file with one JSON array: its items are documents, either strings or objects with a text under
+//! a key.
 
 use super::json_lines::text;
 use super::{Content, Document, unreadable};

@@ -1,4 +1,4 @@
-//! One JSON object a line, the document's text under a key; other keys do not matter.
+//! One JSON object per line, with the document's text under a key; other keys are ignored.
 
 use super::{Content, Document, unreadable};
 use crate::error::{Error, Result};

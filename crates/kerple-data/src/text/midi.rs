@@ -1,4 +1,4 @@
-//! MIDI files and archives of them: a piece is a document.
+//! MIDI files and archives of them: each piece is a document.
 
 use super::{Content, Document, unreadable};
 use crate::contain::contain;

@@ -1,7 +1,7 @@
 //! The rows of a text column of a Parquet file.
 //!
-//! Read page by page, with the sizes that pages claim checked against the bytes they have, because the library takes
-//! memory for what a page claims.
+//! The file is read page by page. The sizes that pages claim are checked against their bytes,
+//! because the library allocates memory for what a page claims.
 
 mod footer;
 

@@ -1,4 +1,4 @@
-//! Plain text: a whole file is one document, held when it is short and streamed when it is long.
+//! Plain text: a whole file is one document, in memory when short and streamed when long.
 
 use super::{Compression, Content, open, unreadable};
 use crate::error::{Error, Result};

@@ -1,4 +1,5 @@
-//! What a file is that its name leaves open, and what a folder holds besides its data.
+//! Recognises files whose name leaves their format open, and files that accompany the data of a
+//! folder.
 
 use super::{Compression, Format, SourceFile, open};
 use crate::error::{Error, Result};

@@ -1,11 +1,13 @@
-//! Which split the names of files and folders state: one rule for every format.
+//! The splits that names of files and folders state: one rule for every format.
 //!
 //! A *split word* is `train`, `training`; `valid`, `validation`, `val`, `dev`; `test`, between characters that are not letters.
 //!
 //! * A data file called nothing else, but for numbers, belongs to the split: `test.jsonl`, `train-00000-of-00002.parquet`.
-//! * A name or a folder that holds one split word among others counts where a sibling differs in that word alone, so that there is
-//!   something to train on and something to evaluate: `wiki.train.raw` beside `wiki.test.raw`, `train/` beside `test/`.
-//! * Anything else that holds a split word is taken as any other file and named in the summary: `dev-ops-guide.jsonl`.
+//! * A name or a folder with one split word among others counts where a sibling differs in that
+//!   word alone, so that there is text for training and for evaluation: `wiki.train.raw` next to
+//!   `wiki.test.raw`, `train/` next to `test/`.
+//! * Any other name with a split word is treated as an ordinary file and listed in the summary:
+//!   `dev-ops-guide.jsonl`.
 
 use super::{Format, SourceFile};
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Folders to files, in an order that depends on names only.
+//! Lists the files of folders, in an order that depends on names only.
 
 use super::{Format, SourceFile, recognise};
 use crate::corpus::{TokenFiles, has_summary};

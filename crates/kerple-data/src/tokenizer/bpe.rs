@@ -1,7 +1,8 @@
-//! Learning a byte-level BPE vocabulary.
+//! Learns a byte-level BPE vocabulary.
 //!
-//! Sennrich et al. 2016, arXiv:1508.07909, on bytes as in GPT-2 (Radford et al. 2019). Merging is done by the
-//! `tokenizers` library; equal counts are decided by token id, so equal texts give equal vocabularies.
+//! Source: Sennrich et al. 2016, arXiv:1508.07909, on bytes as in GPT-2 (Radford et al. 2019). The
+//! `tokenizers` library merges; the token id breaks ties between equal counts, so equal texts give
+//! equal vocabularies.
 
 use super::Tokenizer;
 use super::hugging_face::letter_of;

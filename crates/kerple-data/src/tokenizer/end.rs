@@ -1,8 +1,9 @@
-//! Which token ends a document, and why it is that one.
+//! Chooses the end-of-document token and records why.
 //!
-//! The token that the user names; else the one that the files beside `tokenizer.json` say, in the order of [`STATED`]; else
-//! the first of [`USUAL`] that the tokenizer marks as special. A usual name without the mark counts only where nothing is
-//! marked: in Gemma 3 `</s>` is an HTML tag, and `<eos>` the end of a text.
+//! It is the token that the user names. Otherwise it is the one in the files next to
+//! `tokenizer.json`, in the order of [`STATED`]. Otherwise it is the first of [`USUAL`] that the
+//! tokenizer marks as special. A usual name without the mark counts only where nothing is marked:
+//! in Gemma 3, `</s>` is an HTML tag, and `<eos>` the end of a text.
 
 use super::hugging_face::HuggingFace;
 use crate::error::{Error, Result};

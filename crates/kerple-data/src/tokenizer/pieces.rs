@@ -1,4 +1,5 @@
-//! Cutting texts that come in chunks into pieces that are encoded on their own, where that changes nothing.
+//! Cuts streamed texts into chunks that are encoded separately, where that does not change the
+//! tokens.
 
 use crate::error::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! What a `tokenizer.json` says of itself, as far as it decides how texts may be cut and what is lost.
+//! The properties of a `tokenizer.json` that decide where texts may be cut and what is lost.
 
 use serde::Deserialize;
 use serde_json::Value;

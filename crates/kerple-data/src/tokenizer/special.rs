@@ -1,4 +1,4 @@
-//! Tokens that stand for no text but have a name, and texts in which such names are meant.
+//! Tokens with a name but without text, and texts in which such names denote the tokens.
 
 use super::{Kind, Tokenizer};
 use crate::error::Result;

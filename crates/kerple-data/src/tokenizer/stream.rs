@@ -1,4 +1,4 @@
-//! Text out of tokens as they come.
+//! Decodes tokens to text as they arrive.
 
 use super::Tokenizer;
 

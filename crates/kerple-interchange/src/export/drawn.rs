@@ -1,4 +1,5 @@
-//! What linear attention draws or makes once: random directions, decays, the noise of a code. In torch they are tensors.
+//! Tensors that linear attention draws or computes once: random directions, decays, the noise of a
+//! code. In torch they are buffers or parameters like any tensor.
 
 use kerple::encoding::{Encoding, Parameter, Scope};
 use kerple::features::Normals;

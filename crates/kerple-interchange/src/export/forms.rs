@@ -1,4 +1,4 @@
-//! Encodings as data that `positions_kerple.py` and `attention_kerple.py` compute with.
+//! Encodings as data for `positions_kerple.py` and `attention_kerple.py`.
 
 use kerple::encoding::{
     Compat, Encoding, Entry, Form, Geometry, MapForm, Method, Parameter, Places, Scale, Scope, rotary, t5,

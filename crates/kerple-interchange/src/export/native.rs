@@ -1,6 +1,7 @@
-//! `config.json` of architectures that transformers knows by itself.
+//! `config.json` for architectures that transformers has built in.
 //!
-//! Each says what it can and refuses the rest by its first key, so that the next is tried.
+//! Each architecture represents what it can and refuses the first key it cannot, so that the next
+//! one is tried.
 
 use super::config::encodings;
 use super::forms::width;

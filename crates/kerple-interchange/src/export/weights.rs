@@ -1,4 +1,4 @@
-//! Files of weights: one tensor at a time is held, besides what is drawn.
+//! Weight files: memory holds one tensor at a time, and the drawn tensors.
 
 use super::drawn::Drawn;
 use super::{Making, Options};

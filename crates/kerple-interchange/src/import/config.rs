@@ -18,7 +18,7 @@ pub const TOKENIZER: u64 = 1 << 28;
 /// Largest number of a count without a limit of its own.
 const MOST: u64 = 1 << 28;
 
-/// What a size is of, and so how large it may be: what a plan takes, so that nothing is made of a larger one.
+/// The kind of a size, and so its limit: that of plans, so that no larger model is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// Features and heads.
@@ -43,10 +43,10 @@ impl Limit {
     }
 }
 
-/// Text of a file that describes something in at most so many bytes.
+/// The text of a configuration file of at most `longest` bytes.
 ///
 /// # Errors
-/// What cannot be read, is longer than such files are, or is no text.
+/// A file that cannot be read, is too long, or is not text.
 pub fn read_text(path: &Path, longest: u64) -> Result<String> {
     let file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
     let bytes = file.metadata().map_err(Error::io(path, "open"))?.len();
@@ -62,7 +62,7 @@ pub fn read_text(path: &Path, longest: u64) -> Result<String> {
 /// The value of a JSON file.
 ///
 /// # Errors
-/// Text that is no JSON, with its line.
+/// Text that is not JSON, with its line.
 pub fn parse(path: &Path, text: &str) -> Result<Value> {
     serde_json::from_str(text)
         .map_err(|error| Error::damaged(path, format!("not JSON: {error}"), "copy the file again"))
@@ -182,10 +182,10 @@ pub struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// Those of a file.
+    /// The keys of a file.
     ///
     /// # Errors
-    /// A value that is no table.
+    /// A value that is not a table.
     pub fn new(path: &'a Path, value: &'a Value) -> Result<Keys<'a>> {
         let map = value.as_object();
         let map = map.ok_or_else(|| Error::damaged(path, "not a JSON object", "copy the file again"))?;
@@ -211,7 +211,7 @@ impl<'a> Keys<'a> {
     /// A table within this one, where it is there.
     ///
     /// # Errors
-    /// A value that is no table.
+    /// A value that is not a table.
     pub fn table(&self, key: &str) -> Result<Option<Keys<'a>>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let map = value.as_object().ok_or_else(|| self.refuse(key, value, "it must be a table"))?;

@@ -1,4 +1,5 @@
-//! What linear attention drew or made once: stored by exports for torch, and made anew of the seed here.
+//! Tensors that linear attention drew or computed once: exports store them for torch; the import
+//! draws them again from the seed and compares.
 
 use super::tensors::Tensors;
 use super::weights::Found;

@@ -1,4 +1,4 @@
-//! What the configurations of the families say, each with its own defaults.
+//! Reads the configurations of the families, each with its own defaults.
 
 mod bloom;
 mod gpt2;
@@ -24,7 +24,7 @@ pub struct Shape {
     pub model: ModelConfig,
     /// How positions enter.
     pub encoding: Encoding,
-    /// Tokens of a training sequence, as far as they are known.
+    /// Tokens of a training sequence, where known.
     pub train_len: usize,
 }
 

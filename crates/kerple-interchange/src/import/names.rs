@@ -1,4 +1,4 @@
-//! What a plan refuses, under the names of the files that were imported.
+//! Errors of a plan, with the names of the imported files.
 
 use super::CONFIG;
 use kerple_lm::Error;
@@ -41,7 +41,8 @@ fn sizes(family: Family, is_hugging_face: bool) -> [(&'static str, &'static str)
     std::array::from_fn(|at| (ours[at], theirs[at]))
 }
 
-/// What the rows of the embedding, its width and the rows of learned positions are called.
+/// The names of three sizes: the rows of the embedding, its width, and the rows of learned
+/// positions.
 pub fn outline(family: Family, file: &Path) -> [&'static str; 3] {
     let [.., width, _, rows, positions] = sizes(family, file.ends_with(CONFIG)).map(|(_, theirs)| theirs);
     [rows, width, positions]
@@ -60,7 +61,7 @@ const OTHERS: [(&str, &str); 9] = [
     ("encoding.max_distance", "rpe-max-distance"),
 ];
 
-/// An error of a plan with the keys of the files it was made of; every other error as it is.
+/// An error of a plan with the keys of the files it was built from; other errors are unchanged.
 pub fn theirs(error: Error, family: Family, file: &Path) -> Error {
     let Error::Config { place, message, .. } = error else { return error };
     let mut name = match OTHERS.iter().find(|(ours, _)| *ours == place) {

@@ -1,4 +1,4 @@
-//! Checkpoints of GPT-NeoX, as the runs of KERPLE left them.
+//! Checkpoints of GPT-NeoX, as the runs of KERPLE wrote them.
 //!
 //! ```text
 //! latest                                     the name of a step's folder
@@ -7,8 +7,8 @@
 //! STEP/mp_rank_RR_model_states.pt            facts of the run, and without pipeline stages all tensors
 //! ```
 //!
-//! Pickles are read, never run: `pytorch-reader` interprets what tensors are made of and takes everything else for a value
-//! without meaning.
+//! Pickles are read, never executed: `pytorch-reader` interprets how tensors are built and treats
+//! everything else as an opaque value.
 
 mod keys;
 mod merge;

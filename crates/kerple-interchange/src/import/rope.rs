@@ -11,13 +11,13 @@ use serde_json::Value;
 pub struct Family<'a> {
     /// Base of the rates.
     pub base: f64,
-    /// Share of a head's features that rotates.
+    /// Share of the features per head that rotates.
     pub share: f64,
-    /// Names of the two beside the table. Under other usual names, nothing of them is read there.
+    /// The two keys at the top level. Other usual names are not read there.
     pub keys: [&'a str; 2],
     /// Whether the share counts; otherwise all features rotate.
     pub partial: bool,
-    /// Features of a head.
+    /// Features per head.
     pub head_dim: usize,
     /// Longest sequence, `max_position_embeddings`.
     pub longest: usize,
@@ -58,12 +58,12 @@ pub fn none() -> Encoding {
     Encoding::from(Method::named("none").expect("the method is in the list"))
 }
 
-/// The encoding of a configuration: `rope_scaling` where it says something, else `rope_parameters`; the base and the share from
-/// the top level where the table has none. All of it as transformers 5.23 does; what two places say differently, or what is said
-/// and not read, is remarked.
+/// The encoding of a configuration: from `rope_scaling` where it is filled, else from
+/// `rope_parameters`; the base and the share come from the top level where the table has none. All
+/// of it follows transformers 5.23. Contradictions and keys that are not read are noted.
 ///
 /// # Errors
-/// A kind of scaling that is not known, and keys out of range, by name and value.
+/// An unknown kind of scaling, and keys out of range, by name and value.
 pub fn read(keys: &Keys, family: &Family) -> Result<Encoding> {
     let filled = |key: &str| keys.value(key).is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty()));
     let [scaled, table] = ["rope_scaling", "rope_parameters"].map(|key| filled(key).then_some(key));

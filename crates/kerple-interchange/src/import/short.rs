@@ -1,4 +1,4 @@
-//! Texts of bounded length: what files say may be as long as they like, what is said of them may not.
+//! Bounds the length of messages, however long the texts in files are.
 
 use kerple_lm::Error;
 use std::path::Path;
@@ -34,12 +34,12 @@ pub fn listed(names: &[String], most: usize) -> String {
     first.join(", ") + &more
 }
 
-/// A note that is no longer than notes are.
+/// A note, cut to the limit of notes.
 pub fn note(text: &str) -> String {
     cut(&kerple_files::printable(text), NOTE)
 }
 
-/// The same error, whose message is no longer than messages are; `place` is what was imported.
+/// The same error, with its message cut to the limit; `place` is what was imported.
 pub fn bounded(error: Error, place: &Path) -> Error {
     let (hint, misuse) = (cut(&error.hint(), MESSAGE), error.is_misuse());
     match error {

@@ -1,4 +1,4 @@
-//! Tensors of a model, wherever they lie.
+//! The tensors of a model, wherever they are stored.
 
 use super::config::{self, Keys};
 use super::short::short;

@@ -27,7 +27,7 @@ pub fn read(folder: &Path, keys: &Keys, options: &Options, described: &mut Descr
     beside(folder, options, described)
 }
 
-/// The tokenizer of a folder that says nothing else of tokens.
+/// The tokenizer of a folder without other information on tokens.
 ///
 /// # Errors
 /// As [`read`].

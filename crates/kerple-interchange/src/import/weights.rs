@@ -1,4 +1,4 @@
-//! From tensors to the weights of a run.
+//! Turns tensors into the weights of a run.
 
 use super::tensors::{Tensors, shown};
 use super::{Described, names};
@@ -34,10 +34,11 @@ fn check_shape(name: &str, shape: &[usize], makes: &str, tensors: &dyn Tensors) 
     }
 }
 
-/// Compares the tables that are as large as a configuration says with those of the files, before anything is made of it.
+/// Compares the tensors whose shape the configuration determines directly with those of the files,
+/// before anything is built.
 ///
 /// # Errors
-/// A table that is not there, or of another shape.
+/// A tensor that is missing or has another shape.
 pub fn check_outline(described: &Described, tensors: &dyn Tensors) -> Result<()> {
     let (family, model) = (described.family, &described.config.model);
     let [rows, width] = [model.vocab_rows, model.d_model].map(|size| size.expect("families state their sizes"));
@@ -56,7 +57,7 @@ pub fn check_outline(described: &Described, tensors: &dyn Tensors) -> Result<()>
     Ok(())
 }
 
-/// What became of the head and the embedding.
+/// How the head and the embedding are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tie {
     /// Each is where it should be.
@@ -67,7 +68,7 @@ pub enum Tie {
     Twice,
 }
 
-/// Whether the head is the embedding: as the configuration says, unless both are there and differ.
+/// Whether the head is tied to the embedding: as configured, unless both are stored and differ.
 ///
 /// # Errors
 /// A file that cannot be read.

@@ -1,4 +1,4 @@
-//! Values from one arrangement to the other.
+//! Moves values from one arrangement to the other.
 
 use super::{Entry, Theirs};
 use kerple_lm::tensors::PART;
@@ -46,10 +46,10 @@ impl Entry {
         (0..input).step_by(step).map(move |first| first..input.min(first + step))
     }
 
-    /// Some rows of ours, put together of all their tensors.
+    /// Some rows of our parameter, assembled from all its tensors.
     ///
     /// # Panics
-    /// When a tensor has not as many values as its shape says.
+    /// When a tensor's number of values does not match its shape.
     pub fn put(&self, theirs: &[Vec<f32>], rows: Range<usize>) -> Vec<f32> {
         let [input, output] = self.sides();
         let all = self.places();
@@ -77,7 +77,7 @@ impl Entry {
     /// The values of their tensor `number`.
     ///
     /// # Panics
-    /// When there are not as many values as the shape says.
+    /// When the number of values does not match the shape.
     pub fn take(&self, number: usize, ours: &[f32]) -> Vec<f32> {
         let [input, output] = self.sides();
         let before: usize = (0..number).map(|other| self.outputs(other)).sum();

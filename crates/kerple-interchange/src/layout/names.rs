@@ -1,4 +1,4 @@
-//! The names of the families' tensors, a table each.
+//! The tensor names of the families, one table per family.
 
 use crate::Family;
 

@@ -1,5 +1,6 @@
-//! Bodies that are refused before they have come: what a client still sends is read and thrown away for a little while, or the
-//! client finds the connection broken and never reads why.
+//! Bodies that are refused before they have arrived: the server reads and discards for a short time
+//! what the client still sends. Otherwise the client would find the connection broken and never
+//! read the reason.
 
 use axum::body::Bytes;
 use http_body_util::BodyExt;

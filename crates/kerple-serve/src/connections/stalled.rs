@@ -1,4 +1,4 @@
-//! A stream whose reader may not keep it forever.
+//! A stream that ends when its reader stalls.
 
 use std::io;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! The own generator: paths as chains of line segments in the plane, then pixels.
+//! Our generator: paths as chains of line segments in the plane, then pixels.
 
 use crate::random::Draw;
 use std::f64::consts::{FRAC_PI_2, PI, TAU};

@@ -1,4 +1,4 @@
-//! The published images: lists, and PNG files that are read when they are asked for.
+//! The published images: their lists, and PNG files that are read on demand.
 
 use crate::contain::contain;
 use crate::error::{Error, Result};

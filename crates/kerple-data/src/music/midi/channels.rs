@@ -1,8 +1,9 @@
-//! Events of channels to tracks of notes.
+//! Turns channel events into tracks of notes.
 //!
-//! A program belongs to a channel from a moment on, whichever track sets it: a note has the program that its channel has when
-//! it begins. Events at one tick are in the order of the file, those of an earlier track first. Channels of different ports
-//! are different channels. Of two notes of a pitch that overlap in a track, the one that began first ends first.
+//! A program belongs to a channel from a moment on, whichever track sets it: a note has the program
+//! of its channel at its start. Events at one tick keep the order of the file, those of an earlier
+//! track first. Channels of different ports are different channels. When two notes of one pitch
+//! overlap in a track, the one that began first ends first.
 
 use super::chunks::{Chunks, Event, Events, Kind, Notes};
 use super::{DRUMS, MINUTE, words};

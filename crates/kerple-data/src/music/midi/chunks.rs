@@ -1,8 +1,9 @@
-//! Chunks and events of a MIDI file, read where nothing has to be guessed.
+//! Reads chunks and events of a MIDI file without guessing.
 //!
-//! What other programs write beside the standard and leaves one reading is read, and noted: a track without its end, bytes
-//! after the last track, chunks of other kinds, running status across meta events, another number of tracks than the header
-//! says, a last track that is shorter than its length, system messages. All else is an error that names track and byte.
+//! Some programs deviate from the standard. Where only one reading is possible, it is used and
+//! noted: a track without its end, bytes after the last track, chunks of other kinds, running
+//! status across meta events, a track count other than the header's, a last track shorter than its
+//! length, system messages. Everything else is an error that names track and byte.
 
 use super::Found;
 use std::collections::BTreeSet;

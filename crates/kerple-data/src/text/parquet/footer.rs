@@ -1,8 +1,9 @@
-//! What a Parquet file says of its schema, before the library believes it.
+//! Checks the schema of a Parquet file before the library trusts it.
 //!
-//! A schema is a list of elements, each of which says how many of those that follow are its children. The library takes
-//! memory for as many as are claimed, and as much of the stack as they are nested. The list is in Thrift's compact protocol:
-//! of a field its type, its number as the difference to the one before, and its value.
+//! A schema is a list of elements; each states how many of the following elements are its children.
+//! The library allocates memory for the claimed number, and stack for the claimed nesting. The list
+//! uses Thrift's compact protocol: a field has its type, the difference of its number to the
+//! previous one, and its value.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

@@ -1,4 +1,4 @@
-//! Kerple's own architecture: plans come back as they went out.
+//! Kerple's own architecture: plans are restored as they were exported.
 
 use super::Shape;
 use crate::export;

@@ -1,4 +1,5 @@
-//! LLaMA and the families of its layout: SmolLM3, in some layers of which nothing rotates, and Qwen3, which norms queries and keys.
+//! LLaMA and families with its layout: SmolLM3, which has layers without rotation, and Qwen3, which
+//! normalises queries and keys.
 
 use super::{Shape, activation};
 use crate::import::Described;

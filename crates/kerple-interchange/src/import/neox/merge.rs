@@ -1,4 +1,4 @@
-//! How the tensors of tensor-parallel ranks are joined.
+//! Merges the tensors of tensor-parallel ranks.
 
 /// What is done with the parts of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

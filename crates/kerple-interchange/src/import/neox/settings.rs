@@ -1,4 +1,4 @@
-//! What a run of GPT-NeoX was asked for: its `.yml` files, and where they are silent the facts that it saved.
+//! The settings of a GPT-NeoX run: its `.yml` files, completed by the arguments that the run saved.
 
 use super::keys::{is_known, only};
 use super::stored::Stored;
@@ -27,10 +27,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Those of a step; `pos_emb` is what the user says.
+    /// The settings of a step; `pos_emb` is the user's choice.
     ///
     /// # Errors
-    /// Files that cannot be read, say two things of one key, or ask for what cannot be imported; no word of the positions.
+    /// Files that cannot be read, contradict each other or need what cannot be imported; a missing
+    /// `pos-emb`.
     pub fn read(folder: &Path, pos_emb: Option<&str>) -> Result<Settings> {
         let (mut keys, mut written) = (Map::new(), BTreeMap::new());
         let configs = folder.join("configs");

@@ -1,4 +1,4 @@
-//! What the files beside a `tokenizer.json` add to it, as transformers 5.23 reads them.
+//! Reads the files next to a `tokenizer.json`, which extend it, as transformers 5.23 does.
 //!
 //! ```text
 //! tokenizer_config.json      names of special tokens; added_tokens_decoder: tokens and their kinds, which go before tokenizer.json's
@@ -6,7 +6,8 @@
 //! added_tokens.json          likewise: tokens with their ids
 //! ```
 //!
-//! A token that `tokenizer.json` lacks has its id of the vocabulary, or the next one that is free, whatever these files say.
+//! A token missing in `tokenizer.json` gets its id in the vocabulary, or the next free one,
+//! whatever these files state.
 
 use crate::import::config;
 use crate::import::short::{listed, short};
@@ -95,7 +96,7 @@ impl Files {
         in_map.or_else(|| self.config.get(key).map(|value| (value, CONFIG))).filter(|(value, _)| !value.is_null())
     }
 
-    /// The name of a special token, and the file that says it.
+    /// The name of a special token, and the file that gives it.
     pub fn name(&self, key: &str) -> Option<(&str, &'static str)> {
         self.said(key).and_then(|(value, file)| Some((content(value)?, file)))
     }
