@@ -1,17 +1,17 @@
 //! Tasks: sequences with targets, generated without limit or read from data.
 //!
 //! ```text
-//! TaskConfig (what a run file says) --open--> dyn Examples --example(place, length)--> Example --> a padded batch
+//! TaskConfig (from a run file) --open--> dyn Examples --example(place, length)--> Example --> a padded batch
 //! ```
 //!
 //! | tasks | answered | examples |
 //! |---|---|---|
-//! | [`chomsky`]: 15 formal languages | at empty places behind the sequence, [`Answer::Tape`] | drawn, of any length |
+//! | [`chomsky`]: 15 formal languages | at empty places after the sequence, [`Answer::Tape`] | drawn, of any length |
 //! | [`recall`]: passkey, associative recall | at marked tokens, [`Answer::Marked`] | drawn, of any length |
 //! | sequences with a class | one for the whole, [`Answer::Class`] | any source that implements [`Examples`] |
 //!
-//! An example is a function of its [`Place`] and its length, so batches need no cursor and a resumed run sees what an
-//! uninterrupted one would have seen.
+//! An example is a function of its [`Place`] and its length, so batches need no cursor, and a
+//! resumed run gets the same examples as an uninterrupted one.
 
 pub mod chomsky;
 mod config;

@@ -1,7 +1,7 @@
 //! Imports models of other programs as runs.
 //!
 //! ```text
-//! folder    config.json -> a plan          layout::entries(family, plan): which tensors each parameter is made of
+//! folder    config.json -> a plan          layout::entries(family, plan): the tensors of each parameter
 //!           *.safetensors -> weights       one tensor at a time, into the checkpoint of step 0
 //!           tokenizer.json -> the run's    with the ids of its special tokens
 //! ```

@@ -12,20 +12,20 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 
-/// The types of numbers that cross the border.
+/// The number types that Python and Rust exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// 32 bits.
     F32,
     /// 64 bits.
     F64,
-    /// Whole numbers of 64 bits.
+    /// 64-bit integers.
     I64,
 }
 
-/// A type of [`Kind`].
+/// A Rust type of a [`Kind`].
 pub trait Element: Copy + 'static {
-    /// Which one.
+    /// Its kind.
     const KIND: Kind;
 }
 
@@ -41,7 +41,7 @@ impl Element for i64 {
     const KIND: Kind = Kind::I64;
 }
 
-/// An array of Python's, for the length of a call.
+/// An array owned by Python, for the duration of a call.
 #[derive(Debug)]
 pub struct Array {
     name: &'static str,
@@ -54,7 +54,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// What the argument of this name holds.
+    /// Reads the argument of this name.
     pub fn of(name: &'static str, object: &Bound<PyAny>) -> PyResult<Array> {
         let Said { address, shape, strides, size, floating } =
             dlpack::said(object).map_or_else(|| asked(object), Ok)?;
@@ -93,7 +93,7 @@ impl Array {
         Ok(Array { name, address, shape, strides, kind, extent })
     }
 
-    /// The same of an argument that may be None.
+    /// The same for an argument that may be None.
     pub fn some(name: &'static str, object: Option<&Bound<PyAny>>) -> PyResult<Option<Array>> {
         object.map(|object| Array::of(name, object)).transpose()
     }
@@ -103,17 +103,17 @@ impl Array {
         self.name
     }
 
-    /// Its type of numbers.
+    /// Its number type.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Its sizes.
+    /// Its shape.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Its sizes, as many as are expected.
+    /// Its shape, of the expected rank.
     pub fn sizes<const N: usize>(&self, letters: &str) -> PyResult<[usize; N]> {
         self.shape.as_slice().try_into().map_err(|_| {
             let (name, shape) = (self.name, &self.shape);
@@ -121,7 +121,7 @@ impl Array {
         })
     }
 
-    /// Refuses another type of numbers.
+    /// Refuses another number type.
     pub fn expect_kind(&self, kind: Kind) -> PyResult<()> {
         if self.kind == kind {
             return Ok(());
@@ -129,7 +129,7 @@ impl Array {
         Err(PyTypeError::new_err(format!("{}: dtype is {:?}; expected {kind:?}", self.name, self.kind)))
     }
 
-    /// Refuses other sizes.
+    /// Refuses another shape.
     pub fn expect_shape(&self, letters: &str, shape: &[usize]) -> PyResult<()> {
         if self.shape == shape {
             return Ok(());
@@ -169,7 +169,7 @@ impl Array {
         unsafe { std::slice::from_raw_parts(self.address as *const T, self.extent) }
     }
 
-    /// All numbers of an array that this call alone knows, to be written.
+    /// All numbers of an array that only this call uses, to be written.
     ///
     /// # Safety
     /// No other array of the call shares memory with this one, and this is called once.
@@ -181,7 +181,7 @@ impl Array {
     }
 
     /// # Safety
-    /// As of [`Array::values_mut`].
+    /// As for [`Array::values_mut`].
     #[allow(clippy::mut_from_ref, reason = "as above")]
     unsafe fn all_mut<T: Element>(&self) -> &mut [T] {
         assert_eq!(self.kind, T::KIND, "{}: the type was checked", self.name);
@@ -210,7 +210,7 @@ impl Array {
     /// As `[B, H, L, D]` to be written.
     ///
     /// # Safety
-    /// As of [`Array::values_mut`].
+    /// As for [`Array::values_mut`].
     pub unsafe fn room<T: Element + Number>(&self) -> PyResult<Room<'_, T>> {
         self.expect_kind(T::KIND)?;
         let strides = self.rows()?;
@@ -247,7 +247,7 @@ pub fn part<'a, T>(view: View<'a, T>, batch: usize, row: usize) -> View<'a, T> {
     View { data: &view.data[from..], strides: view.strides }
 }
 
-/// What an object answers to the methods of a tensor.
+/// Reads an object through the methods of a tensor.
 fn asked(object: &Bound<PyAny>) -> PyResult<Said> {
     let py = object.py();
     Ok(Said {

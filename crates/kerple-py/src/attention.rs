@@ -11,7 +11,7 @@ use kerple::maps::Extent;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// Everything but the numbers: what is seen, how scores are made.
+/// Everything but the arrays: the attention mask and how scores are computed.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Rule {
@@ -19,9 +19,9 @@ pub struct Rule {
     sight: Sight,
     cap: Option<f64>,
     threads: usize,
-    /// Whose map of scores, or whose fading products, these are.
+    /// The encoding of a score modification or of decaying products.
     encoding: Option<Py<Encoding>>,
-    /// Rate of each feature at which its products fade with distance.
+    /// Decay rate of each feature's products with distance.
     damping: Option<Vec<f64>>,
 }
 
@@ -63,7 +63,7 @@ impl Rule {
     }
 }
 
-/// The numbers of a call as Python holds them.
+/// The arrays of a call as Python holds them.
 struct Inputs {
     q: Array,
     k: Array,
@@ -71,9 +71,9 @@ struct Inputs {
     bias: Option<Array>,
     weight: Option<Array>,
     sinks: Option<Array>,
-    /// Of a score map.
+    /// Parameters of a score modification.
     numbers: Option<Array>,
-    /// Running sums of gates, `[B, H, K]`.
+    /// Cumulative gates, `[B, H, K]`.
     clocks: Option<Array>,
     starts: Option<Array>,
     lengths: Option<Array>,
@@ -81,7 +81,8 @@ struct Inputs {
 
 type Argument<'py> = Option<Bound<'py, PyAny>>;
 
-/// q, k and v; bias, weight, sinks, a map's numbers and clocks; where the keys of each sequence start, and how many there are.
+/// q, k and v; bias, weight, sinks, parameters of a score modification and cumulative gates; where
+/// the keys of each sequence start, and their number.
 type Arguments<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
@@ -111,7 +112,7 @@ impl Inputs {
         })
     }
 
-    /// The sizes of the call, once everything fits.
+    /// The sizes of the call, after all checks.
     fn dims(&self, rule: &Rule) -> PyResult<Dims> {
         let [batch, heads, queries, head_dim] = self.q.sizes("B, H, Q, D")?;
         let [_, kv_heads, keys, _] = self.k.sizes("B, G, K, D")?;
@@ -220,7 +221,7 @@ impl Inputs {
     }
 }
 
-/// The numbers of a call in one type.
+/// The arrays of a call in one number type.
 struct Numbers<'a, T> {
     q: View<'a, T>,
     k: View<'a, T>,
@@ -292,7 +293,7 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
     }
 }
 
-/// Calls a function of the type that the numbers have.
+/// Calls a function for the number type of the arrays.
 macro_rules! with_kind {
     ($array:expr, $T:ident => $call:expr) => {
         match $array.kind() {
@@ -355,7 +356,8 @@ fn forward<T: Number + Element>(
     })
 }
 
-/// Writes the gradients, given those in `out`; those in tables, sinks and numbers are written where they are wanted.
+/// Writes the gradients, given that of `out`; those of tables, sinks and parameters are written
+/// where arrays are given for them.
 #[pyfunction]
 pub fn attention_backward(
     py: Python,

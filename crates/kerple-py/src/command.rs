@@ -7,7 +7,8 @@ use std::path::PathBuf;
 #[global_allocator]
 static ALLOCATOR: kerple_cli::Counted = kerple_cli::Counted;
 
-/// Runs the command once, with the process to itself; what the process should exit with. `program` is how it can be called again.
+/// Runs the command once, as the only work of the process, and returns the exit code. `program` is
+/// the call that repeats it.
 #[pyfunction]
 pub fn command(py: Python<'_>, program: PathBuf, arguments: Vec<OsString>) -> u8 {
     py.detach(|| kerple_cli::run(program, arguments))

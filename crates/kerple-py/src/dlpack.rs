@@ -16,7 +16,7 @@ const CPU: i32 = 1;
 /// Codes of a type of numbers.
 const INT: u8 = 0;
 const FLOAT: u8 = 2;
-/// Most types of tensors whose tables are remembered.
+/// Most tensor types whose tables are cached.
 const MOST_TYPES: usize = 16;
 
 #[repr(C)]
@@ -59,7 +59,8 @@ pub struct Said {
     pub floating: bool,
 }
 
-/// Types and their functions. The types are held, so that no other one gets the address of one of them.
+/// Types and their functions. The cache holds the types, so that no other type gets the address of
+/// one of them.
 static TYPES: Mutex<Vec<(Py<PyType>, Option<Describe>)>> = Mutex::new(Vec::new());
 
 /// The function of the table of this type, where it has one.

@@ -22,12 +22,12 @@ const MOST_VALUES: usize = 1 << 31;
 pub struct Encoding {
     encoding: kerple::encoding::Encoding,
     geometry: Geometry,
-    /// What becomes of scores, where it is no table.
+    /// The score modification, if it has one.
     map: Option<MapForm>,
 }
 
 impl Encoding {
-    /// The map over numbers of its own.
+    /// The score modification with its parameters.
     pub fn over<'a, T: Number>(&'a self, numbers: &'a [T], extent: Extent) -> PyResult<Box<dyn ScoreMap<T> + 'a>> {
         let Some(form) = &self.map else {
             return Err(PyValueError::new_err(format!("{} is not a score modification", self.encoding.method.kind())));
@@ -42,7 +42,7 @@ impl Encoding {
         Ok(form.map.over(numbers, extent))
     }
 
-    /// Whether it is a map of scores.
+    /// Whether it is a score modification.
     pub fn is_map(&self) -> bool {
         self.map.is_some()
     }
@@ -52,7 +52,7 @@ impl Encoding {
         self.encoding.rotary(&self.geometry, self.geometry.train_len)?.damping(self.geometry.head_dim)
     }
 
-    /// Refuses attention of other sizes.
+    /// Refuses attention with other sizes.
     pub fn expect_sizes(&self, heads: usize, head_dim: usize) -> PyResult<()> {
         let own = [self.geometry.heads, self.geometry.head_dim];
         if own == [heads, head_dim] {
@@ -62,7 +62,7 @@ impl Encoding {
         Err(PyValueError::new_err(format!("{message}; the encoding has {} heads of {}", own[0], own[1])))
     }
 
-    /// How many numbers the map takes: a table's, and its own.
+    /// How many parameters the score modification takes: those of a table, and its own.
     fn count(&self, form: &MapForm, extent: Extent) -> usize {
         let table = match &form.table {
             DistanceTable { bias: None, .. } => 0,
@@ -83,7 +83,7 @@ impl Encoding {
             }
     }
 
-    /// The encoding, and the sizes of its model.
+    /// The encoding, and the geometry of its model.
     pub fn parts(&self) -> (&kerple::encoding::Encoding, &Geometry) {
         (&self.encoding, &self.geometry)
     }
@@ -116,7 +116,7 @@ impl Encoding {
 
 #[pymethods]
 impl Encoding {
-    /// Of keys as in a run file's `[encoding]`, in JSON.
+    /// Creates an encoding from the keys of a run file's `[encoding]`, as JSON.
     #[new]
     fn new(keys: &str, heads: usize, head_dim: usize, train_len: usize) -> PyResult<Encoding> {
         for (name, value, most) in
@@ -154,25 +154,25 @@ impl Encoding {
         self.encoding.method.kind()
     }
 
-    /// All its keys in JSON.
+    /// All its keys as JSON.
     #[getter]
     fn keys(&self) -> PyResult<String> {
         serde_json::to_string(&self.encoding).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// Keys that a query sees, as the keys say.
+    /// The window: how many keys a query attends to, if limited.
     #[getter]
     fn window(&self) -> Option<usize> {
         self.encoding.window
     }
 
-    /// Whether stored numbers are brought back into their range after an update.
+    /// Whether raw parameters are projected into their range after an update.
     #[getter]
     fn projected(&self) -> bool {
         self.encoding.clamp == Clamp::Projected
     }
 
-    /// Whether products of queries and keys fade with distance, feature by feature.
+    /// Whether products of queries and keys decay with distance, feature by feature.
     #[getter]
     fn fades(&self) -> bool {
         self.damping().is_some()
@@ -192,7 +192,7 @@ impl Encoding {
         }
     }
 
-    /// Whether it has a bias and a weight by distance, and whether these tell keys ahead from keys behind.
+    /// Whether it has a bias and a weight by distance, and whether these tables are two-sided.
     #[getter]
     fn tables(&self) -> (bool, bool, bool) {
         match (self.encoding.entry(), &self.map) {
@@ -202,12 +202,12 @@ impl Encoding {
         }
     }
 
-    /// What it is, in words.
+    /// Its description.
     fn describe(&self) -> PyResult<String> {
         serde_json::to_string(&self.encoding.method.description()).map_err(|e| PyValueError::new_err(e.to_string()))
     }
 
-    /// The learned tensors: name, shape, range of stored numbers, whether weight decay shrinks it.
+    /// The learned tensors: name, shape, range of raw parameters, whether weight decay applies.
     fn parameters(&self) -> Vec<(String, Vec<usize>, f64, f64, bool)> {
         let of = |parameter: kerple::encoding::Parameter| {
             let [low, high] = parameter.stored_range();
@@ -216,18 +216,18 @@ impl Encoding {
         self.encoding.parameters(&self.geometry).into_iter().map(of).collect()
     }
 
-    /// How many of the last parameters a map takes as they are.
+    /// How many of the last parameters the score modification takes unchanged.
     #[getter]
     fn own(&self) -> usize {
         self.map.as_ref().map_or(0, |map| map.own)
     }
 
-    /// Initial stored numbers, one parameter after another.
+    /// Initial raw parameters, one tensor after another.
     fn initial(&self, seed: u64, layer: usize) -> Vec<f64> {
         self.encoding.initial_in_layer(&self.geometry, seed, layer).concat()
     }
 
-    /// What stored numbers mean: the values that formulas use.
+    /// The constrained values of raw parameters, as the formulas use them.
     fn true_values(&self, values: &Bound<PyAny>) -> PyResult<Vec<f64>> {
         let stored = self.stored(&Array::of("values", values)?)?;
         Ok(self.encoding.true_values(&self.geometry, &stored).concat())
@@ -263,7 +263,8 @@ impl Encoding {
         Ok(())
     }
 
-    /// Writes the gradient in the stored numbers, given those in the tables over distances `0..length`.
+    /// Writes the gradient of the raw parameters, given those of the tables over distances
+    /// `0..length`.
     fn table_backward(
         &self,
         py: Python,
@@ -290,12 +291,13 @@ impl Encoding {
         Ok(())
     }
 
-    /// Rates of a rotation in radians a position, in sequences of the training length.
+    /// Rotation rates in radians per position, for sequences of the training length.
     fn rates(&self) -> Option<Vec<f64>> {
         Some(self.encoding.rotary(&self.geometry, self.geometry.train_len)?.inv_freq)
     }
 
-    /// Writes the cosines and sines that turn the positions from `start` on of a sequence of `span`, `[L, pairs]` each.
+    /// Writes the cosines and sines that rotate the positions from `start` on in a sequence of
+    /// length `span`, `[L, pairs]` each.
     fn turns(&self, py: Python, start: usize, span: usize, cos: &Bound<PyAny>, sin: &Bound<PyAny>) -> PyResult<()> {
         let rotary = self.encoding.rotary(&self.geometry, span);
         let rotary = rotary.ok_or_else(|| PyValueError::new_err(format!("{} turns nothing", self.kind())))?;

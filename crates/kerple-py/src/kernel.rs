@@ -5,7 +5,7 @@ use kerple::kernel::report;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// What is proved of a kernel: whether it is valid, all of it in words, and in JSON.
+/// The certificate of a kernel: whether it is valid, in words, and as JSON.
 #[pyfunction]
 pub fn check_kernel(py: Python, expression: &str, points: &str) -> PyResult<(bool, String, String)> {
     let found = run(py, 1, Work::Any, || report::check(expression, points))?;

@@ -20,13 +20,13 @@ use kerple::cpu::InstructionSet;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// The instruction set in use.
+/// Returns the instruction set in use.
 #[pyfunction]
 fn instruction_set() -> &'static str {
     InstructionSet::current().name()
 }
 
-/// Uses nothing wider than this from now on; returns what is used.
+/// Limits the instruction set from now on; returns the one in use.
 #[pyfunction]
 fn limit_instruction_set(most: &str) -> PyResult<&'static str> {
     let found = InstructionSet::ALL.into_iter().find(|set| set.name() == most);

@@ -31,14 +31,14 @@ enum Features {
     Elu,
 }
 
-/// Everything but the numbers.
+/// Everything but the arrays.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct LinearRule {
     encoding: Py<Encoding>,
     features: Features,
     causal: bool,
-    /// Of what is drawn: seed, which draw, and which layer.
+    /// The key of random draws: seed, draw, and layer.
     noise: [u64; 3],
     threads: usize,
 }
@@ -79,7 +79,7 @@ impl LinearRule {
     }
 }
 
-/// What a call makes of its encoding: maps of rows, and how products fade.
+/// The feature maps and the decay that a call builds from its encoding.
 struct Made<T> {
     code: Option<Drawn<T>>,
     features: Box<dyn RowMap<T>>,
@@ -88,7 +88,7 @@ struct Made<T> {
 }
 
 impl LinearRule {
-    /// Gates are the only thing by which products fade, in causal rows.
+    /// Gates exclude another decay and need causal attention.
     fn check_gates(&self, given: bool) -> PyResult<()> {
         let (encoding, _) = self.encoding.get().parts();
         let (kind, takes) = (encoding.method.kind(), encoding.in_linear());
@@ -176,7 +176,7 @@ struct Call {
 
 type Maybe<'py> = Option<Bound<'py, PyAny>>;
 
-/// q, k and v; the encoding's stored numbers; gates; how many keys each sequence has.
+/// q, k and v; the encoding's raw parameters; gates; the number of keys of each sequence.
 type Arguments<'py> =
     (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Maybe<'py>, Maybe<'py>);
 
@@ -294,7 +294,7 @@ fn forward<T: Element + Number>(
     refused.map_or(Ok(()), |message| Err(PyValueError::new_err(message)))
 }
 
-/// Writes the gradients in q, k, v, the encoding's stored numbers and gates, where there are any.
+/// Writes the gradients of q, k, v, the encoding's raw parameters, and gates where given.
 #[pyfunction]
 pub fn linear_backward(
     py: Python,
@@ -363,7 +363,7 @@ fn backward<T: Element + Number>(
 }
 
 impl<T: Number> Made<T> {
-    /// In the stored numbers of the encoding, given those in what was made of them.
+    /// The gradient of the encoding's raw parameters, given those of the values built from them.
     fn gradient(&self, rule: &LinearRule, call: &Call, d_parameters: &[T], d_tables: &[Vec<T>; 2]) -> Vec<Vec<f64>> {
         let (_, geometry) = rule.encoding.get().parts();
         if let Some(code) = &self.code {
@@ -382,7 +382,8 @@ impl<T: Number> Made<T> {
     }
 }
 
-/// Sums over the positions before, of a fixed size, for decoding; it is one call's after another's.
+/// The decoding state: sums over earlier positions, of a fixed size; each call extends that of the
+/// previous one.
 #[pyclass(frozen)]
 #[derive(Debug, Default)]
 pub struct LinearState {
@@ -397,14 +398,14 @@ impl LinearState {
         LinearState::default()
     }
 
-    /// Positions that it has seen.
+    /// The number of positions so far.
     fn __len__(&self) -> usize {
         let single = self.single.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::len);
         let double = self.double.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::len);
         single.or(double).unwrap_or(0)
     }
 
-    /// Bytes of all its numbers.
+    /// Its size in bytes.
     fn bytes(&self) -> usize {
         let single = self.single.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::bytes);
         let double = self.double.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::bytes);

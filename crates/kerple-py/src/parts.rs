@@ -8,17 +8,17 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::borrow::Cow;
 
-/// A part of a call: sequences whose keys start at the same place.
+/// A part of a call: sequences whose keys start at the same position.
 pub struct Part {
     /// Its first sequence.
     pub first: usize,
     /// Sequences.
     pub count: usize,
-    /// Keys that are left away.
+    /// Dropped keys.
     pub start: usize,
-    /// Queries that stand before every key and see none.
+    /// Queries before every key, which attend to none.
     pub skip: usize,
-    /// Keys of each sequence, of those that are left.
+    /// Number of remaining keys per sequence.
     pub lengths: Option<Vec<usize>>,
 }
 
@@ -29,7 +29,7 @@ impl Part {
     }
 }
 
-/// One part where no key is skipped, and one for each sequence otherwise.
+/// One part where no key is dropped; otherwise one part per sequence.
 pub fn parts(keys: [&Option<Array>; 2], sides: Sides, dims: Dims) -> PyResult<Vec<Part>> {
     let whole = Part { first: 0, count: dims.batch, start: 0, skip: 0, lengths: None };
     if keys.iter().all(|array| array.is_none()) {

@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Most threads that a caller may ask for.
 const MOST: usize = 4096;
 
-/// Products of two numbers that take about as long as waking a thread.
+/// The number of multiplications that take about as long as waking a thread.
 const SMALL: usize = 1 << 19;
 
-/// Most pools that are kept: of torch's number of threads, of one for tables, and of what was asked for before.
+/// Most pools that are kept: one of torch's thread count, one for tables, and earlier ones.
 const KEPT: usize = 4;
 
 /// The pools of a process, the one made last at the end.
@@ -64,7 +64,7 @@ fn pool(_py: Python, threads: usize) -> PyResult<Arc<ThreadPool>> {
     Ok(pool)
 }
 
-/// Runs `f` without the interpreter's lock; a panic becomes an error.
+/// Runs `f` without the interpreter lock; a panic becomes an error.
 pub fn run<R: Send>(py: Python, threads: usize, work: Work, f: impl FnOnce() -> R + Send) -> PyResult<R> {
     let small = matches!(work, Work::Products(count) if count < SMALL || threads == 1);
     let pool = if small { None } else { Some(pool(py, threads)?) };
@@ -75,7 +75,7 @@ pub fn run<R: Send>(py: Python, threads: usize, work: Work, f: impl FnOnce() -> 
     py.detach(|| catch_unwind(AssertUnwindSafe(run))).map_err(|panic| failure(&*panic))
 }
 
-/// What a panic says, as an error: every argument has been checked, so it is a fault of the library.
+/// Turns a panic into an error: all arguments were checked, so it is a bug of the library.
 fn failure(panic: &(dyn Any + Send)) -> PyErr {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message");

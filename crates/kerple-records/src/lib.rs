@@ -1,15 +1,15 @@
 //! Reads and writes the files of a run folder. This crate knows neither tensors nor plans nor
 //! pages.
 //!
-//! | file | one | written |
+//! | file | content | written |
 //! |---|---|---|
 //! | `plan.json` | object: everything resolved before the run began | once |
-//! | `metrics.jsonl` | [`MetricsRow`] a line | while training |
-//! | `sittings.jsonl` | [`SittingRow`] a line | a line whenever training begins or goes on |
-//! | `evaluation.jsonl` | [`EvaluationRow`] a line | a line per finished (length, protocol, seed) |
-//! | `probes.jsonl` | [`ProbeRow`] a line | a line per finished probe |
+//! | `metrics.jsonl` | [`MetricsRow`] per line | while training |
+//! | `sittings.jsonl` | [`SittingRow`] per line, one per session | when training starts or resumes |
+//! | `evaluation.jsonl` | [`EvaluationRow`] per line | a line per finished (length, protocol, seed) |
+//! | `probes.jsonl` | [`ProbeRow`] per line | a line per finished probe |
 //! | `kernels.json` | array of [`KernelSnapshot`] | replaced as a whole |
-//! | `scores.json` | array of [`ScoreSnapshot`] | once, where it was asked for |
+//! | `scores.json` | array of [`ScoreSnapshot`] | once, on request |
 //!
 //! One write call writes a line, so a crash can leave an incomplete last line and nothing else.
 //! Reading tolerates exactly that. Replaced files are written aside, synced and renamed. NaN and

@@ -1,7 +1,7 @@
 //! A split on disk: one file of tokens.
 //!
 //! ```text
-//! offset  0  magic "KERPLTOK"      8  version u32        12  bytes a token u32: 1, 2 or 4
+//! offset  0  magic "KERPLTOK"      8  version u32        12  bytes per token u32: 1, 2, 4
 //!        16  tokens u64           24  documents u64      32  XXH3-128 of the tokens
 //!        48  XXH3-64 of all after the tokens             56  largest token u32
 //!        60  split u32: 0 train, 1 valid, 2 test         64  XXH3-64 of bytes 0..64

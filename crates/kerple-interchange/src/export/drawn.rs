@@ -1,5 +1,5 @@
 //! Tensors that linear attention draws or computes once: random directions, decays, the noise of a
-//! code. In torch they are buffers or parameters like any tensor.
+//! code. In torch they are tensors.
 
 use kerple::encoding::{Encoding, Parameter, Scope};
 use kerple::features::Normals;

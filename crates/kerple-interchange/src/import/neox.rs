@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! latest                                     the name of a step's folder
-//! STEP/configs/*.yml                         what the run was asked for
-//! STEP/layer_NN-model_RR-model_states.pt     layer 0: embedding; 2..: blocks; behind them the last norm and the head; RR: tensor-parallel rank
-//! STEP/mp_rank_RR_model_states.pt            facts of the run, and without pipeline stages all tensors
+//! STEP/configs/*.yml                         the settings of the run
+//! STEP/layer_NN-model_RR-model_states.pt     layer 0: embedding; 2..: blocks; then the last norm and the head; RR: tensor-parallel rank
+//! STEP/mp_rank_RR_model_states.pt            arguments of the run; without pipeline stages, all tensors
 //! ```
 //!
 //! Pickles are read, never executed: `pytorch-reader` interprets how tensors are built and treats

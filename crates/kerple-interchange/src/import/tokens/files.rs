@@ -1,8 +1,8 @@
 //! Reads the files next to a `tokenizer.json`, which extend it, as transformers 5.23 does.
 //!
 //! ```text
-//! tokenizer_config.json      names of special tokens; added_tokens_decoder: tokens and their kinds, which go before tokenizer.json's
-//! special_tokens_map.json    without added_tokens_decoder: names, which go before those of tokenizer_config.json
+//! tokenizer_config.json      names of special tokens; added_tokens_decoder: tokens and their kinds, which override tokenizer.json's
+//! special_tokens_map.json    without added_tokens_decoder: names, which override those of tokenizer_config.json
 //! added_tokens.json          likewise: tokens with their ids
 //! ```
 //!
