@@ -43,7 +43,7 @@ pub struct Corpus {
     headers: Option<[shard::Header; 3]>,
 }
 
-/// Whether a folder was made by [`prepare`](crate::prepare()).
+/// Whether [`prepare`](crate::prepare()) made a folder.
 pub fn is_prepared(folder: &Path) -> bool {
     Summary::read(folder).is_ok()
 }
@@ -64,15 +64,18 @@ pub fn has_summary(folder: &Path) -> Result<bool> {
 }
 
 impl Corpus {
-    /// Opens a folder made by [`prepare`](crate::prepare()), or GPT-NeoX token files by their prefix: `name` for
-    /// `name.bin` and `name.idx`. Those are split 949 : 50 : 1 by document, as GPT-NeoX does by default, and their
-    /// vocabulary is taken to end with the largest token; [`Corpus::open_megatron`] takes both from the caller.
+    /// Opens a folder made by [`prepare`](crate::prepare()), or GPT-NeoX token files by their
+    /// prefix: `name` for `name.bin` and `name.idx`. Those are split 949 : 50 : 1 by document,
+    /// GPT-NeoX's default, and their vocabulary is assumed to end with the largest token;
+    /// [`Corpus::open_megatron`] takes both from the caller.
     ///
-    /// What is checked: `meta.json`, the tokenizer, and the header, split, size, vocabulary and table of documents of
-    /// each shard, and that they belong together; the tokens of splits up to 1 GiB too. [`verify()`] reads everything.
+    /// It checks `meta.json`, the tokenizer, and each shard's header, split, size, vocabulary and
+    /// document table, and that all of them belong together. It also checks the tokens of splits up
+    /// to 1 GiB. [`verify()`] reads everything.
     ///
     /// # Errors
-    /// What cannot be read or is damaged, and folders that versions without checksums prepared.
+    /// Files that cannot be read or are damaged, and folders that versions without checksums
+    /// prepared.
     pub fn open(path: &Path) -> Result<Corpus> {
         let corpus = Corpus::open_unread(path)?;
         corpus.check_tokens(CHECKED_ON_OPEN)?;
@@ -109,11 +112,12 @@ impl Corpus {
 
     /// Opens GPT-NeoX token files `prefix.bin` and `prefix.idx`, split by document into `shares`, e.g. "949,50,1".
     ///
-    /// The files say nothing of their tokens, so all of them are read once, for the vocabulary and for
-    /// [`Corpus::checksum`]: 300 GB at 1 GB/s take five minutes, every time. Prepare such files to open them at once.
+    /// The files do not describe their tokens, so all of them are read once, for the vocabulary and
+    /// for [`Corpus::checksum`]: 300 GB at 1 GB/s take five minutes, every time. Prepare such files
+    /// to open them at once.
     ///
     /// # Errors
-    /// What cannot be read, is damaged, or holds tokens outside `vocab_size`.
+    /// Files that cannot be read, are damaged, or contain tokens outside `vocab_size`.
     pub fn open_megatron(prefix: &Path, shares: &str, vocab_size: Option<usize>) -> Result<Corpus> {
         let files = TokenFiles::open(prefix)?;
         let bounds = split_boundaries(files.documents() as u64, shares)?.map(|bound| bound as usize);
@@ -139,8 +143,8 @@ impl Corpus {
         Ok(Corpus { summary, tokenizer: None, splits, headers: None })
     }
 
-    /// Identifies the tokens of a split, in hexadecimal: XXH3-128 of the tokens as they are stored, written down when
-    /// the corpus was prepared.
+    /// Identifies the tokens of a split, in hexadecimal: XXH3-128 of the stored tokens, computed
+    /// when the corpus was prepared.
     pub fn checksum(&self, split: Split) -> &str {
         &self.summary.split(split).checksum
     }
@@ -170,12 +174,12 @@ impl Corpus {
         }
     }
 
-    /// What is known of the corpus, as in its `meta.json`.
+    /// The summary of the corpus, as in its `meta.json`.
     pub fn summary(&self) -> &Summary {
         &self.summary
     }
 
-    /// Tokens are below this.
+    /// The vocabulary size: token ids are below it.
     pub fn vocab_size(&self) -> usize {
         self.summary.vocab_size
     }
@@ -185,7 +189,7 @@ impl Corpus {
         &self.summary.tokenizer_fingerprint
     }
 
-    /// The tokenizer the corpus was made with.
+    /// The tokenizer of the corpus.
     ///
     /// # Errors
     /// A corpus prepared from token files, without a tokenizer.
@@ -198,10 +202,12 @@ impl Corpus {
         })
     }
 
-    /// Bytes of text that a range of tokens stands for: what turns nats per token into bits per byte.
+    /// Bytes of text that a range of tokens represents, which converts nats per token into bits per
+    /// byte.
     ///
-    /// Over the whole split these are the bytes of the text that was prepared. Where a tokenizer loses text its tokens
-    /// stand for fewer or more bytes, and every range is scaled by what that is over the split.
+    /// Over the whole split, these are the bytes of the prepared text. Where a tokenizer loses
+    /// text, its tokens represent fewer or more bytes, and every range is scaled by the ratio over
+    /// the split.
     ///
     /// # Errors
     /// A corpus without a tokenizer, one of music, or one that was changed since it was opened.

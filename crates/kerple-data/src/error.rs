@@ -3,7 +3,7 @@
 use kerple_files::printable;
 use std::path::{Path, PathBuf};
 
-/// An error for people: what is wrong and where, with the value and the limit, and what to do about it.
+/// An error for users: what is wrong and where, with the value and the limit, and a hint.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -46,7 +46,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// What to do about it.
+    /// The hint: what to do about it.
     pub fn hint(&self) -> String {
         match self {
             Error::Io { source, .. } => kerple_files::hint(source).to_owned(),
@@ -55,7 +55,7 @@ impl Error {
         }
     }
 
-    /// Whether the user asked for something impossible rather than something failed.
+    /// Whether the request was invalid, rather than an operation failed.
     pub fn is_misuse(&self) -> bool {
         matches!(self, Error::Refused { .. })
     }

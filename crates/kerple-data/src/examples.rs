@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::split::Split;
 
-/// Where and how a model gives its answers.
+/// Where and how a model answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// An encoder reads the sequence and behind it as many empty places as there are targets, and answers there.
@@ -36,16 +36,17 @@ impl Level {
     }
 }
 
-/// What is fixed about a task before any example is seen.
+/// The facts of a task that are known before any example is read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
     /// Short name.
     pub name: String,
     /// How it is answered.
     pub answer: Answer,
-    /// Tokens of sequences are below this; the empty place of a [`Answer::Tape`] is this number itself.
+    /// The vocabulary size of sequences; the empty place of a [`Answer::Tape`] is this number
+    /// itself.
     pub vocab: usize,
-    /// Answers are below this.
+    /// The number of answer classes.
     pub classes: usize,
     /// Least tokens of a sequence.
     pub shortest: usize,
@@ -57,7 +58,7 @@ pub struct Facts {
     pub content: String,
 }
 
-/// One sequence and what is to be answered.
+/// One sequence and its targets.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Example {
     /// Token ids, without empty places.
@@ -66,7 +67,8 @@ pub struct Example {
     pub targets: Vec<u32>,
     /// Which of the targets count for accuracy, as many as targets.
     pub scored: Vec<bool>,
-    /// Where in the sequence the answer is to be found, from 0 (beginning) to 1; for tasks with one such place.
+    /// The position of the evidence in the sequence, from 0 (start) to 1; for tasks with one such
+    /// position.
     pub depth: Option<f64>,
 }
 

@@ -10,7 +10,7 @@ pub fn fingerprint(bytes: &[u8]) -> String {
     sum.finish()
 }
 
-/// SHA-256 of bytes as they pass.
+/// SHA-256 of streamed bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Sha256(sha2::Sha256);
 

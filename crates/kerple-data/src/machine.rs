@@ -13,8 +13,8 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// The smallest limit that the system tells of: the machine's memory, that of the control groups this process is in, its
-    /// address space. `None` where nothing can be read.
+    /// The smallest limit that the system reports: the machine's memory, those of this process's
+    /// control groups, and its address space. `None` where none can be read.
     pub fn here() -> Option<Limit> {
         bounds(&read).into_iter().map(|(limit, _)| limit).min_by_key(|limit| limit.bytes)
     }

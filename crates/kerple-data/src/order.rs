@@ -29,12 +29,12 @@ pub enum Packing {
     },
 }
 
-/// Sequences a batch and tokens a sequence.
+/// Sequences per batch and tokens per sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchShape {
     /// Sequences.
     pub batch: usize,
-    /// Tokens a sequence, not counting the last target.
+    /// Tokens per sequence, not counting the last target.
     pub seq_len: usize,
 }
 
@@ -47,7 +47,7 @@ pub struct Batch {
     pub targets: Vec<u32>,
     /// Sequences.
     pub batch: usize,
-    /// Tokens a sequence.
+    /// Tokens per sequence.
     pub seq_len: usize,
 }
 
@@ -130,12 +130,13 @@ impl Batches {
         Ok(Batches { tokens: tokens.clone(), shape, order })
     }
 
-    /// Sequences a batch and tokens a sequence.
+    /// Sequences per batch and tokens per sequence.
     pub fn shape(&self) -> BatchShape {
         self.shape
     }
 
-    /// Rows of the batch of an update, counted from 0: of all of it, or any part, so that several machines can share it.
+    /// Rows of the batch of an update, counted from 0: all of it, or any part, so that ranks can
+    /// share it.
     ///
     /// # Errors
     /// As [`Tokens::read`].

@@ -16,7 +16,7 @@ const PACKED: &[u8] = include_bytes!("peps/peps.jsonl.zst");
 pub struct Pep {
     /// Its number.
     pub pep: u32,
-    /// All of it, reStructuredText.
+    /// Its full text, in reStructuredText.
     pub text: String,
 }
 
@@ -27,7 +27,8 @@ pub fn all() -> Vec<Pep> {
     lines.map(|line| serde_json::from_slice(line).expect("a test reads all of it")).collect()
 }
 
-/// Writes those with these numbers to `train.jsonl`, `valid.jsonl` and `test.jsonl` of a folder, eight of ten to train on.
+/// Writes the proposals with these numbers to `train.jsonl`, `valid.jsonl` and `test.jsonl` of a
+/// folder, eight of ten for training.
 ///
 /// # Errors
 /// A folder that cannot be written.

@@ -26,12 +26,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use write::Writer;
 
-/// What to prepare, and how.
+/// The options of a preparation.
 #[derive(Clone, Debug)]
 pub struct PrepareOptions {
-    /// What to read.
+    /// The inputs.
     pub inputs: Sources,
-    /// The folder to make.
+    /// The output folder.
     pub out: PathBuf,
     /// `byte`, the path of a `tokenizer.json`, `bpe:N` to learn a byte-level BPE of N tokens, or `remi` or `groove` for the
     /// events of MIDI files.
@@ -43,21 +43,22 @@ pub struct PrepareOptions {
     pub end_of_document: Option<String>,
     /// Key of the text in JSON lines, column of the text in Parquet.
     pub text_key: String,
-    /// Shares of train, valid and test, in any unit; not used of files whose names state a split.
+    /// Shares of train, valid and test, in any unit; ignored for files whose names state a split.
     pub split: [f64; 3],
-    /// Whether names of files and folders state splits; otherwise shares decide of everything.
+    /// Whether names of files and folders state splits; otherwise the shares apply to everything.
     pub split_by_name: bool,
     /// Stop before the document that would exceed this many bytes of text.
     pub byte_budget: Option<u64>,
-    /// Vocabulary of token files; up to their largest token when absent.
+    /// Vocabulary size of token files; if absent, their largest token ends it.
     pub vocab_size: Option<usize>,
-    /// Altered copies of each training piece of music, drawn as published; of music only.
+    /// Altered copies of each training piece, drawn as published; for music only.
     pub copies: u64,
-    /// Damaged documents to name, count and pass over before the next one is an error: MIDI files, rows and lines.
+    /// Number of damaged documents to report and skip before the next one is an error: MIDI files,
+    /// rows and lines.
     pub skip_bad: u64,
-    /// Keep a split of which tokens represent less than half of the bytes.
+    /// Accept a split whose tokens represent less than half of its bytes.
     pub allow_loss: bool,
-    /// Replace a prepared corpus of other content; runs that were trained on that one need it.
+    /// Replace a prepared corpus with other content; runs that were trained on that one need it.
     pub replace: bool,
     /// Set to stop early; no files remain.
     pub stop: Option<Arc<AtomicBool>>,
@@ -92,10 +93,10 @@ impl PrepareOptions {
     }
 }
 
-/// How far a preparation is.
+/// The progress of a preparation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being done, e.g. "tokenizing".
+    /// The current phase, e.g. "tokenizing".
     pub phase: &'static str,
     /// Bytes of the input files read in this phase.
     pub bytes_read: u64,
@@ -105,7 +106,7 @@ pub struct Progress {
     pub documents: u64,
     /// Tokens written.
     pub tokens: u64,
-    /// Bytes of memory that the phase is about to take, where that may be much; otherwise 0.
+    /// Bytes of memory that the phase will take, where that may be much; otherwise 0.
     pub memory: u64,
 }
 

@@ -38,15 +38,15 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// What to read, in order.
+/// The inputs, in order.
 #[derive(Clone, Debug)]
 pub struct Sources {
     paths: Vec<PathBuf>,
 }
 
 impl Sources {
-    /// Files and folders. Folders are walked in sorted order; hidden files and folders are passed over, and so are files
-    /// that are not text.
+    /// Files and folders. Folders are walked in sorted order; hidden files and folders, and files
+    /// that are not text, are skipped.
     pub fn paths<P: AsRef<Path>>(paths: &[P]) -> Sources {
         Sources { paths: paths.iter().map(|path| path.as_ref().to_owned()).collect() }
     }

@@ -57,7 +57,7 @@ impl Tokenizer {
         Tokenizer::assemble(Kind::Byte, BYTE.to_owned(), End::own(0))
     }
 
-    /// The words of a representation of music; its definition lists them.
+    /// The words of a music representation; its definition lists them.
     pub fn music(representation: Representation) -> Tokenizer {
         let vocabulary = representation.vocabulary();
         let definition = serde_json::json!({ "kind": representation.name(), "words": vocabulary.words() });
@@ -84,8 +84,8 @@ impl Tokenizer {
         Ok(Tokenizer::assemble(Kind::HuggingFace(Box::new(inner)), definition, end))
     }
 
-    /// The tokenizer of a definition that was kept, as in a prepared corpus; `path` is named in errors. The token that ends a
-    /// document is the one given, or one of a usual name.
+    /// The tokenizer of a stored definition, as in a prepared corpus; errors name `path`. The
+    /// end-of-document token is the given one, or one with a usual name.
     ///
     /// # Errors
     /// As [`Tokenizer::from_file`].
@@ -115,7 +115,7 @@ impl Tokenizer {
     /// The token ids of a text. Names of special tokens in the text are text.
     ///
     /// # Errors
-    /// Text the tokenizer has no tokens for; the byte tokenizer refuses NUL only.
+    /// Text that the tokenizer cannot encode; the byte tokenizer refuses NUL only.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match &self.kind {
             Kind::Byte if text.as_bytes().contains(&0) => Err(Error::refused(
@@ -140,12 +140,12 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Decodes a growing sequence of tokens piece by piece.
+    /// A decoder for a growing sequence of tokens.
     pub fn decoder(&self) -> StreamDecoder<'_> {
         StreamDecoder::new(self)
     }
 
-    /// The token of this name, of a tokenizer that names its tokens.
+    /// The token of this name, for a tokenizer that names its tokens.
     pub fn token(&self, name: &str) -> Option<u32> {
         match &self.kind {
             Kind::HuggingFace(inner) => inner.token(name),
@@ -161,7 +161,7 @@ impl Tokenizer {
         }
     }
 
-    /// Tokens are below this.
+    /// The vocabulary size: token ids are below it.
     pub fn vocab_size(&self) -> usize {
         match &self.kind {
             Kind::Byte => 256,
@@ -183,7 +183,7 @@ impl Tokenizer {
         self.end_of_document
     }
 
-    /// Whether the tokenizer marks that token as special, so that no text gives it.
+    /// Whether the tokenizer marks that token as special, so that no text encodes to it.
     pub fn end_of_document_is_special(&self) -> bool {
         self.end.special
     }
@@ -216,7 +216,7 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes of a text of token ids, of which [`Tokenizer::decode`] makes U+FFFD where they are not UTF-8.
+    /// The bytes of token ids; [`Tokenizer::decode`] replaces those that are not UTF-8 by U+FFFD.
     pub fn decode_bytes(&self, tokens: &[u32]) -> Vec<u8> {
         let text = self.decode(tokens);
         if !text.contains(char::REPLACEMENT_CHARACTER) {
@@ -234,10 +234,11 @@ impl Tokenizer {
         bytes
     }
 
-    /// [`Tokenizer::encode_with_names`] of text that may hold bytes that are not UTF-8, which become tokens of single bytes.
+    /// [`Tokenizer::encode_with_names`] for text with bytes that are not UTF-8, which become tokens
+    /// of single bytes.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`], and a byte that no token stands for by itself.
+    /// As [`Tokenizer::encode`], and a byte that no token represents alone.
     pub fn encode_bytes(&self, bytes: &[u8]) -> Result<Vec<u32>> {
         let mut tokens = Vec::new();
         for chunk in bytes.utf8_chunks() {

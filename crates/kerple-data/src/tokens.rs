@@ -91,7 +91,8 @@ impl Tokens {
         self.len() == 0
     }
 
-    /// How many places a sequence of `seq_len` tokens and its last target can begin at; 0 when the stream is too short.
+    /// The number of positions at which a sequence of `seq_len` tokens and its last target can
+    /// begin; 0 when the stream is too short.
     pub fn windows(&self, seq_len: usize) -> usize {
         self.len().saturating_sub(seq_len)
     }
@@ -113,7 +114,8 @@ impl Tokens {
     /// The tokens of a range.
     ///
     /// # Errors
-    /// A file that has been changed since it was opened: cut short, or with tokens outside the vocabulary.
+    /// A file that was changed since it was opened: truncated, or with tokens outside the
+    /// vocabulary.
     ///
     /// # Panics
     /// When the range reaches beyond the end.

@@ -45,7 +45,7 @@ pub fn look(path: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// Whether anything is at a place.
+/// Whether the path exists.
 ///
 /// # Errors
 /// As [`look`].
@@ -53,7 +53,7 @@ pub fn is_there(path: &Path) -> io::Result<bool> {
     Ok(look(path)?.is_some())
 }
 
-/// Whether a folder is at a place.
+/// Whether the path is a folder.
 ///
 /// # Errors
 /// As [`look`].
@@ -61,7 +61,7 @@ pub fn is_folder(path: &Path) -> io::Result<bool> {
     Ok(look(path)?.is_some_and(|about| about.is_dir()))
 }
 
-/// Whether a regular file is at a place.
+/// Whether the path is a regular file.
 ///
 /// # Errors
 /// As [`look`].
@@ -96,7 +96,7 @@ pub fn read_text(path: &Path) -> io::Result<String> {
     fs::read_to_string(path)
 }
 
-/// Opens a regular file for appending and reading; makes it where nothing is.
+/// Opens a regular file for appending and reading; creates it where it is absent.
 ///
 /// # Errors
 /// As [`open`], and a folder that cannot be written.
@@ -132,18 +132,17 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     sync_folder(folder)
 }
 
-/// Writes and syncs a new file of a folder that is itself made aside.
+/// Writes and syncs a new file in a folder that is itself still temporary.
 ///
 /// # Errors
-/// Errors of the disk; the old file then stays. Pipes, devices, folders and dangling links are not
-/// replaced.
+/// Errors of the disk; a part of the file may then exist.
 pub fn write_within(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(content)?;
     file.sync_all()
 }
 
-/// Waits until the names in a folder are on disk, where the system can.
+/// Syncs the names in a folder to disk, where the system supports it.
 ///
 /// # Errors
 /// What the disk refuses.
@@ -151,7 +150,7 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }
 
-/// Where this process makes in `folder`, unseen, what `name` will be.
+/// The temporary path in `folder` at which this process builds what will be called `name`.
 pub fn aside(folder: &Path, name: &OsStr, state: &str) -> PathBuf {
     let mut hidden = OsString::from(".");
     hidden.push(name);
@@ -159,8 +158,8 @@ pub fn aside(folder: &Path, name: &OsStr, state: &str) -> PathBuf {
     folder.join(hidden)
 }
 
-/// What processes that have ended left [aside](aside()) in a folder in this state: the name each was to have, and where it
-/// is. What cannot be read is left out.
+/// Files in this state that ended processes left [aside](aside()) in a folder: the final name of
+/// each, and its path. Unreadable entries are skipped.
 pub fn abandoned(folder: &Path, state: &str) -> Vec<(OsString, PathBuf)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -233,7 +232,7 @@ fn target(path: &Path) -> io::Result<(PathBuf, Option<Metadata>)> {
     Ok((fs::canonicalize(path)?, Some(about)))
 }
 
-/// A message with control characters written out: what a file holds must not steer a terminal.
+/// A message with control characters escaped: the content of a file must not control a terminal.
 pub fn printable(message: &str) -> String {
     let written = |letter: char| match letter.is_control() && letter != '\n' {
         true => letter.escape_default().collect::<String>(),

@@ -33,7 +33,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// What a person can do about it.
+    /// What the user can do about it.
     pub fn hint(&self) -> String {
         match self {
             Error::Io { source, .. } => kerple_files::hint(source).to_owned(),
@@ -41,7 +41,7 @@ impl Error {
         }
     }
 
-    /// Nothing where a file that was to be read is not there; a disk that does not answer stays an error.
+    /// `None` where the file is absent; a disk that does not answer stays an error.
     ///
     /// # Errors
     /// Every error but that of an absent file.
@@ -52,7 +52,7 @@ impl Error {
         }
     }
 
-    /// A file that holds something else than it should.
+    /// A file with unexpected content.
     pub fn damaged(path: &Path, message: impl AsRef<str>, hint: impl Into<String>) -> Error {
         Error::Damaged { path: path.to_owned(), message: printable(message.as_ref()), hint: hint.into() }
     }

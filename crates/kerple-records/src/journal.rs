@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 
-/// A file of records, one JSON value a line, that only grows.
+/// A file of records, one JSON value per line, that only grows.
 ///
 /// ```
 /// # use kerple_records::{Journal, read_rows};
@@ -110,7 +110,7 @@ fn complete_length(file: &mut File) -> std::io::Result<u64> {
 pub struct Rows<Row> {
     /// The records, in the file's order.
     pub rows: Vec<Row>,
-    /// Number of the last line if it was incomplete and left out.
+    /// Number of the last line if it was incomplete and skipped.
     pub truncated_line: Option<usize>,
 }
 
@@ -137,10 +137,10 @@ pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
     Ok(found)
 }
 
-/// What is at a place; `None` where nothing is.
+/// The metadata of a path; `None` where nothing exists.
 ///
 /// # Errors
-/// [`Error::Io`] of a disk that does not answer: what could not be seen is not absent.
+/// [`Error::Io`] for a disk that does not answer: unknown is not absent.
 pub fn look(path: &Path) -> Result<Option<Metadata>> {
     kerple_files::look(path).map_err(Error::io("looking for", path))
 }
@@ -148,8 +148,8 @@ pub fn look(path: &Path) -> Result<Option<Metadata>> {
 /// Reads a file that holds one JSON value.
 ///
 /// # Errors
-/// [`Error::Damaged`] with file and line if a complete line is not a record; [`Error::Io`] if the
-/// file cannot be read.
+/// [`Error::Damaged`] with file and line if its content is not the expected value; [`Error::Io`] if
+/// it cannot be read.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = kerple_files::read(path).map_err(Error::io("reading", path))?;
     serde_json::from_slice(&text).map_err(|error| Error::damaged_line(path, error.line(), &error))
@@ -165,7 +165,8 @@ pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     replace(path, &text)
 }
 
-/// The same in one line, for what is mostly numbers: a line for each would be most of the file.
+/// The same on one line, for files that are mostly numbers, where a line per number would dominate
+/// the size.
 ///
 /// # Errors
 /// As [`write_json`].

@@ -3,7 +3,8 @@
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-/// Most tokens that a file may say a sequence has; of the longest ones ever evaluated it is some thousand times as long.
+/// The largest sequence length that files may contain, some thousand times the longest length ever
+/// evaluated.
 pub const MOST_TOKENS: u64 = 1 << 32;
 
 /// Refuses a length of no tokens, and of more than [`MOST_TOKENS`].

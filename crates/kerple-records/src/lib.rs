@@ -62,17 +62,18 @@ pub struct MetricsRow {
     /// Global L2 norm of the gradient before clipping.
     #[serde(with = "number")]
     pub grad_norm: f64,
-    /// Tokens trained on so far; of tasks, whose batches differ in length, as if all had the training length.
+    /// Tokens trained on so far; for tasks, whose batches differ in length, as if all had the
+    /// training length.
     pub tokens: u64,
     /// Wall time so far in seconds, summed over resumes. The only key, with `step_seconds` and `waiting`, that differs between a
     /// resumed run and an uninterrupted one.
     #[serde(with = "number")]
     pub seconds: f64,
-    /// Seconds a step, median over the steps since the last row or the resume.
+    /// Seconds per step, median over the steps since the last row or the resume.
     #[serde(with = "number")]
     pub step_seconds: f64,
-    /// Share of the time of the steps since the last row that the first of several ranks waited for the others and for what they
-    /// sent; absent where one process trained.
+    /// Share of the time since the last row that rank 0 waited for the other ranks and their data;
+    /// absent with a world size of 1.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<f64>,
     /// Validation loss at this step, nats per token, where it was measured.
@@ -87,19 +88,19 @@ pub struct MetricsRow {
 /// answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationRow {
-    /// The run's label, the name its results are grouped under.
+    /// The run's label, by which results are grouped.
     pub encoding: String,
     /// Seed of the run.
     pub seed: u64,
-    /// Tokens a training sequence.
+    /// Tokens per training sequence.
     #[serde(deserialize_with = "length::deserialize")]
     pub train_len: u64,
-    /// Tokens an evaluated sequence.
+    /// Tokens per evaluated sequence.
     #[serde(deserialize_with = "length::deserialize")]
     pub length: u64,
     /// `segments`, `blocks`, `last:N`, `sliding:STRIDE` or `rolling:N`; see [`protocol_meaning`].
     pub protocol: String,
-    /// Keys a query may see, itself included; all before it if absent.
+    /// Window: keys a query attends to, itself included; all earlier keys if absent.
     #[serde(default)]
     pub window: Option<u64>,
     /// How rotary rates were scaled, in training or for this evaluation; not at all if absent.
@@ -116,7 +117,7 @@ pub struct EvaluationRow {
     pub segments: u64,
     /// Tokens scored.
     pub tokens: u64,
-    /// Bytes of text that the scored tokens stand for, where known.
+    /// Bytes of text that the scored tokens represent, where known.
     #[serde(default)]
     pub bytes: Option<u64>,
     /// Mean loss, nats per scored token.
@@ -128,49 +129,49 @@ pub struct EvaluationRow {
     /// `nll * tokens / (bytes ln 2)`, where the bytes are known.
     #[serde(with = "number", default)]
     pub bits_per_byte: Option<f64>,
-    /// What is known of whole documents, where those were scored.
+    /// Results over whole documents, where those were scored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolling: Option<Rolled>,
     /// Wall time of the evaluation in seconds.
     #[serde(with = "number")]
     pub seconds: f64,
-    /// Loss by position, nats, mean over the segments, where it was asked for.
+    /// Loss by position, nats, mean over the segments, on request.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub position_nll: Option<Vec<f64>>,
-    /// Mean loss of each segment, nats per scored token, where it was asked for.
+    /// Mean loss of each segment, nats per scored token, on request.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub segment_nll: Option<Vec<f64>>,
-    /// How many answers were right, where the run learned a task instead of a text.
+    /// Correct answers, for runs that learned a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answers: Option<Answers>,
-    /// What evaluated it. Absent in rows of older versions.
+    /// Provenance of the evaluation. Absent in rows of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<Maker>,
 }
 
-/// Right answers of a task.
+/// Correct answers of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answers {
     /// Name of the task.
     pub task: String,
-    /// Share of the counted answers that were right.
+    /// Share of the counted answers that were correct.
     #[serde(with = "number")]
     pub accuracy: f64,
-    /// Share that guessing would have right.
+    /// Share that guessing would get right.
     #[serde(with = "number")]
     pub chance: f64,
-    /// The accuracy by where in the sequence the answer was to be found, in equal parts from the beginning to the end; for
-    /// tasks with one such place. A part without a sequence is NaN.
+    /// Accuracy by the position of the evidence in the sequence, in equal parts from start to end;
+    /// for tasks with one such position. NaN marks a part without a sequence.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub by_depth: Option<Vec<f64>>,
 }
 
-/// Perplexities of whole documents, by what does not depend on the tokenizer.
+/// Perplexities of whole documents, normalised independently of the tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rolled {
     /// Documents scored.
     pub documents: u64,
-    /// Pieces of them between white space.
+    /// Their words, separated by white space.
     pub words: u64,
     /// The token in front of each document: `end-of-document`, or `bos ID`. Rows of older versions
     /// do not record it; they used the end-of-document token.
@@ -190,16 +191,16 @@ pub const END_OF_DOCUMENT: &str = "end-of-document";
 /// The protocol of rows of tasks.
 pub const ANSWERS: &str = "answers";
 
-/// The text an evaluation scored: the same value, split and protocol mean the same text.
+/// The text that an evaluation scored: equal value, split and protocol mean equal text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ScoredText {
     /// Checksum of the split's tokens.
     pub checksum: String,
-    /// Tokens a segment of the text, the same for all lengths.
+    /// Tokens per segment of the text, the same for all lengths.
     pub span: u64,
     /// Segments of the text.
     pub segments: u64,
-    /// Seed that chose where the segments lie.
+    /// Seed that placed the segments.
     pub seed: u64,
 }
 
@@ -221,7 +222,8 @@ impl EvaluationRow {
         self.made_by.as_ref().map(Maker::numerics)
     }
 
-    /// Whether both rows are over the same text, scored by the same rule; rows that do not say never are.
+    /// Whether both rows scored the same text by the same rule; false for rows that do not record
+    /// it.
     pub fn same_text(&self, other: &EvaluationRow) -> bool {
         let start = self.other_start() == other.other_start();
         let same = (&self.text, &self.split, &self.protocol) == (&other.text, &other.split, &other.protocol);
@@ -229,7 +231,8 @@ impl EvaluationRow {
     }
 }
 
-/// The kernels of every head as they were at one step; of every head of every layer where layers have kernels of their own.
+/// The kernels of every head at one step; of every head of every layer where layers have their own
+/// kernels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelSnapshot {
     /// Optimizer steps done.
@@ -249,7 +252,7 @@ pub struct KernelSnapshot {
     pub effective_length: Vec<Option<u64>>,
 }
 
-/// Scores of the last query of a text on their way to the softmax, in every layer.
+/// Scores of the last query of a text before the softmax, in every layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoreSnapshot {
     /// Optimizer steps of the checkpoint.
@@ -261,9 +264,9 @@ pub struct ScoreSnapshot {
     pub length: u64,
     /// Which segment of the text, from 0.
     pub segment: u64,
-    /// One a layer, empty where attention is linear.
+    /// One per layer, empty where attention is linear.
     pub layers: Vec<LayerScores>,
-    /// What computed them. Absent in files of older versions.
+    /// Provenance. Absent in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<Maker>,
 }
@@ -277,7 +280,7 @@ pub struct LayerScores {
     /// The bias by distance; empty where there is none.
     #[serde(with = "number")]
     pub bias: Vec<Vec<f64>>,
-    /// What else is added, which depends on the content: DAPE's `f`, what FoX makes forgotten.
+    /// Other additions, which depend on the content: DAPE's `f`, FoX's forgetting.
     #[serde(with = "number")]
     pub adaptive: Vec<Vec<f64>>,
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A value built of floats, and the form in which it goes to a file.
+/// A value built from floats, and its form in a file.
 pub trait Numbers: Sized {
     /// The same structure with every float replaced by a [`Number`].
     type Wire: Serialize + DeserializeOwned;

@@ -4,18 +4,18 @@ use crate::number;
 use crate::{Maker, ScoredText};
 use serde::{Deserialize, Serialize};
 
-/// What one probe found.
+/// The result of one probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeRow {
     /// Optimizer steps of the checkpoint.
     pub step: u64,
-    /// The text that was measured on, of the test split, whose seed is also that of what was drawn.
+    /// The measured text, of the test split; its seed also seeds the random draws.
     pub text: ScoredText,
     /// The settings as the experiment gives them: rows with equal settings are of the same kind.
     pub asked: serde_json::Value,
     /// The answer.
     pub found: Found,
-    /// What measured it. Absent in rows of older versions.
+    /// Provenance. Absent in rows of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<Maker>,
 }
@@ -52,8 +52,8 @@ pub struct AttentionRow {
     /// Monotonicity of the map of one sequence, mean over sequences.
     #[serde(with = "number")]
     pub single_monotonicity: f64,
-    /// The mean map as a picture of few cells, row by row: means of weights times the number of keys that the query sees, so
-    /// that 1 is what attention to all of them alike has. Of few heads.
+    /// The mean map as a coarse picture, row by row: mean weights times the number of keys that the
+    /// query attends to, so that uniform attention is 1. For a few heads only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cells: Option<Vec<f64>>,
 }

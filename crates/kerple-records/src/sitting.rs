@@ -3,22 +3,23 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A program and what it ran on. Where any of it differs but `threads`, equal bits are not promised.
+/// Provenance: a program and the hardware it ran on. Where any field but `threads` differs, equal
+/// bits are not promised.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Maker {
     /// The commit the program was built from, where known; a trailing `+` means that files were
     /// changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
-    /// Name of the processor.
+    /// Name of the CPU.
     pub machine: String,
     /// The instruction set in use: `portable`, `avx2`, `avx512`.
     pub instructions: String,
     /// Threads.
     pub threads: u64,
-    /// Where models were: `cpu`.
+    /// The device of the models: `cpu`.
     pub device: String,
-    /// Numbers of models: `f32`.
+    /// The precision of the models: `f32`.
     pub precision: String,
 }
 
@@ -30,11 +31,11 @@ pub struct Maker {
 /// another commit names the commit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Numerics {
-    /// What products of matrices multiply: `f32`, `tf32`, `bf16`.
+    /// The precision of matrix products: `f32`, `tf32`, `bf16`.
     pub precision: String,
     /// The kind of device, without its number: `cpu`, `cuda`.
     pub device: String,
-    /// The instruction set of a processor; the name that a GPU gives itself.
+    /// The instruction set of a CPU, or the name of a GPU.
     pub instructions: String,
 }
 
@@ -42,7 +43,7 @@ pub struct Numerics {
 const USUAL: (&str, &str) = ("f32", "cpu");
 
 impl Maker {
-    /// How it rounds.
+    /// Its numerics.
     pub fn numerics(&self) -> Numerics {
         // `cuda:1 (NVIDIA H100)`: which of several equal devices it was changes nothing
         let (name, part) = self.device.split_once(" (").unwrap_or((&self.device, ""));
@@ -62,8 +63,8 @@ impl Numerics {
         (&self.precision, &self.device)
     }
 
-    /// The same of numbers that may have been computed before this was recorded: versions that did not record it had neither GPUs
-    /// nor another precision.
+    /// The same for numbers of versions that did not record it: those had neither GPUs nor another
+    /// precision.
     pub fn chosen_or_usual(found: Option<&Numerics>) -> (&str, &str) {
         found.map_or(USUAL, Numerics::chosen)
     }
@@ -93,9 +94,9 @@ pub struct SittingRow {
     /// The provenance; its keys are at the same level as the others.
     #[serde(flatten)]
     pub maker: Maker,
-    /// Sequences at once in memory: it changes results by rounding.
+    /// Micro-batch size: it changes results by rounding.
     pub micro_batch: u64,
-    /// Processes that trained it together.
+    /// World size: the number of processes that trained it.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub ranks: u64,
     /// When it began, in seconds since 1970.

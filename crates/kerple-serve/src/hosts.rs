@@ -10,17 +10,17 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use std::net::IpAddr;
 
-/// The names that requests may be for.
+/// The host names that requests may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts {
-    /// The address that is listened on: an unspecified one stands for all addresses of this machine.
+    /// The address the server listens on; an unspecified one means all addresses of this machine.
     pub bound: IpAddr,
     /// Other names, in lower case.
     pub names: Vec<String>,
 }
 
 impl Hosts {
-    /// This machine by its own names, and by the address that is listened on.
+    /// This machine by its own names, and by the address the server listens on.
     pub fn of(bound: IpAddr) -> Hosts {
         Hosts { bound, names: Vec::new() }
     }

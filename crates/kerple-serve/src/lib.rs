@@ -49,27 +49,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What a server does not do more of.
+/// The limits of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Most tokens of a prompt and its completion.
     pub len: usize,
-    /// Most texts that grow together.
+    /// Most completions that are extended together.
     pub batch: usize,
-    /// Most prompts that wait or are worked on; more are refused until some are done.
+    /// Most prompts that wait or are in progress; further ones are refused until some are done.
     pub queue: usize,
     /// Most bytes of a request's body.
     pub body: usize,
-    /// Most connections that are open.
+    /// Most open connections.
     pub connections: usize,
-    /// Seconds in which the head of a request must have come, and for which a connection may be idle.
+    /// Seconds in which the head of a request must arrive, and for which a connection may be idle.
     pub head: u64,
-    /// Seconds in which a body must have come, and in which a client must read on.
+    /// Seconds in which a body must arrive, and in which a client must continue to read.
     pub seconds: u64,
 }
 
 impl Limits {
-    /// Limits for a model trained at `train_len`: the longest it is defined for, up to 32 training lengths or 4096 tokens.
+    /// Limits for a model trained at `train_len`: the longest length it is defined for, up to 32
+    /// training lengths or 4096 tokens.
     pub fn of(plan: &Plan, model: &Decoder) -> Limits {
         let wish = plan.train_len.saturating_mul(32).max(4096);
         let longest = model.trunk.encoding.longest().map_or(wish, |(longest, _)| longest.min(wish));
@@ -85,32 +86,32 @@ impl Limits {
     }
 }
 
-/// A model with what is needed to speak with it.
+/// A model with everything needed to serve it.
 #[derive(Debug)]
 pub struct Served {
-    /// What clients call it.
+    /// The name that clients use.
     pub name: String,
-    /// What was trained.
+    /// The plan of the run.
     pub plan: Plan,
-    /// Updates of the checkpoint.
+    /// The step of the checkpoint.
     pub step: u64,
     /// The model.
     pub model: Decoder,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// Tokens with a meaning of their own.
+    /// Its special tokens.
     pub special: SpecialTokens,
-    /// What is not done more of.
+    /// The limits.
     pub limits: Limits,
-    /// The names that requests may be for.
+    /// The host names that requests may use.
     pub hosts: Hosts,
 }
 
 impl Served {
-    /// Checks that the model can do what the limits allow, within the memory it can have, where that is known.
+    /// Checks that the model supports the limits within the available memory, where that is known.
     ///
     /// # Errors
-    /// Lengths that the encoding is not defined for, or that need more memory than there is.
+    /// Lengths for which the encoding is not defined, or which need too much memory.
     pub fn check(&self, memory: Option<&Limit>) -> Result<()> {
         self.model.check_len(self.limits.len)?;
         self.plan.check_serving_memory(self.limits.len, self.limits.batch, memory)

@@ -30,7 +30,7 @@ const LONG_BODY: u64 = 64 << 10;
 /// Bytes of all that are read at a time, or four of the longest.
 const LONG_BODIES: usize = 16 << 20;
 
-/// A model at work, and its queue.
+/// A running model and its queue.
 #[derive(Debug)]
 pub struct Server {
     state: Handle,
@@ -74,7 +74,7 @@ impl Server {
         Limits::of(&self.state).waiting == 0
     }
 
-    /// Waits until everything that was asked is done. Routers of this server have to be gone.
+    /// Waits until all requests are answered. Drop the routers of this server first.
     pub fn finish(self) {
         let Server { state, thread } = self;
         drop(state);
@@ -87,7 +87,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The paths of a server.
+/// The routes of a server.
 pub fn router(server: &Server) -> Router {
     let state = server.state.clone();
     Router::new()

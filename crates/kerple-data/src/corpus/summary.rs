@@ -18,7 +18,7 @@ const FORMAT: u64 = 2;
 /// A longer `meta.json` is not one.
 const LONGEST: u64 = 1 << 26;
 
-/// What a prepared corpus holds, and how it came about.
+/// The content of a prepared corpus, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Summary {
@@ -26,74 +26,74 @@ pub struct Summary {
     pub format: u64,
     /// Version of the program that made it.
     pub kerple_version: String,
-    /// Identifies all that models see: the tokens of the three splits, where documents end, the vocabulary and the
-    /// tokenizer. SHA-256, in hexadecimal.
+    /// Identifies everything that models see: the tokens of the three splits, where documents end,
+    /// the vocabulary and the tokenizer. SHA-256, in hexadecimal.
     pub content: String,
     /// `byte`, `hugging_face`, `bpe:N`, `remi`, `groove`, or `none` for bare token ids.
     pub tokenizer: String,
     /// SHA-256 of the tokenizer's definition.
     pub tokenizer_fingerprint: String,
-    /// Tokens are below this.
+    /// The vocabulary size: token ids are below it.
     pub vocab_size: usize,
     /// The token that closes every document.
     pub end_of_document: Option<u32>,
-    /// Whether the tokenizer marks it as special: text cannot hold it.
+    /// Whether the tokenizer marks it as special, so that text cannot contain it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_of_document_special: Option<bool>,
-    /// Why it is this token.
+    /// Why this token was chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_of_document_because: Option<String>,
-    /// To learn from.
+    /// Training split.
     pub train: SplitCounts,
-    /// To choose by.
+    /// Validation split.
     pub valid: SplitCounts,
-    /// To report on.
+    /// Test split.
     pub test: SplitCounts,
-    /// How documents came into splits.
+    /// How documents were assigned to splits.
     pub assignment: String,
-    /// Documents left out because an equal one came before.
+    /// Documents skipped because an equal one came before.
     pub duplicates: u64,
-    /// Documents left out because they hold no text.
+    /// Documents skipped because they contain no text.
     pub empty: u64,
-    /// Files left out because they are not text.
+    /// Files skipped because they are not text.
     pub skipped_files: u64,
-    /// The first of them, and why they were left out.
+    /// The first of them, and why they were skipped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<String>,
-    /// Files by what they were read as.
+    /// Number of files by format.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub formats: BTreeMap<String, u64>,
-    /// What was wrong with documents that were passed over because they are damaged, and where.
+    /// Damaged documents that were skipped: what was wrong, and where.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub damaged: Vec<String>,
-    /// What of MIDI files was read in another way than the standard has it, and where.
+    /// Deviations of MIDI files from the standard: how they were read, and where.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repaired: Vec<String>,
-    /// Prepared corpora passed over among the inputs.
+    /// Prepared corpora skipped among the inputs.
     pub passed_over: u64,
     /// Whether the byte budget ended before the inputs did.
     pub cut_by_budget: bool,
-    /// What was read.
+    /// The inputs.
     pub inputs: Vec<String>,
-    /// What to know before training on it.
+    /// Warnings to read before training on it.
     pub warnings: Vec<String>,
     /// SHA-256 of all of the above, as one line of JSON.
     pub checksum: String,
 }
 
-/// What a split holds.
+/// The content of a split.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SplitCounts {
     /// Documents.
     pub documents: u64,
-    /// Tokens, ends of documents included.
+    /// Tokens, end-of-document tokens included.
     pub tokens: u64,
     /// Bytes of text, in UTF-8.
     pub bytes: u64,
-    /// Bytes that the tokens stand for one by one; the same, unless the tokenizer loses text.
+    /// Bytes that the tokens represent one by one; the same, unless the tokenizer loses text.
     pub token_bytes: u64,
-    /// XXH3-128 of the tokens as they are stored, in hexadecimal.
+    /// XXH3-128 of the stored tokens, in hexadecimal.
     pub checksum: String,
 }
 

@@ -7,19 +7,19 @@ use serde::Serialize;
 use std::fmt;
 use std::path::Path;
 
-/// What [`verify()`] has found to be as it should.
+/// The result of a successful [`verify()`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Identifies the corpus, as [`Corpus::content`].
     pub content: String,
-    /// What was read, split by split.
+    /// The checked splits.
     pub splits: Vec<Verified>,
 }
 
 /// A split that passed the check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verified {
-    /// Which.
+    /// The split.
     pub split: Split,
     /// Documents.
     pub documents: u64,

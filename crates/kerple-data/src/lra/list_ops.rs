@@ -254,10 +254,11 @@ impl Examples for Generated {
     }
 }
 
-/// The tokens of an expression as published files write it; parentheses say nothing that brackets do not.
+/// The tokens of an expression as published files write it; parentheses carry no information beyond
+/// the brackets.
 ///
 /// # Errors
-/// A word that is none of ListOps.
+/// An unknown word.
 pub fn tokens(source: &str) -> std::result::Result<Vec<u32>, String> {
     let token = |word: &str| match word {
         "]" => Ok(CLOSE),

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-/// Ticks a beat.
+/// Ticks per beat.
 pub const RESOLUTION: u32 = 12;
 /// Beats of the longest shift.
 const LONGEST: u64 = 2;
@@ -71,7 +71,7 @@ pub fn vocabulary() -> Vec<Event> {
     events
 }
 
-/// The shifts from one time to a later one, in ticks of 12 a beat.
+/// The shifts from one time to a later one, in ticks of 12 per beat.
 pub fn time_shifts(from: u64, to: u64) -> impl Iterator<Item = Event> {
     let beats = to / TICKS - from / TICKS;
     let last = Event::TimeShift((beats % LONGEST) as u8, (to % TICKS) as u8);
@@ -181,8 +181,8 @@ pub(super) fn of_tracks(tracks: &[Track; TRACKS]) -> Result<Vec<Event>> {
     Ok(events)
 }
 
-/// The piece that events say: three tracks, 12 ticks a beat, notes one tick long at least. What begins and never ends, or
-/// ends without having begun, is left out, and so is what follows [`Event::End`].
+/// The piece that events describe: three tracks, 12 ticks per beat, notes at least one tick long.
+/// Notes without a start or an end are skipped, and so is everything after [`Event::End`].
 pub fn piece(events: &[Event]) -> Piece {
     let named = |name: &str, program, drums| Track { name: name.to_owned(), program, drums, ..Track::default() };
     let mut tracks = [named("Bass", 33, false), named("Drums", 0, true), named("Harmony", 0, false)];

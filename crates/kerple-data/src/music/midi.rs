@@ -22,11 +22,11 @@ const LONGEST_FILE: u64 = 1 << 24;
 type Found<T> = Result<T, String>;
 
 impl Piece {
-    /// Reads the bytes of a MIDI file. What was repaired is in [`Piece::repairs`].
+    /// Reads the bytes of a MIDI file. Repairs are listed in [`Piece::repairs`].
     ///
     /// # Errors
-    /// What is wrong with them, in words: bytes that are not MIDI, events that leave more than one reading, time in frames
-    /// instead of beats.
+    /// The problem in words: bytes that are not MIDI, events with more than one reading, time in
+    /// frames instead of beats.
     pub fn from_midi(bytes: &[u8]) -> Found<Piece> {
         chunks::read(bytes).map(channels::piece)
     }
@@ -34,7 +34,7 @@ impl Piece {
     /// The bytes of a MIDI file, one track for tempi and markers and one for each instrument.
     ///
     /// # Errors
-    /// A resolution, pitch, velocity or time that MIDI cannot say.
+    /// A resolution, pitch, velocity or time that MIDI cannot represent.
     pub fn to_midi(&self) -> Found<Vec<u8>> {
         assemble(self)
     }

@@ -3,11 +3,11 @@
 /// A piece of music.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
-    /// Ticks a beat, 1 to 32767.
+    /// Ticks per beat, 1 to 32767.
     pub resolution: u32,
     /// Tracks, in the order of the file.
     pub tracks: Vec<Track>,
-    /// Changes of tempo, by time; 120 beats a minute before the first.
+    /// Changes of tempo, by time; 120 beats per minute before the first.
     pub tempos: Vec<Tempo>,
     /// Markers, by time: chords as `root_quality_bass`.
     pub markers: Vec<Marker>,
@@ -48,7 +48,7 @@ pub struct Note {
 pub struct Tempo {
     /// Ticks from the beginning of the piece.
     pub start: u64,
-    /// Beats a minute.
+    /// Beats per minute.
     pub beats_per_minute: f64,
 }
 

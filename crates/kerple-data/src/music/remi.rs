@@ -195,8 +195,8 @@ pub(super) fn transposed(text: &str, by: i32) -> String {
     }
 }
 
-/// The piece that events say: one piano, 480 ticks a beat. A pitch that is not followed by a velocity and a duration is
-/// passed over, and so is what follows [`Event::End`].
+/// The piece that events describe: one piano, 480 ticks per beat. A pitch without a following
+/// velocity and duration is skipped, and so is everything after [`Event::End`].
 pub fn piece(events: &[Event]) -> Piece {
     let mut piece = Piece::empty(BEAT);
     let mut piano = Track { name: "Piano".to_owned(), ..Track::default() };

@@ -140,7 +140,8 @@ pub fn onset_drum(pieces: &[Piece], onset: Onset) -> Histogram {
     density(counts, PITCHES, BIN)
 }
 
-/// The similarity of pieces in style: histograms of note statistics, and the cosine between two.
+/// The similarity of pieces in three measures; `None` where the reference has no such notes, 0 where
+/// only the others have none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Likeness {
     /// [`time_pitch`], mean over tracks that are not drums.

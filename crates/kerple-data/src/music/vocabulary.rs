@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::LazyLock;
 
-/// Which events stand for music.
+/// The event representation of music.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Representation {
     /// Pop-piano events, see [`remi`].
@@ -180,7 +180,7 @@ impl Vocabulary {
         })
     }
 
-    /// The piece that ids say; ids beyond the vocabulary are passed over.
+    /// The piece that ids describe; ids beyond the vocabulary are skipped.
     pub fn piece(&self, ids: &[u32]) -> Piece {
         fn known<E: Copy>(events: &[E], ids: &[u32]) -> Vec<E> {
             ids.iter().filter_map(|id| events.get(*id as usize)).copied().collect()
@@ -191,8 +191,8 @@ impl Vocabulary {
         }
     }
 
-    /// How many of a piece's ids say its first bars of four beats: what music is continued from. With pop piano the bar that
-    /// follows is begun.
+    /// How many ids of a piece cover its first bars of four beats, the prompt for a continuation.
+    /// For pop piano it includes the start of the next bar.
     pub fn prompt_len(&self, ids: &[u32], bars: u64) -> usize {
         match &self.events {
             Events::Remi(events) => {
@@ -213,7 +213,7 @@ impl Vocabulary {
         }
     }
 
-    /// What may be sampled, from the beginning of a piece on.
+    /// The sampling rules, from the start of a piece.
     pub fn rules(&self) -> Rules {
         match &self.events {
             Events::Remi(events) => Rules::remi(events.clone()),

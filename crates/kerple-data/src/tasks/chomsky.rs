@@ -130,7 +130,7 @@ impl Chomsky {
     /// The answer to an input, and which of its tokens count for accuracy: all, or those up to its end.
     ///
     /// # Panics
-    /// When the input is none of the task.
+    /// When the input is not valid for the task.
     pub fn solve(self, input: &[u32]) -> (Vec<u32>, Vec<bool>) {
         let row = self.row();
         let mut targets = (row.solve)(input);

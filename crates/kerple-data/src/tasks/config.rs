@@ -81,7 +81,7 @@ tasks! {
 }
 
 impl TaskConfig {
-    /// What is known of its examples before data is read.
+    /// The facts of its examples that are known before data is read.
     pub fn facts(&self) -> Facts {
         match self {
             TaskConfig::Chomsky(task) => task.facts(),
@@ -113,7 +113,7 @@ impl TaskConfig {
         }
     }
 
-    /// Its examples, from the files at `path` where the task is about data.
+    /// Its examples, from the files at `path` where the task has data.
     ///
     /// # Errors
     /// Keys out of range, files that are missing or damaged.

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub struct Passkey {
     /// Digits of the number.
     pub digits: usize,
-    /// Kinds of noise tokens.
+    /// Number of distinct noise tokens.
     pub noise: usize,
 }
 
@@ -95,7 +95,7 @@ impl Examples for Passkey {
 pub struct Recall {
     /// Pairs of key and value.
     pub pairs: usize,
-    /// Kinds of tokens; keys are below the half of it, values from there on.
+    /// Vocabulary size; keys are in the lower half, values in the upper half.
     pub vocab: usize,
     /// Exponent of the power law of distances: near 0 most keys are asked for soon, 1 is uniform.
     pub power: f64,

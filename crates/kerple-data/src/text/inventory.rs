@@ -11,7 +11,7 @@ use std::fs::{File, Metadata};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The files of [`Sources`] as they were at a time, by their path from the folder that was named.
+/// The files of [`Sources`] at one time, by their path from the named folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
     files: BTreeMap<String, Entry>,
@@ -28,7 +28,8 @@ struct Entry {
 }
 
 impl Inventory {
-    /// A file that is new, gone, or holds something else in `now`, in words; `None` where the text is the same.
+    /// The first file that is new, missing or changed in `now`, in words; `None` where the text is
+    /// the same.
     pub fn difference(&self, now: &Inventory) -> Option<String> {
         let gone = self.files.iter().find_map(|(name, old)| match now.files.get(name) {
             None => Some(format!("{name} is missing")),

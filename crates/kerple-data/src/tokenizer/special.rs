@@ -7,8 +7,8 @@ use crate::error::Result;
 const END_OF_BYTES: &str = "<|endoftext|>";
 
 impl Tokenizer {
-    /// Names and ids of tokens that stand for no text, by id: the one that ends a document and what the definition marks as
-    /// special. Words of music are all text.
+    /// Names and ids of tokens without text, by id: the end-of-document token and those that the
+    /// definition marks as special. Words of music are all text.
     pub fn special_tokens(&self) -> Vec<(String, u32)> {
         let mut found = match &self.kind {
             Kind::Byte => vec![(END_OF_BYTES.to_owned(), 0)],
@@ -19,8 +19,8 @@ impl Tokenizer {
         found
     }
 
-    /// [`Tokenizer::encode`] of a text in which names of special tokens stand for those tokens. For the byte tokenizer NUL
-    /// does too.
+    /// [`Tokenizer::encode`] of a text in which names of special tokens denote those tokens. For
+    /// the byte tokenizer, NUL does too.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`], for what is between the names.

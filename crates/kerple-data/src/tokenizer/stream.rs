@@ -4,9 +4,9 @@ use super::Tokenizer;
 
 /// Decodes tokens one at a time.
 ///
-/// Never gives half of a character: bytes wait until the character is whole or can no longer become one. What comes out,
-/// joined, is [`Tokenizer::decode`] of all tokens; where tokens have no bytes of their own (SentencePiece, WordPiece),
-/// as long as they spell UTF-8.
+/// It never returns half of a character: bytes wait until the character is complete or cannot
+/// become one. The joined output is [`Tokenizer::decode`] of all tokens; where tokens have no bytes
+/// of their own (SentencePiece, WordPiece), only as long as they spell UTF-8.
 pub struct StreamDecoder<'t> {
     tokenizer: &'t Tokenizer,
     /// Bytes of an unfinished character.
@@ -25,7 +25,7 @@ impl<'t> StreamDecoder<'t> {
         StreamDecoder { tokenizer, bytes: Vec::new(), tokens: Vec::new(), shown: 0 }
     }
 
-    /// The text that is certain once `token` has come.
+    /// The text that is final once `token` has arrived.
     pub fn push(&mut self, token: u32) -> String {
         match self.tokenizer.text_bytes(token) {
             Some(bytes) => {

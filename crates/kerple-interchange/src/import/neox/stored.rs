@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// One tensor of all ranks, in their order, each with its file.
 type Parts = Vec<(Tensor, PathBuf)>;
 
-/// The tensors of a step under the names of kerple's own family, merged over ranks.
+/// The tensors of a step.
 pub struct Stored {
     folder: PathBuf,
     ranks: usize,
