@@ -323,7 +323,10 @@ fn special_tokens_are_tokens_with_rows() {
         .with("generation_config.json", &json!({ "eos_token_id": [2, 101] }))
         .with("tokenizer.json", &tokenizer(&[]))
         .with("tokenizer_config.json", &json!({ "eos_token": "</s>" }));
-    says(&copy.notes(), &["bos_token_id 100 is not in the vocabulary of", "eos_token_id 101 is not in the vocabulary of"]);
+    says(
+        &copy.notes(),
+        &["bos_token_id 100 is not in the vocabulary of", "eos_token_id 101 is not in the vocabulary of"],
+    );
     let special = copy.special();
     assert_eq!((special.bos, special.eos, special.pad), (None, vec![2], Some(0)));
     // the tokenizer has a token without a row: it is read, and no special token
