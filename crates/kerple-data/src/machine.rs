@@ -103,7 +103,7 @@ mod tests {
     fn more_than_there_is_is_refused() {
         require("a little", 1, "").unwrap();
         let error = require("everything", u128::from(u64::MAX) + 1, "take less").unwrap_err().to_string();
-        assert!(error.starts_with("everything needs about 18446744073.7 GB of memory, "), "{error}");
+        assert!(error.starts_with("everything needs about 18446744073.7 GB of memory; "), "{error}");
     }
 
     #[test]

@@ -128,7 +128,7 @@ fn a_run_of_an_imported_model_is_verified() {
         copy.import().unwrap();
         let found = RunFolder::new(copy.out()).verify();
         assert!(found.is_good(), "{name}: {:?}", found.problems);
-        assert!(copy.import().unwrap_err().to_string().contains("exists and is not empty"), "{name}");
+        assert!(copy.import().unwrap_err().to_string().contains("is there already"), "{name}");
     }
 }
 

@@ -120,7 +120,7 @@ mod tests {
             (|row| row.perplexity = 4.4, "the perplexity is 4.4, but exp(nll) is 4.48"),
             (|row| row.nll = 1.4, "exp(nll) is 4.05"),
             (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, but nll, tokens and bytes give 1.08"),
-            (|row| row.rolling = Some(rolled(2.0)), "word_perplexity is 2, which does not follow"),
+            (|row| row.rolling = Some(rolled(2.0)), "word_perplexity is 2, which contradicts"),
             (|row| row.bytes = None, "the row has no bytes"),
             (|row| row.tokens = 0, "0 tokens of 2 segments of 4"),
             (|row| (row.tokens, row.answers) = (9, None), "9 tokens are scored, but 2 segments of 4 contain fewer"),
