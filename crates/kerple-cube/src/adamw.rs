@@ -101,7 +101,7 @@ pub(crate) fn root(parts: &[f32], to: &mut [f32], len: u32, #[comptime] units: u
     }
 }
 
-/// A parameter on a device, its gradient and the moments of that; contiguous.
+/// A parameter on a device, its gradient and its optimizer state; contiguous.
 #[derive(Clone, Debug)]
 pub struct Parameter {
     /// Overwritten.
@@ -110,14 +110,15 @@ pub struct Parameter {
     pub first: Handle,
     /// Overwritten.
     pub second: Handle,
-    /// Before it is clipped.
+    /// The gradient before clipping.
     pub gradient: Handle,
     /// Numbers of each.
     pub len: usize,
 }
 
-/// Updates a parameter and its moments in place, by gradients whose global norm, `[1]`, is brought down to `clip` where that is
-/// above 0, and into `range` where there is one; the gradient's own factor is left out.
+/// Updates a parameter and its optimizer state in place. Gradients whose global norm, `[1]`,
+/// exceeds `clip` are scaled down to it where `clip` is above 0; values are projected into `range`
+/// where there is one. The parameter's own gradient factor is not applied.
 ///
 /// # Panics
 /// When the step is 0.
@@ -154,7 +155,7 @@ pub fn apply(
     );
 }
 
-/// The global L2 norm of gradients with so many numbers each, `[1]`: squares are added in a fixed order.
+/// The global L2 norm, `[1]`, of gradients with these lengths: squares are added in a fixed order.
 pub fn norm(client: &Client, gradients: &[(&Handle, usize)]) -> Handle {
     let units = (client.properties().hardware.max_units_per_cube as usize).min(EACH);
     let cubes: Vec<usize> = gradients.iter().map(|(_, len)| len.div_ceil(units * OF_UNIT).min(CUBES)).collect();

@@ -46,9 +46,9 @@ const DECODED: usize = 4;
 pub struct Tables {
     /// Added to scaled scores, `[H, C]`.
     pub bias: Option<Handle>,
-    /// What scaled scores are multiplied with, `[H, C]`.
+    /// Multiplied with scaled scores, `[H, C]`.
     pub weight: Option<Handle>,
-    /// Distances that they reach, L; `C` is L, or `2 L - 1` where queries see both directions.
+    /// Number of distances, L; `C` is L, or `2 L - 1` where queries attend in both directions.
     pub len: usize,
 }
 
@@ -61,34 +61,35 @@ pub struct Attention<'a> {
     pub dims: Dims,
     /// Factor on `q.k`, usually `1 / sqrt(D)`.
     pub scale: f32,
-    /// Which keys a query sees.
+    /// The attention mask: causal or not, and the window.
     pub sight: Sight,
     /// Tables that modify scaled scores.
     pub tables: Tables,
-    /// A bias in pieces, in place of one by distance and without a weight.
+    /// A piecewise linear bias, in place of one by distance and without a weight.
     pub lines: Option<Lines>,
     /// Softcap: scaled scores become `cap tanh(s / cap)`.
     pub cap: Option<f32>,
     /// Number of keys per sequence that are not padding, `[B]` of `u32`.
     pub lengths: Option<Handle>,
-    /// What a query sees of a key falls by the difference of theirs: cumulative gates, `[B, H, K, 2]` of `i32`, where queries see what
-    /// came before them. The first of each pair is the whole part, the second the rest in units of [`REST`], at most half of one in
-    /// size: differences are as exact a million tokens into a sequence as at its start.
+    /// Cumulative gates, `[B, H, K, 2]` of `i32`, for causal masks: scores decay by the difference
+    /// between a query's and a key's. The first of each pair is the integer part, the second the
+    /// rest in units of [`REST`], at most half of one in size. So differences are as exact a
+    /// million tokens into a sequence as at its start.
     pub clocks: Option<Handle>,
     /// Tiles of scores.
     pub tile: Tile,
 }
 
-/// What the forward leaves.
+/// The results of the forward.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// `[B, H, Q, D]`
     pub out: Handle,
-    /// Logarithm of the sum of exponentials, `[B, H, Q]`.
+    /// Log-sum-exp of the scores, `[B, H, Q]`.
     pub lse: Handle,
 }
 
-/// What the backward reads.
+/// The inputs of the backward.
 #[derive(Clone, Debug)]
 pub struct Saved {
     /// `[B, H, Q, D]`
@@ -101,7 +102,7 @@ pub struct Saved {
     pub output: Output,
 }
 
-/// What the backward leaves.
+/// The results of the backward.
 #[derive(Clone, Debug)]
 pub struct Gradients {
     /// `[B, H, Q, D]`
@@ -110,14 +111,15 @@ pub struct Gradients {
     pub d_k: Handle,
     /// `[B, kv_heads, K, D]`
     pub d_v: Handle,
-    /// In the tables, `[H, C]` each, where they are wanted; of a bias in pieces what [`Lines::gradient`] takes.
+    /// Gradients of the tables, `[H, C]` each, on request; for a piecewise linear bias, the input
+    /// of [`Lines::gradient`].
     pub d_tables: [Option<Handle>; 2],
     /// Gradient of the cumulative gates, `[B, H, K]`, where there are any.
     pub d_clocks: Option<Handle>,
 }
 
 impl<'a> Attention<'a> {
-    /// A call without tables and padding, in the largest tiles that the device takes.
+    /// A call without tables and padding, with the largest tiles that the device supports.
     pub fn new(client: &'a Client, dims: Dims, scale: f32, sight: Sight) -> Attention<'a> {
         let hardware = &client.properties().hardware;
         let tile = Tile::fitting(dims.head_dim, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
@@ -125,23 +127,23 @@ impl<'a> Attention<'a> {
         Attention { client, dims, scale, sight, tables, lines: None, cap: None, lengths: None, clocks: None, tile }
     }
 
-    /// The same with products of numbers of this precision, see [`Tile::with_precision`].
+    /// The same with products in this precision, see [`Tile::with_precision`].
     pub fn with_precision(self, precision: Precision) -> Attention<'a> {
         let tile = self.tile.with_precision(precision, self.client.properties());
         Attention { tile, ..self }
     }
 
-    /// Whether a device has room for the kernels, and kernels for these sizes.
+    /// Whether a device has kernels for these sizes and enough memory for them.
     pub fn runs(client: &Client, dims: Dims) -> bool {
         let Dims { batch, heads, queries, keys, head_dim, .. } = dims;
         let some = batch > 0 && heads > 0 && queries > 0 && keys > 0;
         some && head_dim <= 256 && client.properties().hardware.max_bindings >= BINDINGS && tile::fits(dims)
     }
 
-    /// The output, and what the backward needs of it.
+    /// The output, and the values that the backward needs.
     ///
     /// # Panics
-    /// Where sizes do not fit, see [`Attention::runs`].
+    /// If the sizes do not fit, see [`Attention::runs`].
     pub fn forward(&self, q: &Handle, k: &Handle, v: &Handle) -> Output {
         self.check();
         if self.dims.queries <= DECODED && self.dims.keys > decode::SPAN {
@@ -217,10 +219,10 @@ impl<'a> Attention<'a> {
         Output { out, lse }
     }
 
-    /// All gradients, given that in the output; those in bias and weight where they are `wanted`.
+    /// All gradients, given that of the output; those of bias and weight where `wanted`.
     ///
     /// # Panics
-    /// Where sizes do not fit, and when a gradient of a table is wanted that is not there.
+    /// If the sizes do not fit, or if the gradient of an absent table is wanted.
     pub fn backward(&self, saved: &Saved, d_out: &Handle, wanted: [bool; 2]) -> Gradients {
         self.check();
         let [bias, weight] = [self.tables.bias.is_some() || self.lines.is_some(), self.tables.weight.is_some()];

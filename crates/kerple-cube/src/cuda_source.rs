@@ -26,11 +26,11 @@ pub struct Source {
     pub name: String,
     /// CUDA C++.
     pub code: String,
-    /// Units of a cube, CUDA's threads of a block.
+    /// Units per cube: CUDA's threads per block.
     pub units: usize,
-    /// Bytes of shared memory that a launch asks for.
+    /// Bytes of shared memory per launch.
     pub shared: usize,
-    /// Whether matrix units make its products.
+    /// Whether matrix units compute its products.
     pub matrices: bool,
 }
 
@@ -101,7 +101,8 @@ fn array() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
-/// Every kernel for heads of these numbers of features, which its name ends with, and those that know no heads.
+/// Every kernel for these head sizes, with which its name ends, and the kernels that do not depend
+/// on the head size.
 ///
 /// # Errors
 /// When CubeCL cannot write one.

@@ -15,12 +15,12 @@ const NAMES: usize = 10;
 /// Two of them after another turn rows and diagonals of the state.
 const DOUBLE_ROUNDS: usize = 4;
 
-/// A stream of ChaCha.
+/// A ChaCha stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
     /// The key.
     pub key: [u8; 32],
-    /// Which of the streams of the key.
+    /// The number of the stream of this key.
     pub number: u64,
 }
 
@@ -108,8 +108,8 @@ pub(crate) fn drop(x: &[f32], names: &[u32], y: &mut [f32], rows: u32, width: u3
     }
 }
 
-/// `x` `[streams, width]` with each value either 0, where the next word of its row's stream is below `limit`, or `growth` times
-/// as large.
+/// `x` `[streams, width]` with dropout: a value is 0 where the next word of its row's stream is
+/// below `limit`, and otherwise multiplied by `growth`.
 ///
 /// # Panics
 /// When a row has more values than 32 bits can count.

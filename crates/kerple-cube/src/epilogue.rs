@@ -155,13 +155,13 @@ pub struct Epilogue<'a> {
     pub sizes: [usize; 2],
     /// `[width]`
     pub bias: Option<&'a Handle>,
-    /// Of products with their bias.
+    /// The activation of products with their bias.
     pub activation: Option<Activation>,
-    /// What that is added to, `[rows, width]`.
+    /// The residual that the result is added to, `[rows, width]`.
     pub base: Option<&'a Handle>,
 }
 
-/// What [`Epilogue::backward`] leaves; what it is added to has the gradient that came in.
+/// The results of [`Epilogue::backward`]; the residual's gradient is the incoming one.
 #[derive(Clone, Debug)]
 pub struct Gradients {
     /// `[rows, width]`
@@ -196,7 +196,7 @@ impl Epilogue<'_> {
         y
     }
 
-    /// Gradients, given that in the result; `x` and the bias are read where there is an activation.
+    /// Gradients, given that of the result; `x` and the bias are read where there is an activation.
     pub fn backward(&self, client: &Client, [x, d_y]: [&Handle; 2]) -> Gradients {
         let ([rows, width], (form, [linear, cubic])) = (self.sizes, self.form(client));
         if !form.bias && form.shape.is_none() {

@@ -101,11 +101,11 @@ pub(crate) struct Sizes {
     pub heads: u32,
     pub len: u32,
     pub chunks: u32,
-    /// Chunks that rows meet one by one, their own among them.
+    /// Chunks whose rows are paired one by one, the row's own chunk among them.
     pub apart: u32,
     /// The first of the heads, counted over all sequences, that this pass computes.
     pub first: u32,
-    /// K and J, of which compilers would write loops out if they knew them.
+    /// K and J; runtime values, so that compilers do not unroll loops over them.
     pub terms: u32,
     pub shapes: u32,
 }
@@ -120,7 +120,7 @@ pub struct Linear<'a> {
     form: Form,
 }
 
-/// What the backward leaves.
+/// The results of the backward.
 #[derive(Clone, Debug)]
 pub struct Gradients {
     /// `[B, H, L, M]`
@@ -129,9 +129,9 @@ pub struct Gradients {
     pub d_k: Handle,
     /// `[B, H, L, U]`
     pub d_v: Handle,
-    /// In the table of distances, `[H, met]`, where it is wanted.
+    /// Gradient of the table of distances, `[H, met]`, on request.
     pub d_near: Option<Handle>,
-    /// In the weights of terms, `[H, K]`, where it is wanted.
+    /// Gradient of the weights of terms, `[H, K]`, on request.
     pub d_weights: Option<Handle>,
 }
 
@@ -147,7 +147,7 @@ struct Weighed<'a> {
 }
 
 impl<'a> Linear<'a> {
-    /// A call with kernels in the largest tiles that the device takes.
+    /// A call with the largest tiles that the device supports.
     pub fn new(client: &'a Client, dims: Dims, fading: Fading) -> Linear<'a> {
         let tile = tile(client, dims);
         let [near, weights] = [&fading.near, &fading.weights].map(Option::is_some);
@@ -166,7 +166,7 @@ impl<'a> Linear<'a> {
         Linear { clocks: Some(clocks), form, ..self }
     }
 
-    /// Whether a device has kernels for these sizes, with so many exponentials.
+    /// Whether a device has kernels for these sizes and this many exponentials.
     pub fn runs(client: &Client, dims: Dims, terms: usize) -> bool {
         let Dims { batch, heads, len, features, values } = dims;
         let widest = features.max(values);
@@ -183,7 +183,7 @@ impl<'a> Linear<'a> {
     /// The sums, `[B, H, L, U]`.
     ///
     /// # Panics
-    /// Where sizes do not fit, see [`Linear::runs`].
+    /// If the sizes do not fit, see [`Linear::runs`].
     pub fn forward(&self, rows: Rows) -> Handle {
         self.check();
         let out = self.room(self.rows() * self.dims.values);
@@ -196,10 +196,11 @@ impl<'a> Linear<'a> {
         out
     }
 
-    /// All gradients, given that in the sums; those in the table of distances and in weights where they are `wanted`.
+    /// All gradients, given that of the sums; those of the table of distances and of weights where
+    /// `wanted`.
     ///
     /// # Panics
-    /// Where sizes do not fit, and when a gradient is wanted of what is not there.
+    /// If the sizes do not fit, or if the gradient of an absent table is wanted.
     pub fn backward(&self, [q, k, v]: Rows, d_out: &Handle, wanted: [bool; 2]) -> Gradients {
         self.check();
         let [near, weights] = [self.form.near, self.form.weights];

@@ -138,7 +138,7 @@ pub(crate) fn backward(
 /// A norm on a device; all arrays are contiguous and `f32`.
 #[derive(Clone, Debug)]
 pub struct Norm {
-    /// Whether the mean is taken off, as layer norm does.
+    /// Whether the mean is subtracted, as LayerNorm does.
     pub centred: bool,
     /// Added to the variance.
     pub epsilon: f32,
@@ -150,7 +150,7 @@ pub struct Norm {
     pub sizes: [usize; 2],
 }
 
-/// What [`Norm::backward`] leaves.
+/// The results of [`Norm::backward`].
 #[derive(Clone, Debug)]
 pub struct Gradients {
     /// `[rows, M]`
@@ -162,7 +162,7 @@ pub struct Gradients {
 }
 
 impl Norm {
-    /// The rows, `[rows, M]`, and what the backward needs of them, `[rows, 2]`.
+    /// The rows, `[rows, M]`, and the statistics for the backward, `[rows, 2]`.
     pub fn forward(&self, client: &Client, x: &Handle) -> [Handle; 2] {
         let ([rows, width], form) = (self.sizes, self.form(client));
         let [y, stats] = [rows * width, 2 * rows].map(|values| client.empty(values * size_of::<f32>()));
@@ -185,7 +185,7 @@ impl Norm {
         [y, stats]
     }
 
-    /// Gradients, given that in the rows.
+    /// Gradients, given that of the rows.
     pub fn backward(&self, client: &Client, [x, stats, d_y]: [&Handle; 3]) -> Gradients {
         let ([rows, width], form) = (self.sizes, self.form(client));
         let cubes = rows.min(SHARES);

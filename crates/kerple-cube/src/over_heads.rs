@@ -22,10 +22,10 @@ pub(crate) struct Form {
     pub heads: usize,
     pub hidden: usize,
     pub has_bias: bool,
-    /// Whether the network sees scores, and biases.
+    /// Whether scores, and biases, are inputs of the network.
     pub of_scores: bool,
     pub of_bias: bool,
-    /// Whether it sees them by themselves, and not their sum.
+    /// Whether they are separate inputs, not summed.
     pub apart: bool,
     /// Whether the bias itself is added to scores.
     pub adds_bias: bool,
@@ -342,20 +342,20 @@ pub struct OverHeads {
     pairs: usize,
 }
 
-/// What [`OverHeads::backward`] leaves.
+/// The results of [`OverHeads::backward`].
 #[derive(Clone, Debug)]
 pub struct Gradients {
     /// `[B, H, pairs]`
     pub d_scores: Handle,
     /// `[H, pairs]`, where there is a bias.
     pub d_bias: Option<Handle>,
-    /// In the network's numbers.
+    /// Gradient of the network's parameters.
     pub d_numbers: Handle,
 }
 
 impl OverHeads {
-    /// A network that sees one pair at a time, over so many sequences and pairs of queries and keys of each; `None` where a device has
-    /// no room for it.
+    /// A network over one pair at a time, for this many sequences and query-key pairs of each;
+    /// `None` where a device has too little memory for it.
     pub fn new(
         client: &Client,
         network: &Network,
@@ -375,7 +375,7 @@ impl OverHeads {
         (few && some).then_some(OverHeads { form, batch, pairs })
     }
 
-    /// Scores `[B, H, pairs]` with what the network and the bias, `[H, pairs]`, add to them.
+    /// Scores `[B, H, pairs]` plus the outputs of the network and the bias, `[H, pairs]`.
     pub fn forward(&self, client: &Client, scores: &Handle, bias: Option<&Handle>, numbers: &Handle) -> Handle {
         let OverHeads { form, batch, pairs } = *self;
         let values = batch * form.heads * pairs;
@@ -395,7 +395,7 @@ impl OverHeads {
         to
     }
 
-    /// Gradients, given that in what the forward writes.
+    /// Gradients, given that of the forward's output.
     pub fn backward(&self, client: &Client, [scores, numbers, d_y]: [&Handle; 3], bias: Option<&Handle>) -> Gradients {
         let OverHeads { form, batch, pairs } = *self;
         let values = batch * form.heads * pairs;

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kerple::precision::Precision;
 
-/// The kind of a precision's numbers on devices that have them.
+/// The element type of a precision on devices that support it.
 pub fn element(precision: Precision) -> ElemType {
     ElemType::Float(match precision {
         Precision::F32 => FloatKind::F32,
@@ -49,7 +49,7 @@ pub(crate) fn round_each(from: &[f32], to: &mut [f32], #[comptime] dropped: u32)
     }
 }
 
-/// This many values, rounded.
+/// Rounds this many values.
 pub fn round(client: &Client, values: &Handle, len: usize, precision: Precision) -> Handle {
     let to = client.empty(len * size_of::<f32>());
     let (count, dim) = each(client, len);

@@ -46,16 +46,16 @@ const PYTHON: [(&str, &str); 5] = [
     ("drawn_kerple.py", include_str!("export/python/drawn_kerple.py")),
 ];
 
-/// What may be chosen.
+/// The options of an export.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Type of the stored weights.
     pub precision: Precision,
-    /// Most bytes of a file of weights; a larger tensor has a file to itself.
+    /// Most bytes of a weight file; a larger tensor has its own file.
     pub shard: u64,
-    /// Rows of fixed positions to store, so that a model that adds sinusoids can be GPT-2's.
+    /// Rows of fixed positions to store, so that a sinusoidal model can be exported as GPT-2.
     pub positions: Option<usize>,
-    /// The architecture; the first that can say the model where none is named.
+    /// The architecture; if absent, the first that can represent the model.
     pub family: Option<Family>,
 }
 
@@ -65,7 +65,7 @@ impl Default for Options {
     }
 }
 
-/// What was written.
+/// The result of an export.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exported {
     /// The architecture.
@@ -74,15 +74,16 @@ pub struct Exported {
     pub files: Vec<String>,
     /// Bytes of the weights.
     pub bytes: u64,
-    /// What a user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// Writes the newest checkpoint of a run as a folder that transformers loads, whole or not at all.
+/// Writes the newest checkpoint of a run as a folder that transformers loads, as a whole or not at
+/// all.
 ///
 /// # Errors
-/// A run of a task, or one without a checkpoint; what no architecture, or not the one asked for, can say, with the key; a
-/// place where something is; what the disk refuses.
+/// A run of a task, or one without a checkpoint; a setting that no architecture, or not the
+/// requested one, can represent, by its key; an existing destination; errors of the disk.
 pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported> {
     let plan = run.existing_plan()?;
     if let Some(task) = &plan.data.task {

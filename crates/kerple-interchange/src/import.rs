@@ -36,14 +36,14 @@ use tensors::{Folder, Tensors};
 /// The file that describes a model.
 const CONFIG: &str = "config.json";
 
-/// What a user may say of a model beyond what its files say.
+/// The options of an import, for what the files leave open.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The token that ends a document of text, by its name.
+    /// The end-of-document token, by name.
     pub end_of_document: Option<String>,
     /// A `tokenizer.json` in place of the folder's.
     pub tokenizer: Option<PathBuf>,
-    /// What GPT-NeoX calls the positions of a run, where its files do not say it.
+    /// GPT-NeoX's `pos-emb` of a run, where its files do not state it.
     pub pos_emb: Option<String>,
 }
 
@@ -52,7 +52,7 @@ pub struct Options {
 pub struct Imported {
     /// Its plan.
     pub plan: Plan,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
@@ -79,11 +79,11 @@ impl Described {
     }
 }
 
-/// Makes the run `out` of the model in a folder, whole or not at all.
+/// Imports the model in a folder as the run `out`, as a whole or not at all.
 ///
 /// # Errors
-/// A folder without a model; what of it is damaged, does not fit together or is not supported, with file, key and value;
-/// a place where something is already.
+/// A folder without a model; parts that are damaged, inconsistent or not supported, with file, key
+/// and value; an existing destination.
 pub fn import(folder: &Path, out: &Path, options: &Options) -> Result<Imported> {
     let Imported { plan, notes } = read(folder, out, options).map_err(|error| short::bounded(error, folder))?;
     Ok(Imported { plan, notes: notes.iter().map(|note| short::note(note)).collect() })

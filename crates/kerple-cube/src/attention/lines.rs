@@ -18,7 +18,7 @@ pub(crate) const MOMENTS: usize = fire::MOMENTS;
 /// Stands behind the last end.
 const BEYOND: f32 = 3.0e38;
 
-/// A bias in pieces on a device.
+/// A piecewise linear bias on a device.
 #[derive(Clone, Debug)]
 pub struct Lines {
     pub(crate) values: Handle,
@@ -37,7 +37,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// A bias of these many heads.
+    /// A bias for this many heads.
     pub fn new(client: &Client, lines: &fire::Lines, heads: usize) -> Lines {
         let pieces = lines.most_pieces();
         // a piece more than there are hidden units
@@ -62,7 +62,7 @@ impl Lines {
         Lines { values, len, pieces, span, drawn, heads, factors, width }
     }
 
-    /// The gradient in the numbers of a bias, in their order, given what a backward has found of one.
+    /// The gradient of the bias's parameters, in their order, given the result of a backward.
     pub fn gradient(&self, client: &Client, numbers: &Handle, found: &Handle) -> Handle {
         let Lines { pieces, heads, width, .. } = *self;
         let count = fire::Fire::len_of(width, heads);

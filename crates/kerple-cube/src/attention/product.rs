@@ -10,7 +10,8 @@ use cubecl::ir::DeviceProperties;
 use cubecl::prelude::*;
 use kerple::precision::Precision;
 
-/// Matrix units of a device as a tile uses them: sizes of a product of theirs, `[m, k]` with `[k, n]`, and planes of a cube.
+/// Matrix units of a device as a tile uses them: the sizes of their product, `[m, k]` times `[k,
+/// n]`, and planes per cube.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Matrix {
     m: usize,
@@ -250,9 +251,9 @@ pub(crate) struct Desk<N: Float> {
     /// A chunk of rows of queries, and of keys or values.
     pub left: Shared<[N]>,
     pub right: Shared<[N]>,
-    /// The tile itself, as what values are multiplied with.
+    /// The tile itself, as weights that multiply values.
     pub weights: Shared<[N]>,
-    /// Products that matrix units made.
+    /// Products of matrix units.
     pub products: Shared<[f32]>,
 }
 

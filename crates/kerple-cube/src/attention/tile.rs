@@ -24,15 +24,15 @@ const WIDEST: usize = 80;
 pub struct Tile {
     /// Units along a side.
     pub side: usize,
-    /// Scores of a unit along a side.
+    /// Scores per unit along a side.
     pub each: usize,
-    /// Features of a chunk for each unit along a side.
+    /// Features of a chunk per unit along a side.
     pub wide: usize,
     /// Features per head.
     pub head_dim: usize,
-    /// What products multiply.
+    /// The precision of products.
     pub precision: Precision,
-    /// The matrix units that make products, where units do not make them one by one.
+    /// The matrix units that compute products; without them, units compute products one by one.
     pub matrix: Option<Matrix>,
 }
 
@@ -64,8 +64,8 @@ impl Tile {
         })
     }
 
-    /// The same with products of numbers of this precision, by matrix units where a device has some for them that the tile suits.
-    /// Elsewhere units round them and make the same products.
+    /// The same with products in this precision, by matrix units where the device has some that
+    /// suit the tile. Otherwise units round the operands and compute the same products.
     pub fn with_precision(self, precision: Precision, properties: &DeviceProperties) -> Tile {
         let by_units = Tile { precision, matrix: None, ..self };
         let by_planes = Tile { matrix: Matrix::of(properties, &by_units), ..by_units };
@@ -108,7 +108,7 @@ impl Tile {
         self.side * self.each
     }
 
-    /// Units of a cube.
+    /// Units per cube.
     pub fn units(&self) -> usize {
         self.side * self.side
     }
@@ -179,11 +179,11 @@ pub(crate) struct Has {
     pub clocks: bool,
     /// Whether scaled scores have a softcap.
     pub cap: bool,
-    /// Pieces of a bias that has them in place of distances; 0: none.
+    /// Pieces of a piecewise linear bias; 0: none.
     pub lines: usize,
     /// Whether its positions are drawn.
     pub drawn: bool,
-    /// Whether gradients of tables are wanted.
+    /// Whether gradients of tables are computed.
     pub bias_gradient: bool,
     pub weight_gradient: bool,
 }
@@ -192,19 +192,20 @@ pub(crate) struct Has {
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Sizes {
     pub heads: u32,
-    /// Query heads that read a key head.
+    /// Query heads per key head.
     pub group: u32,
     pub queries: u32,
     pub keys: u32,
-    /// Smallest and largest distance that a query sees.
+    /// Smallest and largest distance that the attention mask allows.
     pub lowest: i32,
     pub highest: i32,
-    /// Columns of a table's row, or distances of a bias in pieces, and where distance 0 is in it.
+    /// Columns of a table's row, or distances of a piecewise linear bias, and the index of distance
+    /// 0.
     pub columns: u32,
     pub origin: i32,
     /// Cubes that share the queries, per head.
     pub slots: u32,
-    /// Half of the room for ends of pieces.
+    /// Half of the space for ends of pieces.
     pub half: u32,
     /// Softcap: scaled scores become `cap tanh(s / cap)`.
     pub cap: f32,

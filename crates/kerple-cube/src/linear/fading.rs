@@ -60,7 +60,8 @@ impl Fading {
         Fading { near, weights, ..Fading::beyond(client, heads, &vec![0.0; heads], CHUNK) }
     }
 
-    /// Those of a table `[H, met]`, and beyond it of exponentials with weights `[H, K]` and rates `[H, K]`, if there are any.
+    /// The decay by a table `[H, met]`, and beyond it by exponentials with weights `[H, K]` and
+    /// rates `[H, K]`, if there are any.
     pub fn of(client: &Client, heads: usize, (near, met): (Handle, usize), far: Option<(Handle, &[f64])>) -> Fading {
         let (weights, rates) = far.unzip();
         Fading { near: Some(near), weights, ..Fading::beyond(client, heads, rates.unwrap_or_default(), met) }

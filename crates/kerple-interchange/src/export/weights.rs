@@ -29,7 +29,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// What torch calls it.
+    /// Its name in torch.
     pub fn torch(self) -> &'static str {
         match self {
             Precision::F32 => "float32",

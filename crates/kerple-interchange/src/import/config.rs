@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::Path;
 
-/// Bytes of the longest description of a model.
+/// The size limit of a model description, in bytes.
 pub const DESCRIPTION: u64 = 1 << 24;
-/// Bytes of the longest list of tensors.
+/// The size limit of a tensor index, in bytes.
 pub const INDEX: u64 = 1 << 26;
-/// Bytes of the longest tokenizer.
+/// The size limit of a tokenizer, in bytes.
 pub const TOKENIZER: u64 = 1 << 28;
 
 /// Largest number of a count without a limit of its own.
@@ -197,7 +197,7 @@ impl<'a> Keys<'a> {
         self.path
     }
 
-    /// A value as it stands, `null` too.
+    /// A raw value, `null` too.
     pub fn raw(&self, key: &str) -> Option<&'a Value> {
         self.read.borrow_mut().insert(key.to_owned());
         self.map.get(key)
@@ -219,12 +219,13 @@ impl<'a> Keys<'a> {
         Ok(Some(Keys { path: self.path, within, map, read: RefCell::default(), notes: RefCell::default() }))
     }
 
-    /// What the user should know of a choice that was made.
+    /// Adds a note about a choice that was made.
     pub fn remark(&self, note: String) {
         self.notes.borrow_mut().push(note);
     }
 
-    /// What was remarked, and the keys that nobody has read and that are not known to be harmless.
+    /// The notes so far, and one about keys that nothing has read and that are not known to be
+    /// harmless.
     pub fn notes(&self) -> Vec<String> {
         self.notes.take().into_iter().chain(self.unknown()).collect()
     }
@@ -239,7 +240,7 @@ impl<'a> Keys<'a> {
         self.map.keys()
     }
 
-    /// A refusal of a key that is there.
+    /// An error about the value of a key.
     pub fn refuse(&self, key: &str, value: &Value, why: &str) -> Error {
         let (name, value) = (self.name(key), short(&value.to_string()));
         Error::Config {
@@ -252,7 +253,7 @@ impl<'a> Keys<'a> {
     /// A whole number.
     ///
     /// # Errors
-    /// What is none, or out of range.
+    /// A value of another type, or out of range.
     pub fn optional_count(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match value.as_u64().filter(|number| *number <= MOST) {
@@ -264,7 +265,7 @@ impl<'a> Keys<'a> {
     /// A size under any of its names, at least 1 and within its limit.
     ///
     /// # Errors
-    /// As [`Keys::optional_count`]; two names that say different sizes.
+    /// As [`Keys::optional_count`]; two names with different sizes.
     pub fn size(&self, names: &[&str], default: usize, limit: Limit) -> Result<usize> {
         let most = limit.most();
         let mut known: Option<(&str, usize)> = None;
@@ -321,7 +322,7 @@ impl<'a> Keys<'a> {
         value.as_str().ok_or_else(|| self.refuse(key, value, "it must be a string"))
     }
 
-    /// Refuses a key whose value is there and is none of these.
+    /// Refuses a value other than these; an absent key is fine.
     ///
     /// # Errors
     /// The key and its value.

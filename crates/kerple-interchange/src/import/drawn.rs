@@ -8,8 +8,8 @@ use crate::layout::Entry;
 use kerple_lm::plan::Plan;
 use kerple_lm::{Error, Result};
 
-/// Refuses stored draws that are not those of the plan: a model that torch trained with others would compute something else here.
-/// Returns a note of those that are not stored.
+/// Refuses stored draws that differ from those of the plan: a model that torch trained with others
+/// would compute something else here. Returns a note about draws that are not stored.
 ///
 /// # Errors
 /// The first that differs, with its value; a tensor that cannot be read.

@@ -17,10 +17,10 @@ use kerple_lm::config::ModelConfig;
 use kerple_lm::origin::Family;
 use serde_json::Value;
 
-/// What a configuration makes of a model.
+/// The model that a configuration describes.
 #[derive(Debug)]
 pub struct Shape {
-    /// Sizes and blocks; every size is said.
+    /// Sizes and blocks; every size is given.
     pub model: ModelConfig,
     /// How positions enter.
     pub encoding: Encoding,
@@ -31,7 +31,7 @@ pub struct Shape {
 /// Reads a configuration by its `model_type`, or by its class where it has none.
 ///
 /// # Errors
-/// A family that is not known, and what of one cannot be imported.
+/// An unknown family, and settings of a family that cannot be imported.
 pub fn describe(keys: &Keys) -> Result<Described> {
     let family = family(keys)?;
     for key in ["quantization_config", "compression_config"] {

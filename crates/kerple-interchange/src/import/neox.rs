@@ -29,7 +29,7 @@ const LATEST: &str = "latest";
 /// The first rank's facts, in the folder of every step.
 const FACTS: &str = "mp_rank_00_model_states.pt";
 
-/// Whether a folder is that of a run of GPT-NeoX, or of one of its steps.
+/// Whether a folder is a GPT-NeoX run, or one of its steps.
 ///
 /// # Errors
 /// A disk that does not answer.
@@ -66,7 +66,7 @@ fn step_folder(folder: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Makes the run `out` of a checkpoint.
+/// Imports a checkpoint as the run `out`.
 ///
 /// # Errors
 /// As [`super::import`].

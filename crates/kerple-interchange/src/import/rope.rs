@@ -7,7 +7,7 @@ use kerple::encoding::{Encoding, Method, rotary};
 use kerple_lm::{Error, Result};
 use serde_json::Value;
 
-/// What a family has where its configuration is silent.
+/// The defaults of a family.
 pub struct Family<'a> {
     /// Base of the rates.
     pub base: f64,

@@ -57,8 +57,8 @@ const OLD: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 const AGAIN: &str = "copy the file again: it is truncated or damaged";
 
 impl Folder {
-    /// Opens the file with everything, or else those that the index names; which is said where both are there, or weights of
-    /// another kind. Buffers that a family computes anew are left out.
+    /// Opens the file with all tensors, or else those that the index names. It notes when both
+    /// exist, or weights in another format. Buffers that a family recomputes are skipped.
     ///
     /// # Errors
     /// No file of tensors; an index that names files outside the folder, or tensors that are not in their files; a tensor that is
@@ -296,10 +296,10 @@ pub fn from_bf16(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|chunk| half::bf16::from_le_bytes(*chunk).to_f32()).collect()
 }
 
-/// Refuses values that are not finite; they are those of a tensor from its value `first` on.
+/// Refuses values that are not finite; the values belong to a tensor, from its value `first` on.
 ///
 /// # Errors
-/// The first that is not, with its place.
+/// The first such value, with its index.
 pub fn check_finite(values: &[f32], first: usize, name: &str, path: &Path) -> Result<()> {
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),

@@ -18,10 +18,10 @@ const GENERATION: &str = "generation_config.json";
 /// Tokenizers that only their own libraries read.
 const OTHERS: [&str; 4] = ["tokenizer.model", "vocab.json", "spiece.model", "vocab.txt"];
 
-/// Reads what is there and puts the special tokens into the description.
+/// Reads the tokenizer, if any, and adds the special tokens to the description.
 ///
 /// # Errors
-/// A tokenizer that cannot be read, or has no token that ends a document.
+/// A tokenizer that cannot be read, or has no end-of-document token.
 pub fn read(folder: &Path, keys: &Keys, options: &Options, described: &mut Described) -> Result<Option<Tokenizer>> {
     special(folder, keys, described)?;
     beside(folder, options, described)

@@ -1,6 +1,6 @@
 //! Merges the tensors of tensor-parallel ranks.
 
-/// What is done with the parts of all ranks.
+/// How the parts of all ranks are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
     /// They stand below one another.
@@ -38,7 +38,7 @@ pub fn of(name: &str, parallel: bool) -> Merge {
     }
 }
 
-/// The shape of the whole, of ranks with these; `None` where they do not fit.
+/// The shape of the merged tensor, given the shapes of all ranks; `None` where they do not fit.
 pub fn shape(merge: Merge, parts: &[Vec<usize>]) -> Option<Vec<usize>> {
     let first = parts.first()?;
     let axis = match merge {
@@ -58,7 +58,7 @@ pub fn shape(merge: Merge, parts: &[Vec<usize>]) -> Option<Vec<usize>> {
     Some(whole)
 }
 
-/// The values of the whole.
+/// The values of the merged tensor.
 pub fn values(merge: Merge, parts: Vec<Vec<f32>>, columns: &[usize]) -> Vec<f32> {
     match merge {
         Merge::One | Merge::Head => parts.into_iter().next().unwrap_or_default(),

@@ -150,12 +150,12 @@ impl Settings {
         self.flag("gpt-j-residual")
     }
 
-    /// What the positions are called there.
+    /// The value of `pos-emb`.
     pub fn pos_emb(&self) -> &str {
         &self.pos_emb
     }
 
-    /// Tensor-parallel ranks, where the files say it.
+    /// Tensor-parallel ranks, where the files state it.
     pub fn ranks(&self) -> Result<Option<usize>> {
         let size = self.keys.get("model-parallel-size").is_some_and(|value| !value.is_null());
         if size { self.size("model-parallel-size").map(Some) } else { Ok(None) }
@@ -176,7 +176,7 @@ impl Settings {
     /// The model of these settings and tensors.
     ///
     /// # Errors
-    /// Settings that cannot be imported, and sizes that are not those of the tensors.
+    /// Settings that cannot be imported, and sizes that contradict the tensors.
     pub fn shape(&self, stored: &Stored) -> Result<Shape> {
         let width = self.size("hidden-size")?;
         let heads = self.size("num-attention-heads")?;
@@ -245,7 +245,7 @@ impl Settings {
         }))
     }
 
-    /// What the user should know.
+    /// Notes for the user.
     ///
     /// # Errors
     /// A tensor that cannot be read.

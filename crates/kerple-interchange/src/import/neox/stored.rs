@@ -32,7 +32,7 @@ const AGAIN: &str = "copy the checkpoint again: the file is truncated, damaged o
 /// Refuses a link to a file outside of the folder.
 ///
 /// # Errors
-/// Where it leads.
+/// The link's target.
 pub fn check_inside(folder: &Path, path: &Path) -> Result<()> {
     let [inside, real] = [folder, path].map(|path| path.canonicalize().map_err(Error::io(path, "look for")));
     let (inside, real) = (inside?, real?);
@@ -261,7 +261,7 @@ impl Stored {
         })
     }
 
-    /// Which values of the encoding lie outside the range in which attention uses them.
+    /// Parameters of the encoding outside the range in which attention uses them.
     ///
     /// # Errors
     /// A tensor that cannot be read.

@@ -31,7 +31,7 @@ const KINDS: [&str; 5] = ["special", "lstrip", "rstrip", "single_word", "normali
 
 type Object = Map<String, Value>;
 
-/// The files, where they are.
+/// The files that exist.
 pub struct Files {
     folder: PathBuf,
     config: Object,
@@ -63,10 +63,10 @@ fn token(value: &Value, special: bool) -> Option<Object> {
 }
 
 impl Files {
-    /// Those of a folder.
+    /// The files of a folder.
     ///
     /// # Errors
-    /// Files that cannot be read, or hold no tables.
+    /// Files that cannot be read, or do not contain JSON objects.
     pub fn of(folder: &Path) -> Result<Files> {
         let read = |name: &str| -> Result<Object> {
             let path = folder.join(name);
@@ -81,7 +81,7 @@ impl Files {
         Ok(Files { folder: folder.to_owned(), config: read(CONFIG)?, map: read(MAP)?, added: read(ADDED)? })
     }
 
-    /// Whether they say anything.
+    /// Whether they are all absent or empty.
     pub fn is_empty(&self) -> bool {
         self.config.is_empty() && self.map.is_empty() && self.added.is_empty()
     }
@@ -156,7 +156,7 @@ impl Files {
         Ok(Wanted { token, id: Some(id.into()) })
     }
 
-    /// The definition of a tokenizer with what these files say of tokens; `None` where they say nothing else than it does.
+    /// The definition of a tokenizer extended by these files; `None` where they add nothing.
     ///
     /// # Errors
     /// A list of tokens that cannot be read.
