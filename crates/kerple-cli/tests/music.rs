@@ -45,7 +45,7 @@ fn music_is_learned_and_written() {
     assert_eq!(greedy("1"), greedy("2"));
     for (arguments, said) in [
         (&["sample", "run", "--prompt", "la la"][..], "`la` is not a word of the remi events"),
-        (&["sample", "run", "--prompt-midi", "run.toml"], "run.toml: this is not a MIDI file"),
+        (&["sample", "run", "--prompt-midi", "run.toml"], "run.toml: not a MIDI file"),
         (&["sample", "run", "--top-p", "2"], "--top-p 2 is out of range"),
     ] {
         let output = place.run(arguments);

@@ -60,7 +60,7 @@ fn json_is_recognised_by_what_it_holds() {
     }
     let input = folder(&[("a.json", "{\n  \"text\": \"one\"\n}\n")]);
     let error = run(input.path(), |_| {}).unwrap_err();
-    assert!(error.to_string().contains("a.json: it is one JSON object over several lines"), "{error}");
+    assert!(error.to_string().contains("a.json: one JSON object over several lines"), "{error}");
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_corpus_of_other_content_stays_unless_it_is_to_be_replaced() {
     let first = make(0, false).unwrap();
     assert_eq!(make(0, false).unwrap().content, first.content);
     let error = make(500, false).unwrap_err();
-    assert!(error.to_string().contains("out: it holds a prepared corpus of other content"), "{error}");
+    assert!(error.to_string().contains("out: the folder contains a prepared corpus with other content"), "{error}");
     assert!(error.hint().contains("--replace"));
     assert_eq!(Corpus::open(&out).unwrap().content(), first.content);
     let second = make(500, true).unwrap();

@@ -113,7 +113,7 @@ fn names_of_files_decide_splits() {
     fs::remove_file(input.path().join("in/test.jsonl")).unwrap();
     let error = run(&options(&input.path().join("in"), &out)).unwrap_err();
     insta::assert_snapshot!(error, @"the test split is empty: it needs at least 1 document, and 302 distinct documents were found in all");
-    assert!(error.hint().contains("a file called test.jsonl or test.txt"), "{}", error.hint());
+    assert!(error.hint().contains("name a file test.jsonl or test.txt"), "{}", error.hint());
     assert_eq!(Corpus::open(&out).unwrap().content(), corpus.content(), "what was there before is still there");
 }
 

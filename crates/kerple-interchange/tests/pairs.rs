@@ -112,7 +112,7 @@ fn the_single_file_goes_before_an_index_and_pickles() {
     fs::write(both.file("pytorch_model.bin"), "x").unwrap();
     says(
         &both.notes(),
-        &["model.safetensors and model.safetensors.index.json", "pytorch_model.bin", "model.safetensors is taken"],
+        &["model.safetensors and model.safetensors.index.json", "pytorch_model.bin", "using model.safetensors"],
     );
     assert!(fs::read(both.out().join(WEIGHTS)).unwrap() == weights);
     says(

@@ -28,7 +28,7 @@ fn bad_requests_are_refused_by_key_and_value() {
         (r#"{"prompt":[]}"#, "prompt", "empty"),
         (r#"{"prompt":["x",""]}"#, "prompt", "empty"),
         (r#"{"prompt":[[1],[]]}"#, "prompt", "empty"),
-        (r#"{"prompt":[256]}"#, "prompt", "no token 256"),
+        (r#"{"prompt":[256]}"#, "prompt", "token 256 is out of range"),
         (r#"{"prompt":[-1]}"#, "prompt", "[-1]"),
         (r#"{"prompt":[1.5]}"#, "prompt", "list of token ids"),
         (r#"{"prompt":[[1],"x"]}"#, "prompt", "list of token ids"),

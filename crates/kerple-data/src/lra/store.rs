@@ -29,7 +29,7 @@ impl Sequences {
         let before = self.bytes.len();
         self.bytes.extend(bytes);
         if self.bytes.len() == before {
-            return Err("the text is empty, so it has no evidence of its class".to_owned());
+            return Err("the sequence is empty, so nothing identifies its class".to_owned());
         }
         self.ends.push(self.bytes.len());
         self.labels.push(label);

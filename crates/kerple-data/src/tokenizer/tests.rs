@@ -314,7 +314,7 @@ fn the_end_of_a_document_is_found_or_named() {
 #[test]
 fn vocabularies_have_limits() {
     let error = learn(100_000).unwrap_err();
-    assert!(error.to_string().starts_with("bpe:100000: the text has repeated pairs for "), "{error}");
+    assert!(error.to_string().starts_with("bpe:100000 is too large: the text has repeated pairs for "), "{error}");
 }
 
 #[test]

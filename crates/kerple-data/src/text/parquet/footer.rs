@@ -240,7 +240,7 @@ mod tests {
         assert!(refused(&[2, 0]).contains("1 more elements than it has"));
         assert!(refused(&[1, 0, 0]).contains("element 2 of the schema has no parent"));
         let nested: Vec<u64> = [vec![1; 100_000], vec![0]].concat();
-        assert!(refused(&nested).contains("more than 100 groups"));
+        assert!(refused(&nested).contains("more than 100 nested groups"));
         // each claims all that follow
         assert!(refused(&(0..50).rev().collect::<Vec<u64>>()).contains("more elements than it has"));
     }
