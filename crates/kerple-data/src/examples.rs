@@ -6,7 +6,8 @@ use crate::split::Split;
 /// Where and how a model answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// An encoder reads the sequence and behind it as many empty places as there are targets, and answers there.
+    /// An encoder reads the sequence and, after it, as many empty places as there are targets, and
+    /// answers there.
     Tape,
     /// A decoder answers at some tokens, from what came before: as many targets as tokens, most of them not scored.
     Marked,
@@ -14,7 +15,7 @@ pub enum Answer {
     Class,
 }
 
-/// Place of a language in Chomsky's hierarchy.
+/// The level of a language in Chomsky's hierarchy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Finite automata.
@@ -26,7 +27,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// As tables have it: R, DCF, CS.
+    /// The abbreviation in tables: R, DCF, CS.
     pub fn letters(self) -> &'static str {
         match self {
             Level::Regular => "R",

@@ -76,14 +76,16 @@ tasks! {
     /// An expression of digits below 5, `+ - *`, unary minus and brackets around every operation; its value modulo 5.
     ModularArithmeticBrackets: "modular_arithmetic_brackets", ContextFree, 11 -> 5, |_| 1, arithmetic::draw_brackets,
         arithmetic::brackets, false;
-    /// The same without products, one digit hidden, and behind `=` its value modulo 5; the digit. Of fewer than three
-    /// tokens all are 0, and so is the answer. The paper has products too.
+    /// The same without products: one digit is hidden, and after `=` comes the value modulo 5; the
+    /// answer is the digit. With fewer than three tokens all are 0, and so is the answer. The paper
+    /// has products too.
     SolveEquation: "solve_equation", ContextFree, 11 -> 5, |_| 1, arithmetic::draw_equation, arithmetic::equation, false;
     /// Bits; the same twice.
     DuplicateString: "duplicate_string", ContextSensitive, 2 -> 2, |length| 2 * length, strings::bits,
         strings::duplicate_string, false;
-    /// Bits twice with one of them hidden, token 2, and a token 3 at the end when the length is odd; the hidden bit. Of one
-    /// token: 1, and so is the answer.
+    /// Bits, repeated, with one of them replaced by token 2, and a token 3 at the end when the
+    /// length is odd; the answer is the hidden bit. With one token, the input is 1, and so is the
+    /// answer.
     MissingDuplicate: "missing_duplicate_string", ContextSensitive, 4 -> 2, |_| 1, strings::draw_missing,
         strings::missing_duplicate, false;
     /// Bits; those at odd places, counted from 0, and then those at even places. The paper counts from 1.
