@@ -10,8 +10,8 @@ use cubecl::ir::DeviceProperties;
 use cubecl::prelude::*;
 use kerple::precision::Precision;
 
-/// Matrix units of a device as a tile uses them: the sizes of their product, `[m, k]` times `[k,
-/// n]`, and planes per cube.
+/// Matrix units of a device as a tile uses them: the sizes of their product, `[m, k]` times
+/// `[k, n]`, and planes per cube.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Matrix {
     m: usize,

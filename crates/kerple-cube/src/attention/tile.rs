@@ -1,7 +1,7 @@
 //! Tiles of scores: their sizes, and the device functions that the kernels share.
 //!
-//! A cube computes a tile of `size x size` scores with `side x side` units. A unit has `each x
-//! each` of them, at rows and columns that are `side` apart. Rows of queries, keys and values are
+//! A cube computes a tile of `size x size` scores with `side x side` units. A unit has
+//! `each x each` of them, at rows and columns that are `side` apart. Rows of queries, keys and values are
 //! staged in shared tiles, in chunks of features.
 
 use super::REST;

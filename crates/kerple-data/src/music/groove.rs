@@ -1,8 +1,8 @@
 //! Groove events: notes on and off of bass, drums and one harmonic track, and shifts of time.
 //!
 //! Source: Liutkus et al. 2021, arXiv:2105.08399, section 3.3, after Cífka et al. 2020
-//! (Groove2Groove): 12 ticks per beat, 793 words and one that begins a piece. `time_shift(beats,
-//! tick)` advances by some beats, at most 2, to an *absolute* tick of the beat in which it ends;
+//! (Groove2Groove): 12 ticks per beat, 793 words and one that begins a piece.
+//! `time_shift(beats, tick)` advances by some beats, at most 2, to an *absolute* tick of the beat in which it ends;
 //! longer times are several shifts.
 //!
 //! ```text
