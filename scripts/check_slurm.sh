@@ -30,7 +30,7 @@ within 60 has_newer "$out/runs/alibi/seed-5" ''
 # what Slurm sends before the time of a job is over: TERM to its script alone (the last shard has the number of the whole array)
 scancel --signal=TERM --batch "${shards}_0"
 within 60 is "${shards}_0" PENDING
-grep -q "what was done is saved" "$out/slurm/shard-0.log" || fail "the shard does not say that it has saved"
+grep -q "finished work is saved" "$out/slurm/shard-0.log" || fail "the shard does not say that it has saved"
 is "$pages" PENDING && [ ! -e "$out/report" ] || fail "the page is made before all shards are done"
 # a job that goes into the queue again waits for two minutes there; seconds are enough for what ended it to be over
 sleep 5

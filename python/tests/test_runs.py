@@ -184,7 +184,7 @@ def test_the_package_brings_the_command_along(prepared, tmp_path):
     assert called("--version").stdout.startswith("kerple ")
     assert called("describe", "t5", "--svg", "t5.svg").returncode == 0 and xml.parse(tmp_path / "t5.svg")
     wrong = called("describe", "t6")
-    assert wrong.returncode == 2 and "there is no encoding `t6`" in wrong.stderr
+    assert wrong.returncode == 2 and "unknown encoding `t6`" in wrong.stderr
     # jobs call it again
     config = str(prepared / "run.toml")
     assert called("compare", "--config", config, "--encodings", "alibi", "--out", "jobs", "--slurm", "1").returncode == 0

@@ -47,7 +47,7 @@ pub fn write_file(path: &Path, content: &str) -> Outcome {
 
 /// A flag that the first Ctrl-C, SIGTERM or SIGUSR1 sets; a second one ends the process at once.
 pub fn stop_flag() -> Arc<AtomicBool> {
-    stop_flag_saying("finishing this step, then saving; once more to stop at once")
+    stop_flag_saying("finishing this step, then saving; press Ctrl-C again to stop at once")
 }
 
 /// [`stop_flag`] of work that does something else than saving when it is stopped.
@@ -95,8 +95,9 @@ pub fn step_line(what: &str, p: &Progress) -> String {
 pub fn remark_on_horizon(encoding: &PositionalEncoding, len: usize) {
     if let Some(horizon) = encoding.horizon().filter(|horizon| len > horizon.saturating_add(1)) {
         remarkln!(
-            "note: {len} tokens reach beyond the horizon of {horizon}, where the kernel is not held to its tolerance and its \
-             slowest term does not fade; for such lengths train with a larger horizon in model.block.attention"
+            "note: {len} tokens exceed the horizon of {horizon}; beyond it the kernel is not \
+                approximated to its tolerance and its slowest term does not decay; for such lengths \
+                train with a larger horizon in model.block.attention"
         );
     }
 }
@@ -106,8 +107,9 @@ pub fn remark_on_kernels(plan: &Plan, device: Name) {
     let composed = plan.model.composed_on_gpus(&plan.encoding, plan.data.task.as_ref());
     if device != Name::Cpu && !composed.is_empty() {
         remarkln!(
-            "note: on {device} there is no kernel for {}; attention runs as plain operations, softmax attention some queries after \
-             others, in memory linear in the length, linear attention in memory that grows with its square",
+            "note: {device} has no kernel for {}; attention uses composed Burn operations: softmax \
+                attention is chunked over queries and needs memory linear in the length, linear \
+                attention needs memory that grows with its square",
             composed.join(", ")
         );
     }

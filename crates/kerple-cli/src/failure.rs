@@ -64,7 +64,7 @@ impl From<kerple_lm::Error> for Failure {
 
 impl From<kerple::kernel::error::Error> for Failure {
     fn from(error: kerple::kernel::error::Error) -> Failure {
-        let hint = error.hint().unwrap_or_else(|| "docs/kernels.md teaches the language of kernels".to_owned());
+        let hint = error.hint().unwrap_or_else(|| "see docs/kernels.md for the syntax of kernels".to_owned());
         Failure::misuse(error.to_string(), hint)
     }
 }

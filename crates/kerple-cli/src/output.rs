@@ -41,7 +41,7 @@ pub fn result(text: Arguments) {
     }
     let mut out = stdout().lock();
     if let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) {
-        let hint = "free some disk space, or write elsewhere";
+        let hint = "free disk space, or write to another disk";
         complain(&Failure::failed(format!("stdout: cannot write: {error}"), hint), None);
         std::process::exit(1);
     }

@@ -42,13 +42,14 @@ pub fn admit(command: &Command, ranks: &Ranks) -> Outcome {
     }
     let refusal = if is_shared {
         Failure::misuse(
-            format!("{started} processes were started together, by a program that was built without MPI"),
-            "build it with MPI: cargo install --locked --path crates/kerple-cli --features mpi; docs/scale-out.md says more",
+            format!("{started} processes were started together, but this program was built without MPI"),
+            "build with MPI: cargo install --locked --path crates/kerple-cli --features mpi; see \
+                docs/scale-out.md",
         )
     } else {
         Failure::misuse(
-            format!("{started} processes were started for a command that one does"),
-            "train, eval, compare and reproduce are shared by ranks; start anything else without mpirun",
+            format!("{started} processes were started for a command that runs in one process"),
+            "only train, eval, compare and reproduce run on several ranks; run other commands without mpirun",
         )
     };
     Err(Failure { known: true, ..refusal })

@@ -29,8 +29,8 @@ fn sizes_that_do_not_fit_are_refused() {
     refused("step", &["--lens", "16777216", "--batch", "16", "--layers", "1"], "training needs about ");
     refused("decode", &[&small[..], &["--threads", "100000"]].concat(), "at most 4096");
     for (encoding, says) in [
-        (r#"{"kind":"alibi","behind":0.5}"#, "it has a bias of keys ahead"),
-        (r#"{"kind":"dape","base":{"kind":"t5","bidirectional":true}}"#, "it has a bias of keys ahead"),
+        (r#"{"kind":"alibi","behind":0.5}"#, "it has a bias for keys after the query"),
+        (r#"{"kind":"dape","base":{"kind":"t5","bidirectional":true}}"#, "it has a bias for keys after the query"),
         (r#"{"kind":"learned","positions":3}"#, "`positions`: 3 rows are too few"),
     ] {
         refused("attention", &[&small[..], &["--encoding", encoding]].concat(), says);

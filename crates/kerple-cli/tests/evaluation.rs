@@ -104,9 +104,13 @@ fn evaluated(place: &Place, lengths: &str) -> (usize, String) {
 #[test]
 fn rows_of_other_numerics_are_other_rows() {
     for (key, value, words) in [
-        ("precision", "bf16", "before in bf16 on cpu, "),
-        ("device", "cuda:0 (NVIDIA H100)", "before in f32 on cuda, NVIDIA H100; here it is computed in f32 on cpu, "),
-        ("instructions", "mmx", "before in f32 on cpu, mmx; "),
+        ("precision", "bf16", "were computed in bf16 on cpu, "),
+        (
+            "device",
+            "cuda:0 (NVIDIA H100)",
+            "were computed in f32 on cuda, NVIDIA H100; the new rows are computed in f32 on cpu, ",
+        ),
+        ("instructions", "mmx", "were computed in f32 on cpu, mmx; "),
     ] {
         let place = compared();
         assert_eq!(evaluated(&place, "16").0, 0, "the same program on the same machine");
@@ -143,7 +147,10 @@ fn what_was_computed_otherwise_is_not_done_for_a_comparison() {
     let basic = ["compare", "--config", "run.toml", "--encodings", "alibi", "--out", "all", "--lengths", "16"];
     let output = place.run(&[&basic[..], &["--segments", "4"]].concat());
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("1 of the runs count as done by rows that were made in f32 on cpu, mmx"), "{said}");
+    assert!(
+        said.contains("1 of the runs count as done because of rows that were computed in f32 on cpu, mmx"),
+        "{said}"
+    );
     // rows of older versions, which had nothing but f32 on a processor
     let file = format!("{RUN}/evaluation.jsonl");
     let old = rows(&place.read(&file)).into_iter().map(|mut row| {
@@ -153,7 +160,7 @@ fn what_was_computed_otherwise_is_not_done_for_a_comparison() {
     place.write(&file, old.collect::<String>());
     assert_eq!(compare(&place, "16", &["--segments", "4"]).len(), 0);
     let (fresh, said) = evaluated(&place, "16");
-    assert!(fresh == 1 && said.contains("before by what is not recorded; here"), "{said}");
+    assert!(fresh == 1 && said.contains("were computed by an unrecorded program; the new rows"), "{said}");
 }
 
 #[test]
@@ -252,8 +259,8 @@ fn what_reaches_beyond_the_horizon_is_remarked_on() {
     };
     let evaluated = |lengths| said(&["eval", "run", "--segments", "2", "--lengths", lengths]);
     assert!(!evaluated("16,32").contains("horizon"));
-    assert!(evaluated("16,64").contains("note: 64 tokens reach beyond the horizon of 32"));
-    assert!(said(&["sample", "run", "--prompt", "ka lo", "--tokens", "50"]).contains("beyond the horizon of 32"));
+    assert!(evaluated("16,64").contains("note: 64 tokens exceed the horizon of 32"));
+    assert!(said(&["sample", "run", "--prompt", "ka lo", "--tokens", "50"]).contains("exceed the horizon of 32"));
 }
 
 /// A list item is a prompt, and so is what looks like an expression or an option; other values have a hint that works.
@@ -272,8 +279,8 @@ fn text_may_begin_with_a_minus() {
         String::from_utf8(output.stderr).unwrap()
     };
     let said = refused(&["prepare", "--input", "text", "--out", "other", "--text-key", "-k"]);
-    assert!(said.contains("in one word with its option: '--text-key=-k'"), "{said}");
+    assert!(said.contains("join a value that begins with - to its option: '--text-key=-k'"), "{said}");
     // as the hint has it
     assert!(!refused(&["prepare", "--input", "nowhere", "--out", "other", "--text-key=-k"]).contains("unexpected"));
-    assert!(!refused(&["sample", "run", "-x"]).contains("in one word"), "nothing takes it for a value");
+    assert!(!refused(&["sample", "run", "-x"]).contains("join a value"), "nothing takes it for a value");
 }

@@ -163,12 +163,12 @@ fn signals_end_with_what_is_done_saved() {
         let (code, said) = interrupted(&place, &train, &format!("{run}/metrics.jsonl"), signal);
         assert!(code == Some(130) && said.contains("finishing this step, then saving"), "{run}: {code:?} {said}");
         let verified = place.ok(&["verify", run]);
-        assert!(verified.contains("weights and moments"), "{run}: {verified}");
+        assert!(verified.contains("weights and optimizer state"), "{run}: {verified}");
     }
     place.ok(&["train", "--config", "run.toml", "--out", "run"]);
     // the second length takes minutes
     let eval = ["eval", "run", "--lengths", "16,1024", "--protocol", "sliding:1"];
     let (code, said) = interrupted(&place, &eval, "run/evaluation.jsonl", libc::SIGTERM);
-    assert!(code == Some(130) && said.contains("the lengths that are done are saved"), "{code:?} {said}");
+    assert!(code == Some(130) && said.contains("finished lengths are saved"), "{code:?} {said}");
     assert_eq!(place.read("run/evaluation.jsonl").lines().count(), 1);
 }

@@ -111,7 +111,7 @@ fn devices_are_what_they_are_named() {
         assert!(built || said.contains(&format!("--features {feature}; see docs/gpu.md")), "{said}");
         assert!(!built || said.contains("no such device here, only cpu"), "{said}");
     }
-    for (wrong, why) in [("bf16", "the processor computes in f32"), ("f16", "one of f32, tf32, bf16")] {
+    for (wrong, why) in [("bf16", "the CPU computes in f32"), ("f16", "one of f32, tf32, bf16")] {
         let run = place.run(&["train", "--config", "run.toml", "--out", "run", "--precision", wrong]);
         let said = String::from_utf8(run.stderr).unwrap();
         assert!(run.status.code() == Some(2) && said.contains("--precision") && said.contains(why), "{said}");
@@ -167,8 +167,8 @@ fn every_command_has_a_man_page() {
 fn several_processes_that_would_do_the_same_are_refused() {
     let place = Place::new();
     for (arguments, says) in [
-        (&["train", "--config", "run.toml", "--out", "run"][..], "by a program that was built without MPI"),
-        (&["describe", "alibi"][..], "4 processes were started for a command that one does"),
+        (&["train", "--config", "run.toml", "--out", "run"][..], "this program was built without MPI"),
+        (&["describe", "alibi"][..], "4 processes were started for a command that runs in one process"),
     ] {
         for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
             let output = place.command(arguments).env(name, "4").output().unwrap();

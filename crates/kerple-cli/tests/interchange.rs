@@ -86,7 +86,7 @@ fn training_goes_on_from_an_imported_model() {
     assert_eq!((&origin["plan"], &origin["weights"]), (&before["hash"], &before["origin"]["weights"]));
     // the same command again has nothing left to do
     assert_eq!(from("kernel", &["--set", "encoding.kind=kerple_log"])["loss"], Value::Null);
-    assert!(place.ok(&["verify", "kernel"]).contains("step 3, weights and moments"));
+    assert!(place.ok(&["verify", "kernel"]).contains("step 3, weights and optimizer state"));
 }
 
 /// A short run with rotary positions.
@@ -163,7 +163,7 @@ fn what_a_run_cannot_begin_with_is_refused_and_leaves_nothing() {
         (&["--set", "model.n_layers=2"][..], "model.n_layers = 2 (was 1)"),
         (&["--set", "model.d_hidden=32"], "model.d_hidden = 32 (was 64)"),
         (&["--set", "model.block.tied_head=true"], "model.block.tied_head = true (was false)"),
-        (&["--config", "other.toml"], "the model is that of the run it begins with"),
+        (&["--config", "other.toml"], "--from takes the model from the other run"),
         (&["--set", "data.task=parity_check"], "data.task is"),
         (&["--set", "encoding.kind=rotarx"], "rotarx"),
     ] {
@@ -173,5 +173,5 @@ fn what_a_run_cannot_begin_with_is_refused_and_leaves_nothing() {
         assert!(!place.path("new").exists(), "{arguments:?}");
     }
     let output = place.run(&["train", "--from", "data", "--out", "new"]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("holds no run"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is not a run folder"));
 }

@@ -53,7 +53,7 @@ fn a_run_works_from_any_folder() {
     let again = ["train", "--config", "run.toml", "--set", "data.path=moved/data", "--out", "moved/runs/one"];
     let output = place.run(&again);
     let message = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(2) && message.contains("holds other text"), "{message}");
+    assert!(output.status.code() == Some(2) && message.contains("contains other text"), "{message}");
     place.ok(&["train", "--config", "run.toml", "--set", "data.path=kept", "--out", "moved/runs/one"]);
     let (code, message) = eval("../moved/runs/one", &["--protocol", "sliding:8"]);
     assert_eq!(code, Some(0), "the place of the text is that of the last training: {message}");

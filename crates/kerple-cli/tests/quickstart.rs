@@ -91,7 +91,7 @@ fn it_ends_in_tables_and_figures_and_goes_on_where_it_was_stopped() {
     // another text or time is another job, not the old result
     place.write("other/text.txt", "words of another kind ".repeat(4000));
     let said = failure(&place, &quickstart("other", &[]));
-    assert!(said.contains("was started on") && said.contains("hint: the same --data"), "{said}");
+    assert!(said.contains("was started on") && said.contains("hint: use the same --data"), "{said}");
     assert!(failure(&place, &quickstart("nowhere", &[])).contains("was started on"));
     assert!(
         failure(&place, &["quickstart", "--data", "text", "--minutes", "1", "--out", "q"]).contains("0.01 minutes")

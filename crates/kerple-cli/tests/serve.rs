@@ -61,7 +61,7 @@ fn a_signal_ends_the_server_after_what_was_asked() {
         assert_eq!(child.wait().unwrap().code(), Some(130));
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        assert!(said.contains("what was asked has been answered"), "{said}");
+        assert!(said.contains("all open requests were answered"), "{said}");
     }
 }
 
@@ -88,7 +88,7 @@ fn what_cannot_be_served_is_said_before_anything_listens() {
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
     for (arguments, says) in [
-        (&["nowhere"][..], "holds no run"),
+        (&["nowhere"][..], "is not a run folder"),
         (&["run", "--host", "no such host"], "--host no such host"),
         (&["run", "--max-len", "0"], "at least 1"),
         (&["run", "--queue", "100000"], "at most 65536"),

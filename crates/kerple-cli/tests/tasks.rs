@@ -45,7 +45,7 @@ fn a_run_of_a_task_is_trained_evaluated_verified_and_reported() {
     assert_eq!(rows[1]["answers"]["by_depth"].as_array().unwrap().len(), 10);
     let again = place.ok(&["eval", "r", "--lengths", "16,64", "--segments", "8", "--json"]);
     assert_eq!(again.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), rows);
-    assert!(place.ok(&["verify", "r"]).contains("data: as it was"));
+    assert!(place.ok(&["verify", "r"]).contains("data: unchanged since"));
     let printed = place.ok(&["report", "r", "--out", "page"]);
     assert!(printed.contains("passkey: right answers in percent, guessing has 10.00"), "{printed}");
     assert!(place.read("page/index.html").contains("place of the key"));
@@ -156,7 +156,7 @@ fn sequences_with_a_class_are_trained_by_the_same_commands() {
     let refused =
         place.run(&[&compare[..], &[linear, "--encodings", "none", "--segments", "21", "--out", "few"]].concat());
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(message.contains("21 sequences of lra_retrieval were asked for, the test split has 20"), "{message}");
+    assert!(message.contains("21 sequences of lra_retrieval were requested, the test split has 20"), "{message}");
     assert!(!place.path("few/runs").exists());
     // what there is is taken when nothing is asked for, and that is said
     let all = [linear, "--encodings", "none", "--lengths", "16", "--out", "few"];

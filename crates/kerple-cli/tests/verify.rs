@@ -82,7 +82,7 @@ fn text_that_is_absent_is_no_damage() {
     place.ok(&["train", "--config", "run.toml", "--out", "run"]);
     fs::rename(place.path("data"), place.path("elsewhere")).unwrap();
     let said = place.ok(&["verify", "run"]);
-    assert!(said.contains("data: not here, and not looked at"), "{said}");
+    assert!(said.contains("data: missing, not checked"), "{said}");
     // another text in its place is
     place.make_text(3, 4000);
     place.ok(&["prepare", "--input", "text", "--out", "data"]);

@@ -128,7 +128,7 @@ fn a_run_of_an_imported_model_is_verified() {
         copy.import().unwrap();
         let found = RunFolder::new(copy.out()).verify();
         assert!(found.is_good(), "{name}: {:?}", found.problems);
-        assert!(copy.import().unwrap_err().to_string().contains("is there already"), "{name}");
+        assert!(copy.import().unwrap_err().to_string().contains("already exists"), "{name}");
     }
 }
 
@@ -156,7 +156,7 @@ fn lying_headers_are_refused_before_memory_is_taken() {
     let copy = Copy::of(HF);
     let path = copy.file("model.safetensors");
     let whole = fs::read(&path).unwrap();
-    for (size, part) in [(u64::MAX, "is said to have"), (1 << 40, "is said to have"), (4, "cannot be read")] {
+    for (size, part) in [(u64::MAX, "its header claims"), (1 << 40, "its header claims"), (4, "cannot be read")] {
         fs::write(&path, [&size.to_le_bytes(), &whole[8..]].concat()).unwrap();
         says(&copy.error(), &["model.safetensors", part]);
     }

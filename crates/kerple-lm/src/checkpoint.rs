@@ -169,7 +169,7 @@ fn remove(path: &Path) -> Result<()> {
 fn check_finite(step: u64, tensors: &[Named]) -> Result<()> {
     for Named { name, array } in tensors {
         if let Some(value) = array.slice::<f32>().iter().find(|value| !value.is_finite()) {
-            let hint = "no checkpoint was made of it; lower train.learning_rate or train.weight_decay".to_owned();
+            let hint = "no checkpoint was saved; lower train.learning_rate or train.weight_decay".to_owned();
             return Err(Error::NotFinite { step, what: name.clone(), value: f64::from(*value), hint });
         }
     }
@@ -249,7 +249,7 @@ fn step_of(checkpoint: &Path) -> Option<u64> {
 }
 
 /// What to do about a damaged checkpoint.
-const AGAIN: &str = "remove this checkpoint's folder to go on from the one before";
+const AGAIN: &str = "remove this checkpoint's folder to resume from the previous one";
 
 /// Opens a file whose checksum is what it should be.
 fn open(path: &Path, sha256: &str) -> Result<TensorFile> {
@@ -263,8 +263,13 @@ pub(crate) fn fill(file: &TensorFile, name: &str, values: &mut [f32]) -> Result<
     if file.read_f32(name, values)? {
         return Ok(());
     }
-    let message = format!("there is no tensor `{name}` of {} values", values.len());
-    Err(Error::damaged(file.path(), message, "this checkpoint belongs to another model"))
+    let message = format!("tensor `{name}` with {} values is missing", values.len());
+    Err(Error::damaged(
+        file.path(),
+        message,
+        "the checkpoint belongs to another model; use the run \
+        folder it was saved in",
+    ))
 }
 
 /// Reads the state of a checkpoint and refuses one that does not follow a plan.
@@ -277,8 +282,8 @@ pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
     if plan.follows(&state.plan) {
         return Ok(State { plan: course, ..state });
     }
-    let message = format!("the checkpoint follows plan {}, the run asks for {}", short(&state.plan), short(&course));
-    let hint = "the checkpoint is another run's, or the run file is: put those back that belong together";
+    let message = format!("the checkpoint belongs to plan {}, the run to plan {}", short(&state.plan), short(&course));
+    let hint = "restore the checkpoint and the run file that belong together";
     Err(Error::refused(format!("{}: {message}", checkpoint.join(STATE).display()), hint))
 }
 
@@ -291,7 +296,7 @@ fn read_state(checkpoint: &Path) -> Result<State> {
         return Err(damaged("the checksum does not match".to_owned()));
     }
     if Some(state.step) != step_of(checkpoint) {
-        return Err(damaged(format!("it is of step {}, its folder of another", state.step)));
+        return Err(damaged(format!("its step {} does not match the name of its folder", state.step)));
     }
     Ok(state)
 }
@@ -354,7 +359,7 @@ fn newest_of<T>(
             Ok(value) => return Ok(Some(Found { path: path.clone(), value, notes })),
             Err(error) if strict || !is_damage(&error) => return Err(error),
             Err(error) => {
-                notes.push(format!("the checkpoint of step {step} is passed over: {error}"));
+                notes.push(format!("skipped the checkpoint of step {step}: {error}"));
                 first.get_or_insert(error);
             }
         }

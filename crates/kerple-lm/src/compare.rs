@@ -81,7 +81,7 @@ impl Comparison {
     /// The plans of all runs; refuses here what would fail after hours of training.
     fn plans(&self, source: &Source) -> Result<Vec<Plan>> {
         let Some(end) = self.config.seed.checked_add(self.seeds) else {
-            let message = format!("{} seeds from {} on are more than there are", self.seeds, self.config.seed);
+            let message = format!("{} seeds from {} on exceed the largest seed", self.seeds, self.config.seed);
             return Err(Error::refused(message, "choose a smaller seed"));
         };
         let runs = (self.config.seed..end).flat_map(|seed| self.encodings.iter().map(move |encoding| (seed, encoding)));

@@ -68,7 +68,8 @@ impl DataConfig {
         Err(Error::Config {
             place: "data".to_owned(),
             message: "missing field `path`".to_owned(),
-            hint: "name a text, path = \"...\", or a task, task = \"...\"; `kerple describe config` lists the keys"
+            hint: "set path = \"...\" for a text, or task = \"...\" for a task; `kerple describe \
+                config` lists the keys"
                 .to_owned(),
         })
     }
@@ -246,7 +247,7 @@ impl Default for TrainConfig {
     }
 }
 
-const KEYS_HINT: &str = "every key of a run file is listed by `kerple describe config`";
+const KEYS_HINT: &str = "`kerple describe config` lists every key of a run file";
 
 /// Most parts of a dotted key. No key of a run file is this deep, and a table is read with a call a level.
 const DEEPEST: usize = 8;
@@ -257,7 +258,7 @@ fn set(table: &mut toml::Table, assignment: &str) -> Result<()> {
     let fail = |message: String| {
         Error::config(&place, message, "write --set key=value with a key of the run file, e.g. --set train.steps=100")
     };
-    let (path, value) = assignment.split_once('=').ok_or_else(|| fail("there is no `=`".to_owned()))?;
+    let (path, value) = assignment.split_once('=').ok_or_else(|| fail("`=` is missing".to_owned()))?;
     let value = toml::from_str::<toml::Table>(&format!("value = {value}"))
         .ok()
         .and_then(|mut parsed| parsed.remove("value"))

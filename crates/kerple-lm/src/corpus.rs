@@ -74,8 +74,12 @@ impl Source {
         match &self.content {
             Content::Text(corpus) => Ok(corpus),
             Content::Task(_) => {
-                let message = format!("{} is a task: there is no text", self.facts.tokenizer);
-                Err(Error::refused(message, "this needs a run that was trained on a text, or the --data of one"))
+                let message = format!("{} is a task and has no text", self.facts.tokenizer);
+                Err(Error::refused(
+                    message,
+                    "use a run that was trained on a text, or give its text \
+                    with --data",
+                ))
             }
         }
     }
@@ -106,11 +110,17 @@ impl Source {
         }
         if facts.tokenizer == NO_TOKENIZER {
             let (tokens, rows) = (self.facts.vocab_size, facts.vocab_size);
-            let hint = "use data of token ids below that";
+            let hint = "use data whose token ids are below the model's";
             return if tokens <= rows {
                 Ok(())
             } else {
-                Err(Error::refused(format!("the data has {tokens} tokens, the model {rows}"), hint))
+                Err(Error::refused(
+                    format!(
+                        "the data has a vocabulary of {tokens} tokens, the model \
+                    of {rows}"
+                    ),
+                    hint,
+                ))
             };
         }
         let short = |text: &str| text.chars().take(12).collect::<String>();

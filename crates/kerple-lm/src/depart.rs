@@ -36,8 +36,8 @@ impl Departure {
     pub fn open(run: RunFolder) -> Result<Departure> {
         let plan = run.existing_plan()?;
         if let Some(task) = &plan.data.task {
-            let message = format!("{} holds a run of the task {}", run.path().display(), task.facts().name);
-            return Err(Error::refused(message, "--from needs a run that was trained on a text, or imported"));
+            let message = format!("{} contains a run of the task {}", run.path().display(), task.facts().name);
+            return Err(Error::refused(message, "give --from a run that was trained on a text or imported"));
         }
         let found = checkpoint::newest(run.path(), false, |path| {
             let state = checkpoint::state(path, &plan)?;
@@ -45,7 +45,7 @@ impl Departure {
             Ok((state, weights))
         })?;
         let Some(Found { value: (state, weights), notes, .. }) = found else {
-            let message = format!("{} has no checkpoint yet", run.path().display());
+            let message = format!("{} has no checkpoint", run.path().display());
             return Err(Error::refused(message, "train it first: `kerple train --config FILE --out RUN`"));
         };
         Ok(Departure { run, plan, state, weights, notes })
@@ -77,18 +77,18 @@ impl Departure {
             let own: toml::Table = toml::from_str(&text).map_err(|error| {
                 refuse(
                     error.to_string().trim_end().to_owned(),
-                    "every key of a run file is listed by `kerple describe config`",
+                    "`kerple describe config` lists every key of a run file",
                 )
             })?;
             if own.contains_key("model") {
-                let hint = "leave [model] out; --set model.KEY=VALUE changes what can be changed";
-                return Err(refuse("the model is that of the run it begins with".to_owned(), hint));
+                let hint = "remove [model]; use --set model.KEY=VALUE for keys that may change";
+                return Err(refuse("--from takes the model from the other run".to_owned(), hint));
             }
             table.extend(own);
         }
         let key = |set: &String| set.split_once('=').map_or("", |(key, _)| key.trim()).to_owned();
         if overrides.iter().any(|set| key(set) == "model.preset") {
-            let message = "sizes are those of the run that it begins with";
+            let message = "--from takes sizes from the other run";
             return Err(Error::config("--set model.preset", message, "leave it out"));
         }
         let before = table.get("encoding").and_then(|encoding| encoding.get("kind")).cloned();
@@ -133,8 +133,8 @@ impl Departure {
     /// What cannot be read; text of another tokenizer; a task.
     pub fn data(&self, config: &mut RunConfig) -> Result<Source> {
         if let Some(task) = &config.data.task {
-            let message = format!("--from begins with a model of texts, data.task is {}", task.facts().name);
-            return Err(Error::refused(message, "leave the task out"));
+            let message = format!("--from needs a language model, but data.task is {}", task.facts().name);
+            return Err(Error::refused(message, "remove data.task"));
         }
         let source = match config.data == self.plan.data {
             true => {
@@ -180,8 +180,8 @@ impl Departure {
             return Ok(());
         }
         let keys: Vec<&str> = other.iter().map(|difference| difference.key.as_str()).collect();
-        let message = format!("the run cannot begin with these weights: {}", plan::line(&other));
-        let hint = format!("leave {} as in the run that it begins with; only positions may differ", keys.join(", "));
+        let message = format!("the run cannot be initialised from these weights: {}", plan::line(&other));
+        let hint = format!("keep {} as in the run that --from names; only positions may differ", keys.join(", "));
         Err(Error::refused(message, hint))
     }
 
@@ -201,7 +201,7 @@ impl Departure {
         let sources = all.iter().map(|named| self.source(plan, named)).collect::<Result<Vec<Option<String>>>>()?;
         let known = |name: &String| all.iter().any(|named| named.name == *name) || name.starts_with(ENCODING);
         if let Some(left) = self.weights.names().iter().find(|name| !known(name)) {
-            return Err(other_model(&format!("there is no place in it for `{left}`")));
+            return Err(other_model(&format!("the model has no parameter `{left}`")));
         }
         let slots: Vec<Slot> =
             all.iter().map(|n| Slot { name: n.name.clone(), shape: n.array.shape().to_vec() }).collect();
@@ -227,8 +227,9 @@ impl Departure {
     fn remarks(&self, plan: &Plan, anew: &[&str]) -> Vec<String> {
         let other = plan::of_positions(&self.plan, plan);
         let other =
-            (!other.is_empty()).then(|| format!("other than in {}: {}", self.run.path().display(), plan::line(&other)));
-        let anew = (!anew.is_empty()).then(|| format!("of {} these begin anew: {}", plan.label, anew.join(", ")));
+            (!other.is_empty()).then(|| format!("changed from {}: {}", self.run.path().display(), plan::line(&other)));
+        let anew =
+            (!anew.is_empty()).then(|| format!("newly initialised parameters of {}: {}", plan.label, anew.join(", ")));
         other.into_iter().chain(anew).collect()
     }
 
@@ -240,7 +241,10 @@ impl Departure {
         match name.starts_with(ENCODING) {
             true => Ok(self.source_of_encoding(plan, name).filter(fits)),
             false if fits(name) => Ok(Some(name.clone())),
-            false => Err(other_model(&format!("the run has no `{name}` of {values} values"))),
+            false => Err(other_model(&format!(
+                "the other run has no parameter `{name}` with {values} \
+                values"
+            ))),
         }
     }
 
@@ -281,6 +285,6 @@ const ENCODING: &str = "encoding.";
 const OTHERS: &str = "encoding.others.";
 
 fn other_model(what: &str) -> Error {
-    let message = format!("the run cannot begin with these weights: {what}");
-    Error::refused(message, "only positions may differ: leave model.KEY as in the run that it begins with")
+    let message = format!("the run cannot be initialised from these weights: {what}");
+    Error::refused(message, "keep model.KEY as in the run that --from names; only positions may differ")
 }

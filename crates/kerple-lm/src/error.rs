@@ -103,7 +103,7 @@ impl Error {
             Error::Io { source, .. } => kerple_files::hint(source).to_owned(),
             Error::Data(error) => error.hint(),
             Error::Record(error) => error.hint(),
-            Error::Busy { .. } => "wait for it, stop it, or use another --out folder".to_owned(),
+            Error::Busy { .. } => "wait for that process, stop it, or use another --out folder".to_owned(),
             Error::Config { hint, .. }
             | Error::Damaged { hint, .. }
             | Error::NotFinite { hint, .. }

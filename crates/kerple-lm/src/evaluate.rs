@@ -168,10 +168,10 @@ pub fn known<'a>(
 
 /// What a row that counts was made by that this program is not, in words; `None` where only threads and processor may differ.
 pub fn made_elsewhere(row: &EvaluationRow, maker: &Maker) -> Option<String> {
-    let Some(by) = &row.made_by else { return Some("by what is not recorded".to_owned()) };
+    let Some(by) = &row.made_by else { return Some("by an unrecorded program".to_owned()) };
     let program = (by.commit != maker.commit).then(|| match &by.commit {
         Some(commit) => format!("by the program of commit {commit}"),
-        None => "by a program that does not know its commit".to_owned(),
+        None => "by a program of unknown commit".to_owned(),
     });
     let numerics = Some(by.numerics()).filter(|by| *by != maker.numerics()).map(|by| format!("in {by}"));
     let words: Vec<String> = program.into_iter().chain(numerics).collect();
@@ -261,14 +261,15 @@ impl<'a> Evaluation<'a> {
             |row: &&EvaluationRow| keys.iter().any(|key| key.is_but_for_numerics(row) && !key.is_of(row, self.reuse));
         let words = |row: &EvaluationRow| match row.numerics() {
             Some(numerics) => format!("in {numerics}"),
-            None => "by what is not recorded".to_owned(),
+            None => "by an unrecorded program".to_owned(),
         };
         let others: BTreeSet<String> = self.known.iter().filter(is_other).map(words).collect();
         let others = Vec::from_iter(others).join(" and ");
         let here = self.host.maker.numerics();
         (!others.is_empty()).then(|| {
             format!(
-                "the run was evaluated so before {others}; here it is computed in {here}, and its rows are kept apart"
+                "earlier rows of this evaluation were computed {others}; the new rows are computed \
+                    in {here} and kept separate"
             )
         })
     }
@@ -289,8 +290,8 @@ impl<'a> Evaluation<'a> {
             ("kind of device", numerics.device),
             ("precision", numerics.precision),
         ];
-        let hint = "all ranks need the same run folder, data, program, --device and --precision, on processors with the same \
-                    instruction set";
+        let hint = "start all ranks with the same run folder, data, program, --device and \
+            --precision, on CPUs with the same instruction set";
         ranks.expect_same(&facts, hint)
     }
 

@@ -44,8 +44,8 @@ impl<F: FnMut(u32) -> bool> Follow for F {
 /// An empty prompt, or more positions than the encoding has.
 pub fn check(model: &Decoder, prompt: usize, count: usize) -> Result<()> {
     if prompt == 0 {
-        let hint = "begin with the end-of-document token, as every document does";
-        return Err(Error::refused("there is no token to go on from", hint));
+        let hint = "start the prompt with the end-of-document token, as every document does";
+        return Err(Error::refused("the prompt has no token to continue from", hint));
     }
     // the last token drawn takes no position of its own
     model.check_len(prompt.saturating_add(count.saturating_sub(1)))
@@ -102,11 +102,11 @@ impl Sampler {
     /// Logits that are not numbers, and a place where no token is allowed.
     pub fn next(&mut self, logits: &[f64], allows: &dyn Fn(u32) -> bool) -> Result<u32> {
         if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
-            let message = format!("a logit of the model is {bad}: there is nothing to draw from");
+            let message = format!("a logit of the model is {bad}, so no token can be sampled");
             return Err(Error::refused(message, "sample an earlier checkpoint, or a run whose loss is finite"));
         }
         choose(logits, &self.draw, self.rng.random(), allows).ok_or_else(|| {
-            Error::refused("no token is allowed to come next", "begin with another prompt, or allow more tokens")
+            Error::refused("no token is allowed after this prompt", "use another prompt, or allow more tokens")
         })
     }
 }

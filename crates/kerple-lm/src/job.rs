@@ -142,10 +142,11 @@ impl FromStr for Shard {
         let parsed = text.split_once('/').and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
         match parsed {
             Some((index, count)) if index < count => Ok(Shard { index, count }),
-            Some((index, count)) => {
-                Err(Error::refused(format!("shard {index}/{count}: there are shards 0 to {}", count.max(1) - 1), hint))
-            }
-            None => Err(Error::refused(format!("`{text}` is no shard"), hint)),
+            Some((index, count)) => Err(Error::refused(
+                format!("shard {index}/{count} is out of range, shards are 0 to {}", count.max(1) - 1),
+                hint,
+            )),
+            None => Err(Error::refused(format!("`{text}` is not a shard"), hint)),
         }
     }
 }
@@ -191,7 +192,10 @@ fn work_off_alone(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn 
         }
     }
     for (by, runs) in elsewhere {
-        let note = format!("{runs} of the runs count as done by rows that were made {by}; pages name what made them");
+        let note = format!(
+            "{runs} of the runs count as done because of rows that were computed \
+            {by}; pages state their provenance"
+        );
         tell(Event::Evaluation(evaluate::Event::Note(note)));
     }
     lost.map_or(Ok(true), Err)
@@ -275,7 +279,10 @@ impl Job<'_> {
             counted.map(|row| row.maker.numerics()).filter(|other| other.chosen() != here.chosen()).collect();
         let words = Vec::from_iter(others.iter().map(Numerics::to_string)).join(" and ");
         Ok((!others.is_empty()).then(|| {
-            format!("updates of this run were made in {words}, here it is {here}; reports keep such runs apart")
+            format!(
+                "this run was trained in {words}, this session computes in {here}; reports keep \
+                such runs separate"
+            )
         }))
     }
 
@@ -342,7 +349,9 @@ mod tests {
 
     #[test]
     fn shards_are_counted_from_zero() {
-        for (text, part) in [("4/4", "0 to 3"), ("0/0", "shard 0/0"), ("1", "no shard"), ("-1/2", "no shard")] {
+        for (text, part) in
+            [("4/4", "0 to 3"), ("0/0", "shard 0/0"), ("1", "is not a shard"), ("-1/2", "is not a shard")]
+        {
             let error = text.parse::<Shard>().unwrap_err();
             assert!(error.to_string().contains(part), "{text}: {error}");
             assert!(error.hint().contains("0/4"), "{text}");

@@ -135,18 +135,18 @@ pub fn resolve(kinds: &BTreeMap<String, LayerConfig>, n_layers: usize) -> Result
         check_name(name)?;
         let LayerConfig { encoding, window, attention, .. } = kind.clone();
         if encoding.is_none() && window.is_none() && attention.is_none() {
-            let hint = "set encoding, window or attention, or leave the kind out";
-            return refuse(name, "", "layers of this kind are like all others".to_owned(), hint);
+            let hint = "set encoding, window or attention, or remove the kind";
+            return refuse(name, "", "the layer kind changes nothing".to_owned(), hint);
         }
         if window == Some(Window::Last(0)) {
-            let hint = "use at least 1, the token itself, or \"all\"";
-            return refuse(name, ".window", "a window of 0 sees nothing".to_owned(), hint);
+            let hint = "set window = 1 for the token itself, a larger number, or \"all\"";
+            return refuse(name, ".window", "a window of 0 attends to nothing, it must be at least 1".to_owned(), hint);
         }
         let at = places(name, kind, n_layers)?;
         for &layer in &at {
             if let Some(other) = taken[layer].replace(name) {
-                let message = format!("layer {layer} is of kind `{other}` too");
-                return refuse(name, ".at", message, "a layer is of one kind");
+                let message = format!("layer {layer} is already assigned to kind `{other}`");
+                return refuse(name, ".at", message, "assign each layer to one kind");
             }
         }
         resolved.insert(name.clone(), LayerKind { at, encoding, window, attention });
@@ -160,8 +160,8 @@ fn check_name(name: &str) -> Result<()> {
     if is_word && !name.strip_prefix("layer").is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit())) {
         return Ok(());
     }
-    let hint = "use letters, digits and _, and no name like layer3; where a kind stands is said by `at` or `every`";
-    refuse(name, "", "this is no name of a kind of layers".to_owned(), hint)
+    let hint = "use letters, digits and _, but not a name like layer3; assign layers with `at` or `every`";
+    refuse(name, "", "invalid name for a layer kind".to_owned(), hint)
 }
 
 /// The layers of a kind, rising.
@@ -172,12 +172,19 @@ fn places(name: &str, kind: &LayerConfig, n_layers: usize) -> Result<Vec<usize>>
             at.sort_unstable();
             at.dedup();
             match at.last() {
-                None => {
-                    refuse(name, ".at", "the kind stands in no layer".to_owned(), "name one, or leave the kind out")
-                }
+                None => refuse(
+                    name,
+                    ".at",
+                    "the layer kind is not assigned to any layer".to_owned(),
+                    "list at least one \
+                        layer, or remove the kind",
+                ),
                 Some(&last) if last >= n_layers => {
-                    let message = format!("there is no layer {last}, the model has {n_layers}, counted from 0");
-                    refuse(name, ".at", message, "name layers that there are, or raise model.n_layers")
+                    let message = format!(
+                        "layer {last} does not exist, the model has {n_layers} \
+                        layers, counted from 0"
+                    );
+                    refuse(name, ".at", message, "list existing layers, or raise model.n_layers")
                 }
                 Some(_) => Ok(at),
             }
@@ -185,11 +192,11 @@ fn places(name: &str, kind: &LayerConfig, n_layers: usize) -> Result<Vec<usize>>
         (None, Some(every)) if (1..=n_layers).contains(&every) => Ok((every - 1..n_layers).step_by(every).collect()),
         (None, Some(every)) => {
             let message = format!("{every} is out of range, it must be between 1 and the {n_layers} layers");
-            refuse(name, ".every", message, "of 4, layers 3, 7, 11 are of this kind")
+            refuse(name, ".every", message, "every = 4 assigns layers 3, 7, 11")
         }
         (Some(_), Some(_)) | (None, None) => {
-            let message = "where it stands is said by one of `at` and `every`".to_owned();
-            refuse(name, "", message, "at = [3, 7], or every = 4")
+            let message = "it needs exactly one of `at` and `every`".to_owned();
+            refuse(name, "", message, "set at = [3, 7], or every = 4")
         }
     }
 }

@@ -215,8 +215,11 @@ impl Plan {
             let fits = |rows: &usize| self.training_memory(*rows).total() <= limit.bytes;
             let divides = |rows: &usize| self.train.batch.is_multiple_of(*rows);
             match (1..micro_batch).rev().filter(divides).find(fits) {
-                Some(rows) => format!("--set train.micro_batch={rows} fits, and trains the same up to rounding; a run that was begun goes on"),
-                None => "make the model smaller, or lower train.train_len".to_owned(),
+                Some(rows) => format!(
+                    "use --set train.micro_batch={rows}; it fits and gives the \
+                    same training up to rounding; a stopped run resumes with it"
+                ),
+                None => "use a smaller model, or lower train.train_len".to_owned(),
             }
         })
     }
@@ -228,7 +231,7 @@ impl Plan {
     pub fn check_evaluation_memory(&self, length: usize, limit: Option<&Limit>) -> Result<()> {
         let Some(limit) = limit else { return Ok(()) };
         let what = format!("evaluating {length} tokens at once");
-        self.evaluation_memory(length).check(limit, &what, || "ask for shorter lengths".to_owned())
+        self.evaluation_memory(length).check(limit, &what, || "lower --lengths".to_owned())
     }
 
     /// Refuses serving that needs more memory than there is.
@@ -237,16 +240,16 @@ impl Plan {
     /// The estimate, the limit and the options to change.
     pub fn check_serving_memory(&self, length: usize, texts: usize, limit: Option<&Limit>) -> Result<()> {
         let Some(limit) = limit else { return Ok(()) };
-        let what = format!("serving {texts} texts of {length} tokens at once");
+        let what = format!("serving {texts} sequences of {length} tokens at once");
         self.serving_memory(length, texts).check(limit, &what, || {
             let fits = |length: usize, texts: usize| self.serving_memory(length, texts).total() <= limit.bytes;
             let halves = std::iter::successors(Some(length / 2), |shorter| Some(shorter / 2));
             let shorter = || halves.take_while(|length| *length > 0).find(|length| fits(*length, texts));
             match (1..texts).rev().find(|texts| fits(length, *texts)) {
-                Some(texts) => format!("--batch {texts} fits, or lower --max-len"),
+                Some(texts) => format!("use --batch {texts}, or lower --max-len"),
                 None => shorter().map_or_else(
-                    || "serve a smaller model, or on a machine with more memory".to_owned(),
-                    |length| format!("--max-len {length} fits"),
+                    || "serve a smaller model, or use a machine with more memory".to_owned(),
+                    |length| format!("use --max-len {length}"),
                 ),
             }
         })

@@ -106,7 +106,7 @@ impl Decoder {
     pub fn check_len(&self, len: usize) -> Result<()> {
         match self.trunk.encoding.longest() {
             Some((longest, encoding)) if len > longest => Err(Error::refused(
-                format!("{} is defined for {longest} positions, {len} were asked for", encoding.label()),
+                format!("{} is defined for {longest} positions, {len} were requested", encoding.label()),
                 match encoding.randomized {
                     Some(most) if most == longest => "use a shorter length, or train with a larger `randomized`",
                     _ => "use a shorter length, or an encoding that extrapolates: `kerple describe` lists them",
@@ -228,7 +228,7 @@ impl Decoder {
     /// When there is no token, or `memory` was made for another number of sequences.
     pub fn extend(&self, tokens: Tokens, memory: &mut [Memory], pass: &Pass) -> Tensor<2> {
         let Tokens { ids, batch, len } = tokens;
-        assert!(len > 0, "there is no token to go on from");
+        assert!(len > 0, "the prompt has no token to continue from");
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
         let pieces = (0..len).step_by(most).map(|from| {
             let ids = columns(ids, len, from..len.min(from + most));

@@ -117,10 +117,10 @@ impl Plan {
         // tokens of tasks are few, and matrices of texts are wide
         let pad = config.model.pad_vocab_to.unwrap_or(if task.is_some() { 1 } else { 128 });
         let (rows, tokens) = (config.model.vocab_rows, facts.vocab_size as f64);
-        let hint = "leave it out, or give the embedding a row for every token, and no pad_vocab_to";
+        let hint = "remove it, or set at least one row per token and remove pad_vocab_to";
         let most = if config.model.pad_vocab_to.is_some() { tokens } else { MOST_ROWS };
         check("model.vocab_rows", rows.map_or(tokens, |rows| rows as f64), tokens..=most, hint)?;
-        let model_hint = "leave it out to take the preset's";
+        let model_hint = "remove it to use the preset's value";
         for (key, value) in [
             ("model.n_layers", n_layers),
             ("model.n_heads", n_heads),
@@ -151,8 +151,8 @@ impl Plan {
         if micro_batch == 0 || !train.batch.is_multiple_of(micro_batch) {
             return Err(Error::Config {
                 place: "train.micro_batch".to_owned(),
-                message: format!("{micro_batch} does not divide the batch of {}", train.batch),
-                hint: "a batch is worked off in equal parts".to_owned(),
+                message: format!("{micro_batch} does not divide train.batch = {}", train.batch),
+                hint: "choose a divisor of train.batch: all micro-batches have the same size".to_owned(),
             });
         }
         train.micro_batch = Some(micro_batch);
@@ -182,7 +182,13 @@ impl Plan {
         check_encodings(&config.encoding, &geometry, &model)?;
         // before anything is made of it
         let parameters = model.parameters(task).saturating_add(model.encoding_parameters(&config.encoding, &geometry));
-        check("trained values of the model", parameters as f64, 1.0..=MOST_PARAMETERS, "make the model smaller")?;
+        check(
+            "trained values of the model",
+            parameters as f64,
+            1.0..=MOST_PARAMETERS,
+            "use a \
+            smaller model",
+        )?;
         check_layers(task, &config.encoding, &geometry, &model)?;
         check_piece(task, train.piece, &model)?;
         let plan = Plan {
@@ -228,8 +234,15 @@ impl Plan {
         let rows = self.model.vocab_size;
         let Some(token) = largest.filter(|token| *token as usize >= rows) else { return Ok(()) };
         let name = name(token).map_or_else(String::new, |name| format!(" `{name}`"));
-        let message = format!("{place} has token {token}{name}, the model's embedding has {rows} rows");
-        Err(Error::refused(message, "the tokenizer has more tokens than the model: use text without these"))
+        let message = format!(
+            "{place} contains token {token}{name}, but the model's embedding has \
+            {rows} rows"
+        );
+        Err(Error::refused(
+            message,
+            "the tokenizer has more tokens than the model; use text without \
+            these tokens",
+        ))
     }
 
     /// The longest sequence that all layers are defined for, with this encoding as the model's; `None`: all lengths.
@@ -266,7 +279,7 @@ impl Plan {
         let checked = check_layers(self.data.task.as_ref(), encoding, &self.geometry(), &model);
         checked.map_err(|error| {
             let message = format!("a run of {} cannot be evaluated as {}: {error}", self.label, encoding.label());
-            Error::refused(message, "evaluate it without the window or the scaling of rates, or train another run")
+            Error::refused(message, "omit --window and --rope-scaling, or train another run")
         })
     }
 
@@ -329,8 +342,8 @@ impl Plan {
     /// Other text, other settings, each with both values; fewer updates than are done.
     pub fn may_become(&self, next: &Plan, done: u64) -> Result<()> {
         if self.facts.content != next.facts.content {
-            let message = format!("{} holds other text than the run was started with", next.data.path.display());
-            let hint = "put the text back, or train a new run on the new text in another --out folder";
+            let message = format!("{} contains other text than the run was started with", next.data.path.display());
+            let hint = "restore the text, or train a new run on the new text in another --out folder";
             return Err(Error::refused(message, format!("{hint}{}", self.known_otherwise())));
         }
         if self.course() != next.course() {
@@ -338,8 +351,8 @@ impl Plan {
         }
         if next.steps < done {
             return Err(Error::refused(
-                format!("the run has done {done} updates, train.steps is {}", next.steps),
-                "evaluate it as it is, or raise train.steps",
+                format!("the run has done {done} updates, more than train.steps = {}", next.steps),
+                "raise train.steps, or evaluate the run as it is",
             ));
         }
         Ok(())
@@ -349,8 +362,9 @@ impl Plan {
     pub fn known_otherwise(&self) -> &'static str {
         match self.data.task {
             Some(TaskConfig::Arena(Arena::Pathfinder(_))) if !self.data.path.as_os_str().is_empty() => {
-                "; earlier versions knew images of Pathfinder by names and sizes alone, so whether a run of theirs was trained on \
-                 these cannot be told: kerple eval RUN --data PATH evaluates it on them"
+                "; earlier versions identified images of Pathfinder by names and sizes only, so \
+                    kerple cannot tell whether their runs were trained on these images; evaluate \
+                    such a run on them with kerple eval RUN --data PATH"
             }
             _ => "",
         }
@@ -372,11 +386,11 @@ impl Plan {
         let only_steps = changed.iter().all(|(_, key)| key == "train.steps" || key == "train.schedule_steps");
         let hint = match only_steps && self.data.packing == PackingConfig::Random {
             true => self.hint_to_extend(next),
-            false => "use another --out folder, or the run file this folder was started with".to_owned(),
+            false => "use another --out folder, or the run file that started this one".to_owned(),
         };
         let shown: Vec<&str> = changed.iter().take(4).map(|(text, _)| text.as_str()).collect();
         let more = if changed.len() > 4 { format!(" and {} more", changed.len() - 4) } else { String::new() };
-        Error::refused(format!("the folder holds a run of another plan: {}{more}", shown.join(", ")), hint)
+        Error::refused(format!("the folder contains a run of another plan: {}{more}", shown.join(", ")), hint)
     }
 
     /// How a run goes on with more updates than it was made for.
@@ -384,14 +398,18 @@ impl Plan {
         let (steps, laid_out) = (next.steps, self.train.schedule_steps.unwrap_or(self.steps));
         let keep = format!("--set train.steps={steps} --set train.schedule_steps={laid_out}");
         match (laid_out, &self.data.task) {
-            (1.., _) => format!("to go on, keep the schedule: {keep}; the rate stays where the schedule ended"),
+            (1.., _) => format!(
+                "to resume, keep the schedule: {keep}; the learning rate stays at \
+                its last value"
+            ),
             (0, None) => format!(
-                "a schedule of 0 updates neither warms up nor decays: {keep} trains at train.learning_rate; to train with a \
-                 schedule, begin another run with these weights: kerple train --from RUN --out FOLDER --set train.steps={steps}"
+                "to resume, use {keep}; with a schedule of 0 updates the learning rate stays at \
+                    train.learning_rate; to train with a schedule, start another run from these \
+                    weights: kerple train --from RUN --out FOLDER --set train.steps={steps}"
             ),
             (0, Some(_)) => format!(
-                "a schedule of 0 updates neither warms up nor decays: {keep} trains at train.learning_rate; to train with a \
-                 schedule, use another --out folder"
+                "to resume, use {keep}; with a schedule of 0 updates the learning rate stays at \
+                    train.learning_rate; to train with a schedule, use another --out folder"
             ),
         }
     }

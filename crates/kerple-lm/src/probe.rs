@@ -96,7 +96,11 @@ impl Probe {
             Probe::Scores { lengths } => positive(lengths) && !lengths.is_empty(),
         };
         if !sensible {
-            return Err(Error::refused(format!("the probe {} asks for nothing", self.asked()), "counts are above 0"));
+            return Err(Error::refused(
+                format!("the probe {} has an empty list or a count of 0", self.asked()),
+                "use \
+                counts of at least 1",
+            ));
         }
         match self {
             Probe::Attention { lengths, sequences } => {
@@ -110,7 +114,7 @@ impl Probe {
                     style::songs(source, vocabulary, &asked).map(drop)
                 }
                 None => Err(Error::refused(
-                    "only music has a style to measure",
+                    "the data is not music, so its style cannot be measured",
                     "prepare MIDI files with --tokenizer remi or groove",
                 )),
             },
@@ -190,7 +194,7 @@ mod tests {
         let attention = |length| Probe::Attention { lengths: vec![16, length], sequences: 2 }.check(&source);
         assert!(style(2).is_ok() && attention(32).is_ok());
         let (songs, text) = (style(3).unwrap_err().to_string(), attention(1 << 20).unwrap_err().to_string());
-        assert!(songs.contains("3 pieces to go on from were asked for, the test split has 2"), "{songs}");
-        assert!(text.contains("2 sequences of 1048576 tokens were asked for, there are 0"), "{text}");
+        assert!(songs.contains("3 prompt pieces were requested, the test split has 2"), "{songs}");
+        assert!(text.contains("2 sequences of 1048576 tokens were requested, the text has 0"), "{text}");
     }
 }

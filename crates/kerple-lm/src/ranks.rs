@@ -335,8 +335,8 @@ impl Ranks {
             let divides = |ranks: &usize| batch.is_multiple_of(*ranks);
             let fits = (1..count).rev().find(divides).unwrap_or(1);
             return Err(Error::refused(
-                format!("a batch of {batch} sequences cannot be shared by {count} ranks"),
-                format!("the number of ranks has to divide train.batch: {fits} would"),
+                format!("{count} ranks do not divide train.batch = {batch}"),
+                format!("use a world size that divides train.batch, e.g. {fits}"),
             ));
         }
         let own = batch / count;

@@ -92,7 +92,7 @@ impl RunFolder {
             return Ok(None);
         }
         let text = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
-        let hint = "the file was changed by hand, or written by another version";
+        let hint = "restore the file: it was edited, or written by another version";
         let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
         let genuine =
             plan.genuine().ok_or_else(|| Error::damaged(&path, "the hash does not match the settings", hint))?;
@@ -106,7 +106,7 @@ impl RunFolder {
     pub fn existing_plan(&self) -> Result<Plan> {
         self.plan()?.ok_or_else(|| {
             let hint = "give the --out folder of `kerple train`";
-            Error::refused(format!("{} holds no run: there is no plan.json", self.path.display()), hint)
+            Error::refused(format!("{} is not a run folder, plan.json is missing", self.path.display()), hint)
         })
     }
 
@@ -133,8 +133,9 @@ impl RunFolder {
     /// As [`RunFolder::open_data`].
     pub fn find_data(&self, plan: &Plan) -> Result<(PathBuf, Source)> {
         if plan.data.task.is_none() && plan.data.path.as_os_str().is_empty() {
-            let message = format!("{} has no text: its model was imported", self.path.display());
-            let hint = "prepare one with RUN/tokenizer.json, and name it: kerple eval RUN --data PATH, kerple train --from RUN --out OTHER --set data.path=PATH";
+            let message = format!("{} has no text, its model was imported", self.path.display());
+            let hint = "prepare a text with RUN/tokenizer.json and give its path: kerple eval RUN \
+                --data PATH, or kerple train --from RUN --out OTHER --set data.path=PATH";
             return Err(Error::refused(message, hint));
         }
         Place::read(&self.path)?.open(&self.path, plan)
@@ -147,8 +148,8 @@ impl RunFolder {
     pub fn load(&self, device: &Device, strict: bool) -> Result<Trained> {
         let plan = self.existing_plan()?;
         if let Some(task) = &plan.data.task {
-            let message = format!("{} holds a run of the task {}", self.path.display(), task.facts().name);
-            return Err(Error::refused(message, "this needs a run that was trained on a text"));
+            let message = format!("{} contains a run of the task {}", self.path.display(), task.facts().name);
+            return Err(Error::refused(message, "give a run that was trained on a text"));
         }
         self.load_as(plan, device, strict)
     }
@@ -185,7 +186,7 @@ impl RunFolder {
         })?;
         let Some(Found { value: (state, model), notes, .. }) = found else {
             let hint = "train it first: `kerple train --config FILE --out RUN`";
-            return Err(Error::refused(format!("{} has no checkpoint yet", self.path.display()), hint));
+            return Err(Error::refused(format!("{} has no checkpoint", self.path.display()), hint));
         };
         Ok(Trained { plan, state, model, notes })
     }

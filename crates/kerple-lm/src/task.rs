@@ -88,7 +88,7 @@ impl Batch {
 /// Parts that would not be equal.
 pub fn parts(rows: Range<usize>, each: usize) -> Result<Vec<Range<usize>>> {
     if each == 0 || !rows.len().is_multiple_of(each) {
-        let message = format!("parts of {each} sequences do not divide a batch of {}", rows.len());
+        let message = format!("a micro-batch of {each} sequences does not divide a batch of {}", rows.len());
         return Err(Error::refused(message, "choose a train.micro_batch that divides train.batch"));
     }
     Ok(rows.step_by(each).map(|row| row..row + each).collect())

@@ -46,13 +46,13 @@ impl TensorFile {
         let bytes = file.metadata().map_err(Error::io(path, "open"))?.len();
         let mut size = [0; 8];
         if bytes < 8 {
-            return Err(damaged(format!("{bytes} bytes are no file of tensors")));
+            return Err(damaged(format!("{bytes} bytes are too few for a safetensors file")));
         }
         file.read_exact(&mut size).map_err(Error::io(path, "read"))?;
         let size = u64::from_le_bytes(size);
         if size > LONGEST_HEADER || size > bytes - 8 {
             let most = LONGEST_HEADER.min(bytes - 8);
-            return Err(damaged(format!("its header is said to have {size} bytes, it can have {most} at most")));
+            return Err(damaged(format!("its header claims {size} bytes, the limit is {most}")));
         }
         let mut header = vec![0; size as usize];
         file.read_exact(&mut header).map_err(Error::io(path, "read"))?;
@@ -128,8 +128,8 @@ impl TensorFile {
         let read = file.seek(SeekFrom::Start(self.start + from as u64)).and_then(|_| file.read_exact(bytes));
         read.map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => {
-                let message = format!("tensor `{name}` ends early: another program cut the file short");
-                Error::damaged(&self.path, message, "leave the file alone while it is in use")
+                let message = format!("tensor `{name}` is incomplete: another program truncated the file");
+                Error::damaged(&self.path, message, "do not change the file while it is in use")
             }
             _ => Error::io(&self.path, "read")(error),
         })

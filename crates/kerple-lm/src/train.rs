@@ -282,8 +282,8 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
 
     fn not_finite(&self, step: u64, NotFinite { what, value }: NotFinite) -> Error {
         let hint = match &self.saved {
-            Some(path) => format!("the last good checkpoint is {}; lower train.learning_rate", path.display()),
-            None => "there is no checkpoint yet; lower train.learning_rate".to_owned(),
+            Some(path) => format!("lower train.learning_rate; the last good checkpoint is {}", path.display()),
+            None => "lower train.learning_rate; no checkpoint was saved yet".to_owned(),
         };
         Error::NotFinite { step, what, value, hint }
     }
@@ -369,7 +369,8 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
             .iter()
             .fold(0, |sum, named| crc32c::crc32c_append(sum, bytemuck::cast_slice(named.array.slice::<f32>())));
         let name = format!("after update {}, weights with the checksum", self.state.step);
-        let hint = "their processors, memory or libraries differ; nothing was saved of this, leave that machine out";
+        let hint = "exclude that machine: its CPU, memory or libraries compute other values; this \
+            state was not saved";
         self.ranks.expect_same(&[(&name, format!("{sum:08x}"))], hint)
     }
 
@@ -402,8 +403,8 @@ impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
                 Begun { learner, state, saved: Some(path), commit, notes }
             }
             None if plan.origin.is_some() => {
-                let message = format!("{} lacks the weights that the run begins with", run.path().display());
-                let hint = "begin it again in another folder: kerple train --from RUN --out FOLDER";
+                let message = format!("{} lacks the weights that the run is initialised from", run.path().display());
+                let hint = "initialise it again in another folder: kerple train --from RUN --out FOLDER";
                 return Err(Error::refused(message, hint));
             }
             None => {
@@ -442,20 +443,22 @@ fn expect_same_run(sitting: &Sitting, state: &State) -> Result<()> {
         ("data", sitting.plan.facts.content.clone()),
         ("a checkpoint of step", state.step.to_string()),
         ("a checkpoint with weights", state.model_sha256.clone()),
-        ("a checkpoint with moments", state.optimizer_sha256.clone()),
+        ("a checkpoint with optimizer state", state.optimizer_sha256.clone()),
         ("a program of commit", maker.commit.clone().unwrap_or_default()),
         ("instruction set", maker.instructions.clone()),
         ("precision", maker.precision.clone()),
     ];
-    let hint =
-        "all ranks need the same run file, data, run folder and program, on processors with the same instruction set";
+    let hint = "start all ranks with the same run file, data, run folder and program, on CPUs with the same \
+            instruction set";
     ranks.expect_same(&facts, hint)
 }
 
 /// What to say of parts that are smaller than was asked for.
 fn parts_note(asked: usize, micro_batch: usize, ranks: &Ranks) -> String {
     format!(
-        "{micro_batch} sequences at once instead of {asked}, so that {} ranks have equally many parts; one process with          train.micro_batch={micro_batch} has the same bits",
+        "micro-batches of {micro_batch} sequences instead of {asked}, so that all {} ranks have \
+            equally many; one process with train.micro_batch={micro_batch} gives bitwise the same \
+            results",
         ranks.count()
     )
 }
@@ -466,7 +469,13 @@ fn validation_note(plan: &Plan, rows: usize) -> Option<String> {
     let (wanted, len) = (train.valid_segments, plan.train_len);
     match rows {
         _ if train.valid_every == 0 || rows >= wanted => None,
-        0 => Some(format!("there is no validation loss: the validation split is shorter than a sequence of {len}")),
-        _ => Some(format!("the validation loss is over {rows} sequences, the split holds no {wanted} of {len} tokens")),
+        0 => Some(format!(
+            "no validation loss: the validation split is shorter than one sequence of \
+            {len} tokens"
+        )),
+        _ => Some(format!(
+            "the validation loss uses {rows} sequences, the split has fewer than \
+            {wanted} of {len} tokens"
+        )),
     }
 }

@@ -369,7 +369,7 @@ fn what_gpus_have_no_kernel_for_is_named() {
     assert_eq!(composed(&["encoding.kind=cope"]), "the score map of cope-shared");
     assert_eq!(composed(&["encoding.kind=fox"]), "");
     assert_eq!(composed(&["encoding.kind=fox", "data.task=even_pairs"]), "the gates of fox-shared");
-    assert_eq!(composed(&["encoding.kind=xpos"]), "the fading products of xpos");
+    assert_eq!(composed(&["encoding.kind=xpos"]), "the decaying products of xpos");
     assert_eq!(composed(&["model.block.soft_cap=30", "model.block.sink=learned"]), "");
     let linear = "model.block.attention={ linear = { features = \"elu\" } }";
     let exact = "model.layers.exact={ at = [1], encoding = \"cope\", attention = \"softmax\" }";

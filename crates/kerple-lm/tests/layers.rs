@@ -143,19 +143,19 @@ fn plans_say_which_layers_are_what() {
 #[test]
 fn mistakes_name_the_kind() {
     for (kinds, said) in [
-        ("a = { at = [4], window = 2 }", "model.layers.a.at: there is no layer 4, the model has 4"),
-        ("a = { at = [], window = 2 }", "model.layers.a.at: the kind stands in no layer"),
+        ("a = { at = [4], window = 2 }", "model.layers.a.at: layer 4 does not exist, the model has 4"),
+        ("a = { at = [], window = 2 }", "model.layers.a.at: the layer kind is not assigned to any layer"),
         ("a = { every = 5, window = 2 }", "model.layers.a.every: 5 is out of range"),
         ("a = { every = 0, window = 2 }", "model.layers.a.every: 0 is out of range"),
         ("a = { every = 2, at = [1], window = 2 }", "model.layers.a: where it stands"),
         ("a = { window = 2 }", "model.layers.a: where it stands"),
-        ("a = { every = 2 }", "model.layers.a: layers of this kind are like all others"),
+        ("a = { every = 2 }", "model.layers.a: the layer kind changes nothing"),
         ("a = { every = 2, window = 0 }", "model.layers.a.window: a window of 0"),
         ("a = { every = 2, window = \"some\" }", "a window is a number of positions, or \"all\""),
         ("a = { every = 2, windows = 1 }", "unknown field `windows`"),
         (
             "a = { every = 2, window = 2 }\nb = { at = [3], window = 3 }",
-            "model.layers.b.at: layer 3 is of kind `a` too",
+            "model.layers.b.at: layer 3 is already assigned to kind `a`",
         ),
         ("layer3 = { every = 2, window = 2 }", "model.layers.layer3: this is no name"),
         (
@@ -166,13 +166,13 @@ fn mistakes_name_the_kind() {
         ("a = { every = 2, encoding = \"nope\" }", "there is no `nope`"),
         (
             "a = { every = 2, window = 3, attention = { linear = {} } }",
-            "model.layers.a.encoding: kerple_log-window3 changes scores in a way that linear attention cannot take",
+            "model.layers.a.encoding: linear attention does not support kerple_log-window3",
         ),
         (
             "a = { every = 2, attention = { linear = { count = 7 } } }",
             "model.layers.a.attention.linear.count: 7 is odd",
         ),
-        ("a = { every = 1, encoding = \"rotary\" }", "encoding: all layers have another encoding than kerple_log"),
+        ("a = { every = 1, encoding = \"rotary\" }", "encoding: no layer uses the model's encoding kerple_log"),
     ] {
         let refused = read(&format!("encoding.kind = \"kerple_log\"\n[model.layers]\n{kinds}")).unwrap_err();
         assert!(refused.contains(said), "{kinds}: {refused}");

@@ -117,13 +117,13 @@ fn parts_that_ranks_cannot_share_are_made_smaller_and_it_is_said() {
     let plan = plan(5, 12);
     for (outcome, notes) in on_ranks(4, |ranks| sit(&ranks, folder.path(), &plan, None)) {
         outcome.unwrap();
-        assert!(notes[0].starts_with("3 sequences at once instead of 12, so that 4 ranks"), "{notes:?}");
+        assert!(notes[0].starts_with("micro-batches of 3 sequences instead of 12, so that all 4 ranks"), "{notes:?}");
     }
     assert!(trace(alone.path()) == trace(folder.path()));
     let untouched = tempfile::tempdir().unwrap();
     for (outcome, _) in on_ranks(5, |ranks| sit(&ranks, untouched.path(), &plan, None)) {
         let error = outcome.unwrap_err();
-        assert!(error.to_string().contains("a batch of 12 sequences cannot be shared by 5 ranks"), "{error}");
+        assert!(error.to_string().contains("5 ranks do not divide train.batch = 12"), "{error}");
         assert!(error.hint().contains("4 would") && error.is_misuse(), "{}", error.hint());
     }
     assert_eq!(fs::read_dir(untouched.path()).unwrap().count(), 0);

@@ -324,7 +324,7 @@ fn a_finished_run_is_extended_along_its_schedule() {
     let rows = trace(folder.path()).3;
     assert_eq!(rows.last().unwrap().learning_rate, of(8, None).schedule().at(8), "the rate stays where it ended");
     let error = refused(folder.path(), &of(13, Some(8)));
-    assert!(error.to_string().contains("has done 14 updates, train.steps is 13"), "{error}");
+    assert!(error.to_string().contains("has done 14 updates, more than train.steps = 13"), "{error}");
 }
 
 #[test]

@@ -297,8 +297,8 @@ fn impossible_tasks_are_refused() {
     assert!(refused("\"passkey\"", &[]).contains("train.train_len of passkey: 8 is out of range"));
     assert!(refused("{ kind = \"recall\", pairs = 64 }", &[]).contains("data.task.pairs"));
     let ahead = "encoding = { kind = \"t5\", bidirectional = true }";
-    assert!(refused("\"passkey\"", &["train.train_len=64", ahead]).contains("a bias of keys ahead"));
-    assert!(refused("\"duplicate_string\"", &["encoding.kind=xpos"]).contains("an encoder sees those ahead"));
+    assert!(refused("\"passkey\"", &["train.train_len=64", ahead]).contains("a bias for keys after the query"));
+    assert!(refused("\"duplicate_string\"", &["encoding.kind=xpos"]).contains("an encoder attends in both directions"));
     let empty = RunConfig::parse("data = {}\nencoding = { kind = \"alibi\" }", "test", &[]).unwrap();
     assert!(Source::open(&empty.data).unwrap_err().to_string().contains("missing field `path`"));
     // learned positions have rows for the training sequences with their empty places

@@ -210,7 +210,7 @@ fn hostile_bodies_are_refused_and_the_server_goes_on() {
 #[test]
 fn lengths_end_where_the_encoding_does() {
     let mut beyond = served("learned");
-    assert!(beyond.check(None).unwrap_err().to_string().contains("16 positions, 200 were asked for"));
+    assert!(beyond.check(None).unwrap_err().to_string().contains("16 positions, 200 were requested"));
     beyond.limits.len = 16;
     let client = Client::new(beyond);
     // the last token drawn takes no position

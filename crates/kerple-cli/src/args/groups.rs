@@ -93,7 +93,7 @@ impl Hardware {
     pub fn host(&self) -> Result<Host, Failure> {
         let cpu = Host::cpu(Some(env!("KERPLE_COMMIT").to_owned()));
         if self.device == Name::Cpu {
-            self.check_exact("the processor computes in f32")?;
+            self.check_exact("the CPU computes in f32")?;
             return Ok(cpu);
         }
         let opened = self.device.open()?;
@@ -110,7 +110,7 @@ impl Hardware {
             Precision::F32 => Ok(()),
             shorter => Err(Failure::misuse(
                 format!("--precision {shorter}: {why}"),
-                "leave it out; shorter numbers are for models on GPUs, see --device",
+                "omit --precision, or choose a GPU with --device: reduced precision needs a GPU",
             )),
         }
     }

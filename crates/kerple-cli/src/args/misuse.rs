@@ -17,17 +17,17 @@ pub fn failure(error: &clap::Error, arguments: &[OsString]) -> Failure {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         crate::output::remark(format_args!("{}\n", error.render().ansi()));
         return Failure::misuse(
-            "there is no command",
-            "`kerple --help` lists the commands; `kerple quickstart` shows it at work",
+            "no command was given",
+            "`kerple --help` lists the commands; `kerple quickstart` runs an example",
         );
     }
     if let Some(hint) = value_with_minus(error, arguments) {
         return Failure::misuse(what, hint);
     }
     let hint = match (tips, error.get(ContextKind::SuggestedArg)) {
-        (_, Some(ContextValue::String(name))) => format!("there is `{name}`"),
+        (_, Some(ContextValue::String(name))) => format!("did you mean `{name}`?"),
         (Some(tips), _) => tips.replace("\n\n  tip: ", "; ").trim_end().to_owned(),
-        (None, _) => "the same command with --help lists its options".to_owned(),
+        (None, _) => "add --help to the command to list its options".to_owned(),
     };
     Failure::misuse(what, hint)
 }
@@ -41,7 +41,7 @@ fn value_with_minus(error: &clap::Error, arguments: &[OsString]) -> Option<Strin
     let words: Vec<&str> = arguments.iter().filter_map(|argument| argument.to_str()).collect();
     let taken =
         words.windows(2).find(|pair| pair[1].starts_with(unknown) && takes_a_value(&Cli::command(), pair[0]))?;
-    Some(format!("a value that begins with - is written in one word with its option: '{}={}'", taken[0], taken[1]))
+    Some(format!("join a value that begins with - to its option: '{}={}'", taken[0], taken[1]))
 }
 
 /// Whether an option of some command has a value.

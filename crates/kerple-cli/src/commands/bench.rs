@@ -119,7 +119,11 @@ fn agree(what: &str, got: &[f32], definition: &[f32], tolerance: f32) -> Outcome
     if got.len() == definition.len() && error <= tolerance * largest && got.iter().all(|x| x.is_finite()) {
         return Ok(());
     }
-    Err(Failure::failed(format!("{what} is off by {error:e} of {largest:e}"), "this is a bug: nothing was timed"))
+    Err(Failure::failed(
+        format!("{what} differs by {error:e}, its largest value is {largest:e}"),
+        "this is a bug in \
+        kerple; nothing was timed",
+    ))
 }
 
 fn heading() {
@@ -162,7 +166,7 @@ fn encoding(text: &str) -> Result<Encoding, Failure> {
     serde_json::from_value::<Encoding>(value).map_err(|error| {
         Failure::misuse(
             format!("--encoding {text}: {error}"),
-            "give a name, or a table such as {\"kind\":\"dape\",\"kernel\":3}",
+            "give the name of an encoding, or a table such as {\"kind\":\"dape\",\"kernel\":3}",
         )
     })
 }
@@ -174,16 +178,16 @@ pub fn run(args: &Bench) -> Outcome {
         if kerple::cpu::limit(wanted) != wanted {
             let has = kerple::cpu::InstructionSet::detected().name();
             return Err(Failure::misuse(
-                format!("--instructions {}: this processor has no more than {has}", wanted.name()),
-                "choose a narrower set, or leave the option out",
+                format!("--instructions {}: this CPU supports at most {has}", wanted.name()),
+                "choose a narrower instruction set, or omit --instructions",
             ));
         }
     }
     let device = args.hardware.device;
     if device != Name::Cpu && matches!(args.work, Work::Decode | Work::Linear) {
         return Err(Failure::misuse(
-            format!("--device {device}: this work is not timed there"),
-            "attention, step and eval are timed on GPUs; decoding and linear attention on the processor",
+            format!("--device {device}: this benchmark does not run on that device"),
+            "GPUs support attention, step and eval; decode and linear run with --device cpu",
         ));
     }
     let sizes = Sizes {
@@ -203,8 +207,8 @@ pub fn run(args: &Bench) -> Outcome {
     limits::options(args, &lens, sizes)?;
     let encoding = args.encoding.as_deref().map(encoding).transpose()?;
     if let (Some(_), Work::Attention, true) = (&encoding, args.work, device != Name::Cpu) {
-        let hint = "leave out --encoding: the kernels take a learned bias of any method in the same time";
-        return Err(Failure::misuse(format!("--device {device}: no encodings are compared there"), hint));
+        let hint = "omit --encoding: the kernels need the same time for a learned bias of any encoding";
+        return Err(Failure::misuse(format!("--device {device}: encodings are compared on the CPU only"), hint));
     }
     let subject = model::Subject::new(args, encoding.as_ref(), sizes)?;
     for length in &lens {

@@ -25,11 +25,14 @@ pub fn run(args: &Compare, ranks: &Ranks) -> Outcome {
     if args.seeds > MOST_SEEDS {
         return Err(Failure::misuse(
             format!("--seeds {} is out of range, it must be at most {MOST_SEEDS}", args.seeds),
-            "a handful of seeds shows how much results vary",
+            "a few seeds, e.g. --seeds 3, show how much results vary",
         ));
     }
     if args.seeds == 0 {
-        return Err(Failure::misuse("--seeds 0 compares nothing", "use at least 1"));
+        return Err(Failure::misuse(
+            "--seeds 0 is out of range, it must be at least 1",
+            "give at least 1, e.g. --seeds 3",
+        ));
     }
     let request = args.evaluation.request(config.train.train_len, config.seed, config.data.task.is_some())?;
     let comparison = Comparison {
@@ -49,7 +52,10 @@ pub fn run(args: &Compare, ranks: &Ranks) -> Outcome {
     }
     run_comparison(&comparison, args.sharing.shard.unwrap_or(Shard::WHOLE), &stop_flag(), args.json)?;
     if let Some(shard) = args.sharing.shard {
-        remarkln!("shard {shard} is done; when all are, `kerple report {}` makes the page", args.out.display());
+        remarkln!(
+            "shard {shard} is done; when all shards are, run `kerple report {}` to write the report",
+            args.out.display()
+        );
         return Ok(());
     }
     if !ranks.is_first() {
@@ -66,10 +72,7 @@ fn encodings(names: &[String]) -> Result<Vec<Encoding>, Failure> {
             Some(file) => found.extend(from_file(Path::new(file))?),
             None => {
                 let known = kerple::encoding::Method::named(name).ok_or_else(|| {
-                    Failure::misuse(
-                        format!("there is no encoding `{name}`"),
-                        format!("use some of {}", METHODS.join(",")),
-                    )
+                    Failure::misuse(format!("unknown encoding `{name}`"), format!("use any of {}", METHODS.join(",")))
                 })?;
                 found.push(Encoding::from(known));
             }
@@ -78,7 +81,11 @@ fn encodings(names: &[String]) -> Result<Vec<Encoding>, Failure> {
     let mut labels: Vec<String> = found.iter().map(Encoding::label).collect();
     labels.sort();
     match labels.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(Failure::misuse(format!("`{}` is named twice", pair[0]), "name every encoding once")),
+        Some(pair) => Err(Failure::misuse(
+            format!("`{}` is given twice", pair[0]),
+            "give each \
+            encoding once",
+        )),
         None => Ok(found),
     }
 }
@@ -89,7 +96,7 @@ fn from_file(file: &Path) -> Result<Vec<Encoding>, Failure> {
     struct List {
         encoding: Vec<Encoding>,
     }
-    let hint = "the file holds tables [[encoding]] with `kind` and its keys";
+    let hint = "write one [[encoding]] table per encoding, with `kind` and its keys";
     let text = kerple_files::read_text(file)
         .map_err(|error| Failure::misuse(format!("{}: cannot read: {error}", file.display()), hint))?;
     let list: List = toml::from_str(&text)
@@ -117,7 +124,7 @@ where
                 line.done(&memory.to_string());
             }
         }
-        Event::Lost { error, .. } => line.done(&format!("{what}  lost: {error}; the other runs go on")),
+        Event::Lost { error, .. } => line.done(&format!("{what}  failed: {error}; the other runs continue")),
         Event::Training(train::Event::Note(note)) => line.done(&format!("{what}  note: {note}")),
         Event::Training(train::Event::Step(step)) => line.show(|| step_line(&what, step)),
         Event::Evaluation(evaluate::Event::Evaluating { length, done, windows }) => {
@@ -138,5 +145,5 @@ where
         return Ok(());
     }
     line.done("stopped");
-    Err(Failure::stopped("stopped before the end; what was done is saved", "the same command again goes on from here"))
+    Err(Failure::stopped("stopped before the end; finished work is saved", "re-run the command to resume"))
 }

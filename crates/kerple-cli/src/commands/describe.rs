@@ -20,7 +20,7 @@ pub fn run(args: &Describe) -> Outcome {
         Some("config") => result(format_args!("{}", kerple_lm::config::REFERENCE)),
         Some(kind) => {
             let method = Method::named(kind).ok_or_else(|| {
-                Failure::misuse(format!("there is no encoding `{kind}`"), format!("use one of {}", METHODS.join(", ")))
+                Failure::misuse(format!("unknown encoding `{kind}`"), format!("use one of {}", METHODS.join(", ")))
             })?;
             return one(args, &Encoding::from(method));
         }
@@ -63,10 +63,10 @@ fn initial(parameter: &Parameter) -> String {
 fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
     let demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
     match encoding.in_linear() {
-        None => "cannot take it".to_owned(),
-        Some(InLinear::AsItIs) => "takes it as it is".to_owned(),
-        Some(InLinear::Gates) => "lets products fade by its gates, in decoders".to_owned(),
-        Some(InLinear::Code) => "takes it as a code of queries and keys; softmax attention does not".to_owned(),
+        None => "does not support it".to_owned(),
+        Some(InLinear::AsItIs) => "supports it unchanged".to_owned(),
+        Some(InLinear::Gates) => "decays products by its gates, in decoders".to_owned(),
+        Some(InLinear::Code) => "supports it as a code of queries and keys; softmax attention does not".to_owned(),
         Some(InLinear::Decay) => match encoding.fading(geometry, &encoding.initial(geometry, 0), &demand) {
             Some(fading) if fading.weight_slopes.is_some() => {
                 let (terms, tolerance, horizon) = (fading.terms, demand.tolerance.value(), demand.horizon);
@@ -107,18 +107,21 @@ fn no_picture(encoding: &Encoding, path: &Path) -> Failure {
         .iter()
         .filter(|kind| Method::named(kind).is_some_and(|method| picture(&Encoding::from(method), 1, 2).is_some()));
     Failure::misuse(
-        format!("{}: {} has no table over distances to draw", path.display(), encoding.method.kind()),
-        format!("there are pictures of {}", drawn.copied().collect::<Vec<_>>().join(", ")),
+        format!("{}: {} has no distance table to draw", path.display(), encoding.method.kind()),
+        format!("encodings with a picture: {}", drawn.copied().collect::<Vec<_>>().join(", ")),
     )
 }
 
 fn one(args: &Describe, encoding: &Encoding) -> Outcome {
     if args.heads == 0 || args.distances < 2 {
-        return Err(Failure::misuse("a picture needs at least 1 head and 2 distances", "raise --heads or --distances"));
+        return Err(Failure::misuse(
+            "the picture is too small, it needs at least 1 head and 2 distances",
+            "raise --heads or --distances",
+        ));
     }
     if args.heads.saturating_mul(args.distances) > MOST_VALUES {
         return Err(Failure::misuse(
-            format!("{} heads of {} distances are more than {MOST_VALUES} values", args.heads, args.distances),
+            format!("{} heads times {} distances exceed the limit of {MOST_VALUES} values", args.heads, args.distances),
             "lower --heads or --distances",
         ));
     }

@@ -21,7 +21,7 @@ pub fn run(args: &Devices) -> Outcome {
     let kinds = [Name::Cuda(0), Name::Wgpu(0), Name::Vulkan(0), Name::Metal(0)];
     let missing: Vec<&str> = kinds.into_iter().filter(|kind| !kind.is_built()).filter_map(Name::feature).collect();
     if !missing.is_empty() {
-        remarkln!("built without {}: docs/gpu.md says how to build with them", missing.join(", "));
+        remarkln!("built without {}; see docs/gpu.md on how to build with them", missing.join(", "));
     }
     Ok(())
 }

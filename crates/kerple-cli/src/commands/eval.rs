@@ -66,8 +66,8 @@ const ANSWERS_HEADER: &str = "  length   right %        nll   answers   seconds"
 fn change(encoding: &mut PositionalEncoding, args: &Eval) -> Outcome {
     if let Some(window) = args.window {
         if !encoding.has_one_window() {
-            let hint = "leave it out, the model is evaluated with its own windows";
-            return Err(Failure::misuse("--window: layers of this model have windows of their own", hint));
+            let hint = "omit --window to evaluate the model with its own windows";
+            return Err(Failure::misuse("--window: some layers of this model set their own window", hint));
         }
         *encoding = encoding.with_window(Some(window));
     }
@@ -102,8 +102,10 @@ fn show(
     print: fn(&EvaluationRow),
     evaluate: impl FnOnce(&AtomicBool, &mut dyn FnMut(Event)) -> kerple_lm::Result<bool>,
 ) -> Result<Vec<EvaluationRow>, Failure> {
-    let stop =
-        stop_flag_saying("stopping; the lengths that are done are saved, this one is not; once more to stop at once");
+    let stop = stop_flag_saying(
+        "stopping; finished lengths are saved, this one is not; press Ctrl-C again \
+            to stop at once",
+    );
     let (mut line, mut rows) = (Line::new(), Vec::new());
     let finished = evaluate(&stop, &mut |event| match event {
         Event::Evaluating { length, done, windows } => {
@@ -126,8 +128,8 @@ fn show(
         return Ok(rows);
     }
     line.done("stopped");
-    let hint = "the same command again goes on with the lengths that are missing";
-    Err(Failure::stopped("stopped before the end; the lengths that were done are saved", hint))
+    let hint = "re-run the command to evaluate the missing lengths";
+    Err(Failure::stopped("stopped before the end; finished lengths are saved", hint))
 }
 
 /// Writes the rows as the harness would, where that is asked for.

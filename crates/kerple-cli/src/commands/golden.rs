@@ -36,9 +36,13 @@ pub fn run(args: &Golden) -> Outcome {
     match failed {
         0 if passed > 0 => Ok(()),
         0 => Err(Failure::failed(
-            format!("{} holds no case", args.dir.display()),
+            format!("{} contains no test case", args.dir.display()),
             "give a folder whose manifest.json lists cases",
         )),
-        _ => Err(Failure::failed(format!("{failed} cases failed"), "the lines marked FAILED say which value is off")),
+        _ => Err(Failure::failed(
+            format!("{failed} cases failed"),
+            "see the lines marked FAILED for \
+            the values that differ",
+        )),
     }
 }

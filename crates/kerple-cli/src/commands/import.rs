@@ -41,7 +41,8 @@ pub fn run(args: &Import) -> Outcome {
         let end = tokenizer.name(tokenizer.end_of_document()).unwrap_or_default();
         let file = args.out.join("tokenizer.json");
         remarkln!(
-            "text for it: kerple prepare --tokenizer {} --end-of-document '{end}' --input TEXT --out DATA",
+            "to prepare text for it: kerple prepare --tokenizer {} --end-of-document '{end}' --input \
+                TEXT --out DATA",
             file.display()
         );
     }

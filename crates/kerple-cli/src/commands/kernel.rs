@@ -31,12 +31,19 @@ pub fn run(args: &Kernel) -> Outcome {
         }
         KernelCommand::Plot { what, length, log, effective_lengths, svg } => {
             if *length < 2 {
-                return Err(Failure::misuse(format!("--length {length} is no picture"), "draw at least 2 distances"));
+                return Err(Failure::misuse(
+                    format!(
+                        "--length {length} is out of range, it must be at \
+                    least 2"
+                    ),
+                    "give at \
+                    least 2 distances, e.g. --length 512",
+                ));
             }
             if *effective_lengths && !what.iter().all(|what| Path::new(what).is_dir()) {
                 return Err(Failure::misuse(
-                    "--effective-lengths counts the heads of run folders, not of expressions",
-                    "give run folders, or leave the option out",
+                    "--effective-lengths needs run folders, not expressions",
+                    "give run folders, or omit --effective-lengths",
                 ));
             }
             let plot = match what.iter().all(|what| Path::new(what).is_dir()) {
@@ -69,13 +76,17 @@ fn newest(run: &str) -> Result<KernelSnapshot, Failure> {
     let path = Path::new(run).join("kernels.json");
     if !kerple_files::is_there(&path).map_err(|error| Failure::reading(&path, &error))? {
         return Err(Failure::misuse(
-            format!("{run} has no learned kernels: there is no kernels.json"),
-            "give the folder of a run whose encoding is a kernel of distance",
+            format!("{run} has no learned kernels: kernels.json is missing"),
+            "give the folder of a run whose encoding learns a kernel, e.g. kerple_log",
         ));
     }
     let snapshots: Vec<KernelSnapshot> = read_json(&path)?;
     snapshots.into_iter().next_back().ok_or_else(|| {
-        Failure::failed(format!("{}: there is no snapshot in it", path.display()), "train the run a little further")
+        Failure::failed(
+            format!("{}: it contains no snapshot", path.display()),
+            "train the run \
+            for more steps",
+        )
     })
 }
 

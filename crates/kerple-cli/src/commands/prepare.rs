@@ -14,8 +14,8 @@ pub fn run(args: &Prepare) -> Outcome {
         && (matches!(args.tokenizer.as_str(), "byte" | "remi" | "groove") || args.tokenizer.starts_with("bpe:"))
     {
         return Err(Failure::misuse(
-            format!("--end-of-document {token}: tokenizer `{}` has its own end of a document", args.tokenizer),
-            "leave the option out, or give a tokenizer.json",
+            format!("--end-of-document {token}: tokenizer `{}` has its own end-of-document token", args.tokenizer),
+            "omit --end-of-document, or give a tokenizer.json with --tokenizer",
         ));
     }
     let usual = PrepareOptions::new(Sources::paths(&args.input), &args.out);
@@ -29,7 +29,7 @@ pub fn run(args: &Prepare) -> Outcome {
         skip_bad: args.skip_bad,
         allow_loss: args.allow_loss,
         replace: args.replace,
-        stop: Some(stop_flag_saying("stopping; nothing will be left behind")),
+        stop: Some(stop_flag_saying("stopping; no partial output is kept")),
         ..usual
     };
     let mut line = Line::new();
@@ -47,6 +47,6 @@ pub fn run(args: &Prepare) -> Outcome {
 fn shares(text: &str) -> Result<[f64; 3], Failure> {
     let shares: Result<Vec<f64>, _> = text.split(',').map(|share| share.trim().parse()).collect();
     shares.ok().and_then(|shares| <[f64; 3]>::try_from(shares).ok()).ok_or_else(|| {
-        Failure::misuse(format!("--split {text}: three numbers are needed"), "e.g. --split 0.9,0.05,0.05")
+        Failure::misuse(format!("--split {text}: it must be three numbers"), "e.g. --split 0.9,0.05,0.05")
     })
 }

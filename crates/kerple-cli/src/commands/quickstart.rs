@@ -40,8 +40,8 @@ const FEWEST_STEPS: u64 = 20;
 pub fn run(args: &Quickstart) -> Outcome {
     if !(args.minutes.is_finite() && args.minutes > 0.0) {
         return Err(Failure::misuse(
-            format!("--minutes {} is no time to work in", args.minutes),
-            "give a number above 0, e.g. --minutes 10",
+            format!("--minutes {} is out of range, it must be greater than 0", args.minutes),
+            "give a number greater than 0, e.g. --minutes 10",
         ));
     }
     let (clock, stop, host) = (Instant::now(), stop_flag(), args.hardware.host()?);
@@ -132,8 +132,13 @@ struct Job {
 impl Job {
     fn of(args: &Quickstart) -> Result<Job, Failure> {
         let absolute = |path: &PathBuf| {
-            std::path::absolute(path)
-                .map_err(|error| Failure::misuse(format!("{}: {error}", path.display()), "give the path of a text"))
+            std::path::absolute(path).map_err(|error| {
+                Failure::misuse(
+                    format!("{}: {error}", path.display()),
+                    "give the \
+                    path of a text file or folder, e.g. --data my-text/",
+                )
+            })
         };
         let data = args.data.iter().map(absolute).collect::<Result<_, _>>()?;
         Ok(Job { data, minutes: args.minutes, steps: None })
@@ -150,15 +155,15 @@ impl Job {
 
     /// This job as an earlier sitting left it.
     fn continued(self, out: &Path) -> Result<Job, Failure> {
-        let hint = "the same --data and --minutes go on with it; for anything else name another folder with --out";
+        let hint = "use the same --data and --minutes to resume, or another folder with --out";
         let file = Job::file(out);
         if !kerple_files::is_there(&file).map_err(|error| Failure::reading(&file, &error))? {
-            return Err(Failure::misuse(format!("{} holds prepared text of something else", out.display()), hint));
+            return Err(Failure::misuse(format!("{} contains other prepared text", out.display()), hint));
         }
         let before: Job = kerple_records::read_json(&file)?;
         if before.data != self.data {
             let text = |job: &Job| match job.data.as_slice() {
-                [] => "the text of the program itself".to_owned(),
+                [] => "the built-in text".to_owned(),
                 paths => paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
             };
             let message = format!("{} was started on {}, not on {}", out.display(), text(&before), text(&self));
@@ -228,7 +233,7 @@ fn affordable_steps(
     std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
     if !outcome.finished {
         line.done("stopped");
-        return Err(Failure::stopped("stopped before the first run", "the same command again goes on from here"));
+        return Err(Failure::stopped("stopped before the first run", "re-run the command to resume"));
     }
     times.sort_by(f64::total_cmp);
     let step = times[times.len() / 2];

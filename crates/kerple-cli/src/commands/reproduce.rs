@@ -31,7 +31,7 @@ pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
     }
     if let Some(folder) = &args.export {
         let runs = export(&args.out, folder)?;
-        remarkln!("{runs} evaluated runs copied to {}", folder.display());
+        remarkln!("copied {runs} evaluated runs to {}", folder.display());
         return pages(folder, args);
     }
     if args.render {
@@ -57,7 +57,8 @@ pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
     }
     if args.sharing.shard.is_some() {
         remarkln!(
-            "shard {shard} is done; when all are, the same command with --render in place of --shard makes the pages"
+            "shard {shard} is done; when all shards are, re-run the command with --render in place \
+                of --shard to make the pages"
         );
         return Ok(());
     }
@@ -100,7 +101,7 @@ fn time(reproduction: &Reproduction, stop: &AtomicBool) -> Outcome {
         return Ok(());
     }
     line.done("stopped");
-    Err(Failure::stopped("stopped while steps were timed", "the same command again goes on from here"))
+    Err(Failure::stopped("stopped while timing steps", "re-run the command to resume"))
 }
 
 /// Makes the pages of a folder and prints how complete they are.

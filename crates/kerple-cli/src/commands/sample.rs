@@ -18,13 +18,13 @@ pub fn run(args: &Sample) -> Outcome {
         "--temperature",
         args.temperature,
         f64::MAX,
-        "0 always takes the likeliest token, 1 samples from the model's distribution",
+        "use 0 for the likeliest token each time, 1 to sample from the model's distribution",
     )?;
     check_range(
         "--top-p",
         args.top_p,
         1.0,
-        "0.9 considers the likeliest tokens that together have nine tenths of the distribution, 1 all",
+        "use 0.9 to sample from the likeliest tokens that hold 90 % of the probability, 1 for all tokens",
     )?;
     let run = RunFolder::new(&args.run);
     let host = args.hardware.host()?;
@@ -51,7 +51,7 @@ pub fn run(args: &Sample) -> Outcome {
         rules: music.map(Vocabulary::rules),
         tokens: Vec::new(),
         ends: special.eos,
-        stop: stop_flag_saying("stopping after this token; once more to stop at once"),
+        stop: stop_flag_saying("stopping after this token; press Ctrl-C again to stop at once"),
     };
     if music.is_none() {
         // as it was written: tokens may give back another spelling
@@ -67,8 +67,8 @@ pub fn run(args: &Sample) -> Outcome {
     }
     if stop.load(Ordering::Relaxed) {
         return Err(Failure::stopped(
-            "stopped before the end; what was sampled is kept",
-            "--tokens says how many to add",
+            "stopped before the end; sampled tokens are kept",
+            "set the number of tokens with --tokens",
         ));
     }
     Ok(())
@@ -88,7 +88,8 @@ fn prompt(args: &Sample, tokenizer: &Tokenizer, first: u32) -> Result<Vec<u32>, 
         if let Some((option, _)) = options.iter().find(|(_, file)| file.is_some()) {
             return Err(Failure::misuse(
                 format!("{option}: this run was trained on text, not on music"),
-                "leave the option out; `kerple prepare --tokenizer remi` makes data of MIDI files",
+                "omit the option; to train on MIDI files, prepare them with `kerple prepare \
+                    --tokenizer remi`",
             ));
         }
         prompt.extend(tokenizer.encode(&args.prompt).map_err(kerple_lm::Error::from)?);

@@ -26,21 +26,27 @@ pub fn run(args: &Serve) -> Outcome {
     let served = Served { name: name(args), plan, step: state.step, model, tokenizer, special, limits, hosts };
     served.check(host.limit().as_ref())?;
     if !address.ip().is_loopback() {
-        remarkln!("note: other machines reach {}, and there is no key", address.ip());
+        remarkln!("note: other machines can reach {}, and no key is required", address.ip());
     }
-    let stop = stop_flag_saying("answering what was asked, then stopping; once more to stop at once");
+    let stop = stop_flag_saying("finishing open requests, then stopping; press Ctrl-C again to stop at once");
     let ready = |address: SocketAddr| {
-        remarkln!("a page for people at /, completions at /v1/completions; up to {len} tokens; Ctrl-C ends it");
+        remarkln!("web page at /, completions at /v1/completions; up to {len} tokens; press Ctrl-C to stop");
         resultln!("http://{address}");
     };
     kerple_serve::serve(served, address, ready, stop)?;
-    Err(Failure::stopped("stopped; what was asked has been answered", "the same command serves again"))
+    Err(Failure::stopped("stopped; all open requests were answered", "re-run the command to serve again"))
 }
 
 fn address(args: &Serve) -> Result<SocketAddr, Failure> {
     let found = (args.host.as_str(), args.port).to_socket_addrs().ok().and_then(|mut all| all.next());
-    let message = || format!("--host {}: there is no such address", args.host);
-    found.ok_or_else(|| Failure::misuse(message(), "127.0.0.1 is this machine, 0.0.0.0 lets others in"))
+    let message = || format!("--host {}: unknown address", args.host);
+    found.ok_or_else(|| {
+        Failure::misuse(
+            message(),
+            "use 127.0.0.1 for this machine only, 0.0.0.0 to \
+        accept other machines",
+        )
+    })
 }
 
 /// The names that requests may be for: also the one that the address was given by.

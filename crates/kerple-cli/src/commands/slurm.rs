@@ -16,8 +16,13 @@ const FOLDER: &str = "slurm";
 pub fn write_and_print(out: &Path, array: Array, render: &[OsString]) -> Outcome {
     let folder = std::path::absolute(out.join(FOLDER)).map_err(|error| Failure::writing(out, &error))?;
     std::fs::create_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
-    let here =
-        std::env::current_dir().map_err(|error| Failure::failed(format!("this folder: {error}"), "change to one"))?;
+    let here = std::env::current_dir().map_err(|error| {
+        Failure::failed(
+            format!("the current folder: {error}"),
+            "change \
+            to a folder that exists",
+        )
+    })?;
     let Call { program, arguments } = Call::of_process();
     let own: Vec<OsString> = without_slurm(arguments.iter().cloned());
     let command = |arguments: &[OsString]| {
@@ -34,7 +39,10 @@ pub fn write_and_print(out: &Path, array: Array, render: &[OsString]) -> Outcome
         write_file(&path, &text)?;
     }
     resultln!("bash {}", quoted(folder.join("submit.sh").as_os_str()));
-    remarkln!("options of sbatch follow it: --cpus-per-task=8 --time=4:00:00 --partition=NAME; logs are beside it");
+    remarkln!(
+        "append options of sbatch: --cpus-per-task=8 --time=4:00:00 --partition=NAME; logs are \
+        in the same folder"
+    );
     Ok(())
 }
 
@@ -42,7 +50,14 @@ pub fn write_and_print(out: &Path, array: Array, render: &[OsString]) -> Outcome
 pub fn refuse_ranks(ranks: &Ranks) -> Outcome {
     match ranks.count() {
         1 => Ok(()),
-        count => Err(Failure::misuse(format!("--slurm writes scripts once, not {count} times"), "leave out mpirun")),
+        count => Err(Failure::misuse(
+            format!(
+                "--slurm writes scripts in one process, but {count} \
+            were started"
+            ),
+            "run \
+            the command without mpirun",
+        )),
     }
 }
 

@@ -38,7 +38,11 @@ fn trio(path: &Path) -> Result<Piece, Failure> {
     let read = || Ok(vocabulary.piece(&vocabulary.tokens(&read_piece(path)?)?));
     let piece = read().map_err(|error: kerple_data::Error| Failure::from(kerple_lm::Error::from(error)))?;
     match piece.notes() {
-        0 => Err(Failure::misuse(format!("{} has no notes", path.display()), "give MIDI files of music")),
+        0 => Err(Failure::misuse(
+            format!("{} contains no notes", path.display()),
+            "give MIDI files that \
+            contain notes",
+        )),
         _ => Ok(piece),
     }
 }

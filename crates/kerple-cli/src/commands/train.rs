@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicBool;
 /// The text and the plan of the run, which begins with the weights of another one where that is asked for.
 fn begin(args: &Train, run: &RunFolder, ranks: &Ranks, stop: &AtomicBool) -> Result<(Source, Plan), Failure> {
     let Some(from) = &args.from else {
-        let file = args.config.as_ref().expect("the option is required without --from");
+        let file = args.config.as_ref().expect("--config is required without --from");
         let config = RunConfig::read(file, &args.set)?;
         let source = Source::open_until(&config.data, stop)?;
         let plan = Plan::new(&config, source.facts())?;
@@ -75,5 +75,5 @@ pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
     if outcome.finished {
         return Ok(());
     }
-    Err(Failure::stopped("stopped before the end; the run is saved", "the same command again goes on from here"))
+    Err(Failure::stopped("stopped before the end; the run is saved", "re-run the command to resume"))
 }

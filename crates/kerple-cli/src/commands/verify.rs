@@ -31,8 +31,15 @@ pub fn run(args: &Verify) -> Outcome {
         problems.extend(found.into_iter().flat_map(|finding| finding.problems));
     }
     let Some(code) = problems.iter().map(|problem| problem.code).min() else { return Ok(()) };
-    let message = format!("{} of what was looked at is not as it should be", problems.len());
-    Err(Failure { code, ..Failure::failed(message, "the lines marked DAMAGED or NOTHING say what is wrong and where") })
+    let message = format!("{} of the checked items are damaged or missing", problems.len());
+    Err(Failure {
+        code,
+        ..Failure::failed(
+            message,
+            "see the lines marked DAMAGED or NOTHING for what \
+        is wrong and where",
+        )
+    })
 }
 
 /// What is looked at as one.

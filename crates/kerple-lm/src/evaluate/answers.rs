@@ -49,8 +49,8 @@ impl AnswersRequest {
         }
         let (asked, name, split) = (self.examples, source.facts().name, self.split.name());
         Err(Error::refused(
-            format!("{asked} sequences of {name} were asked for, the {split} split has {available}"),
-            "ask for at least 1 and at most as many as there are: --segments",
+            format!("{asked} sequences of {name} were requested, the {split} split has {available}"),
+            "give --segments at least 1 and at most the number of sequences in the split",
         ))
     }
 }
@@ -109,19 +109,26 @@ impl Scored for OfTask<'_> {
     fn check(&self, plan: &Plan, model: &dyn Solve) -> Result<()> {
         let OfTask { request, facts, .. } = self;
         if request.lengths.is_empty() {
-            return Err(Error::refused("no length was asked for", "lengths are in tokens, e.g. --lengths 40,100,500"));
+            return Err(Error::refused(
+                "no length was given",
+                "give lengths in tokens, e.g. \
+                --lengths 40,100,500",
+            ));
         }
         let served = served(plan, model.encoding().encoding(), &request.lengths);
         if let Some(length) = request.lengths.iter().find(|length| !served.contains(length)) {
             let limit = match model.encoding().longest() {
                 Some((longest, encoding)) => {
-                    format!(" and {} for {longest} positions, empty places included", encoding.label())
+                    format!(
+                        " and {} for {longest} positions, including those reserved for the answer",
+                        encoding.label()
+                    )
                 }
                 None => String::new(),
             };
             return Err(Error::refused(
                 format!(
-                    "{} is defined for {} tokens or more{limit}, {length} were asked for",
+                    "{} is defined for {} tokens or more{limit}, {length} were requested",
                     facts.name, facts.shortest
                 ),
                 "use another length, or an encoding that extrapolates: `kerple describe` lists them",

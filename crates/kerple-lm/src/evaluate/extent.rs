@@ -89,8 +89,11 @@ impl Request {
         let longest = self.check_lengths()?;
         if tokens <= longest {
             return Err(Error::refused(
-                format!("the split has {tokens} tokens, a length of {longest} needs at least one more than it"),
-                "prepare more text, evaluate on another split, or ask for shorter lengths",
+                format!(
+                    "the split has {tokens} tokens, a length of {longest} needs at least one \
+                    more than its own tokens"
+                ),
+                "prepare more text, evaluate another --split, or lower --lengths",
             ));
         }
         let matches = |(span, segments): &(u64, u64)| {
@@ -113,10 +116,11 @@ impl Request {
             _ => {
                 return Err(Error::refused(
                     format!(
-                        "{segments} segments of {span} tokens were asked for, the split has {tokens} tokens, enough for {}",
+                        "{segments} segments of {span} tokens were requested, the split has {tokens} \
+                            tokens, enough for {}",
                         (tokens - 1) / span
                     ),
-                    "ask for fewer segments or shorter lengths, evaluate on another split, or prepare more text",
+                    "lower --segments or --lengths, evaluate another --split, or prepare more text",
                 ));
             }
         }
@@ -126,12 +130,16 @@ impl Request {
     /// The longest length, after all were checked against the protocol.
     pub(super) fn check_lengths(&self) -> Result<usize> {
         let (Some(shortest), Some(longest)) = (self.lengths.iter().min(), self.lengths.iter().max()) else {
-            return Err(Error::refused("no length was asked for", "lengths are in tokens, e.g. --lengths 512,1024"));
+            return Err(Error::refused(
+                "no length was given",
+                "give lengths in tokens, e.g. \
+                --lengths 512,1024",
+            ));
         };
         match self.protocol {
             _ if *shortest == 0 => Err(Error::refused(
-                "a length of 0 tokens is no length",
-                "lengths are in tokens, e.g. --lengths 512,1024",
+                "a length of 0 tokens is out of range, it must be at least 1",
+                "give lengths in tokens, e.g. --lengths 512,1024",
             )),
             Protocol::Last(count) if count > *shortest => Err(Error::refused(
                 format!("last:{count} scores more tokens than a length of {shortest} has"),
@@ -142,8 +150,11 @@ impl Request {
                 "choose a stride of at most the shortest length",
             )),
             Protocol::Rolling(window) if window != *longest || window != *shortest => Err(Error::refused(
-                format!("rolling:{window} has windows of {window} tokens, a length of {longest} was asked for"),
-                "leave --lengths out: the protocol says the length",
+                format!(
+                    "rolling:{window} uses windows of {window} tokens, but a length of {longest} \
+                    was requested"
+                ),
+                "omit --lengths: the protocol sets the length",
             )),
             _ => Ok(*longest),
         }

@@ -68,6 +68,6 @@ impl FromStr for Protocol {
             _ => None,
         };
         let hint = "use segments, blocks, last:COUNT, sliding:STRIDE or rolling:LENGTH, e.g. last:256";
-        parsed.ok_or_else(|| Error::refused(format!("there is no evaluation protocol `{text}`"), hint))
+        parsed.ok_or_else(|| Error::refused(format!("unknown evaluation protocol `{text}`"), hint))
     }
 }

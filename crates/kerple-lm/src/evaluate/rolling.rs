@@ -27,14 +27,14 @@ pub(super) fn extent(request: &Request, text: &dyn Text) -> Result<Extent> {
     let segments = match request.segments {
         Amount::Exactly(count) if count <= there => count,
         Amount::Exactly(count) => {
-            let message = format!("{count} documents were asked for, the {} split has {there}", text.split());
-            return Err(Error::refused(message, "ask for fewer, or leave --segments out: all documents are scored"));
+            let message = format!("{count} documents were requested, the {} split has {there}", text.split());
+            return Err(Error::refused(message, "lower --segments, or omit it to score all documents"));
         }
         Amount::UpTo(_) => there,
     };
     if request.positions {
-        let message = format!("{} has windows of documents, whose positions are not comparable", request.protocol);
-        return Err(Error::refused(message, "leave --positions out, or choose segments"));
+        let message = format!("{} scores windows of documents, whose positions are not comparable", request.protocol);
+        return Err(Error::refused(message, "omit --positions, or use --protocol segments"));
     }
     let tokenizer = text.tokenizer().filter(|tokenizer| tokenizer.music_vocabulary().is_none());
     if segments == 0 || tokenizer.is_none() {

@@ -227,7 +227,7 @@ impl<T: Text> Scored for OfText<T> {
         let (protocol, extent, split) = (self.request.protocol, &self.extent, self.text.split());
         let text = match protocol {
             Protocol::Rolling(_) => format!(
-                "text: {} documents of the {split} split, each behind {}",
+                "text: {} documents of the {split} split, each after {}",
                 extent.segments(),
                 self.start().unwrap_or_default()
             ),

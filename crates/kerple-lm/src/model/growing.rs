@@ -125,7 +125,7 @@ impl Decoder {
             all.ids.extend(ids);
             all.nll.extend(nll);
         }
-        assert!(!last.is_empty(), "there is no token to go on from");
+        assert!(!last.is_empty(), "the prompt has no token to continue from");
         (all, last)
     }
 

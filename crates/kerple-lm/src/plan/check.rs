@@ -37,13 +37,13 @@ pub(super) fn check_readout(task: Option<&TaskConfig>, readout: Readout) -> Resu
     let is_pair = matches!(task, Some(TaskConfig::Arena(Arena::Retrieval(_))));
     let (fits, hint) = match readout {
         Readout::Mean => (true, ""),
-        Readout::First => (is_class, "leave it out; it is for tasks with one class a sequence"),
-        Readout::Towers => (is_pair, "leave it out; it is for lra_retrieval"),
+        Readout::First => (is_class, "remove it; it needs a task with one class per sequence"),
+        Readout::Towers => (is_pair, "remove it; it needs the task lra_retrieval"),
     };
     if fits {
         return Ok(());
     }
-    let message = "there is nothing that is answered in this way".to_owned();
+    let message = "the data does not support this pooling".to_owned();
     Err(Error::Config { place: "model.readout".to_owned(), message, hint: hint.to_owned() })
 }
 
@@ -52,12 +52,18 @@ pub(super) fn check_task(task: &TaskConfig, train: &TrainConfig) -> Result<()> {
     task.check()?;
     let Facts { name, shortest, .. } = task.facts();
     let place = format!("train.train_len of {name}");
-    check(&place, train.train_len as f64, shortest as f64..=f64::INFINITY, "sequences must have room for the task")
+    check(
+        &place,
+        train.train_len as f64,
+        shortest as f64..=f64::INFINITY,
+        "raise train.train_len to \
+        fit the task",
+    )
 }
 
 pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     let block = &model.block;
-    let hint = "leave it out to take the paper's block";
+    let hint = "remove it to use the paper's value";
     check("model.block.dropout", block.dropout, 0.0..=0.95, hint)?;
     check("model.block.norm_eps", block.norm_eps, 0.0..=1.0, hint)?;
     let finite = -f64::MAX..=f64::MAX;
@@ -69,8 +75,8 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     if kv_heads == 0 || !model.n_heads.is_multiple_of(kv_heads) {
         return Err(Error::Config {
             place: "model.block.kv_heads".to_owned(),
-            message: format!("{kv_heads} does not divide the {} query heads", model.n_heads),
-            hint: "every key head serves equally many query heads".to_owned(),
+            message: format!("{kv_heads} does not divide model.n_heads = {}", model.n_heads),
+            hint: "choose a divisor of model.n_heads".to_owned(),
         });
     }
     Ok(())
@@ -97,8 +103,8 @@ pub(super) fn check_layers(
     if learns && model.every_layer(encoding).all(|layer| layer.other.is_some()) {
         return Err(Error::Config {
             place: "encoding".to_owned(),
-            message: format!("all layers have another encoding than {}", encoding.label()),
-            hint: "let one kind of layers have the model's encoding".to_owned(),
+            message: format!("no layer uses the model's encoding {}", encoding.label()),
+            hint: "leave at least one layer without an encoding of its own".to_owned(),
         });
     }
     if let Some(layer) = (0..model.n_layers).find(|layer| model.kind(*layer).is_none()) {
@@ -110,8 +116,12 @@ pub(super) fn check_layers(
         let checked = match absolute {
             true => Err(Error::Config {
                 place: "encoding.kind".to_owned(),
-                message: format!("{} is added to the embeddings, which layers do not have", layer.encoding.label()),
-                hint: "let it be the model's encoding".to_owned(),
+                message: format!(
+                    "{} is added to the token embeddings and cannot be the encoding of \
+                    a layer",
+                    layer.encoding.label()
+                ),
+                hint: "set it as the model's encoding, in [encoding]".to_owned(),
             }),
             false => check_layer(task, &layer, geometry, model),
         };
@@ -152,8 +162,11 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
     }
     Err(Error::Config {
         place: "model.block.ssmax".to_owned(),
-        message: format!("scores of {} are not only products of queries and keys", encoding.label()),
-        hint: "leave it out, or use another encoding".to_owned(),
+        message: format!(
+            "{} does not support ssmax: its scores are not only products of queries and keys",
+            encoding.label()
+        ),
+        hint: "remove it, or use another encoding".to_owned(),
     })
 }
 
@@ -165,7 +178,7 @@ fn check_gates(task: Option<&TaskConfig>, encoding: &Encoding, attention: &Atten
     }
     Err(Error::Config {
         place: "encoding".to_owned(),
-        message: format!("linear attention lets products fade by gates of {} in decoders only", encoding.label()),
+        message: format!("linear attention supports the gates of {} in decoders only", encoding.label()),
         hint: "use softmax attention, or train a decoder".to_owned(),
     })
 }
@@ -177,7 +190,7 @@ fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding) -> Result<()>
         return Err(Error::Config {
             place: "encoding".to_owned(),
             message: format!(
-                "{} is defined for keys behind a query, and an encoder sees those ahead",
+                "{} is defined for causal attention only, but an encoder attends in both directions",
                 encoding.label()
             ),
             hint: "use rotary, or train a decoder".to_owned(),
@@ -188,8 +201,8 @@ fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding) -> Result<()>
     }
     Err(Error::Config {
         place: "encoding".to_owned(),
-        message: format!("{} has a bias of keys ahead, and a decoder sees none", encoding.label()),
-        hint: "leave bidirectional out, or train an encoder on a task".to_owned(),
+        message: format!("{} has a bias for keys after the query, but a decoder is causal", encoding.label()),
+        hint: "remove bidirectional, or train an encoder on a task".to_owned(),
     })
 }
 
@@ -201,7 +214,7 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
     let (taken, block) = (encoding.in_linear(), &model.block);
     let Some(linear) = attention.linear() else {
         if taken == Some(InLinear::Code) {
-            let message = format!("{} is a code of queries and keys for linear attention", encoding.label());
+            let message = format!("{} needs linear attention", encoding.label());
             return refuse(
                 "encoding.kind",
                 message,
@@ -211,21 +224,22 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
         return Ok(());
     };
     if taken.is_none() {
-        let message = format!("{} changes scores in a way that linear attention cannot take", encoding.label());
-        let hint = "use none, rotary, sinusoidal, learned, fox, sine_spe, conv_spe, or without a window, bf16 and scale = \"inside\" \
-                    kerple_log, kerple_power, kerple_power_original or alibi; or softmax attention";
+        let message = format!("linear attention does not support {}", encoding.label());
+        let hint = "use none, rotary, sinusoidal, learned, fox, sine_spe or conv_spe; or kerple_log, \
+            kerple_power, kerple_power_original or alibi without a window, bf16 and scale = \
+            \"inside\"; or softmax attention";
         return refuse("encoding", message, hint);
     }
     if block.kv_heads.is_some_and(|kv_heads| kv_heads != model.n_heads) {
         return refuse(
             "model.block.kv_heads",
-            "linear attention has as many key heads as query heads".to_owned(),
+            "linear attention does not support grouped-query attention (kv_heads must equal n_heads)".to_owned(),
             "leave it out",
         );
     }
     if block.score_scale.is_some() || block.scale_by_layer {
-        let message = "linear attention has no scores to scale".to_owned();
-        return refuse("model.block.score_scale", message, "leave score_scale and scale_by_layer out");
+        let message = "linear attention does not support scaling of scores".to_owned();
+        return refuse("model.block.score_scale", message, "remove score_scale and scale_by_layer");
     }
     for (key, is_set) in [
         ("model.block.ssmax", block.ssmax.is_some()),
@@ -233,7 +247,11 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
         ("model.block.sink", block.sink != SinkKind::None),
     ] {
         if is_set {
-            return refuse(key, "linear attention has no softmax of scores".to_owned(), "leave it out");
+            return refuse(
+                key,
+                "linear attention does not support this key, it has no softmax".to_owned(),
+                "leave it out",
+            );
         }
     }
     check_linear(linear, encoding, model)
@@ -244,21 +262,21 @@ fn check_linear(linear: &LinearPlan, encoding: &Encoding, model: &ModelPlan) -> 
     let refuse = |key: &str, message: String, hint: &str| {
         Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
     };
-    let hint = "leave it out to take the default";
+    let hint = "remove it to use the default";
     check("model.block.attention.linear.count", linear.count as f64, 2.0..=65_536.0, hint)?;
     check("model.block.attention.linear.horizon", linear.horizon as f64, 1.0..=1e12, hint)?;
     check_directions(encoding, linear, model)?;
     if linear.features == FeatureKind::Favor && !linear.count.is_multiple_of(2) {
-        let message = format!("{} is odd, `favor` has two features for each random direction", linear.count);
+        let message =
+            format!("{} is odd, it must be even: `favor` has two features per random direction", linear.count);
         return refuse("model.block.attention.linear.count", message, "use an even number");
     }
     if linear.demand().is_none() {
-        let message =
-            format!("there are no decays for tolerance {} and amplitude {}", linear.tolerance, linear.amplitude);
+        let message = format!("unsupported tolerance {} with amplitude {}", linear.tolerance, linear.amplitude);
         return refuse(
             "model.block.attention.linear.tolerance",
             message,
-            "tolerance is 0.01, 0.001 or 0.0001, amplitude 2, 4 or 8",
+            "use a tolerance of 0.01, 0.001 or 0.0001 and an amplitude of 2, 4 or 8",
         );
     }
     Ok(())
@@ -273,22 +291,22 @@ fn check_directions(encoding: &Encoding, linear: &LinearPlan, model: &ModelPlan)
     }
     let code = encoding.code(&model.geometry(1));
     let width = code.map_or(model.head_dim, |code| code.realisations()) as f64;
-    check("features of a head before random directions", width, 1.0..=WIDEST, "use the features `relu` or `elu`")?;
-    let numbers = "model.block.attention.linear.count * features of a head";
-    check(numbers, linear.count as f64 * width, 1.0..=MOST, "lower the count, or the realisations of a code")
+    check("features per head before random directions", width, 1.0..=WIDEST, "use the features `relu` or `elu`")?;
+    let numbers = "model.block.attention.linear.count * features per head";
+    check(numbers, linear.count as f64 * width, 1.0..=MOST, "lower the count, or the encoding's realisations")
 }
 
 /// Pieces are cut where layers keep a state, of sequences that are one text.
 pub(super) fn check_piece(task: Option<&TaskConfig>, piece: Option<usize>, model: &ModelPlan) -> Result<()> {
     let Some(piece) = piece else { return Ok(()) };
     let (message, hint) = if piece == 0 || !piece.is_multiple_of(CHUNK) {
-        (format!("{piece} is no multiple of {CHUNK}"), "e.g. 16384")
+        (format!("{piece} is not a multiple of {CHUNK}"), "e.g. 16384")
     } else if !model.is_linear() {
-        ("softmax attention holds all keys of a sequence".to_owned(), "leave it out, or make attention linear")
+        ("softmax attention needs all keys of a sequence at once".to_owned(), "remove it, or use linear attention")
     } else if model.block.dropout > 0.0 {
-        ("values are dropped over whole sequences".to_owned(), "set model.block.dropout = 0")
+        ("dropout does not support chunked sequences".to_owned(), "set model.block.dropout = 0")
     } else if task.is_some() {
-        ("tasks are trained on whole sequences".to_owned(), "leave it out")
+        ("tasks do not support chunked sequences".to_owned(), "leave it out")
     } else {
         return Ok(());
     };
@@ -324,7 +342,7 @@ pub(super) fn check_train(train: &TrainConfig) -> Result<()> {
         ("train.valid_segments", train.valid_segments as f64, 1.0..=1e9),
         ("train.keep", train.keep as f64, 1.0..=1e9),
     ] {
-        check(key, value, limits, "the defaults are the paper's recipe")?;
+        check(key, value, limits, "remove the key to use the paper's value")?;
     }
     Ok(())
 }

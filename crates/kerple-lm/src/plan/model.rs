@@ -112,7 +112,7 @@ impl ModelPlan {
             Entry::Map { .. } if encoding.is_fire() => None,
             Entry::Map { .. } => Some(format!("the score map of {}", encoding.label())),
             Entry::Gates => Some(format!("the gates of {}", encoding.label())),
-            Entry::Rotation { fades: true } => Some(format!("the fading products of {}", encoding.label())),
+            Entry::Rotation { fades: true } => Some(format!("the decaying products of {}", encoding.label())),
             Entry::Nowhere | Entry::Embeddings | Entry::Rotation { .. } | Entry::Scores(_) | Entry::Code => None,
         };
         let mut found: Vec<String> = Vec::new();

@@ -70,8 +70,8 @@ pub(super) fn measure(
 pub(super) fn starts(text: &CorpusText, length: usize, sequences: usize, seed: u64) -> Result<Segments> {
     let starts = kerple_data::random_segments(text.len(), length, sequences, seed);
     if starts.missing() > 0 {
-        let message = format!("{sequences} sequences of {length} tokens were asked for, there are {}", starts.len());
-        return Err(Error::refused(message, "ask for fewer or shorter ones, or prepare more text"));
+        let message = format!("{sequences} sequences of {length} tokens were requested, the text has {}", starts.len());
+        return Err(Error::refused(message, "request fewer or shorter sequences, or prepare more text"));
     }
     Ok(starts)
 }

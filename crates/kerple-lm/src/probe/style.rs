@@ -87,8 +87,8 @@ pub(super) fn songs(source: &Source, vocabulary: &Vocabulary, asked: &Asked) -> 
             return Ok(songs);
         }
     }
-    let message = format!("{} pieces to go on from were asked for, the test split has {}", asked.songs, songs.len());
-    Err(Error::refused(message, "ask for fewer pieces, fewer bars or more tokens, or prepare more music"))
+    let message = format!("{} prompt pieces were requested, the test split has {}", asked.songs, songs.len());
+    Err(Error::refused(message, "request fewer pieces, fewer bars or more tokens, or prepare more music"))
 }
 
 /// A piece as it is written.

@@ -35,7 +35,7 @@ impl RunFolder {
         let place = self.path();
         let taken = fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
         if taken || kerple_files::is_file(place).map_err(Error::io(place, "look for"))? {
-            let message = format!("{} is there already, and is not empty", place.display());
+            let message = format!("{} already exists and is not empty", place.display());
             return Err(Error::refused(message, "choose another --out folder, or remove this one"));
         }
         let (folder, name) = whereabouts(place)?;
@@ -82,6 +82,9 @@ fn whereabouts(place: &Path) -> Result<(PathBuf, OsString)> {
     let absolute = std::path::absolute(place).map_err(Error::io(place, "look for"))?;
     match (absolute.parent(), absolute.file_name()) {
         (Some(folder), Some(name)) => Ok((folder.to_owned(), name.to_owned())),
-        _ => Err(Error::refused(format!("{} is no name of a folder", place.display()), "choose another --out folder")),
+        _ => Err(Error::refused(
+            format!("{} is not a valid folder name", place.display()),
+            "choose another --out folder",
+        )),
     }
 }

@@ -76,9 +76,9 @@ impl Place {
             }
         }
         Err(Error::refused(
-            format!("the text of the run is not where it was\n  {}", looked.join("\n  ")),
+            format!("the text of the run was not found\n  {}", looked.join("\n  ")),
             format!(
-                "say where it is: kerple eval RUN --data PATH, or train again with --set data.path=PATH{}",
+                "give its path: kerple eval RUN --data PATH, or kerple train with --set data.path=PATH{}",
                 plan.known_otherwise()
             ),
         ))

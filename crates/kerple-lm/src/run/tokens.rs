@@ -116,8 +116,8 @@ impl RunFolder {
         if tokenizer.fingerprint() == &plan.facts.tokenizer {
             return Ok(Some(tokenizer));
         }
-        let message = format!("its fingerprint is {}, the plan says {}", tokenizer.fingerprint(), plan.facts.tokenizer);
-        let hint = "the file, or special_tokens.json beside it, was changed; put the run's own back";
+        let message = format!("its fingerprint is {}, the plan has {}", tokenizer.fingerprint(), plan.facts.tokenizer);
+        let hint = "restore the run's own tokenizer.json and special_tokens.json: one of them was changed";
         Err(Error::damaged(&path, message, hint))
     }
 
@@ -134,13 +134,20 @@ impl RunFolder {
             return Ok(bytes);
         }
         if plan.facts.tokenizer == NO_TOKENIZER {
-            let message = format!("{place} has no tokenizer: its tokens are numbers");
-            return Err(Error::refused(message, "import the model again, with the tokenizer.json that belongs to it"));
+            let message = format!("{place} has no tokenizer, only token ids");
+            return Err(Error::refused(
+                message,
+                "import the model again with its tokenizer: kerple \
+                import --tokenizer FILE",
+            ));
         }
         let source = self.open_data(plan).map_err(|error| {
-            let message = format!("{place} carries no tokenizer.json, as runs of earlier versions do not, and {error}");
-            let hint = "put the text back, or make a copy of the run that carries its tokenizer: \
-                        kerple train --from RUN --out COPY --set data.path=PATH --set train.steps=0";
+            let message = format!(
+                "{place} contains no tokenizer.json (earlier versions did not save \
+                it), and {error}"
+            );
+            let hint = "restore the text, or copy the run together with its tokenizer: kerple train \
+                --from RUN --out COPY --set data.path=PATH --set train.steps=0";
             Error::refused(message, hint)
         })?;
         let of_text = source.tokenizer()?;
@@ -159,10 +166,15 @@ impl RunFolder {
         let mut all = [end_of_document, bos, start, pad, unknown].into_iter().flatten().chain(eos);
         let rows = plan.model.vocab_size;
         match all.find(|id| *id as usize >= rows) {
-            None => Ok(Some(format!("{DEFINITION}: {} tokens, the one that the plan names", tokenizer.vocab_size()))),
+            None => Ok(Some(format!("{DEFINITION}: {} tokens, as in the plan", tokenizer.vocab_size()))),
             Some(id) => {
-                let message = format!("it names token {id}, the model has {rows}");
-                Err(Error::damaged(&self.path().join(SPECIAL), message, "it was changed; put the run's own back"))
+                let message = format!("it contains token {id}, the model has {rows} tokens");
+                Err(Error::damaged(
+                    &self.path().join(SPECIAL),
+                    message,
+                    "restore the run's own file: \
+                    this one was changed",
+                ))
             }
         }
     }

@@ -50,7 +50,12 @@ impl RunFolder {
             Ok(all) => {
                 for (step, path) in all {
                     found.note(checkpoint::verify(&path, known.as_ref()), |moments| {
-                        let what = if moments { "weights and moments" } else { "weights, without moments" };
+                        let what = if moments {
+                            "weights and optimizer state"
+                        } else {
+                            "weights, no \
+                            optimizer state"
+                        };
                         format!("checkpoints: step {step}, {what}")
                     });
                 }
@@ -84,14 +89,14 @@ impl RunFolder {
     fn verify_data(&self, plan: &Plan, read: &mut BTreeSet<String>) -> crate::Result<&'static str> {
         let place = Place::read(&self.path)?;
         match place.open(&self.path, plan) {
-            Err(_) if place.is_empty(&self.path, plan) => Ok("data: not here, and not looked at"),
+            Err(_) if place.is_empty(&self.path, plan) => Ok("data: missing, not checked"),
             Err(error) => Err(error),
             Ok((_, source)) => {
                 if !read.contains(&plan.facts.content) {
                     source.verify()?;
                     read.insert(plan.facts.content.clone());
                 }
-                Ok("data: as it was when the run began")
+                Ok("data: unchanged since the run began")
             }
         }
     }
@@ -108,7 +113,10 @@ fn evaluations(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
         let (encoding, seed, step) = (&row.encoding, row.seed, row.step);
         (!same || step > plan.train.steps).then(|| {
             let run = format!("{}, seed {}, {} steps", plan.label, plan.seed, plan.train.steps);
-            format!("it is of {encoding}, seed {seed}, step {step}, trained at {}; the run is {run}", row.train_len)
+            format!(
+                "it belongs to {encoding}, seed {seed}, step {step}, trained at {}; the run is {run}",
+                row.train_len
+            )
         })
     };
     for (at, row) in rows.iter().enumerate() {
@@ -120,7 +128,7 @@ fn evaluations(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
 }
 
 fn contradicts(path: &Path, at: usize, why: &str) -> Error {
-    let hint = "it was changed after it was written; evaluate again, or take the row from where it was copied";
+    let hint = "evaluate again, or copy the row again: it was changed after it was written";
     Error::damaged(path, format!("row {}: {why}", at + 1), hint)
 }
 
@@ -138,7 +146,7 @@ fn metrics(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
         Some(pair) => Err(Error::damaged(
             path,
             format!("step {} follows step {}", pair[1].step, pair[0].step),
-            "two processes have written it, or it was changed by hand; the weights are checked apart from it",
+            "two processes wrote the file, or it was edited; the weights have checksums of their own",
         )),
     }
 }
@@ -149,8 +157,13 @@ fn sittings(path: &Path) -> crate::Result<usize> {
     match rows.iter().position(|row| row.first_step == 0 || row.micro_batch == 0) {
         None => Ok(rows.len()),
         Some(at) => {
-            let message = format!("row {} says update 0, or 0 sequences at once; both are counted from 1", at + 1);
-            Err(Error::damaged(path, message, "it was changed by hand; the weights are checked apart from it"))
+            let message = format!("row {} has update 0 or a micro-batch of 0; both must be at least 1", at + 1);
+            Err(Error::damaged(
+                path,
+                message,
+                "restore the file: it was edited; the weights have \
+                checksums of their own",
+            ))
         }
     }
 }

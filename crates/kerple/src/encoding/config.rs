@@ -161,8 +161,8 @@ impl Encoding {
 
     fn check_keys(&self) -> Checked {
         if self.window == Some(0) {
-            let hint = "use at least 1, the token itself, or leave it out to see everything";
-            return Err(Refusal::new("window", "a window of 0 sees nothing", hint));
+            let hint = "use 1 for the token itself, a larger number, or remove it to attend to everything";
+            return Err(Refusal::new("window", "a window of 0 attends to nothing, it must be at least 1", hint));
         }
         if !self.method.positional().scopes().contains(&self.scope) {
             let message = format!("`{}` learns nothing that a layer could have for itself", self.method.kind());

@@ -107,7 +107,7 @@ impl Default for Conv {
 }
 
 fn check(key: &str, value: usize, most: usize) -> Checked {
-    check_count(key, value, 1..=most, "leave it out to take the default")
+    check_count(key, value, 1..=most, "remove it to use the default")
 }
 
 /// Refuses a code that is larger than any model it could serve.

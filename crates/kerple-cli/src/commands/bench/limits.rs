@@ -24,7 +24,7 @@ pub fn options(args: &Bench, lens: &[usize], sizes: Sizes) -> Outcome {
     ] {
         if value > most {
             let message = format!("{option} {value}: it must be at most {most}");
-            return Err(Failure::misuse(message, "time something smaller"));
+            return Err(Failure::misuse(message, "choose a smaller value"));
         }
     }
     Ok(())
@@ -35,11 +35,8 @@ pub fn encoding(encoding: &Encoding, length: usize, sizes: Sizes) -> Outcome {
     let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
     encoding.check(&geometry).map_err(|refusal| Failure::misuse(format!("--encoding: {refusal}"), refusal.hint))?;
     if encoding.tells_ahead() {
-        let message = format!("--encoding {}: it has a bias of keys ahead", encoding.label());
-        return Err(Failure::misuse(
-            message,
-            "queries see keys behind them here: leave `behind` or `bidirectional` out",
-        ));
+        let message = format!("--encoding {}: it has a bias for keys after the query", encoding.label());
+        return Err(Failure::misuse(message, "attention is causal here: omit `behind` or `bidirectional`"));
     }
     Ok(())
 }
@@ -67,6 +64,6 @@ pub fn memory(work: Work, subject: &Subject, length: usize, sizes: Sizes, two: b
         return Ok(());
     }
     let (need, have) = (bytes as f64 / 1e9, limit.bytes as f64 / 1e9);
-    let message = format!("--lens {length} needs about {need:.1} GB of memory, {} is {have:.1} GB", limit.name);
+    let message = format!("--lens {length} needs about {need:.1} GB of memory, {} has {have:.1} GB", limit.name);
     Err(Failure::misuse(message, "lower --lens, --batch, --heads or --head-dim"))
 }
