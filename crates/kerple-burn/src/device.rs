@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 /// What a name may be.
 pub const NAMES: &str =
-    "cpu, cuda, vulkan, metal, wgpu, or wgpu:software; cuda:1 and the like are the second of its kind";
+    "cpu, cuda, vulkan, metal, wgpu or wgpu:software, with an index for further devices, e.g. cuda:1";
 
 /// A device as it is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +45,10 @@ impl FromStr for Name {
             ("vulkan", _, Some(index)) => Ok(Name::Vulkan(index)),
             ("metal", _, Some(index)) => Ok(Name::Metal(index)),
             ("wgpu", _, Some(index)) => Ok(Name::Wgpu(index)),
-            _ => Err(format!("a device is one of {NAMES}; `kerple devices` lists what there is")),
+            _ => Err(format!(
+                "unknown device; use {NAMES}; `kerple devices` lists the devices of \
+                this machine"
+            )),
         }
     }
 }
@@ -95,9 +98,9 @@ impl Unavailable {
                 )
             }
             Unavailable::Absent { present, .. } => {
-                format!("--device takes one of {}; `kerple devices` says more of them", present.join(", "))
+                format!("use --device with one of {}; `kerple devices` describes them", present.join(", "))
             }
-            Unavailable::SoftwareInVulkan => "build with the feature gpu and without vulkan".to_owned(),
+            Unavailable::SoftwareInVulkan => "build with the feature gpu, without the feature vulkan".to_owned(),
         }
     }
 }
@@ -109,12 +112,13 @@ impl fmt::Display for Unavailable {
                 write!(f, "--device {name}: this program was built without the feature {feature}")
             }
             Unavailable::Absent { name, present } => {
-                write!(f, "--device {name}: there is no such device here, only {}", present.join(", "))
+                write!(f, "--device {name}: this machine does not have that device, only {}", present.join(", "))
             }
             Unavailable::SoftwareInVulkan => {
                 write!(
                     f,
-                    "--device wgpu:software: software renderers crash on the shaders of a build with the feature vulkan"
+                    "--device wgpu:software: software renderers crash on shaders of a build with the \
+                        feature vulkan"
                 )
             }
         }

@@ -123,7 +123,12 @@ impl Clock {
     /// # Panics
     /// When they are still to be made of a layer's rows.
     pub(crate) fn gates(&self) -> &Tensor<3> {
-        let Clock::Gates(gates) = self else { panic!("gates are made of a layer's rows before its attention") };
+        let Clock::Gates(gates) = self else {
+            panic!(
+                "gates are computed from a layer's input before \
+            its attention"
+            )
+        };
         gates
     }
 }

@@ -22,7 +22,7 @@ const KERNELS: &[Target] = &[Target::Host];
 
 /// The memory of one layer.
 #[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant, reason = "one of them a layer")]
+#[allow(clippy::large_enum_variant, reason = "one per layer")]
 pub enum Memory {
     /// Keys and values where the fused operations read them; f32 on the CPU.
     Rows(Rows),
@@ -198,7 +198,7 @@ impl Recurrent {
 
     fn attend(&mut self, qkv: Tensor<3>, heads: Heads, positions: &Positions) -> Tensor<3> {
         let ([batch, len, _], device) = (qkv.dims(), qkv.device());
-        assert_eq!(batch, self.batch, "the memory was made for another number of sequences");
+        assert_eq!(batch, self.batch, "the KV cache was created for another number of sequences");
         let mut rows: Vec<f32> = qkv.into_data().try_into_vec().expect("activations are f32");
         if let Some(rotary) = &positions.rotary {
             heads.rotate(&mut rows, rotary, len, Turn::Forward);

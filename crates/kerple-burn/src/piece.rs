@@ -30,7 +30,7 @@ impl Piece {
     /// The state before the piece.
     pub(crate) fn state<T: Number>(&self, problem: &Problem<T>) -> State<T> {
         match self.before.as_deref() {
-            Some(state) => (state as &dyn Any).downcast_ref::<State<T>>().expect("states are of f32").clone(),
+            Some(state) => (state as &dyn Any).downcast_ref::<State<T>>().expect("states are f32").clone(),
             None => State::new(problem),
         }
     }
@@ -38,7 +38,10 @@ impl Piece {
     /// [`linear::backward_piece`]; what is behind then knows of these rows too.
     pub(crate) fn backward<T: Number>(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
         let mut behind = self.behind.0.lock().expect("a backward that panicked ends the run");
-        let later = (&mut *behind as &mut dyn Any).downcast_mut::<Option<Later<T>>>().expect("states are of f32");
+        let later = (&mut *behind as &mut dyn Any).downcast_mut::<Option<Later<T>>>().expect(
+            "states \
+            are f32",
+        );
         let later = later.get_or_insert_with(|| Later::new(problem));
         linear::backward_piece(problem, saved, (&self.state(problem), later), gradients);
     }

@@ -85,7 +85,11 @@ impl PositionalEncoding {
         let standing: Arc<[Standing]> = standing.into();
         let other = |(index, (name, other)): (usize, &(String, Encoding))| {
             let other = PositionalEncoding::one(other, Some(index), &standing, geometry, from);
-            assert!(other.encoding.entry() != Entry::Embeddings, "rows are added to embeddings, and layers have none");
+            assert!(
+                other.encoding.entry() != Entry::Embeddings,
+                "absolute positions are added to \
+                token embeddings, which layers do not have"
+            );
             PositionalEncoding { name: Some(name.as_str().into()), ..other }
         };
         let main = PositionalEncoding::one(encoding, None, &standing, geometry, from);
@@ -372,7 +376,7 @@ impl PositionalEncoding {
         let gates = self.encoding.gates(&self.geometry).expect("this encoding has gates");
         let Geometry { heads, d_model, .. } = *self.geometry;
         let mut stored = self.stored(layer).into_iter().map(|values| cast(values, dtype));
-        let mut next = || stored.next().expect("gates have a weight where rows have a part in them, and a bias");
+        let mut next = || stored.next().expect("gates that depend on the input have a weight and a bias");
         let weight = gates.by_row.then(|| next().reshape([d_model, heads]));
         Clock::OfRows { weight, bias: next() }
     }
@@ -386,8 +390,10 @@ impl PositionalEncoding {
         engine: Engine,
     ) -> Arc<Fading> {
         let numbers = Arc::new(numbers);
-        let found =
-            self.unlimited().fading(&self.geometry, &numbers, demand).expect("plans check that an encoding fades");
+        let found = self.unlimited().fading(&self.geometry, &numbers, demand).expect(
+            "plans check that an \
+                encoding decays",
+        );
         let (heads, tracked) = (self.geometry.heads, stored.iter().any(|values| values.device().is_autodiff()));
         let table = |rows: Vec<f64>, slopes: Option<Slopes>| {
             let slopes = slopes.filter(|_| tracked);
@@ -408,7 +414,7 @@ impl PositionalEncoding {
     /// When the pass is over fewer positions than there are keys.
     fn draw(&self, place: u64, keys: usize, pass: &Pass) -> Option<Vec<usize>> {
         let span = pass.span.unwrap_or(keys);
-        assert!(keys <= span, "a pass over {span} positions got {keys}");
+        assert!(keys <= span, "a forward pass over {span} positions got {keys}");
         self.encoding.draw(span, &mut pass.shared_noise(place))
     }
 

@@ -109,9 +109,9 @@ fn devices_are_what_they_are_named() {
         let built = !said.contains("was built without");
         assert!(said.contains(&format!("--device {name}")), "{said}");
         assert!(built || said.contains(&format!("--features {feature}; see docs/gpu.md")), "{said}");
-        assert!(!built || said.contains("no such device here, only cpu"), "{said}");
+        assert!(!built || said.contains("this machine does not have that device, only cpu"), "{said}");
     }
-    for (wrong, why) in [("bf16", "the CPU computes in f32"), ("f16", "one of f32, tf32, bf16")] {
+    for (wrong, why) in [("bf16", "the CPU computes in f32"), ("f16", "use f32, tf32 or bf16")] {
         let run = place.run(&["train", "--config", "run.toml", "--out", "run", "--precision", wrong]);
         let said = String::from_utf8(run.stderr).unwrap();
         assert!(run.status.code() == Some(2) && said.contains("--precision") && said.contains(why), "{said}");

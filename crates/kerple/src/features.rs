@@ -180,7 +180,7 @@ impl<'a, T: Number> Chain<'a, T> {
         assert!(!maps.is_empty(), "linear attention needs a feature map");
         for pair in maps.windows(2) {
             let (made, taken) = (pair[0].widths()[1], pair[1].widths()[0]);
-            assert!(made == taken, "{:?} makes rows of {made}, {:?} takes rows of {taken}", pair[0], pair[1]);
+            assert!(made == taken, "{:?} returns rows of {made}, but {:?} expects rows of {taken}", pair[0], pair[1]);
         }
         Chain { maps }
     }

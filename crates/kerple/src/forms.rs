@@ -152,7 +152,7 @@ impl DistanceTable {
     /// # Panics
     /// If the table has two sides already.
     pub fn mirrored(&self) -> DistanceTable {
-        assert_eq!(self.sides, Sides::One, "mirrored() of a table with two sides");
+        assert_eq!(self.sides, Sides::One, "mirrored() needs a one-sided table");
         let mirror = |table: &Vec<f64>| {
             let row = |row: &[f64]| row.iter().skip(1).rev().chain(row).copied().collect::<Vec<f64>>();
             if self.len == 0 { Vec::new() } else { table.chunks_exact(self.len).flat_map(row).collect() }
@@ -169,7 +169,7 @@ impl DistanceTable {
         let (columns, origin) = (Sides::Two.columns(len), Sides::Two.origin(len));
         assert!(
             columns > 0 && d_mirrored.len().is_multiple_of(columns),
-            "{} values are no rows of {columns}",
+            "{} values are not a multiple of {columns} columns",
             d_mirrored.len()
         );
         let both = |row: &[f64], d: usize| row[origin + d] + if d > 0 { row[origin - d] } else { 0.0 };

@@ -63,7 +63,7 @@ impl FromStr for Precision {
 
     fn from_str(text: &str) -> Result<Precision, String> {
         let found = Precision::ALL.into_iter().find(|precision| precision.to_string() == text);
-        found.ok_or_else(|| "a precision is one of f32, tf32, bf16".to_owned())
+        found.ok_or_else(|| "unknown precision; use f32, tf32 or bf16".to_owned())
     }
 }
 

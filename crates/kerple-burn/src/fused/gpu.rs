@@ -74,5 +74,5 @@ pub(crate) fn tensor<const D: usize>(array: &CubeTensor) -> Tensor<D> {
 pub(crate) fn array<const D: usize, K: Basic + BackendPrimitive<Cube, Primitive = CubeTensor>>(
     tensor: Tensor<D, K>,
 ) -> CubeTensor {
-    into_contiguous(tensor.try_into_primitive::<Cube>().expect("it is of a GPU and not tracked"))
+    into_contiguous(tensor.try_into_primitive::<Cube>().expect("it is an untracked GPU tensor"))
 }

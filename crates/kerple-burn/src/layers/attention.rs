@@ -179,7 +179,7 @@ impl Attention {
     /// When there are not as many memories, or one is of more than one sequence.
     pub fn extend_each(&self, x: Tensor<3>, residual: Residual, mut places: Vec<Place>) -> Tensor<3> {
         let [batch, len, _] = x.dims();
-        assert_eq!(batch, places.len(), "a memory for each sequence");
+        assert_eq!(batch, places.len(), "one KV cache per sequence");
         let (normed, qkv) = self.packed(x.clone());
         let (prepare, scoring) = (self.prepare(), self.scoring());
         let attend = |(row, (positions, memory)): (usize, &mut Place)| {

@@ -257,7 +257,7 @@ impl ScoreInputs {
         let scores = match (&self.places, &over) {
             (Places::Tables(places), _) => self.tables(places, inputs, clocks, first_head..first_head + dims.heads),
             (Places::Map(..), Some(map)) => {
-                assert!(clocks.is_none(), "score maps take no clocks");
+                assert!(clocks.is_none(), "score modifications take no cumulative gates");
                 kerple::forms::Scores::Map(&**map)
             }
             (Places::Map(..), None) => unreachable!("a map was made for them"),

@@ -34,7 +34,7 @@ pub struct Dropout<'a> {
 /// # Panics
 /// When the share is not in `0..1`.
 pub fn dropout(x: Tensor<3>, dropout: Dropout, engine: Engine) -> Tensor<3> {
-    assert!((0.0..1.0).contains(&dropout.share), "dropout: a share of {}", dropout.share);
+    assert!((0.0..1.0).contains(&dropout.share), "dropout: a probability of {}", dropout.share);
     if !dropout.pass.train || dropout.share == 0.0 {
         return x;
     }

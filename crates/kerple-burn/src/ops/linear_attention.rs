@@ -46,7 +46,7 @@ pub fn linear_attention(
     engine: Engine,
 ) -> Tensor<4> {
     if !engine.has_kernel(KERNELS, &q) {
-        assert!(positions.piece.is_none(), "only fused operations take pieces");
+        assert!(positions.piece.is_none(), "only fused operations support chunks");
         #[cfg(feature = "cube")]
         if engine.is_fused() && gpu::runs([&q, &v], linear, positions) {
             return gpu::linear_attention([q, k, v], linear, positions);

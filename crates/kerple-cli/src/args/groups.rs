@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(label("yarn"), Ok("yarn".to_owned()));
         assert_eq!(label(r#"{ kind = "linear", factor = 4 }"#), Ok("linear.factor4".to_owned()));
         for (text, says) in
-            [("yarm", "there is no scaling `yarm`"), ("{ kind = 3", ""), (r#"{ kind = "ntk", f = 3 }"#, "f")]
+            [("yarm", "unknown scaling `yarm`"), ("{ kind = 3", ""), (r#"{ kind = "ntk", f = 3 }"#, "f")]
         {
             assert!(label(text).unwrap_err().contains(says), "{text}: {:?}", label(text));
         }

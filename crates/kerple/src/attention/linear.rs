@@ -170,21 +170,25 @@ impl<'a, T: Number> Problem<'a, T> {
     fn check_piece(&self, state: &State<T>) {
         assert!(
             self.reach == Reach::Causal && self.lengths.is_none(),
-            "a state goes on with causal rows without padding"
+            "a state requires causal attention without padding"
         );
         let dims = Dims { len: 0, head_dim: 0, ..self.dims };
-        assert!(state.dims == dims, "the state is of {:?}, not {dims:?}", state.dims);
-        assert!(state.identity == self.identity(), "the state is of other maps or of another decay");
+        assert!(state.dims == dims, "the state has the shape {:?}, not {dims:?}", state.dims);
+        assert!(
+            state.identity == self.identity(),
+            "the state belongs to other feature maps or \
+            another decay"
+        );
     }
 
     fn check(&self) {
         let Dims { heads, batch, len, head_dim, value_dim } = self.dims;
-        assert!(head_dim > 0 && value_dim > 0, "{:?}: rows of nothing", self.dims);
+        assert!(head_dim > 0 && value_dim > 0, "{:?}: head_dim and value_dim must be at least 1", self.dims);
         let room =
             crate::elements(&[batch.max(1), heads.max(1), len.saturating_add(CHUNK), head_dim.max(value_dim) + 64]);
         assert!(room.is_some_and(|room| room <= isize::MAX as usize / size_of::<T>()), "{:?} is too large", self.dims);
         let takes = self.chain().widths()[0];
-        assert!(takes == head_dim, "the first map takes rows of {takes}, head_dim = {head_dim}");
+        assert!(takes == head_dim, "the first feature map expects rows of {takes}, head_dim = {head_dim}");
         if let Some(lengths) = self.lengths {
             crate::check_shape!(lengths, B = batch);
         }
@@ -195,7 +199,7 @@ impl<'a, T: Number> Problem<'a, T> {
             crate::check_shape!(gates, B = batch, H = heads, L = len);
             assert!(
                 self.reach == Reach::Causal && self.decay.is_none(),
-                "gates are of causal rows, whose products do not fade otherwise"
+                "gates require causal attention without another decay"
             );
         }
     }
@@ -327,11 +331,20 @@ pub fn backward_piece<T: Number>(
     let len = problem.dims.len;
     assert!(
         before.len().is_multiple_of(CHUNK) && (len.is_multiple_of(CHUNK) || later.is_empty()),
-        "a piece of {len} positions behind {} is not cut between chunks of {CHUNK}",
+        "a chunk of {len} positions after {} does not end at a multiple of {CHUNK}",
         before.len()
     );
-    assert!(later.identity == before.identity, "what is later is of other maps or of another decay");
-    assert!(later.len() == before.units.len(), "what is later is of {} units, not {}", later.len(), before.units.len());
+    assert!(
+        later.identity == before.identity,
+        "the carried gradients belong to other feature maps \
+        or another decay"
+    );
+    assert!(
+        later.len() == before.units.len(),
+        "the carried gradients have {} units, not {}",
+        later.len(),
+        before.units.len()
+    );
     run_backward(problem, saved, Some((before, later)), gradients);
 }
 

@@ -87,7 +87,10 @@ impl<'a, T: Number> Problem<'a, T> {
     pub(super) fn tables(&self) -> Table<'a, T> {
         match self.scores {
             Scores::Table(table) => table,
-            Scores::Map(map) => panic!("{map:?}: this engine takes distance tables, attention::row_block takes maps"),
+            Scores::Map(map) => panic!(
+                "{map:?}: this engine takes distance tables; \
+                attention::row_block takes score modifications"
+            ),
         }
     }
 
@@ -128,7 +131,11 @@ impl<'a, T: Number> Problem<'a, T> {
             }
             if let Some(rates) = of.damping {
                 crate::check_shape!(rates, D = head_dim);
-                assert!(matches!(self.sight, Sight::Causal { .. }), "damping of products with keys ahead");
+                assert!(
+                    matches!(self.sight, Sight::Causal { .. }),
+                    "decaying rotations require \
+                    causal attention"
+                );
                 assert!(rates.iter().all(|rate| (0.0..=MOST_DAMPING).contains(rate)), "damping: {rates:?}");
             }
             if let Some(clocks) = of.clocks {
@@ -142,12 +149,12 @@ impl<'a, T: Number> Problem<'a, T> {
         let units = batch * heads;
         let needed = crate::elements(&[units.saturating_sub(1), stride]).and_then(|start| start.checked_add(keys));
         let fits = stride >= keys && (units == 0 || needed.is_some_and(|needed| needed <= values.len()));
-        assert!(fits, "clocks: {} values in rows of {stride} for {:?}", values.len(), self.dims);
-        assert!(queries <= keys, "{queries} queries and the clocks of {keys} keys");
+        assert!(fits, "clocks (cumulative gates): {} values in rows of {stride} for {:?}", values.len(), self.dims);
+        assert!(queries <= keys, "{queries} queries exceed the cumulative gates of {keys} keys");
         let falls = |row: &[f64]| row.windows(2).all(|pair| pair[1] <= pair[0] || pair[0].is_nan() || pair[1].is_nan());
         let both = self.sight.sides() == Sides::Two;
         let fall = || (0..units).all(|unit| falls(&values[unit * stride..][..keys]));
-        assert!(!both || fall(), "clocks that increase, in both directions");
+        assert!(!both || fall(), "cumulative gates must not increase in bidirectional attention");
     }
 
     /// The clocks of a head of a sequence, `[K]`, where there are clocks.
@@ -165,7 +172,12 @@ impl<'a, T: Number> Problem<'a, T> {
             Sight::Causal { .. } => keys,
             Sight::Both { .. } => keys.max(queries),
         };
-        assert!(of.len >= needed, "tables of len = {}, {queries} queries and {keys} keys need {needed}", of.len);
+        assert!(
+            of.len >= needed,
+            "tables have len = {}, but {queries} queries and {keys} keys need \
+            {needed}",
+            of.len
+        );
     }
 
     pub(super) fn query_shape(&self) -> Shape {

@@ -76,7 +76,10 @@ fn backward_with<T: Number>(set: InstructionSet, problem: &Problem<T>, saved: Sa
 fn map<'a, T>(problem: &Problem<'a, T>) -> &'a dyn ScoreMap<T> {
     match problem.scores {
         Scores::Map(map) => map,
-        Scores::Table(_) => panic!("attention::row_block takes score maps, attention::tiled takes distance tables"),
+        Scores::Table(_) => panic!(
+            "attention::row_block takes score modifications; attention::tiled \
+            takes distance tables"
+        ),
     }
 }
 

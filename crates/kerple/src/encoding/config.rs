@@ -106,7 +106,10 @@ impl<'de> Deserialize<'de> for Encoding {
             other => return Err(D::Error::custom(format!("expected a name or a table with `kind`, got {other}"))),
         };
         if !METHODS.contains(&kind.as_str()) {
-            return Err(D::Error::custom(format!("`kind`: there is no `{kind}`, use one of {}", METHODS.join(", "))));
+            return Err(D::Error::custom(format!(
+                "`kind`: unknown encoding `{kind}`, use one of {}",
+                METHODS.join(", ")
+            )));
         }
         let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
         let Shared { window, scale, compat, clamp, scope, randomized, decayed } = parse(Value::Object(shared))?;
@@ -165,27 +168,24 @@ impl Encoding {
             return Err(Refusal::new("window", "a window of 0 attends to nothing, it must be at least 1", hint));
         }
         if !self.method.positional().scopes().contains(&self.scope) {
-            let message = format!("`{}` learns nothing that a layer could have for itself", self.method.kind());
-            return Err(Refusal::new("scope", message, "leave it out, or use an encoding that learns a table"));
+            let message = format!("`{}` has no parameters that a layer could own", self.method.kind());
+            return Err(Refusal::new("scope", message, "remove it, or use an encoding that learns a table"));
         }
         if let (Some(_), Randomized::Never(why)) = (self.randomized, self.method.positional().randomized()) {
             let message = format!("`{}` cannot be randomized: {why}", self.method.kind());
             return Err(Refusal::new("randomized", message, "leave it out"));
         }
         if let Some(most) = self.randomized {
-            let hint = "it is the longest sequence that is to be evaluated";
+            let hint = "set it to the longest sequence to be evaluated";
             check_count("randomized", most, 1..=randomized::MOST, hint)?;
         }
         self.method.positional().check_keys()?;
         if self.scale == Scale::Inside && !self.method.has_bias_table() {
-            let message = format!(
-                "`{}` adds no table of biases to scores, so the scale divides nothing else",
-                self.method.kind()
-            );
+            let message = format!("`{}` adds no bias table to scores, so `scale` has no effect", self.method.kind());
             return Err(Refusal::new(
                 "scale",
                 message,
-                "leave it out; it is for kernels, alibi, t5 and dape over one of them",
+                "remove it; it applies to kernels, alibi, t5 and dape over one of them",
             ));
         }
         Ok(())
@@ -209,7 +209,7 @@ impl Encoding {
         let mut scaled = self.clone();
         let Some(rotary) = scaled.method.positional_mut().rotation_mut() else {
             let message = format!("`{}` has no rotary rates", self.method.kind());
-            return Err(Refusal::new("scaling", message, "it is for `rotary`, and `dape` over it"));
+            return Err(Refusal::new("scaling", message, "use `rotary`, or `dape` with the base `rotary`"));
         };
         rotary.scaling = Some(scaling);
         Ok(scaled)
@@ -230,13 +230,13 @@ impl Encoding {
         let refuse = |message: String, hint: String| Err(Refusal::new("randomized", message, hint));
         if most < geometry.train_len {
             let message =
-                format!("{most} positions are too few for training sequences of {} tokens", geometry.train_len);
-            return refuse(message, "raise it to the longest sequence that is to be evaluated".to_owned());
+                format!("{most} positions are fewer than the {} tokens of a training sequence", geometry.train_len);
+            return refuse(message, "raise it to the longest sequence to be evaluated".to_owned());
         }
         match self.method.positional().longest(geometry) {
             Some(rows) if rows < most => {
-                let message = format!("positions are drawn from {most}, `{}` has {rows}", self.method.kind());
-                refuse(message, format!("set `positions = {most}` beside it"))
+                let message = format!("positions are drawn from {most}, but `{}` has {rows}", self.method.kind());
+                refuse(message, format!("also set `positions = {most}`"))
             }
             _ => Ok(()),
         }
@@ -245,8 +245,13 @@ impl Encoding {
     fn check_decayed(&self, geometry: &Geometry) -> Checked {
         let own = self.method.positional().parameters(geometry);
         if self.decayed && own.iter().all(|parameter| parameter.decay) {
-            let message = format!("`{}` learns nothing that is not decayed anyway", self.method.kind());
-            return Err(Refusal::new("decayed", message, "leave it out; it is for the numbers of kernels"));
+            let message = format!("`{}` has no parameters that weight decay skips by default", self.method.kind());
+            return Err(Refusal::new(
+                "decayed",
+                message,
+                "remove it; it applies to the parameters of \
+                kernels",
+            ));
         }
         Ok(())
     }

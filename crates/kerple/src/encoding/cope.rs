@@ -42,9 +42,9 @@ impl Positional for Config {
         Description {
             name: "CoPE",
             formula: "z = s + q.e[p], p = min(sum of sigmoid(s) from key to query, P - 1)",
-            learned: "e: D P a layer",
+            learned: "e: D P per layer",
             enters: SCORES,
-            beyond: "defined: keys behind more than P - 1 open gates share a position",
+            beyond: "defined: keys after more than P - 1 open gates share a position",
             source: "Golovneva et al. 2024, arXiv:2405.18719",
         }
     }
@@ -54,7 +54,7 @@ impl Positional for Config {
     }
 
     fn check_keys(&self) -> Checked {
-        check_count("positions", self.positions, 2..=MOST, "64 is the usual number of whole positions")
+        check_count("positions", self.positions, 2..=MOST, "use 64, the usual number of whole positions")
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
@@ -67,7 +67,7 @@ impl Positional for Config {
     }
 
     fn randomized(&self) -> Randomized {
-        Randomized::Never("its positions follow from the content")
+        Randomized::Never("its positions depend on the content")
     }
 
     fn form(&self, inputs: &Inputs) -> Form {

@@ -72,7 +72,10 @@ impl<'de> Deserialize<'de> for Base {
             other => return Err(D::Error::custom(format!("`base` is a name or a table with `kind`, got {other}"))),
         };
         if !METHODS.contains(&kind.as_str()) {
-            return Err(D::Error::custom(format!("`base`: there is no `{kind}`, use one of {}", METHODS.join(", "))));
+            return Err(D::Error::custom(format!(
+                "`base`: unknown encoding `{kind}`, use one of {}",
+                METHODS.join(", ")
+            )));
         }
         let method = serde_json::from_value(Value::Object(Map::from_iter([(kind, Value::Object(keys))])));
         method.map(|method| Base(Box::new(method))).map_err(|error| D::Error::custom(format!("`base`: {error}")))
@@ -110,12 +113,12 @@ impl Base {
         match base.entry() {
             Entry::Nowhere => Source::Nothing,
             Entry::Rotation { fades: false } => Source::Rotation,
-            Entry::Rotation { fades: true } => Source::Other("damps features of queries and keys"),
+            Entry::Rotation { fades: true } => Source::Other("decays features of queries and keys"),
             Entry::Scores(tables) if !tables.weight => Source::Table(tables),
             Entry::Scores(_) => Source::Other("multiplies scores by a weight"),
             Entry::Embeddings => Source::Other("is added to the embeddings"),
-            Entry::Map { .. } => base.fire().map_or(Source::Other("changes all heads together itself"), Source::Fire),
-            Entry::Gates => Source::Other("has gates of tokens"),
+            Entry::Map { .. } => base.fire().map_or(Source::Other("already changes all heads together"), Source::Fire),
+            Entry::Gates => Source::Other("has a gate per token"),
             Entry::Code => Source::Other("replaces queries and keys by codes"),
         }
     }
@@ -137,9 +140,9 @@ impl Positional for Config {
         Description {
             name: "DAPE",
             formula: "z = s + b + mlp(s, b) over all heads, b of the base",
-            learned: "the base's, and a network: 3 H hidden + hidden + H a layer",
+            learned: "the base's, and a network: 3 H hidden + hidden + H per layer",
             enters: SCORES,
-            beyond: "defined where the base is",
+            beyond: "defined where the base is defined",
             source: "Zheng et al. 2024, arXiv:2405.14722 and arXiv:2410.04798",
         }
     }
@@ -156,7 +159,12 @@ impl Positional for Config {
         check_hidden("hidden", self.hidden)?;
         if self.kernel.is_multiple_of(2) || self.kernel > 15 {
             let message = format!("{} is out of range, it must be odd and at most 15", self.kernel);
-            return Err(Refusal::new("kernel", message, "1 sees a key at a time; the second version has 3, 5 or 7"));
+            return Err(Refusal::new(
+                "kernel",
+                message,
+                "use 1 for one key at a time, or 3, 5 or 7 as \
+                in the second version",
+            ));
         }
         self.base.positional().check_keys()?;
         let name = self.base.0.kind();

@@ -49,7 +49,7 @@ pub(super) const MOST_HIDDEN: usize = 1024;
 
 /// Refuses a number of hidden units.
 pub(super) fn check_hidden(key: &str, units: usize) -> Checked {
-    check_count(key, units, 1..=MOST_HIDDEN, "32 is the usual number of hidden units")
+    check_count(key, units, 1..=MOST_HIDDEN, "use 32, the usual number of hidden units")
 }
 
 impl Config {
@@ -65,7 +65,7 @@ impl Positional for Config {
         Description {
             name: "FIRE",
             formula: "z = s + mlp(psi(d) / psi(max(i, P))), psi(x) = ln(1 + abs(c x))",
-            learned: "c, m, a network: 2 + 2 W + H W + H a layer",
+            learned: "c, m, a network: 2 + 2 W + H W + H per layer",
             enters: SCORES,
             beyond: "defined for every distance, measured against the query's position",
             source: "Li et al. 2023, arXiv:2310.04418",
@@ -81,7 +81,7 @@ impl Positional for Config {
         match self.threshold {
             Some(threshold) if !(threshold.is_finite() && threshold > 0.0) => {
                 let message = format!("{threshold} is out of range, it must be above 0");
-                Err(Refusal::new("threshold", message, "leave it out to use the training length"))
+                Err(Refusal::new("threshold", message, "remove it to use the training length"))
             }
             _ => Ok(()),
         }

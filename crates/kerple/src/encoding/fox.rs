@@ -79,8 +79,9 @@ impl Positional for Config {
         Description {
             name: "FoX",
             formula: "z = s + c_i - c_j, c = running sum of ln sigmoid(w_h.y + b_h)",
-            learned: "w, b: H (M + 1) a layer; with `gate = \"bias_only\"` H, with `gate = \"fixed\"` nothing; \
-                      `spans = [first, last]` starts heads with memories of so many tokens",
+            learned: "w, b: H (M + 1) per layer; with `gate = \"bias_only\"` H, with `gate = \
+                \"fixed\"` nothing; `spans = [first, last]` initialises heads to remember so many \
+                tokens",
             enters: SCORES,
             beyond: DEFINED,
             source: "Lin et al. 2025, arXiv:2503.02130",
@@ -98,8 +99,8 @@ impl Positional for Config {
         match self.spans {
             None if self.gate == Gate::Fixed => Err(Refusal::new(
                 "spans",
-                "is missing: fixed gates are what it says".to_owned(),
-                "e.g. spans = [2, 512], the tokens that the first and the last head remember",
+                "is missing, fixed gates need it".to_owned(),
+                "set e.g. spans = [2, 512], the tokens that the first and the last head remember",
             )),
             Some([first, last]) if !(first >= 1.0 && first <= last && last <= LONGEST_SPAN) => Err(Refusal::new(
                 "spans",
@@ -130,7 +131,7 @@ impl Positional for Config {
 
     fn randomized(&self) -> Randomized {
         match self.gate {
-            Gate::Full | Gate::BiasOnly => Randomized::Never("its positions follow from the content"),
+            Gate::Full | Gate::BiasOnly => Randomized::Never("its positions depend on the content"),
             Gate::Fixed => Randomized::Distances,
         }
     }

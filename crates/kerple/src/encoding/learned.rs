@@ -41,7 +41,7 @@ impl Positional for Config {
             formula: "x_t += P[t]",
             learned: "P: train_len * M",
             enters: EMBEDDINGS,
-            beyond: "refused: there is no row for it",
+            beyond: "refused: the table has no row for it",
             source: "Vaswani et al. 2017, arXiv:1706.03762",
         }
     }
@@ -51,7 +51,7 @@ impl Positional for Config {
     }
 
     fn check_keys(&self) -> Checked {
-        let hint = "leave it out to have a row for each position of a training sequence";
+        let hint = "remove it to use one row per position of a training sequence";
         self.positions.map_or(Ok(()), |positions| check_count("positions", positions, 1..=MOST, hint))
     }
 

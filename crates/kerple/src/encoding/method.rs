@@ -124,7 +124,7 @@ pub trait Positional {
     /// Where tables are learned: their derivatives must be said.
     fn slopes(&self, inputs: &Inputs) -> TableSlopes {
         let learns = matches!(self.entry(), Entry::Scores(_)) && !self.parameters(inputs.geometry).is_empty();
-        assert!(!learns, "{} learns a table without derivatives", self.words().name);
+        assert!(!learns, "{} learns a table without a Jacobian", self.words().name);
         TableSlopes::default()
     }
 

@@ -57,7 +57,10 @@ impl<'de> Deserialize<'de> for Init {
             _ => None,
         };
         init.ok_or_else(|| {
-            D::Error::custom(format!("a start is a number, a range [low, high] or {{ std = number }}, got {value}"))
+            D::Error::custom(format!(
+                "an initial value must be a number, a range [low, high] or {{ \
+                std = number }}, got {value}"
+            ))
         })
     }
 }
@@ -68,17 +71,17 @@ impl Init {
     /// # Errors
     /// The key, the start and the range.
     pub fn check(&self, key: &str, [low, high]: [f64; 2]) -> Checked {
-        let hint = format!("start `{key}` inside {}", range(low, high));
+        let hint = format!("set the initial value `{key}` within {}", range(low, high));
         let refuse = |message: String| Err(Refusal::new(key, message, hint.clone()));
         match *self {
             Init::Constant(value) if !(value.is_finite() && (low..=high).contains(&value)) => {
                 refuse(format!("{value} is out of range, it must be {}", range(low, high)))
             }
             Init::Uniform([from, to]) if !(from.is_finite() && to.is_finite() && from <= to) => {
-                refuse(format!("[{from}, {to}] is no range, the first number must not exceed the second"))
+                refuse(format!("[{from}, {to}] is not a range, the first number must not exceed the second"))
             }
             Init::Uniform([from, to]) if from > high || to < low => {
-                refuse(format!("[{from}, {to}] lies outside of the allowed values, {}", range(low, high)))
+                refuse(format!("[{from}, {to}] is out of range, allowed values are {}", range(low, high)))
             }
             Init::Normal { std } if !(std.is_finite() && std >= 0.0) => {
                 refuse(format!("std is {std}, it must be at least 0"))

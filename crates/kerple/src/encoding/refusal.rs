@@ -43,5 +43,10 @@ pub(super) fn check_base(base: f64) -> Checked {
     if base.is_finite() && base >= 1.0 {
         return Ok(());
     }
-    Err(Refusal::new("base", format!("{base} is out of range, it must be at least 1"), "10000 is the usual base"))
+    Err(Refusal::new(
+        "base",
+        format!("{base} is out of range, it must be at least 1"),
+        "use 10000, \
+        the usual base",
+    ))
 }

@@ -75,10 +75,11 @@ impl Positional for Config {
     fn words(&self) -> Description {
         Description {
             name: "rotary (RoPE)",
-            formula: "q_i, k_j turned by i f_n, j f_n, f_n = base^(-2n/D)",
+            formula: "q_i, k_j rotated by i f_n, j f_n, f_n = base^(-2n/D)",
             learned: "nothing",
             enters: "queries and keys of every layer",
-            beyond: "defined, but the model has not seen those positions; `scaling` makes other rates for them",
+            beyond: "defined, but the model has not seen those positions; `scaling` changes the \
+                rates for them",
             source: "Su et al. 2021, arXiv:2104.09864",
         }
     }
@@ -89,15 +90,20 @@ impl Positional for Config {
 
     fn check_keys(&self) -> Checked {
         if self.width.is_some() && self.pct != 1.0 {
-            let message = format!("width and pct = {} both say how many features are rotated", self.pct);
-            return Err(Refusal::new("pct", message, "leave one of them out"));
+            let message = format!("width and pct = {} both set the number of rotated features", self.pct);
+            return Err(Refusal::new("pct", message, "remove one of them"));
         }
         if self.pct > 0.0 && self.pct <= 1.0 {
             check_base(self.base)?;
             return self.scaling.map_or(Ok(()), |scaling| scaling.check());
         }
         let message = format!("{} is out of range, it must be above 0 and at most 1", self.pct);
-        Err(Refusal::new("pct", message, "it is the share of each head's features that is rotated; 1 rotates all"))
+        Err(Refusal::new(
+            "pct",
+            message,
+            "set the fraction of features per head that are rotated; 1 \
+            rotates all",
+        ))
     }
 
     fn check(&self, geometry: &Geometry) -> Checked {
@@ -106,19 +112,20 @@ impl Positional for Config {
             if (1..=features).contains(&width) && width.next_multiple_of(2) <= features {
                 return Ok(());
             }
-            let message = format!("{width} is out of range, a head has {features} features, which turn in pairs");
-            return Err(Refusal::new("width", message, "leave it out to rotate all"));
+            let message =
+                format!("{width} is out of range, a head has {features} features, which are rotated in pairs");
+            return Err(Refusal::new("width", message, "remove it to rotate all features"));
         }
         if self.width(features) > 0 {
             return Ok(());
         }
         if features < 2 {
-            let message = format!("rotary turns pairs of features, a head has {features}");
+            let message = format!("rotary rotates pairs of features, but a head has {features}");
             return Err(Refusal::new("kind", message, "raise model.head_dim to at least 2"));
         }
         Err(Refusal::new(
             "pct",
-            format!("{} of {features} features a head is less than one pair, nothing would be rotated", self.pct),
+            format!("{} of {features} features per head is less than one pair, so nothing would be rotated", self.pct),
             format!("use at least {}", 2.0 / features as f64),
         ))
     }

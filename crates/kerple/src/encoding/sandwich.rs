@@ -72,7 +72,7 @@ impl Positional for Config {
     fn check_keys(&self) -> Checked {
         if !(2..=MOST).contains(&self.features) || !self.features.is_multiple_of(2) {
             let message = format!("{} is out of range, it must be even and between 2 and {MOST}", self.features);
-            return Err(Refusal::new("features", message, "the paper has 128"));
+            return Err(Refusal::new("features", message, "use e.g. 128, as in the paper"));
         }
         check_base(self.base)
     }

@@ -154,7 +154,7 @@ impl<'de> Deserialize<'de> for Scaling {
         };
         let kind = value["kind"].as_str().unwrap_or_default();
         if !SCALINGS.contains(&kind) {
-            let message = format!("there is no scaling `{kind}`, use one of {}", SCALINGS.join(", "));
+            let message = format!("unknown scaling `{kind}`, use one of {}", SCALINGS.join(", "));
             return Err(D::Error::custom(message));
         }
         Ok(match serde_json::from_value(value).map_err(D::Error::custom)? {
@@ -281,25 +281,29 @@ impl Scaling {
         };
         if let Some(factor) = factor.filter(|factor| !(factor.is_finite() && *factor >= 1.0)) {
             let message = format!("factor {factor} is out of range, it must be at least 1");
-            return refuse(message, "it says how much longer sequences are than in training");
+            return refuse(message, "set it to the length of sequences divided by the training length");
         }
         if original_len == Some(0) {
-            return refuse("an original_len of 0 is no length".to_owned(), "leave it out to take the training length");
+            return refuse(
+                "original_len is 0, it must be at least 1".to_owned(),
+                "remove it to use the \
+                training length",
+            );
         }
         match *self {
             Scaling::Yarn(Yarn { beta_fast, beta_slow, .. }) if !(beta_slow > 0.0 && beta_fast > beta_slow) => refuse(
                 format!("beta_fast {beta_fast} must exceed beta_slow {beta_slow}, and both must exceed 0"),
-                "the paper has 32 and 1",
+                "use e.g. 32 and 1, as in the paper",
             ),
             Scaling::Yarn(Yarn { attention_factor: Some(amplitude), .. }) if amplitude.is_nan() || amplitude <= 0.0 => {
-                refuse(format!("attention_factor {amplitude} must exceed 0"), "leave it out to take 0.1 ln s + 1")
+                refuse(format!("attention_factor {amplitude} must exceed 0"), "remove it to use 0.1 ln s + 1")
             }
             Scaling::Llama3(Llama3 { low_freq_factor: low, high_freq_factor: high, .. })
                 if !(low > 0.0 && high > low) =>
             {
                 refuse(
                     format!("high_freq_factor {high} must exceed low_freq_factor {low}, and both must exceed 0"),
-                    "Llama 3.1 has 4 and 1",
+                    "use e.g. 4 and 1, as in Llama 3.1",
                 )
             }
             Scaling::Linear(_) | Scaling::Ntk(_) | Scaling::Dynamic(_) | Scaling::Yarn(_) | Scaling::Llama3(_) => {
@@ -370,9 +374,9 @@ mod tests {
             assert_eq!(plain.check(), Ok(()));
         }
         for (value, says) in [
-            (json!("yarm"), "there is no scaling `yarm`"),
+            (json!("yarm"), "unknown scaling `yarm`"),
             (json!({"kind": "linear", "beta_fast": 3}), "beta_fast"),
-            (json!(5), "there is no scaling"),
+            (json!(5), "unknown scaling"),
         ] {
             let error = serde_json::from_value::<Scaling>(value).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
@@ -384,7 +388,7 @@ mod tests {
         for (value, says) in [
             (json!({"kind": "linear", "factor": 0.5}), "factor 0.5"),
             (json!({"kind": "dynamic", "factor": -1}), "factor -1"),
-            (json!({"kind": "ntk", "original_len": 0}), "original_len of 0"),
+            (json!({"kind": "ntk", "original_len": 0}), "original_len is 0"),
             (json!({"kind": "yarn", "beta_fast": 1, "beta_slow": 1}), "beta_fast 1 must exceed"),
             (json!({"kind": "yarn", "attention_factor": 0}), "attention_factor 0"),
             (json!({"kind": "llama3", "low_freq_factor": 4}), "high_freq_factor 4 must exceed"),

@@ -44,9 +44,9 @@ impl Positional for Config {
         Description {
             name: "Shaw et al.",
             formula: "z = q.(k + a[clip(d, -K, K)]) / sqrt(D)",
-            learned: "a: (2 K + 1) D a layer, and as many for values with `values`",
+            learned: "a: (2 K + 1) D per layer, and as many for values with `values`",
             enters: SCORES,
-            beyond: "defined: all distances from max_distance on share a vector",
+            beyond: "defined: all distances from max_distance on share one vector",
             source: "Shaw et al. 2018, arXiv:1803.02155",
         }
     }
@@ -56,7 +56,7 @@ impl Positional for Config {
     }
 
     fn check_keys(&self) -> Checked {
-        check_count("max_distance", self.max_distance, 1..=MOST, "the paper has 16")
+        check_count("max_distance", self.max_distance, 1..=MOST, "use e.g. 16, as in the paper")
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {

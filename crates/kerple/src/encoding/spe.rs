@@ -116,8 +116,8 @@ fn check_size(what: &str, factors: &[usize]) -> Checked {
     if numbers <= MOST_NUMBERS {
         return Ok(());
     }
-    let message = format!("{what} would be {numbers} numbers, at most {MOST_NUMBERS} are possible");
-    Err(Refusal::new("realisations", message, "lower it, or what it is multiplied by"))
+    let message = format!("{what} would need {numbers} values, the limit is {MOST_NUMBERS}");
+    Err(Refusal::new("realisations", message, "lower it, or one of its factors"))
 }
 
 fn parameter(name: &str, shape: Vec<usize>, init: Init, scope: Scope) -> Parameter {
@@ -135,7 +135,7 @@ impl Positional for Sine {
         Description {
             name: "SineSPE",
             formula: "z = q_hat.k_hat / sqrt(R), E z = sum_i q_i k_i sum_k lambda_k^2 cos(2 pi f_k d + theta_k) / (2K sqrt(D))",
-            learned: "freqs, offsets, gains: 3 K M; gate: M a layer",
+            learned: "freqs, offsets, gains: 3 K M; gate: M per layer",
             enters: ENTERS,
             beyond: DEFINED,
             source: SOURCE,
@@ -173,7 +173,7 @@ impl Positional for Sine {
     }
 
     fn randomized(&self) -> Randomized {
-        Randomized::Never("its code is drawn, its positions are not")
+        Randomized::Never("it draws its code, not its positions")
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
@@ -198,7 +198,7 @@ impl Positional for Conv {
         Description {
             name: "ConvSPE",
             formula: "z = q_hat.k_hat / sqrt(R), E z = sum_i q_i k_i sum_j a_j b_(j+d) / sqrt(D)",
-            learned: "query, key: 2 P M; gate: M a layer",
+            learned: "query, key: 2 P M; gate: M per layer",
             enters: ENTERS,
             beyond: DEFINED,
             source: SOURCE,
@@ -214,14 +214,19 @@ impl Positional for Conv {
         if !(1..=3).contains(&axes) {
             return Err(Refusal::new(
                 "taps",
-                format!("{axes} axes, there are 1 to 3"),
-                "taps = [128] is the usual filter",
+                format!("{axes} axes are out of range, it must be 1 to 3"),
+                "use taps = [128], the usual filter",
             ));
         }
         let sizes = if axes == 1 { 0 } else { axes };
         if self.size.len() != sizes {
-            let message = format!("{} axes, taps of {axes} need {sizes}", self.size.len());
-            return Err(Refusal::new("size", message, "give the positions along each axis, and nothing for a line"));
+            let message = format!("{} axes, but taps of {axes} axes need {sizes}", self.size.len());
+            return Err(Refusal::new(
+                "size",
+                message,
+                "give the number of positions along each axis, \
+                or remove `size` for sequences",
+            ));
         }
         self.taps.iter().try_for_each(|taps| check("taps", *taps, MOST))?;
         self.size.iter().try_for_each(|size| check("size", *size, MOST))?;
@@ -233,8 +238,8 @@ impl Positional for Conv {
         match self.longest(geometry) {
             Some(longest) if longest < geometry.train_len => {
                 let message = format!("{:?} has {longest} positions, train_len is {}", self.size, geometry.train_len);
-                let hint = "give the positions along each axis of a whole sequence; a token that a class is read off is one more, \
-                            readout = \"mean\" has none";
+                let hint = "give the number of positions along each axis of a whole sequence; the \
+                    class token adds one, readout = \"mean\" has no class token";
                 Err(Refusal::new("size", message, hint))
             }
             _ => {
@@ -256,7 +261,7 @@ impl Positional for Conv {
     }
 
     fn randomized(&self) -> Randomized {
-        Randomized::Never("its code is drawn, its positions are not")
+        Randomized::Never("it draws its code, not its positions")
     }
 
     fn longest(&self, _: &Geometry) -> Option<usize> {

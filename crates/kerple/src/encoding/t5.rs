@@ -83,7 +83,7 @@ impl Positional for Config {
             formula: "z = s + sqrt(D) W[bucket(d), h]",
             learned: "W: num_buckets * H",
             enters: SCORES,
-            beyond: "defined: all distances from max_distance on share a value",
+            beyond: "defined: all distances from max_distance on share one value",
             source: "Raffel et al. 2020, arXiv:1910.10683",
         }
     }
@@ -98,12 +98,17 @@ impl Positional for Config {
         if num_buckets < parts || num_buckets % parts > 0 {
             let wanted = if bidirectional { "a multiple of 4" } else { "even and at least 2" };
             let message = format!("{num_buckets} is out of range, it must be {wanted}");
-            return Err(Refusal::new("num_buckets", message, "the original has 32"));
+            return Err(Refusal::new("num_buckets", message, "use e.g. 32, as in the original"));
         }
-        check_count("num_buckets", num_buckets, parts..=MOST_BUCKETS, "the original has 32")?;
+        check_count("num_buckets", num_buckets, parts..=MOST_BUCKETS, "use e.g. 32, as in the original")?;
         if max_distance <= num_buckets / parts {
             let message = format!("{max_distance} must exceed num_buckets / {parts} = {}", num_buckets / parts);
-            return Err(Refusal::new("max_distance", message, "half of the buckets hold one distance each"));
+            return Err(Refusal::new(
+                "max_distance",
+                message,
+                "raise max_distance: half of the \
+                buckets hold one distance each",
+            ));
         }
         Ok(())
     }

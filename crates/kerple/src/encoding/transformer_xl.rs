@@ -29,7 +29,7 @@ impl Positional for Config {
         Description {
             name: "Transformer-XL",
             formula: "z = ((q + u).k + (q + v).r_d) / sqrt(D), r_d = W [sin(d f), cos(d f)]",
-            learned: "W, u, v: M^2 + 2 M a layer",
+            learned: "W, u, v: M^2 + 2 M per layer",
             enters: "queries and attention scores of every layer",
             beyond: UNSEEN,
             source: "Dai et al. 2019, arXiv:1901.02860",
@@ -45,7 +45,7 @@ impl Positional for Config {
         if width.is_multiple_of(2) {
             return Ok(());
         }
-        let message = format!("waves need an even number of features in all heads, got {width}");
+        let message = format!("sinusoids need an even number of features over all heads, got {width}");
         Err(Refusal::new("kind", message, "change model.n_heads or model.head_dim"))
     }
 

@@ -60,7 +60,8 @@ impl Positional for Config {
             formula: "rotary with q_i.k_j of pair n times zeta_n^(d/B), zeta_n = (2n/D + gamma) / (1 + gamma)",
             learned: "nothing",
             enters: "queries and keys of every layer, and their products",
-            beyond: "defined for every distance: far keys fade, pairs of slow rates last",
+            beyond: "defined for every distance: products with far keys decay, slowest in pairs of \
+                slow rates",
             source: "Sun et al. 2022, arXiv:2212.10554",
         }
     }
@@ -71,9 +72,15 @@ impl Positional for Config {
 
     fn check_keys(&self) -> Checked {
         check_base(self.base)?;
-        for (key, value, hint) in
-            [("gamma", self.gamma, "the paper has 0.4"), ("scale_base", self.scale_base, "the paper has 512")]
-        {
+        for (key, value, hint) in [
+            ("gamma", self.gamma, "use e.g. 0.4, as in the paper"),
+            (
+                "scale_base",
+                self.scale_base,
+                "use e.g. \
+                512, as in the paper",
+            ),
+        ] {
             if !(value.is_finite() && value > 0.0) {
                 return Err(Refusal::new(key, format!("{value} is out of range, it must be above 0"), hint));
             }
@@ -82,8 +89,11 @@ impl Positional for Config {
         if fastest <= MOST_DAMPING {
             return Ok(());
         }
-        let message = format!("products would fade by e^-{fastest} a token, at most e^-{MOST_DAMPING} can be computed");
-        Err(Refusal::new("scale_base", message, "raise scale_base or gamma; the paper has 512 and 0.4"))
+        let message = format!(
+            "products would decay by e^-{fastest} per token, the limit is \
+            e^-{MOST_DAMPING}"
+        );
+        Err(Refusal::new("scale_base", message, "raise scale_base or gamma; the paper uses 512 and 0.4"))
     }
 
     fn check(&self, geometry: &Geometry) -> Checked {
@@ -99,7 +109,7 @@ impl Positional for Config {
     }
 
     fn randomized(&self) -> Randomized {
-        Randomized::Never("its products fade with true distances, tile by tile")
+        Randomized::Never("its products decay with true distances")
     }
 
     fn form(&self, inputs: &Inputs) -> Form {

@@ -71,7 +71,7 @@ impl Error {
                 Some(format!("give each parameter a number, as in `{last}=0.5`"))
             }
             Error::NotFinite { .. } => Some("use points that are closer together, or smaller parameters".into()),
-            Error::NoFeatures { .. } => Some("`kerple kernel check` shows the eigenvalues that decide".into()),
+            Error::NoFeatures { .. } => Some("see the eigenvalues with `kerple kernel check`".into()),
             Error::OutOfRange { .. } => None,
         }
     }

@@ -41,11 +41,14 @@ pub fn embed(expr: &Expr, points: &Points) -> Result<Embedding, Error> {
     let certificate = certify(expr, points)?;
     let refuse = |reason: String| Error::NoFeatures { kernel: expr.to_string(), points: points.to_string(), reason };
     if !certificate.is_cpd {
-        return Err(refuse(format!("{}, so -k is no squared distance", certificate.verdict)));
+        return Err(refuse(format!("{}, so -k is not a squared distance", certificate.verdict)));
     }
     let kernel = gram(expr, points)?;
     if kernel[(0, 0)] != 0.0 {
-        return Err(refuse(format!("k(0) = {}, and a squared distance of a point from itself is 0", kernel[(0, 0)])));
+        return Err(refuse(format!(
+            "k(0) = {}, but the squared distance of a point to itself must be 0",
+            kernel[(0, 0)]
+        )));
     }
     let n = points.len();
     let centred =
@@ -293,7 +296,7 @@ mod tests {
         };
         assert!(reason("sqdist").0.unwrap_err().to_string().contains("which no positive semidefinite matrix allows"));
         assert!(reason("sqdist").1.is_ok());
-        assert!(reason("power(1, 2.5)").1.unwrap_err().to_string().contains("no squared distance"));
+        assert!(reason("power(1, 2.5)").1.unwrap_err().to_string().contains("not a squared distance"));
         assert!(reason("log(1, 1) - 1").1.unwrap_err().to_string().contains("k(0) = -1"));
         let expr = Expr::parse("log(1, 1)").unwrap();
         assert!(features(&expr, &points, Some(4)).unwrap_err().to_string().contains("expected 1 to 3"));

@@ -36,7 +36,7 @@ pub enum PointsError {
         last: f64,
     },
     /// More points than the eigenproblem should have.
-    #[error("points: {count} points, the limit is {limit}, as the eigenproblem takes time of the cube of the number")]
+    #[error("points: {count} points exceed the limit of {limit}; time grows with the cube of the number")]
     TooMany {
         /// Number asked for.
         count: f64,
@@ -44,7 +44,7 @@ pub enum PointsError {
         limit: usize,
     },
     /// No points.
-    #[error("points: none given")]
+    #[error("points: none were given, at least one is needed")]
     None,
     /// A point that is there twice.
     #[error("points: {point} is given twice; points must differ")]
@@ -53,7 +53,7 @@ pub enum PointsError {
         point: String,
     },
     /// A keyword that is none.
-    #[error("points: `{key}` is none of {expected}")]
+    #[error("points: unknown key `{key}`, use one of {expected}")]
     UnknownKey {
         /// The keyword.
         key: String,
@@ -221,7 +221,7 @@ fn grid(body: &str) -> Result<(usize, Vec<f64>), PointsError> {
         side.ok_or_else(|| PointsError::BadValue {
             key: "grid",
             value: text.trim().to_owned(),
-            expected: "sides of at least 1, as in grid(4x5)",
+            expected: "edges of at least 1, as in grid(4x5)",
         })
     };
     let sides = body.split('x').map(side).collect::<Result<Vec<_>, _>>()?;
@@ -298,19 +298,19 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let cases = [
-            ("", "none given"),
+            ("", "none were given"),
             ("7..0", "range 7..0 is empty"),
-            ("0..1e9", "1000000001 points, the limit is 1024"),
+            ("0..1e9", "1000000001 points exceed the limit of 1024"),
             ("0,1,x", "`x` is not a finite number"),
             ("0,1,", "`` is not a finite number"),
             ("0..2,1", "1 is given twice"),
-            ("random(n=2,size=3)", "`size` is none of `n`, `high`, `seed`, `dim`"),
+            ("random(n=2,size=3)", "unknown key `size`, use one of `n`, `high`, `seed`, `dim`"),
             ("random(high=2)", "needs `n`"),
             ("random(n=2,high=-1)", "expected a positive number"),
             ("random(n=2,dim=0)", "expected 1 to 16"),
-            ("grid(4x0)", "sides of at least 1"),
-            ("grid(4000x5000000)", "the limit is 1024"),
-            ("random(n=0)", "none given"),
+            ("grid(4x0)", "edges of at least 1"),
+            ("grid(4000x5000000)", "the limit of 1024"),
+            ("random(n=0)", "none were given"),
         ];
         for (spec, message) in cases {
             let error = Points::parse(spec).unwrap_err().to_string();

@@ -341,8 +341,8 @@ fn what_no_rule_proves_is_refused_with_the_reason_and_still_examinable() {
 fn errors_point_at_the_character() {
     let cases = [
         ("", 1, "expected a kernel"),
-        ("powr(1, 2)", 1, "no function is called `powr`"),
-        ("powr", 1, "no function is called `powr`"),
+        ("powr(1, 2)", 1, "unknown function `powr`"),
+        ("powr", 1, "unknown function `powr`"),
         ("power(1)", 1, "needs `p`"),
         ("power(1, 2, 3)", 13, "takes 2 arguments"),
         ("power(1, q)", 10, "no parameter `q`; it has `a`, `p`"),

@@ -33,10 +33,10 @@ pub struct Place {
 impl Place {
     fn check(&self, values: usize) {
         let Place { row, start, stride, heads, head_dim } = *self;
-        assert!(row > 0 && values.is_multiple_of(row), "rows: {values} values are no rows of {row}");
+        assert!(row > 0 && values.is_multiple_of(row), "rows: {values} values are not a multiple of {row}");
         assert!(head_dim > 0 && (heads < 2 || stride >= head_dim), "heads of {head_dim} at a stride of {stride}");
         let end = heads.saturating_sub(1).checked_mul(stride).and_then(|last| last.checked_add(start + head_dim));
-        assert!(end.is_some_and(|end| end <= row), "{heads} heads of {self:?} end after the row");
+        assert!(end.is_some_and(|end| end <= row), "{heads} heads of {self:?} exceed the row");
     }
 
     /// The heads of one row, each with its number.
@@ -141,7 +141,7 @@ impl<T: Number> Growth<'_, T> {
         check_shape!(self.slopes, H = place.heads);
         let rows = values / place.row;
         let whole = rows == 0 || (!self.logs.is_empty() && rows.is_multiple_of(self.logs.len()));
-        assert!(whole, "logs: {} values are no part of {rows} rows", self.logs.len());
+        assert!(whole, "logs: {} values do not fit {rows} rows", self.logs.len());
     }
 }
 

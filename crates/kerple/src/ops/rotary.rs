@@ -91,7 +91,7 @@ fn check_layout(len: usize, axes: &[(usize, usize)], width: usize) {
     for (count, stride) in axes.iter().rev() {
         assert!(*count == 1 || *stride >= end, "strides: rows of {end} values overlap at a stride of {stride}");
         let steps = (count - 1).checked_mul(*stride).and_then(|steps| end.checked_add(steps));
-        end = steps.unwrap_or_else(|| panic!("strides: {count} steps of {stride} reach further than can be counted"));
+        end = steps.unwrap_or_else(|| panic!("strides: {count} steps of {stride} overflow"));
     }
     assert!(len >= end, "data: expected at least {end} values, got {len}");
 }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "reach further than can be counted")]
+    #[should_panic(expected = "overflow")]
     fn strides_that_wrap_panic() {
         let strides = Strides { batch: 1 << 63, head: 1 << 20, row: 2 };
         let angles = Angles { cos: &[1.0f32], sin: &[0.0], pairs: 1 };

@@ -131,7 +131,7 @@ impl<'a, T> View<'a, T> {
 /// Panics unless every row lies in a buffer of `len` elements.
 fn check_reach(name: &str, shape: Shape, strides: Strides, len: usize) {
     let extent = shape.extent(strides);
-    let reached = || extent.map_or("further than can be counted".to_owned(), |extent| extent.to_string());
+    let reached = || extent.map_or("beyond the largest offset".to_owned(), |extent| extent.to_string());
     assert!(
         extent.is_some_and(|extent| len >= extent),
         "{name}: {shape:?} with {strides:?} reaches {}, got {len}",
@@ -196,7 +196,11 @@ impl<'a, T> ViewMut<'a, T> {
     #[allow(clippy::mut_from_ref, reason = "the caller answers for aliasing")]
     pub(crate) unsafe fn row(&self, batch: usize, head: usize, row: usize, head_dim: usize) -> &mut [T] {
         let at = self.strides.at(batch, head, row);
-        assert!(at <= self.len && head_dim <= self.len - at, "row ({batch}, {head}, {row}) lies outside of its buffer");
+        assert!(
+            at <= self.len && head_dim <= self.len - at,
+            "row ({batch}, {head}, {row}) is \
+            outside of its buffer"
+        );
         // SAFETY: the row lies in the buffer, which is borrowed for longer than this view; the caller holds the row alone.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(at), head_dim) }
     }
@@ -215,7 +219,7 @@ impl<'a, T> ViewMut<'a, T> {
         }
         let gap = (high.0.start as usize - low.0.start as usize) / size_of::<T>();
         let apart = are_apart(gap, (low.1, low.0.strides), (high.1, high.0.strides));
-        assert!(apart, "{names} share elements, or are laid out so that it cannot be seen that they do not");
+        assert!(apart, "{names} share elements, or their layout does not rule it out");
     }
 }
 
@@ -338,13 +342,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "reaches further than can be counted, got 4")]
+    #[should_panic(expected = "reaches beyond the largest offset, got 4")]
     fn a_view_that_wraps_panics() {
         View { data: &[0.0; 4], strides: strides([1 << 32, 1, 1]) }.check("q", shape([1 << 33, 1, 1, 1]));
     }
 
     #[test]
-    #[should_panic(expected = "row (0, 0, 1) lies outside of its buffer")]
+    #[should_panic(expected = "row (0, 0, 1) is outside of its buffer")]
     fn a_row_outside_of_an_unchecked_view_panics() {
         let mut data = [0.0; 4];
         let view = ViewMut::new(&mut data, strides([4, 4, 3]));

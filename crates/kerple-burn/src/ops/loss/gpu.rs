@@ -74,7 +74,7 @@ impl GpuOp for Loss {
             let loss = self.piece(x.clone(), &head, rows);
             let mut gradients = (loss.clone().sum() * share).backward();
             losses.push(loss.without_autodiff());
-            d_x.push(x.grad_remove(&mut gradients).expect("losses depend on what they are of"));
+            d_x.push(x.grad_remove(&mut gradients).expect("losses depend on their inputs"));
             let found = end.gradients(&head, &mut gradients);
             sums = match sums.is_empty() {
                 true => found,
@@ -94,7 +94,7 @@ impl GpuOp for Loss {
     }
 
     fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
-        assert!(self.share.is_some(), "only a sum of losses has its gradients made on GPUs");
+        assert!(self.share.is_some(), "GPUs compute gradients of a sum of losses only");
         let upstream = tensor::<1>(step.d_output);
         let mut gradients: Vec<Option<CubeTensor>> = step.inputs.iter().map(|_| None).collect();
         for (place, gradient) in step.saved::<Vec<(usize, Tensor<1>)>>() {

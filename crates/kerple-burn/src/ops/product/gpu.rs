@@ -106,7 +106,7 @@ impl<const D: usize> Operand<D> {
 
 /// The array of a tensor outside autodiff, as it lies.
 fn strided<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
-    tensor.try_into_primitive::<Cube>().expect("it is of a GPU and not tracked")
+    tensor.try_into_primitive::<Cube>().expect("it is an untracked GPU tensor")
 }
 
 /// A product without matrix units.

@@ -149,7 +149,7 @@ pub(super) fn for_each_unit<T: Number>(
             if own.as_ref().is_none_or(|(of, _)| *of != head) {
                 *own = Some((head, Scratch::new(&chain, dims.value_dim, terms)));
             }
-            let (_, scratch) = own.as_mut().expect("it has just been made");
+            let (_, scratch) = own.as_mut().expect("it was just created");
             let task = Task { problem, chain: &chain, terms, inputs: saved.inputs, batch, head, first };
             work(&task, &saved, &outputs, scratch);
         },

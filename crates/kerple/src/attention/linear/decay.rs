@@ -58,11 +58,15 @@ impl<T: Number> Decay<'_, T> {
 
     pub(super) fn check(&self, heads: usize) {
         let Decay { met, near, terms, rates, weights } = *self;
-        assert!(met >= NEAR && met.is_multiple_of(CHUNK), "{met} positions are no two or more chunks of {CHUNK}");
+        assert!(
+            met >= NEAR && met.is_multiple_of(CHUNK),
+            "{met} positions are not a multiple of \
+            {CHUNK} of at least two chunks"
+        );
         crate::check_shape!(near, H = heads, met = met);
         crate::check_shape!(rates, H = heads, K = terms);
         crate::check_shape!(weights, H = heads, K = terms);
-        assert!(rates.iter().all(|rate| *rate >= 0.0), "rates of decay are not negative");
+        assert!(rates.iter().all(|rate| *rate >= 0.0), "decay rates must not be negative");
     }
 
     /// Whether a pair is met one by one, the later position first.

@@ -79,7 +79,7 @@ pub(super) fn forward<T: Number>(
     // heads may differ in how many shapes their terms have
     let widest = terms.iter().max_by_key(|terms| terms.shapes);
     let scratch = || {
-        let terms = widest.expect("an item is of a head");
+        let terms = widest.expect("an item belongs to one head");
         (Scratch::new(&chain, dims.value_dim, terms), None::<(usize, Unit<T>)>)
     };
     workers::for_each(dims.heads * dims.batch, scratch, |(scratch, own), item| {

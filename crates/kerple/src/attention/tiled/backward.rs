@@ -241,7 +241,7 @@ impl<'a, L: Lanes> Call<'a, L> {
                 let ahead = self.problem.ahead();
                 let tile = Tile { batch, head, first_query, queries, keys, distance, ahead };
                 if let Some(clocks) = clocks {
-                    let all = self.problem.clocks(batch, head).expect("there are clocks");
+                    let all = self.problem.clocks(batch, head).expect("cumulative gates were given");
                     let own = self.problem.dims.position(first_query).cast_unsigned();
                     scratch.clocks[0].load(&all[own..][..queries], clocks[0]);
                 }

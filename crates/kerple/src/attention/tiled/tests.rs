@@ -139,7 +139,7 @@ fn constant_gates_are_a_table() {
 }
 
 #[test]
-#[should_panic(expected = "clocks that increase")]
+#[should_panic(expected = "cumulative gates must not increase")]
 fn clocks_that_run_backwards_have_one_direction() {
     let mut case = Case::with_sight(dims(1, 1, 1, 3, 3, 4), Sight::BOTH, 35);
     case.clocks = Some(vec![0.0, -1.0, -0.5]);

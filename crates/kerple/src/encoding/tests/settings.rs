@@ -23,13 +23,13 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"alibi","behind":2}"#, "`behind`: 2 is out of range, it must be between 0 and 1"),
         (r#"{"kind":"t5","num_buckets":6,"bidirectional":true}"#, "`num_buckets`: 6 is out of range"),
         (r#"{"kind":"t5","max_distance":8,"bidirectional":true}"#, "`max_distance`: 8 must exceed num_buckets / 4 = 8"),
-        (r#"{"kind":"kerple_log","r1":"high"}"#, "`r1`: a start is a number, a range [low, high]"),
-        (r#"{"kind":"kerple_log","r1":[1,2,3]}"#, "`r1`: a start is a number, a range [low, high]"),
-        (r#"{"kind":"kerple_log","r1":null}"#, "`r1`: a start is a number, a range [low, high]"),
-        (r#"{"kind":"kerple_log","r1":[2,0]}"#, "`r1`: [2, 0] is no range"),
+        (r#"{"kind":"kerple_log","r1":"high"}"#, "`r1`: an initial value must be a number, a range [low, high]"),
+        (r#"{"kind":"kerple_log","r1":[1,2,3]}"#, "`r1`: an initial value must be a number, a range [low, high]"),
+        (r#"{"kind":"kerple_log","r1":null}"#, "`r1`: an initial value must be a number, a range [low, high]"),
+        (r#"{"kind":"kerple_log","r1":[2,0]}"#, "`r1`: [2, 0] is not a range"),
         (
             r#"{"kind":"kerple_power","r2":[5,9]}"#,
-            "`r2`: [5, 9] lies outside of the allowed values, between 0.01 and 2",
+            "`r2`: [5, 9] is out of range, allowed values are between 0.01 and 2",
         ),
         (r#"{"kind":"kerple_power","r2":2.5}"#, "`r2`: 2.5 is out of range, it must be between 0.01 and 2"),
         (r#"{"kind":"kerple_power","r1":-1}"#, "`r1`: -1 is out of range, it must be at least 0.01"),
@@ -37,24 +37,24 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"rotary","pct":1.5}"#, "`pct`: 1.5 is out of range, it must be above 0 and at most 1"),
         (r#"{"kind":"rotary","pct":1,"base":-1.0}"#, "`base`: -1 is out of range, it must be at least 1"),
         (r#"{"kind":"sinusoidal","base":0}"#, "`base`: 0 is out of range"),
-        (r#"{"kind":"alibi","scope":"layer"}"#, "`scope`: `alibi` learns nothing that a layer could have for itself"),
+        (r#"{"kind":"alibi","scope":"layer"}"#, "`scope`: `alibi` has no parameters that a layer could own"),
         (r#"{"kind":"learned","scope":"layer"}"#, "`scope`"),
         (r#"{"kind":"kernel","bias":"log(b"}"#, "`bias`"),
-        (r#"{"kind":"rotary","scaling":"yarm"}"#, "`scaling`: there is no scaling `yarm`, use one of linear"),
+        (r#"{"kind":"rotary","scaling":"yarm"}"#, "`scaling`: unknown scaling `yarm`, use one of linear"),
         (r#"{"kind":"rotary","scaling":{"kind":"linear","factor":0}}"#, "`scaling`: factor 0 is out of range"),
         (r#"{"kind":"alibi","scaling":"yarn"}"#, "scaling"),
         (r#"{"kind":"sandwich","features":7}"#, "`features`: 7 is out of range, it must be even"),
         (r#"{"kind":"sandwich","base":0}"#, "`base`: 0 is out of range"),
         (r#"{"kind":"shaw","max_distance":0}"#, "`max_distance`: 0 is out of range"),
         (r#"{"kind":"cope","positions":1}"#, "`positions`: 1 is out of range, it must be between 2"),
-        (r#"{"kind":"cope","randomized":64}"#, "`randomized`: `cope` cannot be randomized: its positions follow"),
+        (r#"{"kind":"cope","randomized":64}"#, "`randomized`: `cope` cannot be randomized: its positions depend"),
         (r#"{"kind":"none","randomized":64}"#, "`randomized`: `none` cannot be randomized: no position enters"),
-        (r#"{"kind":"fire","scale":"inside"}"#, "`scale`: `fire` adds no table of biases to scores"),
-        (r#"{"kind":"kerple_weight","scale":"inside"}"#, "`scale`: `kerple_weight` adds no table of biases"),
-        (r#"{"kind":"dape","base":"none","scale":"inside"}"#, "`scale`: `dape` adds no table of biases"),
+        (r#"{"kind":"fire","scale":"inside"}"#, "`scale`: `fire` adds no bias table to scores"),
+        (r#"{"kind":"kerple_weight","scale":"inside"}"#, "`scale`: `kerple_weight` adds no bias table"),
+        (r#"{"kind":"dape","base":"none","scale":"inside"}"#, "`scale`: `dape` adds no bias table"),
         (r#"{"kind":"xpos","gamma":0}"#, "`gamma`: 0 is out of range, it must be above 0"),
-        (r#"{"kind":"xpos","scale_base":5}"#, "`scale_base`: products would fade by e^-0.25"),
-        (r#"{"kind":"xpos","randomized":64}"#, "`randomized`: `xpos` cannot be randomized: its products fade"),
+        (r#"{"kind":"xpos","scale_base":5}"#, "`scale_base`: products would decay by e^-0.25"),
+        (r#"{"kind":"xpos","randomized":64}"#, "`randomized`: `xpos` cannot be randomized: its products decay"),
         (
             r#"{"kind":"kerple_log","randomized":1048577}"#,
             "`randomized`: 1048577 is out of range, it must be between 1 and 1048576",
@@ -103,9 +103,13 @@ fn sizes_that_do_not_fit_are_refused() {
     let odd = Geometry::new(3, 5, 32);
     let one = Geometry::new(4, 1, 32);
     for (text, geometry, says) in [
-        (r#"{"kind":"rotary","pct":0.1}"#, GEOMETRY, "`pct`: 0.1 of 16 features a head is less than one pair"),
-        (r#"{"kind":"rotary"}"#, one, "`kind`: rotary turns pairs of features, a head has 1"),
-        (r#"{"kind":"transformer_xl"}"#, odd, "`kind`: waves need an even number of features in all heads, got 15"),
+        (r#"{"kind":"rotary","pct":0.1}"#, GEOMETRY, "`pct`: 0.1 of 16 features per head is less than one pair"),
+        (r#"{"kind":"rotary"}"#, one, "`kind`: rotary rotates pairs of features, but a head has 1"),
+        (
+            r#"{"kind":"transformer_xl"}"#,
+            odd,
+            "`kind`: sinusoids need an even number of features over all heads, got 15",
+        ),
         (r#"{"kind":"sinusoidal"}"#, odd, "`kind`: sinusoidal rows need an even model width, got 15"),
         (
             r#"{"kind":"learned","positions":31}"#,
@@ -115,7 +119,7 @@ fn sizes_that_do_not_fit_are_refused() {
         (
             r#"{"kind":"alibi","randomized":31}"#,
             GEOMETRY,
-            "`randomized`: 31 positions are too few for training sequences of 32 tokens",
+            "`randomized`: 31 positions are fewer than the 32 tokens of a training sequence",
         ),
         (
             r#"{"kind":"sine_spe","waves":65536,"realisations":4096}"#,
@@ -280,7 +284,7 @@ fn a_form_enters_where_its_method_says() {
 }
 
 #[test]
-#[should_panic(expected = "silent learns a table without derivatives")]
+#[should_panic(expected = "silent learns a table without a Jacobian")]
 fn a_learned_table_without_derivatives_is_no_method() {
     struct Silent;
     impl Positional for Silent {
@@ -364,9 +368,9 @@ fn dape_takes_bases_that_add_a_bias_and_refuses_others() {
     }
     for (keys, said) in [
         (r#""base":"sinusoidal""#, "is added to the embeddings"),
-        (r#""base":"xpos""#, "damps features of queries and keys"),
+        (r#""base":"xpos""#, "decays features of queries and keys"),
         (r#""base":"kerple_weight""#, "multiplies scores"),
-        (r#""base":"dape""#, "changes all heads together itself"),
+        (r#""base":"dape""#, "already changes all heads together"),
         (r#""base":"alibie""#, "there is no `alibie`"),
         (r#""base":{"kind":"alibi","r1":1}"#, "unknown field"),
         (r#""base":{"kind":"fire","width":0}"#, "`width`: 0 is out of range"),

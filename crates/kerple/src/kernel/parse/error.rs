@@ -30,7 +30,7 @@ pub enum ParseErrorKind {
         found: String,
     },
     /// A name that is no function.
-    #[error("no function is called `{name}`; there are {}", functions())]
+    #[error("unknown function `{name}`; use one of {}", functions())]
     UnknownFunction {
         /// The name.
         name: String,
